@@ -58,10 +58,6 @@ impl StoreDevice {
         core.sleep_ns(BUFFER_WAIT_NS).await;
     }
 
-    pub(crate) fn core(&self) -> &Core {
-        &self.core
-    }
-
     /// Size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes

@@ -66,6 +66,8 @@ pub struct ShardStats {
     pub flushes: u64,
     /// Entries of these batches.
     pub entries_in_place: u64,
+    /// Most bytes of entries that were in memory at a time because they were not in place.
+    pub unplaced_bytes_max: u64,
     /// Checkpoints.
     pub checkpoints: u64,
     /// Operations that waited for room in the log or for space.

@@ -264,6 +264,7 @@ fn describe(store: &StoreNode) -> Result<Value, RpcError> {
             "reads_repeated": stats.reads_repeated,
             "flushes": stats.flushes,
             "entries_in_place": stats.entries_in_place,
+            "unplaced_bytes_max": stats.unplaced_bytes_max,
             "checkpoints": stats.checkpoints,
             "deferred": stats.deferred,
             "damaged_blocks": stats.damaged_blocks,

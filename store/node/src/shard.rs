@@ -41,6 +41,11 @@ use flusher::{BackgroundWork, FLUSH_AFTER_NS, FLUSH_ENTRIES};
 const MAILBOX: usize = 4096;
 /// Requests taken from the mailbox in one poll.
 const REQUESTS_PER_POLL: usize = 128;
+/// Memory of entries that are not in place: enough to keep the device busy, and little beside what buffers have in
+/// all, so that there is always some for batches in place.
+const UNPLACED_BYTES_MAX: u64 = 8 << 20;
+/// How long an operation without memory waits at most until it is tried again.
+const RETRY_NS: u64 = 1_000_000;
 /// Writes to the log in flight; entries that arrive meanwhile share the next one.
 const LOG_WRITES_MAX: usize = 2;
 /// Most bytes and entries of one write to the log.
@@ -72,6 +77,8 @@ pub(crate) struct Shard {
     log_writes: usize,
     /// Entries that were acknowledged and are not in place, in their order.
     committed: VecDeque<CommittedEntry>,
+    /// Memory of entries that are not in place.
+    unplaced_bytes: u64,
     /// Since when the oldest of them waits, at the earliest.
     oldest_committed_ns: u64,
     /// Space of entries that are not applied to the partition.
@@ -92,8 +99,10 @@ pub(crate) struct Shard {
     generation: u64,
     /// Each read in flight holds a clone: a checkpoint waits for those that were planned before it.
     reading: Rc<()>,
-    /// The background task, while it waits.
+    /// The background task, while it waits for work.
     background: Option<Waker>,
+    /// The background task, while it waits for reads: it looks again after each poll.
+    waits_for_readers: Option<Waker>,
     checkpoint_wanted: bool,
     /// Something was applied since the last checkpoint began.
     is_changed: bool,
@@ -123,6 +132,8 @@ struct UnacknowledgedEntry {
 struct CommittedEntry {
     header: EntryHeader,
     data: EntryData,
+    /// Of the entry in the log, and nearly those of its memory.
+    bytes: u64,
     need: SpaceNeed,
 }
 
@@ -193,6 +204,7 @@ impl Shard {
             unwritten: 0,
             log_writes: 0,
             committed: VecDeque::new(),
+            unplaced_bytes: 0,
             oldest_committed_ns: 0,
             reserved: SpaceNeed::default(),
             unapplied: HashMap::new(),
@@ -204,6 +216,7 @@ impl Shard {
             generation: 0,
             reading: Rc::default(),
             background: None,
+            waits_for_readers: None,
             checkpoint_wanted: false,
             is_changed: false,
             closing: Vec::new(),
@@ -275,6 +288,10 @@ impl Shard {
         if self.log.room() < entry_bytes {
             return self.defer(request);
         }
+        // A batch in place makes room, and tries again.
+        if self.unplaced_bytes > 0 && self.unplaced_bytes + entry_bytes > UNPLACED_BYTES_MAX {
+            return self.deferred.push_back(request);
+        }
         // Without a buffer, it is tried again in the next poll.
         let Some(mut buffer) = request.take_entry(self.core.pool(), entry_bytes as usize) else {
             return self.deferred.push_back(request);
@@ -301,6 +318,8 @@ impl Shard {
         let (bytes, reply) = (Some(to_write), request.reply);
         self.unacknowledged.push_back(UnacknowledgedEntry { place, header, data, bytes, need, reply });
         self.unwritten += 1;
+        self.unplaced_bytes += place.bytes;
+        self.stats.unplaced_bytes_max = self.stats.unplaced_bytes_max.max(self.unplaced_bytes);
     }
 
     fn defer(&mut self, request: ShardRequest) {
@@ -369,7 +388,7 @@ impl Shard {
 
     /// An entry is durable with all before it: reads find it, and its sender is answered.
     fn commit(&mut self, entry: UnacknowledgedEntry) {
-        let UnacknowledgedEntry { header, data, need, reply, .. } = entry;
+        let UnacknowledgedEntry { place, header, data, need, reply, .. } = entry;
         let range = header.offset..header.offset + header.length;
         match header.operation {
             Operation::Write => {
@@ -389,7 +408,7 @@ impl Shard {
             self.oldest_committed_ns = self.core.now_ns();
         }
         self.stats.entries += 1;
-        self.committed.push_back(CommittedEntry { header, data, need });
+        self.committed.push_back(CommittedEntry { header, data, bytes: place.bytes, need });
         reply.send(Status::SUCCESS, None);
     }
 
@@ -533,6 +552,7 @@ impl Shard {
         if self.background.is_some() && self.background_work().is_some() {
             self.wake_background();
         }
+        self.waits_for_readers.take().into_iter().for_each(Waker::wake);
         work
     }
 
@@ -541,7 +561,10 @@ impl Shard {
             return Some(0);
         }
         let flush = (!self.committed.is_empty()).then(|| self.oldest_committed_ns + FLUSH_AFTER_NS);
-        self.channel.deadline().into_iter().chain(flush).min()
+        // What waits for memory, while no batch in place will try it again.
+        let waits = !self.deferred.is_empty() && !self.checkpoint_wanted && self.unplaced_bytes == 0;
+        let retry = waits.then(|| self.core.now_ns() + RETRY_NS);
+        self.channel.deadline().into_iter().chain(flush).chain(retry).min()
     }
 
     fn describe(&self) -> ShardDescription {

@@ -173,6 +173,45 @@ fn a_device_that_fails_ends_its_partition_and_loses_nothing() {
 }
 
 #[test]
+fn writes_wait_while_much_is_not_in_place() {
+    let program = Program::start();
+    program
+        .call("store_format", json!({ "bdev_name": "EE_Malloc0", "partitions": 1, "log_bytes": 24 << 20 }));
+    program.open();
+    program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 4 << 20 }));
+    // More than a partition keeps in memory, in flight at once on one object.
+    let statuses = program.io(0, "s/vol", |io, core| async move {
+        let (sender, receiver) = mpsc::channel();
+        for index in 0..256u64 {
+            let (io, sender, pool) = (io.clone(), sender.clone(), core.pool().clone());
+            core.spawn(async move {
+                let mut buffer = pool.take(64 << 10).unwrap();
+                buffer.as_mut_slice().fill(index as u8 % 64);
+                let written = io.write(index % 64 * 128, buffer).await;
+                sender.send(written.map_or_else(|(status, _)| status, |_| Status::SUCCESS)).unwrap();
+            });
+        }
+        drop(sender);
+        let mut statuses = Vec::new();
+        while statuses.len() < 256 {
+            statuses.extend(receiver.try_iter());
+            core.sleep_ns(100_000).await;
+        }
+        statuses
+    });
+    assert!(statuses.iter().all(|status| status.is_success()));
+    for index in 0..64 {
+        let bytes = program.read(1, index * 128, 64 << 10).unwrap();
+        assert!(bytes.iter().all(|byte| u64::from(*byte) == index), "64 KiB block {index}");
+    }
+    let stores = program.call("store_get_stores", json!({}));
+    let partitions = stores[0]["partitions"].as_array().unwrap().iter();
+    let most = partitions.map(|partition| partition["unplaced_bytes_max"].as_u64().unwrap()).max().unwrap();
+    assert!((1 << 20..=8 << 20).contains(&most), "{most}");
+    program.stop();
+}
+
+#[test]
 fn damage_is_found_by_reads_and_by_inspection() {
     let program = Program::start();
     program.format();

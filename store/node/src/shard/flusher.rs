@@ -58,7 +58,7 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, device: StoreDevice) {
 
 /// Writes the oldest committed entries in place.
 async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
-    let (batch, entries) = {
+    let (batch, entries, bytes) = {
         let mut shard = shard.borrow_mut();
         let count = shard.committed.len().min(BATCH_ENTRIES_MAX);
         let committed: Vec<_> = shard.committed.drain(..count).collect();
@@ -70,10 +70,11 @@ async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), Store
         shard.busy_blocks.extend(batch.blocks());
         shard.stats.flushes += 1;
         shard.stats.entries_in_place += entries.len() as u64;
-        (batch, entries)
+        (batch, entries, committed.iter().map(|entry| entry.bytes).sum::<u64>())
     };
     batch.write(shard, device, true).await?;
     let mut shard = shard.borrow_mut();
+    shard.unplaced_bytes -= bytes;
     for (entry, _) in &entries {
         shard.overlay.forget(entry.object, entry.sequence);
     }
@@ -127,9 +128,14 @@ pub(super) async fn checkpoint(shard: &RefCell<Shard>, device: &StoreDevice) -> 
         shard.borrow_mut().log.freed();
     }
     // Reads that were planned before may still read what is free afterwards.
-    while Rc::strong_count(&readers) > 1 {
-        device.core().next_event().await;
-    }
+    std::future::poll_fn(|context| {
+        if Rc::strong_count(&readers) == 1 {
+            return Poll::Ready(());
+        }
+        shard.borrow_mut().waits_for_readers = Some(context.waker().clone());
+        Poll::Pending
+    })
+    .await;
     let mut shard = shard.borrow_mut();
     shard.partition.finish_checkpoint();
     shard.stats.checkpoints += 1;
