@@ -11,27 +11,29 @@
 mod flusher;
 mod in_place;
 pub(crate) mod load;
+mod log_writes;
 mod messages;
 mod overlay;
 mod reads;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 
 use bdev::{BdevChannel, Completion, Request};
-use block_io::{Channel as _, RequestFlags, Status, Tag};
-use dma::{Buffer, Data};
+use block_io::{Channel as _, Status};
+use dma::Buffer;
 use objects::{Partition, SpaceNeed, SpaceUse};
 use oplog::{EntryPlace, Log};
 use reactor::{Core, MailboxReceiver, Period, PollResult, Poller, Shutdown};
 use slots::{Slab, Slot};
-use wire_store::{BLOCK_BYTES, EntryHeader, OBJECT_BYTES, ObjectId, Operation, Superblock};
+use wire_store::{EntryHeader, ObjectId, Operation, Superblock};
 
+use log_writes::LogWrite;
 pub(crate) use messages::{ControlReply, Reply, ShardHandle, ShardOperation, ShardReply, ShardRequest};
-use overlay::{ByteSource, EntryData, Overlay};
+use overlay::{EntryData, Overlay};
 use reads::ReadState;
 
 use crate::{ShardStats, StoreError};
@@ -46,11 +48,6 @@ const REQUESTS_PER_POLL: usize = 128;
 const UNPLACED_BYTES_MAX: u64 = 8 << 20;
 /// How long an operation without memory waits at most until it is tried again.
 const RETRY_NS: u64 = 1_000_000;
-/// Writes to the log in flight; entries that arrive meanwhile share the next one.
-const LOG_WRITES_MAX: usize = 2;
-/// Most bytes and entries of one write to the log.
-const LOG_WRITE_BYTES: u64 = 1 << 20;
-const LOG_WRITE_ENTRIES: usize = 256;
 /// Of the entries of a log that is half full, this share is in place when a checkpoint frees them: a quarter.
 const FREED_SHARE: u64 = 4;
 /// I/O of requests in flight on the device.
@@ -143,12 +140,6 @@ enum DeviceIo {
     Log(Rc<LogWrite>),
     /// Of a read.
     Read(Box<ReadState>),
-}
-
-/// A write of entries to the log, as one request or, around the end of the area, as two.
-struct LogWrite {
-    places: Vec<EntryPlace>,
-    requests_left: Cell<u32>,
 }
 
 /// Drives a shard on its core.
@@ -327,89 +318,6 @@ impl Shard {
         self.stats.deferred += 1;
         self.deferred.push_back(request);
         self.wake_background();
-    }
-
-    /// Submits what was appended, several entries in one write.
-    fn submit_log_writes(&mut self) {
-        while self.unwritten > 0 && self.log_writes < LOG_WRITES_MAX && self.has_io_slots() {
-            let first = self.unacknowledged.len() - self.unwritten;
-            let (mut bytes, mut places, mut buffers) = (0, Vec::new(), Vec::new());
-            let capacity = self.log.capacity();
-            let start = self.unacknowledged[first].place.position % capacity;
-            for entry in self.unacknowledged.range_mut(first..).take(LOG_WRITE_ENTRIES) {
-                // Only the first entry may go on at the start of the area.
-                if bytes > 0 && bytes + entry.place.bytes > LOG_WRITE_BYTES.min(capacity - start) {
-                    break;
-                }
-                bytes += entry.place.bytes;
-                places.push(entry.place);
-                buffers.extend(entry.bytes.take());
-            }
-            self.unwritten -= places.len();
-            let mut data = Data::gather(buffers).expect("an entry has bytes");
-            let rest = (start + bytes > capacity).then(|| data.split_off((capacity - start) as usize));
-            let requests_left = Cell::new(1 + u32::from(rest.is_some()));
-            let write = Rc::new(LogWrite { places, requests_left });
-            rest.into_iter().for_each(|rest| self.push_log_write(0, rest, write.clone()));
-            self.push_log_write(start, data, write);
-            self.log_writes += 1;
-            self.stats.log_writes += 1;
-            self.stats.log_bytes += bytes;
-        }
-    }
-
-    /// Whether there are slots for the requests of one write to the log.
-    fn has_io_slots(&self) -> bool {
-        self.ios.len() + 2 <= self.ios.capacity()
-    }
-
-    fn push_log_write(&mut self, offset: u64, data: Data, write: Rc<LogWrite>) {
-        let area = (self.log_start + Superblock::LOG_HEADER_BLOCKS) * BLOCK_BYTES as u64;
-        let blocks = data.len() as u64 / self.block_bytes;
-        let slot = self.ios.insert(DeviceIo::Log(write)).ok().expect("room was checked");
-        let lba = (area + offset) / self.block_bytes;
-        let mut request = Request::write(Tag(slot.to_bits()), lba, blocks as u32, data);
-        request.flags = RequestFlags::FUA;
-        self.requests.push(request);
-    }
-
-    fn log_written(&mut self, places: &[EntryPlace]) {
-        let first = self.log.sequences().start;
-        let mut acknowledged = first..first;
-        for place in places {
-            let range = self.log.written(*place);
-            acknowledged = if acknowledged.is_empty() { range } else { acknowledged.start..range.end };
-        }
-        for _ in acknowledged {
-            let entry = self.unacknowledged.pop_front().expect("it was appended");
-            self.commit(entry);
-        }
-    }
-
-    /// An entry is durable with all before it: reads find it, and its sender is answered.
-    fn commit(&mut self, entry: UnacknowledgedEntry) {
-        let UnacknowledgedEntry { place, header, data, need, reply, .. } = entry;
-        let range = header.offset..header.offset + header.length;
-        match header.operation {
-            Operation::Write => {
-                let source = ByteSource::Data(data.clone(), 0);
-                self.overlay.insert(header.object, range, header.sequence, source);
-            }
-            Operation::WriteZeroes => {
-                self.overlay.insert(header.object, range, header.sequence, ByteSource::Zeroes);
-            }
-            Operation::Remove => {
-                let all = 0..OBJECT_BYTES as u32;
-                self.overlay.insert(header.object, all, header.sequence, ByteSource::Zeroes);
-            }
-            Operation::Preallocate => {}
-        }
-        if self.committed.is_empty() {
-            self.oldest_committed_ns = self.core.now_ns();
-        }
-        self.stats.entries += 1;
-        self.committed.push_back(CommittedEntry { header, data, bytes: place.bytes, need });
-        reply.send(Status::SUCCESS, None);
     }
 
     fn release_reservation(&mut self, entry: &CommittedEntry) {

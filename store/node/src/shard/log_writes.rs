@@ -1,0 +1,111 @@
+//! Writes to the log: entries share them, and are acknowledged in their order.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use bdev::Request;
+use block_io::{RequestFlags, Status, Tag};
+use dma::Data;
+use oplog::EntryPlace;
+use wire_store::{BLOCK_BYTES, OBJECT_BYTES, Operation, Superblock};
+
+use super::overlay::ByteSource;
+use super::{CommittedEntry, DeviceIo, Shard, UnacknowledgedEntry};
+
+/// Writes to the log in flight; entries that arrive meanwhile share the next one.
+const LOG_WRITES_MAX: usize = 2;
+/// Most bytes and entries of one write to the log.
+const LOG_WRITE_BYTES: u64 = 1 << 20;
+const LOG_WRITE_ENTRIES: usize = 256;
+
+/// A write of entries to the log, as one request or, around the end of the area, as two.
+pub(super) struct LogWrite {
+    pub(super) places: Vec<EntryPlace>,
+    pub(super) requests_left: Cell<u32>,
+}
+
+impl Shard {
+    /// Submits what was appended, several entries in one write.
+    pub(super) fn submit_log_writes(&mut self) {
+        while self.unwritten > 0 && self.log_writes < LOG_WRITES_MAX && self.has_io_slots() {
+            let first = self.unacknowledged.len() - self.unwritten;
+            let (mut bytes, mut places, mut buffers) = (0, Vec::new(), Vec::new());
+            let capacity = self.log.capacity();
+            let start = self.unacknowledged[first].place.position % capacity;
+            for entry in self.unacknowledged.range_mut(first..).take(LOG_WRITE_ENTRIES) {
+                // Only the first entry may go on at the start of the area.
+                if bytes > 0 && bytes + entry.place.bytes > LOG_WRITE_BYTES.min(capacity - start) {
+                    break;
+                }
+                bytes += entry.place.bytes;
+                places.push(entry.place);
+                buffers.extend(entry.bytes.take());
+            }
+            self.unwritten -= places.len();
+            let mut data = Data::gather(buffers).expect("an entry has bytes");
+            let rest = (start + bytes > capacity).then(|| data.split_off((capacity - start) as usize));
+            let requests_left = Cell::new(1 + u32::from(rest.is_some()));
+            let write = Rc::new(LogWrite { places, requests_left });
+            rest.into_iter().for_each(|rest| self.push_log_write(0, rest, write.clone()));
+            self.push_log_write(start, data, write);
+            self.log_writes += 1;
+            self.stats.log_writes += 1;
+            self.stats.log_bytes += bytes;
+        }
+    }
+
+    /// Whether there are slots for the requests of one write to the log.
+    fn has_io_slots(&self) -> bool {
+        self.ios.len() + 2 <= self.ios.capacity()
+    }
+
+    fn push_log_write(&mut self, offset: u64, data: Data, write: Rc<LogWrite>) {
+        let area = (self.log_start + Superblock::LOG_HEADER_BLOCKS) * BLOCK_BYTES as u64;
+        let blocks = data.len() as u64 / self.block_bytes;
+        let slot = self.ios.insert(DeviceIo::Log(write)).ok().expect("room was checked");
+        let lba = (area + offset) / self.block_bytes;
+        let mut request = Request::write(Tag(slot.to_bits()), lba, blocks as u32, data);
+        request.flags = RequestFlags::FUA;
+        self.requests.push(request);
+    }
+
+    /// Entries of a write are durable.
+    pub(super) fn log_written(&mut self, places: &[EntryPlace]) {
+        let first = self.log.sequences().start;
+        let mut acknowledged = first..first;
+        for place in places {
+            let range = self.log.written(*place);
+            acknowledged = if acknowledged.is_empty() { range } else { acknowledged.start..range.end };
+        }
+        for _ in acknowledged {
+            let entry = self.unacknowledged.pop_front().expect("it was appended");
+            self.commit(entry);
+        }
+    }
+
+    /// An entry is durable with all before it: reads find it, and its sender is answered.
+    fn commit(&mut self, entry: UnacknowledgedEntry) {
+        let UnacknowledgedEntry { place, header, data, need, reply, .. } = entry;
+        let range = header.offset..header.offset + header.length;
+        match header.operation {
+            Operation::Write => {
+                let source = ByteSource::Data(data.clone(), 0);
+                self.overlay.insert(header.object, range, header.sequence, source);
+            }
+            Operation::WriteZeroes => {
+                self.overlay.insert(header.object, range, header.sequence, ByteSource::Zeroes);
+            }
+            Operation::Remove => {
+                let all = 0..OBJECT_BYTES as u32;
+                self.overlay.insert(header.object, all, header.sequence, ByteSource::Zeroes);
+            }
+            Operation::Preallocate => {}
+        }
+        if self.committed.is_empty() {
+            self.oldest_committed_ns = self.core.now_ns();
+        }
+        self.stats.entries += 1;
+        self.committed.push_back(CommittedEntry { header, data, bytes: place.bytes, need });
+        reply.send(Status::SUCCESS, None);
+    }
+}
