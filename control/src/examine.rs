@@ -32,7 +32,7 @@ impl Examiner {
         }
     }
 
-    /// Blocks until every device that was reported is examined.
+    /// Blocks until every device that was reported is examined. Not for updates, for which examinations wait.
     pub fn wait(&self) {
         let mut state = self.lock();
         while !state.is_stopped && (state.is_busy || !state.waiting.is_empty()) {
@@ -40,11 +40,18 @@ impl Examiner {
         }
     }
 
-    pub(crate) fn start(self: &Arc<Self>, modules: &[Arc<dyn DynModule>]) -> io::Result<()> {
-        let (examiner, modules) = (self.clone(), modules.to_vec());
+    /// Starts the thread. An examination is an update: it changes what is configured, and waits for the update that
+    /// created the device, which records its call last.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        modules: &[Arc<dyn DynModule>],
+        update_lock: &Arc<Mutex<()>>,
+    ) -> io::Result<()> {
+        let (examiner, modules, update_lock) = (self.clone(), modules.to_vec(), update_lock.clone());
         let thread = std::thread::Builder::new().name("examine".to_string());
         let run = move || {
             while let Some(bdev) = examiner.next() {
+                let _guard = sync::lock(&update_lock);
                 modules.iter().for_each(|module| module.examine(&bdev));
             }
         };

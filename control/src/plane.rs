@@ -36,7 +36,7 @@ pub struct ControlPlane {
     jobs: Arc<Jobs>,
     examiner: Arc<Examiner>,
     /// Held during each update.
-    update_lock: Mutex<()>,
+    update_lock: Arc<Mutex<()>>,
     startup: Mutex<Startup>,
     started: Condvar,
 }
@@ -91,7 +91,8 @@ impl ControlPlaneBuilder {
             module.start()?;
         }
         let stage = if pending.is_some() { StartupStage::Startup } else { StartupStage::Runtime };
-        self.examiner.start(&modules).map_err(RpcError::internal)?;
+        let update_lock = Arc::default();
+        self.examiner.start(&modules, &update_lock).map_err(RpcError::internal)?;
         Ok(Arc::new(ControlPlane {
             modules,
             methods: self.methods,
@@ -99,7 +100,7 @@ impl ControlPlaneBuilder {
             reactors: self.reactors,
             jobs: Arc::default(),
             examiner: self.examiner,
-            update_lock: Mutex::new(()),
+            update_lock,
             startup: Mutex::new(Startup { stage, pending }),
             started: Condvar::new(),
         }))

@@ -38,8 +38,6 @@ pub struct BdevModule {
     histograms: Mutex<BTreeMap<String, HistogramBaseline>>,
     /// Virtual bdevs whose base has not appeared yet, by name.
     pending: Arc<Mutex<BTreeMap<String, PendingBdev>>>,
-    /// The bases of those that waited and were created then, by name.
-    waited: Mutex<BTreeMap<String, String>>,
     notifications: Arc<Mutex<Notifications>>,
     sampler: QueueDepthSampler,
     /// Devices that appear are examined without a call of `bdev_examine`.
@@ -74,7 +72,6 @@ impl BdevModule {
             created,
             histograms: Mutex::default(),
             pending,
-            waited: Mutex::default(),
             notifications: Arc::default(),
             sampler: QueueDepthSampler::default(),
             auto_examine: Arc::new(AtomicBool::new(true)),
@@ -100,23 +97,7 @@ impl BdevModule {
     /// Records the call that recreates a bdev, and returns its name.
     pub fn record(&self, device: &BlockDevice, method: &'static str, params: &impl Parameters) -> String {
         self.created.record(device.name(), method, params);
-        self.move_stack_to_end(device.name());
         device.name().to_string()
-    }
-
-    /// Moves the calls of virtual bdevs that waited for `base` behind its own: they may have been created between its
-    /// registration and its record.
-    fn move_stack_to_end(&self, base: &str) {
-        let waited = sync::lock(&self.waited);
-        let (mut bases, mut next) = (vec![base], 0);
-        // Names may have been used again for other bases: each is moved once.
-        while let Some(base) = bases.get(next).copied() {
-            next += 1;
-            let on_base = waited.iter().filter(|(_, below)| *below == base).map(|(name, _)| name.as_str());
-            let new: Vec<&str> = on_base.filter(|name| !bases.contains(name)).collect();
-            new.iter().for_each(|name| self.created.move_to_end(name));
-            bases.extend(new);
-        }
     }
 
     /// Creates a virtual bdev on `base` with `create`, which sets what the saved call needs besides. If there is no such
@@ -151,10 +132,9 @@ impl BdevModule {
         }
         self.created.record(name, method, &params);
         log::info!(target: "bdev", "{name} is created when its base {base} appears");
-        let (own_name, own_base) = (name.to_string(), base.to_string());
+        let own_name = name.to_string();
         let create = move |bdevs: &BdevModule| {
             create(&bdevs.registry, &mut params)?;
-            sync::lock(&bdevs.waited).insert(own_name.clone(), own_base.clone());
             bdevs.created.record(&own_name, method, &params);
             Ok(())
         };
@@ -208,7 +188,6 @@ impl BdevModule {
     /// Forgets what is kept for a bdev that is gone.
     pub fn forget(&self, name: &str) {
         self.created.remove(name);
-        sync::lock(&self.waited).remove(name);
         self.histograms().remove(name);
     }
 

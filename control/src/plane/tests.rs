@@ -152,6 +152,33 @@ fn slow() -> (Arc<ControlPlane>, Receiver<()>, Sender<()>) {
 }
 
 #[test]
+fn an_examination_waits_for_the_update() {
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let disks = Disks(Recorder { name: "disks", log: log.clone() });
+    let ((entered, has_entered), (leave, may_leave)) = (channel(), channel());
+    let slow = Slow { entered, leave: Mutex::new(may_leave) };
+    let builder = ControlPlane::builder(Vec::new()).module(&Arc::new(disks)).module(&Arc::new(slow));
+    let examiner = builder.examiner();
+    let plane = builder.start(None).unwrap();
+    let update = std::thread::spawn(move || plane.invoke("slow_update", Value::Null));
+    has_entered.recv().unwrap();
+    examiner.appeared("M");
+    let (done, is_done) = channel();
+    let waiting = examiner.clone();
+    let wait = std::thread::spawn(move || {
+        waiting.wait();
+        let _ = done.send(());
+    });
+    assert!(is_done.recv_timeout(Duration::from_millis(100)).is_err(), "it is examined during the update");
+    assert_eq!(*log.lock().unwrap(), ["disks start"]);
+    leave.send(()).unwrap();
+    update.join().unwrap().unwrap();
+    is_done.recv().unwrap();
+    wait.join().unwrap();
+    assert_eq!(log.lock().unwrap()[1], "disks M");
+}
+
+#[test]
 fn only_updates_keep_updates_waiting() {
     let (plane, entered, leave) = slow();
     for (method, keeps_waiting) in [("slow_update", true), ("slow_prepared", false), ("slow_job", false)] {
