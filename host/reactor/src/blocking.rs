@@ -19,9 +19,12 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError, TryRecvError};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 /// A simulation, which makes progress while its control thread waits.
@@ -110,6 +113,37 @@ pub fn wait_until<'a, T, R>(
             return Err(state);
         }
         state = changed.wait_timeout(state, left).unwrap_or_else(|error| error.into_inner()).0;
+    }
+}
+
+/// Waits for a future, which tasks of reactors or other threads complete.
+///
+/// # Errors
+/// The simulation can make no further step.
+pub fn block_on<F: Future>(future: F) -> Result<F::Output, RecvError> {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(ThreadWaker(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let driver = driver();
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return Ok(output);
+        }
+        match &driver {
+            // Another wake-up than the future's is followed by another poll.
+            None => std::thread::park(),
+            Some(driver) if driver.step() => {}
+            Some(_) => return Err(RecvError),
+        }
+    }
+}
+
+/// Wakes the thread of [`block_on`].
+struct ThreadWaker(Thread);
+
+impl Wake for ThreadWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }
 
@@ -204,6 +238,23 @@ mod tests {
     }
 
     #[test]
+    fn a_future_is_awaited_that_another_thread_completes() {
+        let (sender, receiver) = sync_channel::<Waker>(1);
+        let mut polls = 0;
+        let other = std::thread::spawn(move || receiver.recv().unwrap().wake());
+        let future = std::future::poll_fn(move |context| {
+            polls += 1;
+            if polls > 1 {
+                return Poll::Ready(polls);
+            }
+            sender.send(context.waker().clone()).unwrap();
+            Poll::Pending
+        });
+        assert_eq!(block_on(future), Ok(2));
+        other.join().unwrap();
+    }
+
+    #[test]
     fn a_wait_runs_the_simulation_until_the_reply_or_the_simulated_timeout() {
         let driver = Rc::new(CountingDriver::default());
         install(Some(driver.clone()));
@@ -226,6 +277,12 @@ mod tests {
         let never = |_: &mut u64| None::<()>;
         drop(wait_until(&state, &changed, Duration::from_millis(2), never).unwrap_err());
         assert_eq!(driver.now_ns() - before, 12_000_000);
+        let until = driver.now_ns() + 3_000_000;
+        let later = std::future::poll_fn(|_| match driver.now_ns() {
+            now if now >= until => Poll::Ready(now),
+            _ => Poll::Pending,
+        });
+        assert_eq!(block_on(later), Ok(until), "each step of the simulation is followed by a poll");
         drop((requests, reply));
         assert_eq!(receive_timeout(&answer, Duration::MAX), Err(RecvTimeoutError::Disconnected));
         driver.step();

@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 
 use bdev::{BdevError, Registry, Uuid};
 use control::json::{Value, json};
 use control::{Method, Module, RpcError};
-use reactor::ReactorHandle;
+use reactor::{ReactorHandle, blocking};
 
 use crate::{FormatOptions, ImageInfo, StoreCores, StoreError, StoreNode, format_device};
 
@@ -38,22 +36,8 @@ impl StoreModule {
 }
 
 /// Waits on a control thread, which reactors never are.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut context = Context::from_waker(&waker);
-    let mut future = std::pin::pin!(future);
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-        std::thread::park();
-    }
+fn wait<R>(future: impl Future<Output = Result<R, StoreError>>) -> Result<R, StoreError> {
+    blocking::block_on(future).map_err(|_| StoreError::Closed)?
 }
 
 const NO_STORE: (i64, &str) = (RpcError::ENODEV, "no store of this name is open");
@@ -124,7 +108,10 @@ impl Module for StoreModule {
 
     fn drain(&self) {
         let stores = std::mem::take(&mut *sync::lock(&self.stores));
-        stores.values().for_each(|store| block_on(store.close()));
+        for store in stores.values() {
+            // What is not written in place is in the log.
+            let _ = blocking::block_on(store.close());
+        }
     }
 
     fn save(&self) -> Vec<Value> {
@@ -179,7 +166,7 @@ fn format(module: &StoreModule, params: FormatParams) -> Result<Value, RpcError>
     let options =
         FormatOptions { partitions: params.partitions, log_bytes: params.log_bytes, force: params.force };
     let cores = module.cores();
-    let superblock = block_on(format_device(&module.registry, &params.bdev_name, &cores, options))?;
+    let superblock = wait(format_device(&module.registry, &params.bdev_name, &cores, options))?;
     Ok(json!({
         "uuid": Uuid::from_bytes(superblock.device).to_string(),
         "partitions": superblock.partitions,
@@ -205,7 +192,7 @@ fn open(module: &StoreModule, params: OpenParams) -> Result<Value, RpcError> {
         return Err(RpcError::new(RpcError::EINVAL, "a name without `/` is needed"));
     }
     let cores = module.cores();
-    let store = block_on(StoreNode::open(&module.registry, &params.bdev_name, &params.name, &cores))?;
+    let store = wait(StoreNode::open(&module.registry, &params.bdev_name, &params.name, &cores))?;
     let names = store.images().into_iter().map(|image| image.bdev_name).collect();
     sync::lock(&module.stores).insert(params.name, Arc::new(store));
     Ok(names)
@@ -220,11 +207,11 @@ control::parameters! {
 
 fn close(module: &StoreModule, params: StoreName) -> Result<bool, RpcError> {
     let store = module.find(&params.name)?;
-    block_on(store.close());
+    blocking::block_on(store.close()).map_err(|_| StoreError::Closed)?;
     sync::lock(&module.stores).remove(&params.name);
     drop(store);
     // The device is free for others when this returns.
-    block_on(module.cores().settle())?;
+    wait(module.cores().settle())?;
     Ok(true)
 }
 
@@ -280,7 +267,7 @@ fn describe(store: &StoreNode) -> Result<Value, RpcError> {
             "state": if image.removing { "removing" } else { "ready" },
         })
     };
-    let partitions: Vec<Value> = block_on(store.status())?.into_iter().map(partition).collect();
+    let partitions: Vec<Value> = wait(store.status())?.into_iter().map(partition).collect();
     let images: Vec<Value> = store.images().into_iter().map(image).collect();
     Ok(json!({
         "name": store.name(),
@@ -305,12 +292,12 @@ control::parameters! {
 
 fn create_image(module: &StoreModule, params: ImageSize) -> Result<String, RpcError> {
     let store = module.find(&params.store)?;
-    Ok(block_on(store.create_image(&params.name, params.size))?.bdev_name)
+    Ok(wait(store.create_image(&params.name, params.size))?.bdev_name)
 }
 
 fn resize_image(module: &StoreModule, params: ImageSize) -> Result<bool, RpcError> {
     let store = module.find(&params.store)?;
-    block_on(store.resize_image(&params.name, params.size))?;
+    wait(store.resize_image(&params.name, params.size))?;
     Ok(true)
 }
 
@@ -325,6 +312,6 @@ control::parameters! {
 
 fn delete_image(module: &StoreModule, params: ImageName) -> Result<bool, RpcError> {
     let store = module.find(&params.store)?;
-    block_on(store.remove_image(&params.name))?;
+    wait(store.remove_image(&params.name))?;
     Ok(true)
 }
