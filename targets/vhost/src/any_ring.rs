@@ -232,6 +232,8 @@ fn serve(bytes: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use random::WyRand;
+
     /// Steps that write a place.
     fn write(address: u16, bytes: &[u8]) -> Vec<u8> {
         let [low, high] = address.to_le_bytes();
@@ -267,12 +269,8 @@ mod tests {
 
     #[test]
     fn any_driver_is_survived() {
-        // Numbers of a linear congruential generator.
-        let mut state = 1_u64;
-        let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 56) as u8
-        };
+        let mut random = WyRand::new(1);
+        let mut next = || random.next_bits() as u8;
         let mut fetched = 0;
         for round in 0..3000 {
             let mut bytes = driver(round % 2 == 0);
