@@ -1,6 +1,6 @@
 //! `ringbolt objects`: formats, checks and lists the object store on a file or block device.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 
 use bdev::uring::{self, UringConfig};
@@ -130,12 +130,13 @@ fn read(options: &InspectArgs, data: bool) -> Result<StoreContents, CommandError
         let progress = |blocks: u64| {
             if shows && shown.elapsed().as_secs() > 0 {
                 shown = std::time::Instant::now();
-                eprint!("\r{} MiB compared", (blocks * BLOCK_BYTES as u64) >> 20);
+                let mib = (blocks * BLOCK_BYTES as u64) >> 20;
+                let _ = write!(std::io::stderr(), "\r{mib} MiB compared");
             }
         };
         let contents = inspect(&core, &registry, DEVICE, data, progress).await;
         if shows {
-            eprint!("\r\x1b[K");
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
         contents
     });
