@@ -82,11 +82,11 @@ impl Superblock {
         };
         let logs = u64::from(superblock.logs).checked_mul(superblock.log_blocks);
         let end = logs.and_then(|blocks| blocks.checked_add(end));
-        let has_entries = superblock.log_blocks > Self::LOG_HEADER_BLOCKS;
-        if end.is_none_or(|end| end > superblock.device_blocks)
-            || (superblock.logs > 0) != has_entries
-            || (superblock.logs == 0 && superblock.log_blocks > 0)
-        {
+        let has_room = match superblock.logs {
+            0 => superblock.log_blocks == 0,
+            _ => superblock.log_blocks > Self::LOG_HEADER_BLOCKS,
+        };
+        if !has_room || end.is_none_or(|end| end > superblock.device_blocks) {
             return Err(DecodeError::value("the size of a log", 104, superblock.log_blocks));
         }
         if superblock.layout().is_none() {
