@@ -4,8 +4,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::Poll;
 
-use bdev::{AsyncChannel, Descriptor, Request};
-use block_io::{Op, RequestFlags, Status, Tag};
+use bdev::{AsyncChannel, Descriptor};
+use block_io::Op;
 use dma::Buffer;
 use reactor::Core;
 use wire_store::{BLOCK_BYTES, LogSector};
@@ -14,6 +14,8 @@ use crate::StoreError;
 
 /// Bytes of one request when much is read or written in order.
 pub(crate) const STREAM_BYTES: usize = 128 * BLOCK_BYTES;
+/// Bytes of one request to write zeroes.
+const ZEROES_BYTES: u64 = 1 << 30;
 /// How often, and how long each time, a background operation waits for a buffer.
 const BUFFER_TRIES: u32 = 5000;
 const BUFFER_WAIT_NS: u64 = 1_000_000;
@@ -109,22 +111,15 @@ impl StoreDevice {
 
     /// Writes zeroes, as the device does it best.
     pub(crate) async fn write_zeroes(&self, offset: u64, bytes: u64) -> Result<(), StoreError> {
+        if !self.io.device().supports(Op::WriteZeroes) {
+            return self.write_zero_buffers(offset, bytes).await;
+        }
         let (mut lba, mut blocks) = (offset / self.block_bytes, bytes / self.block_bytes);
         while blocks > 0 {
-            let count = blocks.min((1 << 30) / self.block_bytes) as u32;
-            let mut request = Request::new(Tag(0), Op::WriteZeroes, lba, count);
-            request.flags = RequestFlags::NONE;
-            let status = self.io.submit(request).await.status();
-            if status == Status::INVALID_OPCODE {
-                return self.write_zero_buffers(lba * self.block_bytes, blocks * self.block_bytes).await;
-            }
-            if !status.is_success() {
-                return Err(StoreError::Io {
-                    what: "write of zeroes",
-                    offset: lba * self.block_bytes,
-                    status,
-                });
-            }
+            let count = blocks.min(ZEROES_BYTES / self.block_bytes) as u32;
+            let written = self.io.write_zeroes(lba, count).await;
+            let offset = lba * self.block_bytes;
+            written.map_err(|status| StoreError::Io { what: "write of zeroes", offset, status })?;
             (lba, blocks) = (lba + u64::from(count), blocks - u64::from(count));
         }
         Ok(())

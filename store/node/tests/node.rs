@@ -6,7 +6,7 @@ use std::sync::mpsc;
 
 use bdev::error::{ErrorConfig, FaultAction, FaultInjection};
 use bdev::rpc::BdevModule;
-use bdev::{Access, AsyncChannel, Registry, error, malloc};
+use bdev::{Access, AsyncChannel, Bdev, BdevError, BdevGeometry, BoxedChannel, Registry, error, malloc};
 use block_io::{Op, Status};
 use control::ControlPlane;
 use control::json::{Value, json};
@@ -169,6 +169,37 @@ fn a_device_that_fails_ends_its_partition_and_loses_nothing() {
     let first = program.read(0, 0, 4096).unwrap();
     assert!(first.iter().all(|byte| *byte == first[0]) && [1, 2].contains(&first[0]), "{}", first[0]);
     assert!(program.read(0, 8192, 4096).unwrap().iter().all(|byte| *byte == 3));
+    program.stop();
+}
+
+/// A device that lacks an operation which formatting uses where it is there.
+struct WithoutZeroes(Arc<dyn Bdev>);
+
+impl Bdev for WithoutZeroes {
+    fn product_name(&self) -> &'static str {
+        "Without zeroes"
+    }
+
+    fn geometry(&self) -> BdevGeometry {
+        self.0.geometry()
+    }
+
+    fn supports(&self, op: Op) -> bool {
+        op != Op::WriteZeroes && self.0.supports(op)
+    }
+
+    fn open(&self, core: &Core) -> Result<BoxedChannel, BdevError> {
+        self.0.open(core)
+    }
+}
+
+#[test]
+fn a_device_without_write_zeroes_is_formatted_with_writes() {
+    let program = Program::start();
+    let below = malloc::create(&Registry::new(), malloc::MallocConfig::new("Malloc1", 32_768, 512)).unwrap();
+    program.registry.register("Plain", None, &[], Arc::new(WithoutZeroes(below.bdev().clone()))).unwrap();
+    program.call("store_format", json!({ "bdev_name": "Plain" }));
+    assert_eq!(program.call("store_open", json!({ "bdev_name": "Plain", "name": "s" })), json!([]));
     program.stop();
 }
 
