@@ -48,6 +48,7 @@ struct Counts {
     checkpoints: u64,
     repeated: u64,
     deferred: u64,
+    observed: u64,
 }
 
 impl Oracle {
@@ -115,6 +116,33 @@ async fn write(io: &AsyncChannel, core: &Core, stamp: u32, first: u64, count: u6
     let mut buffer = core.pool().take(count as usize * SECTOR).unwrap();
     buffer.as_mut_slice().copy_from_slice(&stamp.to_le_bytes().repeat(SECTOR / 4 * count as usize));
     io.write(first, buffer).await.map_or_else(|(status, _)| status, |_| Status::SUCCESS)
+}
+
+/// Reads what others are writing. What a read returned is committed: no crash takes it back.
+async fn observe(
+    io: Vec<AsyncChannel>,
+    core: Core,
+    oracle: Rc<RefCell<Oracle>>,
+    mut random: WyRand,
+) -> Result<(), String> {
+    loop {
+        let (image, first) =
+            (random.below(2) as usize, WINDOWS[random.index(WINDOWS.len())] + random.below(WINDOW));
+        let buffer = core.pool().take(8 * SECTOR).unwrap();
+        let read =
+            io[image].read(first, buffer).await.map_err(|(status, _)| format!("a read fails: {status}"))?;
+        for (sector, bytes) in (first..).zip(read.as_slice().chunks(SECTOR)) {
+            let (key, found) = ((image, sector), stamp_of(bytes)?);
+            let oracle = &mut *oracle.borrow_mut();
+            // Of the write in flight, which is the only one of its sector; zeroes say nothing.
+            let in_flight = oracle.uncertain.get(&key).and_then(|stamps| stamps.last());
+            if found != 0 && oracle.busy.contains(&key) && in_flight == Some(&found) {
+                oracle.acknowledged.insert(key, found);
+                oracle.uncertain.insert(key, Vec::new());
+                oracle.counts.observed += 1;
+            }
+        }
+    }
 }
 
 /// One of the tasks that load the images.
@@ -237,11 +265,14 @@ fn run_round(
         }
     }
     let failure = Rc::new(RefCell::new(None));
-    for _ in 0..12 {
-        let task = load(io.clone(), core.clone(), oracle.clone(), random.split());
+    for index in 0..14 {
+        let (io, task_core, oracle, random) = (io.clone(), core.clone(), oracle.clone(), random.split());
         let failure = failure.clone();
         assert!(core.spawn(async move {
-            let error = task.await.err();
+            let error = match index {
+                0..12 => load(io, task_core, oracle, random).await.err(),
+                _ => observe(io, task_core, oracle, random).await.err(),
+            };
             *failure.borrow_mut() = error;
         }));
     }
@@ -307,10 +338,11 @@ fn acknowledged_writes_survive_power_failures() {
         total.checkpoints += counts.checkpoints;
         total.repeated += counts.repeated;
         total.deferred += counts.deferred;
+        total.observed += counts.observed;
     }
     println!("{total:?}");
-    let Counts { reads, writes, refused, redone, checkpoints, repeated, deferred } = total;
-    let all = [reads, writes, refused, redone, checkpoints, repeated, deferred];
+    let Counts { reads, writes, refused, redone, checkpoints, repeated, deferred, observed } = total;
+    let all = [reads, writes, refused, redone, checkpoints, repeated, deferred, observed];
     let is_one_seed = std::env::var("RINGBOLT_SEED").is_ok();
     assert!(
         is_one_seed || all.iter().all(|count| *count > 0),
