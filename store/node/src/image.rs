@@ -19,9 +19,10 @@ pub const IMAGE_BLOCK_BYTES: u32 = 512;
 pub const TRANSFER_BYTES_MAX: u32 = 128 << 10;
 /// Requests in flight on one channel.
 const DEPTH: u32 = 1024;
-/// Objects that one request to zero a range has in flight; and answers that a channel's mailbox has room for.
+/// Requests to shards in flight on one channel, for whose answers its mailbox has room: those with data, and parts of
+/// ranges to zero, of which one range has at most so many.
+const IN_FLIGHT_MAX: usize = DEPTH as usize;
 const RANGE_PARTS_MAX: u32 = 16;
-const REPLIES: usize = (DEPTH * RANGE_PARTS_MAX) as usize;
 
 /// The shards of a store, by logical group.
 pub(crate) type Shards = Arc<[ShardHandle]>;
@@ -75,13 +76,15 @@ impl Bdev for ImageBdev {
     }
 
     fn open(&self, core: &Core) -> Result<BoxedChannel, BdevError> {
-        let (sender, replies) = core.mailbox(REPLIES);
+        let (sender, replies) = core.mailbox(IN_FLIGHT_MAX);
         Ok(Box::new(ImageChannel {
             core: core.clone(),
             volume: self.volume,
             shards: self.shards.clone(),
             pending: Slab::with_capacity(DEPTH),
             ranges: VecDeque::new(),
+            in_flight: 0,
+            batch: Vec::new(),
             done: Vec::new(),
             sender,
             replies,
@@ -119,6 +122,13 @@ struct RangeRequest {
     status: Status,
 }
 
+impl RangeRequest {
+    /// Whether parts are to be sent: not after one has failed.
+    fn is_unsent(&self) -> bool {
+        self.next < self.end && self.status.is_success()
+    }
+}
+
 /// Sends each request to the core that owns its object.
 struct ImageChannel {
     core: Core,
@@ -127,29 +137,33 @@ struct ImageChannel {
     pending: Slab<Pending>,
     /// Ranges of which not every part was sent.
     ranges: VecDeque<Slot>,
+    /// Requests to shards that are not answered.
+    in_flight: usize,
+    /// Scratch of [`submit`](Channel::submit), empty between calls.
+    batch: Vec<Request>,
     done: Vec<Completion>,
     sender: MailboxSender<ShardReply>,
     replies: MailboxReceiver<ShardReply>,
 }
 
 impl ImageChannel {
-    /// Sends a request; gives it back if there is no memory or no room in the mailbox.
-    fn send(&mut self, request: Request) -> Result<(), Request> {
+    /// Accepts a request; gives it back if there is no memory for it, or no room in a mailbox.
+    fn accept(&mut self, request: Request) -> Result<(), Request> {
         if request.op == Op::Flush {
             // Every write is durable when it completes.
             self.done.push(request.complete(Status::SUCCESS));
             return Ok(());
+        }
+        if self.pending.is_full() {
+            return Err(request);
         }
         let bytes = u64::from(request.blocks) * u64::from(IMAGE_BLOCK_BYTES);
         let offset = request.lba * u64::from(IMAGE_BLOCK_BYTES);
         if !request.op.has_data() {
             let (next, end) = (offset, offset + bytes);
             let range = RangeRequest { request, next, end, in_flight: 0, status: Status::SUCCESS };
-            match self.pending.insert(Pending::Range(range)) {
-                Ok(slot) => self.ranges.push_back(slot),
-                Err(Pending::Range(range)) => return Err(range.request),
-                Err(Pending::Io(request)) => return Err(request),
-            }
+            let slot = self.pending.insert(Pending::Range(range)).ok().expect("there is room");
+            self.ranges.push_back(slot);
             self.send_ranges();
             return Ok(());
         }
@@ -163,18 +177,25 @@ impl ImageChannel {
                 None => return Err(request),
             }
         };
-        let slot = match self.pending.insert(Pending::Io(request)) {
-            Ok(slot) => slot,
-            Err(Pending::Io(request) | Pending::Range(RangeRequest { request, .. })) => return Err(request),
-        };
-        let reply = Reply::Channel(self.sender.clone(), slot.to_bits());
-        if self.shards[object.group as usize].send(ShardRequest { operation, reply }).is_ok() {
+        let slot = self.pending.insert(Pending::Io(request)).ok().expect("there is room");
+        if self.send(object, operation, slot) {
             return Ok(());
         }
         match self.pending.remove(slot) {
             Some(Pending::Io(request)) => Err(request),
             _ => unreachable!("it was inserted"),
         }
+    }
+
+    /// Sends an operation to the shard of an object; `false` if there is no room for it or for its answer.
+    fn send(&mut self, object: ObjectId, operation: ShardOperation, slot: Slot) -> bool {
+        if self.in_flight == IN_FLIGHT_MAX {
+            return false;
+        }
+        let reply = Reply::Channel(self.sender.clone(), slot.to_bits());
+        let is_sent = self.shards[object.group as usize].send(ShardRequest { operation, reply }).is_ok();
+        self.in_flight += usize::from(is_sent);
+        is_sent
     }
 
     /// The log entry of a write, with room for its header; `None` if there is no memory now.
@@ -192,32 +213,44 @@ impl ImageChannel {
     fn send_ranges(&mut self) {
         for _ in 0..self.ranges.len() {
             let Some(slot) = self.ranges.pop_front() else { return };
-            let Some(Pending::Range(range)) = self.pending.get_mut(slot) else { continue };
-            while range.next < range.end && range.in_flight < RANGE_PARTS_MAX && range.status.is_success() {
-                let (object, offset) = locate(self.volume, range.next, self.shards.len());
-                let length = (OBJECT_BYTES as u64 - u64::from(offset)).min(range.end - range.next) as u32;
+            while let Some((object, offset, length)) = self.next_part(slot) {
                 let operation = ShardOperation::WriteZeroes { object, offset, length };
-                let reply = Reply::Channel(self.sender.clone(), slot.to_bits());
-                if self.shards[object.group as usize].send(ShardRequest { operation, reply }).is_err() {
+                if !self.send(object, operation, slot) {
                     break;
                 }
-                range.next += u64::from(length);
-                range.in_flight += 1;
+                if let Some(Pending::Range(range)) = self.pending.get_mut(slot) {
+                    range.next += u64::from(length);
+                    range.in_flight += 1;
+                }
             }
-            if range.next < range.end && range.status.is_success() {
+            if let Some(Pending::Range(range)) = self.pending.get(slot)
+                && range.is_unsent()
+            {
                 self.ranges.push_back(slot);
             }
         }
     }
 
+    /// The next part of a range, if it may be sent now: object, offset, length.
+    fn next_part(&self, slot: Slot) -> Option<(ObjectId, u32, u32)> {
+        let Some(Pending::Range(range)) = self.pending.get(slot) else { return None };
+        if !range.is_unsent() || range.in_flight == RANGE_PARTS_MAX {
+            return None;
+        }
+        let (object, offset) = locate(self.volume, range.next, self.shards.len());
+        let length = (OBJECT_BYTES as u64 - u64::from(offset)).min(range.end - range.next);
+        Some((object, offset, length as u32))
+    }
+
     fn complete(&mut self, reply: ShardReply) -> Option<Completion> {
+        self.in_flight -= 1;
         let slot = Slot::from_bits(reply.tag);
         if let Some(Pending::Range(range)) = self.pending.get_mut(slot) {
             range.in_flight -= 1;
             if range.status.is_success() {
                 range.status = reply.status;
             }
-            if range.in_flight > 0 || (range.next < range.end && range.status.is_success()) {
+            if range.in_flight > 0 || range.is_unsent() {
                 return None;
             }
         }
@@ -242,14 +275,17 @@ impl Channel for ImageChannel {
     type Completion = Completion;
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
-        let mut requests = std::mem::take(batch).into_iter();
-        for request in requests.by_ref() {
-            if let Err(request) = self.send(request) {
+        let mut requests = std::mem::take(&mut self.batch);
+        std::mem::swap(&mut requests, batch);
+        for request in requests.drain(..) {
+            // In order: after the first that waits, all do.
+            if batch.is_empty() {
+                batch.extend(self.accept(request).err());
+            } else {
                 batch.push(request);
-                break;
             }
         }
-        batch.extend(requests);
+        self.batch = requests;
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
@@ -265,6 +301,8 @@ impl Channel for ImageChannel {
     }
 
     fn deadline(&self) -> Option<u64> {
-        (!self.done.is_empty() || !self.ranges.is_empty()).then_some(0)
+        // An answer has the next parts of ranges sent; without one in flight, a full mailbox is tried again.
+        let retries = !self.ranges.is_empty() && self.in_flight == 0;
+        (!self.done.is_empty() || retries).then_some(0)
     }
 }
