@@ -7,12 +7,12 @@ use objects::Partition;
 use oplog::{Log, RecoveredEntries};
 use reactor::Core;
 use wire_store::{
-    BLOCK_BYTES, BLOCKS_PER_EXTENT, EntryHeader, ImageRecord, ObjectBlockMap, ObjectId, Onode, OnodeContent,
-    Operation, Superblock, crc32c,
+    BLOCK_BYTES, BLOCKS_PER_EXTENT, EntryHeader, ImageRecord, ObjectId, Onode, OnodeContent, Operation,
+    Superblock, crc32c,
 };
 
 use crate::StoreError;
-use crate::device::{STREAM_BYTES, StoreDevice};
+use crate::device::StoreDevice;
 use crate::format::read_superblock;
 use crate::shard::load::{load_log, load_partition};
 
@@ -165,18 +165,19 @@ async fn compare(
     }
     for onode in &contents.objects {
         let OnodeContent::Mapped(map) = &onode.content else { continue };
-        for first in (0..wire_store::BLOCKS_PER_OBJECT).step_by(BLOCKS_PER_EXTENT) {
+        for (index, extent) in map.extents.iter().enumerate() {
+            let first = index * BLOCKS_PER_EXTENT;
             let written = |at: &usize| map.is_written(*at) && !in_log.contains(&(onode.id, *at));
             let blocks: Vec<usize> = (first..first + BLOCKS_PER_EXTENT).filter(written).collect();
-            let Some(start) = extent_start(partition, onode.id, map, first) else { continue };
             if blocks.is_empty() {
                 continue;
             }
-            let extent = device.read(start * BLOCK_BYTES as u64, BLOCKS_PER_EXTENT * BLOCK_BYTES).await?;
+            let start = partition.extent_start(*extent);
+            let bytes = device.read(start * BLOCK_BYTES as u64, BLOCKS_PER_EXTENT * BLOCK_BYTES).await?;
             for at in blocks {
                 let (block, offset) = (start + (at - first) as u64, (at - first) * BLOCK_BYTES);
                 contents.blocks_checked += 1;
-                if crc32c(&extent.as_slice()[offset..offset + BLOCK_BYTES]) != partition.checksum(block) {
+                if crc32c(&bytes.as_slice()[offset..offset + BLOCK_BYTES]) != partition.checksum(block) {
                     contents.damaged.push((block, onode.id, at));
                 }
             }
@@ -185,16 +186,3 @@ async fn compare(
     }
     Ok(())
 }
-
-/// The first block on the device of an object's extent.
-fn extent_start(partition: &Partition, id: ObjectId, map: &ObjectBlockMap, first: usize) -> Option<u64> {
-    let at = (first..first + BLOCKS_PER_EXTENT).find(|at| map.is_written(*at))?;
-    let mut pieces = Vec::new();
-    partition.plan_read(id, (at * BLOCK_BYTES) as u32, BLOCK_BYTES as u32, &mut pieces).ok()?;
-    match pieces.first()?.source {
-        objects::ReadSource::Stored { block, .. } => Some(block - (at - first) as u64),
-        _ => None,
-    }
-}
-
-const _: () = assert!(BLOCKS_PER_EXTENT * BLOCK_BYTES <= STREAM_BYTES);

@@ -235,7 +235,12 @@ impl Partition {
 
     /// The block of the device for a block of an object in `extent`.
     fn place_of(&self, extent: u32, block: usize) -> u64 {
-        self.start + self.layout.extent_block(extent) + (block % BLOCKS_PER_EXTENT) as u64
+        self.extent_start(extent) + (block % BLOCKS_PER_EXTENT) as u64
+    }
+
+    /// The first block of an extent on the device.
+    pub fn extent_start(&self, extent: u32) -> u64 {
+        self.start + self.layout.extent_block(extent)
     }
 
     /// Applies an operation: changes the metadata, and appends the writes to perform. `data` is the
