@@ -314,17 +314,10 @@ impl StoreNode {
     pub async fn status(&self) -> Result<Vec<PartitionStatus>, StoreError> {
         let mut all = Vec::new();
         for shard in &*self.shards {
-            let ControlReply::Description(shard) = shard.call(ShardOperation::Describe).await? else {
+            let ControlReply::Description(status) = shard.call(ShardOperation::Describe).await? else {
                 return Err(StoreError::Closed);
             };
-            all.push(PartitionStatus {
-                space: shard.space,
-                log_bytes: shard.log_bytes,
-                log_used_bytes: shard.log_used_bytes,
-                entries_to_place: shard.entries_to_place,
-                failed: shard.failed,
-                stats: shard.stats,
-            });
+            all.push(*status);
         }
         Ok(all)
     }
@@ -387,8 +380,7 @@ impl StoreNode {
     fn set_device_bytes(&self, name: &str, bytes: u64) -> Result<(), StoreError> {
         let bdev_name = self.bdev_name(name);
         let device = self.registry.find(&bdev_name).ok_or_else(|| StoreError::NoImage(name.to_string()))?;
-        let module: &dyn std::any::Any = &**device.bdev();
-        if let Some(module) = module.downcast_ref::<ImageBdev>() {
+        if let Some(module) = device.module::<ImageBdev>() {
             module.bytes.store(bytes, Ordering::Relaxed);
         }
         Ok(self.registry.notify_resized(&bdev_name)?)

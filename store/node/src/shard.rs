@@ -25,7 +25,7 @@ use std::task::Waker;
 use bdev::{BdevChannel, Completion, Request};
 use block_io::{Channel as _, Status};
 use dma::Buffer;
-use objects::{Partition, SpaceNeed, SpaceUse};
+use objects::{Partition, ReadPiece, SpaceNeed};
 use oplog::{EntryPlace, Log};
 use reactor::{Core, MailboxReceiver, Period, PollResult, Poller, Shutdown};
 use slots::{Slab, Slot};
@@ -34,9 +34,9 @@ use wire_store::{EntryHeader, ObjectId, Operation, Superblock};
 use log_writes::LogWrite;
 pub(crate) use messages::{ControlReply, Reply, ShardHandle, ShardOperation, ShardReply, ShardRequest};
 use overlay::{EntryData, Overlay};
-use reads::ReadState;
+use reads::{DeviceRun, ReadState};
 
-use crate::{ShardStats, StoreError};
+use crate::{PartitionStatus, ShardStats, StoreError};
 use flusher::{BackgroundWork, FLUSH_AFTER_NS, FLUSH_ENTRIES};
 
 /// Requests that wait in a shard's mailbox, from all cores.
@@ -88,6 +88,9 @@ pub(crate) struct Shard {
     /// Requests that the channel has not accepted.
     requests: Vec<Request>,
     completions: Vec<Completion>,
+    /// Scratch of the plan of a read, empty between plans; and allocations of reads that are complete.
+    pieces: Vec<ReadPiece>,
+    spare_runs: Vec<Vec<DeviceRun>>,
     /// Reads that wait for blocks which are being written in place, or for a buffer.
     parked: Vec<ReadState>,
     /// Blocks that are being written in place.
@@ -139,7 +142,7 @@ enum DeviceIo {
     /// Of the log.
     Log(Rc<LogWrite>),
     /// Of a read.
-    Read(Box<ReadState>),
+    Read(ReadState),
 }
 
 /// Drives a shard on its core.
@@ -202,6 +205,8 @@ impl Shard {
             ios: Slab::with_capacity(IOS_MAX),
             requests: Vec::new(),
             completions: Vec::new(),
+            pieces: Vec::new(),
+            spare_runs: Vec::new(),
             parked: Vec::new(),
             busy_blocks: HashSet::new(),
             generation: 0,
@@ -427,7 +432,7 @@ impl Shard {
                     }
                 }
             }
-            DeviceIo::Read(read) => self.read_completed(*read, completion),
+            DeviceIo::Read(read) => self.read_completed(read, completion),
         }
     }
 
@@ -475,8 +480,8 @@ impl Shard {
         self.channel.deadline().into_iter().chain(flush).chain(retry).min()
     }
 
-    fn describe(&self) -> ShardDescription {
-        ShardDescription {
+    fn describe(&self) -> PartitionStatus {
+        PartitionStatus {
             space: self.partition.space_use(),
             log_bytes: self.log.capacity(),
             log_used_bytes: self.log.capacity() - self.log.room(),
@@ -498,17 +503,6 @@ impl Shard {
 
 fn gives_up_space(operation: Operation) -> bool {
     matches!(operation, Operation::WriteZeroes | Operation::Remove)
-}
-
-/// What a shard reports.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ShardDescription {
-    pub(crate) space: SpaceUse,
-    pub(crate) log_bytes: u64,
-    pub(crate) log_used_bytes: u64,
-    pub(crate) entries_to_place: u64,
-    pub(crate) failed: bool,
-    pub(crate) stats: ShardStats,
 }
 
 impl Poller for ShardPoller {

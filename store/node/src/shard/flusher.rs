@@ -62,15 +62,15 @@ async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), Store
         let mut shard = shard.borrow_mut();
         let count = shard.committed.len().min(BATCH_ENTRIES_MAX);
         let committed: Vec<_> = shard.committed.drain(..count).collect();
-        let entries: Vec<_> =
-            committed.iter().map(|entry| (entry.header.clone(), entry.data.clone())).collect();
         committed.iter().for_each(|entry| shard.release_reservation(entry));
+        let bytes: u64 = committed.iter().map(|entry| entry.bytes).sum();
+        let entries: Vec<_> = committed.into_iter().map(|entry| (entry.header, entry.data)).collect();
         let batch = apply(&mut shard, &entries)?;
         shard.generation += 1;
         shard.busy_blocks.extend(batch.blocks());
         shard.stats.flushes += 1;
         shard.stats.entries_in_place += entries.len() as u64;
-        (batch, entries, committed.iter().map(|entry| entry.bytes).sum::<u64>())
+        (batch, entries, bytes)
     };
     batch.write(shard, device, true).await?;
     let mut shard = shard.borrow_mut();

@@ -7,9 +7,8 @@ use dma::{Buffer, Data, Parcel, Pool};
 use reactor::MailboxSender;
 use wire_store::{EntryHeader, LogSector, ObjectId, Operation};
 
-use super::ShardDescription;
-use crate::StoreError;
 use crate::once::{OnceSender, once};
+use crate::{PartitionStatus, StoreError};
 
 /// The way to a shard, for any thread.
 #[derive(Clone)]
@@ -112,7 +111,7 @@ pub(crate) enum ControlReply {
     Done(Status),
     Data(Vec<u8>),
     Objects(Vec<ObjectId>),
-    Description(Box<ShardDescription>),
+    Description(Box<PartitionStatus>),
 }
 
 impl Reply {
@@ -143,7 +142,7 @@ impl Reply {
         }
     }
 
-    pub(super) fn send_description(self, description: ShardDescription) {
+    pub(super) fn send_description(self, description: PartitionStatus) {
         match self {
             Reply::Control(slot) => slot.send(ControlReply::Description(Box::new(description))),
             reply => reply.send(Status::INVALID_FIELD, None),

@@ -11,6 +11,9 @@ use wire_store::{BLOCK_BYTES, ObjectId, crc32c};
 use super::overlay::Segment;
 use super::{DeviceIo, Reply, Shard};
 
+/// Lists of runs that are kept for later reads.
+const SPARE_RUNS_MAX: usize = 256;
+
 /// A read. Its pieces on the device are read one after another; nearly all reads have one.
 pub(super) struct ReadState {
     object: ObjectId,
@@ -29,7 +32,7 @@ pub(super) struct ReadState {
 }
 
 /// Blocks of the device that a read needs.
-struct DeviceRun {
+pub(super) struct DeviceRun {
     block: u64,
     blocks: u32,
     /// Bytes of the first block before the needed ones.
@@ -50,6 +53,7 @@ impl Shard {
     /// Starts a read.
     pub(super) fn read(&mut self, object: ObjectId, offset: u32, length: u32, reply: Reply) {
         self.stats.reads += 1;
+        let runs = self.spare_runs.pop().unwrap_or_default();
         self.plan(ReadState {
             object,
             offset,
@@ -57,7 +61,7 @@ impl Shard {
             reply,
             result: None,
             segments: Vec::new(),
-            runs: Vec::new(),
+            runs,
             generation: 0,
             _reading: None,
         });
@@ -82,12 +86,12 @@ impl Shard {
             self.stats.reads_from_log += 1;
             return self.finish_read(read);
         }
-        let mut pieces = Vec::new();
-        if self.partition.plan_read(read.object, read.offset, read.length, &mut pieces).is_err() {
+        self.pieces.clear();
+        if self.partition.plan_read(read.object, read.offset, read.length, &mut self.pieces).is_err() {
             return read.reply.send(Status::INVALID_FIELD, None);
         }
         let mut at = 0;
-        for ReadPiece { length, source } in pieces {
+        for ReadPiece { length, source } in self.pieces.drain(..) {
             let out = &mut result.as_mut_slice()[at as usize..(at + length) as usize];
             match source {
                 ReadSource::Zeroes => out.fill(0),
@@ -122,12 +126,12 @@ impl Shard {
             read._reading = None;
             return self.parked.push(read);
         };
-        match self.ios.insert(DeviceIo::Read(Box::new(read))) {
+        match self.ios.insert(DeviceIo::Read(read)) {
             Ok(slot) => self.requests.push(Request::read(Tag(slot.to_bits()), lba, blocks as u32, buffer)),
             Err(DeviceIo::Read(mut read)) => {
                 // As many as possible are in flight: it starts again.
                 read._reading = None;
-                self.parked.push(*read);
+                self.parked.push(read);
             }
             Err(_) => unreachable!("it was a read"),
         }
@@ -178,6 +182,10 @@ impl Shard {
         for segment in &read.segments {
             let range = (segment.start - read.offset) as usize..(segment.end - read.offset) as usize;
             segment.source.copy_to(&mut result.as_mut_slice()[range]);
+        }
+        // Its allocation serves another read.
+        if self.spare_runs.len() < SPARE_RUNS_MAX {
+            self.spare_runs.push(read.runs);
         }
         read.reply.send(Status::SUCCESS, Some(Data::One(result)));
     }
