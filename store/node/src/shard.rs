@@ -32,6 +32,7 @@ use slots::{Slab, Slot};
 use wire_store::{EntryHeader, ObjectId, Operation, Superblock};
 
 use log_writes::LogWrite;
+use messages::ShardUsers;
 pub(crate) use messages::{ControlReply, Reply, ShardHandle, ShardOperation, ShardReply, ShardRequest};
 use overlay::{EntryData, Overlay};
 use reads::{DeviceRun, ReadState};
@@ -150,7 +151,7 @@ struct ShardPoller {
     shard: Rc<RefCell<Shard>>,
     requests: MailboxReceiver<ShardRequest>,
     /// Dead once no handle is left.
-    users: Weak<()>,
+    users: Weak<ShardUsers>,
 }
 
 /// Opens a shard on this core, which owns it from now on.
@@ -166,7 +167,7 @@ pub(crate) async fn start(
     if !core.spawn(flusher::run(shard.clone(), device)) {
         return Err(StoreError::Closed);
     }
-    let users = Arc::new(());
+    let users = Arc::new(ShardUsers(sender.clone()));
     let poller = ShardPoller { shard, requests, users: Arc::downgrade(&users) };
     core.add_poller(Box::new(poller), Period::EveryTurn);
     Ok(ShardHandle { sender, sector, users })

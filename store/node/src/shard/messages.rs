@@ -16,7 +16,18 @@ pub(crate) struct ShardHandle {
     pub(super) sender: MailboxSender<ShardRequest>,
     pub(super) sector: LogSector,
     #[expect(dead_code, reason = "the shard ends when no clone is left")]
-    pub(super) users: Arc<()>,
+    pub(super) users: Arc<ShardUsers>,
+}
+
+/// Every handle has it. The last one closes the shard, which may sleep until then.
+pub(super) struct ShardUsers(pub(super) MailboxSender<ShardRequest>);
+
+impl Drop for ShardUsers {
+    fn drop(&mut self) {
+        let request = ShardRequest { operation: ShardOperation::Close, reply: Reply::Control(once().0) };
+        // With a full mailbox the shard is awake, and looks at its users after each poll.
+        let _ = self.0.send(request);
+    }
 }
 
 /// An operation, and whom to answer.
