@@ -46,7 +46,8 @@ struct JobState {
     on_cancel: Option<Box<dyn FnOnce() + Send>>,
 }
 
-/// What a running job reports its progress to. Dropping it does nothing.
+/// What a running job reports its progress to. Dropping it does nothing; a clone is of the same job.
+#[derive(Clone)]
 pub struct JobHandle(Arc<Job>);
 
 impl JobHandle {
@@ -69,6 +70,11 @@ impl JobHandle {
     pub fn set_total(&self, total: u64, unit: &'static str) {
         self.0.lock().unit = unit;
         self.0.total.store(total, Ordering::Relaxed);
+    }
+
+    /// What was done.
+    pub fn done(&self) -> u64 {
+        self.0.done.load(Ordering::Relaxed)
     }
 
     /// Counts what was done.

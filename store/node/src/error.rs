@@ -90,6 +90,9 @@ pub enum StoreError {
     /// No memory for I/O.
     #[error("no buffers are free: --memory is used up")]
     NoBuffers,
+    /// It was cancelled.
+    #[error("cancelled")]
+    Cancelled,
     /// Too many requests wait for a core.
     #[error("the store is busy: try again")]
     Busy,

@@ -1,5 +1,6 @@
 //! Formatting a device, and reading what it was formatted as.
 
+use control::JobHandle;
 use objects::PartitionLoader;
 use oplog::Log;
 use uuid::Uuid;
@@ -72,7 +73,11 @@ fn plan(bytes: u64, options: &FormatOptions) -> Result<Superblock, StoreError> {
 ///
 /// # Errors
 /// [`StoreError::Exists`] without `force`; [`StoreError::Geometry`]; what the device reports.
-pub(crate) async fn format(device: &StoreDevice, options: &FormatOptions) -> Result<Superblock, StoreError> {
+pub(crate) async fn format(
+    device: &StoreDevice,
+    options: &FormatOptions,
+    job: &JobHandle,
+) -> Result<Superblock, StoreError> {
     let superblock = plan(device.bytes(), options)?;
     match read_superblock(device).await {
         Ok(_) if !options.force => return Err(StoreError::Exists),
@@ -80,12 +85,17 @@ pub(crate) async fn format(device: &StoreDevice, options: &FormatOptions) -> Res
         Err(error) => return Err(error),
     }
     device.write_head(0, &[]).await?;
+    job.set_total(superblock.partitions.into(), "partitions");
     for index in 0..superblock.partitions {
+        if job.is_cancelled() {
+            return Err(StoreError::Cancelled);
+        }
         let invalid = |source| StoreError::Objects { partition: index, source };
         let loader = PartitionLoader::new(superblock.clone(), index).map_err(invalid)?;
         device.write_zeroes(loader.start() * BLOCK, loader.blocks() * BLOCK).await?;
         let header = loader.header();
         device.write(header.block * BLOCK, &header.bytes[..]).await?;
+        job.advance(1);
     }
     for index in 0..superblock.logs {
         let capacity = (superblock.log_blocks - Superblock::LOG_HEADER_BLOCKS) * BLOCK;

@@ -13,9 +13,9 @@
 //! let reactor = reactor::Reactor::new(&reactor::ReactorConfig::default()).expect("a reactor");
 //! let core = reactor.core();
 //! reactor.block_on(async move {
-//!     let cores = StoreCores::This(&core);
-//!     format_device(&registry, "Malloc0", &cores, FormatOptions::default()).await?;
-//!     let node = StoreNode::open(&registry, "Malloc0", "store", &cores).await?;
+//!     let (cores, job) = (StoreCores::This(&core), control::JobHandle::standalone());
+//!     format_device(&registry, "Malloc0", &cores, FormatOptions::default(), &job).await?;
+//!     let node = StoreNode::open(&registry, "Malloc0", "store", &cores, &job).await?;
 //!     node.create_image("vol", 1 << 30).await?;
 //!     let descriptor = registry.open("store/vol", Access::ReadWrite)?;
 //!     let io = AsyncChannel::new(&core, descriptor.channel(&core)?);

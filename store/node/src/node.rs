@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bdev::{Access, BlockDevice, Registry, Uuid};
+use control::JobHandle;
 use reactor::{Core, ReactorHandle};
 use wire_store::{ImageRecord, OBJECT_BYTES, ObjectId, Superblock};
 
@@ -125,11 +126,13 @@ pub async fn format_device(
     bdev_name: &str,
     cores: &StoreCores<'_>,
     options: FormatOptions,
+    job: &JobHandle,
 ) -> Result<Superblock, StoreError> {
     let descriptor = registry.open(bdev_name, Access::Exclusive { by: "store format" })?;
+    let job = job.clone();
     let work = move |core: Core| async move {
         let device = StoreDevice::open(&core, &descriptor)?;
-        let superblock = format(&device, &options).await;
+        let superblock = format(&device, &options, &job).await;
         drop(descriptor);
         device.close().await;
         superblock
@@ -148,8 +151,9 @@ impl StoreNode {
         bdev_name: &str,
         name: &str,
         cores: &StoreCores<'_>,
+        job: &JobHandle,
     ) -> Result<StoreNode, StoreError> {
-        let opened = StoreNode::open_device(registry, bdev_name, name, cores).await;
+        let opened = StoreNode::open_device(registry, bdev_name, name, cores, job).await;
         if opened.is_err() {
             // The device is free for others when this returns.
             cores.settle().await?;
@@ -162,6 +166,7 @@ impl StoreNode {
         bdev_name: &str,
         name: &str,
         cores: &StoreCores<'_>,
+        job: &JobHandle,
     ) -> Result<StoreNode, StoreError> {
         let by = format!("store {name}");
         let descriptor = Arc::new(registry.open(bdev_name, Access::Exclusive { by: &by })?);
@@ -174,12 +179,20 @@ impl StoreNode {
             return Err(StoreError::Geometry(reason.to_string()));
         }
         let mut shards = Vec::new();
+        job.set_total(superblock.partitions.into(), "partitions");
         for index in 0..superblock.partitions {
             let (of_core, superblock) = (descriptor.clone(), superblock.clone());
             let start =
                 move |core: Core| async move { shard::start(&core, &of_core, &superblock, index).await };
-            match cores.run(index as usize, start).await {
-                Ok(shard) => shards.push(shard),
+            let started = match job.is_cancelled() {
+                true => Err(StoreError::Cancelled),
+                false => cores.run(index as usize, start).await,
+            };
+            match started {
+                Ok(shard) => {
+                    shards.push(shard);
+                    job.advance(1);
+                }
                 Err(error) => {
                     close_shards(&shards).await;
                     return Err(error);
@@ -278,14 +291,19 @@ impl StoreNode {
     ///
     /// # Errors
     /// [`StoreError::NoImage`], [`StoreError::InvalidImage`], and what the device reports.
-    pub async fn resize_image(&self, name: &str, bytes: u64) -> Result<ImageInfo, StoreError> {
+    pub async fn resize_image(
+        &self,
+        name: &str,
+        bytes: u64,
+        job: &JobHandle,
+    ) -> Result<ImageInfo, StoreError> {
         check_image(name, bytes)?;
         let old = self.record(name)?;
         let record = ImageRecord { bytes, ..old.clone() };
         if bytes < old.bytes {
             // Nothing is written there from now on; and what is there is gone before the record says so.
             self.set_device_bytes(name, bytes)?;
-            self.discard_from(&old, bytes).await?;
+            self.discard_from(&old, bytes, job).await?;
         }
         self.put_record(&record).await?;
         self.set_device_bytes(name, bytes)?;
@@ -294,17 +312,18 @@ impl StoreNode {
         Ok(info)
     }
 
-    /// Removes an image with its data, and its block device. If that is interrupted, it goes on when the store is opened.
+    /// Removes an image with its data, and its block device. If that is interrupted or cancelled, it goes on when it is
+    /// removed again or the store is opened.
     ///
     /// # Errors
     /// [`StoreError::NoImage`], and what the device reports.
-    pub async fn remove_image(&self, name: &str) -> Result<(), StoreError> {
+    pub async fn remove_image(&self, name: &str, job: &JobHandle) -> Result<(), StoreError> {
         let record = ImageRecord { removing: true, ..self.record(name)? };
         self.put_record(&record).await?;
         sync::lock(&self.images).insert(name.to_string(), record.clone());
         // It may be gone already, after an attempt that failed.
         let _ = self.registry.unregister(&self.bdev_name(name));
-        self.finish_removal(&record).await
+        self.finish_removal(&record, job).await
     }
 
     /// What each partition reports.
@@ -352,7 +371,7 @@ impl StoreNode {
         let records: Vec<ImageRecord> = sync::lock(&self.images).values().cloned().collect();
         for record in records {
             if record.removing {
-                self.finish_removal(&record).await?;
+                self.finish_removal(&record, &JobHandle::standalone()).await?;
             } else {
                 self.register(&record)?;
             }
@@ -403,23 +422,37 @@ impl StoreNode {
         shard.perform("removing the record of an image", ShardOperation::Remove { object }).await
     }
 
-    async fn finish_removal(&self, record: &ImageRecord) -> Result<(), StoreError> {
-        self.discard_from(record, 0).await?;
+    async fn finish_removal(&self, record: &ImageRecord, job: &JobHandle) -> Result<(), StoreError> {
+        self.discard_from(record, 0, job).await?;
         self.remove_record(record).await?;
         sync::lock(&self.images).remove(&record.name);
         Ok(())
     }
 
     /// Removes what a volume has from `bytes` on.
-    async fn discard_from(&self, record: &ImageRecord, bytes: u64) -> Result<(), StoreError> {
+    async fn discard_from(
+        &self,
+        record: &ImageRecord,
+        bytes: u64,
+        job: &JobHandle,
+    ) -> Result<(), StoreError> {
         let (first, within) = locate(record.volume, bytes, self.shards.len());
         for shard in &*self.shards {
             let objects = list(shard, record.volume).await?;
             let behind = objects
                 .into_iter()
                 .filter(|object| object.index > first.index || (object.index == first.index && within == 0));
-            let remove = |object| shard.perform("removing an object", ShardOperation::Remove { object });
-            crate::device::join_all(CONTROL_IN_FLIGHT_MAX, behind.map(remove)).await?;
+            let behind: Vec<ObjectId> = behind.collect();
+            job.set_total(job.done() + behind.len() as u64, "objects");
+            let remove = |object| async move {
+                if job.is_cancelled() {
+                    return Err(StoreError::Cancelled);
+                }
+                shard.perform("removing an object", ShardOperation::Remove { object }).await?;
+                job.advance(1);
+                Ok(())
+            };
+            crate::device::join_all(CONTROL_IN_FLIGHT_MAX, behind.into_iter().map(remove)).await?;
         }
         if within > 0 {
             let length = OBJECT_BYTES as u32 - within;

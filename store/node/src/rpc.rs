@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use bdev::{BdevError, Registry, Uuid};
 use control::json::{Value, json};
-use control::{Method, Module, RpcError};
+use control::{JobHandle, Method, Module, RpcError};
 use reactor::{ReactorHandle, blocking};
 
 use crate::{FormatOptions, ImageInfo, StoreCores, StoreError, StoreNode, format_device};
@@ -17,12 +17,19 @@ pub struct StoreModule {
     reactors: Vec<ReactorHandle>,
     /// By name.
     stores: Mutex<BTreeMap<String, Arc<StoreNode>>>,
+    /// Held by each job that changes something: they may take long, and keep no other method waiting.
+    changes: Mutex<()>,
 }
 
 impl StoreModule {
     /// No stores; those that are opened run on `reactors`.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<StoreModule> {
-        Arc::new(StoreModule { registry, reactors: reactors.to_vec(), stores: Mutex::default() })
+        Arc::new(StoreModule {
+            registry,
+            reactors: reactors.to_vec(),
+            stores: Mutex::default(),
+            changes: Mutex::default(),
+        })
     }
 
     fn cores(&self) -> StoreCores<'_> {
@@ -51,7 +58,7 @@ impl Module for StoreModule {
 
     fn methods() -> Vec<Method<StoreModule>> {
         vec![
-            Method::update("store_format", format)
+            Method::job("store_format", format)
                 .text(
                     "Writes an empty store to a bdev, which nothing else may use. Not an SPDK method.",
                     "`uuid` of the device, `partitions`, and `log_bytes` of each",
@@ -63,7 +70,7 @@ impl Module for StoreModule {
                     (RpcError::EBUSY, "the bdev is in use"),
                     DEVICE,
                 ]),
-            Method::update("store_open", open)
+            Method::job("store_open", open)
                 .text(
                     "Opens the store on a bdev, which it claims, and registers its images as the bdevs `NAME/IMAGE`. What \
                      a crash left in the logs is applied first. Not an SPDK method.",
@@ -76,7 +83,7 @@ impl Module for StoreModule {
                     (RpcError::EBUSY, "the bdev is in use"),
                     DEVICE,
                 ]),
-            Method::update("store_close", close)
+            Method::job("store_close", close)
                 .text("Removes a store's bdevs, writes everything in place, and releases its device. Not an SPDK method.", "true")
                 .errors(&[NO_STORE]),
             Method::query("store_get_stores", get_stores)
@@ -85,7 +92,7 @@ impl Module for StoreModule {
                     "array of stores with `name`, `base_bdev`, `uuid`, `partitions` and `images`",
                 )
                 .errors(&[NO_STORE]),
-            Method::update("store_image_create", create_image)
+            Method::job("store_image_create", create_image)
                 .text(
                     "Creates an image, a thin volume, and its bdev `STORE/NAME`. Not an SPDK method.",
                     "name of the bdev",
@@ -97,16 +104,17 @@ impl Module for StoreModule {
                     (RpcError::ENOSPC, "the store is full"),
                     DEVICE,
                 ]),
-            Method::update("store_image_resize", resize_image)
+            Method::job("store_image_resize", resize_image)
                 .text("Resizes an image. What is cut off is gone. Not an SPDK method.", "true")
                 .errors(&[NO_IMAGE, (RpcError::EINVAL, "the size is invalid"), DEVICE]),
-            Method::update("store_image_delete", delete_image)
+            Method::job("store_image_delete", delete_image)
                 .text("Deletes an image with its data and its bdev. Not an SPDK method.", "true")
                 .errors(&[NO_IMAGE, DEVICE]),
         ]
     }
 
     fn drain(&self) {
+        let _changes = sync::lock(&self.changes);
         let stores = std::mem::take(&mut *sync::lock(&self.stores));
         for store in stores.values() {
             // What is not written in place is in the log.
@@ -140,6 +148,7 @@ impl From<StoreError> for RpcError {
                 RpcError::EINVAL
             }
             StoreError::NoBuffers => RpcError::ENOMEM,
+            StoreError::Cancelled => RpcError::ECANCELED,
             StoreError::Failed { status, .. } if *status == block_io::Status::CAPACITY_EXCEEDED => {
                 RpcError::ENOSPC
             }
@@ -162,11 +171,12 @@ control::parameters! {
     }
 }
 
-fn format(module: &StoreModule, params: FormatParams) -> Result<Value, RpcError> {
+fn format(module: &StoreModule, params: FormatParams, job: &JobHandle) -> Result<Value, RpcError> {
+    let _changes = sync::lock(&module.changes);
     let options =
         FormatOptions { partitions: params.partitions, log_bytes: params.log_bytes, force: params.force };
     let cores = module.cores();
-    let superblock = wait(format_device(&module.registry, &params.bdev_name, &cores, options))?;
+    let superblock = wait(format_device(&module.registry, &params.bdev_name, &cores, options, job))?;
     Ok(json!({
         "uuid": Uuid::from_bytes(superblock.device).to_string(),
         "partitions": superblock.partitions,
@@ -183,7 +193,8 @@ control::parameters! {
     }
 }
 
-fn open(module: &StoreModule, params: OpenParams) -> Result<Value, RpcError> {
+fn open(module: &StoreModule, params: OpenParams, job: &JobHandle) -> Result<Value, RpcError> {
+    let _changes = sync::lock(&module.changes);
     if sync::lock(&module.stores).contains_key(&params.name) {
         let message = format!("a store called {} is open: give another name", params.name);
         return Err(RpcError::new(RpcError::EEXIST, message));
@@ -192,7 +203,7 @@ fn open(module: &StoreModule, params: OpenParams) -> Result<Value, RpcError> {
         return Err(RpcError::new(RpcError::EINVAL, "a name without `/` is needed"));
     }
     let cores = module.cores();
-    let store = wait(StoreNode::open(&module.registry, &params.bdev_name, &params.name, &cores))?;
+    let store = wait(StoreNode::open(&module.registry, &params.bdev_name, &params.name, &cores, job))?;
     let names = store.images().into_iter().map(|image| image.bdev_name).collect();
     sync::lock(&module.stores).insert(params.name, Arc::new(store));
     Ok(names)
@@ -205,7 +216,8 @@ control::parameters! {
     }
 }
 
-fn close(module: &StoreModule, params: StoreName) -> Result<bool, RpcError> {
+fn close(module: &StoreModule, params: StoreName, _job: &JobHandle) -> Result<bool, RpcError> {
+    let _changes = sync::lock(&module.changes);
     let store = module.find(&params.name)?;
     blocking::block_on(store.close()).map_err(|_| StoreError::Closed)?;
     sync::lock(&module.stores).remove(&params.name);
@@ -290,14 +302,16 @@ control::parameters! {
     }
 }
 
-fn create_image(module: &StoreModule, params: ImageSize) -> Result<String, RpcError> {
+fn create_image(module: &StoreModule, params: ImageSize, _job: &JobHandle) -> Result<String, RpcError> {
+    let _changes = sync::lock(&module.changes);
     let store = module.find(&params.store)?;
     Ok(wait(store.create_image(&params.name, params.size))?.bdev_name)
 }
 
-fn resize_image(module: &StoreModule, params: ImageSize) -> Result<bool, RpcError> {
+fn resize_image(module: &StoreModule, params: ImageSize, job: &JobHandle) -> Result<bool, RpcError> {
+    let _changes = sync::lock(&module.changes);
     let store = module.find(&params.store)?;
-    wait(store.resize_image(&params.name, params.size))?;
+    wait(store.resize_image(&params.name, params.size, job))?;
     Ok(true)
 }
 
@@ -310,8 +324,9 @@ control::parameters! {
     }
 }
 
-fn delete_image(module: &StoreModule, params: ImageName) -> Result<bool, RpcError> {
+fn delete_image(module: &StoreModule, params: ImageName, job: &JobHandle) -> Result<bool, RpcError> {
+    let _changes = sync::lock(&module.changes);
     let store = module.find(&params.store)?;
-    wait(store.remove_image(&params.name))?;
+    wait(store.remove_image(&params.name, job))?;
     Ok(true)
 }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use bdev::testing::CrashDisk;
 use bdev::{Access, AsyncChannel, Registry, Request};
 use block_io::{Op, Status, Tag};
+use control::JobHandle;
 use os::clock::VirtualClock;
 use random::WyRand;
 use reactor::{Core, Reactor, ReactorConfig};
@@ -234,7 +235,8 @@ impl Process {
 }
 
 async fn open(registry: Registry, core: Core) -> Result<(StoreNode, Vec<AsyncChannel>), StoreError> {
-    let node = StoreNode::open(&registry, "Disk", "s", &StoreCores::This(&core)).await?;
+    let node =
+        StoreNode::open(&registry, "Disk", "s", &StoreCores::This(&core), &JobHandle::standalone()).await?;
     for (name, bytes) in IMAGES {
         if !node.images().iter().any(|image| image.name == name) {
             node.create_image(name, bytes).await?;
@@ -298,7 +300,10 @@ fn run_seed(seed: u64, ignores_fua: bool) -> Result<Counts, String> {
     let (registry, core) = (process.registry.clone(), process.reactor.core());
     let options = FormatOptions { partitions: Some(2), log_bytes: Some(log_bytes), force: false };
     process
-        .run(async move { format_device(&registry, "Disk", &StoreCores::This(&core), options).await })
+        .run(async move {
+            format_device(&registry, "Disk", &StoreCores::This(&core), options, &JobHandle::standalone())
+                .await
+        })
         .map_err(|error| error.to_string())?;
     let oracle = Rc::new(RefCell::new(Oracle::default()));
     for round in 0..ROUNDS {

@@ -8,11 +8,13 @@ use bdev::error::{ErrorConfig, FaultAction, FaultInjection};
 use bdev::rpc::BdevModule;
 use bdev::{Access, AsyncChannel, Bdev, BdevError, BdevGeometry, BoxedChannel, Registry, error, malloc};
 use block_io::{Op, Status};
-use control::ControlPlane;
 use control::json::{Value, json};
+use control::{ControlPlane, JobHandle};
 use os::CpuSet;
+use reactor::blocking::block_on;
 use reactor::{Core, ReactorConfig, Reactors};
 use store_node::rpc::StoreModule;
+use store_node::{StoreCores, StoreError, StoreNode};
 
 struct Program {
     registry: Registry,
@@ -169,6 +171,40 @@ fn a_device_that_fails_ends_its_partition_and_loses_nothing() {
     let first = program.read(0, 0, 4096).unwrap();
     assert!(first.iter().all(|byte| *byte == first[0]) && [1, 2].contains(&first[0]), "{}", first[0]);
     assert!(program.read(0, 8192, 4096).unwrap().iter().all(|byte| *byte == 3));
+    program.stop();
+}
+
+#[test]
+fn a_cancelled_removal_goes_on_when_the_store_is_opened() {
+    let program = Program::start();
+    program.format();
+    let (cores, job) = (StoreCores::Reactors(program.reactors.handles()), JobHandle::standalone());
+    let open = || {
+        let opened = StoreNode::open(&program.registry, "EE_Malloc0", "s", &cores, &job);
+        block_on(opened).unwrap().unwrap()
+    };
+    let node = open();
+    block_on(node.create_image("vol", 32 << 20)).unwrap().unwrap();
+    assert_eq!(program.write(0, 8192, 4096, 1), Status::SUCCESS);
+    let cancelled = JobHandle::standalone();
+    cancelled.cancel().unwrap();
+    let removed = block_on(node.remove_image("vol", &cancelled)).unwrap();
+    assert!(matches!(removed, Err(StoreError::Cancelled)), "{removed:?}");
+    assert!(node.images()[0].removing && program.registry.find("s/vol").is_none());
+    assert!(block_on(node.create_image("vol", 1 << 20)).unwrap().is_err(), "its name is still in use");
+    block_on(node.close()).unwrap();
+    drop(node);
+    // Until the cores have released the device, it cannot be claimed.
+    while program.registry.claims().iter().any(|(name, _)| name == "EE_Malloc0") {
+        std::thread::yield_now();
+    }
+    let node = open();
+    assert_eq!(node.images(), []);
+    // Closing puts the removals in place.
+    block_on(node.close()).unwrap();
+    let status = block_on(node.status()).unwrap().unwrap();
+    assert!(status.iter().all(|partition| partition.space.objects == 0));
+    drop(node);
     program.stop();
 }
 

@@ -7,6 +7,7 @@ use bdev::uring::{self, UringConfig};
 use bdev::{Registry, Uuid};
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table};
+use control::JobHandle;
 use reactor::{Reactor, ReactorConfig};
 use serde_json::{Value, json};
 use store_node::{FormatOptions, PartitionContents, StoreContents, StoreCores, format_device, inspect};
@@ -96,7 +97,7 @@ fn format(options: FormatArgs) -> Result<(), CommandError> {
     let core = reactor.core();
     let formatted = reactor.block_on(async move {
         let options = FormatOptions { partitions, log_bytes, force };
-        format_device(&registry, DEVICE, &StoreCores::This(&core), options).await
+        format_device(&registry, DEVICE, &StoreCores::This(&core), options, &JobHandle::standalone()).await
     });
     let superblock = formatted.map_err(|error| failed(&path, &error))?;
     stdout_line!("{}: {}", path.display(), division(&superblock));
