@@ -86,6 +86,18 @@ pub enum SetupError {
         "--verify needs one file, one block size and no sequence in --rw; give each file or size a job of its own"
     )]
     VerifyMixed,
+    /// A block is too short for its header, or an I/O is not whole blocks with headers.
+    #[error(
+        "--verify_interval={interval} does not divide --bs={bs}, or is below the {min} bytes that --verify needs"
+    )]
+    VerifyInterval {
+        /// Bytes of a block with a header.
+        interval: usize,
+        /// Bytes of an I/O.
+        bs: u32,
+        /// The smallest block.
+        min: usize,
+    },
     /// The alignment is not a multiple of the block size.
     #[error("--blockalign={align} is not a multiple of the device's {block_bytes}-byte blocks")]
     Align {

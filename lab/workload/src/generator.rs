@@ -125,13 +125,12 @@ impl Generator {
         let geometry = files[0];
         let verifier = match spec.verify {
             Verify::Off => None,
-            mode => {
+            _ => {
                 if u64::from(spec.io_depth) > pattern.positions {
                     let (depth, positions) = (spec.io_depth, pattern.positions);
                     return Err(SetupError::DepthAbovePositions { depth, positions });
                 }
-                let strict = !spec.workload.writes();
-                Some(Verifier::new(mode, spec.seed, geometry.block_bytes, pattern.positions, strict)?)
+                Some(Verifier::new(&spec, geometry.block_bytes, pattern.positions)?)
             }
         };
         if spec.time_based && spec.runtime_ns.is_none() {

@@ -55,8 +55,8 @@ pub use result::{DepthCounts, Direction, DirectionResult, IoFailure, JobResult, 
 pub use run::{RunError, RunningJob, run, start};
 pub use source::{Source, SourceError};
 pub use spec::{
-    BlockSizes, BufferContent, FileService, JobSpec, LatencyTarget, OffsetSequence, ThinkTime, Verify,
-    Workload,
+    BlockSizes, BufferContent, FileService, FioVerify, JobSpec, LatencyTarget, OffsetSequence, ThinkTime,
+    Verify, Workload,
 };
 pub use usage::Usage;
-pub use verify::{Mismatch, Verifier, VerifyFault};
+pub use verify::{FioHeaderField, Mismatch, Verifier, VerifyFault};

@@ -199,9 +199,48 @@ pub enum Verify {
     /// No verification.
     #[default]
     Off,
-    /// Each block has a header that identifies it, with a CRC-32C.
+    /// Each logical block has a header of Ringbolt's format that identifies it, with a CRC-32C.
     Crc32c,
     /// Like `Crc32c`, and every byte is compared with what was written.
+    Pattern,
+    /// Each I/O, or each `verify_interval` of it, has fio's header or none.
+    Fio(FioVerify),
+}
+
+/// What fio stores to verify a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FioVerify {
+    /// A header alone.
+    Meta,
+    /// A header with the MD5 of the rest.
+    Md5,
+    /// A header with a CRC-7.
+    Crc7,
+    /// A header with a CRC-16.
+    Crc16,
+    /// A header with a CRC-32.
+    Crc32,
+    /// A header with a CRC-32C.
+    Crc32c,
+    /// A header with a CRC-64.
+    Crc64,
+    /// A header with XXH32.
+    Xxhash,
+    /// A header with SHA-1.
+    Sha1,
+    /// A header with 64 bytes in which fio collects the input of SHA-256: 8 of them depend on all of it.
+    Sha256,
+    /// A header with the last 128 bytes of SHA-512's input: fio stores no hash.
+    Sha512,
+    /// A header with SHA3-224.
+    Sha3_224,
+    /// A header with SHA3-256.
+    Sha3_256,
+    /// A header with SHA3-384.
+    Sha3_384,
+    /// A header with SHA3-512.
+    Sha3_512,
+    /// No header: every byte is that of `verify_pattern`.
     Pattern,
 }
 
@@ -232,6 +271,10 @@ pub struct JobSpec {
     pub read_percent: u8,
     /// Verification of data.
     pub verify: Verify,
+    /// What fio's formats write behind a header, repeated; empty for random bytes.
+    pub verify_pattern: Vec<u8>,
+    /// Bytes from one header of fio's to the next; `None` for one header an I/O.
+    pub verify_interval: Option<u32>,
     /// Seed of offsets, mix and data; each copy of the job derives its own from it.
     pub seed: u64,
     /// Whether the job continues after an I/O error.
@@ -297,6 +340,8 @@ impl Default for JobSpec {
             number_ios: None,
             read_percent: 50,
             verify: Verify::Off,
+            verify_pattern: Vec::new(),
+            verify_interval: None,
             seed: 0x8989,
             continue_on_error: false,
             size_percent: None,

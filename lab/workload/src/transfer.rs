@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 
 use crate::Histogram;
 use crate::result::{DepthCounts, DirectionResult, IoFailure, JobResult, KernelThreads, Samples};
+use crate::spec::FioVerify;
 use crate::spec::JobSpec;
 use crate::usage::Usage;
-use crate::verify::{Mismatch, VerifyFault};
+use crate::verify::{FioHeaderField, Mismatch, VerifyFault};
 
 /// Encodes a result as one line.
 pub(crate) fn encode(result: &JobResult) -> String {
@@ -110,6 +111,9 @@ fn decode_direction(value: &Value) -> Option<DirectionResult> {
     })
 }
 
+/// The number of the first field of fio's header, among kinds of faults.
+const FIELDS_FROM: u64 = 8;
+
 /// A mismatch as numbers: LBA, kind of fault and its two values.
 fn encode_mismatch(one: &Mismatch) -> Value {
     let (kind, first, second) = match &one.fault {
@@ -119,6 +123,11 @@ fn encode_mismatch(one: &Mismatch) -> Value {
         VerifyFault::Generation { expected, got } => (3, u64::from(*expected), u64::from(*got)),
         VerifyFault::Checksum { expected, got } => (4, u64::from(*expected), u64::from(*got)),
         VerifyFault::Content { offset } => (5, u64::from(*offset), 0),
+        VerifyFault::Digest { kind } => (6, u64::from(kind.number()), 0),
+        VerifyFault::PatternByte { offset, expected, got } => {
+            (7, u64::from(*offset), u64::from(u16::from_be_bytes([*expected, *got])))
+        }
+        VerifyFault::Header { field, expected, got } => (FIELDS_FROM + *field as u64, *expected, *got),
     };
     json!([one.lba, kind, first, second])
 }
@@ -132,7 +141,15 @@ fn decode_mismatch(value: &Value) -> Option<Mismatch> {
         3 => VerifyFault::Generation { expected: first as u32, got: second as u32 },
         4 => VerifyFault::Checksum { expected: first as u32, got: second as u32 },
         5 => VerifyFault::Content { offset: first as u32 },
-        _ => return None,
+        6 => VerifyFault::Digest { kind: FioVerify::from_number(u16::try_from(first).ok()?)? },
+        7 => {
+            let [expected, got] = u16::try_from(second).ok()?.to_be_bytes();
+            VerifyFault::PatternByte { offset: first as u32, expected, got }
+        }
+        kind => {
+            let field = *FioHeaderField::ALL.get(usize::try_from(kind.checked_sub(FIELDS_FROM)?).ok()?)?;
+            VerifyFault::Header { field, expected: first, got: second }
+        }
     };
     Some(Mismatch { lba, fault })
 }
@@ -167,6 +184,10 @@ mod tests {
             VerifyFault::Generation { expected: 3, got: 4 },
             VerifyFault::Checksum { expected: 5, got: 6 },
             VerifyFault::Content { offset: 7 },
+            VerifyFault::Digest { kind: FioVerify::Sha1 },
+            VerifyFault::PatternByte { offset: 8, expected: 9, got: 10 },
+            VerifyFault::Header { field: FioHeaderField::Magic, expected: 11, got: 12 },
+            VerifyFault::Header { field: FioHeaderField::Seed, expected: 13, got: u64::MAX },
         ];
         let status = Status::WRITE_FAULT.do_not_retry();
         let result = JobResult {

@@ -2,13 +2,16 @@
 //!
 //! Each logical block that a verifying job writes has a header with its LBA, the seed of the run, a generation
 //! (how often that run has written the block) and a CRC-32C. A read is checked against the expected
-//! generation, which detects and identifies lost, late, torn and misplaced writes.
+//! generation, which detects and identifies lost, late, torn and misplaced writes. [`fio_format`] has fio's headers.
+
+mod fio_format;
 
 use std::fmt;
 
 use crate::WyRand;
 use crate::access_pattern::SetupError;
-use crate::spec::Verify;
+use crate::spec::{FioVerify, JobSpec, Verify};
+use fio_format::FioFormat;
 
 /// "RBVERIFY", little-endian.
 const MAGIC: u64 = u64::from_le_bytes(*b"RBVERIFY");
@@ -33,6 +36,39 @@ pub struct Mismatch {
     pub lba: u64,
     /// What is wrong with it.
     pub fault: VerifyFault,
+}
+
+/// A field of fio's header, in the order in which they are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FioHeaderField {
+    /// The magic number.
+    Magic,
+    /// The header's checksum.
+    Checksum,
+    /// The number of the kind of verification.
+    Kind,
+    /// Bytes of the block.
+    Length,
+    /// Offset of the block in the file, bytes.
+    Offset,
+    /// Seed, which identifies run and generation.
+    Seed,
+}
+
+impl FioHeaderField {
+    /// Every field, in order.
+    pub const ALL: [FioHeaderField; 6] = [
+        FioHeaderField::Magic,
+        FioHeaderField::Checksum,
+        FioHeaderField::Kind,
+        FioHeaderField::Length,
+        FioHeaderField::Offset,
+        FioHeaderField::Seed,
+    ];
+
+    fn name(self) -> &'static str {
+        ["magic number", "checksum", "kind", "length", "offset", "seed"][self as usize]
+    }
 }
 
 /// What is wrong with a block.
@@ -69,6 +105,29 @@ pub enum VerifyFault {
         /// Checksum of the block's content.
         got: u32,
     },
+    /// A field of fio's header is wrong. The seed identifies the job and the generation.
+    Header {
+        /// The field.
+        field: FioHeaderField,
+        /// Its value for this block.
+        expected: u64,
+        /// The value in the header.
+        got: u64,
+    },
+    /// The content does not match the digest in fio's header.
+    Digest {
+        /// Kind of the digest.
+        kind: FioVerify,
+    },
+    /// The content differs from `verify_pattern`.
+    PatternByte {
+        /// Offset of the first differing byte from the start of the block.
+        offset: u32,
+        /// Byte of the pattern.
+        expected: u8,
+        /// Byte that was read.
+        got: u8,
+    },
     /// The checksum is right, but the content is not what was written.
     Content {
         /// Offset of the first differing chunk, in bytes from the start of the block.
@@ -97,6 +156,19 @@ impl fmt::Display for Mismatch {
             VerifyFault::Checksum { expected, got } => {
                 write!(f, "LBA {lba}: expected CRC-32C {expected:#010x}, got {got:#010x}: content is damaged")
             }
+            VerifyFault::Header { field, expected, got } => {
+                let field = field.name();
+                write!(f, "LBA {lba}: expected {field} {expected:#x} in fio's header, got {got:#x}")
+            }
+            VerifyFault::Digest { kind } => {
+                write!(f, "LBA {lba}: content does not match the {} in fio's header", kind.name())
+            }
+            VerifyFault::PatternByte { offset, expected, got } => {
+                write!(
+                    f,
+                    "LBA {lba}: expected byte {expected:#04x} of the pattern at {offset}, got {got:#04x}"
+                )
+            }
             VerifyFault::Content { offset } => {
                 write!(f, "LBA {lba}: byte {offset} differs from what was written, under a right checksum")
             }
@@ -111,7 +183,10 @@ impl fmt::Display for Mismatch {
 #[derive(Debug)]
 pub struct Verifier {
     mode: Verify,
+    /// Of fio's kinds.
+    fio: Option<FioFormat>,
     seed: u64,
+    /// Bytes of a logical block.
     block_bytes: usize,
     /// Whether every block must have a header: the job only reads data of an earlier run.
     strict: bool,
@@ -126,21 +201,20 @@ pub struct Verifier {
 
 impl Verifier {
     /// Tracks `positions` I/O positions of a device with logical blocks of `block_bytes`.
-    pub(crate) fn new(
-        mode: Verify,
-        seed: u64,
-        block_bytes: u32,
-        positions: u64,
-        strict: bool,
-    ) -> Result<Verifier, SetupError> {
+    pub(crate) fn new(spec: &JobSpec, block_bytes: u32, positions: u64) -> Result<Verifier, SetupError> {
         if positions > POSITIONS_MAX {
             return Err(SetupError::VerifyTooLarge { positions, positions_max: POSITIONS_MAX });
         }
+        let fio = match spec.verify {
+            Verify::Fio(kind) => Some(fio_format(spec, kind)?),
+            _ => None,
+        };
         Ok(Verifier {
-            mode,
-            seed,
+            mode: spec.verify,
+            fio,
+            seed: spec.seed,
             block_bytes: block_bytes as usize,
-            strict,
+            strict: !spec.workload.writes(),
             generations: vec![0; positions as usize],
             busy: vec![0; positions.div_ceil(64) as usize],
             mismatches: Vec::new(),
@@ -172,6 +246,9 @@ impl Verifier {
     /// Fills the buffer of a write to `position` with headers and payload.
     pub(crate) fn fill(&self, position: u64, lba: u64, data: &mut [u8]) {
         let generation = self.next_generation(position);
+        if let Some(format) = &self.fio {
+            return format.fill(data, lba * self.block_bytes as u64, fio_seed(lba, self.seed, generation));
+        }
         for (block, lba) in data.chunks_exact_mut(self.block_bytes).zip(lba..) {
             fill_block(block, lba, self.seed, generation);
         }
@@ -191,22 +268,33 @@ impl Verifier {
     /// Verifies data read from `position`; returns the number of mismatching blocks.
     pub(crate) fn check(&mut self, position: u64, lba: u64, data: &[u8]) -> u32 {
         let generation = self.generations[position as usize];
+        let is_known = !matches!(generation, 0 | UNKNOWN);
+        let needs_header = !is_known && (generation == UNKNOWN || !self.strict);
+        let unit = self.fio.as_ref().map_or(self.block_bytes, |format| format.interval);
+        let expected = is_known.then_some((self.seed, generation));
         let mut mismatching = 0;
-        for (block, lba) in data.chunks_exact(self.block_bytes).zip(lba..) {
-            let has_header = word(block, MAGIC_AT) == MAGIC;
-            if !has_header && (generation == UNKNOWN || (generation == 0 && !self.strict)) {
+        for (block, within) in data.chunks_exact(unit).zip((0..).step_by(unit)) {
+            let block_lba = lba + (within / self.block_bytes) as u64;
+            let (has_header, offset) = match &self.fio {
+                None => (word(block, MAGIC_AT) == MAGIC, 0),
+                Some(format) => (format.has_header(block), lba * self.block_bytes as u64 + within as u64),
+            };
+            if needs_header && !has_header {
                 continue;
             }
             self.checked_blocks += 1;
-            let expected = match generation {
-                0 | UNKNOWN => None,
-                generation => Some((self.seed, generation)),
+            let outcome = match &self.fio {
+                None => check_block(block, block_lba, expected, self.mode == Verify::Pattern),
+                Some(format) => {
+                    let seed = expected.map(|(seed, generation)| fio_seed(lba, seed, generation));
+                    format.check(block, within, offset, seed)
+                }
             };
-            if let Err(fault) = check_block(block, lba, expected, self.mode == Verify::Pattern) {
+            if let Err(fault) = outcome {
                 mismatching += 1;
                 self.mismatch_count += 1;
                 if self.mismatches.len() < MISMATCHES_KEPT_MAX {
-                    self.mismatches.push(Mismatch { lba, fault });
+                    self.mismatches.push(Mismatch { lba: block_lba, fault });
                 }
             }
         }
@@ -243,6 +331,22 @@ impl Verifier {
             generation => generation + 1,
         }
     }
+}
+
+/// fio's format of a job. An interval above the I/O size means one header an I/O.
+fn fio_format(spec: &JobSpec, kind: FioVerify) -> Result<FioFormat, SetupError> {
+    let bs = spec.block_bytes;
+    let interval = spec.verify_interval.filter(|bytes| (1..=bs).contains(bytes)).unwrap_or(bs) as usize;
+    let min = kind.block_bytes_min();
+    if interval < min || !(bs as usize).is_multiple_of(interval) {
+        return Err(SetupError::VerifyInterval { interval, bs, min });
+    }
+    Ok(FioFormat { kind, pattern: spec.verify_pattern.clone(), interval })
+}
+
+/// The seed in fio's header, and of the payload: it identifies the run, the place and the generation.
+fn fio_seed(lba: u64, seed: u64, generation: u32) -> u64 {
+    payload(lba, seed, generation).next_bits()
 }
 
 fn fill_block(block: &mut [u8], lba: u64, seed: u64, generation: u32) {
@@ -320,9 +424,12 @@ fn half_word(block: &[u8], at: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::Workload;
 
     fn verifier(strict: bool) -> Verifier {
-        Verifier::new(Verify::Pattern, 5, 512, 8, strict).unwrap()
+        let workload = if strict { Workload::Read } else { Workload::Write };
+        let spec = JobSpec { verify: Verify::Pattern, seed: 5, workload, ..JobSpec::default() };
+        Verifier::new(&spec, 512, 8).unwrap()
     }
 
     #[test]

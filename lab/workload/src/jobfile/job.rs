@@ -3,7 +3,7 @@
 use io_engines::{EngineConfig, EngineKind, FileOperation, SyncMode};
 
 use super::transport_id;
-use crate::spec::{BlockSizes, JobSpec, Verify, gcd};
+use crate::spec::{BlockSizes, FioVerify, JobSpec, Verify, gcd};
 
 /// The I/O engine: `ioengine`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,6 +190,7 @@ impl PerfJob {
             (0..3).filter(of_used).all(|index| sizes[index] == BlockSizes::Fixed(self.spec.block_bytes));
         self.spec.sizes = (!same).then(|| Box::new(sizes));
         self.spec.random_map = self.random_map;
+        self.finalize_verify()?;
         let filename = self.filename.as_deref().unwrap_or_default();
         self.filenames = match transport_id::uris(filename)? {
             Some(uris) => uris,
@@ -249,6 +250,25 @@ impl PerfJob {
             self.spec.sample_ns = self.spec.log.average_ns;
         }
         Ok(())
+    }
+
+    /// A pattern without another kind of verification is one, as in fio.
+    fn finalize_verify(&mut self) -> Result<(), String> {
+        let spec = &mut self.spec;
+        if !spec.verify_pattern.is_empty() && matches!(spec.verify, Verify::Off | Verify::Pattern) {
+            spec.verify = Verify::Fio(FioVerify::Pattern);
+        }
+        let is_fio = matches!(spec.verify, Verify::Fio(_));
+        let cases = [
+            (!spec.verify_pattern.is_empty(), "verify_pattern"),
+            (spec.verify_interval.is_some(), "verify_interval"),
+        ];
+        match cases.into_iter().find(|(given, _)| *given && !is_fio) {
+            Some((_, option)) => {
+                Err(format!("--{option} does nothing without one of fio's kinds of --verify"))
+            }
+            None => Ok(()),
+        }
     }
 
     fn finalize_kernel(&mut self, kind: EngineKind) -> Result<(), String> {

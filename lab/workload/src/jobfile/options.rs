@@ -7,7 +7,7 @@ use io_engines::{EngineKind, SyncMode};
 use super::job::{EngineName, PerfJob};
 use super::values::*;
 use crate::arrivals::ArrivalProcess;
-use crate::spec::{BlockSizes, BufferContent, LatencyTarget, OffsetSequence, Verify, Workload};
+use crate::spec::{BlockSizes, BufferContent, FioVerify, LatencyTarget, OffsetSequence, Verify, Workload};
 use unsupported::{NO_EFFECT, REFUSED};
 
 type Apply = fn(&mut PerfJob, &str) -> Result<(), String>;
@@ -470,17 +470,41 @@ const SUPPORTED: &[OptionInfo] = &[
         aliases: &[],
         value: "crc32c",
         switch: true,
-        help: "write blocks with a header and verify them when read: crc32c, or pattern for every byte (the formats are Ringbolt's own)",
+        help: "write blocks with fio's header and verify them when read: crc32c, crc7, crc16, crc32, crc64, md5, sha1, sha256, sha512, sha3-224 to -512, xxhash, meta, pattern; ringbolt: headers of our own in each logical block, which pattern without verify_pattern compares byte by byte",
         support: Support::PerfJob(|job, v| {
             job.spec.verify = match v {
-                "crc32c" | "1" => Verify::Crc32c,
+                "1" => Verify::Fio(FioVerify::Crc32c),
                 "pattern" => Verify::Pattern,
+                "ringbolt" => Verify::Crc32c,
                 "0" | "null" | "none" => Verify::Off,
-                _ => return Err("it is crc32c or pattern".to_string()),
+                name => Verify::Fio(FioVerify::from_name(name).ok_or_else(|| {
+                    let names = FioVerify::NAMES.map(|(_, name, _)| name).join(", ");
+                    format!("it is one of {names}, ringbolt")
+                })?),
             };
             Ok(())
         }),
     },
+    job(
+        "verify_pattern",
+        &[],
+        "0xdeadbeef",
+        "bytes of verified blocks behind fio's header, repeated; verify=pattern verifies them without a header",
+        |job, v| {
+            job.spec.verify_pattern = pattern(v)?;
+            Ok(())
+        },
+    ),
+    job(
+        "verify_interval",
+        &["header_interval"],
+        "SIZE",
+        "bytes from one of fio's headers to the next; one header an I/O by default",
+        |job, v| {
+            job.spec.verify_interval = Some(bytes_u32(v, job.kb_base)?).filter(|bytes| *bytes > 0);
+            Ok(())
+        },
+    ),
     switch("refill_buffers", "new random bytes for every write", |job, v| {
         job.spec.content = if flag(v)? { BufferContent::FreshNoise } else { BufferContent::Noise };
         Ok(())

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{ArrivalProcess, BlockSizes, Distribution, FileService, Verify, Workload};
+use crate::{ArrivalProcess, BlockSizes, Distribution, FileService, FioVerify, Verify, Workload};
 
 /// Job files and environment variables of a test.
 #[derive(Default)]
@@ -120,7 +120,10 @@ fn a_command_line_is_one_job_until_the_second_name() {
     let one =
         parse("--filename=x --rw randread --bs=8k --name=a --verify --time_based --runtime 5 --eta=never");
     assert_eq!((one.jobs.len(), one.jobs[0].spec.name.as_str()), (1, "a"));
-    assert_eq!((one.jobs[0].spec.block_bytes, one.jobs[0].spec.verify), (8192, Verify::Crc32c));
+    assert_eq!(
+        (one.jobs[0].spec.block_bytes, one.jobs[0].spec.verify),
+        (8192, Verify::Fio(FioVerify::Crc32c))
+    );
     assert_eq!(one.run_option("eta"), Some("never"));
     let two = parse("--name=a --filename=x --bs=8k --name=b --filename=y --output-format=json");
     let names: Vec<&str> = two.jobs.iter().map(|job| job.spec.name.as_str()).collect();
