@@ -236,7 +236,9 @@ impl AccessPattern {
         let mix = match spec.workload {
             Workload::Read | Workload::RandRead => OpMix::Single(Op::Read),
             Workload::Write | Workload::RandWrite => OpMix::Single(Op::Write),
-            Workload::Trim | Workload::RandTrim => OpMix::Single(Op::Unmap),
+            Workload::Trim | Workload::RandTrim | Workload::TrimWrite | Workload::RandTrimWrite => {
+                OpMix::Single(Op::Unmap)
+            }
             Workload::ReadWrite | Workload::RandRw => match spec.read_percent {
                 0 => OpMix::Single(Op::Write),
                 100.. => OpMix::Single(Op::Read),

@@ -6,6 +6,7 @@
 
 mod fast_path;
 mod general;
+mod pauses;
 
 use std::mem;
 
@@ -155,6 +156,7 @@ impl Generator {
             && is_fixed_size
             && !spec.log.is_on()
             && spec.think.ns == 0
+            && !spec.workload.writes_what_it_trims()
             && spec.flush_every == 0
             && !spec.flush_at_end
             && spec.latency_target.is_none()
@@ -319,7 +321,7 @@ impl Generator {
         }
         let mut due = self.event_ticks;
         if !self.idle.is_empty() && self.phase <= JobPhase::Measuring {
-            let think_until = self.general.as_ref().map_or(0, |general| general.think_until);
+            let think_until = self.general.as_ref().map_or(0, |general| general.pauses.until());
             match &self.open_loop {
                 Some(open_loop) => due = due.min(open_loop.schedule.next_start().max(think_until)),
                 None if think_until > 0 => due = due.min(think_until),
@@ -381,6 +383,9 @@ impl Generator {
     fn begin(&mut self, now: u64) {
         self.usage_start = Usage::now();
         self.start_ticks = now;
+        if let Some(general) = &mut self.general {
+            general.pauses.begin(now);
+        }
         if self.spec.ramp_ns > 0 {
             self.phase = JobPhase::Ramp;
             self.event_ticks = now + clock::ns_to_ticks(self.spec.ramp_ns);

@@ -24,11 +24,15 @@ pub enum Workload {
     Trim,
     /// Random deallocation.
     RandTrim,
+    /// Each block in sequence is deallocated, then written.
+    TrimWrite,
+    /// Each random block is deallocated, then written.
+    RandTrimWrite,
 }
 
 impl Workload {
     /// Every workload with fio's names for it; the first name is the one that is printed.
-    pub const NAMES: [(Workload, &'static [&'static str]); 8] = [
+    pub const NAMES: [(Workload, &'static [&'static str]); 10] = [
         (Workload::Read, &["read"]),
         (Workload::Write, &["write"]),
         (Workload::RandRead, &["randread"]),
@@ -37,6 +41,8 @@ impl Workload {
         (Workload::RandRw, &["randrw"]),
         (Workload::Trim, &["trim"]),
         (Workload::RandTrim, &["randtrim"]),
+        (Workload::TrimWrite, &["trimwrite"]),
+        (Workload::RandTrimWrite, &["randtrimwrite"]),
     ];
 
     /// Parses fio's name.
@@ -51,7 +57,13 @@ impl Workload {
 
     /// Whether offsets are random, not sequential.
     pub const fn is_random(self) -> bool {
-        matches!(self, Workload::RandRead | Workload::RandWrite | Workload::RandRw | Workload::RandTrim)
+        use Workload::{RandRead, RandRw, RandTrim, RandTrimWrite, RandWrite};
+        matches!(self, RandRead | RandWrite | RandRw | RandTrim | RandTrimWrite)
+    }
+
+    /// Whether a write of the same range follows each trim.
+    pub const fn writes_what_it_trims(self) -> bool {
+        matches!(self, Workload::TrimWrite | Workload::RandTrimWrite)
     }
 
     /// Whether the workload has reads, writes and trims; `read_percent` applies to mixed workloads.
@@ -60,6 +72,7 @@ impl Workload {
             Workload::Read | Workload::RandRead => [true, false, false],
             Workload::Write | Workload::RandWrite => [false, true, false],
             Workload::Trim | Workload::RandTrim => [false, false, true],
+            Workload::TrimWrite | Workload::RandTrimWrite => [false, true, true],
             Workload::ReadWrite | Workload::RandRw => [read_percent > 0, read_percent < 100, false],
         }
     }
@@ -157,15 +170,19 @@ impl Default for OffsetSequence {
     }
 }
 
-/// Pauses between I/Os: fio's `thinktime`.
+/// Pauses between I/Os: fio's `thinktime`. A pause begins when no I/O is in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThinkTime {
     /// Length of a pause; 0 for none.
     pub ns: u64,
     /// The part of the pause that is spent busy-waiting: `thinktime_spin`.
     pub spin_ns: u64,
-    /// I/Os between pauses: `thinktime_blocks`.
+    /// I/Os between pauses: `thinktime_blocks`; 0 for one or, with `interval_ns`, for no number.
     pub blocks: u32,
+    /// I/Os are counted when they are issued, not when they complete: `thinktime_blocks_type=issue`.
+    pub counts_issued: bool,
+    /// Time between the end of a pause and the next one: `thinktime_iotime`; 0 for none.
+    pub interval_ns: u64,
 }
 
 /// Tunes the I/O depth to the deepest queue whose latency stays within a target: fio's `latency_target`.

@@ -8,6 +8,7 @@ use dma::Data;
 use os::clock;
 
 use super::fast_path::OPS;
+use super::pauses::Pauses;
 use super::{DRAIN_NS_MAX, Generator, JobPhase, NEVER, UNLIMITED, fill_noise};
 use crate::WyRand;
 use crate::direction_stats::direction_index;
@@ -23,10 +24,7 @@ pub(super) struct GeneralState {
     unflushed: u32,
     flush_due: bool,
     flushed_at_end: bool,
-    ios_since_think: u32,
-    /// When the current think time ends, in ticks; 0 before the first.
-    pub(super) think_until: u64,
-    pub(super) spin_until: u64,
+    pub(super) pauses: Pauses,
     latency_ticks_max: u64,
     /// Whether a log, the tuner or `max_latency` needs the latency of each I/O.
     records_latency: bool,
@@ -43,9 +41,7 @@ impl GeneralState {
             unflushed: 0,
             flush_due: false,
             flushed_at_end: false,
-            ios_since_think: 0,
-            think_until: 0,
-            spin_until: 0,
+            pauses: Pauses::new(spec.think),
             latency_ticks_max: spec.latency_max_ns.map_or(NEVER, clock::ns_to_ticks),
             records_latency: spec.latency_max_ns.is_some()
                 || spec.latency_target.is_some()
@@ -65,17 +61,34 @@ impl Generator {
         }
         self.record_completions(now);
         let mut completions = mem::take(&mut self.completions);
+        let first_new = self.ready.len();
         for completion in completions.drain(..) {
             let success = completion.status().is_success();
             self.verify_completed(completion.request(), success);
-            self.idle.push(completion.into_request());
-            if let (Some(request), Some(general)) = (self.idle.last_mut(), &mut self.general)
-                && request.data().is_none()
-            {
+            let mut request = completion.into_request();
+            let Some(general) = &mut self.general else { continue };
+            if request.op != Op::Flush {
+                general.pauses.count_completed(now);
+            }
+            if request.data().is_none() {
                 request.set_data(general.detached_buffers[request.tag.0 as usize].take());
+            }
+            let goes_on = success && !self.stopped && now < self.end_ticks;
+            if request.op == Op::Unmap && goes_on && self.spec.workload.writes_what_it_trims() {
+                request.op = Op::Write;
+                self.prepare_write(&mut request);
+                self.ready.push(request);
+            } else {
+                self.idle.push(request);
             }
         }
         self.completions = completions;
+        self.batches.start(&mut self.ready[first_new..], now);
+        if self.idle.len() == self.slots
+            && let Some(general) = &mut self.general
+        {
+            general.pauses.begin_due(now);
+        }
         if self.phase == JobPhase::ReadingBack {
             self.event_ticks = now.saturating_add(clock::ns_to_ticks(DRAIN_NS_MAX));
         }
@@ -152,11 +165,13 @@ impl Generator {
         };
         while !self.idle.is_empty() && self.in_flight() + self.ready.len() < limit {
             let Some(general) = &mut self.general else { return };
-            if self.remaining_ios == 0 || general.remaining_bytes == 0 {
-                self.start_draining(now);
+            let is_last = self.remaining_ios == 0 || general.remaining_bytes == 0;
+            // fio pauses after the last I/O, too.
+            if now < general.pauses.until() && !(is_last && self.errors > 0) {
                 return;
             }
-            if now < general.think_until {
+            if is_last {
+                self.start_draining(now);
                 return;
             }
             let (mut start, mut op) = (now, None);
@@ -167,12 +182,12 @@ impl Generator {
                 start = due;
                 op = Some(OPS[direction]);
             }
-            self.start_request(op, start, now);
+            self.start_request(op, start);
         }
     }
 
     /// Takes an idle request and makes it the job's next I/O; `op` overrides the drawn operation.
-    fn start_request(&mut self, op: Option<Op>, start: u64, now: u64) {
+    fn start_request(&mut self, op: Option<Op>, start: u64) {
         let (Some(request), Some(general)) = (self.idle.last_mut(), &mut self.general) else { return };
         let tag = request.tag.0 as usize;
         if let Some(open_loop) = &mut self.open_loop {
@@ -202,9 +217,6 @@ impl Generator {
                 if buffer.len() != bytes as usize {
                     buffer.resize(bytes as usize);
                 }
-                if op == Op::Write && self.spec.content == BufferContent::FreshNoise {
-                    fill_noise(buffer, &mut general.random);
-                }
             }
             _ => general.detached_buffers[tag] = request.take_data(),
         }
@@ -217,19 +229,26 @@ impl Generator {
         if general.remaining_bytes != UNLIMITED {
             general.remaining_bytes = general.remaining_bytes.saturating_sub(u64::from(bytes));
         }
-        if request.op == Op::Write && self.spec.flush_every > 0 {
+        general.pauses.count_issued();
+        let Some(mut request) = self.idle.pop() else { return };
+        if op == Op::Write {
+            self.prepare_write(&mut request);
+        }
+        self.ready.push(request);
+    }
+
+    /// Fills a write's buffer where each has bytes of its own, and counts the write for `fsync`.
+    fn prepare_write(&mut self, request: &mut Request<Data>) {
+        let Some(general) = &mut self.general else { return };
+        if self.spec.content == BufferContent::FreshNoise
+            && let Some(buffer) = request.data_mut().and_then(Data::single_mut)
+        {
+            fill_noise(buffer, &mut general.random);
+        }
+        if self.spec.flush_every > 0 {
             general.unflushed += 1;
             general.flush_due = general.unflushed.is_multiple_of(self.spec.flush_every);
         }
-        if self.spec.think.ns > 0 {
-            general.ios_since_think += 1;
-            if general.ios_since_think >= self.spec.think.blocks.max(1) {
-                general.ios_since_think = 0;
-                general.think_until = now + clock::ns_to_ticks(self.spec.think.ns);
-                general.spin_until = now + clock::ns_to_ticks(self.spec.think.spin_ns);
-            }
-        }
-        self.ready.extend(self.idle.pop());
     }
 
     /// Reads back the positions that hold verified data, in order.
@@ -256,15 +275,13 @@ impl Generator {
             return false;
         }
         general.flushed_at_end = true;
-        self.start_request(Some(Op::Flush), now, now);
+        self.start_request(Some(Op::Flush), now);
         self.batches.start(&mut self.ready, now);
         true
     }
 
     /// Whether the job must busy-wait now: `thinktime_spin`.
     pub fn is_spinning(&self) -> bool {
-        self.general
-            .as_ref()
-            .is_some_and(|general| general.spin_until > 0 && clock::ticks() < general.spin_until)
+        self.general.as_ref().is_some_and(|general| general.pauses.is_spinning())
     }
 }

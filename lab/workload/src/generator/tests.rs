@@ -7,6 +7,7 @@ use dma::{Arena, ArenaConfig, CHUNK_BYTES, Data};
 
 use super::*;
 use crate::arrivals::{ArrivalProcess, Rates};
+use crate::spec::ThinkTime;
 use crate::verify::VerifyFault;
 
 const BLOCK: usize = 512;
@@ -401,4 +402,29 @@ fn invalid_jobs_are_rejected_before_they_run() {
         let error = Generator::new(spec, geometry, &pool).err().unwrap().to_string();
         assert!(error.contains(message), "{error}");
     }
+}
+
+#[test]
+fn each_trim_is_followed_by_the_write_of_its_range() {
+    for workload in [Workload::TrimWrite, Workload::RandTrimWrite] {
+        let mut device = FakeDevice::new(1000, 1000);
+        let result = run(JobSpec { random_map: true, ..spec(workload) }, &mut device);
+        let ios = |direction| result.direction(direction).total_ios;
+        let expected = (500, 500, 0);
+        assert_eq!((ios(Direction::Trim), ios(Direction::Write), ios(Direction::Read)), expected);
+        assert!(device.bytes.chunks(BLOCK).all(|block| block.iter().any(|byte| *byte != 0)), "{workload:?}");
+        // fio counts pairs.
+        let result = run(JobSpec { number_ios: Some(3), ..spec(workload) }, &mut device);
+        let ios = |direction| result.direction(direction).total_ios;
+        assert_eq!((ios(Direction::Trim), ios(Direction::Write)), (3, 3));
+    }
+}
+
+#[test]
+fn a_job_pauses_with_nothing_in_flight_and_after_its_last_io() {
+    let think = ThinkTime { ns: 2_000_000, blocks: 4, counts_issued: true, ..ThinkTime::default() };
+    let mut device = FakeDevice::new(64, 64);
+    let result = run(JobSpec { think, number_ios: Some(12), ..spec(Workload::RandRead) }, &mut device);
+    assert_eq!((result.total_ios(), device.queued_max), (12, 4), "the depth is 8");
+    assert!(result.elapsed_ns() >= 6_000_000, "{}", result.elapsed_ns());
 }

@@ -191,6 +191,7 @@ impl PerfJob {
         self.spec.sizes = (!same).then(|| Box::new(sizes));
         self.spec.random_map = self.random_map;
         self.finalize_verify()?;
+        self.finalize_pauses_and_trims()?;
         let filename = self.filename.as_deref().unwrap_or_default();
         self.filenames = match transport_id::uris(filename)? {
             Some(uris) => uris,
@@ -269,6 +270,30 @@ impl PerfJob {
             }
             None => Ok(()),
         }
+    }
+
+    fn finalize_pauses_and_trims(&self) -> Result<(), String> {
+        let think = self.spec.think;
+        let cases = [
+            (think.spin_ns > 0, "thinktime_spin"),
+            (think.blocks > 0, "thinktime_blocks"),
+            (think.counts_issued, "thinktime_blocks_type"),
+            (think.interval_ns > 0, "thinktime_iotime"),
+        ];
+        if let Some((_, option)) = cases.into_iter().find(|(given, _)| *given && think.ns == 0) {
+            return Err(format!("--{option} does nothing without --thinktime"));
+        }
+        if self.spec.workload.writes_what_it_trims() {
+            let cases = [
+                (self.spec.sizes.is_some(), "several block sizes"),
+                (!self.spec.rates.is_closed_loop(), "rate"),
+                (self.spec.verify != Verify::Off, "verify"),
+            ];
+            if let Some((_, option)) = cases.into_iter().find(|(given, _)| *given) {
+                return Err(format!("--rw={} excludes {option}", self.spec.workload.name()));
+            }
+        }
+        Ok(())
     }
 
     fn finalize_kernel(&mut self, kind: EngineKind) -> Result<(), String> {

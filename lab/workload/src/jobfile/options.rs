@@ -203,7 +203,7 @@ const SUPPORTED: &[OptionInfo] = &[
         "rw",
         &["readwrite"],
         "randread",
-        "read, write, randread, randwrite, rw, randrw, trim or randtrim; read:-8k steps by -8 KiB after each I/O, randread:8 has a random offset every 8 I/Os",
+        "read, write, randread, randwrite, rw, randrw, trim, randtrim, trimwrite or randtrimwrite; read:-8k steps by -8 KiB after each I/O, randread:8 has a random offset every 8 I/Os",
         workload,
     ),
     job(
@@ -410,18 +410,48 @@ const SUPPORTED: &[OptionInfo] = &[
         };
         Ok(())
     }),
-    job("thinktime", &[], "TIME", "pause between I/Os, in microseconds without a unit", |job, v| {
-        job.spec.think.ns = time(v, US)?;
-        Ok(())
-    }),
+    job(
+        "thinktime",
+        &[],
+        "TIME",
+        "pause between I/Os when none is in flight, in microseconds without a unit",
+        |job, v| {
+            job.spec.think.ns = time(v, US)?;
+            Ok(())
+        },
+    ),
     job("thinktime_spin", &[], "TIME", "the part of the pause that is spent busy-waiting", |job, v| {
         job.spec.think.spin_ns = time(v, US)?;
         Ok(())
     }),
     job("thinktime_blocks", &[], "N", "I/Os between pauses", |job, v| {
-        job.spec.think.blocks = number(v)?;
+        job.spec.think.blocks = number::<u32>(v)?.max(1);
         Ok(())
     }),
+    job(
+        "thinktime_blocks_type",
+        &[],
+        "issue",
+        "what thinktime_blocks counts: complete, completed I/Os; issue, issued ones",
+        |job, v| {
+            job.spec.think.counts_issued = match v {
+                "complete" => false,
+                "issue" => true,
+                _ => return Err("it is complete or issue".to_string()),
+            };
+            Ok(())
+        },
+    ),
+    job(
+        "thinktime_iotime",
+        &[],
+        "TIME",
+        "time of I/O between pauses, in seconds without a unit; pauses come earlier only with thinktime_blocks",
+        |job, v| {
+            job.spec.think.interval_ns = time(v, SECOND)?;
+            Ok(())
+        },
+    ),
     job(
         "latency_target",
         &[],

@@ -417,3 +417,27 @@ fn wait_for_starts_a_phase_or_is_rejected() {
         assert!(error.contains(why), "{jobs:?}: {error}");
     }
 }
+
+#[test]
+fn pauses_and_trims_before_writes_are_checked() {
+    let job = |line: &str| plan(&words(&format!("--filename=x {line}")), &TestFiles::default());
+    let one = job("--thinktime=1 --thinktime_blocks=0 --thinktime_blocks_type=issue --thinktime_iotime=2");
+    let think = one.unwrap().jobs[0].spec.think;
+    assert_eq!(
+        (think.ns, think.blocks, think.counts_issued, think.interval_ns),
+        (1000, 1, true, 2_000_000_000)
+    );
+    assert_eq!(job("--rw=randtrimwrite").unwrap().jobs[0].spec.workload, Workload::RandTrimWrite);
+    let refused = [
+        ("--thinktime_iotime=1", "--thinktime_iotime does nothing without --thinktime"),
+        ("--thinktime_blocks=2", "--thinktime_blocks does nothing without --thinktime"),
+        ("--thinktime=1 --thinktime_blocks_type=both", "it is complete or issue"),
+        ("--rw=trimwrite --bs=4k,8k,4k", "--rw=trimwrite excludes several block sizes"),
+        ("--rw=trimwrite --rate_iops=10", "--rw=trimwrite excludes rate"),
+        ("--rw=randtrimwrite --verify=md5", "--rw=randtrimwrite excludes verify"),
+    ];
+    for (line, message) in refused {
+        let error = job(line).unwrap_err().to_string();
+        assert!(error.contains(message), "{line}: {error}");
+    }
+}

@@ -143,8 +143,6 @@ pub(super) const REFUSED: &[OptionInfo] = &[
     refused("rate_ignore_thinktime", "use one of rate and thinktime"),
     refused("latency_run", "the depth is tuned until the runtime has passed"),
     refused("iodepth_low", "the queue is refilled as soon as there is room"),
-    refused("thinktime_blocks_type", "pauses count issued I/Os"),
-    refused("thinktime_iotime", "use thinktime_blocks"),
     refused("verify_backlog", "a write-only job reads its data back at the end"),
     refused("verify_only", "use verify with rw=read to check data of another run"),
     refused("pre_read", "use a separate job and stonewall"),
