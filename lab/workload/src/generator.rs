@@ -341,7 +341,7 @@ impl Generator {
         let never_completed = if self.drain_timed_out { self.in_flight() as u64 } else { 0 };
         let mut stats = self.stats.map(DirectionStats::into_result);
         let depth = self.general.as_ref().and_then(|general| general.tuner.as_ref()).map(LatencyTuner::depth);
-        let dropped_log_entries = self.general.as_ref().map_or(0, |general| general.logs.dropped);
+        let dropped_log_entries = self.general.as_ref().map_or(0, |general| general.logs.dropped());
         JobResult {
             sync: mem::take(&mut stats[3]),
             directions: {

@@ -1,8 +1,13 @@
-//! Log files of a job: fio's `write_lat_log`, `write_bw_log` and `write_iops_log`.
+//! Log files of a job: fio's `write_lat_log`, `write_bw_log`, `write_iops_log` and `write_hist_log`.
+
+mod histograms;
 
 use std::fmt::Write as _;
-use std::io;
-use std::path::PathBuf;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+pub(crate) use histograms::COARSENESS_MAX;
+use histograms::HistogramLog;
 
 /// Which logs a job keeps, and where they go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,12 +20,23 @@ pub struct LogOptions {
     pub iops: Option<PathBuf>,
     /// `log_avg_msec`: interval of averages; 0 for one entry per I/O and, in logs of rates, per sample.
     pub average_ns: u64,
+    /// `write_hist_log`: histograms of completion latency, as `NAME_clat_hist.N.log`.
+    pub histograms: Option<PathBuf>,
+    /// `log_hist_msec`: time between histograms.
+    pub histograms_ns: u64,
+    /// `log_hist_coarseness`: each bucket of the file is the sum of 2 to this power, up to 6.
+    pub histograms_coarseness: u8,
 }
 
 impl LogOptions {
     /// Whether anything is logged.
     pub fn is_on(&self) -> bool {
-        self.latency.is_some() || self.bandwidth.is_some() || self.iops.is_some()
+        self.has_latencies() || self.bandwidth.is_some() || self.iops.is_some()
+    }
+
+    /// Whether each I/O is logged.
+    pub(crate) fn has_latencies(&self) -> bool {
+        self.latency.is_some() || self.histograms.is_some()
     }
 }
 
@@ -51,7 +67,8 @@ pub(crate) struct JobLogs {
     pub(crate) options: LogOptions,
     entries: [Vec<LogEntry>; 5],
     windows: [[AveragingWindow; 3]; 3],
-    pub(crate) dropped: u64,
+    histograms: Option<HistogramLog>,
+    dropped: u64,
 }
 
 /// Names of the logs, by index in [`JobLogs::entries`].
@@ -61,11 +78,20 @@ const IOPS: usize = 4;
 
 impl JobLogs {
     pub(crate) fn new(options: LogOptions) -> JobLogs {
-        JobLogs { options, ..JobLogs::default() }
+        let histograms = options.histograms.as_ref().map(|_| HistogramLog::new(options.histograms_ns));
+        JobLogs { options, histograms, ..JobLogs::default() }
+    }
+
+    /// Entries and histograms that were not kept.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped + self.histograms.as_ref().map_or(0, |log| log.dropped)
     }
 
     /// Records a completed I/O; latencies in nanoseconds: submission, completion, total.
     pub(crate) fn record_latency(&mut self, entry: LogEntry, latencies_ns: [u64; 3]) {
+        if let Some(log) = &mut self.histograms {
+            log.record(entry.at_ns, entry.direction, entry.bytes, latencies_ns[1]);
+        }
         if self.options.latency.is_none() {
             return;
         }
@@ -116,6 +142,9 @@ impl JobLogs {
     pub(crate) fn clear(&mut self) {
         self.entries.iter_mut().for_each(Vec::clear);
         self.windows = Default::default();
+        if let Some(log) = &mut self.histograms {
+            log.clear();
+        }
     }
 
     /// Writes the log files; `number` is part of their names, from 1. A line is `time in ms, value, direction,
@@ -132,14 +161,27 @@ impl JobLogs {
                 // Writing to a string cannot fail.
                 let _ = writeln!(text, "{}, {value}, {direction}, {bytes}, {offset}, 0", at_ns / 1_000_000);
             }
-            if let Some(directory) = std::path::Path::new(&path).parent() {
-                std::fs::create_dir_all(directory)?;
-            }
-            std::fs::write(&path, text)
-                .map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))?;
+            write_file(&path, |out| out.write_all(text.as_bytes()))?;
+        }
+        if let (Some(base), Some(log)) = (&options.histograms, &self.histograms) {
+            let path = format!("{}_clat_hist.{number}.log", base.display());
+            write_file(&path, |out| log.write(out, options.histograms_coarseness))?;
         }
         Ok(())
     }
+}
+
+/// Creates a file and its folder; errors name the file.
+fn write_file(path: &str, write: impl FnOnce(&mut dyn io::Write) -> io::Result<()>) -> io::Result<()> {
+    let attempt = || {
+        if let Some(directory) = Path::new(path).parent() {
+            std::fs::create_dir_all(directory)?;
+        }
+        let mut out = io::BufWriter::new(std::fs::File::create(path)?);
+        write(&mut out)?;
+        out.flush()
+    };
+    attempt().map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))
 }
 
 #[cfg(test)]

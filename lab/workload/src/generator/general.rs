@@ -45,7 +45,7 @@ impl GeneralState {
             latency_ticks_max: spec.latency_max_ns.map_or(NEVER, clock::ns_to_ticks),
             records_latency: spec.latency_max_ns.is_some()
                 || spec.latency_target.is_some()
-                || spec.log.latency.is_some(),
+                || spec.log.has_latencies(),
             tuner: spec.latency_target.map(|target| LatencyTuner::new(target, depth)),
             logs: JobLogs::new(spec.log.clone()),
             random: WyRand::new(spec.seed ^ 0x6672_6573_6821),
@@ -115,7 +115,7 @@ impl Generator {
                 tuner.record(latency);
             }
             let counted = matches!(self.phase, JobPhase::Measuring | JobPhase::Draining);
-            if general.logs.options.latency.is_some() && index < 3 && counted {
+            if general.logs.options.has_latencies() && index < 3 && counted {
                 let submitted = if batch.submitted == 0 { batch.issued } else { batch.submitted };
                 let spans = [submitted.saturating_sub(batch.issued), now.saturating_sub(submitted), latency];
                 let at_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));

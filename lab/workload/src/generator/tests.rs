@@ -7,6 +7,7 @@ use dma::{Arena, ArenaConfig, CHUNK_BYTES, Data};
 
 use super::*;
 use crate::arrivals::{ArrivalProcess, Rates};
+use crate::log::LogOptions;
 use crate::spec::ThinkTime;
 use crate::verify::VerifyFault;
 
@@ -427,4 +428,31 @@ fn a_job_pauses_with_nothing_in_flight_and_after_its_last_io() {
     let result = run(JobSpec { think, number_ios: Some(12), ..spec(Workload::RandRead) }, &mut device);
     assert_eq!((result.total_ios(), device.queued_max), (12, 4), "the depth is 8");
     assert!(result.elapsed_ns() >= 6_000_000, "{}", result.elapsed_ns());
+}
+
+#[test]
+fn histogram_logs_count_every_io() {
+    let directory = std::env::temp_dir().join(format!("ringbolt-histograms-{}", std::process::id()));
+    let log = LogOptions {
+        histograms: Some(directory.join("h")),
+        histograms_ns: 1_000_000,
+        histograms_coarseness: 1,
+        ..LogOptions::default()
+    };
+    let mut device = FakeDevice::new(64, 64);
+    let mut generator = start(JobSpec { log, number_ios: Some(20_000), ..spec(Workload::RandRw) }, 64);
+    while !generator.is_finished() {
+        generator.turn(&mut device);
+    }
+    let result = generator.finish(2);
+    assert_eq!((result.log_error, result.dropped_log_entries), (None, 0));
+    let text = std::fs::read_to_string(directory.join("h_clat_hist.2.log")).unwrap();
+    let mut ios = [0; 3];
+    for line in text.lines() {
+        let numbers: Vec<u64> = line.split(", ").map(|word| word.parse().unwrap()).collect();
+        assert_eq!((numbers.len(), numbers[2]), (3 + 928, 1024));
+        ios[numbers[1] as usize] += numbers[3..].iter().sum::<u64>();
+    }
+    assert_eq!((ios[0] + ios[1], ios[2]), (20_000, 0));
+    std::fs::remove_dir_all(directory).unwrap();
 }

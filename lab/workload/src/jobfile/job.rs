@@ -23,6 +23,8 @@ pub struct LogPaths {
     pub bandwidth: Option<String>,
     /// `write_iops_log`.
     pub iops: Option<String>,
+    /// `write_hist_log`.
+    pub histograms: Option<String>,
 }
 
 /// A section of a job file, or a job of the command line.
@@ -247,10 +249,19 @@ impl PerfJob {
         self.spec.log.latency = path(&logs.latency);
         self.spec.log.bandwidth = path(&logs.bandwidth);
         self.spec.log.iops = path(&logs.iops);
-        if self.spec.log.average_ns > 0 {
-            self.spec.sample_ns = self.spec.log.average_ns;
+        self.spec.log.histograms = path(&logs.histograms);
+        let log = &self.spec.log;
+        if log.average_ns > 0 {
+            self.spec.sample_ns = log.average_ns;
         }
-        Ok(())
+        match (&log.histograms, log.histograms_ns) {
+            (Some(_), 0) => Err("--write_hist_log needs --log_hist_msec; for example 1000".to_string()),
+            (None, ns) if ns > 0 || log.histograms_coarseness > 0 => {
+                Err("--log_hist_msec and --log_hist_coarseness do nothing without --write_hist_log"
+                    .to_string())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A pattern without another kind of verification is one, as in fio.

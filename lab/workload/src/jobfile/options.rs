@@ -7,6 +7,7 @@ use io_engines::{EngineKind, SyncMode};
 use super::job::{EngineName, PerfJob};
 use super::values::*;
 use crate::arrivals::ArrivalProcess;
+use crate::log::COARSENESS_MAX;
 use crate::spec::{BlockSizes, BufferContent, FioVerify, LatencyTarget, OffsetSequence, Verify, Workload};
 use unsupported::{NO_EFFECT, REFUSED};
 
@@ -799,6 +800,31 @@ const SUPPORTED: &[OptionInfo] = &[
             Ok(())
         }),
     },
+    OptionInfo {
+        name: "write_hist_log",
+        aliases: &[],
+        value: "NAME",
+        switch: false,
+        help: "NAME_clat_hist.N.log: histograms of completion latency in fio's buckets, one line a direction each log_hist_msec",
+        support: Support::PerfJob(|job, v| {
+            job.logs.histograms = Some(v.to_string());
+            Ok(())
+        }),
+    },
+    job("log_hist_msec", &[], "MS", "time between histograms of write_hist_log", |job, v| {
+        job.spec.log.histograms_ns = number::<u64>(v)?.checked_mul(MS).ok_or("it is too long")?;
+        Ok(())
+    }),
+    job(
+        "log_hist_coarseness",
+        &[],
+        "N",
+        "0 to 6: fewer buckets in histograms of write_hist_log, 1856 divided by 2 to this power",
+        |job, v| {
+            job.spec.log.histograms_coarseness = in_range(v, 0, u64::from(COARSENESS_MAX))? as u8;
+            Ok(())
+        },
+    ),
     job(
         "log_avg_msec",
         &[],

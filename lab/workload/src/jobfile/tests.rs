@@ -441,3 +441,21 @@ fn pauses_and_trims_before_writes_are_checked() {
         assert!(error.contains(message), "{line}: {error}");
     }
 }
+
+#[test]
+fn histogram_logs_have_a_time_between_lines() {
+    let job = |line: &str| plan(&words(&format!("--filename=x --name=n {line}")), &TestFiles::default());
+    let log =
+        job("--write_hist_log=h --log_hist_msec=20 --log_hist_coarseness=6").unwrap().jobs.remove(0).spec.log;
+    let path = log.histograms.unwrap();
+    assert_eq!((path.to_str(), log.histograms_ns, log.histograms_coarseness), (Some("h"), 20_000_000, 6));
+    let refused = [
+        ("--write_hist_log=h", "needs --log_hist_msec"),
+        ("--log_hist_msec=5", "nothing without --write_hist_log"),
+        ("--write_hist_log=h --log_hist_msec=1 --log_hist_coarseness=7", "log_hist_coarseness"),
+    ];
+    for (line, message) in refused {
+        let error = job(line).unwrap_err().to_string();
+        assert!(error.contains(message), "{line}: {error}");
+    }
+}

@@ -152,8 +152,6 @@ pub(super) const REFUSED: &[OptionInfo] = &[
     refused("zonemode", "zoned devices are not supported"),
     refused("read_iolog", "replay is not supported"),
     refused("write_iolog", "write_lat_log has the time, size and offset of every I/O"),
-    refused("write_hist_log", "use json+ for buckets"),
-    refused("log_hist_msec", "use json+ for buckets"),
     refused("log_compression", "logs are text"),
     refused("numa_cpu_nodes", "use cpus_allowed; memory is allocated on the node where the job runs"),
     refused("numa_mem_policy", "memory is allocated on the node where the job runs"),
