@@ -1,8 +1,14 @@
 //! `ringbolt perf` from options to JSON: consistency of the figures of one run.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use std::process::Command;
+mod rig;
 
+use std::fs::File;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rig::{ServerProcess, ringbolt, scratch, text};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 
 /// Runs a job and returns its object of the JSON document.
@@ -65,4 +71,59 @@ fn depth_and_batch_classes_sum_to_100_percent() {
     assert!(job["iodepth_level"]["16"].as_f64().unwrap() > 99.0, "{}", job["iodepth_level"]);
     assert!(job["iodepth_submit"]["16"].as_f64().unwrap() > 99.0, "{}", job["iodepth_submit"]);
     assert!(job["iodepth_complete"]["16"].as_f64().unwrap() > 99.0, "{}", job["iodepth_complete"]);
+}
+
+/// A server with a read-only device on a file and a run that writes it exclude each other, and each names the other.
+#[test]
+fn a_file_that_a_server_only_reads_is_not_written_by_a_run() {
+    let directory = scratch("perf-lock");
+    let disk = directory.join("disk");
+    let disk = disk.to_str().unwrap();
+    std::fs::write(disk, [0x5a; 1 << 20]).unwrap();
+    let server = ServerProcess::start(&directory, "server", &[]);
+    let serve = || server.rpc(&["bdev_aio_create", "name=F", &format!("filename={disk}"), "readonly=true"]);
+    let served = serve();
+    if text(&served.stderr).contains("io_uring") {
+        return println!("SKIPPED: {}", text(&served.stderr));
+    }
+    assert!(served.status.success(), "{}", text(&served.stderr));
+    let filename = format!("--filename={disk}");
+    let perf = ["perf", filename.as_str(), "--ioengine=psync", "--generator_cost=0", "--eta=never"];
+    let run = |more: &[&str]| ringbolt(&[perf.as_slice(), more].concat());
+    let holder = format!("locked (flock) by process {} (ringbolt)", server.pid());
+    for options in [["--rw=write", "--size=1m"], ["--rw=randrw", "--thread=1"], ["--rw=read", "--size=2m"]] {
+        let refused = run(&options);
+        let message = text(&refused.stderr);
+        assert!(!refused.status.success() && message.contains(&holder), "{options:?}: {message}");
+    }
+    assert_eq!(std::fs::read(disk).unwrap(), [0x5a; 1 << 20], "nothing was written");
+    let read = run(&["--rw=read", "--number_ios=10"]);
+    assert!(read.status.success(), "{}", text(&read.stderr));
+    server.ok(&["bdev_aio_delete", "name=F"]);
+
+    // Jobs in several processes write one file together.
+    let copies = ["--rw=write", "--numjobs=3", "--thread=0", "--time_based", "--runtime=600s"];
+    let mut writer = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
+        .args([perf.as_slice(), &copies].concat())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while flock(File::open(disk).unwrap(), FlockOperation::NonBlockingLockShared).is_ok() {
+        assert!(
+            Instant::now() < deadline && writer.try_wait().unwrap().is_none(),
+            "it does not lock the file"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let refused = serve();
+    let message = text(&refused.stderr);
+    let holder = format!("claimed by process {} (ringbolt)", writer.id());
+    assert!(!refused.status.success() && message.contains(&holder), "{message}");
+    writer.kill().unwrap();
+    writer.wait().unwrap();
+    let served = serve();
+    assert!(served.status.success(), "{}", text(&served.stderr));
+    drop(server);
+    std::fs::remove_dir_all(directory).unwrap();
 }

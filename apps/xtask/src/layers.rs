@@ -20,7 +20,7 @@ const OUTSIDE: [&str; 2] = ["sim", "tests"];
 /// The order of crates within a layer: a crate may use those listed before it. `*` is any other crate.
 const ORDER_WITHIN: [(&str, &[&str]); 8] = [
     ("base", &["units", "ring", "slots"]),
-    ("host", &["memory", "sys", "pci", "reactor", "net"]),
+    ("host", &["file-lock", "memory", "sys", "pci", "reactor", "net"]),
     ("drivers", &["nvme-tcp", "vfio-user", "nvme"]),
     ("bdev", &["reservations", "layer", "*"]),
     ("services", &["blobstore", "blobfs"]),

@@ -8,11 +8,15 @@ use std::path::Path;
 
 use os::{BlockFile, device};
 use rustix::fs::{
-    Advice, AtFlags, FallocateFlags, FlockOperation, SeekFrom, StatxFlags, fadvise, fallocate, fdatasync,
-    flock, fsync, ioctl_blksszget, seek, statx,
+    Advice, AtFlags, FallocateFlags, SeekFrom, StatxFlags, fadvise, fallocate, fdatasync, fsync,
+    ioctl_blksszget, seek, statx,
 };
 use rustix::io::Errno;
 use wire_nvme::identify::IdentifyNamespace;
+
+mod write_lock;
+
+pub use write_lock::WriteLock;
 
 /// Access mode of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,15 +80,16 @@ pub struct FileError {
 
 impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.what == LOCKED {
+            let hint = "a writer needs it alone; --allow_mounted_write=1 writes nevertheless";
+            return write!(f, "{}: {LOCKED} {}: {hint}", self.path, self.error);
+        }
         let hint = match self.error.raw_os_error() {
             Some(libc::EINVAL) if self.what == "open" => {
                 "; does the file system support direct I/O? --direct=0 disables it"
             }
             Some(libc::EBUSY) => {
                 "; it is mounted, used as swap or part of another device: --allow_mounted_write=1 allows writes"
-            }
-            Some(libc::EWOULDBLOCK) if self.what == LOCKED => {
-                "; a server may export it (`ringbolt serve`): --allow_mounted_write=1 writes nevertheless"
             }
             Some(libc::ENOENT) => "; give --size to create the file",
             _ => "",
@@ -119,23 +124,8 @@ fn check_not_in_use(path: &str) -> io::Result<()> {
 const PROBES_MAX: u32 = 51;
 const PROBE_INTERVAL: std::time::Duration = std::time::Duration::from_millis(2);
 
-/// Takes a shared lock on a file that is written. Jobs share it; a server that exports the file has an exclusive one.
-fn lock_against_servers(file: &OwnedFd) -> io::Result<()> {
-    for _ in 1..LOCK_ATTEMPTS_MAX {
-        match flock(file, FlockOperation::NonBlockingLockShared) {
-            // The kernel closes the files of a killed process's io_uring some time after its end.
-            Err(Errno::WOULDBLOCK) => std::thread::sleep(PROBE_INTERVAL),
-            // Some file systems have no locks.
-            _ => return Ok(()),
-        }
-    }
-    Err(Errno::WOULDBLOCK.into())
-}
-
-/// Attempts to lock a file: one second.
-const LOCK_ATTEMPTS_MAX: u32 = 500;
-/// What is wrong with a file whose lock another process has.
-const LOCKED: &str = "is locked by another process (flock)";
+/// What is wrong with a file that another process has locked; the error names it.
+const LOCKED: &str = "is locked (flock) by";
 
 /// An open file or device with its size and block size.
 #[derive(Debug)]
@@ -154,8 +144,8 @@ impl EngineFile {
     /// Opens an existing file or device.
     ///
     /// # Errors
-    /// A failed system call, or a block device that is in use, or a file that another process has locked, opened for
-    /// writing.
+    /// A failed system call, or a block device that is in use, opened for writing. Whoever writes a regular file has its
+    /// [`WriteLock`].
     pub fn open(path: &str, layout: &FileOpenOptions) -> Result<EngineFile, FileError> {
         let failed = |what| move |error| FileError { path: path.to_string(), what, error };
         let metadata = std::fs::metadata(path).map_err(failed("open"))?;
@@ -177,9 +167,6 @@ impl EngineFile {
             .open(path)
             .map_err(failed("open"))?;
         let fd = OwnedFd::from(file);
-        if writes && metadata.is_file() && !layout.allow_mounted_write {
-            lock_against_servers(&fd).map_err(failed(LOCKED))?;
-        }
         let (kind, block_bytes, bytes) = if generic {
             let (namespace, block_bytes, bytes) = identify(&fd).map_err(failed("identify"))?;
             (FileKind::NvmeGeneric { namespace }, block_bytes, bytes)

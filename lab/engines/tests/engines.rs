@@ -7,8 +7,10 @@ use block_io::{Channel, Completion, Op, Request, Status, Tag};
 use dma::{Arena, Data, Pool};
 use io_engines::{
     AnyEngine, EngineConfig, EngineFile, EngineKind, FileAccess, FileOpenOptions, IoEngine, SyncMode,
-    UringPolling,
+    UringPolling, WriteLock,
 };
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 const DEPTH: u32 = 8;
 const BLOCK: usize = 4096;
@@ -208,18 +210,42 @@ fn dropping_an_engine_waits_for_requests_in_flight() {
 }
 
 #[test]
-fn a_file_that_a_server_has_locked_is_written_only_if_that_is_wanted() {
+fn a_file_that_a_server_reads_or_writes_cannot_be_locked_for_writing() {
     let scratch = Scratch::new("locked");
     std::fs::write(&scratch.0, [0; BLOCK]).unwrap();
-    let server = std::fs::File::options().read(true).write(true).open(&scratch.0).unwrap();
-    rustix::fs::flock(&server, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
-    let write = layout(FileAccess::ReadWrite, false);
-    let error = EngineFile::open(scratch.path(), &write).unwrap_err().to_string();
-    assert!(error.contains("flock") && error.contains("--allow_mounted_write=1"), "{error}");
-    let forced = FileOpenOptions { allow_mounted_write: true, ..write };
-    EngineFile::open(scratch.path(), &forced).unwrap();
-    EngineFile::open(scratch.path(), &layout(FileAccess::ReadOnly, false)).unwrap();
-    drop(server);
-    let jobs = [(); 2].map(|()| EngineFile::open(scratch.path(), &write).unwrap());
-    assert_eq!(jobs.len(), 2, "jobs share the lock");
+    // A server that only reads the file excludes writers too.
+    for mode in [FlockOperation::NonBlockingLockExclusive, FlockOperation::NonBlockingLockShared] {
+        let server = std::fs::File::open(&scratch.0).unwrap();
+        flock(&server, mode).unwrap();
+        let error = WriteLock::take(scratch.path()).unwrap_err().to_string();
+        assert!(error.contains("flock") && error.contains("--allow_mounted_write=1"), "{mode:?}: {error}");
+        drop(server);
+        WriteLock::take(scratch.path()).unwrap();
+    }
+    assert!(WriteLock::take("/dev/null").unwrap().is_none(), "not a regular file");
+    assert!(WriteLock::take("/nonexistent/a").unwrap_err().is_missing());
+}
+
+#[test]
+fn the_jobs_of_a_process_share_the_lock_of_a_file_until_the_last_one_ends() {
+    let scratch = Scratch::new("shared-lock");
+    std::fs::write(&scratch.0, [0; BLOCK]).unwrap();
+    let other_name = Scratch::new("shared-lock-link");
+    std::fs::hard_link(&scratch.0, &other_name.0).unwrap();
+    let server = std::fs::File::open(&scratch.0).unwrap();
+    let serve = || flock(&server, FlockOperation::NonBlockingLockShared);
+    let (first, second) =
+        (WriteLock::take(scratch.path()).unwrap(), WriteLock::take(other_name.path()).unwrap());
+    assert!(first.is_some() && second.is_some());
+    drop(first);
+    let third = WriteLock::take(scratch.path()).unwrap();
+    drop(second);
+    assert_eq!(serve(), Err(Errno::WOULDBLOCK));
+    drop(third);
+    serve().unwrap();
+    flock(&server, FlockOperation::Unlock).unwrap();
+    let next = WriteLock::take(scratch.path()).unwrap();
+    assert_eq!(serve(), Err(Errno::WOULDBLOCK), "locked again");
+    drop(next);
+    serve().unwrap();
 }

@@ -117,8 +117,10 @@ impl JobRunner<'_> {
         on_progress: &mut dyn FnMut(ProgressTotals),
     ) -> Result<(), RunError> {
         let groups = groups(&self.plan.jobs);
+        // Until all copies have ended: they do not lock the files themselves, since many of them can write one file.
+        let mut locks = Vec::new();
         for job in &self.plan.jobs[range.clone()] {
-            kernel::prepare_files(job)?;
+            locks.extend(kernel::prepare_files(job)?);
         }
         let (sender, messages) = mpsc::channel();
         let gate = Arc::new(StartGate::default());
@@ -169,6 +171,7 @@ impl JobRunner<'_> {
                 let _ = child.wait();
             }
         }
+        drop(locks);
         result
     }
 

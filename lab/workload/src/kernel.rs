@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use dma::{Arena, Pool};
 use io_engines::{
-    AnyEngine, EngineFile, EngineKind, FileAccess, FileOpenOptions, FileOperationEngine, IoEngine,
+    AnyEngine, EngineFile, EngineKind, FileAccess, FileOpenOptions, FileOperationEngine, IoEngine, WriteLock,
 };
 use os::clock;
 
@@ -61,14 +61,23 @@ fn requested_bytes(job: &PerfJob) -> Option<u64> {
         .map(|size| (size / files).saturating_add(spec.offset_bytes).saturating_add(increment_bytes))
 }
 
-/// Creates and lays out the files of all copies of a job, before any of them starts.
-pub(crate) fn prepare_files(job: &PerfJob) -> Result<(), RunError> {
-    let Some(EngineName::Kernel(kind)) = job.engine else { return Ok(()) };
+/// Creates and lays out the files of all copies of a job, before any of them starts. Returns the locks of those that
+/// they write, for as long as they run.
+pub(crate) fn prepare_files(job: &PerfJob) -> Result<Vec<WriteLock>, RunError> {
+    let Some(EngineName::Kernel(kind)) = job.engine else { return Ok(Vec::new()) };
     match kind {
-        EngineKind::Null => return Ok(()),
-        EngineKind::File(operation) => return operation_files::prepare(job, operation),
+        EngineKind::Null => return Ok(Vec::new()),
+        EngineKind::File(operation) => {
+            return operation_files::prepare(job, operation).map(|()| Vec::new());
+        }
         _ => {}
     }
+    let lock = |path: &str| match job.allow_mounted_write {
+        true => Ok(None),
+        false => WriteLock::take(path),
+    };
+    let writes = job.spec.workload.writes();
+    let mut locks = Vec::new();
     let copies = if job.filenames.is_empty() { job.numjobs } else { 1 };
     for path in (0..copies).flat_map(|number| paths(job, number)) {
         let found = std::fs::metadata(&path).ok();
@@ -94,11 +103,14 @@ pub(crate) fn prepare_files(job: &PerfJob) -> Result<(), RunError> {
             (Some(requested), _) => {
                 // Files that are read need data; files that are only written need allocated space.
                 let fill = job.spec.workload.directions(job.spec.read_percent)[0];
+                // Extending a file writes it, whatever the job does then.
+                let _extended = existing.map(|_| lock(&path)).transpose()?;
                 EngineFile::lay_out(&path, requested, fill, job.spec.seed)?;
             }
         }
+        locks.extend(writes.then(|| lock(&path)).transpose()?.flatten());
     }
-    Ok(())
+    Ok(locks)
 }
 
 /// The identity of one copy of a job, and how it reports its progress and is started.

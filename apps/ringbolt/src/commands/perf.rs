@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime};
 
 use control::ConfigFile;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use workload::devices::{self, Disk, DiskStats};
 use workload::fio::{ReportedJob, RunReport};
 use workload::jobfile::{EngineName, JobPlan, Lookup, PerfJob};
@@ -78,7 +79,15 @@ pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
     measure(&plan, &run)
 }
 
+/// Raises the limit of open files to what the user may have: beside the files that a job opens, the run has the lock of
+/// each file that is written. If that fails, opening a file does, and says so.
+fn raise_open_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 fn measure(plan: &JobPlan, run: &RunOptions) -> Result<(), CommandError> {
+    raise_open_file_limit();
     let bdev_runtime = BdevRuntime::new(plan, run)?;
     let disks = devices::disks(&plan.jobs);
     for job in &plan.jobs {

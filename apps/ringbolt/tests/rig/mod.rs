@@ -62,6 +62,10 @@ impl ServerProcess {
         ServerProcess::start(directory, name, &["-c", file.to_str().unwrap()])
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The TCP port that it listens on.
     pub(crate) fn port(&self) -> String {
         let line = self.printed.iter().find(|line| line.starts_with("listening: TCP 127.0.0.1:"));

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use file_lock::LockMode;
+use rustix::fs::{Mode, OFlags};
 use wire_nvme::identify::IdentifyNamespace;
 
 use super::{UringConfig, claim};
@@ -226,36 +227,17 @@ fn open_file(path: &Path, readonly: bool, extra_flags: OFlags) -> io::Result<Fil
     Ok(descriptor.into())
 }
 
-/// Takes an advisory lock against other processes: exclusive, or shared if read-only.
+/// Takes the advisory lock of the file: shared if it is only read, so that readers share it and nobody writes it.
 fn lock(file: &File, path: &Path, readonly: bool) -> Result<(), BdevError> {
-    let how = if readonly {
-        FlockOperation::NonBlockingLockShared
-    } else {
-        FlockOperation::NonBlockingLockExclusive
-    };
-    let deadline = Instant::now() + LOCK_TIMEOUT;
-    loop {
-        match rustix::fs::flock(file, how) {
-            // The kernel releases the io_uring of a killed process, and the files in it, some time after the process
-            // has ended; no event with a bound announces that.
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                std::thread::sleep(LOCK_RETRY);
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(BdevError::Claimed {
-                    name: path.display().to_string(),
-                    by: "another process, or by a removed bdev that is still open (flock)".to_string(),
-                });
-            }
-            // Some file systems have no locks; the file is then used without one.
-            _ => return Ok(()),
-        }
-    }
+    let mode = if readonly { LockMode::Shared } else { LockMode::Exclusive };
+    file_lock::lock(file, mode, LOCK_TIMEOUT).map_err(|holder| BdevError::Claimed {
+        name: path.display().to_string(),
+        by: format!("{holder} (flock)"),
+    })
 }
 
-/// How long and at which interval the lock is retried.
+/// How long the lock is retried.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
-const LOCK_RETRY: Duration = Duration::from_millis(10);
 
 /// Enables direct I/O if a block can be read that way, or returns the reason why not.
 ///

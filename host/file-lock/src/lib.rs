@@ -1,0 +1,171 @@
+//! Advisory locks of the files behind devices: readers share a file, a writer has it alone.
+//!
+//! [`lock`] takes a [`LockMode`] with `flock(2)` and otherwise returns the [`LockHolder`], by process. The lock belongs to
+//! the open file description: it ends when all its descriptors are closed, those in an io_uring included. Every program
+//! of this project that opens a file as a device, to serve or to measure it, takes it.
+//!
+//! ```
+//! use std::time::Duration;
+//! let path = std::env::temp_dir().join(format!("file-lock-example-{}", std::process::id()));
+//! let server = std::fs::File::create(&path)?;
+//! file_lock::lock(&server, file_lock::LockMode::Shared, Duration::ZERO).expect("the file is new");
+//! let writer = std::fs::File::open(&path)?;
+//! let holder = file_lock::lock(&writer, file_lock::LockMode::Exclusive, Duration::ZERO).unwrap_err();
+//! println!("locked by {holder}");
+//! # std::fs::remove_file(&path)?;
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, Stat, fstat, major, minor};
+use rustix::io::Errno;
+
+/// What the owner does with the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockMode {
+    /// Reads: any number of readers, no writer.
+    Shared,
+    /// Writes: the only user.
+    Exclusive,
+}
+
+/// The process that has locked a file, where `/proc/locks` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockHolder {
+    pid: Option<u32>,
+    program: Option<String>,
+}
+
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.pid, &self.program) {
+            (Some(pid), _) if pid == std::process::id() => write!(f, "this process, which has the file open"),
+            (Some(pid), Some(program)) => write!(f, "process {pid} ({program})"),
+            // The descriptors of a killed process's io_uring, or those that it passed on, outlive it.
+            (Some(pid), None) => write!(f, "process {pid}, which has ended but whose files are still open"),
+            (None, _) => write!(f, "another process"),
+        }
+    }
+}
+
+/// Locks an open file, and waits up to `timeout` while others have locked it: the kernel closes the files of a killed
+/// process's io_uring some time after its end, and no event announces that. File systems without locks are used
+/// without one.
+///
+/// # Errors
+/// The process that has locked the file in a way that excludes `mode`.
+pub fn lock(file: impl AsFd, mode: LockMode, timeout: Duration) -> Result<(), LockHolder> {
+    let operation = match mode {
+        LockMode::Shared => FlockOperation::NonBlockingLockShared,
+        LockMode::Exclusive => FlockOperation::NonBlockingLockExclusive,
+    };
+    let deadline = Instant::now() + timeout;
+    loop {
+        match rustix::fs::flock(&file, operation) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(RETRY_INTERVAL),
+            Err(Errno::WOULDBLOCK) => return Err(holder(&file)),
+            _ => return Ok(()),
+        }
+    }
+}
+
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
+/// Bytes of `/proc/locks` that are searched: about 16,000 locks.
+const LOCKS_BYTES_MAX: u64 = 1 << 20;
+
+fn holder(file: impl AsFd) -> LockHolder {
+    let mut locks = String::new();
+    let pid = fstat(file).ok().and_then(|status| {
+        File::open("/proc/locks").ok()?.take(LOCKS_BYTES_MAX).read_to_string(&mut locks).ok()?;
+        holder_in(&locks, &status)
+    });
+    let name = |pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok();
+    LockHolder { pid, program: pid.and_then(name).map(|name| name.trim_end().to_string()) }
+}
+
+/// The process of the first `flock` on a file, from the text of `/proc/locks` (proc(5)). Locks that somebody waits for
+/// have `->` as their second field, and processes of other namespaces the number 0 or -1.
+fn holder_in(locks: &str, status: &Stat) -> Option<u32> {
+    let device = status.st_dev;
+    let file = format!("{:02x}:{:02x}:{}", major(device), minor(device), status.st_ino);
+    locks.lines().find_map(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        (fields.next() == Some("FLOCK")).then_some(())?;
+        let pid = fields.nth(2)?.parse().ok().filter(|pid| *pid > 0);
+        (fields.next() == Some(&file)).then_some(pid)?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Scratch(std::path::PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Scratch {
+            let path = std::env::temp_dir().join(format!("ringbolt-{name}-{}", std::process::id()));
+            std::fs::write(&path, "").unwrap();
+            Scratch(path)
+        }
+
+        fn open(&self) -> File {
+            File::open(&self.0).unwrap()
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn readers_share_a_file_and_a_writer_has_it_alone() {
+        let scratch = Scratch::new("file-lock-modes");
+        let try_lock = |mode| {
+            let file = scratch.open();
+            lock(&file, mode, Duration::ZERO).map(|()| file)
+        };
+        let readers = [(); 2].map(|()| try_lock(LockMode::Shared).unwrap());
+        let refused = try_lock(LockMode::Exclusive).unwrap_err();
+        assert_eq!(refused.pid, Some(std::process::id()), "{refused}");
+        assert_eq!(refused.to_string(), "this process, which has the file open");
+        drop(readers);
+        let writer = try_lock(LockMode::Exclusive).unwrap();
+        for mode in [LockMode::Shared, LockMode::Exclusive] {
+            assert!(try_lock(mode).is_err(), "{mode:?}");
+        }
+        drop(writer);
+        try_lock(LockMode::Shared).unwrap();
+    }
+
+    #[test]
+    fn the_holder_is_found_among_locks_of_other_kinds_and_files() {
+        let scratch = Scratch::new("file-lock-holder");
+        let status = fstat(scratch.open()).unwrap();
+        let device = format!("{:02x}:{:02x}", major(status.st_dev), minor(status.st_dev));
+        let inode = status.st_ino;
+        let text = format!(
+            "1: POSIX  ADVISORY  WRITE 11 {device}:{inode} 0 EOF\n\
+             2: FLOCK  ADVISORY  WRITE 12 {device}:{} 0 EOF\n\
+             2: -> FLOCK  ADVISORY  WRITE 13 {device}:{inode} 0 EOF\n\
+             3: FLOCK  ADVISORY  READ 0 {device}:{inode} 0 EOF\n\
+             nonsense\n4: FLOCK\n\
+             5: FLOCK  ADVISORY  READ 14 {device}:{inode} 0 EOF\n",
+            inode + 1
+        );
+        assert_eq!(holder_in(&text, &status), Some(14));
+        assert_eq!(holder_in("", &status), None);
+        let unknown = LockHolder { pid: None, program: None };
+        assert_eq!(unknown.to_string(), "another process");
+    }
+}

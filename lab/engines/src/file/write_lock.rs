@@ -1,0 +1,59 @@
+//! The lock of a file that the jobs of a run write.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use file_lock::LockMode;
+
+use super::{FileError, LOCKED};
+
+/// Excludes other processes from a regular file, those that serve it for reading included, until the last copy is
+/// dropped. A process has one lock of a file, whatever the number of jobs and names. It is taken by the process that
+/// starts the jobs, since they can be processes of their own, and opening an [`super::EngineFile`] does not need it.
+#[derive(Clone, Debug)]
+pub struct WriteLock {
+    _file: Arc<File>,
+}
+
+struct TableEntry {
+    /// Device and inode. No other file has them while the file is open.
+    id: (u64, u64),
+    file: Weak<File>,
+}
+
+/// The files that this process has locked.
+static TABLE: Mutex<Vec<TableEntry>> = Mutex::new(Vec::new());
+/// The kernel closes the files of a killed process's io_uring some time after its end.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+impl WriteLock {
+    /// Locks a regular file, or shares the lock that this process has; `None` if the path is not a regular file.
+    ///
+    /// # Errors
+    /// A file that cannot be opened for writing, or the process that has locked it.
+    pub fn take(path: &str) -> Result<Option<WriteLock>, FileError> {
+        let failed = |what| move |error| FileError { path: path.to_string(), what, error };
+        // Opening a device for writing can have effects, so that it is not opened.
+        if !std::fs::metadata(path).map_err(failed("open"))?.is_file() {
+            return Ok(None);
+        }
+        let file = File::options().read(true).write(true).open(path).map_err(failed("open"))?;
+        let metadata = file.metadata().map_err(failed("open"))?;
+        let id = (metadata.dev(), metadata.ino());
+        let mut table = sync::lock(&TABLE);
+        table.retain(|entry| entry.file.strong_count() > 0);
+        let known = table.iter().find(|entry| entry.id == id);
+        if let Some(file) = known.and_then(|entry| entry.file.upgrade()) {
+            return Ok(Some(WriteLock { _file: file }));
+        }
+        file_lock::lock(&file, LockMode::Exclusive, TIMEOUT).map_err(|holder| {
+            failed(LOCKED)(io::Error::new(io::ErrorKind::WouldBlock, holder.to_string()))
+        })?;
+        let file = Arc::new(file);
+        table.push(TableEntry { id, file: Arc::downgrade(&file) });
+        Ok(Some(WriteLock { _file: file }))
+    }
+}
