@@ -53,6 +53,11 @@ impl DirectionStats {
         *self = DirectionStats { errors: self.errors, ..DirectionStats::default() };
     }
 
+    /// Completed I/Os.
+    pub(crate) fn ios(&self) -> u64 {
+        self.ios
+    }
+
     /// Takes a sample; returns I/Os and bytes a second since the last one.
     pub(crate) fn sample(&mut self, elapsed_ns: u64, block_bytes: u32) -> (f64, f64) {
         let (then, ios, blocks) =

@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::devices::DiskStats;
 use crate::jobfile::PerfJob;
 use crate::result::{DepthCounts, Direction, DirectionResult, JobResult};
+use crate::steady::{SteadyOptions, SteadyResult};
 
 /// One entry of the document's `jobs`.
 #[derive(Clone, Debug)]
@@ -136,6 +137,9 @@ fn job(reported: &ReportedJob, plus: bool) -> Value {
     job.insert("latency_target".into(), json!(target.map_or(0, |target| target.target_ns / 1000)));
     job.insert("latency_percentile".into(), json!(target.map_or(100.0, |target| target.percentile)));
     job.insert("latency_window".into(), json!(target.map_or(0, |target| target.window_ns / 1000)));
+    if let (Some(options), Some(steady)) = (&result.spec.steady, &result.steady) {
+        job.insert("steadystate".into(), steady_state(options, steady));
+    }
     job.insert("total_err".into(), json!(result.errors));
     job.insert("verify_errors".into(), json!(result.mismatch_count));
     job.insert("cpu_ns_per_io".into(), json!(result.cpu_ns_per_io()));
@@ -155,6 +159,27 @@ fn job(reported: &ReportedJob, plus: bool) -> Value {
     job.insert("sqpoll_cpu_ns".into(), json!(result.kernel.submission_ns));
     job.insert("io_workers_cpu_ns".into(), json!(result.kernel.workers_ns));
     Value::Object(job)
+}
+
+fn steady_state(options: &SteadyOptions, steady: &SteadyResult) -> Value {
+    let criterion = options.criterion;
+    let unit = if criterion.in_percent { "%" } else { "" };
+    // fio divides by the number of samples that it waits for.
+    let mean = |samples: &[u64]| samples.iter().sum::<u64>() / u64::from(options.duration_s);
+    json!({
+        "ss": format!("{}:{:.6}{unit}", criterion.metric(), criterion.limit),
+        "duration": options.duration_s,
+        "attained": i32::from(steady.attained),
+        "criterion": format!("{:.6}{unit}", steady.criterion),
+        "max_deviation": steady.deviation_max,
+        "slope": steady.slope,
+        "data": {
+            "bw_mean": mean(&steady.bandwidth),
+            "iops_mean": mean(&steady.iops),
+            "iops": steady.iops,
+            "bw": steady.bandwidth,
+        },
+    })
 }
 
 /// Options of the format of latencies.

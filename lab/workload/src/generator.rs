@@ -21,6 +21,7 @@ use crate::batches::SubmissionBatches;
 use crate::direction_stats::{DirectionStats, direction_index};
 use crate::result::{DepthCounts, Direction, IoFailure, JobResult};
 use crate::spec::{BufferContent, JobSpec, Verify, Workload};
+use crate::steady::SteadyDetector;
 use crate::tuner::LatencyTuner;
 use crate::usage::Usage;
 use crate::verify::Verifier;
@@ -81,6 +82,7 @@ pub struct Generator {
     failures: Vec<IoFailure>,
     errors: u64,
     verifier: Option<Verifier>,
+    steady: Option<Box<SteadyDetector>>,
     stopped: bool,
     drain_timed_out: bool,
 }
@@ -190,6 +192,7 @@ impl Generator {
             failures: Vec::new(),
             errors: 0,
             verifier,
+            steady: spec.steady.map(|options| Box::new(SteadyDetector::new(options))),
             stopped: false,
             drain_timed_out: false,
             spec,
@@ -358,6 +361,7 @@ impl Generator {
             never_completed,
             jobs: 1,
             latency_depth: depth,
+            steady: self.steady.map(|detector| detector.into_result()),
             depths: self.depths,
             kernel: Default::default(),
             dropped_log_entries,
@@ -423,6 +427,9 @@ impl Generator {
         if let Some(tuner) = self.general.as_mut().and_then(|general| general.tuner.as_mut()) {
             self.event_ticks = self.event_ticks.min(tuner.begin(now));
         }
+        if let Some(steady) = &mut self.steady {
+            self.event_ticks = self.event_ticks.min(steady.begin(now));
+        }
     }
 
     #[cold]
@@ -459,7 +466,8 @@ impl Generator {
         }
     }
 
-    /// Takes the samples of IOPS and bandwidth that are due and lets the latency tuner choose a depth.
+    /// Takes the samples of IOPS and bandwidth that are due, lets the latency tuner choose a depth, and ends a job whose
+    /// rate is steady.
     fn sample_and_tune(&mut self, now: u64) {
         let elapsed_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
         let mut tuner_ticks = NEVER;
@@ -483,7 +491,17 @@ impl Generator {
         if let Some(tuner) = self.general.as_mut().and_then(|general| general.tuner.as_mut()) {
             tuner_ticks = tuner.update(now);
         }
-        self.event_ticks = self.end_ticks.min(self.sample_ticks).min(tuner_ticks);
+        let mut steady_ticks = NEVER;
+        if let Some(steady) = &mut self.steady {
+            let ios = self.stats[..3].iter().map(DirectionStats::ios).sum();
+            let blocks: u64 = self.stats[..3].iter().map(|stats| stats.blocks).sum();
+            let (attained, due) = steady.update(now, ios, blocks * u64::from(self.block_bytes));
+            if attained {
+                return self.stop_issuing(now);
+            }
+            steady_ticks = due;
+        }
+        self.event_ticks = self.end_ticks.min(self.sample_ticks).min(tuner_ticks).min(steady_ticks);
     }
 
     /// Handles timed events in a turn without completions.

@@ -478,6 +478,7 @@ pub fn generator_cost_ns(job: &PerfJob) -> Option<f64> {
     job.spec.rates = Default::default();
     job.spec.think = Default::default();
     job.spec.latency_target = None;
+    job.spec.steady = None;
     job.spec.latency_max_ns = None;
     job.spec.log = Default::default();
     job.spec.verify = crate::spec::Verify::Off;

@@ -34,6 +34,7 @@ mod result;
 mod run;
 mod source;
 mod spec;
+mod steady;
 mod transfer;
 mod tuner;
 pub mod units;
@@ -58,5 +59,6 @@ pub use spec::{
     BlockSizes, BufferContent, FileService, FioVerify, JobSpec, LatencyTarget, OffsetSequence, ThinkTime,
     Verify, Workload,
 };
+pub use steady::{SteadyCriterion, SteadyOptions, SteadyResult};
 pub use usage::Usage;
 pub use verify::{FioHeaderField, Mismatch, Verifier, VerifyFault};

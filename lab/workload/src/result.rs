@@ -6,6 +6,7 @@ use block_io::{Op, Status};
 
 use crate::Histogram;
 use crate::spec::JobSpec;
+use crate::steady::SteadyResult;
 use crate::usage::Usage;
 use crate::verify::Mismatch;
 
@@ -245,6 +246,8 @@ pub struct JobResult {
     pub depths: DepthCounts,
     /// The I/O depth that the latency tuner reached; `None` without a latency target.
     pub latency_depth: Option<usize>,
+    /// The steady state; `None` if it was not asked for, or in merged results.
+    pub steady: Option<SteadyResult>,
     /// Processor time of kernel threads.
     pub kernel: KernelThreads,
     /// Log entries dropped because the log was full.
@@ -271,6 +274,7 @@ impl JobResult {
             merged.dropped_log_entries += result.dropped_log_entries;
             merged.log_error = merged.log_error.or_else(|| result.log_error.clone());
             merged.latency_depth = merged.latency_depth.max(result.latency_depth);
+            merged.steady = None;
             merged.usage = merged.usage.plus(result.usage);
             merged.errors += result.errors;
             merged.failures.extend_from_slice(&result.failures);

@@ -3,6 +3,7 @@
 use crate::arrivals::Rates;
 use crate::distribution::Distribution;
 use crate::log::LogOptions;
+use crate::steady::SteadyOptions;
 
 /// The order and direction of I/O: fio's `rw`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -340,6 +341,8 @@ pub struct JobSpec {
     pub sample_ns: u64,
     /// Log files.
     pub log: LogOptions,
+    /// When a steady rate ends the job.
+    pub steady: Option<SteadyOptions>,
 }
 
 impl Default for JobSpec {
@@ -383,6 +386,7 @@ impl Default for JobSpec {
             measure_submission: true,
             sample_ns: 500_000_000,
             log: LogOptions::default(),
+            steady: None,
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::Histogram;
 use crate::result::{DepthCounts, DirectionResult, IoFailure, JobResult, KernelThreads, Samples};
 use crate::spec::FioVerify;
 use crate::spec::JobSpec;
+use crate::steady::SteadyResult;
 use crate::usage::Usage;
 use crate::verify::{FioHeaderField, Mismatch, VerifyFault};
 
@@ -26,6 +27,7 @@ pub(crate) fn encode(result: &JobResult) -> String {
         "checked_blocks": result.checked_blocks,
         "never_completed": result.never_completed,
         "latency_depth": result.latency_depth,
+        "steady": result.steady.as_ref().map(encode_steady),
         "depths": [result.depths.level, result.depths.submit, result.depths.complete],
         "kernel": [result.kernel.submission_ns, result.kernel.workers_ns],
         "dropped_log_entries": result.dropped_log_entries,
@@ -69,11 +71,30 @@ pub(crate) fn decode(text: &str, spec: &JobSpec) -> Option<JobResult> {
         never_completed: value["never_completed"].as_u64()?,
         jobs: 1,
         latency_depth: value["latency_depth"].as_u64().map(|depth| depth as usize),
+        steady: match &value["steady"] {
+            Value::Null => None,
+            steady => Some(decode_steady(steady)?),
+        },
         depths: DepthCounts { level: depths(0)?, submit: depths(1)?, complete: depths(2)? },
         kernel: KernelThreads { submission_ns: *kernel.first()?, workers_ns: *kernel.get(1)? },
         dropped_log_entries: value["dropped_log_entries"].as_u64()?,
         number: value["number"].as_u64()? as u32,
         log_error: value["log_error"].as_str().map(str::to_string),
+    })
+}
+
+fn encode_steady(one: &SteadyResult) -> Value {
+    json!([one.attained, one.criterion, one.deviation_max, one.slope, one.iops, one.bandwidth])
+}
+
+fn decode_steady(value: &Value) -> Option<SteadyResult> {
+    Some(SteadyResult {
+        attained: value.get(0)?.as_bool()?,
+        criterion: value.get(1)?.as_f64()?,
+        deviation_max: value.get(2)?.as_f64()?,
+        slope: value.get(3)?.as_f64()?,
+        iops: numbers(value.get(4)?)?,
+        bandwidth: numbers(value.get(5)?)?,
     })
 }
 
@@ -210,6 +231,14 @@ mod tests {
             never_completed: 0,
             jobs: 1,
             latency_depth: Some(4),
+            steady: Some(SteadyResult {
+                attained: true,
+                criterion: -0.25,
+                deviation_max: 1.5,
+                slope: -2.0,
+                iops: vec![1, 2],
+                bandwidth: vec![3, u64::MAX],
+            }),
             depths: DepthCounts { level: [1; 7], submit: [2, 0, 0, 0, 0, 0, 3], complete: [4; 7] },
             kernel: KernelThreads { submission_ns: 10, workers_ns: 11 },
             dropped_log_entries: 0,
@@ -220,6 +249,7 @@ mod tests {
         let back = decode(&text, &JobSpec::default()).unwrap();
         assert_eq!(encode(&back), text);
         assert_eq!((back.mismatches, back.failures), (result.mismatches, result.failures));
+        assert_eq!(back.steady, result.steady);
         assert_eq!(
             back.directions[0].latency_ticks.percentile(50.0),
             result.directions[0].latency_ticks.percentile(50.0)

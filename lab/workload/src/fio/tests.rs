@@ -51,6 +51,7 @@ fn result() -> JobResult {
             complete: [0, 10_000, 1, 0, 0, 0, 0],
         },
         latency_depth: None,
+        steady: None,
         kernel: Default::default(),
         dropped_log_entries: 0,
         number: 0,

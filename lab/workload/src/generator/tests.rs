@@ -9,6 +9,7 @@ use super::*;
 use crate::arrivals::{ArrivalProcess, Rates};
 use crate::log::LogOptions;
 use crate::spec::ThinkTime;
+use crate::steady::{SteadyCriterion, SteadyOptions};
 use crate::verify::VerifyFault;
 
 const BLOCK: usize = 512;
@@ -455,4 +456,16 @@ fn histogram_logs_count_every_io() {
     }
     assert_eq!((ios[0] + ios[1], ios[2]), (20_000, 0));
     std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn a_steady_rate_ends_a_job() {
+    let criterion = SteadyCriterion { of_bandwidth: true, of_slope: false, limit: 1e18, in_percent: false };
+    let steady = Some(SteadyOptions { criterion, duration_s: 1, ramp_ns: 1_000_000 });
+    let hour_ns = Some(3_600_000_000_000);
+    let mut device = FakeDevice::new(64, 64);
+    let job = JobSpec { steady, time_based: true, runtime_ns: hour_ns, ..spec(Workload::RandRead) };
+    let steady = run(job, &mut device).steady.unwrap();
+    assert!(steady.attained && steady.iops[0] > 0, "{steady:?}");
+    assert!(steady.bandwidth[0].abs_diff(steady.iops[0] * 1024) < 1024, "{steady:?}");
 }

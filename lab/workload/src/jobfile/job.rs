@@ -4,6 +4,7 @@ use io_engines::{EngineConfig, EngineKind, FileOperation, SyncMode};
 
 use super::transport_id;
 use crate::spec::{BlockSizes, FioVerify, JobSpec, Verify, gcd};
+use crate::steady::{DURATION_S_MAX, SteadyCriterion, SteadyOptions};
 
 /// The I/O engine: `ioengine`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +114,8 @@ pub struct PerfJob {
     pub(super) sizes: [Option<BlockSizes>; 3],
     pub(super) random_map: bool,
     pub(super) filename: Option<String>,
+    /// `steadystate`, `steadystate_duration` and `steadystate_ramp_time`.
+    pub(super) steady: (Option<SteadyCriterion>, u64, u64),
     /// `create_on_open` and `openfiles`.
     pub(super) create_on_open: bool,
     pub(super) open_files: Option<u32>,
@@ -170,6 +173,7 @@ impl Default for PerfJob {
             sizes: [None, None, None],
             random_map: true,
             filename: None,
+            steady: (None, 0, 0),
             create_on_open: false,
             open_files: None,
             has_bdevs: false,
@@ -194,6 +198,7 @@ impl PerfJob {
         self.spec.random_map = self.random_map;
         self.finalize_verify()?;
         self.finalize_pauses_and_trims()?;
+        self.finalize_steady()?;
         let filename = self.filename.as_deref().unwrap_or_default();
         self.filenames = match transport_id::uris(filename)? {
             Some(uris) => uris,
@@ -281,6 +286,26 @@ impl PerfJob {
             }
             None => Ok(()),
         }
+    }
+
+    fn finalize_steady(&mut self) -> Result<(), String> {
+        let (criterion, duration_ns, ramp_ns) = self.steady;
+        if duration_ns == 0 {
+            let given = criterion.is_some() || ramp_ns > 0;
+            let message = "--steadystate does nothing without --steadystate_duration; for example 10s";
+            return if given { Err(message.to_string()) } else { Ok(()) };
+        }
+        let duration_s = u32::try_from(duration_ns / 1_000_000_000).unwrap_or(u32::MAX);
+        if !(2..=DURATION_S_MAX).contains(&duration_s) {
+            return Err(format!("--steadystate_duration is 2 to {DURATION_S_MAX} seconds"));
+        }
+        if self.group_reporting && self.numjobs > 1 {
+            let message = "--steadystate judges each job by itself; remove --group_reporting or --numjobs";
+            return Err(message.to_string());
+        }
+        let criterion = criterion.unwrap_or(SteadyCriterion::DEFAULT);
+        self.spec.steady = Some(SteadyOptions { criterion, duration_s, ramp_ns });
+        Ok(())
     }
 
     fn finalize_pauses_and_trims(&self) -> Result<(), String> {

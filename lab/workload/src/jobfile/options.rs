@@ -727,6 +727,36 @@ const SUPPORTED: &[OptionInfo] = &[
             Ok(())
         },
     ),
+    job(
+        "steadystate",
+        &["ss"],
+        "iops:5%",
+        "end the job when the rate is steady: iops, iops_slope, bw or bw_slope, and a limit, absolute or in percent of the mean; needs steadystate_duration",
+        |job, v| {
+            job.steady.0 = Some(steady_criterion(v, job.kb_base)?);
+            Ok(())
+        },
+    ),
+    job(
+        "steadystate_duration",
+        &["ss_dur"],
+        "TIME",
+        "time for which the rate must be steady, in seconds without a unit; alone it means steadystate=iops_slope:0.01%",
+        |job, v| {
+            job.steady.1 = time(v, SECOND)?;
+            Ok(())
+        },
+    ),
+    job(
+        "steadystate_ramp_time",
+        &["ss_ramp"],
+        "TIME",
+        "time before the first sample of steadystate, in seconds without a unit",
+        |job, v| {
+            job.steady.2 = time(v, SECOND)?;
+            Ok(())
+        },
+    ),
     // Reports and logs.
     job("percentile_list", &[], "50:99:99.9", "percentiles to report", |job, v| {
         job.percentiles = percentiles(v)?;

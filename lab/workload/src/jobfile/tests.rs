@@ -459,3 +459,27 @@ fn histogram_logs_have_a_time_between_lines() {
         assert!(error.contains(message), "{line}: {error}");
     }
 }
+
+#[test]
+fn the_steady_state_has_fios_criteria() {
+    let job = |line: &str| plan(&words(&format!("--filename=x {line}")), &TestFiles::default());
+    let steady = |line: &str| job(line).unwrap().jobs[0].spec.steady.unwrap();
+    let one = steady("--ss=bw_slope:1m --ss_dur=1m --ss_ramp=2");
+    assert_eq!((one.criterion.metric(), one.criterion.limit), ("bw_slope", 1_048_576.0));
+    assert_eq!((one.duration_s, one.ramp_ns, one.criterion.in_percent), (60, 2_000_000_000, false));
+    let percent = steady("--steadystate=iops:0.3% --steadystate_duration=2").criterion;
+    assert_eq!((percent.metric(), percent.limit, percent.in_percent), ("iops", 0.3, true));
+    assert_eq!(steady("--ss_dur=5").criterion.metric(), "iops_slope");
+    let refused = [
+        ("--ss=iops:5%", "nothing without --steadystate_duration"),
+        ("--ss=iops --ss_dur=5", "iops_slope, bw or bw_slope"),
+        ("--ss=lat:5% --ss_dur=5", "iops_slope, bw or bw_slope"),
+        ("--ss=iops:0 --ss_dur=5", "above 0"),
+        ("--ss=iops:5% --ss_dur=1", "2 to 604800 seconds"),
+        ("--ss=iops:5% --ss_dur=5 --numjobs=2 --group_reporting", "judges each job by itself"),
+    ];
+    for (line, message) in refused {
+        let error = job(line).unwrap_err().to_string();
+        assert!(error.contains(message), "{line}: {error}");
+    }
+}

@@ -1,6 +1,7 @@
 //! Parsers of fio's option values.
 
 use crate::spec::{BlockSizes, FileService};
+use crate::steady::SteadyCriterion;
 use crate::units::{UnitError, parse_bytes_with, parse_time_ns_with};
 use crate::{Distribution, Zone, ZoneSize};
 
@@ -200,6 +201,28 @@ pub(super) fn pattern(text: &str) -> ValueResult<Vec<u8>> {
         bytes[..used].to_vec()
     };
     if (1..=4096).contains(&found.len()) { Ok(found) } else { Err("it has 1 to 4096 bytes".to_string()) }
+}
+
+/// `iops:5%`, `bw_slope:1m`
+pub(super) fn steady_criterion(text: &str, base: u64) -> ValueResult<SteadyCriterion> {
+    let hint = || "it is iops, iops_slope, bw or bw_slope with a limit: iops:5%".to_string();
+    let (metric, limit) = text.split_once(':').ok_or_else(hint)?;
+    let (of_bandwidth, of_slope) = match metric.trim() {
+        "iops" => (false, false),
+        "iops_slope" => (false, true),
+        "bw" => (true, false),
+        "bw_slope" => (true, true),
+        _ => return Err(hint()),
+    };
+    let percent = limit.trim().strip_suffix('%');
+    let value = match percent {
+        None if of_bandwidth => bytes(limit, base)? as f64,
+        _ => number(percent.unwrap_or(limit))?,
+    };
+    if !(value > 0.0 && value.is_finite()) {
+        return Err("the limit is above 0".to_string());
+    }
+    Ok(SteadyCriterion { of_bandwidth, of_slope, limit: value, in_percent: percent.is_some() })
 }
 
 /// `50:99:99.9`

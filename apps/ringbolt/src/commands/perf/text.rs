@@ -91,6 +91,16 @@ fn job(reported: &ReportedJob) -> String {
     if let Some(depth) = result.latency_depth {
         line(format!("  depth {depth} keeps the latency target"));
     }
+    if let (Some(options), Some(steady)) = (&spec.steady, &result.steady) {
+        let criterion = options.criterion;
+        line(format!(
+            "  steady state {}: {} {:.3}{}",
+            if steady.attained { "attained" } else { "not attained" },
+            criterion.metric(),
+            steady.criterion,
+            if criterion.in_percent { " %" } else { "" },
+        ));
+    }
     if spec.verify != Verify::Off {
         line(format!("  verify {} blocks checked, {} wrong", result.checked_blocks, result.mismatch_count));
     }
