@@ -167,6 +167,52 @@ fn protection_information_is_generated_checked_and_stripped_by_the_target() {
 }
 
 #[test]
+fn a_null_device_gives_valid_protection_information_and_checks_what_is_written() {
+    let medium = Registry::new();
+    let metadata =
+        bdev::MetadataConfig { md_size: 8, md_interleave: true, dif_type: 1, dif_is_head_of_md: false };
+    let config = bdev::null::NullConfig { metadata, ..bdev::null::NullConfig::new("Null0", 4096, 512) };
+    bdev::null::create(&medium, config).unwrap();
+    let side = TargetSide::exporting(&medium, "Null0", &["0".into()]);
+    let host = HostSide::start();
+    host.attach(&side.ports()[0]);
+    assert_eq!(host.registry.find("Nvme0n1").unwrap().geometry().block_size, 512);
+    // The driver lets the target insert and strip the protection information.
+    let done = host.with_io(|core, io| async move {
+        let buffer = || core.pool().take(4096).unwrap();
+        io.write(9, buffer()).await.map_err(|(status, _)| status)?;
+        io.read(9, buffer()).await.map(drop).map_err(|(status, _)| status)
+    });
+    done.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
+    let command = |opcode: NvmOpcode, prinfo, reference_tag, data| {
+        let command = ReadWrite { lba: 9, blocks: 2, prinfo, reference_tag, ..ReadWrite::default() };
+        let sqe = Sqe { nsid: 1, ..command.to_sqe(opcode) };
+        let queue = QueueKind::Io;
+        let command = PassthroughCommand { queue, sqe, data, metadata: AdminData::None, timeout: None };
+        host.initiator.pass_through("Nvme0", command).unwrap()
+    };
+    let checks = Prinfo::CHECK_GUARD | Prinfo::CHECK_REFERENCE_TAG;
+    let read = command(NvmOpcode::Read, checks, 9, AdminData::In(1040));
+    assert_eq!(read.status, Status::SUCCESS);
+    for (index, block) in read.data.chunks(520).enumerate() {
+        let guard = nvme::protection::crc16(0, &block[..512]).to_be_bytes();
+        assert_eq!(block[512..], [guard[0], guard[1], 0, 0, 0, 0, 0, 9 + index as u8]);
+    }
+    assert!(command(NvmOpcode::Write, checks, 9, AdminData::Out(read.data.clone())).status.is_success());
+    let changed = |at: usize| {
+        let mut blocks = read.data.clone();
+        blocks[at] ^= 1;
+        command(NvmOpcode::Write, checks, 9, AdminData::Out(blocks)).status
+    };
+    let (data, reference_tag) = (changed(600), changed(519));
+    assert!(data.same_code(Status::GUARD_CHECK_ERROR), "{data}");
+    assert!(reference_tag.same_code(Status::REFERENCE_TAG_CHECK_ERROR), "{reference_tag}");
+    let mut unchecked = read.data.clone();
+    unchecked[600] ^= 1;
+    assert!(command(NvmOpcode::Write, Prinfo::empty(), 0, AdminData::Out(unchecked)).status.is_success());
+}
+
+#[test]
 fn uncorrectable_blocks_are_unreadable_until_rewritten() {
     let medium = medium();
     let side = TargetSide::start(&medium, &["0".into()]);

@@ -27,12 +27,16 @@ pub(crate) struct TargetSide {
 
 impl TargetSide {
     pub(crate) fn start(registry: &Registry, ports: &[String]) -> TargetSide {
+        TargetSide::exporting(registry, "Malloc0", ports)
+    }
+
+    pub(crate) fn exporting(registry: &Registry, device: &str, ports: &[String]) -> TargetSide {
         let reactors = reactors();
         let target = NvmfTarget::new(registry.clone(), reactors.handles());
         target.create_transport(TcpTransportConfig::default()).unwrap();
         let any = SubsystemConfig { allow_any_host: true, ana_reporting: true, ..SubsystemConfig::default() };
         target.create_subsystem(NQN, any).unwrap();
-        target.add_namespace(NQN, NamespaceConfig::new("Malloc0")).unwrap();
+        target.add_namespace(NQN, NamespaceConfig::new(device)).unwrap();
         let listen = |port: &String| target.add_listener(NQN, ListenAddress::tcp("127.0.0.1", port)).unwrap();
         let addresses = ports.iter().map(listen).collect();
         TargetSide { target, addresses, reactors: Some(reactors) }
