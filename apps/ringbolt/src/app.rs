@@ -155,7 +155,33 @@ mod tests {
         for (method, params, rejected) in [
             ("framework_set_scheduler", json!({ "name": "static" }), None),
             ("framework_set_scheduler", json!({ "name": "dynamic" }), Some("name: \"dynamic\"")),
-            ("sock_impl_set_options", json!({ "impl_name": "posix", "recv_buf_size": 4096 }), None),
+            ("sock_impl_set_options", json!({ "impl_name": "posix", "recv_buf_size": 2 << 20 }), None),
+            ("sock_impl_set_options", json!({ "impl_name": "ssl", "send_buf_size": 4096 }), None),
+            (
+                "sock_impl_set_options",
+                json!({ "impl_name": "uring", "enable_zerocopy_send_server": true }),
+                None,
+            ),
+            (
+                "sock_impl_set_options",
+                json!({ "impl_name": "posix", "recv_buf_size": 4096 }),
+                Some("recv_buf_size: 4096 is not supported with posix"),
+            ),
+            (
+                "sock_impl_set_options",
+                json!({ "impl_name": "ssl", "send_buf_size": 2 << 20 }),
+                Some("send_buf_size: 2097152"),
+            ),
+            (
+                "sock_impl_set_options",
+                json!({ "impl_name": "posix", "enable_zerocopy_send_client": true }),
+                Some("enable_zerocopy_send_client: true"),
+            ),
+            (
+                "sock_impl_set_options",
+                json!({ "impl_name": "posix", "zerocopy_threshold": 1 }),
+                Some("zerocopy_threshold: 1"),
+            ),
             (
                 "sock_impl_set_options",
                 json!({ "impl_name": "posix", "enable_ktls": true }),
