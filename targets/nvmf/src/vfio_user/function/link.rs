@@ -177,7 +177,11 @@ impl IoTransport for QueueTransport<'_, '_> {
 
     #[inline]
     fn take_buffer(&mut self, bytes: usize) -> Option<Buffer> {
-        self.context.pool.take(bytes)
+        let buffer = self.context.pool.take(bytes);
+        if buffer.is_none() {
+            self.link.ring.totals.waited_for_buffer();
+        }
+        buffer
     }
 
     #[inline(always)]
