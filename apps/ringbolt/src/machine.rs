@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use bdev::Registry;
 use control::json::{Value, json};
 use control::{Method, Module, NoParameters, RpcError, thread_name, tick_rate};
+use dma::PoolCounts;
 use pci::{PciError, Sysfs};
 use reactor::ReactorHandle;
 
@@ -38,6 +39,12 @@ impl Module for MachineModule {
                     "Lists the bdevs that have channels on each reactor, as SPDK's threads. `ref` is the number of channels.",
                     "`tick_rate`, `threads`",
                 ),
+            Method::query("iobuf_get_stats", buffer_stats).text(
+                "Buffers that were taken since the start, of all reactors: `cache` from what the reactor had, `main` with \
+                 new memory for the reactor, `retry` how often there was none and the request waited. Small buffers \
+                 have at most 8 KiB. All modules of a reactor share its buffers, so that there is one entry.",
+                "array of `module`, `small_pool`, `large_pool`",
+            ),
             Method::query("sock_impl_get_options", socket_options)
                 .at_any_stage()
                 .text(
@@ -88,6 +95,26 @@ fn io_channels(module: &MachineModule, _params: NoParameters) -> Result<Value, R
     let threads: Vec<Value> = threads.iter().enumerate().map(one).collect();
     Ok(json!({ "tick_rate": tick_rate(), "threads": threads }))
 }
+
+fn buffer_stats(module: &MachineModule, _params: NoParameters) -> Result<Value, RpcError> {
+    // Small, then large.
+    let mut pools = [PoolCounts::default(); 2];
+    for reactor in &module.reactors {
+        for count in reactor.call(|core| core.pool().counts())? {
+            let pool = &mut pools[usize::from(count.bytes > SMALL_BUFFER_BYTES_MAX)];
+            pool.taken += count.taken;
+            pool.refills += count.refills;
+            pool.failures += count.failures;
+        }
+    }
+    let [small, large] = pools.map(|PoolCounts { taken, refills, failures, .. }| {
+        json!({ "cache": taken.saturating_sub(refills), "main": refills, "retry": failures })
+    });
+    Ok(json!([{ "module": "reactor", "small_pool": small, "large_pool": large }]))
+}
+
+/// Where SPDK's large buffers begin: its default `small_bufsize`.
+const SMALL_BUFFER_BYTES_MAX: usize = 8192;
 
 control::parameters! {
     struct SocketImplementationName {
@@ -151,6 +178,26 @@ mod tests {
         let expected = json!([{ "name": "bdev_N", "ref": 2 }]);
         assert_eq!(with_two.unwrap()["threads"][0]["io_channels"], expected);
         assert_eq!(channels()["io_channels"], json!([]));
+    }
+
+    #[test]
+    fn buffer_stats_count_what_the_reactors_have_taken() {
+        let reactors = Reactors::start(&ReactorConfig::default()).unwrap();
+        let managed = |handle: &ReactorHandle| ManagedReactor { handle: handle.clone(), thread_id: 0 };
+        let managed = reactors.handles().iter().map(managed).collect();
+        let app = App::start(Registry::new(), managed, StartOptions::default()).unwrap();
+        let stats = || app.control.invoke("iobuf_get_stats", Value::Null).unwrap();
+        let count = |pool: &str, name: &str| stats()[0][pool][name].as_u64().unwrap();
+        let both = |name: &str| (count("small_pool", name), count("large_pool", name));
+        let (cache, main) = (both("cache"), both("main"));
+        reactors.handles()[0]
+            .call(|core| (0..10).for_each(|_| drop((core.pool().take(8192), core.pool().take(65536)))))
+            .unwrap();
+        let taken = |name: &str, before: (u64, u64)| (both(name).0 - before.0, both(name).1 - before.1);
+        let (cached, refilled) = (taken("cache", cache), taken("main", main));
+        assert_eq!((cached.0 + refilled.0, cached.1 + refilled.1), (10, 10), "{}", stats());
+        assert!(refilled.0 <= 1 && refilled.1 <= 1, "{}", stats());
+        assert_eq!((both("retry"), &stats()[0]["module"]), ((0, 0), &json!("reactor")));
     }
 
     #[test]

@@ -42,17 +42,37 @@ pub(crate) struct PoolState {
     pub(crate) external: Vec<ExternalEntry>,
     /// Entries of `external` that are free.
     pub(crate) free_external: Vec<u16>,
+    /// What the chunks of each class have not counted themselves.
+    counts: [PoolCounts; CLASSES],
+}
+
+/// What a pool has handed out of one size since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolCounts {
+    /// Bytes of such an allocation.
+    pub bytes: usize,
+    /// Allocations handed out.
+    pub taken: u64,
+    /// How often all were in use, and a chunk of the arena or of another size was divided.
+    pub refills: u64,
+    /// How often there was none, and the taker got nothing.
+    pub failures: u64,
 }
 
 /// A chunk, carved into allocations of one class.
 struct OwnedChunk {
     start: NonNull<u8>,
     class: u8,
-    /// Allocations of it that are in use.
-    live: u32,
-    /// Buffers per allocation, where one was split or shared; empty until then.
-    holders: Box<[u32]>,
+    /// Allocations of it that were handed out since it was carved.
+    taken: u64,
+    /// Of those, the ones that came back, modulo 2^32.
+    freed: u32,
+    /// Buffers per allocation, where one was split or shared.
+    holders: Option<Box<[u32; ALLOCATIONS_MAX]>>,
 }
+
+/// Allocations of a chunk, if it has the smallest.
+const ALLOCATIONS_MAX: usize = CHUNK_BYTES / BUFFER_BYTES_MIN;
 
 #[derive(Clone, Copy)]
 struct Free {
@@ -61,6 +81,11 @@ struct Free {
 }
 
 impl OwnedChunk {
+    /// Allocations of it that are in use. Counted by a difference, which costs an allocation no more than one counter.
+    fn live(&self) -> u32 {
+        (self.taken as u32).wrapping_sub(self.freed)
+    }
+
     fn allocation_index(&self, start: NonNull<u8>) -> usize {
         (start.as_ptr().addr() - self.start.as_ptr().addr()) >> class_shift(self.class)
     }
@@ -72,10 +97,7 @@ impl OwnedChunk {
 
     fn holders(&mut self, start: NonNull<u8>) -> &mut u32 {
         let index = self.allocation_index(start);
-        if self.holders.is_empty() {
-            self.holders = vec![0; CHUNK_BYTES >> class_shift(self.class)].into_boxed_slice();
-        }
-        &mut self.holders[index]
+        &mut self.holders.get_or_insert_with(|| Box::new([0; ALLOCATIONS_MAX]))[index]
     }
 }
 
@@ -93,6 +115,10 @@ impl Pool {
             owned_count: 0,
             external: Vec::new(),
             free_external: Vec::new(),
+            counts: std::array::from_fn(|class| PoolCounts {
+                bytes: BUFFER_BYTES_MIN << class,
+                ..PoolCounts::default()
+            }),
         };
         Pool(Rc::new(PoolInner { arena: arena.clone(), state: RefCell::new(state), returns: Arc::default() }))
     }
@@ -116,7 +142,7 @@ impl Pool {
             }
         };
         if let Some(owned) = &mut state.owned[chunk as usize] {
-            owned.live += 1;
+            owned.taken += 1;
         }
         drop(state);
         Some(Buffer::new(start, self.0.clone(), len as u32, chunk, Home::Whole, BufferAccess::Exclusive))
@@ -130,6 +156,17 @@ impl Pool {
         let released = state.remove_idle_chunks(keep.max(1));
         self.0.arena.release_chunks(&released);
         released.len()
+    }
+
+    /// What it has handed out since it was made, by size from the smallest. An allocation that stood in for a smaller
+    /// one counts as what it is.
+    pub fn counts(&self) -> Vec<PoolCounts> {
+        let state = self.0.state.borrow();
+        let mut counts = state.counts;
+        for chunk in state.owned.iter().flatten() {
+            counts[chunk.class as usize].taken += chunk.taken;
+        }
+        counts.to_vec()
     }
 
     /// The arena behind the cache.
@@ -148,18 +185,22 @@ impl Pool {
         let taken = taken.map(|Chunk { start, index, .. }| (start, index as u16));
         if let Some((start, index)) = taken.or_else(|| state.reclaim_idle_chunk()) {
             state.carve(start, index, class);
+            state.counts[class].refills += 1;
             return state.free[class].pop();
         }
-        (class + 1..CLASSES).find_map(|larger| state.free[larger].pop())
+        let larger = (class + 1..CLASSES).find_map(|larger| state.free[larger].pop());
+        state.counts[class].failures += u64::from(larger.is_none());
+        larger
     }
 }
 
 impl PoolState {
     /// Takes back a chunk of which no allocation is in use.
     fn reclaim_idle_chunk(&mut self) -> Option<(NonNull<u8>, u16)> {
-        let idle = |owned: &Option<OwnedChunk>| owned.as_ref().is_some_and(|owned| owned.live == 0);
+        let idle = |owned: &Option<OwnedChunk>| owned.as_ref().is_some_and(|owned| owned.live() == 0);
         let index = self.owned.iter().position(idle)?;
-        let OwnedChunk { start, class, .. } = self.owned[index].take()?;
+        let OwnedChunk { start, class, taken, .. } = self.owned[index].take()?;
+        self.counts[class as usize].taken += taken;
         self.free[class as usize].retain(|free| free.chunk as usize != index);
         Some((start, index as u16))
     }
@@ -168,11 +209,13 @@ impl PoolState {
     fn remove_idle_chunks(&mut self, keep: usize) -> Vec<u32> {
         let surplus = self.owned_count.saturating_sub(keep);
         let is_idle =
-            |(_, owned): &(usize, &Option<OwnedChunk>)| owned.as_ref().is_some_and(|owned| owned.live == 0);
+            |(_, owned): &(usize, &Option<OwnedChunk>)| owned.as_ref().is_some_and(|owned| owned.live() == 0);
         let idle = self.owned.iter().enumerate().filter(is_idle).map(|(index, _)| index as u32);
         let removed: Vec<u32> = idle.take(surplus).collect();
         for index in &removed {
-            self.owned[*index as usize] = None;
+            if let Some(OwnedChunk { class, taken, .. }) = self.owned[*index as usize].take() {
+                self.counts[class as usize].taken += taken;
+            }
         }
         self.owned_count -= removed.len();
         if !removed.is_empty() {
@@ -195,7 +238,7 @@ impl PoolState {
         if self.owned.len() <= chunk as usize {
             self.owned.resize_with(chunk as usize + 1, || None);
         }
-        let owned = OwnedChunk { start, class: class as u8, live: 0, holders: Box::default() };
+        let owned = OwnedChunk { start, class: class as u8, taken: 0, freed: 0, holders: None };
         self.owned[chunk as usize] = Some(owned);
     }
 
@@ -212,7 +255,7 @@ impl PoolState {
     #[inline]
     pub(crate) fn free(&mut self, start: NonNull<u8>, chunk: u16) {
         let owned = self.owned(chunk);
-        owned.live -= 1;
+        owned.freed = owned.freed.wrapping_add(1);
         let class = owned.class;
         self.free[class as usize].push(Free { start, chunk });
     }

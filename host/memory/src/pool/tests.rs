@@ -29,6 +29,34 @@ fn buffers_do_not_overlap_and_come_back() {
 }
 
 #[test]
+fn what_is_handed_out_is_counted_by_size_across_chunks_that_come_and_go() {
+    let pool = pool(1);
+    let count = |class: usize| {
+        let PoolCounts { bytes, taken, refills, failures } = pool.counts()[class];
+        assert_eq!(bytes, 4096 << class);
+        (taken, refills, failures)
+    };
+    // The only chunk serves one size, then another.
+    drop((pool.take(1 << 20), pool.take(1 << 20)));
+    assert_eq!((count(8), count(0)), ((2, 1, 0), (0, 0, 0)));
+    let held = pool.take(5000).unwrap();
+    assert_eq!((count(8), count(1)), ((2, 1, 0), (1, 1, 0)));
+    drop(held);
+    // The first and the last half are in use: there is no third.
+    let halves = (pool.take(1 << 20).unwrap(), pool.take(1 << 20).unwrap());
+    assert!(pool.take(1 << 20).is_none() && pool.take(4096).is_none());
+    assert_eq!((count(8), count(1), count(0)), ((4, 2, 1), (1, 1, 0), (0, 0, 1)));
+    drop(halves);
+    // A larger allocation stands in for a small one.
+    let large = pool.take(1 << 20).unwrap();
+    let instead = pool.take(4096).unwrap();
+    assert_eq!((count(8), count(0)), ((6, 2, 1), (0, 0, 1)));
+    drop((large, instead));
+    pool.release_idle(0);
+    assert_eq!((count(8), count(1)), ((6, 2, 1), (1, 1, 0)));
+}
+
+#[test]
 fn external_memory_is_released_with_the_last_part_of_it() {
     let pool = pool(1);
     let region = Rc::new(SharedRegion::new(16 << 10).unwrap());
