@@ -553,7 +553,8 @@ impl Generator {
             }
         }
         let only_writes = matches!(self.pattern.mix, OpMix::Single(Op::Write));
-        let read_back = self.phase == JobPhase::Draining && only_writes && self.verifier.is_some();
+        let verifies = self.verifier.is_some() && self.spec.reads_back;
+        let read_back = self.phase == JobPhase::Draining && only_writes && verifies;
         if !read_back || self.stopped || self.errors > 0 {
             if self.phase == JobPhase::ReadingBack {
                 self.finish_phase(now);

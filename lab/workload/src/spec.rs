@@ -293,6 +293,8 @@ pub struct JobSpec {
     pub verify_pattern: Vec<u8>,
     /// Bytes from one header of fio's to the next; `None` for one header an I/O.
     pub verify_interval: Option<u32>,
+    /// Whether a job that only writes reads verified data back at the end: `do_verify`.
+    pub reads_back: bool,
     /// Seed of offsets, mix and data; each copy of the job derives its own from it.
     pub seed: u64,
     /// Whether the job continues after an I/O error.
@@ -362,6 +364,7 @@ impl Default for JobSpec {
             verify: Verify::Off,
             verify_pattern: Vec::new(),
             verify_interval: None,
+            reads_back: true,
             seed: 0x8989,
             continue_on_error: false,
             size_percent: None,

@@ -8,7 +8,7 @@ use dma::{Arena, ArenaConfig, CHUNK_BYTES, Data};
 use super::*;
 use crate::arrivals::{ArrivalProcess, Rates};
 use crate::log::LogOptions;
-use crate::spec::ThinkTime;
+use crate::spec::{FioVerify, ThinkTime};
 use crate::steady::{SteadyCriterion, SteadyOptions};
 use crate::verify::VerifyFault;
 
@@ -468,4 +468,15 @@ fn a_steady_rate_ends_a_job() {
     let steady = run(job, &mut device).steady.unwrap();
     assert!(steady.attained && steady.iops[0] > 0, "{steady:?}");
     assert!(steady.bandwidth[0].abs_diff(steady.iops[0] * 1024) < 1024, "{steady:?}");
+}
+
+#[test]
+fn written_data_is_read_back_unless_told_otherwise() {
+    for (reads_back, reads) in [(true, 32), (false, 0)] {
+        let mut device = FakeDevice::new(64, 64);
+        let verify = Verify::Fio(FioVerify::Md5);
+        let result = run(JobSpec { verify, reads_back, ..spec(Workload::Write) }, &mut device);
+        assert_eq!((device.writes, device.reads, result.checked_blocks), (32, reads, reads));
+        assert!(result.is_clean());
+    }
 }

@@ -516,6 +516,14 @@ const SUPPORTED: &[OptionInfo] = &[
             Ok(())
         }),
     },
+    switch(
+        "do_verify",
+        "read verified data back at the end of a job that only writes; on by default. Reads are verified either way",
+        |job, v| {
+            job.spec.reads_back = flag(v)?;
+            Ok(())
+        },
+    ),
     job(
         "verify_pattern",
         &[],

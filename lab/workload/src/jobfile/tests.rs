@@ -264,12 +264,13 @@ fn comments_aliases_and_empty_last_elements_are_read_as_fio_reads_them() {
 
 #[test]
 fn options_without_effect_have_one_warning_each() {
-    let text = "[global]\nfilename=x\ngtod_reduce=1\n[a]\nfallocate=none\ndo_verify=1\n[b]\ngtod_reduce=1\niomem=shm\n";
+    let text =
+        "[global]\nfilename=x\ngtod_reduce=1\n[a]\nfallocate=none\nunlink=1\n[b]\ngtod_reduce=1\niomem=shm\n";
     let plan = parse_file(text).unwrap();
     let named: Vec<&str> = plan.warnings.iter().filter_map(|line| line.split(' ').nth(1)).collect();
-    assert_eq!(named, ["gtod_reduce=1", "fallocate=none", "do_verify=1", "iomem=shm"]);
+    assert_eq!(named, ["gtod_reduce=1", "fallocate=none", "unlink=1", "iomem=shm"]);
     assert!(plan.warnings[0].starts_with("a.fio:3: gtod_reduce=1 has no effect: "), "{:?}", plan.warnings);
-    for refused in ["do_verify=0", "mem=cudamalloc", "iodepth_batch_complete_min=8"] {
+    for refused in ["verify_state_load=1", "mem=cudamalloc", "iodepth_batch_complete_min=8"] {
         let error = parse_file(&format!("[a]\nfilename=x\n{refused}\n")).unwrap_err().to_string();
         assert!(error.contains(&format!("--{refused} is not supported: ")), "{error}");
     }

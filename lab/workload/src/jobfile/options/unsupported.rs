@@ -25,12 +25,8 @@ const fn refused_as(name: &'static str, aliases: &'static [&'static str], why: &
     OptionInfo { name, aliases, value: "", switch: true, help: why, support: Support::Refused(why) }
 }
 
-/// The values that ask for what is done anyway.
-const ON: &[&str] = &["1", "true"];
-
 /// Options that have no effect: they ask for what is done anyway, or change no result.
 pub(super) const NO_EFFECT: &[OptionInfo] = &[
-    no_effect("do_verify", &[], ON, "a job that writes and verifies reads its data back at the end"),
     no_effect("verify_fatal", &[], &[], "mismatches are counted, and the run fails"),
     no_effect("verify_dump", &[], &[], "the first mismatch is described, not dumped"),
     with_value(no_effect("verify_async", &[], &[], "each job verifies on its own thread")),
