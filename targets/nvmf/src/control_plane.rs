@@ -27,7 +27,8 @@ use crate::tcp::TcpProtocol;
 use crate::vfio_user::{VfioUserConfig, VfioUserProtocol};
 
 pub use info::{
-    PollGroupTotals, QpairInfo, SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats,
+    PollCounts, PollGroupTotals, QpairInfo, SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo,
+    TargetStats,
 };
 
 /// Name under which the target claims its block devices.

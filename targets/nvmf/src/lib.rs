@@ -42,7 +42,7 @@ mod vfio_user;
 
 pub use address::ListenAddress;
 pub use control_plane::{
-    NamespaceConfig, NvmfTarget, PollGroupTotals, QpairInfo, SubsystemConfig, SubsystemInfo,
+    NamespaceConfig, NvmfTarget, PollCounts, PollGroupTotals, QpairInfo, SubsystemConfig, SubsystemInfo,
     TargetControllerInfo, TargetNamespaceInfo, TargetStats,
 };
 pub use failure::NvmfTargetError;

@@ -1,11 +1,12 @@
 //! Read-only queries for the management interface (RPC).
 
 use sockets::CoreNetwork;
+use target_shell::{Protocol, ShellError};
 
 use super::{ListenAddress, NvmfTarget, Uuid};
 use crate::queue::QueueTotalsSnapshot;
 use crate::tcp::{self, ConnectionReport};
-use crate::vfio_user;
+use crate::vfio_user::{self, VfioUserProtocol};
 
 /// A subsystem as it is configured.
 #[derive(Clone, Debug)]
@@ -100,6 +101,17 @@ pub struct TargetStats {
     pub groups: Vec<(usize, usize, usize)>,
     /// For each reactor: what its queues have done, those that have closed included.
     pub totals: Vec<PollGroupTotals>,
+    /// For each reactor: how often it polled vfio-user's clients; empty without that transport.
+    pub vfio_user_polls: Vec<PollCounts>,
+}
+
+/// How often a reactor polled a transport's connections since the transport was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PollCounts {
+    /// All polls.
+    pub polls: u64,
+    /// Polls that found work.
+    pub busy: u64,
 }
 
 /// What the queues of a reactor have done since the target started.
@@ -262,7 +274,23 @@ impl<N: CoreNetwork> NvmfTarget<N> {
                 }
             }
         }
-        Ok(TargetStats { groups, totals })
+        Ok(TargetStats { groups, totals, vfio_user_polls: self.vfio_user_polls()? })
+    }
+
+    fn vfio_user_polls(&self) -> Result<Vec<PollCounts>, crate::NvmfTargetError> {
+        if self.lock()?.vfio_user.is_none() {
+            return Ok(Vec::new());
+        }
+        let mut counts = Vec::new();
+        for (index, reactor) in self.0.remotes.iter().enumerate() {
+            let stats = reactor.stats().map_err(|_| ShellError::Stopped(index))?;
+            let ours = stats.pollers.iter().find(|poller| poller.name == VfioUserProtocol::NAME);
+            counts.push(
+                ours.map(|poller| PollCounts { polls: poller.runs, busy: poller.busy_runs })
+                    .unwrap_or_default(),
+            );
+        }
+        Ok(counts)
     }
 
     /// The vfio-user clients of each core.

@@ -8,8 +8,8 @@ use wire_nvme::log::AnaState;
 use super::parameters::{AnaStateName, TargetName};
 use super::{ByNqn, NvmfModule, SUBSYSTEM};
 use crate::{
-    ListenAddress, NvmfTarget, QpairInfo, SubsystemInfo, TargetControllerInfo, TcpTransportConfig,
-    VfioUserConfig,
+    ListenAddress, NvmfTarget, PollCounts, QpairInfo, SubsystemInfo, TargetControllerInfo,
+    TcpTransportConfig, VfioUserConfig,
 };
 
 pub(super) fn methods() -> Vec<Method<NvmfModule>> {
@@ -41,7 +41,8 @@ pub(super) fn methods() -> Vec<Method<NvmfModule>> {
         Method::query("nvmf_get_stats", get_stats)
             .text(
                 "Queue pairs of each reactor: at present, and since the start. `pending_bdev_io` counts how often a \
-                 command waited for a buffer.",
+                 command waited for a buffer. Over vfio-user, `polls` counts how often a reactor looked for commands, and \
+                 `polls_spurious` how often there were none.",
                 "`tick_rate`, `poll_groups`",
             )
             .errors(SUBSYSTEM),
@@ -320,8 +321,13 @@ control::parameters! {
 
 fn get_stats(module: &NvmfModule, _params: GetStats) -> Result<Value, RpcError> {
     let stats = module.target.stats()?;
-    let transports: Vec<Value> =
-        transports(&module.target).iter().map(|one| json!({ "trtype": one["trtype"] })).collect();
+    let types: Vec<Value> = transports(&module.target).iter().map(|one| one["trtype"].clone()).collect();
+    let transport = |index: usize, trtype: &Value| match stats.vfio_user_polls.get(index) {
+        Some(PollCounts { polls, busy }) if trtype == "VFIOUSER" => {
+            json!({ "trtype": trtype, "polls": polls, "polls_spurious": polls.saturating_sub(*busy) })
+        }
+        _ => json!({ "trtype": trtype }),
+    };
     let groups = stats.groups.iter().zip(&stats.totals).enumerate();
     let groups = groups.map(|(index, ((admin, io, unassociated), totals))| {
         json!({
@@ -333,7 +339,7 @@ fn get_stats(module: &NvmfModule, _params: GetStats) -> Result<Value, RpcError> 
             "current_unassociated_qpairs": unassociated,
             "pending_bdev_io": totals.buffer_waits,
             "completed_nvme_io": totals.completed_commands,
-            "transports": transports,
+            "transports": types.iter().map(|trtype| transport(index, trtype)).collect::<Vec<_>>(),
         })
     });
     Ok(json!({ "tick_rate": tick_rate(), "poll_groups": groups.collect::<Vec<_>>() }))

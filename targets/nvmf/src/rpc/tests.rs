@@ -77,7 +77,17 @@ fn nvmf_get_subsystems_has_spdks_fields() {
         assert_eq!(machine.ok(method, json!({ "nqn": NQN })), json!([]));
     }
     let stats = machine.ok("nvmf_get_stats", json!({ "tgt_name": "nvmf_tgt" }));
-    assert_eq!(stats["poll_groups"][0]["current_io_qpairs"], 0);
+    let group = &stats["poll_groups"][0];
+    assert_eq!(
+        (&group["current_io_qpairs"], &group["transports"]),
+        (&json!(0), &json!([{ "trtype": "TCP" }]))
+    );
+    machine.ok("nvmf_create_transport", json!({ "trtype": "VFIOUSER" }));
+    let stats = machine.ok("nvmf_get_stats", Value::Null);
+    let transports = &stats["poll_groups"][0]["transports"];
+    assert_eq!((&transports[0], &transports[1]["trtype"]), (&json!({ "trtype": "TCP" }), &json!("VFIOUSER")));
+    let polls = |name: &str| transports[1][name].as_u64().unwrap();
+    assert!(polls("polls_spurious") <= polls("polls"), "{stats}");
 }
 
 #[test]

@@ -107,7 +107,10 @@ fn deferred_commands_do_not_separate_a_fused_pair() {
     host.ring_doorbell(&queue);
     assert_eq!(completions(&host, &mut queue, 2), [(1, Status::SUCCESS), (2, Status::SUCCESS)]);
     assert_eq!(medium(&mut host, &mut queue), 5);
-    let waits: u64 = rig.target.stats().unwrap().totals.iter().map(|totals| totals.buffer_waits).sum();
+    let stats = rig.target.stats().unwrap();
+    let waits: u64 = stats.totals.iter().map(|totals| totals.buffer_waits).sum();
+    let [polls] = &stats.vfio_user_polls[..] else { panic!("one reactor: {stats:?}") };
+    assert!(polls.busy > 0 && polls.polls >= polls.busy, "{polls:?}");
     assert!(waits > 0, "what waited for a buffer is counted");
 }
 
