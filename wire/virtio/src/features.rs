@@ -1,9 +1,16 @@
 //! Feature bits.
 
 bitflags::bitflags! {
-    /// Features that driver and device negotiate: those of the block device, of virtqueues, and of vhost.
+    /// Features that driver and device negotiate: those of virtqueues and of vhost, and below bit 24 those of the kind
+    /// of device, where one bit has one meaning for each.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Features: u64 {
+        /// SCSI: a command may have data in both directions.
+        const SCSI_INOUT = 1 << 0;
+        /// SCSI: logical units that appear or go are reported.
+        const SCSI_HOTPLUG = 1 << 1;
+        /// SCSI: changed parameters of logical units are reported.
+        const SCSI_CHANGE = 1 << 2;
         /// Block: the configuration has the largest length of a segment.
         const BLK_SIZE_MAX = 1 << 1;
         /// Block: the configuration has the largest number of segments of a request.

@@ -1,8 +1,10 @@
-//! Encodings of virtio: virtqueues, split and packed, and the block device.
+//! Encodings of virtio: virtqueues, split and packed, the block device and the SCSI host.
 //!
 //! A split virtqueue ([`split`]) is a table of [`Descriptor`](split::Descriptor)s with two rings of indices; a packed one
 //! ([`packed`]) is a single ring of descriptors that driver and device overwrite in turn. A request to the block device
 //! ([`blk`]) is a [`RequestHeader`](blk::RequestHeader), data, and one byte of [`BlkStatus`](blk::BlkStatus).
+//! A command of the SCSI host ([`scsi`]) is a [`CommandHeader`](scsi::CommandHeader), a CDB and data; the answer a
+//! [`ResponseHeader`](scsi::ResponseHeader), sense data and data.
 //! [`Features`] are negotiated before. Structures and offsets are those of virtio 1.3; all integers are little-endian,
 //! as they are for legacy drivers on every machine that Ringbolt supports.
 //!
@@ -25,6 +27,7 @@
 pub mod blk;
 mod features;
 pub mod packed;
+pub mod scsi;
 pub mod split;
 
 pub use codec::DecodeError;

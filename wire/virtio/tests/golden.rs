@@ -4,6 +4,10 @@
 use proptest::prelude::*;
 use wire_virtio::blk::{BlkConfig, BlkStatus, RangeSegment, RequestHeader, RequestKind};
 use wire_virtio::packed::{EventSuppression, PackedDescriptor, RingPosition};
+use wire_virtio::scsi::{
+    AsyncRequest, AsyncResponse, CommandHeader, ControlKind, ResponseHeader, ScsiConfig, ScsiEvent,
+    ScsiResponse, TaskFunction, TaskManagementRequest, UnitAddress,
+};
 use wire_virtio::split::{self, Descriptor, UsedElement, available, used};
 use wire_virtio::{Features, descriptor_flags, needs_event};
 
@@ -99,10 +103,108 @@ fn the_configuration_has_the_offsets_of_virtio_blk_h() {
 }
 
 #[test]
+fn scsi_commands_have_the_layout_of_virtio_scsi_h() {
+    // struct virtio_scsi_cmd_req: LUN 1 of target 3, tag, attribute, priority, CRN, and the CDB behind it.
+    let address = UnitAddress { target: 3, lun: 1 };
+    assert_eq!(address.to_field().to_le_bytes(), [1, 3, 0x40, 1, 0, 0, 0, 0]);
+    let header = CommandHeader {
+        lun: address.to_field(),
+        tag: 0x1122_3344_5566_7788,
+        attribute: 1,
+        priority: 2,
+        reference_number: 3,
+    };
+    let tag = [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11];
+    assert_eq!(header.to_bytes(), *[&[1, 3, 0x40, 1, 0, 0, 0, 0], &tag[..], &[1, 2, 3]].concat());
+    assert_eq!((wire_virtio::scsi::COMMAND_BYTES, wire_virtio::scsi::RESPONSE_BYTES), (51, 108));
+    // struct virtio_scsi_cmd_resp, whose sense data follows.
+    let response = ResponseHeader {
+        sense_length: 18,
+        residual: 0x0102,
+        status_qualifier: 0x0304,
+        status: 2,
+        response: 0,
+    };
+    assert_eq!(response.to_bytes(), [18, 0, 0, 0, 2, 1, 0, 0, 4, 3, 2, 0]);
+}
+
+#[test]
+fn scsi_addresses_are_those_of_a_single_level() {
+    for (target, lun) in [(0, 0), (7, 0), (255, 255), (1, 256), (1, UnitAddress::LUN_MAX)] {
+        let address = UnitAddress { target, lun };
+        assert_eq!(UnitAddress::decode(address.to_field()), Ok(address));
+    }
+    // As Linux' virtio_scsi sends LUNs below 256 and above.
+    let decode = |bytes| UnitAddress::decode(u64::from_le_bytes(bytes));
+    assert_eq!(decode([1, 2, 0x40, 5, 0, 0, 0, 0]), Ok(UnitAddress { target: 2, lun: 5 }));
+    assert_eq!(decode([1, 2, 0x41, 5, 0, 0, 0, 0]), Ok(UnitAddress { target: 2, lun: 261 }));
+    assert_eq!(decode([1, 2, 0, 5, 0, 0, 0, 0]), Ok(UnitAddress { target: 2, lun: 5 }));
+    // Another first byte, another method, a second level, a well-known logical unit.
+    for other in [
+        [0, 2, 0x40, 5, 0, 0, 0, 0],
+        [1, 2, 0x80, 5, 0, 0, 0, 0],
+        [1, 2, 0x40, 5, 1, 0, 0, 0],
+        [0xc1, 1, 0, 0, 0, 0, 0, 0],
+    ] {
+        assert!(decode(other).is_err(), "{other:?}");
+    }
+}
+
+#[test]
+fn scsi_control_requests_and_events_have_the_layout_of_virtio_scsi_h() {
+    let lun = UnitAddress { target: 1, lun: 0 }.to_field();
+    let request = TaskManagementRequest {
+        kind: ControlKind::TaskManagement.to_wire(),
+        function: TaskFunction::LogicalUnitReset.to_wire(),
+        lun,
+        tag: 9,
+    };
+    let bytes = [0, 0, 0, 0, 5, 0, 0, 0, 1, 1, 0x40, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(request.to_bytes(), bytes);
+    let request = AsyncRequest { kind: ControlKind::AsyncSubscribe.to_wire(), lun, requested: 0x12 };
+    assert_eq!(request.to_bytes(), [2, 0, 0, 0, 1, 1, 0x40, 0, 0, 0, 0, 0, 0x12, 0, 0, 0]);
+    let response = AsyncResponse { actual: 0x10, response: ScsiResponse::IncorrectLun.to_wire() };
+    assert_eq!(response.to_bytes(), [0x10, 0, 0, 0, 12]);
+    let event =
+        ScsiEvent { event: ScsiEvent::PARAMETER_CHANGE | ScsiEvent::MISSED, lun, reason: 0x2a | 0x09 << 8 };
+    assert_eq!(event.to_bytes(), [3, 0, 0, 0x80, 1, 1, 0x40, 0, 0, 0, 0, 0, 0x2a, 9, 0, 0]);
+    let known = |count: u32, decode: &dyn Fn(u32) -> Option<u32>| {
+        (0..count + 3)
+            .for_each(|value| assert_eq!(decode(value), Some(value).filter(|value| *value < count)));
+    };
+    known(13, &|value| ScsiResponse::decode(value as u8).ok().map(|one| one.to_wire().into()));
+    known(8, &|value| TaskFunction::decode(value).ok().map(TaskFunction::to_wire));
+    known(3, &|value| ControlKind::decode(value).ok().map(ControlKind::to_wire));
+}
+
+#[test]
+fn the_scsi_configuration_has_the_offsets_of_virtio_scsi_h() {
+    let config = ScsiConfig {
+        request_queues: 2,
+        seg_max: 126,
+        max_sectors: 0x1000,
+        commands_per_lun: 128,
+        event_info_size: 16,
+        sense_size: 96,
+        cdb_size: 32,
+        max_channel: 0,
+        max_target: 7,
+        max_lun: 16383,
+    };
+    let words = [2, 126, 0x1000, 128, 16, 96, 32, 7 << 16, 16383];
+    assert_eq!(config.to_bytes(), *words.map(u32::to_le_bytes).concat());
+    assert_eq!(
+        (config.to_bytes()[ScsiConfig::SENSE_SIZE], config.to_bytes()[ScsiConfig::CDB_SIZE]),
+        (96, 32)
+    );
+    assert_eq!(ScsiConfig::decode(&config.to_bytes()), Ok(config));
+}
+
+#[test]
 fn feature_bits_are_those_of_the_specification() {
     let bits =
         |features: Features| features.iter().map(|bit| bit.bits().trailing_zeros()).collect::<Vec<_>>();
-    assert_eq!(bits(Features::all()), [1, 2, 4, 5, 6, 9, 10, 11, 12, 13, 14, 26, 28, 29, 30, 32, 34]);
+    assert_eq!(bits(Features::all()), [0, 1, 2, 4, 5, 6, 9, 10, 11, 12, 13, 14, 26, 28, 29, 30, 32, 34]);
 }
 
 #[test]
@@ -137,6 +239,7 @@ proptest! {
             )*};
         }
         round_trip!(Descriptor, UsedElement, PackedDescriptor, EventSuppression, RequestHeader, RangeSegment, BlkConfig);
+        round_trip!(CommandHeader, ResponseHeader, TaskManagementRequest, AsyncRequest, AsyncResponse, ScsiEvent, ScsiConfig);
     }
 
     #[test]
