@@ -3,12 +3,13 @@
 use std::io::IoSliceMut;
 use std::net::{IpAddr, SocketAddr};
 
+use scsi::TaskAbort;
 use sockets::ByteStream;
 use target_shell::{Accepted, CloseReason, IoContext, MoreToRead, Notice, ProtocolConnection};
 use wire_iscsi::LoginStatus;
 
 use crate::config::IscsiConfig;
-use crate::core::{IscsiCore, TaskAbort};
+use crate::core::IscsiCore;
 use crate::failure::IscsiViolation;
 use crate::limits::{
     CHECK_NS, LOGIN_TIMEOUT_NS, RECEIVE_BUDGET, REINSTATEMENT_TIMEOUT_NS, STALLED_CHECKS_MAX, TEXT_BYTES_MAX,

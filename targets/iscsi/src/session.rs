@@ -12,14 +12,14 @@ use std::sync::Arc;
 use block_io::{Op, Tag};
 use dma::Data;
 use reservations::{ChangeWaker, PendingGuard};
-use scsi::{Command, Step, Task, TaskContext, TaskEvent, UnitNexus};
+use scsi::{Command, CoreEvents, Step, Task, TaskAbort, TaskContext, TaskEvent, UnitNexus};
 use slots::{Slab, Slot};
 use target_shell::{IoContext, PduData};
 use wire_iscsi::{AsyncEvent, AsyncMessage, RESERVED_TAG, Reject, RejectReason};
 use wire_scsi::AdditionalSense;
 
 use crate::config::{IscsiConfig, TargetNode};
-use crate::core::{CoreEvents, IscsiCore, TaskAbort};
+use crate::core::IscsiCore;
 use crate::limits::{
     IMMEDIATE_COMMANDS_MAX, LUNS_MAX, QUEUE_DEPTH_DEFAULT, QUEUE_DEPTH_MAX, QUOTA_BYTES, UNSENT_PDUS_MAX,
 };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::core::CoreEvents;
+use scsi::CoreEvents;
 
 /// What identifies a session: initiator port and target port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_session_with_the_same_ports_ends_first() {
-        let (sessions, events) = (Arc::new(Sessions::default()), CoreEvents::idle());
+        let (sessions, events) = (Arc::new(Sessions::default()), CoreEvents::new(None));
         let old = Sessions::enter(&sessions, key("iqn.a"), &events).unwrap();
         let other = Sessions::enter(&sessions, key("iqn.b"), &events).unwrap();
         assert_ne!(old.tsih, other.tsih);
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn identifiers_are_unique_and_never_0() {
-        let (sessions, events) = (Arc::new(Sessions::default()), CoreEvents::idle());
+        let (sessions, events) = (Arc::new(Sessions::default()), CoreEvents::new(None));
         let mut handles: Vec<SessionHandle> = Vec::new();
         for _ in 0..u16::MAX {
             handles.push(Sessions::enter(&sessions, None, &events).unwrap());

@@ -48,6 +48,7 @@ mod access;
 mod any_bytes;
 mod blocks;
 mod copy;
+mod events;
 mod identity;
 mod information;
 mod limits;
@@ -66,6 +67,7 @@ mod unit;
 pub use absent::absent_unit;
 #[cfg(any(test, fuzzing))]
 pub use any_bytes::any_bytes;
+pub use events::{CoreEvents, TaskAbort};
 pub use limits::{ATTENTIONS_MAX, NEXUSES_MAX, TRANSFER_BYTES_MAX};
 pub use nexus::{AttachError, NexusPorts, UnitNexus};
 pub use response::{DataIn, Residual, Response, SenseBytes};
