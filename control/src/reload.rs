@@ -14,9 +14,10 @@ use crate::parameters::Presence;
 use crate::{Catalog, ControlPlane};
 
 /// Parts of names of methods that create, and of those that undo them.
-const REVERSES: [(&str, &str); 7] = [
+const REVERSES: [(&str, &str); 8] = [
     // `vhost_delete_controller` deletes those of every kind.
     ("_create_blk_controller", "_delete_controller"),
+    ("_create_scsi_controller", "_delete_controller"),
     ("_create_", "_delete_"),
     ("_create", "_delete"),
     ("_add_", "_remove_"),

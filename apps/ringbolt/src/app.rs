@@ -17,7 +17,7 @@ use nvmf::rpc::NvmfModule;
 use reactor::ReactorHandle;
 use store_node::rpc::StoreModule;
 use vhost::VhostTarget;
-use vhost::rpc::VhostModule;
+use vhost::rpc::{VhostModule, VhostScsiModule};
 
 use crate::machine::MachineModule;
 use crate::modules::Compatibility;
@@ -56,6 +56,7 @@ pub(crate) fn catalog() -> Catalog {
         .with::<NbdModule>()
         .with::<IscsiModule>()
         .with::<VhostModule>()
+        .with::<VhostScsiModule>()
         .with::<MachineModule>()
         .with::<Compatibility>()
 }
@@ -84,6 +85,7 @@ impl App {
             .module(&nbd)
             .module(&iscsi)
             .module(&vhost)
+            .module(&VhostScsiModule::new(&vhost))
             .module(&Arc::new(MachineModule::new(registry.clone(), handles)))
             .module(&Arc::new(Compatibility))
             .start(pending)?;
@@ -216,6 +218,7 @@ mod tests {
             { "subsystem": "nbd", "depends_on": depends_on },
             { "subsystem": "iscsi", "depends_on": depends_on },
             { "subsystem": "vhost_blk", "depends_on": depends_on },
+            { "subsystem": "vhost_scsi", "depends_on": depends_on },
         ]);
         assert_eq!(app.control.invoke("framework_get_subsystems", Value::Null), Ok(expected));
     }

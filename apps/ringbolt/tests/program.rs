@@ -139,6 +139,50 @@ fn a_saved_configuration_restores_the_server() {
     std::fs::remove_dir_all(directory).unwrap();
 }
 
+#[test]
+fn scsi_controllers_are_described_and_saved_as_by_spdk() {
+    let directory = scratch("vhost-scsi");
+    let server = ServerProcess::start(&directory, "rpc", &["-S", directory.to_str().unwrap()]);
+    server.ok(&["bdev_malloc_create", "name=M", "num_blocks=2048", "block_size=512"]);
+    server.ok(&["bdev_null_create", "name=N", "num_blocks=2048", "block_size=512"]);
+    let socket = directory.join("host");
+    let ctrlr = format!("ctrlr={}", socket.display());
+    let add = |number: &str, bdev: &str| {
+        let (number, bdev) = (format!("scsi_target_num={number}"), format!("bdev_name={bdev}"));
+        server.rpc(&["vhost_scsi_controller_add_target", &ctrlr, &number, &bdev])
+    };
+    server.ok(&["vhost_create_scsi_controller", &ctrlr, "delay=true", "cpumask=0x1"]);
+    for (number, bdev, result) in [("5", "M", "5"), ("-1", "N", "0")] {
+        assert_eq!(text(&add(number, bdev).stdout).trim(), result);
+    }
+    for (number, bdev) in [("8", "N"), ("300", "N"), ("5", "N"), ("1", "Missing")] {
+        assert!(text(&add(number, bdev).stderr).contains("(code -32602)"), "{number} {bdev}");
+    }
+    for number in ["scsi_target_num=8", "scsi_target_num=1"] {
+        let removed = server.rpc(&["vhost_scsi_controller_remove_target", &ctrlr, number]);
+        assert!(text(&removed.stderr).contains("(code -32602)"), "{number}");
+    }
+    assert!(!socket.exists());
+    server.ok(&["vhost_start_scsi_controller", &ctrlr]);
+    assert!(socket.exists());
+    let target = |number: u8, bdev: &str| {
+        let name = format!("Target {number}");
+        let luns = [json!({ "id": 0, "bdev_name": bdev })];
+        json!({ "scsi_dev_num": number, "id": number, "target_name": name, "luns": luns })
+    };
+    let described = server.ok(&["vhost_get_controllers"]);
+    assert_eq!(described[0]["backend_specific"], json!({ "scsi": [target(0, "N"), target(5, "M")] }));
+    let saved = server.ok(&["save_config"]);
+    assert_eq!(server.stop(), Some(0));
+    let server = ServerProcess::configured(&directory, "again", &saved);
+    assert_eq!(server.ok(&["save_config"]), saved);
+    assert_eq!(server.ok(&["vhost_get_controllers"]), described);
+    assert!(socket.exists());
+    server.ok(&["vhost_delete_controller", &ctrlr]);
+    assert!(!socket.exists());
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
 /// The file has the calls and parameters that `save_config` of SPDK 26.09 writes for malloc, null, error, delay and
 /// uring bdevs and two subsystems over TCP and vfio-user, with an overlay before its base.
 #[test]

@@ -42,6 +42,19 @@ impl NexusPorts {
             protocol: ProtocolId::Iscsi,
         }
     }
+
+    /// The ports of a virtual machine at a target of a virtio-scsi controller. The name of the controller, which only one
+    /// machine uses at a time, is that of the initiator; each target is a device with one port.
+    pub fn virtio(controller: &str, target: u8) -> NexusPorts {
+        NexusPorts {
+            initiator: controller.to_string(),
+            target: format!("target {target}"),
+            target_device: String::new(),
+            relative_port: 1,
+            port_group: 1,
+            protocol: ProtocolId::Srp,
+        }
+    }
 }
 
 /// Why a nexus cannot be attached.

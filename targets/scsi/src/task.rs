@@ -196,6 +196,12 @@ impl Task {
         self.resume_operation(event, context)
     }
 
+    /// Whether it is a READ or WRITE, which asks for data once, before its only device request.
+    #[inline]
+    pub fn is_transfer(&self) -> bool {
+        matches!(self.state, TaskState::Transfer(_))
+    }
+
     /// Whether a device request is in flight.
     pub fn is_in_flight(&self) -> bool {
         self.in_flight > 0

@@ -3,8 +3,8 @@
 use block_io::{Op, Payload, RequestFlags, Tag};
 use wire_virtio::blk::{BlkStatus, ID_BYTES, RangeSegment, RequestHeader, RequestKind, SECTOR_BYTES};
 
+use crate::backend::BlkBackend;
 use crate::chain::{self, Chain, Unmapped};
-use crate::controller::Controller;
 use crate::failure::RingError;
 use crate::limits::{RANGE_SECTORS_MAX, REQUEST_BYTES_MAX};
 use crate::memory::{GuestMemory, GuestPlace};
@@ -34,11 +34,11 @@ pub(crate) enum BlkStep {
 pub(crate) fn plan(
     memory: &GuestMemory,
     chain: &Chain,
-    controller: &Controller,
+    backend: &BlkBackend,
     write_through: bool,
 ) -> Result<BlkPlan, RingError> {
     let status = chain::last_byte(memory, chain.writable()).ok_or(RingError::NoStatus)?;
-    let step = step(memory, chain, controller, write_through);
+    let step = step(memory, chain, backend, write_through);
     Ok(BlkPlan { status, step: step.unwrap_or(BlkStep::Complete(BlkStatus::IoError, 0)) })
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn plan(
 fn step(
     memory: &GuestMemory,
     chain: &Chain,
-    controller: &Controller,
+    backend: &BlkBackend,
     write_through: bool,
 ) -> Result<BlkStep, Unmapped> {
     let (readable, writable) = (chain.readable(), chain.writable());
@@ -55,41 +55,39 @@ fn step(
     let header = header.map_err(|_| Unmapped)?;
     let kind = RequestKind::from_wire(header.kind);
     let unsupported = BlkStep::Complete(BlkStatus::Unsupported, 0);
-    let fua = match write_through && controller.write_cache {
+    let fua = match write_through && backend.write_cache {
         true => RequestFlags::FUA,
         false => RequestFlags::NONE,
     };
     Ok(match kind {
         Some(RequestKind::In) => {
             let bytes = chain::total(writable) - 1;
-            let (lba, blocks) = range(controller, header.sector, bytes).ok_or(Unmapped)?;
+            let (lba, blocks) = range(backend, header.sector, bytes).ok_or(Unmapped)?;
             let data = chain::data(memory, writable, 0, bytes)?;
             let request = bdev::Request::with_payload(Tag(0), Op::Read, lba, blocks, Payload::Data(data));
             BlkStep::Submit(request, bytes as u32)
         }
-        Some(RequestKind::Out) if !controller.read_only => {
+        Some(RequestKind::Out) if !backend.read_only => {
             let skipped = RequestHeader::SIZE as u64;
             let bytes = chain::total(readable) - skipped;
-            let (lba, blocks) = range(controller, header.sector, bytes).ok_or(Unmapped)?;
+            let (lba, blocks) = range(backend, header.sector, bytes).ok_or(Unmapped)?;
             let data = chain::data(memory, readable, skipped, bytes)?;
             let mut request =
                 bdev::Request::with_payload(Tag(0), Op::Write, lba, blocks, Payload::Data(data));
             request.flags = fua;
             BlkStep::Submit(request, 0)
         }
-        Some(RequestKind::Flush) if controller.can_flush => {
+        Some(RequestKind::Flush) if backend.can_flush => {
             BlkStep::Submit(bdev::Request::new(Tag(0), Op::Flush, 0, 0), 0)
         }
         // Without a cache that can be flushed there is none.
         Some(RequestKind::Flush) => BlkStep::Complete(BlkStatus::Ok, 0),
-        Some(RequestKind::GetId) => identify(memory, chain, controller)?,
-        Some(RequestKind::Discard) if controller.can_unmap => {
-            zero(memory, chain, controller, Op::Unmap, fua)?
+        Some(RequestKind::GetId) => identify(memory, chain, backend)?,
+        Some(RequestKind::Discard) if backend.can_unmap => zero(memory, chain, backend, Op::Unmap, fua)?,
+        Some(RequestKind::WriteZeroes) if backend.can_write_zeroes => {
+            zero(memory, chain, backend, Op::WriteZeroes, fua)?
         }
-        Some(RequestKind::WriteZeroes) if controller.can_write_zeroes => {
-            zero(memory, chain, controller, Op::WriteZeroes, fua)?
-        }
-        Some(RequestKind::Out | RequestKind::Discard | RequestKind::WriteZeroes) if controller.read_only => {
+        Some(RequestKind::Out | RequestKind::Discard | RequestKind::WriteZeroes) if backend.read_only => {
             return Err(Unmapped);
         }
         Some(RequestKind::Out | RequestKind::Discard | RequestKind::WriteZeroes) | None => unsupported,
@@ -98,18 +96,18 @@ fn step(
 
 /// Blocks of a range of sectors and bytes; `None` if they are none, too many, or no whole blocks.
 #[inline]
-fn range(controller: &Controller, sector: u64, bytes: u64) -> Option<(u64, u32)> {
-    let per_block = u64::from(controller.sectors_per_block());
-    let is_whole = sector.is_multiple_of(per_block) && bytes.is_multiple_of(controller.block_size.into());
+fn range(backend: &BlkBackend, sector: u64, bytes: u64) -> Option<(u64, u32)> {
+    let per_block = u64::from(backend.sectors_per_block());
+    let is_whole = sector.is_multiple_of(per_block) && bytes.is_multiple_of(backend.block_size.into());
     let is_valid = is_whole && bytes > 0 && bytes <= REQUEST_BYTES_MAX;
     // The layer checks the range against the size of the device.
-    is_valid.then(|| (sector / per_block, (bytes / u64::from(controller.block_size)) as u32))
+    is_valid.then(|| (sector / per_block, (bytes / u64::from(backend.block_size)) as u32))
 }
 
 /// Writes the serial number.
-fn identify(memory: &GuestMemory, chain: &Chain, controller: &Controller) -> Result<BlkStep, Unmapped> {
+fn identify(memory: &GuestMemory, chain: &Chain, backend: &BlkBackend) -> Result<BlkStep, Unmapped> {
     let room = (chain::total(chain.writable()) - 1).min(ID_BYTES as u64) as usize;
-    let written = chain::write_bytes(memory, chain.writable(), &controller.serial[..room])?;
+    let written = chain::write_bytes(memory, chain.writable(), &backend.serial[..room])?;
     Ok(BlkStep::Complete(BlkStatus::Ok, written as u32))
 }
 
@@ -117,7 +115,7 @@ fn identify(memory: &GuestMemory, chain: &Chain, controller: &Controller) -> Res
 fn zero(
     memory: &GuestMemory,
     chain: &Chain,
-    controller: &Controller,
+    backend: &BlkBackend,
     op: Op,
     fua: RequestFlags,
 ) -> Result<BlkStep, Unmapped> {
@@ -132,7 +130,7 @@ fn zero(
     if segment.flags & !RangeSegment::UNMAP != 0 || op == Op::Unmap && unmaps {
         return Ok(BlkStep::Complete(BlkStatus::Unsupported, 0));
     }
-    let per_block = controller.sectors_per_block();
+    let per_block = backend.sectors_per_block();
     let is_whole =
         segment.sector.is_multiple_of(per_block.into()) && segment.sectors.is_multiple_of(per_block);
     if !is_whole || segment.sectors == 0 || segment.sectors > RANGE_SECTORS_MAX {

@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use scsi::{CoreEvents, TaskAbort};
 use sockets::ByteStream;
 use target_shell::{CloseReason, MoreToRead, Notice, Polling, ProtocolConnection};
 use wire_vhost_user::{FrontendRequest, Header, ProtocolFeatures, U64Payload};
@@ -58,6 +59,7 @@ impl VhostConnection {
     pub(crate) fn new(
         controller: Arc<Controller>,
         notifications: Rc<Notifications>,
+        events: &Arc<CoreEvents>,
         token: u64,
         flow: u16,
         now_ns: u64,
@@ -65,7 +67,7 @@ impl VhostConnection {
         VhostConnection {
             token,
             messages: FrontendMessages::new(),
-            device: VhostDevice::new(controller, notifications, flow, now_ns),
+            device: VhostDevice::new(controller, notifications, events, flow, now_ns),
             pending: None,
             awaits_login: true,
             notice: Notice::default(),
@@ -92,6 +94,11 @@ impl VhostConnection {
         self.is_notified = true;
     }
 
+    /// Something of other cores has changed for tasks.
+    pub(crate) fn on_task_event(&mut self, aborts: &[TaskAbort], is_closed: bool) {
+        self.device.on_task_event(aborts, is_closed);
+    }
+
     /// Applies a configuration. Returns whether anything has changed.
     pub(crate) fn apply(&mut self, config: &VhostConfig) -> bool {
         match config.by_id(self.device.controller.id) {
@@ -103,6 +110,8 @@ impl VhostConnection {
                 let has_changed = !Arc::ptr_eq(controller, &self.device.controller);
                 if has_changed {
                     self.device.update_controller(controller);
+                    // There may be an event for the driver.
+                    self.is_notified = true;
                 }
                 has_changed
             }
@@ -207,15 +216,22 @@ impl ProtocolConnection<VhostCore> for VhostConnection {
         if std::mem::take(&mut self.is_notified) && !self.is_draining {
             self.device.poll(context);
         }
+        self.device.resume(context);
         Ok(if std::mem::take(&mut self.resumes_reading) { MoreToRead::Yes } else { MoreToRead::No })
     }
 
     #[inline]
     fn complete_in_place(&mut self, completions: &[bdev::Completion]) -> bool {
-        for completion in completions {
-            self.device.complete(completion);
+        let completes = self.device.completes_in_place();
+        if completes {
+            completions.iter().for_each(|completion| self.device.complete_in_place(completion));
         }
-        true
+        completes
+    }
+
+    #[inline]
+    fn complete(&mut self, tag: u64, completion: bdev::Completion) {
+        self.device.complete(tag, completion);
     }
 
     /// Publishes used chains, and sends replies.
@@ -244,12 +260,12 @@ impl ProtocolConnection<VhostCore> for VhostConnection {
 
     #[inline]
     fn wants_resume(&self) -> bool {
-        self.resumes_reading || self.is_notified
+        self.resumes_reading || self.is_notified || self.device.wants_resume()
     }
 
     #[inline]
     fn is_waiting(&self) -> bool {
-        self.pending.is_some()
+        self.pending.is_some() || self.device.is_waiting()
     }
 
     #[inline]

@@ -1,13 +1,15 @@
 //! What the connections of a core share: notifications in both directions.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use os::{EventClient, EventCompletion, EventSignaler, Interest, WatchId};
 use reactor::Core;
-use target_shell::{Accepted, Connections, Protocol};
+use scsi::CoreEvents;
+use target_shell::{Accepted, Connections, GroupWaker, Protocol};
 
 use crate::connection::VhostConnection;
 use crate::controller::VhostConfig;
@@ -21,6 +23,9 @@ pub(crate) struct VhostCore {
     /// Connections whose drivers have notified, for one poll.
     notified: Vec<u64>,
     last_token: u64,
+    tasks: Arc<CoreEvents>,
+    /// Identifiers of the logical units that [`tasks`](Self::tasks) subscribes to.
+    subscribed: BTreeSet<u64>,
     /// SIGBUS faults in client memory that were handled so far.
     sigbus_count_seen: u32,
 }
@@ -105,12 +110,15 @@ impl Drop for DriverNotification {
 }
 
 impl VhostCore {
-    pub(crate) fn new(core: &Core) -> VhostCore {
+    pub(crate) fn new(core: &Core, waker: &GroupWaker) -> VhostCore {
+        let waker = waker.clone();
         VhostCore {
             notifications: Rc::new(Notifications::new(core)),
             events: Vec::new(),
             notified: Vec::new(),
             last_token: 0,
+            tasks: CoreEvents::new(Some(Box::new(move || waker.wake()))),
+            subscribed: BTreeSet::new(),
             sigbus_count_seen: dma::sigbus_fault_count(),
         }
     }
@@ -157,7 +165,8 @@ impl Protocol for VhostCore {
         }
         self.last_token += 1;
         let notifications = self.notifications.clone();
-        Some(VhostConnection::new(controller, notifications, self.last_token, accepted.flow, now_ns))
+        let (token, flow) = (self.last_token, accepted.flow);
+        Some(VhostConnection::new(controller, notifications, &self.tasks, token, flow, now_ns))
     }
 
     fn apply(
@@ -166,6 +175,10 @@ impl Protocol for VhostCore {
         connections: &mut Connections<VhostConnection>,
         _now_ns: u64,
     ) {
+        for unit in config.units().filter(|unit| !self.subscribed.contains(&unit.id)) {
+            unit.unit.subscribe(&self.tasks);
+        }
+        self.subscribed = config.units().map(|unit| unit.id).collect();
         connections.update(|_, entry| !entry.is_closed() && entry.connection.apply(config));
     }
 
@@ -174,6 +187,13 @@ impl Protocol for VhostCore {
         let count = self.notifications.client.reap(&mut self.events);
         if count > 0 {
             self.process_notifications(connections);
+        }
+        if let Some(aborts) = self.tasks.take() {
+            connections.update(|_, entry| {
+                let is_closed = entry.is_closed();
+                entry.connection.on_task_event(&aborts, is_closed);
+                !is_closed
+            });
         }
         let faults = dma::sigbus_fault_count();
         if faults != self.sigbus_count_seen {

@@ -6,25 +6,26 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use block_io::{Op, Tag};
-use slots::{Slab, Slot};
+use block_io::Op;
+use dma::Data;
+use scsi::{CoreEvents, TaskAbort};
 use sockets::Wait;
 use target_shell::{IoContext, Polling};
 use wire_vhost_user::{BackendRequest, Header, ProtocolFeatures};
 use wire_virtio::Features;
-use wire_virtio::blk::BlkStatus;
 
-use crate::blk::{self, BlkStep};
+use crate::backend::Backend;
+use crate::blk_requests::{BlkRequests, Started};
 use crate::chain::Chain;
 use crate::controller::Controller;
 use crate::core::{Notifications, VhostCore};
 use crate::dirty_log::DirtyLog;
 use crate::inflight_region::InflightRegion;
-use crate::limits::{FETCHED_BYTES_MAX, FETCHED_MAX, IDLE_NS, REQUESTS_MAX};
+use crate::limits::{FETCHED_BYTES_MAX, FETCHED_MAX, IDLE_NS};
 use crate::memory::{GuestMemory, GuestPlace, RemovedRegions};
 use crate::queue::Queue;
 use crate::rotation::Rotation;
-use crate::status::blk_status;
+use crate::scsi_requests::ScsiRequests;
 use crate::vring::{ChainId, RingSetup};
 
 /// What the group lends to a connection.
@@ -56,7 +57,7 @@ pub(crate) struct VhostDevice {
     pub(crate) dirty_log: Option<DirtyLog>,
     /// The socket for requests to the front-end.
     pub(crate) backend: Option<OwnedFd>,
-    requests: Slab<InflightRequest>,
+    requests: Requests,
     /// Queues with used chains that are not published.
     unpublished: Vec<u16>,
     chain: Chain,
@@ -70,32 +71,83 @@ pub(crate) struct VhostDevice {
     waits_for_others: bool,
 }
 
-/// A request that a block device executes.
-struct InflightRequest {
-    queue: u16,
-    id: ChainId,
-    status: GuestPlace,
-    /// Bytes of data that are written if it succeeds.
-    written: u32,
+/// What the virtqueues carry.
+enum Requests {
+    Blk(BlkRequests),
+    Scsi(Box<ScsiRequests>),
 }
 
-/// Tags are an index of 16 bits and 26 bits of a generation.
-const INDEX_BITS: u32 = 16;
-const GENERATION_MASK: u64 = (1 << (target_shell::REQUEST_TAG_BITS - INDEX_BITS)) - 1;
-const _: () = assert!(REQUESTS_MAX <= 1 << INDEX_BITS);
+/// The guest's memory, and the log of what is written there while it migrates.
+#[derive(Clone, Copy)]
+pub(crate) struct GuestView<'a> {
+    pub(crate) memory: &'a GuestMemory,
+    pub(crate) log: Option<&'a DirtyLog>,
+}
 
-#[inline]
-fn tag_of(slot: Slot) -> u64 {
-    (slot.to_bits() >> 32 & GENERATION_MASK) << INDEX_BITS | u64::from(slot.index())
+/// A chain that was fetched.
+#[derive(Clone, Copy)]
+pub(crate) struct FetchedChain<'a> {
+    pub(crate) queue: u16,
+    pub(crate) id: ChainId,
+    pub(crate) chain: &'a Chain,
+    pub(crate) guest: GuestView<'a>,
+}
+
+/// A chain to return to the driver.
+pub(crate) struct UsedChain {
+    pub(crate) queue: u16,
+    pub(crate) id: ChainId,
+    /// Bytes written from the start of its writable part.
+    pub(crate) written: u32,
+}
+
+impl GuestView<'_> {
+    /// Logs the byte at a place.
+    pub(crate) fn mark_place(&self, place: &GuestPlace) {
+        if let (Some(log), Some(address)) = (self.log, self.memory.guest_address_of_place(place)) {
+            log.mark(address, 1);
+        }
+    }
+
+    /// Logs what of the guest's memory is in data.
+    pub(crate) fn mark_data(&self, data: &Data) {
+        let Some(log) = self.log else { return };
+        for slice in data.slices() {
+            if let Some(address) = self.memory.guest_address_of(slice) {
+                log.mark(address, slice.len() as u64);
+            }
+        }
+    }
+
+    /// Logs what a request has read into the guest's memory.
+    #[cold]
+    pub(crate) fn mark_read(&self, completion: &bdev::Completion) {
+        let request = completion.request();
+        if let Some(data) = request.data().filter(|_| request.op == Op::Read) {
+            self.mark_data(data);
+        }
+    }
+}
+
+/// The log, if the front-end wants it written.
+fn active_log(log: Option<&DirtyLog>, features: Features) -> Option<&DirtyLog> {
+    log.filter(|_| features.contains(Features::VHOST_LOG_ALL))
 }
 
 impl VhostDevice {
     pub(crate) fn new(
         controller: Arc<Controller>,
         notifications: Rc<Notifications>,
+        events: &Arc<CoreEvents>,
         flow: u16,
         now_ns: u64,
     ) -> VhostDevice {
+        let requests = match &controller.backend {
+            Backend::Blk(_) => Requests::Blk(BlkRequests::new()),
+            Backend::Scsi(scsi) => {
+                Requests::Scsi(Box::new(ScsiRequests::new(&controller.name, scsi, events, flow)))
+            }
+        };
         VhostDevice {
             controller,
             features: Features::empty(),
@@ -109,7 +161,7 @@ impl VhostDevice {
             inflight: None,
             dirty_log: None,
             backend: None,
-            requests: Slab::with_capacity(REQUESTS_MAX),
+            requests,
             unpublished: Vec::new(),
             chain: Chain::default(),
             flow,
@@ -121,7 +173,10 @@ impl VhostDevice {
 
     /// Number of requests in flight.
     pub(crate) fn in_flight(&self) -> usize {
-        self.requests.len()
+        match &self.requests {
+            Requests::Blk(blk) => blk.len(),
+            Requests::Scsi(scsi) => scsi.len(),
+        }
     }
 
     /// Starts virtqueues that can run, and finds the areas of others again: memory, features or a queue have changed.
@@ -152,11 +207,13 @@ impl VhostDevice {
     /// Whether no request in flight writes to removed memory.
     pub(crate) fn is_unused(&mut self, removed: &RemovedRegions) -> bool {
         self.publish();
-        let writes = |request: &InflightRequest| {
-            // The areas of its virtqueue may be in that memory.
-            removed.contain(&request.status) || self.queues[usize::from(request.queue)].is_unmapped
-        };
-        removed.are_returned() && !self.requests.iter().any(|(_, request)| writes(request))
+        // The areas of its virtqueue may be in that memory.
+        let is_unmapped = |queue: u16| self.queues[usize::from(queue)].is_unmapped;
+        removed.are_returned()
+            && match &self.requests {
+                Requests::Blk(blk) => !blk.use_removed(removed, is_unmapped),
+                Requests::Scsi(scsi) => !scsi.use_any(is_unmapped),
+            }
     }
 
     /// Polls from now on.
@@ -177,9 +234,16 @@ impl VhostDevice {
     #[cold]
     fn arm(&mut self, now_ns: u64) {
         self.is_armed = true;
-        let log = self.dirty_log.as_ref().filter(|_| self.features.contains(Features::VHOST_LOG_ALL));
+        let log = active_log(self.dirty_log.as_ref(), self.features);
         let mut has_work = false;
-        for queue in self.queues.iter_mut().filter(|queue| queue.is_served()) {
+        let has_requests = |index: usize| match &self.requests {
+            Requests::Blk(_) => true,
+            Requests::Scsi(scsi) => scsi.wants(index),
+        };
+        for (index, queue) in self.queues.iter_mut().enumerate().filter(|(_, queue)| queue.is_served()) {
+            if !has_requests(index) {
+                continue;
+            }
             has_work |= queue.ring.as_mut().is_some_and(|ring| ring.enable_notifications());
             if let Some(log) = log {
                 queue.log(&self.memory, log);
@@ -193,8 +257,14 @@ impl VhostDevice {
     /// How the device has to be polled.
     #[inline]
     pub(crate) fn polling(&self) -> Polling {
-        let needs_polling = |queue: &Queue| queue.is_served() && (!self.is_armed || queue.kick.is_none());
-        if self.queues.iter().any(needs_polling) {
+        let has_requests = |index: usize| match &self.requests {
+            Requests::Blk(_) => true,
+            Requests::Scsi(scsi) => scsi.wants(index),
+        };
+        let needs_polling = |(index, queue): (usize, &Queue)| {
+            queue.is_served() && (!self.is_armed || queue.kick.is_none()) && has_requests(index)
+        };
+        if self.queues.iter().enumerate().any(needs_polling) {
             Polling::Timed { active_ns: self.active_ns }
         } else {
             Polling::Off
@@ -220,7 +290,12 @@ impl VhostDevice {
             bytes_left > 0
         });
         self.rotation = rotation;
-        if found > 0 {
+        found += self.resume(context);
+        let has_event = match &mut self.requests {
+            Requests::Blk(_) => false,
+            Requests::Scsi(scsi) => scsi.take_has_new_event(),
+        };
+        if found > 0 || has_event {
             self.wake(context.now_ns);
         } else if !self.is_armed && context.now_ns.saturating_sub(self.active_ns) > IDLE_NS {
             self.arm(context.now_ns);
@@ -234,7 +309,7 @@ impl VhostDevice {
         let write_through = !self.features.contains(Features::BLK_FLUSH)
             || self.features.contains(Features::BLK_CONFIG_WCE) && !self.writeback;
         let VhostDevice { controller, memory, queues, requests, unpublished, chain, features, .. } = self;
-        let dirty_log = self.dirty_log.as_ref().filter(|_| features.contains(Features::VHOST_LOG_ALL));
+        let guest = GuestView { memory, log: active_log(self.dirty_log.as_ref(), *features) };
         let queue = &mut queues[index];
         let Some(ring) = &mut queue.ring else { return 0 };
         let mut found = 0;
@@ -242,8 +317,12 @@ impl VhostDevice {
             if found == FETCHED_MAX || *bytes_left == 0 {
                 break None;
             }
-            if requests.is_full() {
-                *bytes_left = 0;
+            let (is_full, wants) = match requests {
+                Requests::Blk(blk) => (blk.is_full(), true),
+                Requests::Scsi(scsi) => (scsi.is_full(), scsi.wants(index)),
+            };
+            if is_full || !wants {
+                *bytes_left = if is_full { 0 } else { *bytes_left };
                 break None;
             }
             let id = match ring.fetch(memory, chain) {
@@ -252,43 +331,27 @@ impl VhostDevice {
                 Err(error) => break Some(error),
             };
             found += 1;
-            let plan = match blk::plan(memory, chain, controller, write_through) {
-                Ok(plan) => plan,
-                Err(error) => break Some(error),
+            let fetched = FetchedChain { queue: index as u16, id, chain, guest };
+            let started = match (&mut *requests, &controller.backend) {
+                (Requests::Blk(blk), Backend::Blk(backend)) => {
+                    blk.start(&fetched, backend, write_through, self.flow, context)
+                }
+                (Requests::Scsi(scsi), _) => scsi.start(&fetched),
+                // A controller remains what it is.
+                (Requests::Blk(_), Backend::Scsi(_)) => break None,
             };
-            let (status, written) = match plan.step {
-                BlkStep::Complete(status, written) => (status, written),
-                BlkStep::Submit(mut request, written) => {
-                    let entry =
-                        InflightRequest { queue: index as u16, id, status: plan.status.clone(), written };
-                    let Ok(slot) = requests.insert(entry) else { break None };
-                    request.tag = Tag(tag_of(slot));
-                    request.flow = self.flow;
-                    let bytes = u64::from(request.blocks) * u64::from(controller.block_size);
+            match started {
+                Ok(Started::InFlight(bytes)) => {
                     *bytes_left = bytes_left.saturating_sub(bytes);
-                    match context.submit(controller.key, request) {
-                        Ok(()) => {
-                            queue.in_flight += 1;
-                            continue;
-                        }
-                        Err(status) => {
-                            requests.remove(slot);
-                            (blk_status(status), 0)
-                        }
+                    queue.in_flight += 1;
+                }
+                Ok(Started::Used(written)) => {
+                    ring.push_used(id, written);
+                    if !std::mem::replace(&mut queue.is_unpublished, true) {
+                        unpublished.push(index as u16);
                     }
                 }
-            };
-            plan.status.region.store_u8(plan.status.offset, status.to_wire());
-            if let Some(log) = dirty_log {
-                // Not all that it could write: a driver may describe any lengths.
-                chain.written(written).for_each(|range| log.mark(range.address, range.length.into()));
-                if let Some(address) = memory.guest_address_of_place(&plan.status) {
-                    log.mark(address, 1);
-                }
-            }
-            ring.push_used(id, written + 1);
-            if !std::mem::replace(&mut queue.is_unpublished, true) {
-                unpublished.push(index as u16);
+                Err(error) => break Some(error),
             }
         };
         if let Some(error) = error {
@@ -297,41 +360,84 @@ impl VhostDevice {
         found
     }
 
-    /// A device request has completed.
+    /// Continues commands that need more than their first request. Returns the number of those that have ended.
+    pub(crate) fn resume(&mut self, context: &mut VhostContext<'_>) -> usize {
+        let Requests::Scsi(scsi) = &mut self.requests else { return 0 };
+        let guest =
+            GuestView { memory: &self.memory, log: active_log(self.dirty_log.as_ref(), self.features) };
+        scsi.pump(guest, context);
+        self.return_chains()
+    }
+
+    /// Whether [`resume`](Self::resume) makes progress.
     #[inline]
-    pub(crate) fn complete(&mut self, completion: &bdev::Completion) {
-        let tag = completion.tag().0 & ((1 << target_shell::REQUEST_TAG_BITS) - 1);
-        let index = (tag & ((1 << INDEX_BITS) - 1)) as u32;
-        let slot = self.requests.slot_at(index).filter(|slot| tag_of(*slot) == tag);
-        let Some(request) = slot.and_then(|slot| self.requests.remove(slot)) else { return };
-        let status = blk_status(completion.status());
-        if self.features.contains(Features::VHOST_LOG_ALL) {
-            self.log_completion(completion, &request.status);
-        }
-        request.status.region.store_u8(request.status.offset, status.to_wire());
-        let queue = &mut self.queues[usize::from(request.queue)];
-        queue.in_flight -= 1;
-        if let Some(ring) = &mut queue.ring {
-            let written = if status == BlkStatus::Ok { request.written } else { 0 };
-            ring.push_used(request.id, written + 1);
-            if !std::mem::replace(&mut queue.is_unpublished, true) {
-                self.unpublished.push(request.queue);
-            }
+    pub(crate) fn wants_resume(&self) -> bool {
+        matches!(&self.requests, Requests::Scsi(scsi) if scsi.wants_resume())
+    }
+
+    /// Whether a command waits for memory.
+    #[inline]
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(&self.requests, Requests::Scsi(scsi) if scsi.is_waiting())
+    }
+
+    /// Something of other cores has changed for tasks.
+    pub(crate) fn on_task_event(&mut self, aborts: &[TaskAbort], is_closed: bool) {
+        if let Requests::Scsi(scsi) = &mut self.requests {
+            scsi.on_event(aborts, is_closed);
         }
     }
 
-    /// Logs what a request has written.
-    #[cold]
-    fn log_completion(&self, completion: &bdev::Completion, status: &GuestPlace) {
-        let Some(log) = &self.dirty_log else { return };
-        if let Some(address) = self.memory.guest_address_of_place(status) {
-            log.mark(address, 1);
+    /// Whether its completions are handled in place.
+    #[inline]
+    pub(crate) fn completes_in_place(&self) -> bool {
+        matches!(self.requests, Requests::Blk(_))
+    }
+
+    /// A request of a block device has completed.
+    #[inline]
+    pub(crate) fn complete_in_place(&mut self, completion: &bdev::Completion) {
+        let guest =
+            GuestView { memory: &self.memory, log: active_log(self.dirty_log.as_ref(), self.features) };
+        let Requests::Blk(blk) = &mut self.requests else { return };
+        if let Some(used) = blk.complete(completion, &guest) {
+            self.return_chain(&used);
         }
-        let request = completion.request();
-        let slices = request.data().filter(|_| request.op == Op::Read).map(|data| data.slices());
-        for slice in slices.unwrap_or_default() {
-            if let Some(address) = self.memory.guest_address_of(slice) {
-                log.mark(address, slice.len() as u64);
+    }
+
+    /// A request of a SCSI command has completed.
+    #[inline]
+    pub(crate) fn complete(&mut self, tag: u64, completion: bdev::Completion) {
+        let guest =
+            GuestView { memory: &self.memory, log: active_log(self.dirty_log.as_ref(), self.features) };
+        let Requests::Scsi(scsi) = &mut self.requests else { return };
+        scsi.complete(tag, completion, guest);
+        self.return_chains();
+    }
+
+    fn return_chains(&mut self) -> usize {
+        let Requests::Scsi(scsi) = &mut self.requests else { return 0 };
+        let mut used = std::mem::take(&mut scsi.used);
+        let count = used.len();
+        for used in used.drain(..) {
+            self.return_chain(&used);
+        }
+        if let Requests::Scsi(scsi) = &mut self.requests {
+            scsi.used = used;
+        }
+        count
+    }
+
+    /// Returns a chain that was in flight.
+    #[inline]
+    fn return_chain(&mut self, used: &UsedChain) {
+        // After the end of the connection there are no virtqueues.
+        let Some(queue) = self.queues.get_mut(usize::from(used.queue)) else { return };
+        queue.in_flight -= 1;
+        if let Some(ring) = &mut queue.ring {
+            ring.push_used(used.id, used.written);
+            if !std::mem::replace(&mut queue.is_unpublished, true) {
+                self.unpublished.push(used.queue);
             }
         }
     }
@@ -342,7 +448,7 @@ impl VhostDevice {
         if self.unpublished.is_empty() {
             return;
         }
-        let log = self.dirty_log.as_ref().filter(|_| self.features.contains(Features::VHOST_LOG_ALL));
+        let log = active_log(self.dirty_log.as_ref(), self.features);
         for index in self.unpublished.drain(..) {
             let queue = &mut self.queues[usize::from(index)];
             queue.publish(&self.notifications);
@@ -361,10 +467,24 @@ impl VhostDevice {
 
     /// Applies a changed controller.
     pub(crate) fn update_controller(&mut self, controller: &Arc<Controller>) {
-        let is_resized = controller.sectors != self.controller.sectors;
+        let is_resized = match (&controller.backend, &self.controller.backend) {
+            (Backend::Blk(new), Backend::Blk(old)) => new.sectors != old.sectors,
+            _ => false,
+        };
         self.controller = controller.clone();
         if is_resized {
             self.announce_config();
+        }
+        if let (Requests::Scsi(scsi), Backend::Scsi(backend)) = (&mut self.requests, &controller.backend) {
+            scsi.apply(&controller.name, backend);
+        }
+    }
+
+    /// The driver has begun anew: its nexuses are lost.
+    pub(crate) fn reset_requests(&mut self) {
+        if let (Requests::Scsi(scsi), Backend::Scsi(backend)) = (&mut self.requests, &self.controller.backend)
+        {
+            scsi.reset(&self.controller.name, backend);
         }
     }
 
@@ -388,6 +508,9 @@ impl VhostDevice {
         self.queues.clear();
         self.memory.clear();
         (self.inflight, self.dirty_log, self.backend) = (None, None, None);
-        self.requests = Slab::with_capacity(1);
+        match &mut self.requests {
+            Requests::Blk(blk) => blk.clear(),
+            Requests::Scsi(scsi) => scsi.close(),
+        }
     }
 }

@@ -11,6 +11,9 @@ pub enum VhostTargetError {
     /// The device is missing or claimed.
     #[error(transparent)]
     Bdev(#[from] bdev::BdevError),
+    /// The reservations of the device cannot be used.
+    #[error(transparent)]
+    Reservations(#[from] bdev::OpenReservationsError),
     /// Listening failed, or a reactor does not respond.
     #[error(transparent)]
     Shell(#[from] ShellError),
@@ -26,6 +29,18 @@ pub enum VhostTargetError {
     /// Clients use the controller.
     #[error("the vhost controller {0} is in use: disconnect its clients first")]
     Busy(String),
+    /// The SCSI controller has started.
+    #[error("the vhost controller {0} has started")]
+    Started(String),
+    /// The number is in use.
+    #[error("SCSI target {0} exists")]
+    TargetExists(u8),
+    /// There is no such target.
+    #[error("there is no SCSI target {0}")]
+    NoTarget(u8),
+    /// Every number is in use.
+    #[error("there is no free SCSI target")]
+    NoFreeTarget,
     /// There are as many controllers as the target has.
     #[error("there are {0} vhost controllers already")]
     TooMany(usize),

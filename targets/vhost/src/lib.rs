@@ -1,7 +1,7 @@
 //! The vhost-user target: block devices as virtio disks of virtual machines and of whatever else speaks vhost-user.
 //!
-//! A [`VhostTarget`] has controllers ([`VhostBlkConfig`]), each a UNIX socket at which QEMU or libblkio finds a
-//! virtio block device; an [`rpc::VhostModule`] makes it a part of a program. The client shares its memory: requests are
+//! A [`VhostTarget`] has controllers, each a UNIX socket at which QEMU or libblkio finds a virtio block device
+//! ([`VhostBlkConfig`]) or QEMU a virtio SCSI host with up to eight targets; an [`rpc::VhostModule`] makes it a part of a program. The client shares its memory: requests are
 //! fetched from virtqueues there, split or packed, and block devices read and write the guest's buffers without a copy.
 //! The shell drives the connections, each on one core.
 //!
@@ -24,7 +24,9 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod any_ring;
+mod backend;
 mod blk;
+mod blk_requests;
 mod chain;
 mod connection;
 mod controller;
@@ -40,11 +42,13 @@ mod queue;
 mod requests;
 mod rotation;
 pub mod rpc;
+mod scsi_requests;
 mod status;
+mod tags;
 mod target;
 mod vring;
 
 pub use any_ring::any_ring;
 pub use failure::{RequestError, VhostTargetError, VhostViolation};
 pub use memory::MemoryError;
-pub use target::{VhostBlkConfig, VhostControllerInfo, VhostTarget};
+pub use target::{VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostTarget};

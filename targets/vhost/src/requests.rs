@@ -10,8 +10,10 @@ use wire_vhost_user::{
     U64Payload, VringAddress, VringDescriptor, VringState,
 };
 use wire_virtio::blk::BlkConfig;
+use wire_virtio::scsi::ScsiConfig;
 use wire_virtio::{Features, QUEUE_SIZE_MAX};
 
+use crate::backend::Backend;
 use crate::device::VhostDevice;
 use crate::dirty_log::DirtyLog;
 use crate::failure::RequestError;
@@ -133,7 +135,7 @@ impl VhostDevice {
             request.no_descriptors()?;
         }
         match kind {
-            Kind::GetFeatures => return Ok(Outcome::number(self.controller.features().bits())),
+            Kind::GetFeatures => return Ok(Outcome::number(self.controller.backend.features().bits())),
             Kind::SetFeatures => self.set_features(request.number()?)?,
             // A connection has one owner. The deprecated RESET_OWNER has no effect, as the specification recommends.
             Kind::SetOwner => self.has_session = true,
@@ -210,6 +212,7 @@ impl VhostDevice {
                 }
                 self.publish();
                 self.queues.clear();
+                self.reset_requests();
                 self.features = Features::empty();
                 self.writeback = true;
                 Some(Outcome::Done)
@@ -218,7 +221,8 @@ impl VhostDevice {
     }
 
     fn set_features(&mut self, bits: u64) -> Result<(), RequestError> {
-        let features = Features::from_bits(bits).filter(|one| self.controller.features().contains(*one));
+        let features =
+            Features::from_bits(bits).filter(|one| self.controller.backend.features().contains(*one));
         let features = features.ok_or(RequestError::Feature)?;
         // Logging begins and ends while virtqueues run.
         let changed = (features ^ self.features) - Features::VHOST_LOG_ALL;
@@ -357,15 +361,25 @@ impl VhostDevice {
         }
         // What is behind the device's fields reads as zeroes.
         let mut space = [0; CONFIG_BYTES_MAX];
-        space[..BlkConfig::SIZE].copy_from_slice(&self.controller.config_space(self.writeback));
+        let fields = self.controller.backend.config_space(self.writeback);
+        space[..fields.len()].copy_from_slice(&fields);
         let bytes = [&header.to_bytes(), &space[offset..offset + size]].concat();
         Ok(Outcome::bytes(&bytes))
     }
 
-    /// Writes the configuration space, of which only the cache's mode can be written.
+    /// Writes the configuration space: of a block device, the cache's mode; of a SCSI host, the lengths of CDBs and sense
+    /// data, which remain what they are.
     fn set_config(&mut self, payload: &[u8]) -> Result<(), RequestError> {
         let header = ConfigHeader::decode(payload).map_err(|_| RequestError::Payload)?;
         let bytes = &payload[ConfigHeader::SIZE..];
+        if let Backend::Scsi(_) = self.controller.backend {
+            let space = self.controller.backend.config_space(self.writeback);
+            let place = header.offset as usize..(header.offset as usize).saturating_add(bytes.len());
+            let is_writable = place.start >= ScsiConfig::SENSE_SIZE && place.end <= ScsiConfig::CDB_SIZE + 4;
+            let is_same =
+                is_writable && space.get(place) == Some(bytes) && header.size as usize == bytes.len();
+            return if is_same { Ok(()) } else { Err(RequestError::Payload) };
+        }
         match (header.offset as usize, bytes) {
             (BlkConfig::WRITEBACK, [writeback @ (0 | 1)]) if header.size == 1 => {
                 self.writeback = *writeback == 1;

@@ -8,7 +8,7 @@ use control::json::{Value, json};
 use control::{Method, Module, RpcError};
 use reactor::ReactorHandle;
 
-use crate::{VhostBlkConfig, VhostControllerInfo, VhostTarget, VhostTargetError};
+use crate::{VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostTarget, VhostTargetError};
 
 /// The only transport of virtio-blk controllers.
 const TRANSPORT: &str = "vhost_user_blk";
@@ -81,16 +81,19 @@ impl Module for VhostModule {
     }
 
     fn save(&self) -> Vec<Value> {
-        let call = |info: VhostControllerInfo| {
-            json!({ "method": "vhost_create_blk_controller", "params": {
-                "ctrlr": info.config.name,
-                "dev_name": info.config.bdev_name,
-                "readonly": info.config.read_only,
-                "packed_ring": info.config.packed_ring,
-                "transport": TRANSPORT,
-            } })
+        let call = |info: VhostControllerInfo| match info.backend {
+            VhostBackendInfo::Blk { config, .. } => Some(json!({
+                "method": "vhost_create_blk_controller", "params": {
+                    "ctrlr": config.name,
+                    "dev_name": config.bdev_name,
+                    "readonly": config.read_only,
+                    "packed_ring": config.packed_ring,
+                    "transport": TRANSPORT,
+                },
+            })),
+            VhostBackendInfo::Scsi { .. } => None,
         };
-        self.target.configured().into_iter().map(call).collect()
+        self.target.configured().into_iter().filter_map(call).collect()
     }
 
     fn report(&self) -> Value {
@@ -105,9 +108,11 @@ impl From<VhostTargetError> for RpcError {
                 RpcError::ENODEV
             }
             VhostTargetError::Invalid(_) => RpcError::INVALID_PARAMS,
-            VhostTargetError::Exists(_) => RpcError::EEXIST,
-            VhostTargetError::Busy(_) => RpcError::EBUSY,
-            VhostTargetError::TooMany(_) => RpcError::ENOSPC,
+            VhostTargetError::Exists(_) | VhostTargetError::TargetExists(_) => RpcError::EEXIST,
+            VhostTargetError::Busy(_) | VhostTargetError::NoTarget(_) | VhostTargetError::Started(_) => {
+                RpcError::EBUSY
+            }
+            VhostTargetError::TooMany(_) | VhostTargetError::NoFreeTarget => RpcError::ENOSPC,
             VhostTargetError::NotApplied(_)
             | VhostTargetError::Shell(target_shell::ShellError::Unresponsive(_)) => RpcError::ETIMEDOUT,
             _ => RpcError::INTERNAL,
@@ -173,22 +178,36 @@ fn delete(module: &VhostModule, params: Controller) -> Result<bool, RpcError> {
 fn get(module: &VhostModule, params: Get) -> Result<Vec<Value>, RpcError> {
     let mut controllers = module.target.controllers()?;
     if let Some(name) = params.name {
-        controllers.retain(|controller| controller.config.name == name);
+        controllers.retain(|controller| controller.name == name);
         if controllers.is_empty() {
             return Err(VhostTargetError::NotFound(name).into());
         }
     }
     let describe = |info: VhostControllerInfo| {
+        let backend = match info.backend {
+            VhostBackendInfo::Blk { config, read_only } => json!({ "block": {
+                "bdev": config.bdev_name,
+                "readonly": read_only,
+                "packed_ring": config.packed_ring,
+                "transport": TRANSPORT,
+            } }),
+            VhostBackendInfo::Scsi { targets, .. } => {
+                let target = |(number, bdev): &(u8, String)| {
+                    json!({
+                        "scsi_dev_num": number,
+                        "id": number,
+                        "target_name": format!("Target {number}"),
+                        "luns": [{ "id": 0, "bdev_name": bdev }],
+                    })
+                };
+                json!({ "scsi": targets.iter().map(target).collect::<Vec<Value>>() })
+            }
+        };
         json!({
-            "ctrlr": info.config.name,
+            "ctrlr": info.name,
             "socket": info.socket.to_string_lossy(),
             "connections": info.connections,
-            "backend_specific": { "block": {
-                "bdev": info.config.bdev_name,
-                "readonly": info.read_only,
-                "packed_ring": info.config.packed_ring,
-                "transport": TRANSPORT,
-            } },
+            "backend_specific": backend,
         })
     };
     Ok(controllers.into_iter().map(describe).collect())
@@ -208,4 +227,145 @@ fn get_transports(_: &VhostModule, params: GetTransports) -> Result<Vec<Value>, 
         }
         _ => Ok(vec![json!({ "name": TRANSPORT })]),
     }
+}
+
+/// The SCSI controllers of the target as a [`Module`]: a subsystem of its own, as in SPDK.
+pub struct VhostScsiModule {
+    target: VhostTarget,
+}
+
+impl VhostScsiModule {
+    /// The SCSI controllers of the target of `vhost`.
+    pub fn new(vhost: &VhostModule) -> Arc<VhostScsiModule> {
+        Arc::new(VhostScsiModule { target: vhost.target.clone() })
+    }
+}
+
+/// As SPDK, whatever it is.
+fn invalid(error: VhostTargetError) -> RpcError {
+    match error {
+        error @ (VhostTargetError::NotApplied(_) | VhostTargetError::Shell(_)) => error.into(),
+        error => RpcError::invalid_params(error),
+    }
+}
+
+impl Module for VhostScsiModule {
+    const NAME: &'static str = "vhost_scsi";
+    const DEPENDS_ON: &'static [&'static str] = &["bdev"];
+    const IS_SUBSYSTEM: bool = true;
+
+    fn methods() -> Vec<Method<VhostScsiModule>> {
+        const INVALID: &str = "there is no such controller or target, or the number is above 7";
+        vec![
+            Method::update("vhost_create_scsi_controller", create_scsi)
+                .text(
+                    "Makes a virtio SCSI host for vhost-user clients, such as QEMU, at a UNIX socket. It has no targets.",
+                    "true",
+                )
+                .errors(&[
+                    (RpcError::INVALID_PARAMS, "the name is invalid or in use, or there are too many controllers"),
+                    (RpcError::INTERNAL, "the socket cannot be created"),
+                    UNRESPONSIVE,
+                ]),
+            Method::update("vhost_start_scsi_controller", start_scsi)
+                .text("Creates the socket of a SCSI controller that was created with `delay`.", "true")
+                .errors(&[
+                    (RpcError::INVALID_PARAMS, "there is no such controller, or it has started"),
+                    (RpcError::INTERNAL, "the socket cannot be created"),
+                ]),
+            Method::update("vhost_scsi_controller_add_target", add_target)
+                .text(
+                    "Adds a bdev to a SCSI controller as LUN 0 of a target. Guests learn of it.",
+                    "the target's number",
+                )
+                .errors(&[
+                    (
+                        RpcError::INVALID_PARAMS,
+                        "there is no such controller or bdev, the number is above 7 or in use, or none is free",
+                    ),
+                    UNRESPONSIVE,
+                ]),
+            Method::update("vhost_scsi_controller_remove_target", remove_target)
+                .text("Removes a target from a SCSI controller. Guests learn of it.", "true")
+                .errors(&[(RpcError::INVALID_PARAMS, INVALID), UNRESPONSIVE]),
+        ]
+    }
+
+    fn save(&self) -> Vec<Value> {
+        let calls = |info: VhostControllerInfo| match info.backend {
+            VhostBackendInfo::Blk { .. } => Vec::new(),
+            VhostBackendInfo::Scsi { is_started, targets } => {
+                let name = info.name;
+                // Clients that come back at once find all targets.
+                let mut calls = vec![json!({
+                    "method": "vhost_create_scsi_controller", "params": { "ctrlr": name, "delay": true },
+                })];
+                calls.extend(targets.into_iter().map(|(number, bdev)| {
+                    json!({ "method": "vhost_scsi_controller_add_target", "params": {
+                        "ctrlr": name, "scsi_target_num": number, "bdev_name": bdev,
+                    } })
+                }));
+                if is_started {
+                    calls.push(
+                        json!({ "method": "vhost_start_scsi_controller", "params": { "ctrlr": name } }),
+                    );
+                }
+                calls
+            }
+        };
+        self.target.configured().into_iter().flat_map(calls).collect()
+    }
+}
+
+control::parameters! {
+    struct CreateScsi {
+        /// Name of the controller and of its socket's file, in the directory that `serve --vhost-socket-dir` names
+        ctrlr: String,
+        /// Create the socket only with `vhost_start_scsi_controller`, when targets have been added
+        delay: bool = false,
+    }
+    ignored("each connection is served by the reactor that has the fewest") { cpumask }
+}
+
+control::parameters! {
+    struct AddTarget {
+        /// The controller
+        ctrlr: String,
+        /// Number of the target, 0 to 7; a negative one takes the first that is free
+        scsi_target_num: i32,
+        /// The bdev, by name, alias or UUID
+        bdev_name: String,
+    }
+}
+
+control::parameters! {
+    struct RemoveTarget {
+        /// The controller
+        ctrlr: String,
+        /// Number of the target, 0 to 7
+        scsi_target_num: u32,
+    }
+}
+
+fn create_scsi(module: &VhostScsiModule, params: CreateScsi) -> Result<bool, RpcError> {
+    module.target.create_scsi(&params.ctrlr, params.delay).map_err(invalid)?;
+    Ok(true)
+}
+
+fn start_scsi(module: &VhostScsiModule, params: Controller) -> Result<bool, RpcError> {
+    module.target.start_scsi(&params.ctrlr).map_err(invalid)?;
+    Ok(true)
+}
+
+fn add_target(module: &VhostScsiModule, params: AddTarget) -> Result<u8, RpcError> {
+    // Numbers above 255 are as invalid as 255.
+    let number =
+        (params.scsi_target_num >= 0).then(|| u8::try_from(params.scsi_target_num).unwrap_or(u8::MAX));
+    module.target.add_target(&params.ctrlr, number, &params.bdev_name).map_err(invalid)
+}
+
+fn remove_target(module: &VhostScsiModule, params: RemoveTarget) -> Result<bool, RpcError> {
+    let number = u8::try_from(params.scsi_target_num).unwrap_or(u8::MAX);
+    module.target.remove_target(&params.ctrlr, number).map_err(invalid)?;
+    Ok(true)
 }

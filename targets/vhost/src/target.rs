@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, Registry};
+use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, Registry, ReservationLease};
 use reactor::ReactorHandle;
+use scsi::{LogicalUnit, UnitConfig};
 use sockets::StreamAddress;
 use target_shell::{DeviceKeys, GroupLimits, Publisher, TargetCores};
 use wire_virtio::blk::SECTOR_BYTES;
 
-use crate::controller::{Controller, ControllerOptions, VhostConfig};
+use crate::backend::{Backend, BlkBackend, ScsiUnit};
+use crate::controller::{Controller, VhostConfig};
 use crate::core::VhostCore;
 use crate::failure::VhostTargetError;
-use crate::limits::{CONNECTIONS_MAX, CONTROLLERS_MAX, LOGINS_MAX, NAME_BYTES_MAX};
+use crate::limits::{CONNECTIONS_MAX, CONTROLLERS_MAX, LOGINS_MAX, NAME_BYTES_MAX, SCSI_TARGETS};
 
 /// A controller to create: a virtio block device.
 #[derive(Clone, Debug)]
@@ -44,14 +46,40 @@ impl VhostBlkConfig {
 /// A controller as it is.
 #[derive(Clone, Debug)]
 pub struct VhostControllerInfo {
-    /// As it was created, with the bdev's own name.
-    pub config: VhostBlkConfig,
-    /// Whether writes are rejected, by configuration or by the device.
-    pub read_only: bool,
+    /// Its name.
+    pub name: String,
     /// Path of its socket.
     pub socket: PathBuf,
     /// Open connections, on all cores.
     pub connections: usize,
+    /// What it is.
+    pub backend: VhostBackendInfo,
+}
+
+impl VhostControllerInfo {
+    /// Whether its socket is there.
+    pub fn is_listening(&self) -> bool {
+        !matches!(self.backend, VhostBackendInfo::Scsi { is_started: false, .. })
+    }
+}
+
+/// What a controller is.
+#[derive(Clone, Debug)]
+pub enum VhostBackendInfo {
+    /// A virtio block device.
+    Blk {
+        /// As it was created, with the bdev's own name.
+        config: VhostBlkConfig,
+        /// Whether writes are rejected, by configuration or by the device.
+        read_only: bool,
+    },
+    /// A virtio SCSI host.
+    Scsi {
+        /// Its socket is there.
+        is_started: bool,
+        /// Number and bdev of each target, in ascending order.
+        targets: Vec<(u8, String)>,
+    },
 }
 
 /// The vhost-user target of a program. Cheap to clone.
@@ -81,10 +109,28 @@ struct TargetState {
 #[derive(Clone)]
 struct Created {
     controller: Arc<Controller>,
-    /// `None` after the device was removed: requests fail.
-    descriptor: Option<Arc<Descriptor>>,
-    config: VhostBlkConfig,
+    devices: CreatedDevices,
     socket: PathBuf,
+}
+
+#[derive(Clone)]
+enum CreatedDevices {
+    Blk {
+        /// `None` after the device was removed: requests fail.
+        descriptor: Option<Arc<Descriptor>>,
+        config: VhostBlkConfig,
+    },
+    Scsi {
+        is_started: bool,
+        targets: BTreeMap<u8, TargetDevice>,
+    },
+}
+
+/// The device of a SCSI target.
+#[derive(Clone)]
+struct TargetDevice {
+    descriptor: Arc<Descriptor>,
+    _reservations: Arc<ReservationLease>,
 }
 
 impl VhostTarget {
@@ -112,53 +158,174 @@ impl VhostTarget {
     /// The name is invalid or in use, the device cannot be opened or has blocks that virtio does not know, the socket
     /// cannot be created, or a reactor does not respond; nothing has changed then.
     pub fn create(&self, config: VhostBlkConfig) -> Result<VhostControllerInfo, VhostTargetError> {
-        check_name(&config.name)?;
+        let mut state = self.begin_create(&config.name)?;
+        let access = if config.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let descriptor = self.0.registry.open(&config.bdev_name, access)?;
+        check_geometry("dev_name", descriptor.device())?;
+        let key = state.keys.assign(self.0.publisher.applied_by_all());
+        let backend = BlkBackend::new(key, config.read_only, config.packed_ring, descriptor.device());
+        let name = config.name.clone();
+        let config = VhostBlkConfig { bdev_name: descriptor.device().name().into(), ..config };
+        let devices = CreatedDevices::Blk { descriptor: Some(Arc::new(descriptor)), config };
+        let result = self.insert(&mut state, &name, Backend::Blk(backend), devices);
+        if result.is_err() {
+            state.keys.retire(key, self.0.publisher.generation());
+            return result;
+        }
+        let result = self.listen(&mut state, &name).and(result);
+        if result.is_err() {
+            self.withdraw(&mut state, &name);
+        }
+        result
+    }
+
+    /// Creates a controller that is a virtio SCSI host without targets. With `delay` its socket appears when it is
+    /// [started](Self::start_scsi), so that a driver finds all targets.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_scsi(&self, name: &str, delay: bool) -> Result<VhostControllerInfo, VhostTargetError> {
+        let mut state = self.begin_create(name)?;
+        let devices = CreatedDevices::Scsi { is_started: false, targets: BTreeMap::new() };
+        let result = self.insert(&mut state, name, Backend::Scsi(Box::default()), devices)?;
+        if !delay && let Err(error) = self.listen(&mut state, name) {
+            self.withdraw(&mut state, name);
+            return Err(error);
+        }
+        Ok(result)
+    }
+
+    /// Starts a SCSI controller that was created with a delay.
+    ///
+    /// # Errors
+    /// There is none of this name, it was started, or its socket cannot be created.
+    pub fn start_scsi(&self, name: &str) -> Result<(), VhostTargetError> {
         let mut state = self.lock()?;
-        if state.controllers.contains_key(&config.name) {
-            return Err(VhostTargetError::Exists(config.name));
+        let (is_started, _) = state.scsi_mut(name)?;
+        if *is_started {
+            return Err(VhostTargetError::Started(name.into()));
+        }
+        self.listen(&mut state, name)
+    }
+
+    /// Adds a target to a SCSI controller, `None` for the first free number. Returns the number. Drivers learn of it.
+    ///
+    /// # Errors
+    /// There is no such controller, the number is invalid or in use, none is free, the device cannot be opened or has
+    /// blocks that virtio does not know, or a reactor does not respond; nothing has changed then.
+    pub fn add_target(
+        &self,
+        name: &str,
+        number: Option<u8>,
+        bdev_name: &str,
+    ) -> Result<u8, VhostTargetError> {
+        let mut state = self.lock()?;
+        let (_, targets) = state.scsi_mut(name)?;
+        let number = match number {
+            Some(number) => check_number(number)?,
+            None => (0..SCSI_TARGETS as u8)
+                .find(|number| !targets.contains_key(number))
+                .ok_or(VhostTargetError::NoFreeTarget)?,
+        };
+        if targets.contains_key(&number) {
+            return Err(VhostTargetError::TargetExists(number));
+        }
+        let read_only = self.0.registry.find(bdev_name).is_some_and(|device| device.bdev().read_only());
+        let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let descriptor = self.0.registry.open(bdev_name, access)?;
+        let device = descriptor.device();
+        check_geometry("bdev_name", device)?;
+        let lease = self.0.registry.open_reservations(device, None)?;
+        let unit = LogicalUnit::new(UnitConfig::of_device(device, read_only), lease.reservations().clone());
+        state.last_id += 1;
+        let id = state.last_id;
+        let key = state.keys.assign(self.0.publisher.applied_by_all());
+        let unit = ScsiUnit { id, key, blocks: unit.blocks(), unit };
+        let device = TargetDevice { descriptor: Arc::new(descriptor), _reservations: Arc::new(lease) };
+        state.set_target(name, number, Some((unit, device)));
+        if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
+            state.set_target(name, number, None);
+            state.keys.retire(key, self.0.publisher.generation());
+            return Err(VhostTargetError::NotApplied(error));
+        }
+        Ok(number)
+    }
+
+    /// Removes a target from a SCSI controller. Drivers learn of it; commands in flight are executed.
+    ///
+    /// # Errors
+    /// There is no such controller or target, or a reactor does not respond; nothing has changed then.
+    pub fn remove_target(&self, name: &str, number: u8) -> Result<(), VhostTargetError> {
+        let mut state = self.lock()?;
+        state.scsi_mut(name)?;
+        check_number(number)?;
+        let Some((unit, device)) = state.set_target(name, number, None) else {
+            return Err(VhostTargetError::NoTarget(number));
+        };
+        let key = unit.key;
+        if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
+            state.set_target(name, number, Some((unit, device)));
+            return Err(VhostTargetError::NotApplied(error));
+        }
+        state.keys.retire(key, self.0.publisher.generation());
+        Ok(())
+    }
+
+    /// Checks that a controller can be created.
+    fn begin_create(&self, name: &str) -> Result<MutexGuard<'_, TargetState>, VhostTargetError> {
+        check_name(name)?;
+        let state = self.lock()?;
+        if state.controllers.contains_key(name) {
+            return Err(VhostTargetError::Exists(name.into()));
         }
         if state.controllers.len() >= CONTROLLERS_MAX {
             return Err(VhostTargetError::TooMany(CONTROLLERS_MAX));
         }
-        let access = if config.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let descriptor = self.0.registry.open(&config.bdev_name, access)?;
-        check_geometry(descriptor.device())?;
-        let cores = match &state.cores {
-            Some(cores) => cores.clone(),
-            None => self.start(&mut state)?,
-        };
+        Ok(state)
+    }
+
+    /// Adds a controller that does not listen.
+    fn insert(
+        &self,
+        state: &mut TargetState,
+        name: &str,
+        backend: Backend,
+        devices: CreatedDevices,
+    ) -> Result<VhostControllerInfo, VhostTargetError> {
+        if state.cores.is_none() {
+            self.start(state)?;
+        }
         state.last_id += 1;
-        let (id, portid) = (state.last_id, state.free_port());
-        let key = state.keys.assign(self.0.publisher.applied_by_all());
-        let socket = self.0.directory.join(&config.name);
-        let options = ControllerOptions {
-            name: config.name.clone(),
-            read_only: config.read_only,
-            packed_ring: config.packed_ring,
-        };
-        let controller = Arc::new(Controller::new(id, key, portid, options, descriptor.device()));
-        let config = VhostBlkConfig { bdev_name: descriptor.device().name().into(), ..config };
-        let name = config.name.clone();
-        let created =
-            Created { controller, descriptor: Some(Arc::new(descriptor)), config, socket: socket.clone() };
+        let controller = Arc::new(Controller::new(state.last_id, state.free_port(), name, backend));
+        let created = Created { controller, devices, socket: self.0.directory.join(name) };
         let info = created.info(0);
-        state.controllers.insert(name.clone(), created);
-        let undo = |state: &mut TargetState| {
-            state.controllers.remove(&name);
-            state.keys.retire(key, self.0.publisher.generation());
-        };
+        state.controllers.insert(name.into(), created);
         if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
-            undo(&mut state);
+            state.controllers.remove(name);
             return Err(VhostTargetError::NotApplied(error));
         }
-        // Clients may connect at once, so the cores know the controller before.
-        if let Err(error) = cores.listen(&StreamAddress::Unix(socket), portid) {
-            undo(&mut state);
-            let generation = self.0.publisher.publish(Arc::new(state.config()));
-            state.keys.retire(key, generation);
-            return Err(error.into());
-        }
         Ok(info)
+    }
+
+    /// Has a controller listen. Clients may connect at once, so the cores know the controller before.
+    fn listen(&self, state: &mut TargetState, name: &str) -> Result<(), VhostTargetError> {
+        let TargetState { cores, controllers, .. } = state;
+        let (Some(cores), Some(created)) = (cores, controllers.get_mut(name)) else {
+            return Err(VhostTargetError::NotFound(name.into()));
+        };
+        cores.listen(&StreamAddress::Unix(created.socket.clone()), created.controller.portid)?;
+        if let CreatedDevices::Scsi { is_started, .. } = &mut created.devices {
+            *is_started = true;
+        }
+        Ok(())
+    }
+
+    /// Removes a controller that could not listen.
+    fn withdraw(&self, state: &mut TargetState, name: &str) {
+        if let Some(created) = state.controllers.remove(name) {
+            let generation = self.0.publisher.publish(Arc::new(state.config()));
+            created.keys().for_each(|key| state.keys.retire(key, generation));
+        }
     }
 
     /// Deletes a controller.
@@ -173,11 +340,13 @@ impl VhostTarget {
             return Err(VhostTargetError::Busy(name.into()));
         }
         let Some(created) = state.controllers.remove(name) else { return Err(not_found()) };
+        let keys: Vec<u32> = created.keys().collect();
         if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
             state.controllers.insert(name.into(), created);
             return Err(VhostTargetError::NotApplied(error));
         }
-        state.keys.retire(controller.key, self.0.publisher.generation());
+        let generation = self.0.publisher.generation();
+        keys.into_iter().for_each(|key| state.keys.retire(key, generation));
         if let Some(cores) = &state.cores {
             // A core that does not respond closes it when it runs again.
             _ = cores.unlisten(Some(controller.portid));
@@ -223,41 +392,64 @@ impl VhostTarget {
             logins_max: LOGINS_MAX,
             ..GroupLimits::default()
         };
-        let make = |core: &reactor::Core, _: &target_shell::GroupWaker| VhostCore::new(core);
+        let make = |core: &reactor::Core, waker: &target_shell::GroupWaker| VhostCore::new(core, waker);
         let cores = TargetCores::start(&self.0.reactors, &self.0.publisher, limits, make)?;
         Ok(state.cores.insert(cores).clone())
     }
 
-    /// A device was removed: requests of its controllers fail from now on. Or it was resized.
+    /// A device was removed: requests of its controllers fail from now on, and its SCSI targets are removed. Or it was
+    /// resized.
     fn device_event(&self, event: &DeviceEvent) {
         let mut state = self.lock_any();
-        let device = event.device();
-        let is_of = |created: &Created| {
-            created.descriptor.as_ref().is_some_and(|descriptor| Arc::ptr_eq(descriptor.device(), device))
-        };
-        if state.stopping || !state.controllers.values().any(is_of) {
+        if state.stopping || matches!(event, DeviceEvent::Registered(_)) {
             return;
         }
-        for created in state.controllers.values_mut().filter(|one| is_of(one)) {
-            match event {
-                DeviceEvent::Registered(_) => return,
-                DeviceEvent::Removed(_) => {
-                    log::warn!(
-                        target: "vhost",
-                        "{}: {} was removed, requests fail from now on",
-                        created.config.name,
-                        device.name()
-                    );
-                    created.descriptor = None;
+        let device = event.device();
+        let is_removed = matches!(event, DeviceEvent::Removed(_));
+        let mut has_changed = false;
+        let mut keys = Vec::new();
+        for (name, created) in &mut state.controllers {
+            let mut controller = (*created.controller).clone();
+            match (&mut created.devices, &mut controller.backend) {
+                (CreatedDevices::Blk { descriptor, .. }, Backend::Blk(blk)) => {
+                    if !descriptor.as_ref().is_some_and(|one| Arc::ptr_eq(one.device(), device)) {
+                        continue;
+                    }
+                    if is_removed {
+                        let bdev = device.name();
+                        log::warn!(target: "vhost", "{name}: {bdev} was removed, requests fail from now on");
+                        *descriptor = None;
+                    }
+                    blk.sectors = device.geometry().bytes() / SECTOR_BYTES;
                 }
-                DeviceEvent::Resized(_) => {
-                    let sectors = device.geometry().bytes() / SECTOR_BYTES;
-                    let controller = Controller { sectors, ..(*created.controller).clone() };
-                    created.controller = Arc::new(controller);
+                (CreatedDevices::Scsi { targets, .. }, Backend::Scsi(scsi)) => {
+                    let of_device =
+                        targets.iter().filter(|(_, one)| Arc::ptr_eq(one.descriptor.device(), device));
+                    let numbers: Vec<u8> = of_device.map(|(number, _)| *number).collect();
+                    if numbers.is_empty() {
+                        continue;
+                    }
+                    for number in numbers {
+                        let place = &mut scsi.targets[usize::from(number)];
+                        if is_removed {
+                            log::warn!(target: "vhost", "{name}: {} was removed, and target {number}", device.name());
+                            targets.remove(&number);
+                            keys.extend(place.take().map(|unit| unit.key));
+                        } else if let Some(unit) = place {
+                            unit.blocks = device.geometry().blocks;
+                            unit.unit.resize(unit.blocks);
+                        }
+                    }
                 }
+                _ => continue,
             }
+            created.controller = Arc::new(controller);
+            has_changed = true;
         }
-        self.0.publisher.publish(Arc::new(state.config()));
+        if has_changed {
+            let generation = self.0.publisher.publish(Arc::new(state.config()));
+            keys.into_iter().for_each(|key| state.keys.retire(key, generation));
+        }
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, TargetState>, VhostTargetError> {
@@ -272,11 +464,48 @@ impl VhostTarget {
 
 impl TargetState {
     fn config(&self) -> VhostConfig {
-        let device = |one: &Created| Some((one.controller.key, one.descriptor.clone()?));
         VhostConfig {
             controllers: self.controllers.values().map(|one| one.controller.clone()).collect(),
-            devices: self.controllers.values().filter_map(device).collect(),
+            devices: self.controllers.values().flat_map(Created::open_devices).collect(),
         }
+    }
+
+    /// Whether a SCSI controller has started, and its targets.
+    fn scsi_mut(
+        &mut self,
+        name: &str,
+    ) -> Result<(&mut bool, &mut BTreeMap<u8, TargetDevice>), VhostTargetError> {
+        match self.controllers.get_mut(name).map(|created| &mut created.devices) {
+            Some(CreatedDevices::Scsi { is_started, targets }) => Ok((is_started, targets)),
+            Some(CreatedDevices::Blk { .. }) => {
+                Err(VhostTargetError::Invalid(format!("ctrlr: {name} is no SCSI controller")))
+            }
+            None => Err(VhostTargetError::NotFound(name.into())),
+        }
+    }
+
+    /// Sets or removes a target of a SCSI controller. Returns the one before.
+    fn set_target(
+        &mut self,
+        name: &str,
+        number: u8,
+        new: Option<(ScsiUnit, TargetDevice)>,
+    ) -> Option<(ScsiUnit, TargetDevice)> {
+        let created = self.controllers.get_mut(name)?;
+        let mut controller = (*created.controller).clone();
+        let (CreatedDevices::Scsi { targets, .. }, Backend::Scsi(scsi)) =
+            (&mut created.devices, &mut controller.backend)
+        else {
+            return None;
+        };
+        let (unit, device) = new.unzip();
+        let old_device = match device {
+            Some(device) => targets.insert(number, device),
+            None => targets.remove(&number),
+        };
+        let old_unit = std::mem::replace(scsi.targets.get_mut(usize::from(number))?, unit);
+        created.controller = Arc::new(controller);
+        old_unit.zip(old_device)
     }
 
     /// The controller of each open connection.
@@ -297,13 +526,54 @@ impl TargetState {
 
 impl Created {
     fn info(&self, connections: usize) -> VhostControllerInfo {
-        VhostControllerInfo {
-            config: self.config.clone(),
-            read_only: self.controller.read_only,
-            socket: self.socket.clone(),
-            connections,
+        let backend = match (&self.devices, &self.controller.backend) {
+            (CreatedDevices::Blk { config, .. }, backend) => {
+                let read_only = matches!(backend, Backend::Blk(blk) if blk.read_only);
+                VhostBackendInfo::Blk { config: config.clone(), read_only }
+            }
+            (CreatedDevices::Scsi { is_started, targets }, _) => {
+                let bdev = |one: &TargetDevice| one.descriptor.device().name().to_string();
+                let targets = targets.iter().map(|(number, one)| (*number, bdev(one))).collect();
+                VhostBackendInfo::Scsi { is_started: *is_started, targets }
+            }
+        };
+        let name = self.controller.name.clone();
+        VhostControllerInfo { name, socket: self.socket.clone(), connections, backend }
+    }
+
+    /// Its devices that are open, by key.
+    fn open_devices(&self) -> Vec<(u32, Arc<Descriptor>)> {
+        match (&self.devices, &self.controller.backend) {
+            (CreatedDevices::Blk { descriptor, .. }, Backend::Blk(blk)) => {
+                descriptor.iter().map(|one| (blk.key, one.clone())).collect()
+            }
+            (CreatedDevices::Scsi { targets, .. }, Backend::Scsi(scsi)) => {
+                let units = scsi.targets.iter().zip(0_u8..);
+                let open = |(unit, number): (&Option<ScsiUnit>, u8)| {
+                    Some((unit.as_ref()?.key, targets.get(&number)?.descriptor.clone()))
+                };
+                units.filter_map(open).collect()
+            }
+            _ => Vec::new(),
         }
     }
+
+    /// The keys of its devices, those that were removed included.
+    fn keys(&self) -> impl Iterator<Item = u32> + use<> {
+        let keys: Vec<u32> = match &self.controller.backend {
+            Backend::Blk(blk) => vec![blk.key],
+            Backend::Scsi(scsi) => scsi.targets.iter().flatten().map(|unit| unit.key).collect(),
+        };
+        keys.into_iter()
+    }
+}
+
+fn check_number(number: u8) -> Result<u8, VhostTargetError> {
+    if usize::from(number) < SCSI_TARGETS {
+        return Ok(number);
+    }
+    let last = SCSI_TARGETS - 1;
+    Err(VhostTargetError::Invalid(format!("scsi_target_num: {number}: expected 0 to {last}")))
 }
 
 fn check_name(name: &str) -> Result<(), VhostTargetError> {
@@ -315,13 +585,13 @@ fn check_name(name: &str) -> Result<(), VhostTargetError> {
 }
 
 /// Virtio knows sectors of 512 bytes and no metadata.
-fn check_geometry(device: &BlockDevice) -> Result<(), VhostTargetError> {
+fn check_geometry(parameter: &str, device: &BlockDevice) -> Result<(), VhostTargetError> {
     let geometry = device.geometry();
     if geometry.block_size.is_multiple_of(SECTOR_BYTES as u32) && !geometry.metadata.extended {
         return Ok(());
     }
     let (name, bytes) = (device.name(), geometry.block_size);
     Err(VhostTargetError::Invalid(format!(
-        "dev_name: {name} has blocks of {bytes} bytes, metadata included; virtio needs multiples of 512"
+        "{parameter}: {name} has blocks of {bytes} bytes, metadata included; virtio needs multiples of 512"
     )))
 }

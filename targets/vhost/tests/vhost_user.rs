@@ -7,5 +7,7 @@ mod frontend;
 mod hostile;
 #[path = "vhost_user/io.rs"]
 mod io;
+#[path = "vhost_user/scsi.rs"]
+mod scsi;
 #[path = "vhost_user/sessions.rs"]
 mod sessions;

@@ -51,6 +51,14 @@ impl UnitAddress {
         let [high, low] = self.lun.to_be_bytes();
         u64::from_le_bytes([1, self.target, 0x40 | high & 0x3f, low, 0, 0, 0, 0])
     }
+
+    /// Encodes the field of an event: numbers below 256 in peripheral device addressing, since Linux takes the two bytes
+    /// for the number.
+    pub const fn to_event_field(self) -> u64 {
+        let [high, low] = self.lun.to_be_bytes();
+        let method = if high == 0 { 0 } else { 0x40 };
+        u64::from_le_bytes([1, self.target, method | high & 0x3f, low, 0, 0, 0, 0])
+    }
 }
 
 codec::fields! {

@@ -133,7 +133,11 @@ fn scsi_addresses_are_those_of_a_single_level() {
     for (target, lun) in [(0, 0), (7, 0), (255, 255), (1, 256), (1, UnitAddress::LUN_MAX)] {
         let address = UnitAddress { target, lun };
         assert_eq!(UnitAddress::decode(address.to_field()), Ok(address));
+        assert_eq!(UnitAddress::decode(address.to_event_field()), Ok(address));
     }
+    // As QEMU sends them in events.
+    let event = |lun| UnitAddress { target: 2, lun }.to_event_field().to_le_bytes();
+    assert_eq!((event(5), event(261)), ([1, 2, 0, 5, 0, 0, 0, 0], [1, 2, 0x41, 5, 0, 0, 0, 0]));
     // As Linux' virtio_scsi sends LUNs below 256 and above.
     let decode = |bytes| UnitAddress::decode(u64::from_le_bytes(bytes));
     assert_eq!(decode([1, 2, 0x40, 5, 0, 0, 0, 0]), Ok(UnitAddress { target: 2, lun: 5 }));

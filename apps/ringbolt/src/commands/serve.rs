@@ -7,6 +7,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use control::{ConfigFile, ControlPlane, ListenSocket, RpcServer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
+use vhost::VhostControllerInfo;
 
 use crate::app::{self, App, StartOptions};
 use crate::cli::Serve;
@@ -55,7 +56,7 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
     for uri in app.iscsi().uris() {
         stdout_line!("listening: iSCSI {uri}");
     }
-    for controller in app.vhost().configured() {
+    for controller in app.vhost().configured().into_iter().filter(VhostControllerInfo::is_listening) {
         stdout_line!("listening: vhost-user {}", controller.socket.display());
     }
     stdout_line!("rpc: {}", options.rpc_socket.display());
