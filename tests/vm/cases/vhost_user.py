@@ -1,7 +1,8 @@
-"""vhost-user: the guest's virtio block driver, with QEMU as the client of the target."""
+"""vhost-user: the guest's virtio block and SCSI drivers, with QEMU as the client of the target."""
 
 import os
 
+from harness import qemu
 from harness.case import case
 from harness.guest import Guest
 from harness.image import Image
@@ -42,10 +43,10 @@ def boot(bench, sockets, packed):
     return Guest(Image(CACHE), folder, memory=MEMORY, more=more)
 
 
-def kill_under_load(bench, target, guest):
+def kill_under_load(bench, target, guest, disk, create):
     """Kills the target with requests in flight and starts it again, several times; fio verifies what it has written."""
     options = "--ioengine=libaio --direct=1 --rw=randrw --bsrange=4k-64k --iodepth=16 --size=8m --verify=crc32c --verify_fatal=1"
-    load = f"fio --name=load --filename=/dev/vdb --numjobs=2 --offset_increment=16m {options}"
+    load = f"fio --name=load --filename=/dev/{disk} --numjobs=2 --offset_increment=16m {options}"
     rounds = guest.spawn(f"while [ ! -e /tmp/stop ]; do {load} || exit 1; echo round; done; echo stopped")
     for _ in range(KILLS):
 
@@ -88,7 +89,7 @@ def vhost_user_blk(bench):
             guest.check("mkfs.ext4 -q /dev/vda && mount -t ext4 -o discard /dev/vda /mnt", 120)
             options = "--ioengine=libaio --direct=1 --bsrange=4k-256k --iodepth=16 --size=16m --verify=crc32c --verify_fatal=1"
             guest.check(f"fio --name=verify --directory=/mnt --rw=randwrite --fallocate=none --numjobs=2 {options}", 240)
-            kill_under_load(bench, target, guest)
+            kill_under_load(bench, target, guest, "vdb", create)
             sums = guest.check("sha256sum /mnt/verify*", 120)
             guest.check("sync && echo 3 > /proc/sys/vm/drop_caches", 60)
             assert guest.check("sha256sum /mnt/verify*", 120) == sums
@@ -103,4 +104,75 @@ def vhost_user_blk(bench):
         return all(one["connections"] == 0 for one in target.rpc("vhost_get_controllers"))
 
     bench.guest.wait(are_gone, 30, "end of the connections of a guest that has gone", poll=0.05)
+    assert os.stat(f"{bench.folder}/Disk").st_blocks * 512 < 16 * MIB, "the discard reached the file"
+
+
+def create_scsi(target, folder):
+    """Makes two files targets 0 and 5 of a SCSI controller, the second one slow; -> socket."""
+    for name in ("Disk", "Base"):
+        target.rpc("bdev_uring_create", name=name, filename=f"{folder}/{name}", block_size=512)
+    latencies = {f"{kind}_{what}_latency": SLOW_US for kind in ("avg", "p99") for what in ("read", "write")}
+    target.rpc("bdev_delay_create", name="Slow", base_bdev_name="Base", **latencies)
+    path = f"{folder}/scsi.sock"
+    target.rpc("vhost_create_scsi_controller", ctrlr=path, delay=True)
+    assert target.rpc("vhost_scsi_controller_add_target", ctrlr=path, scsi_target_num=-1, bdev_name="Disk") == 0
+    assert target.rpc("vhost_scsi_controller_add_target", ctrlr=path, scsi_target_num=5, bdev_name="Slow") == 5
+    target.rpc("vhost_start_scsi_controller", ctrlr=path)
+    return path
+
+
+def boot_scsi(bench, path):
+    """Boots a separate guest with the SCSI host; to be closed by the caller."""
+    folder = f"{bench.folder}/guest"
+    os.mkdir(folder)
+    more = [
+        *("-object", f"memory-backend-memfd,id=shared,size={MEMORY},share=on"),
+        *("-machine", "memory-backend=shared"),
+        *("-chardev", f"socket,id=scsi,path={path},reconnect-ms=1000"),
+        *("-device", "vhost-user-scsi-pci,chardev=scsi,num_queues=2"),
+    ]
+    # Older releases, as 7.2, do not reconnect this device.
+    return Guest(Image(CACHE), folder, memory=MEMORY, more=more, program=qemu.with_vfio_user(CACHE))
+
+
+def disk_of(guest, number):
+    """The name of a target's disk in the guest, once it is there."""
+    guest.until(f"ls /sys/class/scsi_disk/*:0:{number}:0/device/block", 60)
+    return guest.check(f"ls /sys/class/scsi_disk/*:0:{number}:0/device/block").strip()
+
+
+@case("vhost-user-scsi", on=("ringbolt",), seconds=120)
+def vhost_user_scsi(bench):
+    """The guest's virtio_scsi: ext4 under fio verify, UNMAP, targets that come and go, a resize, kills under load."""
+    target = bench.serve(Subsystem("vhost", [Namespace(mib=16, block_size=512)]))
+    for name, mib in (("Disk", 128), ("Base", 32), ("Added", 16)):
+        with open(f"{bench.folder}/{name}", "wb") as file:
+            file.truncate(mib * MIB)
+    path = create_scsi(target, bench.folder)
+    with boot_scsi(bench, path) as guest:
+        disk, slow = disk_of(guest, 0), disk_of(guest, 5)
+        assert guest.check(f"cat /sys/block/{disk}/size").strip() == str(128 * MIB // 512)
+        guest.check(f"mkfs.ext4 -q /dev/{disk} && mount -t ext4 -o discard /dev/{disk} /mnt", 120)
+        options = "--ioengine=libaio --direct=1 --bsrange=4k-256k --iodepth=16 --size=16m --verify=crc32c --verify_fatal=1"
+        guest.check(f"fio --name=verify --directory=/mnt --rw=randwrite --fallocate=none --numjobs=2 {options}", 240)
+        kill_under_load(bench, target, guest, slow, create_scsi)
+        sums = guest.check("sha256sum /mnt/verify*", 120)
+        guest.check("sync && echo 3 > /proc/sys/vm/drop_caches", 60)
+        assert guest.check("sha256sum /mnt/verify*", 120) == sums
+        guest.check(f"rm /mnt/verify* && sync && umount /mnt && fsck.ext4 -fn /dev/{disk}", 120)
+        target.rpc("bdev_uring_create", name="Added", filename=f"{bench.folder}/Added", block_size=512)
+        target.rpc("vhost_scsi_controller_add_target", ctrlr=path, scsi_target_num=3, bdev_name="Added")
+        added = disk_of(guest, 3)
+        load = "--rw=randwrite --ioengine=libaio --direct=1 --bs=4k --iodepth=8 --size=8m --verify=crc32c --verify_fatal=1"
+        guest.check(f"fio --name=added --filename=/dev/{added} {load}", 120)
+        target.rpc("vhost_scsi_controller_remove_target", ctrlr=path, scsi_target_num=3)
+        guest.until(f"[ ! -e /sys/block/{added} ]", 30)
+        os.truncate(f"{bench.folder}/Disk", 160 * MIB)
+        target.rpc("bdev_uring_rescan", name="Disk")
+        guest.until(f"[ $(cat /sys/block/{disk}/size) = {160 * MIB // 512} ]", 30)
+        guest.check(f"dd if=/dev/{disk} of=/dev/null bs=1M skip=159 count=1 iflag=direct status=none")
+        guest.check(f"blkdiscard /dev/{disk}")
+        assert guest.check(f"dd if=/dev/{disk} bs=1M count=4 status=none | tr -d '\\000' | wc -c").strip() == "0"
+        log = guest.check("dmesg | grep -iE 'virtio.*(error|fail)|I/O error|WARNING|BUG:' || true")
+        assert not log, log
     assert os.stat(f"{bench.folder}/Disk").st_blocks * 512 < 16 * MIB, "the discard reached the file"

@@ -53,7 +53,7 @@ OPTIONAL_MODULES += ["null_blk", "mq-deadline", "kyber-iosched", "bfq"]
 # For disks of the NBD target.
 OPTIONAL_MODULES += ["nbd"]
 # For disks of the vhost-user target.
-OPTIONAL_MODULES += ["virtio_blk"]
+OPTIONAL_MODULES += ["virtio_blk", "virtio_scsi"]
 # For disks of the iSCSI target.
 OPTIONAL_MODULES += ["iscsi_tcp", "sd_mod"]
 PARAMETERS = {"null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1", "nbd": "nbds_max=4"}
