@@ -1,0 +1,93 @@
+//! Faults that a simulation plants, to show that its checks find them.
+
+/// An error that a replica makes on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PlantedReplicaFault {
+    /// A write is committed when the primary's log has it.
+    AcknowledgeBeforeReplicas,
+    /// A read returns entries that are not committed.
+    DirtyRead,
+    /// Entries are applied in place before they are committed.
+    ApplyUncommitted,
+    /// Messages of an earlier epoch are accepted.
+    EpochUnchecked,
+    /// A lease counts from the receipt of its acknowledgement instead of the sending of what it answers.
+    LeaseFromReceipt,
+    /// Recovery accepts an entry whose end was not written. The log's storage makes this error.
+    TornTail,
+    /// Log entries are freed when a checkpoint begins instead of when it is durable.
+    FreeEarly,
+    /// A request that is already applied is applied again.
+    RetryTwice,
+    /// The primary reads without leases.
+    StalePrimary,
+    /// Entries of other epochs with the same sequence pass for equal.
+    SkipReconciliation,
+    /// A write to the object that was copied last is withheld from the learner.
+    CopyLimitOffByOne,
+    /// The in-sync set shrinks before the map says so.
+    ShrinkAfterAcknowledge,
+    /// A learner is proposed for the in-sync set while commits do not wait for it.
+    PromoteUnprepared,
+}
+
+impl PlantedReplicaFault {
+    /// All.
+    pub const ALL: [PlantedReplicaFault; 13] = [
+        PlantedReplicaFault::AcknowledgeBeforeReplicas,
+        PlantedReplicaFault::DirtyRead,
+        PlantedReplicaFault::ApplyUncommitted,
+        PlantedReplicaFault::EpochUnchecked,
+        PlantedReplicaFault::LeaseFromReceipt,
+        PlantedReplicaFault::TornTail,
+        PlantedReplicaFault::FreeEarly,
+        PlantedReplicaFault::RetryTwice,
+        PlantedReplicaFault::StalePrimary,
+        PlantedReplicaFault::SkipReconciliation,
+        PlantedReplicaFault::CopyLimitOffByOne,
+        PlantedReplicaFault::ShrinkAfterAcknowledge,
+        PlantedReplicaFault::PromoteUnprepared,
+    ];
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            PlantedReplicaFault::AcknowledgeBeforeReplicas => "acknowledge-before-replicas",
+            PlantedReplicaFault::DirtyRead => "dirty-read",
+            PlantedReplicaFault::ApplyUncommitted => "apply-uncommitted",
+            PlantedReplicaFault::EpochUnchecked => "epoch-unchecked",
+            PlantedReplicaFault::LeaseFromReceipt => "lease-from-receipt",
+            PlantedReplicaFault::TornTail => "torn-tail",
+            PlantedReplicaFault::FreeEarly => "free-early",
+            PlantedReplicaFault::RetryTwice => "retry-twice",
+            PlantedReplicaFault::StalePrimary => "stale-primary",
+            PlantedReplicaFault::SkipReconciliation => "skip-reconciliation",
+            PlantedReplicaFault::CopyLimitOffByOne => "copy-limit-off-by-one",
+            PlantedReplicaFault::ShrinkAfterAcknowledge => "shrink-after-acknowledge",
+            PlantedReplicaFault::PromoteUnprepared => "promote-unprepared",
+        }
+    }
+}
+
+/// Which faults a replica has. It is a parameter of the type, so that a program without faults has no code for them.
+pub trait Plants: Copy {
+    /// Whether it makes this error.
+    fn has(self, fault: PlantedReplicaFault) -> bool;
+}
+
+/// No faults: the product.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoFaults;
+
+impl Plants for NoFaults {
+    fn has(self, _fault: PlantedReplicaFault) -> bool {
+        false
+    }
+}
+
+/// At most one fault: the simulation.
+impl Plants for Option<PlantedReplicaFault> {
+    fn has(self, fault: PlantedReplicaFault) -> bool {
+        self == Some(fault)
+    }
+}

@@ -1,0 +1,316 @@
+//! The follower: a member of the in-sync set or a learner, which takes entries from the primary.
+
+use std::sync::Arc;
+
+use wire_store::ObjectId;
+
+use crate::replica::{Replica, Role};
+use crate::{
+    Append, AppendOutcome, AppliedRequests, EntryId, MessageBody, PlantedReplicaFault, Plants, ReplicaAction,
+    ReplicaId,
+};
+
+/// What a follower keeps besides its log.
+pub(crate) struct Follower {
+    /// Entries up to here are the primary's.
+    matched: u64,
+    /// The newest time of the primary in this epoch.
+    sent_ns: Option<u64>,
+    /// It proposed itself and answers its old primary no more, so that the old primary's lease ends.
+    pub(crate) fenced: bool,
+    /// Names the stream, if it is not in sync. 0 before the first.
+    session: u64,
+    /// When the stream last had a message, or was asked for.
+    stream_ns: u64,
+    copy: Copy,
+    /// All objects are copied; a checkpoint makes the replica complete.
+    pub(crate) copy_ended: bool,
+}
+
+/// How far the copy of all objects is.
+enum Copy {
+    /// There is none.
+    None,
+    /// Old data is being removed.
+    Resetting,
+    /// Objects arrive in their order.
+    Objects {
+        /// The last one that arrived.
+        last: Option<ObjectId>,
+        /// The last one that is written.
+        written: Option<ObjectId>,
+    },
+}
+
+impl Follower {
+    pub(crate) fn new<F: Plants>(replica: &Replica<F>) -> Follower {
+        Follower {
+            matched: replica.commit_point,
+            sent_ns: None,
+            fenced: false,
+            session: 0,
+            stream_ns: 0,
+            copy: Copy::None,
+            copy_ended: false,
+        }
+    }
+
+    /// The same primary has a new epoch.
+    pub(crate) fn epoch_began(&mut self, commit_point: u64) {
+        self.matched = commit_point;
+        self.fenced = false;
+        // The primary may have restarted with another clock.
+        self.sent_ns = None;
+    }
+}
+
+impl<F: Plants> Replica<F> {
+    pub(crate) fn follower_deadline(&self, follower: &Follower) -> Option<u64> {
+        if follower.fenced {
+            return None;
+        }
+        if self.is_in_sync() && self.complete {
+            Some(self.heard_ns + self.settings.grace_ns)
+        } else {
+            Some(follower.stream_ns + self.settings.retry_ns)
+        }
+    }
+
+    /// Acts when its time is over: proposes itself, or asks for a stream.
+    pub(crate) fn run_follower(&mut self, actions: &mut Vec<ReplicaAction>) {
+        let Role::Follower(follower) = &self.role else {
+            return;
+        };
+        if self.proposal.is_some() {
+            return;
+        }
+        let due = self.follower_deadline(follower).is_some_and(|at_ns| self.now_ns >= at_ns);
+        if !due && (follower.session > 0 || self.is_in_sync()) {
+            return;
+        }
+        if self.is_in_sync() && self.complete {
+            let primary = self.config.primary;
+            let others = self.config.in_sync.iter().copied().filter(|member| *member != primary);
+            let in_sync: Vec<ReplicaId> = others.collect();
+            self.propose(self.id, in_sync, actions);
+            self.follower().fenced = true;
+        } else {
+            self.join(actions);
+        }
+    }
+
+    fn follower(&mut self) -> &mut Follower {
+        match &mut self.role {
+            Role::Follower(follower) => follower,
+            _ => unreachable!("it is a follower"),
+        }
+    }
+
+    fn join(&mut self, actions: &mut Vec<ReplicaAction>) {
+        self.sessions += 1;
+        let (now_ns, session) = (self.now_ns, self.sessions);
+        let (commit_point, complete) = (self.commit_point, self.complete);
+        let follower = self.follower();
+        follower.session = session;
+        follower.stream_ns = now_ns;
+        follower.copy = Copy::None;
+        follower.copy_ended = false;
+        follower.matched = commit_point;
+        if self.config.primary != self.id {
+            let join = MessageBody::Join { session, commit_point, complete };
+            self.send(self.config.primary, join, actions);
+        }
+    }
+
+    /// The follower, if a message of the primary in this session concerns it. It has heard its primary then.
+    fn stream(&mut self, from: ReplicaId, session: u64) -> Option<&mut Follower> {
+        let in_sync = self.is_in_sync();
+        let stranger = from != self.config.primary && !self.has_fault(PlantedReplicaFault::EpochUnchecked);
+        let complete = self.complete;
+        let now_ns = self.now_ns;
+        let Role::Follower(follower) = &mut self.role else {
+            return None;
+        };
+        let expected = if in_sync { 0 } else { follower.session };
+        if stranger || follower.fenced || session != expected || (in_sync && !complete) {
+            return None;
+        }
+        follower.stream_ns = now_ns;
+        self.heard_ns = now_ns;
+        Some(follower)
+    }
+
+    pub(crate) fn on_append(&mut self, from: ReplicaId, append: Append, actions: &mut Vec<ReplicaAction>) {
+        let Some(follower) = self.stream(from, append.session) else {
+            return;
+        };
+        if matches!(follower.copy, Copy::Resetting) {
+            return;
+        }
+        follower.sent_ns = follower.sent_ns.max(Some(append.sent_ns));
+        let sequence = append.previous.sequence;
+        let matches = sequence <= self.commit_point
+            || self.log.id(sequence) == Some(append.previous)
+            || (self.has_fault(PlantedReplicaFault::SkipReconciliation) && self.log.id(sequence).is_some());
+        let following = append.entries.iter().zip(sequence + 1..);
+        if !matches || following.clone().any(|(entry, expected)| entry.header.sequence != expected) {
+            return self.answer(from, AppendOutcome::Mismatch { commit_point: self.commit_point }, actions);
+        }
+        let count = append.entries.len() as u64;
+        for (entry, sequence) in append.entries.into_iter().zip(sequence + 1..) {
+            let known = self.log.id(sequence);
+            let same = known == Some(entry.id())
+                || (self.has_fault(PlantedReplicaFault::SkipReconciliation) && known.is_some());
+            if sequence <= self.commit_point || same {
+                continue;
+            }
+            if entry.skipped && self.is_in_sync() {
+                // A member has all entries that its primary may skip.
+                return self.answer(
+                    from,
+                    AppendOutcome::Mismatch { commit_point: self.commit_point },
+                    actions,
+                );
+            }
+            if known.is_some() {
+                self.truncate(sequence, actions);
+            }
+            self.append(entry, actions);
+        }
+        // What an earlier primary appended after the end of this one's log was never committed.
+        let after = append.log_end.max(self.commit_point) + 1;
+        if self.log.id(after).is_some_and(|id| id.epoch < self.config.epoch) {
+            self.truncate(after, actions);
+        }
+        let matched = self.follower().matched.max(sequence + count);
+        self.follower().matched = matched;
+        self.commit(append.commit_point.min(matched), false, actions);
+        if count == 0 || self.log.durable() >= matched {
+            self.answer(from, AppendOutcome::Durable(matched.min(self.log.durable())), actions);
+        }
+        self.commit_early(actions);
+    }
+
+    fn truncate(&mut self, from: u64, actions: &mut Vec<ReplicaAction>) {
+        self.log.truncate(from);
+        actions.push(ReplicaAction::Truncate { from });
+    }
+
+    fn answer(&mut self, to: ReplicaId, outcome: AppendOutcome, actions: &mut Vec<ReplicaAction>) {
+        let in_sync = self.is_in_sync();
+        let follower = self.follower();
+        if let Some(sent_ns) = follower.sent_ns {
+            let session = if in_sync { 0 } else { follower.session };
+            self.send(to, MessageBody::Appended { sent_ns, session, outcome }, actions);
+        }
+    }
+
+    /// More of the log is durable.
+    pub(crate) fn answer_durable(&mut self, actions: &mut Vec<ReplicaAction>) {
+        let durable = self.log.durable();
+        let Role::Follower(follower) = &self.role else {
+            return;
+        };
+        if !follower.fenced {
+            let durable = AppendOutcome::Durable(follower.matched.min(durable));
+            self.answer(self.config.primary, durable, actions);
+        }
+        self.commit_early(actions);
+    }
+
+    /// The planted error: applies what is durable here.
+    fn commit_early(&mut self, actions: &mut Vec<ReplicaAction>) {
+        if self.has_fault(PlantedReplicaFault::ApplyUncommitted) {
+            self.commit(self.log.durable(), false, actions);
+        }
+    }
+
+    pub(crate) fn on_copy_begin(
+        &mut self,
+        from: ReplicaId,
+        session: u64,
+        base: EntryId,
+        applied: AppliedRequests,
+        actions: &mut Vec<ReplicaAction>,
+    ) {
+        if self.is_in_sync() {
+            return;
+        }
+        let Some(follower) = self.stream(from, session) else {
+            return;
+        };
+        match follower.copy {
+            Copy::None => {
+                follower.copy = Copy::Resetting;
+                follower.matched = base.sequence;
+                self.reset(session, base, applied, actions);
+            }
+            Copy::Resetting => {}
+            Copy::Objects { .. } => self.send(from, MessageBody::CopyBegun { session }, actions),
+        }
+    }
+
+    pub(crate) fn on_reset_done(&mut self, session: u64, actions: &mut Vec<ReplicaAction>) {
+        let primary = self.config.primary;
+        if let Role::Follower(follower) = &mut self.role
+            && follower.session == session
+            && matches!(follower.copy, Copy::Resetting)
+        {
+            follower.copy = Copy::Objects { last: None, written: None };
+            self.send(primary, MessageBody::CopyBegun { session }, actions);
+        }
+    }
+
+    pub(crate) fn on_copy_object(
+        &mut self,
+        from: ReplicaId,
+        session: u64,
+        object: ObjectId,
+        content: Arc<[u8]>,
+        actions: &mut Vec<ReplicaAction>,
+    ) {
+        let Some(Follower { copy: Copy::Objects { last, written }, .. }) = self.stream(from, session) else {
+            return;
+        };
+        // A copy that was sent twice and arrives late must not replace what was written since.
+        if last.is_none_or(|last| last < object) {
+            *last = Some(object);
+            actions.push(ReplicaAction::WriteObject { session, object, content });
+        } else if *written >= Some(object) {
+            self.send(from, MessageBody::CopyWritten { session, object }, actions);
+        }
+    }
+
+    pub(crate) fn on_object_written(
+        &mut self,
+        session: u64,
+        object: ObjectId,
+        actions: &mut Vec<ReplicaAction>,
+    ) {
+        let primary = self.config.primary;
+        if let Role::Follower(follower) = &mut self.role
+            && follower.session == session
+            && let Copy::Objects { written, .. } = &mut follower.copy
+        {
+            *written = (*written).max(Some(object));
+            self.send(primary, MessageBody::CopyWritten { session, object }, actions);
+        }
+    }
+
+    pub(crate) fn on_copy_end(&mut self, from: ReplicaId, session: u64, actions: &mut Vec<ReplicaAction>) {
+        let complete = self.complete;
+        if let Some(follower @ Follower { copy: Copy::Objects { .. }, .. }) = self.stream(from, session) {
+            follower.copy_ended = true;
+            if complete {
+                self.answer_copy_end(actions);
+            }
+        }
+    }
+
+    /// The checkpoint that ends a copy is durable.
+    pub(crate) fn answer_copy_end(&mut self, actions: &mut Vec<ReplicaAction>) {
+        if let Role::Follower(Follower { session, copy_ended: true, .. }) = self.role {
+            self.send(self.config.primary, MessageBody::CopyEnded { session }, actions);
+        }
+    }
+}

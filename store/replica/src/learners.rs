@@ -1,0 +1,267 @@
+//! Learners: replicas outside the in-sync set, which get entries, or first a copy of all objects.
+
+use std::sync::Arc;
+
+use wire_store::ObjectId;
+
+use crate::primary::Peer;
+use crate::replica::{Replica, Role};
+use crate::{AppliedRequests, EntryId, MessageBody, Plants, ReplicaAction, ReplicaId};
+
+/// Most learners at once; others ask again.
+const LEARNERS_MAX: usize = 8;
+
+/// How far the copy of all objects to a learner is.
+pub(crate) enum CopyStage {
+    /// None is needed, or it is done.
+    None,
+    /// Its data is incomplete.
+    Needed,
+    /// The learner removes its data.
+    Resetting {
+        /// Entries after this one follow.
+        base: EntryId,
+        applied: Box<AppliedRequests>,
+        sent_ns: u64,
+    },
+    /// Objects are copied one after the other.
+    Objects(ObjectCopy),
+    /// All objects are copied; the learner makes them durable.
+    Ending { sent_ns: u64 },
+}
+
+/// The copy of objects in their order. Between two objects the stream of entries advances to `target`, which is
+/// committed; while an object is read and written it stands still. So an entry up to the target has no data if its
+/// object is copied later, and the copy has what it wrote. Later entries of a copied object have data and
+/// are applied after the copy.
+pub(crate) struct ObjectCopy {
+    /// The last object that is copied.
+    limit: Option<ObjectId>,
+    /// The last entry to send now.
+    target: u64,
+    step: CopyStep,
+    /// Earliest time of the next object.
+    next_ns: u64,
+}
+
+enum CopyStep {
+    /// Entries up to the target are sent.
+    Entries,
+    /// The storage reads the next object.
+    Reading(u64),
+    /// The learner writes it.
+    Writing { object: ObjectId, content: Arc<[u8]>, sent_ns: u64 },
+}
+
+impl CopyStage {
+    /// The last entry to send now; `None` for all.
+    pub(crate) fn entries_limit(&self) -> Option<u64> {
+        match self {
+            CopyStage::Objects(copy) => Some(copy.target),
+            _ => None,
+        }
+    }
+
+    /// Whether an entry for an object is sent without its data. `off_by_one` is a planted error.
+    pub(crate) fn withholds(&self, object: ObjectId, off_by_one: bool) -> bool {
+        match self {
+            CopyStage::Objects(ObjectCopy { limit, .. }) => {
+                limit.is_none_or(|limit| object > limit || (off_by_one && object == limit))
+            }
+            _ => false,
+        }
+    }
+
+    /// When it has something to do; `u64::MAX` for never.
+    pub(crate) fn deadline(&self, now_ns: u64, resend_ns: u64) -> u64 {
+        match self {
+            CopyStage::None | CopyStage::Needed => u64::MAX,
+            CopyStage::Resetting { sent_ns, .. } | CopyStage::Ending { sent_ns } => sent_ns + resend_ns,
+            CopyStage::Objects(copy) => match copy.step {
+                CopyStep::Entries if now_ns < copy.next_ns => copy.next_ns,
+                CopyStep::Entries | CopyStep::Reading(_) => u64::MAX,
+                CopyStep::Writing { sent_ns, .. } => sent_ns + resend_ns,
+            },
+        }
+    }
+}
+
+impl<F: Plants> Replica<F> {
+    pub(crate) fn on_join(&mut self, from: ReplicaId, session: u64, commit_point: u64, complete: bool) {
+        let (now_ns, end) = (self.now_ns, self.log.end());
+        let has = self.config.has(from);
+        let Role::Primary(primary) = &mut self.role else {
+            return;
+        };
+        if has {
+            if let Some(peer) = primary.peers.get_mut(&from) {
+                peer.lost |= !complete;
+            }
+            return;
+        }
+        let earlier = primary.peers.get(&from);
+        let learners = primary.peers.values().filter(|peer| !peer.in_sync).count();
+        let late = earlier.is_some_and(|earlier| session <= earlier.session);
+        if late || session == 0 || (earlier.is_none() && learners >= LEARNERS_MAX) {
+            return;
+        }
+        let mut peer = Peer::new(session, end, now_ns);
+        peer.committed = commit_point.min(end);
+        peer.proposed = earlier.is_some_and(|earlier| earlier.proposed);
+        peer.joining = peer.proposed;
+        if !complete {
+            (peer.known, peer.copy) = (true, CopyStage::Needed);
+        }
+        primary.peers.insert(from, peer);
+    }
+
+    /// A learner needs entries that the log does not have: starts to copy all objects.
+    pub(crate) fn begin_copy(&mut self, id: ReplicaId, actions: &mut Vec<ReplicaAction>) {
+        let base = self.log.id(self.commit_point).expect("the log has the last committed entry");
+        let (applied, now_ns) = (Box::new(self.applied.clone()), self.now_ns);
+        let Some(peer) = self.primary().peers.get_mut(&id) else {
+            return;
+        };
+        (peer.joining, peer.probing) = (false, false);
+        peer.next = base.sequence + 1;
+        peer.copy = CopyStage::Resetting { base, applied: applied.clone(), sent_ns: now_ns };
+        let session = peer.session;
+        self.send(id, MessageBody::CopyBegin { session, base, applied }, actions);
+    }
+
+    pub(crate) fn on_copy_begun(&mut self, from: ReplicaId, session: u64) {
+        let now_ns = self.now_ns;
+        if let Some(peer) = self.peer(from, session)
+            && let CopyStage::Resetting { base, .. } = peer.copy
+        {
+            peer.probing = false;
+            peer.acknowledged = Some(base.sequence);
+            peer.committed = base.sequence;
+            peer.next = base.sequence + 1;
+            peer.copy = CopyStage::Objects(ObjectCopy {
+                limit: None,
+                target: base.sequence,
+                step: CopyStep::Entries,
+                next_ns: now_ns,
+            });
+        }
+    }
+
+    pub(crate) fn on_object_read(
+        &mut self,
+        read: u64,
+        object: Option<(ObjectId, Arc<[u8]>)>,
+        actions: &mut Vec<ReplicaAction>,
+    ) {
+        let now_ns = self.now_ns;
+        let Role::Primary(primary) = &mut self.role else {
+            return;
+        };
+        let reading = primary.peers.iter_mut().find_map(|(id, peer)| match &mut peer.copy {
+            CopyStage::Objects(copy) if matches!(copy.step, CopyStep::Reading(number) if number == read) => {
+                Some((*id, peer))
+            }
+            _ => None,
+        });
+        let Some((id, peer)) = reading else {
+            return;
+        };
+        let session = peer.session;
+        let body = match (object, &mut peer.copy) {
+            (Some((object, content)), CopyStage::Objects(copy)) => {
+                copy.step = CopyStep::Writing { object, content: content.clone(), sent_ns: now_ns };
+                MessageBody::CopyObject { session, object, content }
+            }
+            _ => {
+                peer.copy = CopyStage::Ending { sent_ns: now_ns };
+                MessageBody::CopyEnd { session }
+            }
+        };
+        self.send(id, body, actions);
+    }
+
+    pub(crate) fn on_copy_written(&mut self, from: ReplicaId, session: u64, object: ObjectId) {
+        let (target, next_ns) = (self.commit_point, self.now_ns + self.settings.copy_interval_ns);
+        if let Some(Peer { copy: CopyStage::Objects(copy), .. }) = self.peer(from, session)
+            && matches!(copy.step, CopyStep::Writing { object: written, .. } if written == object)
+        {
+            *copy = ObjectCopy { limit: Some(object), target, step: CopyStep::Entries, next_ns };
+        }
+    }
+
+    pub(crate) fn on_copy_ended(&mut self, from: ReplicaId, session: u64) {
+        if let Some(peer) = self.peer(from, session)
+            && matches!(peer.copy, CopyStage::Ending { .. })
+        {
+            peer.copy = CopyStage::None;
+        }
+    }
+
+    /// Ends streams that make no progress, and continues copies.
+    pub(crate) fn run_learners(&mut self, actions: &mut Vec<ReplicaAction>) {
+        let now_ns = self.now_ns;
+        let (resend_ns, lease_ns) = (self.settings.resend_ns, self.settings.lease_ns);
+        let learner_timeout_ns = self.settings.learner_timeout_ns;
+        let full = self.log.len() >= self.settings.entries_max;
+        let mut reads = self.reads;
+        let mut messages = Vec::new();
+        let primary = self.primary();
+        let before = primary.peers.len();
+        primary.peers.retain(|_, peer| {
+            // While commits wait for it, clients do.
+            let timeout_ns = if peer.joining { lease_ns } else { learner_timeout_ns };
+            let silent = now_ns >= peer.answered_ns + timeout_ns;
+            // A full log frees what learners need: clients come first.
+            peer.in_sync || peer.proposed || !(silent || (full && !peer.joining))
+        });
+        if primary.peers.len() < before {
+            self.free_superfluous(actions);
+        }
+        let primary = self.primary();
+        for (id, peer) in &mut primary.peers {
+            let session = peer.session;
+            match &mut peer.copy {
+                CopyStage::Resetting { base, applied, sent_ns } if now_ns >= *sent_ns + resend_ns => {
+                    *sent_ns = now_ns;
+                    let (base, applied) = (*base, applied.clone());
+                    messages.push((*id, MessageBody::CopyBegin { session, base, applied }));
+                }
+                CopyStage::Ending { sent_ns } if now_ns >= *sent_ns + resend_ns => {
+                    *sent_ns = now_ns;
+                    messages.push((*id, MessageBody::CopyEnd { session }));
+                }
+                CopyStage::Objects(copy) => match &mut copy.step {
+                    CopyStep::Entries if peer.acknowledged >= Some(copy.target) && now_ns >= copy.next_ns => {
+                        reads += 1;
+                        copy.step = CopyStep::Reading(reads);
+                        actions.push(ReplicaAction::ReadObject { read: reads, after: copy.limit });
+                    }
+                    CopyStep::Writing { object, content, sent_ns } if now_ns >= *sent_ns + resend_ns => {
+                        *sent_ns = now_ns;
+                        let (object, content) = (*object, content.clone());
+                        messages.push((*id, MessageBody::CopyObject { session, object, content }));
+                    }
+                    _ => {}
+                },
+                _ => {}
+            }
+        }
+        self.reads = reads;
+        for (id, body) in messages {
+            self.send(id, body, actions);
+        }
+    }
+
+    /// Entries after this are needed for streams.
+    pub(crate) fn learners_need(&self) -> u64 {
+        let Role::Primary(primary) = &self.role else {
+            return u64::MAX;
+        };
+        let learners = primary.peers.values().filter(|peer| !peer.in_sync && peer.known);
+        let needed = learners.map(|peer| match &peer.copy {
+            CopyStage::Resetting { base, .. } => base.sequence,
+            _ => peer.certain(),
+        });
+        needed.min().unwrap_or(u64::MAX)
+    }
+}

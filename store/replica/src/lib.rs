@@ -1,0 +1,63 @@
+//! Replication of a logical group, sans-IO: PacificA's invariants over an operation log.
+//!
+//! A [`Replica`] is handed events and the time, and returns actions: messages, appends to its log, entries to apply,
+//! proposals for the map. It has no clock, socket or disk. The map's record of the group, a [`GroupConfig`], names the
+//! primary and the in-sync set. What holds:
+//!
+//! - An entry is committed when it is durable in the log of every member of the in-sync set, and of every learner that is
+//!   proposed for it. Only committed entries are applied in place, acknowledged and read.
+//! - The in-sync set changes by compare-and-swap in the map. A primary counts without a replica only when the map does.
+//!   Hence every member has every acknowledged entry, and each may become primary.
+//! - A primary reads only while it has a lease of every other member, counted from the *sending* of the message that the
+//!   member answered. A member that heard nothing for the longer grace proposes itself, and answers its old primary no
+//!   more. A new primary commits nothing before the grace since it last answered another one has passed.
+//! - An [`EntryId`] names an entry: its sequence and the epoch of the primary that appended it. A replica that restarts as
+//!   primary takes a new epoch first. Streams begin where names are equal; what differs after that is truncated.
+//! - A replica outside the in-sync set asks for a stream of entries. If the primary's log no longer has them, all objects
+//!   are copied in their order; entries for objects behind the moving limit are sent with data, those for objects before
+//!   it without. A learner that has nearly all entries is counted in commits, then proposed for the in-sync set.
+//!
+//! Times: the grace is longer than the lease by more than clocks differ in rate (see [`ReplicaSettings`]).
+//!
+//! ```
+//! use replica::{GroupConfig, RecoveredReplica, Replica, ReplicaAction, ReplicaEvent, ReplicaId, ReplicaSettings};
+//! # use replica::{ClientReply, ClientRequest};
+//! # use wire_store::{EntryHeader, ObjectId, Operation};
+//! let only = ReplicaId(1);
+//! let empty = RecoveredReplica::default();
+//! let mut replica = Replica::new(only, 1, ReplicaSettings { in_sync_min: 1, ..Default::default() }, empty, 0);
+//! let mut actions = Vec::new();
+//! let map = GroupConfig { epoch: 1, primary: only, in_sync: vec![only] };
+//! replica.handle(ReplicaEvent::Map(map.into()), 0, &mut actions);
+//! // It may have been the primary before a crash, so it takes a new epoch.
+//! let Some(ReplicaAction::Propose(next)) = actions.pop() else { panic!() };
+//! replica.handle(ReplicaEvent::Map(next), 0, &mut actions);
+//! let object = ObjectId { group: 1, volume: 1, index: 0, suffix: 0 };
+//! let header = EntryHeader { client: 5, client_number: 1, ..EntryHeader::new(Operation::Write, object, 0, 4) };
+//! let write = ClientRequest::Write { header, data: (*b"data").into() };
+//! replica.handle(ReplicaEvent::Request(write), 0, &mut actions);
+//! assert!(matches!(actions.pop(), Some(ReplicaAction::Append { append: 1, .. })));
+//! let after_grace = ReplicaSettings::default().grace_ns;
+//! replica.handle(ReplicaEvent::Appended { append: 1 }, after_grace, &mut actions);
+//! assert!(actions.contains(&ReplicaAction::Reply { client: 5, number: 1, reply: ClientReply::Written }));
+//! ```
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod clients;
+mod faults;
+mod follower;
+mod learners;
+mod log;
+mod message;
+mod primary;
+mod replica;
+
+pub use clients::{AppliedRequests, CLIENT_WINDOW, CLIENTS_MAX, RequestSeen};
+pub use faults::{NoFaults, PlantedReplicaFault, Plants};
+pub use log::{EntryId, ReplicatedEntry};
+pub use message::{
+    Append, AppendOutcome, ClientReply, ClientRequest, GroupConfig, MessageBody, RecoveredReplica,
+    ReplicaAction, ReplicaCheckpoint, ReplicaEvent, ReplicaId, ReplicaMessage,
+};
+pub use replica::{GroupBlocked, Replica, ReplicaSettings, ReplicaStatus};

@@ -1,0 +1,533 @@
+//! The primary: orders operations, waits for the in-sync set, reads under leases, changes the in-sync set.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use wire_store::{EntryHeader, ObjectId};
+
+use crate::learners::CopyStage;
+use crate::replica::{GroupBlocked, Replica, Role};
+use crate::{
+    Append, AppendOutcome, ClientReply, ClientRequest, MessageBody, PlantedReplicaFault, Plants,
+    ReplicaAction, ReplicaId, ReplicaSettings, ReplicatedEntry, RequestSeen,
+};
+
+/// Most entries of a message.
+const ENTRIES_PER_MESSAGE: u64 = 16;
+/// Most entries that a replica was sent and has not acknowledged.
+const UNANSWERED_ENTRIES_MAX: u64 = 64;
+/// A learner that lacks fewer entries is counted in commits.
+const NEARLY_ALL_ENTRIES: u64 = 16;
+
+/// What a primary keeps besides its log.
+pub(crate) struct Primary {
+    /// Entries up to here were in the log when it became primary: reads wait until they are committed.
+    established: u64,
+    /// It commits and reads nothing before: until then an earlier primary may have its lease.
+    act_after_ns: u64,
+    /// When the epoch began.
+    epoch_ns: u64,
+    pub(crate) peers: BTreeMap<ReplicaId, Peer>,
+    /// Writes in the log that are not committed: client and number.
+    uncommitted: HashSet<(u64, u64)>,
+    waiting_reads: VecDeque<WaitingRead>,
+    /// Client and number of the reads that the storage carries out.
+    reading: BTreeMap<u64, (u64, u64)>,
+}
+
+struct WaitingRead {
+    client: u64,
+    number: u64,
+    object: ObjectId,
+    offset: u32,
+    length: u32,
+}
+
+/// Another replica, as its primary knows it.
+pub(crate) struct Peer {
+    /// A member of the in-sync set, not a learner.
+    pub(crate) in_sync: bool,
+    /// The session of a learner's stream; 0 for a member.
+    pub(crate) session: u64,
+    /// The next entry to send.
+    pub(crate) next: u64,
+    /// Entries up to here are durable there.
+    pub(crate) acknowledged: Option<u64>,
+    /// Entries up to here are committed there, at least.
+    pub(crate) committed: u64,
+    /// It answered in this epoch or session, so that `next` is right.
+    pub(crate) known: bool,
+    /// It answered that it lacks the entry before `next`: it gets no entries until one matches.
+    pub(crate) probing: bool,
+    /// When the last message was sent; 0 to send one at once.
+    pub(crate) sent_ns: u64,
+    /// When `acknowledged` last grew, or unanswered entries were sent.
+    pub(crate) progress_ns: u64,
+    /// When it last answered.
+    pub(crate) answered_ns: u64,
+    /// Sending time of the newest message that it answered: its lease begins there.
+    pub(crate) lease_from_ns: Option<u64>,
+    /// How far a copy of all objects is.
+    pub(crate) copy: CopyStage,
+    /// A learner that is counted in commits and leases.
+    pub(crate) joining: bool,
+    /// A learner that was proposed in this epoch: the map may have it in the in-sync set.
+    pub(crate) proposed: bool,
+    /// Entries were sent in this session, so answers to them may be under way.
+    pub(crate) streamed: bool,
+    /// It is in the in-sync set, and says that it lost its data.
+    pub(crate) lost: bool,
+}
+
+impl Peer {
+    pub(crate) fn new(session: u64, end: u64, now_ns: u64) -> Peer {
+        Peer {
+            in_sync: session == 0,
+            session,
+            next: end + 1,
+            acknowledged: None,
+            committed: 0,
+            known: false,
+            probing: false,
+            sent_ns: 0,
+            progress_ns: now_ns,
+            answered_ns: now_ns,
+            lease_from_ns: None,
+            copy: CopyStage::None,
+            joining: false,
+            proposed: false,
+            streamed: false,
+            lost: false,
+        }
+    }
+
+    /// Whether commits and reads wait for it.
+    fn counts(&self) -> bool {
+        self.in_sync || self.joining
+    }
+
+    /// Entries up to here need not be sent again.
+    pub(crate) fn certain(&self) -> u64 {
+        self.acknowledged.unwrap_or(0).max(self.committed)
+    }
+
+    fn is_unanswered(&self) -> bool {
+        self.next - 1 > self.certain()
+    }
+}
+
+impl Primary {
+    pub(crate) fn new<F: Plants>(replica: &Replica<F>) -> Primary {
+        let uncommitted = replica.commit_point + 1..=replica.log.end();
+        let headers = uncommitted.filter_map(|sequence| replica.log.get(sequence)).map(|entry| &entry.header);
+        let mut primary = Primary {
+            established: replica.log.end(),
+            act_after_ns: replica.heard_ns + replica.settings.grace_ns,
+            epoch_ns: replica.now_ns,
+            peers: BTreeMap::new(),
+            uncommitted: headers.map(|header| (header.client, header.client_number)).collect(),
+            waiting_reads: VecDeque::new(),
+            reading: BTreeMap::new(),
+        };
+        primary.set_members(replica.id, &replica.config.in_sync, replica.log.end(), replica.now_ns);
+        primary
+    }
+
+    /// Members of a new epoch answer anew. Their leases stay: a promise to wait holds whatever the epoch.
+    fn set_members(&mut self, own: ReplicaId, in_sync: &[ReplicaId], end: u64, now_ns: u64) {
+        self.epoch_ns = now_ns;
+        self.peers.retain(|id, peer| !peer.in_sync || in_sync.contains(id));
+        for peer in self.peers.values_mut() {
+            (peer.joining, peer.proposed) = (false, false);
+        }
+        for member in in_sync.iter().filter(|member| **member != own) {
+            let earlier = self.peers.remove(member);
+            let mut peer = Peer::new(0, end, now_ns);
+            peer.lease_from_ns = earlier.and_then(|earlier| earlier.lease_from_ns);
+            self.peers.insert(*member, peer);
+        }
+    }
+}
+
+impl<F: Plants> Replica<F> {
+    pub(crate) fn primary(&mut self) -> &mut Primary {
+        match &mut self.role {
+            Role::Primary(primary) => primary,
+            _ => unreachable!("it is the primary"),
+        }
+    }
+
+    pub(crate) fn continue_as_primary(&mut self) {
+        let (own, end, now_ns) = (self.id, self.log.end(), self.now_ns);
+        let config = self.config.clone();
+        self.primary().set_members(own, &config.in_sync, end, now_ns);
+    }
+
+    /// The stream of a replica, if this is its session.
+    pub(crate) fn peer(&mut self, id: ReplicaId, session: u64) -> Option<&mut Peer> {
+        let now_ns = self.now_ns;
+        let Role::Primary(primary) = &mut self.role else {
+            return None;
+        };
+        let peer = primary.peers.get_mut(&id).filter(|peer| peer.session == session)?;
+        peer.answered_ns = now_ns;
+        Some(peer)
+    }
+
+    pub(crate) fn on_appended(
+        &mut self,
+        from: ReplicaId,
+        sent_ns: u64,
+        session: u64,
+        outcome: AppendOutcome,
+    ) {
+        let (now_ns, end, base) = (self.now_ns, self.log.end(), self.log.base().sequence);
+        let lease_from_ns =
+            if self.has_fault(PlantedReplicaFault::LeaseFromReceipt) { now_ns } else { sent_ns.min(now_ns) };
+        let Some(peer) = self.peer(from, session) else {
+            return;
+        };
+        peer.lease_from_ns = peer.lease_from_ns.max(Some(lease_from_ns));
+        peer.known = true;
+        match outcome {
+            AppendOutcome::Durable(through) => {
+                let through = Some(through.min(end));
+                if peer.acknowledged < through {
+                    peer.acknowledged = through;
+                    peer.progress_ns = now_ns;
+                }
+                peer.next = peer.next.max(peer.certain() + 1);
+                peer.probing = false;
+            }
+            AppendOutcome::Mismatch { commit_point } => {
+                peer.committed = peer.committed.max(commit_point.min(end));
+                // A member has every committed entry, so also those that are freed here.
+                let next = (peer.certain() + 1).max(if peer.in_sync { base + 1 } else { 0 });
+                if !peer.probing || peer.next != next {
+                    (peer.probing, peer.next, peer.sent_ns) = (true, next, 0);
+                }
+                peer.progress_ns = now_ns;
+            }
+        }
+    }
+
+    /// Sends what is due, commits, reads, proposes.
+    pub(crate) fn run_primary(&mut self, actions: &mut Vec<ReplicaAction>) {
+        self.run_learners(actions);
+        self.advance_commit(actions);
+        let ids: Vec<ReplicaId> = self.primary().peers.keys().copied().collect();
+        for id in ids {
+            self.stream_to(id, actions);
+        }
+        self.read_waiting(actions);
+        self.propose_members(actions);
+    }
+
+    fn stream_to(&mut self, id: ReplicaId, actions: &mut Vec<ReplicaAction>) {
+        let (now_ns, end, base) = (self.now_ns, self.log.end(), self.log.base().sequence);
+        let (resend_ns, heartbeat_ns) = (self.settings.resend_ns, self.settings.heartbeat_ns);
+        let skipped_through = self.log.skipped_through();
+        let Some(peer) = self.primary().peers.get_mut(&id) else {
+            return;
+        };
+        if matches!(peer.copy, CopyStage::Resetting { .. }) {
+            return;
+        }
+        if !peer.known {
+            if peer.next <= base {
+                peer.next = end + 1;
+            }
+            if peer.sent_ns == 0 || now_ns >= peer.sent_ns + resend_ns {
+                self.send_entries(id, 0, actions);
+            }
+            return;
+        }
+        if peer.is_unanswered() && now_ns >= peer.progress_ns + resend_ns {
+            peer.next = peer.certain() + 1;
+            peer.progress_ns = now_ns;
+            if peer.in_sync {
+                peer.next = peer.next.max(base + 1);
+            }
+        }
+        if peer.proposed && (peer.next <= base || matches!(peer.copy, CopyStage::Needed)) {
+            // What the map may have made a member gets no copy: its data stays.
+            if now_ns >= peer.sent_ns + heartbeat_ns {
+                peer.sent_ns = now_ns;
+            }
+            return;
+        }
+        let needs_copy = match peer.copy {
+            CopyStage::Needed => true,
+            CopyStage::None => !peer.in_sync && peer.next <= base.max(skipped_through),
+            _ => false,
+        };
+        if needs_copy {
+            if peer.streamed {
+                // An answer from before the copy must not count after it: the learner joins again.
+                self.primary().peers.remove(&id);
+            } else {
+                self.begin_copy(id, actions);
+            }
+            return;
+        }
+        if peer.probing {
+            if peer.sent_ns == 0 || now_ns >= peer.sent_ns + resend_ns {
+                self.send_entries(id, 0, actions);
+            }
+            return;
+        }
+        let limit = peer.copy.entries_limit().unwrap_or(end);
+        let mut sent = false;
+        loop {
+            let peer = self.primary().peers.get_mut(&id).expect("it was there");
+            let window = (peer.certain() + UNANSWERED_ENTRIES_MAX).max(peer.next - 1);
+            let count = (limit.min(window) + 1).saturating_sub(peer.next).min(ENTRIES_PER_MESSAGE);
+            if count == 0 {
+                break;
+            }
+            if !peer.is_unanswered() {
+                peer.progress_ns = now_ns;
+            }
+            self.send_entries(id, count, actions);
+            sent = true;
+        }
+        let peer = &self.primary().peers[&id];
+        if !sent && now_ns >= peer.sent_ns + heartbeat_ns {
+            self.send_entries(id, 0, actions);
+        }
+    }
+
+    fn send_entries(&mut self, id: ReplicaId, count: u64, actions: &mut Vec<ReplicaAction>) {
+        let (now_ns, commit_point, log_end) = (self.now_ns, self.commit_point, self.log.end());
+        let off_by_one = self.has_fault(PlantedReplicaFault::CopyLimitOffByOne);
+        let Role::Primary(primary) = &mut self.role else {
+            return;
+        };
+        let peer = primary.peers.get_mut(&id).expect("it is a peer");
+        let previous = self.log.id(peer.next - 1).expect("the entry before the next is in the log");
+        let entries = (peer.next..peer.next + count).map(|sequence| {
+            let entry = self.log.get(sequence).expect("it is in the log");
+            if peer.copy.withholds(entry.header.object, off_by_one) && !entry.skipped {
+                Arc::new(ReplicatedEntry { data: [].into(), skipped: true, ..ReplicatedEntry::clone(entry) })
+            } else {
+                entry.clone()
+            }
+        });
+        let entries = entries.collect();
+        peer.next += count;
+        peer.streamed |= count > 0;
+        peer.sent_ns = now_ns;
+        let session = peer.session;
+        let append = Append { sent_ns: now_ns, session, previous, entries, commit_point, log_end };
+        self.send(id, MessageBody::Append(append), actions);
+    }
+
+    pub(crate) fn on_primary_request(&mut self, request: ClientRequest, actions: &mut Vec<ReplicaAction>) {
+        match request {
+            ClientRequest::Write { header, data } => {
+                let (client, number) = (header.client, header.client_number);
+                if let Some(reply) = self.write(header, data, actions) {
+                    actions.push(ReplicaAction::Reply { client, number, reply });
+                }
+            }
+            ClientRequest::Read { client, number, object, offset, length } => {
+                let reads_max = self.settings.reads_max;
+                let waiting = &mut self.primary().waiting_reads;
+                if waiting.len() >= reads_max {
+                    actions.push(ReplicaAction::Reply { client, number, reply: ClientReply::Busy });
+                } else {
+                    waiting.push_back(WaitingRead { client, number, object, offset, length });
+                }
+            }
+        }
+    }
+
+    /// Appends a write. Returns the answer if there is one at once.
+    fn write(
+        &mut self,
+        mut header: EntryHeader,
+        data: Arc<[u8]>,
+        actions: &mut Vec<ReplicaAction>,
+    ) -> Option<ClientReply> {
+        let request = (header.client, header.client_number);
+        if !self.has_fault(PlantedReplicaFault::RetryTwice) {
+            match self.applied.seen(header.client, header.client_number) {
+                RequestSeen::New => {}
+                RequestSeen::Applied => return Some(ClientReply::Written),
+                RequestSeen::TooOld => return Some(ClientReply::TooOld),
+            }
+            if header.client != 0 && self.primary().uncommitted.contains(&request) {
+                // Its commit answers the retry as well.
+                return None;
+            }
+        }
+        if self.log.len() >= self.settings.entries_max {
+            return Some(ClientReply::Busy);
+        }
+        header.sequence = self.log.end() + 1;
+        header.epoch = self.config.epoch;
+        header.commit_point = self.commit_point;
+        self.primary().uncommitted.insert(request);
+        self.append(Arc::new(ReplicatedEntry { header, data, skipped: false }), actions);
+        None
+    }
+
+    fn advance_commit(&mut self, actions: &mut Vec<ReplicaAction>) {
+        let Role::Primary(primary) = &mut self.role else {
+            return;
+        };
+        let early = self.faults.has(PlantedReplicaFault::AcknowledgeBeforeReplicas);
+        let shrinks = self.faults.has(PlantedReplicaFault::ShrinkAfterAcknowledge);
+        let (now_ns, lease_ns) = (self.now_ns, self.settings.lease_ns);
+        if now_ns < primary.act_after_ns || self.config.in_sync.len() < self.settings.in_sync_min {
+            return;
+        }
+        let epoch_ns = primary.epoch_ns;
+        let counted = primary.peers.values().filter(|peer| {
+            peer.counts() && !early && !(shrinks && is_silent(peer, epoch_ns, lease_ns, now_ns))
+        });
+        let through = counted.map(|peer| peer.acknowledged.unwrap_or(0)).min().unwrap_or(u64::MAX);
+        let through = through.min(self.log.durable());
+        for sequence in self.commit_point + 1..=through {
+            let header = &self.log.get(sequence).expect("it is in the log").header;
+            primary.uncommitted.remove(&(header.client, header.client_number));
+        }
+        self.commit(through, true, actions);
+    }
+
+    /// Why it does not serve.
+    pub(crate) fn primary_blocked(&self, primary: &Primary) -> Option<GroupBlocked> {
+        if self.config.in_sync.len() < self.settings.in_sync_min {
+            return Some(GroupBlocked::TooFewInSync);
+        }
+        self.reads_blocked(primary)
+    }
+
+    fn reads_blocked(&self, primary: &Primary) -> Option<GroupBlocked> {
+        let has_lease = |peer: &Peer| {
+            peer.lease_from_ns.is_some_and(|from_ns| self.now_ns < from_ns + self.settings.lease_ns)
+        };
+        let stale = self.has_fault(PlantedReplicaFault::StalePrimary);
+        if self.now_ns < primary.act_after_ns {
+            Some(GroupBlocked::EarlierLease)
+        } else if self.commit_point < primary.established {
+            Some(GroupBlocked::Reconciling)
+        } else if !stale && !primary.peers.values().filter(|peer| peer.counts()).all(has_lease) {
+            Some(GroupBlocked::MemberSilent)
+        } else {
+            None
+        }
+    }
+
+    fn read_waiting(&mut self, actions: &mut Vec<ReplicaAction>) {
+        let Role::Primary(primary) = &self.role else {
+            return;
+        };
+        if primary.waiting_reads.is_empty() || self.reads_blocked(primary).is_some() {
+            return;
+        }
+        let dirty = self.has_fault(PlantedReplicaFault::DirtyRead);
+        let through = if dirty { self.log.end() } else { self.commit_point };
+        for waiting in std::mem::take(&mut self.primary().waiting_reads) {
+            self.reads += 1;
+            let read = self.reads;
+            let WaitingRead { client, number, object, offset, length } = waiting;
+            self.primary().reading.insert(read, (client, number));
+            actions.push(ReplicaAction::Read { read, object, offset, length, through });
+        }
+    }
+
+    pub(crate) fn on_read_done(
+        &mut self,
+        read: u64,
+        data: Option<Arc<[u8]>>,
+        actions: &mut Vec<ReplicaAction>,
+    ) {
+        if let Role::Primary(primary) = &mut self.role
+            && let Some((client, number)) = primary.reading.remove(&read)
+        {
+            let reply = data.map_or(ClientReply::Failed, ClientReply::Data);
+            actions.push(ReplicaAction::Reply { client, number, reply });
+        }
+    }
+
+    /// It is no longer primary: reads are for the new one.
+    pub(crate) fn refuse_reads(&mut self, primary: Primary, actions: &mut Vec<ReplicaAction>) {
+        let waiting = primary.waiting_reads.iter().map(|waiting| (waiting.client, waiting.number));
+        for (client, number) in waiting.chain(primary.reading.into_values()) {
+            actions.push(ReplicaAction::Reply { client, number, reply: self.not_primary() });
+        }
+    }
+
+    /// Proposes to go on without members that are silent, or with a learner that has everything.
+    fn propose_members(&mut self, actions: &mut Vec<ReplicaAction>) {
+        if self.proposal.is_some() {
+            return;
+        }
+        let (now_ns, end, commit_point) = (self.now_ns, self.log.end(), self.commit_point);
+        let lease_ns = self.settings.lease_ns;
+        let unprepared = self.has_fault(PlantedReplicaFault::PromoteUnprepared);
+        let own = self.id;
+        let primary = self.primary();
+        let epoch_ns = primary.epoch_ns;
+        let silent = |peer: &Peer| peer.in_sync && is_silent(peer, epoch_ns, lease_ns, now_ns);
+        let mut in_sync = vec![own];
+        let members = primary.peers.iter().filter(|(_, peer)| peer.in_sync && !silent(peer));
+        in_sync.extend(members.map(|(id, _)| *id));
+        if primary.peers.values().any(silent) {
+            return self.propose(own, in_sync, actions);
+        }
+        if now_ns < primary.act_after_ns {
+            return;
+        }
+        // A new primary's commit point may be older than the true one, which its log's end is not.
+        let committed_max = commit_point.max(primary.established);
+        for (id, peer) in &mut primary.peers {
+            let nearly = peer.acknowledged.is_some_and(|through| through + NEARLY_ALL_ENTRIES >= end);
+            if peer.in_sync || !matches!(peer.copy, CopyStage::None) || !peer.known || !nearly {
+                continue;
+            }
+            peer.joining = !unprepared;
+            let has_all = peer.acknowledged >= Some(committed_max);
+            let has_lease = peer.lease_from_ns.is_some_and(|from_ns| now_ns < from_ns + lease_ns);
+            if unprepared || (has_all && has_lease) {
+                peer.proposed = true;
+                in_sync.push(*id);
+                return self.propose(own, in_sync, actions);
+            }
+        }
+    }
+
+    pub(crate) fn primary_deadline(&self, primary: &Primary) -> u64 {
+        let ReplicaSettings { heartbeat_ns, resend_ns, lease_ns, learner_timeout_ns, .. } = self.settings;
+        let mut deadline = u64::MAX;
+        if primary.act_after_ns > self.now_ns {
+            deadline = primary.act_after_ns;
+        }
+        for peer in primary.peers.values() {
+            deadline = deadline.min(peer.copy.deadline(self.now_ns, resend_ns));
+            if matches!(peer.copy, CopyStage::Resetting { .. }) {
+                // Only the copy's own deadline counts.
+            } else if !peer.known || peer.probing {
+                deadline = deadline.min(peer.sent_ns + resend_ns);
+            } else {
+                deadline = deadline.min(peer.sent_ns + heartbeat_ns);
+                if peer.is_unanswered() {
+                    deadline = deadline.min(peer.progress_ns + resend_ns);
+                }
+            }
+            if peer.in_sync && self.proposal.is_none() {
+                deadline = deadline.min(peer.lease_from_ns.unwrap_or(0).max(primary.epoch_ns) + lease_ns);
+            } else if !peer.in_sync && !peer.proposed {
+                let timeout_ns = if peer.joining { lease_ns } else { learner_timeout_ns };
+                deadline = deadline.min(peer.answered_ns + timeout_ns);
+            }
+        }
+        deadline.max(self.now_ns + 1)
+    }
+}
+
+/// Whether a member has not answered for a lease, so that it may propose itself soon.
+fn is_silent(peer: &Peer, epoch_ns: u64, lease_ns: u64, now_ns: u64) -> bool {
+    peer.lost || now_ns >= peer.lease_from_ns.unwrap_or(0).max(epoch_ns) + lease_ns
+}

@@ -1,0 +1,468 @@
+//! A replica of a logical group: what its roles share.
+
+use std::sync::Arc;
+
+use crate::follower::Follower;
+use crate::log::EntryLog;
+use crate::primary::Primary;
+use crate::{
+    AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, MessageBody, NoFaults,
+    PlantedReplicaFault, Plants, RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent, ReplicaId,
+    ReplicaMessage, ReplicatedEntry,
+};
+
+/// Times and limits. All replicas of a group have the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaSettings {
+    /// Writes are acknowledged only with this many replicas in sync.
+    pub in_sync_min: usize,
+    /// How long a member's answer lets the primary read, from sending what it answers.
+    pub lease_ns: u64,
+    /// How long a member waits for its primary before it proposes itself. Longer than the lease by more than clocks
+    /// differ: with the default, by 12 %.
+    pub grace_ns: u64,
+    /// A primary sends each member at least one message in this time.
+    pub heartbeat_ns: u64,
+    /// Entries without an answer are sent again after this time.
+    pub resend_ns: u64,
+    /// Proposals without an answer, and requests to join, are repeated after this time.
+    pub retry_ns: u64,
+    /// A learner that makes no progress for this time loses its stream.
+    pub learner_timeout_ns: u64,
+    /// Shortest time between the copies of two objects, so that clients get their share of the device.
+    pub copy_interval_ns: u64,
+    /// Applied entries that cause a checkpoint.
+    pub checkpoint_entries: u64,
+    /// Entries that the log keeps although a checkpoint has them, for replicas that come back.
+    pub retained_entries: u64,
+    /// Most entries in the log. A write is refused as busy then.
+    pub entries_max: usize,
+    /// Most reads that wait for leases.
+    pub reads_max: usize,
+}
+
+impl Default for ReplicaSettings {
+    fn default() -> ReplicaSettings {
+        const MS: u64 = 1_000_000;
+        ReplicaSettings {
+            in_sync_min: 2,
+            lease_ns: 400 * MS,
+            grace_ns: 450 * MS,
+            heartbeat_ns: 100 * MS,
+            resend_ns: 60 * MS,
+            retry_ns: 150 * MS,
+            learner_timeout_ns: 1000 * MS,
+            copy_interval_ns: MS,
+            checkpoint_entries: 16,
+            retained_entries: 1024,
+            entries_max: 4096,
+            reads_max: 256,
+        }
+    }
+}
+
+/// Why a group serves no requests at a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupBlocked {
+    /// The map's record was not read yet.
+    NoMap,
+    /// Another replica is the primary.
+    NotPrimary,
+    /// The primary was silent; the map has not answered the proposal of another one.
+    NoPrimary,
+    /// A new primary waits until the earlier one's leases have lapsed.
+    EarlierLease,
+    /// A new primary waits until all members have its entries.
+    Reconciling,
+    /// A member does not answer; the map has not answered the proposal to go on without it.
+    MemberSilent,
+    /// Fewer replicas are in sync than writes need.
+    TooFewInSync,
+}
+
+/// The state of a replica, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaStatus {
+    /// Epoch of the map's record.
+    pub epoch: u32,
+    /// The last entry of the log.
+    pub log_end: u64,
+    /// The last entry that is committed, as far as known.
+    pub commit_point: u64,
+    /// Every entry up to the commit point is applied here, none of it missing.
+    pub complete: bool,
+    /// Why it does not serve reads and writes; `None` if it does.
+    pub blocked: Option<GroupBlocked>,
+}
+
+pub(crate) enum Role {
+    /// The map was not read since the start. What an earlier run promised is unknown, so messages are ignored.
+    Starting,
+    Follower(Follower),
+    Primary(Primary),
+}
+
+/// A proposal that the map has not answered.
+#[derive(Debug)]
+pub(crate) struct Proposal {
+    pub config: Arc<GroupConfig>,
+    pub again_ns: u64,
+}
+
+/// A replica of a logical group. See the [crate](crate) for what it does, [`ReplicaEvent`] and [`ReplicaAction`] for how.
+pub struct Replica<F = NoFaults> {
+    pub(crate) id: ReplicaId,
+    pub(crate) settings: ReplicaSettings,
+    pub(crate) faults: F,
+    pub(crate) config: Arc<GroupConfig>,
+    pub(crate) role: Role,
+    pub(crate) log: EntryLog,
+    /// Entries up to here are committed and applied.
+    pub(crate) commit_point: u64,
+    pub(crate) applied: AppliedRequests,
+    /// Not while objects are copied.
+    pub(crate) complete: bool,
+    pub(crate) proposal: Option<Proposal>,
+    /// When it last answered a primary, or started. Before a grace has passed since, another primary may read.
+    pub(crate) heard_ns: u64,
+    pub(crate) now_ns: u64,
+    checkpoints: u64,
+    checkpointing: Option<Checkpointing>,
+    checkpointed: EntryId,
+    pub(crate) reads: u64,
+    /// The last session of a stream that it asked for. Higher at each start.
+    pub(crate) sessions: u64,
+}
+
+struct Checkpointing {
+    number: u64,
+    through: EntryId,
+    complete: bool,
+}
+
+impl Replica<NoFaults> {
+    /// A replica with what its storage has. `incarnation` is higher at each start of the node.
+    pub fn new(
+        id: ReplicaId,
+        incarnation: u32,
+        settings: ReplicaSettings,
+        recovered: RecoveredReplica,
+        now_ns: u64,
+    ) -> Replica<NoFaults> {
+        Replica::with_faults(id, incarnation, settings, recovered, now_ns, NoFaults)
+    }
+}
+
+impl<F: Plants> Replica<F> {
+    /// A replica that makes errors on purpose, for simulations.
+    pub fn with_faults(
+        id: ReplicaId,
+        incarnation: u32,
+        settings: ReplicaSettings,
+        recovered: RecoveredReplica,
+        now_ns: u64,
+        faults: F,
+    ) -> Replica<F> {
+        let RecoveredReplica { checkpoint, base, entries } = recovered;
+        let end = base.sequence + entries.len() as u64;
+        let through = checkpoint.through.sequence;
+        assert!(
+            (base.sequence..=end).contains(&through),
+            "the log begins after the checkpoint or ends before it"
+        );
+        let none = GroupConfig { epoch: 0, primary: id, in_sync: Vec::new() };
+        Replica {
+            id,
+            sessions: u64::from(incarnation) << 32,
+            settings,
+            faults,
+            config: Arc::new(none),
+            role: Role::Starting,
+            log: EntryLog::new(base, entries),
+            commit_point: checkpoint.through.sequence,
+            applied: checkpoint.applied,
+            complete: checkpoint.complete,
+            proposal: None,
+            heard_ns: now_ns,
+            now_ns,
+            checkpoints: 0,
+            checkpointing: None,
+            checkpointed: checkpoint.through,
+            reads: 0,
+        }
+    }
+
+    pub(crate) fn has_fault(&self, fault: PlantedReplicaFault) -> bool {
+        self.faults.has(fault)
+    }
+
+    /// Takes an event at a time of its own clock, in nanoseconds, which never goes back and runs while the machine is
+    /// suspended. Appends what the owner does now to `actions`.
+    pub fn handle(&mut self, event: ReplicaEvent, now_ns: u64, actions: &mut Vec<ReplicaAction>) {
+        self.now_ns = self.now_ns.max(now_ns);
+        match event {
+            ReplicaEvent::Timer => {}
+            ReplicaEvent::Message(message) => self.on_message(message, actions),
+            ReplicaEvent::Request(request) => self.on_request(request, actions),
+            ReplicaEvent::Map(config) => self.on_map(config, actions),
+            ReplicaEvent::Appended { append } => {
+                self.log.appended(append);
+                self.answer_durable(actions);
+            }
+            ReplicaEvent::Checkpointed { checkpoint } => self.on_checkpointed(checkpoint, actions),
+            ReplicaEvent::ReadDone { read, data } => self.on_read_done(read, data, actions),
+            ReplicaEvent::ResetDone { session } => self.on_reset_done(session, actions),
+            ReplicaEvent::ObjectRead { read, object } => self.on_object_read(read, object, actions),
+            ReplicaEvent::ObjectWritten { session, object } => {
+                self.on_object_written(session, object, actions)
+            }
+        }
+        match self.role {
+            Role::Starting => {}
+            Role::Follower(_) => self.run_follower(actions),
+            Role::Primary(_) => self.run_primary(actions),
+        }
+        self.repeat_proposal(actions);
+        self.consider_checkpoint(actions);
+    }
+
+    /// When to call [`handle`](Self::handle) with [`ReplicaEvent::Timer`], if nothing else happens; `None` for never.
+    pub fn deadline(&self) -> Option<u64> {
+        let role = match &self.role {
+            Role::Starting => None,
+            Role::Follower(follower) => self.follower_deadline(follower),
+            Role::Primary(primary) => Some(self.primary_deadline(primary)),
+        };
+        let proposal = self.proposal.as_ref().map(|proposal| proposal.again_ns);
+        [role, proposal].into_iter().flatten().min()
+    }
+
+    /// Its state, for people.
+    pub fn status(&self) -> ReplicaStatus {
+        let blocked = match &self.role {
+            Role::Starting => Some(GroupBlocked::NoMap),
+            Role::Follower(follower) if follower.fenced => Some(GroupBlocked::NoPrimary),
+            Role::Follower(_) => Some(GroupBlocked::NotPrimary),
+            Role::Primary(primary) => self.primary_blocked(primary),
+        };
+        ReplicaStatus {
+            epoch: self.config.epoch,
+            log_end: self.log.end(),
+            commit_point: self.commit_point,
+            complete: self.complete,
+            blocked,
+        }
+    }
+
+    /// The map's record as far as known; its epoch is 0 before the map was read.
+    pub fn config(&self) -> &GroupConfig {
+        &self.config
+    }
+
+    /// The requests that are applied up to the commit point.
+    pub fn applied(&self) -> &AppliedRequests {
+        &self.applied
+    }
+
+    pub(crate) fn is_in_sync(&self) -> bool {
+        self.config.has(self.id)
+    }
+
+    pub(crate) fn send(&self, to: ReplicaId, body: MessageBody, actions: &mut Vec<ReplicaAction>) {
+        let message = ReplicaMessage { from: self.id, config: self.config.clone(), body };
+        actions.push(ReplicaAction::Send { to, message });
+    }
+
+    fn on_message(&mut self, message: ReplicaMessage, actions: &mut Vec<ReplicaAction>) {
+        if matches!(self.role, Role::Starting) {
+            return;
+        }
+        if message.config.epoch > self.config.epoch {
+            self.adopt(message.config, actions);
+        } else if message.config.epoch < self.config.epoch
+            && !self.has_fault(PlantedReplicaFault::EpochUnchecked)
+        {
+            if message.body != MessageBody::Config {
+                self.send(message.from, MessageBody::Config, actions);
+            }
+            return;
+        }
+        let from = message.from;
+        match message.body {
+            MessageBody::Config => {}
+            MessageBody::Append(append) => self.on_append(from, append, actions),
+            MessageBody::CopyBegin { session, base, applied } => {
+                self.on_copy_begin(from, session, base, *applied, actions);
+            }
+            MessageBody::CopyObject { session, object, content } => {
+                self.on_copy_object(from, session, object, content, actions);
+            }
+            MessageBody::CopyEnd { session } => self.on_copy_end(from, session, actions),
+            MessageBody::Appended { sent_ns, session, outcome } => {
+                self.on_appended(from, sent_ns, session, outcome);
+            }
+            MessageBody::Join { session, commit_point, complete } => {
+                self.on_join(from, session, commit_point, complete);
+            }
+            MessageBody::CopyBegun { session } => self.on_copy_begun(from, session),
+            MessageBody::CopyWritten { session, object } => self.on_copy_written(from, session, object),
+            MessageBody::CopyEnded { session } => self.on_copy_ended(from, session),
+        }
+    }
+
+    fn on_request(&mut self, request: ClientRequest, actions: &mut Vec<ReplicaAction>) {
+        if matches!(self.role, Role::Primary(_)) {
+            return self.on_primary_request(request, actions);
+        }
+        let (client, number) = match &request {
+            ClientRequest::Write { header, .. } => (header.client, header.client_number),
+            ClientRequest::Read { client, number, .. } => (*client, *number),
+        };
+        actions.push(ReplicaAction::Reply { client, number, reply: self.not_primary() });
+    }
+
+    pub(crate) fn not_primary(&self) -> ClientReply {
+        let known = Some(self.config.primary).filter(|primary| *primary != self.id);
+        ClientReply::NotPrimary { primary: known }
+    }
+
+    fn on_map(&mut self, config: Arc<GroupConfig>, actions: &mut Vec<ReplicaAction>) {
+        let starting = matches!(self.role, Role::Starting);
+        if starting && config.primary == self.id && config.has(self.id) && self.complete {
+            // An earlier run may have appended entries in this epoch that its log lost and others have: their names
+            // must not be given again.
+            self.config = config;
+            let mut follower = Follower::new(self);
+            follower.fenced = true;
+            self.role = Role::Follower(follower);
+            self.propose(self.config.primary, self.config.in_sync.clone(), actions);
+        } else if starting || config.epoch > self.config.epoch {
+            self.adopt(config, actions);
+        }
+    }
+
+    /// Takes a newer record of the map, and the role that it gives.
+    fn adopt(&mut self, config: Arc<GroupConfig>, actions: &mut Vec<ReplicaAction>) {
+        let earlier = std::mem::replace(&mut self.config, config);
+        self.proposal = None;
+        let primary = self.config.primary == self.id && self.is_in_sync() && self.complete;
+        match (&mut self.role, primary) {
+            (Role::Primary(_), true) => self.continue_as_primary(),
+            (_, true) => self.role = Role::Primary(Primary::new(self)),
+            (Role::Follower(follower), false) if earlier.primary == self.config.primary => {
+                follower.epoch_began(self.commit_point);
+            }
+            (_, false) => {
+                if let Role::Primary(primary) = std::mem::replace(&mut self.role, Role::Starting) {
+                    self.refuse_reads(primary, actions);
+                }
+                // The new primary gets the time to send its first message.
+                self.heard_ns = self.now_ns;
+                self.role = Role::Follower(Follower::new(self));
+            }
+        }
+    }
+
+    /// Proposes the next epoch's record.
+    pub(crate) fn propose(
+        &mut self,
+        primary: ReplicaId,
+        in_sync: Vec<ReplicaId>,
+        actions: &mut Vec<ReplicaAction>,
+    ) {
+        let config = Arc::new(GroupConfig { epoch: self.config.epoch + 1, primary, in_sync });
+        actions.push(ReplicaAction::Propose(config.clone()));
+        self.proposal = Some(Proposal { config, again_ns: self.now_ns + self.settings.retry_ns });
+    }
+
+    fn repeat_proposal(&mut self, actions: &mut Vec<ReplicaAction>) {
+        if let Some(proposal) = &mut self.proposal
+            && self.now_ns >= proposal.again_ns
+        {
+            proposal.again_ns = self.now_ns + self.settings.retry_ns;
+            actions.push(ReplicaAction::Propose(proposal.config.clone()));
+        }
+    }
+
+    /// Appends an entry to the log.
+    pub(crate) fn append(&mut self, entry: Arc<ReplicatedEntry>, actions: &mut Vec<ReplicaAction>) {
+        let append = self.log.append(entry.clone());
+        actions.push(ReplicaAction::Append { append, entry });
+    }
+
+    /// Applies the entries up to a sequence, which are committed. `replies` says whether their clients get answers.
+    pub(crate) fn commit(&mut self, through: u64, replies: bool, actions: &mut Vec<ReplicaAction>) {
+        while self.commit_point < through {
+            self.commit_point += 1;
+            let entry = self.log.get(self.commit_point).expect("committed entries are in the log").clone();
+            let (client, number) = (entry.header.client, entry.header.client_number);
+            self.applied.record(client, number, self.commit_point);
+            if !entry.skipped {
+                actions.push(ReplicaAction::Apply { entry });
+            }
+            if replies {
+                actions.push(ReplicaAction::Reply { client, number, reply: ClientReply::Written });
+            }
+        }
+    }
+
+    fn consider_checkpoint(&mut self, actions: &mut Vec<ReplicaAction>) {
+        let entries = self.commit_point - self.checkpointed.sequence;
+        let copied = matches!(&self.role, Role::Follower(follower) if follower.copy_ended && !self.complete);
+        let full = entries > 0 && self.log.len() >= self.settings.entries_max;
+        let due = entries >= self.settings.checkpoint_entries || full || copied;
+        if self.checkpointing.is_none() && due {
+            let complete = self.complete || copied;
+            let through = self.log.id(self.commit_point).expect("the log has the last committed entry");
+            self.checkpoints += 1;
+            let number = self.checkpoints;
+            self.checkpointing = Some(Checkpointing { number, through, complete });
+            let record = ReplicaCheckpoint { through, applied: self.applied.clone(), complete };
+            actions.push(ReplicaAction::Checkpoint { checkpoint: number, record: Box::new(record) });
+            if self.has_fault(PlantedReplicaFault::FreeEarly) {
+                self.free(through.sequence, actions);
+            }
+        }
+    }
+
+    fn on_checkpointed(&mut self, checkpoint: u64, actions: &mut Vec<ReplicaAction>) {
+        if let Some(done) = self.checkpointing.take_if(|checkpointing| checkpointing.number == checkpoint) {
+            self.checkpointed = done.through;
+            if done.complete && !self.complete {
+                self.complete = true;
+                self.answer_copy_end(actions);
+            }
+            self.free_superfluous(actions);
+        }
+    }
+
+    /// Frees entries that are in place, neither retained nor needed by a learner.
+    pub(crate) fn free_superfluous(&mut self, actions: &mut Vec<ReplicaAction>) {
+        let retained = self.log.end().saturating_sub(self.settings.retained_entries);
+        self.free(self.checkpointed.sequence.min(retained).min(self.learners_need()), actions);
+    }
+
+    fn free(&mut self, through: u64, actions: &mut Vec<ReplicaAction>) {
+        if self.log.free(through) {
+            actions.push(ReplicaAction::Free { through: self.log.base() });
+        }
+    }
+
+    /// Drops all entries and objects; a copy follows.
+    pub(crate) fn reset(
+        &mut self,
+        session: u64,
+        base: EntryId,
+        applied: AppliedRequests,
+        actions: &mut Vec<ReplicaAction>,
+    ) {
+        self.complete = false;
+        self.log.reset(base);
+        self.commit_point = base.sequence;
+        self.checkpointing = None;
+        self.checkpointed = base;
+        self.applied = applied.clone();
+        let record = Box::new(ReplicaCheckpoint { through: base, applied, complete: false });
+        actions.push(ReplicaAction::Reset { session, record });
+    }
+}
