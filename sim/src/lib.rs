@@ -20,6 +20,7 @@
 mod early_disk;
 mod fabric;
 mod oracle;
+mod replicas;
 pub mod scenario;
 mod workload;
 mod world;

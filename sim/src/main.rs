@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use clap::Parser;
-use sim::scenario::{PlantedFault, RunReport, run_multipath};
+use clap::{Parser, ValueEnum};
+use sim::scenario::{PlantedFault, PlantedReplicaFault, RunFailure, RunReport, run_multipath, run_replicas};
 
-/// Simulates hosts and targets with faults in virtual time, one run a seed.
+/// Simulates systems with faults in virtual time, one run a seed.
 #[derive(Parser)]
 #[command(name = "ringbolt-sim")]
 struct Arguments {
@@ -23,18 +23,86 @@ struct Arguments {
     /// Threads; by default one a core
     #[arg(long)]
     jobs: Option<usize>,
-    /// A planted fault, which the checks must find: early-acknowledge, late-command or ignored-fua
-    #[arg(long, value_parser = planted_fault)]
-    fault: Option<PlantedFault>,
+    /// What is simulated
+    #[arg(long, value_enum, default_value_t = Scenario::Multipath)]
+    scenario: Scenario,
+    /// A planted fault, by its name, which the checks must find; an unknown name lists them
+    #[arg(long)]
+    fault: Option<String>,
+    /// Runs each planted fault of the scenario until it is found, and fails if one is not within SEEDS seeds
+    #[arg(long, requires = "seeds", conflicts_with = "fault")]
+    planted: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Scenario {
+    /// Hosts with two paths to a namespace on one disk
+    Multipath,
+    /// Replicas of a logical group of the store
+    Replicas,
+}
+
+/// A scenario with a planted fault or none.
+#[derive(Clone, Copy)]
+enum Experiment {
+    Multipath(Option<PlantedFault>),
+    Replicas(Option<PlantedReplicaFault>),
+}
+
+impl Experiment {
+    fn of(scenario: Scenario, fault: Option<&str>) -> Result<Experiment, String> {
+        let plain = match scenario {
+            Scenario::Multipath => Experiment::Multipath(None),
+            Scenario::Replicas => Experiment::Replicas(None),
+        };
+        let Some(name) = fault else {
+            return Ok(plain);
+        };
+        let planted = plain.planted();
+        let found = planted.iter().find(|experiment| experiment.fault() == Some(name));
+        let names: Vec<&str> = planted.iter().filter_map(Experiment::fault).collect();
+        found.copied().ok_or_else(|| format!("no planted fault '{name}': one of {}", names.join(", ")))
+    }
+
+    /// The scenario with each of its planted faults.
+    fn planted(&self) -> Vec<Experiment> {
+        match self {
+            Experiment::Multipath(_) => {
+                PlantedFault::ALL.map(|fault| Experiment::Multipath(Some(fault))).to_vec()
+            }
+            Experiment::Replicas(_) => {
+                PlantedReplicaFault::ALL.map(|fault| Experiment::Replicas(Some(fault))).to_vec()
+            }
+        }
+    }
+
+    fn fault(&self) -> Option<&'static str> {
+        match self {
+            Experiment::Multipath(fault) => fault.map(PlantedFault::name),
+            Experiment::Replicas(fault) => fault.map(PlantedReplicaFault::name),
+        }
+    }
+
+    fn run(&self, seed: u64) -> Result<RunReport, RunFailure> {
+        match self {
+            Experiment::Multipath(fault) => run_multipath(seed, *fault),
+            Experiment::Replicas(fault) => run_replicas(seed, *fault),
+        }
+    }
+
+    /// The arguments that repeat a seed.
+    fn arguments(&self, seed: u64) -> String {
+        let scenario = match self {
+            Experiment::Multipath(_) => "",
+            Experiment::Replicas(_) => " --scenario replicas",
+        };
+        let fault = self.fault().map_or(String::new(), |name| format!(" --fault {name}"));
+        format!("--seed {seed}{scenario}{fault}")
+    }
 }
 
 /// Failures after which no more seeds are begun: thousands of reports show no more than the first few.
 const FAILURES_MAX: u64 = 10;
-
-fn planted_fault(name: &str) -> Result<PlantedFault, String> {
-    let found = PlantedFault::ALL.into_iter().find(|fault| fault.name() == name);
-    found.ok_or_else(|| format!("one of {}", PlantedFault::ALL.map(PlantedFault::name).join(", ")))
-}
 
 /// What all threads have done.
 #[derive(Default)]
@@ -55,6 +123,13 @@ thread_local! {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let experiment = match Experiment::of(arguments.scenario, arguments.fault.as_deref()) {
+        Ok(experiment) => experiment,
+        Err(error) => {
+            eprintln!("ringbolt-sim: {error}");
+            return ExitCode::from(2);
+        }
+    };
     let first = arguments.seed.unwrap_or(1);
     let count = match (arguments.seeds, arguments.seconds) {
         (Some(seeds), _) => seeds,
@@ -68,13 +143,16 @@ fn main() -> ExitCode {
         }
         hook(info);
     }));
+    if arguments.planted {
+        return find_planted(&experiment.planted(), first, count);
+    }
     let started = Instant::now();
     let end = arguments.seconds.map(|seconds| started + Duration::from_secs(seconds));
     let jobs = arguments.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let totals = Totals::default();
     std::thread::scope(|scope| {
         for _ in 0..jobs.max(1) {
-            scope.spawn(|| work(&totals, first, count, end, arguments.fault));
+            scope.spawn(|| work(&totals, first, count, end, experiment));
         }
     });
     let seconds = started.elapsed().as_secs_f64();
@@ -93,7 +171,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs seeds until there are no more, the time is over, or enough have failed.
-fn work(totals: &Totals, first: u64, count: u64, end: Option<Instant>, fault: Option<PlantedFault>) {
+fn work(totals: &Totals, first: u64, count: u64, end: Option<Instant>, experiment: Experiment) {
     loop {
         let number = totals.next.fetch_add(1, Ordering::Relaxed);
         let late = end.is_some_and(|end| Instant::now() >= end);
@@ -102,7 +180,7 @@ fn work(totals: &Totals, first: u64, count: u64, end: Option<Instant>, fault: Op
         }
         let seed = first + number;
         SEED.set(Some(seed));
-        let outcome = std::panic::catch_unwind(|| run_multipath(seed, fault));
+        let outcome = std::panic::catch_unwind(|| experiment.run(seed));
         totals.runs.fetch_add(1, Ordering::Relaxed);
         match outcome {
             Ok(Ok(report)) => add(totals, &report),
@@ -110,8 +188,7 @@ fn work(totals: &Totals, first: u64, count: u64, end: Option<Instant>, fault: Op
                 if let Ok(Err(failure)) = failed {
                     println!("{failure}");
                 }
-                let plant = fault.map_or(String::new(), |fault| format!(" --fault {}", fault.name()));
-                println!("seed {seed}: reproduce with ./x sim --seed {seed}{plant}");
+                println!("seed {seed}: reproduce with ./x sim {}", experiment.arguments(seed));
                 if totals.failures.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES_MAX {
                     totals.stop.store(true, Ordering::Relaxed);
                 }
@@ -119,6 +196,30 @@ fn work(totals: &Totals, first: u64, count: u64, end: Option<Instant>, fault: Op
         }
         SEED.set(None);
     }
+}
+
+/// Runs seeds with each planted fault until one finds it.
+fn find_planted(planted: &[Experiment], first: u64, count: u64) -> ExitCode {
+    // A panic is a find, and not printed.
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut missed = 0;
+    for experiment in planted {
+        let started = Instant::now();
+        let name = experiment.fault().expect("it has a fault");
+        let finds = |seed: &u64| !matches!(std::panic::catch_unwind(|| experiment.run(*seed)), Ok(Ok(_)));
+        match (first..first + count).find(finds) {
+            Some(seed) => {
+                let (seeds, seconds) = (seed - first + 1, started.elapsed().as_secs_f64());
+                println!("{name}: found by the seed {seed}, after {seeds} seeds and {seconds:.1} s");
+            }
+            None => {
+                missed += 1;
+                println!("{name}: NOT FOUND in {count} seeds");
+            }
+        }
+    }
+    println!("{} of {} planted faults found", planted.len() - missed, planted.len());
+    if missed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 fn add(totals: &Totals, report: &RunReport) {

@@ -4,6 +4,8 @@ mod multipath;
 
 use std::fmt;
 
+pub use replica::PlantedReplicaFault;
+
 /// Errors that a scenario plants on purpose, to show that its checks find them. They exist in this crate only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlantedFault {
@@ -73,4 +75,14 @@ impl fmt::Display for RunFailure {
 /// A block had contents that it cannot have, or requests did not complete although everything works again.
 pub fn run_multipath(seed: u64, fault: Option<PlantedFault>) -> Result<RunReport, RunFailure> {
     multipath::run(seed, fault)
+}
+
+/// Replicas of a logical group with clients, while nodes crash, pause and lose their disks, links are cut, lose, delay,
+/// repeat and reorder messages, clocks differ in rate, and the map is out of reach.
+///
+/// # Errors
+/// What the clients saw of a block is not linearizable, replicas differ at rest, or requests did not complete although
+/// everything works again.
+pub fn run_replicas(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunReport, RunFailure> {
+    crate::replicas::run(seed, fault)
 }

@@ -1,0 +1,240 @@
+//! Replicas of a logical group, while nodes crash, pause and lose their disks, links are cut, lose, delay, repeat and
+//! reorder messages, clocks have different rates, and the map is out of reach.
+
+mod clients;
+mod cluster;
+mod disk;
+mod register;
+
+use random::WyRand;
+use replica::{PlantedReplicaFault, ReplicaId, ReplicaSettings};
+
+use crate::scenario::{RunFailure, RunReport};
+use clients::Clients;
+use cluster::{Happening, ReplicaCluster};
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000_000;
+/// After the last fault, everything works again within this time: takeovers, copies and retries, each some seconds.
+const RECOVERY_NS_MAX: u64 = 30_000 * MS;
+
+/// Happenings of a run, some times more than the longest: more are a loop of messages.
+const TURNS_MAX: u64 = 2_000_000;
+
+struct Run {
+    cluster: ReplicaCluster,
+    clients: Clients,
+    faults: u64,
+    chaos_interval_ns: u64,
+    chaos_end_ns: u64,
+}
+
+pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunReport, RunFailure> {
+    let mut random = WyRand::new(seed);
+    let nodes = 2 + random.index(3);
+    let settings = ReplicaSettings {
+        in_sync_min: 1 + random.index(nodes - 1),
+        checkpoint_entries: 1 + random.below(16),
+        retained_entries: random.below(40),
+        entries_max: 64 + random.index(100),
+        ..ReplicaSettings::default()
+    };
+    let mut cluster = ReplicaCluster::new(nodes, settings, fault, random.split());
+    cluster.link_faults_per_mille = if random.happens(700) { random.below(30) as u32 } else { 0 };
+    for node in 0..nodes {
+        cluster.schedule(random.below(50 * MS), Happening::Start { node });
+    }
+    let clients = Clients::new(&mut cluster);
+    let chaos_interval_ns = 20 * MS + random.below(600 * MS);
+    let chaos_end_ns = 1000 * MS + random.below(5000 * MS);
+    cluster.schedule(random.below(500 * MS), Happening::Chaos);
+    let mut run = Run { cluster, clients, faults: 0, chaos_interval_ns, chaos_end_ns };
+    let outcome = run.carry_out();
+    let at_ns = run.cluster.now_ns;
+    outcome.map_err(|why| RunFailure { seed, at_ns, why })?;
+    Ok(RunReport {
+        succeeded: run.clients.succeeded,
+        failed: run.clients.abandoned,
+        faults: run.faults,
+        simulated_ns: at_ns,
+        turns: run.cluster.turns,
+        trace: run.cluster.trace,
+    })
+}
+
+impl Run {
+    fn carry_out(&mut self) -> Result<(), String> {
+        self.run_until(self.chaos_end_ns, |_| false);
+        self.heal();
+        let end_ns = self.cluster.now_ns + RECOVERY_NS_MAX;
+        self.clients.stopped = true;
+        let recovered = self.run_until(end_ns, |run| run.clients.pending() == 0 && run.all_in_sync());
+        if recovered {
+            self.clients.read_all(&mut self.cluster);
+            // A member that was silent just before may still leave, and comes back.
+            self.run_until(end_ns, |run| run.clients.pending() == 0 && run.is_at_rest() && run.all_in_sync());
+        }
+        // What was wrong before it stood still is the better answer.
+        let unanswered = self.clients.pending();
+        self.clients.check()?;
+        if self.cluster.turns >= TURNS_MAX {
+            return Err(format!("messages cause each other without end: {}", self.state()));
+        }
+        if unanswered > 0 || !self.all_in_sync() || !self.is_at_rest() {
+            return Err(format!(
+                "{unanswered} requests got no answer, or a replica is not back: {}",
+                self.state()
+            ));
+        }
+        self.compare_replicas()
+    }
+
+    /// Runs until a time or a condition; says whether the condition holds.
+    fn run_until(&mut self, end_ns: u64, done: impl Fn(&Run) -> bool) -> bool {
+        while self.cluster.now_ns < end_ns && self.cluster.turns < TURNS_MAX {
+            if done(self) {
+                return true;
+            }
+            let Some(happening) = self.cluster.next() else {
+                break;
+            };
+            match self.cluster.carry_out(happening) {
+                Some(Happening::Client { client, attempt }) => {
+                    self.clients.act(&mut self.cluster, client, attempt);
+                }
+                Some(Happening::Reply { client, number, from, reply }) => {
+                    self.clients.reply(&mut self.cluster, (client, number), from, reply);
+                }
+                Some(Happening::Start { node }) => self.cluster.start(node),
+                Some(Happening::Resume { node, pause }) if self.cluster.nodes[node].paused == Some(pause) => {
+                    self.cluster.resume(node);
+                }
+                Some(Happening::Chaos) => self.chaos(),
+                _ => {}
+            }
+        }
+        done(self)
+    }
+
+    /// One fault, or the end of cuts.
+    fn chaos(&mut self) {
+        let now_ns = self.cluster.now_ns;
+        if now_ns >= self.chaos_end_ns {
+            return;
+        }
+        self.faults += 1;
+        let wait_ns = self.cluster.random.below(2 * self.chaos_interval_ns);
+        self.cluster.schedule(wait_ns, Happening::Chaos);
+        let nodes = self.cluster.nodes.len();
+        let random = &mut self.cluster.random;
+        let node = random.index(nodes);
+        // Short enough to be back within a lease, or longer than a takeover.
+        let length_ns = if random.happens(500) { random.below(200 * MS) } else { random.below(2500 * MS) };
+        match random.below(10) {
+            0 | 1 => self.crash(node, length_ns),
+            2 => (0..nodes).for_each(|node| self.crash(node, length_ns)),
+            3 | 4 => {
+                let pause = self.cluster.order_number();
+                self.cluster.nodes[node].paused = Some(pause);
+                self.cluster.schedule(length_ns, Happening::Resume { node, pause });
+            }
+            5 | 6 => self.cut(node),
+            7 => self.cluster.cut.clear(),
+            8 => {
+                let slowness = if self.cluster.random.happens(500) { 1 } else { 2000 };
+                self.cluster.nodes[node].disk_slowness = slowness;
+            }
+            _ => self.replace_disk(node, length_ns),
+        }
+    }
+
+    fn crash(&mut self, node: usize, length_ns: u64) {
+        self.cluster.stop(node);
+        self.cluster.schedule(length_ns, Happening::Start { node });
+    }
+
+    /// Cuts a node from another, from the map, or from all, in one or both directions.
+    fn cut(&mut self, node: usize) {
+        let (client, map) = (self.cluster.client_index(), self.cluster.map_index());
+        let random = &mut self.cluster.random;
+        let others: Vec<usize> = match random.below(4) {
+            0 => (0..client).collect(),
+            1 => vec![map],
+            2 => (0..client).chain([map]).collect(),
+            _ => vec![random.index(client + 2)],
+        };
+        let directions = random.below(3);
+        for other in others.into_iter().filter(|other| *other != node) {
+            if directions != 1 {
+                self.cluster.cut.insert((node, other));
+            }
+            if directions != 2 {
+                self.cluster.cut.insert((other, node));
+            }
+        }
+    }
+
+    /// Replaces the disk of a node, if another one has all data.
+    fn replace_disk(&mut self, node: usize, length_ns: u64) {
+        let members = self.cluster.map.in_sync.iter().map(|id| id.0 as usize);
+        let complete = |member: &usize| self.cluster.nodes[*member].disk.is_complete();
+        if members.filter(complete).any(|member| member != node) {
+            self.crash(node, length_ns);
+            self.cluster.nodes[node].disk.replace();
+        }
+    }
+
+    /// Ends all faults.
+    fn heal(&mut self) {
+        self.cluster.cut.clear();
+        self.cluster.link_faults_per_mille = 0;
+        for node in 0..self.cluster.nodes.len() {
+            self.cluster.nodes[node].disk_slowness = 1;
+            if self.cluster.nodes[node].paused.is_some() {
+                self.cluster.resume(node);
+            }
+            self.cluster.start(node);
+        }
+    }
+
+    fn all_in_sync(&self) -> bool {
+        self.cluster.map.in_sync.len() == self.cluster.nodes.len()
+    }
+
+    /// Every replica has and knows as committed what the primary has.
+    fn is_at_rest(&self) -> bool {
+        let statuses = self.cluster.nodes.iter().map(|node| node.replica.as_ref().map(|it| it.status()));
+        let epoch = self.cluster.map.epoch;
+        let ends = statuses.map(|status| {
+            let status =
+                status.filter(|it| it.complete && it.epoch == epoch && it.log_end == it.commit_point);
+            status.map(|it| it.commit_point)
+        });
+        let ends: Vec<Option<u64>> = ends.collect();
+        ends[0].is_some() && ends.iter().all(|end| *end == ends[0])
+    }
+
+    fn compare_replicas(&self) -> Result<(), String> {
+        let first = &self.cluster.nodes[0];
+        for (index, node) in self.cluster.nodes.iter().enumerate() {
+            if node.disk.blocks() != first.disk.blocks() {
+                return Err(format!("the blocks of replica {index} differ from those of replica 0"));
+            }
+            let applied = node.replica.as_ref().map(|replica| replica.applied());
+            if applied != first.replica.as_ref().map(|replica| replica.applied()) {
+                return Err(format!("replica {index} knows other requests of clients than replica 0"));
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> String {
+        let members: Vec<ReplicaId> = self.cluster.map.in_sync.clone();
+        let statuses = self.cluster.nodes.iter().map(|node| node.replica.as_ref().map(|it| it.status()));
+        let statuses: Vec<_> = statuses.collect();
+        format!(
+            "epoch {}, primary {:?}, in sync {members:?}, {statuses:?}",
+            self.cluster.map.epoch, self.cluster.map.primary
+        )
+    }
+}

@@ -1,0 +1,216 @@
+//! Clients: they read and write blocks, repeat requests that get no answer, and record what they saw.
+
+use std::collections::BTreeMap;
+
+use replica::{ClientReply, ClientRequest};
+use wire_store::{EntryHeader, ObjectId, Operation};
+
+use super::MS;
+use super::cluster::{Happening, NodeIndex, ReplicaCluster};
+use super::disk::value_of;
+use super::register::{NEVER, RegisterHistory};
+
+/// A block of the group.
+pub(crate) type BlockId = (ObjectId, u32);
+
+/// Bytes of a block here: a value.
+const VALUE_BYTES: u32 = 8;
+
+struct PendingRequest {
+    block: BlockId,
+    /// The value to write; `None` for a read.
+    value: Option<u64>,
+    invoked_ns: u64,
+    attempts: u64,
+    target: NodeIndex,
+}
+
+struct Client {
+    next_number: u64,
+    target: NodeIndex,
+    pending: BTreeMap<u64, PendingRequest>,
+}
+
+/// All clients with what they saw.
+pub(crate) struct Clients {
+    clients: Vec<Client>,
+    blocks: Vec<BlockId>,
+    history: BTreeMap<BlockId, RegisterHistory>,
+    in_flight_max: usize,
+    writes_per_mille: u32,
+    think_ns: u64,
+    /// No new requests begin.
+    pub(crate) stopped: bool,
+    pub(crate) succeeded: u64,
+    pub(crate) abandoned: u64,
+}
+
+impl Clients {
+    pub(crate) fn new(cluster: &mut ReplicaCluster) -> Clients {
+        let random = &mut cluster.random;
+        let count = 1 + random.index(4);
+        let objects = 1 + random.below(5) as u32;
+        let offsets = 1 + random.below(3) as u32;
+        let object = |index| ObjectId { group: 1, volume: 1, index, suffix: 0 };
+        let offset = |number| number * VALUE_BYTES;
+        let blocks = (0..objects).flat_map(|index| (0..offsets).map(move |at| (object(index), offset(at))));
+        let clients = (0..count).map(|_| Client { next_number: 1, target: 0, pending: BTreeMap::new() });
+        let clients = Clients {
+            clients: clients.collect(),
+            blocks: blocks.collect(),
+            history: BTreeMap::new(),
+            in_flight_max: 1 + random.index(6),
+            writes_per_mille: 300 + random.below(600) as u32,
+            think_ns: 1 + random.below(30 * MS),
+            stopped: false,
+            succeeded: 0,
+            abandoned: 0,
+        };
+        for client in 0..clients.clients.len() {
+            cluster.schedule(0, Happening::Client { client, attempt: 0 });
+        }
+        clients
+    }
+
+    /// Requests without an answer.
+    pub(crate) fn pending(&self) -> usize {
+        self.clients.iter().map(|client| client.pending.len()).sum()
+    }
+
+    /// Begins a request, or repeats one: `attempt` is 0, or the request's number.
+    pub(crate) fn act(&mut self, cluster: &mut ReplicaCluster, client: usize, attempt: u64) {
+        if attempt > 0 {
+            return self.repeat(cluster, client, attempt);
+        }
+        if self.stopped {
+            return;
+        }
+        let wait_ns = cluster.random.below(2 * self.think_ns);
+        cluster.schedule(wait_ns, Happening::Client { client, attempt: 0 });
+        if self.clients[client].pending.len() < self.in_flight_max {
+            let block = self.blocks[cluster.random.index(self.blocks.len())];
+            let is_write = cluster.random.happens(self.writes_per_mille);
+            self.begin(cluster, client, block, is_write);
+        }
+    }
+
+    /// Reads every block once more.
+    pub(crate) fn read_all(&mut self, cluster: &mut ReplicaCluster) {
+        for block in self.blocks.clone() {
+            self.begin(cluster, 0, block, false);
+        }
+    }
+
+    fn begin(&mut self, cluster: &mut ReplicaCluster, client: usize, block: BlockId, is_write: bool) {
+        let it = &mut self.clients[client];
+        let number = it.next_number;
+        it.next_number += 1;
+        let value = is_write.then_some((client as u64 + 1) << 32 | number);
+        let target = it.target;
+        let request = PendingRequest { block, value, invoked_ns: cluster.now_ns, attempts: 0, target };
+        it.pending.insert(number, request);
+        self.send(cluster, client, number);
+    }
+
+    fn send(&mut self, cluster: &mut ReplicaCluster, client: usize, number: u64) {
+        let Some(pending) = self.clients[client].pending.get_mut(&number) else {
+            return;
+        };
+        pending.attempts += 1;
+        let ((object, offset), target) = (pending.block, pending.target);
+        let id = client as u64 + 1;
+        let request = match pending.value {
+            Some(value) => {
+                let header = EntryHeader::new(Operation::Write, object, offset, VALUE_BYTES);
+                let header = EntryHeader { client: id, client_number: number, ..header };
+                ClientRequest::Write { header, data: value.to_le_bytes().into() }
+            }
+            None => ClientRequest::Read { client: id, number, object, offset, length: VALUE_BYTES },
+        };
+        cluster.send_request(target, request);
+        let patience_ns = 50 * MS + cluster.random.below(400 * MS);
+        cluster.schedule(patience_ns, Happening::Client { client, attempt: number });
+    }
+
+    fn repeat(&mut self, cluster: &mut ReplicaCluster, client: usize, number: u64) {
+        let nodes = cluster.nodes.len();
+        let abandon = !self.stopped && cluster.random.happens(20);
+        let another = cluster.random.happens(500).then(|| cluster.random.index(nodes));
+        let it = &mut self.clients[client];
+        let Some(pending) = it.pending.get_mut(&number) else {
+            return;
+        };
+        if abandon {
+            // As if the client were killed: the request happened once or never.
+            let abandoned = it.pending.remove(&number).expect("it is pending");
+            self.abandoned += 1;
+            return self.record(abandoned, None, NEVER);
+        }
+        if let Some(another) = another {
+            pending.target = another;
+            it.target = another;
+        }
+        self.send(cluster, client, number);
+    }
+
+    pub(crate) fn reply(
+        &mut self,
+        cluster: &mut ReplicaCluster,
+        (client, number): (u64, u64),
+        from: NodeIndex,
+        reply: ClientReply,
+    ) {
+        let client = client as usize - 1;
+        let it = &mut self.clients[client];
+        let Some(pending) = it.pending.get_mut(&number) else {
+            return;
+        };
+        match reply {
+            ClientReply::NotPrimary { primary } => {
+                if let Some(primary) = primary {
+                    pending.target = primary.0 as usize;
+                    it.target = primary.0 as usize;
+                }
+                let wait_ns = MS + cluster.random.below(20 * MS);
+                cluster.schedule(wait_ns, Happening::Client { client, attempt: number });
+            }
+            // The time-out repeats it.
+            ClientReply::Busy | ClientReply::Failed => {}
+            ClientReply::TooOld => {
+                let unknown = it.pending.remove(&number).expect("it is pending");
+                self.record(unknown, None, NEVER);
+            }
+            ClientReply::Written | ClientReply::Data(_) => {
+                it.target = from;
+                let done = it.pending.remove(&number).expect("it is pending");
+                let read = if let ClientReply::Data(data) = &reply { Some(value_of(data)) } else { None };
+                self.succeeded += 1;
+                self.record(done, read, cluster.now_ns);
+            }
+        }
+    }
+
+    fn record(&mut self, request: PendingRequest, read: Option<u64>, responded_ns: u64) {
+        let history = self.history.entry(request.block).or_default();
+        match (request.value, read) {
+            (Some(value), _) => history.write(value, request.invoked_ns, responded_ns),
+            (None, Some(value)) => history.read(value, request.invoked_ns, responded_ns),
+            (None, None) => {}
+        }
+    }
+
+    /// Says what is wrong, if what the clients saw of a block is not linearizable.
+    pub(crate) fn check(&mut self) -> Result<(), String> {
+        for client in 0..self.clients.len() {
+            for (_, request) in std::mem::take(&mut self.clients[client].pending) {
+                self.record(request, None, NEVER);
+            }
+        }
+        for ((object, offset), history) in &self.history {
+            history
+                .check()
+                .map_err(|why| format!("block {} of object {}: {why}", offset / VALUE_BYTES, object.index))?;
+        }
+        Ok(())
+    }
+}

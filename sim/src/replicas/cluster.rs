@@ -1,0 +1,401 @@
+//! Nodes with a replica each, links between them, and the map, in virtual time.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
+use std::sync::Arc;
+
+use random::WyRand;
+use replica::{
+    ClientReply, ClientRequest, GroupConfig, PlantedReplicaFault, Replica, ReplicaAction, ReplicaEvent,
+    ReplicaId, ReplicaMessage, ReplicaSettings,
+};
+
+use super::disk::ReplicaDisk;
+use super::{MS, US};
+
+/// A node of the cluster, or the client machine, which is the number after the last node.
+pub(crate) type NodeIndex = usize;
+
+/// What happens at a time.
+pub(crate) enum Happening {
+    /// A message of another replica arrives.
+    Message { to: NodeIndex, message: ReplicaMessage },
+    /// A request of a client arrives.
+    Request { to: NodeIndex, request: ClientRequest },
+    /// The answer to a client's request arrives there.
+    Reply { client: u64, number: u64, from: NodeIndex, reply: ClientReply },
+    /// A client acts.
+    Client { client: usize, attempt: u64 },
+    /// The oldest write of a node's log is complete.
+    Disk { node: NodeIndex, incarnation: u32 },
+    /// Something else of the node's storage is complete.
+    Storage { node: NodeIndex, incarnation: u32, event: ReplicaEvent },
+    /// The replica's deadline.
+    Timer { node: NodeIndex, incarnation: u32, number: u64 },
+    /// A proposal, or a read without one, arrives at the map.
+    MapRequest { node: NodeIndex, incarnation: u32, proposal: Option<Arc<GroupConfig>> },
+    /// The map's record arrives at a node.
+    MapRecord { node: NodeIndex, incarnation: u32, config: Arc<GroupConfig> },
+    /// A node reads the map.
+    MapPoll { node: NodeIndex, incarnation: u32 },
+    /// A fault begins or ends.
+    Chaos,
+    /// A node starts.
+    Start { node: NodeIndex },
+    /// A node runs on.
+    Resume { node: NodeIndex, pause: u64 },
+}
+
+struct Scheduled {
+    at_ns: u64,
+    order: u64,
+    happening: Happening,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Scheduled) -> bool {
+        (self.at_ns, self.order) == (other.at_ns, other.order)
+    }
+}
+
+impl Eq for Scheduled {}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Scheduled) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Scheduled) -> std::cmp::Ordering {
+        (self.at_ns, self.order).cmp(&(other.at_ns, other.order))
+    }
+}
+
+/// A machine with a replica.
+pub(crate) struct ReplicaNode {
+    pub(crate) replica: Option<Replica<Option<PlantedReplicaFault>>>,
+    pub(crate) disk: ReplicaDisk,
+    incarnation: u32,
+    /// Its clock: nanoseconds at time 0, and its rate in millionths.
+    clock_ns: u64,
+    clock_rate: u64,
+    timers: u64,
+    /// Number of the pause it is in.
+    pub(crate) paused: Option<u64>,
+    /// What waits for the end of the pause.
+    deferred: Vec<Happening>,
+    /// A write of its disk is under way.
+    disk_busy: bool,
+    /// How many times slower than usual the disk is.
+    pub(crate) disk_slowness: u64,
+}
+
+/// The nodes, the links and the map.
+pub(crate) struct ReplicaCluster {
+    pub(crate) now_ns: u64,
+    queue: BinaryHeap<Reverse<Scheduled>>,
+    order: u64,
+    pub(crate) random: WyRand,
+    pub(crate) nodes: Vec<ReplicaNode>,
+    /// Pairs, from and to, between which nothing arrives. The map is [`ReplicaCluster::map_index`].
+    pub(crate) cut: HashSet<(NodeIndex, NodeIndex)>,
+    pub(crate) map: Arc<GroupConfig>,
+    settings: ReplicaSettings,
+    fault: Option<PlantedReplicaFault>,
+    /// In 1000 messages, those lost, repeated and very late.
+    pub(crate) link_faults_per_mille: u32,
+    /// Hash of all that happened.
+    pub(crate) trace: u64,
+    pub(crate) turns: u64,
+    actions: Vec<ReplicaAction>,
+}
+
+impl ReplicaCluster {
+    pub(crate) fn new(
+        nodes: usize,
+        settings: ReplicaSettings,
+        fault: Option<PlantedReplicaFault>,
+        mut random: WyRand,
+    ) -> ReplicaCluster {
+        let ids = (0..nodes as u32).map(ReplicaId).collect();
+        let map = Arc::new(GroupConfig { epoch: 1, primary: ReplicaId(0), in_sync: ids });
+        let nodes = (0..nodes).map(|_| ReplicaNode {
+            replica: None,
+            disk: ReplicaDisk::new(fault),
+            incarnation: 0,
+            clock_ns: random.below(1000 * MS),
+            // Rates differ by 1 % at most.
+            clock_rate: 995_000 + random.below(10_000),
+            timers: 0,
+            paused: None,
+            deferred: Vec::new(),
+            disk_busy: false,
+            disk_slowness: 1,
+        });
+        let nodes = nodes.collect();
+        ReplicaCluster {
+            now_ns: 0,
+            queue: BinaryHeap::new(),
+            order: 0,
+            random,
+            nodes,
+            cut: HashSet::new(),
+            map,
+            settings,
+            fault,
+            link_faults_per_mille: 0,
+            trace: 0,
+            turns: 0,
+            actions: Vec::new(),
+        }
+    }
+
+    pub(crate) fn client_index(&self) -> NodeIndex {
+        self.nodes.len()
+    }
+
+    pub(crate) fn map_index(&self) -> NodeIndex {
+        self.nodes.len() + 1
+    }
+
+    pub(crate) fn schedule(&mut self, delay_ns: u64, happening: Happening) {
+        self.order += 1;
+        let scheduled = Scheduled { at_ns: self.now_ns + delay_ns, order: self.order, happening };
+        self.queue.push(Reverse(scheduled));
+    }
+
+    /// A number that was not used before.
+    pub(crate) fn order_number(&mut self) -> u64 {
+        self.order += 1;
+        self.order
+    }
+
+    /// The next happening; the time is then its time.
+    pub(crate) fn next(&mut self) -> Option<Happening> {
+        let Reverse(scheduled) = self.queue.pop()?;
+        self.now_ns = scheduled.at_ns;
+        self.turns += 1;
+        let mixed = self.trace ^ scheduled.at_ns.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ scheduled.order;
+        self.trace = mixed.rotate_left(17).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        Some(scheduled.happening)
+    }
+
+    /// Delay of a message; `None` if it is lost.
+    fn link_delay(&mut self, from: NodeIndex, to: NodeIndex) -> Option<u64> {
+        let lost = self.random.happens(self.link_faults_per_mille);
+        let usual_ns = 20 * US + self.random.below(200 * US);
+        let late = self.random.happens(self.link_faults_per_mille);
+        let delay_ns = if late { self.random.below(900 * MS) } else { usual_ns };
+        (!lost && !self.cut.contains(&(from, to))).then_some(delay_ns)
+    }
+
+    /// Sends a client's request.
+    pub(crate) fn send_request(&mut self, to: NodeIndex, request: ClientRequest) {
+        if let Some(delay_ns) = self.link_delay(self.client_index(), to) {
+            self.schedule(delay_ns, Happening::Request { to, request });
+        }
+    }
+
+    /// A node's clock.
+    fn local_ns(&self, node: NodeIndex) -> u64 {
+        let node = &self.nodes[node];
+        node.clock_ns + (u128::from(self.now_ns) * u128::from(node.clock_rate) / 1_000_000) as u64
+    }
+
+    pub(crate) fn start(&mut self, node: NodeIndex) {
+        if self.nodes[node].replica.is_some() {
+            return;
+        }
+        let now_ns = self.local_ns(node);
+        let mut random = self.random.split();
+        let started = &mut self.nodes[node];
+        started.incarnation += 1;
+        let recovered = started.disk.crash(&mut random);
+        let id = ReplicaId(node as u32);
+        let settings = self.settings.clone();
+        let replica = Replica::with_faults(id, started.incarnation, settings, recovered, now_ns, self.fault);
+        started.replica = Some(replica);
+        started.disk_busy = false;
+        let incarnation = started.incarnation;
+        self.schedule(0, Happening::MapPoll { node, incarnation });
+    }
+
+    /// The node stops at once. Its disk keeps what was durable.
+    pub(crate) fn stop(&mut self, node: NodeIndex) {
+        let stopped = &mut self.nodes[node];
+        stopped.replica = None;
+        stopped.paused = None;
+        stopped.deferred.clear();
+    }
+
+    pub(crate) fn resume(&mut self, node: NodeIndex) {
+        self.nodes[node].paused = None;
+        for happening in std::mem::take(&mut self.nodes[node].deferred) {
+            self.schedule(0, happening);
+        }
+    }
+
+    fn is_current(&self, node: NodeIndex, incarnation: u32) -> bool {
+        self.nodes[node].replica.is_some() && self.nodes[node].incarnation == incarnation
+    }
+
+    /// Carries out what happens to nodes and the map; returns what concerns clients and faults.
+    pub(crate) fn carry_out(&mut self, happening: Happening) -> Option<Happening> {
+        let node = match &happening {
+            Happening::Message { to, .. } | Happening::Request { to, .. } => *to,
+            Happening::Disk { node, incarnation }
+            | Happening::Storage { node, incarnation, .. }
+            | Happening::Timer { node, incarnation, .. }
+            | Happening::MapRecord { node, incarnation, .. }
+            | Happening::MapPoll { node, incarnation } => {
+                if !self.is_current(*node, *incarnation) {
+                    return None;
+                }
+                *node
+            }
+            Happening::MapRequest { .. } => {
+                self.ask_map(happening);
+                return None;
+            }
+            _ => return Some(happening),
+        };
+        if self.nodes[node].paused.is_some() {
+            self.nodes[node].deferred.push(happening);
+            return None;
+        }
+        let event = match happening {
+            Happening::Message { message, .. } => ReplicaEvent::Message(message),
+            Happening::Request { request, .. } => ReplicaEvent::Request(request),
+            Happening::Storage { event, .. } => event,
+            Happening::MapRecord { config, .. } => ReplicaEvent::Map(config),
+            Happening::Timer { number, .. } if number != self.nodes[node].timers => return None,
+            Happening::Timer { .. } => ReplicaEvent::Timer,
+            Happening::Disk { .. } => {
+                self.nodes[node].disk_busy = false;
+                let event = self.nodes[node].disk.complete_write();
+                self.start_disk(node);
+                event?
+            }
+            Happening::MapPoll { incarnation, .. } => {
+                self.send_to_map(node, None);
+                let unknown = self.nodes[node].replica.as_ref().is_some_and(|it| it.config().epoch == 0);
+                let delay_ns = if unknown { 20 * MS } else { 100 * MS + self.random.below(300 * MS) };
+                self.schedule(delay_ns, Happening::MapPoll { node, incarnation });
+                return None;
+            }
+            _ => unreachable!("only events of nodes are left"),
+        };
+        self.handle(node, event);
+        None
+    }
+
+    fn handle(&mut self, node: NodeIndex, event: ReplicaEvent) {
+        let now_ns = self.local_ns(node);
+        let mut actions = std::mem::take(&mut self.actions);
+        let Some(replica) = &mut self.nodes[node].replica else {
+            return;
+        };
+        replica.handle(event, now_ns, &mut actions);
+        let deadline = replica.deadline();
+        for action in actions.drain(..) {
+            self.act(node, action);
+        }
+        self.actions = actions;
+        self.start_disk(node);
+        if let Some(deadline_ns) = deadline {
+            let at = &mut self.nodes[node];
+            at.timers += 1;
+            let (number, incarnation) = (at.timers, at.incarnation);
+            let wait_ns =
+                u128::from(deadline_ns.saturating_sub(now_ns)) * 1_000_000 / u128::from(at.clock_rate);
+            self.schedule(wait_ns as u64 + 1, Happening::Timer { node, incarnation, number });
+        }
+    }
+
+    fn act(&mut self, node: NodeIndex, action: ReplicaAction) {
+        let incarnation = self.nodes[node].incarnation;
+        let disk = &mut self.nodes[node].disk;
+        match action {
+            ReplicaAction::Send { to, message } => {
+                let to = to.0 as usize;
+                let repeats = if self.random.happens(self.link_faults_per_mille) { 2 } else { 1 };
+                for _ in 0..repeats {
+                    if let Some(delay_ns) = self.link_delay(node, to) {
+                        self.schedule(delay_ns, Happening::Message { to, message: message.clone() });
+                    }
+                }
+            }
+            ReplicaAction::Reply { client, number, reply } => {
+                if let Some(delay_ns) = self.link_delay(node, self.client_index()) {
+                    self.schedule(delay_ns, Happening::Reply { client, number, from: node, reply });
+                }
+            }
+            ReplicaAction::Append { append, entry } => disk.append(append, entry),
+            ReplicaAction::Truncate { from } => disk.truncate(from),
+            ReplicaAction::Apply { entry } => disk.apply(&entry),
+            ReplicaAction::Checkpoint { checkpoint, record } => disk.checkpoint(checkpoint, record),
+            ReplicaAction::Free { through } => disk.free(through),
+            ReplicaAction::Reset { session, record } => disk.reset(session, record),
+            ReplicaAction::Read { read, object, offset, through, .. } => {
+                let value = disk.read(object, offset, through);
+                let data = Some(value.to_le_bytes().into());
+                self.complete(node, incarnation, ReplicaEvent::ReadDone { read, data });
+            }
+            ReplicaAction::ReadObject { read, after } => {
+                let object = disk.object_after(after);
+                self.complete(node, incarnation, ReplicaEvent::ObjectRead { read, object });
+            }
+            ReplicaAction::WriteObject { session, object, content } => {
+                disk.write_object(object, &content);
+                self.complete(node, incarnation, ReplicaEvent::ObjectWritten { session, object });
+            }
+            ReplicaAction::Propose(config) => self.send_to_map(node, Some(config)),
+        }
+    }
+
+    fn complete(&mut self, node: NodeIndex, incarnation: u32, event: ReplicaEvent) {
+        let delay_ns = (10 * US + self.random.below(100 * US)) * self.nodes[node].disk_slowness;
+        self.schedule(delay_ns, Happening::Storage { node, incarnation, event });
+    }
+
+    /// Starts the next write of a node's disk.
+    fn start_disk(&mut self, node: NodeIndex) {
+        let at = &mut self.nodes[node];
+        if at.disk_busy || !at.disk.has_writes() {
+            return;
+        }
+        at.disk_busy = true;
+        let (incarnation, slowness) = (at.incarnation, at.disk_slowness);
+        let delay_ns = (5 * US + self.random.below(60 * US)) * slowness;
+        self.schedule(delay_ns, Happening::Disk { node, incarnation });
+    }
+
+    fn send_to_map(&mut self, node: NodeIndex, proposal: Option<Arc<GroupConfig>>) {
+        let incarnation = self.nodes[node].incarnation;
+        if let Some(delay_ns) = self.link_delay(node, self.map_index()) {
+            self.schedule(delay_ns, Happening::MapRequest { node, incarnation, proposal });
+        }
+    }
+
+    /// The map compares and swaps, answers, and notifies the other nodes.
+    fn ask_map(&mut self, happening: Happening) {
+        let Happening::MapRequest { node, proposal, incarnation } = happening else {
+            return;
+        };
+        if let Some(config) = proposal.filter(|config| config.epoch == self.map.epoch + 1) {
+            self.map = config;
+            for other in (0..self.nodes.len()).filter(|other| *other != node) {
+                self.send_record(other, self.nodes[other].incarnation);
+            }
+        }
+        self.send_record(node, incarnation);
+    }
+
+    fn send_record(&mut self, node: NodeIndex, incarnation: u32) {
+        if let Some(delay_ns) = self.link_delay(self.map_index(), node) {
+            let config = self.map.clone();
+            self.schedule(delay_ns, Happening::MapRecord { node, incarnation, config });
+        }
+    }
+}
