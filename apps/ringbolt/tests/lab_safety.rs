@@ -39,8 +39,50 @@ norandommap = 1
 scheduler = ['none']
 ";
 
-/// A loop device over a file, both removed on drop. One test at a time has one: journals belong to the machine, and
-/// every lab command restores killed runs.
+/// Lets one test at a time run: journals belong to the machine, and every lab command restores killed runs.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Creates a folder with a file of [`DISK_BYTES`]; returns both.
+fn folder_with_file(name: &str) -> (PathBuf, PathBuf) {
+    let folder = std::env::temp_dir().join(format!("ringbolt-lab-safety-{name}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("disk");
+    fs::write(&file, vec![0x5a; DISK_BYTES as usize]).unwrap();
+    (folder, file)
+}
+
+/// A file, removed on drop.
+struct FileDisk {
+    folder: PathBuf,
+    file: PathBuf,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl FileDisk {
+    fn new(name: &str) -> FileDisk {
+        let alone = alone();
+        let (folder, file) = folder_with_file(name);
+        FileDisk { folder, file, _alone: alone }
+    }
+
+    /// Starts `lab run` of a definition on this file, which may be overwritten.
+    fn run(&self, definition: &str, options: &[&str]) -> Lab {
+        let file = self.file.to_str().unwrap();
+        Lab::start(&self.folder, definition, &[&["--file", file, "--destroy-data", file], options].concat())
+    }
+}
+
+impl Drop for FileDisk {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A loop device over a file, both removed on drop.
 struct Disk {
     folder: PathBuf,
     node: String,
@@ -50,17 +92,12 @@ struct Disk {
 impl Disk {
     /// `None` if this machine has no loop devices that the test may use; prints the reason.
     fn new(name: &str) -> Option<Disk> {
-        static ALONE: Mutex<()> = Mutex::new(());
-        let alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let alone = alone();
         if !rustix::process::geteuid().is_root() {
             println!("SKIPPED {name}: only root makes loop devices");
             return None;
         }
-        let folder = std::env::temp_dir().join(format!("ringbolt-lab-safety-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).unwrap();
-        let file = folder.join("disk");
-        fs::write(&file, vec![0x5a; DISK_BYTES as usize]).unwrap();
+        let (folder, file) = folder_with_file(name);
         let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output();
         let made = match made {
             Ok(made) if made.status.success() => made,
@@ -120,14 +157,7 @@ impl Disk {
 
     /// Starts `lab run` of a definition.
     fn start(&self, definition: &str, options: &[&str]) -> Lab {
-        let file = self.folder.join("definition.toml");
-        fs::write(&file, definition).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
-        command.args(["lab", "run", "--definition"]).arg(&file).args(["--repetitions", "1"]).args(options);
-        command.arg("--out").arg(self.folder.join("out"));
-        let stderr = fs::File::create(self.folder.join("complaints")).unwrap();
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
-        Lab { child, stderr: self.folder.join("complaints") }
+        Lab::start(&self.folder, definition, options)
     }
 }
 
@@ -147,6 +177,18 @@ struct Lab {
 }
 
 impl Lab {
+    /// Starts `lab run` of a definition, with its results in `folder`.
+    fn start(folder: &Path, definition: &str, options: &[&str]) -> Lab {
+        let file = folder.join("definition.toml");
+        fs::write(&file, definition).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
+        command.args(["lab", "run", "--definition"]).arg(&file).args(["--repetitions", "1"]).args(options);
+        command.arg("--out").arg(folder.join("out"));
+        let stderr = fs::File::create(folder.join("complaints")).unwrap();
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
+        Lab { child, stderr: folder.join("complaints") }
+    }
+
     fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.child.id() as i32).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
@@ -407,6 +449,50 @@ fn cells_on_bdevs_can_open_the_device_that_the_run_has_locked() {
         let results = RunDirectory::open(&disk.folder.join("out")).unwrap();
         let measured = results.records.iter().filter(|record| record.is_measured()).count();
         assert!(status.success() && measured == cells, "{}: {:?}", run.message(), results.records);
+        fs::remove_dir_all(disk.folder.join("out")).unwrap();
+    }
+}
+
+#[test]
+fn a_run_does_not_lock_its_file_against_its_own_processes() {
+    let disk = FileDisk::new("file");
+    let one_job = WRITERS.replace("jobs = 2", "jobs = 1");
+    let apis = one_job.replace("api = 'psync'\n", "").replace("scheduler", "api");
+    let apis = apis.replace("['none']", "['psync', 'aio', 'iou', 'spdk']");
+    let target = one_job.replace("'psync'", "'nvme-tcp'").replace("scheduler", "target");
+    let workloads = one_job.replace("rw = 'randwrite'\n", "").replace("scheduler", "rw");
+    let workloads = workloads.replace("['none']", "['randread', 'randwrite', 'randrw', 'read']");
+    let mut runs = vec![("ringbolt", apis, 4), ("ringbolt", target.replace("'none'", "'ringbolt'"), 1)];
+    runs.extend(generators().into_iter().map(|generator| (generator, workloads.clone(), 4)));
+    for (generator, definition, cells) in runs {
+        let options = ["--generator", generator, "--runtime", "100ms", "--ramp", "0s"];
+        let mut run = disk.run(&definition, &options);
+        run.child.wait().unwrap();
+        let results = RunDirectory::open(&disk.folder.join("out")).unwrap();
+        let measured = results.records.iter().filter(|record| record.is_measured()).count();
+        assert_eq!(measured, cells, "{generator}: {}", run.message());
+        fs::remove_dir_all(disk.folder.join("out")).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_run_leaves_no_process_that_writes_its_file() {
+    let disk = FileDisk::new("killed-file");
+    for generator in generators() {
+        let options = ["--generator", generator, "--runtime", "600s", "--ramp", "0s"];
+        let mut run = disk.run(WRITERS, &options);
+        let modified = || fs::metadata(&disk.file).unwrap().modified().unwrap();
+        let before = modified();
+        wait_until("the jobs write", || {
+            assert!(run.child.try_wait().unwrap().is_none(), "it ended: {}", run.message());
+            modified() > before && run.processes().len() >= 3
+        });
+        run.signal(Signal::KILL);
+        run.child.wait().unwrap();
+        wait_until("its processes have ended", || run.processes().is_empty());
+        let after = modified();
+        restore();
+        assert_eq!(modified(), after, "{generator}: writes go on");
         fs::remove_dir_all(disk.folder.join("out")).unwrap();
     }
 }

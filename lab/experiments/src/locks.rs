@@ -5,6 +5,10 @@
 //! file is locked too: runs with another journal directory (of another user) respect that, as do programs that follow
 //! systemd's convention for block devices. All locks are `flock(2)`; those of a killed run are released by the
 //! kernel.
+//!
+//! A lock belongs to one open file, so that a process of the run that locks the node or file itself cannot share the
+//! run's lock. The run releases its own for the cells of such processes, which are `ringbolt serve` and `ringbolt perf`,
+//! and takes it again for the next other cell. The records stay locked meanwhile.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -98,6 +102,11 @@ impl DeviceLocks {
     /// nodes itself.
     pub fn close_nodes(&mut self) {
         self.nodes.clear();
+    }
+
+    /// Unlocks the regular files and keeps the records, for a generator that locks the files that it writes.
+    pub(crate) fn close_files(&mut self) {
+        self.nodes.retain(|(_, file)| !file.metadata().is_ok_and(|metadata| metadata.is_file()));
     }
 
     fn record(&mut self, key: &str, location: &str) -> Result<(), LockError> {

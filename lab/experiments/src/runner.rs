@@ -18,7 +18,7 @@ use crate::devices::{Device, DeviceKind};
 use crate::fio_output;
 use crate::generator::{self, GeneratorEvent, GeneratorExit, GeneratorInput, LoadGenerator};
 use crate::host::HostInfo;
-use crate::job_file::CellJob;
+use crate::job_file::{self, CellJob};
 use crate::journal::Journal;
 use crate::locks::DeviceLocks;
 use crate::meters::CellMeters;
@@ -534,27 +534,29 @@ impl CellRunner<'_> {
 
     /// Starts the target that the cell drives; stops the targets if it drives none.
     ///
-    /// The bdev layer locks the device that it opens, in the generator or in the target. For such a cell, the run
-    /// releases its lock on the node; its record keeps other runs away.
+    /// The bdev layer locks the device that it opens, in the generator or in the target, and `ringbolt perf` the files
+    /// that it writes. For such a cell, the run releases its own lock; its record keeps other runs away.
     fn network_target(
         &self,
         processes: &mut RunProcesses,
         locks: &mut DeviceLocks,
     ) -> Result<Option<NetworkTarget>, String> {
-        if self.text("api") != "nvme-tcp" {
-            self.setup.network.stop_all();
-            if generator::is_bdev_api(self.text("api")) {
-                locks.close_nodes();
-                return Ok(None);
-            }
-            return locks.reopen_nodes(self.setup.devices).map(|()| None).map_err(|error| error.to_string());
+        if self.text("api") == "nvme-tcp" {
+            locks.close_nodes();
+            let name = self.text("target");
+            let target = self.setup.network.start(name, processes)?;
+            return target.map(Some).ok_or_else(|| format!("there is no target {name}"));
         }
-        locks.close_nodes();
-        let name = self.text("target");
-        match self.setup.network.start(name, processes)? {
-            Some(target) => Ok(Some(target)),
-            None => Err(format!("there is no target {name}")),
+        self.setup.network.stop_all();
+        if generator::is_bdev_api(self.text("api")) {
+            locks.close_nodes();
+            return Ok(None);
         }
+        locks.reopen_nodes(self.setup.devices).map_err(|error| error.to_string())?;
+        if self.setup.generator.locks_files() && job_file::writes(&self.run.cell.parameters) {
+            locks.close_files();
+        }
+        Ok(None)
     }
 
     fn job<'b>(&'b self, inputs: &'b JobInputs) -> CellJob<'b> {

@@ -144,6 +144,22 @@ fn closed_nodes_can_be_locked_by_the_bdev_layer() {
 }
 
 #[test]
+fn closed_files_can_be_locked_by_the_generator() {
+    let folder = Folder::new("files");
+    let (path, records) = (folder.0.join("one"), folder.0.join("r"));
+    fs::write(&path, "x").unwrap();
+    let mut locks = DeviceLocks::new(&records);
+    locks.lock(&file(&path), &HostInfo::default()).unwrap();
+    // Anything but a regular file stays locked; a directory stands for a block device, which needs root.
+    locks.lock_node(folder.0.clone()).unwrap();
+    locks.close_files();
+    assert!(try_lock(&File::open(&path).unwrap()).unwrap());
+    assert!(!try_lock(&File::open(&folder.0).unwrap()).unwrap());
+    let message = lock_error(&mut DeviceLocks::new(&records), &file(&path));
+    assert!(message.contains("in use by"), "the record stays: {message}");
+}
+
+#[test]
 fn a_partition_has_the_number_of_its_disk() {
     let folder = Folder::new("partition");
     let disk = folder.0.join("sys/devices/sda");
