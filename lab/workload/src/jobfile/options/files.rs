@@ -1,0 +1,147 @@
+//! Files and engines.
+
+use io_engines::{EngineKind, SyncMode};
+
+use super::{OptionInfo, job, switch};
+use crate::jobfile::job::{EngineName, PerfJob};
+use crate::jobfile::values::*;
+
+/// Files and engines.
+pub(super) const FILES: &[OptionInfo] = &[
+    // Files and engine.
+    job("filename", &[], "FILE[:FILE]", "files, devices or URIs, separated by :", |job, v| {
+        job.filename = Some(v.to_string());
+        Ok(())
+    }),
+    job("name", &[], "NAME", "name of the job; the second and later start another job", |job, v| {
+        if v.is_empty() {
+            return Err("a job needs a name".to_string());
+        }
+        job.spec.name = v.to_string();
+        Ok(())
+    }),
+    job("description", &[], "TEXT", "text for reports", |job, v| {
+        job.description = v.to_string();
+        Ok(())
+    }),
+    job("directory", &[], "DIR", "prefix of relative file names", |job, v| {
+        job.directory = Some(v.to_string());
+        Ok(())
+    }),
+    job("nrfiles", &["nr_files"], "N", "number of files if no filename is given", |job, v| {
+        job.nrfiles = in_range(v, 1, 65_536)? as u32;
+        Ok(())
+    }),
+    job(
+        "file_service_type",
+        &[],
+        "roundrobin",
+        "how the next file is selected: roundrobin, random or sequential, [:N] I/Os per turn",
+        |job, v| {
+            job.spec.file_service = file_service(v)?;
+            Ok(())
+        },
+    ),
+    job(
+        "ioengine",
+        &[],
+        "io_uring",
+        "psync, pvsync2, libaio, io_uring, io_uring_cmd, null, filecreate, filestat, filedelete, dircreate, dirstat, dirdelete, or bdev (Ringbolt's own; also spdk and spdk_bdev); iou, iou-c and iou-s are io_uring's modes",
+        ioengine,
+    ),
+    switch("direct", "bypass the page cache (O_DIRECT)", |job, v| {
+        job.direct = flag(v)?;
+        Ok(())
+    }),
+    switch("buffered", "use the page cache; the opposite of direct", |job, v| {
+        job.direct = !flag(v)?;
+        Ok(())
+    }),
+    job("sync", &[], "none", "synchronous writes: none, sync (O_SYNC) or dsync (O_DSYNC)", |job, v| {
+        job.sync = match v {
+            "none" | "0" => SyncMode::None,
+            "sync" | "1" => SyncMode::Sync,
+            "dsync" => SyncMode::DataSync,
+            _ => return Err("it is one of none, sync, dsync".to_string()),
+        };
+        Ok(())
+    }),
+    job("fsync", &[], "N", "flush (fsync) after every N writes", |job, v| {
+        flush_every(job, number(v)?, false);
+        Ok(())
+    }),
+    job("fdatasync", &[], "N", "flush data (fdatasync) after every N writes", |job, v| {
+        flush_every(job, number(v)?, true);
+        Ok(())
+    }),
+    switch("end_fsync", "flush at the end", |job, v| {
+        job.spec.flush_at_end = flag(v)?;
+        Ok(())
+    }),
+    switch("invalidate", "drop the page cache of the files before a job starts; on by default", |job, v| {
+        job.invalidate = flag(v)?;
+        Ok(())
+    }),
+    switch("allow_file_create", "create missing files; on by default", |job, v| {
+        job.allow_file_create = flag(v)?;
+        Ok(())
+    }),
+    switch(
+        "allow_mounted_write",
+        "allow writes to devices that are mounted or otherwise in use",
+        |job, v| {
+            job.allow_mounted_write = flag(v)?;
+            Ok(())
+        },
+    ),
+    switch(
+        "create_on_open",
+        "create files when they are opened; only with filecreate and dircreate",
+        |job, v| {
+            job.create_on_open = flag(v)?;
+            Ok(())
+        },
+    ),
+    job(
+        "openfiles",
+        &[],
+        "N",
+        "files open at a time; at least nrfiles, except with filecreate and its like",
+        |job, v| {
+            job.open_files = Some(in_range(v, 1, 65_536)? as u32);
+            Ok(())
+        },
+    ),
+    switch("create_only", "create the files and do no I/O", |job, v| {
+        job.create_only = flag(v)?;
+        Ok(())
+    }),
+];
+
+/// Sets `fsync` or `fdatasync`. A job has one kind of flush: the last that is given with a count above 0; a
+/// count of 0 only disables its own kind.
+fn flush_every(job: &mut PerfJob, writes: u32, data_sync: bool) {
+    if writes > 0 || job.engine_config.data_sync == data_sync {
+        (job.spec.flush_every, job.engine_config.data_sync) = (writes, data_sync);
+    }
+}
+
+fn ioengine(job: &mut PerfJob, value: &str) -> Result<(), String> {
+    // `ioengine` sets both flags, so that a mode of the global section does not persist.
+    job.polling_mode = (value == "iou-c", value == "iou-s");
+    let kind = match value {
+        "bdev" | "ringbolt" | "spdk" | "spdk_bdev" => {
+            job.engine = Some(EngineName::Bdev);
+            return Ok(());
+        }
+        "iou" | "iou-c" | "iou-s" => EngineKind::Uring,
+        "sync" | "pread" => EngineKind::Psync,
+        "vsync" | "pvsync" => EngineKind::Pvsync2,
+        name => EngineKind::from_name(name).ok_or_else(|| {
+            let names = EngineKind::NAMES.map(|(_, name)| name).join(", ");
+            format!("it is one of {names}, iou, iou-c, iou-s, bdev")
+        })?,
+    };
+    job.engine = Some(EngineName::Kernel(kind));
+    Ok(())
+}
