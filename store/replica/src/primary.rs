@@ -1,6 +1,7 @@
 //! The primary: orders operations, waits for the in-sync set, reads under leases, changes the in-sync set.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use wire_store::{EntryHeader, ObjectId};
@@ -111,6 +112,17 @@ impl Peer {
         self.acknowledged.unwrap_or(0).max(self.committed)
     }
 
+    /// The entry to go on with after those that are certain. A member has every committed entry, so also those up to
+    /// `base`, which are freed.
+    fn first_uncertain(&self, base: u64) -> u64 {
+        (self.certain() + 1).max(if self.in_sync { base + 1 } else { 0 })
+    }
+
+    /// Whether it has promised not to propose itself yet.
+    fn has_lease(&self, lease_ns: u64, now_ns: u64) -> bool {
+        self.lease_from_ns.is_some_and(|from_ns| now_ns < from_ns + lease_ns)
+    }
+
     fn is_unanswered(&self) -> bool {
         self.next - 1 > self.certain()
     }
@@ -201,8 +213,7 @@ impl<F: Plants> Replica<F> {
             }
             AppendOutcome::Mismatch { commit_point } => {
                 peer.committed = peer.committed.max(commit_point.min(end));
-                // A member has every committed entry, so also those that are freed here.
-                let next = (peer.certain() + 1).max(if peer.in_sync { base + 1 } else { 0 });
+                let next = peer.first_uncertain(base);
                 if !peer.probing || peer.next != next {
                     (peer.probing, peer.next, peer.sent_ns) = (true, next, 0);
                 }
@@ -215,9 +226,11 @@ impl<F: Plants> Replica<F> {
     pub(crate) fn run_primary(&mut self, actions: &mut Vec<ReplicaAction>) {
         self.run_learners(actions);
         self.advance_commit(actions);
-        let ids: Vec<ReplicaId> = self.primary().peers.keys().copied().collect();
-        for id in ids {
+        let mut peer = self.primary().peers.keys().next().copied();
+        while let Some(id) = peer {
             self.stream_to(id, actions);
+            let after = (Bound::Excluded(id), Bound::Unbounded);
+            peer = self.primary().peers.range(after).next().map(|(id, _)| *id);
         }
         self.read_waiting(actions);
         self.propose_members(actions);
@@ -243,11 +256,8 @@ impl<F: Plants> Replica<F> {
             return;
         }
         if peer.is_unanswered() && now_ns >= peer.progress_ns + resend_ns {
-            peer.next = peer.certain() + 1;
+            peer.next = peer.first_uncertain(base);
             peer.progress_ns = now_ns;
-            if peer.in_sync {
-                peer.next = peer.next.max(base + 1);
-            }
         }
         if peer.proposed && (peer.next <= base || matches!(peer.copy, CopyStage::Needed)) {
             // What the map may have made a member gets no copy: its data stays.
@@ -404,9 +414,7 @@ impl<F: Plants> Replica<F> {
     }
 
     fn reads_blocked(&self, primary: &Primary) -> Option<GroupBlocked> {
-        let has_lease = |peer: &Peer| {
-            peer.lease_from_ns.is_some_and(|from_ns| self.now_ns < from_ns + self.settings.lease_ns)
-        };
+        let has_lease = |peer: &Peer| peer.has_lease(self.settings.lease_ns, self.now_ns);
         let stale = self.has_fault(PlantedReplicaFault::StalePrimary);
         if self.now_ns < primary.act_after_ns {
             Some(GroupBlocked::EarlierLease)
@@ -489,8 +497,7 @@ impl<F: Plants> Replica<F> {
             }
             peer.joining = !unprepared;
             let has_all = peer.acknowledged >= Some(committed_max);
-            let has_lease = peer.lease_from_ns.is_some_and(|from_ns| now_ns < from_ns + lease_ns);
-            if unprepared || (has_all && has_lease) {
+            if unprepared || (has_all && peer.has_lease(lease_ns, now_ns)) {
                 peer.proposed = true;
                 in_sync.push(*id);
                 return self.propose(own, in_sync, actions);

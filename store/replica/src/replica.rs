@@ -142,6 +142,9 @@ struct Checkpointing {
 
 impl Replica<NoFaults> {
     /// A replica with what its storage has. `incarnation` is higher at each start of the node.
+    ///
+    /// # Panics
+    /// If the log does not begin at the checkpoint or before it, or ends before it: the storage checks what it reads.
     pub fn new(
         id: ReplicaId,
         incarnation: u32,
