@@ -1,9 +1,9 @@
 //! The vhost-user target: block devices as virtio disks of virtual machines and of whatever else speaks vhost-user.
 //!
 //! A [`VhostTarget`] has controllers, each a UNIX socket at which QEMU or libblkio finds a virtio block device
-//! ([`VhostBlkConfig`]) or QEMU a virtio SCSI host with up to eight targets; an [`rpc::VhostModule`] makes it a part of a program. The client shares its memory: requests are
-//! fetched from virtqueues there, split or packed, and block devices read and write the guest's buffers without a copy.
-//! The shell drives the connections, each on one core.
+//! ([`VhostBlkConfig`]) or QEMU a virtio SCSI host with up to eight targets; an [`rpc::VhostModule`] makes it a part of a
+//! program. The client shares its memory: requests are fetched from virtqueues there, split or packed, and block devices
+//! read and write the guest's buffers without a copy. The shell drives the connections, each on one core.
 //!
 //! ```
 //! use bdev::{Registry, malloc};

@@ -450,16 +450,21 @@ impl ScsiRequests {
 
     #[inline]
     fn resume_task(&mut self, slot: Slot, event: TaskEvent, guest: GuestView<'_>) {
-        let Some(command) = self.commands.get_mut(slot) else { return };
-        let Some(task) = &mut command.task else { return };
+        if let Some(step) = self.next_step(slot, event) {
+            self.take_step(slot, step, guest);
+        }
+    }
+
+    #[inline]
+    fn next_step(&mut self, slot: Slot, event: TaskEvent) -> Option<Step> {
+        let command = self.commands.get_mut(slot)?;
         let mut context = TaskContext {
             nexus: &self.units[command.unit].nexus,
             luns: &LUNS,
             waker: &self.waker,
             requests: &mut self.batch,
         };
-        let step = task.resume(event, &mut context);
-        self.take_step(slot, step, guest);
+        Some(command.task.as_mut()?.resume(event, &mut context))
     }
 
     /// Does what a step asks for, as far as the guest's buffers are enough.
@@ -494,14 +499,8 @@ impl ScsiRequests {
                 }
                 Step::Aborted => return self.end_command(slot, guest),
             };
-            let Some(task) = &mut command.task else { return };
-            let mut context = TaskContext {
-                nexus: &self.units[command.unit].nexus,
-                luns: &LUNS,
-                waker: &self.waker,
-                requests: &mut self.batch,
-            };
-            step = task.resume(event, &mut context);
+            let Some(next) = self.next_step(slot, event) else { return };
+            step = next;
         }
     }
 
