@@ -255,15 +255,17 @@ impl<F: Plants> Replica<F> {
             }
             return;
         }
+        if peer.in_sync && peer.next <= base {
+            // What it was to be asked about is freed meanwhile: a member has it.
+            peer.next = base + 1;
+        }
         if peer.is_unanswered() && now_ns >= peer.progress_ns + resend_ns {
             peer.next = peer.first_uncertain(base);
             peer.progress_ns = now_ns;
         }
         if peer.proposed && (peer.next <= base || matches!(peer.copy, CopyStage::Needed)) {
-            // What the map may have made a member gets no copy: its data stays.
-            if now_ns >= peer.sent_ns + heartbeat_ns {
-                peer.sent_ns = now_ns;
-            }
+            // What the map may have made a member gets no copy: its data stays. Only the map's answer ends this.
+            peer.sent_ns = now_ns;
             return;
         }
         let needs_copy = match peer.copy {
