@@ -180,7 +180,7 @@ impl Run {
         let complete = |member: &usize| self.cluster.nodes[*member].disk.is_complete();
         if members.filter(complete).any(|member| member != node) {
             self.crash(node, length_ns);
-            self.cluster.nodes[node].disk.replace();
+            self.cluster.replace_disk(node);
         }
     }
 

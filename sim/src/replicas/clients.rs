@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use replica::{ClientReply, ClientRequest};
 use wire_store::{EntryHeader, ObjectId, Operation};
 
-use super::MS;
 use super::cluster::{Happening, NodeIndex, ReplicaCluster};
 use super::disk::value_of;
 use super::register::{NEVER, RegisterHistory};
+use super::{MS, US};
 
 /// A block of the group.
 pub(crate) type BlockId = (ObjectId, u32);
@@ -21,7 +21,8 @@ struct PendingRequest {
     /// The value to write; `None` for a read.
     value: Option<u64>,
     invoked_ns: u64,
-    attempts: u64,
+    /// Times that it was sent. Only the last one is repeated.
+    attempts: u32,
     target: NodeIndex,
 }
 
@@ -61,13 +62,13 @@ impl Clients {
             history: BTreeMap::new(),
             in_flight_max: 1 + random.index(6),
             writes_per_mille: 300 + random.below(600) as u32,
-            think_ns: 1 + random.below(30 * MS),
+            think_ns: 20 * US + random.below(30 * MS),
             stopped: false,
             succeeded: 0,
             abandoned: 0,
         };
         for client in 0..clients.clients.len() {
-            cluster.schedule(0, Happening::Client { client, attempt: 0 });
+            cluster.schedule(0, Happening::Client { client, attempt: None });
         }
         clients
     }
@@ -77,16 +78,20 @@ impl Clients {
         self.clients.iter().map(|client| client.pending.len()).sum()
     }
 
-    /// Begins a request, or repeats one: `attempt` is 0, or the request's number.
-    pub(crate) fn act(&mut self, cluster: &mut ReplicaCluster, client: usize, attempt: u64) {
-        if attempt > 0 {
-            return self.repeat(cluster, client, attempt);
+    /// Begins a request, or repeats `attempt`, a request's number and how often it was sent.
+    pub(crate) fn act(&mut self, cluster: &mut ReplicaCluster, client: usize, attempt: Option<(u64, u32)>) {
+        if let Some((number, attempts)) = attempt {
+            let pending = self.clients[client].pending.get(&number);
+            if pending.is_some_and(|pending| pending.attempts == attempts) {
+                self.repeat(cluster, client, number);
+            }
+            return;
         }
         if self.stopped {
             return;
         }
         let wait_ns = cluster.random.below(2 * self.think_ns);
-        cluster.schedule(wait_ns, Happening::Client { client, attempt: 0 });
+        cluster.schedule(wait_ns, Happening::Client { client, attempt: None });
         if self.clients[client].pending.len() < self.in_flight_max {
             let block = self.blocks[cluster.random.index(self.blocks.len())];
             let is_write = cluster.random.happens(self.writes_per_mille);
@@ -118,6 +123,7 @@ impl Clients {
         };
         pending.attempts += 1;
         let ((object, offset), target) = (pending.block, pending.target);
+        let attempt = Some((number, pending.attempts));
         let id = client as u64 + 1;
         let request = match pending.value {
             Some(value) => {
@@ -129,7 +135,7 @@ impl Clients {
         };
         cluster.send_request(target, request);
         let patience_ns = 50 * MS + cluster.random.below(400 * MS);
-        cluster.schedule(patience_ns, Happening::Client { client, attempt: number });
+        cluster.schedule(patience_ns, Happening::Client { client, attempt });
     }
 
     fn repeat(&mut self, cluster: &mut ReplicaCluster, client: usize, number: u64) {
@@ -172,7 +178,8 @@ impl Clients {
                     it.target = primary.0 as usize;
                 }
                 let wait_ns = MS + cluster.random.below(20 * MS);
-                cluster.schedule(wait_ns, Happening::Client { client, attempt: number });
+                let attempt = Some((number, pending.attempts));
+                cluster.schedule(wait_ns, Happening::Client { client, attempt });
             }
             // The time-out repeats it.
             ClientReply::Busy | ClientReply::Failed => {}

@@ -24,8 +24,8 @@ pub(crate) enum Happening {
     Request { to: NodeIndex, request: ClientRequest },
     /// The answer to a client's request arrives there.
     Reply { client: u64, number: u64, from: NodeIndex, reply: ClientReply },
-    /// A client acts.
-    Client { client: usize, attempt: u64 },
+    /// A client begins a request, or repeats one.
+    Client { client: usize, attempt: Option<(u64, u32)> },
     /// The oldest write of a node's log is complete.
     Disk { node: NodeIndex, incarnation: u32 },
     /// Something else of the node's storage is complete.
@@ -77,6 +77,8 @@ pub(crate) struct ReplicaNode {
     pub(crate) replica: Option<Replica<Option<PlantedReplicaFault>>>,
     pub(crate) disk: ReplicaDisk,
     incarnation: u32,
+    /// The last incarnation that had another disk. 0 if there is none.
+    replaced: u32,
     /// Its clock: nanoseconds at time 0, and its rate in millionths.
     clock_ns: u64,
     clock_rate: u64,
@@ -124,6 +126,7 @@ impl ReplicaCluster {
             replica: None,
             disk: ReplicaDisk::new(fault),
             incarnation: 0,
+            replaced: 0,
             clock_ns: random.below(1000 * MS),
             // Rates differ by 1 % at most.
             clock_rate: 995_000 + random.below(10_000),
@@ -227,6 +230,14 @@ impl ReplicaCluster {
         stopped.replica = None;
         stopped.paused = None;
         stopped.deferred.clear();
+    }
+
+    /// Replaces the disk of a stopped node. What the node proposed before is lost with it: a record whose only complete
+    /// member is this one would end the group.
+    pub(crate) fn replace_disk(&mut self, node: NodeIndex) {
+        let replaced = &mut self.nodes[node];
+        replaced.disk.replace();
+        replaced.replaced = replaced.incarnation;
     }
 
     pub(crate) fn resume(&mut self, node: NodeIndex) {
@@ -383,7 +394,8 @@ impl ReplicaCluster {
         let Happening::MapRequest { node, proposal, incarnation } = happening else {
             return;
         };
-        if let Some(config) = proposal.filter(|config| config.epoch == self.map.epoch + 1) {
+        let is_lost = incarnation <= self.nodes[node].replaced;
+        if let Some(config) = proposal.filter(|config| config.epoch == self.map.epoch + 1 && !is_lost) {
             self.map = config;
             for other in (0..self.nodes.len()).filter(|other| *other != node) {
                 self.send_record(other, self.nodes[other].incarnation);
