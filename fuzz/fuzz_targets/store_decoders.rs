@@ -1,7 +1,8 @@
-//! Every decoder of the store's on-disk formats with arbitrary bytes. Decoded values round-trip.
+//! Every decoder of the store's on-disk formats and messages with arbitrary bytes. Decoded values round-trip.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use wire_replica::{AppliedRequests, EncodedFrame, Frame, FrameHeader};
 use wire_store::{EntryHeader, FORMAT_VERSION, ImageRecord, LogHeader, Onode, PartitionHeader, Superblock};
 
 /// Gives bytes the magic number, version and checksum that make decoders look at the rest.
@@ -48,4 +49,31 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(value) = ImageRecord::decode(&record) {
         assert_eq!(value.encode()[..], record);
     }
+    let _ = AppliedRequests::decode(bytes);
+    decode_message(bytes.to_vec());
 });
+
+/// A message with these kind, group, numbers of bytes, body and data, and a right checksum.
+fn decode_message(mut bytes: Vec<u8>) {
+    if bytes.len() < FrameHeader::SIZE {
+        return;
+    }
+    bytes[..4].copy_from_slice(b"RBMS");
+    bytes[4..6].copy_from_slice(&wire_replica::MESSAGE_VERSION.to_le_bytes());
+    bytes[24..32].fill(0);
+    let body = (bytes.len() - FrameHeader::SIZE).min(usize::from(bytes[16]) + usize::from(bytes[17]) * 256);
+    let data = bytes.len() - FrameHeader::SIZE - body;
+    bytes[16..20].copy_from_slice(&(body as u32).to_le_bytes());
+    bytes[20..24].copy_from_slice(&(data as u32).to_le_bytes());
+    bytes[8..12].fill(0);
+    let checksum = wire_store::crc32c(&bytes[..FrameHeader::SIZE + body]);
+    bytes[8..12].copy_from_slice(&checksum.to_le_bytes());
+    let (header, rest) = bytes.split_first_chunk().expect("a header");
+    let Ok(header) = FrameHeader::decode(header) else {
+        return;
+    };
+    if let Ok(frame) = Frame::decode(&header, &rest[..body], &rest[body..]) {
+        let EncodedFrame { head, data } = frame.encode(header.group);
+        assert_eq!([head, data.concat()].concat(), bytes);
+    }
+}

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use replica::{ClientReply, ClientRequest};
-use wire_store::{EntryHeader, ObjectId, Operation};
+use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
 
-use super::cluster::{Happening, NodeIndex, ReplicaCluster};
+use super::cluster::{GROUP, Happening, NodeIndex, ReplicaCluster};
 use super::disk::value_of;
 use super::register::{NEVER, RegisterHistory};
 use super::{MS, US};
@@ -52,7 +52,7 @@ impl Clients {
         let count = 1 + random.index(4);
         let objects = 1 + random.below(5) as u32;
         let offsets = 1 + random.below(3) as u32;
-        let object = |index| ObjectId { group: 1, volume: 1, index, suffix: 0 };
+        let object = |index| ObjectId { group: GROUP, volume: 1, index, suffix: 0 };
         let offset = |number| number * VALUE_BYTES;
         let blocks = (0..objects).flat_map(|index| (0..offsets).map(move |at| (object(index), offset(at))));
         let clients = (0..count).map(|_| Client { next_number: 1, target: 0, pending: BTreeMap::new() });
@@ -127,9 +127,11 @@ impl Clients {
         let id = client as u64 + 1;
         let request = match pending.value {
             Some(value) => {
-                let header = EntryHeader::new(Operation::Write, object, offset, VALUE_BYTES);
-                let header = EntryHeader { client: id, client_number: number, ..header };
-                ClientRequest::Write { header, data: value.to_le_bytes().into() }
+                let data = value.to_le_bytes();
+                let mut header = EntryHeader::new(Operation::Write, object, offset, VALUE_BYTES);
+                (header.client, header.client_number) = (id, number);
+                header.data_crc32c = crc32c(&data);
+                ClientRequest::Write { header, data: data.into() }
             }
             None => ClientRequest::Read { client: id, number, object, offset, length: VALUE_BYTES },
         };

@@ -9,9 +9,13 @@ use replica::{
     ClientReply, ClientRequest, GroupConfig, PlantedReplicaFault, Replica, ReplicaAction, ReplicaEvent,
     ReplicaId, ReplicaMessage, ReplicaSettings,
 };
+use wire_replica::{EncodedFrame, Frame, FrameHeader};
 
 use super::disk::ReplicaDisk;
 use super::{MS, US};
+
+/// The logical group.
+pub(crate) const GROUP: u32 = 1;
 
 /// A node of the cluster, or the client machine, which is the number after the last node.
 pub(crate) type NodeIndex = usize;
@@ -105,6 +109,8 @@ pub(crate) struct ReplicaCluster {
     pub(crate) map: Arc<GroupConfig>,
     settings: ReplicaSettings,
     fault: Option<PlantedReplicaFault>,
+    /// What is sent goes through its encoding.
+    encodes: bool,
     /// In 1000 messages, those lost, repeated and very late.
     pub(crate) link_faults_per_mille: u32,
     /// Hash of all that happened.
@@ -122,6 +128,7 @@ impl ReplicaCluster {
     ) -> ReplicaCluster {
         let ids = (0..nodes as u32).map(ReplicaId).collect();
         let map = Arc::new(GroupConfig { epoch: 1, primary: ReplicaId(0), in_sync: ids });
+        let encodes = random.happens(250);
         let nodes = (0..nodes).map(|_| ReplicaNode {
             replica: None,
             disk: ReplicaDisk::new(fault),
@@ -147,6 +154,7 @@ impl ReplicaCluster {
             map,
             settings,
             fault,
+            encodes,
             link_faults_per_mille: 0,
             trace: 0,
             turns: 0,
@@ -193,8 +201,24 @@ impl ReplicaCluster {
         (!lost && !self.cut.contains(&(from, to))).then_some(delay_ns)
     }
 
+    /// A message as its receiver decodes it.
+    fn received(&self, frame: Frame) -> Frame {
+        if !self.encodes {
+            return frame;
+        }
+        let EncodedFrame { head, data } = frame.encode(GROUP);
+        let (header, body) = head.split_first_chunk().expect("a header");
+        let header = FrameHeader::decode(header).expect("a header that was encoded");
+        let decoded = Frame::decode(&header, body, &data.concat()).expect("a message that was encoded");
+        assert_eq!(decoded, frame);
+        decoded
+    }
+
     /// Sends a client's request.
     pub(crate) fn send_request(&mut self, to: NodeIndex, request: ClientRequest) {
+        let Frame::Request(request) = self.received(Frame::Request(request)) else {
+            unreachable!("it was a request");
+        };
         if let Some(delay_ns) = self.link_delay(self.client_index(), to) {
             self.schedule(delay_ns, Happening::Request { to, request });
         }
@@ -330,6 +354,9 @@ impl ReplicaCluster {
         match action {
             ReplicaAction::Send { to, message } => {
                 let to = to.0 as usize;
+                let Frame::Replica(message) = self.received(Frame::Replica(message)) else {
+                    unreachable!("it was a message of a replica");
+                };
                 let repeats = if self.random.happens(self.link_faults_per_mille) { 2 } else { 1 };
                 for _ in 0..repeats {
                     if let Some(delay_ns) = self.link_delay(node, to) {
@@ -338,7 +365,10 @@ impl ReplicaCluster {
                 }
             }
             ReplicaAction::Reply { client, number, reply } => {
-                if let Some(delay_ns) = self.link_delay(node, self.client_index()) {
+                let frame = self.received(Frame::Reply { client, number, reply });
+                if let Some(delay_ns) = self.link_delay(node, self.client_index())
+                    && let Frame::Reply { client, number, reply } = frame
+                {
                     self.schedule(delay_ns, Happening::Reply { client, number, from: node, reply });
                 }
             }

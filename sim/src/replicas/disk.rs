@@ -7,7 +7,7 @@ use random::WyRand;
 use replica::{
     EntryId, PlantedReplicaFault, RecoveredReplica, ReplicaCheckpoint, ReplicaEvent, ReplicatedEntry,
 };
-use wire_store::ObjectId;
+use wire_store::{EntryHeader, ObjectId, crc32c};
 
 /// Contents of blocks, by object and offset. A block that was never written is not there.
 pub(crate) type Blocks = BTreeMap<(ObjectId, u32), u64>;
@@ -160,7 +160,10 @@ impl ReplicaDisk {
         let logged = self.durable.recovered.entries.iter().chain(written);
         let mut newest = logged.filter(|entry| {
             let header = &entry.header;
-            header.object == object && header.offset == offset && header.sequence <= through && !entry.skipped
+            header.object == object
+                && header.offset == offset
+                && header.sequence <= through
+                && !header.withheld
         });
         match newest.next_back() {
             Some(entry) if self.fault == Some(PlantedReplicaFault::DirtyRead) => value_of(&entry.data),
@@ -188,9 +191,10 @@ impl ReplicaDisk {
         if let Some(entry) = torn
             && self.fault == Some(PlantedReplicaFault::TornTail)
         {
-            let torn =
-                ReplicatedEntry { data: (!0u64).to_le_bytes().into(), ..ReplicatedEntry::clone(&entry) };
-            self.durable.recovered.entries.push(Arc::new(torn));
+            // A log without checksums takes what it finds, and sends it on as good.
+            let data: Arc<[u8]> = (!0u64).to_le_bytes().into();
+            let header = EntryHeader { data_crc32c: crc32c(&data), ..entry.header.clone() };
+            self.durable.recovered.entries.push(Arc::new(ReplicatedEntry { header, data }));
         }
         if !is_reset {
             for (key, value) in applied {

@@ -164,7 +164,7 @@ impl<F: Plants> Replica<F> {
             if sequence <= self.commit_point || same {
                 continue;
             }
-            if entry.skipped && self.is_in_sync() {
+            if entry.header.withheld && self.is_in_sync() {
                 // A member has all entries that its primary may skip.
                 return self.answer(
                     from,
@@ -182,7 +182,8 @@ impl<F: Plants> Replica<F> {
         if self.log.id(after).is_some_and(|id| id.epoch < self.config.epoch) {
             self.truncate(after, actions);
         }
-        let matched = self.follower().matched.max(sequence + count);
+        let end = self.log.end();
+        let matched = self.follower().matched.max(sequence + count).min(end);
         self.follower().matched = matched;
         self.commit(append.commit_point.min(matched), false, actions);
         if count == 0 || self.log.durable() >= matched {

@@ -44,20 +44,18 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod clients;
+mod event;
 mod faults;
 mod follower;
 mod learners;
 mod log;
-mod message;
 mod primary;
 mod replica;
 
-pub use clients::{AppliedRequests, CLIENT_WINDOW, CLIENTS_MAX, RequestSeen};
+pub use event::{RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent};
 pub use faults::{NoFaults, PlantedReplicaFault, Plants};
-pub use log::{EntryId, ReplicatedEntry};
-pub use message::{
-    Append, AppendOutcome, ClientReply, ClientRequest, GroupConfig, MessageBody, RecoveredReplica,
-    ReplicaAction, ReplicaCheckpoint, ReplicaEvent, ReplicaId, ReplicaMessage,
-};
 pub use replica::{GroupBlocked, Replica, ReplicaSettings, ReplicaStatus};
+pub use wire_replica::{
+    Append, AppendOutcome, AppliedRequests, CLIENT_WINDOW, CLIENTS_MAX, ClientReply, ClientRequest, EntryId,
+    GroupConfig, MessageBody, ReplicaId, ReplicaMessage, ReplicatedEntry, RequestSeen,
+};

@@ -3,35 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use wire_store::EntryHeader;
-
-/// Names an entry: the primary of an epoch gives each sequence once, so equal names are equal entries, with equal
-/// entries before them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct EntryId {
-    /// Number of the operation in its logical group, from 1.
-    pub sequence: u64,
-    /// Epoch in which the entry was appended.
-    pub epoch: u32,
-}
-
-/// An entry of the log of a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReplicatedEntry {
-    /// The operation, with sequence, epoch, client and number.
-    pub header: EntryHeader,
-    /// What a write writes.
-    pub data: Arc<[u8]>,
-    /// The data was withheld from a learner, to which the object is copied later.
-    pub skipped: bool,
-}
-
-impl ReplicatedEntry {
-    /// The entry's name.
-    pub fn id(&self) -> EntryId {
-        EntryId { sequence: self.header.sequence, epoch: self.header.epoch }
-    }
-}
+use wire_replica::{EntryId, ReplicatedEntry};
 
 /// The entries from `base` on, without the bytes' places, which the owner of the log's storage knows.
 #[derive(Debug)]
@@ -70,7 +42,7 @@ impl EntryLog {
 
     fn push(&mut self, append: u64, entry: Arc<ReplicatedEntry>) {
         assert_eq!(entry.header.sequence, self.end() + 1, "sequences have no gaps");
-        if entry.skipped {
+        if entry.header.withheld {
             self.skipped_through = entry.header.sequence;
         }
         self.entries.push_back((append, entry));

@@ -13,8 +13,6 @@ use crate::{
     ReplicaAction, ReplicaId, ReplicaSettings, ReplicatedEntry, RequestSeen,
 };
 
-/// Most entries of a message.
-const ENTRIES_PER_MESSAGE: u64 = 16;
 /// Most entries that a replica was sent and has not acknowledged.
 const UNANSWERED_ENTRIES_MAX: u64 = 64;
 /// A learner that lacks fewer entries is counted in commits.
@@ -293,7 +291,8 @@ impl<F: Plants> Replica<F> {
         loop {
             let peer = self.primary().peers.get_mut(&id).expect("it was there");
             let window = (peer.certain() + UNANSWERED_ENTRIES_MAX).max(peer.next - 1);
-            let count = (limit.min(window) + 1).saturating_sub(peer.next).min(ENTRIES_PER_MESSAGE);
+            let count =
+                (limit.min(window) + 1).saturating_sub(peer.next).min(wire_replica::ENTRIES_MAX as u64);
             if count == 0 {
                 break;
             }
@@ -319,8 +318,8 @@ impl<F: Plants> Replica<F> {
         let previous = self.log.id(peer.next - 1).expect("the entry before the next is in the log");
         let entries = (peer.next..peer.next + count).map(|sequence| {
             let entry = self.log.get(sequence).expect("it is in the log");
-            if peer.copy.withholds(entry.header.object, off_by_one) && !entry.skipped {
-                Arc::new(ReplicatedEntry { data: [].into(), skipped: true, ..ReplicatedEntry::clone(entry) })
+            if peer.copy.withholds(entry.header.object, off_by_one) && !entry.header.withheld {
+                Arc::new(withhold(entry))
             } else {
                 entry.clone()
             }
@@ -380,7 +379,7 @@ impl<F: Plants> Replica<F> {
         header.epoch = self.config.epoch;
         header.commit_point = self.commit_point;
         self.primary().uncommitted.insert(request);
-        self.append(Arc::new(ReplicatedEntry { header, data, skipped: false }), actions);
+        self.append(Arc::new(ReplicatedEntry { header, data }), actions);
         None
     }
 
@@ -534,6 +533,12 @@ impl<F: Plants> Replica<F> {
         }
         deadline.max(self.now_ns + 1)
     }
+}
+
+/// The entry without its data.
+fn withhold(entry: &ReplicatedEntry) -> ReplicatedEntry {
+    let header = EntryHeader { withheld: true, data_crc32c: 0, ..entry.header.clone() };
+    ReplicatedEntry { header, data: [].into() }
 }
 
 /// Whether a member has not answered for a lease, so that it may propose itself soon.

@@ -400,7 +400,7 @@ impl<F: Plants> Replica<F> {
             let entry = self.log.get(self.commit_point).expect("committed entries are in the log").clone();
             let (client, number) = (entry.header.client, entry.header.client_number);
             self.applied.record(client, number, self.commit_point);
-            if !entry.skipped {
+            if !entry.header.withheld {
                 actions.push(ReplicaAction::Apply { entry });
             }
             if replies {

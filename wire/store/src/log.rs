@@ -165,6 +165,9 @@ pub struct EntryHeader {
     pub data_crc32c: u32,
     /// CRC32C of the header of the entry before it, so that remains of an abandoned tail never follow a new entry.
     pub previous_crc32c: u32,
+    /// The data was withheld from a replica that gets a copy of the object later: no data follows, and the entry is not
+    /// applied.
+    pub withheld: bool,
 }
 
 impl EntryHeader {
@@ -187,18 +190,20 @@ impl EntryHeader {
             mtime_ns: 0,
             data_crc32c: 0,
             previous_crc32c: 0,
+            withheld: false,
         }
     }
 
     /// Bytes of data that follow the header.
     pub fn data_bytes(&self) -> usize {
-        if self.operation == Operation::Write { self.length as usize } else { 0 }
+        if self.operation == Operation::Write && !self.withheld { self.length as usize } else { 0 }
     }
 
     /// Encodes the header for a position of a log.
     pub fn encode(&self, log: [u8; 16], position: u64) -> [u8; EntryHeader::SIZE] {
         let mut out = [0; EntryHeader::SIZE];
         out[6] = self.operation as u8;
+        out[7] = self.withheld.into();
         put(&mut out, 12, self.data_crc32c.to_le_bytes());
         self.object.put(&mut out, 16);
         put(&mut out, 40, self.version.to_le_bytes());
@@ -224,7 +229,6 @@ impl EntryHeader {
     /// completely, any bytes can be found: an entry of an earlier lap has another position.
     pub fn decode(from: &[u8], log: [u8; 16], position: u64) -> Result<EntryHeader, DecodeError> {
         open("the log entry", from, EntryHeader::SIZE, ENTRY_MAGIC)?;
-        check_zero("a reserved field of the log entry", from, 7..8)?;
         check_location(u64_at(from, 96), position, 96)?;
         if array(from, 104) != log {
             return Err(DecodeError::Text { what: "the log entry", reason: "it belongs to another log" });
@@ -244,6 +248,10 @@ impl EntryHeader {
             mtime_ns: u64_at(from, 120),
             data_crc32c: u32_at(from, 12),
             previous_crc32c: u32_at(from, 92),
+            withheld: match from[7] {
+                0 | 1 => from[7] == 1,
+                other => return Err(DecodeError::value("whether the data was withheld", 7, other.into())),
+            },
         };
         let end = u64::from(entry.offset) + u64::from(entry.length);
         let has_range = matches!(entry.operation, Operation::Write | Operation::WriteZeroes);

@@ -31,7 +31,20 @@ pub struct ObjectId {
 }
 
 impl ObjectId {
-    pub(crate) const SIZE: usize = 24;
+    /// Size of the encoding.
+    pub const SIZE: usize = 24;
+
+    /// Encodes the identifier.
+    pub fn to_bytes(&self) -> [u8; ObjectId::SIZE] {
+        let mut out = [0; ObjectId::SIZE];
+        self.put(&mut out, 0);
+        out
+    }
+
+    /// Decodes an identifier: any bytes are one.
+    pub fn from_bytes(bytes: &[u8; ObjectId::SIZE]) -> ObjectId {
+        ObjectId::at(bytes, 0)
+    }
 
     pub(crate) fn put(&self, out: &mut [u8], at: usize) {
         put(out, at, self.group.to_le_bytes());

@@ -97,6 +97,7 @@ fn entry() -> EntryHeader {
         mtime_ns: 1_234_567_890_123_456_789,
         data_crc32c: 0xdead_beef,
         previous_crc32c: 0x0a0b_0c0d,
+        withheld: false,
     }
 }
 

@@ -385,6 +385,7 @@ fn random_entry(random: &mut WyRand, sequence: u64) -> Entry {
         mtime_ns: sequence,
         data_crc32c: crc32c(&data),
         previous_crc32c: 0,
+        withheld: false,
     };
     (entry, data)
 }

@@ -1,10 +1,10 @@
-//! What replicas send each other, and what goes in and out of one.
+//! What replicas of a group send each other, and clients send them.
 
 use std::sync::Arc;
 
 use wire_store::{EntryHeader, ObjectId};
 
-use crate::{AppliedRequests, EntryId, ReplicatedEntry};
+use crate::AppliedRequests;
 
 /// A node of the cluster, as the map numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,6 +25,32 @@ impl GroupConfig {
     /// Whether a replica is in the in-sync set.
     pub fn has(&self, id: ReplicaId) -> bool {
         self.in_sync.contains(&id)
+    }
+}
+
+/// Names an entry: the primary of an epoch gives each sequence once, so equal names are equal entries, with equal
+/// entries before them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EntryId {
+    /// Number of the operation in its logical group, from 1.
+    pub sequence: u64,
+    /// Epoch in which the entry was appended.
+    pub epoch: u32,
+}
+
+/// An entry of the log of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicatedEntry {
+    /// The operation, with sequence, epoch, client and number.
+    pub header: EntryHeader,
+    /// What a write writes; empty if it is withheld from a learner, to which the object is copied later.
+    pub data: Arc<[u8]>,
+}
+
+impl ReplicatedEntry {
+    /// The entry's name.
+    pub fn id(&self) -> EntryId {
+        EntryId { sequence: self.header.sequence, epoch: self.header.epoch }
     }
 }
 
@@ -179,177 +205,4 @@ pub enum ClientReply {
     TooOld,
     /// The device could not read.
     Failed,
-}
-
-/// A checkpoint: the state in place that makes entries of the log superfluous.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReplicaCheckpoint {
-    /// All entries up to this one are in place.
-    pub through: EntryId,
-    /// The requests that are applied.
-    pub applied: AppliedRequests,
-    /// The replica has the data of every entry up to there.
-    pub complete: bool,
-}
-
-/// What the storage has after a start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RecoveredReplica {
-    /// The newest durable checkpoint.
-    pub checkpoint: ReplicaCheckpoint,
-    /// The entry before the first of the log; the checkpoint's or an earlier one.
-    pub base: EntryId,
-    /// The entries of the log, in their order.
-    pub entries: Vec<Arc<ReplicatedEntry>>,
-}
-
-/// A new group: nothing is written yet, and nothing is missing.
-impl Default for RecoveredReplica {
-    fn default() -> RecoveredReplica {
-        let checkpoint = ReplicaCheckpoint {
-            through: EntryId::default(),
-            applied: AppliedRequests::default(),
-            complete: true,
-        };
-        RecoveredReplica { checkpoint, base: EntryId::default(), entries: Vec::new() }
-    }
-}
-
-/// What happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ReplicaEvent {
-    /// The deadline has passed.
-    Timer,
-    /// A message of another replica.
-    Message(ReplicaMessage),
-    /// A request of a client.
-    Request(ClientRequest),
-    /// The map's record as of now or earlier in this run: a read, a notification or the outcome of a proposal.
-    Map(Arc<GroupConfig>),
-    /// All appends up to this number are durable.
-    Appended {
-        /// [`ReplicaAction::Append`]'s number.
-        append: u64,
-    },
-    /// The checkpoint is durable.
-    Checkpointed {
-        /// [`ReplicaAction::Checkpoint`]'s number.
-        checkpoint: u64,
-    },
-    /// The outcome of [`ReplicaAction::Read`], `None` if the device failed.
-    ReadDone {
-        /// The read's number.
-        read: u64,
-        /// The data.
-        data: Option<Arc<[u8]>>,
-    },
-    /// [`ReplicaAction::Reset`] is durable.
-    ResetDone {
-        /// The session.
-        session: u64,
-    },
-    /// The outcome of [`ReplicaAction::ReadObject`]: the object, or `None` if there are no more.
-    ObjectRead {
-        /// The read's number.
-        read: u64,
-        /// The object and its content.
-        object: Option<(ObjectId, Arc<[u8]>)>,
-    },
-    /// [`ReplicaAction::WriteObject`] is done; a later checkpoint makes it durable.
-    ObjectWritten {
-        /// The session.
-        session: u64,
-        /// The object.
-        object: ObjectId,
-    },
-}
-
-/// What the owner does, in this order. Those to the storage are carried out as if one after the other.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ReplicaAction {
-    /// Sends a message.
-    Send {
-        /// The receiver.
-        to: ReplicaId,
-        /// The message.
-        message: ReplicaMessage,
-    },
-    /// Answers a client.
-    Reply {
-        /// The client.
-        client: u64,
-        /// Its number of the request.
-        number: u64,
-        /// The answer.
-        reply: ClientReply,
-    },
-    /// Writes an entry after the last one of the log; [`ReplicaEvent::Appended`] when it is durable.
-    Append {
-        /// Counts appends.
-        append: u64,
-        /// The entry.
-        entry: Arc<ReplicatedEntry>,
-    },
-    /// The log ends before this sequence.
-    Truncate {
-        /// The sequence.
-        from: u64,
-    },
-    /// The entry is committed: applies it to its object. The log keeps it until [`Free`](Self::Free).
-    Apply {
-        /// The entry.
-        entry: Arc<ReplicatedEntry>,
-    },
-    /// Makes durable what was applied and copied so far, with this record; [`ReplicaEvent::Checkpointed`] then.
-    Checkpoint {
-        /// Counts checkpoints.
-        checkpoint: u64,
-        /// The record.
-        record: Box<ReplicaCheckpoint>,
-    },
-    /// The log's entries up to this one are superfluous.
-    Free {
-        /// The entry.
-        through: EntryId,
-    },
-    /// Reads a range of an object, as of the entries up to a sequence; [`ReplicaEvent::ReadDone`] with the data.
-    Read {
-        /// Counts reads.
-        read: u64,
-        /// The object.
-        object: ObjectId,
-        /// Offset in the object, in bytes.
-        offset: u32,
-        /// Length in bytes.
-        length: u32,
-        /// Entries up to here count; later ones do not. All of them are applied.
-        through: u64,
-    },
-    /// Removes all objects and entries, and makes a checkpoint of `record`; [`ReplicaEvent::ResetDone`] when that is
-    /// durable.
-    Reset {
-        /// The session.
-        session: u64,
-        /// The record, which is not complete.
-        record: Box<ReplicaCheckpoint>,
-    },
-    /// Reads the first object after another, as of all that was applied; [`ReplicaEvent::ObjectRead`] with it.
-    ReadObject {
-        /// Counts reads.
-        read: u64,
-        /// The object before it; `None` for the first of the group.
-        after: Option<ObjectId>,
-    },
-    /// Writes a copied object; [`ReplicaEvent::ObjectWritten`] then.
-    WriteObject {
-        /// The session.
-        session: u64,
-        /// The object.
-        object: ObjectId,
-        /// Its content.
-        content: Arc<[u8]>,
-    },
-    /// Replaces the map's record if its epoch is the one before this record's. [`ReplicaEvent::Map`] has the record as
-    /// it is then, whatever the outcome.
-    Propose(Arc<GroupConfig>),
 }

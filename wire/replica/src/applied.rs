@@ -2,12 +2,18 @@
 
 use std::collections::BTreeMap;
 
+use codec::DecodeError;
+
+use crate::decode::Fields;
+
 /// Newest numbers of a client that are told apart. A client has fewer requests in flight.
 pub const CLIENT_WINDOW: u64 = 1024;
 /// Most clients that are remembered; the one that wrote least recently is forgotten first.
 pub const CLIENTS_MAX: usize = 1024;
 
 const WORDS: usize = CLIENT_WINDOW as usize / 64;
+/// Bytes of a client in the encoding.
+const CLIENT_BYTES: usize = 24 + WORDS * 8;
 
 /// What is known about a request's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +81,7 @@ impl AppliedRequests {
     }
 
     /// The entry with this sequence is committed.
-    pub(crate) fn record(&mut self, client: u64, number: u64, sequence: u64) {
+    pub fn record(&mut self, client: u64, number: u64, sequence: u64) {
         if client == 0 {
             return;
         }
@@ -90,6 +96,59 @@ impl AppliedRequests {
         });
         known.record(number);
         known.sequence = sequence;
+    }
+
+    /// Bytes of the encoding with this many clients.
+    pub const fn encoded_bytes(clients: usize) -> usize {
+        4 + clients * CLIENT_BYTES
+    }
+
+    /// Appends the encoding: the number of clients, then each with its window.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.reserve(AppliedRequests::encoded_bytes(self.clients.len()));
+        out.extend_from_slice(&(self.clients.len() as u32).to_le_bytes());
+        for (client, known) in &self.clients {
+            let numbers = [*client, known.newest, known.sequence].into_iter().chain(known.applied);
+            numbers.for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
+        }
+    }
+
+    /// Decodes what [`encode`](Self::encode) appended, and nothing else.
+    ///
+    /// # Errors
+    /// A wrong length, or clients that are not in their order.
+    pub fn decode(from: &[u8]) -> Result<AppliedRequests, DecodeError> {
+        let mut fields = Fields::new(from);
+        let applied = AppliedRequests::decode_fields(&mut fields)?;
+        match fields.rest() {
+            0 => Ok(applied),
+            rest => {
+                let need = from.len() - rest;
+                Err(DecodeError::Length { what: "the applied requests", got: from.len(), need })
+            }
+        }
+    }
+
+    pub(crate) fn decode_fields(from: &mut Fields) -> Result<AppliedRequests, DecodeError> {
+        let count = from.u32()?;
+        if count as usize > CLIENTS_MAX || from.rest() < count as usize * CLIENT_BYTES {
+            return Err(DecodeError::value("the number of clients", 0, count.into()));
+        }
+        let mut clients = BTreeMap::new();
+        for _ in 0..count {
+            let client = from.u64()?;
+            let newest = from.number("the newest request of a client")?;
+            let sequence = from.number("the sequence of a client")?;
+            let mut applied = [0; WORDS];
+            for word in &mut applied {
+                *word = from.u64()?;
+            }
+            if client == 0 || clients.last_key_value().is_some_and(|(last, _)| client <= *last) {
+                return Err(DecodeError::value("a client of the applied requests", 4, client));
+            }
+            clients.insert(client, AppliedOfClient { newest, applied, sequence });
+        }
+        Ok(AppliedRequests { clients })
     }
 }
 

@@ -1,0 +1,273 @@
+//! Bytes to messages.
+
+use std::sync::Arc;
+
+use codec::DecodeError;
+use wire_store::{EntryHeader, OBJECT_BYTES, ObjectId, crc32c};
+
+use crate::{
+    Append, AppendOutcome, AppliedRequests, ClientReply, ClientRequest, ENTRIES_MAX, EPOCH_LIMIT, EntryId,
+    Frame, FrameHeader, FrameKind, GroupConfig, MEMBERS_MAX, MessageBody, NUMBER_LIMIT, ReplicaId,
+    ReplicaMessage, ReplicatedEntry, TRANSFER_BYTES_MAX,
+};
+
+impl Frame {
+    /// Decodes a message of which header, body and data have arrived.
+    ///
+    /// # Errors
+    /// The first field that no such message has; a wrong length or checksum, of the data too.
+    pub fn decode(header: &FrameHeader, body: &[u8], data: &[u8]) -> Result<Frame, DecodeError> {
+        header.check(body)?;
+        if data.len() != header.data_bytes as usize {
+            let (got, need) = (data.len(), header.data_bytes as usize);
+            return Err(DecodeError::Length { what: "the data of the message", got, need });
+        }
+        let mut from = Fields { rest: body, length: body.len(), group: header.group, data };
+        let frame = match header.kind {
+            FrameKind::Write => {
+                let ReplicatedEntry { header, data } = from.entry()?;
+                if header.withheld {
+                    return Err(DecodeError::value("whether the data was withheld", 7, 1));
+                }
+                Frame::Request(ClientRequest::Write { header, data })
+            }
+            FrameKind::Read => from.read()?,
+            FrameKind::Reply => from.reply()?,
+            kind => Frame::Replica(from.replica_message(kind)?),
+        };
+        match (from.rest, from.data) {
+            ([], []) => Ok(frame),
+            (rest, data) => {
+                let (got, need) = (body.len() + data.len(), body.len() - rest.len());
+                Err(DecodeError::Length { what: "the message with its data", got, need })
+            }
+        }
+    }
+}
+
+/// What is left of a body and its data.
+pub(crate) struct Fields<'a> {
+    rest: &'a [u8],
+    length: usize,
+    group: u32,
+    data: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of a structure that has no data.
+    pub(crate) fn new(bytes: &'a [u8]) -> Fields<'a> {
+        Fields { rest: bytes, length: bytes.len(), group: 0, data: &[] }
+    }
+
+    /// Bytes that are left.
+    pub(crate) fn rest(&self) -> usize {
+        self.rest.len()
+    }
+
+    fn at(&self) -> u32 {
+        (self.length - self.rest.len()) as u32
+    }
+
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        let Some((field, rest)) = self.rest.split_first_chunk() else {
+            let (got, need) = (self.length, self.at() as usize + N);
+            return Err(DecodeError::Length { what: "the body of the message", got, need });
+        };
+        self.rest = rest;
+        Ok(*field)
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, DecodeError> {
+        Ok(u32::from_le_bytes(self.bytes()?))
+    }
+
+    /// A number below a limit.
+    fn below(&mut self, what: &'static str, limit: u32) -> Result<u32, DecodeError> {
+        let at = self.at();
+        let number = self.u32()?;
+        if number < limit { Ok(number) } else { Err(DecodeError::value(what, at, number.into())) }
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64, DecodeError> {
+        Ok(u64::from_le_bytes(self.bytes()?))
+    }
+
+    /// A sequence, a time, a session or a number of a request.
+    pub(crate) fn number(&mut self, what: &'static str) -> Result<u64, DecodeError> {
+        let at = self.at();
+        let number = self.u64()?;
+        if number < NUMBER_LIMIT { Ok(number) } else { Err(DecodeError::value(what, at, number)) }
+    }
+
+    fn entry_id(&mut self) -> Result<EntryId, DecodeError> {
+        let sequence = self.number("the sequence")?;
+        Ok(EntryId { sequence, epoch: self.below("the epoch", EPOCH_LIMIT)? })
+    }
+
+    fn object(&mut self) -> Result<ObjectId, DecodeError> {
+        let at = self.at();
+        let object = ObjectId::from_bytes(&self.bytes()?);
+        if object.group == self.group {
+            Ok(object)
+        } else {
+            Err(DecodeError::value("the group of the object", at, object.group.into()))
+        }
+    }
+
+    /// The next bytes of the data, with this checksum.
+    fn data(&mut self, bytes: usize, checksum: u32) -> Result<Arc<[u8]>, DecodeError> {
+        let Some((data, rest)) = self.data.split_at_checked(bytes) else {
+            let (got, need) = (self.data.len(), bytes);
+            return Err(DecodeError::Length { what: "the data of the message", got, need });
+        };
+        self.data = rest;
+        // An entry without data has the checksum 0, which is that of no bytes.
+        if crc32c(data) == checksum {
+            Ok(data.into())
+        } else {
+            Err(DecodeError::Text { what: "the data of the message", reason: "the checksum is wrong" })
+        }
+    }
+
+    fn entry(&mut self) -> Result<ReplicatedEntry, DecodeError> {
+        let at = self.at();
+        let header = EntryHeader::decode(&self.bytes::<{ EntryHeader::SIZE }>()?, [0; 16], 0)?;
+        let numbers = [header.sequence, header.commit_point, header.client_number];
+        for number in numbers.into_iter().chain([header.version]) {
+            if number >= NUMBER_LIMIT {
+                return Err(DecodeError::value("a number of the entry", at, number));
+            }
+        }
+        let data_bytes = header.data_bytes();
+        for (what, value, valid) in [
+            ("the epoch of the entry", header.epoch, header.epoch < EPOCH_LIMIT),
+            ("the group of the entry", header.object.group, header.object.group == self.group),
+            ("the link of the entry", header.previous_crc32c, header.previous_crc32c == 0),
+            ("the length of the entry", header.length, data_bytes <= TRANSFER_BYTES_MAX as usize),
+        ] {
+            if !valid {
+                return Err(DecodeError::value(what, at, value.into()));
+            }
+        }
+        let data = self.data(data_bytes, header.data_crc32c)?;
+        Ok(ReplicatedEntry { header, data })
+    }
+
+    fn config(&mut self) -> Result<GroupConfig, DecodeError> {
+        let epoch = self.below("the epoch", EPOCH_LIMIT)?;
+        let primary = ReplicaId(self.u32()?);
+        let count = self.below("the number of members", MEMBERS_MAX as u32 + 1)?;
+        let members = (0..count).map(|_| self.u32().map(ReplicaId));
+        let in_sync = members.collect::<Result<Vec<_>, _>>()?;
+        Ok(GroupConfig { epoch, primary, in_sync })
+    }
+
+    fn replica_message(&mut self, kind: FrameKind) -> Result<ReplicaMessage, DecodeError> {
+        let from = ReplicaId(self.u32()?);
+        let config = Arc::new(self.config()?);
+        if kind == FrameKind::Config {
+            return Ok(ReplicaMessage { from, config, body: MessageBody::Config });
+        }
+        if kind == FrameKind::Append {
+            let body = MessageBody::Append(self.append()?);
+            return Ok(ReplicaMessage { from, config, body });
+        }
+        let first = self.number("the session or the time")?;
+        let session = first;
+        let body = match kind {
+            FrameKind::Appended => {
+                let session = self.number("the session")?;
+                let mismatch = self.below("the outcome", 2)? == 1;
+                let through = self.number("the sequence")?;
+                let outcome = if mismatch {
+                    AppendOutcome::Mismatch { commit_point: through }
+                } else {
+                    AppendOutcome::Durable(through)
+                };
+                MessageBody::Appended { sent_ns: first, session, outcome }
+            }
+            FrameKind::Join => {
+                let commit_point = self.number("the commit point")?;
+                let complete = self.below("whether the replica is complete", 2)? == 1;
+                MessageBody::Join { session, commit_point, complete }
+            }
+            FrameKind::CopyBegin => {
+                let base = self.entry_id()?;
+                let applied = Box::new(AppliedRequests::decode_fields(self)?);
+                MessageBody::CopyBegin { session, base, applied }
+            }
+            FrameKind::CopyBegun => MessageBody::CopyBegun { session },
+            FrameKind::CopyObject => {
+                let object = self.object()?;
+                let checksum = self.u32()?;
+                let content = self.data(self.data.len(), checksum)?;
+                MessageBody::CopyObject { session, object, content }
+            }
+            FrameKind::CopyWritten => MessageBody::CopyWritten { session, object: self.object()? },
+            FrameKind::CopyEnd => MessageBody::CopyEnd { session },
+            FrameKind::CopyEnded => MessageBody::CopyEnded { session },
+            FrameKind::Config | FrameKind::Append | FrameKind::Write | FrameKind::Read | FrameKind::Reply => {
+                unreachable!("it is decoded elsewhere")
+            }
+        };
+        Ok(ReplicaMessage { from, config, body })
+    }
+
+    fn append(&mut self) -> Result<Append, DecodeError> {
+        let sent_ns = self.number("the time")?;
+        let session = self.number("the session")?;
+        let previous = self.entry_id()?;
+        let commit_point = self.number("the commit point")?;
+        let log_end = self.number("the end of the log")?;
+        let count = self.below("the number of entries", ENTRIES_MAX as u32 + 1)?;
+        let mut entries = Vec::with_capacity(count as usize);
+        let mut last = previous;
+        for _ in 0..count {
+            let at = self.at();
+            let entry = self.entry()?;
+            let id = entry.id();
+            if id.sequence != last.sequence + 1 || id.epoch < last.epoch {
+                return Err(DecodeError::value("the sequence of the entry", at, id.sequence));
+            }
+            last = id;
+            entries.push(Arc::new(entry));
+        }
+        Ok(Append { sent_ns, session, previous, entries, commit_point, log_end })
+    }
+
+    fn read(&mut self) -> Result<Frame, DecodeError> {
+        let client = self.u64()?;
+        let number = self.number("the number of the request")?;
+        let object = self.object()?;
+        let offset = self.u32()?;
+        let at = self.at();
+        let length = self.u32()?;
+        let end = u64::from(offset) + u64::from(length);
+        if length == 0 || length > TRANSFER_BYTES_MAX || end > OBJECT_BYTES as u64 {
+            return Err(DecodeError::value("the length of the read", at, length.into()));
+        }
+        Ok(Frame::Request(ClientRequest::Read { client, number, object, offset, length }))
+    }
+
+    fn reply(&mut self) -> Result<Frame, DecodeError> {
+        let client = self.u64()?;
+        let request = self.number("the number of the request")?;
+        let at = self.at();
+        let kind = self.u32()?;
+        let number = self.u32()?;
+        let reply = match (kind, number) {
+            (0, 0) => ClientReply::Written,
+            (1, checksum) => ClientReply::Data(self.data(self.data.len(), checksum)?),
+            (2, 0) => ClientReply::NotPrimary { primary: None },
+            (3, primary) => ClientReply::NotPrimary { primary: Some(ReplicaId(primary)) },
+            (4, 0) => ClientReply::Busy,
+            (5, 0) => ClientReply::TooOld,
+            (6, 0) => ClientReply::Failed,
+            (0 | 2.., number) if number != 0 && kind <= 6 => {
+                return Err(DecodeError::value("a reserved field of the answer", at + 4, number.into()));
+            }
+            _ => return Err(DecodeError::value("the answer", at, kind.into())),
+        };
+        Ok(Frame::Reply { client, number: request, reply })
+    }
+}

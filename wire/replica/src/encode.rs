@@ -1,0 +1,170 @@
+//! Messages to bytes.
+
+use std::sync::Arc;
+
+use wire_store::{EntryHeader, crc32c};
+
+use crate::{
+    AppendOutcome, ClientReply, ClientRequest, EncodedFrame, EntryId, Frame, FrameHeader, FrameKind,
+    GroupConfig, MessageBody, ReplicaMessage, ReplicatedEntry,
+};
+
+impl Frame {
+    /// Encodes a message that concerns a logical group. Checksums of entries' data are taken from their headers.
+    pub fn encode(&self, group: u32) -> EncodedFrame {
+        let mut out = Out { head: vec![0; FrameHeader::SIZE], data: Vec::new() };
+        let kind = match self {
+            Frame::Replica(message) => out.replica_message(message),
+            Frame::Request(ClientRequest::Write { header, data }) => {
+                out.entry(header, data);
+                FrameKind::Write
+            }
+            Frame::Request(ClientRequest::Read { client, number, object, offset, length }) => {
+                out.u64(*client);
+                out.u64(*number);
+                out.bytes(&object.to_bytes());
+                out.u32(*offset);
+                out.u32(*length);
+                FrameKind::Read
+            }
+            Frame::Reply { client, number, reply } => {
+                out.u64(*client);
+                out.u64(*number);
+                out.reply(reply);
+                FrameKind::Reply
+            }
+        };
+        let data_bytes = out.data.iter().map(|part| part.len()).sum();
+        FrameHeader::seal(kind, group, &mut out.head, data_bytes);
+        EncodedFrame { head: out.head, data: out.data }
+    }
+}
+
+struct Out {
+    head: Vec<u8>,
+    data: Vec<Arc<[u8]>>,
+}
+
+impl Out {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.head.extend_from_slice(bytes);
+    }
+
+    fn u32(&mut self, number: u32) {
+        self.bytes(&number.to_le_bytes());
+    }
+
+    fn u64(&mut self, number: u64) {
+        self.bytes(&number.to_le_bytes());
+    }
+
+    fn data(&mut self, data: &Arc<[u8]>) {
+        if !data.is_empty() {
+            self.data.push(data.clone());
+        }
+    }
+
+    fn entry_id(&mut self, id: EntryId) {
+        self.u64(id.sequence);
+        self.u32(id.epoch);
+    }
+
+    /// An entry as no log has it: its place and what is before it differ between replicas.
+    fn entry(&mut self, header: &EntryHeader, data: &Arc<[u8]>) {
+        let header = EntryHeader { previous_crc32c: 0, ..header.clone() };
+        self.bytes(&header.encode([0; 16], 0));
+        self.data(data);
+    }
+
+    fn config(&mut self, config: &GroupConfig) {
+        self.u32(config.epoch);
+        self.u32(config.primary.0);
+        self.u32(config.in_sync.len() as u32);
+        config.in_sync.iter().for_each(|member| self.u32(member.0));
+    }
+
+    fn replica_message(&mut self, message: &ReplicaMessage) -> FrameKind {
+        self.u32(message.from.0);
+        self.config(&message.config);
+        match &message.body {
+            MessageBody::Config => FrameKind::Config,
+            MessageBody::Append(append) => {
+                self.u64(append.sent_ns);
+                self.u64(append.session);
+                self.entry_id(append.previous);
+                self.u64(append.commit_point);
+                self.u64(append.log_end);
+                self.u32(append.entries.len() as u32);
+                for entry in &append.entries {
+                    let ReplicatedEntry { header, data } = &**entry;
+                    self.entry(header, data);
+                }
+                FrameKind::Append
+            }
+            MessageBody::Appended { sent_ns, session, outcome } => {
+                self.u64(*sent_ns);
+                self.u64(*session);
+                let (mismatch, number) = match outcome {
+                    AppendOutcome::Durable(through) => (0, *through),
+                    AppendOutcome::Mismatch { commit_point } => (1, *commit_point),
+                };
+                self.u32(mismatch);
+                self.u64(number);
+                FrameKind::Appended
+            }
+            MessageBody::Join { session, commit_point, complete } => {
+                self.u64(*session);
+                self.u64(*commit_point);
+                self.u32((*complete).into());
+                FrameKind::Join
+            }
+            MessageBody::CopyBegin { session, base, applied } => {
+                self.u64(*session);
+                self.entry_id(*base);
+                applied.encode(&mut self.head);
+                FrameKind::CopyBegin
+            }
+            MessageBody::CopyBegun { session } => {
+                self.u64(*session);
+                FrameKind::CopyBegun
+            }
+            MessageBody::CopyObject { session, object, content } => {
+                self.u64(*session);
+                self.bytes(&object.to_bytes());
+                self.u32(crc32c(content));
+                self.data(content);
+                FrameKind::CopyObject
+            }
+            MessageBody::CopyWritten { session, object } => {
+                self.u64(*session);
+                self.bytes(&object.to_bytes());
+                FrameKind::CopyWritten
+            }
+            MessageBody::CopyEnd { session } => {
+                self.u64(*session);
+                FrameKind::CopyEnd
+            }
+            MessageBody::CopyEnded { session } => {
+                self.u64(*session);
+                FrameKind::CopyEnded
+            }
+        }
+    }
+
+    fn reply(&mut self, reply: &ClientReply) {
+        let (kind, number) = match reply {
+            ClientReply::Written => (0, 0),
+            ClientReply::Data(data) => {
+                self.data(data);
+                (1, crc32c(data))
+            }
+            ClientReply::NotPrimary { primary: None } => (2, 0),
+            ClientReply::NotPrimary { primary: Some(primary) } => (3, primary.0),
+            ClientReply::Busy => (4, 0),
+            ClientReply::TooOld => (5, 0),
+            ClientReply::Failed => (6, 0),
+        };
+        self.u32(kind);
+        self.u32(number);
+    }
+}

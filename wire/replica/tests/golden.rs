@@ -1,0 +1,112 @@
+//! Bytes made by another encoder (Python's `struct`, with a bitwise CRC32C of RFC 3720) from the tables of
+//! `docs/formats/store-messages.md`.
+#![allow(clippy::unwrap_used)]
+
+mod arbitrary;
+
+use std::sync::Arc;
+
+use wire_replica::*;
+use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
+
+const APPEND: &str = "\
+    52424d530100020031515fb0070000004c01000004000000000000000000000002000000060000000100000003000000\
+    010000000200000003000000e8030000000000000000000000000000c70000000000000005000000c600000000000000\
+    c9000000000000000200000052424c4501000100c35c16d4d17dd8ae0700000009000000887766554433221105000000\
+    000000006400000000000000c8000000000000000500000004000000c6000000000000004d000000000000004e000000\
+    0000000000200000000000000000000000000000000000000000000000000000000000001581e97df410221152424c45\
+    0100010118322aeb000000000700000009000000887766554433221105000000000000006400000000000000c9000000\
+    000000000600000000020000c7000000000000004d000000000000004f00000000000000001000000000000000000000\
+    00000000000000000000000000000000000000001581e97df410221164617461";
+const APPENDED: &str = "\
+    52424d5301000300e8695819070000003800000000000000000000000000000002000000060000000100000003000000\
+    010000000200000003000000e8030000000000002c00000000000000010000009600000000000000";
+const COPY_BEGIN: &str = "\
+    52424d530100050008eac74907000000cc00000000000000000000000000000002000000060000000100000003000000\
+    0100000002000000030000002c00000000000000c70000000000000005000000010000004d0000000000000006040000\
+    00000000c700000000000000400000000000000000000000000000000000000000000000000000000000000000000000\
+    000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000\
+    0000000000000000000000000000000000000000000000000000000000000000000000000000000000010000";
+const COPY_OBJECT: &str = "\
+    52424d530100070027d9c58c070000004000000007000000000000000000000002000000060000000100000003000000\
+    0100000002000000030000002c000000000000000700000009000000887766554433221105000000000000003375af61\
+    636f6e74656e74";
+const READ: &str = "\
+    52424d5301002100d53ab27907000000300000000000000000000000000000004d000000000000005000000000000000\
+    0700000009000000887766554433221105000000000000000020000000100000";
+const REPLY: &str = "\
+    52424d530100220045ff8e4c07000000180000000400000000000000000000004d000000000000005000000000000000\
+    010000006e3af3e8666f7572";
+const NOT_PRIMARY: &str = "\
+    52424d5301002200e66e6d1f07000000180000000000000000000000000000004d000000000000005000000000000000\
+    0300000002000000";
+
+const OBJECT: ObjectId = ObjectId { group: 7, volume: 0x1122_3344_5566_7788, index: 9, suffix: 5 };
+
+fn entry(sequence: u64, epoch: u32, offset: u32, length: u32) -> EntryHeader {
+    EntryHeader {
+        version: 100,
+        sequence,
+        epoch,
+        commit_point: sequence - 2,
+        client: 77,
+        client_number: sequence - 122,
+        mtime_ns: 1_234_567_890_123_456_789,
+        ..EntryHeader::new(Operation::Write, OBJECT, offset, length)
+    }
+}
+
+fn message(body: MessageBody) -> Frame {
+    let in_sync = [1, 2, 3].map(ReplicaId).into();
+    let config = Arc::new(GroupConfig { epoch: 6, primary: ReplicaId(1), in_sync });
+    Frame::Replica(ReplicaMessage { from: ReplicaId(2), config, body })
+}
+
+fn append() -> MessageBody {
+    let written = EntryHeader { data_crc32c: crc32c(b"data"), ..entry(200, 5, 8192, 4) };
+    let withheld = EntryHeader { withheld: true, ..entry(201, 6, 4096, 512) };
+    let entries = [(written, &b"data"[..]), (withheld, b"")];
+    let entries = entries.map(|(header, data)| Arc::new(ReplicatedEntry { header, data: data.into() }));
+    let previous = EntryId { sequence: 199, epoch: 5 };
+    MessageBody::Append(Append {
+        sent_ns: 1000,
+        session: 0,
+        previous,
+        entries: entries.into(),
+        commit_point: 198,
+        log_end: 201,
+    })
+}
+
+fn copy_begin() -> MessageBody {
+    let mut applied = AppliedRequests::default();
+    applied.record(77, 1000, 198);
+    applied.record(77, 1030, 199);
+    let base = EntryId { sequence: 199, epoch: 5 };
+    MessageBody::CopyBegin { session: 44, base, applied: Box::new(applied) }
+}
+
+#[test]
+fn encodings_are_those_of_the_documented_tables() {
+    let outcome = AppendOutcome::Mismatch { commit_point: 150 };
+    let appended = MessageBody::Appended { sent_ns: 1000, session: 44, outcome };
+    let copy = MessageBody::CopyObject { session: 44, object: OBJECT, content: (*b"content").into() };
+    let read = ClientRequest::Read { client: 77, number: 80, object: OBJECT, offset: 8192, length: 4096 };
+    let reply = |reply| Frame::Reply { client: 77, number: 80, reply };
+    let not_primary = ClientReply::NotPrimary { primary: Some(ReplicaId(2)) };
+    for (frame, expected) in [
+        (message(append()), APPEND),
+        (message(appended), APPENDED),
+        (message(copy_begin()), COPY_BEGIN),
+        (message(copy), COPY_OBJECT),
+        (Frame::Request(read), READ),
+        (reply(ClientReply::Data((*b"four").into())), REPLY),
+        (reply(not_primary), NOT_PRIMARY),
+    ] {
+        let EncodedFrame { head, data } = frame.encode(7);
+        let bytes = [head, data.concat()].concat();
+        let hexadecimal: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hexadecimal, expected, "{frame:?}");
+        assert_eq!(arbitrary::received(&bytes), Ok(frame));
+    }
+}
