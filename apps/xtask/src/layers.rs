@@ -18,8 +18,9 @@ const LAYERS: [&str; 11] =
 const OUTSIDE: [&str; 2] = ["sim", "tests"];
 
 /// The order of crates within a layer: a crate may use those listed before it. `*` is any other crate.
-const ORDER_WITHIN: [(&str, &[&str]); 8] = [
+const ORDER_WITHIN: [(&str, &[&str]); 9] = [
     ("base", &["units", "ring", "slots"]),
+    ("wire", &["store", "replica"]),
     ("host", &["file-lock", "memory", "sys", "pci", "reactor", "net"]),
     ("drivers", &["nvme-tcp", "vfio-user", "nvme"]),
     ("bdev", &["reservations", "layer", "*"]),
