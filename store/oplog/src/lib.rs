@@ -8,6 +8,9 @@
 //!
 //! Entries begin at sectors of the device, [`LogSector`]: a write that power loss tears damages no other entry.
 //!
+//! A replica gives up entries that its primary does not have ([`Log::truncate`]), and all of them before it gets a copy of
+//! all objects ([`Log::reset`]). The header names the entry before the first by sequence and epoch.
+//!
 //! [`Log::recover`] finds the acknowledged entries after a crash, and maybe more that were written completely. Each entry
 //! has the checksum of the one before it, so that remains of an abandoned tail never follow a new entry.
 //!
@@ -90,6 +93,7 @@ pub struct EntryPlace {
 #[derive(Clone, Copy, Debug)]
 struct LoggedEntry {
     place: EntryPlace,
+    epoch: u32,
     header_crc32c: u32,
     written: bool,
 }
@@ -168,7 +172,7 @@ impl Log {
         let mut entries = Vec::new();
         while let Some((entry, data)) = log.entry_at_tail(area) {
             let place = log.next_place(&entry);
-            log.push(place, &entry.encode(log.durable.log, place.position));
+            log.push(place, entry.epoch, &entry.encode(log.durable.log, place.position));
             log.written(place);
             entries.push((entry, data));
         }
@@ -217,7 +221,7 @@ impl Log {
         entry.previous_crc32c = self.previous_crc32c;
         entry.data_crc32c = crc32c(data);
         let header = entry.encode(self.durable.log, place.position);
-        self.push(place, &header);
+        self.push(place, entry.epoch, &header);
         Ok((place, header))
     }
 
@@ -226,9 +230,10 @@ impl Log {
         EntryPlace { sequence: self.next_sequence, position: self.tail, bytes }
     }
 
-    fn push(&mut self, place: EntryPlace, header: &[u8; EntryHeader::SIZE]) {
-        self.previous_crc32c = crc32c(header);
-        self.entries.push_back(LoggedEntry { place, header_crc32c: self.previous_crc32c, written: false });
+    fn push(&mut self, place: EntryPlace, epoch: u32, header: &[u8; EntryHeader::SIZE]) {
+        let header_crc32c = crc32c(header);
+        self.previous_crc32c = header_crc32c;
+        self.entries.push_back(LoggedEntry { place, epoch, header_crc32c, written: false });
         self.tail += place.bytes;
         self.next_sequence += 1;
     }
@@ -251,6 +256,11 @@ impl Log {
     /// Bytes that can be appended.
     pub fn room(&self) -> u64 {
         self.durable.capacity - (self.tail - self.durable.head)
+    }
+
+    /// Epoch of the entry before the first of [`sequences`](Self::sequences); 0 if there was none.
+    pub fn base_epoch(&self) -> u32 {
+        self.durable.epoch
     }
 
     /// Sequences of the entries in the log, freed ones included while that is not durable.
@@ -290,10 +300,54 @@ impl Log {
         header.generation += 1;
         header.head = last.place.position + last.place.bytes;
         header.head_sequence = sequence;
+        header.epoch = last.epoch;
         header.previous_crc32c = last.header_crc32c;
+        Some(self.write_header(header))
+    }
+
+    fn write_header(&mut self, header: LogHeader) -> HeaderWrite {
         let write = header_write(&header);
         self.freeing = Some(header);
-        Some(write)
+        write
+    }
+
+    /// Gives up the entries from a sequence on; others take their places. A crash before the next entry is durable finds
+    /// them again. No write of such an entry is in flight: one that lands later would damage an entry in its place.
+    ///
+    /// # Panics
+    /// If an entry is not [`written`](Self::written) or is being freed.
+    pub fn truncate(&mut self, from: u64) {
+        let first = self.durable.head_sequence;
+        let freed = self.freeing.as_ref().map_or(first, |header| header.head_sequence);
+        assert!(from >= freed, "entry {from} is freed");
+        let removed = self.entries.range(((from - first) as usize).min(self.entries.len())..);
+        assert!(removed.clone().all(|entry| entry.written), "an entry from {from} on is being written");
+        let Some(place) = removed.clone().next().map(|entry| entry.place) else { return };
+        self.entries.truncate((from - first) as usize);
+        (self.tail, self.next_sequence) = (place.position, from);
+        self.acknowledged = self.acknowledged.min(from);
+        self.previous_crc32c =
+            self.entries.back().map_or(self.durable.previous_crc32c, |entry| entry.header_crc32c);
+    }
+
+    /// Gives up all entries: the next one follows an entry with this sequence and epoch, of which another replica has the
+    /// data. Returns the header to write; [`freed`](Self::freed) when it is durable, and nothing is appended before.
+    ///
+    /// # Panics
+    /// If a header or an entry is being written, or the sequence is not below [`LogHeader::LIMIT`].
+    pub fn reset(&mut self, sequence: u64, epoch: u32) -> HeaderWrite {
+        assert!(
+            self.freeing.is_none() && self.entries.iter().all(|entry| entry.written),
+            "a write is in flight"
+        );
+        assert!(sequence + 1 < LogHeader::LIMIT, "no log has sequence {sequence}");
+        let mut header = self.durable.clone();
+        header.generation += 1;
+        (header.head, header.head_sequence, header.epoch) = (self.tail, sequence + 1, epoch);
+        // An entry that was given up and stands at the head, maybe with this sequence, must not follow.
+        let salt = [header.generation, self.previous_crc32c.into()].map(u64::to_le_bytes).concat();
+        header.previous_crc32c = crc32c(&salt);
+        self.write_header(header)
     }
 
     /// The header of [`free`](Self::free) is durable: the space is used again.
@@ -302,7 +356,13 @@ impl Log {
     /// If there is none.
     pub fn freed(&mut self) {
         let header = self.freeing.take().expect("a header is being written");
-        self.entries.drain(..(header.head_sequence - self.durable.head_sequence) as usize);
+        while self.entries.pop_front_if(|entry| entry.place.position < header.head).is_some() {}
+        if self.entries.is_empty() {
+            // After a reset this is another sequence, with no entry before it.
+            self.next_sequence = header.head_sequence;
+            self.acknowledged = header.head_sequence;
+            self.previous_crc32c = header.previous_crc32c;
+        }
         self.durable = header;
     }
 

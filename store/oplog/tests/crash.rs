@@ -21,6 +21,34 @@ enum Fault {
     AcknowledgedOutOfOrder,
     /// The device has larger sectors than the log was made for.
     LargerSectors,
+    /// Entries are given up while one of them is being written.
+    TruncatedEarly,
+}
+
+/// Content of the log by sequence, from 1: what was appended. It begins somewhere after a reset.
+#[derive(Clone, Debug, Default)]
+struct History {
+    base: u64,
+    entries: Vec<Vec<u8>>,
+}
+
+impl History {
+    fn end(&self) -> u64 {
+        self.base + self.entries.len() as u64 + 1
+    }
+
+    fn get(&self, sequence: u64) -> Option<&Vec<u8>> {
+        self.entries.get(sequence.checked_sub(self.base + 1)? as usize)
+    }
+
+    /// Whether recovered entries are these.
+    fn has(&self, found: &std::ops::Range<u64>, entries: &[(EntryHeader, Vec<u8>)]) -> bool {
+        found.start > self.base
+            && found.end <= self.end()
+            && found.clone().zip(entries).all(|(sequence, (entry, data))| {
+                entry.sequence == sequence && self.get(sequence) == Some(data)
+            })
+    }
 }
 
 /// The medium, and writes to it that are in flight: each byte of them may be old or new.
@@ -35,8 +63,12 @@ struct Rig {
     medium: Medium,
     /// Appended entries whose write is not durable.
     in_flight: Vec<(EntryPlace, [u8; EntryHeader::SIZE], Vec<u8>)>,
-    /// The data of every entry by sequence, from 1.
-    appended: Vec<Vec<u8>>,
+    /// The data of every entry.
+    appended: History,
+    /// Writes of entries that were given up, which land later.
+    late: Vec<(EntryPlace, [u8; EntryHeader::SIZE], Vec<u8>)>,
+    /// What was in the log before the entries from a sequence on were given up, while a crash may find it again.
+    earlier: Vec<(u64, History)>,
     /// Sequences below were acknowledged.
     acknowledged: u64,
     random: WyRand,
@@ -55,8 +87,8 @@ impl Rig {
         let slots = [log.header().bytes, [0; SECTOR_BYTES]];
         let medium = Medium { slots, area: vec![0; capacity] };
         let random = WyRand::new(seed);
-        let (in_flight, appended) = (Vec::new(), Vec::new());
-        Rig { log, medium, in_flight, appended, acknowledged: 1, random, fault, sector_bytes }
+        let (in_flight, late, appended, earlier) = (Vec::new(), Vec::new(), History::default(), Vec::new());
+        Rig { log, medium, in_flight, late, appended, earlier, acknowledged: 1, random, fault, sector_bytes }
     }
 
     fn append(&mut self) {
@@ -72,8 +104,8 @@ impl Rig {
         };
         match self.log.append(entry, &data) {
             Ok((place, header)) => {
-                assert_eq!(place.sequence, self.appended.len() as u64 + 1);
-                self.appended.push(data.clone());
+                assert_eq!(place.sequence, self.appended.end());
+                self.appended.entries.push(data.clone());
                 self.in_flight.push((place, header, data));
             }
             Err(error) => assert_eq!(error, LogError::Full),
@@ -81,6 +113,11 @@ impl Rig {
     }
 
     fn complete_one(&mut self) {
+        if self.random.happens(300)
+            && let Some((place, header, data)) = self.late.pop()
+        {
+            self.log.copy_to(place, &header, &data, &mut self.medium.area);
+        }
         if self.in_flight.is_empty() {
             return;
         }
@@ -89,6 +126,8 @@ impl Rig {
         self.log.copy_to(place, &header, &data, &mut self.medium.area);
         let acknowledged = self.log.written(place);
         self.acknowledged = self.acknowledged.max(acknowledged.end);
+        // Once another entry is durable in the place of the first that was given up, that one is gone.
+        self.earlier.retain(|(from, _)| *from >= acknowledged.end);
         if self.fault == Fault::AcknowledgedOutOfOrder {
             self.acknowledged = self.acknowledged.max(place.sequence + 1);
         }
@@ -107,7 +146,7 @@ impl Rig {
         let mut torn = self.medium.clone();
         let to = self.random.index(SECTOR_BYTES);
         torn.slots[write.slot as usize][..to].copy_from_slice(&write.bytes[..to]);
-        self.check(torn)?;
+        self.check(&torn)?;
         if self.fault != Fault::FreedEarly {
             (0..2).for_each(|_| self.append());
             self.complete_one();
@@ -116,6 +155,53 @@ impl Rig {
         if self.fault != Fault::FreedEarly {
             self.log.freed();
         }
+        Ok(())
+    }
+
+    /// Gives up the last few entries.
+    fn truncate(&mut self) {
+        let sequences = self.log.sequences();
+        let from = sequences.end.saturating_sub(self.random.below(4)).max(sequences.start);
+        let (writing, others) =
+            std::mem::take(&mut self.in_flight).into_iter().partition(|(place, ..)| place.sequence >= from);
+        self.in_flight = writing;
+        if self.fault == Fault::TruncatedEarly {
+            for (place, ..) in &self.in_flight {
+                self.log.written(*place);
+            }
+            self.late.append(&mut self.in_flight);
+        }
+        while !self.in_flight.is_empty() {
+            self.complete_one();
+        }
+        self.in_flight = others;
+        self.earlier.push((from, self.appended.clone()));
+        self.log.truncate(from);
+        self.appended.entries.truncate((from - self.appended.base - 1) as usize);
+        self.acknowledged = self.acknowledged.min(from);
+    }
+
+    /// Gives up all entries; the next one has any sequence.
+    fn reset(&mut self) -> Result<(), String> {
+        while !self.in_flight.is_empty() {
+            self.complete_one();
+        }
+        let sequences = self.log.sequences();
+        let base = self.random.below(sequences.end + 3);
+        let write = self.log.reset(base, 9);
+        // Until the header is durable, the old entries are there.
+        let mut torn = self.medium.clone();
+        let to = self.random.index(SECTOR_BYTES);
+        torn.slots[write.slot as usize][..to].copy_from_slice(&write.bytes[..to]);
+        if torn.slots[write.slot as usize] != write.bytes {
+            self.check(&torn)?;
+        }
+        self.medium.slots[write.slot as usize] = write.bytes;
+        self.log.freed();
+        assert_eq!((self.log.sequences(), self.log.base_epoch()), (base + 1..base + 1, 9));
+        self.appended = History { base, entries: Vec::new() };
+        self.earlier.clear();
+        self.acknowledged = base + 1;
         Ok(())
     }
 
@@ -143,42 +229,44 @@ impl Rig {
         image
     }
 
-    fn check(&mut self, image: Medium) -> Result<Log, String> {
+    /// Recovers a log; returns it with what is in it.
+    fn check(&mut self, image: &Medium) -> Result<(Log, History), String> {
         let (log, entries) = Log::recover(&image.slots, &image.area).map_err(|error| error.to_string())?;
         let found = log.sequences();
         if found.start > self.acknowledged || found.end < self.acknowledged {
             return Err(format!("acknowledged below {}, recovered {found:?}", self.acknowledged));
         }
-        if found.end > self.appended.len() as u64 + 1 {
-            return Err(format!("{} was abandoned", found.end - 1));
-        }
-        for (sequence, (entry, data)) in found.clone().zip(&entries) {
-            if entry.sequence != sequence || self.appended[sequence as usize - 1] != *data {
-                return Err(format!("entry {sequence} is another"));
-            }
-        }
         if found.clone().count() != entries.len() {
-            Err(format!("{} of {found:?}", entries.len()))
-        } else {
-            Ok(log)
+            return Err(format!("{} of {found:?}", entries.len()));
         }
+        let mut histories =
+            std::iter::once(&self.appended).chain(self.earlier.iter().map(|(_, earlier)| earlier));
+        let history = histories.find(|history| history.has(&found, &entries));
+        let mut history =
+            history.cloned().ok_or(format!("an entry of {found:?} is another or was abandoned"))?;
+        history.entries.truncate((found.end - 1 - history.base) as usize);
+        Ok((log, history))
     }
 
     fn run(&mut self) -> Result<(), String> {
         for _ in 0..120 {
-            match self.random.below(8) {
+            match self.random.below(9) {
                 0..3 => self.append(),
                 3..6 => self.complete_one(),
                 6 => self.free()?,
+                7 if self.random.happens(700) => self.truncate(),
+                7 if self.random.happens(300) => self.reset()?,
                 _ => {
                     let image = self.crash_image();
-                    let log = self.check(image.clone())?;
+                    let (log, history) = self.check(&image)?;
                     // Every fourth time, go on after it: what was not recovered is abandoned.
                     if self.random.happens(250) {
-                        self.appended.truncate(log.sequences().end as usize - 1);
                         self.acknowledged = log.sequences().end;
-                        self.in_flight.clear();
+                        self.appended = history;
                         (self.log, self.medium) = (log, image);
+                        self.in_flight.clear();
+                        self.earlier.clear();
+                        self.late.clear();
                     }
                 }
             }
@@ -207,7 +295,9 @@ fn acknowledged_entries_survive_every_crash() {
 
 #[test]
 fn planted_faults_are_found() {
-    for fault in [Fault::FreedEarly, Fault::AcknowledgedOutOfOrder, Fault::LargerSectors] {
+    let faults =
+        [Fault::FreedEarly, Fault::AcknowledgedOutOfOrder, Fault::LargerSectors, Fault::TruncatedEarly];
+    for fault in faults {
         assert!((0..2000).any(|seed| run(seed, fault).is_err()), "{fault:?} is not found");
     }
 }

@@ -37,7 +37,7 @@ pub struct LogHeader {
     pub generation: u64,
     /// The logical group.
     pub group: u32,
-    /// Epoch of the logical group.
+    /// Epoch of the entry before `head`; 0 if there was none.
     pub epoch: u32,
     /// Size of the area for entries, in bytes: whole sectors, at least one.
     pub capacity: u64,
