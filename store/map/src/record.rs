@@ -1,0 +1,181 @@
+//! What the map has.
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+use wire_replica::{GroupConfig, ReplicaId};
+
+/// A machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u32);
+
+/// A device of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(pub u32);
+
+/// A logical group, in the whole cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub u32);
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// Identity.
+    pub uuid: Uuid,
+    /// Where others connect to it: `HOST:PORT`.
+    pub addresses: Vec<String>,
+    /// The failure domain: replicas of a group are in different ones.
+    pub domain: String,
+    /// It is to have no data.
+    #[serde(default)]
+    pub out: bool,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceRecord {
+    /// Identity, as in its superblock.
+    pub uuid: Uuid,
+    /// The node that it is in.
+    #[serde(with = "as_number")]
+    pub node: NodeId,
+    /// Its share of data, in GiB by custom.
+    pub weight: u32,
+    /// It is to have no data.
+    #[serde(default)]
+    pub out: bool,
+}
+
+/// A pool: images whose groups have the same number of replicas.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolRecord {
+    /// First of its logical groups.
+    pub first_group: u32,
+    /// Number of its logical groups.
+    pub groups: u32,
+    /// Replicas of a group.
+    pub replicas: u32,
+    /// With fewer replicas in sync, its groups wait.
+    pub in_sync_min: u32,
+}
+
+/// A logical group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupRecord {
+    /// Epoch, primary and in-sync set.
+    pub config: GroupConfig,
+    /// The replicas that it is to have. Those that are not in sync are learners.
+    pub replicas: Vec<ReplicaId>,
+}
+
+/// The outcome of a proposal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Proposed {
+    /// The map has it.
+    Accepted,
+    /// The map has another record; it is this.
+    Superseded(GroupRecord),
+    /// There is no record, and the proposal is not for the first one.
+    Missing,
+}
+
+/// Why the map cannot answer.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// The file, or the server of the map.
+    #[error("the cluster map {what}: {reason}")]
+    Storage {
+        /// Where it is.
+        what: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A record is not what this version writes.
+    #[error("the cluster map has an unreadable record of {what}: {reason}")]
+    Record {
+        /// Which.
+        what: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Two nodes or devices with one identity.
+    #[error("{what} {uuid} is in the cluster already, as number {number}: a copied identity is refused")]
+    SameIdentity {
+        /// `node` or `device`.
+        what: &'static str,
+        /// The identity.
+        uuid: Uuid,
+        /// Who has it.
+        number: u32,
+    },
+    /// There is one with this name.
+    #[error("{0} exists")]
+    Exists(String),
+    /// There is none.
+    #[error("there is no {0}")]
+    Missing(String),
+    /// A record that makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl GroupRecord {
+    /// Checks that the primary is in sync, and every member is a replica.
+    ///
+    /// # Errors
+    /// [`MapError::Invalid`].
+    pub fn check(&self) -> Result<(), MapError> {
+        let GroupConfig { epoch, primary, in_sync } = &self.config;
+        let stranger = in_sync.iter().find(|member| !self.replicas.contains(member));
+        let repeated = in_sync.iter().enumerate().find(|(index, member)| in_sync[..*index].contains(member));
+        let reason = match (self.config.has(*primary), stranger, repeated) {
+            (false, ..) => format!("its primary {} is not in sync", primary.0),
+            (_, Some(stranger), _) => format!("{} is in sync and not a replica", stranger.0),
+            (.., Some((_, member))) => format!("{} is in sync twice", member.0),
+            _ if *epoch == 0 => "its epoch is 0".to_string(),
+            _ => return Ok(()),
+        };
+        Err(MapError::Invalid(format!("the record of a group is refused: {reason}")))
+    }
+}
+
+/// A node's number.
+mod as_number {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::NodeId;
+
+    pub(super) fn serialize<S: Serializer>(node: &NodeId, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u32(node.0)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<NodeId, D::Error> {
+        u32::deserialize(from).map(NodeId)
+    }
+}
+
+/// The members' numbers, as JSON has a group.
+#[derive(Serialize, Deserialize)]
+struct GroupJson {
+    epoch: u32,
+    primary: u32,
+    in_sync: Vec<u32>,
+    replicas: Vec<u32>,
+}
+
+impl Serialize for GroupRecord {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let numbers = |ids: &[ReplicaId]| ids.iter().map(|id| id.0).collect();
+        let GroupConfig { epoch, primary, in_sync } = &self.config;
+        let (in_sync, replicas) = (numbers(in_sync), numbers(&self.replicas));
+        GroupJson { epoch: *epoch, primary: primary.0, in_sync, replicas }.serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for GroupRecord {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<GroupRecord, D::Error> {
+        let GroupJson { epoch, primary, in_sync, replicas } = GroupJson::deserialize(from)?;
+        let ids = |numbers: Vec<u32>| numbers.into_iter().map(ReplicaId).collect();
+        let config = GroupConfig { epoch, primary: ReplicaId(primary), in_sync: ids(in_sync) };
+        Ok(GroupRecord { config, replicas: ids(replicas) })
+    }
+}
