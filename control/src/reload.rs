@@ -104,7 +104,7 @@ impl Reload<'_> {
     }
 
     fn add(&mut self, step: &ConfigStep) {
-        match self.plane.invoke(&step.method, step.params.clone()) {
+        match self.plane.invoke(&step.method, step.params()) {
             Ok(_) => {
                 self.lines.push(format!("applied: {step}"));
                 self.in_force.push(step.clone());
@@ -122,9 +122,10 @@ impl Reload<'_> {
     /// Adds the identifier that the target assigned to a namespace, if the call did not give one.
     fn completed(&self, step: &ConfigStep, mut params: Map<String, Value>) -> Map<String, Value> {
         if step.method == "nvmf_subsystem_add_ns" && !params.contains_key("nsid") {
-            let subsystem = self.plane.invoke("nvmf_get_subsystems", json!({ "nqn": step.params["nqn"] }));
+            let given = step.params();
+            let subsystem = self.plane.invoke("nvmf_get_subsystems", json!({ "nqn": given["nqn"] }));
             let namespaces = subsystem.unwrap_or_default()[0]["namespaces"].take();
-            let wanted = &step.params["namespace"]["bdev_name"];
+            let wanted = &given["namespace"]["bdev_name"];
             let found = namespaces.as_array().into_iter().flatten().find(|one| one["bdev_name"] == *wanted);
             if let Some(namespace) = found {
                 params.insert("nsid".to_string(), namespace["nsid"].clone());
@@ -135,16 +136,12 @@ impl Reload<'_> {
 }
 
 impl ConfigStep {
-    /// Equal for equal calls.
-    fn key(&self) -> String {
-        format!("{} {}", self.method, self.params)
-    }
-
     /// Whether both name the same object, or none.
     fn sets_same(&self, other: &ConfigStep) -> bool {
         let named = |step: &ConfigStep| {
+            let params = step.params();
             ["name", "nqn", "impl_name", "listen_address", "delay_bdev_name", "anagrpid"]
-                .map(|key| step.params[key].clone())
+                .map(|key| params[key].clone())
         };
         named(self) == named(other)
     }
@@ -156,13 +153,13 @@ impl ConfigStep {
             catalog.get(&name).filter(|info| info.name != self.method)
         };
         let info = REVERSES.iter().find_map(reverse_name)?;
-        let mut params = Map::new();
+        let (own, mut params) = (self.params(), Map::new());
         for parameter in info.parameters() {
             let given = match (self.method.as_str(), parameter.name) {
-                ("nvmf_subsystem_add_ns", "nsid") => &self.params["namespace"]["nsid"],
+                ("nvmf_subsystem_add_ns", "nsid") => &own["namespace"]["nsid"],
                 // An error bdev is named after its base.
-                ("bdev_error_create", "name") => &self.params["base_name"],
-                (_, name) => &self.params[name],
+                ("bdev_error_create", "name") => &own["base_name"],
+                (_, name) => &own[name],
             };
             let prefix = if self.method == "bdev_error_create" { "EE_" } else { "" };
             match given {
@@ -177,7 +174,7 @@ impl ConfigStep {
             }
         }
         let is_assigned = self.method == "nvmf_subsystem_add_ns" && !params.contains_key("nsid");
-        let object = if is_assigned { self.params["namespace"]["bdev_name"].clone() } else { Value::Null };
+        let object = if is_assigned { own["namespace"]["bdev_name"].clone() } else { Value::Null };
         Some(ReverseCall { method: info.name, params, object })
     }
 }
@@ -186,7 +183,7 @@ impl std::fmt::Display for ConfigStep {
     /// The method and its parameters that are no objects.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(&self.method)?;
-        for (name, value) in self.params.as_object().into_iter().flatten() {
+        for (name, value) in self.params().as_object().into_iter().flatten() {
             match value {
                 Value::String(text) => write!(formatter, " {name}={text}")?,
                 value => write!(formatter, " {name}={value}")?,

@@ -16,6 +16,8 @@ mod page;
 mod process;
 mod reference;
 mod report;
+mod rpc;
+mod scale;
 mod scaling;
 mod server;
 

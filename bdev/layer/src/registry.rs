@@ -16,9 +16,6 @@ use crate::{Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory};
 #[derive(Clone, Default)]
 pub struct Registry(Arc<RegistryInner>);
 
-/// A weak reference to a registry.
-pub(crate) struct WeakRegistry(Weak<RegistryInner>);
-
 #[derive(Default)]
 struct RegistryInner {
     table: Mutex<RegistryTable>,
@@ -37,6 +34,9 @@ struct RegistryTable {
     by_alias: HashMap<String, String>,
     by_uuid: HashMap<Uuid, String>,
     by_backing: HashMap<(u64, u64), String>,
+    /// The devices on top of a device, and the device below each of them, by UUIDs.
+    uppers: HashMap<Uuid, Vec<Weak<BlockDevice>>>,
+    bases: HashMap<Uuid, Uuid>,
     subscribers: Vec<(u64, Subscriber)>,
     last_subscription: u64,
 }
@@ -228,31 +228,44 @@ impl Registry {
         Ok(())
     }
 
+    /// Removes `upper` when `base` is removed, and resizes it when `base` is resized. Costs the events of other devices
+    /// nothing, however many such pairs there are.
+    pub(crate) fn stack(&self, base: &BlockDevice, upper: &Arc<BlockDevice>) {
+        let mut table = self.lock();
+        table.uppers.entry(base.uuid()).or_default().push(Arc::downgrade(upper));
+        table.bases.insert(upper.uuid(), base.uuid());
+        drop(table);
+        if base.is_removed() {
+            // Another thread may be removing it as well.
+            let _ = self.unregister(upper.name());
+        }
+    }
+
     /// Name of the device that uses a backing file.
     pub(crate) fn backing_user(&self, medium: (u64, u64)) -> Option<String> {
         self.lock().backing_user(medium)
     }
 
-    pub(crate) fn downgrade(&self) -> WeakRegistry {
-        WeakRegistry(Arc::downgrade(&self.0))
-    }
-
     fn notify(&self, event: &DeviceEvent) {
-        let subscribers = self.lock().subscribers.clone();
+        let mut table = self.lock();
+        let subscribers = table.subscribers.clone();
+        let uppers = table.uppers_of(event);
+        drop(table);
         for (_, subscriber) in subscribers {
             subscriber(event);
+        }
+        for upper in uppers.into_iter().filter_map(|upper| upper.upgrade()) {
+            // It may have been removed meanwhile.
+            let _ = match event {
+                DeviceEvent::Removed(_) => self.unregister(upper.name()).map(drop),
+                _ => self.notify_resized(upper.name()),
+            };
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, RegistryTable> {
         // No user code runs under the lock and each change is one call: a poisoned lock is consistent.
         sync::lock(&self.0.table)
-    }
-}
-
-impl WeakRegistry {
-    pub(crate) fn upgrade(&self) -> Option<Registry> {
-        self.0.upgrade().map(Registry)
     }
 }
 
@@ -275,8 +288,33 @@ impl RegistryTable {
             self.by_alias.remove(alias);
         }
         self.by_uuid.remove(&device.uuid());
-        self.by_backing.retain(|_, user| user != name);
+        if let Some(medium) = device.bdev().backing_id()
+            && self.by_backing.get(&medium).is_some_and(|user| user == name)
+        {
+            self.by_backing.remove(&medium);
+        }
         Some(device)
+    }
+
+    /// The devices on top of the device of an event that concerns them. A removed device is not above or below others
+    /// any more.
+    fn uppers_of(&mut self, event: &DeviceEvent) -> Vec<Weak<BlockDevice>> {
+        let uuid = event.device().uuid();
+        match event {
+            DeviceEvent::Registered(_) => Vec::new(),
+            DeviceEvent::Resized(_) => self.uppers.get(&uuid).cloned().unwrap_or_default(),
+            DeviceEvent::Removed(device) => {
+                if let Some(base) = self.bases.remove(&uuid)
+                    && let Some(uppers) = self.uppers.get_mut(&base)
+                {
+                    uppers.retain(|upper| !std::ptr::eq(upper.as_ptr(), Arc::as_ptr(device)));
+                    if uppers.is_empty() {
+                        self.uppers.remove(&base);
+                    }
+                }
+                self.uppers.remove(&uuid).unwrap_or_default()
+            }
+        }
     }
 
     fn backing_user(&self, medium: (u64, u64)) -> Option<String> {
@@ -343,4 +381,39 @@ fn check_geometry(bdev: &dyn Bdev) -> Result<(), BdevError> {
         return Err(BdevError::invalid("depth", "the queue depth is 0"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{null, passthru};
+
+    #[test]
+    fn what_stands_on_a_device_is_known_while_both_exist_and_goes_with_it() {
+        let registry = Registry::new();
+        let sizes = |registry: &Registry| {
+            let table = registry.lock();
+            (table.uppers.len(), table.uppers.values().map(Vec::len).sum::<usize>(), table.bases.len())
+        };
+        let base = |name: &str| null::create(&registry, null::NullConfig::new(name, 8, 512)).unwrap();
+        let upper = |name: &str, base: &str| {
+            let config = passthru::PassthruConfig { base: base.into(), name: name.into(), uuid: None };
+            passthru::create(&registry, config).unwrap()
+        };
+        for name in ["A", "B"] {
+            base(name);
+        }
+        for (name, below) in [("on A", "A"), ("on B", "B"), ("on that", "on A")] {
+            upper(name, below);
+        }
+        assert_eq!(sizes(&registry), (3, 3, 3));
+        registry.unregister("on B").unwrap();
+        assert_eq!(sizes(&registry), (2, 2, 2), "a device may be used again and again");
+        upper("on B", "B");
+        null::resize(&registry, "A", 16).unwrap();
+        assert_eq!(registry.find("on that").unwrap().geometry().blocks, 16);
+        registry.unregister("A").unwrap();
+        let names: Vec<String> = registry.list().iter().map(|device| device.name().to_string()).collect();
+        assert_eq!((names, sizes(&registry)), (vec!["B".into(), "on B".into()], (1, 1, 1)));
+    }
 }

@@ -1,6 +1,8 @@
 //! The Discovery log page.
 
 use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::LazyLock;
 
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::{
@@ -43,15 +45,48 @@ pub struct DiscoveryRecord {
 
 /// A snapshot of the discovery log. Shared as `Arc<DiscoveryLog>`; the target creates a new one, with the
 /// next generation, for every change.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+///
+/// The records are made when a discovery controller first needs them, so that a change of one subsystem among
+/// thousands costs the same as a change of the only one.
 pub struct DiscoveryLog {
-    /// Generation counter (GENCTR).
-    pub generation: u64,
-    /// The records, in the order of the log page.
-    pub records: Vec<DiscoveryRecord>,
+    generation: u64,
+    records: LazyLock<Vec<DiscoveryRecord>, RecordSource>,
+}
+
+type RecordSource = Box<dyn FnOnce() -> Vec<DiscoveryRecord> + Send>;
+
+impl fmt::Debug for DiscoveryLog {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("DiscoveryLog").field("generation", &self.generation).finish_non_exhaustive()
+    }
+}
+
+impl Default for DiscoveryLog {
+    fn default() -> Self {
+        DiscoveryLog::new(0, Vec::new)
+    }
 }
 
 impl DiscoveryLog {
+    /// A log with this generation counter (GENCTR). `records` returns its records in the order of the log page; it is
+    /// called at most once, on the core of the first controller that reads them.
+    pub fn new(
+        generation: u64,
+        records: impl FnOnce() -> Vec<DiscoveryRecord> + Send + 'static,
+    ) -> DiscoveryLog {
+        DiscoveryLog { generation, records: LazyLock::new(Box::new(records)) }
+    }
+
+    /// Generation counter (GENCTR).
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The records, in the order of the log page.
+    pub fn records(&self) -> &[DiscoveryRecord] {
+        &self.records
+    }
+
     /// The log page for one host (Base 2.0, section 5.16.1.23).
     ///
     /// `local` is the address that the host connected to; `admin_queue_entries_max` is ASQSZ of every entry.
@@ -77,7 +112,8 @@ impl DiscoveryLog {
         let visible = |log: &DiscoveryLog| -> Vec<DiscoveryRecord> {
             log.records.iter().filter(|record| record.hosts.allows(host)).cloned().collect()
         };
-        visible(self) != visible(other)
+        // Without a change there is the same log, and it is not made for this.
+        !std::ptr::eq(self, other) && visible(self) != visible(other)
     }
 }
 

@@ -90,9 +90,9 @@ pub(crate) fn subsystem() -> Subsystem {
     subsystem
 }
 
-/// A discovery log: the discovery service and one subsystem for every host, and one subsystem for another
-/// host.
-pub(crate) fn discovery(generation: u64) -> DiscoveryLog {
+/// A discovery log with the first `count` of these records: the discovery service and one subsystem for every host, and
+/// one subsystem for another host.
+pub(crate) fn discovery(generation: u64, count: usize) -> DiscoveryLog {
     let address = |traddr: &str| TransportAddress {
         trtype: TransportType::Tcp,
         adrfam: AddressFamily::Ipv4,
@@ -107,18 +107,16 @@ pub(crate) fn discovery(generation: u64) -> DiscoveryLog {
         hosts,
     };
     let other: Nqn = "nqn.2026-11.io.ringbolt:other-host".parse().expect("an NQN");
-    DiscoveryLog {
-        generation,
-        records: vec![
-            record(Nqn::discovery(), SubsystemType::CurrentDiscovery, AllowedHosts::Any),
-            record(subnqn(), SubsystemType::Nvm, AllowedHosts::Any),
-            record(
-                "nqn.2026-11.io.ringbolt:two".parse().expect("an NQN"),
-                SubsystemType::Nvm,
-                AllowedHosts::Only([other].into()),
-            ),
-        ],
-    }
+    let records = vec![
+        record(Nqn::discovery(), SubsystemType::CurrentDiscovery, AllowedHosts::Any),
+        record(subnqn(), SubsystemType::Nvm, AllowedHosts::Any),
+        record(
+            "nqn.2026-11.io.ringbolt:two".parse().expect("an NQN"),
+            SubsystemType::Nvm,
+            AllowedHosts::Only([other].into()),
+        ),
+    ];
+    DiscoveryLog::new(generation, move || records.into_iter().take(count).collect())
 }
 
 impl Harness {
@@ -152,7 +150,7 @@ impl Harness {
         let Ok(ConnectOk::Admin(admin)) = connected else {
             panic!("the harness's own Connect failed: {connected:?}");
         };
-        let controller = Controller::new(admin, limits.clone(), Arc::new(discovery(1)), 0);
+        let controller = Controller::new(admin, limits.clone(), Arc::new(discovery(1, 3)), 0);
         Harness {
             controller,
             directory,
@@ -319,8 +317,8 @@ impl Harness {
                 }
             }
             13 => {
-                let mut log = discovery(bytes.u8().into());
-                log.records.truncate((bytes.u8() % 4).into());
+                let generation = bytes.u8().into();
+                let log = discovery(generation, (bytes.u8() % 4).into());
                 self.deliver(ControllerEvent::DiscoveryChanged(Arc::new(log)));
             }
             14 => {

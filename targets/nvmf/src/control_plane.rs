@@ -6,11 +6,11 @@ mod info;
 mod listeners;
 mod transports;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use bdev::{Access, Descriptor, DeviceEvent, Registry, ReservationLease, Uuid};
+use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, Registry, ReservationLease, Uuid};
 use block_io::Op;
 use nvme_controller::reservation::NamespaceReservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
@@ -59,7 +59,12 @@ struct TargetState<N: CoreNetwork> {
     transport: Option<TcpTransport<N>>,
     vfio_user: Option<VfioUserTransport>,
     subsystems: BTreeMap<Nqn, ConfiguredSubsystem>,
-    ports: Vec<ListenPort>,
+    /// Shared with snapshots and checkpoints, until it changes.
+    ports: Arc<Vec<ListenPort>>,
+    /// Number of subsystems that listen on a port; ports without are not in it.
+    port_users: HashMap<u16, u32>,
+    /// The namespace on each block device, by its UUID. There is one at most, because it claims the device.
+    namespaces_by_device: HashMap<Uuid, (Nqn, u32)>,
     last_portid: u16,
     backends_allocated: u32,
     /// Keys of block devices that were removed, with the snapshot from which on each is unused.
@@ -69,7 +74,7 @@ struct TargetState<N: CoreNetwork> {
     /// The latest snapshot, of which the next one shares what does not change.
     published: Arc<ConfigSnapshot>,
     /// The ports in it; `None` before the first.
-    published_ports: Option<Vec<u16>>,
+    published_ports: Option<Arc<Vec<ListenPort>>>,
     stopping: bool,
 }
 
@@ -256,11 +261,15 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         let mut state = self.lock()?;
         let before = state.checkpoint(&nqn);
         let removed = state.subsystems.remove(&nqn).ok_or_else(|| no_subsystem(&nqn))?;
+        state.release_ports(&removed);
         let unused = state.take_unused_ports(&removed.listeners);
         self.commit(&mut state, before)?;
         self.0.directory.remove_subsystem(&nqn);
         for namespace in &removed.subsystem.namespaces {
             self.retire_backend(&mut state, namespace.backend);
+        }
+        for descriptor in removed.descriptors.values() {
+            state.namespaces_by_device.remove(&descriptor.device().uuid());
         }
         listeners::close_ports(&state, &unused)
     }
@@ -328,6 +337,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         let before = state.checkpoint(&nqn);
         let reservations = Arc::new(NamespaceReservations::new(lease.reservations().clone()));
         let namespace = SubsystemNamespace { reservations, ..namespace_of(&descriptor, nsid, key, &config) };
+        let device = descriptor.device().uuid();
         let Some(configured) = state.subsystems.get_mut(&nqn) else { return Err(no_subsystem(&nqn)) };
         configured.descriptors.insert(nsid, descriptor);
         configured.reservations.insert(nsid, Arc::new(lease));
@@ -340,6 +350,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             self.retire_backend(&mut state, key);
             return Err(error);
         }
+        state.namespaces_by_device.insert(device, (nqn, nsid));
         Ok(nsid)
     }
 
@@ -351,6 +362,9 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         let (backend, descriptor) = state.take_namespace(&nqn, nsid)?;
         self.commit(&mut state, before)?;
         self.retire_backend(&mut state, backend);
+        if let Some(descriptor) = &descriptor {
+            state.namespaces_by_device.remove(&descriptor.device().uuid());
+        }
         // The claim ends when the last channel closes.
         drop(descriptor);
         Ok(())
@@ -421,42 +435,34 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         }
         let Ok(mut state) = self.lock() else { return };
         let name = event.device().name().to_string();
-        let mut affected = Vec::new();
-        for (nqn, configured) in &state.subsystems {
-            for (nsid, descriptor) in &configured.descriptors {
-                if Arc::ptr_eq(descriptor.device(), event.device()) {
-                    affected.push((nqn.clone(), *nsid));
+        let Some((nqn, nsid)) = state.namespace_on(event.device()) else { return };
+        // The device has changed: there is no way back.
+        let result = match event {
+            DeviceEvent::Removed(device) => match state.take_namespace(&nqn, nsid) {
+                Ok((backend, _)) => {
+                    state.namespaces_by_device.remove(&device.uuid());
+                    let result = self.commit_always(&mut state, &nqn);
+                    self.retire_backend(&mut state, backend);
+                    result
                 }
-            }
-        }
-        for (nqn, nsid) in affected {
-            // The device has changed: there is no way back.
-            let result = match event {
-                DeviceEvent::Removed(_) => match state.take_namespace(&nqn, nsid) {
-                    Ok((backend, _)) => {
-                        let result = self.commit_always(&mut state, &nqn);
-                        self.retire_backend(&mut state, backend);
-                        result
-                    }
-                    Err(error) => Err(error),
-                },
-                DeviceEvent::Resized(device) => {
-                    let blocks = device.geometry().blocks;
-                    if let Some(configured) = state.subsystems.get_mut(&nqn) {
-                        configured.change(|subsystem| {
-                            let matches = |namespace: &&mut SubsystemNamespace| namespace.nsid == nsid;
-                            if let Some(namespace) = subsystem.namespaces.iter_mut().find(matches) {
-                                namespace.blocks = blocks;
-                            }
-                        });
-                    }
-                    self.commit_always(&mut state, &nqn)
+                Err(error) => Err(error),
+            },
+            DeviceEvent::Resized(device) => {
+                let blocks = device.geometry().blocks;
+                if let Some(configured) = state.subsystems.get_mut(&nqn) {
+                    configured.change(|subsystem| {
+                        let matches = |namespace: &&mut SubsystemNamespace| namespace.nsid == nsid;
+                        if let Some(namespace) = subsystem.namespaces.iter_mut().find(matches) {
+                            namespace.blocks = blocks;
+                        }
+                    });
                 }
-                DeviceEvent::Registered(_) => Ok(()),
-            };
-            if let Err(error) = result {
-                log::error!(target: "nvmf", "{nqn}: namespace {nsid} on {name}: {error}");
+                self.commit_always(&mut state, &nqn)
             }
+            DeviceEvent::Registered(_) => Ok(()),
+        };
+        if let Err(error) = result {
+            log::error!(target: "nvmf", "{nqn}: namespace {nsid} on {name}: {error}");
         }
     }
 
@@ -485,7 +491,9 @@ impl<N: CoreNetwork> TargetState<N> {
             transport: None,
             vfio_user: None,
             subsystems: BTreeMap::new(),
-            ports: Vec::new(),
+            ports: Arc::default(),
+            port_users: HashMap::new(),
+            namespaces_by_device: HashMap::new(),
             last_portid: 0,
             backends_allocated: 0,
             retired_backends: Vec::new(),
@@ -494,6 +502,13 @@ impl<N: CoreNetwork> TargetState<N> {
             published_ports: None,
             stopping: false,
         }
+    }
+
+    /// The namespace on a block device: subsystem and NSID.
+    fn namespace_on(&self, device: &Arc<BlockDevice>) -> Option<(Nqn, u32)> {
+        let (nqn, nsid) = self.namespaces_by_device.get(&device.uuid())?;
+        let descriptor = self.subsystems.get(nqn)?.descriptors.get(nsid)?;
+        Arc::ptr_eq(descriptor.device(), device).then(|| (nqn.clone(), *nsid))
     }
 
     /// Removes a namespace. Returns the key and the descriptor of its block device.

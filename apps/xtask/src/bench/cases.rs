@@ -6,7 +6,7 @@ use super::examples::Example;
 use super::instructions::CountedExample;
 use super::load::{self, BenchDevice, IoPattern};
 use super::server::TargetTransport;
-use super::{RunContext, RunOutcome, fio, idle, instructions, page, scaling};
+use super::{RunContext, RunOutcome, fio, idle, instructions, page, scale, scaling};
 
 /// A benchmark: its name, a description for `--list`, and what it runs.
 pub(super) struct Benchmark {
@@ -24,6 +24,8 @@ enum BenchmarkKind {
     Shared,
     Idle,
     Startup,
+    /// Start-up, memory and removal of a large configuration.
+    Scale,
     /// Instructions of the load generator on the null device, at a queue depth and with further options.
     Instructions(u32, &'static [&'static str]),
     InstructionsTarget,
@@ -123,6 +125,11 @@ pub(super) const ALL: &[Benchmark] = &[
     ),
     case("startup", "from exec of the target to the first accepted connection", BenchmarkKind::Startup),
     case(
+        "scale",
+        "10,000 block devices and namespaces in 1,000 subsystems: start, memory, removal",
+        BenchmarkKind::Scale,
+    ),
+    case(
         "vfio-user-null-read-qd1",
         "4 KiB reads over vfio-user, our driver, null device, QD 1",
         vfio_user(Null, pattern_4k("randread", 1)),
@@ -202,6 +209,7 @@ impl Benchmark {
             BenchmarkKind::Shared => load::shared(context),
             BenchmarkKind::Idle => idle::idle(context),
             BenchmarkKind::Startup => idle::startup(context),
+            BenchmarkKind::Scale => scale::scale(context),
             Instructions(depth, options) => instructions::null(context, *depth, options),
             InstructionsTarget => instructions::target(context),
             InstructionsOf(counted) => instructions::example(context, counted),

@@ -26,6 +26,10 @@ pub(super) enum BenchMetric {
     /// Milliseconds from exec until the target accepts connections, or until all processes have done their I/O
     /// and exited.
     StartMs,
+    /// Resident memory of an idle block device with its namespace, in 2^10 bytes.
+    BdevKib,
+    /// Microseconds of a call that removes a block device or subsystem.
+    RemoveUs,
     /// Milliseconds to generate a page.
     RenderMs,
     /// Milliseconds until a browser has loaded the page.
@@ -50,6 +54,8 @@ impl BenchMetric {
             BenchMetric::CpuPercent => "cpu_percent",
             BenchMetric::RssMib => "resident_mib",
             BenchMetric::StartMs => "start_ms",
+            BenchMetric::BdevKib => "kib_per_bdev",
+            BenchMetric::RemoveUs => "remove_us",
             BenchMetric::RenderMs => "made_ms",
             BenchMetric::LoadMs => "opened_ms",
             BenchMetric::FioRatio => "iops_of_fio",
@@ -69,6 +75,8 @@ impl BenchMetric {
             BenchMetric::CpuPercent => "CPU",
             BenchMetric::RssMib => "resident",
             BenchMetric::StartMs => "start",
+            BenchMetric::BdevKib => "a bdev",
+            BenchMetric::RemoveUs => "a removal",
             BenchMetric::RenderMs => "generated",
             BenchMetric::LoadMs => "loaded",
             BenchMetric::FioRatio => "IOPS / fio's",
@@ -87,7 +95,8 @@ impl BenchMetric {
             BenchMetric::Iops => format!("{:.1} k", value / 1e3),
             BenchMetric::Gibps => format!("{value:.2} GiB/s"),
             BenchMetric::MeanUs | BenchMetric::P99Us if value < 1.0 => format!("{:.0} ns", value * 1e3),
-            BenchMetric::MeanUs | BenchMetric::P99Us => format!("{value:.1} µs"),
+            BenchMetric::MeanUs | BenchMetric::P99Us | BenchMetric::RemoveUs => format!("{value:.1} µs"),
+            BenchMetric::BdevKib => format!("{value:.2} KiB"),
             BenchMetric::HostCpuNs | BenchMetric::TargetCpuNs if value < 1000.0 => format!("{value:.0} ns"),
             BenchMetric::HostCpuNs | BenchMetric::TargetCpuNs => format!("{:.1} µs", value / 1e3),
             BenchMetric::Instructions => format!("{value:.0}"),

@@ -61,6 +61,8 @@ const ALL: &[ReferenceFigure] = &[
     goal("idle", BenchMetric::CpuPercent, BenchGoal::AtMost(1.0)),
     goal("idle", BenchMetric::RssMib, BenchGoal::AtMost(64.0)),
     goal("startup", BenchMetric::StartMs, BenchGoal::AtMost(100.0)),
+    goal("scale", BenchMetric::StartMs, BenchGoal::AtMost(3000.0)),
+    goal("scale", BenchMetric::BdevKib, BenchGoal::AtMost(8.0)),
     entry("instructions-null-qd128", BenchMetric::Instructions, 720.0, BenchGoal::AtMost(150.0)),
     goal("instructions-null-rate", BenchMetric::Instructions, BenchGoal::AtMost(300.0)),
     goal("instructions-null-poisson", BenchMetric::Instructions, BenchGoal::AtMost(300.0)),

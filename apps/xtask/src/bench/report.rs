@@ -13,7 +13,7 @@ use super::{BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 12] = [
+const ROWS: [BenchMetric; 14] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -22,6 +22,8 @@ const ROWS: [BenchMetric; 12] = [
     BenchMetric::CpuPercent,
     BenchMetric::RssMib,
     BenchMetric::StartMs,
+    BenchMetric::BdevKib,
+    BenchMetric::RemoveUs,
     BenchMetric::FioRatio,
     BenchMetric::FioCpuRatio,
     BenchMetric::RenderMs,
@@ -43,7 +45,8 @@ pub(super) fn table(records: &[BenchmarkResult], compare: bool) -> String {
         let mut name = record.case.name;
         for metric in ROWS.into_iter().filter(|metric| shown(record, *metric)) {
             let Some(ours) = summary(record, metric, 0) else { continue };
-            let timed = !matches!(metric, BenchMetric::Instructions | BenchMetric::RssMib);
+            let timed =
+                !matches!(metric, BenchMetric::Instructions | BenchMetric::RssMib | BenchMetric::BdevKib);
             let busy = timed && record.runs.iter().any(|run| run.other_cpus > OTHERS_MAX);
             let mut row = vec![
                 name.to_string(),

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::RunContext;
 use super::process::{ChildProcess, describe};
+use super::rpc::RpcConnection;
 
 const NQN: &str = "nqn.2025-01.io.ringbolt:bench";
 const START_MAX: Duration = Duration::from_secs(10);
@@ -23,6 +24,20 @@ pub(super) enum TargetNamespaces {
     NullAndMalloc,
     /// Ten null devices.
     Ten,
+    /// None in the benchmark's own subsystem; so many others, each with ten null devices and a listener at another address.
+    InSubsystems(u32),
+}
+
+/// Null devices of each of [`TargetNamespaces::InSubsystems`].
+pub(super) const SUBSYSTEM_BDEVS: u32 = 10;
+
+/// Name of such a subsystem, and of its device `number`.
+pub(super) fn subsystem_nqn(subsystem: u32) -> String {
+    format!("{NQN}-{subsystem}")
+}
+
+pub(super) fn subsystem_bdev(subsystem: u32, number: u32) -> String {
+    format!("Null{subsystem}-{number}")
 }
 
 /// The transport of the host. The target listens on TCP in any case.
@@ -113,6 +128,11 @@ impl TargetServer {
         })
     }
 
+    /// A connection to its RPC socket.
+    pub(super) fn rpc(&self, context: &RunContext<'_>) -> anyhow::Result<RpcConnection> {
+        RpcConnection::open(&context.directory.file("rpc.sock"))
+    }
+
     /// The driver's URI of namespace `nsid`.
     pub(super) fn uri(&self, nsid: u32) -> String {
         match self.transport {
@@ -142,8 +162,28 @@ impl TargetServer {
     }
 }
 
+fn call(method: &str, params: Value) -> Value {
+    json!({ "method": method, "params": params })
+}
+
+/// The calls that create one of [`TargetNamespaces::InSubsystems`]. It listens at another address than the benchmark's own.
+fn subsystem_calls(subsystem: u32, port: u16) -> Vec<Value> {
+    let nqn = subsystem_nqn(subsystem);
+    let mut calls = vec![call(
+        "nvmf_create_subsystem",
+        json!({ "nqn": nqn, "allow_any_host": true, "serial_number": format!("S{subsystem}") }),
+    )];
+    calls.extend((0..SUBSYSTEM_BDEVS).map(|number| {
+        let namespace = json!({ "bdev_name": subsystem_bdev(subsystem, number) });
+        call("nvmf_subsystem_add_ns", json!({ "nqn": nqn, "namespace": namespace }))
+    }));
+    let address =
+        json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.2", "trsvcid": port.to_string() });
+    calls.push(call("nvmf_subsystem_add_listener", json!({ "nqn": nqn, "listen_address": address })));
+    calls
+}
+
 fn config(port: u16, directory: Option<&Path>, namespaces: &TargetNamespaces) -> Value {
-    let call = |method: &str, params: Value| json!({ "method": method, "params": params });
     let null = |name: &str| {
         let blocks = (1u64 << 30) / BLOCK_BYTES;
         call("bdev_null_create", json!({ "name": name, "num_blocks": blocks, "block_size": BLOCK_BYTES }))
@@ -159,6 +199,10 @@ fn config(port: u16, directory: Option<&Path>, namespaces: &TargetNamespaces) ->
             let names: Vec<String> = (0..10).map(|number| format!("Null{number}")).collect();
             (names.iter().map(|name| null(name)).collect(), names)
         }
+        TargetNamespaces::InSubsystems(count) => {
+            let of_each = |subsystem| (0..SUBSYSTEM_BDEVS).map(move |one| subsystem_bdev(subsystem, one));
+            ((0..*count).flat_map(of_each).map(|name| null(&name)).collect(), Vec::new())
+        }
     };
     let mut nvmf = vec![
         call("nvmf_create_transport", json!({ "trtype": "TCP" })),
@@ -173,6 +217,9 @@ fn config(port: u16, directory: Option<&Path>, namespaces: &TargetNamespaces) ->
     let listener = |address: Value| {
         call("nvmf_subsystem_add_listener", json!({ "nqn": NQN, "listen_address": address }))
     };
+    if let TargetNamespaces::InSubsystems(count) = namespaces {
+        nvmf.extend((0..*count).flat_map(|subsystem| subsystem_calls(subsystem, port)));
+    }
     if let Some(directory) = directory {
         nvmf.push(call("nvmf_create_transport", json!({ "trtype": "VFIOUSER" })));
         nvmf.push(listener(json!({ "trtype": "VFIOUSER", "traddr": directory, "trsvcid": "0" })));

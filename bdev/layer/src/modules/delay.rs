@@ -8,7 +8,7 @@ use block_io::Op;
 use random::WyRand;
 use uuid::Uuid;
 
-use super::base::{BaseBdev, track_base};
+use super::base::BaseBdev;
 use super::virtual_bdev::{BaseChannel, VirtualBdev};
 use crate::{BdevError, BlockDevice, BoxedChannel, Completion, InfoValue, Registry, Request};
 
@@ -89,7 +89,7 @@ pub fn create(registry: &Registry, config: DelayConfig) -> Result<Arc<BlockDevic
     let module = DelayBdev { name: config.name.clone(), base, latencies_ns, seed: config.seed };
     let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&below.uuid(), config.name.as_bytes()));
     let device = registry.register(&config.name, Some(uuid), &[], Arc::new(module))?;
-    track_base(registry, &below, &device);
+    registry.stack(&below, &device);
     Ok(device)
 }
 

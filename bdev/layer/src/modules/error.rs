@@ -9,7 +9,7 @@ use random::WyRand;
 use slots::{Slab, Slot};
 use uuid::Uuid;
 
-use super::base::{BaseBdev, track_base};
+use super::base::BaseBdev;
 use super::virtual_bdev::{BaseChannel, VirtualBdev};
 use crate::{Bdev as _, BdevError, BlockDevice, BoxedChannel, Completion, InfoValue, Registry, Request};
 
@@ -123,7 +123,7 @@ pub fn create(registry: &Registry, config: ErrorConfig) -> Result<Arc<BlockDevic
     let module = ErrorBdev { name: name.clone(), base, faults };
     let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&below.uuid(), name.as_bytes()));
     let device = registry.register(&name, Some(uuid), &[], Arc::new(module))?;
-    track_base(registry, &below, &device);
+    registry.stack(&below, &device);
     Ok(device)
 }
 

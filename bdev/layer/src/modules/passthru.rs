@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::base::{BaseBdev, track_base};
+use super::base::BaseBdev;
 use super::virtual_bdev::{BaseChannel, VirtualBdev};
 use crate::{BdevError, BlockDevice, BoxedChannel, InfoValue, Registry};
 
@@ -35,7 +35,7 @@ pub fn create(registry: &Registry, config: PassthruConfig) -> Result<Arc<BlockDe
     let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&below.uuid(), config.name.as_bytes()));
     let module = PassthruBdev { name: config.name.clone(), base };
     let device = registry.register(&config.name, Some(uuid), &[], Arc::new(module))?;
-    track_base(registry, &below, &device);
+    registry.stack(&below, &device);
     Ok(device)
 }
 

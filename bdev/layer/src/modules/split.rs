@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use block_io::{Op, Payload};
 use uuid::Uuid;
 
-use super::base::{BaseBdev, track_base};
+use super::base::BaseBdev;
 use super::virtual_bdev::BaseChannel;
 use crate::{
     Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits, Registry,
@@ -85,7 +85,7 @@ pub fn create(registry: &Registry, config: &SplitConfig) -> Result<Vec<Arc<Block
             }
         }
     }
-    parts.iter().for_each(|part| track_base(registry, &below, part));
+    parts.iter().for_each(|part| registry.stack(&below, part));
     Ok(parts)
 }
 

@@ -11,7 +11,7 @@ use wire_nvme::log::SubsystemType;
 use super::{ConfiguredSubsystem, ListenPort, NvmfTarget, TargetState};
 use crate::NvmfTargetError;
 use crate::address::transport_address;
-use crate::snapshot::ConfigSnapshot;
+use crate::snapshot::{ConfigSnapshot, SubsystemMap};
 
 /// What a change of a subsystem alters, as it was before.
 #[derive(Clone)]
@@ -19,7 +19,7 @@ pub(super) struct Checkpoint {
     nqn: Nqn,
     /// `None` if it did not exist.
     subsystem: Option<ConfiguredSubsystem>,
-    ports: Vec<ListenPort>,
+    ports: Arc<Vec<ListenPort>>,
 }
 
 impl<N: CoreNetwork> NvmfTarget<N> {
@@ -96,14 +96,17 @@ impl<N: CoreNetwork> TargetState<N> {
     /// Returns to a checkpoint.
     pub(super) fn restore(&mut self, before: Checkpoint) {
         self.ports = before.ports;
-        match before.subsystem {
-            Some(subsystem) => _ = self.subsystems.insert(before.nqn, subsystem),
-            None => _ = self.subsystems.remove(&before.nqn),
+        if let Some(changed) = self.subsystems.remove(&before.nqn) {
+            self.release_ports(&changed);
+        }
+        if let Some(subsystem) = before.subsystem {
+            self.use_ports(&subsystem);
+            self.subsystems.insert(before.nqn, subsystem);
         }
     }
 
     /// The configuration as cores see it after a change of one subsystem, and of the ports. The discovery log gets a new
-    /// generation if it changes.
+    /// generation if it changes. The cost is that of the subsystem, and that of all ports if one was opened or closed.
     pub(super) fn snapshot(&mut self, changed: &Nqn) -> Arc<ConfigSnapshot> {
         let mut snapshot = (*self.published).clone();
         let previous = snapshot.subsystems.remove(changed).filter(|_| !changed.is_discovery());
@@ -119,45 +122,50 @@ impl<N: CoreNetwork> TargetState<N> {
                 }
             }
         }
-        let portids: Vec<u16> = self.ports.iter().map(|port| port.portid).collect();
-        let ports_changed = self.published_ports.as_ref() != Some(&portids);
+        let ports_changed =
+            self.published_ports.as_ref().is_none_or(|published| !Arc::ptr_eq(published, &self.ports));
+        if ports_changed {
+            let discovery = Nqn::discovery();
+            let portids = self.ports.iter().map(|port| port.portid);
+            let listeners = portids.map(|portid| SubsystemListener { portid, ana: Vec::new() }).collect();
+            let service = Subsystem { listeners, ..Subsystem::discovery(discovery.clone()) };
+            snapshot.subsystems.insert(discovery, Arc::new(service));
+            self.published_ports = Some(self.ports.clone());
+        }
         let subsystem = configured.map(|configured| &*configured.subsystem);
         if ports_changed || !is_same_in_discovery(previous.as_deref(), subsystem) {
             self.generation += 1;
-            snapshot.discovery = Arc::new(self.discovery());
+            let (ports, subsystems) = (self.ports.clone(), snapshot.subsystems.clone());
+            snapshot.discovery =
+                Arc::new(DiscoveryLog::new(self.generation, move || discovery_records(&ports, &subsystems)));
         }
-        let discovery = Nqn::discovery();
-        let listeners = portids.iter().map(|portid| SubsystemListener { portid: *portid, ana: Vec::new() });
-        let service = Subsystem { listeners: listeners.collect(), ..Subsystem::discovery(discovery.clone()) };
-        snapshot.subsystems.insert(discovery, Arc::new(service));
-        self.published_ports = Some(portids);
         self.published = Arc::new(snapshot);
         self.published.clone()
     }
+}
 
-    /// The discovery log: one record for each listener of each subsystem, and of the discovery service itself.
-    fn discovery(&self) -> DiscoveryLog {
-        let mut records = Vec::new();
-        let nvm = self.subsystems.iter().flat_map(|(nqn, configured)| {
-            let hosts = if configured.subsystem.allow_any_host {
-                AllowedHosts::Any
-            } else {
-                AllowedHosts::Only(configured.subsystem.hosts.clone())
-            };
-            let ports = self.ports.iter().filter(|port| configured.listeners.contains(&port.address));
-            ports.map(move |port| (nqn.clone(), SubsystemType::Nvm, port, hosts.clone()))
-        });
-        let service = self
-            .ports
-            .iter()
-            .map(|port| (Nqn::discovery(), SubsystemType::CurrentDiscovery, port, AllowedHosts::Any));
-        for (subnqn, subtype, port, hosts) in service.chain(nvm) {
-            let Ok(socket) = port.address.socket() else { continue };
-            let address = transport_address(socket);
-            records.push(DiscoveryRecord { subnqn, subtype, address, portid: port.portid, hosts });
-        }
-        DiscoveryLog { generation: self.generation, records }
+/// The discovery log: one record for each TCP listener of each subsystem, and of the discovery service itself.
+fn discovery_records(ports: &[ListenPort], subsystems: &SubsystemMap) -> Vec<DiscoveryRecord> {
+    let mut sorted: Vec<&Arc<Subsystem>> = subsystems.values().collect();
+    sorted.retain(|subsystem| !subsystem.nqn.is_discovery());
+    sorted.sort_by(|one, other| one.nqn.cmp(&other.nqn));
+    let nvm = sorted.into_iter().flat_map(|subsystem| {
+        let hosts = match subsystem.allow_any_host {
+            true => AllowedHosts::Any,
+            false => AllowedHosts::Only(subsystem.hosts.clone()),
+        };
+        let ports = ports.iter().filter(|port| subsystem.listens_on(port.portid));
+        ports.map(move |port| (subsystem.nqn.clone(), SubsystemType::Nvm, port, hosts.clone()))
+    });
+    let service =
+        ports.iter().map(|port| (Nqn::discovery(), SubsystemType::CurrentDiscovery, port, AllowedHosts::Any));
+    let mut records = Vec::new();
+    for (subnqn, subtype, port, hosts) in service.chain(nvm) {
+        let Ok(socket) = port.address.socket() else { continue };
+        let address = transport_address(socket);
+        records.push(DiscoveryRecord { subnqn, subtype, address, portid: port.portid, hosts });
     }
+    records
 }
 
 impl ConfiguredSubsystem {

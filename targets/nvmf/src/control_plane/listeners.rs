@@ -1,5 +1,7 @@
 //! Listeners: addresses of subsystems, and the sockets of the transports.
 
+use std::sync::Arc;
+
 use nvme_controller::SubsystemListener;
 use sockets::CoreNetwork;
 use target_shell::ShellError;
@@ -36,7 +38,8 @@ impl<N: CoreNetwork> NvmfTarget<N> {
                 let transport = state.transport.as_ref().ok_or(NvmfTargetError::NoTransport("TCP"))?;
                 let bound = transport.cores.listen(&socket.into(), portid)?.tcp().unwrap_or(socket);
                 state.last_portid = portid;
-                state.ports.push(ListenPort { portid, address: ListenAddress::from_socket(bound) });
+                let address = ListenAddress::from_socket(bound);
+                Arc::make_mut(&mut state.ports).push(ListenPort { portid, address });
                 portid
             }
         };
@@ -49,6 +52,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             configured.listeners.push(bound.clone());
             configured
                 .change(|subsystem| subsystem.listeners.push(SubsystemListener { portid, ana: Vec::new() }));
+            *state.port_users.entry(portid).or_default() += 1;
         }
         if let Err(error) = self.commit(&mut state, before) {
             if existing.is_none()
@@ -78,11 +82,12 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         // The subsystem must list the port before the first client connects.
         let before = state.checkpoint(&nqn);
         state.last_portid = portid;
-        state.ports.push(ListenPort { portid, address: address.clone() });
+        Arc::make_mut(&mut state.ports).push(ListenPort { portid, address: address.clone() });
         if let Some(configured) = state.subsystems.get_mut(&nqn) {
             configured.listeners.push(address.clone());
             configured
                 .change(|subsystem| subsystem.listeners.push(SubsystemListener { portid, ana: Vec::new() }));
+            *state.port_users.entry(portid).or_default() += 1;
         }
         self.commit(&mut state, before.clone())?;
         let transport = state.vfio_user.as_ref().ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
@@ -107,6 +112,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             let (portid, configured) = state.listener(&nqn, &normalized)?;
             configured.listeners.retain(|listener| *listener != normalized);
             configured.change(|subsystem| subsystem.listeners.retain(|listener| listener.portid != portid));
+            state.release_port(portid);
         }
         let unused = state.take_unused_ports(&[normalized]);
         self.commit(&mut state, before)?;
@@ -125,13 +131,37 @@ impl<N: CoreNetwork> NvmfTarget<N> {
 impl<N: CoreNetwork> TargetState<N> {
     /// Removes those of the addresses that no subsystem listens on any longer.
     pub(super) fn take_unused_ports(&mut self, addresses: &[ListenAddress]) -> Vec<ListenPort> {
-        let is_used = |port: &ListenPort| {
-            !addresses.contains(&port.address)
-                || self.subsystems.values().any(|configured| configured.listeners.contains(&port.address))
-        };
-        let (used, unused) = std::mem::take(&mut self.ports).into_iter().partition(is_used);
-        self.ports = used;
+        let users = &self.port_users;
+        let is_unused =
+            |port: &ListenPort| addresses.contains(&port.address) && !users.contains_key(&port.portid);
+        let unused: Vec<ListenPort> = self.ports.iter().filter(|port| is_unused(port)).cloned().collect();
+        if !unused.is_empty() {
+            Arc::make_mut(&mut self.ports).retain(|port| !is_unused(port));
+        }
         unused
+    }
+
+    /// Counts a subsystem as a user of its listeners' ports.
+    pub(super) fn use_ports(&mut self, configured: &ConfiguredSubsystem) {
+        for listener in &configured.subsystem.listeners {
+            *self.port_users.entry(listener.portid).or_default() += 1;
+        }
+    }
+
+    /// The subsystem does not use its listeners' ports any longer.
+    pub(super) fn release_ports(&mut self, configured: &ConfiguredSubsystem) {
+        for listener in &configured.subsystem.listeners {
+            self.release_port(listener.portid);
+        }
+    }
+
+    fn release_port(&mut self, portid: u16) {
+        if let Some(users) = self.port_users.get_mut(&portid) {
+            *users -= 1;
+            if *users == 0 {
+                self.port_users.remove(&portid);
+            }
+        }
     }
 
     /// The port identifier of a listening address.

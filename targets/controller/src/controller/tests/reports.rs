@@ -203,18 +203,22 @@ fn discovery_log_is_filtered_by_host() {
     assert!(entries[1].admin_queue_entries_max >= 32);
 
     // A change that is visible only to another host raises no event.
-    let mut next_log = discovery(2);
-    next_log.records.pop();
-    harness.deliver(ControllerEvent::DiscoveryChanged(Arc::new(next_log.clone())));
+    harness.deliver(ControllerEvent::DiscoveryChanged(Arc::new(discovery(2, 2))));
     assert_eq!(harness.completed, []);
-    next_log.records.pop();
-    next_log.generation = 3;
-    harness.deliver(ControllerEvent::DiscoveryChanged(Arc::new(next_log)));
+    harness.deliver(ControllerEvent::DiscoveryChanged(Arc::new(discovery(3, 1))));
     assert_eq!(
         harness.completed.last().map(|cqe| cqe.result),
         Some(AsyncEvent::DISCOVERY_CHANGED.to_result())
     );
     assert_eq!(header(&mut harness), DiscoveryHeader { genctr: 3, numrec: 1, ..DiscoveryHeader::default() });
+}
+
+#[test]
+fn the_records_of_the_discovery_log_are_made_for_discovery_controllers_only() {
+    let unread = || DiscoveryLog::new(2, || panic!("a controller with namespaces has no discovery log"));
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
+    harness.deliver(ControllerEvent::DiscoveryChanged(Arc::new(unread())));
+    assert_eq!(harness.completed, []);
 }
 
 #[test]
