@@ -4,6 +4,7 @@
 mod clients;
 mod cluster;
 mod disk;
+mod log_medium;
 mod register;
 
 use random::WyRand;

@@ -9,6 +9,8 @@ use replica::{
 };
 use wire_store::{EntryHeader, ObjectId, crc32c};
 
+use super::log_medium::LogMedium;
+
 /// Contents of blocks, by object and offset. A block that was never written is not there.
 pub(crate) type Blocks = BTreeMap<(ObjectId, u32), u64>;
 
@@ -31,37 +33,34 @@ pub(crate) struct ReplicaDisk {
 }
 
 struct DurableState {
-    recovered: RecoveredReplica,
+    log: LogMedium,
+    checkpoint: ReplicaCheckpoint,
     blocks: Blocks,
 }
 
 impl DurableState {
     fn carry_out(&mut self, write: LogWrite) -> Option<ReplicaEvent> {
-        let RecoveredReplica { checkpoint, base, entries } = &mut self.recovered;
         match write {
             LogWrite::Append { append, entry } => {
-                assert_eq!(entry.header.sequence, base.sequence + entries.len() as u64 + 1);
-                entries.push(entry);
+                self.log.append(&entry);
                 Some(ReplicaEvent::Appended { append })
             }
             LogWrite::Truncate { from } => {
-                entries.truncate((from - base.sequence - 1) as usize);
+                self.log.truncate(from);
                 None
             }
             LogWrite::Free { through } => {
-                entries.drain(..(through.sequence - base.sequence) as usize);
-                *base = through;
+                self.log.free(through);
                 None
             }
-            LogWrite::Checkpoint { checkpoint: number, record, blocks } => {
-                *checkpoint = *record;
+            LogWrite::Checkpoint { checkpoint, record, blocks } => {
+                self.checkpoint = *record;
                 self.blocks = blocks;
-                Some(ReplicaEvent::Checkpointed { checkpoint: number })
+                Some(ReplicaEvent::Checkpointed { checkpoint })
             }
             LogWrite::Reset { session, record } => {
-                *base = record.through;
-                entries.clear();
-                *checkpoint = *record;
+                self.log.reset(record.through);
+                self.checkpoint = *record;
                 self.blocks.clear();
                 Some(ReplicaEvent::ResetDone { session })
             }
@@ -81,18 +80,19 @@ pub(crate) fn value_of(data: &[u8]) -> u64 {
 
 impl ReplicaDisk {
     pub(crate) fn new(fault: Option<PlantedReplicaFault>) -> ReplicaDisk {
-        let durable = DurableState { recovered: RecoveredReplica::default(), blocks: Blocks::new() };
+        let RecoveredReplica { checkpoint, .. } = RecoveredReplica::default();
+        let durable = DurableState { log: LogMedium::new(), checkpoint, blocks: Blocks::new() };
         ReplicaDisk { durable, writes: VecDeque::new(), blocks: Blocks::new(), fault }
     }
 
     /// Everything is lost: a new disk.
     pub(crate) fn replace(&mut self) {
         *self = ReplicaDisk::new(self.fault);
-        self.durable.recovered.checkpoint.complete = false;
+        self.durable.checkpoint.complete = false;
     }
 
     pub(crate) fn is_complete(&self) -> bool {
-        self.durable.recovered.checkpoint.complete
+        self.durable.checkpoint.complete
     }
 
     pub(crate) fn blocks(&self) -> &Blocks {
@@ -151,24 +151,31 @@ impl ReplicaDisk {
         Some((object, encode_object(blocks.map(|((_, offset), value)| (*offset, *value)))))
     }
 
-    /// A block as of the entries up to a sequence.
-    pub(crate) fn read(&self, object: ObjectId, offset: u32, through: u64) -> u64 {
+    /// A block as of the entries up to a sequence, which are applied.
+    pub(crate) fn read(&mut self, object: ObjectId, offset: u32, through: u64) -> u64 {
+        let applied = self.blocks.get(&(object, offset)).copied().unwrap_or(0);
+        if self.fault == Some(PlantedReplicaFault::DirtyRead) {
+            self.newest_logged(object, offset, through).unwrap_or(applied)
+        } else {
+            applied
+        }
+    }
+
+    /// The planted error: what the log has of a block, committed or not.
+    fn newest_logged(&mut self, object: ObjectId, offset: u32, through: u64) -> Option<u64> {
         let written = self.writes.iter().filter_map(|write| match write {
-            LogWrite::Append { entry, .. } => Some(entry),
+            LogWrite::Append { entry, .. } => Some(entry.clone()),
             _ => None,
         });
-        let logged = self.durable.recovered.entries.iter().chain(written);
-        let mut newest = logged.filter(|entry| {
+        let (_, logged) = self.durable.log.recover();
+        let mut newest = logged.into_iter().chain(written).filter(|entry| {
             let header = &entry.header;
             header.object == object
                 && header.offset == offset
                 && header.sequence <= through
                 && !header.withheld
         });
-        match newest.next_back() {
-            Some(entry) if self.fault == Some(PlantedReplicaFault::DirtyRead) => value_of(&entry.data),
-            _ => self.blocks.get(&(object, offset)).copied().unwrap_or(0),
-        }
+        newest.next_back().map(|entry| value_of(&entry.data))
     }
 
     /// What a start finds after a crash: the first few of the writes that were not complete, maybe half of the next, and
@@ -188,13 +195,15 @@ impl ReplicaDisk {
         };
         is_reset |= self.writes.iter().any(|write| matches!(write, LogWrite::Reset { .. }));
         self.writes.clear();
-        if let Some(entry) = torn
-            && self.fault == Some(PlantedReplicaFault::TornTail)
-        {
-            // A log without checksums takes what it finds, and sends it on as good.
-            let data: Arc<[u8]> = (!0u64).to_le_bytes().into();
-            let header = EntryHeader { data_crc32c: crc32c(&data), ..entry.header.clone() };
-            self.durable.recovered.entries.push(Arc::new(ReplicatedEntry { header, data }));
+        match torn {
+            Some(entry) if self.fault == Some(PlantedReplicaFault::TornTail) => {
+                // A log without checksums takes what it finds, and sends it on as good.
+                let data: Arc<[u8]> = (!0u64).to_le_bytes().into();
+                let header = EntryHeader { data_crc32c: crc32c(&data), ..entry.header.clone() };
+                self.durable.log.append(&ReplicatedEntry { header, data });
+            }
+            Some(entry) => self.durable.log.append_torn(&entry, random),
+            None => {}
         }
         if !is_reset {
             for (key, value) in applied {
@@ -204,6 +213,7 @@ impl ReplicaDisk {
             }
         }
         self.blocks = self.durable.blocks.clone();
-        self.durable.recovered.clone()
+        let (base, entries) = self.durable.log.recover();
+        RecoveredReplica { checkpoint: self.durable.checkpoint.clone(), base, entries }
     }
 }

@@ -1,0 +1,88 @@
+//! The operation log of a replica as a device has it: the product's log on a medium in memory.
+
+use std::sync::Arc;
+
+use oplog::Log;
+use random::WyRand;
+use replica::{EntryId, ReplicatedEntry};
+use wire_store::{EntryHeader, LogSector, SECTOR_BYTES};
+
+use super::cluster::GROUP;
+
+/// Room for more entries than a replica ever keeps here.
+const CAPACITY: usize = 256 << 10;
+
+/// A log with its headers and its area.
+pub(super) struct LogMedium {
+    log: Log,
+    slots: [[u8; SECTOR_BYTES]; 2],
+    area: Vec<u8>,
+}
+
+impl LogMedium {
+    pub(super) fn new() -> LogMedium {
+        let log = Log::create([1; 16], GROUP, CAPACITY as u64, LogSector::Bytes512).expect("it has sectors");
+        let slots = [log.header().bytes, [0; SECTOR_BYTES]];
+        LogMedium { log, slots, area: vec![0; CAPACITY] }
+    }
+
+    /// An entry is durable.
+    pub(super) fn append(&mut self, entry: &ReplicatedEntry) {
+        let (place, header) = self.log.append(entry.header.clone(), &entry.data).expect("there is room");
+        assert_eq!(place.sequence, entry.header.sequence, "the replica and its log count alike");
+        self.log.copy_to(place, &header, &entry.data, &mut self.area);
+        self.log.written(place);
+    }
+
+    /// A crash tears the write of an entry: its first bytes are there, the others are not.
+    pub(super) fn append_torn(&mut self, entry: &ReplicatedEntry, random: &mut WyRand) {
+        let (place, header) = self.log.append(entry.header.clone(), &entry.data).expect("there is room");
+        let before = self.area.clone();
+        self.log.copy_to(place, &header, &entry.data, &mut self.area);
+        let written = EntryHeader::SIZE + entry.data.len();
+        let kept = random.index(written);
+        for span in self.log.spans(place.position + kept as u64, written - kept) {
+            self.area[span.clone()].copy_from_slice(&before[span]);
+        }
+    }
+
+    /// The log ends before a sequence.
+    pub(super) fn truncate(&mut self, from: u64) {
+        self.log.truncate(from);
+    }
+
+    /// Entries up to this one are superfluous.
+    pub(super) fn free(&mut self, through: EntryId) {
+        let write = self.log.free(through.sequence + 1).expect("there is something to free");
+        self.write_header(&write);
+        assert_eq!(self.base(), through);
+    }
+
+    /// There are no entries; the next one follows `base`.
+    pub(super) fn reset(&mut self, base: EntryId) {
+        let write = self.log.reset(base.sequence, base.epoch);
+        self.write_header(&write);
+    }
+
+    fn write_header(&mut self, write: &oplog::HeaderWrite) {
+        self.slots[write.slot as usize] = write.bytes;
+        self.log.freed();
+    }
+
+    /// The entry before the first.
+    fn base(&self) -> EntryId {
+        EntryId { sequence: self.log.sequences().start - 1, epoch: self.log.base_epoch() }
+    }
+
+    /// What a start finds.
+    pub(super) fn recover(&mut self) -> (EntryId, Vec<Arc<ReplicatedEntry>>) {
+        let (log, entries) = Log::recover(&self.slots, &self.area).expect("one header is valid");
+        self.log = log;
+        let entries = entries.into_iter().map(|(header, data)| {
+            // What is before an entry in the log is not the replica's matter.
+            let header = EntryHeader { previous_crc32c: 0, ..header };
+            Arc::new(ReplicatedEntry { header, data: data.into() })
+        });
+        (self.base(), entries.collect())
+    }
+}
