@@ -213,14 +213,16 @@ impl BdevChannel {
     /// Before a batch is submitted to a device with a rate limit or a sampled queue depth. Returns whether the batch may
     /// take the fast path.
     #[inline(never)]
-    fn watch(&mut self, batch: &[Request], fast_path: bool) -> bool {
+    fn watch(&mut self, batch: &[Request], same_shape: bool, fast_path: bool) -> bool {
         let device = &self.open.device;
         let state = device.state.load(Ordering::Relaxed);
         if state & SAMPLED != 0 {
             self.counters.set_in_flight(self.outstanding() + batch.len());
         }
         let is_limited = state & LIMITED != 0;
-        fast_path && (!is_limited || self.qos.admit_batch(&device.qos, &self.clock, batch, self.block_size))
+        fast_path
+            && (!is_limited
+                || self.qos.admit_batch(&device.qos, &self.clock, batch, same_shape, self.block_size))
     }
 
     /// Moves requests that the module cannot take as they are from the batch to the queue that divides them.
@@ -319,7 +321,7 @@ impl block_io::Channel for BdevChannel {
             fast_path &= aligned && !(shape.read_only && op == Op::Read);
         }
         if limits.is_watched {
-            fast_path = self.watch(batch, fast_path);
+            fast_path = self.watch(batch, same_shape, fast_path);
         }
         if fast_path {
             let writes = match same_shape {

@@ -116,18 +116,24 @@ impl TokenBucket {
 }
 
 impl ChannelQos {
-    /// Takes the tokens for a whole batch, or none.
+    /// Takes the tokens for a whole batch, or none. With `same_shape` all requests are of one operation and length, and
+    /// the cost does not depend on their number.
     pub(crate) fn admit_batch(
         &mut self,
         device: &DeviceQos,
         clock: &Clock,
         batch: &[Request],
+        same_shape: bool,
         block_size: u32,
     ) -> bool {
         let mut needed = Tokens::default();
-        for request in batch {
-            for (sum, tokens) in needed.iter_mut().zip(tokens_of(request, block_size)) {
-                *sum += tokens;
+        if same_shape && let Some(first) = batch.first() {
+            needed = tokens_of(first, block_size).map(|tokens| tokens * batch.len() as u64);
+        } else {
+            for request in batch {
+                for (sum, tokens) in needed.iter_mut().zip(tokens_of(request, block_size)) {
+                    *sum += tokens;
+                }
             }
         }
         self.take(device, clock, needed, false)
@@ -228,10 +234,10 @@ mod tests {
         let mut channel = ChannelQos::default();
         let read = |blocks| Request::new(block_io::Tag(0), Op::Read, 0, blocks);
         assert!(
-            !channel.admit_batch(&device, &Clock::monotonic(), &[read(1), read(1)], 512),
+            !channel.admit_batch(&device, &Clock::monotonic(), &[read(1), read(1)], false, 512),
             "a lot is one block"
         );
-        assert!(channel.admit_batch(&device, &Clock::monotonic(), &[read(1)], 512));
+        assert!(channel.admit_batch(&device, &Clock::monotonic(), &[read(1)], false, 512));
         let device = DeviceQos::default();
         device.set_limits(RateLimits { rw_bytes: 512_000, ..RateLimits::default() });
         assert!(channel.admit(&device, &Clock::monotonic(), &read(100), 512));
@@ -239,6 +245,24 @@ mod tests {
             !channel.admit(&device, &Clock::monotonic(), &read(1), 512),
             "until the time for 100 has passed"
         );
+    }
+
+    #[test]
+    fn a_batch_of_one_shape_takes_the_tokens_of_all_its_requests() {
+        let read = |blocks| Request::new(block_io::Tag(0), Op::Read, 0, blocks);
+        let batches = [vec![read(8)], (0..100).map(|_| read(8)).collect()];
+        let left = batches.each_ref().map(|batch| {
+            [false, true].map(|same_shape| {
+                let (device, mut channel) = (DeviceQos::default(), ChannelQos::default());
+                let limits = RateLimits { rw_ios: 1_000_000, read_bytes: 1 << 40, ..RateLimits::default() };
+                device.set_limits(limits);
+                assert!(channel.admit_batch(&device, &Clock::monotonic(), batch, same_shape, 512));
+                channel.tokens
+            })
+        });
+        let bytes = (1 << 40) / LOTS_PER_SECOND;
+        assert_eq!(left[0], [[999, 0, bytes - 4096, 0]; 2]);
+        assert_eq!(left[1], [[900, 0, bytes - 409_600, 0]; 2]);
     }
 
     #[test]

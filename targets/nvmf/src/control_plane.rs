@@ -318,6 +318,9 @@ impl<N: CoreNetwork> NvmfTarget<N> {
                 None => return reject(subsystem.namespaces_max, "all identifiers are in use"),
             },
         };
+        if let Some(group) = config.anagrpid {
+            ana::check_group(group, subsystem.namespaces_max)?;
+        }
         let descriptor = Arc::new(self.0.registry.open(&config.bdev_name, Access::Exclusive { by: CLAIM })?);
         let geometry = descriptor.device().geometry();
         let block_size = geometry.data_block_size();

@@ -96,6 +96,10 @@ impl Module for NvmfModule {
                 Method::update("nvmf_subsystem_listener_set_ana_state", listeners::set_ana_state),
                 "Sets the ANA state that hosts see through a listener.",
             ),
+            change(
+                Method::update("nvmf_subsystem_set_ns_ana_group", listeners::set_ns_ana_group),
+                "Moves a namespace to another ANA group of a subsystem that reports ANA.",
+            ),
             change(Method::update("nvmf_subsystem_add_host", add_host), "Allows a host to connect."),
             change(
                 Method::update("nvmf_subsystem_remove_host", remove_host),

@@ -88,3 +88,20 @@ pub(super) fn set_ana_state(module: &NvmfModule, params: SetAnaState) -> Result<
     module.target.set_ana_state(&params.nqn, params.listen_address.into(), group, state)?;
     Ok(true)
 }
+
+control::parameters! {
+    pub(super) struct SetNsAnaGroup {
+        /// Subsystem
+        nqn: String,
+        tgt_name: TargetName,
+        /// NSID
+        nsid: u32,
+        /// ANA group
+        anagrpid: u32,
+    }
+}
+
+pub(super) fn set_ns_ana_group(module: &NvmfModule, params: SetNsAnaGroup) -> Result<bool, RpcError> {
+    module.target.set_ana_group(&params.nqn, params.nsid, params.anagrpid)?;
+    Ok(true)
+}

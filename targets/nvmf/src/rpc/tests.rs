@@ -140,3 +140,31 @@ fn the_number_of_subsystems_can_be_limited() {
     machine.ok("nvmf_delete_subsystem", create("a"));
     machine.ok("nvmf_create_subsystem", create("c"));
 }
+
+#[test]
+fn a_namespace_moves_between_ana_groups_that_exist() {
+    let machine = machine();
+    let device = |name: &str| json!({ "name": name, "num_blocks": 2048, "block_size": 512 });
+    machine.ok("bdev_malloc_create", device("M"));
+    let reporting = json!({ "nqn": NQN, "ana_reporting": true, "max_namespaces": 4 });
+    machine.ok("nvmf_create_subsystem", reporting);
+    let namespace = |group: u32| json!({ "nqn": NQN, "namespace": { "bdev_name": "M", "anagrpid": group } });
+    // A controller asserts that groups exist: this must never reach it.
+    assert_eq!(machine.code("nvmf_subsystem_add_ns", namespace(5)), -32602);
+    assert_eq!(machine.ok("nvmf_subsystem_add_ns", namespace(2)), 1);
+    let group = |nsid: u32, group: u32| json!({ "nqn": NQN, "nsid": nsid, "anagrpid": group });
+    machine.ok("nvmf_subsystem_set_ns_ana_group", group(1, 4));
+    let shown = |machine: &TestApp| {
+        machine.ok("nvmf_get_subsystems", json!({ "nqn": NQN }))[0]["namespaces"][0]["anagrpid"].clone()
+    };
+    for (nsid, to) in [(1, 0), (1, 5), (2, 1)] {
+        let code = machine.code("nvmf_subsystem_set_ns_ana_group", group(nsid, to));
+        assert_eq!((code, shown(&machine)), (-32602, json!(4)), "namespace {nsid} to {to}");
+    }
+    let saved = machine.app.save().to_string();
+    assert!(saved.contains("\"anagrpid\":4"), "{saved}");
+    let plain = "nqn.2025-01.io.ringbolt:plain";
+    machine.ok("nvmf_create_subsystem", json!({ "nqn": plain }));
+    let of_plain = json!({ "nqn": plain, "nsid": 1, "anagrpid": 1 });
+    assert_eq!(machine.code("nvmf_subsystem_set_ns_ana_group", of_plain), -32602);
+}
