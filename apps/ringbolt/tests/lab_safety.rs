@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use lab_experiments::RunDirectory;
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal};
 
 /// The variable by which processes of a run are found.
@@ -472,6 +473,47 @@ fn a_run_does_not_lock_its_file_against_its_own_processes() {
         let measured = results.records.iter().filter(|record| record.is_measured()).count();
         assert_eq!(measured, cells, "{generator}: {}", run.message());
         fs::remove_dir_all(disk.folder.join("out")).unwrap();
+    }
+}
+
+#[test]
+fn no_other_process_can_lock_a_file_while_a_run_measures_it() {
+    let disk = FileDisk::new("held-file");
+    let cells = WRITERS.replace("rw = 'randwrite'\n", "").replace("scheduler", "rw");
+    let cells = cells.replace("['none']", "['randwrite', 'randread', 'write', 'randrw']");
+    for generator in generators() {
+        let mut run = disk.run(&cells, &["--generator", generator, "--runtime", "100ms", "--ramp", "0s"]);
+        let file = fs::File::open(&disk.file).unwrap();
+        let lock = || flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+        wait_until("the run has the file", || {
+            assert!(run.child.try_wait().unwrap().is_none(), "it ended: {}", run.message());
+            !lock() || flock(&file, FlockOperation::Unlock).is_err()
+        });
+        // The whole time, also between a cell's generator and the next one's.
+        wait_until("the run has released the file", lock);
+        let results = RunDirectory::open(&disk.folder.join("out")).unwrap();
+        let measured = results.records.iter().filter(|record| record.is_measured()).count();
+        assert_eq!(measured, 4, "{generator}: released early: {}", run.message());
+        drop(file);
+        run.child.wait().unwrap();
+        fs::remove_dir_all(disk.folder.join("out")).unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_another_process_reads_is_refused_and_unchanged() {
+    let disk = FileDisk::new("read-file");
+    let reader = fs::File::open(&disk.file).unwrap();
+    flock(&reader, FlockOperation::LockShared).unwrap();
+    let before = fs::read(&disk.file).unwrap();
+    for generator in generators() {
+        let options = ["--generator", generator, "--runtime", "100ms", "--ramp", "0s", "--precondition"];
+        let mut run = disk.run(WRITERS, &options);
+        let status = run.child.wait().unwrap();
+        let message = run.message();
+        assert!(!status.success() && message.contains("in use by process"), "{generator}: {message}");
+        assert!(fs::read(&disk.file).unwrap() == before, "{generator} wrote to the file");
+        let _ = fs::remove_dir_all(disk.folder.join("out"));
     }
 }
 

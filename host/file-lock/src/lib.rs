@@ -77,6 +77,10 @@ pub fn lock(file: impl AsFd, mode: LockMode, timeout: Duration) -> Result<(), Lo
     }
 }
 
+/// The environment variable with the descriptors, separated by commas, of files that a process has locked and shares with
+/// the processes that it starts. Who would lock such a file uses the descriptor, whose lock it is too.
+pub const SHARED_LOCKS_VARIABLE: &str = "RINGBOLT_SHARED_LOCKS";
+
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Bytes of `/proc/locks` that are searched: about 16,000 locks.
 const LOCKS_BYTES_MAX: u64 = 1 << 20;

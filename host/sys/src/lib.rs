@@ -44,7 +44,7 @@ pub use event_loop::{
 pub use event_signaler::{EventSignaler, is_eventfd};
 pub use file::replace_file;
 pub use perf::{InstructionCounter, PerfConfig, PerfCount, PerfEvent, PerfKind, PerfTarget, SampleRing};
-pub use process::{descriptor_limit, kill_with_parent, raise_descriptor_limit};
+pub use process::{descriptor_limit, inherited_files, kill_with_parent, raise_descriptor_limit};
 pub use requests::BlockFile;
 pub use thread::{ThreadUsage, set_io_priority};
 pub use uring_queue::{FileIo, NvmePassthrough, SqeFormat, UringPolling, UringQueue, UringQueueConfig};

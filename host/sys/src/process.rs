@@ -1,6 +1,8 @@
 //! What the kernel gives a process: a signal when its parent ends, and file descriptors.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -37,6 +39,22 @@ pub fn kill_with_parent(command: &mut Command) -> &mut Command {
     // SAFETY: the closure runs between fork and exec and makes two system calls. It does not allocate, takes
     // no lock and owns nothing but a number.
     unsafe { command.pre_exec(before_exec) }
+}
+
+/// The files that the parent process left open for this one, by the numbers of their descriptors in an environment
+/// variable, separated by commas. Numbers that name no open file are left out. A file shares its description with the
+/// parent's, its locks included.
+pub fn inherited_files(variable: &str) -> Vec<File> {
+    let numbers = std::env::var(variable).unwrap_or_default();
+    let open = |number: RawFd| {
+        // SAFETY: F_GETFD reads and writes no memory, and fails for a number that is not open.
+        if number < 0 || unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
+            return None;
+        }
+        // SAFETY: it is open, as was checked, and nothing of this process closes what it inherited.
+        unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().ok()
+    };
+    numbers.split(',').filter_map(|number| open(number.parse().ok()?)).map(File::from).collect()
 }
 
 #[cfg(test)]

@@ -81,11 +81,6 @@ impl LoadGenerator {
         self.name != "fio"
     }
 
-    /// Whether it locks the files that it writes, against all other processes.
-    pub(crate) fn locks_files(&self) -> bool {
-        self.name != "fio"
-    }
-
     /// Whether it accepts job files.
     pub fn accepts_job_files(&self) -> bool {
         self.input == GeneratorInput::JobFile

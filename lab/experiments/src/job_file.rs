@@ -41,15 +41,6 @@ pub(crate) fn engine(api: &str) -> Option<(&'static str, &'static [(&'static str
     })
 }
 
-/// Whether the jobs of a cell write or trim, the background included.
-pub(crate) fn writes(cell: &CellParameters) -> bool {
-    let workload = |name| cell.get(name).and_then(ParameterValue::as_str).unwrap_or("read");
-    let has_background =
-        cell.get("background").and_then(ParameterValue::as_f64).is_some_and(|jobs| jobs > 0.0);
-    let reads_only = |name| matches!(workload(name).split(':').next(), Some("read" | "randread"));
-    !reads_only("rw") || (has_background && !reads_only("background_rw"))
-}
-
 /// The engine that drives bdevs by URI.
 pub(crate) const BDEV_ENGINE: &str = "bdev";
 

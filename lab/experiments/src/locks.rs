@@ -6,9 +6,10 @@
 //! systemd's convention for block devices. All locks are `flock(2)`; those of a killed run are released by the
 //! kernel.
 //!
-//! A lock belongs to one open file, so that a process of the run that locks the node or file itself cannot share the
-//! run's lock. The run releases its own for the cells of such processes, which are `ringbolt serve` and `ringbolt perf`,
-//! and takes it again for the next other cell. The records stay locked meanwhile.
+//! A lock belongs to one open file. `ringbolt perf` gets the run's own ([`DeviceLocks::files`]) for the files that it writes,
+//! so that no other process can take them in between. The bdev layer, in `ringbolt serve` or `ringbolt perf`, locks what it
+//! opens itself: the run releases its lock for the cells of such processes, and takes it again for the next other
+//! cell. The records stay locked meanwhile.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -104,9 +105,13 @@ impl DeviceLocks {
         self.nodes.clear();
     }
 
-    /// Unlocks the regular files and keeps the records, for a generator that locks the files that it writes.
-    pub(crate) fn close_files(&mut self) {
-        self.nodes.retain(|(_, file)| !file.metadata().is_ok_and(|metadata| metadata.is_file()));
+    /// The locked regular files, for processes that share the locks: while one has its copy, the lock stays.
+    ///
+    /// # Errors
+    /// Too many open files.
+    pub fn files(&self) -> io::Result<Vec<File>> {
+        let is_regular = |file: &&File| file.metadata().is_ok_and(|metadata| metadata.is_file());
+        self.nodes.iter().map(|(_, file)| file).filter(is_regular).map(File::try_clone).collect()
     }
 
     fn record(&mut self, key: &str, location: &str) -> Result<(), LockError> {

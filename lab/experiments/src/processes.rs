@@ -14,9 +14,9 @@
 //! pid is therefore never signalled.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, BufRead, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -58,6 +58,8 @@ pub struct RunProcesses {
     /// The file that contains the identities of live processes.
     record_file: Option<PathBuf>,
     alive: Vec<ProcessIdentity>,
+    /// Files that the run has locked, and its processes too.
+    shared_locks: Vec<File>,
     watchdog: Option<(Child, ChildStdin)>,
 }
 
@@ -90,12 +92,24 @@ impl RunProcesses {
         let pid = std::process::id();
         let tag =
             format!("{pid}-{}-{}", start_time(pid).unwrap_or_default(), NEXT.fetch_add(1, Ordering::Relaxed));
-        RunProcesses { tag, started: 0, record_file: None, alive: Vec::new(), watchdog: None }
+        RunProcesses {
+            tag,
+            started: 0,
+            record_file: None,
+            alive: Vec::new(),
+            shared_locks: Vec::new(),
+            watchdog: None,
+        }
     }
 
     /// Keeps the identities of live processes in this file from now on.
     pub(crate) fn set_record_file(&mut self, path: PathBuf) {
         self.record_file = Some(path);
+    }
+
+    /// The processes that are started from now on share the locks of these files with the run.
+    pub fn share_locks(&mut self, files: Vec<File>) {
+        self.shared_locks = files;
     }
 
     /// The tag of all processes; each has it with a full stop and a number appended.
@@ -132,6 +146,12 @@ impl RunProcesses {
         self.started += 1;
         let tag = format!("{}.{}", self.tag, self.started);
         command.env(TAG_VARIABLE, &tag).process_group(0);
+        // Duplicates that a program keeps when it is executed.
+        let shared = self.shared_locks.iter().map(rustix::io::dup).collect::<Result<Vec<OwnedFd>, _>>()?;
+        if !shared.is_empty() {
+            let numbers: Vec<String> = shared.iter().map(|file| file.as_raw_fd().to_string()).collect();
+            command.env(file_lock::SHARED_LOCKS_VARIABLE, numbers.join(","));
+        }
         let child = os::kill_with_parent(command).spawn()?;
         let program = command.get_program().to_string_lossy().into_owned();
         let mut process = RunProcess { child, tag };

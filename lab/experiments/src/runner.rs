@@ -18,7 +18,7 @@ use crate::devices::{Device, DeviceKind};
 use crate::fio_output;
 use crate::generator::{self, GeneratorEvent, GeneratorExit, GeneratorInput, LoadGenerator};
 use crate::host::HostInfo;
-use crate::job_file::{self, CellJob};
+use crate::job_file::CellJob;
 use crate::journal::Journal;
 use crate::locks::DeviceLocks;
 use crate::meters::CellMeters;
@@ -534,13 +534,14 @@ impl CellRunner<'_> {
 
     /// Starts the target that the cell drives; stops the targets if it drives none.
     ///
-    /// The bdev layer locks the device that it opens, in the generator or in the target, and `ringbolt perf` the files
-    /// that it writes. For such a cell, the run releases its own lock; its record keeps other runs away.
+    /// The bdev layer locks the device that it opens, in the generator or in the target. For such a cell, the run releases
+    /// its own lock; its record keeps other runs away. Other generators share the run's locks of files.
     fn network_target(
         &self,
         processes: &mut RunProcesses,
         locks: &mut DeviceLocks,
     ) -> Result<Option<NetworkTarget>, String> {
+        processes.share_locks(Vec::new());
         if self.text("api") == "nvme-tcp" {
             locks.close_nodes();
             let name = self.text("target");
@@ -553,9 +554,7 @@ impl CellRunner<'_> {
             return Ok(None);
         }
         locks.reopen_nodes(self.setup.devices).map_err(|error| error.to_string())?;
-        if self.setup.generator.locks_files() && job_file::writes(&self.run.cell.parameters) {
-            locks.close_files();
-        }
+        processes.share_locks(locks.files().map_err(|error| error.to_string())?);
         Ok(None)
     }
 

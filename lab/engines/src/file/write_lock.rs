@@ -1,9 +1,9 @@
 //! The lock of a file that the jobs of a run write.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::time::Duration;
 
 use file_lock::LockMode;
@@ -26,11 +26,13 @@ struct TableEntry {
 
 /// The files that this process has locked.
 static TABLE: Mutex<Vec<TableEntry>> = Mutex::new(Vec::new());
+/// The files that the process which started this one has locked for both.
+static SHARED: LazyLock<Vec<File>> = LazyLock::new(|| os::inherited_files(file_lock::SHARED_LOCKS_VARIABLE));
 /// The kernel closes the files of a killed process's io_uring some time after its end.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 impl WriteLock {
-    /// Locks a regular file, or shares the lock that this process has; `None` if the path is not a regular file.
+    /// Locks a regular file, or shares the lock that this process or the one that started it has; `None` if the path is not a regular file.
     ///
     /// # Errors
     /// A file that cannot be opened for writing, or the process that has locked it.
@@ -42,7 +44,13 @@ impl WriteLock {
         }
         let file = File::options().read(true).write(true).open(path).map_err(failed("open"))?;
         let metadata = file.metadata().map_err(failed("open"))?;
-        let id = (metadata.dev(), metadata.ino());
+        let id_of = |metadata: &Metadata| (metadata.dev(), metadata.ino());
+        let id = id_of(&metadata);
+        let shared = SHARED.iter().find(|file| file.metadata().is_ok_and(|metadata| id_of(&metadata) == id));
+        let file = match shared.map(File::try_clone) {
+            Some(shared) => shared.map_err(failed("open"))?,
+            None => file,
+        };
         let mut table = sync::lock(&TABLE);
         table.retain(|entry| entry.file.strong_count() > 0);
         let known = table.iter().find(|entry| entry.id == id);

@@ -68,19 +68,3 @@ fn io_uring_options_need_io_uring_and_colons_are_escaped() {
         assert!(!text.contains("cpus_allowed") && !text.contains("[bg]"));
     }
 }
-
-#[test]
-fn a_cell_writes_if_its_foreground_or_background_does() {
-    for (cell, expected) in [
-        ("rw = 'randread'", false),
-        ("rw = 'read:8'", false),
-        ("rw = 'read'\nbackground = 0\nbackground_rw = 'write'", false),
-        ("rw = 'randread'\nbackground = 2\nbackground_rw = 'randread'", false),
-        ("rw = 'randread'\nbackground = 2\nbackground_rw = 'randwrite'", true),
-        ("rw = 'write'", true),
-        ("rw = 'randrw'", true),
-        ("rw = 'randtrim'", true),
-    ] {
-        assert_eq!(writes(&parameters(cell)), expected, "{cell}");
-    }
-}

@@ -87,6 +87,7 @@ pub(crate) fn run(options: &RunArgs) -> Result<(), CommandError> {
     let mut result =
         measure(options, &mut resolved, plan, &folder, completed, &mut journal, &mut locks, &stop);
     // Locks of the devices are released last: nothing else may measure them until they are restored.
+    journal.processes().share_locks(Vec::new());
     locks.close_nodes();
     let problems = journal.restore();
     for problem in &problems {
@@ -243,6 +244,7 @@ fn measure(
         stop,
     };
     if options.precondition || (resolved.scale == Scale::Paper && are_flash_devices(&resolved.devices)) {
+        journal.processes().share_locks(locks.files().map_err(CommandError::environment)?);
         let outcome = precondition(&setup, folder, journal.processes())?;
         machine.facts["preconditioning"] = serde_json::json!({ "outcome": outcome.to_string() });
         if !outcome.is_steady() {
