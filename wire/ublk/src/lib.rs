@@ -4,8 +4,8 @@
 //! device ([`DeviceInfo`]), set its [`Parameters`], start and stop it. On `/dev/ublkcN` it fetches the requests of a
 //! queue with [`IoCommand`]s ([`IoRequest`]); the driver describes each in an [`IoDescriptor`], in memory that both map.
 //! With [`Features::USER_COPY`] the data of a request is read and written at the [`data_offset`] of the same file.
-//! Commands travel in the last 80 bytes of an io_uring entry of 128 bytes (`IORING_OP_URING_CMD`). Integers are in host
-//! byte order; this crate assumes little-endian, as on every machine that Ringbolt supports. The format is that of
+//! Commands are sent by io_uring (`IORING_OP_URING_CMD`): control commands of 32 bytes need entries of 128 bytes, I/O
+//! commands of 16 fit in those of 64. Integers are in host byte order; this crate assumes little-endian, as on every machine that Ringbolt supports. The format is that of
 //! `linux/ublk_cmd.h`; the numbers of commands are the ones of [`Features::CMD_IOCTL_ENCODE`] (Linux 6.4 and later).
 //!
 //! ```
