@@ -1,6 +1,6 @@
 //! The map of a cluster: nodes, devices, pools, and a record a logical group.
 //!
-//! Groups are placed on devices by [`Topology`]; what the map says of a group after that is its [`GroupRecord`], which
+//! [`Topology`] places groups on devices. The [`GroupRecord`] of a group has its primary and its in-sync set, and
 //! changes by compare-and-swap of its epoch ([`ClusterMap::propose_group`]). The map is not on the way of an I/O: without
 //! it memberships stand still. [`LocalMap`] keeps it in a file, for clusters on one machine.
 //!

@@ -15,7 +15,7 @@ const FRACTION_BITS: u32 = 24;
 /// The table of logarithms has two to this many segments.
 const SEGMENT_BITS: u32 = 8;
 
-/// The devices that take data. A group takes about 5 ns a device.
+/// The devices that take data. A group takes about 7 ns a device.
 #[derive(Clone, Debug, Default)]
 pub struct Topology {
     devices: Vec<Candidate>,

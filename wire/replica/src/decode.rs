@@ -165,57 +165,58 @@ impl<'a> Fields<'a> {
     fn replica_message(&mut self, kind: FrameKind) -> Result<ReplicaMessage, DecodeError> {
         let from = ReplicaId(self.u32()?);
         let config = Arc::new(self.config()?);
-        if kind == FrameKind::Config {
-            return Ok(ReplicaMessage { from, config, body: MessageBody::Config });
-        }
-        if kind == FrameKind::Append {
-            let body = MessageBody::Append(self.append()?);
-            return Ok(ReplicaMessage { from, config, body });
-        }
-        let first = self.number("the session or the time")?;
-        let session = first;
+        // Fields are in the order of the encoding.
         let body = match kind {
-            FrameKind::Appended => {
-                let session = self.number("the session")?;
-                let mismatch = self.below("the outcome", 2)? == 1;
-                let through = self.number("the sequence")?;
-                let outcome = if mismatch {
-                    AppendOutcome::Mismatch { commit_point: through }
-                } else {
-                    AppendOutcome::Durable(through)
-                };
-                MessageBody::Appended { sent_ns: first, session, outcome }
-            }
-            FrameKind::Join => {
-                let commit_point = self.number("the commit point")?;
-                let complete = self.below("whether the replica is complete", 2)? == 1;
-                MessageBody::Join { session, commit_point, complete }
-            }
-            FrameKind::CopyBegin => {
-                let base = self.entry_id()?;
-                let applied = Box::new(AppliedRequests::decode_fields(self)?);
-                MessageBody::CopyBegin { session, base, applied }
-            }
-            FrameKind::CopyBegun => MessageBody::CopyBegun { session },
+            FrameKind::Config => MessageBody::Config,
+            FrameKind::Append => MessageBody::Append(self.append()?),
+            FrameKind::Appended => MessageBody::Appended {
+                sent_ns: self.number("the time")?,
+                session: self.session()?,
+                outcome: self.outcome()?,
+            },
+            FrameKind::Join => MessageBody::Join {
+                session: self.session()?,
+                commit_point: self.number("the commit point")?,
+                complete: self.below("whether the replica is complete", 2)? == 1,
+            },
+            FrameKind::CopyBegin => MessageBody::CopyBegin {
+                session: self.session()?,
+                base: self.entry_id()?,
+                applied: Box::new(AppliedRequests::decode_fields(self)?),
+            },
+            FrameKind::CopyBegun => MessageBody::CopyBegun { session: self.session()? },
             FrameKind::CopyObject => {
-                let object = self.object()?;
-                let checksum = self.u32()?;
+                let (session, object, checksum) = (self.session()?, self.object()?, self.u32()?);
                 let content = self.data(self.data.len(), checksum)?;
                 MessageBody::CopyObject { session, object, content }
             }
-            FrameKind::CopyWritten => MessageBody::CopyWritten { session, object: self.object()? },
-            FrameKind::CopyEnd => MessageBody::CopyEnd { session },
-            FrameKind::CopyEnded => MessageBody::CopyEnded { session },
-            FrameKind::Config | FrameKind::Append | FrameKind::Write | FrameKind::Read | FrameKind::Reply => {
-                unreachable!("it is decoded elsewhere")
+            FrameKind::CopyWritten => {
+                MessageBody::CopyWritten { session: self.session()?, object: self.object()? }
             }
+            FrameKind::CopyEnd => MessageBody::CopyEnd { session: self.session()? },
+            FrameKind::CopyEnded => MessageBody::CopyEnded { session: self.session()? },
+            FrameKind::Write | FrameKind::Read | FrameKind::Reply => unreachable!("it is decoded elsewhere"),
         };
         Ok(ReplicaMessage { from, config, body })
     }
 
+    fn session(&mut self) -> Result<u64, DecodeError> {
+        self.number("the session")
+    }
+
+    fn outcome(&mut self) -> Result<AppendOutcome, DecodeError> {
+        let mismatch = self.below("the outcome", 2)? == 1;
+        let sequence = self.number("the sequence")?;
+        Ok(if mismatch {
+            AppendOutcome::Mismatch { commit_point: sequence }
+        } else {
+            AppendOutcome::Durable(sequence)
+        })
+    }
+
     fn append(&mut self) -> Result<Append, DecodeError> {
         let sent_ns = self.number("the time")?;
-        let session = self.number("the session")?;
+        let session = self.session()?;
         let previous = self.entry_id()?;
         let commit_point = self.number("the commit point")?;
         let log_end = self.number("the end of the log")?;

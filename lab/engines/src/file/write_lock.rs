@@ -32,7 +32,8 @@ static SHARED: LazyLock<Vec<File>> = LazyLock::new(|| os::inherited_files(file_l
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 impl WriteLock {
-    /// Locks a regular file, or shares the lock that this process or the one that started it has; `None` if the path is not a regular file.
+    /// Locks a regular file, or shares the lock that this process or the one that started it has; `None` if the path is not
+    /// a regular file.
     ///
     /// # Errors
     /// A file that cannot be opened for writing, or the process that has locked it.
@@ -46,17 +47,17 @@ impl WriteLock {
         let metadata = file.metadata().map_err(failed("open"))?;
         let id_of = |metadata: &Metadata| (metadata.dev(), metadata.ino());
         let id = id_of(&metadata);
-        let shared = SHARED.iter().find(|file| file.metadata().is_ok_and(|metadata| id_of(&metadata) == id));
-        let file = match shared.map(File::try_clone) {
-            Some(shared) => shared.map_err(failed("open"))?,
-            None => file,
-        };
         let mut table = sync::lock(&TABLE);
         table.retain(|entry| entry.file.strong_count() > 0);
         let known = table.iter().find(|entry| entry.id == id);
         if let Some(file) = known.and_then(|entry| entry.file.upgrade()) {
             return Ok(Some(WriteLock { _file: file }));
         }
+        let shared = SHARED.iter().find(|file| file.metadata().is_ok_and(|metadata| id_of(&metadata) == id));
+        let file = match shared.map(File::try_clone) {
+            Some(shared) => shared.map_err(failed("open"))?,
+            None => file,
+        };
         file_lock::lock(&file, LockMode::Exclusive, TIMEOUT).map_err(|holder| {
             failed(LOCKED)(io::Error::new(io::ErrorKind::WouldBlock, holder.to_string()))
         })?;
