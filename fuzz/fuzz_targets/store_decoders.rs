@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use wire_replica::{AppliedRequests, EncodedFrame, Frame, FrameHeader};
-use wire_store::{EntryHeader, FORMAT_VERSION, ImageRecord, LogHeader, Onode, PartitionHeader, Superblock};
+use wire_store::{CheckpointRecord, EntryHeader, FORMAT_VERSION, ImageRecord, LogHeader, Onode, PartitionHeader, Superblock};
 
 /// Gives bytes the magic number, version and checksum that make decoders look at the rest.
 fn sealed(bytes: &[u8], size: usize, magic: &[u8; 4]) -> Vec<u8> {
@@ -43,6 +43,12 @@ fuzz_target!(|bytes: &[u8]| {
     let log = entry[104..120].try_into().expect("16 bytes");
     if let Ok(value) = EntryHeader::decode(&entry, log, position) {
         assert_eq!(value.encode(log, position)[..], entry);
+    }
+    let mut slot = sealed(bytes.get(..512).unwrap_or(bytes), 512, b"RBCK");
+    let log = slot[16..32].try_into().expect("16 bytes");
+    slot.extend_from_slice(bytes.get(512..).unwrap_or(&[]));
+    if let Ok(value) = CheckpointRecord::decode(&slot, log, u32::from(slot[12])) {
+        assert_eq!(value.encode(), slot[..512]);
     }
     let _ = ImageRecord::decode(bytes);
     let record = sealed(bytes, ImageRecord::SIZE, b"RBIM");

@@ -184,7 +184,7 @@ impl Clients {
                 cluster.schedule(wait_ns, Happening::Client { client, attempt });
             }
             // The time-out repeats it.
-            ClientReply::Busy | ClientReply::Failed => {}
+            ClientReply::Busy | ClientReply::Failed | ClientReply::NoSpace => {}
             ClientReply::TooOld => {
                 let unknown = it.pending.remove(&number).expect("it is pending");
                 self.record(unknown, None, NEVER);

@@ -317,6 +317,9 @@ impl ReplicaCluster {
                 let unknown = self.nodes[node].replica.as_ref().is_some_and(|it| it.config().epoch == 0);
                 let delay_ns = if unknown { 20 * MS } else { 100 * MS + self.random.below(300 * MS) };
                 self.schedule(delay_ns, Happening::MapPoll { node, incarnation });
+                if !unknown && self.random.happens(100) {
+                    self.handle(node, ReplicaEvent::LogLow);
+                }
                 return None;
             }
             _ => unreachable!("only events of nodes are left"),

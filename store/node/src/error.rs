@@ -55,6 +55,22 @@ pub enum StoreError {
         /// What is wrong.
         source: LogError,
     },
+    /// Neither checkpoint record of a replica is valid.
+    #[error("the replica of group {group}: neither checkpoint record is valid: {source}")]
+    CheckpointRecord {
+        /// The logical group.
+        group: u32,
+        /// What is wrong with the first.
+        source: DecodeError,
+    },
+    /// The log of a replica does not have the entry that its checkpoint ends with.
+    #[error("log {log} does not have entry {sequence}, with which the checkpoint of its replica ends")]
+    Checkpoint {
+        /// The log.
+        log: u32,
+        /// The entry.
+        sequence: u64,
+    },
     /// The log belongs to another logical group.
     #[error("log {log} belongs to logical group {group}")]
     ForeignLog {

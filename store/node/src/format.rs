@@ -3,8 +3,11 @@
 use control::JobHandle;
 use objects::PartitionLoader;
 use oplog::Log;
+use replica::{AppliedRequests, CLIENTS_MAX};
 use uuid::Uuid;
-use wire_store::{BLOCK_BYTES, OBJECT_BYTES, PartitionLayout, SECTOR_BYTES, Superblock};
+use wire_store::{
+    BLOCK_BYTES, CheckpointRecord, OBJECT_BYTES, PartitionLayout, SECTOR_BYTES, Superblock, crc32c,
+};
 
 use crate::StoreError;
 use crate::device::StoreDevice;
@@ -20,8 +23,26 @@ const LOG_BYTES: std::ops::RangeInclusive<u64> = (1 << 20)..=(64 << 20);
 /// A log holds several of the longest entries.
 const LOG_BYTES_MIN: u64 = 256 << 10;
 
+/// Blocks of a checkpoint record: one sector, and the applied requests of as many clients as are remembered.
+const CHECKPOINT_BLOCKS: u32 =
+    (SECTOR_BYTES + AppliedRequests::encoded_bytes(CLIENTS_MAX)).div_ceil(BLOCK_BYTES) as u32;
+
+/// The replicas that a device has.
+#[derive(Clone, Debug)]
+pub struct ReplicaFormat {
+    /// The cluster, a UUID.
+    pub cluster: Uuid,
+    /// The node, a UUID.
+    pub node: Uuid,
+    /// The logical groups, one a partition.
+    pub groups: Vec<u32>,
+    /// The groups are new, so that nothing of them is written anywhere. Otherwise the replicas need a copy of what others
+    /// have.
+    pub are_new: bool,
+}
+
 /// How to format a device.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct FormatOptions {
     /// Partitions; without, one for each 16 GiB, 1 to 16. Each is owned by one core.
     pub partitions: Option<u32>,
@@ -29,13 +50,16 @@ pub struct FormatOptions {
     pub log_bytes: Option<u64>,
     /// Destroys a store that is there.
     pub force: bool,
+    /// It has replicas of logical groups. Then their number is that of the partitions.
+    pub replicas: Option<ReplicaFormat>,
 }
 
 /// Divides a device of `bytes`.
 fn plan(bytes: u64, options: &FormatOptions) -> Result<Superblock, StoreError> {
     let refuse = |reason: String| Err(StoreError::Geometry(reason));
     let device_blocks = bytes / BLOCK;
-    let partitions = options.partitions.unwrap_or((bytes >> 34).clamp(1, 16) as u32);
+    let groups = options.replicas.as_ref().map(|replicas| replicas.groups.len() as u32);
+    let partitions = groups.or(options.partitions).unwrap_or((bytes >> 34).clamp(1, 16) as u32);
     if !(1..=PARTITIONS_MAX).contains(&partitions) {
         return refuse(format!("{partitions} partitions are not 1 to {PARTITIONS_MAX}"));
     }
@@ -45,14 +69,19 @@ fn plan(bytes: u64, options: &FormatOptions) -> Result<Superblock, StoreError> {
     if log_bytes < LOG_BYTES_MIN {
         return refuse(format!("a log of {log_bytes} bytes is too small: at least {LOG_BYTES_MIN}"));
     }
-    let log_blocks = Superblock::LOG_HEADER_BLOCKS + log_bytes.div_ceil(BLOCK);
+    let checkpoint_blocks = if groups.is_some() { CHECKPOINT_BLOCKS } else { 0 };
+    let records = 2 * u64::from(checkpoint_blocks);
+    let log_blocks = Superblock::LOG_HEADER_BLOCKS + log_bytes.div_ceil(BLOCK) + records;
     let partition_blocks = share.saturating_sub(log_blocks);
     let objects = (partition_blocks * BLOCK).div_ceil(OBJECT_BYTES as u64) * ONODES_PER_OBJECT;
     let per_block = u64::from(PartitionLayout::ONODES_PER_BLOCK);
     let onodes = u32::try_from(objects.next_multiple_of(per_block).max(8 * per_block)).unwrap_or(!7);
+    let of_replicas = |uuid: fn(&ReplicaFormat) -> Uuid| {
+        options.replicas.as_ref().map_or_else(Uuid::new_v4, uuid).into_bytes()
+    };
     let superblock = Superblock {
-        cluster: Uuid::new_v4().into_bytes(),
-        node: Uuid::new_v4().into_bytes(),
+        cluster: of_replicas(|replicas| replicas.cluster),
+        node: of_replicas(|replicas| replicas.node),
         device: Uuid::new_v4().into_bytes(),
         device_blocks,
         partition_blocks,
@@ -60,6 +89,7 @@ fn plan(bytes: u64, options: &FormatOptions) -> Result<Superblock, StoreError> {
         onodes_per_partition: onodes,
         logs: partitions,
         log_blocks,
+        checkpoint_blocks,
     };
     if superblock.layout().is_none() {
         return refuse(format!(
@@ -98,11 +128,18 @@ pub(crate) async fn format(
         job.advance(1);
     }
     for index in 0..superblock.logs {
-        let capacity = (superblock.log_blocks - Superblock::LOG_HEADER_BLOCKS) * BLOCK;
-        let log = Log::create(Uuid::new_v4().into_bytes(), index, capacity, device.sector());
+        let capacity = superblock.log_area_blocks() * BLOCK;
+        let group = options.replicas.as_ref().map_or(index, |replicas| replicas.groups[index as usize]);
+        let log = Log::create(Uuid::new_v4().into_bytes(), group, capacity, device.sector());
         let log = log.map_err(|source| StoreError::Log { log: index, source })?;
         let start = superblock.log_start(index);
         device.write_head(start + 1, &[]).await?;
+        if let Some(replicas) = &options.replicas {
+            device.write_head(superblock.checkpoint_start(index, 1), &[]).await?;
+            let (first, applied) = first_record(log.uuid(), replicas.are_new);
+            let bytes = [&first.encode()[..], &applied].concat();
+            device.write_head(superblock.checkpoint_start(index, 0), &bytes).await?;
+        }
         device.write_head(start, &log.header().bytes).await?;
     }
     device.flush().await?;
@@ -111,6 +148,22 @@ pub(crate) async fn format(
     device.write_head(0, &superblock.encode(0)).await?;
     device.flush().await?;
     Ok(superblock)
+}
+
+/// The checkpoint record of a replica that has nothing, and its applied requests.
+fn first_record(log: [u8; 16], complete: bool) -> (CheckpointRecord, Vec<u8>) {
+    let mut applied = Vec::new();
+    AppliedRequests::default().encode(&mut applied);
+    let record = CheckpointRecord {
+        log,
+        generation: 0,
+        sequence: 0,
+        epoch: 0,
+        complete,
+        applied_bytes: applied.len() as u32,
+        applied_crc32c: crc32c(&applied),
+    };
+    (record, applied)
 }
 
 /// Reads the superblock, and compares it with the device.
@@ -146,7 +199,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_with_the_reason() {
         let refused = |bytes, partitions, log_bytes| {
-            let options = FormatOptions { partitions, log_bytes, force: false };
+            let options = FormatOptions { partitions, log_bytes, ..FormatOptions::default() };
             plan(bytes, &options).unwrap_err().to_string()
         };
         assert!(refused(1 << 20, None, None).contains("too few"));

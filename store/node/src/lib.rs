@@ -38,14 +38,17 @@ mod format;
 mod image;
 mod node;
 mod once;
+mod replica_node;
 pub mod rpc;
 mod shard;
 
 pub use check::{PartitionContents, StoreContents, inspect};
 pub use error::StoreError;
-pub use format::{FormatOptions, PARTITIONS_MAX};
+pub use format::{FormatOptions, PARTITIONS_MAX, ReplicaFormat};
 pub use image::{IMAGE_BLOCK_BYTES, TRANSFER_BYTES_MAX};
 pub use node::{ImageInfo, PartitionStatus, StoreCores, StoreNode, format_device};
+pub use replica_node::{MakeOutbox, ReplicaHandle, ReplicaNode, ReplicaNodeConfig};
+pub use shard::replication::{Outbox, ReplicaDescription, ReplicaInput};
 
 /// Counters of a partition since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

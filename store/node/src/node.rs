@@ -15,7 +15,7 @@ use crate::format::{FormatOptions, format, read_superblock};
 use crate::image::{IMAGE_BLOCK_BYTES, ImageBdev, Shards, locate, object_of};
 use crate::once::once;
 use crate::shard::{self, ControlReply, ShardHandle, ShardOperation};
-use crate::{ShardStats, StoreError};
+use crate::{ReplicaDescription, ShardStats, StoreError};
 
 /// The cores that own a store's shards.
 pub enum StoreCores<'a> {
@@ -52,7 +52,7 @@ pub struct ImageInfo {
 }
 
 /// What a store reports of one of its partitions.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct PartitionStatus {
     /// Space of the partition.
     pub space: objects::SpaceUse,
@@ -66,6 +66,8 @@ pub struct PartitionStatus {
     pub failed: bool,
     /// Counters since it was opened.
     pub stats: ShardStats,
+    /// The replica that owns it.
+    pub replica: Option<ReplicaDescription>,
 }
 
 /// Operations of the control plane in flight.
@@ -168,37 +170,16 @@ impl StoreNode {
         cores: &StoreCores<'_>,
         job: &JobHandle,
     ) -> Result<StoreNode, StoreError> {
-        let by = format!("store {name}");
-        let descriptor = Arc::new(registry.open(bdev_name, Access::Exclusive { by: &by })?);
-        let of_core = descriptor.clone();
-        let superblock = cores
-            .run(0, move |core| async move { read_superblock(&StoreDevice::open(&core, &of_core)?).await })
-            .await?;
-        if superblock.logs != superblock.partitions {
-            let reason = "the store has its logs on another device, which is not supported yet";
+        let (descriptor, superblock) = open_superblock(registry, bdev_name, name, cores).await?;
+        if superblock.checkpoint_blocks > 0 {
+            let reason = "the device has replicas of a cluster: `ringbolt store` serves them";
             return Err(StoreError::Geometry(reason.to_string()));
         }
-        let mut shards = Vec::new();
-        job.set_total(superblock.partitions.into(), "partitions");
-        for index in 0..superblock.partitions {
+        let start = |index| {
             let (of_core, superblock) = (descriptor.clone(), superblock.clone());
-            let start =
-                move |core: Core| async move { shard::start(&core, &of_core, &superblock, index).await };
-            let started = match job.is_cancelled() {
-                true => Err(StoreError::Cancelled),
-                false => cores.run(index as usize, start).await,
-            };
-            match started {
-                Ok(shard) => {
-                    shards.push(shard);
-                    job.advance(1);
-                }
-                Err(error) => {
-                    close_shards(&shards).await;
-                    return Err(error);
-                }
-            }
-        }
+            move |core: Core| async move { shard::start(&core, &of_core, &superblock, index).await }
+        };
+        let shards = start_shards(superblock.partitions, cores, job, start).await?;
         let node = StoreNode {
             name: name.to_string(),
             registry: registry.clone(),
@@ -331,14 +312,7 @@ impl StoreNode {
     /// # Errors
     /// [`StoreError::Closed`].
     pub async fn status(&self) -> Result<Vec<PartitionStatus>, StoreError> {
-        let mut all = Vec::new();
-        for shard in &*self.shards {
-            let ControlReply::Description(status) = shard.call(ShardOperation::Describe).await? else {
-                return Err(StoreError::Closed);
-            };
-            all.push(*status);
-        }
-        Ok(all)
+        describe_shards(&self.shards).await
     }
 
     /// Removes the block devices, writes everything in place, and releases the device. A store that is not closed
@@ -463,6 +437,58 @@ impl StoreNode {
     }
 }
 
+/// Claims a device, and reads its superblock.
+pub(crate) async fn open_superblock(
+    registry: &Registry,
+    bdev_name: &str,
+    name: &str,
+    cores: &StoreCores<'_>,
+) -> Result<(Arc<bdev::Descriptor>, Superblock), StoreError> {
+    let by = format!("store {name}");
+    let descriptor = Arc::new(registry.open(bdev_name, Access::Exclusive { by: &by })?);
+    let of_core = descriptor.clone();
+    let superblock = cores
+        .run(0, move |core| async move { read_superblock(&StoreDevice::open(&core, &of_core)?).await })
+        .await?;
+    if superblock.logs != superblock.partitions {
+        let reason = "the store has its logs on another device, which is not supported yet";
+        return Err(StoreError::Geometry(reason.to_string()));
+    }
+    Ok((descriptor, superblock))
+}
+
+/// Starts the shard of each partition on its core, one after another.
+pub(crate) async fn start_shards<F, Fut>(
+    partitions: u32,
+    cores: &StoreCores<'_>,
+    job: &JobHandle,
+    mut start: impl FnMut(u32) -> F,
+) -> Result<Vec<ShardHandle>, StoreError>
+where
+    F: FnOnce(Core) -> Fut + Send + 'static,
+    Fut: Future<Output = Result<ShardHandle, StoreError>> + 'static,
+{
+    let mut shards = Vec::new();
+    job.set_total(partitions.into(), "partitions");
+    for index in 0..partitions {
+        let started = match job.is_cancelled() {
+            true => Err(StoreError::Cancelled),
+            false => cores.run(index as usize, start(index)).await,
+        };
+        match started {
+            Ok(shard) => {
+                shards.push(shard);
+                job.advance(1);
+            }
+            Err(error) => {
+                close_shards(&shards).await;
+                return Err(error);
+            }
+        }
+    }
+    Ok(shards)
+}
+
 async fn list(shard: &ShardHandle, volume: u64) -> Result<Vec<ObjectId>, StoreError> {
     match shard.call(ShardOperation::Objects { volume }).await? {
         ControlReply::Objects(objects) => Ok(objects),
@@ -471,8 +497,20 @@ async fn list(shard: &ShardHandle, volume: u64) -> Result<Vec<ObjectId>, StoreEr
     }
 }
 
+/// What each shard reports.
+pub(crate) async fn describe_shards(shards: &[ShardHandle]) -> Result<Vec<PartitionStatus>, StoreError> {
+    let mut all = Vec::new();
+    for shard in shards {
+        let ControlReply::Description(status) = shard.call(ShardOperation::Describe).await? else {
+            return Err(StoreError::Closed);
+        };
+        all.push(*status);
+    }
+    Ok(all)
+}
+
 /// Closes shards; one that failed has nothing to close.
-async fn close_shards(shards: &[ShardHandle]) {
+pub(crate) async fn close_shards(shards: &[ShardHandle]) {
     for shard in shards {
         let _ = shard.call(ShardOperation::Close).await;
     }

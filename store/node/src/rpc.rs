@@ -173,14 +173,18 @@ control::parameters! {
 
 fn format(module: &StoreModule, params: FormatParams, job: &JobHandle) -> Result<Value, RpcError> {
     let _changes = sync::lock(&module.changes);
-    let options =
-        FormatOptions { partitions: params.partitions, log_bytes: params.log_bytes, force: params.force };
+    let options = FormatOptions {
+        partitions: params.partitions,
+        log_bytes: params.log_bytes,
+        force: params.force,
+        replicas: None,
+    };
     let cores = module.cores();
     let superblock = wait(format_device(&module.registry, &params.bdev_name, &cores, options, job))?;
     Ok(json!({
         "uuid": Uuid::from_bytes(superblock.device).to_string(),
         "partitions": superblock.partitions,
-        "log_bytes": (superblock.log_blocks - wire_store::Superblock::LOG_HEADER_BLOCKS) * wire_store::BLOCK_BYTES as u64,
+        "log_bytes": superblock.log_area_blocks() * wire_store::BLOCK_BYTES as u64,
     }))
 }
 

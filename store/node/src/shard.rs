@@ -6,8 +6,12 @@
 //! fails: its operations end with an error, and nothing that was acknowledged is overwritten. Opening it again
 //! applies the log.
 //!
+//! With a replica ([`replication`]), the replica decides what is appended, and an entry is committed when it says so,
+//! not when it is durable here.
+//!
 //! [`ShardPoller`] takes [`ShardRequest`]s from a mailbox, so that the block devices of every core reach it.
 
+mod copies;
 mod flusher;
 mod in_place;
 pub(crate) mod load;
@@ -15,6 +19,7 @@ mod log_writes;
 mod messages;
 mod overlay;
 mod reads;
+pub(crate) mod replication;
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -36,7 +41,9 @@ use messages::ShardUsers;
 pub(crate) use messages::{ControlReply, Reply, ShardHandle, ShardOperation, ShardReply, ShardRequest};
 use overlay::{EntryData, Overlay};
 use reads::{DeviceRun, ReadState};
+use replication::Replication;
 
+use crate::device::StoreDevice;
 use crate::{PartitionStatus, ShardStats, StoreError};
 use flusher::{BackgroundWork, FLUSH_AFTER_NS, FLUSH_ENTRIES};
 
@@ -111,6 +118,8 @@ pub(crate) struct Shard {
     is_closing: bool,
     failed: Option<Status>,
     pub(crate) stats: ShardStats,
+    /// The replica that owns log and objects.
+    replication: Option<Box<Replication>>,
 }
 
 /// How many entries of an object are not applied to the partition, and how many of them may give up space.
@@ -136,6 +145,8 @@ struct CommittedEntry {
     /// Of the entry in the log, and nearly those of its memory.
     bytes: u64,
     need: SpaceNeed,
+    /// The last part of a copied object: its session.
+    copied: Option<u64>,
 }
 
 /// A request to the device, by the tag that it has.
@@ -162,6 +173,11 @@ pub(crate) async fn start(
     index: u32,
 ) -> Result<ShardHandle, StoreError> {
     let (shard, device) = load::open(core, descriptor, superblock, index).await?;
+    run(core, shard, device)
+}
+
+/// Starts the tasks of an open shard.
+fn run(core: &Core, shard: Rc<RefCell<Shard>>, device: StoreDevice) -> Result<ShardHandle, StoreError> {
     let sector = shard.borrow().log.sector();
     let (sender, requests) = core.mailbox(MAILBOX);
     if !core.spawn(flusher::run(shard.clone(), device)) {
@@ -220,6 +236,7 @@ impl Shard {
             is_closing: false,
             failed: None,
             stats: ShardStats::default(),
+            replication: None,
             core: core.clone(),
         }
     }
@@ -236,7 +253,7 @@ impl Shard {
             return request.reply.send(status, None);
         }
         match request.operation {
-            ShardOperation::Read { object, offset, length } => {
+            ShardOperation::Read { object, offset, length } if self.replication.is_none() => {
                 self.read(object, offset, length, request.reply);
             }
             ShardOperation::Close if self.is_closing => request.reply.send(Status::SUCCESS, None),
@@ -246,7 +263,10 @@ impl Shard {
                 self.wake_background();
             }
             ShardOperation::Describe => request.reply.send_description(self.describe()),
+            ShardOperation::Replica(input) => self.take_input(*input),
             ShardOperation::Objects { volume } => request.reply.send_objects(self.objects_of(volume)),
+            // Only the replica changes its objects.
+            _ if self.replication.is_some() => request.reply.send(Status::INVALID_FIELD, None),
             _ if self.is_closing => request.reply.send(Status::NAMESPACE_NOT_READY, None),
             _ if !self.deferred.is_empty() => self.deferred.push_back(request),
             _ => self.change(request),
@@ -272,8 +292,7 @@ impl Shard {
         };
         if !self.partition.space_use().has_room(self.reserved, need) {
             // Space may be reserved in vain, or free after the next checkpoint.
-            let is_settled = self.unacknowledged.is_empty() && self.committed.is_empty() && !self.is_changed;
-            if is_settled {
+            if self.is_settled() {
                 return request.reply.send(Status::CAPACITY_EXCEEDED, None);
             }
             return self.defer(request);
@@ -290,7 +309,7 @@ impl Shard {
             return self.deferred.push_back(request);
         }
         // Without a buffer, it is tried again in the next poll.
-        let Some(mut buffer) = request.take_entry(self.core.pool(), entry_bytes as usize) else {
+        let Some(buffer) = request.take_entry(self.core.pool(), entry_bytes as usize) else {
             return self.deferred.push_back(request);
         };
         let sequence = self.log.sequences().end;
@@ -302,21 +321,36 @@ impl Shard {
             mtime_ns: self.core.now_ns().wrapping_add(self.wall_clock_offset_ns),
             ..header
         };
+        self.append(header, buffer, need, request.reply);
+    }
+
+    /// Appends an entry to the log, which has room for it. `buffer` has room for the header, then the data, then zeroes.
+    fn append(&mut self, header: EntryHeader, mut buffer: Buffer, need: SpaceNeed, reply: Reply) {
         let data = &buffer.as_slice()[EntryHeader::SIZE..][..header.data_bytes()];
         let (place, bytes) = self.log.append(header.clone(), data).expect("room was checked");
         buffer.as_mut_slice()[..EntryHeader::SIZE].copy_from_slice(&bytes);
         let to_write = buffer.share();
         let data = if header.data_bytes() > 0 { EntryData::Logged(Rc::new(buffer)) } else { EntryData::None };
+        self.reserve(&header, need);
+        let bytes = Some(to_write);
+        self.unacknowledged.push_back(UnacknowledgedEntry { place, header, data, bytes, need, reply });
+        self.unwritten += 1;
+        self.unplaced_bytes += place.bytes;
+        self.stats.unplaced_bytes_max = self.stats.unplaced_bytes_max.max(self.unplaced_bytes);
+    }
+
+    /// Reserves the space of an entry that is not applied to the partition yet.
+    fn reserve(&mut self, header: &EntryHeader, need: SpaceNeed) {
         let unapplied = self.unapplied.entry(header.object).or_default();
         unapplied.all += 1;
         unapplied.releasing += u32::from(gives_up_space(header.operation));
         self.reserved.extents += need.extents;
         self.reserved.onodes += need.onodes;
-        let (bytes, reply) = (Some(to_write), request.reply);
-        self.unacknowledged.push_back(UnacknowledgedEntry { place, header, data, bytes, need, reply });
-        self.unwritten += 1;
-        self.unplaced_bytes += place.bytes;
-        self.stats.unplaced_bytes_max = self.stats.unplaced_bytes_max.max(self.unplaced_bytes);
+    }
+
+    /// No space is reserved, and a checkpoint would free none.
+    fn is_settled(&self) -> bool {
+        self.unacknowledged.is_empty() && self.committed.is_empty() && !self.is_changed
     }
 
     fn defer(&mut self, request: ShardRequest) {
@@ -326,14 +360,14 @@ impl Shard {
         self.wake_background();
     }
 
-    fn release_reservation(&mut self, entry: &CommittedEntry) {
-        self.reserved.extents -= entry.need.extents;
-        self.reserved.onodes -= entry.need.onodes;
-        if let Some(unapplied) = self.unapplied.get_mut(&entry.header.object) {
+    fn release_reservation(&mut self, header: &EntryHeader, need: SpaceNeed) {
+        self.reserved.extents -= need.extents;
+        self.reserved.onodes -= need.onodes;
+        if let Some(unapplied) = self.unapplied.get_mut(&header.object) {
             unapplied.all -= 1;
-            unapplied.releasing -= u32::from(gives_up_space(entry.header.operation));
+            unapplied.releasing -= u32::from(gives_up_space(header.operation));
             if unapplied.all == 0 {
-                self.unapplied.remove(&entry.header.object);
+                self.unapplied.remove(&header.object);
             }
         }
     }
@@ -342,6 +376,9 @@ impl Shard {
     fn background_work(&self) -> Option<BackgroundWork> {
         if self.failed.is_some() {
             return Some(BackgroundWork::End);
+        }
+        if let Some(replication) = &self.replication {
+            return self.replica_work(replication);
         }
         let is_low = self.log.room() < self.log.capacity() / 2;
         let is_wanted = is_low || self.checkpoint_wanted || self.is_closing;
@@ -451,6 +488,7 @@ impl Shard {
             self.execute(request);
             work += 1;
         }
+        work += self.run_replica();
         self.submit_log_writes();
         if !self.requests.is_empty() {
             self.channel.submit(&mut self.requests);
@@ -459,6 +497,7 @@ impl Shard {
         work += self.channel.poll(&mut completions);
         completions.drain(..).for_each(|completion| self.complete(completion));
         self.completions = completions;
+        self.run_replica();
         self.submit_log_writes();
         if !self.requests.is_empty() {
             self.channel.submit(&mut self.requests);
@@ -478,7 +517,8 @@ impl Shard {
         // What waits for memory, while no batch in place will try it again.
         let waits = !self.deferred.is_empty() && !self.checkpoint_wanted && self.unplaced_bytes == 0;
         let retry = waits.then(|| self.core.now_ns() + RETRY_NS);
-        self.channel.deadline().into_iter().chain(flush).chain(retry).min()
+        let replica = self.replication.as_ref().and_then(|replication| replication.deadline());
+        self.channel.deadline().into_iter().chain(flush).chain(retry).chain(replica).min()
     }
 
     fn describe(&self) -> PartitionStatus {
@@ -489,7 +529,15 @@ impl Shard {
             entries_to_place: self.committed.len() as u64,
             failed: self.failed.is_some(),
             stats: self.stats,
+            replica: self.replication.as_ref().map(|replication| replication.describe()),
         }
+    }
+
+    /// The first object after another, those of entries that are not in place included.
+    fn object_after(&self, after: Option<ObjectId>) -> Option<ObjectId> {
+        let stored = self.partition.objects().map(|onode| onode.id);
+        let committed = self.committed.iter().map(|entry| entry.header.object);
+        stored.chain(committed).filter(|object| after.is_none_or(|after| *object > after)).min()
     }
 
     /// The indices of a volume's objects, those of entries that are not in place included.

@@ -6,18 +6,20 @@
 //! the store is opened again. `RINGBOLT_SEED` runs one seed.
 #![allow(clippy::unwrap_used)]
 
+mod process;
+
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
-use std::sync::Arc;
 
 use bdev::testing::CrashDisk;
 use bdev::{Access, AsyncChannel, Registry, Request};
 use block_io::{Op, Status, Tag};
 use control::JobHandle;
 use os::clock::VirtualClock;
+use process::Process;
 use random::WyRand;
-use reactor::{Core, Reactor, ReactorConfig};
+use reactor::Core;
 use store_node::{FormatOptions, StoreCores, StoreError, StoreNode, format_device};
 
 const SEEDS: u64 = 12;
@@ -193,47 +195,6 @@ async fn load(
     }
 }
 
-/// A process: its registry has the disk, and its core runs tasks until it is killed.
-struct Process {
-    registry: Registry,
-    reactor: Reactor,
-    clock: VirtualClock,
-    random: WyRand,
-}
-
-impl Process {
-    fn start(disk: &CrashDisk, clock: &VirtualClock, random: &mut WyRand) -> Process {
-        let registry = Registry::new();
-        registry.register("Disk", None, &[], Arc::new(disk.clone())).unwrap();
-        let arena = dma::Arena::new(dma::ArenaConfig::default());
-        let config = ReactorConfig::simulated(clock.clone(), random.next_bits(), 1, &arena);
-        let reactor = Reactor::new(&config).unwrap();
-        Process { registry, reactor, clock: clock.clone(), random: random.split() }
-    }
-
-    fn turn(&mut self) {
-        self.reactor.turn();
-        self.clock.advance_to(self.clock.now_ns() + 1 + self.random.below(20_000));
-    }
-
-    /// Turns until the task ends.
-    fn run<R: 'static>(&mut self, task: impl Future<Output = R> + 'static) -> R {
-        let result = Rc::new(RefCell::new(None));
-        let out = result.clone();
-        assert!(self.reactor.core().spawn(async move {
-            let value = task.await;
-            *out.borrow_mut() = Some(value);
-        }));
-        for _ in 0..5_000_000 {
-            self.turn();
-            if let Some(result) = result.borrow_mut().take() {
-                return result;
-            }
-        }
-        panic!("it does not end");
-    }
-}
-
 async fn open(registry: Registry, core: Core) -> Result<(StoreNode, Vec<AsyncChannel>), StoreError> {
     let node =
         StoreNode::open(&registry, "Disk", "s", &StoreCores::This(&core), &JobHandle::standalone()).await?;
@@ -298,7 +259,8 @@ fn run_seed(seed: u64, ignores_fua: bool) -> Result<Counts, String> {
     let disk = create(&Registry::new(), "Disk", bytes / u64::from(block_size), block_size, seed).unwrap();
     let mut process = Process::start(&disk, &clock, &mut random);
     let (registry, core) = (process.registry.clone(), process.reactor.core());
-    let options = FormatOptions { partitions: Some(2), log_bytes: Some(log_bytes), force: false };
+    let options =
+        FormatOptions { partitions: Some(2), log_bytes: Some(log_bytes), ..FormatOptions::default() };
     process
         .run(async move {
             format_device(&registry, "Disk", &StoreCores::This(&core), options, &JobHandle::standalone())

@@ -21,6 +21,7 @@ fn superblock() -> Superblock {
         onodes_per_partition: ONODES,
         logs: 0,
         log_blocks: 0,
+        checkpoint_blocks: 0,
     }
 }
 

@@ -243,6 +243,11 @@ impl Log {
         self.durable.sector
     }
 
+    /// Its UUID.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.durable.log
+    }
+
     /// The logical group whose operations it has.
     pub fn group(&self) -> u32 {
         self.durable.group
@@ -261,6 +266,20 @@ impl Log {
     /// Epoch of the entry before the first of [`sequences`](Self::sequences); 0 if there was none.
     pub fn base_epoch(&self) -> u32 {
         self.durable.epoch
+    }
+
+    /// Epoch of an entry of the log; `None` if it is not there.
+    pub fn epoch_of(&self, sequence: u64) -> Option<u32> {
+        if sequence + 1 == self.durable.head_sequence {
+            return Some(self.durable.epoch);
+        }
+        let index = sequence.checked_sub(self.durable.head_sequence)?;
+        self.entries.get(usize::try_from(index).ok()?).map(|entry| entry.epoch)
+    }
+
+    /// A header is being written, after [`free`](Self::free) or [`reset`](Self::reset).
+    pub fn is_freeing(&self) -> bool {
+        self.freeing.is_some()
     }
 
     /// Sequences of the entries in the log, freed ones included while that is not durable.

@@ -58,6 +58,8 @@ pub enum ReplicaEvent {
         /// [`ReplicaAction::Append`]'s number.
         append: u64,
     },
+    /// The log has little room: a checkpoint frees what is applied, entries for replicas that come back included.
+    LogLow,
     /// The checkpoint is durable.
     Checkpointed {
         /// [`ReplicaAction::Checkpoint`]'s number.

@@ -14,6 +14,8 @@ use crate::{
 pub(crate) struct Follower {
     /// Entries up to here are the primary's.
     matched: u64,
+    /// The newest commit point of a primary.
+    commit_point: u64,
     /// The newest time of the primary in this epoch.
     sent_ns: Option<u64>,
     /// It proposed itself and answers its old primary no more, so that the old primary's lease ends.
@@ -46,6 +48,7 @@ impl Follower {
     pub(crate) fn new<F: Plants>(replica: &Replica<F>) -> Follower {
         Follower {
             matched: replica.commit_point,
+            commit_point: replica.commit_point,
             sent_ns: None,
             fenced: false,
             session: 0,
@@ -183,9 +186,11 @@ impl<F: Plants> Replica<F> {
             self.truncate(after, actions);
         }
         let end = self.log.end();
-        let matched = self.follower().matched.max(sequence + count).min(end);
-        self.follower().matched = matched;
-        self.commit(append.commit_point.min(matched), false, actions);
+        let follower = self.follower();
+        let matched = follower.matched.max(sequence + count).min(end);
+        follower.matched = matched;
+        follower.commit_point = follower.commit_point.max(append.commit_point);
+        self.commit_durable(actions);
         if count == 0 || self.log.durable() >= matched {
             self.answer(from, AppendOutcome::Durable(matched.min(self.log.durable())), actions);
         }
@@ -216,7 +221,17 @@ impl<F: Plants> Replica<F> {
             let durable = AppendOutcome::Durable(follower.matched.min(durable));
             self.answer(self.config.primary, durable, actions);
         }
+        self.commit_durable(actions);
         self.commit_early(actions);
+    }
+
+    /// Applies what is committed and durable here. So a learner whose device is slow does not get further ahead of it than
+    /// the primary sends before an answer.
+    fn commit_durable(&mut self, actions: &mut Vec<ReplicaAction>) {
+        let durable = self.log.durable();
+        let follower = self.follower();
+        let through = follower.commit_point.min(follower.matched).min(durable);
+        self.commit(through, false, actions);
     }
 
     /// The planted error: applies what is durable here.

@@ -129,6 +129,8 @@ pub struct Replica<F = NoFaults> {
     checkpoints: u64,
     checkpointing: Option<Checkpointing>,
     checkpointed: EntryId,
+    /// The log had little room since the last checkpoint ended.
+    log_low: bool,
     pub(crate) reads: u64,
     /// The last session of a stream that it asked for. Higher at each start.
     pub(crate) sessions: u64,
@@ -191,6 +193,7 @@ impl<F: Plants> Replica<F> {
             checkpoints: 0,
             checkpointing: None,
             checkpointed: checkpoint.through,
+            log_low: false,
             reads: 0,
         }
     }
@@ -212,6 +215,7 @@ impl<F: Plants> Replica<F> {
                 self.log.appended(append);
                 self.answer_durable(actions);
             }
+            ReplicaEvent::LogLow => self.log_low = true,
             ReplicaEvent::Checkpointed { checkpoint } => self.on_checkpointed(checkpoint, actions),
             ReplicaEvent::ReadDone { read, data } => self.on_read_done(read, data, actions),
             ReplicaEvent::ResetDone { session } => self.on_reset_done(session, actions),
@@ -413,7 +417,12 @@ impl<F: Plants> Replica<F> {
         let entries = self.commit_point - self.checkpointed.sequence;
         let copied = matches!(&self.role, Role::Follower(follower) if follower.copy_ended && !self.complete);
         let full = entries > 0 && self.log.len() >= self.settings.entries_max;
-        let due = entries >= self.settings.checkpoint_entries || full || copied;
+        let low = entries > 0 && self.log_low;
+        if self.log_low {
+            // A learner that needed entries may have them now.
+            self.free_superfluous(actions);
+        }
+        let due = entries >= self.settings.checkpoint_entries || full || low || copied;
         if self.checkpointing.is_none() && due {
             let complete = self.complete || copied;
             let through = self.log.id(self.commit_point).expect("the log has the last committed entry");
@@ -436,13 +445,15 @@ impl<F: Plants> Replica<F> {
                 self.answer_copy_end(actions);
             }
             self.free_superfluous(actions);
+            self.log_low = false;
         }
     }
 
     /// Frees entries that are in place, neither retained nor needed by a learner.
     pub(crate) fn free_superfluous(&mut self, actions: &mut Vec<ReplicaAction>) {
-        let retained = self.log.end().saturating_sub(self.settings.retained_entries);
-        self.free(self.checkpointed.sequence.min(retained).min(self.learners_need()), actions);
+        let retained = if self.log_low { 0 } else { self.settings.retained_entries };
+        let through = self.log.end().saturating_sub(retained).min(self.learners_need());
+        self.free(self.checkpointed.sequence.min(through), actions);
     }
 
     fn free(&mut self, through: u64, actions: &mut Vec<ReplicaAction>) {

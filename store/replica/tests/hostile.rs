@@ -106,6 +106,7 @@ fn run(seed: u64) -> Storage {
             0..=4 => ReplicaEvent::Message(message(&mut random, &replica)),
             5 => ReplicaEvent::Request(arbitrary::request(&mut random)),
             6 if random.happens(300) => ReplicaEvent::Map(arbitrary::config(&mut random, REPLICAS)),
+            6 if random.happens(100) => ReplicaEvent::LogLow,
             6 | 7 => ReplicaEvent::Timer,
             _ => storage.pending.pop_front().unwrap_or(ReplicaEvent::Timer),
         };

@@ -163,6 +163,7 @@ impl Out {
             ClientReply::Busy => (4, 0),
             ClientReply::TooOld => (5, 0),
             ClientReply::Failed => (6, 0),
+            ClientReply::NoSpace => (7, 0),
         };
         self.u32(kind);
         self.u32(number);

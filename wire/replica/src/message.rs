@@ -203,6 +203,8 @@ pub enum ClientReply {
     Busy,
     /// The number is older than the client's newest ones: it may have happened or not.
     TooOld,
-    /// The device could not read.
+    /// The device could not read, or the log is too short for the write.
     Failed,
+    /// The primary's device is full. Nothing happened.
+    NoSpace,
 }

@@ -2,7 +2,7 @@
 //!
 //! A device begins with a [`Superblock`], which divides it into partitions, each with a [`PartitionHeader`] and
 //! [`Onode`]s of 512 bytes. An operation log has two [`LogHeader`]s and entries, each an [`EntryHeader`] with data.
-//! Every structure has a magic number, a version, a CRC32C and its own location, and is one sector of 512 bytes or
+//! A replica's checkpoints are [`CheckpointRecord`]s. Every structure has a magic number, a version, a CRC32C and its own location, and is one sector of 512 bytes or
 //! less, which devices write whole. Integers are little-endian. `docs/formats/store.md` has the tables.
 //!
 //! ```
@@ -16,12 +16,14 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod checkpoint;
 mod fields;
 mod image;
 mod log;
 mod onode;
 mod superblock;
 
+pub use checkpoint::CheckpointRecord;
 pub use codec::{DecodeError, crc32c};
 pub use image::ImageRecord;
 pub use log::{EntryHeader, LogHeader, LogSector, Operation};

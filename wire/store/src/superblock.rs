@@ -27,8 +27,10 @@ pub struct Superblock {
     pub onodes_per_partition: u32,
     /// Number of operation logs on the device, which follow the partitions; 0 if they are elsewhere.
     pub logs: u32,
-    /// Size of each log in blocks, its two headers included; 0 without logs.
+    /// Size of each log in blocks, its two headers and checkpoint records included; 0 without logs.
     pub log_blocks: u64,
+    /// Blocks of each of the two checkpoint records at the end of a log; 0 in a store without replicas.
+    pub checkpoint_blocks: u32,
 }
 
 impl Superblock {
@@ -47,6 +49,7 @@ impl Superblock {
         put(&mut out, 88, self.partitions.to_le_bytes());
         put(&mut out, 92, self.onodes_per_partition.to_le_bytes());
         put(&mut out, 96, self.logs.to_le_bytes());
+        put(&mut out, 100, self.checkpoint_blocks.to_le_bytes());
         put(&mut out, 104, self.log_blocks.to_le_bytes());
         seal(&mut out, SUPERBLOCK_MAGIC);
         out
@@ -61,7 +64,6 @@ impl Superblock {
         check_zero("a reserved field of the superblock", from, 6..8)?;
         check_zero("a reserved field of the superblock", from, 12..16)?;
         check_location(u64_at(from, 16), location, 16)?;
-        check_zero("a reserved field of the superblock", from, 100..104)?;
         check_zero("a reserved field of the superblock", from, 112..SECTOR_BYTES)?;
         let superblock = Superblock {
             cluster: array(from, 24),
@@ -73,6 +75,7 @@ impl Superblock {
             onodes_per_partition: u32_at(from, 92),
             logs: u32_at(from, 96),
             log_blocks: u64_at(from, 104),
+            checkpoint_blocks: u32_at(from, 100),
         };
         let partitions = u64::from(superblock.partitions).checked_mul(superblock.partition_blocks);
         let end = partitions.and_then(|blocks| blocks.checked_add(2));
@@ -83,8 +86,8 @@ impl Superblock {
         let logs = u64::from(superblock.logs).checked_mul(superblock.log_blocks);
         let end = logs.and_then(|blocks| blocks.checked_add(end));
         let has_room = match superblock.logs {
-            0 => superblock.log_blocks == 0,
-            _ => superblock.log_blocks > Self::LOG_HEADER_BLOCKS,
+            0 => superblock.log_blocks == 0 && superblock.checkpoint_blocks == 0,
+            _ => superblock.log_area_blocks() > 0,
         };
         if !has_room || end.is_none_or(|end| end > superblock.device_blocks) {
             return Err(DecodeError::value("the size of a log", 104, superblock.log_blocks));
@@ -100,9 +103,21 @@ impl Superblock {
         1 + u64::from(partition) * self.partition_blocks
     }
 
-    /// First block of a log: those of its headers, then its area.
+    /// First block of a log: those of its headers, then its area, then the checkpoint records.
     pub fn log_start(&self, log: u32) -> u64 {
         self.partition_start(self.partitions) + u64::from(log) * self.log_blocks
+    }
+
+    /// Blocks of a log's area for entries.
+    pub fn log_area_blocks(&self) -> u64 {
+        let records = 2 * u64::from(self.checkpoint_blocks);
+        self.log_blocks.saturating_sub(Self::LOG_HEADER_BLOCKS + records)
+    }
+
+    /// First block of a checkpoint record of a log, in slot 0 or 1.
+    pub fn checkpoint_start(&self, log: u32, slot: u32) -> u64 {
+        let area = self.log_start(log) + Self::LOG_HEADER_BLOCKS + self.log_area_blocks();
+        area + u64::from(slot * self.checkpoint_blocks)
     }
 
     /// The areas of a partition; `None` if a partition has no room for an extent.

@@ -28,6 +28,10 @@ const ENTRY: &str = "\
     52424c4501000100b828414befbeadde0700000009000000887766554433221105000000000000006400000000000000\
     c8000000000000000300000000100000c7000000000000004d000000000000004e00000000000000002000000d0c0b0a\
     5634120000000000040404040404040404040404040404041581e97df4102211";
+const CHECKPOINT: &str = "\
+    5242434b0100010089e3e80601000000040404040404040404040404040404040d00000000000000c800000000000000\
+    0300000007000000cf17ca4d000000000000000000000000000000000000000000000000000000000000000000000000\
+    0000000000000000000000000000000000000000000000000000000000000000";
 const IMAGE: &str = "\
     5242494d01000100615d260a030000000505050505050505050505050505050509000000000000000000008002000000\
     1581e97df4102211766f6c00000000000000000000000000000000000000000000000000000000000000000000000000\
@@ -51,6 +55,7 @@ fn superblock() -> Superblock {
         onodes_per_partition: 64,
         logs: 3,
         log_blocks: 500,
+        checkpoint_blocks: 0,
     }
 }
 
@@ -101,6 +106,25 @@ fn entry() -> EntryHeader {
     }
 }
 
+const APPLIED: &[u8] = b"applied";
+
+fn checkpoint() -> CheckpointRecord {
+    CheckpointRecord {
+        log: [4; 16],
+        generation: 13,
+        sequence: 200,
+        epoch: 3,
+        complete: true,
+        applied_bytes: APPLIED.len() as u32,
+        applied_crc32c: crc32c(APPLIED),
+    }
+}
+
+/// A slot with the record.
+fn checkpoint_slot() -> Vec<u8> {
+    [&checkpoint().encode()[..], APPLIED, &[0; 20]].concat()
+}
+
 fn image() -> ImageRecord {
     ImageRecord {
         uuid: [5; 16],
@@ -121,6 +145,7 @@ fn encodings_are_those_of_the_documented_tables() {
     assert_eq!(head(&mapped().encode(17)), MAPPED_ONODE);
     assert_eq!(head(&log_header().encode(1)), LOG_HEADER);
     assert_eq!(head(&entry().encode([4; 16], 0x12_3456)), ENTRY);
+    assert_eq!(head(&checkpoint().encode()), CHECKPOINT);
     assert_eq!(head(&image().encode()), IMAGE);
 }
 
@@ -131,6 +156,37 @@ fn what_was_encoded_is_decoded() {
     assert_eq!(LogHeader::decode(&log_header().encode(1), 1), Ok(log_header()));
     assert_eq!(EntryHeader::decode(&entry().encode([4; 16], 512), [4; 16], 512), Ok(entry()));
     assert_eq!(Onode::decode(&mapped().encode(17), 17), Ok(Some(mapped())));
+}
+
+#[test]
+fn a_checkpoint_record_counts_with_its_applied_requests() {
+    let slot = checkpoint_slot();
+    assert_eq!(CheckpointRecord::decode(&slot, [4; 16], 1), Ok(checkpoint()));
+    let known = 512 + APPLIED.len();
+    for length in 0..known {
+        assert!(CheckpointRecord::decode(&slot[..length], [4; 16], 1).is_err(), "{length} bytes");
+    }
+    for bit in 0..known * 8 {
+        let mut damaged = slot.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(CheckpointRecord::decode(&damaged, [4; 16], 1).is_err(), "bit {bit} flipped");
+    }
+    for (log, slot_index) in [([5; 16], 1), ([4; 16], 0)] {
+        assert!(CheckpointRecord::decode(&slot, log, slot_index).is_err());
+    }
+    let moved = CheckpointRecord { generation: 1 << 62, ..checkpoint() };
+    assert!(CheckpointRecord::decode(&[&moved.encode()[..], APPLIED].concat(), [4; 16], 0).is_err());
+}
+
+#[test]
+fn checkpoint_records_are_behind_the_area_of_a_log() {
+    let superblock = Superblock { checkpoint_blocks: 40, ..superblock() };
+    assert_eq!(superblock.log_area_blocks(), 418);
+    assert_eq!((superblock.checkpoint_start(0, 0), superblock.checkpoint_start(0, 1)), (8421, 8461));
+    assert_eq!(superblock.log_start(1), 8501);
+    assert_eq!(Superblock::decode(&superblock.encode(0), 0), Ok(superblock.clone()));
+    let too_long = Superblock { checkpoint_blocks: 249, ..superblock };
+    assert!(Superblock::decode(&too_long.encode(0), 0).is_err());
 }
 
 #[test]

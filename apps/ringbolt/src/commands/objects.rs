@@ -96,7 +96,7 @@ fn format(options: FormatArgs) -> Result<(), CommandError> {
     let reactor = start_reactor()?;
     let core = reactor.core();
     let formatted = reactor.block_on(async move {
-        let options = FormatOptions { partitions, log_bytes, force };
+        let options = FormatOptions { partitions, log_bytes, force, replicas: None };
         format_device(&registry, DEVICE, &StoreCores::This(&core), options, &JobHandle::standalone()).await
     });
     let superblock = formatted.map_err(|error| failed(&path, &error))?;
@@ -111,7 +111,7 @@ fn failed(path: &Path, error: &dyn std::fmt::Display) -> CommandError {
 /// The division of a device, in words.
 fn division(superblock: &Superblock) -> String {
     let extents = superblock.layout().map_or(0, |layout| layout.extents);
-    let log_blocks = superblock.log_blocks - Superblock::LOG_HEADER_BLOCKS;
+    let log_blocks = superblock.log_area_blocks();
     format!(
         "device {}, {} partitions of {} MiB for data, each with a log of {} MiB",
         Uuid::from_bytes(superblock.device),

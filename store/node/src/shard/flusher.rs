@@ -4,12 +4,13 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::task::Poll;
 
-use objects::MetadataWrite;
+use objects::{MetadataWrite, ObjectsError};
 use wire_store::{BLOCK_BYTES, EntryHeader};
 
-use super::Shard;
 use super::in_place::InPlaceBatch;
 use super::overlay::EntryData;
+use super::replication::RecordWrite;
+use super::{Shard, replication};
 use crate::StoreError;
 use crate::device::{StoreDevice, join_all};
 
@@ -28,6 +29,10 @@ pub(super) enum BackgroundWork {
     Flush,
     /// Make metadata durable and free the log.
     Checkpoint,
+    /// Free entries of a replica's log.
+    Free,
+    /// Remove all objects and entries of a replica.
+    Reset,
     /// End: the shard is closed, or has failed.
     End,
 }
@@ -48,6 +53,8 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, device: StoreDevice) {
         let result = match work.await {
             BackgroundWork::Flush => flush(&shard, &device).await,
             BackgroundWork::Checkpoint => checkpoint(&shard, &device).await,
+            BackgroundWork::Free => replication::free(&shard, &device).await,
+            BackgroundWork::Reset => replication::reset(&shard, &device).await,
             BackgroundWork::End => return shard.borrow_mut().ended(),
         };
         if let Err(error) = result {
@@ -58,28 +65,43 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, device: StoreDevice) {
 
 /// Writes the oldest committed entries in place.
 async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
-    let (batch, entries, bytes) = {
+    let (batch, entries, verify) = {
         let mut shard = shard.borrow_mut();
         let count = shard.committed.len().min(BATCH_ENTRIES_MAX);
-        let committed: Vec<_> = shard.committed.drain(..count).collect();
-        committed.iter().for_each(|entry| shard.release_reservation(entry));
-        let bytes: u64 = committed.iter().map(|entry| entry.bytes).sum();
-        let entries: Vec<_> = committed.into_iter().map(|entry| (entry.header, entry.data)).collect();
-        let batch = apply(&mut shard, &entries)?;
+        let mut entries: Vec<_> = shard.committed.drain(..count).collect();
+        let (batch, applied) = apply(&mut shard, entries.iter().map(|entry| (&entry.header, &entry.data)))?;
+        // What finds no room waits for a checkpoint, which frees what earlier entries gave up.
+        for entry in entries.drain(applied..).rev() {
+            shard.committed.push_front(entry);
+            shard.checkpoint_wanted = true;
+        }
+        let is_full = applied == 0 && !shard.is_changed;
+        if is_full || (shard.replication.is_none() && applied < count) {
+            let source = objects::ObjectsError::Full;
+            return Err(StoreError::Objects { partition: shard.index, source });
+        }
+        for entry in &entries {
+            shard.release_reservation(&entry.header, entry.need);
+        }
         shard.generation += 1;
         shard.busy_blocks.extend(batch.blocks());
         shard.stats.flushes += 1;
         shard.stats.entries_in_place += entries.len() as u64;
-        (batch, entries, bytes)
+        let first = entries.first().map_or(0, |entry| entry.header.sequence);
+        let verify = shard.replication.as_ref().is_none_or(|replication| replication.is_verified(first));
+        (batch, entries, verify)
     };
-    batch.write(shard, device, true).await?;
+    batch.write(shard, device, verify).await?;
     let mut shard = shard.borrow_mut();
-    shard.unplaced_bytes -= bytes;
-    for (entry, _) in &entries {
-        shard.overlay.forget(entry.object, entry.sequence);
+    for entry in &entries {
+        shard.unplaced_bytes -= entry.bytes;
+        shard.overlay.forget(entry.header.object, entry.header.sequence);
     }
-    if let Some((last, _)) = entries.last() {
-        shard.applied_below = last.sequence + 1;
+    if let Some(last) = entries.last() {
+        shard.applied_below = last.header.sequence + 1;
+    }
+    if let Some(replication) = &mut shard.replication {
+        entries.iter().for_each(|entry| replication.is_in_place(entry));
     }
     shard.oldest_committed_ns = shard.core.now_ns();
     shard.busy_blocks.clear();
@@ -87,37 +109,36 @@ async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), Store
     Ok(())
 }
 
-/// Applies entries to the metadata; returns the blocks to write.
-pub(super) fn apply(
+/// Applies entries to the metadata, until one finds no room; returns the blocks to write, and the number of entries.
+pub(super) fn apply<'a>(
     shard: &mut Shard,
-    entries: &[(EntryHeader, EntryData)],
-) -> Result<InPlaceBatch, StoreError> {
-    shard.is_changed |= !entries.is_empty();
+    entries: impl Iterator<Item = (&'a EntryHeader, &'a EntryData)>,
+) -> Result<(InPlaceBatch, usize), StoreError> {
     let mut batch = InPlaceBatch::default();
     let mut pieces = Vec::new();
+    let mut count = 0;
     for (entry, data) in entries {
-        pieces.clear();
-        let applied = shard.partition.apply(entry, data.bytes_from(0), &mut pieces);
-        applied.map_err(|source| StoreError::Objects { partition: shard.index, source })?;
-        batch.add(&pieces, data);
+        if !entry.withheld {
+            pieces.clear();
+            match shard.partition.apply(entry, data.bytes_from(0), &mut pieces) {
+                Ok(()) => batch.add(&pieces, data),
+                Err(ObjectsError::Full) => break,
+                Err(source) => return Err(StoreError::Objects { partition: shard.index, source }),
+            }
+        }
+        shard.is_changed = true;
+        count += 1;
     }
-    Ok(batch)
+    Ok((batch, count))
 }
 
-/// Makes what is in place durable with its metadata, and frees its entries.
+/// Makes what is in place durable with its metadata, and frees its entries or, with a replica, records it.
 pub(super) async fn checkpoint(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
-    let (checkpoint, readers) = {
-        let mut shard = shard.borrow_mut();
-        let readers = std::mem::take(&mut shard.reading);
-        shard.is_changed = false;
-        (shard.partition.begin_checkpoint(), readers)
-    };
-    write_metadata(device, &checkpoint.checksums).await?;
-    if checkpoint.flush_before_onodes {
-        device.flush().await?;
+    let (record, readers) = begin_checkpoint(shard, device).await?;
+    if let Some(record) = record {
+        record.write(device).await?;
+        return end_checkpoint(shard, readers).await;
     }
-    write_metadata(device, &checkpoint.onodes).await?;
-    device.flush().await?;
     let header = {
         let mut shard = shard.borrow_mut();
         let below = shard.applied_below;
@@ -127,6 +148,33 @@ pub(super) async fn checkpoint(shard: &RefCell<Shard>, device: &StoreDevice) -> 
         device.write_head(block, &bytes).await?;
         shard.borrow_mut().log.freed();
     }
+    end_checkpoint(shard, readers).await
+}
+
+/// Makes what is in place durable with its metadata. Returns a replica's record of it, and what reads hold that were
+/// planned before.
+pub(super) async fn begin_checkpoint(
+    shard: &RefCell<Shard>,
+    device: &StoreDevice,
+) -> Result<(Option<RecordWrite>, Rc<()>), StoreError> {
+    let (checkpoint, record, readers) = {
+        let mut shard = shard.borrow_mut();
+        let readers = std::mem::take(&mut shard.reading);
+        shard.is_changed = false;
+        let record = shard.replication.as_mut().map(|replication| replication.next_record());
+        (shard.partition.begin_checkpoint(), record, readers)
+    };
+    write_metadata(device, &checkpoint.checksums).await?;
+    if checkpoint.flush_before_onodes {
+        device.flush().await?;
+    }
+    write_metadata(device, &checkpoint.onodes).await?;
+    device.flush().await?;
+    Ok((record, readers))
+}
+
+/// The checkpoint is durable.
+pub(super) async fn end_checkpoint(shard: &RefCell<Shard>, readers: Rc<()>) -> Result<(), StoreError> {
     // Reads that were planned before may still read what is free afterwards.
     std::future::poll_fn(|context| {
         if Rc::strong_count(&readers) == 1 {
@@ -140,6 +188,9 @@ pub(super) async fn checkpoint(shard: &RefCell<Shard>, device: &StoreDevice) -> 
     shard.partition.finish_checkpoint();
     shard.stats.checkpoints += 1;
     shard.checkpoint_wanted = false;
+    if let Some(replication) = &mut shard.replication {
+        replication.is_checkpointed();
+    }
     shard.resume();
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use bdev::Descriptor;
-use objects::{Partition, PartitionLoader, entries_to_redo};
+use objects::{ObjectsError, Partition, PartitionLoader, entries_to_redo};
 use oplog::{Log, RecoveredEntries};
 use reactor::Core;
 use wire_store::{BLOCK_BYTES, SECTOR_BYTES, Superblock};
@@ -25,6 +25,18 @@ pub(crate) async fn open(
     superblock: &Superblock,
     index: u32,
 ) -> Result<(Rc<RefCell<Shard>>, StoreDevice), StoreError> {
+    let (shard, device, entries) = load(core, descriptor, superblock, index).await?;
+    redo(&shard, &device, &entries).await?;
+    Ok((shard, device))
+}
+
+/// Reads a partition and its log.
+pub(super) async fn load(
+    core: &Core,
+    descriptor: &Descriptor,
+    superblock: &Superblock,
+    index: u32,
+) -> Result<(Rc<RefCell<Shard>>, StoreDevice, RecoveredEntries), StoreError> {
     let device = StoreDevice::open(core, descriptor)?;
     // What a killed process wrote may only be in the device's cache.
     device.flush().await?;
@@ -36,8 +48,7 @@ pub(crate) async fn open(
     let channel = descriptor.channel(core)?;
     let log_start = superblock.log_start(index);
     let shard = Rc::new(RefCell::new(Shard::new(core, channel, index, partition, log, log_start)));
-    redo(&shard, &device, &entries).await?;
-    Ok((shard, device))
+    Ok((shard, device, entries))
 }
 
 async fn redo(
@@ -52,7 +63,12 @@ async fn redo(
     });
     let to_redo: Vec<_> = to_redo.collect();
     for entries in to_redo.chunks(REDO_ENTRIES) {
-        let batch = flusher::apply(&mut shard.borrow_mut(), entries)?;
+        let (batch, applied) =
+            flusher::apply(&mut shard.borrow_mut(), entries.iter().map(|(entry, data)| (entry, data)))?;
+        if applied < entries.len() {
+            let (partition, source) = (shard.borrow().index, ObjectsError::Full);
+            return Err(StoreError::Objects { partition, source });
+        }
         batch.write(shard, device, false).await?;
     }
     {
@@ -98,7 +114,7 @@ pub(crate) async fn load_log(
         slot.copy_from_slice(&buffer.as_slice()[..SECTOR_BYTES]);
     }
     let first = (start + Superblock::LOG_HEADER_BLOCKS) * BLOCK;
-    let bytes = (superblock.log_blocks - Superblock::LOG_HEADER_BLOCKS) * BLOCK;
+    let bytes = superblock.log_area_blocks() * BLOCK;
     let mut area = Vec::new();
     while (area.len() as u64) < bytes {
         let left = bytes - area.len() as u64;
@@ -107,7 +123,8 @@ pub(crate) async fn load_log(
     }
     let (log, entries) =
         Log::recover(&slots, &area).map_err(|source| StoreError::Log { log: index, source })?;
-    if log.group() != index {
+    // Replicas are of any groups.
+    if log.group() != index && superblock.checkpoint_blocks == 0 {
         return Err(StoreError::ForeignLog { log: index, group: log.group() });
     }
     Ok((log, entries))

@@ -79,15 +79,22 @@ impl Shard {
         }
         for _ in acknowledged {
             let entry = self.unacknowledged.pop_front().expect("it was appended");
-            self.commit(entry);
+            if let Some(replication) = &mut self.replication {
+                replication.is_durable(entry);
+                continue;
+            }
+            let UnacknowledgedEntry { place, header, data, need, reply, .. } = entry;
+            self.commit(CommittedEntry { header, data, bytes: place.bytes, need, copied: None });
+            reply.send(Status::SUCCESS, None);
         }
     }
 
-    /// An entry is durable with all before it: reads find it, and its sender is answered.
-    fn commit(&mut self, entry: UnacknowledgedEntry) {
-        let UnacknowledgedEntry { place, header, data, need, reply, .. } = entry;
+    /// An entry is committed, with all before it: reads find it.
+    pub(super) fn commit(&mut self, entry: CommittedEntry) {
+        let CommittedEntry { header, data, .. } = &entry;
         let range = header.offset..header.offset + header.length;
         match header.operation {
+            _ if header.withheld => {}
             Operation::Write => {
                 let source = ByteSource::Data(data.clone(), 0);
                 self.overlay.insert(header.object, range, header.sequence, source);
@@ -105,7 +112,6 @@ impl Shard {
             self.oldest_committed_ns = self.core.now_ns();
         }
         self.stats.entries += 1;
-        self.committed.push_back(CommittedEntry { header, data, bytes: place.bytes, need });
-        reply.send(Status::SUCCESS, None);
+        self.committed.push_back(entry);
     }
 }

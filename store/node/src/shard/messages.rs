@@ -7,6 +7,7 @@ use dma::{Buffer, Data, Parcel, Pool};
 use reactor::MailboxSender;
 use wire_store::{EntryHeader, LogSector, ObjectId, Operation};
 
+use super::replication::ReplicaInput;
 use crate::once::{OnceSender, once};
 use crate::{PartitionStatus, StoreError};
 
@@ -49,6 +50,8 @@ pub(crate) enum ShardOperation {
     WriteZeroes { object: ObjectId, offset: u32, length: u32 },
     /// Removes an object.
     Remove { object: ObjectId },
+    /// Hands the replica something.
+    Replica(Box<ReplicaInput>),
     /// Lists the objects of a volume.
     Objects { volume: u64 },
     /// Describes the shard.
@@ -103,6 +106,8 @@ impl ShardRequest {
 
 /// Whom a shard answers.
 pub(crate) enum Reply {
+    /// Nothing waits for it.
+    None,
     /// A channel of a block device, with its tag.
     Channel(MailboxSender<ShardReply>, u64),
     /// The control plane.
@@ -129,6 +134,7 @@ impl Reply {
     /// Answers a read, or an operation without a result.
     pub(super) fn send(self, status: Status, data: Option<Data>) {
         match self {
+            Reply::None => {}
             Reply::Channel(sender, tag) => {
                 // A channel takes at most as many requests as its mailbox has room for answers. If it is gone,
                 // so is the caller.

@@ -138,6 +138,7 @@ fn superblock(extents: u64) -> Superblock {
         onodes_per_partition: 16,
         logs: 0,
         log_blocks: 0,
+        checkpoint_blocks: 0,
     }
 }
 

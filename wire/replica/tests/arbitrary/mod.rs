@@ -128,13 +128,14 @@ pub(crate) fn frame(random: &mut WyRand) -> Frame {
     match random.below(4) {
         0 => Frame::Request(request(random)),
         1 => {
-            let reply = match random.below(7) {
+            let reply = match random.below(8) {
                 0 => ClientReply::Written,
                 1 => ClientReply::Data(content(random)),
                 2 => ClientReply::NotPrimary { primary: None },
                 3 => ClientReply::NotPrimary { primary: Some(ReplicaId(random.below(4) as u32)) },
                 4 => ClientReply::Busy,
                 5 => ClientReply::TooOld,
+                6 => ClientReply::NoSpace,
                 _ => ClientReply::Failed,
             };
             Frame::Reply { client: random.next_bits(), number: number(random), reply }

@@ -1,0 +1,307 @@
+//! What the replica decided, carried out; and what happened, handed to it.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block_io::Status;
+use replica::{ClientReply, ClientRequest, EntryId, GroupBlocked, ReplicaAction, ReplicaEvent};
+use wire_store::{EntryHeader, ObjectId, Operation};
+
+use super::{READS_MAX, ReplicaInput, Replication, WAITING_REQUESTS_MAX};
+use crate::shard::copies::parts_of_copy;
+use crate::shard::overlay::EntryData;
+use crate::shard::{CommittedEntry, Reply, Shard, ShardReply, UNPLACED_BYTES_MAX};
+
+/// Client and number of a request.
+fn name_of(request: &ClientRequest) -> (u64, u64) {
+    match request {
+        ClientRequest::Write { header, .. } => (header.client, header.client_number),
+        ClientRequest::Read { client, number, .. } => (*client, *number),
+    }
+}
+
+impl Shard {
+    /// Something for the replica.
+    pub(in crate::shard) fn take_input(&mut self, input: ReplicaInput) {
+        let Some(replication) = &mut self.replication else { return };
+        replication.events.push_back(match input {
+            ReplicaInput::Message(message) => ReplicaEvent::Message(message),
+            ReplicaInput::Map(config) => ReplicaEvent::Map(config),
+            ReplicaInput::Request(request @ ClientRequest::Read { .. }) => ReplicaEvent::Request(request),
+            ReplicaInput::Request(request) => {
+                // The answer to a request that waits answers those that repeat it.
+                if replication.waiting_names.insert(name_of(&request)) {
+                    replication.waiting.push_back(request);
+                }
+                return;
+            }
+        });
+    }
+
+    /// Hands the replica what happened, and carries out what it decides. Returns how much it did.
+    pub(in crate::shard) fn run_replica(&mut self) -> usize {
+        if self.failed.is_some() || self.is_closing {
+            return 0;
+        }
+        let Some(mut replication) = self.replication.take() else { return 0 };
+        let mut work = 0;
+        let now_ns = self.core.now_ns();
+        if replication.replica.deadline().is_some_and(|at_ns| at_ns <= now_ns) {
+            replication.events.push_back(ReplicaEvent::Timer);
+        }
+        self.take_reads(&mut replication);
+        loop {
+            self.take_waiting(&mut replication);
+            while let Some(event) = replication.events.pop_front() {
+                work += 1;
+                let mut actions = std::mem::take(&mut replication.actions);
+                replication.replica.handle(event, now_ns, &mut actions);
+                actions.drain(..).for_each(|action| replication.dispatch(action));
+                replication.actions = actions;
+            }
+            self.carry_out(&mut replication);
+            if replication.events.is_empty() {
+                break;
+            }
+        }
+        self.replication = Some(replication);
+        work
+    }
+
+    /// Writes of clients for which the log has room.
+    fn take_waiting(&mut self, replication: &mut Replication) {
+        let is_primary = replication.replica.status().blocked != Some(GroupBlocked::NotPrimary);
+        let mut room = self.log.room();
+        while let Some(request @ ClientRequest::Write { header, .. }) = replication.waiting.front() {
+            let bytes = oplog::entry_bytes(header.data_bytes(), self.log.sector());
+            let refusal = if !is_primary {
+                None
+            } else if bytes > self.log.capacity() / 2 {
+                Some(ClientReply::Failed)
+            } else if replication.waiting.len() > WAITING_REQUESTS_MAX {
+                Some(ClientReply::Busy)
+            } else if !replication.log_queue.is_empty() || bytes > room {
+                return;
+            } else if self.has_space(header) {
+                None
+            } else if self.is_settled() && replication.durable.is_empty() {
+                Some(ClientReply::NoSpace)
+            } else {
+                // What others gave up is free after a checkpoint.
+                self.checkpoint_wanted = true;
+                return self.wake_background();
+            };
+            room = room.saturating_sub(bytes);
+            replication.waiting_names.remove(&name_of(request));
+            let request = replication.waiting.pop_front().expect("it is the first");
+            match refusal {
+                None => replication.events.push_back(ReplicaEvent::Request(request)),
+                Some(reply) => {
+                    let (client, number) = name_of(&request);
+                    replication.outbox.reply(replication.group, client, number, reply);
+                }
+            }
+        }
+    }
+
+    /// Whether the partition has room for an entry, and for those before it.
+    fn has_space(&self, header: &EntryHeader) -> bool {
+        let releasing = self.unapplied.get(&header.object).is_some_and(|unapplied| unapplied.releasing > 0);
+        let need = self.partition.space_need(header, releasing);
+        need.is_ok_and(|need| self.partition.space_use().has_room(self.reserved, need))
+    }
+
+    /// Carries out what can be now.
+    fn carry_out(&mut self, replication: &mut Replication) {
+        if replication.is_reset() {
+            return self.give_up(replication);
+        }
+        while let Some(action) = replication.object_queue.pop_front() {
+            if let Err(action) = self.carry_out_object(action, replication) {
+                replication.object_queue.push_front(action);
+                break;
+            }
+        }
+        while !replication.is_redoing()
+            && replication.reading < READS_MAX
+            && let Some(ReplicaAction::Read { read, object, offset, length, .. }) =
+                replication.reads.pop_front()
+        {
+            replication.reading += 1;
+            self.read(object, offset, length, Reply::Channel(replication.sender.clone(), read));
+        }
+        while let Some(action) = replication.log_queue.pop_front() {
+            if let Err(action) = self.carry_out_log(action, replication) {
+                replication.log_queue.push_front(action);
+                break;
+            }
+        }
+        let is_low = self.log.room() < self.log.capacity() / 2;
+        if is_low && !replication.log_low_sent {
+            replication.events.push_back(ReplicaEvent::LogLow);
+        }
+        replication.log_low_sent = is_low;
+    }
+
+    fn carry_out_log(
+        &mut self,
+        action: ReplicaAction,
+        replication: &mut Replication,
+    ) -> Result<(), ReplicaAction> {
+        match action {
+            ReplicaAction::Append { append, ref entry } => {
+                let bytes = oplog::entry_bytes(entry.data.len(), self.log.sector());
+                let is_crowded = self.unplaced_bytes > 0 && self.unplaced_bytes + bytes > UNPLACED_BYTES_MAX;
+                if bytes > self.log.room() || is_crowded {
+                    return Err(action);
+                }
+                let Some(mut buffer) = self.core.pool().take(bytes as usize) else { return Err(action) };
+                buffer.clear();
+                buffer.copy_from(EntryHeader::SIZE, &entry.data);
+                let releasing = self.unapplied.get(&entry.header.object);
+                let releasing = releasing.is_some_and(|unapplied| unapplied.releasing > 0);
+                let need = self.partition.space_need(&entry.header, releasing).unwrap_or_default();
+                replication.appends.push_back(append);
+                self.append(entry.header.clone(), buffer, need, Reply::None);
+            }
+            ReplicaAction::Truncate { from } => {
+                if !self.unacknowledged.is_empty() {
+                    return Err(action);
+                }
+                self.log.truncate(from);
+                replication.recovered_through = replication.recovered_through.min(from - 1);
+                while let Some(entry) = replication.durable.pop_back_if(|entry| entry.header.sequence >= from)
+                {
+                    self.unplaced_bytes -= entry.bytes;
+                    self.release_reservation(&entry.header, entry.need);
+                }
+            }
+            _ => unreachable!("{action:?} does not concern the log"),
+        }
+        Ok(())
+    }
+
+    fn carry_out_object(
+        &mut self,
+        action: ReplicaAction,
+        replication: &mut Replication,
+    ) -> Result<(), ReplicaAction> {
+        match action {
+            ReplicaAction::Apply { ref entry } => {
+                let sequence = entry.header.sequence;
+                if sequence <= replication.committed.sequence {
+                    return Ok(());
+                }
+                if replication.durable.back().is_none_or(|last| last.header.sequence < sequence) {
+                    return Err(action);
+                }
+                self.commit_through(sequence, replication);
+            }
+            ReplicaAction::Checkpoint { checkpoint, record } => {
+                let through = record.through.sequence;
+                // The last ones may have no data, and are not applied then.
+                let last = replication
+                    .durable
+                    .back()
+                    .map_or(replication.committed.sequence, |last| last.header.sequence);
+                if last < through {
+                    return Err(ReplicaAction::Checkpoint { checkpoint, record });
+                }
+                self.commit_through(through, replication);
+                replication.checkpoint = Some((checkpoint, record));
+                self.wake_background();
+            }
+            ReplicaAction::Read { .. } => replication.reads.push_back(action),
+            ReplicaAction::ReadObject { read, after } => replication.object_reads.push(read, after),
+            ReplicaAction::WriteObject { session, object, ref content } => {
+                if self.unplaced_bytes > UNPLACED_BYTES_MAX {
+                    return Err(action);
+                }
+                self.write_object(session, object, content, replication);
+            }
+            _ => unreachable!("{action:?} does not concern objects"),
+        }
+        Ok(())
+    }
+
+    /// Entries up to a sequence are committed: reads find them, and they go in place.
+    fn commit_through(&mut self, sequence: u64, replication: &mut Replication) {
+        while let Some(entry) = replication.durable.pop_front_if(|entry| entry.header.sequence <= sequence) {
+            let EntryHeader { sequence, epoch, .. } = entry.header;
+            replication.committed = EntryId { sequence, epoch };
+            self.commit(entry);
+        }
+    }
+
+    /// Writes a copied object: its parts go in place as entries do, and count as written by the last committed one.
+    fn write_object(
+        &mut self,
+        session: u64,
+        object: ObjectId,
+        content: &Arc<[u8]>,
+        replication: &mut Replication,
+    ) {
+        let Some(mut parts) = parts_of_copy(content) else {
+            return log::error!(
+                "group {}: a copy of an object is malformed, and is ignored",
+                replication.group
+            );
+        };
+        let Some(last) = parts.pop() else {
+            return replication.events.push_back(ReplicaEvent::ObjectWritten { session, object });
+        };
+        let parts = parts.into_iter().map(|part| (part, None)).chain([(last, Some(session))]);
+        for ((offset, data), copied) in parts {
+            let EntryId { sequence, epoch } = replication.committed;
+            let header = EntryHeader::new(Operation::Write, object, offset, data.len() as u32);
+            let header = EntryHeader { sequence, epoch, version: sequence, ..header };
+            let need = self.partition.space_need(&header, false).unwrap_or_default();
+            let bytes = data.len() as u64;
+            self.reserve(&header, need);
+            self.unplaced_bytes += bytes;
+            self.commit(CommittedEntry {
+                header,
+                data: EntryData::Recovered(Rc::new(data)),
+                bytes,
+                need,
+                copied,
+            });
+        }
+    }
+
+    /// Reads a part of an object that another replica gets.
+    pub(in crate::shard) fn read_for_copy(
+        &mut self,
+        object: ObjectId,
+        offset: u32,
+        length: u32,
+        reply: Reply,
+    ) {
+        let replication = self.replication.as_ref();
+        let verify = replication.is_none_or(|it| !it.may_be_changed(object, offset..offset + length));
+        self.read_as(object, offset, length, verify, reply);
+    }
+
+    /// Results of reads.
+    fn take_reads(&mut self, replication: &mut Replication) {
+        while let Some(ShardReply { tag, status, data }) = replication.replies.receive() {
+            replication.reading -= 1;
+            let data = data.filter(|_| status == Status::SUCCESS).and_then(|data| {
+                let data = self.core.pool().adopt(data).ok()?;
+                let mut bytes = vec![0; data.len()];
+                data.copy_to(0, &mut bytes);
+                Some(bytes.into())
+            });
+            replication.events.push_back(ReplicaEvent::ReadDone { read: tag, data });
+        }
+    }
+
+    /// Before a reset: what is durable and not committed is given up; what is being written follows.
+    fn give_up(&mut self, replication: &mut Replication) {
+        for entry in replication.durable.drain(..) {
+            self.unplaced_bytes -= entry.bytes;
+            self.release_reservation(&entry.header, entry.need);
+        }
+        self.wake_background();
+    }
+}

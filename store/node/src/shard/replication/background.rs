@@ -1,0 +1,119 @@
+//! What the background task of a shard does for a replica besides writing in place.
+
+use std::cell::RefCell;
+
+use replica::{EntryId, ReplicaEvent};
+use wire_store::{EntryHeader, ObjectId, Operation};
+
+use super::Replication;
+use crate::StoreError;
+use crate::device::StoreDevice;
+use crate::shard::flusher::{
+    BackgroundWork, FLUSH_AFTER_NS, FLUSH_ENTRIES, begin_checkpoint, end_checkpoint,
+};
+use crate::shard::overlay::Overlay;
+use crate::shard::{Shard, UNPLACED_BYTES_MAX};
+
+/// Frees entries of the log.
+pub(in crate::shard) async fn free(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
+    let header = {
+        let mut shard = shard.borrow_mut();
+        let through = shard.replication.as_ref().map_or(0, |replication| replication.free_through);
+        shard.log.free(through + 1).map(|header| (shard.log_start + u64::from(header.slot), header.bytes))
+    };
+    if let Some((block, bytes)) = header {
+        device.write_head(block, &bytes).await?;
+        shard.borrow_mut().log.freed();
+    }
+    Ok(())
+}
+
+/// Removes all objects and entries. The record comes first: from then on a crash leaves a replica that is not complete.
+pub(in crate::shard) async fn reset(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
+    let (session, base, record) = {
+        let mut shard = shard.borrow_mut();
+        let replication = shard.replication.as_mut().expect("only a replica is reset");
+        let (session, checkpoint) = replication.reset.take().expect("a reset is wanted");
+        replication.is_resetting = true;
+        replication.complete = false;
+        replication.applied = checkpoint.applied;
+        replication.in_place = checkpoint.through;
+        replication.committed = checkpoint.through;
+        (session, checkpoint.through, replication.next_record())
+    };
+    record.write(device).await?;
+    reset_log(shard, device, base).await?;
+    {
+        let shard = &mut *shard.borrow_mut();
+        shard.remove_everything()?;
+        shard.applied_below = base.sequence + 1;
+    }
+    let (_, readers) = begin_checkpoint(shard, device).await?;
+    end_checkpoint(shard, readers).await?;
+    let mut shard = shard.borrow_mut();
+    if let Some(replication) = &mut shard.replication {
+        replication.is_resetting = false;
+        replication.events.push_back(ReplicaEvent::ResetDone { session });
+    }
+    Ok(())
+}
+
+/// Gives up every entry of the log.
+pub(super) async fn reset_log(
+    shard: &RefCell<Shard>,
+    device: &StoreDevice,
+    base: EntryId,
+) -> Result<(), StoreError> {
+    let (block, bytes) = {
+        let mut shard = shard.borrow_mut();
+        let header = shard.log.reset(base.sequence, base.epoch);
+        (shard.log_start + u64::from(header.slot), header.bytes)
+    };
+    device.write_head(block, &bytes).await?;
+    shard.borrow_mut().log.freed();
+    Ok(())
+}
+
+impl Shard {
+    /// Forgets every committed entry, and removes every object.
+    fn remove_everything(&mut self) -> Result<(), StoreError> {
+        for entry in std::mem::take(&mut self.committed) {
+            self.unplaced_bytes -= entry.bytes;
+            self.release_reservation(&entry.header, entry.need);
+        }
+        self.overlay = Overlay::default();
+        self.generation += 1;
+        let all: Vec<ObjectId> = self.partition.objects().map(|onode| onode.id).collect();
+        for object in all {
+            let removal = EntryHeader::new(Operation::Remove, object, 0, 0);
+            let removed = self.partition.apply(&removal, &[], &mut Vec::new());
+            removed.map_err(|source| StoreError::Objects { partition: self.index, source })?;
+        }
+        Ok(())
+    }
+
+    /// What the background task does now.
+    pub(in crate::shard) fn replica_work(&self, replication: &Replication) -> Option<BackgroundWork> {
+        if replication.reset.is_some() {
+            let is_quiet = self.unacknowledged.is_empty() && self.log_writes == 0;
+            return is_quiet.then_some(BackgroundWork::Reset);
+        }
+        if replication.free_through >= self.log.sequences().start {
+            return Some(BackgroundWork::Free);
+        }
+        let wanted = replication.checkpoint.as_ref().map(|(_, record)| record.through.sequence);
+        let is_reached = wanted.is_some_and(|through| through <= replication.in_place.sequence);
+        if is_reached || (self.checkpoint_wanted && self.is_changed) {
+            return Some(BackgroundWork::Checkpoint);
+        }
+        let is_due = self.core.now_ns().saturating_sub(self.oldest_committed_ns) >= FLUSH_AFTER_NS;
+        let is_wanted = wanted.is_some()
+            || self.is_closing
+            || replication.is_redoing()
+            || self.unplaced_bytes > UNPLACED_BYTES_MAX / 2;
+        if !self.committed.is_empty() && (self.committed.len() > FLUSH_ENTRIES || is_due || is_wanted) {
+            return Some(BackgroundWork::Flush);
+        }
+        self.is_closing.then_some(BackgroundWork::End)
+    }
+}

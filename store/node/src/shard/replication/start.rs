@@ -1,0 +1,158 @@
+//! Opening the shard of a replica: its newest checkpoint record, and the entries of its log.
+
+use std::collections::{HashSet, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use oplog::RecoveredEntries;
+use reactor::Core;
+use replica::{
+    AppliedRequests, EntryId, RecoveredReplica, Replica, ReplicaCheckpoint, ReplicaId, ReplicaSettings,
+    ReplicatedEntry,
+};
+use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, SECTOR_BYTES, Superblock};
+
+use super::background::reset_log;
+use super::{CommittedEntry, Outbox, READS_MAX, RecordPlaces, Replication};
+use crate::StoreError;
+use crate::device::StoreDevice;
+use crate::shard::copies::{self, ObjectReads};
+use crate::shard::overlay::EntryData;
+use crate::shard::{Shard, ShardHandle, load, run};
+
+/// The identity of a replica, and its way to others.
+pub(crate) struct ReplicaOptions {
+    pub(crate) id: ReplicaId,
+    pub(crate) settings: ReplicaSettings,
+    pub(crate) outbox: Box<dyn Outbox>,
+}
+
+/// Opens the shard of a replica on this core, which owns it from now on.
+pub(crate) async fn start(
+    core: &Core,
+    descriptor: &bdev::Descriptor,
+    superblock: &Superblock,
+    index: u32,
+    options: impl FnOnce(u32) -> ReplicaOptions,
+) -> Result<ShardHandle, StoreError> {
+    let (shard, device, entries) = load::load(core, descriptor, superblock, index).await?;
+    let places = RecordPlaces {
+        starts: [0, 1].map(|slot| superblock.checkpoint_start(index, slot) * BLOCK_BYTES as u64),
+        bytes: superblock.checkpoint_blocks as usize * BLOCK_BYTES,
+    };
+    let (log_uuid, group) = (shard.borrow().log.uuid(), shard.borrow().log.group());
+    let (record, applied) = read_record(&device, places, log_uuid, group).await?;
+    let base = EntryId { sequence: record.sequence, epoch: record.epoch };
+    let has_base = shard.borrow().log.epoch_of(base.sequence) == Some(base.epoch);
+    if !has_base && record.complete {
+        return Err(StoreError::Checkpoint { log: index, sequence: base.sequence });
+    }
+    let entries = match has_base {
+        true => entries,
+        false => {
+            // A crash in the middle of a reset left entries that the replica gave up.
+            reset_log(&shard, &device, base).await?;
+            Vec::new()
+        }
+    };
+    let checkpoint = ReplicaCheckpoint { through: base, applied: applied.clone(), complete: record.complete };
+    let replication = {
+        let shard = &mut *shard.borrow_mut();
+        let first = shard.log.sequences().start;
+        let log_base = EntryId { sequence: first - 1, epoch: shard.log.base_epoch() };
+        let recovered = RecoveredReplica { checkpoint, base: log_base, entries: replicated(&entries) };
+        let ReplicaOptions { id, settings, outbox } = options(shard.log.group());
+        // Each start writes a record, so that its generation counts starts.
+        let incarnation = (record.generation + 1) as u32;
+        let (sender, replies) = core.mailbox(READS_MAX);
+        let mut replication = Replication {
+            group: shard.log.group(),
+            replica: Replica::new(id, incarnation, settings, recovered, core.now_ns()),
+            outbox,
+            events: VecDeque::new(),
+            actions: Vec::new(),
+            log_queue: VecDeque::new(),
+            object_queue: VecDeque::new(),
+            reads: VecDeque::new(),
+            waiting: VecDeque::new(),
+            waiting_names: HashSet::new(),
+            appends: VecDeque::new(),
+            durable: VecDeque::new(),
+            committed: base,
+            in_place: base,
+            applied,
+            complete: record.complete,
+            checkpoint: None,
+            is_recording: false,
+            free_through: 0,
+            reset: None,
+            is_resetting: false,
+            log_low_sent: false,
+            recovered_through: shard.log.sequences().end - 1,
+            log_uuid: shard.log.uuid(),
+            generation: record.generation,
+            places,
+            reading: 0,
+            sender,
+            replies,
+            object_reads: ObjectReads::default(),
+        };
+        shard.applied_below = base.sequence + 1;
+        shard.stats.entries_redone = shard.log.sequences().end - shard.applied_below;
+        for (header, data) in entries.into_iter().filter(|(header, _)| header.sequence > base.sequence) {
+            shard.recover(&mut replication.durable, header, data);
+        }
+        replication
+    };
+    let mut replication = Box::new(replication);
+    replication.next_record().write(&device).await?;
+    shard.borrow_mut().replication = Some(replication);
+    copies::start(core, &shard)?;
+    run(core, shard, device)
+}
+
+/// The newest record.
+async fn read_record(
+    device: &StoreDevice,
+    places: RecordPlaces,
+    log: [u8; 16],
+    group: u32,
+) -> Result<(CheckpointRecord, AppliedRequests), StoreError> {
+    let invalid = |source| StoreError::CheckpointRecord { group, source };
+    let mut found = Vec::new();
+    for (slot, start) in (0..).zip(places.starts) {
+        let bytes = device.read(start, places.bytes).await?;
+        found.push(CheckpointRecord::decode(bytes.as_slice(), log, slot).map(|record| {
+            let applied = &bytes.as_slice()[SECTOR_BYTES..][..record.applied_bytes as usize];
+            (record, applied.to_vec())
+        }));
+    }
+    let first_error = found[0].clone().err();
+    let newest = found.into_iter().flatten().max_by_key(|(record, _)| record.generation);
+    let Some((record, applied)) = newest else {
+        return Err(invalid(first_error.expect("neither is valid")));
+    };
+    let applied = AppliedRequests::decode(&applied).map_err(invalid)?;
+    Ok((record, applied))
+}
+
+fn replicated(entries: &RecoveredEntries) -> Vec<Arc<ReplicatedEntry>> {
+    let entry = |(header, data): &(EntryHeader, Vec<u8>)| {
+        // What is before an entry in the log is not the replica's matter.
+        let header = EntryHeader { previous_crc32c: 0, ..header.clone() };
+        Arc::new(ReplicatedEntry { header, data: data.as_slice().into() })
+    };
+    entries.iter().map(entry).collect()
+}
+
+impl Shard {
+    /// An entry that the log had at the start, which is not in place for certain.
+    fn recover(&mut self, durable: &mut VecDeque<CommittedEntry>, header: EntryHeader, data: Vec<u8>) {
+        let need = self.partition.space_need(&header, false).unwrap_or_default();
+        let bytes = oplog::entry_bytes(data.len(), self.log.sector());
+        self.reserve(&header, need);
+        self.unplaced_bytes += bytes;
+        let data = if data.is_empty() { EntryData::None } else { EntryData::Recovered(Rc::new(data)) };
+        durable.push_back(CommittedEntry { header, data, bytes, need, copied: None });
+    }
+}
