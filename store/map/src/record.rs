@@ -58,6 +58,17 @@ pub struct PoolRecord {
     pub in_sync_min: u32,
 }
 
+/// An image: a volume of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageEntry {
+    /// Identity.
+    pub uuid: Uuid,
+    /// The volume that its objects name. No other image ever has it.
+    pub volume: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
 /// A logical group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupRecord {

@@ -1,9 +1,9 @@
-//! The map in a file: compare-and-swap, identities, what a start finds.
+//! The map in a directory: compare-and-swap, identities, what a start finds.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Mutex;
 
 use cluster_map::*;
 use uuid::Uuid;
@@ -13,14 +13,14 @@ struct MapFile(PathBuf);
 impl MapFile {
     fn new(name: &str) -> MapFile {
         let path = std::env::temp_dir().join(format!("ringbolt-map-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_file(&path);
+        let _ = std::fs::remove_dir_all(&path);
         MapFile(path)
     }
 }
 
 impl Drop for MapFile {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -60,25 +60,32 @@ fn a_record_changes_from_epoch_to_epoch_only() {
 #[test]
 fn of_proposals_for_one_epoch_one_is_accepted() {
     let file = MapFile::new("race");
-    let map = Arc::new(LocalMap::open(&file.0).unwrap());
     let id = GroupId(1);
-    map.propose_group(id, &record(1, 1, &[1, 2, 3])).unwrap();
-    for epoch in 2..12 {
-        let accepted = AtomicU32::new(0);
-        std::thread::scope(|scope| {
-            for primary in 1..=3 {
-                let (map, accepted) = (&map, &accepted);
-                scope.spawn(move || {
-                    if map.propose_group(id, &record(epoch, primary, &[primary])).unwrap()
-                        == Proposed::Accepted
-                    {
-                        accepted.fetch_add(1, Ordering::Relaxed);
+    LocalMap::open(&file.0).unwrap().propose_group(id, &record(1, 1, &[1, 2, 3])).unwrap();
+    let accepted = Mutex::new(BTreeMap::<u32, u32>::new());
+    std::thread::scope(|scope| {
+        for primary in 1..=3 {
+            let (path, accepted) = (&file.0, &accepted);
+            scope.spawn(move || {
+                // Each as another process would.
+                let map = LocalMap::open(path).unwrap();
+                let mut epoch = 2;
+                while epoch < 150 {
+                    match map.propose_group(id, &record(epoch, primary, &[primary])).unwrap() {
+                        Proposed::Accepted => *accepted.lock().unwrap().entry(epoch).or_default() += 1,
+                        Proposed::Superseded(known) => assert!(known.config.epoch >= epoch),
+                        Proposed::Missing => panic!("it was there"),
                     }
-                });
-            }
-        });
-        assert_eq!(accepted.into_inner(), 1, "epoch {epoch}");
-    }
+                    epoch = map.group(id).unwrap().unwrap().config.epoch + 1;
+                }
+            });
+        }
+    });
+    let accepted = accepted.into_inner().unwrap();
+    assert!(accepted.values().all(|count| *count == 1), "{accepted:?}");
+    assert!(accepted.len() > 100, "{accepted:?}");
+    let newest = LocalMap::open(&file.0).unwrap().group(id).unwrap().unwrap();
+    assert!(newest.config.epoch >= 149);
 }
 
 #[test]
@@ -125,15 +132,46 @@ fn a_copied_identity_is_refused() {
 }
 
 #[test]
-fn a_file_of_something_else_or_in_use_is_an_error_and_keeps_its_content() {
+fn images_have_volumes_of_their_own() {
+    let file = MapFile::new("images");
+    let map = LocalMap::open(&file.0).unwrap();
+    let refused = |result: Result<ImageEntry, MapError>| result.unwrap_err().to_string();
+    assert_eq!(refused(map.create_image("p", "vol", 4096)), "there is no pool p");
+    map.create_pool("p", &PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 1 }).unwrap();
+    let first = map.create_image("p", "vol", 4096).unwrap();
+    assert_eq!(refused(map.create_image("p", "vol", 4096)), "image p/vol exists");
+    assert!(refused(map.create_image("p", "a/b", 4096)).contains("no name"));
+    let strange = map.create_image("p", "Vol_1.\u{e4} ..", 8192).unwrap();
+    assert_ne!(first.volume, strange.volume);
+    let names: Vec<_> = map.images().unwrap().into_keys().collect();
+    assert_eq!(
+        names,
+        [("p".to_string(), "Vol_1.\u{e4} ..".to_string()), ("p".to_string(), "vol".to_string())]
+    );
+    assert_eq!(
+        map.resize_image("p", "vol", 1 << 20).unwrap(),
+        ImageEntry { bytes: 1 << 20, ..first.clone() }
+    );
+    map.remove_image("p", "vol").unwrap();
+    assert_eq!(refused(map.resize_image("p", "vol", 4096)), "there is no image p/vol");
+    let again = map.create_image("p", "vol", 4096).unwrap();
+    assert!(again.volume > strange.volume && again.uuid != first.uuid);
+}
+
+#[test]
+fn a_path_of_something_else_and_damaged_records_are_errors() {
     let file = MapFile::new("foreign");
     std::fs::write(&file.0, vec![7; 8192]).unwrap();
     let error = LocalMap::open(&file.0).map(drop).unwrap_err().to_string();
-    assert!(error.starts_with(&format!("the cluster map {}: ", file.0.display())), "{error}");
+    assert!(error.starts_with(&format!("the cluster map {}", file.0.display())), "{error}");
     assert_eq!(std::fs::read(&file.0).unwrap(), vec![7; 8192]);
     std::fs::remove_file(&file.0).unwrap();
     let map = LocalMap::open(&file.0).unwrap();
-    let error = LocalMap::open(&file.0).map(drop).unwrap_err().to_string();
-    assert!(error.contains("already open"), "{error}");
-    drop(map);
+    map.propose_group(GroupId(3), &record(1, 1, &[1])).unwrap();
+    let path = file.0.join("groups/3/1");
+    for damaged in [&b"{"[..], b"", b"{\"epoch\":1}", &vec![b' '; 2 << 20]] {
+        std::fs::write(&path, damaged).unwrap();
+        let error = map.group(GroupId(3)).unwrap_err().to_string();
+        assert!(error.contains("groups/3/1"), "{error}");
+    }
 }
