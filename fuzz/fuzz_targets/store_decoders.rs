@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wire_replica::{AppliedRequests, EncodedFrame, Frame, FrameHeader};
+use wire_replica::{AppliedRequests, EncodedFrame, Frame, FrameHeader, Greeting};
 use wire_store::{CheckpointRecord, EntryHeader, FORMAT_VERSION, ImageRecord, LogHeader, Onode, PartitionHeader, Superblock};
 
 /// Gives bytes the magic number, version and checksum that make decoders look at the rest.
@@ -56,6 +56,11 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(value.encode()[..], record);
     }
     let _ = AppliedRequests::decode(bytes);
+    if let Some(greeting) = bytes.first_chunk()
+        && let Ok(value) = Greeting::decode(greeting)
+    {
+        assert_eq!(value.encode(), *greeting);
+    }
     decode_message(bytes.to_vec());
 });
 

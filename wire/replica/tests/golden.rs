@@ -110,3 +110,32 @@ fn encodings_are_those_of_the_documented_tables() {
         assert_eq!(arbitrary::received(&bytes), Ok(frame));
     }
 }
+
+/// As Python's `struct` packs the table of `docs/formats/store-messages.md`.
+const CHALLENGE: &str = "\
+    5242475201000200070000000000000001010101010101010101010101010101000102030405060708090a0b0c0d0e0f\
+    101112131415161718191a1b1c1d1e1f0909090909090909090909090909090909090909090909090909090909090909";
+
+#[test]
+fn a_greeting_has_the_documented_bytes_and_no_others() {
+    let challenge = Greeting {
+        kind: GreetingKind::Challenge,
+        sender: Some(ReplicaId(7)),
+        cluster: [1; 16],
+        nonce: std::array::from_fn(|index| index as u8),
+        proof: [9; 32],
+    };
+    let bytes = challenge.encode();
+    assert_eq!(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>(), CHALLENGE);
+    assert_eq!(Greeting::decode(&bytes), Ok(challenge.clone()));
+    let client = Greeting { kind: GreetingKind::Hello, sender: None, proof: [0; 32], ..challenge.clone() };
+    assert_eq!(Greeting::decode(&client.encode()), Ok(client));
+    for at in [0, 4, 6, 7, 12, 15] {
+        let mut wrong = bytes;
+        wrong[at] ^= 0x40;
+        assert!(Greeting::decode(&wrong).is_err(), "byte {at}");
+    }
+    for kind in [GreetingKind::Hello, GreetingKind::Proof] {
+        assert!(Greeting::decode(&Greeting { kind, ..challenge.clone() }.encode()).is_err());
+    }
+}

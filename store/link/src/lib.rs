@@ -1,0 +1,289 @@
+//! Connections of the replicated store, sans-IO: both ends prove that they know the cluster's key, then messages follow.
+//!
+//! A [`Link`] is one connection. Its owner lends it a byte stream whenever that is ready; it reads messages, and writes
+//! those that were queued with [`Link::send`]. What a peer sends is bounded before it arrives, and so is what waits to be
+//! sent: a peer that reads nothing loses its connection.
+//!
+//! ```
+//! use sockets::{Network, NetworkFaults, SimulatedNetwork};
+//! use store_link::{ClusterKey, Identity, Link, LinkEvent};
+//! use wire_replica::{ClientReply, Frame, ReplicaId};
+//! let (mut network, _) = SimulatedNetwork::pair(1, NetworkFaults::default());
+//! let listener = network.listen(&"127.0.0.1:1".parse().expect("an address"))?;
+//! let near = network.connect(network.local_address(listener).expect("it listens"));
+//! let near = network.add(near)?;
+//! let mut events = Vec::new();
+//! network.poll(&mut events);
+//! let far = events.into_iter().find_map(|event| match event {
+//!     sockets::NetworkEvent::Incoming { stream, .. } => Some(stream),
+//!     _ => None,
+//! });
+//! let far = network.add(far.expect("a connection"))?;
+//! let identity = |node| Identity { cluster: [7; 16], node, key: ClusterKey::from_bytes([1; 32]) };
+//! let mut client = Link::connect(identity(None).into())?;
+//! let mut server = Link::accept(identity(Some(ReplicaId(3))).into());
+//! client.send(Frame::Reply { client: 1, number: 1, reply: ClientReply::Busy }.encode(9));
+//! let mut received = Vec::new();
+//! for _ in 0..3 {
+//!     client.drive(&mut network.stream(near), &mut received)?;
+//!     server.drive(&mut network.stream(far), &mut received)?;
+//! }
+//! assert!(matches!(received.last(), Some(LinkEvent::Frame { group: 9, .. })));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod key;
+mod receiver;
+mod sender;
+
+use std::io;
+use std::sync::Arc;
+
+use codec::DecodeError;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use sockets::ByteStream;
+use wire_replica::{EncodedFrame, Frame, Greeting, GreetingKind, ReplicaId};
+
+pub use key::ClusterKey;
+use receiver::{Received, Receiver};
+use sender::Sender;
+
+/// Most bytes that are read from a connection before others get their turn.
+const READ_BYTES_MAX: usize = 2 << 20;
+
+/// Who this end is.
+#[derive(Clone)]
+pub struct Identity {
+    /// The cluster, a UUID.
+    pub cluster: [u8; 16],
+    /// The node; `None` for a client.
+    pub node: Option<ReplicaId>,
+    /// What both ends know.
+    pub key: ClusterKey,
+}
+
+/// What happened on a connection.
+#[derive(Debug)]
+pub enum LinkEvent {
+    /// The peer has proved that it knows the key.
+    Ready {
+        /// The node that it is; `None` for a client.
+        peer: Option<ReplicaId>,
+    },
+    /// A message.
+    Frame {
+        /// The logical group that it concerns.
+        group: u32,
+        /// The message.
+        frame: Frame,
+    },
+}
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The peer closed it.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// It broke.
+    #[error("the connection failed: {0}")]
+    Failed(io::ErrorKind),
+    /// The peer sent something that no message is.
+    #[error("the peer sent something else than a message: {0}")]
+    Malformed(#[from] DecodeError),
+    /// The peer sent a greeting that is not due.
+    #[error("the peer's greetings are not in their order")]
+    Order,
+    /// The peer is of another cluster.
+    #[error("the peer is of another cluster")]
+    Cluster,
+    /// The peer does not know the cluster's key.
+    #[error("the peer does not have the key of this cluster")]
+    Key,
+    /// The peer is another node than this address was of.
+    #[error("the peer is node {found:?}, not {expected:?}")]
+    Node {
+        /// What it says.
+        found: Option<ReplicaId>,
+        /// What was expected.
+        expected: Option<ReplicaId>,
+    },
+    /// The peer does not read what it is sent.
+    #[error("the peer does not read: {0} bytes wait")]
+    Slow(usize),
+    /// The system has no random numbers.
+    #[error("the system has no random numbers")]
+    Random,
+}
+
+enum State {
+    /// It accepted, and waits for the Hello.
+    Accepting,
+    /// It waits for the Proof.
+    Challenged { hello: Greeting, challenge: Greeting },
+    /// It connected, and waits for the Challenge.
+    Connecting { hello: Greeting },
+    /// Messages follow.
+    Ready,
+}
+
+/// One connection.
+pub struct Link {
+    identity: Arc<Identity>,
+    /// The node that it must be, if that is known.
+    expected: Option<ReplicaId>,
+    state: State,
+    receiver: Receiver,
+    sender: Sender,
+}
+
+impl Link {
+    /// The end that connects.
+    ///
+    /// # Errors
+    /// [`LinkError::Random`].
+    pub fn connect(identity: Arc<Identity>) -> Result<Link, LinkError> {
+        let hello = Greeting {
+            kind: GreetingKind::Hello,
+            sender: identity.node,
+            cluster: identity.cluster,
+            nonce: random()?,
+            proof: [0; 32],
+        };
+        let mut link = Link::new(identity, State::Accepting);
+        link.sender.greet(&hello);
+        link.state = State::Connecting { hello };
+        Ok(link)
+    }
+
+    /// The same; the peer must be this node.
+    ///
+    /// # Errors
+    /// [`LinkError::Random`].
+    pub fn connect_to(identity: Arc<Identity>, node: ReplicaId) -> Result<Link, LinkError> {
+        Ok(Link { expected: Some(node), ..Link::connect(identity)? })
+    }
+
+    /// The end that accepts.
+    pub fn accept(identity: Arc<Identity>) -> Link {
+        Link::new(identity, State::Accepting)
+    }
+
+    fn new(identity: Arc<Identity>, state: State) -> Link {
+        Link { identity, expected: None, state, receiver: Receiver::default(), sender: Sender::default() }
+    }
+
+    /// Both ends have proved that they know the key.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.state, State::Ready)
+    }
+
+    /// Queues a message; [`drive`](Self::drive) writes it, after the greetings.
+    pub fn send(&mut self, frame: EncodedFrame) {
+        self.sender.queue(frame);
+    }
+
+    /// Bytes that wait to be written.
+    pub fn queued_bytes(&self) -> usize {
+        self.sender.queued_bytes()
+    }
+
+    /// Writes what is queued, and appends what arrived. Call it when the stream is ready, and after [`send`](Self::send).
+    /// Returns whether more may be there to read although the stream does not become ready again.
+    ///
+    /// # Errors
+    /// The connection is to be closed. What was appended before counts.
+    pub fn drive(
+        &mut self,
+        stream: &mut impl ByteStream,
+        events: &mut Vec<LinkEvent>,
+    ) -> Result<bool, LinkError> {
+        self.sender.write(stream, self.is_ready())?;
+        let mut bytes = 0;
+        while let Some(count) = self.receiver.read(stream)? {
+            bytes += count;
+            self.take_messages(events)?;
+            if bytes >= READ_BYTES_MAX {
+                return Ok(true);
+            }
+        }
+        // Greetings may have been answered, and messages may follow them.
+        self.sender.write(stream, self.is_ready())?;
+        Ok(false)
+    }
+
+    fn take_messages(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
+        while let Some(received) = self.receiver.next(self.is_ready())? {
+            match received {
+                Received::Greeting(greeting) => {
+                    if let Some(peer) = self.greet(greeting)? {
+                        self.state = State::Ready;
+                        events.push(LinkEvent::Ready { peer });
+                    }
+                }
+                Received::Frame { group, frame } => events.push(LinkEvent::Frame { group, frame }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a greeting. Returns the peer if it was the last one.
+    fn greet(&mut self, greeting: Greeting) -> Result<Option<Option<ReplicaId>>, LinkError> {
+        if greeting.cluster != self.identity.cluster {
+            return Err(LinkError::Cluster);
+        }
+        let key = &self.identity.key;
+        match (&self.state, greeting.kind) {
+            (State::Accepting, GreetingKind::Hello) => {
+                let mut challenge = Greeting {
+                    kind: GreetingKind::Challenge,
+                    sender: self.identity.node,
+                    cluster: self.identity.cluster,
+                    nonce: random()?,
+                    proof: [0; 32],
+                };
+                challenge.proof =
+                    proof(key, b"acceptor", &greeting, &challenge).finalize().into_bytes().into();
+                self.sender.greet(&challenge);
+                self.state = State::Challenged { hello: greeting, challenge };
+                Ok(None)
+            }
+            (State::Connecting { hello }, GreetingKind::Challenge) => {
+                proof(key, b"acceptor", hello, &greeting)
+                    .verify_slice(&greeting.proof)
+                    .map_err(|_| LinkError::Key)?;
+                if self.expected.is_some() && self.expected != greeting.sender {
+                    return Err(LinkError::Node { found: greeting.sender, expected: self.expected });
+                }
+                let proof = proof(key, b"connector", hello, &greeting).finalize().into_bytes().into();
+                let answer = Greeting { kind: GreetingKind::Proof, nonce: [0; 32], proof, ..hello.clone() };
+                self.sender.greet(&answer);
+                Ok(Some(greeting.sender))
+            }
+            (State::Challenged { hello, challenge }, GreetingKind::Proof) => {
+                let expected = proof(key, b"connector", hello, challenge);
+                expected.verify_slice(&greeting.proof).map_err(|_| LinkError::Key)?;
+                Ok(Some(hello.sender))
+            }
+            _ => Err(LinkError::Order),
+        }
+    }
+}
+
+/// The proof of one end. Verifying takes the same time whatever differs.
+fn proof(key: &ClusterKey, label: &[u8], hello: &Greeting, challenge: &Greeting) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key.bytes()).expect("HMAC takes keys of any length");
+    mac.update(label);
+    mac.update(&hello.encode());
+    mac.update(&Greeting { proof: [0; 32], ..challenge.clone() }.encode());
+    mac
+}
+
+fn random() -> Result<[u8; 32], LinkError> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|_| LinkError::Random)?;
+    Ok(bytes)
+}

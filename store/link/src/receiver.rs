@@ -1,0 +1,87 @@
+//! Bytes of a connection to messages.
+
+use std::io::IoSliceMut;
+
+use sockets::{ByteStream, TransferResult};
+use wire_replica::{Frame, FrameHeader, Greeting};
+
+use crate::LinkError;
+
+/// Bytes read at a time, at least.
+const READ_BYTES: usize = 64 << 10;
+
+/// What was received.
+pub(crate) enum Received {
+    Greeting(Greeting),
+    Frame { group: u32, frame: Frame },
+}
+
+/// Bytes that are not a whole message yet.
+#[derive(Default)]
+pub(crate) struct Receiver {
+    buffer: Vec<u8>,
+    /// The bytes that were read and not decoded.
+    start: usize,
+    end: usize,
+    /// The header of the message at `start`.
+    header: Option<FrameHeader>,
+}
+
+impl Receiver {
+    /// Reads once; `None` if nothing can be read now.
+    pub(crate) fn read(&mut self, stream: &mut impl ByteStream) -> Result<Option<usize>, LinkError> {
+        // Room for the message that is not complete, and for more.
+        let needed = self.header.map_or(0, |header| message_bytes(&header)).max(READ_BYTES);
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        if self.start > 0 && self.buffer.len() - self.start < needed {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.buffer.len() < self.start + needed {
+            self.buffer.resize(self.start + needed, 0);
+        }
+        match stream.receive(&mut [IoSliceMut::new(&mut self.buffer[self.end..])]) {
+            TransferResult::Bytes(count) => {
+                self.end += count;
+                Ok(Some(count))
+            }
+            TransferResult::Blocked => {
+                // An idle connection keeps no buffer.
+                if self.start == self.end {
+                    *self = Receiver::default();
+                }
+                Ok(None)
+            }
+            TransferResult::Closed => Err(LinkError::Closed),
+            TransferResult::Failed(kind) => Err(LinkError::Failed(kind)),
+        }
+    }
+
+    /// The next message, if it is complete.
+    pub(crate) fn next(&mut self, is_ready: bool) -> Result<Option<Received>, LinkError> {
+        let bytes = &self.buffer[self.start..self.end];
+        if !is_ready {
+            let Some(greeting) = bytes.first_chunk::<{ Greeting::SIZE }>() else { return Ok(None) };
+            let greeting = Greeting::decode(greeting)?;
+            self.start += Greeting::SIZE;
+            return Ok(Some(Received::Greeting(greeting)));
+        }
+        let Some((head, rest)) = bytes.split_first_chunk::<{ FrameHeader::SIZE }>() else { return Ok(None) };
+        let header = match self.header {
+            Some(header) => header,
+            None => *self.header.insert(FrameHeader::decode(head)?),
+        };
+        let Some(message) = rest.get(..message_bytes(&header) - FrameHeader::SIZE) else { return Ok(None) };
+        let (body, data) = message.split_at(header.body_bytes as usize);
+        let frame = Frame::decode(&header, body, data)?;
+        self.start += message_bytes(&header);
+        self.header = None;
+        Ok(Some(Received::Frame { group: header.group, frame }))
+    }
+}
+
+fn message_bytes(header: &FrameHeader) -> usize {
+    FrameHeader::SIZE + header.body_bytes as usize + header.data_bytes as usize
+}
