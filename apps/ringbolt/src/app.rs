@@ -15,6 +15,8 @@ use nbd::rpc::NbdModule;
 use nvmf::NvmfTarget;
 use nvmf::rpc::NvmfModule;
 use reactor::ReactorHandle;
+use store_client::rpc::ClusterImageModule;
+use store_node::node_rpc::NodeModule;
 use store_node::rpc::StoreModule;
 use vhost::VhostTarget;
 use vhost::rpc::{VhostModule, VhostScsiModule};
@@ -52,6 +54,8 @@ pub(crate) fn catalog() -> Catalog {
         .with::<NvmeModule>()
         .with::<ModelModule>()
         .with::<StoreModule>()
+        .with::<NodeModule>()
+        .with::<ClusterImageModule>()
         .with::<NvmfModule>()
         .with::<NbdModule>()
         .with::<IscsiModule>()
@@ -81,6 +85,8 @@ impl App {
             .module(&NvmeModule::new(&bdevs, &handles))
             .module(&ModelModule::new(bdevs.clone()))
             .module(&StoreModule::new(registry.clone(), &handles))
+            .module(&NodeModule::new(registry.clone(), &handles))
+            .module(&ClusterImageModule::new(registry.clone()))
             .module(&nvmf)
             .module(&nbd)
             .module(&iscsi)
@@ -140,7 +146,7 @@ mod tests {
         ];
         for info in catalog().iter() {
             let name = info.name;
-            let prefixes = ["bdev_model_", "nbd_export_", "store_"];
+            let prefixes = ["bdev_model_", "bdev_store_", "nbd_export_", "store_"];
             let is_extension =
                 extensions.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix));
             assert!(spdk_methods().any(|known| known == name) || is_extension, "{name}");
@@ -214,6 +220,8 @@ mod tests {
         let expected = json!([
             { "subsystem": "bdev", "depends_on": [] },
             { "subsystem": "store", "depends_on": depends_on },
+            { "subsystem": "store_node", "depends_on": depends_on },
+            { "subsystem": "bdev_store", "depends_on": depends_on },
             { "subsystem": "nvmf", "depends_on": depends_on },
             { "subsystem": "nbd", "depends_on": depends_on },
             { "subsystem": "iscsi", "depends_on": depends_on },

@@ -59,6 +59,12 @@ pub(crate) enum CliCommand {
         #[command(subcommand)]
         command: crate::commands::image::ImageCommand,
     },
+    /// Run a cluster of the replicated store on this machine, and show its state
+    #[command(after_help = "Examples:\n  ringbolt store up\n  ringbolt store status\n  ringbolt store demo")]
+    Store {
+        #[command(subcommand)]
+        command: crate::commands::store::StoreCommand,
+    },
     /// Format, check and list the object store on a file or block device that no server uses
     #[command(
         after_help = "Examples:\n  ringbolt objects format --size=10g store.img\n  ringbolt objects check store.img\n  \
@@ -139,6 +145,9 @@ pub(crate) struct Serve {
     /// Directory of the sockets of vhost controllers [default: the current one]
     #[arg(short = 'S', long, value_name = "DIR")]
     pub(crate) vhost_socket_dir: Option<PathBuf>,
+    /// End when standard input does: with the process that has the other end of the pipe
+    #[arg(long, hide = true)]
+    pub(crate) until_stdin_closes: bool,
     #[command(flatten)]
     pub(crate) reactor_options: ReactorOptions,
 }

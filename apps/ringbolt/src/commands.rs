@@ -9,6 +9,7 @@ pub(crate) mod objects;
 mod perf;
 pub(crate) mod rpc;
 mod serve;
+pub(crate) mod store;
 
 use clap::CommandFactory;
 
@@ -26,6 +27,7 @@ pub(crate) fn run(command: CliCommand) -> Result<(), CommandError> {
         CliCommand::Model { command } => model::run(command),
         CliCommand::Objects { command } => objects::run(command),
         CliCommand::Image { command } => image::run(command),
+        CliCommand::Store { command } => store::run(command),
         CliCommand::Nvme { command } => nvme::run(command),
         CliCommand::RpcReference => {
             print!("{}", control::reference::markdown(&crate::app::catalog()));

@@ -1,9 +1,11 @@
 //! The device that a job runs on: fio's `filename`, as a URI.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bdev::{Access, BdevError, Descriptor, Registry, malloc, null, uring};
 use device_model::{DeviceProfile, MediaState, disk};
+use store_client::{Cluster, ClusterImage};
 
 use crate::spec::JobSpec;
 use crate::units::parse_bytes;
@@ -53,6 +55,15 @@ pub enum Source {
         /// URI of the namespace.
         uri: nvme::Uri,
     },
+    /// `store:POOL/IMAGE[?cluster=DIR]`: an image of a cluster of the store.
+    Store {
+        /// Pool of the image.
+        pool: String,
+        /// Name of the image.
+        image: String,
+        /// Directory of the cluster.
+        cluster: String,
+    },
     /// A name without a scheme: a bdev of the configuration.
     Bdev {
         /// Name of the bdev.
@@ -82,6 +93,9 @@ pub enum SourceError {
     /// The block layer returned an error.
     #[error(transparent)]
     Bdev(#[from] BdevError),
+    /// The cluster of the store cannot be used.
+    #[error("--filename=store:…: {0}")]
+    Store(#[from] store_client::ClientError),
     /// The connection to the target failed.
     #[error("{uri}: {source}")]
     Fabric {
@@ -102,6 +116,8 @@ pub(crate) enum PreparedSource {
 }
 
 const BLOCK_BYTES_DEFAULT: u32 = 512;
+/// Directory of a cluster of the store, unless it is named.
+const CLUSTER_DEFAULT: &str = "ringbolt-store";
 
 impl Source {
     /// Parses a device URI or a bdev's name.
@@ -122,6 +138,10 @@ impl Source {
         if scheme == "model" {
             return parse_model(body, query).map_err(|reason| syntax(&reason));
         }
+        if scheme == "store" {
+            return parse_store(body, query)
+                .ok_or_else(|| syntax("is not store:POOL/IMAGE, or store:POOL/IMAGE?cluster=DIR"));
+        }
         let mut block_bytes = None;
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let value = pair.strip_prefix("bs=").ok_or_else(|| syntax("the only option is ?bs=BYTES"))?;
@@ -141,7 +161,9 @@ impl Source {
             }
             "uring" if body.is_empty() => Err(syntax("names no file; for example uring:/tmp/disk.img")),
             "uring" => Ok(Source::Uring { path: body.to_string(), block_bytes: block_bytes.unwrap_or(0) }),
-            _ => Err(syntax("is none of null:, malloc:, uring:, model:, nvme+tcp:// or a bdev's name")),
+            _ => {
+                Err(syntax("is none of null:, malloc:, uring:, model:, store:, nvme+tcp:// or a bdev's name"))
+            }
         }
     }
 
@@ -160,11 +182,33 @@ impl Source {
             }
             Source::Uring { path, block_bytes } => create_uring(registry, path, *block_bytes, writes)?,
             Source::Model { .. } => self.create_model(registry)?,
+            Source::Store { pool, image, cluster } => create_store(registry, pool, image, cluster)?,
             Source::Nvme { uri } => return Ok(PreparedSource::Nvme { uri: uri.clone() }),
             Source::Bdev { name } => name.clone(),
         };
         Ok(PreparedSource::Bdev { name })
     }
+}
+
+fn parse_store(body: &str, query: &str) -> Option<Source> {
+    let (pool, image) = body.split_once('/').filter(|(pool, image)| !pool.is_empty() && !image.is_empty())?;
+    let cluster = match query.strip_prefix("cluster=") {
+        Some(directory) if !directory.is_empty() => directory.to_string(),
+        None if query.is_empty() => {
+            std::env::var("RINGBOLT_CLUSTER").unwrap_or_else(|_| CLUSTER_DEFAULT.to_string())
+        }
+        _ => return None,
+    };
+    Some(Source::Store { pool: pool.to_string(), image: image.to_string(), cluster })
+}
+
+/// A bdev of a cluster's image.
+fn create_store(registry: &Registry, pool: &str, image: &str, cluster: &str) -> Result<String, SourceError> {
+    let cluster = Cluster::open(cluster.as_ref())?;
+    let bdev = ClusterImage::open(&cluster, pool, image)?;
+    let name = unique_name("store");
+    registry.register(&name, None, &[], Arc::new(bdev))?;
+    Ok(name)
 }
 
 impl Source {
@@ -248,6 +292,14 @@ mod tests {
     fn uris_parse_into_sources() {
         let cases = [
             ("null:1g", Source::Null { bytes: 1 << 30, block_bytes: 512 }),
+            (
+                "store:pool/a?cluster=/srv/store",
+                Source::Store {
+                    pool: "pool".to_string(),
+                    image: "a".to_string(),
+                    cluster: "/srv/store".to_string(),
+                },
+            ),
             ("malloc:64m?bs=4k", Source::Malloc { bytes: 64 << 20, block_bytes: 4096 }),
             ("uring:/tmp/a.img", Source::Uring { path: "/tmp/a.img".to_string(), block_bytes: 0 }),
             (
@@ -283,6 +335,8 @@ mod tests {
             ("", "null:1g"),
             ("null:", "for example null:1g"),
             ("null:0", "for example null:1g"),
+            ("store:pool", "store:POOL/IMAGE"),
+            ("store:pool/a?x=y", "store:POOL/IMAGE"),
             ("malloc:1g?size=4", "?bs=BYTES"),
             ("malloc:1g?bs=x", "?bs=4k"),
             ("uring:", "uring:/tmp/disk.img"),

@@ -55,6 +55,22 @@ pub enum StoreError {
         /// What is wrong.
         source: LogError,
     },
+    /// The address cannot be listened on.
+    #[error("{address}: {source}")]
+    Listen {
+        /// The address.
+        address: sockets::StreamAddress,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The device belongs to another cluster or another node.
+    #[error("the device {device} belongs to another {what}: a node has its own")]
+    Foreign {
+        /// The block device.
+        device: String,
+        /// `cluster` or `node`.
+        what: &'static str,
+    },
     /// Neither checkpoint record of a replica is valid.
     #[error("the replica of group {group}: neither checkpoint record is valid: {source}")]
     CheckpointRecord {

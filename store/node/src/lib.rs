@@ -37,9 +37,11 @@ mod error;
 mod format;
 mod image;
 mod node;
+pub mod node_rpc;
 mod once;
 mod replica_node;
 pub mod rpc;
+mod server;
 mod shard;
 
 pub use check::{PartitionContents, StoreContents, inspect};
@@ -48,6 +50,7 @@ pub use format::{FormatOptions, PARTITIONS_MAX, ReplicaFormat};
 pub use image::{IMAGE_BLOCK_BYTES, TRANSFER_BYTES_MAX};
 pub use node::{ImageInfo, PartitionStatus, StoreCores, StoreNode, format_device};
 pub use replica_node::{MakeOutbox, ReplicaHandle, ReplicaNode, ReplicaNodeConfig};
+pub use server::{NodeServer, NodeServerConfig};
 pub use shard::replication::{Outbox, ReplicaDescription, ReplicaInput};
 
 /// Counters of a partition since the store was opened.

@@ -98,7 +98,7 @@ impl<'a> StoreCores<'a> {
     }
 
     /// Runs a task on the core that owns shard `index`.
-    async fn run<R, F, Fut>(&self, index: usize, work: F) -> Result<R, StoreError>
+    pub(crate) async fn run<R, F, Fut>(&self, index: usize, work: F) -> Result<R, StoreError>
     where
         R: Send + 'static,
         F: FnOnce(Core) -> Fut + Send + 'static,

@@ -144,9 +144,10 @@ impl From<StoreError> for RpcError {
             StoreError::Bdev(BdevError::NotFound { .. }) | StoreError::NoImage(_) => RpcError::ENODEV,
             StoreError::Bdev(BdevError::Claimed { .. }) | StoreError::Busy => RpcError::EBUSY,
             StoreError::Exists | StoreError::ImageExists(_) => RpcError::EEXIST,
-            StoreError::Geometry(_) | StoreError::InvalidImage(_) | StoreError::NoStore(_) => {
-                RpcError::EINVAL
-            }
+            StoreError::Geometry(_)
+            | StoreError::InvalidImage(_)
+            | StoreError::NoStore(_)
+            | StoreError::Foreign { .. } => RpcError::EINVAL,
             StoreError::NoBuffers => RpcError::ENOMEM,
             StoreError::Cancelled => RpcError::ECANCELED,
             StoreError::Failed { status, .. } if *status == block_io::Status::CAPACITY_EXCEEDED => {

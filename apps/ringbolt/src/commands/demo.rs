@@ -31,7 +31,7 @@ const LOAD_BYTES: u64 = 64 << 20;
 const IO_DEPTH: u32 = 32;
 
 /// A temporary directory, removed on drop.
-struct TemporaryDirectory(PathBuf);
+pub(super) struct TemporaryDirectory(pub(super) PathBuf);
 
 pub(crate) fn run(options: &Demo) -> Result<(), CommandError> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandError::environment)?;
@@ -216,7 +216,7 @@ fn table(result: &JobResult, target_ns: u64, runtime: &ReactorRuntime) -> String
 }
 
 /// Fails if an I/O failed, never completed or returned wrong data.
-fn check(result: &JobResult) -> Result<(), CommandError> {
+pub(super) fn check(result: &JobResult) -> Result<(), CommandError> {
     if let Some(mismatch) = result.mismatches.first() {
         return Err(CommandError::operation(format!(
             "{} block(s) wrong; the first: {mismatch}",
@@ -248,7 +248,7 @@ fn resident_bytes() -> u64 {
 
 impl TemporaryDirectory {
     /// Creates it with mode 0700.
-    fn new() -> std::io::Result<TemporaryDirectory> {
+    pub(super) fn new() -> std::io::Result<TemporaryDirectory> {
         use std::os::unix::fs::DirBuilderExt;
         let name = format!("ringbolt-demo-{}-{:x}", std::process::id(), clock::ticks());
         let path = std::env::temp_dir().join(name);

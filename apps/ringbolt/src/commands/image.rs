@@ -1,4 +1,6 @@
-//! `ringbolt image`: the images of a running server's stores.
+//! `ringbolt image`: the images of a running server's stores, and those of a cluster.
+
+mod cluster;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,6 +10,7 @@ use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
 use super::rpc;
+use super::store::POOL;
 use crate::cli::{DEFAULT_SOCKET, parse_size};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
@@ -19,7 +22,9 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 #[derive(Subcommand)]
 pub(crate) enum ImageCommand {
     /// Create a thin image, and print the name of its bdev
-    #[command(after_help = "Example:\n  ringbolt image create vol 10g")]
+    #[command(
+        after_help = "Examples:\n  ringbolt image create vol 10g\n  ringbolt image create --cluster ringbolt-store vol 10g"
+    )]
     Create(SizedImage),
     /// List the images of all stores
     #[command(after_help = "Example:\n  ringbolt image list --json")]
@@ -28,7 +33,7 @@ pub(crate) enum ImageCommand {
         #[arg(long)]
         json: bool,
         #[command(flatten)]
-        server: Server,
+        of: ImageOwner,
     },
     /// Resize an image; what is cut off is gone
     #[command(after_help = "Example:\n  ringbolt image resize vol 20g")]
@@ -47,7 +52,7 @@ pub(crate) struct SizedImage {
     #[arg(value_parser = parse_size)]
     size: u64,
     #[command(flatten)]
-    of: Store,
+    of: ImageOwner,
 }
 
 /// An image.
@@ -56,17 +61,23 @@ pub(crate) struct NamedImage {
     /// Name
     name: String,
     #[command(flatten)]
-    of: Store,
+    of: ImageOwner,
 }
 
-/// A store of a server.
+/// A store of a server, or a pool of a cluster.
 #[derive(Args)]
-pub(crate) struct Store {
+pub(crate) struct ImageOwner {
     /// Name of the store
     #[arg(long, default_value = "store")]
     store: String,
     #[command(flatten)]
     server: Server,
+    /// Directory of a cluster (`ringbolt store up`), instead of a server's store
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["store", "rpc_socket"])]
+    cluster: Option<PathBuf>,
+    /// Pool of the cluster
+    #[arg(long, default_value = POOL, requires = "cluster")]
+    pool: String,
 }
 
 /// A running server.
@@ -86,17 +97,29 @@ impl Server {
 /// Runs a subcommand of `ringbolt image`.
 pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
     match command {
+        ImageCommand::Create(SizedImage { name, size, of }) if of.cluster.is_some() => {
+            cluster::create(&of, &name, size)
+        }
+        ImageCommand::Resize(SizedImage { name, size, of }) if of.cluster.is_some() => {
+            cluster::resize(&of, &name, size)
+        }
+        ImageCommand::Remove(NamedImage { name, of }) if of.cluster.is_some() => cluster::remove(&of, &name),
+        ImageCommand::List { json, of } if of.cluster.is_some() => cluster::list(&of, json),
         ImageCommand::Create(image) => {
             let bdev = change_size("store_image_create", &image)?;
             stdout_line!("{}", bdev.as_str().unwrap_or_default());
+            Ok(())
         }
-        ImageCommand::Resize(image) => _ = change_size("store_image_resize", &image)?,
+        ImageCommand::Resize(image) => change_size("store_image_resize", &image).map(drop),
         ImageCommand::Remove(NamedImage { name, of }) => {
-            of.server.call("store_image_delete", json!({ "store": of.store, "name": name }))?;
+            let params = json!({ "store": of.store, "name": name });
+            of.server.call("store_image_delete", params).map(drop)
         }
-        ImageCommand::List { json, server } => list(&server.call("store_get_stores", Value::Null)?, json),
+        ImageCommand::List { json, of } => {
+            list(&of.server.call("store_get_stores", Value::Null)?, json);
+            Ok(())
+        }
     }
-    Ok(())
 }
 
 fn change_size(method: &str, image: &SizedImage) -> Result<Value, CommandError> {
@@ -118,17 +141,26 @@ fn list(stores: &Value, as_json: bool) {
         stdout_line!("{:#}", Value::Array(all.collect()));
         return;
     }
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
+    let rows = images.map(|(_, image)| {
+        let bytes = image["size"].as_u64().unwrap_or_default();
+        [text(&image["bdev_name"]), mib(bytes), text(&image["state"]), text(&image["uuid"])]
+    });
+    print_table(["bdev", "MiB", "state", "uuid"], rows);
+}
+
+fn mib(bytes: u64) -> String {
+    bytes.div_ceil(1 << 20).to_string()
+}
+
+/// Prints a table whose second column has numbers.
+fn print_table<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["bdev", "MiB", "state", "uuid"]);
+    table.set_header(header);
     if let Some(column) = table.column_mut(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
-    for (_, image) in images {
-        let mib = image["size"].as_u64().unwrap_or_default().div_ceil(1 << 20);
-        let cells = [text(&image["bdev_name"]), mib.to_string(), text(&image["state"]), text(&image["uuid"])];
-        table.add_row(cells);
-    }
+    rows.for_each(|row| _ = table.add_row(row));
     stdout_line!("{table}");
 }

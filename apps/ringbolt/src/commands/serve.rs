@@ -24,6 +24,12 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
     // Before the reactors: every thread inherits the signal mask and handlers set here.
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGUSR1]).map_err(CommandError::environment)?;
+    if options.until_stdin_closes {
+        std::thread::spawn(|| {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            let _ = signal_hook::low_level::raise(SIGTERM);
+        });
+    }
     let shared = config.as_ref().is_some_and(app::needs_shared_memory);
     let runtime = ReactorRuntime::start_with(&options.reactor_options, options.cores.as_deref(), 1, shared)?;
     runtime.describe()?.iter().for_each(|line| stdout_line!("{line}"));

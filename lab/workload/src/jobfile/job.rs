@@ -182,7 +182,7 @@ impl Default for PerfJob {
 }
 
 /// URI schemes of the block layer.
-const SCHEMES: [&str; 5] = ["null", "malloc", "uring", "model", "nvme+"];
+const SCHEMES: [&str; 6] = ["null", "malloc", "uring", "model", "store", "nvme+"];
 
 impl PerfJob {
     /// Derives the job from all options and checks combinations of options.
@@ -543,11 +543,12 @@ mod tests {
 
     #[test]
     fn file_names_split_at_colons_and_uris_stay_whole() {
-        let cases: [(&str, &[&str]); 11] = [
+        let cases: [(&str, &[&str]); 12] = [
             ("/dev/a:/dev/b", &["/dev/a", "/dev/b"]),
             ("/dev/disk/by-path/pci-0000\\:01:file", &["/dev/disk/by-path/pci-0000:01", "file"]),
             ("null:1g", &["null:1g"]),
             ("null:1g:malloc:64m?bs=4k", &["null:1g", "malloc:64m?bs=4k"]),
+            ("store:pool/vol?cluster=/srv/store", &["store:pool/vol?cluster=/srv/store"]),
             (
                 "nvme+tcp://127.0.0.1:4420/nqn.2025-01.io:a?ns=1",
                 &["nvme+tcp://127.0.0.1:4420/nqn.2025-01.io:a?ns=1"],

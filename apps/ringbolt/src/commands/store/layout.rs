@@ -1,0 +1,171 @@
+//! The directory of a cluster: its map, its key, and a directory a node.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bdev::uring::{self, UringConfig};
+use bdev::{Registry, Uuid};
+use cluster_map::{
+    ClusterMap, DeviceId, DeviceRecord, GroupConfig, GroupId, GroupRecord, LocalMap, NodeId, NodeRecord,
+    PoolRecord, ReplicaId, Topology,
+};
+use control::JobHandle;
+use reactor::{Reactor, ReactorConfig};
+use serde_json::json;
+use store_link::ClusterKey;
+use store_node::{FormatOptions, ReplicaFormat, StoreCores, format_device};
+
+use super::{NewCluster, POOL};
+use crate::command_error::CommandError;
+
+/// Name of a node's device in its process.
+const DEVICE: &str = "Disk";
+
+/// A cluster on this machine.
+pub(super) struct ClusterLayout {
+    /// Absolute.
+    pub(super) directory: PathBuf,
+    pub(super) nodes: Vec<u32>,
+}
+
+impl ClusterLayout {
+    /// The cluster in a directory.
+    pub(super) fn open(directory: &Path) -> Result<ClusterLayout, CommandError> {
+        let missing = || {
+            let directory = directory.display();
+            CommandError::operation(format!(
+                "{directory} is no cluster: `ringbolt store up` makes one where nothing is"
+            ))
+        };
+        if !directory.join("map").is_dir() {
+            return Err(missing());
+        }
+        let directory = directory.canonicalize().map_err(CommandError::environment)?;
+        let map = LocalMap::open(&directory.join("map")).map_err(CommandError::operation)?;
+        let nodes = map.nodes().map_err(CommandError::operation)?.into_keys().map(|id| id.0).collect();
+        Ok(ClusterLayout { directory, nodes })
+    }
+
+    /// Makes a cluster: beside the directory at first, so that what is interrupted leaves no half of one.
+    pub(super) fn create(directory: &Path, new: &NewCluster) -> Result<ClusterLayout, CommandError> {
+        let replicas = new.replicas.unwrap_or(new.nodes.min(3));
+        if !(1..=new.nodes).contains(&replicas) {
+            let reason = format!("{replicas} replicas need as many nodes, and there are {}", new.nodes);
+            return Err(CommandError::usage(reason));
+        }
+        let name = directory
+            .file_name()
+            .ok_or_else(|| CommandError::usage("the cluster needs a directory of its own"))?;
+        let parent =
+            directory.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        fs::create_dir_all(parent).map_err(CommandError::environment)?;
+        let scratch = parent.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
+        fs::create_dir(&scratch).map_err(CommandError::environment)?;
+        let made = fill(&scratch, directory, new, replicas);
+        let made = made.and_then(|()| fs::rename(&scratch, directory).map_err(CommandError::environment));
+        if made.is_err() {
+            let _ = fs::remove_dir_all(&scratch);
+        }
+        made?;
+        ClusterLayout::open(directory)
+    }
+
+    /// The directory of a node.
+    pub(super) fn node(&self, node: u32) -> PathBuf {
+        self.directory.join(format!("node{node}"))
+    }
+
+    /// The RPC socket of a node.
+    pub(super) fn socket(&self, node: u32) -> PathBuf {
+        self.node(node).join("rpc.sock")
+    }
+
+    pub(super) fn map(&self) -> Result<LocalMap, CommandError> {
+        LocalMap::open(&self.directory.join("map")).map_err(CommandError::operation)
+    }
+
+    /// A line for people.
+    pub(super) fn describe(&self) -> Result<String, CommandError> {
+        let pools = self.map()?.pools().map_err(CommandError::operation)?;
+        let pools = pools.iter().map(|(name, pool)| {
+            format!("pool `{name}`: {} groups, {} replicas each", pool.groups, pool.replicas)
+        });
+        let pools: Vec<_> = pools.collect();
+        Ok(format!("{} nodes; {}", self.nodes.len(), pools.join("; ")))
+    }
+}
+
+/// Makes the parts of a cluster in `scratch`, which will be called `directory`.
+fn fill(scratch: &Path, directory: &Path, new: &NewCluster, replicas: u32) -> Result<(), CommandError> {
+    let environment = |error: std::io::Error| CommandError::environment(error);
+    ClusterKey::create(&scratch.join("key")).map_err(environment)?;
+    let map = LocalMap::open(&scratch.join("map")).map_err(CommandError::operation)?;
+    let cluster = map.cluster().map_err(CommandError::operation)?;
+    for node in 1..=new.nodes {
+        let record = NodeRecord {
+            uuid: Uuid::new_v4(),
+            addresses: Vec::new(),
+            domain: format!("node{node}"),
+            out: false,
+        };
+        map.put_node(NodeId(node), &record).map_err(CommandError::operation)?;
+        let weight = u32::try_from(new.size >> 20).unwrap_or(u32::MAX).max(1);
+        let device = DeviceRecord { uuid: Uuid::new_v4(), node: NodeId(node), weight, out: false };
+        map.put_device(DeviceId(node), &device).map_err(CommandError::operation)?;
+    }
+    let in_sync_min = if replicas > 2 { 2 } else { 1 };
+    let pool = PoolRecord { first_group: 0, groups: new.groups, replicas, in_sync_min };
+    map.create_pool(POOL, &pool).map_err(CommandError::operation)?;
+    let (nodes, devices) = (map.nodes(), map.devices());
+    let topology =
+        Topology::new(&nodes.map_err(CommandError::operation)?, &devices.map_err(CommandError::operation)?);
+    let mut of_node: Vec<Vec<u32>> = vec![Vec::new(); new.nodes as usize + 1];
+    for group in 0..new.groups {
+        let members: Vec<_> = topology
+            .place(GroupId(group), replicas as usize)
+            .into_iter()
+            .map(|device| ReplicaId(device.0))
+            .collect();
+        members.iter().for_each(|member| of_node[member.0 as usize].push(group));
+        let config = GroupConfig { epoch: 1, primary: members[0], in_sync: members.clone() };
+        let record = GroupRecord { config, replicas: members };
+        map.propose_group(GroupId(group), &record).map_err(CommandError::operation)?;
+    }
+    let absolute = std::path::absolute(directory).map_err(environment)?;
+    for node in 1..=new.nodes {
+        let uuid = map.nodes().map_err(CommandError::operation)?[&NodeId(node)].uuid;
+        let name = format!("node{node}");
+        fs::create_dir(scratch.join(&name)).map_err(environment)?;
+        let replicas =
+            ReplicaFormat { cluster, node: uuid, groups: of_node[node as usize].clone(), are_new: true };
+        format(&scratch.join(&name).join("store.img"), new, replicas)?;
+        let image = absolute.join(&name).join("store.img");
+        let config = json!({ "subsystems": [
+            { "subsystem": "bdev", "config": [
+                { "method": "bdev_uring_create", "params": { "name": DEVICE, "filename": image } } ] },
+            { "subsystem": "store_node", "config": [
+                { "method": "store_node_start",
+                  "params": { "bdev_name": DEVICE, "cluster": absolute, "node": node } } ] } ] });
+        fs::write(scratch.join(&name).join("config.json"), format!("{config:#}\n")).map_err(environment)?;
+    }
+    Ok(())
+}
+
+/// Makes the file of a node.
+fn format(path: &Path, new: &NewCluster, replicas: ReplicaFormat) -> Result<(), CommandError> {
+    if replicas.groups.is_empty() {
+        return Err(CommandError::usage("a node would have no group: give more with --groups"));
+    }
+    let registry = Registry::new();
+    let config = UringConfig { create_bytes: Some(new.size), ..UringConfig::new(DEVICE, path) };
+    uring::create(&registry, config).map_err(CommandError::environment)?;
+    let reactor = Reactor::new(&ReactorConfig::default()).map_err(CommandError::environment)?;
+    let core = reactor.core();
+    let options =
+        FormatOptions { log_bytes: Some(new.log_size), replicas: Some(replicas), ..FormatOptions::default() };
+    let formatted = reactor.block_on(async move {
+        format_device(&registry, DEVICE, &StoreCores::This(&core), options, &JobHandle::standalone()).await
+    });
+    formatted.map_err(CommandError::operation)?;
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! The nodes of a cluster, as processes.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::layout::ClusterLayout;
+use crate::command_error::CommandError;
+use crate::console::stdout_line;
+
+/// Memory of a node for I/O.
+const NODE_MEMORY: &str = "128m";
+/// A node that ended sooner than this after its start is not started again.
+const SHORTEST_RUN: Duration = Duration::from_secs(2);
+
+/// A node's process. Its standard input is a pipe: when that closes, because this process ended somehow, it ends.
+struct RunningNode {
+    node: u32,
+    process: Child,
+    started: Instant,
+}
+
+/// The nodes of a cluster. They end when this is dropped.
+pub(super) struct RunningNodes {
+    layout: ClusterLayout,
+    running: Vec<RunningNode>,
+}
+
+impl RunningNodes {
+    /// Starts every node, and returns when all serve.
+    pub(super) fn start(layout: &ClusterLayout) -> Result<RunningNodes, CommandError> {
+        for node in &layout.nodes {
+            if UnixStream::connect(layout.socket(*node)).is_ok() {
+                let reason = format!("node {node} of {} runs already", layout.directory.display());
+                return Err(CommandError::operation(reason));
+            }
+        }
+        let layout = ClusterLayout { directory: layout.directory.clone(), nodes: layout.nodes.clone() };
+        let mut nodes = RunningNodes { layout, running: Vec::new() };
+        for node in nodes.layout.nodes.clone() {
+            nodes.start_node(node)?;
+        }
+        Ok(nodes)
+    }
+
+    /// Starts a node, and returns when it serves.
+    pub(super) fn start_node(&mut self, node: u32) -> Result<(), CommandError> {
+        let directory = self.layout.node(node);
+        let log_path = directory.join("log");
+        let open = || File::options().create(true).append(true).open(&log_path);
+        let mut log = open().map_err(CommandError::environment)?;
+        let program = std::env::current_exe().map_err(CommandError::environment)?;
+        let mut process = Command::new(program)
+            .args(["serve", "--memory", NODE_MEMORY, "--until-stdin-closes", "--config"])
+            .arg(directory.join("config.json"))
+            .arg("--rpc-socket")
+            .arg(self.layout.socket(node))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(open().map_err(CommandError::environment)?)
+            .spawn()
+            .map_err(CommandError::environment)?;
+        let output = process.stdout.take().expect("it is a pipe");
+        self.running.retain(|other| other.node != node);
+        self.running.push(RunningNode { node, process, started: Instant::now() });
+        let mut lines = BufReader::new(output).lines();
+        loop {
+            let Some(Ok(line)) = lines.next() else {
+                let reason = format!("node {node} does not start; its log is {}", log_path.display());
+                return Err(CommandError::operation(reason));
+            };
+            let _ = writeln!(log, "{line}");
+            if line == "ready" {
+                break;
+            }
+        }
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                let _ = writeln!(log, "{line}");
+            }
+        });
+        Ok(())
+    }
+
+    /// Starts nodes again that have ended.
+    pub(super) fn restart_ended(&mut self) -> Result<(), CommandError> {
+        for node in self.layout.nodes.clone() {
+            let Some(running) = self.running.iter_mut().find(|running| running.node == node) else {
+                continue;
+            };
+            let Ok(Some(status)) = running.process.try_wait() else { continue };
+            if running.started.elapsed() < SHORTEST_RUN {
+                let log = self.layout.node(node).join("log");
+                let reason =
+                    format!("node {node} ended soon after its start, {status}; its log is {}", log.display());
+                return Err(CommandError::operation(reason));
+            }
+            stdout_line!("node {node} ended, {status}: it is started again");
+            self.start_node(node)?;
+        }
+        Ok(())
+    }
+
+    /// Kills a node, as a failure of its machine would, and reaps it.
+    pub(super) fn kill(&mut self, node: u32) -> Result<(), CommandError> {
+        if let Some(running) = self.running.iter_mut().find(|running| running.node == node) {
+            running
+                .process
+                .kill()
+                .and_then(|()| running.process.wait())
+                .map_err(CommandError::environment)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the nodes, all at a time.
+    pub(super) fn stop(&mut self) {
+        for running in &self.running {
+            let pid = i32::try_from(running.process.id()).ok().and_then(Pid::from_raw);
+            // One that has ended already is gone.
+            let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+        }
+        for mut running in self.running.drain(..) {
+            let _ = running.process.wait();
+        }
+    }
+}
+
+impl Drop for RunningNodes {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,240 @@
+//! A cluster of the store as its users run it: three processes, whose nodes are killed and stopped under verified load.
+#![allow(clippy::unwrap_used)]
+
+mod rig;
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rig::{ringbolt, scratch, text};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// `ringbolt store up`, ended on drop.
+struct Cluster {
+    directory: PathBuf,
+    up: Child,
+}
+
+fn signal(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+fn is_running(pid: u32) -> bool {
+    // A process that ended and is not reaped has no program.
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+}
+
+impl Cluster {
+    fn start(directory: &Path, options: &[&str]) -> Cluster {
+        let cluster = directory.join("cluster");
+        let mut up = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
+            .args(["store", "up", "--cluster", cluster.to_str().unwrap()])
+            .args(options)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(up.stdout.take().unwrap()).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.starts_with("ready")), "the cluster does not start");
+        // So that its output never blocks it.
+        std::thread::spawn(move || lines.for_each(|line| println!("up: {line}")));
+        Cluster { directory: cluster, up }
+    }
+
+    fn path(&self) -> &str {
+        self.directory.to_str().unwrap()
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        ringbolt(&[arguments, &["--cluster", self.path()]].concat())
+    }
+
+    fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.ok(&["store", "status", "--json"])).unwrap()
+    }
+
+    /// Waits until a node does not answer or does.
+    fn wait_for(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let started = Instant::now();
+        loop {
+            let status = self.status();
+            if is_so(&status) {
+                return status;
+            }
+            assert!(started.elapsed() < Duration::from_secs(90), "not {what}: {status:#}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn wait_until_healthy(&self) -> Value {
+        self.wait_for("healthy", |status| status["healthy"] == true)
+    }
+
+    /// The processes of the nodes, in their order.
+    fn nodes(&self) -> Vec<u32> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            let config = |node: u32| format!("{}/node{node}/config.json", self.path());
+            found.extend((1..=3).filter(|node| line.contains(&config(*node))).map(|node| (node, pid)));
+        }
+        found.sort_unstable();
+        found.into_iter().map(|(_, pid)| pid).collect()
+    }
+
+    /// Arguments of `ringbolt perf` for the image.
+    fn perf(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
+        let filename = format!("--filename=store:pool/vol?cluster={}", self.path());
+        command.args(["perf", &filename, "--bs=4k", "--verify=crc32c", "--name=t"]).args(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = self.up.kill();
+        let _ = self.up.wait();
+    }
+}
+
+const SMALL: [&str; 5] = ["--size=200m", "--groups=4", "--log-size=2m", "--nodes=3", "--replicas=3"];
+
+fn small() -> &'static [&'static str] {
+    &SMALL
+}
+
+#[test]
+fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
+    let directory = scratch("store-cluster");
+    let mut cluster = Cluster::start(&directory, small());
+    assert_eq!(cluster.ok(&["image", "create", "vol", "64m"]), "store:pool/vol\n");
+    assert!(text(&cluster.run(&["image", "create", "vol", "64m"]).stderr).contains("image pool/vol exists"));
+    cluster.wait_until_healthy();
+    let load = cluster.perf(&["--rw=randrw", "--iodepth=8", "--time_based", "--runtime=9"]).spawn().unwrap();
+    // A node that ends soon after its start is not started again.
+    std::thread::sleep(Duration::from_secs(3));
+    let nodes = cluster.nodes();
+    assert_eq!(nodes.len(), 3);
+    signal(nodes[0], Signal::KILL);
+    std::thread::sleep(Duration::from_secs(1));
+    signal(nodes[1], Signal::STOP);
+    // The others go on without it.
+    let degraded = cluster.wait_for("degraded", |status| {
+        let groups = status["groups"].as_array().unwrap();
+        groups
+            .iter()
+            .all(|group| group["primary"] != 2 && !group["in_sync"].as_array().unwrap().contains(&2.into()))
+    });
+    assert!(degraded["summary"].as_str().unwrap().starts_with("not healthy"), "{degraded:#}");
+    signal(nodes[1], Signal::CONT);
+    let load = load.wait_with_output().unwrap();
+    assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
+    cluster.wait_until_healthy();
+    assert_ne!(cluster.nodes()[0], nodes[0]);
+
+    // All at once; what was acknowledged is there when they are back.
+    let filled =
+        cluster.perf(&["--rw=write", "--size=8m", "--iodepth=16", "--do_verify=0"]).output().unwrap();
+    assert!(filled.status.success(), "{}", text(&filled.stderr));
+    std::thread::sleep(Duration::from_secs(2));
+    cluster.nodes().into_iter().for_each(|node| signal(node, Signal::KILL));
+    let read = cluster.perf(&["--rw=read", "--size=8m", "--iodepth=16"]).output().unwrap();
+    assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
+    cluster.wait_until_healthy();
+
+    // What is not there.
+    let missing = ringbolt(&["image", "remove", "other", "--cluster", cluster.path()]);
+    assert!(text(&missing.stderr).contains("there is no image pool/other"), "{}", text(&missing.stderr));
+    cluster.ok(&["image", "resize", "vol", "32m"]);
+    let listed: Value = serde_json::from_str(&cluster.ok(&["image", "list", "--json"])).unwrap();
+    assert_eq!((&listed[0]["name"], &listed[0]["size"]), (&"vol".into(), &(32u64 << 20).into()));
+    cluster.ok(&["image", "remove", "vol"]);
+    assert_eq!(cluster.ok(&["image", "list", "--json"]), "[]\n");
+
+    // Ctrl-C ends every node.
+    let nodes = cluster.nodes();
+    signal(cluster.up.id(), Signal::INT);
+    assert!(cluster.up.wait().unwrap().success());
+    assert!(!nodes.into_iter().any(is_running));
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn strangers_disturb_no_client() {
+    let directory = scratch("store-strangers");
+    let mut cluster = Cluster::start(&directory, small());
+    cluster.ok(&["image", "create", "vol", "64m"]);
+    let status = cluster.wait_until_healthy();
+    // Connections that say nothing, or nonsense.
+    let mut strangers = Vec::new();
+    for node in status["nodes"].as_array().unwrap() {
+        let address = node["report"]["address"].as_str().unwrap();
+        for index in 0..100 {
+            let mut stranger = TcpStream::connect(address).unwrap();
+            if index % 2 == 0 {
+                std::io::Write::write_all(&mut stranger, b"GET / HTTP/1.1\\r\\n\\r\\n").unwrap();
+            }
+            strangers.push(stranger);
+        }
+    }
+    let load = cluster.perf(&["--rw=randrw", "--iodepth=8", "--number_ios=500"]).output().unwrap();
+    assert!(load.status.success(), "{}", text(&load.stderr));
+    drop(strangers);
+
+    // The map without the right key.
+    let copy = directory.join("copy");
+    std::fs::create_dir(&copy).unwrap();
+    std::os::unix::fs::symlink(cluster.directory.join("map"), copy.join("map")).unwrap();
+    let key = copy.join("key");
+    let filename = format!("--filename=store:pool/vol?cluster={}", copy.display());
+    let perf = || ringbolt(&["perf", &filename, "--bs=4k", "--rw=read", "--number_ios=1", "--name=t"]);
+    for (content, reason) in [
+        (None, "No such file"),
+        (Some("short\\n".to_string()), "64 hexadecimal digits"),
+        (Some("00".repeat(32)), "does not have the key of this cluster"),
+    ] {
+        content.into_iter().for_each(|content| std::fs::write(&key, content).unwrap());
+        let refused = perf();
+        assert!(!refused.status.success());
+        assert!(text(&refused.stderr).contains(reason), "{reason}: {}", text(&refused.stderr));
+    }
+
+    // A second `up` of the same cluster, and one that is killed: its nodes end with it.
+    let second = ringbolt(&["store", "up", "--cluster", cluster.path()]);
+    assert!(text(&second.stderr).contains("runs already"), "{}", text(&second.stderr));
+    let nodes = cluster.nodes();
+    assert_eq!(nodes.len(), 3);
+    cluster.up.kill().unwrap();
+    cluster.up.wait().unwrap();
+    let started = Instant::now();
+    while nodes.iter().any(|node| is_running(*node)) {
+        assert!(started.elapsed() < Duration::from_secs(30), "a node outlives its cluster");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let status = cluster.status();
+    assert!(status["summary"].as_str().unwrap().ends_with("4 down"), "{status:#}");
+    assert!(status["groups"][0]["why"].as_str().unwrap().contains("does not answer"), "{status:#}");
+
+    // A node with the device of another.
+    let config = cluster.directory.join("node1/config.json");
+    let foreign = std::fs::read_to_string(&config).unwrap().replace("node1/store.img", "node2/store.img");
+    std::fs::write(&config, foreign).unwrap();
+    let up = ringbolt(&["store", "up", "--cluster", cluster.path()]);
+    assert!(text(&up.stderr).contains("node 1 does not start"), "{}", text(&up.stderr));
+    let log = std::fs::read_to_string(cluster.directory.join("node1/log")).unwrap();
+    assert!(log.contains("the device Disk belongs to another node"), "{log}");
+    std::fs::remove_dir_all(&directory).unwrap();
+}

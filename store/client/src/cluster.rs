@@ -1,0 +1,131 @@
+//! A cluster as its clients find it: the map, and the key.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cluster_map::{ClusterMap, GroupId, ImageEntry, LocalMap, MapError, PoolRecord, ReplicaId};
+use sockets::StreamAddress;
+use store_link::{ClusterKey, Identity};
+
+/// Why a client cannot use a cluster.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The map.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// The key.
+    #[error("the cluster's key {path}: {source}", path = .path.display())]
+    Key {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        source: std::io::Error,
+    },
+    /// There is no cluster there.
+    #[error("there is no cluster in {}: `ringbolt store up` makes one", .0.display())]
+    NoCluster(PathBuf),
+    /// There is no such image.
+    #[error("there is no image {pool}/{image}")]
+    NoImage {
+        /// Pool.
+        pool: String,
+        /// Name.
+        image: String,
+    },
+    /// The map has an address that is none.
+    #[error("node {node} has the address {address:?}, which is none")]
+    Address {
+        /// The node.
+        node: u32,
+        /// Its address.
+        address: String,
+    },
+    /// A group of a pool has no record.
+    #[error("logical group {0} has no record in the map")]
+    NoGroup(u32),
+    /// The size cannot be that of an image.
+    #[error("{0} bytes are no size of an image: a multiple of 512, at most 16 PiB")]
+    Size(u64),
+}
+
+/// A cluster whose map is in a directory.
+pub struct Cluster {
+    directory: PathBuf,
+    map: LocalMap,
+    key: ClusterKey,
+}
+
+/// What channels of an image need of its pool.
+pub(crate) struct PoolView {
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) pool: PoolRecord,
+    pub(crate) nodes: BTreeMap<ReplicaId, StreamAddress>,
+    /// The replicas of each group, the primary first.
+    pub(crate) replicas: BTreeMap<u32, Vec<ReplicaId>>,
+}
+
+impl Cluster {
+    /// Opens the cluster in a directory: its map is in `map`, its key in `key`.
+    ///
+    /// # Errors
+    /// [`ClientError::NoCluster`], [`ClientError::Key`], [`ClientError::Map`].
+    pub fn open(directory: &Path) -> Result<Cluster, ClientError> {
+        if !directory.join("map").is_dir() {
+            return Err(ClientError::NoCluster(directory.to_path_buf()));
+        }
+        let map = LocalMap::open(&directory.join("map"))?;
+        let path = directory.join("key");
+        let key = ClusterKey::load(&path).map_err(|source| ClientError::Key { path, source })?;
+        Ok(Cluster { directory: directory.to_path_buf(), map, key })
+    }
+
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Its map.
+    pub fn map(&self) -> &LocalMap {
+        &self.map
+    }
+
+    /// Who a client of it is.
+    ///
+    /// # Errors
+    /// [`ClientError::Map`].
+    pub fn identity(&self, node: Option<ReplicaId>) -> Result<Identity, ClientError> {
+        let cluster = self.map.cluster()?.into_bytes();
+        Ok(Identity { cluster, node, key: self.key.clone() })
+    }
+
+    /// An image of a pool.
+    ///
+    /// # Errors
+    /// [`ClientError::NoImage`], [`ClientError::Map`].
+    pub fn image(&self, pool: &str, image: &str) -> Result<ImageEntry, ClientError> {
+        let missing = || ClientError::NoImage { pool: pool.to_string(), image: image.to_string() };
+        self.map.images()?.remove(&(pool.to_string(), image.to_string())).ok_or_else(missing)
+    }
+
+    pub(crate) fn view(&self, pool: &str) -> Result<PoolView, ClientError> {
+        let missing = || MapError::Missing(format!("pool {pool}"));
+        let pool = self.map.pools()?.remove(pool).ok_or_else(missing)?;
+        let mut nodes = BTreeMap::new();
+        for (id, node) in self.map.nodes()? {
+            let address = node.addresses.first().map_or("", String::as_str);
+            let parsed = address.parse().map(StreamAddress::Tcp);
+            let parsed =
+                parsed.map_err(|_| ClientError::Address { node: id.0, address: address.to_string() })?;
+            nodes.insert(ReplicaId(id.0), parsed);
+        }
+        let mut replicas = BTreeMap::new();
+        for group in pool.first_group..pool.first_group + pool.groups {
+            let record = self.map.group(GroupId(group))?.ok_or(ClientError::NoGroup(group))?;
+            let primary = record.config.primary;
+            let others = record.replicas.into_iter().filter(|replica| *replica != primary);
+            replicas.insert(group, [primary].into_iter().chain(others).collect());
+        }
+        Ok(PoolView { identity: Arc::new(self.identity(None)?), pool, nodes, replicas })
+    }
+}

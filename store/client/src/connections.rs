@@ -1,0 +1,165 @@
+//! The connections of a channel to the nodes of a cluster.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cluster_map::ReplicaId;
+use reactor::Core;
+use sockets::{ConnectionId, CoreNetwork, Network, NetworkEvent, StreamAddress};
+use store_link::{Identity, Link, LinkError, LinkEvent};
+use wire_replica::{EncodedFrame, Frame};
+
+/// A node that refused a connection, or lost it, is tried again after this time.
+const RECONNECT_NS: u64 = 20_000_000;
+/// A connection that is not ready after this time is given up.
+const GREETING_NS: u64 = 1_000_000_000;
+
+/// A node, and the connection to it.
+struct NodeConnection {
+    address: StreamAddress,
+    link: Option<(ConnectionId, Link)>,
+    /// When it may be connected to again, or the greetings are too late.
+    at_ns: u64,
+    /// Something is queued.
+    is_dirty: bool,
+    /// It is of another cluster, or has another key.
+    is_foreign: bool,
+}
+
+/// The connections of one channel. Those that are not needed are not made.
+pub(crate) struct Connections<N: Network> {
+    network: N,
+    identity: Arc<Identity>,
+    nodes: BTreeMap<ReplicaId, NodeConnection>,
+    by_connection: BTreeMap<u64, ReplicaId>,
+    events: Vec<NetworkEvent<N::Stream>>,
+    received: Vec<LinkEvent>,
+    /// Connections with more to read than one turn took.
+    unread: Vec<ReplicaId>,
+}
+
+impl<N: CoreNetwork> Connections<N> {
+    pub(crate) fn new(
+        core: &Core,
+        identity: Arc<Identity>,
+        nodes: &BTreeMap<ReplicaId, StreamAddress>,
+    ) -> Connections<N> {
+        let node = |address: &StreamAddress| NodeConnection {
+            address: address.clone(),
+            link: None,
+            at_ns: 0,
+            is_dirty: false,
+            is_foreign: false,
+        };
+        Connections {
+            network: N::of_core(core),
+            identity,
+            nodes: nodes.iter().map(|(id, address)| (*id, node(address))).collect(),
+            by_connection: BTreeMap::new(),
+            events: Vec::new(),
+            received: Vec::new(),
+            unread: Vec::new(),
+        }
+    }
+
+    /// Queues a message to a node; `false` if it cannot be reached now.
+    pub(crate) fn send(
+        &mut self,
+        node: ReplicaId,
+        frame: impl FnOnce() -> EncodedFrame,
+        now_ns: u64,
+    ) -> bool {
+        let Some(to) = self.nodes.get_mut(&node) else { return false };
+        if to.link.is_none() {
+            if now_ns < to.at_ns {
+                return false;
+            }
+            to.at_ns = now_ns + RECONNECT_NS;
+            let connect = self.network.connect(&to.address).and_then(|stream| self.network.add(stream));
+            let link = Link::connect_to(self.identity.clone(), node);
+            let (Ok(connection), Ok(link)) = (connect, link) else { return false };
+            to.at_ns = now_ns + GREETING_NS;
+            to.link = Some((connection, link));
+            self.by_connection.insert(connection.0.to_bits(), node);
+        }
+        if let Some((_, link)) = &mut to.link {
+            link.send(frame());
+            to.is_dirty = true;
+        }
+        true
+    }
+
+    /// Writes what is queued, and reads. Messages go to `sink`; nodes whose connections ended to `lost`.
+    pub(crate) fn poll(
+        &mut self,
+        now_ns: u64,
+        mut sink: impl FnMut(ReplicaId, Frame),
+        mut lost: impl FnMut(ReplicaId),
+    ) -> usize {
+        let mut work = self.network.poll(&mut self.events);
+        let ready = self.events.drain(..).filter_map(|event| match event {
+            NetworkEvent::Ready(connection) => self.by_connection.get(&connection.0.to_bits()).copied(),
+            _ => None,
+        });
+        let mut ready: Vec<ReplicaId> = ready.chain(self.unread.drain(..)).collect();
+        for (id, node) in &mut self.nodes {
+            let is_late =
+                node.link.as_ref().is_some_and(|(_, link)| !link.is_ready()) && now_ns >= node.at_ns;
+            if is_late || std::mem::take(&mut node.is_dirty) {
+                ready.push(*id);
+            }
+        }
+        ready.sort_unstable();
+        ready.dedup();
+        for id in ready {
+            let Some(node) = self.nodes.get_mut(&id) else { continue };
+            let Some((connection, link)) = &mut node.link else { continue };
+            let driven = link.drive(&mut self.network.stream(*connection), &mut self.received);
+            let is_late = !link.is_ready() && now_ns >= node.at_ns;
+            for event in self.received.drain(..) {
+                work += 1;
+                if let LinkEvent::Frame { frame, .. } = event {
+                    sink(id, frame);
+                }
+            }
+            let error = match driven {
+                Ok(false) if !is_late => continue,
+                Ok(true) => {
+                    self.unread.push(id);
+                    continue;
+                }
+                Ok(false) => LinkError::Failed(std::io::ErrorKind::TimedOut),
+                Err(error) => error,
+            };
+            match error {
+                LinkError::Closed | LinkError::Failed(_) => log::debug!("node {}: {error}", id.0),
+                _ if node.is_foreign => {}
+                _ => log::error!("node {}: {error}", id.0),
+            }
+            node.is_foreign = matches!(error, LinkError::Key | LinkError::Cluster);
+            self.by_connection.remove(&connection.0.to_bits());
+            self.network.close(*connection);
+            node.link = None;
+            node.at_ns = now_ns + RECONNECT_NS;
+            lost(id);
+        }
+        work
+    }
+
+    /// Every node is of another cluster, or has another key: to wait does not help.
+    pub(crate) fn are_all_foreign(&self) -> bool {
+        !self.nodes.is_empty() && self.nodes.values().all(|node| node.is_foreign)
+    }
+
+    /// When it has something to do, if nothing arrives before.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        if self.network.is_pending()
+            || !self.unread.is_empty()
+            || self.nodes.values().any(|node| node.is_dirty)
+        {
+            return Some(0);
+        }
+        let greeting = |node: &NodeConnection| node.link.as_ref().is_some_and(|(_, link)| !link.is_ready());
+        self.nodes.values().filter(|node| greeting(node)).map(|node| node.at_ns).min()
+    }
+}

@@ -1,0 +1,144 @@
+//! The block device of a cluster's image.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, InfoValue, IoLimits};
+use block_io::Op;
+use cluster_map::ImageEntry;
+use reactor::Core;
+use sockets::{CoreNetwork, Sockets};
+use wire_replica::TRANSFER_BYTES_MAX;
+use wire_store::{BLOCK_BYTES, OBJECT_BYTES, ObjectId};
+
+use crate::IMAGE_BLOCK_BYTES;
+use crate::channel::ImageChannel;
+use crate::cluster::{ClientError, Cluster, PoolView};
+
+/// Requests in flight on one channel: fewer than a client's numbers that replicas tell apart.
+pub(crate) const DEPTH: u32 = 512;
+/// Most bytes of an image: its objects have 32-bit indices.
+const IMAGE_BYTES_MAX: u64 = (OBJECT_BYTES as u64) << 32;
+
+/// The module's object of an image, whose channels connect through `N`.
+pub struct ClusterImage<N = Sockets> {
+    pool: String,
+    image: String,
+    volume: u64,
+    bytes: AtomicU64,
+    view: Arc<PoolView>,
+    network: PhantomData<fn() -> N>,
+}
+
+/// The objects of a volume: each belongs to a logical group of the pool.
+pub(crate) struct Placement {
+    pub(crate) first_group: u32,
+    pub(crate) groups: u32,
+    pub(crate) volume: u64,
+}
+
+impl Placement {
+    /// The object with the bytes from `offset` of the volume on, and the offset in it.
+    pub(crate) fn locate(&self, offset: u64) -> (ObjectId, u32) {
+        let index = (offset / OBJECT_BYTES as u64) as u32;
+        let number = (self.volume + u64::from(index)) % u64::from(self.groups);
+        let group = self.first_group + number as u32;
+        (ObjectId { group, volume: self.volume, index, suffix: 0 }, (offset % OBJECT_BYTES as u64) as u32)
+    }
+}
+
+impl ClusterImage {
+    /// An image of a pool, as the map has it now.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn open(cluster: &Cluster, pool: &str, image: &str) -> Result<ClusterImage, ClientError> {
+        let entry = cluster.image(pool, image)?;
+        ClusterImage::with_network(cluster, pool, image, &entry)
+    }
+}
+
+impl<N: CoreNetwork> ClusterImage<N> {
+    /// An image whose channels connect through another network.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn with_network(
+        cluster: &Cluster,
+        pool: &str,
+        image: &str,
+        entry: &ImageEntry,
+    ) -> Result<ClusterImage<N>, ClientError> {
+        check_size(entry.bytes)?;
+        Ok(ClusterImage {
+            pool: pool.to_string(),
+            image: image.to_string(),
+            volume: entry.volume,
+            bytes: AtomicU64::new(entry.bytes),
+            view: Arc::new(cluster.view(pool)?),
+            network: PhantomData,
+        })
+    }
+
+    /// The image has another size. The registry is told afterwards.
+    pub fn set_bytes(&self, bytes: u64) {
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Refuses sizes that no image has.
+///
+/// # Errors
+/// [`ClientError::Size`].
+pub fn check_size(bytes: u64) -> Result<(), ClientError> {
+    let is_valid = bytes > 0 && bytes <= IMAGE_BYTES_MAX && bytes.is_multiple_of(IMAGE_BLOCK_BYTES.into());
+    if is_valid { Ok(()) } else { Err(ClientError::Size(bytes)) }
+}
+
+impl<N: CoreNetwork> Bdev for ClusterImage<N> {
+    fn product_name(&self) -> &'static str {
+        "Cluster image"
+    }
+
+    fn geometry(&self) -> BdevGeometry {
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        BdevGeometry {
+            physical_block_size: BLOCK_BYTES as u32,
+            optimal_io_boundary_blocks: OBJECT_BYTES as u32 / IMAGE_BLOCK_BYTES,
+            buffer_alignment: 1,
+            ..BdevGeometry::new(IMAGE_BLOCK_BYTES, bytes / u64::from(IMAGE_BLOCK_BYTES))
+        }
+    }
+
+    fn supports(&self, op: Op) -> bool {
+        matches!(op, Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes)
+    }
+
+    fn io_limits(&self) -> IoLimits {
+        IoLimits {
+            transfer_bytes_max: TRANSFER_BYTES_MAX,
+            boundary_blocks: OBJECT_BYTES as u32 / IMAGE_BLOCK_BYTES,
+            ..IoLimits::NONE
+        }
+    }
+
+    fn open(&self, core: &Core) -> Result<BoxedChannel, BdevError> {
+        let pool = &self.view.pool;
+        let placement = Placement { first_group: pool.first_group, groups: pool.groups, volume: self.volume };
+        Ok(Box::new(ImageChannel::<N>::new(core, self.view.clone(), placement)))
+    }
+
+    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
+        let object = vec![
+            ("pool", self.pool.as_str().into()),
+            ("image", self.image.as_str().into()),
+            ("durability", "disk".into()),
+        ];
+        vec![("store", InfoValue::Object(object))]
+    }
+
+    fn depth(&self) -> u32 {
+        DEPTH
+    }
+}

@@ -1,0 +1,131 @@
+//! The module of cluster images for the control plane: the methods `bdev_store_*`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use bdev::Registry;
+use cluster_map::MapError;
+use control::json::{Value, json};
+use control::{JobHandle, Method, Module, RpcError};
+
+use crate::{ClientError, Cluster, ClusterImage};
+
+/// The images of clusters that a program uses, as a [`Module`].
+pub struct ClusterImageModule {
+    registry: Registry,
+    /// By name of the bdev.
+    images: Mutex<BTreeMap<String, Attached>>,
+}
+
+/// An image in use.
+struct Attached {
+    pool: String,
+    image: String,
+    cluster: PathBuf,
+}
+
+impl ClusterImageModule {
+    /// No images.
+    pub fn new(registry: Registry) -> Arc<ClusterImageModule> {
+        Arc::new(ClusterImageModule { registry, images: Mutex::default() })
+    }
+}
+
+impl From<ClientError> for RpcError {
+    fn from(error: ClientError) -> RpcError {
+        let code = match &error {
+            ClientError::Map(MapError::Exists(_)) => RpcError::EEXIST,
+            ClientError::Map(MapError::Missing(_))
+            | ClientError::NoImage { .. }
+            | ClientError::NoCluster(_) => RpcError::ENODEV,
+            ClientError::Map(MapError::Invalid(_)) | ClientError::Size(_) => RpcError::EINVAL,
+            _ => RpcError::EIO,
+        };
+        RpcError::new(code, error.to_string())
+    }
+}
+
+impl Module for ClusterImageModule {
+    const NAME: &'static str = "bdev_store";
+    const DEPENDS_ON: &'static [&'static str] = &["bdev"];
+    const IS_SUBSYSTEM: bool = true;
+
+    fn methods() -> Vec<Method<ClusterImageModule>> {
+        vec![
+            Method::job("bdev_store_create", create)
+                .text(
+                    "Creates a bdev of an image of a cluster of the store, which `ringbolt image create` made. Not an SPDK \
+                     method.",
+                    "name of the bdev",
+                )
+                .errors(&[
+                    (RpcError::ENODEV, "there is no such cluster, pool or image"),
+                    (RpcError::EEXIST, "a bdev has the name"),
+                    (RpcError::EIO, "the map or the key of the cluster cannot be read"),
+                ]),
+            Method::job("bdev_store_delete", delete)
+                .text("Deletes a bdev of a cluster's image. The image stays. Not an SPDK method.", "true")
+                .errors(&[(RpcError::ENODEV, "no such bdev of a cluster's image exists")]),
+        ]
+    }
+
+    fn drain(&self) {
+        for name in std::mem::take(&mut *sync::lock(&self.images)).into_keys() {
+            // It may be gone already.
+            let _ = self.registry.unregister(&name);
+        }
+    }
+
+    fn save(&self) -> Vec<Value> {
+        let images = sync::lock(&self.images);
+        let call = |(name, attached): (&String, &Attached)| {
+            let Attached { pool, image, cluster } = attached;
+            let params = json!({ "name": name, "pool": pool, "image": image, "cluster": cluster });
+            json!({ "method": "bdev_store_create", "params": params })
+        };
+        images.iter().map(call).collect()
+    }
+}
+
+control::parameters! {
+    struct CreateParams {
+        /// Pool of the image
+        pool: String,
+        /// Name of the image
+        image: String,
+        /// Directory of the cluster, with its map and its key
+        cluster: String,
+        /// Name of the bdev; without, `POOL/IMAGE`
+        name: Option<String>,
+    }
+}
+
+fn create(module: &ClusterImageModule, params: CreateParams, _job: &JobHandle) -> Result<String, RpcError> {
+    let CreateParams { pool, image, cluster, name } = params;
+    let name = name.unwrap_or_else(|| format!("{pool}/{image}"));
+    let opened = Cluster::open(cluster.as_ref())?;
+    let uuid = opened.image(&pool, &image)?.uuid;
+    let bdev = ClusterImage::open(&opened, &pool, &image)?;
+    let registered = module.registry.register(&name, Some(uuid), &[], Arc::new(bdev));
+    registered.map_err(|error| RpcError::new(RpcError::EEXIST, error.to_string()))?;
+    let attached = Attached { pool, image, cluster: opened.directory().to_path_buf() };
+    sync::lock(&module.images).insert(name.clone(), attached);
+    Ok(name)
+}
+
+control::parameters! {
+    struct DeleteParams {
+        /// Name of the bdev
+        name: String,
+    }
+}
+
+fn delete(module: &ClusterImageModule, params: DeleteParams, _job: &JobHandle) -> Result<bool, RpcError> {
+    let missing =
+        || RpcError::new(RpcError::ENODEV, format!("no cluster image has the bdev {}", params.name));
+    sync::lock(&module.images).remove(&params.name).ok_or_else(missing)?;
+    let removed = module.registry.unregister(&params.name);
+    removed.map_err(|error| RpcError::new(RpcError::ENODEV, error.to_string()))?;
+    Ok(true)
+}

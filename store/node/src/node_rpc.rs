@@ -1,0 +1,258 @@
+//! The module of a node with replicas for the control plane: the methods `store_node_*`.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use bdev::Registry;
+use cluster_map::{ClusterMap, LocalMap, NodeId, NodeRecord, ReplicaId};
+use control::json::{Value, json};
+use control::{JobHandle, Method, Module, RpcError};
+use reactor::{ReactorHandle, blocking};
+use replica::{GroupBlocked, ReplicaSettings};
+use sockets::{Sockets, StreamAddress};
+use store_link::{ClusterKey, Identity};
+
+use crate::{NodeServer, NodeServerConfig, PartitionStatus, StoreCores, StoreError};
+
+/// The node that a program is, as a [`Module`].
+pub struct NodeModule {
+    registry: Registry,
+    reactors: Vec<ReactorHandle>,
+    running: Mutex<Option<Running>>,
+}
+
+struct Running {
+    server: NodeServer,
+    cluster: PathBuf,
+    listen: String,
+    allow_plain_network: bool,
+}
+
+impl NodeModule {
+    /// No node; one that is started runs on `reactors`.
+    pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<NodeModule> {
+        Arc::new(NodeModule { registry, reactors: reactors.to_vec(), running: Mutex::default() })
+    }
+}
+
+const NO_NODE: (i64, &str) = (RpcError::ENODEV, "no node is started");
+
+impl Module for NodeModule {
+    const NAME: &'static str = "store_node";
+    const DEPENDS_ON: &'static [&'static str] = &["bdev"];
+    const IS_SUBSYSTEM: bool = true;
+
+    fn methods() -> Vec<Method<NodeModule>> {
+        vec![
+            Method::job("store_node_start", start)
+                .text(
+                    "Serves the replicas on a bdev as a node of a cluster, which `ringbolt store up` makes. Not an SPDK \
+                     method.",
+                    "the address that it listens on",
+                )
+                .errors(&[
+                    (RpcError::ENODEV, "there is no such bdev, cluster or node"),
+                    (RpcError::EEXIST, "this server is a node already"),
+                    (RpcError::EINVAL, "the bdev has no replicas, or those of another node; the address is none"),
+                    (RpcError::EBUSY, "the bdev is in use"),
+                    (RpcError::EIO, "the device, the map or the key cannot be used, or the address"),
+                ]),
+            Method::job("store_node_stop", stop)
+                .text("Stops to serve, and releases the bdev. Not an SPDK method.", "true")
+                .errors(&[NO_NODE]),
+            Method::query("store_node_get_status", get_status)
+                .text(
+                    "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
+                    "object with `node`, `address`, `bdev_name` and `replicas`",
+                )
+                .errors(&[NO_NODE]),
+        ]
+    }
+
+    fn drain(&self) {
+        if let Some(running) = sync::lock(&self.running).take() {
+            let _ = blocking::block_on(running.server.close());
+        }
+    }
+
+    fn save(&self) -> Vec<Value> {
+        let running = sync::lock(&self.running);
+        let call = |running: &Running| {
+            let params = json!({
+                "bdev_name": running.server.bdev_name(),
+                "cluster": running.cluster,
+                "node": running.server.id().0,
+                "listen": running.listen,
+                "allow_plain_network": running.allow_plain_network,
+            });
+            json!({ "method": "store_node_start", "params": params })
+        };
+        running.iter().map(call).collect()
+    }
+}
+
+control::parameters! {
+    struct StartParams {
+        /// Device with the node's replicas
+        bdev_name: String,
+        /// Directory of the cluster, with its map and its key
+        cluster: String,
+        /// Number of the node
+        node: u32,
+        /// Address to listen on; port 0 selects the one that the node had before, or a free one
+        listen: String = "127.0.0.1:0".to_string(),
+        /// Listens on other addresses than loopback's, although data is not encrypted
+        allow_plain_network: bool = false,
+    }
+}
+
+fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<String, RpcError> {
+    let mut running = sync::lock(&module.running);
+    if running.is_some() {
+        return Err(RpcError::new(RpcError::EEXIST, "this server is a node already"));
+    }
+    let StartParams { bdev_name, cluster, node, listen, allow_plain_network } = params;
+    let (directory, id) = (PathBuf::from(cluster), ReplicaId(node));
+    let listen_address = parse_address(&listen, allow_plain_network)?;
+    let (map, identity, record) = open_cluster(&directory, id)?;
+    let in_sync_min =
+        map.pools().map_err(map_failed)?.values().map(|pool| pool.in_sync_min).max().unwrap_or(1);
+    let settings = ReplicaSettings {
+        in_sync_min: in_sync_min as usize,
+        checkpoint_entries: 8192,
+        entries_max: 16_384,
+        retained_entries: 4096,
+        reads_max: 1024,
+        ..ReplicaSettings::default()
+    };
+    let map: Arc<LocalMap> = Arc::new(map);
+    let cores = StoreCores::Reactors(&module.reactors);
+    let start_at = |listen: StreamAddress| {
+        let (bdev_name, identity) = (bdev_name.clone(), identity.clone());
+        let (map, settings) = (map.clone(), settings.clone());
+        let config = NodeServerConfig { bdev_name, listen, identity, node: record.uuid, map, settings };
+        let started = blocking::block_on(NodeServer::start::<Sockets>(&module.registry, &cores, config, job));
+        started.map_err(|_| StoreError::Closed)?
+    };
+    // Clients know the address that it had before.
+    let server =
+        match start_at(address_before(&record, listen_address).unwrap_or(StreamAddress::Tcp(listen_address)))
+        {
+            Err(StoreError::Listen { .. }) if listen_address.port() == 0 => {
+                start_at(StreamAddress::Tcp(listen_address))
+            }
+            started => started,
+        }?;
+    let address = server.address().to_string();
+    let record = NodeRecord { addresses: vec![address.clone()], ..record };
+    map.put_node(NodeId(node), &record).map_err(map_failed)?;
+    *running = Some(Running { server, cluster: directory, listen, allow_plain_network });
+    Ok(address)
+}
+
+/// The address that a node had before, if any port will do.
+fn address_before(record: &NodeRecord, listen: SocketAddr) -> Option<StreamAddress> {
+    let before: SocketAddr = record.addresses.first()?.parse().ok()?;
+    (listen.port() == 0 && before.ip() == listen.ip()).then_some(StreamAddress::Tcp(before))
+}
+
+/// The address to listen on; only loopback's without permission.
+fn parse_address(listen: &str, allow_plain_network: bool) -> Result<SocketAddr, RpcError> {
+    let refused = |reason: String| RpcError::new(RpcError::EINVAL, reason);
+    let address: SocketAddr =
+        listen.parse().map_err(|_| refused(format!("{listen:?} is no address: HOST:PORT in digits")))?;
+    if !address.ip().is_loopback() && !allow_plain_network {
+        return Err(refused(format!(
+            "{listen} is not this machine alone, and data is not encrypted: allow_plain_network permits it"
+        )));
+    }
+    Ok(address)
+}
+
+fn map_failed(error: cluster_map::MapError) -> RpcError {
+    RpcError::new(RpcError::EIO, error.to_string())
+}
+
+fn open_cluster(directory: &Path, id: ReplicaId) -> Result<(LocalMap, Identity, NodeRecord), RpcError> {
+    if !directory.join("map").is_dir() {
+        let reason = format!("there is no cluster in {}: `ringbolt store up` makes one", directory.display());
+        return Err(RpcError::new(RpcError::ENODEV, reason));
+    }
+    let map = LocalMap::open(&directory.join("map")).map_err(map_failed)?;
+    let path = directory.join("key");
+    let key = ClusterKey::load(&path);
+    let key = key.map_err(|error| RpcError::new(RpcError::EIO, format!("{}: {error}", path.display())))?;
+    let record = map.nodes().map_err(map_failed)?.remove(&NodeId(id.0));
+    let record =
+        record.ok_or_else(|| RpcError::new(RpcError::ENODEV, format!("the cluster has no node {}", id.0)))?;
+    let cluster = map.cluster().map_err(map_failed)?.into_bytes();
+    Ok((map, Identity { cluster, node: Some(id), key }, record))
+}
+
+control::parameters! {
+    struct NoParams {}
+}
+
+fn stop(module: &NodeModule, _params: NoParams, _job: &JobHandle) -> Result<bool, RpcError> {
+    let running = sync::lock(&module.running).take();
+    let running = running.ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?;
+    blocking::block_on(running.server.close()).map_err(|_| StoreError::Closed)?;
+    Ok(true)
+}
+
+fn get_status(module: &NodeModule, _params: NoParams) -> Result<Value, RpcError> {
+    let running = sync::lock(&module.running);
+    let running = running.as_ref().ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?;
+    let status = blocking::block_on(running.server.status()).map_err(|_| StoreError::Closed)??;
+    Ok(json!({
+        "node": running.server.id().0,
+        "address": running.server.address().to_string(),
+        "bdev_name": running.server.bdev_name(),
+        "replicas": status.iter().filter_map(describe).collect::<Vec<_>>(),
+    }))
+}
+
+fn describe(status: &PartitionStatus) -> Option<Value> {
+    let replica = status.replica.as_ref()?;
+    let in_sync: Vec<u32> = replica.config.in_sync.iter().map(|member| member.0).collect();
+    let state = match replica.status.blocked {
+        _ if status.failed => "failed",
+        None => "primary",
+        Some(GroupBlocked::NotPrimary) if replica.status.complete => "replica",
+        Some(GroupBlocked::NotPrimary) => "copying",
+        Some(_) => "waiting",
+    };
+    Some(json!({
+        "group": replica.group,
+        "state": state,
+        "waits_for": replica.status.blocked.filter(|_| state == "waiting").map(reason),
+        "epoch": replica.config.epoch,
+        "primary": replica.config.primary.0,
+        "in_sync": in_sync,
+        "complete": replica.status.complete,
+        "log_end": replica.status.log_end,
+        "commit_point": replica.status.commit_point,
+        "in_place": replica.in_place,
+        "log_bytes": status.log_bytes,
+        "log_used_bytes": status.log_used_bytes,
+        "objects": status.space.objects,
+        "extents": status.space.extents,
+        "free_extents": status.space.free_extents,
+        "checkpoints": status.stats.checkpoints,
+        "damaged_blocks": status.stats.damaged_blocks,
+    }))
+}
+
+/// What a group waits for.
+fn reason(blocked: GroupBlocked) -> &'static str {
+    match blocked {
+        GroupBlocked::NoMap => "the map's record was not read yet",
+        GroupBlocked::NotPrimary => "another replica is the primary",
+        GroupBlocked::NoPrimary => "the primary is silent, and the map has not answered",
+        GroupBlocked::EarlierLease => "an earlier primary may still read",
+        GroupBlocked::Reconciling => "entries of an earlier primary are being committed",
+        GroupBlocked::MemberSilent => "a replica is silent, and the map has not answered",
+        GroupBlocked::TooFewInSync => "fewer replicas are in sync than the pool demands",
+    }
+}

@@ -1,0 +1,169 @@
+//! The server of a node: connections of other nodes and of clients, and the map.
+//!
+//! One poller, on the node's first core, has all connections. What arrives goes to the cores that own the groups, by
+//! mailbox; so does what they send. A thread of its own asks the map, so that nothing else waits for it.
+
+mod hub;
+mod map_watch;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use bdev::{Registry, Uuid};
+use cluster_map::{ClusterMap, ReplicaId};
+use control::JobHandle;
+use reactor::{Core, MailboxSender};
+use replica::{ClientReply, GroupConfig, ReplicaMessage, ReplicaSettings};
+use sockets::{CoreNetwork, StreamAddress};
+use store_link::Identity;
+
+use crate::once::once;
+use crate::{Outbox, PartitionStatus, ReplicaNode, ReplicaNodeConfig, StoreCores, StoreError};
+use hub::{Hub, HubInput};
+use map_watch::{MapRequest, MapWatch};
+
+/// Messages that wait for the connections, from all cores.
+const HUB_MAILBOX: usize = 16 << 10;
+
+/// How a node runs.
+pub struct NodeServerConfig {
+    /// Block device with the node's replicas.
+    pub bdev_name: String,
+    /// Where others connect to it. Port 0 selects a free one.
+    pub listen: StreamAddress,
+    /// Who it is.
+    pub identity: Identity,
+    /// Its UUID, as on its device.
+    pub node: Uuid,
+    /// The map of its cluster.
+    pub map: Arc<dyn ClusterMap>,
+    /// The same on all nodes.
+    pub settings: ReplicaSettings,
+}
+
+/// A node that serves.
+pub struct NodeServer {
+    node: ReplicaNode,
+    id: ReplicaId,
+    bdev_name: String,
+    address: StreamAddress,
+    hub: MailboxSender<HubInput>,
+    map: Option<MapWatch>,
+}
+
+/// The outbox of a group: what it sends goes to the connections' core, its proposals to the map's thread.
+struct NodeOutbox {
+    hub: MailboxSender<HubInput>,
+    map: mpsc::Sender<MapRequest>,
+}
+
+impl Outbox for NodeOutbox {
+    // What finds no room is lost, as on a link, and sent again.
+    fn send(&mut self, group: u32, to: ReplicaId, message: ReplicaMessage) {
+        let _ = self.hub.send(HubInput::Send { group, to, message: Box::new(message) });
+    }
+
+    fn reply(&mut self, group: u32, client: u64, number: u64, reply: ClientReply) {
+        let _ = self.hub.send(HubInput::Reply { group, client, number, reply });
+    }
+
+    fn propose(&mut self, group: u32, config: Arc<GroupConfig>) {
+        let _ = self.map.send(MapRequest::Propose { group, config });
+    }
+}
+
+/// Refuses a device of another cluster or node.
+async fn check_identity(
+    node: ReplicaNode,
+    bdev_name: &str,
+    cluster: [u8; 16],
+    uuid: Uuid,
+) -> Result<ReplicaNode, StoreError> {
+    let superblock = node.superblock();
+    let what = if superblock.cluster != cluster {
+        "cluster"
+    } else if superblock.node != uuid.into_bytes() {
+        "node"
+    } else {
+        return Ok(node);
+    };
+    node.close().await;
+    Err(StoreError::Foreign { device: bdev_name.to_string(), what })
+}
+
+impl NodeServer {
+    /// Opens the replicas on a device, listens, and serves.
+    ///
+    /// # Errors
+    /// [`StoreError`]: of the device, [`StoreError::Listen`], [`StoreError::Foreign`] if the device is another node's.
+    pub async fn start<N: CoreNetwork>(
+        registry: &Registry,
+        cores: &StoreCores<'_>,
+        config: NodeServerConfig,
+        job: &JobHandle,
+    ) -> Result<NodeServer, StoreError> {
+        let id = config.identity.node.ok_or(StoreError::Closed)?;
+        let cluster = config.identity.cluster;
+        let identity = Arc::new(config.identity);
+        let listen = config.listen.clone();
+        let (hub, address) =
+            cores.run(0, move |core| async move { Hub::<N>::start(&core, identity, &listen) }).await?;
+        let (map, requests) = mpsc::channel();
+        let (of_groups, to_map) = (hub.clone(), map.clone());
+        let outbox = Arc::new(move |_: &Core, _: u32| -> Box<dyn Outbox> {
+            Box::new(NodeOutbox { hub: of_groups.clone(), map: to_map.clone() })
+        });
+        let replicas = ReplicaNodeConfig { name: "node", id, settings: config.settings, outbox };
+        let opened = ReplicaNode::open(registry, &config.bdev_name, cores, replicas, job).await;
+        let opened = match opened {
+            Ok(node) => check_identity(node, &config.bdev_name, cluster, config.node).await,
+            Err(error) => Err(error),
+        };
+        let node = match opened {
+            Ok(node) => node,
+            Err(error) => {
+                let _ = hub.send(HubInput::Close(once().0));
+                return Err(error);
+            }
+        };
+        let groups: BTreeMap<_, _> =
+            node.groups().filter_map(|group| Some((group, node.replica(group)?))).collect();
+        let _ = hub.send(HubInput::Replicas(groups.clone()));
+        let map = MapWatch::start(config.map, groups, hub.clone(), map, requests);
+        Ok(NodeServer { node, id, bdev_name: config.bdev_name, address, hub, map: Some(map) })
+    }
+
+    /// Its number.
+    pub fn id(&self) -> ReplicaId {
+        self.id
+    }
+
+    /// Name of its block device.
+    pub fn bdev_name(&self) -> &str {
+        &self.bdev_name
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &StreamAddress {
+        &self.address
+    }
+
+    /// What each of its partitions reports.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`].
+    pub async fn status(&self) -> Result<Vec<PartitionStatus>, StoreError> {
+        self.node.status().await
+    }
+
+    /// Ends its connections and its replicas, and releases the device.
+    pub async fn close(mut self) {
+        let (sender, receiver) = once();
+        if self.hub.send(HubInput::Close(sender)).is_ok() {
+            receiver.await;
+        }
+        self.map.take().into_iter().for_each(MapWatch::stop);
+        self.node.close().await;
+    }
+}

@@ -1,0 +1,324 @@
+//! The connections of a node.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown};
+use replica::{ClientReply, ClientRequest, ReplicaId, ReplicaMessage};
+use slots::{Slab, Slot};
+use sockets::{ConnectionId, CoreNetwork, ListenerId, Network, NetworkEvent, StreamAddress};
+use store_link::{Identity, Link, LinkError, LinkEvent};
+use wire_replica::Frame;
+
+use crate::once::OnceSender;
+use crate::{ReplicaHandle, ReplicaInput, StoreError};
+
+/// Connections at a time, and of these, ones that have not proved that they know the key.
+const CONNECTIONS_MAX: u32 = 1024;
+const GREETING_MAX: usize = 64;
+/// How long a connection may take for its greetings.
+const GREETING_NS: u64 = 2_000_000_000;
+/// A node that refused a connection, or lost it, is tried again after this time.
+const RECONNECT_NS: u64 = 20_000_000;
+/// Messages taken from the mailbox in one poll.
+const INPUTS_PER_POLL: usize = 1024;
+
+/// What cores and the map's thread ask of it.
+pub(super) enum HubInput {
+    /// The replicas of this node.
+    Replicas(BTreeMap<u32, ReplicaHandle>),
+    /// The addresses of all nodes.
+    Nodes(BTreeMap<ReplicaId, StreamAddress>),
+    /// Sends a message to another node.
+    Send { group: u32, to: ReplicaId, message: Box<ReplicaMessage> },
+    /// Answers a client.
+    Reply { group: u32, client: u64, number: u64, reply: ClientReply },
+    /// Ends; the sender is dropped then.
+    Close(OnceSender<()>),
+}
+
+struct Connection {
+    id: ConnectionId,
+    link: Link,
+    /// Who it is, once that is proved: a node or, with `None`, a client.
+    peer: Option<Option<ReplicaId>>,
+    /// The node that it was opened to.
+    opened_to: Option<ReplicaId>,
+    /// When its greetings are too late.
+    late_ns: u64,
+    /// Something is queued.
+    is_dirty: bool,
+}
+
+struct Peer {
+    address: StreamAddress,
+    connection: Option<Slot>,
+    again_ns: u64,
+}
+
+/// The poller of a node's connections.
+pub(super) struct Hub<N: Network> {
+    network: N,
+    identity: Arc<Identity>,
+    inputs: MailboxReceiver<HubInput>,
+    listener: ListenerId,
+    replicas: BTreeMap<u32, ReplicaHandle>,
+    connections: Slab<Connection>,
+    by_id: HashMap<u64, Slot>,
+    peers: BTreeMap<ReplicaId, Peer>,
+    /// The connection of each client's last request.
+    clients: HashMap<u64, Slot>,
+    events: Vec<NetworkEvent<N::Stream>>,
+    received: Vec<LinkEvent>,
+    /// Connections to write to, or with more to read.
+    ready: Vec<Slot>,
+    greeting: usize,
+    closed: Option<OnceSender<()>>,
+    now_ns: u64,
+}
+
+impl<N: CoreNetwork> Hub<N> {
+    /// Listens on this core.
+    pub(super) fn start(
+        core: &Core,
+        identity: Arc<Identity>,
+        listen: &StreamAddress,
+    ) -> Result<(MailboxSender<HubInput>, StreamAddress), StoreError> {
+        let mut network = N::of_core(core);
+        let listener = network
+            .listen(listen)
+            .map_err(|source| StoreError::Listen { address: listen.clone(), source })?;
+        let address = network.local_address(listener).unwrap_or_else(|| listen.clone());
+        let (sender, inputs) = core.mailbox(super::HUB_MAILBOX);
+        let hub = Hub {
+            network,
+            identity,
+            inputs,
+            listener,
+            replicas: BTreeMap::new(),
+            connections: Slab::with_capacity(CONNECTIONS_MAX),
+            by_id: HashMap::new(),
+            peers: BTreeMap::new(),
+            clients: HashMap::new(),
+            events: Vec::new(),
+            received: Vec::new(),
+            ready: Vec::new(),
+            greeting: 0,
+            closed: None,
+            now_ns: core.now_ns(),
+        };
+        core.add_poller(Box::new(hub), Period::EveryTurn);
+        Ok((sender, address))
+    }
+
+    fn take_input(&mut self, input: HubInput) {
+        match input {
+            HubInput::Replicas(replicas) => self.replicas = replicas,
+            HubInput::Nodes(nodes) => {
+                // Connections to old addresses end by themselves.
+                let peers = nodes.into_iter().map(|(id, address)| {
+                    let known = self.peers.remove(&id).filter(|known| known.address == address);
+                    (id, known.unwrap_or(Peer { address, connection: None, again_ns: 0 }))
+                });
+                self.peers = peers.collect::<Vec<_>>().into_iter().collect();
+            }
+            HubInput::Send { group, to, message } => {
+                if let Some(slot) = self.connection_to(to) {
+                    self.send(slot, group, &Frame::Replica(*message));
+                }
+            }
+            HubInput::Reply { group, client, number, reply } => {
+                if let Some(slot) = self.clients.get(&client).copied() {
+                    self.send(slot, group, &Frame::Reply { client, number, reply });
+                }
+            }
+            HubInput::Close(closed) => self.closed = Some(closed),
+        }
+    }
+
+    /// The connection to a node, which is opened if there is none. Without it messages are lost, as on a link.
+    fn connection_to(&mut self, node: ReplicaId) -> Option<Slot> {
+        let peer = self.peers.get_mut(&node)?;
+        if let Some(slot) = peer.connection {
+            return Some(slot);
+        }
+        if self.now_ns < peer.again_ns {
+            return None;
+        }
+        peer.again_ns = self.now_ns + RECONNECT_NS;
+        let link = Link::connect_to(self.identity.clone(), node).ok()?;
+        let stream = self.network.connect(&peer.address).ok()?;
+        let slot = self.add(stream, link, Some(node))?;
+        self.peers.get_mut(&node)?.connection = Some(slot);
+        Some(slot)
+    }
+
+    fn add(&mut self, stream: N::Stream, link: Link, opened_to: Option<ReplicaId>) -> Option<Slot> {
+        let id = self.network.add(stream).ok()?;
+        let late_ns = self.now_ns + GREETING_NS;
+        let connection = Connection { id, link, peer: None, opened_to, late_ns, is_dirty: false };
+        let Ok(slot) = self.connections.insert(connection) else {
+            self.network.close(id);
+            return None;
+        };
+        self.by_id.insert(id.0.to_bits(), slot);
+        self.greeting += 1;
+        self.ready.push(slot);
+        Some(slot)
+    }
+
+    fn send(&mut self, slot: Slot, group: u32, frame: &Frame) {
+        let Some(connection) = self.connections.get_mut(slot) else { return };
+        connection.link.send(frame.encode(group));
+        if !std::mem::replace(&mut connection.is_dirty, true) {
+            self.ready.push(slot);
+        }
+    }
+
+    fn accept(&mut self, stream: N::Stream) {
+        if self.greeting >= GREETING_MAX {
+            // The one that has taken longest goes, so that silent ones keep no other out.
+            let greeting = |it: &Connection| it.peer.is_none() && it.opened_to.is_none();
+            let accepted = self.connections.iter().filter(|(_, it)| greeting(it));
+            if let Some((slot, _)) = accepted.min_by_key(|(_, it)| it.late_ns) {
+                self.close(slot, &LinkError::Failed(std::io::ErrorKind::TimedOut));
+            }
+        }
+        let link = Link::accept(self.identity.clone());
+        self.add(stream, link, None);
+    }
+
+    fn drive(&mut self, slot: Slot) {
+        let Some(connection) = self.connections.get_mut(slot) else { return };
+        connection.is_dirty = false;
+        let driven = connection.link.drive(&mut self.network.stream(connection.id), &mut self.received);
+        for event in std::mem::take(&mut self.received) {
+            match event {
+                LinkEvent::Ready { peer } => {
+                    self.greeting -= 1;
+                    if let Some(connection) = self.connections.get_mut(slot) {
+                        connection.peer = Some(peer);
+                    }
+                }
+                LinkEvent::Frame { group, frame } => self.take_frame(slot, group, frame),
+            }
+        }
+        match driven {
+            Ok(false) => {}
+            Ok(true) => self.ready.push(slot),
+            Err(error) => self.close(slot, &error),
+        }
+    }
+
+    fn take_frame(&mut self, slot: Slot, group: u32, frame: Frame) {
+        let Some(Some(peer)) = self.connections.get(slot).map(|connection| connection.peer) else { return };
+        match frame {
+            // Only the node itself speaks for it.
+            Frame::Replica(message) if peer == Some(message.from) => {
+                if let Some(replica) = self.replicas.get(&group) {
+                    replica.send(ReplicaInput::Message(message));
+                }
+            }
+            Frame::Request(request) => {
+                let (client, number) = match &request {
+                    ClientRequest::Write { header, .. } => (header.client, header.client_number),
+                    ClientRequest::Read { client, number, .. } => (*client, *number),
+                };
+                self.clients.insert(client, slot);
+                let is_taken = self
+                    .replicas
+                    .get(&group)
+                    .is_some_and(|replica| replica.send(ReplicaInput::Request(request)));
+                if !is_taken {
+                    let reply = match self.replicas.contains_key(&group) {
+                        true => ClientReply::Busy,
+                        false => ClientReply::NotPrimary { primary: None },
+                    };
+                    self.send(slot, group, &Frame::Reply { client, number, reply });
+                }
+            }
+            Frame::Replica(_) | Frame::Reply { .. } => {}
+        }
+    }
+
+    fn close(&mut self, slot: Slot, error: &LinkError) {
+        let Some(connection) = self.connections.remove(slot) else { return };
+        match error {
+            LinkError::Closed | LinkError::Failed(_) => log::debug!("a connection of the store: {error}"),
+            _ => log::warn!("a connection of the store: {error}"),
+        }
+        self.by_id.remove(&connection.id.0.to_bits());
+        self.network.close(connection.id);
+        self.greeting -= usize::from(connection.peer.is_none());
+        self.clients.retain(|_, of| *of != slot);
+        if let Some(peer) = connection.opened_to.and_then(|node| self.peers.get_mut(&node))
+            && peer.connection == Some(slot)
+        {
+            peer.connection = None;
+        }
+    }
+
+    fn close_late(&mut self) {
+        if self.greeting == 0 {
+            return;
+        }
+        let late = |connection: &Connection| connection.peer.is_none() && connection.late_ns <= self.now_ns;
+        let late: Vec<Slot> =
+            self.connections.iter().filter(|(_, it)| late(it)).map(|(slot, _)| slot).collect();
+        late.into_iter().for_each(|slot| self.close(slot, &LinkError::Failed(std::io::ErrorKind::TimedOut)));
+    }
+}
+
+impl<N: CoreNetwork> Poller for Hub<N> {
+    fn name(&self) -> &str {
+        "store connections"
+    }
+
+    fn poll(&mut self, now_ns: u64) -> PollResult {
+        self.now_ns = now_ns;
+        let mut work = 0;
+        while work < INPUTS_PER_POLL {
+            let Some(input) = self.inputs.receive() else { break };
+            self.take_input(input);
+            work += 1;
+        }
+        if self.closed.is_some() {
+            let open: Vec<Slot> = self.connections.iter().map(|(slot, _)| slot).collect();
+            open.into_iter().for_each(|slot| self.close(slot, &LinkError::Closed));
+            self.network.close_listener(self.listener);
+            self.closed = None;
+            return PollResult::Finished;
+        }
+        let mut events = std::mem::take(&mut self.events);
+        work += self.network.poll(&mut events);
+        for event in events.drain(..) {
+            match event {
+                NetworkEvent::Incoming { stream, .. } => self.accept(stream),
+                NetworkEvent::AcceptFailed { error, .. } => {
+                    log::warn!("a connection is not accepted: {error}")
+                }
+                NetworkEvent::Ready(id) => self.ready.extend(self.by_id.get(&id.0.to_bits())),
+            }
+        }
+        self.events = events;
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.drain(..).for_each(|slot| self.drive(slot));
+        // What was queued meanwhile is the next turn's.
+        ready.append(&mut self.ready);
+        self.ready = ready;
+        self.close_late();
+        PollResult::from_count(work)
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        if !self.ready.is_empty() || self.network.is_pending() {
+            return Some(0);
+        }
+        let late = self.connections.iter().filter(|(_, it)| it.peer.is_none()).map(|(_, it)| it.late_ns);
+        if self.greeting > 0 { late.min() } else { None }
+    }
+
+    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
+        Shutdown::Done
+    }
+}
