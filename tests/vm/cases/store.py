@@ -1,9 +1,15 @@
 """An image of a store under the kernel's initiator."""
 
 import json
+import os
+import re
+import signal
 import subprocess
+import time
+from pathlib import Path
 
 from harness.case import case
+from harness.guest import PATIENCE
 from harness.targets import MIB, Subsystem
 from .recovery import restart_under_ext4
 
@@ -35,3 +41,77 @@ def store_restarts(bench):
     target.stop()
     found = subprocess.run([target.binary, "objects", "check", path], capture_output=True, text=True, check=False)
     assert found.returncode == 0 and " 0 problems" in found.stdout, found.stdout + found.stderr
+
+
+class Cluster:
+    """`ringbolt store up`: three nodes on the host."""
+
+    def __init__(self, binary, directory):
+        self.binary, self.directory = binary, directory
+        command = [binary, "store", "up", "--cluster", directory, "--size=400m", "--groups=4", "--log-size=2m"]
+        self.up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for line in self.up.stdout:
+            if line.startswith("ready"):
+                return
+        raise AssertionError(f"the cluster does not start: {self.up.wait()}")
+
+    def run(self, *arguments):
+        return subprocess.run([self.binary, *arguments, "--cluster", self.directory], capture_output=True, text=True, check=True).stdout
+
+    def node(self, number):
+        """The process of a node."""
+        config = f"{self.directory}/node{number}/config.json".encode()
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if config in entry.read_bytes():
+                    return int(entry.parent.name)
+            except OSError:
+                pass
+        raise AssertionError(f"node {number} does not run")
+
+    def wait_until_healthy(self):
+        deadline = time.monotonic() + 60 * PATIENCE
+        while not (status := json.loads(self.run("store", "status", "--json")))["healthy"]:
+            assert time.monotonic() < deadline, status
+            time.sleep(0.1)
+
+    def stop(self):
+        self.up.send_signal(signal.SIGINT)
+        self.up.stdout.read()
+        assert self.up.wait() == 0
+
+
+@case("store-cluster", on=("ringbolt",), seconds=30)
+def store_cluster(bench):
+    """fio verifies an image of a cluster through the kernel's initiator, while nodes are killed and stopped: no I/O fails."""
+    subsystem = Subsystem("cluster", [])
+    target = bench.serve(subsystem)
+    cluster = Cluster(target.binary, f"{bench.folder}/cluster")
+    try:
+        cluster.run("image", "create", "vol", "128m")
+        target.rpc("bdev_store_create", pool="pool", image="vol", cluster=cluster.directory)
+        target.rpc("nvmf_subsystem_add_ns", nqn=subsystem.nqn, namespace={"bdev_name": "pool/vol", "nsid": 1})
+        bench.connect(subsystem)
+        device = bench.block(subsystem)
+        options = ("--rw=randwrite", "--bsrange=512-64k", "--iodepth=16", "--size=32m", "--verify=crc32c", "--verify_fatal=1")
+        load = bench.start_load("cluster", device, *options)
+        # A node that ends soon after its start is not started again.
+        time.sleep(3)
+        killed = cluster.node(1)
+        os.kill(killed, signal.SIGKILL)
+        cluster.wait_until_healthy()
+        stopped = cluster.node(2)
+        os.kill(stopped, signal.SIGSTOP)
+        time.sleep(2)
+        os.kill(stopped, signal.SIGCONT)
+        cluster.wait_until_healthy()
+        bench.end_load(load)
+        bench.guest.check(f"mkfs.ext4 -q {device} && mount {device} /mnt && echo 1 > /mnt/file && umount /mnt", 60)
+        assert cluster.node(1) != killed
+        bench.disconnect(subsystem)
+        target.rpc("bdev_store_delete", name="pool/vol")
+    finally:
+        cluster.stop()
+    for node in (1, 2, 3):
+        found = subprocess.run([target.binary, "objects", "check", f"{cluster.directory}/node{node}/store.img"], capture_output=True, text=True, check=False)
+        assert found.returncode == 0 and re.search(r"\b0 problems", found.stdout), found.stdout + found.stderr

@@ -15,7 +15,7 @@ use super::hub::HubInput;
 use crate::{ReplicaHandle, ReplicaInput};
 
 /// How often the map is read: others' changes arrive with their messages as well.
-const READ_EVERY: Duration = Duration::from_millis(100);
+const READ_EVERY: Duration = Duration::from_millis(500);
 
 /// What the thread does.
 pub(super) enum MapRequest {
