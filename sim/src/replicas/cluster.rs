@@ -91,6 +91,8 @@ pub(crate) struct ReplicaNode {
     pub(crate) paused: Option<u64>,
     /// What waits for the end of the pause.
     deferred: Vec<Happening>,
+    /// Events that are taken together, with the next one.
+    held: Vec<ReplicaEvent>,
     /// A write of its disk is under way.
     disk_busy: bool,
     /// How many times slower than usual the disk is.
@@ -113,6 +115,8 @@ pub(crate) struct ReplicaCluster {
     encodes: bool,
     /// In 1000 messages, those lost, repeated and very late.
     pub(crate) link_faults_per_mille: u32,
+    /// In 1000 events, those that wait for the next ones.
+    held_per_mille: u32,
     /// Hash of all that happened.
     pub(crate) trace: u64,
     pub(crate) turns: u64,
@@ -129,6 +133,7 @@ impl ReplicaCluster {
         let ids = (0..nodes as u32).map(ReplicaId).collect();
         let map = Arc::new(GroupConfig { epoch: 1, primary: ReplicaId(0), in_sync: ids });
         let encodes = random.happens(250);
+        let held_per_mille = if random.happens(300) { 300 } else { 0 };
         let nodes = (0..nodes).map(|_| ReplicaNode {
             replica: None,
             disk: ReplicaDisk::new(fault),
@@ -140,6 +145,7 @@ impl ReplicaCluster {
             timers: 0,
             paused: None,
             deferred: Vec::new(),
+            held: Vec::new(),
             disk_busy: false,
             disk_slowness: 1,
         });
@@ -156,6 +162,7 @@ impl ReplicaCluster {
             fault,
             encodes,
             link_faults_per_mille: 0,
+            held_per_mille,
             trace: 0,
             turns: 0,
             actions: Vec::new(),
@@ -254,6 +261,7 @@ impl ReplicaCluster {
         stopped.replica = None;
         stopped.paused = None;
         stopped.deferred.clear();
+        stopped.held.clear();
     }
 
     /// Replaces the disk of a stopped node. What the node proposed before is lost with it: a record whose only complete
@@ -330,11 +338,20 @@ impl ReplicaCluster {
 
     fn handle(&mut self, node: NodeIndex, event: ReplicaEvent) {
         let now_ns = self.local_ns(node);
-        let mut actions = std::mem::take(&mut self.actions);
-        let Some(replica) = &mut self.nodes[node].replica else {
+        if self.nodes[node].replica.is_none() {
             return;
-        };
-        replica.handle(event, now_ns, &mut actions);
+        }
+        self.nodes[node].held.push(event);
+        if self.random.happens(self.held_per_mille) {
+            // It is taken with what happens until then.
+            let (delay_ns, incarnation) = (self.random.below(200 * US), self.nodes[node].incarnation);
+            let event = ReplicaEvent::Timer;
+            return self.schedule(delay_ns, Happening::Storage { node, incarnation, event });
+        }
+        let mut actions = std::mem::take(&mut self.actions);
+        let held = std::mem::take(&mut self.nodes[node].held);
+        let Some(replica) = &mut self.nodes[node].replica else { return };
+        replica.handle_batch(held, now_ns, &mut actions);
         let deadline = replica.deadline();
         for action in actions.drain(..) {
             self.act(node, action);

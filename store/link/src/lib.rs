@@ -203,9 +203,13 @@ impl Link {
     ) -> Result<bool, LinkError> {
         self.sender.write(stream, self.is_ready())?;
         let mut bytes = 0;
-        while let Some(count) = self.receiver.read(stream)? {
+        loop {
+            let (count, may_be_more) = self.receiver.read(stream)?;
             bytes += count;
             self.take_messages(events)?;
+            if !may_be_more {
+                break;
+            }
             if bytes >= READ_BYTES_MAX {
                 return Ok(true);
             }

@@ -28,8 +28,8 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    /// Reads once; `None` if nothing can be read now.
-    pub(crate) fn read(&mut self, stream: &mut impl ByteStream) -> Result<Option<usize>, LinkError> {
+    /// Reads once. Returns the number of bytes, and whether more may be there.
+    pub(crate) fn read(&mut self, stream: &mut impl ByteStream) -> Result<(usize, bool), LinkError> {
         // Room for the message that is not complete, and for more.
         let needed = self.header.map_or(0, |header| message_bytes(&header)).max(READ_BYTES);
         if self.start == self.end {
@@ -42,17 +42,18 @@ impl Receiver {
         if self.buffer.len() < self.start + needed {
             self.buffer.resize(self.start + needed, 0);
         }
+        let offered = self.buffer.len() - self.end;
         match stream.receive(&mut [IoSliceMut::new(&mut self.buffer[self.end..])]) {
             TransferResult::Bytes(count) => {
                 self.end += count;
-                Ok(Some(count))
+                Ok((count, count == offered))
             }
             TransferResult::Blocked => {
-                // An idle connection keeps no buffer.
-                if self.start == self.end {
+                // An idle connection keeps little.
+                if self.start == self.end && self.buffer.len() > READ_BYTES {
                     *self = Receiver::default();
                 }
-                Ok(None)
+                Ok((0, false))
             }
             TransferResult::Closed => Err(LinkError::Closed),
             TransferResult::Failed(kind) => Err(LinkError::Failed(kind)),

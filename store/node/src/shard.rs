@@ -517,7 +517,8 @@ impl Shard {
         // What waits for memory, while no batch in place will try it again.
         let waits = !self.deferred.is_empty() && !self.checkpoint_wanted && self.unplaced_bytes == 0;
         let retry = waits.then(|| self.core.now_ns() + RETRY_NS);
-        let replica = self.replication.as_ref().and_then(|replication| replication.deadline());
+        let replica =
+            self.replication.as_ref().and_then(|replication| replication.deadline(self.core.now_ns()));
         self.channel.deadline().into_iter().chain(flush).chain(retry).chain(replica).min()
     }
 

@@ -205,7 +205,28 @@ impl<F: Plants> Replica<F> {
     /// Takes an event at a time of its own clock, in nanoseconds, which never goes back and runs while the machine is
     /// suspended. Appends what the owner does now to `actions`.
     pub fn handle(&mut self, event: ReplicaEvent, now_ns: u64, actions: &mut Vec<ReplicaAction>) {
+        self.handle_batch([event], now_ns, actions);
+    }
+
+    /// Takes events that happened at about the same time: entries that they append travel together.
+    pub fn handle_batch(
+        &mut self,
+        events: impl IntoIterator<Item = ReplicaEvent>,
+        now_ns: u64,
+        actions: &mut Vec<ReplicaAction>,
+    ) {
         self.now_ns = self.now_ns.max(now_ns);
+        events.into_iter().for_each(|event| self.take(event, actions));
+        match self.role {
+            Role::Starting => {}
+            Role::Follower(_) => self.run_follower(actions),
+            Role::Primary(_) => self.run_primary(actions),
+        }
+        self.repeat_proposal(actions);
+        self.consider_checkpoint(actions);
+    }
+
+    fn take(&mut self, event: ReplicaEvent, actions: &mut Vec<ReplicaAction>) {
         match event {
             ReplicaEvent::Timer => {}
             ReplicaEvent::Message(message) => self.on_message(message, actions),
@@ -224,13 +245,6 @@ impl<F: Plants> Replica<F> {
                 self.on_object_written(session, object, actions)
             }
         }
-        match self.role {
-            Role::Starting => {}
-            Role::Follower(_) => self.run_follower(actions),
-            Role::Primary(_) => self.run_primary(actions),
-        }
-        self.repeat_proposal(actions);
-        self.consider_checkpoint(actions);
     }
 
     /// When to call [`handle`](Self::handle) with [`ReplicaEvent::Timer`], if nothing else happens; `None` for never.

@@ -24,7 +24,7 @@ use replica::{
 use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, ObjectId, Operation, crc32c};
 
 use super::copies::ObjectReads;
-use super::{CommittedEntry, ShardReply, UnacknowledgedEntry};
+use super::{CommittedEntry, RETRY_NS, ShardReply, UnacknowledgedEntry};
 use crate::StoreError;
 use crate::device::StoreDevice;
 pub(super) use background::{free, reset};
@@ -98,6 +98,8 @@ pub(super) struct Replication {
     pub(super) replica: Replica,
     outbox: Box<dyn Outbox>,
     events: VecDeque<ReplicaEvent>,
+    /// When the replica wants the next [`ReplicaEvent::Timer`].
+    replica_deadline: Option<u64>,
     /// Scratch, empty between events.
     actions: Vec<ReplicaAction>,
     log_queue: VecDeque<ReplicaAction>,
@@ -206,9 +208,27 @@ impl Replication {
         }
     }
 
+    /// Whether nothing is to be done at this time.
+    fn is_idle(&self, now_ns: u64) -> bool {
+        let is_due = self.replica_deadline.is_some_and(|at_ns| at_ns <= now_ns);
+        let queues = [&self.log_queue, &self.object_queue, &self.reads];
+        !is_due
+            && self.events.is_empty()
+            && self.waiting.is_empty()
+            && queues.into_iter().all(VecDeque::is_empty)
+            && !self.is_reset()
+            && (self.reading == 0 || self.replies.is_empty())
+    }
+
     /// When it has something to do, if nothing happens until then.
-    pub(super) fn deadline(&self) -> Option<u64> {
-        if self.events.is_empty() { self.replica.deadline() } else { Some(0) }
+    pub(super) fn deadline(&self, now_ns: u64) -> Option<u64> {
+        if !self.events.is_empty() {
+            return Some(0);
+        }
+        // What waits for memory is tried again.
+        let waits = !self.log_queue.is_empty() || !self.object_queue.is_empty() || !self.waiting.is_empty();
+        let retry = waits.then_some(now_ns + RETRY_NS);
+        self.replica_deadline.into_iter().chain(retry).min()
     }
 
     pub(super) fn describe(&self) -> ReplicaDescription {

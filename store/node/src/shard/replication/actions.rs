@@ -43,21 +43,25 @@ impl Shard {
         if self.failed.is_some() || self.is_closing {
             return 0;
         }
-        let Some(mut replication) = self.replication.take() else { return 0 };
-        let mut work = 0;
         let now_ns = self.core.now_ns();
-        if replication.replica.deadline().is_some_and(|at_ns| at_ns <= now_ns) {
+        if self.replication.as_ref().is_none_or(|replication| replication.is_idle(now_ns)) {
+            return 0;
+        }
+        let Some(mut replication) = self.replication.take() else { return 0 };
+        if replication.replica_deadline.is_some_and(|at_ns| at_ns <= now_ns) {
             replication.events.push_back(ReplicaEvent::Timer);
         }
         self.take_reads(&mut replication);
+        let mut work = 0;
         loop {
             self.take_waiting(&mut replication);
-            while let Some(event) = replication.events.pop_front() {
-                work += 1;
+            if !replication.events.is_empty() {
+                work += replication.events.len();
                 let mut actions = std::mem::take(&mut replication.actions);
-                replication.replica.handle(event, now_ns, &mut actions);
+                replication.replica.handle_batch(replication.events.drain(..), now_ns, &mut actions);
                 actions.drain(..).for_each(|action| replication.dispatch(action));
                 replication.actions = actions;
+                replication.replica_deadline = replication.replica.deadline();
             }
             self.carry_out(&mut replication);
             if replication.events.is_empty() {

@@ -70,6 +70,7 @@ pub(crate) async fn start(
             replica: Replica::new(id, incarnation, settings, recovered, core.now_ns()),
             outbox,
             events: VecDeque::new(),
+            replica_deadline: None,
             actions: Vec::new(),
             log_queue: VecDeque::new(),
             object_queue: VecDeque::new(),
