@@ -30,6 +30,8 @@ pub(crate) enum CliCommand {
     Serve(Serve),
     /// Call a JSON-RPC method of a running server
     Rpc(Rpc),
+    /// Print a running server's recent I/O, event by event
+    Trace(crate::commands::trace::Trace),
     /// Generate load on a device or a target with fio's options, and measure it
     Perf(Box<Perf>),
     /// Serve a file over NVMe/TCP, generate load on it, and show IOPS, latency and CPU cost

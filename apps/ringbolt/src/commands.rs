@@ -10,6 +10,7 @@ mod perf;
 pub(crate) mod rpc;
 mod serve;
 pub(crate) mod store;
+pub(crate) mod trace;
 
 use clap::CommandFactory;
 
@@ -29,6 +30,7 @@ pub(crate) fn run(command: CliCommand) -> Result<(), CommandError> {
         CliCommand::Image { command } => image::run(command),
         CliCommand::Store { command } => store::run(command),
         CliCommand::Nvme { command } => nvme::run(command),
+        CliCommand::Trace(options) => trace::run(options),
         CliCommand::RpcReference => {
             print!("{}", control::reference::markdown(&crate::app::catalog()));
             Ok(())

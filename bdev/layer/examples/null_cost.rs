@@ -2,7 +2,7 @@
 //!
 //! `null_cost [BATCH [ROUNDS]]` measures rounds of one batch each and prints the median of 21 runs; without arguments
 //! with batches of 1 and 128. A round at batch 1 reads the clock twice; the cost of a clock read is printed too, as it
-//! differs much between machines. To count instructions:
+//! differs much between machines. With `TRACE` in the environment, all trace points are enabled. To count instructions:
 //! `valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*submit_and_poll*' …`
 
 use bdev::{Access, BdevChannel, Completion, Registry, Request, null};
@@ -38,6 +38,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let reactor = reactor::Reactor::new(&reactor::ReactorConfig::default())?;
     let core = reactor.core();
     let mut channel = registry.open("Null0", Access::ReadWrite)?.channel(&core)?;
+    if std::env::var_os("TRACE").is_some() {
+        registry.set_trace_mask(u64::MAX);
+    }
     let batches = arguments.first().map_or(vec![1, 128], |batch| vec![*batch]);
     let start = std::time::Instant::now();
     (0..1_000_000).for_each(|_| {

@@ -7,12 +7,13 @@ use std::sync::atomic::Ordering;
 use block_io::{Op, Status};
 
 use crate::compare::CompareQueue;
-use crate::device::{IoLimits, LIMITED, OpenHandle, REMOVED, SAMPLED};
+use crate::device::{IoLimits, LIMITED, OpenHandle, REMOVED, SAMPLED, TRACED};
 use crate::fair_queue::FairQueue;
 use crate::parts::PartQueue;
 use crate::qos::ChannelQos;
 use crate::range_locks::InflightWrites;
 use crate::stats::{ChannelCounters, CompletionRun};
+use crate::trace::{TracePoint, TraceRing};
 use crate::{BdevError, BlockDevice, BoxedChannel, Completion, Request};
 
 mod dispatch;
@@ -47,6 +48,7 @@ pub struct BdevChannel {
     module: BoxedChannel,
     open: Arc<OpenHandle>,
     counters: Arc<ChannelCounters>,
+    trace: Arc<TraceRing>,
     /// Bit [`Op::index`] is set where the module supports the operation and the descriptor allows it; never for
     /// operations that the layer executes.
     allowed_ops: u16,
@@ -99,9 +101,12 @@ impl BdevChannel {
         let allowed_ops = Op::ALL.iter().filter(|op| allowed(op)).fold(0, |bits, op| bits | 1 << op.index());
         let geometry = device.geometry();
         let module = bdev.open(core)?;
+        let trace = device.trace.ring(core.index());
+        trace.record_channel(TracePoint::ChannelCreate, device.trace_id());
         Ok(BdevChannel {
             module,
             counters: device.stats.add_channel(core.index()),
+            trace,
             allowed_ops,
             io_limits: bdev.io_limits(),
             writes,
@@ -172,7 +177,7 @@ impl BdevChannel {
         let state = self.open.device.state.load(Ordering::Relaxed);
         let allowed_ops = if state & REMOVED != 0 { 0 } else { self.allowed_ops };
         let block_size = u64::from(self.block_size);
-        let is_watched = state & (LIMITED | SAMPLED) != 0;
+        let is_watched = state & (LIMITED | SAMPLED | TRACED) != 0;
         RequestLimits { blocks: self.blocks(), block_size, allowed_ops, is_watched, io: self.io_limits }
     }
 
@@ -210,7 +215,7 @@ impl BdevChannel {
         self.inflight_writes.publish(self.writes_in_flight);
     }
 
-    /// Before a batch is submitted to a device with a rate limit or a sampled queue depth. Returns whether the batch may
+    /// Before a batch is submitted to a device with a rate limit, a sampled queue depth or a trace. Returns whether the batch may
     /// take the fast path.
     #[inline(never)]
     fn watch(&mut self, batch: &[Request], same_shape: bool, fast_path: bool) -> bool {
@@ -218,6 +223,9 @@ impl BdevChannel {
         let state = device.state.load(Ordering::Relaxed);
         if state & SAMPLED != 0 {
             self.counters.set_in_flight(self.outstanding() + batch.len());
+        }
+        if state & TRACED != 0 {
+            self.trace.record_requests(TracePoint::IoStart, device.trace_id(), batch);
         }
         let is_limited = state & LIMITED != 0;
         fast_path
@@ -248,7 +256,9 @@ impl BdevChannel {
         let now_ticks = os::clock::ticks();
         self.last_poll_ticks = now_ticks;
         let epoch = self.open.device.stats.epoch.load(Ordering::Relaxed);
-        self.counters.sync_epoch(epoch, || self.outstanding());
+        if self.counters.sync_epoch(epoch, || self.outstanding()) {
+            self.trace.record_completions(self.open.device.trace_id(), now_ticks, completions);
+        }
         while let Some(first) = completions.first() {
             let (op, issued) = (first.request().op, first.request().issued_ticks);
             let mut run = CompletionRun::default();
@@ -413,6 +423,7 @@ impl Drop for BdevChannel {
         self.compares.release_locks(&self.open.device.range_locks);
         self.open.device.range_locks.unregister_channel(&self.inflight_writes);
         self.open.device.stats.remove_channel(&self.counters);
+        self.trace.record_channel(TracePoint::ChannelDestroy, self.open.device.trace_id());
     }
 }
 

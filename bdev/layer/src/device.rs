@@ -12,6 +12,7 @@ use wire_nvme::protection::MetadataFormat;
 use crate::qos::{DeviceQos, RateLimits};
 use crate::range_locks::RangeLocks;
 use crate::stats::{StatsReset, StatsTable};
+use crate::trace::Trace;
 use crate::{BdevError, BoxedChannel, ChannelStats, DeviceStats};
 
 /// Size, block size and alignment of a block device.
@@ -193,10 +194,12 @@ pub struct BlockDevice {
     bdev: Arc<dyn Bdev>,
     /// Read by channels at each submit, written by the control plane.
     pub(crate) blocks: AtomicU64,
-    /// [`REMOVED`], [`LIMITED`] and [`SAMPLED`]: read at each submit.
+    /// [`REMOVED`], [`LIMITED`], [`SAMPLED`] and [`TRACED`]: read at each submit.
     pub(crate) state: AtomicU8,
     pub(crate) qos: DeviceQos,
     pub(crate) stats: StatsTable,
+    pub(crate) trace: Arc<Trace>,
+    trace_id: u32,
     pub(crate) range_locks: RangeLocks,
     open_state: Mutex<OpenState>,
     released: Condvar,
@@ -208,6 +211,8 @@ pub(crate) const REMOVED: u8 = 1;
 pub(crate) const LIMITED: u8 = 2;
 /// Channels publish their requests in flight.
 pub(crate) const SAMPLED: u8 = 4;
+/// Channels record events.
+pub(crate) const TRACED: u8 = 8;
 
 #[derive(Default)]
 struct OpenState {
@@ -230,6 +235,7 @@ impl BlockDevice {
         uuid: Option<Uuid>,
         aliases: &[String],
         bdev: Arc<dyn Bdev>,
+        trace: &Arc<Trace>,
     ) -> BlockDevice {
         BlockDevice {
             name: name.to_string(),
@@ -240,6 +246,8 @@ impl BlockDevice {
             state: AtomicU8::new(0),
             qos: DeviceQos::default(),
             stats: StatsTable::default(),
+            trace_id: trace.next_device(),
+            trace: trace.clone(),
             range_locks: RangeLocks::default(),
             open_state: Mutex::new(OpenState::default()),
             released: Condvar::new(),
@@ -355,6 +363,22 @@ impl BlockDevice {
             self.state.fetch_or(SAMPLED, Ordering::Relaxed);
         } else {
             self.state.fetch_and(!SAMPLED, Ordering::Relaxed);
+        }
+    }
+
+    /// The number of the device in trace events; no other device of the registry gets it again.
+    pub fn trace_id(&self) -> u32 {
+        self.trace_id
+    }
+
+    /// Has channels record events, or not, as the trace says now.
+    pub(crate) fn sync_traced(&self) {
+        let is_traced = self.trace.traces_io();
+        self.stats.set_traced(is_traced);
+        if is_traced {
+            self.state.fetch_or(TRACED, Ordering::Relaxed);
+        } else {
+            self.state.fetch_and(!TRACED, Ordering::Relaxed);
         }
     }
 

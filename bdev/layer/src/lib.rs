@@ -45,6 +45,7 @@ mod registry;
 pub mod rpc;
 mod stats;
 pub mod testing;
+mod trace;
 
 pub use async_channel::AsyncChannel;
 pub use bad_blocks::{BadBlocks, TooManyRanges};
@@ -57,6 +58,7 @@ pub use modules::{MetadataConfig, delay, error, malloc, null, passthru, split, u
 pub use qos::RateLimits;
 pub use registry::{Access, Descriptor, DeviceEvent, Registry, SubscriptionId};
 pub use stats::{BdevHistogram, ChannelStats, DeviceStats, OpCounters, OpStats, StatsReset};
+pub use trace::{TraceEvent, TracePoint, TracedIo};
 pub use uuid::Uuid;
 pub use wire_nvme::protection::{MetadataFormat, Protection, ProtectionType};
 

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use crate::device::OpenHandle;
 use crate::device_reservations::{OpenReservationsError, ReservationLease, ReservationTable};
 use crate::memory_budget::MemoryBudget;
+use crate::trace::{Trace, TraceEvent};
 use crate::{Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory};
 
 /// The registry of block devices. Cheap to clone; usable from any thread; not used on the I/O path.
@@ -23,6 +24,7 @@ struct RegistryInner {
     /// Why files cannot be used, if they cannot.
     no_file_io: OnceLock<String>,
     memory: MemoryBudget,
+    trace: Arc<Trace>,
 }
 
 type Subscriber = Arc<dyn Fn(&DeviceEvent) + Send + Sync>;
@@ -127,7 +129,7 @@ impl Registry {
     ) -> Result<Arc<BlockDevice>, BdevError> {
         check_name(name)?;
         check_geometry(&*bdev)?;
-        let device = Arc::new(BlockDevice::new(name, uuid, aliases, bdev));
+        let device = Arc::new(BlockDevice::new(name, uuid, aliases, bdev, &self.0.trace));
         let mut table = self.lock();
         let uuid_text = device.uuid().to_string();
         let names = std::iter::once(name).chain(aliases.iter().map(String::as_str));
@@ -142,6 +144,7 @@ impl Registry {
             let by = format!("the bdev {holder}, which uses the same file");
             return Err(BdevError::Claimed { name: name.to_string(), by });
         }
+        device.sync_traced();
         table.insert(&device);
         drop(table);
         self.notify(&DeviceEvent::Registered(device.clone()));
@@ -194,6 +197,23 @@ impl Registry {
             Access::Exclusive { by } => device.open(true, Some(by))?,
         };
         Ok(Descriptor(Arc::new(open)))
+    }
+
+    /// The enabled trace points: bit [`TracePoint`](crate::TracePoint)` as u8` of each.
+    pub fn trace_mask(&self) -> u64 {
+        self.0.trace.mask()
+    }
+
+    /// Enables and disables trace points on all devices, and on those that come later.
+    pub fn set_trace_mask(&self, mask: u64) {
+        let table = self.lock();
+        self.0.trace.set_mask(mask);
+        table.devices.values().for_each(|device| device.sync_traced());
+    }
+
+    /// The last `max` trace events of all cores, or of `core`, the oldest first. Each core keeps 8,191 at most.
+    pub fn trace_events(&self, core: Option<usize>, max: usize) -> Vec<TraceEvent> {
+        self.0.trace.events(core, max)
     }
 
     /// All exclusive claims: device and holder.

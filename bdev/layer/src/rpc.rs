@@ -17,6 +17,7 @@ mod iostat;
 mod notifications;
 mod queue_depth;
 mod stacked;
+mod trace;
 
 pub use iostat::counts_of;
 
@@ -207,6 +208,7 @@ impl Module for BdevModule {
         methods.extend(notifications::methods());
         methods.extend(iostat::methods());
         methods.extend(histogram::methods());
+        methods.extend(trace::methods());
         methods
     }
 

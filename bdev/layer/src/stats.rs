@@ -289,23 +289,22 @@ impl ChannelCounters {
         add(&histogram[TickBuckets::index(latency_ticks)], run.ops);
     }
 
-    /// Clears the counters if the table was reset, and publishes the requests in flight if it is sampled. Only the
-    /// owning core may call it.
+    /// Clears the counters if the table was reset, and publishes the requests in flight if it is sampled. Returns whether
+    /// completions are traced. Only the owning core may call it.
     #[inline]
-    pub(crate) fn sync_epoch(&self, epoch: u32, in_flight: impl FnOnce() -> usize) {
-        if self.epoch.load(Relaxed) != epoch {
-            self.sync(epoch, in_flight());
-        }
+    pub(crate) fn sync_epoch(&self, epoch: u32, in_flight: impl FnOnce() -> usize) -> bool {
+        self.epoch.load(Relaxed) != epoch && self.sync(epoch, in_flight)
     }
 
     #[cold]
-    fn sync(&self, epoch: u32, in_flight: usize) {
+    fn sync(&self, epoch: u32, in_flight: impl FnOnce() -> usize) -> bool {
         if epoch & SAMPLED != 0 {
-            self.set_in_flight(in_flight);
+            self.set_in_flight(in_flight());
         }
-        if self.epoch.load(Relaxed) != epoch & !SAMPLED {
-            self.clear(epoch & !SAMPLED);
+        if self.epoch.load(Relaxed) != epoch & RESETS {
+            self.clear(epoch & RESETS);
         }
+        epoch & TRACED != 0
     }
 
     /// Publishes the requests in flight to the control plane.
@@ -365,11 +364,15 @@ fn add(counter: &AtomicU64, amount: u64) {
 /// In [`StatsTable::epoch`]: channels publish their requests in flight. Without it they do nothing for that: no channel
 /// has an epoch with this bit, so that the test for a reset covers both.
 const SAMPLED: u32 = 1 << 31;
+/// Likewise: channels record completions in the trace.
+const TRACED: u32 = 1 << 30;
+/// The number of resets in an epoch.
+const RESETS: u32 = !(SAMPLED | TRACED);
 
 /// The statistics of a device: counters of open channels, and sums of closed ones.
 #[derive(Default)]
 pub(crate) struct StatsTable {
-    /// Number of resets, and [`SAMPLED`].
+    /// Number of resets, [`SAMPLED`] and [`TRACED`].
     pub(crate) epoch: AtomicU32,
     channels: Mutex<Channels>,
 }
@@ -418,8 +421,8 @@ impl StatsTable {
         let Channels { open, closed } = &mut *channels;
         match what {
             StatsReset::All => {
-                let next = self.resets().wrapping_add(1) & !SAMPLED;
-                self.epoch.store(next | (self.epoch.load(Relaxed) & SAMPLED), Relaxed);
+                let next = self.resets().wrapping_add(1) & RESETS;
+                self.epoch.store(next | (self.epoch.load(Relaxed) & !RESETS), Relaxed);
                 *closed = DeviceStats::default();
             }
             StatsReset::MaxMin => {
@@ -440,8 +443,19 @@ impl StatsTable {
     pub(crate) fn set_sampled(&self, is_sampled: bool) {
         let channels = self.lock();
         channels.open.iter().for_each(|counters| counters.set_in_flight(0));
-        let epoch = self.resets();
-        self.epoch.store(if is_sampled { epoch | SAMPLED } else { epoch }, Relaxed);
+        self.set_flag(SAMPLED, is_sampled);
+    }
+
+    /// Starts or ends the trace of completions.
+    pub(crate) fn set_traced(&self, is_traced: bool) {
+        let _channels = self.lock();
+        self.set_flag(TRACED, is_traced);
+    }
+
+    /// Under the lock.
+    fn set_flag(&self, flag: u32, is_set: bool) {
+        let epoch = self.epoch.load(Relaxed);
+        self.epoch.store(if is_set { epoch | flag } else { epoch & !flag }, Relaxed);
     }
 
     /// Requests in flight on all channels, as they have published last.
@@ -456,7 +470,7 @@ impl StatsTable {
     }
 
     fn resets(&self) -> u32 {
-        self.epoch.load(Relaxed) & !SAMPLED
+        self.epoch.load(Relaxed) & RESETS
     }
 
     fn lock(&self) -> MutexGuard<'_, Channels> {

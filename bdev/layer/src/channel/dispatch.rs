@@ -6,8 +6,9 @@ use block_io::{Op, Payload, RequestFlags, Status, Tag};
 
 use super::validate::RequestLimits;
 use super::{BdevChannel, count_writes, submit_to_module};
-use crate::device::LIMITED;
+use crate::device::{LIMITED, TRACED};
 use crate::parts::seek_without_module;
+use crate::trace::TracePoint;
 use crate::{Completion, Request};
 
 /// Resets in flight on one channel; further ones stay in the caller's batch.
@@ -58,6 +59,10 @@ impl BdevChannel {
         }
         drop(requests);
         std::mem::swap(batch, &mut self.returned);
+        let device = &self.open.device;
+        if device.state.load(Ordering::Relaxed) & TRACED != 0 {
+            self.trace.record_requests(TracePoint::IoReturned, device.trace_id(), batch);
+        }
         self.dispatch();
         self.update_idle();
     }

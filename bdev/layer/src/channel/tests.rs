@@ -427,3 +427,31 @@ fn resets_in_flight_are_bounded() {
     }
     assert!(batch.is_empty());
 }
+
+#[test]
+fn each_start_in_the_trace_has_an_end_even_if_queues_are_full() {
+    let mut harness = ChannelHarness::new(Scripted::new(1), Access::ReadWrite);
+    harness.registry.set_trace_mask(u64::MAX);
+    let count = FLOW_QUEUED_MAX as u64 + 5;
+    let mut batch: Vec<Request> = (0..count).map(|tag| harness.read(tag, 0)).collect();
+    let mut done = 0;
+    while done < count {
+        harness.channel.submit(&mut batch);
+        harness.complete(usize::MAX);
+        done += harness.poll().len() as u64;
+    }
+    let mut counts = [0; 5];
+    let mut open = std::collections::BTreeSet::new();
+    for event in harness.registry.trace_events(None, usize::MAX) {
+        counts[event.point as usize] += 1;
+        let Some(io) = event.io else { continue };
+        let changed = match event.point {
+            crate::TracePoint::IoStart => open.insert(io.tag),
+            _ => open.remove(&io.tag),
+        };
+        assert!(changed, "{:?} of {}", event.point, io.tag);
+    }
+    let [started, ended, created, destroyed, returned] = counts;
+    assert!(open.is_empty() && returned > 0, "{counts:?}");
+    assert_eq!((ended, created, destroyed, started), (count, 0, 0, count + returned));
+}

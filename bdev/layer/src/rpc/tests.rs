@@ -517,3 +517,79 @@ fn queue_depths_are_sampled_and_latencies_counted_between_borders() {
         (&json!(0), &sampled["num_read_ops"])
     );
 }
+
+#[test]
+fn the_trace_has_what_channels_did_while_its_points_were_enabled() {
+    let registry = Registry::new();
+    let builder = ControlPlane::builder(Vec::new());
+    let bdevs = BdevModule::new(registry.clone(), builder.examiner());
+    let plane = builder.module(&bdevs).start(None).unwrap();
+    let reactor = reactor::Reactor::new(&reactor::ReactorConfig::default()).unwrap();
+    let core = reactor.core();
+    let mut channels = Vec::new();
+    let mut create = |name: &str| {
+        ok(&plane, "bdev_null_create", json!({ "name": name, "num_blocks": 64, "block_size": 512 }));
+        channels.push(registry.open(name, crate::Access::ReadWrite).unwrap().channel(&core).unwrap());
+    };
+    create("before");
+    let off = json!({ "tpoint_group_mask": "0x0", "bdev": { "enabled": false, "mask": "0x8" } });
+    assert_eq!(ok(&plane, "trace_get_tpoint_group_mask", Value::Null), off);
+    ok(&plane, "trace_set_tpoint_mask", json!({ "name": "bdev", "tpoint_mask": 0xf }));
+    ok(&plane, "trace_clear_tpoint_mask", json!({ "name": "bdev", "tpoint_mask": 8 }));
+    let info = json!({ "tpoint_shm_path": "", "tpoint_group_mask": "0x8",
+        "bdev": { "mask": "0x8", "tpoint_mask": "0x7" } });
+    assert_eq!(ok(&plane, "trace_get_info", Value::Null), info);
+    create("after");
+    // Half of this batch is invalid; an invalid request is traced too.
+    let batch = |tag| {
+        [(tag, 8), (tag + 1, 65)]
+            .map(|(tag, lba)| crate::Request::new(block_io::Tag(tag), block_io::Op::WriteZeroes, lba, 2))
+    };
+    for (tag, channel) in channels.iter_mut().enumerate() {
+        use block_io::Channel;
+        channel.submit(&mut batch(tag as u64 * 16).into());
+        let mut done = Vec::new();
+        while done.len() < 2 {
+            channel.poll(&mut done);
+        }
+    }
+    drop(channels);
+    ok(&plane, "bdev_null_delete", json!({ "name": "before" }));
+    ok(&plane, "trace_disable_tpoint_group", json!({ "name": "all" }));
+    let events = ok(&plane, "trace_get_events", Value::Null)["events"].clone();
+    let summary = |event: &Value| {
+        ["tpoint", "bdev", "tag", "lba", "status"]
+            .map(|key| event[key].as_str().map_or(event[key].to_string(), str::to_string))
+            .join(" ")
+    };
+    let mut lines: Vec<String> = events.as_array().unwrap().iter().map(summary).collect();
+    let ticks: Vec<u64> =
+        events.as_array().unwrap().iter().map(|event| event["tsc"].as_u64().unwrap()).collect();
+    assert!(ticks.is_sorted() && ticks[0] > 0, "{ticks:?}");
+    lines.sort();
+    let failed = "LBA Out of Range (00/80), do not retry";
+    let success = "Successful Completion (00/00)";
+    let expected = [
+        "BDEV_IOCH_CREATE after null null null".to_string(),
+        format!("BDEV_IO_DONE after 0x10 8 {success}"),
+        format!("BDEV_IO_DONE after 0x11 65 {failed}"),
+        format!("BDEV_IO_DONE null 0x0 8 {success}"),
+        format!("BDEV_IO_DONE null 0x1 65 {failed}"),
+        "BDEV_IO_START after 0x10 8 null".to_string(),
+        "BDEV_IO_START after 0x11 65 null".to_string(),
+        "BDEV_IO_START null 0x0 8 null".to_string(),
+        "BDEV_IO_START null 0x1 65 null".to_string(),
+    ];
+    assert_eq!(lines, expected);
+    assert_eq!(ok(&plane, "trace_get_events", json!({ "count": 3, "core": 0 }))["events"][2], events[8]);
+    assert_eq!(ok(&plane, "trace_get_events", json!({ "core": 1 }))["events"], json!([]));
+    assert_eq!(ok(&plane, "trace_enable_tpoint_group", json!({ "name": "bdev" })), true);
+    let all = ok(&plane, "trace_get_info", Value::Null)["bdev"]["tpoint_mask"].clone();
+    assert_eq!(all, "0xffffffffffffffff");
+    for (method, params) in [
+        ("trace_enable_tpoint_group", json!({ "name": "scsi" })),
+        ("trace_set_tpoint_mask", json!({ "name": "all", "tpoint_mask": 1 })),
+    ] {
+        assert_eq!(code(&plane, method, params), -32602);
+    }
+}

@@ -1,0 +1,164 @@
+//! RPC methods of the trace: SPDK's `trace_*`, and `trace_get_events`, which reads it.
+
+use std::collections::HashMap;
+
+use control::json::{Value, json};
+use control::{Method, NoParameters, RpcError, tick_rate};
+
+use super::BdevModule;
+use crate::{TraceEvent, TracePoint};
+
+/// The only group of trace points, and its bit among SPDK's.
+const GROUP: &str = "bdev";
+const GROUP_BIT: u64 = 1 << 3;
+/// Names all groups.
+const ALL: &str = "all";
+/// Most events in a result: about 2 MiB of JSON.
+const EVENTS_MAX: u32 = 10_000;
+
+pub(super) fn methods() -> Vec<Method<BdevModule>> {
+    const UNKNOWN: &[(i64, &str)] = &[(RpcError::INVALID_PARAMS, "there is no such group")];
+    vec![
+        Method::update("trace_enable_tpoint_group", |bdevs: &BdevModule, params: Group| {
+            params.check(true)?;
+            set_mask(bdevs, |_| u64::MAX)
+        })
+        .at_any_stage()
+        .text("Enables all trace points of a group.", "true")
+        .errors(UNKNOWN),
+        Method::update("trace_disable_tpoint_group", |bdevs: &BdevModule, params: Group| {
+            params.check(true)?;
+            set_mask(bdevs, |_| 0)
+        })
+        .at_any_stage()
+        .text("Disables all trace points of a group. What they recorded is kept.", "true")
+        .errors(UNKNOWN),
+        Method::update("trace_set_tpoint_mask", |bdevs: &BdevModule, params: Points| {
+            params.group().check(false)?;
+            set_mask(bdevs, |mask| mask | params.tpoint_mask)
+        })
+        .at_any_stage()
+        .text("Enables trace points of a group.", "true")
+        .errors(UNKNOWN),
+        Method::update("trace_clear_tpoint_mask", |bdevs: &BdevModule, params: Points| {
+            params.group().check(false)?;
+            set_mask(bdevs, |mask| mask & !params.tpoint_mask)
+        })
+        .at_any_stage()
+        .text("Disables trace points of a group.", "true")
+        .errors(UNKNOWN),
+        Method::query("trace_get_tpoint_group_mask", get_group_mask).at_any_stage().text(
+            "Reports the groups with an enabled trace point.",
+            "`tpoint_group_mask`, and `enabled` and `mask` of each group by name",
+        ),
+        Method::query("trace_get_info", get_info).at_any_stage().text(
+            "Reports the enabled trace points.",
+            "`tpoint_shm_path` (empty: `trace_get_events` reads the trace), `tpoint_group_mask`, and `mask` and \
+                `tpoint_mask` of each group by name",
+        ),
+        Method::query("trace_get_events", get_events).at_any_stage().text(
+            "The last events of enabled trace points, the oldest first. Each core keeps 8,191.",
+            "`tick_rate`, `events`: array of `tsc`, `core`, `tpoint`, `bdev` (null if it was deleted), `bdev_id`; of I/O \
+                also `tag`, `op`, `lba`, `blocks`; at `BDEV_IO_DONE` also `status`",
+        ),
+    ]
+}
+
+control::parameters! {
+    struct Group {
+        /// `bdev`, or `all` for all groups
+        name: String,
+    }
+}
+
+control::parameters! {
+    struct Points {
+        /// `bdev`
+        name: String,
+        /// A bit for each: 1 `BDEV_IO_START`, 2 `BDEV_IO_DONE`, 4 `BDEV_IOCH_CREATE`, 8 `BDEV_IOCH_DESTROY`,
+        /// 16 `BDEV_IO_RETURNED` (it stays with its sender, whose queue is full); others have no effect
+        tpoint_mask: u64,
+    }
+}
+
+control::parameters! {
+    struct GetEvents {
+        /// How many at most; no call returns more than 10,000
+        count: u32 = 1000,
+        /// Index of a core; absent for all
+        core: Option<u32>,
+    }
+}
+
+impl Group {
+    fn check(&self, all: bool) -> Result<(), RpcError> {
+        if self.name == GROUP || (all && self.name == ALL) {
+            return Ok(());
+        }
+        Err(RpcError::invalid_params(format!("name: there is no group {}; there is {GROUP}", self.name)))
+    }
+}
+
+impl Points {
+    fn group(&self) -> Group {
+        Group { name: self.name.clone() }
+    }
+}
+
+fn set_mask(bdevs: &BdevModule, change: impl FnOnce(u64) -> u64) -> Result<bool, RpcError> {
+    bdevs.registry.set_trace_mask(change(bdevs.registry.trace_mask()));
+    Ok(true)
+}
+
+fn hex(value: u64) -> String {
+    format!("{value:#x}")
+}
+
+fn enabled_groups(bdevs: &BdevModule) -> u64 {
+    if bdevs.registry.trace_mask() == 0 { 0 } else { GROUP_BIT }
+}
+
+fn get_group_mask(bdevs: &BdevModule, _: NoParameters) -> Result<Value, RpcError> {
+    let enabled = enabled_groups(bdevs);
+    Ok(
+        json!({ "tpoint_group_mask": hex(enabled), GROUP: { "enabled": enabled != 0, "mask": hex(GROUP_BIT) } }),
+    )
+}
+
+fn get_info(bdevs: &BdevModule, _: NoParameters) -> Result<Value, RpcError> {
+    Ok(json!({
+        "tpoint_shm_path": "",
+        "tpoint_group_mask": hex(enabled_groups(bdevs)),
+        GROUP: { "mask": hex(GROUP_BIT), "tpoint_mask": hex(bdevs.registry.trace_mask()) },
+    }))
+}
+
+fn get_events(bdevs: &BdevModule, params: GetEvents) -> Result<Value, RpcError> {
+    let count = params.count.min(EVENTS_MAX) as usize;
+    let events = bdevs.registry.trace_events(params.core.map(|core| core as usize), count);
+    let devices = bdevs.registry.list();
+    let names = devices.iter().map(|device| (device.trace_id(), device.name()));
+    let names: HashMap<u32, &str> = names.collect();
+    let events: Vec<Value> = events.iter().map(|event| describe(event, &names)).collect();
+    Ok(json!({ "tick_rate": tick_rate(), "events": events }))
+}
+
+fn describe(event: &TraceEvent, names: &HashMap<u32, &str>) -> Value {
+    let mut described = json!({
+        "tsc": event.ticks,
+        "core": event.core,
+        "tpoint": event.point.name(),
+        "bdev": names.get(&event.device),
+        "bdev_id": event.device,
+    });
+    if let Some(io) = &event.io {
+        described["tag"] = json!(hex(io.tag));
+        described["op"] = json!(io.op.name());
+        described["lba"] = json!(io.lba);
+        described["blocks"] = json!(io.blocks);
+        if event.point == TracePoint::IoDone {
+            described["status"] = json!(io.status.to_string());
+        }
+    }
+    described
+}
