@@ -4,7 +4,7 @@
 mod rig;
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -154,6 +154,19 @@ fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
     let read = cluster.perf(&["--rw=read", "--size=8m", "--iodepth=16"]).output().unwrap();
     assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
     cluster.wait_until_healthy();
+
+    // Clients find nodes that have other addresses: theirs are taken while they are away.
+    let load = cluster.perf(&["--rw=randrw", "--iodepth=8", "--time_based", "--runtime=6"]).spawn().unwrap();
+    let status = cluster.status();
+    signal(cluster.up.id(), Signal::INT);
+    assert!(cluster.up.wait().unwrap().success());
+    let addresses =
+        status["nodes"].as_array().unwrap().iter().map(|node| node["report"]["address"].as_str().unwrap());
+    let taken: Vec<_> = addresses.map(|address| TcpListener::bind(address).unwrap()).collect();
+    cluster = Cluster::start(&directory, &[]);
+    let load = load.wait_with_output().unwrap();
+    assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
+    drop(taken);
 
     // What is not there.
     let missing = ringbolt(&["image", "remove", "other", "--cluster", cluster.path()]);

@@ -16,6 +16,7 @@ use crate::IMAGE_BLOCK_BYTES;
 use crate::cluster::PoolView;
 use crate::connections::Connections;
 use crate::image::{DEPTH, Placement};
+use crate::watch::PoolWatch;
 
 /// Numbers of requests that are not answered differ by less than this.
 const NUMBERS_MAX: u64 = CLIENT_WINDOW / 2;
@@ -25,6 +26,8 @@ const RANGE_PARTS_MAX: u32 = 16;
 const PATIENCE_NS: u64 = 150_000_000;
 /// After an answer that says to try again.
 const RETRY_NS: u64 = 2_000_000;
+/// The map is read again while an operation has waited for this time: nodes may have other addresses.
+const REFRESH_NS: u64 = 500_000_000;
 /// An operation ends with an error after this time.
 const GIVE_UP_NS: u64 = 60_000_000_000;
 
@@ -67,7 +70,11 @@ struct PendingOperation {
 /// A channel of one core.
 pub(crate) struct ImageChannel<N: CoreNetwork> {
     core: Core,
+    watch: Arc<PoolWatch>,
     view: Arc<PoolView>,
+    /// The version of the view, and when it may be read again.
+    version: u64,
+    refresh_ns: u64,
     placement: Placement,
     connections: Connections<N>,
     client: u64,
@@ -88,7 +95,8 @@ pub(crate) struct ImageChannel<N: CoreNetwork> {
 }
 
 impl<N: CoreNetwork> ImageChannel<N> {
-    pub(crate) fn new(core: &Core, view: Arc<PoolView>, placement: Placement) -> ImageChannel<N> {
+    pub(crate) fn new(core: &Core, watch: Arc<PoolWatch>, placement: Placement) -> ImageChannel<N> {
+        let (view, version) = watch.view();
         let primaries = view.replicas.iter().filter_map(|(group, all)| Some((*group, *all.first()?)));
         let mut client = [0; 8];
         // Without random numbers, the time tells channels apart.
@@ -110,7 +118,10 @@ impl<N: CoreNetwork> ImageChannel<N> {
             done: Vec::new(),
             replies: Vec::new(),
             lost: Vec::new(),
+            watch,
             view,
+            version,
+            refresh_ns: 0,
             placement,
         }
     }
@@ -204,6 +215,19 @@ impl<N: CoreNetwork> ImageChannel<N> {
             self.timers.remove(&(operation.again_ns, number));
             operation.again_ns = again_ns;
             self.timers.insert((again_ns, number));
+        }
+    }
+
+    /// Takes a view that was read again, and wants one if an operation has waited for long.
+    fn follow_map(&mut self, now_ns: u64) {
+        if self.watch.version() != self.version {
+            (self.view, self.version) = self.watch.view();
+            self.connections.set_addresses(&self.view.nodes);
+        }
+        let oldest = self.operations.first_key_value().map(|(_, oldest)| oldest.give_up_ns - GIVE_UP_NS);
+        if now_ns >= self.refresh_ns && oldest.is_some_and(|began_ns| now_ns >= began_ns + REFRESH_NS) {
+            self.refresh_ns = now_ns + REFRESH_NS;
+            self.watch.refresh();
         }
     }
 
@@ -352,6 +376,7 @@ impl<N: CoreNetwork> Channel for ImageChannel<N> {
                 self.schedule(number, now_ns + RETRY_NS);
             }
         }
+        self.follow_map(now_ns);
         self.run_timers(now_ns);
         if !self.ranges.is_empty() {
             self.send_ranges();

@@ -26,6 +26,12 @@ struct NodeConnection {
     is_foreign: bool,
 }
 
+impl NodeConnection {
+    fn new(address: &StreamAddress) -> NodeConnection {
+        NodeConnection { address: address.clone(), link: None, at_ns: 0, is_dirty: false, is_foreign: false }
+    }
+}
+
 /// The connections of one channel. Those that are not needed are not made.
 pub(crate) struct Connections<N: Network> {
     network: N,
@@ -44,21 +50,22 @@ impl<N: CoreNetwork> Connections<N> {
         identity: Arc<Identity>,
         nodes: &BTreeMap<ReplicaId, StreamAddress>,
     ) -> Connections<N> {
-        let node = |address: &StreamAddress| NodeConnection {
-            address: address.clone(),
-            link: None,
-            at_ns: 0,
-            is_dirty: false,
-            is_foreign: false,
-        };
         Connections {
             network: N::of_core(core),
             identity,
-            nodes: nodes.iter().map(|(id, address)| (*id, node(address))).collect(),
+            nodes: nodes.iter().map(|(id, address)| (*id, NodeConnection::new(address))).collect(),
             by_connection: BTreeMap::new(),
             events: Vec::new(),
             received: Vec::new(),
             unread: Vec::new(),
+        }
+    }
+
+    /// The nodes have these addresses now. A connection to an old one ends by itself.
+    pub(crate) fn set_addresses(&mut self, nodes: &BTreeMap<ReplicaId, StreamAddress>) {
+        for (id, address) in nodes {
+            let node = self.nodes.entry(*id).or_insert_with(|| NodeConnection::new(address));
+            node.address = address.clone();
         }
     }
 

@@ -14,7 +14,8 @@ use wire_store::{BLOCK_BYTES, OBJECT_BYTES, ObjectId};
 
 use crate::IMAGE_BLOCK_BYTES;
 use crate::channel::ImageChannel;
-use crate::cluster::{ClientError, Cluster, PoolView};
+use crate::cluster::{ClientError, Cluster};
+use crate::watch::PoolWatch;
 
 /// Requests in flight on one channel: fewer than a client's numbers that replicas tell apart.
 pub(crate) const DEPTH: u32 = 512;
@@ -27,7 +28,7 @@ pub struct ClusterImage<N = Sockets> {
     image: String,
     volume: u64,
     bytes: AtomicU64,
-    view: Arc<PoolView>,
+    watch: Arc<PoolWatch>,
     network: PhantomData<fn() -> N>,
 }
 
@@ -76,7 +77,7 @@ impl<N: CoreNetwork> ClusterImage<N> {
             image: image.to_string(),
             volume: entry.volume,
             bytes: AtomicU64::new(entry.bytes),
-            view: Arc::new(cluster.view(pool)?),
+            watch: PoolWatch::start(cluster, pool)?,
             network: PhantomData,
         })
     }
@@ -124,9 +125,9 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
     }
 
     fn open(&self, core: &Core) -> Result<BoxedChannel, BdevError> {
-        let pool = &self.view.pool;
+        let pool = self.watch.view().0.pool.clone();
         let placement = Placement { first_group: pool.first_group, groups: pool.groups, volume: self.volume };
-        Ok(Box::new(ImageChannel::<N>::new(core, self.view.clone(), placement)))
+        Ok(Box::new(ImageChannel::<N>::new(core, self.watch.clone(), placement)))
     }
 
     fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {

@@ -11,6 +11,7 @@ mod cluster;
 mod connections;
 mod image;
 pub mod rpc;
+mod watch;
 
 pub use cluster::{ClientError, Cluster};
 pub use image::{ClusterImage, check_size};

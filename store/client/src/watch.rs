@@ -1,0 +1,57 @@
+//! The view of a pool that the channels of an image share, read again when one of them reaches no replica.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::cluster::{ClientError, Cluster, PoolView};
+
+/// The newest view of a pool. A thread reads it, because cores never wait for the map.
+pub(crate) struct PoolWatch {
+    view: Mutex<Arc<PoolView>>,
+    /// Counts views.
+    version: AtomicU64,
+    wanted: SyncSender<()>,
+}
+
+impl PoolWatch {
+    /// Reads the map, and starts the thread. It ends with this.
+    pub(crate) fn start(cluster: &Cluster, pool: &str) -> Result<Arc<PoolWatch>, ClientError> {
+        let view = Arc::new(cluster.view(pool)?);
+        let (wanted, requests) = sync_channel(1);
+        let watch = Arc::new(PoolWatch { view: Mutex::new(view), version: AtomicU64::new(0), wanted });
+        let (cluster, pool) = (Cluster::open(cluster.directory())?, pool.to_string());
+        let weak = Arc::downgrade(&watch);
+        std::thread::spawn(move || {
+            for () in requests {
+                match (cluster.view(&pool), Weak::upgrade(&weak)) {
+                    (_, None) => return,
+                    (Ok(view), Some(watch)) => watch.replace(view),
+                    (Err(error), Some(_)) => log::warn!("the map of the cluster: {error}"),
+                }
+            }
+        });
+        Ok(watch)
+    }
+
+    fn replace(&self, view: PoolView) {
+        *sync::lock(&self.view) = Arc::new(view);
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// The newest view, and its version.
+    pub(crate) fn view(&self) -> (Arc<PoolView>, u64) {
+        let version = self.version();
+        (sync::lock(&self.view).clone(), version)
+    }
+
+    /// The version of the newest view.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Has the map read again. One request that waits serves all.
+    pub(crate) fn refresh(&self) {
+        let _ = self.wanted.try_send(());
+    }
+}
