@@ -114,6 +114,8 @@ pub enum RequestError {
 pub(crate) enum RingError {
     #[error("the available index jumps by {0}")]
     IndexJump(u16),
+    #[error("the chain at descriptor {0} is available again while it is in flight")]
+    InFlight(u16),
     #[error("descriptor {0} is not in its table")]
     Descriptor(u16),
     #[error("a chain has too many descriptors or is a loop")]

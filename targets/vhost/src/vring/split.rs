@@ -25,6 +25,8 @@ pub(crate) struct SplitRing {
     next_used: u16,
     /// The used index that was published, and the driver's decision on a notification was last asked at.
     published: u16,
+    /// A bit for each chain that is in flight, by its head.
+    heads: Box<[u64]>,
     inflight: Option<SplitInflight>,
     /// Chains that an earlier process has fetched, oldest last.
     resubmitted: Vec<u16>,
@@ -69,6 +71,7 @@ impl SplitRing {
             next_available: base as u16,
             next_used,
             published: next_used,
+            heads: vec![0; usize::from(size).div_ceil(64)].into(),
             inflight: None,
             resubmitted: Vec::new(),
         };
@@ -100,6 +103,7 @@ impl SplitRing {
         if let Some(head) = self.resubmitted.pop() {
             chain.clear();
             self.walk(memory, head, chain)?;
+            self.claim(head)?;
             return Ok(Some(ChainId { id: head, ..ChainId::default() }));
         }
         // Acquire: entries and descriptors are read after the index.
@@ -114,10 +118,22 @@ impl SplitRing {
         self.next_available = self.next_available.wrapping_add(1);
         chain.clear();
         self.walk(memory, head, chain)?;
+        self.claim(head)?;
         if let Some(inflight) = &mut self.inflight {
             inflight.fetched(head);
         }
         Ok(Some(ChainId { id: head, ..ChainId::default() }))
+    }
+
+    /// Puts the chain at `head`, which is in the table, in flight. A driver may not offer it again before it is used.
+    #[inline]
+    fn claim(&mut self, head: u16) -> Result<(), RingError> {
+        let (heads, bit) = (&mut self.heads[usize::from(head / 64)], 1 << (head % 64));
+        if *heads & bit != 0 {
+            return Err(RingError::InFlight(head));
+        }
+        *heads |= bit;
+        Ok(())
     }
 
     /// Collects the buffers of the chain that begins at `head`.
@@ -152,6 +168,7 @@ impl SplitRing {
         self.areas.used.store_u32(at, id.id.into());
         self.areas.used.store_u32(at + 4, written);
         self.next_used = self.next_used.wrapping_add(1);
+        self.heads[usize::from(id.id / 64)] &= !(1 << (id.id % 64));
         if let Some(inflight) = &mut self.inflight {
             inflight.used(id.id);
         }

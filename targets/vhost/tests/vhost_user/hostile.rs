@@ -32,6 +32,16 @@ fn descriptor(offset: u64, length: u32, flags: u16, next: u16) -> Descriptor {
 
 /// Makes a virtqueue of 8 fail in a way of its own. `make` adds chains.
 fn breaks_virtqueue(target: &TestTarget, features: Features, make: impl Fn(&mut Driver<'_>)) {
+    breaks_virtqueue_after(target, features, None, make);
+}
+
+/// [`breaks_virtqueue`], where a chain before the invalid one is used: its head, and what is written.
+fn breaks_virtqueue_after(
+    target: &TestTarget,
+    features: Features,
+    first: Option<(u16, u32)>,
+    make: impl Fn(&mut Driver<'_>),
+) {
     let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | features);
     let mut queue = frontend.start_queue(0, 8, 0);
     let error = new_eventfd();
@@ -39,6 +49,9 @@ fn breaks_virtqueue(target: &TestTarget, features: Features, make: impl Fn(&mut 
     make(&mut queue);
     queue.kick();
     wait_until("the error is signalled", || rustix::io::read(&error, &mut [0; 8]).is_ok());
+    if let Some(first) = first {
+        assert_eq!(queue.used(1), first);
+    }
     assert_eq!(queue.try_used(1), None, "a broken virtqueue uses nothing");
     // Another virtqueue of the same connection still works, and so does this one after a reset.
     let mut other = frontend.start_queue(1, 8, 32 << 10);
@@ -84,6 +97,15 @@ fn chains_that_loop_or_point_outside_break_their_virtqueue_only() {
             queue.make_available(0);
         });
     }
+    // A chain that is in flight: it is used once.
+    breaks_virtqueue_after(&target, none, Some((0, 513)), |queue| {
+        queue.write_descriptor(0, descriptor(DATA, 16, NEXT, 1));
+        queue.write_descriptor(1, descriptor(DATA + 512, 513, WRITE, 0));
+        let header = RequestHeader { kind: RequestKind::In.to_wire(), priority: 0, sector: 0 };
+        queue.frontend.memory.write(DATA, &header.to_bytes());
+        queue.make_available(0);
+        queue.make_available(0);
+    });
     // A readable buffer after a writable one.
     breaks_virtqueue(&target, none, |queue| {
         queue.write_descriptor(0, descriptor(DATA, 16, NEXT | WRITE, 1));
