@@ -141,7 +141,9 @@ impl Core {
         })
     }
 
-    /// Creates a mailbox for at least `capacity` messages, whose sender wakes this core.
+    /// Creates a mailbox for at least `capacity` messages, whose sender wakes this core if it sleeps. A poller that has the
+    /// receiver returns `Some(0)` from [`deadline`](crate::Poller::deadline) while a message is there: one that arrives
+    /// after its poll finds the core awake.
     pub fn mailbox<T>(&self, capacity: usize) -> (MailboxSender<T>, MailboxReceiver<T>) {
         let (queue, receiver) = mailbox::bounded(capacity);
         (MailboxSender { queue, waker: self.0.event_loop.waker() }, receiver)

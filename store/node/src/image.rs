@@ -303,6 +303,6 @@ impl Channel for ImageChannel {
     fn deadline(&self) -> Option<u64> {
         // An answer has the next parts of ranges sent; without one in flight, a full mailbox is tried again.
         let retries = !self.ranges.is_empty() && self.in_flight == 0;
-        (!self.done.is_empty() || retries).then_some(0)
+        (!self.done.is_empty() || !self.replies.is_empty() || retries).then_some(0)
     }
 }

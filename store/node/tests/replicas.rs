@@ -622,6 +622,26 @@ fn replicas_lose_nothing_that_was_acknowledged() {
     );
 }
 
+/// A message that arrives after a poll wakes nothing, because the core is awake: it must not sleep then.
+#[test]
+fn a_message_that_waits_keeps_the_core_awake() {
+    let mut cluster = Cluster::new(1, false);
+    while cluster.nodes[0].node.is_none() {
+        cluster.turn().unwrap();
+    }
+    let deadline = |cluster: &Cluster| cluster.nodes[0].process.as_ref().unwrap().reactor.deadline();
+    for _ in 0..1_000_000 {
+        if deadline(&cluster) != Some(0) {
+            break;
+        }
+        cluster.nodes[0].process.as_mut().unwrap().turn();
+    }
+    assert_ne!(deadline(&cluster), Some(0), "it has something to do although nothing happens");
+    let config = cluster.network.lock().unwrap().map[&GROUPS[0]].clone();
+    assert!(cluster.nodes[0].replicas[&GROUPS[0]].send(ReplicaInput::Map(config)));
+    assert_eq!(deadline(&cluster), Some(0));
+}
+
 /// The test finds disks that acknowledge the log's writes from their caches.
 #[test]
 fn disks_that_ignore_fua_are_found() {

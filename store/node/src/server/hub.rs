@@ -311,7 +311,7 @@ impl<N: CoreNetwork> Poller for Hub<N> {
     }
 
     fn deadline(&self) -> Option<u64> {
-        if !self.ready.is_empty() || self.network.is_pending() {
+        if !self.ready.is_empty() || !self.inputs.is_empty() || self.network.is_pending() {
             return Some(0);
         }
         let late = self.connections.iter().filter(|(_, it)| it.peer.is_none()).map(|(_, it)| it.late_ns);

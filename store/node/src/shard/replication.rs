@@ -222,7 +222,7 @@ impl Replication {
 
     /// When it has something to do, if nothing happens until then.
     pub(super) fn deadline(&self, now_ns: u64) -> Option<u64> {
-        if !self.events.is_empty() {
+        if !self.events.is_empty() || !self.replies.is_empty() {
             return Some(0);
         }
         // What waits for memory is tried again.

@@ -280,7 +280,9 @@ impl block_io::Channel for UringChannel {
     }
 
     fn deadline(&self) -> Option<u64> {
-        (!self.finished.is_empty() || !self.retry_queue.is_empty()).then_some(0)
+        let have_seeks_ended = self.seeks.as_ref().is_some_and(|seeks| seeks.have_ended());
+        let has_work = !self.finished.is_empty() || !self.retry_queue.is_empty() || have_seeks_ended;
+        has_work.then_some(0)
     }
 }
 

@@ -153,6 +153,11 @@ impl ChannelSeeks {
         self.requests.remove(slot).map(|request| request.complete(Status::COMMAND_INTERRUPTED))
     }
 
+    /// Whether seeks have ended.
+    pub(super) fn have_ended(&self) -> bool {
+        !self.receiver.is_empty()
+    }
+
     /// Adds the completions of seeks that have ended.
     pub(super) fn poll(&mut self, sink: &mut Vec<Completion>) {
         while let Some((slot, found)) = self.receiver.receive() {
