@@ -143,6 +143,7 @@ mod tests {
             "load_config",
             "nvmf_vfio_user_inject",
             "save_config",
+            "trace_get_events",
         ];
         for info in catalog().iter() {
             let name = info.name;
