@@ -123,11 +123,9 @@ impl<T: IoTransport> Execution<'_, T> {
             (partner, is_first) = (half.partner, half.is_first);
         });
         if let Some((_, Some(status), _)) = self.half_info(slot) {
+            // A change of namespaces aborts both, and the other may have had its data before, or comes later.
+            self.half_failed(slot);
             self.queue.finish(slot, status, 0, self.transport);
-            // A change of namespaces aborts both, and the other may have had its data before.
-            if let Some(partner) = partner {
-                self.abort_half(partner, Status::FUSED_FAILED);
-            }
             return;
         }
         let Some(partner) = partner else { return };

@@ -48,6 +48,14 @@ fn a_change_of_namespaces_ends_both_commands_of_a_fused_pair() {
     assert!(!harness.queue.has_pending(|_| false));
 }
 
+#[test]
+fn a_second_fused_command_after_a_first_that_a_change_of_namespaces_ended_is_answered() {
+    QueueHarness::run(&[
+        172, 172, 132, 0, 0, 0, 0, 106, 199, 63, 173, 6, 172, 2, 0, 0, 211, 128, 0, 0, 107, 4, 223, 223, 159,
+        96, 44, 223, 0, 223, 0, 168,
+    ]);
+}
+
 /// A device completes the write of a fused pair before its compare; other requests follow.
 #[test]
 fn requests_follow_a_fused_pair_whose_write_completes_first() {
