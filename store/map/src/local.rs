@@ -3,7 +3,7 @@
 //! A record is a file, and nothing is ever locked: nodes are processes, and one that is stopped at the wrong moment must
 //! keep no other from the map. A compare-and-swap is `link(2)`, which fails if the name is there: the record of a group's
 //! epoch is `groups/GROUP/EPOCH`, written elsewhere and made durable first. The newest epoch counts; older ones are
-//! removed by whoever wrote a newer one.
+//! removed by the process that wrote a newer one.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

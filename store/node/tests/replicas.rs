@@ -444,7 +444,7 @@ impl Cluster {
         all
     }
 
-    /// What there is to know if it hangs.
+    /// The state of everything, for a test that hangs.
     fn describe(&mut self) -> String {
         let mut lines = Vec::new();
         for (node, partitions) in self.statuses().into_iter().enumerate() {

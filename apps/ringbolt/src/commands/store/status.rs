@@ -16,7 +16,7 @@ use crate::console::stdout_line;
 /// How long a node may take for its answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a node says of itself; `None` if it does not answer.
+/// What a node reports; `None` if it does not answer.
 type NodeReports = BTreeMap<u32, Option<Value>>;
 
 pub(super) fn run(directory: &Path, as_json: bool) -> Result<(), CommandError> {
