@@ -335,10 +335,7 @@ impl<F: Plants> Replica<F> {
         if matches!(self.role, Role::Primary(_)) {
             return self.on_primary_request(request, actions);
         }
-        let (client, number) = match &request {
-            ClientRequest::Write { header, .. } => (header.client, header.client_number),
-            ClientRequest::Read { client, number, .. } => (*client, *number),
-        };
+        let (client, number) = request.name();
         actions.push(ReplicaAction::Reply { client, number, reply: self.not_primary() });
     }
 

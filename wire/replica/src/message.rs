@@ -187,6 +187,16 @@ pub enum ClientRequest {
     },
 }
 
+impl ClientRequest {
+    /// The client, and its number of the request.
+    pub fn name(&self) -> (u64, u64) {
+        match self {
+            ClientRequest::Write { header, .. } => (header.client, header.client_number),
+            ClientRequest::Read { client, number, .. } => (*client, *number),
+        }
+    }
+}
+
 /// The answer to a [`ClientRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientReply {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown};
-use replica::{ClientReply, ClientRequest, ReplicaId, ReplicaMessage};
+use replica::{ClientReply, ReplicaId, ReplicaMessage};
 use slots::{Slab, Slot};
 use sockets::{ConnectionId, CoreNetwork, ListenerId, Network, NetworkEvent, StreamAddress};
 use store_link::{Identity, Link, LinkError, LinkEvent};
@@ -220,10 +220,7 @@ impl<N: CoreNetwork> Hub<N> {
                 }
             }
             Frame::Request(request) => {
-                let (client, number) = match &request {
-                    ClientRequest::Write { header, .. } => (header.client, header.client_number),
-                    ClientRequest::Read { client, number, .. } => (*client, *number),
-                };
+                let (client, number) = request.name();
                 self.clients.insert(client, slot);
                 let is_taken = self
                     .replicas

@@ -12,14 +12,6 @@ use crate::shard::copies::parts_of_copy;
 use crate::shard::overlay::EntryData;
 use crate::shard::{CommittedEntry, Reply, Shard, ShardReply, UNPLACED_BYTES_MAX};
 
-/// Client and number of a request.
-fn name_of(request: &ClientRequest) -> (u64, u64) {
-    match request {
-        ClientRequest::Write { header, .. } => (header.client, header.client_number),
-        ClientRequest::Read { client, number, .. } => (*client, *number),
-    }
-}
-
 impl Shard {
     /// Something for the replica.
     pub(in crate::shard) fn take_input(&mut self, input: ReplicaInput) {
@@ -30,7 +22,7 @@ impl Shard {
             ReplicaInput::Request(request @ ClientRequest::Read { .. }) => ReplicaEvent::Request(request),
             ReplicaInput::Request(request) => {
                 // The answer to a request that waits answers those that repeat it.
-                if replication.waiting_names.insert(name_of(&request)) {
+                if replication.waiting_names.insert(request.name()) {
                     replication.waiting.push_back(request);
                 }
                 return;
@@ -96,12 +88,12 @@ impl Shard {
                 return self.wake_background();
             };
             room = room.saturating_sub(bytes);
-            replication.waiting_names.remove(&name_of(request));
+            replication.waiting_names.remove(&request.name());
             let request = replication.waiting.pop_front().expect("it is the first");
             match refusal {
                 None => replication.events.push_back(ReplicaEvent::Request(request)),
                 Some(reply) => {
-                    let (client, number) = name_of(&request);
+                    let (client, number) = request.name();
                     replication.outbox.reply(replication.group, client, number, reply);
                 }
             }
