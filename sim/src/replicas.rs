@@ -111,6 +111,10 @@ impl Run {
                     self.cluster.resume(node);
                 }
                 Some(Happening::Chaos) => self.chaos(),
+                Some(Happening::Cut) => {
+                    let failing = std::mem::take(&mut self.cluster.failing);
+                    self.cluster.cut.extend(failing.into_keys());
+                }
                 _ => {}
             }
         }
@@ -140,7 +144,7 @@ impl Run {
                 self.cluster.schedule(length_ns, Happening::Resume { node, pause });
             }
             5 | 6 => self.cut(node),
-            7 => self.cluster.cut.clear(),
+            7 => self.mend_links(),
             8 => {
                 let slowness = if self.cluster.random.happens(500) { 1 } else { 2000 };
                 self.cluster.nodes[node].disk_slowness = slowness;
@@ -154,7 +158,13 @@ impl Run {
         self.cluster.schedule(length_ns, Happening::Start { node });
     }
 
-    /// Cuts a node from another, from the map, or from all, in one or both directions.
+    fn mend_links(&mut self) {
+        self.cluster.cut.clear();
+        self.cluster.failing.clear();
+    }
+
+    /// Cuts a node from another, from the map, or from all, in one or both directions. Before that, what it
+    /// sends or gets may be late for a time: an answer arrives when its sender has heard nothing for long.
     fn cut(&mut self, node: usize) {
         let (client, map) = (self.cluster.client_index(), self.cluster.map_index());
         let random = &mut self.cluster.random;
@@ -165,13 +175,23 @@ impl Run {
             _ => vec![random.index(client + 2)],
         };
         let directions = random.below(3);
+        let mut links = Vec::new();
         for other in others.into_iter().filter(|other| *other != node) {
             if directions != 1 {
-                self.cluster.cut.insert((node, other));
+                links.push((node, other));
             }
             if directions != 2 {
-                self.cluster.cut.insert((other, node));
+                links.push((other, node));
             }
+        }
+        if self.cluster.random.happens(300) {
+            let late_from_node = self.cluster.random.happens(500);
+            let links = links.into_iter().map(|link| (link, (link.0 == node) == late_from_node));
+            self.cluster.failing.extend(links);
+            let late_ns = self.cluster.random.below(300 * MS);
+            self.cluster.schedule(late_ns, Happening::Cut);
+        } else {
+            self.cluster.cut.extend(links);
         }
     }
 
@@ -187,7 +207,7 @@ impl Run {
 
     /// Ends all faults.
     fn heal(&mut self) {
-        self.cluster.cut.clear();
+        self.mend_links();
         self.cluster.link_faults_per_mille = 0;
         for node in 0..self.cluster.nodes.len() {
             self.cluster.nodes[node].disk_slowness = 1;

@@ -1,7 +1,7 @@
 //! Nodes with a replica each, links between them, and the map, in virtual time.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
 use random::WyRand;
@@ -44,6 +44,8 @@ pub(crate) enum Happening {
     MapPoll { node: NodeIndex, incarnation: u32 },
     /// A fault begins or ends.
     Chaos,
+    /// Links that fail are cut.
+    Cut,
     /// A node starts.
     Start { node: NodeIndex },
     /// A node runs on.
@@ -108,7 +110,11 @@ pub(crate) struct ReplicaCluster {
     pub(crate) nodes: Vec<ReplicaNode>,
     /// Pairs, from and to, between which nothing arrives. The map is [`ReplicaCluster::map_index`].
     pub(crate) cut: HashSet<(NodeIndex, NodeIndex)>,
+    /// Pairs that will be cut; with `true`, every message between them is late until then.
+    pub(crate) failing: HashMap<(NodeIndex, NodeIndex), bool>,
     pub(crate) map: Arc<GroupConfig>,
+    /// Nodes learn of changes at once, not only when they read the map.
+    map_notifies: bool,
     settings: ReplicaSettings,
     fault: Option<PlantedReplicaFault>,
     /// What is sent goes through its encoding.
@@ -133,6 +139,7 @@ impl ReplicaCluster {
         let ids = (0..nodes as u32).map(ReplicaId).collect();
         let map = Arc::new(GroupConfig { epoch: 1, primary: ReplicaId(0), in_sync: ids });
         let encodes = random.happens(250);
+        let map_notifies = random.happens(500);
         let held_per_mille = if random.happens(300) { 300 } else { 0 };
         let nodes = (0..nodes).map(|_| ReplicaNode {
             replica: None,
@@ -157,7 +164,9 @@ impl ReplicaCluster {
             random,
             nodes,
             cut: HashSet::new(),
+            failing: HashMap::new(),
             map,
+            map_notifies,
             settings,
             fault,
             encodes,
@@ -203,7 +212,8 @@ impl ReplicaCluster {
     fn link_delay(&mut self, from: NodeIndex, to: NodeIndex) -> Option<u64> {
         let lost = self.random.happens(self.link_faults_per_mille);
         let usual_ns = 20 * US + self.random.below(200 * US);
-        let late = self.random.happens(self.link_faults_per_mille);
+        let is_failing = self.failing.get(&(from, to)) == Some(&true);
+        let late = self.random.happens(self.link_faults_per_mille) || is_failing;
         let delay_ns = if late { self.random.below(900 * MS) } else { usual_ns };
         (!lost && !self.cut.contains(&(from, to))).then_some(delay_ns)
     }
@@ -439,7 +449,7 @@ impl ReplicaCluster {
         }
     }
 
-    /// The map compares and swaps, answers, and notifies the other nodes.
+    /// The map compares and swaps, answers, and may notify the other nodes.
     fn ask_map(&mut self, happening: Happening) {
         let Happening::MapRequest { node, proposal, incarnation } = happening else {
             return;
@@ -447,7 +457,8 @@ impl ReplicaCluster {
         let is_lost = incarnation <= self.nodes[node].replaced;
         if let Some(config) = proposal.filter(|config| config.epoch == self.map.epoch + 1 && !is_lost) {
             self.map = config;
-            for other in (0..self.nodes.len()).filter(|other| *other != node) {
+            let notified = if self.map_notifies { self.nodes.len() } else { 0 };
+            for other in (0..notified).filter(|other| *other != node) {
                 self.send_record(other, self.nodes[other].incarnation);
             }
         }
