@@ -20,6 +20,7 @@ mod rpc;
 mod scale;
 mod scaling;
 mod server;
+mod store;
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};

@@ -27,8 +27,9 @@ pub(super) const POOL: &str = "pool";
 pub(crate) enum StoreCommand {
     /// Run a cluster on this machine until Ctrl-C; a new one is made first
     #[command(after_help = "Examples:\n  ringbolt store up\n  \
-        ringbolt store up --cluster /srv/store --nodes 4 --replicas 2 --size 100g\n\n\
-        Each node is a process with a file. A node that ends is started again. In another terminal:\n  \
+        ringbolt store up --cluster /srv/store --nodes 4 --replicas 2 --size 100g\n  \
+        ringbolt store up --device /dev/nvme0n1 --device /dev/nvme1n1 --device /dev/nvme2n1\n\n\
+        Each node is a process with a file, or a device. A node that ends is started again. In another terminal:\n  \
         ringbolt image create --cluster ringbolt-store vol 1g\n  \
         ringbolt perf --filename=store:pool/vol --rw=randwrite --bs=4k --iodepth=16 --runtime=5 --time_based\n  \
         ringbolt store status")]
@@ -61,21 +62,36 @@ pub(crate) struct UpArgs {
 /// What a new cluster is like.
 #[derive(Args)]
 pub(crate) struct NewCluster {
-    /// Nodes of a new cluster
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
-    nodes: u32,
+    /// Nodes of a new cluster [default: 3, or one for each --device]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "devices")]
+    nodes: Option<u32>,
+    /// Block device of a new cluster's node, whose data is lost; repeat it for each node
+    #[arg(long = "device", value_name = "PATH")]
+    devices: Vec<PathBuf>,
+    /// Destroy stores that are on the devices; use devices that look used
+    #[arg(long, requires = "devices")]
+    force: bool,
     /// Replicas of each logical group of a new cluster [default: the nodes, at most 3]
     #[arg(long)]
     replicas: Option<u32>,
     /// Logical groups of a new cluster
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     groups: u32,
-    /// Size of each node's file in a new cluster
-    #[arg(long, default_value = "10g", value_parser = parse_size)]
-    size: u64,
+    /// Size of each node's file in a new cluster [default: 10g]
+    #[arg(long, value_parser = parse_size, conflicts_with = "devices")]
+    size: Option<u64>,
     /// Size of each group's log in a new cluster
     #[arg(long, default_value = "8m", value_parser = parse_size)]
     log_size: u64,
+}
+
+impl NewCluster {
+    fn node_count(&self) -> u32 {
+        match self.devices.len() {
+            0 => self.nodes.unwrap_or(3),
+            devices => devices as u32,
+        }
+    }
 }
 
 /// Arguments of `ringbolt store status`.

@@ -6,7 +6,7 @@ use super::examples::Example;
 use super::instructions::CountedExample;
 use super::load::{self, BenchDevice, IoPattern};
 use super::server::TargetTransport;
-use super::{RunContext, RunOutcome, fio, idle, instructions, page, scale, scaling};
+use super::{RunContext, RunOutcome, fio, idle, instructions, page, scale, scaling, store};
 
 /// A benchmark: its name, a description for `--list`, and what it runs.
 pub(super) struct Benchmark {
@@ -36,6 +36,8 @@ enum BenchmarkKind {
     Fio(fio::FioJob),
     /// Start-up of many load generator processes.
     Processes,
+    /// The replicated store, compared with a volume that is not replicated.
+    Store(IoPattern),
     /// Generation and loading of a lab report.
     Page,
 }
@@ -63,6 +65,10 @@ const fn vfio_user(device: BenchDevice, pattern: IoPattern) -> BenchmarkKind {
 
 const fn compare_fio(engine: &'static str, depth: u32, file: bool) -> BenchmarkKind {
     BenchmarkKind::Fio(fio::FioJob { engine, depth, file })
+}
+
+const fn store_4k(rw: &'static str, depth: u32) -> BenchmarkKind {
+    BenchmarkKind::Store(pattern_4k(rw, depth))
 }
 
 pub(super) const ALL: &[Benchmark] = &[
@@ -163,6 +169,17 @@ pub(super) const ALL: &[Benchmark] = &[
         BenchmarkKind::Processes,
     ),
     case(
+        "store-write-qd1",
+        "4 KiB random writes to an image with two replicas, compared with a volume without, QD 1",
+        store_4k("randwrite", 1),
+    ),
+    case("store-write-qd16", "the same at QD 16", store_4k("randwrite", 16)),
+    case("store-write-qd64", "the same at QD 64", store_4k("randwrite", 64)),
+    case("store-write-qd128", "the same at QD 128", store_4k("randwrite", 128)),
+    case("store-read-qd1", "4 KiB random reads of the same, QD 1", store_4k("randread", 1)),
+    case("store-read-qd16", "the same at QD 16", store_4k("randread", 16)),
+    case("store-read-qd64", "the same at QD 64", store_4k("randread", 64)),
+    case(
         "report-10k",
         "an HTML report of 10,000 cells: time to generate, and to load in a browser",
         BenchmarkKind::Page,
@@ -216,6 +233,7 @@ impl Benchmark {
             BenchmarkKind::Scaling(pairs) => scaling::driver(context, *pairs),
             BenchmarkKind::Fio(job) => fio::compare(context, job),
             BenchmarkKind::Processes => fio::processes(context),
+            BenchmarkKind::Store(pattern) => store::compare(context, pattern),
             BenchmarkKind::Page => page::page(context),
         }
     }

@@ -151,7 +151,7 @@ pub(super) fn perf(context: &RunContext<'_>, command: &mut Command) -> anyhow::R
 }
 
 /// The metrics of a job that reads or writes.
-fn values(job: &Value) -> anyhow::Result<std::collections::BTreeMap<BenchMetric, f64>> {
+pub(super) fn values(job: &Value) -> anyhow::Result<std::collections::BTreeMap<BenchMetric, f64>> {
     let sides = ["read", "write"].map(|name| &job[name]);
     let side = sides.into_iter().find(|side| side["total_ios"].as_u64() > Some(0));
     let side = side.context("the load generator did no I/O")?;

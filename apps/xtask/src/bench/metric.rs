@@ -38,6 +38,12 @@ pub(super) enum BenchMetric {
     FioRatio,
     /// CPU time per I/O as a multiple of fio's.
     FioCpuRatio,
+    /// CPU time of the servers per I/O as a multiple of that of an unreplicated volume.
+    PlainCpuRatio,
+    /// Mean latency as a multiple of that of an unreplicated volume.
+    PlainLatencyRatio,
+    /// Bytes written to each replica's device per byte written.
+    WriteAmplification,
 }
 
 impl BenchMetric {
@@ -60,6 +66,9 @@ impl BenchMetric {
             BenchMetric::LoadMs => "opened_ms",
             BenchMetric::FioRatio => "iops_of_fio",
             BenchMetric::FioCpuRatio => "cpu_of_fio",
+            BenchMetric::PlainCpuRatio => "cpu_of_unreplicated",
+            BenchMetric::PlainLatencyRatio => "latency_of_unreplicated",
+            BenchMetric::WriteAmplification => "write_amplification",
         }
     }
 
@@ -81,6 +90,9 @@ impl BenchMetric {
             BenchMetric::LoadMs => "loaded",
             BenchMetric::FioRatio => "IOPS / fio's",
             BenchMetric::FioCpuRatio => "CPU / fio's",
+            BenchMetric::PlainCpuRatio => "CPU / unreplicated",
+            BenchMetric::PlainLatencyRatio => "mean / unreplicated",
+            BenchMetric::WriteAmplification => "write amplification",
         }
     }
 
@@ -103,7 +115,11 @@ impl BenchMetric {
             BenchMetric::CpuPercent => format!("{value:.2} %"),
             BenchMetric::RssMib => format!("{value:.1} MiB"),
             BenchMetric::StartMs | BenchMetric::RenderMs | BenchMetric::LoadMs => format!("{value:.1} ms"),
-            BenchMetric::FioRatio | BenchMetric::FioCpuRatio => format!("{value:.2}"),
+            BenchMetric::FioRatio
+            | BenchMetric::FioCpuRatio
+            | BenchMetric::PlainCpuRatio
+            | BenchMetric::PlainLatencyRatio
+            | BenchMetric::WriteAmplification => format!("{value:.2}"),
         }
     }
 }

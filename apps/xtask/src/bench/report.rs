@@ -13,7 +13,7 @@ use super::{BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 14] = [
+const ROWS: [BenchMetric; 17] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -26,6 +26,9 @@ const ROWS: [BenchMetric; 14] = [
     BenchMetric::RemoveUs,
     BenchMetric::FioRatio,
     BenchMetric::FioCpuRatio,
+    BenchMetric::PlainCpuRatio,
+    BenchMetric::PlainLatencyRatio,
+    BenchMetric::WriteAmplification,
     BenchMetric::RenderMs,
     BenchMetric::LoadMs,
 ];

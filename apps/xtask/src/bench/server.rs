@@ -24,6 +24,8 @@ pub(super) enum TargetNamespaces {
     NullAndMalloc,
     /// Ten null devices.
     Ten,
+    /// A block device.
+    Device(PathBuf),
     /// None in the benchmark's own subsystem; so many others, each with ten null devices and a listener at another address.
     InSubsystems(u32),
 }
@@ -198,6 +200,10 @@ fn config(port: u16, directory: Option<&Path>, namespaces: &TargetNamespaces) ->
         TargetNamespaces::Ten => {
             let names: Vec<String> = (0..10).map(|number| format!("Null{number}")).collect();
             (names.iter().map(|name| null(name)).collect(), names)
+        }
+        TargetNamespaces::Device(path) => {
+            let device = call("bdev_uring_create", json!({ "name": "Device", "filename": path }));
+            (vec![device], vec!["Device".to_string()])
         }
         TargetNamespaces::InSubsystems(count) => {
             let of_each = |subsystem| (0..SUBSYSTEM_BDEVS).map(move |one| subsystem_bdev(subsystem, one));

@@ -32,7 +32,15 @@ const RECOVERY: Duration = Duration::from_secs(60);
 pub(super) fn run(options: &DemoArgs) -> Result<(), CommandError> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandError::environment)?;
     let scratch = TemporaryDirectory::new().map_err(CommandError::environment)?;
-    let new = NewCluster { nodes: 3, replicas: Some(3), groups: 8, size: NODE_BYTES, log_size: 8 << 20 };
+    let new = NewCluster {
+        nodes: Some(3),
+        devices: Vec::new(),
+        force: false,
+        replicas: Some(3),
+        groups: 8,
+        size: Some(NODE_BYTES),
+        log_size: 8 << 20,
+    };
     let layout = ClusterLayout::create(&scratch.0.join("cluster"), &new)?;
     let mut nodes = RunningNodes::start(&layout)?;
     stdout_line!("{}, on files in {}", layout.describe()?, layout.directory.display());

@@ -1,6 +1,7 @@
 //! The directory of a cluster: its map, its key, and a directory a node.
 
 use std::fs;
+use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use bdev::uring::{self, UringConfig};
@@ -20,6 +21,9 @@ use crate::command_error::CommandError;
 
 /// Name of a node's device in its process.
 const DEVICE: &str = "Disk";
+/// Name of a node's file, and its size unless it is given.
+const FILE: &str = "store.img";
+const FILE_BYTES: u64 = 10 << 30;
 
 /// A cluster on this machine.
 pub(super) struct ClusterLayout {
@@ -48,9 +52,10 @@ impl ClusterLayout {
 
     /// Makes a cluster: beside the directory at first, so that what is interrupted leaves no half of one.
     pub(super) fn create(directory: &Path, new: &NewCluster) -> Result<ClusterLayout, CommandError> {
-        let replicas = new.replicas.unwrap_or(new.nodes.min(3));
-        if !(1..=new.nodes).contains(&replicas) {
-            let reason = format!("{replicas} replicas need as many nodes, and there are {}", new.nodes);
+        let nodes = new.node_count();
+        let replicas = new.replicas.unwrap_or(nodes.min(3));
+        if !(1..=nodes).contains(&replicas) {
+            let reason = format!("{replicas} replicas need as many nodes, and there are {nodes}");
             return Err(CommandError::usage(reason));
         }
         let name = directory
@@ -101,7 +106,8 @@ fn fill(scratch: &Path, directory: &Path, new: &NewCluster, replicas: u32) -> Re
     ClusterKey::create(&scratch.join("key")).map_err(environment)?;
     let map = LocalMap::open(&scratch.join("map")).map_err(CommandError::operation)?;
     let cluster = map.cluster().map_err(CommandError::operation)?;
-    for node in 1..=new.nodes {
+    let disks = node_disks(scratch, new)?;
+    for (node, disk) in (1..).zip(&disks) {
         let record = NodeRecord {
             uuid: Uuid::new_v4(),
             addresses: Vec::new(),
@@ -109,7 +115,7 @@ fn fill(scratch: &Path, directory: &Path, new: &NewCluster, replicas: u32) -> Re
             out: false,
         };
         map.put_node(NodeId(node), &record).map_err(CommandError::operation)?;
-        let weight = u32::try_from(new.size >> 20).unwrap_or(u32::MAX).max(1);
+        let weight = u32::try_from(disk.bytes >> 20).unwrap_or(u32::MAX).max(1);
         let device = DeviceRecord { uuid: Uuid::new_v4(), node: NodeId(node), weight, out: false };
         map.put_device(DeviceId(node), &device).map_err(CommandError::operation)?;
     }
@@ -119,7 +125,7 @@ fn fill(scratch: &Path, directory: &Path, new: &NewCluster, replicas: u32) -> Re
     let (nodes, devices) = (map.nodes(), map.devices());
     let topology =
         Topology::new(&nodes.map_err(CommandError::operation)?, &devices.map_err(CommandError::operation)?);
-    let mut of_node: Vec<Vec<u32>> = vec![Vec::new(); new.nodes as usize + 1];
+    let mut of_node: Vec<Vec<u32>> = vec![Vec::new(); disks.len() + 1];
     for group in 0..new.groups {
         let members: Vec<_> = topology
             .place(GroupId(group), replicas as usize)
@@ -132,14 +138,17 @@ fn fill(scratch: &Path, directory: &Path, new: &NewCluster, replicas: u32) -> Re
         map.propose_group(GroupId(group), &record).map_err(CommandError::operation)?;
     }
     let absolute = std::path::absolute(directory).map_err(environment)?;
-    for node in 1..=new.nodes {
+    for (node, disk) in (1..).zip(&disks) {
         let uuid = map.nodes().map_err(CommandError::operation)?[&NodeId(node)].uuid;
         let name = format!("node{node}");
         fs::create_dir(scratch.join(&name)).map_err(environment)?;
         let replicas =
             ReplicaFormat { cluster, node: uuid, groups: of_node[node as usize].clone(), are_new: true };
-        format(&scratch.join(&name).join("store.img"), new, replicas)?;
-        let image = absolute.join(&name).join("store.img");
+        format(disk, new, replicas)?;
+        let image = match disk.is_file {
+            true => absolute.join(&name).join(FILE),
+            false => std::path::absolute(&disk.path).map_err(environment)?,
+        };
         let config = json!({ "subsystems": [
             { "subsystem": "bdev", "config": [
                 { "method": "bdev_uring_create", "params": { "name": DEVICE, "filename": image } } ] },
@@ -151,21 +160,58 @@ fn fill(scratch: &Path, directory: &Path, new: &NewCluster, replicas: u32) -> Re
     Ok(())
 }
 
-/// Makes the file of a node.
-fn format(path: &Path, new: &NewCluster, replicas: ReplicaFormat) -> Result<(), CommandError> {
+/// Where a node has its data.
+struct NodeDisk {
+    path: PathBuf,
+    is_file: bool,
+    bytes: u64,
+}
+
+/// The disks of the nodes, in their order: the devices that were named, or files to make.
+fn node_disks(scratch: &Path, new: &NewCluster) -> Result<Vec<NodeDisk>, CommandError> {
+    if new.devices.is_empty() {
+        let file = |node| scratch.join(format!("node{node}")).join(FILE);
+        let bytes = new.size.unwrap_or(FILE_BYTES);
+        let disk = |node| NodeDisk { path: file(node), is_file: true, bytes };
+        return Ok((1..=new.node_count()).map(disk).collect());
+    }
+    let mut disks: Vec<NodeDisk> = Vec::new();
+    for device in &new.devices {
+        let path = device
+            .canonicalize()
+            .map_err(|error| CommandError::environment(format!("--device {}: {error}", device.display())))?;
+        if disks.iter().any(|disk| disk.path == path) {
+            let reason = format!("--device {} is given twice: each node needs one", device.display());
+            return Err(CommandError::usage(reason));
+        }
+        let size = fs::File::open(&path).and_then(|mut file| file.seek(SeekFrom::End(0)));
+        let bytes = size
+            .map_err(|error| CommandError::environment(format!("--device {}: {error}", device.display())))?;
+        disks.push(NodeDisk { path, is_file: false, bytes });
+    }
+    Ok(disks)
+}
+
+/// Makes the file of a node, or formats its device.
+fn format(disk: &NodeDisk, new: &NewCluster, replicas: ReplicaFormat) -> Result<(), CommandError> {
     if replicas.groups.is_empty() {
         return Err(CommandError::usage("a node would have no group: give more with --groups"));
     }
     let registry = Registry::new();
-    let config = UringConfig { create_bytes: Some(new.size), ..UringConfig::new(DEVICE, path) };
+    let create_bytes = disk.is_file.then_some(disk.bytes);
+    let config = UringConfig { create_bytes, force: new.force, ..UringConfig::new(DEVICE, &disk.path) };
     uring::create(&registry, config).map_err(CommandError::environment)?;
     let reactor = Reactor::new(&ReactorConfig::default()).map_err(CommandError::environment)?;
     let core = reactor.core();
-    let options =
-        FormatOptions { log_bytes: Some(new.log_size), replicas: Some(replicas), ..FormatOptions::default() };
+    let options = FormatOptions {
+        log_bytes: Some(new.log_size),
+        force: new.force,
+        replicas: Some(replicas),
+        ..FormatOptions::default()
+    };
     let formatted = reactor.block_on(async move {
         format_device(&registry, DEVICE, &StoreCores::This(&core), options, &JobHandle::standalone()).await
     });
-    formatted.map_err(CommandError::operation)?;
+    formatted.map_err(|error| CommandError::operation(format!("{}: {error}", disk.path.display())))?;
     Ok(())
 }
