@@ -28,6 +28,8 @@ struct Run {
     faults: u64,
     chaos_interval_ns: u64,
     chaos_end_ns: u64,
+    /// The node whose disk damages blocks: what two disks lost is lost.
+    damaged_node: usize,
 }
 
 pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunReport, RunFailure> {
@@ -38,6 +40,7 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
         checkpoint_entries: 1 + random.below(16),
         retained_entries: random.below(40),
         entries_max: 64 + random.index(100),
+        block_bytes: clients::VALUE_BYTES,
         ..ReplicaSettings::default()
     };
     let mut cluster = ReplicaCluster::new(nodes, settings, fault, random.split());
@@ -49,7 +52,8 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
     let chaos_interval_ns = 20 * MS + random.below(600 * MS);
     let chaos_end_ns = 1000 * MS + random.below(5000 * MS);
     cluster.schedule(random.below(500 * MS), Happening::Chaos);
-    let mut run = Run { cluster, clients, faults: 0, chaos_interval_ns, chaos_end_ns };
+    let damaged_node = random.index(nodes);
+    let mut run = Run { cluster, clients, faults: 0, chaos_interval_ns, chaos_end_ns, damaged_node };
     let outcome = run.carry_out();
     let at_ns = run.cluster.now_ns;
     outcome.map_err(|why| RunFailure { seed, at_ns, why })?;
@@ -135,7 +139,7 @@ impl Run {
         let node = random.index(nodes);
         // Short enough to be back within a lease, or longer than a takeover.
         let length_ns = if random.happens(500) { random.below(200 * MS) } else { random.below(2500 * MS) };
-        match random.below(10) {
+        match random.below(11) {
             0 | 1 => self.crash(node, length_ns),
             2 => (0..nodes).for_each(|node| self.crash(node, length_ns)),
             3 | 4 => {
@@ -149,7 +153,8 @@ impl Run {
                 let slowness = if self.cluster.random.happens(500) { 1 } else { 2000 };
                 self.cluster.nodes[node].disk_slowness = slowness;
             }
-            _ => self.replace_disk(node, length_ns),
+            9 => self.replace_disk(node, length_ns),
+            _ => self.damage(),
         }
     }
 
@@ -203,6 +208,13 @@ impl Run {
             self.crash(node, length_ns);
             self.cluster.replace_disk(node);
         }
+    }
+
+    /// Damages a block of the disk that may have such.
+    fn damage(&mut self) {
+        let blocks = self.clients.blocks();
+        let block = blocks[self.cluster.random.index(blocks.len())];
+        self.cluster.nodes[self.damaged_node].disk.damage(block);
     }
 
     /// Ends all faults.

@@ -143,6 +143,15 @@ impl CrashDisk {
         state.power_failures += 1;
     }
 
+    /// Changes bytes on the medium and in the cache, as a disk that loses data without noticing.
+    pub fn damage(&self, range: std::ops::Range<usize>) {
+        let mut state = self.lock();
+        let CrashDiskState { cache, medium, .. } = &mut *state;
+        for bytes in [cache, medium] {
+            bytes[range.clone()].iter_mut().for_each(|byte| *byte ^= 0x5a);
+        }
+    }
+
     fn build_image(&self, at: usize, mut choose: impl FnMut(usize) -> usize) -> Vec<u8> {
         let state = self.lock();
         let log = &state.log[..at.min(state.log.len())];

@@ -14,7 +14,7 @@ use super::{MS, US};
 pub(crate) type BlockId = (ObjectId, u32);
 
 /// Bytes of a block here: a value.
-const VALUE_BYTES: u32 = 8;
+pub(super) const VALUE_BYTES: u32 = 8;
 
 struct PendingRequest {
     block: BlockId,
@@ -71,6 +71,11 @@ impl Clients {
             cluster.schedule(0, Happening::Client { client, attempt: None });
         }
         clients
+    }
+
+    /// What is read and written.
+    pub(crate) fn blocks(&self) -> &[BlockId] {
+        &self.blocks
     }
 
     /// Requests without an answer.

@@ -410,7 +410,7 @@ impl ReplicaCluster {
             ReplicaAction::Reset { session, record } => disk.reset(session, record),
             ReplicaAction::Read { read, object, offset, through, .. } => {
                 let value = disk.read(object, offset, through);
-                let data = Some(value.to_le_bytes().into());
+                let data = disk.is_readable(object, offset).then(|| value.to_le_bytes().into());
                 self.complete(node, incarnation, ReplicaEvent::ReadDone { read, data });
             }
             ReplicaAction::ReadObject { read, after } => {

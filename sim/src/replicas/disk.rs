@@ -1,6 +1,6 @@
 //! The storage of a replica: a log and objects, of which a crash leaves what was durable and some of the rest.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use random::WyRand;
@@ -29,6 +29,8 @@ pub(crate) struct ReplicaDisk {
     writes: VecDeque<LogWrite>,
     /// Blocks as of what was applied. Those written since the newest checkpoint may be durable or not.
     blocks: Blocks,
+    /// Blocks that cannot be read until they are written again.
+    damaged: BTreeSet<(ObjectId, u32)>,
     fault: Option<PlantedReplicaFault>,
 }
 
@@ -82,7 +84,13 @@ impl ReplicaDisk {
     pub(crate) fn new(fault: Option<PlantedReplicaFault>) -> ReplicaDisk {
         let RecoveredReplica { checkpoint, .. } = RecoveredReplica::default();
         let durable = DurableState { log: LogMedium::new(), checkpoint, blocks: Blocks::new() };
-        ReplicaDisk { durable, writes: VecDeque::new(), blocks: Blocks::new(), fault }
+        ReplicaDisk {
+            durable,
+            writes: VecDeque::new(),
+            blocks: Blocks::new(),
+            damaged: BTreeSet::new(),
+            fault,
+        }
     }
 
     /// Everything is lost: a new disk.
@@ -128,15 +136,19 @@ impl ReplicaDisk {
 
     pub(crate) fn reset(&mut self, session: u64, record: Box<ReplicaCheckpoint>) {
         self.blocks.clear();
+        self.damaged.clear();
         self.writes.push_back(LogWrite::Reset { session, record });
     }
 
     pub(crate) fn apply(&mut self, entry: &ReplicatedEntry) {
-        self.blocks.insert((entry.header.object, entry.header.offset), value_of(&entry.data));
+        let block = (entry.header.object, entry.header.offset);
+        self.blocks.insert(block, value_of(&entry.data));
+        self.damaged.remove(&block);
     }
 
     pub(crate) fn write_object(&mut self, object: ObjectId, content: &[u8]) {
         self.blocks.retain(|(other, _), _| *other != object);
+        self.damaged.retain(|(other, _)| *other != object);
         for pair in content.chunks(12) {
             let offset = u32::from_le_bytes(pair[..4].try_into().expect("4 bytes"));
             self.blocks.insert((object, offset), value_of(&pair[4..]));
@@ -149,6 +161,15 @@ impl ReplicaDisk {
         let object = keys.find(|object| after.is_none_or(|after| *object > after))?;
         let blocks = self.blocks.iter().filter(|((other, _), _)| *other == object);
         Some((object, encode_object(blocks.map(|((_, offset), value)| (*offset, *value)))))
+    }
+
+    pub(crate) fn damage(&mut self, block: (ObjectId, u32)) {
+        self.damaged.insert(block);
+    }
+
+    /// Whether a block can be read.
+    pub(crate) fn is_readable(&self, object: ObjectId, offset: u32) -> bool {
+        !self.damaged.contains(&(object, offset))
     }
 
     /// A block as of the entries up to a sequence, which are applied.

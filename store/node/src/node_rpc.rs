@@ -241,6 +241,7 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
         "free_extents": status.space.free_extents,
         "checkpoints": status.stats.checkpoints,
         "damaged_blocks": status.stats.damaged_blocks,
+        "repaired_ranges": replica.status.repaired,
     }))
 }
 

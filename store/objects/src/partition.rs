@@ -271,7 +271,10 @@ impl Partition {
         if let Some(&place) = self.index.get(&entry.object) {
             let onode = self.onodes[place as usize].as_mut().expect("an indexed object has an onode");
             (onode.version, onode.sequence) = (entry.version, entry.sequence);
-            (onode.epoch, onode.mtime_ns) = (entry.epoch, entry.mtime_ns);
+            onode.epoch = entry.epoch;
+            if entry.mtime_ns > 0 {
+                onode.mtime_ns = entry.mtime_ns;
+            }
             self.changed.onode_blocks.insert(place / PartitionLayout::ONODES_PER_BLOCK);
         }
         Ok(())

@@ -65,7 +65,7 @@ pub enum ReplicaEvent {
         /// [`ReplicaAction::Checkpoint`]'s number.
         checkpoint: u64,
     },
-    /// The outcome of [`ReplicaAction::Read`], `None` if the device failed.
+    /// The outcome of [`ReplicaAction::Read`], `None` if the device cannot read it or it is damaged.
     ReadDone {
         /// The read's number.
         read: u64,

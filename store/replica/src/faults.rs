@@ -29,11 +29,13 @@ pub enum PlantedReplicaFault {
     ShrinkAfterAcknowledge,
     /// A learner is proposed for the in-sync set while commits do not wait for it.
     PromoteUnprepared,
+    /// A repair replaces what was written after the other replica read.
+    RepairOvertaken,
 }
 
 impl PlantedReplicaFault {
     /// All.
-    pub const ALL: [PlantedReplicaFault; 13] = [
+    pub const ALL: [PlantedReplicaFault; 14] = [
         PlantedReplicaFault::AcknowledgeBeforeReplicas,
         PlantedReplicaFault::DirtyRead,
         PlantedReplicaFault::ApplyUncommitted,
@@ -47,6 +49,7 @@ impl PlantedReplicaFault {
         PlantedReplicaFault::CopyLimitOffByOne,
         PlantedReplicaFault::ShrinkAfterAcknowledge,
         PlantedReplicaFault::PromoteUnprepared,
+        PlantedReplicaFault::RepairOvertaken,
     ];
 
     /// The name on the command line.
@@ -65,6 +68,7 @@ impl PlantedReplicaFault {
             PlantedReplicaFault::CopyLimitOffByOne => "copy-limit-off-by-one",
             PlantedReplicaFault::ShrinkAfterAcknowledge => "shrink-after-acknowledge",
             PlantedReplicaFault::PromoteUnprepared => "promote-unprepared",
+            PlantedReplicaFault::RepairOvertaken => "repair-overtaken",
         }
     }
 }

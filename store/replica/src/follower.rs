@@ -1,5 +1,6 @@
 //! The follower: a member of the in-sync set or a learner, which takes entries from the primary.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use wire_store::ObjectId;
@@ -27,6 +28,8 @@ pub(crate) struct Follower {
     copy: Copy,
     /// All objects are copied; a checkpoint makes the replica complete.
     pub(crate) copy_ended: bool,
+    /// Reads for the primary of this epoch, by number: its number, and the commit point before.
+    pub(crate) fetches: BTreeMap<u64, (u64, u64)>,
 }
 
 /// How far the copy of all objects is.
@@ -55,6 +58,7 @@ impl Follower {
             stream_ns: 0,
             copy: Copy::None,
             copy_ended: false,
+            fetches: BTreeMap::new(),
         }
     }
 
@@ -62,6 +66,7 @@ impl Follower {
     pub(crate) fn epoch_began(&mut self, commit_point: u64) {
         self.matched = commit_point;
         self.fenced = false;
+        self.fetches.clear();
         // The primary may have restarted with another clock.
         self.sent_ns = None;
     }

@@ -13,6 +13,8 @@
 //!   more. A new primary commits nothing before the grace since it last answered another one has passed.
 //! - An [`EntryId`] names an entry: its sequence and the epoch of the primary that appended it. A replica that restarts as
 //!   primary takes a new epoch first. Streams begin where names are equal; what differs after that is truncated.
+//! - What the primary cannot read it fetches from another member, and writes it again with an entry, if none changed it
+//!   meanwhile.
 //! - A replica outside the in-sync set asks for a stream of entries. If the primary's log no longer has them, all objects
 //!   are copied in their order; entries for objects behind the moving limit are sent with data, those for objects before
 //!   it without. A learner that has nearly all entries is counted in commits, then proposed for the in-sync set.
@@ -50,6 +52,7 @@ mod follower;
 mod learners;
 mod log;
 mod primary;
+mod repair;
 mod replica;
 
 pub use event::{RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use wire_store::{EntryHeader, ObjectId};
 
 use crate::learners::CopyStage;
+use crate::repair::Repair;
 use crate::replica::{GroupBlocked, Replica, Role};
 use crate::{
     Append, AppendOutcome, ClientReply, ClientRequest, MessageBody, PlantedReplicaFault, Plants,
@@ -29,17 +30,27 @@ pub(crate) struct Primary {
     pub(crate) peers: BTreeMap<ReplicaId, Peer>,
     /// Writes in the log that are not committed: client and number.
     uncommitted: HashSet<(u64, u64)>,
-    waiting_reads: VecDeque<WaitingRead>,
-    /// Client and number of the reads that the storage carries out.
-    reading: BTreeMap<u64, (u64, u64)>,
+    waiting_reads: VecDeque<ClientRead>,
+    /// Reads that the storage carries out.
+    pub(crate) reading: BTreeMap<u64, ClientRead>,
+    /// Reads that it could not, by number.
+    pub(crate) repairs: BTreeMap<u64, Repair>,
 }
 
-struct WaitingRead {
-    client: u64,
-    number: u64,
-    object: ObjectId,
-    offset: u32,
-    length: u32,
+/// A read of a client.
+#[derive(Clone, Copy)]
+pub(crate) struct ClientRead {
+    pub(crate) client: u64,
+    pub(crate) number: u64,
+    pub(crate) object: ObjectId,
+    pub(crate) offset: u32,
+    pub(crate) length: u32,
+}
+
+impl ClientRead {
+    pub(crate) fn answer(&self, reply: ClientReply, actions: &mut Vec<ReplicaAction>) {
+        actions.push(ReplicaAction::Reply { client: self.client, number: self.number, reply });
+    }
 }
 
 /// Another replica, as its primary knows it.
@@ -138,6 +149,7 @@ impl Primary {
             uncommitted: headers.map(|header| (header.client, header.client_number)).collect(),
             waiting_reads: VecDeque::new(),
             reading: BTreeMap::new(),
+            repairs: BTreeMap::new(),
         };
         primary.set_members(replica.id, &replica.config.in_sync, replica.log.end(), replica.now_ns);
         primary
@@ -231,6 +243,7 @@ impl<F: Plants> Replica<F> {
             peer = self.primary().peers.range(after).next().map(|(id, _)| *id);
         }
         self.read_waiting(actions);
+        self.run_repairs(actions);
         self.propose_members(actions);
     }
 
@@ -347,7 +360,7 @@ impl<F: Plants> Replica<F> {
                 if waiting.len() >= reads_max {
                     actions.push(ReplicaAction::Reply { client, number, reply: ClientReply::Busy });
                 } else {
-                    waiting.push_back(WaitingRead { client, number, object, offset, length });
+                    waiting.push_back(ClientRead { client, number, object, offset, length });
                 }
             }
         }
@@ -356,7 +369,7 @@ impl<F: Plants> Replica<F> {
     /// Appends a write. Returns the answer if there is one at once.
     fn write(
         &mut self,
-        mut header: EntryHeader,
+        header: EntryHeader,
         data: Arc<[u8]>,
         actions: &mut Vec<ReplicaAction>,
     ) -> Option<ClientReply> {
@@ -375,12 +388,21 @@ impl<F: Plants> Replica<F> {
         if self.log.len() >= self.settings.entries_max {
             return Some(ClientReply::Busy);
         }
-        header.sequence = self.log.end() + 1;
-        header.epoch = self.config.epoch;
-        header.commit_point = self.commit_point;
-        self.primary().uncommitted.insert(request);
-        self.append(Arc::new(ReplicatedEntry { header, data }), actions);
+        self.append_as_primary(header, data, actions);
         None
+    }
+
+    /// Appends an entry with the next name.
+    pub(crate) fn append_as_primary(
+        &mut self,
+        header: EntryHeader,
+        data: Arc<[u8]>,
+        actions: &mut Vec<ReplicaAction>,
+    ) {
+        let (sequence, epoch, commit_point) = (self.log.end() + 1, self.config.epoch, self.commit_point);
+        self.primary().uncommitted.insert((header.client, header.client_number));
+        let header = EntryHeader { sequence, epoch, commit_point, ..header };
+        self.append(Arc::new(ReplicatedEntry { header, data }), actions);
     }
 
     fn advance_commit(&mut self, actions: &mut Vec<ReplicaAction>) {
@@ -414,7 +436,7 @@ impl<F: Plants> Replica<F> {
         self.reads_blocked(primary)
     }
 
-    fn reads_blocked(&self, primary: &Primary) -> Option<GroupBlocked> {
+    pub(crate) fn reads_blocked(&self, primary: &Primary) -> Option<GroupBlocked> {
         let has_lease = |peer: &Peer| peer.has_lease(self.settings.lease_ns, self.now_ns);
         let stale = self.has_fault(PlantedReplicaFault::StalePrimary);
         if self.now_ns < primary.act_after_ns {
@@ -440,8 +462,8 @@ impl<F: Plants> Replica<F> {
         for waiting in std::mem::take(&mut self.primary().waiting_reads) {
             self.reads += 1;
             let read = self.reads;
-            let WaitingRead { client, number, object, offset, length } = waiting;
-            self.primary().reading.insert(read, (client, number));
+            let ClientRead { object, offset, length, .. } = waiting;
+            self.primary().reading.insert(read, waiting);
             actions.push(ReplicaAction::Read { read, object, offset, length, through });
         }
     }
@@ -452,19 +474,24 @@ impl<F: Plants> Replica<F> {
         data: Option<Arc<[u8]>>,
         actions: &mut Vec<ReplicaAction>,
     ) {
-        if let Role::Primary(primary) = &mut self.role
-            && let Some((client, number)) = primary.reading.remove(&read)
-        {
-            let reply = data.map_or(ClientReply::Failed, ClientReply::Data);
-            actions.push(ReplicaAction::Reply { client, number, reply });
+        match &mut self.role {
+            Role::Primary(primary) => {
+                let Some(request) = primary.reading.remove(&read) else { return };
+                match data {
+                    Some(data) => request.answer(ClientReply::Data(data), actions),
+                    None => self.begin_repair(read, request, actions),
+                }
+            }
+            Role::Follower(_) => self.answer_fetch(read, data, actions),
+            Role::Starting => {}
         }
     }
 
     /// It is no longer primary: reads are for the new one.
     pub(crate) fn refuse_reads(&mut self, primary: Primary, actions: &mut Vec<ReplicaAction>) {
-        let waiting = primary.waiting_reads.iter().map(|waiting| (waiting.client, waiting.number));
-        for (client, number) in waiting.chain(primary.reading.into_values()) {
-            actions.push(ReplicaAction::Reply { client, number, reply: self.not_primary() });
+        let repairs = primary.repairs.into_values().map(|repair| repair.read);
+        for read in primary.waiting_reads.into_iter().chain(primary.reading.into_values()).chain(repairs) {
+            read.answer(self.not_primary(), actions);
         }
     }
 
@@ -512,6 +539,8 @@ impl<F: Plants> Replica<F> {
         if primary.act_after_ns > self.now_ns {
             deadline = primary.act_after_ns;
         }
+        let repairs = primary.repairs.values().map(|repair| repair.sent_ns + resend_ns);
+        deadline = deadline.min(repairs.min().unwrap_or(u64::MAX));
         for peer in primary.peers.values() {
             deadline = deadline.min(peer.copy.deadline(self.now_ns, resend_ns));
             if matches!(peer.copy, CopyStage::Resetting { .. }) {

@@ -39,6 +39,8 @@ pub struct ReplicaSettings {
     pub entries_max: usize,
     /// Most reads that wait for leases.
     pub reads_max: usize,
+    /// What is repaired is whole blocks of this many bytes.
+    pub block_bytes: u32,
 }
 
 impl Default for ReplicaSettings {
@@ -57,6 +59,7 @@ impl Default for ReplicaSettings {
             retained_entries: 1024,
             entries_max: 4096,
             reads_max: 256,
+            block_bytes: wire_store::BLOCK_BYTES as u32,
         }
     }
 }
@@ -91,6 +94,8 @@ pub struct ReplicaStatus {
     pub commit_point: u64,
     /// Every entry up to the commit point is applied here, none of it missing.
     pub complete: bool,
+    /// Ranges that it could not read, and wrote again with what another replica has, since its start.
+    pub repaired: u64,
     /// Why it does not serve reads and writes; `None` if it does.
     pub blocked: Option<GroupBlocked>,
 }
@@ -132,6 +137,7 @@ pub struct Replica<F = NoFaults> {
     /// The log had little room since the last checkpoint ended.
     log_low: bool,
     pub(crate) reads: u64,
+    pub(crate) repaired: u64,
     /// The last session of a stream that it asked for. Higher at each start.
     pub(crate) sessions: u64,
 }
@@ -195,6 +201,7 @@ impl<F: Plants> Replica<F> {
             checkpointed: checkpoint.through,
             log_low: false,
             reads: 0,
+            repaired: 0,
         }
     }
 
@@ -271,6 +278,7 @@ impl<F: Plants> Replica<F> {
             log_end: self.log.end(),
             commit_point: self.commit_point,
             complete: self.complete,
+            repaired: self.repaired,
             blocked,
         }
     }
@@ -328,6 +336,12 @@ impl<F: Plants> Replica<F> {
             MessageBody::CopyBegun { session } => self.on_copy_begun(from, session),
             MessageBody::CopyWritten { session, object } => self.on_copy_written(from, session, object),
             MessageBody::CopyEnded { session } => self.on_copy_ended(from, session),
+            MessageBody::Fetch { number, object, offset, length } => {
+                self.on_fetch(from, number, (object, offset, length), actions);
+            }
+            MessageBody::Fetched { number, through, data } => {
+                self.on_fetched(from, number, through, data, actions);
+            }
         }
     }
 
@@ -418,7 +432,7 @@ impl<F: Plants> Replica<F> {
             if !entry.header.withheld {
                 actions.push(ReplicaAction::Apply { entry });
             }
-            if replies {
+            if replies && client != 0 {
                 actions.push(ReplicaAction::Reply { client, number, reply: ClientReply::Written });
             }
         }

@@ -32,7 +32,7 @@ impl Storage {
                 self.pending.push_back(ReplicaEvent::ResetDone { session });
             }
             ReplicaAction::Read { read, .. } => {
-                let data = Some([1; 8].into());
+                let data = (read % 3 > 0).then(|| [1; 8].into());
                 self.pending.push_back(ReplicaEvent::ReadDone { read, data });
             }
             ReplicaAction::ReadObject { read, after } => {

@@ -195,6 +195,22 @@ impl<'a> Fields<'a> {
             }
             FrameKind::CopyEnd => MessageBody::CopyEnd { session: self.session()? },
             FrameKind::CopyEnded => MessageBody::CopyEnded { session: self.session()? },
+            FrameKind::Fetch => {
+                let number = self.number("the number of the request")?;
+                let (object, offset, length) = self.range()?;
+                MessageBody::Fetch { number, object, offset, length }
+            }
+            FrameKind::Fetched => {
+                let number = self.number("the number of the request")?;
+                let through = self.number("the sequence")?;
+                let is_read = self.below("whether the range was read", 2)? == 1;
+                let checksum = self.u32()?;
+                let data = self.data(self.data.len(), checksum)?;
+                if !is_read && !data.is_empty() {
+                    return Err(DecodeError::value("whether the range was read", self.at() - 8, 0));
+                }
+                MessageBody::Fetched { number, through, data: is_read.then_some(data) }
+            }
             FrameKind::Write | FrameKind::Read | FrameKind::Reply => unreachable!("it is decoded elsewhere"),
         };
         Ok(ReplicaMessage { from, config, body })
@@ -239,6 +255,12 @@ impl<'a> Fields<'a> {
     fn read(&mut self) -> Result<Frame, DecodeError> {
         let client = self.u64()?;
         let number = self.number("the number of the request")?;
+        let (object, offset, length) = self.range()?;
+        Ok(Frame::Request(ClientRequest::Read { client, number, object, offset, length }))
+    }
+
+    /// A range of an object, as long as a transfer at most.
+    fn range(&mut self) -> Result<(ObjectId, u32, u32), DecodeError> {
         let object = self.object()?;
         let offset = self.u32()?;
         let at = self.at();
@@ -247,7 +269,7 @@ impl<'a> Fields<'a> {
         if length == 0 || length > TRANSFER_BYTES_MAX || end > OBJECT_BYTES as u64 {
             return Err(DecodeError::value("the length of the read", at, length.into()));
         }
-        Ok(Frame::Request(ClientRequest::Read { client, number, object, offset, length }))
+        Ok((object, offset, length))
     }
 
     fn reply(&mut self) -> Result<Frame, DecodeError> {

@@ -144,6 +144,21 @@ impl Out {
                 self.u64(*session);
                 FrameKind::CopyEnd
             }
+            MessageBody::Fetch { number, object, offset, length } => {
+                self.u64(*number);
+                self.bytes(&object.to_bytes());
+                self.u32(*offset);
+                self.u32(*length);
+                FrameKind::Fetch
+            }
+            MessageBody::Fetched { number, through, data } => {
+                self.u64(*number);
+                self.u64(*through);
+                self.u32(data.is_some().into());
+                self.u32(data.as_ref().map_or(0, |data| crc32c(data)));
+                data.iter().for_each(|data| self.data(data));
+                FrameKind::Fetched
+            }
             MessageBody::CopyEnded { session } => {
                 self.u64(*session);
                 FrameKind::CopyEnded

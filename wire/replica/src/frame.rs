@@ -39,6 +39,10 @@ pub enum FrameKind {
     CopyEnd = 9,
     /// [`MessageBody::CopyEnded`](crate::MessageBody::CopyEnded).
     CopyEnded = 10,
+    /// [`MessageBody::Fetch`](crate::MessageBody::Fetch).
+    Fetch = 11,
+    /// [`MessageBody::Fetched`](crate::MessageBody::Fetched).
+    Fetched = 12,
     /// [`ClientRequest::Write`].
     Write = 32,
     /// [`ClientRequest::Read`].
@@ -49,7 +53,7 @@ pub enum FrameKind {
 
 impl FrameKind {
     /// Every kind.
-    pub const ALL: [FrameKind; 13] = [
+    pub const ALL: [FrameKind; 15] = [
         FrameKind::Config,
         FrameKind::Append,
         FrameKind::Appended,
@@ -60,6 +64,8 @@ impl FrameKind {
         FrameKind::CopyWritten,
         FrameKind::CopyEnd,
         FrameKind::CopyEnded,
+        FrameKind::Fetch,
+        FrameKind::Fetched,
         FrameKind::Write,
         FrameKind::Read,
         FrameKind::Reply,
@@ -75,6 +81,7 @@ impl FrameKind {
             }
             FrameKind::CopyBegin => (message + AppliedRequests::encoded_bytes(CLIENTS_MAX), 0),
             FrameKind::CopyObject => (message, OBJECT_CONTENT_BYTES_MAX),
+            FrameKind::Fetched => (message, transfer),
             FrameKind::Write | FrameKind::Reply => (FIXED_BYTES_MAX, transfer),
             _ => (message, 0),
         }

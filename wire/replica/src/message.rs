@@ -131,6 +131,26 @@ pub enum MessageBody {
         /// The session of the stream.
         session: u64,
     },
+    /// From the primary, whose device cannot read a range: it asks a member for it.
+    Fetch {
+        /// Names the request in the epoch.
+        number: u64,
+        /// The object.
+        object: ObjectId,
+        /// Offset in the object, in bytes.
+        offset: u32,
+        /// Length in bytes.
+        length: u32,
+    },
+    /// To the primary: the range.
+    Fetched {
+        /// The request.
+        number: u64,
+        /// Every entry up to this is in the data; later ones may be.
+        through: u64,
+        /// The data; `None` if the member cannot read it either.
+        data: Option<Arc<[u8]>>,
+    },
 }
 
 /// Entries from the primary.

@@ -31,6 +31,13 @@ const COPY_OBJECT: &str = "\
     52424d530100070027d9c58c070000004000000007000000000000000000000002000000060000000100000003000000\
     0100000002000000030000002c000000000000000700000009000000887766554433221105000000000000003375af61\
     636f6e74656e74";
+const FETCH: &str = "\
+    52424d5301000b006d3c86f4070000004400000000000000000000000000000002000000060000000100000003000000\
+    010000000200000003000000500000000000000007000000090000008877665544332211050000000000000000200000\
+    00100000";
+const FETCHED: &str = "\
+    52424d5301000c0038137b9d070000003400000004000000000000000000000002000000060000000100000003000000\
+    01000000020000000300000050000000000000009600000000000000010000006e3af3e8666f7572";
 const READ: &str = "\
     52424d5301002100d53ab27907000000300000000000000000000000000000004d000000000000005000000000000000\
     0700000009000000887766554433221105000000000000000020000000100000";
@@ -91,6 +98,8 @@ fn encodings_are_those_of_the_documented_tables() {
     let outcome = AppendOutcome::Mismatch { commit_point: 150 };
     let appended = MessageBody::Appended { sent_ns: 1000, session: 44, outcome };
     let copy = MessageBody::CopyObject { session: 44, object: OBJECT, content: (*b"content").into() };
+    let fetch = MessageBody::Fetch { number: 80, object: OBJECT, offset: 8192, length: 4096 };
+    let fetched = MessageBody::Fetched { number: 80, through: 150, data: Some((*b"four").into()) };
     let read = ClientRequest::Read { client: 77, number: 80, object: OBJECT, offset: 8192, length: 4096 };
     let reply = |reply| Frame::Reply { client: 77, number: 80, reply };
     let not_primary = ClientReply::NotPrimary { primary: Some(ReplicaId(2)) };
@@ -99,6 +108,8 @@ fn encodings_are_those_of_the_documented_tables() {
         (message(appended), APPENDED),
         (message(copy_begin()), COPY_BEGIN),
         (message(copy), COPY_OBJECT),
+        (message(fetch), FETCH),
+        (message(fetched), FETCHED),
         (Frame::Request(read), READ),
         (reply(ClientReply::Data((*b"four").into())), REPLY),
         (reply(not_primary), NOT_PRIMARY),

@@ -159,7 +159,7 @@ pub struct EntryHeader {
     pub client: u64,
     /// The client's number of the request: a retry has the same.
     pub client_number: u64,
-    /// When it was received, in nanoseconds since 1970.
+    /// When it was received, in nanoseconds since 1970; 0 for what changes no content, as a repair.
     pub mtime_ns: u64,
     /// CRC32C of the data; 0 without.
     pub data_crc32c: u32,

@@ -49,6 +49,20 @@ impl ReadState {
     pub(super) fn into_reply(self) -> Reply {
         self.reply
     }
+
+    /// Whether everything that the read needs of a run's block comes from the log.
+    fn is_from_log(&self, run: &DeviceRun, index: u32) -> bool {
+        let start = (self.offset + run.at + index * BLOCK_BYTES as u32).saturating_sub(run.skip);
+        let end = (start + BLOCK_BYTES as u32).min(self.offset + self.length);
+        let mut at = start.max(self.offset);
+        for segment in self.segments.iter().filter(|segment| segment.end > start) {
+            if segment.start > at {
+                break;
+            }
+            at = at.max(segment.end);
+        }
+        at >= end
+    }
 }
 
 impl Shard {
@@ -156,8 +170,11 @@ impl Shard {
             return read.reply.send(status, None);
         }
         let blocks = (run.block..).zip(buffer.as_slice().chunks(BLOCK_BYTES));
-        let mut damaged =
-            blocks.filter(|(block, bytes)| read.verify && crc32c(bytes) != self.partition.checksum(*block));
+        let mut damaged = blocks.filter(|(block, bytes)| {
+            read.verify
+                && crc32c(bytes) != self.partition.checksum(*block)
+                && !read.is_from_log(&run, (block - run.block) as u32)
+        });
         let damaged = damaged.next().map(|(block, _)| block);
         let is_overtaken = read.generation != self.generation;
         // What the log had may be older than what is in place now.
@@ -172,7 +189,11 @@ impl Shard {
         if let Some(block) = damaged {
             self.stats.damaged_blocks += 1;
             let name = self.channel.device().name().to_string();
-            log::error!("store on {name}: block {block} is damaged: its checksum is another; the read fails");
+            let consequence = match self.replication {
+                Some(_) => "other replicas are asked",
+                None => "the read fails",
+            };
+            log::error!("store on {name}: block {block} is damaged: its checksum is another; {consequence}");
             return read.reply.send(Status::UNRECOVERED_READ_ERROR, None);
         }
         match read.result.as_mut() {

@@ -85,7 +85,7 @@ pub(crate) fn config(random: &mut WyRand, replicas: u64) -> Arc<GroupConfig> {
 pub(crate) fn replica_message(random: &mut WyRand, replicas: u64) -> ReplicaMessage {
     let config = config(random, replicas);
     let session = if random.happens(500) { 0 } else { number(random) };
-    let body = match random.below(10) {
+    let body = match random.below(12) {
         0 => MessageBody::Config,
         1..=3 => {
             let previous = entry_id(random);
@@ -106,6 +106,17 @@ pub(crate) fn replica_message(random: &mut WyRand, replicas: u64) -> ReplicaMess
         6 => MessageBody::CopyBegin { session, base: entry_id(random), applied: applied(random) },
         7 => MessageBody::CopyObject { session, object: object(random), content: content(random) },
         8 => MessageBody::CopyWritten { session, object: object(random) },
+        9 => MessageBody::Fetch {
+            number: number(random),
+            object: object(random),
+            offset: random.below(4096) as u32,
+            length: 1 + random.below(8) as u32,
+        },
+        10 => MessageBody::Fetched {
+            number: number(random),
+            through: number(random),
+            data: random.happens(700).then(|| content(random)),
+        },
         _ => match random.below(3) {
             0 => MessageBody::CopyBegun { session },
             1 => MessageBody::CopyEnd { session },

@@ -1,0 +1,530 @@
+//! Nodes with replicas, each a core in virtual time; messages take time and get lost; the map is in memory. Clients write,
+//! zero and read sectors, never the same at once, and repeat a request until it is answered.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use bdev::Registry;
+use bdev::testing::CrashDisk;
+use control::JobHandle;
+use os::clock::VirtualClock;
+use random::WyRand;
+use replica::{ClientReply, ClientRequest, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
+use store_node::{
+    FormatOptions, Outbox, PartitionStatus, ReplicaFormat, ReplicaHandle, ReplicaInput, ReplicaNode,
+    ReplicaNodeConfig, StoreCores, StoreError, format_device,
+};
+use uuid::Uuid;
+use wire_store::{EntryHeader, ObjectId, Operation};
+
+use crate::process::Process;
+
+pub(crate) const NODES: usize = 3;
+/// Not the index of the partition.
+pub(crate) const GROUPS: [u32; 2] = [9, 4];
+const SECTOR: usize = 512;
+pub(crate) const MS: u64 = 1_000_000;
+const CLIENTS: usize = 6;
+/// Sectors of each group's two objects that the load uses.
+pub(crate) const WINDOW: u64 = 160;
+
+/// What a node or the map sends, and when it arrives.
+#[derive(Default)]
+pub(crate) struct Network {
+    messages: BTreeMap<(u64, u64), (usize, u32, Delivery)>,
+    order: u64,
+    replies: Vec<(u64, u64, ClientReply)>,
+    pub(crate) map: BTreeMap<u32, Arc<GroupConfig>>,
+    now_ns: u64,
+    random: Option<WyRand>,
+    /// Nodes that no other one hears, and that hear none.
+    pub(crate) cut: BTreeSet<usize>,
+    pub(crate) loss_per_mille: u32,
+}
+
+enum Delivery {
+    Message(ReplicaMessage),
+    Map(Arc<GroupConfig>),
+}
+
+impl Network {
+    fn send(&mut self, to: usize, group: u32, delivery: Delivery) {
+        let random = self.random.as_mut().unwrap();
+        let delay_ns = 1000 + random.below(50_000);
+        self.order += 1;
+        self.messages.insert((self.now_ns + delay_ns, self.order), (to, group, delivery));
+    }
+
+    fn is_lost(&mut self) -> bool {
+        let per_mille = self.loss_per_mille;
+        self.random.as_mut().unwrap().happens(per_mille)
+    }
+}
+
+/// The outbox of a replica.
+struct TestOutbox {
+    node: usize,
+    network: Arc<Mutex<Network>>,
+}
+
+impl Outbox for TestOutbox {
+    fn send(&mut self, group: u32, to: ReplicaId, message: ReplicaMessage) {
+        let mut network = self.network.lock().unwrap();
+        let to = to.0 as usize;
+        let is_cut = network.cut.contains(&self.node) || network.cut.contains(&to);
+        if !is_cut && !network.is_lost() {
+            network.send(to, group, Delivery::Message(message));
+        }
+    }
+
+    fn reply(&mut self, _group: u32, client: u64, number: u64, reply: ClientReply) {
+        let mut network = self.network.lock().unwrap();
+        if !network.cut.contains(&self.node) && !network.is_lost() {
+            network.replies.push((client, number, reply));
+        }
+    }
+
+    fn propose(&mut self, group: u32, config: Arc<GroupConfig>) {
+        let mut network = self.network.lock().unwrap();
+        if network.cut.contains(&self.node) {
+            return;
+        }
+        if network.map[&group].epoch + 1 == config.epoch {
+            network.map.insert(group, config);
+        }
+        let config = network.map[&group].clone();
+        network.send(self.node, group, Delivery::Map(config));
+    }
+}
+
+type Opened = Rc<RefCell<Option<Result<ReplicaNode, StoreError>>>>;
+
+/// A machine.
+pub(crate) struct Node {
+    pub(crate) disk: CrashDisk,
+    pub(crate) process: Option<Process>,
+    opened: Opened,
+    pub(crate) node: Option<Rc<ReplicaNode>>,
+    pub(crate) replicas: HashMap<u32, ReplicaHandle>,
+    restart_ns: u64,
+}
+
+struct Client {
+    id: u64,
+    number: u64,
+    /// What it waits for.
+    request: Option<(u32, Work)>,
+    target: usize,
+    again_ns: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Work {
+    /// The index in `GROUPS`, the first sector and the number of sectors.
+    range: (usize, u64, u64),
+    /// What it writes; `None` reads.
+    stamp: Option<u32>,
+}
+
+pub(crate) struct Cluster {
+    pub(crate) clock: VirtualClock,
+    pub(crate) random: WyRand,
+    pub(crate) network: Arc<Mutex<Network>>,
+    pub(crate) nodes: Vec<Node>,
+    clients: Vec<Client>,
+    /// Stamps by group and sector.
+    written: HashMap<(usize, u64), u32>,
+    busy: BTreeSet<(usize, u64)>,
+    stamp: u32,
+    ignores_fua: bool,
+    pub(crate) totals: Totals,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) writes: u64,
+    pub(crate) reads: u64,
+    pub(crate) crashes: u64,
+    pub(crate) replaced: u64,
+    pub(crate) cuts: u64,
+    pub(crate) checkpoints: u64,
+    pub(crate) redone: u64,
+    pub(crate) copies: u64,
+}
+
+fn settings() -> ReplicaSettings {
+    ReplicaSettings {
+        lease_ns: 40 * MS,
+        grace_ns: 45 * MS,
+        heartbeat_ns: 10 * MS,
+        resend_ns: 6 * MS,
+        retry_ns: 15 * MS,
+        learner_timeout_ns: 200 * MS,
+        copy_interval_ns: 100_000,
+        checkpoint_entries: 40,
+        retained_entries: 30,
+        ..ReplicaSettings::default()
+    }
+}
+
+fn object_of(group: usize, sector: u64) -> (ObjectId, u32) {
+    let index = (sector / (WINDOW / 2)) as u32;
+    let offset = (sector % (WINDOW / 2)) as u32 * SECTOR as u32;
+    (ObjectId { group: GROUPS[group], volume: 1, index, suffix: 0 }, offset)
+}
+
+impl Cluster {
+    pub(crate) fn new(seed: u64, ignores_fua: bool) -> Cluster {
+        let mut random = WyRand::new(seed);
+        let members: Vec<_> = (0..NODES as u32).map(ReplicaId).collect();
+        let record = |primary| {
+            Arc::new(GroupConfig { epoch: 1, primary: ReplicaId(primary), in_sync: members.clone() })
+        };
+        let map = GROUPS.into_iter().zip([0, 1]).map(|(group, primary)| (group, record(primary))).collect();
+        let network = Network { map, random: Some(random.split()), loss_per_mille: 5, ..Network::default() };
+        let mut cluster = Cluster {
+            clock: VirtualClock::default(),
+            network: Arc::new(Mutex::new(network)),
+            nodes: Vec::new(),
+            clients: Vec::new(),
+            written: HashMap::new(),
+            busy: BTreeSet::new(),
+            stamp: 0,
+            ignores_fua,
+            totals: Totals::default(),
+            random,
+        };
+        for node in 0..NODES {
+            let disk = cluster.new_disk(seed * 10 + node as u64, true);
+            let restart_ns = cluster.random.below(MS);
+            cluster.nodes.push(Node {
+                disk,
+                process: None,
+                opened: Rc::default(),
+                node: None,
+                replicas: HashMap::new(),
+                restart_ns,
+            });
+        }
+        for id in 1..=CLIENTS as u64 {
+            cluster.clients.push(Client { id, number: 0, request: None, target: 0, again_ns: 0 });
+        }
+        cluster
+    }
+
+    fn new_disk(&mut self, seed: u64, are_new: bool) -> CrashDisk {
+        let block_size = if seed.is_multiple_of(3) { 4096 } else { 512 };
+        let create = if self.ignores_fua { CrashDisk::create_ignoring_fua } else { CrashDisk::create };
+        let disk =
+            create(&Registry::new(), "Disk", (8 << 20) / u64::from(block_size), block_size, seed).unwrap();
+        let mut process = Process::start(&disk, &self.clock, &mut self.random);
+        let (registry, core) = (process.registry.clone(), process.reactor.core());
+        let replicas =
+            ReplicaFormat { cluster: Uuid::nil(), node: Uuid::nil(), groups: GROUPS.to_vec(), are_new };
+        let options = FormatOptions {
+            log_bytes: Some(256 << 10),
+            replicas: Some(replicas),
+            ..FormatOptions::default()
+        };
+        let formatted = process.run(async move {
+            format_device(&registry, "Disk", &StoreCores::This(&core), options, &JobHandle::standalone())
+                .await
+        });
+        formatted.unwrap();
+        process.reactor.discard();
+        disk
+    }
+
+    pub(crate) fn start(&mut self, index: usize) {
+        let process = Process::start(&self.nodes[index].disk, &self.clock, &mut self.random);
+        let (registry, core) = (process.registry.clone(), process.reactor.core());
+        let (opened, network): (Opened, _) = (Rc::default(), self.network.clone());
+        let result = opened.clone();
+        assert!(process.reactor.core().spawn(async move {
+            let config = ReplicaNodeConfig {
+                name: "test",
+                id: ReplicaId(index as u32),
+                settings: settings(),
+                outbox: Arc::new(move |_, _| Box::new(TestOutbox { node: index, network: network.clone() })),
+            };
+            let cores = StoreCores::This(&core);
+            let node = ReplicaNode::open(&registry, "Disk", &cores, config, &JobHandle::standalone()).await;
+            *result.borrow_mut() = Some(node);
+        }));
+        let node = &mut self.nodes[index];
+        (node.process, node.opened) = (Some(process), opened);
+    }
+
+    /// A node loses its power; it comes back later, maybe with another disk.
+    pub(crate) fn crash(&mut self, index: usize, replace: bool) {
+        let bits = self.random.next_bits();
+        let restart_ns = self.clock.now_ns() + self.random.below(150 * MS);
+        let node = &mut self.nodes[index];
+        node.replicas.clear();
+        node.node = None;
+        if let Some(process) = node.process.take() {
+            process.reactor.discard();
+        }
+        node.disk.fail_power(bits);
+        node.restart_ns = restart_ns;
+        self.totals.crashes += 1;
+        if replace {
+            let seed = self.random.below(1 << 40);
+            self.nodes[index].disk = self.new_disk(seed, false);
+            self.totals.replaced += 1;
+        }
+    }
+
+    /// Everything for a few microseconds.
+    pub(crate) fn turn(&mut self) -> Result<(), String> {
+        let now_ns = self.clock.now_ns() + 1 + self.random.below(10_000);
+        self.clock.advance_to(now_ns);
+        for index in 0..NODES {
+            let node = &mut self.nodes[index];
+            match &mut node.process {
+                None if now_ns >= node.restart_ns => self.start(index),
+                None => {}
+                Some(process) => {
+                    process.reactor.turn();
+                    let opened = node.opened.borrow_mut().take();
+                    if let Some(opened) = opened {
+                        let opened = opened.map_err(|error| format!("node {index}: {error}"))?;
+                        node.replicas =
+                            opened.groups().map(|group| (group, opened.replica(group).unwrap())).collect();
+                        node.node = Some(Rc::new(opened));
+                    }
+                }
+            }
+        }
+        let mut network = self.network.lock().unwrap();
+        network.now_ns = now_ns;
+        while let Some(message) = network.messages.first_entry().filter(|message| message.key().0 <= now_ns) {
+            let (to, group, delivery) = message.remove();
+            let input = match delivery {
+                Delivery::Message(message) => ReplicaInput::Message(message),
+                Delivery::Map(config) => ReplicaInput::Map(config),
+            };
+            if let Some(replica) = self.nodes[to].replicas.get(&group) {
+                replica.send(input);
+            }
+        }
+        // The map notifies every node from time to time.
+        if network.random.as_mut().unwrap().happens(2) {
+            for (group, config) in network.map.clone() {
+                (0..NODES).for_each(|to| network.send(to, group, Delivery::Map(config.clone())));
+            }
+        }
+        let replies = std::mem::take(&mut network.replies);
+        drop(network);
+        replies.into_iter().try_for_each(|(client, number, reply)| self.answer(client, number, reply))?;
+        Ok(())
+    }
+
+    fn answer(&mut self, id: u64, number: u64, reply: ClientReply) -> Result<(), String> {
+        let client = &mut self.clients[id as usize - 1];
+        let Some((_, work)) = client.request.clone().filter(|_| client.number == number) else {
+            return Ok(());
+        };
+        let (group, first, count) = work.range;
+        match (reply, work.stamp) {
+            (ClientReply::Written, Some(stamp)) => {
+                (first..first + count).for_each(|sector| _ = self.written.insert((group, sector), stamp));
+                self.totals.writes += 1;
+            }
+            (ClientReply::Data(data), None) => {
+                for (sector, bytes) in (first..).zip(data.chunks(SECTOR)) {
+                    let expected = self.written.get(&(group, sector)).copied().unwrap_or(0);
+                    if bytes != expected.to_le_bytes().repeat(SECTOR / 4) {
+                        let found = u32::from_le_bytes(bytes[..4].try_into().unwrap());
+                        return Err(format!("sector {sector} of group {group} has {found}, not {expected}"));
+                    }
+                }
+                self.totals.reads += 1;
+            }
+            (ClientReply::NotPrimary { primary }, _) => {
+                client.target = primary.map_or(client.target + 1, |primary| primary.0 as usize) % NODES;
+                client.again_ns = client.again_ns.min(self.clock.now_ns() + MS);
+                return Ok(());
+            }
+            (ClientReply::Busy, _) => return Ok(()),
+            (reply, _) => return Err(format!("client {id} gets {reply:?}")),
+        }
+        client.request = None;
+        client.again_ns = self.clock.now_ns() + self.random.below(MS / 2);
+        self.busy.retain(|(of, sector)| *of != group || !(first..first + count).contains(sector));
+        Ok(())
+    }
+
+    /// Clients begin requests, and repeat those without an answer.
+    pub(crate) fn run_clients(&mut self, begin: bool) {
+        let now_ns = self.clock.now_ns();
+        for index in 0..CLIENTS {
+            if self.clients[index].again_ns > now_ns {
+                continue;
+            }
+            if self.clients[index].request.is_none() {
+                if begin && let Some(work) = self.claim() {
+                    let client = &mut self.clients[index];
+                    client.number += 1;
+                    client.request = Some((GROUPS[work.range.0], work));
+                }
+            } else {
+                self.clients[index].target = self.random.index(NODES);
+            }
+            let client = &mut self.clients[index];
+            client.again_ns = now_ns + 8 * MS;
+            let Some((group, work)) = client.request.clone() else { continue };
+            let (object, offset) = object_of(work.range.0, work.range.1);
+            let length = work.range.2 as u32 * SECTOR as u32;
+            let (id, number) = (client.id, client.number);
+            let header = |operation| EntryHeader {
+                client: id,
+                client_number: number,
+                ..EntryHeader::new(operation, object, offset, length)
+            };
+            let request = match work.stamp {
+                None => ClientRequest::Read { client: id, number, object, offset, length },
+                Some(0) => ClientRequest::Write { header: header(Operation::WriteZeroes), data: [].into() },
+                Some(stamp) => ClientRequest::Write {
+                    header: header(Operation::Write),
+                    data: stamp.to_le_bytes().repeat(length as usize / 4).into(),
+                },
+            };
+            let target = client.target;
+            let mut network = self.network.lock().unwrap();
+            if network.cut.contains(&target) || network.is_lost() {
+                continue;
+            }
+            drop(network);
+            if let Some(replica) = self.nodes[target].replicas.get(&group) {
+                replica.send(ReplicaInput::Request(request));
+            }
+        }
+    }
+
+    fn claim(&mut self) -> Option<Work> {
+        let group = self.random.index(GROUPS.len());
+        let half = WINDOW / 2;
+        let at = self.random.below(half);
+        let count = (1 + self.random.below(40)).min(half - at);
+        let first = at + half * self.random.below(2);
+        let sectors: Vec<_> = (first..first + count).map(|sector| (group, sector)).collect();
+        if sectors.iter().any(|sector| self.busy.contains(sector)) {
+            return None;
+        }
+        self.busy.extend(sectors);
+        let stamp = match self.random.below(10) {
+            0..3 => None,
+            3 => Some(0),
+            _ => {
+                self.stamp += 1;
+                Some(self.stamp)
+            }
+        };
+        Some(Work { range: (group, first, count), stamp })
+    }
+
+    pub(crate) fn statuses(&mut self) -> Vec<Vec<PartitionStatus>> {
+        let nodes: Vec<_> = self.nodes.iter().map(|node| node.node.clone()).collect();
+        let mut all = Vec::new();
+        for (index, node) in nodes.into_iter().enumerate() {
+            let Some(node) = node else { continue };
+            let process = self.nodes[index].process.as_mut().unwrap();
+            all.push(process.run(async move { node.status().await }).unwrap());
+        }
+        all
+    }
+
+    /// The state of everything, for a test that hangs.
+    fn describe(&mut self) -> String {
+        let mut lines = Vec::new();
+        for (node, partitions) in self.statuses().into_iter().enumerate() {
+            for PartitionStatus { failed, replica, entries_to_place, .. } in partitions {
+                let replica = replica.unwrap();
+                lines.push(format!(
+                    "node {node}, failed {failed}: {:?} {:?}, {entries_to_place} to place, {} in place",
+                    replica.config, replica.status, replica.in_place
+                ));
+            }
+        }
+        for client in self.clients.iter().filter(|client| client.request.is_some()) {
+            lines.push(format!("client {} waits for {}: {:?}", client.id, client.number, client.request));
+        }
+        lines.join("\n")
+    }
+
+    fn is_in_sync(&self) -> bool {
+        let network = self.network.lock().unwrap();
+        network.map.values().all(|config| config.in_sync.len() == NODES)
+            && self.nodes.iter().all(|node| node.node.is_some())
+            && self.clients.iter().all(|client| client.request.is_none())
+    }
+
+    /// No more faults: everything that was begun ends, and all replicas are in sync.
+    pub(crate) fn settle(&mut self) -> Result<(), String> {
+        self.network.lock().unwrap().cut.clear();
+        self.network.lock().unwrap().loss_per_mille = 0;
+        let end_ns = self.clock.now_ns() + 5000 * MS;
+        while !self.is_in_sync() {
+            self.turn()?;
+            self.run_clients(false);
+            if self.clock.now_ns() > end_ns {
+                return Err(format!("it does not recover: {}", self.describe()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads everything from the primaries.
+    pub(crate) fn read_all(&mut self) -> Result<(), String> {
+        for (group, of_group) in GROUPS.into_iter().enumerate() {
+            for first in (0..WINDOW).step_by(WINDOW as usize / 2) {
+                let client = &mut self.clients[0];
+                client.number += 1;
+                let work = Work { range: (group, first, WINDOW / 2), stamp: None };
+                client.request = Some((of_group, work));
+                client.again_ns = 0;
+                let end_ns = self.clock.now_ns() + 2000 * MS;
+                while self.clients[0].request.is_some() {
+                    self.turn()?;
+                    self.run_clients(false);
+                    if self.clock.now_ns() > end_ns {
+                        return Err("a read does not end".to_string());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Each node in turn is the only one that is up, so that it serves what it has.
+    pub(crate) fn read_from_each(&mut self) -> Result<(), String> {
+        for alone in 0..NODES {
+            // The others' power fails, with all that was only in their caches.
+            let others = (0..NODES).filter(|node| *node != alone);
+            others.for_each(|node| self.crash(node, false));
+            for node in &mut self.nodes {
+                node.restart_ns = u64::MAX;
+            }
+            let config = |epoch| GroupConfig {
+                epoch,
+                primary: ReplicaId(alone as u32),
+                in_sync: vec![ReplicaId(alone as u32)],
+            };
+            // The replica proposes this after its lease; with two in sync at least it would serve nothing then.
+            let mut network = self.network.lock().unwrap();
+            for config_of in network.map.values_mut() {
+                *config_of = Arc::new(config(config_of.epoch + 1));
+            }
+            drop(network);
+            for node in (0..NODES).filter(|node| *node != alone) {
+                self.nodes[node].restart_ns = self.clock.now_ns() + 300 * MS;
+            }
+            self.read_all()?;
+            self.settle()?;
+        }
+        Ok(())
+    }
+}
