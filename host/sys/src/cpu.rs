@@ -61,6 +61,22 @@ impl CpuSet {
     }
 }
 
+impl CpuSet {
+    /// A set as SPDK's methods name it: a hexadecimal mask, with or without `0x`, or a list in brackets.
+    pub fn from_mask(text: &str) -> Result<CpuSet, CpuSetError> {
+        let trimmed = text.trim();
+        if trimmed.starts_with('[') {
+            return trimmed.parse();
+        }
+        let digits = trimmed.strip_prefix("0x").or(trimmed.strip_prefix("0X")).unwrap_or(trimmed);
+        let parsed: Result<CpuSet, CpuSetError> = format!("0x{digits}").parse();
+        parsed.map_err(|error| match error {
+            CpuSetError::Syntax(_) => CpuSetError::Syntax(text.to_string()),
+            error => error,
+        })
+    }
+}
+
 impl FromStr for CpuSet {
     type Err = CpuSetError;
 
@@ -125,6 +141,16 @@ mod tests {
         for text in ["0-3,5", "0x2f", "[0-3,5]", "5,3,2,1,0,0", " 0 - 3 , 5 "] {
             assert_eq!(text.parse::<CpuSet>().unwrap().to_string(), "0-3,5", "{text}");
         }
+    }
+
+    #[test]
+    fn masks_of_methods_are_hexadecimal_with_or_without_a_prefix() {
+        for text in ["0x2f", "2f", " 2F ", "0X2f", "[0-3,5]"] {
+            assert_eq!(CpuSet::from_mask(text).unwrap().to_string(), "0-3,5", "{text}");
+        }
+        assert_eq!(CpuSet::from_mask("10").unwrap().to_string(), "4");
+        assert_eq!(CpuSet::from_mask("1-3"), Err(CpuSetError::Syntax("1-3".into())));
+        assert_eq!(CpuSet::from_mask("0"), Err(CpuSetError::Empty));
     }
 
     #[test]

@@ -24,7 +24,7 @@ mod files;
 mod transfers;
 mod uring;
 
-pub use files::{FileId, FileOperation, RejectedOperation, WriteMode};
+pub use files::{FileId, FileOperation, RejectedOperation, UblkCommand, WriteMode};
 pub use transfers::{
     BufferGroupId, ReceiveId, RejectedSend, SEND_PARTS_MAX, SendEvent, SendPart, SocketCapabilities,
     send_parts,
@@ -122,7 +122,7 @@ struct WakerInner {
 struct EventLoopInner {
     backend: BackendState,
     pending: Slab<PendingOperation>,
-    files: Slab<OwnedFd>,
+    files: Slab<files::LoopFile>,
     clients: Slab<ClientQueues>,
     groups: Slab<buffer_group::BufferGroup>,
     /// Vectors of completed operations, to be used again.

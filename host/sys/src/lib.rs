@@ -30,6 +30,7 @@ mod process;
 mod requests;
 mod sqe;
 mod thread;
+mod ublk_control;
 mod uring_queue;
 mod vectors;
 
@@ -39,7 +40,7 @@ pub use credentials::{PeerCredentials, peer_credentials};
 pub use event_loop::{
     BufferGroupId, EventBackend, EventClient, EventCompletion, EventLoop, EventLoopConfig, FileId,
     FileOperation, Interest, ReceiveId, RejectedOperation, RejectedSend, SEND_PARTS_MAX, SendEvent, SendPart,
-    SocketCapabilities, Waker, WatchId, WriteMode, send_parts,
+    SocketCapabilities, UblkCommand, Waker, WatchId, WriteMode, send_parts,
 };
 pub use event_signaler::{EventSignaler, is_eventfd};
 pub use file::replace_file;
@@ -47,5 +48,6 @@ pub use perf::{InstructionCounter, PerfConfig, PerfCount, PerfEvent, PerfKind, P
 pub use process::{descriptor_limit, inherited_files, kill_with_parent, raise_descriptor_limit};
 pub use requests::BlockFile;
 pub use thread::{ThreadUsage, set_io_priority};
+pub use ublk_control::UblkControl;
 pub use uring_queue::{FileIo, NvmePassthrough, SqeFormat, UringPolling, UringQueue, UringQueueConfig};
 pub use vectors::IO_VECTORS_MAX;

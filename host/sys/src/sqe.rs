@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 
 use io_uring::types::FsyncFlags;
 use io_uring::{opcode, squeue};
+use wire_ublk::{IoCommand, IoRequest};
 
 /// The file of an SQE.
 #[derive(Clone, Copy)]
@@ -77,4 +78,10 @@ pub(crate) fn sync(file: SqeFile, data_only: bool) -> squeue::Entry {
 /// `mode` is `FALLOC_FL_*`.
 pub(crate) fn fallocate(file: SqeFile, offset: u64, bytes: u64, mode: i32) -> squeue::Entry {
     with_file!(file, file => opcode::Fallocate::new(file, bytes).offset(offset).mode(mode).build())
+}
+
+/// A command to a ublk character device.
+pub(crate) fn ublk(file: SqeFile, request: IoRequest, command: IoCommand) -> squeue::Entry {
+    let command = command.to_bytes();
+    with_file!(file, file => opcode::UringCmd16::new(file, request.number()).cmd(command).build())
 }

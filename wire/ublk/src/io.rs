@@ -1,6 +1,6 @@
 //! Commands to `/dev/ublkcN`, and the descriptors of requests.
 
-use crate::{IOC_READ_WRITE, QUEUES_MAX, ioctl_number};
+use crate::{IOC_READ_WRITE, QUEUE_DEPTH_MAX, QUEUES_MAX, ioctl_number};
 
 /// Maximum bytes of the data of a request, the room that [`data_offset`] leaves it.
 pub const IO_BYTES_MAX: u32 = 1 << TAG_SHIFT;
@@ -145,6 +145,16 @@ pub const fn data_offset(queue: u16, tag: u16, byte: u32) -> u64 {
     DATA_START + ((queue as u64) << QUEUE_SHIFT | (tag as u64) << TAG_SHIFT | byte as u64)
 }
 
+/// Offset in `/dev/ublkcN` of the descriptors of a queue.
+pub const fn descriptors_offset(queue: u16) -> u64 {
+    queue as u64 * (QUEUE_DEPTH_MAX as usize * IoDescriptor::SIZE) as u64
+}
+
+/// Bytes to map of the descriptors of a queue with this depth: whole pages.
+pub const fn descriptors_bytes(queue_depth: u16, page_bytes: u64) -> u64 {
+    (queue_depth as u64 * IoDescriptor::SIZE as u64).next_multiple_of(page_bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -195,6 +205,12 @@ mod tests {
     fn an_offset_of_data_names_queue_tag_and_byte() {
         assert_eq!(data_offset(0, 0, 0), 0x8000_0000);
         assert_eq!(data_offset(2, 17, 4096), 0x400_a200_1000);
+    }
+
+    #[test]
+    fn descriptors_of_a_queue_are_whole_pages_at_a_multiple_of_the_largest_array() {
+        assert_eq!((descriptors_offset(0), descriptors_offset(3)), (0, 0x4_8000));
+        assert_eq!((descriptors_bytes(128, 4096), descriptors_bytes(171, 4096)), (4096, 8192));
     }
 
     proptest! {

@@ -25,7 +25,10 @@ mod parameters;
 
 pub use codec::DecodeError;
 pub use control::{ControlCommand, ControlRequest, DeviceInfo, DeviceState, Features};
-pub use io::{IO_BYTES_MAX, IoCommand, IoDescriptor, IoFlags, IoRequest, Operation, data_offset};
+pub use io::{
+    IO_BYTES_MAX, IoCommand, IoDescriptor, IoFlags, IoRequest, Operation, data_offset, descriptors_bytes,
+    descriptors_offset,
+};
 pub use parameters::{Attributes, BasicParameters, DiscardParameters, Parameters};
 
 /// Bytes of a sector, the unit of all ranges and sizes.

@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use dma::Data;
 use slots::Slot;
+use wire_ublk::IoRequest;
 
 use super::uring::{OperationMemory, OperationParameters};
 use super::{BackendState, EventClient, EventLoopInner, PendingOperation};
@@ -26,6 +27,23 @@ pub enum FileOperation {
     Punch,
     /// Zero the range and keep it allocated (`FALLOC_FL_ZERO_RANGE`).
     Zero,
+    /// A command to the character device of a ublk disk, without memory: for devices with
+    /// [`USER_COPY`](wire_ublk::Features::USER_COPY). Offset and length are unused. It completes with the driver's
+    /// result, a fetch when there is a request.
+    Ublk(UblkCommand),
+}
+
+/// A command to the character device of a ublk disk ([`IoCommand`](wire_ublk::IoCommand) without its address).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UblkCommand {
+    /// What it asks for.
+    pub request: IoRequest,
+    /// Index of the queue.
+    pub queue: u16,
+    /// Tag of the request.
+    pub tag: u16,
+    /// Result of the request that it completes.
+    pub result: i32,
 }
 
 /// When a write completes.
@@ -50,17 +68,37 @@ pub struct RejectedOperation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId(Slot);
 
+/// A file in the table of an event loop.
+pub(super) struct LoopFile {
+    fd: OwnedFd,
+    /// It and the memory of its operations are registered with io_uring, if that is possible.
+    registered: bool,
+}
+
 impl EventClient {
     /// Takes ownership of a file for operations on it. Fails with `Unsupported` with epoll, and with `QuotaExceeded`
     /// at the limit of files.
     pub fn add_file(&self, file: OwnedFd) -> io::Result<FileId> {
+        self.insert_file(file, true)
+    }
+
+    /// As [`add_file`](Self::add_file), for the character device of a ublk disk. Neither the file nor the memory of its
+    /// operations is registered with io_uring: the driver copies from and to unregistered memory only, and before Linux
+    /// 6.13, an operation on a registered file, such as a fetch that waits for a request, keeps the kernel from closing
+    /// every registered file that is removed after the operation was submitted.
+    pub fn add_ublk_file(&self, file: OwnedFd) -> io::Result<FileId> {
+        self.insert_file(file, false)
+    }
+
+    fn insert_file(&self, fd: OwnedFd, registered: bool) -> io::Result<FileId> {
         let mut inner = self.inner.borrow_mut();
         if !matches!(inner.backend, BackendState::Uring(_)) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let raw = file.as_raw_fd();
-        let slot = inner.files.insert(file).map_err(|_| io::Error::from(io::ErrorKind::QuotaExceeded))?;
-        if let BackendState::Uring(uring) = &mut inner.backend {
+        let raw = fd.as_raw_fd();
+        let slot = inner.files.insert(LoopFile { fd, registered });
+        let slot = slot.map_err(|_| io::Error::from(io::ErrorKind::QuotaExceeded))?;
+        if registered && let BackendState::Uring(uring) = &mut inner.backend {
             uring.register_file(slot.index(), raw);
         }
         Ok(FileId(slot))
@@ -69,7 +107,7 @@ impl EventClient {
     /// Closes a file. Operations on it must have completed.
     pub fn remove_file(&self, file: FileId) {
         let mut inner = self.inner.borrow_mut();
-        if inner.files.remove(file.0).is_some()
+        if inner.files.remove(file.0).is_some_and(|removed| removed.registered)
             && let BackendState::Uring(uring) = &mut inner.backend
         {
             uring.unregister_file(file.0.index());
@@ -97,7 +135,7 @@ impl EventClient {
             Some((data, start)) => (Some(data), start),
             None => (None, 0),
         };
-        let Some(fd) = inner.files.get(file.0) else {
+        let Some(LoopFile { fd, registered }) = inner.files.get(file.0) else {
             return Err(RejectedOperation { reason: io::ErrorKind::NotFound, data });
         };
         let transfers = matches!(operation, FileOperation::Read | FileOperation::Write(_));
@@ -106,7 +144,7 @@ impl EventClient {
         let BackendState::Uring(uring) = &mut inner.backend else {
             return Err(RejectedOperation { reason: io::ErrorKind::Unsupported, data });
         };
-        let fd = fd.as_raw_fd();
+        let (fd, registered) = (fd.as_raw_fd(), *registered);
         let vectors = match &data {
             Some(Data::Many(_)) if transfers => Some(inner.spare_vectors.pop().unwrap_or_default()),
             _ => None,
@@ -132,7 +170,7 @@ impl EventClient {
             _ => OperationMemory::None,
         };
         uring.operate(OperationParameters {
-            file: file.0.index(),
+            file: registered.then_some(file.0.index()),
             fd,
             operation,
             offset,

@@ -6,10 +6,11 @@ use std::os::fd::RawFd;
 use dma::Buffer;
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue};
+use wire_ublk::IoCommand;
 
 use super::buffer_group::BufferGroup;
 use super::transfers::SendOperation;
-use super::{FileOperation, IGNORED, Interest, RawCompletion, SocketCapabilities, WriteMode};
+use super::{FileOperation, IGNORED, Interest, RawCompletion, SocketCapabilities, UblkCommand, WriteMode};
 use crate::sqe::{self, SqeFile, SqeMemory};
 
 /// Maximum number of open files on one core.
@@ -37,7 +38,8 @@ enum ChunkRegistration {
 }
 
 pub(super) struct OperationParameters<'a> {
-    pub(super) file: u32,
+    /// Index of the registered file; `None` if neither the file nor memory is to be registered.
+    pub(super) file: Option<u32>,
     pub(super) fd: RawFd,
     pub(super) operation: FileOperation,
     pub(super) offset: u64,
@@ -126,7 +128,7 @@ impl UringBackend {
             OperationMemory::Buffer(buffer, start) => SqeMemory::Contiguous {
                 start: buffer.as_ptr().wrapping_add(start),
                 bytes: length as u32,
-                registered: self.registered_index(buffer),
+                registered: request.file.and_then(|_| self.registered_index(buffer)),
             },
             OperationMemory::Vectors(address, count) => SqeMemory::Vectors(address, count),
             // Of a read or write of no bytes at all.
@@ -134,9 +136,9 @@ impl UringBackend {
                 SqeMemory::Contiguous { start: std::ptr::null_mut(), bytes: length as u32, registered: None }
             }
         };
-        let file = match self.files_registered {
-            true => SqeFile::Registered(request.file),
-            false => SqeFile::Descriptor(request.fd),
+        let file = match request.file.filter(|_| self.files_registered) {
+            Some(index) => SqeFile::Registered(index),
+            None => SqeFile::Descriptor(request.fd),
         };
         let entry = match request.operation {
             FileOperation::Read => sqe::read(file, memory, offset),
@@ -148,6 +150,10 @@ impl UringBackend {
             }
             FileOperation::Zero => {
                 sqe::fallocate(file, offset, length, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE)
+            }
+            FileOperation::Ublk(UblkCommand { request, queue, tag, result }) => {
+                // Without an address, so that the driver uses no memory of ours.
+                sqe::ublk(file, request, IoCommand { queue, tag, result, address: 0 })
             }
         };
         self.push(entry.user_data(request.user_data));
