@@ -18,6 +18,7 @@ use reactor::ReactorHandle;
 use store_client::rpc::ClusterImageModule;
 use store_node::node_rpc::NodeModule;
 use store_node::rpc::StoreModule;
+use ublk::rpc::UblkModule;
 use vhost::VhostTarget;
 use vhost::rpc::{VhostModule, VhostScsiModule};
 
@@ -61,6 +62,7 @@ pub(crate) fn catalog() -> Catalog {
         .with::<IscsiModule>()
         .with::<VhostModule>()
         .with::<VhostScsiModule>()
+        .with::<UblkModule>()
         .with::<MachineModule>()
         .with::<Compatibility>()
 }
@@ -92,6 +94,7 @@ impl App {
             .module(&iscsi)
             .module(&vhost)
             .module(&VhostScsiModule::new(&vhost))
+            .module(&UblkModule::new(registry.clone(), &handles))
             .module(&Arc::new(MachineModule::new(registry.clone(), handles)))
             .module(&Arc::new(Compatibility))
             .start(pending)?;
@@ -228,6 +231,7 @@ mod tests {
             { "subsystem": "iscsi", "depends_on": depends_on },
             { "subsystem": "vhost_blk", "depends_on": depends_on },
             { "subsystem": "vhost_scsi", "depends_on": depends_on },
+            { "subsystem": "ublk", "depends_on": depends_on },
         ]);
         assert_eq!(app.control.invoke("framework_get_subsystems", Value::Null), Ok(expected));
     }

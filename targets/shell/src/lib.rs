@@ -31,6 +31,7 @@
 
 mod connections;
 mod cores;
+mod cpu_mask;
 mod device_keys;
 mod device_map;
 mod devices;
@@ -47,6 +48,7 @@ mod timers;
 
 pub use connections::{ConnectionEntry, Connections};
 pub use cores::TargetCores;
+pub use cpu_mask::{CpuMaskError, mask_of_reactors, reactors_of_mask};
 pub use device_keys::DeviceKeys;
 pub use device_map::DeviceMap;
 pub use devices::CoreDevices;

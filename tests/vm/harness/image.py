@@ -56,6 +56,8 @@ OPTIONAL_MODULES += ["nbd"]
 OPTIONAL_MODULES += ["virtio_blk", "virtio_scsi"]
 # For disks of the iSCSI target.
 OPTIONAL_MODULES += ["iscsi_tcp", "sd_mod"]
+# For disks of the ublk target; kernels before 6.12 lack it.
+OPTIONAL_MODULES += ["ublk_drv"]
 PARAMETERS = {"null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1", "nbd": "nbds_max=4"}
 KERNELS = {"debian": "linux-image-amd64", "ubuntu": "linux-image-generic"}
 # The first kernel whose iommufd works with all cases; older releases provide it as an additional package.

@@ -1,0 +1,218 @@
+//! A queue on its core: the driver's character device and the block device.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use bdev::{BdevChannel, Descriptor};
+use block_io::Channel;
+use dma::{Pool, SharedRegion};
+use os::{EventClient, EventCompletion, FileId, FileOperation, UblkCommand, WriteMode};
+use reactor::Core;
+use target_shell::Responder;
+use wire_ublk::IoDescriptor;
+
+use crate::failure::{UblkError, kernel};
+use crate::queue::{DiskQueue, QueueAction};
+use crate::shape::DiskShape;
+
+/// A queue to serve.
+pub(crate) struct QueueStart {
+    /// Number of the disk.
+    pub(crate) disk: u32,
+    /// Index of the queue.
+    pub(crate) index: u16,
+    pub(crate) depth: u16,
+    pub(crate) shape: DiskShape,
+    /// The character device of the disk.
+    pub(crate) file: OwnedFd,
+    /// The descriptors of the queue's requests, which the driver writes.
+    pub(crate) descriptors: SharedRegion,
+    pub(crate) descriptor: Arc<Descriptor>,
+}
+
+/// What a queue is lent for a call.
+pub(crate) struct QueueContext<'a> {
+    pub(crate) client: &'a EventClient,
+    pub(crate) pool: &'a Pool,
+    /// Empty between calls.
+    pub(crate) actions: &'a mut Vec<QueueAction>,
+    /// Empty between calls.
+    pub(crate) completions: &'a mut Vec<bdev::Completion>,
+}
+
+/// A queue of a disk on the core that serves it.
+///
+/// It owns the channel to the block device, the character device and the mapped descriptors, and executes the actions
+/// of a [`DiskQueue`]. Order: [`start`](Self::start), then [`on_event`](Self::on_event) for each completion of the event
+/// loop and [`drive`](Self::drive) in each poll with work, until it [has ended](Self::has_ended); then
+/// [`close`](Self::close).
+pub(crate) struct CoreQueue {
+    pub(crate) disk: u32,
+    pub(crate) index: u16,
+    /// Tags of its events: this and the tag of the request.
+    events_base: u64,
+    requests: DiskQueue,
+    depth: u16,
+    file: FileId,
+    descriptors: SharedRegion,
+    channel: BdevChannel,
+    batch: Vec<bdev::Request>,
+    /// Actions that the event loop had no room for; at most one a tag.
+    deferred: VecDeque<QueueAction>,
+    /// In the group's list of queues with work.
+    pub(crate) is_active: bool,
+    /// Who waits for its end.
+    pub(crate) end: Vec<Responder<()>>,
+}
+
+impl CoreQueue {
+    /// # Errors
+    /// The core has no io_uring, or the device cannot be opened on it.
+    pub(crate) fn new(core: &Core, client: &EventClient, start: QueueStart) -> Result<CoreQueue, UblkError> {
+        let QueueStart { disk, index, depth, shape, file, descriptors, descriptor } = start;
+        let channel = descriptor.channel(core)?;
+        let file = client.add_ublk_file(file).map_err(kernel("the reactor's io_uring"))?;
+        Ok(CoreQueue {
+            disk,
+            index,
+            events_base: 0,
+            requests: DiskQueue::new(depth, shape),
+            depth,
+            file,
+            descriptors,
+            channel,
+            batch: Vec::with_capacity(depth.into()),
+            deferred: VecDeque::with_capacity(depth.into()),
+            is_active: false,
+            end: Vec::new(),
+        })
+    }
+
+    /// Number of tags.
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth.into()
+    }
+
+    /// Fetches the first requests. Events of the queue have tags from `events_base` on.
+    pub(crate) fn start(&mut self, events_base: u64, context: &mut QueueContext<'_>) {
+        self.events_base = events_base;
+        self.requests.start(context.actions);
+        self.perform(context);
+    }
+
+    /// An operation on the character device has completed.
+    #[inline]
+    pub(crate) fn on_event(&mut self, event: EventCompletion, context: &mut QueueContext<'_>) {
+        let tag = (event.tag - self.events_base) as u16;
+        match event.data {
+            Some(data) => self.requests.on_copied(tag, event.result, Some(data), context.actions),
+            None => {
+                let descriptors = &self.descriptors;
+                let read = || {
+                    let bytes: [u8; IoDescriptor::SIZE] =
+                        descriptors.snapshot(u64::from(tag) * IoDescriptor::SIZE as u64);
+                    IoDescriptor::decode(&bytes).expect("the array has the bytes of a descriptor")
+                };
+                self.requests.on_command(tag, event.result, read, context.pool, context.actions);
+            }
+        }
+        self.perform(context);
+    }
+
+    /// Sends requests to the device, and continues those that have completed. Returns their number.
+    pub(crate) fn drive(&mut self, context: &mut QueueContext<'_>) -> usize {
+        for _ in 0..self.deferred.len() {
+            context.actions.extend(self.deferred.pop_front());
+        }
+        if self.requests.is_waiting() {
+            self.requests.resume(context.pool, context.actions);
+        }
+        self.perform(context);
+        if !self.batch.is_empty() {
+            self.channel.submit(&mut self.batch);
+        }
+        let count = self.channel.poll(context.completions);
+        for completion in context.completions.drain(..) {
+            self.requests.on_completed(completion, context.actions);
+        }
+        if count > 0 && self.requests.is_waiting() {
+            self.requests.resume(context.pool, context.actions);
+        }
+        self.perform(context);
+        count
+    }
+
+    /// It has work that no event of the loop announces.
+    #[inline]
+    pub(crate) fn has_work(&self) -> bool {
+        !self.batch.is_empty() || self.channel.outstanding() > 0 || self.retries()
+    }
+
+    /// Time of the next [`drive`](Self::drive) that no event triggers; `retry_ns` is the next time for what waits for
+    /// buffers or for room in the event loop.
+    pub(crate) fn deadline(&self, retry_ns: u64) -> Option<u64> {
+        if !self.batch.is_empty() {
+            return Some(0);
+        }
+        let retry = self.retries().then_some(retry_ns);
+        [self.channel.deadline(), retry].into_iter().flatten().min()
+    }
+
+    fn retries(&self) -> bool {
+        !self.deferred.is_empty() || self.requests.is_waiting()
+    }
+
+    /// Nothing is in flight, and nothing will be.
+    #[inline]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.requests.has_ended()
+    }
+
+    /// Closes the character device, then answers those who wait for that.
+    pub(crate) fn close(self, client: &EventClient) {
+        client.remove_file(self.file);
+        // The mapping refers to the character device too.
+        drop(self.descriptors);
+        drop(self.channel);
+        for responder in self.end {
+            // Who has given up waiting gets no answer.
+            _ = responder.answer(());
+        }
+    }
+
+    /// Executes actions, or defers them.
+    #[inline]
+    fn perform(&mut self, context: &mut QueueContext<'_>) {
+        for action in context.actions.drain(..) {
+            let (tag, operation, bytes, data) = match action {
+                QueueAction::Submit(request) => {
+                    self.batch.push(request);
+                    continue;
+                }
+                QueueAction::Command { tag, request, result } => {
+                    let command = UblkCommand { request, queue: self.index, tag, result };
+                    (tag, FileOperation::Ublk(command), 0, None)
+                }
+                QueueAction::CopyIn { tag, bytes, data } => (tag, FileOperation::Read, bytes, Some(data)),
+                QueueAction::CopyOut { tag, bytes, data } => {
+                    (tag, FileOperation::Write(WriteMode::Cached), bytes, Some(data))
+                }
+            };
+            let offset = wire_ublk::data_offset(self.index, tag, 0);
+            let event_tag = self.events_base + u64::from(tag);
+            let data = data.map(|data| (data, 0));
+            let submitted =
+                context.client.submit_operation(self.file, operation, offset, bytes.into(), data, event_tag);
+            let Err(rejected) = submitted else { continue };
+            self.deferred.push_back(match (operation, rejected.data) {
+                (FileOperation::Ublk(UblkCommand { request, result, .. }), _) => {
+                    QueueAction::Command { tag, request, result }
+                }
+                (FileOperation::Read, Some(data)) => QueueAction::CopyIn { tag, bytes, data },
+                (_, Some(data)) => QueueAction::CopyOut { tag, bytes, data },
+                (operation, None) => panic!("{operation:?} of tag {tag} has lost its data"),
+            });
+        }
+    }
+}
