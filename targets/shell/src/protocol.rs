@@ -30,6 +30,13 @@ pub trait Protocol: Sized + 'static {
     /// A violation of the protocol, or another reason of its own to close a connection; logged with the peer's address.
     type Error: fmt::Display;
 
+    /// Whether the group with this index may serve connections of a listener. By default every group may; if none may,
+    /// the one that has accepted the connection does.
+    fn may_serve(&self, config: &Arc<Self::Config>, portid: u16, group: usize) -> bool {
+        let _ = (config, portid, group);
+        true
+    }
+
     /// The state of a new connection. `None` closes it.
     fn accept(
         &mut self,

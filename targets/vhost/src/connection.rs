@@ -13,6 +13,7 @@ use crate::controller::{Controller, VhostConfig};
 use crate::core::{Notifications, VhostCore};
 use crate::device::{VhostContext, VhostDevice};
 use crate::failure::{RequestError, VhostViolation};
+use crate::info::VhostSessionInfo;
 use crate::limits::MESSAGES_PER_POLL_MAX;
 use crate::messages::{FrontendMessage, FrontendMessages, ReplyPayload};
 use crate::requests::{Outcome, ReplyCondition, Request};
@@ -87,6 +88,16 @@ impl VhostConnection {
     /// Identifier of its controller.
     pub(crate) fn controller_id(&self) -> u64 {
         self.device.controller.id
+    }
+
+    /// What the control plane reports of it.
+    pub(crate) fn session(&self) -> VhostSessionInfo {
+        VhostSessionInfo {
+            id: self.token,
+            is_started: self.device.queues.iter().any(|queue| queue.ring.is_some()),
+            queues: self.device.queues.len(),
+            requests: self.device.in_flight(),
+        }
     }
 
     /// A driver has notified.

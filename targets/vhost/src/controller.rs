@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU32;
 use target_shell::{DeviceMap, TargetConfig};
 
 use crate::backend::{Backend, ScsiUnit};
+use crate::coalescing::Coalescing;
 
 /// A virtio device behind a socket, as its clients see it.
 #[derive(Clone, Debug)]
@@ -16,13 +17,31 @@ pub(crate) struct Controller {
     pub(crate) portid: u16,
     pub(crate) name: String,
     pub(crate) backend: Backend,
+    pub(crate) coalescing: Coalescing,
+    /// Indexes of the reactors that may serve its connections.
+    pub(crate) reactors: Arc<[usize]>,
     /// Closed connections with requests in flight.
     pub(crate) closing: Arc<AtomicU32>,
 }
 
 impl Controller {
-    pub(crate) fn new(id: u64, portid: u16, name: &str, backend: Backend) -> Controller {
-        Controller { id, portid, name: name.to_string(), backend, closing: Arc::default() }
+    pub(crate) fn new(
+        id: u64,
+        portid: u16,
+        name: &str,
+        backend: Backend,
+        reactors: Arc<[usize]>,
+    ) -> Controller {
+        let coalescing = Coalescing::default();
+        Controller {
+            id,
+            portid,
+            name: name.to_string(),
+            backend,
+            coalescing,
+            reactors,
+            closing: Arc::default(),
+        }
     }
 }
 

@@ -169,6 +169,10 @@ impl Protocol for VhostCore {
         Some(VhostConnection::new(controller, notifications, &self.tasks, token, flow, now_ns))
     }
 
+    fn may_serve(&self, config: &Arc<VhostConfig>, portid: u16, group: usize) -> bool {
+        config.of_port(portid).is_none_or(|controller| controller.reactors.contains(&group))
+    }
+
     fn apply(
         &mut self,
         config: &Arc<VhostConfig>,

@@ -60,6 +60,10 @@ pub(crate) struct VhostDevice {
     requests: Requests,
     /// Queues with used chains that are not published.
     unpublished: Vec<u16>,
+    /// The time of the last poll.
+    polled_ns: u64,
+    /// A signal of a driver is delayed: it is polled until that is sent.
+    has_delayed_signals: bool,
     chain: Chain,
     flow: u16,
     /// The drivers' notifications are enabled.
@@ -163,6 +167,8 @@ impl VhostDevice {
             backend: None,
             requests,
             unpublished: Vec::new(),
+            polled_ns: now_ns,
+            has_delayed_signals: false,
             chain: Chain::default(),
             flow,
             is_armed: false,
@@ -206,7 +212,7 @@ impl VhostDevice {
 
     /// Whether no request in flight writes to removed memory.
     pub(crate) fn is_unused(&mut self, removed: &RemovedRegions) -> bool {
-        self.publish();
+        self.publish_at_once();
         // The areas of its virtqueue may be in that memory.
         let is_unmapped = |queue: u16| self.queues[usize::from(queue)].is_unmapped;
         removed.are_returned()
@@ -264,7 +270,7 @@ impl VhostDevice {
         let needs_polling = |(index, queue): (usize, &Queue)| {
             queue.is_served() && (!self.is_armed || queue.kick.is_none()) && has_requests(index)
         };
-        if self.queues.iter().enumerate().any(needs_polling) {
+        if self.has_delayed_signals || self.queues.iter().enumerate().any(needs_polling) {
             Polling::Timed { active_ns: self.active_ns }
         } else {
             Polling::Off
@@ -274,6 +280,10 @@ impl VhostDevice {
     /// Fetches and submits requests. Returns their number.
     #[inline]
     pub(crate) fn poll(&mut self, context: &mut VhostContext<'_>) -> usize {
+        self.polled_ns = context.now_ns;
+        if self.has_delayed_signals {
+            self.signal_if_due();
+        }
         if self.waits_for_others {
             if self.controller.closing.load(Ordering::Acquire) != 0 {
                 return 0;
@@ -297,7 +307,10 @@ impl VhostDevice {
         };
         if found > 0 || has_event {
             self.wake(context.now_ns);
-        } else if !self.is_armed && context.now_ns.saturating_sub(self.active_ns) > IDLE_NS {
+        } else if !self.is_armed
+            && !self.has_delayed_signals
+            && context.now_ns.saturating_sub(self.active_ns) > IDLE_NS
+        {
             self.arm(context.now_ns);
         }
         found
@@ -347,7 +360,8 @@ impl VhostDevice {
                 }
                 Ok(Started::Used(written)) => {
                     ring.push_used(id, written);
-                    if !std::mem::replace(&mut queue.is_unpublished, true) {
+                    queue.unpublished += 1;
+                    if queue.unpublished == 1 {
                         unpublished.push(index as u16);
                     }
                 }
@@ -436,7 +450,8 @@ impl VhostDevice {
         queue.in_flight -= 1;
         if let Some(ring) = &mut queue.ring {
             ring.push_used(used.id, used.written);
-            if !std::mem::replace(&mut queue.is_unpublished, true) {
+            queue.unpublished += 1;
+            if queue.unpublished == 1 {
                 self.unpublished.push(used.queue);
             }
         }
@@ -449,13 +464,35 @@ impl VhostDevice {
             return;
         }
         let log = active_log(self.dirty_log.as_ref(), self.features);
+        let coalescing = self.controller.coalescing;
+        // A device that is not polled is idle, and would not send what is delayed.
+        let is_paced = coalescing.is_on() && !self.is_armed;
         for index in self.unpublished.drain(..) {
             let queue = &mut self.queues[usize::from(index)];
-            queue.publish(&self.notifications);
+            if is_paced {
+                self.has_delayed_signals |=
+                    queue.publish_paced(&coalescing, self.polled_ns, &self.notifications);
+            } else {
+                queue.publish(&self.notifications);
+            }
             if let Some(log) = log {
                 queue.log(&self.memory, log);
             }
         }
+    }
+
+    /// Makes used chains visible, and sends all signals: virtqueues stop or move.
+    pub(crate) fn publish_at_once(&mut self) {
+        self.publish();
+        if std::mem::take(&mut self.has_delayed_signals) {
+            self.queues.iter_mut().for_each(|queue| queue.signal_delayed(&self.notifications));
+        }
+    }
+
+    #[cold]
+    fn signal_if_due(&mut self) {
+        let due = |queue: &mut Queue| queue.signal_if_due(self.polled_ns, &self.notifications);
+        self.has_delayed_signals = self.queues.iter_mut().map(due).fold(false, |any, one| any | one);
     }
 
     /// Whether memory of the front-end was truncated.
@@ -504,7 +541,7 @@ impl VhostDevice {
 
     /// Releases the front-end's memory and eventfds. Device requests may be in flight.
     pub(crate) fn release(&mut self) {
-        self.publish();
+        self.publish_at_once();
         self.queues.clear();
         self.memory.clear();
         (self.inflight, self.dirty_log, self.backend) = (None, None, None);

@@ -1,6 +1,6 @@
 //! Errors of the target, and violations of the protocol.
 
-use target_shell::{NotApplied, ShellError};
+use target_shell::{CpuMaskError, NotApplied, ShellError};
 use wire_vhost_user::DecodeError;
 
 use crate::memory::MemoryError;
@@ -20,6 +20,9 @@ pub enum VhostTargetError {
     /// A reactor has not applied the change, which is undone.
     #[error("{0}; nothing was changed")]
     NotApplied(NotApplied),
+    /// The CPU mask does not suit.
+    #[error(transparent)]
+    CpuMask(#[from] CpuMaskError),
     /// There is a controller of this name.
     #[error("the vhost controller {0} exists")]
     Exists(String),

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use wire_vhost_user::VringAddress;
 
+use crate::coalescing::{Coalescing, NotificationPacer};
 use crate::core::{DriverNotification, Notifications};
 use crate::dirty_log::DirtyLog;
 use crate::failure::RingError;
@@ -37,8 +38,9 @@ pub(crate) struct Queue {
     pub(crate) ring: Option<Ring>,
     /// Requests in flight.
     pub(crate) in_flight: u32,
-    /// It is on the list of queues with used chains that are not published.
-    pub(crate) is_unpublished: bool,
+    /// Used chains that are not published; it is on the list of such queues if there are any.
+    pub(crate) unpublished: u32,
+    pacer: NotificationPacer,
 }
 
 impl Queue {
@@ -94,11 +96,51 @@ impl Queue {
     /// Makes used chains visible, and signals the driver if it wants that.
     #[inline]
     pub(crate) fn publish(&mut self, notifications: &Rc<Notifications>) {
-        self.is_unpublished = false;
+        self.unpublished = 0;
         if let Some(ring) = &mut self.ring
             && ring.publish()
-            && let Some(call) = &self.call
         {
+            self.signal(notifications);
+        }
+    }
+
+    /// As [`publish`](Self::publish), but the signal may be delayed. Returns whether it is: [`signal_if_due`] sends it.
+    ///
+    /// [`signal_if_due`]: Self::signal_if_due
+    pub(crate) fn publish_paced(
+        &mut self,
+        coalescing: &Coalescing,
+        now_ns: u64,
+        notifications: &Rc<Notifications>,
+    ) -> bool {
+        self.pacer.count(coalescing, std::mem::take(&mut self.unpublished), now_ns);
+        if let Some(ring) = &mut self.ring
+            && ring.publish()
+            && self.pacer.notifies(now_ns)
+        {
+            self.signal(notifications);
+        }
+        self.pacer.is_pending()
+    }
+
+    /// Sends a signal that was delayed and is due. Returns whether one is delayed still.
+    pub(crate) fn signal_if_due(&mut self, now_ns: u64, notifications: &Rc<Notifications>) -> bool {
+        if self.pacer.take_due(now_ns) {
+            self.signal(notifications);
+        }
+        self.pacer.is_pending()
+    }
+
+    /// Sends a signal that was delayed.
+    pub(crate) fn signal_delayed(&mut self, notifications: &Rc<Notifications>) {
+        if self.pacer.take_pending() {
+            self.signal(notifications);
+        }
+    }
+
+    #[inline]
+    fn signal(&self, notifications: &Rc<Notifications>) {
+        if let Some(call) = &self.call {
             notifications.signal(call.as_fd());
         }
     }

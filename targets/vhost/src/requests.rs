@@ -201,7 +201,7 @@ impl VhostDevice {
                 if self.queues.get(*index)?.in_flight > 0 {
                     return None;
                 }
-                self.publish();
+                self.publish_at_once();
                 let value = self.queues[*index].stop();
                 let state = VringState { index: *index as u32, value };
                 Some(Outcome::bytes(&state.to_bytes()))
@@ -210,7 +210,7 @@ impl VhostDevice {
                 if self.in_flight() > 0 {
                     return None;
                 }
-                self.publish();
+                self.publish_at_once();
                 self.queues.clear();
                 self.reset_requests();
                 self.features = Features::empty();

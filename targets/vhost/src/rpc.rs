@@ -8,7 +8,10 @@ use control::json::{Value, json};
 use control::{Method, Module, RpcError};
 use reactor::ReactorHandle;
 
-use crate::{VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostTarget, VhostTargetError};
+use crate::{
+    Coalescing, VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostSessionInfo, VhostTarget,
+    VhostTargetError,
+};
 
 /// The only transport of virtio-blk controllers.
 const TRANSPORT: &str = "vhost_user_blk";
@@ -56,10 +59,17 @@ impl Module for VhostModule {
             Method::query("vhost_get_controllers", get)
                 .text(
                     "Describes controllers.",
-                    "array of controllers with `ctrlr`, `socket`, `backend_specific`, and `connections`, their number \
-                     (not in SPDK)",
+                    "array of controllers with `ctrlr`, `cpumask`, `delay_base_us`, `iops_threshold`, `socket`, `sessions` \
+                     and `backend_specific`",
                 )
                 .errors(&[NOT_FOUND, UNRESPONSIVE]),
+            Method::update("vhost_controller_set_coalescing", set_coalescing)
+                .text(
+                    "Delays the notifications of drivers whose virtqueues are busy: by `delay_base_us` for each multiple \
+                     of the threshold beyond it, at most 10 ms.",
+                    "true",
+                )
+                .errors(&[(RpcError::INVALID_PARAMS, "a value is too small"), NOT_FOUND, UNRESPONSIVE]),
             Method::update("virtio_blk_create_transport", create_transport)
                 .text("Fails: the only transport, `vhost_user_blk`, exists from the start.", "never")
                 .errors(&[
@@ -81,19 +91,23 @@ impl Module for VhostModule {
     }
 
     fn save(&self) -> Vec<Value> {
-        let call = |info: VhostControllerInfo| match info.backend {
-            VhostBackendInfo::Blk { config, .. } => Some(json!({
-                "method": "vhost_create_blk_controller", "params": {
-                    "ctrlr": config.name,
-                    "dev_name": config.bdev_name,
-                    "readonly": config.read_only,
-                    "packed_ring": config.packed_ring,
-                    "transport": TRANSPORT,
-                },
-            })),
-            VhostBackendInfo::Scsi { .. } => None,
+        let calls = |info: VhostControllerInfo| {
+            let coalescing = saved_coalescing(&info);
+            let VhostBackendInfo::Blk { config, .. } = info.backend else { return Vec::new() };
+            let mut params = json!({
+                "ctrlr": config.name,
+                "dev_name": config.bdev_name,
+                "readonly": config.read_only,
+                "packed_ring": config.packed_ring,
+                "transport": TRANSPORT,
+            });
+            if let Some(cpumask) = config.cpumask {
+                params["cpumask"] = json!(cpumask);
+            }
+            let create = json!({ "method": "vhost_create_blk_controller", "params": params });
+            [create].into_iter().chain(coalescing).collect()
         };
-        self.target.configured().into_iter().filter_map(call).collect()
+        self.target.configured().into_iter().flat_map(calls).collect()
     }
 
     fn report(&self) -> Value {
@@ -107,7 +121,7 @@ impl From<VhostTargetError> for RpcError {
             VhostTargetError::Bdev(bdev::BdevError::NotFound { .. }) | VhostTargetError::NotFound(_) => {
                 RpcError::ENODEV
             }
-            VhostTargetError::Invalid(_) => RpcError::INVALID_PARAMS,
+            VhostTargetError::Invalid(_) | VhostTargetError::CpuMask(_) => RpcError::INVALID_PARAMS,
             VhostTargetError::Exists(_) | VhostTargetError::TargetExists(_) => RpcError::EEXIST,
             VhostTargetError::Busy(_) | VhostTargetError::NoTarget(_) | VhostTargetError::Started(_) => {
                 RpcError::EBUSY
@@ -131,9 +145,21 @@ control::parameters! {
         readonly: bool = false,
         /// Offer packed virtqueues
         packed_ring: bool = false,
+        /// Cores whose reactors serve it, as a mask such as 0x3 or a list such as [0,1]; all if left out
+        cpumask: Option<String>,
     }
     only { transport: String = TRANSPORT.to_string() }
-    ignored("each connection is served by the reactor that has the fewest") { cpumask }
+}
+
+control::parameters! {
+    struct SetCoalescing {
+        /// The controller
+        ctrlr: String,
+        /// Delay for each multiple of the threshold beyond it; 0 for none
+        delay_base_us: u32 ["us"],
+        /// Requests a second of a virtqueue from which on there is a delay
+        iops_threshold: u32,
+    }
 }
 
 control::parameters! {
@@ -165,9 +191,25 @@ control::parameters! {
 }
 
 fn create(module: &VhostModule, params: Create) -> Result<bool, RpcError> {
-    let Create { ctrlr: name, dev_name: bdev_name, readonly: read_only, packed_ring } = params;
-    module.target.create(VhostBlkConfig { name, bdev_name, read_only, packed_ring })?;
+    let Create { ctrlr: name, dev_name: bdev_name, readonly: read_only, packed_ring, cpumask } = params;
+    module.target.create(VhostBlkConfig { name, bdev_name, read_only, packed_ring, cpumask })?;
     Ok(true)
+}
+
+fn set_coalescing(module: &VhostModule, params: SetCoalescing) -> Result<bool, RpcError> {
+    let SetCoalescing { ctrlr, delay_base_us, iops_threshold } = params;
+    module.target.set_coalescing(&ctrlr, Coalescing { delay_base_us, iops_threshold })?;
+    Ok(true)
+}
+
+/// The call that sets how a controller notifies, if it was set.
+fn saved_coalescing(info: &VhostControllerInfo) -> Option<Value> {
+    let Coalescing { delay_base_us, iops_threshold } = info.coalescing;
+    (info.coalescing != Coalescing::default()).then(|| {
+        json!({ "method": "vhost_controller_set_coalescing", "params": {
+            "ctrlr": info.name, "delay_base_us": delay_base_us, "iops_threshold": iops_threshold,
+        } })
+    })
 }
 
 fn delete(module: &VhostModule, params: Controller) -> Result<bool, RpcError> {
@@ -203,10 +245,24 @@ fn get(module: &VhostModule, params: Get) -> Result<Vec<Value>, RpcError> {
                 json!({ "scsi": targets.iter().map(target).collect::<Vec<Value>>() })
             }
         };
+        let name = &info.name;
+        let session = |(number, session): (usize, &VhostSessionInfo)| {
+            json!({
+                "vid": number,
+                "id": session.id,
+                "name": format!("{name}s{number}"),
+                "started": session.is_started,
+                "max_queues": session.queues,
+                "inflight_task_cnt": session.requests,
+            })
+        };
         json!({
-            "ctrlr": info.name,
+            "ctrlr": name,
+            "cpumask": info.cpumask,
+            "delay_base_us": info.coalescing.delay_base_us,
+            "iops_threshold": info.coalescing.iops_threshold,
             "socket": info.socket.to_string_lossy(),
-            "connections": info.connections,
+            "sessions": info.sessions.iter().enumerate().map(session).collect::<Vec<Value>>(),
             "backend_specific": backend,
         })
     };
@@ -292,26 +348,26 @@ impl Module for VhostScsiModule {
     }
 
     fn save(&self) -> Vec<Value> {
-        let calls = |info: VhostControllerInfo| match info.backend {
-            VhostBackendInfo::Blk { .. } => Vec::new(),
-            VhostBackendInfo::Scsi { is_started, targets } => {
-                let name = info.name;
-                // Clients that come back at once find all targets.
-                let mut calls = vec![json!({
-                    "method": "vhost_create_scsi_controller", "params": { "ctrlr": name, "delay": true },
-                })];
-                calls.extend(targets.into_iter().map(|(number, bdev)| {
-                    json!({ "method": "vhost_scsi_controller_add_target", "params": {
-                        "ctrlr": name, "scsi_target_num": number, "bdev_name": bdev,
-                    } })
-                }));
-                if is_started {
-                    calls.push(
-                        json!({ "method": "vhost_start_scsi_controller", "params": { "ctrlr": name } }),
-                    );
-                }
-                calls
+        let calls = |info: VhostControllerInfo| {
+            let coalescing = saved_coalescing(&info);
+            let VhostBackendInfo::Scsi { is_started, targets } = info.backend else { return Vec::new() };
+            let name = info.name;
+            // Clients that come back at once find all targets.
+            let mut params = json!({ "ctrlr": name, "delay": true });
+            if let Some(cpumask) = info.configured_cpumask {
+                params["cpumask"] = json!(cpumask);
             }
+            let mut calls = vec![json!({ "method": "vhost_create_scsi_controller", "params": params })];
+            calls.extend(coalescing);
+            calls.extend(targets.into_iter().map(|(number, bdev)| {
+                json!({ "method": "vhost_scsi_controller_add_target", "params": {
+                    "ctrlr": name, "scsi_target_num": number, "bdev_name": bdev,
+                } })
+            }));
+            if is_started {
+                calls.push(json!({ "method": "vhost_start_scsi_controller", "params": { "ctrlr": name } }));
+            }
+            calls
         };
         self.target.configured().into_iter().flat_map(calls).collect()
     }
@@ -323,8 +379,9 @@ control::parameters! {
         ctrlr: String,
         /// Create the socket only with `vhost_start_scsi_controller`, when targets have been added
         delay: bool = false,
+        /// Cores whose reactors serve it, as a mask such as 0x3 or a list such as [0,1]; all if left out
+        cpumask: Option<String>,
     }
-    ignored("each connection is served by the reactor that has the fewest") { cpumask }
 }
 
 control::parameters! {
@@ -348,7 +405,7 @@ control::parameters! {
 }
 
 fn create_scsi(module: &VhostScsiModule, params: CreateScsi) -> Result<bool, RpcError> {
-    module.target.create_scsi(&params.ctrlr, params.delay).map_err(invalid)?;
+    module.target.create_scsi(&params.ctrlr, params.delay, params.cpumask).map_err(invalid)?;
     Ok(true)
 }
 

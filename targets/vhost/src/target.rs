@@ -8,79 +8,17 @@ use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, Registry, ReservationLe
 use reactor::ReactorHandle;
 use scsi::{LogicalUnit, UnitConfig};
 use sockets::StreamAddress;
-use target_shell::{DeviceKeys, GroupLimits, Publisher, TargetCores};
+use target_shell::{DeviceKeys, GroupLimits, Publisher, TargetCores, mask_of_reactors, reactors_of_mask};
 use wire_virtio::blk::SECTOR_BYTES;
 
 use crate::backend::{Backend, BlkBackend, ScsiUnit};
+use crate::coalescing::Coalescing;
+use crate::connection::VhostConnection;
 use crate::controller::{Controller, VhostConfig};
 use crate::core::VhostCore;
 use crate::failure::VhostTargetError;
+use crate::info::{VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostSessionInfo};
 use crate::limits::{CONNECTIONS_MAX, CONTROLLERS_MAX, LOGINS_MAX, NAME_BYTES_MAX, SCSI_TARGETS};
-
-/// A controller to create: a virtio block device.
-#[derive(Clone, Debug)]
-pub struct VhostBlkConfig {
-    /// Name of the controller, unique in the target: the file name of its socket in the target's directory, or an
-    /// absolute path.
-    pub name: String,
-    /// Name, alias or UUID of the block device.
-    pub bdev_name: String,
-    /// Whether writes are rejected.
-    pub read_only: bool,
-    /// Whether packed virtqueues are offered.
-    pub packed_ring: bool,
-}
-
-impl VhostBlkConfig {
-    /// A writable controller with split virtqueues.
-    pub fn new(name: &str, bdev_name: &str) -> VhostBlkConfig {
-        VhostBlkConfig {
-            name: name.into(),
-            bdev_name: bdev_name.into(),
-            read_only: false,
-            packed_ring: false,
-        }
-    }
-}
-
-/// A controller as it is.
-#[derive(Clone, Debug)]
-pub struct VhostControllerInfo {
-    /// Its name.
-    pub name: String,
-    /// Path of its socket.
-    pub socket: PathBuf,
-    /// Open connections, on all cores.
-    pub connections: usize,
-    /// What it is.
-    pub backend: VhostBackendInfo,
-}
-
-impl VhostControllerInfo {
-    /// Whether its socket is there.
-    pub fn is_listening(&self) -> bool {
-        !matches!(self.backend, VhostBackendInfo::Scsi { is_started: false, .. })
-    }
-}
-
-/// What a controller is.
-#[derive(Clone, Debug)]
-pub enum VhostBackendInfo {
-    /// A virtio block device.
-    Blk {
-        /// As it was created, with the bdev's own name.
-        config: VhostBlkConfig,
-        /// Whether writes are rejected, by configuration or by the device.
-        read_only: bool,
-    },
-    /// A virtio SCSI host.
-    Scsi {
-        /// Its socket is there.
-        is_started: bool,
-        /// Number and bdev of each target, in ascending order.
-        targets: Vec<(u8, String)>,
-    },
-}
 
 /// The vhost-user target of a program. Cheap to clone.
 ///
@@ -111,6 +49,7 @@ struct Created {
     controller: Arc<Controller>,
     devices: CreatedDevices,
     socket: PathBuf,
+    cpumask: Option<String>,
 }
 
 #[derive(Clone)]
@@ -164,10 +103,10 @@ impl VhostTarget {
         check_geometry("dev_name", descriptor.device())?;
         let key = state.keys.assign(self.0.publisher.applied_by_all());
         let backend = BlkBackend::new(key, config.read_only, config.packed_ring, descriptor.device());
-        let name = config.name.clone();
+        let (name, cpumask) = (config.name.clone(), config.cpumask.clone());
         let config = VhostBlkConfig { bdev_name: descriptor.device().name().into(), ..config };
         let devices = CreatedDevices::Blk { descriptor: Some(Arc::new(descriptor)), config };
-        let result = self.insert(&mut state, &name, Backend::Blk(backend), devices);
+        let result = self.insert(&mut state, &name, Backend::Blk(backend), devices, cpumask);
         if result.is_err() {
             state.keys.retire(key, self.0.publisher.generation());
             return result;
@@ -184,10 +123,15 @@ impl VhostTarget {
     ///
     /// # Errors
     /// As [`create`](Self::create).
-    pub fn create_scsi(&self, name: &str, delay: bool) -> Result<VhostControllerInfo, VhostTargetError> {
+    pub fn create_scsi(
+        &self,
+        name: &str,
+        delay: bool,
+        cpumask: Option<String>,
+    ) -> Result<VhostControllerInfo, VhostTargetError> {
         let mut state = self.begin_create(name)?;
         let devices = CreatedDevices::Scsi { is_started: false, targets: BTreeMap::new() };
-        let result = self.insert(&mut state, name, Backend::Scsi(Box::default()), devices)?;
+        let result = self.insert(&mut state, name, Backend::Scsi(Box::default()), devices, cpumask)?;
         if !delay && let Err(error) = self.listen(&mut state, name) {
             self.withdraw(&mut state, name);
             return Err(error);
@@ -291,14 +235,17 @@ impl VhostTarget {
         name: &str,
         backend: Backend,
         devices: CreatedDevices,
+        cpumask: Option<String>,
     ) -> Result<VhostControllerInfo, VhostTargetError> {
+        let reactors = reactors_of_mask(&self.0.reactors, cpumask.as_deref())?;
         if state.cores.is_none() {
             self.start(state)?;
         }
         state.last_id += 1;
-        let controller = Arc::new(Controller::new(state.last_id, state.free_port(), name, backend));
-        let created = Created { controller, devices, socket: self.0.directory.join(name) };
-        let info = created.info(0);
+        let controller = Controller::new(state.last_id, state.free_port(), name, backend, reactors.into());
+        let socket = self.0.directory.join(name);
+        let created = Created { controller: Arc::new(controller), devices, socket, cpumask };
+        let info = created.info(&self.0.reactors, Vec::new());
         state.controllers.insert(name.into(), created);
         if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
             state.controllers.remove(name);
@@ -336,7 +283,7 @@ impl VhostTarget {
         let mut state = self.lock()?;
         let not_found = || VhostTargetError::NotFound(name.into());
         let controller = state.controllers.get(name).ok_or_else(not_found)?.controller.clone();
-        if state.connections()?.contains(&controller.id) {
+        if state.sessions()?.iter().any(|(id, _)| *id == controller.id) {
             return Err(VhostTargetError::Busy(name.into()));
         }
         let Some(created) = state.controllers.remove(name) else { return Err(not_found()) };
@@ -354,20 +301,47 @@ impl VhostTarget {
         Ok(())
     }
 
+    /// Sets how the drivers of a controller are notified, now and later.
+    ///
+    /// # Errors
+    /// There is none of this name, a value is too small, or a reactor does not respond; nothing has changed then.
+    pub fn set_coalescing(&self, name: &str, coalescing: Coalescing) -> Result<(), VhostTargetError> {
+        if coalescing.iops_threshold < Coalescing::IOPS_THRESHOLD_MIN {
+            let reason = format!("iops_threshold: expected at least {}", Coalescing::IOPS_THRESHOLD_MIN);
+            return Err(VhostTargetError::Invalid(reason));
+        }
+        let mut state = self.lock()?;
+        let created =
+            state.controllers.get_mut(name).ok_or_else(|| VhostTargetError::NotFound(name.into()))?;
+        let controller = Controller { coalescing, ..(*created.controller).clone() };
+        let previous = std::mem::replace(&mut created.controller, Arc::new(controller));
+        if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
+            if let Some(created) = state.controllers.get_mut(name) {
+                created.controller = previous;
+            }
+            return Err(VhostTargetError::NotApplied(error));
+        }
+        Ok(())
+    }
+
     /// The controllers by name.
     ///
     /// # Errors
     /// A reactor does not respond.
     pub fn controllers(&self) -> Result<Vec<VhostControllerInfo>, VhostTargetError> {
         let state = self.lock_any();
-        let ids = state.connections()?;
-        let connections = |id| ids.iter().filter(|of| **of == id).count();
-        Ok(state.controllers.values().map(|one| one.info(connections(one.controller.id))).collect())
+        let sessions = state.sessions()?;
+        let info = |one: &Created| {
+            let own = sessions.iter().filter(|(id, _)| *id == one.controller.id);
+            one.info(&self.0.reactors, own.map(|(_, session)| *session).collect())
+        };
+        Ok(state.controllers.values().map(info).collect())
     }
 
     /// The controllers by name, without their connections.
     pub fn configured(&self) -> Vec<VhostControllerInfo> {
-        self.lock_any().controllers.values().map(|one| one.info(0)).collect()
+        let info = |one: &Created| one.info(&self.0.reactors, Vec::new());
+        self.lock_any().controllers.values().map(info).collect()
     }
 
     /// Closes the listeners and rejects changes. Clients are disconnected when the reactors stop.
@@ -508,13 +482,14 @@ impl TargetState {
         old_unit.zip(old_device)
     }
 
-    /// The controller of each open connection.
-    fn connections(&self) -> Result<Vec<u64>, VhostTargetError> {
+    /// The controller of each open connection, and what is reported of it.
+    fn sessions(&self) -> Result<Vec<(u64, VhostSessionInfo)>, VhostTargetError> {
         let Some(cores) = &self.cores else { return Ok(Vec::new()) };
-        let ids = cores.query(|_, connections| {
-            connections.open().map(|connection| connection.controller_id()).collect::<Vec<u64>>()
+        let sessions = cores.query(|_, connections| {
+            let session = |one: &VhostConnection| (one.controller_id(), one.session());
+            connections.open().map(session).collect::<Vec<_>>()
         })?;
-        Ok(ids.concat())
+        Ok(sessions.concat())
     }
 
     /// A port identifier that no controller has. There are fewer controllers than identifiers.
@@ -525,7 +500,7 @@ impl TargetState {
 }
 
 impl Created {
-    fn info(&self, connections: usize) -> VhostControllerInfo {
+    fn info(&self, reactors: &[ReactorHandle], sessions: Vec<VhostSessionInfo>) -> VhostControllerInfo {
         let backend = match (&self.devices, &self.controller.backend) {
             (CreatedDevices::Blk { config, .. }, backend) => {
                 let read_only = matches!(backend, Backend::Blk(blk) if blk.read_only);
@@ -537,8 +512,15 @@ impl Created {
                 VhostBackendInfo::Scsi { is_started: *is_started, targets }
             }
         };
-        let name = self.controller.name.clone();
-        VhostControllerInfo { name, socket: self.socket.clone(), connections, backend }
+        VhostControllerInfo {
+            name: self.controller.name.clone(),
+            socket: self.socket.clone(),
+            sessions,
+            cpumask: mask_of_reactors(reactors, &self.controller.reactors),
+            configured_cpumask: self.cpumask.clone(),
+            coalescing: self.controller.coalescing,
+            backend,
+        }
     }
 
     /// Its devices that are open, by key.

@@ -101,7 +101,7 @@ def vhost_user_blk(bench):
             assert not log, log
 
     def are_gone():
-        return all(one["connections"] == 0 for one in target.rpc("vhost_get_controllers"))
+        return all(one["sessions"] == [] for one in target.rpc("vhost_get_controllers"))
 
     bench.guest.wait(are_gone, 30, "end of the connections of a guest that has gone", poll=0.05)
     assert os.stat(f"{bench.folder}/Disk").st_blocks * 512 < 16 * MIB, "the discard reached the file"

@@ -50,7 +50,7 @@ impl<P: Protocol, S> GroupShared<P, S> {
 }
 
 impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
-    /// Assigns an accepted connection to the group with the fewest connections.
+    /// Assigns an accepted connection to the group with the fewest connections, of those that the protocol allows.
     pub(super) fn assign_connection(
         &mut self,
         listener: ListenerId,
@@ -68,7 +68,8 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         let Some(local) = local else { return };
         // The group that adds it assigns the flow.
         let accepted = Accepted { portid: *portid, local, peer, flow: 0 };
-        let groups = 0..self.shared.statuses.len();
+        let serves = |group: &usize| self.protocol.may_serve(&self.config, accepted.portid, *group);
+        let groups = (0..self.shared.statuses.len()).filter(serves);
         let group = groups.min_by_key(|group| connections_of(*group)).unwrap_or(self.index);
         // It counts as a pending login until its group knows better.
         let status = &self.shared.statuses[group];

@@ -66,7 +66,7 @@ impl TestTarget {
     /// Waits until no client is connected.
     pub(crate) fn wait_for_no_connections(&self) {
         wait_until("the end of the connection", || {
-            self.target.controllers().unwrap().iter().all(|one| one.connections == 0)
+            self.target.controllers().unwrap().iter().all(|one| one.sessions.is_empty())
         });
     }
 }

@@ -1,7 +1,9 @@
 //! A driver's requests, over split and packed virtqueues.
 
+use std::time::{Duration, Instant};
+
 use crate::frontend::{Driver, Frontend, MEMORY_BYTES, Part, TestTarget, wait_until};
-use vhost::VhostBlkConfig;
+use vhost::{Coalescing, VhostBlkConfig};
 use wire_vhost_user::{ConfigHeader, FrontendRequest, VringState};
 use wire_virtio::Features;
 use wire_virtio::blk::{BlkConfig, RangeSegment, RequestHeader, RequestKind};
@@ -230,4 +232,82 @@ fn the_configuration_space_describes_the_device() {
     assert_eq!(read(32, 1)[ConfigHeader::SIZE..], [0]);
     let capacity = [&ConfigHeader { offset: 0, size: 1, flags: 0 }.to_bytes()[..], &[0]].concat();
     assert_eq!(frontend.ask(FrontendRequest::SetConfig, &capacity, &[]), Some(1), "it cannot be written");
+}
+
+#[test]
+fn coalescing_delays_the_signals_of_a_busy_virtqueue_and_loses_none() {
+    for (name, ring) in [RINGS[0], RINGS[2]] {
+        let name = format!("coalescing-{name}");
+        let target = TestTarget::start(&name, |config| VhostBlkConfig { packed_ring: true, ..config });
+        let frontend = Frontend::negotiated(&target.socket(), ring);
+        let mut queue = frontend.start_queue(0, 16, 0);
+        // Every rate above 100 requests a second is delayed, by 10 ms.
+        let coalescing = Coalescing { delay_base_us: 10_000, iops_threshold: 100 };
+        target.target.set_coalescing("disk", coalescing).unwrap();
+        let begin = Instant::now();
+        let (mut requests, mut signals) = (0, 0);
+        while requests < 3000 || begin.elapsed() < Duration::from_millis(100) {
+            assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513), "{name}");
+            requests += 1;
+            signals += queue.calls();
+        }
+        // One signal in 10 ms, and those of the first interval, which has no rate yet.
+        assert!(signals < requests / 2, "{name}: {signals} signals of {requests} requests");
+        // The signal of the last request comes, though nothing follows it.
+        queue.calls();
+        assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
+        wait_until("the device signals", || queue.was_called());
+        let saved = &target.target.controllers().unwrap()[0];
+        assert_eq!((saved.coalescing, saved.sessions.len()), (coalescing, 1));
+        assert!(saved.sessions[0].is_started && saved.sessions[0].queues >= 1);
+    }
+    let target = TestTarget::start("coalescing-limits", |config| config);
+    let slow = Coalescing { delay_base_us: 1, iops_threshold: 99 };
+    let error = target.target.set_coalescing("disk", slow).unwrap_err();
+    assert_eq!(error.to_string(), "iops_threshold: expected at least 100");
+    assert!(target.target.set_coalescing("other", Coalescing::default()).is_err());
+}
+
+#[test]
+fn a_mask_without_a_reactor_is_refused() {
+    let target = TestTarget::start("mask", |config| config);
+    for mask in ["0x0", "[1000]", "mask"] {
+        let config = VhostBlkConfig { cpumask: Some(mask.into()), ..VhostBlkConfig::new("other", "Malloc0") };
+        let error = target.target.create(config).unwrap_err().to_string();
+        assert!(error.starts_with("cpumask: "), "{error}");
+    }
+    assert_eq!(target.target.configured().len(), 1);
+}
+
+#[test]
+fn a_mask_selects_the_reactors_of_a_controller() {
+    let directory = std::env::temp_dir().join(format!("vhost-cpumask-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let cpus = os::CpuSet::new(vec![0, 1]).unwrap();
+    let config = reactor::ReactorConfig { cpus, pin: false, ..Default::default() };
+    let reactors = reactor::Reactors::start(&config).unwrap();
+    let registry = bdev::Registry::new();
+    bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", 4096, 512)).unwrap();
+    let target = vhost::VhostTarget::new(registry, reactors.handles(), directory.clone());
+    // Identifiers of sessions are counted on each core.
+    for (mask, shown, ids) in [(None, "0x3", [1, 1, 2]), (Some("0x2".to_string()), "0x2", [3, 4, 5])] {
+        let config = VhostBlkConfig { cpumask: mask, ..VhostBlkConfig::new("disk", "Malloc0") };
+        target.create(config).unwrap();
+        let frontends: Vec<Frontend> =
+            (0..3).map(|_| Frontend::negotiated(&directory.join("disk"), Features::VERSION_1)).collect();
+        let info = &target.controllers().unwrap()[0];
+        let mut found: Vec<u64> = info.sessions.iter().map(|session| session.id).collect();
+        found.sort_unstable();
+        let first = found[0];
+        let relative: Vec<u64> = found.iter().map(|id| id - first).collect();
+        assert_eq!(info.cpumask, shown);
+        assert_eq!(relative, ids.map(|id| id - ids[0]), "{found:?}");
+        drop(frontends);
+        wait_until("the end of the connections", || target.controllers().unwrap()[0].sessions.is_empty());
+        target.delete("disk").unwrap();
+    }
+    target.shutdown();
+    reactors.stop();
+    target.close();
+    _ = std::fs::remove_dir_all(&directory);
 }

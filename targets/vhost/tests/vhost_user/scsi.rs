@@ -81,7 +81,7 @@ const TEST_UNIT_READY: [u8; 6] = [0; 6];
 /// A target with a SCSI controller, whose first targets are `bdevs`.
 fn start(name: &str, bdevs: &[&str]) -> TestTarget {
     let target = TestTarget::start(name, |config| config);
-    target.target.create_scsi(HOST, false).unwrap();
+    target.target.create_scsi(HOST, false, None).unwrap();
     for bdev in bdevs {
         target.target.add_target(HOST, None, bdev).unwrap();
     }
@@ -315,7 +315,7 @@ fn the_configuration_space_is_that_of_a_scsi_host() {
 fn a_delayed_controller_listens_when_it_is_started() {
     let target = TestTarget::start("scsi-delay", |config| config);
     let socket = target.directory.join("late");
-    target.target.create_scsi("late", true).unwrap();
+    target.target.create_scsi("late", true, None).unwrap();
     assert!(!socket.exists());
     target.target.start_scsi("late").unwrap();
     assert!(socket.exists() && target.target.start_scsi("late").is_err());

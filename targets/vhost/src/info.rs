@@ -1,0 +1,92 @@
+//! What controllers are, for the control plane.
+
+use std::path::PathBuf;
+
+use crate::coalescing::Coalescing;
+
+/// A controller to create: a virtio block device.
+#[derive(Clone, Debug)]
+pub struct VhostBlkConfig {
+    /// Name of the controller, unique in the target: the file name of its socket in the target's directory, or an
+    /// absolute path.
+    pub name: String,
+    /// Name, alias or UUID of the block device.
+    pub bdev_name: String,
+    /// Whether writes are rejected.
+    pub read_only: bool,
+    /// Whether packed virtqueues are offered.
+    pub packed_ring: bool,
+    /// The CPUs whose reactors serve it, in SPDK's format; all if `None`.
+    pub cpumask: Option<String>,
+}
+
+impl VhostBlkConfig {
+    /// A writable controller with split virtqueues, on all reactors.
+    pub fn new(name: &str, bdev_name: &str) -> VhostBlkConfig {
+        VhostBlkConfig {
+            name: name.into(),
+            bdev_name: bdev_name.into(),
+            read_only: false,
+            packed_ring: false,
+            cpumask: None,
+        }
+    }
+}
+
+/// A controller as it is.
+#[derive(Clone, Debug)]
+pub struct VhostControllerInfo {
+    /// Its name.
+    pub name: String,
+    /// Path of its socket.
+    pub socket: PathBuf,
+    /// Open connections, on all cores.
+    pub sessions: Vec<VhostSessionInfo>,
+    /// The CPUs whose reactors may serve it.
+    pub cpumask: String,
+    /// As it was created with a CPU mask.
+    pub configured_cpumask: Option<String>,
+    /// How it notifies drivers.
+    pub coalescing: Coalescing,
+    /// What it is.
+    pub backend: VhostBackendInfo,
+}
+
+/// A connection of a controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VhostSessionInfo {
+    /// Identifies it on its core.
+    pub id: u64,
+    /// A virtqueue of it runs.
+    pub is_started: bool,
+    /// Virtqueues that the front-end has set.
+    pub queues: usize,
+    /// Requests in flight.
+    pub requests: usize,
+}
+
+impl VhostControllerInfo {
+    /// Whether its socket is there.
+    pub fn is_listening(&self) -> bool {
+        !matches!(self.backend, VhostBackendInfo::Scsi { is_started: false, .. })
+    }
+}
+
+/// What a controller is.
+#[derive(Clone, Debug)]
+pub enum VhostBackendInfo {
+    /// A virtio block device.
+    Blk {
+        /// As it was created, with the bdev's own name.
+        config: VhostBlkConfig,
+        /// Whether writes are rejected, by configuration or by the device.
+        read_only: bool,
+    },
+    /// A virtio SCSI host.
+    Scsi {
+        /// Its socket is there.
+        is_started: bool,
+        /// Number and bdev of each target, in ascending order.
+        targets: Vec<(u8, String)>,
+    },
+}
