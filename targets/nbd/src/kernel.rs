@@ -8,9 +8,12 @@ mod netlink;
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use bdev::{DeviceEvent, Registry};
+use reactor::blocking;
 use rustix::io::Errno;
 use sockets::StreamAddress;
 
@@ -75,12 +78,46 @@ fn explain(errno: Errno, device: &str) -> String {
 
 /// The disks of a target.
 pub(crate) struct KernelDisks {
-    disks: Mutex<Vec<KernelDisk>>,
+    disks: Arc<Mutex<Vec<KernelDisk>>>,
+    /// Has a thread end the disks whose exports are gone; `None` before the first disk.
+    check: Arc<OnceLock<SyncSender<()>>>,
 }
 
 impl KernelDisks {
-    pub(crate) fn new() -> KernelDisks {
-        KernelDisks { disks: Mutex::default() }
+    /// Disks of devices of `registry`: they end when their device is removed.
+    pub(crate) fn new(registry: &Registry) -> KernelDisks {
+        let check: Arc<OnceLock<SyncSender<()>>> = Arc::default();
+        let sender = Arc::downgrade(&check);
+        // The target, which has subscribed before, has deleted the exports of the device.
+        registry.subscribe(Box::new(move |event| {
+            if matches!(event, DeviceEvent::Removed(_))
+                && let Some(sender) = sender.upgrade()
+                && let Some(sender) = sender.get()
+            {
+                // If it is full, a check follows that has not begun.
+                _ = sender.try_send(());
+            }
+        }));
+        KernelDisks { disks: Arc::default(), check }
+    }
+
+    /// Starts the thread that ends disks: a disconnect waits for requests, and whoever removes a device must not.
+    fn start_worker(&self, target: &NbdTarget) -> Result<(), KernelDiskError> {
+        if self.check.get().is_some() {
+            return Ok(());
+        }
+        let (sender, receiver) = sync_channel(1);
+        let (disks, target) = (Arc::downgrade(&self.disks), target.clone());
+        let check = move |()| {
+            if let Some(disks) = disks.upgrade() {
+                end_without_export(&mut sync::lock(&disks), &target);
+            }
+        };
+        let spawned = blocking::spawn_worker("nbd", receiver, check);
+        spawned.map_err(|source| KernelDiskError::Io { doing: "a thread cannot be created", source })?;
+        // Only one call at a time starts a disk.
+        _ = self.check.set(sender);
+        Ok(())
     }
 
     /// Makes a bdev the block device `/dev/nbd{index}`, or one that the kernel chooses.
@@ -99,6 +136,7 @@ impl KernelDisks {
         let kernel = |errno| KernelDiskError::Kernel(errno, device.clone());
         let mut netlink = NbdNetlink::open().map_err(kernel)?;
         let mut disks = sync::lock(&self.disks);
+        self.start_worker(target)?;
         let directory = private_directory()?;
         let path = directory.join("socket");
         let export = free_export_name(&disks, bdev_name);
@@ -176,6 +214,22 @@ impl KernelDisks {
     /// Whether an export belongs to a disk.
     pub(crate) fn owns(&self, export: &str) -> bool {
         sync::lock(&self.disks).iter().any(|disk| disk.export == export)
+    }
+}
+
+/// Ends the disks whose exports were deleted, because their devices were removed. Their users get I/O errors.
+fn end_without_export(disks: &mut Vec<KernelDisk>, target: &NbdTarget) {
+    let exports = target.configured();
+    let (kept, ended) = std::mem::take(disks)
+        .into_iter()
+        .partition(|disk: &KernelDisk| exports.iter().any(|export| export.config.name == disk.export));
+    *disks = kept;
+    for disk in ended {
+        log::info!(target: "nbd", "{}: disconnected, {} was removed", disk.device(), disk.bdev_name);
+        let stopped = NbdNetlink::open().and_then(|mut netlink| netlink.disconnect(disk.index));
+        if let Err(errno) = stopped {
+            log::warn!(target: "nbd", "{}", explain(errno, &disk.device()));
+        }
     }
 }
 

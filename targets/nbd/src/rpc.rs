@@ -25,7 +25,9 @@ pub struct NbdModule {
 impl NbdModule {
     /// A target without exports on `reactors`, for the devices of `registry`.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<NbdModule> {
-        Arc::new(NbdModule { target: NbdTarget::new(registry, reactors), disks: KernelDisks::new() })
+        // In this order, so that the target sees the removal of a device before its disks do.
+        let target = NbdTarget::new(registry.clone(), reactors);
+        Arc::new(NbdModule { target, disks: KernelDisks::new(&registry) })
     }
 
     /// The target.

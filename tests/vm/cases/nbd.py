@@ -45,6 +45,11 @@ def nbd_disk(bench):
     assert guest.check(f"dd if={other} bs=64k count=1 2> /dev/null | tr -d '\\000' | wc -c").strip() == "0"
     assert rpc(guest, "nbd_stop_disk", f"nbd_device={other}") is True
     guest.until(f"[ ! -e /sys/block/{other[5:]}/pid ]", 30)
+    # A disk goes with its bdev, though it is idle.
+    other = rpc(guest, "nbd_start_disk", "bdev_name=Malloc1")
+    assert rpc(guest, "bdev_malloc_delete", "name=Malloc1") is True
+    guest.until(f"[ ! -e /sys/block/{other[5:]}/pid ]", 30)
+    assert [disk["nbd_device"] for disk in rpc(guest, "nbd_get_disks")] == [device]
     # The end of the process disconnects the rest.
     guest.check("killall -TERM ringbolt")
     assert serve.wait(60).rc == 0, serve.out
