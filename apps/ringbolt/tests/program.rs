@@ -151,7 +151,14 @@ fn scsi_controllers_are_described_and_saved_as_by_spdk() {
         let (number, bdev) = (format!("scsi_target_num={number}"), format!("bdev_name={bdev}"));
         server.rpc(&["vhost_scsi_controller_add_target", &ctrlr, &number, &bdev])
     };
-    server.ok(&["vhost_create_scsi_controller", &ctrlr, "delay=true", "cpumask=0x1"]);
+    let core = server.ok(&["framework_get_reactors"])["reactors"][0]["lcore"].as_u64().unwrap();
+    server.ok(&[
+        "vhost_create_scsi_controller",
+        &ctrlr,
+        "delay=true",
+        &format!("cpumask={:#x}", 1_u128 << core),
+    ]);
+    server.ok(&["vhost_controller_set_coalescing", &ctrlr, "delay_base_us=100", "iops_threshold=50000"]);
     for (number, bdev, result) in [("5", "M", "5"), ("-1", "N", "0")] {
         assert_eq!(text(&add(number, bdev).stdout).trim(), result);
     }
@@ -172,6 +179,8 @@ fn scsi_controllers_are_described_and_saved_as_by_spdk() {
     };
     let described = server.ok(&["vhost_get_controllers"]);
     assert_eq!(described[0]["backend_specific"], json!({ "scsi": [target(0, "N"), target(5, "M")] }));
+    assert_eq!([&described[0]["delay_base_us"], &described[0]["iops_threshold"]], [100, 50000]);
+    assert_eq!(described[0]["sessions"], json!([]));
     let saved = server.ok(&["save_config"]);
     assert_eq!(server.stop(), Some(0));
     let server = ServerProcess::configured(&directory, "again", &saved);

@@ -1,20 +1,26 @@
 //! A virtqueue whose driver changes it at any step, for fuzzing.
 
+use std::os::fd::OwnedFd;
+
 use dma::{Arena, ArenaConfig, Pool};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use wire_vhost_user::inflight::InflightDescription;
 use wire_vhost_user::{MemoryRegion, VringAddress};
 use wire_virtio::Features;
 
 use crate::chain::{self, Chain};
+use crate::inflight_region::InflightRegion;
 use crate::limits::CHAIN_MAX;
 use crate::memory::GuestMemory;
-use crate::vring::{ChainId, Ring, RingSetup};
+use crate::vring::{ChainId, Ring, RingArea, RingSetup};
 
 /// Bytes of guest memory: two regions that touch, and nothing behind them.
 const MEMORY_BYTES: u64 = 64 << 10;
 const REGION_BYTES: u64 = MEMORY_BYTES / 2;
 /// Chains that are not returned yet.
 const IN_FLIGHT_MAX: usize = 64;
+/// Size of the virtqueue for which the area of requests in flight has room.
+const INFLIGHT_SIZE: u16 = 512;
 /// Steps of one input.
 const STEPS_MAX: usize = 512;
 
@@ -42,6 +48,9 @@ struct AnyRing {
     size: u16,
     features: Features,
     ring: Option<Ring>,
+    /// The memory, of which a part may be the area of requests in flight.
+    file: OwnedFd,
+    has_inflight_area: bool,
     chain: Chain,
     in_flight: Vec<ChainId>,
     /// Chains that were fetched.
@@ -53,19 +62,21 @@ struct AnyRing {
 impl AnyRing {
     fn new(input: &mut Input<'_>) -> AnyRing {
         let arena = Arena::new(ArenaConfig { hugepages: false, ..ArenaConfig::default() });
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd");
+        ftruncate(&file, MEMORY_BYTES).expect("memory");
         let mut any = AnyRing {
             memory: GuestMemory::default(),
             address: VringAddress { index: 0, flags: 0, descriptors: 0, used: 0, available: 0, log: 0 },
             size: 0,
             features: Features::empty(),
             ring: None,
+            file,
+            has_inflight_area: false,
             chain: Chain::default(),
             in_flight: Vec::new(),
             fetched: 0,
             pool: Pool::new(&arena),
         };
-        let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd");
-        ftruncate(&file, MEMORY_BYTES).expect("memory");
         for start in [0, REGION_BYTES] {
             let region = MemoryRegion {
                 guest_address: start,
@@ -73,7 +84,7 @@ impl AnyRing {
                 user_address: start,
                 mmap_offset: start,
             };
-            any.memory.add(&any.pool, region, &file).expect("a region");
+            any.memory.add(&any.pool, region, &any.file).expect("a region");
         }
         any.configure(input);
         any
@@ -104,9 +115,26 @@ impl AnyRing {
             size: self.size,
             base: base.unwrap_or(stopped),
             features: self.features,
-            inflight: None,
+            inflight: if self.has_inflight_area { self.inflight_area() } else { None },
         };
         self.ring = Ring::new(&self.memory, &self.address, setup);
+    }
+
+    /// Loses the ring as a process that is killed does: what is in flight is only in its area.
+    fn crash(&mut self) {
+        self.ring = None;
+    }
+
+    /// The area of requests in flight: the second region of the memory, which the driver writes too.
+    fn inflight_area(&self) -> Option<RingArea> {
+        let description = InflightDescription {
+            mmap_size: REGION_BYTES,
+            mmap_offset: REGION_BYTES,
+            queues: 1,
+            queue_size: INFLIGHT_SIZE,
+        };
+        let region = InflightRegion::open(&description, &self.file).expect("a part of the memory");
+        region.area(0, self.size, self.features)
     }
 
     /// A place near the start of an area.
@@ -190,8 +218,14 @@ impl AnyRing {
                     ring.disable_notifications();
                 }
             }
-            6 => self
-                .restart((action & 0x8 != 0).then(|| u32::from(input.u16()) << 16 | u32::from(input.u16()))),
+            6 => {
+                if action & 0x20 != 0 {
+                    self.crash();
+                }
+                self.has_inflight_area = action & 0x10 != 0;
+                let base = (action & 0x8 != 0).then(|| u32::from(input.u16()) << 16 | u32::from(input.u16()));
+                self.restart(base);
+            }
             _ => {
                 self.configure(input);
                 let is_moved = self
@@ -206,8 +240,8 @@ impl AnyRing {
     }
 }
 
-/// Serves a virtqueue whose size, place, descriptors and indices are what the bytes say, and change between any two
-/// steps.
+/// Serves a virtqueue whose size, place, descriptors, indices and area of requests in flight are what the bytes say, and
+/// change between any two steps. It may lose its state at any of them.
 ///
 /// # Panics
 /// If a chain exceeds its maximum, data does not have the length that its chain describes, or a driver is
@@ -267,13 +301,31 @@ mod tests {
         assert_eq!([true, false].map(|packed| super::serve(&driver(packed))), [1, 1]);
     }
 
+    /// As [`driver`], with an area of requests in flight. The process is lost when the request was fetched.
+    fn crashing_driver(packed: bool) -> Vec<u8> {
+        let base: &[u8] = if packed { &[0, 0x80, 0, 0x80] } else { &[0, 0, 0, 0] };
+        let table = match packed {
+            true => descriptors([[7, 0x81], [7, 0x83], [7, 0x82]]),
+            false => [descriptors([[1, 1], [3, 2], [2, 0]]), write(0x1000, &[0, 0, 1, 0, 0, 0])].concat(),
+        };
+        let start = [&[0x1e], base].concat();
+        let lost = [&[2, 0x3e], base, &[2, 4, 1, 5, 2]].concat();
+        [&[3 << 3 | u8::from(packed)][..], &start, &table, &lost].concat()
+    }
+
+    #[test]
+    fn what_was_in_flight_in_a_lost_process_is_fetched_again_once() {
+        assert_eq!([true, false].map(|packed| super::serve(&crashing_driver(packed))), [2, 2]);
+    }
+
     #[test]
     fn any_driver_is_survived() {
         let mut random = WyRand::new(1);
         let mut next = || random.next_bits() as u8;
         let mut fetched = 0;
         for round in 0..3000 {
-            let mut bytes = driver(round % 2 == 0);
+            let packed = round % 2 == 0;
+            let mut bytes = if round % 4 < 2 { driver(packed) } else { crashing_driver(packed) };
             bytes.extend((0..100).map(|_| next()));
             for _ in 0..round % 5 {
                 let at = usize::from(next()) % bytes.len();
