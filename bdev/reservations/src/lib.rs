@@ -21,12 +21,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What iSCSI adds
-//! SPEC_I_PT registers a list of nexuses with one command: a command of its own, which applies
-//! [`ReservationCommand::Register`] for each to a copy of the state and keeps the copy if all succeed. ALL_TG_PT
-//! registers an initiator port at every target port: its [`Registrant`] is then found by the initiator port alone, in
-//! [`ReservationState::key_of`], which every other rule asks. REGISTER AND MOVE replaces the holder, likewise as a
-//! command. None of them changes the machine or the file.
+//! # What SCSI adds
+//! A command can concern several registrants at once ([`ReservationState::apply_with`]): SPEC_I_PT registers a list of
+//! nexuses, ALL_TG_PT an initiator port at all target ports, of which each is a registrant of its own, and REGISTER AND
+//! MOVE gives the reservation to another one.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -39,6 +39,7 @@ struct SavingChange<T> {
 #[derive(Debug)]
 struct WaitingCommand<T> {
     registrant: Registrant,
+    others: Vec<Registrant>,
     command: ReservationCommand,
     token: T,
 }
@@ -50,6 +51,8 @@ pub enum ReservationEvent<T> {
     Command {
         /// Who sends it.
         registrant: Registrant,
+        /// Whom it concerns besides; see [`ReservationState::apply_with`].
+        others: Vec<Registrant>,
         /// The command.
         command: ReservationCommand,
         /// Identifies the command in [`ReservationAction::Finish`].
@@ -109,8 +112,8 @@ impl<T> ReservationMachine<T> {
             ReservationEvent::Command { token, .. } if self.waiting.len() == WAITING_MAX => {
                 actions.push(ReservationAction::Finish { token, outcome: Err(ReservationError::Busy) });
             }
-            ReservationEvent::Command { registrant, command, token } => {
-                self.waiting.push_back(WaitingCommand { registrant, command, token });
+            ReservationEvent::Command { registrant, others, command, token } => {
+                self.waiting.push_back(WaitingCommand { registrant, others, command, token });
             }
             ReservationEvent::Saved(succeeded) => {
                 let SavingChange { state, effects, token } = self.saving.take().expect("one save is pending");
@@ -125,24 +128,19 @@ impl<T> ReservationMachine<T> {
             }
         }
         while self.saving.is_none()
-            && let Some(WaitingCommand { registrant, command, token }) = self.waiting.pop_front()
+            && let Some(command) = self.waiting.pop_front()
         {
-            self.execute(&registrant, &command, token, actions);
+            self.execute(command, actions);
         }
     }
 
-    fn execute(
-        &mut self,
-        registrant: &Registrant,
-        command: &ReservationCommand,
-        token: T,
-        actions: &mut Vec<ReservationAction<T>>,
-    ) {
+    fn execute(&mut self, waiting: WaitingCommand<T>, actions: &mut Vec<ReservationAction<T>>) {
+        let WaitingCommand { registrant, others, command, token } = waiting;
         let mut changed = self.state.clone();
         let outcome = if command.persist() == Some(true) && !self.can_persist {
             Err(ReservationError::CannotPersist)
         } else {
-            changed.apply(registrant, command)
+            changed.apply_with(&registrant, &others, &command)
         };
         match outcome {
             Ok(effects) if self.must_save(&changed) => {

@@ -119,8 +119,20 @@ impl Reservations {
         command: ReservationCommand,
         waker: Arc<dyn ChangeWaker>,
     ) -> Arc<PendingChange> {
+        self.execute_with(registrant, Vec::new(), command, waker)
+    }
+
+    /// As [`execute`](Self::execute), for a command that concerns other registrants too: see
+    /// [`ReservationState::apply_with`].
+    pub fn execute_with(
+        self: &Arc<Self>,
+        registrant: &Registrant,
+        others: Vec<Registrant>,
+        command: ReservationCommand,
+        waker: Arc<dyn ChangeWaker>,
+    ) -> Arc<PendingChange> {
         let (pending, token) = PendingChange::new(waker);
-        self.handle(ReservationEvent::Command { registrant: registrant.clone(), command, token });
+        self.handle(ReservationEvent::Command { registrant: registrant.clone(), others, command, token });
         pending
     }
 

@@ -127,6 +127,18 @@ pub enum ReservationCommand {
         /// Key of the registrant.
         key: u64,
     },
+    /// Registers another registrant, or changes its key, and moves the reservation to it (REGISTER AND MOVE). Only with
+    /// [`ReservationState::apply_with`], which is given the other one.
+    Move {
+        /// Key of the registrant, which is the holder.
+        key: u64,
+        /// Key of the other one.
+        new_key: u64,
+        /// Remove the registration of the former holder.
+        unregister: bool,
+        /// New persistence.
+        persist: Option<bool>,
+    },
     /// Changes only the persistence; anyone may.
     SetPersistent(bool),
 }
@@ -233,7 +245,8 @@ impl ReservationCommand {
         match *self {
             ReservationCommand::Register { persist, .. }
             | ReservationCommand::Replace { persist, .. }
-            | ReservationCommand::Unregister { persist, .. } => persist,
+            | ReservationCommand::Unregister { persist, .. }
+            | ReservationCommand::Move { persist, .. } => persist,
             ReservationCommand::SetPersistent(persist) => Some(persist),
             _ => None,
         }
@@ -316,10 +329,84 @@ impl ReservationState {
                 self.check_key(registrant, key)?;
                 self.clear(registrant)
             }
+            // It has to name another registrant.
+            ReservationCommand::Move { .. } => return Err(ReservationError::Conflict),
             ReservationCommand::SetPersistent(_) => Effects::default(),
         };
         self.persistent = command.persist().unwrap_or(self.persistent);
         Ok(effects)
+    }
+
+    /// As [`apply`](Self::apply), for a command that concerns `others` too: commands that register apply to each of them,
+    /// or to none at all, and [`ReservationCommand::Move`] moves the reservation to the first.
+    ///
+    /// # Errors
+    /// Why the command fails.
+    pub fn apply_with(
+        &mut self,
+        registrant: &Registrant,
+        others: &[Registrant],
+        command: &ReservationCommand,
+    ) -> Result<Effects, ReservationError> {
+        let Some(first) = others.first() else { return self.apply(registrant, command) };
+        let mut changed = self.clone();
+        let mut effects = match *command {
+            ReservationCommand::Move { key, new_key, unregister, .. } => {
+                changed.check_key(registrant, key)?;
+                changed.move_to(registrant, first, new_key, unregister)?;
+                changed.persistent = command.persist().unwrap_or(changed.persistent);
+                Effects::default()
+            }
+            _ => changed.apply(registrant, command)?,
+        };
+        let registers = matches!(
+            command,
+            ReservationCommand::Register { .. }
+                | ReservationCommand::Replace { .. }
+                | ReservationCommand::Unregister { .. }
+        );
+        for other in others.iter().filter(|_| registers) {
+            // One that is not registered has nothing to remove.
+            let is_unregister = matches!(command, ReservationCommand::Unregister { .. });
+            if is_unregister && changed.key_of(other).is_none() {
+                continue;
+            }
+            effects.notices.extend(changed.apply(other, command)?.notices);
+        }
+        // They are all the sender.
+        let is_sender = |one: &Registrant| registers && others.contains(one) || one == registrant;
+        effects.notices.retain(|notice| !is_sender(&notice.registrant));
+        changed.generation = self.generation.wrapping_add(1);
+        *self = changed;
+        Ok(effects)
+    }
+
+    /// SPC-4, section 5.13.8.
+    fn move_to(
+        &mut self,
+        registrant: &Registrant,
+        to: &Registrant,
+        new_key: u64,
+        unregister: bool,
+    ) -> Result<(), ReservationError> {
+        match &self.reservation {
+            Some(held) if !held.kind.is_all_registrants() && held.holder == *registrant => {}
+            _ => return Err(ReservationError::Conflict),
+        }
+        if new_key == 0 {
+            return Err(ReservationError::ZeroKey);
+        }
+        match self.registrations.iter_mut().find(|one| one.registrant == *to) {
+            Some(found) => found.key = new_key,
+            None => self.add_registration(to, new_key)?,
+        }
+        if let Some(held) = &mut self.reservation {
+            held.holder = to.clone();
+        }
+        if unregister {
+            self.registrations.retain(|one| one.registrant != *registrant);
+        }
+        Ok(())
     }
 
     /// Commands other than those that register require a registrant and its key.

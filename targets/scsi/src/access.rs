@@ -4,9 +4,12 @@ use reservations::access;
 use wire_scsi::{AdditionalSense, Cdb, CdbError, ScsiStatus, Sense};
 
 use crate::nexus::UnitNexus;
+use crate::ports::check_state;
 use crate::response::{Failure, check};
+use crate::sanitize::check_sanitize;
 
-/// Checks what precedes every command: unit attentions, the CDB, reservations.
+/// Checks what precedes every command: unit attentions, the CDB, the port's access state, a sanitize operation,
+/// reservations.
 #[inline]
 pub(crate) fn check_access(nexus: &UnitNexus, cdb: Result<Cdb, CdbError>) -> Result<Cdb, Failure> {
     // SAM-5, section 5.14.3: these three report unit attentions in their own way.
@@ -16,6 +19,8 @@ pub(crate) fn check_access(nexus: &UnitNexus, cdb: Result<Cdb, CdbError>) -> Res
         return Err(check(Sense::attention(attention)));
     }
     let cdb = cdb.map_err(|error| check(error.sense()))?;
+    check_state(nexus.access(), &cdb)?;
+    check_sanitize(nexus.unit(), &cdb)?;
     let is_unreserved = is_exempt || matches!(cdb, Cdb::Release { .. });
     if !is_unreserved && nexus.unit().is_reserved_by_other(nexus) || nexus.is_denied(class(&cdb)) {
         return Err((ScsiStatus::ReservationConflict, None));

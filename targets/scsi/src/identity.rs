@@ -8,6 +8,7 @@ use wire_scsi::inquiry::{
 use crate::blocks::compare_and_write_blocks_max;
 use crate::limits::{TRANSFER_BYTES_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX};
 use crate::nexus::UnitNexus;
+use crate::sanitize::can_erase;
 use crate::unit::LogicalUnit;
 
 const VENDOR: &str = "RINGBOLT";
@@ -30,7 +31,8 @@ const PAGES: [u8; 8] = [
 pub(crate) fn standard(unit: &LogicalUnit) -> Vec<u8> {
     let inquiry = StandardInquiry {
         peripheral: DISK,
-        port_groups: 0,
+        // Implicit and explicit changes of access states.
+        port_groups: if unit.ports().has_groups() { 3 } else { 0 },
         third_party_copy: true,
         multiple_ports: true,
         vendor: VENDOR,
@@ -67,7 +69,7 @@ pub(crate) fn page(nexus: &UnitNexus, code: u8) -> Option<Vec<u8>> {
         page::EXTENDED => inquiry::extended(config.geometry.write_cache).to_vec(),
         page::MODE_POLICY => inquiry::MODE_POLICY_SHARED.to_vec(),
         page::BLOCK_LIMITS => limits(unit).encode().to_vec(),
-        page::CHARACTERISTICS => inquiry::characteristics().to_vec(),
+        page::CHARACTERISTICS => inquiry::characteristics(can_erase(unit)).to_vec(),
         page::PROVISIONING => provisioning(unit).encode().to_vec(),
         _ => return None,
     };

@@ -2,14 +2,16 @@
 
 use wire_scsi::capacity::Capacity;
 use wire_scsi::mode::{BlockDescriptor, ModeHeader};
+use wire_scsi::port_groups::encode_port_groups;
 use wire_scsi::{AdditionalSense, Cdb, CommandBits, ScsiStatus, Sense, SenseFormat, luns, opcode, report};
 
 use crate::access::check_writable;
 use crate::copy::{self, ExtendedCopy};
 use crate::identity;
-use crate::operation::{Answer, Flush, Operation};
+use crate::operation::{Answer, Flush, Operation, SetPortGroups};
 use crate::reserve::{self, ReserveOut};
 use crate::response::{Failure, check};
+use crate::sanitize::{self, can_erase};
 use crate::settings::{ModeSelect, device_specific, mode_pages};
 use crate::task::TaskContext;
 use crate::unit::LogicalUnit;
@@ -106,6 +108,21 @@ pub(crate) fn start(cdb: &Cdb, context: &mut TaskContext<'_>) -> Result<Started,
         Cdb::ReportSupportedFunctions { extended, allocation } => {
             Answer::data(report::encode_functions(extended), allocation)
         }
+        Cdb::ReportTargetPortGroups { extended, allocation } if unit.ports().has_groups() => {
+            Answer::data(encode_port_groups(&unit.ports().describe(), extended), allocation)
+        }
+        Cdb::SetTargetPortGroups { parameter_bytes } if unit.ports().has_groups() => {
+            if parameter_bytes > 0 {
+                return operation(SetPortGroups { parameter_bytes });
+            }
+            Answer::good()
+        }
+        Cdb::Sanitize { action, immediate, unrestricted_exit, parameter_bytes } if can_erase(unit) => {
+            match sanitize::start(context.nexus, action, immediate, unrestricted_exit, parameter_bytes)? {
+                Some(erase) => return operation(erase),
+                None => Answer::good(),
+            }
+        }
         _ => return Err(check(Sense::illegal(AdditionalSense::INVALID_COMMAND_OPERATION_CODE))),
     };
     Ok(Started::Answer(answer))
@@ -120,11 +137,13 @@ fn is_supported(unit: &LogicalUnit, command: &CommandBits) -> bool {
     match command.opcode {
         opcode::UNMAP => unit.config().can_unmap,
         opcode::COMPARE_AND_WRITE | opcode::ORWRITE_16 => bdev::supports_fused(),
-        opcode::PERSISTENT_RESERVE_OUT => {
-            command.action != Some(wire_scsi::reserve::action_out::REGISTER_AND_MOVE)
+        opcode::SANITIZE => command.action.is_some_and(|action| sanitize::is_supported(unit, action)),
+        opcode::WRITE_ATOMIC_16 => false,
+        opcode::MAINTENANCE_OUT => unit.ports().has_groups(),
+        opcode::MAINTENANCE_IN => {
+            let is_of_groups = command.action == Some(opcode::maintenance_in::REPORT_TARGET_PORT_GROUPS);
+            !is_of_groups || unit.ports().has_groups()
         }
-        opcode::SANITIZE | opcode::WRITE_ATOMIC_16 | opcode::MAINTENANCE_OUT => false,
-        opcode::MAINTENANCE_IN => command.action != Some(opcode::maintenance_in::REPORT_TARGET_PORT_GROUPS),
         opcode::RECEIVE_COPY_RESULTS => {
             let known = [wire_scsi::copy::COPY_STATUS, wire_scsi::copy::OPERATING_PARAMETERS];
             command.action.is_some_and(|action| known.contains(&action))
@@ -160,9 +179,10 @@ fn report_opcodes(
     Ok(report::encode_command(command, timeouts))
 }
 
-/// Reports the oldest unit attention, or nothing (SPC-4, section 6.39).
+/// Reports the oldest unit attention, the state of a sanitize operation, or nothing (SPC-4, section 6.39).
 fn request_sense(context: &TaskContext<'_>, descriptor: bool) -> Vec<u8> {
-    let sense = context.nexus.take_attention().map_or(Sense::default(), Sense::attention);
+    let attention = context.nexus.take_attention().map(Sense::attention);
+    let sense = attention.or_else(|| context.nexus.unit().sanitize().sense()).unwrap_or_default();
     let format = if descriptor { SenseFormat::Descriptor } else { SenseFormat::Fixed };
     encode_sense(&sense, format)
 }

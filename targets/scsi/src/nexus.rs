@@ -8,8 +8,10 @@ use reservations::{DenyMask, Registrant, RegistrantError};
 use wire_scsi::AdditionalSense;
 use wire_scsi::copy::CopyStatus;
 use wire_scsi::inquiry::ProtocolId;
+use wire_scsi::port_groups::AccessState;
 
 use crate::limits::{ATTENTIONS_MAX, NEXUSES_MAX};
+use crate::ports::GroupAccess;
 use crate::unit::LogicalUnit;
 
 /// The two ports of a nexus.
@@ -34,13 +36,23 @@ impl NexusPorts {
     /// port identifier and the target port group are those of the portal group.
     pub fn iscsi(initiator: &str, isid: u64, target: &str, tag: u16) -> NexusPorts {
         NexusPorts {
-            initiator: format!("{initiator},i,0x{isid:012x}"),
-            target: format!("{target},t,0x{tag:04x}"),
+            initiator: NexusPorts::iscsi_initiator(initiator, isid),
+            target: NexusPorts::iscsi_target(target, tag),
             target_device: target.to_string(),
             relative_port: tag,
             port_group: tag,
             protocol: ProtocolId::Iscsi,
         }
+    }
+
+    /// The name of an iSCSI initiator port.
+    pub(crate) fn iscsi_initiator(name: &str, isid: u64) -> String {
+        format!("{name},i,0x{isid:012x}")
+    }
+
+    /// The name of an iSCSI target port.
+    pub(crate) fn iscsi_target(name: &str, tag: u16) -> String {
+        format!("{name},t,0x{tag:04x}")
     }
 
     /// The ports of a virtual machine at a target of a virtio-scsi controller. The name of the controller, which only one
@@ -78,6 +90,7 @@ pub struct UnitNexus {
     ports: NexusPorts,
     registrant: Registrant,
     deny: Arc<DenyMask>,
+    access: Arc<GroupAccess>,
     has_attention: AtomicBool,
     attentions: Mutex<ArrayVec<AdditionalSense, ATTENTIONS_MAX>>,
     /// The last copy, by the identifier of its list.
@@ -91,6 +104,7 @@ impl UnitNexus {
         ports: NexusPorts,
         registrant: Registrant,
         deny: Arc<DenyMask>,
+        access: Arc<GroupAccess>,
     ) -> UnitNexus {
         UnitNexus {
             unit,
@@ -98,6 +112,7 @@ impl UnitNexus {
             ports,
             registrant,
             deny,
+            access,
             has_attention: AtomicBool::new(false),
             attentions: Mutex::default(),
             copy: Mutex::default(),
@@ -128,6 +143,12 @@ impl UnitNexus {
     #[inline]
     pub(crate) fn is_denied(&self, class: u8) -> bool {
         self.deny.denies(class)
+    }
+
+    /// The access state of its target port.
+    #[inline]
+    pub(crate) fn access(&self) -> AccessState {
+        self.access.state()
     }
 
     /// Establishes a unit attention. One that is pending already is not repeated, and a reset supersedes the others

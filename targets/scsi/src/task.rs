@@ -8,7 +8,7 @@ use std::sync::Arc;
 use block_io::{Status, Tag};
 use dma::Data;
 use reservations::ChangeWaker;
-use wire_scsi::{Cdb, ScsiStatus};
+use wire_scsi::{AdditionalSense, Cdb, ScsiStatus};
 
 use crate::access::check_access;
 use crate::blocks;
@@ -177,6 +177,10 @@ impl Task {
             self.in_flight = self.in_flight.saturating_sub(1);
         }
         if self.is_aborted || matches!(event, TaskEvent::Abort) {
+            if !self.is_aborted && !self.has_responded && context.nexus.unit().sanitize().sense().is_some() {
+                // By another initiator's SANITIZE.
+                context.nexus.set_attention(AdditionalSense::COMMANDS_CLEARED);
+            }
             return self.abort();
         }
         if let TaskState::Transfer(transfer) = self.state {

@@ -10,10 +10,13 @@ use reservations::{
     ReservationSubscriber, Reservations,
 };
 use wire_scsi::mode::ModeSettings;
+use wire_scsi::port_groups::{AccessReason, AccessState};
 use wire_scsi::{AdditionalSense, SenseFormat};
 
 use crate::limits::{NEXUSES_MAX, SUBSCRIBERS_MAX};
 use crate::nexus::{AttachError, NexusPorts, UnitNexus};
+use crate::ports::{TargetPort, UnitPorts};
+use crate::sanitize::SanitizeState;
 
 /// What a logical unit is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,6 +109,8 @@ pub struct LogicalUnit {
     settings: AtomicU8,
     /// The nexus with a reservation by RESERVE; 0 for none.
     reserved_by: AtomicU64,
+    sanitize: SanitizeState,
+    ports: UnitPorts,
     shared: Mutex<UnitShared>,
     this: Weak<LogicalUnit>,
 }
@@ -130,6 +135,8 @@ impl LogicalUnit {
             reserved_by: AtomicU64::new(0),
             config,
             reservations,
+            sanitize: SanitizeState::default(),
+            ports: UnitPorts::default(),
             shared: Mutex::default(),
             this: this.clone(),
         });
@@ -157,6 +164,53 @@ impl LogicalUnit {
     /// The reservations of the device.
     pub fn reservations(&self) -> &Arc<Reservations> {
         &self.reservations
+    }
+
+    pub(crate) fn sanitize(&self) -> &SanitizeState {
+        &self.sanitize
+    }
+
+    pub(crate) fn ports(&self) -> &UnitPorts {
+        &self.ports
+    }
+
+    /// Applies the target ports through which the unit is reached. Initiators can ask for their groups' access states,
+    /// and change them, if there are any. Nexuses that are attached before their port is there have full access.
+    pub fn set_ports(&self, ports: Vec<TargetPort>) {
+        self.ports.set(ports);
+    }
+
+    /// Changes the access state of a target port group, of which initiators get unit attentions. Returns whether there
+    /// is such a group.
+    pub fn set_access(&self, group: u16, state: AccessState) -> bool {
+        self.change_access(&[(group, state)], AccessReason::Implicit, None)
+    }
+
+    /// Changes access states, of all groups or none. Returns whether all groups are there.
+    pub(crate) fn change_access(
+        &self,
+        states: &[(u16, AccessState)],
+        reason: AccessReason,
+        by: Option<&UnitNexus>,
+    ) -> bool {
+        let changed = self.ports.change(states, reason);
+        if changed == Some(true) {
+            let by = by.map_or(0, UnitNexus::id);
+            self.set_attentions(AdditionalSense::ASYMMETRIC_ACCESS_CHANGED, |nexus| nexus.id() != by);
+        }
+        changed.is_some()
+    }
+
+    /// Aborts the tasks of all other nexuses, because the unit is sanitized: those that have some get a unit attention.
+    /// The change is complete when they have ended.
+    pub(crate) fn abort_others(&self, nexus: &UnitNexus, waker: Arc<dyn ChangeWaker>) -> Arc<PendingChange> {
+        let (pending, guard) = PendingChange::new(waker);
+        let others: Arc<[u64]> =
+            self.nexuses().iter().map(|other| other.id()).filter(|id| *id != nexus.id()).collect();
+        if !others.is_empty() {
+            self.abort_tasks(Some(others), &guard);
+        }
+        pending
     }
 
     /// Applies another number of blocks.
@@ -256,7 +310,8 @@ impl LogicalUnit {
             return Err(AttachError::TooMany);
         }
         shared.last_id += 1;
-        let nexus = Arc::new(UnitNexus::new(unit, shared.last_id, ports.clone(), registrant, deny));
+        let access = self.ports.access(ports.port_group);
+        let nexus = Arc::new(UnitNexus::new(unit, shared.last_id, ports.clone(), registrant, deny, access));
         nexus.set_attention(AdditionalSense::POWER_ON);
         shared.nexuses.push((nexus.id(), Arc::downgrade(&nexus)));
         Ok(nexus)

@@ -258,11 +258,13 @@ impl Provisioning {
     }
 }
 
-/// Content of the block device characteristics page of a device that does not rotate and obeys FUA.
-pub fn characteristics() -> [u8; 60] {
+/// Content of the block device characteristics page of a device that does not rotate and obeys FUA. `block_erase` says
+/// whether SANITIZE can erase it; its blocks can be read afterwards then (WABEREQ 01b).
+pub fn characteristics(block_erase: bool) -> [u8; 60] {
     let mut content = [0; 60];
     // MEDIUM ROTATION RATE 1: not rotating.
     content[1] = 1;
+    content[3] = u8::from(block_erase) << 6;
     // FUAB: SYNCHRONIZE CACHE and FUA behave as SBC-4 says.
     content[4] = 0x02;
     content

@@ -22,6 +22,7 @@ pub mod inquiry;
 pub mod luns;
 pub mod mode;
 pub mod opcode;
+pub mod port_groups;
 pub mod report;
 pub mod reserve;
 mod sense;

@@ -119,6 +119,62 @@ impl ReserveOutList {
     }
 }
 
+/// The parameter list of REGISTER AND MOVE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReserveMoveList<'a> {
+    /// RESERVATION KEY: the sender's key.
+    pub key: u64,
+    /// SERVICE ACTION RESERVATION KEY: the key of the nexus that gets the reservation.
+    pub new_key: u64,
+    /// UNREG: the sender's registration is removed.
+    pub unregister: bool,
+    /// APTPL: the state persists through power loss.
+    pub persists: bool,
+    /// RELATIVE TARGET PORT IDENTIFIER of that nexus.
+    pub relative_port: u16,
+    /// The TransportID of its initiator port, encoded.
+    pub transport_id: &'a [u8],
+}
+
+impl<'a> ReserveMoveList<'a> {
+    /// Bytes without the TransportID.
+    pub const BYTES: usize = 24;
+
+    /// Decodes the list.
+    ///
+    /// # Errors
+    /// It is cut off, or longer than it says.
+    pub fn decode(bytes: &'a [u8]) -> Result<ReserveMoveList<'a>, DecodeError> {
+        let short =
+            |need| DecodeError::Length { what: "REGISTER AND MOVE parameter list", got: bytes.len(), need };
+        let (list, transport_id) = bytes.split_first_chunk::<24>().ok_or(short(Self::BYTES))?;
+        let length = be32(list, 20) as usize;
+        if transport_id.len() != length {
+            return Err(short(Self::BYTES.saturating_add(length)));
+        }
+        Ok(ReserveMoveList {
+            key: be64(list, 0),
+            new_key: be64(list, 8),
+            unregister: list[17] & 0x02 != 0,
+            persists: list[17] & 0x01 != 0,
+            relative_port: u16::from_be_bytes([list[18], list[19]]),
+            transport_id,
+        })
+    }
+
+    /// Encodes the list.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0; Self::BYTES];
+        bytes[..8].copy_from_slice(&self.key.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.new_key.to_be_bytes());
+        bytes[17] = u8::from(self.unregister) << 1 | u8::from(self.persists);
+        bytes[18..20].copy_from_slice(&self.relative_port.to_be_bytes());
+        bytes[20..24].copy_from_slice(&(self.transport_id.len() as u32).to_be_bytes());
+        bytes.extend(self.transport_id);
+        bytes
+    }
+}
+
 /// A header with PRGENERATION and the length of what follows.
 fn with_header(generation: u32, content: Vec<u8>) -> Vec<u8> {
     let header = [generation.to_be_bytes(), (content.len() as u32).to_be_bytes()].concat();
@@ -200,8 +256,11 @@ pub enum TransportId<'a> {
     IscsiPort(&'a str),
     /// An iSCSI initiator device, whatever the port.
     IscsiDevice(&'a str),
+    /// An SRP initiator port, by its identifier.
+    SrpPort([u8; 16]),
 }
 
+const SRP: u8 = 0x04;
 const ISCSI: u8 = 0x05;
 const FORMAT_PORT: u8 = 0x40;
 /// Longest text of an iSCSI TransportID: a name of 223 bytes, and an ISID.
@@ -213,6 +272,9 @@ impl<'a> TransportId<'a> {
         let (format, name) = match self {
             TransportId::IscsiPort(name) => (FORMAT_PORT, name),
             TransportId::IscsiDevice(name) => (0, name),
+            TransportId::SrpPort(identifier) => {
+                return [&[SRP, 0, 0, 0, 0, 0, 0, 0], &identifier[..]].concat();
+            }
         };
         // Terminated, and at least 20 bytes in multiples of four.
         let length = (name.len() + 1).next_multiple_of(4).max(20);

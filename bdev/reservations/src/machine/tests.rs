@@ -9,7 +9,7 @@ use crate::state::tests::oracle::any_command;
 use crate::state::tests::{acquire, host, register};
 
 fn command(id: u8, command: ReservationCommand, token: usize) -> ReservationEvent<usize> {
-    ReservationEvent::Command { registrant: host(id), command, token }
+    ReservationEvent::Command { registrant: host(id), others: Vec::new(), command, token }
 }
 
 fn persistent(key: u64) -> ReservationCommand {

@@ -2,6 +2,7 @@ pub(crate) mod oracle;
 mod preemption;
 mod registration;
 mod release;
+mod several;
 
 use super::*;
 

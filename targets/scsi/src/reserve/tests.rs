@@ -110,7 +110,7 @@ fn errors_are_conflicts_or_name_the_field() {
     assert_eq!(reply.additional(), Some(AdditionalSense::PARAMETER_LIST_LENGTH_ERROR));
     let reply = test.run(&one, &[0x5e, 4, 0, 0, 0, 0, 0, 2, 0, 0], &[], 512);
     assert_eq!(reply.additional(), invalid);
-    assert_eq!(data_in(&mut test, &one, 2), [0, 8, 0, 0x90, 0xea, 1, 0, 0]);
+    assert_eq!(data_in(&mut test, &one, 2), [0, 8, 0x0c, 0x90, 0xea, 1, 0, 0]);
     let keys = test.run(&one, &[0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0], &[], 512);
     assert_eq!((keys.residual, keys.good()), (Residual::Underflow(504), vec![0, 0, 0, 1, 0, 0, 0, 8]));
 }
@@ -143,6 +143,153 @@ fn reserve_and_release_exclude_other_nexuses_until_reset_or_loss() {
     test.run(&two, &release, &[], 0).good();
     out(&mut test, &one, 0, 0, 0, 1).good();
     assert_eq!(test.run(&two, &reserve, &[], 0).status, conflict, "a registration excludes it");
+}
+
+fn with_list(test: &mut TestUnit, nexus: &UnitNexus, action: u8, list: &[u8]) -> Reply {
+    test.run(nexus, &[0x5f, action, 0, 0, 0, 0, 0, 0, list.len() as u8, 0], list, 0)
+}
+
+/// A list with SPEC_I_PT.
+fn with_ports(key: u64, flags: ReserveOutList, ports: &[&str]) -> Vec<u8> {
+    let ids: Vec<u8> = ports.iter().flat_map(|port| TransportId::IscsiPort(port).encode()).collect();
+    let list = ReserveOutList { action_key: key, names_ports: true, ..flags };
+    [&list.encode()[..], &(ids.len() as u32).to_be_bytes(), &ids].concat()
+}
+
+fn registrants(test: &TestUnit) -> Vec<(String, String, u64)> {
+    let state = test.unit.reservations().state();
+    let ports = |one: &reservations::Registration| {
+        let (initiator, target) = one.registrant.scsi_ports().unwrap();
+        (initiator.replace("iqn.test:", ""), target.replace("iqn.test:disk,t,", ""), one.key)
+    };
+    state.registrations.iter().map(ports).collect()
+}
+
+#[test]
+fn a_registration_names_ports_or_is_for_all_target_ports() {
+    let mut test = TestUnit::new(config(512, 8));
+    test.unit.set_ports([1, 2].map(|tag| crate::TargetPort::iscsi("iqn.test:disk", tag)).to_vec());
+    let (one, two) = (test.nexus(1), test.nexus(2));
+    let plain = ReserveOutList::default();
+    // The ISID is as its initiator writes it.
+    let list = with_ports(5, plain, &["iqn.test:host,i,0x2", "iqn.test:third,i,0x00000000000A"]);
+    with_list(&mut test, &one, 0, &list).good();
+    let entry = |initiator: &str, target: &str, key| (initiator.to_string(), target.to_string(), key);
+    let (first, second) = ("host,i,0x000000000001", "host,i,0x000000000002");
+    let expected =
+        [entry(first, "0x0001", 5), entry(second, "0x0001", 5), entry("third,i,0x00000000000a", "0x0001", 5)];
+    assert_eq!(registrants(&test), expected);
+    // Two is registered by it, and need not register.
+    out(&mut test, &two, 1, 5, 5, 0).good();
+    assert_eq!(test.unit.reservations().state().generation, 1);
+    let invalid = Some(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST);
+    assert_eq!(with_list(&mut test, &one, 0, &list).additional(), invalid, "one is registered");
+    out(&mut test, &two, 3, 0, 5, 0).good();
+    while one.take_attention().is_some() {}
+    let all = ReserveOutList { all_target_ports: true, ..plain };
+    let register = ReserveOutList { action_key: 6, ..all };
+    with_list(&mut test, &one, 0, &register.encode()).good();
+    assert_eq!(registrants(&test), [entry(first, "0x0001", 6), entry(first, "0x0002", 6)]);
+    let status = data_in(&mut test, &one, 3);
+    let second_status = 8 + 24 + usize::from(status[8 + 23]);
+    assert_eq!((status[8 + 19], status[second_status + 19]), (1, 2), "relative ports");
+    let remove = ReserveOutList { key: 6, ..all };
+    with_list(&mut test, &one, 0, &remove.encode()).good();
+    assert_eq!(registrants(&test), []);
+    with_list(&mut test, &one, 0, &with_ports(7, all, &["iqn.test:host,i,0x2"])).good();
+    assert_eq!(registrants(&test).len(), 4);
+}
+
+#[test]
+fn lists_of_ports_that_cannot_be_registered_register_none() {
+    let mut test = TestUnit::new(config(512, 8));
+    let (one, two) = (test.nexus(1), test.nexus(2));
+    out(&mut test, &two, 0, 0, 0, 9).good();
+    let plain = ReserveOutList::default();
+    let good = with_ports(5, plain, &["iqn.test:third,i,0xa"]);
+    let invalid = Some(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST);
+    let cut = Some(AdditionalSense::PARAMETER_LIST_LENGTH_ERROR);
+    let id = TransportId::IscsiDevice("iqn.test:third").encode();
+    let device = [&good[..24], &(id.len() as u32).to_be_bytes(), &id].concat();
+    let mut srp = good.clone();
+    srp[28] = 4;
+    let cases = [
+        (0, device, invalid),
+        (0, srp, invalid),
+        (0, with_ports(5, plain, &["iqn.test:third,i,0xx"]), invalid),
+        (0, with_ports(5, plain, &["iqn.test:third,i,0x1000000000000"]), invalid),
+        (0, good[..good.len() - 1].to_vec(), cut),
+        (0, good[..26].to_vec(), cut),
+        (6, good.clone(), invalid),
+    ];
+    for (action, list, additional) in cases {
+        assert_eq!(with_list(&mut test, &one, action, &list).additional(), additional);
+    }
+    // One of them has another key.
+    let list = with_ports(5, plain, &["iqn.test:third,i,0xa", "iqn.test:host,i,0x2"]);
+    assert_eq!(with_list(&mut test, &one, 0, &list).status, ScsiStatus::ReservationConflict);
+    assert_eq!(registrants(&test).len(), 1);
+}
+
+#[test]
+fn a_reservation_moves_to_a_nexus_that_is_registered_by_it() {
+    let mut test = TestUnit::new(config(512, 8));
+    test.unit.set_ports([1, 2].map(|tag| crate::TargetPort::iscsi("iqn.test:disk", tag)).to_vec());
+    let (one, two) = (test.nexus(1), test.nexus(2));
+    let list = |key, new_key, unregister, relative_port, port: &str| {
+        let transport_id = TransportId::IscsiPort(port).encode();
+        let list = ReserveMoveList {
+            key,
+            new_key,
+            unregister,
+            persists: false,
+            relative_port,
+            transport_id: &transport_id,
+        };
+        list.encode()
+    };
+    let to_two = list(1, 9, true, 1, "iqn.test:host,i,0x000000000002");
+    let conflict = ScsiStatus::ReservationConflict;
+    assert_eq!(with_list(&mut test, &one, 7, &to_two).status, conflict, "it is not registered");
+    out(&mut test, &one, 0, 0, 0, 1).good();
+    assert_eq!(with_list(&mut test, &one, 7, &to_two).status, conflict, "there is no reservation");
+    out(&mut test, &one, 1, 1, 1, 0).good();
+    let invalid = Some(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST);
+    for bad in [
+        list(1, 0, true, 1, "iqn.test:host,i,0x2"),
+        list(1, 9, true, 3, "iqn.test:host,i,0x2"),
+        list(1, 9, true, 1, "iqn.test:host,i,0x1"),
+    ] {
+        assert_eq!(with_list(&mut test, &one, 7, &bad).additional(), invalid);
+    }
+    assert_eq!(with_list(&mut test, &one, 7, &list(2, 9, true, 1, "iqn.test:host,i,0x2")).status, conflict);
+    with_list(&mut test, &one, 7, &to_two).good();
+    assert_eq!(registrants(&test).len(), 1);
+    test.run(&two, &WRITE, &[0; 512], 0).good();
+    assert_eq!(test.run(&one, &WRITE, &[0; 512], 0).status, conflict);
+    // Back, through the other port, without giving the registration up.
+    with_list(&mut test, &two, 7, &list(9, 1, false, 2, "iqn.test:host,i,0x1")).good();
+    assert_eq!(registrants(&test).len(), 2);
+    assert_eq!(test.run(&two, &WRITE, &[0; 512], 0).status, conflict);
+}
+
+#[test]
+fn registrants_have_transport_ids_of_their_own_protocol() {
+    let mut test = TestUnit::new(config(512, 8));
+    let one = test.nexus(1);
+    let long = "a controller with a long name";
+    for (name, key) in [("vm,i,0x1", 2), (long, 3)] {
+        let machine = test.unit.attach(&NexusPorts::virtio(name, 0)).unwrap();
+        test.run(&machine, &[0; 6], &[], 0);
+        out(&mut test, &machine, 0, 0, 0, key).good();
+        let list = with_ports(5, ReserveOutList::default(), &["iqn.test:third,i,0xa"]);
+        assert!(with_list(&mut test, &machine, 0, &list).additional().is_some());
+    }
+    let status = data_in(&mut test, &one, 3);
+    let ids: Vec<&[u8]> = vec![&status[8 + 24..8 + 48], &status[8 + 48 + 24..]];
+    assert_eq!((ids[0][0], &ids[0][8..]), (4, &b"vm,i,0x1\0\0\0\0\0\0\0\0"[..]));
+    assert_eq!((ids[1][0], &ids[1][8..16], ids[1].len()), (4, &b"a contro"[..], 24));
+    assert_ne!(srp_identifier(long), srp_identifier("a controller with another name"));
 }
 
 proptest! {

@@ -233,8 +233,8 @@ fn supported_commands_are_reported_and_executed() {
         assert_ne!(reply.additional(), Some(AdditionalSense::INVALID_COMMAND_OPERATION_CODE), "{opcode:#x}");
         test.run(&nexus, &[0x17, 0, 0, 0, 0, 0], &[], 0);
     }
-    for (opcode, action) in [(0x9c, 0), (0xc0, 0), (0x5f, 7)] {
-        let options = if opcode == 0x5f { 2 } else { 1 };
+    for (opcode, action) in [(0x9c, 0), (0xc0, 0), (0x48, 1)] {
+        let options = if opcode == 0x48 { 2 } else { 1 };
         assert_eq!(test.run(&nexus, &report(options, opcode, action), &[], 4096).good(), [0, 1, 0, 0]);
     }
     assert_eq!(

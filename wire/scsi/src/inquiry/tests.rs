@@ -71,6 +71,7 @@ fn limits_and_provisioning_are_at_their_places() {
     let thin = Provisioning { unmap: true, write_same: true, reads_zeroes: true, thin: true };
     assert_eq!(thin.encode(), [0, 0xe4, 2, 0]);
     assert_eq!(Provisioning::default().encode(), [0; 4]);
-    assert_eq!(characteristics()[..5], [0, 1, 0, 0, 2]);
+    assert_eq!(characteristics(false)[..5], [0, 1, 0, 0, 2]);
+    assert_eq!(characteristics(true)[..5], [0, 1, 0, 0x40, 2]);
     assert_eq!(extended(true)[..4], [0, 1, 1, 1]);
 }

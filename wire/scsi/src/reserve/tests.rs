@@ -51,6 +51,25 @@ fn transport_ids_of_iscsi_are_ports_or_devices() {
     assert!(transport_ids(&list[..27]).is_err() && transport_ids(&list[..50]).is_err());
 }
 
+#[test]
+fn a_move_names_a_port_and_srp_ports_have_identifiers() {
+    let transport_id = TransportId::SrpPort(*b"0123456789abcdef").encode();
+    assert_eq!(transport_id, [&[4, 0, 0, 0, 0, 0, 0, 0], b"0123456789abcdef".as_slice()].concat());
+    let list = ReserveMoveList {
+        key: 1,
+        new_key: 0x0203,
+        unregister: true,
+        persists: true,
+        relative_port: 0x0405,
+        transport_id: &transport_id,
+    };
+    let bytes = list.encode();
+    let header = [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 2, 3, 0, 3, 4, 5, 0, 0, 0, 24];
+    assert_eq!(bytes[..24], header);
+    assert_eq!(ReserveMoveList::decode(&bytes), Ok(list));
+    assert!(ReserveMoveList::decode(&bytes[..47]).is_err() && ReserveMoveList::decode(&bytes[..23]).is_err());
+}
+
 proptest! {
     #[test]
     fn lists_round_trip_and_any_bytes_are_decoded_or_rejected(

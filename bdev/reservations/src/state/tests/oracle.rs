@@ -61,6 +61,8 @@ impl ReferenceModel {
                 matches
             }
             SetPersistent(_) => true,
+            // It needs another registrant.
+            Move { .. } => false,
             Acquire { key, .. } | Preempt { key, .. } | Release { key, .. } | Clear { key }
                 if own != Some(key) =>
             {

@@ -1,0 +1,114 @@
+use block_io::Status;
+use wire_scsi::ScsiStatus;
+
+use super::*;
+use crate::test_unit::{TestUnit, config};
+use crate::{Command, Step, Task, TaskContext, TaskEvent, UnitConfig, no_waker};
+
+const ERASE: [u8; 10] = [0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0];
+const EXIT: [u8; 10] = [0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0];
+/// With AUSE.
+const ERASE_UNRESTRICTED: [u8; 10] = [0x48, 0x22, 0, 0, 0, 0, 0, 0, 0, 0];
+/// With IMMED.
+const ERASE_AT_ONCE: [u8; 10] = [0x48, 0x82, 0, 0, 0, 0, 0, 0, 0, 0];
+
+#[test]
+fn an_erased_unit_reads_as_zeroes_and_is_flushed() {
+    let mut test = TestUnit::new(config(512, 64));
+    let nexus = test.nexus(1);
+    for cdb in [ERASE, ERASE_AT_ONCE] {
+        test.disk.bytes.fill(7);
+        test.disk.log.clear();
+        test.run(&nexus, &cdb, &[], 0).good();
+        assert!(test.disk.bytes.iter().all(|byte| *byte == 0));
+        let operations: Vec<Op> = test.disk.log.iter().map(|(op, _)| *op).collect();
+        assert_eq!(operations, [Op::Unmap, Op::Flush]);
+        test.run(&nexus, &[0; 6], &[], 0).good();
+    }
+    test.run(&nexus, &EXIT, &[], 0).good();
+    // WABEREQ: blocks can be read.
+    assert_eq!(test.run(&nexus, &[0x12, 1, 0xb1, 0, 64, 0], &[], 64).good()[7] >> 6, 1);
+}
+
+#[test]
+fn what_is_not_supported_or_not_allowed_erases_nothing() {
+    let mut test = TestUnit::new(config(512, 64));
+    let nexus = test.nexus(1);
+    test.disk.bytes.fill(7);
+    let invalid = Some(AdditionalSense::INVALID_FIELD_IN_CDB);
+    // OVERWRITE, CRYPTOGRAPHIC ERASE, none, and parameters.
+    for (action, bytes) in [(1, 0), (3, 0), (4, 0), (2, 8), (0x1f, 8)] {
+        let reply = test.run(&nexus, &[0x48, action, 0, 0, 0, 0, 0, 0, bytes, 0], &[0; 8], 0);
+        assert_eq!(reply.additional(), invalid, "{action}");
+    }
+    test.unit.apply_settings(wire_scsi::mode::ModeSettings { write_protect: true, ..test.unit.settings() });
+    let reply = test.run(&nexus, &ERASE, &[], 0);
+    assert_eq!(reply.additional(), Some(AdditionalSense::SOFTWARE_WRITE_PROTECTED));
+    assert!(test.disk.bytes.iter().all(|byte| *byte == 7));
+    let mut test = TestUnit::new(UnitConfig { can_unmap: false, ..config(512, 64) });
+    let nexus = test.nexus(1);
+    let unknown = Some(AdditionalSense::INVALID_COMMAND_OPERATION_CODE);
+    assert_eq!(test.run(&nexus, &ERASE, &[], 0).additional(), unknown);
+}
+
+#[test]
+fn a_failure_stays_until_it_is_ended() {
+    let mut test = TestUnit::new(config(512, 64));
+    let nexus = test.nexus(1);
+    let failed = Some(AdditionalSense::SANITIZE_FAILED);
+    test.disk.failure = Some(Status::WRITE_FAULT);
+    assert_eq!(test.run(&nexus, &ERASE, &[], 0).additional(), Some(AdditionalSense::WRITE_FAULT));
+    assert_eq!(test.run(&nexus, &[0; 6], &[], 0).additional(), failed);
+    let refused = test.run(&nexus, &EXIT, &[], 0).additional();
+    assert_eq!(refused, Some(AdditionalSense::INVALID_FIELD_IN_CDB));
+    test.run(&nexus, &[0x12, 0, 0, 0, 36, 0], &[], 36).good();
+    let sense = test.run(&nexus, &[0x03, 0, 0, 0, 18, 0], &[], 18).good();
+    assert_eq!((sense[2] & 0xf, sense[12], sense[13]), (3, 0x31, 3));
+    test.disk.failures.extend([Status::SUCCESS, Status::WRITE_FAULT]);
+    let reply = test.run(&nexus, &ERASE_UNRESTRICTED, &[], 0);
+    assert_eq!(reply.additional(), Some(AdditionalSense::WRITE_FAULT), "the flush has failed");
+    assert_eq!(test.run(&nexus, &[0; 6], &[], 0).additional(), failed);
+    test.run(&nexus, &EXIT, &[], 0).good();
+    test.run(&nexus, &[0; 6], &[], 0).good();
+    test.disk.failure = Some(Status::WRITE_FAULT);
+    test.run(&nexus, &ERASE, &[], 0);
+    test.run(&nexus, &ERASE, &[], 0).good();
+    test.run(&nexus, &[0; 6], &[], 0).good();
+}
+
+#[test]
+fn commands_are_refused_while_the_unit_is_erased() {
+    let mut test = TestUnit::new(config(512, 64));
+    let (nexus, other) = (test.nexus(1), test.nexus(2));
+    let waker = no_waker();
+    let mut requests = Vec::new();
+    let mut context = TaskContext { nexus: &nexus, luns: &[0], waker: &waker, requests: &mut requests };
+    let command = Command { cdb: &ERASE, ..Command::default() };
+    let mut of_other = Vec::new();
+    let mut context_of_other =
+        TaskContext { nexus: &other, luns: &[0], waker: &waker, requests: &mut of_other };
+    let read = Command { cdb: &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], data_in_bytes: 512, ..command };
+    let (mut earlier, _) = Task::start(&read, &mut context_of_other);
+    let (mut task, step) = Task::start(&command, &mut context);
+    assert!(matches!(step, Step::InFlight));
+    // What is aborted for it leaves a unit attention.
+    assert!(matches!(earlier.resume(TaskEvent::Abort, &mut context_of_other), Step::Aborted));
+    let cleared = Some(AdditionalSense::COMMANDS_CLEARED);
+    assert_eq!(test.run(&other, &[0; 6], &[], 0).additional(), cleared);
+    let mut submitted = std::mem::take(context.requests);
+    for cdb in [&[0; 6][..], &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &ERASE] {
+        let reply = test.run(&other, cdb, &[], 512);
+        assert_eq!(
+            (reply.status, reply.additional()),
+            (ScsiStatus::CheckCondition, Some(AdditionalSense::SANITIZE_IN_PROGRESS))
+        );
+        assert_eq!(reply.sense.unwrap().progress, Some(0));
+    }
+    let sense = test.run(&other, &[0x03, 0, 0, 0, 18, 0], &[], 18).good();
+    assert_eq!((sense[2] & 0xf, sense[12], sense[13], sense[15]), (2, 4, 0x1b, 0x80));
+    // Its task is aborted: nobody knows what was erased.
+    let completion = test.disk.execute(&mut submitted).remove(0);
+    assert!(matches!(task.resume(TaskEvent::Abort, &mut context), Step::InFlight));
+    assert!(matches!(task.resume(TaskEvent::Completed(completion), &mut context), Step::Aborted));
+    assert_eq!(test.run(&other, &[0; 6], &[], 0).additional(), Some(AdditionalSense::SANITIZE_FAILED));
+}
