@@ -51,10 +51,9 @@ SKIPS = {
     "Logical unit is not removable. Skipping test.": "volumes are not removable",
     "Media is not removable.": "volumes are not removable",
     "Logical unit is not write-protected. Skipping test.": "the volume can be written",
-    "SANITIZE BLOCK_ERASE is not implemented according to REPORT_SUPPORTED_OPCODES.": "no SANITIZE",
-    "SANITIZE CRYPTO_ERASE is not implemented according to REPORT_SUPPORTED_OPCODES.": "no SANITIZE",
-    "SANITIZE EXIT FAILURE MODE is not implemented according to REPORT_SUPPORTED_OPCODES.": "no SANITIZE",
-    "SANITIZE OVERWRITE is not implemented according to REPORT_SUPPORTED_OPCODES.": "no SANITIZE",
+    "SANITIZE CRYPTO_ERASE is not implemented according to REPORT_SUPPORTED_OPCODES.": "the unit has no keys",
+    "SANITIZE OVERWRITE is not implemented according to REPORT_SUPPORTED_OPCODES.":
+        "overwriting a thin volume leaves what its blocks were before",
     "WRITEATOMIC16 is not implemented.": "no bdev promises atomic writes of more than a block",
     "WRITESAME10 does not support 0-blocks.": "WSNZ is set",
     "WRITESAME16 does not support 0-blocks.": "WSNZ is set",
@@ -226,9 +225,113 @@ def case_configuration(server):
     assert "LOGICAL_UNIT_NOT_SUPPORTED" in absent.stderr + absent.stdout, absent
 
 
-def login_pdu(keys, cmd_sn=1):
+class Connection:
+    """One connection of a session: libiscsi and open-iscsi have no more than one each."""
+
+    def __init__(self, url, cid, tsih=0, cmd_sn=1):
+        portal, name = url.removeprefix("iscsi://").split("/")[:2]
+        host, port = portal.split(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=30)
+        keys = {"InitiatorName": INITIATOR, "TargetName": name}
+        if tsih == 0:
+            keys |= {"MaxConnections": "4", "ImmediateData": "Yes"}
+        self.socket.sendall(login_pdu(keys, cmd_sn, tsih, cid))
+        header, _ = self.receive()
+        self.status, self.tsih = struct.unpack_from(">H", header, 36)[0], struct.unpack_from(">H", header, 14)[0]
+
+    def receive(self):
+        header = self.receive_exactly(48)
+        length = int.from_bytes(header[5:8])
+        return header, self.receive_exactly((length + 3) // 4 * 4)[:length]
+
+    def receive_exactly(self, count):
+        data = b""
+        while len(data) < count:
+            part = self.socket.recv(count - len(data))
+            assert part, "the target has closed the connection"
+            data += part
+        return data
+
+    def is_closed(self):
+        try:
+            return not self.socket.recv(65536)
+        except ConnectionError:
+            return True
+
+    def command(self, cmd_sn, cdb, data_out=b"", data_in_bytes=0):
+        flags = 0x80 | (0x20 if data_out else 0) | (0x40 if data_in_bytes else 0)
+        length = len(data_out) or data_in_bytes
+        header = struct.pack(">BB2xI8xIIII16s", 1, flags, len(data_out), 1000 + cmd_sn, length, cmd_sn, 0, cdb)
+        self.socket.sendall(header + data_out)
+
+    def answer(self):
+        """The status of the next command that is answered, its task tag, and its data."""
+        data = b""
+        while True:
+            header, part = self.receive()
+            opcode = header[0] & 0x3F
+            if opcode == 0x25:
+                data += part
+            if opcode == 0x21 or opcode == 0x25 and header[1] & 1:
+                return header[3], struct.unpack_from(">I", header, 16)[0] - 1000, data
+
+
+def case_connections(server):
+    """Connections of one session, on several cores, serve one unit in the order of the session's commands."""
+    url = server.disk()
+    one = Connection(url, 1)
+    assert one.status == 0, one.status
+    two = Connection(url, 2, one.tsih)
+    assert (two.status, two.tsih) == (0, one.tsih)
+    assert Connection(url, 3, one.tsih).status == 0x0206, "too many connections"
+    connections = server.rpc("iscsi_get_connections")
+    assert sorted(one["cid"] for one in connections) == [1, 2], connections
+    assert len({one["lcore_id"] for one in connections}) == 2 or os.cpu_count() == 1, connections
+    one.command(1, bytes(16))
+    assert one.answer()[:2] == (2, 1), "the unit attention of a new session"
+    write = lambda lba: struct.pack(">BBIBHB6x", 0x2A, 0, lba, 0, 1, 0)
+    read = lambda lba: struct.pack(">BBIBHB6x", 0x28, 0, lba, 0, 1, 0)
+    # Each command on the connection that chance selects, at most 32 in flight; answers come in any order.
+    chance, cmd_sn, unanswered = serving.random.Random(serving.SEED), 2, {one: 0, two: 0}
+    blocks = {lba: chance.randbytes(512) for lba in range(2000)}
+    for lba, data in blocks.items():
+        connection = chance.choice([one, two])
+        connection.command(cmd_sn, write(lba), data)
+        unanswered[connection] += 1
+        cmd_sn += 1
+        while sum(unanswered.values()) >= 32:
+            connection = max(unanswered, key=unanswered.get)
+            assert connection.answer()[0] == 0
+            unanswered[connection] -= 1
+    for connection, count in unanswered.items():
+        assert all(connection.answer()[0] == 0 for _ in range(count))
+    for lba, data in blocks.items():
+        connection = chance.choice([one, two])
+        connection.command(cmd_sn, read(lba), data_in_bytes=512)
+        assert connection.answer() == (0, cmd_sn, data), lba
+        cmd_sn += 1
+    # A command waits for the one before it, on the other connection.
+    two.command(cmd_sn + 1, bytes(16))
+    two.socket.settimeout(0.3)
+    try:
+        raise AssertionError(f"it has not waited: {two.answer()}")
+    except TimeoutError:
+        two.socket.settimeout(30)
+    one.command(cmd_sn, bytes(16))
+    assert (one.answer()[:2], two.answer()[:2]) == ((0, cmd_sn), (0, cmd_sn + 1))
+    # A connection replaces its predecessor, and a session its own.
+    again = Connection(url, 2, one.tsih, cmd_sn + 2)
+    assert again.status == 0 and two.is_closed()
+    again.command(cmd_sn + 2, read(7), data_in_bytes=512)
+    assert again.answer()[2] == blocks[7]
+    new = Connection(url, 1)
+    assert new.status == 0 and one.is_closed() and again.is_closed()
+    new.socket.close()
+
+
+def login_pdu(keys, cmd_sn=1, tsih=0, cid=1):
     text = "".join(f"{key}={value}\0" for key, value in keys.items()).encode()
-    header = struct.pack(">BBBBI6sHIHHII16x", 0x43, 0x87, 0, 0, len(text), b"\x80\0\0\0\0\1", 0, 1, 1, 0, cmd_sn, 1)
+    header = struct.pack(">BBBBI6sHIHHII16x", 0x43, 0x87, 0, 0, len(text), b"\x80\0\0\0\0\1", tsih, 1, cid, 0, cmd_sn, 1)
     assert len(header) == 48, len(header)
     return header + text + bytes(-len(text) % 4)
 

@@ -9,7 +9,7 @@ use scsi::LogicalUnit;
 use target_shell::{DeviceMap, TargetConfig};
 
 use crate::chap::{AuthGroup, AuthPolicy, ChapCredentials};
-use crate::limits::FIRST_BURST_BYTES_MAX;
+use crate::limits::{FIRST_BURST_BYTES_MAX, SESSION_CONNECTIONS_DEFAULT};
 use crate::parameters::DigestPolicy;
 
 /// What all target nodes share.
@@ -25,6 +25,8 @@ pub struct IscsiOptions {
     pub first_burst_bytes: u32,
     /// Data may come with a command.
     pub immediate_data: bool,
+    /// Connections of a session, at most.
+    pub connections_max: u32,
 }
 
 impl Default for IscsiOptions {
@@ -35,6 +37,7 @@ impl Default for IscsiOptions {
             nop_timeout_s: 60,
             first_burst_bytes: FIRST_BURST_BYTES_MAX,
             immediate_data: true,
+            connections_max: SESSION_CONNECTIONS_DEFAULT,
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::login::Login;
 use crate::pdu_reader::{PduReader, Stage};
 use crate::pdu_writer::PduWriter;
 use crate::session::{Session, Sink};
-use crate::sessions::{EnterError, SessionKey, Sessions};
+use crate::sessions::{EnterError, Sessions};
 
 /// A connection of an initiator.
 ///
@@ -32,6 +32,8 @@ pub(crate) struct IscsiConnection {
     reader: PduReader,
     out: PduWriter,
     sink: Sink,
+    /// The header that was read waits for commands on other connections of the session.
+    is_deferred: bool,
     phase: Phase,
     draining: bool,
     /// The session has to end at once.
@@ -68,6 +70,7 @@ impl IscsiConnection {
             reader: PduReader::new(),
             out: PduWriter::default(),
             sink: Sink::Collect(Vec::new()),
+            is_deferred: false,
             phase: Phase::Login(Box::new(Login::new(accepted.portid, &accepted.peer))),
             draining: false,
             aborted: false,
@@ -128,19 +131,18 @@ impl IscsiConnection {
 
     /// Handles what was received, as far as possible.
     fn advance(&mut self, context: &mut IoContext<'_, IscsiCore>) -> Result<(), IscsiViolation> {
-        while !self.draining && !self.is_blocked() {
+        while !self.draining && (self.is_deferred || !self.is_blocked()) {
+            if self.is_deferred {
+                if !self.begin_pdu()? {
+                    return Ok(());
+                }
+                continue;
+            }
             match self.reader.stage() {
                 Stage::Header => {
-                    if !self.reader.read_header()? {
+                    if !self.reader.read_header()? || !self.begin_pdu()? {
                         return Ok(());
                     }
-                    self.sink = match &mut self.phase {
-                        Phase::Login(_) => Sink::Collect(Vec::new()),
-                        Phase::Session(session) => {
-                            let (header, segments) = (self.reader.header(), self.reader.segments());
-                            session.begin_pdu(header, segments, &mut self.out)?
-                        }
-                    };
                 }
                 Stage::Data | Stage::Trailer if !self.prepare_sink(context) => return Ok(()),
                 Stage::Data => {
@@ -157,6 +159,22 @@ impl IscsiConnection {
             }
         }
         Ok(())
+    }
+
+    /// Begins the PDU whose header was read; false if it has to wait for commands on other connections.
+    fn begin_pdu(&mut self) -> Result<bool, IscsiViolation> {
+        let (header, segments) = (self.reader.header(), self.reader.segments());
+        self.sink = match &mut self.phase {
+            Phase::Login(_) => Sink::Collect(Vec::new()),
+            Phase::Session(session) => {
+                self.is_deferred = session.waits_for_turn(header);
+                if self.is_deferred {
+                    return Ok(false);
+                }
+                session.begin_pdu(header, segments, &mut self.out)?
+            }
+        };
+        Ok(true)
     }
 
     /// Finds memory for the data of the PDU; false if there is none now.
@@ -210,15 +228,9 @@ impl IscsiConnection {
     /// Begins the session of a complete login, unless an earlier one has to end first.
     fn enter(&mut self, context: &mut IoContext<'_, IscsiCore>) -> Result<(), IscsiViolation> {
         let Phase::Login(login) = &mut self.phase else { return Ok(()) };
-        let Some(identity) = login.identity() else { return Ok(()) };
-        let key = identity.node.as_ref().map(|node| SessionKey {
-            initiator: identity.initiator.clone(),
-            isid: identity.isid,
-            node: node.id,
-            tag: identity.tag,
-        });
+        let Some(entry) = login.entry() else { return Ok(()) };
         let core = &context.protocol;
-        let handle = match Sessions::enter(&core.sessions, key, &core.events) {
+        let handle = match Sessions::enter(&core.sessions, &entry, &core.events) {
             Ok(handle) => handle,
             Err(EnterError::Busy) => {
                 let deadline_ns = context.now_ns + REINSTATEMENT_TIMEOUT_NS;
@@ -227,11 +239,16 @@ impl IscsiConnection {
                 }
                 return login.finish(Err(LoginStatus::TargetError), &mut self.out).map(drop);
             }
-            Err(EnterError::TooMany) => {
-                return login.finish(Err(LoginStatus::OutOfResources), &mut self.out).map(drop);
+            Err(error) => {
+                let status = match error {
+                    EnterError::NoSession => LoginStatus::NoSession,
+                    EnterError::TooManyConnections => LoginStatus::TooManyConnections,
+                    EnterError::TooMany | EnterError::Busy => LoginStatus::OutOfResources,
+                };
+                return login.finish(Err(status), &mut self.out).map(drop);
             }
         };
-        let result = login.finish(Ok(handle.tsih), &mut self.out)?;
+        let result = login.finish(Ok(&handle), &mut self.out)?;
         let parameters = result.parameters;
         (self.reader.header_digest, self.reader.data_digest) =
             (parameters.header_digest, parameters.data_digest);
@@ -249,7 +266,9 @@ impl IscsiConnection {
     fn is_blocked(&self) -> bool {
         match &self.phase {
             Phase::Login(login) => login.is_complete(),
-            Phase::Session(session) => session.is_waiting() || session.is_blocked(&self.out),
+            Phase::Session(session) => {
+                session.is_waiting() || session.is_out_of_turn() || session.is_blocked(&self.out)
+            }
         }
     }
 
@@ -287,7 +306,8 @@ impl IscsiConnection {
         let owes_data = match &self.phase {
             Phase::Login(_) => false,
             Phase::Session(session) => {
-                !session.is_waiting() && (session.awaits_data() || self.reader.is_within_pdu())
+                let awaits_pdu = self.reader.is_within_pdu() || session.is_out_of_turn();
+                !session.is_waiting() && (session.awaits_data() || awaits_pdu)
             }
         };
         owes_data || !self.out.queue.is_empty()

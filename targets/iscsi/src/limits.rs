@@ -12,7 +12,11 @@ pub(crate) const QUEUE_DEPTH_DEFAULT: u32 = 64;
 pub(crate) const QUEUE_DEPTH_MAX: u32 = 256;
 /// Immediate commands beside those: initiators send one task management function at a time.
 pub(crate) const IMMEDIATE_COMMANDS_MAX: u32 = 16;
-/// Task management functions that wait for tasks to end.
+/// Connections of a session, unless the options say otherwise: SPDK's default.
+pub(crate) const SESSION_CONNECTIONS_DEFAULT: u32 = 2;
+/// The same, at most. A login looks at each.
+pub(crate) const SESSION_CONNECTIONS_MAX: u32 = 64;
+/// Task management functions that wait for tasks to end, and logouts that wait for connections.
 pub(crate) const FUNCTIONS_MAX: usize = 16;
 /// Most data of a PDU that is received: MaxRecvDataSegmentLength of the target.
 pub(crate) const RECEIVE_DATA_MAX: u32 = 256 << 10;

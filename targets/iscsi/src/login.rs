@@ -12,10 +12,10 @@ use wire_iscsi::{
 use crate::chap::{AuthPolicy, ChapExchange, ChapKeys, NotAuthentic};
 use crate::config::{IscsiConfig, TargetNode};
 use crate::failure::IscsiViolation;
-use crate::limits::{LOGIN_REQUESTS_MAX, TEXT_BYTES_MAX};
+use crate::limits::{LOGIN_REQUESTS_MAX, QUEUE_DEPTH_DEFAULT, QUEUE_DEPTH_MAX, TEXT_BYTES_MAX};
 use crate::parameters::{DataPolicy, Negotiation, Parameters};
 use crate::pdu_writer::PduWriter;
-use crate::sessions::Sessions;
+use crate::sessions::{SessionEntry, SessionHandle, SessionKey, Sessions};
 
 /// A login: one request and one response at a time.
 ///
@@ -49,6 +49,26 @@ pub(crate) struct Identity {
     pub(crate) node: Option<Arc<TargetNode>>,
     /// The portal group.
     pub(crate) tag: u16,
+    /// The session that the connection joins; `None` for a new one.
+    pub(crate) joins: Option<u16>,
+}
+
+impl Identity {
+    /// Initiator port and target port; `None` for discovery.
+    fn key(&self) -> Option<SessionKey> {
+        self.node.as_ref().map(|node| SessionKey {
+            initiator: self.initiator.clone(),
+            isid: self.isid,
+            node: node.id,
+            tag: self.tag,
+        })
+    }
+
+    /// Commands of the session in flight.
+    pub(crate) fn queue_depth(&self) -> u32 {
+        let depth = self.node.as_ref().map_or(QUEUE_DEPTH_DEFAULT, |node| node.queue_depth);
+        depth.clamp(1, QUEUE_DEPTH_MAX)
+    }
 }
 
 /// A login that has succeeded.
@@ -56,8 +76,6 @@ pub(crate) struct Identity {
 pub(crate) struct LoginResult {
     pub(crate) identity: Identity,
     pub(crate) parameters: Parameters,
-    /// The number of the next command.
-    pub(crate) cmd_sn: u32,
     /// The number of the next response.
     pub(crate) stat_sn: u32,
 }
@@ -85,9 +103,17 @@ impl Login {
         self.final_response.is_some()
     }
 
-    /// Who logs in, once that is known.
-    pub(crate) fn identity(&self) -> Option<&Identity> {
-        self.identity.as_ref()
+    /// What a complete login enters a session with.
+    pub(crate) fn entry(&self) -> Option<SessionEntry> {
+        let (identity, (response, _)) = (self.identity.as_ref()?, self.final_response.as_ref()?);
+        Some(SessionEntry {
+            key: identity.key(),
+            joins: identity.joins,
+            cid: identity.cid,
+            parameters: self.negotiation.finish(),
+            cmd_sn: response.exp_cmd_sn,
+            depth: identity.queue_depth(),
+        })
     }
 
     /// Handles a login request.
@@ -156,12 +182,11 @@ impl Login {
         }
         let mut answers = TextWriter::default();
         if self.identity.is_none() {
-            if request.tsih != 0 {
-                // A further connection: sessions have one each.
-                let exists = sessions.has(request.tsih);
-                return Err(if exists { LoginStatus::TooManyConnections } else { LoginStatus::NoSession });
-            }
             self.identify(request, &keys, config, &mut answers)?;
+            let key = self.identity.as_ref().and_then(Identity::key);
+            if request.tsih != 0 && !key.is_some_and(|key| sessions.has(request.tsih, &key)) {
+                return Err(LoginStatus::NoSession);
+            }
         }
         self.negotiate(&keys, config, &mut answers)?;
         // An initiator that offers the next stage while it is challenged stays in this one.
@@ -227,6 +252,8 @@ impl Login {
             None => group.discovery_auth.unwrap_or(config.discovery_auth),
         };
         self.negotiation.is_discovery = node.is_none();
+        self.negotiation.is_joining = request.tsih != 0;
+        self.negotiation.connections_max = config.options.connections_max;
         self.negotiation.data = DataPolicy {
             immediate_data: config.options.immediate_data,
             first_burst_bytes_max: config.options.first_burst_bytes,
@@ -244,6 +271,7 @@ impl Login {
             cid: request.cid,
             node,
             tag: group.tag,
+            joins: (request.tsih != 0).then_some(request.tsih),
         });
         Ok(())
     }
@@ -357,7 +385,7 @@ impl Login {
     /// The session cannot be entered, for this reason.
     pub(crate) fn finish(
         &mut self,
-        entered: Result<u16, LoginStatus>,
+        entered: Result<&SessionHandle, LoginStatus>,
         out: &mut PduWriter,
     ) -> Result<LoginResult, IscsiViolation> {
         let (Some((mut response, text)), Some(identity)) = (self.final_response.take(), self.identity.take())
@@ -365,15 +393,14 @@ impl Login {
             return Err(IscsiViolation::NoLogin);
         };
         match entered {
-            Ok(tsih) => {
-                response.tsih = tsih;
+            Ok(handle) => {
+                let shared = handle.shared();
+                response.tsih = handle.tsih();
+                response.exp_cmd_sn = shared.numbers.expected();
+                response.max_cmd_sn = shared.numbers.max();
                 push(response, text, out);
-                Ok(LoginResult {
-                    identity,
-                    parameters: self.negotiation.finish(),
-                    cmd_sn: response.exp_cmd_sn,
-                    stat_sn: self.stat_sn,
-                })
+                let parameters = self.negotiation.finish().with_session(&shared.parameters);
+                Ok(LoginResult { identity, parameters, stat_sn: self.stat_sn })
             }
             Err(status) => {
                 (response.transit, response.next_stage, response.status) = (false, 0, status.into());

@@ -19,6 +19,8 @@ pub(crate) struct Parameters {
     pub(crate) burst_bytes_max: u32,
     pub(crate) first_burst_bytes_max: u32,
     pub(crate) r2ts_max: u32,
+    /// Connections of the session.
+    pub(crate) connections_max: u32,
 }
 
 impl Default for Parameters {
@@ -33,7 +35,16 @@ impl Default for Parameters {
             burst_bytes_max: 256 << 10,
             first_burst_bytes_max: 64 << 10,
             r2ts_max: 1,
+            connections_max: 1,
         }
+    }
+}
+
+impl Parameters {
+    /// Those of the connection, with what applies to its session.
+    pub(crate) fn with_session(self, session: &Parameters) -> Parameters {
+        let Parameters { header_digest, data_digest, send_data_max, .. } = self;
+        Parameters { header_digest, data_digest, send_data_max, ..*session }
     }
 }
 
@@ -62,6 +73,10 @@ pub(crate) struct DigestPolicy {
 pub(crate) struct Negotiation {
     pub(crate) parameters: Parameters,
     pub(crate) is_discovery: bool,
+    /// The connection joins a session, whose parameters it cannot change.
+    pub(crate) is_joining: bool,
+    /// Connections of a session, as the target wants it; 0 is as 1.
+    pub(crate) connections_max: u32,
     pub(crate) digests: DigestPolicy,
     pub(crate) data: DataPolicy,
     /// Bits of [`KEYS`] that were offered: each may be once.
@@ -127,10 +142,16 @@ impl Negotiation {
         if self.is_discovery && is_of_full_feature(key) {
             return Ok(Some(IRRELEVANT.to_string()));
         }
+        if self.is_joining && is_of_session(key) {
+            return Err(InvalidValue);
+        }
         let answer = match key {
             "HeaderDigest" => digest(value, self.digests.header_required, &mut parameters.header_digest)?,
             "DataDigest" => digest(value, self.digests.data_required, &mut parameters.data_digest)?,
-            "MaxConnections" => minimum(value, 1, 1..=65535)?.to_string(),
+            "MaxConnections" => {
+                parameters.connections_max = minimum(value, self.connections_max.max(1), 1..=65535)?;
+                parameters.connections_max.to_string()
+            }
             "InitialR2T" => {
                 parameters.initial_r2t = boolean(value)?;
                 yes_no(parameters.initial_r2t)
@@ -216,6 +237,20 @@ fn is_of_full_feature(key: &str) -> bool {
     )
 }
 
+/// Whether a key applies to the whole session, so that only its first connection negotiates it (RFC 7143, section 13:
+/// "LO", leading only).
+fn is_of_session(key: &str) -> bool {
+    is_of_full_feature(key)
+        || matches!(
+            key,
+            "DefaultTime2Wait"
+                | "DefaultTime2Retain"
+                | "ErrorRecoveryLevel"
+                | "TaskReporting"
+                | "iSCSIProtocolLevel"
+        )
+}
+
 /// The initiator's first choice that is possible.
 fn digest(value: &str, is_required: bool, selected: &mut bool) -> Result<String, InvalidValue> {
     let mut choices = value.split(',');
@@ -259,11 +294,11 @@ mod tests {
 
     #[test]
     fn each_key_has_its_result_function() {
-        let mut negotiation = Negotiation::default();
+        let mut negotiation = Negotiation { connections_max: 4, ..Negotiation::default() };
         for (key, offered, answer) in [
             ("HeaderDigest", "CRC32C,None", "CRC32C"),
             ("DataDigest", "SHA9,None", "None"),
-            ("MaxConnections", "8", "1"),
+            ("MaxConnections", "8", "4"),
             ("InitialR2T", "No", "No"),
             ("ImmediateData", "Yes", "Yes"),
             ("MaxBurstLength", "0x40000", "262144"),
@@ -292,6 +327,7 @@ mod tests {
             burst_bytes_max: 262144,
             first_burst_bytes_max: 65536,
             r2ts_max: 4,
+            connections_max: 4,
         };
         assert_eq!(negotiation.finish(), expected);
     }
@@ -328,6 +364,17 @@ mod tests {
         assert!(!negotiation.has_required_digests());
         assert_eq!(answers(&mut negotiation, &[("HeaderDigest", "None,CRC32C")])[0].1, "CRC32C");
         assert!(negotiation.has_required_digests());
+    }
+
+    #[test]
+    fn a_connection_that_joins_a_session_keeps_its_parameters() {
+        let session = Parameters { burst_bytes_max: 4096, connections_max: 2, ..Parameters::default() };
+        let mut negotiation = Negotiation { is_joining: true, connections_max: 2, ..Negotiation::default() };
+        let offers = [("MaxBurstLength", "8192"), ("MaxConnections", "1"), ("HeaderDigest", "CRC32C")];
+        let got = answers(&mut negotiation, &offers).into_iter().map(|(_, value)| value);
+        assert_eq!(got.collect::<Vec<_>>(), ["Reject", "Reject", "CRC32C"]);
+        let expected = Parameters { header_digest: true, ..session };
+        assert_eq!(negotiation.finish().with_session(&session), expected);
     }
 
     #[test]

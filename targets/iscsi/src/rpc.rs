@@ -139,6 +139,8 @@ control::parameters! {
         first_burst_length: Option<u32> ["bytes"],
         /// Accept data that comes with a command
         immediate_data: Option<bool>,
+        /// Connections of a session, 1 to 64; initiators ask for them by MaxConnections
+        max_connections_per_session: Option<u32>,
         /// As `iscsi_set_discovery_auth`; without one of these four its setting stays
         disable_chap: Option<bool>,
         /// As `iscsi_set_discovery_auth`
@@ -150,8 +152,8 @@ control::parameters! {
     }
     only { error_recovery_level: u32 = 0, auth_file: String = String::new() }
     one_of { allow_duplicated_isid: bool = [false, true] }
-    ignored("sessions have one connection, and commands are limited by the queue depth of their target node") {
-        max_sessions, max_connections_per_session, max_queue_depth, default_time2wait, default_time2retain,
+    ignored("sessions have no common limit, and commands are limited by the queue depth of their target node") {
+        max_sessions, max_queue_depth, default_time2wait, default_time2retain,
         max_large_datain_per_connection, max_r2t_per_connection, pdu_pool_size, immediate_data_pool_size,
         data_out_pool_size
     }
@@ -166,6 +168,7 @@ fn set_options(module: &IscsiModule, params: SetOptions) -> Result<bool, RpcErro
     options.nop_in_interval_s = params.nop_in_interval.unwrap_or(options.nop_in_interval_s);
     options.first_burst_bytes = params.first_burst_length.unwrap_or(options.first_burst_bytes);
     options.immediate_data = params.immediate_data.unwrap_or(options.immediate_data);
+    options.connections_max = params.max_connections_per_session.unwrap_or(options.connections_max);
     let SetOptions { disable_chap, require_chap, mutual_chap, chap_group, .. } = params;
     let switches = [disable_chap, require_chap, mutual_chap];
     if switches.iter().any(Option::is_some) || chap_group.is_some() {
@@ -184,6 +187,7 @@ fn describe_options(options: &IscsiOptions) -> Value {
         "nop_in_interval": options.nop_in_interval_s,
         "first_burst_length": options.first_burst_bytes,
         "immediate_data": options.immediate_data,
+        "max_connections_per_session": options.connections_max,
     })
 }
 

@@ -3,6 +3,7 @@
 mod data_in;
 mod data_out;
 mod functions;
+mod order;
 mod requests;
 mod text;
 
@@ -20,22 +21,20 @@ use wire_scsi::AdditionalSense;
 
 use crate::config::{IscsiConfig, TargetNode};
 use crate::core::IscsiCore;
-use crate::limits::{
-    IMMEDIATE_COMMANDS_MAX, LUNS_MAX, QUEUE_DEPTH_DEFAULT, QUEUE_DEPTH_MAX, QUOTA_BYTES, UNSENT_PDUS_MAX,
-};
+use crate::limits::{IMMEDIATE_COMMANDS_MAX, LUNS_MAX, QUEUE_DEPTH_MAX, QUOTA_BYTES, UNSENT_PDUS_MAX};
 use crate::login::{Identity, LoginResult};
 use crate::parameters::Parameters;
 use crate::pdu_writer::PduWriter;
-use crate::sessions::SessionHandle;
+use crate::sessions::{ConnectionControl, SessionHandle};
 
 use data_out::DataOutState;
 use functions::PendingFunction;
 pub(crate) use requests::Sink;
 use text::TextExchange;
 
-/// A session with its connection.
+/// A connection of a session.
 ///
-/// Commands arrive in order. Each has a slot, and a [`Task`] of its logical unit that says what it needs next: data of
+/// Commands arrive in order; in a session with several connections, one waits for those before it on the others. Each has a slot, and a [`Task`] of its logical unit that says what it needs next: data of
 /// the initiator ([`DataOutState`]), memory, or the device. What needs memory or the device goes to [`work`](Self::work)
 /// and [`requests`](Self::requests), which [`pump`](Self::pump) empties where the core's resources are at hand: after
 /// receiving, and in `resume`. Buffers count towards [`QUOTA_BYTES`] until they are free or sent.
@@ -52,8 +51,10 @@ pub(crate) struct Session {
     commands: Slab<CommandState>,
     immediate_commands: u32,
     stat_sn: u32,
-    exp_cmd_sn: u32,
-    max_cmd_sn: u32,
+    /// The number of a command that has been claimed and not started.
+    claimed: Option<u32>,
+    /// The next PDU is a command that waits for those before it, on other connections.
+    is_out_of_turn: bool,
     work: VecDeque<(Slot, Work)>,
     requests: Vec<(u32, bdev::Request)>,
     /// Empty between calls; keeps its memory.
@@ -66,6 +67,8 @@ pub(crate) struct Session {
     /// The core has no buffer: retried each millisecond.
     waiting: bool,
     functions: Vec<PendingFunction>,
+    /// Logouts of other connections, by their task tags, that wait for their ends.
+    logouts: Vec<(u32, Arc<ConnectionControl>)>,
     /// Something of other cores may have changed.
     has_event: bool,
     text: TextExchange,
@@ -138,9 +141,8 @@ impl Session {
         config: &IscsiConfig,
         flow: u16,
     ) -> Session {
-        let LoginResult { identity, parameters, cmd_sn, stat_sn } = result;
-        let depth = identity.node.as_ref().map_or(QUEUE_DEPTH_DEFAULT, |node| node.queue_depth);
-        let depth = depth.clamp(1, QUEUE_DEPTH_MAX);
+        let LoginResult { identity, parameters, stat_sn } = result;
+        let depth = identity.queue_depth();
         let mut session = Session {
             identity,
             handle,
@@ -153,8 +155,8 @@ impl Session {
             commands: Slab::with_capacity(depth + IMMEDIATE_COMMANDS_MAX),
             immediate_commands: 0,
             stat_sn,
-            exp_cmd_sn: cmd_sn,
-            max_cmd_sn: cmd_sn.wrapping_add(depth - 1),
+            claimed: None,
+            is_out_of_turn: false,
             work: VecDeque::new(),
             requests: Vec::new(),
             batch: Vec::new(),
@@ -163,6 +165,7 @@ impl Session {
             quota_wait: None,
             waiting: false,
             functions: Vec::new(),
+            logouts: Vec::new(),
             has_event: false,
             text: TextExchange::default(),
             guards: Vec::new(),
@@ -181,7 +184,7 @@ impl Session {
 
     /// The session's identifier.
     pub(crate) fn tsih(&self) -> u16 {
-        self.handle.tsih
+        self.handle.tsih()
     }
 
     /// Applies a configuration. Returns whether the session's target and portal group are still there.
@@ -213,7 +216,7 @@ impl Session {
                 &node.name,
                 self.identity.tag,
             );
-            let nexus = match new.unit.attach(&ports) {
+            let nexus = match self.handle.shared().nexus(new.id, || new.unit.attach(&ports)) {
                 Ok(nexus) => nexus,
                 Err(error) => {
                     let name = &self.identity.initiator;
@@ -328,6 +331,7 @@ impl Session {
         self.waiting = false;
         if std::mem::take(&mut self.has_event) {
             self.finish_functions(out);
+            self.finish_logouts(out);
             for (slot, command) in self.commands.iter() {
                 if command.is_pending {
                     self.work.push_back((slot, Work::Changed));
@@ -490,7 +494,7 @@ impl Session {
         if command.is_immediate {
             self.immediate_commands -= 1;
         } else {
-            self.max_cmd_sn = self.max_cmd_sn.wrapping_add(1);
+            self.widen_window();
         }
         if let Some(tag) = command.abort_function {
             self.answer_function(tag, wire_iscsi::TaskResponse::Complete, out);
@@ -510,8 +514,8 @@ impl Session {
             initiator_task_tag: RESERVED_TAG,
             reason: reason.into(),
             stat_sn: self.next_stat_sn(),
-            exp_cmd_sn: self.exp_cmd_sn,
-            max_cmd_sn: self.max_cmd_sn,
+            exp_cmd_sn: self.exp_cmd_sn(),
+            max_cmd_sn: self.max_cmd_sn(),
             data_length: header.len() as u32,
             ..Reject::default()
         };
@@ -523,8 +527,8 @@ impl Session {
         let message = AsyncMessage {
             initiator_task_tag: RESERVED_TAG,
             stat_sn: self.next_stat_sn(),
-            exp_cmd_sn: self.exp_cmd_sn,
-            max_cmd_sn: self.max_cmd_sn,
+            exp_cmd_sn: self.exp_cmd_sn(),
+            max_cmd_sn: self.max_cmd_sn(),
             event: AsyncEvent::LogoutRequested.into(),
             parameter3: seconds,
             ..AsyncMessage::default()

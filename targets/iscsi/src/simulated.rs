@@ -15,7 +15,9 @@ use target_shell::{ConnectionGroup, DeviceMap, GroupLimits, PollGroup};
 use wire_iscsi::{HEADER_BYTES, LoginRequest, LoginStage, TextWriter, padded};
 
 use crate::chap::AuthPolicy;
-use crate::config::{ANY, InitiatorGroup, IscsiConfig, Netmask, NodeUnit, Portal, PortalGroup, TargetNode};
+use crate::config::{
+    ANY, InitiatorGroup, IscsiConfig, IscsiOptions, Netmask, NodeUnit, Portal, PortalGroup, TargetNode,
+};
 use crate::core::IscsiCore;
 use crate::parameters::DigestPolicy;
 
@@ -105,6 +107,7 @@ fn config(digests: DigestPolicy) -> IscsiConfig {
     let initiators =
         InitiatorGroup { tag: 1, initiators: vec![ANY.to_string()], netmasks: vec![Netmask::Any] };
     IscsiConfig {
+        options: IscsiOptions { connections_max: 3, ..IscsiOptions::default() },
         portal_groups: vec![Arc::new(PortalGroup {
             tag: 1,
             private: false,

@@ -14,7 +14,7 @@ use crate::chap::{AuthGroup, AuthPolicy};
 use crate::config::{InitiatorGroup, IscsiConfig, IscsiOptions, NodeUnit, PortalGroup, TargetNode};
 use crate::core::IscsiCore;
 use crate::failure::IscsiTargetError;
-use crate::limits::{FIRST_BURST_BYTES_MAX, PORTALS_MAX};
+use crate::limits::{FIRST_BURST_BYTES_MAX, PORTALS_MAX, SESSION_CONNECTIONS_MAX};
 use crate::session::isid_number;
 use crate::sessions::Sessions;
 use crate::settings::{ConnectionCounts, ConnectionInfo};
@@ -101,6 +101,10 @@ impl IscsiTarget {
     pub fn set_options(&self, options: IscsiOptions) -> Result<(), IscsiTargetError> {
         if !(512..=FIRST_BURST_BYTES_MAX).contains(&options.first_burst_bytes) {
             let message = format!("first_burst_length: expected 512 to {FIRST_BURST_BYTES_MAX}");
+            return Err(IscsiTargetError::Invalid(message));
+        }
+        if !(1..=SESSION_CONNECTIONS_MAX).contains(&options.connections_max) {
+            let message = format!("max_connections_per_session: expected 1 to {SESSION_CONNECTIONS_MAX}");
             return Err(IscsiTargetError::Invalid(message));
         }
         self.change(|model| {

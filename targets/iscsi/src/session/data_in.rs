@@ -70,8 +70,8 @@ impl Session {
             response: ScsiServiceResponse::Completed.into(),
             status: status as u8,
             stat_sn: self.next_stat_sn(),
-            exp_cmd_sn: self.exp_cmd_sn,
-            max_cmd_sn: self.max_cmd_sn,
+            exp_cmd_sn: self.exp_cmd_sn(),
+            max_cmd_sn: self.max_cmd_sn(),
             exp_data_sn: data_pdus,
             residual,
         };
@@ -100,8 +100,8 @@ impl Session {
                 initiator_task_tag: tag,
                 is_final: is_last || end % burst == 0,
                 target_transfer_tag: RESERVED_TAG,
-                exp_cmd_sn: self.exp_cmd_sn,
-                max_cmd_sn: self.max_cmd_sn,
+                exp_cmd_sn: self.exp_cmd_sn(),
+                max_cmd_sn: self.max_cmd_sn(),
                 data_sn,
                 buffer_offset: offset as u32,
                 ..DataInPdu::default()

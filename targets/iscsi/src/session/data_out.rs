@@ -233,7 +233,7 @@ impl Session {
     /// Sends as many R2Ts as may be outstanding.
     fn send_r2ts(&mut self, slot: Slot, out: &mut PduWriter) {
         let (burst, r2ts_max) = (self.parameters.burst_bytes_max, self.parameters.r2ts_max);
-        let (stat_sn, exp_cmd_sn, max_cmd_sn) = (self.stat_sn, self.exp_cmd_sn, self.max_cmd_sn);
+        let (stat_sn, exp_cmd_sn, max_cmd_sn) = (self.stat_sn, self.exp_cmd_sn(), self.max_cmd_sn());
         let Some(command) = self.commands.get_mut(slot) else { return };
         let Some(state) = &mut command.data_out else { return };
         while state.solicited < state.needed && command.r2ts - state.answered_r2ts < r2ts_max {

@@ -39,7 +39,7 @@ impl Session {
             return Ok(());
         }
         if !request.immediate {
-            self.max_cmd_sn = self.max_cmd_sn.wrapping_add(1);
+            self.widen_window();
         }
         let tag = request.initiator_task_tag;
         if self.functions.len() >= FUNCTIONS_MAX {
@@ -94,6 +94,7 @@ impl Session {
         for function in complete {
             self.answer_function(function.initiator_task_tag, TaskResponse::Complete, out);
             if function.ends_session {
+                self.handle.end_others();
                 self.abandon();
             }
         }
@@ -118,8 +119,8 @@ impl Session {
             initiator_task_tag: tag,
             response: response.into(),
             stat_sn: self.next_stat_sn(),
-            exp_cmd_sn: self.exp_cmd_sn,
-            max_cmd_sn: self.max_cmd_sn,
+            exp_cmd_sn: self.exp_cmd_sn(),
+            max_cmd_sn: self.max_cmd_sn(),
             ..TaskManagementResponse::default()
         };
         out.push(&answer.to_bytes(), PduData::None);

@@ -13,7 +13,7 @@ use super::data_out::{DIGEST_ERROR, UNEXPECTED_DATA};
 use super::{CommandState, NotNow, Session, tag_of};
 use crate::core::IscsiCore;
 use crate::failure::IscsiViolation;
-use crate::limits::{IMMEDIATE_COMMANDS_MAX, TEXT_BYTES_MAX};
+use crate::limits::{FUNCTIONS_MAX, IMMEDIATE_COMMANDS_MAX, TEXT_BYTES_MAX};
 use crate::pdu_writer::PduWriter;
 
 /// Where the data of the PDU that is being received goes.
@@ -51,7 +51,11 @@ impl Session {
             return Ok(Sink::Discard);
         };
         match common.opcode {
-            Opcode::ScsiCommand => self.begin_command(&ScsiCommand::decode(header)?, segments, out),
+            Opcode::ScsiCommand => {
+                let sink = self.begin_command(&ScsiCommand::decode(header)?, segments, out);
+                self.finish_delivery();
+                sink
+            }
             Opcode::DataOut => {
                 let slot = self.start_data_out(&DataOut::decode(header)?, out);
                 Ok(slot.map_or(Sink::Discard, Sink::Command))
@@ -100,31 +104,15 @@ impl Session {
             Sink::Collect(data) => data,
             Sink::Discard | Sink::NeedsMemory(..) => Vec::new(),
         };
-        match common.opcode {
+        let result = match common.opcode {
             Opcode::NopOut => self.ping(&NopOut::decode(header)?, data, out),
             Opcode::TextRequest => self.text_request(header, &data, out),
             Opcode::TaskManagementRequest => self.manage(header, out),
             Opcode::LogoutRequest => self.log_out(&LogoutRequest::decode(header)?, out),
             _ => Ok(()),
-        }
-    }
-
-    /// Counts a command. Returns whether it is to be executed: what is outside the window is ignored.
-    pub(super) fn admit(&mut self, is_immediate: bool, cmd_sn: u32) -> Result<bool, IscsiViolation> {
-        if is_immediate {
-            return Ok(true);
-        }
-        let ahead = cmd_sn.wrapping_sub(self.exp_cmd_sn);
-        let window = self.max_cmd_sn.wrapping_sub(self.exp_cmd_sn).wrapping_add(1);
-        if ahead >= window {
-            return Ok(false);
-        }
-        if ahead > 0 {
-            // A connection carries commands in order, and a session has one.
-            return Err(IscsiViolation::CommandMissing { expected: self.exp_cmd_sn, got: cmd_sn });
-        }
-        self.exp_cmd_sn = self.exp_cmd_sn.wrapping_add(1);
-        Ok(true)
+        };
+        self.finish_delivery();
+        result
     }
 
     fn begin_command(
@@ -266,7 +254,7 @@ impl Session {
     fn answer_absent_unit(&mut self, header: &ScsiCommand, command: &Command<'_>, out: &mut PduWriter) {
         let response = scsi::absent_unit(command, &self.luns);
         if !header.immediate {
-            self.max_cmd_sn = self.max_cmd_sn.wrapping_add(1);
+            self.widen_window();
         }
         let sense = response.sense_bytes();
         let data = match response.data {
@@ -296,7 +284,7 @@ impl Session {
             return Ok(());
         }
         if !header.immediate {
-            self.max_cmd_sn = self.max_cmd_sn.wrapping_add(1);
+            self.widen_window();
         }
         data.truncate(self.parameters.send_data_max as usize);
         let answer = NopIn {
@@ -305,8 +293,8 @@ impl Session {
             lun: header.lun,
             target_transfer_tag: RESERVED_TAG,
             stat_sn: self.next_stat_sn(),
-            exp_cmd_sn: self.exp_cmd_sn,
-            max_cmd_sn: self.max_cmd_sn,
+            exp_cmd_sn: self.exp_cmd_sn(),
+            max_cmd_sn: self.max_cmd_sn(),
         };
         out.push(&answer.to_bytes(), PduData::Bytes(data));
         Ok(())
@@ -319,8 +307,8 @@ impl Session {
             initiator_task_tag: RESERVED_TAG,
             target_transfer_tag: 1,
             stat_sn: self.stat_sn,
-            exp_cmd_sn: self.exp_cmd_sn,
-            max_cmd_sn: self.max_cmd_sn,
+            exp_cmd_sn: self.exp_cmd_sn(),
+            max_cmd_sn: self.max_cmd_sn(),
             ..NopIn::default()
         };
         out.push(&ping.to_bytes(), PduData::None);
@@ -331,27 +319,51 @@ impl Session {
             return Ok(());
         }
         if !header.immediate {
-            self.max_cmd_sn = self.max_cmd_sn.wrapping_add(1);
+            self.widen_window();
         }
-        let response = match LogoutReason::try_from(header.reason) {
-            Ok(LogoutReason::CloseSession) => LogoutResponse::Closed,
-            Ok(LogoutReason::CloseConnection) if header.cid == self.identity.cid => LogoutResponse::Closed,
-            Ok(LogoutReason::CloseConnection) => LogoutResponse::NoConnection,
-            Ok(LogoutReason::RemoveForRecovery) | Err(_) => LogoutResponse::RecoveryNotSupported,
-        };
+        let (tag, is_own) = (header.initiator_task_tag, header.cid == self.identity.cid);
+        match LogoutReason::try_from(header.reason) {
+            Ok(LogoutReason::CloseSession) => {
+                self.handle.end_others();
+                self.answer_logout(tag, LogoutResponse::Closed, out);
+                self.abandon();
+            }
+            Ok(LogoutReason::CloseConnection) if is_own => {
+                self.answer_logout(tag, LogoutResponse::Closed, out);
+                self.abandon();
+            }
+            Ok(LogoutReason::CloseConnection) => match self.handle.end_other(header.cid) {
+                Some(_) if self.logouts.len() >= FUNCTIONS_MAX => {
+                    self.answer_logout(tag, LogoutResponse::CleanupFailed, out);
+                }
+                Some(closing) => self.logouts.push((tag, closing)),
+                None => self.answer_logout(tag, LogoutResponse::NoConnection, out),
+            },
+            Ok(LogoutReason::RemoveForRecovery) | Err(_) => {
+                self.answer_logout(tag, LogoutResponse::RecoveryNotSupported, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers requests to close other connections, when nothing of those is in flight.
+    pub(super) fn finish_logouts(&mut self, out: &mut PduWriter) {
+        let ended: Vec<_> = self.logouts.extract_if(.., |(_, closing)| closing.has_ended()).collect();
+        for (tag, _) in ended {
+            self.answer_logout(tag, LogoutResponse::Closed, out);
+        }
+    }
+
+    fn answer_logout(&mut self, tag: u32, response: LogoutResponse, out: &mut PduWriter) {
         let reply = LogoutReply {
-            initiator_task_tag: header.initiator_task_tag,
+            initiator_task_tag: tag,
             response: response.into(),
             stat_sn: self.next_stat_sn(),
-            exp_cmd_sn: self.exp_cmd_sn,
-            max_cmd_sn: self.max_cmd_sn,
+            exp_cmd_sn: self.exp_cmd_sn(),
+            max_cmd_sn: self.max_cmd_sn(),
             time_to_wait: 2,
             ..LogoutReply::default()
         };
         out.push(&reply.to_bytes(), PduData::None);
-        if response == LogoutResponse::Closed {
-            self.abandon();
-        }
-        Ok(())
     }
 }

@@ -37,7 +37,7 @@ impl Session {
             return Ok(());
         }
         if !request.immediate {
-            self.max_cmd_sn = self.max_cmd_sn.wrapping_add(1);
+            self.widen_window();
         }
         if request.target_transfer_tag == RESERVED_TAG {
             // It begins a negotiation, and resets an earlier one.
@@ -144,8 +144,8 @@ impl Session {
             lun: request.lun,
             target_transfer_tag: if request.is_final || has_more { tag } else { TRANSFER_TAG },
             stat_sn: self.next_stat_sn(),
-            exp_cmd_sn: self.exp_cmd_sn,
-            max_cmd_sn: self.max_cmd_sn,
+            exp_cmd_sn: self.exp_cmd_sn(),
+            max_cmd_sn: self.max_cmd_sn(),
         };
         out.push(&response.to_bytes(), PduData::Bytes(data));
     }

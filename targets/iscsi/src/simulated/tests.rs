@@ -1,3 +1,5 @@
+mod connections;
+
 use random::WyRand;
 use wire_iscsi::*;
 use wire_scsi::ScsiStatus;
