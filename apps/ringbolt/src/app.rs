@@ -141,6 +141,7 @@ mod tests {
     fn every_method_is_spdks_or_a_known_extension_and_says_what_it_does() {
         let extensions = [
             "framework_get_modules",
+            "iscsi_target_node_set_access_state",
             "job_cancel",
             "job_get",
             "load_config",

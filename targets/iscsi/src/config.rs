@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use scsi::LogicalUnit;
+use scsi::{AccessState, LogicalUnit};
 use target_shell::{DeviceMap, TargetConfig};
 
 use crate::chap::{AuthGroup, AuthPolicy, ChapCredentials};
@@ -109,7 +109,19 @@ pub(crate) struct TargetNode {
     pub(crate) auth: AuthPolicy,
     /// Where initiators that log in through a portal group are sent instead.
     pub(crate) redirects: Vec<(u16, SocketAddr)>,
+    /// Access states that the configuration has for portal groups; the others are optimized.
+    pub(crate) access: Vec<(u16, AccessState)>,
     pub(crate) units: Vec<NodeUnit>,
+}
+
+impl TargetNode {
+    /// Removes what is configured for portal groups that the node is not offered through any more.
+    pub(crate) fn forget_unmapped(&mut self) {
+        let maps = &self.maps;
+        let is_mapped = |tag: u16| maps.iter().any(|(mapped, _)| *mapped == tag);
+        self.redirects.retain(|(tag, _)| is_mapped(*tag));
+        self.access.retain(|(tag, _)| is_mapped(*tag));
+    }
 }
 
 /// Whether an initiator group admits an initiator.

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use scsi::AccessState;
 use sockets::StreamAddress;
 
 use crate::chap::AuthPolicy;
@@ -55,6 +56,8 @@ pub struct TargetNodeConfig {
     pub auth: AuthPolicy,
     /// Where initiators that log in through a portal group are sent instead.
     pub redirects: Vec<(u16, SocketAddr)>,
+    /// Access states of portal groups, each a target port group; the others are optimized.
+    pub access: Vec<(u16, AccessState)>,
 }
 
 /// Connections by their state.
@@ -122,6 +125,7 @@ impl TargetNodeConfig {
             data_digest: false,
             auth: AuthPolicy::default(),
             redirects: Vec::new(),
+            access: Vec::new(),
         }
     }
 }

@@ -101,6 +101,7 @@ fn config(digests: DigestPolicy) -> IscsiConfig {
         digests,
         auth: AuthPolicy::default(),
         redirects: Vec::new(),
+        access: Vec::new(),
         units: vec![NodeUnit { id: 1, lun: 0, key: 0, unit }],
     };
     let portal = Portal { portid: PORT, address: address() };

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bdev::{BlockDevice, Descriptor, DeviceEvent, Registry, ReservationLease};
 use reactor::ReactorHandle;
+use scsi::TargetPort;
 use target_shell::{DeviceKeys, ProtocolConnection, Publisher, TargetCores};
 
 use crate::chap::{AuthGroup, AuthPolicy};
@@ -231,8 +232,13 @@ impl IscsiTarget {
     ) -> Result<(), IscsiTargetError> {
         let mut model = state.model.clone();
         change(&mut model)?;
+        // Before sessions can use them.
+        model.set_ports(&state.model);
         let config = Arc::new(model.config());
-        self.0.publisher.change(config).map_err(IscsiTargetError::NotApplied)?;
+        if let Err(error) = self.0.publisher.change(config) {
+            state.model.set_ports(&model);
+            return Err(IscsiTargetError::NotApplied(error));
+        }
         state.model = model;
         Ok(())
     }
@@ -297,6 +303,27 @@ impl Model {
         }
     }
 
+    /// Applies the ports of target nodes to their logical units, where they differ from what is in force. New units get
+    /// the configured access states; what initiators have set for others stays.
+    fn set_ports(&self, in_force: &Model) {
+        for (name, node) in &self.nodes {
+            let old = in_force.nodes.get(name);
+            if old.is_some_and(|old| Arc::ptr_eq(&old.target, &node.target)) {
+                continue;
+            }
+            let mut tags: Vec<u16> = node.target.maps.iter().map(|(tag, _)| *tag).collect();
+            tags.sort_unstable();
+            tags.dedup();
+            for one in &node.units {
+                let unit = &one.unit.unit;
+                unit.set_ports(tags.iter().map(|tag| TargetPort::iscsi(&node.target.name, *tag)).collect());
+                if old.is_none_or(|old| old.units.iter().all(|old| old.unit.id != one.unit.id)) {
+                    node.target.access.iter().for_each(|(tag, state)| _ = unit.set_access(*tag, *state));
+                }
+            }
+        }
+    }
+
     /// A name as initiators use it.
     fn full_name(&self, name: &str) -> String {
         let is_full = ["iqn.", "eui.", "naa."].iter().any(|prefix| name.starts_with(prefix));
@@ -312,7 +339,11 @@ impl Model {
 
     fn retain_maps(&mut self, keep: impl Fn(&(u16, u32)) -> bool) {
         for node in self.nodes.values_mut() {
-            Arc::make_mut(&mut node.target).maps.retain(|map| keep(map));
+            if !node.target.maps.iter().all(&keep) {
+                let target = Arc::make_mut(&mut node.target);
+                target.maps.retain(|map| keep(map));
+                target.forget_unmapped();
+            }
         }
     }
 

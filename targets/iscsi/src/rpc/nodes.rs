@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use control::json::{Value, json};
 use control::{ByName, Method, NoParameters, RpcError, TextOrNumber};
+use scsi::AccessState;
 
 use super::auth::{add_policy, policy};
 use super::groups::parse_address;
@@ -50,6 +51,18 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
             .text(
                 "Sends initiators that log in to a target node through a portal group to another address; without an \
                  address, ends that. `iscsi_target_node_request_logout` has those come back that are logged in.",
+                "true",
+            )
+            .errors(&[
+                INVALID,
+                (RpcError::ENODEV, "there is no such target node, or it is not offered through the portal group"),
+                UNRESPONSIVE,
+            ]),
+        Method::update("iscsi_target_node_set_access_state", set_access_state)
+            .text(
+                "Sets the asymmetric access state (ALUA) of a portal group, which is a target port group, for all logical \
+                 units of a target node; initiators get a unit attention, and may change it by SET TARGET PORT GROUPS. Not \
+                 in SPDK.",
                 "true",
             )
             .errors(&[
@@ -159,6 +172,25 @@ control::parameters! {
     }
 }
 
+control::parameters! {
+    struct SetAccessState {
+        /// Name of the target node
+        name: String,
+        /// Tag of the portal group
+        pg_tag: u16,
+        /// `optimized`, `non_optimized`, `standby` or `unavailable`
+        access_state: String,
+    }
+}
+
+/// Access states by name.
+const ACCESS_STATES: [(&str, AccessState); 4] = [
+    ("optimized", AccessState::Optimized),
+    ("non_optimized", AccessState::NonOptimized),
+    ("standby", AccessState::Standby),
+    ("unavailable", AccessState::Unavailable),
+];
+
 /// Time that initiators have to log out.
 const LOGOUT_SECONDS: u16 = 60;
 
@@ -177,6 +209,7 @@ fn create(module: &IscsiModule, params: CreateNode) -> Result<bool, RpcError> {
         data_digest: params.data_digest,
         auth: policy(params.disable_chap, params.require_chap, params.mutual_chap, params.chap_group),
         redirects: Vec::new(),
+        access: Vec::new(),
     })?;
     Ok(true)
 }
@@ -211,6 +244,14 @@ fn set_redirect(module: &IscsiModule, params: SetRedirect) -> Result<bool, RpcEr
     Ok(true)
 }
 
+fn set_access_state(module: &IscsiModule, params: SetAccessState) -> Result<bool, RpcError> {
+    let state = ACCESS_STATES.iter().find(|(name, _)| *name == params.access_state);
+    let expected = "access_state: expected optimized, non_optimized, standby or unavailable";
+    let (_, state) = state.ok_or_else(|| RpcError::invalid_params(expected))?;
+    module.target.set_access_state(&params.name, params.pg_tag, *state)?;
+    Ok(true)
+}
+
 fn request_logout(module: &IscsiModule, params: RequestLogout) -> Result<bool, RpcError> {
     module.target.request_logout(&params.name, params.pg_tag, LOGOUT_SECONDS)?;
     Ok(true)
@@ -241,8 +282,15 @@ pub(super) fn save(module: &IscsiModule) -> Vec<Value> {
                 json!({ "name": node.name, "pg_tag": tag, "redirect_host": host, "redirect_port": port });
             json!({ "method": "iscsi_target_node_set_redirect", "params": params })
         };
+        let access = |(tag, state): &(u16, AccessState)| {
+            let name =
+                ACCESS_STATES.iter().find(|(_, one)| one == state).map_or("optimized", |(name, _)| name);
+            let params = json!({ "name": node.name, "pg_tag": tag, "access_state": name });
+            json!({ "method": "iscsi_target_node_set_access_state", "params": params })
+        };
         let create = json!({ "method": "iscsi_create_target_node", "params": describe(node) });
-        [create].into_iter().chain(node.redirects.iter().map(redirect).collect::<Vec<_>>())
+        let changes = node.redirects.iter().map(redirect).chain(node.access.iter().map(access));
+        [create].into_iter().chain(changes.collect::<Vec<_>>())
     });
     calls.collect()
 }

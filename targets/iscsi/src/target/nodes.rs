@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bdev::Access;
-use scsi::{LogicalUnit, UnitConfig};
+use scsi::{AccessState, LogicalUnit, UnitConfig};
 
 use super::{IscsiTarget, Node, TargetState, UnitDevice, check_count, no_node};
 use crate::chap::AuthPolicy;
@@ -60,6 +60,7 @@ impl IscsiTarget {
             },
             auth: config.auth,
             redirects: config.redirects,
+            access: config.access,
             units: Vec::new(),
         };
         let node = Node { target: Arc::new(target), units: units.clone() }.updated();
@@ -138,7 +139,9 @@ impl IscsiTarget {
                 return Err(IscsiTargetError::NotFound(map));
             }
             model.change_node(&name, |node| {
-                Arc::make_mut(&mut node.target).maps.retain(|map| !maps.contains(map));
+                let target = Arc::make_mut(&mut node.target);
+                target.maps.retain(|map| !maps.contains(map));
+                target.forget_unmapped();
             })
         })
     }
@@ -156,6 +159,7 @@ impl IscsiTarget {
             data_digest: node.target.digests.data_required,
             auth: node.target.auth,
             redirects: node.target.redirects.clone(),
+            access: node.target.access.clone(),
         });
         nodes.collect()
     }
@@ -197,6 +201,38 @@ impl IscsiTarget {
                 redirects.extend(to.map(|to| (portal_group, to)));
             })
         })
+    }
+
+    /// Sets the access state of a portal group for all logical units of a target node.
+    ///
+    /// # Errors
+    /// There is no such node, or it is not offered through the portal group, or a reactor does not respond; nothing has
+    /// changed then.
+    pub fn set_access_state(
+        &self,
+        name: &str,
+        portal_group: u16,
+        access: AccessState,
+    ) -> Result<(), IscsiTargetError> {
+        let mut state = self.lock()?;
+        let name = state.model.full_name(name);
+        self.change_locked(&mut state, |model| {
+            let node = model.nodes.get(&name).ok_or_else(|| no_node(&name))?;
+            if !node.target.maps.iter().any(|(tag, _)| *tag == portal_group) {
+                let map = format!("map of {name} to portal group {portal_group}");
+                return Err(IscsiTargetError::NotFound(map));
+            }
+            model.change_node(&name, |node| {
+                let states = &mut Arc::make_mut(&mut node.target).access;
+                states.retain(|(tag, _)| *tag != portal_group);
+                states.extend((access != AccessState::Optimized).then_some((portal_group, access)));
+            })
+        })?;
+        // An initiator may have changed it, so that it is set whatever the configuration had.
+        for one in state.model.nodes.get(&name).iter().flat_map(|node| &node.units) {
+            one.unit.unit.set_access(portal_group, access);
+        }
+        Ok(())
     }
 
     /// Asks the initiators of a target node to log out within so many seconds; those of one portal group if it is given.
