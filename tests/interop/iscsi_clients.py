@@ -7,6 +7,7 @@ Each case prints one line. A case whose program is missing is SKIPPED, with the 
 which is printed (INTEROP_SEED=N repeats it).
 """
 
+import base64
 import json
 import os
 import re
@@ -121,6 +122,7 @@ def case_sessions(server):
     """Sessions on several cores serve one unit at once, each with what all have written."""
     perf = program("iscsi-perf")
     url = server.disk()
+    server.rpc("iscsi_enable_histogram", name="disk", enable=True)
     load = [subprocess.Popen([perf, "-b", "8", "-m", "32", "-t", "2", "-i", f"{INITIATOR}{number}", url],
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for number in range(4)]
     deadline = time.monotonic() + 20
@@ -135,7 +137,15 @@ def case_sessions(server):
         assert one.returncode == 0 and "finished" in output, output
     while server.rpc("iscsi_get_connections"):
         assert time.monotonic() < deadline + 20, "connections are left"
-    assert server.rpc("bdev_get_iostat", names=["Malloc0"])["bdevs"][0]["num_read_ops"] > 100
+    reads = server.rpc("bdev_get_iostat", names=["Malloc0"])["bdevs"][0]["num_read_ops"]
+    assert reads > 100
+    # Every command of all sessions is in the target node's histogram: those reads, and a few others of each.
+    histogram = server.rpc("iscsi_get_histogram", name="disk")
+    counts = struct.unpack("<7424Q", base64.b64decode(histogram["histogram"]))
+    assert len(counts) == histogram["max_range"] - histogram["min_range"] + 1 << histogram["granularity"]
+    assert reads <= sum(counts) <= reads + 100, (reads, sum(counts))
+    server.rpc("iscsi_enable_histogram", name="disk", enable=False)
+    assert "iscsi_enable_histogram" not in json.dumps(server.rpc("save_config"))
 
 
 def case_chap(server):

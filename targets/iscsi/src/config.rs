@@ -9,6 +9,7 @@ use scsi::{AccessState, LogicalUnit};
 use target_shell::{DeviceMap, TargetConfig};
 
 use crate::chap::{AuthGroup, AuthPolicy, ChapCredentials};
+use crate::histogram::NodeHistogram;
 use crate::limits::{FIRST_BURST_BYTES_MAX, SESSION_CONNECTIONS_DEFAULT};
 use crate::parameters::DigestPolicy;
 
@@ -111,6 +112,8 @@ pub(crate) struct TargetNode {
     pub(crate) redirects: Vec<(u16, SocketAddr)>,
     /// Access states that the configuration has for portal groups; the others are optimized.
     pub(crate) access: Vec<(u16, AccessState)>,
+    /// Latencies of commands, if they are counted.
+    pub(crate) histogram: Option<Arc<NodeHistogram>>,
     pub(crate) units: Vec<NodeUnit>,
 }
 

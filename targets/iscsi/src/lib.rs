@@ -29,6 +29,7 @@ mod config;
 mod connection;
 mod core;
 mod failure;
+mod histogram;
 mod limits;
 mod login;
 mod numbers;
@@ -45,6 +46,7 @@ mod target;
 pub use chap::{AuthPolicy, ChapCredentials, Secret};
 pub use config::{InvalidNetmask, IscsiOptions, Netmask};
 pub use failure::{IscsiTargetError, IscsiViolation};
+pub use histogram::HistogramCounts;
 pub use settings::{
     ConnectionCounts, ConnectionInfo, InitiatorGroupConfig, PortalGroupConfig, TargetNodeConfig,
 };

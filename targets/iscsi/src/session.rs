@@ -21,6 +21,7 @@ use wire_scsi::AdditionalSense;
 
 use crate::config::{IscsiConfig, TargetNode};
 use crate::core::IscsiCore;
+use crate::histogram::NodeHistogram;
 use crate::limits::{IMMEDIATE_COMMANDS_MAX, LUNS_MAX, QUEUE_DEPTH_MAX, QUOTA_BYTES, UNSENT_PDUS_MAX};
 use crate::login::{Identity, LoginResult};
 use crate::parameters::Parameters;
@@ -111,6 +112,8 @@ struct CommandState {
     /// R2Ts that were sent: they count among the data PDUs of the command.
     r2ts: u32,
     expected_length: u32,
+    /// When it arrived, if latencies are counted; 0 otherwise.
+    started_ticks: u64,
     data_out: Option<DataOutState>,
     /// The task waits for the waker.
     is_pending: bool,
@@ -496,8 +499,24 @@ impl Session {
         } else {
             self.widen_window();
         }
+        if command.started_ticks != 0 {
+            self.count_latency(command.started_ticks);
+        }
         if let Some(tag) = command.abort_function {
             self.answer_function(tag, wire_iscsi::TaskResponse::Complete, out);
+        }
+    }
+
+    /// The histogram that the target node's commands are counted in, if there is one.
+    #[inline]
+    fn histogram(&self) -> Option<&NodeHistogram> {
+        self.identity.node.as_ref().and_then(|node| node.histogram.as_deref())
+    }
+
+    #[cold]
+    fn count_latency(&self, started_ticks: u64) {
+        if let Some(histogram) = self.histogram() {
+            histogram.count(os::clock::ticks().saturating_sub(started_ticks));
         }
     }
 

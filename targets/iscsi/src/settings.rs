@@ -58,6 +58,8 @@ pub struct TargetNodeConfig {
     pub redirects: Vec<(u16, SocketAddr)>,
     /// Access states of portal groups, each a target port group; the others are optimized.
     pub access: Vec<(u16, AccessState)>,
+    /// Latencies of commands are counted.
+    pub histogram: bool,
 }
 
 /// Connections by their state.
@@ -126,6 +128,7 @@ impl TargetNodeConfig {
             auth: AuthPolicy::default(),
             redirects: Vec::new(),
             access: Vec::new(),
+            histogram: false,
         }
     }
 }

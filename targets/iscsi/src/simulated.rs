@@ -102,6 +102,7 @@ fn config(digests: DigestPolicy) -> IscsiConfig {
         auth: AuthPolicy::default(),
         redirects: Vec::new(),
         access: Vec::new(),
+        histogram: None,
         units: vec![NodeUnit { id: 1, lun: 0, key: 0, unit }],
     };
     let portal = Portal { portid: PORT, address: address() };

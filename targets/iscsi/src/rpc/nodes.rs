@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use control::json::{Value, json};
 use control::{ByName, Method, NoParameters, RpcError, TextOrNumber};
 use scsi::AccessState;
@@ -70,6 +72,15 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
                 (RpcError::ENODEV, "there is no such target node, or it is not offered through the portal group"),
                 UNRESPONSIVE,
             ]),
+        Method::update("iscsi_enable_histogram", enable_histogram)
+            .text("Begins to count the latencies of a target node's commands, or ends it.", "true")
+            .errors(&[NO_NODE, UNRESPONSIVE]),
+        Method::query("iscsi_get_histogram", get_histogram)
+            .text(
+                "The latencies of a target node's commands since they are counted, on all cores.",
+                "`histogram` (base64 of 64-bit counters), `granularity`, `min_range`, `max_range`, `tsc_rate`",
+            )
+            .errors(&[NO_NODE, (RpcError::INVALID_PARAMS, "the histogram is not enabled")]),
         Method::update("iscsi_target_node_request_logout", request_logout)
             .text("Asks the initiators of a target node to log out, and to come back if they want.", "true")
             .errors(&[NO_NODE, UNRESPONSIVE]),
@@ -183,6 +194,15 @@ control::parameters! {
     }
 }
 
+control::parameters! {
+    struct EnableHistogram {
+        /// Name of the target node
+        name: String,
+        /// Begin or end
+        enable: bool,
+    }
+}
+
 /// Access states by name.
 const ACCESS_STATES: [(&str, AccessState); 4] = [
     ("optimized", AccessState::Optimized),
@@ -210,6 +230,7 @@ fn create(module: &IscsiModule, params: CreateNode) -> Result<bool, RpcError> {
         auth: policy(params.disable_chap, params.require_chap, params.mutual_chap, params.chap_group),
         redirects: Vec::new(),
         access: Vec::new(),
+        histogram: false,
     })?;
     Ok(true)
 }
@@ -252,6 +273,26 @@ fn set_access_state(module: &IscsiModule, params: SetAccessState) -> Result<bool
     Ok(true)
 }
 
+fn enable_histogram(module: &IscsiModule, params: EnableHistogram) -> Result<bool, RpcError> {
+    module.target.enable_histogram(&params.name, params.enable)?;
+    Ok(true)
+}
+
+fn get_histogram(module: &IscsiModule, params: ByName) -> Result<Value, RpcError> {
+    let Some(counts) = module.target.histogram(&params.name)? else {
+        let message = format!("{} has no histogram; enable it with iscsi_enable_histogram", params.name);
+        return Err(RpcError::invalid_params(message));
+    };
+    let bytes: Vec<u8> = counts.buckets.iter().flat_map(|count| count.to_le_bytes()).collect();
+    Ok(json!({
+        "histogram": STANDARD.encode(&bytes),
+        "granularity": counts.granularity,
+        "min_range": counts.range_min,
+        "max_range": counts.range_max,
+        "tsc_rate": os::clock::ns_to_ticks(1_000_000_000),
+    }))
+}
+
 fn request_logout(module: &IscsiModule, params: RequestLogout) -> Result<bool, RpcError> {
     module.target.request_logout(&params.name, params.pg_tag, LOGOUT_SECONDS)?;
     Ok(true)
@@ -289,7 +330,11 @@ pub(super) fn save(module: &IscsiModule) -> Vec<Value> {
             json!({ "method": "iscsi_target_node_set_access_state", "params": params })
         };
         let create = json!({ "method": "iscsi_create_target_node", "params": describe(node) });
-        let changes = node.redirects.iter().map(redirect).chain(node.access.iter().map(access));
+        let histogram = node.histogram.then(
+            || json!({ "method": "iscsi_enable_histogram", "params": { "name": node.name, "enable": true } }),
+        );
+        let changes =
+            node.redirects.iter().map(redirect).chain(node.access.iter().map(access)).chain(histogram);
         [create].into_iter().chain(changes.collect::<Vec<_>>())
     });
     calls.collect()

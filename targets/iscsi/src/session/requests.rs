@@ -164,6 +164,7 @@ impl Session {
             held: 0,
             r2ts: 0,
             expected_length: expected,
+            started_ticks: if self.histogram().is_some() { os::clock::ticks().max(1) } else { 0 },
             data_out: None,
             is_pending: false,
         };

@@ -10,6 +10,7 @@ use super::{IscsiTarget, Node, TargetState, UnitDevice, check_count, no_node};
 use crate::chap::AuthPolicy;
 use crate::config::{NodeUnit, TargetNode, is_iscsi_name};
 use crate::failure::IscsiTargetError;
+use crate::histogram::{HistogramCounts, NodeHistogram};
 use crate::limits::{LUNS_MAX, OBJECTS_MAX, QUEUE_DEPTH_MAX};
 use crate::parameters::DigestPolicy;
 use crate::settings::TargetNodeConfig;
@@ -61,6 +62,7 @@ impl IscsiTarget {
             auth: config.auth,
             redirects: config.redirects,
             access: config.access,
+            histogram: config.histogram.then(|| Arc::new(NodeHistogram::new())),
             units: Vec::new(),
         };
         let node = Node { target: Arc::new(target), units: units.clone() }.updated();
@@ -160,6 +162,7 @@ impl IscsiTarget {
             auth: node.target.auth,
             redirects: node.target.redirects.clone(),
             access: node.target.access.clone(),
+            histogram: node.target.histogram.is_some(),
         });
         nodes.collect()
     }
@@ -233,6 +236,32 @@ impl IscsiTarget {
             one.unit.unit.set_access(portal_group, access);
         }
         Ok(())
+    }
+
+    /// Begins to count the latencies of a target node's commands, or ends it. One that counts already goes on.
+    ///
+    /// # Errors
+    /// There is no such node, or a reactor does not respond; nothing has changed then.
+    pub fn enable_histogram(&self, name: &str, enable: bool) -> Result<(), IscsiTargetError> {
+        self.change(|model| {
+            let name = model.full_name(name);
+            model.change_node(&name, |node| {
+                let target = Arc::make_mut(&mut node.target);
+                let present = target.histogram.take();
+                target.histogram = enable.then(|| present.unwrap_or_else(|| Arc::new(NodeHistogram::new())));
+            })
+        })
+    }
+
+    /// The latencies of a target node's commands since they are counted; `None` if they are not.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn histogram(&self, name: &str) -> Result<Option<HistogramCounts>, IscsiTargetError> {
+        let state = self.lock_any();
+        let name = state.model.full_name(name);
+        let node = state.model.nodes.get(&name).ok_or_else(|| no_node(&name))?;
+        Ok(node.target.histogram.as_ref().map(|histogram| histogram.counts()))
     }
 
     /// Asks the initiators of a target node to log out within so many seconds; those of one portal group if it is given.
