@@ -1,6 +1,7 @@
 """iSCSI: the guest's kernel with open-iscsi as the initiator of the target."""
 
 import os
+import re
 
 from harness.case import case
 from harness.targets import Namespace, Subsystem
@@ -15,8 +16,15 @@ HOST = "10.0.2.2"
 # Microseconds that a read or write of the slow disk takes, so that requests are in flight at any time of a load.
 SLOW_US = 10000
 # How often the target is killed.
-KILLS = 3
+KILLS = 20
 SECRETS = [{"user": "guest", "secret": "0123456789abcdef", "muser": "target", "msecret": "fedcba9876543210"}]
+
+
+def prepare_initiator(guest):
+    """Starts open-iscsi's daemon; -> its job."""
+    guest.check(f"mkdir -p /etc/iscsi /run/lock/iscsi /var/lib/iscsi && echo InitiatorName={INITIATOR} > "
+                "/etc/iscsi/initiatorname.iscsi && echo 'iscsid.startup = /bin/false' > /etc/iscsi/iscsid.conf")
+    return guest.spawn("iscsid -f 2>&1")
 
 
 def create(target, folder, port):
@@ -62,9 +70,11 @@ def disks(guest, timeout=30):
 
 
 def kill_under_load(bench, target, guest, disk, port):
-    """Kills the target with requests in flight and starts it again; fio verifies what it has written."""
-    options = "--ioengine=libaio --direct=1 --rw=randrw --bsrange=4k-64k --iodepth=16 --size=8m --verify=crc32c --verify_fatal=1"
-    load = f"fio --name=load --filename=/dev/{disk} --numjobs=2 --offset_increment=16m {options}"
+    """Kills the target with requests in flight and starts it again; fio verifies what it has written and flushed to ext4."""
+    guest.check(f"mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 /dev/{disk} && mkdir /run/slow && "
+                f"mount -t ext4 /dev/{disk} /run/slow", 120)
+    options = "--ioengine=libaio --direct=1 --rw=randrw --bsrange=4k-64k --iodepth=16 --size=6m --fsync=16"
+    load = f"fio --name=load --directory=/run/slow --numjobs=2 {options} --verify=crc32c --verify_fatal=1"
     rounds = guest.spawn(f"while [ ! -e /tmp/stop ]; do {load} || exit 1; echo round; done; echo stopped")
     for _ in range(KILLS):
 
@@ -80,9 +90,10 @@ def kill_under_load(bench, target, guest, disk, port):
     guest.check("touch /tmp/stop")
     rounds.expect("^stopped$", 240)
     rounds.check()
+    guest.check(f"umount /run/slow && fsck.ext4 -fn /dev/{disk}", 120)
 
 
-@case("iscsi", on=("ringbolt",), machine=PLAIN, provokes=r"sd[a-z]|scsi|iscsi|EXT4|connection\d", seconds=90)
+@case("iscsi", on=("ringbolt",), machine=PLAIN, provokes=r"sd[a-z]|scsi|iscsi|EXT4|connection\d", seconds=130)
 def iscsi(bench):
     """open-iscsi logs in with mutual CHAP and digests: ext4 under fio verify, discard, resize, kills under load."""
     guest = bench.guest
@@ -91,9 +102,7 @@ def iscsi(bench):
         with open(f"{bench.folder}/{name}", "wb") as file:
             file.truncate(mib * MIB)
     port = create(target, bench.folder, 0)
-    guest.check(f"mkdir -p /etc/iscsi /run/lock/iscsi /var/lib/iscsi && echo InitiatorName={INITIATOR} > "
-                "/etc/iscsi/initiatorname.iscsi && echo 'iscsid.startup = /bin/false' > /etc/iscsi/iscsid.conf")
-    daemon = guest.spawn("iscsid -f 2>&1")
+    daemon = prepare_initiator(guest)
     node = f"iscsiadm -m node -T {NODE} -p {HOST}:{port}"
     configure(guest, port, "MD5", "None")
     wrong = f"{node} -o update -n node.session.auth.password -v 0123456789abcdee"
@@ -133,3 +142,143 @@ def iscsi(bench):
     guest.check("killall -KILL iscsid")
     daemon.wait(30)
     assert os.stat(f"{bench.folder}/Disk").st_blocks * 512 < 16 * MIB, "the discard reached the file"
+
+
+OTHER = "iqn.2026-11.io.ringbolt:other"
+
+
+class Paths:
+    """A target node through two portal groups, and a session of the guest through each, of different initiators."""
+
+    def __init__(self, bench, target):
+        self.bench, self.target, self.guest = bench, target, bench.guest
+        target.rpc("bdev_uring_create", name="Disk", filename=f"{bench.folder}/Disk", block_size=512)
+        target.rpc("iscsi_create_initiator_group", tag=1, initiators=["ANY"], netmasks=["ANY"])
+        for tag in (1, 2):
+            target.rpc("iscsi_create_portal_group", tag=tag, portals=[{"host": "127.0.0.1", "port": "0"}])
+        maps = [{"pg_tag": tag, "ig_tag": 1} for tag in (1, 2)]
+        luns = [{"bdev_name": "Disk", "lun_id": 0}]
+        target.rpc("iscsi_create_target_node", name="disk", pg_ig_maps=maps, luns=luns)
+        groups = target.rpc("iscsi_get_portal_groups")
+        self.ports = {group["tag"]: int(group["portals"][0]["port"]) for group in groups}
+
+    def node(self, tag):
+        return f"iscsiadm -m node -T {NODE} -p {HOST}:{self.ports[tag]} -I {'default' if tag == 1 else 'other'}"
+
+    def log_in(self, tag):
+        node = self.node(tag)
+        # A path that is lost fails its commands soon, for the other one.
+        self.guest.check(f"{node} -o new && {node} -o update -n node.session.timeo.replacement_timeout -v 2 && "
+                         f"{node} --login", 60)
+
+    def disk(self, tag):
+        """The disk behind a portal group, by the port of its connection."""
+        script = f"""for c in /sys/class/iscsi_connection/*; do
+          [ "$(cat $c/persistent_port)" = {self.ports[tag]} ] || continue
+          h=${{c##*/connection}}
+          ls /sys/class/iscsi_session/session${{h%%:*}}/device/target*/*/block && return 0
+        done; return 1"""
+        return self.guest.until(script, 30).strip()
+
+
+def fail_over(paths, disks):
+    """dm-multipath follows the access states that the target sets, and the loss of a portal, under fio verify."""
+    guest, target = paths.guest, paths.target
+    blocks = guest.check(f"cat /sys/block/{disks[1]}/size").strip()
+    devices = {tag: guest.check(f"cat /sys/block/{disk}/dev").strip() for tag, disk in disks.items()}
+    groups = " ".join(f"round-robin 0 1 1 {devices[tag]} 1000" for tag in (1, 2))
+    guest.check(f"dmsetup create --noudevsync mp --table '0 {blocks} multipath 1 queue_if_no_path 1 alua 2 1 {groups}' && "
+                "dmsetup mknodes", 30)
+    device = "/dev/mapper/mp"
+
+    def active():
+        """Tags of the path groups that dm-multipath has in use (A)."""
+        status = guest.check("dmsetup status mp")
+        found = re.findall(r"([AED]) 0 1 \d+ (\d+:\d+) ([AF])", status)
+        return [tag for state, number, _ in found for tag in (1, 2) if state == "A" and devices[tag] == number]
+
+    options = "--ioengine=libaio --direct=1 --rw=randrw --bsrange=4k-64k --iodepth=8 --size=4m --verify=crc32c --verify_fatal=1"
+    load = f"fio --name=load --filename={device} {options}"
+    rounds = guest.spawn(f"while [ ! -e /tmp/stop ]; do {load} || exit 1; echo round; done; echo stopped")
+    rounds.expect("^round$", 120)
+    guest.wait(lambda: active() == [1], 60, "the first path in use")
+    # The target takes the first path out of service, and then the second one, which first is brought back.
+    for standby, used in ((1, 2), (2, 1)):
+        target.rpc("iscsi_target_node_set_access_state", name="disk", pg_tag=used, access_state="optimized")
+        target.rpc("iscsi_target_node_set_access_state", name="disk", pg_tag=standby, access_state="standby")
+        guest.until(f"sg_rtpg -d /dev/{disks[used]} | grep -q standby", 30)
+        if used == 1:
+            guest.check(f"dmsetup message mp 0 reinstate_path {devices[1]}")
+        guest.wait(lambda: active() == [used], 120, f"path {used} in use")
+        count = rounds.out.count("round")
+        guest.wait(lambda: rounds.out.count("round") > count + 1, 240, "load on it")
+    # The second one comes back, and the portal of the first one goes.
+    target.rpc("iscsi_target_node_set_access_state", name="disk", pg_tag=2, access_state="optimized")
+    guest.check(f"dmsetup message mp 0 reinstate_path {devices[2]}")
+    target.rpc("iscsi_delete_portal_group", tag=1)
+    guest.wait(lambda: active() == [2], 120, "the second path in use")
+    count = rounds.out.count("round")
+    guest.wait(lambda: rounds.out.count("round") > count + 1, 240, "load on it")
+    guest.check("touch /tmp/stop")
+    rounds.expect("^stopped$", 240)
+    rounds.check()
+    guest.check("dmsetup remove --noudevsync mp", 30)
+
+
+def reservations(paths, disks):
+    """sg_persist of two initiators: who holds the reservation writes, and it is preempted."""
+    guest = paths.guest
+    one, two = (f"/dev/{disks[tag]}" for tag in (1, 2))
+    write = "dd if=/dev/zero oflag=direct bs=4k count=1 status=none of="
+    guest.check(f"sg_persist --out --register --param-sark=0xa {one} && "
+                f"sg_persist --out --reserve --param-rk=0xa --prout-type=1 {one}", 30)
+    status = guest.check(f"sg_persist --in --read-full-status {two}")
+    assert INITIATOR in status and "0xa" in status and "Write Exclusive" in status, status
+    guest.check(write + one)
+    assert guest.run(write + two).rc != 0, "another initiator has written"
+    guest.check(f"dd if={two} iflag=direct bs=4k count=1 status=none of=/dev/null")
+    guest.check(f"sg_persist --out --register --param-sark=0xb {two} && "
+                f"sg_persist --out --preempt --param-rk=0xb --param-sark=0xa --prout-type=1 {two}", 30)
+    guest.check(write + two)
+    # The first of these reports what the initiator has lost.
+    guest.run(f"sg_persist --in --read-keys {one}")
+    assert guest.run(write + one).rc != 0, "a preempted initiator has written"
+    # To the first initiator again, which is registered by it.
+    port = re.search(rf"{INITIATOR},i,0x[0-9a-f]+", status)
+    if port is None:
+        # Version 1.46 prints name and ISID on lines of their own.
+        isid = re.search(r"(?:session id|ISID)[^0-9a-f]*(?:0x)?([0-9a-f]{12})", status)
+        assert isid, status
+        port = f"{INITIATOR},i,0x{isid.group(1)}"
+    else:
+        port = port.group(0)
+    guest.check(f"sg_persist --out --register-move --param-rk=0xb --param-sark=0xc --unreg --relative-target-port=1 "
+                f"--transport-id={port} {two}", 30)
+    guest.check(write + one)
+    assert guest.run(write + two).rc != 0, "it has moved"
+    guest.check(f"sg_persist --out --clear --param-rk=0xc {one}")
+    guest.check(write + two)
+
+
+@case("iscsi-paths", on=("ringbolt",), machine=PLAIN,
+      provokes=r"sd[a-z]|scsi|iscsi|EXT4|connection\d|reservation|multipath|device-mapper|alua|dm-\d", seconds=60)
+def iscsi_paths(bench):
+    """Two portals, two initiators: persistent reservations, and dm-multipath with ALUA fail-over under fio verify."""
+    guest = bench.guest
+    target = bench.serve(Subsystem("iscsi", [Namespace(mib=16, block_size=512)]))
+    with open(f"{bench.folder}/Disk", "wb") as file:
+        file.truncate(16 * MIB)
+    daemon = prepare_initiator(guest)
+    paths = Paths(bench, target)
+    guest.until(f"iscsiadm -m iface -I other -o new && iscsiadm -m iface -I other -o update -n iface.initiatorname -v {OTHER}", 30)
+    for tag in (1, 2):
+        paths.log_in(tag)
+    disks_of = {tag: paths.disk(tag) for tag in (1, 2)}
+    names = {one["initiator_name"] for one in target.rpc("iscsi_get_connections")}
+    assert names == {INITIATOR, OTHER}, names
+    reservations(paths, disks_of)
+    fail_over(paths, disks_of)
+    guest.check(f"{paths.node(2)} --logout; {paths.node(1)} --logout; true", 120)
+    guest.until("! ls /sys/block | grep -q ^sd", 60)
+    guest.check("killall -KILL iscsid")
+    daemon.wait(30)

@@ -24,7 +24,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 GUEST = os.path.join(os.path.dirname(HERE), "guest")
 
 PACKAGES = ["busybox-static", "dash", "nvme-cli", "fio", "e2fsprogs", "util-linux", "coreutils", "diffutils",
-            "open-iscsi"]
+            "open-iscsi", "dmsetup", "sg3-utils"]
 # Program in the guest -> its name in the packages. All others are applets of busybox.
 PROGRAMS = {
     "sh": "dash",  # unlike busybox's shell, it prefers the programs below over busybox applets
@@ -40,6 +40,9 @@ PROGRAMS = {
     "chroot": "chroot",
     "iscsid": "iscsid",
     "iscsiadm": "iscsiadm",
+    "dmsetup": "dmsetup",
+    "sg_persist": "sg_persist",
+    "sg_rtpg": "sg_rtpg",
 }
 FILES = ["etc/mke2fs.conf"]
 LIBRARIES = ["libgcc_s.so.1"]  # loaded by pthread_exit with dlopen
@@ -55,7 +58,7 @@ OPTIONAL_MODULES += ["nbd"]
 # For disks of the vhost-user target.
 OPTIONAL_MODULES += ["virtio_blk", "virtio_scsi"]
 # For disks of the iSCSI target.
-OPTIONAL_MODULES += ["iscsi_tcp", "sd_mod"]
+OPTIONAL_MODULES += ["iscsi_tcp", "sd_mod", "sg", "scsi_dh_alua", "dm-multipath", "dm-round-robin"]
 # For disks of the ublk target; kernels before 6.12 lack it.
 OPTIONAL_MODULES += ["ublk_drv"]
 PARAMETERS = {"null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1", "nbd": "nbds_max=4"}
