@@ -9,6 +9,7 @@ mod examples;
 mod fio;
 mod idle;
 mod instructions;
+mod iscsi;
 mod load;
 mod machine_info;
 mod metric;

@@ -6,7 +6,7 @@ use super::examples::Example;
 use super::instructions::CountedExample;
 use super::load::{self, BenchDevice, IoPattern};
 use super::server::TargetTransport;
-use super::{RunContext, RunOutcome, fio, idle, instructions, page, scale, scaling, store};
+use super::{RunContext, RunOutcome, fio, idle, instructions, iscsi, page, scale, scaling, store};
 
 /// A benchmark: its name, a description for `--list`, and what it runs.
 pub(super) struct Benchmark {
@@ -22,6 +22,9 @@ enum BenchmarkKind {
     Remote(TargetTransport, BenchDevice, IoPattern, &'static str),
     /// Target and load generator on the same two cores, with 16 connections.
     Shared,
+    /// Sessions of iscsi-perf, each with so many commands in flight: depth and number of sessions.
+    Iscsi(BenchDevice, u32, u32),
+    IscsiIdle,
     Idle,
     Startup,
     /// Start-up, memory and removal of a large configuration.
@@ -148,6 +151,19 @@ pub(super) const ALL: &[Benchmark] = &[
         vfio_user(Malloc, pattern_4k("randread", 32)),
     ),
     case(
+        "iscsi-null-read-qd1",
+        "4 KiB reads over iSCSI by iscsi-perf, null device, QD 1",
+        BenchmarkKind::Iscsi(Null, 1, 1),
+    ),
+    case("iscsi-null-read-qd32", "the same at QD 32", BenchmarkKind::Iscsi(Null, 32, 1)),
+    case("iscsi-malloc-read-qd32", "the same from a memory device", BenchmarkKind::Iscsi(Malloc, 32, 1)),
+    case(
+        "iscsi-null-2x32",
+        "two sessions of QD 32 on one unit, target and initiators on the same two cores",
+        BenchmarkKind::Iscsi(Null, 32, 2),
+    ),
+    case("iscsi-idle", "CPU time of a target with an idle session", BenchmarkKind::IscsiIdle),
+    case(
         "driver-qpairs-1",
         "the driver alone at QD 128, one queue pair on one core",
         BenchmarkKind::Scaling(1),
@@ -224,6 +240,10 @@ impl Benchmark {
                 load::remote(context, *transport, *device, pattern, idle)
             }
             BenchmarkKind::Shared => load::shared(context),
+            BenchmarkKind::Iscsi(device, depth, sessions) => {
+                iscsi::reads(context, *device, *depth, *sessions)
+            }
+            BenchmarkKind::IscsiIdle => iscsi::idle(context),
             BenchmarkKind::Idle => idle::idle(context),
             BenchmarkKind::Startup => idle::startup(context),
             BenchmarkKind::Scale => scale::scale(context),

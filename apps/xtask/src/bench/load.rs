@@ -62,13 +62,17 @@ pub(super) fn remote(
         BenchDevice::Malloc => server.uri(2),
     };
     if device == BenchDevice::Malloc {
-        // Pages that were never written would all map to the kernel's zero page.
-        let fill = IoPattern { rw: "write", block: "128k", depth: 16 };
-        perf(context, &mut base(context, &uri, &fill))?;
+        fill(context, &uri)?;
     }
     let mut command = timed(context, &uri, pattern, ramp(context));
     command.arg(format!("--cpus_allowed={host}"));
     with_target(context, server, &mut command)
+}
+
+/// Writes all blocks of a memory device: pages that were never written would all map to the kernel's zero page.
+pub(super) fn fill(context: &RunContext<'_>, uri: &str) -> anyhow::Result<()> {
+    let pattern = IoPattern { rw: "write", block: "128k", depth: 16 };
+    perf(context, &mut base(context, uri, &pattern)).map(drop)
 }
 
 /// 16 connections; target and load generator both run on the same two cores.

@@ -12,7 +12,7 @@ use super::RunContext;
 use super::process::{ChildProcess, describe};
 use super::rpc::RpcConnection;
 
-const NQN: &str = "nqn.2025-01.io.ringbolt:bench";
+pub(super) const NQN: &str = "nqn.2025-01.io.ringbolt:bench";
 const START_MAX: Duration = Duration::from_secs(10);
 /// Size of the memory device over TCP: much larger than the caches.
 const MALLOC_BYTES: u64 = 512 << 20;
