@@ -87,7 +87,7 @@ impl CommandNumbers {
         }
     }
 
-    /// As [`turn`](Self::turn); if the answer is [`Turn::Later`], the next delivery reports that somebody waits.
+    /// As [`turn`](Self::turn); if the answer is [`Turn::Later`], the next delivery reports that connections wait.
     pub(crate) fn wait_for_turn(&self, cmd_sn: u32) -> Turn {
         // Before the numbers are read: a delivery after that sees it.
         self.has_waiting.store(true, Ordering::SeqCst);
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(turns(all), [Turn::Never, Turn::Never, Turn::Never, Turn::Now, Turn::Later]);
     }
 
-    /// Threads that own commands at random start all of them in order, whoever waits for whom.
+    /// Threads that own commands at random start all of them in order.
     #[test]
     fn commands_of_several_threads_start_in_order() {
         const COMMANDS: u32 = 3000;

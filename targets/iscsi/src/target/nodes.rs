@@ -238,7 +238,7 @@ impl IscsiTarget {
         Ok(())
     }
 
-    /// Begins to count the latencies of a target node's commands, or ends it. One that counts already goes on.
+    /// Begins to count the latencies of a target node's commands, or ends it. One that counts already continues.
     ///
     /// # Errors
     /// There is no such node, or a reactor does not respond; nothing has changed then.

@@ -106,7 +106,7 @@ fn commands_are_refused_while_the_unit_is_erased() {
     }
     let sense = test.run(&other, &[0x03, 0, 0, 0, 18, 0], &[], 18).good();
     assert_eq!((sense[2] & 0xf, sense[12], sense[13], sense[15]), (2, 4, 0x1b, 0x80));
-    // Its task is aborted: nobody knows what was erased.
+    // Its task is aborted: what was erased is not known.
     let completion = test.disk.execute(&mut submitted).remove(0);
     assert!(matches!(task.resume(TaskEvent::Abort, &mut context), Step::InFlight));
     assert!(matches!(task.resume(TaskEvent::Completed(completion), &mut context), Step::Aborted));

@@ -48,7 +48,7 @@ fn a_holder_moves_its_reservation() {
             assert_eq!(state.apply_with(&host(A), &hosts(&[0xd]), &to(0xa, 4, true)), conflict);
             continue;
         }
-        assert_eq!(state.apply(&host(A), &to(0xa, 4, true)), conflict, "it names nobody");
+        assert_eq!(state.apply(&host(A), &to(0xa, 4, true)), conflict, "it names no other registrant");
         assert_eq!(state.apply_with(&host(B), &hosts(&[0xd]), &to(0xb, 4, true)), conflict);
         assert_eq!(state.apply_with(&host(A), &hosts(&[0xd]), &to(0xc, 4, true)), conflict);
         let zero = state.apply_with(&host(A), &hosts(&[0xd]), &to(0xa, 0, true));
