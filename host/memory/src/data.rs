@@ -230,19 +230,45 @@ impl Data {
         self.slices_mut().iter_mut().for_each(Buffer::clear);
     }
 
+    /// The `length` bytes from `offset`, in order, in one part for each slice that has some of them. Bytes beyond the end
+    /// are left out.
+    ///
+    /// # Panics
+    /// If a slice is [external](Buffer::is_external).
+    pub fn parts(&self, offset: usize, length: usize) -> impl Iterator<Item = &[u8]> {
+        let (mut skip, mut left) = (offset, length);
+        self.slices().iter().filter_map(move |slice| {
+            let (from, count) = part_of(slice.len(), &mut skip, &mut left)?;
+            Some(&slice.as_slice()[from..from + count])
+        })
+    }
+
+    /// As [`parts`](Self::parts), to write them.
+    ///
+    /// # Panics
+    /// If a slice is [external](Buffer::is_external) or [shared](Buffer::share).
+    pub fn parts_mut(&mut self, offset: usize, length: usize) -> impl Iterator<Item = &mut [u8]> {
+        let (mut skip, mut left) = (offset, length);
+        self.slices_mut().iter_mut().filter_map(move |slice| {
+            let (from, count) = part_of(slice.len(), &mut skip, &mut left)?;
+            Some(&mut slice.as_mut_slice()[from..from + count])
+        })
+    }
+
     /// Copies `out.len()` bytes from `offset`.
     ///
     /// # Panics
     /// If the range is not inside.
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) {
         let length = out.len();
-        let mut out = out;
-        for (slice, from, count) in pieces(self.slices(), offset, length) {
+        let (mut skip, mut left, mut out) = (offset, length, out);
+        for slice in self.slices() {
+            let Some((from, count)) = part_of(slice.len(), &mut skip, &mut left) else { continue };
             let (head, tail) = out.split_at_mut(count);
             slice.copy_to(from, head);
             out = tail;
         }
-        assert!(out.is_empty(), "{length} bytes at {offset} are not inside data of {} bytes", self.len());
+        assert!(left == 0, "{length} bytes at {offset} are not inside data of {} bytes", self.len());
     }
 
     /// Copies all of `data` to `offset`.
@@ -250,19 +276,15 @@ impl Data {
     /// # Panics
     /// If the range is not inside, or a slice is [shared](Buffer::share).
     pub fn copy_from(&mut self, offset: usize, data: &[u8]) {
-        let (mut at, mut rest) = (0, data);
-        let length = self.len();
+        let (mut skip, mut left, mut rest) = (offset, data.len(), data);
         for slice in self.slices_mut() {
-            let end = at + slice.len();
-            let position = offset + data.len() - rest.len();
-            if position < end && !rest.is_empty() {
-                let (head, tail) = rest.split_at(rest.len().min(end - position));
-                slice.copy_from(position - at, head);
-                rest = tail;
-            }
-            at = end;
+            let Some((from, count)) = part_of(slice.len(), &mut skip, &mut left) else { continue };
+            let (head, tail) = rest.split_at(count);
+            slice.copy_from(from, head);
+            rest = tail;
         }
-        assert!(rest.is_empty(), "{} bytes at {offset} are not inside data of {length} bytes", data.len());
+        let bytes = self.len();
+        assert!(left == 0, "{} bytes at {offset} are not inside data of {bytes} bytes", data.len());
     }
 }
 
@@ -275,19 +297,13 @@ fn push(buffers: &mut Vec<Buffer>, buffer: Buffer) {
     }
 }
 
-/// For the range of `length` bytes at `offset`: each slice that holds some of it, from where, and how many.
-fn pieces(slices: &[Buffer], offset: usize, length: usize) -> impl Iterator<Item = (&Buffer, usize, usize)> {
-    let (mut at, mut left) = (0, length);
-    slices.iter().filter_map(move |slice| {
-        let from = (offset + length - left).saturating_sub(at);
-        at += slice.len();
-        if left == 0 || from >= slice.len() {
-            return None;
-        }
-        let count = left.min(slice.len() - from);
-        left -= count;
-        Some((slice, from, count))
-    })
+/// Of the next slice, of `bytes` bytes: from where it belongs to a range, and how many bytes. Counts down what is before
+/// the range, and its rest.
+fn part_of(bytes: usize, skip: &mut usize, left: &mut usize) -> Option<(usize, usize)> {
+    let from = (*skip).min(bytes);
+    let count = (*left).min(bytes - from);
+    (*skip, *left) = (*skip - from, *left - count);
+    (count > 0).then_some((from, count))
 }
 
 impl fmt::Debug for Data {

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use crate::arena::{Arena, CHUNK_BYTES, Chunk};
 use crate::buffer::{Buffer, BufferAccess, Home};
+use crate::data::Data;
 use crate::external::{ExternalEntry, ExternalSource};
 use crate::parcel::Returns;
 
 /// Smallest allocation: one page, so that every buffer suits direct I/O.
 pub const BUFFER_BYTES_MIN: usize = 4096;
-/// Largest allocation: half a chunk. Longer data is [`Data`](crate::Data) of several buffers.
+/// Largest allocation: half a chunk. Longer data is [`Data`] of several buffers.
 pub const BUFFER_BYTES_MAX: usize = CHUNK_BYTES / 2;
 
 /// 4 KiB, 8 KiB, … 1 MiB.
@@ -128,6 +129,55 @@ impl Pool {
     #[inline]
     pub fn take(&self, len: usize) -> Option<Buffer> {
         let class = class_of(len)?;
+        let buffer = self.allocate(len, class);
+        if buffer.is_none() {
+            self.count_failure(class);
+        }
+        buffer
+    }
+
+    /// Data of `len` bytes: one buffer if there is one, otherwise several, the largest that there are. `None` when all
+    /// that is free is less than `len`, or if `len` is 0.
+    #[inline]
+    pub fn take_data(&self, len: usize) -> Option<Data> {
+        match class_of(len).and_then(|class| self.allocate(len, class)) {
+            Some(buffer) => Some(Data::One(buffer)),
+            None => self.take_slices(len),
+        }
+    }
+
+    /// Several buffers of `len` bytes together; they go back if there are too few.
+    #[cold]
+    fn take_slices(&self, len: usize) -> Option<Data> {
+        let class_max = class_of(len.min(BUFFER_BYTES_MAX))?;
+        let (mut class, mut left, mut slices) = (class_max, len, Vec::new());
+        while left > 0 {
+            let bytes = left.min(BUFFER_BYTES_MIN << class);
+            // The last may need less than those before it.
+            class = class.min(class_of(bytes)?);
+            match self.allocate(bytes, class) {
+                Some(buffer) => {
+                    left -= bytes;
+                    slices.push(buffer);
+                }
+                None if class > 0 => class -= 1,
+                None => {
+                    self.count_failure(class_max);
+                    return None;
+                }
+            }
+        }
+        Data::gather(slices)
+    }
+
+    #[cold]
+    fn count_failure(&self, class: usize) {
+        self.0.state.borrow_mut().counts[class].failures += 1;
+    }
+
+    /// A buffer of `len` bytes from an allocation of `class`.
+    #[inline]
+    fn allocate(&self, len: usize, class: usize) -> Option<Buffer> {
         let mut state = self.0.state.borrow_mut();
         let Free { start, chunk } = match state.free[class].pop() {
             Some(free) => free,
@@ -188,9 +238,7 @@ impl Pool {
             state.counts[class].refills += 1;
             return state.free[class].pop();
         }
-        let larger = (class + 1..CLASSES).find_map(|larger| state.free[larger].pop());
-        state.counts[class].failures += u64::from(larger.is_none());
-        larger
+        (class + 1..CLASSES).find_map(|larger| state.free[larger].pop())
     }
 }
 

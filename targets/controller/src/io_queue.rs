@@ -19,17 +19,17 @@ pub mod harness;
 #[cfg(test)]
 mod tests;
 
-pub use command::CommandToken;
+pub use command::{CommandData, CommandToken};
 
 use std::collections::VecDeque;
 use std::rc::Rc;
 
 use block_io::{Completion, Request, Status, Tag};
-use dma::{Buffer, Data};
+use dma::Data;
 use slots::{Slab, Slot};
 use wire_nvme::Sqe;
 
-use command::{Command, CommandData, CommandState};
+use command::{Command, CommandState};
 use execute::Execution;
 
 use crate::io::{FusedPairing, IoPlan, NamespaceTable};
@@ -43,14 +43,15 @@ pub trait HostLink {
     /// Answers a command that has no data for the host, or failed.
     fn complete(&mut self, token: CommandToken, status: Status, result: u64);
 
-    /// Sends `data` and answers the command. The data stays in `slot` until [`IoQueue::sent`] if
-    /// [`Transferred::Later`].
+    /// Sends the first `length` bytes of `data` and answers the command. The data stays in `slot` until [`IoQueue::sent`]
+    /// if [`Transferred::Later`].
     fn send(
         &mut self,
         token: CommandToken,
         slot: Slot,
         location: &Self::Location,
-        data: &[u8],
+        data: &CommandData,
+        length: usize,
         result: u64,
     ) -> Transferred;
 }
@@ -76,11 +77,12 @@ pub trait IoTransport: HostLink {
         slot: Slot,
         cid: u16,
         location: &mut Self::Location,
-        into: &mut [u8],
+        into: &mut CommandData,
     ) -> Result<Transferred, Status>;
 
-    /// A buffer of the core's pool; `None` if there is none at present.
-    fn take_buffer(&mut self, bytes: usize) -> Option<Buffer>;
+    /// Memory of the core's pool, in one slice if there is one ([`Pool::take_data`](dma::Pool::take_data)); `None` if
+    /// there is too little at present.
+    fn take_data(&mut self, bytes: usize) -> Option<Data>;
 
     /// Whether there is memory for queues to hold more buffers than now.
     fn has_spare_memory(&self) -> bool {
@@ -111,8 +113,8 @@ pub struct HostTransfer {
 /// The data of a command, as found at the host.
 #[derive(Debug)]
 pub enum HostData<L> {
-    /// Memory of the host that a device accesses in place.
-    Lent(Buffer),
+    /// Memory of the host that a device accesses in place, in one slice or several.
+    Lent(Data),
     /// The transport moves it.
     Moved {
         /// For [`IoTransport::receive`] and [`HostLink::send`].
@@ -330,10 +332,10 @@ impl<L: Default> IoQueue<L> {
         Some((slot, command.token.as_ref()?.cid(), &mut command.location))
     }
 
-    /// The memory that receives a command's data; empty if there is none.
+    /// The memory that receives a command's data; `None` if there is no such command.
     #[inline]
-    pub fn data_mut(&mut self, slot: Slot) -> &mut [u8] {
-        self.commands.get_mut(slot).map_or(&mut [], |command| command.data.as_mut_slice())
+    pub fn data_mut(&mut self, slot: Slot) -> Option<&mut CommandData> {
+        self.commands.get_mut(slot).map(|command| &mut command.data)
     }
 
     /// All data of a command has been received, from byte `offset` of its memory, or could not be: then the command
@@ -370,8 +372,8 @@ impl<L: Default> IoQueue<L> {
         let Some(slot) = self.slot_of(tag) else { return };
         let Some(command) = self.commands.get_mut(slot) else { return };
         match &mut command.state {
-            CommandState::Reading => match into_buffer(completion) {
-                Some(buffer) if status.is_success() => self.send(slot, CommandData::Buffer(buffer), 0, link),
+            CommandState::Reading => match completion.into_data() {
+                Some(data) if status.is_success() => self.send(slot, CommandData::Pool(data), 0, link),
                 _ => self.finish(slot, status, 0, link),
             },
             CommandState::Submitted { remaining, status: first_error } => {
@@ -477,9 +479,9 @@ impl<L: Default> IoQueue<L> {
 
     /// The data of a command that is being sent, by the index of its slot.
     #[inline]
-    pub fn sending(&self, index: u32) -> &[u8] {
+    pub fn sending(&self, index: u32) -> &CommandData {
         let command = self.commands.slot_at(index).and_then(|slot| self.commands.get(slot));
-        command.expect("a command stays until its data is sent").data.as_slice()
+        &command.expect("a command stays until its data is sent").data
     }
 
     /// The data of a command was sent: frees it.
@@ -516,15 +518,14 @@ impl<L: Default> IoQueue<L> {
     #[inline]
     fn send<T: HostLink<Location = L>>(&mut self, slot: Slot, data: CommandData, result: u64, link: &mut T) {
         let Some(command) = self.commands.get_mut(slot) else { return };
-        let length = data.as_slice().len().min(command.length as usize);
+        let length = data.len().min(command.length as usize);
         if length == 0 {
             return self.finish(slot, Status::SUCCESS, result, link);
         }
         let Some(token) = command.token.take() else { return };
         command.state = CommandState::Sending;
         command.data = data;
-        let bytes = &command.data.as_slice()[..length];
-        if link.send(token, slot, &command.location, bytes, result) == Transferred::Now {
+        if link.send(token, slot, &command.location, &command.data, length, result) == Transferred::Now {
             self.remove(slot);
         }
     }
@@ -590,10 +591,4 @@ impl<L> Drop for IoQueue<L> {
             }
         }
     }
-}
-
-/// The buffer of a completed request, which was submitted with one or none.
-#[inline]
-fn into_buffer(completion: Completion<Data>) -> Option<Buffer> {
-    completion.into_data().and_then(|data| data.into_single().ok())
 }

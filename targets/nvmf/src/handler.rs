@@ -3,10 +3,12 @@
 //! This layer validates what the transport defines: PDU types and sequence, lengths, offsets and transfer
 //! tags. [`controller`] validates and executes the commands.
 
+use std::io::IoSliceMut;
+
 use block_io::Status;
 use nvme_controller::IoQueue;
 use nvme_controller::io_queue::CommandToken;
-use nvme_tcp::{DataPlacement, PduConsumer};
+use nvme_tcp::{DataParts, DataPlacement, PduConsumer};
 use slots::Slot;
 use wire_nvme::Sqe;
 use wire_nvme::tcp::{
@@ -69,13 +71,15 @@ impl PduConsumer for PduHandler<'_, '_> {
 
     #[inline]
     fn data_buffer(&mut self, offset: usize, length: usize) -> &mut [u8] {
-        let (slot, start) = match self.state.incoming_pdu {
-            IncomingPdu::Data { slot, start, .. } => (slot, start),
-            IncomingPdu::Capsule { slot, .. } => (slot, 0),
-            IncomingPdu::None => return &mut [],
-        };
-        let start = start as usize + offset;
-        self.state.queue.data_mut(slot).get_mut(start..start + length).unwrap_or_default()
+        let Some((slot, start)) = self.receiving_at(offset) else { return &mut [] };
+        self.state.queue.data_mut(slot).map(|data| data.part_mut(start, length)).unwrap_or_default()
+    }
+
+    fn data_buffers<'c>(&'c mut self, offset: usize, length: usize, parts: &mut DataParts<'c>) {
+        let Some((slot, start)) = self.receiving_at(offset) else { return };
+        let Some(data) = self.state.queue.data_mut(slot) else { return };
+        let slices = data.parts_mut(start, length).take(parts.remaining_capacity());
+        parts.extend(slices.map(IoSliceMut::new));
     }
 
     #[inline]
@@ -92,6 +96,16 @@ impl PduConsumer for PduHandler<'_, '_> {
 }
 
 impl<'b> PduHandler<'_, 'b> {
+    /// The command whose data is being received, and where in its memory the byte at `offset` of the PDU's data goes.
+    #[inline]
+    fn receiving_at(&self, offset: usize) -> Option<(Slot, usize)> {
+        match self.state.incoming_pdu {
+            IncomingPdu::Data { slot, start, .. } => Some((slot, start as usize + offset)),
+            IncomingPdu::Capsule { slot, .. } => Some((slot, offset)),
+            IncomingPdu::None => None,
+        }
+    }
+
     /// The queue, and what it executes commands with. `capsule_bytes` is the length of in-capsule data.
     #[inline(always)]
     pub(crate) fn io(&mut self, capsule_bytes: u32) -> (&mut IoQueue<TcpLocation>, TcpTransport<'_, 'b>) {

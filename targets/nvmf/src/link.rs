@@ -1,14 +1,14 @@
 //! What NVMe/TCP does for a queue: response capsules, C2HData, R2T, and where received data goes.
 
 use block_io::{Request, Status};
-use dma::{Buffer, Data};
+use dma::Data;
 use nvme_controller::io_queue::{
-    CommandToken, HostData, HostLink, HostTransfer, IoQueue, IoTransport, Transferred,
+    CommandData, CommandToken, HostData, HostLink, HostTransfer, IoQueue, IoTransport, Transferred,
 };
 use nvme_controller::sgl::{self, DataSource};
 use nvme_tcp::{PduSender, SegmentSource};
 use slots::Slot;
-use wire_nvme::digest::crc32c;
+use wire_nvme::digest::{Crc32c, crc32c};
 use wire_nvme::tcp::{C2hData, CapsuleResp, Framing, R2t, SHORT_SIZE};
 use wire_nvme::{Cqe, Sqe};
 
@@ -98,6 +98,24 @@ impl TcpLink {
         let layout = pdu.encode(&self.framing, &mut header);
         self.sender.push_header(&header, &layout);
     }
+
+    /// Queues data that lies in several slices.
+    #[cold]
+    fn push_slices(&mut self, slot: Slot, data: &CommandData, length: usize, with_digest: bool) {
+        let (mut digest, mut at) = (Crc32c::new(), 0);
+        for part in data.parts(0, length) {
+            if with_digest {
+                digest.update(part);
+            }
+            let next = at + part.len();
+            // The slices are sent in order, so that the last frees them all.
+            self.sender.push_data(slot.index(), at as u32, part.len() as u32, next == length);
+            at = next;
+        }
+        if with_digest {
+            self.sender.push_bytes(&digest.value().to_le_bytes());
+        }
+    }
 }
 
 impl HostLink for TcpLink {
@@ -115,19 +133,24 @@ impl HostLink for TcpLink {
         token: CommandToken,
         slot: Slot,
         _location: &TcpLocation,
-        data: &[u8],
+        data: &CommandData,
+        length: usize,
         result: u64,
     ) -> Transferred {
         let cid = token.answered();
-        let length = data.len() as u32;
         let success = self.c2h_success && result == 0;
         let mut header = [0; SHORT_SIZE];
-        let pdu = C2hData { cccid: cid, offset: 0, length, last: true, success };
+        let pdu = C2hData { cccid: cid, offset: 0, length: length as u32, last: true, success };
         let layout = pdu.encode(&self.framing, &mut header);
         self.sender.push_header(&header, &layout);
-        self.sender.push_data(slot.index(), 0, length, true);
-        if layout.data_digest {
-            self.sender.push_bytes(&crc32c(data).to_le_bytes());
+        match data.contiguous() {
+            Some(bytes) => {
+                self.sender.push_data(slot.index(), 0, length as u32, true);
+                if layout.data_digest {
+                    self.sender.push_bytes(&crc32c(&bytes[..length]).to_le_bytes());
+                }
+            }
+            None => self.push_slices(slot, data, length, layout.data_digest),
         }
         if !success {
             self.respond(cid, Status::SUCCESS, result);
@@ -142,7 +165,7 @@ pub(crate) struct SendingData<'a>(pub(crate) &'a mut IoQueue<TcpLocation>);
 impl SegmentSource for SendingData<'_> {
     #[inline]
     fn bytes(&self, slot: u32, start: usize, length: usize) -> &[u8] {
-        &self.0.sending(slot)[start..start + length]
+        self.0.sending(slot).part(start, length)
     }
 
     #[inline]
@@ -177,10 +200,11 @@ impl HostLink for TcpTransport<'_, '_> {
         token: CommandToken,
         slot: Slot,
         location: &TcpLocation,
-        data: &[u8],
+        data: &CommandData,
+        length: usize,
         result: u64,
     ) -> Transferred {
-        self.link.send(token, slot, location, data, result)
+        self.link.send(token, slot, location, data, length, result)
     }
 }
 
@@ -212,7 +236,7 @@ impl IoTransport for TcpTransport<'_, '_> {
         slot: Slot,
         cid: u16,
         location: &mut TcpLocation,
-        into: &mut [u8],
+        into: &mut CommandData,
     ) -> Result<Transferred, Status> {
         match location.capsule_offset {
             Some(offset) => *self.incoming_pdu = IncomingPdu::Capsule { slot, offset },
@@ -225,13 +249,13 @@ impl IoTransport for TcpTransport<'_, '_> {
     }
 
     #[inline]
-    fn take_buffer(&mut self, bytes: usize) -> Option<Buffer> {
-        let buffer = self.context.pool.take(bytes);
-        if buffer.is_none() {
+    fn take_data(&mut self, bytes: usize) -> Option<Data> {
+        let data = self.context.pool.take_data(bytes);
+        if data.is_none() {
             self.context.protocol.exhausted_ns = Some(self.context.now_ns);
             self.context.protocol.totals.waited_for_buffer();
         }
-        buffer
+        data
     }
 
     /// Half of the memory stays for queues that hold little.

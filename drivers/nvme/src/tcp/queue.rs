@@ -8,7 +8,7 @@
 use std::io::IoSliceMut;
 
 use block_io::{Request, Status};
-use dma::{Buffer, Data};
+use dma::Data;
 use nvme_tcp::{
     DataParts, DataPlacement, FlushStatus, PduConsumer, PduReceiver, PduSender, ReceiveStatus, SegmentSource,
     receive_pdus,
@@ -131,7 +131,7 @@ impl SegmentSource for InFlightTable {
         let data = entry.and_then(|entry| entry.request.data());
         match data.expect("a slot with data queued keeps its data") {
             Data::One(buffer) => &buffer.as_slice()[start..start + length],
-            Data::Many(slices) => slice_parts(slices.as_slice(), start, length).next().unwrap_or_default(),
+            many => many.parts(start, length).next().unwrap_or_default(),
         }
     }
 
@@ -140,33 +140,6 @@ impl SegmentSource for InFlightTable {
             entry.unsent_segments -= 1;
         }
     }
-}
-
-/// The parts of `length` bytes from `start` of data in several slices, one a slice.
-fn slice_parts(slices: &[Buffer], start: usize, length: usize) -> impl Iterator<Item = &[u8]> {
-    let (mut skip, mut left) = (start, length);
-    slices.iter().filter_map(move |slice| {
-        let (from, count) = part_of(slice.len(), &mut skip, &mut left)?;
-        Some(&slice.as_slice()[from..from + count])
-    })
-}
-
-/// As [`slice_parts`], to write them.
-fn slice_parts_mut(slices: &mut [Buffer], start: usize, length: usize) -> impl Iterator<Item = &mut [u8]> {
-    let (mut skip, mut left) = (start, length);
-    slices.iter_mut().filter_map(move |slice| {
-        let (from, count) = part_of(slice.len(), &mut skip, &mut left)?;
-        Some(&mut slice.as_mut_slice()[from..from + count])
-    })
-}
-
-/// Of the next slice, of `bytes` bytes: from where it belongs to the range, and how many bytes. Counts down what is
-/// before the range, and its rest.
-fn part_of(bytes: usize, skip: &mut usize, left: &mut usize) -> Option<(usize, usize)> {
-    let from = (*skip).min(bytes);
-    let count = (*left).min(bytes - from);
-    (*skip, *left) = (*skip - from, *left - count);
-    (count > 0).then_some((from, count))
 }
 
 impl TcpQueue {
@@ -353,10 +326,10 @@ impl TcpQueue {
 impl QueueProtocol {
     fn push_data(&mut self, slot: Slot, start: u32, length: u32, layout: &PduLayout) {
         let Some(entry) = self.table.0.get_mut(slot) else { return };
-        if let Some(Data::Many(slices)) = entry.request.data() {
+        if let Some(data @ Data::Many(_)) = entry.request.data() {
             // Only the last part counts: parts are sent in order.
             let (mut digest, mut at, end) = (Crc32c::new(), start, start + length);
-            for part in slice_parts(slices.as_slice(), start as usize, length as usize) {
+            for part in data.parts(start as usize, length as usize) {
                 if layout.data_digest {
                     digest.update(part);
                 }
@@ -531,9 +504,7 @@ impl PduConsumer for QueueProtocol {
         let start = start as usize + offset;
         match data.expect("a read keeps its data while it arrives") {
             Data::One(buffer) => &mut buffer.as_mut_slice()[start..start + length],
-            Data::Many(slices) => {
-                slice_parts_mut(slices.as_mut_slice(), start, length).next().unwrap_or_default()
-            }
+            many => many.parts_mut(start, length).next().unwrap_or_default(),
         }
     }
 
@@ -541,7 +512,7 @@ impl PduConsumer for QueueProtocol {
         let CurrentPdu::Data { slot, start, .. } = self.current else { return };
         let Some(entry) = self.table.0.get_mut(slot) else { return };
         let Some(data) = entry.request.data_mut() else { return };
-        let slices = slice_parts_mut(data.slices_mut(), start as usize + offset, length);
+        let slices = data.parts_mut(start as usize + offset, length);
         parts.extend(slices.take(parts.remaining_capacity()).map(IoSliceMut::new));
     }
 

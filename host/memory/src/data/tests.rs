@@ -46,6 +46,27 @@ fn what_was_split_joins_to_one_slice() {
 }
 
 #[test]
+fn parts_are_the_bytes_of_a_range_slice_by_slice() {
+    let mut data = numbered(&pool(), &[4096, 100, 4096]);
+    let all = bytes(&data);
+    for (offset, length, expected) in [
+        (0, 8292, &[4096, 100, 4096][..]),
+        (4000, 150, &[96, 54]),
+        (4096, 100, &[100]),
+        (4150, 1000, &[46, 954]),
+        (8000, 9999, &[292]),
+        (8292, 1, &[]),
+        (5, 0, &[]),
+    ] {
+        let lengths: Vec<usize> = data.parts(offset, length).map(<[u8]>::len).collect();
+        assert_eq!(lengths, expected, "{length} bytes at {offset}");
+        assert!(data.parts(offset, length).flatten().eq(all[offset..].iter().take(length)));
+        let written: usize = data.parts_mut(offset, length).map(|part| part.len()).sum();
+        assert_eq!(written, lengths.iter().sum());
+    }
+}
+
+#[test]
 fn alignment_is_that_of_every_slice_but_the_end() {
     let pool = pool();
     let mut data = numbered(&pool, &[4096, 4096]);

@@ -57,6 +57,36 @@ fn what_is_handed_out_is_counted_by_size_across_chunks_that_come_and_go() {
 }
 
 #[test]
+fn data_is_taken_in_several_slices_where_no_buffer_is_as_large() {
+    let pool = pool(2);
+    let data = pool.take_data(300_000).unwrap();
+    assert!(data.single().is_some_and(|buffer| buffer.capacity() == 512 << 10), "one slice if there is one");
+    drop(data);
+    // Every page is in use, then every page but some: never two that are neighbours, and half a megabyte.
+    let mut held: Vec<Buffer> = Vec::new();
+    held.extend(std::iter::from_fn(|| pool.take(64 << 10)));
+    assert_eq!(held.len(), 2 * CHUNK_BYTES / (64 << 10));
+    let failures = |pool: &Pool| pool.counts().iter().map(|counts| counts.failures).sum::<u64>();
+    let before = failures(&pool);
+    assert!(pool.take_data(1).is_none() && pool.take_data(3 << 20).is_none());
+    assert_eq!(failures(&pool), before + 2, "a request that gets nothing counts once");
+    for index in (0..16).rev().step_by(2) {
+        drop(held.remove(index));
+    }
+    let data = pool.take_data((256 << 10) + 100).unwrap();
+    let lengths: Vec<usize> = data.slices().iter().map(Buffer::len).collect();
+    assert_eq!(lengths, [64 << 10, 64 << 10, 64 << 10, 64 << 10, 100]);
+    assert_eq!(failures(&pool), before + 2);
+    assert!(pool.take_data(256 << 10).is_none(), "three are left, which go back");
+    assert_eq!(pool.take_data(192 << 10).unwrap().slices().len(), 3);
+    drop((held, data));
+    // Longer than any buffer.
+    let data = pool.take_data(3 << 20).unwrap();
+    assert_eq!((data.len(), data.slices().len()), (3 << 20, 3));
+    assert!(pool.take_data(0).is_none());
+}
+
+#[test]
 fn external_memory_is_released_with_the_last_part_of_it() {
     let pool = pool(1);
     let region = Rc::new(SharedRegion::new(16 << 10).unwrap());

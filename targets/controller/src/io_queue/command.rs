@@ -1,7 +1,7 @@
 //! Commands of a queue: their state, their data, and the token that each of them is answered with.
 
 use block_io::Status;
-use dma::Buffer;
+use dma::{Buffer, Data};
 use slots::Slot;
 use wire_nvme::Sqe;
 
@@ -114,42 +114,124 @@ pub(super) struct FusedHalf {
 
 /// Data of a command, and who allocated it.
 #[derive(Debug, Default)]
-pub(super) enum CommandData {
+pub enum CommandData {
+    /// The command has none, or a device has it.
     #[default]
     None,
-    /// A pool buffer, for device I/O.
-    Buffer(Buffer),
+    /// Buffers of the core's pool, for device I/O: one, or several if no buffer was as large.
+    Pool(Data),
     /// Heap memory: for data that the controller itself reads or writes, and for data that arrives while no buffer is
     /// available.
     Bytes(Vec<u8>),
 }
 
 impl CommandData {
+    /// Number of bytes.
     #[inline]
-    pub(super) fn as_slice(&self) -> &[u8] {
+    pub fn len(&self) -> usize {
         match self {
-            CommandData::None => &[],
-            CommandData::Buffer(buffer) => buffer.as_slice(),
-            CommandData::Bytes(bytes) => bytes,
+            CommandData::None => 0,
+            CommandData::Pool(data) => data.len(),
+            CommandData::Bytes(bytes) => bytes.len(),
         }
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All bytes, if they are contiguous.
     #[inline]
-    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+    pub fn contiguous(&self) -> Option<&[u8]> {
         match self {
-            CommandData::None => &mut [],
-            CommandData::Buffer(buffer) => buffer.as_mut_slice(),
-            CommandData::Bytes(bytes) => bytes,
+            CommandData::None => Some(&[]),
+            CommandData::Pool(data) => data.single().map(Buffer::as_slice),
+            CommandData::Bytes(bytes) => Some(bytes),
         }
     }
 
-    /// Shortens the data to `length` bytes.
+    /// Bytes from `start`: `length`, or those of the first slice if there are several. Empty if there is none at `start`.
     #[inline]
-    pub(super) fn truncate(&mut self, length: usize) {
+    pub fn part(&self, start: usize, length: usize) -> &[u8] {
         match self {
-            CommandData::Buffer(buffer) if buffer.len() > length && length > 0 => buffer.resize(length),
-            CommandData::Bytes(bytes) => bytes.truncate(length),
-            _ => {}
+            CommandData::Pool(Data::One(buffer)) => buffer.as_slice().get(start..start + length),
+            CommandData::Bytes(bytes) => bytes.get(start..start + length),
+            _ => self.parts(start, length).next(),
         }
+        .unwrap_or_default()
+    }
+
+    /// As [`part`](Self::part), to write them.
+    #[inline]
+    pub fn part_mut(&mut self, start: usize, length: usize) -> &mut [u8] {
+        match self {
+            CommandData::Pool(Data::One(buffer)) => buffer.as_mut_slice().get_mut(start..start + length),
+            CommandData::Bytes(bytes) => bytes.get_mut(start..start + length),
+            many => many.parts_mut(start, length).next(),
+        }
+        .unwrap_or_default()
+    }
+
+    /// The `length` bytes from `start`, in one part for each slice.
+    pub fn parts(&self, start: usize, length: usize) -> impl Iterator<Item = &[u8]> {
+        let (pool, bytes) = match self {
+            CommandData::None => (None, None),
+            CommandData::Pool(data) => (Some(data.parts(start, length)), None),
+            CommandData::Bytes(bytes) => (None, bytes.get(start..start + length)),
+        };
+        pool.into_iter().flatten().chain(bytes)
+    }
+
+    /// As [`parts`](Self::parts), to write them.
+    pub fn parts_mut(&mut self, start: usize, length: usize) -> impl Iterator<Item = &mut [u8]> {
+        let (pool, bytes) = match self {
+            CommandData::None => (None, None),
+            CommandData::Pool(data) => (Some(data.parts_mut(start, length)), None),
+            CommandData::Bytes(bytes) => (None, bytes.get_mut(start..start + length)),
+        };
+        pool.into_iter().flatten().chain(bytes)
+    }
+
+    /// Keeps the `length` bytes from `offset`: at the front if they are contiguous, where they are otherwise.
+    #[inline]
+    pub(super) fn keep(&mut self, offset: usize, length: usize) {
+        match self {
+            CommandData::Pool(Data::One(buffer)) => {
+                if offset > 0 {
+                    buffer.as_mut_slice().copy_within(offset..offset + length, 0);
+                }
+                if buffer.len() > length && length > 0 {
+                    buffer.resize(length);
+                }
+            }
+            CommandData::Bytes(bytes) => {
+                if offset > 0 {
+                    bytes.copy_within(offset..offset + length, 0);
+                }
+                bytes.truncate(length);
+            }
+            CommandData::Pool(many) => keep_slices(many, offset, length),
+            CommandData::None => {}
+        }
+    }
+
+    /// Copies everything to the front of `to`, which has room for it.
+    pub(super) fn copy_to(&self, to: &mut Data) {
+        let mut at = 0;
+        for part in self.parts(0, self.len()) {
+            to.copy_from(at, part);
+            at += part.len();
+        }
+    }
+}
+
+#[cold]
+fn keep_slices(data: &mut Data, offset: usize, length: usize) {
+    if offset > 0 && offset < data.len() {
+        *data = data.split_off(offset);
+    }
+    if length > 0 && length < data.len() {
+        drop(data.split_off(length));
     }
 }

@@ -1,7 +1,7 @@
 //! Execution of commands, with the transport at hand.
 
 use block_io::{Op, Payload, Request, Status, Tag};
-use dma::Buffer;
+use dma::Data;
 use slots::Slot;
 use wire_nvme::Sqe;
 use wire_nvme::sqe::Fuse;
@@ -49,9 +49,9 @@ impl<T: IoTransport> Execution<'_, T> {
         let entry = self.queue.namespaces.entry(plan);
         let (backend, lend_alignment) = (entry.backend, Some(entry.buffer_alignment));
         match self.transport.locate(sqe, HostTransfer { bytes, to_host: op == Op::Read, lend_alignment }) {
-            Ok(HostData::Lent(buffer)) => {
+            Ok(HostData::Lent(data)) => {
                 let tag = Tag(DIRECT | u64::from(token.answered()));
-                let payload = Payload::Data(buffer.into());
+                let payload = Payload::Data(data);
                 let mut request = Request::with_payload(tag, op, plan.lba, plan.blocks, payload);
                 request.flags = plan.flags;
                 match self.transport.submit(backend, request) {
@@ -82,18 +82,17 @@ impl<T: IoTransport> Execution<'_, T> {
     #[inline(always)]
     fn accept_moved(&mut self, plan: &IoPlan, op: Op, bytes: u32, moved: MovedData<T::Location>) {
         let MovedData { token, location, room, immediate } = moved;
-        let buffer = self.take_buffer(room);
         // Each command is made as it will be: a change of its state or data would drop the previous one.
-        match (op, buffer) {
-            (Op::Read, Some(buffer)) => {
+        match (op, self.take_data(room)) {
+            (Op::Read, Some(memory)) => {
                 let (state, token) = (CommandState::Reading, Some(token));
                 let (data, length, buffer_bytes) = (CommandData::None, bytes, room);
                 let slot = self.queue.insert(Command { token, state, location, data, length, buffer_bytes });
-                self.submit(slot, Op::Read, plan, Some(buffer));
+                self.submit(slot, Op::Read, plan, Some(memory));
             }
-            (Op::Write, Some(buffer)) => {
+            (Op::Write, Some(memory)) => {
                 let (state, token) = (CommandState::Planned(*plan), Some(token));
-                let (data, length, buffer_bytes) = (CommandData::Buffer(buffer), bytes, room);
+                let (data, length, buffer_bytes) = (CommandData::Pool(memory), bytes, room);
                 let slot = self.queue.insert(Command { token, state, location, data, length, buffer_bytes });
                 // An I/O command is never the owner's.
                 _ = self.receive(slot);
@@ -184,11 +183,7 @@ impl<T: IoTransport> Execution<'_, T> {
         let command = self.queue.commands.get_mut(slot)?;
         match received {
             Ok(offset) => {
-                let length = command.length as usize;
-                if offset > 0 {
-                    command.data.as_mut_slice().copy_within(offset..offset + length, 0);
-                }
-                command.data.truncate(length);
+                command.data.keep(offset, command.length as usize);
                 self.execute(slot)
             }
             Err(status) => {
@@ -229,29 +224,29 @@ impl<T: IoTransport> Execution<'_, T> {
         self.queue.deferred.append(&mut deferred);
     }
 
-    /// Takes a buffer for a command, which is charged for it. `None` if the pool is empty, the queue is at its limit, or
-    /// other commands are deferred.
+    /// Takes memory for a command, which is charged for it. `None` if the pool has too little, the queue is at its limit,
+    /// or other commands are deferred.
     #[inline]
-    fn take_buffer(&mut self, bytes: u32) -> Option<Buffer> {
+    fn take_data(&mut self, bytes: u32) -> Option<Data> {
         // Deferred commands come first; otherwise small commands would starve a large one.
         if !self.queue.deferred.is_empty() || !self.queue.fits(bytes as usize) {
             return None;
         }
-        let buffer = self.transport.take_buffer(bytes as usize)?;
+        let data = self.transport.take_data(bytes as usize)?;
         self.queue.buffer_bytes += bytes as usize;
-        Some(buffer)
+        Some(data)
     }
 
-    /// Takes a buffer for a command that has a slot.
-    fn take_buffer_for(&mut self, slot: Slot, bytes: u32) -> Option<Buffer> {
-        let buffer = self.take_buffer(bytes)?;
+    /// Takes memory for a command that has a slot.
+    fn take_data_for(&mut self, slot: Slot, bytes: u32) -> Option<Data> {
+        let data = self.take_data(bytes)?;
         if let Some(command) = self.queue.commands.get_mut(slot) {
             command.buffer_bytes += bytes;
         }
-        Some(buffer)
+        Some(data)
     }
 
-    /// Defers a command that found no buffer of `bytes` bytes, and widens the window if that is what was too small.
+    /// Defers a command that found no buffers of `bytes` bytes, and widens the window if that is what was too small.
     #[cold]
     pub(super) fn defer(&mut self, slot: Slot, bytes: u32) {
         self.queue.defer(slot);
@@ -275,8 +270,8 @@ impl<T: IoTransport> Execution<'_, T> {
 
     /// Receives a command's data into a buffer.
     fn receive_to_buffer(&mut self, slot: Slot, room: u32, immediate: bool) {
-        match self.take_buffer_for(slot, room) {
-            Some(buffer) => _ = self.receive_into(slot, CommandData::Buffer(buffer)),
+        match self.take_data_for(slot, room) {
+            Some(data) => _ = self.receive_into(slot, CommandData::Pool(data)),
             None => self.without_buffer(slot, room, immediate),
         }
     }
@@ -291,7 +286,7 @@ impl<T: IoTransport> Execution<'_, T> {
     pub(super) fn receive(&mut self, slot: Slot) -> Option<AdminCommand> {
         let command = self.queue.commands.get_mut(slot)?;
         let cid = command.token.as_ref()?.cid();
-        match self.transport.receive(slot, cid, &mut command.location, command.data.as_mut_slice()) {
+        match self.transport.receive(slot, cid, &mut command.location, &mut command.data) {
             Ok(Transferred::Later) => None,
             Ok(Transferred::Now) => self.data_received(slot, Ok(0)),
             Err(status) => self.data_received(slot, Err(status)),
@@ -300,11 +295,11 @@ impl<T: IoTransport> Execution<'_, T> {
 
     /// Submits a deferred read, or defers it again.
     fn read(&mut self, slot: Slot, plan: &IoPlan, bytes: u32) {
-        let Some(buffer) = self.take_buffer_for(slot, bytes) else {
+        let Some(data) = self.take_data_for(slot, bytes) else {
             return self.defer(slot, bytes);
         };
         self.queue.set_state(slot, CommandState::Reading);
-        self.submit(slot, Op::Read, plan, Some(buffer));
+        self.submit(slot, Op::Read, plan, Some(data));
     }
 
     /// Executes a command that has no data or whose data has been received.
@@ -350,26 +345,26 @@ impl<T: IoTransport> Execution<'_, T> {
             IoOp::Compare => self.write(slot, Op::Compare, plan),
             IoOp::ProtectedRead => {
                 let bytes = plan.blocks * self.queue.namespaces.entry(plan).block_bytes(plan.protection);
-                let Some(buffer) = self.take_buffer_for(slot, bytes) else { return self.defer(slot, bytes) };
+                let Some(data) = self.take_data_for(slot, bytes) else { return self.defer(slot, bytes) };
                 self.queue.set_state(slot, CommandState::Reading);
-                self.submit_protected(slot, Op::Read, plan, buffer);
+                self.submit_protected(slot, Op::Read, plan, data);
             }
             IoOp::ProtectedWrite => {
-                let Some(buffer) = self.take_received(slot) else { return };
+                let Some(data) = self.take_received(slot) else { return };
                 self.queue.set_state(slot, CommandState::Submitted { remaining: 1, status: Status::SUCCESS });
-                self.submit_protected(slot, Op::Write, plan, buffer);
+                self.submit_protected(slot, Op::Write, plan, data);
             }
             IoOp::Flush => self.submit_only(slot, Op::Flush, plan, None),
             IoOp::WriteZeroes => self.submit_only(slot, Op::WriteZeroes, plan, None),
             IoOp::WriteUncorrectable => self.submit_only(slot, Op::WriteUncorrectable, plan, None),
             IoOp::Verify => {
                 let bytes = plan.blocks * self.queue.namespaces.entry(plan).block_bytes(plan.protection);
-                let Some(buffer) = self.take_buffer_for(slot, bytes) else { return self.defer(slot, bytes) };
+                let Some(data) = self.take_data_for(slot, bytes) else { return self.defer(slot, bytes) };
                 if plan.protection.is_empty() {
-                    return self.submit_only(slot, Op::Read, plan, Some(buffer));
+                    return self.submit_only(slot, Op::Read, plan, Some(data));
                 }
                 self.queue.set_state(slot, CommandState::Submitted { remaining: 1, status: Status::SUCCESS });
-                self.submit_protected(slot, Op::Read, plan, buffer);
+                self.submit_protected(slot, Op::Read, plan, data);
             }
             IoOp::FlushAll => {
                 let flushes = self.queue.namespaces.backends().map(|backend| (backend, 0, 0)).collect();
@@ -378,7 +373,8 @@ impl<T: IoTransport> Execution<'_, T> {
             IoOp::Unmap => {
                 let backend = self.queue.namespaces.entry(plan).backend;
                 let data = self.queue.take_data(slot);
-                let ranges = io::unmap_ranges(plan, &self.queue.namespaces, data.as_slice());
+                let ranges =
+                    io::unmap_ranges(plan, &self.queue.namespaces, data.contiguous().unwrap_or_default());
                 match ranges.map(|ranges| ranges.map(|(lba, blocks)| (backend, lba, blocks)).collect()) {
                     Ok(ranges) => self.submit_all(slot, Op::Unmap, plan, ranges),
                     Err(status) => self.queue.finish(slot, status, 0, self.transport),
@@ -386,7 +382,8 @@ impl<T: IoTransport> Execution<'_, T> {
             }
             IoOp::Copy => {
                 let data = self.queue.take_data(slot);
-                match CopyOperation::new(plan, &self.queue.namespaces, data.as_slice()) {
+                match CopyOperation::new(plan, &self.queue.namespaces, data.contiguous().unwrap_or_default())
+                {
                     Ok(copying) => {
                         self.queue.set_state(slot, CommandState::Copying(Box::new(copying)));
                         self.advance_copy(slot);
@@ -410,22 +407,22 @@ impl<T: IoTransport> Execution<'_, T> {
     /// Submits a Write or Compare whose data has been received, once it is in a buffer.
     #[inline]
     fn write(&mut self, slot: Slot, op: Op, plan: &IoPlan) {
-        if let Some(buffer) = self.take_received(slot) {
-            self.submit_only(slot, op, plan, Some(buffer));
+        if let Some(data) = self.take_received(slot) {
+            self.submit_only(slot, op, plan, Some(data));
         }
     }
 
-    /// The data that a command has received, in a buffer; without one the command is deferred.
+    /// The data that a command has received, in buffers; without them the command is deferred.
     #[inline]
-    fn take_received(&mut self, slot: Slot) -> Option<Buffer> {
+    fn take_received(&mut self, slot: Slot) -> Option<Data> {
         let data = match self.queue.take_data(slot) {
-            CommandData::Buffer(buffer) => return Some(buffer),
+            CommandData::Pool(data) => return Some(data),
             data => data,
         };
-        let bytes = data.as_slice().len() as u32;
-        if let Some(mut buffer) = self.take_buffer_for(slot, bytes) {
-            buffer.as_mut_slice().copy_from_slice(data.as_slice());
-            return Some(buffer);
+        let bytes = data.len() as u32;
+        if let Some(mut memory) = self.take_data_for(slot, bytes) {
+            data.copy_to(&mut memory);
+            return Some(memory);
         }
         if let Some(command) = self.queue.commands.get_mut(slot) {
             command.data = data;
@@ -436,11 +433,11 @@ impl<T: IoTransport> Execution<'_, T> {
 
     /// Submits a request that the block device executes with the command's protection.
     #[cold]
-    fn submit_protected(&mut self, slot: Slot, op: Op, plan: &IoPlan, buffer: Buffer) {
+    fn submit_protected(&mut self, slot: Slot, op: Op, plan: &IoPlan, data: Data) {
         let backend = self.queue.namespaces.entry(plan).backend;
         let mut request = Request::new(self.queue.tag(slot), op, plan.lba, plan.blocks);
         request.flags = plan.flags;
-        request.payload = Payload::Protected(plan.protected(buffer.into()));
+        request.payload = Payload::Protected(plan.protected(data));
         match self.transport.submit(backend, request) {
             Ok(()) => self.queue.device_requests += 1,
             Err(status) => self.queue.finish(slot, status, 0, self.transport),
@@ -470,7 +467,7 @@ impl<T: IoTransport> Execution<'_, T> {
     /// A reservation command: executed by the target, without a device request.
     fn reservation(&mut self, slot: Slot, plan: &IoPlan) {
         let data = self.queue.take_data(slot);
-        match self.queue.namespaces.execute_reservation(plan, data.as_slice()) {
+        match self.queue.namespaces.execute_reservation(plan, data.contiguous().unwrap_or_default()) {
             ReservationOutcome::Done(status) => self.queue.finish(slot, status, 0, self.transport),
             ReservationOutcome::Report(report) => {
                 self.queue.send(slot, CommandData::Bytes(report), 0, self.transport)
@@ -485,15 +482,15 @@ impl<T: IoTransport> Execution<'_, T> {
 
     /// Submits the only request of a command, which completes with the request's status.
     #[inline]
-    fn submit_only(&mut self, slot: Slot, op: Op, plan: &IoPlan, buffer: Option<Buffer>) {
+    fn submit_only(&mut self, slot: Slot, op: Op, plan: &IoPlan, data: Option<Data>) {
         self.queue.set_state(slot, CommandState::Submitted { remaining: 1, status: Status::SUCCESS });
-        self.submit(slot, op, plan, buffer);
+        self.submit(slot, op, plan, data);
     }
 
     #[inline]
-    fn submit(&mut self, slot: Slot, op: Op, plan: &IoPlan, buffer: Option<Buffer>) {
+    fn submit(&mut self, slot: Slot, op: Op, plan: &IoPlan, data: Option<Data>) {
         let backend = self.queue.namespaces.entry(plan).backend;
-        let payload = Payload::from_data(buffer);
+        let payload = Payload::from_data(data);
         let mut request = Request::with_payload(self.queue.tag(slot), op, plan.lba, plan.blocks, payload);
         request.flags = plan.flags;
         match self.transport.submit(backend, request) {

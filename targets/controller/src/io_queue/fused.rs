@@ -1,7 +1,7 @@
 //! Fused Compare and Write: two consecutive commands of a queue, whose data may arrive later.
 
 use block_io::{Op, Payload, Request, RequestFlags, Status};
-use dma::Buffer;
+use dma::Data;
 use slots::Slot;
 use wire_nvme::Sqe;
 use wire_nvme::sqe::Fuse;
@@ -147,7 +147,7 @@ impl<T: IoTransport> Execution<'_, T> {
             return self.finish_both(first, first_error, second, second_error);
         }
         let backend = self.queue.namespaces.entry(&compare).backend;
-        let Some(buffers) = self.take_both_buffers(first, second) else {
+        let Some(both) = self.take_both(first, second) else {
             let bytes = self.queue.commands.get(first).map_or(0, |command| 2 * command.length);
             return self.defer(first, bytes);
         };
@@ -157,7 +157,7 @@ impl<T: IoTransport> Execution<'_, T> {
                 self.queue.set_state(slot, CommandState::Submitted { remaining: 1, status: Status::SUCCESS });
                 Request { flags: plan.flags, ..request }
             });
-        let [expected, new] = buffers.map(|buffer| Payload::Data(buffer.into()));
+        let [expected, new] = both.map(Payload::Data);
         let compare = Request { flags: RequestFlags::FUSED, payload: expected, ..compare };
         // Adjacent in the device's batch. The device is there for both or for none.
         let submitted = self
@@ -181,23 +181,22 @@ impl<T: IoTransport> Execution<'_, T> {
         self.queue.finish(second, second_status.unwrap_or(Status::FUSED_FAILED), 0, self.transport);
     }
 
-    /// Takes a buffer for each and copies the data into it: both or none, so that no pair holds one buffer while it
-    /// waits for the other.
-    fn take_both_buffers(&mut self, first: Slot, second: Slot) -> Option<[Buffer; 2]> {
+    /// Takes memory for each and copies the data into it: both or none, so that no pair holds one's while it waits for
+    /// the other's.
+    fn take_both(&mut self, first: Slot, second: Slot) -> Option<[Data; 2]> {
         let length = self.queue.commands.get_mut(first)?.length;
         if !self.queue.deferred.is_empty() || !self.queue.fits(2 * length as usize) {
             return None;
         }
-        let mut buffers =
-            [self.transport.take_buffer(length as usize)?, self.transport.take_buffer(length as usize)?];
-        for (slot, buffer) in [first, second].into_iter().zip(&mut buffers) {
-            let data = self.queue.take_data(slot);
-            buffer.as_mut_slice().copy_from_slice(data.as_slice());
+        let mut both =
+            [self.transport.take_data(length as usize)?, self.transport.take_data(length as usize)?];
+        for (slot, memory) in [first, second].into_iter().zip(&mut both) {
+            self.queue.take_data(slot).copy_to(memory);
             if let Some(command) = self.queue.commands.get_mut(slot) {
                 command.buffer_bytes += length;
             }
             self.queue.buffer_bytes += length as usize;
         }
-        Some(buffers)
+        Some(both)
     }
 }

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use block_io::{Op, Payload, Request, RequestFlags, Status};
-use dma::{Arena, ArenaConfig, Buffer, Data, Pool};
+use dma::{Arena, ArenaConfig, Data, Pool};
 use slots::Slot;
 use wire_nvme::io::{COPY_RANGE_SIZE, CopyCommand, DatasetManagement, ReadWrite};
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::{DataPointer, NSID_ALL, Sqe};
 
 use super::{
-    BufferWindow, CommandToken, HostData, HostLink, HostTransfer, IoQueue, IoTransport, Transferred,
+    BufferWindow, CommandData, CommandToken, HostData, HostLink, HostTransfer, IoQueue, IoTransport,
+    Transferred,
 };
 use crate::harness::ByteSource;
 use crate::{ControllerLimits, NamespaceTable, Subsystem, SubsystemNamespace};
@@ -60,6 +61,10 @@ pub struct FakeTransport {
     pub immediate: bool,
     /// The pool has no buffers.
     pub starved: bool,
+    /// Most bytes of a slice of data: what a pool has that is used up but for small buffers.
+    pub slice_bytes_max: usize,
+    /// Bytes that arrive before a command's data.
+    pub room_before: u32,
     /// Devices are gone.
     pub devices_gone: bool,
     /// The first block of the write that must be submitted next.
@@ -82,10 +87,19 @@ impl FakeTransport {
             later: false,
             immediate: false,
             starved: false,
+            slice_bytes_max: usize::MAX,
+            room_before: 0,
             devices_gone: false,
             fused_write: None,
             pool: Pool::new(&arena),
         }
+    }
+
+    /// Memory in slices of at most `slice_bytes_max`.
+    fn memory(&self, bytes: usize) -> Option<Data> {
+        let lengths =
+            (0..bytes).step_by(self.slice_bytes_max).map(|at| (bytes - at).min(self.slice_bytes_max));
+        Data::gather(lengths.map(|length| self.pool.take(length)).collect::<Option<_>>()?)
     }
 
     fn answer(&mut self, cid: u16, answer: Answer) {
@@ -112,10 +126,12 @@ impl HostLink for FakeTransport {
         token: CommandToken,
         slot: Slot,
         location: &FakeLocation,
-        data: &[u8],
+        data: &CommandData,
+        length: usize,
         result: u64,
     ) -> Transferred {
-        self.answer(token.answered(), Answer { status: Status::SUCCESS, result, data: data.to_vec() });
+        let data = data.parts(0, length).flatten().copied().collect();
+        self.answer(token.answered(), Answer { status: Status::SUCCESS, result, data });
         if !location.later {
             return Transferred::Now;
         }
@@ -128,11 +144,11 @@ impl IoTransport for FakeTransport {
     fn locate(&mut self, sqe: &Sqe, transfer: HostTransfer) -> Result<HostData<FakeLocation>, Status> {
         assert_eq!(sqe.data.length(), transfer.bytes);
         if self.lends && transfer.lend_alignment.is_some() {
-            let buffer = self.pool.take(transfer.bytes as usize).ok_or(Status::DATA_TRANSFER_ERROR)?;
-            return Ok(HostData::Lent(buffer));
+            let data = self.memory(transfer.bytes as usize).ok_or(Status::DATA_TRANSFER_ERROR)?;
+            return Ok(HostData::Lent(data));
         }
         let location = FakeLocation { later: self.later };
-        Ok(HostData::Moved { location, room: transfer.bytes, immediate: self.immediate })
+        Ok(HostData::Moved { location, room: self.room_before + transfer.bytes, immediate: self.immediate })
     }
 
     fn receive(
@@ -140,9 +156,9 @@ impl IoTransport for FakeTransport {
         slot: Slot,
         _cid: u16,
         location: &mut FakeLocation,
-        into: &mut [u8],
+        into: &mut CommandData,
     ) -> Result<Transferred, Status> {
-        into.fill(self.host_byte);
+        into.parts_mut(0, into.len()).for_each(|part| part.fill(self.host_byte));
         if !location.later {
             return Ok(Transferred::Now);
         }
@@ -150,8 +166,8 @@ impl IoTransport for FakeTransport {
         Ok(Transferred::Later)
     }
 
-    fn take_buffer(&mut self, bytes: usize) -> Option<Buffer> {
-        if self.starved { None } else { self.pool.take(bytes) }
+    fn take_data(&mut self, bytes: usize) -> Option<Data> {
+        if self.starved { None } else { self.memory(bytes) }
     }
 
     fn submit(&mut self, backend: u32, request: Request<Data>) -> Result<(), Status> {
@@ -291,7 +307,9 @@ impl QueueHarness {
                 self.transport.immediate = flags & 8 != 0;
                 self.transport.starved = flags & 0x30 == 0x30;
                 self.transport.devices_gone = flags & 0xc0 == 0xc0;
-                self.transport.host_byte = bytes.u8() & 1;
+                let choices = bytes.u8();
+                self.transport.host_byte = choices & 1;
+                self.transport.slice_bytes_max = if choices & 2 == 0 { usize::MAX } else { 1024 };
                 let sqe = arbitrary_command(bytes);
                 self.command(sqe);
             }

@@ -98,6 +98,63 @@ fn reads_send_the_devices_data_and_writes_submit_the_hosts() {
     }
 }
 
+/// The pool has no buffer as large as the command: its data lies in several.
+#[test]
+fn a_command_whose_data_lies_in_several_slices_transfers_all_of_it() {
+    for (later, immediate, lends) in
+        [(false, false, false), (true, false, false), (true, true, false), (false, false, true)]
+    {
+        let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+        (harness.transport.later, harness.transport.immediate) = (later, immediate);
+        (harness.transport.slice_bytes_max, harness.transport.lends) = (1536, lends);
+        harness.transport.host_byte = 7;
+        harness.command(io(NvmOpcode::Write, 1, 3, 8));
+        if later {
+            harness.receive(0, Ok(0));
+        }
+        let data = harness.transport.requests[0].data().unwrap();
+        let lengths: Vec<usize> = data.slices().iter().map(dma::Buffer::len).collect();
+        assert_eq!(lengths, [1536, 1536, 1024]);
+        assert!(lends || data.parts(0, 4096).flatten().all(|byte| *byte == 7));
+        harness.complete(0, Status::SUCCESS);
+
+        let read = harness.command(io(NvmOpcode::Read, 2, 9, 8));
+        let expected: Vec<u8> = (0..4096).map(|at| (at % 251) as u8).collect();
+        harness.transport.requests[0].data_mut().unwrap().copy_from(0, &expected);
+        harness.complete(0, Status::SUCCESS);
+        assert_eq!(harness.answer(read).unwrap().data, if lends { &[][..] } else { &expected });
+        harness.settle();
+        assert_eq!(harness.queue.free_slots(), 16);
+    }
+}
+
+/// Data in a capsule may begin anywhere in it.
+#[test]
+fn data_that_begins_inside_of_a_capsule_is_kept_whole() {
+    for slice_bytes_max in [usize::MAX, 512] {
+        let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+        (harness.transport.later, harness.transport.immediate) = (true, true);
+        (harness.transport.slice_bytes_max, harness.transport.room_before) = (slice_bytes_max, 700);
+        harness.command(io(NvmOpcode::Write, 1, 3, 2));
+        let slot = harness.transport.receiving[0];
+        let memory = harness.queue.data_mut(slot).unwrap();
+        assert_eq!(memory.len(), 700 + 1024);
+        let mut at = 0;
+        for part in memory.parts_mut(0, 1724) {
+            for byte in part {
+                *byte = (at % 251) as u8;
+                at += 1;
+            }
+        }
+        harness.receive(0, Ok(700));
+        let data = harness.transport.requests[0].data().unwrap();
+        assert_eq!(data.len(), 1024);
+        let expected = (700..1724).map(|at| (at % 251) as u8);
+        assert!(data.parts(0, 1024).flatten().copied().eq(expected));
+        harness.settle();
+    }
+}
+
 #[test]
 fn lent_memory_needs_no_slot() {
     let mut harness = QueueHarness::new(BufferWindow::new(0, 0));

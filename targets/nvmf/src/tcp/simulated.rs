@@ -57,7 +57,18 @@ fn address() -> SocketAddr {
 
 impl SimulatedTarget {
     fn new(transport: &TcpTransportConfig, seed: u64, faults: NetworkFaults) -> SimulatedTarget {
-        let reactor = Reactor::new(&reactor::ReactorConfig::default()).expect("a reactor for a test");
+        SimulatedTarget::with_memory(transport, seed, faults, dma::ArenaConfig::default())
+    }
+
+    fn with_memory(
+        transport: &TcpTransportConfig,
+        seed: u64,
+        faults: NetworkFaults,
+        memory: dma::ArenaConfig,
+    ) -> SimulatedTarget {
+        let arena = dma::Arena::new(memory);
+        let config = reactor::ReactorConfig { arena, ..reactor::ReactorConfig::default() };
+        let reactor = Reactor::new(&config).expect("a reactor for a test");
         let core = reactor.core();
         let registry = Registry::new();
         let device = |n| {

@@ -187,30 +187,61 @@ fn check_length(remaining: u32) -> Result<(), Status> {
     if remaining == 0 { Ok(()) } else { Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry()) }
 }
 
-/// Copies from client memory.
-pub(super) fn gather(memory: &ClientMemory, segments: &[DataSegment], out: &mut [u8]) -> Result<(), Status> {
-    let mut at = 0;
-    for segment in segments {
-        let mapped =
-            memory.translate(segment.address, segment.bytes.into()).ok_or(Status::DATA_TRANSFER_ERROR)?;
-        let end = at + segment.bytes as usize;
-        mapped.external.region().read(mapped.offset, &mut out[at..end]);
-        at = end;
+/// Copies from client memory to `parts`, which together are as long as the segments.
+pub(super) fn gather<'p>(
+    memory: &ClientMemory,
+    segments: &[DataSegment],
+    parts: impl Iterator<Item = &'p mut [u8]>,
+) -> Result<(), Status> {
+    let mut rest = SegmentCursor { segments, done: 0 };
+    for part in parts {
+        let mut at = 0;
+        while let Some((address, bytes)) = rest.take(part.len() - at) {
+            let mapped = memory.translate(address, bytes as u64).ok_or(Status::DATA_TRANSFER_ERROR)?;
+            mapped.external.region().read(mapped.offset, &mut part[at..at + bytes]);
+            at += bytes;
+        }
     }
-    assert_eq!(at, out.len(), "the segments cover the transfer");
+    assert!(rest.segments.is_empty(), "the segments cover the transfer");
     Ok(())
 }
 
-/// Copies to client memory.
-pub(super) fn scatter(memory: &ClientMemory, segments: &[DataSegment], data: &[u8]) -> Result<(), Status> {
-    let mut at = 0;
-    for segment in segments {
-        let mapped = memory.translate(segment.address, segment.bytes.into()).filter(|mapped| mapped.writable);
-        let mapped = mapped.ok_or(Status::DATA_TRANSFER_ERROR)?;
-        let end = at + segment.bytes as usize;
-        mapped.external.region().write(mapped.offset, &data[at..end]);
-        at = end;
+/// Copies `parts` to client memory; together they are as long as the segments.
+pub(super) fn scatter<'p>(
+    memory: &ClientMemory,
+    segments: &[DataSegment],
+    parts: impl Iterator<Item = &'p [u8]>,
+) -> Result<(), Status> {
+    let mut rest = SegmentCursor { segments, done: 0 };
+    for part in parts {
+        let mut at = 0;
+        while let Some((address, bytes)) = rest.take(part.len() - at) {
+            let mapped = memory.translate(address, bytes as u64).filter(|mapped| mapped.writable);
+            let mapped = mapped.ok_or(Status::DATA_TRANSFER_ERROR)?;
+            mapped.external.region().write(mapped.offset, &part[at..at + bytes]);
+            at += bytes;
+        }
     }
-    assert_eq!(at, data.len(), "the segments cover the transfer");
+    assert!(rest.segments.is_empty(), "the segments cover the transfer");
     Ok(())
+}
+
+/// The segments that are not copied yet; of the first, `done` bytes are.
+struct SegmentCursor<'a> {
+    segments: &'a [DataSegment],
+    done: u32,
+}
+
+impl SegmentCursor<'_> {
+    /// The address and length of the next bytes, at most `bytes_max`; `None` of none.
+    fn take(&mut self, bytes_max: usize) -> Option<(u64, usize)> {
+        let (segment, rest) = self.segments.split_first()?;
+        let bytes = bytes_max.min((segment.bytes - self.done) as usize);
+        let address = segment.address + u64::from(self.done);
+        self.done += bytes as u32;
+        if self.done == segment.bytes {
+            (self.segments, self.done) = (rest, 0);
+        }
+        (bytes > 0).then_some((address, bytes))
+    }
 }

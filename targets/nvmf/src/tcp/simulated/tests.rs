@@ -417,19 +417,27 @@ impl SimulatedTarget {
         self.run_until_idle();
     }
 
+    /// Leaves the core half of its memory, in pages of which no two are neighbours. Returns what holds the others.
+    fn scatter_memory(&mut self) -> Vec<dma::Buffer> {
+        let core = self.reactor.core();
+        let pages: Vec<dma::Buffer> = std::iter::from_fn(|| core.pool().take(4096)).collect();
+        pages.into_iter().enumerate().filter_map(|(index, page)| (index % 2 == 0).then_some(page)).collect()
+    }
+
     /// Reads the first device directly, without the target.
     fn read_device(&mut self, start: usize, bytes: usize) -> Vec<u8> {
         let core = self.reactor.core();
         let mut channel = self.devices[0].channel(&core).unwrap();
-        let buffer = core.pool().take(bytes).unwrap();
+        let data = core.pool().take_data(bytes).unwrap();
         let (lba, blocks) = ((start / BLOCK_BYTES) as u64, (bytes / BLOCK_BYTES) as u32);
-        let mut batch = vec![block_io::Request::read(block_io::Tag(0), lba, blocks, buffer)];
+        let mut batch = vec![block_io::Request::read(block_io::Tag(0), lba, blocks, data)];
         let mut done = Vec::new();
         while done.is_empty() {
             channel.submit(&mut batch);
             channel.poll(&mut done);
         }
-        done.pop().unwrap().into_request().take_data().unwrap().slices()[0].as_slice().to_vec()
+        let data = done.pop().unwrap().into_request().take_data().unwrap();
+        data.parts(0, bytes).flatten().copied().collect()
     }
 }
 
@@ -448,7 +456,10 @@ fn run(seed: u64) -> (usize, usize) {
         stall_per_mille: [0, 100, 600][dice.index(3)],
         break_per_mille: [0, 1, 10][dice.index(3)],
     };
-    let mut world = SimulatedTarget::new(&transport, seed, faults);
+    // Half of the targets have nothing left but scattered pages: commands take their data in several.
+    let arena = dma::ArenaConfig { limit_bytes: dma::CHUNK_BYTES, hugepages: false, shared: false };
+    let mut world = SimulatedTarget::with_memory(&transport, seed, faults, arena);
+    let held = if dice.index(2) == 0 { world.scatter_memory() } else { Vec::new() };
     let in_capsule = transport.in_capsule_data_size as usize;
     let mut oracle =
         ReferenceModel { medium: vec![0; BLOCKS * BLOCK_BYTES], in_capsule, done: 0, sessions: 0 };
@@ -456,6 +467,7 @@ fn run(seed: u64) -> (usize, usize) {
         let _ = oracle.run_session(&mut world, &mut dice, 60);
         world.run_until_idle();
     }
+    drop(held);
     assert!(world.read_device(0, 64 << 10) == oracle.medium[..64 << 10]);
     (oracle.done, oracle.sessions)
 }

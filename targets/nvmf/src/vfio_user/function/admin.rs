@@ -104,7 +104,9 @@ impl VfioUserFunction {
                 host_data.len() as u32,
                 &mut self.segments,
             );
-            let copied = parsed.and_then(|()| data::gather(&self.memory, &self.segments, &mut host_data));
+            let copied = parsed.and_then(|()| {
+                data::gather(&self.memory, &self.segments, std::iter::once(&mut host_data[..]))
+            });
             if let Err(status) = copied {
                 return self.complete_command(0, sqe.cid, status, 0);
             }
@@ -159,7 +161,7 @@ impl VfioUserFunction {
     /// Copies data to client memory.
     fn copy_to_client(&mut self, sqe: &Sqe, data: &[u8]) -> Result<(), Status> {
         data::parse_data_pointer(&self.memory, sqe.data, false, data.len() as u32, &mut self.segments)?;
-        data::scatter(&self.memory, &self.segments, data)
+        data::scatter(&self.memory, &self.segments, std::iter::once(data))
     }
 
     /// Completes an Asynchronous Event Request.

@@ -2,7 +2,9 @@
 
 use block_io::{Request, Status};
 use dma::{Buffer, Data};
-use nvme_controller::io_queue::{CommandToken, HostData, HostLink, HostTransfer, IoTransport, Transferred};
+use nvme_controller::io_queue::{
+    CommandData, CommandToken, HostData, HostLink, HostTransfer, IoTransport, Transferred,
+};
 use slots::Slot;
 use wire_nvme::{DataPointer, Sqe};
 
@@ -73,10 +75,11 @@ impl HostLink for QueueLink<'_> {
         token: CommandToken,
         _slot: Slot,
         location: &SegmentList,
-        data: &[u8],
+        data: &CommandData,
+        length: usize,
         result: u64,
     ) -> Transferred {
-        let copied = data::scatter(self.memory, location, data);
+        let copied = data::scatter(self.memory, location, data.parts(0, length));
         self.complete(token, copied.err().unwrap_or(Status::SUCCESS), result);
         Transferred::Now
     }
@@ -91,13 +94,27 @@ pub(super) struct QueueTransport<'a, 'b> {
 }
 
 impl QueueTransport<'_, '_> {
-    /// Lends client memory as a buffer, if it is contiguous, aligned, and writable where needed. Clients map whole
+    /// Lends client memory as a buffer, if it is in one range, aligned, and writable where needed. Clients map whole
     /// pages.
     #[inline(always)]
-    fn lend(&self, address: u64, transfer: &HostTransfer, alignment: u32) -> Option<Buffer> {
-        let mapped = self.link.memory.translate(address, transfer.bytes.into())?;
-        let fits = mapped.offset & u64::from(alignment - 1) == 0 && (mapped.writable || !transfer.to_host);
-        if fits { mapped.external.buffer(mapped.offset, transfer.bytes) } else { None }
+    fn lend(&self, address: u64, bytes: u32, to_host: bool, alignment: u32) -> Option<Buffer> {
+        let mapped = self.link.memory.translate(address, bytes.into())?;
+        let fits = mapped.offset & u64::from(alignment - 1) == 0 && (mapped.writable || !to_host);
+        if fits { mapped.external.buffer(mapped.offset, bytes) } else { None }
+    }
+
+    /// Lends the segments of a transfer, if each begins and each but the last ends at a multiple of the alignment.
+    fn lend_segments(&self, transfer: &HostTransfer) -> Option<Data> {
+        let (alignment, to_host) = (transfer.lend_alignment?, transfer.to_host);
+        let lend = |segment: &DataSegment| self.lend(segment.address, segment.bytes, to_host, alignment);
+        let (last, others) = self.segments.split_last()?;
+        if others.is_empty() {
+            return lend(last).map(Data::One);
+        }
+        if others.iter().any(|segment| segment.bytes & (alignment - 1) != 0) {
+            return None;
+        }
+        Data::gather(self.segments.iter().map(lend).collect::<Option<_>>()?)
     }
 
     #[inline(never)]
@@ -108,12 +125,10 @@ impl QueueTransport<'_, '_> {
         transfer: HostTransfer,
     ) -> Result<HostData<SegmentList>, Status> {
         data::parse_data_pointer(self.link.memory, pointer, is_sgl, transfer.bytes, self.segments)?;
-        if let ([segment], Some(alignment)) = (&self.segments[..], transfer.lend_alignment)
-            && let Some(buffer) = self.lend(segment.address, &transfer, alignment)
-        {
-            return Ok(HostData::Lent(buffer));
+        if let Some(data) = self.lend_segments(&transfer) {
+            return Ok(HostData::Lent(data));
         }
-        // Not contiguous or not aligned: copied.
+        // Not aligned, or not mapped: copied if it can be reached.
         let is_reachable = |segment: &DataSegment| {
             let mapped = self.link.memory.translate(segment.address, segment.bytes.into());
             mapped.is_some_and(|mapped| mapped.writable || !transfer.to_host)
@@ -139,10 +154,11 @@ impl HostLink for QueueTransport<'_, '_> {
         token: CommandToken,
         slot: Slot,
         location: &SegmentList,
-        data: &[u8],
+        data: &CommandData,
+        length: usize,
         result: u64,
     ) -> Transferred {
-        self.link.send(token, slot, location, data, result)
+        self.link.send(token, slot, location, data, length, result)
     }
 }
 
@@ -157,9 +173,9 @@ impl IoTransport for QueueTransport<'_, '_> {
             && transfer.lend_alignment.is_some()
             && u64::from(transfer.bytes) <= PAGE
             && sqe.data.low.is_multiple_of(PAGE)
-            && let Some(buffer) = self.lend(sqe.data.low, &transfer, PAGE as u32)
+            && let Some(buffer) = self.lend(sqe.data.low, transfer.bytes, transfer.to_host, PAGE as u32)
         {
-            return Ok(HostData::Lent(buffer));
+            return Ok(HostData::Lent(buffer.into()));
         }
         self.locate_segments(sqe.data, is_sgl, transfer)
     }
@@ -169,19 +185,19 @@ impl IoTransport for QueueTransport<'_, '_> {
         _slot: Slot,
         _cid: u16,
         location: &mut SegmentList,
-        into: &mut [u8],
+        into: &mut CommandData,
     ) -> Result<Transferred, Status> {
-        data::gather(self.link.memory, location, into)?;
+        data::gather(self.link.memory, location, into.parts_mut(0, into.len()))?;
         Ok(Transferred::Now)
     }
 
     #[inline]
-    fn take_buffer(&mut self, bytes: usize) -> Option<Buffer> {
-        let buffer = self.context.pool.take(bytes);
-        if buffer.is_none() {
+    fn take_data(&mut self, bytes: usize) -> Option<Data> {
+        let data = self.context.pool.take_data(bytes);
+        if data.is_none() {
             self.link.ring.totals.waited_for_buffer();
         }
-        buffer
+        data
     }
 
     #[inline(always)]
