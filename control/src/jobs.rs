@@ -18,6 +18,8 @@ const ENDED_MAX: usize = 64;
 #[derive(Default)]
 pub struct Jobs {
     table: Mutex<JobTable>,
+    /// Held during each update.
+    update_lock: Arc<Mutex<()>>,
 }
 
 #[derive(Default)]
@@ -35,6 +37,7 @@ struct Job {
     total: AtomicU64,
     cancelled: AtomicBool,
     state: Mutex<JobState>,
+    update_lock: Arc<Mutex<()>>,
 }
 
 #[derive(Default)]
@@ -53,7 +56,7 @@ pub struct JobHandle(Arc<Job>);
 impl JobHandle {
     /// The handle of a call that is no job: nothing lists it, and only [`cancel`](Self::cancel) cancels it.
     pub fn standalone() -> JobHandle {
-        JobHandle(Arc::new(Job::new(0, "the call")))
+        JobHandle(Arc::new(Job::new(0, "the call", Arc::default())))
     }
 
     /// Requests the end, as `job_cancel` does. Fails if it is too late.
@@ -97,6 +100,12 @@ impl JobHandle {
         state.on_cancel = Some(Box::new(action));
     }
 
+    /// Runs a short part of the job as an update: others wait for it, and it for them. `change` starts no other.
+    pub fn update<R>(&self, change: impl FnOnce() -> R) -> R {
+        let _guard = sync::lock(&self.0.update_lock);
+        change()
+    }
+
     /// From here the job cannot be cancelled: `job_cancel` fails. Fails itself if the job was cancelled before.
     pub fn commit(&self) -> Result<(), RpcError> {
         let mut state = self.0.lock();
@@ -111,7 +120,7 @@ fn cancelled(method: &str) -> RpcError {
 }
 
 impl Job {
-    fn new(id: u64, method: &'static str) -> Job {
+    fn new(id: u64, method: &'static str, update_lock: Arc<Mutex<()>>) -> Job {
         Job {
             id,
             method,
@@ -120,6 +129,7 @@ impl Job {
             total: AtomicU64::new(0),
             cancelled: AtomicBool::new(false),
             state: Mutex::default(),
+            update_lock,
         }
     }
 
@@ -189,6 +199,11 @@ impl Job {
 }
 
 impl Jobs {
+    /// No jobs yet. `update_lock` is held during each update.
+    pub(crate) fn new(update_lock: &Arc<Mutex<()>>) -> Arc<Jobs> {
+        Arc::new(Jobs { table: Mutex::default(), update_lock: update_lock.clone() })
+    }
+
     fn add(&self, method: &'static str) -> Result<Arc<Job>, RpcError> {
         let mut table = self.lock();
         let is_running = |job: &Arc<Job>| job.lock().outcome.is_none();
@@ -202,7 +217,7 @@ impl Jobs {
             oldest.map(|index| table.jobs.remove(index));
         }
         table.last_id += 1;
-        let job = Arc::new(Job::new(table.last_id, method));
+        let job = Arc::new(Job::new(table.last_id, method, self.update_lock.clone()));
         table.jobs.push_back(job.clone());
         Ok(job)
     }

@@ -57,5 +57,5 @@ pub use rpc::client;
 pub use rpc::framing;
 pub use rpc::server::RpcServer;
 pub use rpc::socket::{ListenSocket, SocketError};
-pub use saved_calls::{CallRecorder, SavedCalls};
+pub use saved_calls::{CallPlace, CallRecorder, SavedCalls};
 pub use serde_json as json;

@@ -98,7 +98,7 @@ impl ControlPlaneBuilder {
             methods: self.methods,
             catalog: self.catalog,
             reactors: self.reactors,
-            jobs: Arc::default(),
+            jobs: Jobs::new(&update_lock),
             examiner: self.examiner,
             update_lock,
             startup: Mutex::new(Startup { stage, pending }),

@@ -19,6 +19,10 @@ pub struct CallRecorder {
     kind: usize,
 }
 
+/// A place in the order of creation, from [`CallRecorder::reserve`].
+#[derive(Debug)]
+pub struct CallPlace(u64);
+
 type Exists = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 #[derive(Default)]
@@ -69,13 +73,24 @@ impl SavedCalls {
 }
 
 impl CallRecorder {
+    /// A place for a call that takes long, such as a job: what stands on its object is created, and recorded, before the
+    /// call has ended, and comes after it all the same.
+    pub fn reserve(&self) -> CallPlace {
+        let mut list = self.list.lock();
+        list.last += 1;
+        CallPlace(list.last)
+    }
+
     /// Records the call that created `name`. Replaces an earlier call of the same name.
     pub fn record(&self, name: &str, method: &'static str, params: &impl Parameters) {
+        self.record_at(self.reserve(), name, method, params);
+    }
+
+    /// As [`record`](Self::record), at the place that was reserved when the call began.
+    pub fn record_at(&self, place: CallPlace, name: &str, method: &'static str, params: &impl Parameters) {
         let mut list = self.list.lock();
         list.remove(self.kind, name);
-        let params = Value::Object(params.to_object());
-        list.last += 1;
-        let number = list.last;
+        let (params, number) = (Value::Object(params.to_object()), place.0);
         list.calls.insert(number, SavedCall { kind: self.kind, name: name.to_string(), method, params });
         list.kinds[self.kind].numbers.insert(name.to_string(), number);
     }
@@ -131,12 +146,17 @@ mod tests {
         bdevs.record("gone", "bdev_null_create", &created(None));
         bdevs.set_parameter("a", "num_blocks", 2);
         bdevs.remove("c");
+        // An attachment that takes long: what it finds, and what stands on that, is recorded first.
+        let place = paths.reserve();
+        bdevs.record("on-b", "bdev_delay_create", &created(None));
+        paths.record_at(place, "b", "attach", &created(None));
         let expected = json!([{ "method": "bdev_null_create", "params": { "num_blocks": 2 } },
+            { "method": "attach", "params": {} }, { "method": "bdev_delay_create", "params": {} },
             { "method": "attach", "params": {} }, { "method": "bdev_delay_create", "params": {} }]);
         assert_eq!(Value::Array(saved.calls()), expected);
         assert_eq!(
             (bdevs.names(), paths.names()),
-            (vec!["a".into(), "b".into(), "gone".into()], vec!["a".into()])
+            (vec!["a".into(), "b".into(), "gone".into(), "on-b".into()], vec!["a".into(), "b".into()])
         );
     }
 }

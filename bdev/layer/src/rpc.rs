@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use control::json::{Value, json};
-use control::{CallRecorder, Examiner, Method, Module, Parameters, RpcError, SavedCalls};
+use control::{ByName, CallRecorder, Examiner, Method, Module, Parameters, RpcError, SavedCalls};
 
 use crate::{BdevError, BlockDevice, DeviceEvent, Registry};
 
@@ -195,6 +195,17 @@ impl BdevModule {
     fn histograms(&self) -> MutexGuard<'_, BTreeMap<String, HistogramBaseline>> {
         sync::lock(&self.histograms)
     }
+}
+
+/// The method of a module with its own kind of bdevs that deletes one: `product` is their product name, and `bdevs` finds
+/// the devices that it creates them among.
+pub fn delete_method<M: Module>(
+    name: &'static str,
+    product: &'static str,
+    bdevs: impl Fn(&M) -> &BdevModule + Send + Sync + 'static,
+) -> Method<M> {
+    let delete = move |module: &M, params: ByName| bdevs(module).delete(&params.name, product);
+    Method::update(name, delete).text("Deletes the bdev.", "true").errors(&[devices::MISSING])
 }
 
 impl Module for BdevModule {

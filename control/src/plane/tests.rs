@@ -116,6 +116,10 @@ impl Module for Slow {
             }),
             Method::prepared_update("slow_prepared", slow_prepare, |_, ()| Ok(())),
             Method::job("slow_job", slow_job),
+            Method::job("updating_job", |slow: &Slow, _: NoParameters, job| {
+                job.update(|| slow.wait());
+                Ok(())
+            }),
             Method::update("fast_update", |_, params: ByName| Ok(params.name)),
         ]
     }
@@ -197,6 +201,26 @@ fn only_updates_keep_updates_waiting() {
         leave.send(()).unwrap();
         slow.join().unwrap().unwrap();
         fast.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_part_of_a_job_can_be_an_update() {
+    let (plane, entered, leave) = slow();
+    let call = |method: &'static str| {
+        let plane = plane.clone();
+        std::thread::spawn(move || plane.invoke(method, Value::Null))
+    };
+    for [first, second] in [["slow_update", "updating_job"], ["updating_job", "slow_update"]] {
+        let first = call(first);
+        entered.recv().unwrap();
+        let second = call(second);
+        assert!(entered.recv_timeout(Duration::from_millis(100)).is_err(), "the second waits for the first");
+        leave.send(()).unwrap();
+        entered.recv().unwrap();
+        leave.send(()).unwrap();
+        first.join().unwrap().unwrap();
+        second.join().unwrap().unwrap();
     }
 }
 

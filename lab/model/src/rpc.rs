@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bdev::Uuid;
-use bdev::rpc::BdevModule;
+use bdev::rpc::{BdevModule, delete_method};
 use control::json::{Value, json};
-use control::{ByName, Method, Module, NoParameters, RpcError, files};
+use control::{Method, Module, NoParameters, RpcError, files};
 
 use crate::disk::{self, ModelConfig, Store};
 use crate::{DeviceProfile, FaultKind, FaultOp, MediaState, ModelFault};
@@ -31,7 +31,6 @@ impl Module for ModelModule {
     const DEPENDS_ON: &'static [&'static str] = &["bdev"];
 
     fn methods() -> Vec<Method<ModelModule>> {
-        const MISSING: &[(i64, &str)] = &[(RpcError::ENODEV, "there is no such model")];
         vec![
             Method::query("bdev_model_get_profiles", get_profiles)
                 .text("Lists the built-in profiles.", "array of `name`, `title`, `size`"),
@@ -45,11 +44,7 @@ impl Module for ModelModule {
                         "with `store=memory`, all bdevs in memory together would be larger than the memory of the machine",
                     ),
                 ]),
-            Method::update("bdev_model_delete", |module: &ModelModule, params: ByName| {
-                module.bdevs.delete(&params.name, "NVMe device model")
-            })
-            .text("Deletes the bdev.", "true")
-            .errors(MISSING),
+            delete_method("bdev_model_delete", "NVMe device model", |module: &ModelModule| &module.bdevs),
             Method::update("bdev_model_inject", inject).text("Injects a fault.", "true").errors(&[
                 (RpcError::ENODEV, "there is no such model"),
                 (RpcError::EINVAL, "the fault's values contradict each other"),

@@ -28,8 +28,7 @@ const FILE: &[(i64, &str)] = &[
 
 /// The method that deletes a bdev of the module with this product name.
 pub(super) fn delete(method: &'static str, product: &'static str) -> Method<BdevModule> {
-    let delete = move |bdevs: &BdevModule, params: ByName| bdevs.delete(&params.name, product);
-    Method::update(method, delete).text("Deletes the bdev.", "true").errors(&[MISSING])
+    super::delete_method(method, product, |bdevs| bdevs)
 }
 
 pub(super) fn methods() -> Vec<Method<BdevModule>> {

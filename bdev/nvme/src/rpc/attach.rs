@@ -231,6 +231,7 @@ fn attach(
         // Fails only if the attempt has ended already.
         let _ = initiator.detach(&name, |other| *other == pending, &JobHandle::standalone());
     });
+    let place = module.saved.paths.reserve();
     let names = module.initiator.attach(attach)?;
     let key = path_key(&params.name, &id);
     params.trtype = id.trtype().to_string();
@@ -244,7 +245,7 @@ fn attach(
     params.fast_io_fail_timeout_sec = Some(loss_timeouts.2);
     params.multipath_opts = Some(MultipathOpts::of(policy));
     (params.max_bdevs, params.disable_sq_flow_control) = (None, None);
-    module.saved.paths.record(&key, "bdev_nvme_attach_controller", &params);
+    job.update(|| module.saved.paths.record_at(place, &key, "bdev_nvme_attach_controller", &params));
     Ok(names)
 }
 
@@ -320,6 +321,7 @@ fn start_discovery(
         // Fails only if it has ended already.
         let _ = initiator.stop_discovery(&name, &JobHandle::standalone());
     });
+    let place = module.saved.discoveries.reserve();
     module.initiator.start_discovery(discovery, wait_for)?;
     params.trtype = id.trtype().to_string();
     params.traddr = id.traddr();
@@ -330,7 +332,10 @@ fn start_discovery(
     params.ctrlr_loss_timeout_sec = Some(loss_timeouts.0);
     params.reconnect_delay_sec = Some(loss_timeouts.1);
     params.fast_io_fail_timeout_sec = Some(loss_timeouts.2);
-    module.saved.discoveries.record(&params.name, "bdev_nvme_start_discovery", &params);
+    let record = || {
+        module.saved.discoveries.record_at(place, &params.name, "bdev_nvme_start_discovery", &params);
+    };
+    job.update(record);
     Ok(true)
 }
 
