@@ -4,8 +4,6 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use block_io::{Channel, Completion, Request};
-use dma::Data;
 use reactor::Core;
 use sockets::{CoreNetwork, Sockets};
 use wire_nvme::Sqe;
@@ -15,11 +13,11 @@ use wire_nvme::identify::{IdentifyController, IdentifyNamespace};
 
 use crate::controller::Controller;
 use crate::error::{AdminError, ControllerFailure, NvmeOpenError};
-use crate::namespace::Namespace;
+use crate::io_queue::IoQueue;
+use crate::namespace::MemoryNamespace;
 use crate::options::Options;
 use crate::passthrough::PassthroughOutput;
 use crate::shared::{AdminData, AdminOutput};
-use crate::stats::QueueStats;
 use crate::tcp::{AssociationHandle, TcpAssociation, TcpIoQueue};
 use crate::uri::Uri;
 
@@ -197,7 +195,7 @@ impl<N: CoreNetwork> IoQueues for TransportQueues<N> {
                         as Box<dyn IoQueue>
                 }
                 TransportQueues::Memory(controller, options) => {
-                    Box::new(Namespace::of(controller, core, nsid, options).await?)
+                    Box::new(MemoryNamespace::open(controller, core, nsid, options).await?)
                 }
             })
         })
@@ -224,52 +222,5 @@ impl<N: CoreNetwork> IoQueues for TransportQueues<N> {
                 }
             }
         })
-    }
-}
-
-/// An I/O queue to one namespace, whatever its transport. It is called through the vtable, once a batch.
-pub trait IoQueue: Channel<Request = Request<Data>, Completion = Completion<Data>> {
-    /// Counters of the queue.
-    fn stats(&self) -> QueueStats;
-
-    /// Why the queue can no longer be used, if it has failed.
-    fn failure(&self) -> Option<ControllerFailure>;
-
-    /// After a failure: until when the controller may still execute commands that this queue sent, in nanoseconds; 0 if
-    /// it does not any more, or nothing is known. A write must be repeated, or reported as failed, only then: otherwise
-    /// the first one may overwrite what came after it.
-    fn quiesced_ns(&self) -> u64 {
-        0
-    }
-
-    /// Ends the commands in flight if the transport can: memory-based ones wait for the driver's reset or detach.
-    fn detach(&mut self) {}
-}
-
-impl<N: CoreNetwork> IoQueue for TcpIoQueue<N> {
-    fn stats(&self) -> QueueStats {
-        TcpIoQueue::stats(self)
-    }
-
-    fn failure(&self) -> Option<ControllerFailure> {
-        TcpIoQueue::failure(self)
-    }
-
-    fn quiesced_ns(&self) -> u64 {
-        TcpIoQueue::quiesced_ns(self)
-    }
-
-    fn detach(&mut self) {
-        self.fail(ControllerFailure::Detached);
-    }
-}
-
-impl IoQueue for Namespace {
-    fn stats(&self) -> QueueStats {
-        Namespace::stats(self)
-    }
-
-    fn failure(&self) -> Option<ControllerFailure> {
-        Namespace::failure(self)
     }
 }

@@ -8,6 +8,7 @@ use reactor::Core;
 
 use crate::controller::Controller;
 use crate::error::{ControllerFailure, NvmeOpenError};
+use crate::io_queue::IoQueue;
 use crate::namespace_info::NamespaceInfo;
 use crate::options::Options;
 use crate::qpair::QueuePair;
@@ -21,28 +22,12 @@ pub(crate) use memory_based::MemoryNamespace;
 /// A namespace, open on one core with a queue pair of its own.
 ///
 /// As a [`Channel`] it takes batches of requests with [`submit`](Channel::submit) and returns completions from
-/// [`poll`](Channel::poll). It dispatches to the memory-based or the TCP implementation with one branch per batch,
-/// not through `dyn`.
+/// [`poll`](Channel::poll). Its [`IoQueue`] is the transport's, and is called once a batch.
 pub struct Namespace {
-    transport: NamespaceTransport,
+    queue: Box<dyn IoQueue>,
     core: Core,
     /// Completions of other requests that [`run`](Namespace::run) has received.
     unreturned: Vec<Completion<Data>>,
-}
-
-enum NamespaceTransport {
-    Tcp(Box<TcpNamespace>),
-    Memory(Box<MemoryNamespace>),
-}
-
-/// Calls a method of the transport's implementation.
-macro_rules! dispatch {
-    ($transport:expr, $namespace:ident => $call:expr) => {
-        match $transport {
-            NamespaceTransport::Tcp($namespace) => $call,
-            NamespaceTransport::Memory($namespace) => $call,
-        }
-    };
 }
 
 impl Namespace {
@@ -52,8 +37,7 @@ impl Namespace {
     /// namespaces owns the controller, and must run for as long as any namespace is open.
     pub async fn open(core: &Core, uri: &Uri, options: &Options) -> Result<Namespace, NvmeOpenError> {
         if let Uri::Tcp(uri) = uri {
-            let namespace = TcpNamespace::open(core, uri, options).await?;
-            return Ok(Namespace::new(NamespaceTransport::Tcp(Box::new(namespace)), core));
+            return Ok(Namespace::new(TcpNamespace::open(core, uri, options).await?, core));
         }
         let controller = Controller::attach(core, uri, options).await?;
         Namespace::of(&controller, core, uri.nsid(), options).await
@@ -66,12 +50,11 @@ impl Namespace {
         nsid: u32,
         options: &Options,
     ) -> Result<Namespace, NvmeOpenError> {
-        let namespace = MemoryNamespace::open(controller, core, nsid, options).await?;
-        Ok(Namespace::new(NamespaceTransport::Memory(Box::new(namespace)), core))
+        Ok(Namespace::new(MemoryNamespace::open(controller, core, nsid, options).await?, core))
     }
 
-    fn new(transport: NamespaceTransport, core: &Core) -> Namespace {
-        Namespace { transport, core: core.clone(), unreturned: Vec::new() }
+    fn new(queue: impl IoQueue + 'static, core: &Core) -> Namespace {
+        Namespace { queue: Box::new(queue), core: core.clone(), unreturned: Vec::new() }
     }
 
     /// Executes one request and waits for its completion: for examples, tools and tests. Other requests in flight
@@ -103,54 +86,42 @@ impl Namespace {
 
     /// Logical block size in bytes.
     pub fn block_size(&self) -> u32 {
-        dispatch!(&self.transport, namespace => namespace.block_size())
+        self.queue.block_size()
     }
 
     /// Number of logical blocks.
     pub fn blocks(&self) -> u64 {
-        dispatch!(&self.transport, namespace => namespace.blocks())
+        self.queue.blocks()
     }
 
     /// Most bytes of one request.
     pub fn transfer_max_bytes(&self) -> u32 {
-        dispatch!(&self.transport, namespace => namespace.transfer_max_bytes())
+        self.queue.transfer_max_bytes()
     }
 
     /// Why the controller can no longer be used, if it has failed.
     pub fn failure(&self) -> Option<ControllerFailure> {
-        dispatch!(&self.transport, namespace => namespace.failure())
+        self.queue.failure()
     }
 
     /// Properties of the namespace; `None` over TCP.
     pub fn info(&self) -> Option<&NamespaceInfo> {
-        match &self.transport {
-            NamespaceTransport::Tcp(_) => None,
-            NamespaceTransport::Memory(namespace) => Some(namespace.info()),
-        }
+        self.queue.info()
     }
 
     /// The queue pair, for typed commands and counters; `None` over TCP.
     pub fn queue_pair(&mut self) -> Option<&mut QueuePair> {
-        match &mut self.transport {
-            NamespaceTransport::Tcp(_) => None,
-            NamespaceTransport::Memory(namespace) => Some(namespace.queue_pair()),
-        }
+        self.queue.queue_pair()
     }
 
     /// Counters of the queue pair.
     pub fn stats(&self) -> QueueStats {
-        match &self.transport {
-            NamespaceTransport::Tcp(namespace) => namespace.stats(),
-            NamespaceTransport::Memory(namespace) => namespace.stats(),
-        }
+        self.queue.stats()
     }
 
     /// The controller; `None` over TCP.
     pub fn controller(&self) -> Option<&Controller> {
-        match &self.transport {
-            NamespaceTransport::Tcp(_) => None,
-            NamespaceTransport::Memory(namespace) => Some(namespace.controller()),
-        }
+        self.queue.controller()
     }
 }
 
@@ -160,12 +131,12 @@ impl Channel for Namespace {
 
     #[inline]
     fn submit(&mut self, batch: &mut Vec<Self::Request>) {
-        dispatch!(&mut self.transport, namespace => namespace.submit(batch))
+        self.queue.submit(batch);
     }
 
     #[inline]
     fn poll(&mut self, sink: &mut Vec<Self::Completion>) -> usize {
-        let count = dispatch!(&mut self.transport, namespace => namespace.poll(sink));
+        let count = self.queue.poll(sink);
         if self.unreturned.is_empty() {
             return count;
         }
@@ -175,10 +146,6 @@ impl Channel for Namespace {
     }
 
     fn deadline(&self) -> Option<u64> {
-        if self.unreturned.is_empty() {
-            dispatch!(&self.transport, namespace => namespace.deadline())
-        } else {
-            Some(0)
-        }
+        if self.unreturned.is_empty() { self.queue.deadline() } else { Some(0) }
     }
 }

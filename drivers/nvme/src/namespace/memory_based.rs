@@ -6,6 +6,7 @@ use reactor::Core;
 
 use crate::controller::Controller;
 use crate::error::{ControllerFailure, NvmeOpenError};
+use crate::io_queue::IoQueue;
 use crate::namespace_info::{NamespaceInfo, NamespaceLayout};
 use crate::options::Options;
 use crate::qpair::QueuePair;
@@ -42,38 +43,6 @@ impl MemoryNamespace {
         })
     }
 
-    pub(crate) fn block_size(&self) -> u32 {
-        self.info.block_size
-    }
-
-    pub(crate) fn blocks(&self) -> u64 {
-        self.info.blocks
-    }
-
-    pub(crate) fn transfer_max_bytes(&self) -> u32 {
-        self.info.transfer_max_bytes
-    }
-
-    pub(crate) fn failure(&self) -> Option<ControllerFailure> {
-        self.pair.failure()
-    }
-
-    pub(crate) fn info(&self) -> &NamespaceInfo {
-        &self.info
-    }
-
-    pub(crate) fn queue_pair(&mut self) -> &mut QueuePair {
-        &mut self.pair
-    }
-
-    pub(crate) fn stats(&self) -> QueueStats {
-        self.pair.stats()
-    }
-
-    pub(crate) fn controller(&self) -> &Controller {
-        &self.controller
-    }
-
     /// Applies a change of the namespace. Its capacity may change; a new block size makes it unavailable, because
     /// addresses that the user has computed are no longer valid.
     #[cold]
@@ -86,6 +55,40 @@ impl MemoryNamespace {
             }
             _ => self.unavailable = true,
         }
+    }
+}
+
+impl IoQueue for MemoryNamespace {
+    fn block_size(&self) -> u32 {
+        self.info.block_size
+    }
+
+    fn blocks(&self) -> u64 {
+        self.info.blocks
+    }
+
+    fn transfer_max_bytes(&self) -> u32 {
+        self.info.transfer_max_bytes
+    }
+
+    fn stats(&self) -> QueueStats {
+        self.pair.stats()
+    }
+
+    fn failure(&self) -> Option<ControllerFailure> {
+        self.pair.failure()
+    }
+
+    fn info(&self) -> Option<&NamespaceInfo> {
+        Some(&self.info)
+    }
+
+    fn queue_pair(&mut self) -> Option<&mut QueuePair> {
+        Some(&mut self.pair)
+    }
+
+    fn controller(&self) -> Option<&Controller> {
+        Some(&self.controller)
     }
 }
 

@@ -15,6 +15,7 @@ use super::connect::{connect, connect_command};
 use super::namespace_info::TcpNamespaceInfo;
 use super::queue::{self, TcpCommandData, TcpCompletion, TcpQueue};
 use crate::error::{ControllerFailure, NvmeOpenError};
+use crate::io_queue::IoQueue;
 use crate::shared::AdminData;
 use crate::stats::QueueStats;
 use crate::wait::{next_turn, race};
@@ -200,43 +201,9 @@ impl<N: CoreNetwork> TcpIoQueue<N> {
         Ok(TcpIoQueue { connection, info, nsid, refused: Vec::new(), stats, quiesced_ns })
     }
 
-    /// Most bytes of one request.
-    pub fn transfer_max_bytes(&self) -> u32 {
-        self.info.transfer_max_bytes
-    }
-
-    /// Logical block size in bytes.
-    pub fn block_size(&self) -> u32 {
-        self.info.block_size
-    }
-
-    /// Number of logical blocks.
-    pub fn blocks(&self) -> u64 {
-        self.info.blocks
-    }
-
     /// Requests that can be submitted now; 0 after a failure.
     pub fn room(&self) -> usize {
         if self.connection.queue.failure.is_some() { 0 } else { self.connection.queue.room() }
-    }
-
-    /// Counters; doorbells, aborts and resets are always 0 over TCP.
-    pub fn stats(&self) -> QueueStats {
-        self.stats
-    }
-
-    /// Why the queue can no longer be used, if it has failed.
-    pub fn failure(&self) -> Option<ControllerFailure> {
-        self.connection.queue.failure
-    }
-
-    /// Until when the controller may still execute what this queue sent; see
-    /// [`IoQueue::quiesced_ns`](crate::IoQueue::quiesced_ns). A controller that closed the connection has stopped.
-    pub fn quiesced_ns(&self) -> u64 {
-        match self.connection.queue.failure {
-            Some(ControllerFailure::Detached) => self.quiesced_ns.load(Ordering::Acquire),
-            _ => 0,
-        }
     }
 
     /// Fails the queue: requests in flight complete with [`Status::HOST_PATHING_ERROR`].
@@ -244,6 +211,41 @@ impl<N: CoreNetwork> TcpIoQueue<N> {
         if self.connection.queue.failure.is_none() {
             self.connection.queue.fail(failure);
         }
+    }
+}
+
+impl<N: CoreNetwork> IoQueue for TcpIoQueue<N> {
+    fn block_size(&self) -> u32 {
+        self.info.block_size
+    }
+
+    fn blocks(&self) -> u64 {
+        self.info.blocks
+    }
+
+    fn transfer_max_bytes(&self) -> u32 {
+        self.info.transfer_max_bytes
+    }
+
+    /// Doorbells, aborts and resets are always 0.
+    fn stats(&self) -> QueueStats {
+        self.stats
+    }
+
+    fn failure(&self) -> Option<ControllerFailure> {
+        self.connection.queue.failure
+    }
+
+    /// A controller that closed the connection has stopped.
+    fn quiesced_ns(&self) -> u64 {
+        match self.connection.queue.failure {
+            Some(ControllerFailure::Detached) => self.quiesced_ns.load(Ordering::Acquire),
+            _ => 0,
+        }
+    }
+
+    fn detach(&mut self) {
+        self.fail(ControllerFailure::Detached);
     }
 }
 

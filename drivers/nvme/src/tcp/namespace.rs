@@ -7,6 +7,7 @@ use reactor::Core;
 use super::association::TcpAssociation;
 use super::io_queue::TcpIoQueue;
 use crate::error::{ControllerFailure, NvmeOpenError};
+use crate::io_queue::IoQueue;
 use crate::options::Options;
 use crate::stats::QueueStats;
 use crate::uri::TcpUri;
@@ -30,29 +31,26 @@ impl TcpNamespace {
         let io = TcpIoQueue::open(core, association.handle(), uri.nsid, &identify).await?;
         Ok(TcpNamespace { io, association })
     }
+}
 
-    /// Logical block size in bytes.
-    pub(crate) fn block_size(&self) -> u32 {
+impl IoQueue for TcpNamespace {
+    fn block_size(&self) -> u32 {
         self.io.block_size()
     }
 
-    /// Number of logical blocks.
-    pub(crate) fn blocks(&self) -> u64 {
+    fn blocks(&self) -> u64 {
         self.io.blocks()
     }
 
-    /// Most bytes of one request.
-    pub(crate) fn transfer_max_bytes(&self) -> u32 {
+    fn transfer_max_bytes(&self) -> u32 {
         self.io.transfer_max_bytes()
     }
 
-    /// Counters of the I/O queue.
-    pub(crate) fn stats(&self) -> QueueStats {
+    fn stats(&self) -> QueueStats {
         self.io.stats()
     }
 
-    /// Why the controller can no longer be used, if it has failed.
-    pub(crate) fn failure(&self) -> Option<ControllerFailure> {
+    fn failure(&self) -> Option<ControllerFailure> {
         self.io.failure().or_else(|| self.association.failure())
     }
 }

@@ -1,0 +1,53 @@
+//! An I/O queue to one namespace, whatever its transport.
+
+use block_io::{Channel, Completion, Request};
+use dma::Data;
+
+use crate::controller::Controller;
+use crate::error::ControllerFailure;
+use crate::namespace_info::NamespaceInfo;
+use crate::qpair::QueuePair;
+use crate::stats::QueueStats;
+
+/// An I/O queue to one namespace, whatever its transport. It is called through the vtable, once a batch.
+pub trait IoQueue: Channel<Request = Request<Data>, Completion = Completion<Data>> {
+    /// Logical block size in bytes.
+    fn block_size(&self) -> u32;
+
+    /// Number of logical blocks.
+    fn blocks(&self) -> u64;
+
+    /// Most bytes of one request.
+    fn transfer_max_bytes(&self) -> u32;
+
+    /// Counters of the queue.
+    fn stats(&self) -> QueueStats;
+
+    /// Why the queue can no longer be used, if it has failed.
+    fn failure(&self) -> Option<ControllerFailure>;
+
+    /// After a failure: until when the controller may still execute commands that this queue sent, in nanoseconds; 0 if
+    /// it does not any more, or nothing is known. A write must be repeated, or reported as failed, only then: otherwise
+    /// the first one may overwrite what came after it.
+    fn quiesced_ns(&self) -> u64 {
+        0
+    }
+
+    /// Ends the commands in flight if the transport can: memory-based ones wait for the driver's reset or detach.
+    fn detach(&mut self) {}
+
+    /// Properties of the namespace; `None` over TCP.
+    fn info(&self) -> Option<&NamespaceInfo> {
+        None
+    }
+
+    /// The queue pair, for typed commands and counters; `None` over TCP.
+    fn queue_pair(&mut self) -> Option<&mut QueuePair> {
+        None
+    }
+
+    /// The controller; `None` over TCP.
+    fn controller(&self) -> Option<&Controller> {
+        None
+    }
+}
