@@ -120,32 +120,38 @@ fn controllers_and_commands_are_controlled_by_rpc_over_tcp_and_vfio_user() {
         assert_eq!((state(), reads(name, port)), (json!("enabled"), true));
         assert_eq!(ok("bdev_nvme_reset_controller", &[]), true);
         assert!(reads(name, port));
-
-        let send = |kind: &str, command: &str| {
-            let (kind, command) = (format!("cmd_type={kind}"), format!("cmdbuf={command}"));
-            ok("bdev_nvme_send_cmd", &[&kind, "data_direction=c2h", &command, "data_len=4096"])
-        };
-        let identified = send("admin", IDENTIFY);
-        assert_eq!(identified["cpl"], "AAAAAAAAAAAAAAAAAAAAAA==");
-        assert_eq!(identified["data"].as_str().unwrap().len(), 4096usize.div_ceil(3) * 4);
-        assert_eq!(send("io", READ)["data"], format!("{}==", "A".repeat(5462)));
-        // With an injected error: Invalid Command Opcode, in bits 1 to 8 of the last two bytes.
-        let inject = ["cmd_type=admin", "opc=6", "sc=1"];
-        assert_eq!(ok("bdev_nvme_add_error_injection", &inject), true);
-        assert_eq!(send("admin", IDENTIFY)["cpl"], "AAAAAAAAAAAAAAAAAAACAA==");
-        // The target does not support firmware download.
-        let image = directory.join("image");
-        std::fs::write(&image, [7; 8192]).unwrap();
-        let output = front.rpc(&[
-            "bdev_nvme_apply_firmware",
-            &format!("filename={}", image.display()),
-            &format!("bdev_name={controller}n1"),
-        ]);
-        assert!(text(&output.stderr).contains("firmware download failed"), "{}", text(&output.stderr));
+        commands_pass_through(&front, controller, &directory);
     }
     firmware_download_is_a_job(&front, &directory);
     drop(front);
     std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// Commands of users, with an injected error too, and a download that the target does not support.
+fn commands_pass_through(front: &ServerProcess, controller: &str, directory: &std::path::Path) {
+    let named = format!("name={controller}");
+    let ok = |method: &str, more: &[&str]| front.ok(&[&[method, &named], more].concat());
+    let send = |kind: &str, command: &str| {
+        let (kind, command) = (format!("cmd_type={kind}"), format!("cmdbuf={command}"));
+        ok("bdev_nvme_send_cmd", &[&kind, "data_direction=c2h", &command, "data_len=4096"])
+    };
+    let identified = send("admin", IDENTIFY);
+    assert_eq!(identified["cpl"], "AAAAAAAAAAAAAAAAAAAAAA==");
+    assert_eq!(identified["data"].as_str().unwrap().len(), 4096usize.div_ceil(3) * 4);
+    assert_eq!(send("io", READ)["data"], format!("{}==", "A".repeat(5462)));
+    // With an injected error: Invalid Command Opcode, in bits 1 to 8 of the last two bytes.
+    let inject = ["cmd_type=admin", "opc=6", "sc=1"];
+    assert_eq!(ok("bdev_nvme_add_error_injection", &inject), true);
+    assert_eq!(send("admin", IDENTIFY)["cpl"], "AAAAAAAAAAAAAAAAAAACAA==");
+    // The target does not support firmware download.
+    let image = directory.join("image");
+    std::fs::write(&image, [7; 8192]).unwrap();
+    let output = front.rpc(&[
+        "bdev_nvme_apply_firmware",
+        &format!("filename={}", image.display()),
+        &format!("bdev_name={controller}n1"),
+    ]);
+    assert!(text(&output.stderr).contains("firmware download failed"), "{}", text(&output.stderr));
 }
 
 /// Downloads an image with commands that an injection completes after 5 ms each, and cancels the download.

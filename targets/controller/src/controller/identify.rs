@@ -158,19 +158,6 @@ impl Controller {
         }
         let capacity =
             |namespace: &SubsystemNamespace| u128::from(namespace.blocks) * u128::from(namespace.block_size);
-        let mut optional =
-            oncs::COMPARE | oncs::COPY | oncs::SAVE_AND_SELECT | oncs::VERIFY | oncs::RESERVATIONS;
-        if subsystem.namespaces.iter().any(|namespace| namespace.can_unmap) {
-            optional |= oncs::DATASET_MANAGEMENT;
-        }
-        // ONCS is per controller: a host uses Write Zeroes on every namespace.
-        if subsystem.namespaces.iter().all(|namespace| namespace.can_write_zeroes) {
-            optional |= oncs::WRITE_ZEROES;
-        }
-        // Likewise Write Uncorrectable.
-        if subsystem.namespaces.iter().all(|namespace| namespace.can_write_uncorrectable) {
-            optional |= oncs::WRITE_UNCORRECTABLE;
-        }
         let mut identify = IdentifyController {
             cmic: cmic::MULTIPLE_PORTS | cmic::MULTIPLE_CONTROLLERS,
             oaes: oaes::NAMESPACE,
@@ -185,7 +172,7 @@ impl Controller {
             cqes: 0x44,
             nn: subsystem.namespaces_max,
             mnan: subsystem.namespaces_max,
-            oncs: optional,
+            oncs: self.optional_commands(),
             // ACWU is one block, as is the atomic write unit. A larger fused operation is atomic against
             // other writes, but a read may see a part of it.
             fuses: if limits.compare_and_write { fuses::COMPARE_AND_WRITE } else { 0 },
@@ -224,6 +211,24 @@ impl Controller {
             identify.nanagrpid = subsystem.namespaces_max;
         }
         identify
+    }
+
+    /// Optional commands (ONCS), which are per controller.
+    fn optional_commands(&self) -> u16 {
+        let namespaces = &self.subsystem.namespaces;
+        let mut optional =
+            oncs::COMPARE | oncs::COPY | oncs::SAVE_AND_SELECT | oncs::VERIFY | oncs::RESERVATIONS;
+        if namespaces.iter().any(|namespace| namespace.can_unmap) {
+            optional |= oncs::DATASET_MANAGEMENT;
+        }
+        // A host uses Write Zeroes, and Write Uncorrectable, on every namespace.
+        if namespaces.iter().all(|namespace| namespace.can_write_zeroes) {
+            optional |= oncs::WRITE_ZEROES;
+        }
+        if namespaces.iter().all(|namespace| namespace.can_write_uncorrectable) {
+            optional |= oncs::WRITE_UNCORRECTABLE;
+        }
+        optional
     }
 
     fn identify_namespace(&self, namespace: &SubsystemNamespace) -> IdentifyNamespace {
