@@ -93,7 +93,7 @@ enum LinkQueue {
 struct CancelFlag(std::cell::Cell<bool>);
 
 /// A request that is split into fragments, submitted one after the other: it is longer than a command may be, or its
-/// buffer is external memory that cannot be shown to a device.
+/// data is a peer's memory that the device cannot access in place.
 struct SplitRequest {
     request: Request,
     done_blocks: u32,
@@ -371,11 +371,24 @@ impl NvmeBdevChannel {
 
     /// Whether a request needs no splitting.
     #[inline]
-    fn fits_one_command(&self, request: &Request, transfer_max_bytes: u32) -> bool {
+    fn fits_one_command(&mut self, request: &Request, transfer_max_bytes: u32) -> bool {
         match request.data() {
-            Some(data) => data.len() as u64 <= u64::from(transfer_max_bytes) && !data.is_external(),
+            Some(data) => {
+                data.len() as u64 <= u64::from(transfer_max_bytes)
+                    && (!data.is_external() || self.can_access(data))
+            }
             None => !request.op.has_range() || request.blocks <= RANGE_BLOCKS_MAX,
         }
+    }
+
+    /// Whether every path's device accesses a peer's memory in place: a request may use any.
+    fn can_access(&mut self, data: &Data) -> bool {
+        let mut open = self.links.iter_mut().filter_map(|link| match &mut link.queue {
+            LinkQueue::Open(opened) => Some(opened.can_access(data)),
+            _ => None,
+        });
+        // Without any, it is copied and waits.
+        open.next().unwrap_or(false) && open.all(|can_access| can_access)
     }
 
     /// Starts a request that is split.

@@ -7,7 +7,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use dma::{ChunkMemory, SharedRegion};
+use dma::{ChunkMemory, RegionMapping, SharedRegion};
 
 /// Errors of device access.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,6 +69,20 @@ pub trait Dma: Send + Sync {
     ///
     /// Called once per chunk and controller. The chunk stays mapped until the device is dropped.
     fn map(&self, chunk: &ChunkMemory) -> Result<u64, DeviceError>;
+
+    /// Maps memory that a peer lends, and returns the device address of its first byte and what undoes it when it is
+    /// dropped. It takes long, since all of the memory is pinned, and is called on a thread that may wait. Fails if
+    /// less than `reserve_bytes` of the memory that the process may pin would be left.
+    ///
+    /// Only commands in flight access lent memory: none are between [`disable_dma`](Self::disable_dma) and
+    /// [`enable_dma`](Self::enable_dma), but the mapping is there afterwards.
+    fn map_region(
+        &self,
+        _region: &Arc<RegionMapping>,
+        _reserve_bytes: u64,
+    ) -> Result<(u64, Box<dyn Send>), DeviceError> {
+        Err(DeviceError::Memory("the transport cannot map memory of others".into()))
+    }
 
     /// Enables the device's DMA: bus mastering for PCI Express, the mappings for vfio-user.
     fn enable_dma(&self) -> Result<(), DeviceError>;

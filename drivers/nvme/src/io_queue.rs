@@ -20,6 +20,13 @@ pub trait IoQueue: Channel<Request = Request<Data>, Completion = Completion<Data
     /// Most bytes of one request.
     fn transfer_max_bytes(&self) -> u32;
 
+    /// Whether a device accesses `data`, which has memory of a peer, where it lies. Otherwise its user copies it, before
+    /// the request or, where the driver can do so too, at the risk that it finds no buffer. Asked for the first time, it
+    /// has the memory mapped in the background if that is possible.
+    fn can_access(&mut self, _data: &Data) -> bool {
+        false
+    }
+
     /// Counters of the queue.
     fn stats(&self) -> QueueStats;
 

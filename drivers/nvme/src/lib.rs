@@ -51,6 +51,7 @@ mod error;
 mod inject;
 mod interrupt;
 mod io_queue;
+mod lent_memory;
 mod namespace;
 mod namespace_info;
 mod options;

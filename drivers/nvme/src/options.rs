@@ -24,6 +24,9 @@ pub struct Options {
     /// Whether [`IoQueue::quiesced_ns`](crate::IoQueue::quiesced_ns) says how long a silent controller may still
     /// execute commands. Only over TCP, and only with a keep alive timeout.
     pub quiesce_wait: bool,
+    /// Whether memory that a peer lends, such as a guest's, is mapped for the device as a whole, which pins it, so that
+    /// commands need not copy. Only over PCI Express with an IOMMU.
+    pub map_lent_memory: bool,
     /// Whether completions raise interrupts. Not over TCP.
     pub interrupts: InterruptMode,
     /// Whether time and instructions of submission and completion are measured. Not over TCP.
@@ -56,6 +59,7 @@ impl Default for Options {
             event_retry_ns: 1_000_000_000,
             io_timeout_ns: 30_000_000_000,
             quiesce_wait: true,
+            map_lent_memory: true,
             interrupts: InterruptMode::Auto,
             count_costs: false,
         }

@@ -257,6 +257,11 @@ impl QueuePair {
         self.queue_mut().injections.clear();
     }
 
+    /// Whether the device reaches data in place: see [`IoQueue::can_access`](crate::IoQueue::can_access).
+    pub(crate) fn can_access(&mut self, data: &Data) -> bool {
+        self.queue_mut().translator.can_access(data.slices())
+    }
+
     /// Submits requests from the front of the batch; requests without a free slot stay in it.
     #[inline]
     pub(crate) fn submit(&mut self, layout: &NamespaceLayout, batch: &mut Vec<Request<Data>>) {

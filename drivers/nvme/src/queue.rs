@@ -48,7 +48,7 @@ pub(crate) struct MemoryQueue {
     commands: Vec<Option<Command>>,
     /// Bounce buffers, by slot; allocated when the first is needed.
     bounce_buffers: Vec<Option<Buffer>>,
-    /// Descriptors of data in several slices, by slot; allocated when the first is needed, and kept.
+    /// Descriptors of data that is not one buffer of the pool, by slot; allocated when the first is needed, and kept.
     lists: Vec<Option<DescriptorList>>,
     /// 16 bytes per slot for the range of a Dataset Management command.
     ranges: DeviceBuffer,
@@ -312,9 +312,10 @@ impl MemoryQueue {
     /// Describes the data of the command in slot `index` where it lies; `None` if the device cannot access it there.
     fn describe_in_place(&mut self, data: &Data, index: u16) -> Result<Option<DataDescriptor>, DeviceError> {
         match data {
-            Data::One(buffer) if buffer.is_external() => Ok(None),
-            Data::One(buffer) => self.translator.describe(buffer, buffer.len() as u32).map(Some),
-            Data::Many(_) => {
+            Data::One(buffer) if !buffer.is_adopted() => {
+                self.translator.describe(buffer, buffer.len() as u32).map(Some)
+            }
+            _ => {
                 if self.lists.is_empty() {
                     self.lists.resize_with(self.slots.len(), || None);
                 }
@@ -323,10 +324,11 @@ impl MemoryQueue {
         }
     }
 
-    /// Takes a bounce buffer for data that the device cannot access in place: external memory, or slices that neither
-    /// a PRP list nor an SGL can describe. For a write it is filled.
-    fn bounce_buffer(&self, request: &Request<Data>, data: &Data) -> Result<Buffer, Status> {
+    /// Takes a bounce buffer for data that the device cannot access in place: lent memory that is not mapped for it, or
+    /// slices that neither a PRP list nor an SGL can describe. For a write it is filled.
+    fn bounce_buffer(&mut self, request: &Request<Data>, data: &Data) -> Result<Buffer, Status> {
         let mut copy = self.pool.take(data.len()).ok_or(Status::COMMAND_INTERRUPTED)?;
+        self.stats.bounced += 1;
         if request.op == Op::Write {
             data.copy_to(0, copy.as_mut_slice());
         }

@@ -19,6 +19,7 @@ use wire_nvme::registers::{ControllerCapabilities, NvmeVersion};
 
 use crate::device::{DeviceError, DoorbellRegion, NvmeDevice};
 use crate::error::{AdminError, ControllerFailure};
+use crate::lent_memory::LentRegions;
 use crate::namespace_info::NamespaceInfo;
 use crate::options::Options;
 use crate::shadow::ShadowDoorbellPages;
@@ -106,6 +107,8 @@ pub(crate) struct SharedController {
     chunks: Mutex<BTreeMap<usize, u64>>,
     /// Arenas with chunks that are mapped for the device: they must outlive the mappings.
     arenas: Mutex<Vec<Arc<Arena>>>,
+    /// Lent memory that is mapped for the device.
+    lent_regions: Arc<LentRegions>,
     /// Shadow doorbells that are mapped for the device; they must outlive the mapping too.
     pages: Mutex<Option<Arc<ShadowDoorbellPages>>>,
     records: Mutex<Vec<Weak<QpairRecord>>>,
@@ -324,6 +327,7 @@ impl SharedController {
             unsupported: Mutex::default(),
             chunks: Mutex::default(),
             arenas: Mutex::default(),
+            lent_regions: Arc::default(),
             pages: Mutex::default(),
             records: Mutex::default(),
             free_qids: Mutex::default(),
@@ -394,12 +398,21 @@ impl SharedController {
         Ok(device)
     }
 
+    pub(crate) fn lent_regions(&self) -> &Arc<LentRegions> {
+        &self.lent_regions
+    }
+
     /// Retains an arena for as long as its chunks may be mapped for the device.
     pub(crate) fn retain_arena(&self, arena: &Arc<Arena>) {
         let mut arenas = sync::lock(&self.arenas);
         if !arenas.iter().any(|kept| Arc::ptr_eq(kept, arena)) {
             arenas.push(arena.clone());
         }
+    }
+
+    /// Most bytes of the arenas whose chunks may be mapped for the device.
+    pub(crate) fn arena_bytes_max(&self) -> u64 {
+        sync::lock(&self.arenas).iter().map(|arena| arena.limit_bytes() as u64).sum()
     }
 
     /// Retains shadow doorbells for as long as they may be mapped for the device.

@@ -149,6 +149,10 @@ struct SimulatedState {
     config: SimulatedConfig,
     doorbells: Arc<SharedRegion>,
     memory: MemoryMap,
+    /// Memory that the device can map, by the address that the host has it at.
+    lendable: HashMap<usize, SharedRegion>,
+    /// Lent memory that is mapped.
+    lent_mapped: usize,
     started: bool,
     removed: bool,
     fatal: bool,
@@ -223,6 +227,8 @@ impl SimulatedController {
             config,
             doorbells: Arc::new(doorbells),
             memory: MemoryMap::default(),
+            lendable: HashMap::new(),
+            lent_mapped: 0,
             started: false,
             removed: false,
             fatal: false,
@@ -321,6 +327,17 @@ impl SimulatedController {
     /// Number of I/O commands executed.
     pub fn executed(&self) -> u64 {
         self.lock().executed
+    }
+
+    /// Lets the device map the memory that the host has at `start` and lends: `memory` is another mapping of it. Other
+    /// memory that is lent cannot be mapped.
+    pub fn add_lendable(&self, start: usize, memory: SharedRegion) {
+        self.lock().lendable.insert(start, memory);
+    }
+
+    /// Regions of lent memory that are mapped for the device.
+    pub fn lent_regions(&self) -> usize {
+        self.lock().lent_mapped
     }
 
     /// Whether the device may access memory: enabled, present and with DMA enabled.

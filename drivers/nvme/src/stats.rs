@@ -39,6 +39,8 @@ counts! {
     batches,
     /// Batches that exceeded the free slots.
     full,
+    /// Commands whose data was copied, because the device could not access it in place.
+    bounced,
     /// Polls of the completion queue.
     polls,
     /// Polls that found no completion.

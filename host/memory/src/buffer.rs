@@ -6,8 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::arena::{Arena, ChunkMemory};
+use crate::external::ExternalSource;
 use crate::pool::{Pool, PoolInner};
-use crate::region::VolatileBytes;
+use crate::region::{RegionMapping, VolatileBytes};
 
 /// What a buffer is part of, and so what its drop does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,8 +81,9 @@ impl Buffer {
         self.access
     }
 
+    /// Whether its memory is not of its pool: it is lent by a peer, or was adopted from another core.
     #[inline]
-    pub(crate) fn is_external_home(&self) -> bool {
+    pub fn is_adopted(&self) -> bool {
         self.home == Home::External
     }
 
@@ -293,6 +295,18 @@ impl Buffer {
         match self.home {
             Home::Whole | Home::Part => Some(self.index.into()),
             Home::External => self.pool.state.borrow().external[self.index as usize].chunk.map(u32::from),
+        }
+    }
+
+    /// The region that it is part of, if it is [external](Self::is_external), for a device that maps the whole region.
+    /// `read` is called with it.
+    pub fn with_region<R>(&self, read: impl FnOnce(&Arc<RegionMapping>) -> R) -> Option<R> {
+        if self.home != Home::External {
+            return None;
+        }
+        match &self.pool.state.borrow().external[self.index as usize].source {
+            Some(ExternalSource::Region(region)) => Some(read(region.mapping())),
+            _ => None,
         }
     }
 

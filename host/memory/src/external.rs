@@ -25,7 +25,7 @@ pub(crate) struct ExternalEntry {
 /// What keeps external memory mapped.
 pub(crate) enum ExternalSource {
     /// Memory that a peer or device shares with us.
-    Region(#[expect(dead_code, reason = "kept for its drop")] Rc<SharedRegion>),
+    Region(Rc<SharedRegion>),
     /// Data of another core.
     Parcel(Parcel),
     /// Data of another core in several slices, each of which has an entry.

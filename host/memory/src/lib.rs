@@ -34,5 +34,5 @@ pub use entry_ring::{EntryRing, EntryRingView};
 pub use external::ExternalMemory;
 pub use parcel::Parcel;
 pub use pool::{BUFFER_BYTES_MAX, BUFFER_BYTES_MIN, Pool, PoolCounts};
-pub use region::{RegionError, SharedRegion, VolatileBytes};
+pub use region::{RegionError, RegionMapping, SharedRegion, VolatileBytes};
 pub use sigbus::sigbus_fault_count;

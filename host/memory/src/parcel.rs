@@ -133,7 +133,7 @@ impl Pool {
 
     /// Of a slice of another core: where it is, and its chunk if that is one of our arena.
     fn describe(&self, slice: &Buffer) -> (std::ptr::NonNull<u8>, u32, BufferAccess, Option<u16>) {
-        let ours = !slice.is_external_home() && Arc::ptr_eq(slice.arena(), &self.0.arena);
+        let ours = !slice.is_adopted() && Arc::ptr_eq(slice.arena(), &self.0.arena);
         let chunk = ours.then_some(slice.backing_index() as u16);
         (slice.start(), slice.len() as u32, slice.access(), chunk)
     }

@@ -1,13 +1,18 @@
 //! Memory that several cores, devices or processes access concurrently.
 
+mod mapping;
+
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::Buffer;
 use crate::sigbus::SigbusGuard;
+
+pub use mapping::RegionMapping;
 
 /// `statfs(2)`: a file system of huge pages, whose block size is that of a page.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
@@ -218,15 +223,14 @@ impl VolatileBytes {
 ///
 /// It is either zeroed anonymous memory, whose pages are allocated on the first write, or a mapping of a
 /// file or device that others may map too. It dereferences to [`VolatileBytes`] for access to its bytes;
-/// drop unmaps it.
+/// drop unmaps it, unless its [`mapping`](Self::mapping) is held elsewhere.
 pub struct SharedRegion {
     memory: VolatileBytes,
     anonymous: bool,
-    /// For an untrusted file: handles SIGBUS after a truncation.
-    guard: Option<SigbusGuard>,
+    mapping: Arc<RegionMapping>,
 }
 
-// SAFETY: the mapping is owned by this value until drop and is accessed only through the copying and
+// SAFETY: the mapping stays until this value is dropped and is accessed only through the copying and
 // atomic methods of `VolatileBytes`, which return no reference to its bytes.
 unsafe impl Send for SharedRegion {}
 // SAFETY: as above; concurrent copies are documented and can tear nothing but the values of the bytes.
@@ -280,10 +284,11 @@ impl SharedRegion {
         bytes: u64,
         writable: bool,
     ) -> Result<SharedRegion, RegionError> {
-        let mut region = SharedRegion::map(file, offset, bytes, writable)?;
+        let region = SharedRegion::map(file, offset, bytes, writable)?;
         // Mappings are whole pages; for a file of hugepages, the kernel has rejected every other size.
         let length = region.bytes.next_multiple_of(rustix::param::page_size());
-        region.guard = Some(SigbusGuard::new(region.start, length).ok_or(RegionError::NoMemory(bytes))?);
+        let guard = SigbusGuard::new(region.start, length).ok_or(RegionError::NoMemory(bytes))?;
+        region.mapping.guard(guard);
         Ok(region)
     }
 
@@ -320,14 +325,21 @@ impl SharedRegion {
 
     /// Whether its file was truncated and zeroed memory has replaced the region.
     pub fn is_poisoned(&self) -> bool {
-        self.guard.as_ref().is_some_and(SigbusGuard::is_poisoned)
+        self.mapping.is_poisoned()
+    }
+
+    /// The mapping behind it, which stays for as long as it is held.
+    pub fn mapping(&self) -> &Arc<RegionMapping> {
+        &self.mapping
     }
 
     fn from_mapping(start: NonNull<u8>, bytes: usize, writable: bool, anonymous: bool) -> SharedRegion {
-        // SAFETY: the mapping was just made with this size and protection, and is unmapped only when the
-        // returned value, which owns the `VolatileBytes`, is dropped.
+        // SAFETY: the mapping was just made with this size and protection, and is unmapped only when `mapping`, which
+        // the returned value holds beside the `VolatileBytes`, is dropped.
         let memory = unsafe { VolatileBytes::new(start, bytes, writable) };
-        SharedRegion { memory, anonymous, guard: None }
+        // SAFETY: the mapping was just made, and nothing else unmaps it.
+        let mapping = Arc::new(unsafe { RegionMapping::new(start, bytes, writable) });
+        SharedRegion { memory, anonymous, mapping }
     }
 
     /// Sets the range to zero; whole pages of anonymous memory are returned to the kernel.
@@ -368,16 +380,6 @@ fn checked_size(bytes: u64) -> Result<usize, RegionError> {
     size.ok_or(RegionError::Size(bytes))
 }
 
-impl Drop for SharedRegion {
-    fn drop(&mut self) {
-        // Unregister first: the kernel may reuse the addresses as soon as they are unmapped.
-        self.guard = None;
-        // SAFETY: exactly the mapping that was made for this value; no reference into it exists, and buffers
-        // of it keep this value alive.
-        let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast(), self.memory.bytes) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
@@ -402,6 +404,37 @@ mod tests {
     fn invalid_sizes_are_rejected() {
         assert_eq!(SharedRegion::new(0).err(), Some(RegionError::Size(0)));
         assert_eq!(SharedRegion::new(u64::MAX).err(), Some(RegionError::Size(u64::MAX)));
+    }
+
+    /// A device reaches the pages at an address: it must not do so when the address is other memory.
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri does not implement file mappings")]
+    fn devices_release_a_region_before_it_is_unmapped() {
+        struct OnRelease(std::sync::mpsc::Sender<bool>, usize);
+        impl Drop for OnRelease {
+            fn drop(&mut self) {
+                let range = format!("{:x}-", self.1);
+                let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+                let _ = self.0.send(maps.lines().any(|line| line.starts_with(&range)));
+            }
+        }
+        let (released, is_released) = std::sync::mpsc::channel();
+        // Not a neighbour of other anonymous memory, with which the kernel would list it as one.
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 8192).unwrap();
+        let region = SharedRegion::map(file.as_fd(), 0, 8192, true).unwrap();
+        let other = SharedRegion::new(4096).unwrap();
+        assert_ne!(region.mapping().id(), other.mapping().id());
+        let mapping = region.mapping().clone();
+        assert_eq!(
+            (mapping.start(), mapping.len(), mapping.is_writable()),
+            (region.as_ptr().addr(), 8192, true)
+        );
+        mapping.keep(Box::new(OnRelease(released, mapping.start())));
+        drop(region);
+        assert!(is_released.try_recv().is_err(), "the mapping is held");
+        drop(mapping);
+        assert!(is_released.recv().unwrap(), "it is still mapped");
     }
 
     #[test]

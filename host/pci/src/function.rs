@@ -1,13 +1,13 @@
 //! An opened PCI function.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard};
 
-use dma::{ChunkMemory, SharedRegion};
+use dma::{ChunkMemory, RegionMapping, SharedRegion};
 
 use crate::sysfs::BarKind;
 use crate::{PciAddress, PciError, PciFunctionInfo, Sysfs, pagemap, sysfs, uio, vfio};
@@ -50,6 +50,8 @@ pub struct PciFunction {
     sysfs_config: File,
     /// Device addresses of the mapped chunks, by virtual address.
     mapped: Mutex<BTreeMap<u64, u64>>,
+    /// Virtual addresses of the mapped regions.
+    regions: Mutex<BTreeSet<u64>>,
     device: OpenedDevice,
 }
 
@@ -82,7 +84,8 @@ impl PciFunction {
             _ => OpenedDevice::Vfio(vfio::VfioDevice::open(sysfs, address, info.iommu_group, backend)?),
         };
         let mapped = Mutex::default();
-        let function = PciFunction { info, backend, sysfs: sysfs.clone(), sysfs_config, mapped, device };
+        let (sysfs, regions) = (sysfs.clone(), Mutex::default());
+        let function = PciFunction { info, backend, sysfs, sysfs_config, mapped, regions, device };
         function.change_command(COMMAND_BUS_MASTER, COMMAND_MEMORY)?;
         Ok(function)
     }
@@ -158,6 +161,42 @@ impl PciFunction {
         let known = self.lock_mapped().remove(&start);
         known.ok_or(PciError::NotMapped { address: self.info.address, start })?;
         self.unmap(start)
+    }
+
+    /// Maps memory of another process, a guest's for example, for device reads and writes; returns the device address of
+    /// its first byte. It pins every page of it, and so takes long: call it on a thread that may wait. Mapping of chunks
+    /// beside it does not wait for more than a part. Requires an IOMMU.
+    ///
+    /// Undo it with [`unmap_region`](Self::unmap_region) before the region's memory is unmapped.
+    ///
+    /// # Errors
+    /// [`PciError::LockedMemory`] if little locked memory would be left (`reserve_bytes`); otherwise as
+    /// [`map_dma`](Self::map_dma).
+    pub fn map_region(&self, region: &RegionMapping, reserve_bytes: u64) -> Result<u64, PciError> {
+        let OpenedDevice::Vfio(device) = &self.device else { return Err(self.needs_iommu()) };
+        if device.is_physical() {
+            return Err(self.needs_iommu());
+        }
+        let start = region.start() as u64;
+        let device_address = device.map_region(start, region.len(), reserve_bytes)?;
+        sync::lock(&self.regions).insert(start);
+        Ok(device_address)
+    }
+
+    /// Reverts [`map_region`](Self::map_region). The device must no longer use the region at `start`.
+    pub fn unmap_region(&self, start: usize) -> Result<(), PciError> {
+        let start = start as u64;
+        let not_mapped = PciError::NotMapped { address: self.info.address, start };
+        match &self.device {
+            OpenedDevice::Vfio(device) if sync::lock(&self.regions).remove(&start) => {
+                device.unmap_region(start)
+            }
+            _ => Err(not_mapped),
+        }
+    }
+
+    fn needs_iommu(&self) -> PciError {
+        self.not_offered("mapping of others' memory, which needs an IOMMU")
     }
 
     fn unmap(&self, start: u64) -> Result<(), PciError> {
@@ -308,6 +347,12 @@ impl Drop for PciFunction {
         let mapped = std::mem::take(&mut *self.lock_mapped());
         for start in mapped.into_keys() {
             let _ = self.unmap(start);
+        }
+        let regions = std::mem::take(&mut *sync::lock(&self.regions));
+        if let OpenedDevice::Vfio(device) = &self.device {
+            for start in regions {
+                let _ = device.unmap_region(start);
+            }
         }
     }
 }

@@ -92,6 +92,14 @@ impl IovaAllocator {
         Some(IovaAllocation::New(iova))
     }
 
+    /// The IOVA and length of a mapping that has one user; `None` if it has more, or there is none.
+    pub(crate) fn sole_use(&self, start: u64) -> Option<(u64, u64)> {
+        self.mapped
+            .get(&start)
+            .filter(|mapping| mapping.users == 1)
+            .map(|mapping| (mapping.iova, mapping.bytes))
+    }
+
     /// Releases one use of the mapping; `None` if the memory is not mapped.
     pub(crate) fn release(&mut self, start: u64) -> Option<IovaRelease> {
         let mapping = self.mapped.get_mut(&start)?;
@@ -142,6 +150,20 @@ mod tests {
         IovaAllocator::new(Some(
             ranges.iter().map(|(first, last)| IovaRange { first: *first, last: *last }).collect(),
         ))
+    }
+
+    #[test]
+    fn only_the_last_user_unmaps_a_region() {
+        let mut space = space(&[(0, (1 << 48) - 1)]);
+        let start = 0x7f00_0000_0000;
+        assert_eq!(space.sole_use(start), None);
+        space.allocate(start, 3 * MIB);
+        assert_eq!(space.sole_use(start), Some((start, 3 * MIB)));
+        space.allocate(start, 3 * MIB);
+        assert_eq!(space.sole_use(start), None);
+        assert_eq!(space.release(start), Some(IovaRelease::InUse));
+        assert_eq!(space.sole_use(start), Some((start, 3 * MIB)), "asking changes nothing");
+        assert_eq!(space.release(start), Some(IovaRelease::Unmap { iova: start, bytes: 3 * MIB }));
     }
 
     #[test]

@@ -11,9 +11,11 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::CapabilitySet;
 
 use crate::flock::flock_exclusive;
 use crate::iova::{IovaAllocation, IovaAllocator, IovaRelease};
@@ -30,9 +32,18 @@ type DomainKey = (Sysfs, u32, PciBackend);
 struct IommuDomain {
     interface: IommuInterface,
     space: Mutex<IovaAllocator>,
+    /// Held while a region is mapped or unmapped, which takes long: `space` is locked in between only.
+    region_lock: Mutex<()>,
     /// The open functions of the group; VFIO itself would allow a second open.
     open: Mutex<BTreeSet<PciAddress>>,
 }
+
+/// Bytes of regions that this process has mapped, in all domains: they count as locked memory.
+static REGION_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes of a region that one call of the kernel maps: the kernel keeps others waiting that map memory meanwhile, those
+/// of reactors too, and may have to clear every page.
+const PART_BYTES: u64 = 64 << 20;
 
 enum IommuInterface {
     /// The group is closed first, which detaches it from the container.
@@ -245,20 +256,60 @@ impl VfioDevice {
             Some(IovaAllocation::New(iova)) => iova,
             None => return Err(PciError::NoAddress { address, bytes }),
         };
-        let mapped = match &domain.interface {
-            IommuInterface::Container { container, .. } => {
-                uapi::container_map(container.as_fd(), start, bytes, iova)
-            }
-            IommuInterface::Iommufd { iommufd, ioas } => {
-                uapi::ioas_map(iommufd.as_fd(), *ioas, start, bytes, iova)
-            }
-            IommuInterface::NoIommu { .. } => Err(io::ErrorKind::Unsupported.into()),
-        };
-        mapped.map_err(|error| {
+        domain.interface.map(start, bytes, iova).map_err(|error| {
             space.release(start);
             map_error(address, bytes, error)
         })?;
         Ok(iova)
+    }
+
+    /// Maps memory in parts of [`PART_BYTES`]; returns its IOVA. Fails if `reserve_bytes` of locked memory would not be
+    /// left.
+    pub(crate) fn map_region(&self, start: u64, bytes: u64, reserve_bytes: u64) -> Result<u64, PciError> {
+        let (address, domain) = (self.address, &*self.domain);
+        let bytes = whole_pages(bytes);
+        let _guard = sync::lock(&domain.region_lock);
+        if let Some(limit) = locked_memory_limit() {
+            let used = REGION_BYTES.load(Ordering::Relaxed).saturating_add(reserve_bytes);
+            if used.saturating_add(bytes) > limit {
+                return Err(PciError::LockedMemory { address, bytes, limit_bytes: Some(limit) });
+            }
+        }
+        let allocated = sync::lock(&domain.space).allocate(start, bytes);
+        let iova = match allocated {
+            Some(IovaAllocation::Existing(iova)) => return Ok(iova),
+            Some(IovaAllocation::New(iova)) => iova,
+            None => return Err(PciError::NoAddress { address, bytes }),
+        };
+        let mut mapped = 0;
+        while mapped < bytes {
+            let part = PART_BYTES.min(bytes - mapped);
+            if let Err(error) = domain.interface.map(start + mapped, part, iova + mapped) {
+                // Should this fail, the range stays allocated, and nothing else is mapped there.
+                if mapped == 0 || domain.interface.unmap(mapped, iova).is_ok() {
+                    sync::lock(&domain.space).release(start);
+                }
+                return Err(map_error(address, part, error));
+            }
+            mapped += part;
+        }
+        REGION_BYTES.fetch_add(bytes, Ordering::Relaxed);
+        Ok(iova)
+    }
+
+    /// Releases one use of a region.
+    pub(crate) fn unmap_region(&self, start: u64) -> Result<(), PciError> {
+        let (address, domain) = (self.address, &*self.domain);
+        let _guard = sync::lock(&domain.region_lock);
+        let last = sync::lock(&domain.space).sole_use(start);
+        if let Some((iova, bytes)) = last {
+            // Before the range is free: another mapping must not get it while the device can still access it.
+            let unmapped = domain.interface.unmap(bytes, iova);
+            unmapped.map_err(|error| PciError::Operation { address, what: "unmapping memory", error })?;
+            REGION_BYTES.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        let released = sync::lock(&domain.space).release(start);
+        released.map(|_| ()).ok_or(PciError::NotMapped { address, start })
     }
 
     /// Releases one use of a mapping.
@@ -270,15 +321,7 @@ impl VfioDevice {
             Some(IovaRelease::InUse) => return Ok(()),
             Some(IovaRelease::Unmap { iova, bytes }) => (iova, bytes),
         };
-        let unmapped = match &domain.interface {
-            IommuInterface::Container { container, .. } => {
-                uapi::container_unmap(container.as_fd(), bytes, iova)
-            }
-            IommuInterface::Iommufd { iommufd, ioas } => {
-                uapi::ioas_unmap(iommufd.as_fd(), *ioas, bytes, iova)
-            }
-            IommuInterface::NoIommu { .. } => Ok(()),
-        };
+        let unmapped = domain.interface.unmap(bytes, iova);
         unmapped.map_err(|error| PciError::Operation { address, what: "unmapping memory", error })
     }
 }
@@ -287,6 +330,33 @@ impl Drop for VfioDevice {
     fn drop(&mut self) {
         // On failure the interrupts stay enabled until the descriptor is closed.
         let _ = self.disable_interrupts();
+    }
+}
+
+impl IommuInterface {
+    fn map(&self, start: u64, bytes: u64, iova: u64) -> io::Result<()> {
+        match self {
+            IommuInterface::Container { container, .. } => {
+                uapi::container_map(container.as_fd(), start, bytes, iova)
+            }
+            IommuInterface::Iommufd { iommufd, ioas } => {
+                uapi::ioas_map(iommufd.as_fd(), *ioas, start, bytes, iova)
+            }
+            IommuInterface::NoIommu { .. } => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Unmaps what was mapped in one part or several.
+    fn unmap(&self, bytes: u64, iova: u64) -> io::Result<()> {
+        match self {
+            IommuInterface::Container { container, .. } => {
+                uapi::container_unmap(container.as_fd(), bytes, iova)
+            }
+            IommuInterface::Iommufd { iommufd, ioas } => {
+                uapi::ioas_unmap(iommufd.as_fd(), *ioas, bytes, iova)
+            }
+            IommuInterface::NoIommu { .. } => Ok(()),
+        }
     }
 }
 
@@ -314,7 +384,8 @@ impl IommuDomain {
     }
 
     fn new(interface: IommuInterface, ranges: Option<Vec<IovaRange>>) -> IommuDomain {
-        IommuDomain { interface, space: Mutex::new(IovaAllocator::new(ranges)), open: Mutex::default() }
+        let space = Mutex::new(IovaAllocator::new(ranges));
+        IommuDomain { interface, space, region_lock: Mutex::default(), open: Mutex::default() }
     }
 
     fn group(
@@ -397,6 +468,19 @@ fn members(sysfs: &Sysfs, group: u32) -> Vec<PciAddress> {
 fn open(path: &Path) -> Result<OwnedFd, PciError> {
     let opened = OpenOptions::new().read(true).write(true).open(path);
     opened.map(OwnedFd::from).map_err(|error| PciError::Node { path: path.to_path_buf(), error })
+}
+
+fn whole_pages(bytes: u64) -> u64 {
+    bytes.next_multiple_of(rustix::param::page_size() as u64)
+}
+
+/// The limit of locked memory, if there is one for this process.
+fn locked_memory_limit() -> Option<u64> {
+    let effective = rustix::thread::capabilities(None).map(|sets| sets.effective);
+    if effective.is_ok_and(|capabilities| capabilities.contains(CapabilitySet::IPC_LOCK)) {
+        return None;
+    }
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current
 }
 
 /// VFIO fails with ENOMEM if the limit of locked memory is exceeded.

@@ -30,6 +30,7 @@ pub(super) struct NvmeOptions {
     pub(super) policy: Policy,
     pub(super) io_path_stat: bool,
     quiesce_wait: bool,
+    map_lent_memory: bool,
 }
 
 impl Default for NvmeOptions {
@@ -44,6 +45,7 @@ impl Default for NvmeOptions {
             policy: Policy::ActivePassive,
             io_path_stat: false,
             quiesce_wait: true,
+            map_lent_memory: true,
         }
     }
 }
@@ -66,6 +68,7 @@ impl NvmeOptions {
             timeout_ns: ns(self.timeout_admin_us, default.timeout_ns),
             io_timeout_ns: ns(self.timeout_us, 0),
             quiesce_wait: self.quiesce_wait,
+            map_lent_memory: self.map_lent_memory,
             ..default
         }
     }
@@ -179,6 +182,9 @@ control::parameters! {
         /// Whether a write that a silent controller may still execute is retried only when it cannot any more; without, true.
         /// Not an option of SPDK, which retries at once
         quiesce_wait: Option<bool>,
+        /// Whether a guest's memory is mapped for PCIe devices as a whole, which pins it, instead of copying its data;
+        /// without, true. Not an option of SPDK, which maps
+        map_lent_memory: Option<bool>,
     }
     only {
         arbitration_burst: u32 = 0,
@@ -226,6 +232,7 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
     options.io_queue_requests = params.io_queue_requests.unwrap_or(options.io_queue_requests);
     options.io_path_stat = params.io_path_stat.unwrap_or(options.io_path_stat);
     options.quiesce_wait = params.quiesce_wait.unwrap_or(options.quiesce_wait);
+    options.map_lent_memory = params.map_lent_memory.unwrap_or(options.map_lent_memory);
     options.loss_timeouts = (
         params.ctrlr_loss_timeout_sec.unwrap_or(options.loss_timeouts.0),
         params.reconnect_delay_sec.unwrap_or(options.loss_timeouts.1),
@@ -252,6 +259,7 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
         multipath_opts: Some(MultipathOpts::of(options.policy)),
         io_path_stat: Some(options.io_path_stat),
         quiesce_wait: (!options.quiesce_wait).then_some(false),
+        map_lent_memory: (!options.map_lent_memory).then_some(false),
     };
     *module.options() = options;
     module.saved.options.record("options", "bdev_nvme_set_options", &saved);

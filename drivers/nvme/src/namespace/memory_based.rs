@@ -71,6 +71,10 @@ impl IoQueue for MemoryNamespace {
         self.info.transfer_max_bytes
     }
 
+    fn can_access(&mut self, data: &Data) -> bool {
+        self.pair.can_access(data)
+    }
+
     fn stats(&self) -> QueueStats {
         self.pair.stats()
     }

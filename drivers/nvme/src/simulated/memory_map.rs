@@ -11,9 +11,9 @@ const BASE: u64 = 0x10_0000_0000;
 /// Bytes between the starts of mappings: an access beyond the end of one hits no other.
 const STEP: u64 = 4 << 20;
 
-/// Memory mapped for the device.
+/// Memory mapped for the device; `None` is what was unmapped.
 #[derive(Default)]
-pub(super) struct MemoryMap(Vec<SharedRegion>);
+pub(super) struct MemoryMap(Vec<Option<SharedRegion>>);
 
 impl MemoryMap {
     pub(super) fn add(&mut self, chunk: &ChunkMemory) -> Result<u64, DeviceError> {
@@ -24,13 +24,24 @@ impl MemoryMap {
         };
         let region = SharedRegion::map(file.as_fd(), 0, chunk.bytes as u64, true)
             .map_err(|error| DeviceError::Memory(error.to_string()))?;
-        self.0.push(region);
-        Ok(BASE + (self.0.len() as u64 - 1) * STEP)
+        Ok(self.add_region(region).1)
+    }
+
+    /// Adds memory of at most [`STEP`] bytes; returns its index and its device address.
+    pub(super) fn add_region(&mut self, region: SharedRegion) -> (usize, u64) {
+        assert!(region.len() <= STEP, "{} bytes are more than the simulated device maps", region.len());
+        self.0.push(Some(region));
+        let index = self.0.len() - 1;
+        (index, BASE + index as u64 * STEP)
+    }
+
+    pub(super) fn remove(&mut self, index: usize) {
+        self.0[index] = None;
     }
 
     fn find(&self, address: u64, length: u64) -> Option<(&SharedRegion, u64)> {
         let offset = address.checked_sub(BASE)?;
-        let region = self.0.get((offset / STEP) as usize)?;
+        let region = self.0.get((offset / STEP) as usize)?.as_ref()?;
         let at = offset % STEP;
         (at.checked_add(length)? <= region.len()).then_some((region, at))
     }

@@ -1,9 +1,9 @@
 //! The simulated controller as a device: its registers, mappings and interrupts.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
-use ::dma::ChunkMemory;
+use ::dma::{ChunkMemory, RegionMapping};
 use wire_nvme::doorbell::AdminQueueAttributes;
 use wire_nvme::registers::{
     ControllerConfiguration, ControllerStatus, ShutdownNotification, ShutdownStatus, offset,
@@ -135,6 +135,20 @@ impl Dma for SimulatedController {
         self.lock().memory.add(chunk)
     }
 
+    fn map_region(
+        &self,
+        region: &Arc<RegionMapping>,
+        _reserve_bytes: u64,
+    ) -> Result<(u64, Box<dyn Send>), DeviceError> {
+        let mut state = self.lock();
+        let Some(memory) = state.lendable.remove(&region.start()) else {
+            return Err(DeviceError::Memory("the simulated device does not know it".into()));
+        };
+        let (index, address) = state.memory.add_region(memory);
+        state.lent_mapped += 1;
+        Ok((address, Box::new(LentMapping { state: Arc::downgrade(&self.state), index })))
+    }
+
     fn enable_dma(&self) -> Result<(), DeviceError> {
         self.lock().started = true;
         Ok(())
@@ -143,6 +157,22 @@ impl Dma for SimulatedController {
     fn disable_dma(&self) -> Result<(), DeviceError> {
         self.lock().started = false;
         Ok(())
+    }
+}
+
+/// Undoes the mapping of lent memory.
+struct LentMapping {
+    state: Weak<Mutex<SimulatedState>>,
+    index: usize,
+}
+
+impl Drop for LentMapping {
+    fn drop(&mut self) {
+        if let Some(state) = self.state.upgrade() {
+            let mut state = sync::lock(&state);
+            state.memory.remove(self.index);
+            state.lent_mapped -= 1;
+        }
     }
 }
 

@@ -83,6 +83,10 @@ impl TcpNamespaceInfo {
         if request.op.has_data() {
             let data = request.data().filter(|data| request.op != Op::Read || data.is_writable());
             let data_bytes = data.map_or(0, Data::len) as u64;
+            // It cannot be borrowed for the socket. Users copy it; one whose path was of another transport tries again.
+            if data.is_some_and(Data::is_external) {
+                return Err(Status::COMMAND_INTERRUPTED);
+            }
             if blocks == 0 || data_bytes != bytes || bytes > u64::from(self.transfer_max_bytes) {
                 return Err(Status::INVALID_FIELD.do_not_retry());
             }

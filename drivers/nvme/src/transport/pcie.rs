@@ -1,9 +1,9 @@
 //! PCI Express transport: a function of this machine, through VFIO or UIO.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use dma::{ChunkMemory, SharedRegion};
+use dma::{ChunkMemory, RegionMapping, SharedRegion};
 use pci::{PciError, PciFunction, Sysfs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wire_nvme::doorbell::DOORBELLS_OFFSET;
@@ -14,17 +14,33 @@ use crate::uri::PcieUri;
 
 struct PcieDevice {
     name: String,
-    function: PciFunction,
+    function: Arc<PciFunction>,
     bar: Arc<SharedRegion>,
     /// Becomes readable when the kernel requests the release of the function.
     removal_request: Option<OwnedFd>,
+}
+
+/// A region that is mapped for the function, for as long as the function is open.
+struct MappedRegion {
+    function: Weak<PciFunction>,
+    start: usize,
+}
+
+impl Drop for MappedRegion {
+    fn drop(&mut self) {
+        if let Some(function) = self.function.upgrade()
+            && let Err(error) = function.unmap_region(self.start)
+        {
+            log::warn!(target: "nvme", "{error}");
+        }
+    }
 }
 
 pub(super) fn open(uri: &PcieUri, name: String) -> Result<Box<dyn NvmeDevice>, NvmeOpenError> {
     let failed = |error: PciError| NvmeOpenError::Device(name.clone(), other(&error));
     let address = pci::PciAddress::new(uri.domain, uri.bus, uri.device, uri.function)
         .ok_or(NvmeOpenError::InvalidArgument("the PCI address is out of range"))?;
-    let function = PciFunction::open(&Sysfs::default(), address, None).map_err(failed)?;
+    let function = Arc::new(PciFunction::open(&Sysfs::default(), address, None).map_err(failed)?);
     let bar = Arc::new(function.map_bar(0).map_err(failed)?);
     let need = u64::from(DOORBELLS_OFFSET);
     if bar.len() <= need {
@@ -73,6 +89,17 @@ impl Registers for PcieDevice {
 impl Dma for PcieDevice {
     fn map(&self, chunk: &ChunkMemory) -> Result<u64, DeviceError> {
         self.function.map_dma(chunk).map_err(|error| DeviceError::Memory(error.to_string()))
+    }
+
+    fn map_region(
+        &self,
+        region: &Arc<RegionMapping>,
+        reserve_bytes: u64,
+    ) -> Result<(u64, Box<dyn Send>), DeviceError> {
+        let address = self.function.map_region(region, reserve_bytes);
+        let address = address.map_err(|error| DeviceError::Memory(error.to_string()))?;
+        let mapping = MappedRegion { function: Arc::downgrade(&self.function), start: region.start() };
+        Ok((address, Box::new(mapping)))
     }
 
     fn enable_dma(&self) -> Result<(), DeviceError> {

@@ -76,7 +76,7 @@ fn a_parcel_that_never_left_is_the_data_itself() {
     let pool = Pool::new(&arena);
     let parcel = Data::from(filled(&pool, 1)).into_parcel();
     let data = pool.adopt(parcel).unwrap();
-    assert!(data.slices()[0].capacity() == 4096 && !data.slices()[0].is_external_home());
+    assert!(data.slices()[0].capacity() == 4096 && !data.slices()[0].is_adopted());
     drop(data);
     assert_eq!(pool.collect(), 0);
 }
