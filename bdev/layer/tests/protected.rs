@@ -3,7 +3,7 @@
 
 mod rig;
 
-use bdev::{Access, BdevChannel, MetadataConfig, Request, malloc, null, split};
+use bdev::{Access, BdevChannel, MetadataConfig, Request, delay, error, malloc, null, passthru, split};
 use block_io::{Op, Payload, ProtectedData, ProtectionFlags, ProtectionTags, Status, Tag};
 use dma::Data;
 use rig::Rig;
@@ -11,6 +11,7 @@ use rig::Rig;
 const GUARD: ProtectionFlags = ProtectionFlags::CHECK_GUARD;
 const REFERENCE: ProtectionFlags = ProtectionFlags::CHECK_REFERENCE_TAG;
 const APPLICATION: ProtectionFlags = ProtectionFlags::CHECK_APPLICATION_TAG;
+const NONE: ProtectionFlags = ProtectionFlags::empty();
 const ACTION: ProtectionFlags = ProtectionFlags::ACTION;
 const CHECKS: ProtectionFlags = GUARD.union(REFERENCE);
 
@@ -28,7 +29,22 @@ impl ProtectedDevice {
         let rig = Rig::new();
         let config = malloc::MallocConfig { metadata, ..malloc::MallocConfig::new("M", 64, 512) };
         malloc::create(&rig.registry, config).unwrap();
-        let channel = rig.registry.open("M", Access::ReadWrite).unwrap().channel(&rig.core).unwrap();
+        ProtectedDevice::open(rig, "M")
+    }
+
+    /// A memory device under a passthru, a delay and an error device, which forward metadata.
+    fn stacked(metadata: MetadataConfig) -> ProtectedDevice {
+        let ProtectedDevice { rig, channel } = ProtectedDevice::malloc(metadata);
+        drop(channel);
+        let passthru = passthru::PassthruConfig { base: "M".into(), name: "P".into(), uuid: None };
+        passthru::create(&rig.registry, passthru).unwrap();
+        delay::create(&rig.registry, delay::DelayConfig::new("P", "D", 1)).unwrap();
+        error::create(&rig.registry, error::ErrorConfig::new("D")).unwrap();
+        ProtectedDevice::open(rig, "EE_D")
+    }
+
+    fn open(rig: Rig, name: &str) -> ProtectedDevice {
+        let channel = rig.registry.open(name, Access::ReadWrite).unwrap().channel(&rig.core).unwrap();
         ProtectedDevice { rig, channel }
     }
 
@@ -186,6 +202,15 @@ fn blocks_that_were_never_written_or_were_deallocated_are_not_checked() {
 
 #[test]
 fn every_format_generates_and_checks() {
+    check_every_format(ProtectedDevice::malloc);
+}
+
+#[test]
+fn modules_that_forward_requests_forward_every_format() {
+    check_every_format(ProtectedDevice::stacked);
+}
+
+fn check_every_format(make: fn(MetadataConfig) -> ProtectedDevice) {
     for (md_size, md_interleave, dif_type, dif_is_head_of_md) in [
         (8, false, 1, false),
         (8, true, 2, true),
@@ -195,7 +220,7 @@ fn every_format_generates_and_checks() {
         (32, false, 2, true),
     ] {
         let config = MetadataConfig { md_size, md_interleave, dif_type, dif_is_head_of_md };
-        let mut device = ProtectedDevice::malloc(config);
+        let mut device = make(config);
         let md = md_size as usize;
         let strips = md == 8;
         let tags = ProtectionTags { reference: 99, application: 0x1234, application_mask: 0xff00 };
@@ -232,6 +257,55 @@ fn every_format_generates_and_checks() {
         let wrong = read(all, ProtectionTags { reference: 98, ..tags }).0;
         assert_eq!(wrong.is_success(), dif_type == 3, "{config:?}: {wrong}");
     }
+}
+
+/// What an error device changes on the way, the protection finds.
+#[test]
+fn corrupted_data_fails_the_guard_check() {
+    let mut device = ProtectedDevice::stacked(TYPE1);
+    device.write(2, &pattern(), ACTION);
+    let inject = |device: &ProtectedDevice, op| {
+        let injection = error::FaultInjection {
+            op: Some(op),
+            range: Some(3..4),
+            action: error::FaultAction::Corrupt { offset: 600, xor: 1 },
+            chance: error::Chance::Always,
+            count: Some(1),
+            queue_depth: 0,
+        };
+        error::inject(&device.rig.registry, "EE_D", injection).unwrap();
+    };
+    let raw = device.raw_read(2, 4);
+    inject(&device, Op::Write);
+    let written = device.protected(Op::Write, (2, 4), (&raw, None), CHECKS, reference(2)).0;
+    assert!(written.same_code(Status::GUARD_CHECK_ERROR), "{written}");
+    inject(&device, Op::Read);
+    // It is corrupted above the device that checks, so that the reader finds it.
+    let (status, read, _) = device.protected(Op::Read, (2, 4), (&[0; 4 * 520], None), CHECKS, reference(2));
+    assert_eq!((status, read[600]), (Status::SUCCESS, raw[600] ^ 1));
+    assert_eq!(device.read(2, 4, ACTION | CHECKS).unwrap(), pattern(), "the medium is as it was");
+}
+
+/// Separate metadata has no addresses in it: a part is a device of its own.
+#[test]
+fn a_part_of_a_device_has_its_separate_metadata() {
+    let config = MetadataConfig { md_size: 16, md_interleave: false, dif_type: 0, dif_is_head_of_md: false };
+    let ProtectedDevice { rig, channel } = ProtectedDevice::malloc(config);
+    drop(channel);
+    let parts = split::SplitConfig { base: "M".into(), count: 2, part_mib: None };
+    split::create(&rig.registry, &parts).unwrap();
+    let mut device = ProtectedDevice::open(rig, "Mp1");
+    let (data, metadata) = (&pattern()[..1024], [0x5a; 32]);
+    let none = ProtectionTags::default();
+    let written = device.protected(Op::Write, (3, 2), (data, Some(&metadata)), NONE, none);
+    assert_eq!(written.0, Status::SUCCESS);
+    let read = |device: &mut ProtectedDevice, lba| {
+        device.protected(Op::Read, (lba, 2), (&[0; 1024], Some(&[0; 32])), NONE, none)
+    };
+    assert_eq!(read(&mut device, 3), (Status::SUCCESS, data.to_vec(), metadata.to_vec()));
+    assert_eq!(read(&mut device, 5), (Status::SUCCESS, vec![0; 1024], vec![0; 32]));
+    let mut first = ProtectedDevice::open(device.rig, "Mp0");
+    assert_eq!(read(&mut first, 3).2, [0; 32]);
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use block_io::{Op, Status, Tag};
+use block_io::{Op, Payload, Status, Tag};
+use dma::Data;
 use random::WyRand;
 use slots::{Slab, Slot};
 use uuid::Uuid;
@@ -261,7 +262,7 @@ impl FaultInjection {
         let in_data = match self.action {
             FaultAction::Corrupt { offset, .. } => {
                 // Data that has other holders cannot be changed.
-                request.data().is_some_and(|data| offset < data.len() && data.is_writable())
+                blocks_of(request).is_some_and(|data| offset < data.len() && data.is_writable())
             }
             FaultAction::Fail(_) | FaultAction::Pending => true,
         };
@@ -344,8 +345,22 @@ fn restore(table: &mut Slab<ForwardedRequest>, completion: Completion) -> Comple
     request.complete(status)
 }
 
+/// The data of a request, protected or not; separate metadata is not part of it.
+fn blocks_of(request: &Request) -> Option<&Data> {
+    match &request.payload {
+        Payload::Data(data) => Some(data),
+        Payload::Protected(protected) => Some(&protected.data),
+        _ => None,
+    }
+}
+
 fn corrupt_data(request: &mut Request, corrupt: Option<(usize, u8)>) {
-    if let (Some((offset, xor)), Some(data)) = (corrupt, request.data_mut()) {
+    let data = match &mut request.payload {
+        Payload::Data(data) => Some(data),
+        Payload::Protected(protected) => Some(&mut protected.data),
+        _ => None,
+    };
+    if let (Some((offset, xor)), Some(data)) = (corrupt, data) {
         // It may be external memory: bytes are copied, never referenced.
         let mut byte = [0];
         data.copy_to(offset, &mut byte);
