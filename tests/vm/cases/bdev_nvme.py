@@ -4,7 +4,7 @@ import json
 
 from harness.case import case
 from harness.guest import PATIENCE
-from harness.machine import function_of, is_removed, plug, serial, unplug
+from harness.machine import bound, function_of, is_removed, plug, serial, unplug
 
 from .machines import IOMMU
 
@@ -58,3 +58,31 @@ def bdev_nvme_pcie(bench):
     assert serve.wait(60).rc == 0, serve.out
     plug(guest, 2)
     function_of(guest, serial(2))
+
+
+@case("bdev-nvme-lent-memory", on=("ringbolt",), machine=IOMMU, provokes=r"nvme|vfio|DMAR", seconds=20)
+def bdev_nvme_lent_memory(bench):
+    """The memory of a vfio-user client reaches a PCI Express controller behind an IOMMU without a copy."""
+    guest = bench.guest
+    address = function_of(guest, serial(2))
+    guest.check("mkdir /tmp/device")
+    with bound(bench, address, "vfio-pci"):
+        serve = guest.spawn("ringbolt serve -r /tmp/rpc 2>&1")
+        guest.until("[ -S /tmp/rpc ]", 60)
+        rpc(guest, "bdev_nvme_attach_controller", "name=Nvme0", "trtype=PCIe", f"traddr={address}")
+        rpc(guest, "nvmf_create_transport", "trtype=VFIOUSER")
+        rpc(guest, "nvmf_create_subsystem", f"nqn={NQN}", "allow_any_host=true")
+        rpc(guest, "nvmf_subsystem_add_ns", f"nqn={NQN}", "namespace.bdev_name=Nvme0n1")
+        words = ("listen_address.trtype=VFIOUSER", "listen_address.traddr=/tmp/device", "listen_address.trsvcid=0")
+        rpc(guest, "nvmf_subsystem_add_listener", f"nqn={NQN}", *words)
+        # Each client lends other memory, often at the addresses of the one before it.
+        for block in ("4k", "64k", "128k"):
+            load = f"--rw=randwrite --bs={block} --iodepth=16 --size=8m --number_ios=2000 --verify=pattern"
+            out = guest.check(f"ringbolt perf '--filename=nvme+vfio-user:/tmp/device?ns=1' {load} 2>&1", 240)
+            assert " 0 wrong" in out, out
+        guest.check("killall -TERM ringbolt")
+        ended = serve.wait(60)
+        assert ended.rc == 0, ended
+        assert ended.out.count("of lent memory in place") >= 3 and "are copied" not in ended.out, ended.out
+        faults = guest.check("dmesg | grep -ci 'dmar.*fault' || true").strip()
+        assert faults == "0", f"{faults} accesses to memory that is not mapped"
