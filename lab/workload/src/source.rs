@@ -55,7 +55,7 @@ pub enum Source {
         /// URI of the namespace.
         uri: nvme::Uri,
     },
-    /// `store:POOL/IMAGE[?cluster=DIR]`: an image of a cluster of the store.
+    /// `store:POOL/IMAGE[?cluster=DIR][&etcd=URLS]`: an image of a cluster of the store.
     Store {
         /// Pool of the image.
         pool: String,
@@ -63,6 +63,8 @@ pub enum Source {
         image: String,
         /// Directory of the cluster.
         cluster: String,
+        /// URLs of etcd, if they are not in a file there.
+        etcd: Option<String>,
     },
     /// A name without a scheme: a bdev of the configuration.
     Bdev {
@@ -139,8 +141,9 @@ impl Source {
             return parse_model(body, query).map_err(|reason| syntax(&reason));
         }
         if scheme == "store" {
-            return parse_store(body, query)
-                .ok_or_else(|| syntax("is not store:POOL/IMAGE, or store:POOL/IMAGE?cluster=DIR"));
+            return parse_store(body, query).ok_or_else(|| {
+                syntax("is not store:POOL/IMAGE, or store:POOL/IMAGE?cluster=DIR&etcd=URL[,URL]")
+            });
         }
         let mut block_bytes = None;
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -182,7 +185,9 @@ impl Source {
             }
             Source::Uring { path, block_bytes } => create_uring(registry, path, *block_bytes, writes)?,
             Source::Model { .. } => self.create_model(registry)?,
-            Source::Store { pool, image, cluster } => create_store(registry, pool, image, cluster)?,
+            Source::Store { pool, image, cluster, etcd } => {
+                create_store(registry, pool, image, cluster, etcd.as_deref())?
+            }
             Source::Nvme { uri } => return Ok(PreparedSource::Nvme { uri: uri.clone() }),
             Source::Bdev { name } => name.clone(),
         };
@@ -192,19 +197,29 @@ impl Source {
 
 fn parse_store(body: &str, query: &str) -> Option<Source> {
     let (pool, image) = body.split_once('/').filter(|(pool, image)| !pool.is_empty() && !image.is_empty())?;
-    let cluster = match query.strip_prefix("cluster=") {
-        Some(directory) if !directory.is_empty() => directory.to_string(),
-        None if query.is_empty() => {
-            std::env::var("RINGBOLT_CLUSTER").unwrap_or_else(|_| CLUSTER_DEFAULT.to_string())
+    let (mut cluster, mut etcd) = (None, None);
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (option, value) = pair.split_once('=').filter(|(_, value)| !value.is_empty())?;
+        match option {
+            "cluster" => cluster = Some(value.to_string()),
+            "etcd" => etcd = Some(value.to_string()),
+            _ => return None,
         }
-        _ => return None,
-    };
-    Some(Source::Store { pool: pool.to_string(), image: image.to_string(), cluster })
+    }
+    let default = || std::env::var("RINGBOLT_CLUSTER").unwrap_or_else(|_| CLUSTER_DEFAULT.to_string());
+    let cluster = cluster.unwrap_or_else(default);
+    Some(Source::Store { pool: pool.to_string(), image: image.to_string(), cluster, etcd })
 }
 
 /// A bdev of a cluster's image.
-fn create_store(registry: &Registry, pool: &str, image: &str, cluster: &str) -> Result<String, SourceError> {
-    let cluster = Cluster::open(cluster.as_ref())?;
+fn create_store(
+    registry: &Registry,
+    pool: &str,
+    image: &str,
+    cluster: &str,
+    etcd: Option<&str>,
+) -> Result<String, SourceError> {
+    let cluster = Cluster::open(cluster.as_ref(), etcd)?;
     let bdev = ClusterImage::open(&cluster, pool, image)?;
     let name = unique_name("store");
     registry.register(&name, None, &[], Arc::new(bdev))?;
@@ -298,6 +313,7 @@ mod tests {
                     pool: "pool".to_string(),
                     image: "a".to_string(),
                     cluster: "/srv/store".to_string(),
+                    etcd: None,
                 },
             ),
             ("malloc:64m?bs=4k", Source::Malloc { bytes: 64 << 20, block_bytes: 4096 }),

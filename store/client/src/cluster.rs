@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cluster_map::{ClusterMap, GroupId, ImageEntry, LocalMap, MapError, PoolRecord, ReplicaId};
+use cluster_map::{ClusterMap, GroupId, ImageEntry, MapError, MapLocation, PoolRecord, ReplicaId};
 use sockets::StreamAddress;
 use store_link::{ClusterKey, Identity};
 
@@ -49,10 +49,11 @@ pub enum ClientError {
     Size(u64),
 }
 
-/// A cluster whose map is in a directory.
+/// A cluster: its map, which is in its directory or in etcd, and its key.
+#[derive(Clone)]
 pub struct Cluster {
     directory: PathBuf,
-    map: LocalMap,
+    map: Arc<dyn ClusterMap>,
     key: ClusterKey,
 }
 
@@ -66,18 +67,17 @@ pub(crate) struct PoolView {
 }
 
 impl Cluster {
-    /// Opens the cluster in a directory: its map is in `map`, its key in `key`.
+    /// Opens the cluster in a directory: its key is in `key`; its map is in etcd if there are URLs or the file `etcd` has
+    /// some, else in `map`.
     ///
     /// # Errors
     /// [`ClientError::NoCluster`], [`ClientError::Key`], [`ClientError::Map`].
-    pub fn open(directory: &Path) -> Result<Cluster, ClientError> {
-        if !directory.join("map").is_dir() {
-            return Err(ClientError::NoCluster(directory.to_path_buf()));
-        }
-        let map = LocalMap::open(&directory.join("map"))?;
+    pub fn open(directory: &Path, etcd: Option<&str>) -> Result<Cluster, ClientError> {
+        let location = MapLocation::find(directory, etcd)?;
+        let location = location.ok_or_else(|| ClientError::NoCluster(directory.to_path_buf()))?;
         let path = directory.join("key");
         let key = ClusterKey::load(&path).map_err(|source| ClientError::Key { path, source })?;
-        Ok(Cluster { directory: directory.to_path_buf(), map, key })
+        Ok(Cluster { directory: directory.to_path_buf(), map: location.open()?, key })
     }
 
     /// Where it is.
@@ -86,7 +86,7 @@ impl Cluster {
     }
 
     /// Its map.
-    pub fn map(&self) -> &LocalMap {
+    pub fn map(&self) -> &Arc<dyn ClusterMap> {
         &self.map
     }
 
@@ -113,15 +113,17 @@ impl Cluster {
         let pool = self.map.pools()?.remove(pool).ok_or_else(missing)?;
         let mut nodes = BTreeMap::new();
         for (id, node) in self.map.nodes()? {
-            let address = node.addresses.first().map_or("", String::as_str);
+            // One that was never started has none.
+            let Some(address) = node.addresses.first() else { continue };
             let parsed = address.parse().map(StreamAddress::Tcp);
-            let parsed =
-                parsed.map_err(|_| ClientError::Address { node: id.0, address: address.to_string() })?;
+            let parsed = parsed.map_err(|_| ClientError::Address { node: id.0, address: address.clone() })?;
             nodes.insert(ReplicaId(id.0), parsed);
         }
         let mut replicas = BTreeMap::new();
-        for group in pool.first_group..pool.first_group + pool.groups {
-            let record = self.map.group(GroupId(group))?.ok_or(ClientError::NoGroup(group))?;
+        let range = pool.first_group..pool.first_group + pool.groups;
+        let mut records = self.map.groups(range.clone())?;
+        for group in range {
+            let record = records.remove(&GroupId(group)).ok_or(ClientError::NoGroup(group))?;
             let primary = record.config.primary;
             let others = record.replicas.into_iter().filter(|replica| *replica != primary);
             replicas.insert(group, [primary].into_iter().chain(others).collect());

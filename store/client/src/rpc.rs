@@ -23,6 +23,7 @@ struct Attached {
     pool: String,
     image: String,
     cluster: PathBuf,
+    etcd: Option<String>,
 }
 
 impl ClusterImageModule {
@@ -80,8 +81,11 @@ impl Module for ClusterImageModule {
     fn save(&self) -> Vec<Value> {
         let images = sync::lock(&self.images);
         let call = |(name, attached): (&String, &Attached)| {
-            let Attached { pool, image, cluster } = attached;
-            let params = json!({ "name": name, "pool": pool, "image": image, "cluster": cluster });
+            let Attached { pool, image, cluster, etcd } = attached;
+            let mut params = json!({ "name": name, "pool": pool, "image": image, "cluster": cluster });
+            if let Some(etcd) = etcd {
+                params["etcd"] = etcd.as_str().into();
+            }
             json!({ "method": "bdev_store_create", "params": params })
         };
         images.iter().map(call).collect()
@@ -94,22 +98,24 @@ control::parameters! {
         pool: String,
         /// Name of the image
         image: String,
-        /// Directory of the cluster, with its map and its key
+        /// Directory of the cluster, with its key, and with its map or the URLs of etcd
         cluster: String,
+        /// URLs of etcd, which has the map: `http://HOST:PORT[/PREFIX]`, with commas between
+        etcd: Option<String>,
         /// Name of the bdev; without, `POOL/IMAGE`
         name: Option<String>,
     }
 }
 
 fn create(module: &ClusterImageModule, params: CreateParams, _job: &JobHandle) -> Result<String, RpcError> {
-    let CreateParams { pool, image, cluster, name } = params;
+    let CreateParams { pool, image, cluster, etcd, name } = params;
     let name = name.unwrap_or_else(|| format!("{pool}/{image}"));
-    let opened = Cluster::open(cluster.as_ref())?;
+    let opened = Cluster::open(cluster.as_ref(), etcd.as_deref())?;
     let uuid = opened.image(&pool, &image)?.uuid;
     let bdev = ClusterImage::open(&opened, &pool, &image)?;
     let registered = module.registry.register(&name, Some(uuid), &[], Arc::new(bdev));
     registered.map_err(|error| RpcError::new(RpcError::EEXIST, error.to_string()))?;
-    let attached = Attached { pool, image, cluster: opened.directory().to_path_buf() };
+    let attached = Attached { pool, image, cluster: opened.directory().to_path_buf(), etcd };
     sync::lock(&module.images).insert(name.clone(), attached);
     Ok(name)
 }

@@ -20,7 +20,7 @@ impl PoolWatch {
         let view = Arc::new(cluster.view(pool)?);
         let (wanted, requests) = sync_channel(1);
         let watch = Arc::new(PoolWatch { view: Mutex::new(view), version: AtomicU64::new(0), wanted });
-        let (cluster, pool) = (Cluster::open(cluster.directory())?, pool.to_string());
+        let (cluster, pool) = (cluster.clone(), pool.to_string());
         let weak = Arc::downgrade(&watch);
         std::thread::spawn(move || {
             for () in requests {

@@ -2,7 +2,8 @@
 //!
 //! [`Topology`] places groups on devices. The [`GroupRecord`] of a group has its primary and its in-sync set, and
 //! changes by compare-and-swap of its epoch ([`ClusterMap::propose_group`]). The map is not on the way of an I/O: without
-//! it memberships stand still. [`LocalMap`] keeps it in a directory, for clusters on one machine.
+//! it memberships stand still. [`LocalMap`] keeps it in a directory, for clusters on one machine, [`EtcdMap`] in etcd, for
+//! those on several. [`MapLocation`] says which.
 //!
 //! ```
 //! use cluster_map::{ClusterMap, GroupConfig, GroupId, GroupRecord, LocalMap, Proposed, ReplicaId};
@@ -22,17 +23,26 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod checks;
+mod etcd;
 mod local;
+mod location;
 mod placement;
 mod record;
 
+pub use etcd::EtcdMap;
 pub use local::LocalMap;
+pub use location::MapLocation;
 pub use placement::Topology;
 pub use record::{
-    DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapError, NodeId, NodeRecord, PoolRecord,
-    Proposed,
+    DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapError, NodeId, NodeRecord, OutReason,
+    PoolRecord, Proposed,
 };
 pub use wire_replica::{GroupConfig, ReplicaId};
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::time::Duration;
 
 /// The map of a cluster. Every method returns when what it changed is durable. Several processes may change a map at a time:
 /// changes of a record that others change too are compare-and-swap.
@@ -47,7 +57,7 @@ pub trait ClusterMap: Send + Sync {
     ///
     /// # Errors
     /// [`MapError`].
-    fn nodes(&self) -> Result<std::collections::BTreeMap<NodeId, NodeRecord>, MapError>;
+    fn nodes(&self) -> Result<BTreeMap<NodeId, NodeRecord>, MapError>;
 
     /// Adds or changes a node.
     ///
@@ -55,11 +65,17 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError::SameIdentity`] if another node has its UUID.
     fn put_node(&self, id: NodeId, node: &NodeRecord) -> Result<(), MapError>;
 
+    /// Adds a node with a number that no other one has.
+    ///
+    /// # Errors
+    /// As [`put_node`](Self::put_node).
+    fn create_node(&self, node: &NodeRecord) -> Result<NodeId, MapError>;
+
     /// The devices.
     ///
     /// # Errors
     /// [`MapError`].
-    fn devices(&self) -> Result<std::collections::BTreeMap<DeviceId, DeviceRecord>, MapError>;
+    fn devices(&self) -> Result<BTreeMap<DeviceId, DeviceRecord>, MapError>;
 
     /// Adds or changes a device.
     ///
@@ -71,13 +87,26 @@ pub trait ClusterMap: Send + Sync {
     ///
     /// # Errors
     /// [`MapError`].
-    fn pools(&self) -> Result<std::collections::BTreeMap<String, PoolRecord>, MapError>;
+    fn pools(&self) -> Result<BTreeMap<String, PoolRecord>, MapError>;
+
+    /// The first group that no pool has or had. A group's number is never used again.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn next_group(&self) -> Result<u32, MapError>;
 
     /// Adds a pool, and gives it its groups.
     ///
     /// # Errors
-    /// [`MapError::Exists`]; [`MapError::Invalid`] if it has no groups or more in its in-sync sets than replicas.
+    /// [`MapError::Exists`]; [`MapError::Invalid`] if it has no groups, those of another one, or more in its in-sync sets
+    /// than replicas.
     fn create_pool(&self, name: &str, pool: &PoolRecord) -> Result<(), MapError>;
+
+    /// Removes a pool without images, and the records of its groups.
+    ///
+    /// # Errors
+    /// [`MapError::Missing`]; [`MapError::Invalid`] if it has images.
+    fn remove_pool(&self, name: &str) -> Result<(), MapError>;
 
     /// The record of a group; `None` if it has none yet.
     ///
@@ -85,17 +114,37 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError`].
     fn group(&self, id: GroupId) -> Result<Option<GroupRecord>, MapError>;
 
+    /// The records of the groups from one number to before another.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn groups(&self, range: Range<u32>) -> Result<BTreeMap<GroupId, GroupRecord>, MapError> {
+        let mut groups = BTreeMap::new();
+        for id in range.map(GroupId) {
+            groups.extend(self.group(id)?.map(|record| (id, record)));
+        }
+        Ok(groups)
+    }
+
     /// Replaces the record of a group, if it is that of the epoch before; the first has epoch 1.
     ///
     /// # Errors
     /// [`MapError::Invalid`] if the primary is not in the in-sync set.
     fn propose_group(&self, id: GroupId, record: &GroupRecord) -> Result<Proposed, MapError>;
 
+    /// The same for different groups, which may be cheaper than one by one. The outcomes are in their order.
+    ///
+    /// # Errors
+    /// [`MapError`]; some of them may be accepted then.
+    fn propose_groups(&self, proposals: &[(GroupId, GroupRecord)]) -> Result<Vec<Proposed>, MapError> {
+        proposals.iter().map(|(id, record)| self.propose_group(*id, record)).collect()
+    }
+
     /// The images, by pool and name.
     ///
     /// # Errors
     /// [`MapError`].
-    fn images(&self) -> Result<std::collections::BTreeMap<(String, String), ImageEntry>, MapError>;
+    fn images(&self) -> Result<BTreeMap<(String, String), ImageEntry>, MapError>;
 
     /// Adds an image to a pool, with a volume that no other one ever had.
     ///
@@ -114,4 +163,60 @@ pub trait ClusterMap: Send + Sync {
     /// # Errors
     /// [`MapError::Missing`].
     fn remove_image(&self, pool: &str, name: &str) -> Result<(), MapError>;
+
+    /// Says that a node is up, for some seconds from now; call it again before. This says who is up, not who may write.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn renew_lease(&self, node: NodeId, seconds: u32) -> Result<(), MapError>;
+
+    /// Ends what [`renew_lease`](Self::renew_lease) said.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn end_lease(&self, node: NodeId) -> Result<(), MapError>;
+
+    /// The nodes that are up.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn nodes_up(&self) -> Result<BTreeSet<NodeId>, MapError>;
+
+    /// The nodes that are to have no data, and why. [`NodeRecord::out`] says the same.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn out(&self) -> Result<BTreeMap<NodeId, OutReason>, MapError>;
+
+    /// Takes a node out, or in again.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn set_out(&self, node: NodeId, reason: Option<OutReason>) -> Result<(), MapError>;
+
+    /// What changes from now on.
+    fn changes(&self) -> Box<dyn MapChanges>;
+}
+
+/// A change of the map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MapChange {
+    /// All may be different.
+    Everything,
+    /// The record of a group.
+    Group(GroupId, GroupRecord),
+    /// Something else: nodes, who is up or out, devices, pools, images.
+    Other,
+}
+
+/// The changes of a map, in their order.
+pub trait MapChanges: Send {
+    /// Waits for changes; none may be there after `limit`, or a little later. The first is [`MapChange::Everything`].
+    ///
+    /// # Errors
+    /// [`MapError`]: it is called again after [`retry_after`](Self::retry_after), and loses nothing.
+    fn wait(&mut self, limit: Duration) -> Result<Vec<MapChange>, MapError>;
+
+    /// How long to wait after an error.
+    fn retry_after(&self) -> Duration;
 }

@@ -5,25 +5,40 @@
 //! epoch is `groups/GROUP/EPOCH`, written elsewhere and made durable first. The newest epoch counts; older ones are
 //! removed by the process that wrote a newer one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
+use crate::checks::{check_image_name, check_pool};
 use crate::{
-    ClusterMap, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapError, NodeId, NodeRecord,
-    PoolRecord, Proposed,
+    ClusterMap, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapChange, MapChanges, MapError,
+    NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
 };
 
 /// The directories of records.
-const DIRECTORIES: [&str; 8] =
-    ["nodes", "devices", "pools", "groups", "images", "volumes", "identities", "temporary"];
+const DIRECTORIES: [&str; 11] = [
+    "nodes",
+    "devices",
+    "pools",
+    "groups",
+    "ranges",
+    "images",
+    "volumes",
+    "identities",
+    "up",
+    "out",
+    "temporary",
+];
+/// How often the map is read: nothing tells of changes in a directory that others share.
+const READ_EVERY: Duration = Duration::from_millis(500);
 /// Most bytes of a record.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 
@@ -136,6 +151,16 @@ impl LocalMap {
         }
     }
 
+    /// Removes a record; `false` if there is none.
+    fn remove(&self, name: &Path) -> Result<bool, MapError> {
+        let path = self.root.join(name);
+        match fs::remove_file(&path) {
+            Ok(()) => sync_directory(path.parent().unwrap_or(&self.root)).map(|()| true),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(failed(&path, &error)),
+        }
+    }
+
     /// The newest epoch of a group.
     fn newest_epoch(&self, id: GroupId) -> Result<Option<u32>, MapError> {
         let names = self.names(&group_directory(id))?;
@@ -189,13 +214,27 @@ impl ClusterMap for LocalMap {
     }
 
     fn nodes(&self) -> Result<BTreeMap<NodeId, NodeRecord>, MapError> {
-        Ok(self.numbered("nodes")?.into_iter().map(|(id, node)| (NodeId(id), node)).collect())
+        let out = self.out()?;
+        let node = |(id, node)| {
+            let id = NodeId(id);
+            (id, NodeRecord { out: out.contains_key(&id), ..node })
+        };
+        Ok(self.numbered::<NodeRecord>("nodes")?.into_iter().map(node).collect())
     }
 
     fn put_node(&self, id: NodeId, node: &NodeRecord) -> Result<(), MapError> {
         self.claim_identity("node", node.uuid, id.0)?;
         self.publish(&Path::new("nodes").join(id.0.to_string()), node, Publish::Replace)?;
         Ok(())
+    }
+
+    fn create_node(&self, node: &NodeRecord) -> Result<NodeId, MapError> {
+        let mut id = self.numbered::<NodeRecord>("nodes")?.keys().next_back().map_or(1, |last| last + 1);
+        while !self.publish(&Path::new("nodes").join(id.to_string()), node, Publish::New)? {
+            id += 1;
+        }
+        self.claim_identity("node", node.uuid, id)?;
+        Ok(NodeId(id))
     }
 
     fn devices(&self) -> Result<BTreeMap<DeviceId, DeviceRecord>, MapError> {
@@ -224,27 +263,43 @@ impl ClusterMap for LocalMap {
         Ok(pools)
     }
 
+    fn next_group(&self) -> Result<u32, MapError> {
+        let pools = self.pools()?;
+        let of_pools = pools.values().map(|pool| (pool.first_group, pool.groups));
+        let ranges = self.numbered::<u32>("ranges")?.into_iter().chain(of_pools);
+        Ok(ranges.map(|(first, groups)| first.saturating_add(groups)).max().unwrap_or(0))
+    }
+
     fn create_pool(&self, name: &str, pool: &PoolRecord) -> Result<(), MapError> {
-        let PoolRecord { first_group, groups, replicas, in_sync_min } = *pool;
-        let end = first_group.checked_add(groups);
-        if name.is_empty() || groups == 0 || !(1..=replicas).contains(&in_sync_min) || end.is_none() {
-            let reason = "a pool has a name, groups, and at most as many replicas in sync as replicas";
-            return Err(MapError::Invalid(reason.to_string()));
-        }
-        for (other, record) in self.pools()? {
-            let before = first_group.saturating_add(groups) <= record.first_group;
-            let after = record.first_group.saturating_add(record.groups) <= first_group;
-            if other == name {
-                return Err(MapError::Exists(format!("pool {name}")));
-            }
-            if !before && !after {
-                return Err(MapError::Invalid(format!("pool {name} would share groups with pool {other}")));
-            }
+        let pools = self.pools()?;
+        check_pool(name, pool, &pools, self.next_group()?)?;
+        // Its groups are its own from here on, whatever others do at the same time.
+        let range = Path::new("ranges").join(pool.first_group.to_string());
+        if !self.publish(&range, &pool.groups, Publish::New)? {
+            return Err(MapError::Invalid(format!("groups of pool {name} are another's meanwhile")));
         }
         match self.publish(&Path::new("pools").join(file_name(name)), pool, Publish::New)? {
             true => Ok(()),
             false => Err(MapError::Exists(format!("pool {name}"))),
         }
+    }
+
+    fn remove_pool(&self, name: &str) -> Result<(), MapError> {
+        let pool = self.pools()?.remove(name).ok_or_else(|| MapError::Missing(format!("pool {name}")))?;
+        if self.images()?.keys().any(|(of, _)| of == name) {
+            return Err(MapError::Invalid(format!("pool {name} has images")));
+        }
+        let path = self.root.join("pools").join(file_name(name));
+        fs::remove_file(&path).map_err(|error| failed(&path, &error))?;
+        sync_directory(&self.root.join("pools"))?;
+        for group in pool.first_group..pool.first_group + pool.groups {
+            let path = self.root.join(group_directory(GroupId(group)));
+            match fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(&path, &error)),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     fn group(&self, id: GroupId) -> Result<Option<GroupRecord>, MapError> {
@@ -303,11 +358,7 @@ impl ClusterMap for LocalMap {
         if !self.pools()?.contains_key(pool) {
             return Err(MapError::Missing(format!("pool {pool}")));
         }
-        if name.is_empty() || name.len() > 64 || name.contains(['/', '\n']) {
-            return Err(MapError::Invalid(format!(
-                "{name:?} is no name of an image: 1 to 64 bytes without `/`"
-            )));
-        }
+        check_image_name(name)?;
         // Numbers are used once: objects of a removed image never belong to another.
         let volumes = self.numbered::<()>("volumes")?;
         let mut volume = volumes.last_key_value().map_or(1, |(last, ())| last + 1);
@@ -331,13 +382,71 @@ impl ClusterMap for LocalMap {
     }
 
     fn remove_image(&self, pool: &str, name: &str) -> Result<(), MapError> {
-        let path = self.root.join(image_path(pool, name));
-        match fs::remove_file(&path) {
-            Ok(()) => sync_directory(&self.root.join("images")),
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                Err(MapError::Missing(format!("image {pool}/{name}")))
-            }
-            Err(error) => Err(failed(&path, &error)),
+        match self.remove(&image_path(pool, name))? {
+            true => Ok(()),
+            false => Err(MapError::Missing(format!("image {pool}/{name}"))),
         }
+    }
+
+    fn renew_lease(&self, node: NodeId, seconds: u32) -> Result<(), MapError> {
+        let name = Path::new("up").join(node.0.to_string());
+        let path = self.root.join(&name);
+        let renewed = File::options().write(true).open(&path);
+        match renewed.and_then(|file| file.set_modified(SystemTime::now())) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.publish(&name, &seconds, Publish::Replace).map(drop)
+            }
+            renewed => renewed.map_err(|error| failed(&path, &error)),
+        }
+    }
+
+    fn end_lease(&self, node: NodeId) -> Result<(), MapError> {
+        self.remove(&Path::new("up").join(node.0.to_string())).map(drop)
+    }
+
+    fn nodes_up(&self) -> Result<BTreeSet<NodeId>, MapError> {
+        let mut up = BTreeSet::new();
+        for (id, seconds) in self.numbered::<u32>("up")? {
+            let renewed =
+                fs::metadata(self.root.join("up").join(id.to_string())).and_then(|it| it.modified());
+            // A time in the future is a clock that was set.
+            let age = renewed.map(|renewed| renewed.elapsed().unwrap_or_default());
+            up.extend(age.is_ok_and(|age| age.as_secs() < seconds.into()).then_some(NodeId(id)));
+        }
+        Ok(up)
+    }
+
+    fn out(&self) -> Result<BTreeMap<NodeId, OutReason>, MapError> {
+        Ok(self.numbered("out")?.into_iter().map(|(id, reason)| (NodeId(id), reason)).collect())
+    }
+
+    fn set_out(&self, node: NodeId, reason: Option<OutReason>) -> Result<(), MapError> {
+        let name = Path::new("out").join(node.0.to_string());
+        match reason {
+            Some(reason) => self.publish(&name, &reason, Publish::Replace).map(drop),
+            None => self.remove(&name).map(drop),
+        }
+    }
+
+    fn changes(&self) -> Box<dyn MapChanges> {
+        Box::new(LocalChanges { is_first: true })
+    }
+}
+
+/// Nothing tells of changes: all is read again from time to time.
+struct LocalChanges {
+    is_first: bool,
+}
+
+impl MapChanges for LocalChanges {
+    fn wait(&mut self, limit: Duration) -> Result<Vec<MapChange>, MapError> {
+        if !std::mem::take(&mut self.is_first) {
+            std::thread::sleep(limit.min(READ_EVERY));
+        }
+        Ok(vec![MapChange::Everything])
+    }
+
+    fn retry_after(&self) -> Duration {
+        READ_EVERY
     }
 }

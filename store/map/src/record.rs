@@ -25,9 +25,19 @@ pub struct NodeRecord {
     pub addresses: Vec<String>,
     /// The failure domain: replicas of a group are in different ones.
     pub domain: String,
-    /// It is to have no data.
-    #[serde(default)]
+    /// It is to have no data: [`ClusterMap::out`](crate::ClusterMap::out) says so, and why. The record itself does not.
+    #[serde(skip)]
     pub out: bool,
+}
+
+/// Why a node is to have no data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutReason {
+    /// An operator said so.
+    Operator,
+    /// It was down for too long. When it is up again, it is in again.
+    Down,
 }
 
 /// A device.

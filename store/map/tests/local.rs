@@ -119,6 +119,8 @@ fn a_copied_identity_is_refused() {
     let map = LocalMap::open(&file.0).unwrap();
     map.put_node(NodeId(1), &node(1)).unwrap();
     map.put_node(NodeId(1), &NodeRecord { out: true, ..node(1) }).unwrap();
+    assert!(!map.nodes().unwrap()[&NodeId(1)].out);
+    map.set_out(NodeId(1), Some(OutReason::Operator)).unwrap();
     let error = map.put_node(NodeId(2), &node(1)).unwrap_err();
     assert!(matches!(error, MapError::SameIdentity { what: "node", number: 1, .. }), "{error}");
     let device = DeviceRecord { uuid: Uuid::from_u128(9), node: NodeId(1), weight: 100, out: false };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use bdev::Registry;
-use cluster_map::{ClusterMap, LocalMap, NodeId, NodeRecord, ReplicaId};
+use cluster_map::{ClusterMap, MapLocation, NodeId, NodeRecord, OutReason, ReplicaId};
 use control::json::{Value, json};
 use control::{JobHandle, Method, Module, RpcError};
 use reactor::{ReactorHandle, blocking};
@@ -25,6 +25,8 @@ pub struct NodeModule {
 struct Running {
     server: NodeServer,
     cluster: PathBuf,
+    etcd: Option<String>,
+    lease_s: u32,
     listen: String,
     allow_plain_network: bool,
 }
@@ -36,6 +38,9 @@ impl NodeModule {
     }
 }
 
+/// Bounds of a lease: etcd grants none that is shorter.
+const LEASE_S_MIN: u32 = 2;
+const LEASE_S_MAX: u32 = 3600;
 const NO_NODE: (i64, &str) = (RpcError::ENODEV, "no node is started");
 
 impl Module for NodeModule {
@@ -79,13 +84,17 @@ impl Module for NodeModule {
     fn save(&self) -> Vec<Value> {
         let running = sync::lock(&self.running);
         let call = |running: &Running| {
-            let params = json!({
+            let mut params = json!({
                 "bdev_name": running.server.bdev_name(),
                 "cluster": running.cluster,
                 "node": running.server.id().0,
                 "listen": running.listen,
                 "allow_plain_network": running.allow_plain_network,
+                "lease_s": running.lease_s,
             });
+            if let Some(etcd) = &running.etcd {
+                params["etcd"] = etcd.as_str().into();
+            }
             json!({ "method": "store_node_start", "params": params })
         };
         running.iter().map(call).collect()
@@ -96,14 +105,18 @@ control::parameters! {
     struct StartParams {
         /// Device with the node's replicas
         bdev_name: String,
-        /// Directory of the cluster, with its map and its key
+        /// Directory of the cluster, with its key, and with its map or the URLs of etcd
         cluster: String,
+        /// URLs of etcd, which has the map: `http://HOST:PORT[/PREFIX]`, with commas between
+        etcd: Option<String>,
         /// Number of the node
         node: u32,
         /// Address to listen on; port 0 selects the one that the node had before, or a free one
         listen: String = "127.0.0.1:0".to_string(),
         /// Listens on other addresses than loopback's, although data is not encrypted
         allow_plain_network: bool = false,
+        /// Seconds after which others see that the node is down, if it does not answer any more; at least 2
+        lease_s: u32 = 5,
     }
 }
 
@@ -112,10 +125,14 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     if running.is_some() {
         return Err(RpcError::new(RpcError::EEXIST, "this server is a node already"));
     }
-    let StartParams { bdev_name, cluster, node, listen, allow_plain_network } = params;
+    let StartParams { bdev_name, cluster, etcd, node, listen, allow_plain_network, lease_s } = params;
     let (directory, id) = (PathBuf::from(cluster), ReplicaId(node));
+    if !(LEASE_S_MIN..=LEASE_S_MAX).contains(&lease_s) {
+        let reason = format!("a lease of {lease_s} s is not {LEASE_S_MIN} to {LEASE_S_MAX} s");
+        return Err(RpcError::new(RpcError::EINVAL, reason));
+    }
     let listen_address = parse_address(&listen, allow_plain_network)?;
-    let (map, identity, record) = open_cluster(&directory, id)?;
+    let (map, identity, record) = open_cluster(&directory, etcd.as_deref(), id)?;
     let in_sync_min =
         map.pools().map_err(map_failed)?.values().map(|pool| pool.in_sync_min).max().unwrap_or(1);
     let settings = ReplicaSettings {
@@ -126,12 +143,12 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         reads_max: 1024,
         ..ReplicaSettings::default()
     };
-    let map: Arc<LocalMap> = Arc::new(map);
     let cores = StoreCores::Reactors(&module.reactors);
     let start_at = |listen: StreamAddress| {
         let (bdev_name, identity) = (bdev_name.clone(), identity.clone());
         let (map, settings) = (map.clone(), settings.clone());
-        let config = NodeServerConfig { bdev_name, listen, identity, node: record.uuid, map, settings };
+        let (node, lease_seconds) = (record.uuid, lease_s);
+        let config = NodeServerConfig { bdev_name, listen, identity, node, map, lease_seconds, settings };
         let started = blocking::block_on(NodeServer::start::<Sockets>(&module.registry, &cores, config, job));
         started.map_err(|_| StoreError::Closed)?
     };
@@ -147,7 +164,11 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     let address = server.address().to_string();
     let record = NodeRecord { addresses: vec![address.clone()], ..record };
     map.put_node(NodeId(node), &record).map_err(map_failed)?;
-    *running = Some(Running { server, cluster: directory, listen, allow_plain_network });
+    // What was out because it was down is in again.
+    if map.out().map_err(map_failed)?.get(&NodeId(node)) == Some(&OutReason::Down) {
+        map.set_out(NodeId(node), None).map_err(map_failed)?;
+    }
+    *running = Some(Running { server, cluster: directory, etcd, lease_s, listen, allow_plain_network });
     Ok(address)
 }
 
@@ -174,12 +195,14 @@ fn map_failed(error: cluster_map::MapError) -> RpcError {
     RpcError::new(RpcError::EIO, error.to_string())
 }
 
-fn open_cluster(directory: &Path, id: ReplicaId) -> Result<(LocalMap, Identity, NodeRecord), RpcError> {
-    if !directory.join("map").is_dir() {
+type OpenCluster = (Arc<dyn ClusterMap>, Identity, NodeRecord);
+
+fn open_cluster(directory: &Path, etcd: Option<&str>, id: ReplicaId) -> Result<OpenCluster, RpcError> {
+    let location = MapLocation::find(directory, etcd).map_err(map_failed)?.ok_or_else(|| {
         let reason = format!("there is no cluster in {}: `ringbolt store up` makes one", directory.display());
-        return Err(RpcError::new(RpcError::ENODEV, reason));
-    }
-    let map = LocalMap::open(&directory.join("map")).map_err(map_failed)?;
+        RpcError::new(RpcError::ENODEV, reason)
+    })?;
+    let map = location.open().map_err(map_failed)?;
     let path = directory.join("key");
     let key = ClusterKey::load(&path);
     let key = key.map_err(|error| RpcError::new(RpcError::EIO, format!("{}: {error}", path.display())))?;

@@ -8,7 +8,6 @@ mod map_watch;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc;
 
 use bdev::{Registry, Uuid};
 use cluster_map::{ClusterMap, ReplicaId};
@@ -21,7 +20,7 @@ use store_link::Identity;
 use crate::once::once;
 use crate::{Outbox, PartitionStatus, ReplicaNode, ReplicaNodeConfig, StoreCores, StoreError};
 use hub::{Hub, HubInput};
-use map_watch::{MapRequest, MapWatch};
+use map_watch::{MapWatch, MapWatchConfig, Proposals};
 
 /// Messages that wait for the connections, from all cores.
 const HUB_MAILBOX: usize = 16 << 10;
@@ -38,6 +37,8 @@ pub struct NodeServerConfig {
     pub node: Uuid,
     /// The map of its cluster.
     pub map: Arc<dyn ClusterMap>,
+    /// Seconds after which others see that it is down; at least 2.
+    pub lease_seconds: u32,
     /// The same on all nodes.
     pub settings: ReplicaSettings,
 }
@@ -55,7 +56,7 @@ pub struct NodeServer {
 /// The outbox of a group: what it sends goes to the connections' core, its proposals to the map's thread.
 struct NodeOutbox {
     hub: MailboxSender<HubInput>,
-    map: mpsc::Sender<MapRequest>,
+    proposals: Proposals,
 }
 
 impl Outbox for NodeOutbox {
@@ -69,7 +70,7 @@ impl Outbox for NodeOutbox {
     }
 
     fn propose(&mut self, group: u32, config: Arc<GroupConfig>) {
-        let _ = self.map.send(MapRequest::Propose { group, config });
+        self.proposals.add(group, config);
     }
 }
 
@@ -109,10 +110,10 @@ impl NodeServer {
         let listen = config.listen.clone();
         let (hub, address) =
             cores.run(0, move |core| async move { Hub::<N>::start(&core, identity, &listen) }).await?;
-        let (map, requests) = mpsc::channel();
-        let (of_groups, to_map) = (hub.clone(), map.clone());
+        let (proposals, receiver) = map_watch::proposals();
+        let (of_groups, to_map) = (hub.clone(), proposals.clone());
         let outbox = Arc::new(move |_: &Core, _: u32| -> Box<dyn Outbox> {
-            Box::new(NodeOutbox { hub: of_groups.clone(), map: to_map.clone() })
+            Box::new(NodeOutbox { hub: of_groups.clone(), proposals: to_map.clone() })
         });
         let replicas = ReplicaNodeConfig { name: "node", id, settings: config.settings, outbox };
         let opened = ReplicaNode::open(registry, &config.bdev_name, cores, replicas, job).await;
@@ -130,7 +131,15 @@ impl NodeServer {
         let groups: BTreeMap<_, _> =
             node.groups().filter_map(|group| Some((group, node.replica(group)?))).collect();
         let _ = hub.send(HubInput::Replicas(groups.clone()));
-        let map = MapWatch::start(config.map, groups, hub.clone(), map, requests);
+        let watch = MapWatchConfig {
+            map: config.map,
+            node: id,
+            lease_seconds: config.lease_seconds,
+            groups,
+            hub: hub.clone(),
+            proposals,
+        };
+        let map = MapWatch::start(watch, receiver);
         Ok(NodeServer { node, id, bdev_name: config.bdev_name, address, hub, map: Some(map) })
     }
 

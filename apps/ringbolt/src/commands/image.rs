@@ -75,6 +75,9 @@ pub(crate) struct ImageOwner {
     /// Directory of a cluster (`ringbolt store up`), instead of a server's store
     #[arg(long, value_name = "DIR", conflicts_with_all = ["store", "rpc_socket"])]
     cluster: Option<PathBuf>,
+    /// etcd, which has the map of the cluster, if its directory does not say so: http://HOST:PORT[/PREFIX], ...
+    #[arg(long, value_name = "URL[,URL]", requires = "cluster")]
+    etcd: Option<String>,
     /// Pool of the cluster
     #[arg(long, default_value = POOL, requires = "cluster")]
     pool: String,

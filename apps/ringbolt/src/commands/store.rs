@@ -5,6 +5,7 @@ mod layout;
 mod nodes;
 mod status;
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -48,6 +49,10 @@ pub(crate) struct ClusterArgs {
     /// Directory of the cluster
     #[arg(long, value_name = "DIR", env = "RINGBOLT_CLUSTER", default_value = DEFAULT_DIRECTORY)]
     cluster: PathBuf,
+    /// etcd, which has the map of a new cluster: http://HOST:PORT[/PREFIX], several with commas between. The directory
+    /// remembers it
+    #[arg(long, value_name = "URL[,URL]")]
+    etcd: Option<String>,
 }
 
 /// Arguments of `ringbolt store up`.
@@ -83,6 +88,26 @@ pub(crate) struct NewCluster {
     /// Size of each group's log in a new cluster
     #[arg(long, default_value = "8m", value_parser = parse_size)]
     log_size: u64,
+    #[command(flatten)]
+    network: NodeNetwork,
+}
+
+/// Where nodes of a new cluster listen.
+#[derive(Args, Clone)]
+pub(crate) struct NodeNetwork {
+    /// Address that nodes of a new cluster listen on
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    listen: IpAddr,
+    /// Listen on an address that others than this machine reach, although data is not encrypted
+    #[arg(long)]
+    allow_plain_network: bool,
+}
+
+impl NodeNetwork {
+    /// This machine alone.
+    pub(super) fn loopback() -> NodeNetwork {
+        NodeNetwork { listen: Ipv4Addr::LOCALHOST.into(), allow_plain_network: false }
+    }
 }
 
 impl NewCluster {
@@ -116,18 +141,19 @@ pub(crate) struct DemoArgs {
 pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
     match command {
         StoreCommand::Up(options) => up(&options),
-        StoreCommand::Status(options) => status::run(&options.of.cluster, options.json),
+        StoreCommand::Status(options) => status::run(&options.of, options.json),
         StoreCommand::Demo(options) => demo::run(&options),
     }
 }
 
 fn up(options: &UpArgs) -> Result<(), CommandError> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGCHLD]).map_err(CommandError::environment)?;
-    let directory = &options.of.cluster;
+    let ClusterArgs { cluster: directory, etcd } = &options.of;
     let layout = if directory.exists() {
-        ClusterLayout::open(directory)?
+        etcd.iter().try_for_each(|urls| layout::set_etcd(directory, urls))?;
+        ClusterLayout::open(directory, etcd.as_deref())?
     } else {
-        let layout = ClusterLayout::create(directory, &options.new)?;
+        let layout = ClusterLayout::create(directory, etcd.as_deref(), &options.new)?;
         stdout_line!("made a cluster in {}", directory.display());
         layout
     };

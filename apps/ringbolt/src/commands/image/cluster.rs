@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bdev::{Access, AsyncChannel, Registry, Request};
 use block_io::{Op, Tag};
-use cluster_map::{ClusterMap, MapError};
+use cluster_map::MapError;
 use reactor::{Reactor, ReactorConfig};
 use serde_json::{Value, json};
 use store_client::{Cluster, ClusterImage};
@@ -18,7 +18,7 @@ const STEP_BYTES: u64 = 64 << 20;
 
 fn open(of: &ImageOwner) -> Result<Cluster, CommandError> {
     let directory = of.cluster.as_deref().unwrap_or(std::path::Path::new("."));
-    Cluster::open(directory).map_err(CommandError::operation)
+    Cluster::open(directory, of.etcd.as_deref()).map_err(CommandError::operation)
 }
 
 fn failed(error: MapError) -> CommandError {

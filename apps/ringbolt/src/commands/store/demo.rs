@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use cluster_map::ClusterMap;
 use os::clock;
 use reactor::ReactorHandle;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -13,7 +12,7 @@ use workload::{Direction, JobResult, JobSpec, Source, Verify, Workload};
 use super::layout::ClusterLayout;
 use super::nodes::RunningNodes;
 use super::status::status;
-use super::{DemoArgs, NewCluster, POOL};
+use super::{DemoArgs, NewCluster, NodeNetwork, POOL};
 use crate::cli::{EngineChoice, Idle, ReactorOptions};
 use crate::command_error::CommandError;
 use crate::commands::demo::{TemporaryDirectory, check};
@@ -40,12 +39,12 @@ pub(super) fn run(options: &DemoArgs) -> Result<(), CommandError> {
         groups: 8,
         size: Some(NODE_BYTES),
         log_size: 8 << 20,
+        network: NodeNetwork::loopback(),
     };
-    let layout = ClusterLayout::create(&scratch.0.join("cluster"), &new)?;
+    let layout = ClusterLayout::create(&scratch.0.join("cluster"), None, &new)?;
     let mut nodes = RunningNodes::start(&layout)?;
     stdout_line!("{}, on files in {}", layout.describe()?, layout.directory.display());
-    let map = layout.map()?;
-    map.create_image(POOL, IMAGE, IMAGE_BYTES).map_err(CommandError::operation)?;
+    layout.map.create_image(POOL, IMAGE, IMAGE_BYTES).map_err(CommandError::operation)?;
     stdout_line!(
         "load: random 4 KiB reads and writes of an image of {} MiB, queue depth {IO_DEPTH}, every block verified",
         IMAGE_BYTES >> 20

@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::io::{Seek, SeekFrom};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bdev::uring::{self, UringConfig};
 use bdev::{Registry, Uuid};
 use cluster_map::{
-    ClusterMap, DeviceId, DeviceRecord, GroupConfig, GroupId, GroupRecord, LocalMap, NodeId, NodeRecord,
-    PoolRecord, ReplicaId, Topology,
+    ClusterMap, DeviceId, DeviceRecord, EtcdMap, GroupConfig, GroupId, GroupRecord, LocalMap, MapLocation,
+    NodeId, NodeRecord, PoolRecord, ReplicaId, Topology,
 };
 use control::JobHandle;
 use reactor::{Reactor, ReactorConfig};
@@ -25,38 +27,54 @@ const DEVICE: &str = "Disk";
 const FILE: &str = "store.img";
 const FILE_BYTES: u64 = 10 << 30;
 
-/// A cluster on this machine.
+/// A cluster, and its nodes on this machine.
+#[derive(Clone)]
 pub(super) struct ClusterLayout {
     /// Absolute.
     pub(super) directory: PathBuf,
+    /// The nodes on this machine.
     pub(super) nodes: Vec<u32>,
+    pub(super) map: Arc<dyn ClusterMap>,
 }
 
 impl ClusterLayout {
-    /// The cluster in a directory.
-    pub(super) fn open(directory: &Path) -> Result<ClusterLayout, CommandError> {
+    /// The cluster in a directory. Its map is not asked.
+    pub(super) fn open(directory: &Path, etcd: Option<&str>) -> Result<ClusterLayout, CommandError> {
         let missing = || {
             let directory = directory.display();
             CommandError::operation(format!(
                 "{directory} is no cluster: `ringbolt store up` makes one where nothing is"
             ))
         };
-        if !directory.join("map").is_dir() {
-            return Err(missing());
-        }
+        let location = MapLocation::find(directory, etcd).map_err(CommandError::operation)?;
+        let location = location.filter(|_| directory.join("key").exists()).ok_or_else(missing)?;
         let directory = directory.canonicalize().map_err(CommandError::environment)?;
-        let map = LocalMap::open(&directory.join("map")).map_err(CommandError::operation)?;
-        let nodes = map.nodes().map_err(CommandError::operation)?.into_keys().map(|id| id.0).collect();
-        Ok(ClusterLayout { directory, nodes })
+        let entries = fs::read_dir(&directory).map_err(CommandError::environment)?;
+        let name = |entry: std::io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
+        let number = |name: String| name.strip_prefix("node")?.parse().ok();
+        let mut nodes: Vec<u32> = entries.filter_map(name).filter_map(number).collect();
+        nodes.sort_unstable();
+        let map = location.open().map_err(CommandError::operation)?;
+        Ok(ClusterLayout { directory, nodes, map })
     }
 
     /// Makes a cluster: beside the directory at first, so that what is interrupted leaves no half of one.
-    pub(super) fn create(directory: &Path, new: &NewCluster) -> Result<ClusterLayout, CommandError> {
+    pub(super) fn create(
+        directory: &Path,
+        etcd: Option<&str>,
+        new: &NewCluster,
+    ) -> Result<ClusterLayout, CommandError> {
         let nodes = new.node_count();
         let replicas = new.replicas.unwrap_or(nodes.min(3));
         if !(1..=nodes).contains(&replicas) {
             let reason = format!("{replicas} replicas need as many nodes, and there are {nodes}");
             return Err(CommandError::usage(reason));
+        }
+        if !new.network.listen.is_loopback() && !new.network.allow_plain_network {
+            return Err(CommandError::usage(format!(
+                "{} is not this machine alone, and data is not encrypted: --allow-plain-network permits it",
+                new.network.listen
+            )));
         }
         let name = directory
             .file_name()
@@ -66,13 +84,16 @@ impl ClusterLayout {
         fs::create_dir_all(parent).map_err(CommandError::environment)?;
         let scratch = parent.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
         fs::create_dir(&scratch).map_err(CommandError::environment)?;
-        let made = fill(&scratch, directory, new, replicas);
+        let made = match etcd {
+            None => fill_directory(&scratch, directory, new, replicas),
+            Some(urls) => fill_etcd(urls, &scratch, directory, new, replicas),
+        };
         let made = made.and_then(|()| fs::rename(&scratch, directory).map_err(CommandError::environment));
         if made.is_err() {
             let _ = fs::remove_dir_all(&scratch);
         }
         made?;
-        ClusterLayout::open(directory)
+        ClusterLayout::open(directory, None)
     }
 
     /// The directory of a node.
@@ -85,13 +106,9 @@ impl ClusterLayout {
         self.node(node).join("rpc.sock")
     }
 
-    pub(super) fn map(&self) -> Result<LocalMap, CommandError> {
-        LocalMap::open(&self.directory.join("map")).map_err(CommandError::operation)
-    }
-
     /// A line for people.
     pub(super) fn describe(&self) -> Result<String, CommandError> {
-        let pools = self.map()?.pools().map_err(CommandError::operation)?;
+        let pools = self.map.pools().map_err(CommandError::operation)?;
         let pools = pools.iter().map(|(name, pool)| {
             format!("pool `{name}`: {} groups, {} replicas each", pool.groups, pool.replicas)
         });
@@ -100,11 +117,51 @@ impl ClusterLayout {
     }
 }
 
+/// The cluster in a directory has its map in etcd, at these URLs from now on.
+pub(super) fn set_etcd(directory: &Path, urls: &str) -> Result<(), CommandError> {
+    let location = MapLocation::find(directory, None).map_err(CommandError::operation)?;
+    if !matches!(location, Some(MapLocation::Etcd(_))) {
+        let directory = directory.display();
+        return Err(CommandError::usage(format!("{directory} is no cluster with its map in etcd")));
+    }
+    EtcdMap::new(urls).map_err(CommandError::operation)?;
+    MapLocation::Etcd(urls.to_string()).save(directory).map_err(CommandError::operation)
+}
+
+fn fill_directory(
+    scratch: &Path,
+    directory: &Path,
+    new: &NewCluster,
+    replicas: u32,
+) -> Result<(), CommandError> {
+    let map = LocalMap::open(&scratch.join("map")).map_err(CommandError::operation)?;
+    fill(&map, scratch, directory, new, replicas)
+}
+
+/// A cluster whose map is in etcd: there nothing is left of one that is not made.
+fn fill_etcd(
+    urls: &str,
+    scratch: &Path,
+    directory: &Path,
+    new: &NewCluster,
+    replicas: u32,
+) -> Result<(), CommandError> {
+    let map = EtcdMap::new(urls).map_err(CommandError::operation)?;
+    map.create().map_err(CommandError::operation)?;
+    MapLocation::Etcd(urls.to_string()).save(scratch).map_err(CommandError::operation)?;
+    fill(&map, scratch, directory, new, replicas).inspect_err(|_| _ = map.remove())
+}
+
 /// Makes the parts of a cluster in `scratch`, which will be called `directory`.
-fn fill(scratch: &Path, directory: &Path, new: &NewCluster, replicas: u32) -> Result<(), CommandError> {
+fn fill(
+    map: &dyn ClusterMap,
+    scratch: &Path,
+    directory: &Path,
+    new: &NewCluster,
+    replicas: u32,
+) -> Result<(), CommandError> {
     let environment = |error: std::io::Error| CommandError::environment(error);
     ClusterKey::create(&scratch.join("key")).map_err(environment)?;
-    let map = LocalMap::open(&scratch.join("map")).map_err(CommandError::operation)?;
     let cluster = map.cluster().map_err(CommandError::operation)?;
     let disks = node_disks(scratch, new)?;
     for (node, disk) in (1..).zip(&disks) {
@@ -154,7 +211,10 @@ fn fill(scratch: &Path, directory: &Path, new: &NewCluster, replicas: u32) -> Re
                 { "method": "bdev_uring_create", "params": { "name": DEVICE, "filename": image } } ] },
             { "subsystem": "store_node", "config": [
                 { "method": "store_node_start",
-                  "params": { "bdev_name": DEVICE, "cluster": absolute, "node": node } } ] } ] });
+                  "params": {
+                      "bdev_name": DEVICE, "cluster": absolute, "node": node,
+                      "listen": SocketAddr::new(new.network.listen, 0).to_string(),
+                      "allow_plain_network": new.network.allow_plain_network } } ] } ] });
         fs::write(scratch.join(&name).join("config.json"), format!("{config:#}\n")).map_err(environment)?;
     }
     Ok(())

@@ -1,12 +1,17 @@
 //! The nodes of a cluster, as processes.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use cluster_map::MapError;
 use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::SIGCHLD;
 
 use super::layout::ClusterLayout;
 use crate::command_error::CommandError;
@@ -16,6 +21,8 @@ use crate::console::stdout_line;
 const NODE_MEMORY: &str = "128m";
 /// A node that ended sooner than this after its start is not started again.
 const SHORTEST_RUN: Duration = Duration::from_secs(2);
+/// How often a map that cannot be used is tried while nodes wait for it.
+const MAP_RETRY: Duration = Duration::from_millis(100);
 
 /// A node's process. Its standard input is a pipe: when that closes, because this process ended somehow, it ends.
 struct RunningNode {
@@ -28,6 +35,10 @@ struct RunningNode {
 pub(super) struct RunningNodes {
     layout: ClusterLayout,
     running: Vec<RunningNode>,
+    /// Nodes that ended, and cannot start while the map cannot be used.
+    waiting: BTreeSet<u32>,
+    /// A thread waits for the map.
+    is_waiting: Arc<AtomicBool>,
 }
 
 impl RunningNodes {
@@ -39,8 +50,13 @@ impl RunningNodes {
                 return Err(CommandError::operation(reason));
             }
         }
-        let layout = ClusterLayout { directory: layout.directory.clone(), nodes: layout.nodes.clone() };
-        let mut nodes = RunningNodes { layout, running: Vec::new() };
+        let layout = layout.clone();
+        let mut nodes = RunningNodes {
+            layout,
+            running: Vec::new(),
+            waiting: BTreeSet::new(),
+            is_waiting: Arc::default(),
+        };
         for node in nodes.layout.nodes.clone() {
             nodes.start_node(node)?;
         }
@@ -86,23 +102,52 @@ impl RunningNodes {
         Ok(())
     }
 
-    /// Starts nodes again that have ended.
+    /// Starts nodes again that have ended. Those that cannot start because the map cannot be used are started when it can:
+    /// this process gets SIGCHLD then.
     pub(super) fn restart_ended(&mut self) -> Result<(), CommandError> {
         for node in self.layout.nodes.clone() {
             let Some(running) = self.running.iter_mut().find(|running| running.node == node) else {
                 continue;
             };
             let Ok(Some(status)) = running.process.try_wait() else { continue };
-            if running.started.elapsed() < SHORTEST_RUN {
+            let is_soon = running.started.elapsed() < SHORTEST_RUN;
+            if self.waits_for_map(node) {
+                continue;
+            }
+            if is_soon && !self.waiting.contains(&node) {
                 let log = self.layout.node(node).join("log");
                 let reason =
                     format!("node {node} ended soon after its start, {status}; its log is {}", log.display());
                 return Err(CommandError::operation(reason));
             }
             stdout_line!("node {node} ended, {status}: it is started again");
-            self.start_node(node)?;
+            match self.start_node(node) {
+                Err(error) if !self.waits_for_map(node) => return Err(error),
+                Err(_) => {}
+                Ok(()) => _ = self.waiting.remove(&node),
+            }
         }
         Ok(())
+    }
+
+    /// Whether the map cannot be used, so that a node cannot start.
+    fn waits_for_map(&mut self, node: u32) -> bool {
+        let Err(error @ MapError::Storage { .. }) = self.layout.map.cluster() else { return false };
+        if self.waiting.insert(node) {
+            stdout_line!("node {node} ended, and is started again when the map can be used: {error}");
+        }
+        if !self.is_waiting.swap(true, Ordering::AcqRel) {
+            let (map, is_waiting) = (self.layout.map.clone(), self.is_waiting.clone());
+            std::thread::spawn(move || {
+                while matches!(map.cluster(), Err(MapError::Storage { .. })) {
+                    // Nothing says when it can be used again.
+                    std::thread::sleep(MAP_RETRY);
+                }
+                is_waiting.store(false, Ordering::Release);
+                let _ = signal_hook::low_level::raise(SIGCHLD);
+            });
+        }
+        true
     }
 
     /// Kills a node, as a failure of its machine would, and reaps it.

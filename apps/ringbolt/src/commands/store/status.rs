@@ -1,13 +1,13 @@
-//! `ringbolt store status`: what the nodes report, put together by group.
+//! `ringbolt store status`: what the map has and what the nodes report, put together by group.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use cluster_map::{ClusterMap, GroupId};
+use cluster_map::{ClusterMap, GroupId, MapError, NodeId, NodeRecord, OutReason, PoolRecord};
 use comfy_table::Table;
 use serde_json::{Value, json};
 
+use super::ClusterArgs;
 use super::layout::ClusterLayout;
 use crate::command_error::CommandError;
 use crate::commands::rpc;
@@ -16,11 +16,32 @@ use crate::console::stdout_line;
 /// How long a node may take for its answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a node reports; `None` if it does not answer.
+/// What the nodes on this machine report; `None` of one that does not answer.
 type NodeReports = BTreeMap<u32, Option<Value>>;
 
-pub(super) fn run(directory: &Path, as_json: bool) -> Result<(), CommandError> {
-    let layout = ClusterLayout::open(directory)?;
+/// What the map has.
+struct MapContents {
+    nodes: BTreeMap<NodeId, NodeRecord>,
+    up: BTreeSet<NodeId>,
+    out: BTreeMap<NodeId, OutReason>,
+    pools: BTreeMap<String, PoolRecord>,
+    groups: Vec<GroupView>,
+}
+
+/// A group, as the map has it or, without the map, as the nodes know it.
+struct GroupView {
+    group: u32,
+    pool: Option<String>,
+    epoch: u64,
+    primary: u32,
+    in_sync: Vec<u32>,
+    replicas: Vec<u32>,
+    /// How many there are to be.
+    wanted: usize,
+}
+
+pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
+    let layout = ClusterLayout::open(&of.cluster, of.etcd.as_deref())?;
     let status = status(&layout)?;
     if as_json {
         stdout_line!("{status:#}");
@@ -29,7 +50,7 @@ pub(super) fn run(directory: &Path, as_json: bool) -> Result<(), CommandError> {
     stdout_line!("{}", status["summary"].as_str().unwrap_or_default());
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["group", "state", "epoch", "primary", "in sync", "catching up", "why"]);
+    table.set_header(["group", "pool", "state", "epoch", "primary", "in sync", "catching up", "why"]);
     let text = |value: &Value| match value {
         Value::String(text) => text.clone(),
         Value::Array(all) => all.iter().map(Value::to_string).collect::<Vec<_>>().join(" "),
@@ -37,14 +58,146 @@ pub(super) fn run(directory: &Path, as_json: bool) -> Result<(), CommandError> {
         other => other.to_string(),
     };
     for group in status["groups"].as_array().into_iter().flatten() {
-        let fields = ["group", "state", "epoch", "primary", "in_sync", "catching_up", "why"];
+        let fields = ["group", "pool", "state", "epoch", "primary", "in_sync", "catching_up", "why"];
         table.add_row(fields.map(|field| text(&group[field])));
     }
     stdout_line!("{table}");
     for node in status["nodes"].as_array().into_iter().flatten() {
-        stdout_line!("node {}: {}", node["node"], text(&node["state"]));
+        let out = match node["out"].as_str() {
+            Some("operator") => ", out: it gets no data",
+            Some(_) => ", out: it was down for too long",
+            None => "",
+        };
+        stdout_line!("node {}: {}{out}", node["node"], text(&node["state"]));
     }
     Ok(())
+}
+
+fn read_map(map: &dyn ClusterMap) -> Result<MapContents, MapError> {
+    let pools = map.pools()?;
+    let mut groups = Vec::new();
+    for (name, pool) in &pools {
+        for (GroupId(group), record) in map.groups(pool.first_group..pool.first_group + pool.groups)? {
+            groups.push(GroupView {
+                group,
+                pool: Some(name.clone()),
+                epoch: record.config.epoch.into(),
+                primary: record.config.primary.0,
+                in_sync: record.config.in_sync.iter().map(|member| member.0).collect(),
+                replicas: record.replicas.iter().map(|replica| replica.0).collect(),
+                wanted: pool.replicas as usize,
+            });
+        }
+    }
+    Ok(MapContents { nodes: map.nodes()?, up: map.nodes_up()?, out: map.out()?, pools, groups })
+}
+
+/// The replicas that a node reports.
+fn replicas_of(report: Option<&Value>) -> impl Iterator<Item = &Value> {
+    report.and_then(|report| report["replicas"].as_array()).into_iter().flatten()
+}
+
+/// The groups that the nodes know: each as the one with its newest epoch does.
+fn known_groups(reports: &NodeReports) -> Vec<GroupView> {
+    let mut groups: BTreeMap<u64, GroupView> = BTreeMap::new();
+    for (node, report) in reports {
+        for replica in replicas_of(report.as_ref()) {
+            let number = |value: &Value| value.as_u64().unwrap_or_default();
+            let in_sync = replica["in_sync"].as_array().into_iter().flatten();
+            let view = GroupView {
+                group: number(&replica["group"]) as u32,
+                pool: None,
+                epoch: number(&replica["epoch"]),
+                primary: number(&replica["primary"]) as u32,
+                in_sync: in_sync.map(|member| number(member) as u32).collect(),
+                replicas: Vec::new(),
+                wanted: 0,
+            };
+            let known = groups.entry(number(&replica["group"])).or_insert_with(|| GroupView {
+                pool: None,
+                in_sync: Vec::new(),
+                replicas: Vec::new(),
+                ..view
+            });
+            known.replicas.extend([*node]);
+            known.replicas.extend(&view.in_sync);
+            if view.epoch >= known.epoch {
+                let replicas = std::mem::take(&mut known.replicas);
+                *known = GroupView { replicas, ..view };
+            }
+            known.replicas.sort_unstable();
+            known.replicas.dedup();
+            known.wanted = known.replicas.len();
+        }
+    }
+    groups.into_values().collect()
+}
+
+/// The state of a group, and why it is not healthy.
+fn describe(view: &GroupView, reports: &NodeReports, map: Option<&MapContents>) -> Value {
+    let of = |node: u32| {
+        let report = reports.get(&node).and_then(Option::as_ref);
+        replicas_of(report).find(|replica| replica["group"] == view.group)
+    };
+    let is_remote_up =
+        |node: u32| !reports.contains_key(&node) && map.is_some_and(|map| map.up.contains(&NodeId(node)));
+    let primary = view.primary;
+    let served = if view.in_sync.len() < view.wanted { "degraded" } else { "healthy" };
+    let waits = |report: &Value| report["waits_for"].as_str().map(str::to_string);
+    let (state, mut why) = match of(primary) {
+        Some(report) if report["state"] == "primary" => (served, None),
+        Some(report) => ("waiting", waits(report)),
+        None if is_remote_up(primary) => (served, None),
+        None => {
+            let silent = format!("its primary, node {primary}, does not answer");
+            let waits = view.replicas.iter().filter_map(|node| waits(of(*node)?)).next();
+            ("down", Some(waits.map_or(silent.clone(), |waits| format!("{silent}; {waits}"))))
+        }
+    };
+    let outside = view.replicas.iter().filter(|replica| !view.in_sync.contains(replica));
+    let catching_up: Vec<String> = outside
+        .map(|node| match of(*node) {
+            None if is_remote_up(*node) => format!("{node}"),
+            None => format!("{node} (down)"),
+            Some(report) if report["complete"] == false => format!("{node} (copying)"),
+            Some(_) => format!("{node}"),
+        })
+        .collect();
+    if why.is_none() && !catching_up.is_empty() {
+        why = Some("replicas are not in sync".to_string());
+    } else if why.is_none() && view.replicas.len() < view.wanted {
+        why = Some(format!("{} replicas of {}: too few nodes are in", view.replicas.len(), view.wanted));
+    }
+    json!({
+        "group": view.group,
+        "pool": view.pool,
+        "state": state,
+        "epoch": view.epoch,
+        "primary": primary,
+        "in_sync": view.in_sync,
+        "replicas": view.replicas,
+        "catching_up": catching_up.join(" "),
+        "why": why,
+    })
+}
+
+/// The nodes of the map, and those on this machine.
+fn describe_nodes(reports: &NodeReports, map: Option<&MapContents>) -> Vec<Value> {
+    let known = map.into_iter().flat_map(|map| map.nodes.keys().map(|id| id.0));
+    let all: BTreeSet<u32> = reports.keys().copied().chain(known).collect();
+    let describe = |node: u32| {
+        let is_up = map.map(|map| map.up.contains(&NodeId(node)));
+        let state = match (reports.get(&node), is_up) {
+            (Some(Some(_)), _) => "serves",
+            (Some(None), _) => "does not answer",
+            (None, Some(true)) => "up, on another machine",
+            (None, _) => "down, on another machine",
+        };
+        let out = map.and_then(|map| map.out.get(&NodeId(node)));
+        let report = reports.get(&node).and_then(Option::as_ref);
+        json!({ "node": node, "state": state, "up": is_up, "out": out, "report": report })
+    };
+    all.into_iter().map(describe).collect()
 }
 
 /// The state of a cluster as an object.
@@ -54,63 +207,32 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
         (*node, report.ok())
     };
     let reports: NodeReports = layout.nodes.iter().map(ask).collect();
-    let map = layout.map()?;
-    let mut groups = Vec::new();
-    for pool in map.pools().map_err(CommandError::operation)?.values() {
-        for group in pool.first_group..pool.first_group + pool.groups {
-            let record = map.group(GroupId(group)).map_err(CommandError::operation)?;
-            let Some(record) = record else { continue };
-            let in_sync: Vec<u32> = record.config.in_sync.iter().map(|member| member.0).collect();
-            let primary = record.config.primary.0;
-            let of = |node: u32| {
-                let replicas = reports.get(&node)?.as_ref()?["replicas"].as_array()?;
-                replicas.iter().find(|replica| replica["group"] == group).cloned()
-            };
-            let reported = of(primary);
-            let (state, why) = match &reported {
-                None => ("down", Some(format!("its primary, node {primary}, does not answer"))),
-                Some(report) if report["state"] == "primary" && in_sync.len() < pool.replicas as usize => {
-                    ("degraded", None)
-                }
-                Some(report) if report["state"] == "primary" => ("healthy", None),
-                Some(report) => ("waiting", report["waits_for"].as_str().map(str::to_string)),
-            };
-            let outside =
-                record.replicas.iter().map(|replica| replica.0).filter(|replica| !in_sync.contains(replica));
-            let catching_up: Vec<String> = outside
-                .map(|node| match of(node) {
-                    None => format!("{node} (down)"),
-                    Some(report) if report["complete"] == false => format!("{node} (copying)"),
-                    Some(_) => format!("{node}"),
-                })
-                .collect();
-            let why =
-                why.or_else(|| (!catching_up.is_empty()).then(|| "replicas are not in sync".to_string()));
-            groups.push(json!({
-                "group": group,
-                "state": state,
-                "epoch": record.config.epoch,
-                "primary": primary,
-                "in_sync": in_sync,
-                "catching_up": catching_up.join(" "),
-                "why": why,
-            }));
-        }
-    }
+    let (map, map_error) = match read_map(&*layout.map) {
+        Ok(map) => (Some(map), None),
+        Err(error @ MapError::Storage { .. }) => (None, Some(error.to_string())),
+        Err(error) => return Err(CommandError::operation(error)),
+    };
+    let of_reports = if map.is_none() { known_groups(&reports) } else { Vec::new() };
+    let views = map.as_ref().map_or(&of_reports, |map| &map.groups);
+    let groups: Vec<Value> = views.iter().map(|view| describe(view, &reports, map.as_ref())).collect();
     let count = |state: &str| groups.iter().filter(|group| group["state"] == state).count();
     let healthy = count("healthy");
-    let summary = if healthy == groups.len() {
+    let is_healthy = healthy == groups.len() && map_error.is_none();
+    let mut summary = if healthy == groups.len() {
         format!("healthy: all {healthy} groups are served, all their replicas are in sync")
     } else {
         let rest = ["degraded", "waiting", "down"].map(|state| format!("{} {state}", count(state)));
         format!("not healthy: of {} groups {healthy} healthy, {}", groups.len(), rest.join(", "))
     };
-    let nodes: Vec<Value> = reports
-        .iter()
-        .map(|(node, report)| {
-            let state = if report.is_some() { "serves" } else { "does not answer" };
-            json!({ "node": node, "state": state, "report": report })
-        })
-        .collect();
-    Ok(json!({ "summary": summary, "healthy": healthy == groups.len(), "groups": groups, "nodes": nodes }))
+    if let Some(error) = &map_error {
+        summary = format!("memberships stand still: {error}\nas this machine's nodes know it, {summary}");
+    }
+    Ok(json!({
+        "summary": summary,
+        "healthy": is_healthy,
+        "map_error": map_error,
+        "pools": map.iter().flat_map(|map| map.pools.keys()).collect::<Vec<_>>(),
+        "groups": groups,
+        "nodes": describe_nodes(&reports, map.as_ref()),
+    }))
 }

@@ -1,0 +1,47 @@
+//! What both kinds of map refuse.
+
+use std::collections::BTreeMap;
+
+use crate::{MapError, PoolRecord};
+
+/// Refuses a pool that makes no sense, or that has groups of another one. `first_free` is the first group that no pool
+/// ever had.
+pub(crate) fn check_pool(
+    name: &str,
+    pool: &PoolRecord,
+    pools: &BTreeMap<String, PoolRecord>,
+    first_free: u32,
+) -> Result<(), MapError> {
+    let PoolRecord { first_group, groups, replicas, in_sync_min } = *pool;
+    let is_name = !name.is_empty() && name.len() <= 64 && !name.contains(['/', '?', '\n']);
+    let end = first_group.checked_add(groups).filter(|end| *end < u32::MAX);
+    if !is_name || groups == 0 || !(1..=replicas).contains(&in_sync_min) || end.is_none() {
+        let reason =
+            "a pool has a name without `/`, groups, and at most as many replicas in sync as replicas";
+        return Err(MapError::Invalid(reason.to_string()));
+    }
+    if pools.contains_key(name) {
+        return Err(MapError::Exists(format!("pool {name}")));
+    }
+    for (other, record) in pools {
+        let before = first_group.saturating_add(groups) <= record.first_group;
+        let after = record.first_group.saturating_add(record.groups) <= first_group;
+        if !before && !after {
+            return Err(MapError::Invalid(format!("pool {name} would share groups with pool {other}")));
+        }
+    }
+    if first_group < first_free {
+        let reason =
+            format!("pool {name} would have groups that another pool had: the first free is {first_free}");
+        return Err(MapError::Invalid(reason));
+    }
+    Ok(())
+}
+
+/// Refuses what is no name of an image.
+pub(crate) fn check_image_name(name: &str) -> Result<(), MapError> {
+    if name.is_empty() || name.len() > 64 || name.contains(['/', '\n']) {
+        return Err(MapError::Invalid(format!("{name:?} is no name of an image: 1 to 64 bytes without `/`")));
+    }
+    Ok(())
+}

@@ -1,0 +1,478 @@
+//! The map in etcd, for clusters on several machines: its JSON gateway (API v3), HTTP/1.1.
+//!
+//! A record is a key below a prefix; its value is JSON, as in a directory's map. A compare-and-swap is a transaction that
+//! compares the version of a key, which etcd counts from its creation: a group's is its epoch. Transactions have the
+//! changes of many groups. Requests go to one endpoint, and to the next one if it does not answer.
+
+mod client;
+mod connection;
+mod messages;
+mod response;
+mod watch;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::checks::{check_image_name, check_pool};
+use crate::{
+    ClusterMap, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapChanges, MapError, NodeId,
+    NodeRecord, OutReason, PoolRecord, Proposed,
+};
+use client::{EtcdClient, EtcdLocation};
+pub(crate) use connection::HttpError;
+use messages::{
+    DeleteAnswer, GrantAnswer, KeyValue, RenewAnswer, StreamLine, TxnAnswer, base64, end_of_prefix, put,
+    put_if, revision_is, version_is,
+};
+use watch::EtcdChanges;
+
+/// Groups of one transaction. etcd permits 128 operations, those of nested transactions included.
+const GROUPS_PER_TRANSACTION: usize = 64;
+/// Attempts of a change that others make at the same time.
+const ATTEMPTS_MAX: usize = 32;
+
+/// A map in etcd. Any number of processes use it at a time.
+pub struct EtcdMap {
+    client: Arc<EtcdClient>,
+    /// The lease of this process's node.
+    lease: Mutex<Option<i64>>,
+}
+
+impl EtcdMap {
+    /// A map whose keys have a prefix: `http://HOST:PORT[/PREFIX]`, or several URLs with commas between, all with the same
+    /// prefix. Nothing is asked yet.
+    ///
+    /// # Errors
+    /// [`MapError::Invalid`] if it is none.
+    pub fn new(urls: &str) -> Result<EtcdMap, MapError> {
+        let client = Arc::new(EtcdClient::new(EtcdLocation::parse(urls)?));
+        Ok(EtcdMap { client, lease: Mutex::default() })
+    }
+
+    /// Makes a new cluster.
+    ///
+    /// # Errors
+    /// [`MapError::Exists`] if there is one.
+    pub fn create(&self) -> Result<Uuid, MapError> {
+        let cluster = Uuid::new_v4();
+        match self.create_key("cluster", &cluster)? {
+            None => Ok(cluster),
+            Some(known) if decode::<Uuid>("cluster", &known)? == cluster => Ok(cluster),
+            Some(_) => Err(MapError::Exists(format!("cluster below {}", self.client.location.prefix))),
+        }
+    }
+
+    /// Removes the cluster's map, with everything in it.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    pub fn remove(&self) -> Result<(), MapError> {
+        let prefix = self.key("");
+        let request = json!({ "key": base64(&prefix), "range_end": base64(end_of_prefix(&prefix)) });
+        self.client.post::<DeleteAnswer>("/v3/kv/deleterange", &request).map(drop)
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}{name}", self.client.location.prefix)
+    }
+
+    fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, MapError> {
+        self.client.get(&self.key(name))?.map(|found| decode(name, &found)).transpose()
+    }
+
+    /// The records below a name, with the rest of their names.
+    fn list<T: DeserializeOwned>(&self, directory: &str) -> Result<Vec<(String, T)>, MapError> {
+        let prefix = self.key(directory);
+        let found = self.client.range(prefix.as_bytes(), &end_of_prefix(&prefix))?;
+        let entry = |found: KeyValue| {
+            let name = String::from_utf8_lossy(&found.key[prefix.len()..]).into_owned();
+            let value = decode(&format!("{directory}{name}"), &found)?;
+            Ok((name, value))
+        };
+        found.into_iter().map(entry).collect()
+    }
+
+    fn numbered<T: DeserializeOwned>(&self, directory: &str) -> Result<BTreeMap<u32, T>, MapError> {
+        let all = self.list(directory)?.into_iter();
+        Ok(all.filter_map(|(name, value)| Some((name.parse().ok()?, value))).collect())
+    }
+
+    fn put(&self, name: &str, value: &impl Serialize) -> Result<(), MapError> {
+        self.client.post::<Value>("/v3/kv/put", &put(&self.key(name), &encode(value))).map(drop)
+    }
+
+    /// Deletes a key. Returns whether it was there.
+    fn delete(&self, name: &str) -> Result<bool, MapError> {
+        let request = json!({ "key": base64(self.key(name)) });
+        let answer: DeleteAnswer = self.client.post("/v3/kv/deleterange", &request)?;
+        Ok(answer.deleted > 0)
+    }
+
+    fn transaction(&self, request: &Value) -> Result<TxnAnswer, MapError> {
+        self.client.post("/v3/kv/txn", request)
+    }
+
+    /// Puts a key that is not there. Returns the one that is.
+    fn create_key(&self, name: &str, value: &impl Serialize) -> Result<Option<KeyValue>, MapError> {
+        let key = self.key(name);
+        let answer = self.transaction(&put_if(&version_is(&key, 0), &key, &encode(value)))?;
+        Ok(if answer.succeeded { None } else { answer.into_record() })
+    }
+
+    fn claim_identity(&self, what: &'static str, uuid: Uuid, number: u32) -> Result<(), MapError> {
+        let name = format!("identities/{what}-{uuid}");
+        match self.create_key(&name, &number)? {
+            Some(known) => match decode(&name, &known)? {
+                owner if owner == number => Ok(()),
+                owner => Err(MapError::SameIdentity { what, uuid, number: owner }),
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// The next number of a counter that only grows.
+    fn count(&self, name: &str) -> Result<u64, MapError> {
+        let key = self.key(name);
+        let mut found = self.client.get(&key)?;
+        for _ in 0..ATTEMPTS_MAX {
+            let (compare, next) = match &found {
+                Some(found) => (revision_is(&key, found.mod_revision), decode::<u64>(name, found)? + 1),
+                None => (version_is(&key, 0), 1),
+            };
+            let answer = self.transaction(&put_if(&compare, &key, &encode(&next)))?;
+            if answer.succeeded {
+                return Ok(next);
+            }
+            found = answer.into_record();
+        }
+        Err(busy(name))
+    }
+
+    fn group_key(&self, id: GroupId) -> String {
+        // Of one length, so that ranges of numbers are ranges of keys.
+        self.key(&format!("groups/{:010}", id.0))
+    }
+
+    /// Proposes records of different groups in one transaction.
+    fn propose(&self, proposals: &[(GroupId, GroupRecord)]) -> Result<Vec<Proposed>, MapError> {
+        let nested = |(id, record): &(GroupId, GroupRecord)| {
+            let key = self.group_key(*id);
+            let compare = version_is(&key, record.config.epoch - 1);
+            json!({ "request_txn": put_if(&compare, &key, &encode(record)) })
+        };
+        let request = json!({ "success": proposals.iter().map(nested).collect::<Vec<_>>() });
+        let answer = self.transaction(&request)?;
+        if answer.responses.len() != proposals.len() {
+            let reason = format!("{} answers to {} proposals", answer.responses.len(), proposals.len());
+            return Err(MapError::Record { what: "groups".to_string(), reason });
+        }
+        let outcomes = proposals.iter().zip(answer.responses);
+        outcomes
+            .map(|((id, record), response)| match response.response_txn {
+                Some(TxnAnswer { succeeded: true, .. }) => Ok(Proposed::Accepted),
+                Some(answer) => self.refused(*id, record, answer.into_record()),
+                None => {
+                    let what = format!("group {}", id.0);
+                    Err(MapError::Record { what, reason: "a transaction has no answer".to_string() })
+                }
+            })
+            .collect()
+    }
+
+    /// The outcome of a proposal whose epoch is not the one after the key's version.
+    fn refused(
+        &self,
+        id: GroupId,
+        record: &GroupRecord,
+        found: Option<KeyValue>,
+    ) -> Result<Proposed, MapError> {
+        let Some(found) = found else { return Ok(Proposed::Missing) };
+        let what = format!("group {}", id.0);
+        let known: GroupRecord = decode(&what, &found)?;
+        if known == *record {
+            // A repeated proposal whose answer was lost.
+            return Ok(Proposed::Accepted);
+        }
+        if known.config.epoch + 1 != record.config.epoch {
+            return Ok(Proposed::Superseded(known));
+        }
+        // The key was copied from elsewhere, so that etcd counts otherwise.
+        let key = self.group_key(id);
+        let compare = revision_is(&key, found.mod_revision);
+        let answer = self.transaction(&put_if(&compare, &key, &encode(record)))?;
+        match answer.succeeded {
+            true => Ok(Proposed::Accepted),
+            false => answer
+                .into_record()
+                .map_or(Ok(Proposed::Missing), |found| decode(&what, &found).map(Proposed::Superseded)),
+        }
+    }
+}
+
+fn encode(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("records have names as keys")
+}
+
+fn decode<T: DeserializeOwned>(what: &str, found: &KeyValue) -> Result<T, MapError> {
+    serde_json::from_slice(&found.value)
+        .map_err(|error| MapError::Record { what: what.to_string(), reason: error.to_string() })
+}
+
+fn busy(what: &str) -> MapError {
+    let reason = format!("others change {what} all the time");
+    MapError::Storage { what: "in etcd".to_string(), reason }
+}
+
+impl ClusterMap for EtcdMap {
+    fn cluster(&self) -> Result<Uuid, MapError> {
+        self.get("cluster")?.ok_or_else(|| {
+            MapError::Missing(format!("cluster in etcd below {}", self.client.location.prefix))
+        })
+    }
+
+    fn nodes(&self) -> Result<BTreeMap<NodeId, NodeRecord>, MapError> {
+        let out = self.out()?;
+        let nodes = self.numbered::<NodeRecord>("nodes/")?.into_iter();
+        let node = |(id, node)| {
+            let id = NodeId(id);
+            (id, NodeRecord { out: out.contains_key(&id), ..node })
+        };
+        Ok(nodes.map(node).collect())
+    }
+
+    fn put_node(&self, id: NodeId, node: &NodeRecord) -> Result<(), MapError> {
+        self.claim_identity("node", node.uuid, id.0)?;
+        self.put(&format!("nodes/{}", id.0), node)
+    }
+
+    fn create_node(&self, node: &NodeRecord) -> Result<NodeId, MapError> {
+        let next = |last: &u32| last + 1;
+        let mut id = self.numbered::<NodeRecord>("nodes/")?.keys().next_back().map_or(1, next);
+        for _ in 0..ATTEMPTS_MAX {
+            let found = self.create_key(&format!("nodes/{id}"), node)?;
+            if found.is_none_or(|found| decode("node", &found).is_ok_and(|known: NodeRecord| known == *node))
+            {
+                self.claim_identity("node", node.uuid, id)?;
+                return Ok(NodeId(id));
+            }
+            id += 1;
+        }
+        Err(busy("the nodes"))
+    }
+
+    fn devices(&self) -> Result<BTreeMap<DeviceId, DeviceRecord>, MapError> {
+        Ok(self.numbered("devices/")?.into_iter().map(|(id, device)| (DeviceId(id), device)).collect())
+    }
+
+    fn put_device(&self, id: DeviceId, device: &DeviceRecord) -> Result<(), MapError> {
+        if self.get::<NodeRecord>(&format!("nodes/{}", device.node.0))?.is_none() {
+            return Err(MapError::Missing(format!("node {}", device.node.0)));
+        }
+        self.claim_identity("device", device.uuid, id.0)?;
+        self.put(&format!("devices/{}", id.0), device)
+    }
+
+    fn pools(&self) -> Result<BTreeMap<String, PoolRecord>, MapError> {
+        Ok(self.list("pools/")?.into_iter().collect())
+    }
+
+    fn next_group(&self) -> Result<u32, MapError> {
+        Ok(self.get("groups-end")?.unwrap_or(0))
+    }
+
+    fn create_pool(&self, name: &str, pool: &PoolRecord) -> Result<(), MapError> {
+        let key = self.key("groups-end");
+        let end = self.client.get(&key)?;
+        let first_free = end.as_ref().map_or(Ok(0), |end| decode("groups-end", end))?;
+        check_pool(name, pool, &self.pools()?, first_free)?;
+        let name = format!("pools/{name}");
+        let request = json!({
+            "compare": [
+                version_is(&self.key(&name), 0),
+                end.map_or(version_is(&key, 0), |end| revision_is(&key, end.mod_revision)),
+            ],
+            "success": [
+                { "request_put": put(&self.key(&name), &encode(pool)) },
+                { "request_put": put(&key, &encode(&(pool.first_group + pool.groups))) },
+            ],
+        });
+        // Another one, or this one if its answer was lost.
+        let is_there = || Ok::<_, MapError>(self.get::<PoolRecord>(&name)?.as_ref() == Some(pool));
+        match self.transaction(&request)?.succeeded || is_there()? {
+            true => Ok(()),
+            false => Err(busy("the pools")),
+        }
+    }
+
+    fn remove_pool(&self, name: &str) -> Result<(), MapError> {
+        let pool: Option<PoolRecord> = self.get(&format!("pools/{name}"))?;
+        let pool = pool.ok_or_else(|| MapError::Missing(format!("pool {name}")))?;
+        let images = self.key(&format!("images/{name}/"));
+        let [first, end] = [pool.first_group, pool.first_group + pool.groups];
+        let request = json!({
+            "compare": [{
+                "key": base64(&images),
+                "range_end": base64(end_of_prefix(&images)),
+                "target": "VERSION",
+                "result": "EQUAL",
+                "version": "0",
+            }],
+            "success": [
+                { "request_delete_range": { "key": base64(self.key(&format!("pools/{name}"))) } },
+                { "request_delete_range": {
+                    "key": base64(self.group_key(GroupId(first))),
+                    "range_end": base64(self.group_key(GroupId(end))),
+                } },
+            ],
+        });
+        match self.transaction(&request)?.succeeded {
+            true => Ok(()),
+            false => Err(MapError::Invalid(format!("pool {name} has images"))),
+        }
+    }
+
+    fn group(&self, id: GroupId) -> Result<Option<GroupRecord>, MapError> {
+        let found = self.client.get(&self.group_key(id))?;
+        found.map(|found| decode(&format!("group {}", id.0), &found)).transpose()
+    }
+
+    fn groups(&self, range: Range<u32>) -> Result<BTreeMap<GroupId, GroupRecord>, MapError> {
+        let [from, to] = [range.start, range.end].map(|id| self.group_key(GroupId(id)));
+        let prefix = self.key("groups/").len();
+        let mut groups = BTreeMap::new();
+        for found in self.client.range(from.as_bytes(), to.as_bytes())? {
+            let id = str::from_utf8(&found.key[prefix..]).ok().and_then(|id| id.parse().ok());
+            if let Some(id) = id {
+                groups.insert(GroupId(id), decode(&format!("group {id}"), &found)?);
+            }
+        }
+        Ok(groups)
+    }
+
+    fn propose_group(&self, id: GroupId, record: &GroupRecord) -> Result<Proposed, MapError> {
+        let outcomes = self.propose_groups(&[(id, record.clone())])?;
+        Ok(outcomes.into_iter().next().expect("one outcome a proposal"))
+    }
+
+    fn propose_groups(&self, proposals: &[(GroupId, GroupRecord)]) -> Result<Vec<Proposed>, MapError> {
+        proposals.iter().try_for_each(|(_, record)| record.check())?;
+        let mut outcomes = Vec::with_capacity(proposals.len());
+        for some in proposals.chunks(GROUPS_PER_TRANSACTION) {
+            outcomes.extend(self.propose(some)?);
+        }
+        Ok(outcomes)
+    }
+
+    fn images(&self) -> Result<BTreeMap<(String, String), ImageEntry>, MapError> {
+        let images = self.list("images/")?.into_iter();
+        let split = |(name, image): (String, ImageEntry)| {
+            let (pool, name) = name.split_once('/')?;
+            Some(((pool.to_string(), name.to_string()), image))
+        };
+        Ok(images.filter_map(split).collect())
+    }
+
+    fn create_image(&self, pool: &str, name: &str, bytes: u64) -> Result<ImageEntry, MapError> {
+        let pool_name = format!("pools/{pool}");
+        if self.get::<PoolRecord>(&pool_name)?.is_none() {
+            return Err(MapError::Missing(format!("pool {pool}")));
+        }
+        check_image_name(name)?;
+        let image = ImageEntry { uuid: Uuid::new_v4(), volume: self.count("volumes")?, bytes };
+        let key = self.key(&format!("images/{pool}/{name}"));
+        let mut request = put_if(&version_is(&key, 0), &key, &encode(&image));
+        // The pool is not removed meanwhile.
+        request["compare"] = json!([
+            version_is(&key, 0),
+            { "key": base64(self.key(&pool_name)), "target": "VERSION", "result": "GREATER", "version": "0" },
+        ]);
+        let answer = self.transaction(&request)?;
+        if answer.succeeded {
+            return Ok(image);
+        }
+        match answer.into_record().map(|found| decode::<ImageEntry>(name, &found)).transpose()? {
+            Some(known) if known == image => Ok(image),
+            Some(_) => Err(MapError::Exists(format!("image {pool}/{name}"))),
+            None => Err(MapError::Missing(format!("pool {pool}"))),
+        }
+    }
+
+    fn resize_image(&self, pool: &str, name: &str, bytes: u64) -> Result<ImageEntry, MapError> {
+        let missing = || MapError::Missing(format!("image {pool}/{name}"));
+        let key = self.key(&format!("images/{pool}/{name}"));
+        let mut found = self.client.get(&key)?;
+        for _ in 0..ATTEMPTS_MAX {
+            let known = found.ok_or_else(missing)?;
+            let image = ImageEntry { bytes, ..decode(name, &known)? };
+            let compare = revision_is(&key, known.mod_revision);
+            let answer = self.transaction(&put_if(&compare, &key, &encode(&image)))?;
+            if answer.succeeded {
+                return Ok(image);
+            }
+            found = answer.into_record();
+        }
+        Err(busy(name))
+    }
+
+    fn remove_image(&self, pool: &str, name: &str) -> Result<(), MapError> {
+        match self.delete(&format!("images/{pool}/{name}"))? {
+            true => Ok(()),
+            false => Err(MapError::Missing(format!("image {pool}/{name}"))),
+        }
+    }
+
+    fn renew_lease(&self, node: NodeId, seconds: u32) -> Result<(), MapError> {
+        let mut lease = sync::lock(&self.lease);
+        if let Some(id) = *lease {
+            let request = json!({ "ID": id.to_string() });
+            let answer: StreamLine<RenewAnswer> = self.client.post("/v3/lease/keepalive", &request)?;
+            if answer.result.is_some_and(|answer| answer.seconds > 0) {
+                return Ok(());
+            }
+        }
+        let answer: GrantAnswer =
+            self.client.post("/v3/lease/grant", &json!({ "TTL": seconds.to_string() }))?;
+        let key = self.key(&format!("up/{}", node.0));
+        let mut request = put(&key, &encode(&seconds));
+        request["lease"] = answer.id.to_string().into();
+        self.client.post::<Value>("/v3/kv/put", &request)?;
+        *lease = Some(answer.id);
+        Ok(())
+    }
+
+    fn end_lease(&self, _node: NodeId) -> Result<(), MapError> {
+        match sync::lock(&self.lease).take() {
+            Some(id) => {
+                let request = json!({ "ID": id.to_string() });
+                self.client.post::<Value>("/v3/lease/revoke", &request).map(drop)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn nodes_up(&self) -> Result<BTreeSet<NodeId>, MapError> {
+        Ok(self.numbered::<u32>("up/")?.into_keys().map(NodeId).collect())
+    }
+
+    fn out(&self) -> Result<BTreeMap<NodeId, OutReason>, MapError> {
+        Ok(self.numbered("out/")?.into_iter().map(|(id, reason)| (NodeId(id), reason)).collect())
+    }
+
+    fn set_out(&self, node: NodeId, reason: Option<OutReason>) -> Result<(), MapError> {
+        let name = format!("out/{}", node.0);
+        match reason {
+            Some(reason) => self.put(&name, &reason),
+            None => self.delete(&name).map(drop),
+        }
+    }
+
+    fn changes(&self) -> Box<dyn MapChanges> {
+        Box::new(EtcdChanges::new(self.client.clone()))
+    }
+}

@@ -1,0 +1,214 @@
+//! Requests to etcd: one connection, to the first of several endpoints that answers.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::connection::{Endpoint, HttpConnection, HttpError};
+use super::messages::{GatewayError, KeyValue, RangeAnswer, base64};
+use crate::MapError;
+
+/// How long an endpoint may take. A healthy one answers in milliseconds; one without a leader does not answer.
+pub(super) const ANSWER_TIME: Duration = Duration::from_secs(2);
+/// Most endpoints.
+const ENDPOINTS_MAX: usize = 16;
+/// Records of a range that are asked for at a time.
+pub(super) const PAGE_RECORDS: usize = 2000;
+/// Port of etcd, if a URL has none.
+const DEFAULT_PORT: u16 = 2379;
+
+/// Where etcd is, and which of its keys are the cluster's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct EtcdLocation {
+    pub(super) endpoints: Vec<Endpoint>,
+    /// Ends with a slash.
+    pub(super) prefix: String,
+}
+
+impl EtcdLocation {
+    /// Parses `http://HOST:PORT[/PREFIX]`, or several of them with commas between.
+    pub(super) fn parse(urls: &str) -> Result<EtcdLocation, MapError> {
+        let refuse = |url: &str, reason: &str| Err(MapError::Invalid(format!("etcd {url:?}: {reason}")));
+        let mut location: Option<EtcdLocation> = None;
+        for url in urls.split(',').map(str::trim) {
+            let Some(rest) = url.strip_prefix("http://") else {
+                let reason = if url.starts_with("https://") {
+                    "TLS is not there yet"
+                } else {
+                    "a URL is http://HOST:PORT, or http://HOST:PORT/PREFIX"
+                };
+                return refuse(url, reason);
+            };
+            let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+            let path = path.trim_matches('/');
+            let is_plain =
+                |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic() && !b"@?#%".contains(&byte));
+            let (host, port) = match authority.rsplit_once(':') {
+                Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()),
+                _ => (authority, Some(DEFAULT_PORT)),
+            };
+            let (Some(port), true) = (port, !host.is_empty() && is_plain(authority) && is_plain(path)) else {
+                return refuse(url, "a URL is http://HOST:PORT, or http://HOST:PORT/PREFIX");
+            };
+            let prefix = format!("/{}/", if path.is_empty() { "ringbolt" } else { path });
+            let endpoint = Endpoint { authority: format!("{host}:{port}") };
+            match &mut location {
+                None => location = Some(EtcdLocation { endpoints: vec![endpoint], prefix }),
+                Some(known) if known.prefix != prefix => {
+                    return refuse(url, "all URLs of a cluster have one prefix");
+                }
+                Some(known) if known.endpoints.len() >= ENDPOINTS_MAX => {
+                    return refuse(url, "there are more than 16 URLs");
+                }
+                Some(known) => known.endpoints.push(endpoint),
+            }
+        }
+        location.ok_or_else(|| MapError::Invalid("etcd has no URL".to_string()))
+    }
+}
+
+#[derive(Default)]
+struct Current {
+    /// Index of the endpoint that is asked first.
+    endpoint: usize,
+    connection: Option<HttpConnection>,
+}
+
+/// A client. Requests of several threads are made one after another.
+pub(super) struct EtcdClient {
+    pub(super) location: EtcdLocation,
+    current: Mutex<Current>,
+}
+
+impl EtcdClient {
+    pub(super) fn new(location: EtcdLocation) -> EtcdClient {
+        EtcdClient { location, current: Mutex::default() }
+    }
+
+    fn failed(&self, endpoint: &Endpoint, reason: &impl ToString) -> MapError {
+        let what = format!("in etcd at {}", endpoint.authority);
+        MapError::Storage { what, reason: reason.to_string() }
+    }
+
+    /// The request's answer, of the first endpoint that gives one. A request that fails may have been carried out: those
+    /// that change something are made so that they can be repeated.
+    pub(super) fn post<T: DeserializeOwned>(&self, path: &str, request: &Value) -> Result<T, MapError> {
+        let body = request.to_string().into_bytes();
+        let mut current = sync::lock(&self.current);
+        let mut first = None;
+        for _ in 0..self.location.endpoints.len() {
+            let endpoint = &self.location.endpoints[current.endpoint];
+            let error = match self.ask(&mut current, endpoint, path, &body) {
+                Ok((200, answer)) => match serde_json::from_slice(&answer) {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) => self.failed(endpoint, &format!("its answer is malformed: {error}")),
+                },
+                Ok((status, answer)) => {
+                    let answer: GatewayError = serde_json::from_slice(&answer).unwrap_or_default();
+                    let text = if answer.message.is_empty() { &answer.error } else { &answer.message };
+                    let error = self.failed(endpoint, &format!("status {status}: {text}"));
+                    // Another endpoint may do what this one cannot: DEADLINE_EXCEEDED, UNAVAILABLE, or no gateway.
+                    if !matches!(answer.code, 0 | 4 | 14) {
+                        return Err(error);
+                    }
+                    error
+                }
+                Err(error) => self.failed(endpoint, &error),
+            };
+            first.get_or_insert(error);
+            current.connection = None;
+            current.endpoint = (current.endpoint + 1) % self.location.endpoints.len();
+        }
+        Err(first.expect("there is an endpoint"))
+    }
+
+    fn ask(
+        &self,
+        current: &mut Current,
+        endpoint: &Endpoint,
+        path: &str,
+        body: &[u8],
+    ) -> Result<(u16, Vec<u8>), HttpError> {
+        if let Some(mut connection) = current.connection.take() {
+            // The server may have closed it since the last answer: then a new one is tried.
+            let answer = connection.send(path, body).and_then(|()| connection.receive(ANSWER_TIME));
+            match answer {
+                Ok(answer) => {
+                    current.connection = Some(connection).filter(HttpConnection::is_reusable);
+                    return Ok(answer);
+                }
+                Err(HttpError::Failed(_) | HttpError::Truncated) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mut connection = HttpConnection::open(endpoint, ANSWER_TIME)?;
+        connection.send(path, body)?;
+        let answer = connection.receive(ANSWER_TIME)?;
+        current.connection = Some(connection).filter(HttpConnection::is_reusable);
+        Ok(answer)
+    }
+
+    /// The record of a key.
+    pub(super) fn get(&self, key: &str) -> Result<Option<KeyValue>, MapError> {
+        let answer: RangeAnswer = self.post("/v3/kv/range", &json!({ "key": base64(key) }))?;
+        Ok(answer.kvs.into_iter().next())
+    }
+
+    /// The records from one key to before another, all as of one revision.
+    pub(super) fn range(&self, from: &[u8], to: &[u8]) -> Result<Vec<KeyValue>, MapError> {
+        let mut all: Vec<KeyValue> = Vec::new();
+        let mut revision = 0;
+        loop {
+            let mut from = all.last().map_or_else(|| from.to_vec(), |last| last.key.clone());
+            if !all.is_empty() {
+                from.push(0);
+            }
+            let request = json!({
+                "key": base64(&from),
+                "range_end": base64(to),
+                "limit": PAGE_RECORDS.to_string(),
+                "revision": revision.to_string(),
+            });
+            let answer: RangeAnswer = self.post("/v3/kv/range", &request)?;
+            revision = answer.header.revision;
+            let is_last = !answer.more || answer.kvs.is_empty();
+            all.extend(answer.kvs);
+            if is_last {
+                return Ok(all);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_name_endpoints_and_a_prefix() {
+        let parse = |urls: &str| EtcdLocation::parse(urls).map_err(|error| error.to_string());
+        let location = parse("http://10.0.0.1:2379,http://etcd-2, http://[::1]:99/").unwrap();
+        let authorities: Vec<_> = location.endpoints.iter().map(|it| it.authority.as_str()).collect();
+        assert_eq!(authorities, ["10.0.0.1:2379", "etcd-2:2379", "[::1]:99"]);
+        assert_eq!(location.prefix, "/ringbolt/");
+        assert_eq!(parse("http://[::1]/blocks/a/").unwrap().prefix, "/blocks/a/");
+        for (urls, reason) in [
+            ("", "a URL is"),
+            ("10.0.0.1:2379", "a URL is"),
+            ("http://", "a URL is"),
+            ("http://:2379", "a URL is"),
+            ("http://host:x", "a URL is"),
+            ("http://host:70000", "a URL is"),
+            ("http://user@host", "a URL is"),
+            ("http://a,,http://b", "a URL is"),
+            ("https://host", "TLS is not there yet"),
+            ("http://a/x,http://b/y", "one prefix"),
+            ("http://a,".repeat(17).trim_end_matches(','), "more than 16"),
+        ] {
+            let error = parse(urls).unwrap_err();
+            assert!(error.contains(reason), "{urls}: {error}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Messages of etcd's JSON gateway (API v3): bytes are base64, 64-bit numbers are strings.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+
+/// Bytes as the gateway writes them.
+pub(super) fn base64(bytes: impl AsRef<[u8]>) -> String {
+    STANDARD.encode(bytes)
+}
+
+fn from_base64<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+    STANDARD.decode(String::deserialize(from)?).map_err(serde::de::Error::custom)
+}
+
+/// A 64-bit number: a string, or a number from gateways that are lenient.
+fn number<'de, D: Deserializer<'de>>(from: D) -> Result<i64, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Number {
+        Text(String),
+        Plain(i64),
+    }
+    match Number::deserialize(from)? {
+        Number::Text(text) => text.parse().map_err(serde::de::Error::custom),
+        Number::Plain(number) => Ok(number),
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Header {
+    #[serde(default, deserialize_with = "number")]
+    pub(super) revision: i64,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct KeyValue {
+    #[serde(deserialize_with = "from_base64")]
+    pub(super) key: Vec<u8>,
+    #[serde(default, deserialize_with = "from_base64")]
+    pub(super) value: Vec<u8>,
+    #[serde(default, deserialize_with = "number")]
+    pub(super) mod_revision: i64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct RangeAnswer {
+    #[serde(default)]
+    pub(super) header: Header,
+    #[serde(default)]
+    pub(super) kvs: Vec<KeyValue>,
+    #[serde(default)]
+    pub(super) more: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct DeleteAnswer {
+    #[serde(default, deserialize_with = "number")]
+    pub(super) deleted: i64,
+}
+
+/// Part of the answer to a transaction. Puts have none that matters.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Response {
+    pub(super) response_range: Option<RangeAnswer>,
+    pub(super) response_txn: Option<TxnAnswer>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct TxnAnswer {
+    #[serde(default)]
+    pub(super) succeeded: bool,
+    #[serde(default)]
+    pub(super) responses: Vec<Response>,
+}
+
+impl TxnAnswer {
+    /// The one record of a range in the answer.
+    pub(super) fn into_record(self) -> Option<KeyValue> {
+        self.responses.into_iter().find_map(|response| response.response_range)?.kvs.into_iter().next()
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct GrantAnswer {
+    #[serde(rename = "ID", deserialize_with = "number")]
+    pub(super) id: i64,
+}
+
+/// The answer to a renewal; the time to live is missing if the lease is.
+#[derive(Debug, Deserialize)]
+pub(super) struct RenewAnswer {
+    #[serde(rename = "TTL", default, deserialize_with = "number")]
+    pub(super) seconds: i64,
+}
+
+/// A line of a stream.
+#[derive(Debug, Deserialize)]
+pub(super) struct StreamLine<T> {
+    pub(super) result: Option<T>,
+    pub(super) error: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct WatchAnswer {
+    #[serde(default)]
+    pub(super) header: Header,
+    #[serde(default)]
+    pub(super) created: bool,
+    #[serde(default)]
+    pub(super) canceled: bool,
+    #[serde(default)]
+    pub(super) events: Vec<WatchEvent>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct WatchEvent {
+    /// `PUT`, which is the default and not written, or `DELETE`.
+    #[serde(rename = "type", default)]
+    pub(super) kind: String,
+    pub(super) kv: KeyValue,
+}
+
+/// An error of the gateway.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct GatewayError {
+    #[serde(default)]
+    pub(super) message: String,
+    #[serde(default)]
+    pub(super) error: String,
+    /// The code of gRPC.
+    #[serde(default)]
+    pub(super) code: u32,
+}
+
+/// The key after all keys that begin with this one.
+pub(super) fn end_of_prefix(prefix: &str) -> Vec<u8> {
+    let mut end = prefix.as_bytes().to_vec();
+    // Keys are text, which has no byte 255.
+    *end.last_mut().expect("a prefix has a byte") += 1;
+    end
+}
+
+pub(super) fn put(key: &str, value: &[u8]) -> Value {
+    json!({ "key": base64(key), "value": base64(value) })
+}
+
+/// A comparison that holds if the key was changed this many times since it was created; 0: it is not there.
+pub(super) fn version_is(key: &str, version: u32) -> Value {
+    json!({ "key": base64(key), "target": "VERSION", "result": "EQUAL", "version": version.to_string() })
+}
+
+/// A comparison that holds if the key was last changed in a revision.
+pub(super) fn revision_is(key: &str, revision: i64) -> Value {
+    json!({ "key": base64(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision.to_string() })
+}
+
+/// A transaction that puts a value if a comparison holds, and else reads the key.
+pub(super) fn put_if(compare: &Value, key: &str, value: &[u8]) -> Value {
+    json!({
+        "compare": [compare],
+        "success": [{ "request_put": put(key, value) }],
+        "failure": [{ "request_range": { "key": base64(key) } }],
+    })
+}
