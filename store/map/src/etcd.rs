@@ -253,15 +253,14 @@ impl ClusterMap for EtcdMap {
 
     fn create_node(&self, node: &NodeRecord) -> Result<NodeId, MapError> {
         let next = |last: &u32| last + 1;
-        let mut id = self.numbered::<NodeRecord>("nodes/")?.keys().next_back().map_or(1, next);
-        for _ in 0..ATTEMPTS_MAX {
+        let first = self.numbered::<NodeRecord>("nodes/")?.keys().next_back().map_or(1, next);
+        for id in (first..).take(ATTEMPTS_MAX) {
             let found = self.create_key(&format!("nodes/{id}"), node)?;
             if found.is_none_or(|found| decode("node", &found).is_ok_and(|known: NodeRecord| known == *node))
             {
                 self.claim_identity("node", node.uuid, id)?;
                 return Ok(NodeId(id));
             }
-            id += 1;
         }
         Err(busy("the nodes"))
     }

@@ -27,6 +27,7 @@ mod checks;
 mod etcd;
 mod local;
 mod location;
+mod membership;
 mod placement;
 mod record;
 

@@ -55,6 +55,9 @@ pub enum StoreError {
         /// What is wrong.
         source: LogError,
     },
+    /// A replica that the node is to get finds no partition.
+    #[error("the device has no partition left for logical group {0}")]
+    NoSpare(u32),
     /// The address cannot be listened on.
     #[error("{address}: {source}")]
     Listen {

@@ -1,8 +1,6 @@
 //! Formatting a device, and reading what it was formatted as.
 
 use control::JobHandle;
-use objects::PartitionLoader;
-use oplog::Log;
 use replica::{AppliedRequests, CLIENTS_MAX};
 use uuid::Uuid;
 use wire_store::{
@@ -11,6 +9,7 @@ use wire_store::{
 
 use crate::StoreError;
 use crate::device::StoreDevice;
+use crate::spare::{self, SPARE_GROUP};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Onodes for each object that fits, so that thin objects of a few extents find one.
@@ -39,6 +38,17 @@ pub struct ReplicaFormat {
     /// The groups are new, so that nothing of them is written anywhere. Otherwise the replicas need a copy of what others
     /// have.
     pub are_new: bool,
+    /// Generation of the first checkpoint records: 0 if they are new, else [`generation_now`](Self::generation_now).
+    pub generation: u64,
+    /// Partitions for replicas that the node gets later.
+    pub spare: u32,
+}
+
+impl ReplicaFormat {
+    /// A generation for replicas of a node that had others before: later than those of theirs.
+    pub fn generation_now() -> u64 {
+        spare::generation_after(0)
+    }
 }
 
 /// How to format a device.
@@ -58,7 +68,7 @@ pub struct FormatOptions {
 fn plan(bytes: u64, options: &FormatOptions) -> Result<Superblock, StoreError> {
     let refuse = |reason: String| Err(StoreError::Geometry(reason));
     let device_blocks = bytes / BLOCK;
-    let groups = options.replicas.as_ref().map(|replicas| replicas.groups.len() as u32);
+    let groups = options.replicas.as_ref().map(|replicas| replicas.groups.len() as u32 + replicas.spare);
     let partitions = groups.or(options.partitions).unwrap_or((bytes >> 34).clamp(1, 16) as u32);
     if !(1..=PARTITIONS_MAX).contains(&partitions) {
         return refuse(format!("{partitions} partitions are not 1 to {PARTITIONS_MAX}"));
@@ -120,27 +130,20 @@ pub(crate) async fn format(
         if job.is_cancelled() {
             return Err(StoreError::Cancelled);
         }
-        let invalid = |source| StoreError::Objects { partition: index, source };
-        let loader = PartitionLoader::new(superblock.clone(), index).map_err(invalid)?;
-        device.write_zeroes(loader.start() * BLOCK, loader.blocks() * BLOCK).await?;
-        let header = loader.header();
-        device.write(header.block * BLOCK, &header.bytes[..]).await?;
+        spare::format_objects(device, &superblock, index).await?;
         job.advance(1);
     }
     for index in 0..superblock.logs {
-        let capacity = superblock.log_area_blocks() * BLOCK;
-        let group = options.replicas.as_ref().map_or(index, |replicas| replicas.groups[index as usize]);
-        let log = Log::create(Uuid::new_v4().into_bytes(), group, capacity, device.sector());
-        let log = log.map_err(|source| StoreError::Log { log: index, source })?;
-        let start = superblock.log_start(index);
-        device.write_head(start + 1, &[]).await?;
+        let group = |replicas: &ReplicaFormat| replicas.groups.get(index as usize).copied();
+        let group =
+            options.replicas.as_ref().map_or(index, |replicas| group(replicas).unwrap_or(SPARE_GROUP));
+        let log = Uuid::new_v4().into_bytes();
+        device.write_head(superblock.log_start(index) + 1, &[]).await?;
         if let Some(replicas) = &options.replicas {
-            device.write_head(superblock.checkpoint_start(index, 1), &[]).await?;
-            let (first, applied) = first_record(log.uuid(), replicas.are_new);
-            let bytes = [&first.encode()[..], &applied].concat();
-            device.write_head(superblock.checkpoint_start(index, 0), &bytes).await?;
+            let (generation, are_new) = (replicas.generation, replicas.are_new);
+            spare::format_records(device, &superblock, index, log, generation, are_new).await?;
         }
-        device.write_head(start, &log.header().bytes).await?;
+        spare::write_owner(device, &superblock, index, log, group).await?;
     }
     device.flush().await?;
     let last = superblock.device_blocks - 1;
@@ -151,12 +154,12 @@ pub(crate) async fn format(
 }
 
 /// The checkpoint record of a replica that has nothing, and its applied requests.
-fn first_record(log: [u8; 16], complete: bool) -> (CheckpointRecord, Vec<u8>) {
+pub(crate) fn first_record(log: [u8; 16], generation: u64, complete: bool) -> (CheckpointRecord, Vec<u8>) {
     let mut applied = Vec::new();
     AppliedRequests::default().encode(&mut applied);
     let record = CheckpointRecord {
         log,
-        generation: 0,
+        generation,
         sequence: 0,
         epoch: 0,
         complete,

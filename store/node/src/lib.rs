@@ -43,6 +43,7 @@ mod replica_node;
 pub mod rpc;
 mod server;
 mod shard;
+mod spare;
 
 pub use check::{PartitionContents, StoreContents, inspect};
 pub use error::StoreError;

@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bdev::Registry;
-use cluster_map::{ClusterMap, MapLocation, NodeId, NodeRecord, OutReason, ReplicaId};
+use cluster_map::{ClusterMap, MapLocation, NodeId, NodeRecord, OutReason, PoolRecord, ReplicaId};
 use control::json::{Value, json};
 use control::{JobHandle, Method, Module, RpcError};
 use reactor::{ReactorHandle, blocking};
@@ -27,6 +28,7 @@ struct Running {
     cluster: PathBuf,
     etcd: Option<String>,
     lease_s: u32,
+    out_after_s: u32,
     listen: String,
     allow_plain_network: bool,
 }
@@ -69,7 +71,7 @@ impl Module for NodeModule {
             Method::query("store_node_get_status", get_status)
                 .text(
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
-                    "object with `node`, `address`, `bdev_name` and `replicas`",
+                    "object with `node`, `address`, `bdev_name`, `replicas`, `spare_partitions` and `refused`",
                 )
                 .errors(&[NO_NODE]),
         ]
@@ -91,6 +93,7 @@ impl Module for NodeModule {
                 "listen": running.listen,
                 "allow_plain_network": running.allow_plain_network,
                 "lease_s": running.lease_s,
+                "out_after_s": running.out_after_s,
             });
             if let Some(etcd) = &running.etcd {
                 params["etcd"] = etcd.as_str().into();
@@ -117,6 +120,8 @@ control::parameters! {
         allow_plain_network: bool = false,
         /// Seconds after which others see that the node is down, if it does not answer any more; at least 2
         lease_s: u32 = 5,
+        /// Seconds that another node is down before it is out: its replicas move to other nodes
+        out_after_s: u32 = 600,
     }
 }
 
@@ -125,7 +130,8 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     if running.is_some() {
         return Err(RpcError::new(RpcError::EEXIST, "this server is a node already"));
     }
-    let StartParams { bdev_name, cluster, etcd, node, listen, allow_plain_network, lease_s } = params;
+    let StartParams { bdev_name, cluster, etcd, node, listen, allow_plain_network, lease_s, out_after_s } =
+        params;
     let (directory, id) = (PathBuf::from(cluster), ReplicaId(node));
     if !(LEASE_S_MIN..=LEASE_S_MAX).contains(&lease_s) {
         let reason = format!("a lease of {lease_s} s is not {LEASE_S_MIN} to {LEASE_S_MAX} s");
@@ -133,10 +139,10 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     }
     let listen_address = parse_address(&listen, allow_plain_network)?;
     let (map, identity, record) = open_cluster(&directory, etcd.as_deref(), id)?;
-    let in_sync_min =
-        map.pools().map_err(map_failed)?.values().map(|pool| pool.in_sync_min).max().unwrap_or(1);
+    let of_pool =
+        |pool: &PoolRecord| (pool.first_group..pool.first_group + pool.groups, pool.in_sync_min as usize);
+    let in_sync_min: Vec<_> = map.pools().map_err(map_failed)?.values().map(of_pool).collect();
     let settings = ReplicaSettings {
-        in_sync_min: in_sync_min as usize,
         checkpoint_entries: 8192,
         entries_max: 16_384,
         retained_entries: 4096,
@@ -146,9 +152,17 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     let cores = StoreCores::Reactors(&module.reactors);
     let start_at = |listen: StreamAddress| {
         let (bdev_name, identity) = (bdev_name.clone(), identity.clone());
-        let (map, settings) = (map.clone(), settings.clone());
-        let (node, lease_seconds) = (record.uuid, lease_s);
-        let config = NodeServerConfig { bdev_name, listen, identity, node, map, lease_seconds, settings };
+        let config = NodeServerConfig {
+            bdev_name,
+            listen,
+            identity,
+            node: record.uuid,
+            map: map.clone(),
+            lease_seconds: lease_s,
+            out_after: Duration::from_secs(out_after_s.max(lease_s).into()),
+            settings: settings.clone(),
+            in_sync_min: in_sync_min.clone(),
+        };
         let started = blocking::block_on(NodeServer::start::<Sockets>(&module.registry, &cores, config, job));
         started.map_err(|_| StoreError::Closed)?
     };
@@ -168,7 +182,8 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     if map.out().map_err(map_failed)?.get(&NodeId(node)) == Some(&OutReason::Down) {
         map.set_out(NodeId(node), None).map_err(map_failed)?;
     }
-    *running = Some(Running { server, cluster: directory, etcd, lease_s, listen, allow_plain_network });
+    *running =
+        Some(Running { server, cluster: directory, etcd, lease_s, out_after_s, listen, allow_plain_network });
     Ok(address)
 }
 
@@ -233,7 +248,13 @@ fn get_status(module: &NodeModule, _params: NoParams) -> Result<Value, RpcError>
         "address": running.server.address().to_string(),
         "bdev_name": running.server.bdev_name(),
         "replicas": status.iter().filter_map(describe).collect::<Vec<_>>(),
+        "spare_partitions": running.server.spare_partitions(),
+        "refused": running.server.refused().iter().map(refused).collect::<Vec<_>>(),
     }))
+}
+
+fn refused((group, why): (&u32, &String)) -> Value {
+    json!({ "group": group, "why": why })
 }
 
 fn describe(status: &PartitionStatus) -> Option<Value> {

@@ -1,17 +1,20 @@
 //! The replicas on one device: each group's replica with its log and objects, on the core that owns them.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
-use bdev::{BlockDevice, Registry};
+use bdev::{BlockDevice, Descriptor, Registry};
 use control::JobHandle;
 use reactor::Core;
 use replica::{ReplicaId, ReplicaSettings};
 use wire_store::Superblock;
 
-use crate::node::{close_shards, describe_shards, open_superblock, start_shards};
+use crate::device::StoreDevice;
+use crate::node::{close_shards, describe_shards, open_superblock};
 use crate::shard::replication::{Outbox, ReplicaInput, ReplicaOptions, start};
 use crate::shard::{Reply, ShardHandle, ShardOperation, ShardRequest};
+use crate::spare::{self, SPARE_GROUP};
 use crate::{PartitionStatus, StoreCores, StoreError};
 
 /// Makes the outbox of a group, on the core that owns its replica.
@@ -25,18 +28,31 @@ pub struct ReplicaNodeConfig<'a> {
     pub id: ReplicaId,
     /// The same on all nodes.
     pub settings: ReplicaSettings,
+    /// Replicas in sync that writes need, by logical groups. Others need what the settings say.
+    pub in_sync_min: Vec<(Range<u32>, usize)>,
     /// The outboxes.
     pub outbox: Arc<MakeOutbox>,
 }
 
-/// The replicas on an open device.
+/// The replicas on an open device. Each has a partition; others are spare, for replicas that the node gets later.
 pub struct ReplicaNode {
     device: Arc<BlockDevice>,
     superblock: Superblock,
-    /// In the order of the partitions.
-    shards: Vec<ShardHandle>,
-    /// Index in `shards`, by logical group.
-    groups: BTreeMap<u32, usize>,
+    id: ReplicaId,
+    settings: ReplicaSettings,
+    outbox: Arc<MakeOutbox>,
+    partitions: Mutex<Partitions>,
+}
+
+#[derive(Default)]
+struct Partitions {
+    /// Not after [`ReplicaNode::close`].
+    descriptor: Option<Arc<Descriptor>>,
+    /// By logical group: the partition, and the shard on it.
+    hosted: BTreeMap<u32, (u32, ShardHandle)>,
+    spare: BTreeSet<u32>,
+    /// No checkpoint record of a replica that was on the device has a higher generation.
+    generation: u64,
 }
 
 impl ReplicaNode {
@@ -72,29 +88,154 @@ impl ReplicaNode {
             let reason = "the device has a store without replicas: `store_open` opens it";
             return Err(StoreError::Geometry(reason.to_string()));
         }
-        let start = |index| {
-            let (of_core, superblock) = (descriptor.clone(), superblock.clone());
-            let (id, settings, outbox) = (config.id, config.settings.clone(), config.outbox.clone());
-            move |core: Core| async move {
-                start(&core, &of_core, &superblock, index, |group| ReplicaOptions {
-                    id,
-                    settings,
-                    outbox: outbox(&core, group),
-                })
-                .await
-            }
+        let ReplicaNodeConfig { id, settings, in_sync_min, outbox, .. } = config;
+        let device = descriptor.device().clone();
+        let partitions = Mutex::new(Partitions { descriptor: Some(descriptor), ..Partitions::default() });
+        let node = ReplicaNode { device, superblock, id, settings, outbox, partitions };
+        let needed = |group: u32| {
+            let found = in_sync_min.iter().find(|(groups, _)| groups.contains(&group));
+            found.map_or(node.settings.in_sync_min, |(_, needed)| *needed)
         };
-        let shards = start_shards(superblock.partitions, cores, job, start).await?;
-        let node =
-            ReplicaNode { device: descriptor.device().clone(), superblock, shards, groups: BTreeMap::new() };
-        let replicas = node.status().await?.into_iter().filter_map(|status| status.replica);
-        let groups: BTreeMap<u32, usize> =
-            replicas.zip(0..).map(|(replica, index)| (replica.group, index)).collect();
-        if groups.len() < node.shards.len() {
-            close_shards(&node.shards).await;
-            return Err(StoreError::Geometry("two partitions of the device are of one group".to_string()));
+        let (owners, generation) = node.read_owners(cores).await?;
+        {
+            let mut partitions = sync::lock(&node.partitions);
+            partitions.generation = generation;
+            let spare = (0..).zip(&owners).filter(|(_, group)| **group == SPARE_GROUP);
+            partitions.spare = spare.map(|(index, _)| index).collect();
         }
-        Ok(ReplicaNode { groups, ..node })
+        job.set_total(owners.len() as u64, "partitions");
+        for (index, group) in (0..).zip(owners) {
+            let started = match group {
+                _ if job.is_cancelled() => Err(StoreError::Cancelled),
+                SPARE_GROUP => Ok(()),
+                _ if node.has(group) => {
+                    Err(StoreError::Geometry("two partitions of the device are of one group".to_string()))
+                }
+                _ => node.start_shard(cores, index, group, needed(group)).await.map(drop),
+            };
+            if let Err(error) = started {
+                node.close().await;
+                return Err(error);
+            }
+            job.advance(1);
+        }
+        Ok(node)
+    }
+
+    /// The group of each partition's log, and the highest generation of a checkpoint record.
+    async fn read_owners(&self, cores: &StoreCores<'_>) -> Result<(Vec<u32>, u64), StoreError> {
+        let (descriptor, superblock) = (self.descriptor()?, self.superblock.clone());
+        let read = move |core: Core| async move {
+            let device = StoreDevice::open(&core, &descriptor)?;
+            let (mut owners, mut newest) = (Vec::new(), 0);
+            for index in 0..superblock.partitions {
+                let owner = spare::read_owner(&device, &superblock, index).await?;
+                newest = newest.max(spare::read_generation(&device, &superblock, index, &owner).await?);
+                owners.push(owner.group);
+            }
+            drop(descriptor);
+            device.close().await;
+            Ok((owners, newest))
+        };
+        cores.run(0, read).await
+    }
+
+    /// Starts the replica on a partition.
+    async fn start_shard(
+        &self,
+        cores: &StoreCores<'_>,
+        index: u32,
+        group: u32,
+        in_sync_min: usize,
+    ) -> Result<ReplicaHandle, StoreError> {
+        let (of_core, superblock) = (self.descriptor()?, self.superblock.clone());
+        let (id, outbox) = (self.id, self.outbox.clone());
+        let settings = ReplicaSettings { in_sync_min, ..self.settings.clone() };
+        let run = move |core: Core| async move {
+            start(&core, &of_core, &superblock, index, |group| ReplicaOptions {
+                id,
+                settings,
+                outbox: outbox(&core, group),
+            })
+            .await
+        };
+        let shard = cores.run(index as usize, run).await?;
+        sync::lock(&self.partitions).hosted.insert(group, (index, shard.clone()));
+        Ok(ReplicaHandle(shard))
+    }
+
+    /// Makes a replica of a group on a spare partition: one of a new group, of which nothing is written yet, or one that needs
+    /// a copy of what others have. Replicas are added and removed one after another, with the cores that the node was
+    /// opened with.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSpare`] if all partitions are in use; what the device reports.
+    pub async fn add_group(
+        &self,
+        cores: &StoreCores<'_>,
+        group: u32,
+        is_new: bool,
+        in_sync_min: usize,
+    ) -> Result<ReplicaHandle, StoreError> {
+        let (index, generation) = {
+            let mut partitions = sync::lock(&self.partitions);
+            let index = partitions.spare.first().copied().ok_or(StoreError::NoSpare(group))?;
+            partitions.generation = spare::generation_after(partitions.generation);
+            (index, partitions.generation)
+        };
+        let (descriptor, superblock) = (self.descriptor()?, self.superblock.clone());
+        let give = move |core: Core| async move {
+            let device = StoreDevice::open(&core, &descriptor)?;
+            let given = spare::give_to(&device, &superblock, index, group, generation, is_new).await;
+            drop(descriptor);
+            device.close().await;
+            given
+        };
+        cores.run(index as usize, give).await?;
+        sync::lock(&self.partitions).spare.remove(&index);
+        self.start_shard(cores, index, group, in_sync_min).await
+    }
+
+    /// Removes the replica of a group with its data: nobody counts it any more.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub async fn remove_group(&self, cores: &StoreCores<'_>, group: u32) -> Result<(), StoreError> {
+        let removed = sync::lock(&self.partitions).hosted.remove(&group);
+        let Some((index, shard)) = removed else { return Ok(()) };
+        close_shards(&[shard]).await;
+        let (descriptor, superblock) = (self.descriptor()?, self.superblock.clone());
+        let take = move |core: Core| async move {
+            let device = StoreDevice::open(&core, &descriptor)?;
+            let taken = spare::take_back(&device, &superblock, index).await;
+            drop(descriptor);
+            device.close().await;
+            taken
+        };
+        cores.run(index as usize, take).await?;
+        sync::lock(&self.partitions).spare.insert(index);
+        Ok(())
+    }
+
+    fn descriptor(&self) -> Result<Arc<Descriptor>, StoreError> {
+        sync::lock(&self.partitions).descriptor.clone().ok_or(StoreError::Closed)
+    }
+
+    fn has(&self, group: u32) -> bool {
+        sync::lock(&self.partitions).hosted.contains_key(&group)
+    }
+
+    /// In the order of their partitions.
+    fn shards(&self) -> Vec<ShardHandle> {
+        let partitions = sync::lock(&self.partitions);
+        let mut all: Vec<_> = partitions.hosted.values().cloned().collect();
+        all.sort_by_key(|(index, _)| *index);
+        all.into_iter().map(|(_, shard)| shard).collect()
+    }
+
+    /// Partitions that are spare.
+    pub fn spare_partitions(&self) -> usize {
+        sync::lock(&self.partitions).spare.len()
     }
 
     /// The device that they are on.
@@ -108,13 +249,13 @@ impl ReplicaNode {
     }
 
     /// The groups that have a replica here.
-    pub fn groups(&self) -> impl Iterator<Item = u32> {
-        self.groups.keys().copied()
+    pub fn groups(&self) -> Vec<u32> {
+        sync::lock(&self.partitions).hosted.keys().copied().collect()
     }
 
     /// The way to a group's replica, for any thread.
     pub fn replica(&self, group: u32) -> Option<ReplicaHandle> {
-        self.groups.get(&group).map(|index| ReplicaHandle(self.shards[*index].clone()))
+        sync::lock(&self.partitions).hosted.get(&group).map(|(_, shard)| ReplicaHandle(shard.clone()))
     }
 
     /// What each partition reports.
@@ -122,12 +263,13 @@ impl ReplicaNode {
     /// # Errors
     /// [`StoreError::Closed`].
     pub async fn status(&self) -> Result<Vec<PartitionStatus>, StoreError> {
-        describe_shards(&self.shards).await
+        describe_shards(&self.shards()).await
     }
 
     /// Stops the replicas, and releases the device. What they have not written in place is in their logs.
     pub async fn close(&self) {
-        close_shards(&self.shards).await;
+        sync::lock(&self.partitions).descriptor = None;
+        close_shards(&self.shards()).await;
     }
 }
 

@@ -3,11 +3,15 @@
 //! One poller, on the node's first core, has all connections. What arrives goes to the cores that own the groups, by
 //! mailbox; so does what they send. A thread of its own asks the map, so that nothing else waits for it.
 
+mod hosting;
 mod hub;
 mod map_watch;
+mod membership;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bdev::{Registry, Uuid};
 use cluster_map::{ClusterMap, ReplicaId};
@@ -39,18 +43,23 @@ pub struct NodeServerConfig {
     pub map: Arc<dyn ClusterMap>,
     /// Seconds after which others see that it is down; at least 2.
     pub lease_seconds: u32,
+    /// How long a node is down before others say that it is out.
+    pub out_after: Duration,
     /// The same on all nodes.
     pub settings: ReplicaSettings,
+    /// Replicas in sync that writes need, by logical groups.
+    pub in_sync_min: Vec<(Range<u32>, usize)>,
 }
 
 /// A node that serves.
 pub struct NodeServer {
-    node: ReplicaNode,
+    node: Arc<ReplicaNode>,
     id: ReplicaId,
     bdev_name: String,
     address: StreamAddress,
     hub: MailboxSender<HubInput>,
     map: Option<MapWatch>,
+    refused: Arc<Mutex<BTreeMap<u32, String>>>,
 }
 
 /// The outbox of a group: what it sends goes to the connections' core, its proposals to the map's thread.
@@ -115,32 +124,41 @@ impl NodeServer {
         let outbox = Arc::new(move |_: &Core, _: u32| -> Box<dyn Outbox> {
             Box::new(NodeOutbox { hub: of_groups.clone(), proposals: to_map.clone() })
         });
-        let replicas = ReplicaNodeConfig { name: "node", id, settings: config.settings, outbox };
+        let in_sync_min = config.in_sync_min;
+        let replicas = ReplicaNodeConfig { name: "node", id, settings: config.settings, in_sync_min, outbox };
         let opened = ReplicaNode::open(registry, &config.bdev_name, cores, replicas, job).await;
         let opened = match opened {
             Ok(node) => check_identity(node, &config.bdev_name, cluster, config.node).await,
             Err(error) => Err(error),
         };
         let node = match opened {
-            Ok(node) => node,
+            Ok(node) => Arc::new(node),
             Err(error) => {
                 let _ = hub.send(HubInput::Close(once().0));
                 return Err(error);
             }
         };
-        let groups: BTreeMap<_, _> =
-            node.groups().filter_map(|group| Some((group, node.replica(group)?))).collect();
+        let groups = node.groups().into_iter();
+        let groups: BTreeMap<_, _> = groups.filter_map(|group| Some((group, node.replica(group)?))).collect();
         let _ = hub.send(HubInput::Replicas(groups.clone()));
+        let refused: Arc<Mutex<BTreeMap<u32, String>>> = Arc::default();
         let watch = MapWatchConfig {
             map: config.map,
             node: id,
             lease_seconds: config.lease_seconds,
+            out_after: config.out_after,
             groups,
             hub: hub.clone(),
             proposals,
+            refused: refused.clone(),
+            host: match cores {
+                StoreCores::Reactors(reactors) => Some((node.clone(), reactors.to_vec())),
+                // It cannot wait for itself.
+                StoreCores::This(_) => None,
+            },
         };
         let map = MapWatch::start(watch, receiver);
-        Ok(NodeServer { node, id, bdev_name: config.bdev_name, address, hub, map: Some(map) })
+        Ok(NodeServer { node, id, bdev_name: config.bdev_name, address, hub, map: Some(map), refused })
     }
 
     /// Its number.
@@ -164,6 +182,16 @@ impl NodeServer {
     /// [`StoreError::Closed`].
     pub async fn status(&self) -> Result<Vec<PartitionStatus>, StoreError> {
         self.node.status().await
+    }
+
+    /// Groups that it has no replica of although the map says so, and why.
+    pub fn refused(&self) -> BTreeMap<u32, String> {
+        sync::lock(&self.refused).clone()
+    }
+
+    /// Partitions for replicas that it gets later.
+    pub fn spare_partitions(&self) -> usize {
+        self.node.spare_partitions()
     }
 
     /// Ends its connections and its replicas, and releases the device.

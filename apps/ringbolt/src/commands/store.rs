@@ -3,12 +3,15 @@
 mod demo;
 mod layout;
 mod nodes;
+mod pool;
 mod status;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use cluster_map::{MapChange, NodeId, OutReason};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -17,9 +20,12 @@ use crate::command_error::CommandError;
 use crate::console::stdout_line;
 use layout::ClusterLayout;
 use nodes::RunningNodes;
+use pool::PoolCommand;
 
 /// The directory of the cluster, unless it is named.
 const DEFAULT_DIRECTORY: &str = "ringbolt-store";
+/// The map's changes are waited for this long at a time.
+const WATCH_TIME: Duration = Duration::from_secs(60);
 /// The pool that a new cluster has.
 pub(super) const POOL: &str = "pool";
 
@@ -38,6 +44,20 @@ pub(crate) enum StoreCommand {
     /// Show what is degraded, and why a group is not served
     #[command(after_help = "Example:\n  ringbolt store status --json")]
     Status(StatusArgs),
+    /// Add an empty node to a cluster, or replace one that is lost; `ringbolt store up` in the same directory runs it
+    #[command(after_help = "Examples:\n  ringbolt store add-node\n  \
+        ringbolt store add-node --replace 2\n  \
+        ringbolt store add-node --etcd http://10.0.0.1:2379 --key key --listen 10.0.0.2 --allow-plain-network")]
+    AddNode(AddNodeArgs),
+    /// Move the replicas of a node to other nodes, so that it can be taken away
+    #[command(after_help = "Example:\n  ringbolt store out 2")]
+    Out(OutArgs),
+    /// Let a node have replicas again
+    #[command(after_help = "Example:\n  ringbolt store in 2")]
+    In(OutArgs),
+    /// Create, list and remove pools
+    #[command(subcommand)]
+    Pool(PoolCommand),
     /// Run a cluster in a temporary directory, with a verified load during which a node is killed
     #[command(after_help = "Example:\n  ringbolt store demo")]
     Demo(DemoArgs),
@@ -73,41 +93,97 @@ pub(crate) struct NewCluster {
     /// Block device of a new cluster's node, whose data is lost; repeat it for each node
     #[arg(long = "device", value_name = "PATH")]
     devices: Vec<PathBuf>,
-    /// Destroy stores that are on the devices; use devices that look used
-    #[arg(long, requires = "devices")]
-    force: bool,
     /// Replicas of each logical group of a new cluster [default: the nodes, at most 3]
     #[arg(long)]
     replicas: Option<u32>,
     /// Logical groups of a new cluster
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     groups: u32,
-    /// Size of each node's file in a new cluster [default: 10g]
-    #[arg(long, value_parser = parse_size, conflicts_with = "devices")]
-    size: Option<u64>,
-    /// Size of each group's log in a new cluster
-    #[arg(long, default_value = "8m", value_parser = parse_size)]
-    log_size: u64,
     #[command(flatten)]
-    network: NodeNetwork,
+    node: NodeOptions,
 }
 
-/// Where nodes of a new cluster listen.
+/// What a new node is like.
 #[derive(Args, Clone)]
-pub(crate) struct NodeNetwork {
-    /// Address that nodes of a new cluster listen on
+pub(crate) struct NodeOptions {
+    /// Size of a new node's file [default: 10g]
+    #[arg(long, value_parser = parse_size, conflicts_with = "devices")]
+    size: Option<u64>,
+    /// Destroy stores that are on the devices; use devices that look used
+    #[arg(long, requires = "devices")]
+    force: bool,
+    /// Size of each group's log on a new node
+    #[arg(long, default_value = "8m", value_parser = parse_size)]
+    log_size: u64,
+    /// Groups for which a new node has room besides those that it gets at once; each takes an equal part of the file
+    /// [default: half as many as it gets]
+    #[arg(long, value_name = "GROUPS", value_parser = clap::value_parser!(u32).range(0..=1023))]
+    spare: Option<u32>,
+    /// Failure domain of a new node, for example its rack: replicas of a group are in different ones [default: the node]
+    #[arg(long)]
+    domain: Option<String>,
+    /// Address that a new node listens on
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     listen: IpAddr,
     /// Listen on an address that others than this machine reach, although data is not encrypted
     #[arg(long)]
     allow_plain_network: bool,
+    /// How long another node is down before its replicas move to others
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
+    out_after: u64,
 }
 
-impl NodeNetwork {
-    /// This machine alone.
-    pub(super) fn loopback() -> NodeNetwork {
-        NodeNetwork { listen: Ipv4Addr::LOCALHOST.into(), allow_plain_network: false }
+impl NodeOptions {
+    /// On this machine alone.
+    pub(super) fn local(size: u64) -> NodeOptions {
+        NodeOptions {
+            size: Some(size),
+            force: false,
+            log_size: 8 << 20,
+            spare: None,
+            domain: None,
+            listen: Ipv4Addr::LOCALHOST.into(),
+            allow_plain_network: false,
+            out_after: 600_000_000_000,
+        }
     }
+
+    fn check_network(&self) -> Result<(), CommandError> {
+        if self.listen.is_loopback() || self.allow_plain_network {
+            return Ok(());
+        }
+        Err(CommandError::usage(format!(
+            "{} is not this machine alone, and data is not encrypted: --allow-plain-network permits it",
+            self.listen
+        )))
+    }
+}
+
+/// Arguments of `ringbolt store add-node`.
+#[derive(Args)]
+pub(crate) struct AddNodeArgs {
+    #[command(flatten)]
+    of: ClusterArgs,
+    /// The cluster's key, copied from another machine: makes the directory of a cluster whose map is in etcd
+    #[arg(long, value_name = "FILE", requires = "etcd")]
+    key: Option<PathBuf>,
+    /// Put the empty node in the place of this one, which is lost
+    #[arg(long, value_name = "NODE")]
+    replace: Option<u32>,
+    /// Block device of the node, whose data is lost, instead of a file
+    #[arg(long = "device", value_name = "PATH")]
+    devices: Option<PathBuf>,
+    #[command(flatten)]
+    node: NodeOptions,
+}
+
+/// Arguments of `ringbolt store out` and `ringbolt store in`.
+#[derive(Args)]
+pub(crate) struct OutArgs {
+    /// Number of the node
+    node: u32,
+    #[command(flatten)]
+    of: ClusterArgs,
 }
 
 impl NewCluster {
@@ -142,6 +218,10 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
     match command {
         StoreCommand::Up(options) => up(&options),
         StoreCommand::Status(options) => status::run(&options.of, options.json),
+        StoreCommand::AddNode(options) => add_node(&options),
+        StoreCommand::Out(options) => set_out(&options, Some(OutReason::Operator)),
+        StoreCommand::In(options) => set_out(&options, None),
+        StoreCommand::Pool(command) => pool::run(command),
         StoreCommand::Demo(options) => demo::run(&options),
     }
 }
@@ -158,12 +238,55 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
         layout
     };
     let mut nodes = RunningNodes::start(&layout)?;
+    watch_nodes(&layout);
     stdout_line!("{}", layout.describe()?);
     stdout_line!("ready; Ctrl-C ends it, `ringbolt store status` shows its state");
     while let Some(SIGCHLD) = signals.forever().next() {
         nodes.restart_ended()?;
+        nodes.start_added()?;
     }
     stdout_line!("stopping");
     nodes.stop();
     Ok(())
+}
+
+/// Sends this process SIGCHLD when the map has changed: a node may have been added.
+fn watch_nodes(layout: &ClusterLayout) {
+    let mut changes = layout.map.changes();
+    std::thread::spawn(move || {
+        loop {
+            match changes.wait(WATCH_TIME) {
+                Ok(changes) if changes.iter().all(|change| matches!(change, MapChange::Group(..))) => {}
+                Ok(_) => _ = signal_hook::low_level::raise(SIGCHLD),
+                // Nothing says when the map can be used again.
+                Err(_) => std::thread::sleep(changes.retry_after()),
+            }
+        }
+    });
+}
+
+fn add_node(options: &AddNodeArgs) -> Result<(), CommandError> {
+    let ClusterArgs { cluster: directory, etcd } = &options.of;
+    match (&options.key, etcd) {
+        (Some(key), Some(etcd)) if !directory.exists() => layout::join(directory, etcd, key)?,
+        (Some(_), _) => {
+            let directory = directory.display();
+            return Err(CommandError::usage(format!("{directory} is there: it has the key already")));
+        }
+        _ => {}
+    }
+    let layout = ClusterLayout::open(directory, etcd.as_deref())?;
+    let node = layout::add_node(&layout, options.replace, options.devices.as_deref(), &options.node)?;
+    let place = layout.node(node);
+    stdout_line!("node {node} is in {}; `ringbolt store up` of this directory runs it", place.display());
+    Ok(())
+}
+
+fn set_out(options: &OutArgs, reason: Option<OutReason>) -> Result<(), CommandError> {
+    let layout = ClusterLayout::open(&options.of.cluster, options.of.etcd.as_deref())?;
+    let node = NodeId(options.node);
+    if !layout.map.nodes().map_err(CommandError::operation)?.contains_key(&node) {
+        return Err(CommandError::operation(format!("the cluster has no node {}", node.0)));
+    }
+    layout.map.set_out(node, reason).map_err(CommandError::operation)
 }

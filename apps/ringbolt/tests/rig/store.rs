@@ -28,7 +28,11 @@ pub(crate) fn is_running(pid: u32) -> bool {
 
 impl Cluster {
     pub(crate) fn start(directory: &Path, options: &[&str]) -> Cluster {
-        let cluster = directory.join("cluster");
+        Cluster::start_in(&directory.join("cluster"), options)
+    }
+
+    /// The cluster of this directory.
+    pub(crate) fn start_in(cluster: &Path, options: &[&str]) -> Cluster {
         let mut up = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
             .args(["store", "up", "--cluster", cluster.to_str().unwrap()])
             .args(options)
@@ -39,7 +43,7 @@ impl Cluster {
         assert!(lines.any(|line| line.starts_with("ready")), "the cluster does not start");
         // So that its output never blocks it.
         std::thread::spawn(move || lines.for_each(|line| println!("up: {line}")));
-        Cluster { directory: cluster, up }
+        Cluster { directory: cluster.to_path_buf(), up }
     }
 
     pub(crate) fn path(&self) -> &str {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown};
-use replica::{ClientReply, ReplicaId, ReplicaMessage};
+use replica::{ClientReply, MessageBody, ReplicaId, ReplicaMessage};
 use slots::{Slab, Slot};
 use sockets::{ConnectionId, CoreNetwork, ListenerId, Network, NetworkEvent, StreamAddress};
 use store_link::{Identity, Link, LinkError, LinkEvent};
@@ -27,6 +27,8 @@ const INPUTS_PER_POLL: usize = 1024;
 pub(super) enum HubInput {
     /// The replicas of this node.
     Replicas(BTreeMap<u32, ReplicaHandle>),
+    /// The nodes that have or get a replica of a group: others do not join it.
+    Members { group: u32, replicas: Vec<ReplicaId> },
     /// The addresses of all nodes.
     Nodes(BTreeMap<ReplicaId, StreamAddress>),
     /// Sends a message to another node.
@@ -63,6 +65,7 @@ pub(super) struct Hub<N: Network> {
     inputs: MailboxReceiver<HubInput>,
     listener: ListenerId,
     replicas: BTreeMap<u32, ReplicaHandle>,
+    members: BTreeMap<u32, Vec<ReplicaId>>,
     connections: Slab<Connection>,
     by_id: HashMap<u64, Slot>,
     peers: BTreeMap<ReplicaId, Peer>,
@@ -96,6 +99,7 @@ impl<N: CoreNetwork> Hub<N> {
             inputs,
             listener,
             replicas: BTreeMap::new(),
+            members: BTreeMap::new(),
             connections: Slab::with_capacity(CONNECTIONS_MAX),
             by_id: HashMap::new(),
             peers: BTreeMap::new(),
@@ -113,7 +117,11 @@ impl<N: CoreNetwork> Hub<N> {
 
     fn take_input(&mut self, input: HubInput) {
         match input {
-            HubInput::Replicas(replicas) => self.replicas = replicas,
+            HubInput::Replicas(replicas) => {
+                self.members.retain(|group, _| replicas.contains_key(group));
+                self.replicas = replicas;
+            }
+            HubInput::Members { group, replicas } => _ = self.members.insert(group, replicas),
             HubInput::Nodes(nodes) => {
                 // Connections to old addresses end by themselves.
                 let peers = nodes.into_iter().map(|(id, address)| {
@@ -215,6 +223,12 @@ impl<N: CoreNetwork> Hub<N> {
         match frame {
             // Only the node itself speaks for it.
             Frame::Replica(message) if peer == Some(message.from) => {
+                // One that is no member any more, and does not know, would be proposed and refused again and again.
+                let is_join = matches!(message.body, MessageBody::Join { .. });
+                let members = self.members.get(&group);
+                if is_join && members.is_some_and(|members| !members.contains(&message.from)) {
+                    return;
+                }
                 if let Some(replica) = self.replicas.get(&group) {
                     replica.send(ReplicaInput::Message(message));
                 }

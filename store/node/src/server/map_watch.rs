@@ -3,20 +3,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cluster_map::{
-    ClusterMap, GroupId, GroupRecord, MapChange, MapChanges, MapError, NodeId, Proposed, ReplicaId,
+    ClusterMap, GroupId, GroupRecord, MapChange, MapChanges, MapError, NodeId, OutReason, Proposed, ReplicaId,
 };
-use reactor::MailboxSender;
+use reactor::{MailboxSender, ReactorHandle};
 use replica::GroupConfig;
 use sockets::StreamAddress;
 
+use super::hosting::{self, HostRequest};
 use super::hub::HubInput;
-use crate::{ReplicaHandle, ReplicaInput};
+use super::membership::Membership;
+use crate::{ReplicaHandle, ReplicaInput, ReplicaNode, StoreError};
 
 /// Changes are waited for this long at a time: so soon a thread that waits ends with its node.
 const WAIT: Duration = Duration::from_millis(500);
@@ -24,17 +26,25 @@ const WAIT: Duration = Duration::from_millis(500);
 const RETRY: Duration = Duration::from_millis(100);
 /// Requests that wait for the thread. What finds no room waits; proposals need none.
 const REQUESTS_MAX: usize = 64;
+/// Changes within this time are read together.
+const READ_TOGETHER: Duration = Duration::from_millis(200);
+/// Groups that a primary's node moves at a time.
+const MOVES_MAX: usize = 4;
 /// A lease is renewed this many times while it lasts.
 const RENEWALS: u32 = 3;
 
 /// What wakes the thread.
-enum MapRequest {
+pub(super) enum MapRequest {
     /// There are proposals.
     Proposals,
     /// The map has changed.
     Changed(Vec<MapChange>),
     /// Changes cannot be waited for.
     Failed(MapError),
+    /// A replica was made, or why it was not.
+    Hosted { group: u32, replica: Result<ReplicaHandle, StoreError> },
+    /// A replica was removed.
+    Removed { group: u32 },
     /// Ends.
     Stop,
 }
@@ -83,9 +93,15 @@ pub(super) struct MapWatchConfig {
     pub(super) node: ReplicaId,
     /// Seconds after which the node is down if it does not renew its lease.
     pub(super) lease_seconds: u32,
+    /// How long a node is down before it is out.
+    pub(super) out_after: Duration,
     pub(super) groups: BTreeMap<u32, ReplicaHandle>,
     pub(super) hub: MailboxSender<HubInput>,
     pub(super) proposals: Proposals,
+    /// Groups that the node has no replica of, although it is to have one, and why.
+    pub(super) refused: Arc<Mutex<BTreeMap<u32, String>>>,
+    /// The node, and the reactors that own its replicas; without, replicas are neither made nor removed.
+    pub(super) host: Option<(Arc<ReplicaNode>, Vec<ReactorHandle>)>,
 }
 
 /// The threads.
@@ -93,16 +109,27 @@ pub(super) struct MapWatch {
     requests: SyncSender<MapRequest>,
     is_stopped: Arc<AtomicBool>,
     thread: JoinHandle<()>,
+    host: Option<JoinHandle<()>>,
 }
 
 struct Watcher {
     config: MapWatchConfig,
-    /// The newest records of this node's groups.
+    /// The newest records of the groups that the node has or is to have.
     records: BTreeMap<u32, GroupRecord>,
     /// Groups whose replica had no room for its record.
     undelivered: BTreeSet<u32>,
-    /// Addresses of the nodes, as they were read last.
-    nodes: BTreeMap<ReplicaId, StreamAddress>,
+    membership: Membership,
+    /// Addresses of the nodes, as the connections know them.
+    addresses: BTreeMap<ReplicaId, StreamAddress>,
+    /// Replicas that are being made or removed.
+    hosting: BTreeSet<u32>,
+    host: Option<Sender<HostRequest>>,
+    /// All groups are to be read.
+    is_groups_stale: bool,
+    /// The rest is to be read, but not before this time.
+    read_at: Option<Instant>,
+    /// Something changed that may move a replica.
+    is_to_review: bool,
     renew_at: Instant,
     retry_at: Option<Instant>,
     /// The map could not be used: it is logged once.
@@ -110,28 +137,44 @@ struct Watcher {
 }
 
 impl MapWatch {
-    pub(super) fn start(config: MapWatchConfig, ProposalReceiver(receiver): ProposalReceiver) -> MapWatch {
+    pub(super) fn start(
+        mut config: MapWatchConfig,
+        ProposalReceiver(receiver): ProposalReceiver,
+    ) -> MapWatch {
         let requests = config.proposals.requests.clone();
         let is_stopped = Arc::new(AtomicBool::new(false));
         let (changes, sender, stopped) = (config.map.changes(), requests.clone(), is_stopped.clone());
         std::thread::spawn(move || follow(changes, &sender, &stopped));
+        let host = config.host.take().map(|(node, reactors)| {
+            let ((sender, receiver), outcomes) = (channel(), requests.clone());
+            (sender, std::thread::spawn(move || hosting::run(&node, &reactors, &receiver, &outcomes)))
+        });
+        let (host, host_thread) = host.unzip();
         let mut watcher = Watcher {
             config,
             records: BTreeMap::new(),
             undelivered: BTreeSet::new(),
-            nodes: BTreeMap::new(),
+            membership: Membership::default(),
+            addresses: BTreeMap::new(),
+            hosting: BTreeSet::new(),
+            host,
+            is_groups_stale: false,
+            read_at: None,
+            is_to_review: false,
             renew_at: Instant::now(),
             retry_at: None,
             is_failing: false,
         };
         let thread = std::thread::spawn(move || watcher.run(&receiver));
-        MapWatch { requests, is_stopped, thread }
+        MapWatch { requests, is_stopped, thread, host: host_thread }
     }
 
     pub(super) fn stop(self) {
         self.is_stopped.store(true, Ordering::Relaxed);
         let _ = self.requests.send(MapRequest::Stop);
+        // The receiver of what the last replica's outcome is goes with the first thread.
         let _ = self.thread.join();
+        self.host.map(JoinHandle::join);
     }
 }
 
@@ -154,19 +197,22 @@ fn follow(mut changes: Box<dyn MapChanges>, requests: &SyncSender<MapRequest>, i
 impl Watcher {
     fn run(&mut self, requests: &Receiver<MapRequest>) {
         loop {
-            let now = Instant::now();
-            let wake_at = self.retry_at.map_or(self.renew_at, |at| at.min(self.renew_at));
-            let outcome = match requests.recv_timeout(wake_at.saturating_duration_since(now)) {
-                Ok(MapRequest::Changed(changes)) => self.apply(changes),
-                Ok(MapRequest::Failed(error)) => {
-                    // Another endpoint is waited for; the lease says whether none answers.
-                    log::debug!("changes of the map: {error}");
-                    Ok(())
+            match requests.recv_timeout(self.wake_at().saturating_duration_since(Instant::now())) {
+                Ok(MapRequest::Changed(changes)) => self.note(changes),
+                // Another endpoint is waited for; the lease says whether none answers.
+                Ok(MapRequest::Failed(error)) => log::debug!("changes of the map: {error}"),
+                Ok(MapRequest::Hosted { group, replica }) => self.hosted(group, replica),
+                Ok(MapRequest::Removed { group }) => {
+                    self.hosting.remove(&group);
+                    // Others may find a partition now.
+                    sync::lock(&self.config.refused).clear();
+                    self.is_to_review = true;
                 }
-                Ok(MapRequest::Proposals) | Err(RecvTimeoutError::Timeout) => Ok(()),
+                Ok(MapRequest::Proposals) | Err(RecvTimeoutError::Timeout) => {}
                 Ok(MapRequest::Stop) | Err(RecvTimeoutError::Disconnected) => {
                     // Others see it go at once.
                     let _ = self.config.map.end_lease(NodeId(self.config.node.0));
+                    self.host = None;
                     return;
                 }
             };
@@ -174,19 +220,42 @@ impl Watcher {
                 self.retry_at = None;
             }
             self.deliver();
-            let mut used = outcome.and_then(|()| self.propose_pending());
-            if Instant::now() >= self.renew_at {
-                let renewed = self.renew();
-                used = used.and(renewed);
-            }
-            if let Err(error) = used {
-                // Those that wait for the map ask again soon after it is back.
+            if let Err(error) = self.use_map() {
                 if !std::mem::replace(&mut self.is_failing, true) {
                     log::warn!("the map cannot be used, memberships stand still: {error}");
                 }
+                // Those that wait for the map ask again soon after it is back.
                 self.retry_at = Some(Instant::now() + RETRY);
             }
         }
+    }
+
+    fn wake_at(&self) -> Instant {
+        // What waits for the map waits for the next attempt, if one failed.
+        let read_at = self.read_at.filter(|_| self.retry_at.is_none());
+        [self.retry_at, read_at].into_iter().flatten().fold(self.renew_at, Instant::min)
+    }
+
+    /// Everything that needs the map. Proposals come first: groups wait for them.
+    fn use_map(&mut self) -> Result<(), MapError> {
+        let proposed = self.propose_pending();
+        let now = Instant::now();
+        if now >= self.renew_at {
+            self.renew()?;
+            self.mark_overdue()?;
+        }
+        proposed?;
+        if self.read_at.is_some_and(|at| at <= now) {
+            self.read_membership()?;
+        }
+        if self.is_groups_stale {
+            self.read_groups()?;
+        }
+        if std::mem::take(&mut self.is_to_review) {
+            self.review().inspect_err(|_| self.is_to_review = true)?;
+        }
+        self.is_used();
+        Ok(())
     }
 
     /// The map has answered.
@@ -201,61 +270,163 @@ impl Watcher {
         let lease = Duration::from_secs(seconds.into());
         let renewed = self.config.map.renew_lease(NodeId(self.config.node.0), seconds);
         self.renew_at = Instant::now() + if renewed.is_ok() { lease / RENEWALS } else { RETRY };
-        renewed.inspect(|()| self.is_used())
+        renewed
     }
 
-    fn apply(&mut self, changes: Vec<MapChange>) -> Result<(), MapError> {
-        let is_read = changes.contains(&MapChange::Everything);
-        if is_read || changes.contains(&MapChange::Other) {
-            self.read_nodes()?;
-        }
-        if is_read {
-            self.read_groups()?;
-        }
+    /// Notes what changed; it is read when the map is used.
+    fn note(&mut self, changes: Vec<MapChange>) {
         for change in changes {
-            if let MapChange::Group(GroupId(group), record) = change {
-                self.set_record(group, record);
+            match change {
+                MapChange::Group(GroupId(group), record) => self.set_record(group, record),
+                MapChange::Everything => {
+                    self.is_groups_stale = true;
+                    self.read_at = Some(Instant::now());
+                }
+                // Several changes are read together.
+                MapChange::Other if self.read_at.is_none() => {
+                    self.read_at = Some(Instant::now() + READ_TOGETHER);
+                }
+                MapChange::Other => {}
             }
         }
-        self.is_used();
-        Ok(())
     }
 
-    /// Hands the connections the addresses of the nodes.
-    fn read_nodes(&mut self) -> Result<(), MapError> {
-        let mut nodes = BTreeMap::new();
-        for (id, node) in self.config.map.nodes()? {
-            let address = node.addresses.iter().find_map(|address| address.parse().ok());
-            nodes.extend(address.map(|address| (ReplicaId(id.0), StreamAddress::Tcp(address))));
+    /// Reads who is there, and hands the connections the addresses of the nodes.
+    fn read_membership(&mut self) -> Result<(), MapError> {
+        self.membership.read(&*self.config.map, Instant::now())?;
+        self.read_at = None;
+        self.is_to_review = true;
+        let addresses = self.membership.addresses();
+        if addresses != self.addresses {
+            self.addresses = addresses.clone();
+            let _ = self.config.hub.send(HubInput::Nodes(addresses));
         }
-        if nodes != self.nodes {
-            self.nodes = nodes.clone();
-            let _ = self.config.hub.send(HubInput::Nodes(nodes));
+        if self.membership.out_reason(self.config.node) == Some(OutReason::Down) {
+            log::info!("this node was out because it was down, and is in again");
+            self.config.map.set_out(NodeId(self.config.node.0), None)?;
+        }
+        self.mark_overdue()
+    }
+
+    /// Says which nodes are out because they are down for too long.
+    fn mark_overdue(&mut self) -> Result<(), MapError> {
+        let (node, after) = (self.config.node, self.config.out_after);
+        for overdue in self.membership.overdue(node, after, Instant::now()) {
+            // One that came back meanwhile is none.
+            if !self.config.map.nodes_up()?.contains(&overdue) {
+                log::warn!("node {} is down for {} s, and out", overdue.0, after.as_secs());
+                self.config.map.set_out(overdue, Some(OutReason::Down))?;
+                self.read_at = Some(Instant::now());
+            }
         }
         Ok(())
     }
 
     fn read_groups(&mut self) -> Result<(), MapError> {
-        for pool in self.config.map.pools()?.values() {
-            for (GroupId(group), record) in
-                self.config.map.groups(pool.first_group..pool.first_group + pool.groups)?
-            {
+        for pool in self.membership.pools().collect::<Vec<_>>() {
+            for (GroupId(group), record) in self.config.map.groups(pool)? {
                 self.set_record(group, record);
             }
         }
+        self.is_groups_stale = false;
         Ok(())
     }
 
-    /// Hands a replica its record.
+    /// Takes the record of a group, if the node has or is to have a replica of it.
     fn set_record(&mut self, group: u32, record: GroupRecord) {
-        if !self.config.groups.contains_key(&group) {
+        let is_known = self.config.groups.contains_key(&group) || self.records.contains_key(&group);
+        if !is_known && !record.replicas.contains(&self.config.node) {
             return;
         }
-        if self.records.get(&group).is_none_or(|known| known.config.epoch <= record.config.epoch) {
+        let known = self.records.get(&group);
+        if known.is_none_or(|known| known.config.epoch <= record.config.epoch) {
+            self.is_to_review |= known != Some(&record);
+            if known.is_none_or(|known| known.replicas != record.replicas) {
+                let replicas = record.replicas.clone();
+                let _ = self.config.hub.send(HubInput::Members { group, replicas });
+            }
             self.records.insert(group, record);
             self.undelivered.insert(group);
             self.deliver();
         }
+    }
+
+    fn hosted(&mut self, group: u32, replica: Result<ReplicaHandle, StoreError>) {
+        self.hosting.remove(&group);
+        match replica {
+            Ok(replica) => {
+                log::info!("group {group}: this node has a replica now");
+                sync::lock(&self.config.refused).remove(&group);
+                self.config.groups.insert(group, replica);
+                let _ = self.config.hub.send(HubInput::Replicas(self.config.groups.clone()));
+                self.undelivered.insert(group);
+                self.is_to_review = true;
+                self.deliver();
+            }
+            Err(error) => {
+                log::error!("group {group}: this node can have no replica: {error}");
+                sync::lock(&self.config.refused).insert(group, error.to_string());
+            }
+        }
+    }
+
+    /// Makes and removes replicas as the records say, and proposes records as placement wants.
+    fn review(&mut self) -> Result<(), MapError> {
+        if !self.membership.is_known {
+            return Ok(());
+        }
+        self.review_hosting();
+        let node = self.config.node;
+        let is_moving = |record: &GroupRecord, wanted: &[ReplicaId]| {
+            record.learners().any(|it| wanted.contains(&it) && self.membership.is_up(it))
+        };
+        let (mut moving, mut moves) = (0, Vec::new());
+        for (group, record) in self.records.iter().filter(|(_, record)| record.config.primary == node) {
+            let Some(pool) = self.membership.pool_of(*group) else { continue };
+            let replicas = pool.replicas as usize;
+            let wanted = self.membership.wanted(*group, replicas);
+            if is_moving(record, &wanted) {
+                moving += 1;
+            }
+            if let Some(next) = record.towards(&wanted, replicas) {
+                moves.push((GroupId(*group), next));
+            }
+        }
+        // A copy has the device to itself: few at a time.
+        moves.retain(|(GroupId(group), next)| {
+            let is_copy = next.replicas.len() > self.records[group].replicas.len();
+            moving += usize::from(is_copy);
+            !is_copy || moving <= MOVES_MAX
+        });
+        self.propose_records(moves)
+    }
+
+    fn review_hosting(&mut self) {
+        let Some(host) = self.host.clone() else { return };
+        let node = self.config.node;
+        for group in self.config.groups.keys().copied().collect::<Vec<_>>() {
+            let is_member = self.records.get(&group).is_none_or(|record| record.replicas.contains(&node));
+            if is_member && self.membership.pool_of(group).is_some() {
+                continue;
+            }
+            // Nobody counts it: its data is superfluous.
+            self.config.groups.remove(&group);
+            self.records.remove(&group);
+            let _ = self.config.hub.send(HubInput::Replicas(self.config.groups.clone()));
+            self.hosting.insert(group);
+            let _ = host.send(HostRequest::Remove { group });
+        }
+        for (group, record) in &self.records {
+            let is_here = self.config.groups.contains_key(group) || !record.replicas.contains(&node);
+            let Some(pool) = self.membership.pool_of(*group).filter(|_| !is_here) else { continue };
+            if !sync::lock(&self.config.refused).contains_key(group) && self.hosting.insert(*group) {
+                // Nothing is served in the first epoch: the first primary takes another one.
+                let (is_new, in_sync_min) = (record.config.epoch == 1, pool.in_sync_min as usize);
+                let _ = host.send(HostRequest::Add { group: *group, is_new, in_sync_min });
+            }
+        }
+        let groups = &self.config.groups;
+        self.records.retain(|group, record| groups.contains_key(group) || record.replicas.contains(&node));
     }
 
     fn deliver(&mut self) {
@@ -282,7 +453,7 @@ impl Watcher {
         if proposed.is_err() {
             self.config.proposals.put_back(pending);
         }
-        proposed.inspect(|()| self.is_used())
+        proposed
     }
 
     fn propose(&mut self, pending: &BTreeMap<u32, Arc<GroupConfig>>) -> Result<(), MapError> {
@@ -295,17 +466,31 @@ impl Watcher {
                 Some(known) => Some(known.clone()),
                 None => self.config.map.group(id)?,
             };
-            if let Some(GroupRecord { replicas, .. }) = known {
-                proposals.push((id, GroupRecord { config: (**config).clone(), replicas }));
+            let Some(GroupRecord { replicas, .. }) = known else { continue };
+            let record = GroupRecord { config: (**config).clone(), replicas }.without_strangers();
+            match record.check() {
+                Ok(()) => proposals.push((id, record)),
+                Err(error) => log::error!("group {group}: a proposal is dropped: {error}"),
             }
+        }
+        self.propose_records(proposals)
+    }
+
+    fn propose_records(&mut self, proposals: Vec<(GroupId, GroupRecord)>) -> Result<(), MapError> {
+        if proposals.is_empty() {
+            return Ok(());
         }
         let outcomes = self.config.map.propose_groups(&proposals)?;
         for ((GroupId(group), record), outcome) in proposals.into_iter().zip(outcomes) {
             match outcome {
                 Proposed::Accepted => {
                     let GroupConfig { epoch, primary, in_sync } = &record.config;
-                    let in_sync: Vec<u32> = in_sync.iter().map(|member| member.0).collect();
-                    log::info!("group {group}, epoch {epoch}: primary {}, in sync {in_sync:?}", primary.0);
+                    let numbers = |ids: &[ReplicaId]| ids.iter().map(|id| id.0).collect::<Vec<_>>();
+                    let (in_sync, replicas) = (numbers(in_sync), numbers(&record.replicas));
+                    let primary = primary.0;
+                    log::info!(
+                        "group {group}, epoch {epoch}: primary {primary}, in sync {in_sync:?} of {replicas:?}"
+                    );
                     self.set_record(group, record);
                 }
                 Proposed::Superseded(other) => self.set_record(group, other),

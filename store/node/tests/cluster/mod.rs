@@ -221,8 +221,14 @@ impl Cluster {
             create(&Registry::new(), "Disk", (8 << 20) / u64::from(block_size), block_size, seed).unwrap();
         let mut process = Process::start(&disk, &self.clock, &mut self.random);
         let (registry, core) = (process.registry.clone(), process.reactor.core());
-        let replicas =
-            ReplicaFormat { cluster: Uuid::nil(), node: Uuid::nil(), groups: GROUPS.to_vec(), are_new };
+        let replicas = ReplicaFormat {
+            cluster: Uuid::nil(),
+            node: Uuid::nil(),
+            groups: GROUPS.to_vec(),
+            are_new,
+            generation: 0,
+            spare: 0,
+        };
         let options = FormatOptions {
             log_bytes: Some(256 << 10),
             replicas: Some(replicas),
@@ -247,6 +253,7 @@ impl Cluster {
                 name: "test",
                 id: ReplicaId(index as u32),
                 settings: settings(),
+                in_sync_min: Vec::new(),
                 outbox: Arc::new(move |_, _| Box::new(TestOutbox { node: index, network: network.clone() })),
             };
             let cores = StoreCores::This(&core);
@@ -291,8 +298,11 @@ impl Cluster {
                     let opened = node.opened.borrow_mut().take();
                     if let Some(opened) = opened {
                         let opened = opened.map_err(|error| format!("node {index}: {error}"))?;
-                        node.replicas =
-                            opened.groups().map(|group| (group, opened.replica(group).unwrap())).collect();
+                        node.replicas = opened
+                            .groups()
+                            .into_iter()
+                            .map(|group| (group, opened.replica(group).unwrap()))
+                            .collect();
                         node.node = Some(Rc::new(opened));
                     }
                 }

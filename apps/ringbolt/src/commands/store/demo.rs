@@ -12,7 +12,7 @@ use workload::{Direction, JobResult, JobSpec, Source, Verify, Workload};
 use super::layout::ClusterLayout;
 use super::nodes::RunningNodes;
 use super::status::status;
-use super::{DemoArgs, NewCluster, NodeNetwork, POOL};
+use super::{DemoArgs, NewCluster, NodeOptions, POOL};
 use crate::cli::{EngineChoice, Idle, ReactorOptions};
 use crate::command_error::CommandError;
 use crate::commands::demo::{TemporaryDirectory, check};
@@ -34,12 +34,9 @@ pub(super) fn run(options: &DemoArgs) -> Result<(), CommandError> {
     let new = NewCluster {
         nodes: Some(3),
         devices: Vec::new(),
-        force: false,
         replicas: Some(3),
         groups: 8,
-        size: Some(NODE_BYTES),
-        log_size: 8 << 20,
-        network: NodeNetwork::loopback(),
+        node: NodeOptions::local(NODE_BYTES),
     };
     let layout = ClusterLayout::create(&scratch.0.join("cluster"), None, &new)?;
     let mut nodes = RunningNodes::start(&layout)?;

@@ -1,5 +1,6 @@
 //! The directory of a cluster: its map, its key, and a directory a node.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Seek, SeekFrom};
 use std::net::SocketAddr;
@@ -9,16 +10,16 @@ use std::sync::Arc;
 use bdev::uring::{self, UringConfig};
 use bdev::{Registry, Uuid};
 use cluster_map::{
-    ClusterMap, DeviceId, DeviceRecord, EtcdMap, GroupConfig, GroupId, GroupRecord, LocalMap, MapLocation,
-    NodeId, NodeRecord, PoolRecord, ReplicaId, Topology,
+    ClusterMap, DeviceId, DeviceRecord, EtcdMap, GroupConfig, GroupId, GroupRecord, LocalMap, MapError,
+    MapLocation, NodeId, NodeRecord, PoolRecord, ReplicaId, Topology,
 };
 use control::JobHandle;
 use reactor::{Reactor, ReactorConfig};
 use serde_json::json;
 use store_link::ClusterKey;
-use store_node::{FormatOptions, ReplicaFormat, StoreCores, format_device};
+use store_node::{FormatOptions, PARTITIONS_MAX, ReplicaFormat, StoreCores, format_device};
 
-use super::{NewCluster, POOL};
+use super::{NewCluster, NodeOptions, POOL};
 use crate::command_error::CommandError;
 
 /// Name of a node's device in its process.
@@ -49,13 +50,20 @@ impl ClusterLayout {
         let location = MapLocation::find(directory, etcd).map_err(CommandError::operation)?;
         let location = location.filter(|_| directory.join("key").exists()).ok_or_else(missing)?;
         let directory = directory.canonicalize().map_err(CommandError::environment)?;
-        let entries = fs::read_dir(&directory).map_err(CommandError::environment)?;
+        let map = location.open().map_err(CommandError::operation)?;
+        let mut layout = ClusterLayout { directory, nodes: Vec::new(), map };
+        layout.find_nodes()?;
+        Ok(layout)
+    }
+
+    /// Finds the nodes on this machine again: one may have been added.
+    pub(super) fn find_nodes(&mut self) -> Result<(), CommandError> {
+        let entries = fs::read_dir(&self.directory).map_err(CommandError::environment)?;
         let name = |entry: std::io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
         let number = |name: String| name.strip_prefix("node")?.parse().ok();
-        let mut nodes: Vec<u32> = entries.filter_map(name).filter_map(number).collect();
-        nodes.sort_unstable();
-        let map = location.open().map_err(CommandError::operation)?;
-        Ok(ClusterLayout { directory, nodes, map })
+        self.nodes = entries.filter_map(name).filter_map(number).collect();
+        self.nodes.sort_unstable();
+        Ok(())
     }
 
     /// Makes a cluster: beside the directory at first, so that what is interrupted leaves no half of one.
@@ -70,12 +78,7 @@ impl ClusterLayout {
             let reason = format!("{replicas} replicas need as many nodes, and there are {nodes}");
             return Err(CommandError::usage(reason));
         }
-        if !new.network.listen.is_loopback() && !new.network.allow_plain_network {
-            return Err(CommandError::usage(format!(
-                "{} is not this machine alone, and data is not encrypted: --allow-plain-network permits it",
-                new.network.listen
-            )));
-        }
+        new.node.check_network()?;
         let name = directory
             .file_name()
             .ok_or_else(|| CommandError::usage("the cluster needs a directory of its own"))?;
@@ -165,57 +168,17 @@ fn fill(
     let cluster = map.cluster().map_err(CommandError::operation)?;
     let disks = node_disks(scratch, new)?;
     for (node, disk) in (1..).zip(&disks) {
-        let record = NodeRecord {
-            uuid: Uuid::new_v4(),
-            addresses: Vec::new(),
-            domain: format!("node{node}"),
-            out: false,
-        };
-        map.put_node(NodeId(node), &record).map_err(CommandError::operation)?;
-        let weight = u32::try_from(disk.bytes >> 20).unwrap_or(u32::MAX).max(1);
-        let device = DeviceRecord { uuid: Uuid::new_v4(), node: NodeId(node), weight, out: false };
-        map.put_device(DeviceId(node), &device).map_err(CommandError::operation)?;
+        map.put_node(NodeId(node), &node_record(&new.node, node)).map_err(failed)?;
+        map.put_device(DeviceId(node), &device_record(disk, node)).map_err(failed)?;
     }
-    let in_sync_min = if replicas > 2 { 2 } else { 1 };
-    let pool = PoolRecord { first_group: 0, groups: new.groups, replicas, in_sync_min };
-    map.create_pool(POOL, &pool).map_err(CommandError::operation)?;
-    let (nodes, devices) = (map.nodes(), map.devices());
-    let topology =
-        Topology::new(&nodes.map_err(CommandError::operation)?, &devices.map_err(CommandError::operation)?);
-    let mut of_node: Vec<Vec<u32>> = vec![Vec::new(); disks.len() + 1];
-    for group in 0..new.groups {
-        let members: Vec<_> = topology
-            .place(GroupId(group), replicas as usize)
-            .into_iter()
-            .map(|device| ReplicaId(device.0))
-            .collect();
-        members.iter().for_each(|member| of_node[member.0 as usize].push(group));
-        let config = GroupConfig { epoch: 1, primary: members[0], in_sync: members.clone() };
-        let record = GroupRecord { config, replicas: members };
-        map.propose_group(GroupId(group), &record).map_err(CommandError::operation)?;
-    }
+    let of_nodes = create_pool(map, POOL, new.groups, replicas)?;
     let absolute = std::path::absolute(directory).map_err(environment)?;
     for (node, disk) in (1..).zip(&disks) {
         let uuid = map.nodes().map_err(CommandError::operation)?[&NodeId(node)].uuid;
-        let name = format!("node{node}");
-        fs::create_dir(scratch.join(&name)).map_err(environment)?;
-        let replicas =
-            ReplicaFormat { cluster, node: uuid, groups: of_node[node as usize].clone(), are_new: true };
-        format(disk, new, replicas)?;
-        let image = match disk.is_file {
-            true => absolute.join(&name).join(FILE),
-            false => std::path::absolute(&disk.path).map_err(environment)?,
-        };
-        let config = json!({ "subsystems": [
-            { "subsystem": "bdev", "config": [
-                { "method": "bdev_uring_create", "params": { "name": DEVICE, "filename": image } } ] },
-            { "subsystem": "store_node", "config": [
-                { "method": "store_node_start",
-                  "params": {
-                      "bdev_name": DEVICE, "cluster": absolute, "node": node,
-                      "listen": SocketAddr::new(new.network.listen, 0).to_string(),
-                      "allow_plain_network": new.network.allow_plain_network } } ] } ] });
-        fs::write(scratch.join(&name).join("config.json"), format!("{config:#}\n")).map_err(environment)?;
+        let groups = of_nodes.get(&node).cloned().unwrap_or_default();
+        let spare = new.node.spare.unwrap_or((groups.len() as u32).div_ceil(2).max(1));
+        let replicas = ReplicaFormat { cluster, node: uuid, groups, are_new: true, generation: 0, spare };
+        make_node(&scratch.join(format!("node{node}")), &absolute, node, disk, &new.node, replicas)?;
     }
     Ok(())
 }
@@ -227,51 +190,226 @@ struct NodeDisk {
     bytes: u64,
 }
 
+impl NodeDisk {
+    /// A file to make.
+    fn file(node: &Path, options: &NodeOptions) -> NodeDisk {
+        NodeDisk { path: node.join(FILE), is_file: true, bytes: options.size.unwrap_or(FILE_BYTES) }
+    }
+
+    /// A block device.
+    fn device(device: &Path) -> Result<NodeDisk, CommandError> {
+        let failed = |error: std::io::Error| {
+            CommandError::environment(format!("--device {}: {error}", device.display()))
+        };
+        let path = device.canonicalize().map_err(failed)?;
+        let bytes = fs::File::open(&path).and_then(|mut file| file.seek(SeekFrom::End(0))).map_err(failed)?;
+        Ok(NodeDisk { path, is_file: false, bytes })
+    }
+}
+
 /// The disks of the nodes, in their order: the devices that were named, or files to make.
 fn node_disks(scratch: &Path, new: &NewCluster) -> Result<Vec<NodeDisk>, CommandError> {
     if new.devices.is_empty() {
-        let file = |node| scratch.join(format!("node{node}")).join(FILE);
-        let bytes = new.size.unwrap_or(FILE_BYTES);
-        let disk = |node| NodeDisk { path: file(node), is_file: true, bytes };
-        return Ok((1..=new.node_count()).map(disk).collect());
+        let file = |node| NodeDisk::file(&scratch.join(format!("node{node}")), &new.node);
+        return Ok((1..=new.node_count()).map(file).collect());
     }
     let mut disks: Vec<NodeDisk> = Vec::new();
     for device in &new.devices {
-        let path = device
-            .canonicalize()
-            .map_err(|error| CommandError::environment(format!("--device {}: {error}", device.display())))?;
-        if disks.iter().any(|disk| disk.path == path) {
+        let disk = NodeDisk::device(device)?;
+        if disks.iter().any(|other| other.path == disk.path) {
             let reason = format!("--device {} is given twice: each node needs one", device.display());
             return Err(CommandError::usage(reason));
         }
-        let size = fs::File::open(&path).and_then(|mut file| file.seek(SeekFrom::End(0)));
-        let bytes = size
-            .map_err(|error| CommandError::environment(format!("--device {}: {error}", device.display())))?;
-        disks.push(NodeDisk { path, is_file: false, bytes });
+        disks.push(disk);
     }
     Ok(disks)
 }
 
+fn failed(error: MapError) -> CommandError {
+    CommandError::operation(error)
+}
+
+fn node_record(options: &NodeOptions, node: u32) -> NodeRecord {
+    let domain = options.domain.clone().unwrap_or_else(|| format!("node{node}"));
+    NodeRecord { uuid: Uuid::new_v4(), addresses: Vec::new(), domain, out: false }
+}
+
+fn device_record(disk: &NodeDisk, node: u32) -> DeviceRecord {
+    let weight = u32::try_from(disk.bytes >> 20).unwrap_or(u32::MAX).max(1);
+    DeviceRecord { uuid: Uuid::new_v4(), node: NodeId(node), weight, out: false }
+}
+
+/// Makes a pool, and the records of its groups. Returns the groups of each node.
+pub(super) fn create_pool(
+    map: &dyn ClusterMap,
+    name: &str,
+    groups: u32,
+    replicas: u32,
+) -> Result<BTreeMap<u32, Vec<u32>>, CommandError> {
+    let devices = map.devices().map_err(failed)?;
+    let topology = Topology::new(&map.nodes().map_err(failed)?, &devices);
+    let first_group = map.next_group().map_err(failed)?;
+    let node_of = |device: DeviceId| ReplicaId(devices[&device].node.0);
+    let place = |group: u32| {
+        let members = topology.place(GroupId(group), replicas as usize).into_iter().map(node_of);
+        (GroupId(group), members.collect::<Vec<_>>())
+    };
+    let placed: Vec<_> = (first_group..first_group.saturating_add(groups)).map(place).collect();
+    if let Some((_, members)) = placed.iter().find(|(_, members)| members.len() < replicas as usize) {
+        let reason = format!("{replicas} replicas need as many nodes, and {} are in", members.len());
+        return Err(CommandError::usage(reason));
+    }
+    let in_sync_min = if replicas > 2 { 2 } else { 1 };
+    let pool = PoolRecord { first_group, groups, replicas, in_sync_min };
+    map.create_pool(name, &pool).map_err(failed)?;
+    let mut of_nodes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    let record = |(group, members): (GroupId, Vec<ReplicaId>)| {
+        members.iter().for_each(|member| of_nodes.entry(member.0).or_default().push(group.0));
+        let config = GroupConfig { epoch: 1, primary: members[0], in_sync: members.clone() };
+        (group, GroupRecord { config, replicas: members })
+    };
+    let records: Vec<_> = placed.into_iter().map(record).collect();
+    map.propose_groups(&records).map_err(failed)?;
+    Ok(of_nodes)
+}
+
+/// Makes the directory of a node: its file and its configuration.
+fn make_node(
+    path: &Path,
+    cluster: &Path,
+    node: u32,
+    disk: &NodeDisk,
+    options: &NodeOptions,
+    replicas: ReplicaFormat,
+) -> Result<(), CommandError> {
+    fs::create_dir(path).map_err(CommandError::environment)?;
+    format(disk, options, replicas)?;
+    let image = match disk.is_file {
+        true => cluster.join(format!("node{node}")).join(FILE),
+        false => disk.path.clone(),
+    };
+    let config = json!({ "subsystems": [
+        { "subsystem": "bdev", "config": [
+            { "method": "bdev_uring_create", "params": { "name": DEVICE, "filename": image } } ] },
+        { "subsystem": "store_node", "config": [
+            { "method": "store_node_start",
+              "params": {
+                  "bdev_name": DEVICE, "cluster": cluster, "node": node,
+                  "listen": SocketAddr::new(options.listen, 0).to_string(),
+                  "allow_plain_network": options.allow_plain_network,
+                  "out_after_s": options.out_after / 1_000_000_000 } } ] } ] });
+    fs::write(path.join("config.json"), format!("{config:#}\n")).map_err(CommandError::environment)
+}
+
 /// Makes the file of a node, or formats its device.
-fn format(disk: &NodeDisk, new: &NewCluster, replicas: ReplicaFormat) -> Result<(), CommandError> {
-    if replicas.groups.is_empty() {
+fn format(disk: &NodeDisk, options: &NodeOptions, replicas: ReplicaFormat) -> Result<(), CommandError> {
+    if replicas.groups.len() as u32 + replicas.spare == 0 {
         return Err(CommandError::usage("a node would have no group: give more with --groups"));
     }
     let registry = Registry::new();
-    let create_bytes = disk.is_file.then_some(disk.bytes);
-    let config = UringConfig { create_bytes, force: new.force, ..UringConfig::new(DEVICE, &disk.path) };
+    let (create_bytes, force) = (disk.is_file.then_some(disk.bytes), options.force);
+    let config = UringConfig { create_bytes, force, ..UringConfig::new(DEVICE, &disk.path) };
     uring::create(&registry, config).map_err(CommandError::environment)?;
     let reactor = Reactor::new(&ReactorConfig::default()).map_err(CommandError::environment)?;
     let core = reactor.core();
-    let options = FormatOptions {
-        log_bytes: Some(new.log_size),
-        force: new.force,
-        replicas: Some(replicas),
-        ..FormatOptions::default()
-    };
+    let log_bytes = Some(options.log_size);
+    let options = FormatOptions { log_bytes, force, replicas: Some(replicas), ..FormatOptions::default() };
     let formatted = reactor.block_on(async move {
         format_device(&registry, DEVICE, &StoreCores::This(&core), options, &JobHandle::standalone()).await
     });
     formatted.map_err(|error| CommandError::operation(format!("{}: {error}", disk.path.display())))?;
     Ok(())
+}
+
+/// Adds an empty node to a cluster, or puts an empty one in the place of one that is lost. Returns its number.
+pub(super) fn add_node(
+    layout: &ClusterLayout,
+    replace: Option<u32>,
+    device: Option<&Path>,
+    options: &NodeOptions,
+) -> Result<u32, CommandError> {
+    options.check_network()?;
+    let map = &*layout.map;
+    let cluster = map.cluster().map_err(failed)?;
+    let pools = map.pools().map_err(failed)?;
+    let mut groups = Vec::new();
+    if let Some(node) = replace {
+        check_replacement(layout, node)?;
+        for pool in pools.values() {
+            let records = map.groups(pool.first_group..pool.first_group + pool.groups).map_err(failed)?;
+            let is_here = |record: &GroupRecord| record.replicas.contains(&ReplicaId(node));
+            if let Some((GroupId(group), _)) =
+                records.iter().find(|(_, record)| record.config.in_sync == [ReplicaId(node)])
+            {
+                let reason =
+                    format!("only node {node} has the data of group {group}: start that node instead");
+                return Err(CommandError::operation(reason));
+            }
+            groups.extend(records.iter().filter(|(_, record)| is_here(record)).map(|(group, _)| group.0));
+        }
+    }
+    let record = node_record(options, 0);
+    let node = match replace {
+        Some(node) => {
+            let known = map.nodes().map_err(failed)?;
+            let domain = options.domain.clone().unwrap_or_else(|| known[&NodeId(node)].domain.clone());
+            map.put_node(NodeId(node), &NodeRecord { domain, ..record.clone() }).map_err(failed)?;
+            node
+        }
+        None => {
+            // Its number is in its domain, unless it is named.
+            let NodeId(node) = map.create_node(&record).map_err(failed)?;
+            let domain = node_record(options, node).domain;
+            map.put_node(NodeId(node), &NodeRecord { domain, ..record.clone() }).map_err(failed)?;
+            node
+        }
+    };
+    // As many as its share, and half as many again.
+    let nodes = map.nodes().map_err(failed)?.len() as u64;
+    let replicas: u64 = pools.values().map(|pool| u64::from(pool.groups) * u64::from(pool.replicas)).sum();
+    let all: u64 = pools.values().map(|pool| u64::from(pool.groups)).sum();
+    let share = replicas.div_ceil(nodes).min(all);
+    let wanted = (share + share.div_ceil(2)).clamp(1, PARTITIONS_MAX.into()) as u32;
+    let spare = options.spare.unwrap_or(wanted.saturating_sub(groups.len() as u32).max(1));
+    let generation = ReplicaFormat::generation_now();
+    let replicas = ReplicaFormat { cluster, node: record.uuid, groups, are_new: false, generation, spare };
+    let scratch = layout.directory.join(format!(".node{node}.{}", std::process::id()));
+    let disk = device.map_or_else(|| Ok(NodeDisk::file(&scratch, options)), NodeDisk::device)?;
+    let made = make_node(&scratch, &layout.directory, node, &disk, options, replicas);
+    let made = made.and_then(|()| fs::rename(&scratch, layout.node(node)).map_err(CommandError::environment));
+    if made.is_err() {
+        let _ = fs::remove_dir_all(&scratch);
+    }
+    made?;
+    // From here on it gets replicas. A replaced one keeps its device's number.
+    let device = map.devices().map_err(failed)?.into_iter().find(|(_, device)| device.node == NodeId(node));
+    let id = device.map_or(DeviceId(node), |(id, _)| id);
+    map.put_device(id, &device_record(&disk, node)).map_err(failed)?;
+    Ok(node)
+}
+
+fn check_replacement(layout: &ClusterLayout, node: u32) -> Result<(), CommandError> {
+    if !layout.map.nodes().map_err(failed)?.contains_key(&NodeId(node)) {
+        return Err(CommandError::operation(format!("the cluster has no node {node}")));
+    }
+    if layout.map.nodes_up().map_err(failed)?.contains(&NodeId(node)) {
+        return Err(CommandError::operation(format!("node {node} is up: only one that is lost is replaced")));
+    }
+    let path = layout.node(node);
+    if path.exists() {
+        let reason = format!("{} is there: move it away first", path.display());
+        return Err(CommandError::operation(reason));
+    }
+    Ok(())
+}
+
+/// Makes the directory of a machine that joins a cluster whose map is in etcd.
+pub(super) fn join(directory: &Path, etcd: &str, key: &Path) -> Result<(), CommandError> {
+    let location = MapLocation::Etcd(etcd.to_string());
+    let map = location.open().map_err(CommandError::operation)?;
+    map.cluster().map_err(CommandError::operation)?;
+    ClusterKey::load(key).map_err(|error| CommandError::operation(format!("{}: {error}", key.display())))?;
+    fs::create_dir_all(directory).map_err(CommandError::environment)?;
+    fs::copy(key, directory.join("key")).map_err(CommandError::environment)?;
+    location.save(directory).map_err(CommandError::operation)
 }

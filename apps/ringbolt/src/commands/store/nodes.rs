@@ -63,6 +63,18 @@ impl RunningNodes {
         Ok(nodes)
     }
 
+    /// Starts nodes that were added.
+    pub(super) fn start_added(&mut self) -> Result<(), CommandError> {
+        self.layout.find_nodes()?;
+        for node in self.layout.nodes.clone() {
+            if self.running.iter().all(|running| running.node != node) {
+                self.start_node(node)?;
+                stdout_line!("node {node} was added, and serves");
+            }
+        }
+        Ok(())
+    }
+
     /// Starts a node, and returns when it serves.
     pub(super) fn start_node(&mut self, node: u32) -> Result<(), CommandError> {
         let directory = self.layout.node(node);

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use cluster_map::{ClusterMap, GroupId, MapError, NodeId, NodeRecord, OutReason, PoolRecord};
+use cluster_map::{
+    ClusterMap, GroupId, MapError, NodeId, NodeRecord, OutReason, PoolRecord, ReplicaId, Topology,
+};
 use comfy_table::Table;
 use serde_json::{Value, json};
 
@@ -38,6 +40,8 @@ struct GroupView {
     replicas: Vec<u32>,
     /// How many there are to be.
     wanted: usize,
+    /// Placement wants others.
+    is_moving: bool,
 }
 
 pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
@@ -73,23 +77,38 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
     Ok(())
 }
 
+fn numbers(ids: &[ReplicaId]) -> Vec<u32> {
+    ids.iter().map(|id| id.0).collect()
+}
+
 fn read_map(map: &dyn ClusterMap) -> Result<MapContents, MapError> {
-    let pools = map.pools()?;
+    let (pools, nodes, devices) = (map.pools()?, map.nodes()?, map.devices()?);
+    let topology = Topology::new(&nodes, &devices);
+    let place = |group: u32, replicas: usize| {
+        let placed = topology.place(GroupId(group), replicas).into_iter();
+        placed.map(|device| devices[&device].node.0).collect::<Vec<_>>()
+    };
     let mut groups = Vec::new();
     for (name, pool) in &pools {
         for (GroupId(group), record) in map.groups(pool.first_group..pool.first_group + pool.groups)? {
+            let wanted = pool.replicas as usize;
+            let (replicas, placed) = (numbers(&record.replicas), place(group, wanted));
+            // With too few nodes nothing moves.
+            let is_moving = placed.len() == wanted
+                && (replicas.len() != wanted || placed.iter().any(|node| !replicas.contains(node)));
             groups.push(GroupView {
                 group,
                 pool: Some(name.clone()),
                 epoch: record.config.epoch.into(),
                 primary: record.config.primary.0,
-                in_sync: record.config.in_sync.iter().map(|member| member.0).collect(),
-                replicas: record.replicas.iter().map(|replica| replica.0).collect(),
-                wanted: pool.replicas as usize,
+                in_sync: numbers(&record.config.in_sync),
+                replicas,
+                wanted,
+                is_moving,
             });
         }
     }
-    Ok(MapContents { nodes: map.nodes()?, up: map.nodes_up()?, out: map.out()?, pools, groups })
+    Ok(MapContents { nodes, up: map.nodes_up()?, out: map.out()?, pools, groups })
 }
 
 /// The replicas that a node reports.
@@ -112,6 +131,7 @@ fn known_groups(reports: &NodeReports) -> Vec<GroupView> {
                 in_sync: in_sync.map(|member| number(member) as u32).collect(),
                 replicas: Vec::new(),
                 wanted: 0,
+                is_moving: false,
             };
             let known = groups.entry(number(&replica["group"])).or_insert_with(|| GroupView {
                 pool: None,
@@ -154,22 +174,35 @@ fn describe(view: &GroupView, reports: &NodeReports, map: Option<&MapContents>) 
             ("down", Some(waits.map_or(silent.clone(), |waits| format!("{silent}; {waits}"))))
         }
     };
+    let refused = |node: u32| {
+        let report = reports.get(&node).and_then(Option::as_ref);
+        let all = report.and_then(|report| report["refused"].as_array()).into_iter().flatten();
+        all.filter(|refused| refused["group"] == view.group).find_map(|refused| refused["why"].as_str())
+    };
     let outside = view.replicas.iter().filter(|replica| !view.in_sync.contains(replica));
     let catching_up: Vec<String> = outside
         .map(|node| match of(*node) {
             None if is_remote_up(*node) => format!("{node}"),
+            None if reports.get(node).is_some_and(Option::is_some) => format!("{node} (to come)"),
             None => format!("{node} (down)"),
             Some(report) if report["complete"] == false => format!("{node} (copying)"),
             Some(_) => format!("{node}"),
         })
         .collect();
-    if why.is_none() && !catching_up.is_empty() {
+    let refusal = view.replicas.iter().find_map(|node| Some((*node, refused(*node)?)));
+    if let (None, Some((node, refusal))) = (&why, refusal) {
+        why = Some(format!("node {node}: {refusal}"));
+    } else if why.is_none() && !catching_up.is_empty() {
         why = Some("replicas are not in sync".to_string());
     } else if why.is_none() && view.replicas.len() < view.wanted {
         why = Some(format!("{} replicas of {}: too few nodes are in", view.replicas.len(), view.wanted));
     }
+    if why.is_none() && view.is_moving {
+        why = Some("replicas move to other nodes".to_string());
+    }
     json!({
         "group": view.group,
+        "moving": view.is_moving,
         "pool": view.pool,
         "state": state,
         "epoch": view.epoch,
@@ -224,12 +257,17 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
         let rest = ["degraded", "waiting", "down"].map(|state| format!("{} {state}", count(state)));
         format!("not healthy: of {} groups {healthy} healthy, {}", groups.len(), rest.join(", "))
     };
+    let moving = views.iter().filter(|view| view.is_moving).count();
+    if moving > 0 {
+        summary = format!("{summary}; {moving} move to other nodes");
+    }
     if let Some(error) = &map_error {
         summary = format!("memberships stand still: {error}\nas this machine's nodes know it, {summary}");
     }
     Ok(json!({
         "summary": summary,
         "healthy": is_healthy,
+        "moving": moving,
         "map_error": map_error,
         "pools": map.iter().flat_map(|map| map.pools.keys()).collect::<Vec<_>>(),
         "groups": groups,

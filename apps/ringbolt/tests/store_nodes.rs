@@ -1,0 +1,177 @@
+//! A cluster of the store that changes: nodes are added, taken out, lost and replaced, and pools come and go.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../../store/map/tests/rig/mod.rs"]
+mod etcd;
+mod rig;
+#[path = "rig/store.rs"]
+mod store;
+
+use etcd::EtcdCluster;
+use rig::{ringbolt, scratch, text};
+use rustix::process::Signal;
+use serde_json::Value;
+use store::{Cluster, signal};
+
+const SIZE: [&str; 2] = ["--size=200m", "--log-size=2m"];
+
+/// Replicas of each group, in their order.
+fn replicas(status: &Value) -> Vec<Vec<u64>> {
+    let numbers = |group: &Value| {
+        let mut all: Vec<u64> =
+            group["replicas"].as_array().unwrap().iter().map(|node| node.as_u64().unwrap()).collect();
+        all.sort_unstable();
+        all
+    };
+    status["groups"].as_array().unwrap().iter().map(numbers).collect()
+}
+
+fn with_node(status: &Value, node: u64) -> usize {
+    replicas(status).iter().filter(|replicas| replicas.contains(&node)).count()
+}
+
+/// All is served, and nothing moves any more.
+fn is_settled(status: &Value) -> bool {
+    status["healthy"] == true && status["moving"] == 0
+}
+
+/// Replicas that one of the placements has and the other does not.
+fn moved(before: &[Vec<u64>], after: &[Vec<u64>]) -> usize {
+    before
+        .iter()
+        .zip(after)
+        .map(|(before, after)| after.iter().filter(|it| !before.contains(it)).count())
+        .sum()
+}
+
+#[test]
+fn replicas_follow_nodes_that_are_added_out_lost_and_replaced() {
+    let directory = scratch("store-nodes");
+    let options =
+        [&SIZE[..], &["--groups=6", "--spare=6", "--nodes=3", "--replicas=2", "--out-after=5s"]].concat();
+    let cluster = Cluster::start(&directory, &options);
+    cluster.ok(&["image", "create", "vol", "64m"]);
+    let first = replicas(&cluster.wait_until_healthy());
+    let filled =
+        cluster.perf(&["--rw=write", "--size=16m", "--iodepth=16", "--do_verify=0"]).output().unwrap();
+    assert!(filled.status.success(), "{}", text(&filled.stderr));
+    let load = cluster.perf(&[
+        "--rw=randrw",
+        "--offset=32m",
+        "--size=32m",
+        "--iodepth=4",
+        "--time_based",
+        "--runtime=12",
+    ]);
+    let load = { load }.spawn().unwrap();
+
+    // A fourth node takes what it wins by its weight, and nothing else moves.
+    cluster.ok(&[&["store", "add-node", "--spare=10"][..], &SIZE].concat());
+    let added =
+        cluster.wait_for("spread over four nodes", |status| is_settled(status) && with_node(status, 4) > 0);
+    let second = replicas(&added);
+    assert_eq!(moved(&first, &second), with_node(&added, 4), "{first:?} {second:?}");
+
+    // The first node is taken out: its replicas move, and no others.
+    let had = with_node(&added, 1);
+    cluster.ok(&["store", "out", "1"]);
+    let out = cluster.wait_for("without node 1", |status| is_settled(status) && with_node(status, 1) == 0);
+    assert_eq!(moved(&second, &replicas(&out)), had);
+    assert_eq!(out["nodes"][0]["out"], "operator");
+    cluster.ok(&["store", "in", "1"]);
+    let back = cluster.wait_for("with node 1", |status| is_settled(status) && with_node(status, 1) == had);
+    assert_eq!(replicas(&back), second);
+    let load = load.wait_with_output().unwrap();
+    assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
+
+    // A node stops, and is out after a while; when it continues it is in again.
+    let nodes = cluster.nodes();
+    signal(nodes[1], Signal::STOP);
+    let down = cluster.wait_for("without node 2", |status| {
+        with_node(status, 2) == 0
+            && status["moving"] == 0
+            && status["groups"].as_array().unwrap().iter().all(|group| group["state"] == "healthy")
+    });
+    assert_eq!(down["nodes"][1]["out"], "down");
+    signal(nodes[1], Signal::CONT);
+    let back = cluster.wait_for("with node 2", |status| is_settled(status) && with_node(status, 2) > 0);
+    assert_eq!(replicas(&back), second);
+    let read = cluster.perf(&["--rw=read", "--size=16m", "--iodepth=16"]).output().unwrap();
+    assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
+
+    // Pools: the groups of a new one are new, and nothing of them is copied.
+    cluster.ok(&["store", "pool", "create", "other", "--replicas", "3", "--groups", "2"]);
+    cluster.wait_for("two pools", |status| {
+        status["healthy"] == true && status["groups"].as_array().unwrap().len() == 8
+    });
+    assert_eq!(cluster.ok(&["image", "create", "--pool", "other", "vol", "32m"]), "store:other/vol\n");
+    let filename = format!("--filename=store:other/vol?cluster={}", cluster.path());
+    let written =
+        ringbolt(&["perf", &filename, "--rw=write", "--bs=64k", "--size=8m", "--verify=crc32c", "--name=t"]);
+    assert!(written.status.success(), "{}", text(&written.stderr));
+    let listed: Value = serde_json::from_str(&cluster.ok(&["store", "pool", "list", "--json"])).unwrap();
+    assert_eq!((&listed[0]["name"], &listed[0]["images"]), (&"other".into(), &1.into()));
+    let refused = cluster.run(&["store", "pool", "remove", "other"]);
+    assert!(text(&refused.stderr).contains("pool other has images"), "{}", text(&refused.stderr));
+    cluster.ok(&["image", "remove", "--pool", "other", "vol"]);
+    cluster.ok(&["store", "pool", "remove", "other"]);
+    // Its partitions are free for others: of 12 with replicas at first, 18 spare ones and 10 of the added node 28 are.
+    cluster.wait_for("free partitions", |status| {
+        let reports = status["nodes"].as_array().unwrap().iter();
+        let spare = reports.map(|node| node["report"]["spare_partitions"].as_u64().unwrap_or(0)).sum::<u64>();
+        is_settled(status) && spare == 28
+    });
+    drop(cluster);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_lost_node_is_replaced_and_another_machine_joins() {
+    let Some(etcd) = EtcdCluster::start("nodes", 1) else { return };
+    let directory = scratch("store-replaced");
+    let urls = etcd.urls("nodes");
+    let options =
+        [&SIZE[..], &["--groups=4", "--nodes=3", "--replicas=3", "--spare=2", "--etcd", &urls]].concat();
+    let mut cluster = Cluster::start(&directory, &options);
+    cluster.ok(&["image", "create", "vol", "32m"]);
+    cluster.wait_until_healthy();
+    let filled =
+        cluster.perf(&["--rw=write", "--size=16m", "--iodepth=16", "--do_verify=0"]).output().unwrap();
+    assert!(filled.status.success(), "{}", text(&filled.stderr));
+
+    // Not while it is up.
+    let refused = cluster.run(&["store", "add-node", "--replace", "2"]);
+    assert!(text(&refused.stderr).contains("node 2 is up"), "{}", text(&refused.stderr));
+    signal(cluster.up.id(), Signal::INT);
+    assert!(cluster.up.wait().unwrap().success());
+    let refused = cluster.run(&["store", "add-node", "--replace", "2"]);
+    assert!(text(&refused.stderr).contains("move it away first"), "{}", text(&refused.stderr));
+    let lost = directory.join("lost");
+    std::fs::rename(cluster.directory.join("node2"), &lost).unwrap();
+    cluster.ok(&[&["store", "add-node", "--replace", "2"][..], &SIZE].concat());
+    let cluster = Cluster::start(&directory, &[]);
+    let healthy = cluster.wait_until_healthy();
+    assert!(replicas(&healthy).iter().all(|replicas| *replicas == [1, 2, 3]), "{healthy:#}");
+    let read = cluster.perf(&["--rw=read", "--size=16m", "--iodepth=16"]).output().unwrap();
+    assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
+
+    // Another machine, which has etcd's URLs and the key.
+    let other = directory.join("machine2");
+    let key = cluster.directory.join("key");
+    let add = [
+        &["store", "add-node", "--cluster", other.to_str().unwrap(), "--etcd", &urls][..],
+        &["--key", key.to_str().unwrap()],
+        &SIZE,
+    ];
+    let joined = ringbolt(&add.concat());
+    assert!(joined.status.success(), "{}", text(&joined.stderr));
+    let machine = Cluster::start_in(&other, &[]);
+    let seen = |status: &Value| is_settled(status) && with_node(status, 4) > 0;
+    let spread = cluster.wait_for("spread over two machines", seen);
+    assert_eq!(spread["nodes"][3]["state"], "up, on another machine");
+    machine.wait_for("seen from there", seen);
+    let read = cluster.perf(&["--rw=read", "--size=16m", "--iodepth=16"]).output().unwrap();
+    assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
+    drop((machine, cluster));
+    std::fs::remove_dir_all(&directory).unwrap();
+}

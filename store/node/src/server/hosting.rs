@@ -1,0 +1,52 @@
+//! The thread that makes and removes replicas of a node, one after another: both write to the device.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender};
+
+use reactor::{ReactorHandle, blocking};
+
+use super::map_watch::MapRequest;
+use crate::{ReplicaNode, StoreCores, StoreError};
+
+/// What the thread does.
+pub(super) enum HostRequest {
+    Add {
+        group: u32,
+        /// Nothing of the group is written anywhere.
+        is_new: bool,
+        in_sync_min: usize,
+    },
+    Remove {
+        group: u32,
+    },
+}
+
+/// Carries out requests until their sender is gone. The outcomes are requests of the map's thread.
+pub(super) fn run(
+    node: &Arc<ReplicaNode>,
+    reactors: &[ReactorHandle],
+    requests: &Receiver<HostRequest>,
+    outcomes: &SyncSender<MapRequest>,
+) {
+    let cores = StoreCores::Reactors(reactors);
+    for request in requests {
+        let outcome = match request {
+            HostRequest::Add { group, is_new, in_sync_min } => {
+                let added = node.add_group(&cores, group, is_new, in_sync_min);
+                let added = blocking::block_on(added).map_err(|_| StoreError::Closed);
+                MapRequest::Hosted { group, replica: added.flatten() }
+            }
+            HostRequest::Remove { group } => {
+                let removed = blocking::block_on(node.remove_group(&cores, group));
+                match removed.map_err(|_| StoreError::Closed).flatten() {
+                    Ok(()) => log::info!("group {group}: this node has no replica any more"),
+                    Err(error) => log::error!("group {group}: its replica cannot be removed: {error}"),
+                }
+                MapRequest::Removed { group }
+            }
+        };
+        if outcomes.send(outcome).is_err() {
+            return;
+        }
+    }
+}

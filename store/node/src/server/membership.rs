@@ -1,0 +1,140 @@
+//! What a node knows of the cluster: nodes, devices, pools, who is up, and where placement wants the replicas of a group.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use cluster_map::{
+    ClusterMap, DeviceId, DeviceRecord, GroupId, MapError, NodeId, NodeRecord, OutReason, PoolRecord,
+    ReplicaId, Topology,
+};
+use sockets::StreamAddress;
+
+/// The cluster, as it was read last.
+#[derive(Default)]
+pub(super) struct Membership {
+    nodes: BTreeMap<NodeId, NodeRecord>,
+    devices: BTreeMap<DeviceId, DeviceRecord>,
+    pools: Vec<PoolRecord>,
+    up: BTreeSet<NodeId>,
+    out: BTreeMap<NodeId, OutReason>,
+    topology: Topology,
+    /// Since when nodes are down, as far as this node saw it.
+    down_since: BTreeMap<NodeId, Instant>,
+    /// It was read.
+    pub(super) is_known: bool,
+}
+
+impl Membership {
+    pub(super) fn read(&mut self, map: &dyn ClusterMap, now: Instant) -> Result<(), MapError> {
+        let (nodes, devices) = (map.nodes()?, map.devices()?);
+        self.pools = map.pools()?.into_values().collect();
+        self.up = map.nodes_up()?;
+        self.out = map.out()?;
+        self.topology = Topology::new(&nodes, &devices);
+        (self.nodes, self.devices) = (nodes, devices);
+        self.down_since.retain(|node, _| !self.up.contains(node));
+        for node in self.nodes.keys().filter(|node| !self.up.contains(node)) {
+            self.down_since.entry(*node).or_insert(now);
+        }
+        self.is_known = true;
+        Ok(())
+    }
+
+    /// Where the nodes listen.
+    pub(super) fn addresses(&self) -> BTreeMap<ReplicaId, StreamAddress> {
+        let address = |(id, node): (&NodeId, &NodeRecord)| {
+            let address = node.addresses.iter().find_map(|address| address.parse().ok())?;
+            Some((ReplicaId(id.0), StreamAddress::Tcp(address)))
+        };
+        self.nodes.iter().filter_map(address).collect()
+    }
+
+    /// The ranges of groups of all pools.
+    pub(super) fn pools(&self) -> impl Iterator<Item = std::ops::Range<u32>> {
+        self.pools.iter().map(|pool| pool.first_group..pool.first_group + pool.groups)
+    }
+
+    pub(super) fn pool_of(&self, group: u32) -> Option<&PoolRecord> {
+        self.pools.iter().find(|pool| (pool.first_group..pool.first_group + pool.groups).contains(&group))
+    }
+
+    /// The nodes that are to have a replica of a group.
+    pub(super) fn wanted(&self, group: u32, replicas: usize) -> Vec<ReplicaId> {
+        let devices = self.topology.place(GroupId(group), replicas).into_iter();
+        devices.filter_map(|device| Some(ReplicaId(self.devices.get(&device)?.node.0))).collect()
+    }
+
+    pub(super) fn is_up(&self, replica: ReplicaId) -> bool {
+        self.up.contains(&NodeId(replica.0))
+    }
+
+    pub(super) fn out_reason(&self, node: ReplicaId) -> Option<OutReason> {
+        self.out.get(&NodeId(node.0)).copied()
+    }
+
+    /// Nodes that are down for so long that they are to be out, if it is this node that says so: of those that are up, the
+    /// one with the lowest number. While half of the nodes are down or out nobody does: more likely a network has failed.
+    pub(super) fn overdue(&self, own: ReplicaId, out_after: Duration, now: Instant) -> Vec<NodeId> {
+        let lowest = self.up.iter().find(|node| self.nodes.contains_key(node));
+        let lost = self.nodes.keys().filter(|node| !self.up.contains(node) || self.out.contains_key(node));
+        if lowest != Some(&NodeId(own.0)) || lost.count() * 2 >= self.nodes.len() {
+            return Vec::new();
+        }
+        let is_overdue = |node: &NodeId, since: &Instant| {
+            !self.out.contains_key(node) && now.duration_since(*since) >= out_after
+        };
+        self.down_since
+            .iter()
+            .filter(|(node, since)| is_overdue(node, since))
+            .map(|(node, _)| *node)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uuid::Uuid;
+
+    fn membership(nodes: u32, up: &[u32], out: &[u32], since: Instant) -> Membership {
+        let node = |id: u32| {
+            let uuid = Uuid::from_u128(id.into());
+            let record = NodeRecord { uuid, addresses: Vec::new(), domain: format!("node{id}"), out: false };
+            (NodeId(id), record)
+        };
+        let nodes: BTreeMap<_, _> = (1..=nodes).map(node).collect();
+        let up: BTreeSet<_> = up.iter().copied().map(NodeId).collect();
+        let down_since = nodes.keys().filter(|node| !up.contains(node)).map(|node| (*node, since)).collect();
+        let out = out.iter().map(|node| (NodeId(*node), OutReason::Down)).collect();
+        Membership { nodes, up, out, down_since, ..Membership::default() }
+    }
+
+    #[test]
+    fn a_node_that_is_down_for_too_long_is_out_and_one_node_says_so() {
+        let (since, after) = (Instant::now(), Duration::from_secs(60));
+        let late = since + after;
+        let four = membership(4, &[2, 3, 4], &[], since);
+        assert_eq!(four.overdue(ReplicaId(2), after, late), [NodeId(1)]);
+        assert_eq!(four.overdue(ReplicaId(2), after, late - Duration::from_millis(1)), []);
+        for other in [3, 4] {
+            assert_eq!(four.overdue(ReplicaId(other), after, late), []);
+        }
+        // It is out already.
+        let out = membership(4, &[2, 3, 4], &[1], since);
+        assert_eq!(out.overdue(ReplicaId(2), after, late), []);
+    }
+
+    #[test]
+    fn nobody_is_out_while_half_of_the_nodes_are_lost() {
+        let (since, after) = (Instant::now(), Duration::from_secs(60));
+        for (nodes, up, out) in
+            [(2, &[1][..], &[][..]), (4, &[1, 2], &[]), (4, &[1, 2, 3], &[3]), (1, &[], &[])]
+        {
+            assert_eq!(membership(nodes, up, out, since).overdue(ReplicaId(1), after, since + after), []);
+        }
+        assert_eq!(
+            membership(3, &[1, 2], &[], since).overdue(ReplicaId(1), after, since + after),
+            [NodeId(3)]
+        );
+    }
+}
