@@ -77,6 +77,8 @@ struct RunContext<'a> {
     directory: &'a BenchDirectory,
     cores: &'a [u32],
     quick: bool,
+    /// Number of the run of this benchmark, from 0.
+    run: u32,
 }
 
 /// The outcome of a run that did not fail.
@@ -188,8 +190,14 @@ fn measure(
                 if record.skipped.is_some() || record.failed.is_some() || is_repetition {
                     continue;
                 }
-                let context =
-                    RunContext { binary, examples, directory: &scratch, cores: &machine.cores, quick };
+                let context = RunContext {
+                    binary,
+                    examples,
+                    directory: &scratch,
+                    cores: &machine.cores,
+                    quick,
+                    run: round,
+                };
                 run_once(record, index, &context, &mut progress);
             }
         }

@@ -3,6 +3,7 @@
 use anyhow::bail;
 
 use super::examples::Example;
+use super::fio::FioTarget;
 use super::instructions::CountedExample;
 use super::load::{self, BenchDevice, IoPattern};
 use super::server::TargetTransport;
@@ -66,8 +67,12 @@ const fn vfio_user(device: BenchDevice, pattern: IoPattern) -> BenchmarkKind {
     BenchmarkKind::Remote(TargetTransport::VfioUser, device, pattern, "spin")
 }
 
-const fn compare_fio(engine: &'static str, depth: u32, file: bool) -> BenchmarkKind {
-    BenchmarkKind::Fio(fio::FioJob { engine, depth, file })
+const fn compare_fio(engine: &'static str, depth: u32, reads: FioTarget) -> BenchmarkKind {
+    BenchmarkKind::Fio(fio::FioJob { engine, depth, reads })
+}
+
+const fn on_ram(engine: &'static str, depth: u32) -> BenchmarkKind {
+    compare_fio(engine, depth, FioTarget::MemoryDevice)
 }
 
 const fn store_4k(rw: &'static str, depth: u32) -> BenchmarkKind {
@@ -171,14 +176,29 @@ pub(super) const ALL: &[Benchmark] = &[
     case("driver-qpairs-2", "the same with two queue pairs, a core each", BenchmarkKind::Scaling(2)),
     case("driver-qpairs-4", "the same with four", BenchmarkKind::Scaling(4)),
     case("driver-qpairs-8", "the same with eight", BenchmarkKind::Scaling(8)),
-    case("fio-null", "the null engine, compared with fio's, QD 128", compare_fio("null", 128, false)),
+    case(
+        "fio-null",
+        "the null engine, compared with fio's, QD 128",
+        compare_fio("null", 128, FioTarget::Nothing),
+    ),
     case(
         "fio-psync",
         "reads of a file in /dev/shm with psync, compared with fio",
-        compare_fio("psync", 1, true),
+        compare_fio("psync", 1, FioTarget::MemoryFile),
     ),
-    case("fio-libaio", "the same with libaio, QD 32", compare_fio("libaio", 32, true)),
-    case("fio-io_uring", "the same with io_uring, QD 32", compare_fio("io_uring", 32, true)),
+    case("fio-libaio", "the same with libaio, QD 32", compare_fio("libaio", 32, FioTarget::MemoryFile)),
+    case("fio-io_uring", "the same with io_uring, QD 32", compare_fio("io_uring", 32, FioTarget::MemoryFile)),
+    case(
+        "fio-ram-psync",
+        "direct reads of a loop device over memory with psync, compared with fio",
+        on_ram("psync", 1),
+    ),
+    case("fio-ram-libaio-qd1", "the same with libaio, QD 1", on_ram("libaio", 1)),
+    case("fio-ram-libaio-qd32", "the same at QD 32", on_ram("libaio", 32)),
+    case("fio-ram-libaio-qd128", "the same at QD 128", on_ram("libaio", 128)),
+    case("fio-ram-io_uring-qd1", "the same with io_uring, QD 1", on_ram("io_uring", 1)),
+    case("fio-ram-io_uring-qd32", "the same at QD 32", on_ram("io_uring", 32)),
+    case("fio-ram-io_uring-qd128", "the same at QD 128", on_ram("io_uring", 128)),
     case(
         "processes-256",
         "256 processes of one I/O each, from exec to the last exit",

@@ -16,8 +16,18 @@ use super::{Measurement, RunContext, RunOutcome};
 pub(super) struct FioJob {
     pub(super) engine: &'static str,
     pub(super) depth: u32,
-    /// Whether the job reads a file in memory; otherwise it has no file.
-    pub(super) file: bool,
+    pub(super) reads: FioTarget,
+}
+
+/// What a job reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum FioTarget {
+    /// Nothing: the engine has no device.
+    Nothing,
+    /// A file in memory, through the page cache.
+    MemoryFile,
+    /// A loop device over a file in memory, with direct I/O.
+    MemoryDevice,
 }
 
 /// A tmpfs directory.
@@ -44,21 +54,82 @@ impl MemoryFile {
     }
 }
 
+/// A loop device over a file in memory, detached on drop.
+struct MemoryDevice {
+    path: String,
+    _file: MemoryFile,
+}
+
+impl MemoryDevice {
+    fn new() -> anyhow::Result<MemoryDevice> {
+        let file = MemoryFile::new()?;
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(&file.0).output()?;
+        let error = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "losetup: {}", error.trim());
+        let path = String::from_utf8_lossy(&output.stdout).trim().to_string();
+        Ok(MemoryDevice { path, _file: file })
+    }
+}
+
+impl Drop for MemoryDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.path]).status();
+    }
+}
+
+/// What a job reads, for as long as both generators run.
+enum PreparedTarget {
+    Nothing,
+    File(MemoryFile),
+    Device(MemoryDevice),
+}
+
+impl PreparedTarget {
+    fn options(&self) -> Vec<String> {
+        match self {
+            PreparedTarget::Nothing => Vec::new(),
+            PreparedTarget::File(file) => vec![format!("--filename={}", file.0.display())],
+            PreparedTarget::Device(device) => {
+                vec![format!("--filename={}", device.path), "--direct=1".to_string()]
+            }
+        }
+    }
+}
+
+/// Why this machine cannot run a job, if it cannot.
+fn obstacle(job: &FioJob) -> Option<String> {
+    if let Err(error) = Command::new("fio").arg("--version").output() {
+        return Some(format!("fio cannot be started: {error}"));
+    }
+    if job.reads == FioTarget::Nothing {
+        return None;
+    }
+    if !Path::new(MEMORY).is_dir() {
+        return Some(format!("there is no {MEMORY}"));
+    }
+    if job.reads == FioTarget::MemoryDevice && !rustix::process::geteuid().is_root() {
+        return Some("loop devices need root".to_string());
+    }
+    None
+}
+
 impl Drop for MemoryFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// Measures IOPS and CPU time per I/O, and both as multiples of fio's.
+/// Measures IOPS, CPU time per I/O and completion latency, and each as a multiple of fio's. The two take turns in being
+/// the first.
 pub(super) fn compare(context: &RunContext<'_>, job: &FioJob) -> anyhow::Result<RunOutcome> {
-    if let Err(error) = Command::new("fio").arg("--version").output() {
-        return Ok(RunOutcome::Skipped(format!("fio cannot be started: {error}")));
+    if let Some(reason) = obstacle(job) {
+        return Ok(RunOutcome::Skipped(reason));
     }
-    if job.file && !Path::new(MEMORY).is_dir() {
-        return Ok(RunOutcome::Skipped(format!("there is no {MEMORY}")));
-    }
-    let file = if job.file { Some(MemoryFile::new()?) } else { None };
+    let target = match job.reads {
+        FioTarget::Nothing => PreparedTarget::Nothing,
+        FioTarget::MemoryFile => PreparedTarget::File(MemoryFile::new()?),
+        FioTarget::MemoryDevice => PreparedTarget::Device(MemoryDevice::new()?),
+    };
     let core = context.cores.get(1).or(context.cores.first()).copied().unwrap_or(0);
     let mut arguments = vec![
         format!("--ioengine={}", job.engine),
@@ -67,27 +138,41 @@ pub(super) fn compare(context: &RunContext<'_>, job: &FioJob) -> anyhow::Result<
         format!("--size={FILE_BYTES}"),
         format!("--cpus_allowed={core}"),
     ];
-    arguments.extend(file.iter().map(|file| format!("--filename={}", file.0.display())));
+    arguments.extend(target.options());
     let common = ["--name=bench", "--rw=randread", "--bs=4k", "--norandommap", "--time_based", "--thread"];
     let mut fio = Command::new("fio");
     fio.args(common).args(&arguments);
     let mut perf = Command::new(context.binary);
     perf.arg("perf").args(common).args(&arguments).arg("--generator_cost=0");
-    let (theirs, ours) = (measure(context, &mut fio)?, measure(context, &mut perf)?);
-    let values = [
+    let (theirs, ours) = if context.run.is_multiple_of(2) {
+        let theirs = measure(context, &mut fio)?;
+        (theirs, measure(context, &mut perf)?)
+    } else {
+        let ours = measure(context, &mut perf)?;
+        (measure(context, &mut fio)?, ours)
+    };
+    let mut values = vec![
         (BenchMetric::Iops, ours.iops),
         (BenchMetric::HostCpuNs, ours.cpu_ns),
         (BenchMetric::FioRatio, ours.iops / theirs.iops),
         (BenchMetric::FioCpuRatio, ours.cpu_ns / theirs.cpu_ns),
     ];
+    let metrics = [BenchMetric::FioMedianRatio, BenchMetric::FioP99Ratio];
+    let latencies = ours.latency_ns.into_iter().zip(theirs.latency_ns);
+    values.extend(metrics.into_iter().zip(latencies).filter_map(|(metric, (ours, theirs))| {
+        let ratio = ours / theirs;
+        ratio.is_finite().then_some((metric, ratio))
+    }));
     let commands = vec![describe(&fio), describe(&perf)];
-    Ok(RunOutcome::Measured(Measurement { values: values.into(), commands }))
+    Ok(RunOutcome::Measured(Measurement { values: values.into_iter().collect(), commands }))
 }
 
 struct FioRates {
     iops: f64,
     /// CPU time per I/O in nanoseconds, the kernel's included.
     cpu_ns: f64,
+    /// Median and 99th percentile of completion latency in nanoseconds.
+    latency_ns: [f64; 2],
 }
 
 fn measure(context: &RunContext<'_>, command: &mut Command) -> anyhow::Result<FioRates> {
@@ -102,7 +187,10 @@ fn rates(job: &Value) -> anyhow::Result<FioRates> {
     let ios = number(&job["read"]["total_ios"], "total_ios")?;
     ensure!(ios > 0.0, "no I/O was done");
     let busy_ns = percent / 100.0 * number(&job["job_runtime"], "job_runtime")? * 1e6;
-    Ok(FioRates { iops: number(&job["read"]["iops"], "iops")?, cpu_ns: busy_ns / ios })
+    let percentiles = &job["read"]["clat_ns"]["percentile"];
+    let percentile = |name: &str| number(&percentiles[name], "percentile");
+    let latency_ns = [percentile("50.000000")?, percentile("99.000000")?];
+    Ok(FioRates { iops: number(&job["read"]["iops"], "iops")?, cpu_ns: busy_ns / ios, latency_ns })
 }
 
 /// The time of many processes that do one I/O each, from exec to the last exit: dominated by process start-up.
@@ -131,8 +219,9 @@ mod tests {
     fn cpu_time_is_the_sum_of_user_and_system_time() {
         let job = serde_json::json!({
             "usr_cpu": 30.0, "sys_cpu": 20.0, "job_runtime": 2000,
-            "read": { "iops": 5e5, "total_ios": 1_000_000 } });
-        let found = rates(&job).map(|rates| (rates.iops, rates.cpu_ns));
-        assert_eq!(found.ok(), Some((5e5, 1000.0)));
+            "read": { "iops": 5e5, "total_ios": 1_000_000,
+                "clat_ns": { "percentile": { "50.000000": 900, "99.000000": 4000 } } } });
+        let found = rates(&job).map(|rates| (rates.iops, rates.cpu_ns, rates.latency_ns));
+        assert_eq!(found.ok(), Some((5e5, 1000.0, [900.0, 4000.0])));
     }
 }

@@ -44,6 +44,10 @@ pub(super) enum BenchMetric {
     PlainLatencyRatio,
     /// Bytes written to each replica's device per byte written.
     WriteAmplification,
+    /// Median completion latency as a multiple of fio's.
+    FioMedianRatio,
+    /// 99th percentile of completion latency as a multiple of fio's.
+    FioP99Ratio,
 }
 
 impl BenchMetric {
@@ -69,6 +73,8 @@ impl BenchMetric {
             BenchMetric::PlainCpuRatio => "cpu_of_unreplicated",
             BenchMetric::PlainLatencyRatio => "latency_of_unreplicated",
             BenchMetric::WriteAmplification => "write_amplification",
+            BenchMetric::FioMedianRatio => "latency_median_of_fio",
+            BenchMetric::FioP99Ratio => "latency_p99_of_fio",
         }
     }
 
@@ -93,6 +99,8 @@ impl BenchMetric {
             BenchMetric::PlainCpuRatio => "CPU / unreplicated",
             BenchMetric::PlainLatencyRatio => "mean / unreplicated",
             BenchMetric::WriteAmplification => "write amplification",
+            BenchMetric::FioMedianRatio => "median / fio's",
+            BenchMetric::FioP99Ratio => "p99 / fio's",
         }
     }
 
@@ -119,7 +127,9 @@ impl BenchMetric {
             | BenchMetric::FioCpuRatio
             | BenchMetric::PlainCpuRatio
             | BenchMetric::PlainLatencyRatio
-            | BenchMetric::WriteAmplification => format!("{value:.2}"),
+            | BenchMetric::WriteAmplification
+            | BenchMetric::FioMedianRatio
+            | BenchMetric::FioP99Ratio => format!("{value:.2}"),
         }
     }
 }

@@ -13,7 +13,7 @@ use super::{BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 17] = [
+const ROWS: [BenchMetric; 19] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -29,6 +29,8 @@ const ROWS: [BenchMetric; 17] = [
     BenchMetric::PlainCpuRatio,
     BenchMetric::PlainLatencyRatio,
     BenchMetric::WriteAmplification,
+    BenchMetric::FioMedianRatio,
+    BenchMetric::FioP99Ratio,
     BenchMetric::RenderMs,
     BenchMetric::LoadMs,
 ];
