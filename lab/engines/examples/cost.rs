@@ -34,6 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         sync: SyncMode::None,
         buffered_block_bytes: BLOCK as u32,
         allow_mounted_write: false,
+        grows_to: 0,
     };
     let file = EngineFile::open(path, &layout)?;
     let blocks = file.bytes() / BLOCK as u64;

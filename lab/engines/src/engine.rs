@@ -7,8 +7,8 @@ use dma::Data;
 use os::UringPolling;
 
 use crate::{
-    AioEngine, EngineFile, FileOperation, FileOperationEngine, NullEngine, PassthroughEngine, SyncEngine,
-    UringEngine,
+    AioEngine, EngineFile, FileKind, FileOperation, FileOperationEngine, NullEngine, PassthroughEngine,
+    SyncEngine, UringEngine,
 };
 
 /// A channel for block I/O through the kernel that can also block until completions arrive.
@@ -47,19 +47,25 @@ pub enum EngineKind {
     Uring,
     /// `io_uring_cmd`: NVMe commands to `/dev/ngXnY`.
     Passthrough,
+    /// `falloc`: fallocate, which extends the file for writes, keeps its size for reads, and punches holes for trims.
+    Allocate,
+    /// `ftruncate`: a write sets the file's size to its offset.
+    Truncate,
     /// `filecreate` and its like: operations on names, without data.
     File(FileOperation),
 }
 
 impl EngineKind {
     /// Every engine with its name.
-    pub const NAMES: [(EngineKind, &'static str); 12] = [
+    pub const NAMES: [(EngineKind, &'static str); 14] = [
         (EngineKind::Null, "null"),
         (EngineKind::Psync, "psync"),
         (EngineKind::Pvsync2, "pvsync2"),
         (EngineKind::Libaio, "libaio"),
         (EngineKind::Uring, "io_uring"),
         (EngineKind::Passthrough, "io_uring_cmd"),
+        (EngineKind::Allocate, "falloc"),
+        (EngineKind::Truncate, "ftruncate"),
         (EngineKind::File(FileOperation::CreateFile), "filecreate"),
         (EngineKind::File(FileOperation::StatFile), "filestat"),
         (EngineKind::File(FileOperation::DeleteFile), "filedelete"),
@@ -80,7 +86,14 @@ impl EngineKind {
 
     /// Whether only one I/O is in flight at a time, independent of the depth.
     pub const fn is_synchronous(self) -> bool {
-        matches!(self, EngineKind::Psync | EngineKind::Pvsync2 | EngineKind::File(_))
+        matches!(
+            self,
+            EngineKind::Psync
+                | EngineKind::Pvsync2
+                | EngineKind::Allocate
+                | EngineKind::Truncate
+                | EngineKind::File(_)
+        )
     }
 }
 
@@ -202,9 +215,17 @@ pub fn open(
         };
         return Err(EngineOpenError::File { engine, path, reason });
     }
+    if matches!(config.kind, EngineKind::Allocate | EngineKind::Truncate)
+        && let Some(file) = files.iter().find(|file| file.kind() != FileKind::Regular)
+    {
+        let path = file.path().to_string();
+        return Err(EngineOpenError::File { engine, path, reason: "is not a regular file" });
+    }
     Ok(match config.kind {
         EngineKind::Null => AnyEngine::Null(NullEngine::new(config)),
-        EngineKind::Psync | EngineKind::Pvsync2 => AnyEngine::Sync(SyncEngine::new(config, files)),
+        EngineKind::Psync | EngineKind::Pvsync2 | EngineKind::Allocate | EngineKind::Truncate => {
+            AnyEngine::Sync(SyncEngine::new(config, files))
+        }
         EngineKind::Libaio => AnyEngine::Aio(AioEngine::open(config, files)?),
         EngineKind::Uring => AnyEngine::Uring(UringEngine::open(config, files, requests)?),
         EngineKind::Passthrough => AnyEngine::Passthrough(PassthroughEngine::open(config, files, requests)?),

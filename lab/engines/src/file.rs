@@ -40,6 +40,8 @@ pub struct FileOpenOptions {
     pub buffered_block_bytes: u32,
     /// Allows writes to a block device that is mounted or otherwise in use.
     pub allow_mounted_write: bool,
+    /// Size that a regular file may grow to by writes, if it is shorter: bytes.
+    pub grows_to: u64,
 }
 
 /// Durability of each write.
@@ -180,7 +182,7 @@ impl EngineFile {
         } else {
             let block_bytes =
                 if layout.direct { direct_io_alignment(&fd) } else { layout.buffered_block_bytes };
-            (FileKind::Regular, block_bytes, metadata.len())
+            (FileKind::Regular, block_bytes, metadata.len().max(layout.grows_to))
         };
         Ok(EngineFile { fd, path: path.to_string(), kind, block_bytes: block_bytes.max(1), bytes })
     }
@@ -234,6 +236,32 @@ impl EngineFile {
             length += count as u64;
         }
         file.sync_data().map_err(failed("lay out"))
+    }
+
+    /// Makes a regular file of at least `bytes`, whose new part is not allocated.
+    pub fn extend(path: &str, bytes: u64) -> Result<(), FileError> {
+        let failed = |what| move |error| FileError { path: path.to_string(), what, error };
+        let options = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        let file = options.map_err(failed("create"))?;
+        match file.metadata().map_err(failed("create"))?.len() >= bytes {
+            true => Ok(()),
+            false => file.set_len(bytes).map_err(failed("extend")),
+        }
+    }
+
+    /// Creates a regular file if it does not exist, and returns the size that it can grow to: its own, and what is free in its
+    /// file system.
+    pub fn room(path: &str) -> Result<u64, FileError> {
+        let failed = |what| move |error| FileError { path: path.to_string(), what, error };
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(failed("create"))?;
+        let length = file.metadata().map_err(failed("create"))?.len();
+        let system = rustix::fs::fstatvfs(&file).map_err(|error| failed("statvfs")(error.into()))?;
+        Ok(length.saturating_add(system.f_bavail.saturating_mul(system.f_frsize)))
     }
 
     /// Drops the file's pages from the page cache.

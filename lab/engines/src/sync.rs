@@ -1,20 +1,30 @@
-//! `psync` and `pvsync2`: one blocking system call per I/O.
+//! `psync`, `pvsync2`, `falloc` and `ftruncate`: one blocking system call per I/O.
 
 use std::io::{IoSlice, IoSliceMut};
 
 use block_io::{Channel, Completion, Op, Request};
 use dma::Data;
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite, pwritev2};
 
 use crate::engine::status_of;
 use crate::{EngineConfig, EngineFile, EngineKind, IoEngine};
+
+/// The system call of reads and writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SyncCall {
+    Positioned,
+    Vectored,
+    Allocate,
+    Truncate,
+}
 
 /// One I/O at a time: `submit` blocks until it is complete.
 pub struct SyncEngine {
     files: Vec<EngineFile>,
     /// The completion that is not yet polled; at most one.
     done: Vec<Completion<Data>>,
-    vectored: bool,
+    call: SyncCall,
     flags: ReadWriteFlags,
     data_sync: bool,
 }
@@ -25,7 +35,12 @@ impl SyncEngine {
         SyncEngine {
             files,
             done: Vec::with_capacity(1),
-            vectored: config.kind == EngineKind::Pvsync2,
+            call: match config.kind {
+                EngineKind::Pvsync2 => SyncCall::Vectored,
+                EngineKind::Allocate => SyncCall::Allocate,
+                EngineKind::Truncate => SyncCall::Truncate,
+                _ => SyncCall::Positioned,
+            },
             flags: if hipri { ReadWriteFlags::HIPRI } else { ReadWriteFlags::empty() },
             data_sync: config.data_sync,
         }
@@ -52,11 +67,15 @@ impl SyncEngine {
     #[inline]
     fn transfer(&self, file: &EngineFile, op: Op, data: &mut [u8], offset: u64) -> i64 {
         loop {
-            let result = match (self.vectored, op) {
-                (false, Op::Read) => pread(file, &mut *data, offset),
-                (false, _) => pwrite(file, data, offset),
-                (true, Op::Read) => preadv2(file, &mut [IoSliceMut::new(data)], offset, self.flags),
-                (true, _) => pwritev2(file, &[IoSlice::new(data)], offset, self.flags),
+            let result = match (self.call, op) {
+                (SyncCall::Positioned, Op::Read) => pread(file, &mut *data, offset),
+                (SyncCall::Positioned, _) => pwrite(file, data, offset),
+                (SyncCall::Vectored, Op::Read) => {
+                    preadv2(file, &mut [IoSliceMut::new(data)], offset, self.flags)
+                }
+                (SyncCall::Vectored, _) => pwritev2(file, &[IoSlice::new(data)], offset, self.flags),
+                (SyncCall::Allocate, op) => allocate(file, op, offset, data.len()),
+                (SyncCall::Truncate, _) => rustix::fs::ftruncate(file, offset).map(|()| data.len()),
             };
             match result {
                 Ok(bytes) => return bytes as i64,
@@ -65,6 +84,12 @@ impl SyncEngine {
             }
         }
     }
+}
+
+/// Allocates a range; for a read, without extending the file.
+fn allocate(file: &EngineFile, op: Op, offset: u64, bytes: usize) -> rustix::io::Result<usize> {
+    let mode = if op == Op::Read { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
+    fallocate(file, mode, offset, bytes as u64).map(|()| bytes)
 }
 
 impl Channel for SyncEngine {

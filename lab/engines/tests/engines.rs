@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use block_io::{Channel, Completion, Op, Request, Status, Tag};
 use dma::{Arena, Data, Pool};
 use io_engines::{
-    AnyEngine, EngineConfig, EngineFile, EngineKind, FileAccess, FileOpenOptions, IoEngine, SyncMode,
-    UringPolling, WriteLock,
+    AnyEngine, EngineConfig, EngineFile, EngineKind, EngineOpenError, FileAccess, FileOpenOptions, IoEngine,
+    SyncMode, UringPolling, WriteLock,
 };
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -23,6 +23,7 @@ fn layout(access: FileAccess, direct: bool) -> FileOpenOptions {
         sync: SyncMode::None,
         buffered_block_bytes: 512,
         allow_mounted_write: false,
+        grows_to: 0,
     }
 }
 
@@ -105,6 +106,34 @@ fn exercise(config: &EngineConfig, path: &str, direct: bool) {
     let done = finish(&mut engine, &mut batch, 1);
     assert_eq!(done[0].status(), Status::DATA_TRANSFER_ERROR);
     drop((done, rest));
+}
+
+#[test]
+fn files_are_allocated_and_truncated() {
+    let scratch = Scratch::new("allocated");
+    let pool = Pool::new(&Arena::new(dma::ArenaConfig { hugepages: false, ..Default::default() }));
+    let length = || std::fs::metadata(scratch.path()).unwrap().len();
+    EngineFile::lay_out(scratch.path(), 4096, false, 1).unwrap();
+    let perform = |kind, op, lba: u64| {
+        let file = EngineFile::open(scratch.path(), &layout(FileAccess::ReadWrite, false)).unwrap();
+        let mut request = Request::read(Tag(0), lba, 8, pool.take(4096).unwrap());
+        request.op = op;
+        if op == Op::Unmap {
+            drop(request.take_data());
+        }
+        let mut batch = vec![request];
+        let config = EngineConfig { kind, ..EngineConfig::default() };
+        let mut engine = io_engines::open(&config, vec![file], &[]).unwrap();
+        finish(&mut engine, &mut batch, 1)[0].status()
+    };
+    // A write extends the file, a read allocates beyond its end without extending it.
+    assert_eq!((perform(EngineKind::Allocate, Op::Write, 8), length()), (Status::SUCCESS, 8192));
+    assert_eq!((perform(EngineKind::Allocate, Op::Read, 64), length()), (Status::SUCCESS, 8192));
+    assert_eq!((perform(EngineKind::Allocate, Op::Unmap, 0), length()), (Status::SUCCESS, 8192));
+    assert_eq!((perform(EngineKind::Truncate, Op::Write, 3), length()), (Status::SUCCESS, 1536));
+    let device = vec![EngineFile::open("/dev/zero", &layout(FileAccess::ReadWrite, false)).unwrap()];
+    let config = EngineConfig { kind: EngineKind::Truncate, ..EngineConfig::default() };
+    assert!(matches!(io_engines::open(&config, device, &[]), Err(EngineOpenError::File { .. })));
 }
 
 #[test]

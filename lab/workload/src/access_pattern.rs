@@ -1,5 +1,7 @@
 //! The access pattern of a job: its regions of the files, and the offset, size and operation of the next I/O.
 
+mod strided;
+
 use block_io::{Op, Request};
 use dma::Data;
 
@@ -7,6 +9,7 @@ use crate::WyRand;
 use crate::direction_stats::direction_index;
 use crate::distribution::OffsetSampler;
 use crate::spec::{BlockSizes, FileService, JobSpec, OffsetSequence, Verify, Workload};
+use strided::ZoneCursor;
 
 /// Geometry of the device behind a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +164,7 @@ struct GeneralPattern {
     sequence: OffsetSequence,
     /// I/Os until the next random offset; 0 at a random one.
     ios_left_in_sequence: u32,
+    zone: Option<ZoneCursor>,
 }
 
 /// The region of one file, in logical blocks.
@@ -218,8 +222,9 @@ impl AccessPattern {
             && align == u64::from(smallest)
             && spec.random_percent == 100
             && step == 0
+            && spec.zones.is_none()
             && spec.sequence.length <= 1;
-        if spec.verify != Verify::Off && !is_simple {
+        if spec.verify != Verify::Off && !is_simple && !has_whole_positions(spec, count, largest) {
             return Err(SetupError::VerifyMixed);
         }
         // With several sizes I/Os may overlap, so covering each offset exactly once has no meaning.
@@ -263,6 +268,7 @@ impl AccessPattern {
                 step_blocks: step / i64::from(block_bytes),
                 sequence: spec.sequence,
                 ios_left_in_sequence: 0,
+                zone: spec.zones.map(|zones| ZoneCursor::new(zones, block_bytes)),
             })
         });
         Ok(AccessPattern {
@@ -283,7 +289,11 @@ impl AccessPattern {
         match &self.general {
             None => self.positions * u64::from(self.io_blocks) * u64::from(block_bytes),
             Some(general) => {
-                general.regions.iter().map(|region| region.blocks * u64::from(block_bytes)).sum()
+                let pass = |region: &FileRegion| match &general.zone {
+                    Some(zone) => zone.pass_blocks(region.blocks),
+                    None => region.blocks,
+                };
+                general.regions.iter().map(|region| pass(region).saturating_mul(block_bytes.into())).sum()
             }
         }
     }
@@ -419,6 +429,13 @@ impl GeneralPattern {
         };
         let blocks = size / self.block_bytes;
         let region = &mut self.regions[self.file];
+        if let Some(zone) = &mut self.zone {
+            let at =
+                zone.next(region.blocks, blocks.into(), is_random.then_some((random, self.align_blocks)));
+            request.lba = region.first_lba + at;
+            (request.op, request.blocks, request.flow) = (op, blocks, self.file as u16);
+            return;
+        }
         let continues = is_random && self.ios_left_in_sequence > 0;
         self.ios_left_in_sequence =
             if continues { self.ios_left_in_sequence - 1 } else { self.sequence.length.max(1) - 1 };
@@ -486,6 +503,14 @@ impl FileRegion {
         };
         (from != 0).then_some(from)
     }
+}
+
+/// Whether all I/Os of a job with a step are at multiples of their size in one file, so that each position is written as a
+/// whole.
+fn has_whole_positions(spec: &JobSpec, files: usize, io_bytes: u32) -> bool {
+    let step = spec.sequence.step_bytes;
+    let is_multiple = step > 0 && step.unsigned_abs().is_multiple_of(io_bytes.into());
+    files == 1 && spec.sizes.is_none() && spec.zones.is_none() && !spec.workload.is_random() && is_multiple
 }
 
 /// The region of a file that a job uses: offset and size in bytes.

@@ -21,7 +21,7 @@ pub(crate) const fn direction_index(op: Op) -> usize {
 #[derive(Default)]
 pub(crate) struct DirectionStats {
     pub(crate) total_latency: Histogram,
-    completion_latency: Histogram,
+    pub(crate) completion_latency: Histogram,
     submission_latency: Histogram,
     ios: u64,
     /// Logical blocks transferred.

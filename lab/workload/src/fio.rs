@@ -4,7 +4,11 @@
 //! submission is not measured, `slat_ns` is 0 and `clat_ns` includes it, as in fio for synchronous engines.
 //! `lat_ns` counts from the scheduled start of an I/O: in an open loop that is before its submission if the
 //! device or the I/O depth delayed it. The fields `generator_cost_ns_per_io`, `cpu_ns_per_io`,
-//! `sqpoll_cpu_ns`, `io_workers_cpu_ns`, `kernel_workers_cpu_ns`, `submission` and `open_loop` are extensions.
+//! `sqpoll_cpu_ns`, `io_workers_cpu_ns`, `kernel_workers_cpu_ns`, `submission`, `open_loop` and `timeline` are extensions.
+
+mod terse;
+
+pub use terse::terse;
 
 use os::clock;
 use serde_json::{Map, Value, json};
@@ -13,6 +17,7 @@ use crate::devices::DiskStats;
 use crate::jobfile::PerfJob;
 use crate::result::{DepthCounts, Direction, DirectionResult, JobResult};
 use crate::steady::{SteadyOptions, SteadyResult};
+use crate::timeline::TimelineEntry;
 
 /// One entry of the document's `jobs`.
 #[derive(Clone, Debug)]
@@ -140,6 +145,9 @@ fn job(reported: &ReportedJob, plus: bool) -> Value {
     if let (Some(options), Some(steady)) = (&result.spec.steady, &result.steady) {
         job.insert("steadystate".into(), steady_state(options, steady));
     }
+    if !result.timeline.is_empty() {
+        job.insert("timeline".into(), result.timeline.iter().map(timeline_entry).collect());
+    }
     job.insert("total_err".into(), json!(result.errors));
     job.insert("verify_errors".into(), json!(result.mismatch_count));
     job.insert("cpu_ns_per_io".into(), json!(result.cpu_ns_per_io()));
@@ -159,6 +167,12 @@ fn job(reported: &ReportedJob, plus: bool) -> Value {
     job.insert("sqpoll_cpu_ns".into(), json!(result.kernel.submission_ns));
     job.insert("io_workers_cpu_ns".into(), json!(result.kernel.workers_ns));
     Value::Object(job)
+}
+
+/// Milliseconds, I/Os, and completion latencies as nanoseconds and I/Os alternately.
+fn timeline_entry(entry: &TimelineEntry) -> Value {
+    let completions: Vec<u64> = entry.completions.iter().flat_map(|(ns, count)| [*ns, *count]).collect();
+    json!([entry.at_ns as f64 / 1e6, entry.ios, completions])
 }
 
 fn steady_state(options: &SteadyOptions, steady: &SteadyResult) -> Value {

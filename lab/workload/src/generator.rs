@@ -4,29 +4,36 @@
 //! batches; an open loop differs only in when it starts them. [`general`] implements everything else that
 //! fio's options can ask for.
 
+mod content;
 mod fast_path;
 mod general;
 mod pauses;
+mod phases;
 
 use std::mem;
+use std::sync::Arc;
 
-use block_io::{Channel, Completion, Op, Request, Tag};
+use block_io::{Channel, Completion, Op, Request, Status, Tag};
 use dma::{Buffer, Data, Pool};
 use os::clock;
 
 use crate::WyRand;
-use crate::access_pattern::{AccessPattern, Geometry, OpMix, SetupError};
+use crate::access_pattern::{AccessPattern, Geometry, SetupError};
 use crate::arrivals::ArrivalSchedule;
 use crate::batches::SubmissionBatches;
 use crate::direction_stats::{DirectionStats, direction_index};
-use crate::result::{DepthCounts, Direction, IoFailure, JobResult};
+use crate::flow::FlowMember;
+use crate::rate_minimum::RateMinimumCheck;
+use crate::result::{DepthCounts, IoFailure, JobResult};
 use crate::spec::{BufferContent, JobSpec, Verify, Workload};
 use crate::steady::SteadyDetector;
+use crate::timeline::TimelineRecorder;
 use crate::tuner::LatencyTuner;
 use crate::usage::Usage;
 use crate::verify::Verifier;
 
 use general::GeneralState;
+use phases::JobPhase;
 
 /// A block I/O channel that a generator can drive: submit and poll on one core.
 pub trait IoChannel: Channel<Request = Request<Data>, Completion = Completion<Data>> {}
@@ -36,8 +43,6 @@ impl<C: ?Sized + Channel<Request = Request<Data>, Completion = Completion<Data>>
 /// thousands of I/Os, and the longest time that they may take, because other pollers share the core.
 const ROUNDS_MAX: u32 = 1024;
 const TURN_NS_MAX: u64 = 50_000;
-/// How long the drain waits for I/Os in flight before it counts them as never completed.
-const DRAIN_NS_MAX: u64 = 30_000_000_000;
 /// Failed I/Os whose details are kept for the report; all are counted.
 const FAILURES_KEPT_MAX: usize = 16;
 
@@ -83,6 +88,10 @@ pub struct Generator {
     errors: u64,
     verifier: Option<Verifier>,
     steady: Option<Box<SteadyDetector>>,
+    timeline: Option<Box<TimelineRecorder>>,
+    rate_minimum: Option<Box<RateMinimumCheck>>,
+    /// Which of the job's limits was broken.
+    broken_limit: Option<String>,
     stopped: bool,
     drain_timed_out: bool,
 }
@@ -97,23 +106,6 @@ struct OpenLoop {
     schedule: ArrivalSchedule,
     /// By tag: when the request was scheduled to start, in ticks.
     intended_starts: Box<[u64]>,
-}
-
-/// The phases of a job, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum JobPhase {
-    /// Nothing is submitted yet.
-    NotStarted,
-    /// `ramp_time`: I/O runs and is not measured.
-    Ramp,
-    /// I/O runs and is measured.
-    Measuring,
-    /// No new I/O starts; I/Os in flight complete and are counted.
-    Draining,
-    /// Written data is read back and verified.
-    ReadingBack,
-    /// No I/O is in flight, or the drain timed out.
-    Finished,
 }
 
 impl Generator {
@@ -158,14 +150,17 @@ impl Generator {
             && is_fixed_size
             && !spec.log.is_on()
             && spec.think.ns == 0
+            && spec.flow.is_none()
             && !spec.workload.writes_what_it_trims()
             && spec.flush_every == 0
             && !spec.flush_at_end
             && spec.latency_target.is_none()
             && spec.latency_max_ns.is_none()
-            && spec.content != BufferContent::FreshNoise;
+            && !matches!(spec.content, BufferContent::FreshNoise | BufferContent::Reducible(_));
         let remaining_bytes = if is_fixed_size || spec.number_ios.is_some() { UNLIMITED } else { bytes };
-        let general = (!is_fast_path).then(|| Box::new(GeneralState::new(&spec, depth, remaining_bytes)));
+        let region_bytes = pattern.total_bytes(block_bytes);
+        let general =
+            (!is_fast_path).then(|| Box::new(GeneralState::new(&spec, depth, remaining_bytes, region_bytes)));
         Ok(Generator {
             completions: Vec::with_capacity(depth),
             slots: depth,
@@ -193,6 +188,10 @@ impl Generator {
             errors: 0,
             verifier,
             steady: spec.steady.map(|options| Box::new(SteadyDetector::new(options))),
+            timeline: (spec.timeline_ns > 0).then(|| Box::new(TimelineRecorder::new(spec.timeline_ns))),
+            rate_minimum: (spec.rate_minima.is_on())
+                .then(|| Box::new(RateMinimumCheck::new(spec.rate_minima))),
+            broken_limit: None,
             stopped: false,
             drain_timed_out: false,
             spec,
@@ -283,6 +282,13 @@ impl Generator {
         self.general.is_none()
     }
 
+    /// Shares I/Os with the other jobs of a flow.
+    pub(crate) fn join_flow(&mut self, member: Arc<FlowMember>) {
+        if let Some(general) = &mut self.general {
+            general.flow = Some(member);
+        }
+    }
+
     /// Every request with its buffer, before the job starts: for engines that register buffers.
     pub fn requests(&self) -> &[Request<Data>] {
         &self.ready
@@ -324,7 +330,7 @@ impl Generator {
         }
         let mut due = self.event_ticks;
         if !self.idle.is_empty() && self.phase <= JobPhase::Measuring {
-            let think_until = self.general.as_ref().map_or(0, |general| general.pauses.until());
+            let think_until = self.general.as_ref().map_or(0, |general| general.not_before());
             match &self.open_loop {
                 Some(open_loop) => due = due.min(open_loop.schedule.next_start().max(think_until)),
                 None if think_until > 0 => due = due.min(think_until),
@@ -355,6 +361,7 @@ impl Generator {
             usage: self.usage,
             errors: self.errors,
             failures: self.failures,
+            broken_limit: self.broken_limit,
             mismatches,
             mismatch_count,
             checked_blocks,
@@ -362,6 +369,7 @@ impl Generator {
             jobs: 1,
             latency_depth: depth,
             steady: self.steady.map(|detector| detector.into_result()),
+            timeline: self.timeline.map_or(Vec::new(), |timeline| timeline.into_entries()),
             depths: self.depths,
             kernel: Default::default(),
             dropped_log_entries,
@@ -384,201 +392,42 @@ impl Generator {
         self.phase == JobPhase::Measuring
     }
 
-    fn begin(&mut self, now: u64) {
-        self.usage_start = Usage::now();
-        self.start_ticks = now;
-        if let Some(general) = &mut self.general {
-            general.pauses.begin(now);
-        }
-        if self.spec.ramp_ns > 0 {
-            self.phase = JobPhase::Ramp;
-            self.event_ticks = now + clock::ns_to_ticks(self.spec.ramp_ns);
-        } else {
-            self.start_measuring(now);
-        }
-        if let Some(open_loop) = &mut self.open_loop {
-            open_loop.schedule.begin(now);
-        }
-        if self.general.is_some() || self.open_loop.is_some() {
-            self.idle.append(&mut self.ready);
-            // Requests are taken from the end: tag 0 is used first.
-            self.idle.reverse();
-            return;
-        }
-        let count = self.take_remaining(self.ready.len());
-        self.idle.extend(self.ready.drain(count..));
-        self.assign_new(0, now, false);
-        if self.ready.is_empty() {
-            self.start_draining(now);
-        }
-    }
-
-    fn start_measuring(&mut self, now: u64) {
-        self.phase = JobPhase::Measuring;
-        self.start_ticks = now;
-        let runtime = self.spec.runtime_ns.map(clock::ns_to_ticks);
-        self.end_ticks = runtime.map_or(NEVER, |runtime| now.saturating_add(runtime));
-        let sample = match self.spec.sample_ns {
-            0 => NEVER,
-            ns => now.saturating_add(clock::ns_to_ticks(ns)),
-        };
-        self.sample_ticks = sample;
-        self.event_ticks = self.end_ticks.min(sample);
-        if let Some(tuner) = self.general.as_mut().and_then(|general| general.tuner.as_mut()) {
-            self.event_ticks = self.event_ticks.min(tuner.begin(now));
-        }
-        if let Some(steady) = &mut self.steady {
-            self.event_ticks = self.event_ticks.min(steady.begin(now));
-        }
-    }
-
     #[cold]
     fn record_failure(&mut self, completion: &Completion<Data>) {
         let request = completion.request();
+        let (op, status) = (request.op, completion.status());
+        if self.spec.errors.ignores(op, status) {
+            return;
+        }
+        if self.spec.fills_device && op == Op::Write && status.same_code(Status::CAPACITY_EXCEEDED) {
+            return self.issue_no_more();
+        }
         self.errors += 1;
         self.stats[direction_index(request.op)].errors += 1;
         if self.failures.len() < FAILURES_KEPT_MAX {
             let (op, lba, blocks) = (request.op, request.lba, request.blocks);
             self.failures.push(IoFailure { op, lba, blocks, status: completion.status() });
         }
-        if !self.spec.continue_on_error {
-            self.remaining_ios = 0;
+        if !self.spec.errors.continues(op) {
+            self.issue_no_more();
         }
     }
 
+    /// Starts no new I/O, except a read-back.
+    fn issue_no_more(&mut self) {
+        self.remaining_ios = 0;
+        if let Some(general) = &mut self.general {
+            general.issue_no_more();
+        }
+    }
+
+    /// The job fails, because one of its limits is broken.
     #[cold]
-    fn on_event(&mut self, now: u64) {
-        match self.phase {
-            JobPhase::Ramp => {
-                for stats in &mut self.stats {
-                    stats.clear();
-                }
-                self.depths = DepthCounts::default();
-                if let Some(general) = &mut self.general {
-                    general.logs.clear();
-                }
-                self.usage_start = Usage::now();
-                self.start_measuring(now);
-            }
-            JobPhase::Measuring if now >= self.end_ticks => self.stop_issuing(now),
-            JobPhase::Measuring => self.sample_and_tune(now),
-            _ => {}
-        }
-    }
-
-    /// Takes the samples of IOPS and bandwidth that are due, lets the latency tuner choose a depth, and ends a job whose
-    /// rate is steady.
-    fn sample_and_tune(&mut self, now: u64) {
-        let elapsed_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
-        let mut tuner_ticks = NEVER;
-        if now >= self.sample_ticks {
-            let directions = self.spec.workload.directions(self.spec.read_percent);
-            for index in (0..3).filter(|index| directions[*index]) {
-                let (iops, rate) = self.stats[index].sample(elapsed_ns, self.block_bytes);
-                if let Some(general) = &mut self.general {
-                    general.logs.record_rates(elapsed_ns, index as u8, iops as u64, rate as u64);
-                }
-            }
-            if let Some(general) = &mut self.general
-                && general.logs.options.average_ns > 0
-            {
-                general.logs.end_window(elapsed_ns);
-            }
-            let step = clock::ns_to_ticks(self.spec.sample_ns).max(1);
-            let missed = (now - self.sample_ticks) / step;
-            self.sample_ticks = self.sample_ticks.saturating_add((missed + 1).saturating_mul(step));
-        }
-        if let Some(tuner) = self.general.as_mut().and_then(|general| general.tuner.as_mut()) {
-            tuner_ticks = tuner.update(now);
-        }
-        let mut steady_ticks = NEVER;
-        if let Some(steady) = &mut self.steady {
-            let ios = self.stats[..3].iter().map(DirectionStats::ios).sum();
-            let blocks: u64 = self.stats[..3].iter().map(|stats| stats.blocks).sum();
-            let (attained, due) = steady.update(now, ios, blocks * u64::from(self.block_bytes));
-            if attained {
-                return self.stop_issuing(now);
-            }
-            steady_ticks = due;
-        }
-        self.event_ticks = self.end_ticks.min(self.sample_ticks).min(tuner_ticks).min(steady_ticks);
-    }
-
-    /// Handles timed events in a turn without completions.
-    fn on_idle(&mut self) {
-        let now = clock::ticks();
-        match self.phase {
-            JobPhase::Ramp | JobPhase::Measuring if now >= self.event_ticks => self.on_event(now),
-            JobPhase::Draining | JobPhase::ReadingBack if now >= self.event_ticks => {
-                self.finish_phase(now);
-                self.drain_timed_out = true;
-                self.phase = JobPhase::Finished;
-            }
-            _ => {}
-        }
-    }
-
-    /// Withdraws the ready requests and starts the drain; I/Os in flight are still counted.
-    #[cold]
-    fn stop_issuing(&mut self, now: u64) {
-        if let Some(verifier) = &mut self.verifier {
-            for request in self.ready.iter().filter(|request| request.op.has_range()) {
-                verifier.release((request.lba - self.pattern.first_lba) / u64::from(self.pattern.io_blocks));
-            }
-        }
-        if self.phase > JobPhase::NotStarted {
-            self.batches.cancel(&self.ready);
-        }
-        self.idle.append(&mut self.ready);
-        self.start_draining(now);
-    }
-
-    /// Starts no new I/O; requests that are ready are still submitted.
-    fn start_draining(&mut self, now: u64) {
-        self.phase = JobPhase::Draining;
-        self.event_ticks = now.saturating_add(clock::ns_to_ticks(DRAIN_NS_MAX));
-    }
-
-    /// No I/O is in flight: the job is finished, unless a flush or the read-back of verified writes is left.
-    #[cold]
-    fn on_drained(&mut self) {
-        if self.phase == JobPhase::Finished {
-            return;
-        }
-        let now = clock::ticks();
-        if self.phase == JobPhase::Draining {
-            self.finish_phase(now);
-            if self.submit_final_flush(now) {
-                return;
-            }
-        }
-        let only_writes = matches!(self.pattern.mix, OpMix::Single(Op::Write));
-        let verifies = self.verifier.is_some() && self.spec.reads_back;
-        let read_back = self.phase == JobPhase::Draining && only_writes && verifies;
-        if !read_back || self.stopped || self.errors > 0 {
-            if self.phase == JobPhase::ReadingBack {
-                self.finish_phase(now);
-            }
-            self.phase = JobPhase::Finished;
-            return;
-        }
-        self.phase = JobPhase::ReadingBack;
-        (self.start_ticks, self.pattern.position) = (now, 0);
-        self.event_ticks = now.saturating_add(clock::ns_to_ticks(DRAIN_NS_MAX));
-        self.start_due_general(now);
-    }
-
-    /// Records the duration of the phase that ends now and, after the measured one, the processor usage.
-    fn finish_phase(&mut self, now: u64) {
-        let elapsed_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
-        if self.phase == JobPhase::ReadingBack {
-            self.stats[Direction::Read as usize].result.elapsed_ns = elapsed_ns;
-            return;
-        }
-        for stats in &mut self.stats {
-            stats.set_elapsed(elapsed_ns, self.block_bytes);
-        }
-        self.usage = Usage::now().since(self.usage_start);
+    fn break_limit(&mut self, direction: usize, description: impl FnOnce() -> String) {
+        self.errors += 1;
+        self.stats[direction].errors += 1;
+        self.broken_limit.get_or_insert_with(description);
+        self.issue_no_more();
     }
 
     fn in_flight(&self) -> usize {
@@ -599,7 +448,9 @@ fn allocate_requests(spec: &JobSpec, pool: &Pool) -> Result<Vec<Request<Data>>, 
                     .take(spec.block_bytes as usize)
                     .ok_or(SetupError::NoMemory(spec.io_depth, spec.block_bytes))?;
                 match &spec.content {
-                    BufferContent::Noise | BufferContent::FreshNoise => fill_noise(&mut buffer, &mut random),
+                    BufferContent::Noise | BufferContent::FreshNoise | BufferContent::Reducible(_) => {
+                        fill_noise(&mut buffer, &mut random);
+                    }
                     BufferContent::Zeroes => buffer.clear(),
                     BufferContent::Pattern(bytes) => {
                         let repeated = bytes.iter().cycle();

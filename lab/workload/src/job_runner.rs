@@ -10,6 +10,8 @@ use bdev::Registry;
 use os::clock;
 use reactor::ReactorHandle;
 
+use crate::flow::Flows;
+use crate::job_groups::{JobGroups, ends_with_io};
 use crate::jobfile::{EngineName, JobPlan, PerfJob};
 use crate::kernel::{self, JobCopyContext, StartGate};
 use crate::poller::Progress;
@@ -94,13 +96,13 @@ impl JobRunner<'_> {
     /// the numbers of copies.
     pub fn run(&self, on_progress: &mut dyn FnMut(ProgressTotals)) -> Result<Vec<FinishedJob>, RunError> {
         let jobs = &self.plan.jobs;
-        let mut finished = Vec::new();
+        let (mut finished, mut groups) = (Vec::new(), JobGroups::new(jobs));
         let mut first = 0;
         let mut first_log = 1;
-        while first < jobs.len() && !self.stop.load(Ordering::Relaxed) {
+        while first < jobs.len() && !groups.rest_ends() && !self.stop.load(Ordering::Relaxed) {
             let more = jobs[first + 1..].iter().take_while(|job| !job.begins_phase()).count();
             let end = first + 1 + more;
-            self.run_phase(first..end, first_log, &mut finished, on_progress)?;
+            self.run_phase(first..end, first_log, &mut groups, &mut finished, on_progress)?;
             first_log += jobs[first..end].iter().map(|job| job.numjobs).sum::<u32>();
             first = end;
         }
@@ -113,27 +115,35 @@ impl JobRunner<'_> {
         &self,
         range: std::ops::Range<usize>,
         first_log: u32,
+        groups: &mut JobGroups,
         finished: &mut Vec<FinishedJob>,
         on_progress: &mut dyn FnMut(ProgressTotals),
     ) -> Result<(), RunError> {
-        let groups = groups(&self.plan.jobs);
+        groups.begin_phase();
         // Until all copies have ended: they do not lock the files themselves, since many of them can write one file.
         let mut locks = Vec::new();
-        for job in &self.plan.jobs[range.clone()] {
-            locks.extend(kernel::prepare_files(job)?);
+        for index in range.clone().filter(|index| !groups.stops(*index)) {
+            locks.extend(kernel::prepare_files(&self.plan.jobs[index])?);
         }
         let (sender, messages) = mpsc::channel();
         let gate = Arc::new(StartGate::default());
         let (mut copies, mut reactor_jobs) = (Vec::new(), Vec::new());
-        let mut log = first_log;
+        let (mut log, flows) = (first_log, Flows::default());
         let outcome = range.clone().try_for_each(|index| {
             let job = &self.plan.jobs[index];
             match job.engine {
-                _ if job.create_only => {}
-                Some(EngineName::Kernel(_)) => {
+                _ if job.create_only || groups.stops(index) => {}
+                Some(EngineName::Kernel(_) | EngineName::Work(_)) => {
                     for number in 0..job.numjobs {
                         let copy = copies.len();
-                        copies.push(self.start_copy(index, number, log + number, copy, &gate, &sender)?);
+                        let context = JobCopyContext {
+                            number,
+                            log_number: log + number,
+                            progress: Arc::new(Progress::default()),
+                            gate: gate.clone(),
+                            flow: job.spec.flow.map(|options| Arc::new(flows.join(options))),
+                        };
+                        copies.push(self.start_copy(index, copy, context, &sender)?);
                     }
                 }
                 _ => reactor_jobs.push((index, self.start_on_reactors(job, log)?)),
@@ -156,13 +166,13 @@ impl JobRunner<'_> {
         }
         reactor_jobs.iter().for_each(|(_, running)| running.start_io());
         let result =
-            self.wait_for_jobs(&mut copies, &mut reactor_jobs, &messages, &groups, finished, on_progress);
+            self.wait_for_jobs(&mut copies, &mut reactor_jobs, &messages, groups, finished, on_progress);
         for (_, running) in &reactor_jobs {
             running.stop();
         }
         for (index, running) in reactor_jobs {
             let pid = std::process::id();
-            let of = |(_, result)| FinishedJob { job: index, group: groups[index], result, pid };
+            let of = |(_, result)| FinishedJob { job: index, group: groups.of(index), result, pid };
             finished.extend(running.into_numbered().into_iter().map(of));
         }
         for copy in &mut copies {
@@ -227,20 +237,17 @@ impl JobRunner<'_> {
     fn start_copy(
         &self,
         index: usize,
-        number: u32,
-        log_number: u32,
         copy: usize,
-        gate: &Arc<StartGate>,
+        context: JobCopyContext,
         sender: &mpsc::Sender<(usize, JobMessage)>,
     ) -> Result<JobCopy, RunError> {
         let job = &self.plan.jobs[index];
         let machine =
             |error| RunError::Machine { what: format!("{}: cannot be started", job.spec.name), error };
-        let progress = Arc::new(Progress::default());
-        let sender = sender.clone();
-        if job.thread || self.worker.is_empty() {
-            let context =
-                JobCopyContext { number, log_number, progress: progress.clone(), gate: gate.clone() };
+        let JobCopyContext { number, log_number, .. } = context;
+        let (progress, sender) = (context.progress.clone(), sender.clone());
+        // The jobs of a flow count together: they are threads.
+        if job.thread || job.spec.flow.is_some() || self.worker.is_empty() {
             let job = job.clone();
             let body = move || {
                 let ready = || drop(sender.send((copy, JobMessage::Ready)));
@@ -300,7 +307,7 @@ impl JobRunner<'_> {
         copies: &mut [JobCopy],
         reactor_jobs: &mut [(usize, RunningJob)],
         messages: &mpsc::Receiver<(usize, JobMessage)>,
-        groups: &[u32],
+        groups: &mut JobGroups,
         finished: &mut Vec<FinishedJob>,
         on_progress: &mut dyn FnMut(ProgressTotals),
     ) -> Result<(), RunError> {
@@ -308,21 +315,42 @@ impl JobRunner<'_> {
         let mut stop_requested: Option<Instant> = None;
         let mut outcome = Ok(());
         loop {
-            let mut stop_all = outcome.is_err() || self.stop.load(Ordering::Relaxed);
+            let mut with_io = 0;
+            let stop_all = outcome.is_err() || self.stop.load(Ordering::Relaxed);
             let mut running = 0;
             for (index, one) in reactor_jobs.iter_mut() {
                 running += u32::from(!one.wait(Duration::ZERO));
-                stop_all |= jobs[*index].exitall && one.any_finished();
+                if one.any_finished() {
+                    groups.finished(jobs, *index);
+                }
             }
-            let open = copies.iter().filter(|copy| !copy.is_finished).count() as u32;
-            stop_all |= copies.iter().any(|copy| copy.is_finished && jobs[copy.job].exitall);
+            let mut open = 0;
+            for copy in copies.iter() {
+                if copy.is_finished {
+                    groups.finished(jobs, copy.job);
+                } else {
+                    open += 1;
+                    with_io += u32::from(!ends_with_io(&jobs[copy.job]));
+                }
+            }
             if running + open == 0 {
                 return outcome;
             }
-            if stop_all && stop_requested.is_none() {
-                stop_requested = Some(Instant::now());
-                reactor_jobs.iter().for_each(|(_, one)| one.stop());
-                copies.iter_mut().for_each(JobCopy::stop);
+            let stops = |job: usize| {
+                stop_all || groups.stops(job) || (running + with_io == 0 && ends_with_io(&jobs[job]))
+            };
+            for (_, one) in reactor_jobs.iter().filter(|(index, _)| stops(*index)) {
+                one.stop();
+            }
+            for copy in copies.iter_mut().filter(|copy| !copy.is_finished && stops(copy.job)) {
+                stop_requested.get_or_insert_with(Instant::now);
+                copy.stop();
+            }
+            if stop_all {
+                stop_requested.get_or_insert_with(Instant::now);
+            }
+            if copies.iter().all(|copy| copy.is_finished || !stops(copy.job)) && !stop_all {
+                stop_requested = None;
             }
             if stop_requested.is_some_and(|since| since.elapsed() > STOP_TIMEOUT) {
                 copies.iter_mut().for_each(JobCopy::kill);
@@ -335,7 +363,7 @@ impl JobRunner<'_> {
                     let job = copies[copy].job;
                     match *result {
                         Ok((result, pid)) => {
-                            finished.push(FinishedJob { job, group: groups[job], result, pid })
+                            finished.push(FinishedJob { job, group: groups.of(job), result, pid })
                         }
                         Err(error) => outcome = outcome.and(Err(error)),
                     }
@@ -386,17 +414,6 @@ fn stop_before_start(copies: &mut [JobCopy], reactor_jobs: &[(usize, RunningJob)
     }
 }
 
-/// The reporting group of each job: `stonewall` and `new_group` start a new one, as in fio.
-fn groups(jobs: &[PerfJob]) -> Vec<u32> {
-    let mut group = 0;
-    let mut groups = Vec::with_capacity(jobs.len());
-    for (index, job) in jobs.iter().enumerate() {
-        group += u32::from(index > 0 && (job.stonewall || job.new_group));
-        groups.push(group);
-    }
-    groups
-}
-
 /// Runs one copy of one job of `plan` in a worker process: starts it when the parent sends `go` on standard input,
 /// reports progress and the result on standard output, and stops early when standard input is closed, as it is
 /// when the parent exits.
@@ -436,7 +453,7 @@ pub fn worker(plan: &JobPlan, context: &str) -> Result<(), RunError> {
             print_line(&format!("progress {} {}", reported.ios(), reported.faults()));
         }
     });
-    let context = JobCopyContext { number, log_number, progress, gate };
+    let context = JobCopyContext { number, log_number, progress, gate, flow: None };
     let result = kernel::run(job, &context, || print_line("ready"));
     is_running.store(false, Ordering::Release);
     reporter.thread().unpark();
@@ -467,7 +484,11 @@ const COST_IOS: u64 = 400_000;
 /// Measures the cost of the generator itself: processor nanoseconds per I/O of the same job on the null engine, in a
 /// closed loop and without verification.
 pub fn generator_cost_ns(job: &PerfJob) -> Option<f64> {
+    if matches!(job.engine, Some(EngineName::Work(_))) {
+        return None;
+    }
     let mut job = job.clone();
+    job.spec.flow = None;
     let kind = io_engines::EngineKind::Null;
     let sizes = job.spec.size_bytes.unwrap_or(1 << 30).max(u64::from(job.spec.block_bytes) * 1024);
     job.engine = Some(EngineName::Kernel(kind));
@@ -479,6 +500,9 @@ pub fn generator_cost_ns(job: &PerfJob) -> Option<f64> {
     job.spec.think = Default::default();
     job.spec.latency_target = None;
     job.spec.steady = None;
+    job.spec.timeline_ns = 0;
+    job.spec.rate_minima = Default::default();
+    job.spec.fills_device = false;
     job.spec.latency_max_ns = None;
     job.spec.log = Default::default();
     job.spec.verify = crate::spec::Verify::Off;
@@ -488,7 +512,8 @@ pub fn generator_cost_ns(job: &PerfJob) -> Option<f64> {
     (job.numjobs, job.delay_ns, job.nice, job.io_priority, job.cgroup) = (1, 0, 0, None, None);
     let gate = Arc::new(StartGate::default());
     gate.open();
-    let context = JobCopyContext { number: 0, log_number: 0, progress: Arc::new(Progress::default()), gate };
+    let progress = Arc::new(Progress::default());
+    let context = JobCopyContext { number: 0, log_number: 0, progress, gate, flow: None };
     let measure = move || kernel::run(&job, &context, || ()).ok().map(|result| result.cpu_ns_per_io());
     // On a separate thread, because the job may set its CPU affinity.
     std::thread::spawn(measure).join().ok().flatten()

@@ -25,7 +25,7 @@ mod options;
 mod transport_id;
 mod values;
 
-pub use job::{EngineName, LogPaths, PerfJob};
+pub use job::{EngineName, ExitScope, LogPaths, PerfJob};
 pub use options::{OPTIONS, OptionInfo, Support};
 
 use options::find;
@@ -255,6 +255,7 @@ fn split_command_line(words: &[String]) -> Result<CommandLine, JobPlanError> {
         let value = match value {
             Some(value) => value,
             None if option.switch => "1".to_string(),
+            None if option.value == "NAME" && option.name.ends_with("_log") => String::new(),
             None => match rest.next_if(|next| !next.starts_with("--")) {
                 Some(next) => next.clone(),
                 None => return Err(fail(format!("--{name} needs a value: --{name}={}", option.value))),
@@ -364,6 +365,8 @@ impl JobFileParser<'_> {
         let Some(option) = find(&name) else { return fail(unknown_option(&name)) };
         let value = match value {
             "" if option.switch => "1",
+            // A log without a name has the job's.
+            "" if option.value == "NAME" && option.name.ends_with("_log") => "",
             "" if !line.contains('=') => {
                 return fail(format!("{name} needs a value: {name}={}", option.value));
             }

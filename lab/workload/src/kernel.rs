@@ -11,12 +11,14 @@ use io_engines::{
 use os::clock;
 
 use crate::access_pattern::{Geometry, SetupError};
+use crate::flow::FlowMember;
 use crate::generator::Generator;
 use crate::jobfile::{EngineName, PerfJob};
 use crate::poller::Progress;
 use crate::result::{JobResult, KernelThreads};
 use crate::run::RunError;
 use crate::spec::JobSpec;
+use crate::work;
 
 /// A barrier at which jobs wait until all are ready.
 #[derive(Debug, Default)]
@@ -32,7 +34,7 @@ impl StartGate {
         self.opened.notify_all();
     }
 
-    fn pass(&self) {
+    pub(crate) fn pass(&self) {
         let closed = sync::lock(&self.is_open);
         // The flag stays valid when the lock is poisoned.
         let _open = self.opened.wait_while(closed, |is_open| !*is_open);
@@ -84,6 +86,15 @@ pub(crate) fn prepare_files(job: &PerfJob) -> Result<Vec<WriteLock>, RunError> {
         if found.as_ref().is_some_and(|found| !found.is_file()) {
             continue;
         }
+        if job.spec.fills_device {
+            // The writes extend it, until there is no space.
+            if found.is_none() && !job.allow_file_create {
+                return Err(RunError::Options(format!("{path}: no such file, and --allow_file_create=0")));
+            }
+            locks.extend(lock(&path)?);
+            EngineFile::room(&path)?;
+            continue;
+        }
         let existing = found.map(|found| found.len());
         match (requested_bytes(job), existing) {
             (None, Some(_)) => {}
@@ -102,10 +113,15 @@ pub(crate) fn prepare_files(job: &PerfJob) -> Result<Vec<WriteLock>, RunError> {
             }
             (Some(requested), _) => {
                 // Files that are read need data; files that are only written need allocated space.
-                let fill = job.spec.workload.directions(job.spec.read_percent)[0];
+                let reads = job.spec.workload.directions(job.spec.read_percent)[0];
+                // `create_on_open` asks for files that grow as they are written.
+                let fill = reads && !(job.create_on_open && job.spec.workload.writes());
                 // Extending a file writes it, whatever the job does then.
                 let _extended = existing.map(|_| lock(&path)).transpose()?;
-                EngineFile::lay_out(&path, requested, fill, job.spec.seed)?;
+                match fill || job.allocates {
+                    true => EngineFile::lay_out(&path, requested, fill, job.spec.seed)?,
+                    false => EngineFile::extend(&path, requested)?,
+                }
             }
         }
         locks.extend(writes.then(|| lock(&path)).transpose()?.flatten());
@@ -119,6 +135,7 @@ pub(crate) struct JobCopyContext {
     pub(crate) log_number: u32,
     pub(crate) progress: Arc<Progress>,
     pub(crate) gate: Arc<StartGate>,
+    pub(crate) flow: Option<Arc<FlowMember>>,
 }
 
 /// Sets up one copy of a job on the calling thread, calls `ready`, waits at the gate, and runs the job until it
@@ -128,10 +145,12 @@ pub(crate) fn run(
     context: &JobCopyContext,
     ready: impl FnOnce(),
 ) -> Result<JobResult, RunError> {
-    let Some(EngineName::Kernel(kind)) = job.engine else {
-        return Err(RunError::Options("ioengine=bdev runs on reactors".to_string()));
-    };
     apply_scheduling(job, context.number)?;
+    let kind = match job.engine {
+        Some(EngineName::Kernel(kind)) => kind,
+        Some(EngineName::Work(kind)) => return work::run(job, kind, context, ready),
+        _ => return Err(RunError::Options("ioengine=bdev runs on reactors".to_string())),
+    };
     let files = match kind {
         EngineKind::File(_) => Vec::new(),
         _ => open_files(job, context.number, kind)?,
@@ -159,7 +178,10 @@ pub(crate) fn run(
         ..Default::default()
     });
     let pool = Pool::new(&arena);
-    let generator = Generator::with_files(spec, &geometries, &pool)?;
+    let mut generator = Generator::with_files(spec, &geometries, &pool)?;
+    if let Some(flow) = &context.flow {
+        generator.join_flow(flow.clone());
+    }
     let engine = match kind {
         EngineKind::File(operation) => {
             AnyEngine::File(FileOperationEngine::new(operation, paths(job, context.number)))
@@ -236,10 +258,13 @@ fn open_files(job: &PerfJob, number: u32, kind: EngineKind) -> Result<Vec<Engine
         sync: job.sync,
         buffered_block_bytes: unit_bytes,
         allow_mounted_write: job.allow_mounted_write,
+        grows_to: 0,
     };
     let mut files = Vec::new();
     for path in paths(job, number) {
-        let file = EngineFile::open(&path, &options)?;
+        let grows = job.spec.fills_device && std::fs::metadata(&path).is_ok_and(|found| found.is_file());
+        let grows_to = if grows { EngineFile::room(&path)? } else { 0 };
+        let file = EngineFile::open(&path, &FileOpenOptions { grows_to, ..options })?;
         if job.invalidate && !job.direct && file.kind() == io_engines::FileKind::Regular {
             // Best effort: on tmpfs the page cache is the file and cannot be dropped.
             let _ = file.invalidate();
@@ -252,7 +277,8 @@ fn open_files(job: &PerfJob, number: u32, kind: EngineKind) -> Result<Vec<Engine
     Ok(files)
 }
 
-fn delay(ns: u64, progress: &Progress) {
+/// Waits, unless the job is stopped.
+pub(crate) fn delay(ns: u64, progress: &Progress) {
     let end = clock::now_ns().saturating_add(ns);
     while !progress.is_stopped() {
         let left = end.saturating_sub(clock::now_ns());

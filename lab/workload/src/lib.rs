@@ -21,29 +21,35 @@ mod direction_stats;
 mod distribution;
 mod exponential;
 pub mod fio;
+mod flow;
 mod generator;
 mod histogram;
 pub mod import;
+mod job_groups;
 mod job_runner;
 pub mod jobfile;
 mod kernel;
 mod log;
 mod multi_channel;
 mod poller;
+mod rate_minimum;
 mod result;
 mod run;
 mod source;
 mod spec;
 mod steady;
+mod timeline;
 mod transfer;
 mod tuner;
 pub mod units;
 mod usage;
 mod verify;
+mod work;
 
 pub use access_pattern::{Geometry, SetupError};
 pub use arrivals::{ArrivalProcess, Rates};
 pub use distribution::{Distribution, Zone, ZoneSize};
+pub use flow::FlowOptions;
 pub use generator::{Generator, IoChannel};
 pub use histogram::Histogram;
 pub use job_runner::{
@@ -56,9 +62,11 @@ pub use result::{DepthCounts, Direction, DirectionResult, IoFailure, JobResult, 
 pub use run::{RunError, RunningJob, run, start};
 pub use source::{Source, SourceError};
 pub use spec::{
-    BlockSizes, BufferContent, FileService, FioVerify, JobSpec, LatencyTarget, OffsetSequence, ThinkTime,
-    Verify, Workload,
+    BlockSizes, BufferContent, ErrorPolicy, FileService, FioVerify, JobSpec, LatencyTarget, OffsetSequence,
+    RateMinima, ReducibleContent, StridedZones, ThinkTime, Verify, Workload,
 };
 pub use steady::{SteadyCriterion, SteadyOptions, SteadyResult};
+pub use timeline::TimelineEntry;
 pub use usage::Usage;
 pub use verify::{FioHeaderField, Mismatch, Verifier, VerifyFault};
+pub use work::{WorkKind, WorkOptions};

@@ -7,6 +7,7 @@ use block_io::{Op, Status};
 use crate::Histogram;
 use crate::spec::JobSpec;
 use crate::steady::SteadyResult;
+use crate::timeline::{self, TimelineEntry};
 use crate::usage::Usage;
 use crate::verify::Mismatch;
 
@@ -232,6 +233,8 @@ pub struct JobResult {
     pub errors: u64,
     /// Details of the first failed I/Os.
     pub failures: Vec<IoFailure>,
+    /// Which of the job's limits was broken: `max_latency`, `rate_min`.
+    pub broken_limit: Option<String>,
     /// Details of the first verification mismatches.
     pub mismatches: Vec<Mismatch>,
     /// Blocks that did not verify.
@@ -248,6 +251,8 @@ pub struct JobResult {
     pub latency_depth: Option<usize>,
     /// The steady state; `None` if it was not asked for, or in merged results.
     pub steady: Option<SteadyResult>,
+    /// I/Os and latencies over the run; empty unless `timeline` is given.
+    pub timeline: Vec<TimelineEntry>,
     /// Processor time of kernel threads.
     pub kernel: KernelThreads,
     /// Log entries dropped because the log was full.
@@ -259,6 +264,32 @@ pub struct JobResult {
 }
 
 impl JobResult {
+    /// The result of a job that does no I/O.
+    pub(crate) fn without_io(spec: JobSpec, usage: Usage, number: u32) -> JobResult {
+        JobResult {
+            spec,
+            directions: Default::default(),
+            sync: DirectionResult::default(),
+            usage,
+            errors: 0,
+            failures: Vec::new(),
+            broken_limit: None,
+            mismatches: Vec::new(),
+            mismatch_count: 0,
+            checked_blocks: 0,
+            never_completed: 0,
+            jobs: 1,
+            depths: DepthCounts::default(),
+            latency_depth: None,
+            steady: None,
+            timeline: Vec::new(),
+            kernel: KernelThreads::default(),
+            dropped_log_entries: 0,
+            number,
+            log_error: None,
+        }
+    }
+
     /// Merges results: adds counts and rates, merges histograms. `None` if there are none.
     pub fn merged(results: &[JobResult]) -> Option<JobResult> {
         let (first, rest) = results.split_first()?;
@@ -275,8 +306,10 @@ impl JobResult {
             merged.log_error = merged.log_error.or_else(|| result.log_error.clone());
             merged.latency_depth = merged.latency_depth.max(result.latency_depth);
             merged.steady = None;
+            merged.timeline = timeline::merged(&merged.timeline, &result.timeline, first.spec.timeline_ns);
             merged.usage = merged.usage.plus(result.usage);
             merged.errors += result.errors;
+            merged.broken_limit = merged.broken_limit.or_else(|| result.broken_limit.clone());
             merged.failures.extend_from_slice(&result.failures);
             merged.mismatches.extend_from_slice(&result.mismatches);
             merged.mismatch_count += result.mismatch_count;

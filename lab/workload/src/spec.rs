@@ -1,7 +1,10 @@
 //! The description of a job, in fio's terms.
 
+use block_io::{Op, Status};
+
 use crate::arrivals::Rates;
 use crate::distribution::Distribution;
+use crate::flow::FlowOptions;
 use crate::log::LogOptions;
 use crate::steady::SteadyOptions;
 
@@ -171,6 +174,36 @@ impl Default for OffsetSequence {
     }
 }
 
+/// Zones of which a job accesses a part each: fio's `zonemode=strided`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StridedZones {
+    /// Length of a zone: `zonerange`.
+    pub range_bytes: u64,
+    /// I/O in a zone before the next one: `zonesize`.
+    pub size_bytes: u64,
+    /// From the end of a zone to the start of the next: `zoneskip`.
+    pub skip_bytes: u64,
+}
+
+/// Content of writes that deduplicate or compress: fio's `dedupe_percentage`, `buffer_compress_percentage` and their
+/// like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReducibleContent {
+    /// Percentage of writes with the content of an earlier one.
+    pub dedupe_percent: u8,
+    /// Percentage of the region's blocks that form the set from which repeated content comes; `None` to repeat the last
+    /// unique write.
+    pub working_set_percent: Option<u8>,
+    /// The set is the same for all jobs.
+    pub global: bool,
+    /// Percentage of each chunk that is not random.
+    pub compress_percent: u8,
+    /// Length of a chunk; 0 for the whole block.
+    pub chunk_bytes: u32,
+    /// What fills the part that is not random; empty for zeroes.
+    pub pattern: Vec<u8>,
+}
+
 /// Pauses between I/Os: fio's `thinktime`. A pause begins when no I/O is in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThinkTime {
@@ -184,6 +217,51 @@ pub struct ThinkTime {
     pub counts_issued: bool,
     /// Time between the end of a pause and the next one: `thinktime_iotime`; 0 for none.
     pub interval_ns: u64,
+}
+
+/// What follows an I/O error: fio's `continue_on_error` and `ignore_error`, of reads, and of writes and trims.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ErrorPolicy {
+    /// The job continues, and the error counts.
+    pub continues: [bool; 2],
+    /// Error numbers of POSIX that are no errors.
+    pub ignored: [Vec<i32>; 2],
+}
+
+impl ErrorPolicy {
+    /// Whether the job continues after an error of this operation.
+    pub fn continues(&self, op: Op) -> bool {
+        self.continues[usize::from(op != Op::Read)]
+    }
+
+    /// Whether this status is ignored.
+    pub fn ignores(&self, op: Op, status: Status) -> bool {
+        self.ignored[usize::from(op != Op::Read)].contains(&status.to_errno().0)
+    }
+}
+
+/// Lowest rates of reads, writes and trims: fio's `rate_min`, `rate_iops_min` and `rate_cycle`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RateMinima {
+    /// Bytes a second; `None` for no limit.
+    pub bytes: [Option<u64>; 3],
+    /// I/Os a second.
+    pub iops: [Option<u64>; 3],
+    /// Time over which rates are averaged.
+    pub cycle_ns: u64,
+}
+
+impl Default for RateMinima {
+    fn default() -> Self {
+        RateMinima { bytes: [None; 3], iops: [None; 3], cycle_ns: 1_000_000_000 }
+    }
+}
+
+impl RateMinima {
+    /// Whether there is a limit.
+    pub fn is_on(&self) -> bool {
+        self.bytes.iter().chain(&self.iops).any(Option::is_some)
+    }
 }
 
 /// Tunes the I/O depth to the deepest queue whose latency stays within a target: fio's `latency_target`.
@@ -209,6 +287,8 @@ pub enum BufferContent {
     Zeroes,
     /// These bytes repeated: `buffer_pattern`.
     Pattern(Vec<u8>),
+    /// New bytes for every write, a part of which repeats.
+    Reducible(Box<ReducibleContent>),
 }
 
 /// How data that is read is verified: fio's `verify`.
@@ -297,8 +377,14 @@ pub struct JobSpec {
     pub reads_back: bool,
     /// Seed of offsets, mix and data; each copy of the job derives its own from it.
     pub seed: u64,
-    /// Whether the job continues after an I/O error.
-    pub continue_on_error: bool,
+    /// Which I/O errors do not end the job, and which are none.
+    pub errors: ErrorPolicy,
+    /// Whether a write beyond the end of the medium, or of its space, ends the job without an error: `fill_device`.
+    pub fills_device: bool,
+    /// Its part in a flow, with which it shares I/Os by weight.
+    pub flow: Option<FlowOptions>,
+    /// Lowest rates, below which the job fails.
+    pub rate_minima: RateMinima,
     /// Size of the region in percent of the device, where `size_bytes` is `None`.
     pub size_percent: Option<u8>,
     /// Start of the region in percent of the device, added to `offset_bytes`.
@@ -317,6 +403,12 @@ pub struct JobSpec {
     pub distribution: Distribution,
     /// Percentage of I/Os at random offsets in a random workload; the others are sequential.
     pub random_percent: u8,
+    /// Zones of which a part each is accessed.
+    pub zones: Option<StridedZones>,
+    /// Writes after which those since the last verification are read back: `verify_backlog`; 0 for none until the end.
+    pub verify_backlog: u32,
+    /// How many of them are read back: `verify_backlog_batch`; 0 for all.
+    pub verify_batch: u32,
     /// Steps of sequential and sequences of random offsets.
     pub sequence: OffsetSequence,
     /// Whether uniform random I/O covers every offset once before it repeats any: fio without `norandommap`.
@@ -341,6 +433,8 @@ pub struct JobSpec {
     pub measure_submission: bool,
     /// Time between samples of IOPS and bandwidth; 0 for none.
     pub sample_ns: u64,
+    /// Time between entries of the result's timeline; 0 for none.
+    pub timeline_ns: u64,
     /// Log files.
     pub log: LogOptions,
     /// When a steady rate ends the job.
@@ -366,7 +460,10 @@ impl Default for JobSpec {
             verify_interval: None,
             reads_back: true,
             seed: 0x8989,
-            continue_on_error: false,
+            errors: ErrorPolicy::default(),
+            fills_device: false,
+            flow: None,
+            rate_minima: RateMinima::default(),
             size_percent: None,
             offset_percent: 0,
             offset_increment: 0,
@@ -376,6 +473,9 @@ impl Default for JobSpec {
             align_bytes: None,
             distribution: Distribution::Uniform,
             random_percent: 100,
+            zones: None,
+            verify_backlog: 0,
+            verify_batch: 0,
             sequence: OffsetSequence::default(),
             random_map: false,
             file_service: FileService::default(),
@@ -388,6 +488,7 @@ impl Default for JobSpec {
             latency_max_ns: None,
             measure_submission: true,
             sample_ns: 500_000_000,
+            timeline_ns: 0,
             log: LogOptions::default(),
             steady: None,
         }
@@ -407,6 +508,12 @@ impl JobSpec {
         if self.verify != Verify::Off && self.workload.writes() && count > 1 {
             let whole = self.size_bytes.unwrap_or(device_bytes.saturating_sub(self.offset_bytes));
             let unit = u64::from(self.block_bytes);
+            if self.offset_increment > 0 {
+                // The copies have offsets of their own; their regions must not reach into each other's.
+                let rest = self.size_bytes.unwrap_or(device_bytes.saturating_sub(spec.offset_bytes));
+                spec.size_bytes = Some(rest.min(self.offset_increment) / unit * unit);
+                return spec;
+            }
             let part = whole / u64::from(count) / unit * unit;
             spec.offset_bytes += part * u64::from(number);
             spec.size_bytes = Some(part);
@@ -432,9 +539,12 @@ mod tests {
     fn verifying_jobs_get_disjoint_regions() {
         let spec = JobSpec { workload: Workload::RandRw, verify: Verify::Crc32c, ..JobSpec::default() };
         let parts: Vec<JobSpec> = (0..3).map(|number| spec.for_thread(number, 3, 1 << 20)).collect();
-        for pair in parts.windows(2) {
+        let own = JobSpec { offset_increment: 1 << 16, offset_bytes: 512, ..spec.clone() };
+        let parts_of_their_own: Vec<JobSpec> =
+            (0..3).map(|number| own.for_thread(number, 3, 1 << 20)).collect();
+        for pair in parts.windows(2).chain(parts_of_their_own.windows(2)) {
             let end = pair[0].offset_bytes + pair[0].size_bytes.unwrap();
-            assert!(end <= pair[1].offset_bytes && end.is_multiple_of(4096));
+            assert!(end <= pair[1].offset_bytes && pair[0].size_bytes.unwrap().is_multiple_of(4096));
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::result::{DepthCounts, DirectionResult, IoFailure, JobResult, KernelTh
 use crate::spec::FioVerify;
 use crate::spec::JobSpec;
 use crate::steady::SteadyResult;
+use crate::timeline::TimelineEntry;
 use crate::usage::Usage;
 use crate::verify::{FioHeaderField, Mismatch, VerifyFault};
 
@@ -22,12 +23,14 @@ pub(crate) fn encode(result: &JobResult) -> String {
                   usage.major_faults],
         "errors": result.errors,
         "failures": result.failures.iter().map(failure).collect::<Vec<_>>(),
+        "broken_limit": result.broken_limit,
         "mismatches": result.mismatches.iter().map(encode_mismatch).collect::<Vec<_>>(),
         "mismatch_count": result.mismatch_count,
         "checked_blocks": result.checked_blocks,
         "never_completed": result.never_completed,
         "latency_depth": result.latency_depth,
         "steady": result.steady.as_ref().map(encode_steady),
+        "timeline": result.timeline.iter().map(encode_entry).collect::<Vec<_>>(),
         "depths": [result.depths.level, result.depths.submit, result.depths.complete],
         "kernel": [result.kernel.submission_ns, result.kernel.workers_ns],
         "dropped_log_entries": result.dropped_log_entries,
@@ -65,6 +68,7 @@ pub(crate) fn decode(text: &str, spec: &JobSpec) -> Option<JobResult> {
         },
         errors: value["errors"].as_u64()?,
         failures: value["failures"].as_array()?.iter().map(failure).collect::<Option<_>>()?,
+        broken_limit: value["broken_limit"].as_str().map(str::to_string),
         mismatches: value["mismatches"].as_array()?.iter().map(decode_mismatch).collect::<Option<_>>()?,
         mismatch_count: value["mismatch_count"].as_u64()?,
         checked_blocks: value["checked_blocks"].as_u64()?,
@@ -75,12 +79,25 @@ pub(crate) fn decode(text: &str, spec: &JobSpec) -> Option<JobResult> {
             Value::Null => None,
             steady => Some(decode_steady(steady)?),
         },
+        timeline: value["timeline"].as_array()?.iter().map(decode_entry).collect::<Option<_>>()?,
         depths: DepthCounts { level: depths(0)?, submit: depths(1)?, complete: depths(2)? },
         kernel: KernelThreads { submission_ns: *kernel.first()?, workers_ns: *kernel.get(1)? },
         dropped_log_entries: value["dropped_log_entries"].as_u64()?,
         number: value["number"].as_u64()? as u32,
         log_error: value["log_error"].as_str().map(str::to_string),
     })
+}
+
+fn encode_entry(one: &TimelineEntry) -> Value {
+    let pairs = one.completions.iter().flat_map(|(ns, count)| [*ns, *count]);
+    [one.at_ns, one.ios].into_iter().chain(pairs).collect()
+}
+
+fn decode_entry(value: &Value) -> Option<TimelineEntry> {
+    let numbers = numbers(value)?;
+    let (&[at_ns, ios], pairs) = numbers.split_first_chunk::<2>()?;
+    let completions = pairs.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+    Some(TimelineEntry { at_ns, ios, completions })
 }
 
 fn encode_steady(one: &SteadyResult) -> Value {
@@ -225,6 +242,7 @@ mod tests {
             },
             errors: 1,
             failures: vec![IoFailure { op: Op::Write, lba: 8, blocks: 8, status }],
+            broken_limit: Some("slow".to_string()),
             mismatches: faults.map(|fault| Mismatch { lba: 9, fault }).to_vec(),
             mismatch_count: 6,
             checked_blocks: 100,
@@ -239,6 +257,7 @@ mod tests {
                 iops: vec![1, 2],
                 bandwidth: vec![3, u64::MAX],
             }),
+            timeline: vec![TimelineEntry { at_ns: 5, ios: 3, completions: vec![(1, 1), (u64::MAX, 2)] }],
             depths: DepthCounts { level: [1; 7], submit: [2, 0, 0, 0, 0, 0, 3], complete: [4; 7] },
             kernel: KernelThreads { submission_ns: 10, workers_ns: 11 },
             dropped_log_entries: 0,
@@ -249,7 +268,7 @@ mod tests {
         let back = decode(&text, &JobSpec::default()).unwrap();
         assert_eq!(encode(&back), text);
         assert_eq!((back.mismatches, back.failures), (result.mismatches, result.failures));
-        assert_eq!(back.steady, result.steady);
+        assert_eq!((back.steady, back.timeline), (result.steady, result.timeline));
         assert_eq!(
             back.directions[0].latency_ticks.percentile(50.0),
             result.directions[0].latency_ticks.percentile(50.0)

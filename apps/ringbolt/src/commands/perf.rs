@@ -212,6 +212,7 @@ fn write(run: &RunOptions, report: &RunReport) -> Result<(), CommandError> {
     for format in &run.formats {
         text.push_str(&match format {
             PerfOutputFormat::Normal => text::report(report),
+            PerfOutputFormat::Terse => workload::fio::terse(&workload::fio::document(report, false)),
             PerfOutputFormat::Json | PerfOutputFormat::JsonPlus => {
                 let document = workload::fio::document(report, *format == PerfOutputFormat::JsonPlus);
                 serde_json::to_string_pretty(&document).map_err(CommandError::operation)? + "\n"
@@ -260,11 +261,8 @@ fn check_results(finished: &[FinishedJob]) -> Result<(), CommandError> {
             result.errors
         )));
     }
-    if result.errors > 0 {
-        return Err(CommandError::operation(format!(
-            "{}: an I/O took longer than --max_latency",
-            result.spec.name
-        )));
+    if let Some(limit) = &result.broken_limit {
+        return Err(CommandError::operation(format!("{}: {limit}", result.spec.name)));
     }
     Err(CommandError::operation(format!("{} I/O(s) never completed", result.never_completed)))
 }

@@ -1,7 +1,7 @@
 //! The document against fio's own output.
 
 use super::*;
-use crate::{DepthCounts, JobSpec, Usage};
+use crate::{DepthCounts, JobSpec, TimelineEntry, Usage};
 
 /// Every JSON path and its type in the output of fio 3.33 for `--ioengine=null --size=1m --rw=randrw`.
 const FIO: &str = include_str!("fio-3.33.txt");
@@ -28,34 +28,17 @@ fn result() -> JobResult {
             side.completion_ticks.record(clock::ns_to_ticks(1000 + tick));
         }
     }
+    let usage =
+        Usage { cpu_ns: 1_000_000_000, user_ns: 750_000_000, system_ns: 250_000_000, ..Usage::default() };
     JobResult {
-        spec: JobSpec { io_depth: 128, ..JobSpec::default() },
         directions: sides,
-        usage: Usage {
-            cpu_ns: 1_000_000_000,
-            user_ns: 750_000_000,
-            system_ns: 250_000_000,
-            ..Usage::default()
-        },
-        errors: 0,
-        failures: Vec::new(),
-        mismatches: Vec::new(),
-        mismatch_count: 0,
-        checked_blocks: 0,
-        never_completed: 0,
-        jobs: 1,
-        sync: DirectionResult::default(),
         depths: DepthCounts {
             level: [0, 0, 0, 0, 0, 10, 1990],
             submit: [0, 0, 0, 0, 0, 1, 15],
             complete: [0, 10_000, 1, 0, 0, 0, 0],
         },
-        latency_depth: None,
-        steady: None,
-        kernel: Default::default(),
-        dropped_log_entries: 0,
-        number: 0,
-        log_error: None,
+        timeline: vec![TimelineEntry { at_ns: 1_500_000, ios: 3, completions: vec![(100, 2), (127, 1)] }],
+        ..JobResult::without_io(JobSpec { io_depth: 128, ..JobSpec::default() }, usage, 0)
     }
 }
 
@@ -113,6 +96,7 @@ fn values_are_in_fios_units() {
 #[test]
 fn json_plus_adds_buckets() {
     let document = document(result(), true);
+    assert_eq!(document["jobs"][0]["timeline"], json!([[1.5, 3, [100, 2, 127, 1]]]));
     let bins = document["jobs"][0]["read"]["clat_ns"]["bins"].as_object().unwrap();
     assert_eq!(bins.values().map(|count| count.as_u64().unwrap()).sum::<u64>(), 1000);
     assert_eq!(document["jobs"][0]["generator_cost_ns_per_io"], 12.5);
@@ -122,4 +106,35 @@ fn json_plus_adds_buckets() {
     );
     let rows = crate::import::rows(&document.to_string()).unwrap();
     assert_eq!((rows.len(), rows[0].iops, rows[0].direction.as_str()), (2, 500.0, "read"));
+}
+
+/// The fields that scripts pick by number, counted in the output of fio 3.33.
+#[test]
+fn terse_fields_are_where_fio_has_them() {
+    let text = super::terse(&document(result(), false));
+    let fields: Vec<&str> = text.trim_end().split(';').collect();
+    assert_eq!((text.lines().count(), fields.len()), (1, 121 + 9));
+    let expected = [
+        (1, "3"),
+        (3, "perf"),
+        (6, "4000"),
+        (7, "2000"),
+        (8, "500"),
+        (9, "2000"),
+        (14, "1"),
+        (18, "1.000000%=1"),
+        (37, "0%=0"),
+        (44, "0.000000%"),
+        (48, "2000"),
+        (49, "500"),
+        (88, "37.500000%"),
+        (99, "99.5%"),
+        (122, "vda"),
+        (130, "50.00%"),
+    ];
+    for (field, value) in expected {
+        assert_eq!(fields[field - 1], value, "field {field} of {text}");
+    }
+    let below_2_us: f64 = fields[99].trim_end_matches('%').parse().unwrap();
+    assert!(below_2_us > 98.0, "{below_2_us}");
 }

@@ -1,17 +1,22 @@
 //! The general path, for all that the fast path leaves out: several sizes or files, verification, think time,
 //! flushes, logs, latency targets and limits.
 
+use std::collections::VecDeque;
 use std::mem;
+use std::sync::Arc;
 
 use block_io::{Op, Request};
 use dma::Data;
 use os::clock;
 
+use super::content::ReducibleWriter;
 use super::fast_path::OPS;
 use super::pauses::Pauses;
-use super::{DRAIN_NS_MAX, Generator, JobPhase, NEVER, UNLIMITED, fill_noise};
+use super::phases::{DRAIN_NS_MAX, JobPhase};
+use super::{Generator, NEVER, UNLIMITED, fill_noise};
 use crate::WyRand;
 use crate::direction_stats::direction_index;
+use crate::flow::FlowMember;
 use crate::log::{JobLogs, LogEntry};
 use crate::spec::{BufferContent, JobSpec};
 use crate::tuner::LatencyTuner;
@@ -25,16 +30,24 @@ pub(super) struct GeneralState {
     flush_due: bool,
     flushed_at_end: bool,
     pub(super) pauses: Pauses,
+    pub(super) flow: Option<Arc<FlowMember>>,
+    /// No I/O starts before this time, because the job is ahead of its share of the flow.
+    flow_until: u64,
     latency_ticks_max: u64,
     /// Whether a log, the tuner or `max_latency` needs the latency of each I/O.
     records_latency: bool,
     pub(super) tuner: Option<LatencyTuner>,
     pub(super) logs: JobLogs,
     random: WyRand,
+    reducible: Option<ReducibleWriter>,
+    /// Positions that were written and not yet read back, with `verify_backlog`; at most that many and the I/O depth.
+    backlog: VecDeque<u64>,
+    /// How many of them are to be read back now.
+    backlog_due: usize,
 }
 
 impl GeneralState {
-    pub(super) fn new(spec: &JobSpec, depth: usize, remaining_bytes: u64) -> GeneralState {
+    pub(super) fn new(spec: &JobSpec, depth: usize, remaining_bytes: u64, region_bytes: u64) -> GeneralState {
         GeneralState {
             detached_buffers: (0..depth).map(|_| None).collect(),
             remaining_bytes,
@@ -42,6 +55,8 @@ impl GeneralState {
             flush_due: false,
             flushed_at_end: false,
             pauses: Pauses::new(spec.think),
+            flow: None,
+            flow_until: 0,
             latency_ticks_max: spec.latency_max_ns.map_or(NEVER, clock::ns_to_ticks),
             records_latency: spec.latency_max_ns.is_some()
                 || spec.latency_target.is_some()
@@ -49,7 +64,62 @@ impl GeneralState {
             tuner: spec.latency_target.map(|target| LatencyTuner::new(target, depth)),
             logs: JobLogs::new(spec.log.clone()),
             random: WyRand::new(spec.seed ^ 0x6672_6573_6821),
+            reducible: match &spec.content {
+                BufferContent::Reducible(content) => Some(ReducibleWriter::new(content, spec, region_bytes)),
+                _ => None,
+            },
+            backlog: match spec.verify_backlog {
+                0 => VecDeque::new(),
+                writes => VecDeque::with_capacity(writes as usize + depth),
+            },
+            backlog_due: 0,
         }
+    }
+}
+
+/// How long a job waits for its share of a flow without `flow_sleep`.
+const FLOW_WAIT_NS: u64 = 10_000;
+
+impl GeneralState {
+    /// No I/O starts before this time, ticks; 0 for any.
+    pub(super) fn not_before(&self) -> u64 {
+        self.pauses.until().max(self.flow_until)
+    }
+
+    /// Whether the job may start an I/O now, by its share of a flow; counts the I/O if it may.
+    fn flow_admits(&mut self, now: u64) -> bool {
+        let Some(flow) = &self.flow else { return true };
+        if now < self.flow_until {
+            return false;
+        }
+        let admitted = flow.admit();
+        self.flow_until =
+            if admitted { 0 } else { now + clock::ns_to_ticks(flow.options.sleep_ns.max(FLOW_WAIT_NS)) };
+        admitted
+    }
+
+    /// A verified position was written: read it back when the backlog is full.
+    fn add_to_backlog(&mut self, spec: &JobSpec, position: u64) {
+        if spec.verify_backlog == 0 {
+            return;
+        }
+        self.backlog.push_back(position);
+        if self.backlog_due == 0 && self.backlog.len() >= spec.verify_backlog as usize {
+            self.backlog_due = match spec.verify_batch {
+                0 => self.backlog.len(),
+                batch => (batch as usize).min(self.backlog.len()),
+            };
+        }
+    }
+
+    /// The next position to read back before the job goes on.
+    fn next_of_backlog(&mut self) -> Option<u64> {
+        self.backlog_due = self.backlog_due.checked_sub(1)?;
+        self.backlog.pop_front()
+    }
+
+    pub(super) fn issue_no_more(&mut self) {
+        self.remaining_bytes = 0;
     }
 }
 
@@ -96,6 +166,7 @@ impl Generator {
 
     /// Passes each latency to the log, the tuner and the check of `max_latency`.
     fn record_latencies(&mut self, now: u64) {
+        let mut too_long = None;
         let Some(general) = &mut self.general else { return };
         for completion in self.completions.iter().filter(|completion| completion.status().is_success()) {
             let (request, batch) = (completion.request(), self.batches.batch(completion.request()));
@@ -106,10 +177,7 @@ impl Generator {
                 .map_or(batch.issued, |open_loop| open_loop.intended_starts[request.tag.0 as usize]);
             let latency = now.saturating_sub(start);
             if latency > general.latency_ticks_max && self.phase <= JobPhase::Measuring {
-                self.errors += 1;
-                self.stats[index].errors += 1;
-                self.remaining_ios = 0;
-                general.remaining_bytes = 0;
+                too_long = Some(index);
             }
             if let Some(tuner) = &mut general.tuner {
                 tuner.record(latency);
@@ -125,6 +193,9 @@ impl Generator {
                 general.logs.record_latency(entry, spans.map(clock::ticks_to_ns));
             }
         }
+        if let Some(direction) = too_long {
+            self.break_limit(direction, || "an I/O took longer than --max_latency".to_string());
+        }
     }
 
     /// Verifies a read, or records the new content after a write or trim, and releases the position.
@@ -139,7 +210,12 @@ impl Generator {
             (Op::Read, Some(buffer)) if success => {
                 verifier.check(position, request.lba, buffer.as_slice());
             }
-            (Op::Write, _) => verifier.record_write(position, success),
+            (Op::Write, _) => {
+                verifier.record_write(position, success);
+                if let Some(general) = self.general.as_mut().filter(|_| success) {
+                    general.add_to_backlog(&self.spec, position);
+                }
+            }
             (Op::Unmap, _) => verifier.mark_unknown(position),
             _ => {}
         }
@@ -165,6 +241,11 @@ impl Generator {
         };
         while !self.idle.is_empty() && self.in_flight() + self.ready.len() < limit {
             let Some(general) = &mut self.general else { return };
+            if let Some(position) = general.next_of_backlog() {
+                self.read_back(position, now);
+                continue;
+            }
+            let Some(general) = &mut self.general else { return };
             let is_last = self.remaining_ios == 0 || general.remaining_bytes == 0;
             // fio pauses after the last I/O, too.
             if now < general.pauses.until() && !(is_last && self.errors > 0) {
@@ -181,6 +262,9 @@ impl Generator {
                 let Some((direction, due)) = open_loop.schedule.due(now) else { return };
                 start = due;
                 op = Some(OPS[direction]);
+            }
+            if op != Some(Op::Flush) && !general.flow_admits(now) {
+                return;
             }
             self.start_request(op, start);
         }
@@ -240,10 +324,14 @@ impl Generator {
     /// Fills a write's buffer where each has bytes of its own, and counts the write for `fsync`.
     fn prepare_write(&mut self, request: &mut Request<Data>) {
         let Some(general) = &mut self.general else { return };
-        if self.spec.content == BufferContent::FreshNoise
-            && let Some(buffer) = request.data_mut().and_then(Data::single_mut)
-        {
-            fill_noise(buffer, &mut general.random);
+        if let Some(buffer) = request.data_mut().and_then(Data::single_mut) {
+            match &mut general.reducible {
+                Some(writer) => writer.fill(buffer.as_mut_slice()),
+                None if self.spec.content == BufferContent::FreshNoise => {
+                    fill_noise(buffer, &mut general.random);
+                }
+                None => {}
+            }
         }
         if self.spec.flush_every > 0 {
             general.unflushed += 1;
@@ -253,18 +341,29 @@ impl Generator {
 
     /// Reads back the positions that hold verified data, in order.
     fn start_read_back(&mut self, now: u64) {
-        while let (Some(request), Some(verifier)) = (self.idle.last_mut(), &mut self.verifier) {
-            let Some(position) = verifier.next_known(self.pattern.position) else { return };
+        while let (false, Some(verifier)) = (self.idle.is_empty(), &self.verifier) {
+            // With a backlog, all others were read back before.
+            let position = match (&mut self.general, self.spec.verify_backlog) {
+                (Some(general), 1..) => general.backlog.pop_front(),
+                _ => verifier.next_known(self.pattern.position),
+            };
+            let Some(position) = position else { return };
             self.pattern.position = position + 1;
-            let position = verifier.claim(position);
-            // The request's last operation may have been a flush, with 0 blocks.
-            (request.op, request.blocks) = (Op::Read, self.pattern.io_blocks);
-            request.lba = self.pattern.first_lba + position * u64::from(self.pattern.io_blocks);
-            if let Some(open_loop) = &mut self.open_loop {
-                open_loop.intended_starts[request.tag.0 as usize] = now;
-            }
-            self.ready.extend(self.idle.pop());
+            self.read_back(position, now);
         }
+    }
+
+    /// Makes an idle request read a written position, or the next one that no I/O is using.
+    fn read_back(&mut self, position: u64, now: u64) {
+        let (Some(request), Some(verifier)) = (self.idle.last_mut(), &mut self.verifier) else { return };
+        let position = verifier.claim(position);
+        // The request's last operation may have been a flush, with 0 blocks.
+        (request.op, request.blocks) = (Op::Read, self.pattern.io_blocks);
+        request.lba = self.pattern.first_lba + position * u64::from(self.pattern.io_blocks);
+        if let Some(open_loop) = &mut self.open_loop {
+            open_loop.intended_starts[request.tag.0 as usize] = now;
+        }
+        self.ready.extend(self.idle.pop());
     }
 
     /// Makes the flush of `end_fsync` ready, once; returns whether it did.

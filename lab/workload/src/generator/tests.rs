@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
-use block_io::Status;
 use dma::{Arena, ArenaConfig, CHUNK_BYTES, Data};
 
 use super::*;
+use crate::Direction;
 use crate::arrivals::{ArrivalProcess, Rates};
 use crate::log::LogOptions;
-use crate::spec::{FioVerify, ThinkTime};
+use crate::spec::{ErrorPolicy, FioVerify, OffsetSequence, ThinkTime};
 use crate::steady::{SteadyCriterion, SteadyOptions};
 use crate::verify::VerifyFault;
 
@@ -21,10 +21,12 @@ struct FakeDevice {
     queue_depth: usize,
     queued_max: usize,
     fail_lba: Option<u64>,
+    fail_status: Status,
     drop_write_of: Option<u64>,
     silent: bool,
     reads: u64,
     writes: u64,
+    reads_before_write: Vec<u64>,
 }
 
 impl FakeDevice {
@@ -37,16 +39,18 @@ impl FakeDevice {
             queue_depth,
             queued_max: 0,
             fail_lba,
+            fail_status: Status::WRITE_FAULT,
             drop_write_of,
             silent: false,
             reads: 0,
             writes: 0,
+            reads_before_write: Vec::new(),
         }
     }
 
     fn serve(&mut self, mut request: Request<Data>) -> Completion<Data> {
         if self.fail_lba == Some(request.lba) {
-            return request.complete(Status::WRITE_FAULT);
+            return request.complete(self.fail_status);
         }
         let start = request.lba as usize * BLOCK;
         let range = start..start + request.blocks as usize * BLOCK;
@@ -58,6 +62,7 @@ impl FakeDevice {
             }
             (Op::Write, Some(buffer)) => {
                 self.writes += 1;
+                self.reads_before_write.push(self.reads);
                 if self.drop_write_of != Some(lba) {
                     self.bytes[range].copy_from_slice(buffer.as_slice());
                 }
@@ -216,8 +221,30 @@ fn the_first_error_ends_a_job_unless_continue_on_error_is_set() {
     let result = run(spec(Workload::Write), &mut device);
     assert_eq!((result.errors, result.failures[0].status), (1, Status::WRITE_FAULT));
     assert!(result.total_ios() < 30);
-    let result = run(JobSpec { continue_on_error: true, ..spec(Workload::Write) }, &mut device);
+    let policy = |continues, ignored: [&[i32]; 2]| {
+        let errors = ErrorPolicy { continues, ignored: ignored.map(<[i32]>::to_vec) };
+        JobSpec { errors, ..spec(Workload::Write) }
+    };
+    let result = run(policy([false, true], [&[], &[]]), &mut device);
     assert_eq!((result.errors, result.total_ios()), (1, 199));
+    // Errors of reads are another kind.
+    assert!(run(policy([true, false], [&[5], &[]]), &mut device).total_ios() < 30);
+    let result = run(policy([false; 2], [&[], &[28, 5]]), &mut device);
+    assert_eq!((result.errors, result.total_ios()), (0, 199));
+}
+
+#[test]
+fn a_full_medium_ends_a_job_that_fills_it() {
+    let mut device = FakeDevice::new(400, 8);
+    (device.fail_lba, device.fail_status) = (Some(300), Status::CAPACITY_EXCEEDED);
+    let fill = JobSpec { fills_device: true, ..spec(Workload::Write) };
+    let result = run(fill.clone(), &mut device);
+    assert!(result.is_clean() && (140..=160).contains(&result.total_ios()), "{}", result.total_ios());
+    assert!(!run(JobSpec { fills_device: false, ..fill.clone() }, &mut device).is_clean());
+    // What was written is read back.
+    let result = run(JobSpec { verify: Verify::Crc32c, ..fill }, &mut device);
+    let written = result.direction(Direction::Write).total_ios;
+    assert!(result.is_clean() && result.direction(Direction::Read).total_ios == written, "{result:?}");
 }
 
 #[test]
@@ -479,4 +506,56 @@ fn written_data_is_read_back_unless_told_otherwise() {
         assert_eq!((device.writes, device.reads, result.checked_blocks), (32, reads, reads));
         assert!(result.is_clean());
     }
+}
+
+#[test]
+fn a_backlog_is_read_back_while_the_job_runs() {
+    for (batch, first) in [(0, 16), (4, 4)] {
+        let mut device = FakeDevice::new(400, 8);
+        let job = spec(Workload::Write);
+        let job =
+            JobSpec { verify: Verify::Crc32c, verify_backlog: 16, verify_batch: batch, io_depth: 1, ..job };
+        let result = run(job, &mut device);
+        assert!(result.is_clean() && result.direction(Direction::Write).total_ios == 200, "{result:?}");
+        assert_eq!(result.direction(Direction::Read).total_ios, 200, "batch {batch}: each once");
+        let reads_before: Vec<u64> =
+            [15, 16, 20].iter().map(|write| device.reads_before_write[*write]).collect();
+        assert_eq!(reads_before, [0, first, if batch == 0 { 16 } else { 8 }]);
+    }
+    // A lost write is found.
+    let mut device = FakeDevice::new(400, 8);
+    let job = JobSpec { verify: Verify::Crc32c, verify_backlog: 1, ..spec(Workload::RandWrite) };
+    assert!(run(job.clone(), &mut device).is_clean());
+    device.drop_write_of = Some(10);
+    assert_eq!(run(JobSpec { seed: 5, ..job }, &mut device).mismatch_count, 2);
+}
+
+#[test]
+fn a_mixed_job_reads_back_what_it_wrote() {
+    let mut device = FakeDevice::new(400, 8);
+    let job = JobSpec { verify: Verify::Crc32c, number_ios: Some(100), ..spec(Workload::RandRw) };
+    let result = run(job.clone(), &mut device);
+    let [reads, writes] = [Direction::Read, Direction::Write].map(|side| result.direction(side).total_ios);
+    assert!(result.is_clean() && reads > 100 - writes, "{reads} reads, {writes} writes");
+    let result = run(JobSpec { reads_back: false, ..job }, &mut device);
+    assert_eq!(result.total_ios(), 100);
+}
+
+#[test]
+fn verified_writes_may_have_gaps() {
+    let mut device = FakeDevice::new(400, 8);
+    let sequence = OffsetSequence { step_bytes: 3 * 1024, ..OffsetSequence::default() };
+    let job = JobSpec { verify: Verify::Crc32c, sequence, number_ios: Some(50), ..spec(Workload::Write) };
+    let result = run(job.clone(), &mut device);
+    assert!(result.is_clean(), "{result:?}");
+    assert_eq!((device.writes, device.reads), (50, 50));
+    assert!(
+        device.bytes[..1024].iter().any(|byte| *byte != 0)
+            && device.bytes[1024..4096].iter().all(|byte| *byte == 0)
+    );
+    let odd = JobSpec { sequence: OffsetSequence { step_bytes: 512, ..OffsetSequence::default() }, ..job };
+    let arena =
+        Arena::new(ArenaConfig { limit_bytes: 4 * CHUNK_BYTES, hugepages: false, ..ArenaConfig::default() });
+    let geometry = Geometry { block_bytes: BLOCK as u32, blocks: 400 };
+    assert_eq!(Generator::new(odd, geometry, &Pool::new(&arena)).err(), Some(SetupError::VerifyMixed));
 }

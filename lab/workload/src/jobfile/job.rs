@@ -1,10 +1,13 @@
 //! One job with all of its options.
 
-use io_engines::{EngineConfig, EngineKind, FileOperation, SyncMode};
+mod checks;
+
+use io_engines::{EngineConfig, EngineKind, SyncMode};
 
 use super::transport_id;
-use crate::spec::{BlockSizes, FioVerify, JobSpec, Verify, gcd};
-use crate::steady::{DURATION_S_MAX, SteadyCriterion, SteadyOptions};
+use crate::spec::{BlockSizes, JobSpec, ReducibleContent, StridedZones, Verify, gcd};
+use crate::steady::SteadyCriterion;
+use crate::work::{WorkKind, WorkOptions};
 
 /// The I/O engine: `ioengine`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +16,20 @@ pub enum EngineName {
     Bdev,
     /// A kernel I/O engine or the null engine, on threads or processes.
     Kernel(EngineKind),
+    /// `cpuio`, `exec`: work without I/O, on threads or processes.
+    Work(WorkKind),
+}
+
+/// What stops when a job with `exitall` finishes: `exit_what`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExitScope {
+    /// The jobs of its reporting group.
+    #[default]
+    Group,
+    /// The jobs that run; those after the next `stonewall` start.
+    Running,
+    /// All jobs, also those that have not started.
+    All,
 }
 
 /// Base names of log files as given; an empty name stands for the job's name.
@@ -63,8 +80,12 @@ pub struct PerfJob {
     pub(super) wait_for: Option<String>,
     /// Whether it waits for all jobs before it, by `wait_for`.
     pub(super) waits: bool,
-    /// `exitall`: when the job finishes, stop all others.
+    /// `exitall` and `exit_what`: which jobs stop when the job finishes.
     pub exitall: bool,
+    /// See `exitall`.
+    pub exit_scope: ExitScope,
+    /// What a job of an engine without I/O does.
+    pub work: WorkOptions,
     /// `cpus_allowed`.
     pub cpus: Option<Vec<u32>>,
     /// `cpus_allowed_policy=split`: one core for each job.
@@ -114,10 +135,18 @@ pub struct PerfJob {
     pub(super) sizes: [Option<BlockSizes>; 3],
     pub(super) random_map: bool,
     pub(super) filename: Option<String>,
+    /// `zonemode`, and the zones.
+    pub(super) zones: (Option<bool>, StridedZones),
+    /// `filesize`.
+    pub(super) file_bytes: Option<u64>,
+    /// What `buffer_compress_percentage`, `dedupe_percentage` and their like ask for.
+    pub(super) reducible: ReducibleContent,
+    /// `fallocate`: whether files that are written are allocated before the jobs start.
+    pub allocates: bool,
     /// `steadystate`, `steadystate_duration` and `steadystate_ramp_time`.
     pub(super) steady: (Option<SteadyCriterion>, u64, u64),
     /// `create_on_open` and `openfiles`.
-    pub(super) create_on_open: bool,
+    pub(crate) create_on_open: bool,
     pub(super) open_files: Option<u32>,
     /// Whether names without a URI scheme are bdevs: a configuration file is given.
     pub(super) has_bdevs: bool,
@@ -149,6 +178,8 @@ impl Default for PerfJob {
             wait_for: None,
             waits: false,
             exitall: false,
+            exit_scope: ExitScope::Group,
+            work: WorkOptions::default(),
             cpus: None,
             cpus_split: false,
             direct: false,
@@ -173,6 +204,17 @@ impl Default for PerfJob {
             sizes: [None, None, None],
             random_map: true,
             filename: None,
+            zones: (None, StridedZones { range_bytes: 0, size_bytes: 0, skip_bytes: 0 }),
+            file_bytes: None,
+            reducible: ReducibleContent {
+                dedupe_percent: 0,
+                working_set_percent: None,
+                global: false,
+                compress_percent: 0,
+                chunk_bytes: 512,
+                pattern: Vec::new(),
+            },
+            allocates: true,
             steady: (None, 0, 0),
             create_on_open: false,
             open_files: None,
@@ -199,11 +241,15 @@ impl PerfJob {
         self.finalize_verify()?;
         self.finalize_pauses_and_trims()?;
         self.finalize_steady()?;
+        self.finalize_limits()?;
+        self.finalize_zones()?;
+        self.finalize_content()?;
         let filename = self.filename.as_deref().unwrap_or_default();
         self.filenames = match transport_id::uris(filename)? {
             Some(uris) => uris,
             None => split_names(filename),
         };
+        self.finalize_file_size();
         let scheme = |name: &String| is_uri(name);
         let uris = self.filenames.iter().filter(|name| scheme(name)).count();
         let engine = match self.engine {
@@ -216,6 +262,10 @@ impl PerfJob {
             && kind != EngineKind::Null
         {
             return Err(format!("ioengine={} takes files, not {uri}; ioengine=bdev takes it", kind.name()));
+        }
+        if let EngineName::Work(kind) = engine {
+            self.engine = Some(engine);
+            return self.work.check(kind, self.spec.runtime_ns);
         }
         if engine == EngineName::Bdev && self.filenames.is_empty() {
             return Err("needs --filename: null:1g, malloc:64m, uring:/path, nvme+tcp://…, or a bdev of -c"
@@ -269,120 +319,11 @@ impl PerfJob {
         }
     }
 
-    /// A pattern without another kind of verification is one, as in fio.
-    fn finalize_verify(&mut self) -> Result<(), String> {
-        let spec = &mut self.spec;
-        if !spec.verify_pattern.is_empty() && matches!(spec.verify, Verify::Off | Verify::Pattern) {
-            spec.verify = Verify::Fio(FioVerify::Pattern);
-        }
-        let is_fio = matches!(spec.verify, Verify::Fio(_));
-        let cases = [
-            (!spec.verify_pattern.is_empty(), "verify_pattern"),
-            (spec.verify_interval.is_some(), "verify_interval"),
-        ];
-        match cases.into_iter().find(|(given, _)| *given && !is_fio) {
-            Some((_, option)) => {
-                Err(format!("--{option} does nothing without one of fio's kinds of --verify"))
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn finalize_steady(&mut self) -> Result<(), String> {
-        let (criterion, duration_ns, ramp_ns) = self.steady;
-        if duration_ns == 0 {
-            let given = criterion.is_some() || ramp_ns > 0;
-            let message = "--steadystate does nothing without --steadystate_duration; for example 10s";
-            return if given { Err(message.to_string()) } else { Ok(()) };
-        }
-        let duration_s = u32::try_from(duration_ns / 1_000_000_000).unwrap_or(u32::MAX);
-        if !(2..=DURATION_S_MAX).contains(&duration_s) {
-            return Err(format!("--steadystate_duration is 2 to {DURATION_S_MAX} seconds"));
-        }
-        if self.group_reporting && self.numjobs > 1 {
-            let message = "--steadystate judges each job by itself; remove --group_reporting or --numjobs";
-            return Err(message.to_string());
-        }
-        let criterion = criterion.unwrap_or(SteadyCriterion::DEFAULT);
-        self.spec.steady = Some(SteadyOptions { criterion, duration_s, ramp_ns });
-        Ok(())
-    }
-
-    fn finalize_pauses_and_trims(&self) -> Result<(), String> {
-        let think = self.spec.think;
-        let cases = [
-            (think.spin_ns > 0, "thinktime_spin"),
-            (think.blocks > 0, "thinktime_blocks"),
-            (think.counts_issued, "thinktime_blocks_type"),
-            (think.interval_ns > 0, "thinktime_iotime"),
-        ];
-        if let Some((_, option)) = cases.into_iter().find(|(given, _)| *given && think.ns == 0) {
-            return Err(format!("--{option} does nothing without --thinktime"));
-        }
-        if self.spec.workload.writes_what_it_trims() {
-            let cases = [
-                (self.spec.sizes.is_some(), "several block sizes"),
-                (!self.spec.rates.is_closed_loop(), "rate"),
-                (self.spec.verify != Verify::Off, "verify"),
-            ];
-            if let Some((_, option)) = cases.into_iter().find(|(given, _)| *given) {
-                return Err(format!("--rw={} excludes {option}", self.spec.workload.name()));
-            }
-        }
-        Ok(())
-    }
-
-    fn finalize_kernel(&mut self, kind: EngineKind) -> Result<(), String> {
-        self.engine_config.kind = kind;
-        self.engine_config.polling.iopoll |= self.polling_mode.0;
-        self.engine_config.polling.sqpoll |= self.polling_mode.1;
-        if kind.is_synchronous() {
-            // Synchronous engines have a depth of 1, whatever iodepth is given, as in fio.
-            self.spec.io_depth = 1;
-            self.spec.measure_submission = false;
-        }
-        self.engine_config.depth = self.spec.io_depth;
-        // One at a time, as fio and the studies: batches move time from completion to submission.
-        let as_fio = kind.is_synchronous() || matches!(kind, EngineKind::Libaio | EngineKind::Uring);
-        let most = u32::from(as_fio);
-        self.engine_config.batch_max = self.batch_submit.unwrap_or(most);
-        self.engine_config.reap_max = self.batch_complete_max.unwrap_or(most);
-        let config = &self.engine_config;
-        let name = kind.name();
-        let uring = matches!(kind, EngineKind::Uring | EngineKind::Passthrough);
-        let cases = [
-            (config.fixed_buffers && !uring, "fixedbufs", "io_uring or io_uring_cmd"),
-            (config.register_files && !uring, "registerfiles", "io_uring or io_uring_cmd"),
-            (!config.nonvectored && kind != EngineKind::Uring, "nonvectored", "io_uring"),
-            (config.polling.sqpoll && !uring, "sqthread_poll", "io_uring or io_uring_cmd"),
-            (
-                config.polling.sqpoll_cpu.is_some() && !config.polling.sqpoll,
-                "sqthread_poll_cpu",
-                "sqthread_poll",
-            ),
-            (config.userspace_reap && kind != EngineKind::Libaio, "userspace_reap", "libaio"),
-            (
-                config.polling.iopoll && !uring && kind != EngineKind::Pvsync2,
-                "hipri",
-                "io_uring, io_uring_cmd or pvsync2",
-            ),
-        ];
-        if let Some((_, option, needs)) = cases.into_iter().find(|(wrong, _, _)| *wrong) {
-            return Err(format!("--{option} does nothing with ioengine={name}; it needs {needs}"));
-        }
-        if config.polling.iopoll && !self.direct && kind != EngineKind::Passthrough {
-            return Err("--hipri polls a device for direct I/O; add --direct=1".to_string());
-        }
-        if self.filenames.is_empty() && kind == EngineKind::Null && self.spec.size_bytes.is_none() {
-            self.spec.size_bytes = Some(1 << 30);
-        }
-        Ok(())
-    }
-
     /// Whether a job changes data, or files and directories.
     pub fn writes(&self) -> bool {
         match self.engine {
             Some(EngineName::Kernel(EngineKind::File(operation))) => operation.writes(),
+            Some(EngineName::Work(_)) => false,
             _ => self.spec.workload.writes(),
         }
     }
@@ -420,70 +361,6 @@ impl PerfJob {
             }
             Some(name) if waits && are_all(&before[previous..], name) => Ok(()),
             Some(name) => Err(format!("--wait_for={name}: other jobs run beside {name}; use stonewall")),
-        }
-    }
-
-    /// Options of engines that create, query or delete files: one I/O is one file, and `size` is that of each.
-    fn finalize_file_operation(&mut self, operation: Option<FileOperation>) -> Result<(), String> {
-        let Some(operation) = operation else {
-            let count = self.filenames.len().max(self.nrfiles as usize);
-            if self.open_files.is_some_and(|open| (open as usize) < count) {
-                return Err(format!("--openfiles is below the {count} files of the job, which are all open"));
-            }
-            return match self.create_on_open {
-                true => Err("--create_on_open is for ioengine=filecreate and dircreate; \
-                             other files are laid out before the jobs start"
-                    .to_string()),
-                false => Ok(()),
-            };
-        };
-        if self.create_on_open && !operation.creates() {
-            return Err("--create_on_open is for ioengine=filecreate and dircreate".to_string());
-        }
-        let spec = &mut self.spec;
-        let cases = [
-            (spec.verify != Verify::Off, "verify"),
-            (spec.flush_every > 0 || spec.flush_at_end, "fsync"),
-            (spec.sizes.is_some(), "bsrange"),
-            (self.direct, "direct"),
-            (self.sync != SyncMode::None, "sync"),
-            (spec.offset_bytes > 0 || spec.offset_percent > 0 || spec.offset_increment > 0, "offset"),
-        ];
-        if let Some((_, option)) = cases.into_iter().find(|(given, _)| *given) {
-            return Err(format!("--{option} is for data; this engine only has the names of files"));
-        }
-        self.operation_file_bytes = spec.size_bytes.take().unwrap_or(u64::from(spec.block_bytes));
-        spec.size_percent = None;
-        Ok(())
-    }
-
-    fn reject_kernel_options(&self) -> Result<(), String> {
-        let config = &self.engine_config;
-        let cases = [
-            (config.fixed_buffers, "fixedbufs"),
-            (config.register_files, "registerfiles"),
-            (config.polling.sqpoll, "sqthread_poll"),
-            (config.polling.iopoll, "hipri"),
-            (config.userspace_reap, "userspace_reap"),
-            (self.batch_submit.is_some_and(|most| most > 0), "iodepth_batch"),
-            (self.batch_complete_max.is_some_and(|most| most > 0), "iodepth_batch_complete_max"),
-            (self.io_priority.is_some(), "prio"),
-            (self.cgroup.is_some(), "cgroup"),
-            (self.create_only, "create_only"),
-            (self.delay_ns > 0, "startdelay"),
-            (self.nice != 0, "nice"),
-            (self.scheduler.is_some(), "ioscheduler"),
-            (self.directory.is_some(), "directory"),
-            (self.nrfiles > 1, "nrfiles"),
-            (self.allow_mounted_write, "allow_mounted_write"),
-            (config.polling.sqpoll_cpu.is_some(), "sqthread_poll_cpu"),
-            (!config.nonvectored, "nonvectored=0"),
-        ];
-        match cases.into_iter().find(|(given, _)| *given) {
-            Some((_, option)) => {
-                Err(format!("--{option} is for the kernel's engines, not for ioengine=bdev"))
-            }
-            None => Ok(()),
         }
     }
 

@@ -2,18 +2,22 @@
 
 mod data;
 mod files;
+mod limits;
 mod pattern;
 mod rates;
 mod run;
 mod unsupported;
+mod work;
 
 use super::job::PerfJob;
 use data::DATA;
 use files::FILES;
+use limits::LIMITS;
 use pattern::PATTERN;
 use rates::RATES;
 use run::RUN;
 use unsupported::{NO_EFFECT, REFUSED};
+use work::WORK;
 
 type Apply = fn(&mut PerfJob, &str) -> Result<(), String>;
 
@@ -75,7 +79,7 @@ const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
 /// Options by topic.
-const TABLES: [&[OptionInfo]; 7] = [FILES, PATTERN, RATES, DATA, RUN, NO_EFFECT, REFUSED];
+const TABLES: [&[OptionInfo]; 9] = [FILES, PATTERN, RATES, LIMITS, DATA, WORK, RUN, NO_EFFECT, REFUSED];
 
 /// Every option, grouped by topic.
 pub const OPTIONS: &[OptionInfo] = &joined::<{ length(&TABLES) }>(&TABLES);
@@ -108,9 +112,11 @@ pub(super) fn find(name: &str) -> Option<&'static OptionInfo> {
     OPTIONS.iter().find(|option| option.name == name || option.aliases.contains(&name))
 }
 
-/// The known name that is nearest to an unknown one, if it is near enough.
+/// The supported name that is nearest to an unknown one, if it is near enough.
 pub(super) fn nearest(name: &str) -> Option<&'static str> {
-    let names = OPTIONS.iter().flat_map(|option| std::iter::once(&option.name).chain(option.aliases));
+    let is_supported = |option: &&OptionInfo| !matches!(option.support, Support::Refused(_));
+    let names = OPTIONS.iter().filter(is_supported);
+    let names = names.flat_map(|option| std::iter::once(&option.name).chain(option.aliases));
     let near = names.map(|known| (edit_distance(name, known), *known)).min()?;
     (near.0 <= 1 + known_length(name) / 4).then_some(near.1)
 }

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{ArrivalProcess, BlockSizes, Distribution, FileService, FioVerify, Verify, Workload};
+use crate::{
+    ArrivalProcess, BlockSizes, BufferContent, Distribution, FileService, FioVerify, FlowOptions,
+    StridedZones, Verify, Workload,
+};
 
 /// Job files and environment variables of a test.
 #[derive(Default)]
@@ -262,13 +265,76 @@ fn comments_aliases_and_empty_last_elements_are_read_as_fio_reads_them() {
     assert_eq!(zones[2].size, crate::ZoneSize::Percent(80.0));
 }
 
+/// The errors of job files that ask for what makes no sense.
+#[test]
+fn options_that_do_nothing_together_are_rejected() {
+    for (options, reason) in [
+        ("fill_device=1\nrw=randread", "needs --rw=write"),
+        ("rate_cycle=500", "does nothing without --rate_min"),
+        ("ignore_error=,,EILSEQ", "mismatches of verify are never ignored"),
+        ("ignore_error=EWHAT", "EWHAT is none of"),
+        ("zonemode=strided", "needs --zonesize"),
+        ("zonemode=zbd", "zoned devices are not supported"),
+        ("zonesize=1k", "--zonerange is below the block size"),
+        ("zonesize=1m\nverify=md5\nrw=write", "excludes verify"),
+        ("dedupe_mode=working_set", "do nothing without --dedupe_percentage"),
+        ("dedupe_percentage=10\nverify=md5\nrw=write", "--verify sets the content"),
+        ("verify_backlog=4", "does nothing without --verify"),
+        ("fallocate=keep", "files have their size before"),
+        ("ioengine=cpuio", "needs --cpuload"),
+        ("ioengine=cpuio\ncpuload=50", "needs --runtime"),
+        ("ioengine=exec", "needs --program"),
+        ("ioengine=bdev\nflow=2", "--flow is for the kernel's engines"),
+        ("exit_what=phase", "it is group, stonewall or all"),
+    ] {
+        let error = parse_file(&format!("[a]\nfilename=x\n{options}\n")).unwrap_err();
+        assert!(error.to_string().contains(reason), "{options}: {error}");
+    }
+}
+
+#[test]
+fn limits_zones_and_contents_have_fios_meaning() {
+    let text = "[global]\nfilename=a:b\nfilesize=4m\nflow_sleep=100\n\
+                [one]\nsize=1g\ncontinue_on_error=write\nignore_error=,ENOSPC:5\nwrite_bw_log\n\
+                rate_min=1k,2k\nzonesize=1m\nzoneskip=3m\n\
+                [two]\nflow=3\nflow_id=7\ndedupe_percentage=50\ndedupe_mode=working_set\ndedupe_working_set_percentage=20\n\
+                buffer_pattern=0xab\nsize=1m\ncreate_on_open=1\n";
+    let jobs = parse_file(text).unwrap().jobs;
+    let (one, two) = (&jobs[0].spec, &jobs[1].spec);
+    assert_eq!((one.size_bytes, one.io_bytes), (Some(8 << 20), Some(1 << 30)));
+    assert_eq!((two.size_bytes, two.io_bytes), (Some(1 << 20), None));
+    assert_eq!((one.errors.continues, &one.errors.ignored), ([false, true], &[vec![], vec![28, 5]]));
+    assert_eq!(one.rate_minima.bytes, [Some(1024), Some(2048), Some(2048)]);
+    let zones = StridedZones { range_bytes: 1 << 20, size_bytes: 1 << 20, skip_bytes: 3 << 20 };
+    assert_eq!((one.zones, one.flow, two.zones), (Some(zones), None, None));
+    assert_eq!(one.log.bandwidth.as_deref(), Some(std::path::Path::new("one")));
+    assert_eq!(two.flow, Some(FlowOptions { id: 7, weight: 3, sleep_ns: 100_000 }));
+    let BufferContent::Reducible(content) = &two.content else { panic!("{:?}", two.content) };
+    assert_eq!((content.working_set_percent, content.pattern.as_slice()), (Some(20), [0xab].as_slice()));
+    assert!(jobs[0].allocates && !jobs[1].allocates);
+}
+
+#[test]
+fn no_hint_points_to_a_rejected_option() {
+    let is_refused = |name: &str| {
+        OPTIONS.iter().any(|option| option.name == name && matches!(option.support, Support::Refused(_)))
+    };
+    for option in OPTIONS {
+        // A name with a letter too few or too many.
+        for typo in [option.name[..option.name.len() - 1].to_string(), format!("{}x", option.name)] {
+            let near = super::options::nearest(&typo);
+            assert!(near.is_none_or(|near| !is_refused(near)), "{typo}: {near:?}");
+        }
+    }
+}
+
 #[test]
 fn options_without_effect_have_one_warning_each() {
     let text =
-        "[global]\nfilename=x\ngtod_reduce=1\n[a]\nfallocate=none\nunlink=1\n[b]\ngtod_reduce=1\niomem=shm\n";
+        "[global]\nfilename=x\ngtod_reduce=1\n[a]\noverwrite=1\nunlink=1\n[b]\ngtod_reduce=1\niomem=shm\n";
     let plan = parse_file(text).unwrap();
     let named: Vec<&str> = plan.warnings.iter().filter_map(|line| line.split(' ').nth(1)).collect();
-    assert_eq!(named, ["gtod_reduce=1", "fallocate=none", "unlink=1", "iomem=shm"]);
+    assert_eq!(named, ["gtod_reduce=1", "overwrite=1", "unlink=1", "iomem=shm"]);
     assert!(plan.warnings[0].starts_with("a.fio:3: gtod_reduce=1 has no effect: "), "{:?}", plan.warnings);
     for refused in ["verify_state_load=1", "mem=cudamalloc", "iodepth_batch_complete_min=8"] {
         let error = parse_file(&format!("[a]\nfilename=x\n{refused}\n")).unwrap_err().to_string();
@@ -287,7 +353,7 @@ fn options_without_effect_have_one_warning_each() {
     // A value may be the next word.
     let line = "--name=a --filename=x --fallocate none --mem malloc --unlink --rw=read";
     let plan = super::plan(&words(line), &TestFiles::default()).unwrap();
-    assert_eq!((plan.jobs.len(), plan.warnings.len()), (1, 3), "{:?}", plan.warnings);
+    assert_eq!((plan.jobs.len(), plan.warnings.len()), (1, 2), "{:?}", plan.warnings);
     let error =
         super::plan(&words("--name=a --filename=x --mem"), &TestFiles::default()).unwrap_err().to_string();
     assert!(error.contains("--mem needs a value"), "{error}");

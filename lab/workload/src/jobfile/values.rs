@@ -244,3 +244,34 @@ pub(super) fn bytes_or_percent(text: &str, base: u64) -> ValueResult<(Option<u64
         None => Ok((Some(bytes(text, base)?), None)),
     }
 }
+
+/// Names of error numbers of POSIX that I/Os end with.
+const ERRORS: [(&str, i32); 14] = [
+    ("EPERM", 1),
+    ("EIO", 5),
+    ("ENXIO", 6),
+    ("EAGAIN", 11),
+    ("ENOMEM", 12),
+    ("EBUSY", 16),
+    ("EINVAL", 22),
+    ("EFBIG", 27),
+    ("ENOSPC", 28),
+    ("EROFS", 30),
+    ("ENODATA", 61),
+    ("EILSEQ", 84),
+    ("EOPNOTSUPP", 95),
+    ("ETIMEDOUT", 110),
+];
+
+/// `ENOSPC:5`
+pub(super) fn errors(text: &str) -> ValueResult<Vec<i32>> {
+    let error = |part: &str| {
+        let part = part.trim();
+        let named = ERRORS.iter().find(|(name, _)| *name == part).map(|(_, number)| *number);
+        let numbered = || part.parse::<i32>().ok().filter(|number| (1..4096).contains(number));
+        named.or_else(numbered).ok_or_else(|| {
+            format!("{part} is none of {} and no number", ERRORS.map(|(name, _)| name).join(", "))
+        })
+    };
+    text.split(':').filter(|part| !part.trim().is_empty()).map(error).collect()
+}

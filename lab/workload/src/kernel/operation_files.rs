@@ -110,8 +110,6 @@ mod tests {
         assert!(!is_clean);
         let error = run(&directory, "--ioengine=filestat --filesize=4k --verify=crc32c").unwrap_err();
         assert!(error.contains("verify"), "{error}");
-        let error = run(&directory, "--ioengine=psync --size=4k --create_on_open=1").unwrap_err();
-        assert!(error.contains("create_on_open"), "{error}");
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -21,6 +21,7 @@ pub(super) enum PerfOutputFormat {
     Normal,
     Json,
     JsonPlus,
+    Terse,
 }
 
 /// Options that apply to no job in particular.
@@ -50,10 +51,17 @@ impl RunOptions {
             "normal" => Ok(PerfOutputFormat::Normal),
             "json" => Ok(PerfOutputFormat::Json),
             "json+" => Ok(PerfOutputFormat::JsonPlus),
-            other => {
-                Err(CommandError::usage(format!("--output-format={other}: expected normal, json or json+")))
-            }
+            "terse" => Ok(PerfOutputFormat::Terse),
+            other => Err(CommandError::usage(format!(
+                "--output-format={other}: expected normal, json, json+ or terse"
+            ))),
         };
+        let version = text("terse_version", "3");
+        if version != "3" {
+            return Err(CommandError::usage(format!("--terse-version={version}: only version 3 is written")));
+        }
+        let formats =
+            if flag("minimal", "0")? { "terse".to_string() } else { text("output_format", "normal") };
         let eta = match text("eta", "auto").as_str() {
             "always" => true,
             "never" => false,
@@ -69,7 +77,7 @@ impl RunOptions {
             })
         });
         Ok(RunOptions {
-            formats: text("output_format", "normal").split(',').map(format).collect::<Result<_, _>>()?,
+            formats: formats.split(',').map(format).collect::<Result<_, _>>()?,
             output: plan.run_option("output").map(PathBuf::from),
             config: plan.run_option("config").map(PathBuf::from),
             reactor_options: machine_options(

@@ -55,6 +55,72 @@ pub(super) const DATA: &[OptionInfo] = &[
             Ok(())
         },
     ),
+    job(
+        "verify_backlog",
+        &[],
+        "N",
+        "verified writes after which they are read back, before the job goes on",
+        |job, v| {
+            job.spec.verify_backlog = in_range(v, 0, 1 << 24)? as u32;
+            Ok(())
+        },
+    ),
+    job(
+        "verify_backlog_batch",
+        &["verify_batch"],
+        "N",
+        "how many writes of the backlog are read back at a time; all by default",
+        |job, v| {
+            job.spec.verify_batch = in_range(v, 0, 1 << 24)? as u32;
+            Ok(())
+        },
+    ),
+    job("buffer_compress_percentage", &[], "50", "percentage of written data that compresses", |job, v| {
+        job.reducible.compress_percent = in_range(v, 0, 100)? as u8;
+        Ok(())
+    }),
+    job(
+        "buffer_compress_chunk",
+        &[],
+        "SIZE",
+        "distance of the parts of a block that compress; 512 by default, 0 for one part a block",
+        |job, v| {
+            job.reducible.chunk_bytes = bytes_u32(v, job.kb_base)?;
+            Ok(())
+        },
+    ),
+    job("dedupe_percentage", &[], "50", "percentage of writes with the content of others", |job, v| {
+        job.reducible.dedupe_percent = in_range(v, 0, 100)? as u8;
+        Ok(())
+    }),
+    job(
+        "dedupe_mode",
+        &[],
+        "repeat",
+        "repeat the last unique write, or write content of a working_set",
+        |job, v| {
+            job.reducible.working_set_percent = match v {
+                "repeat" => None,
+                "working_set" => job.reducible.working_set_percent.or(Some(5)),
+                _ => return Err("it is repeat or working_set".to_string()),
+            };
+            Ok(())
+        },
+    ),
+    job(
+        "dedupe_working_set_percentage",
+        &[],
+        "5",
+        "size of the working_set, in percent of the blocks of the region",
+        |job, v| {
+            job.reducible.working_set_percent = Some(in_range(v, 1, 100)? as u8);
+            Ok(())
+        },
+    ),
+    switch("dedupe_global", "all jobs with this option have one working_set", |job, v| {
+        job.reducible.global = flag(v)?;
+        Ok(())
+    }),
     switch("refill_buffers", "new random bytes for every write", |job, v| {
         job.spec.content = if flag(v)? { BufferContent::FreshNoise } else { BufferContent::Noise };
         Ok(())
@@ -67,22 +133,6 @@ pub(super) const DATA: &[OptionInfo] = &[
         job.spec.content = BufferContent::Pattern(pattern(v)?);
         Ok(())
     }),
-    OptionInfo {
-        name: "continue_on_error",
-        aliases: &[],
-        value: "BOOL",
-        switch: true,
-        help: "continue after an I/O error",
-        support: Support::PerfJob(|job, v| {
-            job.spec.continue_on_error = match v {
-                "none" => false,
-                "all" | "io" => true,
-                v => flag(v)
-                    .map_err(|_| "it is none, io, all, 0 or 1; one kind of I/O alone is not supported")?,
-            };
-            Ok(())
-        }),
-    },
     // io_uring and libaio.
     switch("hipri", "poll for completions", |job, v| {
         job.engine_config.polling.iopoll = flag(v)?;

@@ -5,6 +5,7 @@ use io_engines::{EngineKind, SyncMode};
 use super::{OptionInfo, job, switch};
 use crate::jobfile::job::{EngineName, PerfJob};
 use crate::jobfile::values::*;
+use crate::work::WorkKind;
 
 /// Files and engines.
 pub(super) const FILES: &[OptionInfo] = &[
@@ -46,7 +47,7 @@ pub(super) const FILES: &[OptionInfo] = &[
         "ioengine",
         &[],
         "io_uring",
-        "psync, pvsync2, libaio, io_uring, io_uring_cmd, null, filecreate, filestat, filedelete, dircreate, dirstat, dirdelete, or bdev (Ringbolt's own; also spdk and spdk_bdev); iou, iou-c and iou-s are io_uring's modes",
+        "psync, pvsync2, libaio, io_uring, io_uring_cmd, null, falloc, ftruncate, filecreate, filestat, filedelete, dircreate, dirstat, dirdelete, cpuio, exec, or bdev (Ringbolt's own; also spdk and spdk_bdev); iou, iou-c and iou-s are io_uring's modes",
         ioengine,
     ),
     switch("direct", "bypass the page cache (O_DIRECT)", |job, v| {
@@ -96,7 +97,7 @@ pub(super) const FILES: &[OptionInfo] = &[
     ),
     switch(
         "create_on_open",
-        "create files when they are opened; only with filecreate and dircreate",
+        "create files when they are opened; of other engines than filecreate and dircreate: do not allocate them",
         |job, v| {
             job.create_on_open = flag(v)?;
             Ok(())
@@ -109,6 +110,21 @@ pub(super) const FILES: &[OptionInfo] = &[
         "files open at a time; at least nrfiles, except with filecreate and its like",
         |job, v| {
             job.open_files = Some(in_range(v, 1, 65_536)? as u32);
+            Ok(())
+        },
+    ),
+    job(
+        "fallocate",
+        &[],
+        "none",
+        "whether files that are only written are allocated before: native or posix, as by default; none or truncate",
+        |job, v| {
+            job.allocates = match v {
+                "native" | "posix" | "1" => true,
+                "none" | "truncate" | "0" => false,
+                "keep" => return Err("files have their size before the jobs start".to_string()),
+                _ => return Err("it is native, posix, none or truncate".to_string()),
+            };
             Ok(())
         },
     ),
@@ -134,12 +150,20 @@ fn ioengine(job: &mut PerfJob, value: &str) -> Result<(), String> {
             job.engine = Some(EngineName::Bdev);
             return Ok(());
         }
+        "cpuio" => {
+            job.engine = Some(EngineName::Work(WorkKind::Cpu));
+            return Ok(());
+        }
+        "exec" => {
+            job.engine = Some(EngineName::Work(WorkKind::Program));
+            return Ok(());
+        }
         "iou" | "iou-c" | "iou-s" => EngineKind::Uring,
         "sync" | "pread" => EngineKind::Psync,
         "vsync" | "pvsync" => EngineKind::Pvsync2,
         name => EngineKind::from_name(name).ok_or_else(|| {
             let names = EngineKind::NAMES.map(|(_, name)| name).join(", ");
-            format!("it is one of {names}, iou, iou-c, iou-s, bdev")
+            format!("it is one of {names}, iou, iou-c, iou-s, cpuio, exec, bdev")
         })?,
     };
     job.engine = Some(EngineName::Kernel(kind));

@@ -93,8 +93,18 @@ pub(super) const PATTERN: &[OptionInfo] = &[
         Ok(())
     }),
     job(
+        "filesize",
+        &[],
+        "SIZE",
+        "size of each file; size is then the bytes of I/O, if it is larger",
+        |job, v| {
+            job.file_bytes = Some(bytes(v, job.kb_base)?).filter(|bytes| *bytes > 0);
+            Ok(())
+        },
+    ),
+    job(
         "size",
-        &["filesize"],
+        &[],
         "SIZE|%",
         "size of the region, divided among the files, or a percentage of each file",
         |job, v| {
@@ -141,6 +151,28 @@ pub(super) const PATTERN: &[OptionInfo] = &[
     }),
     job("startdelay", &[], "5s", "delay before a job starts", |job, v| {
         job.delay_ns = time(v, SECOND)?;
+        Ok(())
+    }),
+    // Zones.
+    job("zonemode", &[], "strided", "none, or strided: zonesize bytes of each zone", |job, v| {
+        job.zones.0 = match v {
+            "none" => Some(false),
+            "strided" => Some(true),
+            "zbd" => return Err("zoned devices are not supported".to_string()),
+            _ => return Err("it is none or strided".to_string()),
+        };
+        Ok(())
+    }),
+    job("zonerange", &[], "SIZE", "length of a zone; zonesize by default", |job, v| {
+        job.zones.1.range_bytes = bytes(v, job.kb_base)?;
+        Ok(())
+    }),
+    job("zonesize", &[], "SIZE", "bytes of I/O in a zone, then the next zone follows", |job, v| {
+        job.zones.1.size_bytes = bytes(v, job.kb_base)?;
+        Ok(())
+    }),
+    job("zoneskip", &[], "SIZE", "bytes between two zones", |job, v| {
+        job.zones.1.skip_bytes = bytes(v, job.kb_base)?;
         Ok(())
     }),
     // Random offsets.

@@ -1,6 +1,7 @@
 //! Copies, groups, scheduling, reports, logs and the options of a run.
 
 use super::{MS, OptionInfo, SECOND, Support, job, run, switch};
+use crate::jobfile::job::ExitScope;
 use crate::jobfile::values::*;
 use crate::log::COARSENESS_MAX;
 
@@ -51,10 +52,25 @@ pub(super) const RUN: &[OptionInfo] = &[
             Ok(())
         },
     ),
-    switch("exitall", "when the job finishes, stop all others", |job, v| {
+    switch("exitall", "when the job finishes, stop the others that exit_what names", |job, v| {
         job.exitall = flag(v)?;
         Ok(())
     }),
+    job(
+        "exit_what",
+        &[],
+        "stonewall",
+        "what exitall stops: group, the jobs of the job's reporting group, as by default; stonewall, all jobs up to the next stonewall; all, the others, too",
+        |job, v| {
+            job.exit_scope = match v {
+                "group" => ExitScope::Group,
+                "stonewall" => ExitScope::Running,
+                "all" => ExitScope::All,
+                _ => return Err("it is group, stonewall or all".to_string()),
+            };
+            Ok(())
+        },
+    ),
     job("cpus_allowed", &[], "0-3,5", "cores", |job, v| {
         job.cpus = Some(cpus(v)?);
         Ok(())
@@ -275,6 +291,16 @@ pub(super) const RUN: &[OptionInfo] = &[
             Ok(())
         },
     ),
+    job(
+        "timeline",
+        &[],
+        "MS",
+        "time between entries of the result's timeline, which has the I/Os and completion latencies over the run; costs nothing per I/O; none by default",
+        |job, v| {
+            job.spec.timeline_ns = in_range(v, 1, 3_600_000)? * MS;
+            Ok(())
+        },
+    ),
     job("kb_base", &[], "1024", "value of k: 1024 or 1000", |job, v| {
         job.kb_base = match v {
             "1024" => 1024,
@@ -294,7 +320,9 @@ pub(super) const RUN: &[OptionInfo] = &[
     // The run.
     run("section", "NAME", false, "run only this section of the job files; may be repeated"),
     run("output", "FILE", false, "file for the result; standard output by default"),
-    run("output_format", "json", false, "normal, json or json+; several separated by commas"),
+    run("output_format", "json", false, "normal, json, json+ or terse; several separated by commas"),
+    run("minimal", "BOOL", true, "the same as output_format=terse"),
+    run("terse_version", "3", false, "version of the terse format: 3"),
     run("eta", "auto", false, "print a line each second on standard error: auto, always, never"),
     run("status_interval", "TIME", false, "interval of a line of totals on standard error"),
     run("showcmd", "BOOL", true, "print the jobs as command lines and exit"),

@@ -1,0 +1,259 @@
+//! Which options go together, and what they mean together.
+
+use io_engines::{EngineKind, FileOperation, SyncMode};
+
+use super::{EngineName, PerfJob};
+use crate::spec::{BufferContent, FioVerify, RateMinima, StridedZones, Verify, Workload};
+use crate::steady::{DURATION_S_MAX, SteadyCriterion, SteadyOptions};
+
+impl PerfJob {
+    /// A pattern without another kind of verification is one, as in fio.
+    pub(super) fn finalize_verify(&mut self) -> Result<(), String> {
+        let spec = &mut self.spec;
+        if !spec.verify_pattern.is_empty() && matches!(spec.verify, Verify::Off | Verify::Pattern) {
+            spec.verify = Verify::Fio(FioVerify::Pattern);
+        }
+        let is_fio = matches!(spec.verify, Verify::Fio(_));
+        let cases = [
+            (!spec.verify_pattern.is_empty(), "verify_pattern"),
+            (spec.verify_interval.is_some(), "verify_interval"),
+        ];
+        if spec.verify == Verify::Off && (spec.verify_backlog > 0 || spec.verify_batch > 0) {
+            return Err("--verify_backlog does nothing without --verify".to_string());
+        }
+        match cases.into_iter().find(|(given, _)| *given && !is_fio) {
+            Some((_, option)) => {
+                Err(format!("--{option} does nothing without one of fio's kinds of --verify"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn finalize_steady(&mut self) -> Result<(), String> {
+        let (criterion, duration_ns, ramp_ns) = self.steady;
+        if duration_ns == 0 {
+            let given = criterion.is_some() || ramp_ns > 0;
+            let message = "--steadystate does nothing without --steadystate_duration; for example 10s";
+            return if given { Err(message.to_string()) } else { Ok(()) };
+        }
+        let duration_s = u32::try_from(duration_ns / 1_000_000_000).unwrap_or(u32::MAX);
+        if !(2..=DURATION_S_MAX).contains(&duration_s) {
+            return Err(format!("--steadystate_duration is 2 to {DURATION_S_MAX} seconds"));
+        }
+        if self.group_reporting && self.numjobs > 1 {
+            let message = "--steadystate judges each job by itself; remove --group_reporting or --numjobs";
+            return Err(message.to_string());
+        }
+        let criterion = criterion.unwrap_or(SteadyCriterion::DEFAULT);
+        self.spec.steady = Some(SteadyOptions { criterion, duration_s, ramp_ns });
+        Ok(())
+    }
+
+    /// As in fio, `filesize` is the size of each file, and a larger `size` the I/O over all of them.
+    pub(super) fn finalize_file_size(&mut self) {
+        let Some(file_bytes) = self.file_bytes else { return };
+        if matches!(self.engine, Some(EngineName::Kernel(EngineKind::File(_)))) {
+            // The size of an operation is that of a file.
+            self.spec.size_bytes.get_or_insert(file_bytes);
+            return;
+        }
+        let files =
+            if self.filenames.is_empty() { self.nrfiles as usize } else { self.filenames.len() } as u64;
+        let region = file_bytes.saturating_mul(files);
+        if let Some(size) = self.spec.size_bytes.filter(|size| *size > region) {
+            self.spec.io_bytes.get_or_insert(size);
+        }
+        self.spec.size_bytes = Some(self.spec.size_bytes.map_or(region, |size| size.min(region)));
+    }
+
+    pub(super) fn finalize_zones(&mut self) -> Result<(), String> {
+        let (mode, zones) = self.zones;
+        // As in fio, zonesize alone means strided.
+        let is_strided = mode.unwrap_or(zones.size_bytes > 0);
+        if !is_strided {
+            return Ok(());
+        }
+        if zones.size_bytes == 0 {
+            return Err("--zonemode=strided needs --zonesize".to_string());
+        }
+        if self.spec.verify != Verify::Off || self.spec.sequence != Default::default() {
+            return Err("--zonemode=strided excludes verify and a step or sequence in --rw".to_string());
+        }
+        let range_bytes = if zones.range_bytes == 0 { zones.size_bytes } else { zones.range_bytes };
+        if range_bytes < u64::from(self.spec.block_bytes) {
+            return Err("--zonerange is below the block size".to_string());
+        }
+        self.spec.zones = Some(StridedZones { range_bytes, ..zones });
+        Ok(())
+    }
+
+    pub(super) fn finalize_content(&mut self) -> Result<(), String> {
+        let mut content = self.reducible.clone();
+        if content.dedupe_percent == 0 && content.compress_percent == 0 {
+            let given = content.global || content.working_set_percent.is_some();
+            let message = "--dedupe_mode, --dedupe_global and --dedupe_working_set_percentage do nothing without \
+                           --dedupe_percentage";
+            return if given { Err(message.to_string()) } else { Ok(()) };
+        }
+        if self.spec.verify != Verify::Off {
+            let message = "--verify sets the content of blocks, which excludes --dedupe_percentage and \
+                           --buffer_compress_percentage";
+            return Err(message.to_string());
+        }
+        if let BufferContent::Pattern(pattern) = &self.spec.content {
+            content.pattern = pattern.clone();
+        }
+        self.spec.content = BufferContent::Reducible(Box::new(content));
+        Ok(())
+    }
+
+    pub(super) fn finalize_limits(&mut self) -> Result<(), String> {
+        let only_writes = matches!(self.spec.workload, Workload::Write | Workload::RandWrite);
+        // The other options of a flow may stand in [global], for the jobs with a weight.
+        self.spec.flow = self.spec.flow.filter(|flow| flow.weight > 0);
+        if self.spec.fills_device && !only_writes {
+            return Err("--fill_device needs --rw=write or randwrite".to_string());
+        }
+        if self.spec.fills_device && self.spec.time_based {
+            return Err("--fill_device ends when the device is full, which excludes --time_based".to_string());
+        }
+        if !self.spec.rate_minima.is_on() && self.spec.rate_minima.cycle_ns != RateMinima::default().cycle_ns
+        {
+            return Err("--rate_cycle does nothing without --rate_min or --rate_iops_min".to_string());
+        }
+        Ok(())
+    }
+
+    pub(super) fn finalize_pauses_and_trims(&self) -> Result<(), String> {
+        let think = self.spec.think;
+        let cases = [
+            (think.spin_ns > 0, "thinktime_spin"),
+            (think.blocks > 0, "thinktime_blocks"),
+            (think.counts_issued, "thinktime_blocks_type"),
+            (think.interval_ns > 0, "thinktime_iotime"),
+        ];
+        if let Some((_, option)) = cases.into_iter().find(|(given, _)| *given && think.ns == 0) {
+            return Err(format!("--{option} does nothing without --thinktime"));
+        }
+        if self.spec.workload.writes_what_it_trims() {
+            let cases = [
+                (self.spec.sizes.is_some(), "several block sizes"),
+                (!self.spec.rates.is_closed_loop(), "rate"),
+                (self.spec.verify != Verify::Off, "verify"),
+            ];
+            if let Some((_, option)) = cases.into_iter().find(|(given, _)| *given) {
+                return Err(format!("--rw={} excludes {option}", self.spec.workload.name()));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn finalize_kernel(&mut self, kind: EngineKind) -> Result<(), String> {
+        self.engine_config.kind = kind;
+        self.engine_config.polling.iopoll |= self.polling_mode.0;
+        self.engine_config.polling.sqpoll |= self.polling_mode.1;
+        if kind.is_synchronous() {
+            // Synchronous engines have a depth of 1, whatever iodepth is given, as in fio.
+            self.spec.io_depth = 1;
+            self.spec.measure_submission = false;
+        }
+        self.engine_config.depth = self.spec.io_depth;
+        // One at a time, as fio and the studies: batches move time from completion to submission.
+        let as_fio = kind.is_synchronous() || matches!(kind, EngineKind::Libaio | EngineKind::Uring);
+        let most = u32::from(as_fio);
+        self.engine_config.batch_max = self.batch_submit.unwrap_or(most);
+        self.engine_config.reap_max = self.batch_complete_max.unwrap_or(most);
+        let config = &self.engine_config;
+        let name = kind.name();
+        let uring = matches!(kind, EngineKind::Uring | EngineKind::Passthrough);
+        let cases = [
+            (config.fixed_buffers && !uring, "fixedbufs", "io_uring or io_uring_cmd"),
+            (config.register_files && !uring, "registerfiles", "io_uring or io_uring_cmd"),
+            (!config.nonvectored && kind != EngineKind::Uring, "nonvectored", "io_uring"),
+            (config.polling.sqpoll && !uring, "sqthread_poll", "io_uring or io_uring_cmd"),
+            (
+                config.polling.sqpoll_cpu.is_some() && !config.polling.sqpoll,
+                "sqthread_poll_cpu",
+                "sqthread_poll",
+            ),
+            (config.userspace_reap && kind != EngineKind::Libaio, "userspace_reap", "libaio"),
+            (
+                config.polling.iopoll && !uring && kind != EngineKind::Pvsync2,
+                "hipri",
+                "io_uring, io_uring_cmd or pvsync2",
+            ),
+        ];
+        if let Some((_, option, needs)) = cases.into_iter().find(|(wrong, _, _)| *wrong) {
+            return Err(format!("--{option} does nothing with ioengine={name}; it needs {needs}"));
+        }
+        if config.polling.iopoll && !self.direct && kind != EngineKind::Passthrough {
+            return Err("--hipri polls a device for direct I/O; add --direct=1".to_string());
+        }
+        if self.filenames.is_empty() && kind == EngineKind::Null && self.spec.size_bytes.is_none() {
+            self.spec.size_bytes = Some(1 << 30);
+        }
+        Ok(())
+    }
+
+    /// Options of engines that create, query or delete files: one I/O is one file, and `size` is that of each.
+    pub(super) fn finalize_file_operation(&mut self, operation: Option<FileOperation>) -> Result<(), String> {
+        let Some(operation) = operation else {
+            let count = self.filenames.len().max(self.nrfiles as usize);
+            if self.open_files.is_some_and(|open| (open as usize) < count) {
+                return Err(format!("--openfiles is below the {count} files of the job, which are all open"));
+            }
+            // Such files are made without being allocated, and grow as they are written.
+            self.allocates &= !self.create_on_open;
+            return Ok(());
+        };
+        if self.create_on_open && !operation.creates() {
+            return Err("--create_on_open is for ioengine=filecreate and dircreate".to_string());
+        }
+        let spec = &mut self.spec;
+        let cases = [
+            (spec.verify != Verify::Off, "verify"),
+            (spec.flush_every > 0 || spec.flush_at_end, "fsync"),
+            (spec.sizes.is_some(), "bsrange"),
+            (self.direct, "direct"),
+            (self.sync != SyncMode::None, "sync"),
+            (spec.offset_bytes > 0 || spec.offset_percent > 0 || spec.offset_increment > 0, "offset"),
+        ];
+        if let Some((_, option)) = cases.into_iter().find(|(given, _)| *given) {
+            return Err(format!("--{option} is for data; this engine only has the names of files"));
+        }
+        self.operation_file_bytes = spec.size_bytes.take().unwrap_or(u64::from(spec.block_bytes));
+        spec.size_percent = None;
+        Ok(())
+    }
+
+    pub(super) fn reject_kernel_options(&self) -> Result<(), String> {
+        let config = &self.engine_config;
+        let cases = [
+            (config.fixed_buffers, "fixedbufs"),
+            (config.register_files, "registerfiles"),
+            (config.polling.sqpoll, "sqthread_poll"),
+            (config.polling.iopoll, "hipri"),
+            (config.userspace_reap, "userspace_reap"),
+            (self.batch_submit.is_some_and(|most| most > 0), "iodepth_batch"),
+            (self.batch_complete_max.is_some_and(|most| most > 0), "iodepth_batch_complete_max"),
+            (self.io_priority.is_some(), "prio"),
+            (self.spec.flow.is_some(), "flow"),
+            (self.cgroup.is_some(), "cgroup"),
+            (self.create_only, "create_only"),
+            (self.delay_ns > 0, "startdelay"),
+            (self.nice != 0, "nice"),
+            (self.scheduler.is_some(), "ioscheduler"),
+            (self.directory.is_some(), "directory"),
+            (self.nrfiles > 1, "nrfiles"),
+            (self.allow_mounted_write, "allow_mounted_write"),
+            (config.polling.sqpoll_cpu.is_some(), "sqthread_poll_cpu"),
+            (!config.nonvectored, "nonvectored=0"),
+        ];
+        match cases.into_iter().find(|(given, _)| *given) {
+            Some((_, option)) => {
+                Err(format!("--{option} is for the kernel's engines, not for ioengine=bdev"))
+            }
+            None => Ok(()),
+        }
+    }
+}
