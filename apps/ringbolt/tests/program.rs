@@ -332,6 +332,21 @@ fn lab_import_prints_fio_results_as_csv() {
     let mut lines = table.lines();
     assert!(lines.next().unwrap().starts_with("jobname,group,direction,rw,engine,bs_kib,procs,qd,iops"));
     assert!(lines.next().unwrap().starts_with("\"a,b\",0,read,randread,null,4,1,1,"), "{table}");
+    // A file of another program is named, and those after it are imported, told apart by their paths.
+    let (other, foreign) = (directory.join("again/out.json"), directory.join("foreign.json"));
+    std::fs::create_dir_all(other.parent().unwrap()).unwrap();
+    std::fs::copy(&path, &other).unwrap();
+    std::fs::write(&foreign, "{\"version\": 1}").unwrap();
+    let files = [&path, &foreign, &other].map(|path| path.to_str().unwrap());
+    let output = ringbolt(&[&["lab", "import"], &files[..]].concat());
+    let (table, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(
+        stderr.contains("foreign.json holds no fio results") && stderr.contains("1 of 3 files"),
+        "{stderr}"
+    );
+    let sources: Vec<&str> = table.lines().skip(1).filter_map(|line| line.rsplit(',').next()).collect();
+    assert_eq!(sources, [files[0], files[2]], "{table}");
     std::fs::remove_dir_all(directory).unwrap();
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use crate::record::RoleRecord;
+use crate::record::{RoleRecord, TimelineSlice};
 
 /// fio's keys of the stored percentiles, and their names in metrics.
 const PERCENTILES: [(&str, &str); 6] = [
@@ -85,9 +85,17 @@ fn group(name: String, job: &Json, jobs: u64) -> JobGroupResult {
     if let Some(switches) = job["ctx"].as_f64().filter(|_| seconds > 0.0) {
         record.set("context_switches_per_s", switches / seconds);
     }
+    record.timeline = job["timeline"].as_array().into_iter().flatten().filter_map(slice).collect();
     let errors =
         job["total_err"].as_u64().unwrap_or(0).max(job["error"].as_i64().unwrap_or(0).unsigned_abs());
     JobGroupResult { name, record, ios, errors }
+}
+
+/// An entry of `ringbolt perf`'s timeline: milliseconds, I/Os, then nanoseconds and I/Os alternately.
+fn slice(entry: &Json) -> Option<TimelineSlice> {
+    let numbers: Vec<u64> = entry[2].as_array()?.iter().map(Json::as_u64).collect::<Option<_>>()?;
+    let clat = numbers.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+    Some(TimelineSlice { at_ms: entry[0].as_f64()?, ios: entry[1].as_u64()?, clat })
 }
 
 fn count(side: &Json) -> f64 {

@@ -91,9 +91,20 @@ impl LoadGenerator {
         let mut arguments = vec![self.program.display().to_string()];
         arguments.extend(self.arguments.clone());
         arguments.extend(job.perf_options());
+        arguments.push(timeline_option(job.runtime_s));
         arguments.push("--output-format=json".into());
         arguments.push(format!("--output={}", output.display()));
         arguments.push("--eta=never".into());
+        arguments
+    }
+
+    /// The command that runs the job file of a cell: as [`command`](Self::command), with a timeline of the measurement
+    /// where the generator has one.
+    pub(crate) fn cell_command(&self, job_file: &Path, output: &Path, runtime_s: f64) -> Vec<String> {
+        let mut arguments = self.command(job_file, output);
+        if self.name != "fio" {
+            arguments.push(timeline_option(runtime_s));
+        }
         arguments
     }
 
@@ -146,6 +157,13 @@ impl LoadGenerator {
         let _ = fs::remove_file(&output);
         result
     }
+}
+
+/// Slices of a cell's timeline: enough to see a change, few enough to store with every repetition.
+const TIMELINE_SLICES: f64 = 24.0;
+
+fn timeline_option(runtime_s: f64) -> String {
+    format!("--timeline={:.0}", (runtime_s * 1e3 / TIMELINE_SLICES).clamp(10.0, 3.6e6))
 }
 
 /// The state of a generator process, as [`run`] reports it.

@@ -53,7 +53,7 @@ pub use order::{PlannedMeasurement, is_second_side, measurement_order};
 pub use record::{
     CellParameters, CellRecord, GeneratorInfo, MachineRecord, ParameterValue, PlannedCell, PlannedDevice,
     PlannedExperiment, RoleRecord, RunDirectory, RunDirectoryError, RunPlan, RunWriter, SCHEMA,
-    SchedulerState,
+    SchedulerState, TimelineSlice,
 };
 pub use scatter::{Scatter, pooled_scatter};
 

@@ -274,6 +274,20 @@ pub struct RoleRecord {
     /// Latency histograms by name (`clat`, `lat`): pairs of nanoseconds and number of I/Os.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub histograms: BTreeMap<String, Vec<(u64, u64)>>,
+    /// I/Os and completion latencies over the measurement, in order of time; empty if the generator reports none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub timeline: Vec<TimelineSlice>,
+}
+
+/// The I/Os that completed in one interval of a measurement.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TimelineSlice {
+    /// End of the interval, in milliseconds from the start of the measurement.
+    pub at_ms: f64,
+    /// Completed I/Os.
+    pub ios: u64,
+    /// Completion latencies: pairs of nanoseconds, the highest of a bucket, and number of I/Os.
+    pub clat: Vec<(u64, u64)>,
 }
 
 impl RoleRecord {

@@ -441,7 +441,7 @@ impl CellRunner<'_> {
         record.generator = self.setup.generator_info.clone();
         record.generator.name = generator.name.clone();
         let command = match generator.input {
-            GeneratorInput::JobFile => generator.command(&job_file, &output),
+            GeneratorInput::JobFile => generator.cell_command(&job_file, &output, self.run.cell.runtime_s),
             GeneratorInput::Arguments => generator.options_command(&job, &output),
         };
         record.job_file = job_text;

@@ -5,7 +5,7 @@
 //! dashes as an attribute instead of many short lines; a label at the end of each line instead of a legend;
 //! and a few kilobytes per chart, because a page may hold hundreds.
 //!
-//! The chart types are [`Plot`] (lines), [`BarChart`] (grouped bars), [`StackedColumns`] and [`Heatmap`].
+//! The chart types are [`Plot`] (lines), [`BarChart`] (grouped bars), [`StackedColumns`], [`Heatmap`] and [`OverTime`].
 //! `svg()` returns the `<svg>` element with all text escaped, or an empty string for a chart without data.
 //!
 //! ```
@@ -24,6 +24,7 @@ mod bars;
 mod heatmap;
 mod labels;
 mod number;
+mod over_time;
 mod palette;
 mod plot;
 mod scale;
@@ -34,6 +35,7 @@ mod tests;
 pub use bars::{BarChart, BarGroup, ChartBar, StackedColumn, StackedColumns};
 pub use heatmap::Heatmap;
 pub use number::{format_integer, format_number};
+pub use over_time::{HeatCell, OverTime};
 pub(crate) use palette::canonical_rank;
 pub use plot::{Axis, Plot, Series};
 pub use scale::AxisScale;

@@ -6,7 +6,9 @@
 //! changes where there is none. A cell that was measured once in either run has a ratio but no interval, and is never
 //! reported as faster or slower.
 
+mod many;
 mod render;
+mod render_many;
 mod self_check;
 #[cfg(test)]
 mod simulated;
@@ -25,7 +27,9 @@ use crate::stats::{
     median,
 };
 
+pub use many::{ManyComparison, compare_many};
 pub use render::{html, text};
+pub use render_many::{html_of_many, text_of_many};
 pub use self_check::{SelfCheck, self_check};
 
 /// The metrics that are compared.
@@ -210,6 +214,13 @@ impl Comparison {
 /// replicates, and the variation between runs is measured; otherwise the blocks of repetitions are, and it is
 /// extrapolated from how the blocks differ.
 pub fn compare(a: &[RunDirectory], b: &[RunDirectory], rules: CompareOptions) -> Comparison {
+    let mut comparison = undecided(a, b, rules);
+    decide(comparison.rows.iter_mut(), rules);
+    comparison
+}
+
+/// The comparison of both sides, without verdicts.
+fn undecided(a: &[RunDirectory], b: &[RunDirectory], rules: CompareOptions) -> Comparison {
     let by_runs = a.len() + b.len() > 2;
     let (a_side, b_side) = (replicated_records(a, by_runs), replicated_records(b, by_runs));
     let order = if by_runs { ReplicateOrder::Exchangeable } else { ReplicateOrder::SeparateRuns };
@@ -226,7 +237,7 @@ pub fn compare(a: &[RunDirectory], b: &[RunDirectory], rules: CompareOptions) ->
         (Some(a), Some(b)) => differences(a, b),
         _ => Vec::new(),
     };
-    let (rows, overall) = compare_records(&a_side, &b_side, order, rules);
+    let (rows, overall) = undecided_records(&a_side, &b_side, order, rules);
     Comparison { a: names(a), b: names(b), intervals, differences, rows, overall }
 }
 
@@ -310,6 +321,18 @@ fn compare_records(
     order: ReplicateOrder,
     rules: CompareOptions,
 ) -> (Vec<ComparisonRow>, Vec<OverallRow>) {
+    let (mut rows, overall) = undecided_records(a, b, order, rules);
+    decide(rows.iter_mut(), rules);
+    (rows, overall)
+}
+
+/// Rows without verdicts.
+fn undecided_records(
+    a: &[ReplicatedRecord<'_>],
+    b: &[ReplicatedRecord<'_>],
+    order: ReplicateOrder,
+    rules: CompareOptions,
+) -> (Vec<ComparisonRow>, Vec<OverallRow>) {
     let matched = matched_cells(a, b);
     let mut rows: Vec<Vec<ComparisonRow>> = matched.iter().map(|cell| missing_rows(cell)).collect();
     let mut overall = Vec::new();
@@ -333,9 +356,7 @@ fn compare_records(
             rows.extend(row(cell, metric, effect));
         }
     }
-    let mut rows: Vec<ComparisonRow> = rows.into_iter().flatten().collect();
-    decide(&mut rows, rules);
-    (rows, overall)
+    (rows.into_iter().flatten().collect(), overall)
 }
 
 /// The row of a metric whose cells both sides have; its verdict is set by [`decide`].
@@ -366,11 +387,11 @@ fn row(cell: &MatchedCell<'_>, metric: &'static str, effect: Option<Effect>) -> 
 }
 
 /// Corrects the p-values for their number and sets the verdicts of all rows that have an interval.
-fn decide(rows: &mut [ComparisonRow], rules: CompareOptions) {
-    let p_values: Vec<f64> = rows.iter().filter_map(|row| row.corrected_p_value).collect();
+fn decide<'a>(rows: impl Iterator<Item = &'a mut ComparisonRow>, rules: CompareOptions) {
+    let tested: Vec<&mut ComparisonRow> = rows.filter(|row| row.corrected_p_value.is_some()).collect();
+    let p_values: Vec<f64> = tested.iter().filter_map(|row| row.corrected_p_value).collect();
     let corrected = corrected_p_values(&p_values);
-    let tested = rows.iter_mut().filter(|row| row.corrected_p_value.is_some());
-    for (row, corrected) in tested.zip(corrected) {
+    for (row, corrected) in tested.into_iter().zip(corrected) {
         row.corrected_p_value = Some(corrected);
         if row.verdict == ChangeVerdict::NoInterval {
             row.verdict = verdict(row, corrected, rules);

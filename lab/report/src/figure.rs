@@ -7,6 +7,7 @@
 mod bars;
 mod curve;
 mod distribution;
+mod over_time;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,7 @@ use crate::chart::canonical_rank;
 use crate::metric;
 
 pub use distribution::points as distribution_points;
+pub use over_time::over_time;
 
 /// Maximum number of panels of one figure; the table of values holds the rest.
 const PANELS_MAX: usize = 12;

@@ -64,9 +64,17 @@ pub fn render_html_on(
         .filter(|section| section.definition.y == "cpu_cores")
         .flat_map(|section| section.definition.derived_from.iter().map(String::as_str))
         .collect();
+    let mut timelines_left = TIMELINES_MAX;
     let shown: Vec<ExperimentView> = sections
         .iter()
-        .map(|section| experiment(&evaluator, section, !derived.contains(section.definition.id.as_str())))
+        .map(|section| {
+            let mut view = experiment(&evaluator, section, !derived.contains(section.definition.id.as_str()));
+            // A derived figure has the cells of another, which shows them.
+            if section.definition.derived_from.is_empty() {
+                view.over_time = over_time(section, &mut timelines_left);
+            }
+            view
+        })
         .collect();
     let measured = cells.iter().filter(|cell| cell.missing_reason().is_none()).count();
     let page = ReportContext {
@@ -135,7 +143,7 @@ struct ReportContext<'a> {
 const TEMPLATE: &str = include_str!("page/report.html");
 const PARTS: &str = include_str!("page/parts.html");
 pub(crate) const STYLE: &str = include_str!("page/style.css");
-const SCRIPT: &str = include_str!("page/script.js");
+pub(crate) const SCRIPT: &str = include_str!("page/script.js");
 
 /// The title of the page: the tested devices.
 fn title(run: &RunDirectory) -> String {
@@ -281,6 +289,43 @@ struct ExperimentView {
     values: tables::ValueTable,
     commands: Vec<String>,
     measured: usize,
+    over_time: OverTimeView,
+}
+
+/// The cells of an experiment over the time of their measurements.
+#[derive(Default, Serialize)]
+struct OverTimeView {
+    /// Parameters that vary, role, and chart.
+    charts: Vec<(String, String)>,
+    /// Charts that are not drawn, because the page has [`TIMELINES_MAX`].
+    more: usize,
+}
+
+/// Most charts over time on a page: about 10 KB each.
+const TIMELINES_MAX: usize = 2000;
+
+fn over_time(section: &ExperimentData<'_>, left: &mut usize) -> OverTimeView {
+    let mut view = OverTimeView::default();
+    let labels: Vec<String> = section.cells.iter().map(|cell| cell.parameter_label()).collect();
+    let in_all = |part: &str| labels.iter().all(|label| label.split(", ").any(|other| other == part));
+    for (cell, label) in section.cells.iter().zip(&labels) {
+        let varying: Vec<&str> =
+            label.split(", ").filter(|part| labels.len() == 1 || !in_all(part)).collect();
+        for (role, suffix) in [("fg", ""), ("bg", ", background")] {
+            let svg = if *left > 0 { figure::over_time(cell, role) } else { String::new() };
+            if !svg.is_empty() {
+                *left -= 1;
+                view.charts.push((format!("{}{suffix}", varying.join(", ")), svg));
+            } else if *left == 0 && has_timeline(cell, role) {
+                view.more += 1;
+            }
+        }
+    }
+    view
+}
+
+fn has_timeline(cell: &ExperimentCell<'_>, role: &str) -> bool {
+    cell.measured().any(|record| record.roles.get(role).is_some_and(|role| !role.timeline.is_empty()))
 }
 
 #[derive(Serialize)]
@@ -321,11 +366,12 @@ fn experiment(
         values: tables::values(section, &published),
         commands: if own { tables::commands(&section.cells) } else { Vec::new() },
         measured: section.cells.iter().filter(|cell| cell.missing_reason().is_none()).count(),
+        over_time: OverTimeView::default(),
     }
 }
 
 /// A fragment identifier: ASCII letters, digits and dashes.
-fn anchor(id: &str) -> String {
+pub(crate) fn anchor(id: &str) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
     format!("x-{}", id.chars().map(plain).collect::<String>())
 }

@@ -84,6 +84,28 @@ fn a_comparison_fits_its_page() {
     let issues = issues(&seen);
     assert!(issues.is_empty(), "{} issues: {:#?}", issues.len(), &issues[..issues.len().min(40)]);
     assert!(seen.iter().all(|one| one["figures"].as_u64() > Some(3)), "{seen:?}");
+    let light = seen.iter().find(|one| one["mode"] == "light").unwrap();
+    assert_eq!(light["files"].as_array().unwrap().len(), 3, "the first chart was saved: {light}");
+}
+
+#[test]
+fn a_comparison_of_many_runs_fits_its_page() {
+    let scaled = |factor: f64| {
+        let mut run = synthetic::run(60, 3);
+        for record in run.records.iter_mut().filter(|record| record.is_measured()) {
+            let iops = record.metric("fg", "iops").unwrap();
+            record.role_mut("fg").set("iops", iops * factor);
+        }
+        run
+    };
+    let runs = [1.0, 0.8, 1.5, 2.0].map(scaled);
+    let many = lab_report::compare::compare_many(&[scaled(1.0)], &runs, Default::default());
+    let page = lab_report::compare::html_of_many(&many);
+    let Some(seen) = look("many", &page) else { return };
+    let issues = issues(&seen);
+    assert!(issues.is_empty(), "{} issues: {:#?}", issues.len(), &issues[..issues.len().min(40)]);
+    let light = seen.iter().find(|one| one["mode"] == "light").unwrap();
+    assert_eq!(light["files"].as_array().unwrap().len(), 3, "{light}");
 }
 
 #[test]

@@ -123,6 +123,16 @@ impl Svg {
         self.out.push_str("</path>");
     }
 
+    /// Many rectangles as one path.
+    pub(super) fn rects(&mut self, class: &str, rects: &[Rect]) {
+        let _ = write!(self.out, "<path class=\"{class}\" d=\"");
+        for Rect { x, y, width, height } in rects {
+            let (x, y, w, h) = (Px(*x), Px(*y), Px(width.max(0.0)), Px(height.max(0.0)));
+            let _ = write!(self.out, "M{x} {y}h{w}v{h}h-{w}z");
+        }
+        self.out.push_str("\"/>");
+    }
+
     pub(super) fn rect(&mut self, class: &str, at: Rect, fill: Option<&str>, tip: &str) {
         let (x, y, w, h) = (Px(at.x), Px(at.y), Px(at.width.max(0.0)), Px(at.height.max(0.0)));
         let _ = write!(self.out, "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{w}\" height=\"{h}\"");

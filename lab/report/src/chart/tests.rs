@@ -33,6 +33,16 @@ proptest! {
         let values: Vec<Option<f64>> = points.iter().map(|point| Some(point.0)).collect();
         let range = Heatmap::range_of(values.iter().flatten().copied());
         let columns = vec![name.clone(); values.len()];
+        let cells = points.windows(2).map(|pair| HeatCell { time: (pair[0].0, pair[1].0), latency: (pair[0].1, pair[1].1), count: 3 });
+        assert_well_formed(&OverTime {
+            title: name.clone(),
+            x_label: name.clone(),
+            rate_label: name.clone(),
+            latency_label: name.clone(),
+            rates: vec![(name.clone(), points.clone())],
+            percentiles: vec![(name.clone(), points.clone())],
+            cells: cells.collect(),
+        }.svg());
         let rows = vec![(name.clone(), values)];
         assert_well_formed(&Heatmap { title: name.clone(), label: name.clone(), x_label: name.clone(), y_label: name.clone(), columns, rows, range }.svg());
     }

@@ -79,14 +79,14 @@ fn interval(row: &ComparisonRow) -> String {
     bounds(row.interval)
 }
 
-fn bounds(interval: Option<ConfidenceInterval>) -> String {
+pub(super) fn bounds(interval: Option<ConfidenceInterval>) -> String {
     interval.map_or(String::new(), |found| {
         format!(" ({} to {})", format_number(found.low), format_number(found.high))
     })
 }
 
 /// Rows sorted from the worst regression to what is not comparable.
-fn ordered(comparison: &Comparison) -> Vec<&ComparisonRow> {
+pub(super) fn ordered(comparison: &Comparison) -> Vec<&ComparisonRow> {
     let mut rows: Vec<&ComparisonRow> = comparison.rows.iter().collect();
     let rank = |row: &ComparisonRow| ChangeVerdict::ALL.iter().position(|verdict| *verdict == row.verdict);
     rows.sort_by(|a, b| {
@@ -96,20 +96,29 @@ fn ordered(comparison: &Comparison) -> Vec<&ComparisonRow> {
     rows
 }
 
-/// Renders a comparison as a self-contained HTML page, with every row.
-pub fn html(comparison: &Comparison) -> String {
-    let mut out = String::with_capacity(1 << 16);
-    out.push_str(
+/// The start of a page, up to its heading.
+pub(super) fn page_start(title: &str) -> String {
+    format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <meta name=\"color-scheme\" content=\"light dark\"><title>Two runs compared · Ringbolt lab</title>\
-         <link rel=\"icon\" href=\"data:,\"><style>",
-    );
-    out.push_str(page::STYLE);
+         <meta name=\"color-scheme\" content=\"light dark\"><title>{title} · Ringbolt lab</title>\
+         <link rel=\"icon\" href=\"data:,\"><style>{}</style></head><body><main><header>\
+         <p class=\"eyebrow\">Ringbolt lab comparison</p><h1>{title}</h1>",
+        page::STYLE
+    )
+}
+
+/// The end of a page, with the script that adds tooltips and buttons to the charts.
+pub(super) fn page_end() -> String {
+    format!("</main><script>{}</script></body></html>\n", page::SCRIPT)
+}
+
+/// Renders a comparison as a self-contained HTML page, with every row.
+pub fn html(comparison: &Comparison) -> String {
+    let mut out = page_start("What changed between two runs");
     let _ = write!(
         out,
-        "</style></head><body><main><header><p class=\"eyebrow\">Ringbolt lab comparison</p>\
-         <h1>What changed between two runs</h1><dl><dt>A</dt><dd>{}</dd><dt>B</dt><dd>{}</dd></dl></header>",
+        "<dl><dt>A</dt><dd>{}</dd><dt>B</dt><dd>{}</dd></dl></header>",
         escape(&comparison.a),
         escape(&comparison.b)
     );
@@ -149,17 +158,22 @@ pub fn html(comparison: &Comparison) -> String {
             rows.iter().copied().filter(|row| row.experiment == experiment).collect();
         experiment_section(&mut out, experiment, &rows);
     }
-    out.push_str("</main></body></html>\n");
+    out.push_str(&page_end());
     out
 }
 
 /// Most rows of a heat map; the table has all.
-const HEATMAP_ROWS_MAX: usize = 40;
+pub(super) const HEATMAP_ROWS_MAX: usize = 40;
 
 /// An experiment: what all of its cells have in common, a heat map of the ratios, and a table of all rows.
 fn experiment_section(out: &mut String, experiment: &str, rows: &[&ComparisonRow]) {
     let common = common_parameters(rows);
-    let _ = write!(out, "<section class=\"exp\"><h3><span class=\"id\">{}</span></h3>", escape(experiment));
+    let _ = write!(
+        out,
+        "<section class=\"exp\" id=\"{}\"><h3><span class=\"id\">{}</span></h3>",
+        page::anchor(experiment),
+        escape(experiment)
+    );
     if !common.is_empty() {
         let _ = write!(out, "<p class=\"fine\">All cells: {}.</p>", escape(&common.join(", ")));
     }
@@ -198,7 +212,7 @@ fn experiment_section(out: &mut String, experiment: &str, rows: &[&ComparisonRow
 }
 
 /// The parameters that all rows have, if there are several cells.
-fn common_parameters<'a>(rows: &[&'a ComparisonRow]) -> Vec<&'a str> {
+pub(super) fn common_parameters<'a>(rows: &[&'a ComparisonRow]) -> Vec<&'a str> {
     let Some(first) = rows.first() else { return Vec::new() };
     if rows.iter().all(|row| row.cell == first.cell) {
         return Vec::new();
@@ -208,7 +222,7 @@ fn common_parameters<'a>(rows: &[&'a ComparisonRow]) -> Vec<&'a str> {
 }
 
 /// A cell's label without the parameters that all cells have.
-fn varying_label(cell: &str, common: &[&str]) -> String {
+pub(super) fn varying_label(cell: &str, common: &[&str]) -> String {
     cell.split(", ").filter(|part| !common.contains(part)).collect::<Vec<_>>().join(", ")
 }
 
@@ -252,7 +266,7 @@ fn ratio_heatmap(experiment: &str, rows: &[&ComparisonRow], common: &[&str]) -> 
     }
 }
 
-fn chip(verdict: ChangeVerdict) -> String {
+pub(super) fn chip(verdict: ChangeVerdict) -> String {
     let class = match verdict {
         ChangeVerdict::Faster => "yes",
         ChangeVerdict::Slower => "no",

@@ -1,6 +1,6 @@
 //! The run's data as compact JSON that the page embeds and offers for download.
 
-use lab_experiments::{CellRecord, RunDirectory};
+use lab_experiments::{CellRecord, RunDirectory, TimelineSlice};
 use serde_json::{Map, Value as Json, json};
 
 /// The limit on histogram data in the page.
@@ -64,6 +64,10 @@ fn record(record: &CellRecord, merged: usize) -> Json {
         entry.insert("m".to_string(), Json::Object(metrics));
         for (kind, pairs) in &role.histograms {
             entry.insert(kind.clone(), Json::Array(differences(pairs, merged)));
+        }
+        if !role.timeline.is_empty() {
+            let slice = |one: &TimelineSlice| json!([rounded(one.at_ms), one.ios, differences(&one.clat, 1)]);
+            entry.insert("timeline".to_string(), role.timeline.iter().map(slice).collect());
         }
         roles.insert(name.clone(), Json::Object(entry));
     }

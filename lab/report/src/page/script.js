@@ -31,9 +31,10 @@
       if (one.dataset.s === name) one.classList.toggle("off", off);
     }
   });
+  // A comparison has no findings to filter, and no data to save as a whole.
   const filter = document.querySelector(".filter");
-  filter.hidden = false;
-  filter.addEventListener("click", (event) => {
+  if (filter) filter.hidden = false;
+  filter?.addEventListener("click", (event) => {
     const wanted = event.target.dataset?.v;
     if (!wanted) return;
     for (const button of all("button", filter)) button.setAttribute("aria-pressed", button.dataset.v === wanted);
@@ -111,8 +112,8 @@
     figure.append(bar);
   }
   const save = document.getElementById("save");
-  save.hidden = false;
-  save.addEventListener("click", () => {
+  if (save) save.hidden = false;
+  save?.addEventListener("click", () => {
     const text = document.getElementById("data").textContent;
     download(new Blob([text], { type: "application/json" }), "ringbolt-lab.json");
   });

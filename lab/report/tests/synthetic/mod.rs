@@ -4,6 +4,7 @@
 use lab_experiments::{
     CellParameters, CellRecord, ExperimentCatalog, ExperimentDefinition, MachineRecord, ParameterValue,
     PlannedCell, PlannedDevice, PlannedExperiment, RunDirectory, RunPlan, SCHEMA, Scale, SchedulerState,
+    TimelineSlice,
 };
 
 /// A run of about `cells` cells, each measured `repetitions` times.
@@ -139,6 +140,10 @@ fn measure(record: &mut CellRecord, seed: u64) {
         fg.set(name, value);
     }
     fg.histograms.insert("clat".into(), histogram(mean, tail, iops));
+    // Charts of some cells are enough to look at.
+    if seed % 5 < 2 {
+        fg.timeline = timeline(mean, tail, iops);
+    }
     let all = record.role_mut("all");
     all.set("instructions_per_io", 19_000.0 * cost);
     all.set("lock_share_pct", 3.0 * cost.powi(6));
@@ -159,6 +164,26 @@ fn measure(record: &mut CellRecord, seed: u64) {
         "ringbolt perf --filename=uring:/dev/nvme0n1 --rw=randread --bs={} --iodepth={depth} --numjobs={jobs} --runtime=4s --time_based --output-format=json",
         size * 4096.0
     ));
+}
+
+/// 20 intervals of 200 ms; throughput sinks by a fifth.
+fn timeline(mean: f64, tail: f64, iops: f64) -> Vec<TimelineSlice> {
+    let slice = |number: u32| {
+        let ios = iops * (1.0 - f64::from(number) / 100.0);
+        let mut clat: Vec<(u64, u64)> = Vec::new();
+        for (ns, count) in histogram(mean, tail, ios / 20.0) {
+            // As the generator's buckets: four for each power of two.
+            let unit = 1 << (ns.max(4).ilog2() - 2);
+            let highest = (ns / unit + 1) * unit - 1;
+            match clat.last_mut() {
+                Some((known, sum)) if *known == highest => *sum += count,
+                _ => clat.push((highest, count)),
+            }
+        }
+        let ios = clat.iter().map(|(_, count)| count).sum();
+        TimelineSlice { at_ms: f64::from(number + 1) * 200.0, ios, clat }
+    };
+    (0..20).map(slice).collect()
 }
 
 /// A log-normal body around the mean whose tail reaches P99 at `tail`.

@@ -3,7 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use lab_report::compare::{CompareOptions, ComparisonRow, RegressionVerdict, compare, html, text};
+use lab_report::compare::{
+    CompareOptions, Comparison, ComparisonRow, RegressionVerdict, compare, compare_many, html, html_of_many,
+    text, text_of_many,
+};
+
+use lab_experiments::RunDirectory;
 
 use super::files::write_output;
 use super::report::open_run;
@@ -16,7 +21,8 @@ const ROWS_MAX: usize = 60;
 #[command(after_help = "Examples:\n  \
     ringbolt lab compare runs/kernel-6.6 runs/kernel-6.12\n  \
     ringbolt lab compare runs/main runs/branch --fail-on-regression 5\n  \
-    ringbolt lab compare A B --output-format=html --output changes.html\n\n\
+    ringbolt lab compare A B --output-format=html --output changes.html\n  \
+    ringbolt lab compare ext4 xfs btrfs --output-format=html --output file-systems.html\n\n\
     Cells with the same experiment and parameters are compared. Intervals cover the variation between runs; what\n\
     is significant is decided for all rows together. A row is too noisy to tell if its interval does not exclude\n\
     a difference that matters. --fail-on-regression exits with 1 if a metric is worse by more than this with\n\
@@ -28,6 +34,9 @@ pub(crate) struct CompareArgs {
     /// Run directory to compare with it
     #[arg(value_name = "B")]
     b: PathBuf,
+    /// More run directories: each is compared with the baseline, and one page shows all
+    #[arg(value_name = "C", conflicts_with = "b_run")]
+    more: Vec<PathBuf>,
     /// A further run of the baseline; with several runs, the variation between runs is measured; may be repeated
     #[arg(long, value_name = "DIR")]
     a_run: Vec<PathBuf>,
@@ -84,6 +93,9 @@ pub(crate) fn run(options: &CompareArgs) -> Result<(), CommandError> {
         noise_percent: options.noise,
         difference_percent: options.difference.or(options.fail_on_regression).unwrap_or(5.0),
     };
+    if !options.more.is_empty() {
+        return many(options, &a, b, rules);
+    }
     let comparison = compare(&a, &b, rules);
     let message = match options.output_format {
         CompareFormat::Normal => text(&comparison, ROWS_MAX),
@@ -93,25 +105,57 @@ pub(crate) fn run(options: &CompareArgs) -> Result<(), CommandError> {
         CompareFormat::Html => html(&comparison),
     };
     write_output(options.output.as_deref(), &message)?;
-    let Some(limit) = options.fail_on_regression else { return Ok(()) };
-    let describe = |rows: &[&ComparisonRow]| {
-        let first = rows.first().map_or(String::new(), |row| {
-            format!(", {} [{}] {} among them", row.experiment, row.cell, row.metric)
-        });
-        format!("{} of {} rows", rows.len(), comparison.rows.len()) + &first
-    };
-    match comparison.regression(limit) {
-        RegressionVerdict::None => Ok(()),
-        RegressionVerdict::Worse(rows) => {
-            Err(CommandError::operation(format!("worse by more than {limit} %: {}", describe(&rows))))
-        }
-        RegressionVerdict::Undecided(rows) => Err(CommandError::new(
-            ExitStatus::Undecided,
-            format!(
-                "too noisy to tell whether B is worse by more than {limit} %: {}; more repetitions or more runs \
-                 (--a-run, --b-run) decide it",
-                describe(&rows)
-            ),
-        )),
+    check_regressions(options, std::slice::from_ref(&comparison))
+}
+
+/// Compares several runs with the baseline.
+fn many(
+    options: &CompareArgs,
+    baseline: &[RunDirectory],
+    mut runs: Vec<RunDirectory>,
+    rules: CompareOptions,
+) -> Result<(), CommandError> {
+    for directory in &options.more {
+        runs.push(open_run(directory)?);
     }
+    let many = compare_many(baseline, &runs, rules);
+    let message = match options.output_format {
+        CompareFormat::Normal => text_of_many(&many, ROWS_MAX / runs.len().max(1)),
+        CompareFormat::Json => serde_json::to_string_pretty(&many).map_err(CommandError::operation)? + "\n",
+        CompareFormat::Html => html_of_many(&many),
+    };
+    write_output(options.output.as_deref(), &message)?;
+    check_regressions(options, &many.comparisons)
+}
+
+/// Exits with 1 if a run is worse than the baseline, and with 6 if none is, but one may be.
+fn check_regressions(options: &CompareArgs, comparisons: &[Comparison]) -> Result<(), CommandError> {
+    let Some(limit) = options.fail_on_regression else { return Ok(()) };
+    let mut undecided = None;
+    for comparison in comparisons {
+        let describe = |rows: &[&ComparisonRow]| {
+            let first = rows.first().map_or(String::new(), |row| {
+                format!(", {} [{}] {} among them", row.experiment, row.cell, row.metric)
+            });
+            format!("{}: {} of {} rows", comparison.b, rows.len(), comparison.rows.len()) + &first
+        };
+        match comparison.regression(limit) {
+            RegressionVerdict::None => {}
+            RegressionVerdict::Worse(rows) => {
+                return Err(CommandError::operation(format!(
+                    "worse by more than {limit} %: {}",
+                    describe(&rows)
+                )));
+            }
+            RegressionVerdict::Undecided(rows) => undecided = undecided.or(Some(describe(&rows))),
+        }
+    }
+    let Some(rows) = undecided else { return Ok(()) };
+    Err(CommandError::new(
+        ExitStatus::Undecided,
+        format!(
+            "too noisy to tell whether a run is worse by more than {limit} %: {rows}; more repetitions or more runs \
+             (--a-run, --b-run) decide it"
+        ),
+    ))
 }

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use workload::import::{self, FioRow, TEXT_BYTES_MAX};
 
 use crate::command_error::CommandError;
+use crate::console::stderr_line;
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
@@ -15,7 +16,8 @@ use crate::command_error::CommandError;
     fio job.fio --output-format=json | ringbolt lab import -\n\n\
     Reads fio 3's JSON (json, json+), also between other lines, and its normal text. Latencies are in\n\
     microseconds; percentiles and max_us are of clat where fio reports it; cpu_cores is\n\
-    (usr + sys) * procs / 100.")]
+    (usr + sys) * procs / 100. A file without fio's results is named, the others are imported, and the\n\
+    exit status is 1. Files of the same name are told apart by their paths.")]
 pub(crate) struct ImportArgs {
     /// Output of fio; - for standard input
     #[arg(required = true, value_name = "FILE")]
@@ -35,18 +37,47 @@ enum ImportFormat {
 
 pub(crate) fn run(options: &ImportArgs) -> Result<(), CommandError> {
     let mut rows: Vec<(String, FioRow)> = Vec::new();
-    for path in &options.files {
-        let text =
-            read(path).map_err(|error| CommandError::operation(format!("{}: {error}", path.display())))?;
-        let found = import::rows(&text)
-            .map_err(|error| CommandError::operation(format!("{} {error}", path.display())))?;
-        let source = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().to_string();
-        rows.extend(found.into_iter().map(|row| (source.clone(), row)));
+    let mut unread = 0;
+    for (path, source) in options.files.iter().zip(sources(&options.files)) {
+        let found = read(path)
+            .map_err(|error| format!("{}: {error}", path.display()))
+            .and_then(|text| import::rows(&text).map_err(|error| format!("{} {error}", path.display())));
+        match found {
+            Ok(found) => rows.extend(found.into_iter().map(|row| (source.clone(), row))),
+            Err(message) => {
+                stderr_line!("ringbolt: {message}");
+                unread += 1;
+            }
+        }
     }
-    let text = match options.output_format {
-        ImportFormat::Csv => import::csv(&rows),
+    if unread < options.files.len() {
+        print(options.output_format, &rows)?;
+    }
+    match unread {
+        0 => Ok(()),
+        _ => Err(CommandError::operation(format!(
+            "{unread} of {} files are not imported",
+            options.files.len()
+        ))),
+    }
+}
+
+/// The names by which rows tell their files apart: file names, or paths where several files have one name.
+fn sources(files: &[PathBuf]) -> Vec<String> {
+    let name = |path: &PathBuf| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().to_string();
+    let names: Vec<String> = files.iter().map(name).collect();
+    let is_shared = |name: &String| names.iter().filter(|other| *other == name).count() > 1;
+    let source = |(path, name): (&PathBuf, &String)| {
+        if is_shared(name) { path.display().to_string() } else { name.clone() }
+    };
+    files.iter().zip(&names).map(source).collect()
+}
+
+fn print(format: ImportFormat, rows: &[(String, FioRow)]) -> Result<(), CommandError> {
+    let text = match format {
+        ImportFormat::Csv => import::csv(rows),
         ImportFormat::Json => {
-            serde_json::to_string_pretty(&import::to_json(&rows)).map_err(CommandError::operation)? + "\n"
+            serde_json::to_string_pretty(&import::to_json(rows)).map_err(CommandError::operation)? + "\n"
         }
     };
     match std::io::stdout().write_all(text.as_bytes()) {
@@ -65,4 +96,15 @@ fn read(path: &Path) -> std::io::Result<String> {
         std::fs::File::open(path)?.take(limit).read_to_end(&mut bytes)?;
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_one_name_are_told_apart_by_their_paths() {
+        let files = ["a/out.json", "b/out.json", "b/other.json", "-"].map(PathBuf::from);
+        assert_eq!(sources(&files), ["a/out.json", "b/out.json", "other.json", "-"]);
+    }
 }
