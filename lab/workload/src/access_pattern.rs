@@ -289,11 +289,7 @@ impl AccessPattern {
         match &self.general {
             None => self.positions * u64::from(self.io_blocks) * u64::from(block_bytes),
             Some(general) => {
-                let pass = |region: &FileRegion| match &general.zone {
-                    Some(zone) => zone.pass_blocks(region.blocks),
-                    None => region.blocks,
-                };
-                general.regions.iter().map(|region| pass(region).saturating_mul(block_bytes.into())).sum()
+                general.regions.iter().map(|region| region.blocks * u64::from(block_bytes)).sum()
             }
         }
     }

@@ -137,21 +137,28 @@ fn scatter(rank: u64, rotation: u64, positions: u64) -> u64 {
     rank.wrapping_mul(0x61c8_8646_80b5_83eb).wrapping_add(rotation) % positions
 }
 
-/// Truncates zones at the end of the region; the last zone also gets the rest of the percentages.
+/// Truncates zones at the end of the region; the last zone also gets the rest of the percentages. The bounds of zones in
+/// percent are those of fio: start and length are cut to whole bytes, then to whole positions.
 fn zone_table(zones: &[Zone], positions: u64, unit_bytes: u64) -> Vec<(u64, u64, u64)> {
+    let region_bytes = positions as f64 * unit_bytes as f64;
+    let of_region = |percent: f64| (percent / 100.0 * region_bytes) as u64 / unit_bytes;
     let mut table = Vec::new();
-    let (mut first, mut share) = (0, 0.0);
+    let (mut end, mut percent_before, mut share) = (0, 0.0, 0.0);
     for zone in zones {
-        let length = match zone.size {
-            ZoneSize::Percent(percent) => (percent / 100.0 * positions as f64).round() as u64,
-            ZoneSize::Bytes(bytes) => bytes / unit_bytes,
+        let (first, length) = match zone.size {
+            ZoneSize::Percent(percent) => {
+                percent_before += percent;
+                (of_region(percent_before - percent), of_region(percent))
+            }
+            ZoneSize::Bytes(bytes) => (end, bytes / unit_bytes),
         };
+        let first = first.min(positions);
         let length = length.min(positions - first);
         share += zone.access_percent / 100.0;
         if length > 0 && zone.access_percent > 0.0 {
             table.push(((share.min(1.0) * u64::MAX as f64) as u64, first, length));
         }
-        first += length;
+        end = first + length;
     }
     if table.is_empty() {
         table.push((u64::MAX, 0, positions));

@@ -91,8 +91,8 @@ pub(crate) fn prepare_files(job: &PerfJob) -> Result<Vec<WriteLock>, RunError> {
             if found.is_none() && !job.allow_file_create {
                 return Err(RunError::Options(format!("{path}: no such file, and --allow_file_create=0")));
             }
-            locks.extend(lock(&path)?);
             EngineFile::room(&path)?;
+            locks.extend(lock(&path)?);
             continue;
         }
         let existing = found.map(|found| found.len());

@@ -23,11 +23,6 @@ impl ZoneCursor {
         ZoneCursor { range, size, skip, start: 0, done: 0, next: 0 }
     }
 
-    /// Blocks of I/O of one pass over a region.
-    pub(super) fn pass_blocks(&self, region_blocks: u64) -> u64 {
-        region_blocks.div_ceil(self.range.saturating_add(self.skip)).saturating_mul(self.size)
-    }
-
     /// The start of the next I/O of `blocks` blocks, which is at most the length of the region.
     pub(super) fn next(&mut self, region: u64, blocks: u64, random: Option<(&mut WyRand, u64)>) -> u64 {
         if self.done >= self.size {
@@ -72,8 +67,6 @@ mod tests {
         assert_eq!(starts(20, 10, 30, 3), [0, 50, 0]);
         // Each zone twice.
         assert_eq!(starts(20, 40, 30, 5), [0, 10, 0, 10, 50]);
-        let zones = StridedZones { range_bytes: 20, size_bytes: 20, skip_bytes: 30 };
-        assert_eq!(ZoneCursor::new(zones, 1).pass_blocks(100), 40);
     }
 
     #[test]

@@ -161,3 +161,13 @@ fn zones_get_their_percentages_of_io() {
         assert!(statistic < limit(4), "{counts:?}");
     }
 }
+
+/// By fio's arithmetic: start and length of each zone in whole bytes, divided by the block size.
+#[test]
+fn zones_have_fios_bounds() {
+    let zones =
+        [60.0, 30.0, 10.0].map(|percent| Zone { access_percent: percent, size: ZoneSize::Percent(percent) });
+    let table = zone_table(&zones, 33, 4096);
+    let bounds: Vec<(u64, u64)> = table.iter().map(|(_, first, length)| (*first, *length)).collect();
+    assert_eq!(bounds, [(0, 19), (19, 9), (29, 3)]);
+}
