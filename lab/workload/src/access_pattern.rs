@@ -238,18 +238,7 @@ impl AccessPattern {
             let (first_lba, blocks) = (offset / u64::from(block_bytes), size / u64::from(block_bytes));
             regions.push(FileRegion { first_lba, blocks, positions, next: 0, last: 0, sampler });
         }
-        let mix = match spec.workload {
-            Workload::Read | Workload::RandRead => OpMix::Single(Op::Read),
-            Workload::Write | Workload::RandWrite => OpMix::Single(Op::Write),
-            Workload::Trim | Workload::RandTrim | Workload::TrimWrite | Workload::RandTrimWrite => {
-                OpMix::Single(Op::Unmap)
-            }
-            Workload::ReadWrite | Workload::RandRw => match spec.read_percent {
-                0 => OpMix::Single(Op::Write),
-                100.. => OpMix::Single(Op::Read),
-                percent => OpMix::Mixed(u64::MAX / 100 * u64::from(percent)),
-            },
-        };
+        let mix = op_mix(spec);
         let (first_lba, positions, sampler) =
             (regions[0].first_lba, regions[0].positions, regions[0].sampler.clone());
         let general = (!is_simple).then(|| {
@@ -397,6 +386,22 @@ impl AccessPattern {
             (None, OpMix::Mixed(below)) => random_op(&mut self.random, below),
         };
         general.next(request, op, self.is_random, &mut self.random);
+    }
+}
+
+/// The operations of a job.
+fn op_mix(spec: &JobSpec) -> OpMix {
+    match spec.workload {
+        Workload::Read | Workload::RandRead => OpMix::Single(Op::Read),
+        Workload::Write | Workload::RandWrite => OpMix::Single(Op::Write),
+        Workload::Trim | Workload::RandTrim | Workload::TrimWrite | Workload::RandTrimWrite => {
+            OpMix::Single(Op::Unmap)
+        }
+        Workload::ReadWrite | Workload::RandRw => match spec.read_percent {
+            0 => OpMix::Single(Op::Write),
+            100.. => OpMix::Single(Op::Read),
+            percent => OpMix::Mixed(u64::MAX / 100 * u64::from(percent)),
+        },
     }
 }
 

@@ -135,6 +135,8 @@ pub struct PerfJob {
     pub(super) sizes: [Option<BlockSizes>; 3],
     pub(super) random_map: bool,
     pub(super) filename: Option<String>,
+    /// `serialize_overlap`.
+    pub(super) serialize_overlap: bool,
     /// `zonemode`, and the zones.
     pub(super) zones: (Option<bool>, StridedZones),
     /// `filesize`.
@@ -204,6 +206,7 @@ impl Default for PerfJob {
             sizes: [None, None, None],
             random_map: true,
             filename: None,
+            serialize_overlap: false,
             zones: (None, StridedZones { range_bytes: 0, size_bytes: 0, skip_bytes: 0 }),
             file_bytes: None,
             reducible: ReducibleContent {

@@ -279,6 +279,7 @@ fn options_that_do_nothing_together_are_rejected() {
         ("zonesize=1m\nverify=md5\nrw=write", "excludes verify"),
         ("dedupe_mode=working_set", "do nothing without --dedupe_percentage"),
         ("dedupe_percentage=10\nverify=md5\nrw=write", "--verify sets the content"),
+        ("serialize_overlap=1\nrw=randwrite", "needs --verify"),
         ("verify_backlog=4", "does nothing without --verify"),
         ("fallocate=keep", "files have their size before"),
         ("ioengine=cpuio", "needs --cpuload"),

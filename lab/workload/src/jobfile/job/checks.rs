@@ -18,6 +18,11 @@ impl PerfJob {
             (!spec.verify_pattern.is_empty(), "verify_pattern"),
             (spec.verify_interval.is_some(), "verify_interval"),
         ];
+        if spec.verify == Verify::Off && self.serialize_overlap {
+            let message =
+                "--serialize_overlap needs --verify: I/Os in flight may overlap where random offsets repeat";
+            return Err(message.to_string());
+        }
         if spec.verify == Verify::Off && (spec.verify_backlog > 0 || spec.verify_batch > 0) {
             return Err("--verify_backlog does nothing without --verify".to_string());
         }

@@ -75,6 +75,14 @@ pub(super) const DATA: &[OptionInfo] = &[
             Ok(())
         },
     ),
+    switch(
+        "serialize_overlap",
+        "no two I/Os in flight on one block, as always with verify; rejected without it",
+        |job, v| {
+            job.serialize_overlap = flag(v)?;
+            Ok(())
+        },
+    ),
     job("buffer_compress_percentage", &[], "50", "percentage of written data that compresses", |job, v| {
         job.reducible.compress_percent = in_range(v, 0, 100)? as u8;
         Ok(())

@@ -99,7 +99,6 @@ pub(super) const NO_EFFECT: &[OptionInfo] = &[
 pub(super) const REFUSED: &[OptionInfo] = &[
     refused_as("bs_unaligned", &["blocksize_unaligned"], "I/Os are whole blocks"),
     refused("steadystate_check_interval", "steadystate takes a sample each second, as fio 3.33 does"),
-    refused("serialize_overlap", "I/Os in flight may overlap where random offsets repeat"),
     refused("verify_offset", "the header is at the start of each logical block"),
     refused("experimental_verify", "a write-only job reads its data back at the end"),
     refused("trim_verify_zero", "trims are not read back"),
