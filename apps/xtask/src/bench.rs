@@ -4,6 +4,8 @@
 //! of them. Each run records the CPU time used by other processes; results from a busy machine are marked.
 //! `docs/BENCHMARKS.md` explains the output.
 
+mod attack;
+mod bare;
 mod cases;
 mod examples;
 mod fio;
@@ -14,6 +16,7 @@ mod load;
 mod machine_info;
 mod metric;
 mod page;
+mod placement;
 mod process;
 mod reference;
 mod report;
@@ -21,6 +24,7 @@ mod rpc;
 mod scale;
 mod scaling;
 mod server;
+mod spdk;
 mod store;
 
 use std::collections::BTreeMap;
@@ -35,7 +39,10 @@ use cases::Benchmark;
 use examples::BuiltExamples;
 use machine_info::{LoadMonitor, MachineInfo};
 use metric::BenchMetric;
+use placement::RunPlacement;
 use process::BenchDirectory;
+use report::BenchReport;
+use spdk::SpdkPrograms;
 
 pub(crate) use idle::host as idle_host;
 
@@ -65,6 +72,10 @@ pub(crate) struct BenchOptions {
     /// Measure this program too, interleaved with the other, and compare
     #[arg(long, value_name = "PROGRAM")]
     against: Option<PathBuf>,
+    /// Measure the target of an SPDK that was built in this directory too, in turn with ours, both with SPDK's
+    /// spdk_nvme_perf
+    #[arg(long, value_name = "DIR")]
+    spdk: Option<PathBuf>,
     /// List the benchmarks and exit
     #[arg(long)]
     list: bool,
@@ -79,6 +90,7 @@ struct RunContext<'a> {
     quick: bool,
     /// Number of the run of this benchmark, from 0.
     run: u32,
+    spdk: Option<&'a SpdkPrograms>,
 }
 
 /// The outcome of a run that did not fail.
@@ -88,11 +100,20 @@ enum RunOutcome {
     Skipped(String),
 }
 
+impl RunOutcome {
+    fn measured(values: impl IntoIterator<Item = (BenchMetric, f64)>, commands: Vec<String>) -> RunOutcome {
+        let values = values.into_iter().collect();
+        RunOutcome::Measured(Measurement { values, commands, ..Measurement::default() })
+    }
+}
+
 /// The values of one run, and the commands that were run.
 #[derive(Default)]
 struct Measurement {
     values: BTreeMap<BenchMetric, f64>,
     commands: Vec<String>,
+    /// Round trips between the two cores, measured during the run.
+    round_trips_ns: Vec<f64>,
 }
 
 /// A run, with the load of the machine during it.
@@ -103,6 +124,8 @@ struct BenchRun {
     load: f64,
     /// CPUs used by other processes, on average.
     other_cpus: f64,
+    /// Of a benchmark on two cores.
+    placement: Option<RunPlacement>,
     values: BTreeMap<BenchMetric, f64>,
 }
 
@@ -132,6 +155,7 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<ExitCode> {
     for binary in &binaries {
         ensure!(binary.is_file(), "{}: no such program", binary.display());
     }
+    let spdk = options.spdk.as_deref().map(SpdkPrograms::find).transpose()?;
     let examples = BuiltExamples::of(selected.iter().filter_map(|case| case.example()))?;
     let runs = options.runs.unwrap_or(if options.quick { 3 } else { 5 });
     let mut machine = MachineInfo::of_this_machine();
@@ -140,10 +164,19 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<ExitCode> {
         machine.revision = "unknown".to_string();
     }
     eprintln!("{machine}");
-    let records = measure(&selected, &binaries, &examples, &machine, runs, options.quick)?;
-    println!("{}", report::table(&records, binaries.len() > 1));
+    let plan = BenchPlan {
+        binaries: &binaries,
+        examples: &examples,
+        machine: &machine,
+        runs,
+        quick: options.quick,
+        spdk: spdk.as_ref(),
+    };
+    let records = measure(&selected, &plan)?;
+    let report = BenchReport::new(&records, spdk.is_some());
+    println!("{}", report.table(binaries.len() > 1));
     if let Some(path) = &options.json {
-        let document = report::json(&records, &machine, &binaries, runs, options.quick);
+        let document = report::json(&report, &machine, &binaries, runs, options.quick);
         let text = serde_json::to_string_pretty(&document)? + "\n";
         std::fs::write(path, text).with_context(|| format!("--json={}", path.display()))?;
     }
@@ -162,14 +195,18 @@ fn build(target: &[&str], file: &str) -> anyhow::Result<PathBuf> {
     Ok(folder.join(file).canonicalize()?)
 }
 
-fn measure(
-    selected: &[&'static Benchmark],
-    binaries: &[PathBuf],
-    examples: &BuiltExamples,
-    machine: &MachineInfo,
+/// What all benchmarks of a session share.
+struct BenchPlan<'a> {
+    binaries: &'a [PathBuf],
+    examples: &'a BuiltExamples,
+    machine: &'a MachineInfo,
     runs: u32,
     quick: bool,
-) -> anyhow::Result<Vec<BenchmarkResult>> {
+    spdk: Option<&'a SpdkPrograms>,
+}
+
+fn measure(selected: &[&'static Benchmark], plan: &BenchPlan<'_>) -> anyhow::Result<Vec<BenchmarkResult>> {
+    let &BenchPlan { binaries, examples, machine, runs, quick, spdk } = plan;
     let scratch = BenchDirectory::new()?;
     let new = |case: &&'static Benchmark| BenchmarkResult {
         case,
@@ -197,6 +234,7 @@ fn measure(
                     cores: &machine.cores,
                     quick,
                     run: round,
+                    spdk,
                 };
                 run_once(record, index, &context, &mut progress);
             }
@@ -215,17 +253,24 @@ fn run_once(
     context: &RunContext<'_>,
     progress: &mut ProgressLine,
 ) {
+    let pair = match *context.cores {
+        [first, second, ..] if record.case.uses_two_cores() => Some([first, second]),
+        _ => None,
+    };
+    let before = pair.and_then(placement::measure);
     let watch = LoadMonitor::start();
     match record.case.run(context) {
         Ok(RunOutcome::Measured(sample)) => {
             let (load, others) = watch.finish();
+            let after = pair.and_then(placement::measure);
+            let placement = RunPlacement::of(before.into_iter().chain(sample.round_trips_ns).chain(after));
             if record.commands.is_empty() {
                 for command in &sample.commands {
                     progress.print(&format!("{}: {command}", record.case.name));
                 }
                 record.commands = sample.commands;
             }
-            record.runs.push(BenchRun { binary, load, other_cpus: others, values: sample.values });
+            record.runs.push(BenchRun { binary, load, other_cpus: others, placement, values: sample.values });
         }
         Ok(RunOutcome::Skipped(reason)) => {
             progress.print(&format!("{}: SKIPPED: {reason}", record.case.name));

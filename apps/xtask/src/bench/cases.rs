@@ -5,9 +5,11 @@ use anyhow::bail;
 use super::examples::Example;
 use super::fio::FioTarget;
 use super::instructions::CountedExample;
-use super::load::{self, BenchDevice, IoPattern};
+use super::load::{self, BenchDevice, IoPattern, RemoteLoad};
 use super::server::TargetTransport;
-use super::{RunContext, RunOutcome, fio, idle, instructions, iscsi, page, scale, scaling, store};
+use super::{
+    RunContext, RunOutcome, attack, bare, fio, idle, instructions, iscsi, page, scale, scaling, store,
+};
 
 /// A benchmark: its name, a description for `--list`, and what it runs.
 pub(super) struct Benchmark {
@@ -21,11 +23,15 @@ enum BenchmarkKind {
     Local(BenchDevice, IoPattern),
     /// The target on one core with an idle policy, the load generator on another.
     Remote(TargetTransport, BenchDevice, IoPattern, &'static str),
+    /// The same over TCP with a null device, compared with an echo over bare sockets; with data digests if true.
+    Bare(IoPattern, bool),
     /// Target and load generator on the same two cores, with 16 connections.
     Shared,
     /// Sessions of iscsi-perf, each with so many commands in flight: depth and number of sessions.
     Iscsi(BenchDevice, u32, u32),
     IscsiIdle,
+    /// An honest host beside hosts that keep the target's memory.
+    Attack(attack::StalledHosts),
     Idle,
     Startup,
     /// Start-up, memory and removal of a large configuration.
@@ -57,7 +63,7 @@ const fn pattern_4k(rw: &'static str, depth: u32) -> IoPattern {
 const LARGE: IoPattern = IoPattern { rw: "randread", block: "128k", depth: 16 };
 
 use BenchDevice::{Malloc, Null};
-use BenchmarkKind::{Instructions, InstructionsOf, InstructionsTarget, Local};
+use BenchmarkKind::{Bare, Instructions, InstructionsOf, InstructionsTarget, Local};
 
 const fn tcp(device: BenchDevice, pattern: IoPattern, idle: &'static str) -> BenchmarkKind {
     BenchmarkKind::Remote(TargetTransport::Tcp, device, pattern, idle)
@@ -116,6 +122,46 @@ pub(super) const ALL: &[Benchmark] = &[
     case("tcp-null-write-qd32", "the same at QD 32", tcp(Null, pattern_4k("randwrite", 32), "spin")),
     case("tcp-null-write-qd128", "the same at QD 128", tcp(Null, pattern_4k("randwrite", 128), "spin")),
     case(
+        "bare-read-qd1",
+        "4 KiB reads over TCP, null device, QD 1, and an echo of the same bytes over bare sockets",
+        Bare(pattern_4k("randread", 1), false),
+    ),
+    case(
+        "bare-read-qd32",
+        "4 KiB reads over TCP, null device, QD 32, and an echo of the same bytes over bare sockets",
+        Bare(pattern_4k("randread", 32), false),
+    ),
+    case(
+        "bare-read-qd128",
+        "4 KiB reads over TCP, null device, QD 128, and an echo of the same bytes over bare sockets",
+        Bare(pattern_4k("randread", 128), false),
+    ),
+    case(
+        "bare-read-digest-qd32",
+        "the same at QD 32 with data digests, which the echo computes and checks too",
+        Bare(pattern_4k("randread", 32), true),
+    ),
+    case(
+        "bare-write-qd1",
+        "4 KiB writes over TCP, null device, QD 1, and an echo of the same bytes over bare sockets",
+        Bare(pattern_4k("randwrite", 1), false),
+    ),
+    case(
+        "bare-write-qd32",
+        "4 KiB writes over TCP, null device, QD 32, and an echo of the same bytes over bare sockets",
+        Bare(pattern_4k("randwrite", 32), false),
+    ),
+    case(
+        "bare-write-qd128",
+        "4 KiB writes over TCP, null device, QD 128, and an echo of the same bytes over bare sockets",
+        Bare(pattern_4k("randwrite", 128), false),
+    ),
+    case(
+        "bare-write-digest-qd32",
+        "the same at QD 32 with data digests, which the echo computes and checks too",
+        Bare(pattern_4k("randwrite", 32), true),
+    ),
+    case(
         "tcp-malloc-read",
         "4 KiB reads over TCP, memory device, QD 128",
         tcp(Malloc, pattern_4k("randread", 128), "spin"),
@@ -131,6 +177,31 @@ pub(super) const ALL: &[Benchmark] = &[
         "tcp-2x16",
         "4 KiB reads, 16 connections of QD 8, target and generator on the same two cores",
         BenchmarkKind::Shared,
+    ),
+    case(
+        "attack-66",
+        "4 KiB reads and writes, QD 32, beside 66 I/O queues that never send their data, one reactor",
+        BenchmarkKind::Attack(attack::StalledHosts { queues: 66, command: "write", reactors: 1 }),
+    ),
+    case(
+        "attack-300",
+        "the same beside 300 queues",
+        BenchmarkKind::Attack(attack::StalledHosts { queues: 300, command: "write", reactors: 1 }),
+    ),
+    case(
+        "attack-300-reads",
+        "the same beside 300 queues that never receive their answers",
+        BenchmarkKind::Attack(attack::StalledHosts { queues: 300, command: "read", reactors: 1 }),
+    ),
+    case(
+        "attack-1000",
+        "the same as attack-66 beside 1,000 queues",
+        BenchmarkKind::Attack(attack::StalledHosts { queues: 1000, command: "write", reactors: 1 }),
+    ),
+    case(
+        "attack-1000-two",
+        "the same with two reactors",
+        BenchmarkKind::Attack(attack::StalledHosts { queues: 1000, command: "write", reactors: 2 }),
     ),
     case(
         "idle",
@@ -257,13 +328,16 @@ impl Benchmark {
         match &self.kind {
             Local(device, pattern) => load::local(context, *device, pattern),
             BenchmarkKind::Remote(transport, device, pattern, idle) => {
-                load::remote(context, *transport, *device, pattern, idle)
+                let (transport, device) = (*transport, *device);
+                load::remote(context, &RemoteLoad { transport, device, pattern, idle, query: "" })
             }
+            Bare(pattern, data_digest) => bare::compare(context, pattern, *data_digest),
             BenchmarkKind::Shared => load::shared(context),
             BenchmarkKind::Iscsi(device, depth, sessions) => {
                 iscsi::reads(context, *device, *depth, *sessions)
             }
             BenchmarkKind::IscsiIdle => iscsi::idle(context),
+            BenchmarkKind::Attack(hosts) => attack::measure(context, hosts),
             BenchmarkKind::Idle => idle::idle(context),
             BenchmarkKind::Startup => idle::startup(context),
             BenchmarkKind::Scale => scale::scale(context),
@@ -284,8 +358,22 @@ impl Benchmark {
             InstructionsOf(counted) => Some(counted.example),
             BenchmarkKind::Scaling(_) => Some(scaling::DRIVER),
             BenchmarkKind::Page => Some(page::SYNTHETIC),
+            Bare(..) => Some(bare::ECHO),
+            BenchmarkKind::Attack(_) => Some(attack::STALLED),
             _ => None,
         }
+    }
+
+    /// Whether it exchanges data between the first two cores, so that their placement matters.
+    pub(super) fn uses_two_cores(&self) -> bool {
+        matches!(
+            self.kind,
+            BenchmarkKind::Remote(..)
+                | Bare(..)
+                | BenchmarkKind::Shared
+                | BenchmarkKind::Attack(_)
+                | BenchmarkKind::Store(_)
+        )
     }
 
     /// Whether it measures the program `ringbolt`, rather than an example of this checkout.

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::load::perf;
 use super::metric::BenchMetric;
 use super::process::{ChildProcess, describe};
-use super::{Measurement, RunContext, RunOutcome};
+use super::{RunContext, RunOutcome};
 
 /// A job that both run.
 pub(super) struct FioJob {
@@ -164,7 +164,7 @@ pub(super) fn compare(context: &RunContext<'_>, job: &FioJob) -> anyhow::Result<
         ratio.is_finite().then_some((metric, ratio))
     }));
     let commands = vec![describe(&fio), describe(&perf)];
-    Ok(RunOutcome::Measured(Measurement { values: values.into_iter().collect(), commands }))
+    Ok(RunOutcome::measured(values.into_iter().collect(), commands))
 }
 
 struct FioRates {
@@ -207,8 +207,8 @@ pub(super) fn processes(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> 
     let mut process = ChildProcess::start(&mut command, context.directory, "perf")?;
     let status = process.wait(EXTRA).with_context(|| describe(&command))?;
     ensure!(status.success(), "{}: {status}: {}", describe(&command), context.directory.tail("perf.err"));
-    let values = [(BenchMetric::StartMs, begun.elapsed().as_secs_f64() * 1e3)].into();
-    Ok(RunOutcome::Measured(Measurement { values, commands: vec![describe(&command)] }))
+    let values = [(BenchMetric::StartMs, begun.elapsed().as_secs_f64() * 1e3)];
+    Ok(RunOutcome::measured(values, vec![describe(&command)]))
 }
 
 #[cfg(test)]

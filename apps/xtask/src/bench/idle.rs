@@ -8,7 +8,7 @@ use anyhow::{Context, bail, ensure};
 use super::metric::BenchMetric;
 use super::process::{ChildProcess, describe};
 use super::server::{TargetNamespaces, TargetServer, TargetTransport};
-use super::{Measurement, RunContext, RunOutcome};
+use super::{RunContext, RunOutcome};
 
 /// Time for the adaptive reactors of target and host to go to sleep.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -35,7 +35,7 @@ pub(super) fn idle(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
     let (begun, before) = (Instant::now(), server.cpu_seconds()?);
     std::thread::sleep(Duration::from_secs(if context.quick { 3 } else { 10 }));
     let percent = (server.cpu_seconds()? - before) / begun.elapsed().as_secs_f64() * 100.0;
-    let values = [(BenchMetric::CpuPercent, percent), (BenchMetric::RssMib, server.resident_mib()?)].into();
+    let values = [(BenchMetric::CpuPercent, percent), (BenchMetric::RssMib, server.resident_mib()?)];
     ensure!(
         host.ended()?.is_none(),
         "the idle host was disconnected: {}",
@@ -44,7 +44,7 @@ pub(super) fn idle(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
     host.end()?;
     let commands = vec![server.command.clone(), describe(&command)];
     server.end()?;
-    Ok(RunOutcome::Measured(Measurement { values, commands }))
+    Ok(RunOutcome::measured(values, commands))
 }
 
 pub(super) fn startup(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
@@ -56,10 +56,10 @@ pub(super) fn startup(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
         &TargetNamespaces::NullAndMalloc,
         TargetTransport::Tcp,
     )?;
-    let values = [(BenchMetric::StartMs, server.startup_time.as_secs_f64() * 1e3)].into();
+    let values = [(BenchMetric::StartMs, server.startup_time.as_secs_f64() * 1e3)];
     let commands = vec![server.command.clone()];
     server.end()?;
-    Ok(RunOutcome::Measured(Measurement { values, commands }))
+    Ok(RunOutcome::measured(values, commands))
 }
 
 /// Connects to a namespace, prints `connected`, and keeps the connection open without I/O until it is killed.

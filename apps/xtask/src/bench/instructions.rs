@@ -13,7 +13,7 @@ use super::load::{IoPattern, base};
 use super::metric::BenchMetric;
 use super::process::{ChildProcess, describe};
 use super::server::{TargetNamespaces, TargetServer};
-use super::{Measurement, RunContext, RunOutcome};
+use super::{RunContext, RunOutcome};
 
 /// I/Os of the shorter run. Start-up waits for clocks and so varies by some hundred thousand instructions from
 /// run to run: less than one per I/O.
@@ -145,7 +145,7 @@ fn difference(
         commands.extend(run_commands);
     }
     let each = counts[1].saturating_sub(counts[0]) as f64 / ios as f64;
-    Ok(RunOutcome::Measured(Measurement { values: [(BenchMetric::Instructions, each)].into(), commands }))
+    Ok(RunOutcome::measured([(BenchMetric::Instructions, each)], commands))
 }
 
 /// Valgrind's message if it could not run the program.

@@ -12,7 +12,7 @@ use super::load::BenchDevice;
 use super::metric::BenchMetric;
 use super::process::describe;
 use super::server::{TargetNamespaces, TargetServer, TargetTransport};
-use super::{Measurement, RunContext, RunOutcome};
+use super::{RunContext, RunOutcome};
 
 const NODE: &str = "iqn.2016-06.io.spdk:bench";
 /// Blocks of 512 bytes in an I/O of 4 KiB.
@@ -56,10 +56,10 @@ pub(super) fn reads(
         iops += average(&String::from_utf8_lossy(&output.stdout))?;
     }
     let busy = (server.cpu_seconds()? - before) / begun.elapsed().as_secs_f64();
-    let values = [(BenchMetric::Iops, iops), (BenchMetric::TargetCpuNs, busy / iops * 1e9)].into();
+    let values = [(BenchMetric::Iops, iops), (BenchMetric::TargetCpuNs, busy / iops * 1e9)];
     let commands = vec![server.command.clone(), describe(&command)];
     server.end()?;
-    Ok(RunOutcome::Measured(Measurement { values, commands }))
+    Ok(RunOutcome::measured(values, commands))
 }
 
 /// CPU time of an adaptive target with a session that sends nothing.
@@ -77,10 +77,10 @@ pub(super) fn idle(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
     let percent = (server.cpu_seconds()? - before) / begun.elapsed().as_secs_f64() * 100.0;
     let connections = server.rpc(context)?.call("iscsi_get_connections", &json!({}))?;
     ensure!(connections.as_array().is_some_and(|all| all.len() == 1), "the session has ended: {connections}");
-    let values = [(BenchMetric::CpuPercent, percent)].into();
+    let values = [(BenchMetric::CpuPercent, percent)];
     let commands = vec![server.command.clone()];
     server.end()?;
-    Ok(RunOutcome::Measured(Measurement { values, commands }))
+    Ok(RunOutcome::measured(values, commands))
 }
 
 /// Starts a target with a device as the only logical unit of a target node. Returns its address.

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::metric::BenchMetric;
 use super::process::{ChildProcess, describe};
 use super::server::{TargetNamespaces, TargetServer, TargetTransport};
-use super::{Measurement, RunContext, RunOutcome};
+use super::{Measurement, RunContext, RunOutcome, spdk};
 
 /// The device under load.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,28 +43,47 @@ pub(super) fn local(
     let mut command = timed(context, name, pattern, ramp);
     command.arg(format!("--cpus_allowed={}", second_core(context)));
     let result = perf(context, &mut command)?;
-    Ok(RunOutcome::Measured(Measurement { values: values(&result)?, commands: vec![describe(&command)] }))
+    Ok(RunOutcome::measured(values(&result)?, vec![describe(&command)]))
+}
+
+/// A load on a target over a transport.
+pub(super) struct RemoteLoad<'a> {
+    pub(super) transport: TargetTransport,
+    pub(super) device: BenchDevice,
+    pub(super) pattern: &'a IoPattern,
+    /// Idle policy of the target.
+    pub(super) idle: &'static str,
+    /// Further parameters of the namespace's URI.
+    pub(super) query: &'static str,
+}
+
+/// Target and load generator on a core each; and SPDK's load generator with either target, where there is an SPDK.
+pub(super) fn remote(context: &RunContext<'_>, load: &RemoteLoad<'_>) -> anyhow::Result<RunOutcome> {
+    let [target, host, ..] = *context.cores else { return Ok(skipped_one_core()) };
+    let cores = [target, host];
+    let mut measured = measure_remote(context, load, cores)?;
+    if let Some(spdk) = context.spdk.filter(|_| load.idle == "spin") {
+        spdk::compare(context, spdk, load, cores, &mut measured)?;
+    }
+    Ok(RunOutcome::Measured(measured))
 }
 
 /// Target and load generator on a core each.
-pub(super) fn remote(
+pub(super) fn measure_remote(
     context: &RunContext<'_>,
-    transport: TargetTransport,
-    device: BenchDevice,
-    pattern: &IoPattern,
-    idle: &'static str,
-) -> anyhow::Result<RunOutcome> {
-    let [target, host, ..] = context.cores else { return Ok(skipped_one_core()) };
-    let server =
-        TargetServer::start(context, &target.to_string(), idle, &TargetNamespaces::NullAndMalloc, transport)?;
-    let uri = match device {
+    load: &RemoteLoad<'_>,
+    [target, host]: [u32; 2],
+) -> anyhow::Result<Measurement> {
+    let namespaces = TargetNamespaces::NullAndMalloc;
+    let server = TargetServer::start(context, &target.to_string(), load.idle, &namespaces, load.transport)?;
+    let uri = match load.device {
         BenchDevice::Null => server.uri(1),
         BenchDevice::Malloc => server.uri(2),
     };
-    if device == BenchDevice::Malloc {
+    if load.device == BenchDevice::Malloc {
         fill(context, &uri)?;
     }
-    let mut command = timed(context, &uri, pattern, ramp(context));
+    let mut command = timed(context, &format!("{uri}{}", load.query), load.pattern, ramp(context));
     command.arg(format!("--cpus_allowed={host}"));
     with_target(context, server, &mut command)
 }
@@ -89,10 +108,10 @@ pub(super) fn shared(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
     let pattern = IoPattern { rw: "randread", block: "4k", depth: 8 };
     let mut command = timed(context, &server.uri(1), &pattern, ramp(context));
     command.args(["--numjobs=16", "--group_reporting", &format!("--cpus_allowed={cores}")]);
-    with_target(context, server, &mut command)
+    with_target(context, server, &mut command).map(RunOutcome::Measured)
 }
 
-fn skipped_one_core() -> RunOutcome {
+pub(super) fn skipped_one_core() -> RunOutcome {
     RunOutcome::Skipped("target and load generator need two cores".to_string())
 }
 
@@ -105,7 +124,7 @@ fn with_target(
     context: &RunContext<'_>,
     server: TargetServer,
     command: &mut Command,
-) -> anyhow::Result<RunOutcome> {
+) -> anyhow::Result<Measurement> {
     let (begun, before) = (Instant::now(), server.cpu_seconds()?);
     let result = perf(context, command)?;
     let busy = (server.cpu_seconds()? - before) / begun.elapsed().as_secs_f64();
@@ -115,7 +134,7 @@ fn with_target(
     }
     let commands = vec![server.command.clone(), describe(command)];
     server.end()?;
-    Ok(RunOutcome::Measured(Measurement { values, commands }))
+    Ok(Measurement { values, commands, ..Measurement::default() })
 }
 
 /// `ringbolt perf` on a device, without a limit of time or I/Os.
@@ -129,11 +148,11 @@ pub(super) fn base(context: &RunContext<'_>, device: &str, pattern: &IoPattern) 
 }
 
 /// The ramp time, which is not measured.
-fn ramp(context: &RunContext<'_>) -> &'static str {
+pub(super) fn ramp(context: &RunContext<'_>) -> &'static str {
     if context.quick { "200ms" } else { "500ms" }
 }
 
-fn timed(context: &RunContext<'_>, device: &str, pattern: &IoPattern, ramp: &str) -> Command {
+pub(super) fn timed(context: &RunContext<'_>, device: &str, pattern: &IoPattern, ramp: &str) -> Command {
     let mut command = base(context, device, pattern);
     let runtime = if context.quick { "500ms" } else { "2s" };
     command.args(["--time_based", &format!("--ramp_time={ramp}"), &format!("--runtime={runtime}")]);
@@ -152,6 +171,17 @@ pub(super) fn perf(context: &RunContext<'_>, command: &mut Command) -> anyhow::R
     ensure!(status.success(), "{}: {status}: {}", describe(command), context.directory.tail("perf.err"));
     let mut document: Value = serde_json::from_slice(&std::fs::read(output)?)?;
     Ok(document["jobs"][0].take())
+}
+
+/// IOPS of a job that reads and writes, and the longer of both 99th percentiles in microseconds.
+pub(super) fn mixed(job: &Value) -> anyhow::Result<(f64, f64)> {
+    let mut sum = (0.0, 0.0_f64);
+    for side in [&job["read"], &job["write"]] {
+        let p99_ns =
+            side["clat_ns"]["percentile"]["99.000000"].as_f64().context("no percentile in the result")?;
+        sum = (sum.0 + side["iops"].as_f64().context("no iops in the result")?, sum.1.max(p99_ns / 1e3));
+    }
+    Ok(sum)
 }
 
 /// The metrics of a job that reads or writes.

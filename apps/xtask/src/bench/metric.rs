@@ -48,6 +48,14 @@ pub(super) enum BenchMetric {
     FioMedianRatio,
     /// 99th percentile of completion latency as a multiple of fio's.
     FioP99Ratio,
+    /// Messages per second of an echo of the same bytes over bare sockets.
+    BareIops,
+    /// IOPS as a multiple of that echo's.
+    BareRatio,
+    /// IOPS as a multiple of those of SPDK's target, with SPDK's load generator for both.
+    SpdkRatio,
+    /// IOPS beside stalled hosts as a fraction of those without them.
+    AttackRatio,
 }
 
 impl BenchMetric {
@@ -75,6 +83,10 @@ impl BenchMetric {
             BenchMetric::WriteAmplification => "write_amplification",
             BenchMetric::FioMedianRatio => "latency_median_of_fio",
             BenchMetric::FioP99Ratio => "latency_p99_of_fio",
+            BenchMetric::BareIops => "bare_sockets_iops",
+            BenchMetric::BareRatio => "iops_of_bare_sockets",
+            BenchMetric::SpdkRatio => "iops_of_spdk",
+            BenchMetric::AttackRatio => "iops_of_unattacked",
         }
     }
 
@@ -101,18 +113,23 @@ impl BenchMetric {
             BenchMetric::WriteAmplification => "write amplification",
             BenchMetric::FioMedianRatio => "median / fio's",
             BenchMetric::FioP99Ratio => "p99 / fio's",
+            BenchMetric::BareIops => "bare sockets",
+            BenchMetric::BareRatio => "IOPS / bare sockets'",
+            BenchMetric::SpdkRatio => "IOPS / SPDK's target's",
+            BenchMetric::AttackRatio => "IOPS / without them",
         }
     }
 
     pub(super) fn more_is_better(self) -> bool {
-        matches!(self, BenchMetric::Iops | BenchMetric::Gibps | BenchMetric::FioRatio)
+        use BenchMetric::{AttackRatio, BareIops, BareRatio, FioRatio, Gibps, Iops, SpdkRatio};
+        matches!(self, Iops | Gibps | FioRatio | BareIops | BareRatio | SpdkRatio | AttackRatio)
     }
 
     /// Formats a value with its unit.
     pub(super) fn format(self, value: f64) -> String {
         match self {
-            BenchMetric::Iops if value >= 1e6 => format!("{:.2} M", value / 1e6),
-            BenchMetric::Iops => format!("{:.1} k", value / 1e3),
+            BenchMetric::Iops | BenchMetric::BareIops if value >= 1e6 => format!("{:.2} M", value / 1e6),
+            BenchMetric::Iops | BenchMetric::BareIops => format!("{:.1} k", value / 1e3),
             BenchMetric::Gibps => format!("{value:.2} GiB/s"),
             BenchMetric::MeanUs | BenchMetric::P99Us if value < 1.0 => format!("{:.0} ns", value * 1e3),
             BenchMetric::MeanUs | BenchMetric::P99Us | BenchMetric::RemoveUs => format!("{value:.1} µs"),
@@ -129,7 +146,10 @@ impl BenchMetric {
             | BenchMetric::PlainLatencyRatio
             | BenchMetric::WriteAmplification
             | BenchMetric::FioMedianRatio
-            | BenchMetric::FioP99Ratio => format!("{value:.2}"),
+            | BenchMetric::FioP99Ratio
+            | BenchMetric::BareRatio
+            | BenchMetric::SpdkRatio
+            | BenchMetric::AttackRatio => format!("{value:.2}"),
         }
     }
 }

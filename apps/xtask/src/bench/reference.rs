@@ -1,7 +1,7 @@
 //! Reference figures of SPDK, measured on a two-core machine, and Ringbolt's goals.
 //!
-//! The figures are constants: `bench` does not run SPDK. On another kind of machine, compare Ringbolt with
-//! SPDK built and run there.
+//! The figures are constants. They say little about another machine: with `--spdk DIR` the table has ratios
+//! instead, measured in turn, and the multiples that are goals apply to those.
 
 use super::metric::BenchMetric;
 
@@ -23,6 +23,13 @@ pub(super) enum BenchGoal {
 
 /// The fraction of linear scaling that is the goal: cores share a power budget and a cache.
 const LINEAR: f64 = 0.9;
+
+/// The fraction of the rate of bare sockets that is the goal.
+const BARE: BenchGoal = BenchGoal::AtLeast(0.9);
+
+/// Where the constants come from.
+pub(super) const ORIGIN: &str = "SPDK's figures are constants from another two-core virtual machine. Build SPDK here \
+    and use --spdk DIR to compare.";
 
 /// SPDK's figure and Ringbolt's goal for a metric of a benchmark.
 pub(super) struct ReferenceFigure {
@@ -58,10 +65,28 @@ const ALL: &[ReferenceFigure] = &[
     entry("iscsi-null-read-qd32", BenchMetric::Iops, 269e3, BenchGoal::Times(1.5)),
     entry("iscsi-malloc-read-qd32", BenchMetric::Iops, 289e3, BenchGoal::Times(1.5)),
     goal("iscsi-idle", BenchMetric::CpuPercent, BenchGoal::AtMost(1.0)),
+    goal("bare-read-qd1", BenchMetric::BareRatio, BARE),
+    goal("bare-read-qd32", BenchMetric::BareRatio, BARE),
+    goal("bare-read-qd128", BenchMetric::BareRatio, BARE),
+    goal("bare-read-digest-qd32", BenchMetric::BareRatio, BARE),
+    goal("bare-write-qd1", BenchMetric::BareRatio, BARE),
+    goal("bare-write-qd32", BenchMetric::BareRatio, BARE),
+    goal("bare-write-qd128", BenchMetric::BareRatio, BARE),
+    goal("bare-write-digest-qd32", BenchMetric::BareRatio, BARE),
     entry("tcp-malloc-read", BenchMetric::Iops, 506e3, BenchGoal::Times(1.5)),
     entry("tcp-malloc-write", BenchMetric::Iops, 413e3, BenchGoal::Times(1.5)),
     entry("tcp-null-128k", BenchMetric::Gibps, 4.5, BenchGoal::None),
     entry("tcp-malloc-128k", BenchMetric::Gibps, 2.5, BenchGoal::Times(1.5)),
+    goal("attack-66", BenchMetric::AttackRatio, BenchGoal::AtLeast(0.5)),
+    goal("attack-66", BenchMetric::P99Us, BenchGoal::AtMost(50_000.0)),
+    goal("attack-300", BenchMetric::AttackRatio, BenchGoal::AtLeast(0.5)),
+    goal("attack-300", BenchMetric::P99Us, BenchGoal::AtMost(50_000.0)),
+    goal("attack-300-reads", BenchMetric::AttackRatio, BenchGoal::AtLeast(0.5)),
+    goal("attack-300-reads", BenchMetric::P99Us, BenchGoal::AtMost(50_000.0)),
+    goal("attack-1000", BenchMetric::AttackRatio, BenchGoal::AtLeast(0.5)),
+    goal("attack-1000", BenchMetric::P99Us, BenchGoal::AtMost(50_000.0)),
+    goal("attack-1000-two", BenchMetric::AttackRatio, BenchGoal::AtLeast(0.5)),
+    goal("attack-1000-two", BenchMetric::P99Us, BenchGoal::AtMost(50_000.0)),
     goal("idle", BenchMetric::CpuPercent, BenchGoal::AtMost(1.0)),
     goal("idle", BenchMetric::RssMib, BenchGoal::AtMost(64.0)),
     goal("startup", BenchMetric::StartMs, BenchGoal::AtMost(100.0)),
@@ -103,6 +128,14 @@ pub(super) fn find(case: &str, metric: BenchMetric) -> Option<&'static Reference
 }
 
 impl ReferenceFigure {
+    /// The multiple of SPDK's figure that is the goal.
+    pub(super) fn times_spdk(&self) -> Option<f64> {
+        match self.goal {
+            BenchGoal::Times(times) => Some(times),
+            _ => None,
+        }
+    }
+
     /// The goal as a number. `other` returns the same metric of another benchmark, if that was measured.
     pub(super) fn limit(&self, other: impl Fn(&str) -> Option<f64>) -> Option<f64> {
         match self.goal {

@@ -9,7 +9,7 @@ use super::metric::BenchMetric;
 use super::server::{
     SUBSYSTEM_BDEVS, TargetNamespaces, TargetServer, TargetTransport, subsystem_bdev, subsystem_nqn,
 };
-use super::{Measurement, RunContext, RunOutcome};
+use super::{RunContext, RunOutcome};
 
 const SUBSYSTEMS: u32 = 1000;
 
@@ -47,5 +47,5 @@ pub(super) fn scale(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
     ];
     let commands = vec![server.command.clone()];
     server.end()?;
-    Ok(RunOutcome::Measured(Measurement { values: values.into(), commands }))
+    Ok(RunOutcome::measured(values, commands))
 }

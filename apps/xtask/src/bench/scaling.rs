@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 use super::examples::Example;
 use super::metric::BenchMetric;
 use super::process::{ChildProcess, describe};
-use super::{Measurement, RunContext, RunOutcome};
+use super::{RunContext, RunOutcome};
 
 /// Measures the driver time of queue pairs of one controller, each on its own core.
 pub(super) const DRIVER: Example = Example { package: "ringbolt-nvme", name: "scaling" };
@@ -28,10 +28,7 @@ pub(super) fn driver(context: &RunContext<'_>, pairs: usize) -> anyhow::Result<R
     ensure!(status.success(), "{}: {status}: {}", describe(&command), context.directory.tail("scaling.err"));
     let output = context.directory.tail("scaling.out");
     let rate = rate(&output).with_context(|| format!("{}: {output}", describe(&command)))?;
-    Ok(RunOutcome::Measured(Measurement {
-        values: [(BenchMetric::Iops, rate)].into(),
-        commands: vec![describe(&command)],
-    }))
+    Ok(RunOutcome::measured([(BenchMetric::Iops, rate)], vec![describe(&command)]))
 }
 
 /// The rate in the last line of the example's output.

@@ -9,8 +9,10 @@ use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 
 use super::RunContext;
+use super::load::BenchDevice;
 use super::process::{ChildProcess, describe};
 use super::rpc::RpcConnection;
+use super::spdk::{self, SpdkPrograms};
 
 pub(super) const NQN: &str = "nqn.2025-01.io.ringbolt:bench";
 const START_MAX: Duration = Duration::from_secs(10);
@@ -22,6 +24,8 @@ const BLOCK_BYTES: u64 = 512;
 pub(super) enum TargetNamespaces {
     /// Null device as namespace 1, memory device as namespace 2.
     NullAndMalloc,
+    /// One device.
+    One(BenchDevice),
     /// Ten null devices.
     Ten,
     /// A block device.
@@ -89,8 +93,33 @@ impl TargetServer {
         )
     }
 
+    /// Starts SPDK's target, which spins, with the same configuration.
+    pub(super) fn start_spdk(
+        context: &RunContext<'_>,
+        programs: &SpdkPrograms,
+        core: u32,
+        namespaces: &TargetNamespaces,
+        transport: TargetTransport,
+    ) -> anyhow::Result<TargetServer> {
+        let mask = spdk::mask(core);
+        let options = [programs.memory_options(), vec!["-m", &mask]].concat();
+        TargetServer::launch_command(context, Command::new(&programs.target), &options, namespaces, transport)
+    }
+
     /// `command` is the program, or a wrapper with the program as its last argument.
     fn launch(
+        context: &RunContext<'_>,
+        mut command: Command,
+        options: &[&str],
+        namespaces: &TargetNamespaces,
+        transport: TargetTransport,
+    ) -> anyhow::Result<TargetServer> {
+        command.arg("serve");
+        TargetServer::launch_command(context, command, options, namespaces, transport)
+    }
+
+    /// `command` is complete but for configuration file, RPC socket and `options`.
+    fn launch_command(
         context: &RunContext<'_>,
         mut command: Command,
         options: &[&str],
@@ -104,7 +133,7 @@ impl TargetServer {
         let config =
             config(port, (transport == TargetTransport::VfioUser).then_some(&*directory), namespaces);
         std::fs::write(&file, serde_json::to_string_pretty(&config)?)?;
-        command.arg("serve").arg("-c").arg(&file).arg("-r").arg(context.directory.file("rpc.sock"));
+        command.arg("-c").arg(&file).arg("-r").arg(context.directory.file("rpc.sock"));
         command.args(options);
         let begun = Instant::now();
         let mut process = ChildProcess::start(&mut command, context.directory, "serve")?;
@@ -140,6 +169,28 @@ impl TargetServer {
         match self.transport {
             TargetTransport::Tcp => format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns={nsid}", self.port),
             TargetTransport::VfioUser => format!("nvme+vfio-user:{}?ns={nsid}", self.directory.display()),
+        }
+    }
+
+    /// Its TCP listener.
+    pub(super) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The name of its subsystem.
+    pub(super) fn nqn(&self) -> &'static str {
+        NQN
+    }
+
+    /// SPDK's transport identifier of its subsystem.
+    pub(super) fn transport_id(&self) -> String {
+        match self.transport {
+            TargetTransport::Tcp => {
+                format!("trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{} subnqn:{NQN}", self.port)
+            }
+            TargetTransport::VfioUser => {
+                format!("trtype:VFIOUSER traddr:{} subnqn:{NQN}", self.directory.display())
+            }
         }
     }
 
@@ -190,13 +241,19 @@ fn config(port: u16, directory: Option<&Path>, namespaces: &TargetNamespaces) ->
         let blocks = (1u64 << 30) / BLOCK_BYTES;
         call("bdev_null_create", json!({ "name": name, "num_blocks": blocks, "block_size": BLOCK_BYTES }))
     };
+    let malloc = || {
+        let blocks = MALLOC_BYTES / BLOCK_BYTES;
+        call(
+            "bdev_malloc_create",
+            json!({ "name": "Malloc0", "num_blocks": blocks, "block_size": BLOCK_BYTES }),
+        )
+    };
     let (bdevs, names) = match namespaces {
         TargetNamespaces::NullAndMalloc => {
-            let blocks = MALLOC_BYTES / BLOCK_BYTES;
-            let params = json!({ "name": "Malloc0", "num_blocks": blocks, "block_size": BLOCK_BYTES });
-            let names = vec!["Null0".to_string(), "Malloc0".to_string()];
-            (vec![null("Null0"), call("bdev_malloc_create", params)], names)
+            (vec![null("Null0"), malloc()], vec!["Null0".to_string(), "Malloc0".to_string()])
         }
+        TargetNamespaces::One(BenchDevice::Null) => (vec![null("Null0")], vec!["Null0".to_string()]),
+        TargetNamespaces::One(BenchDevice::Malloc) => (vec![malloc()], vec!["Malloc0".to_string()]),
         TargetNamespaces::Ten => {
             let names: Vec<String> = (0..10).map(|number| format!("Null{number}")).collect();
             (names.iter().map(|name| null(name)).collect(), names)

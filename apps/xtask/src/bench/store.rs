@@ -48,7 +48,7 @@ pub(super) fn compare(context: &RunContext<'_>, pattern: &IoPattern) -> anyhow::
         (BenchMetric::PlainLatencyRatio, ratio(BenchMetric::MeanUs)),
     ];
     values.extend(ratios.into_iter().filter_map(|(metric, ratio)| Some((metric, ratio?))));
-    Ok(RunOutcome::Measured(Measurement { values, commands }))
+    Ok(RunOutcome::measured(values, commands))
 }
 
 /// The load on a target whose namespace is a device.
@@ -65,7 +65,7 @@ fn unreplicated(
     let loaded = under_load(context, &server.uri(1), pattern, devices, || server.cpu_seconds())?;
     let commands = vec![server.command.clone(), loaded.command];
     server.end()?;
-    Ok(Measurement { values: loaded.values, commands })
+    Ok(Measurement { values: loaded.values, commands, ..Measurement::default() })
 }
 
 struct LoadedVolume {

@@ -1,0 +1,208 @@
+//! Requests and responses of the sizes of NVMe/TCP over bare sockets: the upper bound of any target over loopback.
+//!
+//! `echo read|write DEPTH SECONDS CLIENT_CPU SERVER_CPU [digest]` connects two threads, each on a CPU, over the
+//! loopback interface. The client has DEPTH requests outstanding. Both ends spin on a non-blocking socket, receive what
+//! has arrived, and send all that it leads to with one call. A read is a request of 72 bytes and a response of 24 bytes
+//! and 4 KiB; a write is the reverse, with its data in the request. With `digest` the sender of the data appends its
+//! CRC-32C, and the receiver checks it. There is no protocol beyond that, and no data is copied except by the kernel.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use codec::{CRC32C_SIZE, crc32c};
+
+type EchoError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Bytes of a command capsule and of a response without data.
+const CAPSULE: usize = 72;
+const RESPONSE: usize = 24;
+const DATA: usize = 4096;
+const DEPTH_MAX: usize = 1024;
+/// Not measured: the connection's windows grow meanwhile.
+const RAMP: Duration = Duration::from_millis(300);
+
+/// The messages of one direction: a header, and data if it has any.
+#[derive(Clone, Copy)]
+struct MessageShape {
+    header: usize,
+    has_data: bool,
+    digest: bool,
+}
+
+impl MessageShape {
+    fn data_length(self) -> usize {
+        if self.has_data { DATA } else { 0 }
+    }
+
+    fn length(self) -> usize {
+        let digest = if self.has_data && self.digest { CRC32C_SIZE } else { 0 };
+        self.header + self.data_length() + digest
+    }
+
+    /// Computes the digest of a message to send.
+    fn seal(self, message: &mut [u8]) {
+        if self.has_data && self.digest {
+            let (head, digest) = message.split_at_mut(self.header + DATA);
+            digest.copy_from_slice(&crc32c(&head[self.header..]).to_le_bytes());
+        }
+    }
+
+    /// Whether the digest of a received message is correct.
+    fn is_intact(self, message: &[u8]) -> bool {
+        if !(self.has_data && self.digest) {
+            return true;
+        }
+        let (head, digest) = message.split_at(self.header + DATA);
+        crc32c(&head[self.header..]).to_le_bytes() == *digest
+    }
+}
+
+/// One end of the connection.
+struct EchoEnd {
+    stream: TcpStream,
+    incoming: MessageShape,
+    outgoing: MessageShape,
+    received: Vec<u8>,
+    /// Bytes of `received` that belong to a message that has not arrived whole.
+    partial: usize,
+    to_send: Vec<u8>,
+}
+
+impl EchoEnd {
+    fn new(
+        stream: TcpStream,
+        incoming: MessageShape,
+        outgoing: MessageShape,
+        depth: usize,
+    ) -> Result<EchoEnd, EchoError> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        let received = vec![0; depth * incoming.length()];
+        // Data other than zeros.
+        let to_send = (0..depth * outgoing.length()).map(|at| at as u8).collect();
+        Ok(EchoEnd { stream, incoming, outgoing, received, partial: 0, to_send })
+    }
+
+    /// Receives what has arrived and returns the number of complete messages; `None` at the end of the stream.
+    fn receive(&mut self) -> Result<Option<usize>, EchoError> {
+        let count = match self.stream.read(&mut self.received[self.partial..]) {
+            Ok(0) => return Ok(None),
+            Ok(count) => count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Some(0)),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let length = self.incoming.length();
+        let available = self.partial + count;
+        let messages = available / length;
+        for message in self.received[..messages * length].chunks_exact(length) {
+            if !self.incoming.is_intact(message) {
+                return Err("a digest is wrong".into());
+            }
+        }
+        self.received.copy_within(messages * length..available, 0);
+        self.partial = available - messages * length;
+        Ok(Some(messages))
+    }
+
+    /// Sends `count` messages with one call, or as many as the socket's buffer takes.
+    fn send(&mut self, count: usize) -> Result<(), EchoError> {
+        let length = self.outgoing.length();
+        let bytes = &mut self.to_send[..count * length];
+        bytes.chunks_exact_mut(length).for_each(|message| self.outgoing.seal(message));
+        let mut rest = &*bytes;
+        while !rest.is_empty() {
+            match self.stream.write(rest) {
+                Ok(count) => rest = &rest[count..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Answers requests until the client closes the connection.
+fn serve(mut end: EchoEnd, failed: &AtomicBool) -> Result<(), EchoError> {
+    while let Some(count) = end.receive()? {
+        if count > 0 {
+            end.send(count)?;
+        }
+        if failed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Returns the responses per second.
+fn load(end: &mut EchoEnd, depth: usize, runtime: Duration, failed: &AtomicBool) -> Result<f64, EchoError> {
+    let begun = Instant::now();
+    let (mut measured_from, mut responses, mut polls) = (None, 0usize, 0u32);
+    end.send(depth)?;
+    loop {
+        let Some(count) = end.receive()? else { return Err("the server has closed the connection".into()) };
+        responses += count;
+        if count > 0 {
+            end.send(count)?;
+        }
+        polls = polls.wrapping_add(1);
+        if !polls.is_multiple_of(64) {
+            continue;
+        }
+        if failed.load(Ordering::Relaxed) {
+            return Err("the server has failed".into());
+        }
+        let now = Instant::now();
+        match measured_from {
+            None if now - begun >= RAMP => (measured_from, responses) = (Some(now), 0),
+            Some(from) if now - from >= runtime => {
+                return Ok(responses as f64 / (now - from).as_secs_f64());
+            }
+            _ => {}
+        }
+    }
+}
+
+fn main() -> Result<(), EchoError> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (mode, depth, seconds, client_cpu, server_cpu, rest) = match &arguments[..] {
+        [mode, depth, seconds, client, server, rest @ ..] => (mode, depth, seconds, client, server, rest),
+        _ => return Err("usage: echo read|write DEPTH SECONDS CLIENT_CPU SERVER_CPU [digest]".into()),
+    };
+    let depth: usize = depth.parse()?;
+    if !(1..=DEPTH_MAX).contains(&depth) {
+        return Err(format!("a depth is 1 to {DEPTH_MAX}").into());
+    }
+    let runtime = Duration::from_secs_f64(seconds.parse()?);
+    let (client_cpu, server_cpu): (u32, u32) = (client_cpu.parse()?, server_cpu.parse()?);
+    let digest = rest.first().is_some_and(|word| word == "digest");
+    let is_read = mode == "read";
+    let request = MessageShape { header: CAPSULE, has_data: !is_read, digest };
+    let response = MessageShape { header: RESPONSE, has_data: is_read, digest };
+
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let client = TcpStream::connect(listener.local_addr()?)?;
+    let (server, _) = listener.accept()?;
+    let failed = AtomicBool::new(false);
+    let rate = std::thread::scope(|scope| {
+        let failed = &failed;
+        let server = scope.spawn(move || {
+            os::pin_thread_to(server_cpu)?;
+            let served = EchoEnd::new(server, request, response, depth).and_then(|end| serve(end, failed));
+            failed.store(served.is_err(), Ordering::Relaxed);
+            served
+        });
+        os::pin_thread_to(client_cpu)?;
+        let mut end = EchoEnd::new(client, response, request, depth)?;
+        let rate = load(&mut end, depth, runtime, failed);
+        failed.store(true, Ordering::Relaxed);
+        drop(end);
+        server.join().map_err(|_| "the server panicked")??;
+        rate
+    })?;
+    println!("{mode} at depth {depth} over bare sockets: {rate:.0} messages/s");
+    Ok(())
+}
