@@ -1,6 +1,7 @@
 //! The client of one device.
 
 use std::fmt;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use dma::{ChunkMemory, SharedRegion};
+use sockets::StreamAddress;
 use wire_vfio_user::{
     DATA_BYTES_DEFAULT, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, ProtocolCapabilities, RegionAccess,
     RegionInfo, RegionReply, SetIrqs, SparseArea, VersionMessage, VfioUserCommand, device_flags, irq,
@@ -29,7 +31,8 @@ const SERVER_DESCRIPTORS_MAX: u32 = 8;
 /// Options of a [`VfioUserClient`].
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
-    /// Timeout of one request and its reply, including a reset.
+    /// Time that the server may take for replies, including those of a reset, to one request or to several that follow
+    /// each other: what they take is added up, less a tenth of the time that passes.
     pub timeout: Duration,
 }
 
@@ -56,10 +59,18 @@ pub struct DeviceRegion {
     descriptor: Option<OwnedFd>,
 }
 
+/// Connects without waiting: a blocking connect has no time limit while the server accepts nothing.
+fn open(socket: &Path) -> io::Result<UnixStream> {
+    let stream = sockets::connect(&StreamAddress::Unix(socket.to_path_buf()))?;
+    let stream = UnixStream::from(OwnedFd::from(stream));
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
 /// A connection to a server, and the device that it serves.
 ///
-/// It owns the socket and the regions' file descriptors. Calls block until the reply arrives or the timeout
-/// expires; after a timeout or a protocol violation every further call fails, since the stream is out of
+/// It owns the socket and the regions' file descriptors. Calls block until the reply arrives or the server has used up
+/// its time, [`ClientConfig::timeout`] for all of them together; after a timeout or a protocol violation every further call fails, since the stream is out of
 /// sync. Dropping the client closes the connection, which unmaps all memory from the device and removes its
 /// interrupts.
 pub struct VfioUserClient {
@@ -79,7 +90,7 @@ impl VfioUserClient {
     /// No server listens there, it is busy with another client, does not serve a PCI device, or times out.
     pub fn connect(path: &Path, config: &ClientConfig) -> Result<VfioUserClient, ClientError> {
         let socket = if path.is_dir() { path.join(SOCKET) } else { path.to_owned() };
-        let stream = UnixStream::connect(&socket).map_err(|error| ClientError::Connect(socket, error))?;
+        let stream = open(&socket).map_err(|error| ClientError::Connect(socket, error))?;
         let mut connection = ClientConnection::new(stream, config.timeout)?;
         let capabilities = negotiate(&mut connection)?;
         let info = DeviceInfo { argsz: DeviceInfo::SIZE as u32, ..DeviceInfo::default() };

@@ -16,11 +16,21 @@ pub(crate) const DESCRIPTORS_MAX: usize = 16;
 /// Most bytes of a reply: 1 MiB of data and the structures before it.
 const REPLY_BYTES_MAX: usize = (1 << 20) + 4096;
 
+/// Of the time that passes, the part by which the time for replies grows again: a tenth.
+const BUDGET_REFILL: u32 = 10;
+
 /// The connection to a server: one outstanding request at a time. After a failure in the middle of a message
 /// every call fails.
+///
+/// Calls block, perhaps a reactor, so the time that a server may take is bounded for all of them together: `timeout` at
+/// once, and a tenth of the time in the long run. A server that never answers costs `timeout` once, and one that answers
+/// each request late fails too.
 pub(crate) struct ClientConnection {
     stream: UnixStream,
     timeout: Duration,
+    /// Time that replies may take from `refilled` on.
+    budget: Duration,
+    refilled: Instant,
     next_id: u16,
     broken: bool,
 }
@@ -33,7 +43,8 @@ pub(crate) struct ClientReply {
 
 impl ClientConnection {
     pub(crate) fn new(stream: UnixStream, timeout: Duration) -> Result<ClientConnection, ClientError> {
-        Ok(ClientConnection { stream, timeout, next_id: 1, broken: false })
+        let refilled = Instant::now();
+        Ok(ClientConnection { stream, timeout, budget: timeout, refilled, next_id: 1, broken: false })
     }
 
     /// Whether the connection is usable and the server has not closed it.
@@ -56,7 +67,10 @@ impl ClientConnection {
         if self.broken {
             return Err(ClientError::Disconnected);
         }
-        let deadline = Instant::now() + self.timeout;
+        let begun = Instant::now();
+        let refill = (begun - self.refilled) / BUDGET_REFILL;
+        (self.budget, self.refilled) = (self.timeout.min(self.budget + refill), begun);
+        let deadline = begun + self.budget;
         let bytes: usize = payload.iter().map(|part| part.len()).sum();
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
@@ -86,6 +100,7 @@ impl ClientConnection {
             }
         };
         self.broken = false;
+        self.budget = self.budget.saturating_sub(begun.elapsed());
         if reply.failed {
             let errno = i32::try_from(reply.errno).ok().filter(|errno| *errno > 0);
             return Err(ClientError::Refused(command, errno.unwrap_or(Errno::IO.raw_os_error())));

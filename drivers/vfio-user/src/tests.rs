@@ -146,6 +146,47 @@ fn timeout_invalidates_the_connection() {
 }
 
 #[test]
+fn a_server_that_answers_each_request_late_uses_up_its_time() {
+    let server = serve("late", |stream| {
+        accept_client(stream);
+        while let Some((header, payload)) = request(stream) {
+            // Each reply is in time, if only one counts.
+            std::thread::sleep(Duration::from_millis(100));
+            let access = RegionAccess::decode(&payload).unwrap();
+            let reply = [&access.to_bytes()[..], &7u32.to_le_bytes()].concat();
+            // The last one comes after the client has closed the connection.
+            let _ = stream.write_all(&[&header.reply(reply.len()).to_bytes()[..], &reply].concat());
+        }
+    });
+    let client = VfioUserClient::connect(&server.path, &short_timeout()).unwrap();
+    let results: Vec<_> = (0..5).map(|_| client.read_u32(BAR0, 0)).collect();
+    let late = results.iter().position(Result::is_err).expect("five replies take 500 ms of 300");
+    assert!(
+        matches!(results[late], Err(ClientError::Timeout(VfioUserCommand::RegionRead, _))),
+        "{results:?}"
+    );
+}
+
+#[test]
+fn a_server_that_accepts_nobody_is_not_waited_for() {
+    let directory = std::env::temp_dir().join(format!("ringbolt-vfio-user-full-{}", std::process::id()));
+    let _ = std::fs::remove_file(&directory);
+    let _listener = sockets::UnixListenSocket::bind(&directory, 0o600, 1).unwrap();
+    // Connections fill the queue of the listener, which a blocking connect would wait for.
+    let mut waiting = Vec::new();
+    let refused = loop {
+        match sockets::connect(&sockets::StreamAddress::Unix(directory.clone())) {
+            Ok(stream) => waiting.push(stream),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused.kind(), std::io::ErrorKind::WouldBlock);
+    let connected = VfioUserClient::connect(&directory, &short_timeout());
+    assert!(matches!(connected, Err(ClientError::Connect(..))));
+    std::fs::remove_file(&directory).unwrap();
+}
+
+#[test]
 fn server_exit_is_detected() {
     let server = serve("gone", accept_client);
     let client = VfioUserClient::connect(&server.path, &short_timeout()).unwrap();

@@ -29,8 +29,9 @@ struct Mapped {
     stopped: bool,
 }
 
-/// Timeout of a register access; the server responds within a turn of its reactor.
-const MESSAGE_TIMEOUT_MAX: Duration = Duration::from_secs(5);
+/// Time that the server may take for register accesses, which block the core, all together (see [`ClientConfig`]); it
+/// responds within a turn of its reactor. One that hangs costs the core this once.
+const MESSAGE_TIMEOUT_MAX: Duration = Duration::from_secs(2);
 
 pub(super) fn open(
     uri: &VfioUserUri,
