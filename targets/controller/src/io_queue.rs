@@ -18,8 +18,10 @@ mod fused;
 pub mod harness;
 #[cfg(test)]
 mod tests;
+mod window;
 
 pub use command::{CommandData, CommandToken};
+pub use window::{BufferWindow, HostBuffers};
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -135,35 +137,6 @@ pub enum Transferred {
     Later,
 }
 
-/// How many bytes of the core's buffers the commands of a queue may hold: few at first, more while the host proves that
-/// it moves its data.
-///
-/// A host that sends no data that it was asked for, or reads none, keeps the buffers of its commands. So the window
-/// starts small, and doubles each time that a window's worth of commands is finished while others wait and memory is to
-/// spare. It is checked where buffers are taken; widening it costs only commands that were deferred.
-#[derive(Clone, Copy, Debug)]
-pub struct BufferWindow {
-    bytes: usize,
-    bytes_max: usize,
-    /// The command that found the window full. Once it is finished, so are those before it.
-    filled_by: Option<Slot>,
-}
-
-impl BufferWindow {
-    /// No limit.
-    pub const UNLIMITED: BufferWindow = BufferWindow::new(usize::MAX, usize::MAX);
-
-    /// A window of `bytes` bytes that grows to `bytes_max`.
-    pub const fn new(bytes: usize, bytes_max: usize) -> BufferWindow {
-        let bytes = if bytes < bytes_max { bytes } else { bytes_max };
-        BufferWindow { bytes, bytes_max, filled_by: None }
-    }
-
-    fn double(&mut self) {
-        self.bytes = self.bytes_max.min(self.bytes.saturating_mul(2));
-    }
-}
-
 /// An admin or Connect command whose data has been received, for the queue's owner to execute.
 #[derive(Debug)]
 #[must_use = "the owner executes the command"]
@@ -199,6 +172,8 @@ pub struct IoQueue<L> {
     /// Bytes of pool buffers that all commands hold, and how many they may. One command always fits.
     buffer_bytes: usize,
     window: BufferWindow,
+    /// What all queues of its host on this core hold, if that is bounded.
+    host_buffers: Option<Rc<HostBuffers>>,
     /// Commands deferred until a buffer is available, oldest first.
     deferred: VecDeque<Slot>,
     /// The first command of a fused operation, while its second is expected.
@@ -220,12 +195,19 @@ impl<L: Default> IoQueue<L> {
             device_requests: 0,
             buffer_bytes: 0,
             window,
+            host_buffers: None,
             deferred: VecDeque::new(),
             pairing: FusedPairing::None,
             ready_copies: Vec::new(),
             pending_reservations: PendingCommands::default(),
             aborted: None,
         }
+    }
+
+    /// Counts the buffers of its commands among those of its host, which bounds them too. For a new queue.
+    pub fn share_host_buffers(&mut self, host: Rc<HostBuffers>) {
+        host.add(self.buffer_bytes);
+        self.host_buffers = Some(host);
     }
 
     /// Whether no command is in flight.
@@ -505,6 +487,9 @@ impl<L: Default> IoQueue<L> {
     fn remove(&mut self, slot: Slot) -> Option<CommandToken> {
         let command = self.commands.remove(slot)?;
         self.buffer_bytes -= command.buffer_bytes as usize;
+        if let Some(host) = &self.host_buffers {
+            host.remove(command.buffer_bytes as usize);
+        }
         command.token
     }
 
@@ -530,11 +515,21 @@ impl<L: Default> IoQueue<L> {
         }
     }
 
-    /// Whether this many more bytes of buffers are within the window. One command always fits, so that every deferred
-    /// command is served.
+    /// Whether this many more bytes of buffers are within the window, and within what its host may hold. One command of a
+    /// queue always fits the window, and one of a host what it may hold, so that every deferred command is served.
     #[inline]
     fn fits(&self, bytes: usize) -> bool {
-        self.buffer_bytes == 0 || self.buffer_bytes + bytes <= self.window.bytes
+        (self.buffer_bytes == 0 || self.buffer_bytes + bytes <= self.window.bytes)
+            && self.host_buffers.as_ref().is_none_or(|host| host.fits(bytes))
+    }
+
+    /// A command takes buffers of this many bytes, which [`remove`](Self::remove) gives back.
+    #[inline]
+    fn count_buffers(&mut self, bytes: usize) {
+        self.buffer_bytes += bytes;
+        if let Some(host) = &self.host_buffers {
+            host.add(bytes);
+        }
     }
 
     /// Defers a command until there is a buffer.
@@ -584,6 +579,9 @@ impl<L: Default> IoQueue<L> {
 
 impl<L> Drop for IoQueue<L> {
     fn drop(&mut self) {
+        if let Some(host) = &self.host_buffers {
+            host.remove(self.buffer_bytes);
+        }
         // The host is gone, or expects no answers after a reset.
         for (_, command) in self.commands.iter_mut() {
             if let Some(token) = command.token.take() {

@@ -83,6 +83,10 @@ impl PduHandler<'_, '_> {
                 let queues = Arc::strong_count(&shared.queue_count);
                 let window = shared.limits.buffer_window(queues, arena_bytes);
                 self.state.queue = IoQueue::new(entries, window, Rc::new(namespaces));
+                if let ConnectOk::Io(io) = &connected {
+                    let host = io.lease.association().hostnqn();
+                    self.state.queue.share_host_buffers(shared.host_buffers(host, arena_bytes));
+                }
                 self.state.handshake_deadline_ns = target_shell::NEVER_NS;
                 self.state.notice.logged_in = true;
                 self.state.role = match connected {

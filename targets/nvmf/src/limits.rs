@@ -52,6 +52,9 @@ pub struct TcpTransportConfig {
     /// Maximum bytes of data buffers that one connection holds at a time; above it, commands are deferred
     /// until others complete. One command always fits. A connection starts with less and earns the rest.
     pub connection_bytes_max: u32,
+    /// Maximum bytes of data buffers that all connections of one host, by its NQN, hold at a time on one reactor. One
+    /// command always fits. `None` is half of the reactor's share of the memory.
+    pub host_bytes_max: Option<u32>,
     /// Timeout for ICReq on a new connection, in milliseconds, 1 to 600000.
     pub ic_timeout_ms: u32,
     /// Timeout for a successful Connect after ICReq, in milliseconds, 1 to 600000.
@@ -78,6 +81,7 @@ impl Default for TcpTransportConfig {
             max_pending_logins_per_peer: 256,
             // A full queue of the largest commands.
             connection_bytes_max: 16 << 20,
+            host_bytes_max: None,
             ic_timeout_ms: 5000,
             connect_timeout_ms: 10_000,
             transfer_timeout_ms: 10_000,
@@ -94,6 +98,7 @@ pub(crate) struct TcpLimits {
     pub(crate) data_digest: bool,
     pub(crate) connections: GroupLimits,
     pub(crate) connection_bytes_max: usize,
+    host_bytes_max: Option<usize>,
     pub(crate) ic_timeout_ns: u64,
     pub(crate) connect_timeout_ns: u64,
     pub(crate) transfer_timeout_ns: u64,
@@ -107,6 +112,12 @@ impl TcpLimits {
         let command = self.controller.transfer_max_bytes as usize;
         let first = share.clamp(command.min(FIRST_WINDOW_BYTES), FIRST_WINDOW_BYTES);
         BufferWindow::new(first, self.connection_bytes_max)
+    }
+
+    /// What the queues of one host may hold on one of `cores` cores, with `arena_bytes` for all. With half of a core's
+    /// share a host whose queues are spread can use half of the memory, and one that stalls leaves the rest to others.
+    pub(crate) fn host_bytes_max(&self, cores: usize, arena_bytes: usize) -> usize {
+        self.host_bytes_max.unwrap_or(arena_bytes / 2 / cores.max(1))
     }
 }
 
@@ -165,6 +176,7 @@ impl TcpTransportConfig {
                 drain_timeout_ns: DRAIN_TIMEOUT_NS,
             },
             connection_bytes_max: self.connection_bytes_max as usize,
+            host_bytes_max: self.host_bytes_max.map(|bytes| bytes as usize),
             ic_timeout_ns: u64::from(self.ic_timeout_ms) * 1_000_000,
             connect_timeout_ns: u64::from(self.connect_timeout_ms) * 1_000_000,
             transfer_timeout_ns: u64::from(self.transfer_timeout_ms) * 1_000_000,

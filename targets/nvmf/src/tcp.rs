@@ -3,13 +3,15 @@
 #[cfg(any(test, fuzzing))]
 pub mod simulated;
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use nvme_controller::reservation::ReservationNotifier;
-use nvme_controller::{ControllerDirectory, ControllerEvent, NamespaceTable, SubsystemPort};
+use nvme_controller::{ControllerDirectory, ControllerEvent, HostBuffers, NamespaceTable, SubsystemPort};
 use target_shell::{Accepted, Connections, IoContext, Protocol};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::TransportAddress;
@@ -38,6 +40,10 @@ pub(crate) struct TcpProtocol {
     pub(crate) totals: Rc<QueueTotals>,
     /// When the core's pool last had no buffer for a command.
     pub(crate) exhausted_ns: Option<u64>,
+    /// Cores that serve the target.
+    cores: usize,
+    /// What the queues of each host hold on this core, while it has any.
+    hosts: RefCell<HashMap<Nqn, Weak<HostBuffers>>>,
 }
 
 /// Why the target closes a connection, for the log.
@@ -88,6 +94,7 @@ impl TcpProtocol {
         directory: Arc<ControllerDirectory>,
         notifier: Option<Arc<ReservationNotifier>>,
         queue_count: Arc<()>,
+        cores: usize,
     ) -> TcpProtocol {
         TcpProtocol {
             limits,
@@ -96,7 +103,22 @@ impl TcpProtocol {
             queue_count,
             totals: Rc::default(),
             exhausted_ns: None,
+            cores,
+            hosts: RefCell::default(),
         }
+    }
+
+    /// What the queues of a host hold on this core.
+    pub(crate) fn host_buffers(&self, hostnqn: &Nqn, arena_bytes: usize) -> Rc<HostBuffers> {
+        let mut hosts = self.hosts.borrow_mut();
+        if let Some(known) = hosts.get(hostnqn).and_then(Weak::upgrade) {
+            return known;
+        }
+        // Hosts without a queue have left, so that there are never more than queues.
+        hosts.retain(|_, host| host.strong_count() > 0);
+        let host = Rc::new(HostBuffers::new(self.limits.host_bytes_max(self.cores, arena_bytes)));
+        hosts.insert(hostnqn.clone(), Rc::downgrade(&host));
+        host
     }
 
     /// Applies a new configuration to an I/O queue.

@@ -233,7 +233,7 @@ impl<T: IoTransport> Execution<'_, T> {
             return None;
         }
         let data = self.transport.take_data(bytes as usize)?;
-        self.queue.buffer_bytes += bytes as usize;
+        self.queue.count_buffers(bytes as usize);
         Some(data)
     }
 

@@ -195,7 +195,7 @@ impl<T: IoTransport> Execution<'_, T> {
             if let Some(command) = self.queue.commands.get_mut(slot) {
                 command.buffer_bytes += length;
             }
-            self.queue.buffer_bytes += length as usize;
+            self.queue.count_buffers(length as usize);
         }
         Some(both)
     }

@@ -1,5 +1,7 @@
 //! Tests.
 
+use std::rc::Rc;
+
 use block_io::{Op, RequestFlags};
 use proptest::prelude::*;
 use wire_nvme::io::ReadWrite;
@@ -248,6 +250,37 @@ fn commands_of_a_removed_or_replaced_namespace_are_rejected_before_submission() 
         let rejected = Some(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
         assert_eq!([deferred, receiving].map(|cid| status(&harness, cid)), [rejected; 2]);
     }
+}
+
+#[test]
+fn the_queues_of_a_host_share_what_it_may_hold() {
+    let host = Rc::new(HostBuffers::new(3 * 4096));
+    let mut queues = [(); 2].map(|()| QueueHarness::new(BufferWindow::UNLIMITED));
+    queues.iter_mut().for_each(|harness| harness.queue.share_host_buffers(host.clone()));
+    let [one, other] = &mut queues;
+    let reads = [(); 2].map(|()| one.command(io(NvmOpcode::Read, 1, 0, 8)));
+    other.command(io(NvmOpcode::Read, 1, 0, 8));
+    assert_eq!(host.bytes(), 3 * 4096);
+    let late = other.command(io(NvmOpcode::Read, 1, 0, 8));
+    assert!(other.queue.is_waiting() && !one.queue.is_waiting(), "the host holds all that it may");
+    other.queue.retry(&mut other.transport);
+    assert!(other.queue.is_waiting());
+
+    one.complete(0, Status::SUCCESS);
+    assert_eq!(status(one, reads[0]), Some(Status::SUCCESS));
+    other.queue.retry(&mut other.transport);
+    assert!(!other.queue.is_waiting() && status(other, late).is_none(), "the read is at the device");
+    assert_eq!(host.bytes(), 3 * 4096);
+    // A queue that ends gives back what it holds.
+    drop(queues);
+    assert_eq!(host.bytes(), 0);
+
+    // One command fits, however large.
+    let small = Rc::new(HostBuffers::new(1));
+    let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+    harness.queue.share_host_buffers(small.clone());
+    harness.command(io(NvmOpcode::Read, 1, 0, 8));
+    assert_eq!((small.bytes(), harness.queue.is_waiting()), (4096, false));
 }
 
 #[test]

@@ -31,10 +31,17 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         }
         let group_limits = limits.connections.clone();
         let (directory, queue_count) = (self.0.directory.clone(), Arc::default());
+        let cores = self.0.remotes.len();
         let protocol = move |_: &Core, waker: &GroupWaker| {
             let waker = waker.clone();
             let notifier = directory.add_notifier(Box::new(move || waker.wake()));
-            TcpProtocol::new(limits.clone(), directory.clone(), Some(notifier), Arc::clone(&queue_count))
+            TcpProtocol::new(
+                limits.clone(),
+                directory.clone(),
+                Some(notifier),
+                Arc::clone(&queue_count),
+                cores,
+            )
         };
         let cores = TargetCores::start(&self.0.remotes, &self.0.publisher, group_limits, protocol)?;
         state.transport = Some(TcpTransport { config, cores });

@@ -102,6 +102,9 @@ fn transport(config: &TcpTransportConfig) -> Value {
     if let Some(connections) = config.max_connections {
         value["max_connections"] = connections.into();
     }
+    if let Some(bytes) = config.host_bytes_max {
+        value["host_bytes_max"] = bytes.into();
+    }
     value
 }
 

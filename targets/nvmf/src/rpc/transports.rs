@@ -33,6 +33,9 @@ control::parameters! {
         max_pending_logins_per_peer: Option<u32>,
         /// Buffers that one connection holds at most; TCP only
         connection_bytes_max: Option<u32> ["bytes"],
+        /// Buffers that all connections of one host hold on one reactor at most; half of the reactor's share of the memory
+        /// if not given; TCP only
+        host_bytes_max: Option<u32> ["bytes"],
         /// Time for a host to send requested data or to read an answer; TCP only
         transfer_timeout_ms: Option<u32> ["ms"],
     }
@@ -92,6 +95,7 @@ pub(super) fn create_transport(module: &NvmfModule, params: CreateTransport) -> 
     config.max_pending_logins = params.max_pending_logins.unwrap_or(config.max_pending_logins);
     config.max_pending_logins_per_peer =
         params.max_pending_logins_per_peer.unwrap_or(config.max_pending_logins_per_peer);
+    config.host_bytes_max = params.host_bytes_max;
     config.connection_bytes_max = params.connection_bytes_max.unwrap_or(config.connection_bytes_max);
     config.transfer_timeout_ms = params.transfer_timeout_ms.unwrap_or(config.transfer_timeout_ms);
     module.target.create_transport(config)?;

@@ -270,7 +270,12 @@ pub(crate) fn connect_as(
     let command =
         Connect { record_format: 0, qid, queue_entries, attributes: Default::default(), kato_ms: 0 };
     let mut data = [0; CONNECT_DATA_SIZE];
-    let (subnqn, hostnqn) = (NQN.parse().unwrap(), HOST.parse().unwrap());
+    // Hosts that stall have names of their own, and with them bounds of their own.
+    let hostnqn = match host_id[0] {
+        0..9 => HOST.to_string(),
+        number => format!("{}{number:02x}", &HOST[..HOST.len() - 2]),
+    };
+    let (subnqn, hostnqn) = (NQN.parse().unwrap(), hostnqn.parse().unwrap());
     ConnectData { host_id, cntlid, subnqn, hostnqn }.encode(&mut data);
     (Sqe { data: DataPointer::capsule(0, data.len() as u32), ..command.to_sqe() }, data)
 }
