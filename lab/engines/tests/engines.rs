@@ -251,8 +251,27 @@ fn a_file_that_a_server_reads_or_writes_cannot_be_locked_for_writing() {
         drop(server);
         WriteLock::take(scratch.path()).unwrap();
     }
-    assert!(WriteLock::take("/dev/null").unwrap().is_none(), "not a regular file");
+    assert!(WriteLock::take("/dev/null").unwrap().is_none(), "neither a file nor a block device");
     assert!(WriteLock::take("/nonexistent/a").unwrap_err().is_missing());
+}
+
+#[test]
+fn a_block_device_that_a_server_only_reads_cannot_be_locked_for_writing() {
+    // It is opened for reading, and nothing is read or written. Who may open none has nothing to test here.
+    let path = (0..8).map(|number| format!("/dev/loop{number}"));
+    let opened = path.filter_map(|path| std::fs::File::open(&path).ok().map(|file| (path, file))).next();
+    let Some((path, server)) = opened else {
+        eprintln!("SKIPPED: no loop device can be opened");
+        return;
+    };
+    flock(&server, FlockOperation::LockShared).unwrap();
+    let error = WriteLock::take(&path).unwrap_err().to_string();
+    assert!(error.contains("flock") && error.contains("--allow_mounted_write=1"), "{error}");
+    drop(server);
+    let (first, second) = (WriteLock::take(&path).unwrap(), WriteLock::take(&path).unwrap());
+    assert!(first.is_some() && second.is_some(), "the jobs of a process share it");
+    let server = std::fs::File::open(&path).unwrap();
+    assert_eq!(flock(&server, FlockOperation::NonBlockingLockShared), Err(Errno::WOULDBLOCK));
 }
 
 #[test]

@@ -105,13 +105,17 @@ impl DeviceLocks {
         self.nodes.clear();
     }
 
-    /// The locked regular files, for processes that share the locks: while one has its copy, the lock stays.
+    /// The locked regular files and block devices, for processes that share the locks: while one has its copy, the lock
+    /// stays.
     ///
     /// # Errors
     /// Too many open files.
     pub fn files(&self) -> io::Result<Vec<File>> {
-        let is_regular = |file: &&File| file.metadata().is_ok_and(|metadata| metadata.is_file());
-        self.nodes.iter().map(|(_, file)| file).filter(is_regular).map(File::try_clone).collect()
+        let is_shared = |file: &&File| {
+            let kind = file.metadata().map(|metadata| metadata.file_type());
+            kind.is_ok_and(|kind| kind.is_file() || kind.is_block_device())
+        };
+        self.nodes.iter().map(|(_, file)| file).filter(is_shared).map(File::try_clone).collect()
     }
 
     fn record(&mut self, key: &str, location: &str) -> Result<(), LockError> {

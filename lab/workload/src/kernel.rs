@@ -63,8 +63,8 @@ fn requested_bytes(job: &PerfJob) -> Option<u64> {
         .map(|size| (size / files).saturating_add(spec.offset_bytes).saturating_add(increment_bytes))
 }
 
-/// Creates and lays out the files of all copies of a job, before any of them starts. Returns the locks of those that
-/// they write, for as long as they run.
+/// Creates and lays out the files of all copies of a job, before any of them starts. Returns the locks of those, and of
+/// block devices, that they write, for as long as they run.
 pub(crate) fn prepare_files(job: &PerfJob) -> Result<Vec<WriteLock>, RunError> {
     let Some(EngineName::Kernel(kind)) = job.engine else { return Ok(Vec::new()) };
     match kind {
@@ -84,6 +84,7 @@ pub(crate) fn prepare_files(job: &PerfJob) -> Result<Vec<WriteLock>, RunError> {
     for path in (0..copies).flat_map(|number| paths(job, number)) {
         let found = std::fs::metadata(&path).ok();
         if found.as_ref().is_some_and(|found| !found.is_file()) {
+            locks.extend(writes.then(|| lock(&path)).transpose()?.flatten());
             continue;
         }
         if job.spec.fills_device {

@@ -1,8 +1,8 @@
-//! The lock of a file that the jobs of a run write.
+//! The lock of a file or block device that the jobs of a run write.
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use file_lock::LockMode;
 
 use super::{FileError, LOCKED};
 
-/// Excludes other processes from a regular file, those that serve it for reading included, until the last copy is
+/// Excludes other processes from a regular file or a block device, those that serve it for reading included, until the last copy is
 /// dropped. A process has one lock of a file, whatever the number of jobs and names. It is taken by the process that
 /// starts the jobs, since they can be processes of their own, and opening an [`super::EngineFile`] does not need it.
 #[derive(Clone, Debug)]
@@ -18,9 +18,19 @@ pub struct WriteLock {
     _file: Arc<File>,
 }
 
+/// Device and inode; of a block device its own number, since it has several nodes, and no file has the inode number
+/// `u64::MAX`. No other file has them while the file is open.
+type FileId = (u64, u64);
+
+fn id_of(metadata: &Metadata) -> FileId {
+    match metadata.file_type().is_block_device() {
+        true => (metadata.rdev(), u64::MAX),
+        false => (metadata.dev(), metadata.ino()),
+    }
+}
+
 struct TableEntry {
-    /// Device and inode. No other file has them while the file is open.
-    id: (u64, u64),
+    id: FileId,
     file: Weak<File>,
 }
 
@@ -32,20 +42,20 @@ static SHARED: LazyLock<Vec<File>> = LazyLock::new(|| os::inherited_files(file_l
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 impl WriteLock {
-    /// Locks a regular file, or shares the lock that this process or the one that started it has; `None` if the path is not
-    /// a regular file.
+    /// Locks a regular file or a block device, or shares the lock that this process or the one that started it has; `None`
+    /// if the path is neither.
     ///
     /// # Errors
-    /// A file that cannot be opened for writing, or the process that has locked it.
+    /// A file that cannot be opened, a regular one for writing, or the process that has locked it.
     pub fn take(path: &str) -> Result<Option<WriteLock>, FileError> {
         let failed = |what| move |error| FileError { path: path.to_string(), what, error };
-        // Opening a device for writing can have effects, so that it is not opened.
-        if !std::fs::metadata(path).map_err(failed("open"))?.is_file() {
+        let kind = std::fs::metadata(path).map_err(failed("open"))?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
             return Ok(None);
         }
-        let file = File::options().read(true).write(true).open(path).map_err(failed("open"))?;
+        // Closing a block device that was open for writing makes udev probe it, and a lock needs no write access.
+        let file = File::options().read(true).write(kind.is_file()).open(path).map_err(failed("open"))?;
         let metadata = file.metadata().map_err(failed("open"))?;
-        let id_of = |metadata: &Metadata| (metadata.dev(), metadata.ino());
         let id = id_of(&metadata);
         let mut table = sync::lock(&TABLE);
         table.retain(|entry| entry.file.strong_count() > 0);
