@@ -139,10 +139,19 @@ impl PoolInner {
         let mut state = self.state.borrow_mut();
         let entry = &mut state.external[index as usize];
         entry.live -= 1;
-        if entry.live == 0 {
-            let source = state.free_unused_external(index);
-            drop(state);
-            drop(source);
+        let is_unused = entry.live == 0 && entry.ended;
+        drop(state);
+        if is_unused {
+            self.free_released(index);
         }
+    }
+
+    /// Frees an entry whose last buffer was dropped after its end.
+    #[cold]
+    #[inline(never)]
+    fn free_released(&self, index: u16) {
+        let source = self.state.borrow_mut().free_unused_external(index);
+        // What keeps the memory mapped may drop buffers of this pool in turn.
+        drop(source);
     }
 }

@@ -123,6 +123,33 @@ impl VolatileBytes {
         words[1].store(second, Ordering::Release);
     }
 
+    /// Stores up to `count` pairs of words at `offset`, each pair as [`store_u64_pair`](Self::store_u64_pair) does. They
+    /// are checked once for all. Takes no more than `count` pairs of the iterator, and returns how many it gave.
+    ///
+    /// # Panics
+    /// If `count` pairs are not inside the memory or not aligned, or the memory is read-only.
+    #[inline]
+    pub fn store_u64_pairs(
+        &self,
+        offset: u64,
+        count: usize,
+        pairs: impl Iterator<Item = (u64, u64)>,
+    ) -> usize {
+        assert!(self.writable, "a store to read-only memory");
+        let bytes = count.checked_mul(16).expect("the pairs are counted in memory");
+        let at = self.range(offset, bytes);
+        assert!(at.addr().is_multiple_of(8), "a word at {offset} is not aligned");
+        // SAFETY: `count` pairs are inside the memory and aligned, as was just checked; as in `store_u64`.
+        let cells = unsafe { std::slice::from_raw_parts(at.cast::<[AtomicU64; 2]>(), count) };
+        let mut stored = 0;
+        for (cell, (first, second)) in cells.iter().zip(pairs) {
+            cell[0].store(first, Ordering::Release);
+            cell[1].store(second, Ordering::Release);
+            stored += 1;
+        }
+        stored
+    }
+
     /// Sets bits of the byte at `offset`, with release ordering.
     ///
     /// # Panics
@@ -446,6 +473,23 @@ mod tests {
         assert_eq!(region.load_u32(12), 0x0807_0605);
         region.store_u64(8, 0);
         assert_eq!(region.load_u64(8), 0);
+    }
+
+    #[test]
+    fn pairs_are_stored_up_to_their_count() {
+        let region = SharedRegion::new(4096).unwrap();
+        let mut pairs = (1..).map(|value| (value, value << 8));
+        assert_eq!(region.store_u64_pairs(4064, 2, pairs.by_ref()), 2);
+        assert_eq!([4064, 4072, 4080, 4088].map(|at| region.load_u64(at)), [1, 1 << 8, 2, 2 << 8]);
+        assert_eq!(pairs.next(), Some((3, 3 << 8)), "no more are taken");
+        assert_eq!(region.store_u64_pairs(0, 3, [(7, 8)].into_iter()), 1);
+        assert_eq!([0, 8, 16].map(|at| region.load_u64(at)), [7, 8, 0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "not inside")]
+    fn pairs_beyond_the_end_are_rejected_before_any_is_stored() {
+        SharedRegion::new(4096).unwrap().store_u64_pairs(4080, 2, [(1, 1), (2, 2)].into_iter());
     }
 
     #[test]

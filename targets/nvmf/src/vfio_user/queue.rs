@@ -252,7 +252,7 @@ impl CompletionQueue {
 
     /// Writes completions, for each of which an entry is reserved. False if some are blocked and will be written later.
     #[inline]
-    pub(super) fn post_all(&mut self, completions: impl ExactSizeIterator<Item = u64>) -> bool {
+    pub(super) fn post_all(&mut self, mut completions: impl ExactSizeIterator<Item = u64>) -> bool {
         let count = completions.len() as u32;
         self.reserved -= count;
         let fits = self.blocked.is_empty() && self.used() + count < self.entries;
@@ -260,12 +260,18 @@ impl CompletionQueue {
             completions.for_each(|rest| self.block(0, rest));
             return false;
         };
-        for rest in completions {
+        let mut left = count;
+        // Two runs at most: up to the end of the ring, and from its start.
+        while left > 0 {
+            let run = left.min(self.entries - self.tail);
             let at = memory.offset + u64::from(self.tail) * Self::BYTES;
-            memory.region.store_u64(at, 0);
+            let phase = u64::from(self.phase) << PHASE;
             // The client polls the phase tag, so it must become visible last (Base 2.0, section 3.3.3.2).
-            memory.region.store_u64(at + 8, rest | u64::from(self.phase) << PHASE);
-            self.tail += 1;
+            let pairs = completions.by_ref().map(|rest| (0, rest | phase));
+            let stored = memory.region.store_u64_pairs(at, run as usize, pairs);
+            assert_eq!(stored, run as usize, "an iterator of {count} completions ended early");
+            left -= run;
+            self.tail += run;
             if self.tail == self.entries {
                 self.tail = 0;
                 self.phase = !self.phase;
