@@ -38,6 +38,8 @@ enum BenchmarkKind {
     Scale,
     /// Instructions of the load generator on the null device, at a queue depth and with further options.
     Instructions(u32, &'static [&'static str]),
+    /// Instructions on the null device at QD 128 after a method was called with these parameters.
+    InstructionsConfigured(&'static str, &'static str),
     InstructionsTarget,
     InstructionsOf(CountedExample),
     /// The driver alone, with N queue pairs on N cores.
@@ -294,6 +296,19 @@ pub(super) const ALL: &[Benchmark] = &[
     case("instructions-null-qd1", "instructions per I/O of null-qd1", Instructions(1, &[])),
     case("instructions-null-qd128", "instructions per I/O of null-qd128", Instructions(128, &[])),
     case(
+        "instructions-null-qos",
+        "the same at QD 128 with a rate limit that is not reached",
+        BenchmarkKind::InstructionsConfigured(
+            "bdev_set_qos_limit",
+            r#"{ "name": "Null0", "rw_ios_per_sec": 1000000000 }"#,
+        ),
+    ),
+    case(
+        "instructions-null-trace",
+        "the same with the trace of the bdev layer enabled, two events an I/O",
+        BenchmarkKind::InstructionsConfigured("trace_enable_tpoint_group", r#"{ "name": "bdev" }"#),
+    ),
+    case(
         "instructions-null-rate",
         "the same in an open loop whose rate is never reached",
         Instructions(128, &["--rate_iops=1000000000"]),
@@ -342,6 +357,9 @@ impl Benchmark {
             BenchmarkKind::Startup => idle::startup(context),
             BenchmarkKind::Scale => scale::scale(context),
             Instructions(depth, options) => instructions::null(context, *depth, options),
+            BenchmarkKind::InstructionsConfigured(method, params) => {
+                instructions::configured(context, method, params)
+            }
             InstructionsTarget => instructions::target(context),
             InstructionsOf(counted) => instructions::example(context, counted),
             BenchmarkKind::Scaling(pairs) => scaling::driver(context, *pairs),
@@ -386,7 +404,10 @@ impl Benchmark {
         match self.kind {
             BenchmarkKind::Startup => runs.max(STARTS_MIN),
             // Instruction counts are reproducible.
-            Instructions(..) | InstructionsTarget | InstructionsOf(_) => 1,
+            Instructions(..)
+            | BenchmarkKind::InstructionsConfigured(..)
+            | InstructionsTarget
+            | InstructionsOf(_) => 1,
             _ => runs,
         }
     }

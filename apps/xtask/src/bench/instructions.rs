@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use serde_json::{Value, json};
 
 use super::examples::Example;
 use super::load::{IoPattern, base};
@@ -55,12 +56,21 @@ pub(super) const VFIO_USER: CountedExample = CountedExample {
 
 /// Instructions of the bdev layer and the load generator, on the null device.
 pub(super) fn null(context: &RunContext<'_>, depth: u32, options: &[&str]) -> anyhow::Result<RunOutcome> {
+    null_device(context, "null:1g", depth, options)
+}
+
+fn null_device(
+    context: &RunContext<'_>,
+    device: &str,
+    depth: u32,
+    options: &[&str],
+) -> anyhow::Result<RunOutcome> {
     let pattern = IoPattern { rw: "randread", block: "4k", depth };
     difference(
         IOS,
         |ios| {
             let mut command = valgrind(context, &[COLLECT_JOB]);
-            command.args(base(context, "null:1g", &pattern).get_args()).args(options);
+            command.args(base(context, device, &pattern).get_args()).args(options);
             command.args([&format!("--number_ios={ios}"), "--size=1g", "--idle=spin", "--eta=never"]);
             let mut process = ChildProcess::start(&mut command, context.directory, "valgrind")?;
             let status = process.wait(RUN_MAX).context("valgrind")?;
@@ -68,6 +78,19 @@ pub(super) fn null(context: &RunContext<'_>, depth: u32, options: &[&str]) -> an
         },
         context,
     )
+}
+
+/// The same at depth 128 on a null device `Null0` that a configuration file creates, after which it makes a further call.
+pub(super) fn configured(context: &RunContext<'_>, method: &str, params: &str) -> anyhow::Result<RunOutcome> {
+    let file = context.directory.file("null.json");
+    let params: Value = serde_json::from_str(params)?;
+    let device = json!({ "name": "Null0", "num_blocks": 2 << 20, "block_size": 512 });
+    let calls = json!([
+        { "method": "bdev_null_create", "params": device },
+        { "method": method, "params": params },
+    ]);
+    std::fs::write(&file, json!({ "subsystems": [{ "subsystem": "bdev", "config": calls }] }).to_string())?;
+    null_device(context, "Null0", 128, &["-c", &file.display().to_string()])
 }
 
 /// Instructions of a TCP target per read of a memory device, user space only.

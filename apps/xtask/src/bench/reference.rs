@@ -93,6 +93,16 @@ const ALL: &[ReferenceFigure] = &[
     goal("scale", BenchMetric::StartMs, BenchGoal::AtMost(3000.0)),
     goal("scale", BenchMetric::BdevKib, BenchGoal::AtMost(8.0)),
     entry("instructions-null-qd128", BenchMetric::Instructions, 720.0, BenchGoal::AtMost(150.0)),
+    goal(
+        "instructions-null-qos",
+        BenchMetric::Instructions,
+        BenchGoal::Above("instructions-null-qd128", 12.0),
+    ),
+    goal(
+        "instructions-null-trace",
+        BenchMetric::Instructions,
+        BenchGoal::Above("instructions-null-qd128", 60.0),
+    ),
     goal("instructions-null-rate", BenchMetric::Instructions, BenchGoal::AtMost(300.0)),
     goal("instructions-null-poisson", BenchMetric::Instructions, BenchGoal::AtMost(300.0)),
     goal("instructions-driver", BenchMetric::Instructions, BenchGoal::AtMost(150.0)),
