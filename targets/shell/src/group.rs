@@ -29,6 +29,9 @@ use crate::timers::{NEVER_NS, TimerOwner, Timers};
 
 /// Bytes received at a time beyond payload that goes directly into its buffer. Half of a typical L2 cache.
 const SCRATCH_BYTES: usize = 128 << 10;
+/// Connections that are retried in a poll. Each takes a few hundred instructions, and all have their turn within a few
+/// polls.
+const RETRIES_MAX: usize = 16;
 /// Interval for retrying what waits without an event, as for buffers that another core frees.
 const RETRY_NS: u64 = 1_000_000;
 
@@ -267,9 +270,12 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         }
     }
 
-    /// Continues connections that wait for what no event reports.
+    /// Continues connections that wait for what no event reports: some of them in each poll, in turn, so that a thousand
+    /// that wait for memory cost the others no more than a few do.
     fn retry_waiting(&mut self, now_ns: u64) {
-        for slot in std::mem::take(&mut self.waiting) {
+        let count = self.waiting.len().min(RETRIES_MAX);
+        let later = self.waiting.split_off(count);
+        for slot in std::mem::replace(&mut self.waiting, later) {
             if let Some(entry) = self.connections.slab.get_mut(slot) {
                 entry.waiting = false;
             }
