@@ -164,7 +164,7 @@ pub(super) fn compare(context: &RunContext<'_>, job: &FioJob) -> anyhow::Result<
         ratio.is_finite().then_some((metric, ratio))
     }));
     let commands = vec![describe(&fio), describe(&perf)];
-    Ok(RunOutcome::measured(values.into_iter().collect(), commands))
+    Ok(RunOutcome::measured(values, commands))
 }
 
 struct FioRates {
