@@ -105,11 +105,12 @@ fn compare_exits_with_1_on_a_regression_above_the_limit() {
     assert!(stdout_of(&output).contains("between two successive runs"), "{}", stdout_of(&output));
     let (status, line) = failure_of(&lab(&["compare", "--fail-on-regression", "10"], &[&fast, &slow]));
     assert_eq!(status, 1);
-    assert!(line.contains("worse by more than 10 %: 12 of 12 rows"), "{line}");
+    assert!(line.contains("worse by more than 10 %") && line.contains("slow: 12 of 12 rows"), "{line}");
     let once = folder.run_of("once", 1.0, 1);
     let (status, line) = failure_of(&lab(&["compare", "--fail-on-regression", "10"], &[&once, &fast]));
     assert_eq!(status, 6, "{line}");
-    assert!(line.contains("too noisy to tell whether B is worse by more than 10 %: 12 of 12 rows"), "{line}");
+    assert!(line.contains("too noisy to tell whether a run is worse by more than 10 %"), "{line}");
+    assert!(line.contains("12 of 12 rows"), "{line}");
     let more = ["--a-run", slow.to_str().unwrap(), "--b-run", fast.to_str().unwrap()];
     let text = stdout_of(&lab(&[&["compare"], &more[..]].concat(), &[&fast, &slow]));
     assert!(text.contains("as the runs of a side show it") && !text.contains("slower  "), "{text}");

@@ -15,7 +15,7 @@ use cluster_map::{MapChange, NodeId, OutReason};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::cli::{parse_size, parse_time};
+use crate::cli::{Idle, parse_size, parse_time};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 use layout::ClusterLayout;
@@ -82,6 +82,9 @@ pub(crate) struct UpArgs {
     of: ClusterArgs,
     #[command(flatten)]
     new: NewCluster,
+    /// What the nodes that run here do when they are idle; those that sleep leave the cores to each other and to clients
+    #[arg(long, value_enum, default_value = "sleep")]
+    idle: Idle,
 }
 
 /// What a new cluster is like.
@@ -237,7 +240,7 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
         stdout_line!("made a cluster in {}", directory.display());
         layout
     };
-    let mut nodes = RunningNodes::start(&layout)?;
+    let mut nodes = RunningNodes::start(&layout, options.idle)?;
     watch_nodes(&layout);
     stdout_line!("{}", layout.describe()?);
     stdout_line!("ready; Ctrl-C ends it, `ringbolt store status` shows its state");

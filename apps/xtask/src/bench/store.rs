@@ -161,7 +161,7 @@ impl StoreCluster {
     fn start(context: &RunContext<'_>, devices: &[LoopDevice]) -> anyhow::Result<StoreCluster> {
         let directory = context.directory.folder("cluster-parent")?.join("cluster");
         let mut command = Command::new(context.binary);
-        command.args(["store", "up", "--replicas=2", "--cluster"]).arg(&directory);
+        command.args(["store", "up", "--replicas=2", "--spare=0", "--cluster"]).arg(&directory);
         for device in devices {
             command.arg("--device").arg(&device.node);
         }

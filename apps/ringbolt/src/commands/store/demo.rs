@@ -39,7 +39,7 @@ pub(super) fn run(options: &DemoArgs) -> Result<(), CommandError> {
         node: NodeOptions::local(NODE_BYTES),
     };
     let layout = ClusterLayout::create(&scratch.0.join("cluster"), None, &new)?;
-    let mut nodes = RunningNodes::start(&layout)?;
+    let mut nodes = RunningNodes::start(&layout, Idle::Sleep)?;
     stdout_line!("{}, on files in {}", layout.describe()?, layout.directory.display());
     layout.map.create_image(POOL, IMAGE, IMAGE_BYTES).map_err(CommandError::operation)?;
     stdout_line!(

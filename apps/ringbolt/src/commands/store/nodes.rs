@@ -9,11 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use cluster_map::MapError;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::SIGCHLD;
 
 use super::layout::ClusterLayout;
+use crate::cli::Idle;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 
@@ -34,6 +36,8 @@ struct RunningNode {
 /// The nodes of a cluster. They end when this is dropped.
 pub(super) struct RunningNodes {
     layout: ClusterLayout,
+    /// What they do when they are idle, as `--idle` of `ringbolt serve` names it.
+    idle: Idle,
     running: Vec<RunningNode>,
     /// Nodes that ended, and cannot start while the map cannot be used.
     waiting: BTreeSet<u32>,
@@ -43,7 +47,7 @@ pub(super) struct RunningNodes {
 
 impl RunningNodes {
     /// Starts every node, and returns when all serve.
-    pub(super) fn start(layout: &ClusterLayout) -> Result<RunningNodes, CommandError> {
+    pub(super) fn start(layout: &ClusterLayout, idle: Idle) -> Result<RunningNodes, CommandError> {
         for node in &layout.nodes {
             if UnixStream::connect(layout.socket(*node)).is_ok() {
                 let reason = format!("node {node} of {} runs already", layout.directory.display());
@@ -53,6 +57,7 @@ impl RunningNodes {
         let layout = layout.clone();
         let mut nodes = RunningNodes {
             layout,
+            idle,
             running: Vec::new(),
             waiting: BTreeSet::new(),
             is_waiting: Arc::default(),
@@ -82,8 +87,10 @@ impl RunningNodes {
         let open = || File::options().create(true).append(true).open(&log_path);
         let mut log = open().map_err(CommandError::environment)?;
         let program = std::env::current_exe().map_err(CommandError::environment)?;
+        let idle = self.idle.to_possible_value().expect("it has a name on the command line");
         let mut process = Command::new(program)
-            .args(["serve", "--memory", NODE_MEMORY, "--until-stdin-closes", "--config"])
+            .args(["serve", "--memory", NODE_MEMORY, "--idle", idle.get_name()])
+            .args(["--until-stdin-closes", "--config"])
             .arg(directory.join("config.json"))
             .arg("--rpc-socket")
             .arg(self.layout.socket(node))

@@ -152,8 +152,10 @@ impl Shard {
                     return Err(action);
                 }
                 let Some(mut buffer) = self.core.pool().take(bytes as usize) else { return Err(action) };
-                buffer.clear();
+                // The header follows; what is after the data is zero.
+                let data_end = EntryHeader::SIZE + entry.data.len();
                 buffer.copy_from(EntryHeader::SIZE, &entry.data);
+                buffer.as_mut_slice()[data_end..].fill(0);
                 let releasing = self.unapplied.get(&entry.header.object);
                 let releasing = releasing.is_some_and(|unapplied| unapplied.releasing > 0);
                 let need = self.partition.space_need(&entry.header, releasing).unwrap_or_default();
