@@ -19,8 +19,8 @@ const MS: u64 = 1_000_000;
 /// After the last fault, everything works again within this time: takeovers, copies and retries, each some seconds.
 const RECOVERY_NS_MAX: u64 = 30_000 * MS;
 
-/// Happenings of a run, some times more than the longest: more are a loop of messages.
-const TURNS_MAX: u64 = 2_000_000;
+/// Happenings of a run, some times more than the busiest run has: more are a loop of messages.
+const TURNS_MAX: u64 = 8_000_000;
 
 struct Run {
     cluster: ReplicaCluster,
