@@ -82,12 +82,11 @@ fn groups_that_lost_a_replica_wait_for_etcd_and_nothing_is_lost() {
     etcd.kill_server(0);
     let nodes = cluster.nodes();
     signal(nodes[1], Signal::KILL);
-    let waiting = cluster.wait_for("waiting", |status| {
-        all_groups(status, |group| group["state"] == "waiting" || group["state"] == "down")
-    });
     let why =
         |group: &Value| group["why"].as_str().is_some_and(|why| why.contains("the map has not answered"));
-    assert!(all_groups(&waiting, why), "{waiting:#}");
+    cluster.wait_for("waiting for the map", |status| {
+        all_groups(status, |group| (group["state"] == "waiting" || group["state"] == "down") && why(group))
+    });
     // It ended, and cannot start without the map. Requests wait.
     let mut load = cluster.perf(&["--rw=read", "--size=8m", "--iodepth=16"]).spawn().unwrap();
     let ended = Instant::now();

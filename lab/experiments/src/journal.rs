@@ -224,6 +224,8 @@ impl Journal {
         // Processes end first: one that still writes would change restored data.
         let mut problems: Vec<String> =
             self.processes.kill_all().iter().map(|name| does_not_end(name)).collect();
+        // A loop device that is open, if only for its lock, cannot be detached.
+        self.processes.share_locks(Vec::new());
         let undone = undo_all(&self.entries);
         if problems.is_empty() && !undone.retry {
             let _ = fs::remove_file(&self.path);

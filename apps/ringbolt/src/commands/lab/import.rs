@@ -44,6 +44,7 @@ pub(crate) fn run(options: &ImportArgs) -> Result<(), CommandError> {
             .and_then(|text| import::rows(&text).map_err(|error| format!("{} {error}", path.display())));
         match found {
             Ok(found) => rows.extend(found.into_iter().map(|row| (source.clone(), row))),
+            Err(message) if options.files.len() == 1 => return Err(CommandError::operation(message)),
             Err(message) => {
                 stderr_line!("ringbolt: {message}");
                 unread += 1;
