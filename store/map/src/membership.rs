@@ -7,7 +7,7 @@ impl GroupRecord {
     /// The record that brings the group closer to the replicas that it is to have, if one does now. Its primary's node
     /// proposes it.
     ///
-    /// Nobody leaves before `wanted` are as many as the pool demands (`replicas`) and all in sync, so a change never has
+    /// No member leaves before `wanted` are as many as the pool demands (`replicas`) and all in sync, so a change never has
     /// fewer copies than the group had. The in-sync set only loses members here: only the primary says who is in sync.
     pub fn towards(&self, wanted: &[ReplicaId], replicas: usize) -> Option<GroupRecord> {
         let GroupConfig { epoch, primary, in_sync } = &self.config;
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn with_too_few_nodes_nobody_leaves() {
+    fn with_too_few_nodes_no_member_leaves() {
         let at = record(3, 1, &[1, 2], &[1, 2, 3]);
         assert_eq!(at.towards(&ids(&[1, 2]), 3), None);
         assert_eq!(at.towards(&[], 3), None);

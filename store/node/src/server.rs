@@ -144,6 +144,7 @@ impl NodeServer {
         let refused: Arc<Mutex<BTreeMap<u32, String>>> = Arc::default();
         let watch = MapWatchConfig {
             map: config.map,
+            cluster: Uuid::from_bytes(cluster),
             node: id,
             lease_seconds: config.lease_seconds,
             out_after: config.out_after,

@@ -14,6 +14,7 @@ use cluster_map::{
 use reactor::{MailboxSender, ReactorHandle};
 use replica::GroupConfig;
 use sockets::StreamAddress;
+use uuid::Uuid;
 
 use super::hosting::{self, HostRequest};
 use super::hub::HubInput;
@@ -90,6 +91,7 @@ pub(super) fn proposals() -> (Proposals, ProposalReceiver) {
 /// What the thread needs.
 pub(super) struct MapWatchConfig {
     pub(super) map: Arc<dyn ClusterMap>,
+    pub(super) cluster: Uuid,
     pub(super) node: ReplicaId,
     /// Seconds after which the node is down if it does not renew its lease.
     pub(super) lease_seconds: u32,
@@ -293,7 +295,7 @@ impl Watcher {
 
     /// Reads who is there, and hands the connections the addresses of the nodes.
     fn read_membership(&mut self) -> Result<(), MapError> {
-        self.membership.read(&*self.config.map, Instant::now())?;
+        self.membership.read(&*self.config.map, self.config.cluster, Instant::now())?;
         self.read_at = None;
         self.is_to_review = true;
         let addresses = self.membership.addresses();
@@ -406,10 +408,10 @@ impl Watcher {
         let node = self.config.node;
         for group in self.config.groups.keys().copied().collect::<Vec<_>>() {
             let is_member = self.records.get(&group).is_none_or(|record| record.replicas.contains(&node));
-            if is_member && self.membership.pool_of(group).is_some() {
+            if is_member && !self.membership.is_removed(group) {
                 continue;
             }
-            // Nobody counts it: its data is superfluous.
+            // It is no member any more: its data is superfluous.
             self.config.groups.remove(&group);
             self.records.remove(&group);
             let _ = self.config.hub.send(HubInput::Replicas(self.config.groups.clone()));

@@ -8,6 +8,7 @@ use cluster_map::{
     ReplicaId, Topology,
 };
 use sockets::StreamAddress;
+use uuid::Uuid;
 
 /// The cluster, as it was read last.
 #[derive(Default)]
@@ -15,6 +16,8 @@ pub(super) struct Membership {
     nodes: BTreeMap<NodeId, NodeRecord>,
     devices: BTreeMap<DeviceId, DeviceRecord>,
     pools: Vec<PoolRecord>,
+    /// The first group that no pool has or had.
+    first_free: u32,
     up: BTreeSet<NodeId>,
     out: BTreeMap<NodeId, OutReason>,
     topology: Topology,
@@ -25,7 +28,16 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    pub(super) fn read(&mut self, map: &dyn ClusterMap, now: Instant) -> Result<(), MapError> {
+    /// Reads the map of this cluster.
+    pub(super) fn read(&mut self, map: &dyn ClusterMap, cluster: Uuid, now: Instant) -> Result<(), MapError> {
+        let found = map.cluster()?;
+        if found != cluster {
+            return Err(MapError::Invalid(format!(
+                "the map is that of cluster {found}, and not of {cluster}"
+            )));
+        }
+        // Before the pools: what is made meanwhile does not look removed.
+        self.first_free = map.next_group()?;
         let (nodes, devices) = (map.nodes()?, map.devices()?);
         self.pools = map.pools()?.into_values().collect();
         self.up = map.nodes_up()?;
@@ -58,6 +70,11 @@ impl Membership {
         self.pools.iter().find(|pool| (pool.first_group..pool.first_group + pool.groups).contains(&group))
     }
 
+    /// Whether a group is of no pool any more. A map that lost its pools, or an old copy of it, does not say so: replicas stay.
+    pub(super) fn is_removed(&self, group: u32) -> bool {
+        group < self.first_free && self.pool_of(group).is_none()
+    }
+
     /// The nodes that are to have a replica of a group.
     pub(super) fn wanted(&self, group: u32, replicas: usize) -> Vec<ReplicaId> {
         let devices = self.topology.place(GroupId(group), replicas).into_iter();
@@ -72,8 +89,8 @@ impl Membership {
         self.out.get(&NodeId(node.0)).copied()
     }
 
-    /// Nodes that are down for so long that they are to be out, if it is this node that says so: of those that are up, the
-    /// one with the lowest number. While half of the nodes are down or out nobody does: more likely a network has failed.
+    /// Nodes that are down for so long that they are to be out, if this node declares it: the one with the lowest number of
+    /// those that are up. While half of the nodes are down or out, none is: more likely a network has failed.
     pub(super) fn overdue(&self, own: ReplicaId, out_after: Duration, now: Instant) -> Vec<NodeId> {
         let lowest = self.up.iter().find(|node| self.nodes.contains_key(node));
         let lost = self.nodes.keys().filter(|node| !self.up.contains(node) || self.out.contains_key(node));
@@ -94,7 +111,7 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uuid::Uuid;
+    use cluster_map::LocalMap;
 
     fn membership(nodes: u32, up: &[u32], out: &[u32], since: Instant) -> Membership {
         let node = |id: u32| {
@@ -125,7 +142,29 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_out_while_half_of_the_nodes_are_lost() {
+    fn only_a_pool_that_was_removed_removes_its_groups() {
+        let directory = std::env::temp_dir().join(format!("ringbolt-membership-{}", std::process::id()));
+        let map = LocalMap::open(&directory.join("map")).unwrap();
+        let cluster = map.cluster().unwrap();
+        let pool = |first_group| PoolRecord { first_group, groups: 4, replicas: 1, in_sync_min: 1 };
+        map.create_pool("kept", &pool(0)).unwrap();
+        map.create_pool("removed", &pool(4)).unwrap();
+        let mut membership = Membership::default();
+        membership.read(&map, cluster, Instant::now()).unwrap();
+        assert!((0..8).all(|group| !membership.is_removed(group)));
+        map.remove_pool("removed").unwrap();
+        membership.read(&map, cluster, Instant::now()).unwrap();
+        assert!((0..8).all(|group| membership.is_removed(group) == (group >= 4)));
+        // A map that is new, as after the loss of its storage, removes nothing; neither does that of another cluster.
+        let empty = LocalMap::open(&directory.join("empty")).unwrap();
+        membership.read(&empty, empty.cluster().unwrap(), Instant::now()).unwrap();
+        assert!((0..8).all(|group| !membership.is_removed(group)));
+        assert!(membership.read(&empty, cluster, Instant::now()).is_err());
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn no_node_is_out_while_half_of_them_are_lost() {
         let (since, after) = (Instant::now(), Duration::from_secs(60));
         for (nodes, up, out) in
             [(2, &[1][..], &[][..]), (4, &[1, 2], &[]), (4, &[1, 2, 3], &[3]), (1, &[], &[])]
