@@ -146,8 +146,8 @@ impl EngineFile {
     /// Opens an existing file or device.
     ///
     /// # Errors
-    /// A failed system call, or a block device that is in use, opened for writing. Whoever writes a regular file or a
-    /// block device has its [`WriteLock`].
+    /// A failed system call, or a block device that is in use, opened for writing. The writer of a regular
+    /// file or a block device has its [`WriteLock`].
     pub fn open(path: &str, layout: &FileOpenOptions) -> Result<EngineFile, FileError> {
         let failed = |what| move |error| FileError { path: path.to_string(), what, error };
         let metadata = std::fs::metadata(path).map_err(failed("open"))?;

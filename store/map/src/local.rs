@@ -37,7 +37,7 @@ const DIRECTORIES: [&str; 11] = [
     "out",
     "temporary",
 ];
-/// How often the map is read: nothing tells of changes in a directory that others share.
+/// How often the map is read: a directory that processes share has no notification of changes.
 const READ_EVERY: Duration = Duration::from_millis(500);
 /// Most bytes of a record.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
@@ -433,7 +433,7 @@ impl ClusterMap for LocalMap {
     }
 }
 
-/// Nothing tells of changes: all is read again from time to time.
+/// A directory has no notification of changes: everything is read again at an interval.
 struct LocalChanges {
     is_first: bool,
 }

@@ -165,7 +165,7 @@ fn a_cluster_of_three_serves_without_one_and_continues_after_a_restart() {
     }
     wait_for(&mut *changes, "after a kill", |change| *change == MapChange::Group(GroupId(7), second.clone()));
 
-    // One of three decides nothing; memberships stand still, and nobody waits for ever.
+    // One of three decides nothing; memberships stand still, and calls end with an error.
     etcd.kill_server(1);
     let error = map.propose_group(GroupId(7), &record(3, 3, &[3])).unwrap_err().to_string();
     assert!(error.starts_with("the cluster map in etcd at 127.0.0.1:"), "{error}");

@@ -196,7 +196,7 @@ impl ReplicaNode {
         self.start_shard(cores, index, group, in_sync_min).await
     }
 
-    /// Removes the replica of a group with its data: nobody counts it any more.
+    /// Removes the replica of a group with its data: it is no member of the group any more.
     ///
     /// # Errors
     /// What the device reports.

@@ -51,7 +51,7 @@ impl<F: Plants> Replica<F> {
         self.ask_member(number, actions);
     }
 
-    /// Asks the next member, or answers the client that nobody can.
+    /// Asks the next member, or answers the client that no member can read it.
     fn ask_member(&mut self, number: u64, actions: &mut Vec<ReplicaAction>) {
         let now_ns = self.now_ns;
         let primary = self.primary();

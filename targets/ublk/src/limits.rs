@@ -31,7 +31,7 @@ pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for the kernel to end a process that was killed: io_uring's own end is asynchronous.
 pub(crate) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(15);
-/// Interval at which the driver is asked whether a device can be recovered, or its node has appeared: it notifies nobody.
+/// Interval at which the driver is asked whether a device can be recovered, or its node has appeared: it sends no notification.
 pub(crate) const ASK_INTERVAL: Duration = Duration::from_millis(20);
 /// Time for udev to make the node of a character device.
 pub(crate) const NODE_TIMEOUT: Duration = Duration::from_secs(5);

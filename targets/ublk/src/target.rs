@@ -295,7 +295,7 @@ impl UblkTarget {
         info.device
     }
 
-    /// Starts the thread that handles changes of devices: whoever reports them must not be blocked.
+    /// Starts the thread that handles changes of devices: their reporter must not be blocked.
     fn start_worker(&self) -> Result<(), UblkError> {
         let (sender, receiver) = sync_channel(EVENTS_MAX);
         let target = Arc::downgrade(&self.0);

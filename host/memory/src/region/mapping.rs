@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock};
 
 use crate::sigbus::SigbusGuard;
 
-/// The mapping of a [`SharedRegion`](crate::SharedRegion): it stays until the region is dropped and nobody else holds it.
+/// The mapping of a [`SharedRegion`](crate::SharedRegion): it stays until the region and every other reference to it are dropped.
 ///
 /// A device that has the region mapped leaves what undoes that with [`keep`](Self::keep); it is dropped before the
 /// memory is unmapped, because the address may be other memory afterwards. Since a device unpins page by page, both

@@ -28,7 +28,7 @@ fn device_features() -> Features {
     Features::USER_COPY
         | Features::USER_RECOVERY
         | Features::USER_RECOVERY_REISSUE
-        // Without it, a driver that is built into the kernel interrupts nobody: a core that spins would not see requests.
+        // Without it, a driver that is built into the kernel interrupts no core: one that spins would not see requests.
         | Features::URING_CMD_COMP_IN_TASK
 }
 
@@ -99,7 +99,7 @@ impl Driver {
                 if DeviceState::from_number(left.state) != Some(DeviceState::Dead) {
                     return Ok(Found::Left(left));
                 }
-                // It was never started, or is stopped: nobody uses it.
+                // It was never started, or is stopped: it has no user.
                 self.delete(number)?;
                 self.control.add_device(&info, COMMAND_TIMEOUT)
             }
