@@ -80,11 +80,7 @@ fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
     cluster.ok(&["image", "remove", "vol"]);
     assert_eq!(cluster.ok(&["image", "list", "--json"]), "[]\n");
 
-    // Ctrl-C ends every node.
-    let nodes = cluster.nodes();
-    signal(cluster.up.id(), Signal::INT);
-    assert!(cluster.up.wait().unwrap().success());
-    assert!(!nodes.into_iter().any(is_running));
+    cluster.end();
     std::fs::remove_dir_all(&directory).unwrap();
 }
 

@@ -142,6 +142,13 @@ pub struct EngineFile {
 /// Alignment of direct I/O in bytes if the kernel does not report it.
 const DIRECT_BYTES: u32 = 512;
 
+/// A regular file for writing, which is created if it does not exist, and its length.
+fn open_or_create(path: &str) -> std::io::Result<(std::fs::File, u64)> {
+    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+    let length = file.metadata()?.len();
+    Ok((file, length))
+}
+
 impl EngineFile {
     /// Opens an existing file or device.
     ///
@@ -208,13 +215,7 @@ impl EngineFile {
     /// pseudo-random data of `seed`; otherwise it is preallocated if the file system supports it.
     pub fn lay_out(path: &str, bytes: u64, fill: bool, seed: u64) -> Result<(), FileError> {
         let failed = |what| move |error| FileError { path: path.to_string(), what, error };
-        let file = std::fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(failed("create"))?;
-        let mut length = file.metadata().map_err(failed("create"))?.len();
+        let (file, mut length) = open_or_create(path).map_err(failed("create"))?;
         if length >= bytes {
             return Ok(());
         }
@@ -241,9 +242,8 @@ impl EngineFile {
     /// Makes a regular file of at least `bytes`, whose new part is not allocated.
     pub fn extend(path: &str, bytes: u64) -> Result<(), FileError> {
         let failed = |what| move |error| FileError { path: path.to_string(), what, error };
-        let options = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
-        let file = options.map_err(failed("create"))?;
-        match file.metadata().map_err(failed("create"))?.len() >= bytes {
+        let (file, length) = open_or_create(path).map_err(failed("create"))?;
+        match length >= bytes {
             true => Ok(()),
             false => file.set_len(bytes).map_err(failed("extend")),
         }
@@ -253,13 +253,7 @@ impl EngineFile {
     /// file system.
     pub fn room(path: &str) -> Result<u64, FileError> {
         let failed = |what| move |error| FileError { path: path.to_string(), what, error };
-        let file = std::fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(failed("create"))?;
-        let length = file.metadata().map_err(failed("create"))?.len();
+        let (file, length) = open_or_create(path).map_err(failed("create"))?;
         let system = rustix::fs::fstatvfs(&file).map_err(|error| failed("statvfs")(error.into()))?;
         Ok(length.saturating_add(system.f_bavail.saturating_mul(system.f_frsize)))
     }

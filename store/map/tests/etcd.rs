@@ -1,28 +1,16 @@
 //! The map in etcd, against a real one, which is killed, and restarted.
 #![allow(clippy::unwrap_used)]
 
+mod records;
 mod rig;
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use cluster_map::*;
+use records::{node, race, record};
 use rig::EtcdCluster;
 use uuid::Uuid;
-
-fn record(epoch: u32, primary: u32, in_sync: &[u32]) -> GroupRecord {
-    let in_sync = in_sync.iter().copied().map(ReplicaId).collect();
-    GroupRecord {
-        config: GroupConfig { epoch, primary: ReplicaId(primary), in_sync },
-        replicas: [1, 2, 3].map(ReplicaId).into(),
-    }
-}
-
-fn node(number: u128) -> NodeRecord {
-    let addresses = vec!["127.0.0.1:7000".to_string()];
-    NodeRecord { uuid: Uuid::from_u128(number), addresses, domain: "rack".to_string(), out: false }
-}
 
 fn pool(first_group: u32) -> PoolRecord {
     PoolRecord { first_group, groups: 8, replicas: 2, in_sync_min: 1 }
@@ -119,27 +107,7 @@ fn records_change_as_in_a_directory() {
 fn of_proposals_for_one_epoch_one_is_accepted() {
     let Some(etcd) = EtcdCluster::start("race", 1) else { return };
     let urls = etcd.urls("");
-    let id = GroupId(1);
-    EtcdMap::new(&urls).unwrap().propose_group(id, &record(1, 1, &[1, 2, 3])).unwrap();
-    let accepted = Mutex::new(BTreeMap::<u32, u32>::new());
-    std::thread::scope(|scope| {
-        for primary in 1..=3 {
-            let (urls, accepted) = (&urls, &accepted);
-            scope.spawn(move || {
-                let map = EtcdMap::new(urls).unwrap();
-                let mut epoch = 2;
-                while epoch < 100 {
-                    match map.propose_group(id, &record(epoch, primary, &[primary])).unwrap() {
-                        Proposed::Accepted => *accepted.lock().unwrap().entry(epoch).or_default() += 1,
-                        Proposed::Superseded(known) => assert!(known.config.epoch >= epoch),
-                        Proposed::Missing => panic!("it was there"),
-                    }
-                    epoch = map.group(id).unwrap().unwrap().config.epoch + 1;
-                }
-            });
-        }
-    });
-    let accepted = accepted.into_inner().unwrap();
+    let accepted = race(|| EtcdMap::new(&urls).unwrap(), 100);
     assert!(accepted.values().all(|count| *count == 1) && accepted.len() == 98, "{accepted:?}");
 }
 

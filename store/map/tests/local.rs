@@ -1,11 +1,12 @@
 //! The map in a directory: compare-and-swap, identities, what a start finds.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
+mod records;
+
 use std::path::PathBuf;
-use std::sync::Mutex;
 
 use cluster_map::*;
+use records::{node, race, record};
 use uuid::Uuid;
 
 struct MapFile(PathBuf);
@@ -22,19 +23,6 @@ impl Drop for MapFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
-}
-
-fn record(epoch: u32, primary: u32, in_sync: &[u32]) -> GroupRecord {
-    let in_sync = in_sync.iter().copied().map(ReplicaId).collect();
-    GroupRecord {
-        config: GroupConfig { epoch, primary: ReplicaId(primary), in_sync },
-        replicas: [1, 2, 3].map(ReplicaId).into(),
-    }
-}
-
-fn node(number: u128) -> NodeRecord {
-    let addresses = vec!["127.0.0.1:7000".to_string()];
-    NodeRecord { uuid: Uuid::from_u128(number), addresses, domain: "rack".to_string(), out: false }
 }
 
 #[test]
@@ -60,32 +48,11 @@ fn a_record_changes_from_epoch_to_epoch_only() {
 #[test]
 fn of_proposals_for_one_epoch_one_is_accepted() {
     let file = MapFile::new("race");
-    let id = GroupId(1);
-    LocalMap::open(&file.0).unwrap().propose_group(id, &record(1, 1, &[1, 2, 3])).unwrap();
-    let accepted = Mutex::new(BTreeMap::<u32, u32>::new());
-    std::thread::scope(|scope| {
-        for primary in 1..=3 {
-            let (path, accepted) = (&file.0, &accepted);
-            scope.spawn(move || {
-                // Each as another process would.
-                let map = LocalMap::open(path).unwrap();
-                let mut epoch = 2;
-                while epoch < 150 {
-                    match map.propose_group(id, &record(epoch, primary, &[primary])).unwrap() {
-                        Proposed::Accepted => *accepted.lock().unwrap().entry(epoch).or_default() += 1,
-                        Proposed::Superseded(known) => assert!(known.config.epoch >= epoch),
-                        Proposed::Missing => panic!("it was there"),
-                    }
-                    epoch = map.group(id).unwrap().unwrap().config.epoch + 1;
-                }
-            });
-        }
-    });
-    let accepted = accepted.into_inner().unwrap();
+    let accepted = race(|| LocalMap::open(&file.0).unwrap(), 150);
     assert!(accepted.values().all(|count| *count == 1), "{accepted:?}");
     // One whose record has a follower before it looks again learns that one instead: how often depends on the machine.
     assert!(accepted.len() > 10, "{accepted:?}");
-    let newest = LocalMap::open(&file.0).unwrap().group(id).unwrap().unwrap();
+    let newest = LocalMap::open(&file.0).unwrap().group(GroupId(1)).unwrap().unwrap();
     assert!(newest.config.epoch >= 149);
 }
 

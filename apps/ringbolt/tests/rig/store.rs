@@ -95,6 +95,14 @@ impl Cluster {
         found.into_iter().map(|(_, pid)| pid).collect()
     }
 
+    /// Ctrl-C ends every node.
+    pub(crate) fn end(mut self) {
+        let nodes = self.nodes();
+        signal(self.up.id(), Signal::INT);
+        assert!(self.up.wait().unwrap().success());
+        assert!(!nodes.into_iter().any(is_running));
+    }
+
     /// Arguments of `ringbolt perf` for the image.
     pub(crate) fn perf(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));

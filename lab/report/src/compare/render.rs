@@ -165,9 +165,8 @@ pub fn html(comparison: &Comparison) -> String {
 /// Most rows of a heat map; the table has all.
 pub(super) const HEATMAP_ROWS_MAX: usize = 40;
 
-/// An experiment: what all of its cells have in common, a heat map of the ratios, and a table of all rows.
-fn experiment_section(out: &mut String, experiment: &str, rows: &[&ComparisonRow]) {
-    let common = common_parameters(rows);
+/// The head of an experiment's section, with what all of its cells have in common.
+pub(super) fn begin_section(out: &mut String, experiment: &str, common: &[&str]) {
     let _ = write!(
         out,
         "<section class=\"exp\" id=\"{}\"><h3><span class=\"id\">{}</span></h3>",
@@ -177,6 +176,12 @@ fn experiment_section(out: &mut String, experiment: &str, rows: &[&ComparisonRow
     if !common.is_empty() {
         let _ = write!(out, "<p class=\"fine\">All cells: {}.</p>", escape(&common.join(", ")));
     }
+}
+
+/// An experiment: what all of its cells have in common, a heat map of the ratios, and a table of all rows.
+fn experiment_section(out: &mut String, experiment: &str, rows: &[&ComparisonRow]) {
+    let common = common_parameters(rows);
+    begin_section(out, experiment, &common);
     let map = ratio_heatmap(experiment, rows, &common);
     let svg = map.svg();
     if !svg.is_empty() {

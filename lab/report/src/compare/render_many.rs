@@ -4,11 +4,12 @@ use std::fmt::Write as _;
 
 use super::many::ManyRow;
 use super::render::{
-    HEATMAP_ROWS_MAX, bounds, chip, common_parameters, ordered, page_end, page_start, varying_label,
+    HEATMAP_ROWS_MAX, begin_section, bounds, chip, common_parameters, ordered, page_end, page_start,
+    varying_label,
 };
 use super::{ChangeVerdict, Comparison, ComparisonRow, METRICS, ManyComparison};
 use crate::chart::{Heatmap, escape, format_number};
-use crate::{metric, page};
+use crate::metric;
 
 /// The runs with their letters, each with totals and up to `rows_max` rows that changed.
 pub fn text_of_many(many: &ManyComparison, rows_max: usize) -> String {
@@ -162,15 +163,7 @@ fn experiment_section(out: &mut String, experiment: &str, many: &ManyComparison,
     let any: Vec<&ComparisonRow> =
         rows.iter().filter_map(|row| row.rows.iter().flatten().next().copied()).collect();
     let common = common_parameters(&any);
-    let _ = write!(
-        out,
-        "<section class=\"exp\" id=\"{}\"><h3><span class=\"id\">{}</span></h3>",
-        page::anchor(experiment),
-        escape(experiment)
-    );
-    if !common.is_empty() {
-        let _ = write!(out, "<p class=\"fine\">All cells: {}.</p>", escape(&common.join(", ")));
-    }
+    begin_section(out, experiment, &common);
     out.push_str("<div class=\"panels\">");
     for metric in METRICS {
         let svg = heatmap(experiment, metric, many, rows, &common).svg();
