@@ -223,6 +223,11 @@ impl Generator {
             return;
         }
         self.phase = JobPhase::ReadingBack;
+        let reads = &mut self.stats[Direction::Read as usize];
+        if reads.ios() == 0 {
+            // It reads from now on, and not while it wrote.
+            reads.result.elapsed_ns = 0;
+        }
         (self.start_ticks, self.pattern.position) = (now, 0);
         self.event_ticks = now.saturating_add(clock::ns_to_ticks(DRAIN_NS_MAX));
         self.start_due_general(now);
@@ -232,7 +237,7 @@ impl Generator {
     pub(super) fn finish_phase(&mut self, now: u64) {
         let elapsed_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
         if self.phase == JobPhase::ReadingBack {
-            self.stats[Direction::Read as usize].result.elapsed_ns = elapsed_ns;
+            self.stats[Direction::Read as usize].result.elapsed_ns += elapsed_ns;
             return;
         }
         if let Some(timeline) = &mut self.timeline {

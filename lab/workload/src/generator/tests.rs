@@ -537,6 +537,9 @@ fn a_mixed_job_reads_back_what_it_wrote() {
     let result = run(job.clone(), &mut device);
     let [reads, writes] = [Direction::Read, Direction::Write].map(|side| result.direction(side).total_ios);
     assert!(result.is_clean() && reads > 100 - writes, "{reads} reads, {writes} writes");
+    // It read all the time, so that rates of reads are of the whole time.
+    let [read, write] = [Direction::Read, Direction::Write].map(|side| result.direction(side).elapsed_ns);
+    assert!(read >= write, "reads took {read} ns, writes {write} ns");
     let result = run(JobSpec { reads_back: false, ..job }, &mut device);
     assert_eq!(result.total_ios(), 100);
 }
