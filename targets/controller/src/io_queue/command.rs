@@ -151,6 +151,11 @@ impl CommandData {
         }
     }
 
+    /// The parameters of a command, which the controller itself reads: they are never received into several buffers.
+    pub(super) fn parameters(&self) -> &[u8] {
+        self.contiguous().expect("parameters are contiguous")
+    }
+
     /// Bytes from `start`: `length`, or those of the first slice if there are several. Empty if there is none at `start`.
     #[inline]
     pub fn part(&self, start: usize, length: usize) -> &[u8] {

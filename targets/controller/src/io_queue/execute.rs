@@ -373,8 +373,7 @@ impl<T: IoTransport> Execution<'_, T> {
             IoOp::Unmap => {
                 let backend = self.queue.namespaces.entry(plan).backend;
                 let data = self.queue.take_data(slot);
-                let ranges =
-                    io::unmap_ranges(plan, &self.queue.namespaces, data.contiguous().unwrap_or_default());
+                let ranges = io::unmap_ranges(plan, &self.queue.namespaces, data.parameters());
                 match ranges.map(|ranges| ranges.map(|(lba, blocks)| (backend, lba, blocks)).collect()) {
                     Ok(ranges) => self.submit_all(slot, Op::Unmap, plan, ranges),
                     Err(status) => self.queue.finish(slot, status, 0, self.transport),
@@ -382,8 +381,7 @@ impl<T: IoTransport> Execution<'_, T> {
             }
             IoOp::Copy => {
                 let data = self.queue.take_data(slot);
-                match CopyOperation::new(plan, &self.queue.namespaces, data.contiguous().unwrap_or_default())
-                {
+                match CopyOperation::new(plan, &self.queue.namespaces, data.parameters()) {
                     Ok(copying) => {
                         self.queue.set_state(slot, CommandState::Copying(Box::new(copying)));
                         self.advance_copy(slot);
@@ -467,7 +465,7 @@ impl<T: IoTransport> Execution<'_, T> {
     /// A reservation command: executed by the target, without a device request.
     fn reservation(&mut self, slot: Slot, plan: &IoPlan) {
         let data = self.queue.take_data(slot);
-        match self.queue.namespaces.execute_reservation(plan, data.contiguous().unwrap_or_default()) {
+        match self.queue.namespaces.execute_reservation(plan, data.parameters()) {
             ReservationOutcome::Done(status) => self.queue.finish(slot, status, 0, self.transport),
             ReservationOutcome::Report(report) => {
                 self.queue.send(slot, CommandData::Bytes(report), 0, self.transport)
