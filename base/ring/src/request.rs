@@ -111,6 +111,9 @@ bitflags::bitflags! {
         /// A request that the block layer itself issues on behalf of a caller's request; it takes the flag off what
         /// callers submit.
         const INTERNAL = 1 << 3;
+        /// A write that the block layer does not divide, of which a failure leaves all or nothing, as far as the device
+        /// promises it. Callers keep to the limits of its geometry; what is beyond a single request fails.
+        const ATOMIC = 1 << 4;
     }
 }
 

@@ -34,10 +34,15 @@ pub struct BdevGeometry {
     /// Required alignment of buffer addresses in bytes, at most 4096; 1 where the device copies. Buffers of a pool
     /// always meet it.
     pub buffer_alignment: u32,
+    /// Most blocks of a write with [`RequestFlags::ATOMIC`](block_io::RequestFlags::ATOMIC): after a power failure or an
+    /// error all of its blocks are written or none, and no read sees a part of them. 0 where nothing is promised.
+    pub atomic_write_blocks: u32,
+    /// Such a write begins at a multiple of this many blocks, at least 1.
+    pub atomic_write_alignment_blocks: u32,
 }
 
 impl BdevGeometry {
-    /// No boundary, no write cache, physical blocks of `block_size`, and a buffer alignment of 4096.
+    /// No boundary, no write cache, no atomic writes, physical blocks of `block_size`, and a buffer alignment of 4096.
     pub const fn new(block_size: u32, blocks: u64) -> BdevGeometry {
         BdevGeometry {
             block_size,
@@ -47,7 +52,15 @@ impl BdevGeometry {
             optimal_io_boundary_blocks: 0,
             write_cache: false,
             buffer_alignment: 4096,
+            atomic_write_blocks: 0,
+            atomic_write_alignment_blocks: 1,
         }
+    }
+
+    /// That of a part which begins at a block: atomic writes are aligned to the whole device's blocks.
+    pub(crate) fn at(self, first_lba: u64) -> BdevGeometry {
+        let is_aligned = first_lba.is_multiple_of(self.atomic_write_alignment_blocks.max(1).into());
+        BdevGeometry { atomic_write_blocks: if is_aligned { self.atomic_write_blocks } else { 0 }, ..self }
     }
 
     /// Capacity in bytes, interleaved metadata included.

@@ -169,7 +169,10 @@ impl PartQueue {
         let divided = self.active.get_mut(parent)?;
         let lba = divided.request.lba + u64::from(divided.started_blocks);
         let rest = divided.rest.as_ref()?;
-        let blocks = self.limits.part_blocks(lba, rest, self.block_size);
+        let blocks = match divided.request.flags.contains(RequestFlags::ATOMIC) {
+            true => divided.request.blocks,
+            false => self.limits.part_blocks(lba, rest, self.block_size),
+        };
         let bytes = blocks as usize * self.block_size as usize;
         let op = divided.request.op;
         // Looked up before the data is cut: without a bounce buffer nothing has changed.
@@ -368,14 +371,26 @@ impl IoLimits {
     /// Whether a request can go to the module as it is.
     #[inline(always)]
     pub(crate) fn allow(&self, request: &Request, data: &Data) -> bool {
-        let in_boundary = self.boundary_blocks == 0
-            || request.lba % u64::from(self.boundary_blocks) + u64::from(request.blocks)
-                <= u64::from(self.boundary_blocks);
         let takes_slices = match data {
             Data::One(buffer) => buffer.as_ptr().addr() & (self.alignment as usize - 1) == 0,
             Data::Many(_) => self.takes_slices(data),
         };
-        in_boundary && takes_slices && data.len() <= self.transfer_bytes_max as usize
+        takes_slices && self.allow_length(request, data.len())
+    }
+
+    /// Whether the module takes as many bytes in one request, at this place.
+    #[inline(always)]
+    fn allow_length(&self, request: &Request, bytes: usize) -> bool {
+        let in_boundary = self.boundary_blocks == 0
+            || request.lba % u64::from(self.boundary_blocks) + u64::from(request.blocks)
+                <= u64::from(self.boundary_blocks);
+        in_boundary && bytes <= self.transfer_bytes_max as usize
+    }
+
+    /// Whether a request can go to the module undivided, if need be through a bounce buffer.
+    pub(crate) fn allow_undivided(&self, request: &Request) -> bool {
+        let bytes = request.data().map_or(0, Data::len);
+        bytes <= BUFFER_BYTES_MAX && self.allow_length(request, bytes)
     }
 
     #[inline(never)]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bdev::{Access, Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Completion, IoLimits, Request};
-use block_io::{Channel as _, Op, Payload, Status, Tag};
+use block_io::{Channel as _, Op, Payload, RequestFlags, Status, Tag};
 use dma::{Buffer, Data, SharedRegion};
 use proptest::prelude::*;
 use rig::Rig;
@@ -209,6 +209,27 @@ fn slices_that_meet_at_a_virtual_boundary_stay_in_one_request() {
         assert_eq!(bench.content(0, 10), vec![7; 10 * BLOCK]);
         assert_eq!(bench.requests.swap(0, Ordering::Relaxed), most, "{slices:?}");
     }
+}
+
+#[test]
+fn an_atomic_write_is_one_request_or_fails() {
+    let mut bench = Bench::new(LIMITS, 8, None);
+    // More slices than the module takes, and misaligned ones.
+    for slices in [&[(0, 1024), (0, 1024), (0, 1024), (0, 1024)][..], &[(3, 4000), (1, 96)]] {
+        let mut write = Request::write(Tag(1), 8, 8, scattered(&bench.rig, slices, 6));
+        write.flags = RequestFlags::ATOMIC;
+        assert_eq!(bench.one(write).status(), Status::SUCCESS);
+        assert_eq!(bench.content(8, 8), vec![6; 8 * BLOCK]);
+        assert_eq!(bench.requests.swap(0, Ordering::Relaxed), 1, "{slices:?}");
+    }
+    // Beyond the largest transfer, and across a boundary.
+    for (lba, blocks) in [(0, 9), (12, 8)] {
+        let mut write = Request::write(Tag(1), lba, blocks, bench.rig.buffer(blocks as usize * BLOCK, 5));
+        write.flags = RequestFlags::ATOMIC;
+        let status = bench.one(write).status();
+        assert!(status.same_code(Status::INVALID_FIELD), "{status}");
+    }
+    assert_eq!(bench.requests.load(Ordering::Relaxed), 0);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bdev::{Completion, Request};
-use block_io::{Op, Status, Tag};
+use block_io::{Op, RequestFlags, Status, Tag};
 use dma::Data;
 use nvme::{IoQueue, NvmeOpenError};
 use reactor::Core;
@@ -483,6 +483,8 @@ impl block_io::Channel for NvmeBdevChannel {
         for request in batch.drain(..count) {
             if self.fits_one_command(&request, transfer_max_bytes) {
                 self.multipath.submit(request, NOT_SPLIT, now_ns);
+            } else if request.flags.contains(RequestFlags::ATOMIC) {
+                self.done.push(request.complete(Status::INVALID_FIELD.do_not_retry()));
             } else {
                 self.start_split(request, transfer_max_bytes, now_ns);
             }

@@ -393,6 +393,10 @@ impl AttachedNamespace {
         let most = |of: fn(&ScannedNamespace) -> u32| limits.values().map(of).max().unwrap_or(1);
         view.alignment.store(most(|one| one.alignment), Ordering::Relaxed);
         view.virtual_boundary.store(most(|one| one.virtual_boundary), Ordering::Relaxed);
+        // Powers of two, where there is an alignment at all: the largest is a multiple of the others.
+        view.atomic_alignment.store(most(|one| one.atomic.alignment_blocks), Ordering::Relaxed);
+        let atomic_blocks = limits.values().map(|one| one.atomic.blocks).min().unwrap_or(0);
+        view.atomic_blocks.store(atomic_blocks, Ordering::Relaxed);
         view.unmap.store(limits.values().all(|one| one.unmap), Ordering::Relaxed);
         view.write_zeroes.store(limits.values().all(|one| one.write_zeroes), Ordering::Relaxed);
         let uncorrectable = limits.values().all(|one| one.write_uncorrectable);

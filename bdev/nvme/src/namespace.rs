@@ -7,7 +7,7 @@ use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, InfoValue, IoLimits};
 use block_io::Op;
 use reactor::Core;
 use uuid::Uuid;
-use wire_nvme::identify::{IdentifyController, IdentifyNamespace};
+use wire_nvme::identify::{IdentifyController, IdentifyNamespace, nsfeat};
 
 use crate::channel::{DEPTH, NvmeBdevChannel};
 use crate::shared_namespace::SharedNamespace;
@@ -31,9 +31,46 @@ pub(crate) struct ScannedNamespace {
     /// See [`IoLimits`].
     pub(crate) alignment: u32,
     pub(crate) virtual_boundary: u32,
+    pub(crate) atomic: AtomicUnit,
     pub(crate) unmap: bool,
     pub(crate) write_zeroes: bool,
     pub(crate) write_uncorrectable: bool,
+}
+
+/// Writes that are atomic at a power failure, and against reads: the unit for the former is never larger than that for the
+/// latter (NVM 1.0, section 2.1.4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AtomicUnit {
+    /// Most blocks; 0 for none.
+    pub(crate) blocks: u32,
+    /// They begin at a multiple of this many blocks.
+    pub(crate) alignment_blocks: u32,
+}
+
+impl AtomicUnit {
+    /// The unit of a namespace, within what a command transfers.
+    pub(crate) fn of(
+        controller: &IdentifyController,
+        namespace: &IdentifyNamespace,
+        command_blocks_max: u32,
+    ) -> AtomicUnit {
+        let of_controller = controller.atomic_write_power_fail_blocks;
+        let has_own = namespace.nsfeat & nsfeat::ATOMICS != 0;
+        let blocks = match namespace.atomic_write_power_fail_blocks {
+            own if has_own && own > 0 => own,
+            _ => of_controller,
+        };
+        let blocks = blocks.min(command_blocks_max);
+        match namespace.atomic_boundary_blocks {
+            boundary if has_own && boundary > 0 => {
+                // Aligned to its own size, a write crosses no multiple of the boundary.
+                let unit = 1 << blocks.max(1).ilog2().min(boundary.trailing_zeros());
+                let is_possible = blocks > 0 && namespace.atomic_boundary_offset == 0;
+                AtomicUnit { blocks: if is_possible { unit } else { 0 }, alignment_blocks: unit }
+            }
+            _ => AtomicUnit { blocks, alignment_blocks: 1 },
+        }
+    }
 }
 
 /// The module's object of a namespace (SPDK's `nvme_bdev`).
@@ -83,7 +120,12 @@ impl Bdev for NvmeBdev {
     }
 
     fn geometry(&self) -> BdevGeometry {
-        BdevGeometry { blocks: self.shared.blocks.load(Ordering::Relaxed), ..self.geometry }
+        BdevGeometry {
+            blocks: self.shared.blocks.load(Ordering::Relaxed),
+            atomic_write_blocks: self.shared.atomic_blocks.load(Ordering::Relaxed),
+            atomic_write_alignment_blocks: self.shared.atomic_alignment.load(Ordering::Relaxed),
+            ..self.geometry
+        }
     }
 
     fn supports(&self, op: Op) -> bool {
@@ -155,5 +197,33 @@ impl Bdev for NvmeBdev {
 
     fn depth(&self) -> u32 {
         DEPTH
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn atomic_writes_keep_to_the_units_and_boundaries_of_the_namespace() {
+        let controller =
+            IdentifyController { atomic_write_power_fail_blocks: 16, ..IdentifyController::default() };
+        let unit = |features, own, offset, boundary| {
+            let namespace = IdentifyNamespace {
+                nsfeat: features,
+                atomic_write_power_fail_blocks: own,
+                atomic_boundary_offset: offset,
+                atomic_boundary_blocks: boundary,
+                ..IdentifyNamespace::default()
+            };
+            let unit = AtomicUnit::of(&controller, &namespace, 256);
+            (unit.blocks, unit.alignment_blocks)
+        };
+        assert_eq!(unit(0, 32, 0, 64), (16, 1), "fields that are not valid");
+        assert_eq!(unit(nsfeat::ATOMICS, 0, 0, 0), (16, 1));
+        assert_eq!(unit(nsfeat::ATOMICS, 300, 0, 0), (256, 1), "one command");
+        assert_eq!(unit(nsfeat::ATOMICS, 33, 0, 64), (32, 32));
+        assert_eq!(unit(nsfeat::ATOMICS, 32, 0, 40), (8, 8));
+        assert_eq!(unit(nsfeat::ATOMICS, 32, 4, 64).0, 0);
     }
 }

@@ -1,6 +1,6 @@
 //! Validation: which requests may go to the module as they are, which need the layer, and the errors of the others.
 
-use block_io::{Op, Payload, ProtectedData, Status};
+use block_io::{Op, Payload, ProtectedData, RequestFlags, Status};
 use dma::Data;
 
 use super::BdevChannel;
@@ -45,7 +45,9 @@ impl BdevChannel {
         } else if let Payload::Protected(protected) = &request.payload {
             return self.validate_protected(request, protected);
         } else if limits.is_complete(request) {
-            return None;
+            let is_divided =
+                request.flags.contains(RequestFlags::ATOMIC) && !limits.io.allow_undivided(request);
+            return is_divided.then_some(Status::INVALID_FIELD.do_not_retry());
         } else if let Payload::CopySource(_) = request.payload {
             Status::LBA_OUT_OF_RANGE
         } else if op.has_data()

@@ -74,7 +74,7 @@ pub fn create(registry: &Registry, config: &SplitConfig) -> Result<Vec<Arc<Block
             base: Mutex::new(Some(base.clone())),
             below: below.clone(),
             first_lba: blocks * index as u64,
-            geometry: BdevGeometry { blocks, ..geometry },
+            geometry: BdevGeometry { blocks, ..geometry.at(blocks * index as u64) },
         };
         let uuid = Uuid::new_v5(&below.uuid(), name.as_bytes());
         match registry.register(&name, Some(uuid), &[], Arc::new(module)) {

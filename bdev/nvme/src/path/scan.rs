@@ -16,7 +16,7 @@ use wire_nvme::identify::{
 use wire_nvme::log::{AnaLog, AnaState, LogId};
 
 use super::{AdminReply, ControllerPath};
-use crate::namespace::{NamespaceIds, ScannedNamespace};
+use crate::namespace::{AtomicUnit, NamespaceIds, ScannedNamespace};
 
 /// Maximum number of namespaces of one controller.
 const NAMESPACES_MAX: usize = 4096;
@@ -133,6 +133,7 @@ impl<N: CoreNetwork> AdminExecutor<'_, N> {
             transfer_max_bytes: transfer_max_bytes.max(block_size),
             alignment,
             virtual_boundary,
+            atomic: AtomicUnit::of(controller, &namespace, transfer_max_bytes / block_size),
             unmap: controller.oncs & oncs::DATASET_MANAGEMENT != 0,
             write_zeroes: controller.oncs & oncs::WRITE_ZEROES != 0,
             write_uncorrectable: controller.oncs & oncs::WRITE_UNCORRECTABLE != 0,

@@ -81,6 +81,13 @@ pub struct IdentifyNamespace {
     pub fpi: u8,
     /// Deallocate features; see [`dlfeat`].
     pub dlfeat: u8,
+    /// Atomic Write Unit Power Fail of the namespace (NAWUPF) in blocks, 2 to 65536; 0 for that of the controller. Like
+    /// the two that follow, valid with [`nsfeat::ATOMICS`].
+    pub atomic_write_power_fail_blocks: u32,
+    /// Atomic Boundary Offset (NABO) in blocks.
+    pub atomic_boundary_offset: u16,
+    /// Atomic Boundary Size Power Fail (NABSPF) in blocks, 2 to 65536; 0 for no boundary.
+    pub atomic_boundary_blocks: u32,
     /// Optimal I/O boundary in blocks; 0 for none.
     pub noiob: u16,
     /// Capacity in bytes.
@@ -129,6 +136,9 @@ mod at {
     pub(super) const RESCAP: usize = 31;
     pub(super) const FPI: usize = 32;
     pub(super) const DLFEAT: usize = 33;
+    pub(super) const NAWUPF: usize = 36;
+    pub(super) const NABO: usize = 42;
+    pub(super) const NABSPF: usize = 44;
     pub(super) const NOIOB: usize = 46;
     pub(super) const NVMCAP: usize = 48;
     pub(super) const NPWG: usize = 64;
@@ -206,6 +216,7 @@ impl IdentifyNamespace {
             }
         });
         let blocks = |at| u32::from(u16_at(from, at)) + 1;
+        let optional_blocks = |at| if u16_at(from, at) == 0 { 0 } else { blocks(at) };
         Ok(IdentifyNamespace {
             nsze: u64_at(from, at::NSZE),
             ncap: u64_at(from, at::NCAP),
@@ -221,6 +232,9 @@ impl IdentifyNamespace {
             rescap: from[at::RESCAP],
             fpi: from[at::FPI],
             dlfeat: from[at::DLFEAT],
+            atomic_write_power_fail_blocks: optional_blocks(at::NAWUPF),
+            atomic_boundary_offset: u16_at(from, at::NABO),
+            atomic_boundary_blocks: optional_blocks(at::NABSPF),
             noiob: u16_at(from, at::NOIOB),
             nvmcap: u128_at(from, at::NVMCAP),
             preferred_write_blocks: blocks(at::NPWG),
@@ -265,6 +279,9 @@ impl IdentifyNamespace {
         into[at::RESCAP] = self.rescap;
         into[at::FPI] = self.fpi;
         into[at::DLFEAT] = self.dlfeat;
+        put16(into, at::NAWUPF, zero_based_blocks(self.atomic_write_power_fail_blocks.max(1)));
+        put16(into, at::NABO, self.atomic_boundary_offset);
+        put16(into, at::NABSPF, zero_based_blocks(self.atomic_boundary_blocks.max(1)));
         put16(into, at::NOIOB, self.noiob);
         put(into, at::NVMCAP, &self.nvmcap.to_le_bytes());
         put16(into, at::NPWG, zero_based_blocks(self.preferred_write_blocks));

@@ -84,7 +84,7 @@ fn identify_controller() {
 #[test]
 fn identify_namespace() {
     let bytes: [u8; 4096] = sparse(
-        "2=10 8=01 10=10 16=02 18=10 24=110111020102017f0509 47=01 51=20 64=07 66=06 68=05 70=04 72=03 74=8000 76=0001 80=7f 92=09 99=0121 \
+        "2=10 8=01 10=10 16=02 18=10 24=110111020102017f0509 36=0f 42=03 44=1f 47=01 51=20 64=07 66=06 68=05 70=04 72=03 74=8000 76=0001 80=7f 92=09 99=0121 \
          102=22 104=a0a1a2a3a4a5a6a7a8a9aaabacadaeaf1122334455667788 130=09 132=08 134=0c02",
     );
     let view = IdentifyNamespace {
@@ -105,6 +105,9 @@ fn identify_namespace() {
         rescap: 0x7f,
         fpi: 5,
         dlfeat: dlfeat::READS_ZERO | dlfeat::WRITE_ZEROES,
+        atomic_write_power_fail_blocks: 16,
+        atomic_boundary_offset: 3,
+        atomic_boundary_blocks: 32,
         noiob: 256,
         nvmcap: 0x2000_0000,
         preferred_write_blocks: 8,
