@@ -55,7 +55,7 @@ SKIPS = {
     "SANITIZE CRYPTO_ERASE is not implemented according to REPORT_SUPPORTED_OPCODES.": "the unit has no keys",
     "SANITIZE OVERWRITE is not implemented according to REPORT_SUPPORTED_OPCODES.":
         "overwriting a thin volume leaves what its blocks were before",
-    "WRITEATOMIC16 is not implemented.": "no bdev promises atomic writes of more than a block",
+    "WRITEATOMIC16 is not implemented.": "memory promises no atomic writes",
     "WRITESAME10 does not support 0-blocks.": "WSNZ is set",
     "WRITESAME16 does not support 0-blocks.": "WSNZ is set",
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use block_io::{Op, Tag};
 use dma::Data;
 use reservations::{ChangeWaker, PendingGuard};
-use scsi::{Command, CoreEvents, Step, Task, TaskAbort, TaskContext, TaskEvent, UnitNexus};
+use scsi::{Command, CoreEvents, SessionPeers, Step, Task, TaskAbort, TaskContext, TaskEvent, UnitNexus};
 use slots::{Slab, Slot};
 use target_shell::{IoContext, PduData};
 use wire_iscsi::{AsyncEvent, AsyncMessage, RESERVED_TAG, Reject, RejectReason};
@@ -92,6 +92,31 @@ struct SessionUnit {
     /// It is in the configuration.
     is_present: bool,
     commands: u32,
+}
+
+/// The units of the session, for copies between them.
+struct Peers<'a> {
+    units: &'a [SessionUnit],
+    requests: &'a mut Vec<(u32, bdev::Request)>,
+}
+
+impl SessionPeers for Peers<'_> {
+    fn nexus(&self, index: usize) -> Option<&Arc<UnitNexus>> {
+        self.units.iter().filter(|unit| unit.is_present).nth(index).map(|unit| &unit.nexus)
+    }
+
+    fn submit(&mut self, nexus: &Arc<UnitNexus>, request: bdev::Request) -> Result<(), bdev::Request> {
+        let found = self.units.iter().find(|unit| unit.is_present && Arc::ptr_eq(&unit.nexus, nexus));
+        let Some(unit) = found else { return Err(request) };
+        self.requests.push((unit.key, request));
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Peers<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Peers").field("units", &self.units.len()).finish_non_exhaustive()
+    }
 }
 
 /// A command that is not answered.
@@ -444,6 +469,7 @@ impl Session {
             luns: &self.luns,
             waker: &self.waker,
             requests: &mut self.batch,
+            peers: &mut Peers { units: &self.units, requests: &mut self.requests },
         };
         let (task, step) = Task::start(command, &mut context);
         if let Some(state) = self.commands.get_mut(slot) {
@@ -461,6 +487,7 @@ impl Session {
             luns: &self.luns,
             waker: &self.waker,
             requests: &mut self.batch,
+            peers: &mut Peers { units: &self.units, requests: &mut self.requests },
         };
         let step = task.resume(event, &mut context);
         self.take_step(slot, step, out);

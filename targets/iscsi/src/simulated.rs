@@ -84,14 +84,29 @@ fn address() -> std::net::SocketAddr {
     ([10, 0, 0, 1], 3260).into()
 }
 
-/// A target node with a disk as LUN 0, for anyone.
+/// The UUID of the disk that is this LUN.
+fn unit_uuid(lun: u16) -> bdev::Uuid {
+    bdev::Uuid::from_u128(u128::from(lun) + 1)
+}
+
+/// A target node with two disks as LUN 0 and 1, for anyone.
 fn config(digests: DigestPolicy) -> IscsiConfig {
     let registry = Registry::new();
     let blocks = (DISK_BYTES / BLOCK_BYTES) as u64;
-    bdev::malloc::create(&registry, MallocConfig::new("Malloc0", blocks, BLOCK_BYTES as u32))
-        .expect("a new name");
-    let descriptor = Arc::new(registry.open("Malloc0", Access::ReadWrite).expect("it was just made"));
-    let unit = LogicalUnit::new(UnitConfig::of_device(descriptor.device(), false), Arc::default());
+    let mut devices = DeviceMap::default();
+    let mut units = Vec::new();
+    for lun in 0..2 {
+        let name = format!("Malloc{lun}");
+        bdev::malloc::create(&registry, MallocConfig::new(&name, blocks, BLOCK_BYTES as u32))
+            .expect("a new name");
+        let descriptor = registry.open(&name, Access::ReadWrite).expect("it was just made");
+        let of_device = UnitConfig::of_device(descriptor.device(), false);
+        let unit = UnitConfig { uuid: unit_uuid(lun), ..of_device };
+        let unit = LogicalUnit::new(unit, Arc::default());
+        let key = u32::from(lun);
+        units.push(NodeUnit { id: u64::from(lun) + 1, lun, key, unit });
+        devices.insert(key, Arc::new(descriptor));
+    }
     let node = TargetNode {
         id: 1,
         name: NODE.to_string(),
@@ -103,7 +118,7 @@ fn config(digests: DigestPolicy) -> IscsiConfig {
         redirects: Vec::new(),
         access: Vec::new(),
         histogram: None,
-        units: vec![NodeUnit { id: 1, lun: 0, key: 0, unit }],
+        units,
     };
     let portal = Portal { portid: PORT, address: address() };
     let initiators =
@@ -119,7 +134,7 @@ fn config(digests: DigestPolicy) -> IscsiConfig {
         })],
         initiator_groups: vec![Arc::new(initiators)],
         nodes: vec![Arc::new(node)],
-        devices: DeviceMap::from([(0, descriptor)]),
+        devices,
         ..IscsiConfig::default()
     }
 }

@@ -73,6 +73,18 @@ fn class(cdb: &Cdb) -> u8 {
     }
 }
 
+/// Checks that a copy may read the unit's blocks, or write them: a command to another unit of the session does.
+pub(crate) fn check_copy(nexus: &UnitNexus, writes: bool) -> Result<(), Failure> {
+    let range = wire_scsi::BlockRange::default();
+    let cdb = if writes { Cdb::Write(range) } else { Cdb::Read(range) };
+    check_state(nexus.access(), &cdb)?;
+    check_sanitize(nexus.unit(), &cdb)?;
+    if nexus.unit().is_reserved_by_other(nexus) || nexus.is_denied(class(&cdb)) {
+        return Err((ScsiStatus::ReservationConflict, None));
+    }
+    if writes { check_writable(nexus) } else { Ok(()) }
+}
+
 /// Whether the unit can be written.
 #[inline]
 pub(crate) fn check_writable(nexus: &UnitNexus) -> Result<(), Failure> {

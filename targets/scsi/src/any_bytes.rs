@@ -5,8 +5,8 @@ use wire_scsi::{CommandBits, ScsiStatus};
 
 use crate::test_unit::{TestUnit, config};
 use crate::{
-    Command, DataIn, Residual, Response, Step, Task, TaskContext, TaskEvent, UnitConfig, UnitFunction,
-    absent_unit, no_waker,
+    Command, DataIn, NoPeers, Residual, Response, Step, Task, TaskContext, TaskEvent, UnitConfig,
+    UnitFunction, absent_unit, no_waker,
 };
 
 /// Bytes, and zeroes when they are used up.
@@ -125,8 +125,13 @@ pub fn any_bytes(bytes: &[u8]) {
                 }
                 let waker = no_waker();
                 let mut requests = Vec::new();
-                let mut context =
-                    TaskContext { nexus, luns: &[0, 7], waker: &waker, requests: &mut requests };
+                let mut context = TaskContext {
+                    nexus,
+                    luns: &[0, 7],
+                    waker: &waker,
+                    requests: &mut requests,
+                    peers: &mut NoPeers,
+                };
                 let (task, step) = Task::start(&command, &mut context);
                 let completions = execute(&mut test, &mut requests);
                 let nexus = usize::from(who) % nexuses.len();
@@ -200,7 +205,8 @@ fn advance(one: &mut Pending, nexus: &crate::UnitNexus, test: &mut TestUnit, how
     one.is_aborted |= matches!(event, TaskEvent::Abort);
     let waker = no_waker();
     let mut requests = Vec::new();
-    let mut context = TaskContext { nexus, luns: &[0, 7], waker: &waker, requests: &mut requests };
+    let mut context =
+        TaskContext { nexus, luns: &[0, 7], waker: &waker, requests: &mut requests, peers: &mut NoPeers };
     one.step = Some(one.task.resume(event, &mut context));
     one.completions.extend(execute(test, &mut requests));
     false

@@ -1,21 +1,24 @@
-//! EXTENDED COPY within a unit, and RECEIVE COPY RESULTS.
+//! EXTENDED COPY within a unit and between units of a session, and RECEIVE COPY RESULTS.
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use block_io::Tag;
+use block_io::{Op, Tag};
+use dma::Data;
 use wire_scsi::copy::{
-    COPY_STATUS, CopyLimits, CopyList, CopySegment, CopyStatus, OPERATING_PARAMETERS, SEGMENT_BYTES,
-    TARGET_BYTES, TARGET_IDENTIFICATION, target_designator,
+    COPY_STATUS, CopyLimits, CopyList, CopySegment, CopyState, CopyStatus, OPERATING_PARAMETERS,
+    SEGMENT_BYTES, TARGET_BYTES, TARGET_IDENTIFICATION, target_designator,
 };
 use wire_scsi::inquiry::{Association, ProtocolId};
 use wire_scsi::{AdditionalSense, Sense, SenseKey};
 
+use crate::access::check_copy;
 use crate::identity;
-use crate::limits::{COPY_LIST_BYTES_MAX, COPY_SEGMENTS_MAX, COPY_TARGETS_MAX};
-use crate::nexus::UnitNexus;
+use crate::limits::{COPY_LIST_BYTES_MAX, COPY_SEGMENTS_MAX, COPY_TARGETS_MAX, REPEAT_BYTES_MAX};
+use crate::nexus::{LastCopy, UnitNexus};
 use crate::operation::{Answer, Operation, OperationContext, OperationEvent, Progress, bytes_of, result_of};
 use crate::response::{Failure, check};
 use crate::transfer::check_range;
@@ -25,7 +28,8 @@ use crate::unit::LogicalUnit;
 pub(crate) fn results(nexus: &UnitNexus, action: u8, list: u8, allocation: u32) -> Result<Answer, Failure> {
     let unit = nexus.unit();
     if action == COPY_STATUS {
-        let status = nexus.copy_status(list).ok_or(check(Sense::invalid_field(2, None)))?;
+        let last = sync::lock(nexus.last_copy()).filter(|(identifier, _)| *identifier == list);
+        let (_, status) = last.ok_or(check(Sense::invalid_field(2, None)))?;
         return Ok(Answer::data(status.encode().to_vec(), allocation));
     }
     if action != OPERATING_PARAMETERS {
@@ -41,16 +45,85 @@ pub(crate) fn results(nexus: &UnitNexus, action: u8, list: u8, allocation: u32) 
 }
 
 /// Copies segments, one after the other.
+///
+/// Within a unit, a segment is one request of the block layer. Between two, it is read and written piece after piece,
+/// with the same memory.
 #[derive(Debug)]
 pub(crate) struct ExtendedCopy {
     parameter_bytes: u32,
     identifier: Option<u8>,
-    segments: VecDeque<CopySegment>,
+    segments: VecDeque<Segment>,
+    /// For copies between units; in a request while one is in flight.
+    memory: Option<Data>,
     status: CopyStatus,
+    last: LastCopy,
 }
+
+/// A segment, or what is left of it.
+#[derive(Debug)]
+struct Segment {
+    source: CopyTarget,
+    destination: CopyTarget,
+    source_lba: u64,
+    destination_lba: u64,
+    /// At least 1.
+    blocks: u32,
+}
+
+/// A unit that is copied from or to.
+#[derive(Clone, Debug)]
+enum CopyTarget {
+    /// The command's.
+    Own,
+    /// Another one of the session.
+    Peer(Arc<UnitNexus>),
+}
+
+impl CopyTarget {
+    fn nexus<'a>(&'a self, own: &'a UnitNexus) -> &'a UnitNexus {
+        match self {
+            CopyTarget::Own => own,
+            CopyTarget::Peer(nexus) => nexus,
+        }
+    }
+
+    /// Submits a request to the unit, if it may be read, or written.
+    fn submit(
+        &self,
+        request: bdev::Request,
+        is_written: bool,
+        context: &mut OperationContext<'_>,
+    ) -> Result<(), Failure> {
+        self.report(check_copy(self.nexus(context.nexus), is_written))?;
+        match self {
+            CopyTarget::Own => context.submit(request),
+            CopyTarget::Peer(nexus) => {
+                // It was removed from the session.
+                context.submit_to_peer(nexus, request).map_err(|_| aborted(UNREACHABLE))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The failure that the command ends with.
+    fn report(&self, result: Result<(), Failure>) -> Result<(), Failure> {
+        result.map_err(|failure| match self {
+            CopyTarget::Own => failure,
+            CopyTarget::Peer(_) => aborted(AdditionalSense::THIRD_PARTY_DEVICE_FAILURE),
+        })
+    }
+}
+
+const UNREACHABLE: AdditionalSense = AdditionalSense::COPY_TARGET_UNREACHABLE;
 
 fn aborted(additional: AdditionalSense) -> Failure {
     check(Sense::new(SenseKey::CopyAborted, additional))
+}
+
+impl Segment {
+    fn is_within_a_unit(&self, own: &UnitNexus) -> bool {
+        Arc::ptr_eq(self.source.nexus(own).unit(), self.destination.nexus(own).unit())
+    }
 }
 
 impl ExtendedCopy {
@@ -60,25 +133,100 @@ impl ExtendedCopy {
             parameter_bytes,
             identifier: None,
             segments: VecDeque::new(),
+            memory: None,
             status: CopyStatus::default(),
+            last: LastCopy::default(),
         }
     }
 
-    /// Submits the next segment, if there is one.
-    fn submit(&mut self, context: &mut OperationContext<'_>) -> Progress {
-        let Some(segment) = self.segments.pop_front() else {
-            context.nexus.set_copy_status(self.identifier, self.status);
-            let data_out_bytes = self.parameter_bytes.into();
-            return Progress::Done(Ok(Answer { data_out_bytes, ..Answer::good() }));
+    /// Publishes the status for RECEIVE COPY RESULTS.
+    fn publish(&self) {
+        *sync::lock(&self.last) = self.identifier.map(|identifier| (identifier, self.status));
+    }
+
+    fn end(&mut self, result: Result<(), Failure>) -> Progress {
+        self.status.state = if result.is_ok() { CopyState::Complete } else { CopyState::Failed };
+        self.publish();
+        let data_out_bytes = self.parameter_bytes.into();
+        Progress::Done(result.map(|()| Answer { data_out_bytes, ..Answer::good() }))
+    }
+
+    /// Submits what comes next, or ends.
+    fn advance(&mut self, context: &mut OperationContext<'_>) -> Progress {
+        self.publish();
+        let Some(segment) = self.segments.front() else { return self.end(Ok(())) };
+        let Segment { source_lba, destination_lba, blocks, .. } = *segment;
+        let submitted = if segment.is_within_a_unit(context.nexus) {
+            let request = bdev::Request::copy(Tag(0), source_lba, destination_lba, blocks);
+            let readable = check_copy(segment.source.nexus(context.nexus), false);
+            let readable = segment.source.report(readable);
+            readable.and_then(|()| segment.destination.submit(request, true, context))
+        } else {
+            let block_bytes = segment.source.nexus(context.nexus).unit().block_bytes();
+            let Some(mut memory) = self.memory.take() else {
+                return Progress::Memory((REPEAT_BYTES_MAX / block_bytes).max(1) * block_bytes);
+            };
+            let bytes = (blocks as usize * block_bytes as usize).min(memory.len());
+            if bytes < memory.len() {
+                drop(memory.split_off(bytes));
+            }
+            let blocks = bytes as u32 / block_bytes;
+            segment.source.submit(bdev::Request::read(Tag(0), source_lba, blocks, memory), false, context)
         };
-        let CopySegment { source_lba, destination_lba, blocks, .. } = segment;
-        context.submit(bdev::Request::copy(Tag(0), source_lba, destination_lba, blocks.into()));
-        Progress::InFlight
+        match submitted {
+            Ok(()) => Progress::InFlight,
+            Err(failure) => self.end(Err(failure)),
+        }
+    }
+
+    fn completed(&mut self, completion: bdev::Completion, context: &mut OperationContext<'_>) -> Progress {
+        let Some(segment) = self.segments.front_mut() else { return Progress::failed() };
+        let (op, blocks) = (completion.request().op, completion.request().blocks);
+        let target = if op == Op::Read { &segment.source } else { &segment.destination };
+        if let Err(failure) = target.report(result_of(&completion)) {
+            return self.end(Err(failure));
+        }
+        let memory = completion.into_data();
+        if op == Op::Read {
+            let Some(memory) = memory else { return Progress::failed() };
+            let write = bdev::Request::write(Tag(0), segment.destination_lba, blocks, memory);
+            return match segment.destination.submit(write, true, context) {
+                Ok(()) => Progress::InFlight,
+                Err(failure) => self.end(Err(failure)),
+            };
+        }
+        let block_bytes = segment.destination.nexus(context.nexus).unit().block_bytes();
+        self.status.bytes = self.status.bytes.saturating_add(blocks.saturating_mul(block_bytes));
+        segment.source_lba += u64::from(blocks);
+        segment.destination_lba += u64::from(blocks);
+        segment.blocks -= blocks;
+        if segment.blocks == 0 {
+            self.status.segments += 1;
+            self.segments.pop_front();
+        } else {
+            // A segment's last piece leaves less, and the next segment takes anew.
+            self.memory = memory;
+        }
+        self.advance(context)
     }
 }
 
-/// The segments of a list, all of which are within the unit. Nothing is copied if any is not.
-fn segments(unit: &LogicalUnit, bytes: &[u8]) -> Result<(Option<u8>, VecDeque<CopySegment>), Failure> {
+impl Drop for ExtendedCopy {
+    /// A copy that is aborted, or gets no memory, has failed.
+    fn drop(&mut self) {
+        let is_last = |last: &Option<(u8, CopyStatus)>| *last == self.identifier.map(|id| (id, self.status));
+        if self.status.state == CopyState::Running && is_last(&sync::lock(&self.last)) {
+            self.status.state = CopyState::Failed;
+            self.publish();
+        }
+    }
+}
+
+/// The segments of a list, all of which are on units of the session. Nothing is copied if any is not.
+fn segments(
+    context: &OperationContext<'_>,
+    bytes: &[u8],
+) -> Result<(Option<u8>, VecDeque<Segment>), Failure> {
     let illegal = |additional| check(Sense::illegal(additional));
     let too_long = illegal(AdditionalSense::PARAMETER_LIST_LENGTH_ERROR);
     let list = CopyList::decode(bytes).map_err(|_| too_long)?;
@@ -95,7 +243,7 @@ fn segments(unit: &LogicalUnit, bytes: &[u8]) -> Result<(Option<u8>, VecDeque<Co
     if !rest.is_empty() || targets.iter().any(|target| target[0] != TARGET_IDENTIFICATION) {
         return Err(illegal(AdditionalSense::UNSUPPORTED_TARGET_DESCRIPTOR));
     }
-    let own = own_targets(unit, targets);
+    let targets: Vec<_> = targets.iter().map(|target| find_target(context, target)).collect();
     // The type is first: descriptors of other types have other lengths.
     if list.segments.first().is_some_and(|kind| *kind != wire_scsi::copy::SEGMENT_BLOCKS) {
         return Err(illegal(AdditionalSense::UNSUPPORTED_SEGMENT_DESCRIPTOR));
@@ -111,65 +259,73 @@ fn segments(unit: &LogicalUnit, bytes: &[u8]) -> Result<(Option<u8>, VecDeque<Co
     for descriptor in descriptors {
         let segment = CopySegment::decode(descriptor);
         let segment = segment.ok_or(illegal(AdditionalSense::UNSUPPORTED_SEGMENT_DESCRIPTOR))?;
-        for index in [segment.source, segment.destination] {
-            if !own.get(usize::from(index)).is_some_and(|is_own| *is_own) {
-                return Err(aborted(AdditionalSense::COPY_TARGET_UNREACHABLE));
-            }
-        }
-        for lba in [segment.source_lba, segment.destination_lba] {
-            check_range(unit, lba, segment.blocks.into()).map_err(|_| aborted(AdditionalSense::NONE))?;
-        }
-        if segment.blocks > 0 {
+        if let Some(segment) = plan(context.nexus, &segment, &targets)? {
             segments.push_back(segment);
         }
     }
     Ok((list.identifier, segments))
 }
 
-/// Which targets are this unit: they have one of its designators.
-fn own_targets(unit: &LogicalUnit, targets: &[[u8; TARGET_BYTES]]) -> Vec<bool> {
-    let serial = identity::serial(unit);
-    let mut own = Vec::new();
-    for designator in identity::unit_designators(unit, &serial) {
-        let mut bytes = Vec::new();
-        designator.encode(Association::Unit, ProtocolId::None, &mut bytes);
-        own.push(bytes);
+/// Checks a segment; `None` if it is empty.
+fn plan(
+    own: &UnitNexus,
+    segment: &CopySegment,
+    targets: &[Option<CopyTarget>],
+) -> Result<Option<Segment>, Failure> {
+    let target = |index: u16| targets.get(usize::from(index)).cloned().flatten().ok_or(aborted(UNREACHABLE));
+    let (source, destination) = (target(segment.source)?, target(segment.destination)?);
+    let (from, to) = (source.nexus(own), destination.nexus(own));
+    if from.unit().block_bytes() != to.unit().block_bytes() {
+        return Err(aborted(AdditionalSense::INCORRECT_COPY_TARGET_TYPE));
     }
-    let is_own = |target: &[u8; TARGET_BYTES]| {
-        target_designator(target).is_some_and(|(code_set, kind, identifier)| {
-            own.iter().any(|own| {
-                // A descriptor has room for 20 bytes of an identifier.
-                let room = own[4..].len().min(20);
-                (own[0] & 0xf, own[1] & 0x3f, &own[4..4 + room]) == (code_set, kind, identifier)
-            })
-        })
-    };
-    targets.iter().map(is_own).collect()
+    for (nexus, lba) in [(from, segment.source_lba), (to, segment.destination_lba)] {
+        check_range(nexus.unit(), lba, segment.blocks.into()).map_err(|_| aborted(AdditionalSense::NONE))?;
+    }
+    source.report(check_copy(from, false))?;
+    destination.report(check_copy(to, true))?;
+    let CopySegment { source_lba, destination_lba, .. } = *segment;
+    let blocks = u32::from(segment.blocks);
+    Ok((blocks > 0).then_some(Segment { source, destination, source_lba, destination_lba, blocks }))
+}
+
+/// The unit that a target descriptor names: the command's own, or another one of the session.
+fn find_target(context: &OperationContext<'_>, target: &[u8; TARGET_BYTES]) -> Option<CopyTarget> {
+    if is_named(context.nexus.unit(), target) {
+        return Some(CopyTarget::Own);
+    }
+    let mut peers = (0..).map_while(|index| context.peers.nexus(index));
+    peers.find(|nexus| is_named(nexus.unit(), target)).map(|nexus| CopyTarget::Peer(nexus.clone()))
+}
+
+/// Whether a target descriptor has one of the unit's designators.
+fn is_named(unit: &LogicalUnit, target: &[u8; TARGET_BYTES]) -> bool {
+    let Some((code_set, kind, identifier)) = target_designator(target) else { return false };
+    let serial = identity::serial(unit);
+    identity::unit_designators(unit, &serial).iter().any(|designator| {
+        let mut own = Vec::new();
+        designator.encode(Association::Unit, ProtocolId::None, &mut own);
+        // A descriptor has room for 20 bytes of an identifier.
+        let room = own[4..].len().min(20);
+        (own[0] & 0xf, own[1] & 0x3f, &own[4..4 + room]) == (code_set, kind, identifier)
+    })
 }
 
 impl Operation for ExtendedCopy {
     fn resume(&mut self, event: OperationEvent, context: &mut OperationContext<'_>) -> Progress {
         match event {
-            OperationEvent::DataOut(data) => match segments(context.nexus.unit(), &bytes_of(&data)) {
+            OperationEvent::DataOut(data) => match segments(context, &bytes_of(&data)) {
                 Ok((identifier, segments)) => {
                     (self.identifier, self.segments) = (identifier, segments);
-                    self.submit(context)
+                    self.last = context.nexus.last_copy().clone();
+                    self.advance(context)
                 }
                 Err(failure) => Progress::Done(Err(failure)),
             },
-            OperationEvent::Completed(completion) => match result_of(&completion) {
-                Ok(()) => {
-                    let blocks = completion.request().blocks;
-                    self.status.segments += 1;
-                    self.status.bytes += blocks * context.nexus.unit().block_bytes();
-                    self.submit(context)
-                }
-                Err(failure) => {
-                    self.status.has_failed = true;
-                    context.nexus.set_copy_status(self.identifier, self.status);
-                    Progress::Done(Err(failure))
-                }
-            },
+            OperationEvent::Memory(memory) => {
+                self.memory = Some(memory);
+                self.advance(context)
+            }
+            OperationEvent::Completed(completion) => self.completed(completion, context),
             _ => Progress::parameters(self.parameter_bytes, context),
         }
     }

@@ -9,6 +9,7 @@ use crate::blocks::compare_and_write_blocks_max;
 use crate::limits::{TRANSFER_BYTES_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX};
 use crate::nexus::UnitNexus;
 use crate::sanitize::can_erase;
+use crate::transfer::atomic_blocks_max;
 use crate::unit::LogicalUnit;
 
 const VENDOR: &str = "RINGBOLT";
@@ -16,10 +17,11 @@ const REVISION: &str = "0001";
 const VERSIONS: [u16; 4] = [version::SAM_5, version::SPC_4, version::SBC_3, version::ISCSI];
 
 /// Pages that [`page`] has, in ascending order.
-const PAGES: [u8; 8] = [
+const PAGES: [u8; 9] = [
     page::SUPPORTED,
     page::SERIAL,
     page::IDENTIFICATION,
+    page::NETWORK_ADDRESSES,
     page::EXTENDED,
     page::MODE_POLICY,
     page::BLOCK_LIMITS,
@@ -66,6 +68,8 @@ pub(crate) fn page(nexus: &UnitNexus, code: u8) -> Option<Vec<u8>> {
         page::SUPPORTED => PAGES.to_vec(),
         page::SERIAL => serial(unit).into_bytes(),
         page::IDENTIFICATION => identification(nexus),
+        // Its management has no address of its own.
+        page::NETWORK_ADDRESSES => Vec::new(),
         page::EXTENDED => inquiry::extended(config.geometry.write_cache).to_vec(),
         page::MODE_POLICY => inquiry::MODE_POLICY_SHARED.to_vec(),
         page::BLOCK_LIMITS => limits(unit).encode().to_vec(),
@@ -127,7 +131,12 @@ fn limits(unit: &LogicalUnit) -> BlockLimits {
         optimal_granularity_blocks: granularity.clamp(1, u16::MAX.into()) as u16,
         transfer_blocks,
         optimal_transfer_blocks: transfer_blocks,
-        ..BlockLimits::default()
+        atomic_blocks: atomic_blocks_max(unit),
+        atomic_alignment_blocks: match unit.config().geometry.atomic_write_alignment_blocks {
+            alignment if alignment > 1 && atomic_blocks_max(unit) > 0 => alignment,
+            _ => 0,
+        },
+        unmap_granularity_blocks: 0,
     }
 }
 

@@ -5,15 +5,15 @@ use wire_scsi::mode::{BlockDescriptor, ModeHeader};
 use wire_scsi::port_groups::encode_port_groups;
 use wire_scsi::{AdditionalSense, Cdb, CommandBits, ScsiStatus, Sense, SenseFormat, luns, opcode, report};
 
-use crate::access::check_writable;
 use crate::copy::{self, ExtendedCopy};
 use crate::identity;
 use crate::operation::{Answer, Flush, Operation, SetPortGroups};
 use crate::reserve::{self, ReserveOut};
 use crate::response::{Failure, check};
-use crate::sanitize::{self, can_erase};
+use crate::sanitize::{self, can_sanitize};
 use crate::settings::{ModeSelect, device_specific, mode_pages};
 use crate::task::TaskContext;
+use crate::transfer::atomic_blocks_max;
 use crate::unit::LogicalUnit;
 
 /// How an uncommon command begins.
@@ -90,7 +90,6 @@ pub(crate) fn start(cdb: &Cdb, context: &mut TaskContext<'_>) -> Result<Started,
         }
         Cdb::PreventAllowMediumRemoval { .. } => Answer::good(),
         Cdb::ExtendedCopy { parameter_bytes } => {
-            check_writable(context.nexus)?;
             if parameter_bytes > 0 {
                 return operation(ExtendedCopy::new(parameter_bytes));
             }
@@ -117,9 +116,9 @@ pub(crate) fn start(cdb: &Cdb, context: &mut TaskContext<'_>) -> Result<Started,
             }
             Answer::good()
         }
-        Cdb::Sanitize { action, immediate, unrestricted_exit, parameter_bytes } if can_erase(unit) => {
+        Cdb::Sanitize { action, immediate, unrestricted_exit, parameter_bytes } if can_sanitize(unit) => {
             match sanitize::start(context.nexus, action, immediate, unrestricted_exit, parameter_bytes)? {
-                Some(erase) => return operation(erase),
+                Some(operation) => return Ok(Started::Operation(operation)),
                 None => Answer::good(),
             }
         }
@@ -138,7 +137,7 @@ fn is_supported(unit: &LogicalUnit, command: &CommandBits) -> bool {
         opcode::UNMAP => unit.config().can_unmap,
         opcode::COMPARE_AND_WRITE | opcode::ORWRITE_16 => bdev::supports_fused(),
         opcode::SANITIZE => command.action.is_some_and(|action| sanitize::is_supported(unit, action)),
-        opcode::WRITE_ATOMIC_16 => false,
+        opcode::WRITE_ATOMIC_16 => atomic_blocks_max(unit) > 0,
         opcode::MAINTENANCE_OUT => unit.ports().has_groups(),
         opcode::MAINTENANCE_IN => {
             let is_of_groups = command.action == Some(opcode::maintenance_in::REPORT_TARGET_PORT_GROUPS);

@@ -29,7 +29,9 @@
 //! let nexus = unit.attach(&NexusPorts::iscsi("iqn.2026-11.io.ringbolt:host", 1, "iqn.2026-11.io.ringbolt:disk", 1))?;
 //! let mut requests = Vec::new();
 //! let waker = scsi::no_waker();
-//! let mut context = TaskContext { nexus: &nexus, luns: &[0], waker: &waker, requests: &mut requests };
+//! let mut peers = scsi::NoPeers;
+//! let mut context =
+//!     TaskContext { nexus: &nexus, luns: &[0], waker: &waker, requests: &mut requests, peers: &mut peers };
 //! // READ CAPACITY(10), after the unit attention of a new nexus.
 //! let command = Command { cdb: &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], data_in_bytes: 8, ..Command::default() };
 //! let (_, Step::Done(refused)) = Task::start(&command, &mut context) else { panic!() };
@@ -75,7 +77,7 @@ pub use nexus::{AttachError, NexusPorts, UnitNexus};
 pub use ports::TargetPort;
 pub use response::{DataIn, Residual, Response, SenseBytes};
 pub use sense::failure_of;
-pub use task::{Command, Step, Task, TaskContext, TaskEvent, no_waker};
+pub use task::{Command, NoPeers, SessionPeers, Step, Task, TaskContext, TaskEvent, no_waker};
 pub use unit::{AbortedTasks, LogicalUnit, UnitConfig, UnitFunction, UnitSubscriber};
 pub use wire_scsi::inquiry::ProtocolId;
 pub use wire_scsi::port_groups::AccessState;

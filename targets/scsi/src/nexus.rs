@@ -80,6 +80,9 @@ pub enum AttachError {
     TooMany,
 }
 
+/// The last copy of a nexus, by the identifier of its list; without one there is nothing to ask for.
+pub(crate) type LastCopy = Arc<Mutex<Option<(u8, CopyStatus)>>>;
+
 /// A nexus of a [`LogicalUnit`], made by [`LogicalUnit::attach`]; dropping it is a loss of the nexus.
 ///
 /// Connections of a session share it, on any core. A command costs it two loads, unless there is a unit attention.
@@ -93,8 +96,7 @@ pub struct UnitNexus {
     access: Arc<GroupAccess>,
     has_attention: AtomicBool,
     attentions: Mutex<ArrayVec<AdditionalSense, ATTENTIONS_MAX>>,
-    /// The last copy, by the identifier of its list.
-    copy: Mutex<Option<(u8, CopyStatus)>>,
+    copy: LastCopy,
 }
 
 impl UnitNexus {
@@ -115,7 +117,7 @@ impl UnitNexus {
             access,
             has_attention: AtomicBool::new(false),
             attentions: Mutex::default(),
-            copy: Mutex::default(),
+            copy: LastCopy::default(),
         }
     }
 
@@ -179,15 +181,9 @@ impl UnitNexus {
         first
     }
 
-    /// Keeps the outcome of a copy, until the next one; without an identifier there is nothing to ask for.
-    pub(crate) fn set_copy_status(&self, identifier: Option<u8>, status: CopyStatus) {
-        *sync::lock(&self.copy) = identifier.map(|identifier| (identifier, status));
-    }
-
-    /// The outcome of the last copy, if its list had this identifier.
-    pub(crate) fn copy_status(&self, identifier: u8) -> Option<CopyStatus> {
-        let last = sync::lock(&self.copy).filter(|(last, _)| *last == identifier);
-        last.map(|(_, status)| status)
+    /// The last copy, which the copy itself updates.
+    pub(crate) fn last_copy(&self) -> &LastCopy {
+        &self.copy
     }
 
     /// Clears a unit attention that was answered by other means.

@@ -23,6 +23,7 @@ use wire_scsi::{AdditionalSense, ScsiStatus, Sense};
 use crate::limits::PARAMETER_BYTES_MAX;
 use crate::nexus::UnitNexus;
 use crate::response::{Failure, check};
+use crate::task::SessionPeers;
 
 pub(crate) use compare_and_write::CompareAndWrite;
 pub(crate) use flush::Flush;
@@ -108,6 +109,9 @@ pub(crate) struct OperationContext<'a> {
     pub(crate) nexus: &'a UnitNexus,
     pub(crate) waker: &'a Arc<dyn ChangeWaker>,
     pub(crate) requests: &'a mut Vec<bdev::Request>,
+    pub(crate) peers: &'a mut dyn SessionPeers,
+    /// Requests submitted to peers in this call.
+    pub(crate) peer_requests: u32,
     pub(crate) tag: Tag,
     pub(crate) flow: u16,
     pub(crate) data_out_bytes: u32,
@@ -118,6 +122,21 @@ impl OperationContext<'_> {
     pub(crate) fn submit(&mut self, mut request: bdev::Request) {
         (request.tag, request.flow) = (self.tag, self.flow);
         self.requests.push(request);
+    }
+
+    /// Submits a request to another unit of the session, with the command's tag and flow.
+    ///
+    /// # Errors
+    /// The unit is not in the session any more.
+    pub(crate) fn submit_to_peer(
+        &mut self,
+        nexus: &Arc<UnitNexus>,
+        mut request: bdev::Request,
+    ) -> Result<(), bdev::Request> {
+        (request.tag, request.flow) = (self.tag, self.flow);
+        self.peers.submit(nexus, request)?;
+        self.peer_requests += 1;
+        Ok(())
     }
 }
 

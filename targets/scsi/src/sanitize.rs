@@ -1,5 +1,6 @@
-//! The sanitize state of a unit, and SANITIZE BLOCK ERASE (SBC-4, sections 4.11 and 5.25).
+//! The sanitize state of a unit, and SANITIZE (SBC-4, sections 4.11 and 5.25).
 
+mod overwrite;
 #[cfg(test)]
 mod tests;
 
@@ -17,6 +18,7 @@ use crate::operation::{
 };
 use crate::response::{Failure, check};
 use crate::unit::LogicalUnit;
+use overwrite::Overwrite;
 
 /// Whether a unit is being sanitized, in one word that each command reads.
 #[derive(Debug, Default)]
@@ -84,12 +86,15 @@ pub(crate) fn start(
     is_immediate: bool,
     unrestricted_exit: bool,
     parameter_bytes: u32,
-) -> Result<Option<BlockErase>, Failure> {
+) -> Result<Option<Box<dyn Operation>>, Failure> {
     let unit = nexus.unit();
     if !is_supported(unit, action) {
         return Err(check(Sense::invalid_field(1, Some(4))));
     }
-    if parameter_bytes > 0 {
+    let is_overwrite = action == opcode::sanitize::OVERWRITE;
+    // A header of four bytes, and a pattern of up to a block.
+    let expected = if is_overwrite { 5..unit.block_bytes() + 5 } else { 0..1 };
+    if !expected.contains(&parameter_bytes) {
         return Err(check(Sense::invalid_field(7, None)));
     }
     if action == opcode::sanitize::EXIT_FAILURE_MODE {
@@ -97,21 +102,32 @@ pub(crate) fn start(
         return if exits { Ok(None) } else { Err(check(Sense::invalid_field(1, Some(4)))) };
     }
     check_writable(nexus)?;
-    let sense = Sense::new(SenseKey::NotReady, AdditionalSense::SANITIZE_IN_PROGRESS);
-    let running = RunningSanitize::begin(unit, unrestricted_exit).ok_or(check(sense))?;
-    Ok(Some(BlockErase { is_immediate, running, drain: None, state: EraseState::Draining }))
+    if is_overwrite {
+        return Ok(Some(Box::new(Overwrite::new(parameter_bytes, is_immediate, unrestricted_exit))));
+    }
+    let running = RunningSanitize::begin(unit, unrestricted_exit)?;
+    Ok(Some(Box::new(BlockErase { is_immediate, running, state: EraseState::Draining })))
 }
 
-/// Whether a unit executes an action. Erasing is deallocation, which overwrites no copies that something below the
-/// device may have; so there is no OVERWRITE, which would have to.
+/// Whether a unit executes an action. BLOCK ERASE is deallocation. OVERWRITE is for devices whose blocks have their places:
+/// what is written to another may be put elsewhere, and leaves what its blocks were before.
 pub(crate) fn is_supported(unit: &LogicalUnit, action: u8) -> bool {
-    let actions = [opcode::sanitize::BLOCK_ERASE, opcode::sanitize::EXIT_FAILURE_MODE];
-    can_erase(unit) && actions.contains(&action)
+    match action {
+        opcode::sanitize::BLOCK_ERASE => can_erase(unit),
+        opcode::sanitize::OVERWRITE => can_sanitize(unit) && !unit.config().can_unmap,
+        opcode::sanitize::EXIT_FAILURE_MODE => can_sanitize(unit),
+        _ => false,
+    }
 }
 
 /// Whether BLOCK ERASE is supported: deallocated blocks read as zeroes.
 pub(crate) fn can_erase(unit: &LogicalUnit) -> bool {
-    unit.config().can_unmap && !unit.config().read_only
+    unit.config().can_unmap && can_sanitize(unit)
+}
+
+/// Whether SANITIZE is supported at all.
+pub(crate) fn can_sanitize(unit: &LogicalUnit) -> bool {
+    !unit.config().read_only
 }
 
 /// An operation that has the unit. If it is dropped before it has finished, it has failed.
@@ -120,12 +136,26 @@ struct RunningSanitize {
     unit: Arc<LogicalUnit>,
     unrestricted_exit: bool,
     has_finished: bool,
+    /// The end of the commands of other nexuses.
+    drain: Option<Arc<PendingChange>>,
 }
 
 impl RunningSanitize {
-    fn begin(unit: &Arc<LogicalUnit>, unrestricted_exit: bool) -> Option<RunningSanitize> {
-        let begins = unit.sanitize().begin();
-        begins.then(|| RunningSanitize { unit: unit.clone(), unrestricted_exit, has_finished: false })
+    fn begin(unit: &Arc<LogicalUnit>, unrestricted_exit: bool) -> Result<RunningSanitize, Failure> {
+        if !unit.sanitize().begin() {
+            return Err(check(Sense::new(SenseKey::NotReady, AdditionalSense::SANITIZE_IN_PROGRESS)));
+        }
+        Ok(RunningSanitize { unit: unit.clone(), unrestricted_exit, has_finished: false, drain: None })
+    }
+
+    /// Aborts the commands of other nexuses. `None` once they have ended, otherwise what the operation waits for.
+    fn drain(&mut self, context: &OperationContext<'_>) -> Option<Progress> {
+        let abort = || self.unit.abort_others(context.nexus, context.waker.clone());
+        match self.drain.get_or_insert_with(abort).outcome() {
+            None => Some(Progress::Pending),
+            Some(Ok(())) => None,
+            Some(Err(_)) => Some(Progress::failed()),
+        }
     }
 
     fn set_progress(&self, done: u64, all: u64) {
@@ -150,10 +180,9 @@ impl Drop for RunningSanitize {
 /// It lives in the command's task: if that is aborted, or its connection ends, the operation has failed, and the unit
 /// says so until another one succeeds.
 #[derive(Debug)]
-pub(crate) struct BlockErase {
+struct BlockErase {
     is_immediate: bool,
     running: RunningSanitize,
-    drain: Option<Arc<PendingChange>>,
     state: EraseState,
 }
 
@@ -166,11 +195,9 @@ enum EraseState {
 
 impl BlockErase {
     /// Erases when nothing of other nexuses is in flight.
-    fn drained(&mut self, context: &mut OperationContext<'_>) -> Progress {
-        match self.drain.as_ref().map(|change| change.outcome()) {
-            Some(None) => return Progress::Pending,
-            Some(Some(Ok(()))) => {}
-            Some(Some(Err(_))) | None => return Progress::failed(),
+    fn erase(&mut self, context: &mut OperationContext<'_>) -> Progress {
+        if let Some(progress) = self.running.drain(context) {
+            return progress;
         }
         let range = (0, context.nexus.unit().blocks());
         let mut requests = RangeRequests::new(Op::Unmap, RequestFlags::NONE, [range].into_iter());
@@ -208,12 +235,8 @@ impl Operation for BlockErase {
     fn resume(&mut self, event: OperationEvent, context: &mut OperationContext<'_>) -> Progress {
         match event {
             OperationEvent::Completed(completion) => self.completed(&completion, context),
-            OperationEvent::Start => {
-                let unit = context.nexus.unit();
-                self.drain = Some(unit.abort_others(context.nexus, context.waker.clone()));
-                self.drained(context)
-            }
-            OperationEvent::Changed if matches!(self.state, EraseState::Draining) => self.drained(context),
+            OperationEvent::Start => self.erase(context),
+            OperationEvent::Changed if matches!(self.state, EraseState::Draining) => self.erase(context),
             OperationEvent::Changed => Progress::InFlight,
             OperationEvent::DataOut(_) | OperationEvent::Memory(_) => Progress::failed(),
         }

@@ -45,6 +45,34 @@ pub struct TaskContext<'a> {
     pub waker: &'a Arc<dyn ChangeWaker>,
     /// Device requests are appended.
     pub requests: &'a mut Vec<bdev::Request>,
+    /// The other units that the initiator reaches by its session, for copies between units.
+    pub peers: &'a mut dyn SessionPeers,
+}
+
+/// The units of a session, as a transport knows them.
+pub trait SessionPeers: std::fmt::Debug {
+    /// The nexus of one of them, the command's own among them; `None` from their number on.
+    fn nexus(&self, index: usize) -> Option<&Arc<UnitNexus>>;
+
+    /// Submits a request to the device of a unit. It has the tag of a command, which gets the completion.
+    ///
+    /// # Errors
+    /// The unit is not in the session.
+    fn submit(&mut self, nexus: &Arc<UnitNexus>, request: bdev::Request) -> Result<(), bdev::Request>;
+}
+
+/// A session with one unit.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoPeers;
+
+impl SessionPeers for NoPeers {
+    fn nexus(&self, _: usize) -> Option<&Arc<UnitNexus>> {
+        None
+    }
+
+    fn submit(&mut self, _: &Arc<UnitNexus>, request: bdev::Request) -> Result<(), bdev::Request> {
+        Err(request)
+    }
 }
 
 /// What has happened since the last [`Step`].
@@ -142,6 +170,9 @@ impl Task {
         let planned = match cdb {
             Cdb::Read(range) => Transfer::read(context.nexus, &range, self.data_in_bytes),
             Cdb::Write(range) => Transfer::write(context.nexus, &range, self.data_out_bytes),
+            Cdb::WriteAtomic { range, boundary_blocks } => {
+                Transfer::write_atomic(context.nexus, &range, boundary_blocks, self.data_out_bytes)
+            }
             _ => return self.begin_uncommon(&cdb, context),
         };
         match planned {
@@ -272,12 +303,15 @@ impl Task {
             nexus: context.nexus,
             waker: context.waker,
             requests: &mut *context.requests,
+            peers: &mut *context.peers,
+            peer_requests: 0,
             tag: self.tag,
             flow: self.flow,
             data_out_bytes: self.data_out_bytes,
         };
         let progress = operation.resume(event, &mut lent);
-        self.in_flight += (context.requests.len() - first_request) as u32;
+        let peer_requests = lent.peer_requests;
+        self.in_flight += (context.requests.len() - first_request) as u32 + peer_requests;
         let unit = context.nexus.unit();
         match progress {
             Progress::DataOut(bytes) => Step::DataOut(bytes),
@@ -301,9 +335,11 @@ impl Task {
 
     fn response(&self, answer: crate::operation::Answer, unit: &LogicalUnit) -> Response {
         let crate::operation::Answer { status, mut data_in, data_out_bytes } = answer;
-        let residual = match self.data_in_bytes {
-            0 if data_in.is_empty() => Residual::of(data_out_bytes, self.data_out_bytes),
-            expected => Residual::of(data_in.len() as u64, expected),
+        // Of the direction in which the command has data.
+        let residual = match (data_in.len() as u64, data_out_bytes) {
+            (0, 0) => Residual::of(0, self.data_in_bytes.max(self.data_out_bytes)),
+            (0, bytes) => Residual::of(bytes, self.data_out_bytes),
+            (bytes, _) => Residual::of(bytes, self.data_in_bytes),
         };
         data_in.truncate(self.data_in_bytes as usize);
         let data = if data_in.is_empty() { DataIn::None } else { DataIn::Bytes(data_in) };

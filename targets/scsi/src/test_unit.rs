@@ -10,8 +10,8 @@ use dma::{Arena, ArenaConfig, Data, Pool};
 use wire_scsi::{AdditionalSense, ScsiStatus, Sense};
 
 use crate::{
-    Command, DataIn, LogicalUnit, NexusPorts, Residual, Response, Step, Task, TaskContext, TaskEvent,
-    UnitConfig, UnitNexus, no_waker,
+    Command, DataIn, LogicalUnit, NexusPorts, Residual, Response, SessionPeers, Step, Task, TaskContext,
+    TaskEvent, UnitConfig, UnitNexus, no_waker,
 };
 
 /// A configuration with every optional operation.
@@ -136,11 +136,45 @@ impl Reply {
     }
 }
 
+/// Another unit of the session.
+pub(crate) struct TestPeer {
+    pub(crate) nexus: Arc<UnitNexus>,
+    pub(crate) disk: MemoryDisk,
+}
+
+/// The other units of the session, whose requests are executed at once.
+#[derive(Default)]
+pub(crate) struct TestPeers {
+    pub(crate) peers: Vec<TestPeer>,
+    completions: Vec<Completion>,
+}
+
+impl std::fmt::Debug for TestPeers {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} peers", self.peers.len())
+    }
+}
+
+impl SessionPeers for TestPeers {
+    fn nexus(&self, index: usize) -> Option<&Arc<UnitNexus>> {
+        self.peers.get(index).map(|peer| &peer.nexus)
+    }
+
+    fn submit(&mut self, nexus: &Arc<UnitNexus>, request: Request) -> Result<(), Request> {
+        let peer = self.peers.iter_mut().find(|peer| Arc::ptr_eq(&peer.nexus, nexus));
+        let Some(peer) = peer else { return Err(request) };
+        assert_eq!(request.tag, Tag(5));
+        self.completions.extend(peer.disk.execute(&mut vec![request]));
+        Ok(())
+    }
+}
+
 /// A unit, its disk, and memory for commands.
 pub(crate) struct TestUnit {
     pub(crate) unit: Arc<LogicalUnit>,
     pub(crate) disk: MemoryDisk,
     pub(crate) pool: Pool,
+    pub(crate) peers: TestPeers,
 }
 
 impl TestUnit {
@@ -154,7 +188,12 @@ impl TestUnit {
         let bytes = vec![0; block_bytes * unit.blocks() as usize];
         let disk =
             MemoryDisk { bytes, block_bytes, failure: None, failures: VecDeque::new(), log: Vec::new() };
-        TestUnit { unit, disk, pool: Pool::new(&arena) }
+        TestUnit { unit, disk, pool: Pool::new(&arena), peers: TestPeers::default() }
+    }
+
+    /// Makes a unit another one of the session.
+    pub(crate) fn add_peer(&mut self, other: TestUnit) {
+        self.peers.peers.push(TestPeer { nexus: nexus(&other.unit, 1), disk: other.disk });
     }
 
     /// A nexus whose first unit attention was reported.
@@ -185,7 +224,7 @@ impl TestUnit {
     ) -> Reply {
         let waker = no_waker();
         let mut requests = Vec::new();
-        let mut context = TaskContext { nexus, luns: &[0, 7], waker: &waker, requests: &mut requests };
+        let mut peers = std::mem::take(&mut self.peers);
         let command = Command {
             cdb,
             data_out_bytes: data_out.len() as u32,
@@ -193,13 +232,24 @@ impl TestUnit {
             tag: Tag(5),
             ..Command::default()
         };
-        let (mut task, mut step) = Task::start(&command, &mut context);
+        macro_rules! context {
+            () => {
+                &mut TaskContext {
+                    nexus,
+                    luns: &[0, 7],
+                    waker: &waker,
+                    requests: &mut requests,
+                    peers: &mut peers,
+                }
+            };
+        }
+        let (mut task, mut step) = Task::start(&command, context!());
         let mut early = None;
         let mut completions = Vec::new();
-        loop {
+        let reply = loop {
             let event = match step {
-                Step::Done(response) => return Reply::of(response),
-                Step::Aborted => return early.expect("a task that is not aborted answers"),
+                Step::Done(response) => break Reply::of(response),
+                Step::Aborted => break early.expect("a task that is not aborted answers"),
                 Step::DataOut(bytes) => TaskEvent::DataOut(self.sliced(&data_out[..bytes as usize])),
                 Step::DataIn(bytes) | Step::Memory(bytes) => {
                     assert!(bytes > 0 && bytes <= crate::TRANSFER_BYTES_MAX);
@@ -212,13 +262,16 @@ impl TestUnit {
                     if let Step::Respond(response) = step {
                         early = Some(Reply::of(response));
                     }
-                    assert!(context.requests.iter().all(|request| request.tag == Tag(5)));
-                    completions.extend(self.disk.execute(context.requests));
+                    assert!(requests.iter().all(|request| request.tag == Tag(5)));
+                    completions.extend(self.disk.execute(&mut requests));
+                    completions.append(&mut peers.completions);
                     assert!(task.is_in_flight());
                     TaskEvent::Completed(completions.remove(0))
                 }
             };
-            step = task.resume(event, &mut context);
-        }
+            step = task.resume(event, context!());
+        };
+        self.peers = peers;
+        reply
     }
 }

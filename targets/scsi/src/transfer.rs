@@ -51,6 +51,12 @@ pub(crate) fn check_transfer(unit: &LogicalUnit, range: &BlockRange) -> Result<(
     Ok(())
 }
 
+/// Most blocks of a WRITE ATOMIC, whose length has 16 bits; 0 if the device promises nothing.
+pub(crate) fn atomic_blocks_max(unit: &LogicalUnit) -> u32 {
+    let transfer_blocks = TRANSFER_BYTES_MAX / unit.block_bytes().max(1);
+    unit.config().geometry.atomic_write_blocks.min(transfer_blocks).min(u16::MAX.into())
+}
+
 /// The flags of a device's write.
 pub(crate) fn write_flags(unit: &LogicalUnit, flags: RangeFlags) -> RequestFlags {
     let is_durable = flags.contains(RangeFlags::FUA) && unit.config().geometry.write_cache;
@@ -77,6 +83,39 @@ impl Transfer {
         // A block of which the initiator has a part is not written.
         let blocks = range.blocks.min(expected / unit.block_bytes());
         Ok(Transfer::new(unit, range, blocks, write_flags(unit, range.flags), true))
+    }
+
+    /// An atomic write (SBC-4, section 5.47) of an initiator that has so many bytes: all blocks or none.
+    #[cold]
+    pub(crate) fn write_atomic(
+        nexus: &UnitNexus,
+        range: &BlockRange,
+        boundary_blocks: u32,
+        expected: u32,
+    ) -> Result<Transfer, Failure> {
+        let unit = nexus.unit();
+        let blocks_max = atomic_blocks_max(unit);
+        if blocks_max == 0 {
+            return Err(check(Sense::illegal(AdditionalSense::INVALID_COMMAND_OPERATION_CODE)));
+        }
+        check_transfer(unit, range)?;
+        check_writable(nexus)?;
+        let alignment = unit.config().geometry.atomic_write_alignment_blocks.max(1);
+        let invalid_byte = if !range.lba.is_multiple_of(alignment.into()) {
+            Some(2)
+        } else if boundary_blocks > 0 {
+            // MAXIMUM ATOMIC BOUNDARY SIZE is 0.
+            Some(10)
+        } else if range.blocks > blocks_max || expected / unit.block_bytes() < range.blocks {
+            Some(12)
+        } else {
+            None
+        };
+        if let Some(byte) = invalid_byte {
+            return Err(check(Sense::invalid_field(byte, None)));
+        }
+        let flags = write_flags(unit, range.flags) | RequestFlags::ATOMIC;
+        Ok(Transfer::new(unit, range, range.blocks, flags, true))
     }
 
     #[inline]
@@ -126,6 +165,9 @@ impl Transfer {
         expected_in: u32,
         expected_out: u32,
     ) -> (DataIn, Residual) {
+        if self.command_bytes == 0 {
+            return (DataIn::None, Residual::of(0, expected_in.max(expected_out)));
+        }
         if self.is_write {
             return (DataIn::None, Residual::of(self.command_bytes, expected_out));
         }

@@ -9,8 +9,8 @@ use block_io::{Channel as _, Tag};
 use dma::Data;
 use reactor::{Core, IdlePolicy, Reactor, ReactorConfig};
 use scsi::{
-    Command, DataIn, LogicalUnit, NexusPorts, Response, Step, Task, TaskContext, TaskEvent, UnitConfig,
-    UnitNexus, no_waker,
+    Command, DataIn, LogicalUnit, NexusPorts, NoPeers, Response, Step, Task, TaskContext, TaskEvent,
+    UnitConfig, UnitNexus, no_waker,
 };
 use wire_scsi::ScsiStatus;
 
@@ -47,7 +47,13 @@ impl Session {
         let command = Command { cdb, data_out_bytes, data_in_bytes, tag: Tag(1), ..Command::default() };
         let nexus = self.nexus.clone();
         let waker = no_waker();
-        let mut context = TaskContext { nexus: &nexus, luns: &[0], waker: &waker, requests: &mut self.batch };
+        let mut context = TaskContext {
+            nexus: &nexus,
+            luns: &[0],
+            waker: &waker,
+            requests: &mut self.batch,
+            peers: &mut NoPeers,
+        };
         let (task, step) = Task::start(&command, &mut context);
         self.task = Some((task, data_out.iter().copied().collect()));
         self.take(step)
@@ -79,7 +85,13 @@ impl Session {
     fn resume(&mut self, event: TaskEvent) -> Step {
         let nexus = self.nexus.clone();
         let waker = no_waker();
-        let mut context = TaskContext { nexus: &nexus, luns: &[0], waker: &waker, requests: &mut self.batch };
+        let mut context = TaskContext {
+            nexus: &nexus,
+            luns: &[0],
+            waker: &waker,
+            requests: &mut self.batch,
+            peers: &mut NoPeers,
+        };
         self.task.as_mut().unwrap().0.resume(event, &mut context)
     }
 

@@ -350,6 +350,7 @@ impl ScsiRequests {
             luns: &LUNS,
             waker: &self.waker,
             requests: &mut self.batch,
+            peers: &mut scsi::NoPeers,
         };
         let (task, step) = Task::start(&command, &mut context);
         if let Some(state) = self.commands.get_mut(slot) {
@@ -463,6 +464,7 @@ impl ScsiRequests {
             luns: &LUNS,
             waker: &self.waker,
             requests: &mut self.batch,
+            peers: &mut scsi::NoPeers,
         };
         Some(command.task.as_mut()?.resume(event, &mut context))
     }

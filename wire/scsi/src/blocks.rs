@@ -1,4 +1,4 @@
-//! Parameter data about blocks: UNMAP and GET LBA STATUS (SBC-4, sections 5.35 and 5.8).
+//! Parameter data about blocks: UNMAP, GET LBA STATUS and SANITIZE OVERWRITE (SBC-4, sections 5.35, 5.8 and 5.25.2.2).
 
 use crate::DecodeError;
 use crate::bytes::{be16, be32, be64};
@@ -69,9 +69,54 @@ pub fn encode_lba_status(extents: &[LbaStatus]) -> Vec<u8> {
     bytes
 }
 
+/// The parameter list of SANITIZE OVERWRITE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverwriteParameters<'a> {
+    /// INVERT: each pass writes the inverse of the one before.
+    pub inverts: bool,
+    /// OVERWRITE COUNT, 1 to 31.
+    pub passes: u8,
+    /// The initialization pattern, at least a byte; the caller has seen that it is not longer than a block.
+    pub pattern: &'a [u8],
+}
+
+impl<'a> OverwriteParameters<'a> {
+    /// Decodes the list.
+    ///
+    /// # Errors
+    /// The byte of the field that is invalid: a vendor's test, no pass, or a pattern that is not as long as the list.
+    pub fn decode(bytes: &'a [u8]) -> Result<OverwriteParameters<'a>, u16> {
+        let (header, pattern) = bytes.split_at_checked(4).ok_or(2_u16)?;
+        if header[0] & 0x60 != 0 || header[0] & 0x1f == 0 {
+            return Err(0);
+        }
+        if pattern.is_empty() || pattern.len() != usize::from(be16(header, 2)) {
+            return Err(2);
+        }
+        Ok(OverwriteParameters { inverts: header[0] & 0x80 != 0, passes: header[0] & 0x1f, pattern })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parameters_of_an_overwrite_have_passes_and_a_pattern() {
+        let decoded = OverwriteParameters::decode(&[0x83, 0, 0, 2, 0xaa, 0x55]).unwrap();
+        assert_eq!(decoded, OverwriteParameters { inverts: true, passes: 3, pattern: &[0xaa, 0x55] });
+        let cases: [(&[u8], u16); 6] = [
+            (&[1, 0, 0], 2),
+            (&[0, 0, 0, 1, 7], 0),
+            (&[0x21, 0, 0, 1, 7], 0),
+            (&[1, 0, 0, 0], 2),
+            (&[1, 0, 0, 2, 7], 2),
+            (&[1, 0, 0, 1, 7, 7], 2),
+        ];
+        for (bytes, field) in cases {
+            assert_eq!(OverwriteParameters::decode(bytes), Err(field), "{bytes:?}");
+        }
+    }
 
     #[test]
     fn unmap_lists_are_decoded_as_far_as_they_are_whole() {

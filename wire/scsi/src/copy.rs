@@ -102,11 +102,23 @@ impl CopySegment {
     }
 }
 
-/// How a copy has ended.
+/// COPY MANAGER STATUS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CopyState {
+    /// It is in progress.
+    #[default]
+    Running = 0,
+    /// It has ended without errors.
+    Complete = 1,
+    /// It has ended with an error.
+    Failed = 2,
+}
+
+/// How far a copy has come, and how it has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyStatus {
-    /// It has ended with an error.
-    pub has_failed: bool,
+    /// Whether it has ended.
+    pub state: CopyState,
     /// Segments that were processed.
     pub segments: u16,
     /// Bytes that were copied.
@@ -118,7 +130,7 @@ impl CopyStatus {
     pub fn encode(&self) -> [u8; 12] {
         let mut encoded = [0; 12];
         encoded[3] = 8;
-        encoded[4] = if self.has_failed { 2 } else { 1 };
+        encoded[4] = self.state as u8;
         encoded[5..7].copy_from_slice(&self.segments.to_be_bytes());
         // TRANSFER COUNT UNITS is 0: bytes.
         encoded[8..].copy_from_slice(&self.bytes.to_be_bytes());

@@ -16,6 +16,8 @@ pub mod page {
     pub const SERIAL: u8 = 0x80;
     /// Device identification.
     pub const IDENTIFICATION: u8 = 0x83;
+    /// Management network addresses.
+    pub const NETWORK_ADDRESSES: u8 = 0x85;
     /// Extended INQUIRY data.
     pub const EXTENDED: u8 = 0x86;
     /// Mode page policy.
@@ -209,6 +211,8 @@ pub struct BlockLimits {
     pub write_same_blocks: u64,
     /// MAXIMUM ATOMIC TRANSFER LENGTH in blocks; 0: not supported.
     pub atomic_blocks: u32,
+    /// ATOMIC ALIGNMENT in blocks; 0: none is needed.
+    pub atomic_alignment_blocks: u32,
 }
 
 impl BlockLimits {
@@ -229,6 +233,8 @@ impl BlockLimits {
         }
         page[36..44].copy_from_slice(&self.write_same_blocks.to_be_bytes());
         page[44..48].copy_from_slice(&self.atomic_blocks.to_be_bytes());
+        page[48..52].copy_from_slice(&self.atomic_alignment_blocks.to_be_bytes());
+        // Any length up to the maximum (ATOMIC TRANSFER LENGTH GRANULARITY 0), and no ATOMIC BOUNDARY.
         let mut content = [0; 60];
         content.copy_from_slice(&page[4..]);
         content

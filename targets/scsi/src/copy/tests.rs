@@ -17,6 +17,12 @@ fn target(unit: &LogicalUnit) -> [u8; TARGET_BYTES] {
     target
 }
 
+/// A unit of another device.
+fn other_unit(block_bytes: u32) -> TestUnit {
+    let uuid = bdev::Uuid::from_bytes(*b"another device..");
+    TestUnit::new(UnitConfig { uuid, ..config(block_bytes, 2000) })
+}
+
 fn segment(source_lba: u64, destination_lba: u64, blocks: u16) -> CopySegment {
     CopySegment { source: 0, destination: 0, blocks, source_lba, destination_lba }
 }
@@ -134,4 +140,104 @@ fn lists_that_cannot_be_executed_copy_nothing() {
         (reply.status, reply.additional()),
         (ScsiStatus::CheckCondition, Some(AdditionalSense::WRITE_PROTECTED))
     );
+}
+
+/// From the first target to the second, or back.
+fn between(source: u16, source_lba: u64, destination_lba: u64, blocks: u16) -> [u8; SEGMENT_BYTES] {
+    CopySegment { source, destination: 1 - source, blocks, source_lba, destination_lba }.encode()
+}
+
+#[test]
+fn segments_are_copied_between_units_of_a_session() {
+    let mut test = TestUnit::new(config(512, 2000));
+    let nexus = test.nexus(1);
+    let other = other_unit(512);
+    let targets = [target(&test.unit), target(&other.unit)];
+    test.add_peer(other);
+    let pattern: Vec<u8> = (0..1500 * BLOCK).map(|at| (at / 7) as u8).collect();
+    test.disk.bytes[..pattern.len()].copy_from_slice(&pattern);
+    // More than the memory of a piece, there and back, within the other unit, and an empty one.
+    let within = CopySegment { source: 1, destination: 1, blocks: 5, source_lba: 100, destination_lba: 1990 };
+    let mut whole = list(
+        &targets,
+        &[between(0, 0, 100, 1500), between(1, 100, 1600, 3), within.encode(), between(1, 0, 0, 0)],
+    );
+    whole[0] = 7;
+    copy(&mut test, &nexus, &whole).good();
+    let peer = &test.peers.peers[0].disk.bytes;
+    assert!(peer[100 * BLOCK..1600 * BLOCK] == pattern && peer[..100 * BLOCK] == vec![0; 100 * BLOCK]);
+    assert_eq!(peer[1990 * BLOCK..1995 * BLOCK], pattern[..5 * BLOCK]);
+    assert_eq!(test.disk.bytes[1600 * BLOCK..1603 * BLOCK], pattern[..3 * BLOCK]);
+    let status = test.run(&nexus, &[0x84, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256).good();
+    let bytes = (1508 * BLOCK as u32).to_be_bytes();
+    assert_eq!(status, [&[0, 0, 0, 8, 1, 0, 3, 0][..], &bytes].concat());
+}
+
+#[test]
+fn a_unit_that_may_not_be_copied_from_or_to_is_not() {
+    let mut test = TestUnit::new(config(512, 2000));
+    let nexus = test.nexus(1);
+    let other = other_unit(512);
+    let (targets, unit) = ([target(&test.unit), target(&other.unit)], other.unit.clone());
+    let (read, write) = (list(&targets, &[between(1, 0, 0, 1)]), list(&targets, &[between(0, 0, 0, 1)]));
+    let unreachable = Some(AdditionalSense::COPY_TARGET_UNREACHABLE);
+    assert_eq!(copy(&mut test, &nexus, &read).additional(), unreachable, "it is not in the session");
+    test.add_peer(other);
+    copy(&mut test, &nexus, &read).good();
+    let failed = |reply: Reply| {
+        assert_eq!(reply.sense.unwrap().key, SenseKey::CopyAborted);
+        assert_eq!(reply.additional(), Some(AdditionalSense::THIRD_PARTY_DEVICE_FAILURE));
+    };
+    unit.apply_settings(wire_scsi::mode::ModeSettings { write_protect: true, ..unit.settings() });
+    failed(copy(&mut test, &nexus, &write));
+    copy(&mut test, &nexus, &read).good();
+    unit.apply_settings(unit.default_settings());
+    let holder = crate::test_unit::nexus(&unit, 9);
+    assert!(unit.reserve(&holder));
+    failed(copy(&mut test, &nexus, &write));
+    failed(copy(&mut test, &nexus, &read));
+    unit.release(&holder);
+    // An error of its device.
+    test.peers.peers[0].disk.failure = Some(Status::WRITE_FAULT);
+    let mut named = write.clone();
+    named[0] = 3;
+    failed(copy(&mut test, &nexus, &named));
+    let status = test.run(&nexus, &[0x84, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256).good();
+    assert_eq!(status, [0, 0, 0, 8, 2, 0, 0, 0, 0, 0, 0, 0]);
+    let beyond = copy(&mut test, &nexus, &list(&targets, &[between(0, 0, 1999, 2)]));
+    assert_eq!(beyond.sense.unwrap().key, SenseKey::CopyAborted);
+    // Blocks of another length.
+    let mut test = TestUnit::new(config(512, 64));
+    let nexus = test.nexus(1);
+    let other = other_unit(4096);
+    let targets = [target(&test.unit), target(&other.unit)];
+    test.add_peer(other);
+    let reply = copy(&mut test, &nexus, &list(&targets, &[between(0, 0, 0, 1)]));
+    assert_eq!(reply.additional(), Some(AdditionalSense::INCORRECT_COPY_TARGET_TYPE));
+}
+
+#[test]
+fn a_copy_that_is_aborted_has_failed() {
+    let mut test = TestUnit::new(config(512, 64));
+    let nexus = test.nexus(1);
+    let mut list = list(&[target(&test.unit)], &[segment(0, 10, 2).encode()]);
+    list[0] = 4;
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[13]) = (0x83, list.len() as u8);
+    let (waker, mut requests) = (crate::no_waker(), Vec::new());
+    let mut context = crate::TaskContext {
+        nexus: &nexus,
+        luns: &[0],
+        waker: &waker,
+        requests: &mut requests,
+        peers: &mut crate::NoPeers,
+    };
+    let command = crate::Command { cdb: &cdb, data_out_bytes: list.len() as u32, ..Default::default() };
+    let (mut task, _) = crate::Task::start(&command, &mut context);
+    let data = crate::TaskEvent::DataOut(test.sliced(&list));
+    assert!(matches!(task.resume(data, &mut context), crate::Step::InFlight));
+    let status = [0x84, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+    assert_eq!(test.run(&nexus, &status, &[], 256).good()[4], 0, "in progress");
+    let _ = task.resume(crate::TaskEvent::Abort, &mut context);
+    assert_eq!(test.run(&nexus, &status, &[], 256).good()[4], 2);
 }

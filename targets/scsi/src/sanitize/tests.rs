@@ -3,7 +3,7 @@ use wire_scsi::ScsiStatus;
 
 use super::*;
 use crate::test_unit::{TestUnit, config};
-use crate::{Command, Step, Task, TaskContext, TaskEvent, UnitConfig, no_waker};
+use crate::{Command, NoPeers, Step, Task, TaskContext, TaskEvent, UnitConfig, no_waker};
 
 const ERASE: [u8; 10] = [0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0];
 const EXIT: [u8; 10] = [0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -36,8 +36,8 @@ fn what_is_not_supported_or_not_allowed_erases_nothing() {
     let nexus = test.nexus(1);
     test.disk.bytes.fill(7);
     let invalid = Some(AdditionalSense::INVALID_FIELD_IN_CDB);
-    // OVERWRITE, CRYPTOGRAPHIC ERASE, none, and parameters.
-    for (action, bytes) in [(1, 0), (3, 0), (4, 0), (2, 8), (0x1f, 8)] {
+    // OVERWRITE of a thin unit, CRYPTOGRAPHIC ERASE, none, and parameters.
+    for (action, bytes) in [(1, 0), (1, 4), (3, 0), (4, 0), (2, 8), (0x1f, 8)] {
         let reply = test.run(&nexus, &[0x48, action, 0, 0, 0, 0, 0, 0, bytes, 0], &[0; 8], 0);
         assert_eq!(reply.additional(), invalid, "{action}");
     }
@@ -46,6 +46,9 @@ fn what_is_not_supported_or_not_allowed_erases_nothing() {
     assert_eq!(reply.additional(), Some(AdditionalSense::SOFTWARE_WRITE_PROTECTED));
     assert!(test.disk.bytes.iter().all(|byte| *byte == 7));
     let mut test = TestUnit::new(UnitConfig { can_unmap: false, ..config(512, 64) });
+    let nexus = test.nexus(1);
+    assert_eq!(test.run(&nexus, &ERASE, &[], 0).additional(), invalid);
+    let mut test = TestUnit::new(UnitConfig { read_only: true, ..config(512, 64) });
     let nexus = test.nexus(1);
     let unknown = Some(AdditionalSense::INVALID_COMMAND_OPERATION_CODE);
     assert_eq!(test.run(&nexus, &ERASE, &[], 0).additional(), unknown);
@@ -82,11 +85,22 @@ fn commands_are_refused_while_the_unit_is_erased() {
     let (nexus, other) = (test.nexus(1), test.nexus(2));
     let waker = no_waker();
     let mut requests = Vec::new();
-    let mut context = TaskContext { nexus: &nexus, luns: &[0], waker: &waker, requests: &mut requests };
+    let mut context = TaskContext {
+        nexus: &nexus,
+        luns: &[0],
+        waker: &waker,
+        requests: &mut requests,
+        peers: &mut NoPeers,
+    };
     let command = Command { cdb: &ERASE, ..Command::default() };
     let mut of_other = Vec::new();
-    let mut context_of_other =
-        TaskContext { nexus: &other, luns: &[0], waker: &waker, requests: &mut of_other };
+    let mut context_of_other = TaskContext {
+        nexus: &other,
+        luns: &[0],
+        waker: &waker,
+        requests: &mut of_other,
+        peers: &mut NoPeers,
+    };
     let read = Command { cdb: &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], data_in_bytes: 512, ..command };
     let (mut earlier, _) = Task::start(&read, &mut context_of_other);
     let (mut task, step) = Task::start(&command, &mut context);
@@ -111,4 +125,74 @@ fn commands_are_refused_while_the_unit_is_erased() {
     assert!(matches!(task.resume(TaskEvent::Abort, &mut context), Step::InFlight));
     assert!(matches!(task.resume(TaskEvent::Completed(completion), &mut context), Step::Aborted));
     assert_eq!(test.run(&other, &[0; 6], &[], 0).additional(), Some(AdditionalSense::SANITIZE_FAILED));
+}
+
+/// OVERWRITE with these flags and parameters.
+fn overwrite(flags: u8, parameters: &[u8]) -> [u8; 10] {
+    let [high, low] = (parameters.len() as u16).to_be_bytes();
+    [0x48, flags | 1, 0, 0, 0, 0, 0, high, low, 0]
+}
+
+#[test]
+fn an_overwritten_unit_has_the_pattern_of_the_last_pass() {
+    // More than the memory of one write, and no multiple of it.
+    let mut test = TestUnit::new(UnitConfig { can_unmap: false, ..config(512, 1300) });
+    let nexus = test.nexus(1);
+    for (flags, first, passes) in [(0, 0x01, 1), (0x80, 0x83, 3), (0, 0x82, 2), (0, 0x02, 2)] {
+        test.disk.bytes.fill(7);
+        test.disk.log.clear();
+        let parameters = [first, 0, 0, 3, 0xaa, 0xbb, 0xcc];
+        let reply = test.run(&nexus, &overwrite(flags, &parameters), &parameters, 0);
+        assert_eq!(reply.residual, crate::Residual::None);
+        reply.good();
+        let is_inverted = first & 0x80 != 0 && passes % 2 == 0;
+        let block: Vec<u8> = [0xaa, 0xbb, 0xcc]
+            .iter()
+            .cycle()
+            .take(512)
+            .map(|byte| byte ^ if is_inverted { 0xff } else { 0 })
+            .collect();
+        assert!(test.disk.bytes.chunks(512).all(|written| written == block), "{first:#x}");
+        let writes = test.disk.log.iter().filter(|(op, _)| *op == Op::Write).count();
+        assert_eq!((writes, test.disk.log.last().unwrap().0), (passes * 3, Op::Flush));
+        test.run(&nexus, &[0; 6], &[], 0).good();
+    }
+    // A pattern of a whole block.
+    let whole = [&[1, 0, 2, 0][..], &[9; 512]].concat();
+    test.run(&nexus, &overwrite(0, &whole), &whole, 0).good();
+    assert!(test.disk.bytes.iter().all(|byte| *byte == 9));
+    let report = [0xa3, 0x0c, 2, 0x48, 0, 1, 0, 0, 0, 64, 0, 0];
+    assert_eq!(test.run(&nexus, &report, &[], 64).good()[1] & 7, 3);
+    // On a device that may put blocks elsewhere, it would leave what they were.
+    let mut thin = TestUnit::new(config(512, 64));
+    let nexus = thin.nexus(1);
+    let reply = thin.run(&nexus, &overwrite(0, &whole), &whole, 0);
+    assert_eq!(reply.additional(), Some(AdditionalSense::INVALID_FIELD_IN_CDB));
+    assert_eq!(thin.run(&nexus, &report, &[], 64).good()[1] & 7, 1);
+}
+
+#[test]
+fn an_overwrite_without_valid_parameters_changes_nothing() {
+    let mut test = TestUnit::new(UnitConfig { can_unmap: false, ..config(512, 64) });
+    let nexus = test.nexus(1);
+    test.disk.bytes.fill(7);
+    let list = Some(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST);
+    for parameters in [[0, 0, 0, 1, 9], [0x21, 0, 0, 1, 9], [1, 0, 0, 2, 9], [1, 0, 0, 0, 9]] {
+        assert_eq!(test.run(&nexus, &overwrite(0, &parameters), &parameters, 0).additional(), list);
+    }
+    let long = [&[1, 0, 2, 1][..], &[9; 513]].concat();
+    let reply = test.run(&nexus, &overwrite(0, &long), &long, 0);
+    assert_eq!(reply.additional(), Some(AdditionalSense::INVALID_FIELD_IN_CDB));
+    let cut = test.run(&nexus, &overwrite(0, &long[..20]), &long[..10], 0);
+    assert_eq!(cut.additional(), Some(AdditionalSense::PARAMETER_LIST_LENGTH_ERROR));
+    assert!(test.disk.log.is_empty());
+    test.run(&nexus, &[0; 6], &[], 0).good();
+    // A write that fails leaves a failed unit, until OVERWRITE succeeds.
+    let parameters = [2, 0, 0, 1, 9];
+    test.disk.failures.extend([Status::SUCCESS, Status::WRITE_FAULT]);
+    let reply = test.run(&nexus, &overwrite(0, &parameters), &parameters, 0);
+    assert_eq!(reply.additional(), Some(AdditionalSense::WRITE_FAULT));
+    assert_eq!(test.run(&nexus, &[0; 6], &[], 0).additional(), Some(AdditionalSense::SANITIZE_FAILED));
+    test.run(&nexus, &overwrite(0, &parameters), &parameters, 0).good();
+    test.run(&nexus, &[0; 6], &[], 0).good();
 }

@@ -1,7 +1,7 @@
 use wire_scsi::{AdditionalSense, ScsiStatus, SenseFormat};
 
 use crate::test_unit::{TestUnit, config};
-use crate::{Command, Residual, Step, Task, TaskContext, no_waker};
+use crate::{Command, NoPeers, Residual, Step, Task, TaskContext, no_waker};
 
 /// A MODE SELECT(6) of a page.
 fn select(page: &[u8]) -> (Vec<u8>, Vec<u8>) {
@@ -64,7 +64,8 @@ fn sense_data_has_the_format_that_d_sense_asks_for() {
     let (cdb, list) = select(&page);
     test.run(&nexus, &cdb, &list, 0).good();
     let (waker, mut requests) = (no_waker(), Vec::new());
-    let mut context = TaskContext { nexus: &nexus, luns: &[], waker: &waker, requests: &mut requests };
+    let mut context =
+        TaskContext { nexus: &nexus, luns: &[], waker: &waker, requests: &mut requests, peers: &mut NoPeers };
     let command = Command { cdb: &[0xc0; 6], ..Command::default() };
     let (_, Step::Done(response)) = Task::start(&command, &mut context) else { panic!() };
     assert_eq!(response.sense_format, SenseFormat::Descriptor);

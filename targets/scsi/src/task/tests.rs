@@ -2,7 +2,9 @@ use block_io::{Op, RequestFlags, Status, Tag};
 use wire_scsi::{AdditionalSense, ScsiStatus, Sense, SenseKey};
 
 use crate::test_unit::{Reply, TestUnit, config};
-use crate::{Command, Residual, Step, Task, TaskContext, TaskEvent, UnitConfig, absent_unit, no_waker};
+use crate::{
+    Command, NoPeers, Residual, Step, Task, TaskContext, TaskEvent, UnitConfig, absent_unit, no_waker,
+};
 
 const BLOCKS: u64 = 100;
 
@@ -180,7 +182,8 @@ fn an_aborted_task_has_no_answer_and_ends_after_its_requests() {
     let nexus = test.nexus(1);
     let waker = no_waker();
     let mut requests = Vec::new();
-    let mut context = TaskContext { nexus: &nexus, luns: &[], waker: &waker, requests: &mut requests };
+    let mut context =
+        TaskContext { nexus: &nexus, luns: &[], waker: &waker, requests: &mut requests, peers: &mut NoPeers };
     let command = Command { cdb: &read_10(0, 1), data_in_bytes: 512, tag: Tag(3), ..Command::default() };
     let (mut task, step) = Task::start(&command, &mut context);
     assert!(matches!(step, Step::DataIn(512)));
@@ -248,5 +251,61 @@ fn supported_commands_are_reported_and_executed() {
     for bits in [0x02, 0x10] {
         let reply = test.run(&nexus, &[0x1b, 0, 0, 0, bits, 0], &[], 0);
         assert_eq!(reply.additional(), Some(AdditionalSense::INVALID_FIELD_IN_CDB));
+    }
+}
+
+/// A CDB; bytes of its data-in and data-out, and whether the latter has to be there as a whole; and its start.
+type DataCase<'a> = (&'a [u8], u32, u32, bool, &'a [u8]);
+
+/// Every byte that the initiator expects is transferred or counted, and so is every byte that a command has beyond that.
+#[test]
+fn residuals_count_every_byte_of_either_direction() {
+    let unmap = [0, 22, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 0];
+    let select = [0, 0, 0, 0, 8, 18, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let cases: [DataCase<'_>; 15] = [
+        (&[0; 6], 0, 0, false, &[]),
+        (&[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], 0, 0, false, &[]),
+        (&[0x34, 0, 0, 0, 0, 0, 0, 0, 9, 0], 0, 0, false, &[]),
+        (&[0x2f, 0, 0, 0, 0, 3, 0, 0, 9, 0], 0, 0, false, &[]),
+        (&[0x12, 0, 0, 0, 96, 0], 96, 0, false, &[]),
+        (&[0x12, 1, 0x83, 0, 20, 0], 20, 0, false, &[]),
+        (&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], 8, 0, false, &[]),
+        (&[0x03, 0, 0, 0, 252, 0], 18, 0, false, &[]),
+        (&[0x28, 0, 0, 0, 0, 3, 0, 0, 3, 0], 1536, 0, false, &[]),
+        (&[0x28, 0, 0, 0, 0, 3, 0, 0, 0, 0], 0, 0, false, &[]),
+        (&[0x2a, 0, 0, 0, 0, 3, 0, 0, 3, 0], 0, 1536, false, &[]),
+        (&[0x2e, 2, 0, 0, 0, 3, 0, 0, 3, 0], 0, 1536, false, &[]),
+        (&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], 0, 24, true, &unmap),
+        (&[0x15, 0x10, 0, 0, 24, 0], 0, 24, true, &select),
+        (&[0x41, 0, 0, 0, 0, 3, 0, 0, 9, 0], 0, 512, true, &[]),
+    ];
+    let mut test = TestUnit::new(config(512, 64));
+    let nexus = test.nexus(1);
+    for (cdb, has_in, has_out, is_whole, list) in cases {
+        for expected in
+            [0, 1, 7, 8, 17, 18, 19, 20, 23, 24, 25, 95, 96, 97, 511, 512, 513, 1535, 1536, 1537, 9000]
+        {
+            for is_out in [false, true] {
+                let (room, have) = if is_out { (0, expected) } else { (expected, 0) };
+                let mut data = list.to_vec();
+                data.resize(have as usize, 0);
+                let reply = test.run(&nexus, cdb, &data, room);
+                let what = format!("{cdb:x?}: {room} in, {have} out");
+                let is_refused = is_whole && (if cdb[0] == 0x41 { have != has_out } else { have < has_out });
+                assert_eq!(reply.sense.is_some(), is_refused, "{what}: {reply:?}");
+                let received = if is_refused { 0 } else { has_in.min(room) };
+                assert_eq!(reply.data.len() as u32, received, "{what}");
+                // What is refused before its data is received has transferred none of it. Data of the other direction
+                // than the initiator's is beyond what it expects, as a whole.
+                let residual = match (has_in, has_out) {
+                    _ if is_refused => Residual::of(0, expected),
+                    (0, 0) => Residual::of(0, expected),
+                    (0, out) => Residual::of(out.into(), have),
+                    (data_in, _) => Residual::of(data_in.into(), room),
+                };
+                assert_eq!(reply.residual, residual, "{what}");
+                while nexus.take_attention().is_some() {}
+            }
+        }
     }
 }
