@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bdev::{Access, BdevChannel, Registry, malloc};
 use block_io::{Channel as _, Tag};
 use dma::Data;
+use proptest::prelude::*;
 use reactor::{Core, IdlePolicy, Reactor, ReactorConfig};
 use scsi::{
     Command, DataIn, LogicalUnit, NexusPorts, NoPeers, Response, Step, Task, TaskContext, TaskEvent,
@@ -253,4 +254,149 @@ fn what_is_written_and_deallocated_is_what_get_lba_status_reports() {
         assert!(extent[12] == 0 || !overlaps, "blocks {lba} to {next} hold data");
     }
     assert_eq!(next, 256);
+}
+
+/// What a session of [`concurrent_commands_have_an_order`] does with blocks that each have one value.
+#[derive(Clone, Debug)]
+enum Operation {
+    Read,
+    Write(u8),
+    /// Compares with these, and writes the value.
+    CompareAndWrite(Vec<u8>, u8),
+    OrWrite(u8),
+}
+
+/// A command of one session: the first block, how many, and what.
+#[derive(Clone, Debug)]
+struct Concurrent {
+    lba: usize,
+    blocks: usize,
+    operation: Operation,
+}
+
+const RANGE: usize = 5;
+
+fn concurrent() -> impl Strategy<Value = Concurrent> {
+    let value = 0..3u8;
+    (0..RANGE, 1..=RANGE).prop_flat_map(move |(lba, blocks)| {
+        let blocks = blocks.min(RANGE - lba);
+        let compared = prop_oneof![
+            // The same value in all blocks is what is there most often.
+            value.clone().prop_map(move |value| vec![value; blocks]),
+            prop::collection::vec(value.clone(), blocks),
+        ];
+        let operation = prop_oneof![
+            1 => Just(Operation::Read),
+            1 => value.clone().prop_map(Operation::Write),
+            3 => (compared, value.clone()).prop_map(|(one, other)| Operation::CompareAndWrite(one, other)),
+            1 => value.clone().prop_map(Operation::OrWrite),
+        ];
+        operation.prop_map(move |operation| Concurrent { lba, blocks, operation })
+    })
+}
+
+impl Concurrent {
+    fn start(&self, session: &mut Session) -> Option<Response> {
+        let (lba, blocks) = (self.lba as u8, self.blocks as u8);
+        let filled = |values: &[u8]| values.iter().flat_map(|value| [*value; BLOCK]).collect::<Vec<u8>>();
+        match &self.operation {
+            Operation::Read => {
+                let cdb = [0x28, 0, 0, 0, 0, lba, 0, 0, blocks, 0];
+                session.start(&cdb, &[], u32::from(blocks) * BLOCK as u32)
+            }
+            Operation::Write(value) => {
+                let cdb = [0x2a, 0, 0, 0, 0, lba, 0, 0, blocks, 0];
+                session.start(&cdb, &filled(&vec![*value; self.blocks]), 0)
+            }
+            Operation::CompareAndWrite(compared, value) => {
+                let cdb = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, lba, 0, 0, 0, blocks, 0, 0];
+                let data = [filled(compared), filled(&vec![*value; self.blocks])].concat();
+                session.start(&cdb, &data, 0)
+            }
+            Operation::OrWrite(value) => {
+                let cdb = [0x8b, 0, 0, 0, 0, 0, 0, 0, 0, lba, 0, 0, 0, blocks, 0, 0];
+                session.start(&cdb, &filled(&vec![*value; self.blocks]), 0)
+            }
+        }
+    }
+
+    /// Executes it alone: whether it succeeds, and the values that it reads.
+    fn execute(&self, blocks: &mut [u8; RANGE]) -> (bool, Vec<u8>) {
+        let blocks = &mut blocks[self.lba..self.lba + self.blocks];
+        match &self.operation {
+            Operation::Read => return (true, blocks.to_vec()),
+            Operation::Write(value) => blocks.fill(*value),
+            Operation::CompareAndWrite(compared, _) if blocks != &compared[..] => return (false, Vec::new()),
+            Operation::CompareAndWrite(_, value) => blocks.fill(*value),
+            Operation::OrWrite(value) => blocks.iter_mut().for_each(|block| *block |= value),
+        }
+        (true, Vec::new())
+    }
+}
+
+/// All orders of `count` commands.
+fn orders(count: usize) -> Vec<Vec<usize>> {
+    if count == 0 {
+        return vec![Vec::new()];
+    }
+    let shorter = orders(count - 1);
+    let insert = |order: &Vec<usize>, at: usize| {
+        let mut order = order.clone();
+        order.insert(at, count - 1);
+        order
+    };
+    shorter.iter().flat_map(|order| (0..count).map(move |at| insert(order, at))).collect()
+}
+
+/// The value of each block.
+fn values(bytes: &[u8]) -> Vec<u8> {
+    let blocks = bytes.chunks(BLOCK);
+    blocks
+        .map(|block| {
+            assert!(block.iter().all(|byte| *byte == block[0]), "a block is torn");
+            block[0]
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Commands of several nexuses at once have the results, and leave the blocks, of the same commands one after the
+    /// other, in some order.
+    #[test]
+    fn concurrent_commands_have_an_order(
+        rounds in prop::collection::vec(prop::collection::vec(concurrent(), 4), 1..25),
+    ) {
+        if !bdev::supports_fused() {
+            println!("SKIPPED: no membarrier");
+            return Ok(());
+        }
+        let mut rig = Rig::new();
+        let mut sessions = [1, 2, 3, 4].map(|initiator| rig.session(initiator));
+        let mut blocks = [0; RANGE];
+        for round in rounds {
+            let mut commands = round.iter();
+            let mut responses = sessions.each_mut().map(|one| commands.next().unwrap().start(one));
+            rig.finish(&mut sessions, &mut responses);
+            let results: Vec<(bool, Vec<u8>)> = responses
+                .iter()
+                .flatten()
+                .map(|response| {
+                    let is_good = response.status == ScsiStatus::Good;
+                    let is_expected = |sense: wire_scsi::Sense| sense.key == wire_scsi::SenseKey::Miscompare;
+                    assert!(is_good || response.sense.is_some_and(is_expected), "{response:?}");
+                    (is_good, values(&bytes(&response.data)))
+                })
+                .collect();
+            let whole = [0x28, 0, 0, 0, 0, 0, 0, 0, RANGE as u8, 0];
+            let after = values(&rig.run(&mut sessions[0], &whole, &[], (RANGE * BLOCK) as u32).1);
+            let is_order = |order: &Vec<usize>| {
+                let mut model = blocks;
+                order.iter().all(|at| round[*at].execute(&mut model) == results[*at]) && model[..] == after[..]
+            };
+            prop_assert!(orders(round.len()).iter().any(is_order), "{:?}: {:?} {:?}", round, results, after);
+            blocks.copy_from_slice(&after);
+        }
+    }
 }

@@ -292,6 +292,31 @@ fn registrants_have_transport_ids_of_their_own_protocol() {
     assert_ne!(srp_identifier(long), srp_identifier("a controller with another name"));
 }
 
+/// SPC-4, section 5.13.11: what a nexus is told that loses a registration or a reservation.
+fn attention_of(event: reservations::LossEvent) -> AdditionalSense {
+    match event {
+        reservations::LossEvent::RegistrationPreempted => AdditionalSense { code: 0x2a, qualifier: 5 },
+        reservations::LossEvent::ReservationReleased => AdditionalSense { code: 0x2a, qualifier: 4 },
+        reservations::LossEvent::ReservationPreempted => AdditionalSense { code: 0x2a, qualifier: 3 },
+    }
+}
+
+/// READ KEYS and READ RESERVATION report the state.
+fn check_reports(test: &mut TestUnit, nexus: &UnitNexus, state: &ReservationState) {
+    let generation = state.generation.to_be_bytes();
+    let keys: Vec<u8> = state.registrations.iter().flat_map(|one| one.key.to_be_bytes()).collect();
+    let length = (keys.len() as u32).to_be_bytes();
+    assert_eq!(data_in(test, nexus, 0), [&generation[..], &length, &keys].concat());
+    let held = state.reservation.as_ref().map_or(Vec::new(), |held| {
+        let is_shared = held.kind.is_all_registrants();
+        let key = if is_shared { 0 } else { state.key_of(&held.holder).unwrap() };
+        let kind = (1..9).find(|code| type_from_wire(*code) == Some(held.kind)).unwrap();
+        [&key.to_be_bytes()[..], &[0, 0, 0, 0, 0, kind, 0, 0]].concat()
+    });
+    let length = (held.len() as u32).to_be_bytes();
+    assert_eq!(data_in(test, nexus, 1), [&generation[..], &length, &held].concat());
+}
+
 proptest! {
     /// The unit's commands have the effects of the device's reservation state, which is its oracle.
     #[test]
@@ -324,10 +349,14 @@ proptest! {
                     }
                 },
             };
+            let mut notices = Vec::new();
             let expected = expected.and_then(|command| match command {
                 None => Ok(()),
                 Some(command) => match oracle.apply(registrant, &command) {
-                    Ok(_) => Ok(()),
+                    Ok(effects) => {
+                        notices = effects.notices;
+                        Ok(())
+                    }
                     Err(ReservationError::Conflict) => Err(ScsiStatus::ReservationConflict),
                     Err(_) => Err(ScsiStatus::CheckCondition),
                 },
@@ -336,7 +365,10 @@ proptest! {
             prop_assert_eq!(reply.status, expected.err().unwrap_or(ScsiStatus::Good));
             prop_assert_eq!(test.unit.reservations().state(), oracle.clone());
             for nexus in &nexuses {
-                while nexus.take_attention().is_some() {}
+                let attentions: Vec<_> = std::iter::from_fn(|| nexus.take_attention()).collect();
+                let of_nexus = notices.iter().filter(|notice| notice.registrant == *nexus.registrant());
+                let losses: Vec<_> = of_nexus.map(|notice| attention_of(notice.event)).collect();
+                prop_assert_eq!(attentions, losses);
                 let denied = oracle.denied(nexus.registrant());
                 let reads = test.run(nexus, &READ, &[], 512).status == ScsiStatus::Good;
                 let writes = test.run(nexus, &WRITE, &[0; 512], 0).status == ScsiStatus::Good;
@@ -344,6 +376,7 @@ proptest! {
                 prop_assert_eq!(writes, denied & reservations::access::WRITE == 0);
             }
         }
+        check_reports(&mut test, &nexuses[0], &oracle);
         let _: &Reservations = test.unit.reservations();
     }
 }
