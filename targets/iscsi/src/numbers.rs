@@ -1,6 +1,11 @@
 //! Numbers of a session's commands, for its connections on any core (RFC 7143, section 4.2.2.1).
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use arrayvec::ArrayVec;
+
+use crate::limits::QUEUE_DEPTH_MAX;
 
 /// The numbers of the commands of a session.
 ///
@@ -19,6 +24,10 @@ pub(crate) struct CommandNumbers {
     max: AtomicU32,
     /// A connection waits for the turn of its command.
     has_waiting: AtomicBool,
+    /// There are skipped numbers.
+    has_skipped: AtomicBool,
+    /// Numbers of commands that were aborted before they arrived, all in the window.
+    skipped: Mutex<ArrayVec<u32, { QUEUE_DEPTH_MAX as usize }>>,
 }
 
 /// When a command may start.
@@ -41,6 +50,8 @@ impl CommandNumbers {
             delivered: AtomicU32::new(first),
             max: AtomicU32::new(first.wrapping_add(depth).wrapping_sub(1)),
             has_waiting: AtomicBool::new(false),
+            has_skipped: AtomicBool::new(false),
+            skipped: Mutex::default(),
         }
     }
 
@@ -112,10 +123,48 @@ impl CommandNumbers {
         let next = cmd_sn.wrapping_add(1);
         if !self.is_shared {
             self.delivered.store(next, Ordering::Relaxed);
-            return false;
+        } else {
+            self.delivered.store(next, Ordering::SeqCst);
         }
-        self.delivered.store(next, Ordering::SeqCst);
-        self.has_waiting.swap(false, Ordering::SeqCst)
+        // After the numbers are stored: one that is skipped at the same time sees them, or is seen.
+        if self.has_skipped.load(Ordering::SeqCst) {
+            self.pass_skipped();
+        }
+        self.is_shared && self.has_waiting.swap(false, Ordering::SeqCst)
+    }
+
+    /// A command that has not arrived is aborted: its number counts as received, and if it arrives it is ignored (RFC
+    /// 7143, section 11.5.1). Returns `None` if the number was received, or is outside the window; otherwise whether
+    /// connections wait.
+    #[cold]
+    pub(crate) fn skip(&self, cmd_sn: u32) -> Option<bool> {
+        let mut skipped = sync::lock(&self.skipped);
+        if self.turn(cmd_sn) == Turn::Never {
+            return None;
+        }
+        if !skipped.contains(&cmd_sn) {
+            // The window has no more numbers than that.
+            skipped.try_push(cmd_sn).ok()?;
+        }
+        self.has_skipped.store(true, Ordering::SeqCst);
+        drop(skipped);
+        self.pass_skipped();
+        Some(self.is_shared && self.has_waiting.swap(false, Ordering::SeqCst))
+    }
+
+    /// Receives skipped numbers whose turn it is.
+    #[cold]
+    fn pass_skipped(&self) {
+        let mut skipped = sync::lock(&self.skipped);
+        while let Some(at) = skipped.iter().position(|cmd_sn| self.turn(*cmd_sn) != Turn::Later) {
+            let cmd_sn = skipped.swap_remove(at);
+            // Another connection may have claimed it: the command has arrived after all.
+            if self.turn(cmd_sn) == Turn::Now && self.claim(cmd_sn) {
+                self.delivered.store(cmd_sn.wrapping_add(1), Ordering::SeqCst);
+                self.widen(1);
+            }
+        }
+        self.has_skipped.store(!skipped.is_empty(), Ordering::SeqCst);
     }
 }
 
@@ -141,6 +190,25 @@ mod tests {
         assert!(numbers.claim(0) && !numbers.deliver(0));
         numbers.widen(1);
         assert_eq!(turns(all), [Turn::Never, Turn::Never, Turn::Never, Turn::Now, Turn::Later]);
+    }
+
+    #[test]
+    fn a_command_that_is_aborted_before_it_arrives_counts_as_received() {
+        for is_shared in [false, true] {
+            let numbers = CommandNumbers::new(5, 4, is_shared);
+            assert_eq!((numbers.skip(4), numbers.skip(9)), (None, None), "outside the window");
+            assert_eq!((numbers.skip(6), numbers.skip(6)), (Some(false), Some(false)));
+            assert_eq!((numbers.expected(), numbers.turn(6)), (5, Turn::Later));
+            assert!(numbers.claim(5));
+            numbers.deliver(5);
+            // It is ignored if it arrives, and makes room for another one.
+            assert_eq!((numbers.expected(), numbers.max(), numbers.turn(6)), (7, 9, Turn::Never));
+            assert_eq!((numbers.skip(7), numbers.turn(8)), (Some(false), Turn::Now));
+            assert_eq!(numbers.skip(7), None);
+        }
+        let numbers = CommandNumbers::new(5, 4, true);
+        assert_eq!(numbers.wait_for_turn(6), Turn::Later);
+        assert_eq!((numbers.skip(5), numbers.turn(6)), (Some(true), Turn::Now), "it waits no longer");
     }
 
     /// Threads that own commands at random start all of them in order.

@@ -108,10 +108,27 @@ impl Session {
         let found = self.commands.iter().find(is_it).map(|(slot, _)| slot);
         let command = found.and_then(|slot| Some((slot, self.commands.get_mut(slot)?)));
         let Some((slot, command)) = command.filter(|(_, command)| command.abort_function.is_none()) else {
-            return self.answer_function(request.initiator_task_tag, TaskResponse::NoTask, out);
+            let response = match found.is_none() && self.skip_command(request) {
+                true => TaskResponse::Complete,
+                false => TaskResponse::NoTask,
+            };
+            return self.answer_function(request.initiator_task_tag, response, out);
         };
         command.abort_function = Some(request.initiator_task_tag);
         self.work.push_back((slot, Work::Abort));
+    }
+
+    /// Receives the number of a command that has not arrived, if it is before the function (RFC 7143, section 11.5.1).
+    fn skip_command(&mut self, request: &TaskManagementRequest) -> bool {
+        let before = request.cmd_sn.wrapping_sub(request.ref_cmd_sn);
+        if before == 0 || before > i32::MAX as u32 {
+            return false;
+        }
+        let skipped = self.handle.shared().numbers.skip(request.ref_cmd_sn);
+        if skipped == Some(true) {
+            self.handle.notify_all();
+        }
+        skipped.is_some()
     }
 
     pub(super) fn answer_function(&mut self, tag: u32, response: TaskResponse, out: &mut PduWriter) {
