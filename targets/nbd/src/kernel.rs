@@ -4,10 +4,11 @@
 //! performs the handshake, and gives the sockets to the kernel, which then sends requests to the reactors as any client.
 
 mod client;
+mod device;
 mod netlink;
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -17,11 +18,15 @@ use reactor::blocking;
 use rustix::io::Errno;
 use sockets::StreamAddress;
 
+use self::device::{DeviceLock, KernelDevice};
 use self::netlink::{KernelConnect, NbdNetlink};
-use crate::{ExportConfig, NbdTarget, NbdTargetError};
+use crate::{ExportConfig, ExportInfo, NbdTarget, NbdTargetError};
 
 /// Most connections of one disk: a queue of the kernel each.
 const CONNECTIONS_MAX: u32 = 16;
+
+/// What the kernel's identifier of a server begins with; the name of the bdev follows.
+const BACKEND: &str = "ringbolt:";
 
 /// A bdev that is a block device of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +37,19 @@ pub struct KernelDisk {
     pub index: u32,
     /// Connections.
     pub connections: u32,
+    /// Seconds that its requests wait for the next process when this one is killed; 0 for not at all.
+    pub reconnect_timeout_s: u32,
     export: String,
+}
+
+/// What a disk is to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DiskRequest<'a> {
+    pub(crate) bdev_name: &'a str,
+    /// The number N of `/dev/nbdN`; the kernel chooses without one.
+    pub(crate) index: Option<u32>,
+    pub(crate) connections: u32,
+    pub(crate) reconnect_timeout_s: u32,
 }
 
 impl KernelDisk {
@@ -76,9 +93,15 @@ fn explain(errno: Errno, device: &str) -> String {
     }
 }
 
+/// A disk, and the lock that tells other processes that it is served.
+struct ServedDisk {
+    disk: KernelDisk,
+    _lock: Option<DeviceLock>,
+}
+
 /// The disks of a target.
 pub(crate) struct KernelDisks {
-    disks: Arc<Mutex<Vec<KernelDisk>>>,
+    disks: Arc<Mutex<Vec<ServedDisk>>>,
     /// Has a thread end the disks whose exports are gone; `None` before the first disk.
     check: Arc<OnceLock<SyncSender<()>>>,
 }
@@ -120,59 +143,40 @@ impl KernelDisks {
         Ok(())
     }
 
-    /// Makes a bdev the block device `/dev/nbd{index}`, or one that the kernel chooses.
+    /// Makes a bdev a block device. If a killed process left the device of that number, of a bdev of the same name,
+    /// its users go on with this one.
     pub(crate) fn start(
         &self,
         target: &NbdTarget,
-        bdev_name: &str,
-        index: Option<u32>,
-        connections: u32,
+        request: &DiskRequest<'_>,
     ) -> Result<KernelDisk, KernelDiskError> {
-        if !(1..=CONNECTIONS_MAX).contains(&connections) {
+        if !(1..=CONNECTIONS_MAX).contains(&request.connections) {
             let reason = format!("connections: expected 1 to {CONNECTIONS_MAX}");
             return Err(KernelDiskError::Invalid(reason));
         }
-        let device = index.map_or("/dev/nbd*".to_string(), |index| format!("/dev/nbd{index}"));
-        let kernel = |errno| KernelDiskError::Kernel(errno, device.clone());
-        let mut netlink = NbdNetlink::open().map_err(kernel)?;
+        let device = request.index.map_or("/dev/nbd*".to_string(), |index| format!("/dev/nbd{index}"));
+        let mut netlink = NbdNetlink::open().map_err(|errno| KernelDiskError::Kernel(errno, device))?;
         let mut disks = sync::lock(&self.disks);
         self.start_worker(target)?;
         let directory = private_directory()?;
+        let export = free_export_name(&disks, request.bdev_name);
         let path = directory.join("socket");
-        let export = free_export_name(&disks, bdev_name);
         let info = target.create(ExportConfig {
-            bdev_name: bdev_name.to_string(),
+            bdev_name: request.bdev_name.to_string(),
             name: export.clone(),
             description: String::new(),
             read_only: false,
             address: StreamAddress::Unix(path.clone()),
         });
-        let connected = info.map_err(KernelDiskError::from).and_then(|info| {
-            let block_size = u64::from(info.block_size);
-            if !block_size.is_power_of_two() || block_size > rustix::param::page_size() as u64 {
-                let reason =
-                    format!("bdev_name: the kernel has no block devices of {block_size}-byte blocks");
-                return Err(KernelDiskError::Invalid(reason));
-            }
-            let connect = || client::connect(&path, &export);
-            let streams: Result<Vec<_>, _> = (0..connections).map(|_| connect()).collect();
-            let streams = streams.map_err(|source| KernelDiskError::Io {
-                doing: "the connection to the target failed",
-                source,
-            })?;
-            let sockets: Vec<_> = streams.iter().map(|(stream, _)| stream.as_fd()).collect();
-            let flags = streams[0].1.flags.bits();
-            let (size, block_size) = (info.size, info.block_size);
-            let connect = KernelConnect { index, size, block_size, flags, sockets: &sockets };
-            let index = netlink.connect(&connect).map_err(kernel)?;
-            let bdev_name = info.config.bdev_name;
-            Ok(KernelDisk { bdev_name, index, connections, export: export.clone() })
-        });
+        let connected = info
+            .map_err(KernelDiskError::from)
+            .and_then(|info| connect(&mut netlink, request, &info, &path, &export));
         // The kernel has the connections, and no other client is to find the socket.
         _ = std::fs::remove_dir_all(&directory);
         match connected {
-            Ok(disk) => {
-                disks.push(disk.clone());
+            Ok(served) => {
+                let disk = served.disk.clone();
+                disks.push(served);
                 Ok(disk)
             }
             Err(error) => {
@@ -185,12 +189,14 @@ impl KernelDisks {
     /// Ends a disk. Its users get I/O errors.
     pub(crate) fn stop(&self, target: &NbdTarget, device: &str) -> Result<(), KernelDiskError> {
         let mut disks = sync::lock(&self.disks);
-        let at = disks.iter().position(|disk| disk.device() == device);
+        let at = disks.iter().position(|served| served.disk.device() == device);
         let at = at.ok_or_else(|| KernelDiskError::NotFound(device.to_string()))?;
         let kernel = |errno| KernelDiskError::Kernel(errno, device.to_string());
-        NbdNetlink::open().and_then(|mut netlink| netlink.disconnect(disks[at].index)).map_err(kernel)?;
-        let disk = disks.remove(at);
-        match target.delete(&disk.export) {
+        NbdNetlink::open()
+            .and_then(|mut netlink| netlink.disconnect(disks[at].disk.index))
+            .map_err(kernel)?;
+        let served = disks.remove(at);
+        match target.delete(&served.disk.export) {
             // It went with its bdev.
             Ok(()) | Err(NbdTargetError::NotFound(_)) => Ok(()),
             Err(error) => Err(error.into()),
@@ -199,7 +205,7 @@ impl KernelDisks {
 
     /// Disconnects all, while the reactors still serve them.
     pub(crate) fn stop_all(&self) {
-        for disk in sync::lock(&self.disks).drain(..) {
+        for ServedDisk { disk, .. } in sync::lock(&self.disks).drain(..) {
             let stopped = NbdNetlink::open().and_then(|mut netlink| netlink.disconnect(disk.index));
             if let Err(errno) = stopped {
                 log::warn!(target: "nbd", "{}", explain(errno, &disk.device()));
@@ -208,23 +214,91 @@ impl KernelDisks {
     }
 
     pub(crate) fn list(&self) -> Vec<KernelDisk> {
-        sync::lock(&self.disks).clone()
+        sync::lock(&self.disks).iter().map(|served| served.disk.clone()).collect()
     }
 
     /// Whether an export belongs to a disk.
     pub(crate) fn owns(&self, export: &str) -> bool {
-        sync::lock(&self.disks).iter().any(|disk| disk.export == export)
+        sync::lock(&self.disks).iter().any(|served| served.disk.export == export)
     }
 }
 
+/// Connects to an export, and gives the connections to the kernel: for a new device, or for one that has lost its own.
+fn connect(
+    netlink: &mut NbdNetlink,
+    request: &DiskRequest<'_>,
+    info: &ExportInfo,
+    path: &Path,
+    export: &str,
+) -> Result<ServedDisk, KernelDiskError> {
+    let block_size = u64::from(info.block_size);
+    if !block_size.is_power_of_two() || block_size > rustix::param::page_size() as u64 {
+        let reason = format!("bdev_name: the kernel has no block devices of {block_size}-byte blocks");
+        return Err(KernelDiskError::Invalid(reason));
+    }
+    let streams: Result<Vec<_>, _> =
+        (0..request.connections).map(|_| client::connect(path, export)).collect();
+    let streams = streams
+        .map_err(|source| KernelDiskError::Io { doing: "the connection to the target failed", source })?;
+    let sockets: Vec<_> = streams.iter().map(|(stream, _)| stream.as_fd()).collect();
+    let connect = KernelConnect {
+        index: request.index,
+        size: info.size,
+        block_size: info.block_size,
+        flags: streams[0].1.flags.bits(),
+        sockets: &sockets,
+        backend: &format!("{BACKEND}{}", info.config.bdev_name),
+        reconnect_timeout_s: request.reconnect_timeout_s,
+    };
+    let name = |index: Option<u32>| index.map_or("/dev/nbd*".to_string(), |index| format!("/dev/nbd{index}"));
+    let (index, lock) = match (netlink.connect(&connect), request.index) {
+        (Ok(index), _) => (index, KernelDevice::new(index).lock()),
+        (Err(Errno::BUSY), Some(index)) => {
+            let lock = reconnect(netlink, index, &connect)?;
+            log::info!(target: "nbd", "/dev/nbd{index}: it was left by a process that was killed");
+            (index, Some(lock))
+        }
+        (Err(errno), index) => return Err(KernelDiskError::Kernel(errno, name(index))),
+    };
+    let disk = KernelDisk {
+        bdev_name: info.config.bdev_name.clone(),
+        index,
+        connections: request.connections,
+        reconnect_timeout_s: request.reconnect_timeout_s,
+        export: export.to_string(),
+    };
+    Ok(ServedDisk { disk, _lock: lock })
+}
+
+/// Reconnects a device that a killed process left.
+fn reconnect(
+    netlink: &mut NbdNetlink,
+    index: u32,
+    connect: &KernelConnect<'_>,
+) -> Result<DeviceLock, KernelDiskError> {
+    let device = KernelDevice::new(index);
+    let kernel = |errno| KernelDiskError::Kernel(errno, format!("/dev/nbd{index}"));
+    if device.backend().as_deref() != Some(connect.backend) {
+        return Err(kernel(Errno::BUSY));
+    }
+    // Whoever serves it holds the lock.
+    let lock = device.lock().ok_or(kernel(Errno::BUSY))?;
+    if device.shape() != Some((connect.size, connect.block_size)) {
+        let reason = format!("bdev_name: it has not the size or the blocks of /dev/nbd{index}");
+        return Err(KernelDiskError::Invalid(reason));
+    }
+    netlink.reconnect(index, connect).map_err(kernel)?;
+    Ok(lock)
+}
+
 /// Ends the disks whose exports were deleted, because their devices were removed. Their users get I/O errors.
-fn end_without_export(disks: &mut Vec<KernelDisk>, target: &NbdTarget) {
+fn end_without_export(disks: &mut Vec<ServedDisk>, target: &NbdTarget) {
     let exports = target.configured();
     let (kept, ended) = std::mem::take(disks)
         .into_iter()
-        .partition(|disk: &KernelDisk| exports.iter().any(|export| export.config.name == disk.export));
+        .partition(|served: &ServedDisk| exports.iter().any(|one| one.config.name == served.disk.export));
     *disks = kept;
-    for disk in ended {
+    for ServedDisk { disk, .. } in ended {
         log::info!(target: "nbd", "{}: disconnected, {} was removed", disk.device(), disk.bdev_name);
         let stopped = NbdNetlink::open().and_then(|mut netlink| netlink.disconnect(disk.index));
         if let Err(errno) = stopped {
@@ -251,8 +325,8 @@ fn private_directory() -> Result<PathBuf, KernelDiskError> {
     Err(failed(std::io::ErrorKind::AlreadyExists.into()))
 }
 
-fn free_export_name(disks: &[KernelDisk], bdev_name: &str) -> String {
-    let is_used = |name: &String| disks.iter().any(|disk| disk.export == *name);
+fn free_export_name(disks: &[ServedDisk], bdev_name: &str) -> String {
+    let is_used = |name: &String| disks.iter().any(|served| served.disk.export == *name);
     let names = (0..=disks.len()).map(|number| format!("kernel-{number}-{bdev_name}"));
     names.into_iter().find(|name| !is_used(name)).unwrap_or_default()
 }

@@ -10,7 +10,7 @@ use control::{ByName, Method, Module, RpcError};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
 
-use crate::kernel::{self, KernelDisks};
+use crate::kernel::{self, DiskRequest, KernelDisks};
 use crate::{ExportConfig, ExportInfo, KernelDisk, KernelDiskError, NbdTarget, NbdTargetError};
 
 /// NBD's port.
@@ -73,7 +73,8 @@ impl Module for NbdModule {
             Method::update("nbd_start_disk", start_disk)
                 .text(
                     "Makes a bdev a block device of this machine, which the kernel's NBD driver reads and writes \
-                     through this process. Needs root and the kernel module nbd.",
+                     through this process. Needs root and the kernel module nbd. If a killed process left that device, \
+                     of a bdev of the same name, it is reconnected.",
                     "path of the block device",
                 )
                 .errors(&[
@@ -90,7 +91,7 @@ impl Module for NbdModule {
             Method::query("nbd_get_disks", get_disks)
                 .text(
                     "Lists the block devices of `nbd_start_disk`.",
-                    "array of disks with `bdev_name`, `nbd_device` and `connections`",
+                    "array of disks with `bdev_name`, `nbd_device`, `connections` and `reconnect_timeout_s`",
                 )
                 .errors(&[(RpcError::ENODEV, "there is no such disk")]),
         ]
@@ -160,6 +161,8 @@ control::parameters! {
         nbd_device: Option<String>,
         /// Connections, each a queue of the kernel; one for each reactor, but at most 4, if left out
         connections: Option<u32>,
+        /// Seconds that I/O waits for the next process if this one is killed; 0 lets it fail at once
+        reconnect_timeout_s: u32 = 60,
     }
 }
 
@@ -180,7 +183,10 @@ control::parameters! {
 fn start_disk(module: &NbdModule, params: StartDisk) -> Result<String, RpcError> {
     let index = params.nbd_device.as_deref().map(kernel::device_index).transpose()?;
     let connections = params.connections.unwrap_or(module.target.core_count().clamp(1, 4) as u32);
-    Ok(module.disks.start(&module.target, &params.bdev_name, index, connections)?.device())
+    let StartDisk { bdev_name, reconnect_timeout_s, .. } = &params;
+    let reconnect_timeout_s = *reconnect_timeout_s;
+    let request = DiskRequest { bdev_name, index, connections, reconnect_timeout_s };
+    Ok(module.disks.start(&module.target, &request)?.device())
 }
 
 fn stop_disk(module: &NbdModule, params: StopDisk) -> Result<bool, RpcError> {
@@ -200,7 +206,12 @@ fn get_disks(module: &NbdModule, params: GetDisks) -> Result<Vec<Value>, RpcErro
 }
 
 fn describe_disk(disk: &KernelDisk) -> Value {
-    json!({ "bdev_name": disk.bdev_name, "nbd_device": disk.device(), "connections": disk.connections })
+    json!({
+        "bdev_name": disk.bdev_name,
+        "nbd_device": disk.device(),
+        "connections": disk.connections,
+        "reconnect_timeout_s": disk.reconnect_timeout_s,
+    })
 }
 
 control::parameters! {

@@ -54,3 +54,57 @@ def nbd_disk(bench):
     guest.check("killall -TERM ringbolt")
     assert serve.wait(60).rc == 0, serve.out
     guest.until("[ ! -e /sys/block/nbd1/pid ]", 30)
+
+
+FIO = "--ioengine=libaio --direct=1 --bsrange=4k-64k --iodepth=8 --verify=crc32c --verify_fatal=1"
+
+
+@case("nbd-recovery", on=("ringbolt",), machine=PLAIN, provokes=r"nbd|block nbd|EXT4", seconds=120)
+def nbd_recovery(bench):
+    """A disk waits while its killed server is gone, and goes on with the next one: ext4 under fio verify, no I/O error."""
+    guest = bench.guest
+    guest.check("truncate -s 48M /tmp/nbd.disk")
+
+    def launch(config=""):
+        guest.check("rm -f /tmp/nbd.rpc")
+        job = guest.spawn(f"echo $$ > /tmp/nbd.pid; exec ringbolt serve -r /tmp/nbd.rpc {config} 2>&1")
+        guest.until("ringbolt rpc -r /tmp/nbd.rpc spdk_get_version", 60)
+        return job
+
+    serve = launch()
+    rpc(guest, "bdev_uring_create", "name=Disk", "filename=/tmp/nbd.disk", "block_size=512")
+    rpc(guest, "bdev_malloc_create", "name=Malloc0", "num_blocks=2048", "block_size=512")
+    start = ("nbd_start_disk", "bdev_name=Disk", "nbd_device=/dev/nbd2", "connections=2", "reconnect_timeout_s=300")
+    assert rpc(guest, *start) == "/dev/nbd2"
+    disks = [{"bdev_name": "Disk", "nbd_device": "/dev/nbd2", "connections": 2, "reconnect_timeout_s": 300}]
+    assert rpc(guest, "nbd_get_disks") == disks
+    guest.check("ringbolt rpc -r /tmp/nbd.rpc save_config > /tmp/nbd.json")
+    guest.check("mkfs.ext4 -q /dev/nbd2 && mkdir -p /tmp/nbd && mount /dev/nbd2 /tmp/nbd", 60)
+    load = f"fio --name=load --directory=/tmp/nbd --rw=randwrite --size=4m --numjobs=2 --fsync=8 {FIO}"
+    rounds = guest.spawn(f"while [ ! -e /tmp/stop ]; do {load} || exit 1; echo round; done; echo stopped")
+
+    def is_under_load():
+        statistics = {one["name"]: one for one in rpc(guest, "bdev_get_iostat")["bdevs"]}
+        return statistics["Disk"]["num_write_ops"] >= 50
+
+    for _ in range(2):
+        guest.wait(is_under_load, 120, "50 writes", poll=0.1)
+        guest.check("kill -KILL $(cat /tmp/nbd.pid)")
+        serve.wait(30)
+        serve = launch("--config /tmp/nbd.json")
+        assert rpc(guest, "nbd_get_disks") == disks
+    # While it is served, it is no other's.
+    taken = guest.run("ringbolt rpc -r /tmp/nbd.rpc nbd_start_disk bdev_name=Malloc0 nbd_device=/dev/nbd2 2>&1")
+    assert taken.rc != 0 and "connected already" in taken.out, taken
+    # Requests that were in flight are sent again by the kernel's timer of 30 s.
+    guest.wait(is_under_load, 120, "50 writes", poll=0.1)
+    rounds.expect("^round$", 240)
+    guest.check("touch /tmp/stop")
+    rounds.expect("^stopped$", 240)
+    rounds.check()
+    guest.check("rm /tmp/stop; umount /tmp/nbd && fsck.ext4 -fn /dev/nbd2", 60)
+    assert rpc(guest, "nbd_stop_disk", "nbd_device=/dev/nbd2") is True
+    guest.until("[ ! -e /sys/block/nbd2/pid ]", 30)
+    guest.check("kill -TERM $(cat /tmp/nbd.pid)")
+    assert serve.wait(60).rc == 0, serve.out
+    guest.check("rm /tmp/nbd.disk /tmp/nbd.json")

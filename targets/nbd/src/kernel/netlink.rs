@@ -23,11 +23,14 @@ const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 
 const NBD_CMD_CONNECT: u8 = 1;
 const NBD_CMD_DISCONNECT: u8 = 2;
+const NBD_CMD_RECONFIGURE: u8 = 3;
 const NBD_ATTR_INDEX: u16 = 1;
 const NBD_ATTR_SIZE_BYTES: u16 = 2;
 const NBD_ATTR_BLOCK_SIZE_BYTES: u16 = 3;
 const NBD_ATTR_SERVER_FLAGS: u16 = 5;
 const NBD_ATTR_SOCKETS: u16 = 7;
+const NBD_ATTR_DEAD_CONN_TIMEOUT: u16 = 8;
+const NBD_ATTR_BACKEND_IDENTIFIER: u16 = 10;
 const NBD_SOCK_ITEM: u16 = 1;
 const NBD_SOCK_FD: u16 = 1;
 const NESTED: u16 = 1 << 15;
@@ -46,6 +49,10 @@ pub(super) struct KernelConnect<'a> {
     pub(super) flags: u16,
     /// In the transmission phase.
     pub(super) sockets: &'a [BorrowedFd<'a>],
+    /// What names the server to a later one: only that may reconnect the device.
+    pub(super) backend: &'a str,
+    /// Seconds that requests wait for another connection when there is none.
+    pub(super) reconnect_timeout_s: u32,
 }
 
 /// A socket for requests to the driver.
@@ -84,16 +91,21 @@ impl NbdNetlink {
         attribute(&mut attributes, NBD_ATTR_SIZE_BYTES, &connect.size.to_ne_bytes());
         attribute(&mut attributes, NBD_ATTR_BLOCK_SIZE_BYTES, &u64::from(connect.block_size).to_ne_bytes());
         attribute(&mut attributes, NBD_ATTR_SERVER_FLAGS, &u64::from(connect.flags).to_ne_bytes());
-        let mut sockets = Vec::new();
-        for socket in connect.sockets {
-            let mut item = Vec::new();
-            attribute(&mut item, NBD_SOCK_FD, &(socket.as_raw_fd() as u32).to_ne_bytes());
-            attribute(&mut sockets, NBD_SOCK_ITEM | NESTED, &item);
-        }
-        attribute(&mut attributes, NBD_ATTR_SOCKETS | NESTED, &sockets);
+        attribute_connection(&mut attributes, connect);
         let reply = self.request(NBD_CMD_CONNECT, &attributes)?;
         let index = find_attribute(&reply, NBD_ATTR_INDEX).and_then(|value| value.first_chunk::<4>());
         index.map(|index| u32::from_ne_bytes(*index)).ok_or(Errno::PROTO)
+    }
+
+    /// Gives a connected device sockets instead of those that are dead.
+    ///
+    /// # Errors
+    /// `EINVAL` if the device is not connected, or has another backend.
+    pub(super) fn reconnect(&mut self, index: u32, connect: &KernelConnect<'_>) -> Result<(), Errno> {
+        let mut attributes = Vec::new();
+        attribute(&mut attributes, NBD_ATTR_INDEX, &index.to_ne_bytes());
+        attribute_connection(&mut attributes, connect);
+        self.request(NBD_CMD_RECONFIGURE, &attributes).map(drop)
     }
 
     /// Disconnects a device. One that is not connected is no error.
@@ -146,6 +158,20 @@ fn attribute(out: &mut Vec<u8>, kind: u16, value: &[u8]) {
     out.extend(kind.to_ne_bytes());
     out.extend(value);
     out.resize(out.len().next_multiple_of(4), 0);
+}
+
+/// The sockets, and what is to happen without them.
+fn attribute_connection(out: &mut Vec<u8>, connect: &KernelConnect<'_>) {
+    let timeout_s = u64::from(connect.reconnect_timeout_s);
+    attribute(out, NBD_ATTR_DEAD_CONN_TIMEOUT, &timeout_s.to_ne_bytes());
+    attribute(out, NBD_ATTR_BACKEND_IDENTIFIER, &[connect.backend.as_bytes(), &[0]].concat());
+    let mut sockets = Vec::new();
+    for socket in connect.sockets {
+        let mut item = Vec::new();
+        attribute(&mut item, NBD_SOCK_FD, &(socket.as_raw_fd() as u32).to_ne_bytes());
+        attribute(&mut sockets, NBD_SOCK_ITEM | NESTED, &item);
+    }
+    attribute(out, NBD_ATTR_SOCKETS | NESTED, &sockets);
 }
 
 /// The value of the first attribute of a kind.
