@@ -10,10 +10,9 @@ mod text;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use block_io::{Op, Tag};
+use block_io::Tag;
 use dma::Data;
-use reservations::{ChangeWaker, PendingGuard};
-use scsi::{Command, CoreEvents, SessionPeers, Step, Task, TaskAbort, TaskContext, TaskEvent, UnitNexus};
+use scsi::{Command, RunningTask, SessionCommand, SessionUnit, Step, TaskAbort, TaskEvent, TaskRunner};
 use slots::{Slab, Slot};
 use target_shell::{IoContext, PduData};
 use wire_iscsi::{AsyncEvent, AsyncMessage, RESERVED_TAG, Reject, RejectReason};
@@ -37,16 +36,14 @@ use text::TextExchange;
 ///
 /// Commands arrive in order; in a session with several connections, one waits for those before it on the others. Each has a slot, and a [`Task`] of its logical unit that says what it needs next: data of
 /// the initiator ([`DataOutState`]), memory, or the device. What needs memory or the device goes to [`work`](Self::work)
-/// and [`requests`](Self::requests), which [`pump`](Self::pump) empties where the core's resources are at hand: after
+/// and its requests to the [`TaskRunner`], which [`pump`](Self::pump) empties where the core's resources are at hand: after
 /// receiving, and in `resume`. Buffers count towards [`QUOTA_BYTES`] until they are free or sent.
 pub(crate) struct Session {
     identity: Identity,
     handle: SessionHandle,
     pub(crate) parameters: Parameters,
-    events: Arc<CoreEvents>,
-    waker: Arc<dyn ChangeWaker>,
     flow: u16,
-    units: Vec<SessionUnit>,
+    tasks: TaskRunner<UnitInfo>,
     /// What REPORT LUNS lists, in order.
     luns: Vec<u16>,
     commands: Slab<CommandState>,
@@ -57,9 +54,6 @@ pub(crate) struct Session {
     /// The next PDU is a command that waits for those before it, on other connections.
     is_out_of_turn: bool,
     work: VecDeque<(Slot, Work)>,
-    requests: Vec<(u32, bdev::Request)>,
-    /// Empty between calls; keeps its memory.
-    batch: Vec<bdev::Request>,
     /// Requests to devices in flight.
     outstanding: u32,
     held_bytes: usize,
@@ -73,8 +67,6 @@ pub(crate) struct Session {
     /// Something of other cores may have changed.
     has_event: bool,
     text: TextExchange,
-    /// Aborts of tasks in flight when the connection was closed: kept until it is gone.
-    guards: Vec<PendingGuard>,
     /// A NOP-In is not answered.
     pub(crate) is_pinged: bool,
     /// Bytes of data-out received, wrapping: a change is progress.
@@ -84,52 +76,18 @@ pub(crate) struct Session {
 }
 
 /// A logical unit of the session.
-struct SessionUnit {
+#[derive(Debug)]
+struct UnitInfo {
     id: u64,
     lun: u16,
-    key: u32,
-    nexus: Arc<UnitNexus>,
-    /// It is in the configuration.
-    is_present: bool,
-    commands: u32,
-}
-
-/// The units of the session, for copies between them.
-struct Peers<'a> {
-    units: &'a [SessionUnit],
-    requests: &'a mut Vec<(u32, bdev::Request)>,
-}
-
-impl SessionPeers for Peers<'_> {
-    fn nexus(&self, index: usize) -> Option<&Arc<UnitNexus>> {
-        self.units.iter().filter(|unit| unit.is_present).nth(index).map(|unit| &unit.nexus)
-    }
-
-    fn submit(&mut self, nexus: &Arc<UnitNexus>, request: bdev::Request) -> Result<(), bdev::Request> {
-        let found = self.units.iter().find(|unit| unit.is_present && Arc::ptr_eq(&unit.nexus, nexus));
-        let Some(unit) = found else { return Err(request) };
-        self.requests.push((unit.key, request));
-        Ok(())
-    }
-}
-
-impl std::fmt::Debug for Peers<'_> {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Peers").field("units", &self.units.len()).finish_non_exhaustive()
-    }
 }
 
 /// A command that is not answered.
 struct CommandState {
-    /// `None` before it is started and for a moment after.
-    task: Option<Task>,
-    unit: usize,
+    running: RunningTask,
     initiator_task_tag: u32,
     lun: u64,
     is_immediate: bool,
-    /// See [`CoreEvents::sequence`].
-    sequence: u64,
-    guard: Option<PendingGuard>,
     /// A task management function that waits for its end.
     abort_function: Option<u32>,
     /// Bytes of the quota.
@@ -140,8 +98,16 @@ struct CommandState {
     /// When it arrived, if latencies are counted; 0 otherwise.
     started_ticks: u64,
     data_out: Option<DataOutState>,
-    /// The task waits for the waker.
-    is_pending: bool,
+}
+
+impl SessionCommand for CommandState {
+    fn running(&self) -> &RunningTask {
+        &self.running
+    }
+
+    fn running_mut(&mut self) -> &mut RunningTask {
+        &mut self.running
+    }
 }
 
 /// What a command needs, where the core's resources are at hand.
@@ -175,10 +141,8 @@ impl Session {
             identity,
             handle,
             parameters,
-            events: core.events.clone(),
-            waker: core.events.clone(),
             flow,
-            units: Vec::new(),
+            tasks: TaskRunner::new(&core.events),
             luns: Vec::new(),
             commands: Slab::with_capacity(depth + IMMEDIATE_COMMANDS_MAX),
             immediate_commands: 0,
@@ -186,8 +150,6 @@ impl Session {
             claimed: None,
             is_out_of_turn: false,
             work: VecDeque::new(),
-            requests: Vec::new(),
-            batch: Vec::new(),
             outstanding: 0,
             held_bytes: 0,
             quota_wait: None,
@@ -196,7 +158,6 @@ impl Session {
             logouts: Vec::new(),
             has_event: false,
             text: TextExchange::default(),
-            guards: Vec::new(),
             is_pinged: false,
             data_progress: 0,
             is_over: false,
@@ -229,13 +190,13 @@ impl Session {
 
     fn update_units(&mut self, node: &TargetNode) {
         let mut has_changed = false;
-        for unit in &mut self.units {
-            let is_present = node.units.iter().any(|one| one.id == unit.id);
+        for unit in self.tasks.units_mut() {
+            let is_present = node.units.iter().any(|one| one.id == unit.info.id);
             has_changed |= unit.is_present != is_present;
             unit.is_present = is_present;
         }
         for new in &node.units {
-            if self.units.iter().any(|unit| unit.id == new.id) {
+            if self.tasks.units().iter().any(|unit| unit.info.id == new.id) {
                 continue;
             }
             let ports = scsi::NexusPorts::iscsi(
@@ -253,20 +214,15 @@ impl Session {
                 }
             };
             has_changed = true;
-            let unit =
-                SessionUnit { id: new.id, lun: new.lun, key: new.key, nexus, is_present: true, commands: 0 };
-            // A removed unit without commands makes room.
-            match self.units.iter().position(|one| !one.is_present && one.commands == 0) {
-                Some(free) => self.units[free] = unit,
-                None if self.units.len() < 2 * LUNS_MAX => self.units.push(unit),
-                None => {}
-            }
+            let info = UnitInfo { id: new.id, lun: new.lun };
+            self.tasks.attach(SessionUnit::new(nexus, new.key, info), 2 * LUNS_MAX);
         }
         let is_first = self.luns.is_empty();
-        self.luns = self.units.iter().filter(|unit| unit.is_present).map(|unit| unit.lun).collect();
+        let present = self.tasks.units().iter().filter(|unit| unit.is_present);
+        self.luns = present.map(|unit| unit.info.lun).collect();
         self.luns.sort_unstable();
         if has_changed && !is_first {
-            for unit in self.units.iter().filter(|unit| unit.is_present) {
+            for unit in self.tasks.units().iter().filter(|unit| unit.is_present) {
                 unit.nexus.set_attention(AdditionalSense::REPORTED_LUNS_CHANGED);
             }
         }
@@ -275,19 +231,10 @@ impl Session {
     /// Something of other cores has changed.
     pub(crate) fn on_event(&mut self, aborts: &[TaskAbort], is_closed: bool) {
         self.has_event = true;
-        for (slot, command) in self.commands.iter_mut() {
-            let Some(unit) = self.units.get(command.unit) else { continue };
-            let Some(abort) = aborts.iter().find(|abort| abort.concerns(&unit.nexus, command.sequence))
-            else {
-                continue;
-            };
-            if is_closed {
-                self.guards.push(abort.guard());
-            } else {
-                command.guard = Some(abort.guard());
-                self.work.push_back((slot, Work::Abort));
-            }
-        }
+        let work = &mut self.work;
+        self.tasks.take_aborts(&mut self.commands, aborts, is_closed, |slot| {
+            work.push_back((slot, Work::Abort));
+        });
     }
 
     /// Whether the session has to end at once, without waiting for commands.
@@ -304,7 +251,7 @@ impl Session {
     pub(crate) fn abandon(&mut self) {
         self.is_over = true;
         self.work.clear();
-        self.requests.clear();
+        self.tasks.discard_requests();
         self.quota_wait = None;
     }
 
@@ -331,7 +278,7 @@ impl Session {
             return false;
         }
         let is_quota_free = self.quota_wait.is_none_or(|bytes| self.fits(bytes));
-        self.has_event || !self.requests.is_empty() || (!self.work.is_empty() && is_quota_free)
+        self.has_event || self.tasks.has_requests() || (!self.work.is_empty() && is_quota_free)
     }
 
     /// Whether the initiator has to send data for a command.
@@ -360,11 +307,8 @@ impl Session {
         if std::mem::take(&mut self.has_event) {
             self.finish_functions(out);
             self.finish_logouts(out);
-            for (slot, command) in self.commands.iter() {
-                if command.is_pending {
-                    self.work.push_back((slot, Work::Changed));
-                }
-            }
+            let pending = TaskRunner::<UnitInfo>::pending(&self.commands);
+            self.work.extend(pending.map(|slot| (slot, Work::Changed)));
         }
         self.pump(out, context);
     }
@@ -426,23 +370,17 @@ impl Session {
 
     fn submit_requests(&mut self, out: &mut PduWriter, context: &mut IoContext<'_, IscsiCore>) {
         // A request that cannot be submitted may lead to further ones.
-        while !self.requests.is_empty() {
-            let mut requests = std::mem::take(&mut self.requests);
-            for (key, request) in requests.drain(..) {
-                let tag = request.tag;
-                match context.submit(key, request) {
-                    Ok(()) => self.outstanding += 1,
-                    Err(status) => {
-                        let failed = bdev::Request::new(tag, Op::Flush, 0, 0).complete(status);
-                        if let Some(slot) = self.slot_of(tag.0) {
-                            self.resume_task(slot, TaskEvent::Completed(failed), out);
-                        }
-                    }
+        while self.tasks.has_requests() {
+            let outstanding = &mut self.outstanding;
+            let failed = self.tasks.submit(|key, request| {
+                context.submit(key, request)?;
+                *outstanding += 1;
+                Ok(())
+            });
+            for (tag, completion) in failed {
+                if let Some(slot) = self.slot_of(tag.0) {
+                    self.resume_task(slot, TaskEvent::Completed(completion), out);
                 }
-            }
-            if self.requests.is_empty() {
-                self.requests = requests;
-                return;
             }
         }
     }
@@ -462,46 +400,20 @@ impl Session {
 
     /// Starts the task of a command.
     fn start_task(&mut self, slot: Slot, command: &Command<'_>, out: &mut PduWriter) {
-        let Some(state) = self.commands.get(slot) else { return };
-        let unit = &self.units[state.unit];
-        let mut context = TaskContext {
-            nexus: &unit.nexus,
-            luns: &self.luns,
-            waker: &self.waker,
-            requests: &mut self.batch,
-            peers: &mut Peers { units: &self.units, requests: &mut self.requests },
-        };
-        let (task, step) = Task::start(command, &mut context);
-        if let Some(state) = self.commands.get_mut(slot) {
-            state.task = Some(task);
+        if let Some(step) = self.tasks.start(&mut self.commands, slot, command, &self.luns) {
+            self.take_step(slot, step, out);
         }
-        self.take_step(slot, step, out);
     }
 
     #[inline]
     fn resume_task(&mut self, slot: Slot, event: TaskEvent, out: &mut PduWriter) {
-        let Some(command) = self.commands.get_mut(slot) else { return };
-        let (Some(task), Some(unit)) = (&mut command.task, self.units.get(command.unit)) else { return };
-        let mut context = TaskContext {
-            nexus: &unit.nexus,
-            luns: &self.luns,
-            waker: &self.waker,
-            requests: &mut self.batch,
-            peers: &mut Peers { units: &self.units, requests: &mut self.requests },
-        };
-        let step = task.resume(event, &mut context);
-        self.take_step(slot, step, out);
+        if let Some(step) = self.tasks.resume(&mut self.commands, slot, event, &self.luns) {
+            self.take_step(slot, step, out);
+        }
     }
 
     #[inline]
     fn take_step(&mut self, slot: Slot, step: Step, out: &mut PduWriter) {
-        if !self.batch.is_empty() {
-            let key = self.commands.get(slot).map_or(0, |command| self.units[command.unit].key);
-            self.requests.extend(self.batch.drain(..).map(|request| (key, request)));
-        }
-        if let Some(command) = self.commands.get_mut(slot) {
-            command.is_pending = matches!(step, Step::Pending);
-        }
         match step {
             Step::DataIn(bytes) => self.work.push_back((slot, Work::DataIn(bytes))),
             Step::Memory(bytes) => self.work.push_back((slot, Work::Memory(bytes))),
@@ -520,7 +432,7 @@ impl Session {
     fn end_command(&mut self, slot: Slot, out: &mut PduWriter) {
         let Some(command) = self.commands.remove(slot) else { return };
         self.held_bytes -= command.held;
-        self.units[command.unit].commands -= 1;
+        self.tasks.end(&command.running);
         if command.is_immediate {
             self.immediate_commands -= 1;
         } else {

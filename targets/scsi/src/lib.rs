@@ -14,6 +14,8 @@
 //!    in order and in one batch, and have the command's tag.
 //! 3. [`Step::Done`] has the [`Response`]: status, sense data, data-in and the residual, which the transport encodes.
 //!
+//! [`TaskRunner`] does this for all tasks of a session on a core, and collects their requests.
+//!
 //! A task is aborted with [`TaskEvent::Abort`]: ABORT TASK by the transport, which alone knows tasks by their tags.
 //! [`LogicalUnit::manage`] executes the other functions: it asks the [`UnitSubscriber`]s of all transports to abort the
 //! tasks of nexuses, and is complete when they have ended.
@@ -59,6 +61,7 @@ mod operation;
 mod ports;
 mod reserve;
 mod response;
+mod runner;
 mod sanitize;
 mod sense;
 mod settings;
@@ -76,6 +79,7 @@ pub use limits::{ATTENTIONS_MAX, NEXUSES_MAX, TRANSFER_BYTES_MAX};
 pub use nexus::{AttachError, NexusPorts, UnitNexus};
 pub use ports::TargetPort;
 pub use response::{DataIn, Residual, Response, SenseBytes};
+pub use runner::{RunningTask, SessionCommand, SessionUnit, TaskRunner};
 pub use sense::failure_of;
 pub use task::{Command, NoPeers, SessionPeers, Step, Task, TaskContext, TaskEvent, no_waker};
 pub use unit::{AbortedTasks, LogicalUnit, UnitConfig, UnitFunction, UnitSubscriber};

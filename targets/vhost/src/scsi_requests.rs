@@ -6,12 +6,11 @@ mod event_queue;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use block_io::{Op, Tag};
+use block_io::Tag;
 use dma::Data;
-use reservations::{ChangeWaker, PendingGuard};
 use scsi::{
-    Command, CoreEvents, DataIn, NexusPorts, Residual, Response, Step, Task, TaskAbort, TaskContext,
-    TaskEvent, UnitNexus,
+    Command, CoreEvents, DataIn, NexusPorts, Residual, Response, RunningTask, SessionCommand, SessionUnit,
+    Step, TaskAbort, TaskEvent, TaskRunner,
 };
 use slots::{Slab, Slot};
 use wire_scsi::ScsiStatus;
@@ -38,20 +37,15 @@ const LUNS: [u16; 1] = [0];
 /// The commands of a connection, as [`Task`]s of logical units, and its task management functions.
 ///
 /// READ and WRITE use the guest's buffers as they are. A command that needs memory, or more than one request of its
-/// device, goes to [`work`](Self::work) and [`requests`](Self::requests), which [`pump`](Self::pump) empties where the
+/// device, goes to [`work`](Self::work) and its requests to the [`TaskRunner`], which [`pump`](Self::pump) empties where the
 /// core's resources are at hand. Chains whose commands have ended are collected in [`used`](Self::used).
 pub(crate) struct ScsiRequests {
-    events: Arc<CoreEvents>,
-    waker: Arc<dyn ChangeWaker>,
     flow: u16,
-    units: Vec<SessionUnit>,
+    tasks: TaskRunner<TargetInfo>,
     commands: Slab<CommandState>,
     functions: Vec<PendingFunction>,
     event_queue: EventQueue,
     work: VecDeque<(Slot, Work)>,
-    requests: Vec<(u32, bdev::Request)>,
-    /// Empty between calls; keeps its memory.
-    batch: Vec<bdev::Request>,
     /// Chains to return.
     pub(crate) used: Vec<UsedChain>,
     /// Bytes of buffers of the core that commands have.
@@ -60,35 +54,24 @@ pub(crate) struct ScsiRequests {
     is_waiting: bool,
     /// Something of other cores may have changed.
     has_event: bool,
-    /// Aborts of tasks in flight when the connection was closed: kept until it is gone.
-    guards: Vec<PendingGuard>,
 }
 
 /// A logical unit of the connection.
-struct SessionUnit {
+#[derive(Debug)]
+struct TargetInfo {
     id: u64,
     target: u8,
-    key: u32,
     blocks: u64,
-    nexus: Arc<UnitNexus>,
-    /// It is in the configuration.
-    is_present: bool,
-    commands: u32,
 }
 
 /// A command that has not ended.
 struct CommandState {
-    /// `None` for a moment, before it is started.
-    task: Option<Task>,
-    unit: usize,
+    running: RunningTask,
     queue: u16,
     /// `None` after the answer.
     id: Option<ChainId>,
     /// The driver's identifier.
     tag: u64,
-    /// See [`CoreEvents::sequence`].
-    sequence: u64,
-    guard: Option<PendingGuard>,
     /// What the driver gets if it is aborted.
     abort_response: ScsiResponse,
     /// A task management function that waits for its end.
@@ -99,7 +82,16 @@ struct CommandState {
     data_out: Option<Data>,
     /// Bytes of buffers of the core.
     buffered: usize,
-    is_pending: bool,
+}
+
+impl SessionCommand for CommandState {
+    fn running(&self) -> &RunningTask {
+        &self.running
+    }
+
+    fn running_mut(&mut self) -> &mut RunningTask {
+        &mut self.running
+    }
 }
 
 /// What a command needs, where the core's resources are at hand.
@@ -125,21 +117,16 @@ impl ScsiRequests {
         flow: u16,
     ) -> ScsiRequests {
         let mut requests = ScsiRequests {
-            events: events.clone(),
-            waker: events.clone(),
             flow,
-            units: Vec::new(),
+            tasks: TaskRunner::new(events),
             commands: Slab::with_capacity(SCSI_COMMANDS_MAX),
             functions: Vec::new(),
             event_queue: EventQueue::default(),
             work: VecDeque::new(),
-            requests: Vec::new(),
-            batch: Vec::new(),
             used: Vec::new(),
             buffered_bytes: 0,
             is_waiting: false,
             has_event: false,
-            guards: Vec::new(),
         };
         requests.apply(name, backend);
         // The driver looks for itself when it starts.
@@ -150,22 +137,22 @@ impl ScsiRequests {
     /// Applies a configuration, and reports what has changed.
     pub(crate) fn apply(&mut self, name: &str, backend: &ScsiBackend) {
         let find = |id: u64| backend.targets.iter().flatten().find(|unit| unit.id == id);
-        for unit in self.units.iter_mut().filter(|unit| unit.is_present) {
-            match find(unit.id) {
+        for unit in self.tasks.units_mut().iter_mut().filter(|unit| unit.is_present) {
+            match find(unit.info.id) {
                 None => {
                     unit.is_present = false;
-                    self.event_queue.push_removed(unit.target);
+                    self.event_queue.push_removed(unit.info.target);
                 }
-                Some(new) if new.blocks != unit.blocks => {
-                    unit.blocks = new.blocks;
-                    self.event_queue.push_resized(unit.target);
+                Some(new) if new.blocks != unit.info.blocks => {
+                    unit.info.blocks = new.blocks;
+                    self.event_queue.push_resized(unit.info.target);
                 }
                 Some(_) => {}
             }
         }
         for (target, new) in (0_u8..).zip(&backend.targets) {
             let Some(new) = new else { continue };
-            if !self.units.iter().any(|unit| unit.id == new.id) {
+            if !self.tasks.units().iter().any(|unit| unit.info.id == new.id) {
                 self.attach(name, target, new);
             }
         }
@@ -179,29 +166,16 @@ impl ScsiRequests {
                 return;
             }
         };
-        let unit = SessionUnit {
-            id: new.id,
-            target,
-            key: new.key,
-            blocks: new.blocks,
-            nexus,
-            is_present: true,
-            commands: 0,
-        };
-        // A removed unit without commands makes room.
-        match self.units.iter().position(|one| !one.is_present && one.commands == 0) {
-            Some(free) => self.units[free] = unit,
-            None if self.units.len() < 2 * SCSI_TARGETS => self.units.push(unit),
-            None => {
-                return log::warn!(target: "vhost", "{name}: target {target} is not there: too many commands");
-            }
+        let info = TargetInfo { id: new.id, target, blocks: new.blocks };
+        if !self.tasks.attach(SessionUnit::new(nexus, new.key, info), 2 * SCSI_TARGETS) {
+            return log::warn!(target: "vhost", "{name}: target {target} is not there: too many commands");
         }
         self.event_queue.push_added(target);
     }
 
     /// The driver begins anew. No command is in flight.
     pub(crate) fn reset(&mut self, name: &str, backend: &ScsiBackend) {
-        self.units.clear();
+        self.tasks.detach_all();
         self.apply(name, backend);
         self.event_queue = EventQueue::default();
     }
@@ -236,7 +210,7 @@ impl ScsiRequests {
     /// The stream is closed. Commands stay until their requests have completed; nothing more is written.
     pub(crate) fn close(&mut self) {
         self.work.clear();
-        self.requests.clear();
+        self.tasks.discard_requests();
         self.functions.clear();
         self.is_waiting = false;
     }
@@ -244,18 +218,10 @@ impl ScsiRequests {
     /// Something of other cores has changed.
     pub(crate) fn on_event(&mut self, aborts: &[TaskAbort], is_closed: bool) {
         self.has_event = !is_closed;
-        for (slot, command) in self.commands.iter_mut() {
-            let nexus = &self.units[command.unit].nexus;
-            let Some(abort) = aborts.iter().find(|abort| abort.concerns(nexus, command.sequence)) else {
-                continue;
-            };
-            if is_closed {
-                self.guards.push(abort.guard());
-            } else {
-                command.guard = Some(abort.guard());
-                self.work.push_back((slot, Work::Abort));
-            }
-        }
+        let work = &mut self.work;
+        self.tasks.take_aborts(&mut self.commands, aborts, is_closed, |slot| {
+            work.push_back((slot, Work::Abort));
+        });
     }
 
     #[inline]
@@ -266,7 +232,7 @@ impl ScsiRequests {
     #[inline]
     pub(crate) fn wants_resume(&self) -> bool {
         let has_work = !self.work.is_empty() && !self.is_waiting;
-        self.has_event || has_work || !self.requests.is_empty()
+        self.has_event || has_work || self.tasks.has_requests()
     }
 
     /// Executes the request of a chain.
@@ -323,46 +289,32 @@ impl ScsiRequests {
             return Ok(Started::Used(write_response(answered, &mut response, &mut data_in, guest)));
         }
         let state = CommandState {
-            task: None,
-            unit,
+            running: self.tasks.begin(unit),
             queue,
             id: Some(id),
             tag: header.tag,
-            sequence: self.events.sequence(),
-            guard: None,
             abort_response: ScsiResponse::Aborted,
             abort_function: None,
             response,
             data_in,
             data_out,
             buffered: 0,
-            is_pending: false,
         };
         let slot = match self.commands.insert(state) {
             Ok(slot) => slot,
             // The caller has looked whether there is room.
             Err(mut state) => return Ok(answer(&mut state.response, ScsiResponse::Busy, guest)),
         };
-        self.units[unit].commands += 1;
         command.tag = Tag(tags::tag_of(slot));
-        let mut context = TaskContext {
-            nexus: &self.units[unit].nexus,
-            luns: &LUNS,
-            waker: &self.waker,
-            requests: &mut self.batch,
-            peers: &mut scsi::NoPeers,
-        };
-        let (task, step) = Task::start(&command, &mut context);
-        if let Some(state) = self.commands.get_mut(slot) {
-            state.task = Some(task);
+        if let Some(step) = self.tasks.start(&mut self.commands, slot, &command, &LUNS) {
+            self.take_step(slot, step, guest);
         }
-        self.take_step(slot, step, guest);
         Ok(Started::InFlight(out_bytes + in_bytes))
     }
 
     /// The unit of a target.
     fn find_unit(&self, target: u8) -> Option<usize> {
-        self.units.iter().position(|unit| unit.is_present && unit.target == target)
+        self.tasks.find_unit(|unit| unit.target == target)
     }
 
     /// A request has completed.
@@ -382,8 +334,8 @@ impl ScsiRequests {
         self.is_waiting = false;
         if std::mem::take(&mut self.has_event) {
             self.finish_functions(guest);
-            let pending = self.commands.iter().filter(|(_, command)| command.is_pending);
-            self.work.extend(pending.map(|(slot, _)| (slot, Work::Changed)));
+            let pending = TaskRunner::<TargetInfo>::pending(&self.commands);
+            self.work.extend(pending.map(|slot| (slot, Work::Changed)));
         }
         while let Some((slot, work)) = self.work.pop_front() {
             if let Err(NotNow) = self.do_work(slot, &work, guest, context) {
@@ -431,20 +383,11 @@ impl ScsiRequests {
     #[inline]
     fn submit_requests(&mut self, guest: GuestView<'_>, context: &mut VhostContext<'_>) {
         // A request that cannot be submitted may lead to further ones.
-        while !self.requests.is_empty() {
-            let mut requests = std::mem::take(&mut self.requests);
-            for (key, request) in requests.drain(..) {
-                let tag = request.tag;
-                if let Err(status) = context.submit(key, request) {
-                    let failed = bdev::Request::new(tag, Op::Flush, 0, 0).complete(status);
-                    if let Some(slot) = tags::find(&self.commands, tag.0) {
-                        self.resume_task(slot, TaskEvent::Completed(failed), guest);
-                    }
+        while self.tasks.has_requests() {
+            for (tag, completion) in self.tasks.submit(|key, request| context.submit(key, request)) {
+                if let Some(slot) = tags::find(&self.commands, tag.0) {
+                    self.resume_task(slot, TaskEvent::Completed(completion), guest);
                 }
-            }
-            if self.requests.is_empty() {
-                self.requests = requests;
-                return;
             }
         }
     }
@@ -458,15 +401,7 @@ impl ScsiRequests {
 
     #[inline]
     fn next_step(&mut self, slot: Slot, event: TaskEvent) -> Option<Step> {
-        let command = self.commands.get_mut(slot)?;
-        let mut context = TaskContext {
-            nexus: &self.units[command.unit].nexus,
-            luns: &LUNS,
-            waker: &self.waker,
-            requests: &mut self.batch,
-            peers: &mut scsi::NoPeers,
-        };
-        Some(command.task.as_mut()?.resume(event, &mut context))
+        self.tasks.resume(&mut self.commands, slot, event, &LUNS)
     }
 
     /// Does what a step asks for, as far as the guest's buffers are enough.
@@ -474,11 +409,6 @@ impl ScsiRequests {
     fn take_step(&mut self, slot: Slot, mut step: Step, guest: GuestView<'_>) {
         loop {
             let Some(command) = self.commands.get_mut(slot) else { return };
-            if !self.batch.is_empty() {
-                let key = self.units[command.unit].key;
-                self.requests.extend(self.batch.drain(..).map(|request| (key, request)));
-            }
-            command.is_pending = matches!(step, Step::Pending);
             let event = match step {
                 Step::DataOut(bytes) => {
                     let data = command.data_out.take().and_then(|data| first(data, bytes).ok());
@@ -521,7 +451,7 @@ impl ScsiRequests {
     fn end_command(&mut self, slot: Slot, guest: GuestView<'_>) {
         let Some(mut command) = self.commands.remove(slot) else { return };
         self.buffered_bytes -= command.buffered;
-        self.units[command.unit].commands -= 1;
+        self.tasks.end(&command.running);
         if let Some(id) = command.id {
             let written = header_bytes(command.abort_response);
             write(&mut command.response, &written, guest);

@@ -126,7 +126,8 @@ impl Session {
         let Some(command) = self.commands.get_mut(slot) else { return };
         let expected = command.expected_length;
         command.data_out = None;
-        let is_descriptor = self.units[command.unit].nexus.unit().settings().descriptor_sense;
+        let is_descriptor =
+            self.tasks.units()[command.running.unit()].nexus.unit().settings().descriptor_sense;
         let response = Response {
             status: ScsiStatus::CheckCondition,
             sense: Some(sense),

@@ -71,9 +71,10 @@ impl Session {
         };
         let is_for_all = matches!(function, TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset);
         let lun = wire_scsi::luns::decode_lun(request.lun.to_be_bytes());
-        let units = self.units.iter().filter(|unit| unit.is_present && (is_for_all || Some(unit.lun) == lun));
-        let manage = |unit: &super::SessionUnit| {
-            unit.nexus.unit().manage(unit_function, &unit.nexus, self.waker.clone())
+        let units = self.tasks.units().iter();
+        let units = units.filter(|unit| unit.is_present && (is_for_all || Some(unit.info.lun) == lun));
+        let manage = |unit: &scsi::SessionUnit<super::UnitInfo>| {
+            unit.nexus.unit().manage(unit_function, &unit.nexus, self.tasks.waker().clone())
         };
         let changes: Vec<_> = units.map(manage).collect();
         if changes.is_empty() && !is_for_all {

@@ -147,30 +147,25 @@ impl Session {
             flow: self.flow,
         };
         let lun = wire_scsi::luns::decode_lun(header.lun.to_be_bytes());
-        let unit = self.units.iter().position(|unit| unit.is_present && Some(unit.lun) == lun);
+        let unit = self.tasks.find_unit(|unit| Some(unit.lun) == lun);
         let Some(unit) = unit else {
             self.answer_absent_unit(header, &command, out);
             return Ok(Sink::Discard);
         };
         let state = CommandState {
-            task: None,
-            unit,
+            running: self.tasks.begin(unit),
             initiator_task_tag: header.initiator_task_tag,
             lun: header.lun,
             is_immediate: header.immediate,
-            sequence: self.events.sequence(),
-            guard: None,
             abort_function: None,
             held: 0,
             r2ts: 0,
             expected_length: expected,
             started_ticks: if self.histogram().is_some() { os::clock::ticks().max(1) } else { 0 },
             data_out: None,
-            is_pending: false,
         };
         // The window and the limit of immediate commands leave a slot.
         let Ok(slot) = self.commands.insert(state) else { return Ok(Sink::Discard) };
-        self.units[unit].commands += 1;
         self.immediate_commands += u32::from(header.immediate);
         command.tag = tag_of(slot);
         self.start_task(slot, &command, out);

@@ -93,7 +93,7 @@ impl ScsiRequests {
             TaskFunction::AbortTask => {
                 let found = self.commands.iter_mut();
                 let found = found
-                    .filter(|(_, command)| command.unit == unit && command.tag == request.tag)
+                    .filter(|(_, command)| command.running.unit() == unit && command.tag == request.tag)
                     .find(|(_, command)| command.id.is_some() && command.abort_function.is_none());
                 let Some((slot, command)) = found else { return done(ScsiResponse::Ok) };
                 command.abort_function = Some(AbortFunction { queue, id, response });
@@ -103,7 +103,9 @@ impl ScsiRequests {
             TaskFunction::QueryTask | TaskFunction::QueryTaskSet => {
                 let is_any = function == TaskFunction::QueryTaskSet;
                 let is_there = self.commands.iter().any(|(_, command)| {
-                    command.unit == unit && command.id.is_some() && (is_any || command.tag == request.tag)
+                    command.running.unit() == unit
+                        && command.id.is_some()
+                        && (is_any || command.tag == request.tag)
                 });
                 return done(if is_there { ScsiResponse::FunctionSucceeded } else { ScsiResponse::Ok });
             }
@@ -115,14 +117,14 @@ impl ScsiRequests {
         if self.functions.len() >= FUNCTIONS_MAX {
             return done(ScsiResponse::FunctionRejected);
         }
-        let nexus = self.units[unit].nexus.clone();
+        let nexus = self.tasks.units()[unit].nexus.clone();
         if request.function != TaskFunction::AbortTaskSet.to_wire()
             && request.function != TaskFunction::ClearTaskSet.to_wire()
         {
-            let concerned = self.commands.iter_mut().filter(|(_, command)| command.unit == unit);
+            let concerned = self.commands.iter_mut().filter(|(_, command)| command.running.unit() == unit);
             concerned.for_each(|(_, command)| command.abort_response = ScsiResponse::Reset);
         }
-        let change = nexus.unit().manage(function, &nexus, self.waker.clone());
+        let change = nexus.unit().manage(function, &nexus, self.tasks.waker().clone());
         if request.function == TaskFunction::NexusReset.to_wire() {
             nexus.set_attention(NEXUS_LOSS);
         }
