@@ -15,6 +15,7 @@ mod iscsi;
 mod load;
 mod machine_info;
 mod metric;
+mod nbd;
 mod page;
 mod placement;
 mod process;
@@ -26,6 +27,7 @@ mod scaling;
 mod server;
 mod spdk;
 mod store;
+mod ublk;
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};

@@ -8,7 +8,8 @@ use super::instructions::CountedExample;
 use super::load::{self, BenchDevice, IoPattern, RemoteLoad};
 use super::server::TargetTransport;
 use super::{
-    RunContext, RunOutcome, attack, bare, fio, idle, instructions, iscsi, page, scale, scaling, store,
+    RunContext, RunOutcome, attack, bare, fio, idle, instructions, iscsi, nbd, page, scale, scaling, store,
+    ublk,
 };
 
 /// A benchmark: its name, a description for `--list`, and what it runs.
@@ -30,6 +31,12 @@ enum BenchmarkKind {
     /// Sessions of iscsi-perf, each with so many commands in flight: depth and number of sessions.
     Iscsi(BenchDevice, u32, u32),
     IscsiIdle,
+    /// Reads by fio's nbd engine at a queue depth, beside qemu-nbd.
+    Nbd(u32),
+    NbdIdle,
+    /// Reads of a ublk disk by fio at a queue depth.
+    Ublk(u32),
+    UblkIdle,
     /// An honest host beside hosts that keep the target's memory.
     Attack(attack::StalledHosts),
     Idle,
@@ -242,6 +249,20 @@ pub(super) const ALL: &[Benchmark] = &[
     ),
     case("iscsi-idle", "CPU time of a target with an idle session", BenchmarkKind::IscsiIdle),
     case(
+        "nbd-null-read-qd1",
+        "4 KiB reads over NBD by fio, null device, QD 1, compared with qemu-nbd's null-co",
+        BenchmarkKind::Nbd(1),
+    ),
+    case("nbd-null-read-qd32", "the same at QD 32", BenchmarkKind::Nbd(32)),
+    case("nbd-idle", "CPU time of a target with an idle client", BenchmarkKind::NbdIdle),
+    case(
+        "ublk-null-read-qd1",
+        "4 KiB reads of a ublk disk by fio, null device, QD 1",
+        BenchmarkKind::Ublk(1),
+    ),
+    case("ublk-null-read-qd32", "the same at QD 32", BenchmarkKind::Ublk(32)),
+    case("ublk-idle", "CPU time of a target with an idle ublk disk", BenchmarkKind::UblkIdle),
+    case(
         "driver-qpairs-1",
         "the driver alone at QD 128, one queue pair on one core",
         BenchmarkKind::Scaling(1),
@@ -352,6 +373,10 @@ impl Benchmark {
                 iscsi::reads(context, *device, *depth, *sessions)
             }
             BenchmarkKind::IscsiIdle => iscsi::idle(context),
+            BenchmarkKind::Nbd(depth) => nbd::reads(context, *depth),
+            BenchmarkKind::NbdIdle => nbd::idle(context),
+            BenchmarkKind::Ublk(depth) => ublk::reads(context, *depth),
+            BenchmarkKind::UblkIdle => ublk::idle(context),
             BenchmarkKind::Attack(hosts) => attack::measure(context, hosts),
             BenchmarkKind::Idle => idle::idle(context),
             BenchmarkKind::Startup => idle::startup(context),

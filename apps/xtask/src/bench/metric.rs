@@ -54,6 +54,10 @@ pub(super) enum BenchMetric {
     BareRatio,
     /// IOPS as a multiple of those of SPDK's target, with SPDK's load generator for both.
     SpdkRatio,
+    /// IOPS as a multiple of qemu-nbd's, with the same client.
+    QemuNbdRatio,
+    /// CPU time of the target per I/O as a multiple of qemu-nbd's.
+    QemuNbdCpuRatio,
     /// IOPS beside stalled hosts as a fraction of those without them.
     AttackRatio,
 }
@@ -86,6 +90,8 @@ impl BenchMetric {
             BenchMetric::BareIops => "bare_sockets_iops",
             BenchMetric::BareRatio => "iops_of_bare_sockets",
             BenchMetric::SpdkRatio => "iops_of_spdk",
+            BenchMetric::QemuNbdRatio => "iops_of_qemu_nbd",
+            BenchMetric::QemuNbdCpuRatio => "cpu_of_qemu_nbd",
             BenchMetric::AttackRatio => "iops_of_unattacked",
         }
     }
@@ -116,13 +122,18 @@ impl BenchMetric {
             BenchMetric::BareIops => "bare sockets",
             BenchMetric::BareRatio => "IOPS / bare sockets'",
             BenchMetric::SpdkRatio => "IOPS / SPDK's target's",
+            BenchMetric::QemuNbdRatio => "IOPS / qemu-nbd's",
+            BenchMetric::QemuNbdCpuRatio => "CPU / qemu-nbd's",
             BenchMetric::AttackRatio => "IOPS / without them",
         }
     }
 
     pub(super) fn more_is_better(self) -> bool {
-        use BenchMetric::{AttackRatio, BareIops, BareRatio, FioRatio, Gibps, Iops, SpdkRatio};
-        matches!(self, Iops | Gibps | FioRatio | BareIops | BareRatio | SpdkRatio | AttackRatio)
+        use BenchMetric::{AttackRatio, BareIops, BareRatio, FioRatio, Gibps, Iops, QemuNbdRatio, SpdkRatio};
+        matches!(
+            self,
+            Iops | Gibps | FioRatio | BareIops | BareRatio | SpdkRatio | QemuNbdRatio | AttackRatio
+        )
     }
 
     /// Formats a value with its unit.
@@ -149,6 +160,8 @@ impl BenchMetric {
             | BenchMetric::FioP99Ratio
             | BenchMetric::BareRatio
             | BenchMetric::SpdkRatio
+            | BenchMetric::QemuNbdRatio
+            | BenchMetric::QemuNbdCpuRatio
             | BenchMetric::AttackRatio => format!("{value:.2}"),
         }
     }

@@ -14,7 +14,7 @@ use super::{BenchRun, BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 23] = [
+const ROWS: [BenchMetric; 25] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -27,6 +27,8 @@ const ROWS: [BenchMetric; 23] = [
     BenchMetric::RemoveUs,
     BenchMetric::BareIops,
     BenchMetric::BareRatio,
+    BenchMetric::QemuNbdRatio,
+    BenchMetric::QemuNbdCpuRatio,
     BenchMetric::SpdkRatio,
     BenchMetric::AttackRatio,
     BenchMetric::FioRatio,
