@@ -186,6 +186,12 @@ impl UnitNexus {
         &self.copy
     }
 
+    /// Clears the unit attention of the attachment: the initiator continues what it did through an earlier nexus of the
+    /// same ports, as a virtual machine does after a migration.
+    pub fn resume(&self) {
+        self.clear_attention(AdditionalSense::POWER_ON);
+    }
+
     /// Clears a unit attention that was answered by other means.
     pub(crate) fn clear_attention(&self, what: AdditionalSense) {
         let mut attentions = sync::lock(&self.attentions);

@@ -26,7 +26,7 @@ use crate::memory::{GuestMemory, GuestPlace, RemovedRegions};
 use crate::queue::Queue;
 use crate::rotation::Rotation;
 use crate::scsi_requests::ScsiRequests;
-use crate::vring::{ChainId, RingSetup};
+use crate::vring::{ChainId, Ring, RingSetup};
 
 /// What the group lends to a connection.
 pub(crate) type VhostContext<'a> = IoContext<'a, VhostCore>;
@@ -203,6 +203,11 @@ impl VhostDevice {
                 inflight: inflight.and_then(|region| region.area(index, queue.size, self.features)),
             };
             let has_started = queue.try_start(&self.memory, setup);
+            if let Requests::Scsi(scsi) = &self.requests
+                && queue.ring.as_ref().is_some_and(Ring::has_begun)
+            {
+                scsi.resume();
+            }
             let always_enabled = !self.features.contains(Features::VHOST_USER_PROTOCOL_FEATURES);
             queue.is_enabled |= has_started && always_enabled;
         }

@@ -180,6 +180,12 @@ impl ScsiRequests {
         self.event_queue = EventQueue::default();
     }
 
+    /// The driver has used a virtqueue before, and continues after a migration or with a target that was started again:
+    /// its nexuses are as they were.
+    pub(crate) fn resume(&self) {
+        self.units.iter().for_each(|unit| unit.nexus.resume());
+    }
+
     /// Commands and functions that have not ended.
     pub(crate) fn len(&self) -> usize {
         self.commands.len() + self.functions.len()

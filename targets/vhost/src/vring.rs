@@ -165,6 +165,11 @@ impl Ring {
         forward!(self, ring => ring.written_areas(address))
     }
 
+    /// Whether a driver has used it before.
+    pub(crate) fn has_begun(&self) -> bool {
+        forward!(self, ring => ring.has_begun())
+    }
+
     /// Ends it, with nothing in flight. Returns what `GET_VRING_BASE` answers.
     pub(crate) fn stop(self) -> u32 {
         forward!(self, ring => ring.stop())

@@ -109,6 +109,10 @@ impl PackedRing {
         self.resubmitted = chains;
     }
 
+    pub(super) fn has_begun(&self) -> bool {
+        self.next_available != RingPosition::START
+    }
+
     pub(super) fn relocate(&mut self, memory: &GuestMemory, address: &VringAddress) -> Option<()> {
         self.areas = PackedAreas::resolve(memory, address, self.size)?;
         Some(())

@@ -89,6 +89,10 @@ impl SplitRing {
         Some(ring)
     }
 
+    pub(super) fn has_begun(&self) -> bool {
+        self.next_available != 0
+    }
+
     pub(super) fn relocate(&mut self, memory: &GuestMemory, address: &VringAddress) -> Option<()> {
         self.areas = SplitAreas::resolve(memory, address, self.size, self.event_index)?;
         Some(())

@@ -185,6 +185,14 @@ impl Frontend {
         U64Payload::decode(&self.reply(request).unwrap()).unwrap().value
     }
 
+    /// Stops a virtqueue, and returns its base.
+    pub(crate) fn stop_queue(&self, index: u32) -> u32 {
+        self.send(FrontendRequest::GetVringBase, &VringState { index, value: 0 }.to_bytes(), &[]);
+        let state = VringState::decode(&self.reply(FrontendRequest::GetVringBase).unwrap()).unwrap();
+        assert_eq!(state.index, index);
+        state.value
+    }
+
     /// Receives the payload of a reply; `None` if the connection is closed.
     pub(crate) fn reply(&self, request: FrontendRequest) -> Option<Vec<u8>> {
         let mut header = [0; Header::SIZE];

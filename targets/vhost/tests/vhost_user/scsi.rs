@@ -277,6 +277,24 @@ fn targets_come_and_go_and_are_resized() {
     assert_eq!((event.lun, event.reason), (address.to_event_field(), ScsiEvent::RESET_REMOVED));
 }
 
+/// As after a migration: a driver that begins is told of the reset, one that continues is not.
+#[test]
+fn a_driver_that_continues_learns_of_no_reset() {
+    for (name, ring) in [("scsi-on-split", Features::empty()), ("scsi-on-packed", Features::RING_PACKED)] {
+        let target = start(name, &["Malloc0"]);
+        let frontend = connect(&target, ring);
+        let mut queue = frontend.start_queue(2, 16, 0);
+        greet(&mut queue, 0);
+        let base = frontend.stop_queue(2);
+        frontend.reconnect(&target.directory.join(HOST));
+        queue.start(base);
+        assert_eq!(execute(&mut queue, lun(0), &TEST_UNIT_READY, &[]), good(0), "{name}");
+        target.target.remove_target(HOST, 0).unwrap();
+        target.target.add_target(HOST, Some(0), "Malloc0").unwrap();
+        greet(&mut queue, 0);
+    }
+}
+
 #[test]
 fn an_idle_host_is_not_polled_for_its_event_buffers() {
     let target = start("scsi-idle", &["Malloc0"]);

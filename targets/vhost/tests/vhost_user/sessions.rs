@@ -10,7 +10,7 @@ use sockets::{ReceivedDescriptors, Wait};
 use vhost::VhostBlkConfig;
 use wire_vhost_user::inflight::InflightDescription;
 use wire_vhost_user::{
-    BackendRequest, ConfigHeader, FrontendRequest, Header, LogBase, SingleRegion, U64Payload, VringState,
+    BackendRequest, ConfigHeader, FrontendRequest, Header, LogBase, SingleRegion, U64Payload,
 };
 use wire_virtio::Features;
 use wire_virtio::blk::{RequestHeader, RequestKind};
@@ -249,9 +249,8 @@ fn a_virtqueue_stops_when_its_requests_have_completed() {
     let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
     let mut queue = frontend.start_queue(0, 16, 0);
     put_three_reads_in_flight(&mut queue);
-    frontend.send(FrontendRequest::GetVringBase, &VringState { index: 0, value: 0 }.to_bytes(), &[]);
-    let base = VringState::decode(&frontend.reply(FrontendRequest::GetVringBase).unwrap()).unwrap();
-    assert_eq!((base.value, frontend.memory.load_u16(queue.used_at() + used::INDEX)), (4, 4));
+    let base = frontend.stop_queue(0);
+    assert_eq!((base, frontend.memory.load_u16(queue.used_at() + used::INDEX)), (4, 4));
     // Reset: features and virtqueues are gone.
     frontend.set(FrontendRequest::ResetDevice, &[], &[]);
     frontend.set(FrontendRequest::SetFeatures, &frontend.features.bits().to_le_bytes(), &[]);
