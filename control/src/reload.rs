@@ -2,8 +2,9 @@
 //!
 //! An object is what the reverse of its creating call names: `bdev_null_create` is undone by `bdev_null_delete`, of
 //! which the parameters are those of the same name. So two calls are about the same object if their reverse calls are
-//! equal. Removed objects are deleted in reverse order, then new ones are created. What cannot be done while the program
-//! serves is refused, each with one line, and tried again at the next reload.
+//! equal. Removed objects are deleted in reverse order, then new ones are created. A call that has no reverse is undone by
+//! the deletion of the object that it names. What cannot be done while the program serves is refused, each with one line,
+//! and tried again at the next reload.
 
 use std::collections::HashMap;
 
@@ -31,7 +32,7 @@ const REVERSES: [(&str, &str); 8] = [
 struct ReverseCall {
     method: &'static str,
     params: Map<String, Value>,
-    /// What names the object besides: the bdev of a namespace whose identifier the target assigns.
+    /// What names the object besides: the bdev of a namespace or SCSI target whose identifier is assigned.
     object: Value,
 }
 
@@ -54,10 +55,12 @@ impl ConfigFile {
         }
         let is_new = new.steps.iter().zip(is_added).filter(|(_, is_added)| *is_added);
         let mut added: Vec<&ConfigStep> = is_new.map(|(step, _)| step).collect();
-        let mut reload = Reload { plane, in_force, lines: Vec::new() };
+        let mut reload =
+            Reload { plane, in_force, lines: Vec::new(), deleted: Vec::new(), remaining: Vec::new() };
         for step in removed.into_iter().rev() {
             reload.remove(step, &mut added);
         }
+        reload.end_removal();
         for step in added {
             reload.add(step);
         }
@@ -76,17 +79,21 @@ struct Reload<'a> {
     plane: &'a ControlPlane,
     in_force: Vec<ConfigStep>,
     lines: Vec<String>,
+    /// The calls that have undone others.
+    deleted: Vec<ReverseCall>,
+    /// What was not undone by a call of its own, with the place of its line, and why.
+    remaining: Vec<(usize, &'a ConfigStep, String)>,
 }
 
-impl Reload<'_> {
+impl<'a> Reload<'a> {
     /// Undoes a call that the new file lacks.
-    fn remove(&mut self, step: &ConfigStep, added: &mut Vec<&ConfigStep>) {
+    fn remove(&mut self, step: &'a ConfigStep, added: &mut Vec<&ConfigStep>) {
         let reverse = step.reverse(self.plane.catalog());
         let Some(reverse) = reverse else {
             // An option: another value for it is set with the others; its default cannot be.
             let is_replaced = added.iter().any(|other| other.method == step.method && other.sets_same(step));
             if !is_replaced {
-                self.refuse(step, "it cannot be undone while the program runs");
+                self.postpone(step, "it cannot be undone while the program runs");
             }
             return;
         };
@@ -96,10 +103,30 @@ impl Reload<'_> {
             added.remove(index);
             return self.refuse(step, "it exists with other parameters, and is in use; delete it first");
         }
-        let params = self.completed(step, reverse.params);
+        let params = self.completed(step, reverse.params.clone());
         match self.plane.invoke(reverse.method, Value::Object(params)) {
-            Ok(_) => self.lines.push(format!("removed: {step}")),
-            Err(error) => self.refuse(step, &error.to_string()),
+            Ok(_) => {
+                self.lines.push(format!("removed: {step}"));
+                self.deleted.push(reverse);
+            }
+            Err(error) => self.postpone(step, &error.to_string()),
+        }
+    }
+
+    /// Decides at the end of the removal what becomes of a call: it goes with the object that it concerns.
+    fn postpone(&mut self, step: &'a ConfigStep, reason: &str) {
+        self.remaining.push((self.lines.len(), step, reason.to_string()));
+        self.lines.push(String::new());
+    }
+
+    fn end_removal(&mut self) {
+        for (place, step, reason) in std::mem::take(&mut self.remaining) {
+            if self.deleted.iter().any(|deleted| deleted.removes(step)) {
+                self.lines[place] = format!("removed: {step}");
+            } else {
+                self.lines[place] = format!("refused: {step}: {reason}");
+                self.in_force.push(step.clone());
+            }
         }
     }
 
@@ -119,8 +146,17 @@ impl Reload<'_> {
         self.in_force.push(step.clone());
     }
 
-    /// Adds the identifier that the target assigned to a namespace, if the call did not give one.
+    /// Adds the identifier that the target assigned to a namespace or a SCSI target, if the call did not give one.
     fn completed(&self, step: &ConfigStep, mut params: Map<String, Value>) -> Map<String, Value> {
+        if step.has_assigned_scsi_target() {
+            let given = step.params();
+            let controller = self.plane.invoke("vhost_get_controllers", json!({ "name": given["ctrlr"] }));
+            let targets = controller.unwrap_or_default()[0]["backend_specific"]["scsi"].take();
+            let is_wanted = |one: &&Value| one["luns"][0]["bdev_name"] == given["bdev_name"];
+            if let Some(target) = targets.as_array().into_iter().flatten().find(is_wanted) {
+                params.insert("scsi_target_num".to_string(), target["scsi_dev_num"].clone());
+            }
+        }
         if step.method == "nvmf_subsystem_add_ns" && !params.contains_key("nsid") {
             let given = step.params();
             let subsystem = self.plane.invoke("nvmf_get_subsystems", json!({ "nqn": given["nqn"] }));
@@ -135,12 +171,29 @@ impl Reload<'_> {
     }
 }
 
+impl ReverseCall {
+    /// Whether what it deletes took a call with it: one of the same kind that names the same object.
+    fn removes(&self, step: &ConfigStep) -> bool {
+        let kind = |method: &str| method.split('_').next().map(str::to_string);
+        let params = step.params();
+        !self.params.is_empty()
+            && kind(self.method) == kind(&step.method)
+            && self.params.iter().all(|(name, value)| params[name] == *value)
+    }
+}
+
 impl ConfigStep {
+    /// Whether the number of its SCSI target is left to the controller.
+    fn has_assigned_scsi_target(&self) -> bool {
+        self.method == "vhost_scsi_controller_add_target"
+            && self.params()["scsi_target_num"].as_i64().is_some_and(|number| number < 0)
+    }
+
     /// Whether both name the same object, or none.
     fn sets_same(&self, other: &ConfigStep) -> bool {
         let named = |step: &ConfigStep| {
             let params = step.params();
-            ["name", "nqn", "impl_name", "listen_address", "delay_bdev_name", "anagrpid"]
+            ["name", "nqn", "ctrlr", "impl_name", "listen_address", "delay_bdev_name", "anagrpid"]
                 .map(|key| params[key].clone())
         };
         named(self) == named(other)
@@ -174,7 +227,11 @@ impl ConfigStep {
             }
         }
         let is_assigned = self.method == "nvmf_subsystem_add_ns" && !params.contains_key("nsid");
-        let object = if is_assigned { own["namespace"]["bdev_name"].clone() } else { Value::Null };
+        let object = match is_assigned {
+            true => own["namespace"]["bdev_name"].clone(),
+            false if self.has_assigned_scsi_target() => own["bdev_name"].clone(),
+            false => Value::Null,
+        };
         Some(ReverseCall { method: info.name, params, object })
     }
 }
@@ -277,6 +334,28 @@ mod tests {
         let first = config(&plane, &[call]);
         let (_, lines) = first.reload(&config(&plane, &[]), &plane);
         assert_eq!(lines, ["removed: toy_create_blk_controller name=a"]);
+    }
+
+    #[test]
+    fn what_has_no_reverse_goes_with_its_object_only() {
+        let toys = Arc::new(Toys::default());
+        let plane = ControlPlane::builder(Vec::new()).module(&toys).start(None).unwrap();
+        let option =
+            |name: &str| json!({ "method": "toy_set_options", "params": { "name": name, "level": 3 } });
+        let first = config(&plane, &[toy("a", 1), option("a"), toy("b", 1), option("b")]);
+        first.apply(&plane).unwrap();
+        let (in_force, lines) = first.reload(&config(&plane, &[toy("b", 1)]), &plane);
+        assert_eq!(
+            lines,
+            [
+                "refused: toy_set_options name=b level=3: it cannot be undone while the program runs",
+                "removed: toy_set_options name=a level=3",
+                "removed: toy_create name=a size=1",
+            ]
+        );
+        // So it is set again when the object is back.
+        let (_, lines) = in_force.reload(&first, &plane);
+        assert_eq!(lines, ["applied: toy_create name=a size=1", "applied: toy_set_options name=a level=3"]);
     }
 
     #[test]

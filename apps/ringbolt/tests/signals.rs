@@ -87,6 +87,61 @@ fn hup_applies_the_difference_and_keeps_serving() {
     std::fs::remove_dir_all(directory).unwrap();
 }
 
+/// A SCSI host that starts when its targets are there, with settings that have no reverse.
+#[test]
+fn hup_removes_and_adds_scsi_hosts_of_virtual_machines() {
+    let directory = scratch("reload-vhost");
+    let socket = directory.join("scsi.sock");
+    let scsi = |targets: &[&str]| {
+        let mut calls = vec![call("vhost_create_scsi_controller", json!({ "ctrlr": socket, "delay": true }))];
+        let coalescing = json!({ "ctrlr": socket, "delay_base_us": 10, "iops_threshold": 60000 });
+        calls.push(call("vhost_controller_set_coalescing", coalescing));
+        calls.extend(targets.iter().map(|bdev| {
+            let target = json!({ "ctrlr": socket, "scsi_target_num": -1, "bdev_name": bdev });
+            call("vhost_scsi_controller_add_target", target)
+        }));
+        calls.push(call("vhost_start_scsi_controller", json!({ "ctrlr": socket })));
+        calls
+    };
+    let bdevs = [null("A", 8), null("B", 8)];
+    let config = |calls: &[Value]| {
+        json!({ "subsystems": [
+            { "subsystem": "bdev", "config": bdevs },
+            { "subsystem": "vhost_scsi", "config": calls },
+        ] })
+    };
+    let first = config(&scsi(&["A", "B"]));
+    let mut server = ServerProcess::configured(&directory, "reload-vhost", &first);
+    let file = directory.join("reload-vhost.json");
+    let reload = |server: &mut ServerProcess, config: &Value| {
+        std::fs::write(&file, config.to_string()).unwrap();
+        let lines = server.signal("SIGHUP", "reload: done");
+        let refused: Vec<&String> = lines.iter().filter(|line| line.contains("refused")).collect();
+        assert!(refused.is_empty(), "{refused:#?}");
+    };
+    let targets = |server: &ServerProcess| {
+        let controllers = server.ok(&["vhost_get_controllers"]);
+        let scsi = controllers[0]["backend_specific"]["scsi"].as_array().cloned().unwrap_or_default();
+        let delay = controllers[0]["delay_base_us"].clone();
+        (delay, scsi.iter().map(|one| one["luns"][0]["bdev_name"].clone()).collect::<Value>())
+    };
+    assert_eq!(targets(&server), (json!(10), json!(["A", "B"])));
+    reload(&mut server, &config(&scsi(&["B"])));
+    assert_eq!(
+        targets(&server),
+        (json!(10), json!(["B"])),
+        "the target with the number that was assigned to A is gone"
+    );
+    reload(&mut server, &config(&[]));
+    assert_eq!(server.ok(&["vhost_get_controllers"]), json!([]));
+    assert!(!socket.exists());
+    reload(&mut server, &first);
+    assert_eq!(targets(&server), (json!(10), json!(["A", "B"])));
+    assert!(std::os::unix::net::UnixStream::connect(&socket).is_ok(), "it was started again");
+    assert_eq!(server.stop(), Some(0));
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
 #[test]
 fn usr1_prints_state_and_quit_ends_in_order() {
     let directory = scratch("signals");
