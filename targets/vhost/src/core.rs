@@ -110,14 +110,15 @@ impl Drop for DriverNotification {
 }
 
 impl VhostCore {
-    pub(crate) fn new(core: &Core, waker: &GroupWaker) -> VhostCore {
-        let waker = waker.clone();
+    /// `waker` wakes its group; there is none where that is polled.
+    pub(crate) fn new(core: &Core, waker: Option<&GroupWaker>) -> VhostCore {
+        let wake = waker.cloned().map(|waker| Box::new(move || waker.wake()) as Box<dyn Fn() + Send + Sync>);
         VhostCore {
             notifications: Rc::new(Notifications::new(core)),
             events: Vec::new(),
             notified: Vec::new(),
             last_token: 0,
-            tasks: CoreEvents::new(Some(Box::new(move || waker.wake()))),
+            tasks: CoreEvents::new(wake),
             subscribed: BTreeSet::new(),
             sigbus_count_seen: dma::sigbus_fault_count(),
         }

@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod any_frontend;
 mod any_ring;
 mod backend;
 mod blk;
@@ -50,6 +51,7 @@ mod tags;
 mod target;
 mod vring;
 
+pub use any_frontend::any_frontend;
 pub use any_ring::any_ring;
 pub use coalescing::Coalescing;
 pub use failure::{RequestError, VhostTargetError, VhostViolation};

@@ -366,7 +366,7 @@ impl VhostTarget {
             logins_max: LOGINS_MAX,
             ..GroupLimits::default()
         };
-        let make = |core: &reactor::Core, waker: &target_shell::GroupWaker| VhostCore::new(core, waker);
+        let make = |core: &reactor::Core, waker: &target_shell::GroupWaker| VhostCore::new(core, Some(waker));
         let cores = TargetCores::start(&self.0.reactors, &self.0.publisher, limits, make)?;
         Ok(state.cores.insert(cores).clone())
     }
