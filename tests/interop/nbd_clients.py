@@ -120,6 +120,38 @@ def case_map(server):
         server.rpc("nbd_export_delete", name=bdev)
 
 
+def case_extended_headers(server):
+    """libnbd 1.18 and later map more than 4 GiB at once, with extended headers, and copy with several connections."""
+    nbdinfo, nbdcopy = program("nbdinfo"), program("nbdcopy")
+    source, disk = f"{server.folder}/source", f"{server.folder}/disk"
+    for path, gib in [(source, 5), (disk, 6)]:
+        with open(path, "wb") as file:
+            file.truncate(gib << 30)
+    server.rpc("bdev_uring_create", name="File0", filename=disk, block_size=512)
+    uri = server.export("File0", name="disk")
+    if not json.loads(run(nbdinfo, "--json", uri)).get("extended"):
+        raise Skipped("this libnbd has no extended headers (1.18 and later)")
+
+    def extents():
+        found = json.loads(run(nbdinfo, "--map", "--json", uri))
+        return [(one["offset"] // MIB, one["length"] // MIB, one["description"]) for one in found]
+
+    # One extent, whose length has more than 32 bits.
+    assert extents() == [(0, 6144, "hole,zero")], extents()
+    with open(source, "r+b") as file:
+        file.write(random_bytes(4 * MIB))
+        file.seek(4500 * MIB)
+        file.write(random_bytes(MIB))
+    run(nbdcopy, "--connections=4", source, uri)
+    expected = [(0, 4, "data"), (4, 4496, "hole,zero"), (4500, 1, "data"), (4501, 1643, "hole,zero")]
+    assert extents() == expected, extents()
+    with open(source, "rb") as one, open(disk, "rb") as other:
+        for at in (0, 4500 * MIB):
+            one.seek(at)
+            other.seek(at)
+            assert one.read(4 * MIB) == other.read(4 * MIB), f"blocks at {at} differ"
+
+
 def case_tcp_and_configuration(server):
     """Exports on TCP, and a configuration that is saved and loaded."""
     nbdinfo = program("nbdinfo")
