@@ -1,12 +1,13 @@
 //! Arbitrary bytes as the commands of several nexuses, whose tasks overlap: the fuzz entry.
 
 use block_io::{Status, Tag};
+use wire_scsi::copy::CopySegment;
 use wire_scsi::{CommandBits, ScsiStatus};
 
-use crate::test_unit::{TestUnit, config};
+use crate::test_unit::{TestUnit, config, copy_target};
 use crate::{
-    Command, DataIn, NoPeers, Residual, Response, Step, Task, TaskContext, TaskEvent, UnitConfig,
-    UnitFunction, absent_unit, no_waker,
+    Command, DataIn, Residual, Response, Step, Task, TaskContext, TaskEvent, UnitConfig, UnitFunction,
+    absent_unit, no_waker,
 };
 
 /// Bytes, and zeroes when they are used up.
@@ -32,6 +33,22 @@ struct Pending {
     data_in_bytes: u32,
     has_answer: bool,
     is_aborted: bool,
+    is_copy: bool,
+}
+
+/// The parameter list of an EXTENDED COPY from one of the units to one of them, or to none.
+fn copy_list(test: &TestUnit, how: u8) -> Vec<u8> {
+    let mut list = vec![how, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 56, 0, 0, 0, 0];
+    list.extend(copy_target(&test.unit));
+    list.extend(test.peers.peers.iter().flat_map(|peer| copy_target(peer.nexus.unit())));
+    for turned in [how, how.rotate_left(3)] {
+        let [source, destination] = [turned >> 1 & 1, turned >> 2 & 1].map(u16::from);
+        let (blocks, source_lba) = ((turned >> 3).into(), (turned & 0x3f).into());
+        let segment = CopySegment { source, destination, blocks, source_lba, destination_lba: 20 };
+        list.extend(segment.encode());
+    }
+    debug_assert_eq!(list.len(), 136);
+    list
 }
 
 /// A CDB: any, or of a known command, with only bits that mean something.
@@ -40,6 +57,10 @@ fn cdb(bytes: &mut Bytes<'_>) -> Vec<u8> {
     let any: [u8; 16] = bytes.take();
     if kind & 3 == 0 {
         return any[..(which % 17).into()].to_vec();
+    }
+    if kind >= 0xf0 {
+        // A copy whose list has the length of `copy_list`, which is found by chance too rarely.
+        return vec![0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 136, 0, 0];
     }
     let command = &CommandBits::ALL[usize::from(which) % CommandBits::ALL.len()];
     let mut cdb: Vec<u8> = command.usage.iter().zip(any).map(|(usage, any)| usage & any).collect();
@@ -87,6 +108,11 @@ pub fn any_bytes(bytes: &[u8]) {
         can_write_zeroes: features & 16 == 0,
         ..config(if features & 32 == 0 { 512 } else { 4096 }, 64)
     });
+    let other = UnitConfig {
+        uuid: bdev::Uuid::from_bytes(*b"another device.."),
+        ..config(if features & 64 == 0 { test.unit.block_bytes() } else { 512 }, 64)
+    };
+    test.add_peer(TestUnit::new(other));
     let nexuses = [1, 2, 3].map(|initiator| crate::test_unit::nexus(&test.unit, initiator));
     let mut pending: Vec<Pending> = Vec::new();
     while !bytes.0.is_empty() {
@@ -130,7 +156,7 @@ pub fn any_bytes(bytes: &[u8]) {
                     luns: &[0, 7],
                     waker: &waker,
                     requests: &mut requests,
-                    peers: &mut NoPeers,
+                    peers: &mut test.peers,
                 };
                 let (task, step) = Task::start(&command, &mut context);
                 let completions = execute(&mut test, &mut requests);
@@ -144,6 +170,7 @@ pub fn any_bytes(bytes: &[u8]) {
                     data_in_bytes,
                     has_answer: false,
                     is_aborted: false,
+                    is_copy: cdb.first() == Some(&0x83),
                 });
             }
             _ => {}
@@ -165,7 +192,9 @@ fn execute(test: &mut TestUnit, requests: &mut Vec<bdev::Request>) -> Vec<bdev::
         assert!(request.data().is_none_or(|data| data.len() as u64 == bytes));
         assert_eq!(request.op.has_data(), request.data().is_some());
     }
-    test.disk.execute(requests)
+    let mut completions = test.disk.execute(requests);
+    completions.extend(test.peers.take_completions(Tag(9)));
+    completions
 }
 
 /// Takes the next step of a task, which `how` may abort or starve. Returns whether it has ended.
@@ -187,7 +216,10 @@ fn advance(one: &mut Pending, nexus: &crate::UnitNexus, test: &mut TestUnit, how
         _ if aborts => TaskEvent::Abort,
         Step::DataOut(bytes) => {
             assert!(bytes > 0 && bytes <= one.data_out_bytes);
-            let pattern: Vec<u8> = (0..bytes).map(|at| (at as u8).wrapping_mul(how)).collect();
+            let mut pattern: Vec<u8> = (0..bytes).map(|at| (at as u8).wrapping_mul(how)).collect();
+            if one.is_copy && how & 1 == 0 {
+                pattern.iter_mut().zip(copy_list(test, how)).for_each(|(byte, of_list)| *byte = of_list);
+            }
             TaskEvent::DataOut(test.sliced(&pattern))
         }
         Step::DataIn(_) | Step::Memory(_) if starves => TaskEvent::NoMemory,
@@ -206,7 +238,7 @@ fn advance(one: &mut Pending, nexus: &crate::UnitNexus, test: &mut TestUnit, how
     let waker = no_waker();
     let mut requests = Vec::new();
     let mut context =
-        TaskContext { nexus, luns: &[0, 7], waker: &waker, requests: &mut requests, peers: &mut NoPeers };
+        TaskContext { nexus, luns: &[0, 7], waker: &waker, requests: &mut requests, peers: &mut test.peers };
     one.step = Some(one.task.resume(event, &mut context));
     one.completions.extend(execute(test, &mut requests));
     false

@@ -136,6 +136,18 @@ impl Reply {
     }
 }
 
+/// A target descriptor of EXTENDED COPY that names a unit.
+pub(crate) fn copy_target(unit: &LogicalUnit) -> [u8; wire_scsi::copy::TARGET_BYTES] {
+    use wire_scsi::inquiry::{Association, Designator, ProtocolId};
+    let mut target = [0; wire_scsi::copy::TARGET_BYTES];
+    target[0] = wire_scsi::copy::TARGET_IDENTIFICATION;
+    let naa = Designator::LocalNaa(unit.config().uuid.as_u64_pair().0);
+    let mut bytes = Vec::new();
+    naa.encode(Association::Unit, ProtocolId::None, &mut bytes);
+    target[4..4 + bytes.len()].copy_from_slice(&bytes);
+    target
+}
+
 /// Another unit of the session.
 pub(crate) struct TestPeer {
     pub(crate) nexus: Arc<UnitNexus>,
@@ -147,6 +159,15 @@ pub(crate) struct TestPeer {
 pub(crate) struct TestPeers {
     pub(crate) peers: Vec<TestPeer>,
     completions: Vec<Completion>,
+    tags: Vec<Tag>,
+}
+
+impl TestPeers {
+    /// What has been executed since the last call, of a command with this tag.
+    pub(crate) fn take_completions(&mut self, tag: Tag) -> Vec<Completion> {
+        assert!(self.tags.drain(..).all(|of_request| of_request == tag));
+        std::mem::take(&mut self.completions)
+    }
 }
 
 impl std::fmt::Debug for TestPeers {
@@ -163,7 +184,7 @@ impl SessionPeers for TestPeers {
     fn submit(&mut self, nexus: &Arc<UnitNexus>, request: Request) -> Result<(), Request> {
         let peer = self.peers.iter_mut().find(|peer| Arc::ptr_eq(&peer.nexus, nexus));
         let Some(peer) = peer else { return Err(request) };
-        assert_eq!(request.tag, Tag(5));
+        self.tags.push(request.tag);
         self.completions.extend(peer.disk.execute(&mut vec![request]));
         Ok(())
     }
@@ -264,7 +285,7 @@ impl TestUnit {
                     }
                     assert!(requests.iter().all(|request| request.tag == Tag(5)));
                     completions.extend(self.disk.execute(&mut requests));
-                    completions.append(&mut peers.completions);
+                    completions.extend(peers.take_completions(Tag(5)));
                     assert!(task.is_in_flight());
                     TaskEvent::Completed(completions.remove(0))
                 }

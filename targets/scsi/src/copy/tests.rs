@@ -2,20 +2,10 @@ use block_io::Status;
 use wire_scsi::ScsiStatus;
 
 use super::*;
-use crate::test_unit::{Reply, TestUnit, config};
+use crate::test_unit::{Reply, TestUnit, config, copy_target as target};
 use crate::{UnitConfig, UnitNexus};
 
 const BLOCK: usize = 512;
-
-fn target(unit: &LogicalUnit) -> [u8; TARGET_BYTES] {
-    let mut target = [0; TARGET_BYTES];
-    target[0] = TARGET_IDENTIFICATION;
-    let naa = wire_scsi::inquiry::Designator::LocalNaa(unit.config().uuid.as_u64_pair().0);
-    let mut bytes = Vec::new();
-    naa.encode(Association::Unit, ProtocolId::None, &mut bytes);
-    target[4..4 + bytes.len()].copy_from_slice(&bytes);
-    target
-}
 
 /// A unit of another device.
 fn other_unit(block_bytes: u32) -> TestUnit {
