@@ -183,7 +183,7 @@ impl ScsiRequests {
     /// The driver has used a virtqueue before, and continues after a migration or with a target that was started again:
     /// its nexuses are as they were.
     pub(crate) fn resume(&self) {
-        self.units.iter().for_each(|unit| unit.nexus.resume());
+        self.tasks.units().iter().for_each(|unit| unit.nexus.resume());
     }
 
     /// Commands and functions that have not ended.
