@@ -28,6 +28,7 @@ mod server;
 mod spdk;
 mod store;
 mod ublk;
+mod vhost;
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};

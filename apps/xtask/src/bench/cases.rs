@@ -9,7 +9,7 @@ use super::load::{self, BenchDevice, IoPattern, RemoteLoad};
 use super::server::TargetTransport;
 use super::{
     RunContext, RunOutcome, attack, bare, fio, idle, instructions, iscsi, nbd, page, scale, scaling, store,
-    ublk,
+    ublk, vhost,
 };
 
 /// A benchmark: its name, a description for `--list`, and what it runs.
@@ -31,6 +31,9 @@ enum BenchmarkKind {
     /// Sessions of iscsi-perf, each with so many commands in flight: depth and number of sessions.
     Iscsi(BenchDevice, u32, u32),
     IscsiIdle,
+    /// libblkio with so many reads in flight; of the null device, with qemu-storage-daemon too.
+    Vhost(BenchDevice, u32),
+    VhostIdle,
     /// Reads by fio's nbd engine at a queue depth, beside qemu-nbd.
     Nbd(u32),
     NbdIdle,
@@ -263,6 +266,25 @@ pub(super) const ALL: &[Benchmark] = &[
     case("ublk-null-read-qd32", "the same at QD 32", BenchmarkKind::Ublk(32)),
     case("ublk-idle", "CPU time of a target with an idle ublk disk", BenchmarkKind::UblkIdle),
     case(
+        "vhost-user-null-read-qd1",
+        "4 KiB reads over vhost-user by libblkio, null device, QD 1, and the same of qemu-storage-daemon",
+        BenchmarkKind::Vhost(Null, 1),
+    ),
+    case("vhost-user-null-read-qd32", "the same at QD 32", BenchmarkKind::Vhost(Null, 32)),
+    case("vhost-user-null-read-qd128", "the same at QD 128", BenchmarkKind::Vhost(Null, 128)),
+    case(
+        "vhost-user-malloc-read-qd1",
+        "4 KiB reads over vhost-user by libblkio, memory device, QD 1",
+        BenchmarkKind::Vhost(Malloc, 1),
+    ),
+    case("vhost-user-malloc-read-qd32", "the same at QD 32", BenchmarkKind::Vhost(Malloc, 32)),
+    case("vhost-user-malloc-read-qd128", "the same at QD 128", BenchmarkKind::Vhost(Malloc, 128)),
+    case(
+        "vhost-user-idle",
+        "CPU time of a target with an attached device that is not used",
+        BenchmarkKind::VhostIdle,
+    ),
+    case(
         "driver-qpairs-1",
         "the driver alone at QD 128, one queue pair on one core",
         BenchmarkKind::Scaling(1),
@@ -373,6 +395,8 @@ impl Benchmark {
                 iscsi::reads(context, *device, *depth, *sessions)
             }
             BenchmarkKind::IscsiIdle => iscsi::idle(context),
+            BenchmarkKind::Vhost(device, depth) => vhost::reads(context, *device, *depth),
+            BenchmarkKind::VhostIdle => vhost::idle(context),
             BenchmarkKind::Nbd(depth) => nbd::reads(context, *depth),
             BenchmarkKind::NbdIdle => nbd::idle(context),
             BenchmarkKind::Ublk(depth) => ublk::reads(context, *depth),
@@ -403,6 +427,7 @@ impl Benchmark {
             BenchmarkKind::Page => Some(page::SYNTHETIC),
             Bare(..) => Some(bare::ECHO),
             BenchmarkKind::Attack(_) => Some(attack::STALLED),
+            BenchmarkKind::Vhost(..) | BenchmarkKind::VhostIdle => Some(vhost::CLIENT),
             _ => None,
         }
     }
@@ -414,6 +439,7 @@ impl Benchmark {
             BenchmarkKind::Remote(..)
                 | Bare(..)
                 | BenchmarkKind::Shared
+                | BenchmarkKind::Vhost(..)
                 | BenchmarkKind::Attack(_)
                 | BenchmarkKind::Store(_)
         )

@@ -58,6 +58,8 @@ pub(super) enum BenchMetric {
     QemuNbdRatio,
     /// CPU time of the target per I/O as a multiple of qemu-nbd's.
     QemuNbdCpuRatio,
+    /// IOPS as a multiple of those of qemu-storage-daemon's null device, with the same client.
+    QemuExportRatio,
     /// IOPS beside stalled hosts as a fraction of those without them.
     AttackRatio,
 }
@@ -92,6 +94,7 @@ impl BenchMetric {
             BenchMetric::SpdkRatio => "iops_of_spdk",
             BenchMetric::QemuNbdRatio => "iops_of_qemu_nbd",
             BenchMetric::QemuNbdCpuRatio => "cpu_of_qemu_nbd",
+            BenchMetric::QemuExportRatio => "iops_of_qemu_storage_daemon",
             BenchMetric::AttackRatio => "iops_of_unattacked",
         }
     }
@@ -124,15 +127,25 @@ impl BenchMetric {
             BenchMetric::SpdkRatio => "IOPS / SPDK's target's",
             BenchMetric::QemuNbdRatio => "IOPS / qemu-nbd's",
             BenchMetric::QemuNbdCpuRatio => "CPU / qemu-nbd's",
+            BenchMetric::QemuExportRatio => "IOPS / qemu-storage-daemon's",
             BenchMetric::AttackRatio => "IOPS / without them",
         }
     }
 
     pub(super) fn more_is_better(self) -> bool {
-        use BenchMetric::{AttackRatio, BareIops, BareRatio, FioRatio, Gibps, Iops, QemuNbdRatio, SpdkRatio};
+        use BenchMetric::{
+            AttackRatio, BareIops, BareRatio, FioRatio, Gibps, Iops, QemuExportRatio, QemuNbdRatio, SpdkRatio,
+        };
         matches!(
             self,
-            Iops | Gibps | FioRatio | BareIops | BareRatio | SpdkRatio | QemuNbdRatio | AttackRatio
+            Iops | Gibps
+                | FioRatio
+                | BareIops
+                | BareRatio
+                | SpdkRatio
+                | QemuNbdRatio
+                | QemuExportRatio
+                | AttackRatio
         )
     }
 
@@ -162,6 +175,7 @@ impl BenchMetric {
             | BenchMetric::SpdkRatio
             | BenchMetric::QemuNbdRatio
             | BenchMetric::QemuNbdCpuRatio
+            | BenchMetric::QemuExportRatio
             | BenchMetric::AttackRatio => format!("{value:.2}"),
         }
     }

@@ -14,7 +14,7 @@ use super::{BenchRun, BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 25] = [
+const ROWS: [BenchMetric; 26] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -29,6 +29,7 @@ const ROWS: [BenchMetric; 25] = [
     BenchMetric::BareRatio,
     BenchMetric::QemuNbdRatio,
     BenchMetric::QemuNbdCpuRatio,
+    BenchMetric::QemuExportRatio,
     BenchMetric::SpdkRatio,
     BenchMetric::AttackRatio,
     BenchMetric::FioRatio,
