@@ -37,8 +37,8 @@ pub struct BdevGeometry {
     /// Most blocks of a write with [`RequestFlags::ATOMIC`](block_io::RequestFlags::ATOMIC): after a power failure or an
     /// error all of its blocks are written or none, and no read sees a part of them. 0 where nothing is promised.
     pub atomic_write_blocks: u32,
-    /// Such a write begins at a multiple of this many blocks, at least 1.
-    pub atomic_write_alignment_blocks: u32,
+    /// Such a write crosses no multiple of this many blocks; 0 for no boundary.
+    pub atomic_write_boundary_blocks: u32,
 }
 
 impl BdevGeometry {
@@ -53,13 +53,13 @@ impl BdevGeometry {
             write_cache: false,
             buffer_alignment: 4096,
             atomic_write_blocks: 0,
-            atomic_write_alignment_blocks: 1,
+            atomic_write_boundary_blocks: 0,
         }
     }
 
-    /// That of a part which begins at a block: atomic writes are aligned to the whole device's blocks.
+    /// That of a part which begins at a block: boundaries of atomic writes are those of the whole device.
     pub(crate) fn at(self, first_lba: u64) -> BdevGeometry {
-        let is_aligned = first_lba.is_multiple_of(self.atomic_write_alignment_blocks.max(1).into());
+        let is_aligned = first_lba.is_multiple_of(self.atomic_write_boundary_blocks.max(1).into());
         BdevGeometry { atomic_write_blocks: if is_aligned { self.atomic_write_blocks } else { 0 }, ..self }
     }
 

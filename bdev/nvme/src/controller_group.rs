@@ -18,7 +18,7 @@ use wire_nvme::log::AnaState;
 
 use crate::initiator::Attach;
 use crate::multipath::{IoWait, Policy};
-use crate::namespace::{NvmeBdev, ScannedNamespace};
+use crate::namespace::{AtomicUnit, NvmeBdev, ScannedNamespace};
 use crate::path::{AnaGroups, ControllerPath, PathStatus, ana_state_of, send_reply};
 use crate::shared_namespace::{NamespacePath, PathConnection, PathId, SharedNamespace};
 use crate::transport_stats::TransportTotals;
@@ -393,10 +393,9 @@ impl AttachedNamespace {
         let most = |of: fn(&ScannedNamespace) -> u32| limits.values().map(of).max().unwrap_or(1);
         view.alignment.store(most(|one| one.alignment), Ordering::Relaxed);
         view.virtual_boundary.store(most(|one| one.virtual_boundary), Ordering::Relaxed);
-        // Powers of two, where there is an alignment at all: the largest is a multiple of the others.
-        view.atomic_alignment.store(most(|one| one.atomic.alignment_blocks), Ordering::Relaxed);
-        let atomic_blocks = limits.values().map(|one| one.atomic.blocks).min().unwrap_or(0);
-        view.atomic_blocks.store(atomic_blocks, Ordering::Relaxed);
+        let atomic = limits.values().map(|one| one.atomic).reduce(AtomicUnit::and).unwrap_or_default();
+        view.atomic_blocks.store(atomic.blocks, Ordering::Relaxed);
+        view.atomic_boundary.store(atomic.boundary_blocks, Ordering::Relaxed);
         view.unmap.store(limits.values().all(|one| one.unmap), Ordering::Relaxed);
         view.write_zeroes.store(limits.values().all(|one| one.write_zeroes), Ordering::Relaxed);
         let uncorrectable = limits.values().all(|one| one.write_uncorrectable);

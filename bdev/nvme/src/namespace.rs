@@ -43,8 +43,8 @@ pub(crate) struct ScannedNamespace {
 pub(crate) struct AtomicUnit {
     /// Most blocks; 0 for none.
     pub(crate) blocks: u32,
-    /// They begin at a multiple of this many blocks.
-    pub(crate) alignment_blocks: u32,
+    /// They cross no multiple of this many blocks; 0 for no boundary.
+    pub(crate) boundary_blocks: u32,
 }
 
 impl AtomicUnit {
@@ -62,14 +62,26 @@ impl AtomicUnit {
         };
         let blocks = blocks.min(command_blocks_max);
         match namespace.atomic_boundary_blocks {
-            boundary if has_own && boundary > 0 => {
-                // Aligned to its own size, a write crosses no multiple of the boundary.
-                let unit = 1 << blocks.max(1).ilog2().min(boundary.trailing_zeros());
-                let is_possible = blocks > 0 && namespace.atomic_boundary_offset == 0;
-                AtomicUnit { blocks: if is_possible { unit } else { 0 }, alignment_blocks: unit }
+            boundary_blocks if has_own && boundary_blocks > 0 => {
+                // Boundaries that do not begin at the first block have no place in a geometry.
+                let is_possible = namespace.atomic_boundary_offset == 0;
+                AtomicUnit {
+                    blocks: if is_possible { blocks.min(boundary_blocks) } else { 0 },
+                    boundary_blocks,
+                }
             }
-            _ => AtomicUnit { blocks, alignment_blocks: 1 },
+            _ => AtomicUnit { blocks, boundary_blocks: 0 },
         }
+    }
+
+    /// What holds on two paths.
+    pub(crate) fn and(self, other: AtomicUnit) -> AtomicUnit {
+        let (mut one, mut rest) = (self.boundary_blocks, other.boundary_blocks);
+        while rest > 0 {
+            (one, rest) = (rest, one % rest);
+        }
+        let blocks = self.blocks.min(other.blocks);
+        AtomicUnit { blocks: if one > 0 { blocks.min(one) } else { blocks }, boundary_blocks: one }
     }
 }
 
@@ -123,7 +135,7 @@ impl Bdev for NvmeBdev {
         BdevGeometry {
             blocks: self.shared.blocks.load(Ordering::Relaxed),
             atomic_write_blocks: self.shared.atomic_blocks.load(Ordering::Relaxed),
-            atomic_write_alignment_blocks: self.shared.atomic_alignment.load(Ordering::Relaxed),
+            atomic_write_boundary_blocks: self.shared.atomic_boundary.load(Ordering::Relaxed),
             ..self.geometry
         }
     }
@@ -217,13 +229,17 @@ mod tests {
                 ..IdentifyNamespace::default()
             };
             let unit = AtomicUnit::of(&controller, &namespace, 256);
-            (unit.blocks, unit.alignment_blocks)
+            (unit.blocks, unit.boundary_blocks)
         };
-        assert_eq!(unit(0, 32, 0, 64), (16, 1), "fields that are not valid");
-        assert_eq!(unit(nsfeat::ATOMICS, 0, 0, 0), (16, 1));
-        assert_eq!(unit(nsfeat::ATOMICS, 300, 0, 0), (256, 1), "one command");
-        assert_eq!(unit(nsfeat::ATOMICS, 33, 0, 64), (32, 32));
-        assert_eq!(unit(nsfeat::ATOMICS, 32, 0, 40), (8, 8));
+        assert_eq!(unit(0, 32, 0, 64), (16, 0), "fields that are not valid");
+        assert_eq!(unit(nsfeat::ATOMICS, 0, 0, 0), (16, 0));
+        assert_eq!(unit(nsfeat::ATOMICS, 300, 0, 0), (256, 0), "one command");
+        assert_eq!(unit(nsfeat::ATOMICS, 33, 0, 64), (33, 64));
+        assert_eq!(unit(nsfeat::ATOMICS, 64, 0, 40), (40, 40));
         assert_eq!(unit(nsfeat::ATOMICS, 32, 4, 64).0, 0);
+        let of = |blocks, boundary_blocks| AtomicUnit { blocks, boundary_blocks };
+        assert_eq!(of(32, 64).and(of(16, 0)), of(16, 64));
+        assert_eq!(of(32, 64).and(of(40, 40)), of(8, 8));
+        assert_eq!(of(32, 0).and(of(0, 0)), of(0, 0));
     }
 }

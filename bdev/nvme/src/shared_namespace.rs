@@ -35,9 +35,9 @@ pub(crate) struct SharedNamespace {
     /// Alignment and virtual boundary that suit every path; see [`bdev::IoLimits`].
     pub(crate) alignment: AtomicU32,
     pub(crate) virtual_boundary: AtomicU32,
-    /// Writes that are atomic on every path: most blocks, and the alignment of the first.
+    /// Writes that are atomic on every path: most blocks, and their boundary.
     pub(crate) atomic_blocks: AtomicU32,
-    pub(crate) atomic_alignment: AtomicU32,
+    pub(crate) atomic_boundary: AtomicU32,
     /// Whether every path supports the operation.
     pub(crate) unmap: AtomicBool,
     pub(crate) write_zeroes: AtomicBool,
@@ -116,7 +116,7 @@ impl SharedNamespace {
             alignment: AtomicU32::new(1),
             virtual_boundary: AtomicU32::new(1),
             atomic_blocks: AtomicU32::new(0),
-            atomic_alignment: AtomicU32::new(1),
+            atomic_boundary: AtomicU32::new(0),
             unmap: AtomicBool::new(true),
             write_zeroes: AtomicBool::new(true),
             write_uncorrectable: AtomicBool::new(true),

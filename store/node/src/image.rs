@@ -59,6 +59,9 @@ impl Bdev for ImageBdev {
             physical_block_size: wire_store::BLOCK_BYTES as u32,
             optimal_io_boundary_blocks: OBJECT_BYTES as u32 / IMAGE_BLOCK_BYTES,
             buffer_alignment: 1,
+            // A write within an object is one entry of its log, and reads return committed entries only.
+            atomic_write_blocks: TRANSFER_BYTES_MAX / IMAGE_BLOCK_BYTES,
+            atomic_write_boundary_blocks: OBJECT_BYTES as u32 / IMAGE_BLOCK_BYTES,
             ..BdevGeometry::new(IMAGE_BLOCK_BYTES, bytes / u64::from(IMAGE_BLOCK_BYTES))
         }
     }

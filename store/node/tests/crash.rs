@@ -31,6 +31,8 @@ const IMAGES: [(&str, u64); 2] = [("a", 40 << 20), ("b", 9 << 20)];
 const WINDOWS: [u64; 4] = [0, 8192 - 96, 12_000, 16_500];
 const WINDOW: u64 = 192;
 const CLAIM_MAX: u64 = 48;
+/// Sectors of an object.
+const OBJECT_SECTORS: u64 = (4 << 20) / SECTOR as u64;
 
 /// By image and sector: the stamp that was acknowledged last, and those that may be there too.
 #[derive(Default)]
@@ -38,6 +40,8 @@ struct Oracle {
     acknowledged: HashMap<(usize, u64), u32>,
     uncertain: HashMap<(usize, u64), Vec<u32>>,
     busy: HashSet<(usize, u64)>,
+    /// Writes in flight, with their stamps.
+    writes: Vec<((usize, u64, u64), u32)>,
     stamp: u32,
     counts: Counts,
 }
@@ -52,6 +56,7 @@ struct Counts {
     repeated: u64,
     deferred: u64,
     observed: u64,
+    interrupted: u64,
 }
 
 impl Oracle {
@@ -72,7 +77,42 @@ impl Oracle {
     }
 
     fn release(&mut self, (image, first, count): (usize, u64, u64)) {
+        self.writes.retain(|(range, _)| *range != (image, first, count));
         self.busy.retain(|(of, sector)| *of != image || !(first..first + count).contains(sector));
+    }
+
+    /// Whether a read has all of a write in flight or nothing, as far as it reads the same sectors of one object.
+    fn check_read(&self, image: usize, first: u64, stamps: &[u32]) -> Result<(), String> {
+        for ((of, start, count), stamp) in self.writes.iter().filter(|((of, ..), _)| *of == image) {
+            let is_one_object = start / OBJECT_SECTORS == (start + count - 1) / OBJECT_SECTORS;
+            let read = (first..).zip(stamps).filter(|(sector, _)| (*start..start + count).contains(sector));
+            let (mut new, mut old) = (0, 0);
+            read.for_each(|(_, found)| if found == stamp { new += 1 } else { old += 1 });
+            if is_one_object && new > 0 && old > 0 {
+                return Err(format!(
+                    "a read has {new} sectors of {count} from {start} of image {of}, not {old}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether writes that the power failure has interrupted happened as a whole or not at all; all of their sectors were
+    /// read since. Those across a border of objects are two.
+    fn check_interrupted(&mut self) -> Result<(), String> {
+        for ((image, first, count), stamp) in std::mem::take(&mut self.writes) {
+            let sectors = first..first + count;
+            let written =
+                sectors.filter(|sector| self.acknowledged.get(&(image, *sector)) == Some(&stamp)).count();
+            let is_one_object = first / OBJECT_SECTORS == (first + count - 1) / OBJECT_SECTORS;
+            if is_one_object && written > 0 && written as u64 != count {
+                return Err(format!(
+                    "{written} of {count} sectors from {first} of image {image} have {stamp}"
+                ));
+            }
+            self.counts.interrupted += u64::from(is_one_object);
+        }
+        Ok(())
     }
 
     /// Whether a sector may have this stamp; from now on it has.
@@ -134,8 +174,11 @@ async fn observe(
         let buffer = core.pool().take(8 * SECTOR).unwrap();
         let read =
             io[image].read(first, buffer).await.map_err(|(status, _)| format!("a read fails: {status}"))?;
-        for (sector, bytes) in (first..).zip(read.as_slice().chunks(SECTOR)) {
-            let (key, found) = ((image, sector), stamp_of(bytes)?);
+        let stamps: Result<Vec<u32>, String> = read.as_slice().chunks(SECTOR).map(stamp_of).collect();
+        let stamps = stamps?;
+        oracle.borrow().check_read(image, first, &stamps)?;
+        for (sector, found) in (first..).zip(stamps) {
+            let key = (image, sector);
             let oracle = &mut *oracle.borrow_mut();
             // Of the write in flight, which is the only one of its sector; zeroes say nothing.
             let in_flight = oracle.uncertain.get(&key).and_then(|stamps| stamps.last());
@@ -171,6 +214,9 @@ async fn load(
                 let oracle = &mut *oracle.borrow_mut();
                 oracle.stamp += 1;
                 let stamp = if kind < 9 { oracle.stamp } else { 0 };
+                if stamp != 0 {
+                    oracle.writes.push((range, stamp));
+                }
                 for sector in first..first + count {
                     oracle.uncertain.entry((image, sector)).or_default().push(stamp);
                 }
@@ -227,6 +273,7 @@ fn run_round(
             process.run(async move { read_and_check(&io, &core, &oracle, range).await })?;
         }
     }
+    oracle.borrow_mut().check_interrupted()?;
     let failure = Rc::new(RefCell::new(None));
     for index in 0..14 {
         let (io, task_core, oracle, random) = (io.clone(), core.clone(), oracle.clone(), random.split());
@@ -306,10 +353,12 @@ fn acknowledged_writes_survive_power_failures() {
         total.repeated += counts.repeated;
         total.deferred += counts.deferred;
         total.observed += counts.observed;
+        total.interrupted += counts.interrupted;
     }
     println!("{total:?}");
-    let Counts { reads, writes, refused, redone, checkpoints, repeated, deferred, observed } = total;
-    let all = [reads, writes, refused, redone, checkpoints, repeated, deferred, observed];
+    let Counts { reads, writes, refused, redone, checkpoints, repeated, deferred, observed, interrupted } =
+        total;
+    let all = [reads, writes, refused, redone, checkpoints, repeated, deferred, observed, interrupted];
     let is_one_seed = std::env::var("RINGBOLT_SEED").is_ok();
     assert!(
         is_one_seed || all.iter().all(|count| *count > 0),

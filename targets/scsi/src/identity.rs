@@ -132,10 +132,6 @@ fn limits(unit: &LogicalUnit) -> BlockLimits {
         transfer_blocks,
         optimal_transfer_blocks: transfer_blocks,
         atomic_blocks: atomic_blocks_max(unit),
-        atomic_alignment_blocks: match unit.config().geometry.atomic_write_alignment_blocks {
-            alignment if alignment > 1 && atomic_blocks_max(unit) > 0 => alignment,
-            _ => 0,
-        },
         unmap_granularity_blocks: 0,
     }
 }

@@ -100,8 +100,11 @@ impl Transfer {
         }
         check_transfer(unit, range)?;
         check_writable(nexus)?;
-        let alignment = unit.config().geometry.atomic_write_alignment_blocks.max(1);
-        let invalid_byte = if !range.lba.is_multiple_of(alignment.into()) {
+        // An alignment of its own would keep such a boundary too, but initiators that align writes to their length need none.
+        let device_boundary = u64::from(unit.config().geometry.atomic_write_boundary_blocks);
+        let first = range.lba.checked_rem(device_boundary).unwrap_or(0);
+        let is_crossing = device_boundary > 0 && first + u64::from(range.blocks) > device_boundary;
+        let invalid_byte = if is_crossing {
             Some(2)
         } else if boundary_blocks > 0 {
             // MAXIMUM ATOMIC BOUNDARY SIZE is 0.

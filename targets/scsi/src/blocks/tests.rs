@@ -381,7 +381,7 @@ proptest! {
 #[test]
 fn an_atomic_write_is_one_request_within_the_devices_limits() {
     let mut config = config(BLOCK as u32, BLOCKS);
-    (config.geometry.atomic_write_blocks, config.geometry.atomic_write_alignment_blocks) = (8, 8);
+    (config.geometry.atomic_write_blocks, config.geometry.atomic_write_boundary_blocks) = (8, 16);
     let mut test = TestUnit::new(config.clone());
     let nexus = test.nexus(1);
     let cdb = |flags: u8, lba: u64, boundary: u16, blocks: u16| {
@@ -397,13 +397,14 @@ fn an_atomic_write_is_one_request_within_the_devices_limits() {
     assert_eq!(reply.residual, Residual::Underflow(5 * BLOCK as u32));
     reply.good();
     test.run(&nexus, &cdb(0, 8, 0, 0), &[], 0).good();
+    test.run(&nexus, &cdb(0, 9, 0, 7), &bytes, 0).good();
     test.disk.log.clear();
     let invalid = AdditionalSense::INVALID_FIELD_IN_CDB;
-    // Too long, with a boundary, misaligned, and with less data than blocks, of which a part would be written.
+    // Too long, with a boundary, across one of the device, and with less data than blocks, of which a part would be written.
     for (cdb, bytes) in [
         (cdb(0, 0, 0, 9), &[7; 9 * BLOCK][..]),
         (cdb(0, 0, 4, 8), &bytes),
-        (cdb(0, 4, 0, 2), &bytes),
+        (cdb(0, 12, 0, 5), &bytes),
         (cdb(0, 0, 0, 8), &bytes[1..]),
         (cdb(0x20, 0, 0, 8), &bytes),
     ] {
@@ -413,7 +414,7 @@ fn an_atomic_write_is_one_request_within_the_devices_limits() {
     assert_eq!(reply.additional(), Some(AdditionalSense::LBA_OUT_OF_RANGE));
     assert!(test.disk.log.is_empty());
     let page = test.run(&nexus, &[0x12, 1, 0xb0, 0, 64, 0], &[], 64).good();
-    assert_eq!(page[44..], [0, 0, 0, 8, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(page[44..], [0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     let supported = [0xa3, 0x0c, 1, 0x9c, 0, 0, 0, 0, 0, 64, 0, 0];
     assert_eq!(test.run(&nexus, &supported, &[], 64).good()[1] & 7, 3);
     // A device that promises nothing.
