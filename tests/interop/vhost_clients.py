@@ -8,6 +8,7 @@ Each case prints one line. A case whose program is missing is SKIPPED, with the 
 
 import json
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -21,6 +22,10 @@ SECTOR = 512
 # As in boot.S.
 FIRST, AREAS, AREA_SECTORS, COPY = 2048, 32, 768, 32768
 DISK_MIB = 32
+# Microseconds that a request of a slow disk takes.
+SLOW_US = 2000
+# How often the target is killed.
+KILLS = 3
 PATIENCE_S = 60
 
 
@@ -34,6 +39,18 @@ def wait(what, condition):
 class Server(serving.Server):
     def disk(self):
         """A bdev on a file with the boot sector and the areas that it reads; its name."""
+        if not os.path.exists(f"{self.folder}/disk"):
+            self.write_disk()
+        self.rpc("bdev_uring_create", name="Disk", filename=f"{self.folder}/disk", block_size=SECTOR)
+        return "Disk"
+
+    def slow_disk(self):
+        """The same with a delay, so that a request is in flight at nearly any time; its name."""
+        latencies = {f"{kind}_{what}_latency": SLOW_US for kind in ("avg", "p99") for what in ("read", "write")}
+        self.rpc("bdev_delay_create", name="Slow", base_bdev_name=self.disk(), **latencies)
+        return "Slow"
+
+    def write_disk(self):
         assembler, linker = program("as"), program("ld")
         source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot.S")
         run(assembler, "--32", "-o", f"{self.folder}/boot.o", source)
@@ -44,8 +61,6 @@ class Server(serving.Server):
             disk.seek(FIRST * SECTOR)
             for sector in range(FIRST, FIRST + AREAS * AREA_SECTORS):
                 disk.write(struct.pack("<I", sector) * (SECTOR // 4))
-        self.rpc("bdev_uring_create", name="Disk", filename=f"{self.folder}/disk", block_size=SECTOR)
-        return "Disk"
 
     def controller(self, kind):
         """A controller of the disk, for blk or scsi; its socket."""
@@ -65,7 +80,7 @@ class Server(serving.Server):
 class Machine:
     """A QEMU whose only disk is a controller's, with shared memory; a context manager."""
 
-    def __init__(self, folder, name, path, kind, device_options="", more=()):
+    def __init__(self, folder, name, path, kind, device_options="", more=(), socket_options=""):
         self.serial, monitor = f"{folder}/{name}.serial", f"{folder}/{name}.monitor"
         device = f"vhost-user-{kind}-pci,chardev=disk,bootindex=1{device_options}"
         self.log = open(f"{folder}/{name}.log", "w+")
@@ -73,7 +88,7 @@ class Machine:
             program("qemu-system-x86_64"), "-nodefaults", "-display", "none", "-no-reboot", "-accel", "tcg", "-m", "128M",
             "-machine", "q35,memory-backend=memory", "-object", "memory-backend-memfd,id=memory,size=128M,share=on",
             "-serial", f"file:{self.serial}", "-qmp", f"unix:{monitor},server=on,wait=off",
-            "-chardev", f"socket,id=disk,path={path}", "-device", device, *more,
+            "-chardev", f"socket,id=disk,path={path}{socket_options}", "-device", device, *more,
         ], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         self.monitor = socket.socket(socket.AF_UNIX)
         self.monitor.settimeout(PATIENCE_S)
@@ -155,6 +170,52 @@ def case_boot_scsi(server):
     boot(server, "scsi")
 
 
+def case_boot_scsi_packed(server):
+    """The same over packed virtqueues."""
+    boot(server, "scsi", ",packed=on")
+
+
+def reconnection():
+    """The option by which QEMU comes back to a target that was killed."""
+    version = re.search(r"version (\d+)\.(\d+)", run(program("qemu-system-x86_64"), "--version"))
+    return ",reconnect-ms=500" if (int(version[1]), int(version[2])) >= (9, 2) else ",reconnect=1"
+
+
+def kill(server, device_options=""):
+    """The target is killed with a request in flight and started again: the guest sees a pause and no error."""
+
+    def create(server):
+        path = f"{server.folder}/slow.sock"
+        server.rpc("vhost_create_blk_controller", ctrlr=path, dev_name=server.slow_disk(), packed_ring=True)
+        return path
+
+    path, servers = create(server), [server]
+    try:
+        with Machine(server.folder, "guest", path, "blk", device_options, socket_options=reconnection()) as guest:
+            guest.expect_rounds(1)
+            for _ in range(KILLS):
+                servers[-1].kill()
+                before = guest.rounds()
+                servers.append(Server(server.folder))
+                create(servers[-1])
+                guest.expect_rounds(before + 2)
+            assert guest.output().count("BOOTED") == 1, guest.output()
+        check_copy(server.folder)
+    finally:
+        for one in servers[1:]:
+            one.end()
+
+
+def case_kill_blk(server):
+    """The target is killed and started again under a guest that reads, writes and checks."""
+    kill(server)
+
+
+def case_kill_blk_packed(server):
+    """The same over packed virtqueues."""
+    kill(server, ",packed=on")
+
+
 def migrate(server, kind, device_options=""):
     """A guest moves to another QEMU while it reads, writes and checks; several passes see its pages written."""
     path = server.controller(kind)
@@ -205,6 +266,11 @@ def case_migrate_blk_packed(server):
 def case_migrate_scsi(server):
     """A live migration of a guest with a vhost-user-scsi host."""
     migrate(server, "scsi")
+
+
+def case_migrate_scsi_packed(server):
+    """The same over packed virtqueues."""
+    migrate(server, "scsi", ",packed=on")
 
 
 def main():
