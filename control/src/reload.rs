@@ -113,7 +113,7 @@ impl<'a> Reload<'a> {
         }
     }
 
-    /// Decides at the end of the removal what becomes of a call: it goes with the object that it concerns.
+    /// Decides at the end of the removal: a call is undone by the deletion of the object that it concerns.
     fn postpone(&mut self, step: &'a ConfigStep, reason: &str) {
         self.remaining.push((self.lines.len(), step, reason.to_string()));
         self.lines.push(String::new());
@@ -353,7 +353,7 @@ mod tests {
                 "removed: toy_create name=a size=1",
             ]
         );
-        // So it is set again when the object is back.
+        // So it is applied when the object is created the next time.
         let (_, lines) = in_force.reload(&first, &plane);
         assert_eq!(lines, ["applied: toy_create name=a size=1", "applied: toy_set_options name=a level=3"]);
     }

@@ -244,7 +244,7 @@ def migrate(server, kind, device_options=""):
 
             wait("end of the migration", is_completed)
             wait("the guest runs again", lambda: destination.qmp("query-status")["status"] == "running")
-            assert "BOOTED" not in destination.output(), "the guest goes on where it was"
+            assert "BOOTED" not in destination.output(), "the guest has begun anew"
             destination.expect_rounds(10)
             source.rounds()
             started = [session["started"] for session in server.sessions()]

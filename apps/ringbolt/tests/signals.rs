@@ -130,14 +130,14 @@ fn hup_removes_and_adds_scsi_hosts_of_virtual_machines() {
     assert_eq!(
         targets(&server),
         (json!(10), json!(["B"])),
-        "the target with the number that was assigned to A is gone"
+        "the target of A, whose number was assigned, is removed"
     );
     reload(&mut server, &config(&[]));
     assert_eq!(server.ok(&["vhost_get_controllers"]), json!([]));
     assert!(!socket.exists());
     reload(&mut server, &first);
     assert_eq!(targets(&server), (json!(10), json!(["A", "B"])));
-    assert!(std::os::unix::net::UnixStream::connect(&socket).is_ok(), "it was started again");
+    assert!(std::os::unix::net::UnixStream::connect(&socket).is_ok(), "it was started");
     assert_eq!(server.stop(), Some(0));
     std::fs::remove_dir_all(directory).unwrap();
 }

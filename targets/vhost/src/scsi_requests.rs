@@ -180,7 +180,7 @@ impl ScsiRequests {
         self.event_queue = EventQueue::default();
     }
 
-    /// The driver has used a virtqueue before, and continues after a migration or with a target that was started again:
+    /// The driver has used a virtqueue before, and continues after a migration or a restart of the target:
     /// its nexuses are as they were.
     pub(crate) fn resume(&self) {
         self.tasks.units().iter().for_each(|unit| unit.nexus.resume());

@@ -216,7 +216,7 @@ fn a_resize_is_seen_and_used() {
     target.stop();
 }
 
-/// Clients that go with requests in flight, and a target that is stopped and started, leave what was written.
+/// Data stays when clients disconnect with requests in flight, and when the target is stopped and started.
 #[test]
 fn a_client_that_comes_back_finds_its_data() {
     let registry = registry();

@@ -277,9 +277,9 @@ fn targets_come_and_go_and_are_resized() {
     assert_eq!((event.lun, event.reason), (address.to_event_field(), ScsiEvent::RESET_REMOVED));
 }
 
-/// As after a migration: a driver that begins is told of the reset, one that continues is not.
+/// As after a migration: POWER ON is reported to a driver that begins, and not to one that continues.
 #[test]
-fn a_driver_that_continues_learns_of_no_reset() {
+fn no_reset_is_reported_to_a_driver_that_continues() {
     for (name, ring) in [("scsi-on-split", Features::empty()), ("scsi-on-packed", Features::RING_PACKED)] {
         let target = start(name, &["Malloc0"]);
         let frontend = connect(&target, ring);
