@@ -83,6 +83,25 @@ def case_suite(server):
     print(f"  {passed} tests passed")
 
 
+def case_atomic(server):
+    """libiscsi's tests of WRITE ATOMIC pass on a bdev that promises atomic writes: an image of a store."""
+    suite = program("iscsi-test-cu")
+    disk = f"{server.folder}/store"
+    with open(disk, "wb") as file:
+        file.truncate(1 << 30)
+    server.rpc("bdev_uring_create", name="Disk", filename=disk, block_size=512)
+    server.rpc("store_format", bdev_name="Disk")
+    server.rpc("store_open", bdev_name="Disk", name="s")
+    image = server.rpc("store_image_create", store="s", name="image", size=64 * MIB)
+    url = f"iscsi://{server.portal_group()}/{server.node('disk', image)}/0"
+    done = subprocess.run([suite, "--dataloss", "-n", "-S", "-t", "SCSI.WriteAtomic16", url], capture_output=True,
+                          text=True, timeout=120)
+    output = done.stdout + done.stderr
+    summary = re.search(r"tests\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", output)
+    assert summary and summary[4] == "0" and int(summary[1]) >= 6, output[-2000:]
+    assert "[SKIPPED]" not in output, output
+
+
 def case_discovery(server):
     """Initiators see the targets that they may log in to, under the address that they have reached."""
     ls, inquiry = program("iscsi-ls"), program("iscsi-inq")
