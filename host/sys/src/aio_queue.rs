@@ -9,6 +9,7 @@ use block_io::{Completion, Op, Request, Status};
 use dma::Data;
 
 use crate::drain::drain;
+use crate::priorities::RequestPriorities;
 use crate::requests::{BlockFile, InFlightRequests, byte_range, queue_accessors};
 use crate::vectors::IoVectors;
 
@@ -40,6 +41,8 @@ const _: () = assert!(size_of::<Iocb>() == 64);
 
 /// `IOCB_FLAG_RESFD`: completion signals `eventfd`.
 const SIGNAL_EVENTFD: u32 = 1;
+/// `IOCB_FLAG_IOPRIO`: `reqprio` is valid.
+const HAS_PRIORITY: u32 = 2;
 
 impl Iocb {
     /// A read of no bytes whose completion signals `eventfd`.
@@ -84,6 +87,7 @@ pub struct AioQueue<F> {
     /// Space for events, and the number of events in it that `wait` received and `reap` has not returned yet.
     events: Box<[IoEvent]>,
     events_ready: usize,
+    priorities: Option<RequestPriorities>,
 }
 
 impl<F: BlockFile> AioQueue<F> {
@@ -110,7 +114,13 @@ impl<F: BlockFile> AioQueue<F> {
             vectors: Vec::new(),
             events: vec![IoEvent::default(); depth as usize].into(),
             events_ready: 0,
+            priorities: None,
         })
+    }
+
+    /// Reads and writes have these I/O priorities.
+    pub fn set_priorities(&mut self, priorities: RequestPriorities) {
+        self.priorities = Some(priorities);
     }
 
     queue_accessors!(files, requests);
@@ -156,6 +166,10 @@ impl<F: BlockFile> AioQueue<F> {
                 // The address and length of a flush must be 0.
                 _ => (0, 0),
             };
+            if let Some(priorities) = &self.priorities {
+                let priority = if request.op == Op::Flush { 0 } else { priorities.get(request.tag.0) };
+                (iocb.reqprio, iocb.flags) = (priority as i16, HAS_PRIORITY * u32::from(priority > 0));
+            }
         }
         for request in batch.drain(..count) {
             self.requests.insert(request);

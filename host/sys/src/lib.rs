@@ -21,11 +21,13 @@ pub mod clock;
 mod cpu;
 mod credentials;
 pub mod device;
+mod device_zones;
 mod drain;
 mod event_loop;
 mod event_signaler;
 mod file;
 mod perf;
+mod priorities;
 mod process;
 mod requests;
 mod sqe;
@@ -37,6 +39,7 @@ mod vectors;
 pub use aio_queue::AioQueue;
 pub use cpu::{CpuSet, CpuSetError, pin_thread_to, thread_cpu_ns};
 pub use credentials::{PeerCredentials, peer_credentials};
+pub use device_zones::{DeviceZone, ZoneCondition, report_zones, reset_zone};
 pub use event_loop::{
     BufferGroupId, EventBackend, EventClient, EventCompletion, EventLoop, EventLoopConfig, FileId,
     FileOperation, Interest, ReceiveId, RejectedOperation, RejectedSend, SEND_PARTS_MAX, SendEvent, SendPart,
@@ -45,9 +48,10 @@ pub use event_loop::{
 pub use event_signaler::{EventSignaler, is_eventfd};
 pub use file::replace_file;
 pub use perf::{InstructionCounter, PerfConfig, PerfCount, PerfEvent, PerfKind, PerfTarget, SampleRing};
+pub use priorities::RequestPriorities;
 pub use process::{descriptor_limit, inherited_files, kill_with_parent, raise_descriptor_limit};
 pub use requests::BlockFile;
-pub use thread::{ThreadUsage, set_io_priority};
+pub use thread::{MemoryPolicy, ThreadUsage, set_io_priority, set_memory_policy};
 pub use ublk_control::UblkControl;
 pub use uring_queue::{FileIo, NvmePassthrough, SqeFormat, UringPolling, UringQueue, UringQueueConfig};
 pub use vectors::IO_VECTORS_MAX;

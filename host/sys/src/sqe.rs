@@ -41,31 +41,34 @@ macro_rules! with_file {
 }
 pub(crate) use with_file;
 
+/// `priority` is an I/O priority of `linux/ioprio.h`; 0 for that of the thread that submits.
 #[inline]
-pub(crate) fn read(file: SqeFile, to: SqeMemory, offset: u64) -> squeue::Entry {
+pub(crate) fn read(file: SqeFile, to: SqeMemory, offset: u64, priority: u16) -> squeue::Entry {
     with_file!(file, file => match to {
         SqeMemory::Contiguous { start, bytes, registered: Some(index) } => {
-            opcode::ReadFixed::new(file, start, bytes, index).offset(offset).build()
+            opcode::ReadFixed::new(file, start, bytes, index).offset(offset).ioprio(priority).build()
         }
         SqeMemory::Contiguous { start, bytes, registered: None } => {
-            opcode::Read::new(file, start, bytes).offset(offset).build()
+            opcode::Read::new(file, start, bytes).offset(offset).ioprio(priority).build()
         }
-        SqeMemory::Vectors(vectors, count) => opcode::Readv::new(file, vectors, count).offset(offset).build(),
+        SqeMemory::Vectors(vectors, count) => {
+            opcode::Readv::new(file, vectors, count).offset(offset).ioprio(priority).build()
+        }
     })
 }
 
-/// `flags` are `RWF_*`.
+/// `flags` are `RWF_*`, `priority` as for [`read`].
 #[inline]
-pub(crate) fn write(file: SqeFile, from: SqeMemory, offset: u64, flags: i32) -> squeue::Entry {
+pub(crate) fn write(file: SqeFile, from: SqeMemory, offset: u64, flags: i32, priority: u16) -> squeue::Entry {
     with_file!(file, file => match from {
         SqeMemory::Contiguous { start, bytes, registered: Some(index) } => {
-            opcode::WriteFixed::new(file, start, bytes, index).offset(offset).rw_flags(flags).build()
+            opcode::WriteFixed::new(file, start, bytes, index).offset(offset).rw_flags(flags).ioprio(priority).build()
         }
         SqeMemory::Contiguous { start, bytes, registered: None } => {
-            opcode::Write::new(file, start, bytes).offset(offset).rw_flags(flags).build()
+            opcode::Write::new(file, start, bytes).offset(offset).rw_flags(flags).ioprio(priority).build()
         }
         SqeMemory::Vectors(vectors, count) => {
-            opcode::Writev::new(file, vectors, count).offset(offset).rw_flags(flags).build()
+            opcode::Writev::new(file, vectors, count).offset(offset).rw_flags(flags).ioprio(priority).build()
         }
     })
 }

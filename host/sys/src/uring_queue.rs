@@ -11,6 +11,7 @@ use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, squeue};
 
 use crate::drain::drain;
+use crate::priorities::RequestPriorities;
 use crate::requests::{BlockFile, InFlightRequests, byte_range, queue_accessors};
 use crate::sqe::SqeFile;
 
@@ -85,6 +86,7 @@ pub struct QueueResources<F> {
     buffers: Vec<Option<RegisteredBuffer>>,
     /// The arena of the registered memory, kept alive so that its addresses are not reused.
     arena: Option<Arc<Arena>>,
+    priorities: Option<RequestPriorities>,
 }
 
 /// An individually registered buffer.
@@ -107,6 +109,12 @@ impl<F: BlockFile> QueueResources<F> {
     fn handle(&self, request: &Request<Data>) -> SqeFile {
         let raw = self.file(request).as_fd().as_raw_fd();
         if self.fixed_files { SqeFile::Registered(request.flow.into()) } else { SqeFile::Descriptor(raw) }
+    }
+
+    /// The request's I/O priority.
+    #[inline]
+    fn priority(&self, request: &Request<Data>) -> u16 {
+        self.priorities.as_ref().map_or(0, |priorities| priorities.get(request.tag.0))
     }
 
     /// The registered-buffer index of the buffer's chunk.
@@ -153,6 +161,7 @@ impl<F: BlockFile, D: SqeFormat> UringQueue<F, D> {
                 chunks: Vec::new(),
                 buffers: Vec::new(),
                 arena: None,
+                priorities: None,
             },
             requests: InFlightRequests::new(config.depth),
             polling: config.polling,
@@ -172,6 +181,11 @@ impl<F: BlockFile, D: SqeFormat> UringQueue<F, D> {
             self.resources.fixed_files = true;
         }
         Ok(())
+    }
+
+    /// Reads and writes have these I/O priorities; with [`NvmePassthrough`] they have none.
+    pub fn set_priorities(&mut self, priorities: RequestPriorities) {
+        self.resources.priorities = Some(priorities);
     }
 
     /// Registers the memory of the requests' buffers, so that the kernel does not map it for each I/O. With

@@ -19,12 +19,15 @@ pub struct AioEngine {
 impl AioEngine {
     pub(crate) fn open(config: &EngineConfig, files: Vec<EngineFile>) -> Result<AioEngine, EngineOpenError> {
         let context = os::AioQueue::new(config.depth, files, config.data_sync, config.userspace_reap);
-        let context = context.map_err(|error| EngineOpenError::Kernel {
+        let mut context = context.map_err(|error| EngineOpenError::Kernel {
             engine: "libaio",
             call: "io_setup",
             error,
             hint: "; more than fs.aio-max-nr in all processes? lower --iodepth or --numjobs",
         })?;
+        if let Some(priorities) = &config.priorities {
+            context.set_priorities(priorities.clone());
+        }
         let or_unlimited = |value: u32| if value == 0 { usize::MAX } else { value as usize };
         Ok(AioEngine {
             context,

@@ -4,7 +4,7 @@ use std::io;
 
 use block_io::{Channel, Completion, Op, Request, Status};
 use dma::Data;
-use os::UringPolling;
+use os::{RequestPriorities, UringPolling};
 
 use crate::{
     AioEngine, EngineFile, FileKind, FileOperation, FileOperationEngine, NullEngine, PassthroughEngine,
@@ -121,6 +121,8 @@ pub struct EngineConfig {
     pub batch_max: u32,
     /// `iodepth_batch_complete_max`: maximum completions per poll; 0 for no limit.
     pub reap_max: u32,
+    /// I/O priorities of single requests, for `libaio` and `io_uring`; `None` for that of the thread.
+    pub priorities: Option<RequestPriorities>,
 }
 
 impl Default for EngineConfig {
@@ -136,6 +138,7 @@ impl Default for EngineConfig {
             data_sync: false,
             batch_max: 0,
             reap_max: 0,
+            priorities: None,
         }
     }
 }

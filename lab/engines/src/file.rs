@@ -15,8 +15,10 @@ use rustix::io::Errno;
 use wire_nvme::identify::IdentifyNamespace;
 
 mod write_lock;
+mod zones;
 
 pub use write_lock::WriteLock;
+pub use zones::{DeviceZones, FileZones};
 
 /// Access mode of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,6 +139,7 @@ pub struct EngineFile {
     kind: FileKind,
     block_bytes: u32,
     bytes: u64,
+    zones: FileZones,
 }
 
 /// Alignment of direct I/O in bytes if the kernel does not report it.
@@ -191,7 +194,14 @@ impl EngineFile {
                 if layout.direct { direct_io_alignment(&fd) } else { layout.buffered_block_bytes };
             (FileKind::Regular, block_bytes, metadata.len().max(layout.grows_to))
         };
-        Ok(EngineFile { fd, path: path.to_string(), kind, block_bytes: block_bytes.max(1), bytes })
+        Ok(EngineFile {
+            fd,
+            path: path.to_string(),
+            kind,
+            block_bytes: block_bytes.max(1),
+            bytes,
+            zones: FileZones::None,
+        })
     }
 
     /// A placeholder file of the given size, for the `null` engine.
@@ -208,6 +218,7 @@ impl EngineFile {
             kind: FileKind::Character,
             block_bytes,
             bytes,
+            zones: FileZones::None,
         })
     }
 
@@ -263,6 +274,11 @@ impl EngineFile {
         Ok(fadvise(&self.fd, 0, None, Advice::DontNeed)?)
     }
 
+    /// What a discard does from now on: with zones it resets one.
+    pub fn set_zones(&mut self, zones: FileZones) {
+        self.zones = zones;
+    }
+
     /// Path of the file.
     pub fn path(&self) -> &str {
         &self.path
@@ -296,6 +312,11 @@ impl EngineFile {
 
     /// Returns 0 or a negative errno.
     pub(crate) fn discard(&self, offset: u64, bytes: u64) -> i32 {
+        match self.zones {
+            FileZones::None => {}
+            FileZones::Emulated => return 0,
+            FileZones::Device => return zones::reset(&self.fd, offset, bytes),
+        }
         match self.kind {
             FileKind::Block => match device::discard(&self.fd, offset, bytes) {
                 Ok(()) => 0,

@@ -34,7 +34,9 @@ pub mod usage;
 
 pub use aio::AioEngine;
 pub use engine::{AnyEngine, EngineConfig, EngineKind, EngineOpenError, IoEngine, open};
-pub use file::{EngineFile, FileAccess, FileError, FileKind, FileOpenOptions, SyncMode, WriteLock};
+pub use file::{
+    DeviceZones, EngineFile, FileAccess, FileError, FileKind, FileOpenOptions, FileZones, SyncMode, WriteLock,
+};
 pub use file_operations::{FileOperation, FileOperationEngine};
 pub use null::NullEngine;
 pub use os::UringPolling;

@@ -57,11 +57,47 @@ impl SyncEngine {
                 assert!(bytes as usize <= buffer.len(), "{bytes} bytes in a buffer of {}", buffer.len());
                 self.transfer(file, op, &mut buffer.as_mut_slice()[..bytes as usize], offset)
             }
+            (Op::Read | Op::Write, None) => self.transfer_slices(file, request, offset, bytes),
             (Op::Flush, _) => i64::from(file.flush(self.data_sync)),
             (Op::Unmap, _) => i64::from(file.discard(offset, bytes)),
             _ => -i64::from(libc::EOPNOTSUPP),
         };
         (result, bytes)
+    }
+
+    /// A block of several buffers.
+    fn transfer_slices(
+        &self,
+        file: &EngineFile,
+        request: &mut Request<Data>,
+        offset: u64,
+        bytes: u64,
+    ) -> i64 {
+        let op = request.op;
+        let Some(data) = request.data_mut() else { return -i64::from(libc::EINVAL) };
+        assert!(bytes as usize <= data.len(), "{bytes} bytes in buffers of {}", data.len());
+        let is_readable = matches!(self.call, SyncCall::Positioned | SyncCall::Vectored);
+        if !is_readable {
+            return -i64::from(libc::EOPNOTSUPP);
+        }
+        loop {
+            let result = match op {
+                Op::Read => {
+                    let mut slices: Vec<IoSliceMut<'_>> =
+                        data.parts_mut(0, bytes as usize).map(IoSliceMut::new).collect();
+                    preadv2(file, &mut slices, offset, self.flags)
+                }
+                _ => {
+                    let slices: Vec<IoSlice<'_>> = data.parts(0, bytes as usize).map(IoSlice::new).collect();
+                    pwritev2(file, &slices, offset, self.flags)
+                }
+            };
+            match result {
+                Ok(bytes) => return bytes as i64,
+                Err(Errno::INTR) => {}
+                Err(error) => return -i64::from(error.raw_os_error()),
+            }
+        }
     }
 
     #[inline]

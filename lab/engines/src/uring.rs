@@ -84,6 +84,9 @@ impl<D: ResultDecoder> RingEngine<D> {
             },
             error,
         })?;
+        if let Some(priorities) = &config.priorities {
+            ring.set_priorities(priorities.clone());
+        }
         let kernel_error = |call, hint| move |error| EngineOpenError::Kernel { engine, call, error, hint };
         if config.register_files {
             ring.register_files().map_err(kernel_error("registerfiles", ""))?;

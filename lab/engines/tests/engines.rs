@@ -9,6 +9,7 @@ use io_engines::{
     AnyEngine, EngineConfig, EngineFile, EngineKind, EngineOpenError, FileAccess, FileOpenOptions, IoEngine,
     SyncMode, UringPolling, WriteLock,
 };
+use os::RequestPriorities;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -106,6 +107,49 @@ fn exercise(config: &EngineConfig, path: &str, direct: bool) {
     let done = finish(&mut engine, &mut batch, 1);
     assert_eq!(done[0].status(), Status::DATA_TRANSFER_ERROR);
     drop((done, rest));
+}
+
+#[test]
+fn requests_have_their_own_io_priority() {
+    let scratch = Scratch::new("priorities");
+    EngineFile::lay_out(scratch.path(), BLOCKS * BLOCK as u64, false, 1).unwrap();
+    let pool = Pool::new(&Arena::new(dma::ArenaConfig { hugepages: false, ..Default::default() }));
+    for (kind, nonvectored, fixed_buffers) in [
+        (EngineKind::Libaio, true, false),
+        (EngineKind::Uring, true, false),
+        (EngineKind::Uring, false, false),
+        (EngineKind::Uring, true, true),
+    ] {
+        let priorities = RequestPriorities::new(DEPTH);
+        // The kernel rejects a class that does not exist, and so proves that it reads the priority.
+        priorities.set(1, RequestPriorities::value(7, 0));
+        priorities.set(2, RequestPriorities::value(3, 7));
+        let config = EngineConfig {
+            kind,
+            depth: DEPTH,
+            nonvectored,
+            fixed_buffers,
+            priorities: Some(priorities.clone()),
+            ..EngineConfig::default()
+        };
+        let file = EngineFile::open(scratch.path(), &layout(FileAccess::ReadWrite, false)).unwrap();
+        let mut batch = requests(&pool);
+        batch.iter_mut().for_each(|request| request.blocks = 8);
+        batch[3].op = Op::Write;
+        let mut engine = io_engines::open(&config, vec![file], &batch).unwrap();
+        let mut done = finish(&mut engine, &mut batch, DEPTH as usize);
+        done.sort_by_key(Completion::tag);
+        let failed: Vec<u64> =
+            done.iter().filter(|one| one.status() == Status::INVALID_FIELD).map(|one| one.tag().0).collect();
+        assert_eq!(failed, [1], "{kind:?}");
+        // Without the priority the same request succeeds, and a flush has none.
+        batch = done.into_iter().map(Completion::into_request).filter(|one| one.tag.0 < 2).collect();
+        batch[0].op = Op::Flush;
+        priorities.set(0, RequestPriorities::value(7, 0));
+        priorities.set(1, 0);
+        let done = finish(&mut engine, &mut batch, 2);
+        assert!(done.iter().all(|one| one.status().is_success()), "{kind:?}: {done:?}");
+    }
 }
 
 #[test]

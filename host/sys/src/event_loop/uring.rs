@@ -141,9 +141,9 @@ impl UringBackend {
             None => SqeFile::Descriptor(request.fd),
         };
         let entry = match request.operation {
-            FileOperation::Read => sqe::read(file, memory, offset),
-            FileOperation::Write(WriteMode::Cached) => sqe::write(file, memory, offset, 0),
-            FileOperation::Write(WriteMode::Durable) => sqe::write(file, memory, offset, libc::RWF_DSYNC),
+            FileOperation::Read => sqe::read(file, memory, offset, 0),
+            FileOperation::Write(WriteMode::Cached) => sqe::write(file, memory, offset, 0, 0),
+            FileOperation::Write(WriteMode::Durable) => sqe::write(file, memory, offset, libc::RWF_DSYNC, 0),
             FileOperation::Sync => sqe::sync(file, true),
             FileOperation::Punch => {
                 sqe::fallocate(file, offset, length, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)

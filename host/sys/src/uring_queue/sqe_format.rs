@@ -84,12 +84,13 @@ impl sealed::EntryFormat for FileIo {
                         SqeMemory::Vectors(list, count)
                     }
                 };
-                let file = resources.handle(request);
+                let (file, priority) = (resources.handle(request), resources.priority(request));
                 match request.op {
-                    Op::Read => sqe::read(file, memory, offset),
+                    Op::Read => sqe::read(file, memory, offset, priority),
                     _ => {
                         let durable = request.flags.contains(RequestFlags::FUA);
-                        sqe::write(file, memory, offset, if durable { libc::RWF_DSYNC } else { 0 })
+                        let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                        sqe::write(file, memory, offset, flags, priority)
                     }
                 }
             }
