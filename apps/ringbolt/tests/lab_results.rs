@@ -176,3 +176,18 @@ fn an_invalid_run_directory_fails_with_one_line() {
     let (status, line) = failure_of(&lab(&["compare"], &[&run, &run]));
     assert!(status == 1 && line.contains("written in schema 99"), "{line}");
 }
+
+#[test]
+fn a_truncated_result_file_loses_one_record_and_says_so() {
+    let folder = Folder::new("truncated");
+    let results = folder.run("run", 1.0).join("results.jsonl");
+    let whole = fs::read_to_string(&results).unwrap();
+    fs::write(&results, &whole[..whole.len() - 40]).unwrap();
+    for command in ["report", "export", "advise"] {
+        let output = lab(&[command], &[&folder.path("run")]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && errors.lines().count() == 1, "{command}: {errors}");
+        assert!(errors.contains("1 line(s) cannot be read, the first: line 18: "), "{errors}");
+        assert!(errors.contains("the other 17 are used"), "{errors}");
+    }
+}

@@ -7,7 +7,7 @@ use lab_experiments::{PlannedDevice, RunDirectory};
 
 use super::files::{why_not_a_run, write_output};
 use crate::command_error::CommandError;
-use crate::console::stdout_line;
+use crate::console::{stderr_line, stdout_line};
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
@@ -32,12 +32,21 @@ pub(crate) fn run(options: &ReportArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Reads a run directory; an error is one line.
+/// Reads a run directory; an error is one line. So are records that cannot be read: the others are used.
 pub(crate) fn open_run(directory: &Path) -> Result<RunDirectory, CommandError> {
     if let Some(why) = why_not_a_run(directory) {
         return Err(CommandError::usage(why));
     }
-    RunDirectory::open(directory).map_err(CommandError::operation)
+    let run = RunDirectory::open(directory).map_err(CommandError::operation)?;
+    if let Some(first) = run.dropped.first() {
+        let (results, count) = (directory.join("results.jsonl"), run.dropped.len());
+        stderr_line!(
+            "ringbolt: {}: {count} line(s) cannot be read, the first: {first}; the other {} are used",
+            results.display(),
+            run.records.len()
+        );
+    }
+    Ok(run)
 }
 
 /// Whether a measured device is on this machine.
