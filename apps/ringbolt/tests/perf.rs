@@ -127,3 +127,57 @@ fn a_file_that_a_server_only_reads_is_not_written_by_a_run() {
     drop(server);
     std::fs::remove_dir_all(directory).unwrap();
 }
+
+/// The copies of a job end together, when the sum of their rates is steady: as processes and on a reactor.
+#[test]
+fn the_steady_state_of_a_group_ends_its_jobs() {
+    for engine in ["--ioengine=null", "--filename=null:1g"] {
+        let job = job(&[
+            engine,
+            "--rw=randread",
+            "--rate_iops=2000",
+            "--numjobs=2",
+            "--group_reporting",
+            "--steadystate=iops:100%",
+            "--steadystate_duration=2",
+            "--time_based",
+            "--runtime=120s",
+        ]);
+        assert_eq!((&job["numjobs"], &job["steadystate"]["attained"]), (&2.into(), &1.into()), "{engine}");
+        assert_eq!(job["steadystate"]["data"]["iops"].as_array().unwrap().len(), 2, "{engine}");
+        assert!(job["read"]["runtime"].as_u64().unwrap() < 100_000, "{engine}: {}", job["read"]["runtime"]);
+    }
+}
+
+/// Each failed I/O of a job that continues is described, unless `error_dump=0`.
+#[test]
+fn errors_after_which_a_job_continues_are_described() {
+    for (option, lines) in [("--error_dump=1", 4), ("--error_dump=0", 1), ("--continue_on_error=none", 1)] {
+        let fixed =
+            ["perf", "--generator_cost=0", "--name=full", "--filename=/dev/full", "--rw=write", "--bs=4k"];
+        let output = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
+            .args(fixed)
+            .args(["--size=12k", "--continue_on_error=all", option])
+            .output()
+            .unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.success(), errors.lines().count()), (false, lines), "{option}: {errors}");
+        if lines > 1 {
+            assert!(errors.contains("full: /dev/full: write of 4096 bytes at offset 8192: "), "{errors}");
+        }
+    }
+}
+
+/// Jobs on the zones of one file share their write pointers.
+#[test]
+fn jobs_on_zones_write_them_in_turn() {
+    let directory = scratch("zones");
+    let file = format!("--filename={}", directory.join("zones").display());
+    let zoned = [&file, "--size=8z", "--zonemode=zbd", "--zonesize=64k", "--bs=4k", "--ioengine=libaio"];
+    let write = ["--rw=randwrite", "--numjobs=3", "--iodepth=4", "--max_open_zones=2", "--group_reporting"];
+    let job = job(&[&zoned[..], &write, &["--io_size=1m"]].concat());
+    assert_eq!((&job["error"], &job["write"]["total_ios"]), (&0.into(), &768.into()));
+    // Six times the region is written.
+    assert!(job["zone_resets"].as_u64().unwrap() >= 30, "{}", job["zone_resets"]);
+    std::fs::remove_dir_all(directory).unwrap();
+}

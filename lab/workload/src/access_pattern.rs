@@ -200,9 +200,6 @@ impl AccessPattern {
             if bs == 0 || !bs.is_multiple_of(block_bytes) {
                 return Err(SetupError::BlockSize { bs, block_bytes });
             }
-            if sizes[index].max() as usize > dma::BUFFER_BYTES_MAX {
-                return Err(SetupError::BlockTooLarge { bs: sizes[index].max(), max: dma::BUFFER_BYTES_MAX });
-            }
         }
         if spec.io_depth == 0 || spec.io_depth > JobSpec::IO_DEPTH_MAX {
             return Err(SetupError::Depth { depth: spec.io_depth, max: JobSpec::IO_DEPTH_MAX });
@@ -223,6 +220,7 @@ impl AccessPattern {
             && spec.random_percent == 100
             && step == 0
             && spec.zones.is_none()
+            && spec.zoned.is_none()
             && spec.sequence.length <= 1;
         if spec.verify != Verify::Off && !is_simple && !has_whole_positions(spec, count, largest) {
             return Err(SetupError::VerifyMixed);
@@ -389,6 +387,21 @@ impl AccessPattern {
     }
 }
 
+impl AccessPattern {
+    /// The last I/O of this file was moved: the next one in sequence follows it.
+    pub(crate) fn moved_to(&mut self, file: u16, lba: u64, blocks: u32) {
+        if let Some(general) = &mut self.general {
+            let region = &mut general.regions[usize::from(file)];
+            let at = lba.saturating_sub(region.first_lba);
+            (region.last, region.next) = (at, at + u64::from(blocks));
+        }
+    }
+
+    pub(crate) fn is_random(&self) -> bool {
+        self.is_random
+    }
+}
+
 /// The operations of a job.
 fn op_mix(spec: &JobSpec) -> OpMix {
     match spec.workload {
@@ -515,7 +528,12 @@ fn has_whole_positions(spec: &JobSpec, files: usize, io_bytes: u32) -> bool {
 }
 
 /// The region of a file that a job uses: offset and size in bytes.
-fn file_region(spec: &JobSpec, file: Geometry, files: u64, largest: u32) -> Result<(u64, u64), SetupError> {
+pub(crate) fn file_region(
+    spec: &JobSpec,
+    file: Geometry,
+    files: u64,
+    largest: u32,
+) -> Result<(u64, u64), SetupError> {
     let block_bytes = u64::from(file.block_bytes);
     let device = file.blocks.saturating_mul(block_bytes);
     let whole_blocks = |bytes: u64| bytes / block_bytes * block_bytes;

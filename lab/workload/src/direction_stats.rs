@@ -91,6 +91,7 @@ impl DirectionStats {
             block_bytes: self.result.block_bytes,
             iops_samples: self.iops,
             bandwidth_samples: self.bandwidth,
+            priorities: Vec::new(),
         }
     }
 }

@@ -152,6 +152,9 @@ fn job(reported: &ReportedJob, plus: bool) -> Value {
     job.insert("verify_errors".into(), json!(result.mismatch_count));
     job.insert("cpu_ns_per_io".into(), json!(result.cpu_ns_per_io()));
     job.insert("numjobs".into(), json!(result.jobs));
+    if let Some(resets) = result.zone_resets {
+        job.insert("zone_resets".into(), json!(resets));
+    }
     let config = &job_options.engine_config;
     let single = (config.batch_max, config.reap_max) == (1, 1);
     let submission = json!({
@@ -218,9 +221,26 @@ fn percent(part: f64, whole: f64) -> f64 {
     (part / whole * 100.0).clamp(0.0, 100.0)
 }
 
+/// Latencies by I/O priority, where there are several, as fio has them.
+fn priorities(side: &DirectionResult, format: &LatencyFormat<'_>) -> Option<Value> {
+    let name = if format.of[2] { "lat_ns" } else { "clat_ns" };
+    let used: Vec<_> = side.priorities.iter().filter(|(_, latencies)| latencies.count() > 0).collect();
+    let object = |(priority, latencies): &&(u16, crate::Histogram)| {
+        let latencies = latency(latencies, format, format.of[1] || format.of[2]);
+        let mut object = json!({ "prioclass": priority >> 13, "prio": priority & 7, name: latencies });
+        let hint = priority >> 3 & 0x3ff;
+        if hint > 0 {
+            // As later versions of fio have it.
+            object["priohint"] = json!(hint);
+        }
+        object
+    };
+    (used.len() > 1).then(|| used.iter().map(object).collect())
+}
+
 fn side(side: &DirectionResult, format: &LatencyFormat<'_>) -> Value {
     let (bandwidth, iops) = (&side.bandwidth_samples, &side.iops_samples);
-    json!({
+    let mut object = json!({
         "io_bytes": side.bytes,
         "io_kbytes": side.bytes >> 10,
         "bw_bytes": side.bytes_per_second() as u64,
@@ -244,7 +264,11 @@ fn side(side: &DirectionResult, format: &LatencyFormat<'_>) -> Value {
         "iops_mean": iops.mean(),
         "iops_stddev": iops.deviation(),
         "iops_samples": iops.count,
-    })
+    });
+    if let Some(priorities) = priorities(side, format) {
+        object["prios"] = priorities;
+    }
+    object
 }
 
 fn latency(histogram: &crate::Histogram, format: &LatencyFormat<'_>, percentiles: bool) -> Value {

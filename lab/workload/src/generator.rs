@@ -9,13 +9,14 @@ mod fast_path;
 mod general;
 mod pauses;
 mod phases;
+mod zoned;
 
 use std::mem;
 use std::sync::Arc;
 
 use block_io::{Channel, Completion, Op, Request, Status, Tag};
-use dma::{Buffer, Data, Pool};
-use os::clock;
+use dma::{Data, Pool};
+use os::{RequestPriorities, clock};
 
 use crate::WyRand;
 use crate::access_pattern::{AccessPattern, Geometry, SetupError};
@@ -31,9 +32,11 @@ use crate::timeline::TimelineRecorder;
 use crate::tuner::LatencyTuner;
 use crate::usage::Usage;
 use crate::verify::Verifier;
+use crate::zoned::ZonedJob;
 
 use general::GeneralState;
 use phases::JobPhase;
+use zoned::ZonedState;
 
 /// A block I/O channel that a generator can drive: submit and poll on one core.
 pub trait IoChannel: Channel<Request = Request<Data>, Completion = Completion<Data>> {}
@@ -43,8 +46,6 @@ impl<C: ?Sized + Channel<Request = Request<Data>, Completion = Completion<Data>>
 /// thousands of I/Os, and the longest time that they may take, because other pollers share the core.
 const ROUNDS_MAX: u32 = 1024;
 const TURN_NS_MAX: u64 = 50_000;
-/// Failed I/Os whose details are kept for the report; all are counted.
-const FAILURES_KEPT_MAX: usize = 16;
 
 /// Runs one job on one channel of one core.
 ///
@@ -156,6 +157,8 @@ impl Generator {
             && !spec.flush_at_end
             && spec.latency_target.is_none()
             && spec.latency_max_ns.is_none()
+            && !spec.command_priorities.is_on()
+            && spec.zoned.is_none()
             && !matches!(spec.content, BufferContent::FreshNoise | BufferContent::Reducible(_));
         let remaining_bytes = if is_fixed_size || spec.number_ios.is_some() { UNLIMITED } else { bytes };
         let region_bytes = pattern.total_bytes(block_bytes);
@@ -294,6 +297,19 @@ impl Generator {
         &self.ready
     }
 
+    /// The job is on zones.
+    pub(crate) fn join_zones(&mut self, job: ZonedJob) {
+        if let Some(general) = &mut self.general {
+            general.zoned = Some(Box::new(ZonedState::new(job)));
+        }
+    }
+
+    /// The I/O priorities of requests, for engines that support them; `None` if all have that of the job.
+    pub(crate) fn priorities(&self) -> Option<RequestPriorities> {
+        let recorder = self.general.as_ref().and_then(|general| general.priorities.as_ref());
+        recorder.map(|recorder| recorder.by_tag.clone())
+    }
+
     /// Requests in flight in the channel.
     pub fn outstanding(&self) -> usize {
         self.in_flight()
@@ -322,6 +338,11 @@ impl Generator {
         self.errors + self.verifier.as_ref().map_or(0, Verifier::mismatch_count)
     }
 
+    /// Takes the rates of seconds of a job whose group's steady state is judged: I/Os and bytes.
+    pub(crate) fn take_rates(&mut self) -> Vec<(u64, u64)> {
+        self.steady.as_mut().map_or(Vec::new(), |detector| detector.take_samples())
+    }
+
     /// When the next turn is due if nothing completes before, in nanoseconds of [`clock::now_ns`]; `None` for
     /// no deadline.
     pub fn deadline_ns(&self, now_ns: u64) -> Option<u64> {
@@ -342,13 +363,21 @@ impl Generator {
     }
 
     /// The measurements, once the job has finished.
-    pub fn into_result(self) -> JobResult {
+    pub fn into_result(mut self) -> JobResult {
         let (mismatches, mismatch_count, checked_blocks) =
             self.verifier.as_ref().map_or((Vec::new(), 0, 0), |verifier| {
                 (verifier.mismatches().to_vec(), verifier.mismatch_count(), verifier.checked_blocks())
             });
         let never_completed = if self.drain_timed_out { self.in_flight() as u64 } else { 0 };
+        let zoned = self.general.as_ref().and_then(|general| general.zoned.as_ref());
+        let zone_resets = zoned.map(|zoned| zoned.resets());
         let mut stats = self.stats.map(DirectionStats::into_result);
+        let priorities = self.general.as_mut().and_then(|general| general.priorities.take());
+        for (side, latencies) in
+            stats.iter_mut().zip(priorities.into_iter().flat_map(|recorder| recorder.into_latencies()))
+        {
+            side.priorities = latencies;
+        }
         let depth = self.general.as_ref().and_then(|general| general.tuner.as_ref()).map(LatencyTuner::depth);
         let dropped_log_entries = self.general.as_ref().map_or(0, |general| general.logs.dropped());
         JobResult {
@@ -368,11 +397,15 @@ impl Generator {
             never_completed,
             jobs: 1,
             latency_depth: depth,
-            steady: self.steady.map(|detector| detector.into_result()),
+            steady: self
+                .steady
+                .filter(|detector| !detector.is_of_group())
+                .map(|detector| detector.into_result()),
             timeline: self.timeline.map_or(Vec::new(), |timeline| timeline.into_entries()),
             depths: self.depths,
             kernel: Default::default(),
             dropped_log_entries,
+            zone_resets,
             number: 0,
             log_error: None,
         }
@@ -404,9 +437,9 @@ impl Generator {
         }
         self.errors += 1;
         self.stats[direction_index(request.op)].errors += 1;
-        if self.failures.len() < FAILURES_KEPT_MAX {
-            let (op, lba, blocks) = (request.op, request.lba, request.blocks);
-            self.failures.push(IoFailure { op, lba, blocks, status: completion.status() });
+        if self.failures.len() < self.spec.errors.stored_max() {
+            let (op, lba, blocks, file) = (request.op, request.lba, request.blocks, request.flow);
+            self.failures.push(IoFailure { op, file, lba, blocks, status: completion.status() });
         }
         if !self.spec.errors.continues(op) {
             self.issue_no_more();
@@ -444,29 +477,37 @@ fn allocate_requests(spec: &JobSpec, pool: &Pool) -> Result<Vec<Request<Data>>, 
         .map(|slot| {
             let mut request = Request::new(Tag(u64::from(slot)), Op::Read, 0, 0);
             if has_data {
-                let mut buffer = pool
-                    .take(spec.block_bytes as usize)
+                let mut data = take_data(pool, spec.block_bytes as usize)
                     .ok_or(SetupError::NoMemory(spec.io_depth, spec.block_bytes))?;
                 match &spec.content {
                     BufferContent::Noise | BufferContent::FreshNoise | BufferContent::Reducible(_) => {
-                        fill_noise(&mut buffer, &mut random);
+                        fill_noise(&mut data, &mut random);
                     }
-                    BufferContent::Zeroes => buffer.clear(),
+                    BufferContent::Zeroes => data.clear(),
                     BufferContent::Pattern(bytes) => {
-                        let repeated = bytes.iter().cycle();
-                        buffer.as_mut_slice().iter_mut().zip(repeated).for_each(|(to, from)| *to = *from);
+                        let places = data.slices_mut().iter_mut().flat_map(|slice| slice.as_mut_slice());
+                        places.zip(bytes.iter().cycle()).for_each(|(to, from)| *to = *from);
                     }
                 }
-                request.set_data(Some(buffer));
+                request.set_data(Some(data));
             }
             Ok(request)
         })
         .collect()
 }
 
-fn fill_noise(buffer: &mut Buffer, random: &mut WyRand) {
-    for chunk in buffer.as_mut_slice().chunks_mut(8) {
-        chunk.copy_from_slice(&random.next_bits().to_le_bytes()[..chunk.len()]);
+/// Memory of a block: one buffer, or as many of the largest as it takes.
+fn take_data(pool: &Pool, bytes: usize) -> Option<Data> {
+    let starts = (0..bytes).step_by(dma::BUFFER_BYTES_MAX);
+    let buffers = starts.map(|start| pool.take(dma::BUFFER_BYTES_MAX.min(bytes - start)));
+    Data::gather(buffers.collect::<Option<_>>()?)
+}
+
+fn fill_noise(data: &mut Data, random: &mut WyRand) {
+    for slice in data.slices_mut() {
+        for chunk in slice.as_mut_slice().chunks_mut(8) {
+            chunk.copy_from_slice(&random.next_bits().to_le_bytes()[..chunk.len()]);
+        }
     }
 }
 

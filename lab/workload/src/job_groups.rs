@@ -10,6 +10,8 @@ pub(crate) struct JobGroups {
     /// By job.
     of_job: Vec<u32>,
     ended: BTreeSet<u32>,
+    /// Those whose running jobs have the steady state that ends them.
+    steady: BTreeSet<u32>,
     /// All jobs that run now.
     running_end: bool,
     /// All jobs, also those that have not started.
@@ -25,7 +27,13 @@ impl JobGroups {
             group += u32::from(index > 0 && (job.stonewall || job.new_group));
             of_job.push(group);
         }
-        JobGroups { of_job, ended: BTreeSet::new(), running_end: false, rest_ends: false }
+        JobGroups {
+            of_job,
+            ended: BTreeSet::new(),
+            steady: BTreeSet::new(),
+            running_end: false,
+            rest_ends: false,
+        }
     }
 
     pub(crate) fn of(&self, job: usize) -> u32 {
@@ -35,6 +43,12 @@ impl JobGroups {
     /// The jobs of a phase start.
     pub(crate) fn begin_phase(&mut self) {
         self.running_end = false;
+        self.steady.clear();
+    }
+
+    /// The running jobs of a group stop.
+    pub(crate) fn end_steady(&mut self, group: u32) {
+        self.steady.insert(group);
     }
 
     /// A job has finished.
@@ -49,7 +63,8 @@ impl JobGroups {
 
     /// Whether a job must stop, or must not start.
     pub(crate) fn stops(&self, job: usize) -> bool {
-        self.running_end || self.ended.contains(&self.of(job))
+        let group = self.of(job);
+        self.running_end || self.ended.contains(&group) || self.steady.contains(&group)
     }
 
     /// Whether no further job starts.

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+mod steady_watch;
+
 use bdev::Registry;
 use os::clock;
 use reactor::ReactorHandle;
@@ -19,6 +21,8 @@ use crate::result::JobResult;
 use crate::run::{self, RunError, RunningJob};
 use crate::source::Source;
 use crate::transfer;
+use crate::zoned::ZonedDevices;
+use steady_watch::SteadyWatch;
 
 /// The reactors and bdevs on which jobs with `ioengine=bdev` run.
 pub struct BdevReactors {
@@ -97,12 +101,14 @@ impl JobRunner<'_> {
     pub fn run(&self, on_progress: &mut dyn FnMut(ProgressTotals)) -> Result<Vec<FinishedJob>, RunError> {
         let jobs = &self.plan.jobs;
         let (mut finished, mut groups) = (Vec::new(), JobGroups::new(jobs));
+        let changes_zones = |job: &PerfJob| job.spec.zoned.is_some() && job.spec.workload.writes();
+        let zoned = Arc::new(ZonedDevices::new(jobs.iter().any(changes_zones)));
         let mut first = 0;
         let mut first_log = 1;
         while first < jobs.len() && !groups.rest_ends() && !self.stop.load(Ordering::Relaxed) {
             let more = jobs[first + 1..].iter().take_while(|job| !job.begins_phase()).count();
             let end = first + 1 + more;
-            self.run_phase(first..end, first_log, &mut groups, &mut finished, on_progress)?;
+            self.run_phase(first..end, first_log, &zoned, &mut groups, &mut finished, on_progress)?;
             first_log += jobs[first..end].iter().map(|job| job.numjobs).sum::<u32>();
             first = end;
         }
@@ -115,6 +121,7 @@ impl JobRunner<'_> {
         &self,
         range: std::ops::Range<usize>,
         first_log: u32,
+        zoned: &Arc<ZonedDevices>,
         groups: &mut JobGroups,
         finished: &mut Vec<FinishedJob>,
         on_progress: &mut dyn FnMut(ProgressTotals),
@@ -142,6 +149,7 @@ impl JobRunner<'_> {
                             progress: Arc::new(Progress::default()),
                             gate: gate.clone(),
                             flow: job.spec.flow.map(|options| Arc::new(flows.join(options))),
+                            zoned: job.spec.zoned.is_some().then(|| zoned.clone()),
                         };
                         copies.push(self.start_copy(index, copy, context, &sender)?);
                     }
@@ -165,8 +173,16 @@ impl JobRunner<'_> {
             }
         }
         reactor_jobs.iter().for_each(|(_, running)| running.start_io());
-        let result =
-            self.wait_for_jobs(&mut copies, &mut reactor_jobs, &messages, groups, finished, on_progress);
+        let mut steady = SteadyWatch::new(&self.plan.jobs, groups, &copies, &reactor_jobs);
+        let first_finished = finished.len();
+        let result = self.wait_for_jobs(
+            &mut copies,
+            &mut reactor_jobs,
+            &messages,
+            (groups, &mut steady),
+            finished,
+            on_progress,
+        );
         for (_, running) in &reactor_jobs {
             running.stop();
         }
@@ -175,6 +191,7 @@ impl JobRunner<'_> {
             let of = |(_, result)| FinishedJob { job: index, group: groups.of(index), result, pid };
             finished.extend(running.into_numbered().into_iter().map(of));
         }
+        steady.add_results(&mut finished[first_finished..]);
         for copy in &mut copies {
             if let Some((child, input)) = &mut copy.process {
                 drop(input.take());
@@ -246,8 +263,7 @@ impl JobRunner<'_> {
             |error| RunError::Machine { what: format!("{}: cannot be started", job.spec.name), error };
         let JobCopyContext { number, log_number, .. } = context;
         let (progress, sender) = (context.progress.clone(), sender.clone());
-        // The jobs of a flow count together: they are threads.
-        if job.thread || job.spec.flow.is_some() || self.worker.is_empty() {
+        if job.thread || job.shares_state() || self.worker.is_empty() {
             let job = job.clone();
             let body = move || {
                 let ready = || drop(sender.send((copy, JobMessage::Ready)));
@@ -285,12 +301,17 @@ impl JobRunner<'_> {
                         let mut counts = counts.split(' ').map(|count| count.parse().unwrap_or(0));
                         published.publish(counts.next().unwrap_or(0), counts.next().unwrap_or(0));
                     }
+                    Some(("rate", pair)) => {
+                        let mut pair = pair.split(' ').map(|rate| rate.parse().unwrap_or(0));
+                        published.publish_rates(vec![(pair.next().unwrap_or(0), pair.next().unwrap_or(0))]);
+                    }
                     Some(("usage", message)) => result = Some(Err((true, message.to_string()))),
                     Some(("machine", message)) => result = Some(Err((false, message.to_string()))),
                     Some(("result", text)) => result = transfer::decode(text, &spec).map(Ok),
                     _ => {}
                 }
             }
+            published.end();
             let lost = || Err((false, format!("process {pid} of {} ended without a result", spec.name)));
             let result = result.unwrap_or_else(lost);
             let result = result.map_err(|(usage, message)| RunError::Worker { usage, message });
@@ -298,7 +319,8 @@ impl JobRunner<'_> {
         };
         let spawned = std::thread::Builder::new().stack_size(READER_STACK_BYTES).spawn(body);
         spawned.map_err(machine)?;
-        Ok(JobCopy { job: index, progress, process: Some((child, input)), is_finished: false })
+        let process = Some((child, input));
+        Ok(JobCopy { job: index, progress, process, is_finished: false })
     }
 
     /// Collects messages until all jobs have finished.
@@ -307,7 +329,7 @@ impl JobRunner<'_> {
         copies: &mut [JobCopy],
         reactor_jobs: &mut [(usize, RunningJob)],
         messages: &mpsc::Receiver<(usize, JobMessage)>,
-        groups: &mut JobGroups,
+        (groups, steady): (&mut JobGroups, &mut SteadyWatch),
         finished: &mut Vec<FinishedJob>,
         on_progress: &mut dyn FnMut(ProgressTotals),
     ) -> Result<(), RunError> {
@@ -333,6 +355,7 @@ impl JobRunner<'_> {
                     with_io += u32::from(!ends_with_io(&jobs[copy.job]));
                 }
             }
+            steady.poll().for_each(|group| groups.end_steady(group));
             if running + open == 0 {
                 return outcome;
             }
@@ -451,9 +474,12 @@ pub fn worker(plan: &JobPlan, context: &str) -> Result<(), RunError> {
         while is_reporting.load(Ordering::Acquire) {
             std::thread::park_timeout(PROGRESS_INTERVAL);
             print_line(&format!("progress {} {}", reported.ios(), reported.faults()));
+            for (iops, bandwidth) in reported.take_rates() {
+                print_line(&format!("rate {iops} {bandwidth}"));
+            }
         }
     });
-    let context = JobCopyContext { number, log_number, progress, gate, flow: None };
+    let context = JobCopyContext { number, log_number, progress, gate, flow: None, zoned: None };
     let result = kernel::run(job, &context, || print_line("ready"));
     is_running.store(false, Ordering::Release);
     reporter.thread().unpark();
@@ -500,6 +526,9 @@ pub fn generator_cost_ns(job: &PerfJob) -> Option<f64> {
     job.spec.think = Default::default();
     job.spec.latency_target = None;
     job.spec.steady = None;
+    job.spec.command_priorities = Default::default();
+    (job.spec.zoned, job.spec.in_zones) = (None, Default::default());
+    (job.numa_cpu_nodes, job.memory_policy) = (None, None);
     job.spec.timeline_ns = 0;
     job.spec.rate_minima = Default::default();
     job.spec.fills_device = false;
@@ -513,7 +542,7 @@ pub fn generator_cost_ns(job: &PerfJob) -> Option<f64> {
     let gate = Arc::new(StartGate::default());
     gate.open();
     let progress = Arc::new(Progress::default());
-    let context = JobCopyContext { number: 0, log_number: 0, progress, gate, flow: None };
+    let context = JobCopyContext { number: 0, log_number: 0, progress, gate, flow: None, zoned: None };
     let measure = move || kernel::run(&job, &context, || ()).ok().map(|result| result.cpu_ns_per_io());
     // On a separate thread, because the job may set its CPU affinity.
     std::thread::spawn(measure).join().ok().flatten()

@@ -20,6 +20,8 @@
 
 use std::fmt;
 
+use crate::job_groups::JobGroups;
+
 mod job;
 mod options;
 mod transport_id;
@@ -117,6 +119,22 @@ impl JobPlan {
         if !self.warned.contains(&option.name) {
             self.warned.push(option.name);
             self.warnings.push(format!("{location}: {name}={value} has no effect: {why}"));
+        }
+        Ok(())
+    }
+
+    /// The steady state of a reporting group is that of all its jobs.
+    fn check_groups(&self) -> Result<(), JobPlanError> {
+        let groups = JobGroups::new(&self.jobs);
+        for (index, job) in self.jobs.iter().enumerate().filter(|(_, job)| job.group_reporting) {
+            let first = self.jobs.iter().enumerate().find(|(other, _)| groups.of(*other) == groups.of(index));
+            if first.is_some_and(|(_, first)| first.spec.steady != job.spec.steady) {
+                let reason = format!(
+                    "{}: the options of steadystate are the same for all jobs of a group with group_reporting",
+                    job.spec.name
+                );
+                return Err(JobPlanError { location: OptionLocation::CommandLine, reason });
+            }
         }
         Ok(())
     }
@@ -223,6 +241,7 @@ pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<JobPlan, JobPlanErr
         let reason = format!("--section={missing}: no job file has such a section");
         return Err(JobPlanError { location: OptionLocation::CommandLine, reason });
     }
+    parser.plan.check_groups()?;
     parser.plan.words = words.to_vec();
     Ok(parser.plan)
 }

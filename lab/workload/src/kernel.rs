@@ -1,16 +1,18 @@
 //! Jobs on kernel I/O engines: each copy runs on a thread with its own buffers, files and engine.
 
+mod numa;
 mod operation_files;
 
 use std::sync::{Arc, Condvar, Mutex};
 
 use dma::{Arena, Pool};
 use io_engines::{
-    AnyEngine, EngineFile, EngineKind, FileAccess, FileOpenOptions, FileOperationEngine, IoEngine, WriteLock,
+    AnyEngine, EngineConfig, EngineFile, EngineKind, FileAccess, FileOpenOptions, FileOperationEngine,
+    FileZones, IoEngine, WriteLock,
 };
 use os::clock;
 
-use crate::access_pattern::{Geometry, SetupError};
+use crate::access_pattern::{Geometry, SetupError, file_region};
 use crate::flow::FlowMember;
 use crate::generator::Generator;
 use crate::jobfile::{EngineName, PerfJob};
@@ -19,6 +21,8 @@ use crate::result::{JobResult, KernelThreads};
 use crate::run::RunError;
 use crate::spec::JobSpec;
 use crate::work;
+use crate::zoned::{ZonedDevices, ZonedJob, align_region};
+use numa::NumaNodes;
 
 /// A barrier at which jobs wait until all are ready.
 #[derive(Debug, Default)]
@@ -137,6 +141,8 @@ pub(crate) struct JobCopyContext {
     pub(crate) progress: Arc<Progress>,
     pub(crate) gate: Arc<StartGate>,
     pub(crate) flow: Option<Arc<FlowMember>>,
+    /// Of a job on zones.
+    pub(crate) zoned: Option<Arc<ZonedDevices>>,
 }
 
 /// Sets up one copy of a job on the calling thread, calls `ready`, waits at the gate, and runs the job until it
@@ -152,7 +158,7 @@ pub(crate) fn run(
         Some(EngineName::Work(kind)) => return work::run(job, kind, context, ready),
         _ => return Err(RunError::Options("ioengine=bdev runs on reactors".to_string())),
     };
-    let files = match kind {
+    let mut files = match kind {
         EngineKind::File(_) => Vec::new(),
         _ => open_files(job, context.number, kind)?,
     };
@@ -168,7 +174,10 @@ pub(crate) fn run(
         _ => files.iter().map(geometry).collect(),
     };
     let first = geometries.first().map_or(0, |one| one.blocks.saturating_mul(u64::from(one.block_bytes)));
-    let mut spec = job.spec.for_thread(context.number, job.numjobs, first);
+    let (mut spec, zoned) = match &context.zoned {
+        Some(devices) => join_zones(job, context.number, devices, &mut files)?,
+        None => (job.spec.for_thread(context.number, job.numjobs, first), None),
+    };
     if !job.repeatable {
         spec.seed ^= clock::now_ns() ^ u64::from(std::process::id()) << 32;
     }
@@ -180,6 +189,9 @@ pub(crate) fn run(
     });
     let pool = Pool::new(&arena);
     let mut generator = Generator::with_files(spec, &geometries, &pool)?;
+    if let Some(zoned) = zoned {
+        generator.join_zones(zoned);
+    }
     if let Some(flow) = &context.flow {
         generator.join_flow(flow.clone());
     }
@@ -187,7 +199,10 @@ pub(crate) fn run(
         EngineKind::File(operation) => {
             AnyEngine::File(FileOperationEngine::new(operation, paths(job, context.number)))
         }
-        _ => io_engines::open(&job.engine_config, files, generator.requests())?,
+        _ => {
+            let config = EngineConfig { priorities: generator.priorities(), ..job.engine_config.clone() };
+            io_engines::open(&config, files, generator.requests())?
+        }
     };
     ready();
     context.gate.pass();
@@ -205,9 +220,57 @@ pub(crate) fn run(
     Ok(JobResult { number: context.number, ..result })
 }
 
+/// A job's part in the zones of its device, and the job with its region in whole zones.
+fn join_zones(
+    job: &PerfJob,
+    number: u32,
+    devices: &ZonedDevices,
+    files: &mut [EngineFile],
+) -> Result<(JobSpec, Option<ZonedJob>), RunError> {
+    let Some(options) = job.spec.zoned.as_deref() else { return Ok((job.spec.clone(), None)) };
+    let [file] = files else {
+        return Err(RunError::Options("--zonemode=zbd has one file or device a job".to_string()));
+    };
+    let is_null = matches!(job.engine, Some(EngineName::Kernel(EngineKind::Null)));
+    let device = devices.open(file.path(), file.bytes(), is_null, options)?;
+    let writes = job.spec.workload.writes();
+    if device.is_zoned() && writes && !job.direct {
+        return Err(RunError::Options(format!(
+            "{}: writes to a zoned device need --direct=1, because the page cache reorders them",
+            file.path()
+        )));
+    }
+    if job.spec.workload.directions(job.spec.read_percent)[2] && device.zone_bytes > u64::from(u32::MAX) {
+        return Err(RunError::Options(format!("{}: zones of 4 GiB and more cannot be trimmed", file.path())));
+    }
+    file.set_zones(if device.is_zoned() { FileZones::Device } else { FileZones::Emulated });
+    let geometry =
+        Geometry { block_bytes: file.block_bytes(), blocks: file.bytes() / u64::from(file.block_bytes()) };
+    let mut spec = job.spec.clone();
+    let too_large = || RunError::Options("a size in zones is too large".to_string());
+    spec.resolve_zones(device.zone_bytes).ok_or_else(too_large)?;
+    let mut spec = spec.for_thread(number, job.numjobs, file.bytes());
+    // A trim is a zone, and so none is larger than the region.
+    let (mut offset, mut size) = file_region(&spec, geometry, 1, 1)?;
+    if writes {
+        (offset, size) = align_region(&device, offset, size).map_err(RunError::Options)?;
+    }
+    (spec.offset_bytes, spec.offset_percent) = (offset, 0);
+    (spec.size_bytes, spec.size_percent) = (Some(size), None);
+    let region = offset..offset + size;
+    let zoned = device.join(options, region, job.min_bytes(), writes).map_err(RunError::Options)?;
+    Ok((spec, Some(zoned)))
+}
+
 /// The arena size for the buffers of the I/O depth: whole chunks, plus one.
 fn buffers_bytes(spec: &JobSpec) -> usize {
-    let each = (spec.block_bytes as usize).max(4096).next_power_of_two();
+    let [reads, writes, trims] = spec.workload.directions(spec.read_percent);
+    // Trims have no buffer, whatever their size.
+    let bytes = if trims && !reads && !writes { 0 } else { spec.block_bytes as usize };
+    let each = match bytes <= dma::BUFFER_BYTES_MAX {
+        true => bytes.max(4096).next_power_of_two(),
+        false => bytes.next_multiple_of(dma::BUFFER_BYTES_MAX),
+    };
     let chunks = (each * spec.io_depth as usize).div_ceil(dma::CHUNK_BYTES) + 1;
     chunks * dma::CHUNK_BYTES
 }
@@ -230,6 +293,7 @@ fn apply_scheduling(job: &PerfJob, number: u32) -> Result<(), RunError> {
         }
         rustix::thread::sched_setaffinity(None, &set).map_err(system_error("cpus_allowed"))?;
     }
+    apply_nodes(job)?;
     if job.nice != 0 {
         rustix::process::setpriority_process(None, job.nice).map_err(system_error("nice"))?;
     }
@@ -241,6 +305,32 @@ fn apply_scheduling(job: &PerfJob, number: u32) -> Result<(), RunError> {
         let path = format!("/sys/fs/cgroup/{}/cgroup.procs", group.trim_matches('/'));
         std::fs::write(&path, std::process::id().to_string())
             .map_err(|error| RunError::Machine { what: format!("cgroup: {path}"), error })?;
+    }
+    Ok(())
+}
+
+/// Sets the cores and the memory policy that NUMA nodes give.
+fn apply_nodes(job: &PerfJob) -> Result<(), RunError> {
+    if job.numa_cpu_nodes.is_none() && job.memory_policy.is_none() {
+        return Ok(());
+    }
+    let machine = NumaNodes::of_machine()?;
+    if let Some(nodes) = &job.numa_cpu_nodes {
+        let allowed = os::CpuSet::allowed();
+        let mut set = rustix::thread::CpuSet::new();
+        let cpus = machine.cpus("numa_cpu_nodes", nodes)?;
+        let usable: Vec<u32> = cpus.into_iter().filter(|cpu| allowed.cpus().contains(cpu)).collect();
+        if usable.is_empty() {
+            return Err(RunError::Options(format!("--numa_cpu_nodes: the nodes have no core of {allowed}")));
+        }
+        usable.iter().for_each(|cpu| set.set(*cpu as usize));
+        rustix::thread::sched_setaffinity(None, &set)
+            .map_err(|error| RunError::Machine { what: "numa_cpu_nodes".to_string(), error: error.into() })?;
+    }
+    if let Some(policy) = &job.memory_policy {
+        let policy = machine.resolved(policy)?;
+        os::set_memory_policy(&policy)
+            .map_err(|error| RunError::Machine { what: "numa_mem_policy".to_string(), error })?;
     }
     Ok(())
 }
@@ -308,10 +398,12 @@ fn drive<E: IoEngine>(mut generator: Generator, mut engine: E, context: &JobCopy
         }
         let count = generator.turn(&mut engine);
         context.progress.publish(generator.completed(), generator.faults());
+        context.progress.publish_rates(generator.take_rates());
         if before.is_none() && generator.is_measuring() {
             before = Some(kernel_ns());
         }
         if generator.is_finished() {
+            context.progress.end();
             break;
         }
         if count > 0 || generator.is_spinning() {

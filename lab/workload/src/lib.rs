@@ -32,6 +32,7 @@ mod kernel;
 mod log;
 mod multi_channel;
 mod poller;
+mod priorities;
 mod rate_minimum;
 mod result;
 mod run;
@@ -45,6 +46,7 @@ pub mod units;
 mod usage;
 mod verify;
 mod work;
+mod zoned;
 
 pub use access_pattern::{Geometry, SetupError};
 pub use arrivals::{ArrivalProcess, Rates};
@@ -57,6 +59,7 @@ pub use job_runner::{
 };
 pub use log::LogOptions;
 pub use poller::{DynChannel, JobPoller, Progress};
+pub use priorities::{CommandPriorities, PriorityShare};
 pub(crate) use random::WyRand;
 pub use result::{DepthCounts, Direction, DirectionResult, IoFailure, JobResult, KernelThreads, Samples};
 pub use run::{RunError, RunningJob, run, start};
@@ -70,3 +73,4 @@ pub use timeline::TimelineEntry;
 pub use usage::Usage;
 pub use verify::{FioHeaderField, Mismatch, Verifier, VerifyFault};
 pub use work::{WorkKind, WorkOptions};
+pub use zoned::{RegionInZones, ZonedOptions};

@@ -26,6 +26,8 @@ pub struct LogOptions {
     pub histograms_ns: u64,
     /// `log_hist_coarseness`: each bucket of the file is the sum of 2 to this power, up to 6.
     pub histograms_coarseness: u8,
+    /// `log_prio`: the last column is the I/O priority; otherwise 1 for I/Os of the real-time class, 0 for others.
+    pub priority_values: bool,
 }
 
 impl LogOptions {
@@ -51,6 +53,8 @@ pub(crate) struct LogEntry {
     pub(crate) direction: u8,
     pub(crate) bytes: u32,
     pub(crate) offset: u64,
+    /// Value of `linux/ioprio.h`.
+    pub(crate) priority: u16,
 }
 
 /// Sum and count of the values in the current averaging interval.
@@ -108,7 +112,7 @@ impl JobLogs {
 
     /// Records a sample of a direction's rates.
     pub(crate) fn record_rates(&mut self, at_ns: u64, direction: u8, iops: u64, bytes_per_second: u64) {
-        let entry = LogEntry { at_ns, value: 0, direction, bytes: 0, offset: 0 };
+        let entry = LogEntry { at_ns, value: 0, direction, bytes: 0, offset: 0, priority: 0 };
         if self.options.bandwidth.is_some() {
             self.push(BANDWIDTH, LogEntry { value: bytes_per_second >> 10, ..entry });
         }
@@ -124,7 +128,7 @@ impl JobLogs {
                 let window = std::mem::take(&mut self.windows[log][direction]);
                 if let Some(value) = window.sum.checked_div(window.count) {
                     let direction = direction as u8;
-                    self.push(log, LogEntry { at_ns, value, direction, bytes: 0, offset: 0 });
+                    self.push(log, LogEntry { at_ns, value, direction, bytes: 0, offset: 0, priority: 0 });
                 }
             }
         }
@@ -157,9 +161,17 @@ impl JobLogs {
             let path = format!("{}_{}.{number}.log", base.display(), NAMES[index]);
             let mut text = String::new();
             for entry in &self.entries[index] {
-                let LogEntry { at_ns, value, direction, bytes, offset } = entry;
+                let LogEntry { at_ns, value, direction, bytes, offset, priority } = entry;
+                let priority = match options.priority_values {
+                    true => format!("{priority:#06x}"),
+                    false => u16::from(priority >> 13 == 1).to_string(),
+                };
                 // Writing to a string cannot fail.
-                let _ = writeln!(text, "{}, {value}, {direction}, {bytes}, {offset}, 0", at_ns / 1_000_000);
+                let _ = writeln!(
+                    text,
+                    "{}, {value}, {direction}, {bytes}, {offset}, {priority}",
+                    at_ns / 1_000_000
+                );
             }
             write_file(&path, |out| out.write_all(text.as_bytes()))?;
         }
@@ -193,7 +205,8 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("ringbolt-log-{}", std::process::id()));
         let base = directory.join("x");
         let options = LogOptions { latency: Some(base.clone()), iops: Some(base), ..LogOptions::default() };
-        let entry = |at_ns| LogEntry { at_ns, value: 0, direction: 1, bytes: 4096, offset: 8192 };
+        let entry =
+            |at_ns| LogEntry { at_ns, value: 0, direction: 1, bytes: 4096, offset: 8192, priority: 0 };
         let mut logs = JobLogs::new(options.clone());
         logs.record_latency(entry(1_500_000), [10, 20, 30]);
         logs.record_rates(500_000_000, 0, 77, 4096);
@@ -204,6 +217,13 @@ mod tests {
             (read("x_slat.3.log").len(), read("x_iops.3.log")),
             (24, "500, 77, 0, 0, 0, 0\n".to_string())
         );
+        let real_time = LogEntry { priority: 1 << 13 | 4, ..entry(1) };
+        for (priority_values, column) in [(false, "1"), (true, "0x2004")] {
+            let mut logs = JobLogs::new(LogOptions { priority_values, ..options.clone() });
+            logs.record_latency(real_time, [10, 20, 30]);
+            logs.write(4).unwrap();
+            assert_eq!(read("x_lat.4.log"), format!("0, 30, 1, 4096, 8192, {column}\n"));
+        }
         let mut logs = JobLogs::new(LogOptions { average_ns: 1_000_000, ..options });
         logs.record_latency(entry(1), [10, 20, 30]);
         logs.record_latency(entry(2), [20, 30, 50]);

@@ -1,8 +1,8 @@
 //! The poller that runs a job on a reactor.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 
 use block_io::{Channel, Completion, Request};
 use dma::Data;
@@ -21,6 +21,9 @@ pub struct Progress {
     faults: AtomicU64,
     begun: AtomicBool,
     stop: AtomicBool,
+    ended: AtomicBool,
+    /// I/Os and bytes of seconds, where the job's group is judged by them. The runner takes them.
+    rates: Mutex<Vec<(u64, u64)>>,
 }
 
 impl Progress {
@@ -33,6 +36,28 @@ impl Progress {
     pub(crate) fn publish(&self, ios: u64, faults: u64) {
         self.ios.store(ios, Ordering::Relaxed);
         self.faults.store(faults, Ordering::Relaxed);
+    }
+
+    /// The job does no more I/O.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    /// Whether the job does no more I/O.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Publishes rates of seconds.
+    pub(crate) fn publish_rates(&self, rates: Vec<(u64, u64)>) {
+        if !rates.is_empty() {
+            sync::lock(&self.rates).extend(rates);
+        }
+    }
+
+    /// Takes the rates that were published.
+    pub(crate) fn take_rates(&self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut *sync::lock(&self.rates))
     }
 
     /// Completed I/Os.
@@ -100,9 +125,11 @@ impl Poller for JobPoller {
         let count = generator.turn(&mut *self.channel);
         self.progress.ios.store(generator.completed(), Ordering::Relaxed);
         self.progress.faults.store(generator.faults(), Ordering::Relaxed);
+        self.progress.publish_rates(generator.take_rates());
         if !generator.is_finished() {
             return PollResult::from_count(count);
         }
+        self.progress.end();
         if let Some(generator) = self.generator.take() {
             // Sending fails if the receiver is gone; then the result is not needed.
             let mut result = generator.finish(self.numbers.1);

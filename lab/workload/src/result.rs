@@ -5,6 +5,7 @@ use std::fmt;
 use block_io::{Op, Status};
 
 use crate::Histogram;
+use crate::priorities;
 use crate::spec::JobSpec;
 use crate::steady::SteadyResult;
 use crate::timeline::{self, TimelineEntry};
@@ -41,6 +42,8 @@ impl Direction {
 pub struct IoFailure {
     /// Operation.
     pub op: Op,
+    /// Index of the job's file.
+    pub file: u16,
     /// First logical block.
     pub lba: u64,
     /// Length in logical blocks.
@@ -78,6 +81,9 @@ pub struct DirectionResult {
     pub iops_samples: Samples,
     /// Samples of KiB a second.
     pub bandwidth_samples: Samples,
+    /// Latencies by I/O priority, where I/Os have different ones: total ones with `lat_percentiles`, otherwise those of
+    /// completion.
+    pub priorities: Vec<(u16, Histogram)>,
 }
 
 /// Summary statistics of a series of samples; the samples are not kept.
@@ -215,6 +221,7 @@ impl DirectionResult {
         self.block_bytes = self.block_bytes.max(other.block_bytes);
         self.errors += other.errors;
         self.elapsed_ns = self.elapsed_ns.max(other.elapsed_ns);
+        priorities::merge(&mut self.priorities, &other.priorities);
     }
 }
 
@@ -255,6 +262,8 @@ pub struct JobResult {
     pub timeline: Vec<TimelineEntry>,
     /// Processor time of kernel threads.
     pub kernel: KernelThreads,
+    /// Write pointers of zones that the job reset; `None` of jobs that are not on zones.
+    pub zone_resets: Option<u64>,
     /// Log entries dropped because the log was full.
     pub dropped_log_entries: u64,
     /// The job's number among its copies.
@@ -284,6 +293,7 @@ impl JobResult {
             steady: None,
             timeline: Vec::new(),
             kernel: KernelThreads::default(),
+            zone_resets: None,
             dropped_log_entries: 0,
             number,
             log_error: None,
@@ -295,6 +305,14 @@ impl JobResult {
         let (first, rest) = results.split_first()?;
         let mut merged = first.clone();
         for result in rest {
+            let mut result = result.clone();
+            if merged.spec.priority != result.spec.priority
+                || merged.has_priorities()
+                || result.has_priorities()
+            {
+                merged.split_by_priority();
+                result.split_by_priority();
+            }
             for (mine, theirs) in merged.directions.iter_mut().zip(&result.directions) {
                 mine.merge(theirs);
             }
@@ -305,7 +323,7 @@ impl JobResult {
             merged.dropped_log_entries += result.dropped_log_entries;
             merged.log_error = merged.log_error.or_else(|| result.log_error.clone());
             merged.latency_depth = merged.latency_depth.max(result.latency_depth);
-            merged.steady = None;
+            merged.steady = merged.steady.or(result.steady);
             merged.timeline = timeline::merged(&merged.timeline, &result.timeline, first.spec.timeline_ns);
             merged.usage = merged.usage.plus(result.usage);
             merged.errors += result.errors;
@@ -316,8 +334,27 @@ impl JobResult {
             merged.checked_blocks += result.checked_blocks;
             merged.never_completed += result.never_completed;
             merged.jobs += result.jobs;
+            merged.zone_resets = match (merged.zone_resets, result.zone_resets) {
+                (None, None) => None,
+                (one, other) => Some(one.unwrap_or(0) + other.unwrap_or(0)),
+            };
         }
         Some(merged)
+    }
+
+    fn has_priorities(&self) -> bool {
+        self.directions.iter().any(|side| !side.priorities.is_empty())
+    }
+
+    /// Latencies that are not recorded by priority are those of the job's.
+    fn split_by_priority(&mut self) {
+        let of_total = self.spec.command_priorities.of_total_latency;
+        for side in self.directions[..2].iter_mut().filter(|side| side.total_ios > 0) {
+            if side.priorities.is_empty() {
+                let latencies = if of_total { &side.latency_ticks } else { &side.completion_ticks };
+                side.priorities = vec![(self.spec.priority, latencies.clone())];
+            }
+        }
     }
 
     /// Results of one direction.

@@ -215,6 +215,11 @@ impl RunningJob {
         self.progress.iter().for_each(|progress| progress.begin());
     }
 
+    /// The shared state of each copy.
+    pub(crate) fn progress(&self) -> &[Arc<Progress>] {
+        &self.progress
+    }
+
     /// Whether any job has finished.
     pub(crate) fn any_finished(&self) -> bool {
         !self.finished.is_empty()
@@ -274,6 +279,10 @@ impl JobSetup {
         let (files, mut channels): (Vec<Geometry>, Vec<Box<DynChannel>>) = opened.into_iter().unzip();
         let first = files.first().map_or(0, |file| file.blocks.saturating_mul(u64::from(file.block_bytes)));
         let spec = self.spec.for_thread(self.number, self.jobs, first);
+        if spec.block_bytes as usize > dma::BUFFER_BYTES_MAX {
+            let (bs, max) = (spec.block_bytes, dma::BUFFER_BYTES_MAX);
+            return Err(SetupError::BlockTooLarge { bs, max }.into());
+        }
         let generator = Generator::with_files(spec, &files, core.pool())?;
         let channel: Box<DynChannel> = match channels.len() {
             1 => channels.swap_remove(0),

@@ -6,7 +6,9 @@ use crate::arrivals::Rates;
 use crate::distribution::Distribution;
 use crate::flow::FlowOptions;
 use crate::log::LogOptions;
+use crate::priorities::CommandPriorities;
 use crate::steady::SteadyOptions;
+use crate::zoned::{RegionInZones, ZonedOptions};
 
 /// The order and direction of I/O: fio's `rw`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -219,6 +221,10 @@ pub struct ThinkTime {
     pub interval_ns: u64,
 }
 
+/// Failed I/Os with details of a job that continues after errors and describes them, and of other jobs.
+const FAILURES_DESCRIBED_MAX: usize = 1000;
+const FAILURES_STORED_MAX: usize = 16;
+
 /// What follows an I/O error: fio's `continue_on_error` and `ignore_error`, of reads, and of writes and trims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ErrorPolicy {
@@ -226,12 +232,20 @@ pub struct ErrorPolicy {
     pub continues: [bool; 2],
     /// Error numbers of POSIX that are no errors.
     pub ignored: [Vec<i32>; 2],
+    /// Errors after which the job continues are not described: `error_dump=0`.
+    pub omits_details: bool,
 }
 
 impl ErrorPolicy {
     /// Whether the job continues after an error of this operation.
     pub fn continues(&self, op: Op) -> bool {
         self.continues[usize::from(op != Op::Read)]
+    }
+
+    /// How many failed I/Os are stored with their details; all are counted.
+    pub(crate) fn stored_max(&self) -> usize {
+        let describes_all = self.continues != [false, false] && !self.omits_details;
+        if describes_all { FAILURES_DESCRIBED_MAX } else { FAILURES_STORED_MAX }
     }
 
     /// Whether this status is ignored.
@@ -405,6 +419,10 @@ pub struct JobSpec {
     pub random_percent: u8,
     /// Zones of which a part each is accessed.
     pub zones: Option<StridedZones>,
+    /// Zones with write pointers: `zonemode=zbd`.
+    pub zoned: Option<Box<ZonedOptions>>,
+    /// Sizes in zones, which replace those in bytes once the size of a zone is known.
+    pub in_zones: RegionInZones,
     /// Writes after which those since the last verification are read back: `verify_backlog`; 0 for none until the end.
     pub verify_backlog: u32,
     /// How many of them are read back: `verify_backlog_batch`; 0 for all.
@@ -435,6 +453,10 @@ pub struct JobSpec {
     pub sample_ns: u64,
     /// Time between entries of the result's timeline; 0 for none.
     pub timeline_ns: u64,
+    /// I/O priority of the job, as a value of `linux/ioprio.h`; 0 for none.
+    pub priority: u16,
+    /// I/O priorities of single I/Os.
+    pub command_priorities: CommandPriorities,
     /// Log files.
     pub log: LogOptions,
     /// When a steady rate ends the job.
@@ -474,6 +496,8 @@ impl Default for JobSpec {
             distribution: Distribution::Uniform,
             random_percent: 100,
             zones: None,
+            zoned: None,
+            in_zones: RegionInZones::default(),
             verify_backlog: 0,
             verify_batch: 0,
             sequence: OffsetSequence::default(),
@@ -489,6 +513,8 @@ impl Default for JobSpec {
             measure_submission: true,
             sample_ns: 500_000_000,
             timeline_ns: 0,
+            priority: 0,
+            command_priorities: CommandPriorities::default(),
             log: LogOptions::default(),
             steady: None,
         }
@@ -498,6 +524,24 @@ impl Default for JobSpec {
 impl JobSpec {
     /// Largest I/O depth of one job.
     pub const IO_DEPTH_MAX: u32 = 65_536;
+
+    /// Converts sizes in zones to bytes; `None` if one is too large.
+    pub(crate) fn resolve_zones(&mut self, zone_bytes: u64) -> Option<()> {
+        let RegionInZones { size, offset, io_size, increment } = std::mem::take(&mut self.in_zones);
+        if let Some(zones) = size {
+            (self.size_bytes, self.size_percent) = (Some(zones.checked_mul(zone_bytes)?), None);
+        }
+        if let Some(zones) = offset {
+            (self.offset_bytes, self.offset_percent) = (zones.checked_mul(zone_bytes)?, 0);
+        }
+        if let Some(zones) = io_size {
+            self.io_bytes = Some(zones.checked_mul(zone_bytes)?);
+        }
+        if let Some(zones) = increment {
+            self.offset_increment = zones.checked_mul(zone_bytes)?;
+        }
+        Some(())
+    }
 
     /// The job for copy `number` of `count`: its own seed and, where it writes and verifies, its own part of
     /// the region, so that no two copies write the same block.

@@ -7,6 +7,10 @@ use std::collections::VecDeque;
 
 use os::clock;
 
+mod group;
+
+pub(crate) use group::SteadyGroups;
+
 /// Most samples that are kept: a week.
 pub(crate) const DURATION_S_MAX: u32 = 7 * 86_400;
 const INTERVAL_NS: u64 = 1_000_000_000;
@@ -49,6 +53,8 @@ pub struct SteadyOptions {
     pub duration_s: u32,
     /// Time before the first sample, after that of `ramp_time`.
     pub ramp_ns: u64,
+    /// The jobs of a reporting group are judged together: each takes samples, and their sum decides.
+    pub of_group: bool,
 }
 
 /// What the samples at the end of a job say.
@@ -78,12 +84,15 @@ pub(crate) struct SteadyDetector {
     iops: VecDeque<u64>,
     bandwidth: VecDeque<u64>,
     result: SteadyResult,
+    /// Samples of a job whose group is judged, which were not taken yet: I/Os and bytes a second.
+    untaken: Vec<(u64, u64)>,
 }
 
 impl SteadyDetector {
     pub(crate) fn new(options: SteadyOptions) -> SteadyDetector {
         let (iops, bandwidth) = (VecDeque::new(), VecDeque::new());
-        SteadyDetector { options, due: 0, last: None, iops, bandwidth, result: SteadyResult::default() }
+        let result = SteadyResult::default();
+        SteadyDetector { options, due: 0, last: None, iops, bandwidth, result, untaken: Vec::new() }
     }
 
     /// The measurement starts; returns when the first update is due.
@@ -104,7 +113,15 @@ impl SteadyDetector {
         if let Some((then, ios_then, bytes_then)) = self.last.replace((now, ios, bytes)) {
             let elapsed_ns = u128::from(clock::ticks_to_ns(now - then).max(1));
             let rate = |count: u64| (u128::from(count) * 1_000_000_000 / elapsed_ns) as u64;
-            self.add(rate(ios - ios_then), rate(bytes - bytes_then));
+            let sample = (rate(ios - ios_then), rate(bytes - bytes_then));
+            match self.options.of_group {
+                false => self.add(sample.0, sample.1),
+                // A sample a second, so that those of all jobs are of the same time.
+                true => {
+                    let count = (missed + 1).min(u64::from(self.options.duration_s)) as usize;
+                    self.untaken.extend(std::iter::repeat_n(sample, count));
+                }
+            }
         }
         (self.result.attained, self.due)
     }
@@ -127,6 +144,16 @@ impl SteadyDetector {
         self.result.criterion = if criterion.in_percent { 100.0 * value / mean } else { value };
         // A job that does no I/O has no percentage, and is not steady.
         self.result.attained = self.result.criterion.abs() < criterion.limit;
+    }
+
+    /// Takes the samples of a job whose group is judged.
+    pub(crate) fn take_samples(&mut self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut self.untaken)
+    }
+
+    /// Whether the job's group is judged, not the job.
+    pub(crate) fn is_of_group(&self) -> bool {
+        self.options.of_group
     }
 
     pub(crate) fn into_result(self) -> SteadyResult {
@@ -161,7 +188,7 @@ mod tests {
 
     fn detector(of_bandwidth: bool, of_slope: bool, limit: f64, in_percent: bool) -> SteadyDetector {
         let criterion = SteadyCriterion { of_bandwidth, of_slope, limit, in_percent };
-        SteadyDetector::new(SteadyOptions { criterion, duration_s: 3, ramp_ns: 0 })
+        SteadyDetector::new(SteadyOptions { criterion, duration_s: 3, ramp_ns: 0, of_group: false })
     }
 
     #[test]

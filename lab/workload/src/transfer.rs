@@ -16,7 +16,8 @@ use crate::verify::{FioHeaderField, Mismatch, VerifyFault};
 /// Encodes a result as one line.
 pub(crate) fn encode(result: &JobResult) -> String {
     let usage = result.usage;
-    let failure = |one: &IoFailure| json!([one.op.index(), one.lba, one.blocks, one.status.field()]);
+    let failure =
+        |one: &IoFailure| json!([one.op.index(), one.lba, one.blocks, one.status.field(), one.file]);
     json!({
         "directions": result.directions.iter().chain([&result.sync]).map(encode_direction).collect::<Vec<_>>(),
         "usage": [usage.cpu_ns, usage.user_ns, usage.system_ns, usage.switches, usage.minor_faults,
@@ -34,6 +35,7 @@ pub(crate) fn encode(result: &JobResult) -> String {
         "depths": [result.depths.level, result.depths.submit, result.depths.complete],
         "kernel": [result.kernel.submission_ns, result.kernel.workers_ns],
         "dropped_log_entries": result.dropped_log_entries,
+        "zone_resets": result.zone_resets,
         "number": result.number,
         "log_error": result.log_error,
     })
@@ -52,7 +54,8 @@ pub(crate) fn decode(text: &str, spec: &JobSpec) -> Option<JobResult> {
         let one = numbers(one)?;
         let op = *Op::ALL.get(*one.first()? as usize)?;
         let status = Status::from_field(*one.get(3)? as u16);
-        Some(IoFailure { op, lba: *one.get(1)?, blocks: *one.get(2)? as u32, status })
+        let file = u16::try_from(*one.get(4)?).ok()?;
+        Some(IoFailure { op, file, lba: *one.get(1)?, blocks: *one.get(2)? as u32, status })
     };
     Some(JobResult {
         spec: spec.clone(),
@@ -83,6 +86,7 @@ pub(crate) fn decode(text: &str, spec: &JobSpec) -> Option<JobResult> {
         depths: DepthCounts { level: depths(0)?, submit: depths(1)?, complete: depths(2)? },
         kernel: KernelThreads { submission_ns: *kernel.first()?, workers_ns: *kernel.get(1)? },
         dropped_log_entries: value["dropped_log_entries"].as_u64()?,
+        zone_resets: value["zone_resets"].as_u64(),
         number: value["number"].as_u64()? as u32,
         log_error: value["log_error"].as_str().map(str::to_string),
     })
@@ -122,6 +126,7 @@ fn encode_direction(direction: &DirectionResult) -> Value {
         "latency": direction.latency_ticks.parts(),
         "completion": direction.completion_ticks.parts(),
         "submission": direction.submission_ticks.parts(),
+        "priorities": direction.priorities.iter().map(|(one, all)| json!([one, all.parts()])).collect::<Vec<_>>(),
         "samples": [samples(&direction.iops_samples), samples(&direction.bandwidth_samples)],
     })
 }
@@ -135,6 +140,10 @@ fn decode_direction(value: &Value) -> Option<DirectionResult> {
         let count = one.get(0)?.as_u64()?;
         Some(Samples { count, min: number(1)?, max: number(2)?, sum: number(3)?, sum_of_squares: number(4)? })
     };
+    let priority = |one: &Value| {
+        let latencies = Histogram::from_parts(&numbers(one.get(1)?)?)?;
+        Some((u16::try_from(one.get(0)?.as_u64()?).ok()?, latencies))
+    };
     Some(DirectionResult {
         total_ios: *counts.first()?,
         bytes: *counts.get(1)?,
@@ -146,6 +155,7 @@ fn decode_direction(value: &Value) -> Option<DirectionResult> {
         block_bytes: *counts.get(4)? as u32,
         iops_samples: samples(0)?,
         bandwidth_samples: samples(1)?,
+        priorities: value["priorities"].as_array()?.iter().map(priority).collect::<Option<_>>()?,
     })
 }
 
@@ -213,6 +223,7 @@ mod tests {
             one.latency_ticks.record(ticks);
             one.completion_ticks.record(ticks / 2);
         }
+        one.priorities = vec![(8192, one.latency_ticks.clone()), (0, one.completion_ticks.clone())];
         one.iops_samples.add(1.5);
         one.iops_samples.add(0.1);
         let faults = [
@@ -241,7 +252,7 @@ mod tests {
                 major_faults: 6,
             },
             errors: 1,
-            failures: vec![IoFailure { op: Op::Write, lba: 8, blocks: 8, status }],
+            failures: vec![IoFailure { op: Op::Write, file: 3, lba: 8, blocks: 8, status }],
             broken_limit: Some("slow".to_string()),
             mismatches: faults.map(|fault| Mismatch { lba: 9, fault }).to_vec(),
             mismatch_count: 6,
@@ -261,6 +272,7 @@ mod tests {
             depths: DepthCounts { level: [1; 7], submit: [2, 0, 0, 0, 0, 0, 3], complete: [4; 7] },
             kernel: KernelThreads { submission_ns: 10, workers_ns: 11 },
             dropped_log_entries: 0,
+            zone_resets: Some(5),
             number: 3,
             log_error: Some("full".to_string()),
         };

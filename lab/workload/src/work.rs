@@ -176,7 +176,14 @@ mod tests {
     fn context() -> JobCopyContext {
         let gate = Arc::new(StartGate::default());
         gate.open();
-        JobCopyContext { number: 0, log_number: 1, progress: Arc::new(Progress::default()), gate, flow: None }
+        JobCopyContext {
+            number: 0,
+            log_number: 1,
+            progress: Arc::new(Progress::default()),
+            gate,
+            flow: None,
+            zoned: None,
+        }
     }
 
     fn job(work: WorkOptions, runtime_ms: u64) -> PerfJob {

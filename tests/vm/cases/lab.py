@@ -2,7 +2,7 @@
 
 import json
 
-from harness.case import case
+from harness.case import Skip, case
 from harness.machine import function_of, serial
 
 from .machines import NO_IOMMU, PLAIN
@@ -77,6 +77,56 @@ def lab_schedulers(bench):
         assert iops(cell) > 0, cell
         assert [one["scheduler"] for one in cell["schedulers"]] == [cell["parameters"]["scheduler"]], cell
     assert "[mq-deadline]" in guest.check("cat /sys/block/nullb0/queue/scheduler")
+
+
+@case("lab-zones", on=("ringbolt",), machine=PLAIN, seconds=15)
+def lab_zones(bench):
+    """zonemode=zbd on a zoned null_blk, which rejects writes that are not at a write pointer."""
+    guest = bench.guest
+    folder = "/sys/kernel/config/nullb/zones"
+    settings = {"zoned": 1, "zone_size": 4, "size": 64, "zone_nr_conv": 1, "zone_max_open": 3, "memory_backed": 1}
+    made = " && ".join(f"echo {value} > {name}" for name, value in settings.items())
+    if guest.run(f"mkdir {folder} && cd {folder} && {made} && echo 1 > power").rc:
+        raise Skip("the guest's null_blk has no zones")
+    index = guest.check(f"cat {folder}/index").strip()
+    try:
+        # Newer kernels name the device after the folder.
+        name = guest.until(f"cd /sys/block && ls -d zones nullb{index} 2> /dev/null | grep -m 1 .").strip()
+        zones(guest, f"/dev/{name}")
+    finally:
+        guest.check(f"echo 0 > {folder}/power; rmdir {folder}")
+
+
+def zones(guest, device):
+    guest.until(f"[ -b {device} ]")
+    fixed = f"--filename={device} --zonemode=zbd --direct=1 --generator_cost=0 --name=x"
+
+    def job(options):
+        output = guest.check(f"ringbolt perf {fixed} {options} --output-format=json 2>&1", 120)
+        return json.loads(output[output.index("{"):])["jobs"][0]
+
+    region = "--offset=1z --size=8z --bs=64k --group_reporting"
+    for engine in ("psync --numjobs=2", "libaio --iodepth=4", "io_uring --iodepth=4"):
+        report = job(f"--ioengine={engine} {region} --rw=randwrite --io_size=64m")
+        # Twice the size of the region is written.
+        assert report["error"] == 0 and report["write"]["total_ios"] >= 1024, report
+        assert report["zone_resets"] >= 4, report["zone_resets"]
+    # fio finds the zones as they were left: both read what was written, and no more.
+    reads = f"--filename={device} --zonemode=zbd --direct=1 --name=x --offset=4m --size=32m --bs=64k --rw=read"
+    counts = []
+    for program in ("fio", "ringbolt perf"):
+        output = guest.check(f"{program} {reads} --ioengine=psync --output-format=json 2>&1", 120)
+        counts.append(json.loads(output[output.index("{"):])["jobs"][0]["read"]["total_ios"])
+    assert counts[0] == counts[1] > 0, counts
+    report = job("--offset=1z --size=8z --bs=4m --rw=randtrim --number_ios=8")
+    assert report["error"] == 0 and 0 < report["zone_resets"] <= 8, report
+    for options, reason in (
+        ("--direct=0", "need --direct=1"),
+        ("--zonesize=1m", "have 4194304 bytes"),
+        ("--max_open_zones=9", "at most 3 open zones"),
+    ):
+        rejected = guest.check(f"! ringbolt perf {fixed} {options} --rw=randwrite 2>&1")
+        assert reason in rejected, rejected
 
 
 @case("lab-passthrough", on=("ringbolt",), machine=PLAIN, seconds=10)

@@ -128,6 +128,7 @@ fn measure(plan: &JobPlan, run: &RunOptions) -> Result<(), CommandError> {
     if let Some(runtime) = bdev_runtime {
         runtime.reactors.reactors.stop();
     }
+    describe_errors(plan, &finished);
     write(run, &report)?;
     check_results(&finished)
 }
@@ -230,6 +231,32 @@ fn print(text: &str) -> Result<(), CommandError> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CommandError::operation(error)),
         _ => Ok(()),
+    }
+}
+
+/// Describes the failed I/Os of jobs that continue after errors, as `error_dump` asks.
+fn describe_errors(plan: &JobPlan, finished: &[FinishedJob]) {
+    for copy in finished {
+        let (result, job) = (&copy.result, &plan.jobs[copy.job]);
+        let (name, errors) = (&result.spec.name, &result.spec.errors);
+        if errors.omits_details || errors.continues == [false, false] {
+            continue;
+        }
+        let unit = u64::from(result.directions[0].block_bytes);
+        for failure in result.failures.iter().filter(|failure| errors.continues(failure.op)) {
+            stderr_line!(
+                "ringbolt: {name}: {}: {} of {} bytes at offset {}: {}",
+                job.file_name(result.number, failure.file),
+                failure.op.name(),
+                u64::from(failure.blocks) * unit,
+                failure.lba * unit,
+                failure.status
+            );
+        }
+        let rest = result.errors.saturating_sub(result.failures.len() as u64);
+        if rest > 0 {
+            stderr_line!("ringbolt: {name}: {rest} further errors are not described");
+        }
     }
 }
 

@@ -13,11 +13,13 @@ use super::content::ReducibleWriter;
 use super::fast_path::OPS;
 use super::pauses::Pauses;
 use super::phases::{DRAIN_NS_MAX, JobPhase};
+use super::zoned::ZonedState;
 use super::{Generator, NEVER, UNLIMITED, fill_noise};
 use crate::WyRand;
 use crate::direction_stats::direction_index;
 use crate::flow::FlowMember;
 use crate::log::{JobLogs, LogEntry};
+use crate::priorities::PriorityRecorder;
 use crate::spec::{BufferContent, JobSpec};
 use crate::tuner::LatencyTuner;
 
@@ -25,7 +27,7 @@ use crate::tuner::LatencyTuner;
 pub(super) struct GeneralState {
     /// By tag: the buffer of a request whose operation carries no data, until it completes.
     detached_buffers: Box<[Option<Data>]>,
-    remaining_bytes: u64,
+    pub(super) remaining_bytes: u64,
     unflushed: u32,
     flush_due: bool,
     flushed_at_end: bool,
@@ -34,6 +36,8 @@ pub(super) struct GeneralState {
     /// No I/O starts before this time, because the job is ahead of its share of the flow.
     flow_until: u64,
     latency_ticks_max: u64,
+    pub(super) priorities: Option<PriorityRecorder>,
+    pub(super) zoned: Option<Box<ZonedState>>,
     /// Whether a log, the tuner or `max_latency` needs the latency of each I/O.
     records_latency: bool,
     pub(super) tuner: Option<LatencyTuner>,
@@ -57,10 +61,16 @@ impl GeneralState {
             pauses: Pauses::new(spec.think),
             flow: None,
             flow_until: 0,
+            zoned: None,
+            priorities: spec
+                .command_priorities
+                .is_on()
+                .then(|| PriorityRecorder::new(&spec.command_priorities, spec.priority, depth, spec.seed)),
             latency_ticks_max: spec.latency_max_ns.map_or(NEVER, clock::ns_to_ticks),
             records_latency: spec.latency_max_ns.is_some()
                 || spec.latency_target.is_some()
-                || spec.log.has_latencies(),
+                || spec.log.has_latencies()
+                || spec.command_priorities.is_on(),
             tuner: spec.latency_target.map(|target| LatencyTuner::new(target, depth)),
             logs: JobLogs::new(spec.log.clone()),
             random: WyRand::new(spec.seed ^ 0x6672_6573_6821),
@@ -83,7 +93,8 @@ const FLOW_WAIT_NS: u64 = 10_000;
 impl GeneralState {
     /// No I/O starts before this time, ticks; 0 for any.
     pub(super) fn not_before(&self) -> u64 {
-        self.pauses.until().max(self.flow_until)
+        let zone_until = self.zoned.as_ref().map_or(0, |zoned| zoned.not_before());
+        self.pauses.until().max(self.flow_until).max(zone_until)
     }
 
     /// Whether the job may start an I/O now, by its share of a flow; counts the I/O if it may.
@@ -137,6 +148,9 @@ impl Generator {
             self.verify_completed(completion.request(), success);
             let mut request = completion.into_request();
             let Some(general) = &mut self.general else { continue };
+            if let (Some(zoned), true) = (&mut general.zoned, request.op != Op::Flush) {
+                zoned.completed(&request, self.block_bytes, success);
+            }
             if request.op != Op::Flush {
                 general.pauses.count_completed(now);
             }
@@ -183,13 +197,18 @@ impl Generator {
                 tuner.record(latency);
             }
             let counted = matches!(self.phase, JobPhase::Measuring | JobPhase::Draining);
+            let submitted = if batch.submitted == 0 { batch.issued } else { batch.submitted };
+            let mut priority = self.spec.priority;
+            if let Some(recorder) = &mut general.priorities {
+                priority = recorder.of(request.tag.0);
+                recorder.record(request.tag.0, index, now.saturating_sub(submitted), latency);
+            }
             if general.logs.options.has_latencies() && index < 3 && counted {
-                let submitted = if batch.submitted == 0 { batch.issued } else { batch.submitted };
                 let spans = [submitted.saturating_sub(batch.issued), now.saturating_sub(submitted), latency];
                 let at_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
                 let bytes = request.blocks * self.block_bytes;
                 let offset = request.lba * u64::from(self.block_bytes);
-                let entry = LogEntry { at_ns, value: 0, direction: index as u8, bytes, offset };
+                let entry = LogEntry { at_ns, value: 0, direction: index as u8, bytes, offset, priority };
                 general.logs.record_latency(entry, spans.map(clock::ticks_to_ns));
             }
         }
@@ -263,7 +282,11 @@ impl Generator {
                 start = due;
                 op = Some(OPS[direction]);
             }
-            if op != Some(Op::Flush) && !general.flow_admits(now) {
+            let is_admitted = general.zoned.as_ref().is_some_and(|zoned| zoned.has_drawn());
+            if op != Some(Op::Flush) && !is_admitted && !general.flow_admits(now) {
+                return;
+            }
+            if op != Some(Op::Flush) && self.is_on_zones() && !self.draw_in_zones(op, now) {
                 return;
             }
             self.start_request(op, start);
@@ -284,7 +307,9 @@ impl Generator {
             self.ready.extend(self.idle.pop());
             return;
         }
-        self.pattern.next_with_op(request, op);
+        if general.zoned.is_none() {
+            self.pattern.next_with_op(request, op);
+        }
         if let Some(verifier) = &mut self.verifier {
             let drawn = (request.lba - self.pattern.first_lba) / u64::from(self.pattern.io_blocks);
             let position = verifier.claim(drawn);
@@ -296,13 +321,12 @@ impl Generator {
         }
         let bytes = request.blocks * self.block_bytes;
         let op = request.op;
-        match request.data_mut().and_then(Data::single_mut) {
-            Some(buffer) if op.has_data() => {
-                if buffer.len() != bytes as usize {
-                    buffer.resize(bytes as usize);
-                }
-            }
-            _ => general.detached_buffers[tag] = request.take_data(),
+        if !op.has_data() {
+            general.detached_buffers[tag] = request.take_data();
+        } else if let Some(buffer) = request.data_mut().and_then(Data::single_mut)
+            && buffer.len() != bytes as usize
+        {
+            buffer.resize(bytes as usize);
         }
         if let Some(open_loop) = &mut self.open_loop {
             open_loop.schedule.advance(direction_index(request.op), u64::from(bytes));
@@ -314,6 +338,9 @@ impl Generator {
             general.remaining_bytes = general.remaining_bytes.saturating_sub(u64::from(bytes));
         }
         general.pauses.count_issued();
+        if let Some(recorder) = &mut general.priorities {
+            recorder.draw(tag as u64, op, bytes);
+        }
         let Some(mut request) = self.idle.pop() else { return };
         if op == Op::Write {
             self.prepare_write(&mut request);
@@ -324,13 +351,13 @@ impl Generator {
     /// Fills a write's buffer where each has bytes of its own, and counts the write for `fsync`.
     fn prepare_write(&mut self, request: &mut Request<Data>) {
         let Some(general) = &mut self.general else { return };
-        if let Some(buffer) = request.data_mut().and_then(Data::single_mut) {
-            match &mut general.reducible {
-                Some(writer) => writer.fill(buffer.as_mut_slice()),
-                None if self.spec.content == BufferContent::FreshNoise => {
-                    fill_noise(buffer, &mut general.random);
+        if let Some(data) = request.data_mut() {
+            match (&mut general.reducible, data.single_mut()) {
+                (Some(writer), Some(buffer)) => writer.fill(buffer.as_mut_slice()),
+                _ if self.spec.content == BufferContent::FreshNoise => {
+                    fill_noise(data, &mut general.random);
                 }
-                None => {}
+                _ => {}
             }
         }
         if self.spec.flush_every > 0 {

@@ -95,6 +95,9 @@ impl Generator {
                 self.depths = DepthCounts::default();
                 if let Some(general) = &mut self.general {
                     general.logs.clear();
+                    if let Some(recorder) = &mut general.priorities {
+                        recorder.clear();
+                    }
                 }
                 self.usage_start = Usage::now();
                 self.start_measuring(now);
@@ -184,6 +187,12 @@ impl Generator {
         if let Some(verifier) = &mut self.verifier {
             for request in self.ready.iter().filter(|request| request.op.has_range()) {
                 verifier.release((request.lba - self.pattern.first_lba) / u64::from(self.pattern.io_blocks));
+            }
+        }
+        if let Some(zoned) = self.general.as_mut().and_then(|general| general.zoned.as_mut()) {
+            // From the last one on, so that the write pointers return to the first.
+            for request in self.ready.iter().rev().filter(|request| request.op.has_range()) {
+                zoned.cancel(request, self.block_bytes);
             }
         }
         if self.phase > JobPhase::NotStarted {

@@ -12,6 +12,9 @@ use crate::spec::{ErrorPolicy, FioVerify, OffsetSequence, ThinkTime};
 use crate::steady::{SteadyCriterion, SteadyOptions};
 use crate::verify::VerifyFault;
 
+mod priorities;
+mod zoned;
+
 const BLOCK: usize = 512;
 
 /// A device in memory with a queue of at most `room` requests, and with fault injection.
@@ -222,7 +225,7 @@ fn the_first_error_ends_a_job_unless_continue_on_error_is_set() {
     assert_eq!((result.errors, result.failures[0].status), (1, Status::WRITE_FAULT));
     assert!(result.total_ios() < 30);
     let policy = |continues, ignored: [&[i32]; 2]| {
-        let errors = ErrorPolicy { continues, ignored: ignored.map(<[i32]>::to_vec) };
+        let errors = ErrorPolicy { continues, ignored: ignored.map(<[i32]>::to_vec), omits_details: false };
         JobSpec { errors, ..spec(Workload::Write) }
     };
     let result = run(policy([false, true], [&[], &[]]), &mut device);
@@ -419,7 +422,6 @@ fn invalid_jobs_are_rejected_before_they_run() {
     let base = spec(Workload::RandWrite);
     let cases = [
         (JobSpec { block_bytes: 700, ..base.clone() }, "--bs=700"),
-        (JobSpec { block_bytes: 2 << 20, ..base.clone() }, "largest buffer"),
         (JobSpec { offset_bytes: 32 << 10, ..base.clone() }, "do not fit"),
         (JobSpec { size_bytes: Some(64 << 10), ..base.clone() }, "do not fit"),
         (JobSpec { io_depth: 0, ..base.clone() }, "--iodepth=0"),
@@ -488,7 +490,7 @@ fn histogram_logs_count_every_io() {
 #[test]
 fn a_steady_rate_ends_a_job() {
     let criterion = SteadyCriterion { of_bandwidth: true, of_slope: false, limit: 1e18, in_percent: false };
-    let steady = Some(SteadyOptions { criterion, duration_s: 1, ramp_ns: 1_000_000 });
+    let steady = Some(SteadyOptions { criterion, duration_s: 1, ramp_ns: 1_000_000, of_group: false });
     let hour_ns = Some(3_600_000_000_000);
     let mut device = FakeDevice::new(64, 64);
     let job = JobSpec { steady, time_based: true, runtime_ns: hour_ns, ..spec(Workload::RandRead) };

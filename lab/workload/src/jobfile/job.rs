@@ -1,13 +1,17 @@
 //! One job with all of its options.
 
 mod checks;
+mod zones;
 
 use io_engines::{EngineConfig, EngineKind, SyncMode};
+use os::MemoryPolicy;
 
 use super::transport_id;
-use crate::spec::{BlockSizes, JobSpec, ReducibleContent, StridedZones, Verify, gcd};
+use crate::PriorityShare;
+use crate::spec::{BlockSizes, JobSpec, ReducibleContent, Verify, gcd};
 use crate::steady::SteadyCriterion;
 use crate::work::{WorkKind, WorkOptions};
+pub(super) use zones::{ZoneArguments, ZoneMode};
 
 /// The I/O engine: `ioengine`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +47,16 @@ pub struct LogPaths {
     pub iops: Option<String>,
     /// `write_hist_log`.
     pub histograms: Option<String>,
+}
+
+/// I/O priorities of single I/Os as given, of reads and of writes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CommandPriorityOptions {
+    pub(super) percent: [u8; 2],
+    /// 0 for real time.
+    pub(super) class: [u8; 2],
+    pub(super) level: [u8; 2],
+    pub(super) split: [Vec<PriorityShare>; 2],
 }
 
 /// A section of a job file, or a job of the command line.
@@ -108,6 +122,12 @@ pub struct PerfJob {
     pub nice: i32,
     /// `ioprio_class`: 1 real time, 2 best effort, 3 idle; and `prio` within it.
     pub io_priority: Option<(u8, u8)>,
+    /// `cmdprio_percentage`, `cmdprio_bssplit` and their like.
+    pub(super) command_priority: CommandPriorityOptions,
+    /// `numa_cpu_nodes`; empty for all nodes.
+    pub numa_cpu_nodes: Option<Vec<u32>>,
+    /// `numa_mem_policy`; with an empty list for all nodes.
+    pub memory_policy: Option<MemoryPolicy>,
     /// `cgroup`.
     pub cgroup: Option<String>,
     /// `ioscheduler`.
@@ -138,7 +158,7 @@ pub struct PerfJob {
     /// `serialize_overlap`.
     pub(super) serialize_overlap: bool,
     /// `zonemode`, and the zones.
-    pub(super) zones: (Option<bool>, StridedZones),
+    pub(super) zones: ZoneArguments,
     /// `filesize`.
     pub(super) file_bytes: Option<u64>,
     /// What `buffer_compress_percentage`, `dedupe_percentage` and their like ask for.
@@ -193,6 +213,9 @@ impl Default for PerfJob {
             delay_ns: 0,
             nice: 0,
             io_priority: None,
+            command_priority: CommandPriorityOptions::default(),
+            numa_cpu_nodes: None,
+            memory_policy: None,
             cgroup: None,
             scheduler: None,
             repeatable: true,
@@ -207,7 +230,7 @@ impl Default for PerfJob {
             random_map: true,
             filename: None,
             serialize_overlap: false,
-            zones: (None, StridedZones { range_bytes: 0, size_bytes: 0, skip_bytes: 0 }),
+            zones: ZoneArguments::default(),
             file_bytes: None,
             reducible: ReducibleContent {
                 dedupe_percent: 0,
@@ -247,6 +270,7 @@ impl PerfJob {
         self.finalize_limits()?;
         self.finalize_zones()?;
         self.finalize_content()?;
+        self.finalize_priorities()?;
         let filename = self.filename.as_deref().unwrap_or_default();
         self.filenames = match transport_id::uris(filename)? {
             Some(uris) => uris,
@@ -275,6 +299,7 @@ impl PerfJob {
                 .to_string());
         }
         self.engine = Some(engine);
+        self.finalize_large_blocks()?;
         let operation = match engine {
             EngineName::Kernel(EngineKind::File(operation)) => Some(operation),
             _ => None,
@@ -329,6 +354,11 @@ impl PerfJob {
             Some(EngineName::Work(_)) => false,
             _ => self.spec.workload.writes(),
         }
+    }
+
+    /// The path or name of a file of copy `number`.
+    pub fn file_name(&self, number: u32, file: u16) -> String {
+        crate::kernel::paths(self, number).swap_remove(usize::from(file))
     }
 
     /// Whether the job starts when all jobs before it have finished.

@@ -4,20 +4,24 @@ mod data;
 mod files;
 mod limits;
 mod pattern;
+mod priorities;
 mod rates;
 mod run;
 mod unsupported;
 mod work;
+mod zones;
 
 use super::job::PerfJob;
 use data::DATA;
 use files::FILES;
 use limits::LIMITS;
 use pattern::PATTERN;
+use priorities::PRIORITIES;
 use rates::RATES;
 use run::RUN;
 use unsupported::{NO_EFFECT, REFUSED};
 use work::WORK;
+use zones::ZONES;
 
 type Apply = fn(&mut PerfJob, &str) -> Result<(), String>;
 
@@ -79,7 +83,8 @@ const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
 /// Options by topic.
-const TABLES: [&[OptionInfo]; 9] = [FILES, PATTERN, RATES, LIMITS, DATA, WORK, RUN, NO_EFFECT, REFUSED];
+const TABLES: [&[OptionInfo]; 11] =
+    [FILES, PATTERN, ZONES, RATES, LIMITS, DATA, WORK, PRIORITIES, RUN, NO_EFFECT, REFUSED];
 
 /// Every option, grouped by topic.
 pub const OPTIONS: &[OptionInfo] = &joined::<{ length(&TABLES) }>(&TABLES);

@@ -10,6 +10,8 @@ use crate::{
     StridedZones, Verify, Workload,
 };
 
+mod devices;
+
 /// Job files and environment variables of a test.
 #[derive(Default)]
 struct TestFiles {
@@ -274,7 +276,6 @@ fn options_that_do_nothing_together_are_rejected() {
         ("ignore_error=,,EILSEQ", "mismatches of verify are never ignored"),
         ("ignore_error=EWHAT", "EWHAT is none of"),
         ("zonemode=strided", "needs --zonesize"),
-        ("zonemode=zbd", "zoned devices are not supported"),
         ("zonesize=1k", "--zonerange is below the block size"),
         ("zonesize=1m\nverify=md5\nrw=write", "excludes verify"),
         ("dedupe_mode=working_set", "do nothing without --dedupe_percentage"),
@@ -544,7 +545,6 @@ fn the_steady_state_has_fios_criteria() {
         ("--ss=lat:5% --ss_dur=5", "iops_slope, bw or bw_slope"),
         ("--ss=iops:0 --ss_dur=5", "above 0"),
         ("--ss=iops:5% --ss_dur=1", "2 to 604800 seconds"),
-        ("--ss=iops:5% --ss_dur=5 --numjobs=2 --group_reporting", "judges each job by itself"),
     ];
     for (line, message) in refused {
         let error = job(line).unwrap_err().to_string();

@@ -123,12 +123,12 @@ pub(super) fn distribution(text: &str, base: u64) -> ValueResult<Distribution> {
             }
         }
         "normal" | "gauss" => Ok(Distribution::Normal { deviation: parameter(5.0)? }),
-        "zoned" | "zoned_abs" => zones(rest, name == "zoned_abs", base).map(Distribution::Zoned),
+        "zoned" | "zoned_abs" => access_zones(rest, name == "zoned_abs", base).map(Distribution::Zoned),
         _ => Err("it is one of random, zipf, pareto, normal, zoned, zoned_abs".to_string()),
     }
 }
 
-fn zones(text: &str, absolute: bool, base: u64) -> ValueResult<Vec<Zone>> {
+fn access_zones(text: &str, absolute: bool, base: u64) -> ValueResult<Vec<Zone>> {
     if text.contains(',') {
         return Err("zones are the same for reads, writes and trims here".to_string());
     }
@@ -243,6 +243,20 @@ pub(super) fn bytes_or_percent(text: &str, base: u64) -> ValueResult<(Option<u64
         Some(percent) => Ok((None, Some(in_range(percent, 0, 100)? as u8))),
         None => Ok((Some(bytes(text, base)?), None)),
     }
+}
+
+/// A number of zones, as `8z`; `None` for other sizes.
+pub(super) fn zones(text: &str) -> ValueResult<Option<u64>> {
+    match text.trim().strip_suffix('z') {
+        Some(count) => number(count).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// A number from 0 to 1.
+pub(super) fn share(text: &str) -> ValueResult<f64> {
+    let value: f64 = number(text)?;
+    if (0.0..=1.0).contains(&value) { Ok(value) } else { Err("it is between 0 and 1".to_string()) }
 }
 
 /// Names of error numbers of POSIX that I/Os end with.

@@ -1,10 +1,18 @@
 //! Which options go together, and what they mean together.
 
 use io_engines::{EngineKind, FileOperation, SyncMode};
+use os::RequestPriorities;
 
 use super::{EngineName, PerfJob};
-use crate::spec::{BufferContent, FioVerify, RateMinima, StridedZones, Verify, Workload};
+use crate::priorities::{CommandPriorities, PriorityShare};
+use crate::spec::{BufferContent, FioVerify, RateMinima, Verify, Workload};
 use crate::steady::{DURATION_S_MAX, SteadyCriterion, SteadyOptions};
+
+/// Whether an engine can be used on zones.
+fn takes_zones(kind: EngineKind) -> bool {
+    use EngineKind::{Libaio, Null, Psync, Pvsync2, Uring};
+    matches!(kind, Psync | Pvsync2 | Libaio | Uring | Null)
+}
 
 impl PerfJob {
     /// A pattern without another kind of verification is one, as in fio.
@@ -45,12 +53,9 @@ impl PerfJob {
         if !(2..=DURATION_S_MAX).contains(&duration_s) {
             return Err(format!("--steadystate_duration is 2 to {DURATION_S_MAX} seconds"));
         }
-        if self.group_reporting && self.numjobs > 1 {
-            let message = "--steadystate judges each job by itself; remove --group_reporting or --numjobs";
-            return Err(message.to_string());
-        }
         let criterion = criterion.unwrap_or(SteadyCriterion::DEFAULT);
-        self.spec.steady = Some(SteadyOptions { criterion, duration_s, ramp_ns });
+        self.spec.steady =
+            Some(SteadyOptions { criterion, duration_s, ramp_ns, of_group: self.group_reporting });
         Ok(())
     }
 
@@ -71,27 +76,6 @@ impl PerfJob {
         self.spec.size_bytes = Some(self.spec.size_bytes.map_or(region, |size| size.min(region)));
     }
 
-    pub(super) fn finalize_zones(&mut self) -> Result<(), String> {
-        let (mode, zones) = self.zones;
-        // As in fio, zonesize alone means strided.
-        let is_strided = mode.unwrap_or(zones.size_bytes > 0);
-        if !is_strided {
-            return Ok(());
-        }
-        if zones.size_bytes == 0 {
-            return Err("--zonemode=strided needs --zonesize".to_string());
-        }
-        if self.spec.verify != Verify::Off || self.spec.sequence != Default::default() {
-            return Err("--zonemode=strided excludes verify and a step or sequence in --rw".to_string());
-        }
-        let range_bytes = if zones.range_bytes == 0 { zones.size_bytes } else { zones.range_bytes };
-        if range_bytes < u64::from(self.spec.block_bytes) {
-            return Err("--zonerange is below the block size".to_string());
-        }
-        self.spec.zones = Some(StridedZones { range_bytes, ..zones });
-        Ok(())
-    }
-
     pub(super) fn finalize_content(&mut self) -> Result<(), String> {
         let mut content = self.reducible.clone();
         if content.dedupe_percent == 0 && content.compress_percent == 0 {
@@ -109,6 +93,48 @@ impl PerfJob {
             content.pattern = pattern.clone();
         }
         self.spec.content = BufferContent::Reducible(Box::new(content));
+        Ok(())
+    }
+
+    /// The priorities of the job and of its I/Os.
+    pub(super) fn finalize_priorities(&mut self) -> Result<(), String> {
+        self.spec.priority =
+            self.io_priority.map_or(0, |(class, level)| RequestPriorities::value(class, level));
+        let options = &self.command_priority;
+        let has_split = options.split.iter().any(|shares| !shares.is_empty());
+        if has_split && options.percent != [0, 0] {
+            return Err("--cmdprio_percentage and --cmdprio_bssplit exclude each other".to_string());
+        }
+        if !has_split && options.percent == [0, 0] && (options.class != [0, 0] || options.level != [0, 0]) {
+            return Err(
+                "--cmdprio and --cmdprio_class do nothing without --cmdprio_percentage or --cmdprio_bssplit"
+                    .to_string(),
+            );
+        }
+        if self.numa_cpu_nodes.is_some() && self.cpus.is_some() {
+            return Err("--numa_cpu_nodes and --cpus_allowed exclude each other".to_string());
+        }
+        let used = self.spec.workload.directions(self.spec.read_percent);
+        let shares_of = |direction: usize| {
+            let class = if options.class[direction] == 0 { 1 } else { options.class[direction] };
+            let default = RequestPriorities::value(class, options.level[direction]);
+            let mut shares = options.split[direction].clone();
+            if options.percent[direction] > 0 {
+                shares.push(PriorityShare {
+                    block_bytes: None,
+                    percent: options.percent[direction],
+                    priority: 0,
+                });
+            }
+            for share in shares.iter_mut().filter(|share| share.priority == 0) {
+                share.priority = default;
+            }
+            if used[direction] { shares } else { Vec::new() }
+        };
+        self.spec.command_priorities = CommandPriorities {
+            shares: [0, 1].map(shares_of),
+            of_total_latency: crate::fio::percentiles_of(self)[2],
+        };
         Ok(())
     }
 
@@ -183,6 +209,17 @@ impl PerfJob {
             ),
             (config.userspace_reap && kind != EngineKind::Libaio, "userspace_reap", "libaio"),
             (
+                self.spec.command_priorities.is_on()
+                    && !matches!(kind, EngineKind::Libaio | EngineKind::Uring),
+                "cmdprio",
+                "libaio or io_uring",
+            ),
+            (
+                self.spec.zoned.is_some() && !takes_zones(kind),
+                "zonemode=zbd",
+                "psync, pvsync2, libaio, io_uring or null",
+            ),
+            (
                 config.polling.iopoll && !uring && kind != EngineKind::Pvsync2,
                 "hipri",
                 "io_uring, io_uring_cmd or pvsync2",
@@ -242,6 +279,10 @@ impl PerfJob {
             (self.batch_submit.is_some_and(|most| most > 0), "iodepth_batch"),
             (self.batch_complete_max.is_some_and(|most| most > 0), "iodepth_batch_complete_max"),
             (self.io_priority.is_some(), "prio"),
+            (self.spec.command_priorities.is_on(), "cmdprio"),
+            (self.numa_cpu_nodes.is_some(), "numa_cpu_nodes"),
+            (self.memory_policy.is_some(), "numa_mem_policy"),
+            (self.spec.zoned.is_some(), "zonemode=zbd"),
             (self.spec.flow.is_some(), "flow"),
             (self.cgroup.is_some(), "cgroup"),
             (self.create_only, "create_only"),

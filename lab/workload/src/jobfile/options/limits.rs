@@ -1,6 +1,6 @@
 //! What ends a job early, and what does not: errors, a full device, and rates that are too low.
 
-use super::{MS, OptionInfo, Support, job};
+use super::{MS, OptionInfo, Support, job, switch};
 use crate::jobfile::values::*;
 
 /// What ends a job early, and what does not: errors, a full device, and rates that are too low.
@@ -75,6 +75,14 @@ pub(super) const LIMITS: &[OptionInfo] = &[
         "time over which rate_min and rate_iops_min average rates; 1000 ms by default",
         |job, v| {
             job.spec.rate_minima.cycle_ns = in_range(v, 1, 3_600_000)? * MS;
+            Ok(())
+        },
+    ),
+    switch(
+        "error_dump",
+        "describe each failed I/O that does not end the job, up to 1000 a job; on by default",
+        |job, v| {
+            job.spec.errors.omits_details = !flag(v)?;
             Ok(())
         },
     ),

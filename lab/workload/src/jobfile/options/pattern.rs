@@ -108,6 +108,12 @@ pub(super) const PATTERN: &[OptionInfo] = &[
         "SIZE|%",
         "size of the region, divided among the files, or a percentage of each file",
         |job, v| {
+            job.spec.in_zones.size = zones(v)?;
+            match job.spec.in_zones.size {
+                Some(0) => return Err("nothing is used of the device then".to_string()),
+                Some(_) => return Ok(()),
+                None => {}
+            }
             let (size, percent) = bytes_or_percent(v, job.kb_base)?;
             if size == Some(0) || percent == Some(0) {
                 return Err("nothing is used of the device then".to_string());
@@ -117,16 +123,26 @@ pub(super) const PATTERN: &[OptionInfo] = &[
         },
     ),
     job("offset", &["start_offset", "fileoffset"], "SIZE|%", "start of the region", |job, v| {
+        job.spec.in_zones.offset = zones(v)?;
+        if job.spec.in_zones.offset.is_some() {
+            return Ok(());
+        }
         let (offset, percent) = bytes_or_percent(v, job.kb_base)?;
         (job.spec.offset_bytes, job.spec.offset_percent) = (offset.unwrap_or(0), percent.unwrap_or(0));
         Ok(())
     }),
     job("offset_increment", &[], "SIZE", "added to the offset for each further copy of numjobs", |job, v| {
-        job.spec.offset_increment = bytes(v, job.kb_base)?;
+        job.spec.in_zones.increment = zones(v)?;
+        if job.spec.in_zones.increment.is_none() {
+            job.spec.offset_increment = bytes(v, job.kb_base)?;
+        }
         Ok(())
     }),
     job("io_size", &["io_limit"], "SIZE", "bytes of I/O after which a job ends", |job, v| {
-        job.spec.io_bytes = Some(bytes(v, job.kb_base)?);
+        job.spec.in_zones.io_size = zones(v)?;
+        if job.spec.in_zones.io_size.is_none() {
+            job.spec.io_bytes = Some(bytes(v, job.kb_base)?);
+        }
         Ok(())
     }),
     job("number_ios", &[], "N", "I/Os after which a job ends", |job, v| {
@@ -151,28 +167,6 @@ pub(super) const PATTERN: &[OptionInfo] = &[
     }),
     job("startdelay", &[], "5s", "delay before a job starts", |job, v| {
         job.delay_ns = time(v, SECOND)?;
-        Ok(())
-    }),
-    // Zones.
-    job("zonemode", &[], "strided", "none, or strided: zonesize bytes of each zone", |job, v| {
-        job.zones.0 = match v {
-            "none" => Some(false),
-            "strided" => Some(true),
-            "zbd" => return Err("zoned devices are not supported".to_string()),
-            _ => return Err("it is none or strided".to_string()),
-        };
-        Ok(())
-    }),
-    job("zonerange", &[], "SIZE", "length of a zone; zonesize by default", |job, v| {
-        job.zones.1.range_bytes = bytes(v, job.kb_base)?;
-        Ok(())
-    }),
-    job("zonesize", &[], "SIZE", "bytes of I/O in a zone, then the next zone follows", |job, v| {
-        job.zones.1.size_bytes = bytes(v, job.kb_base)?;
-        Ok(())
-    }),
-    job("zoneskip", &[], "SIZE", "bytes between two zones", |job, v| {
-        job.zones.1.skip_bytes = bytes(v, job.kb_base)?;
         Ok(())
     }),
     // Random offsets.

@@ -101,20 +101,6 @@ pub(super) const RUN: &[OptionInfo] = &[
             .ok_or("it is between -20 and 19")?;
         Ok(())
     }),
-    job("prio", &["ioprio"], "0-7", "I/O priority within its class", |job, v| {
-        job.io_priority = Some((job.io_priority.map_or(2, |(class, _)| class), in_range(v, 0, 7)? as u8));
-        Ok(())
-    }),
-    job(
-        "prioclass",
-        &["ioprio_class"],
-        "1-3",
-        "I/O priority class: 1 real time, 2 best effort, 3 idle",
-        |job, v| {
-            job.io_priority = Some((in_range(v, 1, 3)? as u8, job.io_priority.map_or(4, |(_, level)| level)));
-            Ok(())
-        },
-    ),
     job(
         "cgroup",
         &[],
