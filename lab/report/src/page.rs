@@ -4,6 +4,7 @@
 //! mailed and opened from disk years later. It stays readable without the script. The template escapes all
 //! untrusted text; charts escape their own.
 
+mod alike;
 mod data;
 mod evidence;
 mod tables;
@@ -18,7 +19,7 @@ use serde::Serialize;
 
 use crate::advise::{Advice, AdviceGoal, Choice, advise, api_description};
 use crate::cells::{ExperimentCell, group_into_cells};
-use crate::chart::{format_integer, format_number};
+use crate::chart::format_integer;
 use crate::figure;
 use crate::medium::medium;
 use crate::study::{self, Agreement, ExperimentData};
@@ -87,11 +88,11 @@ pub fn render_html_on(
         repetitions: repetitions(&cells),
         drift: drift(run),
         medium: medium(run).description(),
-        targets: run.plan.targets.iter().map(describe_target).collect(),
+        targets: alike::targets(&run.plan.targets),
         advice: advice.iter().map(advice_card).collect(),
         tally: evidence::tally(&findings),
         findings,
-        distortions: &run.machine.distortions,
+        distortions: alike::sentences(&run.machine.distortions),
         dropped: &run.dropped,
         experiments: shown,
         absent: missing_cells(run, &cells),
@@ -127,7 +128,7 @@ struct ReportContext<'a> {
     advice: Vec<AdviceCard>,
     tally: Vec<evidence::Tally>,
     findings: Vec<evidence::FindingView>,
-    distortions: &'a [String],
+    distortions: Vec<String>,
     dropped: &'a [String],
     experiments: Vec<ExperimentView>,
     absent: Vec<MissingCells>,
@@ -160,18 +161,6 @@ fn title(run: &RunDirectory) -> String {
         [one] => format!("Storage stacks and schedulers on {} × {one}", run.plan.targets.len()),
         more => format!("Storage stacks and schedulers on {}", more.join(", ")),
     }
-}
-
-fn describe_target(target: &PlannedDevice) -> String {
-    let gib = target.size_bytes as f64 / f64::from(1 << 30);
-    let mut words = format!("{} {}", target.kind, target.path);
-    if target.size_bytes > 0 {
-        words.push_str(&format!(", {} GiB", format_number(gib)));
-    }
-    if !target.described.is_empty() {
-        words.push_str(&format!(", {}", target.described));
-    }
-    words
 }
 
 /// The start time of the first record, in UTC.
