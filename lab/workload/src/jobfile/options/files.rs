@@ -161,6 +161,9 @@ fn ioengine(job: &mut PerfJob, value: &str) -> Result<(), String> {
         "iou" | "iou-c" | "iou-s" => EngineKind::Uring,
         "sync" | "pread" => EngineKind::Psync,
         "vsync" | "pvsync" => EngineKind::Pvsync2,
+        name if let Some(why) = refused_engine(name) => {
+            return Err(format!("the engine is not supported: {why}"));
+        }
         name => EngineKind::from_name(name).ok_or_else(|| {
             let names = EngineKind::NAMES.map(|(_, name)| name).join(", ");
             format!("it is one of {names}, iou, iou-c, iou-s, cpuio, exec, bdev")
@@ -168,4 +171,24 @@ fn ioengine(job: &mut PerfJob, value: &str) -> Result<(), String> {
     };
     job.engine = Some(EngineName::Kernel(kind));
     Ok(())
+}
+
+/// Why an engine of fio is not supported.
+fn refused_engine(name: &str) -> Option<&'static str> {
+    const LIBRARY: &str = "it needs a library of another project";
+    const BESIDE: &str = "it passes commands to a driver beside the block layer; use libaio or io_uring";
+    const SOCKETS: &str = "it measures sockets, not storage";
+    Some(match name {
+        "mmap" => "an error of a mapping ends the process; psync without direct uses the same page cache",
+        "page_fault" | "dev-dax" => "it measures memory, and there is no I/O to count",
+        "posixaio" | "splice" => "use libaio, io_uring or psync",
+        "sg" | "mtd" | "e4defrag" => BESIDE,
+        "net" | "netsplice" | "rdma" => SOCKETS,
+        "libzbc" => "it needs a library of another project; psync, libaio and io_uring have zonemode=zbd",
+        "libiscsi" | "nbd" => "it needs a library of another project; connect a block device of the kernel",
+        "rbd" | "rados" | "gfapi" | "gfapi_async" | "libhdfs" | "libpmem" | "pmemblk" | "http" | "nfs"
+        | "cpp_null" | "external" | "ime_psync" | "ime_psyncv" | "ime_aio" | "xnvme" | "libblkio"
+        | "libcufs" | "dfs" => LIBRARY,
+        _ => return None,
+    })
 }

@@ -103,3 +103,20 @@ fn zoned_devices_have_fios_options() {
     }
     assert!(parse_file("[a]\nfilename=x\nrw=randtrim\nbs=512m\n").is_ok(), "trims have no buffers");
 }
+
+#[test]
+fn engines_of_fio_that_are_refused_say_why() {
+    for (engine, why) in [
+        ("mmap", "psync without direct uses the same page cache"),
+        ("rbd", "a library of another project"),
+        ("net", "sockets, not storage"),
+        ("libzbc", "have zonemode=zbd"),
+        ("sg", "beside the block layer"),
+    ] {
+        let error = parse_file(&format!("[a]\nfilename=x\nioengine={engine}\n")).unwrap_err().to_string();
+        assert!(error.contains(&format!("--ioengine={engine}: the engine is not supported: ")), "{error}");
+        assert!(error.contains(why), "{error}");
+    }
+    let error = parse_file("[a]\nfilename=x\nioengine=aoi\n").unwrap_err().to_string();
+    assert!(error.contains("it is one of null, psync"), "{error}");
+}
