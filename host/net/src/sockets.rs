@@ -17,8 +17,9 @@ use crate::{ConnectionId, ListenerId, Network, NetworkEvent, SocketStream, Strea
 mod listeners;
 mod owned;
 
-/// Maximum number of connections on one core.
-pub const CONNECTIONS_MAX: u32 = 2048;
+/// Maximum number of connections on one core: each has a watch, and the rest of the operations of its event loop
+/// ([`os::EventLoopConfig`]) is for everything else.
+pub const CONNECTIONS_MAX: u32 = 6144;
 /// If a core has at most this many connections, those that receive data continuously are busy-polled: they are
 /// read on every turn and have no watch, which saves two system calls per round trip.
 const BUSY_POLLED_MAX: usize = 4;

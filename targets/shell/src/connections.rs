@@ -9,7 +9,7 @@ use crate::protocol::{Protocol, ProtocolConnection, REQUEST_TAG_BITS, REQUEST_TA
 use crate::timers::NEVER_NS;
 
 /// First bit of the connection's index in a request's tag; bits of its generation are between this and the protocol's.
-pub(crate) const CONNECTION_SHIFT: u32 = 52;
+pub(crate) const CONNECTION_SHIFT: u32 = 50;
 /// Connections of a core.
 pub(crate) const CONNECTIONS_MAX: u32 = sockets::CONNECTIONS_MAX;
 const _: () = assert!(CONNECTIONS_MAX <= 1 << (64 - CONNECTION_SHIFT));
