@@ -69,6 +69,8 @@ impl<T> Slab<T> {
     }
 
     /// Inserts a value, or returns it as the error if the slab is full.
+    // Inlined, a large value is made in its entry.
+    #[inline(always)]
     pub fn insert(&mut self, value: T) -> Result<Slot, T> {
         if self.free_head != NONE {
             let index = self.free_head;
@@ -81,6 +83,12 @@ impl<T> Slab<T> {
             self.len += 1;
             return Ok(Slot { index, generation: *generation });
         }
+        self.append(value)
+    }
+
+    /// Inserts a value behind all entries, of which none is vacant.
+    #[cold]
+    fn append(&mut self, value: T) -> Result<Slot, T> {
         if self.len == self.capacity {
             return Err(value);
         }
@@ -122,6 +130,28 @@ impl<T> Slab<T> {
         }
     }
 
+    /// Removes the value as [`remove`](Self::remove) does, but drops it where it is: a large value is not moved. Returns
+    /// what `read` took from it.
+    #[inline]
+    pub fn drop_value<R>(&mut self, slot: Slot, read: impl FnOnce(&mut T) -> R) -> Option<R> {
+        self.get(slot)?;
+        self.drop_value_at(slot.index, read)
+    }
+
+    /// As [`drop_value`](Self::drop_value), for the value at `index`.
+    #[inline]
+    pub fn drop_value_at<R>(&mut self, index: u32, read: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let next = self.free_head;
+        let (generation, entry) = self.entries.get_mut(index as usize)?;
+        let SlabEntry::Occupied(value) = entry else { return None };
+        let taken = read(value);
+        *entry = SlabEntry::Vacant { next };
+        *generation = generation.wrapping_add(1);
+        self.free_head = index;
+        self.len -= 1;
+        Some(taken)
+    }
+
     /// Number of values.
     pub fn len(&self) -> usize {
         self.len as usize
@@ -140,6 +170,15 @@ impl<T> Slab<T> {
     /// Maximum number of values.
     pub fn capacity(&self) -> usize {
         self.capacity as usize
+    }
+
+    /// The value at `index`, if there is one.
+    #[inline]
+    pub fn value_at(&self, index: u32) -> Option<&T> {
+        match self.entries.get(index as usize)? {
+            (_, SlabEntry::Occupied(value)) => Some(value),
+            _ => None,
+        }
     }
 
     /// The live slot at `index`, if there is one.
@@ -187,6 +226,22 @@ mod tests {
         assert_eq!(slab.remove(old), None);
         assert_eq!(slab.get(Slot::from_bits(77)), None);
         assert_eq!(slab.get(Slot::from_bits(new.to_bits())), Some(&2));
+    }
+
+    #[test]
+    fn a_value_that_is_dropped_in_place_leaves_a_stale_slot() {
+        let mut slab = Slab::with_capacity(2);
+        let value = std::rc::Rc::new(5);
+        let (first, second) = (slab.insert(value.clone()).unwrap(), slab.insert(value.clone()).unwrap());
+        assert_eq!(slab.drop_value(first, |value| **value), Some(5));
+        assert_eq!((slab.len(), std::rc::Rc::strong_count(&value)), (1, 2));
+        assert_eq!(slab.drop_value(first, |_| unreachable!("the slot is stale")), None::<()>);
+        let third = slab.insert(value.clone()).unwrap();
+        assert_eq!((third.index(), slab.drop_value(first, |_| ())), (first.index(), None));
+        assert_eq!((slab.get(second).is_some(), slab.len()), (true, 2));
+        slab.drop_value(second, |_| ());
+        assert_eq!((slab.value_at(second.index()), slab.value_at(2)), (None, None));
+        assert_eq!(slab.value_at(third.index()), slab.get(third));
     }
 
     #[test]

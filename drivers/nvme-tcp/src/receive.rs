@@ -83,6 +83,8 @@ pub struct PduReceiver {
     prefix: [u8; PREFIX_MAX],
     prefix_length: usize,
     layout: PduLayout,
+    /// The common header that `layout` was made from: PDUs of one kind and size follow each other, and have the same.
+    common: Option<[u8; COMMON_SIZE]>,
     data_buffered: bool,
     received: usize,
     crc: Crc32c,
@@ -116,6 +118,7 @@ impl Default for PduReceiver {
             prefix: [0; PREFIX_MAX],
             prefix_length: 0,
             layout: NO_LAYOUT,
+            common: None,
             data_buffered: false,
             received: 0,
             crc: Crc32c::new(),
@@ -128,7 +131,10 @@ impl Default for PduReceiver {
 impl PduReceiver {
     /// Sets the negotiated framing for the following PDUs. Call it between PDUs, never in the middle of one.
     pub fn set_framing(&mut self, framing: Framing) {
-        self.framing = framing;
+        if self.framing != framing {
+            self.framing = framing;
+            self.common = None;
+        }
     }
 
     /// The buffer for the rest of the current PDU's data, or the first of several; empty if there is none or it is
@@ -291,19 +297,24 @@ impl PduReceiver {
     }
 
     /// The bytes before the data, from the common header. Stores the layout.
-    #[inline]
+    #[inline(always)]
     fn parse_layout(&mut self, common: &[u8; COMMON_SIZE]) -> Result<usize, FatalError> {
-        let layout = CommonHeader::decode(common).and_then(|header| header.layout(&self.framing));
-        match layout {
-            Ok(layout) => {
-                self.layout = layout;
-                Ok(layout.prefix_length())
-            }
+        if self.common.as_ref() != Some(common) {
+            self.parse_new_layout(common)?;
+        }
+        Ok(self.layout.prefix_length())
+    }
+
+    #[inline(never)]
+    fn parse_new_layout(&mut self, common: &[u8; COMMON_SIZE]) -> Result<(), FatalError> {
+        match CommonHeader::decode(common).and_then(|header| header.layout(&self.framing)) {
+            Ok(layout) => (self.common, self.layout) = (Some(*common), layout),
             Err(fatal) => {
                 self.save_prefix(common);
-                Err(fatal)
+                return Err(fatal);
             }
         }
+        Ok(())
     }
 
     fn save_prefix(&mut self, prefix: &[u8]) {

@@ -67,8 +67,11 @@ impl PduSender {
             self.headers.extend_from_slice(&crc32c(header).to_le_bytes());
         }
         // Padding: only PDUs with data have any.
-        self.headers.resize(before + layout.prefix_length(), 0);
-        self.queue_headers(self.headers.len() - before);
+        let length = layout.prefix_length();
+        if self.headers.len() < before + length {
+            self.headers.resize(before + length, 0);
+        }
+        self.queue_headers(length);
     }
 
     /// Queues a copy of bytes, such as a data digest.
@@ -169,28 +172,31 @@ impl PduSender {
     }
 
     fn advance(&mut self, mut count: usize, segments: &mut impl SegmentSource) {
-        while count > 0 {
-            let Some(front) = self.queue.front() else {
-                unreachable!("the stream sent {count} bytes more than it was passed")
+        while let Some(front) = self.queue.front() {
+            let (length, is_header, released) = match *front {
+                Segment::Headers { length } => (length as usize, true, None),
+                Segment::Data { slot, length, release, .. } => {
+                    (length as usize, false, release.then_some(slot))
+                }
             };
-            let (length, is_header) = match *front {
-                Segment::Headers { length } => (length as usize, true),
-                Segment::Data { length, .. } => (length as usize, false),
-            };
-            let step = count.min(length - self.front_sent);
-            count -= step;
-            self.front_sent += step;
+            let left = length - self.front_sent;
+            let step = count.min(left);
             if is_header {
                 self.headers_sent += step;
             }
-            if self.front_sent < length {
+            if step < left {
+                self.front_sent += step;
+                count = 0;
                 break;
             }
+            count -= left;
             self.front_sent = 0;
-            if let Some(Segment::Data { slot, release: true, .. }) = self.queue.pop_front() {
+            self.queue.pop_front();
+            if let Some(slot) = released {
                 segments.sent(slot);
             }
         }
+        assert!(count == 0, "the stream sent {count} bytes more than it was passed");
         if self.headers_sent >= COMPACT_BYTES {
             self.headers.drain(..self.headers_sent);
             self.headers_sent = 0;

@@ -306,6 +306,23 @@ fn data_in_several_buffers_is_received_in_one_read() {
 }
 
 #[test]
+fn headers_that_repeat_are_checked_against_new_framing() {
+    let mut header = [0; SHORT_SIZE];
+    let pdu = C2hData { cccid: 1, offset: 0, length: 4, last: true, success: true };
+    _ = pdu.encode(&Framing::PLAIN, &mut header);
+    let stream = [&header[..], b"data"].concat();
+    let (mut receiver, mut consumer) = (PduReceiver::default(), RecordingConsumer::default());
+    for _ in 0..2 {
+        assert_eq!(receiver.consume(&stream, &mut consumer), Ok(ReceiveProgress::Ready));
+    }
+    assert_eq!(consumer.done, vec![(1, b"data".to_vec(), true); 2]);
+    // The same bytes have no header digest, which is required now.
+    receiver.set_framing(Framing { header_digest: true, ..Framing::PLAIN });
+    assert!(receiver.consume(&stream, &mut consumer).is_err());
+    assert_eq!(consumer.done.len(), 2);
+}
+
+#[test]
 fn header_and_data_digest_errors_are_distinguished() {
     let framing = Framing { header_digest: true, data_digest: true, data_alignment_bytes: 4 };
     let mut stream = Vec::new();

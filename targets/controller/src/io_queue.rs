@@ -462,15 +462,14 @@ impl<L: Default> IoQueue<L> {
     /// The data of a command that is being sent, by the index of its slot.
     #[inline]
     pub fn sending(&self, index: u32) -> &CommandData {
-        let command = self.commands.slot_at(index).and_then(|slot| self.commands.get(slot));
-        &command.expect("a command stays until its data is sent").data
+        &self.commands.value_at(index).expect("a command stays until its data is sent").data
     }
 
     /// The data of a command was sent: frees it.
     #[inline]
     pub fn sent(&mut self, index: u32) {
-        if let Some(slot) = self.commands.slot_at(index) {
-            self.remove(slot);
+        if let Some((bytes, _)) = self.commands.drop_value_at(index, Command::take_charge) {
+            self.uncount_buffers(bytes);
         }
     }
 
@@ -485,12 +484,9 @@ impl<L: Default> IoQueue<L> {
     /// Removes a command with its buffer, and returns its token if it is not answered.
     #[inline]
     fn remove(&mut self, slot: Slot) -> Option<CommandToken> {
-        let command = self.commands.remove(slot)?;
-        self.buffer_bytes -= command.buffer_bytes as usize;
-        if let Some(host) = &self.host_buffers {
-            host.remove(command.buffer_bytes as usize);
-        }
-        command.token
+        let (bytes, token) = self.commands.drop_value(slot, Command::take_charge)?;
+        self.uncount_buffers(bytes);
+        token
     }
 
     #[inline]
@@ -523,12 +519,20 @@ impl<L: Default> IoQueue<L> {
             && self.host_buffers.as_ref().is_none_or(|host| host.fits(bytes))
     }
 
-    /// A command takes buffers of this many bytes, which [`remove`](Self::remove) gives back.
+    /// A command takes buffers of this many bytes, which its end gives back.
     #[inline]
     fn count_buffers(&mut self, bytes: usize) {
         self.buffer_bytes += bytes;
         if let Some(host) = &self.host_buffers {
             host.add(bytes);
+        }
+    }
+
+    #[inline]
+    fn uncount_buffers(&mut self, bytes: usize) {
+        self.buffer_bytes -= bytes;
+        if let Some(host) = &self.host_buffers {
+            host.remove(bytes);
         }
     }
 

@@ -73,6 +73,12 @@ impl<L> Command<L> {
     pub(super) fn new(token: CommandToken, state: CommandState, location: L, length: u32) -> Command<L> {
         Command { token: Some(token), state, location, data: CommandData::None, length, buffer_bytes: 0 }
     }
+
+    /// Of a command that ends: the bytes of buffers that it is charged for, and its token if it is not answered.
+    #[inline]
+    pub(super) fn take_charge(&mut self) -> (usize, Option<CommandToken>) {
+        (self.buffer_bytes as usize, self.token.take())
+    }
 }
 
 /// What a command waits for, or what happens next.
