@@ -1,4 +1,5 @@
-//! The memory of requests in flight: made here, kept by the front-end.
+//! The memory of requests in flight: made here, kept by the front-end. It also has the cache's mode, at its end, because
+//! a driver that has switched the cache to write-through flushes no more, and does not notice that a target is new.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -19,6 +20,12 @@ pub(crate) struct InflightRegion {
     description: InflightDescription,
 }
 
+/// Bytes of the device's state behind the areas of virtqueues.
+const STATE_BYTES: u64 = ALIGNMENT;
+/// The state of a device whose driver has switched the cache to write-through. Front-ends drop or clear the memory when
+/// the guest is reset; that of other back-ends has something else there, or nothing.
+const WRITE_THROUGH: u64 = u64::from_le_bytes(*b"WRITETHR");
+
 /// Bytes of a virtqueue's area.
 fn area_bytes(size: u16, features: Features) -> u64 {
     if features.contains(Features::RING_PACKED) { packed::bytes(size) } else { split::bytes(size) }
@@ -37,7 +44,8 @@ impl InflightRegion {
         features: Features,
     ) -> Result<(InflightDescription, OwnedFd), RequestError> {
         check(description)?;
-        let mmap_size = area_bytes(description.queue_size, features) * u64::from(description.queues);
+        let mmap_size =
+            area_bytes(description.queue_size, features) * u64::from(description.queues) + STATE_BYTES;
         let made = rustix::fs::memfd_create("ringbolt-vhost-inflight", MemfdFlags::CLOEXEC);
         let file = made.and_then(|file| rustix::fs::ftruncate(&file, mmap_size).map(|()| file));
         let file = file.map_err(|_| RequestError::NoMemory)?;
@@ -71,6 +79,26 @@ impl InflightRegion {
         }
         let place = GuestPlace { region: self.place.region.clone(), offset: self.place.offset + start };
         Some(RingArea::at(place))
+    }
+
+    /// Whether the driver has switched the device's cache to write-through.
+    pub(crate) fn is_write_through(&self, features: Features) -> bool {
+        self.state(features).is_some_and(|at| self.place.region.load_u64(at) == WRITE_THROUGH)
+    }
+
+    /// Keeps the mode of the device's cache, if the memory has room.
+    pub(crate) fn set_write_through(&self, is_write_through: bool, features: Features) {
+        if let Some(at) = self.state(features) {
+            self.place.region.store_u64(at, if is_write_through { WRITE_THROUGH } else { 0 });
+        }
+    }
+
+    /// Where the state of the device is in the region.
+    fn state(&self, features: Features) -> Option<u64> {
+        let InflightDescription { mmap_size, queues, queue_size, .. } = self.description;
+        let areas = area_bytes(queue_size, features) * u64::from(queues);
+        let at = mmap_size.checked_sub(STATE_BYTES)?;
+        (at >= areas && at.is_multiple_of(8)).then_some(self.place.offset + at)
     }
 
     /// Whether its file was truncated.

@@ -213,8 +213,8 @@ impl VhostDevice {
                 self.publish_at_once();
                 self.queues.clear();
                 self.reset_requests();
+                self.set_writeback(true);
                 self.features = Features::empty();
-                self.writeback = true;
                 Some(Outcome::Done)
             }
         }
@@ -344,12 +344,26 @@ impl VhostDevice {
         Ok(Outcome::Reply(ReplyPayload { bytes, descriptor: Some(file) }))
     }
 
-    /// Sets memory of requests in flight, for virtqueues that start afterwards.
+    /// Sets memory of requests in flight, for virtqueues that start afterwards, and the cache's mode that is in it.
     fn set_inflight(&mut self, mut request: Request<'_>) -> Result<(), RequestError> {
         let description = InflightDescription::decode(request.payload).map_err(|_| RequestError::Payload)?;
         let file = request.one_descriptor()?;
-        self.inflight = Some(InflightRegion::open(&description, &file)?);
+        let inflight = InflightRegion::open(&description, &file)?;
+        if inflight.is_write_through(self.features) {
+            self.writeback = false;
+        } else {
+            inflight.set_write_through(!self.writeback, self.features);
+        }
+        self.inflight = Some(inflight);
         Ok(())
+    }
+
+    /// Sets the mode of the device's cache, which the next process finds again.
+    fn set_writeback(&mut self, writeback: bool) {
+        self.writeback = writeback;
+        if let Some(inflight) = &self.inflight {
+            inflight.set_write_through(!writeback, self.features);
+        }
     }
 
     /// Reads the configuration space. A range that is not there is answered without bytes.
@@ -382,7 +396,7 @@ impl VhostDevice {
         }
         match (header.offset as usize, bytes) {
             (BlkConfig::WRITEBACK, [writeback @ (0 | 1)]) if header.size == 1 => {
-                self.writeback = *writeback == 1;
+                self.set_writeback(*writeback == 1);
                 Ok(())
             }
             _ => Err(RequestError::Payload),

@@ -13,7 +13,7 @@ use wire_vhost_user::{
     BackendRequest, ConfigHeader, FrontendRequest, Header, LogBase, SingleRegion, U64Payload,
 };
 use wire_virtio::Features;
-use wire_virtio::blk::{RequestHeader, RequestKind};
+use wire_virtio::blk::{BlkConfig, RequestHeader, RequestKind};
 use wire_virtio::split::used;
 
 use crate::frontend::{Driver, Frontend, GUEST, MEMORY_BYTES, TIMEOUT, TestTarget, USER, memfd, wait_until};
@@ -141,6 +141,48 @@ fn damaged_memory_of_requests_in_flight_is_harmless() {
             (0, 513),
             "the target still works"
         );
+    }
+}
+
+/// The configuration space's byte for the mode of the cache.
+fn writeback(frontend: &Frontend) -> u8 {
+    let header = ConfigHeader { offset: BlkConfig::WRITEBACK as u32, size: 1, flags: 0 };
+    frontend.send(FrontendRequest::GetConfig, &[&header.to_bytes()[..], &[0]].concat(), &[]);
+    frontend.reply(FrontendRequest::GetConfig).unwrap()[ConfigHeader::SIZE]
+}
+
+/// A driver that has switched to write-through does not flush, and does not know that the target is another one.
+#[test]
+fn a_write_through_cache_survives_the_connection() {
+    for ring in [Features::empty(), Features::RING_PACKED] {
+        let target = TestTarget::start(&format!("cache-{}", ring.bits()), |config| VhostBlkConfig {
+            packed_ring: true,
+            ..config
+        });
+        let features = Features::VERSION_1 | Features::BLK_FLUSH | Features::BLK_CONFIG_WCE | ring;
+        let frontend = Frontend::negotiated(&target.socket(), features);
+        let memory = inflight_memory(&frontend, 2, 32);
+        set_inflight(&frontend, &memory);
+        assert_eq!(writeback(&frontend), 1);
+        let header = ConfigHeader { offset: BlkConfig::WRITEBACK as u32, size: 1, flags: 0 };
+        let write_through = [&header.to_bytes()[..], &[0]].concat();
+        frontend.set(FrontendRequest::SetConfig, &write_through, &[]);
+        for round in 0..2 {
+            frontend.reconnect(&target.socket());
+            assert_eq!(writeback(&frontend), 1, "round {round}: a new connection");
+            set_inflight(&frontend, &memory);
+            assert_eq!(writeback(&frontend), 0, "round {round}: the same device");
+        }
+        // The mode goes into memory that is set later, and a reset ends it.
+        let other = inflight_memory(&frontend, 2, 32);
+        set_inflight(&frontend, &other);
+        frontend.reconnect(&target.socket());
+        set_inflight(&frontend, &other);
+        assert_eq!(writeback(&frontend), 0);
+        frontend.set(FrontendRequest::ResetDevice, &[], &[]);
+        frontend.reconnect(&target.socket());
+        set_inflight(&frontend, &other);
+        assert_eq!(writeback(&frontend), 1);
     }
 }
 
