@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags};
 
 use crate::Buffer;
 use crate::sigbus::SigbusGuard;
@@ -348,6 +348,15 @@ impl SharedRegion {
         let start = offset - offset % page;
         let length = (end - start).checked_next_multiple_of(page).ok_or(RegionError::Size(bytes))?;
         Ok((SharedRegion::map_untrusted(file, start, length, true)?, offset - start))
+    }
+
+    /// Writes the changed pages to the file and waits for that, as `msync(MS_SYNC)` does.
+    ///
+    /// # Errors
+    /// The kernel's, if it could not write them.
+    pub fn sync(&self) -> std::io::Result<()> {
+        // SAFETY: the pages of this mapping, which this value keeps mapped; the kernel only reads them.
+        Ok(unsafe { rustix::mm::msync(self.start.as_ptr().cast(), self.bytes, MsyncFlags::SYNC) }?)
     }
 
     /// Whether its file was truncated and zeroed memory has replaced the region.

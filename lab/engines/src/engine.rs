@@ -41,6 +41,8 @@ pub enum EngineKind {
     Psync,
     /// `pvsync2`: preadv2 and pwritev2, one at a time.
     Pvsync2,
+    /// `mmap`: copies to and from a mapping of the file, one at a time; a flush is msync.
+    Mapped,
     /// `libaio`: io_submit and io_getevents.
     Libaio,
     /// `io_uring`.
@@ -57,10 +59,11 @@ pub enum EngineKind {
 
 impl EngineKind {
     /// Every engine with its name.
-    pub const NAMES: [(EngineKind, &'static str); 14] = [
+    pub const NAMES: [(EngineKind, &'static str); 15] = [
         (EngineKind::Null, "null"),
         (EngineKind::Psync, "psync"),
         (EngineKind::Pvsync2, "pvsync2"),
+        (EngineKind::Mapped, "mmap"),
         (EngineKind::Libaio, "libaio"),
         (EngineKind::Uring, "io_uring"),
         (EngineKind::Passthrough, "io_uring_cmd"),
@@ -90,6 +93,7 @@ impl EngineKind {
             self,
             EngineKind::Psync
                 | EngineKind::Pvsync2
+                | EngineKind::Mapped
                 | EngineKind::Allocate
                 | EngineKind::Truncate
                 | EngineKind::File(_)
@@ -186,7 +190,7 @@ pub enum EngineOpenError {
 pub enum AnyEngine {
     /// `null`.
     Null(NullEngine),
-    /// `psync` and `pvsync2`.
+    /// `psync`, `pvsync2`, `mmap`, `falloc` and `ftruncate`.
     Sync(SyncEngine),
     /// `libaio`.
     Aio(AioEngine),
@@ -229,6 +233,7 @@ pub fn open(
         EngineKind::Psync | EngineKind::Pvsync2 | EngineKind::Allocate | EngineKind::Truncate => {
             AnyEngine::Sync(SyncEngine::new(config, files))
         }
+        EngineKind::Mapped => AnyEngine::Sync(SyncEngine::mapped(config, files)?),
         EngineKind::Libaio => AnyEngine::Aio(AioEngine::open(config, files)?),
         EngineKind::Uring => AnyEngine::Uring(UringEngine::open(config, files, requests)?),
         EngineKind::Passthrough => AnyEngine::Passthrough(PassthroughEngine::open(config, files, requests)?),

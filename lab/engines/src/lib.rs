@@ -1,7 +1,7 @@
 //! I/O engines: the Linux kernel's I/O interfaces behind one trait, for the lab to compare.
 //!
 //! An [`IoEngine`] is a [`block_io::Channel`] that can also wait, like an ioengine of fio. [`open`] opens an
-//! [`EngineKind`] over [`EngineFile`]s: `psync`, `pvsync2`, `libaio` (the system calls, not the library),
+//! [`EngineKind`] over [`EngineFile`]s: `psync`, `pvsync2`, `mmap`, `libaio` (the system calls, not the library),
 //! `io_uring` in its modes, NVMe passthrough with `io_uring_cmd`, and `null`, which performs no I/O and so
 //! measures the cost of the caller; [`FileOperation`]s create, query and delete files. An engine belongs to one thread and needs no reactor.
 //!
@@ -26,6 +26,7 @@ mod aio;
 mod engine;
 mod file;
 mod file_operations;
+mod mapped;
 mod null;
 mod sync;
 mod synchronous;

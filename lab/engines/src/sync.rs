@@ -1,4 +1,4 @@
-//! `psync`, `pvsync2`, `falloc` and `ftruncate`: one blocking system call per I/O.
+//! `psync`, `pvsync2`, `falloc` and `ftruncate`: one blocking system call per I/O; and `mmap`, which has none.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -8,7 +8,8 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite, pwritev2};
 
 use crate::engine::status_of;
-use crate::{EngineConfig, EngineFile, EngineKind, IoEngine};
+use crate::mapped::MappedFiles;
+use crate::{EngineConfig, EngineFile, EngineKind, EngineOpenError, IoEngine};
 
 /// The system call of reads and writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -22,6 +23,8 @@ enum SyncCall {
 /// One I/O at a time: `submit` blocks until it is complete.
 pub struct SyncEngine {
     files: Vec<EngineFile>,
+    /// With `mmap`.
+    mapped: Option<MappedFiles>,
     /// The completion that is not yet polled; at most one.
     done: Vec<Completion<Data>>,
     call: SyncCall,
@@ -34,6 +37,7 @@ impl SyncEngine {
         let hipri = config.polling.iopoll && config.kind == EngineKind::Pvsync2;
         SyncEngine {
             files,
+            mapped: None,
             done: Vec::with_capacity(1),
             call: match config.kind {
                 EngineKind::Pvsync2 => SyncCall::Vectored,
@@ -46,12 +50,23 @@ impl SyncEngine {
         }
     }
 
+    pub(crate) fn mapped(
+        config: &EngineConfig,
+        files: Vec<EngineFile>,
+    ) -> Result<SyncEngine, EngineOpenError> {
+        let mapped = Some(MappedFiles::map(&files)?);
+        Ok(SyncEngine { mapped, ..SyncEngine::new(config, files) })
+    }
+
     /// Performs a request; returns the number of bytes or a negative errno, and the requested bytes.
     #[inline]
     fn perform(&self, request: &mut Request<Data>) -> (i64, u64) {
         let file = &self.files[request.flow as usize];
         let offset = request.lba * u64::from(file.block_bytes());
         let bytes = u64::from(request.blocks) * u64::from(file.block_bytes());
+        if let Some(mapped) = &self.mapped {
+            return (mapped.perform(file, request), bytes);
+        }
         let result = match (request.op, request.data_mut().and_then(Data::single_mut)) {
             (op @ (Op::Read | Op::Write), Some(buffer)) => {
                 assert!(bytes as usize <= buffer.len(), "{bytes} bytes in a buffer of {}", buffer.len());

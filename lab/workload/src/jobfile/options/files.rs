@@ -47,7 +47,7 @@ pub(super) const FILES: &[OptionInfo] = &[
         "ioengine",
         &[],
         "io_uring",
-        "psync, pvsync2, libaio, io_uring, io_uring_cmd, null, falloc, ftruncate, filecreate, filestat, filedelete, dircreate, dirstat, dirdelete, cpuio, exec, or bdev (Ringbolt's own; also spdk and spdk_bdev); iou, iou-c and iou-s are io_uring's modes",
+        "psync, pvsync2, mmap, libaio, io_uring, io_uring_cmd, null, falloc, ftruncate, filecreate, filestat, filedelete, dircreate, dirstat, dirdelete, cpuio, exec, or bdev (Ringbolt's own; also spdk and spdk_bdev); iou, iou-c and iou-s are io_uring's modes",
         ioengine,
     ),
     switch("direct", "bypass the page cache (O_DIRECT)", |job, v| {
@@ -179,7 +179,6 @@ fn refused_engine(name: &str) -> Option<&'static str> {
     const BESIDE: &str = "it passes commands to a driver beside the block layer; use libaio or io_uring";
     const SOCKETS: &str = "it measures sockets, not storage";
     Some(match name {
-        "mmap" => "an error of a mapping ends the process; psync without direct uses the same page cache",
         "page_fault" | "dev-dax" => "it measures memory, and there is no I/O to count",
         "posixaio" | "splice" => "use libaio, io_uring or psync",
         "sg" | "mtd" | "e4defrag" => BESIDE,

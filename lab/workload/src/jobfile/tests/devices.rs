@@ -107,7 +107,6 @@ fn zoned_devices_have_fios_options() {
 #[test]
 fn engines_of_fio_that_are_refused_say_why() {
     for (engine, why) in [
-        ("mmap", "psync without direct uses the same page cache"),
         ("rbd", "a library of another project"),
         ("net", "sockets, not storage"),
         ("libzbc", "have zonemode=zbd"),
