@@ -5,6 +5,7 @@ mod clients;
 mod cluster;
 mod disk;
 mod log_medium;
+mod placed;
 mod register;
 
 use random::WyRand;
@@ -30,6 +31,7 @@ struct Run {
     chaos_end_ns: u64,
     /// The node whose disk damages blocks: what two disks lost is lost.
     damaged_node: usize,
+    is_in_place: bool,
 }
 
 pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunReport, RunFailure> {
@@ -41,8 +43,10 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
         retained_entries: random.below(40),
         entries_max: 64 + random.index(100),
         block_bytes: clients::VALUE_BYTES,
+        in_place: random.happens(700),
         ..ReplicaSettings::default()
     };
+    let is_in_place = settings.in_place;
     let mut cluster = ReplicaCluster::new(nodes, settings, fault, random.split());
     cluster.link_faults_per_mille = if random.happens(700) { random.below(30) as u32 } else { 0 };
     for node in 0..nodes {
@@ -53,7 +57,8 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
     let chaos_end_ns = 1000 * MS + random.below(5000 * MS);
     cluster.schedule(random.below(500 * MS), Happening::Chaos);
     let damaged_node = random.index(nodes);
-    let mut run = Run { cluster, clients, faults: 0, chaos_interval_ns, chaos_end_ns, damaged_node };
+    let mut run =
+        Run { cluster, clients, faults: 0, chaos_interval_ns, chaos_end_ns, damaged_node, is_in_place };
     let outcome = run.carry_out();
     let at_ns = run.cluster.now_ns;
     outcome.map_err(|why| RunFailure { seed, at_ns, why })?;
@@ -212,6 +217,10 @@ impl Run {
 
     /// Damages a block of the disk that may have such.
     fn damage(&mut self) {
+        // Of two replicas the other may have overwritten it in place for an entry that is lost: then both lost it.
+        if self.is_in_place && self.cluster.nodes.len() == 2 {
+            return;
+        }
         let blocks = self.clients.blocks();
         let block = blocks[self.cluster.random.index(blocks.len())];
         self.cluster.nodes[self.damaged_node].disk.damage(block);
@@ -239,8 +248,9 @@ impl Run {
         let statuses = self.cluster.nodes.iter().map(|node| node.replica.as_ref().map(|it| it.status()));
         let epoch = self.cluster.map.epoch;
         let ends = statuses.map(|status| {
-            let status =
-                status.filter(|it| it.complete && it.epoch == epoch && it.log_end == it.commit_point);
+            let status = status.filter(|it| {
+                it.complete && it.epoch == epoch && it.log_end == it.commit_point && it.unsettled == 0
+            });
             status.map(|it| it.commit_point)
         });
         let ends: Vec<Option<u64>> = ends.collect();

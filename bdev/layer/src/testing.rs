@@ -33,6 +33,8 @@ pub struct CrashDisk {
     seed: u64,
     /// A faulty disk, to show that a test detects it.
     ignores_fua: bool,
+    /// Bytes that are written whole or not at all.
+    atomic_bytes: usize,
 }
 
 #[derive(Default)]
@@ -74,7 +76,18 @@ impl CrashDisk {
         block_size: u32,
         seed: u64,
     ) -> Result<CrashDisk, BdevError> {
-        CrashDisk::create_as(registry, name, num_blocks, block_size, seed, false)
+        CrashDisk::create_as(registry, name, num_blocks, block_size, seed, false, SECTOR_BYTES)
+    }
+
+    /// Creates a disk that writes each block whole or not at all.
+    pub fn create_atomic(
+        registry: &Registry,
+        name: &str,
+        num_blocks: u64,
+        block_size: u32,
+        seed: u64,
+    ) -> Result<CrashDisk, BdevError> {
+        CrashDisk::create_as(registry, name, num_blocks, block_size, seed, false, block_size as usize)
     }
 
     /// Creates a faulty disk that completes FUA writes from its volatile cache.
@@ -85,7 +98,7 @@ impl CrashDisk {
         block_size: u32,
         seed: u64,
     ) -> Result<CrashDisk, BdevError> {
-        CrashDisk::create_as(registry, name, num_blocks, block_size, seed, true)
+        CrashDisk::create_as(registry, name, num_blocks, block_size, seed, true, SECTOR_BYTES)
     }
 
     fn create_as(
@@ -95,6 +108,7 @@ impl CrashDisk {
         block_size: u32,
         seed: u64,
         ignores_fua: bool,
+        atomic_bytes: usize,
     ) -> Result<CrashDisk, BdevError> {
         let mut geometry =
             crate::modules::geometry(num_blocks, block_size, &crate::MetadataConfig::default())?;
@@ -105,7 +119,8 @@ impl CrashDisk {
             log: Vec::new(),
             power_failures: 0,
         };
-        let disk = CrashDisk { state: Arc::new(Mutex::new(state)), geometry, seed, ignores_fua };
+        let disk =
+            CrashDisk { state: Arc::new(Mutex::new(state)), geometry, seed, ignores_fua, atomic_bytes };
         registry.register(name, None, &[], Arc::new(disk.clone()))?;
         Ok(disk)
     }
@@ -165,14 +180,15 @@ impl CrashDisk {
                     && is_completed(entry, submitted_at)
             })
         };
+        let unit = self.atomic_bytes;
         // The versions that each sector may hold, oldest first.
         let mut sectors: BTreeMap<usize, Vec<&[u8]>> = BTreeMap::new();
         for (index, entry) in log.iter().enumerate() {
             let LogOp::Write { offset, data, durable } = &entry.op else { continue };
             let durable = (*durable && is_completed(entry, at)) || flushed(index, entry);
-            for (position, sector) in data.chunks(SECTOR_BYTES).enumerate() {
-                let number = offset / SECTOR_BYTES + position;
-                let first = &state.medium[number * SECTOR_BYTES..][..SECTOR_BYTES];
+            for (position, sector) in data.chunks(unit).enumerate() {
+                let number = offset / unit + position;
+                let first = &state.medium[number * unit..][..unit];
                 let versions = sectors.entry(number).or_insert_with(|| vec![first]);
                 if durable {
                     versions.clear();
@@ -183,7 +199,7 @@ impl CrashDisk {
         let mut image = state.medium.clone();
         for (sector, versions) in sectors {
             let version = versions[choose(versions.len())];
-            image[sector * SECTOR_BYTES..][..SECTOR_BYTES].copy_from_slice(version);
+            image[sector * unit..][..unit].copy_from_slice(version);
         }
         image
     }

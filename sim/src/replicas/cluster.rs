@@ -11,7 +11,7 @@ use replica::{
 };
 use wire_replica::{EncodedFrame, Frame, FrameHeader};
 
-use super::disk::ReplicaDisk;
+use super::disk::{ReplicaDisk, WaitingRead};
 use super::{MS, US};
 
 /// The logical group.
@@ -143,7 +143,7 @@ impl ReplicaCluster {
         let held_per_mille = if random.happens(300) { 300 } else { 0 };
         let nodes = (0..nodes).map(|_| ReplicaNode {
             replica: None,
-            disk: ReplicaDisk::new(fault),
+            disk: ReplicaDisk::new(settings.in_place, fault),
             incarnation: 0,
             replaced: 0,
             clock_ns: random.below(1000 * MS),
@@ -326,7 +326,8 @@ impl ReplicaCluster {
             Happening::Timer { .. } => ReplicaEvent::Timer,
             Happening::Disk { .. } => {
                 self.nodes[node].disk_busy = false;
-                let event = self.nodes[node].disk.complete_write();
+                let event = self.nodes[node].disk.complete_write(&mut self.random);
+                self.complete_reads(node);
                 self.start_disk(node);
                 event?
             }
@@ -365,6 +366,7 @@ impl ReplicaCluster {
         let deadline = replica.deadline();
         for action in actions.drain(..) {
             self.act(node, action);
+            self.complete_reads(node);
         }
         self.actions = actions;
         self.start_disk(node);
@@ -403,19 +405,21 @@ impl ReplicaCluster {
                 }
             }
             ReplicaAction::Append { append, entry } => disk.append(append, entry),
-            ReplicaAction::Truncate { from } => disk.truncate(from),
+            ReplicaAction::Truncate { truncation, from } => disk.truncate(truncation, from),
             ReplicaAction::Apply { entry } => disk.apply(&entry),
+            ReplicaAction::Stable { through } => disk.stable(through),
             ReplicaAction::Checkpoint { checkpoint, record } => disk.checkpoint(checkpoint, record),
             ReplicaAction::Free { through } => disk.free(through),
             ReplicaAction::Reset { session, record } => disk.reset(session, record),
             ReplicaAction::Read { read, object, offset, through, .. } => {
-                let value = disk.read(object, offset, through);
-                let data = disk.is_readable(object, offset).then(|| value.to_le_bytes().into());
-                self.complete(node, incarnation, ReplicaEvent::ReadDone { read, data });
+                disk.waiting_reads.push(WaitingRead::Block { read, key: (object, offset), through });
             }
             ReplicaAction::ReadObject { read, after } => {
-                let object = disk.object_after(after);
-                self.complete(node, incarnation, ReplicaEvent::ObjectRead { read, object });
+                disk.waiting_reads.push(WaitingRead::Object { read, after });
+            }
+            ReplicaAction::Settle { number, object, offset, data } => {
+                disk.settle(object, offset, &data);
+                self.complete(node, incarnation, ReplicaEvent::Settled { number });
             }
             ReplicaAction::WriteObject { session, object, content } => {
                 disk.write_object(object, &content);
@@ -428,6 +432,14 @@ impl ReplicaCluster {
     fn complete(&mut self, node: NodeIndex, incarnation: u32, event: ReplicaEvent) {
         let delay_ns = (10 * US + self.random.below(100 * US)) * self.nodes[node].disk_slowness;
         self.schedule(delay_ns, Happening::Storage { node, incarnation, event });
+    }
+
+    /// Completes the reads that wait for nothing.
+    fn complete_reads(&mut self, node: NodeIndex) {
+        let incarnation = self.nodes[node].incarnation;
+        for event in self.nodes[node].disk.take_reads() {
+            self.complete(node, incarnation, event);
+        }
     }
 
     /// Starts the next write of a node's disk.

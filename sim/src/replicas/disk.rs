@@ -10,60 +10,119 @@ use replica::{
 use wire_store::{EntryHeader, ObjectId, crc32c};
 
 use super::log_medium::LogMedium;
+use super::placed::PlacedBlocks;
 
 /// Contents of blocks, by object and offset. A block that was never written is not there.
-pub(crate) type Blocks = BTreeMap<(ObjectId, u32), u64>;
+pub(crate) type Blocks = BTreeMap<BlockKey, u64>;
+pub(super) type BlockKey = (ObjectId, u32);
 
 /// What is written, in this order; a crash leaves the first few of those that are not complete.
 enum LogWrite {
-    Append { append: u64, entry: Arc<ReplicatedEntry> },
-    Truncate { from: u64 },
-    Free { through: EntryId },
-    Checkpoint { checkpoint: u64, record: Box<ReplicaCheckpoint>, blocks: Blocks },
-    Reset { session: u64, record: Box<ReplicaCheckpoint> },
+    Append {
+        append: u64,
+        entry: Arc<ReplicatedEntry>,
+        in_place: bool,
+    },
+    Truncate {
+        truncation: u64,
+        from: u64,
+        unsettled: Vec<Arc<ReplicatedEntry>>,
+    },
+    Free {
+        through: EntryId,
+    },
+    Checkpoint {
+        checkpoint: u64,
+        record: Box<ReplicaCheckpoint>,
+        blocks: Blocks,
+        unsettled: Vec<Arc<ReplicatedEntry>>,
+    },
+    Reset {
+        session: u64,
+        record: Box<ReplicaCheckpoint>,
+    },
 }
 
 /// A log with its objects.
 pub(crate) struct ReplicaDisk {
     durable: DurableState,
     writes: VecDeque<LogWrite>,
-    /// Blocks as of what was applied. Those written since the newest checkpoint may be durable or not.
+    /// Appends whose header is durable, while their data is written in place, in any order.
+    placing: Vec<(u64, Arc<ReplicatedEntry>)>,
+    /// Appends that are not complete, in their order.
+    appends: VecDeque<PendingAppend>,
+    /// Blocks as of what was applied or written in place. Those written since the newest checkpoint may be durable or not.
     blocks: Blocks,
+    placed: PlacedBlocks,
+    /// Entries up to here were applied since the start.
+    applied: u64,
     /// Blocks that cannot be read until they are written again.
-    damaged: BTreeSet<(ObjectId, u32)>,
+    damaged: BTreeSet<BlockKey>,
+    /// Reads that wait until an entry is committed.
+    pub(super) waiting_reads: Vec<WaitingRead>,
     fault: Option<PlantedReplicaFault>,
+}
+
+/// What waits until no uncommitted entry has changed a block in place.
+#[derive(Clone, Copy)]
+pub(super) enum WaitingRead {
+    Block { read: u64, key: BlockKey, through: u64 },
+    Object { read: u64, after: Option<ObjectId> },
+}
+
+struct PendingAppend {
+    append: u64,
+    sequence: u64,
+    is_done: bool,
 }
 
 struct DurableState {
     log: LogMedium,
     checkpoint: ReplicaCheckpoint,
     blocks: Blocks,
+    /// When a block was last written in place, by the count of such writes.
+    placed: BTreeMap<BlockKey, u64>,
+    /// Entries up to here are durable.
+    through: u64,
+    unsettled: Vec<Arc<ReplicatedEntry>>,
 }
 
 impl DurableState {
     fn carry_out(&mut self, write: LogWrite) -> Option<ReplicaEvent> {
         match write {
-            LogWrite::Append { append, entry } => {
-                self.log.append(&entry);
+            LogWrite::Append { append, entry, in_place } => {
+                self.log.append(&entry, in_place, self.through);
                 Some(ReplicaEvent::Appended { append })
             }
-            LogWrite::Truncate { from } => {
+            LogWrite::Truncate { truncation, from, unsettled } => {
+                let in_place = unsettled.iter().map(|entry| entry.header.sequence).collect();
+                self.unsettled.extend(unsettled);
                 self.log.truncate(from);
-                None
+                self.through = self.through.min(from - 1);
+                Some(ReplicaEvent::Truncated { truncation, in_place })
             }
             LogWrite::Free { through } => {
                 self.log.free(through);
                 None
             }
-            LogWrite::Checkpoint { checkpoint, record, blocks } => {
+            LogWrite::Checkpoint { checkpoint, record, blocks, unsettled } => {
                 self.checkpoint = *record;
+                self.placed.retain(|_, sequence| *sequence > self.checkpoint.through.sequence);
+                // What was written in place since is newer.
+                let placed = self.placed.keys().filter_map(|key| Some((*key, *self.blocks.get(key)?)));
+                let placed: Vec<_> = placed.collect();
                 self.blocks = blocks;
+                self.blocks.extend(placed);
+                self.unsettled = unsettled;
                 Some(ReplicaEvent::Checkpointed { checkpoint })
             }
             LogWrite::Reset { session, record } => {
                 self.log.reset(record.through);
+                self.through = record.through.sequence;
                 self.checkpoint = *record;
                 self.blocks.clear();
+                self.placed.clear();
+                self.unsettled.clear();
                 Some(ReplicaEvent::ResetDone { session })
             }
         }
@@ -80,23 +139,41 @@ pub(crate) fn value_of(data: &[u8]) -> u64 {
     u64::from_le_bytes(data.try_into().expect("data of a write is a value"))
 }
 
+pub(super) fn key_of(header: &EntryHeader) -> BlockKey {
+    (header.object, header.offset)
+}
+
 impl ReplicaDisk {
-    pub(crate) fn new(fault: Option<PlantedReplicaFault>) -> ReplicaDisk {
+    /// An empty disk. With `in_place`, blocks are overwritten before their entries are committed.
+    pub(crate) fn new(in_place: bool, fault: Option<PlantedReplicaFault>) -> ReplicaDisk {
         let RecoveredReplica { checkpoint, .. } = RecoveredReplica::default();
-        let durable = DurableState { log: LogMedium::new(), checkpoint, blocks: Blocks::new() };
+        let durable = DurableState {
+            log: LogMedium::new(),
+            checkpoint,
+            blocks: Blocks::new(),
+            placed: BTreeMap::new(),
+            through: 0,
+            unsettled: Vec::new(),
+        };
         ReplicaDisk {
             durable,
             writes: VecDeque::new(),
+            placing: Vec::new(),
+            appends: VecDeque::new(),
             blocks: Blocks::new(),
+            placed: PlacedBlocks::new(in_place),
+            applied: 0,
             damaged: BTreeSet::new(),
+            waiting_reads: Vec::new(),
             fault,
         }
     }
 
     /// Everything is lost: a new disk.
     pub(crate) fn replace(&mut self) {
-        *self = ReplicaDisk::new(self.fault);
+        *self = ReplicaDisk::new(self.placed.is_enabled(), self.fault);
         self.durable.checkpoint.complete = false;
+        self.placed.is_complete = false;
     }
 
     pub(crate) fn is_complete(&self) -> bool {
@@ -109,21 +186,66 @@ impl ReplicaDisk {
 
     /// Writes that are not complete.
     pub(crate) fn has_writes(&self) -> bool {
-        !self.writes.is_empty()
+        !self.writes.is_empty() || !self.placing.is_empty()
     }
 
-    /// The oldest write is complete.
-    pub(crate) fn complete_write(&mut self) -> Option<ReplicaEvent> {
+    /// A write is complete: of those in place any, of the others the oldest.
+    pub(crate) fn complete_write(&mut self, random: &mut WyRand) -> Option<ReplicaEvent> {
+        let is_append = matches!(self.writes.front(), Some(LogWrite::Append { .. }));
+        if !self.placing.is_empty() && (!is_append || random.happens(500)) {
+            let (append, entry) = self.placing.swap_remove(random.index(self.placing.len()));
+            let key = key_of(&entry.header);
+            self.durable.blocks.insert(key, value_of(&entry.data));
+            self.durable.placed.insert(key, entry.header.sequence);
+            return self.appended(append);
+        }
         let write = self.writes.pop_front().expect("there is a write");
+        match &write {
+            LogWrite::Append { append, entry, in_place } => {
+                let (append, in_place) = (*append, *in_place);
+                if in_place {
+                    self.blocks.insert(key_of(&entry.header), value_of(&entry.data));
+                    self.damaged.remove(&key_of(&entry.header));
+                    self.placing.push((append, entry.clone()));
+                }
+                self.durable.carry_out(write);
+                return if in_place { None } else { self.appended(append) };
+            }
+            LogWrite::Truncate { from, .. } => self.placed.truncate(*from),
+            LogWrite::Checkpoint { record, .. } => {
+                self.placed.is_complete = record.complete;
+                self.placed.checkpointed(record.through.sequence);
+            }
+            LogWrite::Reset { .. } | LogWrite::Free { .. } => {}
+        }
         self.durable.carry_out(write)
     }
 
-    pub(crate) fn append(&mut self, append: u64, entry: Arc<ReplicatedEntry>) {
-        self.writes.push_back(LogWrite::Append { append, entry });
+    /// An append is complete; those up to the first that is not are durable.
+    fn appended(&mut self, append: u64) -> Option<ReplicaEvent> {
+        let mut pending = self.appends.iter_mut();
+        pending.find(|pending| pending.append == append).expect("it is pending").is_done = true;
+        let mut newest = None;
+        while let Some(PendingAppend { append, sequence, .. }) = self.appends.pop_front_if(|it| it.is_done) {
+            newest = Some(append);
+            self.durable.through = sequence;
+        }
+        newest.map(|append| ReplicaEvent::Appended { append })
     }
 
-    pub(crate) fn truncate(&mut self, from: u64) {
-        self.writes.push_back(LogWrite::Truncate { from });
+    pub(crate) fn append(&mut self, append: u64, entry: Arc<ReplicatedEntry>) {
+        let key = key_of(&entry.header);
+        // Recovery would take it for what the record lists.
+        let is_listed = self.durable.unsettled.iter().any(|other| key_of(&other.header) == key);
+        let in_place = self.placed.append(&entry, self.blocks.contains_key(&key) && !is_listed);
+        let sequence = entry.header.sequence;
+        self.appends.push_back(PendingAppend { append, sequence, is_done: false });
+        self.writes.push_back(LogWrite::Append { append, entry, in_place });
+    }
+
+    pub(crate) fn truncate(&mut self, truncation: u64, from: u64) {
+        let unsettled = self.placed.begin_truncate(from);
+        self.writes.push_back(LogWrite::Truncate { truncation, from, unsettled });
     }
 
     pub(crate) fn free(&mut self, through: EntryId) {
@@ -131,19 +253,43 @@ impl ReplicaDisk {
     }
 
     pub(crate) fn checkpoint(&mut self, checkpoint: u64, record: Box<ReplicaCheckpoint>) {
-        self.writes.push_back(LogWrite::Checkpoint { checkpoint, record, blocks: self.blocks.clone() });
+        let (blocks, unsettled) = (self.blocks.clone(), self.placed.unsettled.clone());
+        self.writes.push_back(LogWrite::Checkpoint { checkpoint, record, blocks, unsettled });
     }
 
     pub(crate) fn reset(&mut self, session: u64, record: Box<ReplicaCheckpoint>) {
         self.blocks.clear();
         self.damaged.clear();
+        self.waiting_reads.clear();
+        self.placed.clear();
         self.writes.push_back(LogWrite::Reset { session, record });
     }
 
     pub(crate) fn apply(&mut self, entry: &ReplicatedEntry) {
-        let block = (entry.header.object, entry.header.offset);
-        self.blocks.insert(block, value_of(&entry.data));
-        self.damaged.remove(&block);
+        let key = key_of(&entry.header);
+        self.applied = self.applied.max(entry.header.sequence);
+        let redoes_over = self.fault == Some(PlantedReplicaFault::RedoOverPlaced);
+        if self.placed.apply(&entry.header) && !redoes_over {
+            // It is in place, or a later one is.
+            return;
+        }
+        self.blocks.insert(key, value_of(&entry.data));
+        self.damaged.remove(&key);
+    }
+
+    /// Entries up to a sequence are never given up.
+    pub(crate) fn stable(&mut self, through: u64) {
+        self.placed.stable = through;
+    }
+
+    /// A block gets what the primary has there.
+    pub(crate) fn settle(&mut self, object: ObjectId, offset: u32, data: &[u8]) {
+        let key = (object, offset);
+        // Others of the log's lost entries were not in place.
+        if self.placed.settle(key) {
+            self.blocks.insert(key, value_of(data));
+            self.damaged.remove(&key);
+        }
     }
 
     pub(crate) fn write_object(&mut self, object: ObjectId, content: &[u8]) {
@@ -163,17 +309,42 @@ impl ReplicaDisk {
         Some((object, encode_object(blocks.map(|((_, offset), value)| (*offset, *value)))))
     }
 
-    pub(crate) fn damage(&mut self, block: (ObjectId, u32)) {
-        self.damaged.insert(block);
+    /// The results of reads that wait for nothing.
+    pub(crate) fn take_reads(&mut self) -> Vec<ReplicaEvent> {
+        let mut done = Vec::new();
+        let early = self.fault == Some(PlantedReplicaFault::PlacedReadEarly);
+        for waiting in std::mem::take(&mut self.waiting_reads) {
+            match waiting {
+                WaitingRead::Block { read, key, through } if early || !self.placed.is_uncertain(key) => {
+                    let value = self.read(key.0, key.1, through);
+                    let data = (!self.damaged.contains(&key)).then(|| value.to_le_bytes().into());
+                    done.push(ReplicaEvent::ReadDone { read, data });
+                }
+                WaitingRead::Object { read, after } => {
+                    let object = self.object_after(after);
+                    let is_waiting =
+                        |id| self.blocks.keys().any(|key| key.0 == id && self.placed.is_uncertain(*key));
+                    if object.as_ref().is_some_and(|(id, _)| is_waiting(*id)) {
+                        self.waiting_reads.push(waiting);
+                    } else {
+                        done.push(ReplicaEvent::ObjectRead { read, object });
+                    }
+                }
+                WaitingRead::Block { .. } => self.waiting_reads.push(waiting),
+            }
+        }
+        done
     }
 
-    /// Whether a block can be read.
-    pub(crate) fn is_readable(&self, object: ObjectId, offset: u32) -> bool {
-        !self.damaged.contains(&(object, offset))
+    /// Damages a block, unless the log has the header only of what it has: a crash would lose that then.
+    pub(crate) fn damage(&mut self, block: BlockKey) {
+        if !self.placed.is_listed(block) {
+            self.damaged.insert(block);
+        }
     }
 
     /// A block as of the entries up to a sequence, which are applied.
-    pub(crate) fn read(&mut self, object: ObjectId, offset: u32, through: u64) -> u64 {
+    fn read(&mut self, object: ObjectId, offset: u32, through: u64) -> u64 {
         let applied = self.blocks.get(&(object, offset)).copied().unwrap_or(0);
         if self.fault == Some(PlantedReplicaFault::DirtyRead) {
             self.newest_logged(object, offset, through).unwrap_or(applied)
@@ -195,46 +366,87 @@ impl ReplicaDisk {
                 && header.offset == offset
                 && header.sequence <= through
                 && !header.withheld
+                && !header.in_place
         });
         newest.next_back().map(|entry| value_of(&entry.data))
     }
 
-    /// What a start finds after a crash: the first few of the writes that were not complete, maybe half of the next, and
-    /// any of the blocks that were written in place since the checkpoint.
+    /// What a start finds after a crash: the first few of the writes that were not complete, maybe half of the next, any of
+    /// the writes in place whose headers are durable, and any of the blocks that were applied since the checkpoint.
     pub(crate) fn crash(&mut self, random: &mut WyRand) -> RecoveredReplica {
         let count = random.index(self.writes.len() + 1);
-        let applied = std::mem::take(&mut self.blocks);
+        let mut applied = std::mem::take(&mut self.blocks);
         let mut is_reset = false;
         for _ in 0..count {
             let write = self.writes.pop_front().expect("it was counted");
             is_reset |= matches!(write, LogWrite::Reset { .. });
+            // Others come after what is written in place.
+            if !matches!(write, LogWrite::Append { .. }) {
+                for (_, entry) in self.placing.drain(..) {
+                    self.durable.blocks.insert(key_of(&entry.header), value_of(&entry.data));
+                }
+            }
+            if let LogWrite::Append { append, entry, in_place: true } = &write {
+                applied.insert(key_of(&entry.header), value_of(&entry.data));
+                self.placing.push((*append, entry.clone()));
+            }
             self.durable.carry_out(write);
         }
         let torn = match self.writes.pop_front() {
-            Some(LogWrite::Append { entry, .. }) if random.happens(500) => Some(entry),
+            Some(LogWrite::Append { entry, in_place, .. }) if random.happens(500) => Some((entry, in_place)),
             _ => None,
         };
         is_reset |= self.writes.iter().any(|write| matches!(write, LogWrite::Reset { .. }));
-        self.writes.clear();
         match torn {
-            Some(entry) if self.fault == Some(PlantedReplicaFault::TornTail) => {
+            Some((entry, _)) if self.fault == Some(PlantedReplicaFault::TornTail) => {
                 // A log without checksums takes what it finds, and sends it on as good.
                 let data: Arc<[u8]> = (!0u64).to_le_bytes().into();
                 let header = EntryHeader { data_crc32c: crc32c(&data), ..entry.header.clone() };
-                self.durable.log.append(&ReplicatedEntry { header, data });
+                self.durable.log.append(&ReplicatedEntry { header, data }, false, 0);
             }
-            Some(entry) => self.durable.log.append_torn(&entry, random),
+            Some((entry, in_place)) => self.durable.log.append_torn(&entry, in_place, random),
             None => {}
         }
+        self.writes.clear();
+        self.placing.clear();
+        self.appends.clear();
+        self.waiting_reads.clear();
+        self.durable.placed.clear();
+        let (base, entries) = self.durable.log.recover();
+        let through = self.durable.checkpoint.through.sequence;
+        let evidence = |of: &[Arc<ReplicatedEntry>]| {
+            of.iter().map(|entry| entry.header.commit_point).max().unwrap_or(0).max(through)
+        };
+        // What other entries prove may be given up with them.
+        let applied_entries = entries.iter().take_while(|entry| entry.header.sequence <= self.applied);
+        let proven = evidence(&entries[..applied_entries.count()]);
+        self.applied = 0;
         if !is_reset {
             for (key, value) in applied {
-                if self.durable.blocks.get(&key) != Some(&value) && random.happens(500) {
+                let is_durable = self.durable.blocks.get(&key) == Some(&value);
+                if !is_durable && self.placed.may_be_replaced(key, value, proven) && random.happens(500) {
                     self.durable.blocks.insert(key, value);
                 }
             }
         }
+        let is_checked = self.fault != Some(PlantedReplicaFault::PlacedUnchecked);
+        self.placed.is_complete = self.durable.checkpoint.complete;
+        let unsettled = std::mem::take(&mut self.durable.unsettled);
+        let recovered = {
+            let evidence = evidence(&entries);
+            self.placed.recover(entries, unsettled, &self.durable.blocks, through, evidence, is_checked)
+        };
+        if let Some(from) = recovered.cut {
+            self.durable.log.truncate(from);
+        }
+        self.durable.through = base.sequence + recovered.entries.len() as u64;
+        self.durable.unsettled = self.placed.unsettled.clone();
         self.blocks = self.durable.blocks.clone();
-        let (base, entries) = self.durable.log.recover();
-        RecoveredReplica { checkpoint: self.durable.checkpoint.clone(), base, entries }
+        RecoveredReplica {
+            checkpoint: self.durable.checkpoint.clone(),
+            base,
+            entries: recovered.entries,
+            unsettled: self.placed.unsettled.clone(),
+        }
     }
 }

@@ -26,20 +26,25 @@ impl LogMedium {
         LogMedium { log, slots, area: vec![0; CAPACITY] }
     }
 
-    /// An entry is durable.
-    pub(super) fn append(&mut self, entry: &ReplicatedEntry) {
-        let (place, header) = self.log.append(entry.header.clone(), &entry.data).expect("there is room");
+    /// An entry is durable, but for data that goes in place. Of what was committed when it was sent, entries up to
+    /// `durable` have their data here.
+    pub(super) fn append(&mut self, entry: &ReplicatedEntry, in_place: bool, durable: u64) {
+        let (mut header, data) = logged(entry, in_place);
+        header.commit_point = header.commit_point.min(durable);
+        let (place, header) = self.log.append(header, data).expect("there is room");
         assert_eq!(place.sequence, entry.header.sequence, "the replica and its log count alike");
-        self.log.copy_to(place, &header, &entry.data, &mut self.area);
+        self.log.copy_to(place, &header, data, &mut self.area);
         self.log.written(place);
     }
 
     /// A crash tears the write of an entry: its first bytes are there, the others are not.
-    pub(super) fn append_torn(&mut self, entry: &ReplicatedEntry, random: &mut WyRand) {
-        let (place, header) = self.log.append(entry.header.clone(), &entry.data).expect("there is room");
+    pub(super) fn append_torn(&mut self, entry: &ReplicatedEntry, in_place: bool, random: &mut WyRand) {
+        let (mut header, data) = logged(entry, in_place);
+        header.commit_point = 0;
+        let (place, header) = self.log.append(header, data).expect("there is room");
         let before = self.area.clone();
-        self.log.copy_to(place, &header, &entry.data, &mut self.area);
-        let written = EntryHeader::SIZE + entry.data.len();
+        self.log.copy_to(place, &header, data, &mut self.area);
+        let written = EntryHeader::SIZE + data.len();
         let kept = random.index(written);
         for span in self.log.spans(place.position + kept as u64, written - kept) {
             self.area[span.clone()].copy_from_slice(&before[span]);
@@ -85,4 +90,10 @@ impl LogMedium {
         });
         (self.base(), entries.collect())
     }
+}
+
+/// What the log has of an entry.
+fn logged(entry: &ReplicatedEntry, in_place: bool) -> (EntryHeader, &[u8]) {
+    let header = EntryHeader { in_place, ..entry.header.clone() };
+    (header, if in_place { &[] } else { &entry.data })
 }

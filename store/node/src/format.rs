@@ -4,11 +4,13 @@ use control::JobHandle;
 use replica::{AppliedRequests, CLIENTS_MAX};
 use uuid::Uuid;
 use wire_store::{
-    BLOCK_BYTES, CheckpointRecord, OBJECT_BYTES, PartitionLayout, SECTOR_BYTES, Superblock, crc32c,
+    BLOCK_BYTES, CheckpointRecord, OBJECT_BYTES, PartitionLayout, SECTOR_BYTES, Superblock, UnsettledBlock,
+    crc32c,
 };
 
 use crate::StoreError;
 use crate::device::StoreDevice;
+use crate::shard::UNSETTLED_MAX;
 use crate::spare::{self, SPARE_GROUP};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -22,9 +24,12 @@ const LOG_BYTES: std::ops::RangeInclusive<u64> = (1 << 20)..=(64 << 20);
 /// A log holds several of the longest entries.
 const LOG_BYTES_MIN: u64 = 256 << 10;
 
-/// Blocks of a checkpoint record: one sector, and the applied requests of as many clients as are remembered.
-const CHECKPOINT_BLOCKS: u32 =
-    (SECTOR_BYTES + AppliedRequests::encoded_bytes(CLIENTS_MAX)).div_ceil(BLOCK_BYTES) as u32;
+/// Blocks of a checkpoint record: one sector, the applied requests of as many clients as are remembered, and as many
+/// unsettled blocks as there can be.
+pub(crate) const CHECKPOINT_BLOCKS: u32 =
+    (CHECKPOINT_BYTES_MIN + UNSETTLED_MAX * UnsettledBlock::SIZE).div_ceil(BLOCK_BYTES) as u32;
+/// Without room for unsettled blocks.
+const CHECKPOINT_BYTES_MIN: usize = SECTOR_BYTES + AppliedRequests::encoded_bytes(CLIENTS_MAX);
 
 /// The replicas that a device has.
 #[derive(Clone, Debug)]
@@ -165,6 +170,7 @@ pub(crate) fn first_record(log: [u8; 16], generation: u64, complete: bool) -> (C
         complete,
         applied_bytes: applied.len() as u32,
         applied_crc32c: crc32c(&applied),
+        unsettled: 0,
     };
     (record, applied)
 }

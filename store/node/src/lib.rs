@@ -69,6 +69,8 @@ pub struct ShardStats {
     pub reads_from_log: u64,
     /// Reads that were repeated because the blocks were written in place meanwhile.
     pub reads_repeated: u64,
+    /// Entries whose data overwrote a block, with only their headers in the log.
+    pub entries_overwriting: u64,
     /// Batches written in place.
     pub flushes: u64,
     /// Entries of these batches.

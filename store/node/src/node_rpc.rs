@@ -31,6 +31,7 @@ struct Running {
     out_after_s: u32,
     listen: String,
     allow_plain_network: bool,
+    atomic_blocks: bool,
 }
 
 impl NodeModule {
@@ -94,6 +95,7 @@ impl Module for NodeModule {
                 "allow_plain_network": running.allow_plain_network,
                 "lease_s": running.lease_s,
                 "out_after_s": running.out_after_s,
+                "atomic_blocks": running.atomic_blocks,
             });
             if let Some(etcd) = &running.etcd {
                 params["etcd"] = etcd.as_str().into();
@@ -122,6 +124,9 @@ control::parameters! {
         lease_s: u32 = 5,
         /// Seconds that another node is down before it is out: its replicas move to other nodes
         out_after_s: u32 = 600,
+        /// The device writes each aligned 4 KiB whole or not at all, also when the power fails: overwrites of 4 KiB go in
+        /// place, and the log has only their headers
+        atomic_blocks: bool = false,
     }
 }
 
@@ -130,8 +135,8 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     if running.is_some() {
         return Err(RpcError::new(RpcError::EEXIST, "this server is a node already"));
     }
-    let StartParams { bdev_name, cluster, etcd, node, listen, allow_plain_network, lease_s, out_after_s } =
-        params;
+    let StartParams { bdev_name, cluster, etcd, node, listen, .. } = params;
+    let StartParams { allow_plain_network, lease_s, out_after_s, atomic_blocks, .. } = params;
     let (directory, id) = (PathBuf::from(cluster), ReplicaId(node));
     if !(LEASE_S_MIN..=LEASE_S_MAX).contains(&lease_s) {
         let reason = format!("a lease of {lease_s} s is not {LEASE_S_MIN} to {LEASE_S_MAX} s");
@@ -147,6 +152,7 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         entries_max: 16_384,
         retained_entries: 4096,
         reads_max: 1024,
+        in_place: atomic_blocks,
         ..ReplicaSettings::default()
     };
     let cores = StoreCores::Reactors(&module.reactors);
@@ -182,8 +188,16 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     if map.out().map_err(map_failed)?.get(&NodeId(node)) == Some(&OutReason::Down) {
         map.set_out(NodeId(node), None).map_err(map_failed)?;
     }
-    *running =
-        Some(Running { server, cluster: directory, etcd, lease_s, out_after_s, listen, allow_plain_network });
+    *running = Some(Running {
+        server,
+        cluster: directory,
+        etcd,
+        lease_s,
+        out_after_s,
+        listen,
+        allow_plain_network,
+        atomic_blocks,
+    });
     Ok(address)
 }
 

@@ -18,6 +18,7 @@ pub(crate) mod load;
 mod log_writes;
 mod messages;
 mod overlay;
+mod placed;
 mod reads;
 pub(crate) mod replication;
 
@@ -40,6 +41,8 @@ use log_writes::LogWrite;
 use messages::ShardUsers;
 pub(crate) use messages::{ControlReply, Reply, ShardHandle, ShardOperation, ShardReply, ShardRequest};
 use overlay::{EntryData, Overlay};
+pub(crate) use placed::UNSETTLED_MAX;
+use placed::{PlacedBlocks, PlacedWrite};
 use reads::{DeviceRun, ReadState};
 use replication::Replication;
 
@@ -74,6 +77,7 @@ pub(crate) struct Shard {
     /// Difference between the time of day and the core's clock when the shard was opened.
     wall_clock_offset_ns: u64,
     overlay: Overlay,
+    placed: PlacedBlocks,
     /// Operations that wait for room in the log or for space.
     deferred: VecDeque<ShardRequest>,
     /// Entries that were appended and not acknowledged, in their order; the last `unwritten` were not submitted.
@@ -127,6 +131,8 @@ pub(crate) struct Shard {
 struct UnappliedEntries {
     all: u32,
     releasing: u32,
+    /// Their data is in the log.
+    logged: u32,
 }
 
 struct UnacknowledgedEntry {
@@ -137,6 +143,10 @@ struct UnacknowledgedEntry {
     bytes: Option<Buffer>,
     need: SpaceNeed,
     reply: Reply,
+    /// The block that the data overwrites, if it is not in the log.
+    placed: Option<u64>,
+    /// That data, until its write begins.
+    to_place: Option<Buffer>,
 }
 
 struct CommittedEntry {
@@ -147,6 +157,8 @@ struct CommittedEntry {
     need: SpaceNeed,
     /// The last part of a copied object: its session.
     copied: Option<u64>,
+    /// The block that the data has overwritten already.
+    placed: Option<u64>,
 }
 
 /// A request to the device, by the tag that it has.
@@ -155,6 +167,8 @@ enum DeviceIo {
     Log(Rc<LogWrite>),
     /// Of a read.
     Read(ReadState),
+    /// Of a block before its entry is committed: the entry, the block and the checksum of its data.
+    Placed(EntryPlace, u64, u32),
 }
 
 /// Drives a shard on its core.
@@ -210,6 +224,7 @@ impl Shard {
             log_start,
             wall_clock_offset_ns: wall_ns.wrapping_sub(core.now_ns()),
             overlay: Overlay::default(),
+            placed: PlacedBlocks::default(),
             deferred: VecDeque::new(),
             unacknowledged: VecDeque::new(),
             unwritten: 0,
@@ -333,10 +348,41 @@ impl Shard {
         let data = if header.data_bytes() > 0 { EntryData::Logged(Rc::new(buffer)) } else { EntryData::None };
         self.reserve(&header, need);
         let bytes = Some(to_write);
-        self.unacknowledged.push_back(UnacknowledgedEntry { place, header, data, bytes, need, reply });
+        self.unacknowledged.push_back(UnacknowledgedEntry {
+            place,
+            header,
+            data,
+            bytes,
+            need,
+            reply,
+            placed: None,
+            to_place: None,
+        });
         self.unwritten += 1;
         self.unplaced_bytes += place.bytes;
         self.stats.unplaced_bytes_max = self.stats.unplaced_bytes_max.max(self.unplaced_bytes);
+    }
+
+    /// Appends an entry whose data overwrites a block; `log_bytes` is for its header.
+    fn append_in_place(&mut self, header: EntryHeader, mut log_bytes: Buffer, data: Buffer, block: u64) {
+        let (place, bytes) = self.log.append(header.clone(), &[]).expect("room was checked");
+        log_bytes.as_mut_slice()[..EntryHeader::SIZE].copy_from_slice(&bytes);
+        let need = SpaceNeed::default();
+        self.reserve(&header, need);
+        self.placed.insert(&header, block);
+        self.unacknowledged.push_back(UnacknowledgedEntry {
+            place,
+            header,
+            data: EntryData::None,
+            bytes: Some(log_bytes),
+            need,
+            reply: Reply::None,
+            placed: Some(block),
+            to_place: Some(data),
+        });
+        self.unwritten += 1;
+        self.unplaced_bytes += place.bytes;
+        self.stats.entries_overwriting += 1;
     }
 
     /// Reserves the space of an entry that is not applied to the partition yet.
@@ -344,6 +390,7 @@ impl Shard {
         let unapplied = self.unapplied.entry(header.object).or_default();
         unapplied.all += 1;
         unapplied.releasing += u32::from(gives_up_space(header.operation));
+        unapplied.logged += u32::from(!header.in_place);
         self.reserved.extents += need.extents;
         self.reserved.onodes += need.onodes;
     }
@@ -366,6 +413,7 @@ impl Shard {
         if let Some(unapplied) = self.unapplied.get_mut(&header.object) {
             unapplied.all -= 1;
             unapplied.releasing -= u32::from(gives_up_space(header.operation));
+            unapplied.logged -= u32::from(!header.in_place);
             if unapplied.all == 0 {
                 self.unapplied.remove(&header.object);
             }
@@ -410,6 +458,13 @@ impl Shard {
         self.background.take().into_iter().for_each(Waker::wake);
     }
 
+    /// Tries again what waited until an entry was committed.
+    fn resume_waiting(&mut self) {
+        for read in std::mem::take(&mut self.placed.waiting) {
+            self.plan(read);
+        }
+    }
+
     /// Tries again what waited for a batch in place or for a checkpoint.
     fn resume(&mut self) {
         for read in std::mem::take(&mut self.parked) {
@@ -446,8 +501,10 @@ impl Shard {
         let deferred = std::mem::take(&mut self.deferred).into_iter().map(|request| request.reply);
         let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter().map(|entry| entry.reply);
         let parked = std::mem::take(&mut self.parked).into_iter().map(ReadState::into_reply);
+        let waiting = std::mem::take(&mut self.placed.waiting).into_iter().map(ReadState::into_reply);
+        self.placed.to_write.clear();
         let closing = std::mem::take(&mut self.closing);
-        let replies = deferred.chain(unacknowledged).chain(parked).chain(closing);
+        let replies = deferred.chain(unacknowledged).chain(parked).chain(waiting).chain(closing);
         replies.for_each(|reply| reply.send(status, None));
         self.unwritten = 0;
         self.wake_background();
@@ -466,9 +523,12 @@ impl Shard {
                 if write.requests_left.get() == 0 {
                     self.log_writes -= 1;
                     if self.failed.is_none() {
-                        self.log_written(&write.places);
+                        self.headers_written(&write.places);
                     }
                 }
+            }
+            DeviceIo::Placed(place, block, data_crc32c) => {
+                self.placed_written(place, block, data_crc32c, &completion)
             }
             DeviceIo::Read(read) => self.read_completed(read, completion),
         }
@@ -490,6 +550,7 @@ impl Shard {
         }
         work += self.run_replica();
         self.submit_log_writes();
+        self.submit_placed_writes();
         if !self.requests.is_empty() {
             self.channel.submit(&mut self.requests);
         }
@@ -499,6 +560,7 @@ impl Shard {
         self.completions = completions;
         self.run_replica();
         self.submit_log_writes();
+        self.submit_placed_writes();
         if !self.requests.is_empty() {
             self.channel.submit(&mut self.requests);
         }

@@ -28,6 +28,7 @@ fn run_seed(seed: u64, ignores_fua: bool) -> Result<Totals, String> {
         for partition in cluster.statuses().into_iter().flatten() {
             cluster.totals.checkpoints += partition.stats.checkpoints;
             cluster.totals.redone += partition.stats.entries_redone;
+            cluster.totals.overwriting += partition.stats.entries_overwriting;
             let is_complete = partition.replica.is_some_and(|replica| replica.status.complete);
             cluster.totals.copies += u64::from(!is_complete);
         }
@@ -93,10 +94,11 @@ fn replicas_lose_nothing_that_was_acknowledged() {
         all.checkpoints += totals.checkpoints;
         all.redone += totals.redone;
         all.copies += totals.copies;
+        all.overwriting += totals.overwriting;
     }
     println!("{all:?}");
-    let Totals { writes, reads, crashes, replaced, cuts, checkpoints, redone, copies } = all;
-    let counts = [writes, reads, crashes, replaced, cuts, checkpoints, redone, copies];
+    let Totals { writes, reads, crashes, replaced, cuts, checkpoints, redone, copies, overwriting } = all;
+    let counts = [writes, reads, crashes, replaced, cuts, checkpoints, redone, copies, overwriting];
     assert!(
         is_one_seed || counts.iter().all(|count| *count > 0),
         "the load does not reach everything: {all:?}"

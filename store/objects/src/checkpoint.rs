@@ -63,11 +63,12 @@ impl Partition {
     /// # Panics
     /// If no checkpoint is in progress.
     pub fn abort_checkpoint(&mut self) {
-        let Changes { onode_blocks, checksum_blocks, first_write, released_extents, removed } =
+        let Changes { onode_blocks, checksum_blocks, first_write, remapped, released_extents, removed } =
             self.in_checkpoint.take().expect("a checkpoint is in progress");
         self.changed.onode_blocks.extend(onode_blocks);
         self.changed.checksum_blocks.extend(checksum_blocks);
         self.changed.first_write |= first_write;
+        self.changed.remapped.extend(remapped);
         self.changed.released_extents.extend(released_extents);
         self.changed.removed.extend(removed);
     }

@@ -38,6 +38,8 @@ pub(crate) struct Changes {
     pub(crate) checksum_blocks: BTreeSet<u32>,
     /// A block was written for the first time.
     pub(crate) first_write: bool,
+    /// Objects whose blocks are other ones, or more, than the device knows.
+    pub(crate) remapped: BTreeSet<ObjectId>,
     /// Extents that objects gave up, by the object and the index in its map. If the object needs one there again before
     /// they are free, it is the same one. So operations that are applied again after a crash, in whatever state it left,
     /// need no more space than they did.
@@ -181,6 +183,23 @@ impl Partition {
         index.unwrap_or_else(|| panic!("block {block} is not in an extent of the partition")) as usize
     }
 
+    /// The block of the device for a whole block of an object, if it was written; `durable` if a crash leaves it there.
+    pub fn stored_block(&self, id: ObjectId, offset: u32, durable: bool) -> Option<u64> {
+        let Some(OnodeContent::Mapped(map)) = self.onode(id).map(|onode| &onode.content) else { return None };
+        let is_remapped = |changes: &Changes| changes.remapped.contains(&id);
+        if durable && (is_remapped(&self.changed) || self.in_checkpoint.as_ref().is_some_and(is_remapped)) {
+            return None;
+        }
+        self.device_block(map, offset as usize / BLOCK_BYTES)
+    }
+
+    /// Records an operation that has overwritten a block in place.
+    pub fn overwritten(&mut self, entry: &EntryHeader) {
+        if let Some(&place) = self.index.get(&entry.object) {
+            self.record_version(place, entry);
+        }
+    }
+
     /// Plans a read; appends its pieces, which cover the range in order.
     ///
     /// # Errors
@@ -261,6 +280,9 @@ impl Partition {
         if data.len() < entry.data_bytes().min(INLINE_BYTES_MAX) {
             return Err(ObjectsError::Range);
         }
+        if entry.operation != Operation::Write {
+            self.changed.remapped.insert(entry.object);
+        }
         match entry.operation {
             Operation::Remove => self.remove(entry.object),
             Operation::WriteZeroes if self.onode(entry.object).is_none() => {}
@@ -269,15 +291,19 @@ impl Partition {
             Operation::Preallocate => self.preallocate(entry.object, pieces)?,
         }
         if let Some(&place) = self.index.get(&entry.object) {
-            let onode = self.onodes[place as usize].as_mut().expect("an indexed object has an onode");
-            (onode.version, onode.sequence) = (entry.version, entry.sequence);
-            onode.epoch = entry.epoch;
-            if entry.mtime_ns > 0 {
-                onode.mtime_ns = entry.mtime_ns;
-            }
-            self.changed.onode_blocks.insert(place / PartitionLayout::ONODES_PER_BLOCK);
+            self.record_version(place, entry);
         }
         Ok(())
+    }
+
+    fn record_version(&mut self, place: u32, entry: &EntryHeader) {
+        let onode = self.onodes[place as usize].as_mut().expect("an indexed object has an onode");
+        (onode.version, onode.sequence) = (entry.version, entry.sequence);
+        onode.epoch = entry.epoch;
+        if entry.mtime_ns > 0 {
+            onode.mtime_ns = entry.mtime_ns;
+        }
+        self.changed.onode_blocks.insert(place / PartitionLayout::ONODES_PER_BLOCK);
     }
 
     fn remove(&mut self, id: ObjectId) {

@@ -11,6 +11,9 @@
 //! A replica gives up entries that its primary does not have ([`Log::truncate`]), and all of them before it gets a copy of
 //! all objects ([`Log::reset`]). The header names the entry before the first by sequence and epoch.
 //!
+//! The data of an entry with [`EntryHeader::in_place`] is not in the log: the owner writes it to its block once the header
+//! is durable, and calls [`Log::written`] after both. What is there after a crash the owner decides.
+//!
 //! [`Log::recover`] finds the acknowledged entries after a crash, and maybe more that were written completely. Each entry
 //! has the checksum of the one before it, so that remains of an abandoned tail never follow a new entry.
 //!
@@ -194,10 +197,11 @@ impl Log {
             return None;
         }
         let data = self.read(self.tail + EntryHeader::SIZE as u64, entry.data_bytes(), area);
-        (entry.data_crc32c == crc32c(&data)).then_some((entry, data))
+        (entry.in_place || entry.data_crc32c == crc32c(&data)).then_some((entry, data))
     }
 
-    /// Appends an operation: sets its sequence and checksums, and returns its place and the header to write there.
+    /// Appends an operation: sets its sequence and checksums, and returns its place and the header to write there. The
+    /// checksum of data that goes in place is the caller's.
     ///
     /// # Errors
     /// [`LogError::Full`] and [`LogError::TooLong`]; nothing was changed.
@@ -219,7 +223,9 @@ impl Log {
         }
         entry.sequence = self.next_sequence;
         entry.previous_crc32c = self.previous_crc32c;
-        entry.data_crc32c = crc32c(data);
+        if !entry.in_place {
+            entry.data_crc32c = crc32c(data);
+        }
         let header = entry.encode(self.durable.log, place.position);
         self.push(place, entry.epoch, &header);
         Ok((place, header))
@@ -285,6 +291,11 @@ impl Log {
     /// Sequences of the entries in the log, freed ones included while that is not durable.
     pub fn sequences(&self) -> Range<u64> {
         self.durable.head_sequence..self.next_sequence
+    }
+
+    /// Entries up to this sequence are durable, as far as [`written`](Self::written) said.
+    pub fn durable_through(&self) -> u64 {
+        self.acknowledged - 1
     }
 
     /// An entry is durable. Returns the sequences that are now acknowledged: those up to the first that is not durable,

@@ -26,8 +26,12 @@ pub struct RecoveredReplica {
     pub checkpoint: ReplicaCheckpoint,
     /// The entry before the first of the log; the checkpoint's or an earlier one.
     pub base: EntryId,
-    /// The entries of the log, in their order.
+    /// The entries of the log, in their order. One whose data is not known any more, because a later one replaced it in
+    /// place, is withheld.
     pub entries: Vec<Arc<ReplicatedEntry>>,
+    /// Blocks that have the data of entries which are not in the log: those whose data is in place although that of an
+    /// earlier one is not, and what [`ReplicaAction::Truncate`] left.
+    pub unsettled: Vec<Arc<ReplicatedEntry>>,
 }
 
 /// A new group: nothing is written yet, and nothing is missing.
@@ -38,7 +42,7 @@ impl Default for RecoveredReplica {
             applied: AppliedRequests::default(),
             complete: true,
         };
-        RecoveredReplica { checkpoint, base: EntryId::default(), entries: Vec::new() }
+        RecoveredReplica { checkpoint, base: EntryId::default(), entries: Vec::new(), unsettled: Vec::new() }
     }
 }
 
@@ -84,6 +88,18 @@ pub enum ReplicaEvent {
         /// The object and its content.
         object: Option<(ObjectId, Arc<[u8]>)>,
     },
+    /// [`ReplicaAction::Truncate`] is done.
+    Truncated {
+        /// Its number.
+        truncation: u64,
+        /// Sequences of the entries that are in place: only their blocks are unsettled.
+        in_place: Vec<u64>,
+    },
+    /// [`ReplicaAction::Settle`] is done; a later checkpoint makes it durable.
+    Settled {
+        /// Its number.
+        number: u64,
+    },
     /// [`ReplicaAction::WriteObject`] is done; a later checkpoint makes it durable.
     ObjectWritten {
         /// The session.
@@ -119,15 +135,36 @@ pub enum ReplicaAction {
         /// The entry.
         entry: Arc<ReplicatedEntry>,
     },
-    /// The log ends before this sequence.
+    /// The log ends before this sequence. Blocks that have the data of its entries are unsettled from then on, and this
+    /// is durable first.
     Truncate {
+        /// Counts truncations. [`ReplicaEvent::Truncated`] answers.
+        truncation: u64,
         /// The sequence.
         from: u64,
+    },
+    /// Replaces the data of an unsettled block by what the primary has; [`ReplicaEvent::Settled`] then. Entries that are
+    /// not in place follow.
+    Settle {
+        /// Counts these, with reads.
+        number: u64,
+        /// The object.
+        object: ObjectId,
+        /// Offset in the object, in bytes.
+        offset: u32,
+        /// What the block has.
+        data: Arc<[u8]>,
     },
     /// The entry is committed: applies it to its object. The log keeps it until [`Free`](Self::Free).
     Apply {
         /// The entry.
         entry: Arc<ReplicatedEntry>,
+    },
+    /// Entries up to this one are never given up, although too few replicas are in sync to commit them: reads of what they
+    /// changed in place wait no more.
+    Stable {
+        /// The sequence.
+        through: u64,
     },
     /// Makes durable what was applied and copied so far, with this record; [`ReplicaEvent::Checkpointed`] then.
     Checkpoint {
@@ -141,7 +178,8 @@ pub enum ReplicaAction {
         /// The entry.
         through: EntryId,
     },
-    /// Reads a range of an object, as of the entries up to a sequence; [`ReplicaEvent::ReadDone`] with the data.
+    /// Reads a range of an object, as of the entries up to a sequence; [`ReplicaEvent::ReadDone`] with the data. A block
+    /// that an uncommitted entry changed in place is read when that is committed or stable.
     Read {
         /// Counts reads.
         read: u64,

@@ -31,11 +31,19 @@ pub enum PlantedReplicaFault {
     PromoteUnprepared,
     /// A repair replaces what was written after the other replica read.
     RepairOvertaken,
+    /// Blocks that have the data of truncated entries are not settled.
+    TruncateUnsettled,
+    /// Recovery accepts an entry whose data is not in place. The storage makes this error.
+    PlacedUnchecked,
+    /// A read returns what an uncommitted entry wrote in place. The storage makes this error.
+    PlacedReadEarly,
+    /// Entries that are applied again after a crash replace what later ones wrote in place. The storage makes this error.
+    RedoOverPlaced,
 }
 
 impl PlantedReplicaFault {
     /// All.
-    pub const ALL: [PlantedReplicaFault; 14] = [
+    pub const ALL: [PlantedReplicaFault; 18] = [
         PlantedReplicaFault::AcknowledgeBeforeReplicas,
         PlantedReplicaFault::DirtyRead,
         PlantedReplicaFault::ApplyUncommitted,
@@ -50,6 +58,10 @@ impl PlantedReplicaFault {
         PlantedReplicaFault::ShrinkAfterAcknowledge,
         PlantedReplicaFault::PromoteUnprepared,
         PlantedReplicaFault::RepairOvertaken,
+        PlantedReplicaFault::TruncateUnsettled,
+        PlantedReplicaFault::PlacedUnchecked,
+        PlantedReplicaFault::PlacedReadEarly,
+        PlantedReplicaFault::RedoOverPlaced,
     ];
 
     /// The name on the command line.
@@ -69,6 +81,10 @@ impl PlantedReplicaFault {
             PlantedReplicaFault::ShrinkAfterAcknowledge => "shrink-after-acknowledge",
             PlantedReplicaFault::PromoteUnprepared => "promote-unprepared",
             PlantedReplicaFault::RepairOvertaken => "repair-overtaken",
+            PlantedReplicaFault::TruncateUnsettled => "truncate-unsettled",
+            PlantedReplicaFault::PlacedUnchecked => "placed-unchecked",
+            PlantedReplicaFault::PlacedReadEarly => "placed-read-early",
+            PlantedReplicaFault::RedoOverPlaced => "redo-over-placed",
         }
     }
 }

@@ -203,8 +203,11 @@ impl<F: Plants> Replica<F> {
     }
 
     fn truncate(&mut self, from: u64, actions: &mut Vec<ReplicaAction>) {
-        self.log.truncate(from);
-        actions.push(ReplicaAction::Truncate { from });
+        let removed = self.log.truncate(from);
+        let is_tracked = self.settings.in_place && !self.has_fault(PlantedReplicaFault::TruncateUnsettled);
+        let removed = if is_tracked { removed } else { Vec::new() };
+        let truncation = self.unsettled.truncated(from, removed, self.settings.block_bytes);
+        actions.push(ReplicaAction::Truncate { truncation, from });
     }
 
     fn answer(&mut self, to: ReplicaId, outcome: AppendOutcome, actions: &mut Vec<ReplicaAction>) {

@@ -205,7 +205,10 @@ impl<F: Plants> Replica<F> {
         let full = self.log.len() >= self.settings.entries_max;
         let mut reads = self.reads;
         let mut messages = Vec::new();
+        let has_unsettled = !self.unsettled.is_empty();
         let primary = self.primary();
+        // A copy has what unsettled blocks have here: the entries that were appended again for them must stay.
+        let is_settled = !has_unsettled || primary.stable >= primary.established;
         let before = primary.peers.len();
         primary.peers.retain(|_, peer| {
             // While commits wait for it, clients do.
@@ -231,7 +234,9 @@ impl<F: Plants> Replica<F> {
                     messages.push((*id, MessageBody::CopyEnd { session }));
                 }
                 CopyStage::Objects(copy) => match &mut copy.step {
-                    CopyStep::Entries if peer.acknowledged >= Some(copy.target) && now_ns >= copy.next_ns => {
+                    CopyStep::Entries
+                        if is_settled && peer.acknowledged >= Some(copy.target) && now_ns >= copy.next_ns =>
+                    {
                         reads += 1;
                         copy.step = CopyStep::Reading(reads);
                         actions.push(ReplicaAction::ReadObject { read: reads, after: copy.limit });

@@ -15,6 +15,9 @@
 //!   primary takes a new epoch first. Streams begin where names are equal; what differs after that is truncated.
 //! - What the primary cannot read it fetches from another member, and writes it again with an entry, if none changed it
 //!   meanwhile.
+//! - A member may write a block in place before the entry is committed ([`ReplicaSettings::in_place`]). If its log loses such
+//!   an entry, the block is unsettled: a follower gets what the primary has there, and a new primary appends the entry
+//!   again, as a retry of its client would, before it reads anything.
 //! - A replica outside the in-sync set asks for a stream of entries. If the primary's log no longer has them, all objects
 //!   are copied in their order; entries for objects behind the moving limit are sent with data, those for objects before
 //!   it without. A learner that has nearly all entries is counted in commits, then proposed for the in-sync set.
@@ -54,6 +57,7 @@ mod log;
 mod primary;
 mod repair;
 mod replica;
+mod unsettled;
 
 pub use event::{RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent};
 pub use faults::{NoFaults, PlantedReplicaFault, Plants};

@@ -104,12 +104,13 @@ impl EntryLog {
         }
     }
 
-    /// Removes the entries from a sequence on.
-    pub(crate) fn truncate(&mut self, from: u64) {
+    /// Removes the entries from a sequence on, and returns them.
+    pub(crate) fn truncate(&mut self, from: u64) -> Vec<Arc<ReplicatedEntry>> {
         assert!(from > self.base.sequence, "entry {from} is freed");
-        self.entries.truncate((from - self.base.sequence - 1) as usize);
+        let removed = self.entries.split_off((from - self.base.sequence - 1) as usize);
         self.durable = self.durable.min(self.end());
         self.skipped_through = self.skipped_through.min(self.end());
+        removed.into_iter().map(|(_, entry)| entry).collect()
     }
 
     /// Removes the entries up to a sequence. Returns whether there were any.

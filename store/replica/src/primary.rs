@@ -22,19 +22,23 @@ const NEARLY_ALL_ENTRIES: u64 = 16;
 /// What a primary keeps besides its log.
 pub(crate) struct Primary {
     /// Entries up to here were in the log when it became primary: reads wait until they are committed.
-    established: u64,
+    pub(crate) established: u64,
+    /// Entries up to here are never given up, as the storage knows.
+    pub(crate) stable: u64,
     /// It commits and reads nothing before: until then an earlier primary may have its lease.
     act_after_ns: u64,
     /// When the epoch began.
     epoch_ns: u64,
     pub(crate) peers: BTreeMap<ReplicaId, Peer>,
     /// Writes in the log that are not committed: client and number.
-    uncommitted: HashSet<(u64, u64)>,
+    pub(crate) uncommitted: HashSet<(u64, u64)>,
     waiting_reads: VecDeque<ClientRead>,
     /// Reads that the storage carries out.
     pub(crate) reading: BTreeMap<u64, ClientRead>,
     /// Reads that it could not, by number.
     pub(crate) repairs: BTreeMap<u64, Repair>,
+    /// Reads for followers with unsettled blocks, by number: the follower, its number, and the commit point before.
+    pub(crate) fetches: BTreeMap<u64, (ReplicaId, u64, u64)>,
 }
 
 /// A read of a client.
@@ -143,6 +147,7 @@ impl Primary {
         let headers = uncommitted.filter_map(|sequence| replica.log.get(sequence)).map(|entry| &entry.header);
         let mut primary = Primary {
             established: replica.log.end(),
+            stable: 0,
             act_after_ns: replica.heard_ns + replica.settings.grace_ns,
             epoch_ns: replica.now_ns,
             peers: BTreeMap::new(),
@@ -150,6 +155,7 @@ impl Primary {
             waiting_reads: VecDeque::new(),
             reading: BTreeMap::new(),
             repairs: BTreeMap::new(),
+            fetches: BTreeMap::new(),
         };
         primary.set_members(replica.id, &replica.config.in_sync, replica.log.end(), replica.now_ns);
         primary
@@ -413,6 +419,15 @@ impl<F: Plants> Replica<F> {
         let shrinks = self.faults.has(PlantedReplicaFault::ShrinkAfterAcknowledge);
         let (now_ns, lease_ns) = (self.now_ns, self.settings.lease_ns);
         if now_ns < primary.act_after_ns || self.config.in_sync.len() < self.settings.in_sync_min {
+            // Every replica that may become primary has these. A copy for a learner, which commits may wait for, must not
+            // wait for them.
+            let counted = primary.peers.values().filter(|peer| peer.counts());
+            let through = counted.map(|peer| peer.acknowledged.unwrap_or(0)).min().unwrap_or(u64::MAX);
+            let through = through.min(self.log.durable());
+            if self.settings.in_place && through > primary.stable.max(self.commit_point) {
+                primary.stable = through;
+                actions.push(ReplicaAction::Stable { through });
+            }
             return;
         }
         let epoch_ns = primary.epoch_ns;
@@ -476,6 +491,9 @@ impl<F: Plants> Replica<F> {
     ) {
         match &mut self.role {
             Role::Primary(primary) => {
+                if let Some((from, number, through)) = primary.fetches.remove(&read) {
+                    return self.send(from, MessageBody::Fetched { number, through, data }, actions);
+                }
                 let Some(request) = primary.reading.remove(&read) else { return };
                 match data {
                     Some(data) => request.answer(ClientReply::Data(data), actions),
@@ -516,8 +534,9 @@ impl<F: Plants> Replica<F> {
         if now_ns < primary.act_after_ns {
             return;
         }
-        // A new primary's commit point may be older than the true one, which its log's end is not.
-        let committed_max = commit_point.max(primary.established);
+        // A new primary's commit point may be older than the true one, which its log's end is not. What is stable may
+        // have been read.
+        let committed_max = commit_point.max(primary.established).max(primary.stable);
         for (id, peer) in &mut primary.peers {
             let nearly = peer.acknowledged.is_some_and(|through| through + NEARLY_ALL_ENTRIES >= end);
             if peer.in_sync || !matches!(peer.copy, CopyStage::None) || !peer.known || !nearly {

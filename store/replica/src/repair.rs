@@ -84,7 +84,7 @@ impl<F: Plants> Replica<F> {
         due.into_iter().for_each(|number| self.ask_member(number, actions));
     }
 
-    /// The primary asks for a range.
+    /// The primary asks for a range, or a follower with an unsettled block does.
     pub(crate) fn on_fetch(
         &mut self,
         from: ReplicaId,
@@ -94,7 +94,22 @@ impl<F: Plants> Replica<F> {
     ) {
         let may_answer = self.is_in_sync() && self.complete && from == self.config.primary;
         let (read, through) = (self.reads + 1, self.commit_point);
-        let Role::Follower(follower) = &mut self.role else { return };
+        // What is unsettled here is no answer; it is asked for again.
+        if self.unsettled.has(object, offset..offset.saturating_add(length)) {
+            return;
+        }
+        let follower = match &mut self.role {
+            Role::Follower(follower) => follower,
+            Role::Primary(primary) => {
+                if primary.peers.contains_key(&from) && primary.fetches.len() < REPAIRS_MAX {
+                    primary.fetches.insert(read, (from, number, through));
+                    self.reads = read;
+                    actions.push(ReplicaAction::Read { read, object, offset, length, through });
+                }
+                return;
+            }
+            Role::Starting => return,
+        };
         if may_answer && !follower.fenced && follower.fetches.len() < REPAIRS_MAX {
             follower.fetches.insert(read, (number, through));
             self.reads = read;
@@ -124,7 +139,9 @@ impl<F: Plants> Replica<F> {
         data: Option<Arc<[u8]>>,
         actions: &mut Vec<ReplicaAction>,
     ) {
-        let Role::Primary(primary) = &mut self.role else { return };
+        let Role::Primary(primary) = &mut self.role else {
+            return self.on_settling_data(from, number, through, data, actions);
+        };
         let Some(repair) = primary.repairs.get_mut(&number).filter(|repair| repair.member == Some(from))
         else {
             return;
@@ -154,7 +171,11 @@ impl<F: Plants> Replica<F> {
     }
 
     /// Whether an entry after a sequence changes a range, or may.
-    fn is_changed_after(&self, through: u64, (object, offset, length): (ObjectId, u32, u32)) -> bool {
+    pub(crate) fn is_changed_after(
+        &self,
+        through: u64,
+        (object, offset, length): (ObjectId, u32, u32),
+    ) -> bool {
         if through < self.log.base().sequence {
             return true;
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::follower::Follower;
 use crate::log::EntryLog;
 use crate::primary::Primary;
+use crate::unsettled::UnsettledBlocks;
 use crate::{
     AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, MessageBody, NoFaults,
     PlantedReplicaFault, Plants, RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent, ReplicaId,
@@ -41,6 +42,8 @@ pub struct ReplicaSettings {
     pub reads_max: usize,
     /// What is repaired is whole blocks of this many bytes.
     pub block_bytes: u32,
+    /// Storages write whole blocks in place once the headers of their entries are durable, before they are committed.
+    pub in_place: bool,
 }
 
 impl Default for ReplicaSettings {
@@ -60,6 +63,7 @@ impl Default for ReplicaSettings {
             entries_max: 4096,
             reads_max: 256,
             block_bytes: wire_store::BLOCK_BYTES as u32,
+            in_place: false,
         }
     }
 }
@@ -96,6 +100,8 @@ pub struct ReplicaStatus {
     pub complete: bool,
     /// Ranges that it could not read, and wrote again with what another replica has, since its start.
     pub repaired: u64,
+    /// Blocks that have the data of entries which the log lost, and wait for what the primary has.
+    pub unsettled: usize,
     /// Why it does not serve reads and writes; `None` if it does.
     pub blocked: Option<GroupBlocked>,
 }
@@ -138,6 +144,7 @@ pub struct Replica<F = NoFaults> {
     log_low: bool,
     pub(crate) reads: u64,
     pub(crate) repaired: u64,
+    pub(crate) unsettled: UnsettledBlocks,
     /// The last session of a stream that it asked for. Higher at each start.
     pub(crate) sessions: u64,
 }
@@ -174,7 +181,7 @@ impl<F: Plants> Replica<F> {
         now_ns: u64,
         faults: F,
     ) -> Replica<F> {
-        let RecoveredReplica { checkpoint, base, entries } = recovered;
+        let RecoveredReplica { checkpoint, base, entries, unsettled } = recovered;
         let end = base.sequence + entries.len() as u64;
         let through = checkpoint.through.sequence;
         assert!(
@@ -202,6 +209,7 @@ impl<F: Plants> Replica<F> {
             log_low: false,
             reads: 0,
             repaired: 0,
+            unsettled: UnsettledBlocks::new(unsettled, end + 1),
         }
     }
 
@@ -226,7 +234,10 @@ impl<F: Plants> Replica<F> {
         events.into_iter().for_each(|event| self.take(event, actions));
         match self.role {
             Role::Starting => {}
-            Role::Follower(_) => self.run_follower(actions),
+            Role::Follower(_) => {
+                self.run_follower(actions);
+                self.settle_blocks(actions);
+            }
             Role::Primary(_) => self.run_primary(actions),
         }
         self.repeat_proposal(actions);
@@ -248,6 +259,8 @@ impl<F: Plants> Replica<F> {
             ReplicaEvent::ReadDone { read, data } => self.on_read_done(read, data, actions),
             ReplicaEvent::ResetDone { session } => self.on_reset_done(session, actions),
             ReplicaEvent::ObjectRead { read, object } => self.on_object_read(read, object, actions),
+            ReplicaEvent::Truncated { truncation, in_place } => self.unsettled.confirm(truncation, &in_place),
+            ReplicaEvent::Settled { number } => self.unsettled.settled(number),
             ReplicaEvent::ObjectWritten { session, object } => {
                 self.on_object_written(session, object, actions)
             }
@@ -258,7 +271,10 @@ impl<F: Plants> Replica<F> {
     pub fn deadline(&self) -> Option<u64> {
         let role = match &self.role {
             Role::Starting => None,
-            Role::Follower(follower) => self.follower_deadline(follower),
+            Role::Follower(follower) => {
+                let settle = self.settle_deadline(follower);
+                self.follower_deadline(follower).into_iter().chain(settle).min()
+            }
             Role::Primary(primary) => Some(self.primary_deadline(primary)),
         };
         let proposal = self.proposal.as_ref().map(|proposal| proposal.again_ns);
@@ -279,6 +295,7 @@ impl<F: Plants> Replica<F> {
             commit_point: self.commit_point,
             complete: self.complete,
             repaired: self.repaired,
+            unsettled: self.unsettled.len(),
             blocked,
         }
     }
@@ -380,14 +397,20 @@ impl<F: Plants> Replica<F> {
         let primary = self.config.primary == self.id && self.is_in_sync() && self.complete;
         match (&mut self.role, primary) {
             (Role::Primary(_), true) => self.continue_as_primary(),
-            (_, true) => self.role = Role::Primary(Primary::new(self)),
+            (_, true) => {
+                self.unsettled.forget_requests();
+                self.role = Role::Primary(Primary::new(self));
+                self.append_unsettled(actions);
+            }
             (Role::Follower(follower), false) if earlier.primary == self.config.primary => {
                 follower.epoch_began(self.commit_point);
+                self.unsettled.forget_requests();
             }
             (_, false) => {
                 if let Role::Primary(primary) = std::mem::replace(&mut self.role, Role::Starting) {
                     self.refuse_reads(primary, actions);
                 }
+                self.unsettled.forget_requests();
                 // The new primary gets the time to send its first message.
                 self.heard_ns = self.now_ns;
                 self.role = Role::Follower(Follower::new(self));
@@ -429,6 +452,7 @@ impl<F: Plants> Replica<F> {
             let entry = self.log.get(self.commit_point).expect("committed entries are in the log").clone();
             let (client, number) = (entry.header.client, entry.header.client_number);
             self.applied.record(client, number, self.commit_point);
+            self.unsettled.is_replaced(&entry.header);
             if !entry.header.withheld {
                 actions.push(ReplicaAction::Apply { entry });
             }
@@ -496,6 +520,7 @@ impl<F: Plants> Replica<F> {
         actions: &mut Vec<ReplicaAction>,
     ) {
         self.complete = false;
+        self.unsettled = UnsettledBlocks::default();
         self.log.reset(base);
         self.commit_point = base.sequence;
         self.checkpointing = None;

@@ -41,6 +41,12 @@ impl Storage {
                 let object = (after < Some(object)).then(|| (object, [2; 8].into()));
                 self.pending.push_back(ReplicaEvent::ObjectRead { read, object });
             }
+            ReplicaAction::Truncate { truncation, .. } => {
+                self.pending.push_back(ReplicaEvent::Truncated { truncation, in_place: Vec::new() });
+            }
+            ReplicaAction::Settle { number, .. } => {
+                self.pending.push_back(ReplicaEvent::Settled { number });
+            }
             ReplicaAction::WriteObject { session, object, .. } => {
                 self.pending.push_back(ReplicaEvent::ObjectWritten { session, object });
             }
@@ -54,8 +60,8 @@ impl Storage {
                 }
             }
             ReplicaAction::Reply { .. } => self.replies += 1,
-            ReplicaAction::Truncate { .. }
-            | ReplicaAction::Apply { .. }
+            ReplicaAction::Apply { .. }
+            | ReplicaAction::Stable { .. }
             | ReplicaAction::Free { .. }
             | ReplicaAction::Propose(_) => {}
         }
@@ -94,6 +100,7 @@ fn run(seed: u64) -> Storage {
         checkpoint_entries: 1 + random.below(16),
         retained_entries: random.below(20),
         entries_max: 16 + random.index(40),
+        in_place: random.happens(500),
         ..ReplicaSettings::default()
     };
     let mut now_ns = random.below(1 << 40);

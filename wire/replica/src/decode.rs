@@ -142,6 +142,7 @@ impl<'a> Fields<'a> {
         for (what, value, valid) in [
             ("the epoch of the entry", header.epoch, header.epoch < EPOCH_LIMIT),
             ("the group of the entry", header.object.group, header.object.group == self.group),
+            ("where the data of the entry is", 2, !header.in_place),
             ("the link of the entry", header.previous_crc32c, header.previous_crc32c == 0),
             ("the length of the entry", header.length, data_bytes <= TRANSFER_BYTES_MAX as usize),
         ] {

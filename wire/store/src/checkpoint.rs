@@ -3,12 +3,13 @@
 use codec::{DecodeError, crc32c};
 
 use crate::fields::{array, check_location, check_zero, open, put, seal, u32_at, u64_at};
-use crate::{LogHeader, SECTOR_BYTES};
+use crate::{BLOCK_BYTES, LogHeader, OBJECT_BYTES, ObjectId, SECTOR_BYTES};
 
 const MAGIC: [u8; 4] = *b"RBCK";
 
 /// What a checkpoint of a replica made durable. There are two records behind the area of the log, written in turn; the
-/// valid one with the higher generation counts. The applied requests follow in the sectors after this one.
+/// valid one with the higher generation counts. The applied requests follow in the sectors after this one, then the unsettled
+/// blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointRecord {
     /// The log, a UUID.
@@ -23,9 +24,66 @@ pub struct CheckpointRecord {
     pub complete: bool,
     /// Bytes of the applied requests.
     pub applied_bytes: u32,
-    /// CRC32C of the applied requests.
+    /// CRC32C of the applied requests and of the unsettled blocks.
     pub applied_crc32c: u32,
+    /// Number of the unsettled blocks, which follow the applied requests.
+    pub unsettled: u32,
 }
+
+/// A block that has, or may have, the data of an entry that is no longer in the log: a crash left the entry after one that
+/// was not written completely, or its primary never had it. Other replicas have other data there until it is settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnsettledBlock {
+    /// The object.
+    pub object: ObjectId,
+    /// Offset of the block in the object, in bytes.
+    pub offset: u32,
+    /// CRC32C of the data.
+    pub data_crc32c: u32,
+    /// The client that wrote it, and its number of the request.
+    pub client: u64,
+    /// See `client`.
+    pub client_number: u64,
+}
+
+impl UnsettledBlock {
+    /// Bytes of one.
+    pub const SIZE: usize = 48;
+
+    /// Appends the encoding.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let mut bytes = [0; UnsettledBlock::SIZE];
+        self.object.put(&mut bytes, 0);
+        put(&mut bytes, 24, self.offset.to_le_bytes());
+        put(&mut bytes, 28, self.data_crc32c.to_le_bytes());
+        put(&mut bytes, 32, self.client.to_le_bytes());
+        put(&mut bytes, 40, self.client_number.to_le_bytes());
+        out.extend_from_slice(&bytes);
+    }
+
+    /// Decodes those of a record, whose length and checksum were checked with it.
+    ///
+    /// # Errors
+    /// A block that is not in an object.
+    pub fn decode_all(from: &[u8]) -> Result<Vec<UnsettledBlock>, DecodeError> {
+        let decode = |bytes: &[u8; UnsettledBlock::SIZE]| {
+            let offset = u32_at(bytes, 24);
+            if !offset.is_multiple_of(BLOCK_BYTES as u32) || offset >= OBJECT_BYTES as u32 {
+                return Err(DecodeError::value("the offset of an unsettled block", 24, offset.into()));
+            }
+            Ok(UnsettledBlock {
+                object: ObjectId::at(bytes, 0),
+                offset,
+                data_crc32c: u32_at(bytes, 28),
+                client: u64_at(bytes, 32),
+                client_number: u64_at(bytes, 40),
+            })
+        };
+        from.as_chunks().0.iter().map(decode).collect()
+    }
+}
+
+const _: () = assert!(ObjectId::SIZE == 24);
 
 impl CheckpointRecord {
     /// Slot of the record.
@@ -44,6 +102,7 @@ impl CheckpointRecord {
         put(&mut out, 48, self.epoch.to_le_bytes());
         put(&mut out, 52, self.applied_bytes.to_le_bytes());
         put(&mut out, 56, self.applied_crc32c.to_le_bytes());
+        put(&mut out, 60, self.unsettled.to_le_bytes());
         seal(&mut out, MAGIC);
         out
     }
@@ -60,7 +119,7 @@ impl CheckpointRecord {
         open(what, head, SECTOR_BYTES, MAGIC)?;
         check_location(u32_at(head, 12).into(), slot.into(), 12)?;
         check_zero("a reserved field of the checkpoint record", head, 7..8)?;
-        check_zero("a reserved field of the checkpoint record", head, 60..SECTOR_BYTES)?;
+        check_zero("a reserved field of the checkpoint record", head, 64..SECTOR_BYTES)?;
         if array(head, 16) != log {
             return Err(DecodeError::Text { what, reason: "it belongs to another log" });
         }
@@ -75,6 +134,7 @@ impl CheckpointRecord {
             },
             applied_bytes: u32_at(head, 52),
             applied_crc32c: u32_at(head, 56),
+            unsettled: u32_at(head, 60),
         };
         for (number, at) in [(record.generation, 32), (record.sequence, 40)] {
             if number >= LogHeader::LIMIT {
@@ -84,15 +144,13 @@ impl CheckpointRecord {
         if record.slot() != slot {
             return Err(DecodeError::value("the generation of the checkpoint record", 32, record.generation));
         }
-        let Some(applied) = rest.get(..record.applied_bytes as usize) else {
-            return Err(DecodeError::value(
-                "the length of the applied requests",
-                52,
-                record.applied_bytes.into(),
-            ));
+        let unsettled_bytes = (record.unsettled as usize).saturating_mul(UnsettledBlock::SIZE);
+        let bytes = (record.applied_bytes as usize).saturating_add(unsettled_bytes);
+        let Some(following) = rest.get(..bytes) else {
+            return Err(DecodeError::value("the length of what follows the record", 52, bytes as u64));
         };
-        if crc32c(applied) != record.applied_crc32c {
-            return Err(DecodeError::Text { what, reason: "the checksum of the applied requests is wrong" });
+        if crc32c(following) != record.applied_crc32c {
+            return Err(DecodeError::Text { what, reason: "the checksum of what follows it is wrong" });
         }
         Ok(record)
     }

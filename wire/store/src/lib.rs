@@ -23,7 +23,7 @@ mod log;
 mod onode;
 mod superblock;
 
-pub use checkpoint::CheckpointRecord;
+pub use checkpoint::{CheckpointRecord, UnsettledBlock};
 pub use codec::{DecodeError, crc32c};
 pub use image::ImageRecord;
 pub use log::{EntryHeader, LogHeader, LogSector, Operation};

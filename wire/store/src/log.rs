@@ -7,6 +7,9 @@ use crate::{OBJECT_BYTES, ObjectId, SECTOR_BYTES};
 
 const LOG_MAGIC: [u8; 4] = *b"RBLH";
 const ENTRY_MAGIC: [u8; 4] = *b"RBLE";
+/// Where the data of an entry is, if it does not follow.
+const WITHHELD: u8 = 1;
+const IN_PLACE: u8 = 2;
 
 /// Bytes that the device of a log writes whole or not at all. Headers and entries begin at such sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -168,6 +171,9 @@ pub struct EntryHeader {
     /// The data was withheld from a replica that gets a copy of the object later: no data follows, and the entry is not
     /// applied.
     pub withheld: bool,
+    /// The data is not in the log: it is written to its block once the header is durable, before the entry is
+    /// acknowledged. Only logs have such entries.
+    pub in_place: bool,
 }
 
 impl EntryHeader {
@@ -191,19 +197,21 @@ impl EntryHeader {
             data_crc32c: 0,
             previous_crc32c: 0,
             withheld: false,
+            in_place: false,
         }
     }
 
     /// Bytes of data that follow the header.
     pub fn data_bytes(&self) -> usize {
-        if self.operation == Operation::Write && !self.withheld { self.length as usize } else { 0 }
+        let has_data = self.operation == Operation::Write && !self.withheld && !self.in_place;
+        if has_data { self.length as usize } else { 0 }
     }
 
     /// Encodes the header for a position of a log.
     pub fn encode(&self, log: [u8; 16], position: u64) -> [u8; EntryHeader::SIZE] {
         let mut out = [0; EntryHeader::SIZE];
         out[6] = self.operation as u8;
-        out[7] = self.withheld.into();
+        out[7] = if self.in_place { IN_PLACE } else { self.withheld.into() };
         put(&mut out, 12, self.data_crc32c.to_le_bytes());
         self.object.put(&mut out, 16);
         put(&mut out, 40, self.version.to_le_bytes());
@@ -248,11 +256,13 @@ impl EntryHeader {
             mtime_ns: u64_at(from, 120),
             data_crc32c: u32_at(from, 12),
             previous_crc32c: u32_at(from, 92),
-            withheld: match from[7] {
-                0 | 1 => from[7] == 1,
-                other => return Err(DecodeError::value("whether the data was withheld", 7, other.into())),
-            },
+            withheld: from[7] == WITHHELD,
+            in_place: from[7] == IN_PLACE,
         };
+        let is_write = entry.operation == Operation::Write;
+        if from[7] > IN_PLACE || (entry.in_place && !is_write) {
+            return Err(DecodeError::value("where the data is", 7, from[7].into()));
+        }
         let end = u64::from(entry.offset) + u64::from(entry.length);
         let has_range = matches!(entry.operation, Operation::Write | Operation::WriteZeroes);
         if end > OBJECT_BYTES as u64 || has_range != (entry.length > 0) {

@@ -103,6 +103,7 @@ fn entry() -> EntryHeader {
         data_crc32c: 0xdead_beef,
         previous_crc32c: 0x0a0b_0c0d,
         withheld: false,
+        in_place: false,
     }
 }
 
@@ -117,6 +118,7 @@ fn checkpoint() -> CheckpointRecord {
         complete: true,
         applied_bytes: APPLIED.len() as u32,
         applied_crc32c: crc32c(APPLIED),
+        unsettled: 0,
     }
 }
 
@@ -325,4 +327,31 @@ fn an_image_needs_a_name() {
     assert!(named("").unwrap_err().to_string().contains("length of the image's name"));
     let longest = "x".repeat(ImageRecord::NAME_BYTES_MAX);
     assert_eq!(named(&longest).unwrap().name, longest);
+}
+
+#[test]
+fn an_entry_says_that_its_data_is_in_place() {
+    let in_place = EntryHeader { in_place: true, ..entry() };
+    let mut bytes = in_place.encode([1; 16], 512);
+    assert_eq!((bytes[7], in_place.data_bytes()), (2, 0));
+    assert_eq!(EntryHeader::decode(&bytes, [1; 16], 512), Ok(in_place));
+    bytes[7] = 3;
+    let sum = crc32c(&[&bytes[..8], &[0; 4], &bytes[12..]].concat());
+    bytes[8..12].copy_from_slice(&sum.to_le_bytes());
+    assert!(EntryHeader::decode(&bytes, [1; 16], 512).is_err());
+}
+
+#[test]
+fn unsettled_blocks_follow_the_applied_requests_of_a_record() {
+    let block = UnsettledBlock { object: ID, offset: 8192, data_crc32c: 7, client: 77, client_number: 78 };
+    let mut following = APPLIED.to_vec();
+    block.encode(&mut following);
+    let record = CheckpointRecord { unsettled: 1, applied_crc32c: crc32c(&following), ..checkpoint() };
+    let mut slot = [&record.encode()[..], &following].concat();
+    assert_eq!(CheckpointRecord::decode(&slot, [4; 16], 1), Ok(record));
+    assert_eq!(UnsettledBlock::decode_all(&following[APPLIED.len()..]), Ok(vec![block]));
+    *slot.last_mut().unwrap() ^= 1;
+    assert!(CheckpointRecord::decode(&slot, [4; 16], 1).is_err());
+    following[APPLIED.len() + 24] = 1;
+    assert!(UnsettledBlock::decode_all(&following[APPLIED.len()..]).is_err());
 }

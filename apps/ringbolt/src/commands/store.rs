@@ -131,6 +131,10 @@ pub(crate) struct NodeOptions {
     /// Listen on an address that others than this machine reach, although data is not encrypted
     #[arg(long)]
     allow_plain_network: bool,
+    /// The device of a new node writes each aligned 4 KiB whole or not at all, also when the power fails: overwrites of
+    /// 4 KiB then go in place, and the log has only their headers
+    #[arg(long)]
+    atomic_blocks: bool,
     /// How long another node is down before its replicas move to others
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     out_after: u64,
@@ -147,6 +151,7 @@ impl NodeOptions {
             domain: None,
             listen: Ipv4Addr::LOCALHOST.into(),
             allow_plain_network: false,
+            atomic_blocks: false,
             out_after: 600_000_000_000,
         }
     }

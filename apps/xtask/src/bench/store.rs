@@ -161,7 +161,10 @@ impl StoreCluster {
     fn start(context: &RunContext<'_>, devices: &[LoopDevice]) -> anyhow::Result<StoreCluster> {
         let directory = context.directory.folder("cluster-parent")?.join("cluster");
         let mut command = Command::new(context.binary);
-        command.args(["store", "up", "--replicas=2", "--spare=0", "--cluster"]).arg(&directory);
+        // The backing files in memory have no power to lose.
+        command
+            .args(["store", "up", "--replicas=2", "--spare=0", "--atomic-blocks", "--cluster"])
+            .arg(&directory);
         for device in devices {
             command.arg("--device").arg(&device.node);
         }

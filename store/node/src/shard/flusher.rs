@@ -16,7 +16,7 @@ use crate::device::{StoreDevice, join_all};
 
 /// Committed entries that start a batch, and most entries of one.
 pub(super) const FLUSH_ENTRIES: usize = 16;
-const BATCH_ENTRIES_MAX: usize = 1024;
+pub(super) const BATCH_ENTRIES_MAX: usize = 1024;
 /// A committed entry goes in place after this time even if there are few.
 pub(super) const FLUSH_AFTER_NS: u64 = 100_000_000;
 /// Metadata writes in flight.
@@ -31,6 +31,8 @@ pub(super) enum BackgroundWork {
     Checkpoint,
     /// Free entries of a replica's log.
     Free,
+    /// Write what the primary has to unsettled blocks.
+    Settle,
     /// Remove all objects and entries of a replica.
     Reset,
     /// End: the shard is closed, or has failed.
@@ -53,6 +55,7 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, device: StoreDevice) {
         let result = match work.await {
             BackgroundWork::Flush => flush(&shard, &device).await,
             BackgroundWork::Checkpoint => checkpoint(&shard, &device).await,
+            BackgroundWork::Settle => replication::settle(&shard, &device).await,
             BackgroundWork::Free => replication::free(&shard, &device).await,
             BackgroundWork::Reset => replication::reset(&shard, &device).await,
             BackgroundWork::End => return shard.borrow_mut().ended(),
@@ -67,7 +70,7 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, device: StoreDevice) {
 async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
     let (batch, entries, verify) = {
         let mut shard = shard.borrow_mut();
-        let count = shard.committed.len().min(BATCH_ENTRIES_MAX);
+        let count = shard.flushable();
         let mut entries: Vec<_> = shard.committed.drain(..count).collect();
         let (batch, applied) = apply(&mut shard, entries.iter().map(|entry| (&entry.header, &entry.data)))?;
         // What finds no room waits for a checkpoint, which frees what earlier entries gave up.
@@ -99,6 +102,7 @@ async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), Store
     }
     if let Some(last) = entries.last() {
         shard.applied_below = last.header.sequence + 1;
+        shard.placed.in_place(last.header.sequence);
     }
     if let Some(replication) = &mut shard.replication {
         entries.iter().for_each(|entry| replication.is_in_place(entry));
@@ -118,10 +122,12 @@ pub(super) fn apply<'a>(
     let mut pieces = Vec::new();
     let mut count = 0;
     for (entry, data) in entries {
-        if !entry.withheld {
+        if entry.in_place {
+            shard.partition.overwritten(entry);
+        } else if !entry.withheld {
             pieces.clear();
             match shard.partition.apply(entry, data.bytes_from(0), &mut pieces) {
-                Ok(()) => batch.add(&pieces, data),
+                Ok(()) => batch.add(&pieces, data, |block| shard.placed.is_overtaken(entry, block)),
                 Err(ObjectsError::Full) => break,
                 Err(source) => return Err(StoreError::Objects { partition: shard.index, source }),
             }
@@ -161,7 +167,8 @@ pub(super) async fn begin_checkpoint(
         let mut shard = shard.borrow_mut();
         let readers = std::mem::take(&mut shard.reading);
         shard.is_changed = false;
-        let record = shard.replication.as_mut().map(|replication| replication.next_record());
+        let unsettled = shard.placed.begin_record();
+        let record = shard.replication.as_mut().map(|replication| replication.next_record(&unsettled));
         (shard.partition.begin_checkpoint(), record, readers)
     };
     write_metadata(device, &checkpoint.checksums).await?;
@@ -189,7 +196,8 @@ pub(super) async fn end_checkpoint(shard: &RefCell<Shard>, readers: Rc<()>) -> R
     shard.stats.checkpoints += 1;
     shard.checkpoint_wanted = false;
     if let Some(replication) = &mut shard.replication {
-        replication.is_checkpointed();
+        let through = replication.is_checkpointed();
+        shard.placed.checkpointed(through);
     }
     shard.resume();
     Ok(())

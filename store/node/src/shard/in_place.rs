@@ -31,8 +31,8 @@ struct Patch {
 }
 
 impl InPlaceBatch {
-    /// Adds the pieces of the next entry.
-    pub(super) fn add(&mut self, pieces: &[WritePiece], data: &EntryData) {
+    /// Adds the pieces of the next entry, but for blocks that are not to be changed.
+    pub(super) fn add(&mut self, pieces: &[WritePiece], data: &EntryData, skips: impl Fn(u64) -> bool) {
         for piece in pieces {
             let mut from = 0;
             for block in piece.block..piece.block + u64::from(piece.blocks) {
@@ -42,6 +42,9 @@ impl InPlaceBatch {
                     PieceSource::Zeroes => ByteSource::Zeroes,
                 };
                 from += length;
+                if skips(block) {
+                    continue;
+                }
                 let patch = (length > 0).then_some(Patch { skip: piece.skip, length, source });
                 match (&piece.base, self.0.get_mut(&block)) {
                     (BlockBase::Stored, Some(change)) => change.patches.extend(patch),

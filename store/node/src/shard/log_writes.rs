@@ -3,14 +3,15 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use bdev::Request;
+use bdev::{Completion, Request};
 use block_io::{RequestFlags, Status, Tag};
 use dma::Data;
 use oplog::EntryPlace;
 use wire_store::{BLOCK_BYTES, OBJECT_BYTES, Operation, Superblock};
 
 use super::overlay::ByteSource;
-use super::{CommittedEntry, DeviceIo, Shard, UnacknowledgedEntry};
+use super::{CommittedEntry, DeviceIo, PlacedWrite, Shard, UnacknowledgedEntry};
+use crate::StoreError;
 
 /// Writes to the log in flight; entries that arrive meanwhile share the next one.
 const LOG_WRITES_MAX: usize = 2;
@@ -69,6 +70,62 @@ impl Shard {
         self.requests.push(request);
     }
 
+    /// A write to the log is durable: entries are too, but those whose data is to be written in place now.
+    pub(super) fn headers_written(&mut self, places: &[EntryPlace]) {
+        let first = self.unacknowledged.front().map_or(0, |entry| entry.place.sequence);
+        let mut durable = Vec::with_capacity(places.len());
+        for place in places {
+            let entry = &mut self.unacknowledged[(place.sequence - first) as usize];
+            match (entry.placed, entry.to_place.take()) {
+                (Some(block), Some(data)) => {
+                    let data_crc32c = entry.header.data_crc32c;
+                    let write = PlacedWrite { place: *place, block, data_crc32c, data };
+                    self.placed.to_write.push_back(write);
+                }
+                _ => durable.push(*place),
+            }
+        }
+        if !durable.is_empty() {
+            self.log_written(&durable);
+        }
+    }
+
+    /// Submits what overwrites blocks.
+    pub(super) fn submit_placed_writes(&mut self) {
+        while !self.placed.to_write.is_empty() && self.has_io_slots() {
+            let write = self.placed.to_write.pop_front().expect("it is not empty");
+            let PlacedWrite { place, block, data_crc32c, data } = write;
+            let io = DeviceIo::Placed(place, block, data_crc32c);
+            let slot = self.ios.insert(io).ok().expect("room was checked");
+            let (lba, blocks) = (block * BLOCK_BYTES as u64, data.len() as u64);
+            let (lba, blocks) = (lba / self.block_bytes, blocks / self.block_bytes);
+            let mut request = Request::write(Tag(slot.to_bits()), lba, blocks as u32, Data::One(data));
+            request.flags = RequestFlags::FUA;
+            self.requests.push(request);
+        }
+    }
+
+    /// A block is overwritten: its entry is durable.
+    pub(super) fn placed_written(
+        &mut self,
+        place: EntryPlace,
+        block: u64,
+        data_crc32c: u32,
+        completion: &Completion,
+    ) {
+        let status = completion.status();
+        if !status.is_success() {
+            let offset = block * BLOCK_BYTES as u64;
+            self.fail(&StoreError::Io { what: "write in place", offset, status });
+        }
+        if self.failed.is_none() {
+            self.partition.set_checksum(block, data_crc32c);
+            self.is_changed = true;
+            self.placed.written += 1;
+            self.log_written(&[place]);
+        }
+    }
+
     /// Entries of a write are durable.
     pub(super) fn log_written(&mut self, places: &[EntryPlace]) {
         let first = self.log.sequences().start;
@@ -84,7 +141,8 @@ impl Shard {
                 continue;
             }
             let UnacknowledgedEntry { place, header, data, need, reply, .. } = entry;
-            self.commit(CommittedEntry { header, data, bytes: place.bytes, need, copied: None });
+            let (bytes, copied, placed) = (place.bytes, None, None);
+            self.commit(CommittedEntry { header, data, bytes, need, copied, placed });
             reply.send(Status::SUCCESS, None);
         }
     }
@@ -94,7 +152,7 @@ impl Shard {
         let CommittedEntry { header, data, .. } = &entry;
         let range = header.offset..header.offset + header.length;
         match header.operation {
-            _ if header.withheld => {}
+            _ if header.withheld || header.in_place => {}
             Operation::Write => {
                 let source = ByteSource::Data(data.clone(), 0);
                 self.overlay.insert(header.object, range, header.sequence, source);
@@ -112,6 +170,10 @@ impl Shard {
             self.oldest_committed_ns = self.core.now_ns();
         }
         self.stats.entries += 1;
+        let resumes = self.placed.commit(&entry.header, entry.placed);
         self.committed.push_back(entry);
+        if resumes {
+            self.resume_waiting();
+        }
     }
 }

@@ -27,8 +27,9 @@ pub(super) struct ReadState {
     segments: Vec<Segment>,
     /// What is still to be read, the last first.
     runs: Vec<DeviceRun>,
-    /// The batch in place before which it was planned.
+    /// The batch in place before which it was planned, and the count of overwritten blocks.
     generation: u64,
+    overwritten: u64,
     /// Held until it is complete.
     _reading: Option<Rc<()>>,
 }
@@ -85,6 +86,7 @@ impl Shard {
             segments: Vec::new(),
             runs,
             generation: 0,
+            overwritten: 0,
             _reading: None,
         });
     }
@@ -103,6 +105,7 @@ impl Shard {
         read.segments = self.overlay.segments(read.object, read.offset..end);
         read.runs.clear();
         read.generation = self.generation;
+        read.overwritten = self.placed.written;
         let from_log: u32 = read.segments.iter().map(|segment| segment.end - segment.start).sum();
         if from_log == read.length {
             self.stats.reads_from_log += 1;
@@ -131,8 +134,17 @@ impl Shard {
         if !self.busy_blocks.is_empty() && needed.any(is_busy) {
             return self.parked.push(read);
         }
+        if self.is_uncertain(&read.runs) {
+            return self.placed.waiting.push(read);
+        }
         read._reading = Some(self.reading.clone());
         self.read_next_run(read);
+    }
+
+    /// Whether a block has what may be given up.
+    fn is_uncertain(&self, runs: &[DeviceRun]) -> bool {
+        let mut blocks = runs.iter().flat_map(|run| run.block..run.block + u64::from(run.blocks));
+        self.placed.has_uncommitted() && blocks.any(|block| self.placed.is_uncertain(block))
     }
 
     /// Reads the next run from the device, or ends the read.
@@ -176,6 +188,16 @@ impl Shard {
                 && !read.is_from_log(&run, (block - run.block) as u32)
         });
         let damaged = damaged.next().map(|(block, _)| block);
+        // What was overwritten since may be there, with a checksum that the block does not have yet or had before.
+        let is_uncertain = self.is_uncertain(std::slice::from_ref(&run));
+        if is_uncertain || (damaged.is_some() && read.overwritten != self.placed.written) {
+            if read.result.is_none() {
+                read.result = Some(buffer);
+            }
+            read._reading = None;
+            self.stats.reads_repeated += 1;
+            return self.plan(read);
+        }
         let is_overtaken = read.generation != self.generation;
         // What the log had may be older than what is in place now.
         if is_overtaken && (damaged.is_some() || !read.segments.is_empty() || !read.runs.is_empty()) {

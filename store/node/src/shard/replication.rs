@@ -10,6 +10,7 @@
 
 mod actions;
 mod background;
+mod recovery;
 mod start;
 
 use std::collections::{HashSet, VecDeque};
@@ -21,13 +22,13 @@ use replica::{
     AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, Replica, ReplicaAction,
     ReplicaCheckpoint, ReplicaEvent, ReplicaId, ReplicaMessage, ReplicaStatus,
 };
-use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, ObjectId, Operation, crc32c};
+use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, ObjectId, Operation, UnsettledBlock, crc32c};
 
 use super::copies::ObjectReads;
 use super::{CommittedEntry, RETRY_NS, ShardReply, UnacknowledgedEntry};
 use crate::StoreError;
 use crate::device::StoreDevice;
-pub(super) use background::{free, reset};
+pub(super) use background::{free, reset, settle};
 pub(crate) use start::{ReplicaOptions, start};
 
 /// Requests that wait for room in the log; more are refused as busy.
@@ -106,6 +107,8 @@ pub(super) struct Replication {
     object_queue: VecDeque<ReplicaAction>,
     /// Reads that the device has not begun.
     reads: VecDeque<ReplicaAction>,
+    /// Unsettled blocks to write.
+    settles: VecDeque<ReplicaAction>,
     /// Writes of clients that wait for room in the log.
     waiting: VecDeque<ClientRequest>,
     /// Client and number of each.
@@ -124,7 +127,11 @@ pub(super) struct Replication {
     checkpoint: Option<(u64, Box<ReplicaCheckpoint>)>,
     /// The record that is being written is that checkpoint.
     is_recording: bool,
+    /// What is in the last record.
+    recorded_through: u64,
     free_through: u64,
+    /// The blocks of the entries from here on, which are to be truncated, are listed as unsettled.
+    given_up: Option<u64>,
     reset: Option<(u64, Box<ReplicaCheckpoint>)>,
     is_resetting: bool,
     log_low_sent: bool,
@@ -142,8 +149,9 @@ pub(super) struct Replication {
 impl Replication {
     /// An entry of the log is durable, with all before it.
     pub(super) fn is_durable(&mut self, entry: UnacknowledgedEntry) {
-        let UnacknowledgedEntry { place, header, data, need, .. } = entry;
-        self.durable.push_back(CommittedEntry { header, data, bytes: place.bytes, need, copied: None });
+        let UnacknowledgedEntry { place, header, data, need, placed, .. } = entry;
+        let (bytes, copied) = (place.bytes, None);
+        self.durable.push_back(CommittedEntry { header, data, bytes, need, copied, placed });
         let append = self.appends.pop_front().expect("it was appended");
         match self.events.back_mut() {
             Some(ReplicaEvent::Appended { append: newest }) => *newest = append,
@@ -172,7 +180,7 @@ impl Replication {
     }
 
     /// The record of what is in place now.
-    pub(super) fn next_record(&mut self) -> RecordWrite {
+    pub(super) fn next_record(&mut self, unsettled: &[UnsettledBlock]) -> RecordWrite {
         if let Some((_, wanted)) = &self.checkpoint
             && wanted.through.sequence <= self.in_place.sequence
         {
@@ -180,16 +188,20 @@ impl Replication {
             self.is_recording = true;
         }
         self.generation += 1;
+        self.recorded_through = self.in_place.sequence;
         let mut applied = Vec::new();
         self.applied.encode(&mut applied);
+        let applied_bytes = applied.len() as u32;
+        unsettled.iter().for_each(|block| block.encode(&mut applied));
         let record = CheckpointRecord {
             log: self.log_uuid,
             generation: self.generation,
             sequence: self.in_place.sequence,
             epoch: self.in_place.epoch,
             complete: self.complete,
-            applied_bytes: applied.len() as u32,
+            applied_bytes,
             applied_crc32c: crc32c(&applied),
+            unsettled: unsettled.len() as u32,
         };
         let mut bytes = record.encode().to_vec();
         bytes.extend_from_slice(&applied);
@@ -198,14 +210,15 @@ impl Replication {
         RecordWrite { offset: self.places.starts[record.slot() as usize], bytes }
     }
 
-    /// The record is durable.
-    pub(super) fn is_checkpointed(&mut self) {
+    /// The record is durable. Returns the sequence up to which it has entries.
+    pub(super) fn is_checkpointed(&mut self) -> u64 {
         self.log_low_sent = false;
         if std::mem::take(&mut self.is_recording)
             && let Some((checkpoint, _)) = self.checkpoint.take()
         {
             self.events.push_back(ReplicaEvent::Checkpointed { checkpoint });
         }
+        self.recorded_through
     }
 
     /// Whether nothing is to be done at this time.
@@ -283,11 +296,14 @@ impl Replication {
                 self.object_queue.clear();
                 self.reads.clear();
                 self.object_reads.clear();
+                self.settles.clear();
                 self.checkpoint = None;
                 self.is_recording = false;
                 self.reset = Some((session, record));
             }
             ReplicaAction::Apply { .. }
+            | ReplicaAction::Stable { .. }
+            | ReplicaAction::Settle { .. }
             | ReplicaAction::Checkpoint { .. }
             | ReplicaAction::Read { .. }
             | ReplicaAction::ReadObject { .. }

@@ -17,7 +17,7 @@ use store_node::{
     ReplicaNodeConfig, StoreCores, StoreError, format_device,
 };
 use uuid::Uuid;
-use wire_store::{EntryHeader, ObjectId, Operation};
+use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
 
 use crate::process::Process;
 
@@ -139,6 +139,8 @@ pub(crate) struct Cluster {
     busy: BTreeSet<(usize, u64)>,
     stamp: u32,
     ignores_fua: bool,
+    /// Disks write blocks whole, and clients mostly do: they are overwritten in place.
+    in_place: bool,
     pub(crate) totals: Totals,
 }
 
@@ -152,10 +154,12 @@ pub(crate) struct Totals {
     pub(crate) checkpoints: u64,
     pub(crate) redone: u64,
     pub(crate) copies: u64,
+    pub(crate) overwriting: u64,
 }
 
-fn settings() -> ReplicaSettings {
+fn settings(in_place: bool) -> ReplicaSettings {
     ReplicaSettings {
+        in_place,
         lease_ns: 40 * MS,
         grace_ns: 45 * MS,
         heartbeat_ns: 10 * MS,
@@ -193,6 +197,7 @@ impl Cluster {
             busy: BTreeSet::new(),
             stamp: 0,
             ignores_fua,
+            in_place: seed % 2 == 1 && !ignores_fua,
             totals: Totals::default(),
             random,
         };
@@ -215,8 +220,12 @@ impl Cluster {
     }
 
     fn new_disk(&mut self, seed: u64, are_new: bool) -> CrashDisk {
-        let block_size = if seed.is_multiple_of(3) { 4096 } else { 512 };
-        let create = if self.ignores_fua { CrashDisk::create_ignoring_fua } else { CrashDisk::create };
+        let block_size = if self.in_place || seed.is_multiple_of(3) { 4096 } else { 512 };
+        let create = match (self.ignores_fua, self.in_place) {
+            (true, _) => CrashDisk::create_ignoring_fua,
+            (false, true) => CrashDisk::create_atomic,
+            (false, false) => CrashDisk::create,
+        };
         let disk =
             create(&Registry::new(), "Disk", (8 << 20) / u64::from(block_size), block_size, seed).unwrap();
         let mut process = Process::start(&disk, &self.clock, &mut self.random);
@@ -247,12 +256,12 @@ impl Cluster {
         let process = Process::start(&self.nodes[index].disk, &self.clock, &mut self.random);
         let (registry, core) = (process.registry.clone(), process.reactor.core());
         let (opened, network): (Opened, _) = (Rc::default(), self.network.clone());
-        let result = opened.clone();
+        let (result, in_place) = (opened.clone(), self.in_place);
         assert!(process.reactor.core().spawn(async move {
             let config = ReplicaNodeConfig {
                 name: "test",
                 id: ReplicaId(index as u32),
-                settings: settings(),
+                settings: settings(in_place),
                 in_sync_min: Vec::new(),
                 outbox: Arc::new(move |_, _| Box::new(TestOutbox { node: index, network: network.clone() })),
             };
@@ -397,10 +406,11 @@ impl Cluster {
             let request = match work.stamp {
                 None => ClientRequest::Read { client: id, number, object, offset, length },
                 Some(0) => ClientRequest::Write { header: header(Operation::WriteZeroes), data: [].into() },
-                Some(stamp) => ClientRequest::Write {
-                    header: header(Operation::Write),
-                    data: stamp.to_le_bytes().repeat(length as usize / 4).into(),
-                },
+                Some(stamp) => {
+                    let data = stamp.to_le_bytes().repeat(length as usize / 4);
+                    let header = EntryHeader { data_crc32c: crc32c(&data), ..header(Operation::Write) };
+                    ClientRequest::Write { header, data: data.into() }
+                }
             };
             let target = client.target;
             let mut network = self.network.lock().unwrap();
@@ -419,6 +429,8 @@ impl Cluster {
         let half = WINDOW / 2;
         let at = self.random.below(half);
         let count = (1 + self.random.below(40)).min(half - at);
+        let is_block = self.in_place && self.random.happens(850);
+        let (at, count) = if is_block { (at / 8 * 8, 8) } else { (at, count) };
         let first = at + half * self.random.below(2);
         let sectors: Vec<_> = (first..first + count).map(|sector| (group, sector)).collect();
         if sectors.iter().any(|sector| self.busy.contains(sector)) {

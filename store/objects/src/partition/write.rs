@@ -149,7 +149,11 @@ impl Partition {
     fn claim_block(&mut self, place: u32, block: usize) -> (u64, bool) {
         let extent = self.claim_extent(place, block / BLOCKS_PER_EXTENT);
         let was_written = self.map_at_mut(place).set_written(block, true);
-        self.changed.first_write |= !was_written;
+        if !was_written {
+            self.changed.first_write = true;
+            let onode = self.onodes[place as usize].as_ref().expect("the place is in use");
+            self.changed.remapped.insert(onode.id);
+        }
         (self.place_of(extent, block), was_written)
     }
 

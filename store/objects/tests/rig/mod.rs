@@ -387,6 +387,7 @@ fn random_entry(random: &mut WyRand, sequence: u64) -> Entry {
         data_crc32c: crc32c(&data),
         previous_crc32c: 0,
         withheld: false,
+        in_place: false,
     };
     (entry, data)
 }

@@ -297,6 +297,7 @@ fn make_node(
                   "bdev_name": DEVICE, "cluster": cluster, "node": node,
                   "listen": SocketAddr::new(options.listen, 0).to_string(),
                   "allow_plain_network": options.allow_plain_network,
+                  "atomic_blocks": options.atomic_blocks,
                   "out_after_s": options.out_after / 1_000_000_000 } } ] } ] });
     fs::write(path.join("config.json"), format!("{config:#}\n")).map_err(CommandError::environment)
 }

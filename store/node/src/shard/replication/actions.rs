@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use block_io::Status;
 use replica::{ClientReply, ClientRequest, EntryId, GroupBlocked, ReplicaAction, ReplicaEvent};
-use wire_store::{EntryHeader, ObjectId, Operation};
+use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId, Operation};
 
 use super::{READS_MAX, ReplicaInput, Replication, WAITING_REQUESTS_MAX};
 use crate::shard::copies::parts_of_copy;
 use crate::shard::overlay::EntryData;
+use crate::shard::placed::{UnsettledEntry, is_whole_block, unsettled_block};
 use crate::shard::{CommittedEntry, Reply, Shard, ShardReply, UNPLACED_BYTES_MAX};
 
 impl Shard {
@@ -132,7 +133,8 @@ impl Shard {
                 break;
             }
         }
-        let is_low = self.log.room() < self.log.capacity() / 2;
+        // Their data is in memory, as if the log had it.
+        let is_low = self.log.room() < self.log.capacity() / 2 + self.placed.bytes_in_log();
         if is_low && !replication.log_low_sent {
             replication.events.push_back(ReplicaEvent::LogLow);
         }
@@ -146,6 +148,16 @@ impl Shard {
     ) -> Result<(), ReplicaAction> {
         match action {
             ReplicaAction::Append { append, ref entry } => {
+                // What is committed is durable here only up to this.
+                let commit_point = entry.header.commit_point.min(self.log.durable_through());
+                let header = EntryHeader { commit_point, ..entry.header.clone() };
+                if let Some(block) = self.block_to_overwrite(&header, replication) {
+                    if !self.overwrite(header, &entry.data, block) {
+                        return Err(action);
+                    }
+                    replication.appends.push_back(append);
+                    return Ok(());
+                }
                 let bytes = oplog::entry_bytes(entry.data.len(), self.log.sector());
                 let is_crowded = self.unplaced_bytes > 0 && self.unplaced_bytes + bytes > UNPLACED_BYTES_MAX;
                 if bytes > self.log.room() || is_crowded {
@@ -160,23 +172,78 @@ impl Shard {
                 let releasing = releasing.is_some_and(|unapplied| unapplied.releasing > 0);
                 let need = self.partition.space_need(&entry.header, releasing).unwrap_or_default();
                 replication.appends.push_back(append);
-                self.append(entry.header.clone(), buffer, need, Reply::None);
+                self.append(header, buffer, need, Reply::None);
             }
-            ReplicaAction::Truncate { from } => {
-                if !self.unacknowledged.is_empty() {
+            ReplicaAction::Truncate { truncation, from } => {
+                if !self.unacknowledged.is_empty() || !self.is_given_up(from, replication) {
                     return Err(action);
                 }
                 self.log.truncate(from);
+                self.placed.truncate(from);
                 replication.recovered_through = replication.recovered_through.min(from - 1);
+                let mut in_place = Vec::new();
                 while let Some(entry) = replication.durable.pop_back_if(|entry| entry.header.sequence >= from)
                 {
+                    in_place.extend(entry.placed.map(|_| entry.header.sequence));
                     self.unplaced_bytes -= entry.bytes;
                     self.release_reservation(&entry.header, entry.need);
                 }
+                replication.given_up = None;
+                replication.events.push_back(ReplicaEvent::Truncated { truncation, in_place });
+                self.resume_waiting();
             }
             _ => unreachable!("{action:?} does not concern the log"),
         }
         Ok(())
+    }
+
+    /// The block that an entry's data overwrites before it is committed, with only its header in the log.
+    fn block_to_overwrite(&self, header: &EntryHeader, replication: &Replication) -> Option<u64> {
+        if !self.placed.is_enabled || !is_whole_block(header) || !replication.complete {
+            return None;
+        }
+        // Earlier entries of the object may go to the block later.
+        if self.unapplied.get(&header.object).is_some_and(|unapplied| unapplied.logged > 0) {
+            return None;
+        }
+        let block = self.partition.stored_block(header.object, header.offset, true)?;
+        let is_free = !self.busy_blocks.contains(&block) && self.placed.may_write(header, block);
+        is_free.then_some(block)
+    }
+
+    /// Appends an entry whose data overwrites a block, if there are room and memory.
+    fn overwrite(&mut self, header: EntryHeader, data: &[u8], block: u64) -> bool {
+        let header = EntryHeader { in_place: true, ..header };
+        let bytes = oplog::entry_bytes(0, self.log.sector());
+        if bytes > self.log.room() {
+            return false;
+        }
+        let pool = self.core.pool();
+        let (Some(mut log_bytes), Some(mut buffer)) = (pool.take(bytes as usize), pool.take(BLOCK_BYTES))
+        else {
+            return false;
+        };
+        log_bytes.clear();
+        buffer.copy_from(0, data);
+        self.append_in_place(header, log_bytes, buffer, block);
+        true
+    }
+
+    /// Before entries are truncated, a record lists the blocks that have their data. Returns whether it is durable.
+    fn is_given_up(&mut self, from: u64, replication: &mut Replication) -> bool {
+        if replication.given_up != Some(from) {
+            replication.given_up = Some(from);
+            let lost = replication.durable.iter().filter(|entry| entry.header.sequence >= from);
+            let unsettled = |entry: &CommittedEntry| {
+                Some(UnsettledEntry::new(unsettled_block(&entry.header), entry.placed?))
+            };
+            self.placed.give_up(lost.filter_map(unsettled));
+        }
+        if !self.placed.is_recorded() {
+            self.wake_background();
+            return false;
+        }
+        true
     }
 
     fn carry_out_object(
@@ -207,6 +274,14 @@ impl Shard {
                 }
                 self.commit_through(through, replication);
                 replication.checkpoint = Some((checkpoint, record));
+                self.wake_background();
+            }
+            ReplicaAction::Stable { through } => {
+                self.placed.set_stable(through);
+                self.resume_waiting();
+            }
+            ReplicaAction::Settle { .. } => {
+                replication.settles.push_back(action);
                 self.wake_background();
             }
             ReplicaAction::Read { .. } => replication.reads.push_back(action),
@@ -263,6 +338,7 @@ impl Shard {
                 bytes,
                 need,
                 copied,
+                placed: None,
             });
         }
     }

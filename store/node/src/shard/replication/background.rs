@@ -2,14 +2,15 @@
 
 use std::cell::RefCell;
 
-use replica::{EntryId, ReplicaEvent};
-use wire_store::{EntryHeader, ObjectId, Operation};
+use replica::{EntryId, ReplicaAction, ReplicaEvent};
+use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId, Operation, crc32c};
 
 use super::Replication;
 use crate::StoreError;
 use crate::device::StoreDevice;
 use crate::shard::flusher::{
-    BackgroundWork, FLUSH_AFTER_NS, FLUSH_ENTRIES, begin_checkpoint, end_checkpoint,
+    BATCH_ENTRIES_MAX, BackgroundWork, FLUSH_AFTER_NS, FLUSH_ENTRIES, begin_checkpoint, checkpoint,
+    end_checkpoint,
 };
 use crate::shard::overlay::Overlay;
 use crate::shard::{Shard, UNPLACED_BYTES_MAX};
@@ -23,7 +24,48 @@ pub(in crate::shard) async fn free(shard: &RefCell<Shard>, device: &StoreDevice)
     };
     if let Some((block, bytes)) = header {
         device.write_head(block, &bytes).await?;
-        shard.borrow_mut().log.freed();
+        let mut shard = shard.borrow_mut();
+        shard.log.freed();
+        let through = shard.log.sequences().start - 1;
+        shard.placed.freed(through);
+    }
+    Ok(())
+}
+
+/// Writes what the primary has to unsettled blocks. What the log has of these is in place, or waits for this.
+pub(in crate::shard) async fn settle(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
+    let next = || shard.borrow_mut().replication.as_mut()?.settles.pop_front();
+    let is_proven = |shard: &Shard| {
+        let in_place = shard.replication.as_ref().map_or(0, |replication| replication.in_place.sequence);
+        shard.placed.proven >= in_place
+    };
+    // Recovery would miss what entries had written there before.
+    if !is_proven(&shard.borrow()) {
+        checkpoint(shard, device).await?;
+    }
+    while let Some(ReplicaAction::Settle { number, object, offset, data }) = next() {
+        let block = {
+            let shard = &mut *shard.borrow_mut();
+            let block = shard.partition.stored_block(object, offset, false);
+            let block = block.filter(|_| shard.placed.is_unsettled(object, offset));
+            block.filter(|_| data.len() == BLOCK_BYTES).inspect(|block| {
+                shard.generation += 1;
+                shard.busy_blocks.insert(*block);
+            })
+        };
+        if let Some(block) = block {
+            device.write(block * BLOCK_BYTES as u64, &data).await?;
+            let mut shard = shard.borrow_mut();
+            shard.partition.set_checksum(block, crc32c(&data));
+            shard.is_changed = true;
+            shard.busy_blocks.clear();
+            shard.placed.settle(object, offset);
+        }
+        let mut shard = shard.borrow_mut();
+        if let Some(replication) = &mut shard.replication {
+            replication.events.push_back(ReplicaEvent::Settled { number });
+        }
+        shard.resume();
     }
     Ok(())
 }
@@ -32,6 +74,7 @@ pub(in crate::shard) async fn free(shard: &RefCell<Shard>, device: &StoreDevice)
 pub(in crate::shard) async fn reset(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
     let (session, base, record) = {
         let mut shard = shard.borrow_mut();
+        shard.placed.clear();
         let replication = shard.replication.as_mut().expect("only a replica is reset");
         let (session, checkpoint) = replication.reset.take().expect("a reset is wanted");
         replication.is_resetting = true;
@@ -39,7 +82,7 @@ pub(in crate::shard) async fn reset(shard: &RefCell<Shard>, device: &StoreDevice
         replication.applied = checkpoint.applied;
         replication.in_place = checkpoint.through;
         replication.committed = checkpoint.through;
-        (session, checkpoint.through, replication.next_record())
+        (session, checkpoint.through, replication.next_record(&[]))
     };
     record.write(device).await?;
     reset_log(shard, device, base).await?;
@@ -103,17 +146,36 @@ impl Shard {
         }
         let wanted = replication.checkpoint.as_ref().map(|(_, record)| record.through.sequence);
         let is_reached = wanted.is_some_and(|through| through <= replication.in_place.sequence);
-        if is_reached || (self.checkpoint_wanted && self.is_changed) {
+        if is_reached || (self.checkpoint_wanted && self.is_changed) || self.placed.wants_record() {
             return Some(BackgroundWork::Checkpoint);
+        }
+        let next = self.committed.front();
+        let waits_to_settle = next.is_some_and(|next| self.placed.waits_to_settle(&next.header));
+        if !replication.settles.is_empty() && (next.is_none() || waits_to_settle) {
+            return Some(BackgroundWork::Settle);
         }
         let is_due = self.core.now_ns().saturating_sub(self.oldest_committed_ns) >= FLUSH_AFTER_NS;
         let is_wanted = wanted.is_some()
             || self.is_closing
+            || !replication.settles.is_empty()
             || replication.is_redoing()
             || self.unplaced_bytes > UNPLACED_BYTES_MAX / 2;
-        if !self.committed.is_empty() && (self.committed.len() > FLUSH_ENTRIES || is_due || is_wanted) {
-            return Some(BackgroundWork::Flush);
+        if next.is_some() && !waits_to_settle && (self.committed.len() > FLUSH_ENTRIES || is_due || is_wanted)
+        {
+            let is_unproven = next.is_some_and(|next| self.is_unproven(&next.header));
+            return Some(if is_unproven { BackgroundWork::Checkpoint } else { BackgroundWork::Flush });
         }
         self.is_closing.then_some(BackgroundWork::End)
+    }
+
+    fn is_unproven(&self, header: &EntryHeader) -> bool {
+        !header.in_place && self.placed.is_unproven(header.object, header.sequence)
+    }
+
+    /// Committed entries that may go in place now.
+    pub(in crate::shard) fn flushable(&self) -> usize {
+        let may_go = |header: &EntryHeader| !self.placed.waits_to_settle(header) && !self.is_unproven(header);
+        let next = self.committed.iter().take(BATCH_ENTRIES_MAX);
+        next.take_while(|entry| may_go(&entry.header)).count()
     }
 }

@@ -2,20 +2,20 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
-use std::sync::Arc;
 
-use oplog::RecoveredEntries;
+use objects::SpaceNeed;
 use reactor::Core;
 use replica::{
     AppliedRequests, EntryId, RecoveredReplica, Replica, ReplicaCheckpoint, ReplicaId, ReplicaSettings,
-    ReplicatedEntry,
 };
-use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, SECTOR_BYTES, Superblock};
+use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, SECTOR_BYTES, Superblock, UnsettledBlock};
 
 use super::background::reset_log;
+use super::recovery::{RecoveredBlocks, recover_blocks};
 use super::{CommittedEntry, Outbox, READS_MAX, RecordPlaces, Replication};
 use crate::StoreError;
 use crate::device::StoreDevice;
+use crate::format::CHECKPOINT_BLOCKS;
 use crate::shard::copies::{self, ObjectReads};
 use crate::shard::overlay::EntryData;
 use crate::shard::{Shard, ShardHandle, load, run};
@@ -41,7 +41,7 @@ pub(crate) async fn start(
         bytes: superblock.checkpoint_blocks as usize * BLOCK_BYTES,
     };
     let (log_uuid, group) = (shard.borrow().log.uuid(), shard.borrow().log.group());
-    let (record, applied) = read_record(&device, places, log_uuid, group).await?;
+    let (record, applied, unsettled) = read_record(&device, places, log_uuid, group).await?;
     let base = EntryId { sequence: record.sequence, epoch: record.epoch };
     let has_base = shard.borrow().log.epoch_of(base.sequence) == Some(base.epoch);
     if !has_base && record.complete {
@@ -55,13 +55,22 @@ pub(crate) async fn start(
             Vec::new()
         }
     };
+    let is_enabled = superblock.checkpoint_blocks >= CHECKPOINT_BLOCKS;
+    let unsettled = if has_base { unsettled } else { Vec::new() };
+    let RecoveredBlocks { entries, replicated, unsettled, blocks } =
+        recover_blocks(&shard, &device, entries, unsettled, base.sequence).await?;
     let checkpoint = ReplicaCheckpoint { through: base, applied: applied.clone(), complete: record.complete };
     let replication = {
         let shard = &mut *shard.borrow_mut();
         let first = shard.log.sequences().start;
         let log_base = EntryId { sequence: first - 1, epoch: shard.log.base_epoch() };
-        let recovered = RecoveredReplica { checkpoint, base: log_base, entries: replicated(&entries) };
-        let ReplicaOptions { id, settings, outbox } = options(shard.log.group());
+        let ReplicaOptions { id, mut settings, outbox } = options(shard.log.group());
+        shard.placed.is_enabled = settings.in_place && is_enabled;
+        // What the log has of an earlier run counts as well.
+        settings.in_place = shard.placed.is_enabled
+            || !unsettled.is_empty()
+            || entries.iter().any(|(header, _)| header.in_place);
+        let recovered = RecoveredReplica { checkpoint, base: log_base, entries: replicated, unsettled };
         // Each start writes a record, so that its generation counts starts.
         let incarnation = (record.generation + 1) as u32;
         let (sender, replies) = core.mailbox(READS_MAX);
@@ -85,6 +94,9 @@ pub(crate) async fn start(
             complete: record.complete,
             checkpoint: None,
             is_recording: false,
+            recorded_through: base.sequence,
+            settles: VecDeque::new(),
+            given_up: None,
             free_through: 0,
             reset: None,
             is_resetting: false,
@@ -101,12 +113,15 @@ pub(crate) async fn start(
         shard.applied_below = base.sequence + 1;
         shard.stats.entries_redone = shard.log.sequences().end - shard.applied_below;
         for (header, data) in entries.into_iter().filter(|(header, _)| header.sequence > base.sequence) {
-            shard.recover(&mut replication.durable, header, data);
+            let placed = blocks.get(&header.sequence).copied();
+            shard.recover(&mut replication.durable, header, data, placed);
         }
         replication
     };
     let mut replication = Box::new(replication);
-    replication.next_record().write(&device).await?;
+    let unsettled = shard.borrow_mut().placed.begin_record();
+    replication.next_record(&unsettled).write(&device).await?;
+    shard.borrow_mut().placed.checkpointed(base.sequence);
     shard.borrow_mut().replication = Some(replication);
     copies::start(core, &shard)?;
     run(core, shard, device)
@@ -118,42 +133,44 @@ async fn read_record(
     places: RecordPlaces,
     log: [u8; 16],
     group: u32,
-) -> Result<(CheckpointRecord, AppliedRequests), StoreError> {
+) -> Result<(CheckpointRecord, AppliedRequests, Vec<UnsettledBlock>), StoreError> {
     let invalid = |source| StoreError::CheckpointRecord { group, source };
     let mut found = Vec::new();
     for (slot, start) in (0..).zip(places.starts) {
         let bytes = device.read(start, places.bytes).await?;
         found.push(CheckpointRecord::decode(bytes.as_slice(), log, slot).map(|record| {
-            let applied = &bytes.as_slice()[SECTOR_BYTES..][..record.applied_bytes as usize];
-            (record, applied.to_vec())
+            let following = &bytes.as_slice()[SECTOR_BYTES..];
+            let (applied, unsettled) = following.split_at(record.applied_bytes as usize);
+            let unsettled = &unsettled[..record.unsettled as usize * UnsettledBlock::SIZE];
+            (record, applied.to_vec(), unsettled.to_vec())
         }));
     }
     let first_error = found[0].clone().err();
-    let newest = found.into_iter().flatten().max_by_key(|(record, _)| record.generation);
-    let Some((record, applied)) = newest else {
+    let newest = found.into_iter().flatten().max_by_key(|(record, ..)| record.generation);
+    let Some((record, applied, unsettled)) = newest else {
         return Err(invalid(first_error.expect("neither is valid")));
     };
     let applied = AppliedRequests::decode(&applied).map_err(invalid)?;
-    Ok((record, applied))
-}
-
-fn replicated(entries: &RecoveredEntries) -> Vec<Arc<ReplicatedEntry>> {
-    let entry = |(header, data): &(EntryHeader, Vec<u8>)| {
-        // What is before an entry in the log is not the replica's matter.
-        let header = EntryHeader { previous_crc32c: 0, ..header.clone() };
-        Arc::new(ReplicatedEntry { header, data: data.as_slice().into() })
-    };
-    entries.iter().map(entry).collect()
+    Ok((record, applied, UnsettledBlock::decode_all(&unsettled).map_err(invalid)?))
 }
 
 impl Shard {
     /// An entry that the log had at the start, which is not in place for certain.
-    fn recover(&mut self, durable: &mut VecDeque<CommittedEntry>, header: EntryHeader, data: Vec<u8>) {
-        let need = self.partition.space_need(&header, false).unwrap_or_default();
+    fn recover(
+        &mut self,
+        durable: &mut VecDeque<CommittedEntry>,
+        header: EntryHeader,
+        data: Vec<u8>,
+        placed: Option<u64>,
+    ) {
+        let need = match header.in_place {
+            true => SpaceNeed::default(),
+            false => self.partition.space_need(&header, false).unwrap_or_default(),
+        };
         let bytes = oplog::entry_bytes(data.len(), self.log.sector());
         self.reserve(&header, need);
         self.unplaced_bytes += bytes;
         let data = if data.is_empty() { EntryData::None } else { EntryData::Recovered(Rc::new(data)) };
-        durable.push_back(CommittedEntry { header, data, bytes, need, copied: None });
+        durable.push_back(CommittedEntry { header, data, bytes, need, copied: None, placed });
     }
 }
