@@ -11,6 +11,7 @@
 //!
 //! [`ShardPoller`] takes [`ShardRequest`]s from a mailbox, so that the block devices of every core reach it.
 
+mod append;
 mod copies;
 mod flusher;
 mod in_place;
@@ -339,62 +340,6 @@ impl Shard {
         self.append(header, buffer, need, request.reply);
     }
 
-    /// Appends an entry to the log, which has room for it. `buffer` has room for the header, then the data, then zeroes.
-    fn append(&mut self, header: EntryHeader, mut buffer: Buffer, need: SpaceNeed, reply: Reply) {
-        let data = &buffer.as_slice()[EntryHeader::SIZE..][..header.data_bytes()];
-        let (place, bytes) = self.log.append(header.clone(), data).expect("room was checked");
-        buffer.as_mut_slice()[..EntryHeader::SIZE].copy_from_slice(&bytes);
-        let to_write = buffer.share();
-        let data = if header.data_bytes() > 0 { EntryData::Logged(Rc::new(buffer)) } else { EntryData::None };
-        self.reserve(&header, need);
-        let bytes = Some(to_write);
-        self.unacknowledged.push_back(UnacknowledgedEntry {
-            place,
-            header,
-            data,
-            bytes,
-            need,
-            reply,
-            placed: None,
-            to_place: None,
-        });
-        self.unwritten += 1;
-        self.unplaced_bytes += place.bytes;
-        self.stats.unplaced_bytes_max = self.stats.unplaced_bytes_max.max(self.unplaced_bytes);
-    }
-
-    /// Appends an entry whose data overwrites a block; `log_bytes` is for its header.
-    fn append_in_place(&mut self, header: EntryHeader, mut log_bytes: Buffer, data: Buffer, block: u64) {
-        let (place, bytes) = self.log.append(header.clone(), &[]).expect("room was checked");
-        log_bytes.as_mut_slice()[..EntryHeader::SIZE].copy_from_slice(&bytes);
-        let need = SpaceNeed::default();
-        self.reserve(&header, need);
-        self.placed.insert(&header, block);
-        self.unacknowledged.push_back(UnacknowledgedEntry {
-            place,
-            header,
-            data: EntryData::None,
-            bytes: Some(log_bytes),
-            need,
-            reply: Reply::None,
-            placed: Some(block),
-            to_place: Some(data),
-        });
-        self.unwritten += 1;
-        self.unplaced_bytes += place.bytes;
-        self.stats.entries_overwriting += 1;
-    }
-
-    /// Reserves the space of an entry that is not applied to the partition yet.
-    fn reserve(&mut self, header: &EntryHeader, need: SpaceNeed) {
-        let unapplied = self.unapplied.entry(header.object).or_default();
-        unapplied.all += 1;
-        unapplied.releasing += u32::from(gives_up_space(header.operation));
-        unapplied.logged += u32::from(!header.in_place);
-        self.reserved.extents += need.extents;
-        self.reserved.onodes += need.onodes;
-    }
-
     /// No space is reserved, and a checkpoint would free none.
     fn is_settled(&self) -> bool {
         self.unacknowledged.is_empty() && self.committed.is_empty() && !self.is_changed
@@ -405,19 +350,6 @@ impl Shard {
         self.stats.deferred += 1;
         self.deferred.push_back(request);
         self.wake_background();
-    }
-
-    fn release_reservation(&mut self, header: &EntryHeader, need: SpaceNeed) {
-        self.reserved.extents -= need.extents;
-        self.reserved.onodes -= need.onodes;
-        if let Some(unapplied) = self.unapplied.get_mut(&header.object) {
-            unapplied.all -= 1;
-            unapplied.releasing -= u32::from(gives_up_space(header.operation));
-            unapplied.logged -= u32::from(!header.in_place);
-            if unapplied.all == 0 {
-                self.unapplied.remove(&header.object);
-            }
-        }
     }
 
     /// What the background task does now, if anything.
@@ -611,10 +543,6 @@ impl Shard {
         let of_volume = stored.chain(committed).chain(unacknowledged).filter(|id| id.volume == volume);
         of_volume.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
     }
-}
-
-fn gives_up_space(operation: Operation) -> bool {
-    matches!(operation, Operation::WriteZeroes | Operation::Remove)
 }
 
 impl Poller for ShardPoller {

@@ -125,17 +125,27 @@ pub(super) async fn recover_blocks(
             _ => {}
         }
     }
-    for block in unsettled.iter().copied() {
-        let stored = &stored[&(block.object, block.offset)];
-        shard.partition.set_checksum(stored.block, stored.data_crc32c);
-        shard.placed.unsettled.push(UnsettledEntry::new(block, stored.block));
-        let UnsettledBlock { object, offset, data_crc32c, client, client_number } = block;
-        let header = EntryHeader::new(wire_store::Operation::Write, object, offset, BLOCK_BYTES as u32);
-        let header = EntryHeader { data_crc32c, client, client_number, ..header };
-        recovered.unsettled.push(Arc::new(ReplicatedEntry { header, data: stored.data.clone() }));
-    }
+    recovered.unsettled = list_unsettled(shard, &unsettled, &stored);
     recovered.entries = entries;
     Ok(recovered)
+}
+
+/// Tells the shard and the replica which blocks are unsettled, with their data.
+fn list_unsettled(
+    shard: &mut Shard,
+    unsettled: &[UnsettledBlock],
+    stored: &HashMap<ObjectBlock, StoredBlock>,
+) -> Vec<Arc<ReplicatedEntry>> {
+    let list = |block: &UnsettledBlock| {
+        let UnsettledBlock { object, offset, data_crc32c, client, client_number } = *block;
+        let stored = &stored[&(object, offset)];
+        shard.partition.set_checksum(stored.block, stored.data_crc32c);
+        shard.placed.unsettled.push(UnsettledEntry::new(*block, stored.block));
+        let header = EntryHeader::new(wire_store::Operation::Write, object, offset, BLOCK_BYTES as u32);
+        let header = EntryHeader { data_crc32c, client, client_number, ..header };
+        Arc::new(ReplicatedEntry { header, data: stored.data.clone() })
+    };
+    unsettled.iter().map(list).collect()
 }
 
 /// The last entry in place of each block.
