@@ -168,7 +168,7 @@ fn a_server_that_answers_each_request_late_uses_up_its_time() {
 }
 
 #[test]
-fn a_server_that_accepts_nobody_is_not_waited_for() {
+fn a_server_that_accepts_no_client_is_not_waited_for() {
     let directory = std::env::temp_dir().join(format!("ringbolt-vfio-user-full-{}", std::process::id()));
     let _ = std::fs::remove_file(&directory);
     let _listener = sockets::UnixListenSocket::bind(&directory, 0o600, 1).unwrap();

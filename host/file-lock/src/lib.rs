@@ -95,7 +95,7 @@ fn holder(file: impl AsFd) -> LockHolder {
     LockHolder { pid, program: pid.and_then(name).map(|name| name.trim_end().to_string()) }
 }
 
-/// The process of the first `flock` on a file, from the text of `/proc/locks` (proc(5)). Locks that somebody waits for
+/// The process of the first `flock` on a file, from the text of `/proc/locks` (proc(5)). Locks that a process waits for
 /// have `->` as their second field, and processes of other namespaces the number 0 or -1.
 fn holder_in(locks: &str, status: &Stat) -> Option<u32> {
     let device = status.st_dev;

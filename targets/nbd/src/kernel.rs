@@ -124,7 +124,7 @@ impl KernelDisks {
         KernelDisks { disks: Arc::default(), check }
     }
 
-    /// Starts the thread that ends disks: a disconnect waits for requests, and whoever removes a device must not.
+    /// Starts the thread that ends disks: a disconnect waits for requests, and the caller that removes a device must not.
     fn start_worker(&self, target: &NbdTarget) -> Result<(), KernelDiskError> {
         if self.check.get().is_some() {
             return Ok(());
@@ -281,7 +281,7 @@ fn reconnect(
     if device.backend().as_deref() != Some(connect.backend) {
         return Err(kernel(Errno::BUSY));
     }
-    // Whoever serves it holds the lock.
+    // The server of a disk holds the lock.
     let lock = device.lock().ok_or(kernel(Errno::BUSY))?;
     if device.shape() != Some((connect.size, connect.block_size)) {
         let reason = format!("bdev_name: it has not the size or the blocks of /dev/nbd{index}");

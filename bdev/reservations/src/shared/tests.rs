@@ -102,7 +102,7 @@ fn a_change_is_enforced_and_reported_when_it_is_saved() {
 }
 
 #[test]
-fn nobody_learns_of_a_change_that_is_undone() {
+fn a_change_that_is_undone_notifies_no_registrant() {
     let device = Device::new();
     let mask = device.reservations.deny_mask(&host(2));
     for (id, persist) in [(1, None), (2, Some(true))] {

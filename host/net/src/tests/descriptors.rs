@@ -194,7 +194,7 @@ fn descriptors_above_the_limit_are_closed() {
 }
 
 #[test]
-fn descriptors_that_nobody_takes_are_closed() {
+fn descriptors_that_are_not_taken_are_closed() {
     for events in engines() {
         let mut sockets = Sockets::new(&events);
         let (near, far) = unix_pair(&mut sockets);

@@ -153,7 +153,7 @@ impl FioFormat {
         header[DIGEST_AT..].copy_from_slice(&found[..self.kind.digest_bytes()]);
     }
 
-    /// Whether the block has a header of this kind, whoever wrote it. Patterns have none.
+    /// Whether the block has a header of this kind, whichever program wrote it. Patterns have none.
     pub(super) fn has_header(&self, block: &[u8]) -> bool {
         let starts = (u32::from(MAGIC) | u32::from(self.kind.number()) << 16) == half_word(block, 0);
         let stored = half_word(block, HEADER_CHECKSUM_AT);

@@ -141,7 +141,7 @@ fn invalid_indirect_tables_break_their_virtqueue_only() {
 }
 
 #[test]
-fn a_virtqueue_that_changes_while_it_is_read_harms_nobody() {
+fn a_virtqueue_that_changes_while_it_is_read_harms_no_other_client() {
     let target = TestTarget::start("changing", |config| config);
     for features in [Features::INDIRECT_DESC, Features::INDIRECT_DESC | Features::EVENT_IDX] {
         let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | features);

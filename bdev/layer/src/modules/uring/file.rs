@@ -227,7 +227,7 @@ fn open_file(path: &Path, readonly: bool, extra_flags: OFlags) -> io::Result<Fil
     Ok(descriptor.into())
 }
 
-/// Takes the advisory lock of the file: shared if it is only read, so that readers share it and nobody writes it.
+/// Takes the advisory lock of the file: shared if it is only read, so that readers share it and no writer gets it.
 fn lock(file: &File, path: &Path, readonly: bool) -> Result<(), BdevError> {
     let mode = if readonly { LockMode::Shared } else { LockMode::Exclusive };
     file_lock::lock(file, mode, LOCK_TIMEOUT).map_err(|holder| BdevError::Claimed {
