@@ -182,7 +182,7 @@ control::parameters! {
         filename: String,
         /// Size of a block; 0 is that of the file
         block_size: u32 ["bytes"] = 0,
-        /// UUID; without, a random one
+        /// UUID; without, that of the file or disk, which is the same each time
         uuid: Option<Uuid>,
         /// Poll the device for completions, instead of interrupts; it needs polled queues
         iopoll: bool = false,
@@ -241,7 +241,7 @@ control::parameters! {
         block_size: u32 ["bytes"] = 0,
         /// Open the file read-only
         readonly: bool = false,
-        /// UUID; without, a random one
+        /// UUID; without, that of the file or disk, which is the same each time
         uuid: Option<Uuid>,
         /// Use a block device although it is mounted, used as swap, part of another device, or open exclusively; not in
         /// SPDK
