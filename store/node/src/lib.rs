@@ -67,12 +67,19 @@ pub struct ShardStats {
     pub reads: u64,
     /// Reads that the log answered alone.
     pub reads_from_log: u64,
+    /// Reads of blocks under newer bytes of the log. The other reads found nothing in the log.
+    pub reads_overlaid: u64,
     /// Reads that were repeated because the blocks were written in place meanwhile.
     pub reads_repeated: u64,
     /// Entries whose data overwrote a block, with only their headers in the log.
     pub entries_overwriting: u64,
     /// Batches written in place.
     pub flushes: u64,
+    /// Of these, batches of more than 16 committed entries.
+    pub flushes_by_count: u64,
+    /// Batches of fewer entries, the oldest of which was committed 100 ms before. Those by neither made room in the log or
+    /// on the device, or closed the store.
+    pub flushes_by_time: u64,
     /// Entries of these batches.
     pub entries_in_place: u64,
     /// Most bytes of entries that were in memory at a time because they were not in place.

@@ -352,6 +352,11 @@ impl Shard {
         self.wake_background();
     }
 
+    /// Committed entries go in place however few they are.
+    fn is_flush_due(&self) -> bool {
+        self.core.now_ns().saturating_sub(self.oldest_committed_ns) >= FLUSH_AFTER_NS
+    }
+
     /// What the background task does now, if anything.
     fn background_work(&self) -> Option<BackgroundWork> {
         if self.failed.is_some() {
@@ -369,7 +374,7 @@ impl Shard {
         if is_low && freeable * FREED_SHARE >= in_log.end - in_log.start && self.is_changed {
             return Some(BackgroundWork::Checkpoint);
         }
-        let is_due = self.core.now_ns().saturating_sub(self.oldest_committed_ns) >= FLUSH_AFTER_NS;
+        let is_due = self.is_flush_due();
         if !self.committed.is_empty() && (self.committed.len() > FLUSH_ENTRIES || is_wanted || is_due) {
             return Some(BackgroundWork::Flush);
         }

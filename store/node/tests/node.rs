@@ -279,6 +279,34 @@ fn writes_wait_while_much_is_not_in_place() {
 }
 
 #[test]
+fn flushes_and_reads_are_counted_by_cause() {
+    let program = Program::start();
+    program.format();
+    program.open();
+    program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 32 << 20 }));
+    let count = |name: &str| {
+        let stores = program.call("store_get_stores", json!({}));
+        let partitions = stores[0]["partitions"].as_array().unwrap().iter();
+        partitions.map(|partition| partition[name].as_u64().unwrap()).sum::<u64>()
+    };
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let is_late = || assert!(std::time::Instant::now() < end, "not within a minute");
+    assert_eq!(program.write(0, 0, 4096, 1), Status::SUCCESS);
+    while count("flushes_by_time") == 0 {
+        is_late();
+    }
+    // A part of the block is in the log, unless it went in place before the read.
+    while count("reads_overlaid") == 0 {
+        is_late();
+        assert_eq!(program.write(0, 0, 512, 2), Status::SUCCESS);
+        let bytes = program.read(0, 0, 4096).unwrap();
+        assert!(bytes[..512].iter().all(|byte| *byte == 2) && bytes[512..].iter().all(|byte| *byte == 1));
+    }
+    assert_eq!(count("flushes_by_count"), 0);
+    program.stop();
+}
+
+#[test]
 fn damage_is_found_by_reads_and_by_inspection() {
     let program = Program::start();
     program.format();

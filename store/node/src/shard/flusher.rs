@@ -70,6 +70,11 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, device: StoreDevice) {
 async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
     let (batch, entries, verify) = {
         let mut shard = shard.borrow_mut();
+        match shard.committed.len() {
+            more if more > FLUSH_ENTRIES => shard.stats.flushes_by_count += 1,
+            _ if shard.is_flush_due() => shard.stats.flushes_by_time += 1,
+            _ => {}
+        }
         let count = shard.flushable();
         let mut entries: Vec<_> = shard.committed.drain(..count).collect();
         let (batch, applied) = apply(&mut shard, entries.iter().map(|entry| (&entry.header, &entry.data)))?;

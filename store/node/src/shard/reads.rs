@@ -111,6 +111,7 @@ impl Shard {
             self.stats.reads_from_log += 1;
             return self.finish_read(read);
         }
+        self.stats.reads_overlaid += u64::from(from_log > 0);
         self.pieces.clear();
         if self.partition.plan_read(read.object, read.offset, read.length, &mut self.pieces).is_err() {
             return read.reply.send(Status::INVALID_FIELD, None);

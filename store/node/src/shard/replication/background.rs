@@ -9,8 +9,7 @@ use super::Replication;
 use crate::StoreError;
 use crate::device::StoreDevice;
 use crate::shard::flusher::{
-    BATCH_ENTRIES_MAX, BackgroundWork, FLUSH_AFTER_NS, FLUSH_ENTRIES, begin_checkpoint, checkpoint,
-    end_checkpoint,
+    BATCH_ENTRIES_MAX, BackgroundWork, FLUSH_ENTRIES, begin_checkpoint, checkpoint, end_checkpoint,
 };
 use crate::shard::overlay::Overlay;
 use crate::shard::{Shard, UNPLACED_BYTES_MAX};
@@ -154,7 +153,7 @@ impl Shard {
         if !replication.settles.is_empty() && (next.is_none() || waits_to_settle) {
             return Some(BackgroundWork::Settle);
         }
-        let is_due = self.core.now_ns().saturating_sub(self.oldest_committed_ns) >= FLUSH_AFTER_NS;
+        let is_due = self.is_flush_due();
         let is_wanted = wanted.is_some()
             || self.is_closing
             || !replication.settles.is_empty()
