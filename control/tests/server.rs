@@ -132,3 +132,11 @@ fn responses_of_a_batch_are_sent_as_they_are_made() {
     let responses: Value = control::json::from_slice(&text).unwrap();
     assert_eq!(responses.as_array().map(Vec::len), Some(8));
 }
+
+#[test]
+fn a_server_whose_socket_file_is_gone_ends() {
+    let rig = rig("file-gone");
+    std::fs::remove_file(&rig.path).unwrap();
+    // Joins the thread that accepts connections.
+    drop(rig);
+}

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -25,7 +24,8 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// A running server. Dropping it ends the connections after their current call and stops listening.
 pub struct RpcServer {
     shared: Arc<RpcServerShared>,
-    path: PathBuf,
+    /// A second handle of the listening socket, to shut it down.
+    listener: UnixListener,
     acceptor: Option<JoinHandle<()>>,
 }
 
@@ -45,14 +45,14 @@ struct RpcConnection {
 impl RpcServer {
     /// Serves the methods of `plane` on `socket`.
     pub fn start(plane: Arc<ControlPlane>, socket: ListenSocket) -> io::Result<RpcServer> {
-        let path = socket.path().to_path_buf();
+        let listener = socket.listener.try_clone()?;
         let connections = Mutex::new(BTreeMap::new());
         let shared = Arc::new(RpcServerShared { plane, stopping: AtomicBool::new(false), connections });
         let thread_shared = shared.clone();
         let acceptor = std::thread::Builder::new()
             .name("rpc-accept".to_string())
             .spawn(move || accept(&thread_shared, &socket))?;
-        Ok(RpcServer { shared, path, acceptor: Some(acceptor) })
+        Ok(RpcServer { shared, listener, acceptor: Some(acceptor) })
     }
 }
 
@@ -62,8 +62,8 @@ impl Drop for RpcServer {
         for connection in self.shared.lock().values() {
             let _ = connection.stream.shutdown(Shutdown::Read);
         }
-        // Wakes the acceptor, which blocks in accept.
-        let _ = UnixStream::connect(&self.path);
+        // Wakes the acceptor, which blocks in accept, also if the socket's file is gone.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
