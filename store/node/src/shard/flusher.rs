@@ -70,11 +70,8 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, device: StoreDevice) {
 async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
     let (batch, entries, verify) = {
         let mut shard = shard.borrow_mut();
-        match shard.committed.len() {
-            more if more > FLUSH_ENTRIES => shard.stats.flushes_by_count += 1,
-            _ if shard.is_flush_due() => shard.stats.flushes_by_time += 1,
-            _ => {}
-        }
+        let by_count = shard.committed.len() > FLUSH_ENTRIES;
+        let by_time = !by_count && shard.is_flush_due();
         let count = shard.flushable();
         let mut entries: Vec<_> = shard.committed.drain(..count).collect();
         let (batch, applied) = apply(&mut shard, entries.iter().map(|entry| (&entry.header, &entry.data)))?;
@@ -94,6 +91,8 @@ async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), Store
         shard.generation += 1;
         shard.busy_blocks.extend(batch.blocks());
         shard.stats.flushes += 1;
+        shard.stats.flushes_by_count += u64::from(by_count);
+        shard.stats.flushes_by_time += u64::from(by_time);
         shard.stats.entries_in_place += entries.len() as u64;
         let first = entries.first().map_or(0, |entry| entry.header.sequence);
         let verify = shard.replication.as_ref().is_none_or(|replication| replication.is_verified(first));

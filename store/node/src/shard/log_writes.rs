@@ -72,6 +72,9 @@ impl Shard {
 
     /// A write to the log is durable: entries are too, but those whose data is to be written in place now.
     pub(super) fn headers_written(&mut self, places: &[EntryPlace]) {
+        if !self.placed.is_enabled {
+            return self.log_written(places);
+        }
         let first = self.unacknowledged.front().map_or(0, |entry| entry.place.sequence);
         let mut durable = Vec::with_capacity(places.len());
         for place in places {
