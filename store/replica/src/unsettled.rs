@@ -91,18 +91,8 @@ impl UnsettledBlocks {
     /// A committed entry settles the blocks that it replaces.
     pub(crate) fn is_replaced(&mut self, by: &EntryHeader) {
         self.blocks.retain(|block| {
-            if by.sequence < block.from {
-                return true;
-            }
             let EntryHeader { object, offset, length, .. } = block.entry.header;
-            let is_whole = match by.operation {
-                Operation::Write | Operation::WriteZeroes => {
-                    by.offset <= offset && offset + length <= by.offset + by.length
-                }
-                Operation::Remove => true,
-                Operation::Preallocate => false,
-            };
-            !(is_whole && object == by.object)
+            by.sequence < block.from || !by.replaces(object, offset..offset + length)
         });
     }
 

@@ -1,5 +1,7 @@
 //! Operation logs: two headers and entries.
 
+use std::ops::Range;
+
 use codec::DecodeError;
 
 use crate::fields::{array, check_location, check_zero, open, put, seal, u32_at, u64_at};
@@ -207,6 +209,18 @@ impl EntryHeader {
         if has_data { self.length as usize } else { 0 }
     }
 
+    /// Whether nothing is left of what a range of an object had before this operation.
+    pub fn replaces(&self, object: ObjectId, range: Range<u32>) -> bool {
+        let is_whole = match self.operation {
+            Operation::Write | Operation::WriteZeroes => {
+                self.offset <= range.start && range.end <= self.offset + self.length
+            }
+            Operation::Remove => true,
+            Operation::Preallocate => false,
+        };
+        is_whole && self.object == object
+    }
+
     /// Encodes the header for a position of a log.
     pub fn encode(&self, log: [u8; 16], position: u64) -> [u8; EntryHeader::SIZE] {
         let mut out = [0; EntryHeader::SIZE];
@@ -273,3 +287,23 @@ impl EntryHeader {
 }
 
 const _: () = assert!(16 + ObjectId::SIZE == 40);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_replaces_the_ranges_that_it_covers() {
+        let object = ObjectId { group: 0, volume: 1, index: 2, suffix: 0 };
+        let replaces = |operation, start, end| {
+            EntryHeader::new(operation, object, 4096, 4096).replaces(object, start..end)
+        };
+        for operation in [Operation::Write, Operation::WriteZeroes] {
+            assert!(replaces(operation, 4096, 8192) && replaces(operation, 5000, 6000));
+            assert!(!replaces(operation, 4095, 8192) && !replaces(operation, 4096, 8193));
+        }
+        assert!(replaces(Operation::Remove, 0, 16384) && !replaces(Operation::Preallocate, 4096, 8192));
+        let other = EntryHeader::new(Operation::Remove, ObjectId { index: 3, ..object }, 0, 0);
+        assert!(!other.replaces(object, 0..1));
+    }
+}

@@ -90,14 +90,7 @@ impl UnsettledEntry {
 
     fn is_replaced(&self, header: &EntryHeader) -> bool {
         let UnsettledBlock { object, offset, .. } = self.block;
-        let is_whole = match header.operation {
-            Operation::Write | Operation::WriteZeroes => {
-                header.offset <= offset && offset + BLOCK_BYTES as u32 <= header.offset + header.length
-            }
-            Operation::Remove => true,
-            Operation::Preallocate => false,
-        };
-        object == header.object && is_whole
+        header.replaces(object, offset..offset + BLOCK_BYTES as u32)
     }
 }
 
