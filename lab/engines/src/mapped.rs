@@ -22,11 +22,14 @@ impl MappedFiles {
         files.iter().map(map).collect::<Result<_, _>>().map(MappedFiles)
     }
 
-    /// Performs a request on the file that its `flow` indexes. Returns the number of bytes or a negative errno.
-    pub(crate) fn perform(&self, file: &EngineFile, request: &mut Request<Data>) -> i64 {
+    /// Performs a request on the range of the file that its `flow` indexes. Returns the number of bytes or a negative errno.
+    pub(crate) fn perform(
+        &self,
+        file: &EngineFile,
+        request: &mut Request<Data>,
+        (offset, bytes): (u64, u64),
+    ) -> i64 {
         let region = &self.0[request.flow as usize];
-        let offset = request.lba * u64::from(file.block_bytes());
-        let bytes = u64::from(request.blocks) * u64::from(file.block_bytes());
         let op = request.op;
         let result = match (op, request.data_mut()) {
             (Op::Write, _) if !region.mapping().is_writable() => -i64::from(libc::EBADF),

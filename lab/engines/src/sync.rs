@@ -65,7 +65,7 @@ impl SyncEngine {
         let offset = request.lba * u64::from(file.block_bytes());
         let bytes = u64::from(request.blocks) * u64::from(file.block_bytes());
         if let Some(mapped) = &self.mapped {
-            return (mapped.perform(file, request), bytes);
+            return (mapped.perform(file, request, (offset, bytes)), bytes);
         }
         let result = match (request.op, request.data_mut().and_then(Data::single_mut)) {
             (op @ (Op::Read | Op::Write), Some(buffer)) => {

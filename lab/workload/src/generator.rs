@@ -477,7 +477,8 @@ fn allocate_requests(spec: &JobSpec, pool: &Pool) -> Result<Vec<Request<Data>>, 
         .map(|slot| {
             let mut request = Request::new(Tag(u64::from(slot)), Op::Read, 0, 0);
             if has_data {
-                let mut data = take_data(pool, spec.block_bytes as usize)
+                let mut data = pool
+                    .take_data(spec.block_bytes as usize)
                     .ok_or(SetupError::NoMemory(spec.io_depth, spec.block_bytes))?;
                 match &spec.content {
                     BufferContent::Noise | BufferContent::FreshNoise | BufferContent::Reducible(_) => {
@@ -494,13 +495,6 @@ fn allocate_requests(spec: &JobSpec, pool: &Pool) -> Result<Vec<Request<Data>>, 
             Ok(request)
         })
         .collect()
-}
-
-/// Memory of a block: one buffer, or as many of the largest as it takes.
-fn take_data(pool: &Pool, bytes: usize) -> Option<Data> {
-    let starts = (0..bytes).step_by(dma::BUFFER_BYTES_MAX);
-    let buffers = starts.map(|start| pool.take(dma::BUFFER_BYTES_MAX.min(bytes - start)));
-    Data::gather(buffers.collect::<Option<_>>()?)
 }
 
 fn fill_noise(data: &mut Data, random: &mut WyRand) {
