@@ -31,7 +31,6 @@ struct Run {
     chaos_end_ns: u64,
     /// The node whose disk damages blocks: what two disks lost is lost.
     damaged_node: usize,
-    is_in_place: bool,
 }
 
 pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunReport, RunFailure> {
@@ -46,7 +45,6 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
         in_place: random.happens(700),
         ..ReplicaSettings::default()
     };
-    let is_in_place = settings.in_place;
     let mut cluster = ReplicaCluster::new(nodes, settings, fault, random.split());
     cluster.link_faults_per_mille = if random.happens(700) { random.below(30) as u32 } else { 0 };
     for node in 0..nodes {
@@ -57,8 +55,7 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
     let chaos_end_ns = 1000 * MS + random.below(5000 * MS);
     cluster.schedule(random.below(500 * MS), Happening::Chaos);
     let damaged_node = random.index(nodes);
-    let mut run =
-        Run { cluster, clients, faults: 0, chaos_interval_ns, chaos_end_ns, damaged_node, is_in_place };
+    let mut run = Run { cluster, clients, faults: 0, chaos_interval_ns, chaos_end_ns, damaged_node };
     let outcome = run.carry_out();
     let at_ns = run.cluster.now_ns;
     outcome.map_err(|why| RunFailure { seed, at_ns, why })?;
@@ -217,10 +214,6 @@ impl Run {
 
     /// Damages a block of the disk that may have such.
     fn damage(&mut self) {
-        // Of two replicas the other may have overwritten it in place for an entry that is lost: then both lost it.
-        if self.is_in_place && self.cluster.nodes.len() == 2 {
-            return;
-        }
         let blocks = self.clients.blocks();
         let block = blocks[self.cluster.random.index(blocks.len())];
         self.cluster.nodes[self.damaged_node].disk.damage(block);

@@ -37,8 +37,18 @@ pub(crate) struct Primary {
     pub(crate) reading: BTreeMap<u64, ClientRead>,
     /// Reads that it could not, by number.
     pub(crate) repairs: BTreeMap<u64, Repair>,
-    /// Reads for followers with unsettled blocks, by number: the follower, its number, and the commit point before.
-    pub(crate) fetches: BTreeMap<u64, (ReplicaId, u64, u64)>,
+    /// Reads for followers with unsettled blocks, by number.
+    pub(crate) fetches: BTreeMap<u64, FetchOfFollower>,
+}
+
+/// A read for a follower with an unsettled block.
+pub(crate) struct FetchOfFollower {
+    pub(crate) from: ReplicaId,
+    /// The follower's number.
+    pub(crate) number: u64,
+    /// The commit point before.
+    pub(crate) through: u64,
+    pub(crate) range: (ObjectId, u32, u32),
 }
 
 /// A read of a client.
@@ -491,8 +501,12 @@ impl<F: Plants> Replica<F> {
     ) {
         match &mut self.role {
             Role::Primary(primary) => {
-                if let Some((from, number, through)) = primary.fetches.remove(&read) {
-                    return self.send(from, MessageBody::Fetched { number, through, data }, actions);
+                if let Some(FetchOfFollower { from, number, through, range }) = primary.fetches.remove(&read)
+                {
+                    return match data {
+                        Some(_) => self.send(from, MessageBody::Fetched { number, through, data }, actions),
+                        None => self.begin_repair_for_follower(read, range, actions),
+                    };
                 }
                 let Some(request) = primary.reading.remove(&read) else { return };
                 match data {
@@ -507,9 +521,11 @@ impl<F: Plants> Replica<F> {
 
     /// It is no longer primary: reads are for the new one.
     pub(crate) fn refuse_reads(&mut self, primary: Primary, actions: &mut Vec<ReplicaAction>) {
-        let repairs = primary.repairs.into_values().map(|repair| repair.read);
-        for read in primary.waiting_reads.into_iter().chain(primary.reading.into_values()).chain(repairs) {
+        for read in primary.waiting_reads.into_iter().chain(primary.reading.into_values()) {
             read.answer(self.not_primary(), actions);
+        }
+        for repair in primary.repairs.into_values() {
+            repair.refuse(self.not_primary(), actions);
         }
     }
 

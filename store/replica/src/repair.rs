@@ -3,12 +3,16 @@
 //! The member reads what it has committed, and says up to which entry that is at least. If the primary's log has no later
 //! entry that changes the range, the data is what the range has now: the client gets it, and an entry writes it, which
 //! every replica applies as it does a client's. If there is one, the member is asked again.
+//!
+//! A member whose block is unsettled answers with the entry that the block has. If no member has anything better, what was
+//! committed there is lost at the primary and overwritten at the others: the primary appends that entry, as if it had become
+//! primary with it. Its request is not answered yet, and may take effect as late as this.
 
 use std::sync::Arc;
 
 use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
 
-use crate::primary::ClientRead;
+use crate::primary::{ClientRead, FetchOfFollower};
 use crate::replica::{Replica, Role};
 use crate::{
     ClientReply, MessageBody, PlantedReplicaFault, Plants, ReplicaAction, ReplicaId, ReplicatedEntry,
@@ -16,12 +20,16 @@ use crate::{
 
 /// Repairs at a time, and reads for the primary; further reads are refused as busy, or asked again.
 const REPAIRS_MAX: usize = 64;
+/// The number of an entry that repairs a block, of no client. It changes nothing that was committed.
+pub(crate) const REPAIR_NUMBER: u64 = 1;
 /// Times that members are asked for a range. The client asks again after that.
 const ATTEMPTS_MAX: u32 = 8;
 
-/// A read that waits for another member.
+/// A range that waits for another member.
 pub(crate) struct Repair {
-    pub(crate) read: ClientRead,
+    /// The read of a client; `None` if a follower with an unsettled block waits for it.
+    read: Option<ClientRead>,
+    object: ObjectId,
     /// The range in whole blocks.
     offset: u32,
     length: u32,
@@ -30,7 +38,24 @@ pub(crate) struct Repair {
     pub(crate) sent_ns: u64,
     attempts: u32,
     /// Members that could not read it either.
-    unreadable: usize,
+    unreadable: Vec<ReplicaId>,
+    /// What a member has in an unsettled block, with entries up to a sequence.
+    unsettled: Option<(u64, Arc<ReplicatedEntry>)>,
+}
+
+impl Repair {
+    fn is_unreadable_at(&mut self, member: ReplicaId) {
+        if !self.unreadable.contains(&member) {
+            self.unreadable.push(member);
+        }
+    }
+
+    /// Ends without the data.
+    pub(crate) fn refuse(self, reply: ClientReply, actions: &mut Vec<ReplicaAction>) {
+        if let Some(read) = self.read {
+            read.answer(reply, actions);
+        }
+    }
 }
 
 impl<F: Plants> Replica<F> {
@@ -45,33 +70,65 @@ impl<F: Plants> Replica<F> {
         if length > wire_replica::TRANSFER_BYTES_MAX {
             return read.answer(ClientReply::Failed, actions);
         }
-        let (member, sent_ns, attempts, unreadable) = (None, 0, 0, 0);
-        let repair = Repair { read, offset, length, member, sent_ns, attempts, unreadable };
+        self.start_repair(number, Some(read), (read.object, offset, length), actions);
+    }
+
+    /// The storage could not read a block that is unsettled at a follower, which asks again.
+    pub(crate) fn begin_repair_for_follower(
+        &mut self,
+        number: u64,
+        range: (ObjectId, u32, u32),
+        actions: &mut Vec<ReplicaAction>,
+    ) {
+        let (object, offset, length) = range;
+        let is_pending = self.is_changed_after(self.commit_point, range);
+        let primary = self.primary();
+        let overlaps = |it: &Repair| {
+            it.object == object && it.offset < offset + length && offset < it.offset + it.length
+        };
+        if !is_pending && primary.repairs.len() < REPAIRS_MAX && !primary.repairs.values().any(overlaps) {
+            self.start_repair(number, None, range, actions);
+        }
+    }
+
+    fn start_repair(
+        &mut self,
+        number: u64,
+        read: Option<ClientRead>,
+        (object, offset, length): (ObjectId, u32, u32),
+        actions: &mut Vec<ReplicaAction>,
+    ) {
+        let (member, sent_ns, attempts, unreadable, unsettled) = (None, 0, 0, Vec::new(), None);
+        let repair =
+            Repair { read, object, offset, length, member, sent_ns, attempts, unreadable, unsettled };
         self.primary().repairs.insert(number, repair);
         self.ask_member(number, actions);
     }
 
-    /// Asks the next member, or answers the client that no member can read it.
+    /// Asks the next member that may read it. If there is none, what one has in an unsettled block counts, or else the
+    /// client is answered that no member can read it.
     fn ask_member(&mut self, number: u64, actions: &mut Vec<ReplicaAction>) {
         let now_ns = self.now_ns;
         let primary = self.primary();
-        let members: Vec<ReplicaId> =
-            primary.peers.iter().filter(|(_, peer)| peer.in_sync).map(|(id, _)| *id).collect();
         let Some(repair) = primary.repairs.get_mut(&number) else { return };
-        let reply = if repair.unreadable >= members.len() {
-            Some(ClientReply::Failed)
-        } else {
-            (repair.attempts >= ATTEMPTS_MAX).then_some(ClientReply::Busy)
-        };
-        if let Some(reply) = reply {
-            let repair = primary.repairs.remove(&number).expect("it was there");
-            return repair.read.answer(reply, actions);
-        }
+        let members = primary.peers.iter().filter(|(_, peer)| peer.in_sync).map(|(id, _)| *id);
+        let members: Vec<ReplicaId> = members.filter(|id| !repair.unreadable.contains(id)).collect();
         let next = members.iter().find(|member| repair.member.is_none_or(|last| **member > last));
-        let member = *next.unwrap_or(&members[0]);
+        let Some(member) = next.or(members.first()).copied() else {
+            let repair = primary.repairs.remove(&number).expect("it was there");
+            if let Some((through, entry)) = &repair.unsettled {
+                self.settle_by_entry(*through, entry, actions);
+                return repair.refuse(ClientReply::Busy, actions);
+            }
+            return repair.refuse(ClientReply::Failed, actions);
+        };
+        if repair.attempts >= ATTEMPTS_MAX {
+            let repair = primary.repairs.remove(&number).expect("it was there");
+            return repair.refuse(ClientReply::Busy, actions);
+        }
         (repair.member, repair.sent_ns) = (Some(member), now_ns);
         repair.attempts += 1;
-        let Repair { read: ClientRead { object, .. }, offset, length, .. } = *repair;
+        let Repair { object, offset, length, .. } = *repair;
         self.send(member, MessageBody::Fetch { number, object, offset, length }, actions);
     }
 
@@ -94,15 +151,20 @@ impl<F: Plants> Replica<F> {
     ) {
         let may_answer = self.is_in_sync() && self.complete && from == self.config.primary;
         let (read, through) = (self.reads + 1, self.commit_point);
-        // What is unsettled here is no answer; it is asked for again.
-        if self.unsettled.has(object, offset..offset.saturating_add(length)) {
+        let range = offset..offset.saturating_add(length);
+        if self.unsettled.has(object, range.clone()) {
+            // A primary's is in its log again; it is asked for again.
+            if may_answer {
+                self.offer_unsettled(number, object, range, actions);
+            }
             return;
         }
         let follower = match &mut self.role {
             Role::Follower(follower) => follower,
             Role::Primary(primary) => {
                 if primary.peers.contains_key(&from) && primary.fetches.len() < REPAIRS_MAX {
-                    primary.fetches.insert(read, (from, number, through));
+                    let range = (object, offset, length);
+                    primary.fetches.insert(read, FetchOfFollower { from, number, through, range });
                     self.reads = read;
                     actions.push(ReplicaAction::Read { read, object, offset, length, through });
                 }
@@ -146,28 +208,56 @@ impl<F: Plants> Replica<F> {
         else {
             return;
         };
-        let Repair { read, offset, length, .. } = *repair;
+        let Repair { read, object, offset, length, .. } = *repair;
         let Some(data) = data.filter(|data| data.len() == length as usize) else {
-            repair.unreadable += 1;
+            repair.is_unreadable_at(from);
             return self.ask_member(number, actions);
         };
-        let range = (read.object, offset, length);
+        let range = (object, offset, length);
         if self.is_changed_after(through, range) && !self.has_fault(PlantedReplicaFault::RepairOvertaken) {
             return self.ask_member(number, actions);
         }
-        self.primary().repairs.remove(&number);
+        let repair = self.primary().repairs.remove(&number).expect("it was there");
         let Role::Primary(primary) = &self.role else { return };
         if self.reads_blocked(primary).is_some() {
-            return read.answer(ClientReply::Busy, actions);
+            return repair.refuse(ClientReply::Busy, actions);
         }
-        let wanted = &data[(read.offset - offset) as usize..][..read.length as usize];
-        read.answer(ClientReply::Data(wanted.into()), actions);
+        if let Some(read) = read {
+            let wanted = &data[(read.offset - offset) as usize..][..read.length as usize];
+            read.answer(ClientReply::Data(wanted.into()), actions);
+        }
         if self.log.len() < self.settings.entries_max {
-            let header = EntryHeader::new(Operation::Write, read.object, offset, length);
-            let header = EntryHeader { data_crc32c: crc32c(&data), ..header };
+            let header = EntryHeader::new(Operation::Write, object, offset, length);
+            let (client_number, data_crc32c) = (REPAIR_NUMBER, crc32c(&data));
+            let header = EntryHeader { client_number, data_crc32c, ..header };
             self.append_as_primary(header, data, actions);
             self.repaired += 1;
         }
+    }
+
+    /// A member has an unsettled block in the range.
+    pub(crate) fn on_unsettled(
+        &mut self,
+        from: ReplicaId,
+        (number, through): (u64, u64),
+        entry: Arc<ReplicatedEntry>,
+        actions: &mut Vec<ReplicaAction>,
+    ) {
+        let block = self.settings.block_bytes;
+        let Role::Primary(primary) = &mut self.role else { return };
+        let repair = primary.repairs.get_mut(&number).filter(|repair| repair.member == Some(from));
+        let Some(repair) = repair else { return };
+        let EntryHeader { operation, object, offset, length, .. } = entry.header;
+        let is_block = operation == Operation::Write
+            && entry.data.len() == block as usize
+            && (length, offset % block) == (block, 0);
+        let end = repair.offset + repair.length;
+        let is_in_range = object == repair.object && repair.offset <= offset && offset < end;
+        repair.is_unreadable_at(from);
+        if is_block && is_in_range {
+            repair.unsettled.get_or_insert((through, entry));
+        }
+        self.ask_member(number, actions);
     }
 
     /// Whether an entry after a sequence changes a range, or may.

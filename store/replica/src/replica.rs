@@ -359,6 +359,9 @@ impl<F: Plants> Replica<F> {
             MessageBody::Fetched { number, through, data } => {
                 self.on_fetched(from, number, through, data, actions);
             }
+            MessageBody::Unsettled { number, through, entry } => {
+                self.on_unsettled(from, (number, through), entry, actions);
+            }
         }
     }
 

@@ -8,11 +8,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use wire_store::{EntryHeader, ObjectId, Operation};
+use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
 
 use crate::follower::Follower;
+use crate::repair::REPAIR_NUMBER;
 use crate::replica::{Replica, Role};
-use crate::{MessageBody, Plants, ReplicaAction, ReplicaId, ReplicatedEntry, RequestSeen};
+use crate::{AppliedRequests, MessageBody, Plants, ReplicaAction, ReplicaId, ReplicatedEntry, RequestSeen};
 
 /// Blocks that a follower asks for at a time.
 const REQUESTS_MAX: usize = 32;
@@ -103,10 +104,23 @@ impl UnsettledBlocks {
 
     /// Whether a range has an unsettled block.
     pub(crate) fn has(&self, object: ObjectId, range: Range<u32>) -> bool {
-        self.blocks.iter().any(|block| {
+        self.find(object, range).is_some()
+    }
+
+    /// An unsettled block of a range.
+    fn find(&self, object: ObjectId, range: Range<u32>) -> Option<&UnsettledBlock> {
+        self.blocks.iter().find(|block| {
             let EntryHeader { offset, length, .. } = block.entry.header;
             block.entry.header.object == object && offset < range.end && range.start < offset + length
         })
+    }
+
+    /// A retry was applied, and replaced the block: only a record that is older lists it.
+    fn forget_applied(&mut self, applied: &AppliedRequests) {
+        self.blocks.retain(|block| {
+            let EntryHeader { client, client_number, .. } = block.entry.header;
+            applied.seen(client, client_number) != RequestSeen::Applied
+        });
     }
 
     /// A new epoch or another role: no answer counts any more.
@@ -122,12 +136,7 @@ impl UnsettledBlocks {
 impl<F: Plants> Replica<F> {
     /// A new primary appends the entries of its unsettled blocks again. Reads wait until these are committed.
     pub(crate) fn append_unsettled(&mut self, actions: &mut Vec<ReplicaAction>) {
-        // A retry was applied, and replaced the block: only a record that is older lists it.
-        let applied = &self.applied;
-        self.unsettled.blocks.retain(|block| {
-            let EntryHeader { client, client_number, .. } = block.entry.header;
-            applied.seen(client, client_number) != RequestSeen::Applied
-        });
+        self.unsettled.forget_applied(&self.applied);
         for index in 0..self.unsettled.blocks.len() {
             let entry = self.unsettled.blocks[index].entry.clone();
             let EntryHeader { client, client_number, .. } = entry.header;
@@ -136,14 +145,104 @@ impl<F: Plants> Replica<F> {
                 self.unsettled.blocks[index].from = 0;
                 continue;
             }
-            // If there are much newer ones, the client waits for it no more.
-            let is_new = self.applied.seen(client, client_number) == RequestSeen::New;
-            let (client, client_number) = if is_new { (client, client_number) } else { (0, 0) };
-            let header = EntryHeader { client, client_number, ..entry.header.clone() };
-            self.append_as_primary(header, entry.data.clone(), actions);
+            let entry = self.with_later_changes(entry, self.log.end());
+            self.append_again(&entry, actions);
         }
         let end = self.log.end();
         self.primary().established = end;
+    }
+
+    /// The primary appends an entry that a log lost.
+    fn append_again(&mut self, entry: &ReplicatedEntry, actions: &mut Vec<ReplicaAction>) {
+        let EntryHeader { client, client_number, .. } = entry.header;
+        // If there are much newer ones, the client waits for it no more.
+        let is_new = self.applied.seen(client, client_number) == RequestSeen::New;
+        let (client, client_number) = if is_new { (client, client_number) } else { (0, 0) };
+        let header = EntryHeader { client, client_number, ..entry.header.clone() };
+        self.append_as_primary(header, entry.data.clone(), actions);
+    }
+
+    /// A repair belongs before what the log has of its block since, up to a sequence, because it changes nothing that was
+    /// committed before. A client's write comes last.
+    fn with_later_changes(&self, entry: Arc<ReplicatedEntry>, through: u64) -> Arc<ReplicatedEntry> {
+        let EntryHeader { client, client_number, object, offset, length, .. } = entry.header;
+        if (client, client_number) != (0, REPAIR_NUMBER) {
+            return entry;
+        }
+        let mut data = entry.data.to_vec();
+        let sequences = self.log.base().sequence + 1..=through;
+        for change in sequences.filter_map(|sequence| self.log.get(sequence)) {
+            let header = &change.header;
+            let (start, end) = match header.operation {
+                Operation::Remove => (0, u32::MAX),
+                Operation::Write | Operation::WriteZeroes => (header.offset, header.offset + header.length),
+                Operation::Preallocate => continue,
+            };
+            let (from, to) = (start.max(offset), end.min(offset + length));
+            if header.object != object || from >= to {
+                continue;
+            }
+            if header.withheld {
+                // It is in what the repair read, with all before it.
+                data.copy_from_slice(&entry.data);
+                continue;
+            }
+            let changed = &mut data[(from - offset) as usize..(to - offset) as usize];
+            match header.operation {
+                Operation::Write => {
+                    changed.copy_from_slice(&change.data[(from - start) as usize..(to - start) as usize]);
+                }
+                _ => changed.fill(0),
+            }
+        }
+        let header = EntryHeader { data_crc32c: crc32c(&data), ..entry.header.clone() };
+        Arc::new(ReplicatedEntry { header, data: data.into() })
+    }
+
+    /// The primary, whose device cannot read a block, asks a follower for which it is unsettled.
+    pub(crate) fn offer_unsettled(
+        &mut self,
+        number: u64,
+        object: ObjectId,
+        range: Range<u32>,
+        actions: &mut Vec<ReplicaAction>,
+    ) {
+        self.unsettled.forget_applied(&self.applied);
+        let Role::Follower(follower) = &self.role else { return };
+        // A truncation that is not carried out may show that it is not in place.
+        let Some(block) = self.unsettled.find(object, range).filter(|it| it.truncation.is_none()) else {
+            return;
+        };
+        if follower.fenced {
+            return;
+        }
+        let through = self.commit_point;
+        let entry = self.with_later_changes(block.entry.clone(), through);
+        let header = EntryHeader { previous_crc32c: 0, in_place: false, ..entry.header.clone() };
+        let entry = Arc::new(ReplicatedEntry { header, data: entry.data.clone() });
+        self.send(self.config.primary, MessageBody::Unsettled { number, through, entry }, actions);
+    }
+
+    /// No replica can read a block: the primary settles it by what a follower has there. That has the committed entries up to
+    /// `through`, if it is a repair.
+    pub(crate) fn settle_by_entry(
+        &mut self,
+        through: u64,
+        entry: &ReplicatedEntry,
+        actions: &mut Vec<ReplicaAction>,
+    ) {
+        let EntryHeader { client, client_number, object, offset, length, .. } = entry.header;
+        let Role::Primary(primary) = &self.role else { return };
+        let is_in_log = client != 0 && primary.uncommitted.contains(&(client, client_number));
+        // A follower that does not know it yet gets the entry, which replaces the block.
+        let is_applied = self.applied.seen(client, client_number) == RequestSeen::Applied;
+        let through = if client == 0 { through.min(self.commit_point) } else { self.commit_point };
+        let is_replaced = self.is_changed_after(through, (object, offset, length));
+        let is_full = self.log.len() >= self.settings.entries_max;
+        if self.reads_blocked(primary).is_none() && !is_in_log && !is_applied && !is_replaced && !is_full {
+            self.append_again(entry, actions);
+            self.repaired += 1;
+        }
     }
 
     /// A follower asks its primary for what the blocks have there.

@@ -212,6 +212,11 @@ impl<'a> Fields<'a> {
                 }
                 MessageBody::Fetched { number, through, data: is_read.then_some(data) }
             }
+            FrameKind::Unsettled => MessageBody::Unsettled {
+                number: self.number("the number of the request")?,
+                through: self.number("the sequence")?,
+                entry: Arc::new(self.entry()?),
+            },
             FrameKind::Write | FrameKind::Read | FrameKind::Reply => unreachable!("it is decoded elsewhere"),
         };
         Ok(ReplicaMessage { from, config, body })

@@ -159,6 +159,12 @@ impl Out {
                 data.iter().for_each(|data| self.data(data));
                 FrameKind::Fetched
             }
+            MessageBody::Unsettled { number, through, entry } => {
+                self.u64(*number);
+                self.u64(*through);
+                self.entry(&entry.header, &entry.data);
+                FrameKind::Unsettled
+            }
             MessageBody::CopyEnded { session } => {
                 self.u64(*session);
                 FrameKind::CopyEnded

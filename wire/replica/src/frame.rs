@@ -43,6 +43,8 @@ pub enum FrameKind {
     Fetch = 11,
     /// [`MessageBody::Fetched`](crate::MessageBody::Fetched).
     Fetched = 12,
+    /// [`MessageBody::Unsettled`](crate::MessageBody::Unsettled).
+    Unsettled = 13,
     /// [`ClientRequest::Write`].
     Write = 32,
     /// [`ClientRequest::Read`].
@@ -53,7 +55,7 @@ pub enum FrameKind {
 
 impl FrameKind {
     /// Every kind.
-    pub const ALL: [FrameKind; 15] = [
+    pub const ALL: [FrameKind; 16] = [
         FrameKind::Config,
         FrameKind::Append,
         FrameKind::Appended,
@@ -66,6 +68,7 @@ impl FrameKind {
         FrameKind::CopyEnded,
         FrameKind::Fetch,
         FrameKind::Fetched,
+        FrameKind::Unsettled,
         FrameKind::Write,
         FrameKind::Read,
         FrameKind::Reply,
@@ -82,6 +85,7 @@ impl FrameKind {
             FrameKind::CopyBegin => (message + AppliedRequests::encoded_bytes(CLIENTS_MAX), 0),
             FrameKind::CopyObject => (message, OBJECT_CONTENT_BYTES_MAX),
             FrameKind::Fetched => (message, transfer),
+            FrameKind::Unsettled => (message + wire_store::EntryHeader::SIZE, transfer),
             FrameKind::Write | FrameKind::Reply => (FIXED_BYTES_MAX, transfer),
             _ => (message, 0),
         }

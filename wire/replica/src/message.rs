@@ -151,6 +151,15 @@ pub enum MessageBody {
         /// The data; `None` if the member cannot read it either.
         data: Option<Arc<[u8]>>,
     },
+    /// To the primary: a block of the range has the data of an entry that the member's log lost.
+    Unsettled {
+        /// The request.
+        number: u64,
+        /// The member's commit point. If the entry is a repair, its data has every entry up to this.
+        through: u64,
+        /// The entry.
+        entry: Arc<ReplicatedEntry>,
+    },
 }
 
 /// Entries from the primary.

@@ -38,6 +38,12 @@ const FETCH: &str = "\
 const FETCHED: &str = "\
     52424d5301000c0038137b9d070000003400000004000000000000000000000002000000060000000100000003000000\
     01000000020000000300000050000000000000009600000000000000010000006e3af3e8666f7572";
+const UNSETTLED: &str = "\
+    52424d5301000d00bba56d6907000000ac00000004000000000000000000000002000000060000000100000003000000\
+    0100000002000000030000005000000000000000960000000000000052424c4501000100c35c16d4d17dd8ae07000000\
+    09000000887766554433221105000000000000006400000000000000c8000000000000000500000004000000c6000000\
+    000000004d000000000000004e0000000000000000200000000000000000000000000000000000000000000000000000\
+    000000001581e97df410221164617461";
 const READ: &str = "\
     52424d5301002100d53ab27907000000300000000000000000000000000000004d000000000000005000000000000000\
     0700000009000000887766554433221105000000000000000020000000100000";
@@ -100,6 +106,9 @@ fn encodings_are_those_of_the_documented_tables() {
     let copy = MessageBody::CopyObject { session: 44, object: OBJECT, content: (*b"content").into() };
     let fetch = MessageBody::Fetch { number: 80, object: OBJECT, offset: 8192, length: 4096 };
     let fetched = MessageBody::Fetched { number: 80, through: 150, data: Some((*b"four").into()) };
+    let written = EntryHeader { data_crc32c: crc32c(b"data"), ..entry(200, 5, 8192, 4) };
+    let written = Arc::new(ReplicatedEntry { header: written, data: (*b"data").into() });
+    let unsettled = MessageBody::Unsettled { number: 80, through: 150, entry: written };
     let read = ClientRequest::Read { client: 77, number: 80, object: OBJECT, offset: 8192, length: 4096 };
     let reply = |reply| Frame::Reply { client: 77, number: 80, reply };
     let not_primary = ClientReply::NotPrimary { primary: Some(ReplicaId(2)) };
@@ -110,6 +119,7 @@ fn encodings_are_those_of_the_documented_tables() {
         (message(copy), COPY_OBJECT),
         (message(fetch), FETCH),
         (message(fetched), FETCHED),
+        (message(unsettled), UNSETTLED),
         (Frame::Request(read), READ),
         (reply(ClientReply::Data((*b"four").into())), REPLY),
         (reply(not_primary), NOT_PRIMARY),

@@ -85,7 +85,7 @@ pub(crate) fn config(random: &mut WyRand, replicas: u64) -> Arc<GroupConfig> {
 pub(crate) fn replica_message(random: &mut WyRand, replicas: u64) -> ReplicaMessage {
     let config = config(random, replicas);
     let session = if random.happens(500) { 0 } else { number(random) };
-    let body = match random.below(12) {
+    let body = match random.below(13) {
         0 => MessageBody::Config,
         1..=3 => {
             let previous = entry_id(random);
@@ -117,6 +117,11 @@ pub(crate) fn replica_message(random: &mut WyRand, replicas: u64) -> ReplicaMess
             through: number(random),
             data: random.happens(700).then(|| content(random)),
         },
+        11 => {
+            let (header, data) = write(random);
+            let entry = Arc::new(ReplicatedEntry { header, data });
+            MessageBody::Unsettled { number: number(random), through: number(random), entry }
+        }
         _ => match random.below(3) {
             0 => MessageBody::CopyBegun { session },
             1 => MessageBody::CopyEnd { session },
