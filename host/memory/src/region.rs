@@ -364,6 +364,14 @@ impl SharedRegion {
         self.mapping.is_poisoned()
     }
 
+    /// The same memory for another core, which counts its references by itself. The last region of a mapping unmaps it.
+    pub fn share(&self) -> SharedRegion {
+        let VolatileBytes { start, bytes, writable } = self.memory;
+        // SAFETY: of the mapping that the returned value holds beside it, with its size and protection.
+        let memory = unsafe { VolatileBytes::new(start, bytes, writable) };
+        SharedRegion { memory, anonymous: self.anonymous, mapping: self.mapping.clone() }
+    }
+
     /// The mapping behind it, which stays for as long as it is held.
     pub fn mapping(&self) -> &Arc<RegionMapping> {
         &self.mapping
@@ -421,6 +429,17 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+
+    #[test]
+    fn a_shared_region_is_the_same_memory_and_outlives_the_first() {
+        let region = SharedRegion::new(4096).unwrap();
+        let shared = region.share();
+        region.write(8, b"ring");
+        assert_eq!(shared.snapshot::<4>(8), *b"ring");
+        assert_eq!(shared.mapping().id(), region.mapping().id());
+        drop(region);
+        std::thread::spawn(move || shared.store_u32(0, 7)).join().unwrap();
+    }
 
     #[test]
     fn zero_clears_exactly_an_unaligned_range() {

@@ -14,6 +14,9 @@ pub(crate) const CONNECTION_SHIFT: u32 = 50;
 pub(crate) const CONNECTIONS_MAX: u32 = sockets::CONNECTIONS_MAX;
 const _: () = assert!(CONNECTIONS_MAX <= 1 << (64 - CONNECTION_SHIFT));
 
+/// In place of the identifier of a connection without a stream: no network has so many. Its transfers fail.
+pub(crate) const NO_STREAM: ConnectionId = ConnectionId(Slot::from_bits(u64::MAX));
+
 /// The connections of a core.
 ///
 /// Each is on a list while it has work, so that a poll visits only those. Protocols reach them through
@@ -165,8 +168,33 @@ impl<C> Connections<C> {
         self.by_network.get(id.0.index() as usize).copied().flatten()
     }
 
+    /// Adds a connection without a stream: a share of a connection of another core, with work of its own. It is flushed
+    /// in the same poll, nothing is received on it, and [`GroupLimits`](crate::GroupLimits) do not count it. Log lines
+    /// name `peer`.
+    ///
+    /// # Errors
+    /// There is no room: the connection.
+    pub fn attach(&mut self, connection: C, peer: StreamAddress) -> Result<Slot, C> {
+        if self.slab.is_full() {
+            return Err(connection);
+        }
+        let slot = self.add_entry(connection, NO_STREAM, peer);
+        self.mark_dirty(slot);
+        Ok(slot)
+    }
+
     /// Adds a connection. There must be room.
     pub(crate) fn insert(&mut self, connection: C, id: ConnectionId, peer: StreamAddress) -> Slot {
+        let slot = self.add_entry(connection, id, peer);
+        let index = id.0.index() as usize;
+        if self.by_network.len() <= index {
+            self.by_network.resize(index + 1, None);
+        }
+        self.by_network[index] = Some(slot);
+        slot
+    }
+
+    fn add_entry(&mut self, connection: C, id: ConnectionId, peer: StreamAddress) -> Slot {
         let entry = ConnectionEntry {
             connection,
             id,
@@ -187,11 +215,6 @@ impl<C> Connections<C> {
             let generation = slot.to_bits() >> 32 << REQUEST_TAG_BITS & ((1 << CONNECTION_SHIFT) - 1);
             entry.requests.tag_base = u64::from(slot.index()) << CONNECTION_SHIFT | generation;
         }
-        let index = id.0.index() as usize;
-        if self.by_network.len() <= index {
-            self.by_network.resize(index + 1, None);
-        }
-        self.by_network[index] = Some(slot);
         slot
     }
 }

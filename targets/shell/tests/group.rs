@@ -44,12 +44,16 @@ struct ScriptConnection {
     draining: bool,
     notice: Notice,
     active_ns: Option<u64>,
+    /// It has no stream, and has not continued yet.
+    is_share: bool,
 }
 
 /// Commands in memory that peers share with the target.
 #[derive(Default)]
 struct Script {
     memory: Rc<Cell<u32>>,
+    /// Connections without a stream to add in the next poll: each continues once, and then closes.
+    shares: Rc<Cell<u32>>,
 }
 
 impl Protocol for Script {
@@ -60,6 +64,15 @@ impl Protocol for Script {
 
     fn accept(&mut self, _: Accepted, _: &Arc<ScriptConfig>, _: u64) -> Option<ScriptConnection> {
         Some(ScriptConnection::default())
+    }
+
+    fn begin_poll(&mut self, connections: &mut Connections<ScriptConnection>, _: u64) -> usize {
+        let count = self.shares.take();
+        for _ in 0..count {
+            let share = ScriptConnection { waits: 1, is_share: true, ..ScriptConnection::default() };
+            assert!(connections.attach(share, World::address()).is_ok());
+        }
+        count as usize
     }
 
     fn recheck(&mut self, connections: &mut Connections<ScriptConnection>, _: u64) {
@@ -101,6 +114,7 @@ impl ProtocolConnection<Script> for ScriptConnection {
 
     fn resume(&mut self, _: &mut IoContext<'_, Script>) -> Result<MoreToRead, CloseReason<&'static str>> {
         self.waits -= 1;
+        self.is_share = false;
         if self.waits == 0 {
             self.unsent.push(b'W');
         }
@@ -130,6 +144,10 @@ impl ProtocolConnection<Script> for ScriptConnection {
         let count = context.protocol.memory.take();
         self.unsent.extend((0..count).map(|_| b'M'));
         count as usize
+    }
+
+    fn wants_resume(&self) -> bool {
+        self.is_share
     }
 
     fn is_waiting(&self) -> bool {
@@ -171,6 +189,7 @@ struct World {
     group: ConnectionGroup<Script, SimulatedNetwork>,
     peers: SimulatedNetwork,
     memory: Rc<Cell<u32>>,
+    shares: Rc<Cell<u32>>,
     now_ns: u64,
     // Dropped last: the fields above use its buffers.
     reactor: Reactor,
@@ -181,10 +200,11 @@ impl World {
         let reactor = Reactor::new(&reactor::ReactorConfig::default()).unwrap();
         let (peers, network) = SimulatedNetwork::pair(1, NetworkFaults::default());
         let memory = Rc::default();
-        let script = Script { memory: Rc::clone(&memory) };
+        let shares = Rc::default();
+        let script = Script { memory: Rc::clone(&memory), shares: Rc::clone(&shares) };
         let mut group = ConnectionGroup::standalone(&reactor.core(), network, script, LIMITS);
         group.listen(&World::address(), 1).unwrap();
-        World { group, peers, memory, now_ns: 1, reactor }
+        World { group, peers, memory, shares, now_ns: 1, reactor }
     }
 
     fn address() -> StreamAddress {
@@ -362,4 +382,26 @@ fn shutdown_drains_connections_for_a_bounded_time() {
     world.now_ns += LIMITS.drain_timeout_ns;
     assert_eq!(world.run(busy, b""), None);
     assert_eq!(world.group.shutdown(world.now_ns), Shutdown::Done);
+}
+
+#[test]
+fn a_connection_without_a_stream_has_its_turn_and_is_not_counted() {
+    let mut world = World::new();
+    world.shares.set(5);
+    world.poll();
+    assert_eq!(world.group.connections().len(), 5);
+    // They have continued; what they send fails, which closes them.
+    world.poll();
+    assert_eq!(world.group.connections().len(), 0);
+    world.shares.set(5);
+    world.poll();
+    // The limit of connections is that of streams, before and after.
+    let ids = [(); 3].map(|()| {
+        let id = world.connect();
+        assert_eq!(world.run(id, b"L").as_deref(), Some(""));
+        id
+    });
+    let fourth = world.connect();
+    assert_eq!(world.run(fourth, b""), None);
+    assert_eq!(world.run(ids[0], b"a").as_deref(), Some("a"));
 }

@@ -6,6 +6,7 @@ use slots::Slot;
 use sockets::Network;
 
 use super::{ConnectionGroup, RELEASE_DELAY_NS};
+use crate::connections::NO_STREAM;
 use crate::cores::GroupMessage;
 use crate::protocol::{CloseReason, Protocol, ProtocolConnection};
 
@@ -48,7 +49,9 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         self.timers.arm_group(now_ns.saturating_add(RELEASE_DELAY_NS));
         self.end_pending_login(slot);
         let Some(entry) = self.connections.slab.get_mut(slot) else { return };
-        self.shared.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
+        if entry.id != NO_STREAM {
+            self.shared.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
+        }
         let recheck = entry.connection.on_close();
         if entry.requests.outstanding == 0 {
             self.connections.slab.remove(slot);
