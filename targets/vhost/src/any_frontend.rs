@@ -85,7 +85,7 @@ impl AnyFrontend {
         let reactor = Reactor::new(&reactor::ReactorConfig::default()).expect("a reactor for a test");
         let core = reactor.core();
         let (mut clients, network) = SimulatedNetwork::pair(1, NetworkFaults::default());
-        let vhost = VhostCore::new(&core, None);
+        let vhost = VhostCore::new(&core, None, Arc::default());
         let mut group = ConnectionGroup::standalone(&core, network, vhost, GroupLimits::default());
         for port in [BLK, SCSI] {
             group.listen(&address(port), port).expect("room for a listener");

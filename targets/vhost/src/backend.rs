@@ -75,6 +75,12 @@ impl Backend {
             }
     }
 
+    /// Whether virtqueues of a connection may be on different cores. Those of a SCSI host are together, because a
+    /// function of the control queue names commands of others.
+    pub(crate) fn spreads_queues(&self) -> bool {
+        matches!(self, Backend::Blk(_))
+    }
+
     /// Its configuration space.
     pub(crate) fn config_space(&self, writeback: bool) -> Vec<u8> {
         match self {

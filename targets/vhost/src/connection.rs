@@ -1,4 +1,4 @@
-//! A connection of a front-end.
+//! A connection of a front-end, or a worker of one.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -7,44 +7,42 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use scsi::{CoreEvents, TaskAbort};
 use sockets::ByteStream;
 use target_shell::{CloseReason, MoreToRead, Notice, Polling, ProtocolConnection};
-use wire_vhost_user::{FrontendRequest, Header, ProtocolFeatures, U64Payload};
 
 use crate::controller::{Controller, VhostConfig};
 use crate::core::{Notifications, VhostCore};
 use crate::device::{VhostContext, VhostDevice};
-use crate::failure::{RequestError, VhostViolation};
-use crate::info::VhostSessionInfo;
-use crate::limits::MESSAGES_PER_POLL_MAX;
-use crate::messages::{FrontendMessage, FrontendMessages, ReplyPayload};
-use crate::requests::{Outcome, ReplyCondition, Request};
+use crate::failure::VhostViolation;
+use crate::info::SessionShare;
+use crate::session::FrontendSession;
+use crate::worker::{ConnectionPlace, Worker, WorkerEvent};
 
-/// A connection: messages, and the [`VhostDevice`] that they control.
-///
-/// Requests are executed in order. One whose reply waits for devices blocks those behind it.
+/// A connection of a core: the [`VhostDevice`] with the virtqueues that the core serves, and what controls it.
 pub(crate) struct VhostConnection {
     token: u64,
-    messages: FrontendMessages,
     device: VhostDevice,
-    pending: Option<(Header, ReplyCondition)>,
-    /// The front-end has not begun a session.
-    awaits_login: bool,
-    notice: Notice,
-    /// Requests behind one that waited may have arrived.
-    resumes_reading: bool,
+    role: Role,
     /// A driver has notified.
     is_notified: bool,
     is_draining: bool,
     /// It is closed for this reason as soon as possible.
-    violation: Option<VhostViolation>,
+    end: Option<CloseReason<VhostViolation>>,
     /// It is closed, with requests in flight.
     closing: Option<ClosingConnection>,
 }
 
+/// What controls a device.
+enum Role {
+    /// The messages of a front-end.
+    Session(Box<FrontendSession>),
+    /// A session on another core.
+    Worker(Worker),
+}
+
 /// Counts a closed connection until its last request has completed.
-struct ClosingConnection(Arc<AtomicU32>);
+pub(crate) struct ClosingConnection(Arc<AtomicU32>);
 
 impl ClosingConnection {
-    fn new(count: &Arc<AtomicU32>) -> ClosingConnection {
+    pub(crate) fn new(count: &Arc<AtomicU32>) -> ClosingConnection {
         count.fetch_add(1, Ordering::Release);
         ClosingConnection(count.clone())
     }
@@ -56,26 +54,36 @@ impl Drop for ClosingConnection {
     }
 }
 
+/// What a new connection belongs to.
+pub(crate) struct NewConnection<'a> {
+    pub(crate) controller: Arc<Controller>,
+    pub(crate) notifications: Rc<Notifications>,
+    pub(crate) events: &'a Arc<CoreEvents>,
+    pub(crate) token: u64,
+    pub(crate) flow: u16,
+    pub(crate) now_ns: u64,
+}
+
 impl VhostConnection {
-    pub(crate) fn new(
-        controller: Arc<Controller>,
-        notifications: Rc<Notifications>,
-        events: &Arc<CoreEvents>,
-        token: u64,
-        flow: u16,
-        now_ns: u64,
-    ) -> VhostConnection {
+    /// The connection of a front-end.
+    pub(crate) fn of_session(new: NewConnection<'_>, session: FrontendSession) -> VhostConnection {
+        VhostConnection::new(new, Role::Session(Box::new(session)))
+    }
+
+    /// A worker of a connection on another core.
+    pub(crate) fn of_worker(new: NewConnection<'_>, worker: Worker) -> VhostConnection {
+        VhostConnection::new(new, Role::Worker(worker))
+    }
+
+    fn new(new: NewConnection<'_>, role: Role) -> VhostConnection {
+        let NewConnection { controller, notifications, events, token, flow, now_ns } = new;
         VhostConnection {
             token,
-            messages: FrontendMessages::new(),
             device: VhostDevice::new(controller, notifications, events, flow, now_ns),
-            pending: None,
-            awaits_login: true,
-            notice: Notice::default(),
-            resumes_reading: false,
+            role,
             is_notified: false,
             is_draining: false,
-            violation: None,
+            end: None,
             closing: None,
         }
     }
@@ -90,11 +98,19 @@ impl VhostConnection {
         self.device.controller.id
     }
 
-    /// What the control plane reports of it.
-    pub(crate) fn session(&self) -> VhostSessionInfo {
-        VhostSessionInfo {
-            id: self.token,
-            is_started: self.device.queues.iter().any(|queue| queue.ring.is_some()),
+    /// What the control plane reports of it; `core` is its own.
+    pub(crate) fn share(&self, core: usize) -> SessionShare {
+        let (place, is_worker) = match &self.role {
+            Role::Session(_) => (ConnectionPlace { core, token: self.token }, false),
+            Role::Worker(worker) => (worker.exchange().home(), true),
+        };
+        let running = self.device.queues.iter().enumerate().filter(|(_, queue)| queue.ring.is_some());
+        SessionShare {
+            controller_id: self.controller_id(),
+            place,
+            is_worker,
+            core,
+            running: running.map(|(index, _)| index).collect(),
             queues: self.device.queues.len(),
             requests: self.device.in_flight(),
         }
@@ -103,6 +119,30 @@ impl VhostConnection {
     /// A driver has notified.
     pub(crate) fn on_notification(&mut self) {
         self.is_notified = true;
+    }
+
+    /// Another core has something for a connection of this core.
+    pub(crate) fn on_signal(&mut self) {
+        match &mut self.role {
+            Role::Session(session) => {
+                if session.workers.any_has_ended() && !self.is_draining {
+                    // The worker's core has logged why, unless it stops.
+                    self.end = Some(CloseReason::Closed);
+                }
+            }
+            Role::Worker(worker) => {
+                let event = worker.on_signal();
+                self.on_worker_event(event);
+            }
+        }
+    }
+
+    /// A worker has found something.
+    pub(crate) fn on_worker_event(&mut self, event: WorkerEvent) {
+        if let WorkerEvent::Closed(closing) = event {
+            self.closing = Some(closing);
+            self.end = Some(CloseReason::Closed);
+        }
     }
 
     /// Something of other cores has changed for tasks.
@@ -133,73 +173,9 @@ impl VhostConnection {
     pub(crate) fn check_memory(&mut self) -> bool {
         let is_poisoned = self.device.is_poisoned();
         if is_poisoned {
-            self.violation = Some(VhostViolation::Truncated);
+            self.end = Some(CloseReason::Protocol(VhostViolation::Truncated));
         }
         is_poisoned
-    }
-
-    fn handle(
-        &mut self,
-        message: FrontendMessage,
-        context: &mut VhostContext<'_>,
-    ) -> Result<(), CloseReason<VhostViolation>> {
-        let FrontendMessage { header, payload, descriptors } = message;
-        let request = Request { payload: &payload, descriptors };
-        let result = match FrontendRequest::from_wire(header.request).filter(|_| !header.is_reply) {
-            Some(kind) => self.device.execute(kind, request, context.pool, self.token, context.now_ns),
-            None => Err(RequestError::NotSupported),
-        };
-        // Every front-end sets features before it uses the device; most set the owner when they connect.
-        if self.awaits_login && result.is_ok() && self.device.has_session {
-            self.awaits_login = false;
-            self.notice.logged_in = true;
-        }
-        match result {
-            Ok(Outcome::Wait(condition)) => {
-                self.pending = Some((header, condition));
-                self.finish_pending().map(|_| ())
-            }
-            Ok(Outcome::Reply(reply)) => self.messages.push(&header, reply),
-            Ok(Outcome::Done) => self.acknowledge(&header, 0),
-            Err(reason) if self.acknowledges(&header) => {
-                log::warn!(
-                    target: "vhost",
-                    "{}: request {} is rejected: {reason}",
-                    self.device.controller.name,
-                    header.request
-                );
-                self.acknowledge(&header, 1)
-            }
-            Err(reason) => {
-                let request = header.request;
-                Err(CloseReason::Protocol(VhostViolation::Rejected { request, reason }))
-            }
-        }
-    }
-
-    fn acknowledges(&self, header: &Header) -> bool {
-        header.needs_reply && self.device.protocol_features.contains(ProtocolFeatures::REPLY_ACK)
-    }
-
-    fn acknowledge(&mut self, header: &Header, value: u64) -> Result<(), CloseReason<VhostViolation>> {
-        if !self.acknowledges(header) {
-            return Ok(());
-        }
-        let bytes = U64Payload { value }.to_bytes().to_vec();
-        self.messages.push(header, ReplyPayload { bytes, descriptor: None })
-    }
-
-    /// Queues the reply that waits if its condition is met. Returns whether it was.
-    fn finish_pending(&mut self) -> Result<bool, CloseReason<VhostViolation>> {
-        let Some((header, condition)) = &self.pending else { return Ok(false) };
-        let Some(outcome) = self.device.finish(condition) else { return Ok(false) };
-        let header = *header;
-        self.pending = None;
-        match outcome {
-            Outcome::Reply(reply) => self.messages.push(&header, reply)?,
-            Outcome::Done | Outcome::Wait(_) => self.acknowledge(&header, 0)?,
-        }
-        Ok(true)
     }
 }
 
@@ -210,25 +186,34 @@ impl ProtocolConnection<VhostCore> for VhostConnection {
         _scratch: &mut [u8],
         context: &mut VhostContext<'_>,
     ) -> Result<MoreToRead, CloseReason<VhostViolation>> {
-        let mut count = 0;
-        while self.pending.is_none() && !self.is_draining {
-            if count == MESSAGES_PER_POLL_MAX {
-                return Ok(MoreToRead::Yes);
+        match &mut self.role {
+            Role::Session(session) if !self.is_draining => {
+                session.receive(stream, &mut self.device, self.token, context)
             }
-            let Some(message) = self.messages.receive(stream)? else { break };
-            count += 1;
-            self.handle(message, context)?;
-            self.messages.flush(stream)?;
+            // A worker has no stream.
+            _ => Ok(MoreToRead::No),
         }
-        Ok(MoreToRead::No)
     }
 
     fn resume(&mut self, context: &mut VhostContext<'_>) -> Result<MoreToRead, CloseReason<VhostViolation>> {
+        let mut more = MoreToRead::No;
+        match &mut self.role {
+            Role::Session(session) => {
+                if session.take_resumes_reading() {
+                    more = MoreToRead::Yes;
+                }
+            }
+            Role::Worker(worker) if worker.wants_resume() && !self.is_draining => {
+                let executed = worker.execute(&mut self.device, self.token, context);
+                executed.map_err(CloseReason::Protocol)?;
+            }
+            Role::Worker(_) => {}
+        }
         if std::mem::take(&mut self.is_notified) && !self.is_draining {
             self.device.poll(context);
         }
         self.device.resume(context);
-        Ok(if std::mem::take(&mut self.resumes_reading) { MoreToRead::Yes } else { MoreToRead::No })
+        Ok(more)
     }
 
     #[inline]
@@ -248,14 +233,17 @@ impl ProtocolConnection<VhostCore> for VhostConnection {
     /// Publishes used chains, and sends replies.
     #[inline]
     fn flush<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), CloseReason<VhostViolation>> {
-        if let Some(violation) = self.violation.take() {
-            return Err(CloseReason::Protocol(violation));
+        if let Some(reason) = self.end.take() {
+            return Err(reason);
         }
         self.device.publish();
-        if self.pending.is_some() {
-            self.resumes_reading |= self.finish_pending()?;
+        match &mut self.role {
+            Role::Session(session) => session.flush(stream, &mut self.device),
+            Role::Worker(worker) => {
+                worker.finish_current(&mut self.device);
+                Ok(())
+            }
         }
-        if self.messages.are_sent() { Ok(()) } else { self.messages.flush(stream) }
     }
 
     #[inline]
@@ -271,12 +259,20 @@ impl ProtocolConnection<VhostCore> for VhostConnection {
 
     #[inline]
     fn wants_resume(&self) -> bool {
-        self.resumes_reading || self.is_notified || self.device.wants_resume()
+        let is_asked = match &self.role {
+            Role::Session(session) => session.resumes_reading(),
+            Role::Worker(worker) => worker.wants_resume() && !self.is_draining,
+        };
+        is_asked || self.is_notified || self.device.wants_resume()
     }
 
     #[inline]
     fn is_waiting(&self) -> bool {
-        self.pending.is_some() || self.device.is_waiting()
+        let is_waiting = match &self.role {
+            Role::Session(session) => session.is_waiting(),
+            Role::Worker(worker) => worker.is_waiting(),
+        };
+        is_waiting || self.device.is_waiting()
     }
 
     #[inline]
@@ -285,11 +281,14 @@ impl ProtocolConnection<VhostCore> for VhostConnection {
     }
 
     fn take_notice(&mut self) -> Notice {
-        std::mem::take(&mut self.notice)
+        match &mut self.role {
+            Role::Session(session) => session.take_notice(),
+            Role::Worker(_) => Notice::default(),
+        }
     }
 
     fn awaits_login(&self) -> bool {
-        self.awaits_login
+        matches!(&self.role, Role::Session(session) if session.awaits_login)
     }
 
     fn begin_drain(&mut self) {
@@ -302,8 +301,13 @@ impl ProtocolConnection<VhostCore> for VhostConnection {
 
     /// Releases the client's memory and eventfds.
     fn on_close(&mut self) -> bool {
-        if self.device.in_flight() > 0 {
-            self.closing = Some(ClosingConnection::new(&self.device.controller.closing));
+        let closing = &self.device.controller.closing;
+        if self.device.in_flight() > 0 && self.closing.is_none() {
+            self.closing = Some(ClosingConnection::new(closing));
+        }
+        match &mut self.role {
+            Role::Session(session) => session.workers.close(closing),
+            Role::Worker(worker) => worker.end(),
         }
         self.device.release();
         false

@@ -3,21 +3,31 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use os::{EventClient, EventCompletion, EventSignaler, Interest, WatchId};
 use reactor::Core;
 use scsi::CoreEvents;
+use sockets::StreamAddress;
 use target_shell::{Accepted, Connections, GroupWaker, Protocol};
 
-use crate::connection::VhostConnection;
+use crate::connection::{NewConnection, VhostConnection};
 use crate::controller::VhostConfig;
 use crate::failure::VhostViolation;
 use crate::limits::WATCHES_MAX;
+use crate::links::CoreLinks;
+use crate::session::FrontendSession;
+use crate::worker::{ConnectionPlace, Worker, WorkerStart};
+use crate::workers::Workers;
 
 /// The protocol's state of a core.
 pub(crate) struct VhostCore {
+    /// Index of its reactor.
+    index: usize,
+    links: Arc<CoreLinks>,
+    config: Arc<VhostConfig>,
     notifications: Rc<Notifications>,
     events: Vec<EventCompletion>,
     /// Connections whose drivers have notified, for one poll.
@@ -110,10 +120,17 @@ impl Drop for DriverNotification {
 }
 
 impl VhostCore {
-    /// `waker` wakes its group; there is none where that is polled.
-    pub(crate) fn new(core: &Core, waker: Option<&GroupWaker>) -> VhostCore {
+    /// `waker` wakes its group; there is none where that is polled. `links` are those of all cores; without any, the core
+    /// serves all virtqueues of its connections.
+    pub(crate) fn new(core: &Core, waker: Option<&GroupWaker>, links: Arc<CoreLinks>) -> VhostCore {
+        if let Some(waker) = waker {
+            links.join(core.index(), waker);
+        }
         let wake = waker.cloned().map(|waker| Box::new(move || waker.wake()) as Box<dyn Fn() + Send + Sync>);
         VhostCore {
+            index: core.index(),
+            links,
+            config: Arc::default(),
             notifications: Rc::new(Notifications::new(core)),
             events: Vec::new(),
             notified: Vec::new(),
@@ -122,6 +139,11 @@ impl VhostCore {
             subscribed: BTreeSet::new(),
             sigbus_count_seen: dma::sigbus_fault_count(),
         }
+    }
+
+    /// Index of its reactor.
+    pub(crate) fn index(&self) -> usize {
+        self.index
     }
 
     /// Continues the connections whose drivers have notified.
@@ -139,6 +161,64 @@ impl VhostCore {
             is_notified
         });
         self.notified.clear();
+    }
+
+    /// Continues connections for which other cores have something, and starts workers.
+    #[cold]
+    fn process_signal(
+        &mut self,
+        starts: Vec<WorkerStart>,
+        connections: &mut Connections<VhostConnection>,
+        now_ns: u64,
+    ) {
+        connections.update(|_, entry| {
+            let is_open = !entry.is_closed();
+            if is_open {
+                entry.connection.on_signal();
+            }
+            is_open
+        });
+        for start in starts {
+            let exchange = start.exchange.clone();
+            let controller_id = start.controller_id;
+            if self.start_worker(start, connections, now_ns).is_none() {
+                if let Some(controller) = self.config.by_id(controller_id) {
+                    let (name, core) = (&controller.name, self.index);
+                    log::warn!(target: "vhost", "{name}: core {core} cannot serve virtqueues; the client is disconnected");
+                }
+                exchange.end(&self.links);
+            }
+        }
+    }
+
+    /// Starts a worker; `None` if there is no room for it, or its controller was deleted.
+    fn start_worker(
+        &mut self,
+        start: WorkerStart,
+        connections: &mut Connections<VhostConnection>,
+        now_ns: u64,
+    ) -> Option<()> {
+        let controller = self.config.by_id(start.controller_id)?.clone();
+        if !self.notifications.can_signal() {
+            return None;
+        }
+        self.last_token += 1;
+        let peer = StreamAddress::Unix(PathBuf::from(&controller.name));
+        let new = NewConnection {
+            controller,
+            notifications: self.notifications.clone(),
+            events: &self.tasks,
+            token: self.last_token,
+            // Flows are told apart on a core; that of another kind of connection may be the same.
+            flow: self.last_token as u16,
+            now_ns,
+        };
+        let mut worker = Worker::new(start.exchange, self.links.clone());
+        // It may have been closed already.
+        let event = worker.on_signal();
+        let mut connection = VhostConnection::of_worker(new, worker);
+        connection.on_worker_event(event);
+        connections.attach(connection, peer).ok().map(|_| ())
     }
 
     /// Disconnects clients whose shared memory raised SIGBUS, because they truncated the file.
@@ -165,9 +245,17 @@ impl Protocol for VhostCore {
             return None;
         }
         self.last_token += 1;
-        let notifications = self.notifications.clone();
-        let (token, flow) = (self.last_token, accepted.flow);
-        Some(VhostConnection::new(controller, notifications, &self.tasks, token, flow, now_ns))
+        let place = ConnectionPlace { core: self.index, token: self.last_token };
+        let workers = Workers::new(self.links.clone(), place, &controller);
+        let new = NewConnection {
+            controller,
+            notifications: self.notifications.clone(),
+            events: &self.tasks,
+            token: self.last_token,
+            flow: accepted.flow,
+            now_ns,
+        };
+        Some(VhostConnection::of_session(new, FrontendSession::new(workers)))
     }
 
     fn may_serve(&self, config: &Arc<VhostConfig>, portid: u16, group: usize) -> bool {
@@ -184,12 +272,13 @@ impl Protocol for VhostCore {
             unit.unit.subscribe(&self.tasks);
         }
         self.subscribed = config.units().map(|unit| unit.id).collect();
+        self.config = config.clone();
         connections.update(|_, entry| !entry.is_closed() && entry.connection.apply(config));
     }
 
     #[inline]
-    fn begin_poll(&mut self, connections: &mut Connections<VhostConnection>, _now_ns: u64) -> usize {
-        let count = self.notifications.client.reap(&mut self.events);
+    fn begin_poll(&mut self, connections: &mut Connections<VhostConnection>, now_ns: u64) -> usize {
+        let mut count = self.notifications.client.reap(&mut self.events);
         if count > 0 {
             self.process_notifications(connections);
         }
@@ -199,6 +288,10 @@ impl Protocol for VhostCore {
                 entry.connection.on_task_event(&aborts, is_closed);
                 !is_closed
             });
+        }
+        if let Some(starts) = self.links.take(self.index) {
+            count += 1;
+            self.process_signal(starts, connections, now_ns);
         }
         let faults = dma::sigbus_fault_count();
         if faults != self.sigbus_count_seen {

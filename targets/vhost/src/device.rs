@@ -44,6 +44,8 @@ pub(crate) struct VhostDevice {
     pub(crate) protocol_features: ProtocolFeatures,
     pub(crate) memory: GuestMemory,
     pub(crate) queues: Vec<Queue>,
+    /// A virtqueue of this device runs on another core.
+    pub(crate) runs_elsewhere: bool,
     /// The queue that is served first in the next poll.
     rotation: Rotation,
     /// The front-end has begun a session.
@@ -158,6 +160,7 @@ impl VhostDevice {
             protocol_features: ProtocolFeatures::empty(),
             memory: GuestMemory::default(),
             queues: Vec::new(),
+            runs_elsewhere: false,
             rotation: Rotation::default(),
             has_session: false,
             writeback: true,
@@ -183,6 +186,11 @@ impl VhostDevice {
             Requests::Blk(blk) => blk.len(),
             Requests::Scsi(scsi) => scsi.len(),
         }
+    }
+
+    /// Number of virtqueues that run here.
+    pub(crate) fn running(&self) -> usize {
+        self.queues.iter().filter(|queue| queue.ring.is_some()).count()
     }
 
     /// Starts virtqueues that can run, and finds the areas of others again: memory, features or a queue have changed.

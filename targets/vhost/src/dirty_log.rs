@@ -1,6 +1,6 @@
 //! The log of dirty pages, by which a front-end migrates a running guest.
 
-use crate::memory::GuestPlace;
+use crate::memory::{GuestPlace, SharedPlace};
 
 /// Bytes of guest memory for each bit of the log.
 const PAGE_BYTES: u64 = 4096;
@@ -11,7 +11,24 @@ pub(crate) struct DirtyLog {
     bytes: u64,
 }
 
+/// The log of a core's, on its way to another one. Bits are set atomically.
+pub(crate) struct SharedDirtyLog {
+    place: SharedPlace,
+    bytes: u64,
+}
+
+impl From<SharedDirtyLog> for DirtyLog {
+    fn from(SharedDirtyLog { place, bytes }: SharedDirtyLog) -> DirtyLog {
+        DirtyLog { place: place.into(), bytes }
+    }
+}
+
 impl DirtyLog {
+    /// The same log, for another core.
+    pub(crate) fn share(&self) -> SharedDirtyLog {
+        SharedDirtyLog { place: self.place.share(), bytes: self.bytes }
+    }
+
     /// The log of `bytes` bytes at a place, all of them mapped.
     pub(crate) fn new(place: GuestPlace, bytes: u64) -> DirtyLog {
         DirtyLog { place, bytes }

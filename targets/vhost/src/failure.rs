@@ -81,6 +81,9 @@ pub enum VhostViolation {
     /// The front-end truncated memory that it shares.
     #[error("the front-end truncated memory that it shares")]
     Truncated,
+    /// A core that serves virtqueues of the connection has no room for its memory.
+    #[error("a core cannot serve its virtqueues: {0}")]
+    Memory(MemoryError),
 }
 
 /// Why a request of the front-end is rejected.

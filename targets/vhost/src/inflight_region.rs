@@ -11,13 +11,25 @@ use wire_virtio::{Features, QUEUE_SIZE_MAX};
 
 use crate::failure::RequestError;
 use crate::limits::QUEUES_MAX;
-use crate::memory::{GuestPlace, MemoryError};
+use crate::memory::{GuestPlace, MemoryError, SharedPlace};
 use crate::vring::RingArea;
 
 /// The memory of requests in flight of all virtqueues.
 pub(crate) struct InflightRegion {
     place: GuestPlace,
     description: InflightDescription,
+}
+
+/// The memory of a core's, on its way to another one.
+pub(crate) struct SharedInflightRegion {
+    place: SharedPlace,
+    description: InflightDescription,
+}
+
+impl From<SharedInflightRegion> for InflightRegion {
+    fn from(SharedInflightRegion { place, description }: SharedInflightRegion) -> InflightRegion {
+        InflightRegion { place: place.into(), description }
+    }
 }
 
 /// Bytes of the device's state behind the areas of virtqueues.
@@ -66,6 +78,11 @@ impl InflightRegion {
         let (region, offset) = mapped.map_err(MemoryError::Map)?;
         let place = GuestPlace { region: Rc::new(region), offset };
         Ok(InflightRegion { place, description: *description })
+    }
+
+    /// The same memory, for another core.
+    pub(crate) fn share(&self) -> SharedInflightRegion {
+        SharedInflightRegion { place: self.place.share(), description: self.description }
     }
 
     /// The area of a virtqueue; `None` if it has none.

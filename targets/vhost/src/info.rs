@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
+use reactor::ReactorHandle;
+
 use crate::coalescing::Coalescing;
+use crate::worker::ConnectionPlace;
 
 /// A controller to create: a virtio block device.
 #[derive(Clone, Debug)]
@@ -53,7 +56,7 @@ pub struct VhostControllerInfo {
 }
 
 /// A connection of a controller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VhostSessionInfo {
     /// Identifies it on its core.
     pub id: u64,
@@ -63,6 +66,46 @@ pub struct VhostSessionInfo {
     pub queues: usize,
     /// Requests in flight.
     pub requests: usize,
+    /// The virtqueues that run, in ascending order: index, and the CPU of the reactor that serves it.
+    pub running: Vec<(usize, u32)>,
+}
+
+/// What one core knows of a connection.
+#[derive(Clone, Debug)]
+pub(crate) struct SessionShare {
+    pub(crate) controller_id: u64,
+    pub(crate) place: ConnectionPlace,
+    /// It is a worker's, not the connection's own.
+    pub(crate) is_worker: bool,
+    pub(crate) core: usize,
+    /// Indexes of virtqueues that run there.
+    pub(crate) running: Vec<usize>,
+    pub(crate) queues: usize,
+    pub(crate) requests: usize,
+}
+
+impl SessionShare {
+    /// The controller of each connection, and what is reported of it. A worker's connection may have been closed.
+    pub(crate) fn merge(shares: &[SessionShare], reactors: &[ReactorHandle]) -> Vec<(u64, VhostSessionInfo)> {
+        let cpu = |core: usize| reactors.get(core).map_or(0, ReactorHandle::cpu);
+        let of_connection = |own: &SessionShare| {
+            let all = || shares.iter().filter(|share| share.place == own.place);
+            let of_core = |share: &SessionShare| {
+                share.running.iter().map(|index| (*index, cpu(share.core))).collect::<Vec<_>>()
+            };
+            let mut running: Vec<(usize, u32)> = all().flat_map(of_core).collect();
+            running.sort_unstable();
+            let session = VhostSessionInfo {
+                id: own.place.token,
+                is_started: !running.is_empty(),
+                queues: all().map(|share| share.queues).max().unwrap_or(0),
+                requests: all().map(|share| share.requests).sum(),
+                running,
+            };
+            (own.controller_id, session)
+        };
+        shares.iter().filter(|share| !share.is_worker).map(of_connection).collect()
+    }
 }
 
 impl VhostControllerInfo {

@@ -3,7 +3,8 @@
 //! A [`VhostTarget`] has controllers, each a UNIX socket at which QEMU or libblkio finds a virtio block device
 //! ([`VhostBlkConfig`]) or QEMU a virtio SCSI host with up to eight targets; an [`rpc::VhostModule`] makes it a part of a
 //! program. The client shares its memory: requests are fetched from virtqueues there, split or packed, and block devices
-//! read and write the guest's buffers without a copy. The shell drives the connections, each on one core.
+//! read and write the guest's buffers without a copy. The shell drives the connections. Each is on one core; virtqueues of a
+//! block device are also on others, served by workers.
 //!
 //! ```
 //! use bdev::{Registry, malloc};
@@ -34,11 +35,13 @@ mod connection;
 mod controller;
 mod core;
 mod device;
+mod device_state;
 mod dirty_log;
 mod failure;
 mod inflight_region;
 mod info;
 mod limits;
+mod links;
 mod memory;
 mod messages;
 mod queue;
@@ -46,10 +49,13 @@ mod requests;
 mod rotation;
 pub mod rpc;
 mod scsi_requests;
+mod session;
 mod status;
 mod tags;
 mod target;
 mod vring;
+mod worker;
+mod workers;
 
 pub use any_frontend::any_frontend;
 pub use any_ring::any_ring;

@@ -73,6 +73,32 @@ pub(crate) struct GuestPlace {
     pub(crate) offset: u64,
 }
 
+/// A place of a core's, on its way to another one.
+pub(crate) struct SharedPlace {
+    region: SharedRegion,
+    offset: u64,
+}
+
+impl GuestPlace {
+    /// The same place, for another core.
+    pub(crate) fn share(&self) -> SharedPlace {
+        SharedPlace { region: self.region.share(), offset: self.offset }
+    }
+}
+
+impl From<SharedPlace> for GuestPlace {
+    fn from(SharedPlace { region, offset }: SharedPlace) -> GuestPlace {
+        GuestPlace { region: Rc::new(region), offset }
+    }
+}
+
+/// A region of a core's, on its way to another one, which maps nothing.
+pub(crate) struct SharedGuestRegion {
+    described: MemoryRegion,
+    offset: u64,
+    region: SharedRegion,
+}
+
 /// Contiguous mapped bytes from a guest address on.
 #[derive(Clone, Copy)]
 pub(crate) struct GuestPiece<'a> {
@@ -137,6 +163,36 @@ impl GuestMemory {
         let found = self.regions.iter().position(is_it).ok_or(MemoryError::NotFound)?;
         self.last.set(0);
         Ok(RemovedRegions(vec![self.regions.remove(found).external]))
+    }
+
+    /// Its regions, for another core.
+    pub(crate) fn share(&self) -> Vec<SharedGuestRegion> {
+        let share = |one: &GuestRegion| SharedGuestRegion {
+            described: one.described,
+            offset: one.offset,
+            region: one.external.region().share(),
+        };
+        self.regions.iter().map(share).collect()
+    }
+
+    /// Has the regions that another core has. Returns those that it has no more.
+    pub(crate) fn replace(
+        &mut self,
+        pool: &Pool,
+        shared: Vec<SharedGuestRegion>,
+    ) -> Result<RemovedRegions, MemoryError> {
+        let mut before = std::mem::take(self);
+        for SharedGuestRegion { described, offset, region } in shared {
+            let is_it = |one: &GuestRegion| {
+                one.described == described && one.external.region().mapping().id() == region.mapping().id()
+            };
+            let external = match before.regions.iter().position(is_it) {
+                Some(at) => before.regions.remove(at).external,
+                None => pool.try_attach_external(Rc::new(region)).ok_or(MemoryError::TooMany)?,
+            };
+            self.regions.push(GuestRegion { described, offset, external });
+        }
+        Ok(before.clear())
     }
 
     /// Removes all regions.

@@ -226,7 +226,7 @@ impl VhostDevice {
         let features = features.ok_or(RequestError::Feature)?;
         // Logging begins and ends while virtqueues run.
         let changed = (features ^ self.features) - Features::VHOST_LOG_ALL;
-        if !changed.is_empty() && self.queues.iter().any(|queue| queue.ring.is_some()) {
+        if !changed.is_empty() && (self.runs_elsewhere || self.running() > 0) {
             return Err(RequestError::Running);
         }
         self.features = features;

@@ -60,7 +60,8 @@ impl Module for VhostModule {
                 .text(
                     "Describes controllers.",
                     "array of controllers with `ctrlr`, `cpumask`, `delay_base_us`, `iops_threshold`, `socket`, `sessions` \
-                     and `backend_specific`",
+                     and `backend_specific`; a session has `vid`, `id`, `name`, `started`, `max_queues`, \
+                     `inflight_task_cnt` and `virtqueues`, those that run, with `index` and `lcore`",
                 )
                 .errors(&[NOT_FOUND, UNRESPONSIVE]),
             Method::update("vhost_controller_set_coalescing", set_coalescing)
@@ -246,6 +247,7 @@ fn get(module: &VhostModule, params: Get) -> Result<Vec<Value>, RpcError> {
             }
         };
         let name = &info.name;
+        let virtqueue = |(index, cpu): &(usize, u32)| json!({ "index": index, "lcore": cpu });
         let session = |(number, session): (usize, &VhostSessionInfo)| {
             json!({
                 "vid": number,
@@ -254,6 +256,7 @@ fn get(module: &VhostModule, params: Get) -> Result<Vec<Value>, RpcError> {
                 "started": session.is_started,
                 "max_queues": session.queues,
                 "inflight_task_cnt": session.requests,
+                "virtqueues": session.running.iter().map(virtqueue).collect::<Vec<Value>>(),
             })
         };
         json!({

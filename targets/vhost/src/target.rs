@@ -13,12 +13,12 @@ use wire_virtio::blk::SECTOR_BYTES;
 
 use crate::backend::{Backend, BlkBackend, ScsiUnit};
 use crate::coalescing::Coalescing;
-use crate::connection::VhostConnection;
 use crate::controller::{Controller, VhostConfig};
 use crate::core::VhostCore;
 use crate::failure::VhostTargetError;
-use crate::info::{VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostSessionInfo};
+use crate::info::{SessionShare, VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostSessionInfo};
 use crate::limits::{CONNECTIONS_MAX, CONTROLLERS_MAX, LOGINS_MAX, NAME_BYTES_MAX, SCSI_TARGETS};
+use crate::links::CoreLinks;
 
 /// The vhost-user target of a program. Cheap to clone.
 ///
@@ -283,7 +283,7 @@ impl VhostTarget {
         let mut state = self.lock()?;
         let not_found = || VhostTargetError::NotFound(name.into());
         let controller = state.controllers.get(name).ok_or_else(not_found)?.controller.clone();
-        if state.sessions()?.iter().any(|(id, _)| *id == controller.id) {
+        if state.sessions(&self.0.reactors)?.iter().any(|(id, _)| *id == controller.id) {
             return Err(VhostTargetError::Busy(name.into()));
         }
         let Some(created) = state.controllers.remove(name) else { return Err(not_found()) };
@@ -330,10 +330,10 @@ impl VhostTarget {
     /// A reactor does not respond.
     pub fn controllers(&self) -> Result<Vec<VhostControllerInfo>, VhostTargetError> {
         let state = self.lock_any();
-        let sessions = state.sessions()?;
+        let sessions = state.sessions(&self.0.reactors)?;
         let info = |one: &Created| {
             let own = sessions.iter().filter(|(id, _)| *id == one.controller.id);
-            one.info(&self.0.reactors, own.map(|(_, session)| *session).collect())
+            one.info(&self.0.reactors, own.map(|(_, session)| session.clone()).collect())
         };
         Ok(state.controllers.values().map(info).collect())
     }
@@ -366,7 +366,10 @@ impl VhostTarget {
             logins_max: LOGINS_MAX,
             ..GroupLimits::default()
         };
-        let make = |core: &reactor::Core, waker: &target_shell::GroupWaker| VhostCore::new(core, Some(waker));
+        let links = CoreLinks::new(self.0.reactors.len());
+        let make = move |core: &reactor::Core, waker: &target_shell::GroupWaker| {
+            VhostCore::new(core, Some(waker), links.clone())
+        };
         let cores = TargetCores::start(&self.0.reactors, &self.0.publisher, limits, make)?;
         Ok(state.cores.insert(cores).clone())
     }
@@ -483,13 +486,12 @@ impl TargetState {
     }
 
     /// The controller of each open connection, and what is reported of it.
-    fn sessions(&self) -> Result<Vec<(u64, VhostSessionInfo)>, VhostTargetError> {
+    fn sessions(&self, reactors: &[ReactorHandle]) -> Result<Vec<(u64, VhostSessionInfo)>, VhostTargetError> {
         let Some(cores) = &self.cores else { return Ok(Vec::new()) };
-        let sessions = cores.query(|_, connections| {
-            let session = |one: &VhostConnection| (one.controller_id(), one.session());
-            connections.open().map(session).collect::<Vec<_>>()
+        let shares = cores.query(|core, connections| {
+            connections.open().map(|one| one.share(core.index())).collect::<Vec<SessionShare>>()
         })?;
-        Ok(sessions.concat())
+        Ok(SessionShare::merge(&shares.concat(), reactors))
     }
 
     /// A port identifier that no controller has. There are fewer controllers than identifiers.

@@ -7,6 +7,8 @@ mod frontend;
 mod hostile;
 #[path = "vhost_user/io.rs"]
 mod io;
+#[path = "vhost_user/queues.rs"]
+mod queues;
 #[path = "vhost_user/scsi.rs"]
 mod scsi;
 #[path = "vhost_user/sessions.rs"]

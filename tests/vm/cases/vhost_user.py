@@ -43,6 +43,17 @@ def boot(bench, sockets, packed):
     return Guest(Image(CACHE), folder, memory=MEMORY, more=more)
 
 
+def check_cores(target):
+    """The virtqueues of a block device's session are on as many reactors as there are, at most one each."""
+    reactors = len(target.rpc("framework_get_reactors")["reactors"])
+    sessions = [session for one in target.rpc("vhost_get_controllers") for session in one["sessions"]]
+    assert sessions
+    for session in sessions:
+        queues = session["virtqueues"]
+        assert [queue["index"] for queue in queues] == [0, 1], queues
+        assert len({queue["lcore"] for queue in queues}) == min(reactors, 2), queues
+
+
 def kill_under_load(bench, target, guest, disk, create):
     """Kills the target with requests in flight and starts it again, several times; fio verifies what it has written."""
     options = "--ioengine=libaio --direct=1 --rw=randrw --bsrange=4k-64k --iodepth=16 --size=8m --verify=crc32c --verify_fatal=1"
@@ -86,6 +97,7 @@ def vhost_user_blk(bench):
             guest.until("[ -b /dev/vda ] && [ -b /dev/vdb ]", 60)
             facts = guest.check("cat /sys/block/vda/size /sys/block/vda/serial && echo && ls /sys/block/vda/mq | wc -l").split()
             assert facts == [str(mib * MIB // 512), "Disk", "2"], facts
+            check_cores(target)
             guest.check("mkfs.ext4 -q /dev/vda && mount -t ext4 -o discard /dev/vda /mnt", 120)
             options = "--ioengine=libaio --direct=1 --bsrange=4k-256k --iodepth=16 --size=16m --verify=crc32c --verify_fatal=1"
             guest.check(f"fio --name=verify --directory=/mnt --rw=randwrite --fallocate=none --numjobs=2 {options}", 240)

@@ -28,6 +28,8 @@ pub(crate) const MEMORY_BYTES: u64 = 4 << 20;
 pub(crate) const GUEST: u64 = 0x1_0000_0000;
 /// Its address in the front-end.
 pub(crate) const USER: u64 = 0x7000_0000_0000;
+/// A virtqueue of the connection's own core, and one of the other core.
+pub(crate) const QUEUES: [u8; 2] = [0, 1];
 /// Time that an answer may take.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -43,7 +45,9 @@ impl TestTarget {
     pub(crate) fn start(name: &str, configure: impl Fn(VhostBlkConfig) -> VhostBlkConfig) -> TestTarget {
         let directory = std::env::temp_dir().join(format!("vhost-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
-        let config = ReactorConfig { pin: false, ..Default::default() };
+        // The second one serves every other virtqueue.
+        let cpus = os::CpuSet::new(vec![0, 1]).unwrap();
+        let config = ReactorConfig { cpus, pin: false, ..Default::default() };
         let reactors = Reactors::start(&config).unwrap();
         let registry = Registry::new();
         malloc::create(&registry, malloc::MallocConfig::new("Malloc0", 4096, 512)).unwrap();

@@ -14,7 +14,7 @@ use wire_virtio::descriptor_flags::{INDIRECT, NEXT, WRITE};
 use wire_virtio::split::{Descriptor, available};
 
 use crate::frontend::{
-    Driver, Frontend, GUEST, MEMORY_BYTES, TIMEOUT, TestTarget, USER, memfd, new_eventfd, wait_until,
+    Driver, Frontend, GUEST, MEMORY_BYTES, QUEUES, TIMEOUT, TestTarget, USER, memfd, new_eventfd, wait_until,
 };
 
 const DATA: u64 = 1 << 20;
@@ -179,15 +179,17 @@ fn a_virtqueue_that_changes_while_it_is_read_harms_no_other_client() {
 
 #[test]
 fn memory_that_is_truncated_costs_the_connection() {
-    let target = TestTarget::start("truncated", |config| config);
-    let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
-    let mut queue = frontend.start_queue(0, 16, 0);
-    assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
-    // This end must not touch the memory any more.
-    rustix::fs::ftruncate(&frontend.file, 0).unwrap();
-    queue.kick();
-    assert!(frontend.is_closed());
-    check_service(&target);
+    for index in QUEUES {
+        let target = TestTarget::start("truncated", |config| config);
+        let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
+        let mut queue = frontend.start_queue(index, 16, 0);
+        assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
+        // This end must not touch the memory any more.
+        rustix::fs::ftruncate(&frontend.file, 0).unwrap();
+        queue.kick();
+        assert!(frontend.is_closed());
+        check_service(&target);
+    }
 }
 
 #[test]

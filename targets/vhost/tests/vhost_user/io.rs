@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::frontend::{Driver, Frontend, MEMORY_BYTES, Part, TestTarget, wait_until};
+use crate::frontend::{Driver, Frontend, MEMORY_BYTES, Part, QUEUES, TestTarget, wait_until};
 use vhost::{Coalescing, VhostBlkConfig};
 use wire_vhost_user::{ConfigHeader, FrontendRequest, VringState};
 use wire_virtio::Features;
@@ -25,32 +25,34 @@ fn all_of_blk() -> Features {
 
 #[test]
 fn requests_are_executed_over_every_kind_of_virtqueue() {
-    for (name, ring) in RINGS {
-        let target = TestTarget::start(name, |config| VhostBlkConfig { packed_ring: true, ..config });
-        let frontend = Frontend::negotiated(&target.socket(), ring | all_of_blk());
-        let mut queue = frontend.start_queue(0, 16, 0);
-        // More rounds than the ring has descriptors, so that indices and counters wrap.
-        for round in 0..20_u64 {
-            let bytes: Vec<u8> = (0..4096).map(|at| (at as u64 * 7 + round) as u8).collect();
-            frontend.memory.write(DATA, &bytes);
-            let parts = [(DATA, 512, false), (DATA + 512, 3584, false)];
-            assert_eq!(queue.execute(RequestKind::Out, round * 8, &parts), (0, 1), "{name}");
-            let back = [(DATA + 8192, 1024, true), (DATA + 16384, 3072, true)];
-            assert_eq!(queue.execute(RequestKind::In, round * 8, &back), (0, 4097), "{name}");
-            let mut read = vec![0; 4096];
-            frontend.memory.read(DATA + 8192, &mut read[..1024]);
-            frontend.memory.read(DATA + 16384, &mut read[1024..]);
-            assert!(read == bytes, "{name}, round {round}");
-        }
-        assert_eq!(queue.execute(RequestKind::Flush, 0, &[]), (0, 1), "{name}");
-        assert_eq!(queue.execute(RequestKind::GetId, 0, &[(DATA, 20, true)]), (0, 21), "{name}");
-        assert_eq!(frontend.memory.snapshot::<20>(DATA), *b"Malloc0\0\0\0\0\0\0\0\0\0\0\0\0\0");
-        for (kind, flags, sector) in [(RequestKind::Discard, 0, 0), (RequestKind::WriteZeroes, 1, 8)] {
-            let range = RangeSegment { sector, sectors: 8, flags };
-            frontend.memory.write(DATA, &range.to_bytes());
-            assert_eq!(queue.execute(kind, 0, &[(DATA, 16, false)]), (0, 1), "{name} {kind:?}");
-            assert_eq!(queue.execute(RequestKind::In, sector, &[(DATA, 4096, true)]), (0, 4097));
-            assert_eq!(frontend.memory.snapshot::<64>(DATA), [0; 64], "{name} {kind:?}");
+    for index in QUEUES {
+        for (name, ring) in RINGS {
+            let target = TestTarget::start(name, |config| VhostBlkConfig { packed_ring: true, ..config });
+            let frontend = Frontend::negotiated(&target.socket(), ring | all_of_blk());
+            let mut queue = frontend.start_queue(index, 16, 0);
+            // More rounds than the ring has descriptors, so that indices and counters wrap.
+            for round in 0..20_u64 {
+                let bytes: Vec<u8> = (0..4096).map(|at| (at as u64 * 7 + round) as u8).collect();
+                frontend.memory.write(DATA, &bytes);
+                let parts = [(DATA, 512, false), (DATA + 512, 3584, false)];
+                assert_eq!(queue.execute(RequestKind::Out, round * 8, &parts), (0, 1), "{name}");
+                let back = [(DATA + 8192, 1024, true), (DATA + 16384, 3072, true)];
+                assert_eq!(queue.execute(RequestKind::In, round * 8, &back), (0, 4097), "{name}");
+                let mut read = vec![0; 4096];
+                frontend.memory.read(DATA + 8192, &mut read[..1024]);
+                frontend.memory.read(DATA + 16384, &mut read[1024..]);
+                assert!(read == bytes, "{name}, round {round}");
+            }
+            assert_eq!(queue.execute(RequestKind::Flush, 0, &[]), (0, 1), "{name}");
+            assert_eq!(queue.execute(RequestKind::GetId, 0, &[(DATA, 20, true)]), (0, 21), "{name}");
+            assert_eq!(frontend.memory.snapshot::<20>(DATA), *b"Malloc0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+            for (kind, flags, sector) in [(RequestKind::Discard, 0, 0), (RequestKind::WriteZeroes, 1, 8)] {
+                let range = RangeSegment { sector, sectors: 8, flags };
+                frontend.memory.write(DATA, &range.to_bytes());
+                assert_eq!(queue.execute(kind, 0, &[(DATA, 16, false)]), (0, 1), "{name} {kind:?}");
+                assert_eq!(queue.execute(RequestKind::In, sector, &[(DATA, 4096, true)]), (0, 4097));
+                assert_eq!(frontend.memory.snapshot::<64>(DATA), [0; 64], "{name} {kind:?}");
+            }
         }
     }
 }
@@ -131,17 +133,23 @@ fn a_packed_virtqueue_signals_when_it_passes_the_event_descriptor() {
 
 #[test]
 fn an_idle_device_is_notified_and_notifies() {
-    for (name, ring) in RINGS {
-        let name = format!("idle-{name}");
-        let target = TestTarget::start(&name, |config| VhostBlkConfig { packed_ring: true, ..config });
-        let frontend = Frontend::negotiated(&target.socket(), ring);
-        let mut queue = frontend.start_queue(0, 8, 0);
-        for round in 0..5 {
-            // The driver's notifications are enabled once the device has been idle.
-            wait_until("the device asks for notifications", || queue.wants_notification(0));
-            queue.was_called();
-            assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513), "{name} {round}");
-            wait_until("the device notifies", || queue.was_called());
+    for index in QUEUES {
+        for (name, ring) in RINGS {
+            let name = format!("idle-{name}");
+            let target = TestTarget::start(&name, |config| VhostBlkConfig { packed_ring: true, ..config });
+            let frontend = Frontend::negotiated(&target.socket(), ring);
+            let mut queue = frontend.start_queue(index, 8, 0);
+            for round in 0..5 {
+                // The driver's notifications are enabled once the device has been idle.
+                wait_until("the device asks for notifications", || queue.wants_notification(0));
+                queue.was_called();
+                assert_eq!(
+                    queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]),
+                    (0, 513),
+                    "{name} {round}"
+                );
+                wait_until("the device notifies", || queue.was_called());
+            }
         }
     }
 }

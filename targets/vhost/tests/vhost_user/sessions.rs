@@ -16,12 +16,18 @@ use wire_virtio::Features;
 use wire_virtio::blk::{BlkConfig, RequestHeader, RequestKind};
 use wire_virtio::split::used;
 
-use crate::frontend::{Driver, Frontend, GUEST, MEMORY_BYTES, TIMEOUT, TestTarget, USER, memfd, wait_until};
+use crate::frontend::{
+    Driver, Frontend, GUEST, MEMORY_BYTES, QUEUES, TIMEOUT, TestTarget, USER, memfd, wait_until,
+};
 
 const DATA: u64 = 1 << 20;
 
 /// Has the target make memory for requests in flight.
-fn inflight_memory(frontend: &Frontend, queues: u16, queue_size: u16) -> (InflightDescription, OwnedFd) {
+pub(crate) fn inflight_memory(
+    frontend: &Frontend,
+    queues: u16,
+    queue_size: u16,
+) -> (InflightDescription, OwnedFd) {
     let asked = InflightDescription { mmap_size: 0, mmap_offset: 0, queues, queue_size };
     // With the padding that front-ends send.
     let payload = [&asked.to_bytes()[..], &[0; 4]].concat();
@@ -35,12 +41,12 @@ fn inflight_memory(frontend: &Frontend, queues: u16, queue_size: u16) -> (Inflig
     (InflightDescription::decode(&bytes[Header::SIZE..]).unwrap(), descriptors.pop().unwrap())
 }
 
-fn set_inflight(frontend: &Frontend, memory: &(InflightDescription, OwnedFd)) {
+pub(crate) fn set_inflight(frontend: &Frontend, memory: &(InflightDescription, OwnedFd)) {
     frontend.set(FrontendRequest::SetInflightFd, &memory.0.to_bytes(), &[memory.1.as_fd()]);
 }
 
 /// Adds a request without waiting for it; each has 4 KiB of memory, in which the header and the status are.
-fn add(queue: &mut Driver<'_>, number: u64, kind: RequestKind) -> u16 {
+pub(crate) fn add(queue: &mut Driver<'_>, number: u64, kind: RequestKind) -> u16 {
     let at = DATA + number * 4096;
     let header = RequestHeader { kind: kind.to_wire(), priority: 0, sector: number };
     queue.memory().write(at, &header.to_bytes());
@@ -50,7 +56,7 @@ fn add(queue: &mut Driver<'_>, number: u64, kind: RequestKind) -> u16 {
 }
 
 /// Adds three reads, and a write behind them: when it is used, they are in flight.
-fn put_three_reads_in_flight(queue: &mut Driver<'_>) {
+pub(crate) fn put_three_reads_in_flight(queue: &mut Driver<'_>) {
     for number in 0..3 {
         add(queue, number, RequestKind::In);
     }
@@ -209,154 +215,168 @@ fn a_resize_is_announced_and_seen() {
 
 #[test]
 fn written_pages_are_logged_for_a_migration() {
-    for ring in [Features::empty(), Features::RING_PACKED] {
-        let target = TestTarget::start(&format!("log-{}", ring.bits()), |config| VhostBlkConfig {
-            packed_ring: true,
-            ..config
-        });
-        let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | ring);
-        let mut queue = frontend.start_queue(0, 16, 0);
-        assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
-        let log = memfd((GUEST + MEMORY_BYTES) / 4096 / 8);
-        let base = LogBase { size: (GUEST + MEMORY_BYTES) / 4096 / 8, mmap_offset: 0 };
-        frontend.send(FrontendRequest::SetLogBase, &base.to_bytes(), &[log.as_fd()]);
-        assert_eq!(frontend.reply(FrontendRequest::SetLogBase), Some(vec![0; U64Payload::SIZE]));
-        let is_logged = |offset: u64| {
-            let page = (GUEST + offset) / 4096;
-            let mut byte = [0];
-            rustix::io::pread(&log, &mut byte, page / 8).unwrap();
-            byte[0] >> (page % 8) & 1 == 1
-        };
-        let logging = frontend.features | Features::VHOST_LOG_ALL;
-        frontend.set(FrontendRequest::SetFeatures, &logging.bits().to_le_bytes(), &[]);
-        assert_eq!(
-            queue.execute(RequestKind::In, 0, &[(DATA, 4096, true), (DATA + 65536, 4096, true)]),
-            (0, 8193)
-        );
-        wait_until("the virtqueue is logged", || {
-            is_logged(if queue.is_packed { 0 } else { queue.used_at() })
-        });
-        for offset in [DATA, DATA + 65536, 64 << 10] {
-            assert!(is_logged(offset), "data and status at {offset:#x}");
+    for index in QUEUES {
+        for ring in [Features::empty(), Features::RING_PACKED] {
+            let target = TestTarget::start(&format!("log-{}", ring.bits()), |config| VhostBlkConfig {
+                packed_ring: true,
+                ..config
+            });
+            let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | ring);
+            let mut queue = frontend.start_queue(index, 16, 0);
+            assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
+            let log = memfd((GUEST + MEMORY_BYTES) / 4096 / 8);
+            let base = LogBase { size: (GUEST + MEMORY_BYTES) / 4096 / 8, mmap_offset: 0 };
+            frontend.send(FrontendRequest::SetLogBase, &base.to_bytes(), &[log.as_fd()]);
+            assert_eq!(frontend.reply(FrontendRequest::SetLogBase), Some(vec![0; U64Payload::SIZE]));
+            let is_logged = |offset: u64| {
+                let page = (GUEST + offset) / 4096;
+                let mut byte = [0];
+                rustix::io::pread(&log, &mut byte, page / 8).unwrap();
+                byte[0] >> (page % 8) & 1 == 1
+            };
+            let logging = frontend.features | Features::VHOST_LOG_ALL;
+            frontend.set(FrontendRequest::SetFeatures, &logging.bits().to_le_bytes(), &[]);
+            assert_eq!(
+                queue.execute(RequestKind::In, 0, &[(DATA, 4096, true), (DATA + 65536, 4096, true)]),
+                (0, 8193)
+            );
+            wait_until("the virtqueue is logged", || {
+                is_logged(if queue.is_packed { 0 } else { queue.used_at() })
+            });
+            for offset in [DATA, DATA + 65536, 64 << 10] {
+                assert!(is_logged(offset), "data and status at {offset:#x}");
+            }
+            for offset in [DATA + 4096, DATA - 4096, queue.available_at(), MEMORY_BYTES - 4096] {
+                assert!(!is_logged(offset), "nothing at {offset:#x}");
+            }
+            assert_eq!(queue.execute(RequestKind::Out, 0, &[(DATA + 8192, 4096, false)]), (0, 1));
+            assert!(!is_logged(DATA + 8192), "what was only read");
+            // What is answered at once: an identity, and an unknown request, which writes its status alone.
+            assert_eq!(queue.execute(RequestKind::GetId, 0, &[(DATA + 16384, 20, true)]), (0, 21));
+            assert!(is_logged(DATA + 16384));
+            assert_eq!(queue.execute_raw(77, 0, &[(DATA + 49152, 4096, true)]), (2, 1));
+            assert!(!is_logged(DATA + 49152), "nothing was written");
         }
-        for offset in [DATA + 4096, DATA - 4096, queue.available_at(), MEMORY_BYTES - 4096] {
-            assert!(!is_logged(offset), "nothing at {offset:#x}");
-        }
-        assert_eq!(queue.execute(RequestKind::Out, 0, &[(DATA + 8192, 4096, false)]), (0, 1));
-        assert!(!is_logged(DATA + 8192), "what was only read");
-        // What is answered at once: an identity, and an unknown request, which writes its status alone.
-        assert_eq!(queue.execute(RequestKind::GetId, 0, &[(DATA + 16384, 20, true)]), (0, 21));
-        assert!(is_logged(DATA + 16384));
-        assert_eq!(queue.execute_raw(77, 0, &[(DATA + 49152, 4096, true)]), (2, 1));
-        assert!(!is_logged(DATA + 49152), "nothing was written");
     }
 }
 
 #[test]
 fn memory_is_added_and_removed_while_virtqueues_run() {
-    let target = TestTarget::start("slots", |config| VhostBlkConfig { bdev_name: "Slow0".into(), ..config });
-    let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
-    let mut queue = frontend.start_queue(0, 16, 0);
-    let file = memfd(1 << 20);
-    let region = SingleRegion {
-        padding: 0,
-        guest_address: GUEST + MEMORY_BYTES,
-        size: 1 << 20,
-        user_address: 0x1000,
-        mmap_offset: 0,
-    };
-    let beyond = (MEMORY_BYTES, 512, true);
-    assert_eq!(queue.execute(RequestKind::In, 0, &[beyond]), (1, 1));
-    frontend.set(FrontendRequest::AddMemReg, &region.to_bytes(), &[file.as_fd()]);
-    assert_eq!(queue.execute(RequestKind::In, 0, &[beyond]), (0, 513));
-    // A segment across the border of both.
-    assert_eq!(queue.execute(RequestKind::In, 0, &[(MEMORY_BYTES - 512, 1024, true)]), (0, 1025));
-    // The removal is acknowledged when a read into the memory has completed.
-    queue.add(&[(64 << 10, 16, false), beyond, (DATA, 1, true)]);
-    // When the write is used, the read is in flight.
-    let write = add(&mut queue, 1, RequestKind::Out);
-    queue.kick();
-    assert_eq!(queue.used(3), (write, 1));
-    let used_index = || frontend.memory.load_u16((16 << 10) + used::INDEX);
-    let before = used_index();
-    frontend.set(FrontendRequest::RemMemReg, &region.to_bytes(), &[]);
-    assert_eq!(used_index(), before.wrapping_add(1));
-    queue.used(3);
-    assert_eq!(queue.execute(RequestKind::In, 0, &[beyond]), (1, 1));
+    for index in QUEUES {
+        let target =
+            TestTarget::start("slots", |config| VhostBlkConfig { bdev_name: "Slow0".into(), ..config });
+        let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
+        let mut queue = frontend.start_queue(index, 16, 0);
+        let file = memfd(1 << 20);
+        let region = SingleRegion {
+            padding: 0,
+            guest_address: GUEST + MEMORY_BYTES,
+            size: 1 << 20,
+            user_address: 0x1000,
+            mmap_offset: 0,
+        };
+        let beyond = (MEMORY_BYTES, 512, true);
+        assert_eq!(queue.execute(RequestKind::In, 0, &[beyond]), (1, 1));
+        frontend.set(FrontendRequest::AddMemReg, &region.to_bytes(), &[file.as_fd()]);
+        assert_eq!(queue.execute(RequestKind::In, 0, &[beyond]), (0, 513));
+        // A segment across the border of both.
+        assert_eq!(queue.execute(RequestKind::In, 0, &[(MEMORY_BYTES - 512, 1024, true)]), (0, 1025));
+        // The removal is acknowledged when a read into the memory has completed.
+        queue.add(&[(64 << 10, 16, false), beyond, (DATA, 1, true)]);
+        // When the write is used, the read is in flight.
+        let write = add(&mut queue, 1, RequestKind::Out);
+        queue.kick();
+        assert_eq!(queue.used(3), (write, 1));
+        let used_index = || frontend.memory.load_u16((16 << 10) + used::INDEX);
+        let before = used_index();
+        frontend.set(FrontendRequest::RemMemReg, &region.to_bytes(), &[]);
+        assert_eq!(used_index(), before.wrapping_add(1));
+        queue.used(3);
+        assert_eq!(queue.execute(RequestKind::In, 0, &[beyond]), (1, 1));
+    }
 }
 
 #[test]
 fn a_virtqueue_stops_when_its_requests_have_completed() {
-    let target = TestTarget::start("drain", |config| VhostBlkConfig { bdev_name: "Slow0".into(), ..config });
-    let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
-    let mut queue = frontend.start_queue(0, 16, 0);
-    put_three_reads_in_flight(&mut queue);
-    let base = frontend.stop_queue(0);
-    assert_eq!((base, frontend.memory.load_u16(queue.used_at() + used::INDEX)), (4, 4));
-    // Reset: features and virtqueues are gone.
-    frontend.set(FrontendRequest::ResetDevice, &[], &[]);
-    frontend.set(FrontendRequest::SetFeatures, &frontend.features.bits().to_le_bytes(), &[]);
-    frontend.memory.write(0, &[0; 32 << 10]);
-    let mut queue = frontend.start_queue(0, 16, 0);
-    assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
+    for index in QUEUES {
+        let target =
+            TestTarget::start("drain", |config| VhostBlkConfig { bdev_name: "Slow0".into(), ..config });
+        let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
+        let mut queue = frontend.start_queue(index, 16, 0);
+        put_three_reads_in_flight(&mut queue);
+        let base = frontend.stop_queue(index.into());
+        assert_eq!((base, frontend.memory.load_u16(queue.used_at() + used::INDEX)), (4, 4));
+        // Reset: features and virtqueues are gone.
+        frontend.set(FrontendRequest::ResetDevice, &[], &[]);
+        frontend.set(FrontendRequest::SetFeatures, &frontend.features.bits().to_le_bytes(), &[]);
+        frontend.memory.write(0, &[0; 32 << 10]);
+        let mut queue = frontend.start_queue(index, 16, 0);
+        assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
+    }
 }
 
 #[test]
 fn a_reset_waits_for_requests_in_flight() {
-    for ring in [Features::empty(), Features::RING_PACKED] {
-        let name = format!("reset-{}", ring.bits());
-        let configure = |config| VhostBlkConfig { bdev_name: "Slow0".into(), packed_ring: true, ..config };
-        let target = TestTarget::start(&name, configure);
-        let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | ring);
-        let mut queue = frontend.start_queue(0, 16, 0);
-        put_three_reads_in_flight(&mut queue);
-        frontend.set(FrontendRequest::ResetDevice, &[], &[]);
-        for _ in 0..3 {
-            assert!(queue.try_used(3).is_some(), "{name}: it was used before the acknowledgement");
+    for index in QUEUES {
+        for ring in [Features::empty(), Features::RING_PACKED] {
+            let name = format!("reset-{}", ring.bits());
+            let configure =
+                |config| VhostBlkConfig { bdev_name: "Slow0".into(), packed_ring: true, ..config };
+            let target = TestTarget::start(&name, configure);
+            let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | ring);
+            let mut queue = frontend.start_queue(index, 16, 0);
+            put_three_reads_in_flight(&mut queue);
+            frontend.set(FrontendRequest::ResetDevice, &[], &[]);
+            for _ in 0..3 {
+                assert!(queue.try_used(3).is_some(), "{name}: it was used before the acknowledgement");
+            }
+            // Nothing is left of virtqueues and features.
+            frontend.set(FrontendRequest::SetFeatures, &frontend.features.bits().to_le_bytes(), &[]);
+            frontend.memory.write(0, &[0; 32 << 10]);
+            let mut queue = frontend.start_queue(index, 16, 0);
+            assert_eq!(queue.execute(RequestKind::In, 3, &[(DATA, 512, true)]), (0, 513));
         }
-        // Nothing is left of virtqueues and features.
-        frontend.set(FrontendRequest::SetFeatures, &frontend.features.bits().to_le_bytes(), &[]);
-        frontend.memory.write(0, &[0; 32 << 10]);
-        let mut queue = frontend.start_queue(0, 16, 0);
-        assert_eq!(queue.execute(RequestKind::In, 3, &[(DATA, 512, true)]), (0, 513));
     }
 }
 
 #[test]
 fn the_removal_of_memory_waits_for_what_is_written_there() {
-    let target = TestTarget::start("status", |config| VhostBlkConfig { bdev_name: "Slow0".into(), ..config });
-    let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
-    let mut queue = frontend.start_queue(0, 16, 0);
-    let file = memfd(1 << 20);
-    let other = SharedRegion::map(file.as_fd(), 0, 1 << 20, true).unwrap();
-    let region = SingleRegion {
-        padding: 0,
-        guest_address: GUEST + MEMORY_BYTES,
-        size: 1 << 20,
-        user_address: 0x1000,
-        mmap_offset: 0,
-    };
-    frontend.set(FrontendRequest::AddMemReg, &region.to_bytes(), &[file.as_fd()]);
-    // A read, of which only the status is in the memory that is removed.
-    let header = RequestHeader { kind: RequestKind::In.to_wire(), priority: 0, sector: 0 };
-    frontend.memory.write(64 << 10, &header.to_bytes());
-    other.store_u8(0, 0xff);
-    queue.add(&[(64 << 10, 16, false), (DATA, 512, true), (MEMORY_BYTES, 1, true)]);
-    let write = add(&mut queue, 1, RequestKind::Out);
-    queue.kick();
-    assert_eq!(queue.used(3), (write, 1));
-    assert_eq!(other.load_u8(0), 0xff, "the read is in flight");
-    frontend.set(FrontendRequest::RemMemReg, &region.to_bytes(), &[]);
-    assert_eq!(other.load_u8(0), 0, "the status was written before the acknowledgement");
-    // The virtqueue's own memory: what was in flight is used before the acknowledgement, nothing is fetched after it.
-    queue.used(3);
-    add(&mut queue, 0, RequestKind::In);
-    let write = add(&mut queue, 1, RequestKind::Out);
-    queue.kick();
-    assert_eq!(queue.used(3), (write, 1));
-    let main = SingleRegion { guest_address: GUEST, size: MEMORY_BYTES, user_address: USER, ..region };
-    frontend.set(FrontendRequest::RemMemReg, &main.to_bytes(), &[]);
-    assert!(queue.try_used(3).is_some());
-    frontend.set(FrontendRequest::AddMemReg, &main.to_bytes(), &[frontend.file.as_fd()]);
-    assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513), "it continues");
+    for index in QUEUES {
+        let target =
+            TestTarget::start("status", |config| VhostBlkConfig { bdev_name: "Slow0".into(), ..config });
+        let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
+        let mut queue = frontend.start_queue(index, 16, 0);
+        let file = memfd(1 << 20);
+        let other = SharedRegion::map(file.as_fd(), 0, 1 << 20, true).unwrap();
+        let region = SingleRegion {
+            padding: 0,
+            guest_address: GUEST + MEMORY_BYTES,
+            size: 1 << 20,
+            user_address: 0x1000,
+            mmap_offset: 0,
+        };
+        frontend.set(FrontendRequest::AddMemReg, &region.to_bytes(), &[file.as_fd()]);
+        // A read, of which only the status is in the memory that is removed.
+        let header = RequestHeader { kind: RequestKind::In.to_wire(), priority: 0, sector: 0 };
+        frontend.memory.write(64 << 10, &header.to_bytes());
+        other.store_u8(0, 0xff);
+        queue.add(&[(64 << 10, 16, false), (DATA, 512, true), (MEMORY_BYTES, 1, true)]);
+        let write = add(&mut queue, 1, RequestKind::Out);
+        queue.kick();
+        assert_eq!(queue.used(3), (write, 1));
+        assert_eq!(other.load_u8(0), 0xff, "the read is in flight");
+        frontend.set(FrontendRequest::RemMemReg, &region.to_bytes(), &[]);
+        assert_eq!(other.load_u8(0), 0, "the status was written before the acknowledgement");
+        // The virtqueue's own memory: what was in flight is used before the acknowledgement, nothing is fetched after it.
+        queue.used(3);
+        add(&mut queue, 0, RequestKind::In);
+        let write = add(&mut queue, 1, RequestKind::Out);
+        queue.kick();
+        assert_eq!(queue.used(3), (write, 1));
+        let main = SingleRegion { guest_address: GUEST, size: MEMORY_BYTES, user_address: USER, ..region };
+        frontend.set(FrontendRequest::RemMemReg, &main.to_bytes(), &[]);
+        assert!(queue.try_used(3).is_some());
+        frontend.set(FrontendRequest::AddMemReg, &main.to_bytes(), &[frontend.file.as_fd()]);
+        assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513), "it continues");
+    }
 }
