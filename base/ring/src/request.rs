@@ -27,7 +27,7 @@ pub enum Op {
     Reset,
     /// Makes reads of the range fail with Unrecovered Read Error until it is written again.
     WriteUncorrectable,
-    /// Succeeds if the range holds the data, fails with Compare Failure otherwise.
+    /// Succeeds if the range holds the data, fails with Compare Failure otherwise; see [`Payload::Mismatch`].
     Compare,
     /// Copies to the range from [`Payload::CopySource`] of the same device, which it may overlap.
     Copy,
@@ -143,6 +143,17 @@ pub enum Payload<D> {
     /// The result of [`Op::SeekData`] and [`Op::SeekHole`]: the block that was found; `None` if there is none in the
     /// range.
     Found(Option<u64>),
+    /// The data of an [`Op::Compare`] that has failed with Compare Failure, and where it differs.
+    Mismatch(Box<Mismatch<D>>),
+}
+
+/// The data of a compare that does not match: [`Payload::Mismatch`].
+#[derive(Debug)]
+pub struct Mismatch<D> {
+    /// The data that was expected.
+    pub data: D,
+    /// The first byte that differs, counted from the start of the data.
+    pub offset: u64,
 }
 
 impl<D> Payload<D> {
@@ -217,6 +228,7 @@ impl<D> Request<D> {
     pub const fn data(&self) -> Option<&D> {
         match &self.payload {
             Payload::Data(data) => Some(data),
+            Payload::Mismatch(mismatch) => Some(&mismatch.data),
             _ => None,
         }
     }
@@ -226,16 +238,18 @@ impl<D> Request<D> {
     pub const fn data_mut(&mut self) -> Option<&mut D> {
         match &mut self.payload {
             Payload::Data(data) => Some(data),
+            Payload::Mismatch(mismatch) => Some(&mut mismatch.data),
             _ => None,
         }
     }
 
-    /// Takes the data out, protected or not, and leaves none; another payload stays.
+    /// Takes the data out, protected or compared or neither, and leaves none; another payload stays.
     #[inline]
     pub fn take_data(&mut self) -> Option<D> {
         match std::mem::take(&mut self.payload) {
             Payload::Data(data) => Some(data),
             Payload::Protected(protected) => Some(protected.data),
+            Payload::Mismatch(mismatch) => Some(mismatch.data),
             other => {
                 self.payload = other;
                 None
@@ -289,6 +303,7 @@ impl<D> Completion<D> {
         match self.request.payload {
             Payload::Data(data) => Some(data),
             Payload::Protected(protected) => Some(protected.data),
+            Payload::Mismatch(mismatch) => Some(mismatch.data),
             _ => None,
         }
     }

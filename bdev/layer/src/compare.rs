@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use block_io::{Op, Request as RingRequest, Status, Tag};
+use block_io::{Mismatch, Op, Payload, Request as RingRequest, Status, Tag};
 use dma::{BUFFER_BYTES_MAX, Data, Pool};
 use slots::{Slab, Slot};
 
@@ -250,9 +250,9 @@ impl ActiveCompare {
         let (Some(mut data), Some(compare)) = (data, &mut self.compare) else {
             return Status::INTERNAL_ERROR;
         };
-        let equal = match geometry.metadata.protection_range().filter(|_| geometry.metadata.extended) {
-            None => is_equal(&data, &self.expected),
-            Some(protection) => is_equal_but(&data, &self.expected, geometry, &protection),
+        let difference = match geometry.metadata.protection_range().filter(|_| geometry.metadata.extended) {
+            None => first_difference(&data, &self.expected),
+            Some(protection) => first_difference_but(&data, &self.expected, geometry, &protection),
         };
         // Otherwise the caller's data was not read into.
         if compare.data().is_none() {
@@ -260,32 +260,43 @@ impl ActiveCompare {
             compare.set_data(Some(data));
         }
         self.expected = Vec::new();
-        match status.is_success() {
-            true if equal => Status::SUCCESS,
-            true => Status::COMPARE_FAILURE.do_not_retry(),
-            false => status,
+        let Some(offset) = difference.filter(|_| status.is_success()) else { return status };
+        if let Some(data) = compare.take_data() {
+            compare.payload = Payload::Mismatch(Box::new(Mismatch { data, offset: offset as u64 }));
         }
+        Status::COMPARE_FAILURE.do_not_retry()
     }
 }
 
-fn is_equal(data: &Data, expected: &[u8]) -> bool {
-    let mut rest = expected;
-    data.slices().iter().all(|slice| {
-        let (expected, tail) = rest.split_at(slice.len());
-        rest = tail;
-        slice.as_slice() == expected
-    })
+/// The first byte that differs; `None` if none does.
+fn first_difference(data: &Data, expected: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    for slice in data.slices() {
+        let expected = &expected[at..at + slice.len()];
+        if slice.as_slice() != expected {
+            let differs = |(one, other): (&u8, &u8)| one != other;
+            return slice.as_slice().iter().zip(expected).position(differs).map(|within| at + within);
+        }
+        at += slice.len();
+    }
+    None
 }
 
-/// Compares whole blocks, except for the protection information in their metadata (NVM 1.0, section 3.2.1).
-fn is_equal_but(data: &Data, expected: &[u8], geometry: &BdevGeometry, protection: &Range<usize>) -> bool {
+/// As [`first_difference`], of blocks without the protection information in their metadata (NVM 1.0, section 3.2.1).
+fn first_difference_but(
+    data: &Data,
+    expected: &[u8],
+    geometry: &BdevGeometry,
+    protection: &Range<usize>,
+) -> Option<usize> {
     let mut block = vec![0; geometry.block_size as usize];
     let ignored = geometry.data_block_size() as usize + protection.start;
-    expected.chunks_exact(block.len()).enumerate().all(|(index, expected)| {
-        data.copy_to(index * block.len(), &mut block);
+    expected.chunks_exact(block.len()).enumerate().find_map(|(index, expected)| {
+        let start = index * block.len();
+        data.copy_to(start, &mut block);
         block[ignored..ignored + protection.len()]
             .copy_from_slice(&expected[ignored..ignored + protection.len()]);
-        block == expected
+        block.iter().zip(expected).position(|(one, other)| one != other).map(|within| start + within)
     })
 }
 

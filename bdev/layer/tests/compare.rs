@@ -47,6 +47,14 @@ fn a_compare_reports_equality_and_does_not_change_its_buffer() {
             done.request().data().and_then(Data::single).unwrap().as_slice().iter().all(|byte| *byte == fill)
         );
     }
+    let mut other = vec![7; 4096];
+    (other[1300], other[4095]) = (8, 8);
+    let mut buffer = rig.buffer(4096, 7);
+    buffer.as_mut_slice().copy_from_slice(&other);
+    let done = rig.one(&mut channel, compare(1, 0, 8, buffer));
+    let Payload::Mismatch(mismatch) = &done.request().payload else { panic!("{done:?}") };
+    assert_eq!(mismatch.offset, 1300);
+    assert_eq!(done.into_data().and_then(|data| data.into_single().ok()).unwrap().as_slice(), other);
     let bad = rig.simple(&mut channel, Op::WriteUncorrectable, 3, 1, RequestFlags::NONE);
     assert_eq!(bad, Status::SUCCESS);
     let refused = [

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bdev::{BdevGeometry, Completion, Request, Uuid};
-use block_io::{Op, Payload, RequestFlags, Status, Tag};
+use block_io::{Mismatch, Op, Payload, RequestFlags, Status, Tag};
 use dma::{Arena, ArenaConfig, Data, Pool};
 use wire_scsi::{AdditionalSense, ScsiStatus, Sense};
 
@@ -77,7 +77,10 @@ impl MemoryDisk {
             Op::Compare => {
                 let mut expected = vec![0; end - start];
                 request.data().unwrap().copy_to(0, &mut expected);
-                if expected != self.bytes[start..end] {
+                let mut pairs = expected.iter().zip(&self.bytes[start..end]);
+                if let Some(offset) = pairs.position(|(one, other)| one != other) {
+                    let mismatch = Mismatch { data: request.take_data().unwrap(), offset: offset as u64 };
+                    request.payload = Payload::Mismatch(Box::new(mismatch));
                     status = Status::COMPARE_FAILURE;
                 }
             }

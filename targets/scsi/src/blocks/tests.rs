@@ -1,6 +1,6 @@
 use block_io::{Op, RequestFlags, Status};
 use proptest::prelude::*;
-use wire_scsi::{AdditionalSense, ScsiStatus};
+use wire_scsi::{AdditionalSense, ScsiStatus, SenseKey};
 
 use crate::test_unit::{Reply, TestUnit, config};
 use crate::{Residual, UnitConfig};
@@ -73,6 +73,26 @@ fn failures_of_a_compare_and_write_are_those_of_the_device() {
     let reply = test.run(&nexus, &cdb_16(0x89, 0, 0, 1), &[0; 2 * BLOCK], 0);
     assert_eq!(reply.additional(), Some(AdditionalSense::MISCOMPARE_DURING_VERIFY));
     assert_eq!(test.disk.bytes, before);
+}
+
+#[test]
+fn a_miscompare_says_where_the_first_byte_differs() {
+    let mut test = filled();
+    let nexus = test.nexus(1);
+    for offset in [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK - 1] {
+        let mut data = test.disk.bytes[3 * BLOCK..5 * BLOCK].to_vec();
+        data.extend([9; 2 * BLOCK]);
+        // Further differences do not matter.
+        data[offset] ^= 1;
+        data[2 * BLOCK - 1] ^= 2;
+        let sense = test.run(&nexus, &cdb_16(0x89, 0, 3, 2), &data, 0).sense.unwrap();
+        let expected = (SenseKey::Miscompare, Some(offset as u64));
+        assert_eq!((sense.key, sense.information), expected, "{offset}");
+    }
+    // What is no miscompare has no offset.
+    test.disk.failure = Some(Status::UNRECOVERED_READ_ERROR);
+    let reply = test.run(&nexus, &cdb_16(0x89, 0, 3, 2), &[0; 4 * BLOCK], 0);
+    assert_eq!(reply.sense.unwrap().information, None);
 }
 
 #[test]

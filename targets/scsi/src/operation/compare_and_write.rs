@@ -1,6 +1,9 @@
 //! COMPARE AND WRITE (SBC-4, section 5.4).
 
-use block_io::RequestFlags;
+use block_io::{RequestFlags, Status};
+use wire_scsi::{Sense, SenseKey};
+
+use crate::response::Failure;
 
 use super::{Answer, FusedPair, Operation, OperationContext, OperationEvent, Progress};
 
@@ -22,6 +25,17 @@ impl CompareAndWrite {
     }
 }
 
+/// "The offset from the start of the Data-Out Buffer to the first byte of data that was not equal shall be reported in the
+/// INFORMATION field" (SBC-4, section 5.4): the data to compare is first there.
+fn failure_of(status: Status, mismatch: Option<u64>) -> Failure {
+    let (status, sense) = crate::sense::failure_of(status);
+    let with_offset = |sense: Sense| match sense.key {
+        SenseKey::Miscompare => Sense { information: mismatch, ..sense },
+        _ => sense,
+    };
+    (status, sense.map(with_offset))
+}
+
 impl Operation for CompareAndWrite {
     fn resume(&mut self, event: OperationEvent, context: &mut OperationContext<'_>) -> Progress {
         match event {
@@ -33,10 +47,11 @@ impl Operation for CompareAndWrite {
             }
             OperationEvent::Completed(completion) => {
                 let Some(pair) = &mut self.pair else { return Progress::failed() };
-                let Some(result) = pair.complete(completion.status()) else { return Progress::InFlight };
+                let Some(result) = pair.complete(&completion) else { return Progress::InFlight };
                 let data_out_bytes = u64::from(self.half_bytes) * 2;
                 let answer = result.map(|()| Answer { data_out_bytes, ..Answer::good() });
-                Progress::Done(answer.map_err(crate::sense::failure_of))
+                let mismatch = pair.mismatch();
+                Progress::Done(answer.map_err(|status| failure_of(status, mismatch)))
             }
             _ => Progress::DataOut(self.half_bytes * 2),
         }

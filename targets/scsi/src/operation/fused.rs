@@ -10,6 +10,8 @@ use super::OperationContext;
 pub(crate) struct FusedPair {
     remaining: u8,
     failure: Option<Status>,
+    /// The first byte of the blocks that is not as expected, if that is why.
+    mismatch: Option<u64>,
 }
 
 impl FusedPair {
@@ -28,11 +30,20 @@ impl FusedPair {
         write.flags = flags;
         context.submit(compare);
         context.submit(write);
-        FusedPair { remaining: 2, failure: None }
+        FusedPair { remaining: 2, failure: None, mismatch: None }
+    }
+
+    /// After a Compare Failure: the first byte that is not as expected, counted from the first block.
+    pub(crate) fn mismatch(&self) -> Option<u64> {
+        self.mismatch
     }
 
     /// One of the two has completed. Returns the result once both have.
-    pub(crate) fn complete(&mut self, status: Status) -> Option<Result<(), Status>> {
+    pub(crate) fn complete(&mut self, completion: &bdev::Completion) -> Option<Result<(), Status>> {
+        let status = completion.status();
+        if let Payload::Mismatch(mismatch) = &completion.request().payload {
+            self.mismatch = Some(mismatch.offset);
+        }
         self.remaining = self.remaining.saturating_sub(1);
         // The one that fails by itself says why; the other only that its partner did.
         if !status.is_success() && !status.same_code(Status::FUSED_FAILED) {

@@ -64,6 +64,10 @@ impl OrWrite {
 
     fn complete(&mut self, completion: bdev::Completion, context: &mut OperationContext<'_>) -> Progress {
         let (status, op) = (completion.status(), completion.request().op);
+        let result = match op {
+            Op::Read => None,
+            _ => self.pair.as_mut().map(|pair| pair.complete(&completion)),
+        };
         let Some(data) = completion.into_data() else { return Progress::failed() };
         if op == Op::Read {
             if status.is_success() {
@@ -76,8 +80,8 @@ impl OrWrite {
         } else {
             self.compared = Some(data)
         }
-        let Some(pair) = &mut self.pair else { return Progress::failed() };
-        let Some(result) = pair.complete(status) else { return Progress::InFlight };
+        let Some(result) = result else { return Progress::failed() };
+        let Some(result) = result else { return Progress::InFlight };
         match (result, self.compared.take()) {
             (Ok(()), _) => {
                 let data_out_bytes = self.bytes.into();
