@@ -62,9 +62,10 @@ class Bench:
 
     # Set-up.
 
-    def serve(self, *subsystems, families=(4,)):
-        """Starts the target with these subsystems; -> the target."""
-        self.target.start(*subsystems, families=families)
+    def serve(self, *subsystems, families=(4,), options=()):
+        """Starts the target with these subsystems, `ringbolt serve` with these options too; -> the target."""
+        more = {"options": options} if options else {}
+        self.target.start(*subsystems, families=families, **more)
         return self.target
 
     def connect(self, subsystem, options="", family=4):

@@ -80,15 +80,15 @@ class Ringbolt(Target):
 
     def __init__(self, guest, folder, binary):
         super().__init__(guest, folder)
-        self.binary, self.process, self.rpc = binary, None, None
+        self.binary, self.process, self.rpc, self.options = binary, None, None, ()
         self.config = f"{folder}/ringbolt.json"
         self.rpc_path = f"{folder}/rpc"
         self.log_path = f"{folder}/ringbolt.log"
 
     # Start and stop.
 
-    def start(self, *subsystems, families=(4,)):
-        self.subsystems, self.families = list(subsystems), families
+    def start(self, *subsystems, families=(4,), options=()):
+        self.subsystems, self.families, self.options = list(subsystems), families, options
         self.port = free_port()
         with open(self.config, "w", encoding="utf-8") as file:
             json.dump(self._configuration(), file, indent=2)
@@ -138,7 +138,7 @@ class Ringbolt(Target):
         """Starts the process with the configuration and waits for its RPC socket."""
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [self.binary, "serve", "-c", self.config, "--rpc-socket", self.rpc_path],
+                [self.binary, "serve", "-c", self.config, "--rpc-socket", self.rpc_path, *self.options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
