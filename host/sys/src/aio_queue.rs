@@ -10,8 +10,12 @@ use dma::Data;
 
 use crate::drain::drain;
 use crate::priorities::RequestPriorities;
-use crate::requests::{BlockFile, InFlightRequests, byte_range, queue_accessors};
+use crate::requests::{BlockFile, InFlightRequests, TICK_NS, byte_range, queue_accessors};
 use crate::vectors::IoVectors;
+
+mod tick;
+
+use tick::{TICK, Tick};
 
 const PREAD: u16 = 0;
 const PWRITE: u16 = 1;
@@ -75,6 +79,7 @@ const DROP_TIME_MAX: Duration = Duration::from_secs(5);
 pub struct AioQueue<F> {
     files: Vec<F>,
     context: AioContext,
+    tick: Tick,
     userspace_reap: bool,
     sync: u16,
     requests: InFlightRequests,
@@ -105,7 +110,9 @@ impl<F: BlockFile> AioQueue<F> {
         let iocb_addresses = iocbs.iter().map(|iocb| (&raw const *iocb).expose_provenance() as u64).collect();
         Ok(AioQueue {
             files,
-            context: AioContext::new(depth)?,
+            // One event more for the timer.
+            context: AioContext::new(depth + 1)?,
+            tick: Tick::default(),
             userspace_reap,
             sync: if data_sync { FDSYNC } else { FSYNC },
             requests: InFlightRequests::new(depth),
@@ -189,10 +196,15 @@ impl<F: BlockFile> AioQueue<F> {
     }
 
     /// Waits until a completion can be reaped or the time-out expires; returns immediately if nothing is in flight.
-    /// Receives up to `max` completions. A signal may end the wait early.
+    /// Receives up to `max` completions. A signal may end the wait early, and a time-out of more than 20 ms may be
+    /// shortened to that.
     pub fn wait(&mut self, max: usize, timeout_ns: u64) {
         if self.events_ready == 0 && self.requests.len() > 0 {
             let max = max.clamp(1, self.events.len());
+            let timeout_ns = match timeout_ns >= TICK_NS && self.tick.start(&mut self.context) {
+                true => None,
+                false => Some(timeout_ns),
+            };
             self.events_ready = self.context.get_events(1, &mut self.events[..max], timeout_ns);
         }
     }
@@ -213,11 +225,17 @@ impl<F: BlockFile> AioQueue<F> {
             let max = max.clamp(1, self.events.len());
             self.events_ready = match self.userspace_reap && self.context.is_readable() {
                 true => self.context.read(&mut self.events[..max]),
-                false => self.context.get_events(0, &mut self.events[..max], 0),
+                false => self.context.get_events(0, &mut self.events[..max], Some(0)),
             };
         }
-        let count = std::mem::take(&mut self.events_ready);
-        for event in &self.events[..count] {
+        let ready = std::mem::take(&mut self.events_ready);
+        let mut count = 0;
+        for event in &self.events[..ready] {
+            if event.data == TICK {
+                self.tick.ended();
+                continue;
+            }
+            count += 1;
             let file = |request: &Request<Data>| &self.files[request.flow as usize];
             let status_of = |request: &Request<Data>| status(file(request), request, event.result);
             sink.push(self.requests.complete(event.data, status_of));
@@ -238,10 +256,11 @@ impl<F> Drop for AioQueue<F> {
     fn drop(&mut self) {
         let mut count = self.events_ready;
         let ended = drain(DROP_TIME_MAX, || {
-            self.events[..count].iter().for_each(|event| drop(self.requests.take(event.data)));
+            let ended = self.events[..count].iter().filter(|event| event.data != TICK);
+            ended.for_each(|event| drop(self.requests.take(event.data)));
             count = match self.requests.len() {
                 0 => 0,
-                _ => self.context.get_events(1, &mut self.events, 100_000_000),
+                _ => self.context.get_events(1, &mut self.events, Some(100_000_000)),
             };
             self.requests.len() == 0
         });
@@ -316,17 +335,23 @@ impl AioContext {
         usize::try_from(result).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Receives events, waiting for at least `min`; returns their number, 0 on an error such as a signal.
-    pub(crate) fn get_events(&mut self, min: usize, events: &mut [IoEvent], timeout_ns: u64) -> usize {
-        let mut timeout = libc::timespec {
-            tv_sec: (timeout_ns / 1_000_000_000) as libc::time_t,
-            tv_nsec: (timeout_ns % 1_000_000_000) as libc::c_long,
-        };
+    /// Receives events, waiting for at least `min`, without a time-out for `None`; returns their number, 0 on an error
+    /// such as a signal.
+    pub(crate) fn get_events(
+        &mut self,
+        min: usize,
+        events: &mut [IoEvent],
+        timeout_ns: Option<u64>,
+    ) -> usize {
+        let mut timeout = timeout_ns.map(|ns| libc::timespec {
+            tv_sec: (ns / 1_000_000_000) as libc::time_t,
+            tv_nsec: (ns % 1_000_000_000) as libc::c_long,
+        });
+        let timeout = timeout.as_mut().map_or(std::ptr::null_mut(), |timeout| &raw mut *timeout);
         let (max, room) = (events.len(), events.as_mut_ptr());
         // SAFETY: `events` has space for `max` events, and the timeout lives until the call returns.
-        let result = unsafe {
-            libc::syscall(libc::SYS_io_getevents, self.ring.as_ptr(), min, max, room, &raw mut timeout)
-        };
+        let result =
+            unsafe { libc::syscall(libc::SYS_io_getevents, self.ring.as_ptr(), min, max, room, timeout) };
         usize::try_from(result).unwrap_or(0)
     }
 

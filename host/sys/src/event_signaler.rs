@@ -47,7 +47,7 @@ impl EventSignaler {
         // The event of the last signal, which has been completed.
         match self.context.is_readable() {
             true => _ = self.context.read(&mut self.events),
-            false => _ = self.context.get_events(0, &mut self.events, 0),
+            false => _ = self.context.get_events(0, &mut self.events, Some(0)),
         }
         self.iocb.eventfd = eventfd.as_raw_fd() as u32;
         let address = (&raw const *self.iocb).expose_provenance() as u64;

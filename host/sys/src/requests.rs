@@ -19,6 +19,10 @@ pub trait BlockFile: AsFd {
     }
 }
 
+/// Interval in nanoseconds of the timer that ends the long waits of a queue: shorter than any pause after which its user
+/// must look at something else.
+pub(crate) const TICK_NS: u64 = 20_000_000;
+
 /// A negative file offset, with which every read and write fails with `EINVAL`. Not -1, which is the file's own
 /// position to io_uring.
 const OFFSET_INVALID: u64 = i64::MIN as u64;

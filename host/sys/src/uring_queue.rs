@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use block_io::{Completion, Request, Status};
 use dma::{Arena, Buffer, Data};
 use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
-use io_uring::{EnterFlags, IoUring, cqueue, squeue};
+use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 
 use crate::drain::drain;
 use crate::priorities::RequestPriorities;
-use crate::requests::{BlockFile, InFlightRequests, byte_range, queue_accessors};
+use crate::requests::{self, BlockFile, InFlightRequests, byte_range, queue_accessors};
 use crate::sqe::SqeFile;
 
 mod sqe_format;
@@ -24,6 +24,9 @@ const GETEVENTS: u32 = EnterFlags::GETEVENTS.bits();
 const SQ_WAKEUP: u32 = EnterFlags::SQ_WAKEUP.bits();
 /// A polling loop reads the clock once per this number of polls.
 const POLLS_PER_CLOCK_READ: u32 = 256;
+/// What the timer entry of a queue is called in its completion; no tag is so large.
+const TICK: u64 = u64::MAX;
+static TICK_TIME: Timespec = Timespec::new().nsec(requests::TICK_NS as u32);
 /// Time limits when a queue is dropped: for the cancellation of requests in flight, and for their completion.
 const CANCEL_TIME_MAX: Timespec = Timespec::new().sec(1);
 const DROP_TIME_MAX: Duration = Duration::from_secs(5);
@@ -71,6 +74,11 @@ pub struct UringQueue<F, D: SqeFormat> {
     resources: QueueResources<F>,
     requests: InFlightRequests,
     polling: UringPolling,
+    /// Whether the kernel completes requests only when this thread enters it for completions
+    /// (`IORING_SETUP_DEFER_TASKRUN`).
+    deferred: bool,
+    /// Whether a timer entry is in flight, which ends a wait without a time-out of its own.
+    ticking: bool,
     /// Entries in the submission queue that are not submitted yet.
     queued: u32,
     batch_max: u32,
@@ -148,12 +156,11 @@ impl<F: BlockFile, D: SqeFormat> UringQueue<F, D> {
     /// The error of `io_uring_setup`: `EPERM` if `kernel.io_uring_disabled` forbids it, `ENOMEM` above the limit of
     /// locked memory, `EINVAL` for a CPU that does not exist.
     pub fn new(config: &UringQueueConfig, files: Vec<F>) -> io::Result<UringQueue<F, D>> {
-        let ring = build(config, true).or_else(|error| match config.polling.sqpoll {
-            true => Err(error),
-            false => build(config, false),
-        })?;
+        let (ring, deferred) = build(config)?;
         Ok(UringQueue {
             ring,
+            deferred,
+            ticking: false,
             dialect: D::new(config),
             resources: QueueResources {
                 files,
@@ -302,7 +309,9 @@ impl<F: BlockFile, D: SqeFormat> UringQueue<F, D> {
             return;
         }
         while self.queued > 0 {
-            let submitted = self.enter(self.queued, 0, 0);
+            // The same system call completes what has finished.
+            let flags = if self.deferred { GETEVENTS } else { 0 };
+            let submitted = self.enter(self.queued, 0, flags);
             if submitted == 0 {
                 // The kernel lacks resources; a later submit or reap retries.
                 return;
@@ -331,6 +340,9 @@ impl<F: BlockFile, D: SqeFormat> UringQueue<F, D> {
             return 0;
         }
         self.enter_queued();
+        if self.deferred && !self.is_ready() && self.ring.submission().taskrun() {
+            self.enter(0, 0, GETEVENTS);
+        }
         let (resources, requests) = (&self.resources, &mut self.requests);
         let mut queue = self.ring.completion();
         let mut count = 0;
@@ -338,6 +350,10 @@ impl<F: BlockFile, D: SqeFormat> UringQueue<F, D> {
             && let Some(entry) = queue.next()
         {
             let (tag, result) = D::decode(&entry);
+            if tag == TICK {
+                self.ticking = false;
+                continue;
+            }
             sink.push(requests.complete(tag, |request| status(resources.file(request), request, result)));
             count += 1;
         }
@@ -345,7 +361,7 @@ impl<F: BlockFile, D: SqeFormat> UringQueue<F, D> {
     }
 
     /// Waits until a completion can be reaped or the time-out expires; returns immediately if nothing is in flight.
-    /// A signal may end the wait early.
+    /// A signal may end the wait early, and a time-out of more than 20 ms may be shortened to that.
     pub fn wait(&mut self, timeout_ns: u64) {
         if self.requests.len() == 0 || self.is_ready() {
             return;
@@ -353,10 +369,28 @@ impl<F: BlockFile, D: SqeFormat> UringQueue<F, D> {
         if self.polling.sqpoll || self.polling.iopoll {
             return self.poll_until_ready(timeout_ns);
         }
-        let time = Timespec::new().sec(timeout_ns / 1_000_000_000).nsec((timeout_ns % 1_000_000_000) as u32);
         // A time-out and a signal are errors here and mean that there may be no completion: the caller checks.
-        let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time));
+        let _ = match timeout_ns >= requests::TICK_NS && self.start_tick() {
+            true => self.ring.submitter().submit_and_wait(1),
+            false => {
+                let (sec, nsec) = (timeout_ns / 1_000_000_000, (timeout_ns % 1_000_000_000) as u32);
+                let time = Timespec::new().sec(sec).nsec(nsec);
+                self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time))
+            }
+        };
         self.queued = self.ring.submission().len() as u32;
+    }
+
+    /// Queues the timer entry unless it is in flight. With it a wait sets no timer of its own, which would cost as much
+    /// as the rest of the wait in a virtual machine. Returns false if the queue is full.
+    #[inline]
+    fn start_tick(&mut self) -> bool {
+        if !self.ticking {
+            let entry = opcode::Timeout::new(&raw const TICK_TIME).build().user_data(TICK);
+            // SAFETY: the entry points to a static only.
+            self.ticking = unsafe { self.ring.submission().push(&entry.into()) }.is_ok();
+        }
+        self.ticking
     }
 
     /// Whether the completion queue has entries.
@@ -406,7 +440,10 @@ impl<F, D: SqeFormat> UringQueue<F, D> {
     /// Takes the completed requests, and waits for others for a short time; returns whether none is in flight.
     fn drain_step(&mut self) -> bool {
         for entry in self.ring.completion() {
-            drop(self.requests.take(D::decode(&entry).0));
+            let (tag, _) = D::decode(&entry);
+            if tag != TICK {
+                drop(self.requests.take(tag));
+            }
         }
         if self.requests.len() == 0 {
             return true;
@@ -439,13 +476,14 @@ impl<F, D: SqeFormat> Drop for UringQueue<F, D> {
     }
 }
 
+/// Creates the ring, and whether it defers completions to this thread's system calls: they interrupt nothing then, and
+/// wake it once. Kernels before 6.1 lack it, and before 5.19 they always interrupt.
 fn build<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
     config: &UringQueueConfig,
-    modern: bool,
-) -> io::Result<IoUring<S, C>> {
+) -> io::Result<(IoUring<S, C>, bool)> {
     let polling = config.polling;
     let mut builder = IoUring::<S, C>::builder();
-    builder.dontfork().setup_cqsize(config.depth.next_power_of_two().max(2));
+    builder.dontfork().setup_cqsize((config.depth + 1).next_power_of_two());
     if polling.iopoll {
         builder.setup_iopoll();
     }
@@ -454,11 +492,17 @@ fn build<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
         if let Some(cpu) = polling.sqpoll_cpu {
             builder.setup_sqpoll_cpu(cpu);
         }
-    } else if modern {
-        // Completions need not interrupt this thread: it enters the kernel by itself.
-        builder.setup_coop_taskrun().setup_single_issuer();
+        return Ok((builder.build(config.depth)?, false));
     }
-    builder.build(config.depth)
+    let mut deferring = builder.clone();
+    deferring.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+    if let Ok(ring) = deferring.build(config.depth) {
+        return Ok((ring, true));
+    }
+    let mut cooperative = builder.clone();
+    let ring =
+        cooperative.setup_coop_taskrun().build(config.depth).or_else(|_| builder.build(config.depth))?;
+    Ok((ring, false))
 }
 
 // Miri does not implement io_uring.

@@ -17,7 +17,7 @@ mod sealed {
 
     /// Sealed, because safety depends on it: an entry may point only to memory that its request owns.
     pub trait EntryFormat {
-        type Sqe: squeue::EntryMarker;
+        type Sqe: squeue::EntryMarker + From<squeue::Entry>;
         type Cqe: cqueue::EntryMarker;
         /// Whether buffers are registered individually, and used as registered only as a whole.
         const REGISTERS_EACH_BUFFER: bool;

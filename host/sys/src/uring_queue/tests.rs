@@ -46,6 +46,24 @@ fn finish(ring: &mut UringQueue<BlockFile512, FileIo>, count: usize) -> Vec<(Req
 }
 
 #[test]
+fn a_wait_without_completions_ends() {
+    let (near, mut far) = UnixStream::pair().unwrap();
+    let Some(mut ring) = open(&CONFIG, near.into()) else { return };
+    let pool = pool();
+    let mut batch = vec![Request::read(Tag(0), 0, 1, pool.take(512).unwrap())];
+    ring.submit(&mut batch, 1);
+    let mut done = Vec::new();
+    for timeout_ns in [u64::MAX, 1_000, u64::MAX] {
+        ring.wait(timeout_ns);
+        assert_eq!(ring.reap(usize::MAX, &mut done, |_, _, _| Status::SUCCESS), 0);
+    }
+    assert_eq!(ring.in_flight(), 1);
+    far.write_all(&[7; 512]).unwrap();
+    let finished = finish(&mut ring, 1);
+    assert_eq!(finished[0].1, 512);
+}
+
+#[test]
 fn drop_cancels_a_read_and_returns_its_buffer() {
     let (near, _far) = UnixStream::pair().unwrap();
     let Some(mut ring) = open(&CONFIG, near.into()) else { return };
