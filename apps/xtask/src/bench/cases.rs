@@ -93,6 +93,10 @@ const fn on_ram(engine: &'static str, depth: u32) -> BenchmarkKind {
     compare_fio(engine, depth, FioTarget::MemoryDevice)
 }
 
+const fn on_zram(engine: &'static str, depth: u32) -> BenchmarkKind {
+    compare_fio(engine, depth, FioTarget::Zram)
+}
+
 const fn store_4k(rw: &'static str, depth: u32) -> BenchmarkKind {
     BenchmarkKind::Store(pattern_4k(rw, depth))
 }
@@ -315,6 +319,17 @@ pub(super) const ALL: &[Benchmark] = &[
     case("fio-ram-io_uring-qd1", "the same with io_uring, QD 1", on_ram("io_uring", 1)),
     case("fio-ram-io_uring-qd32", "the same at QD 32", on_ram("io_uring", 32)),
     case("fio-ram-io_uring-qd128", "the same at QD 128", on_ram("io_uring", 128)),
+    case(
+        "fio-zram-psync",
+        "direct reads of a zram device with psync, compared with fio",
+        on_zram("psync", 1),
+    ),
+    case("fio-zram-libaio-qd1", "the same with libaio, QD 1", on_zram("libaio", 1)),
+    case("fio-zram-libaio-qd32", "the same at QD 32", on_zram("libaio", 32)),
+    case("fio-zram-libaio-qd128", "the same at QD 128", on_zram("libaio", 128)),
+    case("fio-zram-io_uring-qd1", "the same with io_uring, QD 1", on_zram("io_uring", 1)),
+    case("fio-zram-io_uring-qd32", "the same at QD 32", on_zram("io_uring", 32)),
+    case("fio-zram-io_uring-qd128", "the same at QD 128", on_zram("io_uring", 128)),
     case(
         "processes-256",
         "256 processes of one I/O each, from exec to the last exit",

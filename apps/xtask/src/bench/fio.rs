@@ -26,8 +26,10 @@ pub(super) enum FioTarget {
     Nothing,
     /// A file in memory, through the page cache.
     MemoryFile,
-    /// A loop device over a file in memory, with direct I/O.
+    /// A loop device over a file in memory, with direct I/O: a thread of the kernel does the reads.
     MemoryDevice,
+    /// A zram device, with direct I/O: the reader copies the data, as with a RAM disk.
+    Zram,
 }
 
 /// A tmpfs directory.
@@ -77,21 +79,52 @@ impl Drop for MemoryDevice {
     }
 }
 
+/// A zram device full of data that does not compress, removed on drop.
+struct ZramDevice {
+    number: u32,
+    path: String,
+}
+
+/// Reading it creates a device and returns its number.
+const ZRAM_ADD: &str = "/sys/class/zram-control/hot_add";
+
+impl ZramDevice {
+    fn new() -> anyhow::Result<ZramDevice> {
+        let number = std::fs::read_to_string(ZRAM_ADD).context(ZRAM_ADD)?.trim().parse().context(ZRAM_ADD)?;
+        let device = ZramDevice { number, path: format!("/dev/zram{number}") };
+        let size = format!("/sys/block/zram{number}/disksize");
+        std::fs::write(&size, FILE_BYTES.to_string()).context(size)?;
+        let mut output = std::fs::OpenOptions::new().write(true).open(&device.path)?;
+        let random = std::fs::File::open("/dev/urandom")?;
+        std::io::copy(&mut std::io::Read::take(random, FILE_BYTES), &mut output)?;
+        output.sync_all()?;
+        Ok(device)
+    }
+}
+
+impl Drop for ZramDevice {
+    fn drop(&mut self) {
+        let _ = std::fs::write(format!("/sys/block/zram{}/reset", self.number), "1");
+        let _ = std::fs::write("/sys/class/zram-control/hot_remove", self.number.to_string());
+    }
+}
+
 /// What a job reads, for as long as both generators run.
 enum PreparedTarget {
     Nothing,
     File(MemoryFile),
     Device(MemoryDevice),
+    Zram(ZramDevice),
 }
 
 impl PreparedTarget {
     fn options(&self) -> Vec<String> {
+        let direct = |path: &str| vec![format!("--filename={path}"), "--direct=1".to_string()];
         match self {
             PreparedTarget::Nothing => Vec::new(),
             PreparedTarget::File(file) => vec![format!("--filename={}", file.0.display())],
-            PreparedTarget::Device(device) => {
-                vec![format!("--filename={}", device.path), "--direct=1".to_string()]
-            }
+            PreparedTarget::Device(device) => direct(&device.path),
+            PreparedTarget::Zram(device) => direct(&device.path),
         }
     }
 }
@@ -107,8 +140,12 @@ fn obstacle(job: &FioJob) -> Option<String> {
     if !Path::new(MEMORY).is_dir() {
         return Some(format!("there is no {MEMORY}"));
     }
-    if job.reads == FioTarget::MemoryDevice && !rustix::process::geteuid().is_root() {
-        return Some("loop devices need root".to_string());
+    if matches!(job.reads, FioTarget::MemoryDevice | FioTarget::Zram) && !rustix::process::geteuid().is_root()
+    {
+        return Some("loop and zram devices need root".to_string());
+    }
+    if job.reads == FioTarget::Zram && !Path::new(ZRAM_ADD).exists() {
+        return Some(format!("there is no {ZRAM_ADD}: is the kernel module zram loaded?"));
     }
     None
 }
@@ -129,6 +166,7 @@ pub(super) fn compare(context: &RunContext<'_>, job: &FioJob) -> anyhow::Result<
         FioTarget::Nothing => PreparedTarget::Nothing,
         FioTarget::MemoryFile => PreparedTarget::File(MemoryFile::new()?),
         FioTarget::MemoryDevice => PreparedTarget::Device(MemoryDevice::new()?),
+        FioTarget::Zram => PreparedTarget::Zram(ZramDevice::new()?),
     };
     let core = context.cores.get(1).or(context.cores.first()).copied().unwrap_or(0);
     let mut arguments = vec![
