@@ -43,7 +43,7 @@ pub struct FindingCheck {
     /// The value in the paper.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<f64>,
-    /// Requirements on the machine, without which the check is not tested: `cores>=10`, or `cores>=4, devices>=2`.
+    /// Requirements on the machine, without which the check is not tested: `cores<=10`, or `cores>=4, devices>=2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub needs: Option<String>,
 }
@@ -342,10 +342,18 @@ impl FindingCheck {
     /// Which requirement the measured cells do not meet. Published cells have no such parameters and meet all.
     fn unmet_requirement(&self, experiment: &str, records: &[CellRecord]) -> Option<String> {
         let none = CellParameters::new();
-        self.needs.as_deref()?.split(',').filter_map(parse_requirement).find_map(|(name, minimum)| {
+        self.needs.as_deref()?.split(',').filter_map(parse_requirement).find_map(|(name, bound)| {
             let cells = self.of.select(experiment, records, &none);
-            let maximum = cells.filter_map(|cell| cell.parameters.get(name)?.as_f64()).reduce(f64::max)?;
-            (maximum < minimum).then(|| format!("needs {name} of at least {minimum}; at most {maximum} here"))
+            let largest = cells.filter_map(|cell| cell.parameters.get(name)?.as_f64()).reduce(f64::max)?;
+            match bound {
+                Bound::AtLeast(minimum) if largest < minimum => {
+                    Some(format!("needs {name} of at least {minimum}; at most {largest} here"))
+                }
+                Bound::AtMost(maximum) if largest > maximum => {
+                    Some(format!("needs {name} of at most {maximum}; {largest} here"))
+                }
+                _ => None,
+            }
         })
     }
 
@@ -387,11 +395,24 @@ impl FindingCheck {
     }
 }
 
-/// Parses a requirement such as `cores>=4` to name and minimum.
-fn parse_requirement(text: &str) -> Option<(&str, f64)> {
-    let (name, minimum) = text.split_once(">=")?;
-    let (name, minimum) = (name.trim(), minimum.trim().parse().ok()?);
-    (!name.is_empty() && f64::is_finite(minimum)).then_some((name, minimum))
+/// A bound of the largest value of a parameter among the measured cells.
+#[derive(Clone, Copy)]
+enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+/// Parses a requirement such as `cores>=4` or `cores<=10` to name and bound.
+fn parse_requirement(text: &str) -> Option<(&str, Bound)> {
+    let (name, number, bound): (_, _, fn(f64) -> Bound) = match text.split_once(">=") {
+        Some((name, minimum)) => (name.trim(), minimum, Bound::AtLeast),
+        None => {
+            let (name, maximum) = text.split_once("<=")?;
+            (name.trim(), maximum, Bound::AtMost)
+        }
+    };
+    let number: f64 = number.trim().parse().ok()?;
+    (!name.is_empty() && number.is_finite()).then(|| (name, bound(number)))
 }
 
 fn describe(group: &CellParameters) -> String {

@@ -319,11 +319,18 @@ impl CellRule {
     }
 }
 
-/// Whether `cell` has all `wanted` parameters. A text `!x` matches every value except `x`.
+/// Whether `cell` has all `wanted` parameters. A text `x|y` matches these values, and `!x|y` every value except these.
 pub(crate) fn matches(cell: &CellParameters, wanted: &CellParameters) -> bool {
-    wanted.iter().all(|(name, value)| match value.as_str().and_then(|text| text.strip_prefix('!')) {
-        Some(not) => cell.get(name).is_none_or(|found| found.as_str() != Some(not)),
-        None => cell.get(name).is_some_and(|found| found.same(value)),
+    let is_one_of = |found: &ParameterValue, texts: &str| {
+        texts.split('|').any(|text| found.as_str().is_some_and(|found| found == text))
+    };
+    wanted.iter().all(|(name, value)| match (cell.get(name), value.as_str()) {
+        (found, Some(texts)) if let Some(texts) = texts.strip_prefix('!') => {
+            found.is_none_or(|found| !is_one_of(found, texts))
+        }
+        (Some(found), Some(texts)) => found.same(value) || is_one_of(found, texts),
+        (Some(found), None) => found.same(value),
+        (None, _) => false,
     })
 }
 

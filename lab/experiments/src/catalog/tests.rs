@@ -1,5 +1,6 @@
 use super::*;
 use crate::definition::Scale;
+use crate::record::ParameterValue;
 
 #[test]
 fn every_definition_file_is_built_in() {
@@ -95,10 +96,12 @@ fn every_check_names_existing_experiments_and_metrics() {
             let share = pick.metric.starts_with("share_");
             assert!(named || share || generic.contains(&pick.metric.as_str()), "{file}: {}", pick.metric);
             for (name, value) in &pick.filter {
-                let sanitize = value.as_str().is_some_and(|text| text.starts_with('!'));
                 let cells = definition.cells(Scale::Paper).unwrap();
-                let there =
-                    cells.iter().any(|cell| cell.get(name).is_some_and(|v| sanitize || v.same(value)));
+                let has = |value: &ParameterValue| {
+                    cells.iter().any(|cell| cell.get(name).is_some_and(|found| found.same(value)))
+                };
+                let texts = value.as_str().map(|text| text.trim_start_matches('!').split('|'));
+                let there = texts.map_or(has(value), |mut texts| texts.all(|text| has(&text.into())));
                 assert!(there, "{file}: no cell of {id} has {name} {value}");
             }
         }
@@ -150,7 +153,8 @@ fn table_of_checks(catalog: &ExperimentCatalog) -> String {
     let query = |query: &crate::check::MetricQuery, id: &str| {
         let experiment = if query.experiment.is_empty() { id } else { &query.experiment };
         let mut filter: Vec<String> =
-            query.filter.iter().map(|(name, value)| format!("{name} {value}")).collect();
+            // A bar would end the column.
+            query.filter.iter().map(|(name, value)| format!("{name} {value}").replace('|', " or ")).collect();
         filter.extend((query.role != "fg").then(|| format!("role {}", query.role)));
         let take = toml::Value::try_from(query.take).unwrap();
         let take = match take.as_str().unwrap() {

@@ -122,8 +122,14 @@ fn unmet_requirements_leave_a_check_untested() {
     let both = needing("cores>=4, devices>=2").evaluate("t.fig", &records, Precision::Exact);
     assert_eq!(both.verdict, Verdict::NotTested);
     assert_eq!(both.remark, "needs devices of at least 2; at most 1 here");
+    assert_eq!(needing("cores<=4").evaluate("t.fig", &records, Precision::Exact).verdict, Verdict::Holds);
+    let fewer = needing("cores<=3").evaluate("t.fig", &records, Precision::Exact);
+    assert_eq!(
+        (fewer.verdict, fewer.remark.as_str()),
+        (Verdict::NotTested, "needs cores of at most 3; 4 here")
+    );
     assert_eq!(needing("cores >= 4").requirement_error(), None);
-    for wrong in ["cores>4", "cores>=many", ">=2", "cores>=4,"] {
+    for wrong in ["cores>4", "cores>=many", ">=2", "cores>=4,", "<=3", "cores<="] {
         assert!(needing(wrong).requirement_error().is_some(), "{wrong}");
     }
 }
