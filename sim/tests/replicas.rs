@@ -20,6 +20,14 @@ fn a_block_that_all_replicas_lost_is_settled() {
     run_replicas(66553, None).unwrap_or_else(|failure| panic!("{failure}"));
 }
 
+/// These seeds failed: a checkpoint of the simulated disk brought back what a truncated entry had written in place.
+#[test]
+fn what_replaced_a_truncated_entry_outlives_checkpoints() {
+    for seed in [156_281, 276_543] {
+        run_replicas(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
 #[test]
 fn a_seed_repeats_exactly_and_another_differs() {
     for seed in [5, 19] {

@@ -35,6 +35,8 @@ enum LogWrite {
         checkpoint: u64,
         record: Box<ReplicaCheckpoint>,
         blocks: Blocks,
+        /// Writes in place up to this count are in `blocks`, or what replaced them.
+        placings: u64,
         unsettled: Vec<Arc<ReplicatedEntry>>,
     },
     Reset {
@@ -47,8 +49,10 @@ enum LogWrite {
 pub(crate) struct ReplicaDisk {
     durable: DurableState,
     writes: VecDeque<LogWrite>,
-    /// Appends whose header is durable, while their data is written in place, in any order.
-    placing: Vec<(u64, Arc<ReplicatedEntry>)>,
+    /// Appends whose header is durable, while their data is written in place, in any order; each with its count.
+    placing: Vec<(u64, Arc<ReplicatedEntry>, u64)>,
+    /// Writes in place that were begun.
+    placings: u64,
     /// Appends that are not complete, in their order.
     appends: VecDeque<PendingAppend>,
     /// Blocks as of what was applied or written in place. Those written since the newest checkpoint may be durable or not.
@@ -105,9 +109,10 @@ impl DurableState {
                 self.log.free(through);
                 None
             }
-            LogWrite::Checkpoint { checkpoint, record, blocks, unsettled } => {
+            LogWrite::Checkpoint { checkpoint, record, blocks, placings, unsettled } => {
                 self.checkpoint = *record;
-                self.placed.retain(|_, sequence| *sequence > self.checkpoint.through.sequence);
+                // Sequences do not tell: a log that was truncated has them again.
+                self.placed.retain(|_, count| *count > placings);
                 // What was written in place since is newer.
                 let placed = self.placed.keys().filter_map(|key| Some((*key, *self.blocks.get(key)?)));
                 let placed: Vec<_> = placed.collect();
@@ -159,6 +164,7 @@ impl ReplicaDisk {
             durable,
             writes: VecDeque::new(),
             placing: Vec::new(),
+            placings: 0,
             appends: VecDeque::new(),
             blocks: Blocks::new(),
             placed: PlacedBlocks::new(in_place),
@@ -193,10 +199,10 @@ impl ReplicaDisk {
     pub(crate) fn complete_write(&mut self, random: &mut WyRand) -> Option<ReplicaEvent> {
         let is_append = matches!(self.writes.front(), Some(LogWrite::Append { .. }));
         if !self.placing.is_empty() && (!is_append || random.happens(500)) {
-            let (append, entry) = self.placing.swap_remove(random.index(self.placing.len()));
+            let (append, entry, count) = self.placing.swap_remove(random.index(self.placing.len()));
             let key = key_of(&entry.header);
             self.durable.blocks.insert(key, value_of(&entry.data));
-            self.durable.placed.insert(key, entry.header.sequence);
+            self.durable.placed.insert(key, count);
             return self.appended(append);
         }
         let write = self.writes.pop_front().expect("there is a write");
@@ -206,7 +212,8 @@ impl ReplicaDisk {
                 if in_place {
                     self.blocks.insert(key_of(&entry.header), value_of(&entry.data));
                     self.damaged.remove(&key_of(&entry.header));
-                    self.placing.push((append, entry.clone()));
+                    self.placings += 1;
+                    self.placing.push((append, entry.clone(), self.placings));
                 }
                 self.durable.carry_out(write);
                 return if in_place { None } else { self.appended(append) };
@@ -254,7 +261,8 @@ impl ReplicaDisk {
 
     pub(crate) fn checkpoint(&mut self, checkpoint: u64, record: Box<ReplicaCheckpoint>) {
         let (blocks, unsettled) = (self.blocks.clone(), self.placed.unsettled.clone());
-        self.writes.push_back(LogWrite::Checkpoint { checkpoint, record, blocks, unsettled });
+        let placings = self.placings;
+        self.writes.push_back(LogWrite::Checkpoint { checkpoint, record, blocks, placings, unsettled });
     }
 
     pub(crate) fn reset(&mut self, session: u64, record: Box<ReplicaCheckpoint>) {
@@ -382,13 +390,14 @@ impl ReplicaDisk {
             is_reset |= matches!(write, LogWrite::Reset { .. });
             // Others come after what is written in place.
             if !matches!(write, LogWrite::Append { .. }) {
-                for (_, entry) in self.placing.drain(..) {
+                for (_, entry, _) in self.placing.drain(..) {
                     self.durable.blocks.insert(key_of(&entry.header), value_of(&entry.data));
                 }
             }
             if let LogWrite::Append { append, entry, in_place: true } = &write {
                 applied.insert(key_of(&entry.header), value_of(&entry.data));
-                self.placing.push((*append, entry.clone()));
+                self.placings += 1;
+                self.placing.push((*append, entry.clone(), self.placings));
             }
             self.durable.carry_out(write);
         }
