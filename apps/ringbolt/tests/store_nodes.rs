@@ -100,17 +100,28 @@ fn replicas_follow_nodes_that_are_added_out_lost_and_replaced() {
     assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
 
     // Pools: the groups of a new one are new, and nothing of them is copied.
-    cluster.ok(&["store", "pool", "create", "other", "--replicas", "3", "--groups", "2"]);
-    cluster.wait_for("two pools", |status| {
+    cluster.ok(&["store", "pool", "create", "other", "--replicas=3", "--groups=2", "--class=memory"]);
+    let two = cluster.wait_for("two pools", |status| {
         status["healthy"] == true && status["groups"].as_array().unwrap().len() == 8
     });
-    assert_eq!(cluster.ok(&["image", "create", "--pool", "other", "vol", "32m"]), "store:other/vol\n");
+    // Its class is named wherever the pool is.
+    let classes = |of: &Value| -> Vec<String> {
+        let all = of.as_array().unwrap().iter().map(|each| each["class"].as_str().unwrap().to_string());
+        all.collect()
+    };
+    assert_eq!(classes(&two["groups"]).iter().filter(|class| *class == "memory").count(), 2);
+    let reports = two["nodes"].as_array().unwrap().iter().map(|node| classes(&node["report"]["replicas"]));
+    assert_eq!(reports.flatten().filter(|class| class == "memory").count(), 6);
+    let created = cluster.run(&["image", "create", "--pool", "other", "vol", "32m"]);
+    assert_eq!(text(&created.stdout), "store:other/vol\n");
+    assert!(text(&created.stderr).contains("pool other is of class memory"), "{}", text(&created.stderr));
     let filename = format!("--filename=store:other/vol?cluster={}", cluster.path());
     let written =
         ringbolt(&["perf", &filename, "--rw=write", "--bs=64k", "--size=8m", "--verify=crc32c", "--name=t"]);
     assert!(written.status.success(), "{}", text(&written.stderr));
     let listed: Value = serde_json::from_str(&cluster.ok(&["store", "pool", "list", "--json"])).unwrap();
     assert_eq!((&listed[0]["name"], &listed[0]["images"]), (&"other".into(), &1.into()));
+    assert_eq!(classes(&listed), ["memory", "disk"]);
     let refused = cluster.run(&["store", "pool", "remove", "other"]);
     assert!(text(&refused.stderr).contains("pool other has images"), "{}", text(&refused.stderr));
     cluster.ok(&["image", "remove", "--pool", "other", "vol"]);

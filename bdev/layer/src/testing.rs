@@ -137,6 +137,14 @@ impl CrashDisk {
         state.log.iter().filter_map(flush).collect()
     }
 
+    /// Flushes and FUA writes since the power came on.
+    pub fn durable_requests(&self) -> usize {
+        let state = self.lock();
+        let is_durable =
+            |entry: &&CrashLogEntry| matches!(entry.op, LogOp::Flush | LogOp::Write { durable: true, .. });
+        state.log.iter().filter(is_durable).count()
+    }
+
     /// One possible medium after a power failure that follows the first `at` entries, selected by `seed`.
     pub fn image(&self, at: usize, seed: u64) -> Vec<u8> {
         let mut rng = WyRand::new(seed);

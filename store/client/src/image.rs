@@ -134,7 +134,7 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
         let object = vec![
             ("pool", self.pool.as_str().into()),
             ("image", self.image.as_str().into()),
-            ("durability", "disk".into()),
+            ("durability", self.watch.view().0.pool.class.name().into()),
         ];
         vec![("store", InfoValue::Object(object))]
     }

@@ -12,7 +12,7 @@ pub(crate) fn check_pool(
     pools: &BTreeMap<String, PoolRecord>,
     first_free: u32,
 ) -> Result<(), MapError> {
-    let PoolRecord { first_group, groups, replicas, in_sync_min } = *pool;
+    let PoolRecord { first_group, groups, replicas, in_sync_min, .. } = *pool;
     let is_name = !name.is_empty() && name.len() <= 64 && !name.contains(['/', '?', '\n']);
     let end = first_group.checked_add(groups).filter(|end| *end < u32::MAX);
     if !is_name || groups == 0 || !(1..=replicas).contains(&in_sync_min) || end.is_none() {

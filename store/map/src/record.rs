@@ -55,6 +55,35 @@ pub struct DeviceRecord {
     pub out: bool,
 }
 
+/// Where a write of a pool is when it is acknowledged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PoolClass {
+    /// Durable on the device of every replica in sync.
+    #[default]
+    Disk,
+    /// In the device's cache of every replica in sync. A replica whose machine is booted again gets a copy; if all in sync are,
+    /// the data of the group is lost.
+    Memory,
+}
+
+impl PoolClass {
+    /// Every class.
+    pub const ALL: [PoolClass; 2] = [PoolClass::Disk, PoolClass::Memory];
+
+    /// Its name, as in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            PoolClass::Disk => "disk",
+            PoolClass::Memory => "memory",
+        }
+    }
+
+    fn is_default(&self) -> bool {
+        *self == PoolClass::default()
+    }
+}
+
 /// A pool: images whose groups have the same number of replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolRecord {
@@ -66,6 +95,9 @@ pub struct PoolRecord {
     pub replicas: u32,
     /// With fewer replicas in sync, its groups wait.
     pub in_sync_min: u32,
+    /// When a write is acknowledged. It never changes.
+    #[serde(default, skip_serializing_if = "PoolClass::is_default")]
+    pub class: PoolClass,
 }
 
 /// An image: a volume of a pool.

@@ -13,7 +13,7 @@ use rig::EtcdCluster;
 use uuid::Uuid;
 
 fn pool(first_group: u32) -> PoolRecord {
-    PoolRecord { first_group, groups: 8, replicas: 2, in_sync_min: 1 }
+    PoolRecord { first_group, groups: 8, replicas: 2, in_sync_min: 1, class: Default::default() }
 }
 
 /// Waits for changes until one is as wanted.

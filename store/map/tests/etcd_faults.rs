@@ -123,7 +123,8 @@ fn each_fault_is_a_named_error_and_the_next_endpoint_is_asked() {
     let good = FakeEtcd::start(|stream| _ = stream.write_all(&json_answer("200 OK", POOLS)));
     let faulty: Vec<&str> = cases.iter().map(|(fake, _)| fake.url.as_str()).collect();
     let map = EtcdMap::new(&format!("{},{},{}", refusing_url(), faulty.join(","), good.url)).unwrap();
-    let pool = PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 1 };
+    let pool =
+        PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 1, class: Default::default() };
     let before: Vec<usize> = cases.iter().map(|(fake, _)| fake.requests()).collect();
     for _ in 0..3 {
         assert_eq!(map.pools().unwrap(), [("p".to_string(), pool.clone())].into());

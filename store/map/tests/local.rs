@@ -69,7 +69,8 @@ fn records_without_sense_are_refused_by_name() {
         let error = map.propose_group(GroupId(1), &wrong).unwrap_err().to_string();
         assert_eq!(error, format!("the record of a group is refused: {reason}"));
     }
-    let pool = PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 3 };
+    let pool =
+        PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 3, class: Default::default() };
     assert!(matches!(map.create_pool("p", &pool), Err(MapError::Invalid(_))));
     let pool = PoolRecord { in_sync_min: 1, ..pool };
     map.create_pool("p", &pool).unwrap();
@@ -107,7 +108,11 @@ fn images_have_volumes_of_their_own() {
     let map = LocalMap::open(&file.0).unwrap();
     let refused = |result: Result<ImageEntry, MapError>| result.unwrap_err().to_string();
     assert_eq!(refused(map.create_image("p", "vol", 4096)), "there is no pool p");
-    map.create_pool("p", &PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 1 }).unwrap();
+    map.create_pool(
+        "p",
+        &PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 1, class: Default::default() },
+    )
+    .unwrap();
     let first = map.create_image("p", "vol", 4096).unwrap();
     assert_eq!(refused(map.create_image("p", "vol", 4096)), "image p/vol exists");
     assert!(refused(map.create_image("p", "a/b", 4096)).contains("no name"));

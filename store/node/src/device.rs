@@ -28,6 +28,7 @@ pub(crate) struct StoreDevice {
     block_bytes: u64,
     bytes: u64,
     sector: LogSector,
+    is_volatile: bool,
 }
 
 impl StoreDevice {
@@ -49,6 +50,7 @@ impl StoreDevice {
             block_bytes: block_bytes.into(),
             bytes: geometry.bytes(),
             sector: if small { LogSector::Bytes512 } else { LogSector::Bytes4096 },
+            is_volatile: false,
         })
     }
 
@@ -137,7 +139,15 @@ impl StoreDevice {
         Ok(())
     }
 
+    /// What is in the device's cache counts as durable from now on: there is nothing to flush.
+    pub(crate) fn set_volatile(&mut self) {
+        self.is_volatile = true;
+    }
+
     pub(crate) async fn flush(&self) -> Result<(), StoreError> {
+        if self.is_volatile {
+            return Ok(());
+        }
         let flushed = self.io.flush().await;
         flushed.map_err(|status| StoreError::Io { what: "flush", offset: 0, status })
     }

@@ -171,6 +171,7 @@ pub(crate) fn first_record(log: [u8; 16], generation: u64, complete: bool) -> (C
         applied_bytes: applied.len() as u32,
         applied_crc32c: crc32c(&applied),
         unsettled: 0,
+        boot: [0; 16],
     };
     (record, applied)
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bdev::Registry;
+use bdev::{Registry, Uuid};
 use cluster_map::{ClusterMap, MapLocation, NodeId, NodeRecord, OutReason, PoolRecord, ReplicaId};
 use control::json::{Value, json};
 use control::{JobHandle, Method, Module, RpcError};
@@ -14,7 +14,7 @@ use replica::{GroupBlocked, ReplicaSettings};
 use sockets::{Sockets, StreamAddress};
 use store_link::{ClusterKey, Identity};
 
-use crate::{NodeServer, NodeServerConfig, PartitionStatus, StoreCores, StoreError};
+use crate::{NodeServer, NodeServerConfig, PartitionStatus, PoolOptions, StoreCores, StoreError};
 
 /// The node that a program is, as a [`Module`].
 pub struct NodeModule {
@@ -145,8 +145,9 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     let listen_address = parse_address(&listen, allow_plain_network)?;
     let (map, identity, record) = open_cluster(&directory, etcd.as_deref(), id)?;
     let of_pool =
-        |pool: &PoolRecord| (pool.first_group..pool.first_group + pool.groups, pool.in_sync_min as usize);
-    let in_sync_min: Vec<_> = map.pools().map_err(map_failed)?.values().map(of_pool).collect();
+        |pool: &PoolRecord| (pool.first_group..pool.first_group + pool.groups, PoolOptions::from(pool));
+    let boot = this_boot();
+    let pools: Vec<_> = map.pools().map_err(map_failed)?.values().map(of_pool).collect();
     let settings = ReplicaSettings {
         checkpoint_entries: 8192,
         entries_max: 16_384,
@@ -167,7 +168,8 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
             lease_seconds: lease_s,
             out_after: Duration::from_secs(out_after_s.max(lease_s).into()),
             settings: settings.clone(),
-            in_sync_min: in_sync_min.clone(),
+            pools: pools.clone(),
+            boot,
         };
         let started = blocking::block_on(NodeServer::start::<Sockets>(&module.registry, &cores, config, job));
         started.map_err(|_| StoreError::Closed)?
@@ -199,6 +201,12 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         atomic_blocks,
     });
     Ok(address)
+}
+
+/// The boot of this machine. If the kernel does not say which it is, each start of a node is another one.
+fn this_boot() -> [u8; 16] {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
+    boot.and_then(|boot| boot.trim().parse().ok()).unwrap_or_else(Uuid::new_v4).into_bytes()
 }
 
 /// The address that a node had before, if any port will do.
@@ -283,6 +291,7 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
     };
     Some(json!({
         "group": replica.group,
+        "class": replica.class.name(),
         "state": state,
         "waits_for": replica.status.blocked.filter(|_| state == "waiting").map(reason),
         "epoch": replica.config.epoch,
@@ -320,6 +329,9 @@ fn reason(blocked: GroupBlocked) -> &'static str {
         GroupBlocked::EarlierLease => "an earlier primary may still read",
         GroupBlocked::Reconciling => "entries of an earlier primary are being committed",
         GroupBlocked::MemberSilent => "a replica is silent, and the map has not answered",
+        GroupBlocked::DataLost => {
+            "its data is lost: the primary has none, and no replica in sync has taken over"
+        }
         GroupBlocked::TooFewInSync => "fewer replicas are in sync than the pool demands",
     }
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use bdev::{BlockDevice, Descriptor, Registry};
+use cluster_map::{PoolClass, PoolRecord};
 use control::JobHandle;
 use reactor::Core;
 use replica::{ReplicaId, ReplicaSettings};
@@ -20,6 +21,21 @@ use crate::{PartitionStatus, StoreCores, StoreError};
 /// Makes the outbox of a group, on the core that owns its replica.
 pub type MakeOutbox = dyn Fn(&Core, u32) -> Box<dyn Outbox> + Send + Sync;
 
+/// What a pool demands of its groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// Replicas in sync that writes need.
+    pub in_sync_min: usize,
+    /// When a write is acknowledged.
+    pub class: PoolClass,
+}
+
+impl From<&PoolRecord> for PoolOptions {
+    fn from(pool: &PoolRecord) -> PoolOptions {
+        PoolOptions { in_sync_min: pool.in_sync_min as usize, class: pool.class }
+    }
+}
+
 /// How replicas run.
 pub struct ReplicaNodeConfig<'a> {
     /// Who uses the device, for messages.
@@ -28,8 +44,10 @@ pub struct ReplicaNodeConfig<'a> {
     pub id: ReplicaId,
     /// The same on all nodes.
     pub settings: ReplicaSettings,
-    /// Replicas in sync that writes need, by logical groups. Others need what the settings say.
-    pub in_sync_min: Vec<(Range<u32>, usize)>,
+    /// The pools, by logical groups. Other groups need as many replicas in sync as the settings say, and are of class `disk`.
+    pub pools: Vec<(Range<u32>, PoolOptions)>,
+    /// The boot of the machine, a UUID: another one means that caches of devices are lost.
+    pub boot: [u8; 16],
     /// The outboxes.
     pub outbox: Arc<MakeOutbox>,
 }
@@ -40,6 +58,7 @@ pub struct ReplicaNode {
     superblock: Superblock,
     id: ReplicaId,
     settings: ReplicaSettings,
+    boot: [u8; 16],
     outbox: Arc<MakeOutbox>,
     partitions: Mutex<Partitions>,
 }
@@ -88,13 +107,14 @@ impl ReplicaNode {
             let reason = "the device has a store without replicas: `store_open` opens it";
             return Err(StoreError::Geometry(reason.to_string()));
         }
-        let ReplicaNodeConfig { id, settings, in_sync_min, outbox, .. } = config;
+        let ReplicaNodeConfig { id, settings, pools, boot, outbox, .. } = config;
         let device = descriptor.device().clone();
         let partitions = Mutex::new(Partitions { descriptor: Some(descriptor), ..Partitions::default() });
-        let node = ReplicaNode { device, superblock, id, settings, outbox, partitions };
-        let needed = |group: u32| {
-            let found = in_sync_min.iter().find(|(groups, _)| groups.contains(&group));
-            found.map_or(node.settings.in_sync_min, |(_, needed)| *needed)
+        let node = ReplicaNode { device, superblock, id, settings, boot, outbox, partitions };
+        let of_others = PoolOptions { in_sync_min: node.settings.in_sync_min, class: PoolClass::Disk };
+        let pool_of = |group: u32| {
+            let found = pools.iter().find(|(groups, _)| groups.contains(&group));
+            found.map_or(of_others, |(_, pool)| *pool)
         };
         let (owners, generation) = node.read_owners(cores).await?;
         {
@@ -111,7 +131,7 @@ impl ReplicaNode {
                 _ if node.has(group) => {
                     Err(StoreError::Geometry("two partitions of the device are of one group".to_string()))
                 }
-                _ => node.start_shard(cores, index, group, needed(group)).await.map(drop),
+                _ => node.restart_shard(cores, index, group, pool_of(group)).await,
             };
             if let Err(error) = started {
                 node.close().await;
@@ -140,22 +160,61 @@ impl ReplicaNode {
         cores.run(0, read).await
     }
 
+    /// Starts a replica that was there before. If its device may have lost what it acknowledged, it has no data any more, and
+    /// gets a copy.
+    async fn restart_shard(
+        &self,
+        cores: &StoreCores<'_>,
+        index: u32,
+        group: u32,
+        pool: PoolOptions,
+    ) -> Result<(), StoreError> {
+        if pool.class == PoolClass::Memory {
+            let (descriptor, superblock, boot) = (self.descriptor()?, self.superblock.clone(), self.boot);
+            let generation = {
+                let mut partitions = sync::lock(&self.partitions);
+                partitions.generation = spare::generation_after(partitions.generation);
+                partitions.generation
+            };
+            let forget = move |core: Core| async move {
+                let device = StoreDevice::open(&core, &descriptor)?;
+                let is_lost = spare::is_lost(&device, &superblock, index, boot).await;
+                let forgotten = match is_lost {
+                    Ok(true) => {
+                        log::warn!(
+                            "group {group} is of class memory, and this machine was booted again: its replica gets a copy"
+                        );
+                        forget(&device, &superblock, index, group, generation).await
+                    }
+                    is_lost => is_lost.map(drop),
+                };
+                drop(descriptor);
+                device.close().await;
+                forgotten
+            };
+            cores.run(index as usize, forget).await?;
+        }
+        self.start_shard(cores, index, group, pool).await.map(drop)
+    }
+
     /// Starts the replica on a partition.
     async fn start_shard(
         &self,
         cores: &StoreCores<'_>,
         index: u32,
         group: u32,
-        in_sync_min: usize,
+        pool: PoolOptions,
     ) -> Result<ReplicaHandle, StoreError> {
         let (of_core, superblock) = (self.descriptor()?, self.superblock.clone());
         let (id, outbox) = (self.id, self.outbox.clone());
-        let settings = ReplicaSettings { in_sync_min, ..self.settings.clone() };
+        let settings = ReplicaSettings { in_sync_min: pool.in_sync_min, ..self.settings.clone() };
+        let boot = (pool.class == PoolClass::Memory).then_some(self.boot);
         let run = move |core: Core| async move {
             start(&core, &of_core, &superblock, index, |group| ReplicaOptions {
                 id,
                 settings,
                 outbox: outbox(&core, group),
+                boot,
             })
             .await
         };
@@ -175,7 +234,7 @@ impl ReplicaNode {
         cores: &StoreCores<'_>,
         group: u32,
         is_new: bool,
-        in_sync_min: usize,
+        pool: PoolOptions,
     ) -> Result<ReplicaHandle, StoreError> {
         let (index, generation) = {
             let mut partitions = sync::lock(&self.partitions);
@@ -193,7 +252,7 @@ impl ReplicaNode {
         };
         cores.run(index as usize, give).await?;
         sync::lock(&self.partitions).spare.remove(&index);
-        self.start_shard(cores, index, group, in_sync_min).await
+        self.start_shard(cores, index, group, pool).await
     }
 
     /// Removes the replica of a group with its data: it is no member of the group any more.
@@ -271,6 +330,18 @@ impl ReplicaNode {
         sync::lock(&self.partitions).descriptor = None;
         close_shards(&self.shards()).await;
     }
+}
+
+/// Makes a partition of a replica one that needs a copy.
+async fn forget(
+    device: &StoreDevice,
+    superblock: &Superblock,
+    index: u32,
+    group: u32,
+    generation: u64,
+) -> Result<(), StoreError> {
+    spare::take_back(device, superblock, index).await?;
+    spare::give_to(device, superblock, index, group, generation, false).await
 }
 
 /// The way to a replica, for any thread.

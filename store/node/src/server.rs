@@ -22,7 +22,7 @@ use sockets::{CoreNetwork, StreamAddress};
 use store_link::Identity;
 
 use crate::once::once;
-use crate::{Outbox, PartitionStatus, ReplicaNode, ReplicaNodeConfig, StoreCores, StoreError};
+use crate::{Outbox, PartitionStatus, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreCores, StoreError};
 use hub::{Hub, HubInput};
 use map_watch::{MapWatch, MapWatchConfig, Proposals};
 
@@ -47,8 +47,10 @@ pub struct NodeServerConfig {
     pub out_after: Duration,
     /// The same on all nodes.
     pub settings: ReplicaSettings,
-    /// Replicas in sync that writes need, by logical groups.
-    pub in_sync_min: Vec<(Range<u32>, usize)>,
+    /// The pools, by logical groups.
+    pub pools: Vec<(Range<u32>, PoolOptions)>,
+    /// The boot of the machine, a UUID.
+    pub boot: [u8; 16],
 }
 
 /// A node that serves.
@@ -124,8 +126,8 @@ impl NodeServer {
         let outbox = Arc::new(move |_: &Core, _: u32| -> Box<dyn Outbox> {
             Box::new(NodeOutbox { hub: of_groups.clone(), proposals: to_map.clone() })
         });
-        let in_sync_min = config.in_sync_min;
-        let replicas = ReplicaNodeConfig { name: "node", id, settings: config.settings, in_sync_min, outbox };
+        let (settings, pools, boot) = (config.settings, config.pools, config.boot);
+        let replicas = ReplicaNodeConfig { name: "node", id, settings, pools, boot, outbox };
         let opened = ReplicaNode::open(registry, &config.bdev_name, cores, replicas, job).await;
         let opened = match opened {
             Ok(node) => check_identity(node, &config.bdev_name, cluster, config.node).await,

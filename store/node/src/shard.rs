@@ -75,6 +75,8 @@ pub(crate) struct Shard {
     pub(crate) log: Log,
     /// First block of the log on the device.
     log_start: u64,
+    /// A write is durable when the device's cache has it.
+    is_volatile: bool,
     /// Difference between the time of day and the core's clock when the shard was opened.
     wall_clock_offset_ns: u64,
     overlay: Overlay,
@@ -223,6 +225,7 @@ impl Shard {
             applied_below: log.sequences().start,
             log,
             log_start,
+            is_volatile: false,
             wall_clock_offset_ns: wall_ns.wrapping_sub(core.now_ns()),
             overlay: Overlay::default(),
             placed: PlacedBlocks::default(),

@@ -54,16 +54,38 @@ pub(crate) async fn read_generation(
     index: u32,
     owner: &LogOwner,
 ) -> Result<u64, StoreError> {
-    let mut newest = 0;
+    let newest = newest_record(device, superblock, index, owner).await?;
+    Ok(newest.map_or(0, |record| record.generation))
+}
+
+async fn newest_record(
+    device: &StoreDevice,
+    superblock: &Superblock,
+    index: u32,
+    owner: &LogOwner,
+) -> Result<Option<CheckpointRecord>, StoreError> {
+    let mut newest: Option<CheckpointRecord> = None;
     for slot in 0..2 {
         let start = superblock.checkpoint_start(index, slot) * BLOCK;
         let bytes = superblock.checkpoint_blocks as usize * BLOCK_BYTES;
         let record = device.read(start, bytes).await?;
         if let Ok(record) = CheckpointRecord::decode(record.as_slice(), owner.log, slot) {
-            newest = newest.max(record.generation);
+            newest = newest.into_iter().chain([record]).max_by_key(|record| record.generation);
         }
     }
     Ok(newest)
+}
+
+/// Whether a replica's device may have lost what counted as durable: its machine was booted again.
+pub(crate) async fn is_lost(
+    device: &StoreDevice,
+    superblock: &Superblock,
+    index: u32,
+    boot: [u8; 16],
+) -> Result<bool, StoreError> {
+    let owner = read_owner(device, superblock, index).await?;
+    let newest = newest_record(device, superblock, index, &owner).await?;
+    Ok(newest.is_none_or(|record| record.boot != [0; 16] && record.boot != boot))
 }
 
 /// A generation for the first checkpoint record of a replica that is not new. Its sessions begin there: they are later than

@@ -10,8 +10,9 @@ mod process;
 use std::sync::Arc;
 
 use cluster::{Cluster, GROUPS, MS, NODES, Totals};
+use cluster_map::PoolClass;
 use process::Process;
-use replica::{GroupConfig, ReplicaId};
+use replica::{GroupBlocked, GroupConfig, ReplicaId};
 use store_node::{ReplicaInput, inspect};
 use wire_store::{BLOCK_BYTES, BLOCKS_PER_EXTENT};
 
@@ -103,6 +104,72 @@ fn replicas_lose_nothing_that_was_acknowledged() {
         is_one_seed || counts.iter().all(|count| *count > 0),
         "the load does not reach everything: {all:?}"
     );
+}
+
+/// A pool of class `memory` loses nothing if processes are killed, all at once too, nor if one machine at a time loses its
+/// power: its replica gets a copy.
+#[test]
+fn class_memory_survives_kills_and_one_power_failure_at_a_time() {
+    let (mut copies, mut kills) = (0, 0);
+    for seed in 0..SEEDS {
+        let mut run = || -> Result<(), String> {
+            let mut cluster = Cluster::with_class(seed, false, PoolClass::Memory);
+            for round in 0..6 {
+                run_for(&mut cluster, 30 * MS + round * 10 * MS, true);
+                let node = cluster.random.index(NODES);
+                match cluster.random.below(4) {
+                    0 => (0..NODES).for_each(|node| cluster.kill(node)),
+                    1 => cluster.kill(node),
+                    _ => {
+                        cluster.settle()?;
+                        cluster.crash(node, false);
+                        cluster.settle()?;
+                        copies += 1;
+                    }
+                }
+            }
+            cluster.settle()?;
+            cluster.read_all()?;
+            kills += cluster.totals.crashes;
+            cluster.read_from_each()
+        };
+        run().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    assert!(copies > 3 && kills > copies, "{copies} {kills}");
+}
+
+/// What class `memory` does not promise: if all replicas lose their power, their data is lost. They say so, and serve nothing.
+#[test]
+fn class_memory_is_lost_with_the_power_of_all_and_says_so() {
+    for seed in 0..2 {
+        let mut cluster = Cluster::with_class(seed, false, PoolClass::Memory);
+        run_for(&mut cluster, 100 * MS, true);
+        cluster.settle().unwrap();
+        let reads = cluster.totals.reads;
+        (0..NODES).for_each(|node| cluster.crash(node, false));
+        // No client gets an answer: `turn` would find wrong data.
+        run_for(&mut cluster, 1000 * MS, true);
+        assert_eq!(cluster.totals.reads, reads);
+        let replicas = cluster.statuses().into_iter().flatten().filter_map(|partition| partition.replica);
+        let replicas: Vec<_> = replicas.collect();
+        assert!(replicas.iter().all(|replica| !replica.status.complete));
+        let lost = replicas.iter().filter(|replica| replica.status.blocked == Some(GroupBlocked::DataLost));
+        assert_eq!(lost.count(), GROUPS.len(), "the primary of each group");
+    }
+}
+
+/// The same disks lose nothing with class `disk`: see `replicas_lose_nothing_that_was_acknowledged`. So the classes differ in
+/// what they write.
+#[test]
+fn class_memory_does_not_wait_for_the_medium() {
+    let flushes = |class| {
+        let mut cluster = Cluster::with_class(1, false, class);
+        run_for(&mut cluster, 200 * MS, true);
+        let disk = &cluster.nodes[0].disk;
+        disk.durable_requests()
+    };
+    let (memory, disk) = (flushes(PoolClass::Memory), flushes(PoolClass::Disk));
+    assert!(memory * 10 < disk, "{memory} {disk}");
 }
 
 /// A message that arrives after a poll wakes nothing, because the core is awake: it must not sleep then.

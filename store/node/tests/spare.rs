@@ -4,14 +4,15 @@
 use std::sync::Arc;
 
 use bdev::{Registry, Uuid, malloc};
+use cluster_map::PoolClass;
 use control::JobHandle;
 use os::CpuSet;
 use reactor::blocking::block_on;
 use reactor::{ReactorConfig, Reactors};
 use replica::{ClientReply, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
 use store_node::{
-    FormatOptions, Outbox, ReplicaFormat, ReplicaNode, ReplicaNodeConfig, StoreCores, StoreError,
-    format_device,
+    FormatOptions, Outbox, PoolOptions, ReplicaFormat, ReplicaNode, ReplicaNodeConfig, StoreCores,
+    StoreError, format_device,
 };
 
 /// Of a node that is alone.
@@ -41,13 +42,16 @@ fn open(registry: &Registry, cores: &StoreCores<'_>) -> ReplicaNode {
         name: "test",
         id: ReplicaId(1),
         settings: ReplicaSettings::default(),
-        in_sync_min: Vec::new(),
+        pools: Vec::new(),
+        boot: [1; 16],
         outbox: Arc::new(|_, _| Box::new(NoOutbox)),
     };
     block_on(ReplicaNode::open(registry, "Malloc0", cores, config, &JobHandle::standalone()))
         .unwrap()
         .unwrap()
 }
+
+const POOL: PoolOptions = PoolOptions { in_sync_min: 1, class: PoolClass::Disk };
 
 /// Groups with whether their replicas are complete.
 fn replicas(node: &ReplicaNode) -> Vec<(u32, bool)> {
@@ -73,10 +77,10 @@ fn replicas_come_and_go_and_a_restart_finds_them() {
     assert_eq!((node.groups(), node.spare_partitions()), (vec![5], 2));
 
     // One of a new group has everything there is; the other one needs a copy.
-    block_on(node.add_group(&cores, 7, true, 1)).unwrap().unwrap();
-    block_on(node.add_group(&cores, 9, false, 1)).unwrap().unwrap();
+    block_on(node.add_group(&cores, 7, true, POOL)).unwrap().unwrap();
+    block_on(node.add_group(&cores, 9, false, POOL)).unwrap().unwrap();
     assert_eq!(replicas(&node), [(5, true), (7, true), (9, false)]);
-    let full = block_on(node.add_group(&cores, 11, true, 1)).unwrap();
+    let full = block_on(node.add_group(&cores, 11, true, POOL)).unwrap();
     assert!(matches!(full.map(drop), Err(StoreError::NoSpare(11))));
     block_on(node.close()).unwrap();
     drop(node);
@@ -89,7 +93,7 @@ fn replicas_come_and_go_and_a_restart_finds_them() {
         block_on(node.remove_group(&cores, group)).unwrap().unwrap();
     }
     assert_eq!((replicas(&node), node.spare_partitions()), (vec![(7, true)], 2));
-    block_on(node.add_group(&cores, 5, false, 1)).unwrap().unwrap();
+    block_on(node.add_group(&cores, 5, false, POOL)).unwrap().unwrap();
     assert_eq!(replicas(&node), [(5, false), (7, true)]);
     block_on(node.close()).unwrap();
     drop(node);

@@ -85,6 +85,8 @@ pub enum GroupBlocked {
     MemberSilent,
     /// Fewer replicas are in sync than writes need.
     TooFewInSync,
+    /// The primary lost its data, and no other replica in sync has taken over.
+    DataLost,
 }
 
 /// The state of a replica, for people.
@@ -286,6 +288,9 @@ impl<F: Plants> Replica<F> {
         let blocked = match &self.role {
             Role::Starting => Some(GroupBlocked::NoMap),
             Role::Follower(follower) if follower.fenced => Some(GroupBlocked::NoPrimary),
+            Role::Follower(_) if self.config.primary == self.id && !self.complete => {
+                Some(GroupBlocked::DataLost)
+            }
             Role::Follower(_) => Some(GroupBlocked::NotPrimary),
             Role::Primary(primary) => self.primary_blocked(primary),
         };

@@ -28,6 +28,9 @@ pub struct CheckpointRecord {
     pub applied_crc32c: u32,
     /// Number of the unsettled blocks, which follow the applied requests.
     pub unsettled: u32,
+    /// Later writes may be in the device's volatile cache alone: they are there as long as the machine was not booted again.
+    /// The boot, a UUID; 0 if every write that counts is durable.
+    pub boot: [u8; 16],
 }
 
 /// A block that has, or may have, the data of an entry that is no longer in the log: a crash left the entry after one that
@@ -103,6 +106,7 @@ impl CheckpointRecord {
         put(&mut out, 52, self.applied_bytes.to_le_bytes());
         put(&mut out, 56, self.applied_crc32c.to_le_bytes());
         put(&mut out, 60, self.unsettled.to_le_bytes());
+        put(&mut out, 64, self.boot);
         seal(&mut out, MAGIC);
         out
     }
@@ -119,7 +123,7 @@ impl CheckpointRecord {
         open(what, head, SECTOR_BYTES, MAGIC)?;
         check_location(u32_at(head, 12).into(), slot.into(), 12)?;
         check_zero("a reserved field of the checkpoint record", head, 7..8)?;
-        check_zero("a reserved field of the checkpoint record", head, 64..SECTOR_BYTES)?;
+        check_zero("a reserved field of the checkpoint record", head, 80..SECTOR_BYTES)?;
         if array(head, 16) != log {
             return Err(DecodeError::Text { what, reason: "it belongs to another log" });
         }
@@ -135,6 +139,7 @@ impl CheckpointRecord {
             applied_bytes: u32_at(head, 52),
             applied_crc32c: u32_at(head, 56),
             unsettled: u32_at(head, 60),
+            boot: array(head, 64),
         };
         for (number, at) in [(record.generation, 32), (record.sequence, 40)] {
             if number >= LogHeader::LIMIT {

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use reactor::{ReactorHandle, blocking};
 
 use super::map_watch::MapRequest;
-use crate::{ReplicaNode, StoreCores, StoreError};
+use crate::{PoolOptions, ReplicaNode, StoreCores, StoreError};
 
 /// What the thread does.
 pub(super) enum HostRequest {
@@ -14,7 +14,7 @@ pub(super) enum HostRequest {
         group: u32,
         /// Nothing of the group is written anywhere.
         is_new: bool,
-        in_sync_min: usize,
+        pool: PoolOptions,
     },
     Remove {
         group: u32,
@@ -31,8 +31,8 @@ pub(super) fn run(
     let cores = StoreCores::Reactors(reactors);
     for request in requests {
         let outcome = match request {
-            HostRequest::Add { group, is_new, in_sync_min } => {
-                let added = node.add_group(&cores, group, is_new, in_sync_min);
+            HostRequest::Add { group, is_new, pool } => {
+                let added = node.add_group(&cores, group, is_new, pool);
                 let added = blocking::block_on(added).map_err(|_| StoreError::Closed);
                 MapRequest::Hosted { group, replica: added.flatten() }
             }

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::hosting::{self, HostRequest};
 use super::hub::HubInput;
 use super::membership::Membership;
-use crate::{ReplicaHandle, ReplicaInput, ReplicaNode, StoreError};
+use crate::{PoolOptions, ReplicaHandle, ReplicaInput, ReplicaNode, StoreError};
 
 /// Changes are waited for this long at a time: so soon a thread that waits ends with its node.
 const WAIT: Duration = Duration::from_millis(500);
@@ -423,8 +423,8 @@ impl Watcher {
             let Some(pool) = self.membership.pool_of(*group).filter(|_| !is_here) else { continue };
             if !sync::lock(&self.config.refused).contains_key(group) && self.hosting.insert(*group) {
                 // Nothing is served in the first epoch: the first primary takes another one.
-                let (is_new, in_sync_min) = (record.config.epoch == 1, pool.in_sync_min as usize);
-                let _ = host.send(HostRequest::Add { group: *group, is_new, in_sync_min });
+                let (is_new, pool) = (record.config.epoch == 1, PoolOptions::from(pool));
+                let _ = host.send(HostRequest::Add { group: *group, is_new, pool });
             }
         }
         let groups = &self.config.groups;

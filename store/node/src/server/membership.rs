@@ -146,7 +146,13 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("ringbolt-membership-{}", std::process::id()));
         let map = LocalMap::open(&directory.join("map")).unwrap();
         let cluster = map.cluster().unwrap();
-        let pool = |first_group| PoolRecord { first_group, groups: 4, replicas: 1, in_sync_min: 1 };
+        let pool = |first_group| PoolRecord {
+            first_group,
+            groups: 4,
+            replicas: 1,
+            in_sync_min: 1,
+            class: Default::default(),
+        };
         map.create_pool("kept", &pool(0)).unwrap();
         map.create_pool("removed", &pool(4)).unwrap();
         let mut membership = Membership::default();

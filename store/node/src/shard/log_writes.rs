@@ -66,7 +66,9 @@ impl Shard {
         let slot = self.ios.insert(DeviceIo::Log(write)).ok().expect("room was checked");
         let lba = (area + offset) / self.block_bytes;
         let mut request = Request::write(Tag(slot.to_bits()), lba, blocks as u32, data);
-        request.flags = RequestFlags::FUA;
+        if !self.is_volatile {
+            request.flags = RequestFlags::FUA;
+        }
         self.requests.push(request);
     }
 
@@ -103,7 +105,9 @@ impl Shard {
             let (lba, blocks) = (block * BLOCK_BYTES as u64, data.len() as u64);
             let (lba, blocks) = (lba / self.block_bytes, blocks / self.block_bytes);
             let mut request = Request::write(Tag(slot.to_bits()), lba, blocks as u32, Data::One(data));
-            request.flags = RequestFlags::FUA;
+            if !self.is_volatile {
+                request.flags = RequestFlags::FUA;
+            }
             self.requests.push(request);
         }
     }

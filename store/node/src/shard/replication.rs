@@ -17,6 +17,7 @@ use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use cluster_map::PoolClass;
 use reactor::{MailboxReceiver, MailboxSender};
 use replica::{
     AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, Replica, ReplicaAction,
@@ -70,6 +71,8 @@ pub struct ReplicaDescription {
     pub status: ReplicaStatus,
     /// Entries up to here are in place.
     pub in_place: u64,
+    /// When it acknowledges a write.
+    pub class: PoolClass,
 }
 
 /// A write of a checkpoint record.
@@ -140,6 +143,8 @@ pub(super) struct Replication {
     log_uuid: [u8; 16],
     generation: u64,
     places: RecordPlaces,
+    /// See [`CheckpointRecord::boot`].
+    boot: [u8; 16],
     reading: usize,
     sender: MailboxSender<ShardReply>,
     replies: MailboxReceiver<ShardReply>,
@@ -202,6 +207,7 @@ impl Replication {
             applied_bytes,
             applied_crc32c: crc32c(&applied),
             unsettled: unsettled.len() as u32,
+            boot: self.boot,
         };
         let mut bytes = record.encode().to_vec();
         bytes.extend_from_slice(&applied);
@@ -250,6 +256,7 @@ impl Replication {
             config: self.replica.config().clone(),
             status: self.replica.status(),
             in_place: self.in_place.sequence,
+            class: if self.boot == [0; 16] { PoolClass::Disk } else { PoolClass::Memory },
         }
     }
 

@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex};
 
 use bdev::Registry;
 use bdev::testing::CrashDisk;
+use cluster_map::PoolClass;
 use control::JobHandle;
 use os::clock::VirtualClock;
 use random::WyRand;
 use replica::{ClientReply, ClientRequest, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
 use store_node::{
-    FormatOptions, Outbox, PartitionStatus, ReplicaFormat, ReplicaHandle, ReplicaInput, ReplicaNode,
-    ReplicaNodeConfig, StoreCores, StoreError, format_device,
+    FormatOptions, Outbox, PartitionStatus, PoolOptions, ReplicaFormat, ReplicaHandle, ReplicaInput,
+    ReplicaNode, ReplicaNodeConfig, StoreCores, StoreError, format_device,
 };
 use uuid::Uuid;
 use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
@@ -109,6 +110,8 @@ pub(crate) struct Node {
     pub(crate) node: Option<Rc<ReplicaNode>>,
     pub(crate) replicas: HashMap<u32, ReplicaHandle>,
     restart_ns: u64,
+    /// Counts power failures.
+    boot: u8,
 }
 
 struct Client {
@@ -141,6 +144,7 @@ pub(crate) struct Cluster {
     ignores_fua: bool,
     /// Disks write blocks whole, and clients mostly do: they are overwritten in place.
     in_place: bool,
+    class: PoolClass,
     pub(crate) totals: Totals,
 }
 
@@ -181,6 +185,10 @@ fn object_of(group: usize, sector: u64) -> (ObjectId, u32) {
 
 impl Cluster {
     pub(crate) fn new(seed: u64, ignores_fua: bool) -> Cluster {
+        Cluster::with_class(seed, ignores_fua, PoolClass::Disk)
+    }
+
+    pub(crate) fn with_class(seed: u64, ignores_fua: bool, class: PoolClass) -> Cluster {
         let mut random = WyRand::new(seed);
         let members: Vec<_> = (0..NODES as u32).map(ReplicaId).collect();
         let record = |primary| {
@@ -198,6 +206,7 @@ impl Cluster {
             stamp: 0,
             ignores_fua,
             in_place: seed % 2 == 1 && !ignores_fua,
+            class,
             totals: Totals::default(),
             random,
         };
@@ -211,6 +220,7 @@ impl Cluster {
                 node: None,
                 replicas: HashMap::new(),
                 restart_ns,
+                boot: 1,
             });
         }
         for id in 1..=CLIENTS as u64 {
@@ -257,12 +267,14 @@ impl Cluster {
         let (registry, core) = (process.registry.clone(), process.reactor.core());
         let (opened, network): (Opened, _) = (Rc::default(), self.network.clone());
         let (result, in_place) = (opened.clone(), self.in_place);
+        let (pool, boot) = (PoolOptions { in_sync_min: 2, class: self.class }, [self.nodes[index].boot; 16]);
         assert!(process.reactor.core().spawn(async move {
             let config = ReplicaNodeConfig {
                 name: "test",
                 id: ReplicaId(index as u32),
                 settings: settings(in_place),
-                in_sync_min: Vec::new(),
+                pools: vec![(0..u32::MAX, pool)],
+                boot,
                 outbox: Arc::new(move |_, _| Box::new(TestOutbox { node: index, network: network.clone() })),
             };
             let cores = StoreCores::This(&core);
@@ -273,9 +285,8 @@ impl Cluster {
         (node.process, node.opened) = (Some(process), opened);
     }
 
-    /// A node loses its power; it comes back later, maybe with another disk.
-    pub(crate) fn crash(&mut self, index: usize, replace: bool) {
-        let bits = self.random.next_bits();
+    /// A node's process is killed; it comes back later.
+    pub(crate) fn kill(&mut self, index: usize) {
         let restart_ns = self.clock.now_ns() + self.random.below(150 * MS);
         let node = &mut self.nodes[index];
         node.replicas.clear();
@@ -283,9 +294,17 @@ impl Cluster {
         if let Some(process) = node.process.take() {
             process.reactor.discard();
         }
-        node.disk.fail_power(bits);
         node.restart_ns = restart_ns;
         self.totals.crashes += 1;
+    }
+
+    /// A node loses its power; it comes back later, maybe with another disk.
+    pub(crate) fn crash(&mut self, index: usize, replace: bool) {
+        self.kill(index);
+        let bits = self.random.next_bits();
+        let node = &mut self.nodes[index];
+        node.disk.fail_power(bits);
+        node.boot += 1;
         if replace {
             let seed = self.random.below(1 << 40);
             self.nodes[index].disk = self.new_disk(seed, false);
@@ -525,8 +544,13 @@ impl Cluster {
     pub(crate) fn read_from_each(&mut self) -> Result<(), String> {
         for alone in 0..NODES {
             // The others' power fails, with all that was only in their caches.
-            let others = (0..NODES).filter(|node| *node != alone);
-            others.for_each(|node| self.crash(node, false));
+            for node in (0..NODES).filter(|node| *node != alone) {
+                match self.class {
+                    PoolClass::Disk => self.crash(node, false),
+                    // They are to come back with their data: none but this one has it.
+                    PoolClass::Memory => self.kill(node),
+                }
+            }
             for node in &mut self.nodes {
                 node.restart_ns = u64::MAX;
             }

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use bdev::{Access, AsyncChannel, Registry, Request};
 use block_io::{Op, Tag};
-use cluster_map::MapError;
+use cluster_map::{MapError, PoolClass};
 use reactor::{Reactor, ReactorConfig};
 use serde_json::{Value, json};
 use store_client::{Cluster, ClusterImage};
 
 use super::{ImageOwner, mib, print_table};
 use crate::command_error::CommandError;
-use crate::console::stdout_line;
+use crate::console::{stderr_line, stdout_line};
 
 /// Bytes that are discarded at a time: as many objects as are removed together.
 const STEP_BYTES: u64 = 64 << 20;
@@ -28,7 +28,14 @@ fn failed(error: MapError) -> CommandError {
 /// Creates an image, and prints how clients name it.
 pub(super) fn create(of: &ImageOwner, name: &str, bytes: u64) -> Result<(), CommandError> {
     store_client::check_size(bytes).map_err(CommandError::operation)?;
-    open(of)?.map().create_image(&of.pool, name, bytes).map_err(failed)?;
+    let cluster = open(of)?;
+    cluster.map().create_image(&of.pool, name, bytes).map_err(failed)?;
+    if cluster.map().pools().map_err(failed)?.get(&of.pool).is_some_and(|it| it.class == PoolClass::Memory) {
+        stderr_line!(
+            "pool {} is of class memory: the image is lost if the machines of all its replicas lose their power",
+            of.pool
+        );
+    }
     stdout_line!("store:{}/{name}", of.pool);
     Ok(())
 }

@@ -11,7 +11,7 @@ use bdev::uring::{self, UringConfig};
 use bdev::{Registry, Uuid};
 use cluster_map::{
     ClusterMap, DeviceId, DeviceRecord, EtcdMap, GroupConfig, GroupId, GroupRecord, LocalMap, MapError,
-    MapLocation, NodeId, NodeRecord, PoolRecord, ReplicaId, Topology,
+    MapLocation, NodeId, NodeRecord, PoolClass, PoolRecord, ReplicaId, Topology,
 };
 use control::JobHandle;
 use reactor::{Reactor, ReactorConfig};
@@ -171,7 +171,7 @@ fn fill(
         map.put_node(NodeId(node), &node_record(&new.node, node)).map_err(failed)?;
         map.put_device(DeviceId(node), &device_record(disk, node)).map_err(failed)?;
     }
-    let of_nodes = create_pool(map, POOL, new.groups, replicas)?;
+    let of_nodes = create_pool(map, POOL, new.groups, replicas, PoolClass::Disk)?;
     let absolute = std::path::absolute(directory).map_err(environment)?;
     for (node, disk) in (1..).zip(&disks) {
         let uuid = map.nodes().map_err(CommandError::operation)?[&NodeId(node)].uuid;
@@ -245,6 +245,7 @@ pub(super) fn create_pool(
     name: &str,
     groups: u32,
     replicas: u32,
+    class: PoolClass,
 ) -> Result<BTreeMap<u32, Vec<u32>>, CommandError> {
     let devices = map.devices().map_err(failed)?;
     let topology = Topology::new(&map.nodes().map_err(failed)?, &devices);
@@ -260,7 +261,7 @@ pub(super) fn create_pool(
         return Err(CommandError::usage(reason));
     }
     let in_sync_min = if replicas > 2 { 2 } else { 1 };
-    let pool = PoolRecord { first_group, groups, replicas, in_sync_min };
+    let pool = PoolRecord { first_group, groups, replicas, in_sync_min, class };
     map.create_pool(name, &pool).map_err(failed)?;
     let mut of_nodes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let record = |(group, members): (GroupId, Vec<ReplicaId>)| {

@@ -1,6 +1,7 @@
 //! `ringbolt store pool`: the pools of a cluster.
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
+use cluster_map::PoolClass;
 use comfy_table::Table;
 use serde_json::{Value, json};
 
@@ -13,7 +14,9 @@ use crate::console::stdout_line;
 #[derive(Subcommand)]
 pub(crate) enum PoolCommand {
     /// Create a pool: images whose groups have as many replicas
-    #[command(after_help = "Example:\n  ringbolt store pool create scratch --replicas 2 --groups 4")]
+    #[command(
+        after_help = "Example:\n  ringbolt store pool create scratch --replicas 2 --groups 4 --class memory"
+    )]
     Create(CreateArgs),
     /// List the pools
     #[command(after_help = "Example:\n  ringbolt store pool list --json")]
@@ -34,8 +37,28 @@ pub(crate) struct CreateArgs {
     /// Logical groups; each node needs a spare partition for each replica that it gets
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     groups: u32,
+    /// When a write is acknowledged
+    #[arg(long, value_enum, default_value_t = Class::Disk)]
+    class: Class,
     #[command(flatten)]
     of: ClusterArgs,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Class {
+    /// It is durable on the device of every replica in sync
+    Disk,
+    /// The device's cache of every replica in sync has it; a group's data is lost if the machines of all lose their power
+    Memory,
+}
+
+impl Class {
+    fn of_pool(self) -> PoolClass {
+        match self {
+            Class::Disk => PoolClass::Disk,
+            Class::Memory => PoolClass::Memory,
+        }
+    }
 }
 
 /// Arguments of `ringbolt store pool list`.
@@ -60,8 +83,8 @@ pub(crate) struct RemoveArgs {
 pub(super) fn run(command: PoolCommand) -> Result<(), CommandError> {
     let open = |of: &ClusterArgs| ClusterLayout::open(&of.cluster, of.etcd.as_deref());
     match command {
-        PoolCommand::Create(CreateArgs { name, replicas, groups, of }) => {
-            layout::create_pool(&*open(&of)?.map, &name, groups, replicas).map(drop)
+        PoolCommand::Create(CreateArgs { name, replicas, groups, class, of }) => {
+            layout::create_pool(&*open(&of)?.map, &name, groups, replicas, class.of_pool()).map(drop)
         }
         PoolCommand::List(ListArgs { json, of }) => list(&open(&of)?, json),
         PoolCommand::Remove(RemoveArgs { name, of }) => {
@@ -76,7 +99,7 @@ fn list(layout: &ClusterLayout, as_json: bool) -> Result<(), CommandError> {
     let describe = |(name, pool): (&String, &cluster_map::PoolRecord)| {
         json!({
             "name": name,
-            "class": "disk",
+            "class": pool.class.name(),
             "replicas": pool.replicas,
             "in_sync_min": pool.in_sync_min,
             "groups": pool.groups,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use cluster_map::{
-    ClusterMap, GroupId, MapError, NodeId, NodeRecord, OutReason, PoolRecord, ReplicaId, Topology,
+    ClusterMap, GroupId, MapError, NodeId, NodeRecord, OutReason, PoolClass, PoolRecord, ReplicaId, Topology,
 };
 use comfy_table::Table;
 use serde_json::{Value, json};
@@ -34,6 +34,7 @@ struct MapContents {
 struct GroupView {
     group: u32,
     pool: Option<String>,
+    class: Option<PoolClass>,
     epoch: u64,
     primary: u32,
     in_sync: Vec<u32>,
@@ -54,7 +55,17 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
     stdout_line!("{}", status["summary"].as_str().unwrap_or_default());
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["group", "pool", "state", "epoch", "primary", "in sync", "catching up", "why"]);
+    table.set_header([
+        "group",
+        "pool",
+        "class",
+        "state",
+        "epoch",
+        "primary",
+        "in sync",
+        "catching up",
+        "why",
+    ]);
     let text = |value: &Value| match value {
         Value::String(text) => text.clone(),
         Value::Array(all) => all.iter().map(Value::to_string).collect::<Vec<_>>().join(" "),
@@ -62,7 +73,7 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
         other => other.to_string(),
     };
     for group in status["groups"].as_array().into_iter().flatten() {
-        let fields = ["group", "pool", "state", "epoch", "primary", "in_sync", "catching_up", "why"];
+        let fields = ["group", "pool", "class", "state", "epoch", "primary", "in_sync", "catching_up", "why"];
         table.add_row(fields.map(|field| text(&group[field])));
     }
     stdout_line!("{table}");
@@ -99,6 +110,7 @@ fn read_map(map: &dyn ClusterMap) -> Result<MapContents, MapError> {
             groups.push(GroupView {
                 group,
                 pool: Some(name.clone()),
+                class: Some(pool.class),
                 epoch: record.config.epoch.into(),
                 primary: record.config.primary.0,
                 in_sync: numbers(&record.config.in_sync),
@@ -126,6 +138,7 @@ fn known_groups(reports: &NodeReports) -> Vec<GroupView> {
             let view = GroupView {
                 group: number(&replica["group"]) as u32,
                 pool: None,
+                class: PoolClass::ALL.into_iter().find(|class| replica["class"] == class.name()),
                 epoch: number(&replica["epoch"]),
                 primary: number(&replica["primary"]) as u32,
                 in_sync: in_sync.map(|member| number(member) as u32).collect(),
@@ -204,6 +217,7 @@ fn describe(view: &GroupView, reports: &NodeReports, map: Option<&MapContents>) 
         "group": view.group,
         "moving": view.is_moving,
         "pool": view.pool,
+        "class": view.class.map(PoolClass::name),
         "state": state,
         "epoch": view.epoch,
         "primary": primary,

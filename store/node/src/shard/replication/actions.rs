@@ -67,7 +67,8 @@ impl Shard {
 
     /// Writes of clients for which the log has room.
     fn take_waiting(&mut self, replication: &mut Replication) {
-        let is_primary = replication.replica.status().blocked != Some(GroupBlocked::NotPrimary);
+        let blocked = replication.replica.status().blocked;
+        let is_primary = !matches!(blocked, Some(GroupBlocked::NotPrimary | GroupBlocked::DataLost));
         let mut room = self.log.room();
         while let Some(request @ ClientRequest::Write { header, .. }) = replication.waiting.front() {
             let bytes = oplog::entry_bytes(header.data_bytes(), self.log.sector());

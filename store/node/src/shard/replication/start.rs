@@ -25,6 +25,8 @@ pub(crate) struct ReplicaOptions {
     pub(crate) id: ReplicaId,
     pub(crate) settings: ReplicaSettings,
     pub(crate) outbox: Box<dyn Outbox>,
+    /// The boot of the machine, if a write is durable when the device's cache has it.
+    pub(crate) boot: Option<[u8; 16]>,
 }
 
 /// Opens the shard of a replica on this core, which owns it from now on.
@@ -35,7 +37,7 @@ pub(crate) async fn start(
     index: u32,
     options: impl FnOnce(u32) -> ReplicaOptions,
 ) -> Result<ShardHandle, StoreError> {
-    let (shard, device, entries) = load::load(core, descriptor, superblock, index).await?;
+    let (shard, mut device, entries) = load::load(core, descriptor, superblock, index).await?;
     let places = RecordPlaces {
         starts: [0, 1].map(|slot| superblock.checkpoint_start(index, slot) * BLOCK_BYTES as u64),
         bytes: superblock.checkpoint_blocks as usize * BLOCK_BYTES,
@@ -64,7 +66,7 @@ pub(crate) async fn start(
         let shard = &mut *shard.borrow_mut();
         let first = shard.log.sequences().start;
         let log_base = EntryId { sequence: first - 1, epoch: shard.log.base_epoch() };
-        let ReplicaOptions { id, mut settings, outbox } = options(shard.log.group());
+        let ReplicaOptions { id, mut settings, outbox, boot } = options(shard.log.group());
         shard.placed.is_enabled = settings.in_place && is_enabled;
         // What the log has of an earlier run counts as well.
         settings.in_place = shard.placed.is_enabled
@@ -105,6 +107,7 @@ pub(crate) async fn start(
             log_uuid: shard.log.uuid(),
             generation: record.generation,
             places,
+            boot: boot.unwrap_or_default(),
             reading: 0,
             sender,
             replies,
@@ -121,6 +124,12 @@ pub(crate) async fn start(
     let mut replication = Box::new(replication);
     let unsettled = shard.borrow_mut().placed.begin_record();
     replication.next_record(&unsettled).write(&device).await?;
+    if replication.boot != [0; 16] {
+        // Whichever of later records a power failure leaves, the newest says that the machine was booted again.
+        replication.next_record(&unsettled).write(&device).await?;
+        device.set_volatile();
+        shard.borrow_mut().is_volatile = true;
+    }
     shard.borrow_mut().placed.checkpointed(base.sequence);
     shard.borrow_mut().replication = Some(replication);
     copies::start(core, &shard)?;
