@@ -260,6 +260,15 @@ fn written_pages_are_logged_for_a_migration() {
     }
 }
 
+/// Memory behind that of the front-end.
+const ADDED_REGION: SingleRegion = SingleRegion {
+    padding: 0,
+    guest_address: GUEST + MEMORY_BYTES,
+    size: 1 << 20,
+    user_address: 0x1000,
+    mmap_offset: 0,
+};
+
 #[test]
 fn memory_is_added_and_removed_while_virtqueues_run() {
     for index in QUEUES {
@@ -268,16 +277,9 @@ fn memory_is_added_and_removed_while_virtqueues_run() {
         let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
         let mut queue = frontend.start_queue(index, 16, 0);
         let file = memfd(1 << 20);
-        let region = SingleRegion {
-            padding: 0,
-            guest_address: GUEST + MEMORY_BYTES,
-            size: 1 << 20,
-            user_address: 0x1000,
-            mmap_offset: 0,
-        };
         let beyond = (MEMORY_BYTES, 512, true);
         assert_eq!(queue.execute(RequestKind::In, 0, &[beyond]), (1, 1));
-        frontend.set(FrontendRequest::AddMemReg, &region.to_bytes(), &[file.as_fd()]);
+        frontend.set(FrontendRequest::AddMemReg, &ADDED_REGION.to_bytes(), &[file.as_fd()]);
         assert_eq!(queue.execute(RequestKind::In, 0, &[beyond]), (0, 513));
         // A segment across the border of both.
         assert_eq!(queue.execute(RequestKind::In, 0, &[(MEMORY_BYTES - 512, 1024, true)]), (0, 1025));
@@ -289,7 +291,7 @@ fn memory_is_added_and_removed_while_virtqueues_run() {
         assert_eq!(queue.used(3), (write, 1));
         let used_index = || frontend.memory.load_u16((16 << 10) + used::INDEX);
         let before = used_index();
-        frontend.set(FrontendRequest::RemMemReg, &region.to_bytes(), &[]);
+        frontend.set(FrontendRequest::RemMemReg, &ADDED_REGION.to_bytes(), &[]);
         assert_eq!(used_index(), before.wrapping_add(1));
         queue.used(3);
         assert_eq!(queue.execute(RequestKind::In, 0, &[beyond]), (1, 1));
@@ -348,14 +350,7 @@ fn the_removal_of_memory_waits_for_what_is_written_there() {
         let mut queue = frontend.start_queue(index, 16, 0);
         let file = memfd(1 << 20);
         let other = SharedRegion::map(file.as_fd(), 0, 1 << 20, true).unwrap();
-        let region = SingleRegion {
-            padding: 0,
-            guest_address: GUEST + MEMORY_BYTES,
-            size: 1 << 20,
-            user_address: 0x1000,
-            mmap_offset: 0,
-        };
-        frontend.set(FrontendRequest::AddMemReg, &region.to_bytes(), &[file.as_fd()]);
+        frontend.set(FrontendRequest::AddMemReg, &ADDED_REGION.to_bytes(), &[file.as_fd()]);
         // A read, of which only the status is in the memory that is removed.
         let header = RequestHeader { kind: RequestKind::In.to_wire(), priority: 0, sector: 0 };
         frontend.memory.write(64 << 10, &header.to_bytes());
@@ -365,7 +360,7 @@ fn the_removal_of_memory_waits_for_what_is_written_there() {
         queue.kick();
         assert_eq!(queue.used(3), (write, 1));
         assert_eq!(other.load_u8(0), 0xff, "the read is in flight");
-        frontend.set(FrontendRequest::RemMemReg, &region.to_bytes(), &[]);
+        frontend.set(FrontendRequest::RemMemReg, &ADDED_REGION.to_bytes(), &[]);
         assert_eq!(other.load_u8(0), 0, "the status was written before the acknowledgement");
         // The virtqueue's own memory: what was in flight is used before the acknowledgement, nothing is fetched after it.
         queue.used(3);
@@ -373,7 +368,8 @@ fn the_removal_of_memory_waits_for_what_is_written_there() {
         let write = add(&mut queue, 1, RequestKind::Out);
         queue.kick();
         assert_eq!(queue.used(3), (write, 1));
-        let main = SingleRegion { guest_address: GUEST, size: MEMORY_BYTES, user_address: USER, ..region };
+        let main =
+            SingleRegion { guest_address: GUEST, size: MEMORY_BYTES, user_address: USER, ..ADDED_REGION };
         frontend.set(FrontendRequest::RemMemReg, &main.to_bytes(), &[]);
         assert!(queue.try_used(3).is_some());
         frontend.set(FrontendRequest::AddMemReg, &main.to_bytes(), &[frontend.file.as_fd()]);
