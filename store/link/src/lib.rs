@@ -119,7 +119,7 @@ pub enum LinkError {
     Random,
 }
 
-enum State {
+enum HandshakeState {
     /// It accepted, and waits for the Hello.
     Accepting,
     /// It waits for the Proof.
@@ -135,7 +135,7 @@ pub struct Link {
     identity: Arc<Identity>,
     /// The node that it must be, if that is known.
     expected: Option<ReplicaId>,
-    state: State,
+    state: HandshakeState,
     receiver: Receiver,
     sender: Sender,
 }
@@ -153,9 +153,9 @@ impl Link {
             nonce: random()?,
             proof: [0; 32],
         };
-        let mut link = Link::new(identity, State::Accepting);
+        let mut link = Link::new(identity, HandshakeState::Accepting);
         link.sender.greet(&hello);
-        link.state = State::Connecting { hello };
+        link.state = HandshakeState::Connecting { hello };
         Ok(link)
     }
 
@@ -169,16 +169,16 @@ impl Link {
 
     /// The end that accepts.
     pub fn accept(identity: Arc<Identity>) -> Link {
-        Link::new(identity, State::Accepting)
+        Link::new(identity, HandshakeState::Accepting)
     }
 
-    fn new(identity: Arc<Identity>, state: State) -> Link {
+    fn new(identity: Arc<Identity>, state: HandshakeState) -> Link {
         Link { identity, expected: None, state, receiver: Receiver::default(), sender: Sender::default() }
     }
 
     /// Both ends have proved that they know the key.
     pub fn is_ready(&self) -> bool {
-        matches!(self.state, State::Ready)
+        matches!(self.state, HandshakeState::Ready)
     }
 
     /// Queues a message; [`drive`](Self::drive) writes it, after the greetings.
@@ -224,7 +224,7 @@ impl Link {
             match received {
                 Received::Greeting(greeting) => {
                     if let Some(peer) = self.greet(greeting)? {
-                        self.state = State::Ready;
+                        self.state = HandshakeState::Ready;
                         events.push(LinkEvent::Ready { peer });
                     }
                 }
@@ -241,7 +241,7 @@ impl Link {
         }
         let key = &self.identity.key;
         match (&self.state, greeting.kind) {
-            (State::Accepting, GreetingKind::Hello) => {
+            (HandshakeState::Accepting, GreetingKind::Hello) => {
                 let mut challenge = Greeting {
                     kind: GreetingKind::Challenge,
                     sender: self.identity.node,
@@ -252,10 +252,10 @@ impl Link {
                 challenge.proof =
                     proof(key, b"acceptor", &greeting, &challenge).finalize().into_bytes().into();
                 self.sender.greet(&challenge);
-                self.state = State::Challenged { hello: greeting, challenge };
+                self.state = HandshakeState::Challenged { hello: greeting, challenge };
                 Ok(None)
             }
-            (State::Connecting { hello }, GreetingKind::Challenge) => {
+            (HandshakeState::Connecting { hello }, GreetingKind::Challenge) => {
                 proof(key, b"acceptor", hello, &greeting)
                     .verify_slice(&greeting.proof)
                     .map_err(|_| LinkError::Key)?;
@@ -267,7 +267,7 @@ impl Link {
                 self.sender.greet(&answer);
                 Ok(Some(greeting.sender))
             }
-            (State::Challenged { hello, challenge }, GreetingKind::Proof) => {
+            (HandshakeState::Challenged { hello, challenge }, GreetingKind::Proof) => {
                 let expected = proof(key, b"connector", hello, challenge);
                 expected.verify_slice(&greeting.proof).map_err(|_| LinkError::Key)?;
                 Ok(Some(hello.sender))

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-struct Shared<T> {
+struct OnceSlot<T> {
     value: Option<T>,
     /// The sender is gone.
     is_closed: bool,
@@ -13,13 +13,13 @@ struct Shared<T> {
 }
 
 /// Gives the value; without one, the receiver gets `None` when this is dropped.
-pub(crate) struct OnceSender<T>(Arc<Mutex<Shared<T>>>);
+pub(crate) struct OnceSender<T>(Arc<Mutex<OnceSlot<T>>>);
 
 /// Completes with the value.
-pub(crate) struct OnceReceiver<T>(Arc<Mutex<Shared<T>>>);
+pub(crate) struct OnceReceiver<T>(Arc<Mutex<OnceSlot<T>>>);
 
 pub(crate) fn once<T>() -> (OnceSender<T>, OnceReceiver<T>) {
-    let shared = Arc::new(Mutex::new(Shared { value: None, is_closed: false, waker: None }));
+    let shared = Arc::new(Mutex::new(OnceSlot { value: None, is_closed: false, waker: None }));
     (OnceSender(shared.clone()), OnceReceiver(shared))
 }
 

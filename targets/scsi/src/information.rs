@@ -75,13 +75,7 @@ pub(crate) fn start(cdb: &Cdb, context: &mut TaskContext<'_>) -> Result<Started,
             Answer::good()
         }
         Cdb::StartStopUnit { power_condition, no_flush, load_eject, start, immediate } => {
-            if power_condition != 0 {
-                return Err(check(Sense::invalid_field(4, Some(7))));
-            }
-            // The medium cannot be removed.
-            if load_eject {
-                return Err(check(Sense::invalid_field(4, Some(1))));
-            }
+            check_start_stop(power_condition, load_eject)?;
             // Others use the unit, so that it stays ready; what is cached is made durable.
             if !start && !no_flush && unit.config().can_flush {
                 return operation(Flush { is_immediate: immediate });
@@ -125,6 +119,17 @@ pub(crate) fn start(cdb: &Cdb, context: &mut TaskContext<'_>) -> Result<Started,
         _ => return Err(check(Sense::illegal(AdditionalSense::INVALID_COMMAND_OPERATION_CODE))),
     };
     Ok(Started::Answer(answer))
+}
+
+/// A unit has no power conditions to enter, and its medium cannot be removed.
+fn check_start_stop(power_condition: u8, load_eject: bool) -> Result<(), Failure> {
+    if power_condition != 0 {
+        return Err(check(Sense::invalid_field(4, Some(7))));
+    }
+    if load_eject {
+        return Err(check(Sense::invalid_field(4, Some(1))));
+    }
+    Ok(())
 }
 
 fn operation(operation: impl Operation + 'static) -> Result<Started, Failure> {

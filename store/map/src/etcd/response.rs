@@ -8,7 +8,7 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 pub(super) const BODY_BYTES_MAX: usize = 16 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ParserState {
     StatusLine,
     Fields,
     /// Bytes of the body that are missing.
@@ -23,7 +23,7 @@ enum State {
 
 /// Decodes one answer.
 pub(super) struct ResponseDecoder {
-    state: State,
+    state: ParserState,
     status: u16,
     head_bytes: usize,
     length: Option<u64>,
@@ -33,7 +33,7 @@ pub(super) struct ResponseDecoder {
 
 impl ResponseDecoder {
     pub(super) fn new() -> ResponseDecoder {
-        let state = State::StatusLine;
+        let state = ParserState::StatusLine;
         ResponseDecoder { state, status: 0, head_bytes: 0, length: None, is_chunked: false, closes: false }
     }
 
@@ -44,13 +44,15 @@ impl ResponseDecoder {
         loop {
             let rest = &input[taken..];
             let wanted = match self.state {
-                State::Done => return Ok(taken),
-                State::Length(0) => {
-                    self.state = State::Done;
+                ParserState::Done => return Ok(taken),
+                ParserState::Length(0) => {
+                    self.state = ParserState::Done;
                     continue;
                 }
-                State::Length(missing) | State::Chunk(missing) => missing.min(rest.len() as u64) as usize,
-                State::UntilClose => rest.len(),
+                ParserState::Length(missing) | ParserState::Chunk(missing) => {
+                    missing.min(rest.len() as u64) as usize
+                }
+                ParserState::UntilClose => rest.len(),
                 _ => {
                     let Some(end) = rest.iter().position(|byte| *byte == b'\n') else {
                         let too_long = self.head_bytes + rest.len() > HEAD_BYTES_MAX;
@@ -68,17 +70,17 @@ impl ResponseDecoder {
             body.extend_from_slice(&rest[..wanted]);
             taken += wanted;
             match &mut self.state {
-                State::Length(missing) => *missing -= wanted as u64,
-                State::Chunk(missing) => {
+                ParserState::Length(missing) => *missing -= wanted as u64,
+                ParserState::Chunk(missing) => {
                     *missing -= wanted as u64;
                     if *missing == 0 {
-                        self.state = State::ChunkEnd;
+                        self.state = ParserState::ChunkEnd;
                         continue;
                     }
                 }
                 _ => {}
             }
-            if taken == input.len() && self.state != State::Length(0) {
+            if taken == input.len() && self.state != ParserState::Length(0) {
                 return Ok(taken);
             }
         }
@@ -87,16 +89,16 @@ impl ResponseDecoder {
     fn take_line(&mut self, line: &[u8]) -> Result<(), HttpError> {
         let malformed = |what| Err(HttpError::Malformed(what));
         match self.state {
-            State::StatusLine => {
+            ParserState::StatusLine => {
                 let text = str::from_utf8(line).unwrap_or_default();
                 let status = text.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5)?.parse().ok());
                 let Some(status) = status.filter(|status| (100..600).contains(status)) else {
                     return malformed("its first line is no status of HTTP/1.1");
                 };
-                (self.status, self.state) = (status, State::Fields);
+                (self.status, self.state) = (status, ParserState::Fields);
                 self.closes = text.starts_with("HTTP/1.0");
             }
-            State::Fields => {
+            ParserState::Fields => {
                 self.head_bytes += line.len() + 2;
                 if self.head_bytes > HEAD_BYTES_MAX {
                     return Err(HttpError::TooLarge(HEAD_BYTES_MAX));
@@ -107,17 +109,17 @@ impl ResponseDecoder {
                     return self.take_field(line);
                 }
             }
-            State::ChunkSize => {
+            ParserState::ChunkSize => {
                 let size = line.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
                 let size = str::from_utf8(size).ok().filter(|size| size.len() <= 8);
                 let Some(size) = size.and_then(|size| u64::from_str_radix(size, 16).ok()) else {
                     return malformed("a chunk has no size");
                 };
-                self.state = if size == 0 { State::Trailer } else { State::Chunk(size) };
+                self.state = if size == 0 { ParserState::Trailer } else { ParserState::Chunk(size) };
             }
-            State::ChunkEnd if line.is_empty() => self.state = State::ChunkSize,
-            State::ChunkEnd => return malformed("a chunk is longer than its size"),
-            State::Trailer if line.is_empty() => self.state = State::Done,
+            ParserState::ChunkEnd if line.is_empty() => self.state = ParserState::ChunkSize,
+            ParserState::ChunkEnd => return malformed("a chunk is longer than its size"),
+            ParserState::Trailer if line.is_empty() => self.state = ParserState::Done,
             // Trailer fields say nothing that is needed.
             _ => self.head_bytes += line.len() + 2,
         }
@@ -148,18 +150,18 @@ impl ResponseDecoder {
     }
 
     /// What follows the header fields (RFC 9112, 6.3).
-    fn body_state(&mut self) -> State {
+    fn body_state(&mut self) -> ParserState {
         if (100..200).contains(&self.status) {
             *self = ResponseDecoder::new();
-            return State::StatusLine;
+            return ParserState::StatusLine;
         }
         match self.length {
-            _ if self.status == 204 || self.status == 304 => State::Done,
-            _ if self.is_chunked => State::ChunkSize,
-            Some(length) => State::Length(length),
+            _ if self.status == 204 || self.status == 304 => ParserState::Done,
+            _ if self.is_chunked => ParserState::ChunkSize,
+            Some(length) => ParserState::Length(length),
             None => {
                 self.closes = true;
-                State::UntilClose
+                ParserState::UntilClose
             }
         }
     }
@@ -171,16 +173,16 @@ impl ResponseDecoder {
 
     /// Whether the header fields have arrived.
     pub(super) fn has_head(&self) -> bool {
-        !matches!(self.state, State::StatusLine | State::Fields)
+        !matches!(self.state, ParserState::StatusLine | ParserState::Fields)
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.state == State::Done
+        self.state == ParserState::Done
     }
 
     /// The peer closed the connection. Whether the answer is whole.
     pub(super) fn ends_with_connection(&self) -> bool {
-        matches!(self.state, State::Done | State::UntilClose)
+        matches!(self.state, ParserState::Done | ParserState::UntilClose)
     }
 
     /// Whether another request may follow on the connection.

@@ -2,11 +2,13 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use objects::SpaceNeed;
 use reactor::Core;
 use replica::{
     AppliedRequests, EntryId, RecoveredReplica, Replica, ReplicaCheckpoint, ReplicaId, ReplicaSettings,
+    ReplicatedEntry,
 };
 use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, SECTOR_BYTES, Superblock, UnsettledBlock};
 
@@ -49,70 +51,27 @@ pub(crate) async fn start(
     if !has_base && record.complete {
         return Err(StoreError::Checkpoint { log: index, sequence: base.sequence });
     }
-    let entries = match has_base {
-        true => entries,
+    let (entries, unsettled) = match has_base {
+        true => (entries, unsettled),
         false => {
             // A crash in the middle of a reset left entries that the replica gave up.
             reset_log(&shard, &device, base).await?;
-            Vec::new()
+            (Vec::new(), Vec::new())
         }
     };
-    let is_enabled = superblock.checkpoint_blocks >= CHECKPOINT_BLOCKS;
-    let unsettled = if has_base { unsettled } else { Vec::new() };
     let RecoveredBlocks { entries, replicated, unsettled, blocks } =
         recover_blocks(&shard, &device, entries, unsettled, base.sequence).await?;
-    let checkpoint = ReplicaCheckpoint { through: base, applied: applied.clone(), complete: record.complete };
     let replication = {
         let shard = &mut *shard.borrow_mut();
-        let first = shard.log.sequences().start;
-        let log_base = EntryId { sequence: first - 1, epoch: shard.log.base_epoch() };
-        let ReplicaOptions { id, mut settings, outbox, boot } = options(shard.log.group());
-        shard.placed.is_enabled = settings.in_place && is_enabled;
+        let mut options = options(shard.log.group());
+        let has_records = superblock.checkpoint_blocks >= CHECKPOINT_BLOCKS;
+        shard.placed.is_enabled = options.settings.in_place && has_records;
         // What the log has of an earlier run counts as well.
-        settings.in_place = shard.placed.is_enabled
+        options.settings.in_place = shard.placed.is_enabled
             || !unsettled.is_empty()
             || entries.iter().any(|(header, _)| header.in_place);
-        let recovered = RecoveredReplica { checkpoint, base: log_base, entries: replicated, unsettled };
-        // Each start writes a record, so that its generation counts starts.
-        let incarnation = (record.generation + 1) as u32;
-        let (sender, replies) = core.mailbox(READS_MAX);
-        let mut replication = Replication {
-            group: shard.log.group(),
-            replica: Replica::new(id, incarnation, settings, recovered, core.now_ns()),
-            outbox,
-            events: VecDeque::new(),
-            replica_deadline: None,
-            actions: Vec::new(),
-            log_queue: VecDeque::new(),
-            object_queue: VecDeque::new(),
-            reads: VecDeque::new(),
-            waiting: VecDeque::new(),
-            waiting_names: HashSet::new(),
-            appends: VecDeque::new(),
-            durable: VecDeque::new(),
-            committed: base,
-            in_place: base,
-            applied,
-            complete: record.complete,
-            checkpoint: None,
-            is_recording: false,
-            recorded_through: base.sequence,
-            settles: VecDeque::new(),
-            given_up: None,
-            free_through: 0,
-            reset: None,
-            is_resetting: false,
-            log_low_sent: false,
-            recovered_through: shard.log.sequences().end - 1,
-            log_uuid: shard.log.uuid(),
-            generation: record.generation,
-            places,
-            boot: boot.unwrap_or_default(),
-            reading: 0,
-            sender,
-            replies,
-            object_reads: ObjectReads::default(),
-        };
+        let log = RecoveredLog { record, applied, replicated, unsettled };
+        let mut replication = Replication::new(core, shard, places, log, options);
         shard.applied_below = base.sequence + 1;
         shard.stats.entries_redone = shard.log.sequences().end - shard.applied_below;
         for (header, data) in entries.into_iter().filter(|(header, _)| header.sequence > base.sequence) {
@@ -134,6 +93,76 @@ pub(crate) async fn start(
     shard.borrow_mut().replication = Some(replication);
     copies::start(core, &shard)?;
     run(core, shard, device)
+}
+
+/// What a start found in the newest checkpoint record and in the log.
+struct RecoveredLog {
+    record: CheckpointRecord,
+    applied: AppliedRequests,
+    replicated: Vec<Arc<ReplicatedEntry>>,
+    unsettled: Vec<Arc<ReplicatedEntry>>,
+}
+
+impl Replication {
+    /// The replica of a shard whose log was read, before any of its entries is applied.
+    fn new(
+        core: &Core,
+        shard: &Shard,
+        places: RecordPlaces,
+        recovered: RecoveredLog,
+        options: ReplicaOptions,
+    ) -> Replication {
+        let RecoveredLog { record, applied, replicated, unsettled } = recovered;
+        let ReplicaOptions { id, settings, outbox, boot } = options;
+        let sequences = shard.log.sequences();
+        let through = EntryId { sequence: record.sequence, epoch: record.epoch };
+        let recovered = RecoveredReplica {
+            checkpoint: ReplicaCheckpoint { through, applied: applied.clone(), complete: record.complete },
+            base: EntryId { sequence: sequences.start - 1, epoch: shard.log.base_epoch() },
+            entries: replicated,
+            unsettled,
+        };
+        // Each start writes a record, so that its generation counts starts.
+        let incarnation = (record.generation + 1) as u32;
+        let (sender, replies) = core.mailbox(READS_MAX);
+        Replication {
+            group: shard.log.group(),
+            replica: Replica::new(id, incarnation, settings, recovered, core.now_ns()),
+            outbox,
+            events: VecDeque::new(),
+            replica_deadline: None,
+            actions: Vec::new(),
+            log_queue: VecDeque::new(),
+            object_queue: VecDeque::new(),
+            reads: VecDeque::new(),
+            waiting: VecDeque::new(),
+            waiting_names: HashSet::new(),
+            appends: VecDeque::new(),
+            durable: VecDeque::new(),
+            committed: through,
+            in_place: through,
+            applied,
+            complete: record.complete,
+            checkpoint: None,
+            is_recording: false,
+            recorded_through: record.sequence,
+            settles: VecDeque::new(),
+            given_up: None,
+            free_through: 0,
+            reset: None,
+            is_resetting: false,
+            log_low_sent: false,
+            recovered_through: sequences.end - 1,
+            log_uuid: shard.log.uuid(),
+            generation: record.generation,
+            places,
+            boot: boot.unwrap_or_default(),
+            reading: 0,
+            sender,
+            replies,
+            object_reads: ObjectReads::default(),
+        }
+    }
 }
 
 /// The newest record.
