@@ -1,24 +1,37 @@
 //! Servers of etcd, real ones.
 #![allow(dead_code)]
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cluster_map::{ClusterMap, EtcdMap};
 
-/// A cluster of etcd on loopback, ended on drop.
+/// A cluster of etcd, ended on drop.
 pub(crate) struct EtcdCluster {
     directory: PathBuf,
-    /// Client and peer port of each server.
-    ports: Vec<[u16; 2]>,
+    /// Client and peer address of each server.
+    addresses: Vec<[SocketAddr; 2]>,
     servers: Vec<Option<Child>>,
 }
 
 impl EtcdCluster {
-    /// Starts servers; `None`, with a line that says so, where etcd is not installed.
+    /// Starts servers on loopback; `None`, with a line that says so, where etcd is not installed.
     pub(crate) fn start(name: &str, servers: usize) -> Option<EtcdCluster> {
+        let listeners: Vec<_> = (0..2 * servers).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses: Vec<SocketAddr> = listeners.iter().map(|it| it.local_addr().unwrap()).collect();
+        drop(listeners);
+        let addresses = addresses.chunks(2).map(|pair| [pair[0], pair[1]]).collect();
+        let mut cluster = EtcdCluster::with_addresses(name, addresses)?;
+        (0..servers).for_each(|server| cluster.start_server(server));
+        cluster.wait_until_served();
+        Some(cluster)
+    }
+
+    /// A cluster whose servers are to be started, with the client and the peer address of each; `None`, with a line
+    /// that says so, where etcd is not installed.
+    pub(crate) fn with_addresses(name: &str, addresses: Vec<[SocketAddr; 2]>) -> Option<EtcdCluster> {
         if Command::new("etcd").arg("--version").output().is_err() {
             println!("SKIPPED: etcd is not installed: apt install etcd-server");
             return None;
@@ -26,33 +39,26 @@ impl EtcdCluster {
         let directory = std::env::temp_dir().join(format!("ringbolt-etcd-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir(&directory).unwrap();
-        let listeners: Vec<_> = (0..2 * servers).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let ports: Vec<u16> = listeners.iter().map(|it| it.local_addr().unwrap().port()).collect();
-        drop(listeners);
-        let ports = ports.chunks(2).map(|ports| [ports[0], ports[1]]).collect();
-        let mut cluster = EtcdCluster { directory, ports, servers: (0..servers).map(|_| None).collect() };
-        (0..servers).for_each(|server| cluster.start_server(server));
-        cluster.wait_until_served();
-        Some(cluster)
+        let servers = addresses.iter().map(|_| None).collect();
+        Some(EtcdCluster { directory, addresses, servers })
     }
 
     pub(crate) fn start_server(&mut self, server: usize) {
         let name = |server: usize| format!("server{server}");
-        let url = |port: u16| format!("http://127.0.0.1:{port}");
-        let [client, peer] = self.ports[server];
+        let [client, peer] = self.addresses[server].map(|address| format!("http://{address}"));
         let members: Vec<String> = self
-            .ports
+            .addresses
             .iter()
             .enumerate()
-            .map(|(it, ports)| format!("{}={}", name(it), url(ports[1])))
+            .map(|(it, [_, peer])| format!("{}=http://{peer}", name(it)))
             .collect();
         let log = std::fs::File::create(self.directory.join(format!("{}.log", name(server)))).unwrap();
         let child = Command::new("etcd")
             .args(["--name", &name(server), "--initial-cluster", &members.join(",")])
             .arg("--data-dir")
             .arg(self.directory.join(name(server)))
-            .args(["--listen-client-urls", &url(client), "--advertise-client-urls", &url(client)])
-            .args(["--listen-peer-urls", &url(peer), "--initial-advertise-peer-urls", &url(peer)])
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
@@ -74,8 +80,8 @@ impl EtcdCluster {
 
     /// The URLs of all servers, with a prefix.
     pub(crate) fn urls(&self, prefix: &str) -> String {
-        let url = |ports: &[u16; 2]| format!("http://127.0.0.1:{}/{prefix}", ports[0]);
-        self.ports.iter().map(url).collect::<Vec<_>>().join(",")
+        let url = |[client, _]: &[SocketAddr; 2]| format!("http://{client}/{prefix}");
+        self.addresses.iter().map(url).collect::<Vec<_>>().join(",")
     }
 
     /// Waits until a request is answered.
