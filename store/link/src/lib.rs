@@ -191,6 +191,14 @@ impl Link {
         self.sender.queued_bytes()
     }
 
+    /// Writes what is queued. [`drive`](Self::drive) does too; this is for a stream that has nothing to read.
+    ///
+    /// # Errors
+    /// The connection is to be closed.
+    pub fn write(&mut self, stream: &mut impl ByteStream) -> Result<(), LinkError> {
+        self.sender.write(stream, self.is_ready())
+    }
+
     /// Writes what is queued, and appends what arrived. Call it when the stream is ready, and after [`send`](Self::send).
     /// Returns whether more may be there to read although the stream does not become ready again.
     ///

@@ -142,14 +142,22 @@ struct UnacknowledgedEntry {
     place: EntryPlace,
     header: EntryHeader,
     data: EntryData,
-    /// What is written to the log.
-    bytes: Option<Buffer>,
+    /// What is written to the log; `None` once it is.
+    bytes: Option<EntryBytes>,
     need: SpaceNeed,
     reply: Reply,
     /// The block that the data overwrites, if it is not in the log.
     placed: Option<u64>,
     /// That data, until its write begins.
     to_place: Option<Buffer>,
+}
+
+/// What the log gets of an entry.
+enum EntryBytes {
+    /// Header, data and padding.
+    All(Buffer),
+    /// The header; the data goes in place.
+    Header([u8; EntryHeader::SIZE]),
 }
 
 struct CommittedEntry {
@@ -518,6 +526,7 @@ impl Shard {
         let flush = (!self.committed.is_empty()).then(|| self.oldest_committed_ns + FLUSH_AFTER_NS);
         // What waits for memory, while no batch in place will try it again.
         let waits = !self.deferred.is_empty() && !self.checkpoint_wanted && self.unplaced_bytes == 0;
+        let waits = waits || (self.unwritten > 0 && self.log_writes == 0);
         let retry = waits.then(|| self.core.now_ns() + RETRY_NS);
         let replica =
             self.replication.as_ref().and_then(|replication| replication.deadline(self.core.now_ns()));

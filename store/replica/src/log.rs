@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use wire_replica::{EntryId, ReplicatedEntry};
+use wire_replica::{EntryId, ReplicatedEntry, recycle};
 
 /// The entries from `base` on, without the bytes' places, which the owner of the log's storage knows.
 #[derive(Debug)]
@@ -120,6 +120,7 @@ impl EntryLog {
         while self.base.sequence < through {
             let (_, entry) = self.entries.pop_front().expect("a durable entry is there");
             self.base = entry.id();
+            recycle(entry);
         }
         before != self.base
     }

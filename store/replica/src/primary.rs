@@ -418,7 +418,7 @@ impl<F: Plants> Replica<F> {
         let (sequence, epoch, commit_point) = (self.log.end() + 1, self.config.epoch, self.commit_point);
         self.primary().uncommitted.insert((header.client, header.client_number));
         let header = EntryHeader { sequence, epoch, commit_point, ..header };
-        self.append(Arc::new(ReplicatedEntry { header, data }), actions);
+        self.append(wire_replica::share_entry(ReplicatedEntry { header, data }), actions);
     }
 
     fn advance_commit(&mut self, actions: &mut Vec<ReplicaAction>) {

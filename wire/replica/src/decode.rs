@@ -8,7 +8,7 @@ use wire_store::{EntryHeader, OBJECT_BYTES, ObjectId, crc32c};
 use crate::{
     Append, AppendOutcome, AppliedRequests, ClientReply, ClientRequest, ENTRIES_MAX, EPOCH_LIMIT, EntryId,
     Frame, FrameHeader, FrameKind, GroupConfig, MEMBERS_MAX, MessageBody, NUMBER_LIMIT, ReplicaId,
-    ReplicaMessage, ReplicatedEntry, TRANSFER_BYTES_MAX,
+    ReplicaMessage, ReplicatedEntry, TRANSFER_BYTES_MAX, share_data, share_entry,
 };
 
 impl Frame {
@@ -123,7 +123,7 @@ impl<'a> Fields<'a> {
         self.data = rest;
         // An entry without data has the checksum 0, which is that of no bytes.
         if crc32c(data) == checksum {
-            Ok(data.into())
+            Ok(share_data(data))
         } else {
             Err(DecodeError::Text { what: "the data of the message", reason: "the checksum is wrong" })
         }
@@ -253,7 +253,7 @@ impl<'a> Fields<'a> {
                 return Err(DecodeError::value("the sequence of the entry", at, id.sequence));
             }
             last = id;
-            entries.push(Arc::new(entry));
+            entries.push(share_entry(entry));
         }
         Ok(Append { sent_ns, session, previous, entries, commit_point, log_end })
     }

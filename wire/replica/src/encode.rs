@@ -9,10 +9,13 @@ use crate::{
     GroupConfig, MessageBody, ReplicaMessage, ReplicatedEntry,
 };
 
+/// What most messages have besides entries fits.
+const FIELDS_BYTES: usize = 96;
+
 impl Frame {
     /// Encodes a message that concerns a logical group. Checksums of entries' data are taken from their headers.
     pub fn encode(&self, group: u32) -> EncodedFrame {
-        let mut out = Out { head: vec![0; FrameHeader::SIZE], data: Vec::new() };
+        let mut out = Out::with_room_for(self.entries());
         let kind = match self {
             Frame::Replica(message) => out.replica_message(message),
             Frame::Request(ClientRequest::Write { header, data }) => {
@@ -38,6 +41,15 @@ impl Frame {
         FrameHeader::seal(kind, group, &mut out.head, data_bytes);
         EncodedFrame { head: out.head, data: out.data }
     }
+
+    /// Entries that it has.
+    fn entries(&self) -> usize {
+        match self {
+            Frame::Replica(ReplicaMessage { body: MessageBody::Append(append), .. }) => append.entries.len(),
+            Frame::Request(ClientRequest::Write { .. }) => 1,
+            _ => 0,
+        }
+    }
 }
 
 struct Out {
@@ -46,6 +58,13 @@ struct Out {
 }
 
 impl Out {
+    /// Room for the header, which is zero, and for this many entries.
+    fn with_room_for(entries: usize) -> Out {
+        let mut head = Vec::with_capacity(FrameHeader::SIZE + FIELDS_BYTES + entries * EntryHeader::SIZE);
+        head.resize(FrameHeader::SIZE, 0);
+        Out { head, data: Vec::with_capacity(entries) }
+    }
+
     fn bytes(&mut self, bytes: &[u8]) {
         self.head.extend_from_slice(bytes);
     }

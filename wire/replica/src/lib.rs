@@ -28,6 +28,7 @@ mod encode;
 mod frame;
 mod greeting;
 mod message;
+mod spare;
 
 pub use applied::{AppliedRequests, CLIENT_WINDOW, CLIENTS_MAX, RequestSeen};
 pub use codec::DecodeError;
@@ -37,6 +38,7 @@ pub use message::{
     Append, AppendOutcome, ClientReply, ClientRequest, EntryId, GroupConfig, MessageBody, ReplicaId,
     ReplicaMessage, ReplicatedEntry,
 };
+pub use spare::{recycle, share_data, share_entry};
 
 /// Version of the messages.
 pub const MESSAGE_VERSION: u16 = 1;

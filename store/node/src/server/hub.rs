@@ -50,6 +50,8 @@ struct Connection {
     late_ns: u64,
     /// Something is queued.
     is_dirty: bool,
+    /// Something may be there to read.
+    is_readable: bool,
 }
 
 struct Peer {
@@ -164,7 +166,8 @@ impl<N: CoreNetwork> Hub<N> {
     fn add(&mut self, stream: N::Stream, link: Link, opened_to: Option<ReplicaId>) -> Option<Slot> {
         let id = self.network.add(stream).ok()?;
         let late_ns = self.now_ns + GREETING_NS;
-        let connection = Connection { id, link, peer: None, opened_to, late_ns, is_dirty: false };
+        let (is_dirty, is_readable) = (false, true);
+        let connection = Connection { id, link, peer: None, opened_to, late_ns, is_dirty, is_readable };
         let Ok(slot) = self.connections.insert(connection) else {
             self.network.close(id);
             return None;
@@ -199,8 +202,13 @@ impl<N: CoreNetwork> Hub<N> {
     fn drive(&mut self, slot: Slot) {
         let Some(connection) = self.connections.get_mut(slot) else { return };
         connection.is_dirty = false;
-        let driven = connection.link.drive(&mut self.network.stream(connection.id), &mut self.received);
-        for event in std::mem::take(&mut self.received) {
+        let mut stream = self.network.stream(connection.id);
+        let driven = match std::mem::take(&mut connection.is_readable) {
+            true => connection.link.drive(&mut stream, &mut self.received),
+            false => connection.link.write(&mut stream).map(|()| false),
+        };
+        let mut received = std::mem::take(&mut self.received);
+        for event in received.drain(..) {
             match event {
                 LinkEvent::Ready { peer } => {
                     self.greeting -= 1;
@@ -211,10 +219,19 @@ impl<N: CoreNetwork> Hub<N> {
                 LinkEvent::Frame { group, frame } => self.take_frame(slot, group, frame),
             }
         }
+        self.received = received;
         match driven {
             Ok(false) => {}
-            Ok(true) => self.ready.push(slot),
+            Ok(true) => self.readable(slot),
             Err(error) => self.close(slot, &error),
+        }
+    }
+
+    /// A connection is driven in this turn, and read.
+    fn readable(&mut self, slot: Slot) {
+        if let Some(connection) = self.connections.get_mut(slot) {
+            connection.is_readable = true;
+            self.ready.push(slot);
         }
     }
 
@@ -308,7 +325,11 @@ impl<N: CoreNetwork> Poller for Hub<N> {
                 NetworkEvent::AcceptFailed { error, .. } => {
                     log::warn!("a connection is not accepted: {error}")
                 }
-                NetworkEvent::Ready(id) => self.ready.extend(self.by_id.get(&id.0.to_bits())),
+                NetworkEvent::Ready(id) => {
+                    if let Some(slot) = self.by_id.get(&id.0.to_bits()) {
+                        self.readable(*slot);
+                    }
+                }
             }
         }
         self.events = events;

@@ -8,7 +8,7 @@ use wire_store::{EntryHeader, Operation};
 
 use super::messages::Reply;
 use super::overlay::EntryData;
-use super::{Shard, UnacknowledgedEntry};
+use super::{EntryBytes, Shard, UnacknowledgedEntry};
 
 impl Shard {
     /// Appends an entry to the log, which has room for it. `buffer` has room for the header, then the data, then zeroes.
@@ -19,7 +19,7 @@ impl Shard {
         let to_write = buffer.share();
         let data = if header.data_bytes() > 0 { EntryData::Logged(Rc::new(buffer)) } else { EntryData::None };
         self.reserve(&header, need);
-        let bytes = Some(to_write);
+        let bytes = Some(EntryBytes::All(to_write));
         self.unacknowledged.push_back(UnacknowledgedEntry {
             place,
             header,
@@ -35,16 +35,9 @@ impl Shard {
         self.stats.unplaced_bytes_max = self.stats.unplaced_bytes_max.max(self.unplaced_bytes);
     }
 
-    /// Appends an entry whose data overwrites a block; `log_bytes` is for its header.
-    pub(super) fn append_in_place(
-        &mut self,
-        header: EntryHeader,
-        mut log_bytes: Buffer,
-        data: Buffer,
-        block: u64,
-    ) {
+    /// Appends an entry whose data overwrites a block.
+    pub(super) fn append_in_place(&mut self, header: EntryHeader, data: Buffer, block: u64) {
         let (place, bytes) = self.log.append(header.clone(), &[]).expect("room was checked");
-        log_bytes.as_mut_slice()[..EntryHeader::SIZE].copy_from_slice(&bytes);
         let need = SpaceNeed::default();
         self.reserve(&header, need);
         self.placed.insert(&header, block);
@@ -52,7 +45,7 @@ impl Shard {
             place,
             header,
             data: EntryData::None,
-            bytes: Some(log_bytes),
+            bytes: Some(EntryBytes::Header(bytes)),
             need,
             reply: Reply::None,
             placed: Some(block),

@@ -7,10 +7,10 @@ use bdev::{Completion, Request};
 use block_io::{RequestFlags, Status, Tag};
 use dma::Data;
 use oplog::EntryPlace;
-use wire_store::{BLOCK_BYTES, OBJECT_BYTES, Operation, Superblock};
+use wire_store::{BLOCK_BYTES, EntryHeader, OBJECT_BYTES, Operation, Superblock};
 
 use super::overlay::ByteSource;
-use super::{CommittedEntry, DeviceIo, PlacedWrite, Shard, UnacknowledgedEntry};
+use super::{CommittedEntry, DeviceIo, EntryBytes, PlacedWrite, Shard, UnacknowledgedEntry};
 use crate::StoreError;
 
 /// Writes to the log in flight; entries that arrive meanwhile share the next one.
@@ -18,6 +18,8 @@ const LOG_WRITES_MAX: usize = 2;
 /// Most bytes and entries of one write to the log.
 const LOG_WRITE_BYTES: u64 = 1 << 20;
 const LOG_WRITE_ENTRIES: usize = 256;
+/// Entries that are copied into the memory of one write: copying more costs as much as another request.
+const COPIED_BYTES_MAX: u64 = 16 << 10;
 
 /// A write of entries to the log, as one request or, around the end of the area, as two.
 pub(super) struct LogWrite {
@@ -26,24 +28,14 @@ pub(super) struct LogWrite {
 }
 
 impl Shard {
-    /// Submits what was appended, several entries in one write.
+    /// Submits what was appended, several entries in one write. Without memory it is tried again in a later poll.
     pub(super) fn submit_log_writes(&mut self) {
         while self.unwritten > 0 && self.log_writes < LOG_WRITES_MAX && self.has_io_slots() {
             let first = self.unacknowledged.len() - self.unwritten;
-            let (mut bytes, mut places, mut buffers) = (0, Vec::new(), Vec::new());
-            let capacity = self.log.capacity();
-            let start = self.unacknowledged[first].place.position % capacity;
-            for entry in self.unacknowledged.range_mut(first..).take(LOG_WRITE_ENTRIES) {
-                // Only the first entry may go on at the start of the area.
-                if bytes > 0 && bytes + entry.place.bytes > LOG_WRITE_BYTES.min(capacity - start) {
-                    break;
-                }
-                bytes += entry.place.bytes;
-                places.push(entry.place);
-                buffers.extend(entry.bytes.take());
-            }
+            let Some((mut data, places)) = self.take_log_write(first) else { return };
+            let (capacity, bytes) = (self.log.capacity(), data.len() as u64);
+            let start = places[0].position % capacity;
             self.unwritten -= places.len();
-            let mut data = Data::gather(buffers).expect("an entry has bytes");
             let rest = (start + bytes > capacity).then(|| data.split_off((capacity - start) as usize));
             let requests_left = Cell::new(1 + u32::from(rest.is_some()));
             let write = Rc::new(LogWrite { places, requests_left });
@@ -53,6 +45,55 @@ impl Shard {
             self.stats.log_writes += 1;
             self.stats.log_bytes += bytes;
         }
+    }
+
+    /// The bytes of the next write, which begins with this unacknowledged entry, and the places of its entries. Short
+    /// entries are copied together: each slice of a request would be one for the device, if it is not whole pages.
+    fn take_log_write(&mut self, first: usize) -> Option<(Data, Vec<EntryPlace>)> {
+        let capacity = self.log.capacity();
+        let start = self.unacknowledged[first].place.position % capacity;
+        let is_copied = |place: &EntryPlace| place.bytes <= COPIED_BYTES_MAX;
+        let (mut bytes, mut places) = (0, Vec::new());
+        for UnacknowledgedEntry { place, .. } in self.unacknowledged.range(first..).take(LOG_WRITE_ENTRIES) {
+            // Only the first entry may go on at the start of the area.
+            let is_full = bytes + place.bytes > LOG_WRITE_BYTES.min(capacity - start);
+            if bytes > 0 && (is_full || is_copied(place) != is_copied(&places[0])) {
+                break;
+            }
+            bytes += place.bytes;
+            places.push(*place);
+        }
+        let mut entries =
+            self.unacknowledged.range_mut(first..).take(places.len()).map(|entry| &mut entry.bytes);
+        if places.len() == 1 || !is_copied(&places[0]) {
+            let mut buffers = Vec::with_capacity(places.len());
+            for entry in entries {
+                buffers.push(match entry.take().expect("it was not written") {
+                    EntryBytes::All(buffer) => buffer,
+                    EntryBytes::Header(header) => {
+                        let buffer = self.core.pool().take(bytes as usize);
+                        let Some(mut buffer) = buffer else {
+                            *entry = Some(EntryBytes::Header(header));
+                            return None;
+                        };
+                        write_header(buffer.as_mut_slice(), &header);
+                        buffer
+                    }
+                });
+            }
+            return Some((Data::gather(buffers).expect("an entry has bytes"), places));
+        }
+        let mut buffer = self.core.pool().take(bytes as usize)?;
+        let mut out = buffer.as_mut_slice();
+        for (entry, place) in entries.by_ref().zip(&places) {
+            let (to, rest) = out.split_at_mut(place.bytes as usize);
+            match entry.take().expect("it was not written") {
+                EntryBytes::All(from) => to.copy_from_slice(from.as_slice()),
+                EntryBytes::Header(header) => write_header(to, &header),
+            }
+            out = rest;
+        }
+        Some((Data::One(buffer), places))
     }
 
     /// Whether there are slots for the requests of one write to the log.
@@ -183,4 +224,11 @@ impl Shard {
             self.resume_waiting();
         }
     }
+}
+
+/// A header that has sectors of its own.
+fn write_header(sectors: &mut [u8], header: &[u8; EntryHeader::SIZE]) {
+    let (head, padding) = sectors.split_at_mut(header.len());
+    head.copy_from_slice(header);
+    padding.fill(0);
 }

@@ -215,18 +215,12 @@ impl Shard {
     /// Appends an entry whose data overwrites a block, if there are room and memory.
     fn overwrite(&mut self, header: EntryHeader, data: &[u8], block: u64) -> bool {
         let header = EntryHeader { in_place: true, ..header };
-        let bytes = oplog::entry_bytes(0, self.log.sector());
-        if bytes > self.log.room() {
+        if oplog::entry_bytes(0, self.log.sector()) > self.log.room() {
             return false;
         }
-        let pool = self.core.pool();
-        let (Some(mut log_bytes), Some(mut buffer)) = (pool.take(bytes as usize), pool.take(BLOCK_BYTES))
-        else {
-            return false;
-        };
-        log_bytes.clear();
+        let Some(mut buffer) = self.core.pool().take(BLOCK_BYTES) else { return false };
         buffer.copy_from(0, data);
-        self.append_in_place(header, log_bytes, buffer, block);
+        self.append_in_place(header, buffer, block);
         true
     }
 

@@ -1,0 +1,247 @@
+//! Entries that are appended together are one request to the device, whose slices are whole pages, and the log has of each
+//! what it would have if it were written alone.
+#![allow(clippy::unwrap_used)]
+
+mod process;
+
+use std::sync::{Arc, Mutex};
+
+use bdev::testing::CrashDisk;
+use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, IoLimits, Registry, Request};
+use block_io::{Op, Payload};
+use cluster_map::PoolClass;
+use control::JobHandle;
+use os::clock::VirtualClock;
+use process::Process;
+use random::WyRand;
+use replica::{ClientReply, ClientRequest, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
+use store_node::{
+    FormatOptions, Outbox, PartitionStatus, PoolOptions, ReplicaFormat, ReplicaHandle, ReplicaInput,
+    ReplicaNode, ReplicaNodeConfig, StoreCores, format_device, inspect,
+};
+use uuid::Uuid;
+use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId, Operation, crc32c};
+
+const GROUP: u32 = 5;
+const SECTOR: usize = 512;
+const DISK_BYTES: u64 = 8 << 20;
+/// Their headers together are no whole number of blocks.
+const WRITES: u32 = 7;
+const OBJECT: ObjectId = ObjectId { group: GROUP, volume: 1, index: 0, suffix: 0 };
+
+type Writes = Arc<Mutex<Vec<Vec<u8>>>>;
+
+/// A disk that takes requests as direct I/O does: each slice but the last ends at a page. It records what is written.
+struct PagedDisk {
+    disk: CrashDisk,
+    writes: Writes,
+}
+
+struct PagedChannel {
+    inner: BoxedChannel,
+    writes: Writes,
+}
+
+impl Bdev for PagedDisk {
+    fn product_name(&self) -> &'static str {
+        self.disk.product_name()
+    }
+
+    fn geometry(&self) -> BdevGeometry {
+        self.disk.geometry()
+    }
+
+    fn supports(&self, op: Op) -> bool {
+        self.disk.supports(op)
+    }
+
+    fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
+        Ok(Box::new(PagedChannel { inner: self.disk.open(core)?, writes: self.writes.clone() }))
+    }
+
+    fn io_limits(&self) -> IoLimits {
+        IoLimits { virtual_boundary: 4096, ..IoLimits::NONE }
+    }
+}
+
+impl block_io::Channel for PagedChannel {
+    type Request = Request;
+    type Completion = Completion;
+
+    fn submit(&mut self, batch: &mut Vec<Request>) {
+        for request in batch.iter() {
+            if let (Op::Write, Payload::Data(data)) = (request.op, &request.payload) {
+                let mut bytes = vec![0; data.len()];
+                data.copy_to(0, &mut bytes);
+                self.writes.lock().unwrap().push(bytes);
+            }
+        }
+        self.inner.submit(batch);
+    }
+
+    fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
+        self.inner.poll(sink)
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        self.inner.deadline()
+    }
+}
+
+/// How many writes were answered, and what the map is asked.
+#[derive(Default)]
+struct Answers {
+    written: u32,
+    proposal: Option<Arc<GroupConfig>>,
+}
+
+struct AnswersOutbox(Arc<Mutex<Answers>>);
+
+impl Outbox for AnswersOutbox {
+    fn send(&mut self, _group: u32, _to: ReplicaId, _message: ReplicaMessage) {}
+
+    fn reply(&mut self, _group: u32, _client: u64, _number: u64, reply: ClientReply) {
+        assert!(matches!(reply, ClientReply::Written), "{reply:?}");
+        self.0.lock().unwrap().written += 1;
+    }
+
+    fn propose(&mut self, _group: u32, config: Arc<GroupConfig>) {
+        self.0.lock().unwrap().proposal = Some(config);
+    }
+}
+
+struct LoneNode {
+    process: Process,
+    node: std::rc::Rc<ReplicaNode>,
+    replica: ReplicaHandle,
+    answers: Arc<Mutex<Answers>>,
+    sent: u32,
+    writes: Writes,
+}
+
+impl LoneNode {
+    /// A node with the only replica of a group, on an empty disk.
+    fn start(disk: &CrashDisk, random: &mut WyRand) -> LoneNode {
+        let mut process = Process::start(disk, &VirtualClock::default(), random);
+        let writes = Writes::default();
+        let paged = PagedDisk { disk: disk.clone(), writes: writes.clone() };
+        process.registry.register("Paged", None, &[], Arc::new(paged)).unwrap();
+        let (registry, core) = (process.registry.clone(), process.reactor.core());
+        let answers = Arc::new(Mutex::new(Answers::default()));
+        let outbox = answers.clone();
+        let node = process.run(async move {
+            let (cores, job) = (StoreCores::This(&core), JobHandle::standalone());
+            let replicas = ReplicaFormat {
+                cluster: Uuid::nil(),
+                node: Uuid::nil(),
+                groups: vec![GROUP],
+                are_new: true,
+                generation: 0,
+                spare: 0,
+            };
+            let options = FormatOptions { replicas: Some(replicas), ..FormatOptions::default() };
+            format_device(&registry, "Paged", &cores, options, &job).await.unwrap();
+            let config = ReplicaNodeConfig {
+                name: "test",
+                id: ReplicaId(0),
+                settings: ReplicaSettings { in_place: true, ..ReplicaSettings::default() },
+                pools: vec![(0..u32::MAX, PoolOptions { in_sync_min: 1, class: PoolClass::Disk })],
+                boot: [1; 16],
+                outbox: Arc::new(move |_, _| Box::new(AnswersOutbox(outbox.clone()))),
+            };
+            ReplicaNode::open(&registry, "Paged", &cores, config, &job).await.unwrap()
+        });
+        let replica = node.replica(GROUP).unwrap();
+        let config = GroupConfig { epoch: 1, primary: ReplicaId(0), in_sync: vec![ReplicaId(0)] };
+        replica.send(ReplicaInput::Map(Arc::new(config)));
+        let node = std::rc::Rc::new(node);
+        let mut lone = LoneNode { process, node, replica, answers, sent: 0, writes };
+        while lone.status().replica.unwrap().status.blocked.is_some() {
+            let proposal = lone.answers.lock().unwrap().proposal.take();
+            proposal.into_iter().for_each(|config| _ = lone.replica.send(ReplicaInput::Map(config)));
+        }
+        lone
+    }
+
+    fn status(&mut self) -> PartitionStatus {
+        let node = self.node.clone();
+        self.process.run(async move { node.status().await }).unwrap().remove(0)
+    }
+
+    /// Writes blocks of this byte, all at once. Returns what reached the device until all were answered.
+    fn write_together(&mut self, byte: u8) -> Vec<Vec<u8>> {
+        while self.status().stats.entries_in_place < self.sent.into() {}
+        self.writes.lock().unwrap().clear();
+        for block in 0..WRITES {
+            let data = vec![byte + block as u8; BLOCK_BYTES];
+            self.sent += 1;
+            let offset = block * BLOCK_BYTES as u32;
+            let header = EntryHeader {
+                client: 1,
+                client_number: self.sent.into(),
+                data_crc32c: crc32c(&data),
+                ..EntryHeader::new(Operation::Write, OBJECT, offset, BLOCK_BYTES as u32)
+            };
+            self.replica.send(ReplicaInput::Request(ClientRequest::Write { header, data: data.into() }));
+        }
+        while self.answers.lock().unwrap().written < self.sent {
+            self.process.turn();
+        }
+        self.writes.lock().unwrap().clone()
+    }
+}
+
+/// Each entry has its place, its header and its data, and zeroes up to the next sector.
+fn check_entries(written: &[u8], byte: u8, in_place: bool) {
+    let data_bytes = if in_place { 0 } else { BLOCK_BYTES };
+    let entry_bytes = (EntryHeader::SIZE + data_bytes).next_multiple_of(SECTOR);
+    assert_eq!(written.len(), WRITES as usize * entry_bytes);
+    let first = u64::from_le_bytes(written[96..104].try_into().unwrap());
+    let log: [u8; 16] = written[104..120].try_into().unwrap();
+    for (index, entry) in written.chunks(entry_bytes).enumerate() {
+        let (header, rest) = entry.split_at(EntryHeader::SIZE);
+        let (data, padding) = rest.split_at(data_bytes);
+        let header = EntryHeader::decode(header, log, first + (index * entry_bytes) as u64).unwrap();
+        let expected = vec![byte + index as u8; BLOCK_BYTES];
+        assert_eq!((header.offset as usize, header.in_place), (index * BLOCK_BYTES, in_place));
+        assert_eq!(header.data_crc32c, crc32c(&expected));
+        assert!(in_place || data == expected);
+        assert!(padding.iter().all(|byte| *byte == 0), "entry {index}");
+    }
+}
+
+#[test]
+fn entries_that_are_appended_together_are_one_request_to_the_device() {
+    let mut random = WyRand::new(1);
+    let disk = CrashDisk::create(&Registry::new(), "Disk", DISK_BYTES / SECTOR as u64, SECTOR as u32, 1);
+    let disk = disk.unwrap();
+    let mut node = LoneNode::start(&disk, &mut random);
+
+    let written = node.write_together(10);
+    assert_eq!(written.len(), 1, "{:?}", written.iter().map(Vec::len).collect::<Vec<_>>());
+    check_entries(&written[0], 10, false);
+
+    // Headers only, once a checkpoint has the object: the log is half full before.
+    for _ in 0..100 {
+        let before = node.status().stats;
+        let written = node.write_together(50);
+        let after = node.status().stats;
+        if after.entries_overwriting == before.entries_overwriting {
+            continue;
+        }
+        assert_eq!(after.log_writes, before.log_writes + 1);
+        let headers: Vec<_> = written.iter().filter(|bytes| bytes.len() % BLOCK_BYTES != 0).collect();
+        assert_eq!(headers.len(), 1, "{:?}", written.iter().map(Vec::len).collect::<Vec<_>>());
+        check_entries(headers[0], 50, true);
+        break;
+    }
+    assert_eq!(node.status().stats.entries_overwriting, u64::from(WRITES));
+
+    let LoneNode { process, .. } = node;
+    process.reactor.discard();
+    let mut process = Process::start(&disk, &VirtualClock::default(), &mut random);
+    let (registry, core) = (process.registry.clone(), process.reactor.core());
+    let contents = process.run(async move { inspect(&core, &registry, "Disk", true, |_| ()).await }).unwrap();
+    assert_eq!(contents.problems, Vec::<String>::new());
+    process.reactor.discard();
+}
