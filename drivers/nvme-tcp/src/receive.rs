@@ -408,6 +408,8 @@ impl PduReceiver {
 /// The result of [`receive_pdus`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiveStatus {
+    /// Nothing had arrived: neither the receiver nor the consumer has changed.
+    Empty,
     /// Everything that had arrived was processed.
     Drained,
     /// More may have arrived; call again.
@@ -439,10 +441,11 @@ pub fn receive_pdus(
     stream: &mut impl ByteStream,
     scratch: &mut [u8],
 ) -> Result<ReceiveStatus, FatalError> {
-    if receiver.is_waiting() && receiver.resume(consumer)? == ReceiveProgress::Waiting {
+    let has_resumed = receiver.is_waiting();
+    if has_resumed && receiver.resume(consumer)? == ReceiveProgress::Waiting {
         return Ok(ReceiveStatus::Waiting);
     }
-    for _ in 0..READS_MAX {
+    for reads in 0..READS_MAX {
         let read_ahead = receiver.read_ahead(scratch.len());
         let scratch = &mut scratch[..read_ahead];
         let direct = receiver.direct_buffer(consumer);
@@ -459,6 +462,7 @@ pub fn receive_pdus(
         };
         let count = match transfer {
             TransferResult::Bytes(count) => count,
+            TransferResult::Blocked if reads == 0 && !has_resumed => return Ok(ReceiveStatus::Empty),
             TransferResult::Blocked => return Ok(ReceiveStatus::Drained),
             TransferResult::Closed => return Ok(ReceiveStatus::Closed),
             TransferResult::Failed(kind) => return Ok(ReceiveStatus::Failed(kind)),

@@ -5,7 +5,8 @@ use std::io::{IoSlice, IoSliceMut};
 
 use proptest::prelude::*;
 use sockets::{
-    ByteStream, Network, NetworkEvent, NetworkFaults, SimulatedNetwork, StreamAddress, TransferResult,
+    ByteStream, ConnectionId, Network, NetworkEvent, NetworkFaults, SimulatedNetwork, StreamAddress,
+    TransferResult,
 };
 use wire_nvme::digest::crc32c;
 use wire_nvme::tcp::{C2hData, FatalError, FatalStatus, Framing, PduLayout, PduType, SHORT_SIZE};
@@ -279,8 +280,10 @@ fn bytes_beyond_a_waiting_pdu_are_saved_from_one_call_only() {
     let _ = receiver.consume(b"ta", &mut consumer);
 }
 
-#[test]
-fn data_in_several_buffers_is_received_in_one_read() {
+/// A network with a connection, and the other end.
+type NetworkEnd = (SimulatedNetwork, ConnectionId);
+
+fn connected() -> (NetworkEnd, NetworkEnd) {
     let (mut near, mut far) = SimulatedNetwork::pair(1, NetworkFaults::default());
     let address: StreamAddress = "10.0.0.1:4420".parse().unwrap();
     far.listen(&address).unwrap();
@@ -290,6 +293,32 @@ fn data_in_several_buffers_is_received_in_one_read() {
     far.poll(&mut events);
     let Some(NetworkEvent::Incoming { stream, .. }) = events.pop() else { panic!("no connection") };
     let far_id = far.add(stream).unwrap();
+    ((near, near_id), (far, far_id))
+}
+
+#[test]
+fn a_read_that_finds_nothing_differs_from_one_that_ends_a_batch() {
+    let ((mut near, near_id), (mut far, far_id)) = connected();
+    let mut receiver = PduReceiver::default();
+    let mut consumer = RecordingConsumer { deferrals: 1, ..RecordingConsumer::default() };
+    let mut receive = |far: &mut SimulatedNetwork| {
+        let status = receive_pdus(&mut receiver, &mut consumer, &mut far.stream(far_id), &mut [0; 256]);
+        (status.unwrap(), consumer.done.len())
+    };
+    assert_eq!(receive(&mut far), (ReceiveStatus::Empty, 0));
+    let (mut sender, mut source) =
+        (PduSender::default(), TestSource { data: vec![Vec::new(), vec![7; 4]], sent: Vec::new() });
+    queue(&mut sender, &Framing::PLAIN, 1, &[7; 4]);
+    assert_eq!(sender.flush(&mut near.stream(near_id), &mut source), FlushStatus::Empty);
+    assert_eq!(receive(&mut far), (ReceiveStatus::Waiting, 0));
+    // Nothing arrives, but the saved bytes are processed now.
+    assert_eq!(receive(&mut far), (ReceiveStatus::Drained, 1));
+    assert_eq!(receive(&mut far), (ReceiveStatus::Empty, 1));
+}
+
+#[test]
+fn data_in_several_buffers_is_received_in_one_read() {
+    let ((mut near, near_id), (mut far, far_id)) = connected();
     let framing = Framing { header_digest: false, data_digest: true, data_alignment_bytes: 4 };
     let data: Vec<u8> = (0..10_000).map(|at| (at % 251) as u8).collect();
     let (mut sender, mut source) =

@@ -136,6 +136,32 @@ fn end_of_stream_is_reported_after_a_short_read() {
 }
 
 #[test]
+fn a_busy_connection_is_polled_while_data_arrives_and_watched_again_when_none_does() {
+    for events in engines() {
+        let mut sockets = Sockets::new(&events).with_busy_poll(true);
+        let (mut peer, id) = connected(&events, &mut sockets, "127.0.0.1:0");
+        let mut exchange = |sockets: &mut Sockets| {
+            std::io::Write::write_all(&mut peer, b"x").unwrap();
+            while wait(&events, sockets).is_empty() || read_all(sockets, id, 1, 9).0.is_empty() {}
+        };
+        for _ in 0..3 {
+            // Two messages in quick succession, which other processes may prevent for a while.
+            while !sockets.is_pending() {
+                exchange(&mut sockets);
+            }
+            let mut seen = Vec::new();
+            sockets.poll(&mut seen);
+            assert!(matches!(&seen[..], [NetworkEvent::Ready(ready)] if *ready == id), "{seen:?}");
+            while sockets.is_pending() {
+                events.turn();
+                sockets.poll(&mut seen);
+            }
+            exchange(&mut sockets);
+        }
+    }
+}
+
+#[test]
 fn a_closed_connection_rejects_io() {
     for events in engines() {
         let mut sockets = Sockets::new(&events);

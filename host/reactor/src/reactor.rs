@@ -256,14 +256,19 @@ impl Reactor {
     /// Runs one turn: events, messages, pollers, tasks, and sleep if the policy allows it.
     /// Returns whether there was work.
     pub fn turn(&mut self) -> bool {
-        let start_ns = self.core.now_ns();
+        let mut start_ticks = clock::ticks();
+        let start_ns = self.core.clock().at_ticks(start_ticks);
         let mut work = self.core.event_loop().turn();
         if work > 0 {
             self.core.inner().executor.wake_event_waiters();
         }
         work += self.process_messages();
         self.register_new_pollers();
-        work += self.run_pollers(start_ns);
+        if work > 0 {
+            // Events and messages are not the pollers' work.
+            start_ticks = clock::ticks();
+        }
+        work += self.run_pollers(start_ns, start_ticks);
         work += self.core.inner().executor.run(start_ns);
         self.account(work > 0);
         if work > 0 {
@@ -336,10 +341,11 @@ impl Reactor {
         }));
     }
 
-    fn run_pollers(&mut self, now_ns: u64) -> usize {
+    /// Runs the pollers that are due, from `before` ticks on. An idle poller, which takes as long as reading the clock, is
+    /// not timed: its time counts for the next busy one of the turn.
+    fn run_pollers(&mut self, now_ns: u64, mut before: u64) -> usize {
         let mut count = 0;
         let mut finished = false;
-        let mut before = clock::ticks();
         for entry in &mut self.pollers {
             if let Period::EveryNs(period_ns) = entry.period {
                 if now_ns < entry.next_ns {
@@ -347,15 +353,15 @@ impl Reactor {
                 }
                 entry.next_ns = now_ns + period_ns;
             }
-            let work = entry.poller.poll(now_ns);
-            let after = clock::ticks();
             entry.runs += 1;
-            match work {
+            match entry.poller.poll(now_ns) {
                 PollResult::Idle => {}
                 PollResult::Busy(some) => {
                     count += some as usize;
                     entry.busy_runs += 1;
+                    let after = clock::ticks();
                     entry.busy_ticks += after.wrapping_sub(before);
+                    before = after;
                 }
                 PollResult::Finished => {
                     finished = true;
@@ -363,7 +369,6 @@ impl Reactor {
                     entry.is_finished = true;
                 }
             }
-            before = after;
         }
         if finished {
             self.pollers.retain(|entry| !entry.is_finished);

@@ -52,7 +52,12 @@ pub fn now_ns() -> u64 {
 impl Calibration {
     #[inline]
     fn now_ns(&self) -> u64 {
-        let since = ticks().saturating_sub(self.origin_ticks);
+        self.at_ticks(ticks())
+    }
+
+    #[inline]
+    fn at_ticks(&self, ticks: u64) -> u64 {
+        let since = ticks.saturating_sub(self.origin_ticks);
         ((since as u128 * self.scale as u128) >> SHIFT) as u64
     }
 }
@@ -82,6 +87,15 @@ impl Clock {
     pub fn now_ns(&self) -> u64 {
         match &self.0 {
             ClockSource::Monotonic(calibration) => calibration.now_ns(),
+            ClockSource::Virtual(clock) => clock.now_ns(),
+        }
+    }
+
+    /// The time in nanoseconds, for a caller that has just read [`ticks`].
+    #[inline]
+    pub fn at_ticks(&self, ticks: u64) -> u64 {
+        match &self.0 {
+            ClockSource::Monotonic(calibration) => calibration.at_ticks(ticks),
             ClockSource::Virtual(clock) => clock.now_ns(),
         }
     }
@@ -193,10 +207,12 @@ mod tests {
     fn a_core_reads_the_machines_time_or_its_virtual_time() {
         let (before, machine) = (now_ns(), Clock::monotonic());
         assert!(machine.now_ns() >= before && machine.now_ns() <= now_ns() && !machine.is_virtual());
+        let at_ns = machine.at_ticks(ticks());
+        assert!(at_ns >= before && at_ns <= now_ns());
         let time = VirtualClock::default();
         let clock = Clock::from(time.clone());
         time.advance_to(7);
-        assert!(clock.is_virtual() && clock.clone().now_ns() == 7);
+        assert!(clock.is_virtual() && clock.clone().now_ns() == 7 && clock.at_ticks(ticks()) == 7);
         assert!(std::panic::catch_unwind(|| time.advance_to(6)).is_err());
     }
 

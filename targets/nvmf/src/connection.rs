@@ -92,6 +92,9 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
     ) -> Result<MoreToRead, CloseReason<TcpError>> {
         let NvmfConnection { receiver, state } = self;
         let pumped = receive_pdus(receiver, &mut PduHandler { state, context }, stream, scratch);
+        if pumped == Ok(ReceiveStatus::Empty) && self.state.link.sender.is_empty() {
+            return Ok(MoreToRead::Unchanged);
+        }
         if !self.state.transfers.is_armed() {
             self.state.transfers.arm(context.now_ns, &context.protocol.limits);
         }
@@ -281,7 +284,7 @@ impl NvmfConnection {
             return Err(CloseReason::Closed);
         }
         match pumped {
-            Ok(ReceiveStatus::Drained | ReceiveStatus::Waiting) => Ok(MoreToRead::No),
+            Ok(ReceiveStatus::Empty | ReceiveStatus::Drained | ReceiveStatus::Waiting) => Ok(MoreToRead::No),
             Ok(ReceiveStatus::More) => Ok(MoreToRead::Yes),
             Ok(ReceiveStatus::Closed) => Err(CloseReason::Closed),
             Ok(ReceiveStatus::Failed(kind)) => Err(CloseReason::Network(kind)),

@@ -254,6 +254,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
     ) {
         let Some(entry) = self.connections.slab.get_mut(slot) else { return };
         match received {
+            Ok(MoreToRead::Unchanged) => {}
             Ok(more) => {
                 if entry.connection.is_waiting() && !entry.waiting {
                     entry.waiting = true;
@@ -393,13 +394,15 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         }
         let mut events = std::mem::take(&mut self.events);
         count += self.network.poll(&mut events);
-        let spare = std::mem::take(&mut self.more_to_read_spare);
-        let mut more_to_read = std::mem::replace(&mut self.more_to_read, spare);
-        for slot in more_to_read.drain(..) {
-            self.receive(slot, now_ns);
-            count += 1;
+        if !self.more_to_read.is_empty() {
+            let spare = std::mem::take(&mut self.more_to_read_spare);
+            let mut more_to_read = std::mem::replace(&mut self.more_to_read, spare);
+            for slot in more_to_read.drain(..) {
+                self.receive(slot, now_ns);
+                count += 1;
+            }
+            self.more_to_read_spare = more_to_read;
         }
-        self.more_to_read_spare = more_to_read;
         if !self.waiting.is_empty() {
             self.retry_waiting(now_ns);
         }

@@ -265,6 +265,9 @@ pub struct Notice {
 /// Whether a connection has to be read again without a new event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MoreToRead {
+    /// Nothing had arrived, the connection is as it was, and it has nothing to send: nothing is asked of it and
+    /// nothing is flushed. Busy polling finds this most of the time.
+    Unchanged,
     /// The stream is blocked, or the connection does not read at present.
     No,
     /// More may be available.

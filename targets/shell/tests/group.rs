@@ -46,6 +46,9 @@ struct ScriptConnection {
     active_ns: Option<u64>,
     /// It has no stream, and has not continued yet.
     is_share: bool,
+    /// It reports reads that find nothing.
+    is_quiet: bool,
+    flushes: u32,
 }
 
 /// Commands in memory that peers share with the target.
@@ -92,7 +95,9 @@ impl ProtocolConnection<Script> for ScriptConnection {
     ) -> Result<MoreToRead, CloseReason<&'static str>> {
         // One command at a time, so that the group must come back without a new event.
         let count = CloseReason::check(stream.receive(&mut [IoSliceMut::new(&mut scratch[..1])]))?;
-        let Some(command) = scratch[..count].first() else { return Ok(MoreToRead::No) };
+        let Some(command) = scratch[..count].first() else {
+            return Ok(if self.is_quiet { MoreToRead::Unchanged } else { MoreToRead::No });
+        };
         match command {
             b'b' => self.is_busy = true,
             b'c' => self.notice.recheck = true,
@@ -103,6 +108,7 @@ impl ProtocolConnection<Script> for ScriptConnection {
                     self.unsent.push(b'F');
                 }
             }
+            b'q' => self.is_quiet = true,
             b'm' => self.active_ns = Some(context.now_ns),
             b't' => self.deadline_ns = Some(context.now_ns + 100),
             b'w' => self.waits = 3,
@@ -127,6 +133,7 @@ impl ProtocolConnection<Script> for ScriptConnection {
     }
 
     fn flush<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), CloseReason<&'static str>> {
+        self.flushes += 1;
         while !self.unsent.is_empty() {
             match CloseReason::check(stream.send(&[IoSlice::new(&self.unsent)]))? {
                 0 => break,
@@ -243,6 +250,19 @@ fn a_connection_is_read_until_it_says_that_there_is_no_more() {
     let mut world = World::new();
     let id = world.connect();
     assert_eq!(world.run(id, b"hello").unwrap(), "hello");
+}
+
+#[test]
+fn a_read_that_finds_nothing_leads_to_no_flush() {
+    let mut world = World::new();
+    let id = world.connect();
+    world.run(id, b"");
+    let flushes = |world: &World| world.group.connections().open().map(|one| one.flushes).sum::<u32>();
+    let before = flushes(&world);
+    world.run(id, b"q");
+    assert_eq!(flushes(&world), before + 1, "for the command, not for the read after it");
+    assert_eq!(world.run(id, b"e").unwrap(), "e");
+    assert_eq!(flushes(&world), before + 2);
 }
 
 #[test]

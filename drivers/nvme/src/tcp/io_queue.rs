@@ -278,8 +278,12 @@ impl<N: CoreNetwork> Channel for TcpIoQueue<N> {
     fn poll(&mut self, sink: &mut Vec<Self::Completion>) -> usize {
         let before = sink.len();
         self.stats.arrivals += self.connection.receive();
-        let completed = self.connection.queue.completions().drain(..);
-        sink.extend(completed.map(|completed| completed.request.complete(completed.cqe.status)));
+        let completions = self.connection.queue.completions();
+        if !completions.is_empty() {
+            sink.extend(
+                completions.drain(..).map(|completed| completed.request.complete(completed.cqe.status)),
+            );
+        }
         sink.append(&mut self.refused);
         let count = sink.len() - before;
         self.stats.polls += 1;

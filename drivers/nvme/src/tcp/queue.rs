@@ -272,12 +272,15 @@ impl TcpQueue {
             &mut network.stream(self.connection),
             scratch,
         );
+        if pumped == Ok(ReceiveStatus::Empty) {
+            return false;
+        }
         if self.protocol.state == HandshakeState::Ready {
             self.receiver.set_framing(self.protocol.incoming);
         }
         self.flush(network);
         match pumped {
-            Ok(ReceiveStatus::Drained | ReceiveStatus::Waiting) => return false,
+            Ok(ReceiveStatus::Empty | ReceiveStatus::Drained | ReceiveStatus::Waiting) => return false,
             Ok(ReceiveStatus::More) => return true,
             Ok(ReceiveStatus::Closed) => {
                 self.fail(self.protocol.terminated.unwrap_or(ControllerFailure::Closed))
