@@ -29,6 +29,11 @@ const BUSY_POLL_NS: u64 = 50_000;
 /// twentieth of it is reading the clock.
 const POLLS_PER_CLOCK: u32 = 8;
 
+/// Parts of so few bytes together, of one or two PDUs of 4 KiB, are copied together and sent as one: the kernel takes 0.3 µs
+/// longer to send a header and 4 KiB as two parts, and the copy a third of that. Sixteen such PDUs are sent faster as
+/// they are.
+const JOINED_BYTES_MAX: usize = 9 << 10;
+
 /// The `poll(2)` events that mean that the peer closed the stream: POLLRDHUP, POLLHUP and POLLERR.
 const PEER_CLOSED: i32 = 0x2000 | 0x10 | 0x8;
 
@@ -53,6 +58,8 @@ pub struct Sockets {
     busy_poll_allowed: bool,
     busy_polled_count: usize,
     transfers: Option<Box<Transfers>>,
+    /// Parts that are sent as one.
+    joined: Vec<u8>,
 }
 
 struct SocketConnection {
@@ -71,6 +78,8 @@ struct SocketConnection {
     /// followed by another event.
     peer_closed: bool,
     is_unix: bool,
+    /// The last send was not complete: the next may send nothing, and is not worth a copy.
+    is_full: bool,
     /// The connection has owned transfers; its socket is in blocking mode.
     owned: Option<Box<ConnectionTransfers>>,
 }
@@ -115,6 +124,7 @@ impl Sockets {
             busy_poll_allowed: false,
             busy_polled_count: 0,
             transfers: None,
+            joined: Vec::new(),
         }
     }
 
@@ -233,6 +243,7 @@ impl Network for Sockets {
             empty_polls: 0,
             peer_closed: false,
             is_unix: stream.is_unix,
+            is_full: false,
             owned: None,
         };
         let slot = self.connections.insert(entry).map_err(|_| quota_exceeded())?;
@@ -323,19 +334,27 @@ impl Network for Sockets {
 
     #[inline]
     fn send(&mut self, connection: ConnectionId, parts: &[IoSlice<'_>]) -> TransferResult {
-        let Some(connection) = self.connections.get(connection.0) else {
+        let Some(connection) = self.connections.get_mut(connection.0) else {
             return TransferResult::Failed(io::ErrorKind::NotConnected);
         };
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let is_joined = !connection.is_full && join(parts, &mut self.joined);
         loop {
             let result = match parts {
+                _ if is_joined => rustix::net::send(&*connection.socket, &self.joined, flags),
                 [part] => rustix::net::send(&*connection.socket, part, flags),
                 parts => rustix::net::sendmsg(&*connection.socket, parts, &mut Default::default(), flags),
             };
             return match result {
-                Ok(count) => TransferResult::Bytes(count),
+                Ok(count) => {
+                    connection.is_full = is_joined && count < self.joined.len();
+                    TransferResult::Bytes(count)
+                }
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(rustix::io::Errno::WOULDBLOCK) => TransferResult::Blocked,
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    connection.is_full = true;
+                    TransferResult::Blocked
+                }
                 Err(error) => TransferResult::Failed(io::Error::from(error).kind()),
             };
         }
@@ -401,6 +420,24 @@ impl Network for Sockets {
             descriptors::send_with_descriptors(&*connection.socket, parts, descriptors, Wait::No)
         })
     }
+}
+
+/// Copies parts together if that is faster than to send them as they are; returns whether it has.
+#[inline]
+pub(crate) fn join(parts: &[IoSlice<'_>], joined: &mut Vec<u8>) -> bool {
+    if parts.len() < 2 {
+        return false;
+    }
+    let mut bytes = 0;
+    for part in parts {
+        bytes += part.len();
+        if bytes > JOINED_BYTES_MAX {
+            return false;
+        }
+    }
+    joined.clear();
+    parts.iter().for_each(|part| joined.extend_from_slice(part));
+    true
 }
 
 fn quota_exceeded() -> io::Error {

@@ -88,6 +88,56 @@ fn data_and_end_of_stream_are_received() {
 }
 
 #[test]
+fn parts_of_any_size_are_sent_in_order() {
+    for events in engines() {
+        let mut sockets = Sockets::new(&events);
+        let (mut peer, id) = connected(&events, &mut sockets, "127.0.0.1:0");
+        // As of few small PDUs, which are copied together, and of others; also more than the socket takes at once.
+        for (header, data, pairs) in
+            [(24, 0, 2), (24, 4096, 1), (24, 4096, 16), (24, 4096, 500), (72, 65536, 64)]
+        {
+            let message: Vec<u8> = (0..(header + data) * pairs).map(|at| (at / 7) as u8).collect();
+            let expected = message.clone();
+            let mut end = peer.try_clone().unwrap();
+            let reader = std::thread::spawn(move || {
+                let mut received = vec![0; expected.len()];
+                std::io::Read::read_exact(&mut end, &mut received).unwrap();
+                assert!(received == expected, "{header} + {data}, {pairs} times");
+            });
+            let mut sent = 0;
+            while sent < message.len() {
+                let mut parts = Vec::new();
+                for pair in (0..pairs).map(|pair| pair * (header + data)) {
+                    for (start, end) in [(pair, pair + header), (pair + header, pair + header + data)] {
+                        parts.push(IoSlice::new(&message[start.max(sent).min(end)..end]));
+                    }
+                }
+                match sockets.send(id, &parts) {
+                    TransferResult::Bytes(count) => sent += count,
+                    TransferResult::Blocked => drop(wait(&events, &mut sockets)),
+                    other => panic!("{other:?}"),
+                }
+            }
+            reader.join().unwrap();
+        }
+        std::io::Write::write_all(&mut peer, b"x").unwrap();
+    }
+}
+
+#[test]
+fn small_parts_are_joined() {
+    let (header, page, large) = ([1; 24], [2; 4096], vec![3; 32 << 10]);
+    let pair = |data| [IoSlice::new(&header), IoSlice::new(data)];
+    let mut joined = Vec::new();
+    assert!(super::sockets::join(&pair(&page), &mut joined));
+    assert_eq!(joined, [&header[..], &page].concat());
+    assert!(!super::sockets::join(&pair(&large), &mut joined), "a copy of it takes longer");
+    assert!(!super::sockets::join(&pair(&page)[1..], &mut joined), "it is one already");
+    assert!(super::sockets::join(&[pair(&page); 2].concat(), &mut joined));
+    assert!(!super::sockets::join(&[pair(&page); 3].concat(), &mut joined), "so does a copy of these");
+}
+
+#[test]
 fn a_blocked_send_is_reported_ready_once_the_peer_reads() {
     for events in engines() {
         let mut sockets = Sockets::new(&events);
