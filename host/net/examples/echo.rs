@@ -1,17 +1,25 @@
 //! Requests and responses of the sizes of NVMe/TCP over bare sockets: the upper bound of any target over loopback.
 //!
-//! `echo read|write DEPTH SECONDS CLIENT_CPU SERVER_CPU [digest]` connects two threads, each on a CPU, over the
-//! loopback interface. The client has DEPTH requests outstanding. Both ends spin on a non-blocking socket, receive what
-//! has arrived, and send all that it leads to with one call. A read is a request of 72 bytes and a response of 24 bytes
-//! and 4 KiB; a write is the reverse, with its data in the request. With `digest` the sender of the data appends its
-//! CRC-32C, and the receiver checks it. There is no protocol beyond that, and no data is copied except by the kernel.
+//! `echo read|write DEPTH SECONDS CLIENT_CPU SERVER_CPU [digest|readiness|multishot]` connects two threads, each on a CPU,
+//! over the loopback interface. The client has DEPTH requests outstanding. Both ends spin on a non-blocking socket,
+//! receive what has arrived, and send all that it leads to with one call. A read is a request of 72 bytes and a response
+//! of 24 bytes and 4 KiB; a write is the reverse, with its data in the request. With `digest` the sender of the data
+//! appends its CRC-32C, and the receiver checks it. With `readiness` both ends spin on the completions of an event loop,
+//! which announce data that is then received; with `multishot` the kernel receives into buffers that it selects. There
+//! is no protocol beyond that, and no data is copied except by the kernel.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use codec::{CRC32C_SIZE, crc32c};
+use dma::{Arena, ArenaConfig, Pool};
+use os::{EventLoop, EventLoopConfig};
+use sockets::{
+    ConnectionId, Network, NetworkEvent, OwnedTransferConfig, OwnedTransfers, SocketStream, Sockets,
+    TransferEvent, TransferResult,
+};
 
 type EchoError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -59,9 +67,103 @@ impl MessageShape {
     }
 }
 
+/// How an end learns of data.
+#[derive(Clone, Copy, PartialEq)]
+enum Arrival {
+    /// It asks the socket.
+    Spin,
+    /// It reads the event loop's completions, and then the socket.
+    Readiness,
+    /// It reads the event loop's completions, which have the data.
+    Multishot,
+}
+
+/// A socket, and how it is read.
+enum EchoLink {
+    Bare(TcpStream),
+    Events(Box<EventLink>),
+}
+
+/// A socket on an event loop.
+struct EventLink {
+    events: EventLoop,
+    sockets: Sockets,
+    connection: ConnectionId,
+    ready: Vec<NetworkEvent<SocketStream>>,
+    arrived: Vec<TransferEvent>,
+}
+
+impl EchoLink {
+    fn new(stream: TcpStream, arrival: Arrival) -> Result<EchoLink, EchoError> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        if arrival == Arrival::Spin {
+            return Ok(EchoLink::Bare(stream));
+        }
+        let events = EventLoop::new(&EventLoopConfig::default())?;
+        let pool = Pool::new(&Arena::new(ArenaConfig::default()));
+        let mut sockets =
+            Sockets::new(&events).with_owned_transfers(&events, &pool, &OwnedTransferConfig::default())?;
+        let connection = sockets.add(stream.into())?;
+        if arrival == Arrival::Multishot {
+            if !sockets.transfer_capabilities().multishot_receive {
+                return Err("the kernel has no multishot receive".into());
+            }
+            sockets.start_receive(connection)?;
+        }
+        let (ready, arrived) = (Vec::new(), Vec::new());
+        Ok(EchoLink::Events(Box::new(EventLink { events, sockets, connection, ready, arrived })))
+    }
+
+    /// As `read(2)` of a non-blocking socket. Multishot receives leave `into` as it is: the data is in the kernel's
+    /// buffers.
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            EchoLink::Bare(stream) => stream.read(into),
+            EchoLink::Events(link) => link.read(into),
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self {
+            EchoLink::Bare(stream) => stream.write(bytes),
+            EchoLink::Events(link) => result(link.sockets.send(link.connection, &[IoSlice::new(bytes)])),
+        }
+    }
+}
+
+impl EventLink {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        self.events.turn();
+        self.ready.clear();
+        self.sockets.poll(&mut self.ready);
+        let mut count = 0;
+        if self.sockets.reap_transfers(&mut self.arrived) > 0 {
+            for event in self.arrived.drain(..) {
+                match event {
+                    TransferEvent::Received { buffer, .. } => count += buffer.len(),
+                    _ => return Ok(0),
+                }
+            }
+        } else if !self.ready.is_empty() {
+            return result(self.sockets.receive(self.connection, &mut [IoSliceMut::new(into)]));
+        }
+        if count > 0 { Ok(count) } else { Err(ErrorKind::WouldBlock.into()) }
+    }
+}
+
+fn result(transfer: TransferResult) -> std::io::Result<usize> {
+    match transfer {
+        TransferResult::Bytes(count) => Ok(count),
+        TransferResult::Blocked => Err(ErrorKind::WouldBlock.into()),
+        TransferResult::Closed => Ok(0),
+        TransferResult::Failed(kind) => Err(kind.into()),
+    }
+}
+
 /// One end of the connection.
 struct EchoEnd {
-    stream: TcpStream,
+    link: EchoLink,
     incoming: MessageShape,
     outgoing: MessageShape,
     received: Vec<u8>,
@@ -72,22 +174,20 @@ struct EchoEnd {
 
 impl EchoEnd {
     fn new(
-        stream: TcpStream,
+        link: EchoLink,
         incoming: MessageShape,
         outgoing: MessageShape,
         depth: usize,
     ) -> Result<EchoEnd, EchoError> {
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
         let received = vec![0; depth * incoming.length()];
         // Data other than zeros.
         let to_send = (0..depth * outgoing.length()).map(|at| at as u8).collect();
-        Ok(EchoEnd { stream, incoming, outgoing, received, partial: 0, to_send })
+        Ok(EchoEnd { link, incoming, outgoing, received, partial: 0, to_send })
     }
 
-    /// Receives what has arrived and returns the number of complete messages; `None` at the end of the stream.
+    /// Receives what has arrived, without looking at data without digest, and returns the number of complete messages; `None` at the end of the stream.
     fn receive(&mut self) -> Result<Option<usize>, EchoError> {
-        let count = match self.stream.read(&mut self.received[self.partial..]) {
+        let count = match self.link.read(&mut self.received[self.partial..]) {
             Ok(0) => return Ok(None),
             Ok(count) => count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Some(0)),
@@ -114,7 +214,7 @@ impl EchoEnd {
         bytes.chunks_exact_mut(length).for_each(|message| self.outgoing.seal(message));
         let mut rest = &*bytes;
         while !rest.is_empty() {
-            match self.stream.write(rest) {
+            match self.link.write(rest) {
                 Ok(count) => rest = &rest[count..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error.into()),
@@ -170,7 +270,7 @@ fn main() -> Result<(), EchoError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (mode, depth, seconds, client_cpu, server_cpu, rest) = match &arguments[..] {
         [mode, depth, seconds, client, server, rest @ ..] => (mode, depth, seconds, client, server, rest),
-        _ => return Err("usage: echo read|write DEPTH SECONDS CLIENT_CPU SERVER_CPU [digest]".into()),
+        _ => return Err("usage: echo read|write DEPTH SECONDS CLIENT_CPU SERVER_CPU [MODE]".into()),
     };
     let depth: usize = depth.parse()?;
     if !(1..=DEPTH_MAX).contains(&depth) {
@@ -178,7 +278,13 @@ fn main() -> Result<(), EchoError> {
     }
     let runtime = Duration::from_secs_f64(seconds.parse()?);
     let (client_cpu, server_cpu): (u32, u32) = (client_cpu.parse()?, server_cpu.parse()?);
-    let digest = rest.first().is_some_and(|word| word == "digest");
+    let (digest, arrival) = match rest.first().map(String::as_str) {
+        None => (false, Arrival::Spin),
+        Some("digest") => (true, Arrival::Spin),
+        Some("readiness") => (false, Arrival::Readiness),
+        Some("multishot") => (false, Arrival::Multishot),
+        Some(_) => return Err("the mode is digest, readiness or multishot".into()),
+    };
     let is_read = mode == "read";
     let request = MessageShape { header: CAPSULE, has_data: !is_read, digest };
     let response = MessageShape { header: RESPONSE, has_data: is_read, digest };
@@ -191,12 +297,13 @@ fn main() -> Result<(), EchoError> {
         let failed = &failed;
         let server = scope.spawn(move || {
             os::pin_thread_to(server_cpu)?;
-            let served = EchoEnd::new(server, request, response, depth).and_then(|end| serve(end, failed));
+            let link = EchoLink::new(server, arrival)?;
+            let served = EchoEnd::new(link, request, response, depth).and_then(|end| serve(end, failed));
             failed.store(served.is_err(), Ordering::Relaxed);
             served
         });
         os::pin_thread_to(client_cpu)?;
-        let mut end = EchoEnd::new(client, response, request, depth)?;
+        let mut end = EchoEnd::new(EchoLink::new(client, arrival)?, response, request, depth)?;
         let rate = load(&mut end, depth, runtime, failed);
         failed.store(true, Ordering::Relaxed);
         drop(end);
