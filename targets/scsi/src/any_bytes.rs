@@ -225,7 +225,12 @@ fn advance(one: &mut Pending, nexus: &crate::UnitNexus, test: &mut TestUnit, how
         Step::DataIn(_) | Step::Memory(_) if starves => TaskEvent::NoMemory,
         Step::DataIn(bytes) => memory(bytes).map_or(TaskEvent::NoMemory, TaskEvent::DataIn),
         Step::Memory(bytes) => memory(bytes).map_or(TaskEvent::NoMemory, TaskEvent::Memory),
-        Step::Pending => TaskEvent::Changed,
+        Step::Pending => {
+            if how & 1 == 0 {
+                test.sanitize();
+            }
+            TaskEvent::Changed
+        }
         Step::InFlight => TaskEvent::Completed(one.completions.remove(0)),
         Step::Respond(response) => {
             assert!(!one.has_answer);

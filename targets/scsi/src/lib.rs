@@ -20,6 +20,9 @@
 //! [`LogicalUnit::manage`] executes the other functions: it asks the [`UnitSubscriber`]s of all transports to abort the
 //! tasks of nexuses, and is complete when they have ended.
 //!
+//! SANITIZE belongs to the unit: a [`SanitizeExecutor`] executes it at the device, whatever becomes of the nexus. For units
+//! with reactors it is [`ReactorSanitizer`], the one part with I/O.
+//!
 //! READ and WRITE allocate nothing: data-out is the request's data as it is, of one slice or many, and data-in is
 //! read where the transport wants it.
 //!
@@ -80,6 +83,7 @@ pub use nexus::{AttachError, NexusPorts, UnitNexus};
 pub use ports::TargetPort;
 pub use response::{DataIn, Residual, Response, SenseBytes};
 pub use runner::{RunningTask, SessionCommand, SessionUnit, TaskRunner};
+pub use sanitize::{ReactorSanitizer, SanitizeExecutor, SanitizeJob, SanitizeRun};
 pub use sense::failure_of;
 pub use task::{Command, NoPeers, SessionPeers, Step, Task, TaskContext, TaskEvent, no_waker};
 pub use unit::{AbortedTasks, LogicalUnit, UnitConfig, UnitFunction, UnitSubscriber};

@@ -1,24 +1,30 @@
 //! The sanitize state of a unit, and SANITIZE (SBC-4, sections 4.11 and 5.25).
+//!
+//! An operation belongs to the unit, not to the nexus that started it: the command waits until the commands of other
+//! nexuses have ended, and gives a [`SanitizeJob`] to the unit's [`SanitizeExecutor`]. From then on the operation ends
+//! only when it has finished or failed, whatever becomes of the command and its connection.
 
-mod overwrite;
+mod executor;
+mod job;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
-use block_io::{Op, RequestFlags, Tag};
 use reservations::PendingChange;
+use wire_scsi::blocks::OverwriteParameters;
 use wire_scsi::{AdditionalSense, Cdb, Sense, SenseKey, opcode};
 
 use crate::access::check_writable;
 use crate::nexus::UnitNexus;
-use crate::operation::{
-    Answer, Operation, OperationContext, OperationEvent, Progress, RangeRequests, result_of,
-};
+use crate::operation::{Answer, Operation, OperationContext, OperationEvent, Progress, bytes_of};
 use crate::response::{Failure, check};
 use crate::unit::LogicalUnit;
-use overwrite::Overwrite;
+use job::{JobResult, SanitizeWork};
+
+pub use executor::{ReactorSanitizer, SanitizeExecutor};
+pub use job::{SanitizeJob, SanitizeRun};
 
 /// Whether a unit is being sanitized, in one word that each command reads.
 #[derive(Debug, Default)]
@@ -40,10 +46,10 @@ impl SanitizeState {
         }
     }
 
-    /// Reserves the unit for an operation. False if there is one, or if it may not follow one that has failed.
-    fn begin(&self) -> bool {
+    /// Reserves the unit for an operation. Returns the state before; `None` if there is an operation.
+    fn begin(&self) -> Option<u32> {
         let begins = |state| (state == IDLE || state >= FAILED_UNRESTRICTED).then_some(1);
-        self.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, begins).is_ok()
+        self.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, begins).ok()
     }
 
     /// EXIT FAILURE MODE. False if the failed operation does not allow it.
@@ -103,10 +109,18 @@ pub(crate) fn start(
     }
     check_writable(nexus)?;
     if is_overwrite {
-        return Ok(Some(Box::new(Overwrite::new(parameter_bytes, is_immediate, unrestricted_exit))));
+        let state = CommandState::Receiving { unrestricted_exit };
+        return Ok(Some(Box::new(SanitizeCommand {
+            parameter_bytes,
+            ..SanitizeCommand::new(is_immediate, state)
+        })));
     }
     let running = RunningSanitize::begin(unit, unrestricted_exit)?;
-    Ok(Some(Box::new(BlockErase { is_immediate, running, state: EraseState::Draining })))
+    let work = SanitizeWork::erase();
+    Ok(Some(Box::new(SanitizeCommand::new(
+        is_immediate,
+        CommandState::Draining { running, work, drain: None },
+    ))))
 }
 
 /// Whether a unit executes an action. BLOCK ERASE is deallocation. OVERWRITE is for devices whose blocks have their places:
@@ -127,118 +141,138 @@ pub(crate) fn can_erase(unit: &LogicalUnit) -> bool {
 
 /// Whether SANITIZE is supported at all.
 pub(crate) fn can_sanitize(unit: &LogicalUnit) -> bool {
-    !unit.config().read_only
+    !unit.config().read_only && unit.sanitizer().is_some()
 }
 
-/// An operation that has the unit. If it is dropped before it has finished, it has failed.
+/// An operation that has the unit. Dropped before its job starts, it leaves the unit as it was; dropped later, before it
+/// has finished, it has failed.
 #[derive(Debug)]
 struct RunningSanitize {
-    unit: Arc<LogicalUnit>,
+    /// It does not keep the unit: without users, there is nothing to report.
+    unit: Weak<LogicalUnit>,
     unrestricted_exit: bool,
-    has_finished: bool,
-    /// The end of the commands of other nexuses.
-    drain: Option<Arc<PendingChange>>,
+    /// The state after the drop.
+    state_after: u32,
 }
 
 impl RunningSanitize {
     fn begin(unit: &Arc<LogicalUnit>, unrestricted_exit: bool) -> Result<RunningSanitize, Failure> {
-        if !unit.sanitize().begin() {
-            return Err(check(Sense::new(SenseKey::NotReady, AdditionalSense::SANITIZE_IN_PROGRESS)));
-        }
-        Ok(RunningSanitize { unit: unit.clone(), unrestricted_exit, has_finished: false, drain: None })
+        let in_progress = || check(Sense::new(SenseKey::NotReady, AdditionalSense::SANITIZE_IN_PROGRESS));
+        let state_after = unit.sanitize().begin().ok_or_else(in_progress)?;
+        Ok(RunningSanitize { unit: Arc::downgrade(unit), unrestricted_exit, state_after })
     }
 
-    /// Aborts the commands of other nexuses. `None` once they have ended, otherwise what the operation waits for.
-    fn drain(&mut self, context: &OperationContext<'_>) -> Option<Progress> {
-        let abort = || self.unit.abort_others(context.nexus, context.waker.clone());
-        match self.drain.get_or_insert_with(abort).outcome() {
-            None => Some(Progress::Pending),
-            Some(Ok(())) => None,
-            Some(Err(_)) => Some(Progress::failed()),
-        }
+    fn start(&mut self) {
+        self.state_after = if self.unrestricted_exit { FAILED_UNRESTRICTED } else { FAILED };
+    }
+
+    fn finish(&mut self) {
+        self.state_after = IDLE;
     }
 
     fn set_progress(&self, done: u64, all: u64) {
         let progress = (u128::from(done) * 0xffff / u128::from(all.max(1))) as u32;
-        self.unit.sanitize().0.store(1 + progress.min(0xffff), Ordering::Relaxed);
+        if let Some(unit) = self.unit.upgrade() {
+            unit.sanitize().0.store(1 + progress.min(0xffff), Ordering::Relaxed);
+        }
     }
 }
 
 impl Drop for RunningSanitize {
     fn drop(&mut self) {
-        let state = match (self.has_finished, self.unrestricted_exit) {
-            (true, _) => IDLE,
-            (false, true) => FAILED_UNRESTRICTED,
-            (false, false) => FAILED,
-        };
-        self.unit.sanitize().0.store(state, Ordering::SeqCst);
+        if let Some(unit) = self.unit.upgrade() {
+            unit.sanitize().0.store(self.state_after, Ordering::SeqCst);
+        }
     }
 }
 
-/// Deallocates all blocks, when the commands of other nexuses have ended, and makes that durable.
-///
-/// It lives in the command's task: if that is aborted, or its connection ends, the operation has failed, and the unit
-/// says so until another one succeeds.
+/// The command: starts the operation, and waits for it unless the initiator wants the answer at once (IMMED).
 #[derive(Debug)]
-struct BlockErase {
+struct SanitizeCommand {
+    parameter_bytes: u32,
     is_immediate: bool,
-    running: RunningSanitize,
-    state: EraseState,
+    state: CommandState,
 }
 
 #[derive(Debug)]
-enum EraseState {
-    Draining,
-    Erasing { requests: RangeRequests, done: u64 },
-    Flushing,
+enum CommandState {
+    Receiving {
+        unrestricted_exit: bool,
+    },
+    /// Until the commands of other nexuses have ended.
+    Draining {
+        running: RunningSanitize,
+        work: SanitizeWork,
+        drain: Option<Arc<PendingChange>>,
+    },
+    Waiting(Arc<JobResult>),
+    Ended,
 }
 
-impl BlockErase {
-    /// Erases when nothing of other nexuses is in flight.
-    fn erase(&mut self, context: &mut OperationContext<'_>) -> Progress {
-        if let Some(progress) = self.running.drain(context) {
-            return progress;
-        }
-        let range = (0, context.nexus.unit().blocks());
-        let mut requests = RangeRequests::new(Op::Unmap, RequestFlags::NONE, [range].into_iter());
-        if requests.submit(context).is_some() {
-            return self.finish(Ok(()));
-        }
-        self.state = EraseState::Erasing { requests, done: 0 };
-        if self.is_immediate { Progress::Respond(Answer::good()) } else { Progress::InFlight }
+impl SanitizeCommand {
+    fn new(is_immediate: bool, state: CommandState) -> SanitizeCommand {
+        SanitizeCommand { parameter_bytes: 0, is_immediate, state }
     }
 
-    fn completed(&mut self, completion: &bdev::Completion, context: &mut OperationContext<'_>) -> Progress {
-        let EraseState::Erasing { requests, done } = &mut self.state else {
-            return self.finish(result_of(completion));
-        };
-        *done += u64::from(completion.request().blocks);
-        self.running.set_progress(*done, context.nexus.unit().blocks());
-        match requests.complete(completion, context) {
-            None => Progress::InFlight,
-            Some(Ok(())) if context.nexus.unit().config().can_flush => {
-                self.state = EraseState::Flushing;
-                context.submit(bdev::Request::new(Tag(0), Op::Flush, 0, 0));
-                Progress::InFlight
+    /// Takes the parameters of OVERWRITE. The unit is reserved for it then: what fails before changes nothing.
+    fn receive(
+        &self,
+        bytes: &[u8],
+        unrestricted_exit: bool,
+        unit: &Arc<LogicalUnit>,
+    ) -> Result<CommandState, Failure> {
+        let parameters = OverwriteParameters::decode(bytes);
+        let parameters = parameters.map_err(|byte| check(Sense::invalid_parameter(byte, None)))?;
+        let work = SanitizeWork::overwrite(&parameters, unit.block_bytes());
+        let running = RunningSanitize::begin(unit, unrestricted_exit)?;
+        Ok(CommandState::Draining { running, work, drain: None })
+    }
+
+    fn proceed(&mut self, context: &OperationContext<'_>) -> Progress {
+        let unit = context.nexus.unit();
+        if let CommandState::Draining { drain, .. } = &mut self.state {
+            let abort = || unit.abort_others(context.nexus, context.waker.clone());
+            match drain.get_or_insert_with(abort).outcome() {
+                None => return Progress::Pending,
+                Some(Ok(())) => {}
+                Some(Err(_)) => return Progress::failed(),
             }
-            Some(result) => self.finish(result),
+            let state = std::mem::replace(&mut self.state, CommandState::Ended);
+            let (CommandState::Draining { running, work, .. }, Some(executor)) = (state, unit.sanitizer())
+            else {
+                return Progress::failed();
+            };
+            let result = JobResult::new(context.waker);
+            executor.execute(SanitizeJob::new(running, work, unit, result.clone()));
+            self.state = CommandState::Waiting(result);
         }
-    }
-
-    fn finish(&mut self, result: Result<(), Failure>) -> Progress {
-        self.running.has_finished = result.is_ok();
-        Progress::Done(result.map(|()| Answer::good()))
+        let answer = Answer { data_out_bytes: self.parameter_bytes.into(), ..Answer::good() };
+        match &self.state {
+            CommandState::Waiting(_) if self.is_immediate => Progress::Done(Ok(answer)),
+            CommandState::Waiting(result) => match result.get() {
+                None => Progress::Pending,
+                Some(result) => Progress::Done(result.map(|()| answer)),
+            },
+            _ => Progress::failed(),
+        }
     }
 }
 
-impl Operation for BlockErase {
+impl Operation for SanitizeCommand {
     fn resume(&mut self, event: OperationEvent, context: &mut OperationContext<'_>) -> Progress {
-        match event {
-            OperationEvent::Completed(completion) => self.completed(&completion, context),
-            OperationEvent::Start => self.erase(context),
-            OperationEvent::Changed if matches!(self.state, EraseState::Draining) => self.erase(context),
-            OperationEvent::Changed => Progress::InFlight,
-            OperationEvent::DataOut(_) | OperationEvent::Memory(_) => Progress::failed(),
+        match (event, &self.state) {
+            (OperationEvent::Start, CommandState::Receiving { .. }) => {
+                Progress::parameters(self.parameter_bytes, context)
+            }
+            (OperationEvent::DataOut(data), CommandState::Receiving { unrestricted_exit }) => {
+                match self.receive(&bytes_of(&data), *unrestricted_exit, context.nexus.unit()) {
+                    Ok(state) => self.state = state,
+                    Err(failure) => return Progress::Done(Err(failure)),
+                }
+                self.proceed(context)
+            }
+            (OperationEvent::Start | OperationEvent::Changed, _) => self.proceed(context),
+            _ => Progress::failed(),
         }
     }
 }

@@ -2,7 +2,7 @@
 #![cfg_attr(not(test), allow(dead_code, reason = "the fuzz entry needs a part"))]
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use bdev::{BdevGeometry, Completion, Request, Uuid};
 use block_io::{Mismatch, Op, Payload, RequestFlags, Status, Tag};
@@ -10,8 +10,8 @@ use dma::{Arena, ArenaConfig, Data, Pool};
 use wire_scsi::{AdditionalSense, ScsiStatus, Sense};
 
 use crate::{
-    Command, DataIn, LogicalUnit, NexusPorts, Residual, Response, SessionPeers, Step, Task, TaskContext,
-    TaskEvent, UnitConfig, UnitNexus, no_waker,
+    Command, DataIn, LogicalUnit, NexusPorts, Residual, Response, SanitizeExecutor, SanitizeJob, SanitizeRun,
+    SessionPeers, Step, Task, TaskContext, TaskEvent, UnitConfig, UnitNexus, no_waker,
 };
 
 /// A configuration with every optional operation.
@@ -199,6 +199,17 @@ pub(crate) struct TestUnit {
     pub(crate) disk: MemoryDisk,
     pub(crate) pool: Pool,
     pub(crate) peers: TestPeers,
+    pub(crate) sanitizes: Arc<QueuedSanitizes>,
+}
+
+/// Sanitize operations that wait for their execution.
+#[derive(Debug, Default)]
+pub(crate) struct QueuedSanitizes(Mutex<VecDeque<SanitizeJob>>);
+
+impl SanitizeExecutor for QueuedSanitizes {
+    fn execute(&self, job: SanitizeJob) {
+        sync::lock(&self.0).push_back(job);
+    }
 }
 
 impl TestUnit {
@@ -212,7 +223,28 @@ impl TestUnit {
         let bytes = vec![0; block_bytes * unit.blocks() as usize];
         let disk =
             MemoryDisk { bytes, block_bytes, failure: None, failures: VecDeque::new(), log: Vec::new() };
-        TestUnit { unit, disk, pool: Pool::new(&arena), peers: TestPeers::default() }
+        let sanitizes: Arc<QueuedSanitizes> = Arc::default();
+        unit.set_sanitizer(sanitizes.clone());
+        TestUnit { unit, disk, pool: Pool::new(&arena), peers: TestPeers::default(), sanitizes }
+    }
+
+    /// The next sanitize operation.
+    pub(crate) fn next_sanitize(&self) -> Option<SanitizeRun> {
+        let job = sync::lock(&self.sanitizes.0).pop_front()?;
+        let memory = match job.memory_bytes() {
+            0 => None,
+            bytes => Some(self.sliced(&vec![0xee; bytes as usize])),
+        };
+        Some(SanitizeRun::new(job, memory))
+    }
+
+    /// Executes the sanitize operations.
+    pub(crate) fn sanitize(&mut self) {
+        while let Some(mut run) = self.next_sanitize() {
+            while let Some(request) = run.next_request() {
+                run.complete(self.disk.execute(&mut vec![request]).remove(0));
+            }
+        }
     }
 
     /// Makes a unit another one of the session.
@@ -272,7 +304,10 @@ impl TestUnit {
         let mut completions = Vec::new();
         let reply = loop {
             let event = match step {
-                Step::Done(response) => break Reply::of(response),
+                Step::Done(response) => {
+                    self.sanitize();
+                    break Reply::of(response);
+                }
                 Step::Aborted => break early.expect("a task that is not aborted answers"),
                 Step::DataOut(bytes) => TaskEvent::DataOut(self.sliced(&data_out[..bytes as usize])),
                 Step::DataIn(bytes) | Step::Memory(bytes) => {
@@ -281,7 +316,10 @@ impl TestUnit {
                         if matches!(step, Step::DataIn(_)) { TaskEvent::DataIn } else { TaskEvent::Memory };
                     event(self.sliced(&vec![0xee; bytes as usize]))
                 }
-                Step::Pending => TaskEvent::Changed,
+                Step::Pending => {
+                    self.sanitize();
+                    TaskEvent::Changed
+                }
                 Step::InFlight | Step::Respond(_) => {
                     if let Step::Respond(response) = step {
                         early = Some(Reply::of(response));

@@ -1,7 +1,7 @@
 //! Logical units.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use bdev::{BdevGeometry, BlockDevice, Uuid};
 use block_io::Op;
@@ -16,7 +16,7 @@ use wire_scsi::{AdditionalSense, SenseFormat};
 use crate::limits::{NEXUSES_MAX, SUBSCRIBERS_MAX};
 use crate::nexus::{AttachError, NexusPorts, UnitNexus};
 use crate::ports::{TargetPort, UnitPorts};
-use crate::sanitize::SanitizeState;
+use crate::sanitize::{SanitizeExecutor, SanitizeState};
 
 /// What a logical unit is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,6 +110,7 @@ pub struct LogicalUnit {
     /// The nexus with a reservation by RESERVE; 0 for none.
     reserved_by: AtomicU64,
     sanitize: SanitizeState,
+    sanitizer: OnceLock<Arc<dyn SanitizeExecutor>>,
     ports: UnitPorts,
     shared: Mutex<UnitShared>,
     this: Weak<LogicalUnit>,
@@ -136,6 +137,7 @@ impl LogicalUnit {
             config,
             reservations,
             sanitize: SanitizeState::default(),
+            sanitizer: OnceLock::new(),
             ports: UnitPorts::default(),
             shared: Mutex::default(),
             this: this.clone(),
@@ -168,6 +170,16 @@ impl LogicalUnit {
 
     pub(crate) fn sanitize(&self) -> &SanitizeState {
         &self.sanitize
+    }
+
+    /// Gives the unit what executes its sanitize operations, once, before it is attached.
+    pub fn set_sanitizer(&self, sanitizer: Arc<dyn SanitizeExecutor>) {
+        let is_first = self.sanitizer.set(sanitizer).is_ok();
+        debug_assert!(is_first, "a unit has one executor");
+    }
+
+    pub(crate) fn sanitizer(&self) -> Option<&Arc<dyn SanitizeExecutor>> {
+        self.sanitizer.get()
     }
 
     pub(crate) fn ports(&self) -> &UnitPorts {

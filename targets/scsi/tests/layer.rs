@@ -4,16 +4,16 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bdev::{Access, BdevChannel, Registry, malloc};
-use block_io::{Channel as _, Tag};
+use bdev::{Access, BdevChannel, Descriptor, Registry, error, malloc};
+use block_io::{Channel as _, Op, Status, Tag};
 use dma::Data;
 use proptest::prelude::*;
 use reactor::{Core, IdlePolicy, Reactor, ReactorConfig};
 use scsi::{
-    Command, DataIn, LogicalUnit, NexusPorts, NoPeers, Response, Step, Task, TaskContext, TaskEvent,
-    UnitConfig, UnitNexus, no_waker,
+    Command, DataIn, LogicalUnit, NexusPorts, NoPeers, ReactorSanitizer, Response, Step, Task, TaskContext,
+    TaskEvent, UnitConfig, UnitNexus, no_waker,
 };
-use wire_scsi::ScsiStatus;
+use wire_scsi::{AdditionalSense, ScsiStatus};
 
 const BLOCK: usize = 512;
 /// Turns of the reactor after which a command is lost: far more than any needs.
@@ -29,9 +29,9 @@ struct Session {
 }
 
 impl Session {
-    fn new(unit: &LogicalUnit, registry: &Registry, core: &Core, initiator: u64) -> Session {
+    fn new(unit: &LogicalUnit, device: Descriptor, core: &Core, initiator: u64) -> Session {
         let nexus = unit.attach(&NexusPorts::iscsi("iqn.test:host", initiator, "iqn.test:disk", 1)).unwrap();
-        let channel = registry.open("M", Access::ReadWrite).unwrap().channel(core).unwrap();
+        let channel = device.channel(core).unwrap();
         let mut session = Session { nexus, channel, core: core.clone(), task: None, batch: Vec::new() };
         // The unit attention of a new nexus.
         assert_eq!(session.start(&[0; 6], &[], 0).unwrap().status, ScsiStatus::CheckCondition);
@@ -114,6 +114,7 @@ impl Session {
 struct Rig {
     reactor: Reactor,
     registry: Registry,
+    device: &'static str,
     unit: Arc<LogicalUnit>,
 }
 
@@ -129,11 +130,12 @@ impl Rig {
         malloc::create(&registry, malloc::MallocConfig::new("M", 256, BLOCK as u32)).unwrap();
         let device = registry.find("M").unwrap();
         let unit = LogicalUnit::new(UnitConfig::of_device(&device, false), Arc::default());
-        Rig { reactor, registry, unit }
+        Rig { reactor, registry, device: "M", unit }
     }
 
     fn session(&self, initiator: u64) -> Session {
-        Session::new(&self.unit, &self.registry, &self.reactor.core(), initiator)
+        let device = self.registry.open(self.device, Access::ReadWrite).unwrap();
+        Session::new(&self.unit, device, &self.reactor.core(), initiator)
     }
 
     fn run(
@@ -404,4 +406,70 @@ proptest! {
             blocks.copy_from_slice(&after);
         }
     }
+}
+
+/// Gives the unit an executor on a device; it works as long as the descriptor is there.
+fn set_sanitizer(rig: &Rig, unit: &LogicalUnit, device: &str) -> Arc<Descriptor> {
+    let descriptor = Arc::new(rig.registry.open(device, Access::ReadWrite).unwrap());
+    unit.set_sanitizer(ReactorSanitizer::new(&[rig.reactor.handle()], 7, &descriptor).unwrap());
+    descriptor
+}
+
+/// Starts an operation through a nexus that is lost at once. Returns what the unit says after its end.
+fn sanitize(rig: &mut Rig, other: &mut Session, cdb: &[u8], data_out: &[u8]) -> Option<AdditionalSense> {
+    let mut lost = rig.session(9);
+    assert_eq!(lost.start(cdb, data_out, 0).unwrap().status, ScsiStatus::Good);
+    drop(lost);
+    for _ in 0..TURNS_MAX {
+        let sense = other.start(&[0; 6], &[], 0).unwrap().sense.map(|sense| sense.additional);
+        if sense != Some(AdditionalSense::SANITIZE_IN_PROGRESS) {
+            return sense;
+        }
+        rig.reactor.turn();
+    }
+    panic!("the operation does not end");
+}
+
+#[test]
+fn a_unit_is_sanitized_although_the_nexus_is_lost() {
+    let write = [0x2a, 0, 0, 0, 0, 9, 0, 0, 1, 0];
+    let erase = [0x48, 0x82, 0, 0, 0, 0, 0, 0, 0, 0];
+    let parameters = [0x82, 0, 0, 1, 0x5a];
+    let overwrite = [0x48, 0x81, 0, 0, 0, 0, 0, 0, 5, 0];
+    for (can_unmap, cdb, data_out, expected) in
+        [(true, &erase, &[][..], 0), (false, &overwrite, &parameters[..], 0xa5)]
+    {
+        let mut rig = Rig::new();
+        let device = rig.registry.find("M").unwrap();
+        let config = UnitConfig { can_unmap, ..UnitConfig::of_device(&device, false) };
+        rig.unit = LogicalUnit::new(config, Arc::default());
+        let descriptor = set_sanitizer(&rig, &rig.unit, "M");
+        let mut session = rig.session(1);
+        rig.run(&mut session, &write, &[7; BLOCK], 0);
+        assert_eq!(sanitize(&mut rig, &mut session, cdb, data_out), None);
+        assert_eq!(rig.run(&mut session, &READ, &[], BLOCK as u32).1, [expected; BLOCK]);
+        // The target has closed the device.
+        drop(descriptor);
+        let failed = Some(AdditionalSense::SANITIZE_FAILED);
+        assert_eq!(sanitize(&mut rig, &mut session, cdb, data_out), failed);
+    }
+}
+
+#[test]
+fn a_device_that_fails_leaves_a_failed_unit() {
+    let mut rig = Rig::new();
+    error::create(&rig.registry, error::ErrorConfig::new("M")).unwrap();
+    let device = rig.registry.find("EE_M").unwrap();
+    rig.unit = LogicalUnit::new(UnitConfig::of_device(&device, false), Arc::default());
+    rig.device = "EE_M";
+    let _descriptor = set_sanitizer(&rig, &rig.unit, "EE_M");
+    let mut session = rig.session(1);
+    let fault = error::FaultInjection::once(Some(Op::Flush), error::FaultAction::Fail(Status::WRITE_FAULT));
+    error::inject(&rig.registry, "EE_M", fault).unwrap();
+    let erase = [0x48, 0xa2, 0, 0, 0, 0, 0, 0, 0, 0];
+    let failed = Some(AdditionalSense::SANITIZE_FAILED);
+    assert_eq!(sanitize(&mut rig, &mut session, &erase, &[]), failed);
+    let exit = [0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(rig.run(&mut session, &exit, &[], 0).0, ScsiStatus::Good);
+    assert_eq!(sanitize(&mut rig, &mut session, &erase, &[]), None);
 }

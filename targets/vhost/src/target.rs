@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, Registry, ReservationLease};
 use reactor::ReactorHandle;
-use scsi::{LogicalUnit, UnitConfig};
+use scsi::{LogicalUnit, ReactorSanitizer, UnitConfig};
 use sockets::StreamAddress;
 use target_shell::{DeviceKeys, GroupLimits, Publisher, TargetCores, mask_of_reactors, reactors_of_mask};
 use wire_virtio::blk::SECTOR_BYTES;
@@ -184,8 +184,12 @@ impl VhostTarget {
         state.last_id += 1;
         let id = state.last_id;
         let key = state.keys.assign(self.0.publisher.applied_by_all());
+        let descriptor = Arc::new(descriptor);
+        if let Some(sanitizer) = ReactorSanitizer::new(&self.0.reactors, id, &descriptor) {
+            unit.set_sanitizer(sanitizer);
+        }
         let unit = ScsiUnit { id, key, blocks: unit.blocks(), unit };
-        let device = TargetDevice { descriptor: Arc::new(descriptor), _reservations: Arc::new(lease) };
+        let device = TargetDevice { descriptor, _reservations: Arc::new(lease) };
         state.set_target(name, number, Some((unit, device)));
         if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
             state.set_target(name, number, None);

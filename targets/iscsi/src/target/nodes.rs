@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bdev::Access;
-use scsi::{AccessState, LogicalUnit, UnitConfig};
+use scsi::{AccessState, LogicalUnit, ReactorSanitizer, UnitConfig};
 
 use super::{IscsiTarget, Node, TargetState, UnitDevice, check_count, no_node};
 use crate::chap::AuthPolicy;
@@ -309,10 +309,14 @@ impl IscsiTarget {
         let lease = self.0.registry.open_reservations(device, None)?;
         let unit = LogicalUnit::new(UnitConfig::of_device(device, read_only), lease.reservations().clone());
         state.last_id += 1;
+        let descriptor = Arc::new(descriptor);
+        if let Some(sanitizer) = ReactorSanitizer::new(&self.0.reactors, state.last_id, &descriptor) {
+            unit.set_sanitizer(sanitizer);
+        }
         let key = state.keys.assign(self.0.publisher.applied_by_all());
         Ok(UnitDevice {
             unit: NodeUnit { id: state.last_id, lun, key, unit },
-            descriptor: Arc::new(descriptor),
+            descriptor,
             _reservations: Arc::new(lease),
         })
     }

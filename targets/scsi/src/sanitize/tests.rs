@@ -1,4 +1,4 @@
-use block_io::Status;
+use block_io::{Op, Status};
 use wire_scsi::ScsiStatus;
 
 use super::*;
@@ -80,8 +80,9 @@ fn a_failure_stays_until_it_is_ended() {
 }
 
 #[test]
-fn commands_are_refused_while_the_unit_is_erased() {
+fn an_operation_outlives_its_command_and_its_nexus() {
     let mut test = TestUnit::new(config(512, 64));
+    test.disk.bytes.fill(7);
     let (nexus, other) = (test.nexus(1), test.nexus(2));
     let waker = no_waker();
     let mut requests = Vec::new();
@@ -104,13 +105,20 @@ fn commands_are_refused_while_the_unit_is_erased() {
     let read = Command { cdb: &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], data_in_bytes: 512, ..command };
     let (mut earlier, _) = Task::start(&read, &mut context_of_other);
     let (mut task, step) = Task::start(&command, &mut context);
-    assert!(matches!(step, Step::InFlight));
+    assert!(matches!(step, Step::Pending));
     // What is aborted for it leaves a unit attention.
     assert!(matches!(earlier.resume(TaskEvent::Abort, &mut context_of_other), Step::Aborted));
+    let mut run = test.next_sanitize().unwrap();
+    let request = run.next_request().unwrap();
     let cleared = Some(AdditionalSense::COMMANDS_CLEARED);
     assert_eq!(test.run(&other, &[0; 6], &[], 0).additional(), cleared);
-    let mut submitted = std::mem::take(context.requests);
-    for cdb in [&[0; 6][..], &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &ERASE] {
+    // Its command is aborted, and its nexus lost.
+    assert!(matches!(task.resume(TaskEvent::Abort, &mut context), Step::Aborted));
+    assert!(requests.is_empty());
+    drop((task, nexus));
+    test.unit.manage(crate::UnitFunction::LogicalUnitReset, &other, no_waker());
+    assert_eq!(test.run(&other, &[0; 6], &[], 0).additional(), Some(AdditionalSense::BUS_DEVICE_RESET));
+    for cdb in [&[0; 6][..], &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &ERASE, &EXIT] {
         let reply = test.run(&other, cdb, &[], 512);
         assert_eq!(
             (reply.status, reply.additional()),
@@ -120,11 +128,76 @@ fn commands_are_refused_while_the_unit_is_erased() {
     }
     let sense = test.run(&other, &[0x03, 0, 0, 0, 18, 0], &[], 18).good();
     assert_eq!((sense[2] & 0xf, sense[12], sense[13], sense[15]), (2, 4, 0x1b, 0x80));
-    // Its task is aborted: what was erased is not known.
-    let completion = test.disk.execute(&mut submitted).remove(0);
-    assert!(matches!(task.resume(TaskEvent::Abort, &mut context), Step::InFlight));
-    assert!(matches!(task.resume(TaskEvent::Completed(completion), &mut context), Step::Aborted));
+    let execute = |test: &mut TestUnit, request| test.disk.execute(&mut vec![request]).remove(0);
+    run.complete(execute(&mut test, request));
+    let flush = run.next_request().unwrap();
+    let sense = test.run(&other, &[0x03, 0, 0, 0, 18, 0], &[], 18).good();
+    assert_eq!(sense[16..18], [0xff, 0xff], "all is erased, and not durable");
+    run.complete(execute(&mut test, flush));
+    assert!(run.next_request().is_none() && run.has_finished());
+    drop(run);
+    test.run(&other, &[0; 6], &[], 0).good();
+    assert!(test.disk.bytes.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn an_operation_that_is_dropped_has_failed_and_its_command_too() {
+    let mut test = TestUnit::new(config(512, 64));
+    let (nexus, other) = (test.nexus(1), test.nexus(2));
+    let waker = no_waker();
+    let mut requests = Vec::new();
+    let mut context = TaskContext {
+        nexus: &nexus,
+        luns: &[0],
+        waker: &waker,
+        requests: &mut requests,
+        peers: &mut NoPeers,
+    };
+    let command = Command { cdb: &ERASE, ..Command::default() };
+    let (mut task, _) = Task::start(&command, &mut context);
+    assert!(matches!(task.resume(TaskEvent::Changed, &mut context), Step::Pending));
+    drop(test.next_sanitize().unwrap());
+    let Step::Done(response) = task.resume(TaskEvent::Changed, &mut context) else { panic!("it waits") };
+    assert_eq!(response.status, ScsiStatus::CheckCondition);
     assert_eq!(test.run(&other, &[0; 6], &[], 0).additional(), Some(AdditionalSense::SANITIZE_FAILED));
+    // Without a unit there is nothing to execute.
+    let (task, _) = Task::start(&command, &mut context);
+    let mut run = test.next_sanitize().unwrap();
+    drop((task, nexus, other, test));
+    assert!(run.next_request().is_none() && !run.has_finished());
+}
+
+#[test]
+fn a_command_that_ends_while_others_are_aborted_changes_nothing() {
+    let mut test = TestUnit::new(config(512, 64));
+    let events = crate::CoreEvents::new(None);
+    test.unit.subscribe(&events);
+    let (nexus, other) = (test.nexus(1), test.nexus(2));
+    let waker = no_waker();
+    let mut requests = Vec::new();
+    let mut context = TaskContext {
+        nexus: &nexus,
+        luns: &[0],
+        waker: &waker,
+        requests: &mut requests,
+        peers: &mut NoPeers,
+    };
+    let (mut task, step) = Task::start(&Command { cdb: &ERASE, ..Command::default() }, &mut context);
+    assert!(matches!(step, Step::Pending) && test.next_sanitize().is_none());
+    let in_progress = Some(AdditionalSense::SANITIZE_IN_PROGRESS);
+    assert_eq!(test.run(&other, &[0; 6], &[], 0).additional(), in_progress);
+    assert!(matches!(task.resume(TaskEvent::Abort, &mut context), Step::Aborted));
+    test.run(&other, &[0; 6], &[], 0).good();
+    assert!(test.disk.log.is_empty());
+}
+
+#[test]
+fn a_unit_without_an_executor_has_no_sanitize() {
+    let mut test = TestUnit::new(config(512, 64));
+    test.unit = crate::LogicalUnit::new(config(512, 64), Arc::default());
+    let nexus = test.nexus(1);
+    let unknown = Some(AdditionalSense::INVALID_COMMAND_OPERATION_CODE);
+    assert_eq!(test.run(&nexus, &ERASE, &[], 0).additional(), unknown);
 }
 
 /// OVERWRITE with these flags and parameters.
