@@ -88,6 +88,20 @@ impl<N: CoreNetwork> ClusterImage<N> {
     }
 }
 
+/// The geometry of an image. A block of 4 KiB is linearizable (docs/STORE-GUARANTEES.md), and a write within one is an entry
+/// of its log: nothing larger is promised to be atomic.
+fn geometry_of(bytes: u64) -> BdevGeometry {
+    let atomic_blocks = BLOCK_BYTES as u32 / IMAGE_BLOCK_BYTES;
+    BdevGeometry {
+        physical_block_size: BLOCK_BYTES as u32,
+        optimal_io_boundary_blocks: OBJECT_BYTES as u32 / IMAGE_BLOCK_BYTES,
+        buffer_alignment: 1,
+        atomic_write_blocks: atomic_blocks,
+        atomic_write_boundary_blocks: atomic_blocks,
+        ..BdevGeometry::new(IMAGE_BLOCK_BYTES, bytes / u64::from(IMAGE_BLOCK_BYTES))
+    }
+}
+
 /// Refuses sizes that no image has.
 ///
 /// # Errors
@@ -103,13 +117,7 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
     }
 
     fn geometry(&self) -> BdevGeometry {
-        let bytes = self.bytes.load(Ordering::Relaxed);
-        BdevGeometry {
-            physical_block_size: BLOCK_BYTES as u32,
-            optimal_io_boundary_blocks: OBJECT_BYTES as u32 / IMAGE_BLOCK_BYTES,
-            buffer_alignment: 1,
-            ..BdevGeometry::new(IMAGE_BLOCK_BYTES, bytes / u64::from(IMAGE_BLOCK_BYTES))
-        }
+        geometry_of(self.bytes.load(Ordering::Relaxed))
     }
 
     fn supports(&self, op: Op) -> bool {
@@ -141,5 +149,21 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
 
     fn depth(&self) -> u32 {
         DEPTH
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_block_of_the_store_is_written_atomically_and_never_a_part_of_two() {
+        let geometry = geometry_of(64 << 20);
+        let atomic_bytes = geometry.atomic_write_blocks as usize * geometry.block_size as usize;
+        assert_eq!(atomic_bytes, BLOCK_BYTES);
+        assert_eq!(geometry.atomic_write_boundary_blocks, geometry.atomic_write_blocks);
+        // Blocks do not cross objects, whose groups have logs of their own.
+        assert_eq!(OBJECT_BYTES % atomic_bytes, 0);
+        assert_eq!((geometry.blocks, geometry.physical_block_size), (131_072, 4096));
     }
 }
