@@ -191,26 +191,40 @@ pub(super) fn compare(context: &RunContext<'_>, job: &FioJob) -> anyhow::Result<
     };
     let mut values = vec![
         (BenchMetric::Iops, ours.iops),
-        (BenchMetric::HostCpuNs, ours.cpu_ns),
+        (BenchMetric::HostCpuNs, ours.cpu_ns()),
         (BenchMetric::FioRatio, ours.iops / theirs.iops),
-        (BenchMetric::FioCpuRatio, ours.cpu_ns / theirs.cpu_ns),
+        (BenchMetric::FioCpuRatio, ours.cpu_ns() / theirs.cpu_ns()),
+        (BenchMetric::HostUserNs, ours.user_ns),
+        (BenchMetric::HostSystemNs, ours.system_ns),
+        (BenchMetric::FioUserNs, theirs.user_ns),
+        (BenchMetric::FioSystemNs, theirs.system_ns),
     ];
-    let metrics = [BenchMetric::FioMedianRatio, BenchMetric::FioP99Ratio];
-    let latencies = ours.latency_ns.into_iter().zip(theirs.latency_ns);
-    values.extend(metrics.into_iter().zip(latencies).filter_map(|(metric, (ours, theirs))| {
-        let ratio = ours / theirs;
-        ratio.is_finite().then_some((metric, ratio))
-    }));
+    let [median, p99] = [0, 1].map(|at| ours.latency_ns[at] / theirs.latency_ns[at]);
+    let shares = [
+        (BenchMetric::FioUserRatio, ours.user_ns / theirs.user_ns),
+        (BenchMetric::FioSystemShare, theirs.system_ns / theirs.cpu_ns()),
+        (BenchMetric::FioMedianRatio, median),
+        (BenchMetric::FioP99Ratio, p99),
+    ];
+    values.extend(shares.into_iter().filter(|(_, ratio)| ratio.is_finite()));
     let commands = vec![describe(&fio), describe(&perf)];
     Ok(RunOutcome::measured(values, commands))
 }
 
 struct FioRates {
     iops: f64,
-    /// CPU time per I/O in nanoseconds, the kernel's included.
-    cpu_ns: f64,
+    /// CPU time per I/O outside the kernel, in nanoseconds.
+    user_ns: f64,
+    /// CPU time per I/O in the kernel, in nanoseconds.
+    system_ns: f64,
     /// Median and 99th percentile of completion latency in nanoseconds.
     latency_ns: [f64; 2],
+}
+
+impl FioRates {
+    fn cpu_ns(&self) -> f64 {
+        self.user_ns + self.system_ns
+    }
 }
 
 fn measure(context: &RunContext<'_>, command: &mut Command) -> anyhow::Result<FioRates> {
@@ -221,14 +235,15 @@ fn measure(context: &RunContext<'_>, command: &mut Command) -> anyhow::Result<Fi
 fn rates(job: &Value) -> anyhow::Result<FioRates> {
     let number =
         |value: &Value, what: &str| value.as_f64().with_context(|| format!("no {what} in the result"));
-    let percent = number(&job["usr_cpu"], "usr_cpu")? + number(&job["sys_cpu"], "sys_cpu")?;
     let ios = number(&job["read"]["total_ios"], "total_ios")?;
     ensure!(ios > 0.0, "no I/O was done");
-    let busy_ns = percent / 100.0 * number(&job["job_runtime"], "job_runtime")? * 1e6;
+    let runtime_ns = number(&job["job_runtime"], "job_runtime")? * 1e6;
+    let an_io = |field: &str| Ok::<_, anyhow::Error>(number(&job[field], field)? / 100.0 * runtime_ns / ios);
     let percentiles = &job["read"]["clat_ns"]["percentile"];
     let percentile = |name: &str| number(&percentiles[name], "percentile");
     let latency_ns = [percentile("50.000000")?, percentile("99.000000")?];
-    Ok(FioRates { iops: number(&job["read"]["iops"], "iops")?, cpu_ns: busy_ns / ios, latency_ns })
+    let iops = number(&job["read"]["iops"], "iops")?;
+    Ok(FioRates { iops, user_ns: an_io("usr_cpu")?, system_ns: an_io("sys_cpu")?, latency_ns })
 }
 
 /// The time of many processes that do one I/O each, from exec to the last exit: dominated by process start-up.
@@ -254,12 +269,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_time_is_the_sum_of_user_and_system_time() {
+    fn cpu_time_is_split_into_user_and_system_time() {
         let job = serde_json::json!({
             "usr_cpu": 30.0, "sys_cpu": 20.0, "job_runtime": 2000,
             "read": { "iops": 5e5, "total_ios": 1_000_000,
                 "clat_ns": { "percentile": { "50.000000": 900, "99.000000": 4000 } } } });
-        let found = rates(&job).map(|rates| (rates.iops, rates.cpu_ns, rates.latency_ns));
-        assert_eq!(found.ok(), Some((5e5, 1000.0, [900.0, 4000.0])));
+        let found = rates(&job).map(|rates| (rates.iops, rates.user_ns, rates.system_ns, rates.cpu_ns()));
+        assert_eq!(found.ok(), Some((5e5, 600.0, 400.0, 1000.0)));
+        assert_eq!(rates(&job).map(|rates| rates.latency_ns).ok(), Some([900.0, 4000.0]));
     }
 }

@@ -38,6 +38,18 @@ pub(super) enum BenchMetric {
     FioRatio,
     /// CPU time per I/O as a multiple of fio's.
     FioCpuRatio,
+    /// CPU time of the load generator per I/O outside the kernel, in nanoseconds.
+    HostUserNs,
+    /// CPU time of the load generator per I/O in the kernel, in nanoseconds.
+    HostSystemNs,
+    /// CPU time of fio per I/O outside the kernel, in nanoseconds.
+    FioUserNs,
+    /// CPU time of fio per I/O in the kernel, in nanoseconds.
+    FioSystemNs,
+    /// CPU time per I/O outside the kernel as a multiple of fio's.
+    FioUserRatio,
+    /// The share of the kernel in fio's CPU time per I/O, from 0 to 1.
+    FioSystemShare,
     /// CPU time of the servers per I/O as a multiple of that of an unreplicated volume.
     PlainCpuRatio,
     /// Mean latency as a multiple of that of an unreplicated volume.
@@ -84,6 +96,12 @@ impl BenchMetric {
             BenchMetric::LoadMs => "opened_ms",
             BenchMetric::FioRatio => "iops_of_fio",
             BenchMetric::FioCpuRatio => "cpu_of_fio",
+            BenchMetric::HostUserNs => "host_user_ns_per_io",
+            BenchMetric::HostSystemNs => "host_system_ns_per_io",
+            BenchMetric::FioUserNs => "fio_user_ns_per_io",
+            BenchMetric::FioSystemNs => "fio_system_ns_per_io",
+            BenchMetric::FioUserRatio => "user_of_fio",
+            BenchMetric::FioSystemShare => "fio_system_share",
             BenchMetric::PlainCpuRatio => "cpu_of_unreplicated",
             BenchMetric::PlainLatencyRatio => "latency_of_unreplicated",
             BenchMetric::WriteAmplification => "write_amplification",
@@ -117,6 +135,12 @@ impl BenchMetric {
             BenchMetric::LoadMs => "loaded",
             BenchMetric::FioRatio => "IOPS / fio's",
             BenchMetric::FioCpuRatio => "CPU / fio's",
+            BenchMetric::HostUserNs => "user",
+            BenchMetric::HostSystemNs => "system",
+            BenchMetric::FioUserNs => "fio's user",
+            BenchMetric::FioSystemNs => "fio's system",
+            BenchMetric::FioUserRatio => "user / fio's",
+            BenchMetric::FioSystemShare => "fio's system / its CPU",
             BenchMetric::PlainCpuRatio => "CPU / unreplicated",
             BenchMetric::PlainLatencyRatio => "mean / unreplicated",
             BenchMetric::WriteAmplification => "write amplification",
@@ -160,12 +184,18 @@ impl BenchMetric {
             BenchMetric::BdevKib => format!("{value:.2} KiB"),
             BenchMetric::HostCpuNs | BenchMetric::TargetCpuNs if value < 1000.0 => format!("{value:.0} ns"),
             BenchMetric::HostCpuNs | BenchMetric::TargetCpuNs => format!("{:.1} µs", value / 1e3),
+            BenchMetric::HostUserNs
+            | BenchMetric::HostSystemNs
+            | BenchMetric::FioUserNs
+            | BenchMetric::FioSystemNs => format!("{value:.0} ns"),
             BenchMetric::Instructions => format!("{value:.0}"),
             BenchMetric::CpuPercent => format!("{value:.2} %"),
             BenchMetric::RssMib => format!("{value:.1} MiB"),
             BenchMetric::StartMs | BenchMetric::RenderMs | BenchMetric::LoadMs => format!("{value:.1} ms"),
             BenchMetric::FioRatio
             | BenchMetric::FioCpuRatio
+            | BenchMetric::FioUserRatio
+            | BenchMetric::FioSystemShare
             | BenchMetric::PlainCpuRatio
             | BenchMetric::PlainLatencyRatio
             | BenchMetric::WriteAmplification

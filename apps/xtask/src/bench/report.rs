@@ -14,7 +14,7 @@ use super::{BenchRun, BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 26] = [
+const ROWS: [BenchMetric; 32] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -34,6 +34,12 @@ const ROWS: [BenchMetric; 26] = [
     BenchMetric::AttackRatio,
     BenchMetric::FioRatio,
     BenchMetric::FioCpuRatio,
+    BenchMetric::FioSystemShare,
+    BenchMetric::FioUserRatio,
+    BenchMetric::HostUserNs,
+    BenchMetric::FioUserNs,
+    BenchMetric::HostSystemNs,
+    BenchMetric::FioSystemNs,
     BenchMetric::PlainCpuRatio,
     BenchMetric::PlainLatencyRatio,
     BenchMetric::WriteAmplification,
