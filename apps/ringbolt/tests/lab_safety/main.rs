@@ -9,6 +9,7 @@ use lab_experiments::RunDirectory;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 
+mod phases;
 mod run;
 
 use run::*;
