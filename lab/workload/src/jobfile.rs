@@ -123,6 +123,22 @@ impl JobPlan {
         Ok(())
     }
 
+    /// Warns of each `rate_process` of jobs that have no rate, which fio accepts. In `[global]` it is for the jobs that
+    /// have one.
+    fn warn_about_closed_loops(&mut self) {
+        let why = "without rate or rate_iops no arrivals are scheduled";
+        let is_process = |(name, _): &&(String, String)| name == "rate_process";
+        for job in self.jobs.iter().filter(|job| job.spec.rates.is_closed_loop()) {
+            if let Some((name, value)) = job.options.iter().find(is_process) {
+                self.warnings.push(format!("job {}: {name}={value} has no effect: {why}", job.spec.name));
+            }
+        }
+        let is_closed = self.jobs.iter().all(|job| job.spec.rates.is_closed_loop());
+        if let Some((name, value)) = self.globals.iter().find(is_process).filter(|_| is_closed) {
+            self.warnings.push(format!("[global]: {name}={value} has no effect: {why}"));
+        }
+    }
+
     /// The steady state of a reporting group is that of all its jobs.
     fn check_groups(&self) -> Result<(), JobPlanError> {
         let groups = JobGroups::new(&self.jobs);
@@ -242,6 +258,7 @@ pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<JobPlan, JobPlanErr
         return Err(JobPlanError { location: OptionLocation::CommandLine, reason });
     }
     parser.plan.check_groups()?;
+    parser.plan.warn_about_closed_loops();
     parser.plan.words = words.to_vec();
     Ok(parser.plan)
 }

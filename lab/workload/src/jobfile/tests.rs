@@ -362,6 +362,25 @@ fn options_without_effect_have_one_warning_each() {
 }
 
 #[test]
+fn an_arrival_process_without_a_rate_has_a_warning() {
+    let warnings = |text: &str| parse_file(text).unwrap().warnings;
+    assert_eq!(
+        warnings("[a]\nfilename=x\nrate_process=poisson\n[b]\nfilename=x\nrate=1m\nrate_process=poisson\n"),
+        ["job a: rate_process=poisson has no effect: without rate or rate_iops no arrivals are scheduled"]
+    );
+    let global = "[global]\nfilename=x\nrate_process=linear\n[a]\n";
+    assert_eq!(
+        warnings(global),
+        ["[global]: rate_process=linear has no effect: without rate or rate_iops no arrivals are scheduled"]
+    );
+    // It is for those jobs that have a rate.
+    assert_eq!(warnings(&format!("{global}[b]\nrate_iops=5\n")), [""; 0]);
+    let line = "--name=a --filename=x --rate_process=poisson";
+    let plan = super::plan(&words(line), &TestFiles::default()).unwrap();
+    assert_eq!(plan.warnings.len(), 1, "{:?}", plan.warnings);
+}
+
+#[test]
 fn a_section_that_is_not_selected_says_nothing_of_the_run() {
     let text = "[a]\nfilename=x\n[b]\nfilename=y\nspdk_json_conf=b.json\ngtod_reduce=1\n";
     let files = test_files(text);
