@@ -181,3 +181,102 @@ fn jobs_on_zones_write_them_in_turn() {
     assert!(job["zone_resets"].as_u64().unwrap() >= 30, "{}", job["zone_resets"]);
     std::fs::remove_dir_all(directory).unwrap();
 }
+
+/// The output of a program that others wrote; prints why it cannot be run.
+fn other_program(command: &mut Command) -> Option<String> {
+    match command.output() {
+        Ok(output) if output.status.success() => Some(text(&output.stdout).to_string()),
+        Ok(output) => {
+            println!("SKIPPED: {command:?}: {}", text(&output.stderr).lines().last().unwrap_or_default());
+            None
+        }
+        Err(error) => {
+            println!("SKIPPED: {command:?}: {error}");
+            None
+        }
+    }
+}
+
+/// fio's own tools, one of which uses pandas, and fio-plot read the results and logs as fio's.
+#[test]
+fn programs_for_fios_results_read_those_of_perf() {
+    let directory = scratch("perf-tools");
+    let path = |name: &str| directory.join(name).to_str().unwrap().to_string();
+    let base = path("randread-iodepth-4-numjobs-1");
+    let run = ringbolt(&[
+        "perf",
+        "--name=randread",
+        &format!("--filename={}", path("disk")),
+        "--size=8m",
+        "--ioengine=libaio",
+        "--iodepth=4",
+        "--numjobs=1",
+        "--bs=4k",
+        "--rw=randread",
+        "--time_based",
+        "--runtime=1s",
+        "--rate_iops=1000",
+        &format!("--write_lat_log={base}"),
+        &format!("--write_iops_log={base}"),
+        &format!("--write_hist_log={base}"),
+        "--log_hist_msec=100",
+        "--log_avg_msec=100",
+        "--generator_cost=0",
+        "--eta=never",
+        "--output-format=json+",
+        &format!("--output={}", path("result.json")),
+    ]);
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let document: Value = serde_json::from_slice(&std::fs::read(path("result.json")).unwrap()).unwrap();
+    let ios = document["jobs"][0]["read"]["total_ios"].as_u64().unwrap();
+
+    // The percentiles of an open loop are those of lat.
+    if Command::new("fio_jsonplus_clat2csv").arg("--help").output().is_ok() {
+        let mut convert = Command::new("fio_jsonplus_clat2csv");
+        let converted = convert.arg(path("result.json")).arg(path("latencies.csv")).output().unwrap();
+        assert!(converted.status.success(), "{}", text(&converted.stderr));
+        let rows = std::fs::read_to_string(path("latencies_job0.csv")).unwrap();
+        let mut lines = rows.lines().map(|line| line.split(", ").collect::<Vec<_>>());
+        let names = lines.next().unwrap();
+        let column = names.iter().position(|name| *name == "read_lat_ns_cumulative").unwrap();
+        let last = lines.filter_map(|line| line.get(column)?.trim().parse::<u64>().ok()).next_back();
+        assert_eq!(last, Some(ios), "{rows}");
+    } else {
+        println!("SKIPPED: no fio_jsonplus_clat2csv in PATH");
+    }
+
+    let python = std::env::var("RINGBOLT_PANDAS_PYTHON").unwrap_or("python3".to_string());
+    let pandas = other_program(Command::new(&python).args(["-c", "import pandas, numpy"]));
+    let script = "/usr/share/doc/fio/fiologparser_hist.py.gz";
+    let script = pandas.and_then(|_| other_program(Command::new("zcat").arg(script)));
+    if let Some(script) = script {
+        std::fs::write(path("fiologparser_hist.py"), script).unwrap();
+        let mut parse = Command::new(&python);
+        parse.arg(path("fiologparser_hist.py")).arg("--noweight");
+        let parsed = parse.arg(format!("{base}_clat_hist.1.log")).output().unwrap();
+        let rows = text(&parsed.stdout);
+        assert!(parsed.status.success() && rows.starts_with("end-time, samples"), "{}", text(&parsed.stderr));
+        // It omits the last interval, as of fio's logs.
+        let samples = rows.lines().skip(1).filter_map(|row| row.split(", ").nth(1)?.parse::<u64>().ok());
+        assert!(samples.sum::<u64>() > 0, "{rows}");
+    }
+
+    let plot = std::env::var("RINGBOLT_FIO_PLOT").unwrap_or("fio-plot".to_string());
+    if other_program(Command::new(&plot).arg("--help")).is_some() {
+        let common = ["-T", "t", "-r", "randread", "-d", "4", "-n", "1"];
+        let charts = [(&["-g", "-t", "lat", "iops"][..], "log.png"), (&["-H"], "histogram.png")];
+        for (kind, name) in charts {
+            let mut draw = Command::new(&plot);
+            draw.arg("-i").arg(&directory).args(common).args(kind).arg("-o").arg(path(name));
+            let drawn = draw.current_dir(&directory).output().unwrap();
+            let image = std::fs::read(path(name)).unwrap_or_default();
+            assert!(
+                image.starts_with(b"\x89PNG"),
+                "{kind:?}: {}{}",
+                text(&drawn.stdout),
+                text(&drawn.stderr)
+            );
+        }
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}

@@ -28,6 +28,8 @@ pub struct LogOptions {
     pub histograms_coarseness: u8,
     /// `log_prio`: the last column is the I/O priority; otherwise 1 for I/Os of the real-time class, 0 for others.
     pub priority_values: bool,
+    /// `log_offset`: the offset of the I/O, in a column before the last.
+    pub has_offsets: bool,
 }
 
 impl LogOptions {
@@ -152,7 +154,7 @@ impl JobLogs {
     }
 
     /// Writes the log files; `number` is part of their names, from 1. A line is `time in ms, value, direction,
-    /// bytes, offset, priority`; latencies are in nanoseconds.
+    /// bytes, priority`, with the offset before the priority if that is wanted; latencies are in nanoseconds.
     pub(crate) fn write(&self, number: u32) -> io::Result<()> {
         let options = &self.options;
         let bases = [&options.latency, &options.latency, &options.latency, &options.bandwidth, &options.iops];
@@ -166,12 +168,14 @@ impl JobLogs {
                     true => format!("{priority:#06x}"),
                     false => u16::from(priority >> 13 == 1).to_string(),
                 };
+                let at_ms = at_ns / 1_000_000;
                 // Writing to a string cannot fail.
-                let _ = writeln!(
-                    text,
-                    "{}, {value}, {direction}, {bytes}, {offset}, {priority}",
-                    at_ns / 1_000_000
-                );
+                let _ = match options.has_offsets {
+                    true => {
+                        writeln!(text, "{at_ms}, {value}, {direction}, {bytes}, {offset}, {priority}")
+                    }
+                    false => writeln!(text, "{at_ms}, {value}, {direction}, {bytes}, {priority}"),
+                };
             }
             write_file(&path, |out| out.write_all(text.as_bytes()))?;
         }
@@ -212,17 +216,26 @@ mod tests {
         logs.record_rates(500_000_000, 0, 77, 4096);
         logs.write(3).unwrap();
         let read = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap();
-        assert_eq!(read("x_lat.3.log"), "1, 30, 1, 4096, 8192, 0\n");
+        // fio 3.33 writes five columns, and six with log_offset.
+        assert_eq!(read("x_lat.3.log"), "1, 30, 1, 4096, 0\n");
         assert_eq!(
             (read("x_slat.3.log").len(), read("x_iops.3.log")),
-            (24, "500, 77, 0, 0, 0, 0\n".to_string())
+            (18, "500, 77, 0, 0, 0\n".to_string())
+        );
+        let mut logs = JobLogs::new(LogOptions { has_offsets: true, ..options.clone() });
+        logs.record_latency(entry(1_500_000), [10, 20, 30]);
+        logs.record_rates(500_000_000, 0, 77, 4096);
+        logs.write(5).unwrap();
+        assert_eq!(
+            (read("x_lat.5.log"), read("x_iops.5.log")),
+            ("1, 30, 1, 4096, 8192, 0\n".to_string(), "500, 77, 0, 0, 0, 0\n".to_string())
         );
         let real_time = LogEntry { priority: 1 << 13 | 4, ..entry(1) };
         for (priority_values, column) in [(false, "1"), (true, "0x2004")] {
             let mut logs = JobLogs::new(LogOptions { priority_values, ..options.clone() });
             logs.record_latency(real_time, [10, 20, 30]);
             logs.write(4).unwrap();
-            assert_eq!(read("x_lat.4.log"), format!("0, 30, 1, 4096, 8192, {column}\n"));
+            assert_eq!(read("x_lat.4.log"), format!("0, 30, 1, 4096, {column}\n"));
         }
         let mut logs = JobLogs::new(LogOptions { average_ns: 1_000_000, ..options });
         logs.record_latency(entry(1), [10, 20, 30]);
@@ -230,7 +243,7 @@ mod tests {
         logs.end_window(1_000_000);
         logs.end_window(2_000_000);
         logs.write(1).unwrap();
-        assert_eq!(read("x_lat.1.log"), "1, 40, 1, 0, 0, 0\n");
+        assert_eq!(read("x_lat.1.log"), "1, 40, 1, 0, 0\n");
         std::fs::remove_dir_all(directory).unwrap();
     }
 }

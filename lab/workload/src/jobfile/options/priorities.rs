@@ -57,6 +57,10 @@ pub(super) const PRIORITIES: &[OptionInfo] = &[
             Ok(())
         },
     ),
+    switch("log_offset", "logs have the offset of each I/O in a column before the last", |job, v| {
+        job.spec.log.has_offsets = flag(v)?;
+        Ok(())
+    }),
     switch(
         "log_prio",
         "the last column of logs is the I/O priority, hexadecimal: class × 8192 + priority; otherwise 1 for the real-time class",

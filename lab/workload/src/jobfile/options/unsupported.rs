@@ -76,12 +76,6 @@ pub(super) const NO_EFFECT: &[OptionInfo] = &[
         &["inline", "offload"],
         "arrivals of a rate never wait for completions, and latency counts from the scheduled start",
     )),
-    no_effect(
-        "log_offset",
-        &[],
-        &[],
-        "logs have a column of offsets, which are known for each I/O of write_lat_log",
-    ),
     no_effect("exitall_on_error", &[], &[], "the run fails when a job fails"),
     with_value(no_effect(
         "eta_newline",
@@ -116,7 +110,7 @@ pub(super) const REFUSED: &[OptionInfo] = &[
     refused("bs_is_seq_rand", "use separate jobs for sequential and random I/O"),
     refused("rwmixcycle", "the mix is drawn for each I/O"),
     refused("read_iolog", "replay is not supported"),
-    refused("write_iolog", "write_lat_log has the time, size and offset of every I/O"),
+    refused("write_iolog", "write_lat_log with log_offset has the time, size and offset of every I/O"),
     refused("log_compression", "logs are text"),
     refused("profile", "write a job file"),
     refused("client", "there is no server mode"),
