@@ -73,6 +73,21 @@ pub struct SpaceNeed {
     pub onodes: u32,
 }
 
+impl SpaceNeed {
+    /// Whether nothing is needed.
+    pub fn is_empty(&self) -> bool {
+        *self == SpaceNeed::default()
+    }
+}
+
+impl std::ops::Add for SpaceNeed {
+    type Output = SpaceNeed;
+
+    fn add(self, other: SpaceNeed) -> SpaceNeed {
+        SpaceNeed { extents: self.extents + other.extents, onodes: self.onodes + other.onodes }
+    }
+}
+
 impl SpaceUse {
     /// Whether there is room for both.
     pub fn has_room(&self, reserved: SpaceNeed, need: SpaceNeed) -> bool {

@@ -80,6 +80,6 @@ impl Shard {
     }
 }
 
-fn gives_up_space(operation: Operation) -> bool {
+pub(super) fn gives_up_space(operation: Operation) -> bool {
     matches!(operation, Operation::WriteZeroes | Operation::Remove)
 }

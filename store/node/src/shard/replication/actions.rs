@@ -1,17 +1,28 @@
 //! What the replica decided, carried out; and what happened, handed to it.
 
+use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use block_io::Status;
+use objects::SpaceNeed;
 use replica::{ClientReply, ClientRequest, EntryId, GroupBlocked, ReplicaAction, ReplicaEvent};
 use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId, Operation};
 
 use super::{READS_MAX, ReplicaInput, Replication, WAITING_REQUESTS_MAX};
+use crate::shard::append::gives_up_space;
 use crate::shard::copies::parts_of_copy;
 use crate::shard::overlay::EntryData;
 use crate::shard::placed::{UnsettledEntry, is_whole_block, unsettled_block};
 use crate::shard::{CommittedEntry, Reply, Shard, ShardReply, UNPLACED_BYTES_MAX};
+
+/// Writes of clients that were accepted together, and are not appended yet.
+#[derive(Default)]
+struct AcceptedWrites {
+    need: SpaceNeed,
+    /// Objects that they give up space of.
+    releasing: HashSet<ObjectId>,
+}
 
 impl Shard {
     /// Something for the replica.
@@ -70,7 +81,10 @@ impl Shard {
         let blocked = replication.replica.status().blocked;
         let is_primary = !matches!(blocked, Some(GroupBlocked::NotPrimary | GroupBlocked::DataLost));
         let mut room = self.log.room();
+        // What this call accepts reserves space when it is appended.
+        let mut accepted = AcceptedWrites::default();
         while let Some(request @ ClientRequest::Write { header, .. }) = replication.waiting.front() {
+            let need = self.accepted_need(header, &accepted);
             let bytes = oplog::entry_bytes(header.data_bytes(), self.log.sector());
             let refusal = if !is_primary {
                 None
@@ -80,8 +94,10 @@ impl Shard {
                 Some(ClientReply::Busy)
             } else if !replication.log_queue.is_empty() || bytes > room {
                 return;
-            } else if self.has_space(header) {
+            } else if need.is_some_and(|need| self.partition.space_use().has_room(self.reserved, need)) {
                 None
+            } else if !accepted.need.is_empty() {
+                return;
             } else if self.is_settled() && replication.durable.is_empty() {
                 Some(ClientReply::NoSpace)
             } else {
@@ -93,7 +109,15 @@ impl Shard {
             replication.waiting_names.remove(&request.name());
             let request = replication.waiting.pop_front().expect("it is the first");
             match refusal {
-                None => replication.events.push_back(ReplicaEvent::Request(request)),
+                None => {
+                    accepted.need = need.unwrap_or_default();
+                    if let ClientRequest::Write { header, .. } = &request
+                        && gives_up_space(header.operation)
+                    {
+                        accepted.releasing.insert(header.object);
+                    }
+                    replication.events.push_back(ReplicaEvent::Request(request));
+                }
                 Some(reply) => {
                     let (client, number) = request.name();
                     replication.outbox.reply(replication.group, client, number, reply);
@@ -102,11 +126,13 @@ impl Shard {
         }
     }
 
-    /// Whether the partition has room for an entry, and for those before it.
-    fn has_space(&self, header: &EntryHeader) -> bool {
-        let releasing = self.unapplied.get(&header.object).is_some_and(|unapplied| unapplied.releasing > 0);
-        let need = self.partition.space_need(header, releasing);
-        need.is_ok_and(|need| self.partition.space_use().has_room(self.reserved, need))
+    /// The space that an entry needs together with the writes that were accepted before it; `None` for one that is
+    /// invalid.
+    fn accepted_need(&self, header: &EntryHeader, accepted: &AcceptedWrites) -> Option<SpaceNeed> {
+        let unapplied = self.unapplied.get(&header.object);
+        let releasing = unapplied.is_some_and(|unapplied| unapplied.releasing > 0)
+            || accepted.releasing.contains(&header.object);
+        Some(accepted.need + self.partition.space_need(header, releasing).ok()?)
     }
 
     /// Carries out what can be now.
