@@ -71,6 +71,19 @@ fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
     assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
     drop(taken);
 
+    // A preallocated image has its space on every replica.
+    let free = |status: &Value| {
+        let reports = status["nodes"].as_array().unwrap().iter();
+        let replicas = reports.flat_map(|node| node["report"]["replicas"].as_array().unwrap());
+        replicas.map(|replica| replica["free_extents"].as_u64().unwrap()).sum::<u64>()
+    };
+    let before = free(&cluster.wait_until_healthy());
+    cluster.ok(&["image", "create", "--preallocate", "whole", "32m"]);
+    let objects = 32 / 4 * 3;
+    let extents = (wire_store::EXTENTS_PER_OBJECT * objects) as u64;
+    cluster.wait_for("allocated", |status| free(status) == before - extents);
+    cluster.ok(&["image", "remove", "whole"]);
+
     // What is not there.
     let missing = ringbolt(&["image", "remove", "other", "--cluster", cluster.path()]);
     assert!(text(&missing.stderr).contains("there is no image pool/other"), "{}", text(&missing.stderr));
@@ -80,6 +93,36 @@ fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
     cluster.ok(&["image", "remove", "vol"]);
     assert_eq!(cluster.ok(&["image", "list", "--json"]), "[]\n");
 
+    cluster.end();
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_full_cluster_refuses_writes_and_serves_what_it_has() {
+    let directory = scratch("store-full");
+    let cluster = Cluster::start(&directory, small());
+    // A preallocated image that is too large leaves nothing.
+    let large = cluster.run(&["image", "create", "--preallocate", "large", "1g"]);
+    let why = "its space cannot be allocated: Capacity Exceeded";
+    assert!(text(&large.stderr).contains(why), "{}", text(&large.stderr));
+    assert_eq!(cluster.ok(&["image", "list", "--json"]), "[]\n");
+
+    // Many writes in flight, each of a new extent, until there is no space.
+    cluster.ok(&["image", "create", "vol", "1g"]);
+    let fill = ["--rw=write", "--bs=64k", "--iodepth=32", "--size=1g", "--do_verify=0"];
+    let filled = cluster.perf(&fill).output().unwrap();
+    assert!(text(&filled.stderr).contains("Capacity Exceeded"), "{}", text(&filled.stderr));
+    cluster.wait_until_healthy();
+    let read = ["--rw=read", "--bs=64k", "--iodepth=8", "--size=32m"];
+    let read = cluster.perf(&read).output().unwrap();
+    assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
+
+    // What is removed makes room.
+    cluster.ok(&["image", "remove", "vol"]);
+    cluster.ok(&["image", "create", "--preallocate", "vol", "64m"]);
+    let write = cluster.perf(&["--rw=write", "--bs=64k", "--iodepth=32", "--size=64m"]).output().unwrap();
+    assert!(write.status.success(), "{}{}", text(&write.stdout), text(&write.stderr));
+    cluster.wait_until_healthy();
     cluster.end();
     std::fs::remove_dir_all(&directory).unwrap();
 }

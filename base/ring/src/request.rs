@@ -114,6 +114,9 @@ bitflags::bitflags! {
         /// A write that the block layer does not divide, of which a failure leaves all or nothing, as far as the device
         /// promises it. Callers keep to the limits of its geometry; what is beyond a single request fails.
         const ATOMIC = 1 << 4;
+        /// The range of a Write Zeroes has space of its own afterwards, as far as the device is thin and supports it. Not
+        /// with [`DEALLOCATE`](Self::DEALLOCATE).
+        const ALLOCATE = 1 << 5;
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bdev::{Completion, Request};
-use block_io::{Channel, Op, Status};
+use block_io::{Channel, Op, RequestFlags, Status};
 use cluster_map::ReplicaId;
 use reactor::Core;
 use slots::{Slab, Slot};
@@ -35,12 +35,14 @@ const GIVE_UP_NS: u64 = 60_000_000_000;
 enum Pending {
     /// Of one object.
     Io(Request),
-    /// To zero a range, object by object.
+    /// To zero a range, object by object, and to allocate its objects then if they are to have space.
     Range(RangeRequest),
 }
 
 struct RangeRequest {
     request: Request,
+    /// The range is zero, and its objects are being allocated.
+    allocates: bool,
     /// Offset of the next part, and the end, in bytes.
     next: u64,
     end: u64,
@@ -49,9 +51,34 @@ struct RangeRequest {
 }
 
 impl RangeRequest {
+    fn new(request: Request) -> RangeRequest {
+        let block = u64::from(IMAGE_BLOCK_BYTES);
+        let (next, end) = (request.lba * block, (request.lba + u64::from(request.blocks)) * block);
+        RangeRequest { request, allocates: false, next, end, in_flight: 0, status: Status::SUCCESS }
+    }
+
     /// Whether parts are to be sent: not after one has failed.
     fn is_unsent(&self) -> bool {
         self.next < self.end && self.status.is_success()
+    }
+
+    /// A part has completed. Returns whether all have; once all are zero, the objects follow, which zeroes would take the
+    /// space of.
+    fn part_completed(&mut self, status: Status) -> bool {
+        self.in_flight -= 1;
+        if self.status.is_success() {
+            self.status = status;
+        }
+        if self.in_flight > 0 || self.is_unsent() {
+            return false;
+        }
+        let is_complete = self.allocates
+            || !self.status.is_success()
+            || !self.request.flags.contains(RequestFlags::ALLOCATE);
+        if !is_complete {
+            (self.allocates, self.next) = (true, self.request.lba * u64::from(IMAGE_BLOCK_BYTES));
+        }
+        is_complete
     }
 }
 
@@ -139,9 +166,8 @@ impl<N: CoreNetwork> ImageChannel<N> {
         let bytes = u64::from(request.blocks) * u64::from(IMAGE_BLOCK_BYTES);
         let offset = request.lba * u64::from(IMAGE_BLOCK_BYTES);
         if !request.op.has_data() {
-            let (next, end) = (offset, offset + bytes);
-            let range = RangeRequest { request, next, end, in_flight: 0, status: Status::SUCCESS };
-            let slot = self.pending.insert(Pending::Range(range)).ok().expect("there is room");
+            let range = Pending::Range(RangeRequest::new(request));
+            let slot = self.pending.insert(range).ok().expect("there is room");
             self.ranges.push_back(slot);
             self.send_ranges();
             return Ok(());
@@ -272,8 +298,8 @@ impl<N: CoreNetwork> ImageChannel<N> {
         let length = (OBJECT_BYTES as u64 - u64::from(offset)).min(range.end - range.next);
         range.next += length;
         range.in_flight += 1;
-        let is_whole = length == OBJECT_BYTES as u64;
-        let header = match is_whole {
+        let header = match length == OBJECT_BYTES as u64 {
+            _ if range.allocates => EntryHeader::new(Operation::Preallocate, object, 0, 0),
             true => EntryHeader::new(Operation::Remove, object, 0, 0),
             false => EntryHeader::new(Operation::WriteZeroes, object, offset, length as u32),
         };
@@ -313,11 +339,11 @@ impl<N: CoreNetwork> ImageChannel<N> {
             self.primaries.insert(operation.group, operation.target);
         }
         if let Some(Pending::Range(range)) = self.pending.get_mut(operation.slot) {
-            range.in_flight -= 1;
-            if range.status.is_success() {
-                range.status = status;
-            }
-            if range.in_flight > 0 || range.is_unsent() {
+            let was_unsent = range.is_unsent();
+            if !range.part_completed(status) {
+                if !was_unsent && range.is_unsent() {
+                    self.ranges.push_back(operation.slot);
+                }
                 return;
             }
         }

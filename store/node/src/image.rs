@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, InfoValue, IoLimits, Request};
-use block_io::{Channel, Op, Status};
+use block_io::{Channel, Op, RequestFlags, Status};
 use dma::{Data, Parcel};
 use reactor::{Core, MailboxReceiver, MailboxSender};
 use slots::{Slab, Slot};
@@ -112,12 +112,14 @@ impl Bdev for ImageBdev {
 enum Pending {
     /// Of one object.
     Io(Request),
-    /// To zero a range, object by object.
+    /// To zero a range, object by object, and to allocate its objects then if they are to have space.
     Range(RangeRequest),
 }
 
 struct RangeRequest {
     request: Request,
+    /// The range is zero, and its objects are being allocated.
+    allocates: bool,
     /// Offset of the next part, and the end, in bytes.
     next: u64,
     end: u64,
@@ -126,9 +128,34 @@ struct RangeRequest {
 }
 
 impl RangeRequest {
+    fn new(request: Request) -> RangeRequest {
+        let block = u64::from(IMAGE_BLOCK_BYTES);
+        let (next, end) = (request.lba * block, (request.lba + u64::from(request.blocks)) * block);
+        RangeRequest { request, allocates: false, next, end, in_flight: 0, status: Status::SUCCESS }
+    }
+
     /// Whether parts are to be sent: not after one has failed.
     fn is_unsent(&self) -> bool {
         self.next < self.end && self.status.is_success()
+    }
+
+    /// A part has completed. Returns whether all have; once all are zero, the objects follow, which zeroes would take the
+    /// space of.
+    fn part_completed(&mut self, status: Status) -> bool {
+        self.in_flight -= 1;
+        if self.status.is_success() {
+            self.status = status;
+        }
+        if self.in_flight > 0 || self.is_unsent() {
+            return false;
+        }
+        let is_complete = self.allocates
+            || !self.status.is_success()
+            || !self.request.flags.contains(RequestFlags::ALLOCATE);
+        if !is_complete {
+            (self.allocates, self.next) = (true, self.request.lba * u64::from(IMAGE_BLOCK_BYTES));
+        }
+        is_complete
     }
 }
 
@@ -163,9 +190,8 @@ impl ImageChannel {
         let bytes = u64::from(request.blocks) * u64::from(IMAGE_BLOCK_BYTES);
         let offset = request.lba * u64::from(IMAGE_BLOCK_BYTES);
         if !request.op.has_data() {
-            let (next, end) = (offset, offset + bytes);
-            let range = RangeRequest { request, next, end, in_flight: 0, status: Status::SUCCESS };
-            let slot = self.pending.insert(Pending::Range(range)).ok().expect("there is room");
+            let range = Pending::Range(RangeRequest::new(request));
+            let slot = self.pending.insert(range).ok().expect("there is room");
             self.ranges.push_back(slot);
             self.send_ranges();
             return Ok(());
@@ -216,8 +242,7 @@ impl ImageChannel {
     fn send_ranges(&mut self) {
         for _ in 0..self.ranges.len() {
             let Some(slot) = self.ranges.pop_front() else { return };
-            while let Some((object, offset, length)) = self.next_part(slot) {
-                let operation = ShardOperation::WriteZeroes { object, offset, length };
+            while let Some((object, operation, length)) = self.next_part(slot) {
                 if !self.send(object, operation, slot) {
                     break;
                 }
@@ -234,26 +259,31 @@ impl ImageChannel {
         }
     }
 
-    /// The next part of a range, if it may be sent now: object, offset, length.
-    fn next_part(&self, slot: Slot) -> Option<(ObjectId, u32, u32)> {
+    /// The next part of a range, if it may be sent now, and its length.
+    fn next_part(&self, slot: Slot) -> Option<(ObjectId, ShardOperation, u32)> {
         let Some(Pending::Range(range)) = self.pending.get(slot) else { return None };
         if !range.is_unsent() || range.in_flight == RANGE_PARTS_MAX {
             return None;
         }
         let (object, offset) = locate(self.volume, range.next, self.shards.len());
         let length = (OBJECT_BYTES as u64 - u64::from(offset)).min(range.end - range.next);
-        Some((object, offset, length as u32))
+        let length = length as u32;
+        let operation = match range.allocates {
+            true => ShardOperation::Preallocate { object },
+            false => ShardOperation::WriteZeroes { object, offset, length },
+        };
+        Some((object, operation, length))
     }
 
     fn complete(&mut self, reply: ShardReply) -> Option<Completion> {
         self.in_flight -= 1;
         let slot = Slot::from_bits(reply.tag);
         if let Some(Pending::Range(range)) = self.pending.get_mut(slot) {
-            range.in_flight -= 1;
-            if range.status.is_success() {
-                range.status = reply.status;
-            }
-            if range.in_flight > 0 || range.is_unsent() {
+            let was_unsent = range.is_unsent();
+            if !range.part_completed(reply.status) {
+                if !was_unsent && range.is_unsent() {
+                    self.ranges.push_back(slot);
+                }
                 return None;
             }
         }

@@ -236,6 +236,29 @@ impl StoreNode {
     /// # Errors
     /// [`StoreError::ImageExists`], [`StoreError::InvalidImage`], and what the device reports.
     pub async fn create_image(&self, name: &str, bytes: u64) -> Result<ImageInfo, StoreError> {
+        self.create(name, bytes, None).await
+    }
+
+    /// Creates an image of which every block has space. If that fails or is cancelled, there is no image.
+    ///
+    /// # Errors
+    /// As [`create_image`](Self::create_image).
+    pub async fn create_preallocated_image(
+        &self,
+        name: &str,
+        bytes: u64,
+        job: &JobHandle,
+    ) -> Result<ImageInfo, StoreError> {
+        self.create(name, bytes, Some(job)).await
+    }
+
+    /// With a job, the image's objects are allocated.
+    async fn create(
+        &self,
+        name: &str,
+        bytes: u64,
+        preallocates: Option<&JobHandle>,
+    ) -> Result<ImageInfo, StoreError> {
         check_image(name, bytes)?;
         let volume = {
             let images = sync::lock(&self.images);
@@ -258,9 +281,19 @@ impl StoreNode {
             removing: false,
             name: name.to_string(),
         };
-        self.put_record(&record).await?;
+        // If the server is killed while objects are allocated, the next one removes the image.
+        self.put_record(&ImageRecord { removing: preallocates.is_some(), ..record.clone() }).await?;
+        if let Some(job) = preallocates
+            && let Err(error) = self.preallocate(&record, job).await
+        {
+            self.finish_removal(&record, &JobHandle::standalone()).await?;
+            return Err(error);
+        }
+        if preallocates.is_some() {
+            self.put_record(&record).await?;
+        }
         if let Err(error) = self.register(&record) {
-            self.remove_record(&record).await?;
+            self.finish_removal(&record, &JobHandle::standalone()).await?;
             return Err(error);
         }
         let info = self.describe(&record);
@@ -394,6 +427,23 @@ impl StoreNode {
     async fn remove_record(&self, record: &ImageRecord) -> Result<(), StoreError> {
         let (object, shard) = self.record_place(record);
         shard.perform("removing the record of an image", ShardOperation::Remove { object }).await
+    }
+
+    /// Allocates every object of an image.
+    async fn preallocate(&self, record: &ImageRecord, job: &JobHandle) -> Result<(), StoreError> {
+        let objects = record.bytes.div_ceil(OBJECT_BYTES as u64);
+        job.set_total(objects, "objects");
+        let preallocate = |index: u64| async move {
+            if job.is_cancelled() {
+                return Err(StoreError::Cancelled);
+            }
+            let (object, _) = locate(record.volume, index * OBJECT_BYTES as u64, self.shards.len());
+            let shard = &self.shards[object.group as usize];
+            shard.perform("allocating an object", ShardOperation::Preallocate { object }).await?;
+            job.advance(1);
+            Ok(())
+        };
+        crate::device::join_all(CONTROL_IN_FLIGHT_MAX, (0..objects).map(preallocate)).await
     }
 
     async fn finish_removal(&self, record: &ImageRecord, job: &JobHandle) -> Result<(), StoreError> {

@@ -94,7 +94,7 @@ impl Module for StoreModule {
                 .errors(&[NO_STORE]),
             Method::job("store_image_create", create_image)
                 .text(
-                    "Creates an image, a thin volume, and its bdev `STORE/NAME`. Not an SPDK method.",
+                    "Creates an image, a volume that is thin or preallocated, and its bdev `STORE/NAME`. Not an SPDK method.",
                     "name of the bdev",
                 )
                 .errors(&[
@@ -310,10 +310,27 @@ control::parameters! {
     }
 }
 
-fn create_image(module: &StoreModule, params: ImageSize, _job: &JobHandle) -> Result<String, RpcError> {
+control::parameters! {
+    struct NewImage {
+        /// Image
+        name: String,
+        /// Size
+        size: u64 ["bytes"],
+        /// Store
+        store: String = "store".to_string(),
+        /// Allocates the space of the whole image, instead of that of each block when it is written first
+        preallocate: bool = false,
+    }
+}
+
+fn create_image(module: &StoreModule, params: NewImage, job: &JobHandle) -> Result<String, RpcError> {
     let _changes = sync::lock(&module.changes);
     let store = module.find(&params.store)?;
-    Ok(wait(store.create_image(&params.name, params.size))?.bdev_name)
+    let image = match params.preallocate {
+        true => wait(store.create_preallocated_image(&params.name, params.size, job))?,
+        false => wait(store.create_image(&params.name, params.size))?,
+    };
+    Ok(image.bdev_name)
 }
 
 fn resize_image(module: &StoreModule, params: ImageSize, job: &JobHandle) -> Result<bool, RpcError> {

@@ -307,7 +307,7 @@ impl Shard {
             None => return request.reply.send(Status::INVALID_FIELD, None),
         };
         let unapplied = self.unapplied.get(&header.object).copied().unwrap_or_default();
-        if header.operation != Operation::Write
+        if matches!(header.operation, Operation::WriteZeroes | Operation::Remove)
             && unapplied.all == 0
             && self.partition.onode(header.object).is_none()
         {

@@ -6,8 +6,10 @@ use std::sync::mpsc;
 
 use bdev::error::{ErrorConfig, FaultAction, FaultInjection};
 use bdev::rpc::BdevModule;
-use bdev::{Access, AsyncChannel, Bdev, BdevError, BdevGeometry, BoxedChannel, Registry, error, malloc};
-use block_io::{Op, Status};
+use bdev::{
+    Access, AsyncChannel, Bdev, BdevError, BdevGeometry, BoxedChannel, Registry, Request, error, malloc,
+};
+use block_io::{Op, RequestFlags, Status, Tag};
 use control::json::{Value, json};
 use control::{ControlPlane, JobHandle};
 use os::CpuSet;
@@ -236,6 +238,58 @@ fn a_device_without_write_zeroes_is_formatted_with_writes() {
     program.registry.register("Plain", None, &[], Arc::new(WithoutZeroes(below.bdev().clone()))).unwrap();
     program.call("store_format", json!({ "bdev_name": "Plain" }));
     assert_eq!(program.call("store_open", json!({ "bdev_name": "Plain", "name": "s" })), json!([]));
+    program.stop();
+}
+
+#[test]
+fn a_preallocated_image_has_its_space_before_it_is_written() {
+    let program = Program::start();
+    program.format();
+    program.open();
+    let image =
+        |name: &str, mib: u64| json!({ "store": "s", "name": name, "size": mib << 20, "preallocate": true });
+    let space = || {
+        let stores = program.call("store_get_stores", json!({}));
+        let partitions = stores[0]["partitions"].as_array().unwrap().clone();
+        let sum = |name: &str| partitions.iter().map(|it| it[name].as_u64().unwrap()).sum::<u64>();
+        sum("free_extents") * stores[0]["partitions"][0]["extent_bytes"].as_u64().unwrap()
+    };
+    let before = space();
+    program.call("store_image_create", image("vol", 24));
+    assert!(program.read(0, 0, 4096).unwrap().iter().all(|byte| *byte == 0));
+    // Objects are allocated when their entries go in place, at the latest when the store is closed.
+    let reopen = || {
+        program.call("store_close", json!({ "name": "s" }));
+        program.open();
+    };
+    reopen();
+    let allocated = before - space();
+    assert!((24 << 20..30 << 20).contains(&allocated), "{allocated}");
+    // Writes, and zeroes that leave the space, need no more; zeroes that do not give it back.
+    let blocks = (4 << 20) / 512;
+    let zero = |flags: RequestFlags| {
+        program.io(0, "s/vol", move |io, _| async move {
+            let request = Request::new(Tag(0), Op::WriteZeroes, 0, blocks);
+            io.submit(Request { flags, ..request }).await.status()
+        })
+    };
+    for index in 0..64 {
+        assert_eq!(program.write(0, index * 640, 4096, 7), Status::SUCCESS);
+    }
+    assert_eq!(zero(RequestFlags::ALLOCATE), Status::SUCCESS);
+    assert!(program.read(0, 0, 4096).unwrap().iter().all(|byte| *byte == 0));
+    reopen();
+    assert_eq!(before - space(), allocated);
+    assert_eq!(zero(RequestFlags::DEALLOCATE), Status::SUCCESS);
+    reopen();
+    assert_eq!(before - space(), allocated - (4 << 20));
+    // One for which there is not enough leaves nothing.
+    let refused = program.refused("store_image_create", image("large", 64));
+    assert!(refused.contains("allocating an object"), "{refused}");
+    reopen();
+    assert_eq!(before - space(), allocated - (4 << 20));
+    let stores = program.call("store_get_stores", json!({}));
+    assert_eq!(stores[0]["images"].as_array().unwrap().len(), 1);
     program.stop();
 }
 

@@ -21,11 +21,17 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 /// The subcommands of `ringbolt image`.
 #[derive(Subcommand)]
 pub(crate) enum ImageCommand {
-    /// Create a thin image, and print the name of its bdev
+    /// Create an image, thin unless it is preallocated, and print the name of its bdev
     #[command(
-        after_help = "Examples:\n  ringbolt image create vol 10g\n  ringbolt image create --cluster ringbolt-store vol 10g"
+        after_help = "Examples:\n  ringbolt image create vol 10g\n  ringbolt image create --preallocate vol 10g\n  ringbolt image create --cluster ringbolt-store vol 10g"
     )]
-    Create(SizedImage),
+    Create {
+        /// Allocate the space of the whole image now, instead of that of each block when it is written first
+        #[arg(long)]
+        preallocate: bool,
+        #[command(flatten)]
+        image: SizedImage,
+    },
     /// List the images of all stores
     #[command(after_help = "Example:\n  ringbolt image list --json")]
     List {
@@ -100,20 +106,26 @@ impl Server {
 /// Runs a subcommand of `ringbolt image`.
 pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
     match command {
-        ImageCommand::Create(SizedImage { name, size, of }) if of.cluster.is_some() => {
-            cluster::create(&of, &name, size)
+        ImageCommand::Create { preallocate, image: SizedImage { name, size, of } }
+            if of.cluster.is_some() =>
+        {
+            cluster::create(&of, &name, size, preallocate)
         }
         ImageCommand::Resize(SizedImage { name, size, of }) if of.cluster.is_some() => {
             cluster::resize(&of, &name, size)
         }
         ImageCommand::Remove(NamedImage { name, of }) if of.cluster.is_some() => cluster::remove(&of, &name),
         ImageCommand::List { json, of } if of.cluster.is_some() => cluster::list(&of, json),
-        ImageCommand::Create(image) => {
-            let bdev = change_size("store_image_create", &image)?;
+        ImageCommand::Create { preallocate, image: SizedImage { name, size, of } } => {
+            let params = json!({ "store": of.store, "name": name, "size": size, "preallocate": preallocate });
+            let bdev = of.server.call("store_image_create", params)?;
             stdout_line!("{}", bdev.as_str().unwrap_or_default());
             Ok(())
         }
-        ImageCommand::Resize(image) => change_size("store_image_resize", &image).map(drop),
+        ImageCommand::Resize(SizedImage { name, size, of }) => {
+            let params = json!({ "store": of.store, "name": name, "size": size });
+            of.server.call("store_image_resize", params).map(drop)
+        }
         ImageCommand::Remove(NamedImage { name, of }) => {
             let params = json!({ "store": of.store, "name": name });
             of.server.call("store_image_delete", params).map(drop)
@@ -123,11 +135,6 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
             Ok(())
         }
     }
-}
-
-fn change_size(method: &str, image: &SizedImage) -> Result<Value, CommandError> {
-    let SizedImage { name, size, of } = image;
-    of.server.call(method, json!({ "store": of.store, "name": name, "size": size }))
 }
 
 fn list(stores: &Value, as_json: bool) {

@@ -48,6 +48,8 @@ pub(crate) enum ShardOperation {
     Put { object: ObjectId, bytes: Vec<u8> },
     /// Writes zeroes.
     WriteZeroes { object: ObjectId, offset: u32, length: u32 },
+    /// Allocates every block of an object.
+    Preallocate { object: ObjectId },
     /// Removes an object.
     Remove { object: ObjectId },
     /// Hands the replica something.
@@ -71,10 +73,11 @@ impl ShardOperation {
             ShardOperation::WriteZeroes { object, offset, length } => {
                 (Operation::WriteZeroes, *object, *offset, *length)
             }
+            ShardOperation::Preallocate { object } => (Operation::Preallocate, *object, 0, 0),
             ShardOperation::Remove { object } => (Operation::Remove, *object, 0, 0),
             _ => return None,
         };
-        let is_valid = operation == Operation::Remove || length > 0;
+        let is_valid = matches!(operation, Operation::Preallocate | Operation::Remove) || length > 0;
         is_valid.then(|| EntryHeader::new(operation, object, offset, length))
     }
 }

@@ -262,7 +262,8 @@ impl Session {
                     self.admit(slot, 0)?;
                     let Some(command) = self.commands.get_mut(slot) else { return Ok(()) };
                     let mut flags = command.fua();
-                    flags.set(RequestFlags::DEALLOCATE, !command.flags.contains(CommandFlags::NO_HOLE));
+                    let no_hole = command.flags.contains(CommandFlags::NO_HOLE);
+                    flags |= if no_hole { RequestFlags::ALLOCATE } else { RequestFlags::DEALLOCATE };
                     command.pending += 1;
                     let blocks = bytes / block_size;
                     let request = plain(Role::Piece.tag(slot), Op::WriteZeroes, lba, blocks, flags);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bdev::{Access, AsyncChannel, Registry, Request};
-use block_io::{Op, Tag};
+use block_io::{Op, RequestFlags, Tag};
 use cluster_map::{MapError, PoolClass};
 use reactor::{Reactor, ReactorConfig};
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use super::{ImageOwner, mib, print_table};
 use crate::command_error::CommandError;
 use crate::console::{stderr_line, stdout_line};
 
-/// Bytes that are discarded at a time: as many objects as are removed together.
+/// Bytes that are zeroed at a time: as many objects as are removed or allocated together.
 const STEP_BYTES: u64 = 64 << 20;
 
 fn open(of: &ImageOwner) -> Result<Cluster, CommandError> {
@@ -26,7 +26,7 @@ fn failed(error: MapError) -> CommandError {
 }
 
 /// Creates an image, and prints how clients name it.
-pub(super) fn create(of: &ImageOwner, name: &str, bytes: u64) -> Result<(), CommandError> {
+pub(super) fn create(of: &ImageOwner, name: &str, bytes: u64, preallocate: bool) -> Result<(), CommandError> {
     store_client::check_size(bytes).map_err(CommandError::operation)?;
     let cluster = open(of)?;
     cluster.map().create_image(&of.pool, name, bytes).map_err(failed)?;
@@ -35,6 +35,12 @@ pub(super) fn create(of: &ImageOwner, name: &str, bytes: u64) -> Result<(), Comm
             "pool {} is of class memory: the image is lost if the machines of all its replicas lose their power",
             of.pool
         );
+    }
+    if preallocate && let Err(error) = zero(&cluster, of, name, 0..bytes, RequestFlags::ALLOCATE) {
+        stderr_line!("the image is removed: its space cannot be allocated");
+        zero(&cluster, of, name, 0..bytes, RequestFlags::DEALLOCATE)?;
+        cluster.map().remove_image(&of.pool, name).map_err(failed)?;
+        return Err(error);
     }
     stdout_line!("store:{}/{name}", of.pool);
     Ok(())
@@ -46,7 +52,7 @@ pub(super) fn resize(of: &ImageOwner, name: &str, bytes: u64) -> Result<(), Comm
     let cluster = open(of)?;
     let before = cluster.image(&of.pool, name).map_err(CommandError::operation)?.bytes;
     if bytes < before {
-        discard(&cluster, of, name, bytes..before)?;
+        zero(&cluster, of, name, bytes..before, RequestFlags::DEALLOCATE)?;
     }
     cluster.map().resize_image(&of.pool, name, bytes).map_err(failed)?;
     Ok(())
@@ -56,16 +62,17 @@ pub(super) fn resize(of: &ImageOwner, name: &str, bytes: u64) -> Result<(), Comm
 pub(super) fn remove(of: &ImageOwner, name: &str) -> Result<(), CommandError> {
     let cluster = open(of)?;
     let bytes = cluster.image(&of.pool, name).map_err(CommandError::operation)?.bytes;
-    discard(&cluster, of, name, 0..bytes)?;
+    zero(&cluster, of, name, 0..bytes, RequestFlags::DEALLOCATE)?;
     cluster.map().remove_image(&of.pool, name).map_err(failed)
 }
 
-/// Writes zeroes, which give the space back.
-fn discard(
+/// Writes zeroes, which give space back or allocate it.
+fn zero(
     cluster: &Cluster,
     of: &ImageOwner,
     name: &str,
     range: std::ops::Range<u64>,
+    flags: RequestFlags,
 ) -> Result<(), CommandError> {
     let registry = Registry::new();
     let image = ClusterImage::open(cluster, &of.pool, name).map_err(CommandError::operation)?;
@@ -73,14 +80,14 @@ fn discard(
     let reactor = Reactor::new(&ReactorConfig::default()).map_err(CommandError::environment)?;
     let core = reactor.core();
     let descriptor = registry.open(name, Access::ReadWrite).map_err(CommandError::operation)?;
-    let discarded = reactor.block_on(async move {
+    let zeroed = reactor.block_on(async move {
         let block = u64::from(store_client::IMAGE_BLOCK_BYTES);
         let io = AsyncChannel::new(&core, descriptor.channel(&core)?);
         let mut at = range.start;
         while at < range.end {
             let bytes = STEP_BYTES.min(range.end - at);
             let request = Request::new(Tag(0), Op::WriteZeroes, at / block, (bytes / block) as u32);
-            let status = io.submit(request).await.status();
+            let status = io.submit(Request { flags, ..request }).await.status();
             if !status.is_success() {
                 return Ok(Some(status));
             }
@@ -88,10 +95,11 @@ fn discard(
         }
         Ok::<_, bdev::BdevError>(None)
     });
-    match discarded.map_err(CommandError::operation)? {
+    match zeroed.map_err(CommandError::operation)? {
         None => Ok(()),
         Some(status) => {
-            let what = "its data cannot be removed";
+            let allocates = flags.contains(RequestFlags::ALLOCATE);
+            let what = if allocates { "its space cannot be allocated" } else { "its data cannot be removed" };
             Err(CommandError::operation(format!(
                 "{}/{name}: {what}: {status}; does the cluster serve?",
                 of.pool
