@@ -7,6 +7,9 @@ use reactor::{Core, ReactorHandle};
 
 use super::{SanitizeJob, SanitizeRun};
 
+/// Buffers of the core come back within a few requests' time.
+const MEMORY_RETRY_NS: u64 = 1_000_000;
+
 /// Executes the sanitize operations of a unit. A unit without it has no SANITIZE.
 pub trait SanitizeExecutor: Send + Sync + std::fmt::Debug {
     /// Executes a job to its end, with a [`SanitizeRun`]. A job that is dropped has failed.
@@ -78,6 +81,3 @@ async fn execute(job: SanitizeJob, device: Weak<Descriptor>, core: Core) {
         log::warn!(target: "scsi", "{name}: a sanitize operation has failed");
     }
 }
-
-/// Buffers of the core come back within a few requests' time.
-const MEMORY_RETRY_NS: u64 = 1_000_000;

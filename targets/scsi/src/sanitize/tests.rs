@@ -1,4 +1,5 @@
 use block_io::{Op, Status};
+use reservations::ChangeWaker;
 use wire_scsi::ScsiStatus;
 
 use super::*;
@@ -11,6 +12,24 @@ const EXIT: [u8; 10] = [0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0];
 const ERASE_UNRESTRICTED: [u8; 10] = [0x48, 0x22, 0, 0, 0, 0, 0, 0, 0, 0];
 /// With IMMED.
 const ERASE_AT_ONCE: [u8; 10] = [0x48, 0x82, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// What a transport lends to tasks.
+struct TestTransport {
+    requests: Vec<bdev::Request>,
+    peers: NoPeers,
+    waker: Arc<dyn ChangeWaker>,
+}
+
+impl TestTransport {
+    fn new() -> TestTransport {
+        TestTransport { requests: Vec::new(), peers: NoPeers, waker: no_waker() }
+    }
+
+    fn context<'a>(&'a mut self, nexus: &'a UnitNexus) -> TaskContext<'a> {
+        let TestTransport { requests, peers, waker } = self;
+        TaskContext { nexus, luns: &[0], waker, requests, peers }
+    }
+}
 
 #[test]
 fn an_erased_unit_reads_as_zeroes_and_is_flushed() {
@@ -84,24 +103,11 @@ fn an_operation_outlives_its_command_and_its_nexus() {
     let mut test = TestUnit::new(config(512, 64));
     test.disk.bytes.fill(7);
     let (nexus, other) = (test.nexus(1), test.nexus(2));
-    let waker = no_waker();
-    let mut requests = Vec::new();
-    let mut context = TaskContext {
-        nexus: &nexus,
-        luns: &[0],
-        waker: &waker,
-        requests: &mut requests,
-        peers: &mut NoPeers,
-    };
+    let mut transport = TestTransport::new();
+    let mut context = transport.context(&nexus);
     let command = Command { cdb: &ERASE, ..Command::default() };
-    let mut of_other = Vec::new();
-    let mut context_of_other = TaskContext {
-        nexus: &other,
-        luns: &[0],
-        waker: &waker,
-        requests: &mut of_other,
-        peers: &mut NoPeers,
-    };
+    let mut other_transport = TestTransport::new();
+    let mut context_of_other = other_transport.context(&other);
     let read = Command { cdb: &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], data_in_bytes: 512, ..command };
     let (mut earlier, _) = Task::start(&read, &mut context_of_other);
     let (mut task, step) = Task::start(&command, &mut context);
@@ -114,7 +120,7 @@ fn an_operation_outlives_its_command_and_its_nexus() {
     assert_eq!(test.run(&other, &[0; 6], &[], 0).additional(), cleared);
     // Its command is aborted, and its nexus lost.
     assert!(matches!(task.resume(TaskEvent::Abort, &mut context), Step::Aborted));
-    assert!(requests.is_empty());
+    assert!(context.requests.is_empty());
     drop((task, nexus));
     test.unit.manage(crate::UnitFunction::LogicalUnitReset, &other, no_waker());
     assert_eq!(test.run(&other, &[0; 6], &[], 0).additional(), Some(AdditionalSense::BUS_DEVICE_RESET));
@@ -144,15 +150,8 @@ fn an_operation_outlives_its_command_and_its_nexus() {
 fn an_operation_that_is_dropped_has_failed_and_its_command_too() {
     let mut test = TestUnit::new(config(512, 64));
     let (nexus, other) = (test.nexus(1), test.nexus(2));
-    let waker = no_waker();
-    let mut requests = Vec::new();
-    let mut context = TaskContext {
-        nexus: &nexus,
-        luns: &[0],
-        waker: &waker,
-        requests: &mut requests,
-        peers: &mut NoPeers,
-    };
+    let mut transport = TestTransport::new();
+    let mut context = transport.context(&nexus);
     let command = Command { cdb: &ERASE, ..Command::default() };
     let (mut task, _) = Task::start(&command, &mut context);
     assert!(matches!(task.resume(TaskEvent::Changed, &mut context), Step::Pending));
@@ -173,15 +172,8 @@ fn a_command_that_ends_while_others_are_aborted_changes_nothing() {
     let events = crate::CoreEvents::new(None);
     test.unit.subscribe(&events);
     let (nexus, other) = (test.nexus(1), test.nexus(2));
-    let waker = no_waker();
-    let mut requests = Vec::new();
-    let mut context = TaskContext {
-        nexus: &nexus,
-        luns: &[0],
-        waker: &waker,
-        requests: &mut requests,
-        peers: &mut NoPeers,
-    };
+    let mut transport = TestTransport::new();
+    let mut context = transport.context(&nexus);
     let (mut task, step) = Task::start(&Command { cdb: &ERASE, ..Command::default() }, &mut context);
     assert!(matches!(step, Step::Pending) && test.next_sanitize().is_none());
     let in_progress = Some(AdditionalSense::SANITIZE_IN_PROGRESS);
