@@ -103,7 +103,7 @@ fn a_full_cluster_refuses_writes_and_serves_what_it_has() {
     let cluster = Cluster::start(&directory, small());
     // A preallocated image that is too large leaves nothing.
     let large = cluster.run(&["image", "create", "--preallocate", "large", "1g"]);
-    let why = "its space cannot be allocated: Capacity Exceeded";
+    let why = "its space cannot be allocated, so that it is removed: Capacity Exceeded";
     assert!(text(&large.stderr).contains(why), "{}", text(&large.stderr));
     assert_eq!(cluster.ok(&["image", "list", "--json"]), "[]\n");
 

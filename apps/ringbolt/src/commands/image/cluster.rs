@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bdev::{Access, AsyncChannel, Registry, Request};
-use block_io::{Op, RequestFlags, Tag};
+use block_io::{Op, RequestFlags, Status, Tag};
 use cluster_map::{MapError, PoolClass};
 use reactor::{Reactor, ReactorConfig};
 use serde_json::{Value, json};
@@ -37,7 +37,6 @@ pub(super) fn create(of: &ImageOwner, name: &str, bytes: u64, preallocate: bool)
         );
     }
     if preallocate && let Err(error) = zero(&cluster, of, name, 0..bytes, RequestFlags::ALLOCATE) {
-        stderr_line!("the image is removed: its space cannot be allocated");
         zero(&cluster, of, name, 0..bytes, RequestFlags::DEALLOCATE)?;
         cluster.map().remove_image(&of.pool, name).map_err(failed)?;
         return Err(error);
@@ -98,12 +97,15 @@ fn zero(
     match zeroed.map_err(CommandError::operation)? {
         None => Ok(()),
         Some(status) => {
-            let allocates = flags.contains(RequestFlags::ALLOCATE);
-            let what = if allocates { "its space cannot be allocated" } else { "its data cannot be removed" };
-            Err(CommandError::operation(format!(
-                "{}/{name}: {what}: {status}; does the cluster serve?",
-                of.pool
-            )))
+            let what = match flags.contains(RequestFlags::ALLOCATE) {
+                true => "its space cannot be allocated, so that it is removed",
+                false => "its data cannot be removed",
+            };
+            let advice = match status {
+                Status::CAPACITY_EXCEEDED => "make it smaller, remove images, or add nodes",
+                _ => "does the cluster serve? `ringbolt store status` says",
+            };
+            Err(CommandError::operation(format!("{}/{name}: {what}: {status}; {advice}", of.pool)))
         }
     }
 }
