@@ -84,7 +84,6 @@ impl Shard {
         // What this call accepts reserves space when it is appended.
         let mut accepted = AcceptedWrites::default();
         while let Some(request @ ClientRequest::Write { header, .. }) = replication.waiting.front() {
-            let need = self.accepted_need(header, &accepted);
             let bytes = oplog::entry_bytes(header.data_bytes(), self.log.sector());
             let refusal = if !is_primary {
                 None
@@ -94,7 +93,7 @@ impl Shard {
                 Some(ClientReply::Busy)
             } else if !replication.log_queue.is_empty() || bytes > room {
                 return;
-            } else if need.is_some_and(|need| self.partition.space_use().has_room(self.reserved, need)) {
+            } else if self.accept_space(header, &mut accepted) {
                 None
             } else if !accepted.need.is_empty() {
                 return;
@@ -109,15 +108,7 @@ impl Shard {
             replication.waiting_names.remove(&request.name());
             let request = replication.waiting.pop_front().expect("it is the first");
             match refusal {
-                None => {
-                    accepted.need = need.unwrap_or_default();
-                    if let ClientRequest::Write { header, .. } = &request
-                        && gives_up_space(header.operation)
-                    {
-                        accepted.releasing.insert(header.object);
-                    }
-                    replication.events.push_back(ReplicaEvent::Request(request));
-                }
+                None => replication.events.push_back(ReplicaEvent::Request(request)),
                 Some(reply) => {
                     let (client, number) = request.name();
                     replication.outbox.reply(replication.group, client, number, reply);
@@ -126,13 +117,21 @@ impl Shard {
         }
     }
 
-    /// The space that an entry needs together with the writes that were accepted before it; `None` for one that is
-    /// invalid.
-    fn accepted_need(&self, header: &EntryHeader, accepted: &AcceptedWrites) -> Option<SpaceNeed> {
+    /// Adds an entry to the accepted ones, if the partition has room for it, for these and for those before them.
+    fn accept_space(&self, header: &EntryHeader, accepted: &mut AcceptedWrites) -> bool {
         let unapplied = self.unapplied.get(&header.object);
         let releasing = unapplied.is_some_and(|unapplied| unapplied.releasing > 0)
             || accepted.releasing.contains(&header.object);
-        Some(accepted.need + self.partition.space_need(header, releasing).ok()?)
+        let Ok(need) = self.partition.space_need(header, releasing) else { return false };
+        let need = accepted.need + need;
+        if !self.partition.space_use().has_room(self.reserved, need) {
+            return false;
+        }
+        accepted.need = need;
+        if gives_up_space(header.operation) {
+            accepted.releasing.insert(header.object);
+        }
+        true
     }
 
     /// Carries out what can be now.
