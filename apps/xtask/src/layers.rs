@@ -26,7 +26,7 @@ const ORDER_WITHIN: [(&str, &[&str]); 9] = [
     ("bdev", &["reservations", "layer", "*"]),
     ("services", &["blobstore", "blobfs"]),
     ("targets", &["shell", "controller", "scsi", "*"]),
-    ("store", &["map", "oplog", "objects", "replica", "link", "node", "client"]),
+    ("store", &["map", "oplog", "objects", "replica", "link", "image", "node", "client"]),
     ("lab", &["counters", "model", "engines", "workload", "experiments", "report"]),
 ];
 

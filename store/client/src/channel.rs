@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bdev::{Completion, Request};
-use block_io::{Channel, Op, RequestFlags, Status};
+use block_io::{Channel, Op, Status};
 use cluster_map::ReplicaId;
 use reactor::Core;
 use slots::{Slab, Slot};
 use sockets::CoreNetwork;
+use store_image::{IMAGE_BLOCK_BYTES, RangeProgress, RangeRequest};
 use wire_replica::{CLIENT_WINDOW, ClientReply, ClientRequest, Frame};
 use wire_store::{EntryHeader, OBJECT_BYTES, Operation, crc32c};
 
-use crate::IMAGE_BLOCK_BYTES;
 use crate::cluster::PoolView;
 use crate::connections::Connections;
 use crate::image::{DEPTH, Placement};
@@ -20,8 +20,6 @@ use crate::watch::PoolWatch;
 
 /// Numbers of requests that are not answered differ by less than this.
 const NUMBERS_MAX: u64 = CLIENT_WINDOW / 2;
-/// Parts of one range to zero in flight.
-const RANGE_PARTS_MAX: u32 = 16;
 /// An operation without an answer goes to another replica after this time.
 const PATIENCE_NS: u64 = 150_000_000;
 /// After an answer that says to try again.
@@ -35,51 +33,8 @@ const GIVE_UP_NS: u64 = 60_000_000_000;
 enum Pending {
     /// Of one object.
     Io(Request),
-    /// To zero a range, object by object, and to allocate its objects then if they are to have space.
+    /// Of a range, object by object.
     Range(RangeRequest),
-}
-
-struct RangeRequest {
-    request: Request,
-    /// The range is zero, and its objects are being allocated.
-    allocates: bool,
-    /// Offset of the next part, and the end, in bytes.
-    next: u64,
-    end: u64,
-    in_flight: u32,
-    status: Status,
-}
-
-impl RangeRequest {
-    fn new(request: Request) -> RangeRequest {
-        let block = u64::from(IMAGE_BLOCK_BYTES);
-        let (next, end) = (request.lba * block, (request.lba + u64::from(request.blocks)) * block);
-        RangeRequest { request, allocates: false, next, end, in_flight: 0, status: Status::SUCCESS }
-    }
-
-    /// Whether parts are to be sent: not after one has failed.
-    fn is_unsent(&self) -> bool {
-        self.next < self.end && self.status.is_success()
-    }
-
-    /// A part has completed. Returns whether all have; once all are zero, the objects follow, which zeroes would take the
-    /// space of.
-    fn part_completed(&mut self, status: Status) -> bool {
-        self.in_flight -= 1;
-        if self.status.is_success() {
-            self.status = status;
-        }
-        if self.in_flight > 0 || self.is_unsent() {
-            return false;
-        }
-        let is_complete = self.allocates
-            || !self.status.is_success()
-            || !self.request.flags.contains(RequestFlags::ALLOCATE);
-        if !is_complete {
-            (self.allocates, self.next) = (true, self.request.lba * u64::from(IMAGE_BLOCK_BYTES));
-        }
-        is_complete
-    }
 }
 
 /// An operation that is not answered.
@@ -291,17 +246,13 @@ impl<N: CoreNetwork> ImageChannel<N> {
     /// Sends the next part of a range, if it may be sent now.
     fn send_part(&mut self, slot: Slot) -> bool {
         let Some(Pending::Range(range)) = self.pending.get_mut(slot) else { return false };
-        if !range.is_unsent() || range.in_flight == RANGE_PARTS_MAX {
-            return false;
-        }
-        let (object, offset) = self.placement.locate(range.next);
-        let length = (OBJECT_BYTES as u64 - u64::from(offset)).min(range.end - range.next);
-        range.next += length;
-        range.in_flight += 1;
-        let header = match length == OBJECT_BYTES as u64 {
-            _ if range.allocates => EntryHeader::new(Operation::Preallocate, object, 0, 0),
-            true => EntryHeader::new(Operation::Remove, object, 0, 0),
-            false => EntryHeader::new(Operation::WriteZeroes, object, offset, length as u32),
+        let Some(part) = range.next_part() else { return false };
+        range.part_sent(part);
+        let (object, offset) = self.placement.locate(part.offset);
+        let header = match part.length as usize {
+            _ if part.allocates => EntryHeader::new(Operation::Preallocate, object, 0, 0),
+            OBJECT_BYTES => EntryHeader::new(Operation::Remove, object, 0, 0),
+            _ => EntryHeader::new(Operation::WriteZeroes, object, offset, part.length),
         };
         let request = ClientRequest::Write { header: self.name(header, 0), data: [].into() };
         self.begin(slot, object.group, request);
@@ -339,17 +290,15 @@ impl<N: CoreNetwork> ImageChannel<N> {
             self.primaries.insert(operation.group, operation.target);
         }
         if let Some(Pending::Range(range)) = self.pending.get_mut(operation.slot) {
-            let was_unsent = range.is_unsent();
-            if !range.part_completed(status) {
-                if !was_unsent && range.is_unsent() {
-                    self.ranges.push_back(operation.slot);
-                }
-                return;
+            match range.part_completed(status) {
+                RangeProgress::InFlight => return,
+                RangeProgress::Again => return self.ranges.push_back(operation.slot),
+                RangeProgress::Ended => {}
             }
         }
         let completion = match self.pending.remove(operation.slot) {
             None => return,
-            Some(Pending::Range(range)) => range.request.complete(range.status),
+            Some(Pending::Range(range)) => range.complete(),
             Some(Pending::Io(mut request)) => {
                 let status = match (data, request.data_mut()) {
                     (Some(data), Some(out)) if data.len() == out.len() => {

@@ -9,18 +9,15 @@ use block_io::Op;
 use cluster_map::ImageEntry;
 use reactor::Core;
 use sockets::{CoreNetwork, Sockets};
-use wire_replica::TRANSFER_BYTES_MAX;
+use store_image::IMAGE_BLOCK_BYTES;
 use wire_store::{BLOCK_BYTES, OBJECT_BYTES, ObjectId};
 
-use crate::IMAGE_BLOCK_BYTES;
 use crate::channel::ImageChannel;
 use crate::cluster::{ClientError, Cluster};
 use crate::watch::PoolWatch;
 
 /// Requests in flight on one channel: fewer than a client's numbers that replicas tell apart.
 pub(crate) const DEPTH: u32 = 512;
-/// Most bytes of an image: its objects have 32-bit indices.
-const IMAGE_BYTES_MAX: u64 = (OBJECT_BYTES as u64) << 32;
 
 /// The module's object of an image, whose channels connect through `N`.
 pub struct ClusterImage<N = Sockets> {
@@ -93,12 +90,9 @@ impl<N: CoreNetwork> ClusterImage<N> {
 fn geometry_of(bytes: u64) -> BdevGeometry {
     let atomic_blocks = BLOCK_BYTES as u32 / IMAGE_BLOCK_BYTES;
     BdevGeometry {
-        physical_block_size: BLOCK_BYTES as u32,
-        optimal_io_boundary_blocks: OBJECT_BYTES as u32 / IMAGE_BLOCK_BYTES,
-        buffer_alignment: 1,
         atomic_write_blocks: atomic_blocks,
         atomic_write_boundary_blocks: atomic_blocks,
-        ..BdevGeometry::new(IMAGE_BLOCK_BYTES, bytes / u64::from(IMAGE_BLOCK_BYTES))
+        ..store_image::geometry(bytes)
     }
 }
 
@@ -107,8 +101,7 @@ fn geometry_of(bytes: u64) -> BdevGeometry {
 /// # Errors
 /// [`ClientError::Size`].
 pub fn check_size(bytes: u64) -> Result<(), ClientError> {
-    let is_valid = bytes > 0 && bytes <= IMAGE_BYTES_MAX && bytes.is_multiple_of(IMAGE_BLOCK_BYTES.into());
-    if is_valid { Ok(()) } else { Err(ClientError::Size(bytes)) }
+    if store_image::is_image_size(bytes) { Ok(()) } else { Err(ClientError::Size(bytes)) }
 }
 
 impl<N: CoreNetwork> Bdev for ClusterImage<N> {
@@ -121,15 +114,11 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
     }
 
     fn supports(&self, op: Op) -> bool {
-        matches!(op, Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes)
+        store_image::supports(op)
     }
 
     fn io_limits(&self) -> IoLimits {
-        IoLimits {
-            transfer_bytes_max: TRANSFER_BYTES_MAX,
-            boundary_blocks: OBJECT_BYTES as u32 / IMAGE_BLOCK_BYTES,
-            ..IoLimits::NONE
-        }
+        store_image::io_limits()
     }
 
     fn open(&self, core: &Core) -> Result<BoxedChannel, BdevError> {

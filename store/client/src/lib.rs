@@ -15,6 +15,4 @@ mod watch;
 
 pub use cluster::{ClientError, Cluster};
 pub use image::{ClusterImage, check_size};
-
-/// Logical block of an image. Writes of whole 4 KiB blocks need no read.
-pub const IMAGE_BLOCK_BYTES: u32 = 512;
+pub use store_image::IMAGE_BLOCK_BYTES;

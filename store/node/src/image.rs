@@ -5,24 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, InfoValue, IoLimits, Request};
-use block_io::{Channel, Op, RequestFlags, Status};
+use block_io::{Channel, Op, Status};
 use dma::{Data, Parcel};
 use reactor::{Core, MailboxReceiver, MailboxSender};
 use slots::{Slab, Slot};
+use store_image::{IMAGE_BLOCK_BYTES, RangeProgress, RangeRequest, TRANSFER_BYTES_MAX};
 use wire_store::{EntryHeader, OBJECT_BYTES, ObjectId};
 
 use crate::shard::{Reply, ShardHandle, ShardOperation, ShardReply, ShardRequest};
 
-/// Logical block of an image. Writes of whole 4 KiB blocks need no read.
-pub const IMAGE_BLOCK_BYTES: u32 = 512;
-/// Most bytes of one request to a shard; the block layer divides larger ones.
-pub const TRANSFER_BYTES_MAX: u32 = 128 << 10;
 /// Requests in flight on one channel.
 const DEPTH: u32 = 1024;
 /// Requests to shards in flight on one channel, for whose answers its mailbox has room: those with data, and parts of
-/// ranges to zero, of which one range has at most so many.
+/// ranges to zero.
 const IN_FLIGHT_MAX: usize = DEPTH as usize;
-const RANGE_PARTS_MAX: u32 = 16;
 
 /// The shards of a store, by logical group.
 pub(crate) type Shards = Arc<[ShardHandle]>;
@@ -54,28 +50,20 @@ impl Bdev for ImageBdev {
     }
 
     fn geometry(&self) -> BdevGeometry {
-        let bytes = self.bytes.load(Ordering::Relaxed);
         BdevGeometry {
-            physical_block_size: wire_store::BLOCK_BYTES as u32,
-            optimal_io_boundary_blocks: OBJECT_BYTES as u32 / IMAGE_BLOCK_BYTES,
-            buffer_alignment: 1,
             // A write within an object is one entry of its log, and reads return committed entries only.
             atomic_write_blocks: TRANSFER_BYTES_MAX / IMAGE_BLOCK_BYTES,
             atomic_write_boundary_blocks: OBJECT_BYTES as u32 / IMAGE_BLOCK_BYTES,
-            ..BdevGeometry::new(IMAGE_BLOCK_BYTES, bytes / u64::from(IMAGE_BLOCK_BYTES))
+            ..store_image::geometry(self.bytes.load(Ordering::Relaxed))
         }
     }
 
     fn supports(&self, op: Op) -> bool {
-        matches!(op, Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes)
+        store_image::supports(op)
     }
 
     fn io_limits(&self) -> IoLimits {
-        IoLimits {
-            transfer_bytes_max: TRANSFER_BYTES_MAX,
-            boundary_blocks: OBJECT_BYTES as u32 / IMAGE_BLOCK_BYTES,
-            ..IoLimits::NONE
-        }
+        store_image::io_limits()
     }
 
     fn open(&self, core: &Core) -> Result<BoxedChannel, BdevError> {
@@ -112,51 +100,8 @@ impl Bdev for ImageBdev {
 enum Pending {
     /// Of one object.
     Io(Request),
-    /// To zero a range, object by object, and to allocate its objects then if they are to have space.
+    /// Of a range, object by object.
     Range(RangeRequest),
-}
-
-struct RangeRequest {
-    request: Request,
-    /// The range is zero, and its objects are being allocated.
-    allocates: bool,
-    /// Offset of the next part, and the end, in bytes.
-    next: u64,
-    end: u64,
-    in_flight: u32,
-    status: Status,
-}
-
-impl RangeRequest {
-    fn new(request: Request) -> RangeRequest {
-        let block = u64::from(IMAGE_BLOCK_BYTES);
-        let (next, end) = (request.lba * block, (request.lba + u64::from(request.blocks)) * block);
-        RangeRequest { request, allocates: false, next, end, in_flight: 0, status: Status::SUCCESS }
-    }
-
-    /// Whether parts are to be sent: not after one has failed.
-    fn is_unsent(&self) -> bool {
-        self.next < self.end && self.status.is_success()
-    }
-
-    /// A part has completed. Returns whether all have; once all are zero, the objects follow, which zeroes would take the
-    /// space of.
-    fn part_completed(&mut self, status: Status) -> bool {
-        self.in_flight -= 1;
-        if self.status.is_success() {
-            self.status = status;
-        }
-        if self.in_flight > 0 || self.is_unsent() {
-            return false;
-        }
-        let is_complete = self.allocates
-            || !self.status.is_success()
-            || !self.request.flags.contains(RequestFlags::ALLOCATE);
-        if !is_complete {
-            (self.allocates, self.next) = (true, self.request.lba * u64::from(IMAGE_BLOCK_BYTES));
-        }
-        is_complete
-    }
 }
 
 /// Sends each request to the core that owns its object.
@@ -242,15 +187,7 @@ impl ImageChannel {
     fn send_ranges(&mut self) {
         for _ in 0..self.ranges.len() {
             let Some(slot) = self.ranges.pop_front() else { return };
-            while let Some((object, operation, length)) = self.next_part(slot) {
-                if !self.send(object, operation, slot) {
-                    break;
-                }
-                if let Some(Pending::Range(range)) = self.pending.get_mut(slot) {
-                    range.next += u64::from(length);
-                    range.in_flight += 1;
-                }
-            }
+            while self.send_part(slot) {}
             if let Some(Pending::Range(range)) = self.pending.get(slot)
                 && range.is_unsent()
             {
@@ -259,36 +196,37 @@ impl ImageChannel {
         }
     }
 
-    /// The next part of a range, if it may be sent now, and its length.
-    fn next_part(&self, slot: Slot) -> Option<(ObjectId, ShardOperation, u32)> {
-        let Some(Pending::Range(range)) = self.pending.get(slot) else { return None };
-        if !range.is_unsent() || range.in_flight == RANGE_PARTS_MAX {
-            return None;
-        }
-        let (object, offset) = locate(self.volume, range.next, self.shards.len());
-        let length = (OBJECT_BYTES as u64 - u64::from(offset)).min(range.end - range.next);
-        let length = length as u32;
-        let operation = match range.allocates {
+    /// Sends the next part of a range, if it may be sent now.
+    fn send_part(&mut self, slot: Slot) -> bool {
+        let Some(Pending::Range(range)) = self.pending.get(slot) else { return false };
+        let Some(part) = range.next_part() else { return false };
+        let (object, offset) = locate(self.volume, part.offset, self.shards.len());
+        let operation = match part.allocates {
             true => ShardOperation::Preallocate { object },
-            false => ShardOperation::WriteZeroes { object, offset, length },
+            false => ShardOperation::WriteZeroes { object, offset, length: part.length },
         };
-        Some((object, operation, length))
+        let is_sent = self.send(object, operation, slot);
+        if is_sent && let Some(Pending::Range(range)) = self.pending.get_mut(slot) {
+            range.part_sent(part);
+        }
+        is_sent
     }
 
     fn complete(&mut self, reply: ShardReply) -> Option<Completion> {
         self.in_flight -= 1;
         let slot = Slot::from_bits(reply.tag);
         if let Some(Pending::Range(range)) = self.pending.get_mut(slot) {
-            let was_unsent = range.is_unsent();
-            if !range.part_completed(reply.status) {
-                if !was_unsent && range.is_unsent() {
+            match range.part_completed(reply.status) {
+                RangeProgress::InFlight => return None,
+                RangeProgress::Again => {
                     self.ranges.push_back(slot);
+                    return None;
                 }
-                return None;
+                RangeProgress::Ended => {}
             }
         }
         match self.pending.remove(slot)? {
-            Pending::Range(range) => Some(range.request.complete(range.status)),
+            Pending::Range(range) => Some(range.complete()),
             Pending::Io(mut request) => {
                 let mut status = reply.status;
                 if let (Some(parcel), Some(out)) = (reply.data, request.data_mut()) {

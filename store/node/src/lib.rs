@@ -48,11 +48,11 @@ mod spare;
 pub use check::{PartitionContents, StoreContents, inspect};
 pub use error::StoreError;
 pub use format::{FormatOptions, PARTITIONS_MAX, ReplicaFormat};
-pub use image::{IMAGE_BLOCK_BYTES, TRANSFER_BYTES_MAX};
 pub use node::{ImageInfo, PartitionStatus, StoreCores, StoreNode, format_device};
 pub use replica_node::{MakeOutbox, PoolOptions, ReplicaHandle, ReplicaNode, ReplicaNodeConfig};
 pub use server::{NodeServer, NodeServerConfig};
 pub use shard::replication::{Outbox, ReplicaDescription, ReplicaInput};
+pub use store_image::{IMAGE_BLOCK_BYTES, TRANSFER_BYTES_MAX};
 
 /// Counters of a partition since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

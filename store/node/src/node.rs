@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex};
 use bdev::{Access, BlockDevice, Registry, Uuid};
 use control::JobHandle;
 use reactor::{Core, ReactorHandle};
+use store_image::{IMAGE_BLOCK_BYTES, IMAGE_BYTES_MAX};
 use wire_store::{ImageRecord, OBJECT_BYTES, ObjectId, Superblock};
 
 use crate::device::StoreDevice;
 use crate::format::{FormatOptions, format, read_superblock};
-use crate::image::{IMAGE_BLOCK_BYTES, ImageBdev, Shards, locate, object_of};
+use crate::image::{ImageBdev, Shards, locate, object_of};
 use crate::once::once;
 use crate::shard::{self, ControlReply, ShardHandle, ShardOperation};
 use crate::{ReplicaDescription, ShardStats, StoreError};
@@ -74,8 +75,6 @@ pub struct PartitionStatus {
 const CONTROL_IN_FLIGHT_MAX: usize = 64;
 /// Within this time, timers of a core expire after its pollers have run.
 const SETTLE_NS: u64 = 1_000_000;
-/// Most bytes of an image: its objects have 32-bit indices.
-const IMAGE_BYTES_MAX: u64 = (OBJECT_BYTES as u64) << 32;
 
 impl<'a> StoreCores<'a> {
     fn count(&self) -> usize {
@@ -281,17 +280,15 @@ impl StoreNode {
             removing: false,
             name: name.to_string(),
         };
-        // If the server is killed while objects are allocated, the next one removes the image.
-        self.put_record(&ImageRecord { removing: preallocates.is_some(), ..record.clone() }).await?;
-        if let Some(job) = preallocates
-            && let Err(error) = self.preallocate(&record, job).await
-        {
-            self.finish_removal(&record, &JobHandle::standalone()).await?;
-            return Err(error);
+        if let Some(job) = preallocates {
+            // If the server is killed while objects are allocated, the next one removes the image.
+            self.put_record(&ImageRecord { removing: true, ..record.clone() }).await?;
+            if let Err(error) = self.preallocate(&record, job).await {
+                self.finish_removal(&record, &JobHandle::standalone()).await?;
+                return Err(error);
+            }
         }
-        if preallocates.is_some() {
-            self.put_record(&record).await?;
-        }
+        self.put_record(&record).await?;
         if let Err(error) = self.register(&record) {
             self.finish_removal(&record, &JobHandle::standalone()).await?;
             return Err(error);
@@ -574,7 +571,7 @@ fn check_image(name: &str, bytes: u64) -> Result<(), StoreError> {
             ImageRecord::NAME_BYTES_MAX
         ));
     }
-    if bytes == 0 || bytes > IMAGE_BYTES_MAX || !bytes.is_multiple_of(IMAGE_BLOCK_BYTES.into()) {
+    if !store_image::is_image_size(bytes) {
         return refuse(format!(
             "{bytes} bytes are no size of an image: a multiple of {IMAGE_BLOCK_BYTES}, at most {IMAGE_BYTES_MAX}"
         ));
