@@ -250,7 +250,7 @@ impl<N: CoreNetwork> ImageChannel<N> {
         range.part_sent(part);
         let (object, offset) = self.placement.locate(part.offset);
         let header = match part.length as usize {
-            _ if part.allocates => EntryHeader::new(Operation::Preallocate, object, 0, 0),
+            _ if part.allocates => EntryHeader::new(Operation::Preallocate, object, offset, part.length),
             OBJECT_BYTES => EntryHeader::new(Operation::Remove, object, 0, 0),
             _ => EntryHeader::new(Operation::WriteZeroes, object, offset, part.length),
         };

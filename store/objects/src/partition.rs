@@ -60,6 +60,8 @@ pub struct SpaceUse {
     pub released_extents: u32,
     /// Objects.
     pub objects: u32,
+    /// Onodes in all.
+    pub onodes: u32,
     /// Onodes that can be allocated now.
     pub free_onodes: u32,
 }
@@ -144,6 +146,7 @@ impl Partition {
             free_extents: self.free.count(),
             released_extents: (self.changed.released_extents.len() + in_checkpoint) as u32,
             objects: self.index.len() as u32,
+            onodes: self.layout.onodes,
             free_onodes: self.free_places.len() as u32,
         }
     }
@@ -158,7 +161,7 @@ impl Partition {
         let end = checked_end(entry.offset, entry.length)?;
         let indices = match entry.operation {
             Operation::Write => write::extent_indices(entry.offset, end),
-            Operation::Preallocate => 0..EXTENTS_PER_OBJECT,
+            Operation::Preallocate => preallocated_indices(entry, end),
             Operation::WriteZeroes | Operation::Remove => return Ok(SpaceNeed::default()),
         };
         let onode = self.onode(entry.object).filter(|_| !after_release);
@@ -303,7 +306,9 @@ impl Partition {
             Operation::WriteZeroes if self.onode(entry.object).is_none() => {}
             Operation::Write => self.write(entry, end, Some(data), pieces)?,
             Operation::WriteZeroes => self.write(entry, end, None, pieces)?,
-            Operation::Preallocate => self.preallocate(entry.object, pieces)?,
+            Operation::Preallocate => {
+                self.preallocate(entry.object, preallocated_indices(entry, end), pieces)?
+            }
         }
         if let Some(&place) = self.index.get(&entry.object) {
             self.record_version(place, entry);
@@ -333,18 +338,25 @@ impl Partition {
         self.changed.onode_blocks.insert(place / PartitionLayout::ONODES_PER_BLOCK);
     }
 
-    fn preallocate(&mut self, id: ObjectId, pieces: &mut Vec<WritePiece>) -> Result<(), ObjectsError> {
-        self.check_space(id, 0..EXTENTS_PER_OBJECT, false)?;
+    /// Gives an object the extents with these indices.
+    fn preallocate(
+        &mut self,
+        id: ObjectId,
+        indices: Range<usize>,
+        pieces: &mut Vec<WritePiece>,
+    ) -> Result<(), ObjectsError> {
         let inline = match self.onode(id).map(|onode| &onode.content) {
             Some(OnodeContent::Mapped(_)) => None,
             Some(OnodeContent::Inline(data)) => Some(data.clone()),
             None => Some(Vec::new()),
         };
+        let is_data_moved = inline.as_ref().is_some_and(|data| !data.is_empty());
+        self.check_space(id, indices.clone(), is_data_moved)?;
         let place = self.ensure_onode(id);
         if let Some(inline) = inline {
             self.move_out_of_line(place, inline, pieces);
         }
-        for index in 0..EXTENTS_PER_OBJECT {
+        for index in indices {
             self.claim_extent(place, index);
         }
         Ok(())
@@ -420,6 +432,11 @@ impl Partition {
         changes.released_extents.into_values().for_each(|extent| self.free.release(extent));
         self.free_places.extend(changes.removed.into_values());
     }
+}
+
+/// The extents of an object that an operation allocates.
+fn preallocated_indices(entry: &EntryHeader, end: u32) -> Range<usize> {
+    if entry.length == 0 { 0..EXTENTS_PER_OBJECT } else { write::extent_indices(entry.offset, end) }
 }
 
 fn checked_end(offset: u32, length: u32) -> Result<u32, ObjectsError> {

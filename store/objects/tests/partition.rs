@@ -70,8 +70,14 @@ fn onodes_that_contradict_each_other_are_rejected() {
         assert_eq!(error, ObjectsError::Extent { block: 70, extent, object: id(5) });
     }
     let partition = load(&[(0, mapped(4, &[2])), (1, mapped(5, &[0, 1, 4]))]).unwrap();
-    let expected =
-        SpaceUse { extents: 4, free_extents: 1, released_extents: 0, objects: 2, free_onodes: ONODES - 2 };
+    let expected = SpaceUse {
+        extents: 4,
+        free_extents: 1,
+        released_extents: 0,
+        objects: 2,
+        onodes: ONODES,
+        free_onodes: ONODES - 2,
+    };
     assert_eq!(partition.space_use(), expected);
 }
 

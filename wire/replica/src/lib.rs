@@ -41,7 +41,7 @@ pub use message::{
 pub use spare::{recycle, share_data, share_entry};
 
 /// Version of the messages.
-pub const MESSAGE_VERSION: u16 = 1;
+pub const MESSAGE_VERSION: u16 = 2;
 /// Most entries of a message.
 pub const ENTRIES_MAX: usize = 16;
 /// Most bytes of a write or a read.

@@ -129,7 +129,7 @@ pub enum Operation {
     Write = 1,
     /// Writes zeroes, and gives space back.
     WriteZeroes = 2,
-    /// Allocates every block of the object.
+    /// Allocates the blocks of a range, or every block of the object if the length is 0.
     Preallocate = 3,
     /// Removes the object.
     Remove = 4,
@@ -278,8 +278,12 @@ impl EntryHeader {
             return Err(DecodeError::value("where the data is", 7, from[7].into()));
         }
         let end = u64::from(entry.offset) + u64::from(entry.length);
-        let has_range = matches!(entry.operation, Operation::Write | Operation::WriteZeroes);
-        if end > OBJECT_BYTES as u64 || has_range != (entry.length > 0) {
+        let is_range_valid = match entry.operation {
+            Operation::Write | Operation::WriteZeroes => entry.length > 0,
+            Operation::Preallocate => true,
+            Operation::Remove => entry.length == 0,
+        };
+        if end > OBJECT_BYTES as u64 || !is_range_valid {
             return Err(DecodeError::value("the length of the operation", 60, entry.length.into()));
         }
         Ok(entry)
@@ -305,5 +309,22 @@ mod tests {
         assert!(replaces(Operation::Remove, 0, 16384) && !replaces(Operation::Preallocate, 4096, 8192));
         let other = EntryHeader::new(Operation::Remove, ObjectId { index: 3, ..object }, 0, 0);
         assert!(!other.replaces(object, 0..1));
+    }
+
+    #[test]
+    fn an_operation_has_a_range_or_none() {
+        let object = ObjectId { group: 0, volume: 1, index: 2, suffix: 0 };
+        for (operation, with_range, without) in [
+            (Operation::Write, true, false),
+            (Operation::WriteZeroes, true, false),
+            (Operation::Preallocate, true, true),
+            (Operation::Remove, false, true),
+        ] {
+            for (length, is_valid) in [(4096, with_range), (0, without)] {
+                let entry = EntryHeader::new(operation, object, 0, length);
+                let decoded = EntryHeader::decode(&entry.encode([7; 16], 512), [7; 16], 512);
+                assert_eq!(decoded.is_ok(), is_valid, "{operation:?} of {length} bytes");
+            }
+        }
     }
 }

@@ -1,7 +1,9 @@
-//! Objects as they are copied to other replicas: the parts that are not zero.
+//! Objects as they are copied to other replicas: which extents are allocated, and the parts that are not zero.
 //!
-//! A part is its offset and its length, 4 bytes each, then its bytes; parts are in their order, whole blocks, and at most
-//! as long as a request.
+//! The content begins with 8 bytes, a bit for each extent, the first one's the lowest. A part is its offset and its length,
+//! 4 bytes each, then its bytes; parts are in their order, whole blocks, and at most as long as a request.
+//!
+//! A copy has the extents that the original has, so that both have the same space: the primary decides for all.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,7 +12,10 @@ use std::task::{Poll, Waker};
 
 use reactor::Core;
 use replica::ReplicaEvent;
-use wire_store::{BLOCK_BYTES, OBJECT_BYTES, ObjectId};
+use wire_store::{
+    BLOCK_BYTES, BLOCKS_PER_EXTENT, EXTENTS_PER_OBJECT, EntryHeader, OBJECT_BYTES, ObjectId, OnodeContent,
+    Operation,
+};
 
 use super::Shard;
 use super::messages::{ControlReply, Reply};
@@ -19,6 +24,19 @@ use crate::{StoreError, TRANSFER_BYTES_MAX};
 
 /// Bytes of the head of a part.
 const PART_HEAD: usize = 8;
+const EXTENT_BYTES: usize = BLOCKS_PER_EXTENT * BLOCK_BYTES;
+
+/// Extents of an object, a bit each.
+type ExtentBits = u64;
+const _: () = assert!(EXTENTS_PER_OBJECT == ExtentBits::BITS as usize);
+
+/// The content of a copied object.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct CopiedObject {
+    extents: ExtentBits,
+    /// Offset and bytes of each.
+    parts: Vec<(u32, Vec<u8>)>,
+}
 
 /// Objects that other replicas want.
 #[derive(Default)]
@@ -88,7 +106,7 @@ async fn read_object(
     after: Option<ObjectId>,
 ) -> Result<Option<(ObjectId, std::sync::Arc<[u8]>)>, StoreError> {
     let Some(object) = shard.borrow().object_after(after) else { return Ok(None) };
-    let mut content = Vec::new();
+    let mut content = shard.borrow().extents_of(object).to_le_bytes().to_vec();
     for offset in (0..OBJECT_BYTES as u32).step_by(TRANSFER_BYTES_MAX as usize) {
         let (sender, receiver) = once();
         shard.borrow_mut().read_for_copy(object, offset, TRANSFER_BYTES_MAX, Reply::Control(sender));
@@ -101,6 +119,32 @@ async fn read_object(
         }
     }
     Ok(Some((object, content.into())))
+}
+
+impl Shard {
+    /// The extents that an object has when the committed entries are in place.
+    fn extents_of(&self, object: ObjectId) -> ExtentBits {
+        let bits = |extents: std::ops::Range<usize>| extents.fold(0, |bits, index| bits | 1 << index);
+        let mut extents = match self.partition.onode(object).map(|onode| &onode.content) {
+            Some(OnodeContent::Mapped(map)) => {
+                map.extents.iter().rev().fold(0, |bits, extent| bits << 1 | ExtentBits::from(*extent != 0))
+            }
+            _ => 0,
+        };
+        for entry in self.committed.iter().filter(|entry| entry.header.object == object) {
+            let EntryHeader { operation, offset, length, withheld, .. } = entry.header;
+            let (start, end) = (offset as usize, (offset + length) as usize);
+            match operation {
+                _ if withheld => {}
+                Operation::Write => extents |= bits(start / EXTENT_BYTES..end.div_ceil(EXTENT_BYTES)),
+                Operation::WriteZeroes => extents &= !bits(start.div_ceil(EXTENT_BYTES)..end / EXTENT_BYTES),
+                Operation::Preallocate if length == 0 => extents = ExtentBits::MAX,
+                Operation::Preallocate => extents |= bits(start / EXTENT_BYTES..end.div_ceil(EXTENT_BYTES)),
+                Operation::Remove => extents = 0,
+            }
+        }
+        extents
+    }
 }
 
 /// Appends the blocks that are not zero, adjacent ones together.
@@ -122,8 +166,49 @@ fn push_parts(offset: u32, bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The parts of a copied object; `None` if they are none.
-pub(super) fn parts_of_copy(mut content: &[u8]) -> Option<Vec<(u32, Vec<u8>)>> {
+impl CopiedObject {
+    /// Decodes the content of an object; `None` if it is none.
+    pub(super) fn decode(content: &[u8]) -> Option<CopiedObject> {
+        let (extents, parts) = content.split_first_chunk()?;
+        Some(CopiedObject { extents: ExtentBits::from_le_bytes(*extents), parts: decode_parts(parts)? })
+    }
+
+    /// The operations that make the object where there is none, with their data.
+    pub(super) fn into_operations(self, object: ObjectId) -> Vec<(EntryHeader, Vec<u8>)> {
+        let allocation = |operation, extents: std::ops::Range<usize>| {
+            let length = extents.len() * EXTENT_BYTES;
+            let header =
+                EntryHeader::new(operation, object, (extents.start * EXTENT_BYTES) as u32, length as u32);
+            (header, Vec::new())
+        };
+        let mut operations: Vec<_> = runs(self.extents)
+            .map(|extents| allocation(Operation::Preallocate, extents))
+            .chain(self.parts.into_iter().map(|(offset, data)| {
+                (EntryHeader::new(Operation::Write, object, offset, data.len() as u32), data)
+            }))
+            .collect();
+        if operations.is_empty() {
+            // It exists, and has no extent.
+            operations
+                .extend([Operation::Preallocate, Operation::WriteZeroes].map(|it| allocation(it, 0..1)));
+        }
+        operations
+    }
+}
+
+/// The runs of ones.
+fn runs(extents: ExtentBits) -> impl Iterator<Item = std::ops::Range<usize>> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let rest = extents.checked_shr(at)?;
+        let start = at + rest.trailing_zeros();
+        let ones = extents.checked_shr(start)?.trailing_ones();
+        at = start + ones;
+        (ones > 0).then_some(start as usize..at as usize)
+    })
+}
+
+fn decode_parts(mut content: &[u8]) -> Option<Vec<(u32, Vec<u8>)>> {
     let mut parts = Vec::new();
     let mut end = 0;
     while !content.is_empty() {
@@ -152,25 +237,48 @@ mod tests {
         for block in [0, 1, 31, 32, 500, 1023] {
             object[block * BLOCK_BYTES + block] = 7;
         }
-        let mut content = Vec::new();
+        let mut content = 6_u64.to_le_bytes().to_vec();
         for (index, bytes) in object.chunks(TRANSFER_BYTES_MAX as usize).enumerate() {
             push_parts(index as u32 * TRANSFER_BYTES_MAX, bytes, &mut content);
         }
-        let parts = parts_of_copy(&content).unwrap();
+        let CopiedObject { extents, parts } = CopiedObject::decode(&content).unwrap();
+        assert_eq!(extents, 6);
         let mut copy = vec![0; OBJECT_BYTES];
         for (offset, bytes) in &parts {
             copy[*offset as usize..][..bytes.len()].copy_from_slice(bytes);
         }
         assert!(copy == object);
-        assert_eq!(content.len(), 6 * BLOCK_BYTES + parts.len() * PART_HEAD);
-        for length in 1..PART_HEAD + BLOCK_BYTES {
-            assert_eq!(parts_of_copy(&content[..length]), None);
+        assert_eq!(content.len(), 8 + 6 * BLOCK_BYTES + parts.len() * PART_HEAD);
+        for length in (0..8 + PART_HEAD + BLOCK_BYTES).filter(|length| *length != 8) {
+            assert_eq!(CopiedObject::decode(&content[..length]), None);
         }
         for (at, value) in [(0, 1), (4, 0), (3, 1), (7, 1)] {
             let mut malformed = content.clone();
-            malformed[at] = value;
-            malformed[5] = if at == 4 { 0 } else { malformed[5] };
-            assert_eq!(parts_of_copy(&malformed), None, "byte {at} is {value}");
+            malformed[8 + at] = value;
+            malformed[8 + 5] = if at == 4 { 0 } else { malformed[8 + 5] };
+            assert_eq!(CopiedObject::decode(&malformed), None, "byte {at} is {value}");
         }
+    }
+
+    #[test]
+    fn a_copy_gets_the_extents_of_the_original() {
+        let object = ObjectId { group: 1, volume: 2, index: 3, suffix: 0 };
+        let operations = |extents, parts| {
+            let operations = CopiedObject { extents, parts }.into_operations(object).into_iter();
+            let described = operations.map(|(header, data)| {
+                assert_eq!(header.data_bytes(), data.len());
+                (header.operation, header.offset as usize / EXTENT_BYTES, header.length as usize)
+            });
+            described.collect::<Vec<_>>()
+        };
+        let preallocate = |first, count| (Operation::Preallocate, first, count * EXTENT_BYTES);
+        assert_eq!(operations(u64::MAX, vec![]), [preallocate(0, 64)]);
+        assert_eq!(operations(1 << 63, vec![]), [preallocate(63, 1)]);
+        let part = (5 * EXTENT_BYTES as u32, vec![7; BLOCK_BYTES]);
+        let expected = [preallocate(0, 1), preallocate(4, 3), (Operation::Write, 5, BLOCK_BYTES)];
+        assert_eq!(operations(0b111_0001, vec![part]), expected);
+        // Space that was given back leaves an object without extents.
+        let expected = [preallocate(0, 1), (Operation::WriteZeroes, 0, EXTENT_BYTES)];
+        assert_eq!(operations(0, vec![]), expected);
     }
 }

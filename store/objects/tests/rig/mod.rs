@@ -365,7 +365,11 @@ fn random_entry(random: &mut WyRand, sequence: u64) -> Entry {
         2 => (random.below(40 * 4096), 1 + random.below(10_000)),
         _ => (random.below(300), 1 + random.below(80)),
     };
-    let ranged = matches!(operation, Operation::Write | Operation::WriteZeroes);
+    let ranged = match operation {
+        Operation::Write | Operation::WriteZeroes => true,
+        Operation::Preallocate => random.below(2) == 0,
+        Operation::Remove => false,
+    };
     let length = if ranged { length as u32 } else { 0 };
     let data: Vec<u8> = if operation == Operation::Write {
         (0..length).map(|_| random.below(256) as u8).collect()

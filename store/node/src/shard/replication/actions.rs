@@ -7,11 +7,11 @@ use std::sync::Arc;
 use block_io::Status;
 use objects::SpaceNeed;
 use replica::{ClientReply, ClientRequest, EntryId, GroupBlocked, ReplicaAction, ReplicaEvent};
-use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId, Operation};
+use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId};
 
 use super::{READS_MAX, ReplicaInput, Replication, WAITING_REQUESTS_MAX};
 use crate::shard::append::gives_up_space;
-use crate::shard::copies::parts_of_copy;
+use crate::shard::copies::CopiedObject;
 use crate::shard::overlay::EntryData;
 use crate::shard::placed::{UnsettledEntry, is_whole_block, unsettled_block};
 use crate::shard::{CommittedEntry, Reply, Shard, ShardReply, UNPLACED_BYTES_MAX};
@@ -326,7 +326,7 @@ impl Shard {
         }
     }
 
-    /// Writes a copied object: its parts go in place as entries do, and count as written by the last committed one.
+    /// Makes a copied object: its operations go in place as entries do, and count as done by the last committed one.
     fn write_object(
         &mut self,
         session: u64,
@@ -334,19 +334,17 @@ impl Shard {
         content: &Arc<[u8]>,
         replication: &mut Replication,
     ) {
-        let Some(mut parts) = parts_of_copy(content) else {
+        let Some(copy) = CopiedObject::decode(content) else {
             return log::error!(
                 "group {}: a copy of an object is malformed, and is ignored",
                 replication.group
             );
         };
-        let Some(last) = parts.pop() else {
-            return replication.events.push_back(ReplicaEvent::ObjectWritten { session, object });
-        };
-        let parts = parts.into_iter().map(|part| (part, None)).chain([(last, Some(session))]);
-        for ((offset, data), copied) in parts {
+        let operations = copy.into_operations(object);
+        let last = operations.len() - 1;
+        for (index, (header, data)) in operations.into_iter().enumerate() {
             let EntryId { sequence, epoch } = replication.committed;
-            let header = EntryHeader::new(Operation::Write, object, offset, data.len() as u32);
+            let copied = (index == last).then_some(session);
             let header = EntryHeader { sequence, epoch, version: sequence, ..header };
             let need = self.partition.space_need(&header, false).unwrap_or_default();
             let bytes = data.len() as u64;
