@@ -7,6 +7,8 @@ mod rig;
 #[path = "rig/store.rs"]
 mod store;
 
+use std::collections::BTreeMap;
+
 use etcd::EtcdCluster;
 use rig::{ringbolt, scratch, text};
 use rustix::process::Signal;
@@ -184,5 +186,61 @@ fn a_lost_node_is_replaced_and_another_machine_joins() {
     let read = cluster.perf(&["--rw=read", "--size=16m", "--iodepth=16"]).output().unwrap();
     assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
     drop((machine, cluster));
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// Extents in use of each replica, by group.
+fn used_extents(status: &Value) -> BTreeMap<u64, Vec<u64>> {
+    let mut used = BTreeMap::<_, Vec<_>>::new();
+    for node in status["nodes"].as_array().unwrap() {
+        for replica in node["report"]["replicas"].as_array().into_iter().flatten() {
+            let number = |name: &str| replica[name].as_u64().unwrap();
+            used.entry(number("group")).or_default().push(number("extents") - number("free_extents"));
+        }
+    }
+    used
+}
+
+#[test]
+fn the_smallest_replica_says_what_fits_and_copies_keep_their_space() {
+    let directory = scratch("store-unequal");
+    let options = ["--size=200m", "--log-size=2m", "--groups=2", "--nodes=2", "--replicas=2", "--spare=2"];
+    let mut cluster = Cluster::start(&directory, &options);
+    cluster.ok(&["store", "add-node", "--size=100m", "--log-size=2m", "--spare=4"]);
+    cluster.wait_for("three nodes", |status| {
+        with_node(status, 3) == 0 && status["nodes"][2]["state"] == "serves"
+    });
+    cluster.ok(&["store", "pool", "remove", "pool"]);
+    cluster.ok(&["store", "pool", "create", "pool", "--replicas=3", "--groups=2"]);
+    cluster.wait_for("a pool of three replicas", |status| {
+        status["healthy"] == true && replicas(status) == [[1, 2, 3], [1, 2, 3]]
+    });
+
+    // Many writes in flight, each of a new extent, until there is no space: the smallest replica stays in sync.
+    cluster.ok(&["image", "create", "vol", "1g"]);
+    let fill = ["--rw=write", "--bs=64k", "--iodepth=32", "--size=1g", "--do_verify=0"];
+    let filled = cluster.perf(&fill).output().unwrap();
+    assert!(text(&filled.stderr).contains("Capacity Exceeded"), "{}", text(&filled.stderr));
+    let full = cluster.wait_until_healthy();
+    assert_eq!(with_node(&full, 3), 2);
+    let read = cluster.perf(&["--rw=read", "--bs=64k", "--iodepth=8", "--size=16m"]).output().unwrap();
+    assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
+
+    // A replica that gets a copy has the extents of the others, written or not.
+    cluster.ok(&["image", "remove", "vol"]);
+    cluster.ok(&["image", "create", "--preallocate", "vol", "32m"]);
+    let written = cluster.perf(&["--rw=write", "--size=1m", "--do_verify=0"]).output().unwrap();
+    assert!(written.status.success(), "{}", text(&written.stderr));
+    signal(cluster.up.id(), Signal::INT);
+    assert!(cluster.up.wait().unwrap().success());
+    std::fs::remove_dir_all(cluster.directory.join("node2")).unwrap();
+    cluster.ok(&["store", "add-node", "--replace=2", "--size=200m", "--log-size=2m", "--spare=2"]);
+    let cluster = Cluster::start(&directory, &[]);
+    let copied = cluster.wait_until_healthy();
+    let used = used_extents(&copied);
+    assert!(used.values().all(|used| used.len() == 3 && used.iter().all(|it| *it == used[0])), "{used:?}");
+    // 32 MiB in extents of 64 KiB.
+    assert_eq!(used.values().map(|used| used[0]).sum::<u64>(), 512, "{used:?}");
+    drop(cluster);
     std::fs::remove_dir_all(&directory).unwrap();
 }

@@ -37,7 +37,7 @@ pub use location::MapLocation;
 pub use placement::Topology;
 pub use record::{
     DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapError, NodeId, NodeRecord, OutReason,
-    PoolClass, PoolRecord, Proposed,
+    PartitionSize, PoolClass, PoolRecord, Proposed,
 };
 pub use wire_replica::{GroupConfig, ReplicaId};
 

@@ -53,6 +53,18 @@ pub struct DeviceRecord {
     /// It is to have no data.
     #[serde(default)]
     pub out: bool,
+    /// The size of its partitions, all the same; a node that starts says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<PartitionSize>,
+}
+
+/// What a partition has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartitionSize {
+    /// Extents of 64 KiB.
+    pub extents: u32,
+    /// Objects.
+    pub onodes: u32,
 }
 
 /// Where a write of a pool is when it is acknowledged.

@@ -92,7 +92,8 @@ fn a_copied_identity_is_refused() {
     map.set_out(NodeId(1), Some(OutReason::Operator)).unwrap();
     let error = map.put_node(NodeId(2), &node(1)).unwrap_err();
     assert!(matches!(error, MapError::SameIdentity { what: "node", number: 1, .. }), "{error}");
-    let device = DeviceRecord { uuid: Uuid::from_u128(9), node: NodeId(1), weight: 100, out: false };
+    let device =
+        DeviceRecord { uuid: Uuid::from_u128(9), node: NodeId(1), weight: 100, out: false, partition: None };
     map.put_device(DeviceId(1), &device).unwrap();
     let error = map.put_device(DeviceId(2), &device).unwrap_err();
     assert!(matches!(error, MapError::SameIdentity { what: "device", number: 1, .. }), "{error}");

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use bdev::{BlockDevice, Descriptor, Registry};
-use cluster_map::{PoolClass, PoolRecord};
+use cluster_map::{PartitionSize, PoolClass, PoolRecord};
 use control::JobHandle;
 use reactor::Core;
 use replica::{ReplicaId, ReplicaSettings};
@@ -305,6 +305,12 @@ impl ReplicaNode {
     /// The identity of the device, and its division.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
+    }
+
+    /// How large its partitions are.
+    pub fn partition_size(&self) -> PartitionSize {
+        let layout = self.superblock.layout().expect("a partition that was opened has room for an extent");
+        PartitionSize { extents: layout.extents, onodes: layout.onodes }
     }
 
     /// The groups that have a replica here.

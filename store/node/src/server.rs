@@ -151,6 +151,7 @@ impl NodeServer {
             lease_seconds: config.lease_seconds,
             out_after: config.out_after,
             groups,
+            partition: node.partition_size(),
             hub: hub.clone(),
             proposals,
             refused: refused.clone(),

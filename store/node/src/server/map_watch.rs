@@ -9,7 +9,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cluster_map::{
-    ClusterMap, GroupId, GroupRecord, MapChange, MapChanges, MapError, NodeId, OutReason, Proposed, ReplicaId,
+    ClusterMap, DeviceRecord, GroupId, GroupRecord, MapChange, MapChanges, MapError, NodeId, OutReason,
+    PartitionSize, Proposed, ReplicaId,
 };
 use reactor::{MailboxSender, ReactorHandle};
 use replica::GroupConfig;
@@ -98,6 +99,8 @@ pub(super) struct MapWatchConfig {
     /// How long a node is down before it is out.
     pub(super) out_after: Duration,
     pub(super) groups: BTreeMap<u32, ReplicaHandle>,
+    /// The size of the node's partitions.
+    pub(super) partition: PartitionSize,
     pub(super) hub: MailboxSender<HubInput>,
     pub(super) proposals: Proposals,
     /// Groups that the node has no replica of, although it is to have one, and why.
@@ -295,8 +298,14 @@ impl Watcher {
 
     /// Reads who is there, and hands the connections the addresses of the nodes.
     fn read_membership(&mut self) -> Result<(), MapError> {
+        let known = self.membership.partitions.clone();
         self.membership.read(&*self.config.map, self.config.cluster, Instant::now())?;
         self.read_at = None;
+        self.record_own_partition()?;
+        if self.membership.partitions != known {
+            self.undelivered.extend(self.config.groups.keys());
+            self.deliver();
+        }
         self.is_to_review = true;
         let addresses = self.membership.addresses();
         if addresses != self.addresses {
@@ -308,6 +317,17 @@ impl Watcher {
             self.config.map.set_out(NodeId(self.config.node.0), None)?;
         }
         self.mark_overdue()
+    }
+
+    /// Says in the map how large this node's partitions are, if it does not say so: primaries accept what fits everywhere.
+    fn record_own_partition(&mut self) -> Result<(), MapError> {
+        let Some((id, device)) = self.membership.device_of(NodeId(self.config.node.0)) else { return Ok(()) };
+        if device.partition != Some(self.config.partition) {
+            let device = DeviceRecord { partition: Some(self.config.partition), ..device.clone() };
+            self.config.map.put_device(id, &device)?;
+            self.membership.set_device(id, device);
+        }
+        Ok(())
     }
 
     /// Says which nodes are out because they are down for too long.
@@ -437,7 +457,10 @@ impl Watcher {
             else {
                 return false;
             };
-            !replica.send(ReplicaInput::Map(Arc::new(record.config.clone())))
+            let partitions = self.membership.partitions_of(&record.replicas);
+            let is_delivered = replica.send(ReplicaInput::Partitions(partitions))
+                && replica.send(ReplicaInput::Map(Arc::new(record.config.clone())));
+            !is_delivered
         };
         self.undelivered.retain(deliver);
         if !self.undelivered.is_empty() {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use cluster_map::{
-    ClusterMap, DeviceId, DeviceRecord, GroupId, MapError, NodeId, NodeRecord, OutReason, PoolRecord,
-    ReplicaId, Topology,
+    ClusterMap, DeviceId, DeviceRecord, GroupId, MapError, NodeId, NodeRecord, OutReason, PartitionSize,
+    PoolRecord, ReplicaId, Topology,
 };
 use sockets::StreamAddress;
 use uuid::Uuid;
@@ -15,6 +15,8 @@ use uuid::Uuid;
 pub(super) struct Membership {
     nodes: BTreeMap<NodeId, NodeRecord>,
     devices: BTreeMap<DeviceId, DeviceRecord>,
+    /// Those of every node that has said how large they are.
+    pub(super) partitions: BTreeMap<NodeId, PartitionSize>,
     pools: Vec<PoolRecord>,
     /// The first group that no pool has or had.
     first_free: u32,
@@ -44,6 +46,7 @@ impl Membership {
         self.out = map.out()?;
         self.topology = Topology::new(&nodes, &devices);
         (self.nodes, self.devices) = (nodes, devices);
+        self.partitions = self.devices.values().filter_map(|it| Some((it.node, it.partition?))).collect();
         self.down_since.retain(|node, _| !self.up.contains(node));
         for node in self.nodes.keys().filter(|node| !self.up.contains(node)) {
             self.down_since.entry(*node).or_insert(now);
@@ -59,6 +62,22 @@ impl Membership {
             Some((ReplicaId(id.0), StreamAddress::Tcp(address)))
         };
         self.nodes.iter().filter_map(address).collect()
+    }
+
+    /// The device of a node, which has one.
+    pub(super) fn device_of(&self, node: NodeId) -> Option<(DeviceId, &DeviceRecord)> {
+        self.devices.iter().find(|(_, device)| device.node == node).map(|(id, device)| (*id, device))
+    }
+
+    /// This node has written a record of a device.
+    pub(super) fn set_device(&mut self, id: DeviceId, device: DeviceRecord) {
+        self.partitions.extend(device.partition.map(|partition| (device.node, partition)));
+        self.devices.insert(id, device);
+    }
+
+    /// The partitions of these nodes, as far as they are known.
+    pub(super) fn partitions_of(&self, nodes: &[ReplicaId]) -> Vec<PartitionSize> {
+        nodes.iter().filter_map(|node| self.partitions.get(&NodeId(node.0)).copied()).collect()
     }
 
     /// The ranges of groups of all pools.

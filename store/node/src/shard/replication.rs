@@ -17,7 +17,7 @@ use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use cluster_map::PoolClass;
+use cluster_map::{PartitionSize, PoolClass};
 use reactor::{MailboxReceiver, MailboxSender};
 use replica::{
     AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, Replica, ReplicaAction,
@@ -46,6 +46,8 @@ pub enum ReplicaInput {
     Request(ClientRequest),
     /// The map's record of the group.
     Map(Arc<GroupConfig>),
+    /// The partitions of the group's replicas, as far as known. Without, the primary's own one says what fits.
+    Partitions(Vec<PartitionSize>),
 }
 
 /// Where a replica's messages go. It does not block; what it cannot send it drops.
@@ -101,6 +103,8 @@ pub(super) struct Replication {
     group: u32,
     pub(super) replica: Replica,
     outbox: Box<dyn Outbox>,
+    /// Those of all replicas of the group that are known.
+    partitions: Vec<PartitionSize>,
     events: VecDeque<ReplicaEvent>,
     /// When the replica wants the next [`ReplicaEvent::Timer`].
     replica_deadline: Option<u64>,

@@ -236,7 +236,7 @@ fn node_record(options: &NodeOptions, node: u32) -> NodeRecord {
 
 fn device_record(disk: &NodeDisk, node: u32) -> DeviceRecord {
     let weight = u32::try_from(disk.bytes >> 20).unwrap_or(u32::MAX).max(1);
-    DeviceRecord { uuid: Uuid::new_v4(), node: NodeId(node), weight, out: false }
+    DeviceRecord { uuid: Uuid::new_v4(), node: NodeId(node), weight, out: false, partition: None }
 }
 
 /// Makes a pool, and the records of its groups. Returns the groups of each node.

@@ -5,7 +5,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block_io::Status;
-use objects::SpaceNeed;
+use cluster_map::PartitionSize;
+use objects::{SpaceNeed, SpaceUse};
 use replica::{ClientReply, ClientRequest, EntryId, GroupBlocked, ReplicaAction, ReplicaEvent};
 use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId};
 
@@ -31,6 +32,10 @@ impl Shard {
         replication.events.push_back(match input {
             ReplicaInput::Message(message) => ReplicaEvent::Message(message),
             ReplicaInput::Map(config) => ReplicaEvent::Map(config),
+            ReplicaInput::Partitions(partitions) => {
+                replication.partitions = partitions;
+                return;
+            }
             ReplicaInput::Request(request @ ClientRequest::Read { .. }) => ReplicaEvent::Request(request),
             ReplicaInput::Request(request) => {
                 // The answer to a request that waits answers those that repeat it.
@@ -83,6 +88,7 @@ impl Shard {
         let mut room = self.log.room();
         // What this call accepts reserves space when it is appended.
         let mut accepted = AcceptedWrites::default();
+        let reserved = self.reserved + self.only_here(&replication.partitions);
         while let Some(request @ ClientRequest::Write { header, .. }) = replication.waiting.front() {
             let bytes = oplog::entry_bytes(header.data_bytes(), self.log.sector());
             let refusal = if !is_primary {
@@ -93,7 +99,7 @@ impl Shard {
                 Some(ClientReply::Busy)
             } else if !replication.log_queue.is_empty() || bytes > room {
                 return;
-            } else if self.accept_space(header, &mut accepted) {
+            } else if self.accept_space(header, reserved, &mut accepted) {
                 None
             } else if !accepted.need.is_empty() {
                 return;
@@ -117,14 +123,30 @@ impl Shard {
         }
     }
 
-    /// Adds an entry to the accepted ones, if the partition has room for it, for these and for those before them.
-    fn accept_space(&self, header: &EntryHeader, accepted: &mut AcceptedWrites) -> bool {
+    /// Space of this partition that the smallest one of the group does not have. One that is too small for what the group
+    /// has already is not counted: it can have no replica.
+    fn only_here(&self, partitions: &[PartitionSize]) -> SpaceNeed {
+        let SpaceUse { extents, free_extents, released_extents, objects, onodes, .. } =
+            self.partition.space_use();
+        let used_extents = extents - free_extents - released_extents + self.reserved.extents;
+        let used_onodes = objects + self.reserved.onodes;
+        let fits = |it: &&PartitionSize| it.extents >= used_extents && it.onodes >= used_onodes;
+        let mut excess = SpaceNeed::default();
+        for partition in partitions.iter().filter(fits) {
+            excess.extents = excess.extents.max(extents.saturating_sub(partition.extents));
+            excess.onodes = excess.onodes.max(onodes.saturating_sub(partition.onodes));
+        }
+        excess
+    }
+
+    /// Adds an entry to the accepted ones, if the partition has room for it, for these and for what is reserved.
+    fn accept_space(&self, header: &EntryHeader, reserved: SpaceNeed, accepted: &mut AcceptedWrites) -> bool {
         let unapplied = self.unapplied.get(&header.object);
         let releasing = unapplied.is_some_and(|unapplied| unapplied.releasing > 0)
             || accepted.releasing.contains(&header.object);
         let Ok(need) = self.partition.space_need(header, releasing) else { return false };
         let need = accepted.need + need;
-        if !self.partition.space_use().has_room(self.reserved, need) {
+        if !self.partition.space_use().has_room(reserved, need) {
             return false;
         }
         accepted.need = need;

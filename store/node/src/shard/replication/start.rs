@@ -127,6 +127,7 @@ impl Replication {
         let (sender, replies) = core.mailbox(READS_MAX);
         Replication {
             group: shard.log.group(),
+            partitions: Vec::new(),
             replica: Replica::new(id, incarnation, settings, recovered, core.now_ns()),
             outbox,
             events: VecDeque::new(),
