@@ -21,6 +21,8 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+#[cfg(any(test, fuzzing))]
+mod any_driver;
 mod core_queue;
 mod failure;
 mod group;
@@ -31,5 +33,7 @@ pub mod rpc;
 mod shape;
 mod target;
 
+#[cfg(any(test, fuzzing))]
+pub use any_driver::any_driver;
 pub use failure::UblkError;
 pub use target::{UblkDisk, UblkTarget};

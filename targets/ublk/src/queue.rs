@@ -82,6 +82,12 @@ impl DiskQueue {
         !self.waiting.is_empty()
     }
 
+    /// Bytes of the buffers in use.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn buffered_bytes(&self) -> usize {
+        self.buffered_bytes
+    }
+
     /// A command has completed: there is the request of `descriptor`, or the tag ends.
     pub(crate) fn on_command(
         &mut self,

@@ -69,10 +69,11 @@ impl Module for UblkModule {
                     "number of the disk",
                 )
                 .errors(&[
-                    (RpcError::INVALID_PARAMS, "the bdev has not the size, blocks or cache of the disk"),
+                    (RpcError::INVALID_PARAMS, "the bdev has not the size, blocks, cache or maximum request of the disk"),
                     NO_TARGET,
                     (RpcError::EBUSY, "the disk has a server"),
                     (RpcError::ENOTSUP, "the disk was added without recovery and user copy"),
+                    (RpcError::ENOSPC, "there are too many disks or queues"),
                     REFUSED,
                     UNRESPONSIVE,
                 ]),

@@ -2,10 +2,10 @@
 
 use bdev::BlockDevice;
 use block_io::Op;
-use wire_ublk::{Attributes, BasicParameters, DiscardParameters, Parameters, SECTOR_BYTES};
+use wire_ublk::{Attributes, BasicParameters, DeviceInfo, DiscardParameters, Parameters, SECTOR_BYTES};
 
 use crate::UblkError;
-use crate::limits::{IO_BYTES_MAX, RANGE_SECTORS_MAX};
+use crate::limits::{IO_BYTES_MAX, QUEUE_DEPTH_MAX, RANGE_SECTORS_MAX};
 
 /// What a queue knows of its device.
 #[derive(Clone, Copy, Debug)]
@@ -96,12 +96,13 @@ impl DiskShape {
     }
 
     /// Whether a disk with these parameters can be served from this device: the kernel's users rely on its size and its
-    /// blocks, and without a cache the kernel sends no flushes.
+    /// blocks, without a cache the kernel sends no flushes, and larger requests than [`IO_BYTES_MAX`] would fail.
     pub(crate) fn suits(&self, parameters: &Parameters) -> bool {
         let basic = &parameters.basic;
         let attributes = Attributes::from_bits_retain(basic.attributes);
         basic.size_sectors == self.sectors()
             && u32::from(basic.logical_block_shift) == self.block_size.ilog2()
+            && basic.sectors_max <= IO_BYTES_MAX / SECTOR_BYTES as u32
             && (!self.write_cache || attributes.contains(Attributes::VOLATILE_CACHE))
     }
 
@@ -120,6 +121,20 @@ impl DiskShape {
             bytes: 1 << 30,
         }
     }
+}
+
+/// Checks the queues of a device that the driver describes; another server may have added it.
+///
+/// # Errors
+/// It has no queue, or more or longer ones than are served.
+pub(crate) fn check_served(info: &DeviceInfo) -> Result<(), UblkError> {
+    let is_served = (1..=wire_ublk::QUEUES_MAX).contains(&info.queues)
+        && (1..=QUEUE_DEPTH_MAX as u16).contains(&info.queue_depth);
+    if is_served {
+        return Ok(());
+    }
+    let (queues, depth) = (info.queues, info.queue_depth);
+    Err(UblkError::TooMany(format!("the device has {queues} queues of {depth} requests; that is not served")))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::failure::kernel;
 use crate::limits::{
     ASK_INTERVAL, COMMAND_TIMEOUT, IO_BYTES_MAX, NODE_TIMEOUT, RECOVERY_TIMEOUT, START_TIMEOUT, STOP_TIMEOUT,
 };
-use crate::shape::DiskShape;
+use crate::shape::{DiskShape, check_served};
 
 const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
@@ -136,11 +136,13 @@ impl Driver {
         if !Features::from_bits_retain(info.features).contains(REQUIRED) {
             return Err(UblkError::Unsupported("the device was added without recovery and user copy"));
         }
+        check_served(info)?;
         let parameters = self.control.parameters(number, COMMAND_TIMEOUT);
         let parameters = parameters.map_err(kernel("the parameters of the device cannot be read"))?;
         if !shape.suits(&parameters) {
-            let reason =
-                format!("bdev_name: it has not the size, the blocks or the cache of /dev/ublkb{number}");
+            let reason = format!(
+                "bdev_name: it has not the size, the blocks, the cache or the maximum request of /dev/ublkb{number}"
+            );
             return Err(UblkError::Invalid(reason));
         }
         let busy = |error: &io::Error| error.raw_os_error() == Some(EBUSY);
