@@ -29,18 +29,23 @@ def create(target, folder):
     return sockets
 
 
-def boot(bench, sockets, packed):
-    """Boots a separate guest with the disks; to be closed by the caller."""
-    folder = f"{bench.folder}/packed-{packed}"
-    os.mkdir(folder)
+def hardware(sockets, packed, options=",reconnect=1"):
+    """QEMU options for the disks, in a guest whose memory the target can map."""
     more = [
         *("-object", f"memory-backend-memfd,id=shared,size={MEMORY},share=on"),
         *("-machine", "memory-backend=shared"),
     ]
     for name, path in sockets.items():
-        more += ["-chardev", f"socket,id={name},path={path},reconnect=1"]
+        more += ["-chardev", f"socket,id={name},path={path}{options}"]
         more += ["-device", f"vhost-user-blk-pci,chardev={name},num-queues=2,packed={packed}"]
-    return Guest(Image(CACHE), folder, memory=MEMORY, more=more)
+    return more
+
+
+def boot(bench, sockets, packed):
+    """Boots a separate guest with the disks; to be closed by the caller."""
+    folder = f"{bench.folder}/packed-{packed}"
+    os.mkdir(folder)
+    return Guest(Image(CACHE), folder, memory=MEMORY, more=hardware(sockets, packed))
 
 
 def check_cores(target):
@@ -119,6 +124,72 @@ def vhost_user_blk(bench):
 
     bench.guest.wait(are_gone, 30, "end of the connections of a guest that has gone", poll=0.05)
     assert os.stat(f"{bench.folder}/Disk").st_blocks * 512 < 16 * MIB, "the discard reached the file"
+
+
+def migrate(source, folder, more):
+    """Moves a guest to another QEMU with the same hardware while its load runs; -> the destination, to be closed by the
+    caller. The virtqueues are served through several passes over the memory, whose pages the target marks as written."""
+    incoming = f"unix:{folder}/migration"
+    os.mkdir(f"{folder}/destination")
+    image = Image(CACHE)
+    destination = Guest(image, f"{folder}/destination", memory=MEMORY, more=more, program=source.program, incoming=incoming)
+    try:
+        # So slow that the first pass does not end before the load has written to pages that were sent.
+        source.qmp("migrate-set-parameters", **{"max-bandwidth": 32 * MIB, "downtime-limit": 1})
+        source.qmp("migrate", uri=incoming)
+
+        def status():
+            now = source.qmp("query-migrate")
+            assert now["status"] not in ("failed", "cancelled"), now
+            return now
+
+        def has_passes():
+            assert (now := status())["status"] != "completed", now
+            return now.get("ram", {}).get("dirty-sync-count", 0) >= 4
+
+        source.wait(has_passes, 90, "four passes of the migration", poll=0.1)
+        source.qmp("migrate-set-parameters", **{"max-bandwidth": 1024 * MIB, "downtime-limit": 2000})
+        source.wait(lambda: status()["status"] == "completed", 60, "end of the migration", poll=0.05)
+        destination.wait(lambda: destination.qmp("query-status")["status"] == "running", 30, "guest", poll=0.05)
+    except BaseException:
+        destination.close()
+        raise
+    return destination
+
+
+@case("vhost-user-migrate", on=("ringbolt",), seconds=60)
+def vhost_user_migrate(bench):
+    """A Linux guest moves to another QEMU while fio writes and verifies its vhost-user disk: no error, no wrong block."""
+    target = bench.serve(Subsystem("vhost", [Namespace(mib=16, block_size=512)]))
+    with open(f"{bench.folder}/Disk", "wb") as file:
+        file.truncate(64 * MIB)
+    target.rpc("bdev_uring_create", name="Disk", filename=f"{bench.folder}/Disk", block_size=512)
+    path = f"{bench.folder}/Disk.sock"
+    target.rpc("vhost_create_blk_controller", ctrlr=path, dev_name="Disk", packed_ring=True)
+    more = hardware({"Disk": path}, "on", options="")
+    os.mkdir(f"{bench.folder}/source")
+    source = Guest(Image(CACHE), f"{bench.folder}/source", memory=MEMORY, more=more, program=bench.guest.program)
+    with source:
+        source.until("[ -b /dev/vda ]", 60)
+        source.check("mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /mnt", 120)
+        options = "--ioengine=libaio --direct=1 --rw=randwrite --bsrange=4k-64k --iodepth=16 --size=8m --verify=crc32c --verify_fatal=1"
+        load = source.spawn(
+            f"while [ ! -e /tmp/stop ]; do fio --name=load --directory=/mnt --numjobs=2 {options} || exit 1; echo round; done;"
+            " echo stopped"
+        )
+        load.expect("^round$", 120)
+        with migrate(source, bench.folder, more) as guest:
+            moved = guest.adopt(source)[load]
+            started = sorted(one["started"] for one in target.rpc("vhost_get_controllers")[0]["sessions"])
+            assert started == [False, True], started
+            for _ in range(2):
+                moved.expect("^round$", 120)
+            guest.check("touch /tmp/stop")
+            moved.expect("^stopped$", 120)
+            moved.check()
+            guest.check("umount /mnt && fsck.ext4 -fn /dev/vda", 120)
+            log = guest.check("dmesg | grep -iE 'virtio.*(error|fail)|I/O error|WARNING|BUG:' || true")
+            assert not log, log
 
 
 def create_scsi(target, folder):

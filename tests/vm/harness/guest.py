@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import re
+import select
 import selectors
 import shutil
 import signal
@@ -90,7 +91,7 @@ class Port:
 
     def __init__(self, guest, sock):
         self.guest, self.sock, self.buffer, self.job, self.ready = guest, sock, b"", None, False
-        self.serial = 0
+        self.serial, self.closed = 0, False
         sock.setblocking(False)
         guest.events.add(sock, self._readable)
 
@@ -101,12 +102,27 @@ class Port:
             return
         if not data:
             self.guest.events.remove(self.sock)
+            self.closed = True
             return
         if self.job:
             self.job.feed(data)
         else:
             self.buffer += data
             self.ready = self.ready or b"ready\n" in self.buffer
+
+    def drain(self):
+        """Reads what QEMU has written already."""
+        while select.select([self.sock], [], [], 0)[0] and not self.closed:
+            self._readable()
+
+    def resume(self, origin):
+        """Continues a job of the guest that has migrated here."""
+        self.job = Job(self, origin.id, origin.script)
+        self.job.data, self.job.read_to = origin.data, origin.read_to
+        early, self.buffer = self.buffer, b""
+        resumed = self.job
+        resumed.feed(early)
+        return resumed
 
     def start(self, script):
         self.serial += 1
@@ -168,12 +184,12 @@ def abbreviated(script):
 
 
 class Guest:
-    """A booted guest; a context manager, or to be closed with `close`."""
+    """A booted guest, or with `incoming` one that waits for a migration; a context manager, or to be closed with `close`."""
 
-    def __init__(self, image, folder, cpus=2, memory="1G", machine=None, program=QEMU, more=()):
+    def __init__(self, image, folder, cpus=2, memory="1G", machine=None, program=QEMU, more=(), incoming=None):
         if not shutil.which(program):
             raise Unavailable(f"{program} is not installed: apt install qemu-system-x86")
-        self.folder, self.events, self.machine = folder, Events(), machine
+        self.folder, self.events, self.machine, self.program = folder, Events(), machine, program
         self.dead, self.alarm, self.watched = None, None, []
         started = time.monotonic()
         initramfs, command_line, hardware, threads = image.initramfs, COMMAND_LINE, [], "multi"
@@ -197,6 +213,7 @@ class Guest:
             *("-append", command_line.rstrip()),
             *hardware,
             *more,
+            *(("-incoming", incoming) if incoming else ()),
             *("-chardev", f"file,id=console,path={folder}/console", "-serial", "chardev:console"),
             *("-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="),
             *("-chardev", f"socket,id=qmp,fd={guest_ends[0].fileno()}", "-mon", "chardev=qmp,mode=control"),
@@ -224,7 +241,9 @@ class Guest:
         self.ports = [Port(self, sock) for sock in self.sockets[1:]]
         try:
             self.qmp("qmp_capabilities")
-            self.wait(lambda: all(port.ready for port in self.ports), 60, "agent in the guest")
+            # Agents that arrive with a migration have been ready before.
+            if not incoming:
+                self.wait(lambda: all(port.ready for port in self.ports), 60, "agent in the guest")
         except ConnectionError as error:
             self.close()
             raise GuestError(f"QEMU ended during startup\n{self.console()}") from error
@@ -314,6 +333,15 @@ class Guest:
             found = re.findall(r"^count: (\d+) (\d+) (\d+)$", log.read(), re.M)
         assert len(found) == seen + 1, f"{len(found) - seen} marks were recorded, not one"
         return tuple(map(int, found[-1]))
+
+    def adopt(self, other):
+        """Continues the jobs of another guest, which has migrated to this one; -> the job here by the job there."""
+        adopted = {}
+        for port, origin in zip(self.ports, other.ports, strict=True):
+            origin.drain()
+            if origin.job:
+                adopted[origin.job] = port.resume(origin.job)
+        return adopted
 
     # The machine.
 
