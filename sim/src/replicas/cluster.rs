@@ -141,9 +141,12 @@ impl ReplicaCluster {
         let encodes = random.happens(250);
         let map_notifies = random.happens(500);
         let held_per_mille = if random.happens(300) { 300 } else { 0 };
+        // Some disks write blocks whole, others do not. What else a seed means stays the same.
+        let mut of_disks = random.clone();
+        let are_alike = !matches!(of_disks.below(10), 5..=7);
         let nodes = (0..nodes).map(|_| ReplicaNode {
             replica: None,
-            disk: ReplicaDisk::new(settings.in_place, fault),
+            disk: ReplicaDisk::new(settings.in_place && (are_alike || of_disks.happens(500)), fault),
             incarnation: 0,
             replaced: 0,
             clock_ns: random.below(1000 * MS),
@@ -257,7 +260,7 @@ impl ReplicaCluster {
         started.incarnation += 1;
         let recovered = started.disk.crash(&mut random);
         let id = ReplicaId(node as u32);
-        let settings = self.settings.clone();
+        let settings = ReplicaSettings { in_place: started.disk.is_overwritten(), ..self.settings.clone() };
         let replica = Replica::with_faults(id, started.incarnation, settings, recovered, now_ns, self.fault);
         started.replica = Some(replica);
         started.disk_busy = false;

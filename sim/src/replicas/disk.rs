@@ -175,6 +175,11 @@ impl ReplicaDisk {
         }
     }
 
+    /// Whether blocks are overwritten in place, with only the headers of entries in the log.
+    pub(crate) fn is_overwritten(&self) -> bool {
+        self.placed.is_enabled()
+    }
+
     /// Everything is lost: a new disk.
     pub(crate) fn replace(&mut self) {
         *self = ReplicaDisk::new(self.placed.is_enabled(), self.fault);
