@@ -63,6 +63,16 @@ impl BdevGeometry {
         BdevGeometry { atomic_write_blocks: if is_aligned { self.atomic_write_blocks } else { 0 }, ..self }
     }
 
+    /// Whether writes of this many bytes, at multiples of them, can have
+    /// [`RequestFlags::ATOMIC`](block_io::RequestFlags::ATOMIC).
+    pub fn is_atomic(&self, bytes: u32) -> bool {
+        let block_bytes = u64::from(self.block_size);
+        let boundary = u64::from(self.atomic_write_boundary_blocks) * block_bytes;
+        bytes.is_multiple_of(self.block_size)
+            && u64::from(self.atomic_write_blocks) * block_bytes >= bytes.into()
+            && boundary.is_multiple_of(bytes.into())
+    }
+
     /// Capacity in bytes, interleaved metadata included.
     pub const fn bytes(&self) -> u64 {
         self.blocks * self.block_size as u64
@@ -467,5 +477,31 @@ impl Drop for OpenHandle {
 impl std::fmt::Debug for BlockDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Device({}, {}, {:?})", self.name, self.bdev.product_name(), self.geometry())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aligned_writes_are_atomic_within_the_unit_and_the_boundary() {
+        for (block_size, blocks, boundary, expected) in [
+            (512, 0, 0, false),
+            (512, 7, 0, false),
+            (512, 8, 0, true),
+            (512, 256, 64, true),
+            (512, 64, 12, false),
+            (4096, 1, 0, true),
+            (4096, 1, 1, true),
+            (8192, 1, 0, false),
+        ] {
+            let geometry = BdevGeometry {
+                atomic_write_blocks: blocks,
+                atomic_write_boundary_blocks: boundary,
+                ..BdevGeometry::new(block_size, 1024)
+            };
+            assert_eq!(geometry.is_atomic(4096), expected, "{block_size} {blocks} {boundary}");
+        }
     }
 }

@@ -124,8 +124,8 @@ control::parameters! {
         lease_s: u32 = 5,
         /// Seconds that another node is down before it is out: its replicas move to other nodes
         out_after_s: u32 = 600,
-        /// The device writes each aligned 4 KiB whole or not at all, also when the power fails: overwrites of 4 KiB go in
-        /// place, and the log has only their headers
+        /// The device writes each aligned 4 KiB whole or not at all, also when the power fails, although it does not
+        /// report that: overwrites of 4 KiB go in place, and the log has only their headers
         atomic_blocks: bool = false,
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use bdev::testing::CrashDisk;
 use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, IoLimits, Registry, Request};
-use block_io::{Op, Payload};
+use block_io::{Op, Payload, RequestFlags};
 use cluster_map::PoolClass;
 use control::JobHandle;
 use os::clock::VirtualClock;
@@ -29,11 +29,12 @@ const DISK_BYTES: u64 = 8 << 20;
 const WRITES: u32 = 7;
 const OBJECT: ObjectId = ObjectId { group: GROUP, volume: 1, index: 0, suffix: 0 };
 
-type Writes = Arc<Mutex<Vec<Vec<u8>>>>;
+type Writes = Arc<Mutex<Vec<(RequestFlags, Vec<u8>)>>>;
 
 /// A disk that takes requests as direct I/O does: each slice but the last ends at a page. It records what is written.
 struct PagedDisk {
     disk: CrashDisk,
+    atomic_write_blocks: u32,
     writes: Writes,
 }
 
@@ -48,7 +49,7 @@ impl Bdev for PagedDisk {
     }
 
     fn geometry(&self) -> BdevGeometry {
-        self.disk.geometry()
+        BdevGeometry { atomic_write_blocks: self.atomic_write_blocks, ..self.disk.geometry() }
     }
 
     fn supports(&self, op: Op) -> bool {
@@ -73,7 +74,7 @@ impl block_io::Channel for PagedChannel {
             if let (Op::Write, Payload::Data(data)) = (request.op, &request.payload) {
                 let mut bytes = vec![0; data.len()];
                 data.copy_to(0, &mut bytes);
-                self.writes.lock().unwrap().push(bytes);
+                self.writes.lock().unwrap().push((request.flags, bytes));
             }
         }
         self.inner.submit(batch);
@@ -120,11 +121,12 @@ struct LoneNode {
 }
 
 impl LoneNode {
-    /// A node with the only replica of a group, on an empty disk.
-    fn start(disk: &CrashDisk, random: &mut WyRand) -> LoneNode {
+    /// A node with the only replica of a group, on an empty disk. It overwrites blocks in place with the option, or if the
+    /// disk promises atomic writes.
+    fn start(disk: &CrashDisk, random: &mut WyRand, in_place: bool, atomic_write_blocks: u32) -> LoneNode {
         let mut process = Process::start(disk, &VirtualClock::default(), random);
         let writes = Writes::default();
-        let paged = PagedDisk { disk: disk.clone(), writes: writes.clone() };
+        let paged = PagedDisk { disk: disk.clone(), atomic_write_blocks, writes: writes.clone() };
         process.registry.register("Paged", None, &[], Arc::new(paged)).unwrap();
         let (registry, core) = (process.registry.clone(), process.reactor.core());
         let answers = Arc::new(Mutex::new(Answers::default()));
@@ -144,7 +146,7 @@ impl LoneNode {
             let config = ReplicaNodeConfig {
                 name: "test",
                 id: ReplicaId(0),
-                settings: ReplicaSettings { in_place: true, ..ReplicaSettings::default() },
+                settings: ReplicaSettings { in_place, ..ReplicaSettings::default() },
                 pools: vec![(0..u32::MAX, PoolOptions { in_sync_min: 1, class: PoolClass::Disk })],
                 boot: [1; 16],
                 outbox: Arc::new(move |_, _| Box::new(AnswersOutbox(outbox.clone()))),
@@ -169,7 +171,7 @@ impl LoneNode {
     }
 
     /// Writes blocks of this byte, all at once. Returns what reached the device until all were answered.
-    fn write_together(&mut self, byte: u8) -> Vec<Vec<u8>> {
+    fn write_together(&mut self, byte: u8) -> Vec<(RequestFlags, Vec<u8>)> {
         while self.status().stats.entries_in_place < self.sent.into() {}
         self.writes.lock().unwrap().clear();
         for block in 0..WRITES {
@@ -210,32 +212,42 @@ fn check_entries(written: &[u8], byte: u8, in_place: bool) {
     }
 }
 
-#[test]
-fn entries_that_are_appended_together_are_one_request_to_the_device() {
-    let mut random = WyRand::new(1);
-    let disk = CrashDisk::create(&Registry::new(), "Disk", DISK_BYTES / SECTOR as u64, SECTOR as u32, 1);
-    let disk = disk.unwrap();
-    let mut node = LoneNode::start(&disk, &mut random);
+fn lengths(written: &[(RequestFlags, Vec<u8>)]) -> Vec<usize> {
+    written.iter().map(|(_, bytes)| bytes.len()).collect()
+}
 
-    let written = node.write_together(10);
-    assert_eq!(written.len(), 1, "{:?}", written.iter().map(Vec::len).collect::<Vec<_>>());
-    check_entries(&written[0], 10, false);
+fn new_disk() -> CrashDisk {
+    CrashDisk::create(&Registry::new(), "Disk", DISK_BYTES / SECTOR as u64, SECTOR as u32, 1).unwrap()
+}
 
-    // Headers only, once a checkpoint has the object: the log is half full before.
-    for _ in 0..100 {
+/// Writes until a checkpoint has the object, which is when the log is half full: then blocks are overwritten in place.
+fn overwrite_in_place(node: &mut LoneNode) -> Option<Vec<(RequestFlags, Vec<u8>)>> {
+    (0..100).find_map(|_| {
         let before = node.status().stats;
         let written = node.write_together(50);
         let after = node.status().stats;
-        if after.entries_overwriting == before.entries_overwriting {
-            continue;
-        }
-        assert_eq!(after.log_writes, before.log_writes + 1);
-        let headers: Vec<_> = written.iter().filter(|bytes| bytes.len() % BLOCK_BYTES != 0).collect();
-        assert_eq!(headers.len(), 1, "{:?}", written.iter().map(Vec::len).collect::<Vec<_>>());
-        check_entries(headers[0], 50, true);
-        break;
-    }
-    assert_eq!(node.status().stats.entries_overwriting, u64::from(WRITES));
+        (after.entries_overwriting > before.entries_overwriting).then(|| {
+            assert_eq!(after.log_writes, before.log_writes + 1);
+            assert_eq!(after.entries_overwriting, before.entries_overwriting + u64::from(WRITES));
+            written
+        })
+    })
+}
+
+#[test]
+fn entries_that_are_appended_together_are_one_request_to_the_device() {
+    let mut random = WyRand::new(1);
+    let disk = new_disk();
+    let mut node = LoneNode::start(&disk, &mut random, true, 0);
+
+    let written = node.write_together(10);
+    assert_eq!(written.len(), 1, "{:?}", lengths(&written));
+    check_entries(&written[0].1, 10, false);
+
+    let written = overwrite_in_place(&mut node).unwrap();
+    let headers: Vec<_> = written.iter().filter(|(_, bytes)| bytes.len() % BLOCK_BYTES != 0).collect();
+    assert_eq!(headers.len(), 1, "{:?}", lengths(&written));
+    check_entries(&headers[0].1, 50, true);
 
     let LoneNode { process, .. } = node;
     process.reactor.discard();
@@ -244,4 +256,24 @@ fn entries_that_are_appended_together_are_one_request_to_the_device() {
     let contents = process.run(async move { inspect(&core, &registry, "Disk", true, |_| ()).await }).unwrap();
     assert_eq!(contents.problems, Vec::<String>::new());
     process.reactor.discard();
+}
+
+/// The option is for devices that do not report what they do; those that do are asked for it with each write.
+#[test]
+fn blocks_are_overwritten_in_place_where_the_device_promises_atomic_writes() {
+    for (in_place, atomic_write_blocks, overwrites) in
+        [(false, 0, false), (false, 7, false), (false, 8, true), (true, 0, true), (true, 64, true)]
+    {
+        let mut node = LoneNode::start(&new_disk(), &mut WyRand::new(1), in_place, atomic_write_blocks);
+        let written = overwrite_in_place(&mut node);
+        assert_eq!(written.is_some(), overwrites, "{in_place} {atomic_write_blocks}");
+        let is_atomic = |(flags, bytes): &&(RequestFlags, Vec<u8>)| {
+            assert!(!flags.contains(RequestFlags::ATOMIC) || bytes.len() == BLOCK_BYTES);
+            flags.contains(RequestFlags::ATOMIC | RequestFlags::FUA)
+        };
+        let atomic = written.iter().flatten().filter(is_atomic).count();
+        let expected = if overwrites && atomic_write_blocks >= 8 { WRITES as usize } else { 0 };
+        assert_eq!(atomic, expected, "{in_place} {atomic_write_blocks}");
+        node.process.reactor.discard();
+    }
 }

@@ -131,8 +131,8 @@ pub(crate) struct NodeOptions {
     /// Listen on an address that others than this machine reach, although data is not encrypted
     #[arg(long)]
     allow_plain_network: bool,
-    /// The device of a new node writes each aligned 4 KiB whole or not at all, also when the power fails: overwrites of
-    /// 4 KiB then go in place, and the log has only their headers
+    /// The device of a new node writes each aligned 4 KiB whole or not at all, also when the power fails, although it does
+    /// not report that: overwrites of 4 KiB then go in place, and the log has only their headers
     #[arg(long)]
     atomic_blocks: bool,
     /// How long another node is down before its replicas move to others

@@ -146,9 +146,8 @@ impl Shard {
             let (lba, blocks) = (block * BLOCK_BYTES as u64, data.len() as u64);
             let (lba, blocks) = (lba / self.block_bytes, blocks / self.block_bytes);
             let mut request = Request::write(Tag(slot.to_bits()), lba, blocks as u32, Data::One(data));
-            if !self.is_volatile {
-                request.flags = RequestFlags::FUA;
-            }
+            request.flags.set(RequestFlags::FUA, !self.is_volatile);
+            request.flags.set(RequestFlags::ATOMIC, self.placed.is_atomic);
             self.requests.push(request);
         }
     }

@@ -27,6 +27,8 @@ pub(crate) const UNSETTLED_MAX: usize = 3 * UNCOMMITTED_MAX;
 #[derive(Default)]
 pub(super) struct PlacedBlocks {
     pub(super) is_enabled: bool,
+    /// The device promises to write a block whole or not at all, so that writes ask it for that.
+    pub(super) is_atomic: bool,
     /// By block of the device: the sequence of the entry that changed it and is not committed.
     uncommitted: HashMap<u64, u64>,
     /// Entries up to here are never given up.
@@ -260,8 +262,8 @@ impl PlacedBlocks {
 
     /// Everything is removed.
     pub(super) fn clear(&mut self) {
-        let is_enabled = self.is_enabled;
+        let PlacedBlocks { is_enabled, is_atomic, .. } = *self;
         let (waiting, written) = (std::mem::take(&mut self.waiting), self.written);
-        *self = PlacedBlocks { is_enabled, waiting, written, ..PlacedBlocks::default() };
+        *self = PlacedBlocks { is_enabled, is_atomic, waiting, written, ..PlacedBlocks::default() };
     }
 }

@@ -65,7 +65,8 @@ pub(crate) async fn start(
         let shard = &mut *shard.borrow_mut();
         let mut options = options(shard.log.group());
         let has_records = superblock.checkpoint_blocks >= CHECKPOINT_BLOCKS;
-        shard.placed.is_enabled = options.settings.in_place && has_records;
+        shard.placed.is_atomic = shard.channel.device().geometry().is_atomic(BLOCK_BYTES as u32);
+        shard.placed.is_enabled = (options.settings.in_place || shard.placed.is_atomic) && has_records;
         // What the log has of an earlier run counts as well.
         options.settings.in_place = shard.placed.is_enabled
             || !unsettled.is_empty()
