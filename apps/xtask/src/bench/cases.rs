@@ -7,6 +7,7 @@ use super::fio::FioTarget;
 use super::instructions::CountedExample;
 use super::load::{self, BenchDevice, IoPattern, RemoteLoad};
 use super::server::TargetTransport;
+use super::store::LoopCache;
 use super::{
     RunContext, RunOutcome, attack, bare, fio, idle, instructions, iscsi, nbd, page, scale, scaling, store,
     ublk, vhost,
@@ -59,7 +60,7 @@ enum BenchmarkKind {
     /// Start-up of many load generator processes.
     Processes,
     /// The replicated store, compared with a volume that is not replicated.
-    Store(IoPattern),
+    Store(IoPattern, LoopCache),
     /// Generation and loading of a lab report.
     Page,
 }
@@ -98,7 +99,11 @@ const fn on_zram(engine: &'static str, depth: u32) -> BenchmarkKind {
 }
 
 const fn store_4k(rw: &'static str, depth: u32) -> BenchmarkKind {
-    BenchmarkKind::Store(pattern_4k(rw, depth))
+    BenchmarkKind::Store(pattern_4k(rw, depth), LoopCache::None)
+}
+
+const fn store_flush_4k(depth: u32) -> BenchmarkKind {
+    BenchmarkKind::Store(pattern_4k("randwrite", depth), LoopCache::Volatile)
 }
 
 pub(super) const ALL: &[Benchmark] = &[
@@ -343,6 +348,12 @@ pub(super) const ALL: &[Benchmark] = &[
     case("store-write-qd16", "the same at QD 16", store_4k("randwrite", 16)),
     case("store-write-qd64", "the same at QD 64", store_4k("randwrite", 64)),
     case("store-write-qd128", "the same at QD 128", store_4k("randwrite", 128)),
+    case(
+        "store-write-flush-qd1",
+        "writes on devices with a volatile cache, which the store flushes, QD 1",
+        store_flush_4k(1),
+    ),
+    case("store-write-flush-qd16", "the same at QD 16", store_flush_4k(16)),
     case("store-read-qd1", "4 KiB random reads of the same, QD 1", store_4k("randread", 1)),
     case("store-read-qd16", "the same at QD 16", store_4k("randread", 16)),
     case("store-read-qd64", "the same at QD 64", store_4k("randread", 64)),
@@ -429,7 +440,7 @@ impl Benchmark {
             BenchmarkKind::Scaling(pairs) => scaling::driver(context, *pairs),
             BenchmarkKind::Fio(job) => fio::compare(context, job),
             BenchmarkKind::Processes => fio::processes(context),
-            BenchmarkKind::Store(pattern) => store::compare(context, pattern),
+            BenchmarkKind::Store(pattern, cache) => store::compare(context, pattern, *cache),
             BenchmarkKind::Page => page::page(context),
         }
     }
@@ -456,7 +467,7 @@ impl Benchmark {
                 | BenchmarkKind::Shared
                 | BenchmarkKind::Vhost(..)
                 | BenchmarkKind::Attack(_)
-                | BenchmarkKind::Store(_)
+                | BenchmarkKind::Store(..)
         )
     }
 

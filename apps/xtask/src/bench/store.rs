@@ -1,7 +1,8 @@
 //! The replicated store, compared in the same run with a volume that is not replicated.
 //!
 //! Both are on loop devices in memory, and have the same load in turn: an image with two replicas, and a target with
-//! `bdev_uring` over NVMe/TCP. The ratios say what replication costs on this machine.
+//! `bdev_uring` over NVMe/TCP. Target, nodes and load generator sleep when they are idle. The ratios say what
+//! replication costs on this machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,15 +25,28 @@ const MEMORY: &str = "/dev/shm";
 const START_MAX: Duration = Duration::from_secs(30);
 const SECTOR_BYTES: f64 = 512.0;
 
+/// What a loop device reports about its cache.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum LoopCache {
+    /// It has none: a write that is complete is durable, on both sides of the comparison.
+    None,
+    /// It is volatile: the store's writes are followed by flushes, those of the other volume are not.
+    Volatile,
+}
+
 /// Loads an image with two replicas and the same device without replication, in turn.
-pub(super) fn compare(context: &RunContext<'_>, pattern: &IoPattern) -> anyhow::Result<RunOutcome> {
+pub(super) fn compare(
+    context: &RunContext<'_>,
+    pattern: &IoPattern,
+    cache: LoopCache,
+) -> anyhow::Result<RunOutcome> {
     if !rustix::process::geteuid().is_root() {
         return Ok(RunOutcome::Skipped("loop devices in memory need root".to_string()));
     }
     if !Path::new(MEMORY).is_dir() {
         return Ok(RunOutcome::Skipped(format!("{MEMORY} does not exist")));
     }
-    let devices = [LoopDevice::create(context)?, LoopDevice::create(context)?];
+    let devices = [LoopDevice::create(context, cache)?, LoopDevice::create(context, cache)?];
     let plain = unreplicated(context, &devices[0], pattern)?;
     let cluster = StoreCluster::start(context, &devices)?;
     let uri = format!("store:pool/vol?cluster={}", cluster.directory.display());
@@ -59,8 +73,7 @@ fn unreplicated(
 ) -> anyhow::Result<Measurement> {
     let namespaces = TargetNamespaces::Device(device.node.clone());
     let cores: Vec<String> = context.cores.iter().take(2).map(ToString::to_string).collect();
-    let server =
-        TargetServer::start(context, &cores.join(","), "adaptive", &namespaces, TargetTransport::Tcp)?;
+    let server = TargetServer::start(context, &cores.join(","), "sleep", &namespaces, TargetTransport::Tcp)?;
     let devices = std::slice::from_ref(device);
     let loaded = under_load(context, &server.uri(1), pattern, devices, || server.cpu_seconds())?;
     let commands = vec![server.command.clone(), loaded.command];
@@ -86,10 +99,10 @@ fn under_load(
     let mut filling = load::base(context, uri, &fill);
     filling.arg(format!("--size={IMAGE}"));
     load::perf(context, &mut filling)?;
-    // Both processors serve both, so that the generator sleeps while it waits.
+    // Both processors serve both, so that all sleep while they wait.
     let mut command = load::base(context, uri, pattern);
     let runtime = if context.quick { "1s" } else { "4s" };
-    command.args([&format!("--size={IMAGE}"), "--time_based", "--idle=adaptive"]);
+    command.args([&format!("--size={IMAGE}"), "--time_based", "--idle=sleep"]);
     command.arg(format!("--runtime={runtime}"));
     let written = || devices.iter().map(LoopDevice::written_bytes).sum::<anyhow::Result<f64>>();
     let (begun, cpu_before, written_before) = (Instant::now(), cpu_seconds()?, written()?);
@@ -113,7 +126,7 @@ struct LoopDevice {
 }
 
 impl LoopDevice {
-    fn create(context: &RunContext<'_>) -> anyhow::Result<LoopDevice> {
+    fn create(context: &RunContext<'_>, cache: LoopCache) -> anyhow::Result<LoopDevice> {
         let (file, backing) = (0..)
             .map(|number| Path::new(MEMORY).join(format!("ringbolt-bench-{}-{number}", std::process::id())))
             .find_map(|path| Some((std::fs::File::create_new(&path).ok()?, path)))
@@ -127,13 +140,20 @@ impl LoopDevice {
         let status = process.wait(START_MAX)?;
         ensure!(status.success(), "{}: {}", describe(&losetup), context.directory.tail("losetup.err"));
         device.node = PathBuf::from(context.directory.tail("losetup.out").trim());
+        let mode = if cache == LoopCache::None { "write through" } else { "write back" };
+        let setting = device.sysfs()?.join("queue/write_cache");
+        std::fs::write(&setting, mode).with_context(|| setting.display().to_string())?;
         Ok(device)
+    }
+
+    fn sysfs(&self) -> anyhow::Result<PathBuf> {
+        let name = self.node.file_name().context("a loop device has a name")?;
+        Ok(Path::new("/sys/block").join(name))
     }
 
     /// Bytes written to it so far: block/stat, field 7, in sectors.
     fn written_bytes(&self) -> anyhow::Result<f64> {
-        let name = self.node.file_name().context("a loop device has a name")?;
-        let path = Path::new("/sys/block").join(name).join("stat");
+        let path = self.sysfs()?.join("stat");
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let sectors = text.split_whitespace().nth(6).context("too few fields")?;
         Ok(sectors.parse::<f64>()? * SECTOR_BYTES)
