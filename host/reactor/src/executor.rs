@@ -6,6 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -45,6 +46,8 @@ const CANCELLED_TIMERS_MAX: usize = 64;
 /// The queue of woken tasks; any thread can push to it.
 struct Ready {
     queue: Mutex<VecDeque<Slot>>,
+    /// Whether the queue has tasks, so that a turn without any takes no lock. It changes while the queue is locked.
+    has_tasks: AtomicBool,
     core: os::Waker,
 }
 
@@ -65,7 +68,11 @@ impl Executor {
             timers: RefCell::new(BinaryHeap::new()),
             cancelled_timers: Cell::new(0),
             event_waiters: RefCell::new(Vec::new()),
-            ready: Arc::new(Ready { queue: Mutex::new(VecDeque::new()), core }),
+            ready: Arc::new(Ready {
+                queue: Mutex::new(VecDeque::new()),
+                has_tasks: AtomicBool::new(false),
+                core,
+            }),
         }
     }
 
@@ -121,7 +128,7 @@ impl Executor {
         self.fire_timers(now_ns);
         let mut count = 0;
         while count < TASKS_PER_TURN_MAX {
-            let Some(slot) = self.ready.lock().pop_front() else { break };
+            let Some(slot) = self.ready.pop() else { break };
             count += 1;
             let entry =
                 self.tasks.borrow_mut().get_mut(slot).map(|entry| (entry.task.take(), entry.waker.clone()));
@@ -171,8 +178,24 @@ impl Executor {
 
 impl Ready {
     fn push(&self, slot: Slot) {
-        self.lock().push_back(slot);
+        {
+            let mut queue = self.lock();
+            queue.push_back(slot);
+            self.has_tasks.store(true, Ordering::Relaxed);
+        }
         self.core.wake();
+    }
+
+    /// The first task. One that another thread adds meanwhile may be found in the next turn: before a core sleeps,
+    /// [`Executor::deadline`] locks the queue.
+    fn pop(&self) -> Option<Slot> {
+        if !self.has_tasks.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut queue = self.lock();
+        let slot = queue.pop_front();
+        self.has_tasks.store(!queue.is_empty(), Ordering::Relaxed);
+        slot
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Slot>> {
