@@ -3,7 +3,7 @@
 use std::io::IoSliceMut;
 use std::net::{IpAddr, SocketAddr};
 
-use scsi::TaskAbort;
+use scsi::TaskManagement;
 use sockets::ByteStream;
 use target_shell::{Accepted, CloseReason, IoContext, MoreToRead, Notice, ProtocolConnection};
 use wire_iscsi::LoginStatus;
@@ -113,9 +113,9 @@ impl IscsiConnection {
     }
 
     /// Something of other cores has changed.
-    pub(crate) fn on_event(&mut self, aborts: &[TaskAbort], is_closed: bool) {
+    pub(crate) fn on_event(&mut self, functions: &[TaskManagement], is_closed: bool) {
         let Phase::Session(session) = &mut self.phase else { return };
-        session.on_event(aborts, is_closed);
+        session.on_event(functions, is_closed);
         if session.is_ending() {
             session.abandon();
             (self.draining, self.aborted) = (true, true);

@@ -57,10 +57,10 @@ impl Protocol for IscsiCore {
 
     #[inline]
     fn begin_poll(&mut self, connections: &mut Connections<IscsiConnection>, _now_ns: u64) -> usize {
-        let Some(aborts) = self.events.take() else { return 0 };
+        let Some(functions) = self.events.take() else { return 0 };
         connections.update(|_, entry| {
             let is_closed = entry.is_closed();
-            entry.connection.on_event(&aborts, is_closed);
+            entry.connection.on_event(&functions, is_closed);
             !is_closed
         });
         1

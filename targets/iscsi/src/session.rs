@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use block_io::Tag;
 use dma::Data;
-use scsi::{Command, RunningTask, SessionCommand, SessionUnit, Step, TaskAbort, TaskEvent, TaskRunner};
+use scsi::{Command, RunningTask, SessionCommand, SessionUnit, Step, TaskEvent, TaskManagement, TaskRunner};
 use slots::{Slab, Slot};
 use target_shell::{IoContext, PduData};
 use wire_iscsi::{AsyncEvent, AsyncMessage, RESERVED_TAG, Reject, RejectReason};
@@ -107,6 +107,11 @@ impl SessionCommand for CommandState {
 
     fn running_mut(&mut self) -> &mut RunningTask {
         &mut self.running
+    }
+
+    /// ABORT TASK names commands of its own connection only, and is executed there.
+    fn tag(&self) -> Option<u64> {
+        None
     }
 }
 
@@ -205,7 +210,7 @@ impl Session {
                 &node.name,
                 self.identity.tag,
             );
-            let nexus = match self.handle.shared().nexus(new.id, || new.unit.attach(&ports)) {
+            let nexus = match self.handle.shared().nexuses.get_or_attach(new.id, || new.unit.attach(&ports)) {
                 Ok(nexus) => nexus,
                 Err(error) => {
                     let name = &self.identity.initiator;
@@ -229,10 +234,10 @@ impl Session {
     }
 
     /// Something of other cores has changed.
-    pub(crate) fn on_event(&mut self, aborts: &[TaskAbort], is_closed: bool) {
+    pub(crate) fn on_event(&mut self, functions: &[TaskManagement], is_closed: bool) {
         self.has_event = true;
         let work = &mut self.work;
-        self.tasks.take_aborts(&mut self.commands, aborts, is_closed, |slot| {
+        self.tasks.manage(&mut self.commands, functions, is_closed, |slot, _, _| {
             work.push_back((slot, Work::Abort));
         });
     }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
-use scsi::{AttachError, CoreEvents, UnitNexus};
+use scsi::{CoreEvents, SessionNexuses};
 
 use crate::numbers::CommandNumbers;
 use crate::parameters::Parameters;
@@ -54,7 +54,7 @@ pub(crate) struct SessionShared {
     pub(crate) parameters: Parameters,
     pub(crate) numbers: CommandNumbers,
     connections: Mutex<Vec<Arc<ConnectionControl>>>,
-    nexuses: Mutex<Vec<(u64, Weak<UnitNexus>)>>,
+    pub(crate) nexuses: SessionNexuses,
 }
 
 /// What others may ask of a connection.
@@ -107,23 +107,6 @@ impl SessionShared {
         let connections = sync::lock(&self.connections).clone();
         connections.iter().filter(|control| which(control)).for_each(|control| control.end());
     }
-
-    /// The nexus of a logical unit, which the first connection that asks for it attaches.
-    pub(crate) fn nexus(
-        &self,
-        unit: u64,
-        attach: impl FnOnce() -> Result<Arc<UnitNexus>, AttachError>,
-    ) -> Result<Arc<UnitNexus>, AttachError> {
-        let mut nexuses = sync::lock(&self.nexuses);
-        let found = nexuses.iter().find(|(id, _)| *id == unit).and_then(|(_, nexus)| nexus.upgrade());
-        if let Some(nexus) = found {
-            return Ok(nexus);
-        }
-        let nexus = attach()?;
-        nexuses.retain(|(_, nexus)| nexus.strong_count() > 0);
-        nexuses.push((unit, Arc::downgrade(&nexus)));
-        Ok(nexus)
-    }
 }
 
 impl Sessions {
@@ -172,7 +155,7 @@ impl SessionTable {
             parameters: entry.parameters,
             numbers: CommandNumbers::new(entry.cmd_sn, entry.depth, is_shared),
             connections: Mutex::default(),
-            nexuses: Mutex::default(),
+            nexuses: SessionNexuses::default(),
         });
         self.by_tsih.insert(tsih, shared.clone());
         if let Some(key) = &entry.key {

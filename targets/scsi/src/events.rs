@@ -5,38 +5,53 @@ use std::sync::{Arc, Mutex};
 
 use reservations::{ChangeWaker, PendingGuard};
 
+use crate::functions::{ManagedTasks, UnitSubscriber};
 use crate::nexus::UnitNexus;
-use crate::unit::{AbortedTasks, UnitSubscriber};
 
-/// Events of other cores for the tasks of one: it wakes the core, and collects which tasks are to be aborted.
+/// Events of other cores for the tasks of one: it wakes the core, and collects the task management functions.
 ///
 /// A core that executes tasks has one. It is the [`UnitSubscriber`] of the core's units and the
 /// [`ChangeWaker`] of its tasks.
 pub struct CoreEvents {
     is_signalled: AtomicBool,
-    /// Number of aborts so far: a task that started after an abort is not concerned.
+    /// Number of functions so far: a task that started after one is not aborted by it.
     sequence: AtomicU64,
-    aborts: Mutex<Vec<TaskAbort>>,
+    functions: Mutex<Vec<TaskManagement>>,
     waker: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// Tasks to abort.
+/// A task management function, which a core executes for its tasks.
 #[derive(Clone, Debug)]
-pub struct TaskAbort {
-    tasks: AbortedTasks,
-    /// Tasks with this number or a lower one are concerned.
+pub struct TaskManagement {
+    tasks: ManagedTasks,
+    /// Tasks with this number or a lower one were started before.
     sequence: u64,
     guard: PendingGuard,
 }
 
-impl TaskAbort {
-    /// Whether a task of a nexus that started at `sequence` is concerned.
-    pub fn concerns(&self, nexus: &UnitNexus, sequence: u64) -> bool {
-        sequence <= self.sequence && self.tasks.contains(nexus)
+impl TaskManagement {
+    /// Whether tasks of a nexus are concerned.
+    pub fn contains(&self, nexus: &UnitNexus) -> bool {
+        self.tasks.contains(nexus)
     }
 
-    /// Keeps the abort pending.
-    pub fn guard(&self) -> PendingGuard {
+    /// Whether a task is concerned that started at `sequence`; `tag` is that of a command that was not answered.
+    pub(crate) fn concerns(&self, nexus: &UnitNexus, tag: Option<u64>, sequence: u64) -> bool {
+        sequence <= self.sequence && self.tasks.contains(nexus) && self.tasks.concern(tag)
+    }
+
+    /// Concerns tasks with this number, too.
+    pub(crate) fn extend_to(&mut self, sequence: u64) {
+        self.sequence = sequence;
+    }
+
+    /// Which tasks.
+    pub(crate) fn tasks(&self) -> &ManagedTasks {
+        &self.tasks
+    }
+
+    /// Keeps the function pending.
+    pub(crate) fn guard(&self) -> PendingGuard {
         self.guard.clone()
     }
 }
@@ -47,7 +62,7 @@ impl CoreEvents {
         Arc::new(CoreEvents {
             is_signalled: AtomicBool::new(false),
             sequence: AtomicU64::new(0),
-            aborts: Mutex::default(),
+            functions: Mutex::default(),
             waker,
         })
     }
@@ -67,14 +82,14 @@ impl CoreEvents {
         self.sequence.load(Ordering::Acquire)
     }
 
-    /// The aborts since the last call; `None` without an event.
+    /// The functions since the last call; `None` without an event.
     #[inline]
-    pub fn take(&self) -> Option<Vec<TaskAbort>> {
+    pub fn take(&self) -> Option<Vec<TaskManagement>> {
         if !self.is_signalled.load(Ordering::Relaxed) {
             return None;
         }
         self.is_signalled.store(false, Ordering::SeqCst);
-        Some(std::mem::take(&mut sync::lock(&self.aborts)))
+        Some(std::mem::take(&mut sync::lock(&self.functions)))
     }
 }
 
@@ -85,10 +100,10 @@ impl std::fmt::Debug for CoreEvents {
 }
 
 impl UnitSubscriber for CoreEvents {
-    fn abort(&self, aborted: &AbortedTasks, guard: &PendingGuard) {
+    fn manage(&self, tasks: &ManagedTasks, guard: &PendingGuard) {
         let sequence = self.sequence.fetch_add(1, Ordering::AcqRel);
-        let abort = TaskAbort { tasks: aborted.clone(), sequence, guard: guard.clone() };
-        sync::lock(&self.aborts).push(abort);
+        let function = TaskManagement { tasks: tasks.clone(), sequence, guard: guard.clone() };
+        sync::lock(&self.functions).push(function);
         self.notify();
     }
 }

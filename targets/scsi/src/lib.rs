@@ -16,9 +16,9 @@
 //!
 //! [`TaskRunner`] does this for all tasks of a session on a core, and collects their requests.
 //!
-//! A task is aborted with [`TaskEvent::Abort`]: ABORT TASK by the transport, which alone knows tasks by their tags.
-//! [`LogicalUnit::manage`] executes the other functions: it asks the [`UnitSubscriber`]s of all transports to abort the
-//! tasks of nexuses, and is complete when they have ended.
+//! A task is aborted with [`TaskEvent::Abort`]. [`LogicalUnit::manage`] executes task management functions, for tasks on any
+//! core: it asks the [`UnitSubscriber`]s of all transports to abort the tasks of nexuses, and is complete when they have
+//! ended. [`LogicalUnit::query`] asks whether there are any.
 //!
 //! SANITIZE belongs to the unit: a [`SanitizeExecutor`] executes it at the device, whatever becomes of the nexus. For units
 //! with reactors it is [`ReactorSanitizer`], the one part with I/O.
@@ -56,6 +56,7 @@ mod any_bytes;
 mod blocks;
 mod copy;
 mod events;
+mod functions;
 mod identity;
 mod information;
 mod limits;
@@ -77,15 +78,16 @@ mod unit;
 pub use absent::absent_unit;
 #[cfg(any(test, fuzzing))]
 pub use any_bytes::any_bytes;
-pub use events::{CoreEvents, TaskAbort};
+pub use events::{CoreEvents, TaskManagement};
+pub use functions::{ManagedTasks, TaskQuery, UnitFunction, UnitSubscriber};
 pub use limits::{ATTENTIONS_MAX, NEXUSES_MAX, TRANSFER_BYTES_MAX};
-pub use nexus::{AttachError, NexusPorts, UnitNexus};
+pub use nexus::{AttachError, NexusPorts, SessionNexuses, UnitNexus};
 pub use ports::TargetPort;
 pub use response::{DataIn, Residual, Response, SenseBytes};
 pub use runner::{RunningTask, SessionCommand, SessionUnit, TaskRunner};
 pub use sanitize::{ReactorSanitizer, SanitizeExecutor, SanitizeJob, SanitizeRun};
 pub use sense::failure_of;
 pub use task::{Command, NoPeers, SessionPeers, Step, Task, TaskContext, TaskEvent, no_waker};
-pub use unit::{AbortedTasks, LogicalUnit, UnitConfig, UnitFunction, UnitSubscriber};
+pub use unit::{LogicalUnit, UnitConfig};
 pub use wire_scsi::inquiry::ProtocolId;
 pub use wire_scsi::port_groups::AccessState;

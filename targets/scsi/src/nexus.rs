@@ -1,7 +1,7 @@
 //! I_T_L nexuses: unit attentions and access of an initiator port through a target port.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use arrayvec::ArrayVec;
 use reservations::{DenyMask, Registrant, RegistrantError};
@@ -210,6 +210,38 @@ impl Drop for UnitNexus {
     }
 }
 
+/// The nexuses of a session by logical unit, for its connections on all cores.
+#[derive(Debug, Default)]
+pub struct SessionNexuses(Mutex<Vec<(u64, Weak<UnitNexus>)>>);
+
+impl SessionNexuses {
+    /// The nexus of a logical unit, which the first connection that asks for it attaches.
+    ///
+    /// # Errors
+    /// Those of `attach`.
+    pub fn get_or_attach(
+        &self,
+        unit: u64,
+        attach: impl FnOnce() -> Result<Arc<UnitNexus>, AttachError>,
+    ) -> Result<Arc<UnitNexus>, AttachError> {
+        let mut nexuses = sync::lock(&self.0);
+        let found = nexuses.iter().find(|(id, _)| *id == unit).and_then(|(_, nexus)| nexus.upgrade());
+        if let Some(nexus) = found {
+            return Ok(nexus);
+        }
+        let nexus = attach()?;
+        nexuses.retain(|(_, nexus)| nexus.strong_count() > 0);
+        nexuses.push((unit, Arc::downgrade(&nexus)));
+        Ok(nexus)
+    }
+
+    /// The session begins anew: nexuses that are there are not shared any more, and end with the last connection that
+    /// drops them.
+    pub fn forget(&self) {
+        sync::lock(&self.0).clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -233,6 +265,18 @@ mod tests {
             nexus.set_attention(AdditionalSense { code: 0x2a, qualifier });
         }
         assert_eq!((nexus.take_attention(), nexus.take_attention()), (Some(AdditionalSense::POWER_ON), None));
+    }
+
+    #[test]
+    fn connections_of_a_session_share_a_nexus_until_it_begins_anew() {
+        let unit = test_unit::unit(512, 64);
+        let nexuses = SessionNexuses::default();
+        let attach = || nexuses.get_or_attach(1, || Ok(test_unit::nexus(&unit, 1))).unwrap();
+        let first = attach();
+        assert!(Arc::ptr_eq(&first, &attach()));
+        nexuses.forget();
+        let second = attach();
+        assert!(!Arc::ptr_eq(&first, &second) && Arc::ptr_eq(&second, &attach()));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use block_io::{Op, Status, Tag};
 use reservations::{ChangeWaker, PendingGuard};
 use slots::{Slab, Slot};
 
-use crate::events::{CoreEvents, TaskAbort};
+use crate::events::{CoreEvents, TaskManagement};
 use crate::nexus::UnitNexus;
 use crate::task::{Command, SessionPeers, Step, Task, TaskContext, TaskEvent};
 
@@ -39,7 +39,8 @@ pub struct RunningTask {
     unit: usize,
     /// See [`CoreEvents::sequence`].
     sequence: u64,
-    guard: Option<PendingGuard>,
+    /// Functions that wait for its end.
+    guards: Vec<PendingGuard>,
     /// It waits for the waker.
     is_pending: bool,
 }
@@ -49,6 +50,11 @@ impl RunningTask {
     #[inline]
     pub fn unit(&self) -> usize {
         self.unit
+    }
+
+    /// The functions that wait for its end, which end when these are dropped: not before the initiator can see the end.
+    pub fn take_guards(&mut self) -> Vec<PendingGuard> {
+        std::mem::take(&mut self.guards)
     }
 
     /// Whether it is a READ or WRITE; see [`Task::is_transfer`].
@@ -63,6 +69,8 @@ pub trait SessionCommand {
     fn running(&self) -> &RunningTask;
     /// The task.
     fn running_mut(&mut self) -> &mut RunningTask;
+    /// The initiator's tag, by which functions name the command; `None` after its answer, or where they name none.
+    fn tag(&self) -> Option<u64>;
 }
 
 /// Starts and resumes the tasks of a session on one core, and collects their device requests.
@@ -138,7 +146,7 @@ impl<U: std::fmt::Debug> TaskRunner<U> {
     /// The task of a command that the transport adds to its slab.
     pub fn begin(&self, unit: usize) -> RunningTask {
         let sequence = self.events.sequence();
-        RunningTask { task: None, unit, sequence, guard: None, is_pending: false }
+        RunningTask { task: None, unit, sequence, guards: Vec::new(), is_pending: false }
     }
 
     /// Starts a command that was added. `luns` are those that REPORT LUNS lists.
@@ -201,26 +209,36 @@ impl<U: std::fmt::Debug> TaskRunner<U> {
         self.units[running.unit].commands -= 1;
     }
 
-    /// Tasks are to be aborted: `abort` gets their commands, which the transport resumes with [`TaskEvent::Abort`]. After
-    /// the connection is closed, the aborts stay pending until the runner is dropped.
-    pub fn take_aborts<C: SessionCommand>(
+    /// Has functions concern all tasks that were started before this call, not only those that were when the functions
+    /// were requested.
+    pub fn extend(&self, functions: &mut [TaskManagement]) {
+        let sequence = self.events.sequence();
+        functions.iter_mut().for_each(|function| function.extend_to(sequence));
+    }
+
+    /// Executes task management functions: `abort` gets the commands to abort, and whether they are reset; the transport
+    /// resumes them with [`TaskEvent::Abort`]. After the connection is closed, the functions stay pending until the runner
+    /// is dropped.
+    pub fn manage<C: SessionCommand>(
         &mut self,
         commands: &mut Slab<C>,
-        aborts: &[TaskAbort],
+        functions: &[TaskManagement],
         is_closed: bool,
-        mut abort: impl FnMut(Slot),
+        mut abort: impl FnMut(Slot, &mut C, bool),
     ) {
         for (slot, command) in commands.iter_mut() {
-            let running = command.running_mut();
-            let nexus = &self.units[running.unit].nexus;
-            let Some(found) = aborts.iter().find(|abort| abort.concerns(nexus, running.sequence)) else {
-                continue;
-            };
-            if is_closed {
-                self.guards.push(found.guard());
-            } else {
-                running.guard = Some(found.guard());
-                abort(slot);
+            let (tag, running) = (command.tag(), command.running());
+            let (nexus, sequence) = (&self.units[running.unit].nexus, running.sequence);
+            let concerning = functions.iter().filter(|function| function.concerns(nexus, tag, sequence));
+            let (mut is_aborted, mut is_reset) = (false, false);
+            for function in concerning.filter(|function| function.tasks().find()) {
+                is_aborted = true;
+                is_reset |= function.tasks().are_reset();
+                let guards = if is_closed { &mut self.guards } else { &mut command.running_mut().guards };
+                guards.push(function.guard());
+            }
+            if is_aborted && !is_closed {
+                abort(slot, command, is_reset);
             }
         }
     }
@@ -287,7 +305,7 @@ mod tests {
     use crate::test_unit::{self, config};
     use crate::{LogicalUnit, UnitFunction, no_waker};
 
-    struct TestCommand(RunningTask);
+    struct TestCommand(RunningTask, Option<u64>);
 
     impl SessionCommand for TestCommand {
         fn running(&self) -> &RunningTask {
@@ -296,6 +314,10 @@ mod tests {
 
         fn running_mut(&mut self) -> &mut RunningTask {
             &mut self.0
+        }
+
+        fn tag(&self) -> Option<u64> {
+            self.1
         }
     }
 
@@ -316,8 +338,8 @@ mod tests {
         (runner, events)
     }
 
-    fn start(runner: &mut TaskRunner<u8>, commands: &mut Slab<TestCommand>) -> Slot {
-        let Ok(slot) = commands.insert(TestCommand(runner.begin(0))) else { panic!("no room") };
+    fn start(runner: &mut TaskRunner<u8>, commands: &mut Slab<TestCommand>, tag: u64) -> Slot {
+        let Ok(slot) = commands.insert(TestCommand(runner.begin(0), Some(tag))) else { panic!("no room") };
         let command = Command { cdb: &FLUSH, tag: Tag(3), ..Command::default() };
         let step = runner.start(commands, slot, &command, &[0]);
         assert!(matches!(step, Some(Step::InFlight)));
@@ -329,7 +351,7 @@ mod tests {
         let unit = unit();
         let (mut runner, _) = runner(&unit);
         let mut commands = Slab::with_capacity(4);
-        let slot = start(&mut runner, &mut commands);
+        let slot = start(&mut runner, &mut commands, 5);
         let failed = runner.submit(|key, _| {
             assert_eq!(key, 7);
             Err(Status::INVALID_NAMESPACE_OR_FORMAT)
@@ -348,7 +370,7 @@ mod tests {
         let unit = unit();
         let (mut runner, _) = runner(&unit);
         let mut commands = Slab::with_capacity(4);
-        let slot = start(&mut runner, &mut commands);
+        let slot = start(&mut runner, &mut commands, 5);
         let other = |key: u8| SessionUnit::new(test_unit::nexus(&unit, 2), key.into(), key);
         assert!(!runner.attach(other(8), 1));
         runner.units_mut()[0].is_present = false;
@@ -364,24 +386,72 @@ mod tests {
         let unit = unit();
         let (mut runner, events) = runner(&unit);
         let mut commands = Slab::with_capacity(4);
-        let earlier = start(&mut runner, &mut commands);
+        let earlier = start(&mut runner, &mut commands, 5);
         let nexus = runner.units()[0].nexus.clone();
         let reset = || -> Arc<PendingChange> { unit.manage(UnitFunction::ClearTaskSet, &nexus, no_waker()) };
         let change = reset();
-        let _later = start(&mut runner, &mut commands);
-        let aborts = events.take().unwrap();
+        let later = start(&mut runner, &mut commands, 5);
+        let mut aborts = events.take().unwrap();
         let mut aborted = Vec::new();
-        runner.take_aborts(&mut commands, &aborts, false, |slot| aborted.push(slot));
-        assert_eq!(aborted, [earlier]);
+        runner.manage(&mut commands, &aborts, false, |slot, _, is_reset| aborted.push((slot, is_reset)));
+        assert_eq!(aborted, [(earlier, false)]);
+        runner.extend(&mut aborts);
+        aborted.clear();
+        runner.manage(&mut commands, &aborts, false, |slot, _, is_reset| aborted.push((slot, is_reset)));
+        assert_eq!(aborted, [(earlier, false), (later, false)]);
+        drop(commands.get_mut(later).unwrap().0.take_guards());
         drop(aborts);
         assert!(change.outcome().is_none());
         runner.end(&commands.remove(earlier).unwrap().0);
         assert!(change.outcome().is_some());
         let change = reset();
-        runner.take_aborts(&mut commands, &events.take().unwrap(), true, |_| panic!("it is closed"));
+        runner.manage(&mut commands, &events.take().unwrap(), true, |_, _, _| panic!("it is closed"));
         commands.iter_mut().for_each(|(_, command)| command.0.task = None);
         assert!(change.outcome().is_none());
         drop(runner);
         assert!(change.outcome().is_some());
+    }
+
+    /// The tasks of a session on two cores: functions reach those of both.
+    #[test]
+    fn functions_reach_tasks_of_every_core_by_tag() {
+        let unit = unit();
+        let ((mut first, first_events), (mut second, second_events)) = (runner(&unit), runner(&unit));
+        second.units_mut()[0].nexus = first.units()[0].nexus.clone();
+        let nexus = first.units()[0].nexus.clone();
+        let (mut here, mut there) = (Slab::with_capacity(4), Slab::with_capacity(4));
+        start(&mut first, &mut here, 5);
+        let wanted = start(&mut second, &mut there, 6);
+        start(&mut second, &mut there, 7);
+        let mut run = |there: &mut Slab<TestCommand>| {
+            let mut aborted = Vec::new();
+            first.manage(&mut here, &first_events.take().unwrap(), false, |_, _, _| panic!("another's"));
+            let functions = second_events.take().unwrap();
+            second.manage(there, &functions, false, |slot, _, is_reset| aborted.push((slot, is_reset)));
+            aborted
+        };
+        for (tag, is_there) in [(Some(6), true), (Some(5), true), (None, true), (Some(8), false)] {
+            let query = unit.query(&nexus, tag, no_waker());
+            assert_eq!(query.outcome(), None, "no core has looked");
+            assert_eq!(run(&mut there), []);
+            assert_eq!(query.outcome(), Some(is_there), "{tag:?}");
+        }
+        let unknown = unit.manage(UnitFunction::AbortTask(8), &nexus, no_waker());
+        assert_eq!((run(&mut there), unknown.outcome().is_some()), (vec![], true));
+        // Two functions wait for one task.
+        let changes = [(); 2].map(|()| unit.manage(UnitFunction::AbortTask(6), &nexus, no_waker()));
+        assert_eq!(run(&mut there), [(wanted, false)]);
+        let other = test_unit::nexus(&unit, 9);
+        unit.manage(UnitFunction::NexusReset, &other, no_waker());
+        assert_eq!(run(&mut there), [], "another nexus");
+        assert!(changes.iter().all(|change| change.outcome().is_none()));
+        // An answered command has no tag, and stays until it has ended.
+        there.get_mut(wanted).unwrap().1 = None;
+        let late = unit.manage(UnitFunction::AbortTask(6), &nexus, no_waker());
+        assert_eq!((run(&mut there), late.outcome().is_some()), (vec![], true));
+        let guards = there.remove(wanted).unwrap().0.take_guards();
+        assert!(changes.iter().all(|change| change.outcome().is_none()), "its end is not visible");
+        drop(guards);
+        assert!(changes.iter().all(|change| change.outcome().is_some()));
     }
 }

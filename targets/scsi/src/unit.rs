@@ -13,6 +13,7 @@ use wire_scsi::mode::ModeSettings;
 use wire_scsi::port_groups::{AccessReason, AccessState};
 use wire_scsi::{AdditionalSense, SenseFormat};
 
+use crate::functions::{ManagedTasks, TaskAction, TaskQuery, UnitFunction, UnitSubscriber};
 use crate::limits::{NEXUSES_MAX, SUBSCRIBERS_MAX};
 use crate::nexus::{AttachError, NexusPorts, UnitNexus};
 use crate::ports::{TargetPort, UnitPorts};
@@ -61,40 +62,6 @@ impl UnitConfig {
             ..UnitConfig::new(device.uuid(), device.geometry())
         }
     }
-}
-
-/// A task management function that concerns more than one task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnitFunction {
-    /// Aborts the tasks of the nexus.
-    AbortTaskSet,
-    /// Aborts the tasks of all nexuses.
-    ClearTaskSet,
-    /// Aborts the tasks of all nexuses and resets the unit.
-    LogicalUnitReset,
-}
-
-/// The nexuses of a unit whose tasks are to be aborted.
-#[derive(Clone, Debug)]
-pub struct AbortedTasks {
-    unit: Weak<LogicalUnit>,
-    /// Identifiers; `None` for all.
-    nexuses: Option<Arc<[u64]>>,
-}
-
-impl AbortedTasks {
-    /// Whether the tasks of a nexus are among them.
-    pub fn contains(&self, nexus: &UnitNexus) -> bool {
-        std::ptr::eq(self.unit.as_ptr(), Arc::as_ptr(nexus.unit()))
-            && self.nexuses.as_ref().is_none_or(|ids| ids.contains(&nexus.id()))
-    }
-}
-
-/// A transport's core, or a connection, that executes tasks of a unit.
-pub trait UnitSubscriber: Send + Sync + std::fmt::Debug {
-    /// Aborts tasks that have been started. A clone of the guard is held until they have ended, for a bounded time;
-    /// commands that arrive after this call are not concerned. Called on any thread, without a lock of the unit.
-    fn abort(&self, aborted: &AbortedTasks, guard: &PendingGuard);
 }
 
 /// A logical unit: a block device as initiators see it.
@@ -363,28 +330,50 @@ impl LogicalUnit {
         waker: Arc<dyn ChangeWaker>,
     ) -> Arc<PendingChange> {
         let (pending, guard) = PendingChange::new(waker);
+        let own = || Some(Arc::from([nexus.id()]));
         match function {
-            UnitFunction::AbortTaskSet => self.abort_tasks(Some(Arc::from([nexus.id()])), &guard),
+            UnitFunction::AbortTask(tag) => {
+                self.manage_tasks(self.tasks(own(), TaskAction::Abort).with_tag(Some(tag)), &guard);
+            }
+            UnitFunction::AbortTaskSet => self.abort_tasks(own(), &guard),
             UnitFunction::ClearTaskSet => {
                 self.abort_tasks(None, &guard);
                 let is_other = |other: &UnitNexus| other.id() != nexus.id();
                 self.set_attentions(AdditionalSense::COMMANDS_CLEARED, is_other);
             }
             UnitFunction::LogicalUnitReset => {
-                self.abort_tasks(None, &guard);
+                self.manage_tasks(self.tasks(None, TaskAction::Reset), &guard);
                 self.settings.store(default_settings(&self.config), Ordering::Relaxed);
                 self.reserved_by.store(0, Ordering::Release);
                 self.set_attentions(AdditionalSense::BUS_DEVICE_RESET, |_| true);
+            }
+            UnitFunction::NexusReset => {
+                self.manage_tasks(self.tasks(own(), TaskAction::Reset), &guard);
+                nexus.set_attention(AdditionalSense::NEXUS_LOSS);
             }
         }
         pending
     }
 
+    /// Asks all cores whether a task of a nexus has this tag of the transport, or whether there is any.
+    pub fn query(&self, nexus: &UnitNexus, tag: Option<u64>, waker: Arc<dyn ChangeWaker>) -> TaskQuery {
+        let (query, action, guard) = TaskQuery::new(waker);
+        self.manage_tasks(self.tasks(Some(Arc::from([nexus.id()])), action).with_tag(tag), &guard);
+        query
+    }
+
     fn abort_tasks(&self, nexuses: Option<Arc<[u64]>>, guard: &PendingGuard) {
+        self.manage_tasks(self.tasks(nexuses, TaskAction::Abort), guard);
+    }
+
+    fn tasks(&self, nexuses: Option<Arc<[u64]>>, action: TaskAction) -> ManagedTasks {
+        ManagedTasks::new(self.this.clone(), nexuses, action)
+    }
+
+    fn manage_tasks(&self, tasks: ManagedTasks, guard: &PendingGuard) {
         let subscribers = sync::lock(&self.shared).subscribers.clone();
-        let aborted = AbortedTasks { unit: self.this.clone(), nexuses };
         for subscriber in subscribers.iter().filter_map(Weak::upgrade) {
-            subscriber.abort(&aborted, guard);
+            subscriber.manage(&tasks, guard);
         }
     }
 }

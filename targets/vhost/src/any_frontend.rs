@@ -347,7 +347,7 @@ fn config() -> VhostConfig {
     let unit = |key: u32| {
         let config = UnitConfig::of_device(descriptors[key as usize].1.device(), false);
         let unit = LogicalUnit::new(config, Arc::default());
-        Some(ScsiUnit { id: key.into(), key, blocks: unit.blocks(), unit })
+        Some(ScsiUnit { id: key.into(), key, blocks: unit.blocks(), is_announced: true, unit })
     };
     let mut scsi = ScsiBackend::default();
     (scsi.targets[0], scsi.targets[3]) = (unit(1), unit(2));

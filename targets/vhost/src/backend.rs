@@ -57,6 +57,8 @@ pub(crate) struct ScsiUnit {
     pub(crate) key: u32,
     /// Size at the time of this configuration.
     pub(crate) blocks: u64,
+    /// All cores have it, and drivers learn of it: they may send it commands over any virtqueue.
+    pub(crate) is_announced: bool,
     pub(crate) unit: Arc<LogicalUnit>,
 }
 
@@ -75,10 +77,13 @@ impl Backend {
             }
     }
 
-    /// Whether virtqueues of a connection may be on different cores. Those of a SCSI host are together, because a
-    /// function of the control queue names commands of others.
-    pub(crate) fn spreads_queues(&self) -> bool {
-        matches!(self, Backend::Blk(_))
+    /// The first virtqueue that may be on another core than the connection. The control queue and the event queue of a SCSI
+    /// host are with the connection, and its first request queue too.
+    pub(crate) fn first_spread_queue(&self) -> usize {
+        match self {
+            Backend::Blk(_) => 0,
+            Backend::Scsi(_) => virtio_scsi::REQUEST_QUEUE,
+        }
     }
 
     /// Its configuration space.

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use scsi::{CoreEvents, TaskAbort};
+use scsi::{CoreEvents, SessionNexuses, TaskManagement};
 use sockets::ByteStream;
 use target_shell::{CloseReason, MoreToRead, Notice, Polling, ProtocolConnection};
 
@@ -59,6 +59,7 @@ pub(crate) struct NewConnection<'a> {
     pub(crate) controller: Arc<Controller>,
     pub(crate) notifications: Rc<Notifications>,
     pub(crate) events: &'a Arc<CoreEvents>,
+    pub(crate) nexuses: Arc<SessionNexuses>,
     pub(crate) token: u64,
     pub(crate) flow: u16,
     pub(crate) now_ns: u64,
@@ -76,10 +77,9 @@ impl VhostConnection {
     }
 
     fn new(new: NewConnection<'_>, role: Role) -> VhostConnection {
-        let NewConnection { controller, notifications, events, token, flow, now_ns } = new;
         VhostConnection {
-            token,
-            device: VhostDevice::new(controller, notifications, events, flow, now_ns),
+            token: new.token,
+            device: VhostDevice::new(&new, matches!(role, Role::Worker(_))),
             role,
             is_notified: false,
             is_draining: false,
@@ -146,8 +146,10 @@ impl VhostConnection {
     }
 
     /// Something of other cores has changed for tasks.
-    pub(crate) fn on_task_event(&mut self, aborts: &[TaskAbort], is_closed: bool) {
-        self.device.on_task_event(aborts, is_closed);
+    pub(crate) fn on_task_event(&mut self, functions: &[TaskManagement], is_closed: bool) {
+        self.device.on_task_event(functions, is_closed);
+        // They concern commands that were not fetched, too.
+        self.is_notified |= !functions.is_empty() && !is_closed;
     }
 
     /// Applies a configuration. Returns whether anything has changed.

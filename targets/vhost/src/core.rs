@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use os::{EventClient, EventCompletion, EventSignaler, Interest, WatchId};
 use reactor::Core;
-use scsi::CoreEvents;
+use scsi::{CoreEvents, SessionNexuses};
 use sockets::StreamAddress;
 use target_shell::{Accepted, Connections, GroupWaker, Protocol};
 
@@ -208,6 +208,7 @@ impl VhostCore {
             controller,
             notifications: self.notifications.clone(),
             events: &self.tasks,
+            nexuses: start.nexuses,
             token: self.last_token,
             // Flows are told apart on a core; that of another kind of connection may be the same.
             flow: self.last_token as u16,
@@ -246,11 +247,13 @@ impl Protocol for VhostCore {
         }
         self.last_token += 1;
         let place = ConnectionPlace { core: self.index, token: self.last_token };
-        let workers = Workers::new(self.links.clone(), place, &controller);
+        let nexuses = Arc::<SessionNexuses>::default();
+        let workers = Workers::new(self.links.clone(), place, &controller, nexuses.clone());
         let new = NewConnection {
             controller,
             notifications: self.notifications.clone(),
             events: &self.tasks,
+            nexuses,
             token: self.last_token,
             flow: accepted.flow,
             now_ns,
@@ -282,10 +285,10 @@ impl Protocol for VhostCore {
         if count > 0 {
             self.process_notifications(connections);
         }
-        if let Some(aborts) = self.tasks.take() {
+        if let Some(functions) = self.tasks.take() {
             connections.update(|_, entry| {
                 let is_closed = entry.is_closed();
-                entry.connection.on_task_event(&aborts, is_closed);
+                entry.connection.on_task_event(&functions, is_closed);
                 !is_closed
             });
         }

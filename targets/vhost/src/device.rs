@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use block_io::Op;
 use dma::Data;
-use scsi::{CoreEvents, TaskAbort};
+use scsi::TaskManagement;
 use sockets::Wait;
 use target_shell::{IoContext, Polling};
 use wire_vhost_user::{BackendRequest, Header, ProtocolFeatures};
@@ -17,6 +17,7 @@ use wire_virtio::Features;
 use crate::backend::Backend;
 use crate::blk_requests::{BlkRequests, Started};
 use crate::chain::Chain;
+use crate::connection::NewConnection;
 use crate::controller::Controller;
 use crate::core::{Notifications, VhostCore};
 use crate::dirty_log::DirtyLog;
@@ -141,21 +142,14 @@ fn active_log(log: Option<&DirtyLog>, features: Features) -> Option<&DirtyLog> {
 }
 
 impl VhostDevice {
-    pub(crate) fn new(
-        controller: Arc<Controller>,
-        notifications: Rc<Notifications>,
-        events: &Arc<CoreEvents>,
-        flow: u16,
-        now_ns: u64,
-    ) -> VhostDevice {
-        let requests = match &controller.backend {
+    /// The device of a new connection, or of its worker on another core.
+    pub(crate) fn new(new: &NewConnection<'_>, is_worker: bool) -> VhostDevice {
+        let requests = match &new.controller.backend {
             Backend::Blk(_) => Requests::Blk(BlkRequests::new()),
-            Backend::Scsi(scsi) => {
-                Requests::Scsi(Box::new(ScsiRequests::new(&controller.name, scsi, events, flow)))
-            }
+            Backend::Scsi(scsi) => Requests::Scsi(Box::new(ScsiRequests::new(new, scsi, is_worker))),
         };
         VhostDevice {
-            controller,
+            controller: new.controller.clone(),
             features: Features::empty(),
             protocol_features: ProtocolFeatures::empty(),
             memory: GuestMemory::default(),
@@ -164,18 +158,18 @@ impl VhostDevice {
             rotation: Rotation::default(),
             has_session: false,
             writeback: true,
-            notifications,
+            notifications: new.notifications.clone(),
             inflight: None,
             dirty_log: None,
             backend: None,
             requests,
             unpublished: Vec::new(),
-            polled_ns: now_ns,
+            polled_ns: new.now_ns,
             has_delayed_signals: false,
             chain: Chain::default(),
-            flow,
+            flow: new.flow,
             is_armed: false,
-            active_ns: now_ns,
+            active_ns: new.now_ns,
             waits_for_others: true,
         }
     }
@@ -409,9 +403,9 @@ impl VhostDevice {
     }
 
     /// Something of other cores has changed for tasks.
-    pub(crate) fn on_task_event(&mut self, aborts: &[TaskAbort], is_closed: bool) {
+    pub(crate) fn on_task_event(&mut self, functions: &[TaskManagement], is_closed: bool) {
         if let Requests::Scsi(scsi) = &mut self.requests {
-            scsi.on_event(aborts, is_closed);
+            scsi.on_event(functions, is_closed);
         }
     }
 
@@ -473,9 +467,16 @@ impl VhostDevice {
     /// Makes used chains visible, and signals drivers that want it.
     #[inline]
     pub(crate) fn publish(&mut self) {
-        if self.unpublished.is_empty() {
-            return;
+        if !self.unpublished.is_empty() {
+            self.publish_queues();
         }
+        if let Requests::Scsi(scsi) = &mut self.requests {
+            scsi.on_published();
+        }
+    }
+
+    #[inline]
+    fn publish_queues(&mut self) {
         let log = active_log(self.dirty_log.as_ref(), self.features);
         let coalescing = self.controller.coalescing;
         // A device that is not polled is idle, and would not send what is delayed.

@@ -3,8 +3,8 @@
 //! A [`VhostTarget`] has controllers, each a UNIX socket at which QEMU or libblkio finds a virtio block device
 //! ([`VhostBlkConfig`]) or QEMU a virtio SCSI host with up to eight targets; an [`rpc::VhostModule`] makes it a part of a
 //! program. The client shares its memory: requests are fetched from virtqueues there, split or packed, and block devices
-//! read and write the guest's buffers without a copy. The shell drives the connections. Each is on one core; virtqueues of a
-//! block device are also on others, served by workers.
+//! read and write the guest's buffers without a copy. The shell drives the connections. Each is on one core; its virtqueues
+//! are also on others, served by workers.
 //!
 //! ```
 //! use bdev::{Registry, malloc};

@@ -52,11 +52,11 @@ pub(crate) const IDLE_NS: u64 = 50_000;
 pub(crate) const SCSI_TARGETS: usize = 8;
 /// Commands of a logical unit that a driver has in flight (`cmd_per_lun`): the size of QEMU's virtqueues.
 pub(crate) const SCSI_COMMANDS_PER_LUN: u32 = 128;
-/// Commands of a connection of a SCSI controller in flight; others stay in their virtqueues.
+/// Commands of a connection of a SCSI controller in flight on a core; others stay in their virtqueues.
 pub(crate) const SCSI_COMMANDS_MAX: u32 = SCSI_TARGETS as u32 * SCSI_COMMANDS_PER_LUN;
-/// Task management functions of a connection that wait for tasks to end.
-pub(crate) const FUNCTIONS_MAX: usize = 16;
-/// Bytes of buffers that the commands of a connection have; READ and WRITE need none. One larger command is admitted
+/// Task management functions of a connection in flight: those that fill a control queue of 128 descriptors.
+pub(crate) const FUNCTIONS_MAX: usize = 64;
+/// Bytes of buffers that the commands of a connection have on a core; READ and WRITE need none. One larger command is admitted
 /// alone.
 pub(crate) const BUFFERED_BYTES_MAX: usize = 8 << 20;
 /// Events that wait for the driver's buffers: each target goes and comes back, and is resized. Then some are lost, which

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use block_io::Tag;
 use dma::Data;
+use reservations::PendingGuard;
 use scsi::{
-    Command, CoreEvents, DataIn, NexusPorts, Residual, Response, RunningTask, SessionCommand, SessionUnit,
-    Step, TaskAbort, TaskEvent, TaskRunner,
+    Command, DataIn, NexusPorts, Residual, Response, RunningTask, SessionCommand, SessionNexuses,
+    SessionUnit, Step, TaskEvent, TaskManagement, TaskRunner,
 };
 use slots::{Slab, Slot};
 use wire_scsi::ScsiStatus;
@@ -22,19 +23,24 @@ use wire_virtio::scsi::{
 use crate::backend::{ScsiBackend, ScsiUnit};
 use crate::blk_requests::Started;
 use crate::chain;
+use crate::connection::NewConnection;
 use crate::device::{FetchedChain, GuestView, UsedChain, VhostContext};
 use crate::failure::RingError;
 use crate::limits::{BUFFERED_BYTES_MAX, SCSI_COMMANDS_MAX, SCSI_TARGETS};
 use crate::tags;
 use crate::vring::ChainId;
 
-use control::{AbortFunction, PendingFunction};
+use control::PendingFunction;
 use event_queue::EventQueue;
 
 /// What REPORT LUNS lists.
 const LUNS: [u16; 1] = [0];
 
-/// The commands of a connection, as [`Task`]s of logical units, and its task management functions.
+/// The commands of a connection on one core, as [`Task`]s of logical units, and its task management functions.
+///
+/// The connection's core has the control queue and the event queue. A function concerns commands of all cores: the logical
+/// unit passes it to each, and it is answered when all have executed it and the chains of the commands that it has aborted
+/// are visible to the driver ([`on_published`](Self::on_published)).
 ///
 /// READ and WRITE use the guest's buffers as they are. A command that needs memory, or more than one request of its
 /// device, goes to [`work`](Self::work) and its requests to the [`TaskRunner`], which [`pump`](Self::pump) empties where the
@@ -44,7 +50,14 @@ pub(crate) struct ScsiRequests {
     tasks: TaskRunner<TargetInfo>,
     commands: Slab<CommandState>,
     functions: Vec<PendingFunction>,
-    event_queue: EventQueue,
+    /// Functions that are executed when the virtqueues were looked at: commands that the driver made available before are
+    /// concerned, and its memory is not used for them after the answer.
+    managed: Vec<TaskManagement>,
+    /// Functions whose commands have ended, and are not visible to the driver as such.
+    ended: Vec<PendingGuard>,
+    /// `None` on other cores than the connection's.
+    event_queue: Option<EventQueue>,
+    nexuses: Arc<SessionNexuses>,
     work: VecDeque<(Slot, Work)>,
     /// Chains to return.
     pub(crate) used: Vec<UsedChain>,
@@ -62,6 +75,8 @@ struct TargetInfo {
     id: u64,
     target: u8,
     blocks: u64,
+    /// The driver has learnt of it.
+    is_announced: bool,
 }
 
 /// A command that has not ended.
@@ -74,8 +89,6 @@ struct CommandState {
     tag: u64,
     /// What the driver gets if it is aborted.
     abort_response: ScsiResponse,
-    /// A task management function that waits for its end.
-    abort_function: Option<AbortFunction>,
     /// The driver's buffers: for the answer, and the data in the one direction or the other.
     response: Data,
     data_in: Option<Data>,
@@ -91,6 +104,10 @@ impl SessionCommand for CommandState {
 
     fn running_mut(&mut self) -> &mut RunningTask {
         &mut self.running
+    }
+
+    fn tag(&self) -> Option<u64> {
+        self.id.is_some().then_some(self.tag)
     }
 }
 
@@ -110,44 +127,45 @@ enum Work {
 struct NotNow;
 
 impl ScsiRequests {
-    pub(crate) fn new(
-        name: &str,
-        backend: &ScsiBackend,
-        events: &Arc<CoreEvents>,
-        flow: u16,
-    ) -> ScsiRequests {
+    /// Those of a new connection, or of its worker on another core.
+    pub(crate) fn new(new: &NewConnection<'_>, backend: &ScsiBackend, is_worker: bool) -> ScsiRequests {
         let mut requests = ScsiRequests {
-            flow,
-            tasks: TaskRunner::new(events),
+            flow: new.flow,
+            tasks: TaskRunner::new(new.events),
             commands: Slab::with_capacity(SCSI_COMMANDS_MAX),
             functions: Vec::new(),
-            event_queue: EventQueue::default(),
+            managed: Vec::new(),
+            ended: Vec::new(),
+            event_queue: (!is_worker).then(EventQueue::default),
+            nexuses: new.nexuses.clone(),
             work: VecDeque::new(),
             used: Vec::new(),
             buffered_bytes: 0,
             is_waiting: false,
             has_event: false,
         };
-        requests.apply(name, backend);
-        // The driver looks for itself when it starts.
-        requests.event_queue = EventQueue::default();
+        requests.apply(&new.controller.name, backend);
+        requests.clear_events();
         requests
     }
 
     /// Applies a configuration, and reports what has changed.
     pub(crate) fn apply(&mut self, name: &str, backend: &ScsiBackend) {
         let find = |id: u64| backend.targets.iter().flatten().find(|unit| unit.id == id);
+        let mut events = self.event_queue.as_mut();
         for unit in self.tasks.units_mut().iter_mut().filter(|unit| unit.is_present) {
-            match find(unit.info.id) {
-                None => {
-                    unit.is_present = false;
-                    self.event_queue.push_removed(unit.info.target);
-                }
-                Some(new) if new.blocks != unit.info.blocks => {
-                    unit.info.blocks = new.blocks;
-                    self.event_queue.push_resized(unit.info.target);
-                }
-                Some(_) => {}
+            let (new, info) = (find(unit.info.id), &mut unit.info);
+            let Some(new) = new else {
+                unit.is_present = false;
+                events.iter_mut().for_each(|events| events.push_removed(info.target));
+                continue;
+            };
+            if new.blocks != info.blocks {
+                info.blocks = new.blocks;
+                events.iter_mut().for_each(|events| events.push_resized(info.target));
+            }
+            if new.is_announced && !std::mem::replace(&mut info.is_announced, new.is_announced) {
+                events.iter_mut().for_each(|events| events.push_added(info.target));
             }
         }
         for (target, new) in (0_u8..).zip(&backend.targets) {
@@ -159,25 +177,34 @@ impl ScsiRequests {
     }
 
     fn attach(&mut self, name: &str, target: u8, new: &ScsiUnit) {
-        let nexus = match new.unit.attach(&NexusPorts::virtio(name, target)) {
+        let attach = || new.unit.attach(&NexusPorts::virtio(name, target));
+        let nexus = match self.nexuses.get_or_attach(new.id, attach) {
             Ok(nexus) => nexus,
             Err(error) => {
                 log::warn!(target: "vhost", "{name}: target {target} is not there: {error}");
                 return;
             }
         };
-        let info = TargetInfo { id: new.id, target, blocks: new.blocks };
+        let ScsiUnit { id, blocks, is_announced, .. } = *new;
+        let info = TargetInfo { id, target, blocks, is_announced };
         if !self.tasks.attach(SessionUnit::new(nexus, new.key, info), 2 * SCSI_TARGETS) {
             return log::warn!(target: "vhost", "{name}: target {target} is not there: too many commands");
         }
-        self.event_queue.push_added(target);
+        if let Some(events) = self.event_queue.as_mut().filter(|_| is_announced) {
+            events.push_added(target);
+        }
     }
 
     /// The driver begins anew. No command is in flight.
     pub(crate) fn reset(&mut self, name: &str, backend: &ScsiBackend) {
         self.tasks.detach_all();
         self.apply(name, backend);
-        self.event_queue = EventQueue::default();
+        self.clear_events();
+    }
+
+    /// The driver looks for itself when it starts.
+    fn clear_events(&mut self) {
+        self.event_queue = self.event_queue.take().map(|_| EventQueue::default());
     }
 
     /// The driver has used a virtqueue before, and continues after a migration or a restart of the target:
@@ -198,13 +225,13 @@ impl ScsiRequests {
     /// Whether a chain of a virtqueue is to be fetched. Those for events wait for one.
     #[inline]
     pub(crate) fn wants(&self, queue: usize) -> bool {
-        queue != EVENT_QUEUE || !self.event_queue.is_empty()
+        queue != EVENT_QUEUE || self.event_queue.as_ref().is_some_and(|events| !events.is_empty())
     }
 
     /// Whether there is an event since the last call, for which the driver has to be polled.
     #[inline]
     pub(crate) fn take_has_new_event(&mut self) -> bool {
-        std::mem::take(&mut self.event_queue.is_new)
+        self.event_queue.as_mut().is_some_and(|events| std::mem::take(&mut events.is_new))
     }
 
     /// Whether a command uses a virtqueue for which `is_unmapped` says so. Its buffers are known by themselves.
@@ -218,16 +245,41 @@ impl ScsiRequests {
         self.work.clear();
         self.tasks.discard_requests();
         self.functions.clear();
+        self.tasks.manage(&mut self.commands, &self.managed, true, |_, _, _| {});
+        (self.managed, self.ended) = (Vec::new(), Vec::new());
         self.is_waiting = false;
     }
 
     /// Something of other cores has changed.
-    pub(crate) fn on_event(&mut self, aborts: &[TaskAbort], is_closed: bool) {
+    pub(crate) fn on_event(&mut self, functions: &[TaskManagement], is_closed: bool) {
         self.has_event = !is_closed;
+        if is_closed {
+            return self.tasks.manage(&mut self.commands, functions, true, |_, _, _| {});
+        }
+        let units = self.tasks.units();
+        let concerns_any = |one: &&TaskManagement| units.iter().any(|unit| one.contains(&unit.nexus));
+        self.managed.extend(functions.iter().filter(concerns_any).cloned());
+    }
+
+    /// Executes functions, for all commands that were fetched.
+    fn manage(&mut self) {
+        let mut functions = std::mem::take(&mut self.managed);
+        self.tasks.extend(&mut functions);
         let work = &mut self.work;
-        self.tasks.take_aborts(&mut self.commands, aborts, is_closed, |slot| {
+        self.tasks.manage(&mut self.commands, &functions, false, |slot, command, is_reset| {
+            if is_reset {
+                command.abort_response = ScsiResponse::Reset;
+            }
             work.push_back((slot, Work::Abort));
         });
+    }
+
+    /// What has ended is visible to the driver.
+    #[inline]
+    pub(crate) fn on_published(&mut self) {
+        if !self.ended.is_empty() {
+            self.ended.clear();
+        }
     }
 
     #[inline]
@@ -245,7 +297,9 @@ impl ScsiRequests {
     pub(crate) fn start(&mut self, fetched: &FetchedChain<'_>) -> Result<Started, RingError> {
         match usize::from(fetched.queue) {
             CONTROL_QUEUE => self.start_control(fetched),
-            EVENT_QUEUE => self.event_queue.fill(fetched),
+            EVENT_QUEUE => {
+                self.event_queue.as_mut().map_or(Ok(Started::Used(0)), |events| events.fill(fetched))
+            }
             _ => self.start_command(fetched),
         }
     }
@@ -300,7 +354,6 @@ impl ScsiRequests {
             id: Some(id),
             tag: header.tag,
             abort_response: ScsiResponse::Aborted,
-            abort_function: None,
             response,
             data_in,
             data_out,
@@ -339,6 +392,7 @@ impl ScsiRequests {
     pub(crate) fn pump(&mut self, guest: GuestView<'_>, context: &mut VhostContext<'_>) {
         self.is_waiting = false;
         if std::mem::take(&mut self.has_event) {
+            self.manage();
             self.finish_functions(guest);
             let pending = TaskRunner::<TargetInfo>::pending(&self.commands);
             self.work.extend(pending.map(|slot| (slot, Work::Changed)));
@@ -452,19 +506,17 @@ impl ScsiRequests {
         self.used.push(UsedChain { queue: command.queue, id, written });
     }
 
-    /// Removes a command, and completes what waits for its end.
+    /// Removes a command. What waits for its end completes when that is published.
     #[inline]
     fn end_command(&mut self, slot: Slot, guest: GuestView<'_>) {
         let Some(mut command) = self.commands.remove(slot) else { return };
         self.buffered_bytes -= command.buffered;
         self.tasks.end(&command.running);
+        self.ended.append(&mut command.running.take_guards());
         if let Some(id) = command.id {
             let written = header_bytes(command.abort_response);
             write(&mut command.response, &written, guest);
             self.used.push(UsedChain { queue: command.queue, id, written: RESPONSE_BYTES as u32 });
-        }
-        if let Some(function) = command.abort_function {
-            self.finish_abort(function, guest);
         }
     }
 }

@@ -188,7 +188,7 @@ impl VhostTarget {
         if let Some(sanitizer) = ReactorSanitizer::new(&self.0.reactors, id, &descriptor) {
             unit.set_sanitizer(sanitizer);
         }
-        let unit = ScsiUnit { id, key, blocks: unit.blocks(), unit };
+        let unit = ScsiUnit { id, key, blocks: unit.blocks(), is_announced: false, unit };
         let device = TargetDevice { descriptor, _reservations: Arc::new(lease) };
         state.set_target(name, number, Some((unit, device)));
         if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
@@ -196,6 +196,8 @@ impl VhostTarget {
             state.keys.retire(key, self.0.publisher.generation());
             return Err(VhostTargetError::NotApplied(error));
         }
+        state.announce_target(name, number);
+        self.0.publisher.publish(Arc::new(state.config()));
         Ok(number)
     }
 
@@ -487,6 +489,18 @@ impl TargetState {
         let old_unit = std::mem::replace(scsi.targets.get_mut(usize::from(number))?, unit);
         created.controller = Arc::new(controller);
         old_unit.zip(old_device)
+    }
+
+    /// All cores have a target: drivers learn of it.
+    fn announce_target(&mut self, name: &str, number: u8) {
+        let Some(created) = self.controllers.get_mut(name) else { return };
+        let mut controller = (*created.controller).clone();
+        if let Backend::Scsi(scsi) = &mut controller.backend
+            && let Some(unit) = &mut scsi.targets[usize::from(number)]
+        {
+            unit.is_announced = true;
+        }
+        created.controller = Arc::new(controller);
     }
 
     /// The controller of each open connection, and what is reported of it.

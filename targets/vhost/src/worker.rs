@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use scsi::SessionNexuses;
 use wire_vhost_user::FrontendRequest;
 
 use crate::connection::ClosingConnection;
@@ -57,6 +58,7 @@ struct ExchangeState {
 pub(crate) struct WorkerStart {
     pub(crate) controller_id: u64,
     pub(crate) exchange: Arc<WorkerExchange>,
+    pub(crate) nexuses: Arc<SessionNexuses>,
 }
 
 impl WorkerExchange {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+use scsi::SessionNexuses;
 use wire_vhost_user::{FrontendRequest, U64Payload, VringAddress, VringDescriptor, VringState};
 
 use crate::connection::ClosingConnection;
@@ -24,6 +25,10 @@ pub(crate) struct Workers {
     controller_id: u64,
     /// Indexes of the reactors that serve virtqueues, in turn. The first is the connection's own.
     reactors: Vec<usize>,
+    /// The first virtqueue that may be on another core.
+    first_spread: usize,
+    /// What the virtqueues of a SCSI host have in common.
+    nexuses: Arc<SessionNexuses>,
     workers: Vec<WorkerLink>,
     /// The answer to the last request of the front-end that was passed on.
     result: Option<WorkerResult>,
@@ -36,22 +41,26 @@ struct WorkerLink {
 }
 
 impl Workers {
-    pub(crate) fn new(links: Arc<CoreLinks>, place: ConnectionPlace, controller: &Controller) -> Workers {
-        let mut reactors: Vec<usize> = match controller.backend.spreads_queues() {
-            true => controller.reactors.iter().copied().filter(|core| links.has(*core)).collect(),
-            false => Vec::new(),
-        };
+    pub(crate) fn new(
+        links: Arc<CoreLinks>,
+        place: ConnectionPlace,
+        controller: &Controller,
+        nexuses: Arc<SessionNexuses>,
+    ) -> Workers {
+        let mut reactors: Vec<usize> =
+            controller.reactors.iter().copied().filter(|core| links.has(*core)).collect();
         match reactors.iter().position(|core| *core == place.core) {
             Some(own) => reactors.rotate_left(own),
             None => reactors = vec![place.core],
         }
-        let controller_id = controller.id;
-        Workers { links, place, controller_id, reactors, workers: Vec::new(), result: None }
+        let (controller_id, first_spread) = (controller.id, controller.backend.first_spread_queue());
+        let workers = Vec::new();
+        Workers { links, place, controller_id, reactors, first_spread, nexuses, workers, result: None }
     }
 
     /// The core that serves a virtqueue.
     fn core_of(&self, queue: usize) -> usize {
-        self.reactors[queue % self.reactors.len()]
+        self.reactors[queue.saturating_sub(self.first_spread) % self.reactors.len()]
     }
 
     /// The other core that a request of the front-end concerns; `None` if it is executed here.
@@ -89,7 +98,8 @@ impl Workers {
 
     fn start(&mut self, core: usize, device: &VhostDevice) -> usize {
         let exchange = WorkerExchange::new(self.place, core);
-        let start = WorkerStart { controller_id: self.controller_id, exchange: exchange.clone() };
+        let (controller_id, nexuses) = (self.controller_id, self.nexuses.clone());
+        let start = WorkerStart { controller_id, exchange: exchange.clone(), nexuses };
         self.workers.push(WorkerLink { exchange, outstanding: 0 });
         let index = self.workers.len() - 1;
         self.push(index, WorkerRequest::State(device.share_state()));
@@ -107,6 +117,10 @@ impl Workers {
     /// Has all workers do what a request of the front-end, which was executed here, means for their virtqueues.
     pub(crate) fn send_to_all(&mut self, kind: FrontendRequest, device: &VhostDevice) {
         use FrontendRequest as Kind;
+        if kind == Kind::ResetDevice {
+            // Each core attaches new ones when its commands have ended, and the reply waits for all.
+            self.nexuses.forget();
+        }
         for index in 0..self.workers.len() {
             let request = match kind {
                 Kind::SetFeatures

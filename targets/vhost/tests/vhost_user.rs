@@ -11,5 +11,7 @@ mod io;
 mod queues;
 #[path = "vhost_user/scsi.rs"]
 mod scsi;
+#[path = "vhost_user/scsi_cores.rs"]
+mod scsi_cores;
 #[path = "vhost_user/sessions.rs"]
 mod sessions;

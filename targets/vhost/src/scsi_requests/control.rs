@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use dma::Data;
 use reservations::PendingChange;
-use scsi::UnitFunction;
-use wire_scsi::AdditionalSense;
+use scsi::{TaskQuery, UnitFunction};
 use wire_virtio::scsi::{
     AsyncRequest, AsyncResponse, ControlKind, ScsiResponse, TaskFunction, TaskManagementRequest, UnitAddress,
 };
 
-use super::{ScsiRequests, Work, write};
+use super::{ScsiRequests, write};
 use crate::blk_requests::Started;
 use crate::chain;
 use crate::device::{FetchedChain, GuestView, UsedChain};
@@ -18,23 +17,33 @@ use crate::failure::RingError;
 use crate::limits::FUNCTIONS_MAX;
 use crate::vring::ChainId;
 
-/// A function that waits for tasks to end.
+/// A function that waits for all cores.
 pub(super) struct PendingFunction {
     pub(super) queue: u16,
     id: ChainId,
     response: Data,
-    change: Arc<PendingChange>,
+    awaited: Awaited,
 }
 
-/// A function that waits for one command to end.
-pub(super) struct AbortFunction {
-    queue: u16,
-    id: ChainId,
-    response: Data,
+enum Awaited {
+    /// Tasks to end.
+    Change(Arc<PendingChange>),
+    /// Whether there is a task.
+    Query(TaskQuery),
 }
 
-/// I_T NEXUS LOSS OCCURRED.
-const NEXUS_LOSS: AdditionalSense = AdditionalSense { code: 0x29, qualifier: 0x07 };
+impl Awaited {
+    /// The answer of the function, when it is known.
+    fn outcome(&self) -> Option<ScsiResponse> {
+        match self {
+            Awaited::Change(change) => change.outcome().map(|_| ScsiResponse::Ok),
+            Awaited::Query(query) => query.outcome().map(|is_there| match is_there {
+                true => ScsiResponse::FunctionSucceeded,
+                false => ScsiResponse::Ok,
+            }),
+        }
+    }
+}
 
 impl ScsiRequests {
     /// Executes a request of the control queue.
@@ -89,63 +98,40 @@ impl ScsiRequests {
         if address.lun != 0 && function != TaskFunction::NexusReset {
             return done(ScsiResponse::IncorrectLun);
         }
-        let function = match function {
-            TaskFunction::AbortTask => {
-                let found = self.commands.iter_mut();
-                let found = found
-                    .filter(|(_, command)| command.running.unit() == unit && command.tag == request.tag)
-                    .find(|(_, command)| command.id.is_some() && command.abort_function.is_none());
-                let Some((slot, command)) = found else { return done(ScsiResponse::Ok) };
-                command.abort_function = Some(AbortFunction { queue, id, response });
-                self.work.push_back((slot, Work::Abort));
-                return Ok(Started::InFlight(0));
-            }
-            TaskFunction::QueryTask | TaskFunction::QueryTaskSet => {
-                let is_any = function == TaskFunction::QueryTaskSet;
-                let is_there = self.commands.iter().any(|(_, command)| {
-                    command.running.unit() == unit
-                        && command.id.is_some()
-                        && (is_any || command.tag == request.tag)
-                });
-                return done(if is_there { ScsiResponse::FunctionSucceeded } else { ScsiResponse::Ok });
-            }
-            TaskFunction::ClearAca => return done(ScsiResponse::FunctionRejected),
-            TaskFunction::AbortTaskSet | TaskFunction::NexusReset => UnitFunction::AbortTaskSet,
-            TaskFunction::ClearTaskSet => UnitFunction::ClearTaskSet,
-            TaskFunction::LogicalUnitReset => UnitFunction::LogicalUnitReset,
-        };
-        if self.functions.len() >= FUNCTIONS_MAX {
+        if function == TaskFunction::ClearAca || self.functions.len() >= FUNCTIONS_MAX {
             return done(ScsiResponse::FunctionRejected);
         }
-        let nexus = self.tasks.units()[unit].nexus.clone();
-        if request.function != TaskFunction::AbortTaskSet.to_wire()
-            && request.function != TaskFunction::ClearTaskSet.to_wire()
-        {
-            let concerned = self.commands.iter_mut().filter(|(_, command)| command.running.unit() == unit);
-            concerned.for_each(|(_, command)| command.abort_response = ScsiResponse::Reset);
-        }
-        let change = nexus.unit().manage(function, &nexus, self.tasks.waker().clone());
-        if request.function == TaskFunction::NexusReset.to_wire() {
-            nexus.set_attention(NEXUS_LOSS);
-        }
-        self.functions.push(PendingFunction { queue, id, response, change });
+        let awaited = self.begin_function(function, unit, request.tag);
+        self.functions.push(PendingFunction { queue, id, response, awaited });
         self.has_event = true;
         Ok(Started::InFlight(0))
     }
 
-    /// Answers the functions whose tasks have ended.
-    pub(super) fn finish_functions(&mut self, guest: GuestView<'_>) {
-        let complete = self.functions.extract_if(.., |function| function.change.outcome().is_some());
-        for PendingFunction { queue, id, mut response, .. } in complete {
-            write(&mut response, &[ScsiResponse::Ok.to_wire()], guest);
-            self.used.push(UsedChain { queue, id, written: 1 });
-        }
+    /// Passes a function to all cores.
+    fn begin_function(&self, function: TaskFunction, unit: usize, tag: u64) -> Awaited {
+        let nexus = &self.tasks.units()[unit].nexus;
+        let waker = self.tasks.waker().clone();
+        let function = match function {
+            TaskFunction::QueryTask => return Awaited::Query(nexus.unit().query(nexus, Some(tag), waker)),
+            TaskFunction::QueryTaskSet => return Awaited::Query(nexus.unit().query(nexus, None, waker)),
+            TaskFunction::AbortTask => UnitFunction::AbortTask(tag),
+            // There is no ACA to clear: it was rejected.
+            TaskFunction::AbortTaskSet | TaskFunction::ClearAca => UnitFunction::AbortTaskSet,
+            TaskFunction::ClearTaskSet => UnitFunction::ClearTaskSet,
+            TaskFunction::LogicalUnitReset => UnitFunction::LogicalUnitReset,
+            TaskFunction::NexusReset => UnitFunction::NexusReset,
+        };
+        Awaited::Change(nexus.unit().manage(function, nexus, waker))
     }
 
-    /// Answers a function whose command has ended.
-    pub(super) fn finish_abort(&mut self, function: AbortFunction, guest: GuestView<'_>) {
-        let AbortFunction { queue, id, mut response } = function;
-        write(&mut response, &[ScsiResponse::Ok.to_wire()], guest);
-        self.used.push(UsedChain { queue, id, written: 1 });
+    /// Answers the functions that all cores have executed.
+    pub(super) fn finish_functions(&mut self, guest: GuestView<'_>) {
+        let used = &mut self.used;
+        self.functions.retain_mut(|function| {
+            let Some(outcome) = function.awaited.outcome() else { return true };
+            write(&mut function.response, &[outcome.to_wire()], guest);
+            used.push(UsedChain { queue: function.queue, id: function.id, written: 1 });
+            false
+        });
     }
 }

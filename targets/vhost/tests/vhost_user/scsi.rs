@@ -10,32 +10,32 @@ use wire_virtio::scsi::{
 
 use crate::frontend::{Driver, Frontend, Part, TestTarget, wait_until};
 
-const DATA: u64 = 1 << 20;
+pub(crate) const DATA: u64 = 1 << 20;
 /// Where the commands of one test are: 4 KiB each, of which the data begins after 2 KiB.
-const COMMANDS: u64 = 2 << 20;
-const HOST: &str = "scsi";
-const GOOD: (u8, u8) = (0, 0);
-const CHECK_CONDITION: (u8, u8) = (0, 2);
+pub(crate) const COMMANDS: u64 = 2 << 20;
+pub(crate) const HOST: &str = "scsi";
+pub(crate) const GOOD: (u8, u8) = (0, 0);
+pub(crate) const CHECK_CONDITION: (u8, u8) = (0, 2);
 
 /// An answer: response and status, residual, sense key with additional sense code and qualifier, bytes written.
 #[derive(Debug, PartialEq)]
-struct Answer {
-    outcome: (u8, u8),
-    residual: u32,
-    sense: Option<(u8, u8, u8)>,
-    written: u32,
+pub(crate) struct Answer {
+    pub(crate) outcome: (u8, u8),
+    pub(crate) residual: u32,
+    pub(crate) sense: Option<(u8, u8, u8)>,
+    pub(crate) written: u32,
 }
 
-fn good(written: u32) -> Answer {
+pub(crate) fn good(written: u32) -> Answer {
     Answer { outcome: GOOD, residual: 0, sense: None, written: RESPONSE_BYTES as u32 + written }
 }
 
-fn lun(target: u8) -> u64 {
+pub(crate) fn lun(target: u8) -> u64 {
     UnitAddress { target, lun: 0 }.to_field()
 }
 
 /// Adds a command. Data that the device reads is in place.
-fn add(queue: &mut Driver<'_>, number: u64, lun: u64, cdb: &[u8], data: &[Part]) -> u16 {
+pub(crate) fn add(queue: &mut Driver<'_>, number: u64, lun: u64, cdb: &[u8], data: &[Part]) -> u16 {
     let at = COMMANDS + number * 4096;
     let header = CommandHeader { lun, tag: number, attribute: 0, priority: 0, reference_number: 0 };
     let mut bytes = header.to_bytes().to_vec();
@@ -48,7 +48,7 @@ fn add(queue: &mut Driver<'_>, number: u64, lun: u64, cdb: &[u8], data: &[Part])
     queue.add(&[&[(at, 51, false)][..], &out, &[response], &into].concat())
 }
 
-fn answer(queue: &Driver<'_>, number: u64, written: u32) -> Answer {
+pub(crate) fn answer(queue: &Driver<'_>, number: u64, written: u32) -> Answer {
     let bytes: [u8; RESPONSE_BYTES] = queue.memory().snapshot(COMMANDS + number * 4096 + 64);
     let header = ResponseHeader::decode(&bytes).unwrap();
     let sense = &bytes[ResponseHeader::SIZE..];
@@ -61,7 +61,7 @@ fn answer(queue: &Driver<'_>, number: u64, written: u32) -> Answer {
 }
 
 /// Executes a command.
-fn execute(queue: &mut Driver<'_>, lun: u64, cdb: &[u8], data: &[Part]) -> Answer {
+pub(crate) fn execute(queue: &mut Driver<'_>, lun: u64, cdb: &[u8], data: &[Part]) -> Answer {
     let id = add(queue, 0, lun, cdb, data);
     queue.notify();
     let (used, written) = queue.used(data.len() as u16 + 2);
@@ -70,16 +70,16 @@ fn execute(queue: &mut Driver<'_>, lun: u64, cdb: &[u8], data: &[Part]) -> Answe
 }
 
 /// READ or WRITE with a CDB of ten bytes.
-fn transfer(opcode: u8, lba: u8, blocks: u8) -> [u8; 10] {
+pub(crate) fn transfer(opcode: u8, lba: u8, blocks: u8) -> [u8; 10] {
     [opcode, 0, 0, 0, 0, lba, 0, 0, blocks, 0]
 }
 
-const READ: u8 = 0x28;
-const WRITE: u8 = 0x2a;
-const TEST_UNIT_READY: [u8; 6] = [0; 6];
+pub(crate) const READ: u8 = 0x28;
+pub(crate) const WRITE: u8 = 0x2a;
+pub(crate) const TEST_UNIT_READY: [u8; 6] = [0; 6];
 
 /// A target with a SCSI controller, whose first targets are `bdevs`.
-fn start(name: &str, bdevs: &[&str]) -> TestTarget {
+pub(crate) fn start(name: &str, bdevs: &[&str]) -> TestTarget {
     let target = TestTarget::start(name, |config| config);
     target.target.create_scsi(HOST, false, None).unwrap();
     for bdev in bdevs {
@@ -88,13 +88,13 @@ fn start(name: &str, bdevs: &[&str]) -> TestTarget {
     target
 }
 
-fn connect(target: &TestTarget, ring: Features) -> Frontend {
+pub(crate) fn connect(target: &TestTarget, ring: Features) -> Frontend {
     let features = Features::VERSION_1 | Features::SCSI_HOTPLUG | Features::SCSI_CHANGE | ring;
     Frontend::negotiated(&target.directory.join(HOST), features)
 }
 
 /// Has the unit attention of a new nexus reported.
-fn greet(queue: &mut Driver<'_>, target: u8) {
+pub(crate) fn greet(queue: &mut Driver<'_>, target: u8) {
     let sense = execute(queue, lun(target), &TEST_UNIT_READY, &[]).sense;
     assert_eq!(sense, Some((6, 0x29, 0)), "POWER ON of target {target}");
 }
@@ -181,7 +181,7 @@ fn invalid_commands_are_answered() {
 }
 
 /// Executes a task management function, with commands in flight, which are left alone.
-fn manage(queue: &mut Driver<'_>, function: TaskFunction, tag: u64) -> u8 {
+pub(crate) fn manage(queue: &mut Driver<'_>, function: TaskFunction, tag: u64) -> u8 {
     let request = TaskManagementRequest {
         kind: ControlKind::TaskManagement.to_wire(),
         function: function.to_wire(),
