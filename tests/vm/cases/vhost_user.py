@@ -48,14 +48,14 @@ def boot(bench, sockets, packed):
     return Guest(Image(CACHE), folder, memory=MEMORY, more=hardware(sockets, packed))
 
 
-def check_cores(target):
-    """The virtqueues of a block device's session are on as many reactors as there are, at most one each."""
+def check_cores(target, first=0):
+    """The request queues of a session, from index `first` on, are on as many reactors as there are, at most one each."""
     reactors = len(target.rpc("framework_get_reactors")["reactors"])
     sessions = [session for one in target.rpc("vhost_get_controllers") for session in one["sessions"]]
     assert sessions
     for session in sessions:
-        queues = session["virtqueues"]
-        assert [queue["index"] for queue in queues] == [0, 1], queues
+        queues = [queue for queue in session["virtqueues"] if queue["index"] >= first]
+        assert [queue["index"] for queue in queues] == [first, first + 1], queues
         assert len({queue["lcore"] for queue in queues}) == min(reactors, 2), queues
 
 
@@ -79,6 +79,14 @@ def kill_under_load(bench, target, guest, disk, create):
     rounds.expect("^stopped$", 240)
     rounds.check()
     guest.check("rm /tmp/stop")
+
+
+def reset_under_load(guest, disk):
+    """LOGICAL UNIT RESET ends the commands of all virtqueues, and the guest submits them again; fio verifies what it writes."""
+    options = "--rw=randwrite --ioengine=libaio --direct=1 --bs=4k --iodepth=8 --size=2m --verify=crc32c --verify_fatal=1"
+    load = f"fio --name=reset --filename=/dev/{disk} --numjobs=2 --offset_increment=16m {options}"
+    resets = f"for round in 1 2 3 4 5; do sg_reset -d /dev/{disk} || exit 1; done"
+    guest.check(f"{load} & {resets}; wait $!", 240)
 
 
 def resize(bench, target, guest, mib):
@@ -228,8 +236,10 @@ def disk_of(guest, number):
 
 @case("vhost-user-scsi", on=("ringbolt",), seconds=120)
 def vhost_user_scsi(bench):
-    """The guest's virtio_scsi: ext4 under fio verify, UNMAP, targets that come and go, a resize, kills under load."""
-    target = bench.serve(Subsystem("vhost", [Namespace(mib=16, block_size=512)]))
+    """The guest's virtio_scsi: ext4 under fio verify, UNMAP, targets that come and go, a resize, resets and kills under load."""
+    # Two reactors, a request queue each.
+    cores = ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0))[:2])
+    target = bench.serve(Subsystem("vhost", [Namespace(mib=16, block_size=512)]), options=("--cores", cores))
     for name, mib in (("Disk", 128), ("Base", 32), ("Added", 16)):
         with open(f"{bench.folder}/{name}", "wb") as file:
             file.truncate(mib * MIB)
@@ -237,9 +247,11 @@ def vhost_user_scsi(bench):
     with boot_scsi(bench, path) as guest:
         disk, slow = disk_of(guest, 0), disk_of(guest, 5)
         assert guest.check(f"cat /sys/block/{disk}/size").strip() == str(128 * MIB // 512)
+        check_cores(target, first=2)
         guest.check(f"mkfs.ext4 -q /dev/{disk} && mount -t ext4 -o discard /dev/{disk} /mnt", 120)
         options = "--ioengine=libaio --direct=1 --bsrange=4k-256k --iodepth=16 --size=16m --verify=crc32c --verify_fatal=1"
         guest.check(f"fio --name=verify --directory=/mnt --rw=randwrite --fallocate=none --numjobs=2 {options}", 240)
+        reset_under_load(guest, slow)
         kill_under_load(bench, target, guest, slow, create_scsi)
         sums = guest.check("sha256sum /mnt/verify*", 120)
         guest.check("sync && echo 3 > /proc/sys/vm/drop_caches", 60)

@@ -43,6 +43,7 @@ PROGRAMS = {
     "dmsetup": "dmsetup",
     "sg_persist": "sg_persist",
     "sg_rtpg": "sg_rtpg",
+    "sg_reset": "sg_reset",
 }
 FILES = ["etc/mke2fs.conf"]
 LIBRARIES = ["libgcc_s.so.1"]  # loaded by pthread_exit with dlopen
