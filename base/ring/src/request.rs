@@ -229,11 +229,14 @@ impl<D> Request<D> {
     /// The data, if it carries any, and no protection.
     #[inline]
     pub const fn data(&self) -> Option<&D> {
-        match &self.payload {
-            Payload::Data(data) => Some(data),
-            Payload::Mismatch(mismatch) => Some(&mismatch.data),
-            _ => None,
-        }
+        // The common case by itself: drivers ask for each command's.
+        if let Payload::Data(data) = &self.payload { Some(data) } else { self.compared_data() }
+    }
+
+    /// The data of a compare that does not match.
+    #[cold]
+    const fn compared_data(&self) -> Option<&D> {
+        if let Payload::Mismatch(mismatch) = &self.payload { Some(&mismatch.data) } else { None }
     }
 
     /// As [`data`](Self::data), to change it.
