@@ -48,7 +48,7 @@ pub use os::{PeerCredentials, RejectedSend, SendPart, SocketCapabilities};
 pub use simulation::{NetworkFaults, SimulatedNetwork, SimulatedStream};
 pub use sockets::{CONNECTIONS_MAX, Sockets};
 pub use stream::{SocketStream, connect};
-pub use transfers::{OwnedTransferConfig, OwnedTransfers, ReceiveEnd, TransferEvent};
+pub use transfers::{OwnedTransferConfig, OwnedTransfers, ReceiveEnd, SendStats, TransferEvent};
 pub use unix_listener::UnixListenSocket;
 
 use slots::Slot;

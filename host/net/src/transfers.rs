@@ -16,8 +16,13 @@ pub struct OwnedTransferConfig {
     /// Size of each of these buffers in bytes, at most [`dma::BUFFER_BYTES_MAX`]. Every read uses a buffer, however
     /// little there is to read.
     pub receive_buffer_bytes: usize,
-    /// Send without a copy where the kernel can.
+    /// Send without a copy where the kernel can, until a connection turns out to copy: see [`SendStats`].
     pub zero_copy_send: bool,
+    /// Sends of fewer bytes are copied, which takes less time than to have their memory returned.
+    pub zero_copy_min_bytes: usize,
+    /// Zero-copy sends in a row that the kernel copies before their connection turns zero-copy off. More than one, because
+    /// a device that does not copy may do so for lack of memory.
+    pub zero_copy_copies_max: u32,
     /// Let the kernel select buffers and receive into them without being asked again, where it can.
     pub multishot_receive: bool,
 }
@@ -29,9 +34,32 @@ impl Default for OwnedTransferConfig {
             receive_buffers: 256,
             receive_buffer_bytes: 16 << 10,
             zero_copy_send: true,
+            zero_copy_min_bytes: 32 << 10,
+            zero_copy_copies_max: 8,
             multishot_receive: true,
         }
     }
+}
+
+/// How the owned sends of a core were sent. Each is counted once, when its memory is no longer used.
+///
+/// The kernel reports whether it has sent a connection's memory or a copy of it, as it does over the loopback interface
+/// and on devices without scatter-gather. After [`zero_copy_copies_max`](OwnedTransferConfig::zero_copy_copies_max)
+/// such copies in a row a connection copies by itself, since a zero-copy send that ends in a copy costs more. Before
+/// Linux 6.7 the report is not used: such sends count as `zero_copied`, and nothing is turned off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendStats {
+    /// Without a copy.
+    pub zero_copied: u64,
+    /// Copied by the kernel although they were submitted as zero-copy.
+    pub copied: u64,
+    /// Copied by the fallback although they are large enough: zero-copy is off for the core or the connection, or the
+    /// kernel refused it.
+    pub fallback: u64,
+    /// Copied because they are small.
+    pub small: u64,
+    /// Connections that turned zero-copy off because their sends were copied.
+    pub turned_off: u64,
 }
 
 /// An event of an owned transfer.

@@ -15,7 +15,8 @@ use slots::{Slab, Slot};
 
 use super::{SocketConnection, Sockets};
 use crate::{
-    ConnectionId, NetworkEvent, OwnedTransferConfig, OwnedTransfers, ReceiveEnd, SocketStream, TransferEvent,
+    ConnectionId, NetworkEvent, OwnedTransferConfig, OwnedTransfers, ReceiveEnd, SendStats, SocketStream,
+    TransferEvent,
 };
 
 /// Maximum number of sends of a connection that wait for earlier ones.
@@ -32,6 +33,10 @@ pub(super) struct Transfers {
     pool: Pool,
     buffer_bytes: usize,
     zero_copy: bool,
+    /// Sends of fewer bytes are copied.
+    zero_copy_min_bytes: usize,
+    copies_max: u32,
+    stats: SendStats,
     /// The buffers for multishot receives.
     group: Option<BufferGroupId>,
     /// Sends whose memory the kernel uses, also of closed connections; the slot is the tag of the event loop's send.
@@ -57,6 +62,8 @@ struct KernelSend {
 pub(super) struct ConnectionTransfers {
     queue: VecDeque<QueuedSend>,
     zero_copy: bool,
+    /// Zero-copy sends in a row that the kernel has copied.
+    copies: u32,
     /// The kernel has not accepted the last send yet: the next must wait, or it could overtake.
     is_sending: bool,
     receive: OwnedReceiveState,
@@ -77,11 +84,11 @@ enum OwnedReceiveState {
 
 impl ConnectionTransfers {
     /// The readiness that is needed besides the kernel's completions.
-    fn interest(&self) -> Option<Interest> {
-        match (self.receive, self.zero_copy) {
-            (OwnedReceiveState::Multishot(_), true) => None,
-            (OwnedReceiveState::Multishot(_), false) => Some(Interest::WRITABLE),
-            _ => Some(Interest::BOTH),
+    fn interest(&self) -> Interest {
+        match self.receive {
+            // For sends that are copied.
+            OwnedReceiveState::Multishot(_) => Interest::WRITABLE,
+            _ => Interest::BOTH,
         }
     }
 }
@@ -106,6 +113,9 @@ impl Transfers {
             pool: pool.clone(),
             buffer_bytes: config.receive_buffer_bytes,
             zero_copy: config.zero_copy_send && capabilities.zero_copy_send,
+            zero_copy_min_bytes: config.zero_copy_min_bytes,
+            copies_max: config.zero_copy_copies_max,
+            stats: SendStats::default(),
             group,
             in_kernel: Slab::with_capacity(KERNEL_SENDS_MAX),
             retry: Vec::new(),
@@ -127,7 +137,8 @@ impl Transfers {
             && let Some(mut send) = owned.queue.pop_front()
         {
             let bytes = send.parts.iter().map(SendPart::len).sum();
-            if owned.zero_copy {
+            let is_small = bytes < self.zero_copy_min_bytes;
+            if owned.zero_copy && !is_small {
                 let (tag, result) = (send.tag, Ok(()));
                 let entry = KernelSend { connection: id, tag, bytes, result, must_copy: false };
                 let slot = self.in_kernel.insert(entry).ok();
@@ -165,6 +176,9 @@ impl Transfers {
                 Err(error) => Err(error.kind()),
             };
             let QueuedSend { tag, parts, .. } = send;
+            if result.is_ok() {
+                *(if is_small { &mut self.stats.small } else { &mut self.stats.fallback }) += 1;
+            }
             self.events.push(TransferEvent::Sent { connection: id, tag, result, parts, copied: true });
         }
     }
@@ -204,13 +218,24 @@ impl Transfers {
         let Some(KernelSend { connection, tag, result, must_copy, .. }) = self.in_kernel.remove(slot) else {
             unreachable!("a send is released once")
         };
-        if must_copy
-            && let Some(entry) = connections.get_mut(connection.0)
-            && let Some(owned) = &mut entry.owned
-        {
+        let mut entry = connections.get_mut(connection.0);
+        let owned = entry.as_mut().and_then(|entry| entry.owned.as_mut());
+        if must_copy && let Some(owned) = owned {
             owned.is_sending = false;
             owned.queue.push_front(QueuedSend { tag, parts, sent: 0 });
-            return self.advance(connection, entry);
+            return entry.map_or((), |entry| self.advance(connection, entry));
+        }
+        if result.is_ok() {
+            *(if copied { &mut self.stats.copied } else { &mut self.stats.zero_copied }) += 1;
+        }
+        if result.is_ok()
+            && let Some(owned) = owned
+        {
+            owned.copies = if copied { owned.copies.saturating_add(1) } else { 0 };
+            if owned.copies >= self.copies_max && owned.zero_copy {
+                owned.zero_copy = false;
+                self.stats.turned_off += 1;
+            }
         }
         self.events.push(TransferEvent::Sent { connection, tag, result, parts, copied });
     }
@@ -248,6 +273,11 @@ impl Sockets {
             zero_copy_send: transfers.zero_copy,
             multishot_receive: transfers.group.is_some(),
         })
+    }
+
+    /// How owned sends were sent; all zero without [`with_owned_transfers`](Self::with_owned_transfers).
+    pub fn send_stats(&self) -> SendStats {
+        self.transfers.as_ref().map_or(SendStats::default(), |transfers| transfers.stats)
     }
 
     /// Serves owned transfers with the events of a poll from index `before`, of which it removes those that announce
@@ -327,7 +357,7 @@ impl Sockets {
             // The protocol cannot, or the limit of locked memory is reached: copy instead.
             send.must_copy = true;
             owned.zero_copy = false;
-            return self.update_watch(id);
+            return;
         }
         owned.is_sending = false;
         transfers.advance(id, connection);
@@ -376,6 +406,7 @@ impl Sockets {
         connection.owned = Some(Box::new(ConnectionTransfers {
             queue: VecDeque::new(),
             zero_copy,
+            copies: 0,
             is_sending: false,
             receive: OwnedReceiveState::Off,
         }));
@@ -390,8 +421,7 @@ impl Sockets {
             self.client.unwatch(watch);
         }
         self.busy_polled_count -= usize::from(std::mem::take(&mut connection.busy_polled));
-        let Some(interest) = owned.interest() else { return };
-        match self.client.watch(connection.socket.as_fd(), interest, id.0.to_bits()) {
+        match self.client.watch(connection.socket.as_fd(), owned.interest(), id.0.to_bits()) {
             Ok(watch) => connection.watch = Some(watch),
             // At the limit of operations: polled on every turn, and watched when there is space.
             Err(_) => {

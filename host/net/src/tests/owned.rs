@@ -15,6 +15,8 @@ fn variants() -> Vec<(EventLoop, OwnedTransferConfig)> {
                 receive_buffers: 4,
                 receive_buffer_bytes: 4096,
                 zero_copy_send,
+                zero_copy_min_bytes: 1000,
+                zero_copy_copies_max: 5,
                 multishot_receive,
             };
             all.push((events, config));
@@ -314,5 +316,93 @@ fn sends_beyond_the_limit_are_rejected_with_their_parts() {
         let plain = &mut Sockets::new(&events);
         let (id, _) = pairs(plain)[0];
         assert_eq!(plain.start_receive(id).unwrap_err().kind(), io::ErrorKind::Unsupported);
+    }
+}
+
+/// Turns until tag `tag` of `near` is sent and `far` has received `length` bytes; returns those, and whether the send was
+/// copied.
+fn exchange(
+    events: &EventLoop,
+    sockets: &mut Sockets,
+    (far, length): (ConnectionId, usize),
+    tag: u64,
+) -> (Vec<u8>, bool) {
+    let mut seen = Vec::new();
+    turn_until(events, sockets, &mut seen, |seen| {
+        sent_tags(seen) == [tag] && received_bytes(seen, far).len() >= length
+    });
+    let copied = |event: &TransferEvent| match event {
+        TransferEvent::Sent { copied, .. } => Some(*copied),
+        _ => None,
+    };
+    (received_bytes(&seen, far), seen.iter().find_map(copied).unwrap())
+}
+
+#[test]
+fn a_connection_whose_sends_the_kernel_copies_turns_zero_copy_off() {
+    for (events, config) in variants() {
+        let pool = pool(8);
+        let mut sockets = sockets(&events, &pool, &config);
+        let is_zero_copy = sockets.transfer_capabilities().zero_copy_send;
+        for (at, (near, far)) in pairs(&mut sockets).into_iter().enumerate() {
+            let before = sockets.send_stats();
+            sockets.start_receive(far).unwrap();
+            for tag in 0..20 {
+                let buffer = filled(&pool, 40_000, tag as u8);
+                let expected = buffer.as_slice().to_vec();
+                let parts = vec![SendPart::Buffer { buffer, start: 0, length: 40_000 }];
+                sockets.submit_send(near, parts, tag).unwrap();
+                let (received, copied) = exchange(&events, &mut sockets, (far, 40_000), tag);
+                assert!(received == expected, "{events:?} {config:?}: the data of {tag} differs");
+                assert!(copied, "the loopback interface and UNIX sockets copy: {events:?} {config:?}");
+            }
+            let after = sockets.send_stats();
+            let is_tcp = at == 0;
+            let by_kernel = if is_zero_copy && is_tcp { 5 } else { 0 };
+            let expected = SendStats {
+                copied: before.copied + by_kernel,
+                fallback: before.fallback + 20 - by_kernel,
+                turned_off: before.turned_off + u64::from(by_kernel > 0),
+                ..before
+            };
+            assert_eq!(after, expected, "{events:?} {config:?}");
+        }
+    }
+}
+
+#[test]
+fn small_sends_are_copied_in_their_turn() {
+    for (events, config) in variants() {
+        let pool = pool(16);
+        let mut sockets = sockets(&events, &pool, &config);
+        let (near, far) = pairs(&mut sockets)[0];
+        // More than the socket takes, so that the small sends between have to wait.
+        let mut expected = Vec::new();
+        for tag in 0..10u64 {
+            let length = if tag % 2 == 0 { 1 << 20 } else { 999 };
+            let buffer = filled(&pool, length, tag as u8);
+            expected.extend(buffer.as_slice());
+            let parts = vec![SendPart::Buffer { buffer, start: 0, length: length as u32 }];
+            sockets.submit_send(near, parts, tag).unwrap();
+        }
+        for _ in 0..3 {
+            events.wait(Some(1_000_000));
+            sockets.poll(&mut Vec::new());
+        }
+        assert!(sockets.send_stats().small < 5, "5 MiB fit into the socket: {events:?}");
+        sockets.start_receive(far).unwrap();
+        let mut seen = Vec::new();
+        let (mut sent, mut received) = (0, Vec::new());
+        let start = Instant::now();
+        while sent < 10 || received.len() < expected.len() {
+            assert!(start.elapsed() < Duration::from_secs(20), "{events:?}: {sent} {}", received.len());
+            turn_until(&events, &mut sockets, &mut seen, |seen| !seen.is_empty());
+            sent += sent_tags(&seen).len();
+            received.extend(received_bytes(&seen, far));
+            seen.clear();
+        }
+        assert!(received == expected, "{events:?} {config:?}: the data differs");
+        let stats = sockets.send_stats();
+        assert_eq!((stats.small, stats.zero_copied + stats.copied + stats.fallback), (5, 5), "{config:?}");
     }
 }
