@@ -392,10 +392,11 @@ fn a_section_that_is_not_selected_says_nothing_of_the_run() {
 
 #[test]
 fn jobs_of_spdks_plugins_name_bdevs_and_controllers() {
-    let text = "[global]\nioengine=spdk_bdev\nspdk_json_conf=./bdev.json\nthread=1\n[a]\nfilename=Malloc0\n\
+    let text = "[global]\nioengine=spdk_bdev\nspdk_json_conf=./bdev.json\nthread=1\nspdk_mem=1024\n\
+                spdk_single_seg=1\n[a]\nfilename=Malloc0\n\
                 [b]\nioengine=spdk\nfilename=trtype=PCIe traddr=0000.04.00.0 ns=1\n";
     let plan = parse_file(text).unwrap();
-    assert_eq!(plan.run_option("config"), Some("./bdev.json"));
+    assert_eq!((plan.run_option("config"), plan.warnings.len()), (Some("./bdev.json"), 2));
     assert_eq!(plan.jobs[0].engine, Some(EngineName::Bdev));
     assert_eq!(plan.jobs[1].filenames, ["nvme+pcie://0000:04:00.0?ns=1"]);
     let error = parse_file(&format!("{text}spdk_json_conf=other.json\n")).unwrap_err().to_string();

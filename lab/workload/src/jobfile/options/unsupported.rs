@@ -85,7 +85,13 @@ pub(super) const NO_EFFECT: &[OptionInfo] = &[
     )),
     no_effect("enable_vmd", &[], &[], "devices are addressed by their PCI functions"),
     with_value(no_effect("shm_id", &[], &[], "memory is never shared with other processes")),
-    with_value(no_effect("mem_size_mb", &[], &[], "the option memory of the command line limits buffers")),
+    with_value(no_effect(
+        "mem_size_mb",
+        &["spdk_mem"],
+        &[],
+        "the option memory of the command line limits buffers",
+    )),
+    no_effect("spdk_single_seg", &[], &[], "buffers come from an arena of 2 MiB chunks"),
 ];
 
 /// Options that are not supported.
