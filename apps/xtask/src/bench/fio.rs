@@ -28,7 +28,8 @@ pub(super) enum FioTarget {
     MemoryFile,
     /// A loop device over a file in memory, with direct I/O: a thread of the kernel does the reads.
     MemoryDevice,
-    /// A zram device, with direct I/O: the reader copies the data, as with a RAM disk.
+    /// A zram device, with direct I/O: the reader copies the data, as with a RAM disk. With io_uring a worker of the
+    /// kernel does, since the device does not support `RWF_NOWAIT`.
     Zram,
 }
 
@@ -198,6 +199,8 @@ pub(super) fn compare(context: &RunContext<'_>, job: &FioJob) -> anyhow::Result<
         (BenchMetric::HostSystemNs, ours.system_ns),
         (BenchMetric::FioUserNs, theirs.user_ns),
         (BenchMetric::FioSystemNs, theirs.system_ns),
+        (BenchMetric::HostSwitches, ours.switches),
+        (BenchMetric::FioSwitches, theirs.switches),
     ];
     let [median, p99] = [0, 1].map(|at| ours.latency_ns[at] / theirs.latency_ns[at]);
     let shares = [
@@ -217,6 +220,8 @@ struct FioRates {
     user_ns: f64,
     /// CPU time per I/O in the kernel, in nanoseconds.
     system_ns: f64,
+    /// Context switches per I/O.
+    switches: f64,
     /// Median and 99th percentile of completion latency in nanoseconds.
     latency_ns: [f64; 2],
 }
@@ -243,7 +248,9 @@ fn rates(job: &Value) -> anyhow::Result<FioRates> {
     let percentile = |name: &str| number(&percentiles[name], "percentile");
     let latency_ns = [percentile("50.000000")?, percentile("99.000000")?];
     let iops = number(&job["read"]["iops"], "iops")?;
-    Ok(FioRates { iops, user_ns: an_io("usr_cpu")?, system_ns: an_io("sys_cpu")?, latency_ns })
+    let (user_ns, system_ns) = (an_io("usr_cpu")?, an_io("sys_cpu")?);
+    let switches = number(&job["ctx"], "ctx")? / ios;
+    Ok(FioRates { iops, user_ns, system_ns, switches, latency_ns })
 }
 
 /// The time of many processes that do one I/O each, from exec to the last exit: dominated by process start-up.
@@ -269,13 +276,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_time_is_split_into_user_and_system_time() {
+    fn cpu_time_and_context_switches_are_those_of_an_io() {
         let job = serde_json::json!({
-            "usr_cpu": 30.0, "sys_cpu": 20.0, "job_runtime": 2000,
+            "usr_cpu": 30.0, "sys_cpu": 20.0, "ctx": 250_000, "job_runtime": 2000,
             "read": { "iops": 5e5, "total_ios": 1_000_000,
                 "clat_ns": { "percentile": { "50.000000": 900, "99.000000": 4000 } } } });
         let found = rates(&job).map(|rates| (rates.iops, rates.user_ns, rates.system_ns, rates.cpu_ns()));
         assert_eq!(found.ok(), Some((5e5, 600.0, 400.0, 1000.0)));
+        assert_eq!(rates(&job).map(|rates| rates.switches).ok(), Some(0.25));
         assert_eq!(rates(&job).map(|rates| rates.latency_ns).ok(), Some([900.0, 4000.0]));
     }
 }

@@ -46,6 +46,10 @@ pub(super) enum BenchMetric {
     FioUserNs,
     /// CPU time of fio per I/O in the kernel, in nanoseconds.
     FioSystemNs,
+    /// Context switches of the load generator per I/O.
+    HostSwitches,
+    /// Context switches of fio per I/O.
+    FioSwitches,
     /// CPU time per I/O outside the kernel as a multiple of fio's.
     FioUserRatio,
     /// The share of the kernel in fio's CPU time per I/O, from 0 to 1.
@@ -100,6 +104,8 @@ impl BenchMetric {
             BenchMetric::HostSystemNs => "host_system_ns_per_io",
             BenchMetric::FioUserNs => "fio_user_ns_per_io",
             BenchMetric::FioSystemNs => "fio_system_ns_per_io",
+            BenchMetric::HostSwitches => "host_switches_per_io",
+            BenchMetric::FioSwitches => "fio_switches_per_io",
             BenchMetric::FioUserRatio => "user_of_fio",
             BenchMetric::FioSystemShare => "fio_system_share",
             BenchMetric::PlainCpuRatio => "cpu_of_unreplicated",
@@ -139,6 +145,8 @@ impl BenchMetric {
             BenchMetric::HostSystemNs => "system",
             BenchMetric::FioUserNs => "fio's user",
             BenchMetric::FioSystemNs => "fio's system",
+            BenchMetric::HostSwitches => "switches",
+            BenchMetric::FioSwitches => "fio's switches",
             BenchMetric::FioUserRatio => "user / fio's",
             BenchMetric::FioSystemShare => "fio's system / its CPU",
             BenchMetric::PlainCpuRatio => "CPU / unreplicated",
@@ -192,6 +200,7 @@ impl BenchMetric {
             BenchMetric::CpuPercent => format!("{value:.2} %"),
             BenchMetric::RssMib => format!("{value:.1} MiB"),
             BenchMetric::StartMs | BenchMetric::RenderMs | BenchMetric::LoadMs => format!("{value:.1} ms"),
+            BenchMetric::HostSwitches | BenchMetric::FioSwitches => format!("{value:.3}"),
             BenchMetric::FioRatio
             | BenchMetric::FioCpuRatio
             | BenchMetric::FioUserRatio

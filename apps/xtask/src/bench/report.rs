@@ -14,7 +14,7 @@ use super::{BenchRun, BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 32] = [
+const ROWS: [BenchMetric; 34] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -40,6 +40,8 @@ const ROWS: [BenchMetric; 32] = [
     BenchMetric::FioUserNs,
     BenchMetric::HostSystemNs,
     BenchMetric::FioSystemNs,
+    BenchMetric::HostSwitches,
+    BenchMetric::FioSwitches,
     BenchMetric::PlainCpuRatio,
     BenchMetric::PlainLatencyRatio,
     BenchMetric::WriteAmplification,
