@@ -39,6 +39,9 @@ pub struct BdevGeometry {
     pub atomic_write_blocks: u32,
     /// Such a write crosses no multiple of this many blocks; 0 for no boundary.
     pub atomic_write_boundary_blocks: u32,
+    /// Least blocks of such a write if its length has to be a power of two, and its first block a multiple of its length, as
+    /// the Linux kernel wants it; 0 for any length, anywhere.
+    pub atomic_write_unit_min_blocks: u32,
 }
 
 impl BdevGeometry {
@@ -54,12 +57,15 @@ impl BdevGeometry {
             buffer_alignment: 4096,
             atomic_write_blocks: 0,
             atomic_write_boundary_blocks: 0,
+            atomic_write_unit_min_blocks: 0,
         }
     }
 
-    /// That of a part which begins at a block: boundaries of atomic writes are those of the whole device.
+    /// That of a part which begins at a block: boundaries and alignment of atomic writes are those of the whole device.
     pub(crate) fn at(self, first_lba: u64) -> BdevGeometry {
-        let is_aligned = first_lba.is_multiple_of(self.atomic_write_boundary_blocks.max(1).into());
+        let aligned_blocks = if self.atomic_write_unit_min_blocks > 0 { self.atomic_write_blocks } else { 0 };
+        let is_aligned = first_lba.is_multiple_of(self.atomic_write_boundary_blocks.max(1).into())
+            && first_lba.is_multiple_of(aligned_blocks.max(1).into());
         BdevGeometry { atomic_write_blocks: if is_aligned { self.atomic_write_blocks } else { 0 }, ..self }
     }
 
@@ -68,7 +74,9 @@ impl BdevGeometry {
     pub fn is_atomic(&self, bytes: u32) -> bool {
         let block_bytes = u64::from(self.block_size);
         let boundary = u64::from(self.atomic_write_boundary_blocks) * block_bytes;
+        let unit_min = u64::from(self.atomic_write_unit_min_blocks) * block_bytes;
         bytes.is_multiple_of(self.block_size)
+            && (unit_min == 0 || (bytes.is_power_of_two() && u64::from(bytes) >= unit_min))
             && u64::from(self.atomic_write_blocks) * block_bytes >= bytes.into()
             && boundary.is_multiple_of(bytes.into())
     }
@@ -503,5 +511,24 @@ mod tests {
             };
             assert_eq!(geometry.is_atomic(4096), expected, "{block_size} {blocks} {boundary}");
         }
+        for (unit_min, bytes, expected) in [(8, 4096, true), (16, 4096, false), (8, 12288, false)] {
+            let geometry = BdevGeometry {
+                atomic_write_blocks: 64,
+                atomic_write_unit_min_blocks: unit_min,
+                ..BdevGeometry::new(512, 1024)
+            };
+            assert_eq!(geometry.is_atomic(bytes), expected, "{unit_min} {bytes}");
+        }
+    }
+
+    #[test]
+    fn atomic_writes_of_a_part_keep_the_alignment_of_the_whole_device() {
+        let mut whole = BdevGeometry::new(512, 1 << 20);
+        (whole.atomic_write_blocks, whole.atomic_write_unit_min_blocks) = (64, 2);
+        assert_eq!([0, 64, 2048].map(|lba| whole.at(lba).atomic_write_blocks), [64; 3]);
+        assert_eq!([1, 2, 32, 96].map(|lba| whole.at(lba).atomic_write_blocks), [0; 4]);
+        // Without units, only a boundary counts.
+        (whole.atomic_write_unit_min_blocks, whole.atomic_write_boundary_blocks) = (0, 8);
+        assert_eq!([8, 12].map(|lba| whole.at(lba).atomic_write_blocks), [64, 0]);
     }
 }

@@ -181,8 +181,10 @@ fn run_as_file_operations(
                 step = then;
             }
             let (op, flags) = match step {
-                FileStep::Write(os::WriteMode::Durable) => (Op::Write, RequestFlags::FUA),
-                FileStep::Write(os::WriteMode::Cached) | FileStep::WriteZeroes => {
+                FileStep::Write(os::WriteMode::Durable | os::WriteMode::AtomicDurable) => {
+                    (Op::Write, RequestFlags::FUA)
+                }
+                FileStep::Write(os::WriteMode::Cached | os::WriteMode::Atomic) | FileStep::WriteZeroes => {
                     (Op::Write, RequestFlags::NONE)
                 }
                 FileStep::Sync => (Op::Flush, RequestFlags::NONE),

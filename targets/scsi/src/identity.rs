@@ -9,7 +9,7 @@ use crate::blocks::compare_and_write_blocks_max;
 use crate::limits::{TRANSFER_BYTES_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX};
 use crate::nexus::UnitNexus;
 use crate::sanitize::can_erase;
-use crate::transfer::atomic_blocks_max;
+use crate::transfer::{atomic_blocks_max, atomic_unit_blocks};
 use crate::unit::LogicalUnit;
 
 const VENDOR: &str = "RINGBOLT";
@@ -132,6 +132,7 @@ fn limits(unit: &LogicalUnit) -> BlockLimits {
         transfer_blocks,
         optimal_transfer_blocks: transfer_blocks,
         atomic_blocks: atomic_blocks_max(unit),
+        atomic_unit_blocks: atomic_unit_blocks(unit),
         unmap_granularity_blocks: 0,
     }
 }

@@ -54,7 +54,19 @@ pub(crate) fn check_transfer(unit: &LogicalUnit, range: &BlockRange) -> Result<(
 /// Most blocks of a WRITE ATOMIC, whose length has 16 bits; 0 if the device promises nothing.
 pub(crate) fn atomic_blocks_max(unit: &LogicalUnit) -> u32 {
     let transfer_blocks = TRANSFER_BYTES_MAX / unit.block_bytes().max(1);
-    unit.config().geometry.atomic_write_blocks.min(transfer_blocks).min(u16::MAX.into())
+    let geometry = &unit.config().geometry;
+    let most = geometry.atomic_write_blocks.min(transfer_blocks).min(u16::MAX.into());
+    let unit_min = geometry.atomic_write_unit_min_blocks;
+    if unit_min == 0 {
+        return most;
+    }
+    let power_of_two = most.checked_ilog2().map_or(0, |log2| 1 << log2);
+    if power_of_two >= unit_min { power_of_two } else { 0 }
+}
+
+/// The unit of a WRITE ATOMIC's length and place in blocks; 0 for any length, anywhere.
+pub(crate) fn atomic_unit_blocks(unit: &LogicalUnit) -> u32 {
+    if atomic_blocks_max(unit) == 0 { 0 } else { unit.config().geometry.atomic_write_unit_min_blocks }
 }
 
 /// The flags of a device's write.
@@ -104,7 +116,14 @@ impl Transfer {
         let device_boundary = u64::from(unit.config().geometry.atomic_write_boundary_blocks);
         let first = range.lba.checked_rem(device_boundary).unwrap_or(0);
         let is_crossing = device_boundary > 0 && first + u64::from(range.blocks) > device_boundary;
-        let invalid_byte = if is_crossing {
+        // A length that is no power of two, and a place that is no multiple of the length, fit the unit that page B0 has, and
+        // not the device.
+        let unit_blocks = atomic_unit_blocks(unit);
+        let is_unit = unit_blocks == 0 || (range.blocks.is_power_of_two() && range.blocks >= unit_blocks);
+        let is_aligned = unit_blocks == 0 || range.lba.is_multiple_of(range.blocks.max(1).into());
+        let invalid_byte = if range.blocks > 0 && !is_unit {
+            Some(12)
+        } else if is_crossing || !is_aligned {
             Some(2)
         } else if boundary_blocks > 0 {
             // MAXIMUM ATOMIC BOUNDARY SIZE is 0.

@@ -6,7 +6,8 @@ import re
 from harness.case import case
 from harness.targets import Namespace, Subsystem
 
-from .machines import PLAIN
+from .machines import NO_IOMMU, PLAIN
+from .ublk import Serve
 
 MIB = 1 << 20
 NODE = "iqn.2016-06.io.spdk:disk"
@@ -282,3 +283,63 @@ def iscsi_paths(bench):
     guest.until("! ls /sys/block | grep -q ^sd", 60)
     guest.check("killall -KILL iscsid")
     daemon.wait(30)
+
+
+def write_atomic(lba, blocks):
+    """A command that writes /tmp/bytes atomically (SBC-4, section 5.47), without the disk."""
+    cdb = bytes([0x9C, 0]) + lba.to_bytes(8, "big") + bytes(2) + blocks.to_bytes(2, "big") + bytes(2)
+    return f"sg_raw -s {blocks * 512} -i /tmp/bytes", cdb.hex(" ")
+
+
+@case("iscsi-atomic", on=("ringbolt",), machine=NO_IOMMU, provokes=r"sd[a-z]|scsi|iscsi|connection\d", seconds=20)
+def iscsi_atomic(bench):
+    """WRITE ATOMIC on a disk of the kernel that has atomic writes: its units on page B0, one such write of the kernel each."""
+    guest = bench.guest
+    driver = "/sys/bus/pseudo/drivers/scsi_debug"
+    guest.check(f"echo 1 > {driver}/add_host")
+    backing = guest.until("cd /sys/block && ls -d sd?", 30).strip()
+    names = ("atomic_write_unit_min_bytes", "atomic_write_unit_max_bytes")
+
+    def units(disk):
+        return [int(line) for line in guest.check("cd /sys/block/{}/queue && cat {} {}".format(disk, *names)).split()]
+
+    least, most = units(backing)
+    assert 512 <= least < most, (least, most)
+    serve = Serve(guest)
+    serve.rpc("bdev_uring_create", "name=Atomic", f"filename=/dev/{backing}")
+    serve.rpc("iscsi_create_initiator_group", "tag=1", """initiators='["ANY"]'""", """netmasks='["ANY"]'""")
+    serve.rpc("iscsi_create_portal_group", "tag=1", """portals='[{"host": "127.0.0.1", "port": "3260"}]'""")
+    maps, luns = '[{"pg_tag": 1, "ig_tag": 1}]', '[{"bdev_name": "Atomic", "lun_id": 0}]'
+    serve.rpc("iscsi_create_target_node", "name=disk", f"pg_ig_maps='{maps}'", f"luns='{luns}'")
+    daemon = prepare_initiator(guest)
+    node = f"iscsiadm -m node -T {NODE} -p 127.0.0.1:3260"
+    guest.until(f"{node} -o new", 30)
+    guest.check(f"{node} --login", 60)
+    disk = guest.until(f"cd /sys/block && ls -d sd? | grep -v {backing}", 30).strip()
+    # The guest's own initiator believes the page. A command has at most 1 MiB.
+    assert units(disk) == [least, min(most, MIB)], (units(disk), least, most)
+    guest.check(f"head -c {MIB} /dev/urandom > /tmp/bytes && echo 1 > {driver}/opts && dmesg -c > /dev/null")
+    unit, limit = least // 512, min(most, MIB) // 512
+    for lba, blocks in ((8 * unit, 8 * unit), (3 * unit, unit), (limit, limit)):
+        command, cdb = write_atomic(lba, blocks)
+        guest.check(f"{command} /dev/{disk} {cdb}", 60)
+        guest.check(f"dd if=/dev/{disk} iflag=direct bs=512 skip={lba} count={blocks} status=none | "
+                    f"cmp -n {blocks * 512} - /tmp/bytes", 60)
+        # It was one atomic write of the backing disk.
+        guest.check(f"dmesg -c | grep scsi_debug | grep -q 'cmd {cdb[:2]} '")
+    # Not aligned to its length, no power of two, shorter than a unit, too long: none reaches the disk.
+    for lba, blocks in ((4 * unit, 8 * unit), (0, 3 * unit), (0, unit // 2), (0, 2 * limit)):
+        if blocks == 0:
+            continue
+        command, cdb = write_atomic(lba, blocks)
+        refused = guest.run(f"truncate -s {blocks * 512} /tmp/bytes; {command} /dev/{disk} {cdb} 2>&1", 60)
+        assert refused.rc == 5 and "Invalid field in cdb" in refused.out, (lba, blocks, refused)
+    assert guest.run("dmesg -c | grep scsi_debug | grep -q 'cmd 9c '").rc != 0
+    guest.check(f"echo 0 > {driver}/opts; {node} --logout", 60)
+    guest.until(f"[ ! -e /sys/block/{disk} ]", 30)
+    guest.check("killall -KILL iscsid")
+    daemon.wait(30)
+    guest.check("kill -TERM $(cat /tmp/ublk.pid)")
+    assert serve.job.wait(60).rc == 0, serve.job.out
+    guest.check(f"echo -1 > {driver}/add_host")
+    guest.until(f"[ ! -e /sys/block/{backing} ]", 30)

@@ -42,6 +42,7 @@ PROGRAMS = {
     "iscsiadm": "iscsiadm",
     "dmsetup": "dmsetup",
     "sg_persist": "sg_persist",
+    "sg_raw": "sg_raw",
     "sg_rtpg": "sg_rtpg",
     "sg_reset": "sg_reset",
 }
@@ -62,7 +63,13 @@ OPTIONAL_MODULES += ["virtio_blk", "virtio_scsi"]
 OPTIONAL_MODULES += ["iscsi_tcp", "sd_mod", "sg", "scsi_dh_alua", "dm-multipath", "dm-round-robin"]
 # For disks of the ublk target; kernels before 6.12 lack it.
 OPTIONAL_MODULES += ["ublk_drv"]
-PARAMETERS = {"null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1", "nbd": "nbds_max=4"}
+# For atomic writes: a disk once `add_host` is written. Kernels before 6.11 ignore the parameter.
+OPTIONAL_MODULES += ["scsi_debug"]
+PARAMETERS = {
+    "null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1",
+    "nbd": "nbds_max=4",
+    "scsi_debug": "add_host=0 dev_size_mb=16 atomic_wr=1",
+}
 KERNELS = {"debian": "linux-image-amd64", "ubuntu": "linux-image-generic"}
 # The first kernel whose iommufd works with all cases; older releases provide it as an additional package.
 VFIO_KERNEL = "linux-image-6.12-amd64"

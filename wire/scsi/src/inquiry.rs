@@ -211,6 +211,8 @@ pub struct BlockLimits {
     pub write_same_blocks: u64,
     /// MAXIMUM ATOMIC TRANSFER LENGTH in blocks; 0: not supported.
     pub atomic_blocks: u32,
+    /// ATOMIC ALIGNMENT and ATOMIC TRANSFER LENGTH GRANULARITY in blocks; 0: any length, anywhere.
+    pub atomic_unit_blocks: u32,
 }
 
 impl BlockLimits {
@@ -231,7 +233,9 @@ impl BlockLimits {
         }
         page[36..44].copy_from_slice(&self.write_same_blocks.to_be_bytes());
         page[44..48].copy_from_slice(&self.atomic_blocks.to_be_bytes());
-        // Any length up to the maximum, anywhere (ATOMIC ALIGNMENT and TRANSFER LENGTH GRANULARITY 0), and no ATOMIC BOUNDARY.
+        page[48..52].copy_from_slice(&self.atomic_unit_blocks.to_be_bytes());
+        page[52..56].copy_from_slice(&self.atomic_unit_blocks.to_be_bytes());
+        // There is no ATOMIC BOUNDARY.
         let mut content = [0; 60];
         content.copy_from_slice(&page[4..]);
         content

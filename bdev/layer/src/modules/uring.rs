@@ -131,6 +131,8 @@ struct UringShared {
     direct: bool,
     /// A file, which can have holes, and not a block device.
     has_holes: bool,
+    /// Most blocks of a request with `RequestFlags::ATOMIC`, of which the kernel writes all or none; 0 without this promise.
+    atomic_blocks_max: u32,
     seeker: FileSeeker,
 }
 
@@ -171,6 +173,7 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
         flush_failed: AtomicBool::new(false),
         direct: opened.direct.is_ok(),
         has_holes: opened.is_regular,
+        atomic_blocks_max: opened.geometry.atomic_write_blocks,
         seeker: FileSeeker::new(opened.file),
     };
     let module = UringBdev {

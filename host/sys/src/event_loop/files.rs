@@ -53,6 +53,11 @@ pub enum WriteMode {
     Cached,
     /// Once the data is durable (`RWF_DSYNC`).
     Durable,
+    /// As [`Cached`](Self::Cached), all of the data or none (`RWF_ATOMIC`, Linux 6.11): of a file with direct I/O that
+    /// supports it, from a single slice.
+    Atomic,
+    /// As [`Durable`](Self::Durable), likewise.
+    AtomicDurable,
 }
 
 /// The error of a file operation that was not submitted; returns its data.

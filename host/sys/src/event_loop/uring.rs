@@ -124,11 +124,14 @@ impl UringBackend {
 
     pub(super) fn operate(&mut self, request: OperationParameters<'_>) {
         let (length, offset) = (request.length, request.offset);
+        // The kernel takes atomic writes from unregistered memory alone.
+        let is_atomic =
+            matches!(request.operation, FileOperation::Write(WriteMode::Atomic | WriteMode::AtomicDurable));
         let memory = match request.memory {
             OperationMemory::Buffer(buffer, start) => SqeMemory::Contiguous {
                 start: buffer.as_ptr().wrapping_add(start),
                 bytes: length as u32,
-                registered: request.file.and_then(|_| self.registered_index(buffer)),
+                registered: request.file.filter(|_| !is_atomic).and_then(|_| self.registered_index(buffer)),
             },
             OperationMemory::Vectors(address, count) => SqeMemory::Vectors(address, count),
             // Of a read or write of no bytes at all.
@@ -144,6 +147,10 @@ impl UringBackend {
             FileOperation::Read => sqe::read(file, memory, offset, 0),
             FileOperation::Write(WriteMode::Cached) => sqe::write(file, memory, offset, 0, 0),
             FileOperation::Write(WriteMode::Durable) => sqe::write(file, memory, offset, libc::RWF_DSYNC, 0),
+            FileOperation::Write(WriteMode::Atomic) => sqe::write(file, memory, offset, libc::RWF_ATOMIC, 0),
+            FileOperation::Write(WriteMode::AtomicDurable) => {
+                sqe::write(file, memory, offset, libc::RWF_ATOMIC | libc::RWF_DSYNC, 0)
+            }
             FileOperation::Sync => sqe::sync(file, true),
             FileOperation::Punch => {
                 sqe::fallocate(file, offset, length, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)

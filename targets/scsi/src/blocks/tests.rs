@@ -399,6 +399,44 @@ proptest! {
 }
 
 #[test]
+fn an_atomic_write_of_a_device_with_units_is_a_power_of_two_at_a_multiple_of_its_length() {
+    let mut config = config(BLOCK as u32, BLOCKS);
+    (config.geometry.atomic_write_blocks, config.geometry.atomic_write_unit_min_blocks) = (13, 2);
+    let mut test = TestUnit::new(config.clone());
+    let nexus = test.nexus(1);
+    let bytes = [7; 16 * BLOCK];
+    let mut run = |lba: u64, blocks: u32| {
+        test.disk.log.clear();
+        let reply = test.run(&nexus, &cdb_16(0x9c, 0, lba, blocks), &bytes[..blocks as usize * BLOCK], 0);
+        assert_eq!(test.disk.log.len(), usize::from(reply.additional().is_none() && blocks > 0));
+        reply.additional()
+    };
+    let invalid = Some(AdditionalSense::INVALID_FIELD_IN_CDB);
+    for (lba, blocks, expected) in [
+        (0, 8, None),
+        (12, 4, None),
+        (6, 2, None),
+        (5, 0, None),
+        // Shorter than the unit, longer than the longest power of two, no power of two, and at no multiple of the length.
+        (0, 1, invalid),
+        (0, 16, invalid),
+        (0, 6, invalid),
+        (2, 4, invalid),
+        (3, 2, invalid),
+    ] {
+        assert_eq!(run(lba, blocks), expected, "{blocks} blocks at {lba}");
+    }
+    let page = test.run(&nexus, &[0x12, 1, 0xb0, 0, 64, 0], &[], 64).good();
+    assert_eq!(page[44..56], [0, 0, 0, 8, 0, 0, 0, 2, 0, 0, 0, 2]);
+    // A transfer is shorter than its unit.
+    config.geometry.atomic_write_unit_min_blocks = 16;
+    let mut test = TestUnit::new(config);
+    let nexus = test.nexus(1);
+    let page = test.run(&nexus, &[0x12, 1, 0xb0, 0, 64, 0], &[], 64).good();
+    assert_eq!(page[44..56], [0; 12]);
+}
+
+#[test]
 fn an_atomic_write_is_one_request_within_the_devices_limits() {
     let mut config = config(BLOCK as u32, BLOCKS);
     (config.geometry.atomic_write_blocks, config.geometry.atomic_write_boundary_blocks) = (8, 16);

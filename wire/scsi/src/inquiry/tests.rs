@@ -62,13 +62,14 @@ fn limits_and_provisioning_are_at_their_places() {
         unmap_granularity_blocks: 8,
         write_same_blocks: 0x1_0000_0000,
         atomic_blocks: 9,
+        atomic_unit_blocks: 2,
     };
     let page = vpd_page(DISK, page::BLOCK_LIMITS, &limits.encode());
     assert_eq!(page.len(), 64);
     assert_eq!(page[..16], [0, 0xb0, 0, 60, 1, 255, 0, 8, 0, 0, 0x10, 0, 0, 0, 1, 0]);
     assert_eq!(page[20..36], [255, 255, 255, 255, 0, 0, 1, 0, 0, 0, 0, 8, 0x80, 0, 0, 0]);
     assert_eq!(page[36..48], [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9]);
-    assert_eq!(page[48..], [0; 16]);
+    assert_eq!(page[48..], [0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0]);
     let thin = Provisioning { unmap: true, write_same: true, reads_zeroes: true, thin: true };
     assert_eq!(thin.encode(), [0, 0xe4, 2, 0]);
     assert_eq!(Provisioning::default().encode(), [0; 4]);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use block_io::{Errno, Op, Status};
+use block_io::{Errno, Op, RequestFlags, Status};
 use dma::Data;
 use os::{EventClient, EventCompletion, FileId, FileOperation, WriteMode};
 use reactor::{Period, PollResult, Poller, Shutdown};
@@ -53,7 +53,10 @@ struct UringRequest {
     /// Bytes of the current step that are complete.
     progress: u64,
     tries: u32,
-    zeroes: Option<Data>,
+    /// The step writes data of the channel: zeroes, or a copy of an atomic write's slices in one.
+    writes_own: bool,
+    /// That data, while no operation has it.
+    own: Option<Data>,
 }
 
 impl UringChannel {
@@ -79,18 +82,55 @@ impl UringChannel {
     }
 
     fn accept(&mut self, request: Request) {
-        let Some(plan) = plan(request.op, request.flags) else {
+        // Where the device promises nothing, the flag asks for nothing.
+        let ignored =
+            if self.shared.atomic_blocks_max > 0 { RequestFlags::NONE } else { RequestFlags::ATOMIC };
+        let Some(plan) = plan(request.op, request.flags - ignored) else {
             return self.accept_uncommon(request);
         };
         let mut step = plan.first;
         while self.is_unsupported(step) {
             step = fallback(step).expect("an unsupported step has a fallback");
         }
-        let active = UringRequest { request, step, then: plan.then, progress: 0, tries: 0, zeroes: None };
+        let mut active = UringRequest {
+            request,
+            step,
+            then: plan.then,
+            progress: 0,
+            tries: 0,
+            writes_own: step == FileStep::WriteZeroes,
+            own: None,
+        };
+        if is_atomic(step)
+            && let Some(status) = self.join_slices(&mut active)
+        {
+            return self.finished.push(active.request.complete(status));
+        }
         match self.active.insert(active) {
             Ok(slot) => self.start(slot),
             Err(_) => unreachable!("the layer admits no more than {DEPTH} requests"),
         }
+    }
+
+    /// Copies an atomic write of several slices to one, as the kernel wants it. Returns the error if it is too long, or if
+    /// there is no memory.
+    #[cold]
+    fn join_slices(&self, active: &mut UringRequest) -> Option<Status> {
+        if active.request.blocks > self.shared.atomic_blocks_max {
+            return Some(Status::INVALID_FIELD.do_not_retry());
+        }
+        let Some(data @ Data::Many(_)) = active.request.data() else { return None };
+        let Some(buffer) = self.core.pool().take(data.len()) else {
+            return Some(Status::COMMAND_INTERRUPTED);
+        };
+        let mut joined = Data::from(buffer);
+        let mut offset = 0;
+        for part in data.parts(0, data.len()) {
+            joined.copy_from(offset, part);
+            offset += part.len();
+        }
+        (active.writes_own, active.own) = (true, Some(joined));
+        None
     }
 
     /// Accepts a request that is no operation of the ring.
@@ -132,7 +172,7 @@ impl UringChannel {
             FileStep::Punch => FileOperation::Punch,
             FileStep::Zero => FileOperation::Zero,
             FileStep::WriteZeroes => {
-                let zeroes = active.zeroes.take().or_else(|| zeroes(&self.core, total));
+                let zeroes = active.own.take().or_else(|| zeroes(&self.core, total));
                 let Some(zeroes) = zeroes else { return self.finish(slot, Status::COMMAND_INTERRUPTED) };
                 left = left.min(zeroes.len() as u64);
                 data = Some((zeroes, 0));
@@ -142,7 +182,8 @@ impl UringChannel {
         match active.step {
             FileStep::Read | FileStep::Write(_) => {
                 let progress = active.progress as usize;
-                data = active.request.take_data().map(|data| (data, progress));
+                let whole = if active.writes_own { active.own.take() } else { active.request.take_data() };
+                data = whole.map(|data| (data, progress));
             }
             // A sync covers the whole file.
             FileStep::Sync => left = 0,
@@ -178,6 +219,10 @@ impl UringChannel {
                 return self.finish(slot, status);
             }
             active.progress += done.result as u64;
+            if is_atomic(active.step) && active.progress < bytes_of(&active.request, self.block_size).1 {
+                // A part of an atomic write is none; the kernel promises all.
+                return self.finish(slot, Status::WRITE_FAULT);
+            }
             if active.progress < bytes_of(&active.request, self.block_size).1 {
                 return self.start(slot);
             }
@@ -209,13 +254,14 @@ impl UringChannel {
                 if active.step == FileStep::Punch { &self.shared.no_punch } else { &self.shared.no_zero };
             unsupported.store(true, Ordering::Relaxed);
             active.step = step;
+            active.writes_own = step == FileStep::WriteZeroes;
             active.progress = 0;
             return self.start(slot);
         }
         let data_lost = match active.step {
             FileStep::Sync => true,
             // Other errors occur before the data is in the page cache, and lose nothing.
-            FileStep::Write(WriteMode::Durable) => errno.0 == EIO,
+            FileStep::Write(WriteMode::Durable | WriteMode::AtomicDurable) => errno.0 == EIO,
             _ => false,
         };
         if data_lost && !self.shared.direct {
@@ -233,10 +279,14 @@ impl UringChannel {
     }
 }
 
-/// Returns the data of an operation to the request, or to its zeroes.
+const fn is_atomic(step: FileStep) -> bool {
+    matches!(step, FileStep::Write(WriteMode::Atomic | WriteMode::AtomicDurable))
+}
+
+/// Returns the data of an operation to the request, or to the channel.
 fn return_data(active: &mut UringRequest, data: Option<Data>) {
-    if active.step == FileStep::WriteZeroes {
-        active.zeroes = data;
+    if active.writes_own {
+        active.own = data;
     } else if data.is_some() {
         active.request.set_data(data);
     }

@@ -65,7 +65,9 @@ pub(super) fn open(
     if let Some(by) = holder(medium) {
         return Err(BdevError::Claimed { name: path.display().to_string(), by: format!("the bdev {by}") });
     }
-    let file = open_file(path, config.readonly, OFlags::empty()).map_err(failed("cannot be opened"))?;
+    // Linux before 6.13 writes a block device atomically only if it was opened for direct I/O.
+    let early = if config.direct && kind.is_block_device() { OFlags::DIRECT } else { OFlags::empty() };
+    let file = open_file(path, config.readonly, early).map_err(failed("cannot be opened"))?;
     lock(&file, path, config.readonly)?;
     let claim = kind.is_block_device().then(|| claim::claim(path, config)).transpose()?.flatten();
     let block_size = match config.block_size {
@@ -84,7 +86,7 @@ pub(super) fn open(
         u32::try_from(metadata.blksize()).unwrap_or(block_size)
     };
     let sensible = physical.is_power_of_two() && physical <= 64 << 10;
-    let geometry = BdevGeometry {
+    let mut geometry = BdevGeometry {
         physical_block_size: if sensible { physical.max(block_size) } else { block_size },
         write_cache: true,
         ..BdevGeometry::new(block_size, blocks)
@@ -94,6 +96,14 @@ pub(super) fn open(
     } else {
         Err("not requested".to_string())
     };
+    if direct.is_ok() && kind.is_block_device() {
+        let device = metadata.rdev();
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let limits = PathBuf::from(format!("/sys/dev/block/{major}:{minor}/queue"));
+        if let Some((least, most)) = atomic_write_units(&limits, block_size) {
+            (geometry.atomic_write_unit_min_blocks, geometry.atomic_write_blocks) = (least, most);
+        }
+    }
     Ok(OpenedFile {
         file,
         geometry,
@@ -104,6 +114,18 @@ pub(super) fn open(
         generic: None,
         claim,
     })
+}
+
+/// The least and the most blocks of an atomic write of a whole block device with these limits of its queue; `None` if it has
+/// none, as before Linux 6.11. A partition has no limits of its own, and its writes would be aligned differently.
+fn atomic_write_units(queue: &Path, block_size: u32) -> Option<(u32, u32)> {
+    let limit =
+        |name: &str| -> Option<u32> { std::fs::read_to_string(queue.join(name)).ok()?.trim().parse().ok() };
+    let least = limit("atomic_write_unit_min_bytes").filter(|bytes| bytes.is_power_of_two())?.max(block_size);
+    // One buffer, which slices are copied to.
+    let most = limit("atomic_write_unit_max_bytes")?.min(dma::BUFFER_BYTES_MAX as u32);
+    let most = 1 << most.checked_ilog2()?;
+    (block_size.is_power_of_two() && least <= most).then_some((least / block_size, most / block_size))
 }
 
 /// Opens an NVMe generic device, whose geometry Identify Namespace tells.
@@ -243,6 +265,15 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// Not every file system reports its alignment requirements, so that a read is tried.
 fn enable_direct_io(file: &File, path: &Path, readonly: bool, geometry: BdevGeometry) -> Result<(), String> {
+    let flags = rustix::fs::fcntl_getfl(file).map_err(|errno| format!("fcntl failed ({errno})"))?;
+    let result = try_direct_io(path, readonly, geometry);
+    let flags = if result.is_ok() { flags | OFlags::DIRECT } else { flags - OFlags::DIRECT };
+    let set = rustix::fs::fcntl_setfl(file, flags);
+    result.and_then(|()| set.map_err(|errno| format!("the file system has no direct I/O ({errno})")))
+}
+
+/// Reads a block with direct I/O.
+fn try_direct_io(path: &Path, readonly: bool, geometry: BdevGeometry) -> Result<(), String> {
     let block_size = geometry.block_size as usize;
     let probe = open_file(path, readonly, OFlags::DIRECT)
         .map_err(|error| format!("the file system has no direct I/O ({error})"))?;
@@ -251,13 +282,36 @@ fn enable_direct_io(file: &File, path: &Path, readonly: bool, geometry: BdevGeom
     // The offset of the second block is aligned to one block only.
     let offset = if geometry.blocks > 1 { block_size as u64 } else { 0 };
     match rustix::io::pread(&probe, &mut memory[start..start + block_size], offset) {
-        Ok(_) => {}
+        Ok(_) => Ok(()),
         Err(rustix::io::Errno::INVAL) => {
-            return Err(format!("direct I/O needs blocks larger than {block_size} bytes here"));
+            Err(format!("direct I/O needs blocks larger than {block_size} bytes here"))
         }
-        Err(errno) => return Err(format!("a direct read failed ({errno})")),
+        Err(errno) => Err(format!("a direct read failed ({errno})")),
     }
-    let flags = rustix::fs::fcntl_getfl(file).map_err(|errno| format!("fcntl failed ({errno})"))?;
-    rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT)
-        .map_err(|errno| format!("the file system has no direct I/O ({errno})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_of_atomic_writes_are_those_of_the_queue_in_blocks() {
+        let folder = std::env::temp_dir().join(format!("ringbolt-atomic-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let units = |least: &str, most: &str, block_size| {
+            std::fs::write(folder.join("atomic_write_unit_min_bytes"), least).unwrap();
+            std::fs::write(folder.join("atomic_write_unit_max_bytes"), most).unwrap();
+            atomic_write_units(&folder, block_size)
+        };
+        assert_eq!(units("1024\n", "65536\n", 512), Some((2, 128)));
+        assert_eq!(units("512\n", "65536\n", 4096), Some((1, 16)), "no less than a block");
+        assert_eq!(units("512\n", "4194304\n", 512), Some((1, 2048)), "one buffer");
+        for (least, most, block_size) in
+            [("0", "0", 512), ("512", "2048", 4096), ("512", "", 512), ("512", "8192", 1536)]
+        {
+            assert_eq!(units(least, most, block_size), None, "{least} {most} {block_size}");
+        }
+        assert_eq!(atomic_write_units(&folder.join("absent"), 512), None);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

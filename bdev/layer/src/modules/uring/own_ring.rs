@@ -49,7 +49,8 @@ pub(super) trait RingFormat: SqeFormat {
 
 impl RingFormat for FileIo {
     fn takes(request: &Request) -> bool {
-        matches!(request.op, Op::Read | Op::Write) && !request.flags.contains(RequestFlags::FUA)
+        matches!(request.op, Op::Read | Op::Write)
+            && !request.flags.intersects(RequestFlags::FUA | RequestFlags::ATOMIC)
     }
 
     fn status(_: Op, result: i64, bytes: u64) -> Option<Status> {

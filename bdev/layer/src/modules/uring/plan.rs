@@ -38,8 +38,11 @@ pub struct FilePlan {
 pub fn plan(op: Op, flags: RequestFlags) -> Option<FilePlan> {
     let durable = flags.contains(RequestFlags::FUA);
     let then = (durable && matches!(op, Op::Unmap | Op::WriteZeroes)).then_some(FileStep::Sync);
+    let atomic = flags.contains(RequestFlags::ATOMIC);
     let first = match op {
         Op::Read => FileStep::Read,
+        Op::Write if atomic && durable => FileStep::Write(WriteMode::AtomicDurable),
+        Op::Write if atomic => FileStep::Write(WriteMode::Atomic),
         Op::Write if durable => FileStep::Write(WriteMode::Durable),
         Op::Write => FileStep::Write(WriteMode::Cached),
         Op::Flush => FileStep::Sync,
@@ -108,6 +111,8 @@ mod tests {
             (Op::Read, RequestFlags::NONE, FileStep::Read, None),
             (Op::Write, RequestFlags::NONE, FileStep::Write(WriteMode::Cached), None),
             (Op::Write, fua, FileStep::Write(WriteMode::Durable), None),
+            (Op::Write, RequestFlags::ATOMIC, FileStep::Write(WriteMode::Atomic), None),
+            (Op::Write, RequestFlags::ATOMIC | fua, FileStep::Write(WriteMode::AtomicDurable), None),
             (Op::Flush, RequestFlags::NONE, FileStep::Sync, None),
             (Op::Unmap, RequestFlags::NONE, FileStep::Punch, None),
             (Op::Unmap, fua, FileStep::Punch, Some(FileStep::Sync)),

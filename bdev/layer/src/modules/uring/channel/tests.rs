@@ -42,6 +42,7 @@ fn harness(direct: bool) -> Option<UringHarness> {
         flush_failed: AtomicBool::new(false),
         direct,
         has_holes: true,
+        atomic_blocks_max: 0,
         seeker: super::super::FileSeeker::new(reader.try_clone().unwrap()),
     };
     let channel = UringChannel::new(core, client, id, 512, Arc::new(shared));
@@ -52,8 +53,15 @@ impl UringHarness {
     /// Adds a request as if its first operation were in flight.
     fn start_simulated(&mut self, request: Request) -> Slot {
         let plan = plan(request.op, request.flags).unwrap();
-        let job =
-            UringRequest { request, step: plan.first, then: plan.then, progress: 0, tries: 0, zeroes: None };
+        let job = UringRequest {
+            request,
+            step: plan.first,
+            then: plan.then,
+            progress: 0,
+            tries: 0,
+            writes_own: false,
+            own: None,
+        };
         self.channel.active.insert(job).unwrap()
     }
 
@@ -143,6 +151,45 @@ fn unsupported_fallocate_falls_back_to_writing_zeroes() {
     for (index, byte) in harness.contents().into_iter().enumerate() {
         assert_eq!(byte == 0, (10 * 512..1910 * 512).contains(&index), "byte {index}");
     }
+}
+
+#[test]
+fn an_atomic_write_is_the_kernels_or_fails_whole() {
+    let Some(mut harness) = harness(false) else { return };
+    let write = |harness: &UringHarness, tag: u64, blocks: u32| {
+        let half = |blocks: u32| {
+            let bytes = blocks as usize * 512;
+            let mut data = Data::from(harness.reactor.core().pool().take(bytes).unwrap());
+            data.copy_from(0, &vec![9; bytes]);
+            data
+        };
+        let data = half(blocks / 2).join(half(blocks - blocks / 2));
+        let mut request =
+            Request::with_payload(Tag(tag), Op::Write, 8, blocks, block_io::Payload::Data(data));
+        request.flags = RequestFlags::ATOMIC;
+        request
+    };
+    Arc::get_mut(&mut harness.channel.shared).unwrap().atomic_blocks_max = 8;
+    // This file has no direct I/O, so that the kernel refuses; slices that were joined are returned as they were.
+    let request = write(&harness, 1, 8);
+    harness.channel.submit(&mut vec![request]);
+    let completion = harness.wait();
+    assert!(matches!(completion.status(), Status::INVALID_OPCODE | Status::INVALID_FIELD), "{completion:?}");
+    assert_eq!(completion.into_data().map(|data| (data.len(), data.slices().len())), Some((4096, 2)));
+    let request = write(&harness, 2, 10);
+    harness.channel.submit(&mut vec![request]);
+    assert_eq!(harness.wait().status(), Status::INVALID_FIELD.do_not_retry());
+    let request = write(&harness, 3, 8);
+    let slot = harness.start_simulated(request);
+    harness.complete_simulated(slot, 512);
+    assert_eq!(harness.wait().status(), Status::WRITE_FAULT, "a part is none");
+    assert!(harness.contents().iter().all(|byte| *byte == 1));
+    // Without a promise, the flag asks for nothing.
+    Arc::get_mut(&mut harness.channel.shared).unwrap().atomic_blocks_max = 0;
+    let request = write(&harness, 4, 8);
+    harness.channel.submit(&mut vec![request]);
+    assert_eq!(harness.wait().status(), Status::SUCCESS);
+    assert!(harness.contents()[4096..8192].iter().all(|byte| *byte == 9));
 }
 
 #[test]
