@@ -108,20 +108,26 @@ impl<N: CoreNetwork> Connections<N> {
             NetworkEvent::Ready(connection) => self.by_connection.get(&connection.0.to_bits()).copied(),
             _ => None,
         });
-        let mut ready: Vec<ReplicaId> = ready.chain(self.unread.drain(..)).collect();
+        // Those that are only written to are marked, and come second.
+        let ready = ready.chain(self.unread.drain(..)).map(|id| (id, false));
+        let mut ready: Vec<(ReplicaId, bool)> = ready.collect();
         for (id, node) in &mut self.nodes {
             let is_late =
                 node.link.as_ref().is_some_and(|(_, link)| !link.is_ready()) && now_ns >= node.at_ns;
             if is_late || std::mem::take(&mut node.is_dirty) {
-                ready.push(*id);
+                ready.push((*id, true));
             }
         }
         ready.sort_unstable();
-        ready.dedup();
-        for id in ready {
+        ready.dedup_by_key(|(id, _)| *id);
+        for (id, is_written_only) in ready {
             let Some(node) = self.nodes.get_mut(&id) else { continue };
             let Some((connection, link)) = &mut node.link else { continue };
-            let driven = link.drive(&mut self.network.stream(*connection), &mut self.received);
+            let mut stream = self.network.stream(*connection);
+            let driven = match is_written_only {
+                true => link.write(&mut stream).map(|()| false),
+                false => link.drive(&mut stream, &mut self.received),
+            };
             let is_late = !link.is_ready() && now_ns >= node.at_ns;
             for event in self.received.drain(..) {
                 work += 1;
@@ -170,3 +176,6 @@ impl<N: CoreNetwork> Connections<N> {
         self.nodes.values().filter(|node| greeting(node)).map(|node| node.at_ns).min()
     }
 }
+
+#[cfg(test)]
+mod tests;
