@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.case import case
 from harness.guest import PATIENCE
 from harness.targets import MIB, Subsystem
+from .machines import NO_IOMMU
 from .recovery import restart_under_ext4
 
 
@@ -115,3 +116,37 @@ def store_cluster(bench):
     for node in (1, 2, 3):
         found = subprocess.run([target.binary, "objects", "check", f"{cluster.directory}/node{node}/store.img"], capture_output=True, text=True, check=False)
         assert found.returncode == 0 and re.search(r"\b0 problems", found.stdout), found.stdout + found.stderr
+
+
+@case("store-atomic", on=("ringbolt",), machine=NO_IOMMU, provokes=r"sd[a-z]|scsi", seconds=20)
+def store_atomic(bench):
+    """A node on a disk of the kernel that has atomic writes overwrites blocks in place unasked, each with one such write."""
+    guest = bench.guest
+    driver = "/sys/bus/pseudo/drivers/scsi_debug"
+    guest.check(f"echo 1 > {driver}/add_host")
+    disk = guest.until("cd /sys/block && ls -d sd?", 30).strip()
+    cluster, perf = "--cluster /tmp/cluster", "ringbolt perf --filename='store:pool/vol?cluster=/tmp/cluster' --name=t"
+    options = f"--replicas 1 --groups 1 --spare 1 --log-size 512k --device /dev/{disk} --force"
+    up = guest.spawn(f"echo $$ > /tmp/up.pid; exec ringbolt store up {cluster} {options} 2>&1")
+    guest.until(f"ringbolt store status {cluster} --json | grep -q '\"healthy\": true'", 60)
+
+    def overwritten():
+        status = json.loads(guest.check(f"ringbolt store status {cluster} --json"))
+        return status["nodes"][0]["report"]["replicas"][0]["entries_overwriting"]
+
+    guest.check(f"ringbolt image create {cluster} vol 4m")
+    guest.check(f"{perf} --rw=write --bs=64k --iodepth=8 --size=4m --verify=crc32c", 60)
+    # What is in place is known after a checkpoint: the first writes are logged with their data.
+    guest.check(f"{perf} --rw=randwrite --bs=4k --iodepth=8 --size=4m --verify=crc32c", 60)
+    before = overwritten()
+    guest.check(f"echo 1 > {driver}/opts && dmesg -c > /dev/null")
+    guest.check(f"{perf} --rw=randwrite --bs=4k --iodepth=1 --size=4m --number_ios=64 --verify=crc32c", 60)
+    atomic = int(guest.check("dmesg -c | grep scsi_debug | grep -c 'cmd 9c '"))
+    guest.check(f"echo 0 > {driver}/opts")
+    assert atomic > 0 and atomic == overwritten() - before, (atomic, overwritten() - before)
+    guest.check("kill -INT $(cat /tmp/up.pid)")
+    assert up.wait(60).rc == 0, up.out
+    found = guest.check(f"ringbolt objects check /dev/{disk}", 60)
+    assert re.search(r"\b0 problems", found), found
+    guest.check(f"rm -r /tmp/cluster && echo -1 > {driver}/add_host")
+    guest.until(f"[ ! -e /sys/block/{disk} ]", 30)
