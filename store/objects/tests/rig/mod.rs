@@ -46,6 +46,9 @@ impl Oracle {
         }
         let (version, blocks) = self.0.entry(entry.object).or_default();
         *version = entry.version;
+        if entry.operation == Operation::Preallocate {
+            return;
+        }
         for index in 0..entry.length as usize {
             let at = entry.offset as usize + index;
             let block = blocks.entry(at / BLOCK_BYTES).or_insert_with(|| vec![0; BLOCK_BYTES]);
