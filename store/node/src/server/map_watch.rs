@@ -301,7 +301,6 @@ impl Watcher {
         let known = self.membership.partitions.clone();
         self.membership.read(&*self.config.map, self.config.cluster, Instant::now())?;
         self.read_at = None;
-        self.record_own_partition()?;
         if self.membership.partitions != known {
             self.undelivered.extend(self.config.groups.keys());
             self.deliver();
@@ -316,16 +315,17 @@ impl Watcher {
             log::info!("this node was out because it was down, and is in again");
             self.config.map.set_out(NodeId(self.config.node.0), None)?;
         }
+        self.record_own_partition().inspect_err(|_| self.read_at = Some(Instant::now()))?;
         self.mark_overdue()
     }
 
     /// Says in the map how large this node's partitions are, if it does not say so: primaries accept what fits everywhere.
-    fn record_own_partition(&mut self) -> Result<(), MapError> {
+    /// The map's change is read as that of another node.
+    fn record_own_partition(&self) -> Result<(), MapError> {
         let Some((id, device)) = self.membership.device_of(NodeId(self.config.node.0)) else { return Ok(()) };
         if device.partition != Some(self.config.partition) {
             let device = DeviceRecord { partition: Some(self.config.partition), ..device.clone() };
             self.config.map.put_device(id, &device)?;
-            self.membership.set_device(id, device);
         }
         Ok(())
     }

@@ -69,12 +69,6 @@ impl Membership {
         self.devices.iter().find(|(_, device)| device.node == node).map(|(id, device)| (*id, device))
     }
 
-    /// This node has written a record of a device.
-    pub(super) fn set_device(&mut self, id: DeviceId, device: DeviceRecord) {
-        self.partitions.extend(device.partition.map(|partition| (device.node, partition)));
-        self.devices.insert(id, device);
-    }
-
     /// The partitions of these nodes, as far as they are known.
     pub(super) fn partitions_of(&self, nodes: &[ReplicaId]) -> Vec<PartitionSize> {
         nodes.iter().filter_map(|node| self.partitions.get(&NodeId(node.0)).copied()).collect()

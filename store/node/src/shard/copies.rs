@@ -105,8 +105,8 @@ async fn read_object(
     shard: &RefCell<Shard>,
     after: Option<ObjectId>,
 ) -> Result<Option<(ObjectId, std::sync::Arc<[u8]>)>, StoreError> {
-    let Some(object) = shard.borrow().object_after(after) else { return Ok(None) };
-    let mut content = shard.borrow().extents_of(object).to_le_bytes().to_vec();
+    let Some((object, extents)) = shard.borrow().object_to_copy(after) else { return Ok(None) };
+    let mut content = extents.to_le_bytes().to_vec();
     for offset in (0..OBJECT_BYTES as u32).step_by(TRANSFER_BYTES_MAX as usize) {
         let (sender, receiver) = once();
         shard.borrow_mut().read_for_copy(object, offset, TRANSFER_BYTES_MAX, Reply::Control(sender));
@@ -122,28 +122,43 @@ async fn read_object(
 }
 
 impl Shard {
-    /// The extents that an object has when the committed entries are in place.
-    fn extents_of(&self, object: ObjectId) -> ExtentBits {
-        let bits = |extents: std::ops::Range<usize>| extents.fold(0, |bits, index| bits | 1 << index);
-        let mut extents = match self.partition.onode(object).map(|onode| &onode.content) {
-            Some(OnodeContent::Mapped(map)) => {
+    /// The first object after another, of those that exist when the committed entries are in place, and its extents then.
+    fn object_to_copy(&self, mut after: Option<ObjectId>) -> Option<(ObjectId, ExtentBits)> {
+        loop {
+            let object = self.object_after(after)?;
+            if let Some(extents) = self.extents_of(object) {
+                return Some((object, extents));
+            }
+            after = Some(object);
+        }
+    }
+
+    /// The extents that an object has when the committed entries are in place; `None` if it does not exist then.
+    fn extents_of(&self, object: ObjectId) -> Option<ExtentBits> {
+        let extents = self.partition.onode(object).map(|onode| match &onode.content {
+            OnodeContent::Mapped(map) => {
                 map.extents.iter().rev().fold(0, |bits, extent| bits << 1 | ExtentBits::from(*extent != 0))
             }
-            _ => 0,
-        };
-        for entry in self.committed.iter().filter(|entry| entry.header.object == object) {
-            let EntryHeader { operation, offset, length, withheld, .. } = entry.header;
-            let (start, end) = (offset as usize, (offset + length) as usize);
-            match operation {
-                _ if withheld => {}
-                Operation::Write => extents |= bits(start / EXTENT_BYTES..end.div_ceil(EXTENT_BYTES)),
-                Operation::WriteZeroes => extents &= !bits(start.div_ceil(EXTENT_BYTES)..end / EXTENT_BYTES),
-                Operation::Preallocate if length == 0 => extents = ExtentBits::MAX,
-                Operation::Preallocate => extents |= bits(start / EXTENT_BYTES..end.div_ceil(EXTENT_BYTES)),
-                Operation::Remove => extents = 0,
-            }
+            OnodeContent::Inline(_) => 0,
+        });
+        let entries = self.committed.iter().map(|entry| &entry.header);
+        entries.filter(|entry| entry.object == object && !entry.withheld).fold(extents, extents_after)
+    }
+}
+
+/// The extents of an object after an operation; `None` if there is no object.
+fn extents_after(extents: Option<ExtentBits>, entry: &EntryHeader) -> Option<ExtentBits> {
+    let bits = |extents: std::ops::Range<usize>| extents.fold(0, |bits, index| bits | 1 << index);
+    let (start, end) = (entry.offset as usize, (entry.offset + entry.length) as usize);
+    match entry.operation {
+        Operation::Preallocate if entry.length == 0 => Some(ExtentBits::MAX),
+        Operation::Write | Operation::Preallocate => {
+            Some(extents.unwrap_or(0) | bits(start / EXTENT_BYTES..end.div_ceil(EXTENT_BYTES)))
         }
-        extents
+        Operation::WriteZeroes => {
+            extents.map(|extents| extents & !bits(start.div_ceil(EXTENT_BYTES)..end / EXTENT_BYTES))
+        }
+        Operation::Remove => None,
     }
 }
 
@@ -280,5 +295,24 @@ mod tests {
         // Space that was given back leaves an object without extents.
         let expected = [preallocate(0, 1), (Operation::WriteZeroes, 0, EXTENT_BYTES)];
         assert_eq!(operations(0, vec![]), expected);
+    }
+
+    #[test]
+    fn extents_follow_the_operations_of_the_log() {
+        let object = ObjectId { group: 1, volume: 2, index: 3, suffix: 0 };
+        let extent = EXTENT_BYTES as u32;
+        for (before, operation, offset, length, after) in [
+            (None, Operation::Write, extent - 4096, 8192, Some(0b11)),
+            (Some(0b100), Operation::Write, 0, 4096, Some(0b101)),
+            // Only whole extents are given back, and an object that does not exist stays so.
+            (Some(0b111), Operation::WriteZeroes, 4096, 2 * extent, Some(0b101)),
+            (None, Operation::WriteZeroes, 0, extent, None),
+            (None, Operation::Preallocate, extent, 4096, Some(0b10)),
+            (None, Operation::Preallocate, 0, 0, Some(ExtentBits::MAX)),
+            (Some(0b1), Operation::Remove, 0, 0, None),
+        ] {
+            let entry = EntryHeader::new(operation, object, offset, length);
+            assert_eq!(extents_after(before, &entry), after, "{before:?} {operation:?} {offset} {length}");
+        }
     }
 }

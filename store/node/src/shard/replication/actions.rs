@@ -83,6 +83,9 @@ impl Shard {
 
     /// Writes of clients for which the log has room.
     fn take_waiting(&mut self, replication: &mut Replication) {
+        if replication.waiting.is_empty() {
+            return;
+        }
         let blocked = replication.replica.status().blocked;
         let is_primary = !matches!(blocked, Some(GroupBlocked::NotPrimary | GroupBlocked::DataLost));
         let mut room = self.log.room();
