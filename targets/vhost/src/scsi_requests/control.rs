@@ -98,30 +98,37 @@ impl ScsiRequests {
         if address.lun != 0 && function != TaskFunction::NexusReset {
             return done(ScsiResponse::IncorrectLun);
         }
-        if function == TaskFunction::ClearAca || self.functions.len() >= FUNCTIONS_MAX {
+        if self.functions.len() >= FUNCTIONS_MAX {
             return done(ScsiResponse::FunctionRejected);
         }
-        let awaited = self.begin_function(function, unit, request.tag);
+        let Some(awaited) = self.begin_function(function, unit, request.tag) else {
+            return done(ScsiResponse::FunctionRejected);
+        };
         self.functions.push(PendingFunction { queue, id, response, awaited });
         self.has_event = true;
         Ok(Started::InFlight(0))
     }
 
-    /// Passes a function to all cores.
-    fn begin_function(&self, function: TaskFunction, unit: usize, tag: u64) -> Awaited {
+    /// Passes a function to all cores; `None` if there is nothing that it could do.
+    fn begin_function(&self, function: TaskFunction, unit: usize, tag: u64) -> Option<Awaited> {
         let nexus = &self.tasks.units()[unit].nexus;
         let waker = self.tasks.waker().clone();
         let function = match function {
-            TaskFunction::QueryTask => return Awaited::Query(nexus.unit().query(nexus, Some(tag), waker)),
-            TaskFunction::QueryTaskSet => return Awaited::Query(nexus.unit().query(nexus, None, waker)),
+            TaskFunction::QueryTask => {
+                return Some(Awaited::Query(nexus.unit().query(nexus, Some(tag), waker)));
+            }
+            TaskFunction::QueryTaskSet => {
+                return Some(Awaited::Query(nexus.unit().query(nexus, None, waker)));
+            }
             TaskFunction::AbortTask => UnitFunction::AbortTask(tag),
-            // There is no ACA to clear: it was rejected.
-            TaskFunction::AbortTaskSet | TaskFunction::ClearAca => UnitFunction::AbortTaskSet,
+            TaskFunction::AbortTaskSet => UnitFunction::AbortTaskSet,
             TaskFunction::ClearTaskSet => UnitFunction::ClearTaskSet,
             TaskFunction::LogicalUnitReset => UnitFunction::LogicalUnitReset,
             TaskFunction::NexusReset => UnitFunction::NexusReset,
+            // Units never establish an ACA.
+            TaskFunction::ClearAca => return None,
         };
-        Awaited::Change(nexus.unit().manage(function, nexus, waker))
+        Some(Awaited::Change(nexus.unit().manage(function, nexus, waker)))
     }
 
     /// Answers the functions that all cores have executed.

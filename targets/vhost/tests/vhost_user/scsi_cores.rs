@@ -41,6 +41,13 @@ fn read_in_flight(queue: &mut Driver<'_>, number: u64, into: u64) {
     assert_eq!(answer(queue, number + 8, RESPONSE_BYTES as u32), good(0));
 }
 
+/// Reads on both queues, with the numbers 5 and 6.
+fn reads_in_flight(queues: &mut [Driver<'_>; 2]) {
+    for (number, queue) in (5..).zip(queues) {
+        read_in_flight(queue, number, DATA + 4096);
+    }
+}
+
 /// The answer of a command that has ended.
 fn ended(queue: &mut Driver<'_>, number: u64) -> (u8, u8) {
     let (_, written) = queue.try_used(3).expect("the command has ended");
@@ -78,9 +85,7 @@ fn functions_of_the_control_queue_reach_commands_of_every_reactor() {
         (TaskFunction::LogicalUnitReset, RESET),
         (TaskFunction::NexusReset, RESET),
     ] {
-        for (number, queue) in (5..).zip(&mut queues) {
-            read_in_flight(queue, number, DATA + 4096);
-        }
+        reads_in_flight(&mut queues);
         assert_eq!(manage(&mut functions, TaskFunction::QueryTask, 6), SUCCEEDED);
         assert_eq!(manage(&mut functions, TaskFunction::QueryTaskSet, 0), SUCCEEDED);
         assert_eq!(manage(&mut functions, TaskFunction::QueryTask, 7), COMPLETE, "another tag");
@@ -145,9 +150,7 @@ fn targets_come_and_go_with_commands_in_flight_on_two_reactors() {
         let (first, second) = (round % 2, 1 - round % 2);
         greet(&mut queues[first], 0);
         assert_eq!(execute(&mut queues[second], lun(0), &TEST_UNIT_READY, &[]), good(0), "{round}");
-        for (number, queue) in (5..).zip(&mut queues) {
-            read_in_flight(queue, number, DATA + 4096);
-        }
+        reads_in_flight(&mut queues);
         target.target.remove_target(HOST, 0).unwrap();
         assert_eq!(event(), Some(ScsiEvent::RESET_REMOVED));
         for (number, queue) in (5..).zip(&mut queues) {
@@ -176,9 +179,7 @@ fn commands_of_both_reactors_survive_the_connection() {
         let mut queues = request_queues(&frontend);
         greet(&mut queues[0], 0);
         for round in 0..3 {
-            for (number, queue) in (5..).zip(&mut queues) {
-                read_in_flight(queue, number, DATA + 4096);
-            }
+            reads_in_flight(&mut queues);
             let bases = [&queues[0], &queues[1]].map(|queue| match queue.is_packed {
                 true => 0x8000_8000,
                 false => queue.memory().load_u16(queue.used_at() + used::INDEX).into(),
@@ -193,9 +194,7 @@ fn commands_of_both_reactors_survive_the_connection() {
             }
         }
         // The front-end goes, and a driver begins.
-        for (number, queue) in (5..).zip(&mut queues) {
-            read_in_flight(queue, number, DATA + 4096);
-        }
+        reads_in_flight(&mut queues);
         frontend.stream.replace(std::os::unix::net::UnixStream::pair().unwrap().0);
         target.wait_for_no_connections();
         let next = connect(&target, ring);
@@ -218,9 +217,7 @@ fn a_reset_waits_for_commands_of_both_reactors_and_loses_their_nexus_once() {
         assert_eq!(execute(&mut queues[second], lun(0), &TEST_UNIT_READY, &[]), good(0), "{round}");
         // RESERVE(6), which the loss of the nexus ends.
         assert_eq!(execute(&mut queues[second], lun(0), &[0x16, 0, 0, 0, 0, 0], &[]), good(0), "{round}");
-        for (number, queue) in (5..).zip(&mut queues) {
-            read_in_flight(queue, number, DATA + 4096);
-        }
+        reads_in_flight(&mut queues);
         frontend.set(FrontendRequest::ResetDevice, &[], &[]);
         for (number, queue) in (5..).zip(&mut queues) {
             let (_, written) = queue.try_used(3).expect("the reset has waited");
