@@ -219,12 +219,10 @@ impl UringChannel {
                 return self.finish(slot, status);
             }
             active.progress += done.result as u64;
-            if is_atomic(active.step) && active.progress < bytes_of(&active.request, self.block_size).1 {
-                // A part of an atomic write is none; the kernel promises all.
-                return self.finish(slot, Status::WRITE_FAULT);
-            }
             if active.progress < bytes_of(&active.request, self.block_size).1 {
-                return self.start(slot);
+                // A part of an atomic write is none; the kernel promises all.
+                let is_refused = is_atomic(active.step);
+                return if is_refused { self.finish(slot, Status::WRITE_FAULT) } else { self.start(slot) };
             }
         }
         match active.then.take() {
