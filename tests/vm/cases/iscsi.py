@@ -7,6 +7,7 @@ from harness.case import case
 from harness.targets import Namespace, Subsystem
 
 from .machines import NO_IOMMU, PLAIN
+from .scsi_debug import AtomicDisk
 from .ublk import Serve
 
 MIB = 1 << 20
@@ -295,18 +296,16 @@ def write_atomic(lba, blocks):
 def iscsi_atomic(bench):
     """WRITE ATOMIC on a disk of the kernel that has atomic writes: its units on page B0, one such write of the kernel each."""
     guest = bench.guest
-    driver = "/sys/bus/pseudo/drivers/scsi_debug"
-    guest.check(f"echo 1 > {driver}/add_host")
-    backing = guest.until("cd /sys/block && ls -d sd?", 30).strip()
+    backing = AtomicDisk(guest)
     names = ("atomic_write_unit_min_bytes", "atomic_write_unit_max_bytes")
 
     def units(disk):
         return [int(line) for line in guest.check("cd /sys/block/{}/queue && cat {} {}".format(disk, *names)).split()]
 
-    least, most = units(backing)
+    least, most = units(backing.name)
     assert 512 <= least < most, (least, most)
     serve = Serve(guest)
-    serve.rpc("bdev_uring_create", "name=Atomic", f"filename=/dev/{backing}")
+    serve.rpc("bdev_uring_create", "name=Atomic", f"filename=/dev/{backing.name}")
     serve.rpc("iscsi_create_initiator_group", "tag=1", """initiators='["ANY"]'""", """netmasks='["ANY"]'""")
     serve.rpc("iscsi_create_portal_group", "tag=1", """portals='[{"host": "127.0.0.1", "port": "3260"}]'""")
     maps, luns = '[{"pg_tag": 1, "ig_tag": 1}]', '[{"bdev_name": "Atomic", "lun_id": 0}]'
@@ -315,10 +314,11 @@ def iscsi_atomic(bench):
     node = f"iscsiadm -m node -T {NODE} -p 127.0.0.1:3260"
     guest.until(f"{node} -o new", 30)
     guest.check(f"{node} --login", 60)
-    disk = guest.until(f"cd /sys/block && ls -d sd? | grep -v {backing}", 30).strip()
+    disk = guest.until(f"cd /sys/block && ls -d sd? | grep -v {backing.name}", 30).strip()
     # The guest's own initiator believes the page. A command has at most 1 MiB.
     assert units(disk) == [least, min(most, MIB)], (units(disk), least, most)
-    guest.check(f"head -c {MIB} /dev/urandom > /tmp/bytes && echo 1 > {driver}/opts && dmesg -c > /dev/null")
+    guest.check(f"head -c {MIB} /dev/urandom > /tmp/bytes")
+    backing.start_log()
     unit, limit = least // 512, min(most, MIB) // 512
     for lba, blocks in ((8 * unit, 8 * unit), (3 * unit, unit), (limit, limit)):
         command, cdb = write_atomic(lba, blocks)
@@ -326,7 +326,7 @@ def iscsi_atomic(bench):
         guest.check(f"dd if=/dev/{disk} iflag=direct bs=512 skip={lba} count={blocks} status=none | "
                     f"cmp -n {blocks * 512} - /tmp/bytes", 60)
         # It was one atomic write of the backing disk.
-        guest.check(f"dmesg -c | grep scsi_debug | grep -q 'cmd {cdb[:2]} '")
+        assert backing.atomic_writes() == 1
     # Not aligned to its length, no power of two, shorter than a unit, too long: none reaches the disk.
     for lba, blocks in ((4 * unit, 8 * unit), (0, 3 * unit), (0, unit // 2), (0, 2 * limit)):
         if blocks == 0:
@@ -334,12 +334,11 @@ def iscsi_atomic(bench):
         command, cdb = write_atomic(lba, blocks)
         refused = guest.run(f"truncate -s {blocks * 512} /tmp/bytes; {command} /dev/{disk} {cdb} 2>&1", 60)
         assert refused.rc == 5 and "Invalid field in cdb" in refused.out, (lba, blocks, refused)
-    assert guest.run("dmesg -c | grep scsi_debug | grep -q 'cmd 9c '").rc != 0
-    guest.check(f"echo 0 > {driver}/opts; {node} --logout", 60)
+    assert backing.atomic_writes() == 0
+    guest.check(f"{node} --logout", 60)
     guest.until(f"[ ! -e /sys/block/{disk} ]", 30)
     guest.check("killall -KILL iscsid")
     daemon.wait(30)
     guest.check("kill -TERM $(cat /tmp/ublk.pid)")
     assert serve.job.wait(60).rc == 0, serve.job.out
-    guest.check(f"echo -1 > {driver}/add_host")
-    guest.until(f"[ ! -e /sys/block/{backing} ]", 30)
+    backing.remove()

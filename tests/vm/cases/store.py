@@ -13,6 +13,7 @@ from harness.guest import PATIENCE
 from harness.targets import MIB, Subsystem
 from .machines import NO_IOMMU
 from .recovery import restart_under_ext4
+from .scsi_debug import AtomicDisk
 
 
 @case("store-restarts", on=("ringbolt",), provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed|buffer_io_error|Retrying", seconds=40)
@@ -122,11 +123,9 @@ def store_cluster(bench):
 def store_atomic(bench):
     """A node on a disk of the kernel that has atomic writes overwrites blocks in place unasked, each with one such write."""
     guest = bench.guest
-    driver = "/sys/bus/pseudo/drivers/scsi_debug"
-    guest.check(f"echo 1 > {driver}/add_host")
-    disk = guest.until("cd /sys/block && ls -d sd?", 30).strip()
+    disk = AtomicDisk(guest)
     cluster, perf = "--cluster /tmp/cluster", "ringbolt perf --filename='store:pool/vol?cluster=/tmp/cluster' --name=t"
-    options = f"--replicas 1 --groups 1 --spare 1 --log-size 512k --device /dev/{disk} --force"
+    options = f"--replicas 1 --groups 1 --spare 1 --log-size 512k --device /dev/{disk.name} --force"
     up = guest.spawn(f"echo $$ > /tmp/up.pid; exec ringbolt store up {cluster} {options} 2>&1")
     guest.until(f"ringbolt store status {cluster} --json | grep -q '\"healthy\": true'", 60)
 
@@ -139,14 +138,13 @@ def store_atomic(bench):
     # What is in place is known after a checkpoint: the first writes are logged with their data.
     guest.check(f"{perf} --rw=randwrite --bs=4k --iodepth=8 --size=4m --verify=crc32c", 60)
     before = overwritten()
-    guest.check(f"echo 1 > {driver}/opts && dmesg -c > /dev/null")
+    disk.start_log()
     guest.check(f"{perf} --rw=randwrite --bs=4k --iodepth=1 --size=4m --number_ios=64 --verify=crc32c", 60)
-    atomic = int(guest.check("dmesg -c | grep scsi_debug | grep -c 'cmd 9c '"))
-    guest.check(f"echo 0 > {driver}/opts")
+    atomic = disk.atomic_writes()
     assert atomic > 0 and atomic == overwritten() - before, (atomic, overwritten() - before)
     guest.check("kill -INT $(cat /tmp/up.pid)")
     assert up.wait(60).rc == 0, up.out
-    found = guest.check(f"ringbolt objects check /dev/{disk}", 60)
+    found = guest.check(f"ringbolt objects check /dev/{disk.name}", 60)
     assert re.search(r"\b0 problems", found), found
-    guest.check(f"rm -r /tmp/cluster && echo -1 > {driver}/add_host")
-    guest.until(f"[ ! -e /sys/block/{disk} ]", 30)
+    guest.check("rm -r /tmp/cluster")
+    disk.remove()
