@@ -22,13 +22,15 @@ mod buffer_group;
 mod epoll;
 mod files;
 mod transfers;
+mod ublk;
 mod uring;
 
-pub use files::{FileId, FileOperation, RejectedOperation, UblkCommand, WriteMode};
+pub use files::{FileId, FileOperation, RejectedOperation, WriteMode};
 pub use transfers::{
     BufferGroupId, ReceiveId, RejectedSend, SEND_PARTS_MAX, SendEvent, SendPart, SocketCapabilities,
     send_parts,
 };
+pub use ublk::UblkCommand;
 
 /// Configuration of an [`EventLoop`].
 #[derive(Clone, Debug)]

@@ -33,6 +33,7 @@ mod requests;
 mod sqe;
 mod thread;
 mod ublk_control;
+mod ublk_queue;
 mod uring_queue;
 mod vectors;
 
@@ -52,6 +53,7 @@ pub use priorities::RequestPriorities;
 pub use process::{descriptor_limit, inherited_files, kill_with_parent, raise_descriptor_limit};
 pub use requests::BlockFile;
 pub use thread::{MemoryPolicy, ThreadUsage, set_io_priority, set_memory_policy};
-pub use ublk_control::UblkControl;
+pub use ublk_control::{UblkControl, UblkDevice};
+pub use ublk_queue::{UblkDataPath, UblkQueueFile};
 pub use uring_queue::{FileIo, NvmePassthrough, SqeFormat, UringPolling, UringQueue, UringQueueConfig};
 pub use vectors::IO_VECTORS_MAX;

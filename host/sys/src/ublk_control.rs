@@ -27,7 +27,30 @@ pub struct UblkControl {
     leaked: u32,
 }
 
-/// What a command carries besides the number of its device.
+/// A device, as commands name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UblkDevice {
+    /// The number N of `/dev/ublkcN`.
+    pub number: u32,
+    /// It was added with [`UNPRIVILEGED_DEVICE`](Features::UNPRIVILEGED_DEVICE): its commands carry the path of the
+    /// character device, which the driver checks the caller's permission for.
+    pub unprivileged: bool,
+}
+
+impl UblkDevice {
+    /// The device that the driver describes.
+    pub fn of(info: &DeviceInfo) -> UblkDevice {
+        let features = Features::from_bits_retain(info.features);
+        UblkDevice { number: info.device, unprivileged: features.contains(Features::UNPRIVILEGED_DEVICE) }
+    }
+
+    /// Path of the character device.
+    pub fn path(self) -> String {
+        format!("/dev/ublkc{}", self.number)
+    }
+}
+
+/// What a command carries besides its device.
 struct Arguments<'a> {
     value: u64,
     /// Bytes that the driver reads and writes.
@@ -53,28 +76,39 @@ impl UblkControl {
     /// The features of the driver. `Unsupported` before Linux 6.5.
     pub fn features(&mut self, timeout: Duration) -> io::Result<Features> {
         let mut bytes = [0; 8];
-        let features = self.run(ControlRequest::GetFeatures, 0, Arguments::read(&mut bytes, timeout));
+        let none = UblkDevice { number: 0, unprivileged: false };
+        let features = self.run(ControlRequest::GetFeatures, none, Arguments::read(&mut bytes, timeout));
         features.map(|()| Features::from_bits_retain(u64::from_ne_bytes(bytes)))
     }
 
     /// Adds a device, and returns what the driver has made of `info`.
     pub fn add_device(&mut self, info: &DeviceInfo, timeout: Duration) -> io::Result<DeviceInfo> {
         let mut bytes = info.to_bytes();
-        self.run(ControlRequest::AddDevice, info.device, Arguments::read(&mut bytes, timeout))?;
+        // There is no character device yet.
+        let new = UblkDevice { number: info.device, unprivileged: false };
+        self.run(ControlRequest::AddDevice, new, Arguments::read(&mut bytes, timeout))?;
         DeviceInfo::decode(&bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
     }
 
-    /// What a device is.
-    pub fn device_info(&mut self, device: u32, timeout: Duration) -> io::Result<DeviceInfo> {
+    /// What a device is, which may be unprivileged or not.
+    pub fn device_info(&mut self, number: u32, timeout: Duration) -> io::Result<DeviceInfo> {
         let mut bytes = [0; DeviceInfo::SIZE];
-        self.run(ControlRequest::GetDeviceInfo, device, Arguments::read(&mut bytes, timeout))?;
+        let device = UblkDevice { number, unprivileged: false };
+        let read = self.run(ControlRequest::GetDeviceInfo, device, Arguments::read(&mut bytes, timeout));
+        // The driver misses the path.
+        if matches!(&read, Err(error) if error.raw_os_error() == Some(libc::EINVAL)) {
+            let device = UblkDevice { unprivileged: true, ..device };
+            self.run(ControlRequest::GetDeviceInfo2, device, Arguments::read(&mut bytes, timeout))?;
+        } else {
+            read?;
+        }
         DeviceInfo::decode(&bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
     }
 
     /// Sets the parameters of a device that is not started.
     pub fn set_parameters(
         &mut self,
-        device: u32,
+        device: UblkDevice,
         parameters: &Parameters,
         timeout: Duration,
     ) -> io::Result<()> {
@@ -83,7 +117,7 @@ impl UblkControl {
     }
 
     /// The parameters of a device.
-    pub fn parameters(&mut self, device: u32, timeout: Duration) -> io::Result<Parameters> {
+    pub fn parameters(&mut self, device: UblkDevice, timeout: Duration) -> io::Result<Parameters> {
         // The driver takes the length that it may write from the structure itself.
         let mut bytes = [0; Parameters::SIZE];
         bytes[..4].copy_from_slice(&(Parameters::SIZE as u32).to_ne_bytes());
@@ -93,60 +127,68 @@ impl UblkControl {
 
     /// Makes the block device appear. Waits until all requests of all queues were fetched, and for the kernel's search
     /// for partitions.
-    pub fn start_device(&mut self, device: u32, timeout: Duration) -> io::Result<()> {
+    pub fn start_device(&mut self, device: UblkDevice, timeout: Duration) -> io::Result<()> {
         let value = std::process::id().into();
         self.run(ControlRequest::StartDevice, device, Arguments::value(value, timeout))
     }
 
     /// Removes the block device. Waits until its requests have completed.
-    pub fn stop_device(&mut self, device: u32, timeout: Duration) -> io::Result<()> {
+    pub fn stop_device(&mut self, device: UblkDevice, timeout: Duration) -> io::Result<()> {
         self.run(ControlRequest::StopDevice, device, Arguments::value(0, timeout))
     }
 
     /// Removes a device. Waits until its character device is closed and unmapped.
-    pub fn delete_device(&mut self, device: u32, timeout: Duration) -> io::Result<()> {
+    pub fn delete_device(&mut self, device: UblkDevice, timeout: Duration) -> io::Result<()> {
         self.run(ControlRequest::DeleteDevice, device, Arguments::value(0, timeout))
     }
 
     /// Prepares a device whose server is gone for this process. `EBUSY` while the kernel still ends the server.
-    pub fn start_recovery(&mut self, device: u32, timeout: Duration) -> io::Result<()> {
+    pub fn start_recovery(&mut self, device: UblkDevice, timeout: Duration) -> io::Result<()> {
         self.run(ControlRequest::StartUserRecovery, device, Arguments::value(0, timeout))
     }
 
     /// Resumes the I/O of a device. Waits until all requests of all queues were fetched.
-    pub fn end_recovery(&mut self, device: u32, timeout: Duration) -> io::Result<()> {
+    pub fn end_recovery(&mut self, device: UblkDevice, timeout: Duration) -> io::Result<()> {
         let value = std::process::id().into();
         self.run(ControlRequest::EndUserRecovery, device, Arguments::value(value, timeout))
     }
 
     /// Sets the size of a device; with [`Features::UPDATE_SIZE`].
-    pub fn update_size(&mut self, device: u32, sectors: u64, timeout: Duration) -> io::Result<()> {
+    pub fn update_size(&mut self, device: UblkDevice, sectors: u64, timeout: Duration) -> io::Result<()> {
         self.run(ControlRequest::UpdateSize, device, Arguments::value(sectors, timeout))
     }
 
     /// Opens the character device of a device. `ResourceBusy` while another process has it open.
-    pub fn open_character_device(device: u32) -> io::Result<OwnedFd> {
+    pub fn open_character_device(device: UblkDevice) -> io::Result<OwnedFd> {
         // io_uring copies data of a non-blocking file at once, and of another one by a thread of the kernel.
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
-        Ok(options.open(format!("/dev/ublkc{device}"))?.into())
+        Ok(options.open(device.path())?.into())
     }
 
     /// Executes a command.
-    fn run(&mut self, request: ControlRequest, device: u32, arguments: Arguments<'_>) -> io::Result<()> {
+    fn run(
+        &mut self,
+        request: ControlRequest,
+        device: UblkDevice,
+        arguments: Arguments<'_>,
+    ) -> io::Result<()> {
         if self.leaked >= LEAKED_MAX {
             return Err(ErrorKind::ResourceBusy.into());
         }
         let Arguments { value, payload, timeout } = arguments;
+        let path = if device.unprivileged { device.path() + "\0" } else { String::new() };
+        let path_bytes = path.len();
         // The kernel has the copy until the command completes, which may be after this call.
-        let mut memory: Box<[u8]> = (&*payload).into();
+        let mut memory = [path.as_bytes(), &*payload].concat().into_boxed_slice();
         let address = memory.as_mut_ptr().expose_provenance() as u64;
         let command = ControlCommand {
-            device,
+            device: device.number,
             queue: ControlCommand::NO_QUEUE,
             length: memory.len() as u16,
             address: if memory.is_empty() { 0 } else { address },
             value,
+            path_length: path_bytes as u16,
             ..ControlCommand::default()
         };
         let mut bytes = [0; 80];
@@ -160,7 +202,7 @@ impl UblkControl {
         assert!(pushed.is_ok(), "fewer commands than entries are in flight");
         match self.wait(Instant::now() + timeout) {
             Some(result) if result >= 0 => {
-                payload.copy_from_slice(&memory);
+                payload.copy_from_slice(&memory[path_bytes..]);
                 Ok(())
             }
             Some(errno) => Err(io::Error::from_raw_os_error(-errno)),
@@ -224,7 +266,9 @@ mod tests {
         let Ok(mut control) = UblkControl::with_file(null) else { return };
         for _ in 0..2 * RING_ENTRIES {
             assert!(control.features(TIMEOUT).is_err());
-            assert!(control.delete_device(0, TIMEOUT).is_err());
+            for unprivileged in [false, true] {
+                assert!(control.delete_device(UblkDevice { number: 0, unprivileged }, TIMEOUT).is_err());
+            }
         }
         assert_eq!(control.leaked, 0);
     }

@@ -1,8 +1,9 @@
 //! A driver that gives the target anything, for fuzzing: parameters of a device, descriptors, results.
 
 use block_io::{Payload, Status};
-use dma::{Arena, ArenaConfig, Pool};
-use wire_ublk::{DeviceInfo, IoDescriptor, IoRequest, Parameters};
+use dma::{Arena, ArenaConfig, Data, Pool};
+use os::UblkDataPath;
+use wire_ublk::{DeviceInfo, Features, IoDescriptor, IoRequest, NEED_GET_DATA, Operation, Parameters};
 
 use crate::limits::{IO_BYTES_MAX, RANGE_SECTORS_MAX};
 use crate::queue::{DiskQueue, QueueAction};
@@ -35,6 +36,8 @@ struct AnyDriver {
     shape: DiskShape,
     /// What the queue wants to be done.
     actions: Vec<QueueAction>,
+    /// Data of reads that were committed, which the driver has not copied yet.
+    copying_out: Vec<Data>,
     /// Requests that were delivered and not committed.
     uncommitted: usize,
     /// Requests that the device was sent.
@@ -63,10 +66,20 @@ impl AnyDriver {
         let depth = 1 + u16::from(form >> 2) % DEPTH_MAX;
         let arena =
             Arena::new(ArenaConfig { limit_bytes: MEMORY_BYTES, hugepages: false, ..ArenaConfig::default() });
-        let mut queue = DiskQueue::new(depth, shape);
+        let path = if bit(6) { UblkDataPath::GetData } else { UblkDataPath::UserCopy };
+        let mut queue = DiskQueue::new(depth, shape, path);
         let mut actions = Vec::new();
         queue.start(&mut actions);
-        AnyDriver { queue, shape, actions, uncommitted: 0, submitted: 0, pool: Pool::new(&arena) }
+        let copying_out = Vec::new();
+        AnyDriver {
+            queue,
+            shape,
+            actions,
+            copying_out,
+            uncommitted: 0,
+            submitted: 0,
+            pool: Pool::new(&arena),
+        }
     }
 
     /// A descriptor: any bytes, or a small request of a known operation.
@@ -88,6 +101,7 @@ impl AnyDriver {
     /// Executes one of the outstanding actions, or lets waiting requests try again.
     fn step(&mut self, input: &mut Input<'_>) {
         if self.actions.is_empty() {
+            self.copying_out.pop().into_iter().for_each(|data| self.queue.on_copied_out(data));
             self.queue.resume(&self.pool, &mut self.actions);
             return;
         }
@@ -97,9 +111,14 @@ impl AnyDriver {
         // Most of what is done succeeds.
         let failure = (choice & 0x7 == 0x7).then(|| i32::from_le_bytes(input.bytes()));
         match action {
-            QueueAction::Command { tag, request, result } => {
-                self.check_command(request, result);
-                self.deliver(tag, failure.unwrap_or(0), input);
+            QueueAction::Command { tag, request, result, data } => {
+                let data = self.accept(request, result, data);
+                let descriptor = AnyDriver::descriptor(input);
+                // An honest driver asks for memory for a write, and has copied to memory that it was given.
+                let is_write = descriptor.operation() == Operation::Write as u8;
+                let asks = self.queue.path() == UblkDataPath::GetData && is_write && data.is_none();
+                let honest = if asks { NEED_GET_DATA } else { 0 };
+                self.deliver(tag, failure.unwrap_or(honest), data, descriptor);
             }
             QueueAction::CopyIn { tag, bytes, data } | QueueAction::CopyOut { tag, bytes, data } => {
                 assert_eq!(data.len(), bytes as usize, "a copy of tag {tag}");
@@ -112,24 +131,44 @@ impl AnyDriver {
                 self.queue.on_completed(request.complete(status), &mut self.actions);
             }
         }
+        if choice & 0x10 != 0 {
+            self.copying_out.pop().into_iter().for_each(|data| self.queue.on_copied_out(data));
+        }
         if choice & 0x8 != 0 {
             self.queue.resume(&self.pool, &mut self.actions);
         }
     }
 
-    /// The driver executes a command: a request follows, or the end of the tag.
-    fn deliver(&mut self, tag: u16, result: i32, input: &mut Input<'_>) {
-        self.uncommitted += usize::from(result == 0);
-        let descriptor = || AnyDriver::descriptor(input);
-        self.queue.on_command(tag, result, descriptor, &self.pool, &mut self.actions);
+    /// The driver completes a command: a request follows, or the end of the tag.
+    fn deliver(&mut self, tag: u16, result: i32, data: Option<Data>, descriptor: IoDescriptor) {
+        let asks = result == NEED_GET_DATA && self.queue.path() == UblkDataPath::GetData;
+        self.uncommitted += usize::from(result == 0 || asks);
+        self.queue.on_command(tag, result, data, || descriptor, &self.pool, &mut self.actions);
     }
 
-    fn check_command(&mut self, request: IoRequest, result: i32) {
-        match request {
-            IoRequest::Fetch => assert_eq!(result, 0, "a fetch completes nothing"),
-            _ => self.uncommitted -= 1,
-        }
+    /// The driver accepts a command. Returns the memory that it has until it completes it.
+    fn accept(&mut self, request: IoRequest, result: i32, data: Option<Data>) -> Option<Data> {
         assert!(result <= IO_BYTES_MAX as i32, "{result} bytes were not asked for");
+        if request == IoRequest::Fetch {
+            assert_eq!(result, 0, "a fetch completes nothing");
+            assert!(data.is_none(), "a fetch has no data");
+            return None;
+        }
+        self.uncommitted -= 1;
+        let is_get_data = self.queue.path() == UblkDataPath::GetData;
+        assert!(data.is_none() || is_get_data, "the driver copies with user copy");
+        match (request, data) {
+            (IoRequest::NeedGetData, Some(data)) => {
+                assert!(data.single().is_some_and(|slice| slice.len() <= IO_BYTES_MAX as usize));
+                Some(data)
+            }
+            (IoRequest::NeedGetData, None) => panic!("memory is missing"),
+            (_, data) => {
+                assert!(data.as_ref().is_none_or(|data| data.len() == result as usize));
+                self.copying_out.extend(data);
+                None
+            }
+        }
     }
 
     fn check_request(&mut self, request: &bdev::Request) {
@@ -146,12 +185,15 @@ impl AnyDriver {
         while !self.queue.has_ended() {
             match self.actions.pop() {
                 None => {
+                    let copied = self.copying_out.len();
+                    self.copying_out.drain(..).for_each(|data| self.queue.on_copied_out(data));
                     self.queue.resume(&self.pool, &mut self.actions);
-                    assert!(!self.actions.is_empty(), "requests wait for buffers though none is used");
+                    let proceeds = copied > 0 || !self.actions.is_empty();
+                    assert!(proceeds, "requests wait for buffers though none is used");
                 }
-                Some(QueueAction::Command { tag, request, result }) => {
-                    self.check_command(request, result);
-                    self.deliver(tag, -ENODEV, &mut Input(&[]));
+                Some(QueueAction::Command { tag, request, result, data }) => {
+                    let data = self.accept(request, result, data);
+                    self.deliver(tag, -ENODEV, data, IoDescriptor::default());
                 }
                 Some(
                     QueueAction::CopyIn { tag, bytes, data } | QueueAction::CopyOut { tag, bytes, data },
@@ -175,6 +217,9 @@ fn recover(bytes: &[u8], shape: &DiskShape) -> bool {
     assert_eq!(DeviceInfo::decode(&info.to_bytes()).ok(), Some(info));
     let Ok(parameters) = Parameters::decode(&bytes[DeviceInfo::SIZE..]) else { return false };
     assert_eq!(Parameters::decode(&parameters.to_bytes()).ok(), Some(parameters));
+    let features = Features::from_bits_retain(info.features);
+    let path = UblkDataPath::of(features);
+    assert_eq!(path == Some(UblkDataPath::UserCopy), features.contains(Features::USER_COPY));
     let is_served = check_served(&info).is_ok() && shape.suits(&parameters);
     if is_served {
         // Panics if an offset would be that of another request.
@@ -225,6 +270,20 @@ mod tests {
             bytes.extend(request);
             // The copy and the device, in either order.
             bytes.extend([0, 0, 0, 0]);
+        }
+        assert_eq!(serve(&bytes), 3);
+    }
+
+    #[test]
+    fn an_honest_driver_that_copies_is_served() {
+        // As above with addresses: the write asks for memory, and comes again with its data.
+        let steps =
+            [[0, 0, 0x01, 8, 8, 0], [0, 0, 0x01, 8, 8, 0], [0, 0, 0x00, 8, 8, 0], [0, 0, 0x02, 0, 0, 0]];
+        let mut bytes = vec![0x5e, 0];
+        for (index, step) in steps.into_iter().enumerate() {
+            bytes.extend(step);
+            // The device, except for the write without data.
+            bytes.extend(if index > 0 { &[0, 0][..] } else { &[] });
         }
         assert_eq!(serve(&bytes), 3);
     }

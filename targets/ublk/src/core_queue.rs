@@ -1,20 +1,26 @@
 //! A queue on its core: the driver's character device and the block device.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bdev::{BdevChannel, Descriptor};
 use block_io::Channel;
-use dma::{Pool, SharedRegion};
-use os::{EventClient, EventCompletion, FileId, FileOperation, UblkCommand, WriteMode};
+use dma::{Data, Pool};
+use os::{
+    EventClient, EventCompletion, FileId, FileOperation, RejectedOperation, UblkCommand, UblkDataPath,
+    UblkQueueFile, WriteMode,
+};
 use reactor::Core;
 use target_shell::Responder;
-use wire_ublk::IoDescriptor;
 
 use crate::failure::{UblkError, kernel};
+use crate::limits::QUEUE_DEPTH_MAX;
 use crate::queue::{DiskQueue, QueueAction};
 use crate::shape::DiskShape;
+
+/// Bit of a tag in events: the driver has copied the data of a read of the tag.
+const COPIED_OUT: u16 = 1 << 15;
+const _: () = assert!(QUEUE_DEPTH_MAX < COPIED_OUT as u32);
 
 /// A queue to serve.
 pub(crate) struct QueueStart {
@@ -24,10 +30,10 @@ pub(crate) struct QueueStart {
     pub(crate) index: u16,
     pub(crate) depth: u16,
     pub(crate) shape: DiskShape,
-    /// The character device of the disk.
-    pub(crate) file: OwnedFd,
-    /// The descriptors of the queue's requests, which the driver writes.
-    pub(crate) descriptors: SharedRegion,
+    /// How data gets from and to the kernel.
+    pub(crate) path: UblkDataPath,
+    /// The character device of the disk, with the descriptors of the queue's requests.
+    pub(crate) file: UblkQueueFile,
     pub(crate) descriptor: Arc<Descriptor>,
 }
 
@@ -43,7 +49,7 @@ pub(crate) struct QueueContext<'a> {
 
 /// A queue of a disk on the core that serves it.
 ///
-/// It owns the channel to the block device, the character device and the mapped descriptors, and executes the actions
+/// It owns the channel to the block device and the queue's file, and executes the actions
 /// of a [`DiskQueue`]. Order: [`start`](Self::start), then [`on_event`](Self::on_event) for each completion of the event
 /// loop and [`drive`](Self::drive) in each poll with work, until it [has ended](Self::has_ended); then
 /// [`close`](Self::close).
@@ -55,7 +61,6 @@ pub(crate) struct CoreQueue {
     requests: DiskQueue,
     depth: u16,
     file: FileId,
-    descriptors: SharedRegion,
     channel: BdevChannel,
     batch: Vec<bdev::Request>,
     /// Actions that the event loop had no room for; at most one a tag.
@@ -70,17 +75,16 @@ impl CoreQueue {
     /// # Errors
     /// The core has no io_uring, or the device cannot be opened on it.
     pub(crate) fn new(core: &Core, client: &EventClient, start: QueueStart) -> Result<CoreQueue, UblkError> {
-        let QueueStart { disk, index, depth, shape, file, descriptors, descriptor } = start;
+        let QueueStart { disk, index, depth, shape, path, file, descriptor } = start;
         let channel = descriptor.channel(core)?;
-        let file = client.add_ublk_file(file).map_err(kernel("the reactor's io_uring"))?;
+        let file = client.add_ublk_queue(file).map_err(kernel("the reactor's io_uring"))?;
         Ok(CoreQueue {
             disk,
             index,
             events_base: 0,
-            requests: DiskQueue::new(depth, shape),
+            requests: DiskQueue::new(depth, shape, path),
             depth,
             file,
-            descriptors,
             channel,
             batch: Vec::with_capacity(depth.into()),
             deferred: VecDeque::with_capacity(depth.into()),
@@ -106,15 +110,13 @@ impl CoreQueue {
     pub(crate) fn on_event(&mut self, event: EventCompletion, context: &mut QueueContext<'_>) {
         let tag = (event.tag - self.events_base) as u16;
         match event.data {
-            Some(data) => self.requests.on_copied(tag, event.result, Some(data), context.actions),
-            None => {
-                let descriptors = &self.descriptors;
-                let read = || {
-                    let bytes: [u8; IoDescriptor::SIZE] =
-                        descriptors.snapshot(u64::from(tag) * IoDescriptor::SIZE as u64);
-                    IoDescriptor::decode(&bytes).expect("the array has the bytes of a descriptor")
-                };
-                self.requests.on_command(tag, event.result, read, context.pool, context.actions);
+            Some(data) if tag & COPIED_OUT != 0 => self.requests.on_copied_out(data),
+            data if data.is_some() && self.requests.path() == UblkDataPath::UserCopy => {
+                self.requests.on_copied(tag, event.result, data, context.actions);
+            }
+            data => {
+                let read = || context.client.ublk_request(self.file, tag);
+                self.requests.on_command(tag, event.result, data, read, context.pool, context.actions);
             }
         }
         self.perform(context);
@@ -172,8 +174,6 @@ impl CoreQueue {
     /// Closes the character device, then answers those who wait for that.
     pub(crate) fn close(self, client: &EventClient) {
         client.remove_file(self.file);
-        // The mapping refers to the character device too.
-        drop(self.descriptors);
         drop(self.channel);
         for responder in self.end {
             // Who has given up waiting gets no answer.
@@ -185,34 +185,50 @@ impl CoreQueue {
     #[inline]
     fn perform(&mut self, context: &mut QueueContext<'_>) {
         for action in context.actions.drain(..) {
-            let (tag, operation, bytes, data) = match action {
+            let rejected = match action {
                 QueueAction::Submit(request) => {
                     self.batch.push(request);
                     continue;
                 }
-                QueueAction::Command { tag, request, result } => {
-                    let command = UblkCommand { request, queue: self.index, tag, result };
-                    (tag, FileOperation::Ublk(command), 0, None)
+                QueueAction::Command { tag, request, result, data } => {
+                    let event_tag = self.events_base + u64::from(tag);
+                    let data_tag = event_tag | u64::from(COPIED_OUT);
+                    let command = UblkCommand { request, tag, result };
+                    let submitted = context.client.submit_ublk(self.file, command, data, event_tag, data_tag);
+                    submitted.map_err(|rejected| QueueAction::Command {
+                        tag,
+                        request,
+                        result,
+                        data: rejected.data,
+                    })
                 }
-                QueueAction::CopyIn { tag, bytes, data } => (tag, FileOperation::Read, bytes, Some(data)),
-                QueueAction::CopyOut { tag, bytes, data } => {
-                    (tag, FileOperation::Write(WriteMode::Cached), bytes, Some(data))
-                }
+                QueueAction::CopyIn { tag, bytes, data } => self
+                    .copy(context.client, FileOperation::Read, tag, bytes, data)
+                    .map_err(|data| QueueAction::CopyIn { tag, bytes, data }),
+                QueueAction::CopyOut { tag, bytes, data } => self
+                    .copy(context.client, FileOperation::Write(WriteMode::Cached), tag, bytes, data)
+                    .map_err(|data| QueueAction::CopyOut { tag, bytes, data }),
             };
-            let offset = wire_ublk::data_offset(self.index, tag, 0);
-            let event_tag = self.events_base + u64::from(tag);
-            let data = data.map(|data| (data, 0));
-            let submitted =
-                context.client.submit_operation(self.file, operation, offset, bytes.into(), data, event_tag);
-            let Err(rejected) = submitted else { continue };
-            self.deferred.push_back(match (operation, rejected.data) {
-                (FileOperation::Ublk(UblkCommand { request, result, .. }), _) => {
-                    QueueAction::Command { tag, request, result }
-                }
-                (FileOperation::Read, Some(data)) => QueueAction::CopyIn { tag, bytes, data },
-                (_, Some(data)) => QueueAction::CopyOut { tag, bytes, data },
-                (operation, None) => panic!("{operation:?} of tag {tag} has lost its data"),
-            });
+            self.deferred.extend(rejected.err());
         }
+    }
+
+    /// Copies the data of a request from or to the kernel. Gives it back if the event loop has no room.
+    #[inline]
+    fn copy(
+        &self,
+        client: &EventClient,
+        operation: FileOperation,
+        tag: u16,
+        bytes: u32,
+        data: Data,
+    ) -> Result<(), Data> {
+        let offset = wire_ublk::data_offset(self.index, tag, 0);
+        let event_tag = self.events_base + u64::from(tag);
+        let submitted =
+            client.submit_operation(self.file, operation, offset, bytes.into(), Some((data, 0)), event_tag);
+        submitted.map_err(|RejectedOperation { data, .. }| {
+            data.unwrap_or_else(|| panic!("{operation:?} of tag {tag} has lost its data"))
+        })
     }
 }

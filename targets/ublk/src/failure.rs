@@ -37,6 +37,9 @@ pub enum UblkError {
     /// The kernel lacks what the target needs.
     #[error("{0}")]
     Unsupported(&'static str),
+    /// The process lacks a right.
+    #[error("{0}")]
+    NotPermitted(String),
     /// The kernel refused.
     #[error("{}", explain(.doing, .source))]
     Kernel {

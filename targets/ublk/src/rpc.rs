@@ -35,14 +35,15 @@ impl Module for UblkModule {
         vec![
             Method::update("ublk_create_target", create_target)
                 .text(
-                    "Opens the kernel's ublk driver, for disks that follow. Needs root and Linux 6.5 or later.",
+                    "Opens the kernel's ublk driver, for disks that follow. Needs Linux 6.5 or later, and root except for \
+                     disks of unprivileged users.",
                     "true",
                 )
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "no reactor runs on a core of the mask"),
                     (RpcError::EBUSY, "the target was created already"),
                     (RpcError::ENOTSUP, "the kernel has no ublk driver, or an older one"),
-                    (RpcError::EPERM, "the process has no CAP_SYS_ADMIN"),
+                    (RpcError::EPERM, "the process may not use /dev/ublk-control or io_uring"),
                     UNRESPONSIVE,
                 ]),
             Method::update("ublk_destroy_target", destroy_target)
@@ -59,7 +60,8 @@ impl Module for UblkModule {
                     NO_TARGET,
                     (RpcError::EBUSY, "the number is in use"),
                     (RpcError::ENOSPC, "there are too many disks or queues"),
-                    (RpcError::EPERM, "the process has no CAP_SYS_ADMIN"),
+                    (RpcError::EPERM, "the process has no CAP_SYS_ADMIN, or with `unprivileged` no right to /dev/ublkcN"),
+                    (RpcError::ENOTSUP, "the kernel has no disks of unprivileged users"),
                     REFUSED,
                     UNRESPONSIVE,
                 ]),
@@ -72,7 +74,7 @@ impl Module for UblkModule {
                     (RpcError::INVALID_PARAMS, "the bdev has not the size, blocks, cache or maximum request of the disk"),
                     NO_TARGET,
                     (RpcError::EBUSY, "the disk has a server"),
-                    (RpcError::ENOTSUP, "the disk was added without recovery and user copy"),
+                    (RpcError::ENOTSUP, "the disk was added without recovery and user copy, as those of unprivileged users are"),
                     (RpcError::ENOSPC, "there are too many disks or queues"),
                     REFUSED,
                     UNRESPONSIVE,
@@ -83,7 +85,8 @@ impl Module for UblkModule {
             Method::query("ublk_get_disks", get_disks)
                 .text(
                     "Lists the disks.",
-                    "array of disks with `ublk_device`, `id`, `queue_depth`, `num_queues` and `bdev_name`",
+                    "array of disks with `ublk_device`, `id`, `queue_depth`, `num_queues` and `bdev_name`, and `unprivileged` \
+                     where it is true",
                 )
                 .errors(&[(RpcError::ENODEV, "there is no such disk")]),
         ]
@@ -97,15 +100,13 @@ impl Module for UblkModule {
         let Some(cpumask) = self.target.created_with() else { return Vec::new() };
         let params = cpumask.map_or_else(|| json!({}), |cpumask| json!({ "cpumask": cpumask }));
         let start = |disk: UblkDisk| {
-            json!({
-                "method": "ublk_start_disk",
-                "params": {
-                    "bdev_name": disk.bdev_name,
-                    "ublk_id": disk.number,
-                    "num_queues": disk.queues,
-                    "queue_depth": disk.queue_depth,
-                }
-            })
+            let params = json!({
+                "bdev_name": disk.bdev_name,
+                "ublk_id": disk.number,
+                "num_queues": disk.queues,
+                "queue_depth": disk.queue_depth,
+            });
+            json!({ "method": "ublk_start_disk", "params": marked(params, &disk) })
         };
         let create = json!({ "method": "ublk_create_target", "params": params });
         [create].into_iter().chain(self.target.disks().into_iter().map(start)).collect()
@@ -129,6 +130,7 @@ impl From<UblkError> for RpcError {
             UblkError::Invalid(_) | UblkError::CpuMask(_) => RpcError::INVALID_PARAMS,
             UblkError::TooMany(_) => RpcError::ENOSPC,
             UblkError::Unsupported(_) => RpcError::ENOTSUP,
+            UblkError::NotPermitted(_) => RpcError::EPERM,
             UblkError::Kernel { source, .. } => match source.kind() {
                 ErrorKind::TimedOut => RpcError::ETIMEDOUT,
                 ErrorKind::PermissionDenied => RpcError::EPERM,
@@ -157,6 +159,8 @@ control::parameters! {
         num_queues: u32 = 1,
         /// Requests in flight of a queue, at most 1024
         queue_depth: u32 = 128,
+        /// The disk of a server without CAP_SYS_ADMIN, which its user alone can open; it ends with the server
+        unprivileged: bool = false,
     }
 }
 
@@ -194,8 +198,8 @@ fn destroy_target(module: &UblkModule, _: NoParameters) -> Result<bool, RpcError
 }
 
 fn start_disk(module: &UblkModule, params: StartDisk) -> Result<u32, RpcError> {
-    let StartDisk { bdev_name, ublk_id, num_queues, queue_depth } = params;
-    let disk = UblkDisk { number: ublk_id, bdev_name, queues: num_queues, queue_depth };
+    let StartDisk { bdev_name, ublk_id, num_queues, queue_depth, unprivileged } = params;
+    let disk = UblkDisk { number: ublk_id, bdev_name, queues: num_queues, queue_depth, unprivileged };
     Ok(module.target.start(&disk)?)
 }
 
@@ -217,13 +221,22 @@ fn get_disks(module: &UblkModule, params: GetDisks) -> Result<Vec<Value>, RpcErr
         }
     }
     let describe = |disk: UblkDisk| {
-        json!({
+        let described = json!({
             "ublk_device": disk.device(),
             "id": disk.number,
             "queue_depth": disk.queue_depth,
             "num_queues": disk.queues,
             "bdev_name": disk.bdev_name,
-        })
+        });
+        marked(described, &disk)
     };
     Ok(disks.into_iter().map(describe).collect())
+}
+
+/// With `unprivileged` where the disk is: SPDK has no such member.
+fn marked(mut object: Value, disk: &UblkDisk) -> Value {
+    if disk.unprivileged {
+        object["unprivileged"] = true.into();
+    }
+    object
 }

@@ -7,6 +7,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, Registry};
+use os::UblkDevice;
 use reactor::{ReactorHandle, blocking};
 use target_shell::{CoreMailboxes, Publisher, reactors_of_mask};
 use wire_ublk::{DeviceInfo, DeviceState};
@@ -28,17 +29,24 @@ pub struct UblkDisk {
     pub queues: u32,
     /// Requests in flight of a queue.
     pub queue_depth: u32,
+    /// The disk of a process without CAP_SYS_ADMIN, which must be able to read and write `/dev/ublk-control` and
+    /// `/dev/ublkcN`. It ends with the process.
+    pub unprivileged: bool,
 }
 
 impl UblkDisk {
     /// A disk with one queue of 128 requests.
     pub fn new(bdev_name: &str, number: u32) -> UblkDisk {
-        UblkDisk { number, bdev_name: bdev_name.into(), queues: 1, queue_depth: 128 }
+        UblkDisk { number, bdev_name: bdev_name.into(), queues: 1, queue_depth: 128, unprivileged: false }
     }
 
     /// Path of the block device.
     pub fn device(&self) -> String {
         format!("/dev/ublkb{}", self.number)
+    }
+
+    fn kernel_device(&self) -> UblkDevice {
+        UblkDevice { number: self.number, unprivileged: self.unprivileged }
     }
 }
 
@@ -155,7 +163,7 @@ impl UblkTarget {
             device: disk.number,
             ..DeviceInfo::default()
         };
-        let info = match state.driver.add(&name, &info, &shape)? {
+        let info = match state.driver.add(&name, &info, disk.unprivileged, &shape)? {
             Found::Added(info) => info,
             Found::Left(info) => {
                 log::info!(target: "ublk", "/dev/ublkb{}: it was left by a process that was killed", disk.number);
@@ -163,10 +171,11 @@ impl UblkTarget {
             }
         };
         let served = state.serve(mailboxes, &info, &descriptor, &shape);
-        match served.and_then(|()| state.driver.start(info.device)) {
+        let device = UblkDevice::of(&info);
+        match served.and_then(|()| state.driver.start(device)) {
             Ok(()) => Ok(self.insert(&info, descriptor)),
             Err(error) => {
-                if let Err(error) = state.remove(mailboxes, info.device) {
+                if let Err(error) = state.remove(mailboxes, device) {
                     log::warn!(target: "ublk", "/dev/ublkb{}: {error}", info.device);
                 }
                 Err(error)
@@ -200,7 +209,7 @@ impl UblkTarget {
     ) -> Result<u32, UblkError> {
         state.driver.begin_recovery(info, shape)?;
         state.serve(mailboxes, info, &descriptor, shape)?;
-        state.driver.end_recovery(info.device)?;
+        state.driver.end_recovery(UblkDevice::of(info))?;
         Ok(self.insert(info, descriptor))
     }
 
@@ -210,11 +219,9 @@ impl UblkTarget {
     /// There is no such disk, or the kernel does not answer within a minute: the disk is there still then.
     pub fn stop(&self, number: u32) -> Result<(), UblkError> {
         let mut guard = self.lock()?;
-        if !sync::lock(&self.0.disks).contains_key(&number) {
-            return Err(UblkError::NotFound(number));
-        }
+        let device = self.device(number)?;
         let (state, mailboxes) = created(&mut guard)?;
-        self.stop_disk(state, mailboxes, number)
+        self.stop_disk(state, mailboxes, device)
     }
 
     /// The disks, by number.
@@ -239,20 +246,26 @@ impl UblkTarget {
         *sync::lock(&self.0.events) = None;
     }
 
+    /// The device of a disk that is served.
+    fn device(&self, number: u32) -> Result<UblkDevice, UblkError> {
+        let disks = sync::lock(&self.0.disks);
+        disks.get(&number).map(|served| served.disk.kernel_device()).ok_or(UblkError::NotFound(number))
+    }
+
     fn stop_all(&self, state: &mut TargetState) -> Result<(), UblkError> {
         let (state, mailboxes) = created(state)?;
-        self.disks().into_iter().try_for_each(|disk| self.stop_disk(state, mailboxes, disk.number))
+        self.disks().into_iter().try_for_each(|disk| self.stop_disk(state, mailboxes, disk.kernel_device()))
     }
 
     fn stop_disk(
         &self,
         state: &mut Created,
         mailboxes: &CoreMailboxes<UblkMessage>,
-        number: u32,
+        device: UblkDevice,
     ) -> Result<(), UblkError> {
-        state.remove(mailboxes, number)?;
+        state.remove(mailboxes, device)?;
         // The descriptor closes the device, which calls its module.
-        let served = sync::lock(&self.0.disks).remove(&number);
+        let served = sync::lock(&self.0.disks).remove(&device.number);
         drop(served);
         Ok(())
     }
@@ -281,6 +294,7 @@ impl UblkTarget {
             bdev_name: descriptor.device().name().to_string(),
             queues: info.queues.into(),
             queue_depth: info.queue_depth.into(),
+            unprivileged: UblkDevice::of(info).unprivileged,
         };
         let device = descriptor.device().clone();
         let removed = {
@@ -343,14 +357,18 @@ impl Created {
     }
 
     /// Stops a device, waits for the end of its queues, and deletes it.
-    fn remove(&mut self, mailboxes: &CoreMailboxes<UblkMessage>, number: u32) -> Result<(), UblkError> {
-        self.driver.stop(number)?;
+    fn remove(
+        &mut self,
+        mailboxes: &CoreMailboxes<UblkMessage>,
+        device: UblkDevice,
+    ) -> Result<(), UblkError> {
+        self.driver.stop(device)?;
         for core in 0..mailboxes.len() {
-            let wait = |responder| UblkMessage::WaitEnd(number, responder);
+            let wait = |responder| UblkMessage::WaitEnd(device.number, responder);
             let request = mailboxes.request(core, wait)?;
             request.wait(STOP_TIMEOUT).map_err(|_| target_shell::ShellError::Unresponsive(core))?;
         }
-        self.driver.delete(number)
+        self.driver.delete(device)
     }
 }
 
@@ -394,7 +412,7 @@ fn handle_event(target: &Weak<TargetShared>, event: &DeviceEvent) {
             }
             DeviceEvent::Resized(device) => target.lock().and_then(|mut state| {
                 let (state, _) = created(&mut state)?;
-                state.driver.resize(number, DiskShape::of(device)?.sectors())
+                state.driver.resize(target.device(number)?, DiskShape::of(device)?.sectors())
             }),
         };
         if let Err(error) = result {

@@ -12,17 +12,26 @@ LOAD_WRITES = 50
 FIO = "--ioengine=libaio --direct=1 --bsrange=4k-64k --iodepth=8 --verify=crc32c --verify_fatal=1"
 
 
-class Serve:
-    """`ringbolt serve` in the guest, with both CPUs."""
+USER = 1000
 
-    def __init__(self, guest, config=""):
-        self.guest, self.config = guest, config
+
+def as_user(command, user=USER):
+    """A command of the guest, run by an ordinary user."""
+    return f"setpriv --reuid {user} --regid {user} --clear-groups {command}"
+
+
+class Serve:
+    """`ringbolt serve` in the guest, with both CPUs; by an ordinary user with `unprivileged`."""
+
+    def __init__(self, guest, config="", unprivileged=False):
+        self.guest, self.config, self.unprivileged = guest, config, unprivileged
         self.launch()
 
     def launch(self):
         self.guest.check(f"rm -f {SOCKET}")
-        command = f"exec ringbolt serve --cores 0,1 -r {SOCKET} {self.config}"
-        self.job = self.guest.spawn(f"echo $$ > /tmp/ublk.pid; {command} 2>&1")
+        command = f"ringbolt serve --cores 0,1 -r {SOCKET} {self.config}"
+        command = as_user(command) if self.unprivileged else command
+        self.job = self.guest.spawn(f"echo $$ > /tmp/ublk.pid; exec {command} 2>&1")
         self.guest.until(f"ringbolt rpc -r {SOCKET} spdk_get_version", 60)
 
     def rpc(self, method, *parameters):
@@ -43,6 +52,12 @@ class Serve:
     def kill(self):
         self.guest.check("kill -KILL $(cat /tmp/ublk.pid)")
         self.job.wait(30)
+
+
+def writes(serve, name):
+    """The writes that a bdev has executed."""
+    statistics = {one["name"]: one for one in serve.rpc("bdev_get_iostat")["bdevs"]}
+    return statistics[name]["num_write_ops"]
 
 
 def make_devices(serve):
@@ -120,8 +135,7 @@ def ublk_recovery(bench):
     rounds = guest.spawn(f"while [ ! -e /tmp/stop ]; do {load} || exit 1; echo round; done; echo stopped")
 
     def is_under_load():
-        statistics = {one["name"]: one for one in serve.rpc("bdev_get_iostat")["bdevs"]}
-        return statistics["Slow"]["num_write_ops"] >= LOAD_WRITES
+        return writes(serve, "Slow") >= LOAD_WRITES
 
     for by_method in (True, False, True):
         guest.wait(is_under_load, 60, f"{LOAD_WRITES} writes", poll=0.1)
@@ -150,3 +164,96 @@ def ublk_recovery(bench):
     guest.check("kill -TERM $(cat /tmp/ublk.pid)")
     assert serve.job.wait(60).rc == 0, serve.job.out
     guest.check("rm /tmp/ublk.disk /tmp/ublk.base /tmp/ublk.json")
+
+
+# What udev does with the rules that docs/UBLK.md has.
+RULE = f"""#!/bin/sh
+case "$ACTION $DEVNAME" in
+"add ublk"[bc]*) chown {USER}:{USER} "/dev/$DEVNAME" ;;
+esac
+"""
+
+
+@case("ublk-user", on=("ringbolt",), machine=NO_IOMMU, seconds=60, provokes=r"I/O error, dev ublkb[34],")
+def ublk_user(bench):
+    """A server of an ordinary user has a disk, which the driver copies: fio verify, ext4, a kill, and what is missing."""
+    guest = bench.guest
+    guest.check(f"truncate -s 64M /tmp/ublk.disk && chown {USER}:{USER} /tmp/ublk.disk && chmod 600 /dev/ublk-control")
+    disk = ("bdev_name=Disk", "ublk_id=3", "num_queues=2", "queue_depth=32", "unprivileged=true")
+
+    def make_disk(serve):
+        serve.rpc("bdev_uring_create", "name=Disk", "filename=/tmp/ublk.disk", "block_size=4096")
+
+    serve = Serve(guest)
+    make_disk(serve)
+    serve.rpc("ublk_create_target")
+    assert "CAP_SYS_ADMIN" in serve.refuses("ublk_start_disk", *disk)
+    guest.check("[ ! -e /dev/ublkc3 ] && kill -TERM $(cat /tmp/ublk.pid)")
+    assert serve.job.wait(60).rc == 0, serve.job.out
+
+    serve = Serve(guest, unprivileged=True)
+    make_disk(serve)
+    assert "/dev/ublk-control: permission denied" in serve.refuses("ublk_create_target")
+    guest.check("chmod 666 /dev/ublk-control")
+    serve.rpc("ublk_create_target")
+    assert "unprivileged=true" in serve.refuses("ublk_start_disk", *disk[:4])
+    assert "own /dev/ublkc3" in serve.refuses("ublk_start_disk", *disk)
+    # What that has left is replaced once its node is the user's.
+    guest.check(f"chown {USER}:{USER} /dev/ublkc3")
+    guest.check(f"cat > /tmp/ublk.rule <<'END'\n{RULE}END\nchmod 755 /tmp/ublk.rule")
+    rules = guest.spawn("echo $$ > /tmp/uevent.pid; exec uevent /tmp/ublk.rule")
+    guest.until("grep -q '^[^ ]*  *15  *[1-9]' /proc/net/netlink", 30)
+    assert serve.rpc("ublk_start_disk", *disk) == 3
+    [found] = serve.rpc("ublk_get_disks")
+    assert found["unprivileged"] is True and (found["num_queues"], found["queue_depth"]) == (2, 32), found
+
+    # The user reads and writes; others may not, whatever the node's mode.
+    guest.until(f"[ $(stat -c %u /dev/ublkb3) = {USER} ]", 30)
+    verify = f"fio --name=verify --filename=/dev/ublkb3 --size=16m --rw=randwrite {FIO} --output=/tmp/ublk.fio"
+    guest.check(as_user(verify.replace("4k-64k", "4k-1m")), 120)
+    guest.check("dd if=/dev/urandom of=/tmp/bytes bs=1M count=4 status=none && chmod 644 /tmp/bytes")
+    guest.check(as_user("dd if=/tmp/bytes of=/dev/ublkb3 oflag=direct bs=1M status=none"))
+    guest.check(as_user("blkdiscard -o 65536 -l 65536 /dev/ublkb3"))
+    guest.check("dd if=/dev/zero of=/tmp/bytes bs=64k count=1 seek=1 conv=notrunc status=none")
+    compare = "dd if=/dev/ublkb3 iflag=direct bs=1M count=4 status=none | cmp - /tmp/bytes"
+    guest.check(compare)
+    other = as_user("dd if=/dev/ublkb3 of=/dev/null bs=4k count=1", USER + 1)
+    other = guest.run(f"chmod 666 /dev/ublkb3; {other} 2>&1; chmod 600 /dev/ublkb3")
+    assert "not permitted" in other.out, other.out
+
+    # A read that fails leaves its tag, the only one, in use.
+    serve.rpc("bdev_malloc_create", "name=Malloc0", "num_blocks=2048", "block_size=512")
+    serve.rpc("bdev_error_create", "base_name=Malloc0")
+    serve.rpc("bdev_error_inject_error", "name=EE_Malloc0", "io_type=read", "error_type=failure", "num=1")
+    assert serve.rpc("ublk_start_disk", "bdev_name=EE_Malloc0", "ublk_id=4", "queue_depth=1", "unprivileged=true") == 4
+    read = "dd if=/dev/ublkb4 of=/dev/null iflag=direct bs=4k count=1"
+    failed = guest.run(f"{read} 2>&1")
+    assert failed.rc != 0 and "Input/output error" in failed.out, failed
+    guest.check(read)
+    assert serve.rpc("ublk_stop_disk", "ublk_id=4") is True
+    serve.rpc("bdev_error_delete", "name=EE_Malloc0")
+    serve.rpc("bdev_malloc_delete", "name=Malloc0")
+
+    # A server that is killed under load takes the disk along, and the next one has its data.
+    guest.check(f"ringbolt rpc -r {SOCKET} save_config > /tmp/ublk.json && chmod 644 /tmp/ublk.json")
+    load = "dd if=/dev/zero of=/dev/ublkb3 oflag=direct bs=64k seek=256 count=64 2>/dev/null"
+    load = guest.spawn(f"while {load}; do :; done; echo over")
+    first = writes(serve, "Disk")
+    guest.wait(lambda: writes(serve, "Disk") >= first + LOAD_WRITES, 60, f"{LOAD_WRITES} writes", poll=0.1)
+    serve.kill()
+    guest.until("[ ! -e /dev/ublkb3 ]", 60)
+    load.expect("^over$", 60)
+    serve = Serve(guest, "--config /tmp/ublk.json", unprivileged=True)
+    assert serve.rpc("ublk_get_disks") == [found]
+    guest.check(compare)
+
+    # Root may mount it.
+    guest.check("mkfs.ext4 -q /dev/ublkb3 && mkdir -p /tmp/ublk && mount /dev/ublkb3 /tmp/ublk", 60)
+    guest.check(f"fio --name=verify --directory=/tmp/ublk --rw=randwrite --size=8m --numjobs=2 --fsync=16 {FIO}", 120)
+    guest.check("umount /tmp/ublk && fsck.ext4 -fn /dev/ublkb3", 60)
+    guest.check("kill -TERM $(cat /tmp/ublk.pid)")
+    assert serve.job.wait(60).rc == 0, serve.job.out
+    guest.check("[ ! -e /dev/ublkb3 ] && [ ! -e /dev/ublkc3 ]")
+    guest.check("chmod 600 /dev/ublk-control; kill $(cat /tmp/uevent.pid)")
+    rules.wait(30)
+    guest.check("rm /tmp/ublk.disk /tmp/ublk.json /tmp/ublk.rule /tmp/bytes")

@@ -38,6 +38,7 @@ PROGRAMS = {
     "cmp": "cmp",  # busybox compares byte by byte: slow under emulation
     "stat": "stat",
     "chroot": "chroot",
+    "setpriv": "setpriv",
     "iscsid": "iscsid",
     "iscsiadm": "iscsiadm",
     "dmsetup": "dmsetup",

@@ -46,10 +46,15 @@ codec::fields! {
         /// negated.
         result: i32,
         /// Address of the buffer that data is copied from and to; 0 with
-        /// [`Features::USER_COPY`](crate::Features::USER_COPY).
+        /// [`Features::USER_COPY`](crate::Features::USER_COPY). Without, the driver wants one of every read that is
+        /// completed, also of one that has failed.
         address: u64,
     }
 }
+
+/// Result of a command whose request is a write that waits for [`IoRequest::NeedGetData`]
+/// (`UBLK_IO_RES_NEED_GET_DATA`). It is 0 for any other request.
+pub const NEED_GET_DATA: i32 = 1;
 
 codec::fields! {
     /// A request (`ublksrv_io_desc`), in the array of its queue at the index of its tag.

@@ -5,10 +5,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use dma::Data;
 use slots::Slot;
-use wire_ublk::IoRequest;
 
 use super::uring::{OperationMemory, OperationParameters};
 use super::{BackendState, EventClient, EventLoopInner, PendingOperation};
+use crate::ublk_queue::{UblkQueueFile, UblkQueueMap};
 use crate::vectors::{IoVectors, check_access};
 
 /// Vectors that are kept for later operations: those of a busy disk.
@@ -27,23 +27,6 @@ pub enum FileOperation {
     Punch,
     /// Zero the range and keep it allocated (`FALLOC_FL_ZERO_RANGE`).
     Zero,
-    /// A command to the character device of a ublk disk, without memory: for devices with
-    /// [`USER_COPY`](wire_ublk::Features::USER_COPY). Offset and length are unused. It completes with the driver's
-    /// result, a fetch when there is a request.
-    Ublk(UblkCommand),
-}
-
-/// A command to the character device of a ublk disk ([`IoCommand`](wire_ublk::IoCommand) without its address).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UblkCommand {
-    /// What it asks for.
-    pub request: IoRequest,
-    /// Index of the queue.
-    pub queue: u16,
-    /// Tag of the request.
-    pub tag: u16,
-    /// Result of the request that it completes.
-    pub result: i32,
 }
 
 /// When a write completes.
@@ -71,37 +54,41 @@ pub struct RejectedOperation {
 
 /// Identifies a file for operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileId(Slot);
+pub struct FileId(pub(super) Slot);
 
 /// A file in the table of an event loop.
 pub(super) struct LoopFile {
-    fd: OwnedFd,
+    pub(super) fd: OwnedFd,
     /// It and the memory of its operations are registered with io_uring, if that is possible.
     registered: bool,
+    /// Of the character device of a ublk disk.
+    pub(super) ublk: Option<Box<UblkQueueMap>>,
 }
 
 impl EventClient {
     /// Takes ownership of a file for operations on it. Fails with `Unsupported` with epoll, and with `QuotaExceeded`
     /// at the limit of files.
     pub fn add_file(&self, file: OwnedFd) -> io::Result<FileId> {
-        self.insert_file(file, true)
+        self.insert_file(file, None)
     }
 
-    /// As [`add_file`](Self::add_file), for the character device of a ublk disk. Neither the file nor the memory of its
+    /// As [`add_file`](Self::add_file), for a queue of a ublk disk. Neither the file nor the memory of its
     /// operations is registered with io_uring: the driver copies from and to unregistered memory only, and before Linux
     /// 6.13, an operation on a registered file, such as a fetch that waits for a request, keeps the kernel from closing
     /// every registered file that is removed after the operation was submitted.
-    pub fn add_ublk_file(&self, file: OwnedFd) -> io::Result<FileId> {
-        self.insert_file(file, false)
+    pub fn add_ublk_queue(&self, queue: UblkQueueFile) -> io::Result<FileId> {
+        let (file, map) = queue.into_parts();
+        self.insert_file(file, Some(Box::new(map)))
     }
 
-    fn insert_file(&self, fd: OwnedFd, registered: bool) -> io::Result<FileId> {
+    fn insert_file(&self, fd: OwnedFd, ublk: Option<Box<UblkQueueMap>>) -> io::Result<FileId> {
         let mut inner = self.inner.borrow_mut();
         if !matches!(inner.backend, BackendState::Uring(_)) {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let raw = fd.as_raw_fd();
-        let slot = inner.files.insert(LoopFile { fd, registered });
+        let registered = ublk.is_none();
+        let slot = inner.files.insert(LoopFile { fd, registered, ublk });
         let slot = slot.map_err(|_| io::Error::from(io::ErrorKind::QuotaExceeded))?;
         if registered && let BackendState::Uring(uring) = &mut inner.backend {
             uring.register_file(slot.index(), raw);
@@ -140,7 +127,7 @@ impl EventClient {
             Some((data, start)) => (Some(data), start),
             None => (None, 0),
         };
-        let Some(LoopFile { fd, registered }) = inner.files.get(file.0) else {
+        let Some(LoopFile { fd, registered, .. }) = inner.files.get(file.0) else {
             return Err(RejectedOperation { reason: io::ErrorKind::NotFound, data });
         };
         let transfers = matches!(operation, FileOperation::Read | FileOperation::Write(_));

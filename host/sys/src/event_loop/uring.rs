@@ -6,11 +6,11 @@ use std::os::fd::RawFd;
 use dma::Buffer;
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue};
-use wire_ublk::IoCommand;
+use wire_ublk::{IoCommand, IoRequest};
 
 use super::buffer_group::BufferGroup;
 use super::transfers::SendOperation;
-use super::{FileOperation, IGNORED, Interest, RawCompletion, SocketCapabilities, UblkCommand, WriteMode};
+use super::{FileOperation, IGNORED, Interest, RawCompletion, SocketCapabilities, WriteMode};
 use crate::sqe::{self, SqeFile, SqeMemory};
 
 /// Maximum number of open files on one core.
@@ -158,12 +158,18 @@ impl UringBackend {
             FileOperation::Zero => {
                 sqe::fallocate(file, offset, length, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE)
             }
-            FileOperation::Ublk(UblkCommand { request, queue, tag, result }) => {
-                // Without an address, so that the driver uses no memory of ours.
-                sqe::ublk(file, request, IoCommand { queue, tag, result, address: 0 })
-            }
         };
         self.push(entry.user_data(request.user_data));
+    }
+
+    /// Submits a command to the character device of a ublk disk; a slot owns the memory at its address.
+    pub(super) fn ublk(&mut self, fd: RawFd, request: IoRequest, command: IoCommand, user_data: u64) {
+        self.push(sqe::ublk(SqeFile::Descriptor(fd), request, command).user_data(user_data));
+    }
+
+    /// Submits an operation that does nothing: it completes when the kernel has started those before it.
+    pub(super) fn nothing(&mut self, user_data: u64) {
+        self.push(opcode::Nop::new().build().user_data(user_data));
     }
 
     pub(super) fn watch(&mut self, fd: RawFd, interest: Interest, user_data: u64) {

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bdev::Descriptor;
-use dma::SharedRegion;
-use os::UblkControl;
+use os::{UblkControl, UblkDataPath, UblkDevice, UblkQueueFile};
 use reactor::blocking;
-use wire_ublk::{DeviceInfo, DeviceState, Features};
+use wire_ublk::{DeviceInfo, DeviceState, Features, Parameters};
 
 use crate::UblkError;
 use crate::core_queue::QueueStart;
@@ -19,21 +18,29 @@ use crate::limits::{
 };
 use crate::shape::{DiskShape, check_served};
 
+const EPERM: i32 = 1;
+const EACCES: i32 = 13;
 const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
 const ENODEV: i32 = 19;
 
-/// Features of the devices that the target adds.
-fn device_features() -> Features {
-    Features::USER_COPY
-        | Features::USER_RECOVERY
-        | Features::USER_RECOVERY_REISSUE
-        // Without it, a driver that is built into the kernel interrupts no core: one that spins would not see requests.
-        | Features::URING_CMD_COMP_IN_TASK
+/// Features of the devices that the target adds. The driver has neither user copy nor recovery for those of unprivileged
+/// users.
+fn device_features(unprivileged: bool) -> Features {
+    let data = if unprivileged {
+        UNPRIVILEGED
+    } else {
+        Features::USER_COPY | Features::USER_RECOVERY | Features::USER_RECOVERY_REISSUE
+    };
+    // Without it, a driver that is built into the kernel interrupts no core: one that spins would not see requests.
+    data | Features::URING_CMD_COMP_IN_TASK
 }
 
 /// Features without which a device cannot be served, or does not outlive its server.
 const REQUIRED: Features = Features::USER_COPY.union(Features::USER_RECOVERY);
+
+/// Features of the devices of unprivileged users, and without which these cannot be served.
+const UNPRIVILEGED: Features = Features::UNPRIVILEGED_DEVICE.union(Features::NEED_GET_DATA);
 
 /// The upper half of the value that the driver stores for devices that the target adds: "RBLT".
 const MARK: u64 = 0x5242_4c54 << 32;
@@ -59,10 +66,17 @@ pub(super) enum Found {
 
 impl Driver {
     pub(super) fn open() -> Result<Driver, UblkError> {
-        let opened = UblkControl::open().map_err(|error| match error.kind() {
-            ErrorKind::NotFound => {
+        let opened = UblkControl::open().map_err(|error| match (error.kind(), error.raw_os_error()) {
+            (ErrorKind::NotFound, _) => {
                 UblkError::Unsupported("the kernel has no ublk driver (modprobe ublk_drv)")
             }
+            (_, Some(EACCES)) => UblkError::NotPermitted(
+                "/dev/ublk-control: permission denied; run as root, or give the user the rights that docs/UBLK.md names"
+                    .into(),
+            ),
+            (_, Some(EPERM)) => UblkError::NotPermitted(
+                "this user may not use io_uring; set the sysctl kernel.io_uring_disabled to 0".into(),
+            ),
             _ => kernel("/dev/ublk-control")(error),
         });
         let mut control = opened?;
@@ -81,42 +95,95 @@ impl Driver {
         &mut self,
         bdev_name: &str,
         wanted: &DeviceInfo,
+        unprivileged: bool,
         shape: &DiskShape,
     ) -> Result<Found, UblkError> {
-        let number = wanted.device;
+        if unprivileged && !self.features.contains(UNPRIVILEGED) {
+            return Err(UblkError::Unsupported(
+                "unprivileged: this kernel has no ublk disks of unprivileged users",
+            ));
+        }
         let info = DeviceInfo {
             io_bytes_max: IO_BYTES_MAX,
-            features: (device_features() & self.features).bits(),
+            features: (device_features(unprivileged) & self.features).bits(),
             server_flags: mark(bdev_name),
             ..*wanted
         };
         let added = match self.control.add_device(&info, COMMAND_TIMEOUT) {
-            Err(error) if error.raw_os_error() == Some(EEXIST) => {
-                let left = self.info(number)?;
-                if left.server_flags != info.server_flags {
-                    return Err(UblkError::Busy(number));
-                }
-                if DeviceState::from_number(left.state) != Some(DeviceState::Dead) {
-                    return Ok(Found::Left(left));
-                }
-                // It was never started, or is stopped: it has no user.
-                self.delete(number)?;
-                self.control.add_device(&info, COMMAND_TIMEOUT)
-            }
+            Err(error) if error.raw_os_error() == Some(EEXIST) => match self.find_left(&info)? {
+                Some(left) => return Ok(Found::Left(left)),
+                None => self.control.add_device(&info, COMMAND_TIMEOUT),
+            },
             added => added,
         };
-        let added = added.map_err(kernel("the device cannot be added"))?;
-        let parameters = shape.parameters(added.io_bytes_max.min(IO_BYTES_MAX));
-        if let Err(error) = self.control.set_parameters(added.device, &parameters, COMMAND_TIMEOUT) {
-            let _ = self.delete(added.device);
-            return Err(kernel("the parameters of the device are refused")(error));
+        let added = added.map_err(|error| not_added(error, unprivileged))?;
+        let device = UblkDevice::of(&added);
+        if unprivileged && !device.unprivileged {
+            let _ = self.delete(device);
+            let reason =
+                "unprivileged: the process has CAP_SYS_ADMIN, whose disks are ordinary ones; leave it out";
+            return Err(UblkError::Invalid(reason.into()));
         }
+        self.set_parameters(device, &shape.parameters(added.io_bytes_max.min(IO_BYTES_MAX)))?;
         Ok(Found::Added(added))
     }
 
+    /// Finds the device of a process of ours that is gone, with the number of `info`. Returns `None` if it can be added,
+    /// after it was deleted if it had no user.
+    fn find_left(&mut self, info: &DeviceInfo) -> Result<Option<DeviceInfo>, UblkError> {
+        let read = |driver: &mut Driver| match driver.info(info.device) {
+            // It is another user's.
+            Err(UblkError::Kernel { source, .. }) if source.kind() == ErrorKind::PermissionDenied => {
+                Err(UblkError::Busy(info.device))
+            }
+            result => result,
+        };
+        let is_dead = |left: &DeviceInfo| DeviceState::from_number(left.state) == Some(DeviceState::Dead);
+        let deadline = Instant::now() + RECOVERY_TIMEOUT;
+        loop {
+            let left = read(self)?;
+            if left.server_flags != info.server_flags {
+                return Err(UblkError::Busy(info.device));
+            }
+            let device = UblkDevice::of(&left);
+            if is_dead(&left) {
+                // It was never started, or is stopped: it has no user.
+                self.delete(device)?;
+                return Ok(None);
+            }
+            if !device.unprivileged {
+                return Ok(Some(left));
+            }
+            // The kernel stops it once it has ended its server.
+            if Instant::now() >= deadline {
+                return Err(UblkError::Busy(info.device));
+            }
+            blocking::sleep(ASK_INTERVAL);
+        }
+    }
+
+    /// Sets the parameters of a device that was added, or deletes it.
+    fn set_parameters(&mut self, device: UblkDevice, parameters: &Parameters) -> Result<(), UblkError> {
+        // The commands of an unprivileged device need its node, which udev makes and gives to the user.
+        let is_temporary = |error: &io::Error| device.unprivileged && lacks_node(error);
+        let set = retry(NODE_TIMEOUT, is_temporary, || {
+            self.control.set_parameters(device, parameters, COMMAND_TIMEOUT)
+        });
+        set.map_err(|error| {
+            let _ = self.delete(device);
+            if is_temporary(&error) {
+                let path = device.path();
+                return UblkError::NotPermitted(format!(
+                    "{path}: {error}; the user has to own {path}, by a rule of udev for example (docs/UBLK.md)"
+                ));
+            }
+            kernel("the parameters of the device are refused")(error)
+        })
+    }
+
     /// Makes the block device appear.
-    pub(super) fn start(&mut self, number: u32) -> Result<(), UblkError> {
-        self.control.start_device(number, START_TIMEOUT).map_err(kernel("the disk cannot be started"))
+    pub(super) fn start(&mut self, device: UblkDevice) -> Result<(), UblkError> {
+        self.control.start_device(device, START_TIMEOUT).map_err(kernel("the disk cannot be started"))
     }
 
     /// What a device is.
@@ -132,12 +199,17 @@ impl Driver {
 
     /// Prepares a device for this process, once the kernel has ended its server.
     pub(super) fn begin_recovery(&mut self, info: &DeviceInfo, shape: &DiskShape) -> Result<(), UblkError> {
-        let number = info.device;
+        let (number, device) = (info.device, UblkDevice::of(info));
+        if device.unprivileged {
+            return Err(UblkError::Unsupported(
+                "the kernel recovers no disks of unprivileged users; start it again",
+            ));
+        }
         if !Features::from_bits_retain(info.features).contains(REQUIRED) {
             return Err(UblkError::Unsupported("the device was added without recovery and user copy"));
         }
         check_served(info)?;
-        let parameters = self.control.parameters(number, COMMAND_TIMEOUT);
+        let parameters = self.control.parameters(device, COMMAND_TIMEOUT);
         let parameters = parameters.map_err(kernel("the parameters of the device cannot be read"))?;
         if !shape.suits(&parameters) {
             let reason = format!(
@@ -146,40 +218,60 @@ impl Driver {
             return Err(UblkError::Invalid(reason));
         }
         let busy = |error: &io::Error| error.raw_os_error() == Some(EBUSY);
-        let begun = retry(RECOVERY_TIMEOUT, busy, || self.control.start_recovery(number, COMMAND_TIMEOUT));
+        let begun = retry(RECOVERY_TIMEOUT, busy, || self.control.start_recovery(device, COMMAND_TIMEOUT));
         begun.map_err(|error| {
             if busy(&error) { UblkError::Busy(number) } else { kernel("the disk cannot be recovered")(error) }
         })
     }
 
     /// Resumes the I/O of a device.
-    pub(super) fn end_recovery(&mut self, number: u32) -> Result<(), UblkError> {
-        self.control.end_recovery(number, START_TIMEOUT).map_err(kernel("the disk cannot be recovered"))
+    pub(super) fn end_recovery(&mut self, device: UblkDevice) -> Result<(), UblkError> {
+        self.control.end_recovery(device, START_TIMEOUT).map_err(kernel("the disk cannot be recovered"))
     }
 
     /// Removes the block device. No error if there is none.
-    pub(super) fn stop(&mut self, number: u32) -> Result<(), UblkError> {
-        unless_gone(self.control.stop_device(number, STOP_TIMEOUT))
+    pub(super) fn stop(&mut self, device: UblkDevice) -> Result<(), UblkError> {
+        unless_gone(self.control.stop_device(device, STOP_TIMEOUT))
             .map_err(kernel("the disk cannot be stopped"))
     }
 
     /// Removes a device that is closed. No error if there is none.
-    pub(super) fn delete(&mut self, number: u32) -> Result<(), UblkError> {
-        unless_gone(self.control.delete_device(number, COMMAND_TIMEOUT))
+    pub(super) fn delete(&mut self, device: UblkDevice) -> Result<(), UblkError> {
+        unless_gone(self.control.delete_device(device, COMMAND_TIMEOUT))
             .map_err(kernel("the device cannot be deleted"))
     }
 
     /// Sets the size of a disk.
-    pub(super) fn resize(&mut self, number: u32, sectors: u64) -> Result<(), UblkError> {
+    pub(super) fn resize(&mut self, device: UblkDevice, sectors: u64) -> Result<(), UblkError> {
         if !self.features.contains(Features::UPDATE_SIZE) {
             return Err(UblkError::Unsupported(
                 "this kernel does not resize ublk disks; stop and start the disk",
             ));
         }
         self.control
-            .update_size(number, sectors, COMMAND_TIMEOUT)
+            .update_size(device, sectors, COMMAND_TIMEOUT)
             .map_err(kernel("the disk cannot be resized"))
     }
+}
+
+/// The error of a device that the kernel does not add.
+fn not_added(error: io::Error, unprivileged: bool) -> UblkError {
+    match error.raw_os_error() {
+        Some(EPERM) if !unprivileged => UblkError::NotPermitted(
+            "the device cannot be added: only root may do that (CAP_SYS_ADMIN); the disks of other users are started with \
+             unprivileged=true"
+                .into(),
+        ),
+        Some(EACCES) => UblkError::TooMany(
+            "the driver has as many devices as it allows (parameter ublks_max of the module ublk_drv)".into(),
+        ),
+        _ => kernel("the device cannot be added")(error),
+    }
+}
+
+/// The node of a device is absent, another one's, or may not be read and written.
+fn lacks_node(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied)
 }
 
 /// Another process may have removed the device.
@@ -196,22 +288,21 @@ pub(super) fn map_queues(
     descriptor: &Arc<Descriptor>,
     shape: &DiskShape,
 ) -> Result<Vec<QueueStart>, UblkError> {
-    let failed = kernel("the character device cannot be opened");
+    let path = UblkDataPath::of(Features::from_bits_retain(info.features));
+    let path = path.ok_or(UblkError::Unsupported("the device has neither user copy nor get-data"))?;
     let absent = |error: &io::Error| error.kind() == ErrorKind::NotFound;
-    let file = retry(NODE_TIMEOUT, absent, || UblkControl::open_character_device(info.device));
-    let file = file.map_err(&failed)?;
-    let bytes = wire_ublk::descriptors_bytes(info.queue_depth, rustix::param::page_size() as u64);
+    let device = UblkDevice::of(info);
+    let file = retry(NODE_TIMEOUT, absent, || UblkControl::open_character_device(device));
+    let file = file.map_err(kernel("the character device cannot be opened"))?;
     let queue = |index: u16| {
-        let offset = wire_ublk::descriptors_offset(index);
-        let descriptors = SharedRegion::map(file.as_fd(), offset, bytes, false)
-            .map_err(|error| UblkError::Invalid(format!("the descriptors of a queue: {error}")))?;
+        let queue = UblkQueueFile::map(file.as_fd(), info, index);
         Ok(QueueStart {
             disk: info.device,
             index,
             depth: info.queue_depth,
             shape: *shape,
-            file: file.try_clone().map_err(&failed)?,
-            descriptors,
+            path,
+            file: queue.map_err(kernel("the descriptors of a queue cannot be mapped"))?,
             descriptor: descriptor.clone(),
         })
     };
