@@ -41,6 +41,11 @@ impl PendingChange {
 }
 
 impl PendingGuard {
+    /// Whether it is one of the same change.
+    pub fn is_of(&self, other: &PendingGuard) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Drops the guard with an error: the command fails, with the first error that was given.
     pub fn fail(self, error: ReservationError) {
         let _ = self.0.error.set(error);

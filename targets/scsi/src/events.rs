@@ -50,6 +50,11 @@ impl TaskManagement {
         &self.tasks
     }
 
+    /// Whether a task waits for it already.
+    pub(crate) fn is_among(&self, guards: &[PendingGuard]) -> bool {
+        guards.iter().any(|guard| guard.is_of(&self.guard))
+    }
+
     /// Keeps the function pending.
     pub(crate) fn guard(&self) -> PendingGuard {
         self.guard.clone()

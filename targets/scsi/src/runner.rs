@@ -217,8 +217,8 @@ impl<U: std::fmt::Debug> TaskRunner<U> {
     }
 
     /// Executes task management functions: `abort` gets the commands to abort, and whether they are reset; the transport
-    /// resumes them with [`TaskEvent::Abort`]. After the connection is closed, the functions stay pending until the runner
-    /// is dropped.
+    /// resumes them with [`TaskEvent::Abort`]. A function that is executed again, because further commands have been found,
+    /// aborts only these. After the connection is closed, the functions stay pending until the runner is dropped.
     pub fn manage<C: SessionCommand>(
         &mut self,
         commands: &mut Slab<C>,
@@ -232,10 +232,12 @@ impl<U: std::fmt::Debug> TaskRunner<U> {
             let concerning = functions.iter().filter(|function| function.concerns(nexus, tag, sequence));
             let (mut is_aborted, mut is_reset) = (false, false);
             for function in concerning.filter(|function| function.tasks().find()) {
-                is_aborted = true;
-                is_reset |= function.tasks().are_reset();
                 let guards = if is_closed { &mut self.guards } else { &mut command.running_mut().guards };
-                guards.push(function.guard());
+                if is_closed || !function.is_among(guards) {
+                    is_aborted = true;
+                    is_reset |= function.tasks().are_reset();
+                    guards.push(function.guard());
+                }
             }
             if is_aborted && !is_closed {
                 abort(slot, command, is_reset);
@@ -398,7 +400,7 @@ mod tests {
         runner.extend(&mut aborts);
         aborted.clear();
         runner.manage(&mut commands, &aborts, false, |slot, _, is_reset| aborted.push((slot, is_reset)));
-        assert_eq!(aborted, [(earlier, false), (later, false)]);
+        assert_eq!(aborted, [(later, false)], "a function aborts a command once");
         drop(commands.get_mut(later).unwrap().0.take_guards());
         drop(aborts);
         assert!(change.outcome().is_none());

@@ -211,7 +211,11 @@ impl ProtocolConnection<VhostCore> for VhostConnection {
             }
             Role::Worker(_) => {}
         }
-        if std::mem::take(&mut self.is_notified) && !self.is_draining {
+        let is_notified = std::mem::take(&mut self.is_notified);
+        if self.is_draining {
+            // Nothing is fetched any more.
+            self.device.cancel_scan();
+        } else if is_notified || self.device.is_scanning() {
             self.device.poll(context);
         }
         self.device.resume(context);

@@ -26,7 +26,7 @@ use crate::limits::{FETCHED_BYTES_MAX, FETCHED_MAX, IDLE_NS};
 use crate::memory::{GuestMemory, GuestPlace, RemovedRegions};
 use crate::queue::Queue;
 use crate::rotation::Rotation;
-use crate::scsi_requests::ScsiRequests;
+use crate::scsi_requests::{CommandScan, ScsiRequests};
 use crate::vring::{ChainId, Ring, RingSetup};
 
 /// What the group lends to a connection.
@@ -297,6 +297,9 @@ impl VhostDevice {
             }
             self.waits_for_others = false;
         }
+        if self.is_scanning() {
+            self.begin_scan();
+        }
         let mut found = 0;
         let mut bytes_left = FETCHED_BYTES_MAX;
         let mut rotation = self.rotation;
@@ -307,6 +310,9 @@ impl VhostDevice {
             bytes_left > 0
         });
         self.rotation = rotation;
+        if self.is_scanning() {
+            self.finish_scan();
+        }
         found += self.resume(context);
         let has_event = match &mut self.requests {
             Requests::Blk(_) => false,
@@ -339,7 +345,7 @@ impl VhostDevice {
             }
             let (is_full, wants) = match requests {
                 Requests::Blk(blk) => (blk.is_full(), true),
-                Requests::Scsi(scsi) => (scsi.is_full(), scsi.wants(index)),
+                Requests::Scsi(scsi) => (scsi.is_full(), scsi.wants(index) && scsi.scan.allows(index)),
             };
             if is_full || !wants {
                 *bytes_left = if is_full { 0 } else { *bytes_left };
@@ -347,10 +353,18 @@ impl VhostDevice {
             }
             let id = match ring.fetch(memory, chain) {
                 Ok(Some(id)) => id,
-                Ok(None) => break None,
+                Ok(None) => {
+                    if let Requests::Scsi(scsi) = requests {
+                        scsi.scan.on_empty(index);
+                    }
+                    break None;
+                }
                 Err(error) => break Some(error),
             };
             found += 1;
+            if let Requests::Scsi(scsi) = requests {
+                scsi.scan.on_fetched(index);
+            }
             let fetched = FetchedChain { queue: index as u16, id, chain, guest };
             let started = match (&mut *requests, &controller.backend) {
                 (Requests::Blk(blk), Backend::Blk(backend)) => {
@@ -388,6 +402,20 @@ impl VhostDevice {
             GuestView { memory: &self.memory, log: active_log(self.dirty_log.as_ref(), self.features) };
         scsi.pump(guest, context);
         self.return_chains()
+    }
+
+    /// Commands for task management functions are being searched: it has to be polled.
+    #[inline]
+    pub(crate) fn is_scanning(&self) -> bool {
+        matches!(&self.requests, Requests::Scsi(scsi) if scsi.scan.is_pending())
+    }
+
+    /// The search for commands.
+    pub(crate) fn scan_mut(&mut self) -> Option<&mut CommandScan> {
+        match &mut self.requests {
+            Requests::Scsi(scsi) => Some(&mut scsi.scan),
+            Requests::Blk(_) => None,
+        }
     }
 
     /// Whether [`resume`](Self::resume) makes progress.

@@ -2,6 +2,7 @@
 
 mod control;
 mod event_queue;
+mod scan;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use crate::vring::ChainId;
 
 use control::PendingFunction;
 use event_queue::EventQueue;
+pub(crate) use scan::CommandScan;
 
 /// What REPORT LUNS lists.
 const LUNS: [u16; 1] = [0];
@@ -53,6 +55,8 @@ pub(crate) struct ScsiRequests {
     /// Functions that are executed when the virtqueues were looked at: commands that the driver made available before are
     /// concerned, and its memory is not used for them after the answer.
     managed: Vec<TaskManagement>,
+    /// The search for these commands.
+    pub(crate) scan: CommandScan,
     /// Functions whose commands have ended, and are not visible to the driver as such.
     ended: Vec<PendingGuard>,
     /// `None` on other cores than the connection's.
@@ -135,6 +139,7 @@ impl ScsiRequests {
             commands: Slab::with_capacity(SCSI_COMMANDS_MAX),
             functions: Vec::new(),
             managed: Vec::new(),
+            scan: CommandScan::default(),
             ended: Vec::new(),
             event_queue: (!is_worker).then(EventQueue::default),
             nexuses: new.nexuses.clone(),
@@ -247,6 +252,7 @@ impl ScsiRequests {
         self.functions.clear();
         self.tasks.manage(&mut self.commands, &self.managed, true, |_, _, _| {});
         (self.managed, self.ended) = (Vec::new(), Vec::new());
+        self.scan.cancel();
         self.is_waiting = false;
     }
 
@@ -258,10 +264,14 @@ impl ScsiRequests {
         }
         let units = self.tasks.units();
         let concerns_any = |one: &&TaskManagement| units.iter().any(|unit| one.contains(&unit.nexus));
+        let before = self.managed.len();
         self.managed.extend(functions.iter().filter(concerns_any).cloned());
+        if self.managed.len() > before {
+            self.scan.request();
+        }
     }
 
-    /// Executes functions, for all commands that were fetched.
+    /// Executes functions, for all commands that were fetched. They stay pending while others are to be fetched.
     fn manage(&mut self) {
         let mut functions = std::mem::take(&mut self.managed);
         self.tasks.extend(&mut functions);
@@ -272,6 +282,9 @@ impl ScsiRequests {
             }
             work.push_back((slot, Work::Abort));
         });
+        if self.scan.is_pending() {
+            self.managed = functions;
+        }
     }
 
     /// What has ended is visible to the driver.
@@ -289,8 +302,10 @@ impl ScsiRequests {
 
     #[inline]
     pub(crate) fn wants_resume(&self) -> bool {
+        // Without room, the end of a command continues the scan.
+        let scans = self.scan.is_pending() && !self.is_full();
         let has_work = !self.work.is_empty() && !self.is_waiting;
-        self.has_event || has_work || self.tasks.has_requests()
+        self.has_event || scans || has_work || self.tasks.has_requests()
     }
 
     /// Executes the request of a chain.
@@ -391,7 +406,7 @@ impl ScsiRequests {
     #[inline]
     pub(crate) fn pump(&mut self, guest: GuestView<'_>, context: &mut VhostContext<'_>) {
         self.is_waiting = false;
-        if std::mem::take(&mut self.has_event) {
+        if std::mem::take(&mut self.has_event) || !self.managed.is_empty() {
             self.manage();
             self.finish_functions(guest);
             let pending = TaskRunner::<TargetInfo>::pending(&self.commands);

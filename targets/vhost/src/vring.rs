@@ -138,6 +138,11 @@ impl Ring {
         forward!(self, ring => ring.fetch(memory, chain))
     }
 
+    /// A maximum of the chains that are available now: there may be fewer.
+    pub(crate) fn available_max(&self) -> u16 {
+        forward!(self, ring => ring.available_max())
+    }
+
     /// Returns a chain to the driver, with the number of bytes written from the start of its writable part.
     #[inline]
     pub(crate) fn push_used(&mut self, id: ChainId, written: u32) {

@@ -13,5 +13,7 @@ mod queues;
 mod scsi;
 #[path = "vhost_user/scsi_cores.rs"]
 mod scsi_cores;
+#[path = "vhost_user/scsi_scan.rs"]
+mod scsi_scan;
 #[path = "vhost_user/sessions.rs"]
 mod sessions;

@@ -118,6 +118,11 @@ impl PackedRing {
         Some(())
     }
 
+    /// A chain occupies a descriptor at least.
+    pub(super) fn available_max(&self) -> u16 {
+        (self.resubmitted.len() as u16).saturating_add(self.size)
+    }
+
     #[inline]
     fn is_available(&self) -> bool {
         let at = u64::from(self.next_available.index) * PackedDescriptor::SIZE as u64;

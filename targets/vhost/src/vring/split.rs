@@ -129,6 +129,12 @@ impl SplitRing {
         Ok(Some(ChainId { id: head, ..ChainId::default() }))
     }
 
+    pub(super) fn available_max(&self) -> u16 {
+        let pending = self.areas.available.load_u16(available::INDEX).wrapping_sub(self.next_available);
+        // An index that jumps is found when the next chain is fetched.
+        (self.resubmitted.len() as u16).saturating_add(pending.min(self.size))
+    }
+
     /// Puts the chain at `head`, which is in the table, in flight. A driver may not offer it again before it is used.
     #[inline]
     fn claim(&mut self, head: u16) -> Result<(), RingError> {
