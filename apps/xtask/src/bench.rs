@@ -159,7 +159,7 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<ExitCode> {
         ensure!(binary.is_file(), "{}: no such program", binary.display());
     }
     let spdk = options.spdk.as_deref().map(SpdkPrograms::find).transpose()?;
-    let examples = BuiltExamples::of(selected.iter().filter_map(|case| case.example()))?;
+    let examples = BuiltExamples::of(selected.iter().flat_map(|case| case.examples()).copied())?;
     let runs = options.runs.unwrap_or(if options.quick { 3 } else { 5 });
     let mut machine = MachineInfo::of_this_machine();
     if options.ringbolt.is_some() {

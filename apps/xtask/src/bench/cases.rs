@@ -276,7 +276,7 @@ pub(super) const ALL: &[Benchmark] = &[
     case("ublk-idle", "CPU time of a target with an idle ublk disk", BenchmarkKind::UblkIdle),
     case(
         "vhost-user-null-read-qd1",
-        "4 KiB reads over vhost-user by libblkio, null device, QD 1, and the same of qemu-storage-daemon",
+        "4 KiB reads over vhost-user by libblkio, null device, QD 1; those of qemu-storage-daemon and a bare device",
         BenchmarkKind::Vhost(Null, 1),
     ),
     case("vhost-user-null-read-qd32", "the same at QD 32", BenchmarkKind::Vhost(Null, 32)),
@@ -445,16 +445,16 @@ impl Benchmark {
         }
     }
 
-    /// The Cargo example that it runs, if it runs one.
-    pub(super) fn example(&self) -> Option<Example> {
-        match self.kind {
-            InstructionsOf(counted) => Some(counted.example),
-            BenchmarkKind::Scaling(_) => Some(scaling::DRIVER),
-            BenchmarkKind::Page => Some(page::SYNTHETIC),
-            Bare(..) => Some(bare::ECHO),
-            BenchmarkKind::Attack(_) => Some(attack::STALLED),
-            BenchmarkKind::Vhost(..) | BenchmarkKind::VhostIdle => Some(vhost::CLIENT),
-            _ => None,
+    /// The Cargo examples that it runs.
+    pub(super) fn examples(&self) -> &[Example] {
+        match &self.kind {
+            InstructionsOf(counted) => std::slice::from_ref(&counted.example),
+            BenchmarkKind::Scaling(_) => &[scaling::DRIVER],
+            BenchmarkKind::Page => &[page::SYNTHETIC],
+            Bare(..) => &[bare::ECHO],
+            BenchmarkKind::Attack(_) => &[attack::STALLED],
+            BenchmarkKind::Vhost(..) | BenchmarkKind::VhostIdle => &[vhost::CLIENT, vhost::BARE],
+            _ => &[],
         }
     }
 

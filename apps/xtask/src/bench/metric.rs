@@ -76,6 +76,14 @@ pub(super) enum BenchMetric {
     QemuNbdCpuRatio,
     /// IOPS as a multiple of those of qemu-storage-daemon's null device, with the same client.
     QemuExportRatio,
+    /// IOPS of qemu-storage-daemon's null device, with the same client.
+    QemuExportIops,
+    /// IOPS of the least vhost-user device, with the same client.
+    BareDeviceIops,
+    /// IOPS as a multiple of those of the least vhost-user device.
+    BareDeviceRatio,
+    /// IOPS of the least vhost-user device as a multiple of qemu-storage-daemon's: what any device can reach.
+    BareQemuRatio,
     /// IOPS beside stalled hosts as a fraction of those without them.
     AttackRatio,
 }
@@ -119,6 +127,10 @@ impl BenchMetric {
             BenchMetric::QemuNbdRatio => "iops_of_qemu_nbd",
             BenchMetric::QemuNbdCpuRatio => "cpu_of_qemu_nbd",
             BenchMetric::QemuExportRatio => "iops_of_qemu_storage_daemon",
+            BenchMetric::QemuExportIops => "qemu_storage_daemon_iops",
+            BenchMetric::BareDeviceIops => "bare_device_iops",
+            BenchMetric::BareDeviceRatio => "iops_of_bare_device",
+            BenchMetric::BareQemuRatio => "bare_device_of_qemu_storage_daemon",
             BenchMetric::AttackRatio => "iops_of_unattacked",
         }
     }
@@ -160,13 +172,18 @@ impl BenchMetric {
             BenchMetric::QemuNbdRatio => "IOPS / qemu-nbd's",
             BenchMetric::QemuNbdCpuRatio => "CPU / qemu-nbd's",
             BenchMetric::QemuExportRatio => "IOPS / qemu-storage-daemon's",
+            BenchMetric::QemuExportIops => "qemu-storage-daemon",
+            BenchMetric::BareDeviceIops => "bare device",
+            BenchMetric::BareDeviceRatio => "IOPS / bare device's",
+            BenchMetric::BareQemuRatio => "bare device / qemu-storage-daemon's",
             BenchMetric::AttackRatio => "IOPS / without them",
         }
     }
 
     pub(super) fn more_is_better(self) -> bool {
         use BenchMetric::{
-            AttackRatio, BareIops, BareRatio, FioRatio, Gibps, Iops, QemuExportRatio, QemuNbdRatio, SpdkRatio,
+            AttackRatio, BareDeviceIops, BareDeviceRatio, BareIops, BareQemuRatio, BareRatio, FioRatio,
+            Gibps, Iops, QemuExportIops, QemuExportRatio, QemuNbdRatio, SpdkRatio,
         };
         matches!(
             self,
@@ -177,6 +194,10 @@ impl BenchMetric {
                 | SpdkRatio
                 | QemuNbdRatio
                 | QemuExportRatio
+                | QemuExportIops
+                | BareDeviceIops
+                | BareDeviceRatio
+                | BareQemuRatio
                 | AttackRatio
         )
     }
@@ -184,8 +205,13 @@ impl BenchMetric {
     /// Formats a value with its unit.
     pub(super) fn format(self, value: f64) -> String {
         match self {
-            BenchMetric::Iops | BenchMetric::BareIops if value >= 1e6 => format!("{:.2} M", value / 1e6),
-            BenchMetric::Iops | BenchMetric::BareIops => format!("{:.1} k", value / 1e3),
+            BenchMetric::Iops
+            | BenchMetric::BareIops
+            | BenchMetric::QemuExportIops
+            | BenchMetric::BareDeviceIops => match value {
+                1e6.. => format!("{:.2} M", value / 1e6),
+                _ => format!("{:.1} k", value / 1e3),
+            },
             BenchMetric::Gibps => format!("{value:.2} GiB/s"),
             BenchMetric::MeanUs | BenchMetric::P99Us if value < 1.0 => format!("{:.0} ns", value * 1e3),
             BenchMetric::MeanUs | BenchMetric::P99Us | BenchMetric::RemoveUs => format!("{value:.1} µs"),
@@ -215,6 +241,8 @@ impl BenchMetric {
             | BenchMetric::QemuNbdRatio
             | BenchMetric::QemuNbdCpuRatio
             | BenchMetric::QemuExportRatio
+            | BenchMetric::BareDeviceRatio
+            | BenchMetric::BareQemuRatio
             | BenchMetric::AttackRatio => format!("{value:.2}"),
         }
     }

@@ -14,7 +14,7 @@ use super::{BenchRun, BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 34] = [
+const ROWS: [BenchMetric; 38] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -29,7 +29,11 @@ const ROWS: [BenchMetric; 34] = [
     BenchMetric::BareRatio,
     BenchMetric::QemuNbdRatio,
     BenchMetric::QemuNbdCpuRatio,
+    BenchMetric::QemuExportIops,
     BenchMetric::QemuExportRatio,
+    BenchMetric::BareDeviceIops,
+    BenchMetric::BareDeviceRatio,
+    BenchMetric::BareQemuRatio,
     BenchMetric::SpdkRatio,
     BenchMetric::AttackRatio,
     BenchMetric::FioRatio,

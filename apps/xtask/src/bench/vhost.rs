@@ -1,4 +1,5 @@
-//! Benchmarks of the vhost-user target, with libblkio as the client; and the same client with QEMU's storage daemon.
+//! Benchmarks of the vhost-user target, with libblkio as the client; and the same client with QEMU's storage daemon
+//! and with the least device that it accepts.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,6 +18,9 @@ use super::{Measurement, RunContext, RunOutcome};
 /// libblkio's vhost-user driver, which spins.
 pub(super) const CLIENT: Example = Example { package: "ringbolt-blkio", name: "load" };
 
+/// The least vhost-user device, which spins too.
+pub(super) const BARE: Example = Example { package: "ringbolt-vhost", name: "bare" };
+
 const DAEMON: &str = "qemu-storage-daemon";
 /// Time that a server may take until it listens.
 const START_MAX: Duration = Duration::from_secs(10);
@@ -24,8 +28,18 @@ const RUN_MAX: Duration = Duration::from_secs(60);
 /// Time for the adaptive reactors to go to sleep.
 const SETTLE: Duration = Duration::from_secs(1);
 
+/// What the client reads from.
+#[derive(Clone, Copy)]
+enum Peer {
+    Target,
+    /// QEMU's storage daemon with a null device.
+    Daemon,
+    /// The least device: what this client can reach with any.
+    Bare,
+}
+
 /// Random reads of 4 KiB with `depth` in flight, target and client on a core each. Of the null device, those of QEMU's
-/// storage daemon on the same cores too; the two take turns in being the first.
+/// storage daemon and of the least device on the same cores too; the three take turns in being the first.
 pub(super) fn reads(context: &RunContext<'_>, device: BenchDevice, depth: u32) -> anyhow::Result<RunOutcome> {
     let [first, second, ..] = *context.cores else { return Ok(load::skipped_one_core()) };
     let compares = device == BenchDevice::Null;
@@ -33,26 +47,54 @@ pub(super) fn reads(context: &RunContext<'_>, device: BenchDevice, depth: u32) -
         return Ok(RunOutcome::Skipped(format!("{DAEMON} is not installed: apt install qemu-utils")));
     }
     let mut measured = Measurement::default();
-    let daemon_is_first = context.run % 2 == 1;
-    let mut daemon = None;
-    if compares && daemon_is_first {
-        daemon = Some(of_daemon(context, [first, second], depth, &mut measured)?);
+    let mut peers = vec![Peer::Target];
+    if compares {
+        peers.extend([Peer::Daemon, Peer::Bare]);
+        peers.rotate_left(context.run as usize % 3);
     }
+    for peer in peers {
+        match peer {
+            Peer::Target => of_target(context, device, [first, second], depth, &mut measured)?,
+            Peer::Daemon => {
+                let rate = of_daemon(context, [first, second], depth, &mut measured)?;
+                measured.values.insert(BenchMetric::QemuExportIops, rate);
+            }
+            Peer::Bare => {
+                let rate = of_bare(context, [first, second], depth, &mut measured)?;
+                measured.values.insert(BenchMetric::BareDeviceIops, rate);
+            }
+        }
+    }
+    let rate = |metric| measured.values.get(&metric).copied();
+    let [ours, daemon, bare] =
+        [BenchMetric::Iops, BenchMetric::QemuExportIops, BenchMetric::BareDeviceIops].map(rate);
+    if let (Some(ours), Some(daemon), Some(bare)) = (ours, daemon, bare) {
+        measured.values.extend([
+            (BenchMetric::QemuExportRatio, ours / daemon),
+            (BenchMetric::BareDeviceRatio, ours / bare),
+            (BenchMetric::BareQemuRatio, bare / daemon),
+        ]);
+    }
+    Ok(RunOutcome::Measured(measured))
+}
+
+/// The rate of the client with a device of the target, and the target's CPU time.
+fn of_target(
+    context: &RunContext<'_>,
+    device: BenchDevice,
+    [first, second]: [u32; 2],
+    depth: u32,
+    measured: &mut Measurement,
+) -> anyhow::Result<()> {
     let server = start(context, first, "spin", device)?;
     let socket = context.directory.file("disk");
     let (begun, before) = (Instant::now(), server.cpu_seconds()?);
-    let ours = client(context, &socket, second, depth, &mut measured)?;
+    let rate = client(context, &socket, second, depth, measured)?;
     let busy = (server.cpu_seconds()? - before) / begun.elapsed().as_secs_f64();
     measured.commands.insert(0, server.command.clone());
     server.end()?;
-    if compares && !daemon_is_first {
-        daemon = Some(of_daemon(context, [first, second], depth, &mut measured)?);
-    }
-    measured.values.extend([(BenchMetric::Iops, ours), (BenchMetric::TargetCpuNs, busy / ours * 1e9)]);
-    if let Some(theirs) = daemon {
-        measured.values.extend([(BenchMetric::QemuExportRatio, ours / theirs)]);
-    }
-    Ok(RunOutcome::Measured(measured))
+    measured.values.extend([(BenchMetric::Iops, rate), (BenchMetric::TargetCpuNs, busy / rate * 1e9)]);
+    Ok(())
 }
 
 /// CPU time of an adaptive target with a device that is attached and not used.
@@ -105,33 +147,58 @@ fn start(
 /// The rate of the client with the export of a null device by QEMU's storage daemon.
 fn of_daemon(
     context: &RunContext<'_>,
-    [first, second]: [u32; 2],
+    cores: [u32; 2],
     depth: u32,
     measured: &mut Measurement,
 ) -> anyhow::Result<f64> {
     let socket = context.directory.file("qemu");
-    _ = std::fs::remove_file(&socket);
-    let mut command = Command::new("taskset");
-    command.args([
-        "-c",
-        &first.to_string(),
-        DAEMON,
-        "--blockdev",
-        "driver=null-co,node-name=null,size=1073741824",
-    ]);
-    command.arg("--export");
     let address = format!("addr.type=unix,addr.path={}", socket.display());
+    let mut command = on_core(cores[0], Path::new(DAEMON));
+    command.args(["--blockdev", "driver=null-co,node-name=null,size=1073741824", "--export"]);
     command.arg(format!("vhost-user-blk,id=null,node-name=null,writable=on,{address}"));
-    let mut daemon = ChildProcess::start(&mut command, context.directory, "qemu")?;
+    of_server(context, "qemu", &mut command, cores[1], depth, measured)
+}
+
+/// The rate of the client with the least device.
+fn of_bare(
+    context: &RunContext<'_>,
+    cores: [u32; 2],
+    depth: u32,
+    measured: &mut Measurement,
+) -> anyhow::Result<f64> {
+    let mut command = on_core(cores[0], context.examples.path(BARE)?);
+    command.arg(context.directory.file("bare"));
+    of_server(context, "bare", &mut command, cores[1], depth, measured)
+}
+
+fn on_core(core: u32, program: &Path) -> Command {
+    let mut command = Command::new("taskset");
+    command.args(["-c", &core.to_string()]).arg(program);
+    command
+}
+
+/// The rate of the client with a server, which listens at the socket `name`.
+fn of_server(
+    context: &RunContext<'_>,
+    name: &str,
+    command: &mut Command,
+    client_core: u32,
+    depth: u32,
+    measured: &mut Measurement,
+) -> anyhow::Result<f64> {
+    let socket = context.directory.file(name);
+    _ = std::fs::remove_file(&socket);
+    let mut server = ChildProcess::start(command, context.directory, name)?;
     let begun = Instant::now();
     while !socket.exists() {
-        ensure!(daemon.ended()?.is_none(), "{DAEMON}: {}", context.directory.tail("qemu.err"));
-        ensure!(begun.elapsed() < START_MAX, "{DAEMON} does not listen");
+        let output = context.directory.tail(&format!("{name}.err"));
+        ensure!(server.ended()?.is_none(), "{}: {output}", describe(command));
+        ensure!(begun.elapsed() < START_MAX, "{} does not listen", describe(command));
         std::thread::sleep(Duration::from_millis(10));
     }
-    let rate = client(context, &socket, second, depth, measured)?;
-    measured.commands.push(describe(&command));
-    daemon.end()?;
+    let rate = client(context, &socket, client_core, depth, measured)?;
+    measured.commands.push(describe(command));
+    server.end()?;
     Ok(rate)
 }
 
@@ -143,8 +210,7 @@ fn client(
     depth: u32,
     measured: &mut Measurement,
 ) -> anyhow::Result<f64> {
-    let mut command = Command::new("taskset");
-    command.args(["-c", &core.to_string()]).arg(context.examples.path(CLIENT)?);
+    let mut command = on_core(core, context.examples.path(CLIENT)?);
     command.arg(socket).arg(depth.to_string()).arg(if context.quick { "1" } else { "4" });
     let mut process = ChildProcess::start(&mut command, context.directory, "client")?;
     let status = process.wait(RUN_MAX).with_context(|| describe(&command))?;
