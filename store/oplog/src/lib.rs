@@ -6,7 +6,12 @@
 //! writes a [`LogHeader`] that says so ([`Log::free`]), and the space is used again once the header is durable
 //! ([`Log::freed`]): otherwise a crash would find the old header and the new bytes. A full log is backpressure.
 //!
-//! Entries begin at sectors of the device, [`LogSector`]: a write that power loss tears damages no other entry.
+//! A write to the device begins and ends at sectors, [`LogSector`], and no sector is written again: power loss damages no
+//! entry of another write. Entries of one write are next to each other ([`Log::append_to_write`]), so that small ones share
+//! sectors.
+//! An entry that was given up may remain in a sector that others are in, with another one in its place in the next sector.
+//! Recovery takes the one that begins at a sector, so entries share no sectors where such remains may be: up to where the
+//! log ended when entries were given up, or to the last one that recovery finds behind the end.
 //!
 //! A replica gives up entries that its primary does not have ([`Log::truncate`]), and all of them before it gets a copy of
 //! all objects ([`Log::reset`]). The header names the entry before the first by sequence and epoch.
@@ -82,20 +87,29 @@ pub struct HeaderWrite {
     pub bytes: [u8; SECTOR_BYTES],
 }
 
+/// Most entries in a row of which each begins in a sector of the one before it.
+const SHARING_ENTRIES_MAX: u32 = 32;
+/// Entries that share a sector begin at multiples of this.
+const ENTRY_ALIGNMENT: u64 = EntryHeader::SIZE as u64;
+
 /// The place of an entry in the log: its position and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryPlace {
     /// Sequence of the entry.
     pub sequence: u64,
-    /// Its position.
+    /// Its position: a sector, unless it shares that with the entry before it.
     pub position: u64,
-    /// Header, data and padding: whole sectors, so that a torn write damages no other entry.
+    /// Bytes by which the log grows: header, data and padding, less what was left of a shared sector. Whole sectors.
     pub bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct LoggedEntry {
     place: EntryPlace,
+    /// Position after its data.
+    end: u64,
+    /// Entries before it that begin in a sector of the one before them, in a row; 0 if it begins at a sector.
+    sharing: u32,
     epoch: u32,
     header_crc32c: u32,
     written: bool,
@@ -114,6 +128,8 @@ pub struct Log {
     /// Entries below are acknowledged.
     acknowledged: u64,
     previous_crc32c: u32,
+    /// From here on the area has no remains of entries that were given up.
+    unused_from: u64,
 }
 
 impl Log {
@@ -137,6 +153,7 @@ impl Log {
             commit_point: 0,
             previous_crc32c: 0,
             sector,
+            shares_sectors: true,
         }))
     }
 
@@ -148,6 +165,7 @@ impl Log {
             previous_crc32c: durable.previous_crc32c,
             freeing: None,
             entries: VecDeque::new(),
+            unused_from: 0,
             durable,
         }
     }
@@ -173,30 +191,51 @@ impl Log {
         }
         let mut log = Log::empty(header);
         let mut entries = Vec::new();
-        while let Some((entry, data)) = log.entry_at_tail(area) {
-            let place = log.next_place(&entry);
-            log.push(place, entry.epoch, &entry.encode(log.durable.log, place.position));
+        while let Some((position, entry, data)) = log.next_entry(area) {
+            let place = log.place_at(position, entry.data_bytes());
+            log.push(place, &entry, &entry.encode(log.durable.log, place.position));
             log.written(place);
             entries.push((entry, data));
         }
+        log.unused_from = log.end_of_remains(area);
         Ok((log, entries))
     }
 
+    /// The position behind every header of this lap that is in the area.
+    fn end_of_remains(&self, area: &[u8]) -> u64 {
+        let lap_end = self.durable.head + self.durable.capacity;
+        let mut positions =
+            (self.tail / ENTRY_ALIGNMENT..lap_end / ENTRY_ALIGNMENT).rev().map(|at| at * ENTRY_ALIGNMENT);
+        let is_header = |position: &u64| {
+            let [span, _] = self.spans(*position, EntryHeader::SIZE);
+            EntryHeader::decode(&area[span], self.durable.log, *position).is_ok()
+        };
+        positions.find(is_header).map_or(self.tail, |position| position + ENTRY_ALIGNMENT)
+    }
+
     /// The entry after the last one, if it is there completely.
-    fn entry_at_tail(&self, area: &[u8]) -> Option<(EntryHeader, Vec<u8>)> {
-        let room = self.room();
-        if room < EntryHeader::SIZE as u64 {
+    fn next_entry(&self, area: &[u8]) -> Option<(u64, EntryHeader, Vec<u8>)> {
+        let shared = self.shared_position().into_iter();
+        [self.tail].into_iter().chain(shared).find_map(|position| {
+            let (entry, data) = self.entry_at(position, area)?;
+            Some((position, entry, data))
+        })
+    }
+
+    /// The entry at a position, if it is the next one.
+    fn entry_at(&self, position: u64, area: &[u8]) -> Option<(EntryHeader, Vec<u8>)> {
+        if self.place_at(position, 0).bytes > self.room() {
             return None;
         }
-        let header = self.read(self.tail, EntryHeader::SIZE, area);
-        let entry = EntryHeader::decode(&header, self.durable.log, self.tail).ok()?;
+        let header = self.read(position, EntryHeader::SIZE, area);
+        let entry = EntryHeader::decode(&header, self.durable.log, position).ok()?;
         let is_next = entry.sequence == self.next_sequence
             && entry.previous_crc32c == self.previous_crc32c
             && entry.object.group == self.durable.group;
-        if !is_next || self.next_place(&entry).bytes > room {
+        if !is_next || self.place_at(position, entry.data_bytes()).bytes > self.room() {
             return None;
         }
-        let data = self.read(self.tail + EntryHeader::SIZE as u64, entry.data_bytes(), area);
+        let data = self.read(position + EntryHeader::SIZE as u64, entry.data_bytes(), area);
         (entry.in_place || entry.data_crc32c == crc32c(&data)).then_some((entry, data))
     }
 
@@ -210,14 +249,49 @@ impl Log {
     /// If the data is not as long as the entry says, or the object belongs to another group.
     pub fn append(
         &mut self,
+        entry: EntryHeader,
+        data: &[u8],
+    ) -> Result<(EntryPlace, [u8; EntryHeader::SIZE]), LogError> {
+        self.append_at(self.tail, entry, data)
+    }
+
+    /// As [`append`](Self::append), for an entry that is written by the same request to the device as the one before it,
+    /// if it begins in the same sector.
+    ///
+    /// # Errors
+    /// As of [`append`](Self::append).
+    ///
+    /// # Panics
+    /// As [`append`](Self::append).
+    pub fn append_to_write(
+        &mut self,
+        entry: EntryHeader,
+        data: &[u8],
+    ) -> Result<(EntryPlace, [u8; EntryHeader::SIZE]), LogError> {
+        let bytes = (EntryHeader::SIZE + entry.data_bytes()) as u64;
+        let may_share = |position: &u64| {
+            let last = self.entries.back().expect("it shares a sector with it");
+            // The parts of the area are written by different requests.
+            let lap = |position| position / self.durable.capacity;
+            *position >= self.unused_from
+                && last.sharing + 1 < SHARING_ENTRIES_MAX
+                && lap(last.place.position) == lap(position + bytes - 1)
+        };
+        self.append_at(self.shared_position().filter(may_share).unwrap_or(self.tail), entry, data)
+    }
+
+    fn append_at(
+        &mut self,
+        position: u64,
         mut entry: EntryHeader,
         data: &[u8],
     ) -> Result<(EntryPlace, [u8; EntryHeader::SIZE]), LogError> {
         assert_eq!((data.len(), entry.object.group), (entry.data_bytes(), self.durable.group));
-        let place = self.next_place(&entry);
-        if place.bytes > self.durable.capacity {
-            return Err(LogError::TooLong { entry: place.bytes, capacity: self.durable.capacity });
+        let alone = entry_bytes(data.len(), self.durable.sector);
+        if alone > self.durable.capacity {
+            return Err(LogError::TooLong { entry: alone, capacity: self.durable.capacity });
         }
+        let place = self.place_at(position, data.len());
         if place.bytes > self.room() {
             return Err(LogError::Full);
         }
@@ -227,21 +301,42 @@ impl Log {
             entry.data_crc32c = crc32c(data);
         }
         let header = entry.encode(self.durable.log, place.position);
-        self.push(place, entry.epoch, &header);
+        self.push(place, &entry, &header);
         Ok((place, header))
     }
 
-    fn next_place(&self, entry: &EntryHeader) -> EntryPlace {
-        let bytes = entry_bytes(entry.data_bytes(), self.durable.sector);
-        EntryPlace { sequence: self.next_sequence, position: self.tail, bytes }
+    /// Where the next entry may begin in the last sector of the one before it.
+    fn shared_position(&self) -> Option<u64> {
+        let position = self.entries.back()?.end.next_multiple_of(ENTRY_ALIGNMENT);
+        (self.durable.shares_sectors && position < self.tail).then_some(position)
     }
 
-    fn push(&mut self, place: EntryPlace, epoch: u32, header: &[u8; EntryHeader::SIZE]) {
+    /// The place of the next entry if it is at this position.
+    fn place_at(&self, position: u64, data_bytes: usize) -> EntryPlace {
+        let end = position + (EntryHeader::SIZE + data_bytes) as u64;
+        let bytes = end.next_multiple_of(self.durable.sector.bytes()) - self.tail;
+        EntryPlace { sequence: self.next_sequence, position, bytes }
+    }
+
+    fn push(&mut self, place: EntryPlace, entry: &EntryHeader, header: &[u8; EntryHeader::SIZE]) {
         let header_crc32c = crc32c(header);
         self.previous_crc32c = header_crc32c;
-        self.entries.push_back(LoggedEntry { place, epoch, header_crc32c, written: false });
+        let before = self.entries.back().filter(|_| !self.is_at_sector(place.position));
+        self.entries.push_back(LoggedEntry {
+            place,
+            end: place.position + (EntryHeader::SIZE + entry.data_bytes()) as u64,
+            sharing: before.map_or(0, |before| before.sharing + 1),
+            epoch: entry.epoch,
+            header_crc32c,
+            written: false,
+        });
         self.tail += place.bytes;
         self.next_sequence += 1;
+    }
+
+    /// Whether what begins at a position begins a sector.
+    fn is_at_sector(&self, position: u64) -> bool {
+        position.is_multiple_of(self.durable.sector.bytes())
     }
 
     /// Sector of the device that the log was made for. A device with larger ones could damage acknowledged entries.
@@ -317,25 +412,39 @@ impl Log {
         header_write(&self.durable)
     }
 
+    /// Whether [`free`](Self::free) frees something.
+    pub fn can_free(&self, sequence: u64) -> bool {
+        self.freeing.is_none() && self.freeable(sequence) > 0
+    }
+
+    /// Acknowledged entries below a sequence that leave no other entry in their sectors.
+    fn freeable(&self, sequence: u64) -> usize {
+        let below = sequence.min(self.acknowledged).saturating_sub(self.durable.head_sequence) as usize;
+        let ends_sector = |count: &usize| {
+            self.entries.get(*count).is_none_or(|next| self.is_at_sector(next.place.position))
+        };
+        (0..=below).rev().find(ends_sector).unwrap_or(0)
+    }
+
     /// Entries with a sequence below `sequence` are durable in the object store. Returns the header to write; `None` if
-    /// one is being written, or if nothing is freed. Only acknowledged entries are freed.
+    /// one is being written, or if nothing is freed. Only acknowledged entries are freed, and whole sectors.
     pub fn free(&mut self, sequence: u64) -> Option<HeaderWrite> {
-        let sequence = sequence.min(self.acknowledged);
-        let count = sequence.checked_sub(self.durable.head_sequence).filter(|count| *count > 0)?;
-        if self.freeing.is_some() {
+        let count = self.freeable(sequence);
+        if count == 0 || self.freeing.is_some() {
             return None;
         }
-        let last = self.entries[count as usize - 1];
+        let last = self.entries[count - 1];
         let mut header = self.durable.clone();
         header.generation += 1;
-        header.head = last.place.position + last.place.bytes;
-        header.head_sequence = sequence;
+        header.head = self.entries.get(count).map_or(self.tail, |next| next.place.position);
+        header.head_sequence = last.place.sequence + 1;
         header.epoch = last.epoch;
         header.previous_crc32c = last.header_crc32c;
         Some(self.write_header(header))
     }
 
-    fn write_header(&mut self, header: LogHeader) -> HeaderWrite {
+    fn write_header(&mut self, mut header: LogHeader) -> HeaderWrite {
+        header.shares_sectors = true;
         let write = header_write(&header);
         self.freeing = Some(header);
         write
@@ -354,7 +463,10 @@ impl Log {
         assert!(removed.clone().all(|entry| entry.written), "an entry from {from} on is being written");
         let Some(place) = removed.clone().next().map(|entry| entry.place) else { return };
         self.entries.truncate((from - first) as usize);
-        (self.tail, self.next_sequence) = (place.position, from);
+        self.unused_from = self.unused_from.max(self.tail);
+        // A sector that has an entry which is kept is not written again.
+        self.tail = place.position.next_multiple_of(self.durable.sector.bytes());
+        self.next_sequence = from;
         self.acknowledged = self.acknowledged.min(from);
         self.previous_crc32c =
             self.entries.back().map_or(self.durable.previous_crc32c, |entry| entry.header_crc32c);
@@ -419,7 +531,7 @@ impl Log {
     }
 }
 
-/// Bytes of an entry with this many bytes of data: header, data and padding, whole sectors.
+/// Most bytes of an entry with this many bytes of data: header, data and padding, whole sectors.
 pub fn entry_bytes(data_bytes: usize, sector: LogSector) -> u64 {
     ((EntryHeader::SIZE + data_bytes) as u64).next_multiple_of(sector.bytes())
 }

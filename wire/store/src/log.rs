@@ -13,7 +13,7 @@ const ENTRY_MAGIC: [u8; 4] = *b"RBLE";
 const WITHHELD: u8 = 1;
 const IN_PLACE: u8 = 2;
 
-/// Bytes that the device of a log writes whole or not at all. Headers and entries begin at such sectors.
+/// Bytes that the device of a log writes whole or not at all. Headers and writes of entries begin at such sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum LogSector {
@@ -57,6 +57,9 @@ pub struct LogHeader {
     pub previous_crc32c: u32,
     /// Sector of the device.
     pub sector: LogSector,
+    /// Entries may begin within a sector, after the one before them. Older programs, which would not find them, reject
+    /// such a log.
+    pub shares_sectors: bool,
 }
 
 impl LogHeader {
@@ -77,6 +80,7 @@ impl LogHeader {
         put(&mut out, 72, self.commit_point.to_le_bytes());
         put(&mut out, 80, self.previous_crc32c.to_le_bytes());
         put(&mut out, 84, (self.sector as u32).to_le_bytes());
+        out[88] = self.shares_sectors.into();
         seal(&mut out, LOG_MAGIC);
         out
     }
@@ -89,7 +93,10 @@ impl LogHeader {
         open("the log header", from, SECTOR_BYTES, LOG_MAGIC)?;
         check_location(u32_at(from, 12).into(), slot.into(), 12)?;
         check_zero("a reserved field of the log header", from, 6..8)?;
-        check_zero("a reserved field of the log header", from, 88..SECTOR_BYTES)?;
+        check_zero("a reserved field of the log header", from, 89..SECTOR_BYTES)?;
+        if from[88] > 1 {
+            return Err(DecodeError::value("whether entries share sectors", 88, from[88].into()));
+        }
         for (what, at) in [("the capacity", 48), ("the head", 56), ("the sequence of the head", 64)] {
             if u64_at(from, at) >= LogHeader::LIMIT {
                 return Err(DecodeError::value(what, at as u32, u64_at(from, at)));
@@ -117,6 +124,7 @@ impl LogHeader {
             commit_point: u64_at(from, 72),
             previous_crc32c: u32_at(from, 80),
             sector,
+            shares_sectors: from[88] == 1,
         })
     }
 }

@@ -4,8 +4,10 @@ use std::rc::Rc;
 
 use dma::Buffer;
 use objects::SpaceNeed;
+use oplog::EntryPlace;
 use wire_store::{EntryHeader, Operation};
 
+use super::log_writes::is_copied;
 use super::messages::Reply;
 use super::overlay::EntryData;
 use super::{EntryBytes, Shard, UnacknowledgedEntry};
@@ -13,8 +15,8 @@ use super::{EntryBytes, Shard, UnacknowledgedEntry};
 impl Shard {
     /// Appends an entry to the log, which has room for it. `buffer` has room for the header, then the data, then zeroes.
     pub(super) fn append(&mut self, header: EntryHeader, mut buffer: Buffer, need: SpaceNeed, reply: Reply) {
-        let data = &buffer.as_slice()[EntryHeader::SIZE..][..header.data_bytes()];
-        let (place, bytes) = self.log.append(header.clone(), data).expect("room was checked");
+        let (place, bytes) =
+            self.place(&header, &buffer.as_slice()[EntryHeader::SIZE..][..header.data_bytes()]);
         buffer.as_mut_slice()[..EntryHeader::SIZE].copy_from_slice(&bytes);
         let to_write = buffer.share();
         let data = if header.data_bytes() > 0 { EntryData::Logged(Rc::new(buffer)) } else { EntryData::None };
@@ -37,7 +39,7 @@ impl Shard {
 
     /// Appends an entry whose data overwrites a block.
     pub(super) fn append_in_place(&mut self, header: EntryHeader, data: Buffer, block: u64) {
-        let (place, bytes) = self.log.append(header.clone(), &[]).expect("room was checked");
+        let (place, bytes) = self.place(&header, &[]);
         let need = SpaceNeed::default();
         self.reserve(&header, need);
         self.placed.insert(&header, block);
@@ -54,6 +56,17 @@ impl Shard {
         self.unwritten += 1;
         self.unplaced_bytes += place.bytes;
         self.stats.entries_overwriting += 1;
+    }
+
+    /// Gives an entry its place in the log, which has room for it.
+    fn place(&mut self, header: &EntryHeader, data: &[u8]) -> (EntryPlace, [u8; EntryHeader::SIZE]) {
+        let last = self.unacknowledged.back().filter(|_| self.unwritten > 0);
+        let is_same_write = is_copied(header) && last.is_some_and(|last| is_copied(&last.header));
+        let appended = match is_same_write {
+            true => self.log.append_to_write(header.clone(), data),
+            false => self.log.append(header.clone(), data),
+        };
+        appended.expect("room was checked")
     }
 
     /// Reserves the space of an entry that is not applied to the partition yet.

@@ -18,8 +18,8 @@ const LOG_WRITES_MAX: usize = 2;
 /// Most bytes and entries of one write to the log.
 const LOG_WRITE_BYTES: u64 = 1 << 20;
 const LOG_WRITE_ENTRIES: usize = 256;
-/// Entries that are copied into the memory of one write: copying more costs as much as another request.
-const COPIED_BYTES_MAX: u64 = 16 << 10;
+/// Data of entries that are copied into the memory of one write: copying more costs as much as another request.
+const COPIED_BYTES_MAX: usize = 16 << 10;
 
 /// A write of entries to the log, as one request or, around the end of the area, as two.
 pub(super) struct LogWrite {
@@ -50,50 +50,68 @@ impl Shard {
     /// The bytes of the next write, which begins with this unacknowledged entry, and the places of its entries. Short
     /// entries are copied together: each slice of a request would be one for the device, if it is not whole pages.
     fn take_log_write(&mut self, first: usize) -> Option<(Data, Vec<EntryPlace>)> {
-        let capacity = self.log.capacity();
-        let start = self.unacknowledged[first].place.position % capacity;
-        let is_copied = |place: &EntryPlace| place.bytes <= COPIED_BYTES_MAX;
-        let (mut bytes, mut places) = (0, Vec::new());
-        for UnacknowledgedEntry { place, .. } in self.unacknowledged.range(first..).take(LOG_WRITE_ENTRIES) {
-            // Only the first entry may go on at the start of the area.
-            let is_full = bytes + place.bytes > LOG_WRITE_BYTES.min(capacity - start);
-            if bytes > 0 && (is_full || is_copied(place) != is_copied(&places[0])) {
-                break;
-            }
-            bytes += place.bytes;
-            places.push(*place);
-        }
-        let mut entries =
-            self.unacknowledged.range_mut(first..).take(places.len()).map(|entry| &mut entry.bytes);
-        if places.len() == 1 || !is_copied(&places[0]) {
+        let places = self.places_of_write(first);
+        let are_copied = places.len() > 1 && is_copied(&self.unacknowledged[first].header);
+        let entries = self.unacknowledged.range_mut(first..).take(places.len());
+        let bytes = places.iter().map(|place| place.bytes as usize).sum();
+        if !are_copied {
             let mut buffers = Vec::with_capacity(places.len());
-            for entry in entries {
+            for entry in entries.map(|entry| &mut entry.bytes) {
                 buffers.push(match entry.take().expect("it was not written") {
                     EntryBytes::All(buffer) => buffer,
                     EntryBytes::Header(header) => {
-                        let buffer = self.core.pool().take(bytes as usize);
-                        let Some(mut buffer) = buffer else {
+                        let Some(mut buffer) = self.core.pool().take(bytes) else {
                             *entry = Some(EntryBytes::Header(header));
                             return None;
                         };
-                        write_header(buffer.as_mut_slice(), &header);
+                        write_padded(buffer.as_mut_slice(), &header);
                         buffer
                     }
                 });
             }
             return Some((Data::gather(buffers).expect("an entry has bytes"), places));
         }
-        let mut buffer = self.core.pool().take(bytes as usize)?;
+        let mut buffer = self.core.pool().take(bytes)?;
         let mut out = buffer.as_mut_slice();
-        for (entry, place) in entries.by_ref().zip(&places) {
-            let (to, rest) = out.split_at_mut(place.bytes as usize);
-            match entry.take().expect("it was not written") {
-                EntryBytes::All(from) => to.copy_from_slice(from.as_slice()),
-                EntryBytes::Header(header) => write_header(to, &header),
+        let ends = places[1..].iter().map(|place| place.position - places[0].position);
+        let mut at = 0;
+        for (entry, end) in entries.zip(ends.chain([bytes as u64])) {
+            let (to, rest) = out.split_at_mut(end as usize - at);
+            match entry.bytes.take().expect("it was not written") {
+                EntryBytes::All(from) => {
+                    write_padded(to, &from.as_slice()[..EntryHeader::SIZE + entry.header.data_bytes()]);
+                }
+                EntryBytes::Header(header) => write_padded(to, &header),
             }
-            out = rest;
+            (out, at) = (rest, end as usize);
         }
         Some((Data::One(buffer), places))
+    }
+
+    /// The places of the entries of the next write, of which none begins in a sector of another write.
+    fn places_of_write(&self, first: usize) -> Vec<EntryPlace> {
+        let (capacity, sector) = (self.log.capacity(), self.log.sector().bytes());
+        let unwritten = self.unacknowledged.range(first..);
+        let start = self.unacknowledged[first].place.position % capacity;
+        let are_copied = is_copied(&self.unacknowledged[first].header);
+        let (mut bytes, mut places, mut whole) = (0, Vec::new(), 0);
+        for UnacknowledgedEntry { place, header, .. } in unwritten {
+            let begins_sector = place.position.is_multiple_of(sector);
+            if begins_sector {
+                whole = places.len();
+            }
+            // Only the first entry may go on at the start of the area.
+            let is_full = places.len() >= LOG_WRITE_ENTRIES
+                || bytes + place.bytes > LOG_WRITE_BYTES.min(capacity - start)
+                || is_copied(header) != are_copied;
+            if is_full && whole > 0 {
+                places.truncate(whole);
+                break;
+            }
+            bytes += place.bytes;
+            places.push(*place);
+        }
+        places
     }
 
     /// Whether there are slots for the requests of one write to the log.
@@ -225,9 +243,14 @@ impl Shard {
     }
 }
 
-/// A header that has sectors of its own.
-fn write_header(sectors: &mut [u8], header: &[u8; EntryHeader::SIZE]) {
-    let (head, padding) = sectors.split_at_mut(header.len());
-    head.copy_from_slice(header);
+/// Writes what the log gets of an entry, and zeroes up to the next one.
+fn write_padded(to: &mut [u8], bytes: &[u8]) {
+    let (entry, padding) = to.split_at_mut(bytes.len());
+    entry.copy_from_slice(bytes);
     padding.fill(0);
+}
+
+/// Whether an entry is short enough to be copied together with others.
+pub(super) fn is_copied(header: &EntryHeader) -> bool {
+    header.data_bytes() <= COPIED_BYTES_MAX
 }

@@ -140,7 +140,7 @@ impl Shard {
             let is_quiet = self.unacknowledged.is_empty() && self.log_writes == 0;
             return is_quiet.then_some(BackgroundWork::Reset);
         }
-        if replication.free_through >= self.log.sequences().start {
+        if self.log.can_free(replication.free_through + 1) {
             return Some(BackgroundWork::Free);
         }
         let wanted = replication.checkpoint.as_ref().map(|(_, record)| record.through.sequence);
