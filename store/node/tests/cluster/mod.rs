@@ -508,7 +508,8 @@ impl Cluster {
         self.network.lock().unwrap().cut.clear();
         self.network.lock().unwrap().loss_per_mille = 0;
         let end_ns = self.clock.now_ns() + 5000 * MS;
-        while !self.is_in_sync() {
+        // The map may still list one that has restarted without its data.
+        while !self.is_in_sync() || !self.are_complete() {
             self.turn()?;
             self.run_clients(false);
             if self.clock.now_ns() > end_ns {
@@ -516,6 +517,12 @@ impl Cluster {
             }
         }
         Ok(())
+    }
+
+    fn are_complete(&mut self) -> bool {
+        let statuses = self.statuses();
+        let mut replicas = statuses.iter().flatten().filter_map(|partition| partition.replica.as_ref());
+        replicas.all(|replica| replica.status.complete)
     }
 
     /// Reads everything from the primaries.
