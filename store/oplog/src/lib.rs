@@ -87,7 +87,7 @@ pub struct HeaderWrite {
     pub bytes: [u8; SECTOR_BYTES],
 }
 
-/// Most entries in a row of which each begins in a sector of the one before it.
+/// Most entries in a row of which each begins in a sector of the one before it: they are one request to the device.
 const SHARING_ENTRIES_MAX: u32 = 32;
 /// Entries that share a sector begin at multiples of this.
 const ENTRY_ALIGNMENT: u64 = EntryHeader::SIZE as u64;
