@@ -68,10 +68,10 @@ class Runner:
             raise Skip("RINGBOLT is not set to a ringbolt binary")
         return "ringbolt"
 
-    def make_image(self, vfio=False):
+    def make_image(self, **options):
         """The guest's kernel and initramfs, from the cache or newly built."""
         started = time.monotonic()
-        image = Image(CACHE, self.options.release, self.options.refresh, vfio)
+        image = Image(CACHE, self.options.release, self.options.refresh, **options)
         if time.monotonic() - started > 1:
             print(f"# guest image built in {time.monotonic() - started:.1f} s", flush=True)
         return image
@@ -85,6 +85,8 @@ class Runner:
             image = self.image
             if selected_case.machine and selected_case.machine.vfio:
                 image = self.vfio_image = self.vfio_image or self.make_image(vfio=True)
+            if selected_case.machine and selected_case.machine.newest:
+                image = self.make_image(newest=True)
             self.folder = tempfile.mkdtemp(prefix="ringbolt-vm.", dir=self.options.tmp)
             self.guest = self.boot(image, selected_case.machine)
             seconds = f"{self.guest.boot_seconds:.1f} s ({self.guest.cpu_seconds():.1f} s of CPU time)"

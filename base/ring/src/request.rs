@@ -139,6 +139,9 @@ pub enum Payload<D> {
     /// Of [`Op::Read`] and [`Op::Write`]: data of a device with metadata, and what it does with protection information.
     /// [`Data`](Self::Data) has whole blocks of such a device, interleaved metadata included, which are not checked.
     Protected(Box<ProtectedData<D>>),
+    /// Of [`Op::Read`] and [`Op::Write`]: pages of another request of the kernel, exactly `blocks` blocks. Only a device
+    /// that takes them gets such a request.
+    Registered(RegisteredPages),
     /// Of [`Op::Copy`]: the first block to copy from.
     CopySource(u64),
     /// Of [`Op::Abort`]: the tag of the request to abort.
@@ -148,6 +151,16 @@ pub enum Payload<D> {
     Found(Option<u64>),
     /// The data of an [`Op::Compare`] that has failed with Compare Failure, and where it differs.
     Mismatch(Box<Mismatch<D>>),
+}
+
+/// Pages of the kernel that the core's io_uring has as a registered buffer: [`Payload::Registered`]. They have no address
+/// in this process; only operations of that ring read and write them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegisteredPages {
+    /// Index of the registered buffer.
+    pub index: u16,
+    /// Number of bytes, from the buffer's first.
+    pub bytes: u32,
 }
 
 /// The data of a compare that does not match: [`Payload::Mismatch`].

@@ -54,6 +54,7 @@ pub struct BdevChannel {
     allowed_ops: u16,
     io_limits: IoLimits,
     module_resets: bool,
+    takes_registered: bool,
     writes: bool,
     block_size: u32,
     depth: u32,
@@ -111,6 +112,7 @@ impl BdevChannel {
             io_limits: bdev.io_limits(),
             writes,
             module_resets: bdev.supports(Op::Reset),
+            takes_registered: bdev.takes_registered_pages(),
             block_size: geometry.block_size,
             depth: bdev.depth(),
             in_flight: 0,
@@ -178,7 +180,8 @@ impl BdevChannel {
         let allowed_ops = if state & REMOVED != 0 { 0 } else { self.allowed_ops };
         let block_size = u64::from(self.block_size);
         let is_watched = state & (LIMITED | SAMPLED | TRACED) != 0;
-        RequestLimits { blocks: self.blocks(), block_size, allowed_ops, is_watched, io: self.io_limits }
+        let (takes_registered, io) = (self.takes_registered, self.io_limits);
+        RequestLimits { blocks: self.blocks(), block_size, allowed_ops, is_watched, takes_registered, io }
     }
 
     /// Called after whatever may queue or dequeue a request.

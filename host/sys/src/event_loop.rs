@@ -21,6 +21,7 @@ use crate::vectors::IoVectors;
 mod buffer_group;
 mod epoll;
 mod files;
+mod pages;
 mod transfers;
 mod ublk;
 mod uring;
@@ -31,6 +32,8 @@ pub use transfers::{
     send_parts,
 };
 pub use ublk::UblkCommand;
+
+pub(crate) use pages::PageRange;
 
 /// Configuration of an [`EventLoop`].
 #[derive(Clone, Debug)]
@@ -130,6 +133,8 @@ struct EventLoopInner {
     /// Vectors of completed operations, to be used again.
     #[expect(clippy::vec_box, reason = "moved to and from slots without copying the vectors")]
     spare_vectors: Vec<Box<IoVectors>>,
+    /// The registered buffers of queues of ublk disks.
+    pages: pages::PageBuffers,
     /// Operations that own memory which the kernel may use.
     operations_in_flight: u32,
     /// A group of buffers has vacant places, or a receive waits for buffers.
@@ -227,6 +232,7 @@ impl EventLoop {
             clients: Slab::with_capacity(CLIENTS_MAX),
             groups: Slab::with_capacity(GROUPS_MAX),
             spare_vectors: Vec::new(),
+            pages: pages::PageBuffers::default(),
             operations_in_flight: 0,
             short_of_buffers: false,
             wake_event: waker.clone(),

@@ -83,8 +83,33 @@ pub(crate) fn fallocate(file: SqeFile, offset: u64, bytes: u64, mode: i32) -> sq
     with_file!(file, file => opcode::Fallocate::new(file, bytes).offset(offset).mode(mode).build())
 }
 
-/// A command to a ublk character device.
-pub(crate) fn ublk(file: SqeFile, request: IoRequest, command: IoCommand) -> squeue::Entry {
+/// A command to a ublk character device. `address` is that of the entry.
+pub(crate) fn ublk(file: SqeFile, request: IoRequest, command: IoCommand, address: u64) -> squeue::Entry {
+    /// Of `addr` in the entry (`struct io_uring_sqe` of `linux/io_uring.h`), which the operation's type does not set.
+    const ADDRESS_OFFSET: usize = 16;
+    const _: () = assert!(size_of::<squeue::Entry>() == 64);
     let command = command.to_bytes();
-    with_file!(file, file => opcode::UringCmd16::new(file, request.number()).cmd(command).build())
+    let mut entry =
+        with_file!(file, file => opcode::UringCmd16::new(file, request.number()).cmd(command).build());
+    let field = (&raw mut entry).wrapping_byte_add(ADDRESS_OFFSET).cast::<u64>();
+    // SAFETY: an entry is the kernel's structure of 64 bytes, of integers alone, in which the field is inside and aligned.
+    unsafe { field.write(address) };
+    entry
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_of_ublk_has_its_address_where_the_kernel_reads_it() {
+        let command = IoCommand { queue: 1, tag: 2, result: 3, address: 4 };
+        let entry = ublk(SqeFile::Descriptor(5), IoRequest::Fetch, command, 0x1122_3344_5566_7788);
+        // SAFETY: an entry is 64 bytes of integers.
+        let bytes: [u8; 64] = unsafe { std::mem::transmute(entry) };
+        assert_eq!(bytes[4..8], 5_u32.to_le_bytes(), "fd");
+        assert_eq!(bytes[8..12], IoRequest::Fetch.number().to_le_bytes(), "cmd_op");
+        assert_eq!(bytes[16..24], 0x1122_3344_5566_7788_u64.to_le_bytes(), "addr");
+        assert_eq!(bytes[48..64], command.to_bytes(), "cmd");
+    }
 }

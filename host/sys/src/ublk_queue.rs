@@ -4,7 +4,9 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use dma::SharedRegion;
-use wire_ublk::{DeviceInfo, Features, IoDescriptor};
+use wire_ublk::{AutoBufferRegistration, DeviceInfo, Features, IoDescriptor};
+
+use crate::event_loop::PageRange;
 
 /// How the data of a ublk device's requests gets from and to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,10 @@ pub(crate) struct UblkQueueMap {
     pub(crate) queue: u16,
     depth: u16,
     pub(crate) path: UblkDataPath,
+    /// The driver registers the pages of requests.
+    pub(crate) registers: bool,
+    /// The registered buffers of the tags, if there was room for them.
+    pub(crate) pages: Option<PageRange>,
     descriptors: SharedRegion,
 }
 
@@ -56,7 +62,9 @@ impl UblkQueueFile {
         let descriptors =
             SharedRegion::map(device.as_fd(), offset, bytes, false).map_err(io::Error::other)?;
         let file = device.try_clone_to_owned()?;
-        let map = UblkQueueMap { queue: index, depth: info.queue_depth, path, descriptors };
+        let registers = Features::from_bits_retain(info.features).contains(Features::AUTO_BUF_REG);
+        let depth = info.queue_depth;
+        let map = UblkQueueMap { queue: index, depth, path, registers, pages: None, descriptors };
         Ok(UblkQueueFile { file, map })
     }
 
@@ -66,6 +74,17 @@ impl UblkQueueFile {
 }
 
 impl UblkQueueMap {
+    pub(crate) fn depth(&self) -> u16 {
+        self.depth
+    }
+
+    /// Where the pages of the next request of a tag are registered. Without room for them the driver does not find the
+    /// buffer, and delivers the request without.
+    pub(crate) fn registration(&self, tag: u16) -> Option<AutoBufferRegistration> {
+        let index = self.pages.map_or(u16::MAX, |pages| pages.start + tag);
+        self.registers.then_some(AutoBufferRegistration { index, fallback: true })
+    }
+
     /// The descriptor of a tag.
     ///
     /// # Panics

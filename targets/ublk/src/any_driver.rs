@@ -1,9 +1,11 @@
 //! A driver that gives the target anything, for fuzzing: parameters of a device, descriptors, results.
 
-use block_io::{Payload, Status};
+use block_io::{Payload, RegisteredPages, Status};
 use dma::{Arena, ArenaConfig, Data, Pool};
 use os::UblkDataPath;
-use wire_ublk::{DeviceInfo, Features, IoDescriptor, IoRequest, NEED_GET_DATA, Operation, Parameters};
+use wire_ublk::{
+    DeviceInfo, Features, IoDescriptor, IoFlags, IoRequest, NEED_GET_DATA, Operation, Parameters,
+};
 
 use crate::limits::{IO_BYTES_MAX, RANGE_SECTORS_MAX};
 use crate::queue::{DiskQueue, QueueAction};
@@ -59,6 +61,7 @@ impl AnyDriver {
             can_write_zeroes: bit(3),
             write_cache: bit(4),
             reads_undefined: bit(5),
+            page_alignment: bit(7).then_some(512),
             physical_block_size: block_size,
             optimal_bytes: block_size,
             bytes: 1 << 30,
@@ -143,6 +146,16 @@ impl AnyDriver {
     fn deliver(&mut self, tag: u16, result: i32, data: Option<Data>, descriptor: IoDescriptor) {
         let asks = result == NEED_GET_DATA && self.queue.path() == UblkDataPath::GetData;
         self.uncommitted += usize::from(result == 0 || asks);
+        if result == 0
+            && data.is_none()
+            && self.shape.page_alignment.is_some()
+            && self.queue.path() == UblkDataPath::UserCopy
+            && !descriptor.flags().contains(IoFlags::NEED_REGISTRATION)
+        {
+            let bytes = descriptor.sectors.wrapping_mul(512);
+            let pages = RegisteredPages { index: tag, bytes };
+            return self.queue.on_pages(tag, pages, &descriptor, &self.pool, &mut self.actions);
+        }
         self.queue.on_command(tag, result, data, || descriptor, &self.pool, &mut self.actions);
     }
 
@@ -177,6 +190,9 @@ impl AnyDriver {
         assert!(sectors <= RANGE_SECTORS_MAX.into(), "{request:?}");
         if let Payload::Data(data) = &request.payload {
             assert_eq!(data.len() as u64, u64::from(request.blocks) * u64::from(self.shape.block_size));
+        }
+        if let Payload::Registered(pages) = &request.payload {
+            assert_eq!(u64::from(pages.bytes), u64::from(request.blocks) * u64::from(self.shape.block_size));
         }
     }
 

@@ -32,6 +32,8 @@ pub(crate) struct QueueStart {
     pub(crate) shape: DiskShape,
     /// How data gets from and to the kernel.
     pub(crate) path: UblkDataPath,
+    /// The driver registers the pages of requests, and the device takes them.
+    pub(crate) uses_pages: bool,
     /// The character device of the disk, with the descriptors of the queue's requests.
     pub(crate) file: UblkQueueFile,
     pub(crate) descriptor: Arc<Descriptor>,
@@ -59,6 +61,7 @@ pub(crate) struct CoreQueue {
     /// Tags of its events: this and the tag of the request.
     events_base: u64,
     requests: DiskQueue,
+    uses_pages: bool,
     depth: u16,
     file: FileId,
     channel: BdevChannel,
@@ -75,7 +78,7 @@ impl CoreQueue {
     /// # Errors
     /// The core has no io_uring, or the device cannot be opened on it.
     pub(crate) fn new(core: &Core, client: &EventClient, start: QueueStart) -> Result<CoreQueue, UblkError> {
-        let QueueStart { disk, index, depth, shape, path, file, descriptor } = start;
+        let QueueStart { disk, index, depth, shape, path, uses_pages, file, descriptor } = start;
         let channel = descriptor.channel(core)?;
         let file = client.add_ublk_queue(file).map_err(kernel("the reactor's io_uring"))?;
         Ok(CoreQueue {
@@ -83,6 +86,7 @@ impl CoreQueue {
             index,
             events_base: 0,
             requests: DiskQueue::new(depth, shape, path),
+            uses_pages,
             depth,
             file,
             channel,
@@ -113,6 +117,13 @@ impl CoreQueue {
             Some(data) if tag & COPIED_OUT != 0 => self.requests.on_copied_out(data),
             data if data.is_some() && self.requests.path() == UblkDataPath::UserCopy => {
                 self.requests.on_copied(tag, event.result, data, context.actions);
+            }
+            None if event.result == 0
+                && self.uses_pages
+                && let Some(pages) = context.client.ublk_pages(self.file, tag) =>
+            {
+                let descriptor = context.client.ublk_request(self.file, tag);
+                self.requests.on_pages(tag, pages, &descriptor, context.pool, context.actions);
             }
             data => {
                 let read = || context.client.ublk_request(self.file, tag);

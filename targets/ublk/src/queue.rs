@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use block_io::{Op, Payload, Tag};
+use block_io::{Op, Payload, RegisteredPages, Tag};
 use dma::{Data, Pool};
 use os::UblkDataPath;
 use wire_ublk::{IoDescriptor, IoRequest, NEED_GET_DATA, SECTOR_BYTES};
@@ -62,6 +62,8 @@ enum TagState {
     CopyIn(Plan),
     /// The device has it.
     Device(Plan),
+    /// The device has it, with the kernel's own pages.
+    Pages(Plan),
     /// Its data is written to the kernel.
     CopyOut(Plan),
     /// The driver sends no more requests.
@@ -106,6 +108,25 @@ impl DiskQueue {
     #[cfg(any(test, fuzzing))]
     pub(crate) fn buffered_bytes(&self) -> usize {
         self.buffered_bytes
+    }
+
+    /// As [`on_command`](Self::on_command) without an error, for a request whose pages the driver has registered.
+    pub(crate) fn on_pages(
+        &mut self,
+        tag: u16,
+        pages: RegisteredPages,
+        descriptor: &IoDescriptor,
+        pool: &Pool,
+        actions: &mut Vec<QueueAction>,
+    ) {
+        assert_eq!(self.tags[tag as usize], TagState::Fetching, "tag {tag} has no command");
+        match plan(&self.shape, descriptor) {
+            Step::Submit(plan) if plan.bytes > 0 && plan.bytes == pages.bytes => {
+                self.submit(tag, plan, Payload::Registered(pages), actions);
+                self.tags[tag as usize] = TagState::Pages(plan);
+            }
+            step => self.execute(tag, step, pool, actions),
+        }
     }
 
     /// A command has completed: there is the request of `descriptor`, or the tag ends. `data` is the memory of
@@ -223,8 +244,13 @@ impl DiskQueue {
     /// The device has completed a request.
     pub(crate) fn on_completed(&mut self, completion: bdev::Completion, actions: &mut Vec<QueueAction>) {
         let (tag, status) = (completion.tag().0 as u16, completion.status());
-        let TagState::Device(plan) = self.tags[tag as usize] else {
-            panic!("tag {tag} was completed, but is {:?}", self.tags[tag as usize])
+        let plan = match self.tags[tag as usize] {
+            TagState::Device(plan) => plan,
+            TagState::Pages(plan) => {
+                let result = if status.is_success() { plan.bytes as i32 } else { -status.to_errno().0 };
+                return self.commit(tag, result, actions);
+            }
+            state => panic!("tag {tag} was completed, but is {state:?}"),
         };
         if status.is_success() && plan.op == Op::Read {
             let data = completion.into_data().unwrap_or_else(|| panic!("the read of tag {tag} has no data"));

@@ -86,7 +86,7 @@ impl Module for UblkModule {
                 .text(
                     "Lists the disks.",
                     "array of disks with `ublk_device`, `id`, `queue_depth`, `num_queues` and `bdev_name`, and `unprivileged` \
-                     where it is true",
+                     and `registered_pages` where they are true",
                 )
                 .errors(&[(RpcError::ENODEV, "there is no such disk")]),
         ]
@@ -228,7 +228,11 @@ fn get_disks(module: &UblkModule, params: GetDisks) -> Result<Vec<Value>, RpcErr
             "num_queues": disk.queues,
             "bdev_name": disk.bdev_name,
         });
-        marked(described, &disk)
+        let mut described = marked(described, &disk);
+        if module.target.uses_pages(disk.number) {
+            described["registered_pages"] = true.into();
+        }
+        described
     };
     Ok(disks.into_iter().map(describe).collect())
 }

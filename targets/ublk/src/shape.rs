@@ -2,7 +2,9 @@
 
 use bdev::BlockDevice;
 use block_io::Op;
-use wire_ublk::{Attributes, BasicParameters, DeviceInfo, DiscardParameters, Parameters, SECTOR_BYTES};
+use wire_ublk::{
+    Attributes, BasicParameters, DeviceInfo, DiscardParameters, Features, Parameters, SECTOR_BYTES,
+};
 
 use crate::UblkError;
 use crate::limits::{IO_BYTES_MAX, QUEUE_DEPTH_MAX, RANGE_SECTORS_MAX};
@@ -20,6 +22,8 @@ pub(crate) struct DiskShape {
     pub(crate) write_cache: bool,
     /// Reads leave memory as it is: it has to be zeroed first.
     pub(crate) reads_undefined: bool,
+    /// Reads and writes take pages that the driver has registered, aligned to a multiple of so many bytes.
+    pub(crate) page_alignment: Option<u32>,
     /// Bytes that need no read-modify-write, and of optimal I/O: powers of two.
     pub(crate) physical_block_size: u32,
     pub(crate) optimal_bytes: u32,
@@ -53,6 +57,12 @@ impl DiskShape {
             can_write_zeroes: !read_only && supports(Op::WriteZeroes),
             write_cache: geometry.write_cache && supports(Op::Flush),
             reads_undefined: device.bdev().reads_undefined(),
+            // File systems read single blocks, and the kernel fails what is aligned to less than the mask: files want no
+            // more than their blocks, though a module may say a page.
+            page_alignment: device
+                .bdev()
+                .takes_registered_pages()
+                .then(|| device.bdev().io_limits().alignment.clamp(4, block_size)),
             physical_block_size,
             optimal_bytes: if is_optimal { optimal as u32 } else { physical_block_size },
             bytes: geometry.bytes(),
@@ -92,7 +102,17 @@ impl DiskShape {
             ..DiscardParameters::default()
         };
         let has_discard = self.can_unmap || self.can_write_zeroes;
-        Parameters { basic, discard: has_discard.then_some(discard) }
+        Parameters {
+            basic,
+            discard: has_discard.then_some(discard),
+            alignment_mask: self.page_alignment.map(|bytes| bytes - 1),
+        }
+    }
+
+    /// Whether reads and writes of a device of the driver are operations on the kernel's own pages.
+    pub(crate) fn uses_pages(&self, info: &DeviceInfo) -> bool {
+        let registers = Features::from_bits_retain(info.features).contains(Features::AUTO_BUF_REG);
+        registers && self.page_alignment.is_some()
     }
 
     /// Whether a disk with these parameters can be served from this device: the kernel's users rely on its size and its
@@ -116,6 +136,7 @@ impl DiskShape {
             can_write_zeroes: true,
             write_cache: true,
             reads_undefined: false,
+            page_alignment: None,
             physical_block_size: block_size,
             optimal_bytes: block_size,
             bytes: 1 << 30,
@@ -152,6 +173,9 @@ mod tests {
         assert_eq!(basic.attributes, 0, "memory has no cache");
         let discard = parameters.discard.unwrap();
         assert_eq!((discard.granularity_bytes, discard.discard_segments_max), (4096, 1));
+        assert_eq!(parameters.alignment_mask, None, "memory takes no pages");
+        let aligned = DiskShape { page_alignment: Some(512), ..shape };
+        assert_eq!(aligned.parameters(IO_BYTES_MAX).alignment_mask, Some(511));
         assert!(shape.suits(&parameters));
         assert!(!DiskShape { write_cache: true, ..shape }.suits(&parameters), "flushes would be missing");
         bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("N", 2049, 4096)).unwrap();

@@ -86,6 +86,7 @@ struct Created {
 struct ServedDisk {
     disk: UblkDisk,
     descriptor: Arc<Descriptor>,
+    uses_pages: bool,
 }
 
 impl UblkTarget {
@@ -167,13 +168,13 @@ impl UblkTarget {
             Found::Added(info) => info,
             Found::Left(info) => {
                 log::info!(target: "ublk", "/dev/ublkb{}: it was left by a process that was killed", disk.number);
-                return self.recover_left(state, mailboxes, &info, descriptor, &shape);
+                return self.recover_left(state, mailboxes, &info, descriptor, shape);
             }
         };
         let served = state.serve(mailboxes, &info, &descriptor, &shape);
         let device = UblkDevice::of(&info);
         match served.and_then(|()| state.driver.start(device)) {
-            Ok(()) => Ok(self.insert(&info, descriptor)),
+            Ok(()) => Ok(self.insert(&info, descriptor, &shape)),
             Err(error) => {
                 if let Err(error) = state.remove(mailboxes, device) {
                     log::warn!(target: "ublk", "/dev/ublkb{}: {error}", info.device);
@@ -196,7 +197,7 @@ impl UblkTarget {
         if DeviceState::from_number(info.state) == Some(DeviceState::Dead) {
             return Err(UblkError::NotFound(number));
         }
-        self.recover_left(state, mailboxes, &info, descriptor, &shape)
+        self.recover_left(state, mailboxes, &info, descriptor, shape)
     }
 
     fn recover_left(
@@ -205,12 +206,12 @@ impl UblkTarget {
         mailboxes: &CoreMailboxes<UblkMessage>,
         info: &DeviceInfo,
         descriptor: Arc<Descriptor>,
-        shape: &DiskShape,
+        mut shape: DiskShape,
     ) -> Result<u32, UblkError> {
-        state.driver.begin_recovery(info, shape)?;
-        state.serve(mailboxes, info, &descriptor, shape)?;
+        state.driver.begin_recovery(info, &mut shape)?;
+        state.serve(mailboxes, info, &descriptor, &shape)?;
         state.driver.end_recovery(UblkDevice::of(info))?;
-        Ok(self.insert(info, descriptor))
+        Ok(self.insert(info, descriptor, &shape))
     }
 
     /// Removes a disk. Its requests complete first.
@@ -227,6 +228,11 @@ impl UblkTarget {
     /// The disks, by number.
     pub fn disks(&self) -> Vec<UblkDisk> {
         sync::lock(&self.0.disks).values().map(|served| served.disk.clone()).collect()
+    }
+
+    /// Whether reads and writes of a disk are operations on the kernel's own pages, without a copy.
+    pub fn uses_pages(&self, number: u32) -> bool {
+        sync::lock(&self.0.disks).get(&number).is_some_and(|served| served.uses_pages)
     }
 
     /// The CPU mask that the target was created with, if it was created.
@@ -288,7 +294,7 @@ impl UblkTarget {
         Ok((Arc::new(descriptor), shape))
     }
 
-    fn insert(&self, info: &DeviceInfo, descriptor: Arc<Descriptor>) -> u32 {
+    fn insert(&self, info: &DeviceInfo, descriptor: Arc<Descriptor>, shape: &DiskShape) -> u32 {
         let disk = UblkDisk {
             number: info.device,
             bdev_name: descriptor.device().name().to_string(),
@@ -299,7 +305,7 @@ impl UblkTarget {
         let device = descriptor.device().clone();
         let removed = {
             let mut disks = sync::lock(&self.0.disks);
-            disks.insert(info.device, ServedDisk { disk, descriptor });
+            disks.insert(info.device, ServedDisk { disk, descriptor, uses_pages: shape.uses_pages(info) });
             device.is_removed()
         };
         if removed {

@@ -9,4 +9,6 @@ IOMMU = Machine(
 PLAIN = Machine(nvme=(Nvme(), Nvme(mib=16, port="port0")), hugepages=16)
 # With kernel 6.12.
 IOMMUFD = Machine(nvme=(Nvme(), Nvme()), iommu=True, hugepages=16, vfio=True)
+# With the newest kernel.
+NEWEST = Machine(nvme=(Nvme(),), newest=True)
 NO_IOMMU = Machine(nvme=(Nvme(),), hugepages=16, vfio=True)

@@ -4,7 +4,7 @@ import json
 
 from harness.case import case
 
-from .machines import NO_IOMMU
+from .machines import NEWEST, NO_IOMMU
 
 SOCKET = "/tmp/ublk.rpc"
 # Writes of the slow disk that show that a load is running.
@@ -257,3 +257,49 @@ def ublk_user(bench):
     guest.check("chmod 600 /dev/ublk-control; kill $(cat /tmp/uevent.pid)")
     rules.wait(30)
     guest.check("rm /tmp/ublk.disk /tmp/ublk.json /tmp/ublk.rule /tmp/bytes")
+
+
+@case("ublk-pages", on=("ringbolt",), machine=NEWEST, seconds=60)
+def ublk_pages(bench):
+    """Reads and writes of a disk are operations on the kernel's own pages where bdev and kernel can: no copy, verified."""
+    guest = bench.guest
+    guest.check("[ -e /dev/ublk-control ] || { echo 'no module ublk_drv'; exit 1; }")
+    guest.check("truncate -s 64M /tmp/ublk.disk && cat /proc/version")
+    serve = Serve(guest)
+    serve.rpc("bdev_uring_create", "name=File", "filename=/tmp/ublk.disk", "block_size=4096")
+    serve.rpc("bdev_uring_create", "name=Disk", "filename=/dev/nvme0n1")
+    serve.rpc("bdev_malloc_create", "name=Malloc0", "num_blocks=32768", "block_size=512")
+    serve.rpc("ublk_create_target")
+    for number, name in enumerate(("File", "Disk", "Malloc0")):
+        assert serve.rpc("ublk_start_disk", f"bdev_name={name}", f"ublk_id={number}", "num_queues=2") == number
+    disks = {disk["bdev_name"]: disk.get("registered_pages", False) for disk in serve.rpc("ublk_get_disks")}
+    assert disks == {"File": True, "Disk": True, "Malloc0": False}, disks
+    for number in range(3):
+        verify = f"fio --name=verify --filename=/dev/ublkb{number} --rw=randwrite {FIO.replace('4k-64k', '4k-1m')}"
+        guest.check(f"{verify} --size=16m --output=/tmp/fio", 120)
+    # What is written through the disk is in the file, and the reverse.
+    guest.check("dd if=/dev/urandom of=/tmp/bytes bs=1M count=4 status=none")
+    guest.check("dd if=/tmp/bytes of=/dev/ublkb0 oflag=direct bs=1M status=none && cmp -n 4194304 /tmp/bytes /tmp/ublk.disk")
+    guest.check("dd if=/tmp/bytes of=/tmp/ublk.disk conv=notrunc seek=8 bs=1M status=none")
+    guest.check("dd if=/dev/ublkb0 iflag=direct skip=8 bs=1M count=4 status=none | cmp - /tmp/bytes")
+    # A killed server's disk is recovered, and by a bdev that takes no pages too: they are copied then.
+    guest.check("mkfs.ext4 -q /dev/ublkb1 && mkdir -p /tmp/ublk && mount /dev/ublkb1 /tmp/ublk", 60)
+    load = guest.spawn(f"fio --name=load --directory=/tmp/ublk --rw=randwrite --size=8m --numjobs=2 --fsync=8 {FIO} --loops=3")
+    first = writes(serve, "Disk")
+    guest.wait(lambda: writes(serve, "Disk") >= first + LOAD_WRITES, 60, f"{LOAD_WRITES} writes", poll=0.1)
+    serve.kill()
+    serve = Serve(guest)
+    serve.rpc("bdev_uring_create", "name=Disk", "filename=/dev/nvme0n1")
+    serve.rpc("bdev_uring_create", "name=Base", "filename=/tmp/ublk.disk", "block_size=4096")
+    serve.rpc("bdev_passthru_create", "name=File", "base_bdev_name=Base")
+    serve.rpc("ublk_create_target")
+    serve.rpc("ublk_recover_disk", "bdev_name=Disk", "ublk_id=1")
+    serve.rpc("ublk_recover_disk", "bdev_name=File", "ublk_id=0")
+    disks = {disk["bdev_name"]: disk.get("registered_pages", False) for disk in serve.rpc("ublk_get_disks")}
+    assert disks == {"Disk": True, "File": False}, disks
+    load.check(240)
+    guest.check("umount /tmp/ublk && fsck.ext4 -fn /dev/ublkb1", 60)
+    guest.check("dd if=/dev/ublkb0 iflag=direct skip=8 bs=1M count=4 status=none | cmp - /tmp/bytes")
+    guest.check("kill -TERM $(cat /tmp/ublk.pid)")
+    assert serve.job.wait(60).rc == 0, serve.job.out
+    guest.check("rm /tmp/ublk.disk /tmp/bytes")

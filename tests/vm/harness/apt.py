@@ -13,6 +13,8 @@ import subprocess
 from . import Unavailable
 
 OS_RELEASE = "/etc/os-release"
+# The release whose backports have the newest kernel and QEMU, by distribution.
+NEXT_RELEASES = {"debian": "trixie"}
 
 
 def os_release():
@@ -87,6 +89,19 @@ class Archive:
         if not self.sources:
             raise Unavailable(f"/etc/apt names no package source of {own or 'this distribution'}")
         self.prepare()
+
+    @classmethod
+    def backports(cls, directory):
+        """The backports to the next release, which have the newest kernel, and nothing else."""
+        archive = cls(directory)
+        release = NEXT_RELEASES.get(archive.distribution)
+        if release is None:
+            raise Unavailable(f"no backports to a newer release of {archive.distribution} are known")
+        archive = cls(directory, release)
+        main = next((entry for entry in archive.sources if "-security" not in entry["Suites"]), archive.sources[0])
+        archive.sources = [{**main, "Suites": f"{release}-backports"}]
+        archive.prepare()
+        return archive
 
     def prepare(self):
         """Writes apt's configuration and state; call it again after a change of `sources`."""

@@ -246,14 +246,14 @@ def load_order(wanted, paths, builtin, info_of):
 
 class Image:
     """A kernel and an initramfs, built once and cached; with `vfio`, a kernel with rebuilt VFIO modules (see
-    `modules`)."""
+    `modules`), with `newest`, that of the backports to the next release."""
 
-    def __init__(self, cache, release=None, refresh=False, vfio=False):
+    def __init__(self, cache, release=None, refresh=False, vfio=False, newest=False):
         recipe = hashlib.sha256(repr([PACKAGES, PROGRAMS, FILES, MODULES, OPTIONAL_MODULES, PARAMETERS]).encode())
         for path in sorted(glob.glob(GUEST + "/*")) + [f"{HERE}/{name}.py" for name in ("image", "elf", "modules")]:
             recipe.update(read(path))
-        self.vfio = vfio
-        self.folder = f"{cache}/{release or 'own'}{'-vfio' * vfio}"
+        self.vfio, self.newest = vfio, newest
+        self.folder = f"{cache}/{release or 'own'}{'-vfio' * vfio}{'-newest' * newest}"
         os.makedirs(self.folder, exist_ok=True)
         with open(f"{self.folder}/lock", "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -291,16 +291,19 @@ class Image:
                 remove(older)
             self.packages.unpack(self.packages.closure(PACKAGES), programs)
         if not os.path.exists(kernel):
+            packages = Archive.backports(f"{self.folder}/apt-kernel") if self.newest else self.packages
+            if self.newest:
+                packages.update()
             todo, names = [KERNELS.get(self.packages.distribution, KERNELS["debian"])], []
             if self.vfio:
                 todo = [VFIO_KERNEL]
             while todo:
-                wanted = r"linux-(image|binary|modules|modules-extra)-\d"
-                more = [n for n in self.packages.depends(todo.pop()) if re.match(wanted, n) and n not in names]
+                wanted = r"linux-(base|image|binary|modules|modules-extra)-\d"
+                more = [n for n in packages.depends(todo.pop()) if re.match(wanted, n) and n not in names]
                 todo, names = todo + more, names + more
             if not names:
                 raise Unavailable("this release's kernel package depends on no image package")
-            self.packages.unpack(names, kernel)
+            packages.unpack(names, kernel)
 
     def _build(self):
         """Writes the kernel and the initramfs; -> the kernel's version."""

@@ -14,13 +14,11 @@ import stat
 import subprocess
 
 from . import Unavailable
-from .apt import Archive
+from .apt import NEXT_RELEASES, Archive
 
 DEVICE = "vfio-user-pci"
 PACKAGE = "qemu-system-x86"
 PROGRAM = "qemu-system-x86_64"
-# The release whose backports have a new enough QEMU, by distribution.
-RELEASES = {"debian": "trixie"}
 # Packages needed only for maintainer scripts, and unused boot images.
 SKIPPED = re.compile(r"^(adduser|passwd|login|debconf|base-passwd|ipxe)")
 
@@ -63,7 +61,7 @@ def with_vfio_user(cache):
 def fetch(folder, launcher):
     """Downloads and unpacks a newer QEMU with its dependencies."""
     archive = Archive(os.path.join(folder, "apt"))
-    release = RELEASES.get(archive.distribution)
+    release = NEXT_RELEASES.get(archive.distribution)
     if release is None:
         raise Unavailable(f"this machine's QEMU has no {DEVICE} (available since 10.1)")
     archive = Archive(os.path.join(folder, "apt"), release)

@@ -135,7 +135,27 @@ bitflags::bitflags! {
         const NO_UNMAP = 1 << 15;
         /// The request is of swap space.
         const SWAP = 1 << 16;
+        /// The pages of the request could not be registered ([`AutoBufferRegistration::fallback`]).
+        const NEED_REGISTRATION = 1 << 17;
         const _ = !0;
+    }
+}
+
+/// Where the driver registers the pages of the next request of a tag (`ublk_auto_buf_reg`), for a device with
+/// [`Features::AUTO_BUF_REG`](crate::Features::AUTO_BUF_REG). It is the address of the io_uring entry of a command, not
+/// [`IoCommand::address`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AutoBufferRegistration {
+    /// Index among the registered buffers of the io_uring that the command is sent by.
+    pub index: u16,
+    /// Deliver a request whose pages cannot be registered with [`IoFlags::NEED_REGISTRATION`]; it fails otherwise.
+    pub fallback: bool,
+}
+
+impl AutoBufferRegistration {
+    /// The address of the entry (`ublk_auto_buf_reg_to_sqe_addr`).
+    pub const fn to_entry_address(self) -> u64 {
+        self.index as u64 | (self.fallback as u64) << 16
     }
 }
 
@@ -196,6 +216,12 @@ mod tests {
         let bytes = [0x02, 0, 0x11, 0, 0xfb, 0xff, 0xff, 0xff, 0x00, 0x20, 0, 0, 0, 0x7f, 0, 0];
         assert_eq!(command.to_bytes(), bytes);
         assert_eq!(IoCommand::decode(&bytes).unwrap(), command);
+    }
+
+    #[test]
+    fn the_address_of_an_entry_has_index_and_fallback() {
+        let address = |index, fallback| AutoBufferRegistration { index, fallback }.to_entry_address();
+        assert_eq!((address(0x1234, false), address(0xffff, true)), (0x1234, 0x1_ffff));
     }
 
     #[test]

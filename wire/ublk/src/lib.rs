@@ -28,8 +28,8 @@ mod parameters;
 pub use codec::DecodeError;
 pub use control::{ControlCommand, ControlRequest, DeviceInfo, DeviceState, Features};
 pub use io::{
-    IO_BYTES_MAX, IoCommand, IoDescriptor, IoFlags, IoRequest, NEED_GET_DATA, Operation, data_offset,
-    descriptors_bytes, descriptors_offset,
+    AutoBufferRegistration, IO_BYTES_MAX, IoCommand, IoDescriptor, IoFlags, IoRequest, NEED_GET_DATA,
+    Operation, data_offset, descriptors_bytes, descriptors_offset,
 };
 pub use parameters::{Attributes, BasicParameters, DiscardParameters, Parameters};
 

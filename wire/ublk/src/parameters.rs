@@ -67,19 +67,25 @@ pub struct Parameters {
     pub basic: BasicParameters,
     /// Limits of discards and of zeroes, for a device that has them.
     pub discard: Option<DiscardParameters>,
+    /// Mask of the bits of memory addresses that are 0 in requests (`ublk_param_dma_align`, Linux 6.15), if it is not the
+    /// driver's 3.
+    pub alignment_mask: Option<u32>,
 }
 
 impl Parameters {
     /// Bytes of the structure.
-    pub const SIZE: usize = DISCARD_OFFSET + DiscardParameters::SIZE;
+    pub const SIZE: usize = ALIGNMENT_OFFSET + 8;
+    /// Bytes of the structure of servers that set no alignment.
+    const SIZE_MIN: usize = DISCARD_OFFSET + DiscardParameters::SIZE;
 
     /// Decodes the structure, as the driver returns it.
     ///
     /// # Errors
-    /// `from`, or the length in it, is shorter than [`SIZE`](Self::SIZE), or there are no basic parameters.
+    /// `from` is shorter than [`SIZE`](Self::SIZE), the length in it than those without an alignment, or there are no basic
+    /// parameters.
     pub fn decode(from: &[u8]) -> Result<Parameters, DecodeError> {
         let header = Header::decode(from)?;
-        if (header.length as usize) < Parameters::SIZE {
+        if (header.length as usize) < Parameters::SIZE_MIN {
             return Err(DecodeError::value("length of the parameters", 0, header.length.into()));
         }
         if from.len() < Parameters::SIZE {
@@ -91,17 +97,26 @@ impl Parameters {
         let basic = BasicParameters::decode(&from[Header::SIZE..])?;
         let has_discard = header.types & TYPE_DISCARD != 0;
         let discard = has_discard.then(|| DiscardParameters::decode(&from[DISCARD_OFFSET..])).transpose()?;
-        Ok(Parameters { basic, discard })
+        let has_alignment =
+            header.types & TYPE_DMA_ALIGNMENT != 0 && header.length as usize >= Parameters::SIZE;
+        let alignment = || u32::from_le_bytes(std::array::from_fn(|index| from[ALIGNMENT_OFFSET + index]));
+        Ok(Parameters { basic, discard, alignment_mask: has_alignment.then(alignment) })
     }
 
     /// Encodes the structure, its length included.
     pub fn to_bytes(&self) -> [u8; Parameters::SIZE] {
-        let types = TYPE_BASIC | if self.discard.is_some() { TYPE_DISCARD } else { 0 };
+        let of = |is_there: bool, kind: u32| if is_there { kind } else { 0 };
+        let types = TYPE_BASIC
+            | of(self.discard.is_some(), TYPE_DISCARD)
+            | of(self.alignment_mask.is_some(), TYPE_DMA_ALIGNMENT);
         let mut bytes = [0; Parameters::SIZE];
         bytes[..Header::SIZE].copy_from_slice(&Header { length: Parameters::SIZE as u32, types }.to_bytes());
         bytes[Header::SIZE..DISCARD_OFFSET].copy_from_slice(&self.basic.to_bytes());
         if let Some(discard) = self.discard {
-            bytes[DISCARD_OFFSET..].copy_from_slice(&discard.to_bytes());
+            bytes[DISCARD_OFFSET..Parameters::SIZE_MIN].copy_from_slice(&discard.to_bytes());
+        }
+        if let Some(mask) = self.alignment_mask {
+            bytes[ALIGNMENT_OFFSET..ALIGNMENT_OFFSET + 4].copy_from_slice(&mask.to_le_bytes());
         }
         bytes
     }
@@ -119,7 +134,10 @@ codec::fields! {
 
 const TYPE_BASIC: u32 = 1 << 0;
 const TYPE_DISCARD: u32 = 1 << 1;
+const TYPE_DMA_ALIGNMENT: u32 = 1 << 4;
 const DISCARD_OFFSET: usize = Header::SIZE + BasicParameters::SIZE;
+/// Numbers of the devices (16 bytes) and parameters of zones (32) are before it.
+const ALIGNMENT_OFFSET: usize = DISCARD_OFFSET + DiscardParameters::SIZE + 16 + 32;
 
 #[cfg(test)]
 mod tests {
@@ -127,12 +145,24 @@ mod tests {
 
     use super::*;
 
-    /// The bytes of a C program that filled the structure of `linux/ublk_cmd.h`.
-    const GOLDEN: [u8; Parameters::SIZE] = [
-        0x3c, 0, 0, 0, 0x03, 0, 0, 0, 0x0c, 0, 0, 0, 0x09, 0x0c, 0x10, 0x0d, 0, 0x08, 0, 0, 0, 0x01, 0, 0, 0,
+    /// The bytes of a C program that filled the structure of `linux/ublk_cmd.h` of Linux 6.1, and what later kernels define:
+    /// the length of a structure with an alignment, its type and its place.
+    const GOLDEN: [u8; Parameters::SIZE] = with_alignment([
+        0x74, 0, 0, 0, 0x13, 0, 0, 0, 0x0c, 0, 0, 0, 0x09, 0x0c, 0x10, 0x0d, 0, 0x08, 0, 0, 0, 0x01, 0, 0, 0,
         0, 0x20, 0, 0, 0, 0, 0, 0xff, 0x0f, 0, 0, 0, 0, 0, 0, 0, 0x02, 0, 0, 0, 0x10, 0, 0, 0, 0, 0x01, 0, 0,
         0x80, 0, 0, 0x01, 0, 0, 0,
-    ];
+    ]);
+
+    const fn with_alignment(bytes: [u8; Parameters::SIZE_MIN]) -> [u8; Parameters::SIZE] {
+        let mut all = [0; Parameters::SIZE];
+        let mut index = 0;
+        while index < bytes.len() {
+            all[index] = bytes[index];
+            index += 1;
+        }
+        (all[108], all[109]) = (0xff, 0x01);
+        all
+    }
 
     #[test]
     fn parameters_have_the_bytes_of_the_kernel_header() {
@@ -155,9 +185,13 @@ mod tests {
             discard_segments_max: 1,
             reserved: 0,
         };
-        let parameters = Parameters { basic, discard: Some(discard) };
+        let parameters = Parameters { basic, discard: Some(discard), alignment_mask: Some(511) };
         assert_eq!(parameters.to_bytes(), GOLDEN);
         assert_eq!(Parameters::decode(&GOLDEN).unwrap(), parameters);
+        // Of a server that has set no alignment.
+        let mut shorter = GOLDEN;
+        shorter[0] = Parameters::SIZE_MIN as u8;
+        assert_eq!(Parameters::decode(&shorter).unwrap(), Parameters { alignment_mask: None, ..parameters });
     }
 
     #[test]
@@ -173,11 +207,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_decodes_round_trips(rest: [u8; 32], more: [u8; 20], types in 0_u8..8) {
+        fn what_decodes_round_trips(rest: [u8; 32], more: [u8; 20], alignment: [u8; 4], types in 0_u8..32) {
             let mut bytes = GOLDEN;
             bytes[4] = types;
             bytes[Header::SIZE..DISCARD_OFFSET].copy_from_slice(&rest);
-            bytes[DISCARD_OFFSET..].copy_from_slice(&more);
+            bytes[DISCARD_OFFSET..Parameters::SIZE_MIN].copy_from_slice(&more);
+            bytes[ALIGNMENT_OFFSET..ALIGNMENT_OFFSET + 4].copy_from_slice(&alignment);
             match Parameters::decode(&bytes) {
                 Ok(parameters) => prop_assert_eq!(Parameters::decode(&parameters.to_bytes()).unwrap(), parameters),
                 Err(_) => prop_assert_eq!(types & 1, 0),
@@ -185,7 +220,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_decode_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+        fn any_bytes_decode_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..150)) {
             let _ = Parameters::decode(&bytes);
         }
     }

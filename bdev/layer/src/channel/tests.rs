@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use block_io::{Channel as _, Op, Payload, RequestFlags, Status, Tag};
+use block_io::{Channel as _, Op, Payload, RegisteredPages, RequestFlags, Status, Tag};
 
 use crate::fair_queue::FLOW_QUEUED_MAX;
 use crate::{
@@ -25,6 +25,7 @@ struct Scripted {
     /// Maximum number of requests that the module accepts.
     room: u32,
     resets: bool,
+    takes_registered: bool,
     closed: AtomicU32,
 }
 
@@ -45,6 +46,7 @@ impl Scripted {
             depth,
             room: u32::MAX,
             resets: false,
+            takes_registered: false,
             closed: AtomicU32::new(0),
         }
     }
@@ -73,6 +75,10 @@ impl Bdev for Scripted {
         SUBMITTED.set(Some(Rc::clone(&submitted)));
         COMPLETED.set(Some(Rc::clone(&completed)));
         Ok(Box::new(ScriptedChannel { submitted, completed, room: self.room as usize }))
+    }
+
+    fn takes_registered_pages(&self) -> bool {
+        self.takes_registered
     }
 
     fn depth(&self) -> u32 {
@@ -184,6 +190,40 @@ fn invalid_requests_fail_and_never_reach_the_module() {
     }
     let stats = harness.channel.device().stats();
     assert_eq!((stats.errors(), stats.op(Op::WriteZeroes).ops, stats.op(Op::Unmap).errors), (8, 1, 1));
+}
+
+#[test]
+fn registered_pages_reach_a_module_that_takes_them_alone() {
+    let request = |op, lba, blocks, bytes| {
+        let pages = RegisteredPages { index: 1024, bytes };
+        Request::with_payload(Tag(1), op, lba, blocks, Payload::Registered(pages))
+    };
+    let mut harness = ChannelHarness::new(Scripted::new(64), Access::ReadWrite);
+    for op in [Op::Read, Op::Write] {
+        let status = harness.status_of(request(op, 0, 8, 4096));
+        assert!(status.same_code(Status::DATA_SGL_LENGTH_INVALID), "{status}");
+    }
+    let taking = Scripted { takes_registered: true, ..Scripted::new(64) };
+    let mut harness = ChannelHarness::new(taking, Access::ReadWrite);
+    for op in [Op::Read, Op::Write] {
+        assert_eq!(harness.status_of(request(op, 992, 8, 4096)), Status::SUCCESS);
+    }
+    let table = [
+        (request(Op::Read, 0, 8, 4095), Status::DATA_SGL_LENGTH_INVALID),
+        (request(Op::Write, 0, 8, 8192), Status::DATA_SGL_LENGTH_INVALID),
+        (request(Op::Read, 993, 8, 4096), Status::LBA_OUT_OF_RANGE),
+        (request(Op::Read, 0, 0, 0), Status::INVALID_FIELD),
+        (request(Op::Compare, 0, 8, 4096), Status::DATA_SGL_LENGTH_INVALID),
+    ];
+    for (request, expected) in table {
+        let text = format!("{request:?}");
+        let status = harness.status_of(request);
+        assert!(status.same_code(expected), "{text}: {status}");
+    }
+    let mut harness =
+        ChannelHarness::new(Scripted { takes_registered: true, ..Scripted::new(64) }, Access::ReadOnly);
+    let status = harness.status_of(request(Op::Write, 0, 8, 4096));
+    assert!(status.same_code(Status::NAMESPACE_WRITE_PROTECTED), "{status}");
 }
 
 #[test]

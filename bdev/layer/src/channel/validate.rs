@@ -14,6 +14,8 @@ pub(super) struct RequestLimits {
     pub(super) allowed_ops: u16,
     /// The device has a rate limit, or its queue depth is sampled.
     pub(super) is_watched: bool,
+    /// The module takes [`Payload::Registered`].
+    pub(super) takes_registered: bool,
     pub(super) io: IoLimits,
 }
 
@@ -161,6 +163,13 @@ impl RequestLimits {
                     && length > 0
                     && (op != Op::Read || data.is_writable())
                     && self.io.allow(request, data)
+            }
+            Payload::Registered(pages) => {
+                self.takes_registered
+                    && matches!(op, Op::Read | Op::Write)
+                    && end <= self.blocks
+                    && u64::from(pages.bytes) == length * self.block_size
+                    && length > 0
             }
             Payload::Data(_) | Payload::None => {
                 !op.has_range() || (!op.has_data() && end <= self.blocks && length > 0)

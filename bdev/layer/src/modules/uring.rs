@@ -315,6 +315,12 @@ impl Bdev for UringBdev {
         }
     }
 
+    /// A ring of its own does not have the buffers of the core's.
+    fn takes_registered_pages(&self) -> bool {
+        let UringPolling { iopoll, sqpoll, .. } = self.config.polling;
+        self.passthrough.is_none() && !iopoll && !sqpoll
+    }
+
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
         let file =
             self.shared.seeker.file().ok_or_else(|| BdevError::Removed { name: self.config.name.clone() })?;

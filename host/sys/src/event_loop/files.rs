@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use block_io::RegisteredPages;
 use dma::Data;
 use slots::Slot;
 
@@ -77,7 +78,10 @@ impl EventClient {
     /// 6.13, an operation on a registered file, such as a fetch that waits for a request, keeps the kernel from closing
     /// every registered file that is removed after the operation was submitted.
     pub fn add_ublk_queue(&self, queue: UblkQueueFile) -> io::Result<FileId> {
-        let (file, map) = queue.into_parts();
+        let (file, mut map) = queue.into_parts();
+        if map.registers {
+            map.pages = self.inner.borrow_mut().pages.take(map.depth());
+        }
         self.insert_file(file, Some(Box::new(map)))
     }
 
@@ -98,8 +102,13 @@ impl EventClient {
 
     /// Closes a file. Operations on it must have completed.
     pub fn remove_file(&self, file: FileId) {
-        let mut inner = self.inner.borrow_mut();
-        if inner.files.remove(file.0).is_some_and(|removed| removed.registered)
+        let mut guard = self.inner.borrow_mut();
+        let inner = &mut *guard;
+        let Some(removed) = inner.files.remove(file.0) else { return };
+        if let Some(pages) = removed.ublk.and_then(|map| map.pages) {
+            inner.pages.give_back(pages);
+        }
+        if removed.registered
             && let BackendState::Uring(uring) = &mut inner.backend
         {
             uring.unregister_file(file.0.index());
@@ -168,6 +177,48 @@ impl EventClient {
             offset,
             length,
             memory,
+            user_data: slot.to_bits(),
+        });
+        Ok(())
+    }
+
+    /// As [`submit_operation`](Self::submit_operation), for a read or write of a registered file from or to the pages of a
+    /// ublk request, from the byte that is given with them. They are the kernel's: nothing is copied here.
+    ///
+    /// # Panics
+    /// If the operation is neither a read nor a write, or the index is not one of a [queue](Self::add_ublk_queue).
+    pub fn submit_registered(
+        &self,
+        file: FileId,
+        operation: FileOperation,
+        offset: u64,
+        length: u64,
+        (pages, start): (RegisteredPages, u32),
+        tag: u64,
+    ) -> Result<(), RejectedOperation> {
+        assert!(matches!(operation, FileOperation::Read | FileOperation::Write(_)), "{operation:?} of pages");
+        assert!(super::pages::contains(pages.index), "buffer {} is not of a queue", pages.index);
+        let mut guard = self.inner.borrow_mut();
+        let inner = &mut *guard;
+        let rejected = |reason| RejectedOperation { reason, data: None };
+        let Some(LoopFile { fd, registered, .. }) = inner.files.get(file.0) else {
+            return Err(rejected(io::ErrorKind::NotFound));
+        };
+        let BackendState::Uring(uring) = &mut inner.backend else {
+            return Err(rejected(io::ErrorKind::Unsupported));
+        };
+        let pending = PendingOperation::Operation { client: self.id, tag, data: None, vectors: None };
+        let Ok(slot) = inner.pending.insert(pending) else {
+            return Err(rejected(io::ErrorKind::WouldBlock));
+        };
+        inner.operations_in_flight += 1;
+        uring.operate(OperationParameters {
+            file: registered.then_some(file.0.index()),
+            fd: fd.as_raw_fd(),
+            operation,
+            offset,
+            length,
+            memory: OperationMemory::Registered(pages.index, start),
             user_data: slot.to_bits(),
         });
         Ok(())

@@ -3,8 +3,9 @@
 use std::io;
 use std::os::fd::AsRawFd;
 
+use block_io::RegisteredPages;
 use dma::Data;
-use wire_ublk::{IoCommand, IoDescriptor, IoRequest, SECTOR_BYTES};
+use wire_ublk::{IoCommand, IoDescriptor, IoFlags, IoRequest, SECTOR_BYTES};
 
 use super::{BackendState, EventClient, FileId, PendingOperation, RejectedOperation};
 use crate::ublk_queue::{UblkDataPath, UblkQueueMap};
@@ -35,6 +36,22 @@ impl EventClient {
         let inner = self.inner.borrow();
         let map = inner.files.get(file.0).and_then(|file| file.ublk.as_deref());
         map.expect("the file is a queue of a ublk disk").descriptor(tag)
+    }
+
+    /// The pages of the request of `tag`, if the driver has registered them.
+    ///
+    /// # Panics
+    /// As [`ublk_request`](Self::ublk_request).
+    #[inline]
+    pub fn ublk_pages(&self, file: FileId, tag: u16) -> Option<RegisteredPages> {
+        let inner = self.inner.borrow();
+        let map = inner.files.get(file.0).and_then(|file| file.ublk.as_deref());
+        let map = map.expect("the file is a queue of a ublk disk");
+        let first = map.pages?;
+        let descriptor = map.descriptor(tag);
+        let is_registered = !descriptor.flags().contains(IoFlags::NEED_REGISTRATION);
+        let bytes = descriptor.sectors.checked_mul(SECTOR_BYTES as u32)?;
+        is_registered.then_some(RegisteredPages { index: first.start + tag, bytes })
     }
 
     /// Queues a command to a queue of a ublk disk. The [`EventCompletion`](super::EventCompletion) with `tag` has the
@@ -80,7 +97,8 @@ impl EventClient {
         };
         let UblkCommand { request, tag: index, result } = command;
         let encoded = IoCommand { queue: map.queue, tag: index, result, address };
-        uring.ublk(fd, request, encoded, insert(tag, with_command));
+        let pages = map.registration(index);
+        uring.ublk(fd, request, encoded, pages, insert(tag, with_command));
         if after.is_some() {
             // The kernel starts operations in their order, and the driver copies the data of a read when it starts the
             // command, which waits for the next request only then. So the data is free when this is started.

@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use dma::Buffer;
 use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue};
-use wire_ublk::{IoCommand, IoRequest};
+use wire_ublk::{AutoBufferRegistration, IoCommand, IoRequest};
 
 use super::buffer_group::BufferGroup;
 use super::transfers::SendOperation;
@@ -16,7 +16,9 @@ use crate::sqe::{self, SqeFile, SqeMemory};
 /// Maximum number of open files on one core.
 pub(super) const FILES_MAX: u32 = 1024;
 /// Maximum number of registered buffer chunks: 2 GiB of memory.
-const BUFFERS_MAX: u32 = 1024;
+pub(super) const BUFFERS_MAX: u32 = 1024;
+/// Registered buffers after these for the pages of ublk requests: as many as a core serves at a time.
+pub(super) const PAGES_MAX: u32 = 2048;
 /// Flag of a zero-copy send: its notification reports whether data was copied (`IORING_SEND_ZC_REPORT_USAGE`).
 const ZC_REPORT_USAGE: u16 = 1 << 3;
 
@@ -55,6 +57,8 @@ pub(super) enum OperationMemory<'a> {
     Buffer(&'a Buffer, usize),
     /// The address and number of vectors.
     Vectors(*const libc::iovec, u32),
+    /// The bytes from an offset of a registered buffer of the kernel's pages.
+    Registered(u16, u32),
 }
 
 impl UringBackend {
@@ -67,7 +71,7 @@ impl UringBackend {
         builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
         let ring = builder.build(entries)?;
         let files_registered = ring.submitter().register_files_sparse(FILES_MAX).is_ok();
-        let buffers = ring.submitter().register_buffers_sparse(BUFFERS_MAX).is_ok();
+        let buffers = ring.submitter().register_buffers_sparse(BUFFERS_MAX + PAGES_MAX).is_ok();
         let initial = if buffers { ChunkRegistration::NotTried } else { ChunkRegistration::Failed };
         let chunk_registrations = vec![initial; BUFFERS_MAX as usize];
         let mut probe = Probe::new();
@@ -134,6 +138,12 @@ impl UringBackend {
                 registered: request.file.filter(|_| !is_atomic).and_then(|_| self.registered_index(buffer)),
             },
             OperationMemory::Vectors(address, count) => SqeMemory::Vectors(address, count),
+            // The addresses of such a buffer begin at 0.
+            OperationMemory::Registered(index, start) => SqeMemory::Contiguous {
+                start: std::ptr::without_provenance_mut(start as usize),
+                bytes: length as u32,
+                registered: Some(index),
+            },
             // Of a read or write of no bytes at all.
             OperationMemory::None => {
                 SqeMemory::Contiguous { start: std::ptr::null_mut(), bytes: length as u32, registered: None }
@@ -163,8 +173,17 @@ impl UringBackend {
     }
 
     /// Submits a command to the character device of a ublk disk; a slot owns the memory at its address.
-    pub(super) fn ublk(&mut self, fd: RawFd, request: IoRequest, command: IoCommand, user_data: u64) {
-        self.push(sqe::ublk(SqeFile::Descriptor(fd), request, command).user_data(user_data));
+    /// With `pages`, the pages of the next request of the tag are registered.
+    pub(super) fn ublk(
+        &mut self,
+        fd: RawFd,
+        request: IoRequest,
+        command: IoCommand,
+        pages: Option<AutoBufferRegistration>,
+        user_data: u64,
+    ) {
+        let address = pages.map_or(0, AutoBufferRegistration::to_entry_address);
+        self.push(sqe::ublk(SqeFile::Descriptor(fd), request, command, address).user_data(user_data));
     }
 
     /// Submits an operation that does nothing: it completes when the kernel has started those before it.

@@ -129,6 +129,32 @@ fn a_driver_that_copies_is_given_memory_for_a_write_and_the_data_of_a_read() {
 }
 
 #[test]
+fn pages_that_the_driver_has_registered_go_to_the_device_as_they_are() {
+    let mut bench = Bench::new(2, 4);
+    for operation in [Operation::Write, Operation::Read] {
+        let pages = RegisteredPages { index: 1025, bytes: 4096 };
+        bench.queue.on_pages(1, pages, &descriptor(operation, 8), &bench.pool, &mut bench.actions);
+        let QueueAction::Submit(request) = bench.action() else { panic!("no request") };
+        let Payload::Registered(of) = request.payload else { panic!("{request:?}") };
+        assert_eq!((of, request.blocks, bench.queue.buffered_bytes), (pages, 8, 0));
+        bench.queue.on_completed(request.complete(Status::SUCCESS), &mut bench.actions);
+        assert_eq!(bench.committed(), (1, 4096));
+        bench.queue.on_pages(1, pages, &descriptor(operation, 8), &bench.pool, &mut bench.actions);
+        bench.complete(Status::LBA_OUT_OF_RANGE);
+        assert_eq!(bench.committed(), (1, -Status::LBA_OUT_OF_RANGE.to_errno().0));
+    }
+    // A request without data, one that is refused, and pages that are not those of the descriptor.
+    let pages = RegisteredPages { index: 1025, bytes: 512 };
+    bench.queue.on_pages(1, pages, &descriptor(Operation::Flush, 0), &bench.pool, &mut bench.actions);
+    bench.complete(Status::SUCCESS);
+    assert_eq!(bench.committed(), (1, 0));
+    bench.queue.on_pages(1, pages, &descriptor(Operation::Read, 0), &bench.pool, &mut bench.actions);
+    assert_eq!(bench.committed(), (1, -EINVAL));
+    bench.queue.on_pages(1, pages, &descriptor(Operation::Write, 8), &bench.pool, &mut bench.actions);
+    assert!(matches!(bench.action(), QueueAction::CopyIn { bytes: 4096, .. }));
+}
+
+#[test]
 fn a_read_that_fails_is_committed_without_data() {
     let mut bench = Bench::with_path(1, 4, UblkDataPath::GetData);
     bench.fetched(0, Operation::Read, 1);

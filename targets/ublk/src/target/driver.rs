@@ -26,11 +26,13 @@ const ENODEV: i32 = 19;
 
 /// Features of the devices that the target adds. The driver has neither user copy nor recovery for those of unprivileged
 /// users.
-fn device_features(unprivileged: bool) -> Features {
+fn device_features(unprivileged: bool, shape: &DiskShape) -> Features {
     let data = if unprivileged {
         UNPRIVILEGED
     } else {
-        Features::USER_COPY | Features::USER_RECOVERY | Features::USER_RECOVERY_REISSUE
+        // Pages that cannot be registered are copied.
+        let pages = if shape.page_alignment.is_some() { Features::AUTO_BUF_REG } else { Features::empty() };
+        pages | Features::USER_COPY | Features::USER_RECOVERY | Features::USER_RECOVERY_REISSUE
     };
     // Without it, a driver that is built into the kernel interrupts no core: one that spins would not see requests.
     data | Features::URING_CMD_COMP_IN_TASK
@@ -41,6 +43,9 @@ const REQUIRED: Features = Features::USER_COPY.union(Features::USER_RECOVERY);
 
 /// Features of the devices of unprivileged users, and without which these cannot be served.
 const UNPRIVILEGED: Features = Features::UNPRIVILEGED_DEVICE.union(Features::NEED_GET_DATA);
+
+/// The driver's alignment mask of memory where a server sets none.
+const ALIGNMENT_MASK_DEFAULT: u32 = 3;
 
 /// The upper half of the value that the driver stores for devices that the target adds: "RBLT".
 const MARK: u64 = 0x5242_4c54 << 32;
@@ -103,9 +108,11 @@ impl Driver {
                 "unprivileged: this kernel has no ublk disks of unprivileged users",
             ));
         }
+        let has_pages = !unprivileged && self.features.contains(Features::AUTO_BUF_REG);
+        let shape = &DiskShape { page_alignment: shape.page_alignment.filter(|_| has_pages), ..*shape };
         let info = DeviceInfo {
             io_bytes_max: IO_BYTES_MAX,
-            features: (device_features(unprivileged) & self.features).bits(),
+            features: (device_features(unprivileged, shape) & self.features).bits(),
             server_flags: mark(bdev_name),
             ..*wanted
         };
@@ -197,8 +204,13 @@ impl Driver {
         })
     }
 
-    /// Prepares a device for this process, once the kernel has ended its server.
-    pub(super) fn begin_recovery(&mut self, info: &DeviceInfo, shape: &DiskShape) -> Result<(), UblkError> {
+    /// Prepares a device for this process, once the kernel has ended its server. Its data is copied if its users' memory
+    /// is not aligned as the block device wants it.
+    pub(super) fn begin_recovery(
+        &mut self,
+        info: &DeviceInfo,
+        shape: &mut DiskShape,
+    ) -> Result<(), UblkError> {
         let (number, device) = (info.device, UblkDevice::of(info));
         if device.unprivileged {
             return Err(UblkError::Unsupported(
@@ -217,6 +229,8 @@ impl Driver {
             );
             return Err(UblkError::Invalid(reason));
         }
+        let aligned_bytes = parameters.alignment_mask.unwrap_or(ALIGNMENT_MASK_DEFAULT).saturating_add(1);
+        shape.page_alignment = shape.page_alignment.filter(|bytes| *bytes <= aligned_bytes);
         let busy = |error: &io::Error| error.raw_os_error() == Some(EBUSY);
         let begun = retry(RECOVERY_TIMEOUT, busy, || self.control.start_recovery(device, COMMAND_TIMEOUT));
         begun.map_err(|error| {
@@ -302,6 +316,7 @@ pub(super) fn map_queues(
             depth: info.queue_depth,
             shape: *shape,
             path,
+            uses_pages: shape.uses_pages(info),
             file: queue.map_err(kernel("the descriptors of a queue cannot be mapped"))?,
             descriptor: descriptor.clone(),
         })

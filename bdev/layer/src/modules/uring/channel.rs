@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use block_io::{Errno, Op, RequestFlags, Status};
+use block_io::{Errno, Op, Payload, RequestFlags, Status};
 use dma::Data;
 use os::{EventClient, EventCompletion, FileId, FileOperation, WriteMode};
 use reactor::{Period, PollResult, Poller, Shutdown};
@@ -190,10 +190,14 @@ impl UringChannel {
             FileStep::Punch | FileStep::Zero | FileStep::WriteZeroes => {}
         }
         let client = self.client.as_ref().expect("only a dropped channel has no client");
-        let Err(refused) = client.submit_operation(self.file, operation, offset, left, data, slot.to_bits())
-        else {
-            return;
+        let submitted = match active.request.payload {
+            Payload::Registered(pages) if !active.writes_own => {
+                let start = active.progress as u32;
+                client.submit_registered(self.file, operation, offset, left, (pages, start), slot.to_bits())
+            }
+            _ => client.submit_operation(self.file, operation, offset, left, data, slot.to_bits()),
         };
+        let Err(refused) = submitted else { return };
         return_data(active, refused.data);
         if refused.reason == std::io::ErrorKind::WouldBlock {
             self.retry_queue.push_back(slot);

@@ -19,6 +19,16 @@ struct Bench {
     pool: Pool,
 }
 
+fn add_queue(client: &EventClient, features: Features) -> FileId {
+    let device =
+        std::fs::File::from(rustix::fs::memfd_create("ublk", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    device.set_len(4096).unwrap();
+    let descriptor = IoDescriptor { op_flags: 1, sectors: 8, start_sector: 16, address: 0 };
+    device.write_all_at(&descriptor.to_bytes(), IoDescriptor::SIZE as u64).unwrap();
+    let info = DeviceInfo { queue_depth: 2, queues: 1, features: features.bits(), ..DeviceInfo::default() };
+    client.add_ublk_queue(UblkQueueFile::map(device.as_fd(), &info, 0).unwrap()).unwrap()
+}
+
 impl Bench {
     /// `None` without io_uring.
     fn new(features: Features) -> Option<Bench> {
@@ -30,15 +40,8 @@ impl Bench {
                 return None;
             }
         };
-        let device =
-            std::fs::File::from(rustix::fs::memfd_create("ublk", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
-        device.set_len(4096).unwrap();
-        let descriptor = IoDescriptor { op_flags: 1, sectors: 8, start_sector: 16, address: 0 };
-        device.write_all_at(&descriptor.to_bytes(), IoDescriptor::SIZE as u64).unwrap();
-        let info =
-            DeviceInfo { queue_depth: 2, queues: 1, features: features.bits(), ..DeviceInfo::default() };
         let client = event_loop.client();
-        let file = client.add_ublk_queue(UblkQueueFile::map(device.as_fd(), &info, 0).unwrap()).unwrap();
+        let file = add_queue(&client, features);
         let arena =
             Arena::new(ArenaConfig { limit_bytes: 2 << 20, hugepages: false, ..ArenaConfig::default() });
         Some(Bench { event_loop, client, file, pool: Pool::new(&arena) })
@@ -69,6 +72,22 @@ fn a_queue_has_the_descriptors_of_its_device() {
     assert_eq!(bench.client.ublk_request(bench.file, 0), IoDescriptor::default());
     let descriptor = bench.client.ublk_request(bench.file, 1);
     assert_eq!((descriptor.operation(), descriptor.sectors, descriptor.start_sector), (1, 8, 16));
+}
+
+#[test]
+fn each_tag_of_a_queue_has_a_registered_buffer_while_the_queue_is_there() {
+    let registers = Features::USER_COPY | Features::AUTO_BUF_REG;
+    let Some(bench) = Bench::new(registers) else { return };
+    let client = &bench.client;
+    let [first, second] = [0, 1].map(|tag| client.ublk_pages(bench.file, tag).unwrap());
+    assert_eq!((second.index - first.index, first.bytes, second.bytes), (1, 0, 4096));
+    let more = add_queue(client, registers);
+    assert!(client.ublk_pages(more, 0).unwrap().index > second.index);
+    client.remove_file(bench.file);
+    let again = add_queue(client, registers);
+    assert_eq!(client.ublk_pages(again, 1), Some(second));
+    let copied = add_queue(client, Features::USER_COPY);
+    assert_eq!(client.ublk_pages(copied, 1), None);
 }
 
 #[test]

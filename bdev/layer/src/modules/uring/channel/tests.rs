@@ -117,6 +117,21 @@ fn short_transfers_are_continued() {
 }
 
 #[test]
+fn pages_that_are_not_registered_are_an_error() {
+    let Some(mut harness) = harness(false) else { return };
+    let pages = block_io::RegisteredPages { index: 1024, bytes: 4096 };
+    for op in [Op::Read, Op::Write] {
+        let request = Request::with_payload(Tag(1), op, 4, 8, Payload::Registered(pages));
+        harness.channel.submit(&mut vec![request]);
+        let completion = harness.wait();
+        assert!(!completion.status().is_success(), "{op:?}");
+        let request = completion.into_request();
+        assert!(matches!(request.payload, Payload::Registered(of) if of == pages), "{request:?}");
+    }
+    assert!(harness.contents().iter().all(|byte| *byte == 1));
+}
+
+#[test]
 fn data_of_several_slices_is_continued_in_the_middle_of_one() {
     let Some(mut harness) = harness(false) else { return };
     let slices = |fills: [u8; 3]| Data::gather(fills.map(|fill| harness.buffer(2, fill)).into()).unwrap();
