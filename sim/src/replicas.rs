@@ -134,6 +134,7 @@ impl Run {
             return;
         }
         self.faults += 1;
+        self.cluster.change_room();
         let wait_ns = self.cluster.random.below(2 * self.chaos_interval_ns);
         self.cluster.schedule(wait_ns, Happening::Chaos);
         let nodes = self.cluster.nodes.len();
@@ -223,6 +224,7 @@ impl Run {
     fn heal(&mut self) {
         self.mend_links();
         self.cluster.link_faults_per_mille = 0;
+        self.cluster.set_without_room(None);
         for node in 0..self.cluster.nodes.len() {
             self.cluster.nodes[node].disk_slowness = 1;
             if self.cluster.nodes[node].paused.is_some() {

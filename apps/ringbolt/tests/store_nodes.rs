@@ -189,13 +189,13 @@ fn a_lost_node_is_replaced_and_another_machine_joins() {
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
-/// Extents in use of each replica, by group.
+/// Extents of the objects of each replica, by group: without those that were given up and are free after a checkpoint.
 fn used_extents(status: &Value) -> BTreeMap<u64, Vec<u64>> {
     let mut used = BTreeMap::<_, Vec<_>>::new();
     for node in status["nodes"].as_array().unwrap() {
         for replica in node["report"]["replicas"].as_array().into_iter().flatten() {
             let number = |name: &str| replica[name].as_u64().unwrap();
-            used.entry(number("group")).or_default().push(number("extents") - number("free_extents"));
+            used.entry(number("group")).or_default().push(number("used_extents"));
         }
     }
     used
@@ -236,11 +236,86 @@ fn the_smallest_replica_says_what_fits_and_copies_keep_their_space() {
     std::fs::remove_dir_all(cluster.directory.join("node2")).unwrap();
     cluster.ok(&["store", "add-node", "--replace=2", "--size=200m", "--log-size=2m", "--spare=2"]);
     let cluster = Cluster::start(&directory, &[]);
-    let copied = cluster.wait_until_healthy();
-    let used = used_extents(&copied);
-    assert!(used.values().all(|used| used.len() == 3 && used.iter().all(|it| *it == used[0])), "{used:?}");
-    // 32 MiB in extents of 64 KiB.
-    assert_eq!(used.values().map(|used| used[0]).sum::<u64>(), 512, "{used:?}");
+    // 32 MiB in extents of 64 KiB, once the entries of the logs are in place.
+    cluster.wait_for("copies with the extents of the others", |status| {
+        let used = used_extents(status);
+        status["healthy"] == true
+            && used.values().all(|used| used.len() == 3 && used.iter().all(|it| *it == used[0]))
+            && used.values().map(|used| used[0]).sum::<u64>() == 512
+    });
+    drop(cluster);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// A cluster of two replicas a group, filled so far that another node 2, with small partitions, has no room.
+fn with_a_small_node(directory: &std::path::Path) -> Cluster {
+    let options = ["--size=200m", "--log-size=2m", "--groups=2", "--nodes=2", "--replicas=2", "--spare=2"];
+    let mut cluster = Cluster::start(directory, &options);
+    cluster.ok(&["image", "create", "--preallocate", "vol", "64m"]);
+    cluster.wait_until_healthy();
+    let filled =
+        cluster.perf(&["--rw=write", "--size=8m", "--iodepth=16", "--do_verify=0"]).output().unwrap();
+    assert!(filled.status.success(), "{}", text(&filled.stderr));
+    signal(cluster.up.id(), Signal::INT);
+    assert!(cluster.up.wait().unwrap().success());
+    std::fs::remove_dir_all(cluster.directory.join("node2")).unwrap();
+    cluster.ok(&["store", "add-node", "--replace=2", "--size=60m", "--log-size=2m", "--spare=1"]);
+    let cluster = Cluster::start(directory, &[]);
+    cluster.wait_for("groups without room", |status| {
+        status["groups"].as_array().unwrap().iter().all(|group| {
+            let why = group["why"].as_str().unwrap_or_default();
+            let no_room = why.contains("no other node has room for its 32.")
+                && why.contains("the partitions of node 2 lack")
+                && why.contains("MiB");
+            no_room && group["state"] == "degraded" && group["catching_up"] == "2 (no room)"
+        })
+    });
+    // What is there is served, written and read.
+    let load = cluster.perf(&["--rw=randrw", "--size=8m", "--iodepth=4", "--time_based", "--runtime=3"]);
+    let load = { load }.output().unwrap();
+    assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
+    let status = cluster.status();
+    for replica in status["nodes"][1]["report"]["replicas"].as_array().unwrap() {
+        assert_eq!(
+            (&replica["state"], &replica["used_extents"]),
+            (&"copying".into(), &0.into()),
+            "{status:#}"
+        );
+    }
+    assert_eq!(status["moving"], 0, "{status:#}");
+    cluster
+}
+
+#[test]
+fn a_group_without_room_for_another_replica_says_so_and_goes_on_when_there_is_space() {
+    let directory = scratch("store-no-room");
+    let cluster = with_a_small_node(&directory);
+    cluster.ok(&["image", "remove", "vol"]);
+    let healthy = cluster.wait_until_healthy();
+    assert_eq!(replicas(&healthy), [[1, 2], [1, 2]]);
+    assert!(healthy["groups"].as_array().unwrap().iter().all(|group| group["why"].is_null()));
+    // From now on the small one says what fits.
+    let refused = cluster.run(&["image", "create", "--preallocate", "vol", "64m"]);
+    assert!(!refused.status.success());
+    cluster.wait_until_healthy();
+    drop(cluster);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_group_gets_a_replica_where_there_is_room_for_it() {
+    let directory = scratch("store-room-elsewhere");
+    let cluster = with_a_small_node(&directory);
+    cluster.ok(&[&["store", "add-node", "--spare=2"][..], &SIZE].concat());
+    // Node 2 gives its replicas back.
+    cluster.wait_for("replicas on node 3 and no others", |status| {
+        let is_copied = |used: &Vec<u64>| used.len() == 2 && used[0] == used[1];
+        is_settled(status)
+            && replicas(status) == [[1, 3], [1, 3]]
+            && used_extents(status).values().all(is_copied)
+    });
+    let read = cluster.perf(&["--rw=read", "--size=8m", "--iodepth=16"]).output().unwrap();
+    assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
     drop(cluster);
     std::fs::remove_dir_all(&directory).unwrap();
 }

@@ -115,6 +115,12 @@ pub(crate) struct ReplicaCluster {
     pub(crate) map: Arc<GroupConfig>,
     /// Nodes learn of changes at once, not only when they read the map.
     map_notifies: bool,
+    /// Replicas whose disks have no room for what others have.
+    without_room: Vec<ReplicaId>,
+    /// Disks lose and get room, in some runs: others are what they were without.
+    changes_room: bool,
+    /// Of its own, so that it changes nothing else that a seed means.
+    random_room: WyRand,
     settings: ReplicaSettings,
     fault: Option<PlantedReplicaFault>,
     /// What is sent goes through its encoding.
@@ -144,6 +150,8 @@ impl ReplicaCluster {
         // Some disks write blocks whole, others do not. What else a seed means stays the same.
         let mut of_disks = random.clone();
         let are_alike = !matches!(of_disks.below(10), 5..=7);
+        let mut random_room = of_disks.clone().split();
+        let changes_room = random_room.happens(250);
         let nodes = (0..nodes).map(|_| ReplicaNode {
             replica: None,
             disk: ReplicaDisk::new(settings.in_place && (are_alike || of_disks.happens(500)), fault),
@@ -170,6 +178,9 @@ impl ReplicaCluster {
             failing: HashMap::new(),
             map,
             map_notifies,
+            without_room: Vec::new(),
+            changes_room,
+            random_room,
             settings,
             fault,
             encodes,
@@ -266,6 +277,33 @@ impl ReplicaCluster {
         started.disk_busy = false;
         let incarnation = started.incarnation;
         self.schedule(0, Happening::MapPoll { node, incarnation });
+        self.notify_room(node);
+    }
+
+    /// Another replica's disk has no room now, or all have: a fault now and then.
+    pub(crate) fn change_room(&mut self) {
+        if self.changes_room && self.random_room.happens(400) {
+            let small = self.random_room.index(2 * self.nodes.len());
+            self.set_without_room((small < self.nodes.len()).then_some(ReplicaId(small as u32)));
+        }
+    }
+
+    pub(crate) fn set_without_room(&mut self, replicas: impl IntoIterator<Item = ReplicaId>) {
+        self.without_room = replicas.into_iter().collect();
+        for node in 0..self.nodes.len() {
+            self.notify_room(node);
+        }
+    }
+
+    /// Each node learns it at another time.
+    fn notify_room(&mut self, node: NodeIndex) {
+        if !self.changes_room {
+            return;
+        }
+        let incarnation = self.nodes[node].incarnation;
+        let delay_ns = self.random_room.below(100 * MS);
+        let event = ReplicaEvent::WithoutRoom(self.without_room.clone());
+        self.schedule(delay_ns, Happening::Storage { node, incarnation, event });
     }
 
     /// The node stops at once. Its disk keeps what was durable.
@@ -323,6 +361,10 @@ impl ReplicaCluster {
         let event = match happening {
             Happening::Message { message, .. } => ReplicaEvent::Message(message),
             Happening::Request { request, .. } => ReplicaEvent::Request(request),
+            // What is known then: nodes learn changes in their order.
+            Happening::Storage { event: ReplicaEvent::WithoutRoom(_), .. } => {
+                ReplicaEvent::WithoutRoom(self.without_room.clone())
+            }
             Happening::Storage { event, .. } => event,
             Happening::MapRecord { config, .. } => ReplicaEvent::Map(config),
             Happening::Timer { number, .. } if number != self.nodes[node].timers => return None,

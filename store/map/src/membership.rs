@@ -1,7 +1,7 @@
 //! How a group gets the replicas that placement wants: new members first, which become learners and get a copy; the old ones
 //! leave when all new ones are in sync.
 
-use crate::{GroupConfig, GroupRecord, ReplicaId};
+use crate::{GroupConfig, GroupRecord, PartitionSize, ReplicaId};
 
 impl GroupRecord {
     /// The record that brings the group closer to the replicas that it is to have, if one does now. Its primary's node
@@ -27,6 +27,12 @@ impl GroupRecord {
         let in_sync = in_sync.iter().copied().filter(|member| wanted.contains(member)).collect();
         let config = GroupConfig { epoch, primary, in_sync };
         Some(GroupRecord { config, replicas: wanted.to_vec() })
+    }
+
+    /// Whether a node has room for what the group uses. A member in sync has it already. One that has not said how large its
+    /// partitions are may have room.
+    pub fn has_room(&self, node: ReplicaId, partition: Option<PartitionSize>, used: PartitionSize) -> bool {
+        self.config.has(node) || partition.is_none_or(|partition| partition.holds(used))
     }
 
     /// The record without members in sync that are no replicas: a learner that left meanwhile may be proposed by a primary that

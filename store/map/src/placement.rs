@@ -53,15 +53,29 @@ impl Topology {
     /// The devices for the replicas of a group, the first for its first primary. Each is in a failure domain of its own; if
     /// there are fewer domains than replicas, on a node of its own. There are fewer devices if there are fewer nodes.
     pub fn place(&self, group: GroupId, replicas: usize) -> Vec<DeviceId> {
+        self.place_where(group, replicas, |_| true)
+    }
+
+    /// As [`place`](Self::place), on devices that `has_room` accepts: others draw no straw.
+    pub fn place_where(
+        &self,
+        group: GroupId,
+        replicas: usize,
+        has_room: impl Fn(DeviceId) -> bool,
+    ) -> Vec<DeviceId> {
         let seed = mix(u64::from(group.0) | 1 << 32);
-        let by_domain = self.domains >= replicas;
-        // The longest straw of each domain, or node.
-        let mut longest = vec![(u64::MAX, DeviceId(0)); if by_domain { self.domains } else { self.nodes }];
-        for device in &self.devices {
-            let place = if by_domain { device.domain } else { device.node };
+        // The longest straw of each domain and of each node.
+        let mut of_domains: Vec<Option<(u64, DeviceId)>> = vec![None; self.domains];
+        let mut of_nodes = vec![None; self.nodes];
+        for device in self.devices.iter().filter(|device| has_room(device.id)) {
             let straw = (straw(seed, device.name, device.weight), device.id);
-            let longest = &mut longest[place as usize];
-            *longest = straw.min(*longest);
+            for longest in [&mut of_domains[device.domain as usize], &mut of_nodes[device.node as usize]] {
+                *longest = Some(longest.map_or(straw, |longest| straw.min(longest)));
+            }
+        }
+        let mut longest: Vec<_> = of_domains.into_iter().flatten().collect();
+        if longest.len() < replicas {
+            longest = of_nodes.into_iter().flatten().collect();
         }
         longest.sort_unstable();
         longest.into_iter().take(replicas).map(|(_, device)| device).collect()

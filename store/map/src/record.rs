@@ -58,13 +58,28 @@ pub struct DeviceRecord {
     pub partition: Option<PartitionSize>,
 }
 
-/// What a partition has room for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What a partition has room for, or what a group uses of one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionSize {
     /// Extents of 64 KiB.
     pub extents: u32,
     /// Objects.
     pub onodes: u32,
+}
+
+impl PartitionSize {
+    /// What is missing for this use of space: extents and objects.
+    pub fn lacks(&self, used: PartitionSize) -> PartitionSize {
+        PartitionSize {
+            extents: used.extents.saturating_sub(self.extents),
+            onodes: used.onodes.saturating_sub(self.onodes),
+        }
+    }
+
+    /// Whether there is room for this use of space.
+    pub fn holds(&self, used: PartitionSize) -> bool {
+        self.lacks(used) == PartitionSize::default()
+    }
 }
 
 /// Where a write of a pool is when it is acknowledged.

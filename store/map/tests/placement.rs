@@ -118,3 +118,25 @@ fn a_lost_domain_moves_only_what_it_had() {
     let had = before.iter().flatten().filter(|device| in_rack(device)).count();
     assert_eq!(moved(&before, &after), had);
 }
+
+#[test]
+fn devices_without_room_draw_no_straw_and_nothing_else_moves() {
+    // 5 racks of 4 nodes; the nodes of rack 4 have no room, and two of rack 3.
+    let (nodes, devices) = cluster(5, 20, 1, |_, _| 10);
+    let topology = Topology::new(&nodes, &devices);
+    let has_room = |device: DeviceId| device.0 % 5 != 4 && ![3, 8].contains(&device.0);
+    for group in (0..1000).map(GroupId) {
+        let (all, placed) = (topology.place(group, 3), topology.place_where(group, 3, has_room));
+        assert!(placed.len() == 3 && placed.iter().all(|device| has_room(*device)));
+        let racks: std::collections::BTreeSet<u32> = placed.iter().map(|device| device.0 % 5).collect();
+        assert_eq!(racks.len(), 3);
+        if all.iter().all(|device| has_room(*device)) {
+            assert_eq!(placed, all);
+        }
+        // In fewer racks than replicas, on nodes of their own; with fewer nodes, on those that there are.
+        let in_two_racks = topology.place_where(group, 3, |device| device.0 % 5 < 2);
+        assert!(in_two_racks.len() == 3 && in_two_racks.iter().all(|device| device.0 % 5 < 2));
+        assert_eq!(topology.place_where(group, 3, |device| device.0 < 2).len(), 2);
+        assert!(topology.place_where(group, 3, |_| false).is_empty());
+    }
+}

@@ -14,7 +14,7 @@ use replica::{GroupBlocked, ReplicaSettings};
 use sockets::{Sockets, StreamAddress};
 use store_link::{ClusterKey, Identity};
 
-use crate::{NodeServer, NodeServerConfig, PartitionStatus, PoolOptions, StoreCores, StoreError};
+use crate::{NoRoom, NodeServer, NodeServerConfig, PartitionStatus, PoolOptions, StoreCores, StoreError};
 
 /// The node that a program is, as a [`Module`].
 pub struct NodeModule {
@@ -72,7 +72,8 @@ impl Module for NodeModule {
             Method::query("store_node_get_status", get_status)
                 .text(
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
-                    "object with `node`, `address`, `bdev_name`, `replicas`, `spare_partitions` and `refused`",
+                    "object with `node`, `address`, `bdev_name`, `replicas`, `spare_partitions`, `refused` and \
+                     `without_room`",
                 )
                 .errors(&[NO_NODE]),
         ]
@@ -272,11 +273,22 @@ fn get_status(module: &NodeModule, _params: NoParams) -> Result<Value, RpcError>
         "replicas": status.iter().filter_map(describe).collect::<Vec<_>>(),
         "spare_partitions": running.server.spare_partitions(),
         "refused": running.server.refused().iter().map(refused).collect::<Vec<_>>(),
+        "without_room": running.server.without_room().iter().map(without_room).collect::<Vec<_>>(),
     }))
 }
 
 fn refused((group, why): (&u32, &String)) -> Value {
     json!({ "group": group, "why": why })
+}
+
+fn without_room((group, no_room): (&u32, &NoRoom)) -> Value {
+    json!({
+        "group": group,
+        "node": no_room.node.0,
+        "missing_extents": no_room.missing.extents,
+        "missing_objects": no_room.missing.onodes,
+        "why": no_room.to_string(),
+    })
 }
 
 fn describe(status: &PartitionStatus) -> Option<Value> {
@@ -306,6 +318,7 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
         "objects": status.space.objects,
         "extents": status.space.extents,
         "free_extents": status.space.free_extents,
+        "used_extents": status.space.used_extents(),
         "reads": status.stats.reads,
         "reads_from_log": status.stats.reads_from_log,
         "reads_overlaid": status.stats.reads_overlaid,

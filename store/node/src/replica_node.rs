@@ -355,6 +355,11 @@ async fn forget(
 pub struct ReplicaHandle(ShardHandle);
 
 impl ReplicaHandle {
+    /// What its group uses of its partition, as of the last batch in place or checkpoint.
+    pub fn used(&self) -> PartitionSize {
+        self.0.used()
+    }
+
     /// Hands it something; `false` if too much waits for its core already, and it is dropped.
     pub fn send(&self, input: ReplicaInput) -> bool {
         let operation = ShardOperation::Replica(Box::new(input));

@@ -25,6 +25,7 @@ use crate::once::once;
 use crate::{Outbox, PartitionStatus, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreCores, StoreError};
 use hub::{Hub, HubInput};
 use map_watch::{MapWatch, MapWatchConfig, Proposals};
+pub use membership::NoRoom;
 
 /// Messages that wait for the connections, from all cores.
 const HUB_MAILBOX: usize = 16 << 10;
@@ -62,6 +63,7 @@ pub struct NodeServer {
     hub: MailboxSender<HubInput>,
     map: Option<MapWatch>,
     refused: Arc<Mutex<BTreeMap<u32, String>>>,
+    without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
 }
 
 /// The outbox of a group: what it sends goes to the connections' core, its proposals to the map's thread.
@@ -144,6 +146,7 @@ impl NodeServer {
         let groups: BTreeMap<_, _> = groups.filter_map(|group| Some((group, node.replica(group)?))).collect();
         let _ = hub.send(HubInput::Replicas(groups.clone()));
         let refused: Arc<Mutex<BTreeMap<u32, String>>> = Arc::default();
+        let without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>> = Arc::default();
         let watch = MapWatchConfig {
             map: config.map,
             cluster: Uuid::from_bytes(cluster),
@@ -155,6 +158,7 @@ impl NodeServer {
             hub: hub.clone(),
             proposals,
             refused: refused.clone(),
+            without_room: without_room.clone(),
             host: match cores {
                 StoreCores::Reactors(reactors) => Some((node.clone(), reactors.to_vec())),
                 // It cannot wait for itself.
@@ -162,7 +166,8 @@ impl NodeServer {
             },
         };
         let map = MapWatch::start(watch, receiver);
-        Ok(NodeServer { node, id, bdev_name: config.bdev_name, address, hub, map: Some(map), refused })
+        let (bdev_name, map) = (config.bdev_name, Some(map));
+        Ok(NodeServer { node, id, bdev_name, address, hub, map, refused, without_room })
     }
 
     /// Its number.
@@ -191,6 +196,11 @@ impl NodeServer {
     /// Groups that it has no replica of although the map says so, and why.
     pub fn refused(&self) -> BTreeMap<u32, String> {
         sync::lock(&self.refused).clone()
+    }
+
+    /// Groups whose primary it has, and that have too few replicas because no other node has room for what they use.
+    pub fn without_room(&self) -> BTreeMap<u32, NoRoom> {
+        sync::lock(&self.without_room).clone()
     }
 
     /// Partitions for replicas that it gets later.

@@ -22,6 +22,7 @@ mod overlay;
 mod placed;
 mod reads;
 pub(crate) mod replication;
+mod room;
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -46,6 +47,7 @@ pub(crate) use placed::UNSETTLED_MAX;
 use placed::{PlacedBlocks, PlacedWrite};
 use reads::{DeviceRun, ReadState};
 use replication::Replication;
+pub(crate) use room::UsedSpace;
 
 use crate::device::StoreDevice;
 use crate::{PartitionStatus, ShardStats, StoreError};
@@ -127,6 +129,7 @@ pub(crate) struct Shard {
     pub(crate) stats: ShardStats,
     /// The replica that owns log and objects.
     replication: Option<Box<Replication>>,
+    used: Arc<UsedSpace>,
 }
 
 /// How many entries of an object are not applied to the partition, and how many of them may give up space.
@@ -203,7 +206,8 @@ pub(crate) async fn start(
 
 /// Starts the tasks of an open shard.
 fn run(core: &Core, shard: Rc<RefCell<Shard>>, device: StoreDevice) -> Result<ShardHandle, StoreError> {
-    let sector = shard.borrow().log.sector();
+    shard.borrow_mut().update_room();
+    let (sector, used) = (shard.borrow().log.sector(), shard.borrow().used.clone());
     let (sender, requests) = core.mailbox(MAILBOX);
     if !core.spawn(flusher::run(shard.clone(), device)) {
         return Err(StoreError::Closed);
@@ -211,7 +215,7 @@ fn run(core: &Core, shard: Rc<RefCell<Shard>>, device: StoreDevice) -> Result<Sh
     let users = Arc::new(ShardUsers(sender.clone()));
     let poller = ShardPoller { shard, requests, users: Arc::downgrade(&users) };
     core.add_poller(Box::new(poller), Period::EveryTurn);
-    Ok(ShardHandle { sender, sector, users })
+    Ok(ShardHandle { sender, sector, used, users })
 }
 
 impl Shard {
@@ -264,6 +268,7 @@ impl Shard {
             failed: None,
             stats: ShardStats::default(),
             replication: None,
+            used: Arc::default(),
             core: core.clone(),
         }
     }

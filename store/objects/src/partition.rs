@@ -91,6 +91,11 @@ impl std::ops::Add for SpaceNeed {
 }
 
 impl SpaceUse {
+    /// Extents of objects. Those that were given up are none.
+    pub fn used_extents(&self) -> u32 {
+        self.extents - self.free_extents - self.released_extents
+    }
+
     /// Whether there is room for both.
     pub fn has_room(&self, reserved: SpaceNeed, need: SpaceNeed) -> bool {
         u64::from(reserved.extents) + u64::from(need.extents) <= self.free_extents.into()

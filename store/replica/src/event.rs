@@ -57,6 +57,9 @@ pub enum ReplicaEvent {
     Request(ClientRequest),
     /// The map's record as of now or earlier in this run: a read, a notification or the outcome of a proposal.
     Map(Arc<GroupConfig>),
+    /// The replicas whose storage has no room for what this one has, instead of those that were named before. A primary
+    /// neither copies to them nor sends them entries, unless they are in sync or may be.
+    WithoutRoom(Vec<ReplicaId>),
     /// All appends up to this number are durable.
     Appended {
         /// [`ReplicaAction::Append`]'s number.

@@ -105,6 +105,10 @@ impl<F: Plants> Replica<F> {
         if late || session == 0 || (earlier.is_none() && learners >= LEARNERS_MAX) {
             return;
         }
+        // What the map may have made a member counts as one.
+        if self.without_room.contains(&from) && earlier.is_none_or(|earlier| !earlier.proposed) {
+            return;
+        }
         let mut peer = Peer::new(session, end, now_ns);
         peer.committed = commit_point.min(end);
         peer.proposed = earlier.is_some_and(|earlier| earlier.proposed);
@@ -113,6 +117,20 @@ impl<F: Plants> Replica<F> {
             (peer.known, peer.copy) = (true, CopyStage::Needed);
         }
         primary.peers.insert(from, peer);
+    }
+
+    /// What learners without room got would end their replicas when it is full: they wait, and ask again.
+    pub(crate) fn on_without_room(&mut self, replicas: Vec<ReplicaId>, actions: &mut Vec<ReplicaAction>) {
+        self.without_room = replicas;
+        let Role::Primary(primary) = &mut self.role else {
+            return;
+        };
+        let before = primary.peers.len();
+        let without_room = &self.without_room;
+        primary.peers.retain(|id, peer| peer.in_sync || peer.proposed || !without_room.contains(id));
+        if primary.peers.len() < before {
+            self.free_superfluous(actions);
+        }
     }
 
     /// A learner needs entries that the log does not have: starts to copy all objects.

@@ -149,6 +149,8 @@ pub struct Replica<F = NoFaults> {
     pub(crate) unsettled: UnsettledBlocks,
     /// The last session of a stream that it asked for. Higher at each start.
     pub(crate) sessions: u64,
+    /// Replicas whose storage has no room for what this one has.
+    pub(crate) without_room: Vec<ReplicaId>,
 }
 
 struct Checkpointing {
@@ -212,6 +214,7 @@ impl<F: Plants> Replica<F> {
             reads: 0,
             repaired: 0,
             unsettled: UnsettledBlocks::new(unsettled, end + 1),
+            without_room: Vec::new(),
         }
     }
 
@@ -252,6 +255,7 @@ impl<F: Plants> Replica<F> {
             ReplicaEvent::Message(message) => self.on_message(message, actions),
             ReplicaEvent::Request(request) => self.on_request(request, actions),
             ReplicaEvent::Map(config) => self.on_map(config, actions),
+            ReplicaEvent::WithoutRoom(replicas) => self.on_without_room(replicas, actions),
             ReplicaEvent::Appended { append } => {
                 self.log.appended(append);
                 self.answer_durable(actions);

@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use super::hosting::{self, HostRequest};
 use super::hub::HubInput;
-use super::membership::Membership;
+use super::membership::{Membership, NoRoom, Placement};
 use crate::{PoolOptions, ReplicaHandle, ReplicaInput, ReplicaNode, StoreError};
 
 /// Changes are waited for this long at a time: so soon a thread that waits ends with its node.
@@ -105,6 +105,8 @@ pub(super) struct MapWatchConfig {
     pub(super) proposals: Proposals,
     /// Groups that the node has no replica of, although it is to have one, and why.
     pub(super) refused: Arc<Mutex<BTreeMap<u32, String>>>,
+    /// Groups whose primary the node has, and that have too few replicas because no other node has room.
+    pub(super) without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
     /// The node, and the reactors that own its replicas; without, replicas are neither made nor removed.
     pub(super) host: Option<(Arc<ReplicaNode>, Vec<ReactorHandle>)>,
 }
@@ -135,6 +137,8 @@ struct Watcher {
     read_at: Option<Instant>,
     /// Something changed that may move a replica.
     is_to_review: bool,
+    /// Groups are not where they are wanted because there is no room: what they use changes without a change of the map.
+    waits_for_room: bool,
     renew_at: Instant,
     retry_at: Option<Instant>,
     /// The map could not be used: it is logged once.
@@ -166,6 +170,7 @@ impl MapWatch {
             is_groups_stale: false,
             read_at: None,
             is_to_review: false,
+            waits_for_room: false,
             renew_at: Instant::now(),
             retry_at: None,
             is_failing: false,
@@ -248,6 +253,7 @@ impl Watcher {
         if now >= self.renew_at {
             self.renew()?;
             self.mark_overdue()?;
+            self.is_to_review |= self.waits_for_room;
         }
         proposed?;
         if self.read_at.is_some_and(|at| at <= now) {
@@ -403,10 +409,15 @@ impl Watcher {
             record.learners().any(|it| wanted.contains(&it) && self.membership.is_up(it))
         };
         let (mut moving, mut moves) = (0, Vec::new());
+        let (mut without_room, mut waits_for_room) = (BTreeMap::new(), false);
         for (group, record) in self.records.iter().filter(|(_, record)| record.config.primary == node) {
             let Some(pool) = self.membership.pool_of(*group) else { continue };
             let replicas = pool.replicas as usize;
-            let wanted = self.membership.wanted(*group, replicas);
+            let used = self.config.groups.get(group).map(ReplicaHandle::used).unwrap_or_default();
+            let Placement { nodes: wanted, without_room: unfit, no_room } =
+                self.membership.wanted(*group, replicas, record, used);
+            waits_for_room |= !unfit.is_empty() || no_room.is_some();
+            without_room.extend(no_room.map(|no_room| (*group, no_room)));
             if is_moving(record, &wanted) {
                 moving += 1;
             }
@@ -414,6 +425,8 @@ impl Watcher {
                 moves.push((GroupId(*group), next));
             }
         }
+        self.waits_for_room = waits_for_room;
+        self.report_room(without_room);
         // A copy has the device to itself: few at a time.
         moves.retain(|(GroupId(group), next)| {
             let is_copy = next.replicas.len() > self.records[group].replicas.len();
@@ -421,6 +434,15 @@ impl Watcher {
             !is_copy || moving <= MOVES_MAX
         });
         self.propose_records(moves)
+    }
+
+    /// Says of which groups too few nodes have room, and logs those that are new.
+    fn report_room(&self, without_room: BTreeMap<u32, NoRoom>) {
+        let mut reported = sync::lock(&self.config.without_room);
+        for (group, no_room) in without_room.iter().filter(|(group, _)| !reported.contains_key(group)) {
+            log::warn!("group {group} has too few replicas: {no_room}");
+        }
+        *reported = without_room;
     }
 
     fn review_hosting(&mut self) {

@@ -1,14 +1,18 @@
 //! What a node knows of the cluster: nodes, devices, pools, who is up, and where placement wants the replicas of a group.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use cluster_map::{
-    ClusterMap, DeviceId, DeviceRecord, GroupId, MapError, NodeId, NodeRecord, OutReason, PartitionSize,
-    PoolRecord, ReplicaId, Topology,
+    ClusterMap, DeviceId, DeviceRecord, GroupId, GroupRecord, MapError, NodeId, NodeRecord, OutReason,
+    PartitionSize, PoolRecord, ReplicaId, Topology,
 };
 use sockets::StreamAddress;
 use uuid::Uuid;
+use wire_store::{BLOCK_BYTES, BLOCKS_PER_EXTENT};
+
+const EXTENT_KIB: u64 = (BLOCK_BYTES * BLOCKS_PER_EXTENT) as u64 >> 10;
 
 /// The cluster, as it was read last.
 #[derive(Default)]
@@ -70,8 +74,12 @@ impl Membership {
     }
 
     /// The partitions of these nodes, as far as they are known.
-    pub(super) fn partitions_of(&self, nodes: &[ReplicaId]) -> Vec<PartitionSize> {
-        nodes.iter().filter_map(|node| self.partitions.get(&NodeId(node.0)).copied()).collect()
+    pub(super) fn partitions_of(&self, nodes: &[ReplicaId]) -> Vec<(ReplicaId, Option<PartitionSize>)> {
+        nodes.iter().map(|node| (*node, self.partition_of(*node))).collect()
+    }
+
+    fn partition_of(&self, node: ReplicaId) -> Option<PartitionSize> {
+        self.partitions.get(&NodeId(node.0)).copied()
     }
 
     /// The ranges of groups of all pools.
@@ -88,10 +96,38 @@ impl Membership {
         group < self.first_free && self.pool_of(group).is_none()
     }
 
-    /// The nodes that are to have a replica of a group.
-    pub(super) fn wanted(&self, group: u32, replicas: usize) -> Vec<ReplicaId> {
-        let devices = self.topology.place(GroupId(group), replicas).into_iter();
-        devices.filter_map(|device| Some(ReplicaId(self.devices.get(&device)?.node.0))).collect()
+    /// The nodes that are to have a replica of a group: those that have room for what it uses.
+    pub(super) fn wanted(
+        &self,
+        group: u32,
+        replicas: usize,
+        record: &GroupRecord,
+        used: PartitionSize,
+    ) -> Placement {
+        let node_of = |device: DeviceId| self.devices.get(&device).map(|device| ReplicaId(device.node.0));
+        if self.partitions.values().all(|partition| partition.holds(used)) {
+            let devices = self.topology.place(GroupId(group), replicas).into_iter();
+            return Placement { nodes: devices.filter_map(node_of).collect(), ..Placement::default() };
+        }
+        let has_room = |node| record.has_room(node, self.partition_of(node), used);
+        let device_has_room = |device| node_of(device).is_some_and(has_room);
+        let devices = self.topology.place_where(GroupId(group), replicas, device_has_room).into_iter();
+        let nodes: Vec<_> = devices.filter_map(node_of).collect();
+        let all = self.topology.place(GroupId(group), replicas).into_iter().filter_map(node_of);
+        let without_room = all.filter(|node| !has_room(*node)).collect();
+        let needs_room = nodes.len() < replicas;
+        let no_room = if needs_room { self.no_room(used, has_room) } else { None };
+        Placement { nodes, without_room, no_room }
+    }
+
+    /// The node with the most room of those that have too little.
+    fn no_room(&self, used: PartitionSize, has_room: impl Fn(ReplicaId) -> bool) -> Option<NoRoom> {
+        let is_in = |device: &&DeviceRecord| !device.out && !self.out.contains_key(&device.node);
+        let lacking = self.devices.values().filter(is_in).filter_map(|device| {
+            let (node, partition) = (ReplicaId(device.node.0), device.partition?);
+            (!has_room(node)).then(|| NoRoom { node, used, missing: partition.lacks(used) })
+        });
+        lacking.min_by_key(|it| (it.missing.extents, it.missing.onodes, it.node.0))
     }
 
     pub(super) fn is_up(&self, replica: ReplicaId) -> bool {
@@ -118,6 +154,49 @@ impl Membership {
             .filter(|(node, since)| is_overdue(node, since))
             .map(|(node, _)| *node)
             .collect()
+    }
+}
+
+/// Where the replicas of a group are to be.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Placement {
+    pub(super) nodes: Vec<ReplicaId>,
+    /// Nodes that would have one if there were room.
+    pub(super) without_room: Vec<ReplicaId>,
+    /// Too few nodes have room.
+    pub(super) no_room: Option<NoRoom>,
+}
+
+/// What a group uses, and what the node lacks that has the most room of those with too little.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoRoom {
+    /// The node.
+    pub node: ReplicaId,
+    /// What the group uses.
+    pub used: PartitionSize,
+    /// What the partitions of the node lack.
+    pub missing: PartitionSize,
+}
+
+impl fmt::Display for NoRoom {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NoRoom { node, used, missing } = self;
+        let space = |extents: u32| match u64::from(extents) * EXTENT_KIB {
+            kib if kib < 1024 => format!("{kib} KiB"),
+            kib => format!("{:.1} MiB", kib as f64 / 1024.0),
+        };
+        let lacks = [
+            (missing.extents > 0).then(|| space(missing.extents)),
+            (missing.onodes > 0).then(|| format!("room for {} objects", missing.onodes)),
+        ];
+        let lacks = lacks.into_iter().flatten().collect::<Vec<_>>().join(" and ");
+        write!(
+            out,
+            "no other node has room for its {} in {} objects: the partitions of node {} lack {lacks}",
+            space(used.extents),
+            used.onodes,
+            node.0
+        )
     }
 }
 
@@ -180,6 +259,58 @@ mod tests {
         assert!((0..8).all(|group| !membership.is_removed(group)));
         assert!(membership.read(&empty, cluster, Instant::now()).is_err());
         std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_group_goes_where_it_has_room_and_what_is_missing_is_known() {
+        let mut membership = membership(4, &[1, 2, 3, 4], &[], Instant::now());
+        let device = |id: u32, extents: u32| {
+            let partition = Some(PartitionSize { extents, onodes: 100 });
+            let uuid = Uuid::from_u128(id.into());
+            (DeviceId(id), DeviceRecord { uuid, node: NodeId(id), weight: 10, out: false, partition })
+        };
+        membership.devices = [device(1, 1000), device(2, 1000), device(3, 1000), device(4, 500)].into();
+        membership.partitions =
+            membership.devices.values().filter_map(|it| Some((it.node, it.partition?))).collect();
+        membership.topology = Topology::new(&membership.nodes, &membership.devices);
+        let record = |in_sync: &[u32], replicas: &[u32]| {
+            let ids = |numbers: &[u32]| numbers.iter().copied().map(ReplicaId).collect::<Vec<_>>();
+            let in_sync = ids(in_sync);
+            let config = cluster_map::GroupConfig { epoch: 3, primary: in_sync[0], in_sync };
+            GroupRecord { config, replicas: ids(replicas) }
+        };
+        let used = |extents, onodes| PartitionSize { extents, onodes };
+        let of_1_and_2 = record(&[1, 2], &[1, 2]);
+        let small = ReplicaId(4);
+        let mut displaced = 0;
+        for group in 0..100 {
+            let fits = membership.wanted(group, 3, &of_1_and_2, used(500, 100));
+            assert_eq!((&fits.without_room, fits.no_room, fits.nodes.len()), (&vec![], None, 3));
+            let large = membership.wanted(group, 3, &of_1_and_2, used(501, 100));
+            assert!(!large.nodes.contains(&small) && large.nodes.len() == 3, "{large:?}");
+            assert_eq!(large.without_room.contains(&small), fits.nodes.contains(&small));
+            assert_eq!(large.no_room, None);
+            // Nothing else moves.
+            displaced += usize::from(large.nodes != fits.nodes);
+            assert!(fits.nodes.iter().all(|node| *node == small || large.nodes.contains(node)));
+            // With one replica more than there are nodes with room, it is known what the small one lacks.
+            let none = membership.wanted(group, 4, &of_1_and_2, used(516, 103));
+            let missing = used(16, 3);
+            // Others lack onodes, too, and more room for data is the better answer.
+            assert_eq!(none.no_room.map(|it| it.missing), Some(used(0, 3)), "{none:?}");
+            let none = membership.wanted(group, 4, &record(&[1, 2, 3], &[1, 2, 3, 4]), used(516, 103));
+            assert_eq!(none.no_room, Some(NoRoom { node: small, used: used(516, 103), missing }));
+            assert_eq!(none.nodes.len(), 3);
+            assert_eq!(
+                none.no_room.unwrap().to_string(),
+                "no other node has room for its 32.2 MiB in 103 objects: the partitions of node 4 lack 1.0 MiB and room \
+                 for 3 objects"
+            );
+            // A member in sync has what the group uses, whatever its size.
+            let member = membership.wanted(group, 4, &record(&[1, 2, 3, 4], &[1, 2, 3, 4]), used(516, 103));
+            assert_eq!((member.nodes.len(), member.no_room), (4, None));
+        }
+        assert!(displaced > 50, "{displaced}");
     }
 
     #[test]

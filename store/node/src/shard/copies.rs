@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
+use objects::SpaceNeed;
 use reactor::Core;
 use replica::ReplicaEvent;
 use wire_store::{
@@ -186,6 +187,11 @@ impl CopiedObject {
     pub(super) fn decode(content: &[u8]) -> Option<CopiedObject> {
         let (extents, parts) = content.split_first_chunk()?;
         Some(CopiedObject { extents: ExtentBits::from_le_bytes(*extents), parts: decode_parts(parts)? })
+    }
+
+    /// The space that it needs where it is not.
+    pub(super) fn space_need(&self) -> SpaceNeed {
+        SpaceNeed { extents: self.extents.count_ones(), onodes: 1 }
     }
 
     /// The operations that make the object where there is none, with their data.

@@ -113,6 +113,7 @@ async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), Store
     }
     shard.oldest_committed_ns = shard.core.now_ns();
     shard.busy_blocks.clear();
+    shard.update_room();
     shard.resume();
     Ok(())
 }
@@ -203,6 +204,7 @@ pub(super) async fn end_checkpoint(shard: &RefCell<Shard>, readers: Rc<()>) -> R
         let through = replication.is_checkpointed();
         shard.placed.checkpointed(through);
     }
+    shard.update_room();
     shard.resume();
     Ok(())
 }

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use block_io::Status;
+use cluster_map::PartitionSize;
 use dma::{Buffer, Data, Parcel, Pool};
 use reactor::MailboxSender;
 use wire_store::{EntryHeader, LogSector, ObjectId, Operation};
 
 use super::replication::ReplicaInput;
+use super::room::UsedSpace;
 use crate::once::{OnceSender, once};
 use crate::{PartitionStatus, StoreError};
 
@@ -16,6 +18,7 @@ use crate::{PartitionStatus, StoreError};
 pub(crate) struct ShardHandle {
     pub(super) sender: MailboxSender<ShardRequest>,
     pub(super) sector: LogSector,
+    pub(super) used: Arc<UsedSpace>,
     #[expect(dead_code, reason = "the shard ends when no clone is left")]
     pub(super) users: Arc<ShardUsers>,
 }
@@ -174,6 +177,11 @@ impl ShardHandle {
     /// Bytes of a write's entry in the log.
     pub(crate) fn entry_bytes(&self, data_bytes: usize) -> usize {
         oplog::entry_bytes(data_bytes, self.sector) as usize
+    }
+
+    /// What it uses of its partition.
+    pub(crate) fn used(&self) -> PartitionSize {
+        self.used.get()
     }
 
     /// Sends a request; gives it back if the mailbox is full.

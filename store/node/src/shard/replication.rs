@@ -46,8 +46,8 @@ pub enum ReplicaInput {
     Request(ClientRequest),
     /// The map's record of the group.
     Map(Arc<GroupConfig>),
-    /// The partitions of the group's replicas, as far as known. Without, the primary's own one says what fits.
-    Partitions(Vec<PartitionSize>),
+    /// The group's replicas with the sizes of their partitions, as far as known. Without, the primary's own one says what fits.
+    Partitions(Vec<(ReplicaId, Option<PartitionSize>)>),
 }
 
 /// Where a replica's messages go. It does not block; what it cannot send it drops.
@@ -103,9 +103,13 @@ pub(super) struct Replication {
     group: u32,
     pub(super) replica: Replica,
     outbox: Box<dyn Outbox>,
-    /// Those of all replicas of the group that are known.
-    partitions: Vec<PartitionSize>,
-    events: VecDeque<ReplicaEvent>,
+    /// Those of all replicas of the group, as far as known.
+    pub(super) partitions: Vec<(ReplicaId, Option<PartitionSize>)>,
+    /// Replicas that have no room for what this one has, as the replica knows them.
+    pub(super) without_room: Vec<ReplicaId>,
+    /// The last session of which a copied object found no room here.
+    refused_copy: Option<u64>,
+    pub(super) events: VecDeque<ReplicaEvent>,
     /// When the replica wants the next [`ReplicaEvent::Timer`].
     replica_deadline: Option<u64>,
     /// Scratch, empty between events.

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use cluster_map::{
-    ClusterMap, GroupId, MapError, NodeId, NodeRecord, OutReason, PoolClass, PoolRecord, ReplicaId, Topology,
+    ClusterMap, DeviceId, GroupId, MapError, NodeId, NodeRecord, OutReason, PartitionSize, PoolClass,
+    PoolRecord, ReplicaId, Topology,
 };
 use comfy_table::Table;
 use serde_json::{Value, json};
@@ -43,6 +44,8 @@ struct GroupView {
     wanted: usize,
     /// Placement wants others.
     is_moving: bool,
+    /// Replicas whose partitions are too small for what the group has.
+    without_room: Vec<u32>,
 }
 
 pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
@@ -92,18 +95,34 @@ fn numbers(ids: &[ReplicaId]) -> Vec<u32> {
     ids.iter().map(|id| id.0).collect()
 }
 
-fn read_map(map: &dyn ClusterMap) -> Result<MapContents, MapError> {
+/// What a group uses of a partition, as the replicas that have all of it report.
+fn used_by(group: u32, reports: &NodeReports) -> PartitionSize {
+    let mut used = PartitionSize::default();
+    let of_nodes = reports.values().flat_map(|report| replicas_of(report.as_ref()));
+    for replica in of_nodes.filter(|replica| replica["group"] == group && replica["complete"] == true) {
+        let number = |name: &str| replica[name].as_u64().unwrap_or_default() as u32;
+        used.extents = used.extents.max(number("used_extents"));
+        used.onodes = used.onodes.max(number("objects"));
+    }
+    used
+}
+
+fn read_map(map: &dyn ClusterMap, reports: &NodeReports) -> Result<MapContents, MapError> {
     let (pools, nodes, devices) = (map.pools()?, map.nodes()?, map.devices()?);
     let topology = Topology::new(&nodes, &devices);
-    let place = |group: u32, replicas: usize| {
-        let placed = topology.place(GroupId(group), replicas).into_iter();
-        placed.map(|device| devices[&device].node.0).collect::<Vec<_>>()
-    };
+    let partitions: BTreeMap<u32, PartitionSize> =
+        devices.values().filter_map(|device| Some((device.node.0, device.partition?))).collect();
     let mut groups = Vec::new();
     for (name, pool) in &pools {
         for (GroupId(group), record) in map.groups(pool.first_group..pool.first_group + pool.groups)? {
             let wanted = pool.replicas as usize;
-            let (replicas, placed) = (numbers(&record.replicas), place(group, wanted));
+            let used = used_by(group, reports);
+            let has_room = |node: u32| record.has_room(ReplicaId(node), partitions.get(&node).copied(), used);
+            let node_of = |device: &DeviceId| devices[device].node.0;
+            let placed = topology.place_where(GroupId(group), wanted, |device| has_room(node_of(&device)));
+            let placed: Vec<u32> = placed.iter().map(node_of).collect();
+            let replicas = numbers(&record.replicas);
+            let without_room = replicas.iter().copied().filter(|node| !has_room(*node)).collect();
             // With too few nodes nothing moves.
             let is_moving = placed.len() == wanted
                 && (replicas.len() != wanted || placed.iter().any(|node| !replicas.contains(node)));
@@ -117,6 +136,7 @@ fn read_map(map: &dyn ClusterMap) -> Result<MapContents, MapError> {
                 replicas,
                 wanted,
                 is_moving,
+                without_room,
             });
         }
     }
@@ -145,11 +165,13 @@ fn known_groups(reports: &NodeReports) -> Vec<GroupView> {
                 replicas: Vec::new(),
                 wanted: 0,
                 is_moving: false,
+                without_room: Vec::new(),
             };
             let known = groups.entry(number(&replica["group"])).or_insert_with(|| GroupView {
                 pool: None,
                 in_sync: Vec::new(),
                 replicas: Vec::new(),
+                without_room: Vec::new(),
                 ..view
             });
             known.replicas.extend([*node]);
@@ -187,10 +209,10 @@ fn describe(view: &GroupView, reports: &NodeReports, map: Option<&MapContents>) 
             ("down", Some(waits.map_or(silent.clone(), |waits| format!("{silent}; {waits}"))))
         }
     };
-    let refused = |node: u32| {
+    let reason = |node: u32, list: &str| {
         let report = reports.get(&node).and_then(Option::as_ref);
-        let all = report.and_then(|report| report["refused"].as_array()).into_iter().flatten();
-        all.filter(|refused| refused["group"] == view.group).find_map(|refused| refused["why"].as_str())
+        let all = report.and_then(|report| report[list].as_array()).into_iter().flatten();
+        all.filter(|each| each["group"] == view.group).find_map(|each| each["why"].as_str())
     };
     let outside = view.replicas.iter().filter(|replica| !view.in_sync.contains(replica));
     let catching_up: Vec<String> = outside
@@ -198,13 +220,16 @@ fn describe(view: &GroupView, reports: &NodeReports, map: Option<&MapContents>) 
             None if is_remote_up(*node) => format!("{node}"),
             None if reports.get(node).is_some_and(Option::is_some) => format!("{node} (to come)"),
             None => format!("{node} (down)"),
+            Some(_) if view.without_room.contains(node) => format!("{node} (no room)"),
             Some(report) if report["complete"] == false => format!("{node} (copying)"),
             Some(_) => format!("{node}"),
         })
         .collect();
-    let refusal = view.replicas.iter().find_map(|node| Some((*node, refused(*node)?)));
+    let refusal = view.replicas.iter().find_map(|node| Some((*node, reason(*node, "refused")?)));
     if let (None, Some((node, refusal))) = (&why, refusal) {
         why = Some(format!("node {node}: {refusal}"));
+    } else if let (None, Some(no_room)) = (&why, reason(primary, "without_room")) {
+        why = Some(no_room.to_string());
     } else if why.is_none() && !catching_up.is_empty() {
         why = Some("replicas are not in sync".to_string());
     } else if why.is_none() && view.replicas.len() < view.wanted {
@@ -254,7 +279,7 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
         (*node, report.ok())
     };
     let reports: NodeReports = layout.nodes.iter().map(ask).collect();
-    let (map, map_error) = match read_map(&*layout.map) {
+    let (map, map_error) = match read_map(&*layout.map, &reports) {
         Ok(map) => (Some(map), None),
         Err(error @ MapError::Storage { .. }) => (None, Some(error.to_string())),
         Err(error) => return Err(CommandError::operation(error)),

@@ -5,8 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block_io::Status;
-use cluster_map::PartitionSize;
-use objects::{SpaceNeed, SpaceUse};
+use objects::SpaceNeed;
 use replica::{ClientReply, ClientRequest, EntryId, GroupBlocked, ReplicaAction, ReplicaEvent};
 use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId};
 
@@ -34,7 +33,7 @@ impl Shard {
             ReplicaInput::Map(config) => ReplicaEvent::Map(config),
             ReplicaInput::Partitions(partitions) => {
                 replication.partitions = partitions;
-                return;
+                return self.update_room();
             }
             ReplicaInput::Request(request @ ClientRequest::Read { .. }) => ReplicaEvent::Request(request),
             ReplicaInput::Request(request) => {
@@ -124,22 +123,6 @@ impl Shard {
                 }
             }
         }
-    }
-
-    /// Space of this partition that the smallest one of the group does not have. One that is too small for what the group
-    /// has already is not counted: it can have no replica.
-    fn only_here(&self, partitions: &[PartitionSize]) -> SpaceNeed {
-        let SpaceUse { extents, free_extents, released_extents, objects, onodes, .. } =
-            self.partition.space_use();
-        let used_extents = extents - free_extents - released_extents + self.reserved.extents;
-        let used_onodes = objects + self.reserved.onodes;
-        let fits = |it: &&PartitionSize| it.extents >= used_extents && it.onodes >= used_onodes;
-        let mut excess = SpaceNeed::default();
-        for partition in partitions.iter().filter(fits) {
-            excess.extents = excess.extents.max(extents.saturating_sub(partition.extents));
-            excess.onodes = excess.onodes.max(onodes.saturating_sub(partition.onodes));
-        }
-        excess
     }
 
     /// Adds an entry to the accepted ones, if the partition has room for it, for these and for what is reserved.
@@ -365,6 +348,22 @@ impl Shard {
                 replication.group
             );
         };
+        let need = copy.space_need();
+        if !self.partition.space_use().has_room(self.reserved, need) {
+            // It comes again, until the primary knows the size of this partition. What was given up is free meanwhile.
+            if replication.refused_copy != Some(session) {
+                log::warn!(
+                    "group {}: the partition has no room for a copy of object {} of volume {}, of {} extents",
+                    replication.group,
+                    object.index,
+                    object.volume,
+                    need.extents
+                );
+            }
+            replication.refused_copy = Some(session);
+            self.checkpoint_wanted |= self.is_changed;
+            return self.wake_background();
+        }
         let operations = copy.into_operations(object);
         let last = operations.len() - 1;
         for (index, (header, data)) in operations.into_iter().enumerate() {

@@ -129,6 +129,8 @@ impl Replication {
         Replication {
             group: shard.log.group(),
             partitions: Vec::new(),
+            without_room: Vec::new(),
+            refused_copy: None,
             replica: Replica::new(id, incarnation, settings, recovered, core.now_ns()),
             outbox,
             events: VecDeque::new(),

@@ -1,0 +1,102 @@
+//! Learners whose storage has no room for what the primary has.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use replica::*;
+
+const MS: u64 = 1_000_000;
+const LEARNER: ReplicaId = ReplicaId(2);
+
+/// The only replica in sync, which is the primary.
+struct Group {
+    primary: Replica,
+    config: Arc<GroupConfig>,
+    now_ns: u64,
+}
+
+impl Group {
+    fn new() -> Group {
+        let settings = ReplicaSettings { in_sync_min: 1, ..ReplicaSettings::default() };
+        let primary = Replica::new(ReplicaId(1), 1, settings, RecoveredReplica::default(), 0);
+        let config =
+            |epoch| Arc::new(GroupConfig { epoch, primary: ReplicaId(1), in_sync: vec![ReplicaId(1)] });
+        let mut group = Group { primary, config: config(2), now_ns: 0 };
+        group.handle(ReplicaEvent::Map(config(1)));
+        group.handle(ReplicaEvent::Map(config(2)));
+        group.sent_within(1000 * MS);
+        assert_eq!(group.primary.status().blocked, None);
+        group
+    }
+
+    /// What the learner is sent.
+    fn handle(&mut self, event: ReplicaEvent) -> Vec<MessageBody> {
+        let mut actions = Vec::new();
+        self.primary.handle(event, self.now_ns, &mut actions);
+        let sent = actions.into_iter().filter_map(|action| match action {
+            ReplicaAction::Send { to: LEARNER, message } => Some(message.body),
+            _ => None,
+        });
+        sent.collect()
+    }
+
+    fn join(&mut self, session: u64) -> Vec<MessageBody> {
+        let body = MessageBody::Join { session, commit_point: 0, complete: false };
+        let message = ReplicaMessage { from: LEARNER, config: self.config.clone(), body };
+        self.handle(ReplicaEvent::Message(message))
+    }
+
+    /// What the learner is sent in this time, while nothing else happens.
+    fn sent_within(&mut self, time_ns: u64) -> Vec<MessageBody> {
+        let end_ns = self.now_ns + time_ns;
+        let mut sent = Vec::new();
+        while let Some(at_ns) = self.primary.deadline().filter(|at_ns| *at_ns <= end_ns) {
+            self.now_ns = at_ns;
+            sent.extend(self.handle(ReplicaEvent::Timer));
+        }
+        self.now_ns = end_ns;
+        sent
+    }
+}
+
+fn is_copy(sent: &[MessageBody]) -> bool {
+    matches!(sent, [MessageBody::CopyBegin { .. }, ..])
+}
+
+#[test]
+fn a_learner_without_room_gets_nothing_until_it_has_room() {
+    let mut group = Group::new();
+    group.handle(ReplicaEvent::WithoutRoom(vec![LEARNER]));
+    assert_eq!(group.join(1), []);
+    assert_eq!(group.sent_within(5000 * MS), []);
+    // Another replica has none: this one has.
+    group.handle(ReplicaEvent::WithoutRoom(vec![ReplicaId(3)]));
+    assert!(is_copy(&group.join(2)));
+    assert!(is_copy(&group.sent_within(100 * MS)), "what has no answer is sent again");
+}
+
+#[test]
+fn a_copy_ends_when_the_learner_has_no_room() {
+    let mut group = Group::new();
+    assert!(is_copy(&group.join(1)));
+    assert_eq!(group.handle(ReplicaEvent::WithoutRoom(vec![LEARNER])), []);
+    assert_eq!(group.sent_within(5000 * MS), []);
+    // Its answers from before mean nothing.
+    let body = MessageBody::CopyBegun { session: 1 };
+    let message = ReplicaMessage { from: LEARNER, config: group.config.clone(), body };
+    assert_eq!(group.handle(ReplicaEvent::Message(message)), []);
+    assert_eq!(group.sent_within(1000 * MS), []);
+    assert_eq!(group.primary.status().blocked, None);
+    group.handle(ReplicaEvent::WithoutRoom(Vec::new()));
+    assert!(is_copy(&group.join(2)));
+}
+
+#[test]
+fn a_member_in_sync_keeps_its_stream_whatever_its_room() {
+    let mut group = Group::new();
+    let in_sync = vec![ReplicaId(1), LEARNER];
+    let config = Arc::new(GroupConfig { epoch: 3, primary: ReplicaId(1), in_sync });
+    assert!(!group.handle(ReplicaEvent::Map(config)).is_empty());
+    group.handle(ReplicaEvent::WithoutRoom(vec![LEARNER]));
+    assert!(!group.sent_within(100 * MS).is_empty());
+}
