@@ -5,8 +5,8 @@ use std::io::{IoSlice, IoSliceMut};
 
 use proptest::prelude::*;
 use sockets::{
-    ByteStream, ConnectionId, Network, NetworkEvent, NetworkFaults, SimulatedNetwork, StreamAddress,
-    TransferResult,
+    ByteStream, ConnectionId, Network, NetworkEvent, NetworkFaults, RejectedSend, SendPart, SimulatedNetwork,
+    StreamAddress, TransferResult,
 };
 use wire_nvme::digest::crc32c;
 use wire_nvme::tcp::{C2hData, FatalError, FatalStatus, Framing, PduLayout, PduType, SHORT_SIZE};
@@ -294,6 +294,115 @@ fn connected() -> (NetworkEnd, NetworkEnd) {
     let Some(NetworkEvent::Incoming { stream, .. }) = events.pop() else { panic!("no connection") };
     let far_id = far.add(stream).unwrap();
     ((near, near_id), (far, far_id))
+}
+
+/// A stream that sends without a copy from 1,000 bytes on, and keeps what it is given.
+#[derive(Default)]
+struct OwningStream {
+    owned: Vec<(u64, Vec<u8>)>,
+    plain: Vec<u8>,
+}
+
+impl ByteStream for OwningStream {
+    fn receive(&mut self, _parts: &mut [IoSliceMut<'_>]) -> TransferResult {
+        TransferResult::Blocked
+    }
+
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult {
+        parts.iter().for_each(|part| self.plain.extend_from_slice(part));
+        TransferResult::Bytes(parts.iter().map(|part| part.len()).sum())
+    }
+
+    fn zero_copy_min_bytes(&self) -> Option<usize> {
+        Some(1000)
+    }
+
+    fn send_owned(&mut self, parts: Vec<SendPart>, tag: u64) -> Result<(), RejectedSend> {
+        let bytes = |part: SendPart| match part {
+            SendPart::Bytes(bytes) => bytes,
+            SendPart::Buffer { .. } => panic!("the source has no buffers"),
+        };
+        self.owned.push((tag, parts.into_iter().flat_map(bytes).collect()));
+        Ok(())
+    }
+}
+
+#[test]
+fn large_data_is_sent_as_owned_sends_and_released_when_they_end() {
+    let data: Vec<Vec<u8>> = [0, 100, 2000, 50, 3000].map(|length| vec![length as u8; length]).into();
+    let mut source = TestSource { data: data.clone(), sent: Vec::new() };
+    let framing = Framing { header_digest: true, data_digest: true, data_alignment_bytes: 4 };
+    let push = |sender: &mut PduSender, slot: u32| queue(sender, &framing, slot, &data[slot as usize]);
+    let bytes_of = |slots: &[u32]| {
+        let (mut sender, mut stream) = (PduSender::default(), OwningStream::default());
+        let mut source = TestSource { data: data.clone(), sent: Vec::new() };
+        slots.iter().for_each(|slot| push(&mut sender, *slot));
+        assert_eq!(sender.flush(&mut stream, &mut source), FlushStatus::Empty);
+        assert!(stream.owned.is_empty(), "a queue makes owned sends only if its owner passes on their ends");
+        stream.plain
+    };
+    let (mut sender, mut stream) = (PduSender::default(), OwningStream::default());
+    sender.enable_owned_sends();
+    push(&mut sender, 1);
+    assert_eq!(sender.flush(&mut stream, &mut source), FlushStatus::Empty);
+    assert_eq!((&stream.plain, &source.sent[..]), (&bytes_of(&[1]), &[1][..]), "small data is sent at once");
+    assert!(sender.is_empty());
+
+    push(&mut sender, 2);
+    assert_eq!(sender.flush(&mut stream, &mut source), FlushStatus::Empty);
+    // This one must not overtake it, however small.
+    push(&mut sender, 3);
+    assert_eq!(sender.flush(&mut stream, &mut source), FlushStatus::Empty);
+    assert_eq!(stream.owned, [(0, bytes_of(&[2])), (1, bytes_of(&[3]))]);
+    assert_eq!((&source.sent[..], sender.is_empty(), sender.owned_sends()), (&[1][..], false, 2));
+    assert!(sender.position().is_some(), "the peer has still to receive it");
+    sender.owned_sent(1, &mut source);
+    sender.owned_sent(1, &mut source);
+    assert_eq!((&source.sent[..], sender.is_empty()), (&[1, 3][..], false));
+    sender.owned_sent(0, &mut source);
+    assert_eq!((&source.sent[..], sender.is_empty()), (&[1, 3, 2][..], true));
+}
+
+#[test]
+fn owned_sends_are_limited_and_continue_as_they_end() {
+    let mut source = TestSource { data: vec![vec![7; 1000]], sent: Vec::new() };
+    let (mut sender, mut stream) = (PduSender::default(), OwningStream::default());
+    sender.enable_owned_sends();
+    let mut count = 0;
+    loop {
+        queue(&mut sender, &Framing::PLAIN, 0, &[7; 1000]);
+        count += 1;
+        if sender.flush(&mut stream, &mut source) == FlushStatus::Blocked {
+            break;
+        }
+        assert!(count < 1000, "no limit");
+    }
+    assert_eq!((stream.owned.len(), sender.owned_sends()), (count - 1, count - 1));
+    sender.owned_sent(3, &mut source);
+    assert_eq!(sender.flush(&mut stream, &mut source), FlushStatus::Empty);
+    assert_eq!((stream.owned.len(), stream.owned[count - 1].0), (count, 3));
+}
+
+#[test]
+fn data_of_owned_sends_is_released_once_after_a_failure() {
+    let mut source = TestSource { data: vec![vec![7; 4000]; 3], sent: Vec::new() };
+    let (mut sender, mut stream) = (PduSender::default(), OwningStream::default());
+    sender.enable_owned_sends();
+    // The data of slot 1 goes in two sends, and not whole.
+    for (start, release) in [(0, false), (2000, false), (3000, true)] {
+        sender.push_data(1, start, 1000, release);
+        if !release {
+            sender.push_data(2, start, 1000, start > 0);
+            assert_eq!(sender.flush(&mut stream, &mut source), FlushStatus::Empty);
+        }
+    }
+    sender.push_data(0, 0, 4000, true);
+    assert_eq!(stream.owned.len(), 2);
+    assert_eq!(sender.abandon(), [1, 2], "nothing has the data of slot 0");
+    sender.owned_sent(0, &mut source);
+    assert_eq!(source.sent, []);
+    sender.owned_sent(1, &mut source);
+    assert_eq!((&source.sent[..], sender.is_empty()), (&[1, 2][..], true));
 }
 
 #[test]

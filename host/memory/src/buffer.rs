@@ -202,6 +202,14 @@ impl Buffer {
         Ok(self)
     }
 
+    /// Whether it is an allocation of its pool of which there is no other buffer. A [`share`](Self::share) of it ends with
+    /// [`make_writable`](Self::make_writable) once the other buffers are gone; that of a part, or of memory that is not the
+    /// pool's, does not.
+    #[inline]
+    pub fn is_whole(&self) -> bool {
+        self.home == Home::Whole
+    }
+
     /// Another buffer of the same bytes. From now on neither can write them; see
     /// [`make_writable`](Self::make_writable).
     pub fn share(&mut self) -> Buffer {

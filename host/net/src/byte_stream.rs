@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 
-use crate::{ConnectionId, Network, ReceivedDescriptors, TransferResult};
+use crate::{ConnectionId, Network, ReceivedDescriptors, RejectedSend, SendPart, TransferResult};
 
 /// The result of sending everything that is queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +59,22 @@ pub trait ByteStream {
         }
     }
 
+    /// The number of bytes from which a [`send_owned`](Self::send_owned) is worth it; `None` where it would only copy.
+    #[inline]
+    fn zero_copy_min_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    /// Sends all parts, after those of earlier calls, without a copy if the kernel can; the stream owns them until the end
+    /// of the send is reported with `tag`. [`send`](Self::send) must not be used before that.
+    ///
+    /// # Errors
+    /// `Unsupported`, as by default; otherwise those of [`OwnedTransfers::submit_send`](crate::OwnedTransfers::submit_send).
+    fn send_owned(&mut self, parts: Vec<SendPart>, tag: u64) -> Result<(), RejectedSend> {
+        let _ = tag;
+        Err(RejectedSend { reason: io::ErrorKind::Unsupported, parts })
+    }
+
     /// Writes accepted bytes that the implementation keeps. By default there are none.
     #[inline]
     fn flush(&mut self) -> FlushStatus {
@@ -83,6 +99,16 @@ impl<N: Network> ByteStream for PlainStream<'_, N> {
     fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult {
         self.network.send(self.connection, parts)
     }
+
+    #[inline]
+    fn zero_copy_min_bytes(&self) -> Option<usize> {
+        self.network.zero_copy_min_bytes(self.connection)
+    }
+
+    fn send_owned(&mut self, parts: Vec<SendPart>, tag: u64) -> Result<(), RejectedSend> {
+        self.network.send_owned(self.connection, parts, tag)
+    }
+
     #[inline]
     fn receive_with_descriptors(
         &mut self,

@@ -4,7 +4,7 @@ use std::io;
 
 use reactor::Core;
 
-use crate::{Network, Sockets, StreamAddress};
+use crate::{Network, Sockets, StreamAddress, ZERO_COPY_SEND};
 
 /// A [`Network`] that exists on every core: kernel sockets, or a simulation's links.
 ///
@@ -23,9 +23,13 @@ pub trait CoreNetwork: Network + Sized + 'static {
 }
 
 impl CoreNetwork for Sockets {
-    /// Busy connections are polled without readiness events if the core spins.
+    /// Busy connections are polled without readiness events if the core spins. [`ZERO_COPY_SEND`] applies.
     fn of_core(core: &Core) -> Sockets {
-        Sockets::new(core.event_loop()).with_busy_poll(core.spins())
+        Sockets::new(core.event_loop()).with_busy_poll(core.spins()).with_zero_copy(
+            core.event_loop(),
+            core.pool(),
+            &ZERO_COPY_SEND,
+        )
     }
 
     fn connect(&mut self, address: &StreamAddress) -> io::Result<Self::Stream> {

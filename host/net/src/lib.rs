@@ -33,6 +33,7 @@ mod sockets;
 mod stream;
 mod transfers;
 mod unix_listener;
+mod zero_copy;
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -48,8 +49,9 @@ pub use os::{PeerCredentials, RejectedSend, SendPart, SocketCapabilities};
 pub use simulation::{NetworkFaults, SimulatedNetwork, SimulatedStream};
 pub use sockets::{CONNECTIONS_MAX, Sockets};
 pub use stream::{SocketStream, connect};
-pub use transfers::{OwnedTransferConfig, OwnedTransfers, ReceiveEnd, SendStats, TransferEvent};
+pub use transfers::{OwnedTransferConfig, OwnedTransfers, ReceiveEnd, SendStats, SentEvent, TransferEvent};
 pub use unix_listener::UnixListenSocket;
+pub use zero_copy::{ZERO_COPY_SEND, ZeroCopySwitch};
 
 use slots::Slot;
 
@@ -185,6 +187,32 @@ pub trait Network {
         }
     }
 
+    /// See [`ByteStream::zero_copy_min_bytes`].
+    #[inline]
+    fn zero_copy_min_bytes(&self, connection: ConnectionId) -> Option<usize> {
+        let _ = connection;
+        None
+    }
+
+    /// See [`ByteStream::send_owned`]. [`reap_sent`](Self::reap_sent) reports its end.
+    fn send_owned(
+        &mut self,
+        connection: ConnectionId,
+        parts: Vec<SendPart>,
+        tag: u64,
+    ) -> Result<(), RejectedSend> {
+        let _ = (connection, tag);
+        Err(RejectedSend { reason: io::ErrorKind::Unsupported, parts })
+    }
+
+    /// Appends the ends of owned sends since the last call. Call it after [`poll`](Self::poll). Returns false while no
+    /// connection may have any: then nothing is done.
+    #[inline]
+    fn reap_sent(&mut self, out: &mut Vec<SentEvent>) -> bool {
+        let _ = out;
+        false
+    }
+
     /// The byte stream of a connection.
     #[inline]
     fn stream(&mut self, connection: ConnectionId) -> PlainStream<'_, Self>
@@ -194,7 +222,8 @@ pub trait Network {
         PlainStream { network: self, connection }
     }
 
-    /// Closes a connection; data that was sent is still delivered.
+    /// Closes a connection; data that was sent is still delivered, unless the kernel still uses memory of owned sends: then the
+    /// connection is reset.
     fn close(&mut self, connection: ConnectionId);
 
     /// Whether [`poll`](Self::poll) has events that the core's event loop will not report.

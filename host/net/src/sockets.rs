@@ -10,9 +10,12 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 use slots::{Slab, Slot};
 
 use self::listeners::{Listeners, RETRY_TAG};
-use self::owned::{ConnectionTransfers, Transfers};
+use self::owned::{ConnectionTransfers, Transfers, ZeroCopySource};
 use crate::descriptors::{self, ReceivedDescriptors, Wait};
-use crate::{ConnectionId, ListenerId, Network, NetworkEvent, SocketStream, StreamAddress, TransferResult};
+use crate::{
+    ConnectionId, ListenerId, Network, NetworkEvent, OwnedTransfers, RejectedSend, SendPart, SentEvent,
+    SocketStream, StreamAddress, TransferResult,
+};
 
 mod listeners;
 mod owned;
@@ -58,6 +61,8 @@ pub struct Sockets {
     busy_poll_allowed: bool,
     busy_polled_count: usize,
     transfers: Option<Box<Transfers>>,
+    /// For connections that may send without a copy, although nothing has asked for owned transfers.
+    zero_copy: Option<ZeroCopySource>,
     /// Parts that are sent as one.
     joined: Vec<u8>,
 }
@@ -80,6 +85,8 @@ struct SocketConnection {
     is_unix: bool,
     /// The last send was not complete: the next may send nothing, and is not worth a copy.
     is_full: bool,
+    /// Large sends may be zero-copy: [`Network::zero_copy_min_bytes`].
+    zero_copy: bool,
     /// The connection has owned transfers; its socket is in blocking mode.
     owned: Option<Box<ConnectionTransfers>>,
 }
@@ -124,6 +131,7 @@ impl Sockets {
             busy_poll_allowed: false,
             busy_polled_count: 0,
             transfers: None,
+            zero_copy: None,
             joined: Vec::new(),
         }
     }
@@ -234,6 +242,7 @@ impl Network for Sockets {
         if !stream.is_unix {
             sockopt::set_tcp_nodelay(&stream.socket, true)?;
         }
+        let zero_copy = !stream.is_unix && self.allows_zero_copy(stream.is_accepted);
         let entry = SocketConnection {
             socket: Rc::new(stream.socket),
             watch: None,
@@ -244,6 +253,7 @@ impl Network for Sockets {
             peer_closed: false,
             is_unix: stream.is_unix,
             is_full: false,
+            zero_copy,
             owned: None,
         };
         let slot = self.connections.insert(entry).map_err(|_| quota_exceeded())?;
@@ -366,12 +376,38 @@ impl Network for Sockets {
         }
         if let Some(connection) = self.connections.remove(id.0) {
             self.busy_polled_count -= usize::from(connection.busy_polled);
+            if connection.owned.as_ref().is_some_and(|owned| owned.has_kernel_sends()) {
+                // A peer that does not read would otherwise keep the memory of these sends for as long as it likes.
+                let _ = rustix::net::connect_unspec(&*connection.socket);
+            }
             // Closes the stream for the peer even while the kernel still references the file for the watch.
             let _ = rustix::net::shutdown(&*connection.socket, Shutdown::Both);
             if let (Some(owned), Some(transfers)) = (connection.owned, &mut self.transfers) {
                 transfers.on_close(id, *owned);
             }
         }
+    }
+
+    #[inline]
+    fn zero_copy_min_bytes(&self, connection: ConnectionId) -> Option<usize> {
+        let transfers = self.transfers.as_ref()?;
+        transfers.zero_copy_min_bytes(self.connections.get(connection.0)?)
+    }
+
+    fn send_owned(
+        &mut self,
+        connection: ConnectionId,
+        parts: Vec<SendPart>,
+        tag: u64,
+    ) -> Result<(), RejectedSend> {
+        self.submit_send(connection, parts, tag)
+    }
+
+    #[inline]
+    fn reap_sent(&mut self, out: &mut Vec<SentEvent>) -> bool {
+        let Some(transfers) = &mut self.transfers else { return false };
+        transfers.reap_sent(out);
+        true
     }
 
     fn is_pending(&self) -> bool {

@@ -19,6 +19,8 @@ use crate::StreamAddress;
 pub struct SocketStream {
     pub(crate) socket: OwnedFd,
     pub(crate) is_unix: bool,
+    /// A listener of this process accepted it.
+    pub(crate) is_accepted: bool,
 }
 
 impl SocketStream {
@@ -41,13 +43,13 @@ impl SocketStream {
 
 impl From<TcpStream> for SocketStream {
     fn from(stream: TcpStream) -> Self {
-        SocketStream { socket: stream.into(), is_unix: false }
+        SocketStream { socket: stream.into(), is_unix: false, is_accepted: false }
     }
 }
 
 impl From<UnixStream> for SocketStream {
     fn from(stream: UnixStream) -> Self {
-        SocketStream { socket: stream.into(), is_unix: true }
+        SocketStream { socket: stream.into(), is_unix: true, is_accepted: false }
     }
 }
 
@@ -77,7 +79,8 @@ pub fn connect(address: &StreamAddress) -> io::Result<SocketStream> {
     };
     match connected {
         Ok(()) | Err(Errno::INPROGRESS) => {
-            Ok(SocketStream { socket, is_unix: matches!(address, StreamAddress::Unix(_)) })
+            let is_unix = matches!(address, StreamAddress::Unix(_));
+            Ok(SocketStream { socket, is_unix, is_accepted: false })
         }
         Err(error) => Err(error.into()),
     }
@@ -118,7 +121,7 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> Result<(SocketStream, StreamAd
     let (socket, peer) = rustix::net::acceptfrom_with(listener, flags)?;
     let tcp = peer.clone().and_then(|peer| SocketAddr::try_from(peer).ok());
     let peer = tcp.map_or_else(|| StreamAddress::Unix(unix_path(peer)), StreamAddress::Tcp);
-    Ok((SocketStream { socket, is_unix: tcp.is_none() }, peer))
+    Ok((SocketStream { socket, is_unix: tcp.is_none(), is_accepted: true }, peer))
 }
 
 fn unix_path(address: Option<SocketAddrAny>) -> PathBuf {

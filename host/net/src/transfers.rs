@@ -62,6 +62,17 @@ pub struct SendStats {
     pub turned_off: u64,
 }
 
+/// The end of a send of [`Network::send_owned`]: its memory is no longer used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SentEvent {
+    /// The connection, which may be closed by now.
+    pub connection: ConnectionId,
+    /// The tag of the send.
+    pub tag: u64,
+    /// Whether the kernel accepted all bytes.
+    pub result: Result<(), io::ErrorKind>,
+}
+
 /// An event of an owned transfer.
 #[derive(Debug)]
 pub enum TransferEvent {

@@ -20,7 +20,7 @@ pub mod harness;
 mod tests;
 mod window;
 
-pub use command::{CommandData, CommandToken};
+pub use command::{CommandData, CommandToken, SharedPart};
 pub use window::{BufferWindow, HostBuffers};
 
 use std::collections::VecDeque;
@@ -463,6 +463,12 @@ impl<L: Default> IoQueue<L> {
     #[inline]
     pub fn sending(&self, index: u32) -> &CommandData {
         &self.commands.value_at(index).expect("a command stays until its data is sent").data
+    }
+
+    /// As [`sending`](Self::sending), to share it with the network.
+    pub fn sending_mut(&mut self, index: u32) -> Option<&mut CommandData> {
+        let slot = self.commands.slot_at(index)?;
+        self.commands.get_mut(slot).map(|command| &mut command.data)
     }
 
     /// The data of a command was sent: frees it.

@@ -131,6 +131,11 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         }
     }
 
+    fn sent(&mut self, tag: u64) {
+        let ConnectionState { link, queue, .. } = &mut self.state;
+        link.sender.owned_sent(tag, &mut SendingData(queue));
+    }
+
     /// A Copy command's next range can start.
     #[inline]
     fn wants_resume(&self) -> bool {

@@ -3,11 +3,13 @@
 use block_io::{Request, Status};
 use dma::Data;
 use nvme_controller::io_queue::{
-    CommandData, CommandToken, HostData, HostLink, HostTransfer, IoQueue, IoTransport, Transferred,
+    CommandData, CommandToken, HostData, HostLink, HostTransfer, IoQueue, IoTransport, SharedPart,
+    Transferred,
 };
 use nvme_controller::sgl::{self, DataSource};
 use nvme_tcp::{PduSender, SegmentSource};
 use slots::Slot;
+use sockets::SendPart;
 use wire_nvme::digest::{Crc32c, crc32c};
 use wire_nvme::tcp::{C2hData, CapsuleResp, Framing, R2t, SHORT_SIZE};
 use wire_nvme::{Cqe, Sqe};
@@ -60,8 +62,10 @@ pub(crate) struct TcpLink {
 impl TcpLink {
     /// The link of a connection before Connect.
     pub(crate) fn new() -> TcpLink {
+        let mut sender = PduSender::default();
+        sender.enable_owned_sends();
         TcpLink {
-            sender: PduSender::default(),
+            sender,
             framing: Framing::PLAIN,
             sq_entries: 1,
             sq_head: 0,
@@ -166,6 +170,16 @@ impl SegmentSource for SendingData<'_> {
     #[inline]
     fn bytes(&self, slot: u32, start: usize, length: usize) -> &[u8] {
         self.0.sending(slot).part(start, length)
+    }
+
+    fn share(&mut self, slot: u32, start: usize, length: usize) -> SendPart {
+        let data = self.0.sending_mut(slot).expect("a command stays until its data is sent");
+        match data.share(start, length) {
+            SharedPart::Buffer { buffer, start } => {
+                SendPart::Buffer { buffer, start: start as u32, length: length as u32 }
+            }
+            SharedPart::Bytes(bytes) => SendPart::Bytes(bytes),
+        }
     }
 
     #[inline]

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use dma::Pool;
 use reactor::{Core, Shutdown};
 use slots::Slot;
-use sockets::{ListenerId, Network, NetworkEvent, StreamAddress};
+use sockets::{ListenerId, Network, NetworkEvent, SentEvent, StreamAddress};
 
 pub(crate) use admission::GroupShared;
 use polled::add_polled;
@@ -69,6 +69,7 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     shared: Arc<GroupShared<P, N::Stream>>,
     scratch: Vec<u8>,
     events: Vec<NetworkEvent<N::Stream>>,
+    sent: Vec<SentEvent>,
     completions: Vec<bdev::Completion>,
     /// Connections that may have more to receive.
     more_to_read: Vec<Slot>,
@@ -111,6 +112,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             shared,
             scratch: vec![0; SCRATCH_BYTES],
             events: Vec::new(),
+            sent: Vec::new(),
             completions: Vec::with_capacity(256),
             more_to_read: Vec::new(),
             more_to_read_spare: Vec::new(),
@@ -205,6 +207,24 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
                 _ = responder.answer(());
             }
             GroupMessage::Query(query) => query(&mut self.protocol, &mut self.connections),
+        }
+    }
+
+    /// Passes the ends of owned sends to their connections.
+    #[cold]
+    fn process_sent(&mut self, now_ns: u64) {
+        for SentEvent { connection, tag, result } in std::mem::take(&mut self.sent) {
+            // The network's identifier may be another connection's by now.
+            let Some(slot) = self.connections.by_id(connection) else { continue };
+            let Some(entry) = self.connections.slab.get_mut(slot) else { continue };
+            if entry.id != connection {
+                continue;
+            }
+            entry.connection.sent(tag);
+            self.connections.mark_dirty(slot);
+            if let Err(kind) = result {
+                self.close(slot, CloseReason::Network(kind), now_ns);
+            }
         }
     }
 
@@ -394,6 +414,9 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         }
         let mut events = std::mem::take(&mut self.events);
         count += self.network.poll(&mut events);
+        if self.network.reap_sent(&mut self.sent) {
+            self.process_sent(now_ns);
+        }
         if !self.more_to_read.is_empty() {
             let spare = std::mem::take(&mut self.more_to_read_spare);
             let mut more_to_read = std::mem::replace(&mut self.more_to_read, spare);

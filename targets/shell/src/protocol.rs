@@ -131,6 +131,12 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
     /// The connection is closed for this reason.
     fn flush<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), CloseReason<P::Error>>;
 
+    /// A send that [`flush`](Self::flush) made by [`ByteStream::send_owned`] has ended. The connection is flushed in the
+    /// same poll. By default nothing happens: for protocols that make no such sends.
+    fn sent(&mut self, tag: u64) {
+        let _ = tag;
+    }
+
     /// Whether work arrives through memory that the peer shares, without an event. Asked after [`Protocol::accept`],
     /// [`receive`](Self::receive), [`resume`](Self::resume), [`poll`](Self::poll) and
     /// [`on_deadline`](Self::on_deadline).

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use block_io::{Channel, Completion, FabricsStatus, Op, Request, Status, Tag};
 use dma::Data;
 use reactor::Core;
-use sockets::{CoreNetwork, NetworkEvent, Sockets};
+use sockets::{CoreNetwork, NetworkEvent, SentEvent, Sockets};
 use wire_nvme::Sqe;
 use wire_nvme::identify::IdentifyNamespace;
 
@@ -47,6 +47,9 @@ pub(super) struct ConnectedQueue<N: CoreNetwork> {
     network: N,
     scratch: Vec<u8>,
     received: Vec<NetworkEvent<N::Stream>>,
+    sent: Vec<SentEvent>,
+    /// The connection was closed after a failure, because it still used data of commands.
+    closed: bool,
     pub(super) queue: TcpQueue,
     _qid: QidGuard,
 }
@@ -74,12 +77,15 @@ impl<N: CoreNetwork> ConnectedQueue<N> {
         let mut network = N::of_core(core);
         let depth_max = association.entries_max.saturating_sub(1).clamp(1, queue::DEPTH_MAX - 1);
         let depth = association.options.queue_depth.clamp(1, depth_max);
-        let queue = connect(&mut network, association.address, depth + 1, &association.uri)?;
+        let mut queue = connect(&mut network, association.address, depth + 1, &association.uri)?;
+        queue.enable_owned_sends();
         let (sqe, data) = connect_command(association, qid.qid, depth + 1, association.cntlid);
         let mut connection = ConnectedQueue {
             network,
             scratch: vec![0; SCRATCH_BYTES],
             received: Vec::new(),
+            sent: Vec::new(),
+            closed: false,
             queue,
             _qid: qid,
         };
@@ -148,6 +154,9 @@ impl<N: CoreNetwork> ConnectedQueue<N> {
     fn receive(&mut self) -> u64 {
         let mut arrivals = 0;
         self.network.poll(&mut self.received);
+        if self.network.reap_sent(&mut self.sent) {
+            self.process_sent();
+        }
         for event in self.received.drain(..) {
             if matches!(event, NetworkEvent::Ready(id) if id == self.queue.connection()) {
                 arrivals += 1;
@@ -155,6 +164,23 @@ impl<N: CoreNetwork> ConnectedQueue<N> {
             }
         }
         arrivals
+    }
+}
+
+impl<N: CoreNetwork> ConnectedQueue<N> {
+    /// Passes on the ends of owned sends, and has them end soon after a failure.
+    #[cold]
+    fn process_sent(&mut self) {
+        for SentEvent { connection, tag, result } in self.sent.drain(..) {
+            if connection == self.queue.connection() {
+                self.queue.owned_sent(tag, result);
+                self.queue.flush(&mut self.network);
+            }
+        }
+        if self.queue.failure.is_some() && self.queue.has_owned_sends() && !self.closed {
+            self.closed = true;
+            self.network.close(self.queue.connection());
+        }
     }
 }
 

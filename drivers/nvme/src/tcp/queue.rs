@@ -5,7 +5,7 @@
 //! controller for a command that has completed or never existed therefore closes the connection instead of touching
 //! memory that has been reused.
 
-use std::io::IoSliceMut;
+use std::io::{ErrorKind, IoSliceMut};
 
 use block_io::{Request, Status};
 use dma::Data;
@@ -14,7 +14,7 @@ use nvme_tcp::{
     receive_pdus,
 };
 use slots::{Slab, Slot};
-use sockets::{ConnectionId, Network};
+use sockets::{ConnectionId, Network, SendPart};
 use wire_nvme::digest::{Crc32c, crc32c};
 use wire_nvme::tcp::{
     C2hData, CapsuleCmd, CapsuleResp, FatalError, FatalStatus, Framing, H2cData, IC_SIZE, IcReq, IcResp,
@@ -109,8 +109,21 @@ struct InFlightCommand {
     unsent_segments: u32,
     /// A data digest did not match.
     corrupt: bool,
+    /// An owned send shares the data, which is read-only meanwhile.
+    is_shared: bool,
     /// A response that arrived while data was still queued.
     response: Option<Cqe>,
+}
+
+impl InFlightCommand {
+    /// The network has dropped its parts of the data.
+    #[cold]
+    fn make_writable(&mut self) {
+        self.is_shared = false;
+        if let Some(data) = self.request.data_mut() {
+            data.make_writable();
+        }
+    }
 }
 
 fn cid_of(slot: Slot) -> u16 {
@@ -135,9 +148,35 @@ impl SegmentSource for InFlightTable {
         }
     }
 
+    fn share(&mut self, slot: u32, start: usize, length: usize) -> SendPart {
+        let entry = self.0.slot_at(slot).and_then(|slot| self.0.get_mut(slot));
+        if let Some(entry) = entry
+            && let Some(data) = entry.request.data_mut()
+        {
+            entry.is_shared = true;
+            let mut first = 0;
+            for buffer in data.slices_mut() {
+                if start < first + buffer.len() {
+                    let start = start - first;
+                    // What cannot be made writable again is copied, unless it is not writable anyway.
+                    if buffer.is_writable() && !buffer.is_whole() {
+                        return SendPart::Bytes(buffer.as_slice()[start..start + length].to_vec());
+                    }
+                    let buffer = buffer.share();
+                    return SendPart::Buffer { buffer, start: start as u32, length: length as u32 };
+                }
+                first += buffer.len();
+            }
+        }
+        unreachable!("a slot with data queued keeps its data")
+    }
+
     fn sent(&mut self, slot: u32) {
         if let Some(entry) = self.0.slot_at(slot).and_then(|slot| self.0.get_mut(slot)) {
             entry.unsent_segments -= 1;
+            if entry.is_shared && entry.unsent_segments == 0 {
+                entry.make_writable();
+            }
         }
     }
 }
@@ -214,6 +253,7 @@ impl TcpQueue {
             transferred: 0,
             unsent_segments: 0,
             corrupt: false,
+            is_shared: false,
             response: None,
         };
         let Ok(slot) = protocol.table.0.insert(entry) else {
@@ -297,6 +337,28 @@ impl TcpQueue {
         false
     }
 
+    /// Lets the network send data without a copy; the caller passes on the ends of such sends.
+    pub(crate) fn enable_owned_sends(&mut self) {
+        self.protocol.sender.enable_owned_sends();
+    }
+
+    /// Whether the network uses data of commands, which after a failure complete when it does not any more.
+    pub(crate) fn has_owned_sends(&self) -> bool {
+        self.protocol.sender.owned_sends() > 0
+    }
+
+    /// An owned send has ended.
+    pub(crate) fn owned_sent(&mut self, tag: u64, result: Result<(), ErrorKind>) {
+        let QueueProtocol { sender, table, .. } = &mut self.protocol;
+        sender.owned_sent(tag, table);
+        self.protocol.complete_early();
+        if let Err(kind) = result
+            && self.failure.is_none()
+        {
+            self.fail(ControllerFailure::Network(kind));
+        }
+    }
+
     /// Completed requests, for the caller to drain.
     #[inline]
     pub(crate) fn completions(&mut self) -> &mut Vec<TcpCompletion> {
@@ -312,15 +374,23 @@ impl TcpQueue {
         let _ = self.protocol.sender.flush(&mut network.stream(self.connection), &mut self.protocol.table);
     }
 
-    /// Fails the queue: commands in flight complete with [`Status::HOST_PATHING_ERROR`].
+    /// Fails the queue: commands in flight complete with [`Status::HOST_PATHING_ERROR`], those whose data an owned send
+    /// uses when it has ended.
     pub(crate) fn fail(&mut self, failure: ControllerFailure) {
         self.failure = Some(failure);
-        let slots: Vec<Slot> = self.protocol.table.0.iter().map(|(slot, _)| slot).collect();
+        let QueueProtocol { table, sender, completions, early_responses, .. } = &mut self.protocol;
+        let in_use = sender.abandon();
+        let slots: Vec<Slot> = table.0.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
-            if let Some(entry) = self.protocol.table.0.remove(slot) {
-                // The kernel holds no reference to the buffer: the socket copies data on send.
-                let cqe = Cqe::new(cid_of(slot), Status::HOST_PATHING_ERROR);
-                self.protocol.completions.push(TcpCompletion { request: entry.request, cqe });
+            let cqe = Cqe::new(cid_of(slot), Status::HOST_PATHING_ERROR);
+            if in_use.binary_search(&slot.index()).is_ok() {
+                let Some(entry) = table.0.get_mut(slot) else { continue };
+                entry.unsent_segments = 1;
+                *early_responses += u32::from(entry.response.replace(cqe).is_none());
+            } else if let Some(entry) = table.0.remove(slot) {
+                // The kernel has no reference to the buffer: the socket has copied what was sent.
+                *early_responses -= u32::from(entry.response.is_some());
+                completions.push(TcpCompletion { request: entry.request, cqe });
             }
         }
     }

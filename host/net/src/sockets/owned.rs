@@ -15,8 +15,8 @@ use slots::{Slab, Slot};
 
 use super::{SocketConnection, Sockets};
 use crate::{
-    ConnectionId, NetworkEvent, OwnedTransferConfig, OwnedTransfers, ReceiveEnd, SendStats, SocketStream,
-    TransferEvent,
+    ConnectionId, NetworkEvent, OwnedTransferConfig, OwnedTransfers, ReceiveEnd, SendStats, SentEvent,
+    SocketStream, TransferEvent, ZeroCopySwitch,
 };
 
 /// Maximum number of sends of a connection that wait for earlier ones.
@@ -58,6 +58,13 @@ struct KernelSend {
     must_copy: bool,
 }
 
+/// What connections need that may send without a copy: see [`Sockets::with_zero_copy`].
+pub(super) struct ZeroCopySource {
+    switch: &'static ZeroCopySwitch,
+    /// Until the first such connection.
+    spare: Option<(EventClient, Pool)>,
+}
+
 /// The owned transfers of a connection. Its socket is in blocking mode, so that io_uring waits for it.
 pub(super) struct ConnectionTransfers {
     queue: VecDeque<QueuedSend>,
@@ -66,6 +73,8 @@ pub(super) struct ConnectionTransfers {
     copies: u32,
     /// The kernel has not accepted the last send yet: the next must wait, or it could overtake.
     is_sending: bool,
+    /// Sends whose memory the kernel uses.
+    in_kernel: u32,
     receive: OwnedReceiveState,
 }
 
@@ -83,6 +92,11 @@ enum OwnedReceiveState {
 }
 
 impl ConnectionTransfers {
+    /// Whether the kernel uses memory of sends.
+    pub(super) fn has_kernel_sends(&self) -> bool {
+        self.in_kernel > 0
+    }
+
     /// The readiness that is needed besides the kernel's completions.
     fn interest(&self) -> Interest {
         match self.receive {
@@ -94,14 +108,13 @@ impl ConnectionTransfers {
 }
 
 impl Transfers {
-    fn new(events: &EventLoop, pool: &Pool, config: &OwnedTransferConfig) -> io::Result<Transfers> {
+    fn new(client: EventClient, pool: &Pool, config: &OwnedTransferConfig) -> io::Result<Transfers> {
         let is_valid = config.receive_buffers.is_power_of_two()
             && config.receive_buffers <= 1 << 15
             && (1..=dma::BUFFER_BYTES_MAX).contains(&config.receive_buffer_bytes);
         if !is_valid {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let client = events.client();
         let capabilities = client.socket_capabilities();
         // A kernel or a sandbox that refuses the registration gets the fallback.
         let group = match config.multishot_receive && capabilities.multishot_receive {
@@ -130,6 +143,24 @@ impl Transfers {
         !self.retry.is_empty() || !self.events.is_empty()
     }
 
+    /// From how many bytes a send of a connection is zero-copy; `None` if none is.
+    #[inline]
+    pub(super) fn zero_copy_min_bytes(&self, connection: &SocketConnection) -> Option<usize> {
+        let is_on = connection.owned.as_ref().map_or(self.zero_copy, |owned| owned.zero_copy);
+        (connection.zero_copy && is_on).then_some(self.zero_copy_min_bytes)
+    }
+
+    /// Passes on the ends of sends, and drops what was sent.
+    #[cold]
+    pub(super) fn reap_sent(&mut self, out: &mut Vec<SentEvent>) {
+        out.extend(self.events.drain(..).filter_map(|event| match event {
+            TransferEvent::Sent { connection, tag, result, .. } => {
+                Some(SentEvent { connection, tag, result })
+            }
+            _ => None,
+        }));
+    }
+
     /// Sends what is queued, up to what the kernel accepts.
     fn advance(&mut self, id: ConnectionId, connection: &mut SocketConnection) {
         let Some(owned) = &mut connection.owned else { return };
@@ -147,7 +178,10 @@ impl Transfers {
                     None => Err(RejectedSend { reason: io::ErrorKind::WouldBlock, parts: send.parts }),
                 };
                 match submitted {
-                    Ok(()) => owned.is_sending = true,
+                    Ok(()) => {
+                        owned.is_sending = true;
+                        owned.in_kernel += 1;
+                    }
                     Err(rejected) => {
                         if let Some(slot) = slot {
                             self.in_kernel.remove(slot);
@@ -219,7 +253,10 @@ impl Transfers {
             unreachable!("a send is released once")
         };
         let mut entry = connections.get_mut(connection.0);
-        let owned = entry.as_mut().and_then(|entry| entry.owned.as_mut());
+        let mut owned = entry.as_mut().and_then(|entry| entry.owned.as_mut());
+        if let Some(owned) = &mut owned {
+            owned.in_kernel -= 1;
+        }
         if must_copy && let Some(owned) = owned {
             owned.is_sending = false;
             owned.queue.push_front(QueuedSend { tag, parts, sent: 0 });
@@ -263,8 +300,29 @@ impl Sockets {
         pool: &Pool,
         config: &OwnedTransferConfig,
     ) -> io::Result<Sockets> {
-        self.transfers = Some(Box::new(Transfers::new(events, pool, config)?));
+        self.transfers = Some(Box::new(Transfers::new(events.client(), pool, config)?));
         Ok(self)
+    }
+
+    /// Lets connections send large data without a copy by [`Network::send_owned`](crate::Network::send_owned), those that
+    /// are added while `switch` is on.
+    #[must_use]
+    pub fn with_zero_copy(self, events: &EventLoop, pool: &Pool, switch: &'static ZeroCopySwitch) -> Sockets {
+        let spare = Some((events.client(), pool.clone()));
+        Sockets { zero_copy: Some(ZeroCopySource { switch, spare }), ..self }
+    }
+
+    /// Whether a new connection may send without a copy.
+    pub(super) fn allows_zero_copy(&mut self, is_accepted: bool) -> bool {
+        let Some(source) = &mut self.zero_copy else { return false };
+        if !source.switch.is_on(is_accepted) {
+            return false;
+        }
+        if let Some((client, pool)) = source.spare.take() {
+            let config = OwnedTransferConfig { multishot_receive: false, ..OwnedTransferConfig::default() };
+            self.transfers = Transfers::new(client, &pool, &config).ok().map(Box::new);
+        }
+        self.transfers.is_some()
     }
 
     /// What the kernel does for owned transfers; the rest is done by copies and readiness.
@@ -408,6 +466,7 @@ impl Sockets {
             zero_copy,
             copies: 0,
             is_sending: false,
+            in_kernel: 0,
             receive: OwnedReceiveState::Off,
         }));
         Ok(())

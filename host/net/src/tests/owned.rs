@@ -181,6 +181,75 @@ fn memory_comes_back_when_the_connection_is_closed_before_the_data_is_sent() {
 }
 
 #[test]
+fn a_peer_that_does_not_read_keeps_no_memory_of_a_closed_connection() {
+    for (events, config) in variants() {
+        let pool = pool(16);
+        let mut sockets = sockets(&events, &pool, &config);
+        for (near, _far) in pairs(&mut sockets) {
+            for tag in 0..8 {
+                let buffer = filled(&pool, dma::BUFFER_BYTES_MAX, 0);
+                let parts = vec![SendPart::Buffer { buffer, start: 0, length: 1 << 20 }];
+                sockets.submit_send(near, parts, tag).unwrap();
+            }
+            let mut seen = Vec::new();
+            for _ in 0..5 {
+                events.wait(Some(1_000_000));
+                sockets.poll(&mut Vec::new());
+            }
+            sockets.close(near);
+            turn_until(&events, &mut sockets, &mut seen, |seen| sent_tags(seen).len() == 8);
+        }
+    }
+}
+
+#[test]
+fn zero_copy_is_for_tcp_connections_that_are_added_while_it_is_on() {
+    static SWITCH: ZeroCopySwitch = ZeroCopySwitch::new();
+    for events in engines() {
+        let pool = pool(8);
+        let mut sockets = Sockets::new(&events).with_zero_copy(&events, &pool, &SWITCH);
+        let can = events.client().socket_capabilities().zero_copy_send;
+        let before = pairs(&mut sockets)[0].0;
+        SWITCH.set(false, true);
+        let [(tcp, far), (unix, _)] = pairs(&mut sockets)[..] else { panic!("two pairs") };
+        SWITCH.set(false, false);
+        SWITCH.set(true, true);
+        let after = pairs(&mut sockets)[0].0;
+        SWITCH.set(true, false);
+        let min_bytes = [before, tcp, unix, after].map(|id| sockets.zero_copy_min_bytes(id));
+        let expected = can.then_some(32 << 10);
+        assert_eq!(min_bytes, [None, expected, None, None], "{events:?}");
+        if !can {
+            continue;
+        }
+        // Over loopback the kernel copies, which turns it off after a while.
+        let (mut received, mut sent) = (0, Vec::new());
+        let mut scratch = vec![0; 1 << 20];
+        for tag in 0..8 {
+            let buffer = filled(&pool, 40_000, tag as u8);
+            let parts = vec![SendPart::Buffer { buffer, start: 0, length: 40_000 }];
+            assert!(sockets.zero_copy_min_bytes(tcp).is_some());
+            sockets.send_owned(tcp, parts, tag).unwrap();
+            let start = Instant::now();
+            while sent.len() <= tag as usize || received < 40_000 * (tag as usize + 1) {
+                assert!(start.elapsed() < Duration::from_secs(20), "{events:?}: {sent:?}, {received} bytes");
+                events.wait(Some(if sockets.is_pending() { 0 } else { 10_000_000 }));
+                sockets.poll(&mut Vec::new());
+                sockets.reap_sent(&mut sent);
+                if let TransferResult::Bytes(count) =
+                    sockets.receive(far, &mut [IoSliceMut::new(&mut scratch)])
+                {
+                    received += count;
+                }
+            }
+            assert_eq!(sent[tag as usize], SentEvent { connection: tcp, tag, result: Ok(()) });
+        }
+        assert_eq!(sockets.zero_copy_min_bytes(tcp), None, "{events:?}");
+        assert_eq!(sockets.send_stats().turned_off, 1);
+    }
+}
+
+#[test]
 fn memory_comes_back_when_the_sockets_are_dropped() {
     for (events, config) in variants() {
         let pool = pool(8);

@@ -131,6 +131,20 @@ pub enum CommandData {
     Bytes(Vec<u8>),
 }
 
+/// A part of a command's data for another owner, which reads it: [`CommandData::share`].
+#[derive(Debug)]
+pub enum SharedPart {
+    /// From byte `start` of a buffer.
+    Buffer {
+        /// The buffer.
+        buffer: Buffer,
+        /// The first byte.
+        start: usize,
+    },
+    /// A copy.
+    Bytes(Vec<u8>),
+}
+
 impl CommandData {
     /// Number of bytes.
     #[inline]
@@ -182,6 +196,21 @@ impl CommandData {
             many => many.parts_mut(start, length).next(),
         }
         .unwrap_or_default()
+    }
+
+    /// Bytes from `start`, all in one slice, which stay as they are while the part exists: the data cannot be written any
+    /// more. Heap memory is copied.
+    pub fn share(&mut self, start: usize, length: usize) -> SharedPart {
+        if let CommandData::Pool(data) = self {
+            let mut first = 0;
+            for buffer in data.slices_mut() {
+                if start < first + buffer.len() {
+                    return SharedPart::Buffer { buffer: buffer.share(), start: start - first };
+                }
+                first += buffer.len();
+            }
+        }
+        SharedPart::Bytes(self.part(start, length).to_vec())
     }
 
     /// The `length` bytes from `start`, in one part for each slice.
