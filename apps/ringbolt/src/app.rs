@@ -24,6 +24,7 @@ use vhost::rpc::{VhostModule, VhostScsiModule};
 
 use crate::machine::MachineModule;
 use crate::modules::Compatibility;
+use crate::sock::SocketModule;
 
 /// A running program: the control plane, and the modules that commands use directly.
 ///
@@ -51,6 +52,7 @@ pub(crate) struct StartOptions {
 /// The methods of every module.
 pub(crate) fn catalog() -> Catalog {
     Catalog::new()
+        .with::<SocketModule>()
         .with::<BdevModule>()
         .with::<NvmeModule>()
         .with::<ModelModule>()
@@ -83,6 +85,8 @@ impl App {
         let nbd = NbdModule::new(registry.clone(), &handles);
         let vhost = VhostModule::new(registry.clone(), &handles, vhost_socket_dir);
         let control = builder
+            // Before whatever opens connections.
+            .module(&Arc::new(SocketModule::new()))
             .module(&bdevs)
             .module(&NvmeModule::new(&bdevs, &handles))
             .module(&ModelModule::new(bdevs.clone()))
@@ -187,8 +191,8 @@ mod tests {
             ),
             (
                 "sock_impl_set_options",
-                json!({ "impl_name": "posix", "enable_zerocopy_send_client": true }),
-                Some("enable_zerocopy_send_client: true"),
+                json!({ "impl_name": "other", "enable_zerocopy_send_client": true }),
+                Some("impl_name: \"other\""),
             ),
             (
                 "sock_impl_set_options",

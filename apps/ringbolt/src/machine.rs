@@ -1,4 +1,4 @@
-//! SPDK's methods about what the server runs on: PCI functions, sockets, and the I/O channels of each reactor.
+//! SPDK's methods about what the server runs on: PCI functions, and the I/O channels and buffers of each reactor.
 
 use std::collections::BTreeMap;
 
@@ -45,17 +45,6 @@ impl Module for MachineModule {
                  have at most 8 KiB. All modules of a reactor share its buffers, so that there is one entry.",
                 "array of `module`, `small_pool`, `large_pool`",
             ),
-            Method::query("sock_impl_get_options", socket_options)
-                .at_any_stage()
-                .text(
-                    "Describes the sockets. The kernel sizes their buffers; the sizes are its limits.",
-                    "SPDK's options",
-                ),
-            Method::query("sock_get_default_impl", |_: &MachineModule, _: NoParameters| {
-                Ok::<_, RpcError>(json!({ "impl_name": "posix" }))
-            })
-            .at_any_stage()
-            .text("Names the implementation of sockets: the kernel's.", "`impl_name`"),
         ]
     }
 }
@@ -116,37 +105,6 @@ fn buffer_stats(module: &MachineModule, _params: NoParameters) -> Result<Value, 
 /// Where SPDK's large buffers begin: its default `small_bufsize`.
 const SMALL_BUFFER_BYTES_MAX: usize = 8192;
 
-control::parameters! {
-    struct SocketImplementationName {
-        /// posix or uring: the kernel's sockets
-        impl_name: String,
-    }
-}
-
-fn socket_options(_module: &MachineModule, params: SocketImplementationName) -> Result<Value, RpcError> {
-    if !["posix", "uring"].contains(&params.impl_name.as_str()) {
-        return Err(RpcError::invalid_params(format!("impl_name: {:?} is not there", params.impl_name)));
-    }
-    Ok(json!({
-        "recv_buf_size": buffer_bytes_max("tcp_rmem"),
-        "send_buf_size": buffer_bytes_max("tcp_wmem"),
-        "enable_recv_pipe": false,
-        "enable_quickack": false,
-        "enable_placement_id": 0,
-        "enable_zerocopy_send_server": false,
-        "enable_zerocopy_send_client": false,
-        "zerocopy_threshold": 0,
-        "tls_version": 0,
-        "enable_ktls": false,
-    }))
-}
-
-/// The size to which the kernel lets a socket's buffer grow; 0 if it does not say.
-fn buffer_bytes_max(name: &str) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
-    text.split_ascii_whitespace().nth(2).and_then(|word| word.parse().ok()).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use bdev::Access;
@@ -198,16 +156,6 @@ mod tests {
         assert_eq!((cached.0 + refilled.0, cached.1 + refilled.1), (10, 10), "{}", stats());
         assert!(refilled.0 <= 1 && refilled.1 <= 1, "{}", stats());
         assert_eq!((both("retry"), &stats()[0]["module"]), ((0, 0), &json!("reactor")));
-    }
-
-    #[test]
-    fn socket_options_are_those_of_the_kernels_sockets() {
-        let app = App::start(Registry::new(), Vec::new(), StartOptions::default()).unwrap();
-        let ask = |name: &str| app.control.invoke("sock_impl_get_options", json!({ "impl_name": name }));
-        let options = ask("posix").unwrap();
-        assert!(options["recv_buf_size"].as_u64().unwrap() > 4096, "{options}");
-        assert_eq!(options["enable_ktls"], false);
-        assert_eq!(ask("ssl").unwrap_err().code, RpcError::INVALID_PARAMS);
     }
 
     #[test]

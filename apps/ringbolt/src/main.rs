@@ -21,6 +21,7 @@ mod machine;
 mod machine_memory;
 mod modules;
 mod reactor_runtime;
+mod sock;
 
 use std::process::ExitCode;
 

@@ -1,8 +1,7 @@
 //! SPDK's methods that set options of subsystems that Ringbolt lacks, or in which it has no choice. SPDK's
 //! configuration files contain many of them: what is so anyway is accepted, other values are rejected by name.
 
-use control::json::{Map, Value};
-use control::{DecodeLog, Method, Module, NoParameters, Parameter, ParameterError, Parameters};
+use control::{Method, Module, NoParameters};
 
 /// SPDK's methods that accept defaults only.
 pub(crate) struct Compatibility;
@@ -33,7 +32,6 @@ impl Module for Compatibility {
             Method::default_only::<NvmfConfig>("nvmf_set_config", "the target has none of these options"),
             Method::default_only::<RetryDelays>("nvmf_set_crdt", "commands are not delayed on retry"),
             Method::default_only::<SchedulerOptions>("scheduler_set_options", fixed_cores),
-            Method::default_only::<CheckedSocketOptions>("sock_impl_set_options", kernel_sockets),
             Method::default_only::<SocketImplementation>("sock_set_default_impl", kernel_sockets),
         ]
     }
@@ -130,66 +128,6 @@ control::parameters! {
     struct SchedulerOptions {}
     only { isolated_core_mask: String = String::new() }
     ignored("the control plane has threads of its own") { scheduling_core }
-}
-
-control::parameters! {
-    struct SocketOptions {}
-    only {
-        enable_quickack: bool = false,
-        enable_placement_id: u32 = 0,
-        tls_version: u32 = 0,
-        enable_ktls: bool = false,
-        enable_zerocopy_send_client: bool = false,
-        zerocopy_threshold: u32 = 0,
-        psk_key: String = String::new(),
-        psk_identity: String = String::new(),
-    }
-    one_of {
-        // What is so here, and SPDK's default.
-        enable_recv_pipe: bool = [false, true],
-        enable_zerocopy_send_server: bool = [false, true],
-        impl_name: String = ["posix".to_string(), "uring".to_string(), "ssl".to_string()],
-        recv_buf_size: u32 = [BUFFER_BYTES, TLS_BUFFER_BYTES],
-        send_buf_size: u32 = [BUFFER_BYTES, TLS_BUFFER_BYTES],
-    }
-}
-
-/// SPDK's default size of a socket's buffers. The kernel sizes ours.
-const BUFFER_BYTES: u32 = 2 << 20;
-/// The default of its implementation with TLS.
-const TLS_BUFFER_BYTES: u32 = 4096;
-
-/// [`SocketOptions`] with the default sizes of their implementation.
-struct CheckedSocketOptions(SocketOptions);
-
-impl Parameters for CheckedSocketOptions {
-    fn declaration() -> Vec<Parameter> {
-        SocketOptions::declaration()
-    }
-
-    fn from_object(
-        object: Map<String, Value>,
-        log: &mut DecodeLog,
-    ) -> Result<CheckedSocketOptions, ParameterError> {
-        let text = |name: &str| object.get(name).and_then(Value::as_str);
-        let (name, default) = match text("impl_name") {
-            Some("ssl") => ("ssl", TLS_BUFFER_BYTES),
-            name => (name.unwrap_or("posix"), BUFFER_BYTES),
-        };
-        for size in ["recv_buf_size", "send_buf_size"] {
-            let value = object.get(size).filter(|value| !value.is_null() && **value != default);
-            if let Some(value) = value {
-                return Err(ParameterError::new(format!(
-                    "{size}: {value} is not supported with {name}; leave it out or set it to {default}"
-                )));
-            }
-        }
-        SocketOptions::from_object(object, log).map(CheckedSocketOptions)
-    }
-
-    fn to_object(&self) -> Map<String, Value> {
-        self.0.to_object()
-    }
 }
 
 control::parameters! {
