@@ -142,6 +142,10 @@ impl<'b> PduHandler<'_, 'b> {
     /// Processes the header of a command capsule.
     #[inline]
     fn capsule(&mut self, sqe: Sqe, layout: &PduLayout) -> Result<DataPlacement, FatalError> {
+        if self.state.queue.free_slots() == 0 && self.state.link.sender.owned_sends() > 0 {
+            // The host has received data whose slot the kernel's notification frees, whatever follows in the stream.
+            return Ok(DataPlacement::Wait);
+        }
         if self.state.queue.free_slots() == 0 {
             // A slot is freed before the host learns of it, so this host has sent more commands than its queue
             // holds. Blocking the stream instead would leave data that could free a slot, and the end of the
