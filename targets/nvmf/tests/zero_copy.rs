@@ -154,6 +154,38 @@ fn a_connection_that_closes_with_sends_in_flight_gives_its_memory_back() {
     drop(stalled);
 }
 
+/// The host submits the next command as soon as it has the answer of one, before the kernel says that the data is sent.
+#[test]
+fn a_full_queue_goes_on_while_the_kernel_has_its_data() {
+    let _turn = switched(true, false);
+    let rig = rig(64 << 20);
+    let admin = RawTcpHost::admin(&rig);
+    let mut writer = RawTcpHost::io(&rig, &admin, 2, 32, false);
+    fill(&mut writer, 0);
+    let mut host = RawTcpHost::io(&rig, &admin, 1, 4, false);
+    let mut next = 0..500_u16;
+    let mut submit = |host: &mut RawTcpHost, cid: u16| {
+        let Some(number) = next.next() else { return false };
+        host.capsule(Sqe { cid, ..read(1, lba(number % COMMANDS), COMMAND_BYTES) }, &[]);
+        true
+    };
+    let mut outstanding = (0..3).filter(|cid| submit(&mut host, *cid)).count();
+    while outstanding > 0 {
+        let answered = match host.receive_pdu() {
+            ReceivedPdu::Data(pdu, data) => {
+                assert_eq!(data.len(), COMMAND_BYTES);
+                pdu.success.then_some(pdu.cccid)
+            }
+            ReceivedPdu::Response(cqe) => {
+                assert_eq!(cqe.status, Status::SUCCESS);
+                Some(cqe.cid)
+            }
+            other => panic!("{other:?}"),
+        };
+        outstanding -= answered.map_or(0, |cid| usize::from(!submit(&mut host, cid)));
+    }
+}
+
 fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -> F) -> R {
     let reactor =
         Reactor::new(&ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() }).unwrap();
