@@ -200,7 +200,13 @@ control::parameters! {
         passthrough: bool = false,
         enable_nssr: bool = false,
     }
-    one_of { dmrsl: u32 = [0, 2_097_152], wzsl: u8 = [0, 12] }
+    one_of {
+        dmrsl: u32 = [0, 2_097_152],
+        wzsl: u8 = [0, 12],
+        // The names up to SPDK 26.05; its 26.01 saves them always.
+        max_discard_size_kib: u64 = [0, 1_048_576],
+        max_write_zeroes_size_kib: u64 = [0, 16_384],
+    }
 }
 
 fn create_subsystem(module: &NvmfModule, params: CreateSubsystem) -> Result<bool, RpcError> {

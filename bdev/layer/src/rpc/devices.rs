@@ -247,7 +247,8 @@ control::parameters! {
         /// SPDK
         force: bool = false,
     }
-    one_of { fallocate: bool = [false, true] }
+    // io_uring waits on a thread of the kernel, never on the reactor, so `nowait` has nothing to change.
+    one_of { fallocate: bool = [false, true], nowait: bool = [false, true] }
 }
 
 fn aio_create(bdevs: &BdevModule, mut params: AioCreate) -> Result<String, RpcError> {

@@ -16,7 +16,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             )
             .errors(&[
                 (RpcError::ENODEV, "there is no such bdev"),
-                (RpcError::EINVAL, "`per_channel` without exactly one name"),
+                (RpcError::EINVAL, "`per_channel` without exactly one name, or both `name` and `names`"),
             ]),
         Method::update("bdev_reset_iostat", reset_iostat)
             .text("Sets I/O statistics to zero.", "true")
@@ -44,6 +44,8 @@ control::parameters! {
     struct GetIostat {
         /// Devices; all without
         names: Option<Vec<String>>,
+        /// One device: the parameter of SPDK up to 26.01, where `names` is not there
+        name: Option<String>,
         /// Statistics of each channel of one device
         per_channel: bool = false,
         /// What to reset after reading: all, the shortest and longest latencies, the errors, or nothing
@@ -52,14 +54,20 @@ control::parameters! {
 }
 
 fn get_iostat(bdevs: &BdevModule, params: GetIostat) -> Result<Value, RpcError> {
-    let devices = match &params.names {
+    let names = match (params.names, params.name) {
+        (Some(_), Some(_)) => {
+            return Err(RpcError::new(RpcError::EINVAL, "name and names exclude each other"));
+        }
+        (names, name) => names.or_else(|| name.map(|name| vec![name])),
+    };
+    let devices = match &names {
         Some(names) => names.iter().map(|name| bdevs.find(name)).collect::<Result<Vec<_>, _>>()?,
         None => bdevs.registry.list(),
     };
     let mut result = json!({ "tick_rate": tick_rate(), "ticks": os::clock::ticks() });
     if params.per_channel {
         // Channels are listed for exactly one bdev, which must be named.
-        let ([device], true) = (devices.as_slice(), params.names.is_some()) else {
+        let ([device], true) = (devices.as_slice(), names.is_some()) else {
             return Err(RpcError::new(RpcError::EINVAL, "per_channel needs exactly one name in names"));
         };
         result["name"] = json!(device.name());

@@ -43,6 +43,8 @@ fn errors_have_spdks_codes() {
         ("bdev_get_bdevs", json!({ "name": "Z" }), -19),
         ("bdev_get_iostat", json!({ "names": ["Z"] }), -19),
         ("bdev_get_iostat", json!({ "per_channel": true }), -22),
+        ("bdev_get_iostat", json!({ "name": "Z" }), -19),
+        ("bdev_get_iostat", json!({ "name": "M", "names": ["M"] }), -22),
         ("bdev_get_histogram", json!({ "name": "M" }), -14),
         ("bdev_get_histogram_borders", json!({ "name": "M", "borders": [1] }), -14),
         ("bdev_get_histogram_borders", json!({ "name": "M", "borders": [] }), -22),
@@ -50,6 +52,13 @@ fn errors_have_spdks_codes() {
         ("bdev_reset_iostat", json!({ "name": "M", "mode": "some" }), -32602),
         ("bdev_set_qd_sampling_period", json!({ "name": "Z", "period": 1 }), -19),
         ("bdev_uring_create", json!({ "name": "U", "filename": "/nonexistent" }), -2),
+        // `rpc.py` sends both flags always.
+        (
+            "bdev_aio_create",
+            json!({ "name": "U", "filename": "/nonexistent", "fallocate": false, "nowait": false }),
+            -2,
+        ),
+        ("bdev_aio_create", json!({ "name": "U", "filename": "/nonexistent", "nowait": true }), -2),
         ("bdev_crypto_create", json!({}), -32601),
         ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 0 }), -22),
         ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 65 }), -22),
@@ -66,6 +75,22 @@ fn errors_have_spdks_codes() {
     for (method, params, expected) in cases {
         assert_eq!(code(&plane, method, params.clone()), expected, "{method} {params}");
     }
+}
+
+#[test]
+fn statistics_of_one_device_are_selected_as_before_spdk_26_05() {
+    let plane = plane();
+    null(&plane, "N");
+    null(&plane, "O");
+    for selection in [json!({ "name": "O" }), json!({ "names": ["O"] })] {
+        let stats = ok(&plane, "bdev_get_iostat", selection.clone());
+        assert_eq!(
+            (&stats["bdevs"][0]["name"], &stats["bdevs"][1]),
+            (&json!("O"), &Value::Null),
+            "{selection}"
+        );
+    }
+    assert_eq!(ok(&plane, "bdev_get_iostat", json!({ "name": "O", "per_channel": true }))["name"], "O");
 }
 
 #[test]

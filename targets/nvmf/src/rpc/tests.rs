@@ -118,6 +118,22 @@ fn errors_have_spdks_codes() {
     }
 }
 
+/// SPDK 26.01 writes the first two, later versions the last two.
+#[test]
+fn limits_of_a_subsystem_are_accepted_as_each_version_of_spdk_saves_them() {
+    let machine = machine();
+    let create = |name: &str, limits: Value| {
+        let mut params = json!({ "nqn": format!("nqn.2025-01.io.ringbolt:{name}") });
+        params.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
+        params
+    };
+    let old = json!({ "max_discard_size_kib": 0, "max_write_zeroes_size_kib": 0 });
+    machine.ok("nvmf_create_subsystem", create("a", old));
+    machine.ok("nvmf_create_subsystem", create("b", json!({ "dmrsl": 2_097_152, "wzsl": 12 })));
+    let smaller = json!({ "max_discard_size_kib": 4, "max_write_zeroes_size_kib": 0 });
+    assert_eq!(machine.code("nvmf_create_subsystem", create("c", smaller)), -32602);
+}
+
 #[test]
 fn identifiers_have_exactly_two_digits_a_byte() {
     let decode = |text: &str| Identifier::<2>::decode(json!(text), &mut DecodeLog::default()).map(|id| id.0);
