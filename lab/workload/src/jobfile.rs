@@ -139,6 +139,26 @@ impl JobPlan {
         }
     }
 
+    /// Warns of each `bs=A-B`, which is no range in fio.
+    fn warn_about_dashes(&mut self) {
+        let is_dashed = |(name, value): &&(String, String)| {
+            ["bs", "blocksize"].contains(&name.as_str()) && value.contains('-')
+        };
+        let warning = |place: &str, (name, value): &(String, String)| {
+            let pair = value.replacen('-', ",", 1);
+            format!(
+                "{place}: {name}={value} is {name}={pair}, as in fio: reads and writes; bsrange is a range"
+            )
+        };
+        let mut warnings: Vec<String> =
+            self.globals.iter().filter(is_dashed).map(|option| warning("[global]", option)).collect();
+        for job in &self.jobs {
+            let place = format!("job {}", job.spec.name);
+            warnings.extend(job.options.iter().filter(is_dashed).map(|option| warning(&place, option)));
+        }
+        self.warnings.extend(warnings);
+    }
+
     /// The steady state of a reporting group is that of all its jobs.
     fn check_groups(&self) -> Result<(), JobPlanError> {
         let groups = JobGroups::new(&self.jobs);
@@ -259,6 +279,7 @@ pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<JobPlan, JobPlanErr
     }
     parser.plan.check_groups()?;
     parser.plan.warn_about_closed_loops();
+    parser.plan.warn_about_dashes();
     parser.plan.words = words.to_vec();
     Ok(parser.plan)
 }

@@ -362,6 +362,18 @@ fn options_without_effect_have_one_warning_each() {
 }
 
 #[test]
+fn a_dash_between_sizes_separates_reads_and_writes_as_in_fio() {
+    let plan = parse_file("[global]\nfilename=x\n[a]\nrw=randrw\nbs=4k-512k\n[b]\nbs=8k\n").unwrap();
+    let fixed = |bytes: u32| BlockSizes::Fixed(bytes);
+    let sizes = plan.jobs[0].spec.sizes.as_deref().unwrap();
+    assert_eq!(*sizes, [fixed(4096), fixed(512 << 10), fixed(512 << 10)]);
+    let expected = "job a: bs=4k-512k is bs=4k,512k, as in fio: reads and writes; bsrange is a range";
+    assert_eq!(plan.warnings, [expected]);
+    let error = parse_file("[a]\nfilename=x\nbs=4k-8k,16k\n").unwrap_err().to_string();
+    assert!(error.contains("it is a size"), "{error}");
+}
+
+#[test]
 fn an_arrival_process_without_a_rate_has_a_warning() {
     let warnings = |text: &str| parse_file(text).unwrap().warnings;
     assert_eq!(

@@ -31,7 +31,9 @@ pub(super) const PATTERN: &[OptionInfo] = &[
     ),
     job("bs", &["blocksize"], "4k[,4k[,4k]]", "I/O size in bytes: reads, writes, trims", |job, v| {
         let base = job.kb_base;
-        let sizes = per_direction(v, |part| match bytes_u32(part, base)? {
+        // fio separates reads and writes by a dash too, where there is no comma.
+        let v = if v.contains(',') { v.to_string() } else { v.replacen('-', ",", 1) };
+        let sizes = per_direction(&v, |part| match bytes_u32(part, base)? {
             0 => Err("I/Os have at least one byte".to_string()),
             bytes => Ok(BlockSizes::Fixed(bytes)),
         })?;
