@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use super::load::{BenchDevice, IoPattern, RemoteLoad};
 use super::metric::BenchMetric;
 use super::process::{ChildProcess, describe};
-use super::server::{TargetNamespaces, TargetServer, TargetTransport};
+use super::server::{TargetNamespaces, TargetServer};
 use super::{Measurement, RunContext, placement};
 
 const RUN_MAX: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ const HUGEPAGES_MIN: u64 = 1024;
 pub(super) struct SpdkPrograms {
     pub(super) target: PathBuf,
     perf: PathBuf,
-    /// Without hugepages SPDK's programs use normal pages, which cannot be shared over vfio-user.
+    /// Without hugepages SPDK's programs use ordinary pages. DPDK has them in a memory file, so that vfio-user works.
     hugepages: bool,
 }
 
@@ -39,10 +39,7 @@ impl SpdkPrograms {
         let free: u64 = free.and_then(|free| free.trim().parse().ok()).unwrap_or(0);
         let hugepages = free >= HUGEPAGES_MIN;
         if !hugepages {
-            eprintln!(
-                "--spdk: {free} of {HUGEPAGES_MIN} hugepages are free: SPDK runs with --no-huge, and vfio-user is \
-                 not compared"
-            );
+            eprintln!("--spdk: {free} of {HUGEPAGES_MIN} hugepages are free: SPDK runs with --no-huge");
         }
         Ok(SpdkPrograms { target: program("spdk_tgt")?, perf: program("spdk_nvme_perf")?, hugepages })
     }
@@ -67,9 +64,6 @@ pub(super) fn compare(
     cores: [u32; 2],
     measured: &mut Measurement,
 ) -> anyhow::Result<()> {
-    if load.transport == TargetTransport::VfioUser && !spdk.hugepages {
-        return Ok(());
-    }
     let [target, host] = cores;
     let namespaces = TargetNamespaces::One(load.device);
     let mut rates = [0.0; 2];
