@@ -11,6 +11,10 @@ use rig::{scratch, text};
 use serde_json::Value;
 
 /// A family of options: a job file that combines them, and the I/Os of all its jobs, if they are known.
+///
+/// fio only parses the files. Version 3.33 does not run all to their end: `io_submit_mode=offload` hangs at times, `ratemin` fails
+/// an assertion of fio, `exec` waits for its `runtime` although the program has ended, and so does `cpuio` if all I/O ended before
+/// it began.
 struct JobFamily {
     name: &'static str,
     ios: Option<u64>,
