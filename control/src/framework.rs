@@ -6,7 +6,7 @@ use signal_hook::consts::signal;
 use crate::config::ConfigFile;
 use crate::logging;
 use crate::parameters::NoParameters;
-use crate::{ControlPlane, Method, Module, RpcError};
+use crate::{ControlPlane, Method, Module, RpcError, processor};
 
 /// The module of the control plane itself.
 pub(crate) struct Framework;
@@ -43,7 +43,8 @@ impl Module for Framework {
                     "array of `name`, `depends_on`, `methods`, `report`"),
             Method::of_plane("framework_get_reactors", get_reactors)
                 .at_any_stage()
-                .text("Times of each reactor.", "`tick_rate`, `pid`, `reactors`"),
+                .text("Times of each reactor. `irq`, `sys` and `usr` are of its processor since the machine started, with \
+                    all that ran there, in the kernel's clock ticks.", "`tick_rate`, `pid`, `reactors`"),
             Method::of_plane("thread_get_stats", thread_stats)
                 .at_any_stage()
                 .text("Times of each reactor, as SPDK's threads.", "`tick_rate`, `threads`"),
@@ -52,7 +53,8 @@ impl Module for Framework {
                 .text("Runs and times of each poller.", "`tick_rate`, `threads`"),
             Method::of_plane("framework_get_scheduler", get_scheduler)
                 .at_any_stage()
-                .text("Names the scheduler: reactors stay on their cores.", "`scheduler_name`, `scheduler_period`"),
+                .text("Names the scheduler: reactors stay on their cores.",
+                    "`scheduler_name`, `scheduler_period`, `isolated_core_mask`, `scheduling_core`"),
             Method::of_plane("save_config", save_config)
                 .text("The running configuration, as a file that recreates it.", "`subsystems`"),
             Method::of_plane("load_config", load_config)
@@ -226,8 +228,14 @@ fn cancel_job(plane: &ControlPlane, params: CancelJob) -> Result<bool, RpcError>
     plane.jobs().cancel(params.job).map(|()| true)
 }
 
-fn get_scheduler(_plane: &ControlPlane, _params: NoParameters) -> Result<Value, RpcError> {
-    Ok(json!({ "scheduler_name": "static", "scheduler_period": 0 }))
+fn get_scheduler(plane: &ControlPlane, _params: NoParameters) -> Result<Value, RpcError> {
+    let first = plane.reactors().first().map_or(0, |reactor| reactor.handle.cpu());
+    Ok(json!({
+        "scheduler_name": "static",
+        "scheduler_period": 0,
+        "isolated_core_mask": "0",
+        "scheduling_core": first,
+    }))
 }
 
 /// Clock ticks per second: the unit of all `_ticks`, `busy` and `idle` results.
@@ -241,20 +249,25 @@ fn get_reactors(plane: &ControlPlane, _params: NoParameters) -> Result<Value, Rp
         let stats = reactor.handle.stats()?;
         let ticks = os::clock::ns_to_ticks;
         let (busy, idle) = (ticks(stats.busy_ns), ticks(stats.idle_ns + stats.sleep_ns));
-        let index = reactor.handle.index();
+        let (index, cpu) = (reactor.handle.index(), reactor.handle.cpu());
+        let times = processor::times(cpu);
         reactors.push(json!({
-            "lcore": reactor.handle.cpu(),
+            "lcore": cpu,
+            "numa_id": processor::numa_node(cpu),
             "tid": reactor.thread_id,
             "busy": busy,
             "idle": idle,
             "in_interrupt": false,
+            "irq": times.interrupts,
+            "sys": times.system,
+            "usr": times.user,
             "slept": ticks(stats.sleep_ns),
             "stalls": stats.stalls,
             "turn_max_us": stats.turn_max_ns / 1000,
             "lw_threads": [{
                 "name": thread_name(index),
                 "id": index + 1,
-                "cpumask": cpumask(reactor.handle.cpu()),
+                "cpumask": cpumask(cpu),
                 "elapsed": busy + idle,
             }],
         }));

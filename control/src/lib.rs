@@ -36,6 +36,7 @@ mod method;
 mod module;
 mod parameters;
 mod plane;
+mod processor;
 pub mod reference;
 mod reload;
 mod rpc;

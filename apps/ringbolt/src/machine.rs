@@ -97,7 +97,8 @@ fn buffer_stats(module: &MachineModule, _params: NoParameters) -> Result<Value, 
         }
     }
     let [small, large] = pools.map(|PoolCounts { taken, refills, failures, .. }| {
-        json!({ "cache": taken.saturating_sub(refills), "main": refills, "retry": failures })
+        // No buffers are set apart for a module.
+        json!({ "cache": taken.saturating_sub(refills), "main": refills, "retry": failures, "cache_size": 0 })
     });
     Ok(json!([{ "module": "reactor", "small_pool": small, "large_pool": large }]))
 }
@@ -156,6 +157,7 @@ mod tests {
         assert_eq!((cached.0 + refilled.0, cached.1 + refilled.1), (10, 10), "{}", stats());
         assert!(refilled.0 <= 1 && refilled.1 <= 1, "{}", stats());
         assert_eq!((both("retry"), &stats()[0]["module"]), ((0, 0), &json!("reactor")));
+        assert_eq!(both("cache_size"), (0, 0));
     }
 
     #[test]

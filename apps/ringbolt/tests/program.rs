@@ -221,6 +221,47 @@ fn a_configuration_saved_by_spdk_starts_the_server() {
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
+/// Also what `save_config` of SPDK writes: every kind of bdev and target that is here, and a CHAP group after its user.
+#[test]
+fn all_targets_and_devices_saved_by_spdk_start_the_server() {
+    let directory = scratch("spdk-all");
+    for name in ["disk.img", "other.img"] {
+        std::fs::File::create(directory.join(name)).unwrap().set_len(1 << 20).unwrap();
+    }
+    let folder = directory.to_str().unwrap();
+    let file = directory.join("spdk.json");
+    let config = include_str!("data/spdk_26_09_all_targets.json");
+    std::fs::write(&file, config.replace("{directory}", folder)).unwrap();
+    let server =
+        ServerProcess::start(&directory, "spdk", &["-c", file.to_str().unwrap(), "-S", folder, "-m", "0x1"]);
+    let bdevs = server.ok(&["bdev_get_bdevs"]);
+    let names: Vec<&str> =
+        bdevs.as_array().unwrap().iter().map(|bdev| bdev["name"].as_str().unwrap()).collect();
+    let expected = "A0 A2 D0 EE_N0 F0 I0 I1 M0 M1 MD N0 N1 N2 N2p0 N2p1 N2p2 N2p3 P0 V0 V1";
+    assert_eq!(names, expected.split(' ').collect::<Vec<_>>());
+    assert_eq!((&bdevs[9]["block_size"], &bdevs[9]["md_interleave"]), (&json!(520), &json!(true)), "MD");
+    assert_eq!(bdevs[11]["assigned_rate_limits"]["rw_ios_per_sec"], 20_000, "N1");
+    let nodes = server.ok(&["iscsi_get_target_nodes"]);
+    assert_eq!((&nodes[1]["chap_group"], &nodes[1]["luns"][0]["bdev_name"]), (&json!(1), &json!("I1")));
+    let options = server.ok(&["iscsi_get_options"]);
+    assert_eq!((&options["disable_chap"], &options["chap_group"]), (&json!(true), &json!(0)));
+    assert_eq!(server.ok(&["vhost_get_controllers"])[1]["ctrlr"], "vb1");
+    let scheduler = server.ok(&["framework_get_scheduler"]);
+    assert_eq!((&scheduler["scheduling_core"], &scheduler["isolated_core_mask"]), (&json!(0), &json!("0")));
+    let reactor = &server.ok(&["framework_get_reactors"])["reactors"][0];
+    let has_times = ["irq", "sys", "usr", "numa_id"].iter().all(|name| reactor[*name].is_i64());
+    assert!(has_times && reactor["usr"].as_i64() > Some(0), "{reactor}");
+    let saved = server.ok(&["save_config"]);
+    assert_eq!(server.stop(), Some(0));
+    let file = directory.join("again.json");
+    std::fs::write(&file, saved.to_string()).unwrap();
+    let server =
+        ServerProcess::start(&directory, "again", &["-c", file.to_str().unwrap(), "-S", folder, "-m", "0x1"]);
+    assert_eq!(server.ok(&["save_config"]), saved);
+    assert_eq!(server.ok(&["bdev_get_bdevs"]), bdevs);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
 #[test]
 fn the_rpc_socket_accepts_fragmented_calls_and_closes_at_garbage() {
     let directory = scratch("frames");

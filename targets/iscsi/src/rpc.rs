@@ -47,9 +47,12 @@ impl Module for IscsiModule {
                 .text("Sets what all target nodes share. Sessions that exist keep their parameters.", "true")
                 .errors(&[INVALID, UNRESPONSIVE]),
             Method::query("iscsi_get_options", |module: &IscsiModule, _: NoParameters| {
-                Ok::<_, RpcError>(describe_options(&module.target.options()))
+                let mut options = describe_options(&module.target.options());
+                options["error_recovery_level"] = json!(0);
+                auth::add_policy(&mut options, module.target.discovery_auth());
+                Ok::<_, RpcError>(options)
             })
-            .text("Returns the options.", "the parameters of `iscsi_set_options`"),
+            .text("Returns the options.", "the parameters of `iscsi_set_options` that have an effect"),
             Method::query("iscsi_get_stats", |module: &IscsiModule, _: NoParameters| {
                 let counts = module.target.connection_counts()?;
                 Ok::<_, RpcError>(json!({

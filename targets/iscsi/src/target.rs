@@ -347,7 +347,8 @@ impl Model {
         }
     }
 
-    /// An authentication policy contradicts itself, or names a group that is not there.
+    /// An authentication policy contradicts itself. A group that is not there has no users, and can be created later:
+    /// SPDK saves groups after the target nodes that name them.
     fn check_policy(&self, policy: Option<AuthPolicy>) -> Result<(), IscsiTargetError> {
         let Some(AuthPolicy { disabled, required, mutual, group }) = policy else { return Ok(()) };
         let invalid = |reason: &str| Err(IscsiTargetError::Invalid(reason.to_string()));
@@ -361,7 +362,7 @@ impl Model {
             return invalid("require_chap needs chap_group");
         }
         if group != 0 && !self.auth_groups.contains_key(&group) {
-            return Err(IscsiTargetError::NotFound(format!("authentication group {group}")));
+            log::warn!(target: "iscsi", "authentication group {group} does not exist yet: CHAP fails until it is created");
         }
         Ok(())
     }

@@ -74,7 +74,7 @@ control::parameters! {
         name: Option<String>,
         /// Number of blocks
         num_blocks: u64 ["blocks"],
-        /// Size of a block
+        /// Size of a block's data; data and metadata together, as SPDK saves interleaved ones, if it is no multiple of 512
         block_size: u32 ["bytes"],
         /// Size of a physical block; 0 is `block_size`
         physical_block_size: u32 ["bytes"] = 0,
@@ -99,6 +99,10 @@ control::parameters! {
 
 fn malloc_create(bdevs: &BdevModule, mut params: MallocCreate) -> Result<String, RpcError> {
     let name = params.name.take().unwrap_or_else(|| next_malloc_name(bdevs));
+    let data_bytes = data_bytes(params.block_size, params.md_size);
+    // Only a size with its metadata is no multiple of 512. SPDK saves `md_interleave` nowhere else.
+    params.md_interleave |= data_bytes != params.block_size;
+    params.block_size = data_bytes;
     let mut config = malloc::MallocConfig::new(&name, params.num_blocks, params.block_size);
     config.uuid = params.uuid;
     config.physical_block_size = params.physical_block_size;
@@ -114,6 +118,14 @@ fn malloc_create(bdevs: &BdevModule, mut params: MallocCreate) -> Result<String,
     params.physical_block_size = device.geometry().physical_block_size;
     params.uuid = Some(device.uuid());
     Ok(bdevs.record(&device, "bdev_malloc_create", &params))
+}
+
+/// The data of a block. SPDK's methods take this size; its `save_config` writes that with interleaved metadata.
+fn data_bytes(block_size: u32, md_size: u32) -> u32 {
+    match block_size.checked_sub(md_size) {
+        Some(data) if !block_size.is_multiple_of(512) && data.is_multiple_of(512) => data,
+        _ => block_size,
+    }
 }
 
 /// The next unused name of `Malloc0`, `Malloc1`, …, as in SPDK.
@@ -133,7 +145,7 @@ control::parameters! {
         name: String,
         /// Number of blocks
         num_blocks: u64 ["blocks"],
-        /// Size of a block, the sum of data and metadata
+        /// Size of a block's data; data and metadata together, as SPDK saves it, if it is no multiple of 512
         block_size: u32 ["bytes"],
         /// Size of a physical block; 0 is `block_size`
         physical_block_size: u32 ["bytes"] = 0,
@@ -157,8 +169,8 @@ control::parameters! {
 }
 
 fn null_create(bdevs: &BdevModule, mut params: NullCreate) -> Result<String, RpcError> {
-    let data_bytes = params.block_size.saturating_sub(params.md_size);
-    let mut config = null::NullConfig::new(&params.name, params.num_blocks, data_bytes);
+    params.block_size = data_bytes(params.block_size, params.md_size);
+    let mut config = null::NullConfig::new(&params.name, params.num_blocks, params.block_size);
     config.metadata = MetadataConfig {
         md_size: params.md_size,
         // As in SPDK, whose null device has no separate metadata.

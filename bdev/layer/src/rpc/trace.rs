@@ -49,7 +49,8 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
         .errors(UNKNOWN),
         Method::query("trace_get_tpoint_group_mask", get_group_mask).at_any_stage().text(
             "Reports the groups with an enabled trace point.",
-            "`tpoint_group_mask`, and `enabled` and `mask` of each group by name",
+            "`tpoint_group_mask`, and `enabled`, `mask`, `tpoint_mask` and `tpoints` (`name`, `tpoint_id`, `enabled`) of \
+                each group by name",
         ),
         Method::query("trace_get_info", get_info).at_any_stage().text(
             "Reports the enabled trace points.",
@@ -120,9 +121,18 @@ fn enabled_groups(bdevs: &BdevModule) -> u64 {
 
 fn get_group_mask(bdevs: &BdevModule, _: NoParameters) -> Result<Value, RpcError> {
     let enabled = enabled_groups(bdevs);
-    Ok(
-        json!({ "tpoint_group_mask": hex(enabled), GROUP: { "enabled": enabled != 0, "mask": hex(GROUP_BIT) } }),
-    )
+    let mask = bdevs.registry.trace_mask();
+    let points = TracePoint::ALL.map(|point| {
+        let id = point as u32;
+        json!({ "name": point.name(), "tpoint_id": id, "enabled": (mask >> id) & 1 != 0 })
+    });
+    let group = json!({
+        "enabled": enabled != 0,
+        "mask": hex(GROUP_BIT),
+        "tpoint_mask": hex(mask),
+        "tpoints": points,
+    });
+    Ok(json!({ "tpoint_group_mask": hex(enabled), GROUP: group }))
 }
 
 fn get_info(bdevs: &BdevModule, _: NoParameters) -> Result<Value, RpcError> {
