@@ -227,6 +227,7 @@ mod tests {
         let app = App::start(Registry::new(), Vec::new(), StartOptions::default()).unwrap();
         let depends_on = ["bdev"];
         let expected = json!([
+            { "subsystem": "sock", "depends_on": [] },
             { "subsystem": "bdev", "depends_on": [] },
             { "subsystem": "store", "depends_on": depends_on },
             { "subsystem": "store_node", "depends_on": depends_on },

@@ -54,7 +54,9 @@ fn io_is_retried_across_a_restart_of_the_backend() {
     );
     assert_eq!(front.ok(&["bdev_get_bdevs", "name=Nvme0n1"])[0]["uuid"], uuid);
     let saved = front.ok(&["save_config"]);
-    let first = &saved["subsystems"][0]["config"][1];
+    let subsystems = saved["subsystems"].as_array().unwrap();
+    let bdev = subsystems.iter().find(|subsystem| subsystem["subsystem"] == "bdev").unwrap();
+    let first = &bdev["config"][1];
     assert_eq!(
         (&first["method"], &first["params"]["name"]),
         (&json!("bdev_nvme_attach_controller"), &json!("Nvme0"))
