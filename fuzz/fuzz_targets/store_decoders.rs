@@ -3,7 +3,10 @@
 
 use libfuzzer_sys::fuzz_target;
 use wire_replica::{AppliedRequests, EncodedFrame, Frame, FrameHeader, Greeting};
-use wire_store::{CheckpointRecord, EntryHeader, FORMAT_VERSION, ImageRecord, LogHeader, Onode, PartitionHeader, Superblock};
+use wire_store::{
+    CheckpointRecord, EntryHeader, FORMAT_VERSION, ImageRecord, LogHeader, LogSuperblock, Onode,
+    PartitionHeader, Superblock,
+};
 
 /// Gives bytes the magic number, version and checksum that make decoders look at the rest.
 fn sealed(bytes: &[u8], size: usize, magic: &[u8; 4]) -> Vec<u8> {
@@ -11,10 +14,14 @@ fn sealed(bytes: &[u8], size: usize, magic: &[u8; 4]) -> Vec<u8> {
     sealed.resize(size, 0);
     sealed[..4].copy_from_slice(magic);
     sealed[4..6].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
-    sealed[8..12].fill(0);
-    let checksum = wire_store::crc32c(&sealed);
-    sealed[8..12].copy_from_slice(&checksum.to_le_bytes());
+    checksum(&mut sealed);
     sealed
+}
+
+fn checksum(sealed: &mut [u8]) {
+    sealed[8..12].fill(0);
+    let checksum = wire_store::crc32c(sealed);
+    sealed[8..12].copy_from_slice(&checksum.to_le_bytes());
 }
 
 fuzz_target!(|bytes: &[u8]| {
@@ -24,6 +31,16 @@ fuzz_target!(|bytes: &[u8]| {
     let location = u64::from_le_bytes(sector[16..24].try_into().expect("8 bytes"));
     let place = u32::from_le_bytes(sector[12..16].try_into().expect("4 bytes"));
     if let Ok(value) = Superblock::decode(&sector, location) {
+        assert_eq!(value.encode(location)[..], sector);
+    }
+    let mut second = sector.clone();
+    second[4] = 2;
+    checksum(&mut second);
+    if let Ok(value) = Superblock::decode(&second, location) {
+        assert_eq!(value.encode(location)[..], second);
+    }
+    let sector = sealed(bytes, 512, b"RBLS");
+    if let Ok(value) = LogSuperblock::decode(&sector, location) {
         assert_eq!(value.encode(location)[..], sector);
     }
     let sector = sealed(bytes, 512, b"RBPT");

@@ -49,8 +49,10 @@ fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
     assert_ne!(cluster.nodes()[0], nodes[0]);
 
     // All at once; what was acknowledged is there when they are back.
-    let filled =
-        cluster.perf(&["--rw=write", "--size=8m", "--iodepth=16", "--do_verify=0"]).output().unwrap();
+    // Nodes that end in their first two seconds are not started again.
+    let time = ["--time_based", "--runtime=3"];
+    let fill = [&["--rw=write", "--size=8m", "--iodepth=16", "--do_verify=0"], &time[..]].concat();
+    let filled = cluster.perf(&fill).output().unwrap();
     assert!(filled.status.success(), "{}", text(&filled.stderr));
     std::thread::sleep(Duration::from_secs(2));
     cluster.nodes().into_iter().for_each(|node| signal(node, Signal::KILL));
@@ -191,5 +193,59 @@ fn strangers_disturb_no_client() {
     assert!(text(&up.stderr).contains("node 1 does not start"), "{}", text(&up.stderr));
     let log = std::fs::read_to_string(cluster.directory.join("node1/log")).unwrap();
     assert!(log.contains("the device Disk belongs to another node"), "{log}");
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn nodes_with_their_logs_on_files_of_their_own_lose_nothing_when_they_are_killed() {
+    let directory = scratch("store-logs");
+    let log = |node: u32| directory.join(format!("log{node}")).to_str().unwrap().to_string();
+    for node in [1, 2] {
+        std::fs::File::create(log(node)).unwrap().set_len(32 << 20).unwrap();
+    }
+    let two = ["--size=200m", "--groups=2", "--log-size=2m", "--nodes=2"];
+    let refused = directory.join("refused");
+    let with = |logs: &[String]| {
+        let logs = logs.iter().flat_map(|log| ["--log", log]);
+        let start = ["store", "up", "--cluster", refused.to_str().unwrap()].into_iter().chain(two);
+        let output = ringbolt(&start.chain(logs).collect::<Vec<_>>());
+        assert!(!output.status.success() && !refused.exists());
+        text(&output.stderr)
+    };
+    assert!(with(&[log(1)]).contains("2 nodes need as many --log, and 1 are given"));
+    assert!(with(&[log(1), log(1)]).contains("given twice"));
+    assert!(with(&[log(1), log(3)]).contains("--log"));
+
+    let (first, second) = (log(1), log(2));
+    let options = [&two[..], &["--log", &first, "--log", &second]].concat();
+    let mut cluster = Cluster::start(&directory, &options);
+    cluster.ok(&["image", "create", "vol", "64m"]);
+    let healthy = cluster.wait_until_healthy();
+    assert_eq!(healthy["nodes"][0]["report"]["log_bdev_name"], "Log");
+    // Nodes that end in their first two seconds are not started again.
+    let time = ["--time_based", "--runtime=3"];
+    let fill = [&["--rw=write", "--size=8m", "--iodepth=16", "--do_verify=0"], &time[..]].concat();
+    let filled = cluster.perf(&fill).output().unwrap();
+    assert!(filled.status.success(), "{}", text(&filled.stderr));
+    cluster.nodes().into_iter().for_each(|node| signal(node, Signal::KILL));
+    let read = cluster.perf(&["--rw=read", "--size=8m", "--iodepth=16"]).output().unwrap();
+    assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
+    cluster.wait_until_healthy();
+    signal(cluster.up.id(), Signal::INT);
+    assert!(cluster.up.wait().unwrap().success());
+
+    // Each file of data belongs to its log.
+    let data =
+        |node: u32| cluster.directory.join(format!("node{node}/store.img")).to_str().unwrap().to_string();
+    let check = |data: &str, log: &[&str]| ringbolt(&[&["objects", "check", data][..], log].concat());
+    let checked = check(&data(1), &["--log", &first]);
+    assert!(checked.status.success(), "{}{}", text(&checked.stdout), text(&checked.stderr));
+    for (log, why) in
+        [(&["--log", second.as_str()][..], "those of another store"), (&[], "has its logs on another device")]
+    {
+        let refused = check(&data(1), log);
+        assert!(text(&refused.stderr).contains(why), "{}", text(&refused.stderr));
+    }
+    drop(cluster);
     std::fs::remove_dir_all(&directory).unwrap();
 }

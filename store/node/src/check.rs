@@ -7,13 +7,13 @@ use objects::Partition;
 use oplog::{Log, RecoveredEntries};
 use reactor::Core;
 use wire_store::{
-    BLOCK_BYTES, BLOCKS_PER_EXTENT, EntryHeader, ImageRecord, ObjectId, Onode, OnodeContent, Operation,
-    Superblock, crc32c,
+    BLOCK_BYTES, BLOCKS_PER_EXTENT, EntryHeader, ImageRecord, LogSuperblock, ObjectId, Onode, OnodeContent,
+    Operation, Superblock, crc32c,
 };
 
 use crate::StoreError;
 use crate::device::StoreDevice;
-use crate::format::read_superblock;
+use crate::disks::{StoreBdevs, StoreDescriptors, read_log_superblock, read_superblocks};
 use crate::shard::load::{load_log, load_partition};
 
 /// What is on a device.
@@ -57,19 +57,23 @@ pub struct PartitionContents {
 pub async fn inspect(
     core: &Core,
     registry: &Registry,
-    bdev_name: &str,
+    bdevs: impl Into<StoreBdevs<'_>>,
     data: bool,
     mut progress: impl FnMut(u64),
 ) -> Result<StoreContents, StoreError> {
-    let descriptor = registry.open(bdev_name, Access::ReadOnly)?;
-    let device = StoreDevice::open(core, &descriptor)?;
-    let superblock = read_superblock(&device).await?;
+    let descriptors = StoreDescriptors::open(registry, bdevs.into(), Access::ReadOnly)?;
+    let disks = descriptors.disks(core)?;
+    let superblock = read_superblocks(&disks).await?;
+    let device = disks.data.clone();
     let (mut partitions, mut images, mut problems, mut compared) = (Vec::new(), Vec::new(), Vec::new(), 0);
     check_copy(&device, &superblock, &mut problems).await?;
+    if disks.has_separate_log() {
+        check_log_copy(&disks.log, &mut problems).await?;
+    }
     for index in 0..superblock.partitions {
         let loaded = async {
             let partition = load_partition(&device, &superblock, index).await?;
-            Ok((partition, load_log(&device, &superblock, index).await?))
+            Ok((partition, load_log(&disks.log, &superblock, index).await?))
         };
         let (partition, (log, entries)): (Partition, (Log, RecoveredEntries)) = match loaded.await {
             Ok(loaded) => loaded,
@@ -117,6 +121,20 @@ async fn check_copy(
         Ok(copy) if copy == *superblock => {}
         Ok(_) => problems.push(format!("block {last}: the copy of the superblock differs")),
         Err(error) => problems.push(format!("block {last}: the copy of the superblock: {error}")),
+    }
+    Ok(())
+}
+
+async fn check_log_copy(log: &StoreDevice, problems: &mut Vec<String>) -> Result<(), StoreError> {
+    let superblock = read_log_superblock(log).await?.map_err(StoreError::NoLogs)?;
+    let last = superblock.device_blocks - 1;
+    let block = log.read(last * BLOCK_BYTES as u64, BLOCK_BYTES).await?;
+    match LogSuperblock::decode(&block.as_slice()[..wire_store::SECTOR_BYTES], last) {
+        Ok(copy) if copy == superblock => {}
+        Ok(_) => problems.push(format!("log device, block {last}: the copy of the superblock differs")),
+        Err(error) => {
+            problems.push(format!("log device, block {last}: the copy of the superblock: {error}"));
+        }
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use bdev::BdevError;
 use block_io::Status;
 use objects::ObjectsError;
 use oplog::LogError;
+use uuid::Uuid;
 use wire_store::DecodeError;
 
 /// What went wrong with a store.
@@ -25,6 +26,41 @@ pub enum StoreError {
     /// The first block is no superblock.
     #[error("the device has no store: {0}")]
     NoStore(DecodeError),
+    /// The device has the logs of a store.
+    #[error(
+        "the device has the logs of the store on device {device}: name that one, and this one for its logs"
+    )]
+    LogsOnly {
+        /// UUID of the device with the partitions.
+        device: Uuid,
+    },
+    /// The store has its logs on another device, and none is named.
+    #[error("the store has its logs on another device, {wanted}: name it (--log, log_bdev_name)")]
+    LogWanted {
+        /// UUID of the device with the logs.
+        wanted: Uuid,
+    },
+    /// The store has its logs on its own device.
+    #[error("the store has its logs on its own device: name none for them")]
+    LogNotWanted,
+    /// The device that is named for the logs has none.
+    #[error("the device that is named for the logs has none: {0}")]
+    NoLogs(DecodeError),
+    /// The device has the logs of another store.
+    #[error(
+        "the device that is named for the logs is {found}, and has those of another store: this one's are on {wanted}"
+    )]
+    ForeignLogDevice {
+        /// UUID of the device with the logs of this store.
+        wanted: Uuid,
+        /// UUID of the device that was named.
+        found: Uuid,
+    },
+    /// The logs of replicas would be lost with the process.
+    #[error(
+        "{0} keeps what is written in memory, which ends with the process: the logs of a node need a device"
+    )]
+    LogInMemory(String),
     /// Formatting would destroy a store.
     #[error("the device has a store already; force formats it again")]
     Exists,

@@ -4,12 +4,13 @@ use control::JobHandle;
 use replica::{AppliedRequests, CLIENTS_MAX};
 use uuid::Uuid;
 use wire_store::{
-    BLOCK_BYTES, CheckpointRecord, OBJECT_BYTES, PartitionLayout, SECTOR_BYTES, Superblock, UnsettledBlock,
-    crc32c,
+    BLOCK_BYTES, CheckpointRecord, LogSuperblock, OBJECT_BYTES, PartitionLayout, SECTOR_BYTES, Superblock,
+    UnsettledBlock, crc32c,
 };
 
 use crate::StoreError;
 use crate::device::StoreDevice;
+use crate::disks::{StoreDisks, read_log_superblock};
 use crate::shard::UNSETTLED_MAX;
 use crate::spare::{self, SPARE_GROUP};
 
@@ -69,8 +70,17 @@ pub struct FormatOptions {
     pub replicas: Option<ReplicaFormat>,
 }
 
-/// Divides a device of `bytes`.
-fn plan(bytes: u64, options: &FormatOptions) -> Result<Superblock, StoreError> {
+/// Where the logs are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LogPlace {
+    /// On the device with the partitions.
+    Here,
+    /// On another one, of this many bytes.
+    Elsewhere(u64),
+}
+
+/// Divides a device of `bytes`, and that of the logs.
+fn plan(bytes: u64, logs: LogPlace, options: &FormatOptions) -> Result<Superblock, StoreError> {
     let refuse = |reason: String| Err(StoreError::Geometry(reason));
     let device_blocks = bytes / BLOCK;
     let groups = options.replicas.as_ref().map(|replicas| replicas.groups.len() as u32 + replicas.spare);
@@ -79,15 +89,34 @@ fn plan(bytes: u64, options: &FormatOptions) -> Result<Superblock, StoreError> {
         return refuse(format!("{partitions} partitions are not 1 to {PARTITIONS_MAX}"));
     }
     let share = device_blocks.saturating_sub(2) / u64::from(partitions);
-    let log_bytes =
-        options.log_bytes.unwrap_or((share * BLOCK / LOG_SHARE).clamp(*LOG_BYTES.start(), *LOG_BYTES.end()));
+    let checkpoint_blocks = if groups.is_some() { CHECKPOINT_BLOCKS } else { 0 };
+    let log_overhead = Superblock::LOG_HEADER_BLOCKS + 2 * u64::from(checkpoint_blocks);
+    let log_share = match logs {
+        LogPlace::Here => share * BLOCK / LOG_SHARE,
+        // All that there is, up to the limit.
+        LogPlace::Elsewhere(bytes) => {
+            let share = (bytes / BLOCK).saturating_sub(2) / u64::from(partitions);
+            share.saturating_sub(log_overhead) * BLOCK
+        }
+    };
+    let log_bytes = options.log_bytes.unwrap_or(log_share.clamp(*LOG_BYTES.start(), *LOG_BYTES.end()));
     if log_bytes < LOG_BYTES_MIN {
         return refuse(format!("a log of {log_bytes} bytes is too small: at least {LOG_BYTES_MIN}"));
     }
-    let checkpoint_blocks = if groups.is_some() { CHECKPOINT_BLOCKS } else { 0 };
-    let records = 2 * u64::from(checkpoint_blocks);
-    let log_blocks = Superblock::LOG_HEADER_BLOCKS + log_bytes.div_ceil(BLOCK) + records;
-    let partition_blocks = share.saturating_sub(log_blocks);
+    let log_blocks = log_overhead + log_bytes.div_ceil(BLOCK);
+    let partition_blocks = match logs {
+        LogPlace::Here => share.saturating_sub(log_blocks),
+        LogPlace::Elsewhere(bytes) => {
+            let needed = u64::from(partitions).saturating_mul(log_blocks).saturating_add(2);
+            if needed > bytes / BLOCK {
+                return refuse(format!(
+                    "{bytes} bytes are too few for {partitions} logs of {log_bytes} bytes each: {} are needed",
+                    needed.saturating_mul(BLOCK)
+                ));
+            }
+            share
+        }
+    };
     let objects = (partition_blocks * BLOCK).div_ceil(OBJECT_BYTES as u64) * ONODES_PER_OBJECT;
     let per_block = u64::from(PartitionLayout::ONODES_PER_BLOCK);
     let onodes = u32::try_from(objects.next_multiple_of(per_block).max(8 * per_block)).unwrap_or(!7);
@@ -105,6 +134,7 @@ fn plan(bytes: u64, options: &FormatOptions) -> Result<Superblock, StoreError> {
         logs: partitions,
         log_blocks,
         checkpoint_blocks,
+        log_device: (logs != LogPlace::Here).then(|| Uuid::new_v4().into_bytes()),
     };
     if superblock.layout().is_none() {
         return refuse(format!(
@@ -114,47 +144,67 @@ fn plan(bytes: u64, options: &FormatOptions) -> Result<Superblock, StoreError> {
     Ok(superblock)
 }
 
+/// Refuses a device with a store, or with the logs of one.
+async fn check_empty(device: &StoreDevice) -> Result<(), StoreError> {
+    match read_superblock(device).await {
+        Ok(_) => return Err(StoreError::Exists),
+        Err(StoreError::NoStore(_) | StoreError::Truncated { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    if read_log_superblock(device).await?.is_ok() { Err(StoreError::Exists) } else { Ok(()) }
+}
+
 /// Writes an empty store. The superblock is written last: a device whose formatting was interrupted has none.
 ///
 /// # Errors
 /// [`StoreError::Exists`] without `force`; [`StoreError::Geometry`]; what the device reports.
 pub(crate) async fn format(
-    device: &StoreDevice,
+    disks: &StoreDisks,
     options: &FormatOptions,
     job: &JobHandle,
 ) -> Result<Superblock, StoreError> {
-    let superblock = plan(device.bytes(), options)?;
-    match read_superblock(device).await {
-        Ok(_) if !options.force => return Err(StoreError::Exists),
-        Ok(_) | Err(StoreError::NoStore(_) | StoreError::Truncated { .. }) => {}
-        Err(error) => return Err(error),
+    let StoreDisks { data, log, .. } = disks;
+    let logs = if disks.has_separate_log() { LogPlace::Elsewhere(log.bytes()) } else { LogPlace::Here };
+    let superblock = plan(data.bytes(), logs, options)?;
+    for device in [data, log] {
+        match check_empty(device).await {
+            Err(StoreError::Exists) if options.force => {}
+            checked => checked?,
+        }
     }
-    device.write_head(0, &[]).await?;
+    data.write_head(0, &[]).await?;
+    log.write_head(0, &[]).await?;
     job.set_total(superblock.partitions.into(), "partitions");
     for index in 0..superblock.partitions {
         if job.is_cancelled() {
             return Err(StoreError::Cancelled);
         }
-        spare::format_objects(device, &superblock, index).await?;
+        spare::format_objects(data, &superblock, index).await?;
         job.advance(1);
     }
     for index in 0..superblock.logs {
         let group = |replicas: &ReplicaFormat| replicas.groups.get(index as usize).copied();
         let group =
             options.replicas.as_ref().map_or(index, |replicas| group(replicas).unwrap_or(SPARE_GROUP));
-        let log = Uuid::new_v4().into_bytes();
-        device.write_head(superblock.log_start(index) + 1, &[]).await?;
+        let uuid = Uuid::new_v4().into_bytes();
+        log.write_head(superblock.log_start(index) + 1, &[]).await?;
         if let Some(replicas) = &options.replicas {
             let (generation, are_new) = (replicas.generation, replicas.are_new);
-            spare::format_records(device, &superblock, index, log, generation, are_new).await?;
+            spare::format_records(log, &superblock, index, uuid, generation, are_new).await?;
         }
-        spare::write_owner(device, &superblock, index, log, group).await?;
+        spare::write_owner(log, &superblock, index, uuid, group).await?;
     }
-    device.flush().await?;
+    disks.flush().await?;
+    if let Some(of_log) = LogSuperblock::of(&superblock, log.bytes() / BLOCK) {
+        let last = of_log.device_blocks - 1;
+        log.write_head(last, &of_log.encode(last)).await?;
+        log.write_head(0, &of_log.encode(0)).await?;
+        log.flush().await?;
+    }
     let last = superblock.device_blocks - 1;
-    device.write_head(last, &superblock.encode(last)).await?;
-    device.write_head(0, &superblock.encode(0)).await?;
-    device.flush().await?;
+    data.write_head(last, &superblock.encode(last)).await?;
+    data.write_head(0, &superblock.encode(0)).await?;
+    data.flush().await?;
     Ok(superblock)
 }
 
@@ -198,7 +248,7 @@ mod tests {
     fn a_plan_fits_every_device_that_is_large_enough() {
         for (bytes, partitions) in [(8 << 20, 1), (64 << 20, 1), (1 << 30, 1), (100 << 30, 6), (10 << 40, 16)]
         {
-            let superblock = plan(bytes, &FormatOptions::default()).unwrap();
+            let superblock = plan(bytes, LogPlace::Here, &FormatOptions::default()).unwrap();
             assert_eq!(superblock.partitions, partitions, "{bytes} bytes");
             assert_eq!(Superblock::decode(&superblock.encode(0), 0), Ok(superblock.clone()));
             let extents = u64::from(superblock.layout().unwrap().extents) << 16;
@@ -207,10 +257,29 @@ mod tests {
     }
 
     #[test]
+    fn partitions_take_a_device_whose_logs_are_elsewhere() {
+        let elsewhere = |bytes, log_bytes| {
+            let options = FormatOptions { partitions: Some(4), log_bytes, ..FormatOptions::default() };
+            plan(1 << 30, LogPlace::Elsewhere(bytes), &options)
+        };
+        let all = elsewhere(64 << 20, None).unwrap();
+        assert_eq!(Superblock::decode(&all.encode(0), 0), Ok(all.clone()));
+        assert_eq!(all.partition_blocks, ((1 << 18) - 2) / 4);
+        assert_eq!(all.log_blocks, ((64 << 8) - 2) / 4);
+        let of_log = LogSuperblock::of(&all, 64 << 8).unwrap();
+        assert_eq!(LogSuperblock::decode(&of_log.encode(0), 0), Ok(of_log));
+        assert_eq!(elsewhere(64 << 20, Some(1 << 20)).unwrap().log_area_blocks(), 256);
+        for (bytes, log_bytes) in [(4 << 20, None), (64 << 20, Some(16 << 20)), (0, None)] {
+            let error = elsewhere(bytes, log_bytes).unwrap_err().to_string();
+            assert!(error.contains("too few for 4 logs"), "{error}");
+        }
+    }
+
+    #[test]
     fn what_does_not_fit_is_refused_with_the_reason() {
         let refused = |bytes, partitions, log_bytes| {
             let options = FormatOptions { partitions, log_bytes, ..FormatOptions::default() };
-            plan(bytes, &options).unwrap_err().to_string()
+            plan(bytes, LogPlace::Here, &options).unwrap_err().to_string()
         };
         assert!(refused(1 << 20, None, None).contains("too few"));
         assert!(refused(1 << 30, Some(0), None).contains("0 partitions"));

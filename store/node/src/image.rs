@@ -42,6 +42,8 @@ pub(crate) struct ImageBdev {
     pub(crate) volume: u64,
     pub(crate) bytes: AtomicU64,
     pub(crate) shards: Shards,
+    /// Where a write is when it is acknowledged.
+    pub(crate) durability: &'static str,
 }
 
 impl Bdev for ImageBdev {
@@ -86,7 +88,7 @@ impl Bdev for ImageBdev {
         let object = vec![
             ("store", self.store.as_str().into()),
             ("image", self.image.as_str().into()),
-            ("durability", "disk".into()),
+            ("durability", self.durability.into()),
         ];
         vec![("store_image", InfoValue::Object(object))]
     }

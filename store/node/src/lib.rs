@@ -33,6 +33,7 @@
 
 mod check;
 mod device;
+mod disks;
 mod error;
 mod format;
 mod image;
@@ -46,6 +47,7 @@ mod shard;
 mod spare;
 
 pub use check::{PartitionContents, StoreContents, inspect};
+pub use disks::StoreBdevs;
 pub use error::StoreError;
 pub use format::{FormatOptions, PARTITIONS_MAX, ReplicaFormat};
 pub use node::{ImageInfo, PartitionStatus, StoreCores, StoreNode, format_device};

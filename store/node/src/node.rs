@@ -11,8 +11,8 @@ use reactor::{Core, ReactorHandle};
 use store_image::{IMAGE_BLOCK_BYTES, IMAGE_BYTES_MAX};
 use wire_store::{ImageRecord, OBJECT_BYTES, ObjectId, Superblock};
 
-use crate::device::StoreDevice;
-use crate::format::{FormatOptions, format, read_superblock};
+use crate::disks::{StoreBdevs, StoreDescriptors, is_memory, open_store};
+use crate::format::{FormatOptions, format};
 use crate::image::{ImageBdev, Shards, locate, object_of};
 use crate::once::once;
 use crate::shard::{self, ControlReply, ShardHandle, ShardOperation};
@@ -31,6 +31,8 @@ pub struct StoreNode {
     name: String,
     registry: Registry,
     device: Arc<BlockDevice>,
+    log_device: Option<Arc<BlockDevice>>,
+    durability: &'static str,
     superblock: Superblock,
     shards: Shards,
     /// By name. Held over changes, so that they are one after another.
@@ -124,18 +126,23 @@ impl<'a> StoreCores<'a> {
 /// reports.
 pub async fn format_device(
     registry: &Registry,
-    bdev_name: &str,
+    bdevs: impl Into<StoreBdevs<'_>>,
     cores: &StoreCores<'_>,
     options: FormatOptions,
     job: &JobHandle,
 ) -> Result<Superblock, StoreError> {
-    let descriptor = registry.open(bdev_name, Access::Exclusive { by: "store format" })?;
+    let access = Access::Exclusive { by: "store format" };
+    let descriptors = StoreDescriptors::open(registry, bdevs.into(), access)?;
+    let separate_log = descriptors.separate_log().filter(|log| options.replicas.is_some() && is_memory(log));
+    if let Some(log) = separate_log {
+        return Err(StoreError::LogInMemory(log.device().name().to_string()));
+    }
     let job = job.clone();
     let work = move |core: Core| async move {
-        let device = StoreDevice::open(&core, &descriptor)?;
-        let superblock = format(&device, &options, &job).await;
-        drop(descriptor);
-        device.close().await;
+        let disks = descriptors.disks(&core)?;
+        let superblock = format(&disks, &options, &job).await;
+        drop(descriptors);
+        disks.close().await;
         superblock
     };
     cores.run(0, work).await
@@ -149,12 +156,12 @@ impl StoreNode {
     /// [`StoreError::NoStore`], and what else is wrong with it.
     pub async fn open(
         registry: &Registry,
-        bdev_name: &str,
+        bdevs: impl Into<StoreBdevs<'_>>,
         name: &str,
         cores: &StoreCores<'_>,
         job: &JobHandle,
     ) -> Result<StoreNode, StoreError> {
-        let opened = StoreNode::open_device(registry, bdev_name, name, cores, job).await;
+        let opened = StoreNode::open_devices(registry, bdevs.into(), name, cores, job).await;
         if opened.is_err() {
             // The device is free for others when this returns.
             cores.settle().await?;
@@ -162,27 +169,29 @@ impl StoreNode {
         opened
     }
 
-    async fn open_device(
+    async fn open_devices(
         registry: &Registry,
-        bdev_name: &str,
+        bdevs: StoreBdevs<'_>,
         name: &str,
         cores: &StoreCores<'_>,
         job: &JobHandle,
     ) -> Result<StoreNode, StoreError> {
-        let (descriptor, superblock) = open_superblock(registry, bdev_name, name, cores).await?;
+        let (descriptors, superblock) = open_store(registry, bdevs, name, cores).await?;
         if superblock.checkpoint_blocks > 0 {
             let reason = "the device has replicas of a cluster: `ringbolt store` serves them";
             return Err(StoreError::Geometry(reason.to_string()));
         }
         let start = |index| {
-            let (of_core, superblock) = (descriptor.clone(), superblock.clone());
+            let (of_core, superblock) = (descriptors.clone(), superblock.clone());
             move |core: Core| async move { shard::start(&core, &of_core, &superblock, index).await }
         };
         let shards = start_shards(superblock.partitions, cores, job, start).await?;
         let node = StoreNode {
             name: name.to_string(),
             registry: registry.clone(),
-            device: descriptor.device().clone(),
+            device: descriptors.data.device().clone(),
+            log_device: descriptors.separate_log().map(|log| log.device().clone()),
+            durability: if descriptors.is_memory() { "memory" } else { "disk" },
             superblock,
             shards: shards.into(),
             images: Mutex::default(),
@@ -204,6 +213,16 @@ impl StoreNode {
     /// The device that it is on.
     pub fn device(&self) -> &Arc<BlockDevice> {
         &self.device
+    }
+
+    /// The device that its logs are on, if that is another one.
+    pub fn log_device(&self) -> Option<&Arc<BlockDevice>> {
+        self.log_device.as_ref()
+    }
+
+    /// Where a write is when it is acknowledged: `disk`, or `memory` if one of the devices is that.
+    pub fn durability(&self) -> &'static str {
+        self.durability
     }
 
     /// The identity of the device, and its division.
@@ -394,6 +413,7 @@ impl StoreNode {
             volume: record.volume,
             bytes: AtomicU64::new(record.bytes),
             shards: self.shards.clone(),
+            durability: self.durability,
         };
         let uuid = Some(Uuid::from_bytes(record.uuid));
         self.registry.register(&self.bdev_name(&record.name), uuid, &[], Arc::new(module))?;
@@ -482,26 +502,6 @@ impl StoreNode {
         }
         Ok(())
     }
-}
-
-/// Claims a device, and reads its superblock.
-pub(crate) async fn open_superblock(
-    registry: &Registry,
-    bdev_name: &str,
-    name: &str,
-    cores: &StoreCores<'_>,
-) -> Result<(Arc<bdev::Descriptor>, Superblock), StoreError> {
-    let by = format!("store {name}");
-    let descriptor = Arc::new(registry.open(bdev_name, Access::Exclusive { by: &by })?);
-    let of_core = descriptor.clone();
-    let superblock = cores
-        .run(0, move |core| async move { read_superblock(&StoreDevice::open(&core, &of_core)?).await })
-        .await?;
-    if superblock.logs != superblock.partitions {
-        let reason = "the store has its logs on another device, which is not supported yet";
-        return Err(StoreError::Geometry(reason.to_string()));
-    }
-    Ok((descriptor, superblock))
 }
 
 /// Starts the shard of each partition on its core, one after another.

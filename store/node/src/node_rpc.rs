@@ -72,7 +72,7 @@ impl Module for NodeModule {
             Method::query("store_node_get_status", get_status)
                 .text(
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
-                    "object with `node`, `address`, `bdev_name`, `replicas`, `spare_partitions`, `refused` and \
+                    "object with `node`, `address`, `bdev_name`, `log_bdev_name`, `replicas`, `spare_partitions`, `refused` and \
                      `without_room`",
                 )
                 .errors(&[NO_NODE]),
@@ -98,6 +98,9 @@ impl Module for NodeModule {
                 "out_after_s": running.out_after_s,
                 "atomic_blocks": running.atomic_blocks,
             });
+            if let Some(log) = running.server.log_bdev_name() {
+                params["log_bdev_name"] = log.into();
+            }
             if let Some(etcd) = &running.etcd {
                 params["etcd"] = etcd.as_str().into();
             }
@@ -111,6 +114,8 @@ control::parameters! {
     struct StartParams {
         /// Device with the node's replicas
         bdev_name: String,
+        /// Device with the logs of the replicas, if these are on one of their own
+        log_bdev_name: Option<String>,
         /// Directory of the cluster, with its key, and with its map or the URLs of etcd
         cluster: String,
         /// URLs of etcd, which has the map: `http://HOST:PORT[/PREFIX]`, with commas between
@@ -136,7 +141,7 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     if running.is_some() {
         return Err(RpcError::new(RpcError::EEXIST, "this server is a node already"));
     }
-    let StartParams { bdev_name, cluster, etcd, node, listen, .. } = params;
+    let StartParams { bdev_name, log_bdev_name, cluster, etcd, node, listen, .. } = params;
     let StartParams { allow_plain_network, lease_s, out_after_s, atomic_blocks, .. } = params;
     let (directory, id) = (PathBuf::from(cluster), ReplicaId(node));
     if !(LEASE_S_MIN..=LEASE_S_MAX).contains(&lease_s) {
@@ -159,9 +164,11 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     };
     let cores = StoreCores::Reactors(&module.reactors);
     let start_at = |listen: StreamAddress| {
-        let (bdev_name, identity) = (bdev_name.clone(), identity.clone());
+        let (bdev_name, log_bdev_name) = (bdev_name.clone(), log_bdev_name.clone());
+        let identity = identity.clone();
         let config = NodeServerConfig {
             bdev_name,
+            log_bdev_name,
             listen,
             identity,
             node: record.uuid,
@@ -270,6 +277,7 @@ fn get_status(module: &NodeModule, _params: NoParams) -> Result<Value, RpcError>
         "node": running.server.id().0,
         "address": running.server.address().to_string(),
         "bdev_name": running.server.bdev_name(),
+        "log_bdev_name": running.server.log_bdev_name(),
         "replicas": status.iter().filter_map(describe).collect::<Vec<_>>(),
         "spare_partitions": running.server.spare_partitions(),
         "refused": running.server.refused().iter().map(refused).collect::<Vec<_>>(),

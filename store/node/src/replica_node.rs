@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use bdev::{BlockDevice, Descriptor, Registry};
+use bdev::{BlockDevice, Registry};
 use cluster_map::{PartitionSize, PoolClass, PoolRecord};
 use control::JobHandle;
 use reactor::Core;
 use replica::{ReplicaId, ReplicaSettings};
 use wire_store::Superblock;
 
-use crate::device::StoreDevice;
-use crate::node::{close_shards, describe_shards, open_superblock};
+use crate::disks::{StoreBdevs, StoreDescriptors, StoreDisks, is_memory, open_store};
+use crate::node::{close_shards, describe_shards};
 use crate::shard::replication::{Outbox, ReplicaInput, ReplicaOptions, start};
 use crate::shard::{Reply, ShardHandle, ShardOperation, ShardRequest};
 use crate::spare::{self, SPARE_GROUP};
@@ -55,6 +55,7 @@ pub struct ReplicaNodeConfig<'a> {
 /// The replicas on an open device. Each has a partition; others are spare, for replicas that the node gets later.
 pub struct ReplicaNode {
     device: Arc<BlockDevice>,
+    log_device: Option<Arc<BlockDevice>>,
     superblock: Superblock,
     id: ReplicaId,
     settings: ReplicaSettings,
@@ -66,7 +67,7 @@ pub struct ReplicaNode {
 #[derive(Default)]
 struct Partitions {
     /// Not after [`ReplicaNode::close`].
-    descriptor: Option<Arc<Descriptor>>,
+    descriptors: Option<StoreDescriptors>,
     /// By logical group: the partition, and the shard on it.
     hosted: BTreeMap<u32, (u32, ShardHandle)>,
     spare: BTreeSet<u32>,
@@ -82,12 +83,12 @@ impl ReplicaNode {
     /// [`StoreError::NoStore`], and what else is wrong with it.
     pub async fn open(
         registry: &Registry,
-        bdev_name: &str,
+        bdevs: impl Into<StoreBdevs<'_>>,
         cores: &StoreCores<'_>,
         config: ReplicaNodeConfig<'_>,
         job: &JobHandle,
     ) -> Result<ReplicaNode, StoreError> {
-        let opened = ReplicaNode::open_device(registry, bdev_name, cores, config, job).await;
+        let opened = ReplicaNode::open_devices(registry, bdevs.into(), cores, config, job).await;
         if opened.is_err() {
             // The device is free for others when this returns.
             cores.settle().await?;
@@ -95,22 +96,26 @@ impl ReplicaNode {
         opened
     }
 
-    async fn open_device(
+    async fn open_devices(
         registry: &Registry,
-        bdev_name: &str,
+        bdevs: StoreBdevs<'_>,
         cores: &StoreCores<'_>,
         config: ReplicaNodeConfig<'_>,
         job: &JobHandle,
     ) -> Result<ReplicaNode, StoreError> {
-        let (descriptor, superblock) = open_superblock(registry, bdev_name, config.name, cores).await?;
+        let (descriptors, superblock) = open_store(registry, bdevs, config.name, cores).await?;
+        if let Some(log) = descriptors.separate_log().filter(|log| is_memory(log)) {
+            return Err(StoreError::LogInMemory(log.device().name().to_string()));
+        }
         if superblock.checkpoint_blocks == 0 {
             let reason = "the device has a store without replicas: `store_open` opens it";
             return Err(StoreError::Geometry(reason.to_string()));
         }
         let ReplicaNodeConfig { id, settings, pools, boot, outbox, .. } = config;
-        let device = descriptor.device().clone();
-        let partitions = Mutex::new(Partitions { descriptor: Some(descriptor), ..Partitions::default() });
-        let node = ReplicaNode { device, superblock, id, settings, boot, outbox, partitions };
+        let device = descriptors.data.device().clone();
+        let log_device = descriptors.separate_log().map(|log| log.device().clone());
+        let partitions = Mutex::new(Partitions { descriptors: Some(descriptors), ..Partitions::default() });
+        let node = ReplicaNode { device, log_device, superblock, id, settings, boot, outbox, partitions };
         let of_others = PoolOptions { in_sync_min: node.settings.in_sync_min, class: PoolClass::Disk };
         let pool_of = |group: u32| {
             let found = pools.iter().find(|(groups, _)| groups.contains(&group));
@@ -144,17 +149,17 @@ impl ReplicaNode {
 
     /// The group of each partition's log, and the highest generation of a checkpoint record.
     async fn read_owners(&self, cores: &StoreCores<'_>) -> Result<(Vec<u32>, u64), StoreError> {
-        let (descriptor, superblock) = (self.descriptor()?, self.superblock.clone());
+        let (descriptors, superblock) = (self.descriptors()?, self.superblock.clone());
         let read = move |core: Core| async move {
-            let device = StoreDevice::open(&core, &descriptor)?;
+            let disks = descriptors.disks(&core)?;
             let (mut owners, mut newest) = (Vec::new(), 0);
             for index in 0..superblock.partitions {
-                let owner = spare::read_owner(&device, &superblock, index).await?;
-                newest = newest.max(spare::read_generation(&device, &superblock, index, &owner).await?);
+                let owner = spare::read_owner(&disks.log, &superblock, index).await?;
+                newest = newest.max(spare::read_generation(&disks.log, &superblock, index, &owner).await?);
                 owners.push(owner.group);
             }
-            drop(descriptor);
-            device.close().await;
+            drop(descriptors);
+            disks.close().await;
             Ok((owners, newest))
         };
         cores.run(0, read).await
@@ -170,26 +175,26 @@ impl ReplicaNode {
         pool: PoolOptions,
     ) -> Result<(), StoreError> {
         if pool.class == PoolClass::Memory {
-            let (descriptor, superblock, boot) = (self.descriptor()?, self.superblock.clone(), self.boot);
+            let (descriptors, superblock, boot) = (self.descriptors()?, self.superblock.clone(), self.boot);
             let generation = {
                 let mut partitions = sync::lock(&self.partitions);
                 partitions.generation = spare::generation_after(partitions.generation);
                 partitions.generation
             };
             let forget = move |core: Core| async move {
-                let device = StoreDevice::open(&core, &descriptor)?;
-                let is_lost = spare::is_lost(&device, &superblock, index, boot).await;
+                let disks = descriptors.disks(&core)?;
+                let is_lost = spare::is_lost(&disks.log, &superblock, index, boot).await;
                 let forgotten = match is_lost {
                     Ok(true) => {
                         log::warn!(
                             "group {group} is of class memory, and this machine was booted again: its replica gets a copy"
                         );
-                        forget(&device, &superblock, index, group, generation).await
+                        forget(&disks, &superblock, index, group, generation).await
                     }
                     is_lost => is_lost.map(drop),
                 };
-                drop(descriptor);
-                device.close().await;
+                drop(descriptors);
+                disks.close().await;
                 forgotten
             };
             cores.run(index as usize, forget).await?;
@@ -205,7 +210,7 @@ impl ReplicaNode {
         group: u32,
         pool: PoolOptions,
     ) -> Result<ReplicaHandle, StoreError> {
-        let (of_core, superblock) = (self.descriptor()?, self.superblock.clone());
+        let (of_core, superblock) = (self.descriptors()?, self.superblock.clone());
         let (id, outbox) = (self.id, self.outbox.clone());
         let settings = ReplicaSettings { in_sync_min: pool.in_sync_min, ..self.settings.clone() };
         let boot = (pool.class == PoolClass::Memory).then_some(self.boot);
@@ -242,12 +247,12 @@ impl ReplicaNode {
             partitions.generation = spare::generation_after(partitions.generation);
             (index, partitions.generation)
         };
-        let (descriptor, superblock) = (self.descriptor()?, self.superblock.clone());
+        let (descriptors, superblock) = (self.descriptors()?, self.superblock.clone());
         let give = move |core: Core| async move {
-            let device = StoreDevice::open(&core, &descriptor)?;
-            let given = spare::give_to(&device, &superblock, index, group, generation, is_new).await;
-            drop(descriptor);
-            device.close().await;
+            let disks = descriptors.disks(&core)?;
+            let given = spare::give_to(&disks, &superblock, index, group, generation, is_new).await;
+            drop(descriptors);
+            disks.close().await;
             given
         };
         cores.run(index as usize, give).await?;
@@ -263,12 +268,12 @@ impl ReplicaNode {
         let removed = sync::lock(&self.partitions).hosted.remove(&group);
         let Some((index, shard)) = removed else { return Ok(()) };
         close_shards(&[shard]).await;
-        let (descriptor, superblock) = (self.descriptor()?, self.superblock.clone());
+        let (descriptors, superblock) = (self.descriptors()?, self.superblock.clone());
         let take = move |core: Core| async move {
-            let device = StoreDevice::open(&core, &descriptor)?;
-            let taken = spare::take_back(&device, &superblock, index).await;
-            drop(descriptor);
-            device.close().await;
+            let disks = descriptors.disks(&core)?;
+            let taken = spare::take_back(&disks.log, &superblock, index).await;
+            drop(descriptors);
+            disks.close().await;
             taken
         };
         cores.run(index as usize, take).await?;
@@ -276,8 +281,8 @@ impl ReplicaNode {
         Ok(())
     }
 
-    fn descriptor(&self) -> Result<Arc<Descriptor>, StoreError> {
-        sync::lock(&self.partitions).descriptor.clone().ok_or(StoreError::Closed)
+    fn descriptors(&self) -> Result<StoreDescriptors, StoreError> {
+        sync::lock(&self.partitions).descriptors.clone().ok_or(StoreError::Closed)
     }
 
     fn has(&self, group: u32) -> bool {
@@ -300,6 +305,11 @@ impl ReplicaNode {
     /// The device that they are on.
     pub fn device(&self) -> &Arc<BlockDevice> {
         &self.device
+    }
+
+    /// The device that their logs are on, if that is another one.
+    pub fn log_device(&self) -> Option<&Arc<BlockDevice>> {
+        self.log_device.as_ref()
     }
 
     /// The identity of the device, and its division.
@@ -333,21 +343,21 @@ impl ReplicaNode {
 
     /// Stops the replicas, and releases the device. What they have not written in place is in their logs.
     pub async fn close(&self) {
-        sync::lock(&self.partitions).descriptor = None;
+        sync::lock(&self.partitions).descriptors = None;
         close_shards(&self.shards()).await;
     }
 }
 
 /// Makes a partition of a replica one that needs a copy.
 async fn forget(
-    device: &StoreDevice,
+    disks: &StoreDisks,
     superblock: &Superblock,
     index: u32,
     group: u32,
     generation: u64,
 ) -> Result<(), StoreError> {
-    spare::take_back(device, superblock, index).await?;
-    spare::give_to(device, superblock, index, group, generation, false).await
+    spare::take_back(&disks.log, superblock, index).await?;
+    spare::give_to(disks, superblock, index, group, generation, false).await
 }
 
 /// The way to a replica, for any thread.

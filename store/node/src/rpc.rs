@@ -9,7 +9,7 @@ use control::json::{Value, json};
 use control::{JobHandle, Method, Module, RpcError};
 use reactor::{ReactorHandle, blocking};
 
-use crate::{FormatOptions, ImageInfo, StoreCores, StoreError, StoreNode, format_device};
+use crate::{FormatOptions, ImageInfo, StoreBdevs, StoreCores, StoreError, StoreNode, format_device};
 
 /// Stores on the devices of a program, as a [`Module`].
 pub struct StoreModule {
@@ -89,7 +89,7 @@ impl Module for StoreModule {
             Method::query("store_get_stores", get_stores)
                 .text(
                     "Describes the open stores: space, logs, counters and images. Not an SPDK method.",
-                    "array of stores with `name`, `base_bdev`, `uuid`, `partitions` and `images`",
+                    "array of stores with `name`, `base_bdev`, `log_bdev`, `uuid`, `durability`, `partitions` and `images`",
                 )
                 .errors(&[NO_STORE]),
             Method::job("store_image_create", create_image)
@@ -125,7 +125,10 @@ impl Module for StoreModule {
     fn save(&self) -> Vec<Value> {
         let stores = sync::lock(&self.stores);
         let call = |store: &Arc<StoreNode>| {
-            let params = json!({ "name": store.name(), "bdev_name": store.device().name() });
+            let mut params = json!({ "name": store.name(), "bdev_name": store.device().name() });
+            if let Some(log) = store.log_device() {
+                params["log_bdev_name"] = log.name().into();
+            }
             json!({ "method": "store_open", "params": params })
         };
         stores.values().map(call).collect()
@@ -147,6 +150,12 @@ impl From<StoreError> for RpcError {
             StoreError::Geometry(_)
             | StoreError::InvalidImage(_)
             | StoreError::NoStore(_)
+            | StoreError::LogsOnly { .. }
+            | StoreError::LogWanted { .. }
+            | StoreError::LogNotWanted
+            | StoreError::NoLogs(_)
+            | StoreError::ForeignLogDevice { .. }
+            | StoreError::LogInMemory(_)
             | StoreError::Foreign { .. } => RpcError::EINVAL,
             StoreError::NoBuffers => RpcError::ENOMEM,
             StoreError::Cancelled => RpcError::ECANCELED,
@@ -163,6 +172,8 @@ control::parameters! {
     struct FormatParams {
         /// Device to format
         bdev_name: String,
+        /// Device for the logs, formatted as well; without, they are on the first one
+        log_bdev_name: Option<String>,
         /// Partitions, each owned by one core; without, one for each 16 GiB, 1 to 16
         partitions: Option<u32>,
         /// Size of each partition's log; without, a 32nd of the partition, 1 to 64 MiB
@@ -181,7 +192,8 @@ fn format(module: &StoreModule, params: FormatParams, job: &JobHandle) -> Result
         replicas: None,
     };
     let cores = module.cores();
-    let superblock = wait(format_device(&module.registry, &params.bdev_name, &cores, options, job))?;
+    let bdevs = StoreBdevs { data: &params.bdev_name, log: params.log_bdev_name.as_deref() };
+    let superblock = wait(format_device(&module.registry, bdevs, &cores, options, job))?;
     Ok(json!({
         "uuid": Uuid::from_bytes(superblock.device).to_string(),
         "partitions": superblock.partitions,
@@ -193,6 +205,8 @@ control::parameters! {
     struct OpenParams {
         /// Device with the store
         bdev_name: String,
+        /// Device with its logs, if these are on one of their own
+        log_bdev_name: Option<String>,
         /// What the names of its bdevs begin with
         name: String = "store".to_string(),
     }
@@ -208,7 +222,8 @@ fn open(module: &StoreModule, params: OpenParams, job: &JobHandle) -> Result<Val
         return Err(RpcError::new(RpcError::EINVAL, "a name without `/` is needed"));
     }
     let cores = module.cores();
-    let store = wait(StoreNode::open(&module.registry, &params.bdev_name, &params.name, &cores, job))?;
+    let bdevs = StoreBdevs { data: &params.bdev_name, log: params.log_bdev_name.as_deref() };
+    let store = wait(StoreNode::open(&module.registry, bdevs, &params.name, &cores, job))?;
     let names = store.images().into_iter().map(|image| image.bdev_name).collect();
     sync::lock(&module.stores).insert(params.name, Arc::new(store));
     Ok(names)
@@ -292,8 +307,9 @@ fn describe(store: &StoreNode) -> Result<Value, RpcError> {
     Ok(json!({
         "name": store.name(),
         "base_bdev": store.device().name(),
+        "log_bdev": store.log_device().map(|device| device.name()),
         "uuid": Uuid::from_bytes(store.superblock().device).to_string(),
-        "durability": "disk",
+        "durability": store.durability(),
         "partitions": partitions,
         "images": images,
     }))

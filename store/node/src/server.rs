@@ -22,7 +22,9 @@ use sockets::{CoreNetwork, StreamAddress};
 use store_link::Identity;
 
 use crate::once::once;
-use crate::{Outbox, PartitionStatus, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreCores, StoreError};
+use crate::{
+    Outbox, PartitionStatus, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreBdevs, StoreCores, StoreError,
+};
 use hub::{Hub, HubInput};
 use map_watch::{MapWatch, MapWatchConfig, Proposals};
 pub use membership::NoRoom;
@@ -34,6 +36,8 @@ const HUB_MAILBOX: usize = 16 << 10;
 pub struct NodeServerConfig {
     /// Block device with the node's replicas.
     pub bdev_name: String,
+    /// Block device with their logs, if these are on one of their own.
+    pub log_bdev_name: Option<String>,
     /// Where others connect to it. Port 0 selects a free one.
     pub listen: StreamAddress,
     /// Who it is.
@@ -130,7 +134,8 @@ impl NodeServer {
         });
         let (settings, pools, boot) = (config.settings, config.pools, config.boot);
         let replicas = ReplicaNodeConfig { name: "node", id, settings, pools, boot, outbox };
-        let opened = ReplicaNode::open(registry, &config.bdev_name, cores, replicas, job).await;
+        let bdevs = StoreBdevs { data: &config.bdev_name, log: config.log_bdev_name.as_deref() };
+        let opened = ReplicaNode::open(registry, bdevs, cores, replicas, job).await;
         let opened = match opened {
             Ok(node) => check_identity(node, &config.bdev_name, cluster, config.node).await,
             Err(error) => Err(error),
@@ -178,6 +183,11 @@ impl NodeServer {
     /// Name of its block device.
     pub fn bdev_name(&self) -> &str {
         &self.bdev_name
+    }
+
+    /// Name of the block device with its logs, if that is another one.
+    pub fn log_bdev_name(&self) -> Option<&str> {
+        self.node.log_device().map(|device| device.name())
     }
 
     /// Where it listens.

@@ -49,7 +49,7 @@ use reads::{DeviceRun, ReadState};
 use replication::Replication;
 pub(crate) use room::UsedSpace;
 
-use crate::device::StoreDevice;
+use crate::disks::{StoreDescriptors, StoreDisks};
 use crate::{PartitionStatus, ShardStats, StoreError};
 use flusher::{BackgroundWork, FLUSH_AFTER_NS, FLUSH_ENTRIES};
 
@@ -72,6 +72,8 @@ pub(crate) struct Shard {
     core: Core,
     channel: BdevChannel,
     block_bytes: u64,
+    /// The logs' own device.
+    log_channel: Option<LogChannel>,
     index: u32,
     pub(crate) partition: Partition,
     pub(crate) log: Log,
@@ -130,6 +132,13 @@ pub(crate) struct Shard {
     /// The replica that owns log and objects.
     replication: Option<Box<Replication>>,
     used: Arc<UsedSpace>,
+}
+
+/// The channel of a device that has logs alone.
+struct LogChannel {
+    channel: BdevChannel,
+    /// Requests that the channel has not accepted.
+    requests: Vec<Request>,
 }
 
 /// How many entries of an object are not applied to the partition, and how many of them may give up space.
@@ -196,20 +205,20 @@ struct ShardPoller {
 /// Opens a shard on this core, which owns it from now on.
 pub(crate) async fn start(
     core: &Core,
-    descriptor: &bdev::Descriptor,
+    descriptors: &StoreDescriptors,
     superblock: &Superblock,
     index: u32,
 ) -> Result<ShardHandle, StoreError> {
-    let (shard, device) = load::open(core, descriptor, superblock, index).await?;
-    run(core, shard, device)
+    let (shard, disks) = load::open(core, descriptors, superblock, index).await?;
+    run(core, shard, disks)
 }
 
 /// Starts the tasks of an open shard.
-fn run(core: &Core, shard: Rc<RefCell<Shard>>, device: StoreDevice) -> Result<ShardHandle, StoreError> {
+fn run(core: &Core, shard: Rc<RefCell<Shard>>, disks: StoreDisks) -> Result<ShardHandle, StoreError> {
     shard.borrow_mut().update_room();
     let (sector, used) = (shard.borrow().log.sector(), shard.borrow().used.clone());
     let (sender, requests) = core.mailbox(MAILBOX);
-    if !core.spawn(flusher::run(shard.clone(), device)) {
+    if !core.spawn(flusher::run(shard.clone(), disks)) {
         return Err(StoreError::Closed);
     }
     let users = Arc::new(ShardUsers(sender.clone()));
@@ -222,6 +231,7 @@ impl Shard {
     fn new(
         core: &Core,
         channel: BdevChannel,
+        log_channel: Option<BdevChannel>,
         index: u32,
         partition: Partition,
         log: Log,
@@ -232,6 +242,7 @@ impl Shard {
         Shard {
             block_bytes: channel.block_size().into(),
             channel,
+            log_channel: log_channel.map(|channel| LogChannel { channel, requests: Vec::new() }),
             index,
             partition,
             applied_below: log.sequences().start,
@@ -469,7 +480,7 @@ impl Shard {
             DeviceIo::Log(write) => {
                 let status = completion.status();
                 if !status.is_success() {
-                    let offset = completion.request().lba * self.block_bytes;
+                    let offset = completion.request().lba * self.log_block_bytes();
                     self.fail(&StoreError::Io { what: "write to the log", offset, status });
                 }
                 write.requests_left.set(write.requests_left.get() - 1);
@@ -502,21 +513,16 @@ impl Shard {
             work += 1;
         }
         work += self.run_replica();
-        self.submit_log_writes();
-        self.submit_placed_writes();
-        if !self.requests.is_empty() {
-            self.channel.submit(&mut self.requests);
-        }
+        self.submit();
         let mut completions = std::mem::take(&mut self.completions);
         work += self.channel.poll(&mut completions);
+        if let Some(log) = &mut self.log_channel {
+            work += log.channel.poll(&mut completions);
+        }
         completions.drain(..).for_each(|completion| self.complete(completion));
         self.completions = completions;
         self.run_replica();
-        self.submit_log_writes();
-        self.submit_placed_writes();
-        if !self.requests.is_empty() {
-            self.channel.submit(&mut self.requests);
-        }
+        self.submit();
         if self.background.is_some() && self.background_work().is_some() {
             self.wake_background();
         }
@@ -524,8 +530,25 @@ impl Shard {
         work
     }
 
+    /// Submits what the devices are to do.
+    fn submit(&mut self) {
+        self.submit_log_writes();
+        self.submit_placed_writes();
+        if !self.requests.is_empty() {
+            self.channel.submit(&mut self.requests);
+        }
+        if let Some(log) = self.log_channel.as_mut().filter(|log| !log.requests.is_empty()) {
+            log.channel.submit(&mut log.requests);
+        }
+    }
+
+    /// Whether the devices have all requests.
+    fn is_submitted(&self) -> bool {
+        self.requests.is_empty() && self.log_channel.as_ref().is_none_or(|log| log.requests.is_empty())
+    }
+
     fn deadline(&self) -> Option<u64> {
-        if !self.requests.is_empty() || (self.busy_blocks.is_empty() && !self.parked.is_empty()) {
+        if !self.is_submitted() || (self.busy_blocks.is_empty() && !self.parked.is_empty()) {
             return Some(0);
         }
         let flush = (!self.committed.is_empty()).then(|| self.oldest_committed_ns + FLUSH_AFTER_NS);
@@ -535,7 +558,8 @@ impl Shard {
         let retry = waits.then(|| self.core.now_ns() + RETRY_NS);
         let replica =
             self.replication.as_ref().and_then(|replication| replication.deadline(self.core.now_ns()));
-        self.channel.deadline().into_iter().chain(flush).chain(retry).chain(replica).min()
+        let log = self.log_channel.as_ref().and_then(|log| log.channel.deadline());
+        self.channel.deadline().into_iter().chain(log).chain(flush).chain(retry).chain(replica).min()
     }
 
     fn describe(&self) -> PartitionStatus {
@@ -576,7 +600,7 @@ impl Poller for ShardPoller {
         let mut shard = self.shard.borrow_mut();
         let work = shard.poll(&mut self.requests);
         let is_unused = shard.is_closing && self.users.strong_count() == 0;
-        if is_unused && shard.ios.is_empty() && shard.requests.is_empty() && self.requests.is_empty() {
+        if is_unused && shard.ios.is_empty() && shard.is_submitted() && self.requests.is_empty() {
             return PollResult::Finished;
         }
         PollResult::from_count(work)
@@ -589,7 +613,7 @@ impl Poller for ShardPoller {
 
     fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
         let shard = self.shard.borrow();
-        let is_idle = shard.ios.is_empty() && shard.requests.is_empty() && self.requests.is_empty();
+        let is_idle = shard.ios.is_empty() && shard.is_submitted() && self.requests.is_empty();
         if is_idle { Shutdown::Done } else { Shutdown::Draining }
     }
 }

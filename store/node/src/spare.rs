@@ -10,6 +10,7 @@ use wire_store::{BLOCK_BYTES, CheckpointRecord, LogHeader, SECTOR_BYTES, Superbl
 
 use crate::StoreError;
 use crate::device::StoreDevice;
+use crate::disks::StoreDisks;
 use crate::format::first_record;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -127,20 +128,20 @@ pub(crate) async fn format_records(
 
 /// Gives a spare partition to a replica, which is complete if its group is new.
 pub(crate) async fn give_to(
-    device: &StoreDevice,
+    disks: &StoreDisks,
     superblock: &Superblock,
     index: u32,
     group: u32,
     generation: u64,
     is_new: bool,
 ) -> Result<(), StoreError> {
-    format_objects(device, superblock, index).await?;
+    format_objects(&disks.data, superblock, index).await?;
     let log = Uuid::new_v4().into_bytes();
-    format_records(device, superblock, index, log, generation, is_new).await?;
-    device.flush().await?;
+    format_records(&disks.log, superblock, index, log, generation, is_new).await?;
+    disks.flush().await?;
     // The header of a spare partition is in slot 0, and slot 1 has none.
-    write_owner(device, superblock, index, log, group).await?;
-    device.flush().await
+    write_owner(&disks.log, superblock, index, log, group).await?;
+    disks.log.flush().await
 }
 
 /// Takes a partition from its replica, which is closed.

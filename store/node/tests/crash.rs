@@ -17,10 +17,10 @@ use bdev::{Access, AsyncChannel, Registry, Request};
 use block_io::{Op, Status, Tag};
 use control::JobHandle;
 use os::clock::VirtualClock;
-use process::Process;
+use process::{Process, TestDisks};
 use random::WyRand;
 use reactor::Core;
-use store_node::{FormatOptions, StoreCores, StoreError, StoreNode, format_device};
+use store_node::{FormatOptions, StoreBdevs, StoreCores, StoreError, StoreNode, format_device};
 
 const SEEDS: u64 = 12;
 const ROUNDS: u64 = 5;
@@ -241,9 +241,13 @@ async fn load(
     }
 }
 
-async fn open(registry: Registry, core: Core) -> Result<(StoreNode, Vec<AsyncChannel>), StoreError> {
+async fn open(
+    registry: Registry,
+    bdevs: StoreBdevs<'static>,
+    core: Core,
+) -> Result<(StoreNode, Vec<AsyncChannel>), StoreError> {
     let node =
-        StoreNode::open(&registry, "Disk", "s", &StoreCores::This(&core), &JobHandle::standalone()).await?;
+        StoreNode::open(&registry, bdevs, "s", &StoreCores::This(&core), &JobHandle::standalone()).await?;
     for (name, bytes) in IMAGES {
         if !node.images().iter().any(|image| image.name == name) {
             node.create_image(name, bytes).await?;
@@ -260,11 +264,12 @@ async fn open(registry: Registry, core: Core) -> Result<(StoreNode, Vec<AsyncCha
 /// Opens the store, compares it with the oracle, and loads it for a while.
 fn run_round(
     process: &mut Process,
+    bdevs: StoreBdevs<'static>,
     oracle: &Rc<RefCell<Oracle>>,
     random: &mut WyRand,
 ) -> Result<StoreNode, String> {
     let (registry, core) = (process.registry.clone(), process.reactor.core());
-    let (node, io) = process.run(open(registry, core)).map_err(|error| format!("opening: {error}"))?;
+    let (node, io) = process.run(open(registry, bdevs, core)).map_err(|error| format!("opening: {error}"))?;
     let core = process.reactor.core();
     for (image, channel) in io.iter().enumerate() {
         for window in WINDOWS {
@@ -295,28 +300,54 @@ fn run_round(
     Ok(node)
 }
 
-fn run_seed(seed: u64, ignores_fua: bool) -> Result<Counts, String> {
+/// Where the logs are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Logs {
+    /// On the disk.
+    Here,
+    /// On another one.
+    Elsewhere,
+    /// On another one, which acknowledges FUA writes from its cache.
+    IgnoringFua,
+}
+
+/// The disks of a run.
+fn make_disks(seed: u64, bytes: u64, logs: Logs, ignores_fua: bool) -> TestDisks {
+    let make = |name: &str, bytes: u64, block_size: u32, ignores_fua: bool| {
+        let create = if ignores_fua { CrashDisk::create_ignoring_fua } else { CrashDisk::create };
+        create(&Registry::new(), name, bytes / u64::from(block_size), block_size, seed).unwrap()
+    };
+    let block_size = if seed.is_multiple_of(3) { 4096 } else { 512 };
+    let disk = make("Disk", bytes, block_size, ignores_fua);
+    let log = (logs != Logs::Here).then(|| {
+        let block_size = if seed.is_multiple_of(2) { 4096 } else { 512 };
+        make("Log", 1 << 20, block_size, ignores_fua || logs == Logs::IgnoringFua)
+    });
+    TestDisks { disk, log }
+}
+
+fn run_seed(seed: u64, logs: Logs, ignores_fua: bool) -> Result<Counts, String> {
     let mut random = WyRand::new(seed);
     let clock = VirtualClock::default();
-    let block_size = if seed.is_multiple_of(3) { 4096 } else { 512 };
-    let create = if ignores_fua { CrashDisk::create_ignoring_fua } else { CrashDisk::create };
     // Some disks have less space than the load needs.
     let (bytes, log_bytes): (u64, u64) =
         if seed.is_multiple_of(4) { (2 << 20, 384 << 10) } else { (4 << 20, 256 << 10) };
-    let disk = create(&Registry::new(), "Disk", bytes / u64::from(block_size), block_size, seed).unwrap();
-    let mut process = Process::start(&disk, &clock, &mut random);
+    // As much space for data.
+    let bytes = if logs == Logs::Here { bytes } else { bytes - 2 * log_bytes };
+    let disks = make_disks(seed, bytes, logs, ignores_fua);
+    let bdevs = disks.bdevs();
+    let mut process = Process::start(&disks, &clock, &mut random);
     let (registry, core) = (process.registry.clone(), process.reactor.core());
     let options =
         FormatOptions { partitions: Some(2), log_bytes: Some(log_bytes), ..FormatOptions::default() };
     process
         .run(async move {
-            format_device(&registry, "Disk", &StoreCores::This(&core), options, &JobHandle::standalone())
-                .await
+            format_device(&registry, bdevs, &StoreCores::This(&core), options, &JobHandle::standalone()).await
         })
         .map_err(|error| error.to_string())?;
     let oracle = Rc::new(RefCell::new(Oracle::default()));
     for round in 0..ROUNDS {
-        let node = run_round(&mut process, &oracle, &mut random);
+        let node = run_round(&mut process, bdevs, &oracle, &mut random);
         let node = node.map_err(|error| format!("round {round}: {error}"))?;
         let partitions = process.run(async move { node.status().await });
         for partition in partitions.map_err(|error| error.to_string())? {
@@ -328,8 +359,8 @@ fn run_seed(seed: u64, ignores_fua: bool) -> Result<Counts, String> {
         }
         process.reactor.discard();
         oracle.borrow_mut().busy.clear();
-        disk.fail_power(random.next_bits());
-        process = Process::start(&disk, &clock, &mut random);
+        disks.fail_power(&mut random);
+        process = Process::start(&disks, &clock, &mut random);
     }
     process.reactor.discard();
     let counts = oracle.borrow().counts;
@@ -338,13 +369,24 @@ fn run_seed(seed: u64, ignores_fua: bool) -> Result<Counts, String> {
 
 #[test]
 fn acknowledged_writes_survive_power_failures() {
+    survive_power_failures(Logs::Here);
+}
+
+/// What is left on the two disks after a power failure differs.
+#[test]
+fn acknowledged_writes_survive_power_failures_with_the_logs_elsewhere() {
+    survive_power_failures(Logs::Elsewhere);
+}
+
+fn survive_power_failures(logs: Logs) {
     let seeds = match std::env::var("RINGBOLT_SEED") {
         Ok(seed) => seed.parse().map(|seed: u64| seed..seed + 1).unwrap(),
         Err(_) => 0..SEEDS,
     };
     let mut total = Counts::default();
     for seed in seeds {
-        let counts = run_seed(seed, false).unwrap_or_else(|error| panic!("RINGBOLT_SEED={seed}: {error}"));
+        let counts =
+            run_seed(seed, logs, false).unwrap_or_else(|error| panic!("RINGBOLT_SEED={seed}: {error}"));
         total.reads += counts.reads;
         total.writes += counts.writes;
         total.refused += counts.refused;
@@ -369,6 +411,11 @@ fn acknowledged_writes_survive_power_failures() {
 /// The test finds a disk that acknowledges the log's writes from its cache.
 #[test]
 fn a_disk_that_ignores_fua_is_found() {
-    let found = (0..SEEDS).find_map(|seed| run_seed(seed, true).err());
+    for logs in [Logs::Here, Logs::Elsewhere] {
+        let found = (0..SEEDS).find_map(|seed| run_seed(seed, logs, true).err());
+        println!("found, logs {logs:?}: {}", found.expect("nothing is found"));
+    }
+    // The disk of the logs alone.
+    let found = (0..SEEDS).find_map(|seed| run_seed(seed, Logs::IgnoringFua, false).err());
     println!("found: {}", found.expect("nothing is found"));
 }

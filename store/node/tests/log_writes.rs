@@ -124,7 +124,7 @@ impl LoneNode {
     /// A node with the only replica of a group, on an empty disk. It overwrites blocks in place with the option, or if the
     /// disk promises atomic writes.
     fn start(disk: &CrashDisk, random: &mut WyRand, in_place: bool, atomic_write_blocks: u32) -> LoneNode {
-        let mut process = Process::start(disk, &VirtualClock::default(), random);
+        let mut process = Process::start(&disk.clone().into(), &VirtualClock::default(), random);
         let writes = Writes::default();
         let paged = PagedDisk { disk: disk.clone(), atomic_write_blocks, writes: writes.clone() };
         process.registry.register("Paged", None, &[], Arc::new(paged)).unwrap();
@@ -251,7 +251,7 @@ fn entries_that_are_appended_together_are_one_request_to_the_device() {
 
     let LoneNode { process, .. } = node;
     process.reactor.discard();
-    let mut process = Process::start(&disk, &VirtualClock::default(), &mut random);
+    let mut process = Process::start(&disk.into(), &VirtualClock::default(), &mut random);
     let (registry, core) = (process.registry.clone(), process.reactor.core());
     let contents = process.run(async move { inspect(&core, &registry, "Disk", true, |_| ()).await }).unwrap();
     assert_eq!(contents.problems, Vec::<String>::new());

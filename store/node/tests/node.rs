@@ -397,3 +397,60 @@ fn damage_is_found_by_reads_and_by_inspection() {
     assert!(program.read(0, 8, 4096).unwrap().iter().all(|byte| *byte == 0xa5));
     program.stop();
 }
+
+/// Every wrong pair of devices is refused by name, and nothing of them is changed.
+#[test]
+fn logs_on_a_device_of_their_own_are_found_and_no_others() {
+    let program = Program::start();
+    for (name, blocks) in [("Log0", 16_384), ("Log1", 16_384), ("Small", 64)] {
+        malloc::create(&program.registry, malloc::MallocConfig::new(name, blocks, 512)).unwrap();
+    }
+    let on = |log: Option<&str>| {
+        let mut params = json!({ "bdev_name": "EE_Malloc0", "name": "s" });
+        if let Some(log) = log {
+            params["log_bdev_name"] = log.into();
+        }
+        params
+    };
+    let formatted = |log: &str, force: bool| json!({ "bdev_name": "EE_Malloc0", "log_bdev_name": log, "partitions": 3, "force": force });
+    let refused = |log: &str| program.refused("store_format", formatted(log, false));
+    assert!(refused("Small").contains("too few for 3 logs"), "{}", refused("Small"));
+    assert!(refused("EE_Malloc0").contains("name another one"), "{}", refused("EE_Malloc0"));
+    // Another store, whose logs are on Log1.
+    program.call("store_format", formatted("Log1", false));
+    program.call("store_format", json!({ "bdev_name": "EE_Malloc0", "partitions": 3, "force": true }));
+    assert!(program.refused("store_open", on(Some("Log1"))).contains("on its own device: name none"));
+    let result = program.call("store_format", formatted("Log0", true));
+    assert_eq!(result["log_bytes"], json!(((16_384 / 8 - 2) / 3 - 2) * 4096));
+
+    assert_eq!(program.call("store_open", on(Some("Log0"))), json!([]));
+    program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 16 << 20 }));
+    assert_eq!(program.write(0, 8192 - 300, 300 << 10, 7), Status::SUCCESS);
+    assert_eq!(program.write(1, 3, 1024, 8), Status::SUCCESS);
+    let described = program.call("store_get_stores", json!({}));
+    // The log is in memory, although nothing is known of the other device.
+    assert_eq!((&described[0]["log_bdev"], &described[0]["durability"]), (&json!("Log0"), &json!("memory")));
+    let saved = program.control.save_subsystem("store").unwrap();
+    assert_eq!(saved[0]["params"]["log_bdev_name"], "Log0", "{saved:?}");
+    program.close();
+
+    let wanted = |log: Option<&str>| program.refused("store_open", on(log));
+    assert!(wanted(None).contains("has its logs on another device"), "{}", wanted(None));
+    assert!(wanted(Some("Log1")).contains("those of another store"), "{}", wanted(Some("Log1")));
+    assert!(wanted(Some("Small")).contains("has none"), "{}", wanted(Some("Small")));
+    let log_alone = program.refused("store_open", json!({ "bdev_name": "Log0" }));
+    assert!(log_alone.contains("has the logs of the store on device"), "{log_alone}");
+    // Neither is formatted without force.
+    assert!(refused("Log1").contains("already"));
+    for (data, log) in [("Log0", None), ("Small", Some("Log0"))] {
+        let params = json!({ "bdev_name": data, "log_bdev_name": log });
+        let params = if log.is_none() { json!({ "bdev_name": data }) } else { params };
+        let error = program.refused("store_format", params);
+        assert!(error.contains("already") || error.contains("too few"), "{error}");
+    }
+
+    assert_eq!(program.call("store_open", on(Some("Log0"))), json!(["s/vol"]));
+    assert!(program.read(1, 8192 - 300, 300 << 10).unwrap().iter().all(|byte| *byte == 7));
+    assert!(program.read(0, 3, 1024).unwrap().iter().all(|byte| *byte == 8));
+    program.stop();
+}

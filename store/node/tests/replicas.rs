@@ -65,9 +65,10 @@ fn run_seed(seed: u64, ignores_fua: bool) -> Result<Totals, String> {
     cluster.read_from_each()?;
     for index in 0..NODES {
         cluster.crash(index, false);
-        let mut process = Process::start(&cluster.nodes[index].disk, &cluster.clock, &mut cluster.random);
+        let mut process = Process::start(&cluster.nodes[index].disks, &cluster.clock, &mut cluster.random);
         let (registry, core) = (process.registry.clone(), process.reactor.core());
-        let contents = process.run(async move { inspect(&core, &registry, "Disk", true, |_| ()).await });
+        let bdevs = cluster.nodes[index].disks.bdevs();
+        let contents = process.run(async move { inspect(&core, &registry, bdevs, true, |_| ()).await });
         let problems = contents.map_err(|error| error.to_string())?.problems;
         if !problems.is_empty() {
             return Err(format!("the disk of node {index}: {problems:?}"));
@@ -168,7 +169,7 @@ fn class_memory_does_not_wait_for_the_medium() {
             let stats: Vec<_> = cluster.statuses().remove(0).into_iter().map(|it| it.stats).collect();
             let checkpoints: u64 = stats.iter().map(|it| it.checkpoints).sum();
             let log_writes: u64 = stats.iter().map(|it| it.log_writes).sum();
-            (cluster.nodes[0].disk.durable_requests() as u64, checkpoints, log_writes)
+            (cluster.nodes[0].disks.durable_requests() as u64, checkpoints, log_writes)
         };
         // Opening a replica is durable in both classes.
         run_for(&mut cluster, 20 * MS, true);
@@ -231,7 +232,7 @@ fn what_a_device_damages_comes_from_another_replica() {
         for partition in 0..superblock.partitions {
             let first = superblock.partition_start(partition) + layout.extent_block(1);
             let count = u64::from(layout.extents) * BLOCKS_PER_EXTENT as u64;
-            node.disk.damage(first as usize * BLOCK_BYTES..(first + count) as usize * BLOCK_BYTES);
+            node.disks.disk.damage(first as usize * BLOCK_BYTES..(first + count) as usize * BLOCK_BYTES);
         }
     };
     let repaired = |cluster: &mut Cluster| -> Vec<u64> {

@@ -81,7 +81,7 @@ struct Counts {
 }
 
 fn format(disk: &CrashDisk, clock: &VirtualClock, random: &mut WyRand) {
-    let mut process = Process::start(disk, clock, random);
+    let mut process = Process::start(&disk.clone().into(), clock, random);
     let (registry, core) = (process.registry.clone(), process.reactor.core());
     let replicas = ReplicaFormat {
         cluster: Uuid::nil(),
@@ -160,7 +160,7 @@ fn run(seed: u64, counts: &mut Counts) -> Result<(), String> {
     format(&disk, &clock, &mut random);
     let mut expected = vec![Replicas::from([(GROUPS[0], true)])];
     for round in 0..ROUNDS {
-        let mut process = Process::start(&disk, &clock, &mut random);
+        let mut process = Process::start(&disk.clone().into(), &clock, &mut random);
         let (node, replicas) = open(&mut process).map_err(|error| format!("round {round}: {error}"))?;
         match expected.iter().position(|it| *it == replicas) {
             None => return Err(format!("round {round}: {replicas:?} instead of one of {expected:?}")),

@@ -22,6 +22,7 @@ fn superblock() -> Superblock {
         logs: 0,
         log_blocks: 0,
         checkpoint_blocks: 0,
+        log_device: None,
     }
 }
 

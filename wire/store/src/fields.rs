@@ -25,14 +25,30 @@ pub(crate) fn u64_at(from: &[u8], at: usize) -> u64 {
 
 /// Writes magic number, version and checksum into a structure that is otherwise complete.
 pub(crate) fn seal(out: &mut [u8], magic: [u8; 4]) {
+    seal_version(out, magic, FORMAT_VERSION);
+}
+
+/// As [`seal`], with a later version.
+pub(crate) fn seal_version(out: &mut [u8], magic: [u8; 4], version: u16) {
     put(out, 0, magic);
-    put(out, 4, FORMAT_VERSION.to_le_bytes());
+    put(out, 4, version.to_le_bytes());
     let checksum = checksum(out);
     put(out, CHECKSUM, checksum.to_le_bytes());
 }
 
 /// Checks size, magic number, version and checksum, in this order.
 pub(crate) fn open(what: &'static str, from: &[u8], size: usize, magic: [u8; 4]) -> Result<(), DecodeError> {
+    open_version(what, from, size, magic, FORMAT_VERSION).map(drop)
+}
+
+/// As [`open`], for a structure with versions up to `newest`. Returns its version.
+pub(crate) fn open_version(
+    what: &'static str,
+    from: &[u8],
+    size: usize,
+    magic: [u8; 4],
+    newest: u16,
+) -> Result<u16, DecodeError> {
     if from.len() != size {
         return Err(DecodeError::Length { what, got: from.len(), need: size });
     }
@@ -40,13 +56,13 @@ pub(crate) fn open(what: &'static str, from: &[u8], size: usize, magic: [u8; 4])
         return Err(DecodeError::Text { what, reason: "the magic number is another" });
     }
     let version = u16::from_le_bytes(array(from, 4));
-    if version != FORMAT_VERSION {
+    if !(FORMAT_VERSION..=newest).contains(&version) {
         return Err(DecodeError::Value { what: "the format version", at: 4, value: version.into() });
     }
     if u32_at(from, CHECKSUM) != checksum(from) {
         return Err(DecodeError::Text { what, reason: "the checksum is wrong" });
     }
-    Ok(())
+    Ok(version)
 }
 
 /// CRC32C of a structure, its checksum taken as zero.

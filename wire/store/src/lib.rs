@@ -1,6 +1,7 @@
 //! On-disk formats of the replicated store: devices, partitions, onodes, operation logs and records of images.
 //!
-//! A device begins with a [`Superblock`], which divides it into partitions, each with a [`PartitionHeader`] and
+//! A device begins with a [`Superblock`], or with a [`LogSuperblock`] if it has logs alone. The first divides it into partitions,
+//! each with a [`PartitionHeader`] and
 //! [`Onode`]s of 512 bytes. An operation log has two [`LogHeader`]s and entries, each an [`EntryHeader`] with data.
 //! A replica's checkpoints are [`CheckpointRecord`]s. Every structure has a magic number, a version, a CRC32C and its own location, and is one sector of 512 bytes or
 //! less, which devices write whole. Integers are little-endian. `docs/formats/store.md` has the tables.
@@ -28,7 +29,7 @@ pub use codec::{DecodeError, crc32c};
 pub use image::ImageRecord;
 pub use log::{EntryHeader, LogHeader, LogSector, Operation};
 pub use onode::{EXTENTS_PER_OBJECT, INLINE_BYTES_MAX, ObjectBlockMap, ObjectId, Onode, OnodeContent};
-pub use superblock::{PartitionHeader, PartitionLayout, Superblock};
+pub use superblock::{LogSuperblock, PartitionHeader, PartitionLayout, Superblock};
 
 /// Size of a block: the unit of checksums and of in-place writes.
 pub const BLOCK_BYTES: usize = 4096;
@@ -45,5 +46,5 @@ pub const BLOCKS_PER_OBJECT: usize = OBJECT_BYTES / BLOCK_BYTES;
 /// Blocks of an extent, the unit of allocation: 64 KiB.
 pub const BLOCKS_PER_EXTENT: usize = 16;
 
-/// Version of every structure in this crate.
+/// Version of every structure in this crate, but of superblocks that have version 2.
 pub const FORMAT_VERSION: u16 = 1;

@@ -2,11 +2,16 @@
 
 use codec::DecodeError;
 
-use crate::fields::{array, check_location, check_zero, open, put, seal, u32_at, u64_at};
+use crate::fields::{
+    array, check_location, check_zero, open, open_version, put, seal, seal_version, u32_at, u64_at,
+};
 use crate::{BLOCK_BYTES, BLOCKS_PER_EXTENT, SECTOR_BYTES};
 
 const SUPERBLOCK_MAGIC: [u8; 4] = *b"RBSB";
+const LOG_SUPERBLOCK_MAGIC: [u8; 4] = *b"RBLS";
 const PARTITION_MAGIC: [u8; 4] = *b"RBPT";
+/// The version of a superblock whose logs are on a device of their own. Others have version 1.
+const SEPARATE_LOGS_VERSION: u16 = 2;
 
 /// The identity of a device and its division into partitions. It is in block 0, and a copy in the last block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,12 +30,14 @@ pub struct Superblock {
     pub partitions: u32,
     /// Number of onodes of each partition, a multiple of 8.
     pub onodes_per_partition: u32,
-    /// Number of operation logs on the device, which follow the partitions; 0 if they are elsewhere.
+    /// Number of operation logs, which follow the partitions, or are on another device.
     pub logs: u32,
-    /// Size of each log in blocks, its two headers and checkpoint records included; 0 without logs.
+    /// Size of each log in blocks, its two headers and checkpoint records included.
     pub log_blocks: u64,
     /// Blocks of each of the two checkpoint records at the end of a log; 0 in a store without replicas.
     pub checkpoint_blocks: u32,
+    /// The device that has the logs, a UUID, if that is another one: it begins with a [`LogSuperblock`].
+    pub log_device: Option<[u8; 16]>,
 }
 
 impl Superblock {
@@ -51,7 +58,13 @@ impl Superblock {
         put(&mut out, 96, self.logs.to_le_bytes());
         put(&mut out, 100, self.checkpoint_blocks.to_le_bytes());
         put(&mut out, 104, self.log_blocks.to_le_bytes());
-        seal(&mut out, SUPERBLOCK_MAGIC);
+        match self.log_device {
+            None => seal(&mut out, SUPERBLOCK_MAGIC),
+            Some(log_device) => {
+                put(&mut out, 112, log_device);
+                seal_version(&mut out, SUPERBLOCK_MAGIC, SEPARATE_LOGS_VERSION);
+            }
+        }
         out
     }
 
@@ -60,11 +73,14 @@ impl Superblock {
     /// # Errors
     /// The first field that no superblock of this version and place has.
     pub fn decode(from: &[u8], location: u64) -> Result<Superblock, DecodeError> {
-        open("the superblock", from, SECTOR_BYTES, SUPERBLOCK_MAGIC)?;
+        let version =
+            open_version("the superblock", from, SECTOR_BYTES, SUPERBLOCK_MAGIC, SEPARATE_LOGS_VERSION)?;
+        let has_separate_logs = version == SEPARATE_LOGS_VERSION;
         check_zero("a reserved field of the superblock", from, 6..8)?;
         check_zero("a reserved field of the superblock", from, 12..16)?;
         check_location(u64_at(from, 16), location, 16)?;
-        check_zero("a reserved field of the superblock", from, 112..SECTOR_BYTES)?;
+        let end = if has_separate_logs { 128 } else { 112 };
+        check_zero("a reserved field of the superblock", from, end..SECTOR_BYTES)?;
         let superblock = Superblock {
             cluster: array(from, 24),
             node: array(from, 40),
@@ -76,6 +92,7 @@ impl Superblock {
             logs: u32_at(from, 96),
             log_blocks: u64_at(from, 104),
             checkpoint_blocks: u32_at(from, 100),
+            log_device: has_separate_logs.then(|| array(from, 112)),
         };
         let partitions = u64::from(superblock.partitions).checked_mul(superblock.partition_blocks);
         let end = partitions.and_then(|blocks| blocks.checked_add(2));
@@ -86,10 +103,11 @@ impl Superblock {
         let logs = u64::from(superblock.logs).checked_mul(superblock.log_blocks);
         let end = logs.and_then(|blocks| blocks.checked_add(end));
         let has_room = match superblock.logs {
-            0 => superblock.log_blocks == 0 && superblock.checkpoint_blocks == 0,
+            0 => superblock.log_blocks == 0 && superblock.checkpoint_blocks == 0 && !has_separate_logs,
             _ => superblock.log_area_blocks() > 0,
         };
-        if !has_room || end.is_none_or(|end| end > superblock.device_blocks) {
+        let is_beyond = !has_separate_logs && end.is_some_and(|end| end > superblock.device_blocks);
+        if !has_room || end.is_none() || is_beyond {
             return Err(DecodeError::value("the size of a log", 104, superblock.log_blocks));
         }
         if superblock.layout().is_none() {
@@ -103,9 +121,11 @@ impl Superblock {
         1 + u64::from(partition) * self.partition_blocks
     }
 
-    /// First block of a log: those of its headers, then its area, then the checkpoint records.
+    /// First block of a log, on the device that has the logs: those of its headers, then its area, then the checkpoint
+    /// records.
     pub fn log_start(&self, log: u32) -> u64 {
-        self.partition_start(self.partitions) + u64::from(log) * self.log_blocks
+        let first = if self.log_device.is_some() { 1 } else { self.partition_start(self.partitions) };
+        first + u64::from(log) * self.log_blocks
     }
 
     /// Blocks of a log's area for entries.
@@ -123,6 +143,91 @@ impl Superblock {
     /// The areas of a partition; `None` if a partition has no room for an extent.
     pub fn layout(&self) -> Option<PartitionLayout> {
         PartitionLayout::new(self.partition_blocks, self.onodes_per_partition)
+    }
+}
+
+/// The identity of a device that has the logs of another one, in their order from block 1. It is in block 0, and a copy in the
+/// last block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogSuperblock {
+    /// The cluster, a UUID.
+    pub cluster: [u8; 16],
+    /// The node that owns the device, a UUID.
+    pub node: [u8; 16],
+    /// This device, a UUID: [`Superblock::log_device`].
+    pub log_device: [u8; 16],
+    /// The device with the partitions, a UUID: [`Superblock::device`].
+    pub device: [u8; 16],
+    /// Size of this device in blocks when it was formatted.
+    pub device_blocks: u64,
+    /// As in the superblock of the device with the partitions.
+    pub logs: u32,
+    /// As in the superblock of the device with the partitions.
+    pub checkpoint_blocks: u32,
+    /// As in the superblock of the device with the partitions.
+    pub log_blocks: u64,
+}
+
+impl LogSuperblock {
+    /// That of the device that a superblock names, if that has this many blocks.
+    pub fn of(superblock: &Superblock, device_blocks: u64) -> Option<LogSuperblock> {
+        Some(LogSuperblock {
+            cluster: superblock.cluster,
+            node: superblock.node,
+            log_device: superblock.log_device?,
+            device: superblock.device,
+            device_blocks,
+            logs: superblock.logs,
+            checkpoint_blocks: superblock.checkpoint_blocks,
+            log_blocks: superblock.log_blocks,
+        })
+    }
+
+    /// Encodes the superblock for block `location`.
+    pub fn encode(&self, location: u64) -> [u8; SECTOR_BYTES] {
+        let mut out = [0; SECTOR_BYTES];
+        put(&mut out, 16, location.to_le_bytes());
+        put(&mut out, 24, self.cluster);
+        put(&mut out, 40, self.node);
+        put(&mut out, 56, self.log_device);
+        put(&mut out, 72, self.device_blocks.to_le_bytes());
+        put(&mut out, 80, self.device);
+        put(&mut out, 96, self.logs.to_le_bytes());
+        put(&mut out, 100, self.checkpoint_blocks.to_le_bytes());
+        put(&mut out, 104, self.log_blocks.to_le_bytes());
+        seal(&mut out, LOG_SUPERBLOCK_MAGIC);
+        out
+    }
+
+    /// Decodes what was read from block `location`.
+    ///
+    /// # Errors
+    /// The first field that no such superblock of this version and place has.
+    pub fn decode(from: &[u8], location: u64) -> Result<LogSuperblock, DecodeError> {
+        open("the superblock of a log device", from, SECTOR_BYTES, LOG_SUPERBLOCK_MAGIC)?;
+        check_zero("a reserved field of the superblock of a log device", from, 6..8)?;
+        check_zero("a reserved field of the superblock of a log device", from, 12..16)?;
+        check_location(u64_at(from, 16), location, 16)?;
+        check_zero("a reserved field of the superblock of a log device", from, 112..SECTOR_BYTES)?;
+        let superblock = LogSuperblock {
+            cluster: array(from, 24),
+            node: array(from, 40),
+            log_device: array(from, 56),
+            device_blocks: u64_at(from, 72),
+            device: array(from, 80),
+            logs: u32_at(from, 96),
+            checkpoint_blocks: u32_at(from, 100),
+            log_blocks: u64_at(from, 104),
+        };
+        let end = u64::from(superblock.logs).checked_mul(superblock.log_blocks);
+        let end = end.and_then(|blocks| blocks.checked_add(2));
+        let has_area = superblock.log_blocks
+            > Superblock::LOG_HEADER_BLOCKS + 2 * u64::from(superblock.checkpoint_blocks);
+        let fits = end.is_some_and(|end| end <= superblock.device_blocks);
+        if superblock.logs == 0 || !has_area || !fits {
+            return Err(DecodeError::value("the size of a log", 104, superblock.log_blocks));
+        }
+        Ok(superblock)
     }
 }
 

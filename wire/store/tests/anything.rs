@@ -9,6 +9,10 @@ use wire_store::*;
 fn sealed(mut bytes: Vec<u8>, magic: &[u8; 4]) -> Vec<u8> {
     bytes[..4].copy_from_slice(magic);
     bytes[4..6].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+    checksummed(bytes)
+}
+
+fn checksummed(mut bytes: Vec<u8>) -> Vec<u8> {
     let mut checksum = Crc32c::new();
     checksum.update(&bytes[..8]);
     checksum.update(&[0; 4]);
@@ -35,6 +39,16 @@ proptest! {
         let location = u64::from_le_bytes(sector[16..24].try_into().unwrap());
         let bytes = sealed(sector.clone(), b"RBSB");
         if let Ok(value) = Superblock::decode(&bytes, location) {
+            prop_assert_eq!(&value.encode(location)[..], &bytes[..]);
+        }
+        let mut second = bytes.clone();
+        second[4] = 2;
+        let second = checksummed(second);
+        if let Ok(value) = Superblock::decode(&second, location) {
+            prop_assert_eq!(&value.encode(location)[..], &second[..]);
+        }
+        let bytes = sealed(sector.clone(), b"RBLS");
+        if let Ok(value) = LogSuperblock::decode(&bytes, location) {
             prop_assert_eq!(&value.encode(location)[..], &bytes[..]);
         }
         let bytes = sealed(sector.clone(), b"RBPT");

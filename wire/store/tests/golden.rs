@@ -8,6 +8,14 @@ const SUPERBLOCK: &str = "\
     5242534201000000790bd18f000000000000000000000000010101010101010101010101010101010202020202020202\
     0202020202020202030303030303030303030303030303031027000000000000a00f0000000000000200000040000000\
     0300000000000000f40100000000000000000000000000000000000000000000";
+const SUPERBLOCK_2: &str = "\
+    5242534202000000e648fa14000000000000000000000000010101010101010101010101010101010202020202020202\
+    0202020202020202030303030303030303030303030303031027000000000000a00f0000000000000200000040000000\
+    0200000028000000282300000000000008080808080808080808080808080808";
+const LOG_SUPERBLOCK: &str = "\
+    52424c53010000009e13b10a000000000000000000000000010101010101010101010101010101010202020202020202\
+    020202020202020208080808080808080808080808080808204e00000000000003030303030303030303030303030303\
+    0200000028000000282300000000000000000000000000000000000000000000";
 const PARTITION: &str = "\
     5242505401000000147f9d7200000000a10f000000000000030303030303030303030303030303030100000040000000\
     000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000\
@@ -56,7 +64,16 @@ fn superblock() -> Superblock {
         logs: 3,
         log_blocks: 500,
         checkpoint_blocks: 0,
+        log_device: None,
     }
+}
+
+fn with_separate_logs() -> Superblock {
+    Superblock { logs: 2, log_blocks: 9000, checkpoint_blocks: 40, log_device: Some([8; 16]), ..superblock() }
+}
+
+fn log_superblock() -> LogSuperblock {
+    LogSuperblock::of(&with_separate_logs(), 20_000).unwrap()
 }
 
 fn onode(content: OnodeContent) -> Onode {
@@ -143,6 +160,8 @@ fn image() -> ImageRecord {
 #[test]
 fn encodings_are_those_of_the_documented_tables() {
     assert_eq!(head(&superblock().encode(0)), SUPERBLOCK);
+    assert_eq!(head(&with_separate_logs().encode(0)), SUPERBLOCK_2);
+    assert_eq!(head(&log_superblock().encode(0)), LOG_SUPERBLOCK);
     let header = PartitionHeader { device: [3; 16], index: 1, onodes: 64 };
     assert_eq!(head(&header.encode(4001)), PARTITION);
     assert_eq!(head(&onode(OnodeContent::Inline(b"small".to_vec())).encode(17)), INLINE_ONODE);
@@ -156,6 +175,8 @@ fn encodings_are_those_of_the_documented_tables() {
 #[test]
 fn what_was_encoded_is_decoded() {
     assert_eq!(Superblock::decode(&superblock().encode(17), 17), Ok(superblock()));
+    assert_eq!(Superblock::decode(&with_separate_logs().encode(17), 17), Ok(with_separate_logs()));
+    assert_eq!(LogSuperblock::decode(&log_superblock().encode(17), 17), Ok(log_superblock()));
     assert_eq!(ImageRecord::decode(&image().encode()), Ok(image()));
     assert_eq!(LogHeader::decode(&log_header().encode(1), 1), Ok(log_header()));
     assert_eq!(EntryHeader::decode(&entry().encode([4; 16], 512), [4; 16], 512), Ok(entry()));
@@ -249,6 +270,7 @@ fn areas_of_a_partition_do_not_overlap_and_fit() {
 fn accepted(bytes: &[u8], place: u64) -> Vec<&'static str> {
     let mut names = Vec::new();
     names.extend(Superblock::decode(bytes, place).ok().map(|_| "superblock"));
+    names.extend(LogSuperblock::decode(bytes, place).ok().map(|_| "log superblock"));
     names.extend(PartitionHeader::decode(bytes, place).ok().map(|_| "partition"));
     names.extend(Onode::decode(bytes, place as u32).ok().map(|_| "onode"));
     names.extend(LogHeader::decode(bytes, place as u32).ok().map(|_| "log"));
@@ -260,6 +282,8 @@ fn accepted(bytes: &[u8], place: u64) -> Vec<&'static str> {
 fn all_structures() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("superblock", superblock().encode(17).to_vec()),
+        ("superblock", with_separate_logs().encode(17).to_vec()),
+        ("log superblock", log_superblock().encode(17).to_vec()),
         ("partition", PartitionHeader { device: [3; 16], index: 1, onodes: 64 }.encode(17).to_vec()),
         ("onode", onode(OnodeContent::Inline(b"small".to_vec())).encode(17).to_vec()),
         ("onode", mapped().encode(17).to_vec()),
@@ -293,8 +317,12 @@ fn foreign_misplaced_truncated_and_damaged_structures_are_rejected() {
 #[test]
 fn an_unknown_version_is_named() {
     let mut bytes = superblock().encode(0);
-    bytes[4] = 2;
+    bytes[4] = 3;
     let error = Superblock::decode(&bytes, 0).unwrap_err();
+    assert_eq!(error.to_string(), "the format version at byte 4 has the value 0x3");
+    let mut bytes = log_superblock().encode(0);
+    bytes[4] = 2;
+    let error = LogSuperblock::decode(&bytes, 0).unwrap_err();
     assert_eq!(error.to_string(), "the format version at byte 4 has the value 0x2");
 }
 
@@ -315,6 +343,34 @@ fn a_superblock_with_impossible_geometry_is_rejected() {
     assert!(change(|s| s.logs = 0).contains("size of a log"));
     assert!(change(|s| s.log_blocks = 2).contains("size of a log"));
     assert!(change(|s| s.log_blocks = u64::MAX).contains("size of a log"));
+}
+
+#[test]
+fn logs_on_a_device_of_their_own_begin_at_block_1() {
+    let superblock = with_separate_logs();
+    assert_eq!((superblock.log_start(0), superblock.log_start(1)), (1, 9001));
+    assert_eq!((superblock.log_area_blocks(), superblock.checkpoint_start(1, 1)), (8918, 17_961));
+    // The partitions may take all of the other device but its superblocks.
+    let all = Superblock { device_blocks: 8002, ..with_separate_logs() };
+    assert_eq!(Superblock::decode(&all.encode(0), 0), Ok(all));
+    let none = Superblock { logs: 0, log_blocks: 0, checkpoint_blocks: 0, ..with_separate_logs() };
+    assert!(Superblock::decode(&none.encode(0), 0).unwrap_err().to_string().contains("size of a log"));
+}
+
+#[test]
+fn a_log_device_with_impossible_geometry_is_rejected() {
+    let fits = LogSuperblock { device_blocks: 18_002, ..log_superblock() };
+    assert_eq!(LogSuperblock::decode(&fits.encode(0), 0), Ok(fits));
+    for wrong in [
+        LogSuperblock { device_blocks: 18_001, ..log_superblock() },
+        LogSuperblock { logs: 0, ..log_superblock() },
+        LogSuperblock { log_blocks: u64::MAX, ..log_superblock() },
+        LogSuperblock { log_blocks: 82, ..log_superblock() },
+        LogSuperblock { checkpoint_blocks: u32::MAX, ..log_superblock() },
+    ] {
+        let error = LogSuperblock::decode(&wrong.encode(0), 0).unwrap_err().to_string();
+        assert!(error.contains("size of a log"), "{wrong:?}: {error}");
+    }
 }
 
 #[test]

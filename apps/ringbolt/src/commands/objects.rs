@@ -10,7 +10,9 @@ use comfy_table::{CellAlignment, Table};
 use control::JobHandle;
 use reactor::{Reactor, ReactorConfig};
 use serde_json::{Value, json};
-use store_node::{FormatOptions, PartitionContents, StoreContents, StoreCores, format_device, inspect};
+use store_node::{
+    FormatOptions, PartitionContents, StoreBdevs, StoreContents, StoreCores, format_device, inspect,
+};
 use wire_store::{
     BLOCK_BYTES, BLOCKS_PER_EXTENT, EntryHeader, ImageRecord, Onode, OnodeContent, Operation, Superblock,
 };
@@ -24,7 +26,8 @@ use crate::console::stdout_line;
 pub(crate) enum ObjectsCommand {
     /// Write an empty store
     #[command(after_help = "Examples:\n  ringbolt objects format --size=10g store.img\n  \
-        ringbolt objects format --partitions=4 --log-size=64m /dev/nvme0n1")]
+        ringbolt objects format --partitions=4 --log-size=64m /dev/nvme0n1\n  \
+        ringbolt objects format --log=/dev/pmem0 /dev/nvme0n1")]
     Format(FormatArgs),
     /// Read everything and compare it with its checksums; exit status 1 if something is damaged
     #[command(after_help = "Example:\n  ringbolt objects check store.img")]
@@ -45,9 +48,16 @@ pub(crate) struct FormatArgs {
     /// Partitions, each owned by one core of a server [default: one for each 16 GiB, 1 to 16]
     #[arg(long)]
     partitions: Option<u32>,
-    /// Size of each partition's log [default: a 32nd of the partition, 1 MiB to 64 MiB]
+    /// Size of each partition's log [default: a 32nd of the partition, 1 MiB to 64 MiB; with --log, an equal share of it, at most
+    /// 64 MiB]
     #[arg(long, value_parser = parse_size)]
     log_size: Option<u64>,
+    /// File or block device for the logs; without, they are on the first one
+    #[arg(long, value_name = "PATH")]
+    log: Option<PathBuf>,
+    /// Create the file for the logs with this size
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "log")]
+    log_file_size: Option<u64>,
     /// Destroy a store that is there; use a block device that looks used
     #[arg(long)]
     force: bool,
@@ -58,13 +68,17 @@ pub(crate) struct FormatArgs {
 pub(crate) struct InspectArgs {
     /// File or block device
     path: PathBuf,
+    /// File or block device with the logs, if these are on one of their own
+    #[arg(long, value_name = "PATH")]
+    log: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Name of the device in this process.
+/// Names of the devices in this process.
 const DEVICE: &str = "device";
+const LOG_DEVICE: &str = "log";
 
 /// Runs a subcommand of `ringbolt objects`.
 pub(crate) fn run(command: ObjectsCommand) -> Result<(), CommandError> {
@@ -75,12 +89,22 @@ pub(crate) fn run(command: ObjectsCommand) -> Result<(), CommandError> {
     }
 }
 
-fn open(path: &Path, change: impl FnOnce(&mut UringConfig)) -> Result<Registry, CommandError> {
+/// The devices of a store, each with what is changed of its configuration.
+fn open<'a>(
+    files: impl IntoIterator<Item = (&'static str, &'a Path, Option<u64>)>,
+    change: impl Fn(&mut UringConfig),
+) -> Result<Registry, CommandError> {
     let registry = Registry::new();
-    let mut config = UringConfig::new(DEVICE, path);
-    change(&mut config);
-    uring::create(&registry, config).map_err(CommandError::environment)?;
+    for (name, path, create_bytes) in files {
+        let mut config = UringConfig { create_bytes, ..UringConfig::new(name, path) };
+        change(&mut config);
+        uring::create(&registry, config).map_err(CommandError::environment)?;
+    }
     Ok(registry)
+}
+
+fn bdevs(log: Option<&Path>) -> StoreBdevs<'static> {
+    StoreBdevs { data: DEVICE, log: log.map(|_| LOG_DEVICE) }
 }
 
 fn start_reactor() -> Result<Reactor, CommandError> {
@@ -88,16 +112,16 @@ fn start_reactor() -> Result<Reactor, CommandError> {
 }
 
 fn format(options: FormatArgs) -> Result<(), CommandError> {
-    let registry = open(&options.path, |config| {
-        config.create_bytes = options.size;
-        config.force = options.force;
-    })?;
+    let log_file = options.log.iter().map(|log| (LOG_DEVICE, log.as_path(), options.log_file_size));
+    let files = std::iter::once((DEVICE, options.path.as_path(), options.size)).chain(log_file);
+    let registry = open(files, |config| config.force = options.force)?;
+    let bdevs = bdevs(options.log.as_deref());
     let FormatArgs { path, partitions, log_size: log_bytes, force, .. } = options;
     let reactor = start_reactor()?;
     let core = reactor.core();
     let formatted = reactor.block_on(async move {
         let options = FormatOptions { partitions, log_bytes, force, replicas: None };
-        format_device(&registry, DEVICE, &StoreCores::This(&core), options, &JobHandle::standalone()).await
+        format_device(&registry, bdevs, &StoreCores::This(&core), options, &JobHandle::standalone()).await
     });
     let superblock = formatted.map_err(|error| failed(&path, &error))?;
     stdout_line!("{}: {}", path.display(), division(&superblock));
@@ -112,17 +136,22 @@ fn failed(path: &Path, error: &dyn std::fmt::Display) -> CommandError {
 fn division(superblock: &Superblock) -> String {
     let extents = superblock.layout().map_or(0, |layout| layout.extents);
     let log_blocks = superblock.log_area_blocks();
+    let on_device = superblock.log_device.map(|device| format!(" on device {}", Uuid::from_bytes(device)));
     format!(
-        "device {}, {} partitions of {} MiB for data, each with a log of {} MiB",
+        "device {}, {} partitions of {} MiB for data, each with a log of {} MiB{}",
         Uuid::from_bytes(superblock.device),
         superblock.partitions,
         (u64::from(extents) * (BLOCKS_PER_EXTENT * BLOCK_BYTES) as u64) >> 20,
         (log_blocks * BLOCK_BYTES as u64) >> 20,
+        on_device.unwrap_or_default(),
     )
 }
 
 fn read(options: &InspectArgs, data: bool) -> Result<StoreContents, CommandError> {
-    let registry = open(&options.path, |config| config.readonly = true)?;
+    let log_file = options.log.iter().map(|log| (LOG_DEVICE, log.as_path(), None));
+    let files = std::iter::once((DEVICE, options.path.as_path(), None)).chain(log_file);
+    let registry = open(files, |config| config.readonly = true)?;
+    let bdevs = bdevs(options.log.as_deref());
     let reactor = start_reactor()?;
     let core = reactor.core();
     let shows = data && std::io::stderr().is_terminal();
@@ -135,7 +164,7 @@ fn read(options: &InspectArgs, data: bool) -> Result<StoreContents, CommandError
                 let _ = write!(std::io::stderr(), "\r{mib} MiB compared");
             }
         };
-        let contents = inspect(&core, &registry, DEVICE, data, progress).await;
+        let contents = inspect(&core, &registry, bdevs, data, progress).await;
         if shows {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
@@ -153,6 +182,7 @@ fn check(options: &InspectArgs) -> Result<(), CommandError> {
             "{:#}",
             json!({
                 "uuid": Uuid::from_bytes(contents.superblock.device).to_string(),
+                "log_uuid": contents.superblock.log_device.map(|device| Uuid::from_bytes(device).to_string()),
                 "partitions": partitions.collect::<Vec<_>>(),
                 "blocks_checked": blocks,
                 "problems": contents.problems,
@@ -234,6 +264,7 @@ fn dump(options: &InspectArgs) -> Result<(), CommandError> {
             "{:#}",
             json!({
                 "uuid": Uuid::from_bytes(contents.superblock.device).to_string(),
+                "log_uuid": contents.superblock.log_device.map(|device| Uuid::from_bytes(device).to_string()),
                 "images": contents.images.iter().map(image).collect::<Vec<_>>(),
                 "partitions": contents.partitions.iter().map(partition).collect::<Vec<_>>(),
                 "problems": contents.problems,

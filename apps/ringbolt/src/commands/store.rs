@@ -96,6 +96,10 @@ pub(crate) struct NewCluster {
     /// Block device of a new cluster's node, whose data is lost; repeat it for each node
     #[arg(long = "device", value_name = "PATH")]
     devices: Vec<PathBuf>,
+    /// Block device for the logs of a new cluster's node; repeat it for each node, in the order of the devices. Without, logs
+    /// are where the data is
+    #[arg(long = "log", value_name = "PATH")]
+    logs: Vec<PathBuf>,
     /// Replicas of each logical group of a new cluster [default: the nodes, at most 3]
     #[arg(long)]
     replicas: Option<u32>,
@@ -181,6 +185,9 @@ pub(crate) struct AddNodeArgs {
     /// Block device of the node, whose data is lost, instead of a file
     #[arg(long = "device", value_name = "PATH")]
     devices: Option<PathBuf>,
+    /// Block device or file for the logs of the node; without, they are where the data is
+    #[arg(long, value_name = "PATH")]
+    log: Option<PathBuf>,
     #[command(flatten)]
     node: NodeOptions,
 }
@@ -284,7 +291,8 @@ fn add_node(options: &AddNodeArgs) -> Result<(), CommandError> {
         _ => {}
     }
     let layout = ClusterLayout::open(directory, etcd.as_deref())?;
-    let node = layout::add_node(&layout, options.replace, options.devices.as_deref(), &options.node)?;
+    let devices = (options.devices.as_deref(), options.log.as_deref());
+    let node = layout::add_node(&layout, options.replace, devices, &options.node)?;
     let place = layout.node(node);
     stdout_line!("node {node} is in {}; `ringbolt store up` of this directory runs it", place.display());
     Ok(())

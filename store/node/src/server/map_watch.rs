@@ -436,7 +436,7 @@ impl Watcher {
         self.propose_records(moves)
     }
 
-    /// Says of which groups too few nodes have room, and logs those that are new.
+    /// Lists the groups for which too few nodes have room, and logs those that are new.
     fn report_room(&self, without_room: BTreeMap<u32, NoRoom>) {
         let mut reported = sync::lock(&self.config.without_room);
         for (group, no_room) in without_room.iter().filter(|(group, _)| !reported.contains_key(group)) {

@@ -13,6 +13,7 @@ use super::replication::RecordWrite;
 use super::{Shard, replication};
 use crate::StoreError;
 use crate::device::{StoreDevice, join_all};
+use crate::disks::StoreDisks;
 
 /// Committed entries that start a batch, and most entries of one.
 pub(super) const FLUSH_ENTRIES: usize = 16;
@@ -40,7 +41,7 @@ pub(super) enum BackgroundWork {
 }
 
 /// Runs until the shard is closed or fails.
-pub(super) async fn run(shard: Rc<RefCell<Shard>>, device: StoreDevice) {
+pub(super) async fn run(shard: Rc<RefCell<Shard>>, disks: StoreDisks) {
     loop {
         let work = std::future::poll_fn(|context| {
             let mut shard = shard.borrow_mut();
@@ -53,11 +54,11 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, device: StoreDevice) {
             }
         });
         let result = match work.await {
-            BackgroundWork::Flush => flush(&shard, &device).await,
-            BackgroundWork::Checkpoint => checkpoint(&shard, &device).await,
-            BackgroundWork::Settle => replication::settle(&shard, &device).await,
-            BackgroundWork::Free => replication::free(&shard, &device).await,
-            BackgroundWork::Reset => replication::reset(&shard, &device).await,
+            BackgroundWork::Flush => flush(&shard, &disks.data).await,
+            BackgroundWork::Checkpoint => checkpoint(&shard, &disks).await,
+            BackgroundWork::Settle => replication::settle(&shard, &disks).await,
+            BackgroundWork::Free => replication::free(&shard, &disks.log).await,
+            BackgroundWork::Reset => replication::reset(&shard, &disks).await,
             BackgroundWork::End => return shard.borrow_mut().ended(),
         };
         if let Err(error) = result {
@@ -144,10 +145,10 @@ pub(super) fn apply<'a>(
 }
 
 /// Makes what is in place durable with its metadata, and frees its entries or, with a replica, records it.
-pub(super) async fn checkpoint(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
-    let (record, readers) = begin_checkpoint(shard, device).await?;
+pub(super) async fn checkpoint(shard: &RefCell<Shard>, disks: &StoreDisks) -> Result<(), StoreError> {
+    let (record, readers) = begin_checkpoint(shard, &disks.data).await?;
     if let Some(record) = record {
-        record.write(device).await?;
+        record.write(&disks.log).await?;
         return end_checkpoint(shard, readers).await;
     }
     let header = {
@@ -156,7 +157,7 @@ pub(super) async fn checkpoint(shard: &RefCell<Shard>, device: &StoreDevice) -> 
         shard.log.free(below).map(|header| (shard.log_start + u64::from(header.slot), header.bytes))
     };
     if let Some((block, bytes)) = header {
-        device.write_head(block, &bytes).await?;
+        disks.log.write_head(block, &bytes).await?;
         shard.borrow_mut().log.freed();
     }
     end_checkpoint(shard, readers).await

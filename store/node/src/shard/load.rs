@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use bdev::Descriptor;
 use objects::{ObjectsError, Partition, PartitionLoader, entries_to_redo};
 use oplog::{Log, RecoveredEntries};
 use reactor::Core;
@@ -13,6 +12,7 @@ use super::overlay::EntryData;
 use super::{Shard, flusher};
 use crate::StoreError;
 use crate::device::{STREAM_BYTES, StoreDevice};
+use crate::disks::{StoreDescriptors, StoreDisks};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Entries that are applied again in one batch.
@@ -21,39 +21,41 @@ const REDO_ENTRIES: usize = 1024;
 /// Opens a shard, applies its log, and makes the result durable, so that the log is empty.
 pub(crate) async fn open(
     core: &Core,
-    descriptor: &Descriptor,
+    descriptors: &StoreDescriptors,
     superblock: &Superblock,
     index: u32,
-) -> Result<(Rc<RefCell<Shard>>, StoreDevice), StoreError> {
-    let (shard, device, entries) = load(core, descriptor, superblock, index).await?;
-    redo(&shard, &device, &entries).await?;
-    Ok((shard, device))
+) -> Result<(Rc<RefCell<Shard>>, StoreDisks), StoreError> {
+    let (shard, disks, entries) = load(core, descriptors, superblock, index).await?;
+    redo(&shard, &disks, &entries).await?;
+    Ok((shard, disks))
 }
 
 /// Reads a partition and its log.
 pub(super) async fn load(
     core: &Core,
-    descriptor: &Descriptor,
+    descriptors: &StoreDescriptors,
     superblock: &Superblock,
     index: u32,
-) -> Result<(Rc<RefCell<Shard>>, StoreDevice, RecoveredEntries), StoreError> {
-    let device = StoreDevice::open(core, descriptor)?;
-    // What a killed process wrote may only be in the device's cache.
-    device.flush().await?;
-    let partition = load_partition(&device, superblock, index).await?;
-    let (log, entries) = load_log(&device, superblock, index).await?;
-    if log.sector().bytes() < device.sector().bytes() {
-        return Err(StoreError::Sector { log: log.sector().bytes(), device: device.sector().bytes() });
+) -> Result<(Rc<RefCell<Shard>>, StoreDisks, RecoveredEntries), StoreError> {
+    let disks = descriptors.disks(core)?;
+    // What a killed process wrote may only be in the devices' caches.
+    disks.flush().await?;
+    let partition = load_partition(&disks.data, superblock, index).await?;
+    let (log, entries) = load_log(&disks.log, superblock, index).await?;
+    let (of_log, of_device) = (log.sector().bytes(), disks.log.sector().bytes());
+    if of_log < of_device {
+        return Err(StoreError::Sector { log: of_log, device: of_device });
     }
-    let channel = descriptor.channel(core)?;
+    let channel = descriptors.data.channel(core)?;
+    let log_channel = descriptors.separate_log().map(|log| log.channel(core)).transpose()?;
     let log_start = superblock.log_start(index);
-    let shard = Rc::new(RefCell::new(Shard::new(core, channel, index, partition, log, log_start)));
-    Ok((shard, device, entries))
+    let shard = Shard::new(core, channel, log_channel, index, partition, log, log_start);
+    Ok((Rc::new(RefCell::new(shard)), disks, entries))
 }
 
 async fn redo(
     shard: &RefCell<Shard>,
-    device: &StoreDevice,
+    disks: &StoreDisks,
     entries: &RecoveredEntries,
 ) -> Result<(), StoreError> {
     let to_redo = entries_to_redo(entries).map(|(entry, data)| {
@@ -69,7 +71,7 @@ async fn redo(
             let (partition, source) = (shard.borrow().index, ObjectsError::Full);
             return Err(StoreError::Objects { partition, source });
         }
-        batch.write(shard, device, false).await?;
+        batch.write(shard, &disks.data, false).await?;
     }
     {
         let mut shard = shard.borrow_mut();
@@ -77,7 +79,7 @@ async fn redo(
         shard.stats.entries_redone = entries.len() as u64;
     }
     if !entries.is_empty() {
-        flusher::checkpoint(shard, device).await?;
+        flusher::checkpoint(shard, disks).await?;
     }
     Ok(())
 }

@@ -121,14 +121,23 @@ impl Shard {
 
     fn push_log_write(&mut self, offset: u64, data: Data, write: Rc<LogWrite>) {
         let area = (self.log_start + Superblock::LOG_HEADER_BLOCKS) * BLOCK_BYTES as u64;
-        let blocks = data.len() as u64 / self.block_bytes;
+        let block_bytes = self.log_block_bytes();
+        let blocks = data.len() as u64 / block_bytes;
         let slot = self.ios.insert(DeviceIo::Log(write)).ok().expect("room was checked");
-        let lba = (area + offset) / self.block_bytes;
+        let lba = (area + offset) / block_bytes;
         let mut request = Request::write(Tag(slot.to_bits()), lba, blocks as u32, data);
         if !self.is_volatile {
             request.flags = RequestFlags::FUA;
         }
-        self.requests.push(request);
+        match &mut self.log_channel {
+            Some(log) => log.requests.push(request),
+            None => self.requests.push(request),
+        }
+    }
+
+    /// Bytes of a block of the device with the logs.
+    pub(super) fn log_block_bytes(&self) -> u64 {
+        self.log_channel.as_ref().map_or(self.block_bytes, |log| log.channel.block_size().into())
     }
 
     /// A write to the log is durable: entries are too, but those whose data is to be written in place now.

@@ -20,7 +20,7 @@ use store_node::{
 use uuid::Uuid;
 use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
 
-use crate::process::Process;
+use crate::process::{Process, TestDisks};
 
 pub(crate) const NODES: usize = 3;
 /// Not the index of the partition.
@@ -104,7 +104,7 @@ type Opened = Rc<RefCell<Option<Result<ReplicaNode, StoreError>>>>;
 
 /// A machine.
 pub(crate) struct Node {
-    pub(crate) disk: CrashDisk,
+    pub(crate) disks: TestDisks,
     pub(crate) process: Option<Process>,
     opened: Opened,
     pub(crate) node: Option<Rc<ReplicaNode>>,
@@ -211,10 +211,10 @@ impl Cluster {
             random,
         };
         for node in 0..NODES {
-            let disk = cluster.new_disk(seed * 10 + node as u64, true);
+            let disks = cluster.new_disks(seed * 10 + node as u64, true);
             let restart_ns = cluster.random.below(MS);
             cluster.nodes.push(Node {
-                disk,
+                disks,
                 process: None,
                 opened: Rc::default(),
                 node: None,
@@ -229,7 +229,8 @@ impl Cluster {
         cluster
     }
 
-    fn new_disk(&mut self, seed: u64, are_new: bool) -> CrashDisk {
+    /// Every second node has its logs on a disk of their own.
+    fn new_disks(&mut self, seed: u64, are_new: bool) -> TestDisks {
         let block_size = if self.in_place || seed.is_multiple_of(3) { 4096 } else { 512 };
         let create = match (self.ignores_fua, self.in_place) {
             (true, _) => CrashDisk::create_ignoring_fua,
@@ -238,7 +239,13 @@ impl Cluster {
         };
         let disk =
             create(&Registry::new(), "Disk", (8 << 20) / u64::from(block_size), block_size, seed).unwrap();
-        let mut process = Process::start(&disk, &self.clock, &mut self.random);
+        let log = (seed / 2).is_multiple_of(2).then(|| {
+            let block_size = if seed.is_multiple_of(5) { 4096 } else { 512 };
+            create(&Registry::new(), "Log", (4 << 20) / u64::from(block_size), block_size, seed + 1).unwrap()
+        });
+        let disks = TestDisks { disk, log };
+        let bdevs = disks.bdevs();
+        let mut process = Process::start(&disks, &self.clock, &mut self.random);
         let (registry, core) = (process.registry.clone(), process.reactor.core());
         let replicas = ReplicaFormat {
             cluster: Uuid::nil(),
@@ -254,16 +261,16 @@ impl Cluster {
             ..FormatOptions::default()
         };
         let formatted = process.run(async move {
-            format_device(&registry, "Disk", &StoreCores::This(&core), options, &JobHandle::standalone())
-                .await
+            format_device(&registry, bdevs, &StoreCores::This(&core), options, &JobHandle::standalone()).await
         });
         formatted.unwrap();
         process.reactor.discard();
-        disk
+        disks
     }
 
     pub(crate) fn start(&mut self, index: usize) {
-        let process = Process::start(&self.nodes[index].disk, &self.clock, &mut self.random);
+        let bdevs = self.nodes[index].disks.bdevs();
+        let process = Process::start(&self.nodes[index].disks, &self.clock, &mut self.random);
         let (registry, core) = (process.registry.clone(), process.reactor.core());
         let (opened, network): (Opened, _) = (Rc::default(), self.network.clone());
         let (result, in_place) = (opened.clone(), self.in_place);
@@ -278,7 +285,7 @@ impl Cluster {
                 outbox: Arc::new(move |_, _| Box::new(TestOutbox { node: index, network: network.clone() })),
             };
             let cores = StoreCores::This(&core);
-            let node = ReplicaNode::open(&registry, "Disk", &cores, config, &JobHandle::standalone()).await;
+            let node = ReplicaNode::open(&registry, bdevs, &cores, config, &JobHandle::standalone()).await;
             *result.borrow_mut() = Some(node);
         }));
         let node = &mut self.nodes[index];
@@ -301,13 +308,13 @@ impl Cluster {
     /// A node loses its power; it comes back later, maybe with another disk.
     pub(crate) fn crash(&mut self, index: usize, replace: bool) {
         self.kill(index);
-        let bits = self.random.next_bits();
+        let mut random = self.random.split();
         let node = &mut self.nodes[index];
-        node.disk.fail_power(bits);
+        node.disks.fail_power(&mut random);
         node.boot += 1;
         if replace {
             let seed = self.random.below(1 << 40);
-            self.nodes[index].disk = self.new_disk(seed, false);
+            self.nodes[index].disks = self.new_disks(seed, false);
             self.totals.replaced += 1;
         }
     }

@@ -1,4 +1,6 @@
 //! A process in virtual time, which tests kill.
+// Not every test needs all of it.
+#![allow(dead_code)]
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,6 +11,41 @@ use bdev::testing::CrashDisk;
 use os::clock::VirtualClock;
 use random::WyRand;
 use reactor::{Reactor, ReactorConfig};
+use store_node::StoreBdevs;
+
+/// The disks of a process, which lose power together; what is left on one says nothing of the other.
+#[derive(Clone)]
+pub(crate) struct TestDisks {
+    pub(crate) disk: CrashDisk,
+    /// That of the logs, if they are on one of their own.
+    pub(crate) log: Option<CrashDisk>,
+}
+
+impl From<CrashDisk> for TestDisks {
+    fn from(disk: CrashDisk) -> TestDisks {
+        TestDisks { disk, log: None }
+    }
+}
+
+impl TestDisks {
+    /// Their bdevs in a process.
+    pub(crate) fn bdevs(&self) -> StoreBdevs<'static> {
+        StoreBdevs { data: "Disk", log: self.log.as_ref().map(|_| "Log") }
+    }
+
+    pub(crate) fn fail_power(&self, random: &mut WyRand) {
+        self.disk.fail_power(random.next_bits());
+        if let Some(log) = &self.log {
+            log.fail_power(random.next_bits());
+        }
+    }
+
+    /// Flushes and FUA writes since the power came on.
+    #[allow(dead_code)]
+    pub(crate) fn durable_requests(&self) -> usize {
+        self.disk.durable_requests() + self.log.as_ref().map_or(0, CrashDisk::durable_requests)
+    }
+}
 
 /// A process: its registry has the disk, and its core runs tasks until it is killed.
 pub(crate) struct Process {
@@ -19,9 +56,12 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub(crate) fn start(disk: &CrashDisk, clock: &VirtualClock, random: &mut WyRand) -> Process {
+    pub(crate) fn start(disks: &TestDisks, clock: &VirtualClock, random: &mut WyRand) -> Process {
         let registry = Registry::new();
-        registry.register("Disk", None, &[], Arc::new(disk.clone())).unwrap();
+        registry.register("Disk", None, &[], Arc::new(disks.disk.clone())).unwrap();
+        if let Some(log) = &disks.log {
+            registry.register("Log", None, &[], Arc::new(log.clone())).unwrap();
+        }
         let arena = dma::Arena::new(dma::ArenaConfig::default());
         let config = ReactorConfig::simulated(clock.clone(), random.next_bits(), 1, &arena);
         let reactor = Reactor::new(&config).unwrap();

@@ -142,6 +142,7 @@ fn superblock(extents: u64) -> Superblock {
         logs: 0,
         log_blocks: 0,
         checkpoint_blocks: 0,
+        log_device: None,
     }
 }
 

@@ -34,6 +34,7 @@ pub(super) fn run(options: &DemoArgs) -> Result<(), CommandError> {
     let new = NewCluster {
         nodes: Some(3),
         devices: Vec::new(),
+        logs: Vec::new(),
         replicas: Some(3),
         groups: 8,
         node: NodeOptions::local(NODE_BYTES),

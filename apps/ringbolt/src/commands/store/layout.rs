@@ -17,13 +17,14 @@ use control::JobHandle;
 use reactor::{Reactor, ReactorConfig};
 use serde_json::json;
 use store_link::ClusterKey;
-use store_node::{FormatOptions, PARTITIONS_MAX, ReplicaFormat, StoreCores, format_device};
+use store_node::{FormatOptions, PARTITIONS_MAX, ReplicaFormat, StoreBdevs, StoreCores, format_device};
 
 use super::{NewCluster, NodeOptions, POOL};
 use crate::command_error::CommandError;
 
-/// Name of a node's device in its process.
+/// Names of a node's devices in its process.
 const DEVICE: &str = "Disk";
+const LOG_DEVICE: &str = "Log";
 /// Name of a node's file, and its size unless it is given.
 const FILE: &str = "store.img";
 const FILE_BYTES: u64 = 10 << 30;
@@ -188,12 +189,15 @@ struct NodeDisk {
     path: PathBuf,
     is_file: bool,
     bytes: u64,
+    /// The device or file of its logs, if they are not there.
+    log: Option<PathBuf>,
 }
 
 impl NodeDisk {
     /// A file to make.
     fn file(node: &Path, options: &NodeOptions) -> NodeDisk {
-        NodeDisk { path: node.join(FILE), is_file: true, bytes: options.size.unwrap_or(FILE_BYTES) }
+        let bytes = options.size.unwrap_or(FILE_BYTES);
+        NodeDisk { path: node.join(FILE), is_file: true, bytes, log: None }
     }
 
     /// A block device.
@@ -203,12 +207,47 @@ impl NodeDisk {
         };
         let path = device.canonicalize().map_err(failed)?;
         let bytes = fs::File::open(&path).and_then(|mut file| file.seek(SeekFrom::End(0))).map_err(failed)?;
-        Ok(NodeDisk { path, is_file: false, bytes })
+        Ok(NodeDisk { path, is_file: false, bytes, log: None })
+    }
+
+    /// With its logs elsewhere.
+    fn with_log(self, log: Option<&Path>) -> Result<NodeDisk, CommandError> {
+        let canonical = |log: &Path| {
+            let failed = |error| CommandError::environment(format!("--log {}: {error}", log.display()));
+            log.canonicalize().map_err(failed)
+        };
+        let log = log.map(canonical).transpose()?;
+        if log.as_ref() == Some(&self.path) {
+            let reason = format!("{} is for the data of a node and for its logs", self.path.display());
+            return Err(CommandError::usage(reason));
+        }
+        Ok(NodeDisk { log, ..self })
     }
 }
 
 /// The disks of the nodes, in their order: the devices that were named, or files to make.
 fn node_disks(scratch: &Path, new: &NewCluster) -> Result<Vec<NodeDisk>, CommandError> {
+    let disks = disks_for_data(scratch, new)?;
+    if new.logs.is_empty() {
+        return Ok(disks);
+    }
+    if new.logs.len() != disks.len() {
+        let reason = format!("{} nodes need as many --log, and {} are given", disks.len(), new.logs.len());
+        return Err(CommandError::usage(reason));
+    }
+    let with_logs = disks.into_iter().zip(&new.logs).map(|(disk, log)| disk.with_log(Some(log)));
+    let disks = with_logs.collect::<Result<Vec<_>, _>>()?;
+    for (index, disk) in disks.iter().enumerate() {
+        let is_taken = |other: &NodeDisk| other.log == disk.log || Some(&other.path) == disk.log.as_ref();
+        if disks[..index].iter().any(is_taken) {
+            let reason = format!("--log {} is given twice: each node needs one", new.logs[index].display());
+            return Err(CommandError::usage(reason));
+        }
+    }
+    Ok(disks)
+}
+
+fn disks_for_data(scratch: &Path, new: &NewCluster) -> Result<Vec<NodeDisk>, CommandError> {
     if new.devices.is_empty() {
         let file = |node| NodeDisk::file(&scratch.join(format!("node{node}")), &new.node);
         return Ok((1..=new.node_count()).map(file).collect());
@@ -289,17 +328,21 @@ fn make_node(
         true => cluster.join(format!("node{node}")).join(FILE),
         false => disk.path.clone(),
     };
+    let create = |name: &str, path: &Path| json!({ "method": "bdev_uring_create", "params": { "name": name, "filename": path } });
+    let mut devices = vec![create(DEVICE, &image)];
+    let mut params = json!({
+        "bdev_name": DEVICE, "cluster": cluster, "node": node,
+        "listen": SocketAddr::new(options.listen, 0).to_string(),
+        "allow_plain_network": options.allow_plain_network,
+        "atomic_blocks": options.atomic_blocks,
+        "out_after_s": options.out_after / 1_000_000_000 });
+    if let Some(log) = &disk.log {
+        devices.push(create(LOG_DEVICE, log));
+        params["log_bdev_name"] = LOG_DEVICE.into();
+    }
     let config = json!({ "subsystems": [
-        { "subsystem": "bdev", "config": [
-            { "method": "bdev_uring_create", "params": { "name": DEVICE, "filename": image } } ] },
-        { "subsystem": "store_node", "config": [
-            { "method": "store_node_start",
-              "params": {
-                  "bdev_name": DEVICE, "cluster": cluster, "node": node,
-                  "listen": SocketAddr::new(options.listen, 0).to_string(),
-                  "allow_plain_network": options.allow_plain_network,
-                  "atomic_blocks": options.atomic_blocks,
-                  "out_after_s": options.out_after / 1_000_000_000 } } ] } ] });
+        { "subsystem": "bdev", "config": devices },
+        { "subsystem": "store_node", "config": [ { "method": "store_node_start", "params": params } ] } ] });
     fs::write(path.join("config.json"), format!("{config:#}\n")).map_err(CommandError::environment)
 }
 
@@ -312,12 +355,17 @@ fn format(disk: &NodeDisk, options: &NodeOptions, replicas: ReplicaFormat) -> Re
     let (create_bytes, force) = (disk.is_file.then_some(disk.bytes), options.force);
     let config = UringConfig { create_bytes, force, ..UringConfig::new(DEVICE, &disk.path) };
     uring::create(&registry, config).map_err(CommandError::environment)?;
+    if let Some(log) = &disk.log {
+        let config = UringConfig { force, ..UringConfig::new(LOG_DEVICE, log) };
+        uring::create(&registry, config).map_err(CommandError::environment)?;
+    }
+    let bdevs = StoreBdevs { data: DEVICE, log: disk.log.as_ref().map(|_| LOG_DEVICE) };
     let reactor = Reactor::new(&ReactorConfig::default()).map_err(CommandError::environment)?;
     let core = reactor.core();
     let log_bytes = Some(options.log_size);
     let options = FormatOptions { log_bytes, force, replicas: Some(replicas), ..FormatOptions::default() };
     let formatted = reactor.block_on(async move {
-        format_device(&registry, DEVICE, &StoreCores::This(&core), options, &JobHandle::standalone()).await
+        format_device(&registry, bdevs, &StoreCores::This(&core), options, &JobHandle::standalone()).await
     });
     formatted.map_err(|error| CommandError::operation(format!("{}: {error}", disk.path.display())))?;
     Ok(())
@@ -327,7 +375,7 @@ fn format(disk: &NodeDisk, options: &NodeOptions, replicas: ReplicaFormat) -> Re
 pub(super) fn add_node(
     layout: &ClusterLayout,
     replace: Option<u32>,
-    device: Option<&Path>,
+    (device, log): (Option<&Path>, Option<&Path>),
     options: &NodeOptions,
 ) -> Result<u32, CommandError> {
     options.check_network()?;
@@ -377,6 +425,7 @@ pub(super) fn add_node(
     let replicas = ReplicaFormat { cluster, node: record.uuid, groups, are_new: false, generation, spare };
     let scratch = layout.directory.join(format!(".node{node}.{}", std::process::id()));
     let disk = device.map_or_else(|| Ok(NodeDisk::file(&scratch, options)), NodeDisk::device)?;
+    let disk = disk.with_log(log)?;
     let made = make_node(&scratch, &layout.directory, node, &disk, options, replicas);
     let made = made.and_then(|()| fs::rename(&scratch, layout.node(node)).map_err(CommandError::environment));
     if made.is_err() {

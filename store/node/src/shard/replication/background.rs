@@ -8,6 +8,7 @@ use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId, Operation, crc32c};
 use super::Replication;
 use crate::StoreError;
 use crate::device::StoreDevice;
+use crate::disks::StoreDisks;
 use crate::shard::flusher::{
     BATCH_ENTRIES_MAX, BackgroundWork, FLUSH_ENTRIES, begin_checkpoint, checkpoint, end_checkpoint,
 };
@@ -32,7 +33,7 @@ pub(in crate::shard) async fn free(shard: &RefCell<Shard>, device: &StoreDevice)
 }
 
 /// Writes what the primary has to unsettled blocks. What the log has of these is in place, or waits for this.
-pub(in crate::shard) async fn settle(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
+pub(in crate::shard) async fn settle(shard: &RefCell<Shard>, disks: &StoreDisks) -> Result<(), StoreError> {
     let next = || shard.borrow_mut().replication.as_mut()?.settles.pop_front();
     let is_proven = |shard: &Shard| {
         let in_place = shard.replication.as_ref().map_or(0, |replication| replication.in_place.sequence);
@@ -40,7 +41,7 @@ pub(in crate::shard) async fn settle(shard: &RefCell<Shard>, device: &StoreDevic
     };
     // Recovery would miss what entries had written there before.
     if !is_proven(&shard.borrow()) {
-        checkpoint(shard, device).await?;
+        checkpoint(shard, disks).await?;
     }
     while let Some(ReplicaAction::Settle { number, object, offset, data }) = next() {
         let block = {
@@ -53,7 +54,7 @@ pub(in crate::shard) async fn settle(shard: &RefCell<Shard>, device: &StoreDevic
             })
         };
         if let Some(block) = block {
-            device.write(block * BLOCK_BYTES as u64, &data).await?;
+            disks.data.write(block * BLOCK_BYTES as u64, &data).await?;
             let mut shard = shard.borrow_mut();
             shard.partition.set_checksum(block, crc32c(&data));
             shard.is_changed = true;
@@ -70,7 +71,7 @@ pub(in crate::shard) async fn settle(shard: &RefCell<Shard>, device: &StoreDevic
 }
 
 /// Removes all objects and entries. The record comes first: from then on a crash leaves a replica that is not complete.
-pub(in crate::shard) async fn reset(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
+pub(in crate::shard) async fn reset(shard: &RefCell<Shard>, disks: &StoreDisks) -> Result<(), StoreError> {
     let (session, base, record) = {
         let mut shard = shard.borrow_mut();
         shard.placed.clear();
@@ -83,14 +84,14 @@ pub(in crate::shard) async fn reset(shard: &RefCell<Shard>, device: &StoreDevice
         replication.committed = checkpoint.through;
         (session, checkpoint.through, replication.next_record(&[]))
     };
-    record.write(device).await?;
-    reset_log(shard, device, base).await?;
+    record.write(&disks.log).await?;
+    reset_log(shard, &disks.log, base).await?;
     {
         let shard = &mut *shard.borrow_mut();
         shard.remove_everything()?;
         shard.applied_below = base.sequence + 1;
     }
-    let (_, readers) = begin_checkpoint(shard, device).await?;
+    let (_, readers) = begin_checkpoint(shard, &disks.data).await?;
     end_checkpoint(shard, readers).await?;
     let mut shard = shard.borrow_mut();
     if let Some(replication) = &mut shard.replication {

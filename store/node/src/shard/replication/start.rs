@@ -17,6 +17,7 @@ use super::recovery::{RecoveredBlocks, recover_blocks};
 use super::{CommittedEntry, Outbox, READS_MAX, RecordPlaces, Replication};
 use crate::StoreError;
 use crate::device::StoreDevice;
+use crate::disks::StoreDescriptors;
 use crate::format::CHECKPOINT_BLOCKS;
 use crate::shard::copies::{self, ObjectReads};
 use crate::shard::overlay::EntryData;
@@ -34,18 +35,18 @@ pub(crate) struct ReplicaOptions {
 /// Opens the shard of a replica on this core, which owns it from now on.
 pub(crate) async fn start(
     core: &Core,
-    descriptor: &bdev::Descriptor,
+    descriptors: &StoreDescriptors,
     superblock: &Superblock,
     index: u32,
     options: impl FnOnce(u32) -> ReplicaOptions,
 ) -> Result<ShardHandle, StoreError> {
-    let (shard, mut device, entries) = load::load(core, descriptor, superblock, index).await?;
+    let (shard, mut disks, entries) = load::load(core, descriptors, superblock, index).await?;
     let places = RecordPlaces {
         starts: [0, 1].map(|slot| superblock.checkpoint_start(index, slot) * BLOCK_BYTES as u64),
         bytes: superblock.checkpoint_blocks as usize * BLOCK_BYTES,
     };
     let (log_uuid, group) = (shard.borrow().log.uuid(), shard.borrow().log.group());
-    let (record, applied, unsettled) = read_record(&device, places, log_uuid, group).await?;
+    let (record, applied, unsettled) = read_record(&disks.log, places, log_uuid, group).await?;
     let base = EntryId { sequence: record.sequence, epoch: record.epoch };
     let has_base = shard.borrow().log.epoch_of(base.sequence) == Some(base.epoch);
     if !has_base && record.complete {
@@ -55,12 +56,12 @@ pub(crate) async fn start(
         true => (entries, unsettled),
         false => {
             // A crash in the middle of a reset left entries that the replica gave up.
-            reset_log(&shard, &device, base).await?;
+            reset_log(&shard, &disks.log, base).await?;
             (Vec::new(), Vec::new())
         }
     };
     let RecoveredBlocks { entries, replicated, unsettled, blocks } =
-        recover_blocks(&shard, &device, entries, unsettled, base.sequence).await?;
+        recover_blocks(&shard, &disks.data, entries, unsettled, base.sequence).await?;
     let replication = {
         let shard = &mut *shard.borrow_mut();
         let mut options = options(shard.log.group());
@@ -83,17 +84,17 @@ pub(crate) async fn start(
     };
     let mut replication = Box::new(replication);
     let unsettled = shard.borrow_mut().placed.begin_record();
-    replication.next_record(&unsettled).write(&device).await?;
+    replication.next_record(&unsettled).write(&disks.log).await?;
     if replication.boot != [0; 16] {
         // Whichever of later records a power failure leaves, the newest says that the machine was booted again.
-        replication.next_record(&unsettled).write(&device).await?;
-        device.set_volatile();
+        replication.next_record(&unsettled).write(&disks.log).await?;
+        disks.set_volatile();
         shard.borrow_mut().is_volatile = true;
     }
     shard.borrow_mut().placed.checkpointed(base.sequence);
     shard.borrow_mut().replication = Some(replication);
     copies::start(core, &shard)?;
-    run(core, shard, device)
+    run(core, shard, disks)
 }
 
 /// What a start found in the newest checkpoint record and in the log.

@@ -1,0 +1,192 @@
+//! The devices of a store: one with everything, or one with the partitions and one with the logs.
+
+use std::sync::Arc;
+
+use bdev::{Access, Descriptor, Registry};
+use reactor::Core;
+use uuid::Uuid;
+use wire_store::{BLOCK_BYTES, DecodeError, LogSuperblock, SECTOR_BYTES, Superblock};
+
+use crate::device::StoreDevice;
+use crate::format::read_superblock;
+use crate::{StoreCores, StoreError};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Which bdevs have a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreBdevs<'a> {
+    /// The partitions, and the logs unless they are elsewhere.
+    pub data: &'a str,
+    /// The logs, if these are on a device of their own.
+    pub log: Option<&'a str>,
+}
+
+impl<'a> From<&'a str> for StoreBdevs<'a> {
+    fn from(data: &'a str) -> StoreBdevs<'a> {
+        StoreBdevs { data, log: None }
+    }
+}
+
+impl<'a> From<&'a String> for StoreBdevs<'a> {
+    fn from(data: &'a String) -> StoreBdevs<'a> {
+        StoreBdevs { data, log: None }
+    }
+}
+
+/// The descriptors of a store's devices.
+#[derive(Clone)]
+pub(crate) struct StoreDescriptors {
+    pub(crate) data: Arc<Descriptor>,
+    /// That of the log's own device.
+    separate_log: Option<Arc<Descriptor>>,
+}
+
+impl StoreDescriptors {
+    pub(crate) fn open(
+        registry: &Registry,
+        bdevs: StoreBdevs<'_>,
+        access: Access<'_>,
+    ) -> Result<StoreDescriptors, StoreError> {
+        if bdevs.log == Some(bdevs.data) {
+            let reason = format!("{} is for the partitions and for the logs: name another one", bdevs.data);
+            return Err(StoreError::Geometry(reason));
+        }
+        let open = |name: &str| registry.open(name, access).map(Arc::new);
+        Ok(StoreDescriptors { data: open(bdevs.data)?, separate_log: bdevs.log.map(open).transpose()? })
+    }
+
+    /// The device with the logs.
+    pub(crate) fn log(&self) -> &Arc<Descriptor> {
+        self.separate_log.as_ref().unwrap_or(&self.data)
+    }
+
+    pub(crate) fn separate_log(&self) -> Option<&Arc<Descriptor>> {
+        self.separate_log.as_ref()
+    }
+
+    /// Opens channels on this core.
+    pub(crate) fn disks(&self, core: &Core) -> Result<StoreDisks, StoreError> {
+        let data = StoreDevice::open(core, &self.data)?;
+        let separate_log = self.separate_log.as_ref().map(|log| StoreDevice::open(core, log)).transpose()?;
+        Ok(StoreDisks { log: separate_log.clone().unwrap_or_else(|| data.clone()), separate_log, data })
+    }
+
+    /// Whether what counts as durable is in memory only: of two devices, the weaker one decides.
+    pub(crate) fn is_memory(&self) -> bool {
+        [&self.data, self.log()].into_iter().any(|descriptor| is_memory(descriptor))
+    }
+}
+
+/// Whether a device loses its contents with the process.
+pub(crate) fn is_memory(descriptor: &Descriptor) -> bool {
+    let described = descriptor.device().bdev().driver_specific();
+    described.iter().any(|(name, value)| *name == "durability" && *value == "memory".into())
+}
+
+/// The devices as background work uses them.
+#[derive(Clone)]
+pub(crate) struct StoreDisks {
+    pub(crate) data: StoreDevice,
+    /// The device with the logs, which may be the same.
+    pub(crate) log: StoreDevice,
+    separate_log: Option<StoreDevice>,
+}
+
+impl StoreDisks {
+    /// Makes all writes durable that completed before.
+    pub(crate) async fn flush(&self) -> Result<(), StoreError> {
+        if let Some(log) = &self.separate_log {
+            log.flush().await?;
+        }
+        self.data.flush().await
+    }
+
+    /// What is in the devices' caches counts as durable from now on.
+    pub(crate) fn set_volatile(&mut self) {
+        self.data.set_volatile();
+        self.log.set_volatile();
+        self.separate_log.as_mut().into_iter().for_each(StoreDevice::set_volatile);
+    }
+
+    /// Closes the channels, and returns when that is done.
+    pub(crate) async fn close(self) {
+        let StoreDisks { data, log, separate_log } = self;
+        drop((log, separate_log));
+        data.close().await;
+    }
+
+    pub(crate) fn has_separate_log(&self) -> bool {
+        self.separate_log.is_some()
+    }
+}
+
+/// Opens the devices of a store for itself, and reads and compares their superblocks.
+pub(crate) async fn open_store(
+    registry: &Registry,
+    bdevs: StoreBdevs<'_>,
+    name: &str,
+    cores: &StoreCores<'_>,
+) -> Result<(StoreDescriptors, Superblock), StoreError> {
+    let by = format!("store {name}");
+    let descriptors = StoreDescriptors::open(registry, bdevs, Access::Exclusive { by: &by })?;
+    let of_core = descriptors.clone();
+    let read = move |core: Core| async move {
+        let disks = of_core.disks(&core)?;
+        read_superblocks(&disks).await
+    };
+    let superblock = cores.run(0, read).await?;
+    Ok((descriptors, superblock))
+}
+
+/// Reads the superblock of the device with the partitions; that of the logs must belong to it.
+///
+/// # Errors
+/// [`StoreError::LogWanted`] and the others for log devices: a store is never opened without the logs that it had.
+pub(crate) async fn read_superblocks(disks: &StoreDisks) -> Result<Superblock, StoreError> {
+    let superblock = match read_superblock(&disks.data).await {
+        Err(StoreError::NoStore(error)) => {
+            let block = disks.data.read(0, BLOCK_BYTES).await?;
+            return Err(match LogSuperblock::decode(&block.as_slice()[..SECTOR_BYTES], 0) {
+                Ok(log) => StoreError::LogsOnly { device: Uuid::from_bytes(log.device) },
+                Err(_) => StoreError::NoStore(error),
+            });
+        }
+        read => read?,
+    };
+    if superblock.logs != superblock.partitions {
+        let reason =
+            format!("the store has {} logs for {} partitions", superblock.logs, superblock.partitions);
+        return Err(StoreError::Geometry(reason));
+    }
+    let log_device = match (superblock.log_device, disks.has_separate_log()) {
+        (None, false) => return Ok(superblock),
+        (None, true) => return Err(StoreError::LogNotWanted),
+        (Some(wanted), false) => return Err(StoreError::LogWanted { wanted: Uuid::from_bytes(wanted) }),
+        (Some(wanted), true) => wanted,
+    };
+    let found = read_log_superblock(&disks.log).await?.map_err(StoreError::NoLogs)?;
+    if found.log_device != log_device || found.device != superblock.device {
+        return Err(StoreError::ForeignLogDevice {
+            wanted: Uuid::from_bytes(log_device),
+            found: Uuid::from_bytes(found.log_device),
+        });
+    }
+    if LogSuperblock::of(&superblock, found.device_blocks).as_ref() != Some(&found) {
+        let reason = "the device with the logs has another division than the store: one of the superblocks is an older one";
+        return Err(StoreError::Geometry(reason.to_string()));
+    }
+    let expected = found.device_blocks.saturating_mul(BLOCK);
+    if expected > disks.log.bytes() {
+        return Err(StoreError::Truncated { found: disks.log.bytes(), expected });
+    }
+    Ok(superblock)
+}
+
+/// Reads the superblock of a device with logs alone.
+pub(crate) async fn read_log_superblock(
+    log: &StoreDevice,
+) -> Result<Result<LogSuperblock, DecodeError>, StoreError> {
+    let block = log.read(0, BLOCK_BYTES).await?;
+    Ok(LogSuperblock::decode(&block.as_slice()[..SECTOR_BYTES], 0))
+}
