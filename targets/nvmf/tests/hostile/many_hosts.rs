@@ -4,17 +4,9 @@ use std::time::Duration;
 
 use block_io::{Channel, Request, Status, Tag};
 use nvmf::TcpTransportConfig;
-use reactor::{Core, IdlePolicy, Reactor, ReactorConfig};
 
-use crate::peer::{RawTcpHost, ReceivedPdu, capsule, connect, ic_req};
+use crate::peer::{RawTcpHost, ReceivedPdu, capsule, connect, ic_req, on_host};
 use crate::test_target::{NQN, TcpTestTarget, TestTargetConfig, wait_until};
-
-fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -> F) -> R {
-    let reactor =
-        Reactor::new(&ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() }).unwrap();
-    let core = reactor.core();
-    reactor.block_on(job(core))
-}
 
 #[test]
 fn idle_connections_hold_no_buffers_and_do_not_block_new_hosts() {

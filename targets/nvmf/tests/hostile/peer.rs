@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use block_io::Status;
+use reactor::{Core, IdlePolicy, Reactor, ReactorConfig};
 use wire_nvme::digest::crc32c;
 use wire_nvme::fabrics::{CONNECT_DATA_SIZE, Connect, ConnectData, ConnectResponse, PropertySet};
 use wire_nvme::io::ReadWrite;
@@ -296,4 +297,12 @@ pub(crate) fn write(nsid: u32, lba: u64, bytes: usize) -> Sqe {
 
 pub(crate) fn write_in_capsule(nsid: u32, lba: u64, bytes: usize) -> Sqe {
     read_write(NvmOpcode::Write, nsid, lba, bytes, DataPointer::capsule(0, bytes as u32))
+}
+
+/// Runs one of our own hosts on a core of its own.
+pub(crate) fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -> F) -> R {
+    let reactor =
+        Reactor::new(&ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() }).unwrap();
+    let core = reactor.core();
+    reactor.block_on(job(core))
 }

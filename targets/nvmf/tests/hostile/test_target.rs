@@ -22,6 +22,7 @@ pub(crate) struct TestTargetConfig {
     pub(crate) latency_us: u64,
     pub(crate) arena_bytes: usize,
     pub(crate) reactors: usize,
+    pub(crate) idle: IdlePolicy,
 }
 
 impl Default for TestTargetConfig {
@@ -32,6 +33,7 @@ impl Default for TestTargetConfig {
             latency_us: 0,
             arena_bytes: 256 << 20,
             reactors: 2,
+            idle: IdlePolicy::Sleep,
         }
     }
 }
@@ -60,7 +62,7 @@ impl TcpTestTarget {
         let config = ReactorConfig {
             cpus: os::CpuSet::new(cpus).unwrap(),
             pin: false,
-            idle: IdlePolicy::Sleep,
+            idle: parts.idle,
             arena: arena.clone(),
             ..ReactorConfig::default()
         };
