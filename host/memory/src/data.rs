@@ -255,6 +255,18 @@ impl Data {
         })
     }
 
+    /// The slice with the byte at `offset`, and that byte's place in it; `None` beyond the end.
+    pub fn slice_at_mut(&mut self, offset: usize) -> Option<(&mut Buffer, usize)> {
+        let mut skip = offset;
+        self.slices_mut().iter_mut().find_map(|slice| match skip.checked_sub(slice.len()) {
+            Some(rest) => {
+                skip = rest;
+                None
+            }
+            None => Some((slice, skip)),
+        })
+    }
+
     /// Copies `out.len()` bytes from `offset`.
     ///
     /// # Panics

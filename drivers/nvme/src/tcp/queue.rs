@@ -150,25 +150,15 @@ impl SegmentSource for InFlightTable {
 
     fn share(&mut self, slot: u32, start: usize, length: usize) -> SendPart {
         let entry = self.0.slot_at(slot).and_then(|slot| self.0.get_mut(slot));
-        if let Some(entry) = entry
-            && let Some(data) = entry.request.data_mut()
-        {
-            entry.is_shared = true;
-            let mut first = 0;
-            for buffer in data.slices_mut() {
-                if start < first + buffer.len() {
-                    let start = start - first;
-                    // What cannot be made writable again is copied, unless it is not writable anyway.
-                    if buffer.is_writable() && !buffer.is_whole() {
-                        return SendPart::Bytes(buffer.as_slice()[start..start + length].to_vec());
-                    }
-                    let buffer = buffer.share();
-                    return SendPart::Buffer { buffer, start: start as u32, length: length as u32 };
-                }
-                first += buffer.len();
-            }
+        let entry = entry.expect("a slot with data queued has its command");
+        entry.is_shared = true;
+        let part = entry.request.data_mut().and_then(|data| data.slice_at_mut(start));
+        let (buffer, start) = part.expect("a slot with data queued keeps its data");
+        // What cannot be made writable again is copied, unless it is not writable anyway.
+        if buffer.is_writable() && !buffer.is_whole() {
+            return SendPart::Bytes(buffer.as_slice()[start..start + length].to_vec());
         }
-        unreachable!("a slot with data queued keeps its data")
+        SendPart::Buffer { buffer: buffer.share(), start: start as u32, length: length as u32 }
     }
 
     fn sent(&mut self, slot: u32) {

@@ -67,6 +67,22 @@ fn parts_are_the_bytes_of_a_range_slice_by_slice() {
 }
 
 #[test]
+fn a_byte_is_in_one_slice() {
+    let mut data = numbered(&pool(), &[4096, 100, 4096]);
+    for (offset, expected) in [
+        (0, Some((4096, 0))),
+        (4095, Some((4096, 4095))),
+        (4096, Some((100, 0))),
+        (4195, Some((100, 99))),
+        (8291, Some((4096, 4095))),
+        (8292, None),
+    ] {
+        let found = data.slice_at_mut(offset).map(|(slice, at)| (slice.len(), at));
+        assert_eq!(found, expected, "byte {offset}");
+    }
+}
+
+#[test]
 fn alignment_is_that_of_every_slice_but_the_end() {
     let pool = pool();
     let mut data = numbered(&pool, &[4096, 4096]);

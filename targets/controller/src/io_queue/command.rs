@@ -201,14 +201,10 @@ impl CommandData {
     /// Bytes from `start`, all in one slice, which stay as they are while the part exists: the data cannot be written any
     /// more. Heap memory is copied.
     pub fn share(&mut self, start: usize, length: usize) -> SharedPart {
-        if let CommandData::Pool(data) = self {
-            let mut first = 0;
-            for buffer in data.slices_mut() {
-                if start < first + buffer.len() {
-                    return SharedPart::Buffer { buffer: buffer.share(), start: start - first };
-                }
-                first += buffer.len();
-            }
+        if let CommandData::Pool(data) = self
+            && let Some((buffer, start)) = data.slice_at_mut(start)
+        {
+            return SharedPart::Buffer { buffer: buffer.share(), start };
         }
         SharedPart::Bytes(self.part(start, length).to_vec())
     }
