@@ -213,7 +213,8 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
     /// Passes the ends of owned sends to their connections.
     #[cold]
     fn process_sent(&mut self, now_ns: u64) {
-        for SentEvent { connection, tag, result } in std::mem::take(&mut self.sent) {
+        let mut sent = std::mem::take(&mut self.sent);
+        for SentEvent { connection, tag, result } in sent.drain(..) {
             // The network's identifier may be another connection's by now.
             let Some(slot) = self.connections.by_id(connection) else { continue };
             let Some(entry) = self.connections.slab.get_mut(slot) else { continue };
@@ -226,6 +227,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
                 self.close(slot, CloseReason::Network(kind), now_ns);
             }
         }
+        self.sent = sent;
     }
 
     /// Receives on a connection.
