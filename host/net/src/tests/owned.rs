@@ -146,22 +146,27 @@ fn sends_arrive_in_order_and_return_their_parts() {
     }
 }
 
+/// Eight sends of 1 MiB, which the kernel has begun: more than a socket takes.
+fn send_8_mib(events: &EventLoop, sockets: &mut Sockets, pool: &Pool, connection: ConnectionId) {
+    for tag in 0..8 {
+        let buffer = filled(pool, dma::BUFFER_BYTES_MAX, 0);
+        let parts = vec![SendPart::Buffer { buffer, start: 0, length: 1 << 20 }];
+        sockets.submit_send(connection, parts, tag).unwrap();
+    }
+    for _ in 0..5 {
+        events.wait(Some(1_000_000));
+        sockets.poll(&mut Vec::new());
+    }
+}
+
 #[test]
 fn memory_comes_back_when_the_connection_is_closed_before_the_data_is_sent() {
     for (events, config) in variants() {
         let pool = pool(16);
         let mut sockets = sockets(&events, &pool, &config);
         for (near, far) in pairs(&mut sockets) {
-            for tag in 0..8 {
-                let buffer = filled(&pool, dma::BUFFER_BYTES_MAX, 0);
-                let parts = vec![SendPart::Buffer { buffer, start: 0, length: 1 << 20 }];
-                sockets.submit_send(near, parts, tag).unwrap();
-            }
             let mut seen = Vec::new();
-            for _ in 0..5 {
-                events.wait(Some(1_000_000));
-                sockets.poll(&mut Vec::new());
-            }
+            send_8_mib(&events, &mut sockets, &pool, near);
             sockets.reap_transfers(&mut seen);
             assert!(sent_tags(&seen).len() < 8, "8 MiB fit into the socket: {events:?}");
             sockets.close(near);
@@ -186,16 +191,8 @@ fn a_peer_that_does_not_read_keeps_no_memory_of_a_closed_connection() {
         let pool = pool(16);
         let mut sockets = sockets(&events, &pool, &config);
         for (near, _far) in pairs(&mut sockets) {
-            for tag in 0..8 {
-                let buffer = filled(&pool, dma::BUFFER_BYTES_MAX, 0);
-                let parts = vec![SendPart::Buffer { buffer, start: 0, length: 1 << 20 }];
-                sockets.submit_send(near, parts, tag).unwrap();
-            }
             let mut seen = Vec::new();
-            for _ in 0..5 {
-                events.wait(Some(1_000_000));
-                sockets.poll(&mut Vec::new());
-            }
+            send_8_mib(&events, &mut sockets, &pool, near);
             sockets.close(near);
             turn_until(&events, &mut sockets, &mut seen, |seen| sent_tags(seen).len() == 8);
         }
