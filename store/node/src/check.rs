@@ -68,12 +68,12 @@ pub async fn inspect(
     let (mut partitions, mut images, mut problems, mut compared) = (Vec::new(), Vec::new(), Vec::new(), 0);
     check_copy(&device, &superblock, &mut problems).await?;
     if disks.has_separate_log() {
-        check_log_copy(&disks.log, &mut problems).await?;
+        check_log_copy(disks.log(), &mut problems).await?;
     }
     for index in 0..superblock.partitions {
         let loaded = async {
             let partition = load_partition(&device, &superblock, index).await?;
-            Ok((partition, load_log(&disks.log, &superblock, index).await?))
+            Ok((partition, load_log(disks.log(), &superblock, index).await?))
         };
         let (partition, (log, entries)): (Partition, (Log, RecoveredEntries)) = match loaded.await {
             Ok(loaded) => loaded,

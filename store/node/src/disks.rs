@@ -69,7 +69,7 @@ impl StoreDescriptors {
     pub(crate) fn disks(&self, core: &Core) -> Result<StoreDisks, StoreError> {
         let data = StoreDevice::open(core, &self.data)?;
         let separate_log = self.separate_log.as_ref().map(|log| StoreDevice::open(core, log)).transpose()?;
-        Ok(StoreDisks { log: separate_log.clone().unwrap_or_else(|| data.clone()), separate_log, data })
+        Ok(StoreDisks { data, separate_log })
     }
 
     /// Whether what counts as durable is in memory only: of two devices, the weaker one decides.
@@ -88,31 +88,38 @@ pub(crate) fn is_memory(descriptor: &Descriptor) -> bool {
 #[derive(Clone)]
 pub(crate) struct StoreDisks {
     pub(crate) data: StoreDevice,
-    /// The device with the logs, which may be the same.
-    pub(crate) log: StoreDevice,
+    /// That of the logs, if they are on one of their own.
     separate_log: Option<StoreDevice>,
 }
 
 impl StoreDisks {
+    /// The device with the logs, which may be that with the data.
+    pub(crate) fn log(&self) -> &StoreDevice {
+        self.separate_log.as_ref().unwrap_or(&self.data)
+    }
+
+    /// Each device once.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &StoreDevice> {
+        self.separate_log.iter().chain([&self.data])
+    }
+
     /// Makes all writes durable that completed before.
     pub(crate) async fn flush(&self) -> Result<(), StoreError> {
-        if let Some(log) = &self.separate_log {
-            log.flush().await?;
+        for device in self.all() {
+            device.flush().await?;
         }
-        self.data.flush().await
+        Ok(())
     }
 
     /// What is in the devices' caches counts as durable from now on.
     pub(crate) fn set_volatile(&mut self) {
-        self.data.set_volatile();
-        self.log.set_volatile();
-        self.separate_log.as_mut().into_iter().for_each(StoreDevice::set_volatile);
+        self.separate_log.iter_mut().chain([&mut self.data]).for_each(StoreDevice::set_volatile);
     }
 
     /// Closes the channels, and returns when that is done.
     pub(crate) async fn close(self) {
-        let StoreDisks { data, log, separate_log } = self;
-        drop((log, separate_log));
+        let StoreDisks { data, separate_log } = self;
+        drop(separate_log);
         data.close().await;
     }
 
@@ -165,7 +172,7 @@ pub(crate) async fn read_superblocks(disks: &StoreDisks) -> Result<Superblock, S
         (Some(wanted), false) => return Err(StoreError::LogWanted { wanted: Uuid::from_bytes(wanted) }),
         (Some(wanted), true) => wanted,
     };
-    let found = read_log_superblock(&disks.log).await?.map_err(StoreError::NoLogs)?;
+    let found = read_log_superblock(disks.log()).await?.map_err(StoreError::NoLogs)?;
     if found.log_device != log_device || found.device != superblock.device {
         return Err(StoreError::ForeignLogDevice {
             wanted: Uuid::from_bytes(log_device),
@@ -177,8 +184,8 @@ pub(crate) async fn read_superblocks(disks: &StoreDisks) -> Result<Superblock, S
         return Err(StoreError::Geometry(reason.to_string()));
     }
     let expected = found.device_blocks.saturating_mul(BLOCK);
-    if expected > disks.log.bytes() {
-        return Err(StoreError::Truncated { found: disks.log.bytes(), expected });
+    if expected > disks.log().bytes() {
+        return Err(StoreError::Truncated { found: disks.log().bytes(), expected });
     }
     Ok(superblock)
 }

@@ -163,17 +163,18 @@ pub(crate) async fn format(
     options: &FormatOptions,
     job: &JobHandle,
 ) -> Result<Superblock, StoreError> {
-    let StoreDisks { data, log, .. } = disks;
+    let (data, log) = (&disks.data, disks.log());
     let logs = if disks.has_separate_log() { LogPlace::Elsewhere(log.bytes()) } else { LogPlace::Here };
     let superblock = plan(data.bytes(), logs, options)?;
-    for device in [data, log] {
+    for device in disks.all() {
         match check_empty(device).await {
             Err(StoreError::Exists) if options.force => {}
             checked => checked?,
         }
     }
-    data.write_head(0, &[]).await?;
-    log.write_head(0, &[]).await?;
+    for device in disks.all() {
+        device.write_head(0, &[]).await?;
+    }
     job.set_total(superblock.partitions.into(), "partitions");
     for index in 0..superblock.partitions {
         if job.is_cancelled() {

@@ -154,8 +154,8 @@ impl ReplicaNode {
             let disks = descriptors.disks(&core)?;
             let (mut owners, mut newest) = (Vec::new(), 0);
             for index in 0..superblock.partitions {
-                let owner = spare::read_owner(&disks.log, &superblock, index).await?;
-                newest = newest.max(spare::read_generation(&disks.log, &superblock, index, &owner).await?);
+                let owner = spare::read_owner(disks.log(), &superblock, index).await?;
+                newest = newest.max(spare::read_generation(disks.log(), &superblock, index, &owner).await?);
                 owners.push(owner.group);
             }
             drop(descriptors);
@@ -183,7 +183,7 @@ impl ReplicaNode {
             };
             let forget = move |core: Core| async move {
                 let disks = descriptors.disks(&core)?;
-                let is_lost = spare::is_lost(&disks.log, &superblock, index, boot).await;
+                let is_lost = spare::is_lost(disks.log(), &superblock, index, boot).await;
                 let forgotten = match is_lost {
                     Ok(true) => {
                         log::warn!(
@@ -271,7 +271,7 @@ impl ReplicaNode {
         let (descriptors, superblock) = (self.descriptors()?, self.superblock.clone());
         let take = move |core: Core| async move {
             let disks = descriptors.disks(&core)?;
-            let taken = spare::take_back(&disks.log, &superblock, index).await;
+            let taken = spare::take_back(disks.log(), &superblock, index).await;
             drop(descriptors);
             disks.close().await;
             taken
@@ -356,7 +356,7 @@ async fn forget(
     group: u32,
     generation: u64,
 ) -> Result<(), StoreError> {
-    spare::take_back(&disks.log, superblock, index).await?;
+    spare::take_back(disks.log(), superblock, index).await?;
     spare::give_to(disks, superblock, index, group, generation, false).await
 }
 

@@ -137,11 +137,11 @@ pub(crate) async fn give_to(
 ) -> Result<(), StoreError> {
     format_objects(&disks.data, superblock, index).await?;
     let log = Uuid::new_v4().into_bytes();
-    format_records(&disks.log, superblock, index, log, generation, is_new).await?;
+    format_records(disks.log(), superblock, index, log, generation, is_new).await?;
     disks.flush().await?;
     // The header of a spare partition is in slot 0, and slot 1 has none.
-    write_owner(&disks.log, superblock, index, log, group).await?;
-    disks.log.flush().await
+    write_owner(disks.log(), superblock, index, log, group).await?;
+    disks.log().flush().await
 }
 
 /// Takes a partition from its replica, which is closed.

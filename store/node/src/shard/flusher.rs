@@ -57,7 +57,7 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, disks: StoreDisks) {
             BackgroundWork::Flush => flush(&shard, &disks.data).await,
             BackgroundWork::Checkpoint => checkpoint(&shard, &disks).await,
             BackgroundWork::Settle => replication::settle(&shard, &disks).await,
-            BackgroundWork::Free => replication::free(&shard, &disks.log).await,
+            BackgroundWork::Free => replication::free(&shard, disks.log()).await,
             BackgroundWork::Reset => replication::reset(&shard, &disks).await,
             BackgroundWork::End => return shard.borrow_mut().ended(),
         };
@@ -148,7 +148,7 @@ pub(super) fn apply<'a>(
 pub(super) async fn checkpoint(shard: &RefCell<Shard>, disks: &StoreDisks) -> Result<(), StoreError> {
     let (record, readers) = begin_checkpoint(shard, &disks.data).await?;
     if let Some(record) = record {
-        record.write(&disks.log).await?;
+        record.write(disks.log()).await?;
         return end_checkpoint(shard, readers).await;
     }
     let header = {
@@ -157,7 +157,7 @@ pub(super) async fn checkpoint(shard: &RefCell<Shard>, disks: &StoreDisks) -> Re
         shard.log.free(below).map(|header| (shard.log_start + u64::from(header.slot), header.bytes))
     };
     if let Some((block, bytes)) = header {
-        disks.log.write_head(block, &bytes).await?;
+        disks.log().write_head(block, &bytes).await?;
         shard.borrow_mut().log.freed();
     }
     end_checkpoint(shard, readers).await

@@ -41,8 +41,8 @@ pub(super) async fn load(
     // What a killed process wrote may only be in the devices' caches.
     disks.flush().await?;
     let partition = load_partition(&disks.data, superblock, index).await?;
-    let (log, entries) = load_log(&disks.log, superblock, index).await?;
-    let (of_log, of_device) = (log.sector().bytes(), disks.log.sector().bytes());
+    let (log, entries) = load_log(disks.log(), superblock, index).await?;
+    let (of_log, of_device) = (log.sector().bytes(), disks.log().sector().bytes());
     if of_log < of_device {
         return Err(StoreError::Sector { log: of_log, device: of_device });
     }

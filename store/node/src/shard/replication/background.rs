@@ -84,8 +84,8 @@ pub(in crate::shard) async fn reset(shard: &RefCell<Shard>, disks: &StoreDisks) 
         replication.committed = checkpoint.through;
         (session, checkpoint.through, replication.next_record(&[]))
     };
-    record.write(&disks.log).await?;
-    reset_log(shard, &disks.log, base).await?;
+    record.write(disks.log()).await?;
+    reset_log(shard, disks.log(), base).await?;
     {
         let shard = &mut *shard.borrow_mut();
         shard.remove_everything()?;

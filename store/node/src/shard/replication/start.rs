@@ -46,7 +46,7 @@ pub(crate) async fn start(
         bytes: superblock.checkpoint_blocks as usize * BLOCK_BYTES,
     };
     let (log_uuid, group) = (shard.borrow().log.uuid(), shard.borrow().log.group());
-    let (record, applied, unsettled) = read_record(&disks.log, places, log_uuid, group).await?;
+    let (record, applied, unsettled) = read_record(disks.log(), places, log_uuid, group).await?;
     let base = EntryId { sequence: record.sequence, epoch: record.epoch };
     let has_base = shard.borrow().log.epoch_of(base.sequence) == Some(base.epoch);
     if !has_base && record.complete {
@@ -56,7 +56,7 @@ pub(crate) async fn start(
         true => (entries, unsettled),
         false => {
             // A crash in the middle of a reset left entries that the replica gave up.
-            reset_log(&shard, &disks.log, base).await?;
+            reset_log(&shard, disks.log(), base).await?;
             (Vec::new(), Vec::new())
         }
     };
@@ -84,10 +84,10 @@ pub(crate) async fn start(
     };
     let mut replication = Box::new(replication);
     let unsettled = shard.borrow_mut().placed.begin_record();
-    replication.next_record(&unsettled).write(&disks.log).await?;
+    replication.next_record(&unsettled).write(disks.log()).await?;
     if replication.boot != [0; 16] {
         // Whichever of later records a power failure leaves, the newest says that the machine was booted again.
-        replication.next_record(&unsettled).write(&disks.log).await?;
+        replication.next_record(&unsettled).write(disks.log()).await?;
         disks.set_volatile();
         shard.borrow_mut().is_volatile = true;
     }
