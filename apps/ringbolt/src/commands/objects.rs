@@ -89,22 +89,24 @@ pub(crate) fn run(command: ObjectsCommand) -> Result<(), CommandError> {
     }
 }
 
-/// The devices of a store, each with what is changed of its configuration.
-fn open<'a>(
-    files: impl IntoIterator<Item = (&'static str, &'a Path, Option<u64>)>,
+/// A file, and the size with which it is created if it is not there.
+type StoreFile<'a> = (&'a Path, Option<u64>);
+
+/// Opens the devices of a store, that of the logs if it is another one; `change` completes the configuration of each.
+fn open(
+    data: StoreFile<'_>,
+    log: Option<StoreFile<'_>>,
     change: impl Fn(&mut UringConfig),
-) -> Result<Registry, CommandError> {
+) -> Result<(Registry, StoreBdevs<'static>), CommandError> {
     let registry = Registry::new();
-    for (name, path, create_bytes) in files {
+    let files = [(DEVICE, Some(data)), (LOG_DEVICE, log)];
+    for (name, file) in files {
+        let Some((path, create_bytes)) = file else { continue };
         let mut config = UringConfig { create_bytes, ..UringConfig::new(name, path) };
         change(&mut config);
         uring::create(&registry, config).map_err(CommandError::environment)?;
     }
-    Ok(registry)
-}
-
-fn bdevs(log: Option<&Path>) -> StoreBdevs<'static> {
-    StoreBdevs { data: DEVICE, log: log.map(|_| LOG_DEVICE) }
+    Ok((registry, StoreBdevs { data: DEVICE, log: log.map(|_| LOG_DEVICE) }))
 }
 
 fn start_reactor() -> Result<Reactor, CommandError> {
@@ -112,10 +114,8 @@ fn start_reactor() -> Result<Reactor, CommandError> {
 }
 
 fn format(options: FormatArgs) -> Result<(), CommandError> {
-    let log_file = options.log.iter().map(|log| (LOG_DEVICE, log.as_path(), options.log_file_size));
-    let files = std::iter::once((DEVICE, options.path.as_path(), options.size)).chain(log_file);
-    let registry = open(files, |config| config.force = options.force)?;
-    let bdevs = bdevs(options.log.as_deref());
+    let log = options.log.as_deref().map(|log| (log, options.log_file_size));
+    let (registry, bdevs) = open((&options.path, options.size), log, |config| config.force = options.force)?;
     let FormatArgs { path, partitions, log_size: log_bytes, force, .. } = options;
     let reactor = start_reactor()?;
     let core = reactor.core();
@@ -148,10 +148,8 @@ fn division(superblock: &Superblock) -> String {
 }
 
 fn read(options: &InspectArgs, data: bool) -> Result<StoreContents, CommandError> {
-    let log_file = options.log.iter().map(|log| (LOG_DEVICE, log.as_path(), None));
-    let files = std::iter::once((DEVICE, options.path.as_path(), None)).chain(log_file);
-    let registry = open(files, |config| config.readonly = true)?;
-    let bdevs = bdevs(options.log.as_deref());
+    let log = options.log.as_deref().map(|log| (log, None));
+    let (registry, bdevs) = open((&options.path, None), log, |config| config.readonly = true)?;
     let reactor = start_reactor()?;
     let core = reactor.core();
     let shows = data && std::io::stderr().is_terminal();
