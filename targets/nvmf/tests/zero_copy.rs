@@ -62,6 +62,8 @@ fn lba(number: u16) -> u64 {
 /// A queue that submits all reads, and reads none of the answers.
 fn late_reader(rig: &TcpTestTarget, admin: &RawTcpHost) -> RawTcpHost {
     let mut peer = RawTcpHost::io(rig, admin, 1, 128, true);
+    // Whatever the machine's defaults are: what the kernel has received counts as sent.
+    rustix::net::sockopt::set_socket_recv_buffer_size(&peer.stream, COMMAND_BYTES).unwrap();
     for cid in 0..COMMANDS {
         peer.capsule(Sqe { cid, ..read(1, lba(cid), COMMAND_BYTES) }, &[]);
     }
@@ -92,8 +94,9 @@ fn data_is_intact_when_the_peer_reads_late() {
         // The blocks change, and the memory of other commands comes from the pool that these have theirs from.
         fill(&mut writer, 0x55);
         let done = completed(&rig) - before - 1 - u64::from(COMMANDS);
-        if server && kernel_can() {
-            // Without zero-copy the socket's buffer takes more.
+        let zero_copy = server && kernel_can();
+        if zero_copy {
+            // Without zero-copy the sockets' buffers can take all of them.
             assert!(done < u64::from(COMMANDS) - 8, "{done} reads completed that nothing has received");
         }
         let (mut seen, mut old) = (vec![false; COMMANDS.into()], 0);
@@ -111,7 +114,9 @@ fn data_is_intact_when_the_peer_reads_late() {
                 other => panic!("{other:?}"),
             }
         }
-        assert!(old > done, "{old} of the reads that had not completed were sent late");
+        if zero_copy {
+            assert!(old > done, "{old} reads have the old data, {done} of them were received in time");
+        }
         // Everything is given back.
         let all = 2 + 3 * u64::from(COMMANDS);
         wait_until("all commands complete", || completed(&rig) == all);
