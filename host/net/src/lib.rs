@@ -213,6 +213,11 @@ pub trait Network {
         false
     }
 
+    /// How the owned sends so far were sent.
+    fn send_stats(&self) -> SendStats {
+        SendStats::default()
+    }
+
     /// The byte stream of a connection.
     #[inline]
     fn stream(&mut self, connection: ConnectionId) -> PlainStream<'_, Self>

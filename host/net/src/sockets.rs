@@ -13,8 +13,8 @@ use self::listeners::{Listeners, RETRY_TAG};
 use self::owned::{ConnectionTransfers, Transfers, ZeroCopySource};
 use crate::descriptors::{self, ReceivedDescriptors, Wait};
 use crate::{
-    ConnectionId, ListenerId, Network, NetworkEvent, OwnedTransfers, RejectedSend, SendPart, SentEvent,
-    SocketStream, StreamAddress, TransferResult,
+    ConnectionId, ListenerId, Network, NetworkEvent, OwnedTransfers, RejectedSend, SendPart, SendStats,
+    SentEvent, SocketStream, StreamAddress, TransferResult,
 };
 
 mod listeners;
@@ -408,6 +408,11 @@ impl Network for Sockets {
         let Some(transfers) = &mut self.transfers else { return false };
         transfers.reap_sent(out);
         true
+    }
+
+    /// All zero without [`with_owned_transfers`](Sockets::with_owned_transfers) or [`with_zero_copy`](Sockets::with_zero_copy).
+    fn send_stats(&self) -> SendStats {
+        self.transfers.as_ref().map(|transfers| transfers.stats).unwrap_or_default()
     }
 
     fn is_pending(&self) -> bool {

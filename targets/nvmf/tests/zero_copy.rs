@@ -120,6 +120,8 @@ fn data_is_intact_when_the_peer_reads_late() {
         // Everything is given back.
         let all = 2 + 3 * u64::from(COMMANDS);
         wait_until("all commands complete", || completed(&rig) == all);
+        let sends = rig.target.stats().unwrap().tcp_sends[0];
+        assert_eq!(sends.zero_copied + sends.copied > 0, zero_copy, "{sends:?}");
         writer.round_trip(7);
     }
 }

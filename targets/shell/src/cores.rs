@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use reactor::{Core, ReactorHandle};
-use sockets::{CoreNetwork, Network, Sockets, StreamAddress};
+use sockets::{CoreNetwork, Network, SendStats, Sockets, StreamAddress};
 
 use crate::connections::Connections;
 use crate::group::{ConnectionGroup, GroupShared};
@@ -30,6 +30,8 @@ pub(crate) enum GroupMessage<P: Protocol, S> {
     Unlisten { portid: Option<u16>, responder: Responder<()> },
     /// Answer a question.
     Query(Query<P>),
+    /// Say how owned sends were sent.
+    SendStats(Responder<SendStats>),
 }
 
 impl<P: Protocol, S: Send> GroupMail for GroupMessage<P, S> {
@@ -116,5 +118,13 @@ impl<P: Protocol, N: CoreNetwork> TargetCores<P, N> {
             })?);
         }
         requests.into_iter().enumerate().map(|(core, request)| self.0.wait(core, request)).collect()
+    }
+
+    /// How the owned sends of each core's connections were sent, those included that are closed.
+    ///
+    /// # Errors
+    /// The first core that does not answer.
+    pub fn send_stats(&self) -> Result<Vec<SendStats>, ShellError> {
+        (0..self.0.len()).map(|core| self.0.ask(core, GroupMessage::SendStats)).collect()
     }
 }

@@ -207,6 +207,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
                 _ = responder.answer(());
             }
             GroupMessage::Query(query) => query(&mut self.protocol, &mut self.connections),
+            GroupMessage::SendStats(responder) => _ = responder.answer(self.network.send_stats()),
         }
     }
 

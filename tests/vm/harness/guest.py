@@ -215,7 +215,7 @@ class Guest:
             *more,
             *(("-incoming", incoming) if incoming else ()),
             *("-chardev", f"file,id=console,path={folder}/console", "-serial", "chardev:console"),
-            *("-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="),
+            *("-netdev", "user,id=net", "-device", f"{(machine or machines.Machine()).nic},netdev=net,romfile="),
             *("-chardev", f"socket,id=qmp,fd={guest_ends[0].fileno()}", "-mon", "chardev=qmp,mode=control"),
             *("-device", "virtio-serial-pci"),
         ]

@@ -66,6 +66,8 @@ OPTIONAL_MODULES += ["iscsi_tcp", "sd_mod", "sg", "scsi_dh_alua", "dm-multipath"
 OPTIONAL_MODULES += ["ublk_drv"]
 # For atomic writes: a disk once `add_host` is written. Kernels before 6.11 ignore the parameter.
 OPTIONAL_MODULES += ["scsi_debug"]
+# A network card with scatter-gather: the virtio one has none on QEMU's user network.
+OPTIONAL_MODULES += ["e1000e"]
 PARAMETERS = {
     "null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1",
     "nbd": "nbds_max=4",

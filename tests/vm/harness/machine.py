@@ -54,6 +54,7 @@ class Machine:
     hugepages: int = 0  # number of 2 MiB pages
     counted: bool = False  # enables `Guest.counted`, the count of executed instructions
     newest: bool = False  # the newest kernel that the distribution's packages have, in the backports to its next release
+    nic: str = "virtio-net-pci"  # QEMU's device of the network card
     vfio: bool = False  # a kernel whose VFIO has iommufd and the no-IOMMU mode: see `modules`
 
     def command_line(self):

@@ -36,7 +36,7 @@ pub(super) struct Transfers {
     /// Sends of fewer bytes are copied.
     zero_copy_min_bytes: usize,
     copies_max: u32,
-    stats: SendStats,
+    pub(super) stats: SendStats,
     /// The buffers for multishot receives.
     group: Option<BufferGroupId>,
     /// Sends whose memory the kernel uses, also of closed connections; the slot is the tag of the event loop's send.
@@ -331,11 +331,6 @@ impl Sockets {
             zero_copy_send: transfers.zero_copy,
             multishot_receive: transfers.group.is_some(),
         })
-    }
-
-    /// How owned sends were sent; all zero without [`with_owned_transfers`](Self::with_owned_transfers).
-    pub fn send_stats(&self) -> SendStats {
-        self.transfers.as_ref().map_or(SendStats::default(), |transfers| transfers.stats)
     }
 
     /// Serves owned transfers with the events of a poll from index `before`, of which it removes those that announce

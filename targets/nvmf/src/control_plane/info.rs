@@ -1,6 +1,6 @@
 //! Read-only queries for the management interface (RPC).
 
-use sockets::CoreNetwork;
+use sockets::{CoreNetwork, SendStats};
 use target_shell::{Protocol, ShellError};
 
 use super::{ListenAddress, NvmfTarget, Uuid};
@@ -103,6 +103,9 @@ pub struct TargetStats {
     pub totals: Vec<PollGroupTotals>,
     /// For each reactor: how often it polled vfio-user's clients; empty without that transport.
     pub vfio_user_polls: Vec<PollCounts>,
+    /// For each reactor: how data was sent by those connections of NVMe/TCP that may send without a copy; empty without
+    /// that transport.
+    pub tcp_sends: Vec<SendStats>,
 }
 
 /// How often a reactor polled a transport's connections since the transport was created.
@@ -274,7 +277,14 @@ impl<N: CoreNetwork> NvmfTarget<N> {
                 }
             }
         }
-        Ok(TargetStats { groups, totals, vfio_user_polls: self.vfio_user_polls()? })
+        let (vfio_user_polls, tcp_sends) = (self.vfio_user_polls()?, self.tcp_sends()?);
+        Ok(TargetStats { groups, totals, vfio_user_polls, tcp_sends })
+    }
+
+    fn tcp_sends(&self) -> Result<Vec<SendStats>, crate::NvmfTargetError> {
+        let state = self.lock()?;
+        let Some(transport) = &state.transport else { return Ok(Vec::new()) };
+        Ok(transport.cores.send_stats()?)
     }
 
     fn vfio_user_polls(&self) -> Result<Vec<PollCounts>, crate::NvmfTargetError> {

@@ -42,7 +42,9 @@ pub(super) fn methods() -> Vec<Method<NvmfModule>> {
             .text(
                 "Queue pairs of each reactor: at present, and since the start. `pending_bdev_io` counts how often a \
                  command waited for a buffer. Over vfio-user, `polls` counts how often a reactor looked for commands, and \
-                 `polls_spurious` how often there were none.",
+                 `polls_spurious` how often there were none. Over TCP, `zerocopy_sends` counts sends of data without a copy, \
+                 `zerocopy_sends_copied` those that the kernel copied nevertheless, and `zerocopy_connections_off` the \
+                 connections that stopped trying for that reason.",
                 "`tick_rate`, `poll_groups`",
             )
             .errors(SUBSYSTEM),
@@ -325,11 +327,24 @@ control::parameters! {
 fn get_stats(module: &NvmfModule, _params: GetStats) -> Result<Value, RpcError> {
     let stats = module.target.stats()?;
     let types: Vec<Value> = transports(&module.target).iter().map(|one| one["trtype"].clone()).collect();
-    let transport = |index: usize, trtype: &Value| match stats.vfio_user_polls.get(index) {
-        Some(PollCounts { polls, busy }) if trtype == "VFIOUSER" => {
-            json!({ "trtype": trtype, "polls": polls, "polls_spurious": polls.saturating_sub(*busy) })
+    let transport = |index: usize, trtype: &Value| {
+        let mut described = json!({ "trtype": trtype });
+        match stats.vfio_user_polls.get(index) {
+            Some(PollCounts { polls, busy }) if trtype == "VFIOUSER" => {
+                described["polls"] = json!(polls);
+                described["polls_spurious"] = json!(polls.saturating_sub(*busy));
+            }
+            _ => {}
         }
-        _ => json!({ "trtype": trtype }),
+        match stats.tcp_sends.get(index) {
+            Some(sends) if trtype == "TCP" => {
+                described["zerocopy_sends"] = json!(sends.zero_copied);
+                described["zerocopy_sends_copied"] = json!(sends.copied);
+                described["zerocopy_connections_off"] = json!(sends.turned_off);
+            }
+            _ => {}
+        }
+        described
     };
     let groups = stats.groups.iter().zip(&stats.totals).enumerate();
     let groups = groups.map(|(index, ((admin, io, unassociated), totals))| {

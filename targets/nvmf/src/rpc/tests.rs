@@ -78,14 +78,14 @@ fn nvmf_get_subsystems_has_spdks_fields() {
     }
     let stats = machine.ok("nvmf_get_stats", json!({ "tgt_name": "nvmf_tgt" }));
     let group = &stats["poll_groups"][0];
-    assert_eq!(
-        (&group["current_io_qpairs"], &group["transports"]),
-        (&json!(0), &json!([{ "trtype": "TCP" }]))
-    );
+    let tcp = json!({
+        "trtype": "TCP", "zerocopy_sends": 0, "zerocopy_sends_copied": 0, "zerocopy_connections_off": 0,
+    });
+    assert_eq!((&group["current_io_qpairs"], &group["transports"]), (&json!(0), &json!([tcp])));
     machine.ok("nvmf_create_transport", json!({ "trtype": "VFIOUSER" }));
     let stats = machine.ok("nvmf_get_stats", Value::Null);
     let transports = &stats["poll_groups"][0]["transports"];
-    assert_eq!((&transports[0], &transports[1]["trtype"]), (&json!({ "trtype": "TCP" }), &json!("VFIOUSER")));
+    assert_eq!((&transports[0], &transports[1]["trtype"]), (&tcp, &json!("VFIOUSER")));
     let polls = |name: &str| transports[1][name].as_u64().unwrap();
     assert!(polls("polls_spurious") <= polls("polls"), "{stats}");
 }
