@@ -7,13 +7,14 @@ mod rig;
 #[path = "rig/store.rs"]
 mod store;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use etcd::EtcdCluster;
 use rig::{ringbolt, scratch, text};
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use store::{Cluster, signal};
 
 fn start(directory: &Path, urls: &str) -> Cluster {
@@ -105,5 +106,97 @@ fn groups_that_lost_a_replica_wait_for_etcd_and_nothing_is_lost() {
     cluster.wait_until_healthy();
     assert_ne!(cluster.nodes()[1], nodes[1]);
     drop(cluster);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// Every file of a directory that has a text.
+fn files_with(directory: &Path, wanted: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
+        let (path, kind) = (entry.path(), entry.file_type().unwrap());
+        if kind.is_dir() {
+            found.extend(files_with(&path, wanted));
+        } else if kind.is_file()
+            && entry.metadata().unwrap().len() < 1 << 20
+            && String::from_utf8_lossy(&std::fs::read(&path).unwrap()).contains(wanted)
+        {
+            found.push(path.file_name().unwrap().to_str().unwrap().to_string());
+        }
+    }
+    found
+}
+
+#[test]
+fn a_cluster_is_a_user_of_etcd_whose_tokens_expire_under_load() {
+    let Some(mut etcd) = EtcdCluster::start_with("user", 1, &["--auth-token-ttl=1"]) else { return };
+    etcd.enable_users("s3cret", "/user/");
+    let directory = scratch("store-etcd-user");
+    std::fs::create_dir_all(&directory).unwrap();
+    let urls = etcd.urls("user");
+    let user = etcd.user_file("user", "ringbolt:s3cret\n");
+    let file = ["--etcd-user-file", user.to_str().unwrap()];
+
+    // Without a user, and with a wrong password, nothing is made.
+    let wrong = etcd.user_file("wrong", "ringbolt:wrong");
+    let wrong = ["--etcd-user-file", wrong.to_str().unwrap()];
+    for (arguments, reason) in [(&[][..], "--etcd-user-file names it"), (&wrong, "is not one of etcd's")] {
+        let path = directory.join("none");
+        let up = ["store", "up", "--cluster", path.to_str().unwrap(), "--size=200m", "--etcd", &urls];
+        let output = ringbolt(&[&up[..], arguments].concat());
+        assert!(text(&output.stderr).contains(reason), "{}", text(&output.stderr));
+        assert!(!path.exists());
+    }
+
+    let options =
+        ["--size=200m", "--groups=4", "--log-size=2m", "--nodes=3", "--replicas=3", "--etcd", &urls];
+    let cluster = Cluster::start(&directory, &[&options[..], &file].concat());
+    cluster.ok(&["image", "create", "vol", "64m"]);
+    cluster.wait_until_healthy();
+    // The directory remembers the user.
+    std::fs::remove_file(&user).unwrap();
+    let kept = cluster.directory.join("etcd-user");
+    assert_eq!(std::fs::metadata(&kept).unwrap().permissions().mode() & 0o777, 0o600);
+
+    // Longer than tokens live and watches are open; etcd forgets all tokens meanwhile.
+    let load = cluster.perf(&["--rw=randrw", "--iodepth=8", "--time_based", "--runtime=9"]).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    etcd.kill_server(0);
+    etcd.start_server(0);
+    etcd.wait_until_served();
+    let load = load.wait_with_output().unwrap();
+    assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
+    // Nodes change the map with tokens that they have got since.
+    let node = cluster.nodes()[2];
+    signal(node, Signal::STOP);
+    cluster.wait_for("degraded", |status| status["map_error"].is_null() && status["healthy"] == false);
+    signal(node, Signal::CONT);
+    cluster.wait_until_healthy();
+
+    // A client elsewhere names its file.
+    let elsewhere = directory.join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::fs::copy(cluster.directory.join("key"), elsewhere.join("key")).unwrap();
+    let user = etcd.user_file("user", "ringbolt:s3cret\n");
+    let perf = |user: &str| {
+        let uri = format!("--filename=store:pool/vol?cluster={}&etcd={urls}{user}", elsewhere.display());
+        ringbolt(&["perf", &uri, "--rw=randread", "--bs=4k", "--number_ios=100", "--name=t"])
+    };
+    let refused = perf("");
+    assert!(text(&refused.stderr).contains("user name is empty"), "{}", text(&refused.stderr));
+    let read = perf(&format!("&etcd_user_file={}", user.display()));
+    assert!(read.status.success(), "{}", text(&read.stderr));
+
+    // Another password, in etcd and for the cluster.
+    let token = etcd.root_token();
+    etcd.request(
+        "/v3/auth/user/changepw",
+        Some(&token),
+        &json!({ "name": "ringbolt", "password": "s3cret2" }),
+    );
+    let user = etcd.user_file("user", "ringbolt:s3cret2\n");
+    std::fs::copy(&user, &kept).unwrap();
+    cluster.wait_until_healthy();
+    assert_eq!(files_with(&cluster.directory, "s3cret"), ["etcd-user"]);
+    cluster.end();
     std::fs::remove_dir_all(&directory).unwrap();
 }

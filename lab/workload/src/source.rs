@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bdev::{Access, BdevError, Descriptor, Registry, malloc, null, uring};
 use device_model::{DeviceProfile, MediaState, disk};
-use store_client::{Cluster, ClusterImage};
+use store_client::{Cluster, ClusterImage, EtcdOptions};
 
 use crate::spec::JobSpec;
 use crate::units::parse_bytes;
@@ -55,7 +55,7 @@ pub enum Source {
         /// URI of the namespace.
         uri: nvme::Uri,
     },
-    /// `store:POOL/IMAGE[?cluster=DIR][&etcd=URLS]`: an image of a cluster of the store.
+    /// `store:POOL/IMAGE[?cluster=DIR][&etcd=URLS][&etcd_user_file=PATH]`: an image of a cluster of the store.
     Store {
         /// Pool of the image.
         pool: String,
@@ -63,8 +63,8 @@ pub enum Source {
         image: String,
         /// Directory of the cluster.
         cluster: String,
-        /// URLs of etcd, if they are not in a file there.
-        etcd: Option<String>,
+        /// What is not in files there.
+        etcd: EtcdOptions,
     },
     /// A name without a scheme: a bdev of the configuration.
     Bdev {
@@ -186,7 +186,7 @@ impl Source {
             Source::Uring { path, block_bytes } => create_uring(registry, path, *block_bytes, writes)?,
             Source::Model { .. } => self.create_model(registry)?,
             Source::Store { pool, image, cluster, etcd } => {
-                create_store(registry, pool, image, cluster, etcd.as_deref())?
+                create_store(registry, pool, image, cluster, etcd)?
             }
             Source::Nvme { uri } => return Ok(PreparedSource::Nvme { uri: uri.clone() }),
             Source::Bdev { name } => name.clone(),
@@ -197,12 +197,12 @@ impl Source {
 
 fn parse_store(body: &str, query: &str) -> Option<Source> {
     let (pool, image) = body.split_once('/').filter(|(pool, image)| !pool.is_empty() && !image.is_empty())?;
-    let (mut cluster, mut etcd) = (None, None);
+    let (mut cluster, mut etcd) = (None, EtcdOptions::default());
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (option, value) = pair.split_once('=').filter(|(_, value)| !value.is_empty())?;
         match option {
             "cluster" => cluster = Some(value.to_string()),
-            "etcd" => etcd = Some(value.to_string()),
+            _ if etcd.set_parameter(option, value) => {}
             _ => return None,
         }
     }
@@ -217,7 +217,7 @@ fn create_store(
     pool: &str,
     image: &str,
     cluster: &str,
-    etcd: Option<&str>,
+    etcd: &EtcdOptions,
 ) -> Result<String, SourceError> {
     let cluster = Cluster::open(cluster.as_ref(), etcd)?;
     let bdev = ClusterImage::open(&cluster, pool, image)?;
@@ -313,7 +313,7 @@ mod tests {
                     pool: "pool".to_string(),
                     image: "a".to_string(),
                     cluster: "/srv/store".to_string(),
-                    etcd: None,
+                    etcd: EtcdOptions::default(),
                 },
             ),
             ("malloc:64m?bs=4k", Source::Malloc { bytes: 64 << 20, block_bytes: 4096 }),

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cluster_map::{ClusterMap, GroupId, ImageEntry, MapError, MapLocation, PoolRecord, ReplicaId};
+use cluster_map::{
+    ClusterMap, EtcdOptions, GroupId, ImageEntry, MapError, MapLocation, PoolRecord, ReplicaId,
+};
 use sockets::StreamAddress;
 use store_link::{ClusterKey, Identity};
 
@@ -72,7 +74,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`ClientError::NoCluster`], [`ClientError::Key`], [`ClientError::Map`].
-    pub fn open(directory: &Path, etcd: Option<&str>) -> Result<Cluster, ClientError> {
+    pub fn open(directory: &Path, etcd: &EtcdOptions) -> Result<Cluster, ClientError> {
         let location = MapLocation::find(directory, etcd)?;
         let location = location.ok_or_else(|| ClientError::NoCluster(directory.to_path_buf()))?;
         let path = directory.join("key");

@@ -14,5 +14,6 @@ pub mod rpc;
 mod watch;
 
 pub use cluster::{ClientError, Cluster};
+pub use cluster_map::EtcdOptions;
 pub use image::{ClusterImage, check_size};
 pub use store_image::IMAGE_BLOCK_BYTES;

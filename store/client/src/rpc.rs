@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use bdev::Registry;
-use cluster_map::MapError;
+use cluster_map::{EtcdFiles, EtcdOptions, MapError};
 use control::json::{Value, json};
 use control::{JobHandle, Method, Module, RpcError};
 
@@ -23,7 +23,7 @@ struct Attached {
     pool: String,
     image: String,
     cluster: PathBuf,
-    etcd: Option<String>,
+    etcd: EtcdOptions,
 }
 
 impl ClusterImageModule {
@@ -83,8 +83,8 @@ impl Module for ClusterImageModule {
         let call = |(name, attached): (&String, &Attached)| {
             let Attached { pool, image, cluster, etcd } = attached;
             let mut params = json!({ "name": name, "pool": pool, "image": image, "cluster": cluster });
-            if let Some(etcd) = etcd {
-                params["etcd"] = etcd.as_str().into();
+            for (name, value) in etcd.parameters() {
+                params[name] = value.into();
             }
             json!({ "method": "bdev_store_create", "params": params })
         };
@@ -102,15 +102,19 @@ control::parameters! {
         cluster: String,
         /// URLs of etcd, which has the map: `http://HOST:PORT[/PREFIX]`, with commas between
         etcd: Option<String>,
+        /// File with a user of etcd, a line `NAME:PASSWORD`; without, `etcd-user` of the directory if it is there
+        etcd_user_file: Option<String>,
         /// Name of the bdev; without, `POOL/IMAGE`
         name: Option<String>,
     }
 }
 
 fn create(module: &ClusterImageModule, params: CreateParams, _job: &JobHandle) -> Result<String, RpcError> {
-    let CreateParams { pool, image, cluster, etcd, name } = params;
+    let CreateParams { pool, image, cluster, etcd, etcd_user_file, name } = params;
+    let files = EtcdFiles { user: etcd_user_file.map(PathBuf::from) };
+    let etcd = EtcdOptions { urls: etcd, files };
     let name = name.unwrap_or_else(|| format!("{pool}/{image}"));
-    let opened = Cluster::open(cluster.as_ref(), etcd.as_deref())?;
+    let opened = Cluster::open(cluster.as_ref(), &etcd)?;
     let uuid = opened.image(&pool, &image)?.uuid;
     let bdev = ClusterImage::open(&opened, &pool, &image)?;
     let registered = module.registry.register(&name, Some(uuid), &[], Arc::new(bdev));

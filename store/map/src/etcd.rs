@@ -6,8 +6,10 @@
 
 mod client;
 mod connection;
+mod files;
 mod messages;
 mod response;
+mod session;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +28,7 @@ use crate::{
 };
 use client::{EtcdClient, EtcdLocation};
 pub(crate) use connection::HttpError;
+pub use files::EtcdFiles;
 use messages::{
     DeleteAnswer, GrantAnswer, KeyValue, RenewAnswer, StreamLine, TxnAnswer, base64, end_of_prefix, put,
     put_if, revision_is, version_is,
@@ -51,7 +54,15 @@ impl EtcdMap {
     /// # Errors
     /// [`MapError::Invalid`] if it is none.
     pub fn new(urls: &str) -> Result<EtcdMap, MapError> {
-        let client = Arc::new(EtcdClient::new(EtcdLocation::parse(urls)?));
+        EtcdMap::with_files(urls, &EtcdFiles::default())
+    }
+
+    /// The same with files that let this process in. They are not read yet.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_files(urls: &str, files: &EtcdFiles) -> Result<EtcdMap, MapError> {
+        let client = Arc::new(EtcdClient::new(EtcdLocation::parse(urls)?, files.clone()));
         Ok(EtcdMap { client, lease: Mutex::default() })
     }
 

@@ -31,9 +31,9 @@ mod membership;
 mod placement;
 mod record;
 
-pub use etcd::EtcdMap;
+pub use etcd::{EtcdFiles, EtcdMap};
 pub use local::LocalMap;
-pub use location::MapLocation;
+pub use location::{EtcdOptions, MapLocation};
 pub use placement::Topology;
 pub use record::{
     DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapError, NodeId, NodeRecord, OutReason,

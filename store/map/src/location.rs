@@ -1,53 +1,86 @@
 //! Where the map of a cluster is: in its directory, or in etcd.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{ClusterMap, EtcdMap, LocalMap, MapError};
+use crate::{ClusterMap, EtcdFiles, EtcdMap, LocalMap, MapError};
 
 /// The file of a cluster's directory with the URLs of etcd.
 const URLS_FILE: &str = "etcd";
 /// Most bytes of it.
 const URLS_BYTES_MAX: u64 = 4096;
 
+/// What a caller says of etcd; a cluster's directory says the rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EtcdOptions {
+    /// See [`EtcdMap::new`].
+    pub urls: Option<String>,
+    /// Files that let this process in.
+    pub files: EtcdFiles,
+}
+
+impl EtcdOptions {
+    /// Names of parameters, and their values where there are any. None is a secret.
+    pub fn parameters(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let urls = self.urls.iter().map(|urls| ("etcd", urls.clone()));
+        let files = self.files.named().into_iter();
+        urls.chain(files.filter_map(|(named, path)| Some((named.parameter, path?.display().to_string()))))
+    }
+
+    /// Sets a parameter. Returns whether there is one of this name.
+    pub fn set_parameter(&mut self, name: &str, value: &str) -> bool {
+        if name == "etcd" {
+            self.urls = Some(value.to_string());
+            return true;
+        }
+        let mut files = self.files.named_mut().into_iter();
+        files.find(|(named, _)| named.parameter == name).is_some_and(|(_, path)| {
+            *path = Some(value.into());
+            true
+        })
+    }
+}
+
 /// Where a map is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MapLocation {
     /// In a directory.
     Directory(PathBuf),
-    /// In etcd, at these URLs: see [`EtcdMap::new`].
-    Etcd(String),
+    /// In etcd.
+    Etcd {
+        /// See [`EtcdMap::new`].
+        urls: String,
+        /// Files that let this process in.
+        files: EtcdFiles,
+    },
+}
+
+fn failed(path: &Path, error: &std::io::Error) -> MapError {
+    MapError::Storage { what: path.display().to_string(), reason: error.to_string() }
 }
 
 impl MapLocation {
     /// The map of the cluster with a directory: in etcd if there are URLs or its file `etcd` has some, else in its
-    /// directory `map`. `None` if there is no cluster.
+    /// directory `map`. `None` if there is no cluster. Its files that let a process in are `etcd-*`, unless others are named.
     ///
     /// # Errors
     /// [`MapError::Storage`] if the file cannot be read.
-    pub fn find(cluster: &Path, etcd: Option<&str>) -> Result<Option<MapLocation>, MapError> {
-        if let Some(urls) = etcd {
-            return Ok(Some(MapLocation::Etcd(urls.to_string())));
-        }
-        let path = cluster.join(URLS_FILE);
-        let failed = |error: std::io::Error| MapError::Storage {
-            what: path.display().to_string(),
-            reason: error.to_string(),
+    pub fn find(cluster: &Path, etcd: &EtcdOptions) -> Result<Option<MapLocation>, MapError> {
+        let Some(urls) = etcd.urls.clone().map_or_else(|| read_urls(cluster), |urls| Ok(Some(urls)))? else {
+            let map = cluster.join("map");
+            return Ok(map.is_dir().then_some(MapLocation::Directory(map)));
         };
-        match fs::metadata(&path) {
-            Ok(metadata) if metadata.len() > URLS_BYTES_MAX => Err(failed(ErrorKind::FileTooLarge.into())),
-            Ok(_) => {
-                let urls = fs::read_to_string(&path).map_err(failed)?;
-                Ok(Some(MapLocation::Etcd(urls.trim().to_string())))
+        let mut files = etcd.files.clone();
+        for (named, path) in files.named_mut() {
+            let known = cluster.join(named.file);
+            if path.is_none() && known.exists() {
+                *path = Some(known);
             }
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let map = cluster.join("map");
-                Ok(map.is_dir().then_some(MapLocation::Directory(map)))
-            }
-            Err(error) => Err(failed(error)),
         }
+        Ok(Some(MapLocation::Etcd { urls, files }))
     }
 
     /// Opens the map.
@@ -57,20 +90,51 @@ impl MapLocation {
     pub fn open(&self) -> Result<Arc<dyn ClusterMap>, MapError> {
         Ok(match self {
             MapLocation::Directory(path) => Arc::new(LocalMap::open(path)?),
-            MapLocation::Etcd(urls) => Arc::new(EtcdMap::new(urls)?),
+            MapLocation::Etcd { urls, files } => Arc::new(EtcdMap::with_files(urls, files)?),
         })
     }
 
-    /// Writes the file of a cluster's directory that says so.
+    /// Writes the files of a cluster's directory that say so, with copies of those that let a process in.
     ///
     /// # Errors
     /// [`MapError::Storage`].
     pub fn save(&self, cluster: &Path) -> Result<(), MapError> {
-        let MapLocation::Etcd(urls) = self else { return Ok(()) };
+        let MapLocation::Etcd { urls, files } = self else { return Ok(()) };
+        for (named, path) in files.named() {
+            let copy = cluster.join(named.file);
+            if let Some(path) = path.filter(|path| **path != copy) {
+                let bytes = EtcdFiles::read(named, path)?;
+                replace_file(&copy, &bytes).map_err(|error| failed(&copy, &error))?;
+            }
+        }
         let path = cluster.join(URLS_FILE);
-        fs::write(&path, format!("{urls}\n")).map_err(|error| MapError::Storage {
-            what: path.display().to_string(),
-            reason: error.to_string(),
-        })
+        fs::write(&path, format!("{urls}\n")).map_err(|error| failed(&path, &error))
     }
+}
+
+fn read_urls(cluster: &Path) -> Result<Option<String>, MapError> {
+    let path = cluster.join(URLS_FILE);
+    let failed = |error: std::io::Error| Err(failed(&path, &error));
+    match fs::metadata(&path) {
+        Ok(metadata) if metadata.len() > URLS_BYTES_MAX => failed(ErrorKind::FileTooLarge.into()),
+        Ok(_) => fs::read_to_string(&path).map(|urls| Some(urls.trim().to_string())).or_else(failed),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => failed(error),
+    }
+}
+
+/// Puts a file that its owner alone can read in the place of another one, whole: nodes may read it meanwhile.
+fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let scratch = path.with_extension(format!("{}.new", std::process::id()));
+    let written = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&scratch)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&scratch, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&scratch);
+    }
+    written
 }

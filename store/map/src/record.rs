@@ -159,7 +159,7 @@ pub enum Proposed {
 }
 
 /// Why the map cannot answer.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum MapError {
     /// The file, or the server of the map.
     #[error("the cluster map {what}: {reason}")]

@@ -3,6 +3,8 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -17,6 +19,11 @@ struct FakeEtcd {
 
 impl FakeEtcd {
     fn start(answer: impl Fn(&mut TcpStream) + Send + Sync + 'static) -> FakeEtcd {
+        FakeEtcd::answering(move |stream, _| answer(stream))
+    }
+
+    /// Answers each request by its body.
+    fn answering(answer: impl Fn(&mut TcpStream, &str) + Send + Sync + 'static) -> FakeEtcd {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (requests, answer) = (Arc::new(AtomicUsize::new(0)), Arc::new(answer));
@@ -25,9 +32,9 @@ impl FakeEtcd {
             for stream in listener.incoming() {
                 let (mut stream, counted, answer) = (stream.unwrap(), counted.clone(), answer.clone());
                 std::thread::spawn(move || {
-                    while read_request(&mut stream).is_some() {
+                    while let Some(request) = read_request(&mut stream) {
                         counted.fetch_add(1, Ordering::SeqCst);
-                        answer(&mut stream);
+                        answer(&mut stream, &request);
                     }
                 });
             }
@@ -56,8 +63,8 @@ fn json_answer(status: &str, body: &str) -> Vec<u8> {
     format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
-/// A request's body; `None` at the end of the connection.
-fn read_request(stream: &mut TcpStream) -> Option<Vec<u8>> {
+/// A request, head and body; `None` at the end of the connection.
+fn read_request(stream: &mut TcpStream) -> Option<String> {
     let mut bytes = Vec::new();
     let mut piece = [0; 4096];
     loop {
@@ -67,7 +74,7 @@ fn read_request(stream: &mut TcpStream) -> Option<Vec<u8>> {
             let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).unwrap();
             let body = end + 4;
             if bytes.len() >= body + length.parse::<usize>().unwrap() {
-                return Some(bytes.split_off(body));
+                return Some(String::from_utf8(bytes).unwrap());
             }
         }
         let count = stream.read(&mut piece).ok().filter(|count| *count > 0)?;
@@ -215,4 +222,104 @@ fn a_watch_survives_lines_that_are_no_events_and_a_compaction() {
     assert!(wait().unwrap_err().to_string().contains("before the end"));
     assert_eq!(wait().unwrap(), []);
     assert_eq!(wait().unwrap(), [MapChange::Everything]);
+}
+
+/// A file with a user, which its owner alone can read.
+fn user_file(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("ringbolt-faults-{name}-{}", std::process::id()));
+    std::fs::write(&path, "ringbolt:secret").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    path
+}
+
+const INVALID_TOKEN: &str = r#"{"error":"etcdserver: invalid auth token","code":16}"#;
+
+#[test]
+fn an_authentication_fails_with_a_named_error_and_no_secret_is_printed() {
+    let file = user_file("names");
+    let files = EtcdFiles { user: Some(file.clone()) };
+    let cases = [
+        ("200 OK", "{}", "its answer to an authentication has no token"),
+        ("200 OK", r#"{"token":"s3cret\r\nHost: x"}"#, "its answer to an authentication has no token"),
+        ("200 OK", r#""s3cret""#, "its answer is malformed"),
+        ("200 OK", r#"{"token":{"s3cret":1}}"#, "its answer is malformed"),
+        ("200 OK", r#"{"token":"s3cret"#, "its answer is malformed"),
+        ("503 Unavailable", r#"{"error":"no leader","code":14}"#, "status 503: no leader"),
+    ];
+    for (status, answer, reason) in cases {
+        let fake = FakeEtcd::json(status, answer);
+        let map = EtcdMap::with_files(&fake.url, &files).unwrap();
+        let error = map.pools().unwrap_err().to_string();
+        assert!(error.contains(reason) && error.contains("in etcd at 127.0.0.1:"), "{reason}: {error}");
+        assert!(!error.contains("secret") && !error.contains("s3cret"), "{error}");
+        // Nothing but the authentication was asked for.
+        assert_eq!(fake.requests(), 1, "{answer}");
+    }
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_wrong_password_is_sent_once() {
+    let file = user_file("once");
+    let fake = FakeEtcd::json(
+        "400 Bad Request",
+        r#"{"error":"etcdserver: authentication failed, invalid user ID or password","code":3}"#,
+    );
+    let map = EtcdMap::with_files(&fake.url, &EtcdFiles { user: Some(file.clone()) }).unwrap();
+    let mut changes = map.changes();
+    for _ in 0..5 {
+        for error in [map.pools().unwrap_err(), changes.wait(Duration::from_secs(1)).unwrap_err()] {
+            assert!(error.to_string().contains("invalid user ID or password"), "{error}");
+        }
+    }
+    assert_eq!(fake.requests(), 1);
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_request_whose_new_token_is_refused_too_ends() {
+    let file = user_file("loop");
+    let fake = FakeEtcd::answering(|stream, request| {
+        let answer = match request.contains("secret") {
+            true => json_answer("200 OK", r#"{"token":"a.1"}"#),
+            false => json_answer("401 Unauthorized", INVALID_TOKEN),
+        };
+        let _ = stream.write_all(&answer);
+    });
+    let map = EtcdMap::with_files(&fake.url, &EtcdFiles { user: Some(file.clone()) }).unwrap();
+    let refused = || assert!(map.pools().unwrap_err().to_string().contains("invalid auth token"));
+    refused();
+    assert_eq!(fake.requests(), 2, "a token that was just given is not replaced");
+    std::thread::sleep(Duration::from_secs(1));
+    refused();
+    // The request, another token, the request again.
+    assert_eq!(fake.requests(), 5);
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_watch_without_rights_says_so_in_every_form_and_does_not_spin() {
+    let file = user_file("watch");
+    let canceled = r#"{"result":{"header":{"revision":"2"},"watch_id":"-1","created":true,"canceled":true,
+        "cancel_reason":"rpc error: code = PermissionDenied desc = etcdserver: permission denied"}}"#;
+    let of_stream = r#"{"error":{"grpc_code":7,"http_code":403,"message":"etcdserver: permission denied"}}"#;
+    for (status, answer) in [("200 OK", canceled), ("200 OK", of_stream), ("403 Forbidden", of_stream)] {
+        let fake = FakeEtcd::answering(move |stream, request| {
+            let line = format!("{}\n", answer.replace('\n', ""));
+            let answer = match request.contains("secret") {
+                true => json_answer("200 OK", r#"{"token":"a.1"}"#),
+                false => json_answer(status, &line),
+            };
+            let _ = stream.write_all(&answer);
+        });
+        let map = EtcdMap::with_files(&fake.url, &EtcdFiles { user: Some(file.clone()) }).unwrap();
+        let mut changes = map.changes();
+        for _ in 0..3 {
+            let error = changes.wait(Duration::from_secs(1)).unwrap_err().to_string();
+            assert!(error.contains("permission denied; the user in"), "{error}");
+        }
+        // One token, and three watches.
+        assert_eq!(fake.requests(), 4);
+    }
+    std::fs::remove_file(file).unwrap();
 }

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bdev::{Registry, Uuid};
-use cluster_map::{ClusterMap, MapLocation, NodeId, NodeRecord, OutReason, PoolRecord, ReplicaId};
+use cluster_map::{
+    ClusterMap, EtcdFiles, EtcdOptions, MapLocation, NodeId, NodeRecord, OutReason, PoolRecord, ReplicaId,
+};
 use control::json::{Value, json};
 use control::{JobHandle, Method, Module, RpcError};
 use reactor::{ReactorHandle, blocking};
@@ -26,7 +28,7 @@ pub struct NodeModule {
 struct Running {
     server: NodeServer,
     cluster: PathBuf,
-    etcd: Option<String>,
+    etcd: EtcdOptions,
     lease_s: u32,
     out_after_s: u32,
     listen: String,
@@ -101,8 +103,8 @@ impl Module for NodeModule {
             if let Some(log) = running.server.log_bdev_name() {
                 params["log_bdev_name"] = log.into();
             }
-            if let Some(etcd) = &running.etcd {
-                params["etcd"] = etcd.as_str().into();
+            for (name, value) in running.etcd.parameters() {
+                params[name] = value.into();
             }
             json!({ "method": "store_node_start", "params": params })
         };
@@ -120,6 +122,8 @@ control::parameters! {
         cluster: String,
         /// URLs of etcd, which has the map: `http://HOST:PORT[/PREFIX]`, with commas between
         etcd: Option<String>,
+        /// File with a user of etcd, a line `NAME:PASSWORD`; without, `etcd-user` of the directory if it is there
+        etcd_user_file: Option<String>,
         /// Number of the node
         node: u32,
         /// Address to listen on; port 0 selects the one that the node had before, or a free one
@@ -141,7 +145,9 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     if running.is_some() {
         return Err(RpcError::new(RpcError::EEXIST, "this server is a node already"));
     }
-    let StartParams { bdev_name, log_bdev_name, cluster, etcd, node, listen, .. } = params;
+    let StartParams { bdev_name, log_bdev_name, cluster, node, listen, .. } = params;
+    let files = EtcdFiles { user: params.etcd_user_file.map(PathBuf::from) };
+    let etcd = EtcdOptions { urls: params.etcd, files };
     let StartParams { allow_plain_network, lease_s, out_after_s, atomic_blocks, .. } = params;
     let (directory, id) = (PathBuf::from(cluster), ReplicaId(node));
     if !(LEASE_S_MIN..=LEASE_S_MAX).contains(&lease_s) {
@@ -149,7 +155,7 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         return Err(RpcError::new(RpcError::EINVAL, reason));
     }
     let listen_address = parse_address(&listen, allow_plain_network)?;
-    let (map, identity, record) = open_cluster(&directory, etcd.as_deref(), id)?;
+    let (map, identity, record) = open_cluster(&directory, &etcd, id)?;
     let of_pool =
         |pool: &PoolRecord| (pool.first_group..pool.first_group + pool.groups, PoolOptions::from(pool));
     let boot = this_boot();
@@ -242,7 +248,7 @@ fn map_failed(error: cluster_map::MapError) -> RpcError {
 
 type OpenCluster = (Arc<dyn ClusterMap>, Identity, NodeRecord);
 
-fn open_cluster(directory: &Path, etcd: Option<&str>, id: ReplicaId) -> Result<OpenCluster, RpcError> {
+fn open_cluster(directory: &Path, etcd: &EtcdOptions, id: ReplicaId) -> Result<OpenCluster, RpcError> {
     let location = MapLocation::find(directory, etcd).map_err(map_failed)?.ok_or_else(|| {
         let reason = format!("there is no cluster in {}: `ringbolt store up` makes one", directory.display());
         RpcError::new(RpcError::ENODEV, reason)

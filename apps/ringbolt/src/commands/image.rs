@@ -10,7 +10,7 @@ use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
 use super::rpc;
-use super::store::POOL;
+use super::store::{EtcdArgs, POOL};
 use crate::cli::{DEFAULT_SOCKET, parse_size};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
@@ -81,9 +81,8 @@ pub(crate) struct ImageOwner {
     /// Directory of a cluster (`ringbolt store up`), instead of a server's store
     #[arg(long, value_name = "DIR", conflicts_with_all = ["store", "rpc_socket"])]
     cluster: Option<PathBuf>,
-    /// etcd, which has the map of the cluster, if its directory does not say so: http://HOST:PORT[/PREFIX], ...
-    #[arg(long, value_name = "URL[,URL]", requires = "cluster")]
-    etcd: Option<String>,
+    #[command(flatten)]
+    etcd: EtcdArgs,
     /// Pool of the cluster
     #[arg(long, default_value = POOL, requires = "cluster")]
     pool: String,
@@ -103,8 +102,22 @@ impl Server {
     }
 }
 
+impl ImageCommand {
+    fn owner(&self) -> &ImageOwner {
+        match self {
+            ImageCommand::Create { image, .. } | ImageCommand::Resize(image) => &image.of,
+            ImageCommand::Remove(image) => &image.of,
+            ImageCommand::List { of, .. } => of,
+        }
+    }
+}
+
 /// Runs a subcommand of `ringbolt image`.
 pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
+    let owner = command.owner();
+    if owner.cluster.is_none() && owner.etcd.is_given() {
+        return Err(CommandError::usage("etcd has the map of a cluster: --cluster names its directory"));
+    }
     match command {
         ImageCommand::Create { preallocate, image: SizedImage { name, size, of } }
             if of.cluster.is_some() =>

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use cluster_map::{MapChange, NodeId, OutReason};
+use cluster_map::{EtcdFiles, EtcdOptions, MapChange, NodeId, OutReason};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -69,10 +69,32 @@ pub(crate) struct ClusterArgs {
     /// Directory of the cluster
     #[arg(long, value_name = "DIR", env = "RINGBOLT_CLUSTER", default_value = DEFAULT_DIRECTORY)]
     cluster: PathBuf,
-    /// etcd, which has the map of a new cluster: http://HOST:PORT[/PREFIX], several with commas between. The directory
-    /// remembers it
+    #[command(flatten)]
+    etcd: EtcdArgs,
+}
+
+/// etcd, with the map of a cluster.
+#[derive(Args)]
+pub(crate) struct EtcdArgs {
+    /// etcd, which has the map of the cluster: http://HOST:PORT[/PREFIX], several with commas between. The cluster's
+    /// directory remembers it
     #[arg(long, value_name = "URL[,URL]")]
     etcd: Option<String>,
+    /// File with a user of etcd, a line NAME:PASSWORD, which its owner alone can read [default: etcd-user in the cluster's
+    /// directory, if it is there]
+    #[arg(long, value_name = "FILE")]
+    etcd_user_file: Option<PathBuf>,
+}
+
+impl EtcdArgs {
+    pub(crate) fn options(&self) -> EtcdOptions {
+        EtcdOptions { urls: self.etcd.clone(), files: EtcdFiles { user: self.etcd_user_file.clone() } }
+    }
+
+    /// Whether one of them is given.
+    pub(crate) fn is_given(&self) -> bool {
+        self.options() != EtcdOptions::default()
+    }
 }
 
 /// Arguments of `ringbolt store up`.
@@ -245,10 +267,12 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGCHLD]).map_err(CommandError::environment)?;
     let ClusterArgs { cluster: directory, etcd } = &options.of;
     let layout = if directory.exists() {
-        etcd.iter().try_for_each(|urls| layout::set_etcd(directory, urls))?;
-        ClusterLayout::open(directory, etcd.as_deref())?
+        if etcd.is_given() {
+            layout::set_etcd(directory, &etcd.options())?;
+        }
+        ClusterLayout::open(directory, &etcd.options())?
     } else {
-        let layout = ClusterLayout::create(directory, etcd.as_deref(), &options.new)?;
+        let layout = ClusterLayout::create(directory, &etcd.options(), &options.new)?;
         stdout_line!("made a cluster in {}", directory.display());
         layout
     };
@@ -282,15 +306,15 @@ fn watch_nodes(layout: &ClusterLayout) {
 
 fn add_node(options: &AddNodeArgs) -> Result<(), CommandError> {
     let ClusterArgs { cluster: directory, etcd } = &options.of;
-    match (&options.key, etcd) {
-        (Some(key), Some(etcd)) if !directory.exists() => layout::join(directory, etcd, key)?,
-        (Some(_), _) => {
+    match &options.key {
+        Some(key) if !directory.exists() => layout::join(directory, &etcd.options(), key)?,
+        Some(_) => {
             let directory = directory.display();
             return Err(CommandError::usage(format!("{directory} is there: it has the key already")));
         }
-        _ => {}
+        None => {}
     }
-    let layout = ClusterLayout::open(directory, etcd.as_deref())?;
+    let layout = ClusterLayout::open(directory, &etcd.options())?;
     let devices = (options.devices.as_deref(), options.log.as_deref());
     let node = layout::add_node(&layout, options.replace, devices, &options.node)?;
     let place = layout.node(node);
@@ -299,7 +323,7 @@ fn add_node(options: &AddNodeArgs) -> Result<(), CommandError> {
 }
 
 fn set_out(options: &OutArgs, reason: Option<OutReason>) -> Result<(), CommandError> {
-    let layout = ClusterLayout::open(&options.of.cluster, options.of.etcd.as_deref())?;
+    let layout = ClusterLayout::open(&options.of.cluster, &options.of.etcd.options())?;
     let node = NodeId(options.node);
     if !layout.map.nodes().map_err(CommandError::operation)?.contains_key(&node) {
         return Err(CommandError::operation(format!("the cluster has no node {}", node.0)));

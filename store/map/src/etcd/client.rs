@@ -1,13 +1,15 @@
 //! Requests to etcd: one connection, to the first of several endpoints that answers.
 
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::connection::{Endpoint, HttpConnection, HttpError};
-use super::messages::{GatewayError, KeyValue, RangeAnswer, base64};
+use super::files::EtcdFiles;
+use super::messages::{AuthenticateAnswer, GatewayError, KeyValue, RangeAnswer, Refusal, base64};
+use super::session::{EtcdSession, Token, TokenSource};
 use crate::MapError;
 
 /// How long an endpoint may take. A healthy one answers in milliseconds; one without a leader does not answer.
@@ -79,17 +81,21 @@ struct Current {
 /// A client. Requests of several threads are made one after another.
 pub(super) struct EtcdClient {
     pub(super) location: EtcdLocation,
+    session: EtcdSession,
     current: Mutex<Current>,
 }
 
-impl EtcdClient {
-    pub(super) fn new(location: EtcdLocation) -> EtcdClient {
-        EtcdClient { location, current: Mutex::default() }
-    }
+/// Why a request has no answer.
+struct AskError {
+    /// `HOST:PORT` of the first endpoint that failed.
+    authority: String,
+    reason: String,
+    refusal: Refusal,
+}
 
-    fn failed(&self, endpoint: &Endpoint, reason: &impl ToString) -> MapError {
-        let what = format!("in etcd at {}", endpoint.authority);
-        MapError::Storage { what, reason: reason.to_string() }
+impl EtcdClient {
+    pub(super) fn new(location: EtcdLocation, files: EtcdFiles) -> EtcdClient {
+        EtcdClient { location, session: EtcdSession::new(files.user), current: Mutex::default() }
     }
 
     /// The request's answer, of the first endpoint that gives one. A request that fails may have been carried out: those
@@ -97,25 +103,119 @@ impl EtcdClient {
     pub(super) fn post<T: DeserializeOwned>(&self, path: &str, request: &Value) -> Result<T, MapError> {
         let body = request.to_string().into_bytes();
         let mut current = sync::lock(&self.current);
+        let token = self.token_in(&mut current)?;
+        let error = match self.ask_any(&mut current, path, token.as_ref(), &body) {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        if !self.session.is_stale(token.as_ref(), error.refusal, false, Instant::now()) {
+            return Err(self.failed(&error));
+        }
+        // Once: a token that was just given is not the reason.
+        let token = self.token_in(&mut current)?;
+        self.ask_any(&mut current, path, token.as_ref(), &body).map_err(|error| self.failed(&error))
+    }
+
+    /// The token for a watch; `None` without a user, or if etcd has its users disabled.
+    pub(super) fn token(&self) -> Result<Option<Token>, MapError> {
+        self.token_in(&mut sync::lock(&self.current))
+    }
+
+    /// What is wrong with a watch that etcd refuses; `None` if it is to be repeated with another token.
+    pub(super) fn refused_watch(&self, token: Option<&Token>, reason: &str) -> Option<String> {
+        let refusal = Refusal::of(reason);
+        let is_stale = self.session.is_stale(token, refusal, true, Instant::now());
+        (!is_stale).then(|| self.explain(refusal, reason))
+    }
+
+    fn token_in(&self, current: &mut Current) -> Result<Option<Token>, MapError> {
+        let user = match self.session.next(Instant::now())? {
+            TokenSource::Known(token) => return Ok(token),
+            TokenSource::Authenticate(user) => user,
+        };
+        let request = json!({ "name": user.name, "password": user.password });
+        let body = request.to_string().into_bytes();
+        let answer: AuthenticateAnswer = match self.ask_any(current, "/v3/auth/authenticate", None, &body) {
+            Ok(answer) => answer,
+            Err(error) if error.refusal == Refusal::NotEnabled => {
+                self.session.authenticated(None);
+                return Ok(None);
+            }
+            Err(error) => {
+                let is_refused = error.refusal == Refusal::User;
+                let error = self.failed(&error);
+                if is_refused {
+                    self.session.refused(user, Instant::now(), &error);
+                }
+                return Err(error);
+            }
+        };
+        let Some(token) = Token::new(answer.token, Instant::now()) else {
+            let authority = self.location.endpoints[current.endpoint].authority.clone();
+            let reason = "its answer to an authentication has no token".to_string();
+            return Err(self.failed(&AskError { authority, reason, refusal: Refusal::Other }));
+        };
+        self.session.authenticated(Some(token.clone()));
+        Ok(Some(token))
+    }
+
+    fn failed(&self, error: &AskError) -> MapError {
+        let what = format!("in etcd at {}", error.authority);
+        MapError::Storage { what, reason: self.explain(error.refusal, &error.reason) }
+    }
+
+    /// A reason of etcd's, and what to do.
+    fn explain(&self, refusal: Refusal, reason: &str) -> String {
+        let prefix = &self.location.prefix;
+        let advice = match (refusal, &self.session.file) {
+            (Refusal::Token | Refusal::Permission, None) => {
+                "it has users, and no file has one for this cluster: --etcd-user-file names it".to_string()
+            }
+            (Refusal::Permission, Some(file)) => format!(
+                "the user in {} needs a role with all rights below {prefix}: \
+                 `etcdctl role grant-permission ROLE --prefix=true readwrite {prefix}`",
+                file.display()
+            ),
+            (Refusal::User, Some(file)) => {
+                format!("the user in {} or its password is not one of etcd's", file.display())
+            }
+            _ => return reason.to_string(),
+        };
+        format!("{reason}; {advice}")
+    }
+
+    /// The answer of the first endpoint that gives one.
+    fn ask_any<T: DeserializeOwned>(
+        &self,
+        current: &mut Current,
+        path: &str,
+        token: Option<&Token>,
+        body: &[u8],
+    ) -> Result<T, AskError> {
         let mut first = None;
         for _ in 0..self.location.endpoints.len() {
             let endpoint = &self.location.endpoints[current.endpoint];
-            let error = match self.ask(&mut current, endpoint, path, &body) {
+            let failed =
+                |reason: String, refusal| AskError { authority: endpoint.authority.clone(), reason, refusal };
+            let error = match self.ask(current, endpoint, path, token, body) {
                 Ok((200, answer)) => match serde_json::from_slice(&answer) {
                     Ok(answer) => return Ok(answer),
-                    Err(error) => self.failed(endpoint, &format!("its answer is malformed: {error}")),
+                    // Not with the value that was found: it may be a token.
+                    Err(error) => {
+                        failed(format!("its answer is malformed: {}", place(&error)), Refusal::Other)
+                    }
                 },
                 Ok((status, answer)) => {
                     let answer: GatewayError = serde_json::from_slice(&answer).unwrap_or_default();
-                    let text = if answer.message.is_empty() { &answer.error } else { &answer.message };
-                    let error = self.failed(endpoint, &format!("status {status}: {text}"));
+                    let text = answer.text();
+                    let error = failed(format!("status {status}: {text}"), Refusal::of(text));
                     // Another endpoint may do what this one cannot: DEADLINE_EXCEEDED, UNAVAILABLE, or no gateway.
-                    if !matches!(answer.code, 0 | 4 | 14) {
+                    if !matches!(answer.code(), 0 | 4 | 14) {
                         return Err(error);
                     }
                     error
                 }
-                Err(error) => self.failed(endpoint, &error),
+                Err(error) => failed(error.to_string(), Refusal::Other),
             };
             first.get_or_insert(error);
             current.connection = None;
@@ -129,11 +229,14 @@ impl EtcdClient {
         current: &mut Current,
         endpoint: &Endpoint,
         path: &str,
+        token: Option<&Token>,
         body: &[u8],
     ) -> Result<(u16, Vec<u8>), HttpError> {
+        let authorization = token.map(|token| token.text.as_str());
         if let Some(mut connection) = current.connection.take() {
             // The server may have closed it since the last answer: then a new one is tried.
-            let answer = connection.send(path, body).and_then(|()| connection.receive(ANSWER_TIME));
+            let answer =
+                connection.send(path, authorization, body).and_then(|()| connection.receive(ANSWER_TIME));
             match answer {
                 Ok(answer) => {
                     current.connection = Some(connection).filter(HttpConnection::is_reusable);
@@ -144,7 +247,7 @@ impl EtcdClient {
             }
         }
         let mut connection = HttpConnection::open(endpoint, ANSWER_TIME)?;
-        connection.send(path, body)?;
+        connection.send(path, authorization, body)?;
         let answer = connection.receive(ANSWER_TIME)?;
         current.connection = Some(connection).filter(HttpConnection::is_reusable);
         Ok(answer)
@@ -180,6 +283,12 @@ impl EtcdClient {
             }
         }
     }
+}
+
+/// Where JSON is wrong, and in which way.
+fn place(error: &serde_json::Error) -> String {
+    let kind = if error.is_data() { "a value is of another type, or missing" } else { "it is no JSON" };
+    format!("{kind}, line {} column {}", error.line(), error.column())
 }
 
 #[cfg(test)]

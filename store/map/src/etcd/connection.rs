@@ -72,14 +72,21 @@ impl HttpConnection {
         Err(failed)
     }
 
-    /// Sends a request.
-    pub(super) fn send(&mut self, path: &str, body: &[u8]) -> Result<(), HttpError> {
+    /// Sends a request, with the value of its field `Authorization`.
+    pub(super) fn send(
+        &mut self,
+        path: &str,
+        authorization: Option<&str>,
+        body: &[u8],
+    ) -> Result<(), HttpError> {
         self.decoder = ResponseDecoder::new();
         self.body.clear();
+        let authorization = authorization.map(|value| format!("Authorization: {value}\r\n"));
         let head = format!(
-            "POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            "POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{}\r\n",
             self.authority,
-            body.len()
+            body.len(),
+            authorization.unwrap_or_default()
         );
         self.stream.write_all(&[head.as_bytes(), body].concat())?;
         Ok(())

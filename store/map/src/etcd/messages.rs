@@ -111,6 +111,11 @@ pub(super) struct WatchAnswer {
     #[serde(default)]
     pub(super) canceled: bool,
     #[serde(default)]
+    pub(super) cancel_reason: String,
+    /// The first revision that is there, if the watch is canceled because its own is compacted.
+    #[serde(default, deserialize_with = "number")]
+    pub(super) compact_revision: i64,
+    #[serde(default)]
     pub(super) events: Vec<WatchEvent>,
 }
 
@@ -122,16 +127,85 @@ pub(super) struct WatchEvent {
     pub(super) kv: KeyValue,
 }
 
-/// An error of the gateway.
+/// An error of the gateway: of a request, or `{"error":{...}}` of a stream.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct GatewayError {
     #[serde(default)]
-    pub(super) message: String,
+    message: String,
     #[serde(default)]
-    pub(super) error: String,
-    /// The code of gRPC.
+    error: ErrorText,
     #[serde(default)]
-    pub(super) code: u32,
+    code: u32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum ErrorText {
+    Text(String),
+    OfStream {
+        #[serde(default)]
+        message: String,
+        #[serde(default, alias = "grpc_code")]
+        code: u32,
+    },
+}
+
+impl Default for ErrorText {
+    fn default() -> ErrorText {
+        ErrorText::Text(String::new())
+    }
+}
+
+impl GatewayError {
+    pub(super) fn text(&self) -> &str {
+        match &self.error {
+            _ if !self.message.is_empty() => &self.message,
+            ErrorText::Text(text) | ErrorText::OfStream { message: text, .. } => text,
+        }
+    }
+
+    /// The code of gRPC; 0 if there is none.
+    pub(super) fn code(&self) -> u32 {
+        match self.error {
+            ErrorText::OfStream { code, .. } if self.code == 0 => code,
+            _ => self.code,
+        }
+    }
+}
+
+/// What etcd refuses, by the texts of its errors: several have one code of gRPC (`api/v3rpc/rpctypes/error.go`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The token is missing, has expired, or is older than a change of users and roles.
+    Token,
+    /// The user has no right to do this.
+    Permission,
+    /// The user or its password.
+    User,
+    /// Authentication, because users are disabled.
+    NotEnabled,
+    Other,
+}
+
+impl Refusal {
+    pub(super) fn of(text: &str) -> Refusal {
+        let known = [
+            ("invalid auth token", Refusal::Token),
+            ("user name is empty", Refusal::Token),
+            ("revision of auth store is old", Refusal::Token),
+            ("permission denied", Refusal::Permission),
+            ("invalid user ID or password", Refusal::User),
+            ("authentication is not enabled", Refusal::NotEnabled),
+        ];
+        known.iter().find(|(part, _)| text.contains(part)).map_or(Refusal::Other, |(_, refusal)| *refusal)
+    }
+}
+
+/// The answer to an authentication.
+#[derive(Deserialize)]
+pub(super) struct AuthenticateAnswer {
+    #[serde(default)]
+    pub(super) token: String,
 }
 
 /// The key after all keys that begin with this one.
@@ -163,4 +237,46 @@ pub(super) fn put_if(compare: &Value, key: &str, value: &[u8]) -> Value {
         "success": [{ "request_put": put(key, value) }],
         "failure": [{ "request_range": { "key": base64(key) } }],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_requests_and_of_streams_are_read_in_every_shape() {
+        let text = "etcdserver: invalid auth token";
+        let cases = [
+            (json!({ "error": text, "message": text, "code": 16 }), 16, text),
+            (json!({ "code": 16, "message": text, "details": [] }), 16, text),
+            (json!({ "error": { "grpc_code": 16, "http_code": 401, "message": text } }), 16, text),
+            (json!({ "error": { "code": 16, "message": text, "details": [] } }), 16, text),
+            (json!({ "error": text }), 0, text),
+            (json!({}), 0, ""),
+        ];
+        for (answer, code, text) in cases {
+            let error: GatewayError = serde_json::from_value(answer.clone()).unwrap();
+            assert_eq!((error.code(), error.text()), (code, text), "{answer}");
+        }
+        for answer in ["", "7", "{\"error\":7}", "{\"code\":-1}", "{\"message\":null}"] {
+            assert!(serde_json::from_str::<GatewayError>(answer).is_err(), "{answer}");
+        }
+    }
+
+    #[test]
+    fn refusals_are_known_by_their_texts() {
+        for (text, refusal) in [
+            ("etcdserver: invalid auth token", Refusal::Token),
+            ("rpc error: code = Unauthenticated desc = etcdserver: invalid auth token", Refusal::Token),
+            ("rpc error: code = InvalidArgument desc = etcdserver: user name is empty", Refusal::Token),
+            ("etcdserver: revision of auth store is old", Refusal::Token),
+            ("etcdserver: permission denied", Refusal::Permission),
+            ("etcdserver: authentication failed, invalid user ID or password", Refusal::User),
+            ("etcdserver: authentication is not enabled", Refusal::NotEnabled),
+            ("etcdserver: too many requests", Refusal::Other),
+            ("", Refusal::Other),
+        ] {
+            assert_eq!(Refusal::of(text), refusal, "{text}");
+        }
+    }
 }

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::client::{ANSWER_TIME, EtcdClient};
 use super::connection::{HttpConnection, HttpError};
-use super::messages::{StreamLine, WatchAnswer, WatchEvent, base64, end_of_prefix};
+use super::messages::{GatewayError, StreamLine, WatchAnswer, WatchEvent, base64, end_of_prefix};
+use super::session::Token;
 use crate::{GroupId, MapChange, MapChanges, MapError};
 
 /// A stream is opened anew after this time, so that an endpoint that is stuck is not waited for. Nothing is lost: it
@@ -18,7 +19,22 @@ const RETRY_TIME: Duration = Duration::from_millis(200);
 
 struct Stream {
     connection: HttpConnection,
+    token: Option<Token>,
     opened: Instant,
+}
+
+/// Why a watch ends.
+enum WatchError {
+    Http(HttpError),
+    /// It has no token.
+    Map(MapError),
+    Refused(String),
+}
+
+impl From<HttpError> for WatchError {
+    fn from(error: HttpError) -> WatchError {
+        WatchError::Http(error)
+    }
 }
 
 /// Changes of all keys with the cluster's prefix.
@@ -35,7 +51,8 @@ impl EtcdChanges {
         EtcdChanges { client, endpoint: 0, stream: None, next_revision: 0 }
     }
 
-    fn open(&self) -> Result<Stream, HttpError> {
+    fn open(&self) -> Result<Stream, WatchError> {
+        let token = self.client.token().map_err(WatchError::Map)?;
         let location = &self.client.location;
         let mut connection = HttpConnection::open(&location.endpoints[self.endpoint], ANSWER_TIME)?;
         let request = json!({ "create_request": {
@@ -43,11 +60,12 @@ impl EtcdChanges {
             "range_end": base64(end_of_prefix(&location.prefix)),
             "start_revision": self.next_revision.to_string(),
         } });
-        connection.send("/v3/watch", request.to_string().as_bytes())?;
-        Ok(Stream { connection, opened: Instant::now() })
+        let authorization = token.as_ref().map(|token| token.text.as_str());
+        connection.send("/v3/watch", authorization, request.to_string().as_bytes())?;
+        Ok(Stream { connection, token, opened: Instant::now() })
     }
 
-    fn wait_in_stream(&mut self, limit: Duration) -> Result<Vec<MapChange>, HttpError> {
+    fn wait_in_stream(&mut self, limit: Duration) -> Result<Vec<MapChange>, WatchError> {
         let is_new = self.stream.is_none();
         if is_new {
             self.stream = Some(self.open()?);
@@ -59,16 +77,19 @@ impl EtcdChanges {
         }
         let limit = if is_new { ANSWER_TIME } else { limit };
         let Some(line) = stream.connection.receive_line(limit)? else {
-            return if is_new { Err(HttpError::TimedOut(ANSWER_TIME)) } else { Ok(Vec::new()) };
+            return if is_new { Err(HttpError::TimedOut(ANSWER_TIME).into()) } else { Ok(Vec::new()) };
         };
-        if stream.connection.is_success() != Some(true) {
-            return Err(HttpError::Malformed("a watch is refused"));
+        let is_success = stream.connection.is_success() == Some(true);
+        let malformed = |_| HttpError::Malformed("a line of a watch is no JSON of etcd's");
+        let parsed: StreamLine<WatchAnswer> = serde_json::from_slice(&line).map_err(malformed)?;
+        let is_error = parsed.error.is_some_and(|error| error != Value::Null);
+        let Some(answer) = parsed.result.filter(|_| is_success && !is_error) else {
+            let error: GatewayError = serde_json::from_slice(&line).unwrap_or_default();
+            return self.refused(error.text().to_string());
+        };
+        if answer.canceled && answer.compact_revision == 0 {
+            return self.refused(answer.cancel_reason);
         }
-        let line: StreamLine<WatchAnswer> = serde_json::from_slice(&line)
-            .map_err(|_| HttpError::Malformed("a line of a watch is no JSON of etcd's"))?;
-        let Some(answer) = line.result.filter(|_| line.error.is_none_or(|error| error == Value::Null)) else {
-            return Err(HttpError::Malformed("a watch ends with an error"));
-        };
         if answer.canceled {
             // What was to be continued is compacted: all is read anew.
             self.next_revision = 0;
@@ -83,6 +104,15 @@ impl EtcdChanges {
             self.next_revision = answer.header.revision + 1;
         }
         Ok(answer.events.iter().map(|event| self.change(event)).collect())
+    }
+
+    /// The watch is refused. Without an error it is to be opened again, with another token.
+    fn refused(&mut self, reason: String) -> Result<Vec<MapChange>, WatchError> {
+        let token = self.stream.take().and_then(|stream| stream.token);
+        match self.client.refused_watch(token.as_ref(), &reason) {
+            Some(reason) => Err(WatchError::Refused(reason)),
+            None => Ok(Vec::new()),
+        }
     }
 
     fn change(&self, event: &WatchEvent) -> MapChange {
@@ -100,9 +130,15 @@ impl MapChanges for EtcdChanges {
     fn wait(&mut self, limit: Duration) -> Result<Vec<MapChange>, MapError> {
         self.wait_in_stream(limit).map_err(|error| {
             self.stream = None;
+            let reason = match error {
+                // Its request was made to all endpoints.
+                WatchError::Map(error) => return error,
+                WatchError::Http(error) => error.to_string(),
+                WatchError::Refused(reason) => format!("a watch ends with an error: {reason}"),
+            };
             let what = format!("in etcd at {}", self.client.location.endpoints[self.endpoint].authority);
             self.endpoint = (self.endpoint + 1) % self.client.location.endpoints.len();
-            MapError::Storage { what, reason: error.to_string() }
+            MapError::Storage { what, reason }
         })
     }
 

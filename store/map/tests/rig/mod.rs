@@ -1,12 +1,17 @@
 //! Servers of etcd, real ones.
 #![allow(dead_code)]
 
-use std::net::{SocketAddr, TcpListener};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use cluster_map::{ClusterMap, EtcdMap};
+use serde_json::{Value, json};
 
 /// A cluster of etcd, ended on drop.
 pub(crate) struct EtcdCluster {
@@ -14,16 +19,24 @@ pub(crate) struct EtcdCluster {
     /// Client and peer address of each server.
     addresses: Vec<[SocketAddr; 2]>,
     servers: Vec<Option<Child>>,
+    /// More arguments of each server.
+    arguments: Vec<String>,
 }
 
 impl EtcdCluster {
     /// Starts servers on loopback; `None`, with a line that says so, where etcd is not installed.
     pub(crate) fn start(name: &str, servers: usize) -> Option<EtcdCluster> {
+        EtcdCluster::start_with(name, servers, &[])
+    }
+
+    /// The same with more arguments.
+    pub(crate) fn start_with(name: &str, servers: usize, arguments: &[&str]) -> Option<EtcdCluster> {
         let listeners: Vec<_> = (0..2 * servers).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<SocketAddr> = listeners.iter().map(|it| it.local_addr().unwrap()).collect();
         drop(listeners);
         let addresses = addresses.chunks(2).map(|pair| [pair[0], pair[1]]).collect();
         let mut cluster = EtcdCluster::with_addresses(name, addresses)?;
+        cluster.arguments = arguments.iter().map(ToString::to_string).collect();
         (0..servers).for_each(|server| cluster.start_server(server));
         cluster.wait_until_served();
         Some(cluster)
@@ -40,7 +53,7 @@ impl EtcdCluster {
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir(&directory).unwrap();
         let servers = addresses.iter().map(|_| None).collect();
-        Some(EtcdCluster { directory, addresses, servers })
+        Some(EtcdCluster { directory, addresses, servers, arguments: Vec::new() })
     }
 
     pub(crate) fn start_server(&mut self, server: usize) {
@@ -59,6 +72,7 @@ impl EtcdCluster {
             .arg(self.directory.join(name(server)))
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(&self.arguments)
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
@@ -84,14 +98,64 @@ impl EtcdCluster {
         self.addresses.iter().map(url).collect::<Vec<_>>().join(",")
     }
 
-    /// Waits until a request is answered.
+    /// Waits until a request is answered, if only by what users without a name may not do.
     pub(crate) fn wait_until_served(&self) {
         let map = EtcdMap::new(&self.urls("")).unwrap();
         let started = Instant::now();
         while let Err(error) = map.pools() {
+            if error.to_string().contains("user name is empty") {
+                return;
+            }
             assert!(started.elapsed() < Duration::from_secs(60), "etcd does not serve: {error}");
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// The answer to a request of the JSON gateway, which the root user makes if there is a token.
+    pub(crate) fn request(&self, path: &str, token: Option<&str>, body: &Value) -> Value {
+        let (body, [address, _]) = (body.to_string(), self.addresses[0]);
+        let authorization = token.map(|token| format!("Authorization: {token}\r\n")).unwrap_or_default();
+        let mut stream = TcpStream::connect(address).unwrap();
+        let head = format!("POST {path} HTTP/1.0\r\n{authorization}Content-Length: {}\r\n\r\n", body.len());
+        stream.write_all([head, body].concat().as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(" 200 "), "{path}: {answer}");
+        serde_json::from_str(body).unwrap()
+    }
+
+    /// The token of the root user that [`enable_users`](Self::enable_users) makes.
+    pub(crate) fn root_token(&self) -> String {
+        let user = json!({ "name": "root", "password": "root" });
+        self.request("/v3/auth/authenticate", None, &user)["token"].as_str().unwrap().to_string()
+    }
+
+    /// Makes the user `ringbolt`, which may use the keys with one prefix only, and requires users from now on.
+    pub(crate) fn enable_users(&self, password: &str, prefix: &str) {
+        let request = |path: &str, body: Value| _ = self.request(path, None, &body);
+        for (user, password) in [("root", "root"), ("ringbolt", password)] {
+            request("/v3/auth/user/add", json!({ "name": user, "password": password }));
+            request("/v3/auth/role/add", json!({ "name": user }));
+            request("/v3/auth/user/grant", json!({ "user": user, "role": user }));
+        }
+        self.grant(prefix, None);
+        request("/v3/auth/enable", json!({}));
+    }
+
+    /// The user `ringbolt` may use the keys with this prefix too.
+    pub(crate) fn grant(&self, prefix: &str, token: Option<&str>) {
+        let end = format!("{}0", prefix.strip_suffix('/').unwrap());
+        let permission = json!({ "permType": "READWRITE", "key": STANDARD.encode(prefix), "range_end": STANDARD.encode(end) });
+        self.request("/v3/auth/role/grant", token, &json!({ "name": "ringbolt", "perm": permission }));
+    }
+
+    /// Writes a file with a user, which its owner alone can read.
+    pub(crate) fn user_file(&self, name: &str, user: &str) -> PathBuf {
+        let path = self.directory.join(name);
+        std::fs::write(&path, user).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        path
     }
 }
 

@@ -18,7 +18,7 @@ const STEP_BYTES: u64 = 64 << 20;
 
 fn open(of: &ImageOwner) -> Result<Cluster, CommandError> {
     let directory = of.cluster.as_deref().unwrap_or(std::path::Path::new("."));
-    Cluster::open(directory, of.etcd.as_deref()).map_err(CommandError::operation)
+    Cluster::open(directory, &of.etcd.options()).map_err(CommandError::operation)
 }
 
 fn failed(error: MapError) -> CommandError {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use cluster_map::EtcdOptions;
 use os::clock;
 use reactor::ReactorHandle;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -39,7 +40,7 @@ pub(super) fn run(options: &DemoArgs) -> Result<(), CommandError> {
         groups: 8,
         node: NodeOptions::local(NODE_BYTES),
     };
-    let layout = ClusterLayout::create(&scratch.0.join("cluster"), None, &new)?;
+    let layout = ClusterLayout::create(&scratch.0.join("cluster"), &EtcdOptions::default(), &new)?;
     let mut nodes = RunningNodes::start(&layout, Idle::Sleep)?;
     stdout_line!("{}, on files in {}", layout.describe()?, layout.directory.display());
     layout.map.create_image(POOL, IMAGE, IMAGE_BYTES).map_err(CommandError::operation)?;

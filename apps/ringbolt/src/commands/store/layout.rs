@@ -10,8 +10,8 @@ use std::sync::Arc;
 use bdev::uring::{self, UringConfig};
 use bdev::{Registry, Uuid};
 use cluster_map::{
-    ClusterMap, DeviceId, DeviceRecord, EtcdMap, GroupConfig, GroupId, GroupRecord, LocalMap, MapError,
-    MapLocation, NodeId, NodeRecord, PoolClass, PoolRecord, ReplicaId, Topology,
+    ClusterMap, DeviceId, DeviceRecord, EtcdFiles, EtcdMap, EtcdOptions, GroupConfig, GroupId, GroupRecord,
+    LocalMap, MapError, MapLocation, NodeId, NodeRecord, PoolClass, PoolRecord, ReplicaId, Topology,
 };
 use control::JobHandle;
 use reactor::{Reactor, ReactorConfig};
@@ -41,7 +41,7 @@ pub(super) struct ClusterLayout {
 
 impl ClusterLayout {
     /// The cluster in a directory. Its map is not asked.
-    pub(super) fn open(directory: &Path, etcd: Option<&str>) -> Result<ClusterLayout, CommandError> {
+    pub(super) fn open(directory: &Path, etcd: &EtcdOptions) -> Result<ClusterLayout, CommandError> {
         let missing = || {
             let directory = directory.display();
             CommandError::operation(format!(
@@ -70,7 +70,7 @@ impl ClusterLayout {
     /// Makes a cluster: beside the directory at first, so that what is interrupted leaves no half of one.
     pub(super) fn create(
         directory: &Path,
-        etcd: Option<&str>,
+        etcd: &EtcdOptions,
         new: &NewCluster,
     ) -> Result<ClusterLayout, CommandError> {
         let nodes = new.node_count();
@@ -88,16 +88,16 @@ impl ClusterLayout {
         fs::create_dir_all(parent).map_err(CommandError::environment)?;
         let scratch = parent.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
         fs::create_dir(&scratch).map_err(CommandError::environment)?;
-        let made = match etcd {
+        let made = match &etcd.urls {
             None => fill_directory(&scratch, directory, new, replicas),
-            Some(urls) => fill_etcd(urls, &scratch, directory, new, replicas),
+            Some(urls) => fill_etcd((urls, &etcd.files), &scratch, directory, new, replicas),
         };
         let made = made.and_then(|()| fs::rename(&scratch, directory).map_err(CommandError::environment));
         if made.is_err() {
             let _ = fs::remove_dir_all(&scratch);
         }
         made?;
-        ClusterLayout::open(directory, None)
+        ClusterLayout::open(directory, &EtcdOptions::default())
     }
 
     /// The directory of a node.
@@ -121,15 +121,18 @@ impl ClusterLayout {
     }
 }
 
-/// The cluster in a directory has its map in etcd, at these URLs from now on.
-pub(super) fn set_etcd(directory: &Path, urls: &str) -> Result<(), CommandError> {
-    let location = MapLocation::find(directory, None).map_err(CommandError::operation)?;
-    if !matches!(location, Some(MapLocation::Etcd(_))) {
+/// The cluster in a directory has its map in etcd, and uses it in this way from now on.
+pub(super) fn set_etcd(directory: &Path, etcd: &EtcdOptions) -> Result<(), CommandError> {
+    let known = MapLocation::find(directory, &EtcdOptions::default()).map_err(CommandError::operation)?;
+    if !matches!(known, Some(MapLocation::Etcd { .. })) {
         let directory = directory.display();
         return Err(CommandError::usage(format!("{directory} is no cluster with its map in etcd")));
     }
-    EtcdMap::new(urls).map_err(CommandError::operation)?;
-    MapLocation::Etcd(urls.to_string()).save(directory).map_err(CommandError::operation)
+    let Some(location) = MapLocation::find(directory, etcd).map_err(CommandError::operation)? else {
+        return Ok(());
+    };
+    location.open().map_err(CommandError::operation)?;
+    location.save(directory).map_err(CommandError::operation)
 }
 
 fn fill_directory(
@@ -144,15 +147,17 @@ fn fill_directory(
 
 /// A cluster whose map is in etcd: there nothing is left of one that is not made.
 fn fill_etcd(
-    urls: &str,
+    (urls, files): (&str, &EtcdFiles),
     scratch: &Path,
     directory: &Path,
     new: &NewCluster,
     replicas: u32,
 ) -> Result<(), CommandError> {
-    let map = EtcdMap::new(urls).map_err(CommandError::operation)?;
+    let map = EtcdMap::with_files(urls, files).map_err(CommandError::operation)?;
     map.create().map_err(CommandError::operation)?;
-    MapLocation::Etcd(urls.to_string()).save(scratch).map_err(CommandError::operation)?;
+    MapLocation::Etcd { urls: urls.to_string(), files: files.clone() }
+        .save(scratch)
+        .map_err(CommandError::operation)?;
     fill(&map, scratch, directory, new, replicas).inspect_err(|_| _ = map.remove())
 }
 
@@ -455,8 +460,10 @@ fn check_replacement(layout: &ClusterLayout, node: u32) -> Result<(), CommandErr
 }
 
 /// Makes the directory of a machine that joins a cluster whose map is in etcd.
-pub(super) fn join(directory: &Path, etcd: &str, key: &Path) -> Result<(), CommandError> {
-    let location = MapLocation::Etcd(etcd.to_string());
+pub(super) fn join(directory: &Path, etcd: &EtcdOptions, key: &Path) -> Result<(), CommandError> {
+    let Some(location) = MapLocation::find(directory, etcd).map_err(CommandError::operation)? else {
+        return Err(CommandError::usage("--etcd names the map of the cluster"));
+    };
     let map = location.open().map_err(CommandError::operation)?;
     map.cluster().map_err(CommandError::operation)?;
     ClusterKey::load(key).map_err(|error| CommandError::operation(format!("{}: {error}", key.display())))?;

@@ -81,7 +81,7 @@ pub(crate) struct RemoveArgs {
 }
 
 pub(super) fn run(command: PoolCommand) -> Result<(), CommandError> {
-    let open = |of: &ClusterArgs| ClusterLayout::open(&of.cluster, of.etcd.as_deref());
+    let open = |of: &ClusterArgs| ClusterLayout::open(&of.cluster, &of.etcd.options());
     match command {
         PoolCommand::Create(CreateArgs { name, replicas, groups, class, of }) => {
             layout::create_pool(&*open(&of)?.map, &name, groups, replicas, class.of_pool()).map(drop)

@@ -49,7 +49,7 @@ struct GroupView {
 }
 
 pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
-    let layout = ClusterLayout::open(&of.cluster, of.etcd.as_deref())?;
+    let layout = ClusterLayout::open(&of.cluster, &of.etcd.options())?;
     let status = status(&layout)?;
     if as_json {
         stdout_line!("{status:#}");

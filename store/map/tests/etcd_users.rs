@@ -1,0 +1,146 @@
+//! The map in a real etcd that requires users: tokens that expire, passwords and rights that are missing or change.
+#![allow(clippy::unwrap_used)]
+
+mod records;
+mod rig;
+
+use std::time::{Duration, Instant};
+
+use cluster_map::*;
+use records::record;
+use rig::EtcdCluster;
+use serde_json::json;
+
+/// Seconds after which a token that is not used has expired; etcd looks once a second.
+const TOKEN_TTL: &str = "--auth-token-ttl=1";
+
+fn start(name: &str) -> Option<EtcdCluster> {
+    let etcd = EtcdCluster::start_with(name, 1, &[TOKEN_TTL])?;
+    etcd.enable_users("secret", "/c/");
+    Some(etcd)
+}
+
+fn open(etcd: &EtcdCluster, prefix: &str, user: &str) -> EtcdMap {
+    let files = EtcdFiles { user: Some(etcd.user_file("user", user)) };
+    EtcdMap::with_files(&etcd.urls(prefix), &files).unwrap()
+}
+
+/// Waits until etcd takes a token no more.
+fn wait_until_expired(etcd: &EtcdCluster, token: &str) {
+    // A request would renew it, so nothing is asked until it must have expired.
+    std::thread::sleep(Duration::from_millis(2500));
+    let key = json!({ "key": "Lw==" });
+    let answer = std::panic::catch_unwind(|| etcd.request("/v3/kv/range", Some(token), &key));
+    assert!(answer.is_err(), "the token is taken still");
+}
+
+#[test]
+fn a_user_with_rights_below_the_prefix_does_all_that_a_cluster_needs() {
+    let Some(etcd) = start("user") else { return };
+    let map = open(&etcd, "c", "ringbolt:secret");
+    map.create().unwrap();
+    let mut changes = map.changes();
+    assert_eq!(changes.wait(Duration::from_secs(30)).unwrap(), [MapChange::Everything]);
+    let node = map.create_node(&records::node(1)).unwrap();
+    map.renew_lease(node, 30).unwrap();
+    assert_eq!(map.nodes_up().unwrap(), [node].into());
+    let pool =
+        PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 1, class: Default::default() };
+    map.create_pool("p", &pool).unwrap();
+    let many: Vec<_> = (0..8).map(|group| (GroupId(group), record(1, 1, &[1]))).collect();
+    assert_eq!(map.propose_groups(&many).unwrap(), vec![Proposed::Accepted; 8]);
+    assert_eq!(map.groups(0..8).unwrap().len(), 8);
+    map.create_image("p", "vol", 4096).unwrap();
+    map.resize_image("p", "vol", 8192).unwrap();
+    map.remove_image("p", "vol").unwrap();
+    map.set_out(node, Some(OutReason::Operator)).unwrap();
+    map.set_out(node, None).unwrap();
+    map.remove_pool("p").unwrap();
+    map.end_lease(node).unwrap();
+    map.remove().unwrap();
+    assert!(matches!(map.cluster(), Err(MapError::Missing(_))));
+}
+
+#[test]
+fn a_request_and_a_watch_get_another_token_when_theirs_has_expired() {
+    let Some(etcd) = start("expired") else { return };
+    let map = open(&etcd, "c", "ringbolt:secret");
+    let token = etcd.root_token();
+    map.create().unwrap();
+    let mut changes = map.changes();
+    assert_eq!(changes.wait(Duration::from_secs(30)).unwrap(), [MapChange::Everything]);
+    for epoch in 1..=2 {
+        wait_until_expired(&etcd, &token);
+        let wanted = record(epoch, 1, &[1, 2]);
+        assert_eq!(map.propose_group(GroupId(7), &wanted).unwrap(), Proposed::Accepted);
+        // No error: a watch is opened anew after 5 s, with a token that has expired meanwhile.
+        let started = Instant::now();
+        let mut is_streamed = false;
+        while started.elapsed() < Duration::from_secs(8) {
+            let found = changes.wait(Duration::from_secs(1)).unwrap();
+            is_streamed |= found.contains(&MapChange::Group(GroupId(7), wanted.clone()));
+        }
+        assert!(is_streamed);
+    }
+}
+
+#[test]
+fn tokens_are_replaced_after_a_restart_and_a_change_of_rights() {
+    let Some(mut etcd) = start("restart") else { return };
+    let map = open(&etcd, "c", "ringbolt:secret");
+    let uuid = map.create().unwrap();
+    // A change of rights makes tokens that are in use old.
+    std::thread::sleep(Duration::from_secs(1));
+    etcd.grant("/d/", Some(&etcd.root_token()));
+    assert_eq!(map.cluster().unwrap(), uuid);
+    std::thread::sleep(Duration::from_secs(1));
+    etcd.kill_server(0);
+    etcd.start_server(0);
+    etcd.wait_until_served();
+    assert_eq!(map.cluster().unwrap(), uuid);
+}
+
+#[test]
+fn missing_users_rights_and_passwords_are_errors_that_say_what_to_do() {
+    let Some(etcd) = start("refused") else { return };
+    let refused = |result: Result<uuid::Uuid, MapError>, text: &str, advice: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(text) && error.contains(advice), "{error}");
+        assert!(!error.contains("secret"), "{error}");
+    };
+    let anonymous = EtcdMap::new(&etcd.urls("c")).unwrap();
+    refused(anonymous.cluster(), "user name is empty", "--etcd-user-file names it");
+    let error = anonymous.changes().wait(Duration::from_secs(5)).unwrap_err().to_string();
+    assert!(error.contains("user name is empty") && error.contains("--etcd-user-file"), "{error}");
+
+    let map = open(&etcd, "c", "ringbolt:secret2");
+    let wrong = "or its password is not one of etcd's";
+    refused(map.cluster(), "invalid user ID or password", wrong);
+    let error = map.changes().wait(Duration::from_secs(5)).unwrap_err().to_string();
+    assert!(error.contains(wrong), "{error}");
+    // It is corrected without a restart.
+    etcd.user_file("user", "ringbolt:secret");
+    map.create().unwrap();
+
+    // No rights.
+    let foreign = open(&etcd, "d", "ringbolt:secret");
+    let grant = "etcdctl role grant-permission ROLE --prefix=true readwrite /d/";
+    refused(foreign.cluster(), "permission denied", grant);
+    let error = foreign.changes().wait(Duration::from_secs(5)).unwrap_err().to_string();
+    assert!(error.contains("permission denied") && error.contains(grant), "{error}");
+    // They are granted without a restart.
+    std::thread::sleep(Duration::from_secs(1));
+    etcd.grant("/d/", Some(&etcd.root_token()));
+    foreign.create().unwrap();
+}
+
+#[test]
+fn a_user_is_not_needed_before_etcd_requires_one() {
+    let Some(etcd) = EtcdCluster::start("enabled", 1) else { return };
+    let map = open(&etcd, "c", "ringbolt:secret");
+    let uuid = map.create().unwrap();
+    let mut changes = map.changes();
+    assert_eq!(changes.wait(Duration::from_secs(30)).unwrap(), [MapChange::Everything]);
+    etcd.enable_users("secret", "/c/");
+    assert_eq!(map.cluster().unwrap(), uuid);
+}
