@@ -12,6 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use etcd::EtcdCluster;
+use etcd::certificates::Ca;
 use rig::{ringbolt, scratch, text};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -133,11 +134,11 @@ fn a_cluster_is_a_user_of_etcd_whose_tokens_expire_under_load() {
     let directory = scratch("store-etcd-user");
     std::fs::create_dir_all(&directory).unwrap();
     let urls = etcd.urls("user");
-    let user = etcd.user_file("user", "ringbolt:s3cret\n");
+    let user = etcd.file("user", "ringbolt:s3cret\n");
     let file = ["--etcd-user-file", user.to_str().unwrap()];
 
     // Without a user, and with a wrong password, nothing is made.
-    let wrong = etcd.user_file("wrong", "ringbolt:wrong");
+    let wrong = etcd.file("wrong", "ringbolt:wrong");
     let wrong = ["--etcd-user-file", wrong.to_str().unwrap()];
     for (arguments, reason) in [(&[][..], "--etcd-user-file names it"), (&wrong, "is not one of etcd's")] {
         let path = directory.join("none");
@@ -176,7 +177,7 @@ fn a_cluster_is_a_user_of_etcd_whose_tokens_expire_under_load() {
     let elsewhere = directory.join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
     std::fs::copy(cluster.directory.join("key"), elsewhere.join("key")).unwrap();
-    let user = etcd.user_file("user", "ringbolt:s3cret\n");
+    let user = etcd.file("user", "ringbolt:s3cret\n");
     let perf = |user: &str| {
         let uri = format!("--filename=store:pool/vol?cluster={}&etcd={urls}{user}", elsewhere.display());
         ringbolt(&["perf", &uri, "--rw=randread", "--bs=4k", "--number_ios=100", "--name=t"])
@@ -193,10 +194,82 @@ fn a_cluster_is_a_user_of_etcd_whose_tokens_expire_under_load() {
         Some(&token),
         &json!({ "name": "ringbolt", "password": "s3cret2" }),
     );
-    let user = etcd.user_file("user", "ringbolt:s3cret2\n");
+    let user = etcd.file("user", "ringbolt:s3cret2\n");
     std::fs::copy(&user, &kept).unwrap();
     cluster.wait_until_healthy();
     assert_eq!(files_with(&cluster.directory, "s3cret"), ["etcd-user"]);
+    cluster.end();
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_cluster_uses_etcd_with_tls_while_that_restarts_under_load() {
+    let (ca, other) = (Ca::new("ca"), Ca::new("other"));
+    let identity = ca.server(&["127.0.0.1"], 2100);
+    let Some(mut etcd) = EtcdCluster::start_with_tls("secure", &identity, Some(&ca), &[]) else { return };
+    etcd.enable_users("s3cret", "/secure/");
+    let directory = scratch("store-etcd-tls");
+    std::fs::create_dir_all(&directory).unwrap();
+    let urls = etcd.urls("secure");
+    let client = ca.client("");
+    let file = |name: &str, text: &str| etcd.file(name, text).to_str().unwrap().to_string();
+    let ca_file = ["--etcd-ca-file".to_string(), file("ca.pem", &ca.pem())];
+    let user_file = ["--etcd-user-file".to_string(), file("user", "ringbolt:s3cret")];
+    let certificate = [
+        ["--etcd-cert-file".to_string(), file("cert.pem", &client.certificate)],
+        ["--etcd-key-file".to_string(), file("key.pem", &client.key)],
+    ]
+    .concat();
+
+    // What is missing or wrong is named, and nothing is made.
+    let other = ["--etcd-ca-file".to_string(), file("other.pem", &other.pem())];
+    for (arguments, reason) in [
+        (&[][..], "https:// needs the certificate of etcd's CA: --etcd-ca-file names it"),
+        (&other, "its certificate is not of the CA in --etcd-ca-file"),
+        (&ca_file, "it requires a client certificate"),
+    ] {
+        let path = directory.join("none");
+        let up = ["store", "up", "--cluster", path.to_str().unwrap(), "--size=200m", "--etcd", &urls];
+        let output = ringbolt(&[&up[..], &arguments.iter().map(String::as_str).collect::<Vec<_>>()].concat());
+        assert!(text(&output.stderr).contains(reason), "{}", text(&output.stderr));
+        assert!(!path.exists());
+    }
+
+    let files = [&ca_file[..], &user_file, &certificate].concat();
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    let options =
+        ["--size=200m", "--groups=4", "--log-size=2m", "--nodes=3", "--replicas=3", "--etcd", &urls];
+    let cluster = Cluster::start(&directory, &[&options[..], &files].concat());
+    cluster.ok(&["image", "create", "vol", "64m"]);
+    cluster.wait_until_healthy();
+    let load = cluster.perf(&["--rw=randrw", "--iodepth=8", "--time_based", "--runtime=9"]).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    etcd.kill_server(0);
+    std::thread::sleep(Duration::from_secs(2));
+    etcd.start_server(0);
+    etcd.wait_until_served();
+    let load = load.wait_with_output().unwrap();
+    assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
+    cluster.wait_until_healthy();
+
+    // Another machine joins, and runs its node.
+    let second = directory.join("second");
+    let key = cluster.directory.join("key");
+    let join = ["store", "add-node", "--cluster", second.to_str().unwrap(), "--etcd", &urls];
+    let sizes = ["--size=200m", "--log-size=2m", "--key", key.to_str().unwrap()];
+    let joined = ringbolt(&[&join[..], &sizes, &files].concat());
+    assert!(joined.status.success(), "{}", text(&joined.stderr));
+    let second = Cluster::start_in(&second, &[]);
+    cluster.wait_for("four nodes up", |status| {
+        status["nodes"].as_array().unwrap().iter().filter(|node| node["up"] == true).count() == 4
+    });
+    // Secrets are where their owner alone can read them, and nowhere else.
+    let key_line = client.key.lines().nth(1).unwrap();
+    for cluster in [&cluster, &second] {
+        assert_eq!(files_with(&cluster.directory, "s3cret"), ["etcd-user"]);
+        assert_eq!(files_with(&cluster.directory, key_line), ["etcd-key.pem"]);
+    }
+    second.end();
     cluster.end();
     std::fs::remove_dir_all(&directory).unwrap();
 }

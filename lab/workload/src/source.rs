@@ -55,7 +55,7 @@ pub enum Source {
         /// URI of the namespace.
         uri: nvme::Uri,
     },
-    /// `store:POOL/IMAGE[?cluster=DIR][&etcd=URLS][&etcd_user_file=PATH]`: an image of a cluster of the store.
+    /// `store:POOL/IMAGE[?cluster=DIR][&etcd=URLS]`, and `&etcd_user_file=PATH` and such: an image of a cluster of the store.
     Store {
         /// Pool of the image.
         pool: String,

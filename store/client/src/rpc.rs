@@ -104,14 +104,21 @@ control::parameters! {
         etcd: Option<String>,
         /// File with a user of etcd, a line `NAME:PASSWORD`; without, `etcd-user` of the directory if it is there
         etcd_user_file: Option<String>,
+        /// File with the certificates of etcd's CAs, which `https://` needs; without, `etcd-ca.pem` of the directory
+        etcd_ca_file: Option<String>,
+        /// File with a client certificate for etcd; without, `etcd-cert.pem` of the directory if it is there
+        etcd_cert_file: Option<String>,
+        /// File with its key; without, `etcd-key.pem` of the directory if it is there
+        etcd_key_file: Option<String>,
         /// Name of the bdev; without, `POOL/IMAGE`
         name: Option<String>,
     }
 }
 
 fn create(module: &ClusterImageModule, params: CreateParams, _job: &JobHandle) -> Result<String, RpcError> {
-    let CreateParams { pool, image, cluster, etcd, etcd_user_file, name } = params;
-    let files = EtcdFiles { user: etcd_user_file.map(PathBuf::from) };
+    let CreateParams { pool, image, cluster, etcd, name, .. } = params;
+    let CreateParams { etcd_user_file, etcd_ca_file, etcd_cert_file, etcd_key_file, .. } = params;
+    let files = EtcdFiles::at(etcd_user_file, etcd_ca_file, etcd_cert_file, etcd_key_file);
     let etcd = EtcdOptions { urls: etcd, files };
     let name = name.unwrap_or_else(|| format!("{pool}/{image}"));
     let opened = Cluster::open(cluster.as_ref(), &etcd)?;

@@ -10,6 +10,7 @@ mod files;
 mod messages;
 mod response;
 mod session;
+mod tls;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,7 +50,7 @@ pub struct EtcdMap {
 
 impl EtcdMap {
     /// A map whose keys have a prefix: `http://HOST:PORT[/PREFIX]`, or several URLs with commas between, all with the same
-    /// prefix. Nothing is asked yet.
+    /// prefix. Nothing is asked yet. `https://` needs [`with_files`](Self::with_files).
     ///
     /// # Errors
     /// [`MapError::Invalid`] if it is none.
@@ -62,7 +63,7 @@ impl EtcdMap {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_files(urls: &str, files: &EtcdFiles) -> Result<EtcdMap, MapError> {
-        let client = Arc::new(EtcdClient::new(EtcdLocation::parse(urls)?, files.clone()));
+        let client = Arc::new(EtcdClient::new(EtcdLocation::parse(urls)?, files.clone())?);
         Ok(EtcdMap { client, lease: Mutex::default() })
     }
 

@@ -237,7 +237,7 @@ const INVALID_TOKEN: &str = r#"{"error":"etcdserver: invalid auth token","code":
 #[test]
 fn an_authentication_fails_with_a_named_error_and_no_secret_is_printed() {
     let file = user_file("names");
-    let files = EtcdFiles { user: Some(file.clone()) };
+    let files = EtcdFiles { user: Some(file.clone()), ..Default::default() };
     let cases = [
         ("200 OK", "{}", "its answer to an authentication has no token"),
         ("200 OK", r#"{"token":"s3cret\r\nHost: x"}"#, "its answer to an authentication has no token"),
@@ -265,7 +265,8 @@ fn a_wrong_password_is_sent_once() {
         "400 Bad Request",
         r#"{"error":"etcdserver: authentication failed, invalid user ID or password","code":3}"#,
     );
-    let map = EtcdMap::with_files(&fake.url, &EtcdFiles { user: Some(file.clone()) }).unwrap();
+    let map = EtcdMap::with_files(&fake.url, &EtcdFiles { user: Some(file.clone()), ..Default::default() })
+        .unwrap();
     let mut changes = map.changes();
     for _ in 0..5 {
         for error in [map.pools().unwrap_err(), changes.wait(Duration::from_secs(1)).unwrap_err()] {
@@ -286,7 +287,8 @@ fn a_request_whose_new_token_is_refused_too_ends() {
         };
         let _ = stream.write_all(&answer);
     });
-    let map = EtcdMap::with_files(&fake.url, &EtcdFiles { user: Some(file.clone()) }).unwrap();
+    let map = EtcdMap::with_files(&fake.url, &EtcdFiles { user: Some(file.clone()), ..Default::default() })
+        .unwrap();
     let refused = || assert!(map.pools().unwrap_err().to_string().contains("invalid auth token"));
     refused();
     assert_eq!(fake.requests(), 2, "a token that was just given is not replaced");
@@ -312,7 +314,9 @@ fn a_watch_without_rights_says_so_in_every_form_and_does_not_spin() {
             };
             let _ = stream.write_all(&answer);
         });
-        let map = EtcdMap::with_files(&fake.url, &EtcdFiles { user: Some(file.clone()) }).unwrap();
+        let map =
+            EtcdMap::with_files(&fake.url, &EtcdFiles { user: Some(file.clone()), ..Default::default() })
+                .unwrap();
         let mut changes = map.changes();
         for _ in 0..3 {
             let error = changes.wait(Duration::from_secs(1)).unwrap_err().to_string();

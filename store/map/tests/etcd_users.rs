@@ -21,7 +21,7 @@ fn start(name: &str) -> Option<EtcdCluster> {
 }
 
 fn open(etcd: &EtcdCluster, prefix: &str, user: &str) -> EtcdMap {
-    let files = EtcdFiles { user: Some(etcd.user_file("user", user)) };
+    let files = EtcdFiles { user: Some(etcd.file("user", user)), ..Default::default() };
     EtcdMap::with_files(&etcd.urls(prefix), &files).unwrap()
 }
 
@@ -119,7 +119,7 @@ fn missing_users_rights_and_passwords_are_errors_that_say_what_to_do() {
     let error = map.changes().wait(Duration::from_secs(5)).unwrap_err().to_string();
     assert!(error.contains(wrong), "{error}");
     // It is corrected without a restart.
-    etcd.user_file("user", "ringbolt:secret");
+    etcd.file("user", "ringbolt:secret");
     map.create().unwrap();
 
     // No rights.

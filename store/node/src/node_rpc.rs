@@ -124,6 +124,12 @@ control::parameters! {
         etcd: Option<String>,
         /// File with a user of etcd, a line `NAME:PASSWORD`; without, `etcd-user` of the directory if it is there
         etcd_user_file: Option<String>,
+        /// File with the certificates of etcd's CAs, which `https://` needs; without, `etcd-ca.pem` of the directory
+        etcd_ca_file: Option<String>,
+        /// File with a client certificate for etcd; without, `etcd-cert.pem` of the directory if it is there
+        etcd_cert_file: Option<String>,
+        /// File with its key; without, `etcd-key.pem` of the directory if it is there
+        etcd_key_file: Option<String>,
         /// Number of the node
         node: u32,
         /// Address to listen on; port 0 selects the one that the node had before, or a free one
@@ -146,7 +152,8 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         return Err(RpcError::new(RpcError::EEXIST, "this server is a node already"));
     }
     let StartParams { bdev_name, log_bdev_name, cluster, node, listen, .. } = params;
-    let files = EtcdFiles { user: params.etcd_user_file.map(PathBuf::from) };
+    let StartParams { etcd_user_file, etcd_ca_file, etcd_cert_file, etcd_key_file, .. } = params;
+    let files = EtcdFiles::at(etcd_user_file, etcd_ca_file, etcd_cert_file, etcd_key_file);
     let etcd = EtcdOptions { urls: params.etcd, files };
     let StartParams { allow_plain_network, lease_s, out_after_s, atomic_blocks, .. } = params;
     let (directory, id) = (PathBuf::from(cluster), ReplicaId(node));

@@ -76,19 +76,34 @@ pub(crate) struct ClusterArgs {
 /// etcd, with the map of a cluster.
 #[derive(Args)]
 pub(crate) struct EtcdArgs {
-    /// etcd, which has the map of the cluster: http://HOST:PORT[/PREFIX], several with commas between. The cluster's
-    /// directory remembers it
+    /// etcd, which has the map of the cluster: http://HOST:PORT[/PREFIX] or https://, several with commas between. The
+    /// cluster's directory remembers it, with copies of the files below
     #[arg(long, value_name = "URL[,URL]")]
     etcd: Option<String>,
     /// File with a user of etcd, a line NAME:PASSWORD, which its owner alone can read [default: etcd-user in the cluster's
     /// directory, if it is there]
     #[arg(long, value_name = "FILE")]
     etcd_user_file: Option<PathBuf>,
+    /// File with the certificates of the CAs of etcd's servers, which https:// needs [default: etcd-ca.pem there]
+    #[arg(long, value_name = "FILE")]
+    etcd_ca_file: Option<PathBuf>,
+    /// File with a client certificate, if etcd requires one [default: etcd-cert.pem there]
+    #[arg(long, value_name = "FILE")]
+    etcd_cert_file: Option<PathBuf>,
+    /// File with the key of the client certificate, which its owner alone can read [default: etcd-key.pem there]
+    #[arg(long, value_name = "FILE")]
+    etcd_key_file: Option<PathBuf>,
 }
 
 impl EtcdArgs {
     pub(crate) fn options(&self) -> EtcdOptions {
-        EtcdOptions { urls: self.etcd.clone(), files: EtcdFiles { user: self.etcd_user_file.clone() } }
+        let files = EtcdFiles {
+            user: self.etcd_user_file.clone(),
+            ca: self.etcd_ca_file.clone(),
+            certificate: self.etcd_cert_file.clone(),
+            key: self.etcd_key_file.clone(),
+        };
+        EtcdOptions { urls: self.etcd.clone(), files }
     }
 
     /// Whether one of them is given.

@@ -10,6 +10,7 @@ use super::connection::{Endpoint, HttpConnection, HttpError};
 use super::files::EtcdFiles;
 use super::messages::{AuthenticateAnswer, GatewayError, KeyValue, RangeAnswer, Refusal, base64};
 use super::session::{EtcdSession, Token, TokenSource};
+use super::tls::TlsSettings;
 use crate::MapError;
 
 /// How long an endpoint may take. A healthy one answers in milliseconds; one without a leader does not answer.
@@ -25,23 +26,22 @@ const DEFAULT_PORT: u16 = 2379;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct EtcdLocation {
     pub(super) endpoints: Vec<Endpoint>,
+    is_tls: bool,
     /// Ends with a slash.
     pub(super) prefix: String,
 }
 
 impl EtcdLocation {
-    /// Parses `http://HOST:PORT[/PREFIX]`, or several of them with commas between.
+    /// Parses `http://HOST:PORT[/PREFIX]`, or several of them with commas between; `https://` with TLS.
     pub(super) fn parse(urls: &str) -> Result<EtcdLocation, MapError> {
+        const FORM: &str = "a URL is http://HOST:PORT, or http://HOST:PORT/PREFIX, or with https://";
         let refuse = |url: &str, reason: &str| Err(MapError::Invalid(format!("etcd {url:?}: {reason}")));
         let mut location: Option<EtcdLocation> = None;
         for url in urls.split(',').map(str::trim) {
-            let Some(rest) = url.strip_prefix("http://") else {
-                let reason = if url.starts_with("https://") {
-                    "TLS is not there yet"
-                } else {
-                    "a URL is http://HOST:PORT, or http://HOST:PORT/PREFIX"
-                };
-                return refuse(url, reason);
+            let (is_tls, rest) = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
+                (Some(rest), _) => (false, rest),
+                (_, Some(rest)) => (true, rest),
+                _ => return refuse(url, FORM),
             };
             let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
             let path = path.trim_matches('/');
@@ -52,14 +52,18 @@ impl EtcdLocation {
                 _ => (authority, Some(DEFAULT_PORT)),
             };
             let (Some(port), true) = (port, !host.is_empty() && is_plain(authority) && is_plain(path)) else {
-                return refuse(url, "a URL is http://HOST:PORT, or http://HOST:PORT/PREFIX");
+                return refuse(url, FORM);
             };
             let prefix = format!("/{}/", if path.is_empty() { "ringbolt" } else { path });
             let endpoint = Endpoint { authority: format!("{host}:{port}") };
             match &mut location {
-                None => location = Some(EtcdLocation { endpoints: vec![endpoint], prefix }),
+                None => location = Some(EtcdLocation { endpoints: vec![endpoint], is_tls, prefix }),
                 Some(known) if known.prefix != prefix => {
                     return refuse(url, "all URLs of a cluster have one prefix");
+                }
+                // What is secret on one connection is not sent in the clear on the next.
+                Some(known) if known.is_tls != is_tls => {
+                    return refuse(url, "all URLs of a cluster have https://, or none");
                 }
                 Some(known) if known.endpoints.len() >= ENDPOINTS_MAX => {
                     return refuse(url, "there are more than 16 URLs");
@@ -81,6 +85,8 @@ struct Current {
 /// A client. Requests of several threads are made one after another.
 pub(super) struct EtcdClient {
     pub(super) location: EtcdLocation,
+    /// Of `https://`.
+    tls: Option<TlsSettings>,
     session: EtcdSession,
     current: Mutex<Current>,
 }
@@ -94,8 +100,15 @@ struct AskError {
 }
 
 impl EtcdClient {
-    pub(super) fn new(location: EtcdLocation, files: EtcdFiles) -> EtcdClient {
-        EtcdClient { location, session: EtcdSession::new(files.user), current: Mutex::default() }
+    /// # Errors
+    /// [`MapError::Invalid`] if a file is missing that `https://` needs.
+    pub(super) fn new(location: EtcdLocation, files: EtcdFiles) -> Result<EtcdClient, MapError> {
+        let tls = location.is_tls.then(|| TlsSettings::new(&files)).transpose()?;
+        Ok(EtcdClient { location, tls, session: EtcdSession::new(files.user), current: Mutex::default() })
+    }
+
+    pub(super) fn connect(&self, endpoint: &Endpoint) -> Result<HttpConnection, HttpError> {
+        HttpConnection::open(endpoint, self.tls.as_ref(), ANSWER_TIME)
     }
 
     /// The request's answer, of the first endpoint that gives one. A request that fails may have been carried out: those
@@ -176,6 +189,11 @@ impl EtcdClient {
                  `etcdctl role grant-permission ROLE --prefix=true readwrite {prefix}`",
                 file.display()
             ),
+            (Refusal::CommonName, _) => {
+                "with users, etcd takes only client certificates without a CommonName \
+                                         here: --etcd-user-file names the user"
+                    .to_string()
+            }
             (Refusal::User, Some(file)) => {
                 format!("the user in {} or its password is not one of etcd's", file.display())
             }
@@ -206,7 +224,7 @@ impl EtcdClient {
                     }
                 },
                 Ok((status, answer)) => {
-                    let answer: GatewayError = serde_json::from_slice(&answer).unwrap_or_default();
+                    let answer = GatewayError::parse(&answer);
                     let text = answer.text();
                     let error = failed(format!("status {status}: {text}"), Refusal::of(text));
                     // Another endpoint may do what this one cannot: DEADLINE_EXCEEDED, UNAVAILABLE, or no gateway.
@@ -235,8 +253,9 @@ impl EtcdClient {
         let authorization = token.map(|token| token.text.as_str());
         if let Some(mut connection) = current.connection.take() {
             // The server may have closed it since the last answer: then a new one is tried.
-            let answer =
-                connection.send(path, authorization, body).and_then(|()| connection.receive(ANSWER_TIME));
+            let answer = connection
+                .send(path, authorization, body, ANSWER_TIME)
+                .and_then(|()| connection.receive(ANSWER_TIME));
             match answer {
                 Ok(answer) => {
                     current.connection = Some(connection).filter(HttpConnection::is_reusable);
@@ -246,8 +265,8 @@ impl EtcdClient {
                 Err(error) => return Err(error),
             }
         }
-        let mut connection = HttpConnection::open(endpoint, ANSWER_TIME)?;
-        connection.send(path, authorization, body)?;
+        let mut connection = self.connect(endpoint)?;
+        connection.send(path, authorization, body, ANSWER_TIME)?;
         let answer = connection.receive(ANSWER_TIME)?;
         current.connection = Some(connection).filter(HttpConnection::is_reusable);
         Ok(answer)
@@ -312,7 +331,10 @@ mod tests {
             ("http://host:70000", "a URL is"),
             ("http://user@host", "a URL is"),
             ("http://a,,http://b", "a URL is"),
-            ("https://host", "TLS is not there yet"),
+            ("https://", "a URL is"),
+            ("ftp://host", "a URL is"),
+            ("https://a,http://b", "all URLs of a cluster have https://, or none"),
+            ("http://a,https://b", "all URLs of a cluster have https://, or none"),
             ("http://a/x,http://b/y", "one prefix"),
             ("http://a,".repeat(17).trim_end_matches(','), "more than 16"),
         ] {

@@ -4,7 +4,9 @@ use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use super::files::FileError;
 use super::response::ResponseDecoder;
+use super::tls::{TlsSettings, TlsStream};
 
 /// Bytes read at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -22,6 +24,12 @@ pub(crate) enum HttpError {
     Malformed(&'static str),
     #[error("its answer has more than {0} bytes")]
     TooLarge(usize),
+    #[error("it does not take the request")]
+    NotSent,
+    #[error("{0}")]
+    Tls(String),
+    #[error("{0}")]
+    File(#[from] FileError),
 }
 
 /// One of etcd's servers.
@@ -31,9 +39,59 @@ pub(super) struct Endpoint {
     pub(super) authority: String,
 }
 
+impl Endpoint {
+    /// The host, as a certificate has it.
+    fn host(&self) -> &str {
+        let host = self.authority.rsplit_once(':').map_or(&*self.authority, |(host, _)| host);
+        host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+    }
+}
+
+/// The time until a deadline, if there is any.
+pub(super) fn time_left(deadline: Instant) -> Option<Duration> {
+    Some(deadline.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
+}
+
+enum Transport {
+    Plain(TcpStream),
+    Tls(TlsStream),
+}
+
+impl Transport {
+    fn write_all(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), HttpError> {
+        match self {
+            Transport::Plain(socket) => {
+                socket.set_write_timeout(Some(time_left(deadline).ok_or(HttpError::NotSent)?))?;
+                Ok(socket.write_all(bytes)?)
+            }
+            Transport::Tls(stream) => stream.write_all(bytes, deadline),
+        }
+    }
+
+    /// As of a socket: 0 bytes are the end. `None` at the deadline.
+    fn read(&mut self, buffer: &mut [u8], deadline: Instant) -> Result<Option<usize>, HttpError> {
+        let socket = match self {
+            Transport::Plain(socket) => socket,
+            Transport::Tls(stream) => return stream.read(buffer, deadline),
+        };
+        while let Some(left) = time_left(deadline) {
+            socket.set_read_timeout(Some(left))?;
+            match socket.read(buffer) {
+                Ok(count) => return Ok(Some(count)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    return Ok(None);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
+    }
+}
+
 /// A connection, on which one request after another is made.
 pub(super) struct HttpConnection {
-    stream: TcpStream,
+    transport: Transport,
     authority: String,
     /// What was received and not decoded.
     buffer: Vec<u8>,
@@ -42,34 +100,26 @@ pub(super) struct HttpConnection {
 }
 
 impl HttpConnection {
-    /// Connects to the first address of the endpoint that accepts.
-    pub(super) fn open(endpoint: &Endpoint, limit: Duration) -> Result<HttpConnection, HttpError> {
-        let started = Instant::now();
-        let mut failed = HttpError::Failed(io::ErrorKind::NotFound.into());
-        for address in endpoint.authority.to_socket_addrs()? {
-            let left = limit.saturating_sub(started.elapsed());
-            if left.is_zero() {
-                return Err(HttpError::TimedOut(limit));
-            }
-            match TcpStream::connect_timeout(&address, left) {
-                Ok(stream) => {
-                    stream.set_nodelay(true)?;
-                    stream.set_write_timeout(Some(limit))?;
-                    return Ok(HttpConnection {
-                        stream,
-                        authority: endpoint.authority.clone(),
-                        buffer: Vec::new(),
-                        decoder: ResponseDecoder::new(),
-                        body: Vec::new(),
-                    });
-                }
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    failed = HttpError::TimedOut(limit);
-                }
-                Err(error) => failed = error.into(),
-            }
-        }
-        Err(failed)
+    /// Connects to the first address of the endpoint that accepts, and makes the handshake of TLS.
+    pub(super) fn open(
+        endpoint: &Endpoint,
+        tls: Option<&TlsSettings>,
+        limit: Duration,
+    ) -> Result<HttpConnection, HttpError> {
+        let deadline = Instant::now() + limit;
+        let socket = connect(endpoint, deadline, limit)?;
+        socket.set_nodelay(true)?;
+        let transport = match tls {
+            None => Transport::Plain(socket),
+            Some(tls) => Transport::Tls(TlsStream::open(socket, tls, endpoint.host(), deadline)?),
+        };
+        Ok(HttpConnection {
+            transport,
+            authority: endpoint.authority.clone(),
+            buffer: Vec::new(),
+            decoder: ResponseDecoder::new(),
+            body: Vec::new(),
+        })
     }
 
     /// Sends a request, with the value of its field `Authorization`.
@@ -78,6 +128,7 @@ impl HttpConnection {
         path: &str,
         authorization: Option<&str>,
         body: &[u8],
+        limit: Duration,
     ) -> Result<(), HttpError> {
         self.decoder = ResponseDecoder::new();
         self.body.clear();
@@ -88,8 +139,7 @@ impl HttpConnection {
             body.len(),
             authorization.unwrap_or_default()
         );
-        self.stream.write_all(&[head.as_bytes(), body].concat())?;
-        Ok(())
+        self.transport.write_all(&[head.as_bytes(), body].concat(), Instant::now() + limit)
     }
 
     /// Waits for the whole answer. Returns its status and its body.
@@ -132,23 +182,14 @@ impl HttpConnection {
 
     /// Reads once and decodes. Returns whether the connection is open; `None` at the deadline.
     fn read(&mut self, deadline: Instant) -> Result<Option<bool>, HttpError> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        self.stream.set_read_timeout(Some(left))?;
         let kept = self.buffer.len();
         self.buffer.resize(kept + READ_BYTES, 0);
-        let count = self.stream.read(&mut self.buffer[kept..]);
-        self.buffer.truncate(kept + *count.as_ref().unwrap_or(&0));
-        match count {
-            Ok(0) => return Ok(Some(false)),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                return Ok(None);
-            }
-            Err(error) => return Err(error.into()),
+        let count = self.transport.read(&mut self.buffer[kept..], deadline);
+        self.buffer.truncate(kept + count.as_ref().ok().copied().flatten().unwrap_or(0));
+        match count? {
+            None => return Ok(None),
+            Some(0) => return Ok(Some(false)),
+            Some(_) => {}
         }
         let taken = self.decoder.decode(&self.buffer, &mut self.body)?;
         self.buffer.drain(..taken);
@@ -159,4 +200,17 @@ impl HttpConnection {
     pub(super) fn is_reusable(&self) -> bool {
         self.decoder.keeps_connection() && self.buffer.is_empty()
     }
+}
+
+fn connect(endpoint: &Endpoint, deadline: Instant, limit: Duration) -> Result<TcpStream, HttpError> {
+    let mut failed = HttpError::Failed(io::ErrorKind::NotFound.into());
+    for address in endpoint.authority.to_socket_addrs()? {
+        let left = time_left(deadline).ok_or(HttpError::TimedOut(limit))?;
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(socket) => return Ok(socket),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => failed = HttpError::TimedOut(limit),
+            Err(error) => failed = error.into(),
+        }
+    }
+    Err(failed)
 }

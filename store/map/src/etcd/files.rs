@@ -10,11 +10,17 @@ use crate::MapError;
 /// Most bytes of a file: many certificates.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Files with what etcd asks of its clients. None of them is needed of a server without users.
+/// Files with what etcd asks of its clients. None of them is needed of a server without users and TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EtcdFiles {
     /// A user of etcd, a line `NAME:PASSWORD`; its owner alone can read it.
     pub user: Option<PathBuf>,
+    /// Certificates of the CAs that etcd's servers have theirs of, in PEM: `https://` needs it.
+    pub ca: Option<PathBuf>,
+    /// The certificate of this client, in PEM, with those between it and a CA.
+    pub certificate: Option<PathBuf>,
+    /// The key of this certificate, in PEM; its owner alone can read it.
+    pub key: Option<PathBuf>,
 }
 
 /// What one of the files is called.
@@ -28,17 +34,40 @@ pub(crate) struct NamedFile {
 }
 
 const USER: NamedFile = NamedFile { file: "etcd-user", parameter: "etcd_user_file", is_private: true };
+const CA: NamedFile = NamedFile { file: "etcd-ca.pem", parameter: "etcd_ca_file", is_private: false };
+const CERTIFICATE: NamedFile =
+    NamedFile { file: "etcd-cert.pem", parameter: "etcd_cert_file", is_private: false };
+const KEY: NamedFile = NamedFile { file: "etcd-key.pem", parameter: "etcd_key_file", is_private: true };
 
 impl EtcdFiles {
-    pub(crate) fn named(&self) -> [(&'static NamedFile, Option<&PathBuf>); 1] {
-        [(&USER, self.user.as_ref())]
+    /// Files at paths that parameters of a method name.
+    pub fn at(
+        user: Option<String>,
+        ca: Option<String>,
+        certificate: Option<String>,
+        key: Option<String>,
+    ) -> EtcdFiles {
+        let path = |path: Option<String>| path.map(PathBuf::from);
+        EtcdFiles { user: path(user), ca: path(ca), certificate: path(certificate), key: path(key) }
     }
 
-    pub(crate) fn named_mut(&mut self) -> [(&'static NamedFile, &mut Option<PathBuf>); 1] {
-        [(&USER, &mut self.user)]
+    pub(crate) fn named(&self) -> [(&'static NamedFile, Option<&PathBuf>); 4] {
+        let [ca, certificate, key] = self.of_tls();
+        [(&USER, self.user.as_ref()), ca, certificate, key]
     }
 
-    pub(crate) fn read(named: &NamedFile, path: &Path) -> Result<Vec<u8>, MapError> {
+    /// The CA, the certificate and its key.
+    pub(super) fn of_tls(&self) -> [(&'static NamedFile, Option<&PathBuf>); 3] {
+        let (ca, certificate, key) = (&self.ca, &self.certificate, &self.key);
+        [(&CA, ca.as_ref()), (&CERTIFICATE, certificate.as_ref()), (&KEY, key.as_ref())]
+    }
+
+    pub(crate) fn named_mut(&mut self) -> [(&'static NamedFile, &mut Option<PathBuf>); 4] {
+        let EtcdFiles { user, ca, certificate, key } = self;
+        [(&USER, user), (&CA, ca), (&CERTIFICATE, certificate), (&KEY, key)]
+    }
+
+    pub(crate) fn read(named: &NamedFile, path: &Path) -> Result<Vec<u8>, FileError> {
         match named.is_private {
             true => read_private(path, FILE_BYTES_MAX),
             false => read(path, open(path)?, FILE_BYTES_MAX),
@@ -46,37 +75,53 @@ impl EtcdFiles {
     }
 }
 
-pub(super) fn failed(path: &Path, reason: impl ToString) -> MapError {
-    MapError::Storage { what: format!("in etcd needs {}", path.display()), reason: reason.to_string() }
+/// A file cannot be used.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{}: {reason}", .path.display())]
+pub(crate) struct FileError {
+    path: PathBuf,
+    reason: String,
+}
+
+impl FileError {
+    pub(super) fn new(path: &Path, reason: impl ToString) -> FileError {
+        FileError { path: path.to_path_buf(), reason: reason.to_string() }
+    }
+}
+
+impl From<FileError> for MapError {
+    fn from(FileError { path, reason }: FileError) -> MapError {
+        MapError::Storage { what: format!("in etcd needs {}", path.display()), reason }
+    }
 }
 
 /// Reads a regular file of at most this many bytes that its owner alone can read.
 ///
 /// # Errors
-/// [`MapError::Storage`] names it.
-pub(super) fn read_private(path: &Path, bytes_max: u64) -> Result<Vec<u8>, MapError> {
+/// [`FileError`] names it.
+pub(super) fn read_private(path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileError> {
     let file = open(path)?;
-    let mode = file.metadata().map_err(|error| failed(path, error))?.mode();
+    let mode = file.metadata().map_err(|error| FileError::new(path, error))?.mode();
     if mode & 0o077 != 0 {
         let reason = format!("others than its owner may use it, mode {:03o}: chmod 600", mode & 0o777);
-        return Err(failed(path, reason));
+        return Err(FileError::new(path, reason));
     }
     read(path, file, bytes_max)
 }
 
-fn open(path: &Path) -> Result<File, MapError> {
+fn open(path: &Path) -> Result<File, FileError> {
     // Looked at before it is opened: opening a FIFO would wait for a writer.
-    match fs::metadata(path).map_err(|error| failed(path, error))?.is_file() {
-        true => File::open(path).map_err(|error| failed(path, error)),
-        false => Err(failed(path, "it is not a regular file")),
+    match fs::metadata(path).map_err(|error| FileError::new(path, error))?.is_file() {
+        true => File::open(path).map_err(|error| FileError::new(path, error)),
+        false => Err(FileError::new(path, "it is not a regular file")),
     }
 }
 
-fn read(path: &Path, file: File, bytes_max: u64) -> Result<Vec<u8>, MapError> {
+fn read(path: &Path, file: File, bytes_max: u64) -> Result<Vec<u8>, FileError> {
     let mut bytes = Vec::new();
-    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(|error| failed(path, error))?;
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(|error| FileError::new(path, error))?;
     match bytes.len() as u64 > bytes_max {
-        true => Err(failed(path, format!("it has more than {bytes_max} bytes"))),
+        true => Err(FileError::new(path, format!("it has more than {bytes_max} bytes"))),
         false => Ok(bytes),
     }
 }

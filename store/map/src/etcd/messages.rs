@@ -156,7 +156,20 @@ impl Default for ErrorText {
     }
 }
 
+/// Most characters of an error that is no JSON.
+const TEXT_MAX: usize = 200;
+
 impl GatewayError {
+    /// An error, or what another server in the place of the gateway says.
+    pub(super) fn parse(answer: &[u8]) -> GatewayError {
+        serde_json::from_slice(answer).unwrap_or_else(|_| {
+            let text = String::from_utf8_lossy(answer);
+            let line = text.trim().lines().next().unwrap_or_default().chars();
+            let message = line.filter(|character| !character.is_control()).take(TEXT_MAX).collect();
+            GatewayError { message, ..GatewayError::default() }
+        })
+    }
+
     pub(super) fn text(&self) -> &str {
         match &self.error {
             _ if !self.message.is_empty() => &self.message,
@@ -184,6 +197,8 @@ pub(super) enum Refusal {
     User,
     /// Authentication, because users are disabled.
     NotEnabled,
+    /// A client certificate with a name, which etcd's gateway would not use as a user.
+    CommonName,
     Other,
 }
 
@@ -196,6 +211,7 @@ impl Refusal {
             ("permission denied", Refusal::Permission),
             ("invalid user ID or password", Refusal::User),
             ("authentication is not enabled", Refusal::NotEnabled),
+            ("CommonName of client", Refusal::CommonName),
         ];
         known.iter().find(|(part, _)| text.contains(part)).map_or(Refusal::Other, |(_, refusal)| *refusal)
     }
@@ -260,7 +276,11 @@ mod tests {
         }
         for answer in ["", "7", "{\"error\":7}", "{\"code\":-1}", "{\"message\":null}"] {
             assert!(serde_json::from_str::<GatewayError>(answer).is_err(), "{answer}");
+            assert_eq!(GatewayError::parse(answer.as_bytes()).text(), answer);
         }
+        let other = GatewayError::parse(b" \n404 page\x1b[31m not found\xff\r\nmore");
+        assert_eq!((other.code(), other.text()), (0, "404 page[31m not found\u{fffd}"));
+        assert_eq!(GatewayError::parse(&[b'x'; 1000]).text().len(), TEXT_MAX);
     }
 
     #[test]
@@ -273,6 +293,10 @@ mod tests {
             ("etcdserver: permission denied", Refusal::Permission),
             ("etcdserver: authentication failed, invalid user ID or password", Refusal::User),
             ("etcdserver: authentication is not enabled", Refusal::NotEnabled),
+            (
+                "CommonName of client sending a request against gateway will be ignored and not used as expected",
+                Refusal::CommonName,
+            ),
             ("etcdserver: too many requests", Refusal::Other),
             ("", Refusal::Other),
         ] {

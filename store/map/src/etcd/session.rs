@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::files::{failed, read_private};
+use super::files::{FileError, read_private};
 use super::messages::Refusal;
 use crate::MapError;
 
@@ -55,10 +55,10 @@ impl EtcdUser {
     /// Reads the user in a file that its owner alone can read.
     ///
     /// # Errors
-    /// [`MapError::Storage`].
-    pub(super) fn load(path: &Path) -> Result<EtcdUser, MapError> {
+    /// [`FileError`].
+    pub(super) fn load(path: &Path) -> Result<EtcdUser, FileError> {
         let text = read_private(path, USER_BYTES_MAX)?;
-        EtcdUser::parse(&text).map_err(|reason| failed(path, reason))
+        EtcdUser::parse(&text).map_err(|reason| FileError::new(path, reason))
     }
 }
 
@@ -154,6 +154,8 @@ impl EtcdSession {
     ) -> bool {
         let age_min = match refusal {
             Refusal::Token => TOKEN_TIME_MIN,
+            // What a server that requires client certificates says of a request without a token.
+            Refusal::Permission if token.is_none() => Duration::ZERO,
             Refusal::Permission if is_watch => TOKEN_TIME_DOUBTED,
             _ => return false,
         };

@@ -54,14 +54,14 @@ impl EtcdChanges {
     fn open(&self) -> Result<Stream, WatchError> {
         let token = self.client.token().map_err(WatchError::Map)?;
         let location = &self.client.location;
-        let mut connection = HttpConnection::open(&location.endpoints[self.endpoint], ANSWER_TIME)?;
+        let mut connection = self.client.connect(&location.endpoints[self.endpoint])?;
         let request = json!({ "create_request": {
             "key": base64(&location.prefix),
             "range_end": base64(end_of_prefix(&location.prefix)),
             "start_revision": self.next_revision.to_string(),
         } });
         let authorization = token.as_ref().map(|token| token.text.as_str());
-        connection.send("/v3/watch", authorization, request.to_string().as_bytes())?;
+        connection.send("/v3/watch", authorization, request.to_string().as_bytes(), ANSWER_TIME)?;
         Ok(Stream { connection, token, opened: Instant::now() })
     }
 
@@ -80,12 +80,14 @@ impl EtcdChanges {
             return if is_new { Err(HttpError::TimedOut(ANSWER_TIME).into()) } else { Ok(Vec::new()) };
         };
         let is_success = stream.connection.is_success() == Some(true);
+        if !is_success {
+            return self.refused(GatewayError::parse(&line).text().to_string());
+        }
         let malformed = |_| HttpError::Malformed("a line of a watch is no JSON of etcd's");
         let parsed: StreamLine<WatchAnswer> = serde_json::from_slice(&line).map_err(malformed)?;
         let is_error = parsed.error.is_some_and(|error| error != Value::Null);
-        let Some(answer) = parsed.result.filter(|_| is_success && !is_error) else {
-            let error: GatewayError = serde_json::from_slice(&line).unwrap_or_default();
-            return self.refused(error.text().to_string());
+        let Some(answer) = parsed.result.filter(|_| !is_error) else {
+            return self.refused(GatewayError::parse(&line).text().to_string());
         };
         if answer.canceled && answer.compact_revision == 0 {
             return self.refused(answer.cancel_reason);

@@ -1,6 +1,8 @@
 //! Servers of etcd, real ones.
 #![allow(dead_code)]
 
+pub(crate) mod certificates;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -10,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use certificates::{Ca, Identity};
 use cluster_map::{ClusterMap, EtcdMap};
 use serde_json::{Value, json};
 
@@ -21,6 +24,8 @@ pub(crate) struct EtcdCluster {
     servers: Vec<Option<Child>>,
     /// More arguments of each server.
     arguments: Vec<String>,
+    /// Of a server with TLS: another address, which serves without.
+    plain: Option<SocketAddr>,
 }
 
 impl EtcdCluster {
@@ -42,6 +47,40 @@ impl EtcdCluster {
         Some(cluster)
     }
 
+    /// One server, whose clients use TLS. It has this certificate, and takes those of this CA's clients only if there is one.
+    pub(crate) fn start_with_tls(
+        name: &str,
+        identity: &Identity,
+        clients: Option<&Ca>,
+        arguments: &[&str],
+    ) -> Option<EtcdCluster> {
+        let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [client, peer, plain] = listeners.map(|listener| listener.local_addr().unwrap());
+        let mut cluster = EtcdCluster::with_addresses(name, vec![[client, peer]])?;
+        cluster.plain = Some(plain);
+        cluster.arguments = arguments.iter().map(ToString::to_string).collect();
+        cluster.set_identity(identity);
+        for (option, file) in [("--cert-file", "server.pem"), ("--key-file", "server-key.pem")] {
+            cluster
+                .arguments
+                .extend([option.to_string(), cluster.directory.join(file).display().to_string()]);
+        }
+        if let Some(clients) = clients {
+            let ca = cluster.file("clients.pem", &clients.pem());
+            let ca = ca.display().to_string();
+            cluster.arguments.extend(["--client-cert-auth".to_string(), "--trusted-ca-file".to_string(), ca]);
+        }
+        cluster.start_server(0);
+        cluster.wait_until_served();
+        Some(cluster)
+    }
+
+    /// Replaces the certificate of a server with TLS, for connections that begin later.
+    pub(crate) fn set_identity(&self, identity: &Identity) {
+        self.file("server-key.pem", &identity.key);
+        self.file("server.pem", &identity.certificate);
+    }
+
     /// A cluster whose servers are to be started, with the client and the peer address of each; `None`, with a line
     /// that says so, where etcd is not installed.
     pub(crate) fn with_addresses(name: &str, addresses: Vec<[SocketAddr; 2]>) -> Option<EtcdCluster> {
@@ -53,12 +92,16 @@ impl EtcdCluster {
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir(&directory).unwrap();
         let servers = addresses.iter().map(|_| None).collect();
-        Some(EtcdCluster { directory, addresses, servers, arguments: Vec::new() })
+        Some(EtcdCluster { directory, addresses, servers, arguments: Vec::new(), plain: None })
     }
 
     pub(crate) fn start_server(&mut self, server: usize) {
         let name = |server: usize| format!("server{server}");
         let [client, peer] = self.addresses[server].map(|address| format!("http://{address}"));
+        let client = match self.plain {
+            Some(plain) => format!("https://{},http://{plain}", self.addresses[server][0]),
+            None => client,
+        };
         let members: Vec<String> = self
             .addresses
             .iter()
@@ -94,13 +137,15 @@ impl EtcdCluster {
 
     /// The URLs of all servers, with a prefix.
     pub(crate) fn urls(&self, prefix: &str) -> String {
-        let url = |[client, _]: &[SocketAddr; 2]| format!("http://{client}/{prefix}");
+        let scheme = if self.plain.is_some() { "https" } else { "http" };
+        let url = |[client, _]: &[SocketAddr; 2]| format!("{scheme}://{client}/{prefix}");
         self.addresses.iter().map(url).collect::<Vec<_>>().join(",")
     }
 
     /// Waits until a request is answered, if only by what users without a name may not do.
     pub(crate) fn wait_until_served(&self) {
-        let map = EtcdMap::new(&self.urls("")).unwrap();
+        let urls = self.plain.map_or_else(|| self.urls(""), |plain| format!("http://{plain}"));
+        let map = EtcdMap::new(&urls).unwrap();
         let started = Instant::now();
         while let Err(error) = map.pools() {
             if error.to_string().contains("user name is empty") {
@@ -113,7 +158,7 @@ impl EtcdCluster {
 
     /// The answer to a request of the JSON gateway, which the root user makes if there is a token.
     pub(crate) fn request(&self, path: &str, token: Option<&str>, body: &Value) -> Value {
-        let (body, [address, _]) = (body.to_string(), self.addresses[0]);
+        let (body, address) = (body.to_string(), self.plain.unwrap_or(self.addresses[0][0]));
         let authorization = token.map(|token| format!("Authorization: {token}\r\n")).unwrap_or_default();
         let mut stream = TcpStream::connect(address).unwrap();
         let head = format!("POST {path} HTTP/1.0\r\n{authorization}Content-Length: {}\r\n\r\n", body.len());
@@ -150,10 +195,10 @@ impl EtcdCluster {
         self.request("/v3/auth/role/grant", token, &json!({ "name": "ringbolt", "perm": permission }));
     }
 
-    /// Writes a file with a user, which its owner alone can read.
-    pub(crate) fn user_file(&self, name: &str, user: &str) -> PathBuf {
+    /// Writes a file that its owner alone can read.
+    pub(crate) fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.directory.join(name);
-        std::fs::write(&path, user).unwrap();
+        std::fs::write(&path, text).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
         path
     }

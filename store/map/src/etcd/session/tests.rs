@@ -61,7 +61,7 @@ fn a_file_with_a_user_is_small_and_for_its_owner_alone() {
     let file = UserFile::new("large", &format!("a:{}", "b".repeat(4096)));
     assert!(EtcdUser::load(&file.0).unwrap_err().to_string().contains("more than 4096 bytes"));
     let missing = EtcdUser::load(Path::new("/nonexistent/user")).unwrap_err().to_string();
-    assert!(missing.contains("needs /nonexistent/user: No such file"), "{missing}");
+    assert!(missing.contains("/nonexistent/user: No such file"), "{missing}");
     let device = EtcdUser::load(Path::new("/dev/zero")).unwrap_err().to_string();
     assert!(device.contains("not a regular file"), "{device}");
 }
@@ -160,10 +160,12 @@ fn a_token_is_replaced_when_it_is_old_and_once() {
     assert!(is_stale(Refusal::Token, false, short));
     assert!(matches!(session.next(begin), Ok(TokenSource::Known(Some(token))) if token.text == "2"));
     // Users were disabled, and are enabled now.
-    session.authenticated(None);
-    assert!(matches!(session.next(begin), Ok(TokenSource::Known(None))));
-    assert!(session.is_stale(None, Refusal::Token, false, begin));
-    assert!(matches!(session.next(begin), Ok(TokenSource::Authenticate(_))));
+    for refusal in [Refusal::Token, Refusal::Permission] {
+        session.authenticated(None);
+        assert!(matches!(session.next(begin), Ok(TokenSource::Known(None))));
+        assert!(session.is_stale(None, refusal, false, begin));
+        assert!(matches!(session.next(begin), Ok(TokenSource::Authenticate(_))));
+    }
     // Without a user nothing is repeated.
     assert!(!EtcdSession::new(None).is_stale(None, Refusal::Token, false, begin));
 }
