@@ -222,6 +222,11 @@ fn a_cluster_uses_etcd_with_tls_while_that_restarts_under_load() {
     .concat();
 
     // What is missing or wrong is named, and nothing is made.
+    let path = directory.join("none");
+    let in_vain =
+        ringbolt(&["store", "up", "--cluster", path.to_str().unwrap(), &user_file[0], &user_file[1]]);
+    assert!(text(&in_vain.stderr).contains("no effect without URLs"), "{}", text(&in_vain.stderr));
+    assert!(!path.exists());
     let other = ["--etcd-ca-file".to_string(), file("other.pem", &other.pem())];
     for (arguments, reason) in [
         (&[][..], "https:// needs the certificate of etcd's CA: --etcd-ca-file names it"),

@@ -30,6 +30,22 @@ impl EtcdOptions {
         urls.chain(files.filter_map(|(named, path)| Some((named.parameter, path?.display().to_string()))))
     }
 
+    /// Whoever names a file relies on it: a certificate, on TLS.
+    fn check_files(&self, urls: Option<&str>) -> Result<(), MapError> {
+        let mut named = self.files.named().into_iter().filter_map(|(named, path)| path.map(|_| named));
+        let unused = match urls {
+            None => named.next(),
+            Some(urls) if urls.trim_start().starts_with("https://") => None,
+            Some(_) => named.find(|named| named.is_of_tls()),
+        };
+        let Some(unused) = unused else { return Ok(()) };
+        let reason = match urls {
+            None => "without URLs of etcd",
+            Some(_) => "with URLs that are not https://",
+        };
+        Err(MapError::Invalid(format!("{} has no effect {reason}", unused.parameter)))
+    }
+
     /// Sets a parameter. Returns whether there is one of this name.
     pub fn set_parameter(&mut self, name: &str, value: &str) -> bool {
         if name == "etcd" {
@@ -67,9 +83,11 @@ impl MapLocation {
     /// directory `map`. `None` if there is no cluster. Its files that let a process in are `etcd-*`, unless others are named.
     ///
     /// # Errors
-    /// [`MapError::Storage`] if the file cannot be read.
+    /// [`MapError::Storage`] if the file cannot be read; [`MapError::Invalid`] if files are named that would not be used.
     pub fn find(cluster: &Path, etcd: &EtcdOptions) -> Result<Option<MapLocation>, MapError> {
-        let Some(urls) = etcd.urls.clone().map_or_else(|| read_urls(cluster), |urls| Ok(Some(urls)))? else {
+        let urls = etcd.urls.clone().map_or_else(|| read_urls(cluster), |urls| Ok(Some(urls)))?;
+        etcd.check_files(urls.as_deref())?;
+        let Some(urls) = urls else {
             let map = cluster.join("map");
             return Ok(map.is_dir().then_some(MapLocation::Directory(map)));
         };

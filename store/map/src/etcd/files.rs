@@ -33,6 +33,12 @@ pub(crate) struct NamedFile {
     is_private: bool,
 }
 
+impl NamedFile {
+    pub(crate) fn is_of_tls(&self) -> bool {
+        self.file != USER.file
+    }
+}
+
 const USER: NamedFile = NamedFile { file: "etcd-user", parameter: "etcd_user_file", is_private: true };
 const CA: NamedFile = NamedFile { file: "etcd-ca.pem", parameter: "etcd_ca_file", is_private: false };
 const CERTIFICATE: NamedFile =

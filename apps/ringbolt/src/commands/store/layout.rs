@@ -80,6 +80,8 @@ impl ClusterLayout {
             return Err(CommandError::usage(reason));
         }
         new.node.check_network()?;
+        // Files without their URLs are an error.
+        MapLocation::find(directory, etcd).map_err(CommandError::operation)?;
         let name = directory
             .file_name()
             .ok_or_else(|| CommandError::usage("the cluster needs a directory of its own"))?;
