@@ -73,12 +73,15 @@ fn a_request_and_a_watch_get_another_token_when_theirs_has_expired() {
         wait_until_expired(&etcd, &token);
         let wanted = record(epoch, 1, &[1, 2]);
         assert_eq!(map.propose_group(GroupId(7), &wanted).unwrap(), Proposed::Accepted);
-        // No error: a watch is opened anew after 5 s, with a token that has expired meanwhile.
+        // No error of tokens: a watch is opened anew after 5 s, with a token that has expired meanwhile.
         let started = Instant::now();
         let mut is_streamed = false;
         while started.elapsed() < Duration::from_secs(8) {
-            let found = changes.wait(Duration::from_secs(1)).unwrap();
-            is_streamed |= found.contains(&MapChange::Group(GroupId(7), wanted.clone()));
+            match changes.wait(Duration::from_secs(1)) {
+                Ok(found) => is_streamed |= found.contains(&MapChange::Group(GroupId(7), wanted.clone())),
+                // On a machine with much else to do.
+                Err(error) => assert!(error.to_string().contains("did not answer"), "{error}"),
+            }
         }
         assert!(is_streamed);
     }
