@@ -6,7 +6,7 @@
 //! and shared without copying; a [`Parcel`] takes data to another core, and returns it when it is dropped there.
 //! [`SharedRegion`] is memory that several cores, a device or another process access concurrently; an
 //! [`ExternalMemory`] makes buffers of parts of it without a copy. [`DeviceBuffer`] is a buffer that a device
-//! accesses concurrently, and [`EntryRing`] is a queue in such a buffer.
+//! accesses concurrently, and [`EntryRing`] is a queue in such a buffer. [`PersistentRegion`] is a file on persistent memory.
 //!
 //! ```
 //! let arena = dma::Arena::new(dma::ArenaConfig { limit_bytes: 4 << 20, ..Default::default() });
@@ -19,10 +19,12 @@
 
 mod arena;
 mod buffer;
+mod cache_flush;
 mod data;
 mod entry_ring;
 mod external;
 mod parcel;
+mod persistent;
 mod pool;
 mod region;
 mod sigbus;
@@ -33,6 +35,7 @@ pub use data::{Data, Slices};
 pub use entry_ring::{EntryRing, EntryRingView};
 pub use external::ExternalMemory;
 pub use parcel::Parcel;
+pub use persistent::PersistentRegion;
 pub use pool::{BUFFER_BYTES_MAX, BUFFER_BYTES_MIN, Pool, PoolCounts};
 pub use region::{RegionError, RegionMapping, SharedRegion, VolatileBytes};
 pub use sigbus::sigbus_fault_count;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags};
 
 use crate::Buffer;
-use crate::sigbus::SigbusGuard;
+use crate::sigbus::{SigbusCauses, SigbusGuard};
 
 pub use mapping::RegionMapping;
 
@@ -37,6 +37,14 @@ pub enum RegionError {
     /// A peer's file is no memory: not a memfd, nor on tmpfs or hugetlbfs.
     #[error("the file is neither a memfd nor on tmpfs or hugetlbfs")]
     NotMemory,
+    /// `MAP_SYNC` is refused: a store to the file would not be durable.
+    #[error(
+        "the file is not on persistent memory: its file system must be mounted with DAX (ext4 or xfs on /dev/pmemN, mount -o dax)"
+    )]
+    NotPersistent,
+    /// The processor has no instruction that flushes a line of its caches to persistent memory from user space.
+    #[error("this processor cannot flush its caches to persistent memory from user space")]
+    NoCacheFlush,
     /// A peer's file ends before the range.
     #[error("the file has fewer than {0} bytes")]
     Short(u64),
@@ -300,13 +308,25 @@ impl SharedRegion {
         bytes: u64,
         writable: bool,
     ) -> Result<SharedRegion, RegionError> {
+        SharedRegion::map_with(file, offset, bytes, writable, MapFlags::SHARED)
+    }
+
+    fn map_with(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+        writable: bool,
+        flags: MapFlags,
+    ) -> Result<SharedRegion, RegionError> {
         let size = checked_size(bytes)?;
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a new mapping at an address of the kernel's choice aliases no Rust object.
-        let start = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), size, protection, MapFlags::SHARED, file, offset)
-        };
-        let start = start.map_err(|errno| RegionError::Map { bytes, errno: errno.raw_os_error() })?;
+        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, protection, flags, file, offset) };
+        let start = start.map_err(|errno| match errno {
+            // Only with `MAP_SYNC`, see mmap(2).
+            rustix::io::Errno::OPNOTSUPP if flags.contains(MapFlags::SYNC) => RegionError::NotPersistent,
+            errno => RegionError::Map { bytes, errno: errno.raw_os_error() },
+        })?;
         let start = NonNull::new(start.cast()).ok_or(RegionError::NoMemory(bytes))?;
         Ok(SharedRegion::from_mapping(start, size, writable, false))
     }
@@ -322,12 +342,25 @@ impl SharedRegion {
         bytes: u64,
         writable: bool,
     ) -> Result<SharedRegion, RegionError> {
-        let region = SharedRegion::map(file, offset, bytes, writable)?;
+        SharedRegion::map(file, offset, bytes, writable)?.guarded(SigbusCauses::Truncation)
+    }
+
+    /// Maps a file with these flags, also where memory of it fails: as [`map_untrusted`](Self::map_untrusted).
+    pub(crate) fn map_guarded(
+        file: BorrowedFd<'_>,
+        bytes: u64,
+        writable: bool,
+        flags: MapFlags,
+    ) -> Result<SharedRegion, RegionError> {
+        SharedRegion::map_with(file, 0, bytes, writable, flags)?.guarded(SigbusCauses::TruncationAndFailure)
+    }
+
+    fn guarded(self, causes: SigbusCauses) -> Result<SharedRegion, RegionError> {
         // Mappings are whole pages; for a file of hugepages, the kernel has rejected every other size.
-        let length = region.bytes.next_multiple_of(rustix::param::page_size());
-        let guard = SigbusGuard::new(region.start, length).ok_or(RegionError::NoMemory(bytes))?;
-        region.mapping.guard(guard);
-        Ok(region)
+        let length = self.bytes.next_multiple_of(rustix::param::page_size());
+        let guard = SigbusGuard::new(self.start, length, causes);
+        self.mapping.guard(guard.ok_or(RegionError::NoMemory(self.bytes as u64))?);
+        Ok(self)
     }
 
     /// Maps memory that a peer shares: at least the `bytes` bytes from `offset` of a file of whole pages, writable, as

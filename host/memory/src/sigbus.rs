@@ -1,9 +1,10 @@
-//! SIGBUS handling for mapped files that another process can truncate.
+//! SIGBUS handling for mapped files that another process can truncate, and for persistent memory, which can fail.
 //!
 //! Access to a mapped page beyond the end of a truncated file raises SIGBUS, so a peer that shares a file
 //! with us could kill the process. Mappings of untrusted files are registered here, and a SIGBUS handler
 //! replaces the mapping that faulted with zeroed anonymous memory. The access is then repeated and
-//! succeeds, and the region reports from then on that it is poisoned. Every other SIGBUS is forwarded to
+//! succeeds, and the region reports from then on that it is poisoned. The same happens when memory of a region for which that
+//! was asked has an error that the hardware cannot correct. Every other SIGBUS is forwarded to
 //! the previous handler.
 
 use std::ptr::NonNull;
@@ -20,10 +21,26 @@ struct RegionEntry {
     start: AtomicUsize,
     bytes: AtomicUsize,
     poisoned: AtomicBool,
+    /// [`SigbusCauses::TruncationAndFailure`].
+    includes_failure: AtomicBool,
+}
+
+/// What a region is replaced for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SigbusCauses {
+    /// The file has no such page.
+    Truncation,
+    /// That, or the memory of the page failed.
+    TruncationAndFailure,
 }
 
 static ENTRIES: [RegionEntry; REGIONS_MAX] = [const {
-    RegionEntry { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0), poisoned: AtomicBool::new(false) }
+    RegionEntry {
+        start: AtomicUsize::new(0),
+        bytes: AtomicUsize::new(0),
+        poisoned: AtomicBool::new(false),
+        includes_failure: AtomicBool::new(false),
+    }
 }; REGIONS_MAX];
 /// Entries from this index on were never used.
 static ENTRIES_USED: AtomicUsize = AtomicUsize::new(0);
@@ -45,7 +62,7 @@ pub(crate) struct SigbusGuard(usize);
 
 impl SigbusGuard {
     /// Registers a mapping; `None` if there are too many. Must be dropped before the mapping is unmapped.
-    pub(crate) fn new(start: NonNull<u8>, bytes: usize) -> Option<SigbusGuard> {
+    pub(crate) fn new(start: NonNull<u8>, bytes: usize, causes: SigbusCauses) -> Option<SigbusGuard> {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(install);
         let mut free = sync::lock(&FREE);
@@ -62,6 +79,7 @@ impl SigbusGuard {
         };
         let entry = &ENTRIES[index];
         entry.poisoned.store(false, Ordering::Relaxed);
+        entry.includes_failure.store(causes == SigbusCauses::TruncationAndFailure, Ordering::Relaxed);
         entry.start.store(start.as_ptr().addr(), Ordering::Relaxed);
         entry.bytes.store(bytes, Ordering::Release);
         Some(SigbusGuard(index))
@@ -104,15 +122,20 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     let siginfo = unsafe { &*info };
     // SAFETY: SIGBUS carries an address.
     let address = unsafe { siginfo.si_addr() }.addr();
-    // Only BUS_ADRERR: BUS_MCEERR_* reports a hardware memory error.
-    if siginfo.si_code == libc::BUS_ADRERR && replace_region(address) {
+    let causes = match siginfo.si_code {
+        libc::BUS_ADRERR => Some(SigbusCauses::Truncation),
+        // A hardware memory error in what is being accessed.
+        libc::BUS_MCEERR_AR => Some(SigbusCauses::TruncationAndFailure),
+        _ => None,
+    };
+    if causes.is_some_and(|cause| replace_region(address, cause)) {
         return;
     }
     forward(signal, info, context);
 }
 
-/// Replaces the registered region that contains `address` with anonymous memory; `false` if there is none.
-fn replace_region(address: usize) -> bool {
+/// Replaces the registered region that contains `address` with anonymous memory; `false` if there is none for this cause.
+fn replace_region(address: usize, cause: SigbusCauses) -> bool {
     let used = ENTRIES_USED.load(Ordering::Acquire);
     for entry in &ENTRIES[..used] {
         let bytes = entry.bytes.load(Ordering::Acquire);
@@ -120,6 +143,11 @@ fn replace_region(address: usize) -> bool {
         if address.wrapping_sub(start) >= bytes {
             continue;
         }
+        if cause == SigbusCauses::TruncationAndFailure && !entry.includes_failure.load(Ordering::Relaxed) {
+            return false;
+        }
+        // Before the region is ordinary memory: a thread that stored to that finds the region poisoned.
+        entry.poisoned.store(true, Ordering::Release);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         let place = std::ptr::with_exposed_provenance_mut(start);
@@ -130,7 +158,6 @@ fn replace_region(address: usize) -> bool {
         if mapped.is_err() {
             return false;
         }
-        entry.poisoned.store(true, Ordering::Release);
         FAULTS.fetch_add(1, Ordering::Relaxed);
         return true;
     }
@@ -206,6 +233,37 @@ mod tests {
         region.write(0, &[5; 4096]);
         assert!(region.is_poisoned());
         assert_eq!(region.load_u8(4095), 5);
+    }
+
+    /// Sends this thread what the kernel sends for an access to memory that failed.
+    fn report_failure(address: usize) {
+        // SAFETY: all zeroes is a valid `siginfo_t`.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        info.si_signo = libc::SIGBUS;
+        info.si_code = libc::BUS_MCEERR_AR;
+        // The address follows the three first fields, at the alignment of a pointer: sigaction(2), `si_addr`.
+        let field = (&raw mut info).cast::<usize>().wrapping_add(2);
+        // SAFETY: the offset and a pointer are inside the structure.
+        unsafe { field.write(address) };
+        let (process, thread) = (std::process::id(), rustix::thread::gettid().as_raw_nonzero().get());
+        let (number, info) = (libc::SYS_rt_tgsigqueueinfo, &raw const info);
+        // SAFETY: a signal to this thread, with a structure that the kernel copies; this process has a handler for it.
+        let sent = unsafe { libc::syscall(number, process, thread, libc::SIGBUS, info) };
+        assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    #[test]
+    fn failed_memory_poisons_a_region_for_which_that_was_asked() {
+        let file = memfd(8192);
+        let region = SharedRegion::map_guarded(file.as_fd(), 8192, true, MapFlags::SHARED).unwrap();
+        let untrusted = SharedRegion::map_untrusted(file.as_fd(), 0, 8192, true).unwrap();
+        region.write(0, &[7; 8192]);
+        report_failure(region.as_ptr().addr() + 4096);
+        assert!(region.is_poisoned() && !untrusted.is_poisoned());
+        assert_eq!((region.load_u8(4096), untrusted.load_u8(4096)), (0, 7));
+        let of_untrusted = untrusted.as_ptr().addr();
+        assert!(!replace_region(of_untrusted, SigbusCauses::TruncationAndFailure));
+        assert!(!untrusted.is_poisoned());
     }
 
     #[test]
