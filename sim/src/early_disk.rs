@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, InfoValue, Request};
+use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, Durability, InfoValue, Request};
 use block_io::{Op, RequestFlags, Status, Tag};
 use os::clock::Clock;
 use reactor::Core;
@@ -34,6 +34,10 @@ impl Bdev for EarlyDisk {
 
     fn geometry(&self) -> BdevGeometry {
         self.0.geometry()
+    }
+
+    fn durability(&self) -> Durability {
+        self.0.durability()
     }
 
     fn supports(&self, op: Op) -> bool {

@@ -86,6 +86,18 @@ fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
     cluster.wait_for("allocated", |status| free(status) == before - extents);
     cluster.ok(&["image", "remove", "whole"]);
 
+    // What a write survives is what the file system of the files keeps, whatever the pool wants.
+    let file = cluster.directory.join("node1/store.img");
+    let in_memory = rustix::fs::statfs(&file).unwrap().f_type as u64 & 0xffff_ffff == 0x0102_1994;
+    let status = cluster.status();
+    if in_memory {
+        assert_eq!(status["groups"][0]["durability"], "memory");
+    }
+    for node in status["nodes"].as_array().unwrap() {
+        assert_eq!(node["report"]["durability"], status["groups"][0]["durability"]);
+    }
+    assert_eq!(status["groups"][0]["class"], "disk");
+
     // What is not there.
     let missing = ringbolt(&["image", "remove", "other", "--cluster", cluster.path()]);
     assert!(text(&missing.stderr).contains("there is no image pool/other"), "{}", text(&missing.stderr));

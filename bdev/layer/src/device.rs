@@ -13,7 +13,7 @@ use crate::qos::{DeviceQos, RateLimits};
 use crate::range_locks::RangeLocks;
 use crate::stats::{StatsReset, StatsTable};
 use crate::trace::Trace;
-use crate::{BdevError, BoxedChannel, ChannelStats, DeviceStats};
+use crate::{BdevError, BoxedChannel, ChannelStats, DeviceStats, Durability};
 
 /// Size, block size and alignment of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +158,9 @@ pub trait Bdev: Any + Send + Sync {
     ///
     /// [`Registry::notify_resized`]: crate::Registry::notify_resized
     fn geometry(&self) -> BdevGeometry;
+
+    /// What a write survives once it was completed with FUA or flushed. A device on top of others has that of the weakest.
+    fn durability(&self) -> Durability;
 
     /// Whether the module implements an operation. Where [`Op::Reset`] is not supported, the layer completes it once
     /// all I/O in flight has completed; where it is, it reaches the module even beyond [`depth`](Self::depth).
@@ -320,6 +323,11 @@ impl BlockDevice {
             Op::Copy => self.bdev.supports(Op::Read) && self.bdev.supports(Op::Write),
             op => self.bdev.supports(op),
         }
+    }
+
+    /// What a write survives; see [`Bdev::durability`].
+    pub fn durability(&self) -> Durability {
+        self.bdev.durability()
     }
 
     /// The module's object behind the device.

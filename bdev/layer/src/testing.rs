@@ -20,7 +20,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use block_io::{Op, Payload, RequestFlags, Status};
 use random::WyRand;
 
-use crate::{Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, InfoValue, Registry, Request};
+use crate::{
+    Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, Durability, Registry, Request,
+};
 
 /// Unit of atomicity at a power failure, in bytes.
 pub const SECTOR_BYTES: usize = 512;
@@ -264,6 +266,10 @@ impl Bdev for CrashDisk {
         self.geometry
     }
 
+    fn durability(&self) -> Durability {
+        Durability::Disk
+    }
+
     fn supports(&self, op: Op) -> bool {
         matches!(op, Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes)
     }
@@ -271,10 +277,6 @@ impl Bdev for CrashDisk {
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
         let rng = WyRand::new(self.seed ^ core.index() as u64);
         Ok(Box::new(CrashDiskChannel { disk: self.clone(), rng, executed: Vec::new() }))
-    }
-
-    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
-        vec![("durability", "simulated".into())]
     }
 
     fn depth(&self) -> u32 {

@@ -7,7 +7,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use bdev::{Access, Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Completion, IoLimits, Request};
+use bdev::{
+    Access, Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Completion, Durability, IoLimits,
+    Request,
+};
 use block_io::{Channel as _, Op, Payload, RequestFlags, Status, Tag};
 use dma::{Buffer, Data, SharedRegion};
 use proptest::prelude::*;
@@ -43,6 +46,10 @@ impl Bdev for Picky {
 
     fn geometry(&self) -> BdevGeometry {
         BdevGeometry::new(BLOCK as u32, BLOCKS)
+    }
+
+    fn durability(&self) -> Durability {
+        Durability::None
     }
 
     fn supports(&self, op: Op) -> bool {

@@ -6,8 +6,8 @@ mod rig;
 use std::time::{Duration, Instant};
 
 use bdev::{
-    Access, AsyncChannel, BdevChannel, BdevError, InfoValue, RateLimits, Request, delay, error, malloc, null,
-    passthru, split,
+    Access, AsyncChannel, BdevChannel, BdevError, Durability, RateLimits, Request, delay, error, malloc,
+    null, passthru, split,
 };
 use block_io::{Channel as _, Op, Payload, RequestFlags, Status, Tag};
 use error::{Chance, FaultAction, FaultInjection};
@@ -36,7 +36,34 @@ fn malloc_channels_share_the_data_and_durability_is_reported() {
     assert_eq!(rig.read(&mut first, 255, 1).unwrap(), vec![0; 4096]);
     assert_eq!(rig.simple(&mut second, Op::Reset, 0, 0, RequestFlags::NONE), Status::SUCCESS);
     assert_eq!(device.bdev().product_name(), "Malloc disk");
-    assert!(device.bdev().driver_specific().contains(&("durability", InfoValue::Text("memory".into()))));
+    assert_eq!(device.durability(), Durability::Process);
+}
+
+/// A device on top of others says what those below it are.
+#[test]
+fn durability_is_that_of_the_device_below() {
+    let rig = Rig::new();
+    let registry = &rig.registry;
+    let on_top_of = |base: &str| {
+        let (base_name, name) = (base.to_string(), format!("{base}-passthru"));
+        let config = passthru::PassthruConfig { base: base_name.clone(), name: name.clone(), uuid: None };
+        passthru::create(registry, config).unwrap();
+        error::create(registry, error::ErrorConfig::new(&name)).unwrap();
+        let faulty = format!("EE_{name}");
+        split::create(registry, &split::SplitConfig { base: faulty.clone(), count: 2, part_mib: None })
+            .unwrap();
+        let delayed = format!("{base}-delay");
+        delay::create(registry, delay::DelayConfig::new(&format!("{faulty}p1"), &delayed, 1)).unwrap();
+        [name, faulty.clone(), format!("{faulty}p0"), format!("{faulty}p1"), delayed, base_name]
+    };
+    malloc::create(registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
+    null::create(registry, null::NullConfig::new("N", 256, 512)).unwrap();
+    bdev::testing::CrashDisk::create(registry, "C", 256, 512, 1).unwrap();
+    for (base, expected) in [("M", Durability::Process), ("N", Durability::None), ("C", Durability::Disk)] {
+        for name in on_top_of(base) {
+            assert_eq!(registry.find(&name).unwrap().durability(), expected, "{name}");
+        }
+    }
 }
 
 /// The block that a seek finds.

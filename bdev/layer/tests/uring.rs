@@ -54,6 +54,19 @@ fn field(rig: &Rig, name: &str) -> Option<InfoValue> {
 }
 
 #[test]
+fn a_file_in_memory_says_so() {
+    use std::os::fd::AsRawFd;
+    let rig = Rig::new();
+    let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    if device(&rig, UringConfig::new("F", path)).is_none() {
+        return;
+    }
+    assert_eq!(rig.registry.find("F").unwrap().durability(), bdev::Durability::Memory);
+}
+
+#[test]
 fn written_data_is_in_the_file() {
     for direct in [true, false] {
         let directory = TestDirectory::new(&format!("written-{direct}"));

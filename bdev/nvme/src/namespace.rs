@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, InfoValue, IoLimits};
+use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, Durability, InfoValue, IoLimits};
 use block_io::Op;
 use reactor::Core;
 use uuid::Uuid;
@@ -138,6 +138,10 @@ impl Bdev for NvmeBdev {
             atomic_write_boundary_blocks: self.shared.atomic_boundary.load(Ordering::Relaxed),
             ..self.geometry
         }
+    }
+
+    fn durability(&self) -> Durability {
+        Durability::Disk
     }
 
     fn supports(&self, op: Op) -> bool {

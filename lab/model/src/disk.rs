@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bdev::{
-    BadBlocks, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, DeviceMemory, InfoValue, Registry,
-    Uuid,
+    BadBlocks, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, DeviceMemory, Durability, InfoValue,
+    Registry, Uuid,
 };
 use block_io::Op;
 
@@ -230,6 +230,10 @@ impl Bdev for ModelDisk {
         self.geometry
     }
 
+    fn durability(&self) -> Durability {
+        if self.region.is_some() { Durability::Process } else { Durability::None }
+    }
+
     fn supports(&self, op: Op) -> bool {
         // The bdev layer implements the others.
         !matches!(op, Op::Compare | Op::Copy | Op::Abort | Op::SeekData | Op::SeekHole)
@@ -252,8 +256,7 @@ impl Bdev for ModelDisk {
             ("store", if stores { "memory".into() } else { "none".into() }),
             ("faults", InfoValue::Number(rules as u64)),
         ];
-        let durability = if stores { "memory" } else { "none: nothing is stored" };
-        vec![("model", InfoValue::Object(object)), ("durability", durability.into())]
+        vec![("model", InfoValue::Object(object))]
     }
 
     fn reads_undefined(&self) -> bool {

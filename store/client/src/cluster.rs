@@ -1,11 +1,11 @@
 //! A cluster as its clients find it: the map, and the key.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cluster_map::{
-    ClusterMap, EtcdOptions, GroupId, ImageEntry, MapError, MapLocation, PoolRecord, ReplicaId,
+    ClusterMap, EtcdOptions, GroupId, ImageEntry, MapError, MapLocation, PoolClass, PoolRecord, ReplicaId,
 };
 use sockets::StreamAddress;
 use store_link::{ClusterKey, Identity};
@@ -63,6 +63,8 @@ pub struct Cluster {
 pub(crate) struct PoolView {
     pub(crate) identity: Arc<Identity>,
     pub(crate) pool: PoolRecord,
+    /// Where a write is when it is acknowledged.
+    pub(crate) class: PoolClass,
     pub(crate) nodes: BTreeMap<ReplicaId, StreamAddress>,
     /// The replicas of each group, the primary first.
     pub(crate) replicas: BTreeMap<u32, Vec<ReplicaId>>,
@@ -121,7 +123,7 @@ impl Cluster {
             let parsed = parsed.map_err(|_| ClientError::Address { node: id.0, address: address.clone() })?;
             nodes.insert(ReplicaId(id.0), parsed);
         }
-        let mut replicas = BTreeMap::new();
+        let mut replicas: BTreeMap<u32, Vec<ReplicaId>> = BTreeMap::new();
         let range = pool.first_group..pool.first_group + pool.groups;
         let mut records = self.map.groups(range.clone())?;
         for group in range {
@@ -130,6 +132,9 @@ impl Cluster {
             let others = record.replicas.into_iter().filter(|replica| *replica != primary);
             replicas.insert(group, [primary].into_iter().chain(others).collect());
         }
-        Ok(PoolView { identity: Arc::new(self.identity(None)?), pool, nodes, replicas })
+        let used: BTreeSet<_> = replicas.values().flatten().copied().collect();
+        let devices = self.map.devices()?;
+        let class = pool.class_on(devices.values().filter(|device| used.contains(&ReplicaId(device.node.0))));
+        Ok(PoolView { identity: Arc::new(self.identity(None)?), pool, class, nodes, replicas })
     }
 }

@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, InfoValue, IoLimits};
+use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, Durability, InfoValue, IoLimits};
 use block_io::Op;
-use cluster_map::ImageEntry;
+use cluster_map::{ImageEntry, PoolClass};
 use reactor::Core;
 use sockets::{CoreNetwork, Sockets};
 use store_image::IMAGE_BLOCK_BYTES;
@@ -113,6 +113,14 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
         geometry_of(self.bytes.load(Ordering::Relaxed))
     }
 
+    /// The pool's class, as far as the devices of its replicas keep it.
+    fn durability(&self) -> Durability {
+        match self.watch.view().0.class {
+            PoolClass::Memory => Durability::Memory,
+            PoolClass::Disk => Durability::Disk,
+        }
+    }
+
     fn supports(&self, op: Op) -> bool {
         store_image::supports(op)
     }
@@ -128,11 +136,7 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
     }
 
     fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
-        let object = vec![
-            ("pool", self.pool.as_str().into()),
-            ("image", self.image.as_str().into()),
-            ("durability", self.watch.view().0.pool.class.name().into()),
-        ];
+        let object = vec![("pool", self.pool.as_str().into()), ("image", self.image.as_str().into())];
         vec![("store", InfoValue::Object(object))]
     }
 

@@ -27,7 +27,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let device = |id: u32| {
         let (uuid, node) = (Uuid::new_v4(), NodeId(id / devices));
-        (DeviceId(id), DeviceRecord { uuid, node, weight: DEVICE_GIB, out: false, partition: None })
+        (
+            DeviceId(id),
+            DeviceRecord { uuid, node, weight: DEVICE_GIB, out: false, partition: None, class: None },
+        )
     };
     let mut node_records: BTreeMap<_, _> = (0..nodes).map(node).collect();
     let device_records: BTreeMap<_, _> = (0..nodes * devices).map(device).collect();

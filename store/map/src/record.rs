@@ -56,6 +56,9 @@ pub struct DeviceRecord {
     /// The size of its partitions, all the same; a node that starts says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<PartitionSize>,
+    /// What survives a write that it acknowledged, its logs' device considered; a node that starts says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<PoolClass>,
 }
 
 /// What a partition has room for, or what a group uses of one.
@@ -82,16 +85,16 @@ impl PartitionSize {
     }
 }
 
-/// Where a write of a pool is when it is acknowledged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Where a write of a pool is when it is acknowledged; the weakest first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolClass {
-    /// Durable on the device of every replica in sync.
-    #[default]
-    Disk,
     /// In the device's cache of every replica in sync. A replica whose machine is booted again gets a copy; if all in sync are,
     /// the data of the group is lost.
     Memory,
+    /// Durable on the device of every replica in sync.
+    #[default]
+    Disk,
 }
 
 impl PoolClass {
@@ -125,6 +128,18 @@ pub struct PoolRecord {
     /// When a write is acknowledged. It never changes.
     #[serde(default, skip_serializing_if = "PoolClass::is_default")]
     pub class: PoolClass,
+}
+
+impl PoolRecord {
+    /// Where a write is when it is acknowledged, if replicas are on these devices: a promise of the pool is worth what the
+    /// weakest of them is. A device that says nothing counts as what the pool wants.
+    pub fn class_on<'a>(&self, devices: impl IntoIterator<Item = &'a DeviceRecord>) -> PoolClass {
+        devices
+            .into_iter()
+            .filter_map(|device| device.class)
+            .min()
+            .map_or(self.class, |it| it.min(self.class))
+    }
 }
 
 /// An image: a volume of a pool.

@@ -68,8 +68,14 @@ fn records_change_as_in_a_directory() {
     assert_eq!(map.create_node(&node(2)).unwrap(), NodeId(2));
     let copied = map.put_node(NodeId(3), &node(1)).unwrap_err();
     assert!(matches!(copied, MapError::SameIdentity { what: "node", number: 1, .. }), "{copied}");
-    let device =
-        DeviceRecord { uuid: Uuid::from_u128(9), node: NodeId(1), weight: 100, out: false, partition: None };
+    let device = DeviceRecord {
+        uuid: Uuid::from_u128(9),
+        node: NodeId(1),
+        weight: 100,
+        out: false,
+        partition: None,
+        class: None,
+    };
     map.put_device(DeviceId(1), &device).unwrap();
     assert!(matches!(map.put_device(DeviceId(2), &device), Err(MapError::SameIdentity { .. })));
     let stray = DeviceRecord { uuid: Uuid::from_u128(8), node: NodeId(7), ..device.clone() };

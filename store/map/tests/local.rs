@@ -25,6 +25,37 @@ impl Drop for MapFile {
     }
 }
 
+/// The weakest device of a pool decides; one that says nothing promises what the pool does.
+#[test]
+fn a_pool_keeps_what_the_weakest_device_keeps() {
+    let pool = |class| PoolRecord { first_group: 0, groups: 1, replicas: 1, in_sync_min: 1, class };
+    let device = |class| DeviceRecord {
+        uuid: Uuid::nil(),
+        node: NodeId(1),
+        weight: 1,
+        out: false,
+        partition: None,
+        class,
+    };
+    use PoolClass::{Disk, Memory};
+    for (class, devices, expected) in [
+        (Disk, vec![], Disk),
+        (Disk, vec![None, None], Disk),
+        (Disk, vec![Some(Disk), Some(Memory), None], Memory),
+        (Disk, vec![Some(Disk), None], Disk),
+        (Memory, vec![Some(Disk)], Memory),
+    ] {
+        let devices: Vec<_> = devices.into_iter().map(device).collect();
+        assert_eq!(pool(class).class_on(&devices), expected, "{class:?} on {devices:?}");
+    }
+    // Records of versions that know no class are read, and written as before.
+    let text = serde_json::to_string(&device(None)).unwrap();
+    assert!(!text.contains("class"), "{text}");
+    assert_eq!(serde_json::from_str::<DeviceRecord>(&text).unwrap(), device(None));
+    let text = serde_json::to_string(&device(Some(Memory))).unwrap();
+    assert_eq!(serde_json::from_str::<DeviceRecord>(&text).unwrap(), device(Some(Memory)));
+}
+
 #[test]
 fn a_record_changes_from_epoch_to_epoch_only() {
     let file = MapFile::new("epochs");
@@ -92,8 +123,14 @@ fn a_copied_identity_is_refused() {
     map.set_out(NodeId(1), Some(OutReason::Operator)).unwrap();
     let error = map.put_node(NodeId(2), &node(1)).unwrap_err();
     assert!(matches!(error, MapError::SameIdentity { what: "node", number: 1, .. }), "{error}");
-    let device =
-        DeviceRecord { uuid: Uuid::from_u128(9), node: NodeId(1), weight: 100, out: false, partition: None };
+    let device = DeviceRecord {
+        uuid: Uuid::from_u128(9),
+        node: NodeId(1),
+        weight: 100,
+        out: false,
+        partition: None,
+        class: None,
+    };
     map.put_device(DeviceId(1), &device).unwrap();
     let error = map.put_device(DeviceId(2), &device).unwrap_err();
     assert!(matches!(error, MapError::SameIdentity { what: "device", number: 1, .. }), "{error}");

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use bdev::{Access, Descriptor, Registry};
+use bdev::{Access, BdevError, Descriptor, Durability, Registry};
+use cluster_map::PoolClass;
 use reactor::Core;
 use uuid::Uuid;
 use wire_store::{BLOCK_BYTES, DecodeError, LogSuperblock, SECTOR_BYTES, Superblock};
@@ -32,6 +33,32 @@ impl<'a> From<&'a String> for StoreBdevs<'a> {
     fn from(data: &'a String) -> StoreBdevs<'a> {
         StoreBdevs { data, log: None }
     }
+}
+
+impl StoreBdevs<'_> {
+    /// What acknowledged writes of a store on these bdevs survive.
+    ///
+    /// # Errors
+    /// [`BdevError::NotFound`].
+    pub fn durability(&self, registry: &Registry) -> Result<Durability, BdevError> {
+        let find = |name: &str| {
+            let device = registry.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
+            Ok::<_, BdevError>(device.durability())
+        };
+        let data = find(self.data)?;
+        Ok(acknowledged(data, self.log.map_or(Ok(data), find)?))
+    }
+}
+
+/// What acknowledged writes survive: they are in the log, until they are in place and flushed. So data on a disk is no weaker
+/// than a log in persistent memory.
+fn acknowledged(data: Durability, log: Durability) -> Durability {
+    if data.is_volatile() { data.min(log) } else { log }
+}
+
+/// The class that a pool would have for this.
+pub fn class_of(durability: Durability) -> PoolClass {
+    if durability.is_volatile() { PoolClass::Memory } else { PoolClass::Disk }
 }
 
 /// The descriptors of a store's devices.
@@ -72,16 +99,20 @@ impl StoreDescriptors {
         Ok(StoreDisks { data, separate_log })
     }
 
-    /// Whether what counts as durable is in memory only: of two devices, the weaker one decides.
-    pub(crate) fn is_memory(&self) -> bool {
-        [&self.data, self.log()].into_iter().any(|descriptor| is_memory(descriptor))
+    /// What acknowledged writes survive.
+    pub(crate) fn durability(&self) -> Durability {
+        acknowledged(self.data.device().durability(), self.log().device().durability())
     }
-}
 
-/// Whether a device loses its contents with the process.
-pub(crate) fn is_memory(descriptor: &Descriptor) -> bool {
-    let described = descriptor.device().bdev().driver_specific();
-    described.iter().any(|(name, value)| *name == "durability" && *value == "memory".into())
+    /// Refuses logs of replicas that end before the data does: the replicas would be lost with them.
+    pub(crate) fn check_logs_of_replicas(&self) -> Result<(), StoreError> {
+        let (data, log) = (self.data.device(), self.log().device());
+        if log.durability().is_volatile() && log.durability() < data.durability() {
+            let (log, data) = (log.name().to_string(), data.name().to_string());
+            return Err(StoreError::LogInMemory { log, data });
+        }
+        Ok(())
+    }
 }
 
 /// The devices as background work uses them.

@@ -56,11 +56,17 @@ pub enum StoreError {
         /// UUID of the device that was named.
         found: Uuid,
     },
-    /// The logs of replicas would be lost with the process.
+    /// The logs of replicas would be lost, and their data not.
     #[error(
-        "{0} keeps what is written in memory, which ends with the process: the logs of a node need a device"
+        "{log} keeps what is written in memory, and {data} outlives that: the logs of a node need a device that lasts as long \
+         as its data"
     )]
-    LogInMemory(String),
+    LogInMemory {
+        /// The block device for the logs.
+        log: String,
+        /// That with the data.
+        data: String,
+    },
     /// Formatting would destroy a store.
     #[error("the device has a store already; force formats it again")]
     Exists,

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, InfoValue, IoLimits, Request};
+use bdev::{
+    Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, Durability, InfoValue, IoLimits, Request,
+};
 use block_io::{Channel, Op, Status};
 use dma::{Data, Parcel};
 use reactor::{Core, MailboxReceiver, MailboxSender};
@@ -43,7 +45,7 @@ pub(crate) struct ImageBdev {
     pub(crate) bytes: AtomicU64,
     pub(crate) shards: Shards,
     /// Where a write is when it is acknowledged.
-    pub(crate) durability: &'static str,
+    pub(crate) durability: Durability,
 }
 
 impl Bdev for ImageBdev {
@@ -58,6 +60,10 @@ impl Bdev for ImageBdev {
             atomic_write_boundary_blocks: OBJECT_BYTES as u32 / IMAGE_BLOCK_BYTES,
             ..store_image::geometry(self.bytes.load(Ordering::Relaxed))
         }
+    }
+
+    fn durability(&self) -> Durability {
+        self.durability
     }
 
     fn supports(&self, op: Op) -> bool {
@@ -85,11 +91,7 @@ impl Bdev for ImageBdev {
     }
 
     fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
-        let object = vec![
-            ("store", self.store.as_str().into()),
-            ("image", self.image.as_str().into()),
-            ("durability", self.durability.into()),
-        ];
+        let object = vec![("store", self.store.as_str().into()), ("image", self.image.as_str().into())];
         vec![("store_image", InfoValue::Object(object))]
     }
 

@@ -47,7 +47,7 @@ mod shard;
 mod spare;
 
 pub use check::{PartitionContents, StoreContents, inspect};
-pub use disks::StoreBdevs;
+pub use disks::{StoreBdevs, class_of};
 pub use error::StoreError;
 pub use format::{FormatOptions, PARTITIONS_MAX, ReplicaFormat};
 pub use node::{ImageInfo, PartitionStatus, StoreCores, StoreNode, format_device};

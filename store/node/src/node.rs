@@ -5,13 +5,13 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use bdev::{Access, BlockDevice, Registry, Uuid};
+use bdev::{Access, BlockDevice, Durability, Registry, Uuid};
 use control::JobHandle;
 use reactor::{Core, ReactorHandle};
 use store_image::{IMAGE_BLOCK_BYTES, IMAGE_BYTES_MAX};
 use wire_store::{ImageRecord, OBJECT_BYTES, ObjectId, Superblock};
 
-use crate::disks::{StoreBdevs, StoreDescriptors, is_memory, open_store};
+use crate::disks::{StoreBdevs, StoreDescriptors, open_store};
 use crate::format::{FormatOptions, format};
 use crate::image::{ImageBdev, Shards, locate, object_of};
 use crate::once::once;
@@ -32,7 +32,7 @@ pub struct StoreNode {
     registry: Registry,
     device: Arc<BlockDevice>,
     log_device: Option<Arc<BlockDevice>>,
-    durability: &'static str,
+    durability: Durability,
     superblock: Superblock,
     shards: Shards,
     /// By name. Held over changes, so that they are one after another.
@@ -133,9 +133,8 @@ pub async fn format_device(
 ) -> Result<Superblock, StoreError> {
     let access = Access::Exclusive { by: "store format" };
     let descriptors = StoreDescriptors::open(registry, bdevs.into(), access)?;
-    let separate_log = descriptors.separate_log().filter(|log| options.replicas.is_some() && is_memory(log));
-    if let Some(log) = separate_log {
-        return Err(StoreError::LogInMemory(log.device().name().to_string()));
+    if options.replicas.is_some() {
+        descriptors.check_logs_of_replicas()?;
     }
     let job = job.clone();
     let work = move |core: Core| async move {
@@ -191,7 +190,7 @@ impl StoreNode {
             registry: registry.clone(),
             device: descriptors.data.device().clone(),
             log_device: descriptors.separate_log().map(|log| log.device().clone()),
-            durability: if descriptors.is_memory() { "memory" } else { "disk" },
+            durability: descriptors.durability(),
             superblock,
             shards: shards.into(),
             images: Mutex::default(),
@@ -220,8 +219,8 @@ impl StoreNode {
         self.log_device.as_ref()
     }
 
-    /// Where a write is when it is acknowledged: `disk`, or `memory` if one of the devices is that.
-    pub fn durability(&self) -> &'static str {
+    /// What acknowledged writes survive on its devices.
+    pub fn durability(&self) -> Durability {
         self.durability
     }
 

@@ -74,7 +74,7 @@ impl Module for NodeModule {
             Method::query("store_node_get_status", get_status)
                 .text(
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
-                    "object with `node`, `address`, `bdev_name`, `log_bdev_name`, `replicas`, `spare_partitions`, `refused` and \
+                    "object with `node`, `address`, `bdev_name`, `log_bdev_name`, `durability`, `replicas`, `spare_partitions`, `refused` and \
                      `without_room`",
                 )
                 .errors(&[NO_NODE]),
@@ -291,6 +291,7 @@ fn get_status(module: &NodeModule, _params: NoParams) -> Result<Value, RpcError>
         "address": running.server.address().to_string(),
         "bdev_name": running.server.bdev_name(),
         "log_bdev_name": running.server.log_bdev_name(),
+        "durability": running.server.durability().name(),
         "replicas": status.iter().filter_map(describe).collect::<Vec<_>>(),
         "spare_partitions": running.server.spare_partitions(),
         "refused": running.server.refused().iter().map(refused).collect::<Vec<_>>(),

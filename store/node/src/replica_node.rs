@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use bdev::{BlockDevice, Registry};
+use bdev::{BlockDevice, Durability, Registry};
 use cluster_map::{PartitionSize, PoolClass, PoolRecord};
 use control::JobHandle;
 use reactor::Core;
 use replica::{ReplicaId, ReplicaSettings};
 use wire_store::Superblock;
 
-use crate::disks::{StoreBdevs, StoreDescriptors, StoreDisks, is_memory, open_store};
+use crate::disks::{StoreBdevs, StoreDescriptors, StoreDisks, open_store};
 use crate::node::{close_shards, describe_shards};
 use crate::shard::replication::{Outbox, ReplicaInput, ReplicaOptions, start};
 use crate::shard::{Reply, ShardHandle, ShardOperation, ShardRequest};
@@ -56,6 +56,7 @@ pub struct ReplicaNodeConfig<'a> {
 pub struct ReplicaNode {
     device: Arc<BlockDevice>,
     log_device: Option<Arc<BlockDevice>>,
+    durability: Durability,
     superblock: Superblock,
     id: ReplicaId,
     settings: ReplicaSettings,
@@ -104,9 +105,8 @@ impl ReplicaNode {
         job: &JobHandle,
     ) -> Result<ReplicaNode, StoreError> {
         let (descriptors, superblock) = open_store(registry, bdevs, config.name, cores).await?;
-        if let Some(log) = descriptors.separate_log().filter(|log| is_memory(log)) {
-            return Err(StoreError::LogInMemory(log.device().name().to_string()));
-        }
+        descriptors.check_logs_of_replicas()?;
+        let durability = descriptors.durability();
         if superblock.checkpoint_blocks == 0 {
             let reason = "the device has a store without replicas: `store_open` opens it";
             return Err(StoreError::Geometry(reason.to_string()));
@@ -115,7 +115,17 @@ impl ReplicaNode {
         let device = descriptors.data.device().clone();
         let log_device = descriptors.separate_log().map(|log| log.device().clone());
         let partitions = Mutex::new(Partitions { descriptors: Some(descriptors), ..Partitions::default() });
-        let node = ReplicaNode { device, log_device, superblock, id, settings, boot, outbox, partitions };
+        let node = ReplicaNode {
+            device,
+            log_device,
+            durability,
+            superblock,
+            id,
+            settings,
+            boot,
+            outbox,
+            partitions,
+        };
         let of_others = PoolOptions { in_sync_min: node.settings.in_sync_min, class: PoolClass::Disk };
         let pool_of = |group: u32| {
             let found = pools.iter().find(|(groups, _)| groups.contains(&group));
@@ -310,6 +320,11 @@ impl ReplicaNode {
     /// The device that their logs are on, if that is another one.
     pub fn log_device(&self) -> Option<&Arc<BlockDevice>> {
         self.log_device.as_ref()
+    }
+
+    /// What acknowledged writes survive on these devices.
+    pub fn durability(&self) -> Durability {
+        self.durability
     }
 
     /// The identity of the device, and its division.

@@ -155,7 +155,7 @@ impl From<StoreError> for RpcError {
             | StoreError::LogNotWanted
             | StoreError::NoLogs(_)
             | StoreError::ForeignLogDevice { .. }
-            | StoreError::LogInMemory(_)
+            | StoreError::LogInMemory { .. }
             | StoreError::Foreign { .. } => RpcError::EINVAL,
             StoreError::NoBuffers => RpcError::ENOMEM,
             StoreError::Cancelled => RpcError::ECANCELED,
@@ -309,7 +309,7 @@ fn describe(store: &StoreNode) -> Result<Value, RpcError> {
         "base_bdev": store.device().name(),
         "log_bdev": store.log_device().map(|device| device.name()),
         "uuid": Uuid::from_bytes(store.superblock().device).to_string(),
-        "durability": store.durability(),
+        "durability": store.durability().name(),
         "partitions": partitions,
         "images": images,
     }))

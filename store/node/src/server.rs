@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bdev::{Registry, Uuid};
+use bdev::{Durability, Registry, Uuid};
 use cluster_map::{ClusterMap, ReplicaId};
 use control::JobHandle;
 use reactor::{Core, MailboxSender};
@@ -21,6 +21,7 @@ use replica::{ClientReply, GroupConfig, ReplicaMessage, ReplicaSettings};
 use sockets::{CoreNetwork, StreamAddress};
 use store_link::Identity;
 
+use crate::disks::class_of;
 use crate::once::once;
 use crate::{
     Outbox, PartitionStatus, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreBdevs, StoreCores, StoreError,
@@ -160,6 +161,7 @@ impl NodeServer {
             out_after: config.out_after,
             groups,
             partition: node.partition_size(),
+            class: class_of(node.durability()),
             hub: hub.clone(),
             proposals,
             refused: refused.clone(),
@@ -188,6 +190,11 @@ impl NodeServer {
     /// Name of the block device with its logs, if that is another one.
     pub fn log_bdev_name(&self) -> Option<&str> {
         self.node.log_device().map(|device| device.name())
+    }
+
+    /// What acknowledged writes survive on its devices.
+    pub fn durability(&self) -> Durability {
+        self.node.durability()
     }
 
     /// Where it listens.

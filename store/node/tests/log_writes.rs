@@ -7,7 +7,9 @@ mod process;
 use std::sync::{Arc, Mutex};
 
 use bdev::testing::CrashDisk;
-use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, IoLimits, Registry, Request};
+use bdev::{
+    Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, Durability, IoLimits, Registry, Request,
+};
 use block_io::{Op, Payload, RequestFlags};
 use cluster_map::PoolClass;
 use control::JobHandle;
@@ -50,6 +52,10 @@ impl Bdev for PagedDisk {
 
     fn geometry(&self) -> BdevGeometry {
         BdevGeometry { atomic_write_blocks: self.atomic_write_blocks, ..self.disk.geometry() }
+    }
+
+    fn durability(&self) -> Durability {
+        self.disk.durability()
     }
 
     fn supports(&self, op: Op) -> bool {

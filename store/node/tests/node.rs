@@ -6,8 +6,10 @@ use std::sync::mpsc;
 
 use bdev::error::{ErrorConfig, FaultAction, FaultInjection};
 use bdev::rpc::BdevModule;
+use bdev::testing::CrashDisk;
 use bdev::{
-    Access, AsyncChannel, Bdev, BdevError, BdevGeometry, BoxedChannel, Registry, Request, error, malloc,
+    Access, AsyncChannel, Bdev, BdevError, BdevGeometry, BoxedChannel, Durability, Registry, Request, error,
+    malloc, split,
 };
 use block_io::{Op, RequestFlags, Status, Tag};
 use control::json::{Value, json};
@@ -222,6 +224,10 @@ impl Bdev for WithoutZeroes {
         self.0.geometry()
     }
 
+    fn durability(&self) -> Durability {
+        self.0.durability()
+    }
+
     fn supports(&self, op: Op) -> bool {
         op != Op::WriteZeroes && self.0.supports(op)
     }
@@ -395,6 +401,40 @@ fn damage_is_found_by_reads_and_by_inspection() {
     program.open();
     assert_eq!(program.read(0, 0, 4096), Err(Status::UNRECOVERED_READ_ERROR));
     assert!(program.read(0, 8, 4096).unwrap().iter().all(|byte| *byte == 0xa5));
+    program.stop();
+}
+
+/// What a store is worth is said by the device below those that are named, and by the weaker one of two.
+#[test]
+fn durability_is_that_of_the_devices_below() {
+    let program = Program::start();
+    for name in ["Disk", "DiskLog"] {
+        CrashDisk::create(&program.registry, name, 131_072, 512, 1).unwrap();
+    }
+    malloc::create(&program.registry, malloc::MallocConfig::new("Log", 32_768, 512)).unwrap();
+    split::create(&program.registry, &split::SplitConfig { base: "Log".into(), count: 2, part_mib: None })
+        .unwrap();
+    let durability = |data: &str, log: Option<&str>| {
+        let mut params = json!({ "bdev_name": data, "force": true });
+        if let Some(log) = log {
+            params["log_bdev_name"] = log.into();
+        }
+        program.call("store_format", params.clone());
+        params.as_object_mut().unwrap().remove("force");
+        params["name"] = "s".into();
+        program.call("store_open", params);
+        program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 1 << 20 }));
+        let stores = program.call("store_get_stores", json!({}));
+        let image = program.call("bdev_get_bdevs", json!({ "name": "s/vol" }));
+        assert_eq!(image[0]["durability"], stores[0]["durability"]);
+        program.close();
+        stores[0]["durability"].as_str().unwrap().to_string()
+    };
+    assert_eq!(durability("Disk", None), "disk");
+    assert_eq!(durability("Disk", Some("DiskLog")), "disk");
+    assert_eq!(durability("Disk", Some("Logp1")), "memory");
+    assert_eq!(durability("EE_Malloc0", None), "memory");
+    assert_eq!(durability("EE_Malloc0", Some("DiskLog")), "memory");
     program.stop();
 }
 

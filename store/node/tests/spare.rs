@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use bdev::testing::CrashDisk;
 use bdev::{Registry, Uuid, malloc};
 use cluster_map::PoolClass;
 use control::JobHandle;
@@ -11,8 +12,8 @@ use reactor::blocking::block_on;
 use reactor::{ReactorConfig, Reactors};
 use replica::{ClientReply, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
 use store_node::{
-    FormatOptions, Outbox, PoolOptions, ReplicaFormat, ReplicaNode, ReplicaNodeConfig, StoreCores,
-    StoreError, format_device,
+    FormatOptions, Outbox, PoolOptions, ReplicaFormat, ReplicaNode, ReplicaNodeConfig, StoreBdevs,
+    StoreCores, StoreError, format_device,
 };
 
 /// Of a node that is alone.
@@ -63,6 +64,44 @@ fn replicas(node: &ReplicaNode) -> Vec<(u32, bool)> {
         .collect();
     all.sort_unstable();
     all
+}
+
+/// A node whose logs end before its data could not be opened again.
+#[test]
+fn logs_of_replicas_last_as_long_as_their_data() {
+    let reactors = Reactors::start(&ReactorConfig { pin: false, ..Default::default() }).unwrap();
+    let registry = Registry::new();
+    for name in ["Malloc0", "Malloc1"] {
+        malloc::create(&registry, malloc::MallocConfig::new(name, 65_536, 512)).unwrap();
+    }
+    for name in ["Disk0", "Disk1"] {
+        CrashDisk::create(&registry, name, 65_536, 512, 1).unwrap();
+    }
+    let cores = StoreCores::Reactors(reactors.handles());
+    let formatted = |data, log| {
+        let replicas = ReplicaFormat {
+            cluster: Uuid::nil(),
+            node: Uuid::nil(),
+            groups: vec![5],
+            are_new: true,
+            generation: 0,
+            spare: 0,
+        };
+        let options = FormatOptions { replicas: Some(replicas), force: true, ..FormatOptions::default() };
+        let bdevs = StoreBdevs { data, log: Some(log) };
+        block_on(format_device(&registry, bdevs, &cores, options, &JobHandle::standalone()))
+            .unwrap()
+            .map(drop)
+    };
+    for (data, log) in [("Disk0", "Disk1"), ("Malloc0", "Malloc1"), ("Malloc0", "Disk1")] {
+        formatted(data, log).unwrap();
+    }
+    let refused = formatted("Disk0", "Malloc1").unwrap_err().to_string();
+    assert!(
+        refused.contains("Malloc1 keeps what is written in memory, and Disk0 outlives that"),
+        "{refused}"
+    );
+    reactors.stop();
 }
 
 #[test]

@@ -82,10 +82,11 @@ fn create_bdev(registry: &Registry, engine: EventBackend, scratch: &Path) -> Res
         let mut config = uring::UringConfig::new("Demo0", &path);
         config.create_bytes = Some(DEVICE_BYTES);
         match uring::create(registry, config) {
-            Ok(_) => {
+            Ok(device) => {
+                let (path, class) = (path.display(), device.durability().name());
                 return Ok(format!(
-                    "{}, 1 GiB, sparse, through io_uring (durability: disk once flushed or written with FUA, memory until then)",
-                    path.display()
+                    "{path}, 1 GiB, sparse, through io_uring (durability: {class} once flushed or written with FUA, memory until \
+                     then)"
                 ));
             }
             Err(error) => error.to_string(),

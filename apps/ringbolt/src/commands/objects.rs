@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 
 use bdev::uring::{self, UringConfig};
-use bdev::{Registry, Uuid};
+use bdev::{Durability, Registry, Uuid};
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table};
 use control::JobHandle;
@@ -117,6 +117,7 @@ fn format(options: FormatArgs) -> Result<(), CommandError> {
     let log = options.log.as_deref().map(|log| (log, options.log_file_size));
     let (registry, bdevs) = open((&options.path, options.size), log, |config| config.force = options.force)?;
     let FormatArgs { path, partitions, log_size: log_bytes, force, .. } = options;
+    let durability = bdevs.durability(&registry).map_err(CommandError::environment)?;
     let reactor = start_reactor()?;
     let core = reactor.core();
     let formatted = reactor.block_on(async move {
@@ -125,11 +126,22 @@ fn format(options: FormatArgs) -> Result<(), CommandError> {
     });
     let superblock = formatted.map_err(|error| failed(&path, &error))?;
     stdout_line!("{}: {}", path.display(), division(&superblock));
+    stdout_line!("durability: {}", durability_text(durability));
     Ok(())
 }
 
 fn failed(path: &Path, error: &dyn std::fmt::Display) -> CommandError {
     CommandError::operation(format!("{}: {error}", path.display()))
+}
+
+/// What a store on these devices promises, in words.
+fn durability_text(durability: Durability) -> String {
+    let name = durability.name();
+    if durability.is_volatile() {
+        format!("{name}: the store is on tmpfs or a RAM disk, and a power failure loses it")
+    } else {
+        format!("{name}: what is acknowledged survives a power failure")
+    }
 }
 
 /// The division of a device, in words.

@@ -294,6 +294,7 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
     let mut nodes = RunningNodes::start(&layout, options.idle)?;
     watch_nodes(&layout);
     stdout_line!("{}", layout.describe()?);
+    warn_of_memory(&layout)?;
     stdout_line!("ready; Ctrl-C ends it, `ringbolt store status` shows its state");
     while let Some(SIGCHLD) = signals.forever().next() {
         nodes.restart_ended()?;
@@ -301,6 +302,19 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
     }
     stdout_line!("stopping");
     nodes.stop();
+    Ok(())
+}
+
+/// Says that writes of pools of class `disk` are in memory, where that is so.
+fn warn_of_memory(layout: &ClusterLayout) -> Result<(), CommandError> {
+    let nodes = layout.nodes_in_memory()?;
+    if !nodes.is_empty() {
+        let nodes = nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        stdout_line!(
+            "durability: memory, whatever the class of a pool: node {nodes} is on tmpfs or a RAM disk, and a power failure loses \
+             what it acknowledged; --cluster or --device names another place"
+        );
+    }
     Ok(())
 }
 

@@ -10,8 +10,8 @@ use block_io::{Channel as _, Op, Payload, RegisteredPages, RequestFlags, Status,
 
 use crate::fair_queue::FLOW_QUEUED_MAX;
 use crate::{
-    Access, Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Completion, DeviceEvent, Registry,
-    Request,
+    Access, Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Completion, DeviceEvent, Durability,
+    Registry, Request,
 };
 
 thread_local! {
@@ -59,6 +59,10 @@ impl Bdev for Scripted {
 
     fn geometry(&self) -> BdevGeometry {
         BdevGeometry::new(512, self.blocks.load(Ordering::Relaxed))
+    }
+
+    fn durability(&self) -> Durability {
+        Durability::None
     }
 
     fn supports(&self, op: Op) -> bool {

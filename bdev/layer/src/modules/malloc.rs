@@ -9,8 +9,8 @@ use uuid::Uuid;
 use super::protected::{self, MetadataConfig, ProtectedBlocks};
 use super::written_pages::WrittenPages;
 use crate::{
-    BadBlocks, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, DeviceMemory, InfoValue,
-    IoLimits, Registry, Request,
+    BadBlocks, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, DeviceMemory,
+    Durability, IoLimits, Registry, Request,
 };
 
 /// Configuration of a malloc device.
@@ -101,6 +101,10 @@ impl Bdev for MallocBdev {
         self.geometry
     }
 
+    fn durability(&self) -> Durability {
+        Durability::Process
+    }
+
     fn supports(&self, op: Op) -> bool {
         let moves = matches!(op, Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes);
         moves || matches!(op, Op::WriteUncorrectable | Op::SeekData | Op::SeekHole)
@@ -121,10 +125,6 @@ impl Bdev for MallocBdev {
             completed: Vec::new(),
             zeroing: VecDeque::new(),
         }))
-    }
-
-    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
-        vec![("durability", "memory".into())]
     }
 }
 

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::protected::{MetadataConfig, ProtectedBlocks};
 use crate::{
-    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits, Registry,
+    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, Durability, IoLimits, Registry,
     Request,
 };
 
@@ -90,6 +90,10 @@ impl Bdev for NullBdev {
         BdevGeometry { blocks: self.blocks.load(Ordering::Relaxed), ..self.geometry }
     }
 
+    fn durability(&self) -> Durability {
+        Durability::None
+    }
+
     fn supports(&self, op: Op) -> bool {
         // A device that stores nothing has no uncorrectable blocks.
         matches!(op, Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes)
@@ -105,10 +109,6 @@ impl Bdev for NullBdev {
             None => Box::new(channel),
             Some(blocks) => Box::new(ProtectedNullChannel { blocks, channel, failed: Vec::new() }),
         })
-    }
-
-    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
-        vec![("durability", "none: nothing is stored".into())]
     }
 
     fn reads_undefined(&self) -> bool {

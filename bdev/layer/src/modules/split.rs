@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::base::BaseBdev;
 use super::virtual_bdev::BaseChannel;
 use crate::{
-    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits, Registry,
-    Request,
+    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, Durability, InfoValue, IoLimits,
+    Registry, Request,
 };
 
 /// Configuration of the parts of one base.
@@ -111,6 +111,10 @@ impl Bdev for SplitBdev {
 
     fn geometry(&self) -> BdevGeometry {
         self.geometry
+    }
+
+    fn durability(&self) -> Durability {
+        self.below.durability()
     }
 
     fn supports(&self, op: Op) -> bool {

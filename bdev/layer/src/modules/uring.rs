@@ -2,8 +2,8 @@
 //! AIO device, which differs in its name only.
 //!
 //! It uses direct I/O where the file allows it, and reports the reason where not. A write is durable with FUA
-//! (`RWF_DSYNC`) or after a flush (`fdatasync`): durability class `disk`. Unmap punches holes, so that a sparse file
-//! stays sparse. [`plan`] maps requests to file operations.
+//! (`RWF_DSYNC`) or after a flush (`fdatasync`): durability class `disk`, or `memory` where [`medium`] finds that. Unmap
+//! punches holes, so that a sparse file stays sparse. [`plan`] maps requests to file operations.
 //!
 //! With [`UringConfig::polling`] each channel has an io_uring of its own for reads and writes, and for an NVMe generic
 //! device (`/dev/ngXnY`) it passes NVMe commands through to the driver, past the kernel's block layer.
@@ -18,17 +18,20 @@ use os::{FileIo, NvmePassthrough, UringPolling};
 use uuid::Uuid;
 
 use self::own_ring::{OwnRingChannel, RingFile};
-use crate::{Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, InfoValue, IoLimits, Registry};
+use crate::{
+    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Durability, InfoValue, IoLimits, Registry,
+};
 
 mod channel;
 mod claim;
 mod file;
 mod identity;
+mod medium;
 mod own_ring;
 mod plan;
 mod seek;
 
-use identity::{DeviceIdentity, IdentitySource};
+use identity::{DeviceIdentity, IdentitySource, identify};
 use seek::FileSeeker;
 
 pub use plan::{FilePlan, FileStep, fallback, plan, status_of};
@@ -111,6 +114,7 @@ pub struct UringBdev {
     /// Of an NVMe generic device: commands are passed through.
     passthrough: Option<file::GenericDevice>,
     identity: IdentitySource,
+    durability: Durability,
     /// Keeps others from using the block device; dropped when the last user has closed it.
     claim: Mutex<Option<File>>,
     shared: Arc<UringShared>,
@@ -156,7 +160,7 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
     probe_ring(&config, &opened)?;
     let identity = match config.uuid {
         Some(uuid) => DeviceIdentity { uuid: Some(uuid), source: IdentitySource::Given },
-        None => identity::identify(&opened.file, &config.filename, config.readonly),
+        None => identify(&opened.file, &config.filename, config.readonly),
     };
     if identity.source != IdentitySource::Given
         && let Some(uuid) = identity.uuid
@@ -182,6 +186,7 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
         direct: opened.direct,
         passthrough: opened.generic,
         identity: identity.source,
+        durability: opened.durability,
         claim: Mutex::new(opened.claim),
         shared: Arc::new(shared),
         config: config.clone(),
@@ -283,6 +288,10 @@ impl Bdev for UringBdev {
         BdevGeometry { blocks: self.shared.blocks.load(Ordering::Relaxed), ..self.geometry }
     }
 
+    fn durability(&self) -> Durability {
+        self.durability
+    }
+
     fn supports(&self, op: Op) -> bool {
         match op {
             Op::Read | Op::Flush => true,
@@ -356,8 +365,6 @@ impl Bdev for UringBdev {
             ("filename", InfoValue::Text(self.config.filename.display().to_string())),
             ("direct", InfoValue::Bool(self.direct.is_ok())),
             ("readonly", InfoValue::Bool(self.config.readonly)),
-            ("durability", "disk".into()),
-            ("durability_until_flushed", "memory".into()),
             ("uuid_source", self.identity.name().into()),
         ];
         for (name, is_on) in [

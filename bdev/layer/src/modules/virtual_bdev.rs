@@ -5,7 +5,8 @@ use block_io::{Channel as _, Op};
 
 use super::base::BaseBdev;
 use crate::{
-    Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Completion, InfoValue, IoLimits, Request,
+    Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Completion, Durability, InfoValue, IoLimits,
+    Request,
 };
 
 /// A module on top of one base bdev, which it claims. Its [`Bdev`] supports the operations of the base, and resets.
@@ -32,6 +33,10 @@ impl<T: VirtualBdev> Bdev for T {
 
     fn geometry(&self) -> BdevGeometry {
         self.base().device().geometry()
+    }
+
+    fn durability(&self) -> Durability {
+        self.base().device().durability()
     }
 
     fn supports(&self, op: Op) -> bool {

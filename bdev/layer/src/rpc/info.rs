@@ -210,6 +210,9 @@ fn describe(device: &Arc<BlockDevice>) -> Value {
         "uuid": device.uuid(),
         // Any: memory is of the core that uses it.
         "numa_id": -1,
+        // Not SPDK's: what a write survives, and whether it is to be flushed first.
+        "durability": device.durability().name(),
+        "write_cache": geometry.write_cache,
         "assigned_rate_limits": SetQosLimit::of(device).rates(),
         "claimed": claim.is_some(),
         "zoned": false,

@@ -420,6 +420,21 @@ impl Drop for DiskFile {
 }
 
 #[test]
+fn durability_and_write_cache_are_reported() {
+    let plane = plane();
+    null(&plane, "N");
+    ok(&plane, "bdev_malloc_create", json!({ "name": "M", "num_blocks": 4096, "block_size": 512 }));
+    ok(&plane, "bdev_split_create", json!({ "base_bdev": "M", "split_count": 2 }));
+    ok(&plane, "bdev_wait_for_examine", Value::Null);
+    let shown = |name: &str| {
+        let described = ok(&plane, "bdev_get_bdevs", json!({ "name": name }));
+        (described[0]["durability"].clone(), described[0]["write_cache"].clone())
+    };
+    assert_eq!(shown("N"), (json!("none"), json!(false)));
+    assert_eq!(shown("Mp1"), (json!("memory"), json!(false)));
+}
+
+#[test]
 fn a_deleted_file_is_reported_and_served_on() {
     let plane = plane();
     let [first, second] = ["first", "second"].map(DiskFile::new);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cluster_map::{
     ClusterMap, DeviceRecord, GroupId, GroupRecord, MapChange, MapChanges, MapError, NodeId, OutReason,
-    PartitionSize, Proposed, ReplicaId,
+    PartitionSize, PoolClass, Proposed, ReplicaId,
 };
 use reactor::{MailboxSender, ReactorHandle};
 use replica::GroupConfig;
@@ -101,6 +101,8 @@ pub(super) struct MapWatchConfig {
     pub(super) groups: BTreeMap<u32, ReplicaHandle>,
     /// The size of the node's partitions.
     pub(super) partition: PartitionSize,
+    /// Where a write is when the node acknowledges it.
+    pub(super) class: PoolClass,
     pub(super) hub: MailboxSender<HubInput>,
     pub(super) proposals: Proposals,
     /// Groups that the node has no replica of, although it is to have one, and why.
@@ -321,16 +323,17 @@ impl Watcher {
             log::info!("this node was out because it was down, and is in again");
             self.config.map.set_out(NodeId(self.config.node.0), None)?;
         }
-        self.record_own_partition().inspect_err(|_| self.read_at = Some(Instant::now()))?;
+        self.record_own_device().inspect_err(|_| self.read_at = Some(Instant::now()))?;
         self.mark_overdue()
     }
 
-    /// Says in the map how large this node's partitions are, if it does not say so: primaries accept what fits everywhere.
-    /// The map's change is read as that of another node.
-    fn record_own_partition(&self) -> Result<(), MapError> {
+    /// Says in the map how large this node's partitions are, if it does not say so: primaries accept what fits everywhere; and
+    /// what its devices are, for clients. The map's change is read as that of another node.
+    fn record_own_device(&self) -> Result<(), MapError> {
         let Some((id, device)) = self.membership.device_of(NodeId(self.config.node.0)) else { return Ok(()) };
-        if device.partition != Some(self.config.partition) {
-            let device = DeviceRecord { partition: Some(self.config.partition), ..device.clone() };
+        let (partition, class) = (Some(self.config.partition), Some(self.config.class));
+        if device.partition != partition || device.class != class {
+            let device = DeviceRecord { partition, class, ..device.clone() };
             self.config.map.put_device(id, &device)?;
         }
         Ok(())

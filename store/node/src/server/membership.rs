@@ -267,7 +267,10 @@ mod tests {
         let device = |id: u32, extents: u32| {
             let partition = Some(PartitionSize { extents, onodes: 100 });
             let uuid = Uuid::from_u128(id.into());
-            (DeviceId(id), DeviceRecord { uuid, node: NodeId(id), weight: 10, out: false, partition })
+            (
+                DeviceId(id),
+                DeviceRecord { uuid, node: NodeId(id), weight: 10, out: false, partition, class: None },
+            )
         };
         membership.devices = [device(1, 1000), device(2, 1000), device(3, 1000), device(4, 500)].into();
         membership.partitions =

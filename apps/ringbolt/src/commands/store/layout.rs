@@ -17,7 +17,9 @@ use control::JobHandle;
 use reactor::{Reactor, ReactorConfig};
 use serde_json::json;
 use store_link::ClusterKey;
-use store_node::{FormatOptions, PARTITIONS_MAX, ReplicaFormat, StoreBdevs, StoreCores, format_device};
+use store_node::{
+    FormatOptions, PARTITIONS_MAX, ReplicaFormat, StoreBdevs, StoreCores, class_of, format_device,
+};
 
 use super::{NewCluster, NodeOptions, POOL};
 use crate::command_error::CommandError;
@@ -112,6 +114,14 @@ impl ClusterLayout {
         self.node(node).join("rpc.sock")
     }
 
+    /// The nodes on this machine that have their data in memory, which a power failure empties.
+    pub(super) fn nodes_in_memory(&self) -> Result<Vec<u32>, CommandError> {
+        let devices = self.map.devices().map_err(failed)?;
+        let in_memory = |device: &&DeviceRecord| device.class == Some(PoolClass::Memory);
+        let nodes = devices.values().filter(in_memory).map(|device| device.node.0);
+        Ok(nodes.filter(|node| self.nodes.contains(node)).collect())
+    }
+
     /// A line for people.
     pub(super) fn describe(&self) -> Result<String, CommandError> {
         let pools = self.map.pools().map_err(CommandError::operation)?;
@@ -186,7 +196,10 @@ fn fill(
         let groups = of_nodes.get(&node).cloned().unwrap_or_default();
         let spare = new.node.spare.unwrap_or((groups.len() as u32).div_ceil(2).max(1));
         let replicas = ReplicaFormat { cluster, node: uuid, groups, are_new: true, generation: 0, spare };
-        make_node(&scratch.join(format!("node{node}")), &absolute, node, disk, &new.node, replicas)?;
+        let class =
+            make_node(&scratch.join(format!("node{node}")), &absolute, node, disk, &new.node, replicas)?;
+        let device = map.devices().map_err(failed)?.remove(&DeviceId(node)).ok_or_else(|| no_device(node))?;
+        map.put_device(DeviceId(node), &DeviceRecord { class: Some(class), ..device }).map_err(failed)?;
     }
     Ok(())
 }
@@ -282,7 +295,14 @@ fn node_record(options: &NodeOptions, node: u32) -> NodeRecord {
 
 fn device_record(disk: &NodeDisk, node: u32) -> DeviceRecord {
     let weight = u32::try_from(disk.bytes >> 20).unwrap_or(u32::MAX).max(1);
-    DeviceRecord { uuid: Uuid::new_v4(), node: NodeId(node), weight, out: false, partition: None }
+    DeviceRecord {
+        uuid: Uuid::new_v4(),
+        node: NodeId(node),
+        weight,
+        out: false,
+        partition: None,
+        class: None,
+    }
 }
 
 /// Makes a pool, and the records of its groups. Returns the groups of each node.
@@ -320,7 +340,11 @@ pub(super) fn create_pool(
     Ok(of_nodes)
 }
 
-/// Makes the directory of a node: its file and its configuration.
+fn no_device(node: u32) -> CommandError {
+    CommandError::operation(format!("the map lost the device of node {node}"))
+}
+
+/// Makes the directory of a node: its file and its configuration. Returns where a write is when the node acknowledges it.
 fn make_node(
     path: &Path,
     cluster: &Path,
@@ -328,9 +352,9 @@ fn make_node(
     disk: &NodeDisk,
     options: &NodeOptions,
     replicas: ReplicaFormat,
-) -> Result<(), CommandError> {
+) -> Result<PoolClass, CommandError> {
     fs::create_dir(path).map_err(CommandError::environment)?;
-    format(disk, options, replicas)?;
+    let class = format(disk, options, replicas)?;
     let image = match disk.is_file {
         true => cluster.join(format!("node{node}")).join(FILE),
         false => disk.path.clone(),
@@ -350,11 +374,16 @@ fn make_node(
     let config = json!({ "subsystems": [
         { "subsystem": "bdev", "config": devices },
         { "subsystem": "store_node", "config": [ { "method": "store_node_start", "params": params } ] } ] });
-    fs::write(path.join("config.json"), format!("{config:#}\n")).map_err(CommandError::environment)
+    fs::write(path.join("config.json"), format!("{config:#}\n")).map_err(CommandError::environment)?;
+    Ok(class)
 }
 
-/// Makes the file of a node, or formats its device.
-fn format(disk: &NodeDisk, options: &NodeOptions, replicas: ReplicaFormat) -> Result<(), CommandError> {
+/// Makes the file of a node, or formats its device. Returns where a write is when the node acknowledges it.
+fn format(
+    disk: &NodeDisk,
+    options: &NodeOptions,
+    replicas: ReplicaFormat,
+) -> Result<PoolClass, CommandError> {
     if replicas.groups.len() as u32 + replicas.spare == 0 {
         return Err(CommandError::usage("a node would have no group: give more with --groups"));
     }
@@ -367,6 +396,7 @@ fn format(disk: &NodeDisk, options: &NodeOptions, replicas: ReplicaFormat) -> Re
         uring::create(&registry, config).map_err(CommandError::environment)?;
     }
     let bdevs = StoreBdevs { data: DEVICE, log: disk.log.as_ref().map(|_| LOG_DEVICE) };
+    let durability = bdevs.durability(&registry).map_err(CommandError::environment)?;
     let reactor = Reactor::new(&ReactorConfig::default()).map_err(CommandError::environment)?;
     let core = reactor.core();
     let log_bytes = Some(options.log_size);
@@ -375,7 +405,7 @@ fn format(disk: &NodeDisk, options: &NodeOptions, replicas: ReplicaFormat) -> Re
         format_device(&registry, bdevs, &StoreCores::This(&core), options, &JobHandle::standalone()).await
     });
     formatted.map_err(|error| CommandError::operation(format!("{}: {error}", disk.path.display())))?;
-    Ok(())
+    Ok(class_of(durability))
 }
 
 /// Adds an empty node to a cluster, or puts an empty one in the place of one that is lost. Returns its number.
@@ -434,15 +464,19 @@ pub(super) fn add_node(
     let disk = device.map_or_else(|| Ok(NodeDisk::file(&scratch, options)), NodeDisk::device)?;
     let disk = disk.with_log(log)?;
     let made = make_node(&scratch, &layout.directory, node, &disk, options, replicas);
-    let made = made.and_then(|()| fs::rename(&scratch, layout.node(node)).map_err(CommandError::environment));
+    let made = made.and_then(|class| {
+        fs::rename(&scratch, layout.node(node)).map_err(CommandError::environment)?;
+        Ok(class)
+    });
     if made.is_err() {
         let _ = fs::remove_dir_all(&scratch);
     }
-    made?;
+    let class = made?;
     // From here on it gets replicas. A replaced one keeps its device's number.
     let device = map.devices().map_err(failed)?.into_iter().find(|(_, device)| device.node == NodeId(node));
     let id = device.map_or(DeviceId(node), |(id, _)| id);
-    map.put_device(id, &device_record(&disk, node)).map_err(failed)?;
+    let device = DeviceRecord { class: Some(class), ..device_record(&disk, node) };
+    map.put_device(id, &device).map_err(failed)?;
     Ok(node)
 }
 

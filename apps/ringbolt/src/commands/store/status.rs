@@ -36,6 +36,8 @@ struct GroupView {
     group: u32,
     pool: Option<String>,
     class: Option<PoolClass>,
+    /// The class, as far as the devices of its replicas keep it.
+    durability: Option<PoolClass>,
     epoch: u64,
     primary: u32,
     in_sync: Vec<u32>,
@@ -62,6 +64,7 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
         "group",
         "pool",
         "class",
+        "durability",
         "state",
         "epoch",
         "primary",
@@ -76,7 +79,18 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
         other => other.to_string(),
     };
     for group in status["groups"].as_array().into_iter().flatten() {
-        let fields = ["group", "pool", "class", "state", "epoch", "primary", "in_sync", "catching_up", "why"];
+        let fields = [
+            "group",
+            "pool",
+            "class",
+            "durability",
+            "state",
+            "epoch",
+            "primary",
+            "in_sync",
+            "catching_up",
+            "why",
+        ];
         table.add_row(fields.map(|field| text(&group[field])));
     }
     stdout_line!("{table}");
@@ -130,6 +144,9 @@ fn read_map(map: &dyn ClusterMap, reports: &NodeReports) -> Result<MapContents, 
                 group,
                 pool: Some(name.clone()),
                 class: Some(pool.class),
+                durability: Some(
+                    pool.class_on(devices.values().filter(|device| replicas.contains(&device.node.0))),
+                ),
                 epoch: record.config.epoch.into(),
                 primary: record.config.primary.0,
                 in_sync: numbers(&record.config.in_sync),
@@ -159,6 +176,7 @@ fn known_groups(reports: &NodeReports) -> Vec<GroupView> {
                 group: number(&replica["group"]) as u32,
                 pool: None,
                 class: PoolClass::ALL.into_iter().find(|class| replica["class"] == class.name()),
+                durability: None,
                 epoch: number(&replica["epoch"]),
                 primary: number(&replica["primary"]) as u32,
                 in_sync: in_sync.map(|member| number(member) as u32).collect(),
@@ -243,6 +261,7 @@ fn describe(view: &GroupView, reports: &NodeReports, map: Option<&MapContents>) 
         "moving": view.is_moving,
         "pool": view.pool,
         "class": view.class.map(PoolClass::name),
+        "durability": view.durability.map(PoolClass::name),
         "state": state,
         "epoch": view.epoch,
         "primary": primary,

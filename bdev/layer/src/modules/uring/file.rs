@@ -10,8 +10,8 @@ use file_lock::LockMode;
 use rustix::fs::{Mode, OFlags};
 use wire_nvme::identify::IdentifyNamespace;
 
-use super::{UringConfig, claim};
-use crate::{BdevError, BdevGeometry};
+use super::{UringConfig, claim, medium};
+use crate::{BdevError, BdevGeometry, Durability};
 
 pub(super) struct OpenedFile {
     pub(super) file: File,
@@ -26,6 +26,7 @@ pub(super) struct OpenedFile {
     pub(super) generic: Option<GenericDevice>,
     /// The claim on the block device.
     pub(super) claim: Option<File>,
+    pub(super) durability: Durability,
 }
 
 /// An NVMe generic device (`/dev/ngXnY`).
@@ -105,6 +106,7 @@ pub(super) fn open(
         }
     }
     Ok(OpenedFile {
+        durability: medium::durability_of(&file),
         file,
         geometry,
         unused_bytes,
@@ -175,6 +177,7 @@ fn open_generic(
     let generic = GenericDevice { namespace_id, transfer_bytes_max, segments_max };
     let direct = Ok(());
     Ok(OpenedFile {
+        durability: Durability::Disk,
         file,
         geometry,
         unused_bytes: 0,
@@ -250,7 +253,7 @@ fn open_file(path: &Path, readonly: bool, extra_flags: OFlags) -> io::Result<Fil
 }
 
 /// Takes the advisory lock of the file: shared if it is only read, so that readers share it and no writer gets it.
-fn lock(file: &File, path: &Path, readonly: bool) -> Result<(), BdevError> {
+pub(crate) fn lock(file: &File, path: &Path, readonly: bool) -> Result<(), BdevError> {
     let mode = if readonly { LockMode::Shared } else { LockMode::Exclusive };
     file_lock::lock(file, mode, LOCK_TIMEOUT).map_err(|holder| BdevError::Claimed {
         name: path.display().to_string(),

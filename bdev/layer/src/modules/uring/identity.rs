@@ -24,14 +24,14 @@ const WWID_NAMESPACE: Uuid = Uuid::from_u128(0x0c3d_1b7c_b99d_4593_92d8_67fb_3b5
 
 /// The UUID of a device, and where it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct DeviceIdentity {
+pub(crate) struct DeviceIdentity {
     /// `None` for a random one.
-    pub(super) uuid: Option<Uuid>,
-    pub(super) source: IdentitySource,
+    pub(crate) uuid: Option<Uuid>,
+    pub(crate) source: IdentitySource,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum IdentitySource {
+pub(crate) enum IdentitySource {
     /// The caller gave it.
     Given,
     /// Stored with the file.
@@ -44,7 +44,7 @@ pub(super) enum IdentitySource {
 
 impl IdentitySource {
     /// One word, as `bdev_get_bdevs` shows it.
-    pub(super) fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             IdentitySource::Given => "given",
             IdentitySource::File => "file",
@@ -55,7 +55,7 @@ impl IdentitySource {
 }
 
 /// Finds or makes the identity of an opened file or block device.
-pub(super) fn identify(file: &File, path: &Path, readonly: bool) -> DeviceIdentity {
+pub(crate) fn identify(file: &File, path: &Path, readonly: bool) -> DeviceIdentity {
     let identified = match file.metadata() {
         Ok(metadata) if metadata.file_type().is_block_device() => of_disk(metadata.rdev()),
         Ok(metadata) if metadata.is_file() => of_file(file, path, readonly),
