@@ -4,7 +4,7 @@
 //! [`BdevChannel`] a core, which validates each request, limits the queue depth, shares the device fairly between
 //! flows, and keeps statistics. The layer itself implements compare and [fused](block_io::RequestFlags::FUSED)
 //! compare-and-write, which is atomic with respect to writes from every core. Modules ([`malloc`], [`null`],
-//! [`uring`], [`error`], [`delay`]) implement [`Bdev`]. [`AsyncChannel`] is the `async` interface of a channel, for
+//! [`uring`], [`pmem`], [`error`], [`delay`]) implement [`Bdev`]. [`AsyncChannel`] is the `async` interface of a channel, for
 //! control code.
 //!
 //! ```
@@ -56,7 +56,7 @@ pub use device_reservations::{OpenReservationsError, ReservationLease};
 pub use durability::Durability;
 pub use failure::BdevError;
 pub use memory_budget::DeviceMemory;
-pub use modules::{MetadataConfig, delay, error, malloc, null, passthru, split, uring};
+pub use modules::{MetadataConfig, delay, error, malloc, null, passthru, pmem, split, uring};
 pub use qos::RateLimits;
 pub use registry::{Access, Descriptor, DeviceEvent, Registry, SubscriptionId};
 pub use stats::{BdevHistogram, ChannelStats, DeviceStats, OpCounters, OpStats, StatsReset};

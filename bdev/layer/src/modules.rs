@@ -6,6 +6,7 @@ pub mod error;
 pub mod malloc;
 pub mod null;
 pub mod passthru;
+pub mod pmem;
 pub(crate) mod protected;
 pub mod split;
 pub mod uring;

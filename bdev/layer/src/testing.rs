@@ -21,11 +21,14 @@ use block_io::{Op, Payload, RequestFlags, Status};
 use random::WyRand;
 
 use crate::{
-    Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, Durability, Registry, Request,
+    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, Durability, Registry, Request,
 };
 
 /// Unit of atomicity at a power failure, in bytes.
 pub const SECTOR_BYTES: usize = 512;
+
+/// That of persistent memory.
+const PMEM_WORD_BYTES: usize = 8;
 
 /// The disk as a test sees it. Cheap to clone.
 #[derive(Clone)]
@@ -37,6 +40,8 @@ pub struct CrashDisk {
     ignores_fua: bool,
     /// Bytes that are written whole or not at all.
     atomic_bytes: usize,
+    /// Completed writes are durable.
+    is_pmem: bool,
 }
 
 #[derive(Default)]
@@ -67,6 +72,19 @@ struct CrashDiskChannel {
     rng: WyRand,
     /// With its log entry and the power failures before it.
     executed: Vec<(Request, Option<(usize, u64)>)>,
+}
+
+/// Creates a [`pmem`](crate::pmem) device with blocks of 512 bytes on a file that need not be on persistent memory. It writes
+/// and flushes in the same way, and nothing is durable.
+///
+/// # Errors
+/// Those of [`pmem::create`](crate::pmem::create), without those of other files.
+pub fn create_volatile_pmem(
+    registry: &Registry,
+    name: &str,
+    path: &std::path::Path,
+) -> Result<Arc<BlockDevice>, BdevError> {
+    crate::modules::pmem::create_volatile(registry, crate::pmem::PmemConfig::new(name, path))
 }
 
 impl CrashDisk {
@@ -103,9 +121,36 @@ impl CrashDisk {
         CrashDisk::create_as(registry, name, num_blocks, block_size, seed, true, SECTOR_BYTES)
     }
 
+    /// Creates persistent memory: a completed write is durable, and of another one each aligned 8 bytes.
+    pub fn create_pmem(
+        registry: &Registry,
+        name: &str,
+        num_blocks: u64,
+        block_size: u32,
+        seed: u64,
+    ) -> Result<CrashDisk, BdevError> {
+        let mut disk = CrashDisk::build(num_blocks, block_size, seed, false, PMEM_WORD_BYTES)?;
+        disk.is_pmem = true;
+        disk.geometry.write_cache = false;
+        registry.register(name, None, &[], Arc::new(disk.clone()))?;
+        Ok(disk)
+    }
+
     fn create_as(
         registry: &Registry,
         name: &str,
+        num_blocks: u64,
+        block_size: u32,
+        seed: u64,
+        ignores_fua: bool,
+        atomic_bytes: usize,
+    ) -> Result<CrashDisk, BdevError> {
+        let disk = CrashDisk::build(num_blocks, block_size, seed, ignores_fua, atomic_bytes)?;
+        registry.register(name, None, &[], Arc::new(disk.clone()))?;
+        Ok(disk)
+    }
+
+    fn build(
         num_blocks: u64,
         block_size: u32,
         seed: u64,
@@ -121,10 +166,8 @@ impl CrashDisk {
             log: Vec::new(),
             power_failures: 0,
         };
-        let disk =
-            CrashDisk { state: Arc::new(Mutex::new(state)), geometry, seed, ignores_fua, atomic_bytes };
-        registry.register(name, None, &[], Arc::new(disk.clone()))?;
-        Ok(disk)
+        let state = Arc::new(Mutex::new(state));
+        Ok(CrashDisk { state, geometry, seed, ignores_fua, atomic_bytes, is_pmem: false })
     }
 
     /// Number of log entries. A power failure may follow any of them.
@@ -237,7 +280,7 @@ impl CrashDisk {
             _ => return None,
         };
         state.cache[offset..offset + length].copy_from_slice(&data);
-        let durable = request.flags.contains(RequestFlags::FUA) && !self.ignores_fua;
+        let durable = self.is_pmem || (request.flags.contains(RequestFlags::FUA) && !self.ignores_fua);
         let op = LogOp::Write { offset, data, durable };
         state.log.push(CrashLogEntry { op, completed_at: None });
         Some((state.log.len() - 1, state.power_failures))
@@ -267,7 +310,7 @@ impl Bdev for CrashDisk {
     }
 
     fn durability(&self) -> Durability {
-        Durability::Disk
+        if self.is_pmem { Durability::Pmem } else { Durability::Disk }
     }
 
     fn supports(&self, op: Op) -> bool {

@@ -118,6 +118,7 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
         match self.watch.view().0.class {
             PoolClass::Memory => Durability::Memory,
             PoolClass::Disk => Durability::Disk,
+            PoolClass::Pmem => Durability::Pmem,
         }
     }
 

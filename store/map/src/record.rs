@@ -95,17 +95,20 @@ pub enum PoolClass {
     /// Durable on the device of every replica in sync.
     #[default]
     Disk,
+    /// In the persistent memory of the logs of every replica in sync.
+    Pmem,
 }
 
 impl PoolClass {
     /// Every class.
-    pub const ALL: [PoolClass; 2] = [PoolClass::Disk, PoolClass::Memory];
+    pub const ALL: [PoolClass; 3] = [PoolClass::Disk, PoolClass::Memory, PoolClass::Pmem];
 
     /// Its name, as in records.
     pub fn name(self) -> &'static str {
         match self {
             PoolClass::Disk => "disk",
             PoolClass::Memory => "memory",
+            PoolClass::Pmem => "pmem",
         }
     }
 

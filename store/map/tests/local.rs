@@ -37,12 +37,15 @@ fn a_pool_keeps_what_the_weakest_device_keeps() {
         partition: None,
         class,
     };
-    use PoolClass::{Disk, Memory};
+    use PoolClass::{Disk, Memory, Pmem};
     for (class, devices, expected) in [
         (Disk, vec![], Disk),
         (Disk, vec![None, None], Disk),
         (Disk, vec![Some(Disk), Some(Memory), None], Memory),
         (Disk, vec![Some(Disk), None], Disk),
+        (Disk, vec![Some(Pmem)], Disk),
+        (Pmem, vec![Some(Pmem), Some(Pmem)], Pmem),
+        (Pmem, vec![Some(Pmem), Some(Disk)], Disk),
         (Memory, vec![Some(Disk)], Memory),
     ] {
         let devices: Vec<_> = devices.into_iter().map(device).collect();

@@ -58,7 +58,11 @@ fn acknowledged(data: Durability, log: Durability) -> Durability {
 
 /// The class that a pool would have for this.
 pub fn class_of(durability: Durability) -> PoolClass {
-    if durability.is_volatile() { PoolClass::Memory } else { PoolClass::Disk }
+    match durability {
+        Durability::None | Durability::Process | Durability::Memory => PoolClass::Memory,
+        Durability::Disk => PoolClass::Disk,
+        Durability::Pmem => PoolClass::Pmem,
+    }
 }
 
 /// The descriptors of a store's devices.

@@ -223,12 +223,13 @@ impl ReplicaNode {
         let (of_core, superblock) = (self.descriptors()?, self.superblock.clone());
         let (id, outbox) = (self.id, self.outbox.clone());
         let settings = ReplicaSettings { in_sync_min: pool.in_sync_min, ..self.settings.clone() };
-        let boot = (pool.class == PoolClass::Memory).then_some(self.boot);
+        let (class, boot) = (pool.class, self.boot);
         let run = move |core: Core| async move {
             start(&core, &of_core, &superblock, index, |group| ReplicaOptions {
                 id,
                 settings,
                 outbox: outbox(&core, group),
+                class,
                 boot,
             })
             .await

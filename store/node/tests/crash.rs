@@ -307,6 +307,8 @@ enum Logs {
     Here,
     /// On another one.
     Elsewhere,
+    /// On persistent memory, which tears writes within sectors.
+    OnPmem,
     /// On another one, which acknowledges FUA writes from its cache.
     IgnoringFua,
 }
@@ -321,6 +323,10 @@ fn make_disks(seed: u64, bytes: u64, logs: Logs, ignores_fua: bool) -> TestDisks
     let disk = make("Disk", bytes, block_size, ignores_fua);
     let log = (logs != Logs::Here).then(|| {
         let block_size = if seed.is_multiple_of(2) { 4096 } else { 512 };
+        if logs == Logs::OnPmem {
+            let blocks = (1 << 20) / u64::from(block_size);
+            return CrashDisk::create_pmem(&Registry::new(), "Log", blocks, block_size, seed).unwrap();
+        }
         make("Log", 1 << 20, block_size, ignores_fua || logs == Logs::IgnoringFua)
     });
     TestDisks { disk, log }
@@ -376,6 +382,12 @@ fn acknowledged_writes_survive_power_failures() {
 #[test]
 fn acknowledged_writes_survive_power_failures_with_the_logs_elsewhere() {
     survive_power_failures(Logs::Elsewhere);
+}
+
+/// Persistent memory writes 8 bytes whole, and no sector: the logs do not rely on that.
+#[test]
+fn acknowledged_writes_survive_power_failures_with_the_logs_on_pmem() {
+    survive_power_failures(Logs::OnPmem);
 }
 
 fn survive_power_failures(logs: Logs) {

@@ -408,6 +408,7 @@ fn damage_is_found_by_reads_and_by_inspection() {
 #[test]
 fn durability_is_that_of_the_devices_below() {
     let program = Program::start();
+    CrashDisk::create_pmem(&program.registry, "PmemLog", 32_768, 512, 1).unwrap();
     for name in ["Disk", "DiskLog"] {
         CrashDisk::create(&program.registry, name, 131_072, 512, 1).unwrap();
     }
@@ -433,6 +434,9 @@ fn durability_is_that_of_the_devices_below() {
     assert_eq!(durability("Disk", None), "disk");
     assert_eq!(durability("Disk", Some("DiskLog")), "disk");
     assert_eq!(durability("Disk", Some("Logp1")), "memory");
+    // What is acknowledged is in the log; it goes to the disk before it leaves that.
+    assert_eq!(durability("Disk", Some("PmemLog")), "pmem");
+    assert_eq!(durability("EE_Malloc0", Some("PmemLog")), "memory");
     assert_eq!(durability("EE_Malloc0", None), "memory");
     assert_eq!(durability("EE_Malloc0", Some("DiskLog")), "memory");
     program.stop();

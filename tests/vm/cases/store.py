@@ -9,11 +9,14 @@ import time
 from pathlib import Path
 
 from harness.case import case
-from harness.guest import PATIENCE
+from harness.guest import PATIENCE, Guest
+from harness.image import Image
+from harness.machine import Machine
 from harness.targets import MIB, Subsystem
 from .machines import NO_IOMMU
 from .recovery import restart_under_ext4
 from .scsi_debug import AtomicDisk
+from .vhost_user import CACHE
 
 
 @case("store-restarts", on=("ringbolt",), provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed|buffer_io_error|Retrying", seconds=40)
@@ -148,3 +151,85 @@ def store_atomic(bench):
     assert re.search(r"\b0 problems", found), found
     guest.check("rm -r /tmp/cluster")
     disk.remove()
+
+
+PMEM = Machine(pmem_mib=192)
+CLUSTER = "--cluster /mnt/cluster"
+PERF = "ringbolt perf --filename='store:pool/vol?cluster=/mnt/cluster' --name=t --bs=4k --iodepth=8 --verify=crc32c"
+
+
+def boot_with_pmem(bench, name):
+    """Boots a guest whose memory is a file: what is in its persistent memory is there for the next one. To be closed."""
+    folder = f"{bench.folder}/{name}"
+    os.mkdir(folder)
+    memory = f"memory-backend-file,id=ram,mem-path={bench.folder}/memory,size=1G,share=on"
+    more = ["-object", memory, "-machine", "memory-backend=ram"]
+    return Guest(Image(CACHE), folder, memory="1G", machine=PMEM, program=bench.guest.program, more=more)
+
+
+def start_on_pmem(guest, options=""):
+    """Starts the cluster in /mnt/cluster, and waits until it is healthy; -> the job, and what the node reports."""
+    up = guest.spawn(f"exec ringbolt store up {CLUSTER} {options} 2>&1")
+    return up, report_on_pmem(guest)
+
+
+def report_on_pmem(guest):
+    """Waits until the cluster is healthy; -> what the node reports."""
+    guest.until(f"ringbolt store status {CLUSTER} --json | grep -q '\"healthy\": true'", 60)
+    return json.loads(guest.check(f"ringbolt store status {CLUSTER} --json"))["nodes"][0]["report"]
+
+
+@case("store-pmem", on=("ringbolt",), seconds=60)
+def store_pmem(bench):
+    """The logs of a node are on persistent memory: what is acknowledged is there after a kill and after a loss of power."""
+    with boot_with_pmem(bench, "first") as guest:
+        if not guest.check("ls /dev/pmem0 2> /dev/null; true"):
+            bench.skip("this kernel has no persistent memory at memmap=")
+        guest.check("mkfs.ext4 -q -b 4096 /dev/pmem0 && mount -o dax /dev/pmem0 /mnt", 60)
+        guest.check("truncate -s 16M /mnt/log /mnt/disk /tmp/log")
+        # Elsewhere it is refused, with the reason.
+        server = guest.spawn("exec ringbolt serve -r /tmp/rpc.sock 2>&1")
+        server.expect("^ready", 60)
+        refused = guest.run("ringbolt rpc -r /tmp/rpc.sock bdev_pmem_create name=P pmem_file=/tmp/log")
+        assert refused.rc != 0 and "mount -o dax" in refused.out, refused
+        guest.check("ringbolt rpc -r /tmp/rpc.sock bdev_pmem_create name=P pmem_file=/mnt/disk")
+        shown = json.loads(guest.check("ringbolt rpc -r /tmp/rpc.sock bdev_get_bdevs name=P"))[0]
+        assert (shown["durability"], shown["write_cache"]) == ("pmem", False), shown
+        # What the kernel says of other files and devices.
+        for path, durability in {"/tmp/log": "memory", "/mnt/log": "disk", "/dev/nullb0": "memory"}.items():
+            name = path.replace("/", "_")
+            guest.check(f"ringbolt rpc -r /tmp/rpc.sock bdev_uring_create name={name} filename={path}")
+            shown = json.loads(guest.check(f"ringbolt rpc -r /tmp/rpc.sock bdev_get_bdevs name={name}"))[0]
+            assert shown["durability"] == durability, shown
+        guest.check("killall ringbolt")
+        server.wait(60)
+
+        options = "--nodes 1 --size=96m --groups 2 --spare 2 --log-size 2m --log /mnt/log"
+        up, report = start_on_pmem(guest, options)
+        assert report["durability"] == "pmem", report
+        guest.check(f"ringbolt store pool create fast --replicas 1 --groups 1 --class pmem {CLUSTER}")
+        classes = {pool["name"]: pool["class"] for pool in json.loads(guest.check(f"ringbolt store pool list --json {CLUSTER}"))}
+        assert classes == {"pool": "disk", "fast": "pmem"}, classes
+        guest.check(f"ringbolt image create {CLUSTER} vol 16m")
+        # A node that ends in its first two seconds is not started again.
+        guest.check(f"{PERF} --rw=randwrite --size=8m --do_verify=0 --runtime=3 --time_based", 60)
+        guest.check(f"{PERF} --rw=write --size=8m --do_verify=0", 60)
+        guest.check("for p in $(pidof ringbolt); do ! grep -q node1/config /proc/$p/cmdline || kill -9 $p; done")
+        guest.check(f"{PERF} --rw=read --size=8m", 60)
+        report_on_pmem(guest)
+        guest.check(f"{PERF} --rw=randwrite --size=8m --do_verify=0 --runtime=3 --time_based", 60)
+        guest.check(f"{PERF} --rw=write --offset=8m --size=4m --do_verify=0", 60)
+        # Writes are in flight when the power is cut.
+        load = guest.spawn(f"{PERF} --rw=randwrite --offset=12m --size=4m --do_verify=0 --runtime=600 --time_based")
+        guest.check(f"{PERF} --rw=write --size=4m --do_verify=0", 60)
+        assert load.rc is None, load.out
+        guest.cut_power()
+    with boot_with_pmem(bench, "second") as guest:
+        guest.check("mount -o dax /dev/pmem0 /mnt", 60)
+        up, report = start_on_pmem(guest)
+        assert report["durability"] == "pmem", report
+        guest.check(f"{PERF} --rw=read --size=12m", 60)
+        guest.check("killall -INT ringbolt")
+        up.wait(60)
+        found = guest.check("ringbolt objects check --log /mnt/log /mnt/cluster/node1/store.img", 60)
+        assert re.search(r"\b0 problems", found), found

@@ -68,6 +68,8 @@ OPTIONAL_MODULES += ["ublk_drv"]
 OPTIONAL_MODULES += ["scsi_debug"]
 # A network card with scatter-gather: the virtio one has none on QEMU's user network.
 OPTIONAL_MODULES += ["e1000e"]
+# For persistent memory: a range of RAM that the kernel's command line names.
+OPTIONAL_MODULES += ["nd_pmem", "nd_e820"]
 PARAMETERS = {
     "null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1",
     "nbd": "nbds_max=4",

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from . import Unavailable
 
 MIB = 1 << 20
+# Where persistent memory begins: above the kernel, and below the initramfs, which is at the end of the memory.
+PMEM_AT_MIB = 384
 QEMU = "qemu-system-x86_64"
 PLUGIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "plugin")
 # Example -> its package, for `cargo build -p PACKAGE --example NAME`; expected in examples/ beside the RINGBOLT binary.
@@ -52,6 +54,7 @@ class Machine:
     nvme: tuple = ()
     iommu: bool = False
     hugepages: int = 0  # number of 2 MiB pages
+    pmem_mib: int = 0  # of the memory, from `PMEM_AT_MIB` on, as persistent memory: /dev/pmem0
     counted: bool = False  # enables `Guest.counted`, the count of executed instructions
     newest: bool = False  # the newest kernel that the distribution's packages have, in the backports to its next release
     nic: str = "virtio-net-pci"  # QEMU's device of the network card
@@ -60,6 +63,7 @@ class Machine:
     def command_line(self):
         """The additional kernel command line."""
         words = ["intel_iommu=on"] * self.iommu + [f"hugepages={self.hugepages}"] * bool(self.hugepages)
+        words += [f"memmap={self.pmem_mib}M!{PMEM_AT_MIB}M"] * bool(self.pmem_mib)
         return " ".join(words)
 
     def arguments(self, folder):

@@ -1,8 +1,10 @@
 //! `ringbolt objects`: formats, checks and lists the object store on a file or block device.
 
+use std::fs::File;
 use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 
+use bdev::pmem::{self, PmemConfig};
 use bdev::uring::{self, UringConfig};
 use bdev::{Durability, Registry, Uuid};
 use clap::{Args, Subcommand};
@@ -104,9 +106,27 @@ fn open(
         let Some((path, create_bytes)) = file else { continue };
         let mut config = UringConfig { create_bytes, ..UringConfig::new(name, path) };
         change(&mut config);
+        if name == LOG_DEVICE && create_log_on_pmem(&registry, &config)? {
+            continue;
+        }
         uring::create(&registry, config).map_err(CommandError::environment)?;
     }
     Ok((registry, StoreBdevs { data: DEVICE, log: log.map(|_| LOG_DEVICE) }))
+}
+
+/// Creates the device of the logs on persistent memory, if the file is there; `false` if it is not.
+fn create_log_on_pmem(registry: &Registry, wanted: &UringConfig) -> Result<bool, CommandError> {
+    let path = &wanted.filename;
+    if let (false, Some(bytes)) = (path.exists(), wanted.create_bytes) {
+        // Only a file says whether it is on persistent memory.
+        File::create_new(path).and_then(|file| file.set_len(bytes)).map_err(CommandError::environment)?;
+    }
+    if !pmem::is_persistent(path) {
+        return Ok(false);
+    }
+    let config = PmemConfig { readonly: wanted.readonly, ..PmemConfig::new(&wanted.name, path) };
+    pmem::create(registry, config).map_err(CommandError::environment)?;
+    Ok(true)
 }
 
 fn start_reactor() -> Result<Reactor, CommandError> {

@@ -31,8 +31,12 @@ mod own_ring;
 mod plan;
 mod seek;
 
-use identity::{DeviceIdentity, IdentitySource, identify};
+use identity::DeviceIdentity;
 use seek::FileSeeker;
+
+pub(crate) use file::lock as lock_file;
+pub(crate) use identity::{IdentitySource, identify};
+pub(crate) use medium::durability_of;
 
 pub use plan::{FilePlan, FileStep, fallback, plan, status_of};
 

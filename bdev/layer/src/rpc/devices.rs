@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::BdevModule;
 use crate::uring::FileModule;
-use crate::{MetadataConfig, malloc, null, uring};
+use crate::{MetadataConfig, malloc, null, pmem, uring};
 
 pub(super) const MISSING: (i64, &str) =
     (RpcError::ENODEV, "there is no such bdev, or it is of another module");
@@ -23,6 +23,14 @@ const FILE: &[(i64, &str)] = &[
         "another bdev or process uses the file, or the block device is mounted or otherwise in use",
     ),
     (RpcError::ENOTSUP, "the reactors have no io_uring; the message says why"),
+    (-2, "and any other errno of opening the file"),
+];
+
+const PMEM_FILE: &[(i64, &str)] = &[
+    TAKEN,
+    (RpcError::EBUSY, "another bdev or process uses the file"),
+    (RpcError::EINVAL, "it is no file, or the block size is invalid"),
+    (RpcError::ENOTSUP, "the file is not on persistent memory, or the processor cannot flush to it"),
     (-2, "and any other errno of opening the file"),
 ];
 
@@ -62,6 +70,13 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
         )
         .errors(FILE),
         delete("bdev_aio_delete", FileModule::Aio.product_name()),
+        create(
+            Method::update("bdev_pmem_create", pmem_create),
+            "Creates a bdev on a file of a file system with DAX, on persistent memory. A completed write is durable, without a \
+             system call. SPDK's method of this name, which newer versions lack, wanted a pool of libpmemblk.",
+        )
+        .errors(PMEM_FILE),
+        delete("bdev_pmem_delete", pmem::PRODUCT_NAME),
         Method::update("bdev_aio_rescan", |bdevs, params: ByName| rescan(bdevs, &params, FileModule::Aio))
             .text("Applies the present size of the file.", "true")
             .errors(&[MISSING]),
@@ -274,6 +289,28 @@ fn aio_create(bdevs: &BdevModule, mut params: AioCreate) -> Result<String, RpcEr
     params.block_size = device.geometry().block_size;
     params.uuid = Some(device.uuid());
     Ok(bdevs.record(&device, "bdev_aio_create", &params))
+}
+
+control::parameters! {
+    struct PmemCreate {
+        /// File, on ext4 or xfs that is mounted with `-o dax`
+        pmem_file: String,
+        /// Name
+        name: String,
+        /// Size of a block; not in SPDK, whose pools say it
+        block_size: u32 ["bytes"] = 512,
+        /// UUID; without, that of the file, which is the same each time; not in SPDK
+        uuid: Option<Uuid>,
+    }
+}
+
+fn pmem_create(bdevs: &BdevModule, mut params: PmemCreate) -> Result<String, RpcError> {
+    let mut config = pmem::PmemConfig::new(&params.name, &params.pmem_file);
+    config.block_size = params.block_size;
+    config.uuid = params.uuid;
+    let device = pmem::create(&bdevs.registry, config)?;
+    params.uuid = Some(device.uuid());
+    Ok(bdevs.record(&device, "bdev_pmem_create", &params))
 }
 
 fn rescan(bdevs: &BdevModule, params: &ByName, shown_as: FileModule) -> Result<bool, RpcError> {

@@ -151,6 +151,7 @@ pub(super) struct Replication {
     log_uuid: [u8; 16],
     generation: u64,
     places: RecordPlaces,
+    class: PoolClass,
     /// See [`CheckpointRecord::boot`].
     boot: [u8; 16],
     reading: usize,
@@ -264,7 +265,7 @@ impl Replication {
             config: self.replica.config().clone(),
             status: self.replica.status(),
             in_place: self.in_place.sequence,
-            class: if self.boot == [0; 16] { PoolClass::Disk } else { PoolClass::Memory },
+            class: self.class,
         }
     }
 

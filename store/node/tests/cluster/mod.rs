@@ -229,7 +229,7 @@ impl Cluster {
         cluster
     }
 
-    /// Every second node has its logs on a disk of their own.
+    /// Every second node has its logs on a disk of their own, and half of these on persistent memory.
     fn new_disks(&mut self, seed: u64, are_new: bool) -> TestDisks {
         let block_size = if self.in_place || seed.is_multiple_of(3) { 4096 } else { 512 };
         let create = match (self.ignores_fua, self.in_place) {
@@ -241,6 +241,11 @@ impl Cluster {
             create(&Registry::new(), "Disk", (8 << 20) / u64::from(block_size), block_size, seed).unwrap();
         let log = (seed / 2).is_multiple_of(2).then(|| {
             let block_size = if seed.is_multiple_of(5) { 4096 } else { 512 };
+            // The logs rely on no sector, also those of replicas.
+            let create = match self.ignores_fua {
+                false if seed.is_multiple_of(4) => CrashDisk::create_pmem,
+                _ => create,
+            };
             create(&Registry::new(), "Log", (4 << 20) / u64::from(block_size), block_size, seed + 1).unwrap()
         });
         let disks = TestDisks { disk, log };
@@ -560,7 +565,7 @@ impl Cluster {
             // The others' power fails, with all that was only in their caches.
             for node in (0..NODES).filter(|node| *node != alone) {
                 match self.class {
-                    PoolClass::Disk => self.crash(node, false),
+                    PoolClass::Disk | PoolClass::Pmem => self.crash(node, false),
                     // They are to come back with their data: none but this one has it.
                     PoolClass::Memory => self.kill(node),
                 }

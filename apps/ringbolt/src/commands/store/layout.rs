@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bdev::pmem::{self, PmemConfig};
 use bdev::uring::{self, UringConfig};
 use bdev::{Registry, Uuid};
 use cluster_map::{
@@ -314,6 +315,9 @@ pub(super) fn create_pool(
     class: PoolClass,
 ) -> Result<BTreeMap<u32, Vec<u32>>, CommandError> {
     let devices = map.devices().map_err(failed)?;
+    if class == PoolClass::Pmem {
+        check_pmem(&devices)?;
+    }
     let topology = Topology::new(&map.nodes().map_err(failed)?, &devices);
     let first_group = map.next_group().map_err(failed)?;
     let node_of = |device: DeviceId| ReplicaId(devices[&device].node.0);
@@ -344,6 +348,19 @@ fn no_device(node: u32) -> CommandError {
     CommandError::operation(format!("the map lost the device of node {node}"))
 }
 
+/// Refuses a pool of class `pmem` where a node could not keep what that says.
+fn check_pmem(devices: &BTreeMap<DeviceId, DeviceRecord>) -> Result<(), CommandError> {
+    match devices.values().find(|device| device.class != Some(PoolClass::Pmem)) {
+        None => Ok(()),
+        Some(DeviceRecord { node, class, .. }) => Err(CommandError::usage(format!(
+            "class pmem needs the logs of every node in persistent memory (--log FILE on a file system with DAX): those of node \
+             {} are {}",
+            node.0,
+            class.map_or("not known before it starts", PoolClass::name),
+        ))),
+    }
+}
+
 /// Makes the directory of a node: its file and its configuration. Returns where a write is when the node acknowledges it.
 fn make_node(
     path: &Path,
@@ -368,7 +385,12 @@ fn make_node(
         "atomic_blocks": options.atomic_blocks,
         "out_after_s": options.out_after / 1_000_000_000 });
     if let Some(log) = &disk.log {
-        devices.push(create(LOG_DEVICE, log));
+        devices.push(match pmem::is_persistent(log) {
+            true => {
+                json!({ "method": "bdev_pmem_create", "params": { "name": LOG_DEVICE, "pmem_file": log } })
+            }
+            false => create(LOG_DEVICE, log),
+        });
         params["log_bdev_name"] = LOG_DEVICE.into();
     }
     let config = json!({ "subsystems": [
@@ -392,8 +414,11 @@ fn format(
     let config = UringConfig { create_bytes, force, ..UringConfig::new(DEVICE, &disk.path) };
     uring::create(&registry, config).map_err(CommandError::environment)?;
     if let Some(log) = &disk.log {
-        let config = UringConfig { force, ..UringConfig::new(LOG_DEVICE, log) };
-        uring::create(&registry, config).map_err(CommandError::environment)?;
+        let created = match pmem::is_persistent(log) {
+            true => pmem::create(&registry, PmemConfig::new(LOG_DEVICE, log)),
+            false => uring::create(&registry, UringConfig { force, ..UringConfig::new(LOG_DEVICE, log) }),
+        };
+        created.map_err(CommandError::environment)?;
     }
     let bdevs = StoreBdevs { data: DEVICE, log: disk.log.as_ref().map(|_| LOG_DEVICE) };
     let durability = bdevs.durability(&registry).map_err(CommandError::environment)?;

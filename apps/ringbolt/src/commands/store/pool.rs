@@ -50,6 +50,8 @@ enum Class {
     Disk,
     /// The device's cache of every replica in sync has it; a group's data is lost if the machines of all lose their power
     Memory,
+    /// The persistent memory of the logs of every replica in sync has it; each node needs its logs there
+    Pmem,
 }
 
 impl Class {
@@ -57,6 +59,7 @@ impl Class {
         match self {
             Class::Disk => PoolClass::Disk,
             Class::Memory => PoolClass::Memory,
+            Class::Pmem => PoolClass::Pmem,
         }
     }
 }

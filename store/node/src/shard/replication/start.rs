@@ -4,6 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use cluster_map::PoolClass;
 use objects::SpaceNeed;
 use reactor::Core;
 use replica::{
@@ -28,8 +29,10 @@ pub(crate) struct ReplicaOptions {
     pub(crate) id: ReplicaId,
     pub(crate) settings: ReplicaSettings,
     pub(crate) outbox: Box<dyn Outbox>,
-    /// The boot of the machine, if a write is durable when the device's cache has it.
-    pub(crate) boot: Option<[u8; 16]>,
+    /// When a write is acknowledged.
+    pub(crate) class: PoolClass,
+    /// The boot of the machine: with class `memory`, a write is durable when the device's cache has it.
+    pub(crate) boot: [u8; 16],
 }
 
 /// Opens the shard of a replica on this core, which owns it from now on.
@@ -115,7 +118,7 @@ impl Replication {
         options: ReplicaOptions,
     ) -> Replication {
         let RecoveredLog { record, applied, replicated, unsettled } = recovered;
-        let ReplicaOptions { id, settings, outbox, boot } = options;
+        let ReplicaOptions { id, settings, outbox, class, boot } = options;
         let sequences = shard.log.sequences();
         let through = EntryId { sequence: record.sequence, epoch: record.epoch };
         let recovered = RecoveredReplica {
@@ -161,7 +164,8 @@ impl Replication {
             log_uuid: shard.log.uuid(),
             generation: record.generation,
             places,
-            boot: boot.unwrap_or_default(),
+            class,
+            boot: if class == PoolClass::Memory { boot } else { [0; 16] },
             reading: 0,
             sender,
             replies,
