@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use etcd::EtcdCluster;
 use etcd::certificates::Ca;
-use rig::{ringbolt, scratch, text};
+use rig::{ServerProcess, ringbolt, scratch, text};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use store::{Cluster, signal};
@@ -186,6 +186,26 @@ fn a_cluster_is_a_user_of_etcd_whose_tokens_expire_under_load() {
     assert!(text(&refused.stderr).contains("user name is empty"), "{}", text(&refused.stderr));
     let read = perf(&format!("&etcd_user_file={}", user.display()));
     assert!(read.status.success(), "{}", text(&read.stderr));
+
+    // So does a server, whose configuration has the path of the file.
+    let server = ServerProcess::start(&directory, "server", &[]);
+    let parameters = [
+        ("pool", "pool".to_string()),
+        ("image", "vol".to_string()),
+        ("cluster", elsewhere.display().to_string()),
+        ("etcd", urls.clone()),
+        ("etcd_user_file", user.display().to_string()),
+    ];
+    let call: Vec<String> = parameters.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let call: Vec<&str> =
+        std::iter::once("bdev_store_create").chain(call.iter().map(String::as_str)).collect();
+    assert_eq!(server.ok(&call), "pool/vol");
+    let saved = server.ok(&["save_config"]);
+    let saved = saved["subsystems"].as_array().unwrap().iter().find(|it| it["subsystem"] == "bdev_store");
+    let saved = &saved.unwrap()["config"][0]["params"];
+    assert!(parameters.iter().all(|(name, value)| saved[name] == **value), "{saved:#}");
+    assert!(!saved.to_string().contains("s3cret"));
+    server.stop();
 
     // Another password, in etcd and for the cluster.
     let token = etcd.root_token();
