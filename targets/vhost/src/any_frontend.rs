@@ -1,13 +1,16 @@
-//! A front-end and driver that do anything, for fuzzing: messages, virtqueues and SCSI commands into a whole target.
+//! A front-end and driver that do anything, for fuzzing: messages, virtqueues and SCSI commands into a whole target, whose
+//! cores take turns on one thread.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bdev::malloc::MallocConfig;
 use bdev::{Access, Registry};
 use dma::SharedRegion;
-use reactor::Reactor;
+use os::CpuSet;
+use reactor::{Reactor, ReactorConfig};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use scsi::{LogicalUnit, UnitConfig};
@@ -30,6 +33,7 @@ use crate::any_ring::Input;
 use crate::backend::{Backend, BlkBackend, ScsiBackend, ScsiUnit};
 use crate::controller::{Controller, VhostConfig};
 use crate::core::VhostCore;
+use crate::links::CoreLinks;
 
 /// Controllers, as ports.
 const BLK: u16 = 1;
@@ -37,8 +41,10 @@ const SCSI: u16 = 2;
 const DISK_BLOCKS: u64 = 256;
 /// Simulated time of one poll.
 const POLL_NS: u64 = 10_000;
-/// Virtqueues of the session that is set up; SCSI hosts have two for other things than commands.
-const QUEUES: u32 = 4;
+/// Cores of the target: that of the connection, and those of two workers.
+const CORES: usize = 3;
+/// Virtqueues of the session that is set up. SCSI hosts have two for other things than commands, and one for each core.
+const QUEUES: u32 = 2 + CORES as u32;
 const QUEUE_SIZE: u16 = 16;
 /// Bytes of guest memory for each virtqueue.
 const QUEUE_BYTES: u64 = 16 << 10;
@@ -60,9 +66,34 @@ const OPCODES: [u8; 32] = [
     0x41, 0x42, 0x48, 0x55, 0x5a, 0x5e, 0x5f, 0x83, 0x84, 0x88, 0x89, 0x8a, 0x93, 0x9e, 0xa0,
 ];
 
+/// A core of the target.
+struct AnyCore {
+    group: ConnectionGroup<VhostCore, SimulatedNetwork>,
+    // Dropped last: the group uses its buffers.
+    reactor: Reactor,
+}
+
+impl AnyCore {
+    fn new(index: usize, network: SimulatedNetwork, links: &Arc<CoreLinks>) -> AnyCore {
+        let cpus = CpuSet::new((0..CORES as u32).collect()).expect("a set of cores");
+        let config = ReactorConfig { cpus, pin: false, ..ReactorConfig::default() };
+        let reactor = Reactor::for_core(&config, index).expect("a reactor for a test");
+        let core = reactor.core();
+        // Each is polled whether or not another one wakes it.
+        let vhost = VhostCore::new(&core, None, links.clone());
+        let group = ConnectionGroup::standalone(&core, network, vhost, GroupLimits::default());
+        AnyCore { group, reactor }
+    }
+
+    fn poll(&mut self, now_ns: u64) {
+        // Notifications of the driver.
+        self.reactor.core().event_loop().turn();
+        self.group.poll(&self.reactor.core(), now_ns);
+    }
+}
+
 /// The target, and the front-end with its guest.
 struct AnyFrontend {
-    group: ConnectionGroup<VhostCore, SimulatedNetwork>,
     clients: SimulatedNetwork,
     port: u16,
     connection: ConnectionId,
@@ -76,28 +107,32 @@ struct AnyFrontend {
     used: usize,
     /// The target has closed the connection.
     is_closed: bool,
-    // Dropped last: the fields above use its buffers.
-    reactor: Reactor,
+    /// The first one has the connections. Dropped last: the fields above use its buffers.
+    cores: Vec<AnyCore>,
 }
 
 impl AnyFrontend {
     fn new(port: u16) -> AnyFrontend {
-        let reactor = Reactor::new(&reactor::ReactorConfig::default()).expect("a reactor for a test");
-        let core = reactor.core();
+        let links = CoreLinks::new(CORES);
         let (mut clients, network) = SimulatedNetwork::pair(1, NetworkFaults::default());
-        let vhost = VhostCore::new(&core, None, Arc::default());
-        let mut group = ConnectionGroup::standalone(&core, network, vhost, GroupLimits::default());
+        // Workers have no streams.
+        let unused = (1..CORES).map(|_| SimulatedNetwork::pair(1, NetworkFaults::default()).1);
+        let networks = std::iter::once(network).chain(unused).enumerate();
+        let mut cores: Vec<AnyCore> =
+            networks.map(|(index, network)| AnyCore::new(index, network, &links)).collect();
         for port in [BLK, SCSI] {
-            group.listen(&address(port), port).expect("room for a listener");
+            cores[0].group.listen(&address(port), port).expect("room for a listener");
         }
-        group.apply(&core, Arc::new(config()), 1);
+        let config = Arc::new(config());
+        for AnyCore { group, reactor } in &mut cores {
+            group.apply(&reactor.core(), config.clone(), 1);
+        }
         let file = memfd(MEMORY_BYTES);
         let memory =
             SharedRegion::map(file.as_fd(), 0, MEMORY_BYTES, true).expect("a mapping of its own file");
         let connection = connect(&mut clients, port);
         let [kick, call] = [(); 2].map(|()| new_eventfd());
         AnyFrontend {
-            group,
             clients,
             port,
             connection,
@@ -109,18 +144,21 @@ impl AnyFrontend {
             available: [0; QUEUES as usize],
             used: 0,
             is_closed: false,
-            reactor,
+            cores,
         }
     }
 
     /// Lets the target work, and reads its replies.
     fn poll(&mut self, count: usize) {
+        self.poll_cores(0..CORES, count);
+    }
+
+    /// As [`poll`](Self::poll), but some of the cores do nothing meanwhile.
+    fn poll_cores(&mut self, cores: Range<usize>, count: usize) {
         let mut bytes = vec![0; 8 << 10];
         for _ in 0..count {
             self.now_ns += POLL_NS;
-            // Notifications of the driver.
-            self.reactor.core().event_loop().turn();
-            self.group.poll(&self.reactor.core(), self.now_ns);
+            self.cores[cores.clone()].iter_mut().for_each(|core| core.poll(self.now_ns));
             let result = loop {
                 let result = self.clients.receive(self.connection, &mut [IoSliceMut::new(&mut bytes)]);
                 if !matches!(result, TransferResult::Bytes(1..)) {
@@ -164,7 +202,8 @@ impl AnyFrontend {
             self.request(Kind::SetVringKick, &number(index.into()), &[kick.as_fd()]);
             self.request(Kind::SetVringEnable, &state(index, 1), &[]);
         }
-        self.poll(8);
+        // A message for a worker is answered in the next poll.
+        self.poll(8 * QUEUES as usize);
     }
 
     /// Makes a chain of these buffers available: address, length, and whether the device writes it.
@@ -299,7 +338,15 @@ impl AnyFrontend {
                 self.clients.send(self.connection, &[IoSlice::new(&bytes)]);
             }
             0xb8..0xbc => self.reconnect(features(input.u8())),
-            polls => self.poll(usize::from(polls & 0xf) + 1),
+            polls => {
+                let cores = match polls {
+                    0xc0..0xd0 => 0..1,
+                    0xd0..0xd8 => 1..2,
+                    0xd8..0xe0 => 1..CORES,
+                    _ => 0..CORES,
+                };
+                self.poll_cores(cores, usize::from(polls & 0xf) + 1);
+            }
         }
     }
 
@@ -307,11 +354,11 @@ impl AnyFrontend {
     fn end(&mut self) {
         self.clients.close(self.connection);
         for _ in 0..END_POLLS_MAX {
-            if self.group.connections().is_empty() {
+            if self.cores.iter().all(|core| core.group.connections().is_empty()) {
                 return;
             }
             self.now_ns += POLL_NS;
-            self.group.poll(&self.reactor.core(), self.now_ns);
+            self.cores.iter_mut().for_each(|core| core.poll(self.now_ns));
         }
         panic!("a connection is left");
     }
@@ -353,7 +400,7 @@ fn config() -> VhostConfig {
     (scsi.targets[0], scsi.targets[3]) = (unit(1), unit(2));
     let blk = Backend::Blk(BlkBackend::new(0, false, true, descriptors[0].1.device()));
     let controller = |port: u16, name, backend| {
-        Arc::new(Controller::new(port.into(), port, name, backend, Arc::new([0, 1])))
+        Arc::new(Controller::new(port.into(), port, name, backend, (0..CORES).collect()))
     };
     VhostConfig {
         controllers: vec![
@@ -463,10 +510,12 @@ fn payload(kind: FrontendRequest, port: u16, input: &mut Input<'_>) -> Vec<u8> {
         Kind::SetMemTable => MemoryTable(vec![any_region(input), any_region(input)]).to_bytes(),
         Kind::AddMemReg | Kind::RemMemReg => SingleRegion::from(any_region(input)).to_bytes().to_vec(),
         Kind::SetVringNum | Kind::SetVringBase | Kind::GetVringBase | Kind::SetVringEnable => {
-            VringState { index: (input.u8() % 5).into(), value: input.u16().into() }.to_bytes().to_vec()
+            VringState { index: (input.u8() % (QUEUES as u8 + 1)).into(), value: input.u16().into() }
+                .to_bytes()
+                .to_vec()
         }
         Kind::SetVringAddr => {
-            let (index, moved) = (input.u8() % 5, pages(input) >> 4);
+            let (index, moved) = (input.u8() % (QUEUES as u8 + 1), pages(input) >> 4);
             VringAddress { flags: (input.u8() & 1).into(), ..queue_address(index.into(), moved) }
                 .to_bytes()
                 .to_vec()
@@ -530,21 +579,45 @@ fn serve(bytes: &[u8]) -> usize {
 mod tests {
     use random::WyRand;
 
-    /// Sixteen polls.
+    use super::*;
+
+    /// Sixteen polls of all cores.
     const POLLS: u8 = 0xff;
 
     #[test]
     fn an_honest_front_end_is_served() {
         // A read of a sector into a buffer at half of the memory, on each of the queues.
         let read = |queue: u8| [0, 0x0d, queue, 0, 1, 0, 0x80, 0, 2];
-        let blk: Vec<u8> = [0].into_iter().chain((0..4).flat_map(read)).chain([POLLS]).collect();
-        assert_eq!(super::serve(&blk), 4);
+        let blk: Vec<u8> = [0].into_iter().chain((0..5).flat_map(read)).chain([POLLS]).collect();
+        assert_eq!(super::serve(&blk), 5);
         // TEST UNIT READY and INQUIRY on a request queue, a reset of the unit on the control queue.
         let mut scsi = vec![1];
         scsi.extend([0, 0x0c, 2, 0, 1, 0, 0, 0, 0, 0, 0]);
         scsi.extend([0, 0x0d, 3, 0, 1, 4, 0, 0, 0, 0, 0, 0x80, 0, 2]);
         scsi.extend([0, 0x08, 0, 0, 5, 0, 0, 24, POLLS]);
         assert_eq!(super::serve(&scsi), 3);
+    }
+
+    /// And only by them: a core that is not polled returns nothing.
+    #[test]
+    fn workers_serve_virtqueues_of_both_kinds_of_controllers() {
+        for (port, queue) in [(BLK, 1), (SCSI, 3)] {
+            let mut any = AnyFrontend::new(port);
+            any.set_up(Features::empty());
+            let connections = any.cores.iter().map(|core| core.group.connections().len());
+            assert_eq!(connections.collect::<Vec<_>>(), [1; CORES]);
+            let request = match port {
+                BLK => vec![0x0d, queue, 0, 1, 0, 0x80, 0, 2],
+                _ => vec![0x0c, queue, 0, 1, 0, 0, 0, 0, 0, 0],
+            };
+            any.add_request(&mut Input(&request));
+            any.poll_cores(0..1, 16);
+            any.poll_cores(2..CORES, 16);
+            assert_eq!(any.count_used(), 0, "{port}");
+            any.poll_cores(1..2, 16);
+            assert_eq!(any.count_used(), 1, "{port}");
+            any.end();
+        }
     }
 
     #[test]
