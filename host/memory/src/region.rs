@@ -5,7 +5,7 @@ mod mapping;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags};
 
@@ -143,12 +143,7 @@ impl VolatileBytes {
         count: usize,
         pairs: impl Iterator<Item = (u64, u64)>,
     ) -> usize {
-        assert!(self.writable, "a store to read-only memory");
-        let bytes = count.checked_mul(16).expect("the pairs are counted in memory");
-        let at = self.range(offset, bytes);
-        assert!(at.addr().is_multiple_of(8), "a word at {offset} is not aligned");
-        // SAFETY: `count` pairs are inside the memory and aligned, as was just checked; as in `store_u64`.
-        let cells = unsafe { std::slice::from_raw_parts(at.cast::<[AtomicU64; 2]>(), count) };
+        let cells = self.u64_pairs(offset, count);
         let mut stored = 0;
         for (cell, (first, second)) in cells.iter().zip(pairs) {
             cell[0].store(first, Ordering::Release);
@@ -156,6 +151,35 @@ impl VolatileBytes {
             stored += 1;
         }
         stored
+    }
+
+    /// `count` pairs of words at `offset`, which are checked once for many accesses: a table of descriptors, for example.
+    ///
+    /// # Panics
+    /// If they are not inside the memory or not aligned, or the memory is read-only.
+    #[inline]
+    pub fn u64_pairs(&self, offset: u64, count: usize) -> &[[AtomicU64; 2]] {
+        assert!(self.writable, "a store to read-only memory");
+        let bytes = count.checked_mul(16).expect("the pairs are counted in memory");
+        let at = self.range(offset, bytes);
+        assert!(at.addr().is_multiple_of(8), "a word at {offset} is not aligned");
+        // SAFETY: `count` pairs are inside the memory and aligned, as was just checked; as in `store_u64`.
+        unsafe { std::slice::from_raw_parts(at.cast::<[AtomicU64; 2]>(), count) }
+    }
+
+    /// Stores two words at `offset`, the second after the first, each with release ordering.
+    ///
+    /// # Panics
+    /// If the words are not inside the memory or not aligned, or the memory is read-only.
+    #[inline]
+    pub fn store_u32_pair(&self, offset: u64, first: u32, second: u32) {
+        assert!(self.writable, "a store to read-only memory");
+        let at = self.range(offset, 8);
+        assert!(at.addr().is_multiple_of(4), "a word at {offset} is not aligned");
+        // SAFETY: inside the memory and aligned, as was just checked; as in `store_u64`.
+        let words = unsafe { &*at.cast::<[AtomicU32; 2]>() };
+        words[0].store(first, Ordering::Release);
+        words[1].store(second, Ordering::Release);
     }
 
     /// Sets bits of the byte at `offset`, with release ordering.
@@ -186,6 +210,36 @@ impl VolatileBytes {
             return bytes;
         }
         self.snapshot_bytes(offset)
+    }
+
+    /// As [`snapshot`](Self::snapshot), two little-endian words at any offset: what is in their bits needs no shifts of
+    /// single bytes.
+    ///
+    /// # Panics
+    /// If the words are not inside the memory.
+    #[inline]
+    pub fn snapshot_u64_pair(&self, offset: u64) -> [u64; 2] {
+        let from = self.range(offset, 16);
+        let skipped = from.addr() % 8;
+        // Aligned words contain the range. Only at the ends of the memory they are not all inside.
+        let is_inside = offset >= skipped as u64 && self.bytes - offset as usize >= 24 - skipped;
+        let load = |word: &AtomicU64| u64::from_le(word.load(Ordering::Relaxed));
+        if skipped == 0 {
+            // SAFETY: both words are inside the memory and aligned, as was just checked; as in `store_u64`.
+            let words = unsafe { &*from.cast::<[AtomicU64; 2]>() };
+            return [load(&words[0]), load(&words[1])];
+        }
+        if !is_inside {
+            let bytes = u128::from_le_bytes(self.snapshot_bytes(offset));
+            return [bytes as u64, (bytes >> 64) as u64];
+        }
+        // SAFETY: the memory begins no later, as was just checked.
+        let from = unsafe { from.sub(skipped) };
+        // SAFETY: all three words are inside the memory and aligned, as was just checked; as in `store_u64`.
+        let words = unsafe { &*from.cast::<[AtomicU64; 3]>() };
+        let [first, second, third] = [load(&words[0]), load(&words[1]), load(&words[2])];
+        let (right, left) = (8 * skipped, 64 - 8 * skipped);
+        [first >> right | second << left, second >> right | third << left]
     }
 
     /// As [`snapshot`](Self::snapshot), byte by byte. Not inlined: together, both are compiled to shifts of single bytes.
@@ -258,7 +312,7 @@ impl VolatileBytes {
 
     #[inline]
     fn range(&self, offset: u64, length: usize) -> *mut u8 {
-        let inside = offset <= self.bytes as u64 && length <= self.bytes - offset as usize;
+        let inside = self.bytes.checked_sub(length).is_some_and(|last| offset <= last as u64);
         assert!(inside, "{length} bytes at {offset} are not inside a region of {} bytes", self.bytes);
         // SAFETY: `offset` is at most the size of the mapping.
         unsafe { self.start.as_ptr().add(offset as usize) }
@@ -559,6 +613,17 @@ mod tests {
     }
 
     #[test]
+    fn pairs_are_the_memory_that_they_lie_in() {
+        let region = SharedRegion::new(4096).unwrap();
+        region.store_u32_pair(12, 7, 8);
+        assert_eq!([8, 12, 16, 20].map(|at| region.load_u32(at)), [0, 7, 8, 0]);
+        let pairs = region.u64_pairs(8, 2);
+        assert_eq!(pairs[0].each_ref().map(|word| word.load(Ordering::Relaxed)), [7 << 32, 8]);
+        pairs[1][1].store(9, Ordering::Relaxed);
+        assert_eq!((pairs.len(), region.load_u64(32)), (2, 9));
+    }
+
+    #[test]
     #[should_panic(expected = "not inside")]
     fn pairs_beyond_the_end_are_rejected_before_any_is_stored() {
         SharedRegion::new(4096).unwrap().store_u64_pairs(4080, 2, [(1, 1), (2, 2)].into_iter());
@@ -595,6 +660,21 @@ mod tests {
         for offset in 0..48 {
             assert_eq!(region.snapshot::<16>(offset as u64), bytes[offset..offset + 16]);
             assert_eq!(region.snapshot::<3>(offset as u64), bytes[offset..offset + 3]);
+        }
+        // Of memory that begins and ends between two words, too, where the words around a pair are not all inside.
+        for (start, length) in [(0, 64), (3, 58), (8, 17)] {
+            let first = NonNull::new(region.as_ptr().wrapping_add(start)).unwrap();
+            // SAFETY: a part of the region, which stays mapped.
+            let part = unsafe { VolatileBytes::new(first, length, true) };
+            for at in 0..=length - 16 {
+                let words = part.snapshot_u64_pair(at as u64);
+                let expected = &bytes[start + at..][..16];
+                assert_eq!(
+                    words.map(u64::to_le_bytes).as_flattened(),
+                    expected,
+                    "{at} of {length} at {start}"
+                );
+            }
         }
         region.set_bits_u8(5, 0x82);
         assert_eq!(region.load_u8(5), 0x87);

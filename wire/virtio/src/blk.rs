@@ -19,6 +19,14 @@ codec::fields! {
     }
 }
 
+impl RequestHeader {
+    /// As [`split::Descriptor::from_words`](crate::split::Descriptor::from_words).
+    #[inline]
+    pub const fn from_words([first, sector]: [u64; 2]) -> RequestHeader {
+        RequestHeader { kind: first as u32, priority: (first >> 32) as u32, sector }
+    }
+}
+
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
@@ -39,6 +47,7 @@ pub enum RequestKind {
 
 impl RequestKind {
     /// The kind with this number; `None` if it is unknown.
+    #[inline]
     pub const fn from_wire(value: u32) -> Option<RequestKind> {
         Some(match value {
             0 => RequestKind::In,

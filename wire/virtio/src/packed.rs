@@ -19,6 +19,14 @@ codec::fields! {
     }
 }
 
+impl PackedDescriptor {
+    /// As [`split::Descriptor::from_words`](crate::split::Descriptor::from_words).
+    #[inline]
+    pub const fn from_words([address, rest]: [u64; 2]) -> PackedDescriptor {
+        PackedDescriptor { address, length: rest as u32, id: (rest >> 32) as u16, flags: (rest >> 48) as u16 }
+    }
+}
+
 /// Offset of a descriptor's flags.
 pub const FLAGS: u64 = 14;
 

@@ -26,6 +26,9 @@ fn descriptors_have_the_layout_of_the_specification() {
     // struct pvirtq_desc, section 2.8.13: the identifier comes before the flags.
     let packed = PackedDescriptor::decode(&bytes).unwrap();
     assert_eq!((packed.id, packed.flags), (3, 0x0102));
+    // The same in words.
+    let words = [0x1122_3344_5566_7788, 0x0102_0003_99aa_bbcc];
+    assert_eq!((Descriptor::from_words(words), PackedDescriptor::from_words(words)), (descriptor, packed));
     // struct virtq_used_elem, section 2.7.8.
     assert_eq!(UsedElement { id: 5, written: 513 }.to_bytes(), [5, 0, 0, 0, 1, 2, 0, 0]);
     // struct pvirtq_event_suppress, section 2.8.14.
@@ -50,6 +53,8 @@ fn split_rings_have_the_sizes_of_the_specification() {
 fn block_requests_have_the_layout_of_the_specification() {
     let header = RequestHeader { kind: RequestKind::Out.to_wire(), priority: 0, sector: 0x1234 };
     assert_eq!(header.to_bytes(), [1, 0, 0, 0, 0, 0, 0, 0, 0x34, 0x12, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(RequestHeader::from_words([1, 0x1234]), header);
+    assert_eq!(RequestHeader::from_words([7 << 32, 0]), RequestHeader { kind: 0, priority: 7, sector: 0 });
     let segment = RangeSegment { sector: 8, sectors: 16, flags: RangeSegment::UNMAP };
     assert_eq!(segment.to_bytes(), [8, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 1, 0, 0, 0]);
     let known: Vec<u32> = (0..32).filter(|value| RequestKind::from_wire(*value).is_some()).collect();
