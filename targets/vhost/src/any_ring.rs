@@ -1,17 +1,21 @@
 //! A virtqueue whose driver changes it at any step, for fuzzing.
 
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 
-use dma::{Arena, ArenaConfig, Pool};
+use dma::{Arena, ArenaConfig, Data, Pool};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use wire_vhost_user::inflight::InflightDescription;
 use wire_vhost_user::{MemoryRegion, VringAddress};
 use wire_virtio::Features;
+use wire_virtio::blk::ID_BYTES;
 
+use crate::backend::BlkBackend;
+use crate::blk::{self, BlkPlan, BlkStep};
 use crate::chain::{self, Chain};
 use crate::inflight_region::InflightRegion;
 use crate::limits::CHAIN_MAX;
-use crate::memory::GuestMemory;
+use crate::memory::{GuestMemory, GuestPlace};
 use crate::vring::{ChainId, Ring, RingArea, RingSetup};
 
 /// Bytes of guest memory: two regions that touch, and nothing behind them.
@@ -158,7 +162,7 @@ impl AnyRing {
         if self.in_flight.len() == IN_FLIGHT_MAX {
             return;
         }
-        match ring.fetch(&self.memory, &mut self.chain) {
+        match ring.look().and_then(|()| ring.fetch(&self.memory, &mut self.chain)) {
             Ok(None) => {}
             Err(_) => self.restart(None),
             Ok(Some(id)) => {
@@ -169,8 +173,42 @@ impl AnyRing {
         }
     }
 
+    /// Whether the chain is a usual request of a block device with such blocks: then it is what [`blk::plan`] finds too.
+    fn is_transfer(&self, block_size: u32) -> bool {
+        let backend = BlkBackend {
+            key: 0,
+            read_only: false,
+            packed_ring: false,
+            block_size,
+            physical_exponent: 0,
+            optimal_io_blocks: 0,
+            sectors: 1,
+            can_flush: true,
+            can_unmap: true,
+            can_write_zeroes: true,
+            write_cache: true,
+            serial: [0; ID_BYTES],
+        };
+        let Some(found) = blk::transfer(&self.memory, &self.chain, &backend, true) else { return false };
+        let planned = blk::plan(&self.memory, &self.chain, &backend, true);
+        let Ok(BlkPlan { status, step: BlkStep::Submit(request, written) }) = planned else {
+            panic!("a transfer that is none");
+        };
+        let facts = |request: &bdev::Request, written: u32, status: &GuestPlace| {
+            let place = |data: &Data| data.single().map(|buffer| (buffer.as_ptr(), buffer.len()));
+            let range = (request.op, request.flags, request.lba, request.blocks);
+            (range, request.data().and_then(place), written, Rc::as_ptr(&status.region), status.offset)
+        };
+        let expected = facts(&request, written, &status);
+        assert_eq!(facts(&found.request, found.written, &found.status), expected, "another transfer");
+        true
+    }
+
     /// What is written may be the virtqueue itself.
     fn use_buffers(&mut self) {
+        for block_size in [512, 4096] {
+            self.is_transfer(block_size);
+        }
         let (readable, writable) = (self.chain.readable(), self.chain.writable());
         assert!(readable.len() + writable.len() <= CHAIN_MAX, "a chain is too long");
         let header = chain::first_bytes::<16>(&self.memory, readable);
@@ -244,8 +282,8 @@ impl AnyRing {
 /// change between any two steps. It may lose its state at any of them.
 ///
 /// # Panics
-/// If a chain exceeds its maximum, data does not have the length that its chain describes, or a driver is
-/// notified of nothing.
+/// If a chain exceeds its maximum, data does not have the length that its chain describes, a request of a block device is
+/// another one when it is found by its shape, or a driver is notified of nothing.
 pub fn any_ring(bytes: &[u8]) {
     serve(bytes);
 }
@@ -267,6 +305,77 @@ fn serve(bytes: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use random::WyRand;
+    use wire_virtio::blk::RequestHeader;
+    use wire_virtio::split::Descriptor;
+
+    use super::{AnyRing, Input};
+
+    /// A driver that polls works on some while the device returns others, and is notified once.
+    #[test]
+    fn used_chains_are_visible_before_the_last_one_is_returned() {
+        // A split virtqueue of 128 descriptors, without features.
+        let mut any = AnyRing::new(&mut Input(&[7 << 3]));
+        for head in 0..10_u16 {
+            let [low, high] = head.to_le_bytes();
+            any.write(16 * u64::from(head), &[0, 0x30, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]);
+            any.write(0x1004 + 2 * u64::from(head), &[low, high]);
+        }
+        any.write(0x1002, &[10]);
+        any.restart(None);
+        (0..10).for_each(|_| any.fetch());
+        let mut seen = Vec::new();
+        for id in std::mem::take(&mut any.in_flight) {
+            any.ring.as_mut().unwrap().push_used(id, 1);
+            seen.push(any.memory.piece(0x2002, 2).unwrap().region().load_u16(0x2002));
+        }
+        assert_eq!(seen, [0, 0, 0, 0, 0, 0, 0, 8, 8, 8]);
+        assert_eq!([(); 2].map(|()| any.ring.as_mut().unwrap().publish()), [true, false]);
+        assert_eq!(any.memory.piece(0x2002, 2).unwrap().region().load_u16(0x2002), 10);
+    }
+
+    /// Reads and writes of drivers, and what differs from them in one respect. Those that are found are compared.
+    #[test]
+    fn usual_requests_are_found_by_their_shape() {
+        // Kind, sector, bytes of header and status, whether the device writes the data, their address and bytes.
+        let read = (0, 8, [16, 1], true, 0x4000, 4096);
+        let write = (1, 8, [16, 1], false, 0x4000, 8192);
+        let table = [
+            (read, [true, true]),
+            (write, [true, true]),
+            ((0, 7, [16, 1], true, 0x4000, 4096), [true, false]),
+            ((0, 8, [16, 1], true, 0x4000, 512), [true, false]),
+            ((0, 8, [16, 1], true, 0x4001, 4096), [true, true]),
+            // At the border of the regions, and beyond the last one.
+            ((0, 8, [16, 1], true, 0x7000, 4096), [true, true]),
+            ((0, 8, [16, 1], true, 0x7001, 4096), [false, false]),
+            ((0, 8, [16, 1], true, 0xf001, 4096), [false, false]),
+            ((0, 8, [16, 1], true, 0x4000, 0), [false, false]),
+            ((0, 8, [16, 1], true, 0x4000, 100), [false, false]),
+            ((0, 8, [17, 1], true, 0x4000, 4096), [false, false]),
+            ((0, 8, [15, 1], true, 0x4000, 4096), [false, false]),
+            ((0, 8, [16, 2], true, 0x4000, 4096), [false, false]),
+            // A kind that does not go with the buffers, and one without data.
+            ((1, 8, [16, 1], true, 0x4000, 4096), [false, false]),
+            ((0, 8, [16, 1], false, 0x4000, 4096), [false, false]),
+            ((4, 0, [16, 1], true, 0x4000, 4096), [false, false]),
+        ];
+        for ((kind, sector, [header, status], writes, address, bytes), expected) in table {
+            let mut any = AnyRing::new(&mut Input(&[3 << 3]));
+            let chain =
+                [(0x3001, header, 1), (address, bytes, if writes { 3 } else { 1 }), (0x3411, status, 2)];
+            for (index, (address, length, flags)) in (0_u16..).zip(chain) {
+                let descriptor = Descriptor { address, length, flags, next: index + 1 };
+                any.write(16 * u64::from(index), &descriptor.to_bytes());
+            }
+            let request = RequestHeader { kind, priority: 0, sector };
+            any.write(0x3001, &request.to_bytes());
+            any.write(0x1002, &[1]);
+            any.restart(None);
+            any.fetch();
+            assert_eq!(any.fetched, 1);
+            assert_eq!([512, 4096].map(|size| any.is_transfer(size)), expected, "{request:?} {chain:?}");
+        }
+    }
 
     /// Steps that write a place.
     fn write(address: u16, bytes: &[u8]) -> Vec<u8> {

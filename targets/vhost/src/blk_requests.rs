@@ -1,17 +1,17 @@
 //! Requests of a connection to a virtio block device.
 
 use block_io::Tag;
-use slots::{Slab, Slot};
+use slots::Slab;
 use wire_virtio::blk::BlkStatus;
 
 use crate::backend::BlkBackend;
-use crate::blk::{self, BlkStep};
+use crate::blk::{self, BlkPlan, BlkStep, Transfer};
 use crate::device::{FetchedChain, GuestView, UsedChain, VhostContext};
 use crate::failure::RingError;
 use crate::limits::REQUESTS_MAX;
 use crate::memory::{GuestPlace, RemovedRegions};
 use crate::status::blk_status;
-use crate::tags::tag_of;
+use crate::tags::{self, tag_of};
 use crate::vring::ChainId;
 
 /// The requests of a connection in flight.
@@ -72,36 +72,32 @@ impl BlkRequests {
         context: &mut VhostContext<'_>,
     ) -> Result<Started, RingError> {
         let FetchedChain { queue, id, chain, guest } = *fetched;
-        let plan = blk::plan(guest.memory, chain, backend, write_through)?;
-        let (status, written) = match plan.step {
-            BlkStep::Complete(status, written) => (status, written),
-            BlkStep::Submit(mut request, written) => {
-                let entry = InflightRequest { queue, id, status: plan.status.clone(), written };
-                match self.requests.insert(entry) {
-                    // The caller has looked whether there is room.
-                    Err(_) => (BlkStatus::IoError, 0),
-                    Ok(slot) => {
-                        request.tag = Tag(tag_of(slot));
-                        request.flow = flow;
-                        let bytes = u64::from(request.blocks) * u64::from(backend.block_size);
-                        match context.submit(backend.key, request) {
-                            Ok(()) => return Ok(Started::InFlight(bytes)),
-                            Err(status) => {
-                                self.requests.remove(slot);
-                                (blk_status(status), 0)
-                            }
-                        }
-                    }
+        let transfer = match blk::transfer(guest.memory, chain, backend, write_through) {
+            Some(transfer) => transfer,
+            None => match blk::plan(guest.memory, chain, backend, write_through)? {
+                BlkPlan { status, step: BlkStep::Submit(request, written) } => {
+                    Transfer { request, written, status }
                 }
-            }
+                BlkPlan { status: place, step: BlkStep::Complete(status, written) } => {
+                    return Ok(end_at_once(fetched, &place, status, written));
+                }
+            },
         };
-        plan.status.region.store_u8(plan.status.offset, status.to_wire());
-        if let Some(log) = guest.log {
-            // Not all that it could write: a driver may describe any lengths.
-            chain.written(written).for_each(|range| log.mark(range.address, range.length.into()));
-            guest.mark_place(&plan.status);
+        let Transfer { mut request, written, status } = transfer;
+        let slot = match self.requests.insert(InflightRequest { queue, id, status, written }) {
+            Ok(slot) => slot,
+            // The caller has looked whether there is room.
+            Err(entry) => return Ok(end_at_once(fetched, &entry.status, BlkStatus::IoError, 0)),
+        };
+        request.tag = Tag(tag_of(slot));
+        request.flow = flow;
+        let bytes = u64::from(request.blocks) * u64::from(backend.block_size);
+        if let Err(status) = context.submit(backend.key, request)
+            && let Some(entry) = self.requests.remove(slot)
+        {
+            return Ok(end_at_once(fetched, &entry.status, blk_status(status), 0));
         }
-        Ok(Started::Used(written + 1))
+        Ok(Started::InFlight(bytes))
     }
 
     /// A device request has completed.
@@ -111,19 +107,29 @@ impl BlkRequests {
         completion: &bdev::Completion,
         guest: &GuestView<'_>,
     ) -> Option<UsedChain> {
-        let request = self.slot_of(completion.tag().0).and_then(|slot| self.requests.remove(slot))?;
+        let slot = tags::find(&self.requests, completion.tag().0)?;
         let status = blk_status(completion.status());
-        if guest.log.is_some() {
-            guest.mark_place(&request.status);
-            guest.mark_read(completion);
-        }
-        request.status.region.store_u8(request.status.offset, status.to_wire());
-        let written = if status == BlkStatus::Ok { request.written } else { 0 };
-        Some(UsedChain { queue: request.queue, id: request.id, written: written + 1 })
+        self.requests.drop_value_at(slot.index(), |request| {
+            if guest.log.is_some() {
+                guest.mark_place(&request.status);
+                guest.mark_read(completion);
+            }
+            request.status.region.store_u8(request.status.offset, status.to_wire());
+            let written = if status == BlkStatus::Ok { request.written } else { 0 };
+            UsedChain { queue: request.queue, id: request.id, written: written + 1 }
+        })
     }
+}
 
-    #[inline]
-    fn slot_of(&self, tag: u64) -> Option<Slot> {
-        crate::tags::find(&self.requests, tag)
+/// Ends a request that its device does not get: writes its status, with `written` bytes of data before it.
+#[cold]
+fn end_at_once(fetched: &FetchedChain<'_>, place: &GuestPlace, status: BlkStatus, written: u32) -> Started {
+    let FetchedChain { chain, guest, .. } = *fetched;
+    place.region.store_u8(place.offset, status.to_wire());
+    if let Some(log) = guest.log {
+        // Not all that it could write: a driver may describe any lengths.
+        chain.written(written).for_each(|range| log.mark(range.address, range.length.into()));
+        guest.mark_place(place);
     }
+    Started::Used(written + 1)
 }

@@ -8,7 +8,7 @@ use crate::limits::{CHAIN_MAX, SLICES_MAX};
 use crate::memory::{GuestMemory, GuestPlace};
 
 /// A range of guest memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GuestRange {
     pub(crate) address: u64,
     pub(crate) length: u32,
@@ -16,12 +16,27 @@ pub(crate) struct GuestRange {
 
 /// The buffers of a chain: first those that the device reads, then those that it writes.
 ///
-/// It is collected once, by [`add`](Self::add), from descriptors that the guest may change meanwhile; nothing is read
-/// from them again. Addresses are translated when they are used.
-#[derive(Default)]
+/// It is [collected](Self::begin) once, from descriptors that the guest may change meanwhile; nothing is read from them
+/// again. Addresses are translated when they are used.
 pub(crate) struct Chain {
-    ranges: Vec<GuestRange>,
-    /// Number of ranges that the device reads.
+    ranges: Box<[GuestRange; CHAIN_MAX]>,
+    /// Number of ranges.
+    count: usize,
+    /// Of these, those that the device reads.
+    readable: usize,
+}
+
+impl Default for Chain {
+    fn default() -> Chain {
+        Chain { ranges: Box::new([GuestRange::default(); CHAIN_MAX]), count: 0, readable: 0 }
+    }
+}
+
+/// A chain that is being collected: [`add`](Self::add) for each descriptor, then [`finish`](Self::finish).
+// Its numbers are in registers; those of a `Chain` would be in memory, as its ranges are.
+pub(crate) struct ChainCollector<'a> {
+    chain: &'a mut Chain,
+    count: usize,
     readable: usize,
 }
 
@@ -29,37 +44,46 @@ pub(crate) struct Chain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unmapped;
 
-impl Chain {
-    /// Begins a new chain.
-    pub(crate) fn clear(&mut self) {
-        self.ranges.clear();
-        self.readable = 0;
-    }
-
+impl ChainCollector<'_> {
     /// Adds the buffer of the next descriptor.
     #[inline]
     pub(crate) fn add(&mut self, range: GuestRange, flags: u16) -> Result<(), RingError> {
-        if self.ranges.len() == CHAIN_MAX {
-            return Err(RingError::ChainLength);
-        }
+        let Some(next) = self.chain.ranges.get_mut(self.count) else { return Err(RingError::ChainLength) };
+        *next = range;
         if flags & descriptor_flags::WRITE == 0 {
-            if self.readable < self.ranges.len() {
+            if self.readable < self.count {
                 return Err(RingError::Order);
             }
             self.readable += 1;
         }
-        self.ranges.push(range);
+        self.count += 1;
         Ok(())
     }
 
+    #[inline]
+    pub(crate) fn finish(self) {
+        (self.chain.count, self.chain.readable) = (self.count, self.readable);
+    }
+}
+
+impl Chain {
+    /// Begins a new chain.
+    #[inline]
+    pub(crate) fn begin(&mut self) -> ChainCollector<'_> {
+        (self.count, self.readable) = (0, 0);
+        ChainCollector { chain: self, count: 0, readable: 0 }
+    }
+
     /// What the device reads.
+    #[inline]
     pub(crate) fn readable(&self) -> &[GuestRange] {
         &self.ranges[..self.readable]
     }
 
     /// What the device writes.
+    #[inline]
     pub(crate) fn writable(&self) -> &[GuestRange] {
-        &self.ranges[self.readable..]
+        &self.ranges[self.readable..self.count]
     }
 
     /// The first bytes of what the device writes.
@@ -69,6 +93,7 @@ impl Chain {
 }
 
 /// Bytes of ranges, without limit.
+#[inline]
 pub(crate) fn total(ranges: &[GuestRange]) -> u64 {
     ranges.iter().map(|range| u64::from(range.length)).sum()
 }

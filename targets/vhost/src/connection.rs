@@ -226,7 +226,7 @@ impl ProtocolConnection<VhostCore> for VhostConnection {
     fn complete_in_place(&mut self, completions: &[bdev::Completion]) -> bool {
         let completes = self.device.completes_in_place();
         if completes {
-            completions.iter().for_each(|completion| self.device.complete_in_place(completion));
+            self.device.complete_in_place(completions);
         }
         completes
     }

@@ -141,6 +141,21 @@ fn active_log(log: Option<&DirtyLog>, features: Features) -> Option<&DirtyLog> {
     log.filter(|_| features.contains(Features::VHOST_LOG_ALL))
 }
 
+/// Returns a chain that was in flight. `unpublished` is the list of virtqueues with used chains that are not published.
+#[inline]
+fn return_chain(queues: &mut [Queue], unpublished: &mut Vec<u16>, used: &UsedChain) {
+    // After the end of the connection there are no virtqueues.
+    let Some(queue) = queues.get_mut(usize::from(used.queue)) else { return };
+    queue.in_flight -= 1;
+    if let Some(ring) = &mut queue.ring {
+        ring.push_used(used.id, used.written);
+        queue.unpublished += 1;
+        if queue.unpublished == 1 {
+            unpublished.push(used.queue);
+        }
+    }
+}
+
 impl VhostDevice {
     /// The device of a new connection, or of its worker on another core.
     pub(crate) fn new(new: &NewConnection<'_>, is_worker: bool) -> VhostDevice {
@@ -339,6 +354,10 @@ impl VhostDevice {
         let queue = &mut queues[index];
         let Some(ring) = &mut queue.ring else { return 0 };
         let mut found = 0;
+        if let Err(error) = ring.look() {
+            queue.fail(error, &controller.name, index, &self.notifications);
+            return 0;
+        }
         let error = loop {
             if found == FETCHED_MAX || *bytes_left == 0 {
                 break None;
@@ -443,14 +462,16 @@ impl VhostDevice {
         matches!(self.requests, Requests::Blk(_))
     }
 
-    /// A request of a block device has completed.
+    /// Requests of a block device have completed.
     #[inline]
-    pub(crate) fn complete_in_place(&mut self, completion: &bdev::Completion) {
-        let guest =
-            GuestView { memory: &self.memory, log: active_log(self.dirty_log.as_ref(), self.features) };
-        let Requests::Blk(blk) = &mut self.requests else { return };
-        if let Some(used) = blk.complete(completion, &guest) {
-            self.return_chain(&used);
+    pub(crate) fn complete_in_place(&mut self, completions: &[bdev::Completion]) {
+        let VhostDevice { memory, queues, requests, unpublished, features, .. } = self;
+        let guest = GuestView { memory, log: active_log(self.dirty_log.as_ref(), *features) };
+        let Requests::Blk(blk) = requests else { return };
+        for completion in completions {
+            if let Some(used) = blk.complete(completion, &guest) {
+                return_chain(queues, unpublished, &used);
+            }
         }
     }
 
@@ -469,27 +490,12 @@ impl VhostDevice {
         let mut used = std::mem::take(&mut scsi.used);
         let count = used.len();
         for used in used.drain(..) {
-            self.return_chain(&used);
+            return_chain(&mut self.queues, &mut self.unpublished, &used);
         }
         if let Requests::Scsi(scsi) = &mut self.requests {
             scsi.used = used;
         }
         count
-    }
-
-    /// Returns a chain that was in flight.
-    #[inline]
-    fn return_chain(&mut self, used: &UsedChain) {
-        // After the end of the connection there are no virtqueues.
-        let Some(queue) = self.queues.get_mut(usize::from(used.queue)) else { return };
-        queue.in_flight -= 1;
-        if let Some(ring) = &mut queue.ring {
-            ring.push_used(used.id, used.written);
-            queue.unpublished += 1;
-            if queue.unpublished == 1 {
-                self.unpublished.push(used.queue);
-            }
-        }
     }
 
     /// Makes used chains visible, and signals drivers that want it.

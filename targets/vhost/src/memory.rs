@@ -7,6 +7,7 @@ use std::rc::Rc;
 use dma::{Buffer, ExternalMemory, Pool, RegionError, SharedRegion};
 use wire_vhost_user::MemoryRegion;
 
+use crate::chain::GuestRange;
 use crate::limits::MEMORY_REGIONS_MAX;
 
 /// The regions of the guest's memory that the front-end has described, in ascending order of guest address.
@@ -16,8 +17,9 @@ use crate::limits::MEMORY_REGIONS_MAX;
 #[derive(Default)]
 pub(crate) struct GuestMemory {
     regions: Vec<GuestRegion>,
-    /// Index of the region of the last translation: usually the next one hits it too.
-    last: Cell<usize>,
+    /// Indices of the regions of the last translations: usually the next one hits one of them. There are two because a
+    /// driver's requests and their data may each have a region.
+    recent: [Cell<usize>; 2],
 }
 
 struct GuestRegion {
@@ -110,15 +112,18 @@ pub(crate) struct GuestPiece<'a> {
 }
 
 impl<'a> GuestPiece<'a> {
+    #[inline]
     pub(crate) fn region(&self) -> &'a Rc<SharedRegion> {
         self.external.region()
     }
 
+    #[inline]
     pub(crate) fn place(&self) -> GuestPlace {
         GuestPlace { region: self.region().clone(), offset: self.offset }
     }
 
     /// The bytes as a buffer for a device.
+    #[inline]
     pub(crate) fn buffer(&self) -> Option<Buffer> {
         self.external.buffer(self.offset, self.length)
     }
@@ -151,7 +156,7 @@ impl GuestMemory {
         let (region, offset) = SharedRegion::map_peer_memory(file.as_fd(), mmap_offset, size)?;
         let external = pool.try_attach_external(Rc::new(region)).ok_or(MemoryError::TooMany)?;
         self.regions.insert(at, GuestRegion { described, offset, external });
-        self.last.set(0);
+        self.forget_recent();
         Ok(())
     }
 
@@ -161,7 +166,7 @@ impl GuestMemory {
             MemoryRegion { mmap_offset: described.mmap_offset, ..region.described } == *described
         };
         let found = self.regions.iter().position(is_it).ok_or(MemoryError::NotFound)?;
-        self.last.set(0);
+        self.forget_recent();
         Ok(RemovedRegions(vec![self.regions.remove(found).external]))
     }
 
@@ -197,7 +202,7 @@ impl GuestMemory {
 
     /// Removes all regions.
     pub(crate) fn clear(&mut self) -> RemovedRegions {
-        self.last.set(0);
+        self.forget_recent();
         RemovedRegions(self.regions.drain(..).map(|region| region.external).collect())
     }
 
@@ -205,14 +210,35 @@ impl GuestMemory {
     /// there are none.
     #[inline]
     pub(crate) fn piece(&self, address: u64, length: u32) -> Option<GuestPiece<'_>> {
-        let last = self.regions.get(self.last.get());
-        if let Some(piece) = last.and_then(|region| region.piece(address, length)) {
-            return Some(piece);
+        for index in &self.recent {
+            if let Some(region) = self.regions.get(index.get())
+                && let Some(piece) = region.piece(address, length)
+            {
+                return Some(piece);
+            }
         }
+        self.find(address, length)
+    }
+
+    /// A range that is contiguous.
+    #[inline]
+    pub(crate) fn whole(&self, range: &GuestRange) -> Option<GuestPiece<'_>> {
+        let piece = self.piece(range.address, range.length)?;
+        if piece.length == range.length { Some(piece) } else { None }
+    }
+
+    /// As [`piece`](Self::piece), in any region.
+    #[inline(never)]
+    fn find(&self, address: u64, length: u32) -> Option<GuestPiece<'_>> {
         let at = self.regions.partition_point(|region| region.described.guest_address <= address);
         let at = at.checked_sub(1)?;
-        self.last.set(at);
+        self.recent[1].set(self.recent[0].replace(at));
         self.regions[at].piece(address, length)
+    }
+
+    /// Regions have other indices now.
+    fn forget_recent(&self) {
+        self.recent.iter().for_each(|index| index.set(0));
     }
 
     /// `bytes` bytes at an address of the front-end, in one region.

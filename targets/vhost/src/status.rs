@@ -6,9 +6,11 @@ use wire_virtio::blk::BlkStatus;
 /// The status that a driver gets. The only such table.
 #[inline]
 pub(crate) fn blk_status(status: Status) -> BlkStatus {
-    if status.is_success() {
-        return BlkStatus::Ok;
-    }
+    if status.is_success() { BlkStatus::Ok } else { failed(status) }
+}
+
+#[cold]
+fn failed(status: Status) -> BlkStatus {
     if status.same_code(Status::INVALID_OPCODE) { BlkStatus::Unsupported } else { BlkStatus::IoError }
 }
 

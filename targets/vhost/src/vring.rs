@@ -5,6 +5,7 @@ mod packed;
 mod split;
 
 use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
 
 use dma::SharedRegion;
 use wire_vhost_user::VringAddress;
@@ -37,8 +38,19 @@ impl RingArea {
     }
 
     #[inline]
-    fn snapshot<const N: usize>(&self, offset: u64) -> [u8; N] {
-        self.region.snapshot(self.offset + offset)
+    fn snapshot_u64_pair(&self, offset: u64) -> [u64; 2] {
+        self.region.snapshot_u64_pair(self.offset + offset)
+    }
+
+    /// The descriptors of a table that it begins with, as words.
+    #[inline]
+    fn descriptors(&self, size: u16) -> &[[AtomicU64; 2]] {
+        self.region.u64_pairs(self.offset, size.into())
+    }
+
+    #[inline]
+    fn store_u32_pair(&self, offset: u64, first: u32, second: u32) {
+        self.region.store_u32_pair(self.offset + offset, first, second);
     }
 }
 
@@ -91,7 +103,7 @@ pub(crate) struct RingSetup {
 
 /// A running virtqueue.
 ///
-/// [`fetch`](Self::fetch) chains, [`push_used`](Self::push_used) them in any order, then
+/// [`look`](Self::look), then [`fetch`](Self::fetch) chains, [`push_used`](Self::push_used) them in any order, then
 /// [`publish`](Self::publish). While the driver's notifications are disabled the ring must be polled;
 /// [`enable_notifications`](Self::enable_notifications) may find that there is work already.
 pub(crate) enum Ring {
@@ -125,6 +137,19 @@ impl Ring {
         forward!(self, ring => ring.relocate(memory, address))
     }
 
+    /// Looks which chains are available: [`fetch`](Self::fetch) returns no later ones.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch).
+    #[inline]
+    pub(crate) fn look(&mut self) -> Result<(), RingError> {
+        match self {
+            Ring::Split(ring) => ring.look(),
+            // Each descriptor says whether it is available.
+            Ring::Packed(_) => Ok(()),
+        }
+    }
+
     /// Fetches the next chain; `None` if there is none.
     ///
     /// # Errors
@@ -149,7 +174,7 @@ impl Ring {
         forward!(self, ring => ring.push_used(id, written))
     }
 
-    /// Makes returned chains visible. Returns whether the driver wants a notification.
+    /// Makes returned chains visible, as far as they are not. Returns whether the driver wants a notification.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         forward!(self, ring => ring.publish())

@@ -8,7 +8,7 @@ use wire_virtio::{Features, QUEUE_SIZE_MAX, descriptor_flags, needs_event};
 
 use super::inflight::{PackedChain, PackedInflight};
 use super::{ChainId, RingArea, RingSetup};
-use crate::chain::{Chain, GuestRange};
+use crate::chain::{Chain, ChainCollector, GuestRange};
 use crate::failure::RingError;
 use crate::memory::GuestMemory;
 
@@ -142,7 +142,7 @@ impl PackedRing {
         if !self.is_available() {
             return Ok(None);
         }
-        chain.clear();
+        let mut chain = chain.begin();
         self.fetched.clear();
         let mut at = self.next_available;
         let mut count = 0;
@@ -151,7 +151,7 @@ impl PackedRing {
             let descriptor = self.descriptor(at.index);
             at = at.advanced(1, self.size);
             count += 1;
-            let is_last = self.add(memory, &descriptor, count, chain)?;
+            let is_last = self.add(memory, &descriptor, count, &mut chain)?;
             if self.inflight.is_some() {
                 self.fetched.push(descriptor);
             }
@@ -162,6 +162,7 @@ impl PackedRing {
                 return Err(RingError::ChainLength);
             }
         };
+        chain.finish();
         self.next_available = at;
         let mut entry = 0;
         if let Some(inflight) = &mut self.inflight {
@@ -178,11 +179,12 @@ impl PackedRing {
         resubmitted: PackedChain,
         chain: &mut Chain,
     ) -> Result<ChainId, RingError> {
-        chain.clear();
+        let mut chain = chain.begin();
         let mut count = 0;
         for descriptor in &resubmitted.descriptors {
             count += 1;
-            if self.add(memory, descriptor, count, chain)? {
+            if self.add(memory, descriptor, count, &mut chain)? {
+                chain.finish();
                 let id = descriptor.id;
                 return Ok(ChainId { id, descriptors: count, entry: resubmitted.entry });
             }
@@ -197,7 +199,7 @@ impl PackedRing {
         memory: &GuestMemory,
         descriptor: &PackedDescriptor,
         count: u16,
-        chain: &mut Chain,
+        chain: &mut ChainCollector<'_>,
     ) -> Result<bool, RingError> {
         let has_next = descriptor.flags & descriptor_flags::NEXT != 0;
         if descriptor.flags & descriptor_flags::INDIRECT != 0 {
@@ -212,8 +214,10 @@ impl PackedRing {
         Ok(!has_next)
     }
 
+    #[inline]
     fn descriptor(&self, index: u16) -> PackedDescriptor {
-        decode(&self.areas.ring.snapshot(u64::from(index) * PackedDescriptor::SIZE as u64))
+        let at = u64::from(index) * PackedDescriptor::SIZE as u64;
+        PackedDescriptor::from_words(self.areas.ring.snapshot_u64_pair(at))
     }
 
     #[inline]
@@ -286,29 +290,22 @@ impl PackedRing {
 }
 
 /// Collects the buffers of an indirect table, all of it (section 2.8.7).
-fn walk_indirect(memory: &GuestMemory, table: &PackedDescriptor, chain: &mut Chain) -> Result<(), RingError> {
+fn walk_indirect(
+    memory: &GuestMemory,
+    table: &PackedDescriptor,
+    chain: &mut ChainCollector<'_>,
+) -> Result<(), RingError> {
     let piece = memory.piece(table.address, table.length).filter(|piece| piece.length == table.length);
     let Some(piece) = piece.filter(|piece| piece.length.is_multiple_of(PackedDescriptor::SIZE as u32)) else {
         return Err(RingError::IndirectTable);
     };
     for index in 0..u64::from(piece.length) / PackedDescriptor::SIZE as u64 {
         let at = piece.offset + index * PackedDescriptor::SIZE as u64;
-        let descriptor = decode(&piece.region().snapshot(at));
+        let descriptor = PackedDescriptor::from_words(piece.region().snapshot_u64_pair(at));
         if descriptor.flags & descriptor_flags::INDIRECT != 0 {
             return Err(RingError::IndirectTable);
         }
         chain.add(GuestRange { address: descriptor.address, length: descriptor.length }, descriptor.flags)?;
     }
     Ok(())
-}
-
-#[inline]
-fn decode(bytes: &[u8; PackedDescriptor::SIZE]) -> PackedDescriptor {
-    let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, i0, i1, f0, f1] = *bytes;
-    PackedDescriptor {
-        address: u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
-        length: u32::from_le_bytes([l0, l1, l2, l3]),
-        id: u16::from_le_bytes([i0, i1]),
-        flags: u16::from_le_bytes([f0, f1]),
-    }
 }
