@@ -398,6 +398,11 @@ pub(super) const ALL: &[Benchmark] = &[
         InstructionsOf(instructions::VFIO_USER),
     ),
     case(
+        "instructions-vhost",
+        "instructions of a vhost-user target per 4 KiB read of a null device, QD 128",
+        InstructionsOf(instructions::VHOST),
+    ),
+    case(
         "instructions-target",
         "instructions of a TCP target per 4 KiB read of a memory device",
         InstructionsTarget,

@@ -54,6 +54,13 @@ pub(super) const VFIO_USER: CountedExample = CountedExample {
     arguments: &["count", "128"],
 };
 
+/// The vhost-user target, not the driver: both are polled by one core.
+pub(super) const VHOST: CountedExample = CountedExample {
+    example: Example { package: "ringbolt-vhost", name: "vhost_blk" },
+    collect: &["--toggle-collect=*GroupPoller*poll*"],
+    arguments: &["count", "128"],
+};
+
 /// Instructions of the bdev layer and the load generator, on the null device.
 pub(super) fn null(context: &RunContext<'_>, depth: u32, options: &[&str]) -> anyhow::Result<RunOutcome> {
     null_device(context, "null:1g", depth, options)
