@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use bdev::pmem::{self, PmemConfig};
 use bdev::testing::create_volatile_pmem;
 use bdev::uring::{self, UringConfig};
-use bdev::{Access, BdevChannel, BdevError, Durability, Request};
-use block_io::{Op, RequestFlags, Status, Tag};
+use bdev::{Access, BdevChannel, BdevError, Durability};
+use block_io::{Op, RequestFlags, Status};
 use rig::Rig;
 
 /// A file of 4 MiB, removed at the end of the test.
@@ -122,13 +122,4 @@ fn a_file_is_used_once_and_as_durable_as_it_is() {
     let specific = format!("{:?}", again.bdev().driver_specific());
     // Not every file system keeps the attribute that has it.
     assert!(again.uuid() == uuid || specific.contains("random"), "{specific}");
-}
-
-/// Requests with wrong ranges never reach the memory.
-#[test]
-fn requests_beyond_the_end_are_rejected() {
-    let (mut rig, file) = (Rig::new(), TestFile::new("range"));
-    let Some(mut channel) = device(&rig, &file) else { return };
-    let beyond = Request::new(Tag(1), Op::WriteZeroes, 8190, 4);
-    assert!(rig.one(&mut channel, beyond).status().same_code(Status::LBA_OUT_OF_RANGE));
 }

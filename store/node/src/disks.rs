@@ -84,7 +84,17 @@ impl StoreDescriptors {
             return Err(StoreError::Geometry(reason));
         }
         let open = |name: &str| registry.open(name, access).map(Arc::new);
-        Ok(StoreDescriptors { data: open(bdevs.data)?, separate_log: bdevs.log.map(open).transpose()? })
+        let descriptors =
+            StoreDescriptors { data: open(bdevs.data)?, separate_log: bdevs.log.map(open).transpose()? };
+        // What is in place relies on whole sectors; the logs do not.
+        if descriptors.data.device().durability() == Durability::Pmem {
+            let reason = format!(
+                "{} is persistent memory, of which a power failure tears sectors: only the logs of a store may be there",
+                bdevs.data
+            );
+            return Err(StoreError::Geometry(reason));
+        }
+        Ok(descriptors)
     }
 
     /// The device with the logs.

@@ -437,6 +437,8 @@ fn durability_is_that_of_the_devices_below() {
     // What is acknowledged is in the log; it goes to the disk before it leaves that.
     assert_eq!(durability("Disk", Some("PmemLog")), "pmem");
     assert_eq!(durability("EE_Malloc0", Some("PmemLog")), "memory");
+    let refused = program.refused("store_format", json!({ "bdev_name": "PmemLog" }));
+    assert!(refused.contains("only the logs of a store may be there"), "{refused}");
     assert_eq!(durability("EE_Malloc0", None), "memory");
     assert_eq!(durability("EE_Malloc0", Some("DiskLog")), "memory");
     program.stop();
