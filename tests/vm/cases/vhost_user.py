@@ -134,9 +134,10 @@ def vhost_user_blk(bench):
     assert os.stat(f"{bench.folder}/Disk").st_blocks * 512 < 16 * MIB, "the discard reached the file"
 
 
-def migrate(source, folder, more):
+def migrate(source, folder, more, meanwhile):
     """Moves a guest to another QEMU with the same hardware while its load runs; -> the destination, to be closed by the
-    caller. The virtqueues are served through several passes over the memory, whose pages the target marks as written."""
+    caller. The virtqueues are served through several passes over the memory, whose pages the target marks as written. After
+    them `meanwhile` is called."""
     incoming = f"unix:{folder}/migration"
     os.mkdir(f"{folder}/destination")
     image = Image(CACHE)
@@ -156,6 +157,7 @@ def migrate(source, folder, more):
             return now.get("ram", {}).get("dirty-sync-count", 0) >= 4
 
         source.wait(has_passes, 90, "four passes of the migration", poll=0.1)
+        meanwhile()
         source.qmp("migrate-set-parameters", **{"max-bandwidth": 1024 * MIB, "downtime-limit": 2000})
         source.wait(lambda: status()["status"] == "completed", 60, "end of the migration", poll=0.05)
         destination.wait(lambda: destination.qmp("query-status")["status"] == "running", 30, "guest", poll=0.05)
@@ -167,7 +169,8 @@ def migrate(source, folder, more):
 
 @case("vhost-user-migrate", on=("ringbolt",), seconds=60)
 def vhost_user_migrate(bench):
-    """A Linux guest moves to another QEMU while fio writes and verifies its vhost-user disk: no error, no wrong block."""
+    """A Linux guest moves to another QEMU while fio writes and verifies its vhost-user disk: no error, no wrong block, and
+    what the target has written to pages that were sent is there."""
     target = bench.serve(Subsystem("vhost", [Namespace(mib=16, block_size=512)]))
     with open(f"{bench.folder}/Disk", "wb") as file:
         file.truncate(64 * MIB)
@@ -186,8 +189,26 @@ def vhost_user_migrate(bench):
             " echo stopped"
         )
         load.expect("^round$", 120)
-        with migrate(source, bench.folder, more) as guest:
-            moved = guest.adopt(source)[load]
+        # The two halves of a file, read into one buffer. When the second one is, the buffer's pages have been sent, and only
+        # the target writes them: they are sent again because it has marked them. Its sum is made at the destination.
+        source.check("dd if=/dev/urandom of=/mnt/halves bs=8M count=2 status=none && sync && mkfifo /tmp/second /tmp/moved", 60)
+        expected = source.check(f"tail -c {8 * MIB} /mnt/halves | sha256sum", 60)
+        skip, begin = ("dd bs=64k iflag=fullblock status=none count=" + count for count in ("128 of=/dev/null", "1 of=/tmp/begin"))
+        reader = source.spawn(
+            "dd if=/mnt/halves iflag=direct bs=8M count=2 status=none |"
+            f" (cat /tmp/second; {skip}; {begin}; echo read; cat /tmp/moved; cat /tmp/begin - | sha256sum)"
+        )
+
+        def read_second():
+            source.check("echo > /tmp/second")
+            reader.expect("^read$", 60)
+
+        with migrate(source, bench.folder, more, read_second) as guest:
+            adopted = guest.adopt(source)
+            moved = adopted[load]
+            guest.check("echo > /tmp/moved")
+            got = adopted[reader].check(60).split()[1:]
+            assert got == expected.split(), (got, expected)
             started = sorted(one["started"] for one in target.rpc("vhost_get_controllers")[0]["sessions"])
             assert started == [False, True], started
             for _ in range(2):
