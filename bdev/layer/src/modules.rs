@@ -12,6 +12,7 @@ pub mod split;
 pub mod uring;
 mod virtual_bdev;
 mod written_pages;
+mod zeroing;
 
 pub use protected::MetadataConfig;
 

@@ -36,12 +36,20 @@ pub struct CrashDisk {
     state: Arc<Mutex<CrashDiskState>>,
     geometry: BdevGeometry,
     seed: u64,
-    /// A faulty disk, to show that a test detects it.
-    ignores_fua: bool,
-    /// Bytes that are written whole or not at all.
-    atomic_bytes: usize,
-    /// Completed writes are durable.
-    is_pmem: bool,
+    kind: CrashDiskKind,
+}
+
+/// What of a write survives a power failure.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CrashDiskKind {
+    /// With FUA or after a flush all, before that any sectors of it.
+    Sectors,
+    /// The same with blocks instead of sectors.
+    Blocks,
+    /// As `Sectors`, but FUA has no effect: a faulty disk, to show that a test detects it.
+    IgnoringFua,
+    /// When it is completed all, before that any words of it.
+    Pmem,
 }
 
 #[derive(Default)]
@@ -96,7 +104,7 @@ impl CrashDisk {
         block_size: u32,
         seed: u64,
     ) -> Result<CrashDisk, BdevError> {
-        CrashDisk::create_as(registry, name, num_blocks, block_size, seed, false, SECTOR_BYTES)
+        CrashDisk::create_as(registry, name, num_blocks, block_size, seed, CrashDiskKind::Sectors)
     }
 
     /// Creates a disk that writes each block whole or not at all.
@@ -107,7 +115,7 @@ impl CrashDisk {
         block_size: u32,
         seed: u64,
     ) -> Result<CrashDisk, BdevError> {
-        CrashDisk::create_as(registry, name, num_blocks, block_size, seed, false, block_size as usize)
+        CrashDisk::create_as(registry, name, num_blocks, block_size, seed, CrashDiskKind::Blocks)
     }
 
     /// Creates a faulty disk that completes FUA writes from its volatile cache.
@@ -118,7 +126,7 @@ impl CrashDisk {
         block_size: u32,
         seed: u64,
     ) -> Result<CrashDisk, BdevError> {
-        CrashDisk::create_as(registry, name, num_blocks, block_size, seed, true, SECTOR_BYTES)
+        CrashDisk::create_as(registry, name, num_blocks, block_size, seed, CrashDiskKind::IgnoringFua)
     }
 
     /// Creates persistent memory: a completed write is durable, and of another one each aligned 8 bytes.
@@ -129,11 +137,7 @@ impl CrashDisk {
         block_size: u32,
         seed: u64,
     ) -> Result<CrashDisk, BdevError> {
-        let mut disk = CrashDisk::build(num_blocks, block_size, seed, false, PMEM_WORD_BYTES)?;
-        disk.is_pmem = true;
-        disk.geometry.write_cache = false;
-        registry.register(name, None, &[], Arc::new(disk.clone()))?;
-        Ok(disk)
+        CrashDisk::create_as(registry, name, num_blocks, block_size, seed, CrashDiskKind::Pmem)
     }
 
     fn create_as(
@@ -142,32 +146,38 @@ impl CrashDisk {
         num_blocks: u64,
         block_size: u32,
         seed: u64,
-        ignores_fua: bool,
-        atomic_bytes: usize,
-    ) -> Result<CrashDisk, BdevError> {
-        let disk = CrashDisk::build(num_blocks, block_size, seed, ignores_fua, atomic_bytes)?;
-        registry.register(name, None, &[], Arc::new(disk.clone()))?;
-        Ok(disk)
-    }
-
-    fn build(
-        num_blocks: u64,
-        block_size: u32,
-        seed: u64,
-        ignores_fua: bool,
-        atomic_bytes: usize,
+        kind: CrashDiskKind,
     ) -> Result<CrashDisk, BdevError> {
         let mut geometry =
             crate::modules::geometry(num_blocks, block_size, &crate::MetadataConfig::default())?;
-        geometry.write_cache = true;
+        geometry.write_cache = kind != CrashDiskKind::Pmem;
         let state = CrashDiskState {
             cache: vec![0; geometry.bytes() as usize],
             medium: vec![0; geometry.bytes() as usize],
             log: Vec::new(),
             power_failures: 0,
         };
-        let state = Arc::new(Mutex::new(state));
-        Ok(CrashDisk { state, geometry, seed, ignores_fua, atomic_bytes, is_pmem: false })
+        let disk = CrashDisk { state: Arc::new(Mutex::new(state)), geometry, seed, kind };
+        registry.register(name, None, &[], Arc::new(disk.clone()))?;
+        Ok(disk)
+    }
+
+    /// Bytes that are written whole or not at all.
+    fn atomic_bytes(&self) -> usize {
+        match self.kind {
+            CrashDiskKind::Sectors | CrashDiskKind::IgnoringFua => SECTOR_BYTES,
+            CrashDiskKind::Blocks => self.geometry.block_size as usize,
+            CrashDiskKind::Pmem => PMEM_WORD_BYTES,
+        }
+    }
+
+    /// Whether a write is durable when it is completed.
+    fn is_durable(&self, flags: RequestFlags) -> bool {
+        match self.kind {
+            CrashDiskKind::Sectors | CrashDiskKind::Blocks => flags.contains(RequestFlags::FUA),
+            CrashDiskKind::IgnoringFua => false,
+            CrashDiskKind::Pmem => true,
+        }
     }
 
     /// Number of log entries. A power failure may follow any of them.
@@ -233,7 +243,7 @@ impl CrashDisk {
                     && is_completed(entry, submitted_at)
             })
         };
-        let unit = self.atomic_bytes;
+        let unit = self.atomic_bytes();
         // The versions that each sector may hold, oldest first.
         let mut sectors: BTreeMap<usize, Vec<&[u8]>> = BTreeMap::new();
         for (index, entry) in log.iter().enumerate() {
@@ -280,8 +290,7 @@ impl CrashDisk {
             _ => return None,
         };
         state.cache[offset..offset + length].copy_from_slice(&data);
-        let durable = self.is_pmem || (request.flags.contains(RequestFlags::FUA) && !self.ignores_fua);
-        let op = LogOp::Write { offset, data, durable };
+        let op = LogOp::Write { offset, data, durable: self.is_durable(request.flags) };
         state.log.push(CrashLogEntry { op, completed_at: None });
         Some((state.log.len() - 1, state.power_failures))
     }
@@ -310,7 +319,7 @@ impl Bdev for CrashDisk {
     }
 
     fn durability(&self) -> Durability {
-        if self.is_pmem { Durability::Pmem } else { Durability::Disk }
+        if self.kind == CrashDiskKind::Pmem { Durability::Pmem } else { Durability::Disk }
     }
 
     fn supports(&self, op: Op) -> bool {

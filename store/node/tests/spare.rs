@@ -25,16 +25,15 @@ impl Outbox for NoOutbox {
     fn propose(&mut self, _group: u32, _config: Arc<GroupConfig>) {}
 }
 
+/// A partition for group 5, and spare ones.
+fn format_options(spare: u32) -> FormatOptions {
+    let (cluster, node) = (Uuid::nil(), Uuid::nil());
+    let replicas = ReplicaFormat { cluster, node, groups: vec![5], are_new: true, generation: 0, spare };
+    FormatOptions { replicas: Some(replicas), ..FormatOptions::default() }
+}
+
 fn format(registry: &Registry, cores: &StoreCores<'_>) {
-    let replicas = ReplicaFormat {
-        cluster: Uuid::nil(),
-        node: Uuid::nil(),
-        groups: vec![5],
-        are_new: true,
-        generation: 0,
-        spare: 2,
-    };
-    let options = FormatOptions { replicas: Some(replicas), ..FormatOptions::default() };
+    let options = format_options(2);
     block_on(format_device(registry, "Malloc0", cores, options, &JobHandle::standalone())).unwrap().unwrap();
 }
 
@@ -79,15 +78,7 @@ fn logs_of_replicas_last_as_long_as_their_data() {
     }
     let cores = StoreCores::Reactors(reactors.handles());
     let formatted = |data, log| {
-        let replicas = ReplicaFormat {
-            cluster: Uuid::nil(),
-            node: Uuid::nil(),
-            groups: vec![5],
-            are_new: true,
-            generation: 0,
-            spare: 0,
-        };
-        let options = FormatOptions { replicas: Some(replicas), force: true, ..FormatOptions::default() };
+        let options = FormatOptions { force: true, ..format_options(0) };
         let bdevs = StoreBdevs { data, log: Some(log) };
         block_on(format_device(&registry, bdevs, &cores, options, &JobHandle::standalone()))
             .unwrap()

@@ -1,6 +1,5 @@
 //! The malloc device: a RAM disk whose contents are lost when the process ends.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use block_io::{Op, Payload, Status};
@@ -8,6 +7,7 @@ use uuid::Uuid;
 
 use super::protected::{self, MetadataConfig, ProtectedBlocks};
 use super::written_pages::WrittenPages;
+use super::zeroing::{self, ZeroingQueue};
 use crate::{
     BadBlocks, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, DeviceMemory,
     Durability, IoLimits, Registry, Request,
@@ -63,19 +63,9 @@ struct MallocChannel {
     block_size: u32,
     protected: Option<ProtectedBlocks>,
     completed: Vec<Completion>,
-    /// Long ranges that are being zeroed, a piece a poll, oldest first.
-    zeroing: VecDeque<Zeroing>,
+    /// Unmaps and writes of zeroes that are too long for one poll.
+    zeroing: ZeroingQueue,
 }
-
-/// An unmap or write-zeroes that is too long for one poll.
-struct Zeroing {
-    request: Request,
-    offset: u64,
-    left: u64,
-}
-
-/// Bytes zeroed in one poll: about a tenth of a millisecond of processor time.
-const ZERO_PIECE_BYTES: u64 = 1 << 20;
 
 /// Creates and registers a zeroed malloc device. Its memory is allocated by the first write of each page, and counts as
 /// used at once ([`Registry::limit_memory`]).
@@ -123,7 +113,7 @@ impl Bdev for MallocBdev {
             bad_blocks: self.bad_blocks.clone(),
             block_size,
             completed: Vec::new(),
-            zeroing: VecDeque::new(),
+            zeroing: ZeroingQueue::default(),
         }))
     }
 }
@@ -158,12 +148,12 @@ impl MallocChannel {
                 self.written.mark(offset, bytes);
                 Status::SUCCESS
             }
-            (Op::Unmap | Op::WriteZeroes, _) if bytes > ZERO_PIECE_BYTES => {
-                self.zeroing.push_back(Zeroing { request, offset, left: bytes });
+            (Op::Unmap | Op::WriteZeroes, _) if bytes > zeroing::PIECE_BYTES => {
+                self.zeroing.push(request, offset, bytes);
                 return;
             }
             (Op::Unmap | Op::WriteZeroes, _) => {
-                self.zero(offset, bytes);
+                zero(&self.written, &self.region, offset, bytes);
                 Status::SUCCESS
             }
             (Op::SeekData | Op::SeekHole, payload) => {
@@ -196,26 +186,12 @@ impl MallocChannel {
             }
         }
     }
+}
 
-    #[cold]
-    fn zero(&self, offset: u64, bytes: u64) {
-        self.written.clear(offset, bytes);
-        self.region.zero(offset, bytes);
-    }
-
-    #[cold]
-    fn zero_next_piece(&mut self) {
-        let Some(mut zeroing) = self.zeroing.pop_front() else { return };
-        let piece = zeroing.left.min(ZERO_PIECE_BYTES);
-        self.zero(zeroing.offset, piece);
-        zeroing.offset += piece;
-        zeroing.left -= piece;
-        if zeroing.left == 0 {
-            self.completed.push(zeroing.request.complete(Status::SUCCESS));
-        } else {
-            self.zeroing.push_front(zeroing);
-        }
-    }
+#[cold]
+fn zero(written: &WrittenPages, region: &DeviceMemory, offset: u64, bytes: u64) {
+    written.clear(offset, bytes);
+    region.zero(offset, bytes);
 }
 
 impl block_io::Channel for MallocChannel {
@@ -230,7 +206,9 @@ impl block_io::Channel for MallocChannel {
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         if !self.zeroing.is_empty() {
-            self.zero_next_piece();
+            let MallocChannel { zeroing, written, region, .. } = self;
+            let done = zeroing.zero_next_piece(|offset, bytes| zero(written, region, offset, bytes));
+            self.completed.extend(done.map(|request| request.complete(Status::SUCCESS)));
         }
         let count = self.completed.len();
         sink.append(&mut self.completed);

@@ -8,7 +8,6 @@
 //! promised to be written whole. The store's logs need no more. Memory that fails, or a truncated file, does not end the
 //! process: the device then completes reads and writes with errors until it is created again.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -22,6 +21,7 @@ use rustix::io::Errno;
 use uuid::Uuid;
 
 use super::uring::{IdentitySource, durability_of, identify, lock_file};
+use super::zeroing::ZeroingQueue;
 use crate::{
     Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, Durability, InfoValue, IoLimits,
     Registry, Request,
@@ -227,7 +227,7 @@ impl Bdev for PmemBdev {
             block_size: self.geometry.block_size,
             executed: Vec::new(),
             completed: Vec::new(),
-            zeroing: VecDeque::new(),
+            zeroing: ZeroingQueue::default(),
         }))
     }
 
@@ -263,19 +263,11 @@ struct PmemChannel {
     /// Requests of this turn with their status, which counts once they are durable. Empty between calls.
     executed: Vec<(Request, Status)>,
     completed: Vec<Completion>,
-    /// Long ranges that are being zeroed, a piece a poll, oldest first.
-    zeroing: VecDeque<Zeroing>,
-}
-
-/// A write of zeroes that takes more than one poll.
-struct Zeroing {
-    request: Request,
-    offset: u64,
-    left: u64,
+    zeroing: ZeroingQueue,
 }
 
 impl PmemChannel {
-    /// Executes a request, or queues it if it takes more than one poll.
+    /// Executes a request, or queues it if it zeroes a range.
     fn execute(&mut self, mut request: Request) {
         let (mut at, bytes) = super::bytes_of(&request, self.block_size);
         let status = match (request.op, &mut request.payload) {
@@ -294,7 +286,7 @@ impl PmemChannel {
                 Status::SUCCESS
             }
             (Op::WriteZeroes, _) => {
-                self.zeroing.push_back(Zeroing { request, offset: at, left: bytes });
+                self.zeroing.push(request, at, bytes);
                 return;
             }
             // What was completed is durable.
@@ -302,19 +294,6 @@ impl PmemChannel {
             _ => Status::INTERNAL_ERROR,
         };
         self.executed.push((request, status));
-    }
-
-    fn zero_next_piece(&mut self) {
-        let Some(mut zeroing) = self.zeroing.pop_front() else { return };
-        let piece = zeroing.left.min(TRANSFER_BYTES_MAX.into());
-        self.region.zero(zeroing.offset, piece);
-        zeroing.offset += piece;
-        zeroing.left -= piece;
-        if zeroing.left == 0 {
-            self.executed.push((zeroing.request, Status::SUCCESS));
-        } else {
-            self.zeroing.push_front(zeroing);
-        }
     }
 
     /// Makes durable what was executed, and completes it.
@@ -348,7 +327,8 @@ impl block_io::Channel for PmemChannel {
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         if !self.zeroing.is_empty() {
-            self.zero_next_piece();
+            let done = self.zeroing.zero_next_piece(|offset, bytes| self.region.zero(offset, bytes));
+            self.executed.extend(done.map(|request| (request, Status::SUCCESS)));
             self.complete();
         }
         let count = self.completed.len();
