@@ -63,8 +63,6 @@ pub struct Cluster {
 pub(crate) struct PoolView {
     pub(crate) identity: Arc<Identity>,
     pub(crate) pool: PoolRecord,
-    /// Where a write is when it is acknowledged.
-    pub(crate) class: PoolClass,
     pub(crate) nodes: BTreeMap<ReplicaId, StreamAddress>,
     /// The replicas of each group, the primary first.
     pub(crate) replicas: BTreeMap<u32, Vec<ReplicaId>>,
@@ -132,9 +130,15 @@ impl Cluster {
             let others = record.replicas.into_iter().filter(|replica| *replica != primary);
             replicas.insert(group, [primary].into_iter().chain(others).collect());
         }
-        let used: BTreeSet<_> = replicas.values().flatten().copied().collect();
+        Ok(PoolView { identity: Arc::new(self.identity(None)?), pool, nodes, replicas })
+    }
+
+    /// Where a write of the pool is when it is acknowledged, as far as the devices of its replicas keep its class. Not part
+    /// of a view: a client that looks for its replicas does not wait for all devices of a large cluster.
+    pub(crate) fn class(&self, view: &PoolView) -> Result<PoolClass, ClientError> {
+        let used: BTreeSet<_> = view.replicas.values().flatten().copied().collect();
         let devices = self.map.devices()?;
-        let class = pool.class_on(devices.values().filter(|device| used.contains(&ReplicaId(device.node.0))));
-        Ok(PoolView { identity: Arc::new(self.identity(None)?), pool, class, nodes, replicas })
+        let devices = devices.values().filter(|device| used.contains(&ReplicaId(device.node.0)));
+        Ok(view.pool.class_on(devices))
     }
 }

@@ -115,7 +115,7 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
 
     /// The pool's class, as far as the devices of its replicas keep it.
     fn durability(&self) -> Durability {
-        match self.watch.view().0.class {
+        match self.watch.class() {
             PoolClass::Memory => Durability::Memory,
             PoolClass::Disk => Durability::Disk,
             PoolClass::Pmem => Durability::Pmem,
