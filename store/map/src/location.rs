@@ -13,7 +13,7 @@ const URLS_FILE: &str = "etcd";
 /// Most bytes of it.
 const URLS_BYTES_MAX: u64 = 4096;
 
-/// What a caller says of etcd; a cluster's directory says the rest.
+/// What a caller gives for etcd; the rest is in a cluster's directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EtcdOptions {
     /// See [`EtcdMap::new`].
@@ -30,7 +30,7 @@ impl EtcdOptions {
         urls.chain(files.filter_map(|(named, path)| Some((named.parameter, path?.display().to_string()))))
     }
 
-    /// Whoever names a file relies on it: a certificate, on TLS.
+    /// Refuses files that would not be used: a caller that names a certificate relies on TLS.
     fn check_files(&self, urls: Option<&str>) -> Result<(), MapError> {
         let mut named = self.files.named().into_iter().filter_map(|(named, path)| path.map(|_| named));
         let unused = match urls {

@@ -101,32 +101,33 @@ fn open(
     change: impl Fn(&mut UringConfig),
 ) -> Result<(Registry, StoreBdevs<'static>), CommandError> {
     let registry = Registry::new();
-    let files = [(DEVICE, Some(data)), (LOG_DEVICE, log)];
-    for (name, file) in files {
-        let Some((path, create_bytes)) = file else { continue };
+    let config = |name: &str, (path, create_bytes): StoreFile<'_>| {
         let mut config = UringConfig { create_bytes, ..UringConfig::new(name, path) };
         change(&mut config);
-        if name == LOG_DEVICE && create_log_on_pmem(&registry, &config)? {
-            continue;
-        }
-        uring::create(&registry, config).map_err(CommandError::environment)?;
+        config
+    };
+    uring::create(&registry, config(DEVICE, data)).map_err(CommandError::environment)?;
+    if let Some(log) = log {
+        create_log(&registry, config(LOG_DEVICE, log))?;
     }
     Ok((registry, StoreBdevs { data: DEVICE, log: log.map(|_| LOG_DEVICE) }))
 }
 
-/// Creates the device of the logs on persistent memory, if the file is there; `false` if it is not.
-fn create_log_on_pmem(registry: &Registry, wanted: &UringConfig) -> Result<bool, CommandError> {
+/// Creates the device of a store's logs: on persistent memory if the file is there, else as the configuration says.
+pub(super) fn create_log(registry: &Registry, wanted: UringConfig) -> Result<(), CommandError> {
     let path = &wanted.filename;
     if let (false, Some(bytes)) = (path.exists(), wanted.create_bytes) {
         // Only a file says whether it is on persistent memory.
         File::create_new(path).and_then(|file| file.set_len(bytes)).map_err(CommandError::environment)?;
     }
-    if !pmem::is_persistent(path) {
-        return Ok(false);
-    }
-    let config = PmemConfig { readonly: wanted.readonly, ..PmemConfig::new(&wanted.name, path) };
-    pmem::create(registry, config).map_err(CommandError::environment)?;
-    Ok(true)
+    let created = match pmem::is_persistent(path) {
+        true => {
+            let config = PmemConfig { readonly: wanted.readonly, ..PmemConfig::new(&wanted.name, path) };
+            pmem::create(registry, config)
+        }
+        false => uring::create(registry, wanted),
+    };
+    created.map(drop).map_err(CommandError::environment)
 }
 
 fn start_reactor() -> Result<Reactor, CommandError> {

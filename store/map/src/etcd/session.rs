@@ -154,7 +154,7 @@ impl EtcdSession {
     ) -> bool {
         let age_min = match refusal {
             Refusal::Token => TOKEN_TIME_MIN,
-            // What a server that requires client certificates says of a request without a token.
+            // A server that requires client certificates answers a request without a token with it.
             Refusal::Permission if token.is_none() => Duration::ZERO,
             Refusal::Permission if is_watch => TOKEN_TIME_DOUBTED,
             _ => return false,

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bdev::pmem::{self, PmemConfig};
+use bdev::pmem;
 use bdev::uring::{self, UringConfig};
 use bdev::{Registry, Uuid};
 use cluster_map::{
@@ -24,6 +24,7 @@ use store_node::{
 
 use super::{NewCluster, NodeOptions, POOL};
 use crate::command_error::CommandError;
+use crate::commands::objects;
 
 /// Names of a node's devices in its process.
 const DEVICE: &str = "Disk";
@@ -83,8 +84,7 @@ impl ClusterLayout {
             return Err(CommandError::usage(reason));
         }
         new.node.check_network()?;
-        // Files without their URLs are an error.
-        MapLocation::find(directory, etcd).map_err(CommandError::operation)?;
+        let location = MapLocation::find(directory, etcd).map_err(CommandError::operation)?;
         let name = directory
             .file_name()
             .ok_or_else(|| CommandError::usage("the cluster needs a directory of its own"))?;
@@ -93,9 +93,11 @@ impl ClusterLayout {
         fs::create_dir_all(parent).map_err(CommandError::environment)?;
         let scratch = parent.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
         fs::create_dir(&scratch).map_err(CommandError::environment)?;
-        let made = match &etcd.urls {
-            None => fill_directory(&scratch, directory, new, replicas),
-            Some(urls) => fill_etcd((urls, &etcd.files), &scratch, directory, new, replicas),
+        let made = match location {
+            Some(MapLocation::Etcd { urls, files }) => {
+                fill_etcd((urls, files), &scratch, directory, new, replicas)
+            }
+            _ => fill_directory(&scratch, directory, new, replicas),
         };
         let made = made.and_then(|()| fs::rename(&scratch, directory).map_err(CommandError::environment));
         if made.is_err() {
@@ -137,12 +139,10 @@ impl ClusterLayout {
 /// The cluster in a directory has its map in etcd, and uses it in this way from now on.
 pub(super) fn set_etcd(directory: &Path, etcd: &EtcdOptions) -> Result<(), CommandError> {
     let known = MapLocation::find(directory, &EtcdOptions::default()).map_err(CommandError::operation)?;
-    if !matches!(known, Some(MapLocation::Etcd { .. })) {
+    let location = MapLocation::find(directory, etcd).map_err(CommandError::operation)?;
+    let (Some(MapLocation::Etcd { .. }), Some(location)) = (known, location) else {
         let directory = directory.display();
         return Err(CommandError::usage(format!("{directory} is no cluster with its map in etcd")));
-    }
-    let Some(location) = MapLocation::find(directory, etcd).map_err(CommandError::operation)? else {
-        return Ok(());
     };
     location.open().map_err(CommandError::operation)?;
     location.save(directory).map_err(CommandError::operation)
@@ -160,17 +160,15 @@ fn fill_directory(
 
 /// A cluster whose map is in etcd: there nothing is left of one that is not made.
 fn fill_etcd(
-    (urls, files): (&str, &EtcdFiles),
+    (urls, files): (String, EtcdFiles),
     scratch: &Path,
     directory: &Path,
     new: &NewCluster,
     replicas: u32,
 ) -> Result<(), CommandError> {
-    let map = EtcdMap::with_files(urls, files).map_err(CommandError::operation)?;
+    let map = EtcdMap::with_files(&urls, &files).map_err(CommandError::operation)?;
     map.create().map_err(CommandError::operation)?;
-    MapLocation::Etcd { urls: urls.to_string(), files: files.clone() }
-        .save(scratch)
-        .map_err(CommandError::operation)?;
+    MapLocation::Etcd { urls, files }.save(scratch).map_err(CommandError::operation)?;
     fill(&map, scratch, directory, new, replicas).inspect_err(|_| _ = map.remove())
 }
 
@@ -186,20 +184,23 @@ fn fill(
     ClusterKey::create(&scratch.join("key")).map_err(environment)?;
     let cluster = map.cluster().map_err(CommandError::operation)?;
     let disks = node_disks(scratch, new)?;
+    // Placed before they are formatted, which needs their groups.
+    let mut devices = Vec::new();
     for (node, disk) in (1..).zip(&disks) {
         map.put_node(NodeId(node), &node_record(&new.node, node)).map_err(failed)?;
-        map.put_device(DeviceId(node), &device_record(disk, node)).map_err(failed)?;
+        let device = device_record(disk, node);
+        map.put_device(DeviceId(node), &device).map_err(failed)?;
+        devices.push((disk, device));
     }
     let of_nodes = create_pool(map, POOL, new.groups, replicas, PoolClass::Disk)?;
     let absolute = std::path::absolute(directory).map_err(environment)?;
-    for (node, disk) in (1..).zip(&disks) {
+    for (node, (disk, device)) in (1..).zip(devices) {
         let uuid = map.nodes().map_err(CommandError::operation)?[&NodeId(node)].uuid;
         let groups = of_nodes.get(&node).cloned().unwrap_or_default();
         let spare = new.node.spare.unwrap_or((groups.len() as u32).div_ceil(2).max(1));
         let replicas = ReplicaFormat { cluster, node: uuid, groups, are_new: true, generation: 0, spare };
         let class =
             make_node(&scratch.join(format!("node{node}")), &absolute, node, disk, &new.node, replicas)?;
-        let device = map.devices().map_err(failed)?.remove(&DeviceId(node)).ok_or_else(|| no_device(node))?;
         map.put_device(DeviceId(node), &DeviceRecord { class: Some(class), ..device }).map_err(failed)?;
     }
     Ok(())
@@ -344,10 +345,6 @@ pub(super) fn create_pool(
     Ok(of_nodes)
 }
 
-fn no_device(node: u32) -> CommandError {
-    CommandError::operation(format!("the map lost the device of node {node}"))
-}
-
 /// Refuses a pool of class `pmem` where a node could not keep what that says.
 fn check_pmem(devices: &BTreeMap<DeviceId, DeviceRecord>) -> Result<(), CommandError> {
     match devices.values().find(|device| device.class != Some(PoolClass::Pmem)) {
@@ -414,11 +411,7 @@ fn format(
     let config = UringConfig { create_bytes, force, ..UringConfig::new(DEVICE, &disk.path) };
     uring::create(&registry, config).map_err(CommandError::environment)?;
     if let Some(log) = &disk.log {
-        let created = match pmem::is_persistent(log) {
-            true => pmem::create(&registry, PmemConfig::new(LOG_DEVICE, log)),
-            false => uring::create(&registry, UringConfig { force, ..UringConfig::new(LOG_DEVICE, log) }),
-        };
-        created.map_err(CommandError::environment)?;
+        objects::create_log(&registry, UringConfig { force, ..UringConfig::new(LOG_DEVICE, log) })?;
     }
     let bdevs = StoreBdevs { data: DEVICE, log: disk.log.as_ref().map(|_| LOG_DEVICE) };
     let durability = bdevs.durability(&registry).map_err(CommandError::environment)?;

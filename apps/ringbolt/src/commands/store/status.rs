@@ -50,6 +50,10 @@ struct GroupView {
     without_room: Vec<u32>,
 }
 
+/// What the table shows of a group.
+const GROUP_FIELDS: [&str; 10] =
+    ["group", "pool", "class", "durability", "state", "epoch", "primary", "in_sync", "catching_up", "why"];
+
 pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
     let layout = ClusterLayout::open(&of.cluster, &of.etcd.options())?;
     let status = status(&layout)?;
@@ -60,18 +64,7 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
     stdout_line!("{}", status["summary"].as_str().unwrap_or_default());
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header([
-        "group",
-        "pool",
-        "class",
-        "durability",
-        "state",
-        "epoch",
-        "primary",
-        "in sync",
-        "catching up",
-        "why",
-    ]);
+    table.set_header(GROUP_FIELDS.map(|field| field.replace('_', " ")));
     let text = |value: &Value| match value {
         Value::String(text) => text.clone(),
         Value::Array(all) => all.iter().map(Value::to_string).collect::<Vec<_>>().join(" "),
@@ -79,19 +72,7 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
         other => other.to_string(),
     };
     for group in status["groups"].as_array().into_iter().flatten() {
-        let fields = [
-            "group",
-            "pool",
-            "class",
-            "durability",
-            "state",
-            "epoch",
-            "primary",
-            "in_sync",
-            "catching_up",
-            "why",
-        ];
-        table.add_row(fields.map(|field| text(&group[field])));
+        table.add_row(GROUP_FIELDS.map(|field| text(&group[field])));
     }
     stdout_line!("{table}");
     for node in status["nodes"].as_array().into_iter().flatten() {
