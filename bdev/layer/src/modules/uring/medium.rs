@@ -242,6 +242,10 @@ mod tests {
         assert_eq!(kernel.device(253, 0), Durability::Disk);
         assert_eq!(kernel.device(253, 1), Durability::Memory);
         assert_eq!(kernel.device(253, 2), Durability::Memory);
+        // Of a loop device it is known that it is no memory, where a disk says nothing.
+        kernel.add_loop("7:0", "/proc/version");
+        kernel.add_on("253:5", &["7:0", "252:0"]);
+        assert_eq!([kernel.device(7, 0), kernel.device(253, 5)], [Durability::Disk, Durability::Memory]);
         // Devices on top of each other in a circle, which the kernel never has.
         kernel.add_on("253:3", &["253:4"]);
         kernel.add_on("253:4", &["253:3"]);
