@@ -124,17 +124,12 @@ impl PersistentRegion {
 
 #[cfg(all(test, not(miri)))]
 mod tests {
-    use std::os::fd::{AsFd, OwnedFd};
+    use std::os::fd::AsFd;
 
     use super::*;
     use crate::cache_flush::recorded::{self, Flushed};
+    use crate::sigbus::tests::memfd;
     use crate::{Arena, ArenaConfig, Pool};
-
-    fn memfd(bytes: u64) -> OwnedFd {
-        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&file, bytes).unwrap();
-        file
-    }
 
     fn buffer(pool: &Pool, bytes: usize, fill: u8) -> Buffer {
         let mut buffer = pool.take(bytes).unwrap();

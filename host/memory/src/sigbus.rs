@@ -190,14 +190,14 @@ fn forward(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
 }
 
 #[cfg(all(test, not(miri)))]
-mod tests {
+pub(crate) mod tests {
     use std::os::fd::{AsFd, OwnedFd};
     use std::os::unix::process::ExitStatusExt;
 
     use super::*;
     use crate::SharedRegion;
 
-    fn memfd(bytes: u64) -> OwnedFd {
+    pub(crate) fn memfd(bytes: u64) -> OwnedFd {
         let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, bytes).unwrap();
         file
