@@ -243,11 +243,62 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_success_is_errno_zero() {
-        for status in ALL {
-            assert_eq!(status.to_errno().0 == 0, status.is_success(), "{status}");
+    fn every_status_has_an_errno() {
+        // Error number, status code type and codes; every other status is an I/O error.
+        let table: &[(i32, u8, &[u8])] = &[
+            // EPERM
+            (1, 1, &[0x0e]),
+            // EAGAIN
+            (11, 0, &[0x21, 0x22, 0x82]),
+            // EAGAIN
+            (11, 1, &[0x03, 0x05, 0x90]),
+            // EAGAIN
+            (11, 3, &[0x03]),
+            // EACCES
+            (13, 1, &[0x91]),
+            // EACCES
+            (13, 2, &[0x86]),
+            // ENODEV
+            (19, 0, &[0x0b]),
+            // EINVAL
+            (22, 0, &[0x02, 0x0d, 0x0e, 0x0f, 0x11, 0x12, 0x13, 0x16, 0x18, 0x1a, 0x80]),
+            // EINVAL
+            (22, 1, &[0x01, 0x02, 0x09, 0x0d, 0x0f, 0x80, 0x81, 0x83]),
+            // ENOSPC
+            (28, 0, &[0x81]),
+            // EROFS
+            (30, 0, &[0x20]),
+            // EROFS
+            (30, 1, &[0x82]),
+            // EBADE
+            (52, 0, &[0x83]),
+            // EBADE
+            (52, 2, &[0x85]),
+            // ENODATA
+            (61, 2, &[0x81, 0x87]),
+            // ENOLINK
+            (67, 3, &[0x00, 0x01, 0x02, 0x60, 0x70]),
+            // EILSEQ
+            (84, 2, &[0x82, 0x83, 0x84]),
+            // EOPNOTSUPP
+            (95, 0, &[0x01]),
+            // ETIMEDOUT
+            (110, 0, &[0x19]),
+            // ECANCELED
+            (125, 0, &[0x07, 0x08]),
+            // ECANCELED
+            (125, 3, &[0x71]),
+        ];
+        for status_code_type in 0..8 {
+            for code in 0..=u8::MAX {
+                let status = Status::new(status_code_type, code);
+                let row =
+                    table.iter().find(|(_, of, codes)| *of == status_code_type && codes.contains(&code));
+                let expected = if status.is_success() { 0 } else { row.map_or(EIO, |(errno, ..)| *errno) };
+                assert_eq!(status.to_errno(), Errno(expected), "{status}");
+                assert_eq!(status.do_not_retry().to_errno(), Errno(expected), "{status}");
+            }
         }
-        assert_eq!(Status::new(7, 0xff).to_errno(), Errno(EIO));
     }
 
     #[test]
