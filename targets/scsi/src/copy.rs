@@ -288,13 +288,17 @@ fn plan(
     Ok((blocks > 0).then_some(Segment { source, destination, source_lba, destination_lba, blocks }))
 }
 
-/// The unit that a target descriptor names: the command's own, or another one of the session.
+/// The unit that a target descriptor names: the command's own, or another one of the session. `None` also if it names
+/// several: the part of a T10 designator for which a descriptor has room may be that of several units.
 fn find_target(context: &OperationContext<'_>, target: &[u8; TARGET_BYTES]) -> Option<CopyTarget> {
-    if is_named(context.nexus.unit(), target) {
-        return Some(CopyTarget::Own);
-    }
-    let mut peers = (0..).map_while(|index| context.peers.nexus(index));
-    peers.find(|nexus| is_named(nexus.unit(), target)).map(|nexus| CopyTarget::Peer(nexus.clone()))
+    let own = Some(CopyTarget::Own).filter(|_| is_named(context.nexus.unit(), target));
+    let peers = (0..).map_while(|index| context.peers.nexus(index));
+    let peers = peers.filter(|nexus| is_named(nexus.unit(), target)).cloned().map(CopyTarget::Peer);
+    let uuid = |found: &CopyTarget| found.nexus(context.nexus).unit().config().uuid;
+    let mut all = own.into_iter().chain(peers);
+    let first = all.next()?;
+    // A device that is several units of the session is the same anywhere.
+    all.all(|other| uuid(&other) == uuid(&first)).then_some(first)
 }
 
 /// Whether a target descriptor has one of the unit's designators.

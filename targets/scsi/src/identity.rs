@@ -1,5 +1,6 @@
 //! INQUIRY data: what the unit is, and what it supports.
 
+use bdev::Uuid;
 use wire_scsi::inquiry::{
     self, Association, BlockLimits, DISK, Designator, NO_UNIT, ProtocolId, Provisioning, StandardInquiry,
     page, version,
@@ -85,15 +86,19 @@ pub(crate) fn serial(unit: &LogicalUnit) -> String {
     unit.config().uuid.simple().to_string()
 }
 
+/// A number of 60 bits for initiators that make names of NAA identifiers, such as multipath drivers, which take units of one
+/// name for one. It depends on every bit of the UUID (FNV-1a): UUIDs that are counted up, or begin with the time, are equal
+/// in one half.
+fn naa(uuid: Uuid) -> u64 {
+    uuid.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    })
+}
+
 /// What identifies a unit with this serial number, on every path.
 pub(crate) fn unit_designators<'a>(unit: &LogicalUnit, serial: &'a str) -> [Designator<'a>; 3] {
     let uuid = unit.config().uuid;
-    // The first digits of a UUID, of which initiators that know no UUIDs make names.
-    [
-        Designator::LocalNaa(uuid.as_u64_pair().0),
-        Designator::T10(VENDOR, serial),
-        Designator::Uuid(*uuid.as_bytes()),
-    ]
+    [Designator::LocalNaa(naa(uuid)), Designator::T10(VENDOR, serial), Designator::Uuid(*uuid.as_bytes())]
 }
 
 /// The device identification page. Identifiers of the unit follow from its UUID, those of ports from the nexus.
@@ -140,4 +145,25 @@ fn limits(unit: &LogicalUnit) -> BlockLimits {
 fn provisioning(unit: &LogicalUnit) -> Provisioning {
     let can_unmap = unit.config().can_unmap;
     Provisioning { unmap: can_unmap, write_same: can_unmap, reads_zeroes: can_unmap, thin: can_unmap }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn uuids_that_differ_anywhere_have_different_naa_identifiers() {
+        let some = Uuid::from_bytes(*b"unit of the test").as_u128();
+        // Each bit of one, and UUIDs that are counted up, in either half.
+        let changed = (0..128).map(|bit| some ^ 1 << bit);
+        let counted = (0..1000_u128).flat_map(|number| [number, number << 64, number << 64 | number]);
+        let uuids: BTreeSet<u128> = changed.chain(counted).collect();
+        let identifiers: BTreeSet<u64> =
+            uuids.iter().map(|uuid| naa(Uuid::from_u128(*uuid)) & (u64::MAX >> 4)).collect();
+        assert_eq!(identifiers.len(), uuids.len());
+        // It is the same in every version, as initiators keep names.
+        assert_eq!(naa(Uuid::from_u128(some)), 0xf7dc_7318_b5e3_8fa1);
+    }
 }

@@ -141,10 +141,11 @@ impl Reply {
 
 /// A target descriptor of EXTENDED COPY that names a unit.
 pub(crate) fn copy_target(unit: &LogicalUnit) -> [u8; wire_scsi::copy::TARGET_BYTES] {
-    use wire_scsi::inquiry::{Association, Designator, ProtocolId};
+    use wire_scsi::inquiry::{Association, ProtocolId};
     let mut target = [0; wire_scsi::copy::TARGET_BYTES];
     target[0] = wire_scsi::copy::TARGET_IDENTIFICATION;
-    let naa = Designator::LocalNaa(unit.config().uuid.as_u64_pair().0);
+    let serial = crate::identity::serial(unit);
+    let [naa, ..] = crate::identity::unit_designators(unit, &serial);
     let mut bytes = Vec::new();
     naa.encode(Association::Unit, ProtocolId::None, &mut bytes);
     target[4..4 + bytes.len()].copy_from_slice(&bytes);

@@ -164,6 +164,31 @@ fn segments_are_copied_between_units_of_a_session() {
 }
 
 #[test]
+fn a_descriptor_that_names_several_units_names_none() {
+    // Equal in the part of the serial number that a descriptor has room for.
+    let counted = |number: u128| {
+        let uuid = bdev::Uuid::from_u128(7 << 80 | number);
+        TestUnit::new(UnitConfig { uuid, ..config(512, 64) })
+    };
+    let mut test = counted(0);
+    let nexus = test.nexus(1);
+    let other = counted(1);
+    let by_naa = [target(&test.unit), target(&other.unit)];
+    let serial = crate::identity::serial(&test.unit);
+    let mut by_t10 = [0; TARGET_BYTES];
+    by_t10[..4].copy_from_slice(&by_naa[0][..4]);
+    by_t10[4..8].copy_from_slice(&[2, 1, 0, 20]);
+    by_t10[8..28].copy_from_slice(format!("RINGBOLT{}", &serial[..12]).as_bytes());
+    let one = list(&[by_t10], &[segment(0, 1, 1).encode()]);
+    copy(&mut test, &nexus, &one).good();
+    test.add_peer(other);
+    assert_eq!(copy(&mut test, &nexus, &one).additional(), Some(AdditionalSense::COPY_TARGET_UNREACHABLE));
+    test.disk.bytes[..BLOCK].fill(7);
+    copy(&mut test, &nexus, &list(&by_naa, &[between(0, 0, 1, 1)])).good();
+    assert_eq!(test.peers.peers[0].disk.bytes[BLOCK..2 * BLOCK], [7; BLOCK]);
+}
+
+#[test]
 fn a_unit_that_may_not_be_copied_from_or_to_is_not() {
     let mut test = TestUnit::new(config(512, 2000));
     let nexus = test.nexus(1);
