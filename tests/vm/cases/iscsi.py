@@ -6,7 +6,7 @@ import re
 from harness.case import case
 from harness.targets import Namespace, Subsystem
 
-from .machines import NO_IOMMU, PLAIN
+from .machines import NEWEST, NO_IOMMU, PLAIN
 from .scsi_debug import AtomicDisk
 from .ublk import Serve
 
@@ -292,53 +292,109 @@ def write_atomic(lba, blocks):
     return f"sg_raw -s {blocks * 512} -i /tmp/bytes", cdb.hex(" ")
 
 
-@case("iscsi-atomic", on=("ringbolt",), machine=NO_IOMMU, provokes=r"sd[a-z]|scsi|iscsi|connection\d", seconds=20)
+class AtomicUnit:
+    """A file or block device of the guest as a logical unit of a target in the guest, to which the guest has logged in."""
+
+    def __init__(self, guest, filename, backing):
+        self.guest, self.backing = guest, backing
+        self.serve = Serve(guest)
+        self.serve.rpc("bdev_uring_create", "name=Atomic", f"filename={filename}")
+        self.serve.rpc("iscsi_create_initiator_group", "tag=1", """initiators='["ANY"]'""", """netmasks='["ANY"]'""")
+        portals = '[{"host": "127.0.0.1", "port": "3260"}]'
+        self.serve.rpc("iscsi_create_portal_group", "tag=1", f"portals='{portals}'")
+        maps, luns = '[{"pg_tag": 1, "ig_tag": 1}]', '[{"bdev_name": "Atomic", "lun_id": 0}]'
+        self.serve.rpc("iscsi_create_target_node", "name=disk", f"pg_ig_maps='{maps}'", f"luns='{luns}'")
+        self.daemon = prepare_initiator(guest)
+        self.node = f"iscsiadm -m node -T {NODE} -p 127.0.0.1:3260"
+        guest.until(f"{self.node} -o new", 30)
+        guest.check(f"{self.node} --login", 60)
+        self.disk = guest.until(f"cd /sys/block && ls -d sd? | grep -v {backing.name}", 30).strip()
+
+    def writes(self, runs):
+        """Writes runs of (LBA, blocks) atomically: each is one atomic write of the backing disk."""
+        self.guest.check(f"head -c {MIB} /dev/urandom > /tmp/bytes")
+        self.backing.start_log()
+        for lba, blocks in runs:
+            command, cdb = write_atomic(lba, blocks)
+            self.guest.check(f"{command} /dev/{self.disk} {cdb}", 60)
+            self.guest.check(f"dd if=/dev/{self.disk} iflag=direct bs=512 skip={lba} count={blocks} status=none | "
+                             f"cmp -n {blocks * 512} - /tmp/bytes", 60)
+            assert self.backing.atomic_writes() == 1, (lba, blocks)
+
+    def refuses(self, runs):
+        """None of these runs reaches the backing disk."""
+        for lba, blocks in runs:
+            command, cdb = write_atomic(lba, blocks)
+            ran = self.guest.run(f"truncate -s {blocks * 512} /tmp/bytes; {command} /dev/{self.disk} {cdb} 2>&1", 60)
+            assert ran.rc == 5 and "Invalid field in cdb" in ran.out, (lba, blocks, ran)
+        assert self.backing.atomic_writes() == 0
+
+    def leave(self):
+        """Logs out and ends the target."""
+        self.guest.check(f"{self.node} --logout", 60)
+        self.guest.until(f"[ ! -e /sys/block/{self.disk} ]", 30)
+        self.guest.check("killall -KILL iscsid")
+        self.daemon.wait(30)
+        self.guest.check("kill -TERM $(cat /tmp/ublk.pid)")
+        assert self.serve.job.wait(60).rc == 0, self.serve.job.out
+
+
+def atomic_units(guest, disk):
+    """The least and the most bytes of an atomic write, as the guest's kernel has them of a disk."""
+    names = ("atomic_write_unit_min_bytes", "atomic_write_unit_max_bytes")
+    return [int(line) for line in guest.check("cd /sys/block/{}/queue && cat {} {}".format(disk, *names)).split()]
+
+
+@case("iscsi-atomic", on=("ringbolt",), machine=NO_IOMMU, provokes=r"sd[a-z]|scsi|iscsi|connection\d", seconds=30)
 def iscsi_atomic(bench):
-    """WRITE ATOMIC on a disk of the kernel that has atomic writes: its units on page B0, one such write of the kernel each."""
+    """WRITE ATOMIC on a disk of the kernel that has atomic writes, and a partition of it: units, one write of the kernel each."""
     guest = bench.guest
     backing = AtomicDisk(guest)
-    names = ("atomic_write_unit_min_bytes", "atomic_write_unit_max_bytes")
-
-    def units(disk):
-        return [int(line) for line in guest.check("cd /sys/block/{}/queue && cat {} {}".format(disk, *names)).split()]
-
-    least, most = units(backing.name)
+    least, most = atomic_units(guest, backing.name)
     assert 512 <= least < most, (least, most)
-    serve = Serve(guest)
-    serve.rpc("bdev_uring_create", "name=Atomic", f"filename=/dev/{backing.name}")
-    serve.rpc("iscsi_create_initiator_group", "tag=1", """initiators='["ANY"]'""", """netmasks='["ANY"]'""")
-    serve.rpc("iscsi_create_portal_group", "tag=1", """portals='[{"host": "127.0.0.1", "port": "3260"}]'""")
-    maps, luns = '[{"pg_tag": 1, "ig_tag": 1}]', '[{"bdev_name": "Atomic", "lun_id": 0}]'
-    serve.rpc("iscsi_create_target_node", "name=disk", f"pg_ig_maps='{maps}'", f"luns='{luns}'")
-    daemon = prepare_initiator(guest)
-    node = f"iscsiadm -m node -T {NODE} -p 127.0.0.1:3260"
-    guest.until(f"{node} -o new", 30)
-    guest.check(f"{node} --login", 60)
-    disk = guest.until(f"cd /sys/block && ls -d sd? | grep -v {backing.name}", 30).strip()
-    # The guest's own initiator believes the page. A command has at most 1 MiB.
-    assert units(disk) == [least, min(most, MIB)], (units(disk), least, most)
-    guest.check(f"head -c {MIB} /dev/urandom > /tmp/bytes")
-    backing.start_log()
+    # A command has at most 1 MiB.
     unit, limit = least // 512, min(most, MIB) // 512
-    for lba, blocks in ((8 * unit, 8 * unit), (3 * unit, unit), (limit, limit)):
-        command, cdb = write_atomic(lba, blocks)
-        guest.check(f"{command} /dev/{disk} {cdb}", 60)
-        guest.check(f"dd if=/dev/{disk} iflag=direct bs=512 skip={lba} count={blocks} status=none | "
-                    f"cmp -n {blocks * 512} - /tmp/bytes", 60)
-        # It was one atomic write of the backing disk.
-        assert backing.atomic_writes() == 1
-    # Not aligned to its length, no power of two, shorter than a unit, too long: none reaches the disk.
-    for lba, blocks in ((4 * unit, 8 * unit), (0, 3 * unit), (0, unit // 2), (0, 2 * limit)):
-        if blocks == 0:
-            continue
-        command, cdb = write_atomic(lba, blocks)
-        refused = guest.run(f"truncate -s {blocks * 512} /tmp/bytes; {command} /dev/{disk} {cdb} 2>&1", 60)
-        assert refused.rc == 5 and "Invalid field in cdb" in refused.out, (lba, blocks, refused)
-    assert backing.atomic_writes() == 0
-    guest.check(f"{node} --logout", 60)
-    guest.until(f"[ ! -e /sys/block/{disk} ]", 30)
-    guest.check("killall -KILL iscsid")
-    daemon.wait(30)
-    guest.check("kill -TERM $(cat /tmp/ublk.pid)")
-    assert serve.job.wait(60).rc == 0, serve.job.out
+    disk = AtomicUnit(guest, f"/dev/{backing.name}", backing)
+    # The guest's own initiator believes the page.
+    assert atomic_units(guest, disk.disk) == [least, min(most, MIB)]
+    disk.writes(((8 * unit, 8 * unit), (3 * unit, unit), (limit, limit)))
+    # Not aligned to its length, no power of two, too long, and shorter than a unit if that is more than a block.
+    disk.refuses([(4 * unit, 8 * unit), (0, 3 * unit), (0, 2 * limit)] + [(0, unit // 2)] * (unit > 1))
+    disk.leave()
+    # A partition of 8 MiB at 1 MiB has the units of its disk.
+    entry = bytes([0, 0, 0, 0, 0x83, 0, 0, 0]) + (2048).to_bytes(4, "little") + (16384).to_bytes(4, "little")
+    for offset, content in ((446, entry), (510, b"\x55\xaa")):
+        octal = "".join(f"\\{byte:03o}" for byte in content)
+        guest.check(f"printf '{octal}' | dd of=/dev/{backing.name} bs=1 seek={offset} conv=notrunc status=none")
+    guest.check(f"sync && blockdev --rereadpt /dev/{backing.name}")
+    guest.until(f"[ -b /dev/{backing.name}1 ]", 30)
+    disk = AtomicUnit(guest, f"/dev/{backing.name}1", backing)
+    assert atomic_units(guest, disk.disk) == [least, min(most, MIB)]
+    disk.writes(((8 * unit, 8 * unit), (limit, limit)))
+    disk.refuses([(4 * unit, 8 * unit)])
+    disk.leave()
+    backing.remove()
+
+
+@case("iscsi-atomic-file", on=("ringbolt",), machine=NEWEST, provokes=r"sd[a-z]|scsi|iscsi|connection\d|EXT4", seconds=60)
+def iscsi_atomic_file(bench):
+    """WRITE ATOMIC on a file of ext4, with the units that the file system reports, one such write of its disk each."""
+    guest = bench.guest
+    backing = AtomicDisk(guest)
+    # Clusters of four blocks: a unit is a block, and the longest write is a cluster.
+    guest.check(f"mkfs.ext4 -q -b 4096 -O bigalloc -C 16384 /dev/{backing.name} && mkdir -p /tmp/ext4 && dmesg -c > /dev/null", 60)
+    guest.check(f"mount -t ext4 /dev/{backing.name} /tmp/ext4", 30)
+    log = guest.check("dmesg -c")
+    reported = re.search(r"atomic writes awu_min: (\d+), awu_max: (\d+)", log)
+    assert reported, log
+    least, most = (int(number) for number in reported.groups())
+    assert 512 < least < most, (least, most)
+    guest.check(f"head -c {4 * MIB} /dev/zero > /tmp/ext4/disk && sync")
+    unit, limit = least // 512, most // 512
+    disk = AtomicUnit(guest, "/tmp/ext4/disk", backing)
+    assert atomic_units(guest, disk.disk) == [least, most]
+    disk.writes(((limit, limit), (3 * unit, unit), (0, unit)))
+    disk.refuses([(unit, limit), (0, 3 * unit), (0, 2 * limit), (0, unit // 2)])
+    disk.leave()
+    guest.check("umount /tmp/ext4", 30)
     backing.remove()

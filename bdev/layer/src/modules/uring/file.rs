@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use file_lock::LockMode;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use wire_nvme::identify::IdentifyNamespace;
 
 use super::{UringConfig, claim, medium};
@@ -97,13 +97,10 @@ pub(super) fn open(
     } else {
         Err("not requested".to_string())
     };
-    if direct.is_ok() && kind.is_block_device() {
-        let device = metadata.rdev();
-        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-        let limits = PathBuf::from(format!("/sys/dev/block/{major}:{minor}/queue"));
-        if let Some((least, most)) = atomic_write_units(&limits, block_size) {
-            (geometry.atomic_write_unit_min_blocks, geometry.atomic_write_blocks) = (least, most);
-        }
+    if direct.is_ok()
+        && let Some((least, most)) = atomic_write_units(&file, block_size)
+    {
+        (geometry.atomic_write_unit_min_blocks, geometry.atomic_write_blocks) = (least, most);
     }
     Ok(OpenedFile {
         durability: medium::durability_of(&file),
@@ -118,16 +115,25 @@ pub(super) fn open(
     })
 }
 
-/// The least and the most blocks of an atomic write of a whole block device with these limits of its queue; `None` if it has
-/// none, as before Linux 6.11. A partition has no limits of its own, and its writes would be aligned differently.
-fn atomic_write_units(queue: &Path, block_size: u32) -> Option<(u32, u32)> {
-    let limit =
-        |name: &str| -> Option<u32> { std::fs::read_to_string(queue.join(name)).ok()?.trim().parse().ok() };
-    let least = limit("atomic_write_unit_min_bytes").filter(|bytes| bytes.is_power_of_two())?.max(block_size);
+/// Asks `statx` for the units of atomic writes (uapi/linux/stat.h, Linux 6.11). rustix has no name for it.
+const STATX_WRITE_ATOMIC: u32 = 0x1_0000;
+
+/// The least and the most blocks of an atomic write to the file, whose direct I/O is enabled; `None` if the kernel promises
+/// none: before Linux 6.11, before 6.13 of a file on a file system, and where the disk has none, or where a partition does
+/// not begin at a multiple of its unit.
+fn atomic_write_units(file: &File, block_size: u32) -> Option<(u32, u32)> {
+    let wanted = StatxFlags::from_bits_retain(STATX_WRITE_ATOMIC);
+    let found = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, wanted).ok()?;
+    // An older kernel leaves them 0.
+    units_in_blocks(found.stx_atomic_write_unit_min, found.stx_atomic_write_unit_max, block_size)
+}
+
+fn units_in_blocks(bytes_min: u32, bytes_max: u32, block_size: u32) -> Option<(u32, u32)> {
+    let least = bytes_min.max(block_size);
     // One buffer, which slices are copied to.
-    let most = limit("atomic_write_unit_max_bytes")?.min(dma::BUFFER_BYTES_MAX as u32);
-    let most = 1 << most.checked_ilog2()?;
-    (block_size.is_power_of_two() && least <= most).then_some((least / block_size, most / block_size))
+    let most = 1 << bytes_max.min(dma::BUFFER_BYTES_MAX as u32).checked_ilog2()?;
+    let are_units = bytes_min.is_power_of_two() && block_size.is_power_of_two() && least <= most;
+    are_units.then_some((least / block_size, most / block_size))
 }
 
 /// Opens an NVMe generic device, whose geometry Identify Namespace tells.
@@ -298,23 +304,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_of_atomic_writes_are_those_of_the_queue_in_blocks() {
-        let folder = std::env::temp_dir().join(format!("ringbolt-atomic-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let units = |least: &str, most: &str, block_size| {
-            std::fs::write(folder.join("atomic_write_unit_min_bytes"), least).unwrap();
-            std::fs::write(folder.join("atomic_write_unit_max_bytes"), most).unwrap();
-            atomic_write_units(&folder, block_size)
-        };
-        assert_eq!(units("1024\n", "65536\n", 512), Some((2, 128)));
-        assert_eq!(units("512\n", "65536\n", 4096), Some((1, 16)), "no less than a block");
-        assert_eq!(units("512\n", "4194304\n", 512), Some((1, 2048)), "one buffer");
-        for (least, most, block_size) in
-            [("0", "0", 512), ("512", "2048", 4096), ("512", "", 512), ("512", "8192", 1536)]
-        {
-            assert_eq!(units(least, most, block_size), None, "{least} {most} {block_size}");
+    fn units_of_atomic_writes_are_the_kernels_in_blocks() {
+        for (least, most, block_size, units) in [
+            (1024, 65536, 512, (2, 128)),
+            // No less than a block, no more than a buffer, and a power of two.
+            (512, 65536, 4096, (1, 16)),
+            (512, 4 << 20, 512, (1, 2048)),
+            (512, 24576, 512, (1, 32)),
+            (4096, 4096, 4096, (1, 1)),
+        ] {
+            assert_eq!(units_in_blocks(least, most, block_size), Some(units), "{least} {most} {block_size}");
         }
-        assert_eq!(atomic_write_units(&folder.join("absent"), 512), None);
-        std::fs::remove_dir_all(&folder).unwrap();
+        for (least, most, block_size) in
+            [(0, 0, 512), (0, 65536, 512), (512, 2048, 4096), (512, 0, 512), (512, 8192, 1536)]
+        {
+            assert_eq!(units_in_blocks(least, most, block_size), None, "{least} {most} {block_size}");
+        }
     }
 }
