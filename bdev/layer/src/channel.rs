@@ -112,7 +112,7 @@ impl BdevChannel {
             io_limits: bdev.io_limits(),
             writes,
             module_resets: bdev.supports(Op::Reset),
-            takes_registered: bdev.takes_registered_pages(),
+            takes_registered: bdev.registered_page_alignment().is_some(),
             block_size: geometry.block_size,
             depth: bdev.depth(),
             in_flight: 0,

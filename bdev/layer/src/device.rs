@@ -192,11 +192,11 @@ pub trait Bdev: Any + Send + Sync {
         false
     }
 
-    /// Whether reads and writes may have [`Payload::Registered`](block_io::Payload::Registered): they are operations of the
-    /// core's own io_uring. The layer does not divide such a request: it may exceed [`io_limits`](Self::io_limits), but its
-    /// pages are aligned as they say.
-    fn takes_registered_pages(&self) -> bool {
-        false
+    /// How the pages of [`Payload::Registered`](block_io::Payload::Registered) are aligned, in bytes, if reads and writes
+    /// may have them: they are operations of the core's own io_uring. The layer does not divide such a request: it may
+    /// exceed [`io_limits`](Self::io_limits).
+    fn registered_page_alignment(&self) -> Option<u32> {
+        None
     }
 
     /// Whether the device rejects writes, however it is opened.

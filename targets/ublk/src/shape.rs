@@ -61,8 +61,8 @@ impl DiskShape {
             // more than their blocks, though a module may say a page.
             page_alignment: device
                 .bdev()
-                .takes_registered_pages()
-                .then(|| device.bdev().io_limits().alignment.clamp(4, block_size)),
+                .registered_page_alignment()
+                .map(|alignment| alignment.clamp(4, block_size)),
             physical_block_size,
             optimal_bytes: if is_optimal { optimal as u32 } else { physical_block_size },
             bytes: geometry.bytes(),

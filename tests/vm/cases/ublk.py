@@ -266,7 +266,9 @@ def ublk_pages(bench):
     guest.check("[ -e /dev/ublk-control ] || { echo 'no module ublk_drv'; exit 1; }")
     guest.check("truncate -s 64M /tmp/ublk.disk && cat /proc/version")
     serve = Serve(guest)
-    serve.rpc("bdev_uring_create", "name=File", "filename=/tmp/ublk.disk", "block_size=4096")
+    # Virtual devices pass the pages on.
+    serve.rpc("bdev_uring_create", "name=Base", "filename=/tmp/ublk.disk", "block_size=4096")
+    serve.rpc("bdev_passthru_create", "name=File", "base_bdev_name=Base")
     serve.rpc("bdev_uring_create", "name=Disk", "filename=/dev/nvme0n1")
     serve.rpc("bdev_malloc_create", "name=Malloc0", "num_blocks=32768", "block_size=512")
     serve.rpc("ublk_create_target")
@@ -291,12 +293,13 @@ def ublk_pages(bench):
     serve = Serve(guest)
     serve.rpc("bdev_uring_create", "name=Disk", "filename=/dev/nvme0n1")
     serve.rpc("bdev_uring_create", "name=Base", "filename=/tmp/ublk.disk", "block_size=4096")
-    serve.rpc("bdev_passthru_create", "name=File", "base_bdev_name=Base")
+    # It can change data, so that it needs the data.
+    serve.rpc("bdev_error_create", "base_name=Base")
     serve.rpc("ublk_create_target")
     serve.rpc("ublk_recover_disk", "bdev_name=Disk", "ublk_id=1")
-    serve.rpc("ublk_recover_disk", "bdev_name=File", "ublk_id=0")
+    serve.rpc("ublk_recover_disk", "bdev_name=EE_Base", "ublk_id=0")
     disks = {disk["bdev_name"]: disk.get("registered_pages", False) for disk in serve.rpc("ublk_get_disks")}
-    assert disks == {"Disk": True, "File": False}, disks
+    assert disks == {"Disk": True, "EE_Base": False}, disks
     load.check(240)
     guest.check("umount /tmp/ublk && fsck.ext4 -fn /dev/ublkb1", 60)
     guest.check("dd if=/dev/ublkb0 iflag=direct skip=8 bs=1M count=4 status=none | cmp - /tmp/bytes")

@@ -81,8 +81,8 @@ impl Bdev for Scripted {
         Ok(Box::new(ScriptedChannel { submitted, completed, room: self.room as usize }))
     }
 
-    fn takes_registered_pages(&self) -> bool {
-        self.takes_registered
+    fn registered_page_alignment(&self) -> Option<u32> {
+        self.takes_registered.then_some(512)
     }
 
     fn depth(&self) -> u32 {

@@ -189,6 +189,11 @@ impl VirtualBdev for ErrorBdev {
         })
     }
 
+    /// [`FaultAction::Corrupt`] changes data.
+    fn registered_page_alignment(&self) -> Option<u32> {
+        None
+    }
+
     fn describe(&self) -> Vec<(&'static str, InfoValue)> {
         let names = vec![
             ("name", self.name.as_str().into()),

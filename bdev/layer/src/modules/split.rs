@@ -138,6 +138,10 @@ impl Bdev for SplitBdev {
         Ok(Box::new(SplitChannel { base: BaseChannel::new(base), first_lba: self.first_lba }))
     }
 
+    fn registered_page_alignment(&self) -> Option<u32> {
+        self.below.bdev().registered_page_alignment()
+    }
+
     fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
         let object = vec![
             ("base_bdev", self.below.name().into()),

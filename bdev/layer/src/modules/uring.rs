@@ -329,9 +329,9 @@ impl Bdev for UringBdev {
     }
 
     /// A ring of its own does not have the buffers of the core's.
-    fn takes_registered_pages(&self) -> bool {
+    fn registered_page_alignment(&self) -> Option<u32> {
         let UringPolling { iopoll, sqpoll, .. } = self.config.polling;
-        self.passthrough.is_none() && !iopoll && !sqpoll
+        (self.passthrough.is_none() && !iopoll && !sqpoll).then(|| self.io_limits().alignment)
     }
 
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {

@@ -22,6 +22,11 @@ pub(super) trait VirtualBdev: Send + Sync + 'static {
     /// See [`Bdev::driver_specific`].
     fn describe(&self) -> Vec<(&'static str, InfoValue)>;
 
+    /// See [`Bdev::registered_page_alignment`]; `None` for a module that looks at data.
+    fn registered_page_alignment(&self) -> Option<u32> {
+        self.base().device().bdev().registered_page_alignment()
+    }
+
     /// See [`Bdev::on_removed`].
     fn removed(&self) {}
 }
@@ -50,6 +55,10 @@ impl<T: VirtualBdev> Bdev for T {
 
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
         Ok(self.open_on(BaseChannel::new(self.base().channel(core)?), core))
+    }
+
+    fn registered_page_alignment(&self) -> Option<u32> {
+        VirtualBdev::registered_page_alignment(self)
     }
 
     fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
