@@ -14,7 +14,7 @@ use sockets::{ConnectionId, Network, NetworkFaults, SimulatedNetwork, StreamAddr
 use target_shell::{ConnectionGroup, DeviceMap, GroupLimits, PollGroup};
 use wire_iscsi::{HEADER_BYTES, LoginRequest, LoginStage, TextWriter, padded};
 
-use crate::chap::AuthPolicy;
+use crate::chap::{AuthGroup, AuthPolicy, ChapCredentials, Secret};
 use crate::config::{
     ANY, InitiatorGroup, IscsiConfig, IscsiOptions, Netmask, NodeUnit, Portal, PortalGroup, TargetNode,
 };
@@ -165,6 +165,86 @@ fn login(keys: &[(&str, &str)]) -> Vec<u8> {
     pdu(&request.to_bytes(), text.bytes())
 }
 
+/// What texts of logins are made of, beside other characters.
+const TOKENS: [&str; 32] = [
+    "\0",
+    "=",
+    ",",
+    "InitiatorName=",
+    INITIATOR,
+    "TargetName=",
+    NODE,
+    "SessionType=",
+    "Discovery",
+    "AuthMethod=",
+    "CHAP",
+    "None",
+    "CHAP_A=",
+    "CHAP_N=",
+    "CHAP_R=0x",
+    "CHAP_I=",
+    "CHAP_C=0b",
+    "HeaderDigest=",
+    "DataDigest=",
+    "CRC32C",
+    "MaxConnections=",
+    "InitialR2T=",
+    "ImmediateData=",
+    "MaxRecvDataSegmentLength=",
+    "MaxBurstLength=",
+    "FirstBurstLength=",
+    "DefaultTime2Wait=",
+    "DefaultTime2Retain=",
+    "MaxOutstandingR2T=",
+    "ErrorRecoveryLevel=",
+    "Yes",
+    "Reject",
+];
+
+/// Login requests: of each piece of the bytes, the first two say stages and flags, and the rest is the text.
+fn any_login(bytes: &[u8]) -> Vec<u8> {
+    let mut sent = Vec::new();
+    for piece in bytes.chunks(48) {
+        let [stages, flags, letters @ ..] = piece else { continue };
+        let mut text = Vec::new();
+        for letter in letters {
+            match TOKENS.get(usize::from(*letter)) {
+                Some(token) => text.extend(token.as_bytes()),
+                None => text.push(*letter),
+            }
+        }
+        let request = LoginRequest {
+            immediate: true,
+            transit: flags & 1 != 0,
+            is_continued: flags & 2 != 0,
+            current_stage: stages & 3,
+            next_stage: stages >> 2 & 3,
+            version_min: u8::from(flags & 4 != 0),
+            isid: [0x80, 0, 0, 0, 0, 1],
+            tsih: u16::from(flags & 8 != 0),
+            cmd_sn: 1,
+            exp_stat_sn: 1,
+            ..LoginRequest::default()
+        };
+        sent.extend(pdu(&request.to_bytes(), &text));
+    }
+    sent
+}
+
+/// The configuration with a node, and discovery, for which initiators may have to authenticate.
+fn config_with_chap(required: bool) -> IscsiConfig {
+    let mut config = config(DigestPolicy::default());
+    let secret = |text: &str| Secret::new(text.to_string());
+    let mutual = Some(("target".to_string(), secret("fedcba9876543210")));
+    let credentials =
+        vec![ChapCredentials { user: "h".to_string(), secret: secret("0123456789abcdef"), mutual }];
+    config.auth_groups = vec![Arc::new(AuthGroup { tag: 1, credentials })];
+    config.discovery_auth = AuthPolicy { required, group: 1, ..AuthPolicy::default() };
+    let node = TargetNode { auth: config.discovery_auth, ..TargetNode::clone(&config.nodes[0]) };
+    config.nodes = vec![Arc::new(node)];
+    config
+}
+
 /// The traffic of an initiator: the first byte selects how far it is valid. The target must not panic, and must free
 /// everything of an initiator that disconnects.
 pub fn any_bytes(bytes: &[u8]) {
@@ -199,6 +279,10 @@ pub fn any_bytes(bytes: &[u8]) {
             }
             sent.extend(pdu(&header, &data[..length]));
         }
+    } else if how & 32 != 0 {
+        let core = target.reactor.core();
+        target.group.apply(&core, Arc::new(config_with_chap(how & 64 != 0)), 2);
+        sent.extend(any_login(bytes));
     } else {
         sent.extend(bytes);
     }
