@@ -145,10 +145,14 @@ def case_sessions(server):
     load = [subprocess.Popen([perf, "-b", "8", "-m", "32", "-t", "2", "-i", f"{INITIATOR}{number}", url],
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for number in range(4)]
     deadline = time.monotonic() + 20
-    while len(server.rpc("iscsi_get_connections")) < 4:
+    while [one["state"] for one in server.rpc("iscsi_get_connections")] != ["running"] * 4:
         assert time.monotonic() < deadline, "four initiators do not log in"
     connections = server.rpc("iscsi_get_connections")
     assert len({one["tsih"] for one in connections}) == 4, connections
+    for one in connections:
+        described = [one[name] for name in ("state", "login_phase", "initiator_addr", "target_addr")]
+        assert described == ["running", "full_feature_phase", "127.0.0.1", "127.0.0.1"], one
+        assert one["thread_name"] == f"reactor_{one['lcore_id']}", one
     cores = {one["lcore_id"] for one in connections}
     assert len(cores) == 2 or os.cpu_count() == 1, connections
     for one in load:

@@ -244,7 +244,28 @@ fn all_targets_and_devices_saved_by_spdk_start_the_server() {
     let nodes = server.ok(&["iscsi_get_target_nodes"]);
     assert_eq!((&nodes[1]["chap_group"], &nodes[1]["luns"][0]["bdev_name"]), (&json!(1), &json!("I1")));
     let options = server.ok(&["iscsi_get_options"]);
-    assert_eq!((&options["disable_chap"], &options["chap_group"]), (&json!(true), &json!(0)));
+    let subsystems: Value = serde_json::from_str(config).unwrap();
+    let calls = subsystems["subsystems"].as_array().unwrap().iter().flat_map(|one| one["config"].as_array());
+    let mut saved_options =
+        calls.flatten().find(|call| call["method"] == "iscsi_set_options").unwrap()["params"].clone();
+    // A session ends with its last connection.
+    saved_options["default_time2retain"] = json!(0);
+    assert_eq!(options, saved_options);
+    for (name, value) in [
+        ("max_sessions", json!(0)),
+        ("max_queue_depth", json!(257)),
+        ("default_time2wait", json!(3601)),
+        ("default_time2retain", json!(60)),
+        ("pdu_pool_size", json!(0)),
+        ("allow_duplicated_isid", json!(true)),
+        ("error_recovery_level", json!(1)),
+        ("auth_file", json!("/etc/chap")),
+    ] {
+        let refused = server.rpc(&["iscsi_set_options", &format!("{name}={value}")]);
+        let message = text(&refused.stderr);
+        assert!(!refused.status.success() && message.contains(name), "{name}: {message}");
+    }
+    assert_eq!(server.ok(&["iscsi_get_options"]), options);
     assert_eq!(server.ok(&["vhost_get_controllers"])[1]["ctrlr"], "vb1");
     let scheduler = server.ok(&["framework_get_scheduler"]);
     assert_eq!((&scheduler["scheduling_core"], &scheduler["isolated_core_mask"]), (&json!(0), &json!("0")));

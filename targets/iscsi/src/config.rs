@@ -10,7 +10,9 @@ use target_shell::{DeviceMap, TargetConfig};
 
 use crate::chap::{AuthGroup, AuthPolicy, ChapCredentials};
 use crate::histogram::NodeHistogram;
-use crate::limits::{FIRST_BURST_BYTES_MAX, SESSION_CONNECTIONS_DEFAULT};
+use crate::limits::{
+    CONNECTIONS_MAX, FIRST_BURST_BYTES_MAX, QUEUE_DEPTH_MAX, SESSION_CONNECTIONS_DEFAULT, TIME2WAIT_DEFAULT_S,
+};
 use crate::parameters::DigestPolicy;
 
 /// What all target nodes share.
@@ -28,6 +30,43 @@ pub struct IscsiOptions {
     pub immediate_data: bool,
     /// Connections of a session, at most.
     pub connections_max: u32,
+    /// Sessions, at most, those of discovery included.
+    pub sessions_max: u32,
+    /// Commands of a session in flight, at most, whatever the target node says.
+    pub queue_depth_max: u32,
+    /// Least DefaultTime2Wait that a login results in, in seconds.
+    pub time2wait_s: u32,
+    /// Sizes that SPDK has and this target does not.
+    pub pools: PoolOptions,
+}
+
+/// Sizes of SPDK's pools. They are without effect, because the memory of each connection has a limit of its own; tools
+/// that set them read them back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// Parts of large reads of a connection.
+    pub large_data_ins: u32,
+    /// R2Ts of a connection.
+    pub r2ts: u32,
+    /// PDUs of the target.
+    pub pdus: u32,
+    /// Buffers for data that comes with a command.
+    pub immediate_data_buffers: u32,
+    /// Buffers for Data-Out PDUs.
+    pub data_out_buffers: u32,
+}
+
+impl Default for PoolOptions {
+    /// SPDK's defaults.
+    fn default() -> Self {
+        PoolOptions {
+            large_data_ins: 64,
+            r2ts: 4,
+            pdus: 36_864,
+            immediate_data_buffers: 16_384,
+            data_out_buffers: 2_048,
+        }
+    }
 }
 
 impl Default for IscsiOptions {
@@ -39,6 +78,10 @@ impl Default for IscsiOptions {
             first_burst_bytes: FIRST_BURST_BYTES_MAX,
             immediate_data: true,
             connections_max: SESSION_CONNECTIONS_DEFAULT,
+            sessions_max: CONNECTIONS_MAX,
+            queue_depth_max: QUEUE_DEPTH_MAX,
+            time2wait_s: TIME2WAIT_DEFAULT_S,
+            pools: PoolOptions::default(),
         }
     }
 }

@@ -4,9 +4,9 @@ use std::io::IoSliceMut;
 use std::net::{IpAddr, SocketAddr};
 
 use scsi::TaskManagement;
-use sockets::ByteStream;
+use sockets::{ByteStream, StreamAddress};
 use target_shell::{Accepted, CloseReason, IoContext, MoreToRead, Notice, ProtocolConnection};
-use wire_iscsi::LoginStatus;
+use wire_iscsi::{LoginStage, LoginStatus};
 
 use crate::config::IscsiConfig;
 use crate::core::IscsiCore;
@@ -17,8 +17,9 @@ use crate::limits::{
 use crate::login::Login;
 use crate::pdu_reader::{PduReader, Stage};
 use crate::pdu_writer::PduWriter;
-use crate::session::{Session, Sink};
+use crate::session::{Session, Sink, isid_number};
 use crate::sessions::{EnterError, Sessions};
+use crate::settings::ConnectionInfo;
 
 /// A connection of an initiator.
 ///
@@ -84,6 +85,31 @@ impl IscsiConnection {
             nop_interval_ns: 0,
             nop_timeout_ns: 0,
         })
+    }
+
+    /// Describes it, with the address of the peer.
+    pub(crate) fn info(&self, peer: &StreamAddress) -> ConnectionInfo {
+        let (stage, identity) = match &self.phase {
+            Phase::Login(login) => (login.stage(), login.identity()),
+            Phase::Session(session) => (LoginStage::FullFeature, Some(session.identity())),
+        };
+        let session = self.session();
+        let node = identity.and_then(|identity| identity.node.as_ref());
+        ConnectionInfo {
+            core: 0,
+            stage,
+            is_draining: self.draining,
+            initiator: identity.map_or_else(String::new, |identity| identity.initiator.clone()),
+            isid: identity.map_or(0, |identity| isid_number(identity.isid)),
+            tsih: session.map(Session::tsih),
+            cid: identity.map_or(0, |identity| identity.cid),
+            node: node.map(|node| node.name.clone()),
+            portal_group: identity.map_or(0, |identity| identity.tag),
+            peer: peer.clone(),
+            local: self.local,
+            header_digest: session.is_some_and(|session| session.parameters.header_digest),
+            data_digest: session.is_some_and(|session| session.parameters.data_digest),
+        }
     }
 
     /// The session, once the initiator has logged in.
@@ -228,7 +254,7 @@ impl IscsiConnection {
     /// Begins the session of a complete login, unless an earlier one has to end first.
     fn enter(&mut self, context: &mut IoContext<'_, IscsiCore>) -> Result<(), IscsiViolation> {
         let Phase::Login(login) = &mut self.phase else { return Ok(()) };
-        let Some(entry) = login.entry() else { return Ok(()) };
+        let Some(entry) = login.entry(&context.config.options) else { return Ok(()) };
         let core = &context.protocol;
         let handle = match Sessions::enter(&core.sessions, &entry, &core.events) {
             Ok(handle) => handle,

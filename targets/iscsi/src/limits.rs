@@ -16,6 +16,12 @@ pub(crate) const IMMEDIATE_COMMANDS_MAX: u32 = 16;
 pub(crate) const SESSION_CONNECTIONS_DEFAULT: u32 = 2;
 /// The same, at most. A login looks at each.
 pub(crate) const SESSION_CONNECTIONS_MAX: u32 = 64;
+/// Identifiers of sessions (TSIH) that there are.
+pub(crate) const SESSIONS_MAX: u32 = u16::MAX as u32;
+/// DefaultTime2Wait, in seconds, unless the options say otherwise: the default of RFC 7143, section 13.15.
+pub(crate) const TIME2WAIT_DEFAULT_S: u32 = 2;
+/// The same, at most.
+pub(crate) const TIME2WAIT_MAX_S: u32 = 3600;
 /// Task management functions that wait for tasks to end, and logouts that wait for connections.
 pub(crate) const FUNCTIONS_MAX: usize = 16;
 /// Most data of a PDU that is received: MaxRecvDataSegmentLength of the target.

@@ -10,10 +10,10 @@ use wire_iscsi::{
 };
 
 use crate::chap::{AuthPolicy, ChapExchange, ChapKeys, NotAuthentic};
-use crate::config::{IscsiConfig, TargetNode};
+use crate::config::{IscsiConfig, IscsiOptions, TargetNode};
 use crate::failure::IscsiViolation;
-use crate::limits::{LOGIN_REQUESTS_MAX, QUEUE_DEPTH_DEFAULT, QUEUE_DEPTH_MAX, TEXT_BYTES_MAX};
-use crate::parameters::{DataPolicy, Negotiation, Parameters};
+use crate::limits::{LOGIN_REQUESTS_MAX, QUEUE_DEPTH_DEFAULT, TEXT_BYTES_MAX};
+use crate::parameters::{Negotiation, OptionPolicy, Parameters};
 use crate::pdu_writer::PduWriter;
 use crate::sessions::{SessionEntry, SessionHandle, SessionKey, Sessions};
 
@@ -51,6 +51,8 @@ pub(crate) struct Identity {
     pub(crate) tag: u16,
     /// The session that the connection joins; `None` for a new one.
     pub(crate) joins: Option<u16>,
+    /// Commands of a new session in flight.
+    queue_depth: u32,
 }
 
 impl Identity {
@@ -62,12 +64,6 @@ impl Identity {
             node: node.id,
             tag: self.tag,
         })
-    }
-
-    /// Commands of the session in flight.
-    pub(crate) fn queue_depth(&self) -> u32 {
-        let depth = self.node.as_ref().map_or(QUEUE_DEPTH_DEFAULT, |node| node.queue_depth);
-        depth.clamp(1, QUEUE_DEPTH_MAX)
     }
 }
 
@@ -103,8 +99,18 @@ impl Login {
         self.final_response.is_some()
     }
 
+    /// The stage that the initiator is in.
+    pub(crate) fn stage(&self) -> LoginStage {
+        self.stage
+    }
+
+    /// Who logs in, once it is known.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.identity.as_ref()
+    }
+
     /// What a complete login enters a session with.
-    pub(crate) fn entry(&self) -> Option<SessionEntry> {
+    pub(crate) fn entry(&self, options: &IscsiOptions) -> Option<SessionEntry> {
         let (identity, (response, _)) = (self.identity.as_ref()?, self.final_response.as_ref()?);
         Some(SessionEntry {
             key: identity.key(),
@@ -112,7 +118,8 @@ impl Login {
             cid: identity.cid,
             parameters: self.negotiation.finish(),
             cmd_sn: response.exp_cmd_sn,
-            depth: identity.queue_depth(),
+            depth: identity.queue_depth,
+            sessions_max: options.sessions_max,
         })
     }
 
@@ -254,9 +261,10 @@ impl Login {
         self.negotiation.is_discovery = node.is_none();
         self.negotiation.is_joining = request.tsih != 0;
         self.negotiation.connections_max = config.options.connections_max;
-        self.negotiation.data = DataPolicy {
+        self.negotiation.options = OptionPolicy {
             immediate_data: config.options.immediate_data,
             first_burst_bytes_max: config.options.first_burst_bytes,
+            time2wait_s: config.options.time2wait_s,
         };
         if let Some(node) = &node {
             self.negotiation.digests = node.digests;
@@ -265,6 +273,7 @@ impl Login {
             }
             answers.push("TargetPortalGroupTag", &group.tag.to_string());
         }
+        let queue_depth = node.as_ref().map_or(QUEUE_DEPTH_DEFAULT, |node| node.queue_depth);
         self.identity = Some(Identity {
             initiator: initiator.to_string(),
             isid: request.isid,
@@ -272,6 +281,7 @@ impl Login {
             node,
             tag: group.tag,
             joins: (request.tsih != 0).then_some(request.tsih),
+            queue_depth: queue_depth.clamp(1, config.options.queue_depth_max),
         });
         Ok(())
     }

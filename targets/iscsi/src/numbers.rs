@@ -22,6 +22,8 @@ pub(crate) struct CommandNumbers {
     delivered: AtomicU32,
     /// MaxCmdSN.
     max: AtomicU32,
+    /// Commands in flight, at most.
+    depth: u32,
     /// A connection waits for the turn of its command.
     has_waiting: AtomicBool,
     /// There are skipped numbers.
@@ -49,10 +51,16 @@ impl CommandNumbers {
             expected: AtomicU32::new(first),
             delivered: AtomicU32::new(first),
             max: AtomicU32::new(first.wrapping_add(depth).wrapping_sub(1)),
+            depth,
             has_waiting: AtomicBool::new(false),
             has_skipped: AtomicBool::new(false),
             skipped: Mutex::default(),
         }
+    }
+
+    /// Commands in flight, at most.
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth
     }
 
     /// Whether several connections may use it.

@@ -3,7 +3,9 @@
 use wire_iscsi::text::{self, IRRELEVANT, NOT_UNDERSTOOD, REJECT};
 use wire_iscsi::{LoginStatus, TextWriter};
 
-use crate::limits::{BURST_BYTES_MAX, FIRST_BURST_BYTES_MAX, R2TS_MAX, RECEIVE_DATA_MAX};
+use crate::limits::{
+    BURST_BYTES_MAX, FIRST_BURST_BYTES_MAX, R2TS_MAX, RECEIVE_DATA_MAX, TIME2WAIT_DEFAULT_S, TIME2WAIT_MAX_S,
+};
 
 /// What applies to a connection and its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,14 +52,20 @@ impl Parameters {
 
 /// What the target's options say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DataPolicy {
+pub(crate) struct OptionPolicy {
     pub(crate) immediate_data: bool,
     pub(crate) first_burst_bytes_max: u32,
+    /// Least DefaultTime2Wait, in seconds.
+    pub(crate) time2wait_s: u32,
 }
 
-impl Default for DataPolicy {
+impl Default for OptionPolicy {
     fn default() -> Self {
-        DataPolicy { immediate_data: true, first_burst_bytes_max: FIRST_BURST_BYTES_MAX }
+        OptionPolicy {
+            immediate_data: true,
+            first_burst_bytes_max: FIRST_BURST_BYTES_MAX,
+            time2wait_s: TIME2WAIT_DEFAULT_S,
+        }
     }
 }
 
@@ -78,7 +86,7 @@ pub(crate) struct Negotiation {
     /// Connections of a session, as the target wants it; 0 is as 1.
     pub(crate) connections_max: u32,
     pub(crate) digests: DigestPolicy,
-    pub(crate) data: DataPolicy,
+    pub(crate) options: OptionPolicy,
     /// Bits of [`KEYS`] that were offered: each may be once.
     offered: u32,
     /// The target has declared its own parameters.
@@ -157,7 +165,7 @@ impl Negotiation {
                 yes_no(parameters.initial_r2t)
             }
             "ImmediateData" => {
-                parameters.immediate_data = boolean(value)? && self.data.immediate_data;
+                parameters.immediate_data = boolean(value)? && self.options.immediate_data;
                 yes_no(parameters.immediate_data)
             }
             "MaxRecvDataSegmentLength" => {
@@ -170,10 +178,13 @@ impl Negotiation {
             }
             "FirstBurstLength" => {
                 parameters.first_burst_bytes_max =
-                    minimum(value, self.data.first_burst_bytes_max, 512..=DATA_MAX)?;
+                    minimum(value, self.options.first_burst_bytes_max, 512..=DATA_MAX)?;
                 parameters.first_burst_bytes_max.to_string()
             }
-            "DefaultTime2Wait" => number(value, 0..=3600)?.max(2).to_string(),
+            "DefaultTime2Wait" => {
+                number(value, 0..=TIME2WAIT_MAX_S.into())?.max(self.options.time2wait_s).to_string()
+            }
+            // A session ends with its last connection.
             "DefaultTime2Retain" => minimum(value, 0, 0..=3600)?.to_string(),
             "MaxOutstandingR2T" => {
                 parameters.r2ts_max = minimum(value, R2TS_MAX, 1..=65535)?;
@@ -330,6 +341,15 @@ mod tests {
             connections_max: 4,
         };
         assert_eq!(negotiation.finish(), expected);
+    }
+
+    #[test]
+    fn the_wait_before_a_reconnection_is_the_longer_of_both_sides() {
+        for (offered, answer) in [("0", "5"), ("7", "7"), ("3601", "Reject")] {
+            let options = OptionPolicy { time2wait_s: 5, ..OptionPolicy::default() };
+            let mut negotiation = Negotiation { options, ..Negotiation::default() };
+            assert_eq!(answers(&mut negotiation, &[("DefaultTime2Wait", offered)])[0].1, answer, "{offered}");
+        }
     }
 
     #[test]

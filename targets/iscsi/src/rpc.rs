@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use bdev::Registry;
 use control::json::{Value, json};
-use control::{Method, Module, NoParameters, RpcError};
+use control::{Method, Module, NoParameters, RpcError, thread_name};
 use reactor::ReactorHandle;
+use wire_iscsi::LoginStage;
 
 use crate::config::IscsiOptions;
-use crate::{IscsiTarget, IscsiTargetError};
+use crate::{ConnectionInfo, IscsiTarget, IscsiTargetError};
 
 /// The iSCSI target as a [`Module`].
 pub struct IscsiModule {
@@ -48,11 +49,18 @@ impl Module for IscsiModule {
                 .errors(&[INVALID, UNRESPONSIVE]),
             Method::query("iscsi_get_options", |module: &IscsiModule, _: NoParameters| {
                 let mut options = describe_options(&module.target.options());
-                options["error_recovery_level"] = json!(0);
+                for (name, fixed) in [
+                    ("default_time2retain", json!(0)),
+                    ("allow_duplicated_isid", json!(false)),
+                    ("error_recovery_level", json!(0)),
+                ] {
+                    options[name] = fixed;
+                }
                 auth::add_policy(&mut options, module.target.discovery_auth());
                 Ok::<_, RpcError>(options)
             })
-            .text("Returns the options.", "the parameters of `iscsi_set_options` that have an effect"),
+            .text("Returns the options.", "the parameters of `iscsi_set_options`, but for `auth_file`; `default_time2retain`, \
+                 `allow_duplicated_isid` and `error_recovery_level` are as they are always"),
             Method::query("iscsi_get_stats", |module: &IscsiModule, _: NoParameters| {
                 let counts = module.target.connection_counts()?;
                 Ok::<_, RpcError>(json!({
@@ -70,9 +78,11 @@ impl Module for IscsiModule {
             .errors(&[UNRESPONSIVE]),
             Method::query("iscsi_get_connections", connections)
                 .text(
-                    "Describes the connections whose initiators have logged in.",
-                    "array of connections with `id`, `cid`, `tsih`, `lcore_id`, `initiator_addr`, \
-                     `target_node_name`, and, not in SPDK, `initiator_name`, `isid`, `pg_tag` and the digests",
+                    "Describes the connections.",
+                    "array of connections with `id`, `cid`, `tsih` (65535 until the initiator has logged in), `state` \
+                     (invalid during the login, running, exiting), `login_phase`, `initiator_addr`, `target_addr`, \
+                     `target_node_name`, `thread_name`, and, not in SPDK, `lcore_id`, `initiator_name`, `isid`, \
+                     `pg_tag` and the digests",
                 )
                 .errors(&[UNRESPONSIVE]),
         ];
@@ -144,6 +154,22 @@ control::parameters! {
         immediate_data: Option<bool>,
         /// Connections of a session, 1 to 64; initiators ask for them by MaxConnections
         max_connections_per_session: Option<u32>,
+        /// Sessions of the target, those of discovery included, 1 to 65535; 1,024 without this method
+        max_sessions: Option<u32>,
+        /// Commands of a session in flight, at most, 1 to 256; those of a target node are fewer if its `queue_depth` is
+        max_queue_depth: Option<u32>,
+        /// Least DefaultTime2Wait that a login results in, up to 3600
+        default_time2wait: Option<u32> ["seconds"],
+        /// From 1; without effect, as are those below: the memory of each connection has a limit of its own
+        max_large_datain_per_connection: Option<u32>,
+        /// From 1; without effect
+        max_r2t_per_connection: Option<u32>,
+        /// From 1; without effect
+        pdu_pool_size: Option<u32>,
+        /// From 1; without effect
+        immediate_data_pool_size: Option<u32>,
+        /// From 1; without effect
+        data_out_pool_size: Option<u32>,
         /// As `iscsi_set_discovery_auth`; without one of these four its setting stays
         disable_chap: Option<bool>,
         /// As `iscsi_set_discovery_auth`
@@ -153,13 +179,8 @@ control::parameters! {
         /// As `iscsi_set_discovery_auth`
         chap_group: Option<u32>,
     }
-    only { error_recovery_level: u32 = 0, auth_file: String = String::new() }
-    one_of { allow_duplicated_isid: bool = [false, true] }
-    ignored("sessions have no common limit, and commands are limited by the queue depth of their target node") {
-        max_sessions, max_queue_depth, default_time2wait, default_time2retain,
-        max_large_datain_per_connection, max_r2t_per_connection, pdu_pool_size, immediate_data_pool_size,
-        data_out_pool_size
-    }
+    only { error_recovery_level: u32 = 0, auth_file: String = String::new(), allow_duplicated_isid: bool = false }
+    one_of { default_time2retain: u32 = [0, 20] }
 }
 
 fn set_options(module: &IscsiModule, params: SetOptions) -> Result<bool, RpcError> {
@@ -167,11 +188,24 @@ fn set_options(module: &IscsiModule, params: SetOptions) -> Result<bool, RpcErro
     if let Some(node_base) = params.node_base {
         options.node_base = node_base;
     }
-    options.nop_timeout_s = params.nop_timeout.unwrap_or(options.nop_timeout_s);
-    options.nop_in_interval_s = params.nop_in_interval.unwrap_or(options.nop_in_interval_s);
-    options.first_burst_bytes = params.first_burst_length.unwrap_or(options.first_burst_bytes);
     options.immediate_data = params.immediate_data.unwrap_or(options.immediate_data);
-    options.connections_max = params.max_connections_per_session.unwrap_or(options.connections_max);
+    let pools = &mut options.pools;
+    for (option, given) in [
+        (&mut options.nop_timeout_s, params.nop_timeout),
+        (&mut options.nop_in_interval_s, params.nop_in_interval),
+        (&mut options.first_burst_bytes, params.first_burst_length),
+        (&mut options.connections_max, params.max_connections_per_session),
+        (&mut options.sessions_max, params.max_sessions),
+        (&mut options.queue_depth_max, params.max_queue_depth),
+        (&mut options.time2wait_s, params.default_time2wait),
+        (&mut pools.large_data_ins, params.max_large_datain_per_connection),
+        (&mut pools.r2ts, params.max_r2t_per_connection),
+        (&mut pools.pdus, params.pdu_pool_size),
+        (&mut pools.immediate_data_buffers, params.immediate_data_pool_size),
+        (&mut pools.data_out_buffers, params.data_out_pool_size),
+    ] {
+        *option = given.unwrap_or(*option);
+    }
     let SetOptions { disable_chap, require_chap, mutual_chap, chap_group, .. } = params;
     let switches = [disable_chap, require_chap, mutual_chap];
     if switches.iter().any(Option::is_some) || chap_group.is_some() {
@@ -191,17 +225,48 @@ fn describe_options(options: &IscsiOptions) -> Value {
         "first_burst_length": options.first_burst_bytes,
         "immediate_data": options.immediate_data,
         "max_connections_per_session": options.connections_max,
+        "max_sessions": options.sessions_max,
+        "max_queue_depth": options.queue_depth_max,
+        "default_time2wait": options.time2wait_s,
+        "max_large_datain_per_connection": options.pools.large_data_ins,
+        "max_r2t_per_connection": options.pools.r2ts,
+        "pdu_pool_size": options.pools.pdus,
+        "immediate_data_pool_size": options.pools.immediate_data_buffers,
+        "data_out_pool_size": options.pools.data_out_buffers,
     })
 }
 
+/// SPDK's name of a connection's state.
+fn state(connection: &ConnectionInfo) -> &'static str {
+    match connection.tsih {
+        _ if connection.is_draining => "exiting",
+        Some(_) => "running",
+        None => "invalid",
+    }
+}
+
+/// SPDK's name of a stage of the login.
+fn login_phase(stage: LoginStage) -> &'static str {
+    match stage {
+        LoginStage::Security => "security_negotiation_phase",
+        LoginStage::Operational => "operational_negotiation_phase",
+        LoginStage::FullFeature => "full_feature_phase",
+    }
+}
+
 fn connections(module: &IscsiModule, _: NoParameters) -> Result<Vec<Value>, RpcError> {
-    let describe = |(id, one): (usize, crate::ConnectionInfo)| {
+    let describe = |(id, one): (usize, ConnectionInfo)| {
         json!({
             "id": id,
             "cid": one.cid,
-            "tsih": one.tsih,
-            "lcore_id": one.core,
+            // As SPDK's, whose -1 becomes a u16.
+            "tsih": one.tsih.unwrap_or(u16::MAX),
+            "state": state(&one),
+            "login_phase": login_phase(one.stage),
             "initiator_addr": one.peer.tcp().map_or_else(String::new, |address| address.ip().to_string()),
+            "target_addr": one.local.map_or_else(String::new, |address| address.ip().to_string()),
+            "thread_name": thread_name(one.core),
+            "lcore_id": one.core,
             "target_node_name": one.node.unwrap_or_default(),
             "initiator_name": one.initiator,
             "isid": format!("{:012x}", one.isid),

@@ -141,7 +141,7 @@ impl Session {
         flow: u16,
     ) -> Session {
         let LoginResult { identity, parameters, stat_sn } = result;
-        let depth = identity.queue_depth();
+        let depth = handle.shared().numbers.depth();
         let mut session = Session {
             identity,
             handle,

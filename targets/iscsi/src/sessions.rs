@@ -32,6 +32,8 @@ pub(crate) struct SessionEntry {
     pub(crate) cmd_sn: u32,
     /// Commands of a new session in flight.
     pub(crate) depth: u32,
+    /// Sessions with which no new one begins, those of discovery included.
+    pub(crate) sessions_max: u32,
 }
 
 /// The sessions, by their ports and identifiers. Shared by all cores; only logins and ends of connections take its lock.
@@ -147,6 +149,9 @@ impl SessionTable {
             old.end(|_| true);
             return Err(EnterError::Busy);
         }
+        if self.by_tsih.len() >= entry.sessions_max as usize {
+            return Err(EnterError::TooMany);
+        }
         let tsih = self.free_tsih().ok_or(EnterError::TooMany)?;
         let is_shared = entry.parameters.connections_max > 1;
         let shared = Arc::new(SessionShared {
@@ -246,11 +251,13 @@ impl Drop for SessionHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::SESSIONS_MAX;
 
     fn entry(initiator: &str) -> SessionEntry {
         let key = SessionKey { initiator: initiator.into(), isid: [1; 6], node: 1, tag: 1 };
         let parameters = Parameters { connections_max: 2, ..Parameters::default() };
-        SessionEntry { key: Some(key), joins: None, cid: 1, parameters, cmd_sn: 1, depth: 8 }
+        let sessions_max = SESSIONS_MAX;
+        SessionEntry { key: Some(key), joins: None, cid: 1, parameters, cmd_sn: 1, depth: 8, sessions_max }
     }
 
     #[test]
@@ -294,6 +301,22 @@ mod tests {
         drop(first);
         assert!(!sessions.has(tsih, &key));
         assert_eq!(enter(&again).err(), Some(EnterError::NoSession));
+    }
+
+    #[test]
+    fn sessions_are_not_more_than_the_options_allow_and_connections_of_theirs_still_join() {
+        let (sessions, events) = (Arc::new(Sessions::default()), CoreEvents::new(None));
+        let enter = |entry: SessionEntry| {
+            Sessions::enter(&sessions, &SessionEntry { sessions_max: 2, ..entry }, &events)
+        };
+        let first = enter(entry("iqn.a")).unwrap();
+        let discovery = enter(SessionEntry { key: None, ..entry("iqn.b") }).unwrap();
+        assert_eq!(enter(entry("iqn.b")).err(), Some(EnterError::TooMany));
+        assert!(enter(SessionEntry { joins: Some(first.tsih()), cid: 2, ..entry("iqn.a") }).is_ok());
+        // One that replaces a session waits for it, as its place becomes free.
+        assert_eq!(enter(entry("iqn.a")).err(), Some(EnterError::Busy));
+        drop(discovery);
+        assert!(enter(entry("iqn.b")).is_ok());
     }
 
     #[test]

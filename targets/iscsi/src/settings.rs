@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use scsi::AccessState;
 use sockets::StreamAddress;
+use wire_iscsi::LoginStage;
 
 use crate::chap::AuthPolicy;
 use crate::config::{ANY, Netmask};
@@ -80,20 +81,26 @@ pub struct ConnectionCounts {
 pub struct ConnectionInfo {
     /// The reactor that serves it.
     pub core: usize,
-    /// Name of the initiator.
+    /// The stage of the login; full-feature once the initiator has logged in.
+    pub stage: LoginStage,
+    /// It completes what is in flight, and is closed then.
+    pub is_draining: bool,
+    /// Name of the initiator; empty until it has named itself, and so are the identifiers below 0.
     pub initiator: String,
     /// The initiator's part of the session's identifier.
     pub isid: u64,
-    /// The target's part of it.
-    pub tsih: u16,
+    /// The target's part of it, once the initiator has logged in.
+    pub tsih: Option<u16>,
     /// The initiator's name of the connection.
     pub cid: u16,
-    /// Name of the target node; `None` in a discovery session.
+    /// Name of the target node; `None` in a discovery session, and until the initiator has named it.
     pub node: Option<String>,
     /// Tag of the portal group.
     pub portal_group: u16,
     /// Address of the initiator.
     pub peer: StreamAddress,
+    /// The address that it has connected to.
+    pub local: Option<SocketAddr>,
     /// Whether header digests are in use.
     pub header_digest: bool,
     /// Whether data digests are in use.

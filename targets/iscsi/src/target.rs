@@ -15,8 +15,10 @@ use crate::chap::{AuthGroup, AuthPolicy};
 use crate::config::{InitiatorGroup, IscsiConfig, IscsiOptions, NodeUnit, PortalGroup, TargetNode};
 use crate::core::IscsiCore;
 use crate::failure::IscsiTargetError;
-use crate::limits::{FIRST_BURST_BYTES_MAX, PORTALS_MAX, SESSION_CONNECTIONS_MAX};
-use crate::session::isid_number;
+use crate::limits::{
+    FIRST_BURST_BYTES_MAX, PORTALS_MAX, QUEUE_DEPTH_MAX, SESSION_CONNECTIONS_MAX, SESSIONS_MAX,
+    TIME2WAIT_MAX_S,
+};
 use crate::sessions::Sessions;
 use crate::settings::{ConnectionCounts, ConnectionInfo};
 
@@ -100,13 +102,23 @@ impl IscsiTarget {
     /// # Errors
     /// One is invalid, or a reactor does not respond; nothing has changed then.
     pub fn set_options(&self, options: IscsiOptions) -> Result<(), IscsiTargetError> {
-        if !(512..=FIRST_BURST_BYTES_MAX).contains(&options.first_burst_bytes) {
-            let message = format!("first_burst_length: expected 512 to {FIRST_BURST_BYTES_MAX}");
-            return Err(IscsiTargetError::Invalid(message));
-        }
-        if !(1..=SESSION_CONNECTIONS_MAX).contains(&options.connections_max) {
-            let message = format!("max_connections_per_session: expected 1 to {SESSION_CONNECTIONS_MAX}");
-            return Err(IscsiTargetError::Invalid(message));
+        let pools = &options.pools;
+        for (name, value, range) in [
+            ("first_burst_length", options.first_burst_bytes, 512..=FIRST_BURST_BYTES_MAX),
+            ("max_connections_per_session", options.connections_max, 1..=SESSION_CONNECTIONS_MAX),
+            ("max_sessions", options.sessions_max, 1..=SESSIONS_MAX),
+            ("max_queue_depth", options.queue_depth_max, 1..=QUEUE_DEPTH_MAX),
+            ("default_time2wait", options.time2wait_s, 0..=TIME2WAIT_MAX_S),
+            ("max_large_datain_per_connection", pools.large_data_ins, 1..=u32::MAX),
+            ("max_r2t_per_connection", pools.r2ts, 1..=u32::MAX),
+            ("pdu_pool_size", pools.pdus, 1..=u32::MAX),
+            ("immediate_data_pool_size", pools.immediate_data_buffers, 1..=u32::MAX),
+            ("data_out_pool_size", pools.data_out_buffers, 1..=u32::MAX),
+        ] {
+            if !range.contains(&value) {
+                let message = format!("{name}: expected {} to {}", range.start(), range.end());
+                return Err(IscsiTargetError::Invalid(message));
+            }
         }
         self.change(|model| {
             model.options = options;
@@ -129,7 +141,7 @@ impl IscsiTarget {
         uris
     }
 
-    /// The connections whose initiators have logged in, on all cores.
+    /// The open connections, on all cores.
     ///
     /// # Errors
     /// A reactor does not respond.
@@ -138,20 +150,8 @@ impl IscsiTarget {
         let by_core = cores.query(|_, connections| {
             let mut found = Vec::new();
             connections.update(|_, entry| {
-                if let Some(session) = entry.connection.session().filter(|_| !entry.is_closed()) {
-                    let identity = session.identity();
-                    found.push(ConnectionInfo {
-                        core: 0,
-                        initiator: identity.initiator.clone(),
-                        isid: isid_number(identity.isid),
-                        tsih: session.tsih(),
-                        cid: identity.cid,
-                        node: identity.node.as_ref().map(|node| node.name.clone()),
-                        portal_group: identity.tag,
-                        peer: entry.peer().clone(),
-                        header_digest: session.parameters.header_digest,
-                        data_digest: session.parameters.data_digest,
-                    });
+                if !entry.is_closed() {
+                    found.push(entry.connection.info(entry.peer()));
                 }
                 false
             });

@@ -110,7 +110,7 @@ control::parameters! {
         /// The bdev, by name, alias or UUID
         bdev_name: String,
         /// LUN, 0 to 255
-        lun_id: u16,
+        lun_id: u16 = 0,
     }
 }
 

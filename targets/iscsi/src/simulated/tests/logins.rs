@@ -72,6 +72,50 @@ fn a_node_that_requires_digests_refuses_logins_without() {
 }
 
 #[test]
+fn options_limit_sessions_and_their_commands() {
+    let mut target = plain_target();
+    let core = target.reactor.core();
+    let mut limited = config(DigestPolicy::default());
+    (limited.options.queue_depth_max, limited.options.sessions_max) = (3, 1);
+    target.group.apply(&core, Arc::new(limited), 2);
+    let mut log_in = |name| {
+        let mut initiator = Initiator::connect(&mut target);
+        initiator.send(&mut target, &login(&[("InitiatorName", name), ("TargetName", NODE)]));
+        LoginResponse::decode(&initiator.read(&mut target).header).unwrap()
+    };
+    let first = log_in(INITIATOR);
+    assert_eq!(
+        (first.status, first.max_cmd_sn - first.exp_cmd_sn),
+        (0, 2),
+        "the node has a queue depth of 8"
+    );
+    assert_eq!(log_in("iqn.2026-11.io.ringbolt:other").status, u16::from(LoginStatus::OutOfResources));
+}
+
+#[test]
+fn a_connection_reports_its_stage_and_its_session_when_there_is_one() {
+    let mut target = plain_target();
+    let mut initiator = Initiator::connect(&mut target);
+    let info = |target: &SimulatedTarget| {
+        let peer = StreamAddress::Tcp(([10, 0, 0, 9], 4000).into());
+        target.group.connections().open().next().map(|connection| connection.info(&peer))
+    };
+    target.poll();
+    let before = info(&target).unwrap();
+    assert_eq!((before.stage, before.tsih, before.initiator.as_str()), (LoginStage::Security, None, ""));
+    assert_eq!(before.local, Some(address()));
+    initiator.send(
+        &mut target,
+        &login(&[("InitiatorName", INITIATOR), ("TargetName", NODE), ("HeaderDigest", "CRC32C")]),
+    );
+    let response = LoginResponse::decode(&initiator.read(&mut target).header).unwrap();
+    let after = info(&target).unwrap();
+    assert_eq!((after.stage, after.tsih), (LoginStage::FullFeature, Some(response.tsih)));
+    assert_eq!((after.initiator.as_str(), after.node.as_deref()), (INITIATOR, Some(NODE)));
+    assert!(after.header_digest && !after.data_digest && !after.is_draining);
+}
+
+#[test]
 fn discovery_lists_targets_in_pieces_that_the_initiator_takes() {
     let mut target = plain_target();
     let mut initiator = Initiator::connect(&mut target);
