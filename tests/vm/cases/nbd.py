@@ -1,8 +1,10 @@
-"""`ringbolt serve` inside the guest, with a bdev as a block device of the kernel's NBD driver."""
+"""Bdevs as block devices of the kernel's NBD driver: of `ringbolt serve` inside the guest, and of nbd-client."""
 
 import json
+import re
 
 from harness.case import case
+from harness.targets import Namespace, Subsystem
 
 from .machines import PLAIN
 
@@ -54,6 +56,43 @@ def nbd_disk(bench):
     guest.check("killall -TERM ringbolt")
     assert serve.wait(60).rc == 0, serve.out
     guest.until("[ ! -e /sys/block/nbd1/pid ]", 30)
+
+
+# The host as the guest reaches it.
+HOST = "10.0.2.2"
+
+
+@case("nbd-client", on=("ringbolt",), machine=PLAIN, provokes=r"nbd|block nbd|EXT4", seconds=20)
+def nbd_client(bench):
+    """The reference client attaches exports over TCP, with two connections: ext4 under fio verify, discard, read-only."""
+    guest = bench.guest
+    guest.check("[ -e /dev/nbd3 ] || { echo 'no module nbd'; exit 1; }")
+    target = bench.serve(Subsystem("nbd", [Namespace(mib=16, block_size=512)]))
+    target.rpc("bdev_malloc_create", name="Disk", num_blocks=16384, block_size=4096)
+
+    def attach(name, options="", **parameters):
+        uri = target.rpc("nbd_export_create", bdev_name="Disk", name=name, port=0, **parameters)
+        port = re.fullmatch(rf"nbd://127\.0\.0\.1:(\d+)/{name}", uri).group(1)
+        guest.check(f"nbd-client {HOST} {port} /dev/nbd3 -N {name} {options}", 60)
+
+    def detach(name):
+        guest.check("nbd-client -d /dev/nbd3", 30)
+        guest.until("[ ! -e /sys/block/nbd3/pid ]", 30)
+        target.rpc("nbd_export_delete", name=name)
+
+    attach("disk", "-C 2 -b 4096")
+    assert target.rpc("nbd_export_get", name="disk")[0]["connections"] == 2
+    assert guest.check("cat /sys/block/nbd3/size /sys/block/nbd3/ro").split() == ["131072", "0"]
+    guest.check("mkfs.ext4 -q /dev/nbd3 && mkdir -p /tmp/nbd && mount /dev/nbd3 /tmp/nbd", 60)
+    guest.check(f"fio --name=verify --directory=/tmp/nbd --rw=randwrite --size=8m --numjobs=2 --fsync=16 {FIO}", 120)
+    guest.check("umount /tmp/nbd && fsck.ext4 -fn /dev/nbd3", 60)
+    guest.check("dd if=/dev/urandom of=/dev/nbd3 oflag=direct bs=64k count=4 && blkdiscard /dev/nbd3", 60)
+    assert guest.check("dd if=/dev/nbd3 bs=64k count=4 2> /dev/null | tr -d '\\000' | wc -c").strip() == "0"
+    detach("disk")
+    attach("fixed", read_only=True)
+    assert guest.check("cat /sys/block/nbd3/ro").strip() == "1"
+    assert guest.run("dd if=/dev/zero of=/dev/nbd3 oflag=direct bs=4k count=1 2>&1").rc != 0
+    detach("fixed")
 
 
 FIO = "--ioengine=libaio --direct=1 --bsrange=4k-64k --iodepth=8 --verify=crc32c --verify_fatal=1"

@@ -24,7 +24,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 GUEST = os.path.join(os.path.dirname(HERE), "guest")
 
 PACKAGES = ["busybox-static", "dash", "nvme-cli", "fio", "e2fsprogs", "util-linux", "coreutils", "diffutils",
-            "open-iscsi", "dmsetup", "sg3-utils"]
+            "open-iscsi", "dmsetup", "sg3-utils", "nbd-client"]
 # Program in the guest -> its name in the packages. All others are applets of busybox.
 PROGRAMS = {
     "sh": "dash",  # unlike busybox's shell, it prefers the programs below over busybox applets
@@ -46,6 +46,7 @@ PROGRAMS = {
     "sg_raw": "sg_raw",
     "sg_rtpg": "sg_rtpg",
     "sg_reset": "sg_reset",
+    "nbd-client": "nbd-client",
 }
 FILES = ["etc/mke2fs.conf"]
 LIBRARIES = ["libgcc_s.so.1"]  # loaded by pthread_exit with dlopen
