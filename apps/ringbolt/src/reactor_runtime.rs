@@ -100,10 +100,8 @@ impl ReactorRuntime {
         if self.engine()? != EventBackend::Epoll {
             return Ok(None);
         }
-        // What a reactor has tried.
-        let events = os::EventLoopConfig { backend: Some(EventBackend::Uring), ..Default::default() };
-        let refusal = os::EventLoop::new(&events).err();
-        let refusal = refusal.map_or_else(|| "--engine=epoll".to_string(), |error| ring_refusal(&error));
+        let refusal = self.reactors.uring_error();
+        let refusal = refusal.map_or_else(|| "--engine=epoll".to_string(), ring_refusal);
         Ok(Some(refusal))
     }
 

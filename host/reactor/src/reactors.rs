@@ -16,6 +16,7 @@ use crate::stats::{ReactorCounters, ReactorStats};
 pub struct Reactors {
     remotes: Vec<ReactorHandle>,
     threads: Vec<JoinHandle<()>>,
+    uring_error: Option<std::io::Error>,
 }
 
 /// A handle to a reactor, usable on any thread.
@@ -54,8 +55,29 @@ const POST_TRIES_MAX: u32 = 1000;
 
 impl Reactors {
     /// Starts one reactor on each core of `config.cpus` and returns once all of them run.
+    ///
+    /// Without `event_loop.backend` all of them use io_uring, or all epoll if one cannot have a ring: a limit of locked
+    /// memory or of descriptors may be enough for some, and a device on a file has to work on each core.
     pub fn start(config: &ReactorConfig) -> Result<Reactors, StartError> {
-        let mut reactors = Reactors { remotes: Vec::new(), threads: Vec::new() };
+        if config.event_loop.backend.is_some() {
+            return Reactors::start_all(config);
+        }
+        let with = |backend| {
+            let event_loop = os::EventLoopConfig { backend: Some(backend), ..config.event_loop };
+            Reactors::start_all(&ReactorConfig { event_loop, ..config.clone() })
+        };
+        match with(os::EventBackend::Uring) {
+            Err(StartError::Events { source, .. }) => {
+                let mut reactors = with(os::EventBackend::Epoll)?;
+                reactors.uring_error = Some(source);
+                Ok(reactors)
+            }
+            started => started,
+        }
+    }
+
+    fn start_all(config: &ReactorConfig) -> Result<Reactors, StartError> {
+        let mut reactors = Reactors { remotes: Vec::new(), threads: Vec::new(), uring_error: None };
         for (index, cpu) in config.cpus.cpus().iter().copied().enumerate() {
             let (started, outcome) = mpsc::sync_channel(1);
             let config = config.clone();
@@ -81,6 +103,11 @@ impl Reactors {
     /// The handles, by index of the core in the set.
     pub fn handles(&self) -> &[ReactorHandle] {
         &self.remotes
+    }
+
+    /// Why the reactors use epoll although nobody asked for it: the kernel refused one of them a ring.
+    pub fn uring_error(&self) -> Option<&std::io::Error> {
+        self.uring_error.as_ref()
     }
 
     /// Stops every reactor once nothing is in flight, after at most ten seconds each.
