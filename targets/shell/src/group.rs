@@ -97,7 +97,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         shared: Arc<GroupShared<P, N::Stream>>,
         inbox: Option<ConnectionInbox<P, N::Stream>>,
     ) -> ConnectionGroup<P, N> {
-        let logins = PendingLogins::new(&shared.limits, shared.statuses.len());
+        let logins = PendingLogins::new(&shared.limits, shared.statuses.len(), os::descriptor_limit());
         ConnectionGroup {
             index: core.index(),
             network,

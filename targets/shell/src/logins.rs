@@ -15,7 +15,8 @@ pub struct GroupLimits {
     /// Connections of the target whose peers have logged in, on all cores together. Beyond, connections are closed when
     /// they are accepted, or when they log in.
     pub connections_max: u32,
-    /// Connections of the target whose peers have not logged in, divided evenly among the cores, at least one each.
+    /// Connections of the target whose peers have not logged in, divided evenly among the cores, at least one each. There
+    /// are never more than a quarter of the process's file descriptors.
     pub logins_max: u32,
     /// Of these, connections from one IP address, or from one /64 network of IPv6; at least one for each core.
     pub logins_per_peer_max: u32,
@@ -62,8 +63,11 @@ pub(crate) struct PendingLogins {
 }
 
 impl PendingLogins {
-    pub(crate) fn new(limits: &GroupLimits, cores: usize) -> PendingLogins {
-        let share = |limit: u32| (limit as usize / cores.max(1)).max(1);
+    /// `descriptors` is the limit of the process. Three of four are for what has logged in and for everything else: the
+    /// oldest pending login makes room before there is no descriptor to accept the newest with.
+    pub(crate) fn new(limits: &GroupLimits, cores: usize, descriptors: u64) -> PendingLogins {
+        let pending_max = u32::try_from(descriptors / 4).unwrap_or(u32::MAX);
+        let share = |limit: u32| (limit.min(pending_max) as usize / cores.max(1)).max(1);
         PendingLogins {
             queue: VecDeque::new(),
             max: share(limits.logins_max),
@@ -102,7 +106,17 @@ mod tests {
     }
 
     fn pending(logins_max: u32, logins_per_peer_max: u32) -> PendingLogins {
-        PendingLogins::new(&GroupLimits { logins_max, logins_per_peer_max, ..GroupLimits::default() }, 2)
+        PendingLogins::new(
+            &GroupLimits { logins_max, logins_per_peer_max, ..GroupLimits::default() },
+            2,
+            u64::MAX,
+        )
+    }
+
+    #[test]
+    fn pending_logins_leave_file_descriptors_to_others() {
+        let max = |descriptors: u64| PendingLogins::new(&GroupLimits::default(), 2, descriptors).max;
+        assert_eq!([3, 64, 1024, 1 << 20, u64::MAX].map(max), [1, 8, 128, 256, 256]);
     }
 
     #[test]

@@ -27,7 +27,8 @@ control::parameters! {
         disable_mappable_bar0: bool = false,
         /// Connections of hosts that have logged in at most; as many as file descriptors allow if not given; TCP only
         max_connections: Option<u32>,
-        /// Connections of hosts that have not logged in at most; beyond, the oldest is closed; TCP only
+        /// Connections of hosts that have not logged in at most, never more than a quarter of the file descriptors; beyond,
+        /// the oldest is closed; TCP only
         max_pending_logins: Option<u32>,
         /// Of these, from one IP address (IPv6: from one /64 network); TCP only
         max_pending_logins_per_peer: Option<u32>,
