@@ -3,6 +3,7 @@
 mod admission;
 mod closing;
 mod polled;
+mod turn;
 
 use std::io;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use sockets::{ListenerId, Network, NetworkEvent, SentEvent, StreamAddress};
 
 pub(crate) use admission::GroupShared;
 use polled::add_polled;
+use turn::{LimitedStream, TurnSends};
 
 use crate::connections::Connections;
 use crate::cores::GroupMessage;
@@ -49,7 +51,8 @@ type ConnectionInbox<P, S> = Inbox<GroupMessage<P, S>, <P as Protocol>::Config>;
 /// listeners. A connection accepted there goes to the group with the fewest connections and stays.
 ///
 /// Order of a poll: messages; events of the protocol; timers; receive, and poll connections whose peers share memory,
-/// which fills the devices' batches; submit and poll devices; send; close connections that are drained. Lists of slots
+/// which fills the devices' batches; submit and poll devices; send, a limited number of
+/// bytes; close connections that are drained. Lists of slots
 /// bound the work to the connections that have some. Nothing locks or allocates per I/O; other groups are reached by
 /// mailbox and by the atomics of their status.
 ///
@@ -75,6 +78,8 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     more_to_read: Vec<Slot>,
     /// Spare allocation for the next `more_to_read`.
     more_to_read_spare: Vec<Slot>,
+    /// What a turn sends. Connections with more to send stay marked dirty.
+    sends: TurnSends,
     /// Connections whose work continues without an event.
     resuming: Vec<Slot>,
     /// Connections that wait for what no event reports.
@@ -116,6 +121,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             completions: Vec::with_capacity(256),
             more_to_read: Vec::new(),
             more_to_read_spare: Vec::new(),
+            sends: TurnSends::default(),
             resuming: Vec::new(),
             waiting: Vec::new(),
             polled: Vec::new(),
@@ -334,35 +340,63 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
 
     #[inline]
     fn flush_all(&mut self, now_ns: u64) {
+        self.sends.begin();
         let mut dirty = std::mem::take(&mut self.connections.dirty);
         for slot in dirty.drain(..) {
-            let Some(entry) = self.connections.slab.get_mut(slot) else { continue };
-            entry.dirty = false;
-            if entry.closed {
-                continue;
-            }
-            let flushed = entry.connection.flush(&mut self.network.stream(entry.id));
-            let notice = entry.connection.take_notice();
-            if entry.connection.is_draining() && !entry.closing {
-                entry.closing = true;
-                entry.drain_deadline_ns = now_ns.saturating_add(self.shared.limits.drain_timeout_ns);
-                self.closing.push(slot);
-            }
-            if entry.connection.wants_resume() {
-                self.resuming.push(slot);
-            }
-            if let Err(reason) = flushed {
-                self.close(slot, reason, now_ns);
-            }
-            if notice != Notice::default() {
-                self.process_notice(slot, notice, now_ns);
-            }
+            self.flush(slot, self.sends.share(), now_ns);
         }
         // Closing connections may have marked others dirty.
         dirty.append(&mut self.connections.dirty);
         self.connections.dirty = dirty;
+        if !self.sends.bulk.is_empty() {
+            self.flush_bulk(now_ns);
+        }
         if !self.resuming.is_empty() {
             self.resume(now_ns);
+        }
+    }
+
+    /// Sends what a connection has, up to a number of bytes, and processes what has changed with it.
+    #[inline]
+    fn flush(&mut self, slot: Slot, limit: usize, now_ns: u64) {
+        let Some(entry) = self.connections.slab.get_mut(slot) else { return };
+        entry.dirty = false;
+        if entry.closed {
+            return;
+        }
+        let mut stream = LimitedStream::new(self.network.stream(entry.id), limit);
+        let flushed = entry.connection.flush(&mut stream);
+        self.sends.used(stream.sent());
+        if stream.is_cut() {
+            entry.dirty = true;
+            self.sends.bulk.push_back(slot);
+        }
+        let notice = entry.connection.take_notice();
+        if entry.connection.is_draining() && !entry.closing {
+            entry.closing = true;
+            entry.drain_deadline_ns = now_ns.saturating_add(self.shared.limits.drain_timeout_ns);
+            self.closing.push(slot);
+        }
+        if entry.connection.wants_resume() {
+            self.resuming.push(slot);
+        }
+        if let Err(reason) = flushed {
+            self.close(slot, reason, now_ns);
+        }
+        if notice != Notice::default() {
+            self.process_notice(slot, notice, now_ns);
+        }
+    }
+
+    /// Continues connections that had more to send than their share, for the rest of the turn, and the first in any case.
+    #[cold]
+    fn flush_bulk(&mut self, now_ns: u64) {
+        for _ in 0..self.sends.bulk.len() {
+            let Some(slot) = self.sends.bulk.pop_front() else { return };
+            self.flush(slot, self.sends.share(), now_ns);
+            if self.sends.is_used_up() {
+                return;
+            }
         }
     }
 
@@ -454,7 +488,7 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         if completed > 0 {
             self.protocol.after_completions(&mut self.connections);
         }
-        if !self.connections.dirty.is_empty() {
+        if !self.connections.dirty.is_empty() || !self.sends.bulk.is_empty() {
             self.flush_all(now_ns);
         }
         if !self.closing.is_empty() {
@@ -465,7 +499,8 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
 
     fn deadline(&self) -> Option<u64> {
         let has_messages = self.inbox.as_ref().is_some_and(|inbox| !inbox.messages.is_empty());
-        if !self.more_to_read.is_empty() || has_messages || self.network.is_pending() {
+        let has_more = !self.more_to_read.is_empty() || !self.sends.bulk.is_empty();
+        if has_more || has_messages || self.network.is_pending() {
             return Some(0);
         }
         // There is no event either when connections on other cores close.

@@ -20,6 +20,8 @@ use target_shell::{
 
 const LIMITS: GroupLimits =
     GroupLimits { connections_max: 3, logins_max: 2, logins_per_peer_max: 2, drain_timeout_ns: 1000 };
+/// Bytes of a bulk answer: as many as the simulated network takes.
+const BULK_BYTES: usize = 256 << 10;
 /// Key of the block device.
 const KEY: u32 = 5;
 
@@ -100,6 +102,7 @@ impl ProtocolConnection<Script> for ScriptConnection {
         };
         match command {
             b'b' => self.is_busy = true,
+            b'B' => self.unsent.extend((0..BULK_BYTES).map(|at| at as u8)),
             b'c' => self.notice.recheck = true,
             b'L' => self.notice.logged_in = true,
             b'r' => {
@@ -204,12 +207,16 @@ struct World {
 
 impl World {
     fn new() -> World {
+        World::with_limits(LIMITS)
+    }
+
+    fn with_limits(limits: GroupLimits) -> World {
         let reactor = Reactor::new(&reactor::ReactorConfig::default()).unwrap();
         let (peers, network) = SimulatedNetwork::pair(1, NetworkFaults::default());
         let memory = Rc::default();
         let shares = Rc::default();
         let script = Script { memory: Rc::clone(&memory), shares: Rc::clone(&shares) };
-        let mut group = ConnectionGroup::standalone(&reactor.core(), network, script, LIMITS);
+        let mut group = ConnectionGroup::standalone(&reactor.core(), network, script, limits);
         group.listen(&World::address(), 1).unwrap();
         World { group, peers, memory, shares, now_ns: 1, reactor }
     }
@@ -263,6 +270,61 @@ fn a_read_that_finds_nothing_leads_to_no_flush() {
     assert_eq!(flushes(&world), before + 1, "for the command, not for the read after it");
     assert_eq!(world.run(id, b"e").unwrap(), "e");
     assert_eq!(flushes(&world), before + 2);
+}
+
+/// Peers, with the bytes that each has received.
+struct Readers(Vec<(ConnectionId, Vec<u8>)>);
+
+impl Readers {
+    /// Receives all that has arrived. Returns its bytes.
+    fn receive(&mut self, peers: &mut SimulatedNetwork) -> usize {
+        let mut all = 0;
+        for (id, received) in &mut self.0 {
+            let mut bytes = vec![0; BULK_BYTES];
+            while let TransferResult::Bytes(count) = peers.receive(*id, &mut [IoSliceMut::new(&mut bytes)]) {
+                received.extend(&bytes[..count]);
+                all += count;
+            }
+        }
+        all
+    }
+}
+
+#[test]
+fn bulk_answers_are_sent_in_turn_and_small_ones_do_not_wait_for_them() {
+    const PEERS: usize = 32;
+    let limits = GroupLimits {
+        connections_max: 40,
+        logins_max: 40,
+        logins_per_peer_max: 40,
+        drain_timeout_ns: LIMITS.drain_timeout_ns,
+    };
+    let mut world = World::with_limits(limits);
+    let mut readers = Readers((0..PEERS).map(|_| (world.connect(), Vec::new())).collect());
+    let small = world.connect();
+    assert_eq!(world.run(small, b"e").unwrap(), "e");
+    for (id, _) in &readers.0 {
+        world.peers.send(*id, &[IoSlice::new(b"B")]);
+    }
+    // All of it would be eight times a turn's bytes.
+    let mut one_answer = [0; 8];
+    let mut turns = 0;
+    while readers.0.iter().any(|(_, received)| received.len() < BULK_BYTES) {
+        world.peers.send(small, &[IoSlice::new(b"e")]);
+        world.poll();
+        let answered = world.peers.receive(small, &mut [IoSliceMut::new(&mut one_answer)]);
+        assert!(matches!(answered, TransferResult::Bytes(1)), "turn {turns}");
+        let bytes = readers.receive(&mut world.peers);
+        // Each connection has something new in the first.
+        let bytes_max = if turns == 0 { (1 << 20) + PEERS * (64 << 10) } else { (1 << 20) + (64 << 10) };
+        assert!(0 < bytes && bytes <= bytes_max, "turn {turns}: {bytes} bytes");
+        let is_done = readers.0.iter().all(|(_, received)| received.len() == BULK_BYTES);
+        assert!(is_done || world.group.deadline() == Some(0), "it continues without an event");
+        turns += 1;
+    }
+    for (_, received) in &readers.0 {
+        assert!(received.iter().enumerate().all(|(at, byte)| *byte == at as u8), "in order, each byte once");
+    }
 }
 
 #[test]
