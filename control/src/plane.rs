@@ -150,7 +150,11 @@ impl ControlPlane {
     }
 
     /// Keeps other updates waiting. Poisoning is ignored: what a method had changed when it panicked stays.
+    ///
+    /// The devices of earlier updates are examined before: a saved configuration names a virtual bdev right after the
+    /// base with which it appears.
     pub(crate) fn lock_updates(&self) -> MutexGuard<'_, ()> {
+        self.examiner.wait();
         sync::lock(&self.update_lock)
     }
 

@@ -187,6 +187,23 @@ fn an_examination_waits_for_the_update() {
 }
 
 #[test]
+fn an_update_waits_for_the_examinations_of_earlier_ones() {
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let disks = Disks(Recorder { name: "disks", log: log.clone() });
+    let ((entered, _has_entered), (_leave, may_leave)) = (channel(), channel());
+    let slow = Slow { entered, leave: Mutex::new(may_leave) };
+    let builder = ControlPlane::builder(Vec::new()).module(&Arc::new(disks)).module(&Arc::new(slow));
+    let examiner = builder.examiner();
+    let plane = builder.start(None).unwrap();
+    // The thread that examines is not as fast as a call.
+    for number in 0..200 {
+        examiner.appeared(&format!("M{number}"));
+        plane.invoke("fast_update", json!({ "name": "f" })).unwrap();
+        assert_eq!(log.lock().unwrap().last().unwrap(), &format!("disks M{number}"));
+    }
+}
+
+#[test]
 fn only_updates_keep_updates_waiting() {
     let (plane, entered, leave) = slow();
     for (method, keeps_waiting) in [("slow_update", true), ("slow_prepared", false), ("slow_job", false)] {
