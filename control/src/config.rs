@@ -1,5 +1,6 @@
 //! SPDK JSON configuration files: a list of RPC calls, applied through the method table of the RPC server.
 
+use std::io::Read;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -8,6 +9,9 @@ use crate::json_positions::{PathStep, find_duplicate, find_key};
 use crate::method::MethodInfo;
 use crate::parameters::Parameter;
 use crate::{Catalog, ControlPlane, RpcError};
+
+/// Longest file: a hundred times that of a thousand devices and subsystems.
+const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// A configuration file that cannot be read, is not JSON of that form, or calls a method that does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,7 +53,13 @@ impl ConfigFile {
     /// parameters are checked by [`apply`](Self::apply).
     pub fn read(path: &Path, catalog: &Catalog) -> Result<ConfigFile, ConfigError> {
         let origin = path.display().to_string();
-        let text = std::fs::read(path).map_err(|error| ConfigError(format!("{origin}: {error}")))?;
+        let failed = |error| ConfigError(format!("{origin}: {error}"));
+        let mut text = Vec::new();
+        let file = std::fs::File::open(path).map_err(failed)?;
+        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
+        if text.len() as u64 > FILE_BYTES_MAX {
+            return Err(ConfigError(format!("{origin}: more than the maximum of {FILE_BYTES_MAX} bytes")));
+        }
         ConfigFile::parse(&origin, &text, catalog)
     }
 
@@ -241,6 +251,12 @@ mod tests {
             /// Where
             listen_address: Address,
         }
+    }
+
+    #[test]
+    fn a_file_without_end_is_refused() {
+        let error = ConfigFile::read(Path::new("/dev/zero"), &Catalog::default()).unwrap_err();
+        assert_eq!(error.to_string(), "/dev/zero: more than the maximum of 67108864 bytes");
     }
 
     #[test]
