@@ -211,6 +211,11 @@ impl Registry {
         table.devices.values().for_each(|device| device.sync_traced());
     }
 
+    /// Forgets the trace events so far.
+    pub fn clear_trace(&self) {
+        self.0.trace.clear();
+    }
+
     /// The last `max` trace events of all cores, or of `core`, the oldest first. Each core keeps 8,191 at most.
     pub fn trace_events(&self, core: Option<usize>, max: usize) -> Vec<TraceEvent> {
         self.0.trace.events(core, max)

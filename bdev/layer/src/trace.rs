@@ -131,6 +131,13 @@ impl Trace {
         events.sort_by_key(|event| event.ticks);
         events.split_off(events.len().saturating_sub(max))
     }
+
+    /// Forgets the events so far.
+    pub(crate) fn clear(&self) {
+        for ring in sync::lock(&self.rings).values() {
+            ring.cleared.store(ring.count.load(Acquire), Relaxed);
+        }
+    }
 }
 
 /// The recent events of a core, which alone writes it. A reader drops what is overwritten meanwhile.
@@ -139,6 +146,8 @@ pub(crate) struct TraceRing {
     mask: Arc<AtomicU64>,
     /// Events recorded so far; the next one's slot is this modulo [`EVENTS_MAX`].
     count: AtomicU64,
+    /// Events that are forgotten, a number that readers keep: the core alone writes the count.
+    cleared: AtomicU64,
     slots: OnceLock<Box<[TraceSlot; EVENTS_MAX]>>,
 }
 
@@ -147,7 +156,7 @@ type TraceSlot = [AtomicU64; 5];
 
 impl TraceRing {
     fn new(core: usize, mask: Arc<AtomicU64>) -> TraceRing {
-        TraceRing { core, mask, count: AtomicU64::new(0), slots: OnceLock::new() }
+        TraceRing { core, mask, count: AtomicU64::new(0), cleared: AtomicU64::new(0), slots: OnceLock::new() }
     }
 
     fn is_enabled(&self, point: TracePoint) -> bool {
@@ -214,7 +223,7 @@ impl TraceRing {
     fn events(&self, max: usize) -> Vec<TraceEvent> {
         let Some(slots) = self.slots.get() else { return Vec::new() };
         let end = self.count.load(Acquire);
-        let first = end.saturating_sub(max.min(EVENTS_MAX) as u64);
+        let first = end.saturating_sub(max.min(EVENTS_MAX) as u64).max(self.cleared.load(Relaxed));
         let read = |index: u64| {
             let values = slots[index as usize % EVENTS_MAX].each_ref().map(|word| word.load(Relaxed));
             // If a value is of a later event, the count is at least that event's index.
@@ -275,6 +284,11 @@ mod tests {
             (trace.events(Some(0), 10).len(), trace.events(None, 2)),
             (0, events[events.len() - 2..].to_vec())
         );
+        trace.clear();
+        assert_eq!(trace.events(None, usize::MAX), []);
+        ring.record_requests(TracePoint::IoStart, 9, &[Request::new(Tag(1), Op::Flush, 0, 0)]);
+        let after: Vec<u32> = trace.events(None, usize::MAX).iter().map(|event| event.device).collect();
+        assert_eq!(after, [9]);
     }
 
     #[test]

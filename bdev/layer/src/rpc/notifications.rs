@@ -1,4 +1,4 @@
-//! RPC methods that report the block devices that came and went, or lost their files: SPDK's `notify_*`.
+//! RPC methods that report the block devices that came and went, changed their size, or lost their files: SPDK's `notify_*`.
 
 use std::collections::VecDeque;
 
@@ -13,6 +13,8 @@ const KEPT_MAX: usize = 1024;
 
 const REGISTER: &str = "bdev_register";
 const UNREGISTER: &str = "bdev_unregister";
+/// Since SPDK 26.09.
+const RESIZE: &str = "bdev_resize";
 /// Not of SPDK: the file of a bdev was deleted.
 const FILE_DELETED: &str = "bdev_file_deleted";
 
@@ -25,12 +27,12 @@ pub(super) struct Notifications {
 }
 
 impl Notifications {
-    /// Keeps what clients are notified of; resizes are not, as in SPDK.
+    /// Keeps what clients are notified of.
     pub(super) fn add(&mut self, event: &DeviceEvent) {
         let kind = match event {
             DeviceEvent::Registered(_) => REGISTER,
             DeviceEvent::Removed(_) => UNREGISTER,
-            DeviceEvent::Resized(_) => return,
+            DeviceEvent::Resized(_) => RESIZE,
         };
         self.keep(kind, event.device().name());
     }
@@ -58,12 +60,12 @@ impl Notifications {
 pub(super) fn methods() -> Vec<Method<BdevModule>> {
     vec![
         Method::query("notify_get_types", |_: &BdevModule, _: NoParameters| {
-            Ok::<_, RpcError>([REGISTER, UNREGISTER, FILE_DELETED])
+            Ok::<_, RpcError>([REGISTER, UNREGISTER, RESIZE, FILE_DELETED])
         })
         .at_any_stage()
         .text("Lists the types of notifications.", "array of names"),
         Method::query("notify_get_notifications", get_notifications).at_any_stage().text(
-            "Reports which bdevs came and went, and whose files were deleted. The last 1,024 notifications are kept.",
+            "Reports which bdevs came and went, changed their size, or lost their files. The last 1,024 notifications are kept.",
             "array of `type`, `ctx` (name of the bdev), `id`; ask for the next `id` the next time",
         ),
     ]

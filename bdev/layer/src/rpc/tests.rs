@@ -386,12 +386,16 @@ fn notifications_number_what_came_and_went() {
     null(&plane, "N");
     null(&plane, "O");
     ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    ok(&plane, "bdev_null_resize", json!({ "name": "O", "new_size": 8 }));
     let expected = json!([
         { "type": "bdev_register", "ctx": "O", "id": 1 },
         { "type": "bdev_unregister", "ctx": "N", "id": 2 },
+        { "type": "bdev_resize", "ctx": "O", "id": 3 },
     ]);
     assert_eq!(ok(&plane, "notify_get_notifications", json!({ "id": 1, "max": 5 })), expected);
-    assert_eq!(ok(&plane, "notify_get_notifications", json!({ "id": 3 })), json!([]));
+    assert_eq!(ok(&plane, "notify_get_notifications", json!({ "id": 4 })), json!([]));
+    let types = ["bdev_register", "bdev_unregister", "bdev_resize", "bdev_file_deleted"];
+    assert_eq!(ok(&plane, "notify_get_types", Value::Null), json!(types));
     // Only the last are kept, and keep their numbers.
     for _ in 0..600 {
         null(&plane, "P");
@@ -399,7 +403,7 @@ fn notifications_number_what_came_and_went() {
     }
     let kept = ok(&plane, "notify_get_notifications", json!({}));
     let ids = |index: usize| kept[index]["id"].as_u64().unwrap();
-    assert_eq!((kept.as_array().unwrap().len(), ids(0), ids(1023)), (1024, 179, 1202));
+    assert_eq!((kept.as_array().unwrap().len(), ids(0), ids(1023)), (1024, 180, 1203));
 }
 
 /// A file of 1 MiB in a directory of the test, which are removed at its end.
@@ -633,6 +637,8 @@ fn the_trace_has_what_channels_did_while_its_points_were_enabled() {
     assert_eq!(lines, expected);
     assert_eq!(ok(&plane, "trace_get_events", json!({ "count": 3, "core": 0 }))["events"][2], events[8]);
     assert_eq!(ok(&plane, "trace_get_events", json!({ "core": 1 }))["events"], json!([]));
+    assert_eq!(ok(&plane, "trace_clear", Value::Null), true);
+    assert_eq!(ok(&plane, "trace_get_events", Value::Null)["events"], json!([]));
     assert_eq!(ok(&plane, "trace_enable_tpoint_group", json!({ "name": "bdev" })), true);
     let all = ok(&plane, "trace_get_info", Value::Null)["bdev"]["tpoint_mask"].clone();
     assert_eq!(all, "0xffffffffffffffff");

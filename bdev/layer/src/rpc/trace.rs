@@ -47,6 +47,11 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
         .at_any_stage()
         .text("Disables trace points of a group.", "true")
         .errors(UNKNOWN),
+        Method::update("trace_clear", |bdevs: &BdevModule, _: NoParameters| {
+            bdevs.registry.clear_trace();
+            Ok(true)
+        })
+        .text("Forgets what was recorded. Enabled trace points go on recording.", "true"),
         Method::query("trace_get_tpoint_group_mask", get_group_mask).at_any_stage().text(
             "Reports the groups with an enabled trace point.",
             "`tpoint_group_mask`, and `enabled`, `mask`, `tpoint_mask` and `tpoints` (`name`, `tpoint_id`, `enabled`) of \
