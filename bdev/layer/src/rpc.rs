@@ -264,8 +264,13 @@ impl Module for BdevModule {
         let limits = limited.map(|device| {
             json!({ "method": "bdev_set_qos_limit", "params": info::SetQosLimit::of(&device).to_object() })
         });
-        let mut calls = self.saved_calls.calls();
+        // First, because it says what becomes of the devices that follow.
+        let is_default = self.auto_examine.load(Ordering::Relaxed);
+        let options = json!({ "method": "bdev_set_options", "params": { "bdev_auto_examine": false } });
+        let mut calls: Vec<Value> = (!is_default).then_some(options).into_iter().collect();
+        calls.extend(self.saved_calls.calls());
         calls.extend(limits);
+        calls.extend(histogram::saved(self));
         calls
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use block_io::Op;
 use control::json::{Value, json};
-use control::{ByName, Method, RpcError, tick_rate};
+use control::{ByName, Method, Parameters, RpcError, tick_rate};
 
 use super::BdevModule;
 use crate::DeviceStats;
@@ -40,6 +40,10 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
 
 /// The counts at the time at which a histogram was enabled, and the layout of the result.
 pub(super) struct HistogramBaseline {
+    /// The device, of those that have had its name ([`BlockDevice::trace_id`](crate::BlockDevice::trace_id)).
+    device: u32,
+    /// Parameters of the call that enabled it.
+    params: Value,
     /// The operation counted; `None` is all.
     op: Option<Op>,
     shape: BucketLayout,
@@ -81,6 +85,7 @@ const MAX_NS_DEFAULT: u64 = 120_000_000_000;
 
 fn enable(bdevs: &BdevModule, params: EnableHistogram) -> Result<bool, RpcError> {
     let device = bdevs.find(&params.name)?;
+    let saved = params.to_object();
     if !params.enable {
         bdevs.histograms().remove(device.name());
         return Ok(true);
@@ -103,9 +108,20 @@ fn enable(bdevs: &BdevModule, params: EnableHistogram) -> Result<bool, RpcError>
         os::clock::ns_to_ticks(min_ns),
         os::clock::ns_to_ticks(max_ns),
     );
-    let start = HistogramBaseline { op, shape, counts: counts(&device.stats(), op) };
+    let counts = counts(&device.stats(), op);
+    let start = HistogramBaseline { device: device.trace_id(), params: saved.into(), op, shape, counts };
     bdevs.histograms().insert(device.name().to_string(), start);
     Ok(true)
+}
+
+/// The calls that enable the histograms again.
+pub(super) fn saved(bdevs: &BdevModule) -> Vec<Value> {
+    let histograms = bdevs.histograms();
+    let is_there = |(name, start): &(&String, &HistogramBaseline)| {
+        bdevs.registry.find(name).is_some_and(|device| device.trace_id() == start.device)
+    };
+    let enabled = histograms.iter().filter(is_there);
+    enabled.map(|(_, start)| json!({ "method": "bdev_enable_histogram", "params": start.params })).collect()
 }
 
 fn get(bdevs: &BdevModule, params: ByName) -> Result<Value, RpcError> {
@@ -155,7 +171,8 @@ fn get_borders(bdevs: &BdevModule, params: GetHistogramBorders) -> Result<Value,
 fn counts_since_enabled(bdevs: &BdevModule, name: &str) -> Result<(BucketLayout, Counts), RpcError> {
     let device = bdevs.find(name)?;
     let histograms = bdevs.histograms();
-    let Some(start) = histograms.get(device.name()) else {
+    let start = histograms.get(device.name()).filter(|start| start.device == device.trace_id());
+    let Some(start) = start else {
         let message = format!("{name} has no histogram; enable it with bdev_enable_histogram");
         return Err(RpcError::new(RpcError::EFAULT, message));
     };

@@ -333,6 +333,32 @@ fn without_auto_examination_a_method_examines() {
     assert_eq!(names(&plane), ["N"]);
     ok(&plane, "bdev_examine", json!({ "name": "N" }));
     assert_eq!(names(&plane), ["N", "P"]);
+    let saved = ok(&plane, "framework_get_config", json!({ "name": "bdev" }));
+    let option = json!({ "method": "bdev_set_options", "params": { "bdev_auto_examine": false } });
+    assert_eq!(saved[0], option);
+    ok(&plane, "bdev_set_options", json!({ "bdev_auto_examine": true }));
+    let saved = ok(&plane, "framework_get_config", json!({ "name": "bdev" }));
+    assert_eq!(saved.as_array().unwrap().len(), 2, "{saved}");
+}
+
+#[test]
+fn histograms_are_saved_and_belong_to_one_device() {
+    let plane = plane();
+    let count = || ok(&plane, "framework_get_config", json!({ "name": "bdev" })).as_array().unwrap().len();
+    null(&plane, "N");
+    let params = json!({ "name": "N", "enable": true, "opc": "read", "granularity": 5 });
+    ok(&plane, "bdev_enable_histogram", params);
+    let saved = ok(&plane, "framework_get_config", json!({ "name": "bdev" }));
+    assert_eq!((saved.as_array().unwrap().len(), &saved[1]["method"]), (2, &json!("bdev_enable_histogram")));
+    let before = ok(&plane, "bdev_get_histogram", json!({ "name": "N" }));
+    ok(&plane, "bdev_enable_histogram", json!({ "name": "N", "enable": false }));
+    assert_eq!(count(), 1);
+    // What was saved enables the same histogram.
+    ok(&plane, "bdev_enable_histogram", saved[1]["params"].clone());
+    assert_eq!(ok(&plane, "bdev_get_histogram", json!({ "name": "N" })), before);
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    null(&plane, "N");
+    assert_eq!((count(), code(&plane, "bdev_get_histogram", json!({ "name": "N" }))), (1, -14));
 }
 
 #[test]
