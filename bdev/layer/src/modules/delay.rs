@@ -19,7 +19,7 @@ pub struct DelayConfig {
     pub base: String,
     /// Name of the device.
     pub name: String,
-    /// UUID; random if none is given.
+    /// UUID; derived from the base's if none is given.
     pub uuid: Option<Uuid>,
     /// Added to 99 of 100 reads, in microseconds.
     pub avg_read_latency_us: u64,
@@ -69,10 +69,14 @@ const LATENCY_US_MAX: u64 = 3_600_000_000;
 /// The module's object of a delay device.
 pub struct DelayBdev {
     name: String,
+    uuid: Uuid,
     base: BaseBdev,
     latencies_ns: Arc<[AtomicU64; CLASSES]>,
     seed: u64,
 }
+
+/// Namespace of the UUIDs, which are made of the base's: SPDK's, so that a volume that moves here keeps its UUID.
+const UUID_NAMESPACE: Uuid = Uuid::from_u128(0x4009_b574_6430_4f1b_bc40_ace8_1109_1027);
 
 /// Creates a delay device on a base, which it claims.
 pub fn create(registry: &Registry, config: DelayConfig) -> Result<Arc<BlockDevice>, BdevError> {
@@ -86,8 +90,8 @@ pub fn create(registry: &Registry, config: DelayConfig) -> Result<Arc<BlockDevic
     let base = BaseBdev::claim(registry, &config.base, &format!("delay bdev {}", config.name))?;
     let below = base.device().clone();
     let latencies_ns = Arc::new(latencies_us.map(|us| AtomicU64::new(us * 1000)));
-    let module = DelayBdev { name: config.name.clone(), base, latencies_ns, seed: config.seed };
-    let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&below.uuid(), config.name.as_bytes()));
+    let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&UUID_NAMESPACE, below.uuid().as_bytes()));
+    let module = DelayBdev { name: config.name.clone(), uuid, base, latencies_ns, seed: config.seed };
     let device = registry.register(&config.name, Some(uuid), &[], Arc::new(module))?;
     registry.stack(&below, &device);
     Ok(device)
@@ -102,7 +106,7 @@ pub fn update_latency(
 ) -> Result<(), BdevError> {
     let device = registry.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
     let Some(module) = device.module::<DelayBdev>() else {
-        return Err(BdevError::WrongKind { name: name.to_string(), expected: "Delay bdev" });
+        return Err(BdevError::WrongKind { name: name.to_string(), expected: "delay" });
     };
     if latency_us > LATENCY_US_MAX {
         return Err(too_long(latency_us));
@@ -131,7 +135,7 @@ fn too_long(us: u64) -> BdevError {
 }
 
 impl VirtualBdev for DelayBdev {
-    const PRODUCT_NAME: &'static str = "Delay bdev";
+    const PRODUCT_NAME: &'static str = "delay";
 
     fn base(&self) -> &BaseBdev {
         &self.base
@@ -154,6 +158,7 @@ impl VirtualBdev for DelayBdev {
         let object = vec![
             ("name", self.name.as_str().into()),
             ("base_bdev_name", self.base.device().name().into()),
+            ("uuid", InfoValue::Text(self.uuid.to_string())),
             ("avg_read_latency", us(LatencyClass::AvgRead)),
             ("p99_read_latency", us(LatencyClass::P99Read)),
             ("avg_write_latency", us(LatencyClass::AvgWrite)),

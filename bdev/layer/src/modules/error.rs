@@ -166,12 +166,12 @@ fn with_module(
     let device = registry.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
     match device.module::<ErrorBdev>() {
         Some(module) => act(module),
-        None => Err(BdevError::WrongKind { name: name.to_string(), expected: "Error Disk" }),
+        None => Err(BdevError::WrongKind { name: name.to_string(), expected: "Error Injection Disk" }),
     }
 }
 
 impl VirtualBdev for ErrorBdev {
-    const PRODUCT_NAME: &'static str = "Error Disk";
+    const PRODUCT_NAME: &'static str = "Error Injection Disk";
 
     fn base(&self) -> &BaseBdev {
         &self.base

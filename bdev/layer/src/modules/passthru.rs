@@ -28,11 +28,14 @@ pub struct PassthruBdev {
     base: BaseBdev,
 }
 
+/// Namespace of the UUIDs, which are made of the base's: SPDK's, so that a volume that moves here keeps its UUID.
+const UUID_NAMESPACE: Uuid = Uuid::from_u128(0x7e25_812e_c8c0_4d3f_8599_16d7_9055_5b85);
+
 /// Creates a passthru device on a base, which it claims.
 pub fn create(registry: &Registry, config: PassthruConfig) -> Result<Arc<BlockDevice>, BdevError> {
     let base = BaseBdev::claim(registry, &config.base, &format!("passthru bdev {}", config.name))?;
     let below = base.device().clone();
-    let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&below.uuid(), config.name.as_bytes()));
+    let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&UUID_NAMESPACE, below.uuid().as_bytes()));
     let module = PassthruBdev { name: config.name.clone(), base };
     let device = registry.register(&config.name, Some(uuid), &[], Arc::new(module))?;
     registry.stack(&below, &device);

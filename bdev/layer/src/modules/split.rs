@@ -28,6 +28,10 @@ pub struct SplitConfig {
 /// Most parts of a base.
 pub const PARTS_MAX: u32 = 4096;
 
+/// Namespace of the UUIDs, which are made of the base's and of first and number of blocks: SPDK's, so that a volume that
+/// moves here keeps its UUID.
+const UUID_NAMESPACE: Uuid = Uuid::from_u128(0x976b_899e_3e1e_4d71_ab69_c2b0_8e9d_f8b8);
+
 /// The module's object of one part.
 pub struct SplitBdev {
     /// `None` once the part is closed. The last part to close releases the claim.
@@ -70,13 +74,16 @@ pub fn create(registry: &Registry, config: &SplitConfig) -> Result<Vec<Arc<Block
     let blocks = part_blocks(&geometry, config)?;
     let mut parts: Vec<Arc<BlockDevice>> = Vec::new();
     for (index, name) in part_names(&config.base, config.count).into_iter().enumerate() {
+        let first_lba = blocks * index as u64;
         let module = SplitBdev {
             base: Mutex::new(Some(base.clone())),
             below: below.clone(),
-            first_lba: blocks * index as u64,
-            geometry: BdevGeometry { blocks, ..geometry.at(blocks * index as u64) },
+            first_lba,
+            geometry: BdevGeometry { blocks, ..geometry.at(first_lba) },
         };
-        let uuid = Uuid::new_v5(&below.uuid(), name.as_bytes());
+        let name_of_part =
+            [&below.uuid().as_bytes()[..], &first_lba.to_le_bytes(), &blocks.to_le_bytes()].concat();
+        let uuid = Uuid::new_v5(&UUID_NAMESPACE, &name_of_part);
         match registry.register(&name, Some(uuid), &[], Arc::new(module)) {
             Ok(part) => parts.push(part),
             Err(error) => {

@@ -28,7 +28,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
                 "true",
             )
             .errors(STACKING),
-        delete("bdev_error_delete", "Error Disk"),
+        delete("bdev_error_delete", "Error Injection Disk"),
         Method::update("bdev_error_inject_error", inject_error)
             .text("Injects errors into an error bdev, or removes them.", "true")
             .errors(&[MISSING, (RpcError::EINVAL, "corrupt_value is missing or 0")]),
@@ -42,7 +42,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             Method::update("bdev_delay_create", delay_create),
             "Creates a bdev that delays the I/O of its base, at once or when the base appears.",
         ),
-        delete("bdev_delay_delete", "Delay bdev"),
+        delete("bdev_delay_delete", "delay"),
         Method::update("bdev_delay_update_latency", update_latency)
             .text("Changes a latency of a delay bdev.", "true")
             .errors(&[MISSING]),
@@ -71,7 +71,7 @@ control::parameters! {
     struct ErrorCreate {
         /// Device below
         base_name: String,
-        /// UUID; without, a random one
+        /// UUID; without, one that is derived from the base's
         uuid: Option<Uuid>,
     }
 }
@@ -178,7 +178,7 @@ control::parameters! {
         name: String,
         /// Device below
         base_bdev_name: String,
-        /// UUID; without, a random one
+        /// UUID; without, one that is derived from the base's
         uuid: Option<Uuid>,
         /// Average latency of reads
         avg_read_latency: u64 ["us"],

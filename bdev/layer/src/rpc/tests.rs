@@ -341,6 +341,38 @@ fn without_auto_examination_a_method_examines() {
     assert_eq!(saved.as_array().unwrap().len(), 2, "{saved}");
 }
 
+/// The UUIDs are those of `spdk_tgt` 26.09-pre with the same devices.
+#[test]
+fn virtual_bdevs_have_the_uuids_that_they_have_in_spdk() {
+    let plane = plane();
+    let malloc = |name: &str, uuid: &str| {
+        let params = json!({ "name": name, "num_blocks": 8192, "block_size": 512, "uuid": uuid });
+        ok(&plane, "bdev_malloc_create", params);
+    };
+    let uuid = |name: &str| ok(&plane, "bdev_get_bdevs", json!({ "name": name }))[0]["uuid"].clone();
+    malloc("SB", "11111111-1111-1111-1111-111111111119");
+    ok(&plane, "bdev_split_create", json!({ "base_bdev": "SB", "split_count": 3, "split_size_mb": 1 }));
+    let parts = [
+        "a1cb24eb-ea94-5e42-b2e5-f862aa19da74",
+        "2593d8bf-7e5f-531d-b356-43c1c402fea9",
+        "90381207-2734-560e-abd1-6ebae4d760f1",
+    ];
+    assert_eq!(["SBp0", "SBp1", "SBp2"].map(uuid), parts);
+    malloc("A1", "026daef1-41d8-41be-b64e-1ab08bc3455a");
+    ok(&plane, "bdev_passthru_create", json!({ "name": "P", "base_bdev_name": "A1" }));
+    assert_eq!(uuid("P"), "b2983131-a3d0-55e0-8142-e626c23d5593");
+    malloc("A3p0", "4ab70ead-e99e-52ed-9a52-5770e71f2ead");
+    let delay = json!({ "name": "D", "base_bdev_name": "A3p0", "avg_read_latency": 1, "p99_read_latency": 1,
+        "avg_write_latency": 1, "p99_write_latency": 1 });
+    ok(&plane, "bdev_delay_create", delay);
+    assert_eq!(uuid("D"), "0ae4803f-1ede-5efd-ab51-26fd3c181706");
+    let shown = ok(&plane, "bdev_get_bdevs", json!({ "name": "D" }));
+    assert_eq!(
+        (&shown[0]["driver_specific"]["delay"]["uuid"], &shown[0]["product_name"]),
+        (&uuid("D"), &json!("delay"))
+    );
+}
+
 #[test]
 fn histograms_are_saved_and_belong_to_one_device() {
     let plane = plane();
