@@ -261,11 +261,11 @@ def case_configuration(server):
 class Connection:
     """One connection of a session: libiscsi and open-iscsi have no more than one each."""
 
-    def __init__(self, url, cid, tsih=0, cmd_sn=1):
+    def __init__(self, url, cid, tsih=0, cmd_sn=1, initiator=INITIATOR):
         portal, name = url.removeprefix("iscsi://").split("/")[:2]
         host, port = portal.split(":")
         self.socket = socket.create_connection((host, int(port)), timeout=30)
-        keys = {"InitiatorName": INITIATOR, "TargetName": name}
+        keys = {"InitiatorName": initiator, "TargetName": name}
         if tsih == 0:
             keys |= {"MaxConnections": "4", "ImmediateData": "Yes"}
         self.socket.sendall(login_pdu(keys, cmd_sn, tsih, cid))
@@ -360,6 +360,81 @@ def case_connections(server):
     new = Connection(url, 1)
     assert new.status == 0 and one.is_closed() and again.is_closed()
     new.socket.close()
+
+
+class Registrant:
+    """An initiator that registers and reserves (SPC-4, sections 6.15 and 6.16)."""
+
+    def __init__(self, url, name):
+        self.connection, self.cmd_sn = Connection(url, 1, initiator=f"{INITIATOR}-{name}"), 0
+        assert self.execute(bytes(6))[0] == 2, "the unit attention of a new session"
+
+    def execute(self, cdb, data_out=b"", data_in_bytes=0):
+        """-> status and data."""
+        self.cmd_sn += 1
+        self.connection.command(self.cmd_sn, cdb, data_out, data_in_bytes)
+        status, _, data = self.connection.answer()
+        return status, data
+
+    def change(self, action, kind, key, action_key, flags=0):
+        """PERSISTENT RESERVE OUT; -> status."""
+        parameters = struct.pack(">QQIB3x", key, action_key, 0, flags)
+        return self.execute(struct.pack(">BBBHIB", 0x5F, action, kind, 0, len(parameters), 0), parameters)[0]
+
+    def keys(self):
+        data = self.execute(struct.pack(">BB5xHB", 0x5E, 0, 256, 0), data_in_bytes=256)[1]
+        return [int.from_bytes(data[at:at + 8]) for at in range(8, 8 + int.from_bytes(data[4:8]), 8)]
+
+    def write(self):
+        """-> status."""
+        return self.execute(struct.pack(">BBIBHB", 0x2A, 0, 0, 0, 1, 0), bytes(512))[0]
+
+
+def case_persistence(server):
+    """Persistent reservations with APTPL are there after SIGKILL, with their exclusions; the last ones without it are not."""
+    register, reserve, aptpl, write_exclusive, conflict = 0, 1, 1, 1, 0x18
+    file = f"{server.folder}/reservations"
+
+    def serve():
+        uuid = "9c4e6f0a-3b6d-4a53-a4ef-0c6d0fb40d4f"
+        server.rpc("bdev_malloc_create", name="Malloc0", num_blocks=2048, block_size=512, uuid=uuid)
+        address = server.portal_group()
+        name = server.node("disk")
+        server.rpc("iscsi_target_node_add_lun", name="disk", bdev_name="Malloc0", ptpl_file=file)
+        return f"iscsi://{address}/{name}/0"
+
+    def restart():
+        server.kill()
+        server.__init__(server.folder)
+        return serve()
+
+    url = serve()
+    owner = Registrant(url, "owner")
+    assert owner.change(register, 0, 0, 0xA, aptpl) == 0
+    assert owner.change(reserve, write_exclusive, 0xA, 0) == 0
+    saved = json.dumps(server.rpc("save_config"))
+    assert f'"ptpl_file": "{file}"' in saved, saved
+    url = restart()
+    other, owner = Registrant(url, "other"), Registrant(url, "owner")
+    assert other.keys() == [0xA]
+    assert (other.write(), owner.write()) == (conflict, 0)
+    assert owner.change(register, 0, 0xA, 0xB) == 0, "without APTPL"
+    assert (other.keys(), other.write()) == ([0xB], conflict)
+    url = restart()
+    other = Registrant(url, "other")
+    assert (other.keys(), other.write()) == ([], 0)
+    # A unit that is created with its file, and the file of another device.
+    server.rpc("iscsi_delete_target_node", name="disk")
+    luns = [{"bdev_name": "Malloc0", "ptpl_file": file}]
+    maps = [{"pg_tag": 1, "ig_tag": 1}]
+    server.rpc("iscsi_create_target_node", name="disk", pg_ig_maps=maps, luns=luns)
+    assert server.rpc("iscsi_get_target_nodes")[0]["luns"] == [{"bdev_name": "Malloc0", "lun_id": 0, "ptpl_file": file}]
+    server.malloc("Malloc1")
+    try:
+        server.rpc("iscsi_target_node_add_lun", name="disk", bdev_name="Malloc1", ptpl_file=file)
+        raise RuntimeError("two devices have one file")
+    except AssertionError as error:
+        assert "holds the reservations of device" in str(error), error
 
 
 def login_pdu(keys, cmd_sn=1, tsih=0, cid=1):

@@ -48,6 +48,6 @@ pub use config::{InvalidNetmask, IscsiOptions, Netmask, PoolOptions};
 pub use failure::{IscsiTargetError, IscsiViolation};
 pub use histogram::HistogramCounts;
 pub use settings::{
-    ConnectionCounts, ConnectionInfo, InitiatorGroupConfig, PortalGroupConfig, TargetNodeConfig,
+    ConnectionCounts, ConnectionInfo, InitiatorGroupConfig, LunConfig, PortalGroupConfig, TargetNodeConfig,
 };
 pub use target::IscsiTarget;

@@ -1,6 +1,7 @@
 //! What the target is configured with, and what it reports.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use scsi::AccessState;
 use sockets::StreamAddress;
@@ -36,6 +37,17 @@ pub struct InitiatorGroupConfig {
     pub netmasks: Vec<Netmask>,
 }
 
+/// A logical unit of a target node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LunConfig {
+    /// The block device, by name, alias or UUID.
+    pub bdev_name: String,
+    /// The LUN.
+    pub lun: u16,
+    /// The file with the device's reservations that persist through power loss (APTPL); they cannot without one.
+    pub ptpl_file: Option<PathBuf>,
+}
+
 /// A target that initiators log in to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetNodeConfig {
@@ -45,8 +57,8 @@ pub struct TargetNodeConfig {
     pub alias: String,
     /// Tags of portal groups, each with the tag of an initiator group that it admits.
     pub maps: Vec<(u16, u32)>,
-    /// Block devices by name, alias or UUID, each with its LUN.
-    pub luns: Vec<(String, u16)>,
+    /// The logical units.
+    pub luns: Vec<LunConfig>,
     /// Commands of a session in flight.
     pub queue_depth: u32,
     /// Initiators have to use header digests.
@@ -122,13 +134,16 @@ impl InitiatorGroupConfig {
 }
 
 impl TargetNodeConfig {
-    /// A target node with default parameters.
+    /// A target node with default parameters. Each logical unit is a device with its LUN.
     pub fn new(name: &str, maps: Vec<(u16, u32)>, luns: Vec<(String, u16)>) -> TargetNodeConfig {
         TargetNodeConfig {
             name: name.to_string(),
             alias: String::new(),
             maps,
-            luns,
+            luns: luns
+                .into_iter()
+                .map(|(bdev_name, lun)| LunConfig { bdev_name, lun, ptpl_file: None })
+                .collect(),
             queue_depth: QUEUE_DEPTH_DEFAULT,
             header_digest: false,
             data_digest: false,

@@ -4,6 +4,7 @@ mod groups;
 mod nodes;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bdev::{BlockDevice, Descriptor, DeviceEvent, Registry, ReservationLease};
@@ -69,6 +70,7 @@ struct Node {
 struct UnitDevice {
     unit: NodeUnit,
     descriptor: Arc<Descriptor>,
+    ptpl_file: Option<PathBuf>,
     /// Keeps the device's reservations.
     _reservations: Arc<ReservationLease>,
 }

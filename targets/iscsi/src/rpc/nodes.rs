@@ -1,6 +1,7 @@
 //! Target nodes and their logical units.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,8 +12,12 @@ use scsi::AccessState;
 use super::auth::{add_policy, policy};
 use super::groups::parse_address;
 use super::{INVALID, IscsiModule, UNRESPONSIVE};
-use crate::TargetNodeConfig;
+use crate::{LunConfig, TargetNodeConfig};
 
+const UNUSABLE_FILE: (i64, &str) = (
+    RpcError::INTERNAL,
+    "a `ptpl_file` is unusable, or is another device's, or the bdev has another one or none",
+);
 const NO_NODE: (i64, &str) = (RpcError::ENODEV, "there is no such target node");
 
 pub(super) fn methods() -> Vec<Method<IscsiModule>> {
@@ -23,6 +28,7 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
                 INVALID,
                 (RpcError::EEXIST, "the target node exists, or a LUN is given twice"),
                 (RpcError::ENODEV, "there is no such bdev, portal group or initiator group"),
+                UNUSABLE_FILE,
                 UNRESPONSIVE,
             ]),
         Method::update("iscsi_delete_target_node", delete)
@@ -41,6 +47,7 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
                 INVALID,
                 (RpcError::EEXIST, "the LUN is in use"),
                 (RpcError::ENODEV, "there is no such target node or bdev"),
+                UNUSABLE_FILE,
                 UNRESPONSIVE,
             ]),
         Method::update("iscsi_target_node_add_pg_ig_maps", add_maps)
@@ -111,6 +118,8 @@ control::parameters! {
         bdev_name: String,
         /// LUN, 0 to 255
         lun_id: u16 = 0,
+        /// File that keeps persistent reservations of the bdev over a power loss (APTPL); not in SPDK
+        ptpl_file: Option<String>,
     }
 }
 
@@ -149,6 +158,8 @@ control::parameters! {
         bdev_name: String,
         /// LUN; the smallest that is free if left out
         lun_id: Option<u16>,
+        /// File that keeps persistent reservations of the bdev over a power loss (APTPL); not in SPDK
+        ptpl_file: Option<String>,
     }
 }
 
@@ -218,12 +229,21 @@ fn maps(maps: &[MapParameters]) -> Vec<(u16, u32)> {
     maps.iter().map(|map| (map.pg_tag, map.ig_tag)).collect()
 }
 
+/// An empty path is none.
+fn path(file: Option<String>) -> Option<PathBuf> {
+    file.filter(|file| !file.is_empty()).map(PathBuf::from)
+}
+
+fn lun_config(lun: LunParameters) -> LunConfig {
+    LunConfig { bdev_name: lun.bdev_name, lun: lun.lun_id, ptpl_file: path(lun.ptpl_file) }
+}
+
 fn create(module: &IscsiModule, params: CreateNode) -> Result<bool, RpcError> {
     module.target.create_node(TargetNodeConfig {
         name: params.name,
         alias: params.alias_name,
         maps: maps(&params.pg_ig_maps),
-        luns: params.luns.into_iter().map(|lun| (lun.bdev_name, lun.lun_id)).collect(),
+        luns: params.luns.into_iter().map(lun_config).collect(),
         queue_depth: params.queue_depth,
         header_digest: params.header_digest,
         data_digest: params.data_digest,
@@ -241,7 +261,7 @@ fn delete(module: &IscsiModule, params: ByName) -> Result<bool, RpcError> {
 }
 
 fn add_lun(module: &IscsiModule, params: AddLun) -> Result<bool, RpcError> {
-    module.target.add_lun(&params.name, &params.bdev_name, params.lun_id)?;
+    module.target.add_lun(&params.name, &params.bdev_name, params.lun_id, path(params.ptpl_file))?;
     Ok(true)
 }
 
@@ -300,7 +320,13 @@ fn request_logout(module: &IscsiModule, params: RequestLogout) -> Result<bool, R
 
 fn describe(node: &TargetNodeConfig) -> Value {
     let map = |(pg_tag, ig_tag): &(u16, u32)| json!({ "pg_tag": pg_tag, "ig_tag": ig_tag });
-    let lun = |(bdev_name, lun_id): &(String, u16)| json!({ "bdev_name": bdev_name, "lun_id": lun_id });
+    let lun = |lun: &LunConfig| {
+        let mut described = json!({ "bdev_name": lun.bdev_name, "lun_id": lun.lun });
+        if let Some(file) = &lun.ptpl_file {
+            described["ptpl_file"] = json!(file);
+        }
+        described
+    };
     let mut params = json!({
         "name": node.name,
         "alias_name": node.alias,

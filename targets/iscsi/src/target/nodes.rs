@@ -1,9 +1,10 @@
 //! Target nodes and their logical units.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use bdev::Access;
+use bdev::{Access, ReservationLease};
 use scsi::{AccessState, LogicalUnit, ReactorSanitizer, UnitConfig};
 
 use super::{IscsiTarget, Node, TargetState, UnitDevice, check_count, no_node};
@@ -13,7 +14,7 @@ use crate::failure::IscsiTargetError;
 use crate::histogram::{HistogramCounts, NodeHistogram};
 use crate::limits::{LUNS_MAX, OBJECTS_MAX, QUEUE_DEPTH_MAX};
 use crate::parameters::DigestPolicy;
-use crate::settings::TargetNodeConfig;
+use crate::settings::{LunConfig, TargetNodeConfig};
 
 impl IscsiTarget {
     /// Creates a target node. Returns its full name.
@@ -22,6 +23,8 @@ impl IscsiTarget {
     /// The name is invalid or in use, a group or device is missing, or a reactor does not respond; nothing has changed
     /// then.
     pub fn create_node(&self, config: TargetNodeConfig) -> Result<String, IscsiTargetError> {
+        let leases: Vec<_> =
+            config.luns.iter().map(|lun| self.open_ptpl_file(lun)).collect::<Result<_, _>>()?;
         let mut state = self.lock()?;
         let name = state.model.full_name(&config.name);
         if !is_iscsi_name(&name) {
@@ -37,10 +40,10 @@ impl IscsiTarget {
         }
         state.model.check_maps(&config.maps)?;
         state.model.check_policy(Some(config.auth))?;
-        check_luns(config.luns.iter().map(|(_, lun)| *lun))?;
+        check_luns(config.luns.iter().map(|lun| lun.lun))?;
         let mut units = Vec::new();
-        for (device, lun) in &config.luns {
-            match self.open_unit(&mut state, device, *lun) {
+        for (lun, lease) in config.luns.iter().zip(leases) {
+            match self.open_unit(&mut state, lun, lease) {
                 Ok(unit) => units.push(unit),
                 Err(error) => {
                     self.retire_units(&mut state, &units);
@@ -95,8 +98,17 @@ impl IscsiTarget {
     /// Adds a logical unit to a target node: with the smallest LUN that is free if none is given. Returns the LUN.
     ///
     /// # Errors
-    /// There is no such node or device, the LUN is in use, or a reactor does not respond; nothing has changed then.
-    pub fn add_lun(&self, name: &str, device: &str, lun: Option<u16>) -> Result<u16, IscsiTargetError> {
+    /// There is no such node or device, the LUN or the file is in use, the file is unusable, or a reactor does not respond;
+    /// nothing has changed then.
+    pub fn add_lun(
+        &self,
+        name: &str,
+        bdev_name: &str,
+        lun: Option<u16>,
+        ptpl_file: Option<PathBuf>,
+    ) -> Result<u16, IscsiTargetError> {
+        let mut config = LunConfig { bdev_name: bdev_name.to_string(), lun: 0, ptpl_file };
+        let lease = self.open_ptpl_file(&config)?;
         let mut state = self.lock()?;
         let name = state.model.full_name(name);
         let node = state.model.nodes.get(&name).ok_or_else(|| no_node(&name))?;
@@ -104,7 +116,8 @@ impl IscsiTarget {
         let free = (0..LUNS_MAX as u16).find(|lun| !used.contains(lun));
         let lun = lun.or(free).ok_or(IscsiTargetError::TooMany(LUNS_MAX))?;
         check_luns(used.iter().copied().chain([lun]))?;
-        let unit = self.open_unit(&mut state, device, lun)?;
+        config.lun = lun;
+        let unit = self.open_unit(&mut state, &config, lease)?;
         let added = self.change_locked(&mut state, |model| {
             model.change_node(&name, |node| node.units.push(unit.clone()))
         });
@@ -155,7 +168,7 @@ impl IscsiTarget {
             name: node.target.name.clone(),
             alias: node.target.alias.clone(),
             maps: node.target.maps.clone(),
-            luns: node.units.iter().map(|one| (one.device().name().to_string(), one.unit.lun)).collect(),
+            luns: node.units.iter().map(describe_unit).collect(),
             queue_depth: node.target.queue_depth,
             header_digest: node.target.digests.header_required,
             data_digest: node.target.digests.data_required,
@@ -295,18 +308,32 @@ impl IscsiTarget {
         Ok(())
     }
 
-    /// Opens a device for a logical unit.
+    /// Opens the reservations of a logical unit that has a file, which may block: before the lock is taken. `None` without a
+    /// file, and if there is no such device, which [`open_unit`](Self::open_unit) reports.
+    fn open_ptpl_file(&self, lun: &LunConfig) -> Result<Option<ReservationLease>, IscsiTargetError> {
+        let Some(file) = &lun.ptpl_file else { return Ok(None) };
+        let Some(device) = self.0.registry.find(&lun.bdev_name) else { return Ok(None) };
+        Ok(Some(self.0.registry.open_reservations(&device, Some(file))?))
+    }
+
+    /// Opens a device for a logical unit, with the reservations of its file.
     fn open_unit(
         &self,
         state: &mut TargetState,
-        name: &str,
-        lun: u16,
+        config: &LunConfig,
+        lease: Option<ReservationLease>,
     ) -> Result<UnitDevice, IscsiTargetError> {
+        let LunConfig { bdev_name: name, lun, ptpl_file } = config;
         let read_only = self.0.registry.find(name).is_some_and(|device| device.bdev().read_only());
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
         let descriptor = self.0.registry.open(name, access)?;
         let device = descriptor.device();
-        let lease = self.0.registry.open_reservations(device, None)?;
+        let lease = match lease {
+            Some(lease) if lease.device() == device.uuid() => lease,
+            None if ptpl_file.is_none() => self.0.registry.open_reservations(device, None)?,
+            // The device was created, or created again, while the file was opened.
+            _ => return Err(IscsiTargetError::Invalid(format!("{name} was changed meanwhile"))),
+        };
         let unit = LogicalUnit::new(UnitConfig::of_device(device, read_only), lease.reservations().clone());
         state.last_id += 1;
         let descriptor = Arc::new(descriptor);
@@ -315,10 +342,19 @@ impl IscsiTarget {
         }
         let key = state.keys.assign(self.0.publisher.applied_by_all());
         Ok(UnitDevice {
-            unit: NodeUnit { id: state.last_id, lun, key, unit },
+            unit: NodeUnit { id: state.last_id, lun: *lun, key, unit },
             descriptor,
+            ptpl_file: ptpl_file.clone(),
             _reservations: Arc::new(lease),
         })
+    }
+}
+
+fn describe_unit(unit: &UnitDevice) -> LunConfig {
+    LunConfig {
+        bdev_name: unit.device().name().to_string(),
+        lun: unit.unit.lun,
+        ptpl_file: unit.ptpl_file.clone(),
     }
 }
 
