@@ -115,6 +115,17 @@ impl VhostControllerInfo {
     }
 }
 
+/// A target of a virtio SCSI host.
+#[derive(Clone, Debug)]
+pub struct VhostScsiTargetInfo {
+    /// Its number.
+    pub number: u8,
+    /// The bdev that is its LUN 0.
+    pub bdev_name: String,
+    /// The file with the bdev's reservations that persist through power loss.
+    pub ptpl_file: Option<PathBuf>,
+}
+
 /// What a controller is.
 #[derive(Clone, Debug)]
 pub enum VhostBackendInfo {
@@ -129,7 +140,7 @@ pub enum VhostBackendInfo {
     Scsi {
         /// Its socket is there.
         is_started: bool,
-        /// Number and bdev of each target, in ascending order.
-        targets: Vec<(u8, String)>,
+        /// In ascending order of their numbers.
+        targets: Vec<VhostScsiTargetInfo>,
     },
 }

@@ -61,6 +61,8 @@ pub use any_frontend::any_frontend;
 pub use any_ring::any_ring;
 pub use coalescing::Coalescing;
 pub use failure::{RequestError, VhostTargetError, VhostViolation};
-pub use info::{VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostSessionInfo};
+pub use info::{
+    VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostScsiTargetInfo, VhostSessionInfo,
+};
 pub use memory::MemoryError;
 pub use target::VhostTarget;

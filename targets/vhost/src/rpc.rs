@@ -9,8 +9,8 @@ use control::{Method, Module, RpcError};
 use reactor::ReactorHandle;
 
 use crate::{
-    Coalescing, VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostSessionInfo, VhostTarget,
-    VhostTargetError,
+    Coalescing, VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostScsiTargetInfo, VhostSessionInfo,
+    VhostTarget, VhostTargetError,
 };
 
 /// The only transport of virtio-blk controllers.
@@ -235,12 +235,13 @@ fn get(module: &VhostModule, params: Get) -> Result<Vec<Value>, RpcError> {
                 "transport": TRANSPORT,
             } }),
             VhostBackendInfo::Scsi { targets, .. } => {
-                let target = |(number, bdev): &(u8, String)| {
+                let target = |target: &VhostScsiTargetInfo| {
+                    let number = target.number;
                     json!({
                         "scsi_dev_num": number,
                         "id": number,
                         "target_name": format!("Target {number}"),
-                        "luns": [{ "id": 0, "bdev_name": bdev }],
+                        "luns": [{ "id": 0, "bdev_name": target.bdev_name }],
                     })
                 };
                 json!({ "scsi": targets.iter().map(target).collect::<Vec<Value>>() })
@@ -340,7 +341,8 @@ impl Module for VhostScsiModule {
                 .errors(&[
                     (
                         RpcError::INVALID_PARAMS,
-                        "there is no such controller or bdev, the number is above 7 or in use, or none is free",
+                        "there is no such controller or bdev, the number is above 7 or in use, none is free, or the file \
+                         cannot be used",
                     ),
                     UNRESPONSIVE,
                 ]),
@@ -362,10 +364,13 @@ impl Module for VhostScsiModule {
             }
             let mut calls = vec![json!({ "method": "vhost_create_scsi_controller", "params": params })];
             calls.extend(coalescing);
-            calls.extend(targets.into_iter().map(|(number, bdev)| {
-                json!({ "method": "vhost_scsi_controller_add_target", "params": {
-                    "ctrlr": name, "scsi_target_num": number, "bdev_name": bdev,
-                } })
+            calls.extend(targets.into_iter().map(|target| {
+                let mut params =
+                    json!({ "ctrlr": name, "scsi_target_num": target.number, "bdev_name": target.bdev_name });
+                if let Some(file) = target.ptpl_file {
+                    params["ptpl_file"] = json!(file);
+                }
+                json!({ "method": "vhost_scsi_controller_add_target", "params": params })
             }));
             if is_started {
                 calls.push(json!({ "method": "vhost_start_scsi_controller", "params": { "ctrlr": name } }));
@@ -395,6 +400,8 @@ control::parameters! {
         scsi_target_num: i32,
         /// The bdev, by name, alias or UUID
         bdev_name: String,
+        /// File that keeps persistent reservations of the bdev over a power loss (APTPL); not in SPDK
+        ptpl_file: Option<String>,
     }
 }
 
@@ -421,7 +428,8 @@ fn add_target(module: &VhostScsiModule, params: AddTarget) -> Result<u8, RpcErro
     // Numbers above 255 are as invalid as 255.
     let number =
         (params.scsi_target_num >= 0).then(|| u8::try_from(params.scsi_target_num).unwrap_or(u8::MAX));
-    module.target.add_target(&params.ctrlr, number, &params.bdev_name).map_err(invalid)
+    let ptpl_file = params.ptpl_file.filter(|file| !file.is_empty()).map(PathBuf::from);
+    module.target.add_target_with(&params.ctrlr, number, &params.bdev_name, ptpl_file).map_err(invalid)
 }
 
 fn remove_target(module: &VhostScsiModule, params: RemoveTarget) -> Result<bool, RpcError> {

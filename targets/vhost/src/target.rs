@@ -16,7 +16,10 @@ use crate::coalescing::Coalescing;
 use crate::controller::{Controller, VhostConfig};
 use crate::core::VhostCore;
 use crate::failure::VhostTargetError;
-use crate::info::{SessionShare, VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostSessionInfo};
+use crate::info::{
+    SessionShare, VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostScsiTargetInfo,
+    VhostSessionInfo,
+};
 use crate::limits::{CONNECTIONS_MAX, CONTROLLERS_MAX, LOGINS_MAX, NAME_BYTES_MAX, SCSI_TARGETS};
 use crate::links::CoreLinks;
 
@@ -69,6 +72,7 @@ enum CreatedDevices {
 #[derive(Clone)]
 struct TargetDevice {
     descriptor: Arc<Descriptor>,
+    ptpl_file: Option<PathBuf>,
     _reservations: Arc<ReservationLease>,
 }
 
@@ -163,6 +167,26 @@ impl VhostTarget {
         number: Option<u8>,
         bdev_name: &str,
     ) -> Result<u8, VhostTargetError> {
+        self.add_target_with(name, number, bdev_name, None)
+    }
+
+    /// As [`add_target`](Self::add_target), with the file of the device's reservations that persist through power loss.
+    ///
+    /// # Errors
+    /// Also those of [`Registry::open_reservations`].
+    pub fn add_target_with(
+        &self,
+        name: &str,
+        number: Option<u8>,
+        bdev_name: &str,
+        ptpl_file: Option<PathBuf>,
+    ) -> Result<u8, VhostTargetError> {
+        // It may block, and the lock is not held meanwhile.
+        let device = self.0.registry.find(bdev_name);
+        let lease = match (&ptpl_file, &device) {
+            (Some(file), Some(device)) => Some(self.0.registry.open_reservations(device, Some(file))?),
+            _ => None,
+        };
         let mut state = self.lock()?;
         let (_, targets) = state.scsi_mut(name)?;
         let number = match number {
@@ -179,7 +203,12 @@ impl VhostTarget {
         let descriptor = self.0.registry.open(bdev_name, access)?;
         let device = descriptor.device();
         check_geometry("bdev_name", device)?;
-        let lease = self.0.registry.open_reservations(device, None)?;
+        let lease = match lease {
+            Some(lease) if lease.device() == device.uuid() => lease,
+            None if ptpl_file.is_none() => self.0.registry.open_reservations(device, None)?,
+            // The device was created, or created again, while the file was opened.
+            _ => return Err(bdev::BdevError::NotFound { name: bdev_name.to_string() }.into()),
+        };
         let unit = LogicalUnit::new(UnitConfig::of_device(device, read_only), lease.reservations().clone());
         state.last_id += 1;
         let id = state.last_id;
@@ -189,7 +218,7 @@ impl VhostTarget {
             unit.set_sanitizer(sanitizer);
         }
         let unit = ScsiUnit { id, key, blocks: unit.blocks(), is_announced: false, unit };
-        let device = TargetDevice { descriptor, _reservations: Arc::new(lease) };
+        let device = TargetDevice { descriptor, ptpl_file, _reservations: Arc::new(lease) };
         state.set_target(name, number, Some((unit, device)));
         if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
             state.set_target(name, number, None);
@@ -527,8 +556,12 @@ impl Created {
                 VhostBackendInfo::Blk { config: config.clone(), read_only }
             }
             (CreatedDevices::Scsi { is_started, targets }, _) => {
-                let bdev = |one: &TargetDevice| one.descriptor.device().name().to_string();
-                let targets = targets.iter().map(|(number, one)| (*number, bdev(one))).collect();
+                let info = |(number, one): (&u8, &TargetDevice)| VhostScsiTargetInfo {
+                    number: *number,
+                    bdev_name: one.descriptor.device().name().to_string(),
+                    ptpl_file: one.ptpl_file.clone(),
+                };
+                let targets = targets.iter().map(info).collect();
                 VhostBackendInfo::Scsi { is_started: *is_started, targets }
             }
         };

@@ -279,6 +279,37 @@ fn targets_come_and_go_and_are_resized() {
 
 /// As after a migration: POWER ON is reported to a driver that begins, and not to one that continues.
 #[test]
+fn reservations_persist_in_the_file_of_a_target() {
+    let target = start("scsi-persist", &[]);
+    let file = target.directory.join("reservations");
+    let frontend = connect(&target, Features::EVENT_IDX);
+    let mut queue = frontend.start_queue(2, 16, 0);
+    // REGISTER with APTPL, and READ KEYS.
+    let parameters = [&[0; 8][..], &0xa_u64.to_be_bytes(), &[0, 0, 0, 0, 1, 0, 0, 0]].concat();
+    let (register, read_keys) = ([0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0], [0x5e, 0, 0, 0, 0, 0, 0, 0, 64, 0]);
+    let keys = |queue: &mut Driver<'_>| {
+        assert_eq!(execute(queue, lun(0), &read_keys, &[(DATA + 4096, 64, true)]).sense, None);
+        let mut data = [0; 16];
+        frontend.memory.read(DATA + 4096, &mut data);
+        (data[7], data[15])
+    };
+    for (ptpl_file, before, registered) in
+        [(Some(&file), (0, 0), None), (Some(&file), (8, 0xa), None), (None, (0, 0), Some((5, 0x26, 0)))]
+    {
+        target.target.add_target_with(HOST, Some(0), "Malloc0", ptpl_file.cloned()).unwrap();
+        greet(&mut queue, 0);
+        frontend.memory.write(DATA + 4096, &[0; 64]);
+        assert_eq!(keys(&mut queue), before, "{ptpl_file:?}");
+        if before.0 == 0 {
+            frontend.memory.write(DATA, &parameters);
+            let sense = execute(&mut queue, lun(0), &register, &[(DATA, 24, false)]).sense;
+            assert_eq!(sense, registered, "{ptpl_file:?}");
+        }
+        target.target.remove_target(HOST, 0).unwrap();
+    }
+}
+
+#[test]
 fn no_reset_is_reported_to_a_driver_that_continues() {
     for (name, ring) in [("scsi-on-split", Features::empty()), ("scsi-on-packed", Features::RING_PACKED)] {
         let target = start(name, &["Malloc0"]);
