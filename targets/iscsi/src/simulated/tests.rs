@@ -337,7 +337,7 @@ fn any_traffic_is_survived() {
         any_bytes(&bytes);
         // The same as logins, most of whose text is made of keys.
         bytes.iter_mut().for_each(|byte| *byte %= 2 * TOKENS.len() as u8);
-        bytes.insert(0, 0x20 | random.below(2) as u8 * 0x40);
+        bytes.insert(0, 0x20 | ((random.below(2) as u8) << 6));
         any_bytes(&bytes);
     }
 }
