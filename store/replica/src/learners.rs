@@ -8,6 +8,43 @@ use crate::primary::Peer;
 use crate::replica::{Replica, Role};
 use crate::{AppliedRequests, EntryId, MessageBody, Plants, ReplicaAction, ReplicaId};
 
+/// A replica outside the in-sync set that gets entries or a copy, as the primary knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LearnerStatus {
+    /// The replica.
+    pub id: ReplicaId,
+    /// Entries of the log that are not durable there.
+    pub entries_behind: u64,
+    /// Its copy of all objects, if it needs one.
+    pub copy: Option<CopyProgress>,
+}
+
+/// How far a copy of all objects is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CopyProgress {
+    /// Objects that the learner has written.
+    pub objects: u64,
+    /// Bytes of their contents.
+    pub bytes: u64,
+    /// Since the first of them was to be copied.
+    pub elapsed_ns: u64,
+}
+
+/// What a learner has of a copy.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Copied {
+    objects: u64,
+    bytes: u64,
+    begun_ns: Option<u64>,
+}
+
+impl Copied {
+    fn progress(self, now_ns: u64) -> CopyProgress {
+        let elapsed_ns = self.begun_ns.map_or(0, |begun_ns| now_ns.saturating_sub(begun_ns));
+        CopyProgress { objects: self.objects, bytes: self.bytes, elapsed_ns }
+    }
+}
+
 /// Most learners at once; others ask again.
 const LEARNERS_MAX: usize = 8;
 
@@ -156,6 +193,7 @@ impl<F: Plants> Replica<F> {
             peer.acknowledged = Some(base.sequence);
             peer.committed = base.sequence;
             peer.next = base.sequence + 1;
+            peer.copied = Copied { begun_ns: Some(now_ns), ..Copied::default() };
             peer.copy = CopyStage::Objects(ObjectCopy {
                 limit: None,
                 target: base.sequence,
@@ -200,9 +238,12 @@ impl<F: Plants> Replica<F> {
 
     pub(crate) fn on_copy_written(&mut self, from: ReplicaId, session: u64, object: ObjectId) {
         let (target, next_ns) = (self.commit_point, self.now_ns + self.settings.copy_interval_ns);
-        if let Some(Peer { copy: CopyStage::Objects(copy), .. }) = self.peer(from, session)
-            && matches!(copy.step, CopyStep::Writing { object: written, .. } if written == object)
+        if let Some(Peer { copy: CopyStage::Objects(copy), copied, .. }) = self.peer(from, session)
+            && let CopyStep::Writing { object: written, content, .. } = &copy.step
+            && *written == object
         {
+            copied.objects += 1;
+            copied.bytes += content.len() as u64;
             *copy = ObjectCopy { limit: Some(object), target, step: CopyStep::Entries, next_ns };
         }
     }
@@ -273,6 +314,20 @@ impl<F: Plants> Replica<F> {
         for (id, body) in messages {
             self.send(id, body, actions);
         }
+    }
+
+    /// The learners, while this is the primary.
+    pub fn learners(&self) -> Vec<LearnerStatus> {
+        let Role::Primary(primary) = &self.role else {
+            return Vec::new();
+        };
+        let learners = primary.peers.iter().filter(|(_, peer)| !peer.in_sync);
+        let describe = |(id, peer): (&ReplicaId, &Peer)| LearnerStatus {
+            id: *id,
+            entries_behind: self.log.end().saturating_sub(peer.certain()),
+            copy: (!matches!(peer.copy, CopyStage::None)).then(|| peer.copied.progress(self.now_ns)),
+        };
+        learners.map(describe).collect()
     }
 
     /// Entries after this are needed for streams.

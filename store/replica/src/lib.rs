@@ -61,6 +61,7 @@ mod unsettled;
 
 pub use event::{RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent};
 pub use faults::{NoFaults, PlantedReplicaFault, Plants};
+pub use learners::{CopyProgress, LearnerStatus};
 pub use replica::{GroupBlocked, Replica, ReplicaSettings, ReplicaStatus};
 pub use wire_replica::{
     Append, AppendOutcome, AppliedRequests, CLIENT_WINDOW, CLIENTS_MAX, ClientReply, ClientRequest, EntryId,

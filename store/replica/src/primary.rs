@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use wire_store::{EntryHeader, ObjectId};
 
-use crate::learners::CopyStage;
+use crate::learners::{Copied, CopyStage};
 use crate::repair::Repair;
 use crate::replica::{GroupBlocked, Replica, Role};
 use crate::{
@@ -93,6 +93,8 @@ pub(crate) struct Peer {
     pub(crate) lease_from_ns: Option<u64>,
     /// How far a copy of all objects is.
     pub(crate) copy: CopyStage,
+    /// What was copied since then.
+    pub(crate) copied: Copied,
     /// A learner that is counted in commits and leases.
     pub(crate) joining: bool,
     /// A learner that was proposed in this epoch: the map may have it in the in-sync set.
@@ -118,6 +120,7 @@ impl Peer {
             answered_ns: now_ns,
             lease_from_ns: None,
             copy: CopyStage::None,
+            copied: Copied::default(),
             joining: false,
             proposed: false,
             streamed: false,

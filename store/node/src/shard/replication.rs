@@ -20,7 +20,7 @@ use std::sync::Arc;
 use cluster_map::{PartitionSize, PoolClass};
 use reactor::{MailboxReceiver, MailboxSender};
 use replica::{
-    AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, Replica, ReplicaAction,
+    AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, LearnerStatus, Replica, ReplicaAction,
     ReplicaCheckpoint, ReplicaEvent, ReplicaId, ReplicaMessage, ReplicaStatus,
 };
 use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, ObjectId, Operation, UnsettledBlock, crc32c};
@@ -75,6 +75,8 @@ pub struct ReplicaDescription {
     pub in_place: u64,
     /// When it acknowledges a write.
     pub class: PoolClass,
+    /// Replicas that catch up, if it is the primary.
+    pub learners: Vec<LearnerStatus>,
 }
 
 /// A write of a checkpoint record.
@@ -266,6 +268,7 @@ impl Replication {
             status: self.replica.status(),
             in_place: self.in_place.sequence,
             class: self.class,
+            learners: self.replica.learners(),
         }
     }
 

@@ -1,0 +1,64 @@
+//! What a primary says of replicas that catch up.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use replica::*;
+use wire_store::ObjectId;
+
+const MS: u64 = 1_000_000;
+const LEARNER: ReplicaId = ReplicaId(2);
+const SESSION: u64 = 7;
+
+#[test]
+fn a_copy_is_reported_with_its_objects_bytes_and_time() {
+    let settings = ReplicaSettings { in_sync_min: 1, ..ReplicaSettings::default() };
+    let mut primary = Replica::new(ReplicaId(1), 1, settings, RecoveredReplica::default(), 0);
+    let config = |epoch| Arc::new(GroupConfig { epoch, primary: ReplicaId(1), in_sync: vec![ReplicaId(1)] });
+    let mut handle = |event, now_ns: u64| {
+        let mut actions = Vec::new();
+        primary.handle(event, now_ns, &mut actions);
+        // Timers that are due, for example the next object of a copy.
+        while primary.deadline().is_some_and(|deadline_ns| deadline_ns <= now_ns) {
+            primary.handle(ReplicaEvent::Timer, now_ns, &mut actions);
+        }
+        (actions, primary.learners())
+    };
+    let from_learner =
+        |body| ReplicaEvent::Message(ReplicaMessage { from: LEARNER, config: config(2), body });
+    handle(ReplicaEvent::Map(config(1)), 0);
+    handle(ReplicaEvent::Map(config(2)), 0);
+    assert_eq!(handle(ReplicaEvent::Timer, 2000 * MS).1, []);
+
+    let join = MessageBody::Join { session: SESSION, commit_point: 0, complete: false };
+    let (_, joined) = handle(from_learner(join), 2000 * MS);
+    let none = CopyProgress::default();
+    assert_eq!(joined, [LearnerStatus { id: LEARNER, entries_behind: 0, copy: Some(none) }]);
+
+    let begun_ns = 2010 * MS;
+    let (mut actions, _) = handle(from_learner(MessageBody::CopyBegun { session: SESSION }), begun_ns);
+    for (copied, bytes) in [(1, 1000), (2, 500)] {
+        let at_ns = begun_ns + copied * 100 * MS;
+        let mut reads = actions.iter().filter_map(|action| match action {
+            ReplicaAction::ReadObject { read, .. } => Some(*read),
+            _ => None,
+        });
+        let read = reads.next_back().expect("the next object is read");
+        let object = ObjectId { group: 0, volume: 1, index: copied as u32, suffix: 0 };
+        let content: Arc<[u8]> = vec![0; bytes].into();
+        handle(ReplicaEvent::ObjectRead { read, object: Some((object, content)) }, at_ns);
+        let written = |object| from_learner(MessageBody::CopyWritten { session: SESSION, object });
+        let other = ObjectId { volume: 9, ..object };
+        // What was not copied does not count.
+        handle(written(other), at_ns);
+        let before = handle(written(other), at_ns).1[0].copy.unwrap();
+        let after = handle(written(object), at_ns).1[0].copy.unwrap();
+        let elapsed_ns = at_ns - begun_ns;
+        assert_eq!((before.objects, after.objects), (copied - 1, copied));
+        assert_eq!(
+            after,
+            CopyProgress { objects: copied, bytes: if copied == 1 { 1000 } else { 1500 }, elapsed_ns }
+        );
+        actions = handle(ReplicaEvent::Timer, at_ns + 50 * MS).0;
+    }
+}
