@@ -12,7 +12,7 @@ mod store;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 
 use etcd::EtcdCluster;
@@ -59,57 +59,76 @@ fn end_load(load: Child) {
     assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
 }
 
+/// A cluster with a node and a server of etcd on each machine, and a pool of three replicas on all of them.
+struct Machines {
+    network: MachineNetwork,
+    etcd: EtcdCluster,
+    etcd_addresses: Vec<[SocketAddr; 2]>,
+    directory: PathBuf,
+    clusters: Vec<Cluster>,
+}
+
+impl Machines {
+    /// The first machine makes the cluster, the others join it. `None` where there are no network namespaces, or no etcd.
+    fn start(name: &str) -> Option<Machines> {
+        let network = MachineNetwork::new(MACHINES)?;
+        let address = |machine: usize, port: u16| -> SocketAddr {
+            format!("{}:{port}", network.machines[machine].address).parse().unwrap()
+        };
+        let addresses: Vec<_> =
+            (0..MACHINES).map(|machine| [address(machine, 2379), address(machine, 2380)]).collect();
+        let mut etcd = EtcdCluster::with_addresses(name, addresses.clone())?;
+        (0..MACHINES).for_each(|machine| network.machines[machine].run(|| etcd.start_server(machine)));
+        etcd.wait_until_served();
+        let directory = scratch(&format!("store-{name}"));
+        let urls = etcd.urls(name);
+        let options = |machine: usize| {
+            let listen = network.machines[machine].address.clone();
+            let all = ["--size=200m", "--log-size=2m", "--spare=5", "--allow-plain-network", "--etcd", &urls];
+            let mut all: Vec<String> = all.map(String::from).to_vec();
+            all.extend([String::from("--listen"), listen]);
+            all
+        };
+        let first = [options(0), vec!["--nodes=1".into(), "--groups=1".into()]].concat();
+        let first: Vec<&str> = first.iter().map(String::as_str).collect();
+        let mut clusters = vec![start_node(&network, 0, &directory, &first)];
+        let key = clusters[0].directory.join("key");
+        for machine in 1..MACHINES {
+            let joined = directory.join(format!("machine{}", machine + 1));
+            let mut add = options(machine);
+            add.extend(["--key".into(), key.to_str().unwrap().into()]);
+            add.extend(["--cluster".into(), joined.to_str().unwrap().into()]);
+            let arguments: Vec<&str> =
+                ["store", "add-node"].into_iter().chain(add.iter().map(String::as_str)).collect();
+            let added = rig::ringbolt(&arguments);
+            assert!(added.status.success(), "{}", text(&added.stderr));
+            clusters.push(start_node(&network, machine, &directory, &[]));
+        }
+        clusters[0].ok(&["store", "pool", "remove", "pool"]);
+        clusters[0].ok(&["store", "pool", "create", "pool", "--replicas=3", "--groups=4"]);
+        clusters[0].ok(&["image", "create", "vol", "64m"]);
+        let machines = Machines { network, etcd, etcd_addresses: addresses, directory, clusters };
+        wait_until_healthy(&machines.clusters);
+        Some(machines)
+    }
+}
+
+fn wait_until_healthy(clusters: &[Cluster]) -> Value {
+    clusters[0].wait_for("healthy everywhere", |status| {
+        status["healthy"] == true && (1..=3).all(|node| in_sync(status, node) == [true; 4])
+    })
+}
+
 #[test]
 fn verified_load_outlives_partitions_a_stopped_leader_of_etcd_and_a_rolling_restart() {
-    let Some(network) = MachineNetwork::new(MACHINES) else { return };
-    let address = |machine: usize, port: u16| -> SocketAddr {
-        format!("{}:{port}", network.machines[machine].address).parse().unwrap()
-    };
-    let addresses: Vec<_> =
-        (0..MACHINES).map(|machine| [address(machine, 2379), address(machine, 2380)]).collect();
-    let Some(mut etcd) = EtcdCluster::with_addresses("machines", addresses.clone()) else { return };
-    (0..MACHINES).for_each(|machine| network.machines[machine].run(|| etcd.start_server(machine)));
-    etcd.wait_until_served();
-    let directory = scratch("store-machines");
-    let urls = etcd.urls("machines");
-
-    // The first machine makes the cluster, the others join it; then there is a pool that is on all of them.
-    let options = |machine: usize| {
-        let listen = network.machines[machine].address.clone();
-        let all = ["--size=200m", "--log-size=2m", "--spare=5", "--allow-plain-network", "--etcd", &urls];
-        let mut all: Vec<String> = all.map(String::from).to_vec();
-        all.extend([String::from("--listen"), listen]);
-        all
-    };
-    let first = [options(0), vec!["--nodes=1".into(), "--groups=1".into()]].concat();
-    let first: Vec<&str> = first.iter().map(String::as_str).collect();
-    let mut clusters = vec![start_node(&network, 0, &directory, &first)];
-    let key = clusters[0].directory.join("key");
-    for machine in 1..MACHINES {
-        let joined = directory.join(format!("machine{}", machine + 1));
-        let mut add = options(machine);
-        add.extend(["--key".into(), key.to_str().unwrap().into()]);
-        add.extend(["--cluster".into(), joined.to_str().unwrap().into()]);
-        let arguments: Vec<&str> =
-            ["store", "add-node"].into_iter().chain(add.iter().map(String::as_str)).collect();
-        let added = rig::ringbolt(&arguments);
-        assert!(added.status.success(), "{}", text(&added.stderr));
-        clusters.push(start_node(&network, machine, &directory, &[]));
-    }
-    clusters[0].ok(&["store", "pool", "remove", "pool"]);
-    clusters[0].ok(&["store", "pool", "create", "pool", "--replicas=3", "--groups=4"]);
-    clusters[0].ok(&["image", "create", "vol", "64m"]);
-    let healthy = |clusters: &[Cluster]| {
-        clusters[0].wait_for("healthy everywhere", |status| {
-            status["healthy"] == true && (1..=3).all(|node| in_sync(status, node) == [true; 4])
-        });
-    };
-    healthy(&clusters);
+    let Some(mut machines) = Machines::start("machines") else { return };
+    let Machines { network, etcd, etcd_addresses: addresses, directory, clusters } = &mut machines;
+    let healthy = |clusters: &[Cluster]| _ = wait_until_healthy(clusters);
     let load = |clusters: &[Cluster]| {
         let load = ["--rw=randrw", "--iodepth=8", "--time_based", "--runtime=600"];
         clusters[0].perf(&load).spawn().unwrap()
     };
-    let running = load(&clusters);
+    let running = load(clusters);
 
     // One way: what machine 1 sends to machine 2 is lost. They are not in sync with each other any more, so no group
     // has both.
@@ -119,37 +138,101 @@ fn verified_load_outlives_partitions_a_stopped_leader_of_etcd_and_a_rolling_rest
         one.iter().zip(two).all(|(one, two)| !(*one && two))
     });
     network.machines[0].mend_to(&network.machines[1]);
-    healthy(&clusters);
+    healthy(clusters);
 
     // Both ways: machine 3 hears nothing.
     network.machines[2].set_link(false);
     clusters[0].wait_for("without machine 3", |status| in_sync(status, 3) == [false; 4]);
     network.machines[2].set_link(true);
-    healthy(&clusters);
+    healthy(clusters);
     end_load(running);
 
     // The leader of etcd stops. I/O goes on, and another leader takes changes of the map.
-    let running = load(&clusters);
-    let leader = etcd_leader(&addresses);
+    let running = load(clusters);
+    let leader = etcd_leader(addresses);
     signal(etcd.pid(leader), Signal::STOP);
     clusters[0].ok(&["image", "create", "other", "8m"]);
     let nodes = clusters[1].nodes();
     signal(nodes[0], Signal::STOP);
     clusters[0].wait_for("without the stopped node", |status| in_sync(status, 2) == [false; 4]);
     signal(nodes[0], Signal::CONT);
-    healthy(&clusters);
+    healthy(clusters);
     signal(etcd.pid(leader), Signal::CONT);
     end_load(running);
 
     // A rolling restart, each machine when the one before it is in sync again.
-    let running = load(&clusters);
+    let running = load(clusters);
     for machine in (0..MACHINES).rev() {
         let cluster = clusters.remove(machine);
         cluster.end();
-        clusters.insert(machine, start_node(&network, machine, &directory, &[]));
-        healthy(&clusters);
+        clusters.insert(machine, start_node(network, machine, directory, &[]));
+        healthy(clusters);
     }
     end_load(running);
-    drop(clusters);
-    std::fs::remove_dir_all(&directory).unwrap();
+    clusters.clear();
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// The node's part of a status, and its line for people.
+fn node_of(machines: &Machines, status: &Value, node: u64) -> (Value, String) {
+    let json = status["nodes"][node as usize - 1].clone();
+    assert_eq!(json["node"], node, "{status:#}");
+    let lines = machines.clusters[0].ok(&["store", "status"]);
+    let line = lines.lines().find(|line| line.starts_with(&format!("node {node}: "))).unwrap();
+    (json, line.to_string())
+}
+
+#[test]
+fn status_has_what_the_nodes_of_other_machines_report_without_etcd_too() {
+    let Some(mut machines) = Machines::start("status") else { return };
+    let status = wait_until_healthy(&machines.clusters);
+    for node in 1..=3 {
+        let (json, line) = node_of(&machines, &status, node);
+        assert_eq!(
+            (line.as_str(), json["state"].as_str()),
+            (&*format!("node {node}: serves"), Some("serves"))
+        );
+        // The same fields, wherever the node is.
+        let fields = |report: &Value| report.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        let local = &status["nodes"][0]["report"];
+        assert_eq!(fields(&json["report"]), fields(local));
+        assert_eq!(fields(&json["report"]["replicas"][0]), fields(&local["replicas"][0]));
+        let address = &machines.network.machines[node as usize - 1].address;
+        assert!(json["report"]["address"].as_str().unwrap().starts_with(&format!("{address}:")), "{json:#}");
+        assert_eq!(json["report"]["replicas"].as_array().unwrap().len(), 4);
+    }
+
+    // A node that is stopped is named with the reason, and its groups are served by others.
+    let stopped = machines.clusters[1].nodes()[0];
+    signal(stopped, Signal::STOP);
+    let status = machines.clusters[0].wait_for("degraded", |status| {
+        in_sync(status, 2) == [false; 4]
+            && status["groups"].as_array().unwrap().iter().all(|group| group["state"] == "degraded")
+    });
+    let (json, line) = node_of(&machines, &status, 2);
+    assert_eq!(line, "node 2: does not answer: timed out");
+    assert_eq!((json["report"].is_null(), &json["error"]), (true, &"timed out".into()));
+    signal(stopped, Signal::CONT);
+    wait_until_healthy(&machines.clusters);
+
+    // Without etcd the nodes of this machine know where the others are, and these why nothing is served.
+    (0..MACHINES).for_each(|server| machines.etcd.kill_server(server));
+    let silent = machines.clusters.remove(2);
+    let all = silent.nodes();
+    all.iter().for_each(|node| signal(*node, Signal::STOP));
+    let waits = |status: &Value, node: usize| {
+        let replicas = status["nodes"][node]["report"]["replicas"].as_array().cloned().unwrap_or_default();
+        replicas.iter().any(|it| it["waits_for"] == "a replica is silent, and the map has not answered")
+    };
+    let status = machines.clusters[0].wait_for("waiting for the map", |status| {
+        status["map_error"].is_string() && (waits(status, 0) || waits(status, 1))
+    });
+    assert_eq!(status["nodes"].as_array().unwrap().len(), 3, "{status:#}");
+    assert_eq!(status["nodes"][1]["state"], "serves", "{status:#}");
+    assert_eq!(status["nodes"][2]["error"], "timed out", "{status:#}");
+    assert!(status["groups"].as_array().unwrap().iter().all(|group| !group["why"].is_null()), "{status:#}");
+    all.iter().for_each(|node| signal(*node, Signal::CONT));
+    drop(silent);
+    machines.clusters.clear();
+    std::fs::remove_dir_all(&machines.directory).unwrap();
 }

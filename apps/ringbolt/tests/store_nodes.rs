@@ -181,7 +181,8 @@ fn a_lost_node_is_replaced_and_another_machine_joins() {
     let machine = Cluster::start_in(&other, &[]);
     let seen = |status: &Value| is_settled(status) && with_node(status, 4) > 0;
     let spread = cluster.wait_for("spread over two machines", seen);
-    assert_eq!(spread["nodes"][3]["state"], "up, on another machine");
+    assert_eq!(spread["nodes"][3]["state"], "serves");
+    assert_eq!(spread["nodes"][3]["report"]["node"], 4, "{spread:#}");
     machine.wait_for("seen from there", seen);
     let read = cluster.perf(&["--rw=read", "--size=16m", "--iodepth=16"]).output().unwrap();
     assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));

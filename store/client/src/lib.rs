@@ -11,9 +11,11 @@ mod cluster;
 mod connections;
 mod image;
 pub mod rpc;
+mod status;
 mod watch;
 
 pub use cluster::{ClientError, Cluster};
 pub use cluster_map::EtcdOptions;
 pub use image::{ClusterImage, check_size};
+pub use status::{StatusError, ask_nodes};
 pub use store_image::IMAGE_BLOCK_BYTES;

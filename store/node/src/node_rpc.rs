@@ -12,11 +12,11 @@ use cluster_map::{
 use control::json::{Value, json};
 use control::{JobHandle, Method, Module, RpcError};
 use reactor::{ReactorHandle, blocking};
-use replica::{GroupBlocked, ReplicaSettings};
+use replica::ReplicaSettings;
 use sockets::{Sockets, StreamAddress};
 use store_link::{ClusterKey, Identity};
 
-use crate::{NoRoom, NodeServer, NodeServerConfig, PartitionStatus, PoolOptions, StoreCores, StoreError};
+use crate::{NodeServer, NodeServerConfig, PoolOptions, StoreCores, StoreError};
 
 /// The node that a program is, as a [`Module`].
 pub struct NodeModule {
@@ -74,8 +74,8 @@ impl Module for NodeModule {
             Method::query("store_node_get_status", get_status)
                 .text(
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
-                    "object with `node`, `address`, `bdev_name`, `log_bdev_name`, `durability`, `replicas`, `spare_partitions`, `refused` and \
-                     `without_room`",
+                    "object with `node`, `cluster`, `address`, `bdev_name`, `log_bdev_name`, `durability`, `replicas`, \
+                     `spare_partitions`, `refused`, `without_room`, and `nodes` with the addresses of all nodes",
                 )
                 .errors(&[NO_NODE]),
         ]
@@ -285,88 +285,5 @@ fn stop(module: &NodeModule, _params: NoParams, _job: &JobHandle) -> Result<bool
 fn get_status(module: &NodeModule, _params: NoParams) -> Result<Value, RpcError> {
     let running = sync::lock(&module.running);
     let running = running.as_ref().ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?;
-    let status = blocking::block_on(running.server.status()).map_err(|_| StoreError::Closed)??;
-    Ok(json!({
-        "node": running.server.id().0,
-        "address": running.server.address().to_string(),
-        "bdev_name": running.server.bdev_name(),
-        "log_bdev_name": running.server.log_bdev_name(),
-        "durability": running.server.durability().name(),
-        "replicas": status.iter().filter_map(describe).collect::<Vec<_>>(),
-        "spare_partitions": running.server.spare_partitions(),
-        "refused": running.server.refused().iter().map(refused).collect::<Vec<_>>(),
-        "without_room": running.server.without_room().iter().map(without_room).collect::<Vec<_>>(),
-    }))
-}
-
-fn refused((group, why): (&u32, &String)) -> Value {
-    json!({ "group": group, "why": why })
-}
-
-fn without_room((group, no_room): (&u32, &NoRoom)) -> Value {
-    json!({
-        "group": group,
-        "node": no_room.node.0,
-        "missing_extents": no_room.missing.extents,
-        "missing_objects": no_room.missing.onodes,
-        "why": no_room.to_string(),
-    })
-}
-
-fn describe(status: &PartitionStatus) -> Option<Value> {
-    let replica = status.replica.as_ref()?;
-    let in_sync: Vec<u32> = replica.config.in_sync.iter().map(|member| member.0).collect();
-    let state = match replica.status.blocked {
-        _ if status.failed => "failed",
-        None => "primary",
-        Some(GroupBlocked::NotPrimary) if replica.status.complete => "replica",
-        Some(GroupBlocked::NotPrimary) => "copying",
-        Some(_) => "waiting",
-    };
-    Some(json!({
-        "group": replica.group,
-        "class": replica.class.name(),
-        "state": state,
-        "waits_for": replica.status.blocked.filter(|_| state == "waiting").map(reason),
-        "epoch": replica.config.epoch,
-        "primary": replica.config.primary.0,
-        "in_sync": in_sync,
-        "complete": replica.status.complete,
-        "log_end": replica.status.log_end,
-        "commit_point": replica.status.commit_point,
-        "in_place": replica.in_place,
-        "log_bytes": status.log_bytes,
-        "log_used_bytes": status.log_used_bytes,
-        "objects": status.space.objects,
-        "extents": status.space.extents,
-        "free_extents": status.space.free_extents,
-        "used_extents": status.space.used_extents(),
-        "reads": status.stats.reads,
-        "reads_from_log": status.stats.reads_from_log,
-        "reads_overlaid": status.stats.reads_overlaid,
-        "flushes": status.stats.flushes,
-        "flushes_by_count": status.stats.flushes_by_count,
-        "flushes_by_time": status.stats.flushes_by_time,
-        "entries_overwriting": status.stats.entries_overwriting,
-        "unsettled_blocks": replica.status.unsettled,
-        "checkpoints": status.stats.checkpoints,
-        "damaged_blocks": status.stats.damaged_blocks,
-        "repaired_ranges": replica.status.repaired,
-    }))
-}
-
-/// What a group waits for.
-fn reason(blocked: GroupBlocked) -> &'static str {
-    match blocked {
-        GroupBlocked::NoMap => "the map's record was not read yet",
-        GroupBlocked::NotPrimary => "another replica is the primary",
-        GroupBlocked::NoPrimary => "the primary is silent, and the map has not answered",
-        GroupBlocked::EarlierLease => "an earlier primary may still read",
-        GroupBlocked::Reconciling => "entries of an earlier primary are being committed",
-        GroupBlocked::MemberSilent => "a replica is silent, and the map has not answered",
-        GroupBlocked::DataLost => {
-            "its data is lost: the primary has none, and no replica in sync has taken over"
-        }
-        GroupBlocked::TooFewInSync => "fewer replicas are in sync than the pool demands",
-    }
+    Ok(blocking::block_on(running.server.report()).map_err(|_| StoreError::Closed)??)
 }

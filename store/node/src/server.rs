@@ -7,15 +7,17 @@ mod hosting;
 mod hub;
 mod map_watch;
 mod membership;
+mod report;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bdev::{Durability, Registry, Uuid};
+use bdev::{Registry, Uuid};
 use cluster_map::{ClusterMap, ReplicaId};
 use control::JobHandle;
+use control::json::Value;
 use reactor::{Core, MailboxSender};
 use replica::{ClientReply, GroupConfig, ReplicaMessage, ReplicaSettings};
 use sockets::{CoreNetwork, StreamAddress};
@@ -23,12 +25,11 @@ use store_link::Identity;
 
 use crate::disks::class_of;
 use crate::once::once;
-use crate::{
-    Outbox, PartitionStatus, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreBdevs, StoreCores, StoreError,
-};
+use crate::{Outbox, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreBdevs, StoreCores, StoreError};
 use hub::{Hub, HubInput};
 use map_watch::{MapWatch, MapWatchConfig, Proposals};
 pub use membership::NoRoom;
+use report::NodeReport;
 
 /// Messages that wait for the connections, from all cores.
 const HUB_MAILBOX: usize = 16 << 10;
@@ -61,14 +62,9 @@ pub struct NodeServerConfig {
 
 /// A node that serves.
 pub struct NodeServer {
-    node: Arc<ReplicaNode>,
-    id: ReplicaId,
-    bdev_name: String,
-    address: StreamAddress,
+    report: Arc<NodeReport>,
     hub: MailboxSender<HubInput>,
     map: Option<MapWatch>,
-    refused: Arc<Mutex<BTreeMap<u32, String>>>,
-    without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
 }
 
 /// The outbox of a group: what it sends goes to the connections' core, its proposals to the map's thread.
@@ -153,6 +149,18 @@ impl NodeServer {
         let _ = hub.send(HubInput::Replicas(groups.clone()));
         let refused: Arc<Mutex<BTreeMap<u32, String>>> = Arc::default();
         let without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>> = Arc::default();
+        let addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>> = Arc::default();
+        let report = Arc::new(NodeReport {
+            node: node.clone(),
+            id,
+            cluster: Uuid::from_bytes(cluster),
+            bdev_name: config.bdev_name,
+            address,
+            refused: refused.clone(),
+            without_room: without_room.clone(),
+            addresses: addresses.clone(),
+        });
+        report::start_reporter(&report, hub.clone());
         let watch = MapWatchConfig {
             map: config.map,
             cluster: Uuid::from_bytes(cluster),
@@ -164,65 +172,45 @@ impl NodeServer {
             class: class_of(node.durability()),
             hub: hub.clone(),
             proposals,
-            refused: refused.clone(),
-            without_room: without_room.clone(),
+            refused,
+            without_room,
+            addresses,
             host: match cores {
                 StoreCores::Reactors(reactors) => Some((node.clone(), reactors.to_vec())),
                 // It cannot wait for itself.
                 StoreCores::This(_) => None,
             },
         };
-        let map = MapWatch::start(watch, receiver);
-        let (bdev_name, map) = (config.bdev_name, Some(map));
-        Ok(NodeServer { node, id, bdev_name, address, hub, map, refused, without_room })
+        let map = Some(MapWatch::start(watch, receiver));
+        Ok(NodeServer { report, hub, map })
     }
 
     /// Its number.
     pub fn id(&self) -> ReplicaId {
-        self.id
+        self.report.id
     }
 
     /// Name of its block device.
     pub fn bdev_name(&self) -> &str {
-        &self.bdev_name
+        &self.report.bdev_name
     }
 
     /// Name of the block device with its logs, if that is another one.
     pub fn log_bdev_name(&self) -> Option<&str> {
-        self.node.log_device().map(|device| device.name())
-    }
-
-    /// What acknowledged writes survive on its devices.
-    pub fn durability(&self) -> Durability {
-        self.node.durability()
+        self.report.node.log_device().map(|device| device.name())
     }
 
     /// Where it listens.
     pub fn address(&self) -> &StreamAddress {
-        &self.address
+        &self.report.address
     }
 
-    /// What each of its partitions reports.
+    /// What it reports: the result of the method `store_node_get_status`.
     ///
     /// # Errors
     /// [`StoreError::Closed`].
-    pub async fn status(&self) -> Result<Vec<PartitionStatus>, StoreError> {
-        self.node.status().await
-    }
-
-    /// Groups that it has no replica of although the map says so, and why.
-    pub fn refused(&self) -> BTreeMap<u32, String> {
-        sync::lock(&self.refused).clone()
-    }
-
-    /// Groups whose primary it has, and that have too few replicas because no other node has room for what they use.
-    pub fn without_room(&self) -> BTreeMap<u32, NoRoom> {
-        sync::lock(&self.without_room).clone()
-    }
-
-    /// Partitions for replicas that it gets later.
-    pub fn spare_partitions(&self) -> usize {
-        self.node.spare_partitions()
+    pub async fn report(&self) -> Result<Value, StoreError> {
+        self.report.make().await
     }
 
     /// Ends its connections and its replicas, and releases the device.
@@ -232,6 +220,6 @@ impl NodeServer {
             receiver.await;
         }
         self.map.take().into_iter().for_each(MapWatch::stop);
-        self.node.close().await;
+        self.report.node.close().await;
     }
 }

@@ -33,6 +33,13 @@ impl Frame {
             }
             FrameKind::Read => from.read()?,
             FrameKind::Reply => from.reply()?,
+            FrameKind::StatusRequest => {
+                Frame::StatusRequest { number: from.number("the number of the request")? }
+            }
+            FrameKind::Status => {
+                let (number, checksum) = (from.number("the number of the request")?, from.u32()?);
+                Frame::Status { number, report: from.data(from.data.len(), checksum)? }
+            }
             kind => Frame::Replica(from.replica_message(kind)?),
         };
         match (from.rest, from.data) {
@@ -217,7 +224,11 @@ impl<'a> Fields<'a> {
                 through: self.number("the sequence")?,
                 entry: Arc::new(self.entry()?),
             },
-            FrameKind::Write | FrameKind::Read | FrameKind::Reply => unreachable!("it is decoded elsewhere"),
+            FrameKind::Write
+            | FrameKind::Read
+            | FrameKind::Reply
+            | FrameKind::StatusRequest
+            | FrameKind::Status => unreachable!("it is decoded elsewhere"),
         };
         Ok(ReplicaMessage { from, config, body })
     }

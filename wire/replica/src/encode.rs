@@ -36,6 +36,16 @@ impl Frame {
                 out.reply(reply);
                 FrameKind::Reply
             }
+            Frame::StatusRequest { number } => {
+                out.u64(*number);
+                FrameKind::StatusRequest
+            }
+            Frame::Status { number, report } => {
+                out.u64(*number);
+                out.u32(crc32c(report));
+                out.data(report);
+                FrameKind::Status
+            }
         };
         let data_bytes = out.data.iter().map(|part| part.len()).sum();
         FrameHeader::seal(kind, group, &mut out.head, data_bytes);

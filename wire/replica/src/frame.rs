@@ -6,7 +6,7 @@ use codec::{Crc32c, DecodeError, next_field, put_field};
 
 use crate::{
     AppliedRequests, CLIENTS_MAX, ClientReply, ClientRequest, ENTRIES_MAX, MEMBERS_MAX, MESSAGE_VERSION,
-    OBJECT_CONTENT_BYTES_MAX, ReplicaMessage, TRANSFER_BYTES_MAX,
+    OBJECT_CONTENT_BYTES_MAX, REPORT_BYTES_MAX, ReplicaMessage, TRANSFER_BYTES_MAX,
 };
 
 const MAGIC: [u8; 4] = *b"RBMS";
@@ -51,11 +51,15 @@ pub enum FrameKind {
     Read = 33,
     /// [`ClientReply`].
     Reply = 34,
+    /// [`Frame::StatusRequest`].
+    StatusRequest = 35,
+    /// [`Frame::Status`].
+    Status = 36,
 }
 
 impl FrameKind {
     /// Every kind.
-    pub const ALL: [FrameKind; 16] = [
+    pub const ALL: [FrameKind; 18] = [
         FrameKind::Config,
         FrameKind::Append,
         FrameKind::Appended,
@@ -72,6 +76,8 @@ impl FrameKind {
         FrameKind::Write,
         FrameKind::Read,
         FrameKind::Reply,
+        FrameKind::StatusRequest,
+        FrameKind::Status,
     ];
 
     /// Most bytes of its body and its data.
@@ -87,6 +93,7 @@ impl FrameKind {
             FrameKind::Fetched => (message, transfer),
             FrameKind::Unsettled => (message + wire_store::EntryHeader::SIZE, transfer),
             FrameKind::Write | FrameKind::Reply => (FIXED_BYTES_MAX, transfer),
+            FrameKind::Status => (FIXED_BYTES_MAX, REPORT_BYTES_MAX),
             _ => (message, 0),
         }
     }
@@ -206,6 +213,19 @@ pub enum Frame {
         number: u64,
         /// The answer.
         reply: ClientReply,
+    },
+    /// Asks a node for its status. It concerns no group. A node of a version that does not know it closes the connection.
+    StatusRequest {
+        /// Names the request on its connection.
+        number: u64,
+    },
+    /// The answer of the node.
+    Status {
+        /// The request.
+        number: u64,
+        /// What the method `store_node_get_status` returns, as JSON: what a node reports differs between versions, and a
+        /// receiver shows what it knows.
+        report: Arc<[u8]>,
     },
 }
 

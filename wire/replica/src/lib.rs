@@ -48,6 +48,8 @@ pub const ENTRIES_MAX: usize = 16;
 pub const TRANSFER_BYTES_MAX: u32 = 128 << 10;
 /// Most bytes of a copied object as the storage encodes it.
 pub const OBJECT_CONTENT_BYTES_MAX: usize = 5 << 20;
+/// Most bytes of a node's status: the replicas of a device, 1,024 at most, take about 1 KiB each.
+pub const REPORT_BYTES_MAX: usize = 4 << 20;
 /// Most members of an in-sync set.
 pub const MEMBERS_MAX: usize = 64;
 /// Above every sequence, commit point, time, session and number, so that sums of them stay below 2^64.

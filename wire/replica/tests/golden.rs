@@ -54,6 +54,12 @@ const NOT_PRIMARY: &str = "\
     52424d5302002200e90532f607000000180000000000000000000000000000004d000000000000005000000000000000\
     0300000002000000";
 
+const STATUS_REQUEST: &str = "\
+    52424d5302002300a83ff6c507000000080000000000000000000000000000005000000000000000";
+const STATUS: &str = "\
+    52424d530200240068606315070000000c0000000a00000000000000000000005000000000000000b72d594c7b226e6f\
+    6465223a327d";
+
 const OBJECT: ObjectId = ObjectId { group: 7, volume: 0x1122_3344_5566_7788, index: 9, suffix: 5 };
 
 fn entry(sequence: u64, epoch: u32, offset: u32, length: u32) -> EntryHeader {
@@ -123,6 +129,8 @@ fn encodings_are_those_of_the_documented_tables() {
         (Frame::Request(read), READ),
         (reply(ClientReply::Data((*b"four").into())), REPLY),
         (reply(not_primary), NOT_PRIMARY),
+        (Frame::StatusRequest { number: 80 }, STATUS_REQUEST),
+        (Frame::Status { number: 80, report: (*br#"{"node":2}"#).into() }, STATUS),
     ] {
         let EncodedFrame { head, data } = frame.encode(7);
         let bytes = [head, data.concat()].concat();

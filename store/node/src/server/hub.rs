@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 
 use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown};
 use replica::{ClientReply, MessageBody, ReplicaId, ReplicaMessage};
@@ -20,6 +21,8 @@ const GREETING_MAX: usize = 64;
 const GREETING_NS: u64 = 2_000_000_000;
 /// A node that refused a connection, or lost it, is tried again after this time.
 const RECONNECT_NS: u64 = 20_000_000;
+/// A report that is not there after this time is asked for again: the mailbox was full when it came.
+const REPORT_NS: u64 = 2_000_000_000;
 /// Messages taken from the mailbox in one poll.
 const INPUTS_PER_POLL: usize = 1024;
 
@@ -35,6 +38,10 @@ pub(super) enum HubInput {
     Send { group: u32, to: ReplicaId, message: Box<ReplicaMessage> },
     /// Answers a client.
     Reply { group: u32, client: u64, number: u64, reply: ClientReply },
+    /// Who makes reports of the node; requests wait for it.
+    Reporter(SyncSender<()>),
+    /// A report that was asked for; `None` if the node ends.
+    Report(Option<Arc<[u8]>>),
     /// Ends; the sender is dropped then.
     Close(OnceSender<()>),
 }
@@ -60,6 +67,51 @@ struct Peer {
     again_ns: u64,
 }
 
+/// Requests for a report of the node. One report is made at a time, by another thread, and answers all requests that were
+/// there when it was begun; of each connection the last one counts.
+#[derive(Default)]
+struct Reports {
+    reporter: Option<SyncSender<()>>,
+    /// Requests for the next report: connection, and number of the request.
+    requests: Vec<(Slot, u64)>,
+    /// Those that the report answers that is being made.
+    answered: Vec<(Slot, u64)>,
+    /// When it was begun.
+    begun_ns: Option<u64>,
+}
+
+impl Reports {
+    fn add(&mut self, slot: Slot, number: u64) {
+        self.requests.retain(|(of, _)| *of != slot);
+        self.requests.push((slot, number));
+    }
+
+    /// Has a report made, if one is needed and none is being made.
+    fn begin(&mut self, now_ns: u64) {
+        let is_begun = self.begun_ns.is_some_and(|begun_ns| now_ns < begun_ns + REPORT_NS);
+        if is_begun || self.requests.is_empty() {
+            return;
+        }
+        if let Some(reporter) = &self.reporter {
+            self.answered.append(&mut self.requests);
+            self.begun_ns = Some(now_ns);
+            // One that has not begun the last one yet needs no other request.
+            let _ = reporter.try_send(());
+        }
+    }
+
+    /// Those that a report answers.
+    fn end(&mut self) -> Vec<(Slot, u64)> {
+        self.begun_ns = None;
+        std::mem::take(&mut self.answered)
+    }
+
+    fn forget(&mut self, slot: Slot) {
+        self.requests.retain(|(of, _)| *of != slot);
+        self.answered.retain(|(of, _)| *of != slot);
+    }
+}
+
 /// The poller of a node's connections.
 pub(super) struct Hub<N: Network> {
     network: N,
@@ -78,6 +130,7 @@ pub(super) struct Hub<N: Network> {
     /// Connections to write to, or with more to read.
     ready: Vec<Slot>,
     greeting: usize,
+    reports: Reports,
     closed: Option<OnceSender<()>>,
     now_ns: u64,
 }
@@ -110,6 +163,7 @@ impl<N: CoreNetwork> Hub<N> {
             received: Vec::new(),
             ready: Vec::new(),
             greeting: 0,
+            reports: Reports::default(),
             closed: None,
             now_ns: core.now_ns(),
         };
@@ -141,6 +195,19 @@ impl<N: CoreNetwork> Hub<N> {
                 if let Some(slot) = self.clients.get(&client).copied() {
                     self.send(slot, group, &Frame::Reply { client, number, reply });
                 }
+            }
+            HubInput::Reporter(reporter) => {
+                self.reports.reporter = Some(reporter);
+                self.reports.begin(self.now_ns);
+            }
+            HubInput::Report(report) => {
+                let answered = self.reports.end();
+                for (slot, number) in answered {
+                    if let Some(report) = report.clone() {
+                        self.send(slot, 0, &Frame::Status { number, report });
+                    }
+                }
+                self.reports.begin(self.now_ns);
             }
             HubInput::Close(closed) => self.closed = Some(closed),
         }
@@ -265,7 +332,11 @@ impl<N: CoreNetwork> Hub<N> {
                     self.send(slot, group, &Frame::Reply { client, number, reply });
                 }
             }
-            Frame::Replica(_) | Frame::Reply { .. } => {}
+            Frame::StatusRequest { number } => {
+                self.reports.add(slot, number);
+                self.reports.begin(self.now_ns);
+            }
+            Frame::Replica(_) | Frame::Reply { .. } | Frame::Status { .. } => {}
         }
     }
 
@@ -279,6 +350,7 @@ impl<N: CoreNetwork> Hub<N> {
         self.network.close(connection.id);
         self.greeting -= usize::from(connection.peer.is_none());
         self.clients.retain(|_, of| *of != slot);
+        self.reports.forget(slot);
         if let Some(peer) = connection.opened_to.and_then(|node| self.peers.get_mut(&node))
             && peer.connection == Some(slot)
         {

@@ -109,6 +109,8 @@ pub(super) struct MapWatchConfig {
     pub(super) refused: Arc<Mutex<BTreeMap<u32, String>>>,
     /// Groups whose primary the node has, and that have too few replicas because no other node has room.
     pub(super) without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
+    /// The addresses of the nodes, for reports.
+    pub(super) addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>>,
     /// The node, and the reactors that own its replicas; without, replicas are neither made nor removed.
     pub(super) host: Option<(Arc<ReplicaNode>, Vec<ReactorHandle>)>,
 }
@@ -317,6 +319,7 @@ impl Watcher {
         let addresses = self.membership.addresses();
         if addresses != self.addresses {
             self.addresses = addresses.clone();
+            sync::lock(&self.config.addresses).clone_from(&addresses);
             let _ = self.config.hub.send(HubInput::Nodes(addresses));
         }
         if self.membership.out_reason(self.config.node) == Some(OutReason::Down) {

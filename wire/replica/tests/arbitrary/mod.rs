@@ -141,7 +141,9 @@ pub(crate) fn request(random: &mut WyRand) -> ClientRequest {
 }
 
 pub(crate) fn frame(random: &mut WyRand) -> Frame {
-    match random.below(4) {
+    match random.below(5) {
+        4 if random.happens(500) => Frame::StatusRequest { number: number(random) },
+        4 => Frame::Status { number: number(random), report: content(random) },
         0 => Frame::Request(request(random)),
         1 => {
             let reply = match random.below(8) {

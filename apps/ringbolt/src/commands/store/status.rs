@@ -1,7 +1,8 @@
 //! `ringbolt store status`: what the map has and what the nodes report, put together by group.
 
+mod ask;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use cluster_map::{
     ClusterMap, DeviceId, GroupId, MapError, NodeId, NodeRecord, OutReason, PartitionSize, PoolClass,
@@ -13,14 +14,8 @@ use serde_json::{Value, json};
 use super::ClusterArgs;
 use super::layout::ClusterLayout;
 use crate::command_error::CommandError;
-use crate::commands::rpc;
 use crate::console::stdout_line;
-
-/// How long a node may take for its answer.
-const TIMEOUT: Duration = Duration::from_secs(2);
-
-/// What the nodes on this machine report; `None` of one that does not answer.
-type NodeReports = BTreeMap<u32, Option<Value>>;
+use ask::{Answer, NodeAnswer, NodeAnswers};
 
 /// What the map has.
 struct MapContents {
@@ -66,7 +61,7 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header(GROUP_FIELDS.map(|field| field.replace('_', " ")));
     let text = |value: &Value| match value {
-        Value::String(text) => text.clone(),
+        Value::String(text) => text.replace(char::is_control, "?"),
         Value::Array(all) => all.iter().map(Value::to_string).collect::<Vec<_>>().join(" "),
         Value::Null => String::new(),
         other => other.to_string(),
@@ -81,9 +76,28 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
             Some(_) => ", out: it was down for too long",
             None => "",
         };
-        stdout_line!("node {}: {}{out}", node["node"], text(&node["state"]));
+        let error =
+            if node["error"].is_null() { String::new() } else { format!(": {}", text(&node["error"])) };
+        stdout_line!(
+            "node {}: {}{error}{out}{}",
+            node["node"],
+            text(&node["state"]),
+            damage(&node["report"])
+        );
     }
     Ok(())
+}
+
+/// The damaged blocks that a node has found, and what it wrote again.
+fn damage(report: &Value) -> String {
+    let sum = |name: &str| {
+        let numbers = replicas_of(Some(report)).filter_map(|it| it[name].as_u64());
+        numbers.fold(0, u64::saturating_add)
+    };
+    match (sum("damaged_blocks"), sum("repaired_ranges")) {
+        (0, 0) => String::new(),
+        (damaged, repaired) => format!("; {damaged} damaged blocks found, {repaired} ranges repaired"),
+    }
 }
 
 fn numbers(ids: &[ReplicaId]) -> Vec<u32> {
@@ -91,9 +105,9 @@ fn numbers(ids: &[ReplicaId]) -> Vec<u32> {
 }
 
 /// What a group uses of a partition, as the replicas that have all of it report.
-fn used_by(group: u32, reports: &NodeReports) -> PartitionSize {
+fn used_by(group: u32, answers: &NodeAnswers) -> PartitionSize {
     let mut used = PartitionSize::default();
-    let of_nodes = reports.values().flat_map(|report| replicas_of(report.as_ref()));
+    let of_nodes = answers.values().flat_map(|answer| replicas_of(answer.report()));
     for replica in of_nodes.filter(|replica| replica["group"] == group && replica["complete"] == true) {
         let number = |name: &str| replica[name].as_u64().unwrap_or_default() as u32;
         used.extents = used.extents.max(number("used_extents"));
@@ -102,7 +116,7 @@ fn used_by(group: u32, reports: &NodeReports) -> PartitionSize {
     used
 }
 
-fn read_map(map: &dyn ClusterMap, reports: &NodeReports) -> Result<MapContents, MapError> {
+fn read_map(map: &dyn ClusterMap, answers: &NodeAnswers) -> Result<MapContents, MapError> {
     let (pools, nodes, devices) = (map.pools()?, map.nodes()?, map.devices()?);
     let topology = Topology::new(&nodes, &devices);
     let partitions: BTreeMap<u32, PartitionSize> =
@@ -111,7 +125,7 @@ fn read_map(map: &dyn ClusterMap, reports: &NodeReports) -> Result<MapContents, 
     for (name, pool) in &pools {
         for (GroupId(group), record) in map.groups(pool.first_group..pool.first_group + pool.groups)? {
             let wanted = pool.replicas as usize;
-            let used = used_by(group, reports);
+            let used = used_by(group, answers);
             let has_room = |node: u32| record.has_room(ReplicaId(node), partitions.get(&node).copied(), used);
             let node_of = |device: &DeviceId| devices[device].node.0;
             let placed = topology.place_where(GroupId(group), wanted, |device| has_room(node_of(&device)));
@@ -147,10 +161,10 @@ fn replicas_of(report: Option<&Value>) -> impl Iterator<Item = &Value> {
 }
 
 /// The groups that the nodes know: each as the one with its newest epoch does.
-fn known_groups(reports: &NodeReports) -> Vec<GroupView> {
+fn known_groups(answers: &NodeAnswers) -> Vec<GroupView> {
     let mut groups: BTreeMap<u64, GroupView> = BTreeMap::new();
-    for (node, report) in reports {
-        for replica in replicas_of(report.as_ref()) {
+    for (node, answer) in answers {
+        for replica in replicas_of(answer.report()) {
             let number = |value: &Value| value.as_u64().unwrap_or_default();
             let in_sync = replica["in_sync"].as_array().into_iter().flatten();
             let view = GroupView {
@@ -187,41 +201,147 @@ fn known_groups(reports: &NodeReports) -> Vec<GroupView> {
     groups.into_values().collect()
 }
 
-/// The state of a group, and why it is not healthy.
-fn describe(view: &GroupView, reports: &NodeReports, map: Option<&MapContents>) -> Value {
-    let of = |node: u32| {
-        let report = reports.get(&node).and_then(Option::as_ref);
-        replicas_of(report).find(|replica| replica["group"] == view.group)
+impl NodeAnswer {
+    fn report(&self) -> Option<&Value> {
+        match &self.answer {
+            Answer::Report(report) => Some(report),
+            Answer::Unreported(_) | Answer::Silent(_) => None,
+        }
+    }
+
+    fn error(&self) -> Option<&str> {
+        match &self.answer {
+            Answer::Report(_) => None,
+            Answer::Unreported(error) | Answer::Silent(error) => Some(error),
+        }
+    }
+}
+
+/// What a group's replica on a node is like.
+enum ReplicaAnswer<'a> {
+    /// The node reports it.
+    Known(&'a Value),
+    /// The node has none.
+    Missing,
+    /// The node serves, and reports nothing.
+    Unreported,
+    /// The node is on another machine, which does not answer this one, and the map has it as up.
+    Unknown(&'a str),
+    Down(&'a str),
+}
+
+/// The replica of a group on a node.
+fn replica_on<'a>(
+    node: u32,
+    group: u32,
+    answers: &'a NodeAnswers,
+    map: Option<&MapContents>,
+) -> ReplicaAnswer<'a> {
+    let is_up = map.is_some_and(|map| map.up.contains(&NodeId(node)));
+    let Some(NodeAnswer { answer, is_local }) = answers.get(&node) else {
+        return ReplicaAnswer::Down("its address is not known");
     };
-    let is_remote_up =
-        |node: u32| !reports.contains_key(&node) && map.is_some_and(|map| map.up.contains(&NodeId(node)));
+    match answer {
+        Answer::Report(report) => match replicas_of(Some(report)).find(|it| it["group"] == group) {
+            Some(replica) => ReplicaAnswer::Known(replica),
+            None => ReplicaAnswer::Missing,
+        },
+        Answer::Unreported(_) => ReplicaAnswer::Unreported,
+        Answer::Silent(why) if is_up && !is_local => ReplicaAnswer::Unknown(why),
+        Answer::Silent(why) => ReplicaAnswer::Down(why),
+    }
+}
+
+/// Whether a group is served: its state, and why not.
+fn serving(
+    view: &GroupView,
+    answers: &NodeAnswers,
+    map: Option<&MapContents>,
+) -> (&'static str, Option<String>) {
+    let of = |node: u32| replica_on(node, view.group, answers, map);
     let primary = view.primary;
     let served = if view.in_sync.len() < view.wanted { "degraded" } else { "healthy" };
     let waits = |report: &Value| report["waits_for"].as_str().map(str::to_string);
-    let (state, mut why) = match of(primary) {
-        Some(report) if report["state"] == "primary" => (served, None),
-        Some(report) => ("waiting", waits(report)),
-        None if is_remote_up(primary) => (served, None),
-        None => {
-            let silent = format!("its primary, node {primary}, does not answer");
-            let waits = view.replicas.iter().filter_map(|node| waits(of(*node)?)).next();
-            ("down", Some(waits.map_or(silent.clone(), |waits| format!("{silent}; {waits}"))))
+    let silent = match of(primary) {
+        ReplicaAnswer::Known(report) if report["state"] == "primary" => return (served, None),
+        ReplicaAnswer::Known(report) => return ("waiting", waits(report)),
+        ReplicaAnswer::Unreported => return (served, None),
+        ReplicaAnswer::Unknown(why) => {
+            let why = format!("its primary, node {primary}, is up, and does not answer this machine: {why}");
+            return ("unknown", Some(why));
         }
+        ReplicaAnswer::Missing => format!("its primary, node {primary}, does not have it"),
+        ReplicaAnswer::Down(why) => format!("its primary, node {primary}, does not answer: {why}"),
     };
+    let waits = view.replicas.iter().find_map(|node| match of(*node) {
+        ReplicaAnswer::Known(report) => waits(report),
+        _ => None,
+    });
+    ("down", Some(waits.map_or(silent.clone(), |waits| format!("{silent}; {waits}"))))
+}
+
+/// What the primary of a group reports of a replica that catches up.
+fn learner(of_primary: &Value, node: u32) -> Option<&Value> {
+    of_primary["learners"].as_array().into_iter().flatten().find(|learner| learner["node"] == node)
+}
+
+/// How far the copy of all objects to a replica is, and how fast.
+fn copying(of_primary: &Value, node: u32) -> String {
+    let learner = learner(of_primary, node);
+    let number = |name: &str| learner.and_then(|learner| learner[name].as_u64());
+    match (number("copied_objects"), number("copied_bytes_per_second"), of_primary["objects"].as_u64()) {
+        (Some(copied), Some(speed), Some(objects)) => {
+            format!("copying: {copied} of {objects} objects, {}", mib_per_second(speed))
+        }
+        _ => "copying".to_string(),
+    }
+}
+
+/// Entries of the log that a replica lacks.
+fn entries_behind(of_primary: &Value, node: u32) -> Option<u64> {
+    learner(of_primary, node)
+        .and_then(|learner| learner["entries_behind"].as_u64())
+        .filter(|entries| *entries > 0)
+}
+
+fn mib_per_second(bytes: u64) -> String {
+    format!("{:.1} MiB/s", bytes as f64 / f64::from(1 << 20))
+}
+
+/// Bytes a second that are copied to replicas of all groups.
+fn copy_speed(groups: &[Value]) -> u64 {
+    let learners = groups.iter().flat_map(|group| group["learners"].as_array()).flatten();
+    learners.filter_map(|it| it["copied_bytes_per_second"].as_u64()).fold(0, u64::saturating_add)
+}
+
+/// The state of a group, and why it is not healthy.
+fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) -> Value {
+    let of = |node: u32| replica_on(node, view.group, answers, map);
+    let primary = view.primary;
+    let (state, mut why) = serving(view, answers, map);
     let reason = |node: u32, list: &str| {
-        let report = reports.get(&node).and_then(Option::as_ref);
+        let report = answers.get(&node).and_then(NodeAnswer::report);
         let all = report.and_then(|report| report[list].as_array()).into_iter().flatten();
         all.filter(|each| each["group"] == view.group).find_map(|each| each["why"].as_str())
+    };
+    let of_primary = match of(primary) {
+        ReplicaAnswer::Known(report) => report,
+        _ => &Value::Null,
     };
     let outside = view.replicas.iter().filter(|replica| !view.in_sync.contains(replica));
     let catching_up: Vec<String> = outside
         .map(|node| match of(*node) {
-            None if is_remote_up(*node) => format!("{node}"),
-            None if reports.get(node).is_some_and(Option::is_some) => format!("{node} (to come)"),
-            None => format!("{node} (down)"),
-            Some(_) if view.without_room.contains(node) => format!("{node} (no room)"),
-            Some(report) if report["complete"] == false => format!("{node} (copying)"),
-            Some(_) => format!("{node}"),
+            ReplicaAnswer::Known(_) if view.without_room.contains(node) => format!("{node} (no room)"),
+            ReplicaAnswer::Known(report) if report["complete"] == false => {
+                format!("{node} ({})", copying(of_primary, *node))
+            }
+            ReplicaAnswer::Known(_) | ReplicaAnswer::Unreported => match entries_behind(of_primary, *node) {
+                Some(entries) => format!("{node} ({entries} entries behind)"),
+                None => format!("{node}"),
+            },
+            ReplicaAnswer::Missing => format!("{node} (to come)"),
+            ReplicaAnswer::Unknown(_) => format!("{node} (no answer)"),
+            ReplicaAnswer::Down(_) => format!("{node} (down)"),
         })
         .collect();
     let refusal = view.replicas.iter().find_map(|node| Some((*node, reason(*node, "refused")?)));
@@ -249,67 +369,78 @@ fn describe(view: &GroupView, reports: &NodeReports, map: Option<&MapContents>) 
         "in_sync": view.in_sync,
         "replicas": view.replicas,
         "catching_up": catching_up.join(" "),
+        "learners": of_primary["learners"],
         "why": why,
     })
 }
 
 /// The nodes of the map, and those on this machine.
-fn describe_nodes(reports: &NodeReports, map: Option<&MapContents>) -> Vec<Value> {
+fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>) -> Vec<Value> {
     let known = map.into_iter().flat_map(|map| map.nodes.keys().map(|id| id.0));
-    let all: BTreeSet<u32> = reports.keys().copied().chain(known).collect();
+    let all: BTreeSet<u32> = answers.keys().copied().chain(known).collect();
     let describe = |node: u32| {
-        let is_up = map.map(|map| map.up.contains(&NodeId(node)));
-        let state = match (reports.get(&node), is_up) {
-            (Some(Some(_)), _) => "serves",
-            (Some(None), _) => "does not answer",
-            (None, Some(true)) => "up, on another machine",
-            (None, _) => "down, on another machine",
+        let answer = answers.get(&node);
+        let state = match answer.map(|answer| &answer.answer) {
+            Some(Answer::Report(_)) => "serves",
+            Some(Answer::Unreported(_)) => "up",
+            Some(Answer::Silent(_)) | None => "does not answer",
         };
-        let out = map.and_then(|map| map.out.get(&NodeId(node)));
-        let report = reports.get(&node).and_then(Option::as_ref);
-        json!({ "node": node, "state": state, "up": is_up, "out": out, "report": report })
+        json!({
+            "node": node,
+            "state": state,
+            "up": map.map(|map| map.up.contains(&NodeId(node))),
+            "out": map.and_then(|map| map.out.get(&NodeId(node))),
+            "error": answer.and_then(NodeAnswer::error),
+            "report": answer.and_then(NodeAnswer::report),
+        })
     };
     all.into_iter().map(describe).collect()
 }
 
 /// The state of a cluster as an object.
 pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
-    let ask = |node: &u32| {
-        let report = rpc::call(&layout.socket(*node), "store_node_get_status", Value::Null, TIMEOUT);
-        (*node, report.ok())
-    };
-    let reports: NodeReports = layout.nodes.iter().map(ask).collect();
-    let (map, map_error) = match read_map(&*layout.map, &reports) {
+    let (answers, map_error) = ask::ask(layout)?;
+    let (map, map_error) = match map_error.map_or_else(|| read_map(&*layout.map, &answers), Err) {
         Ok(map) => (Some(map), None),
         Err(error @ MapError::Storage { .. }) => (None, Some(error.to_string())),
         Err(error) => return Err(CommandError::operation(error)),
     };
-    let of_reports = if map.is_none() { known_groups(&reports) } else { Vec::new() };
+    let of_reports = if map.is_none() { known_groups(&answers) } else { Vec::new() };
     let views = map.as_ref().map_or(&of_reports, |map| &map.groups);
-    let groups: Vec<Value> = views.iter().map(|view| describe(view, &reports, map.as_ref())).collect();
+    let groups: Vec<Value> = views.iter().map(|view| describe(view, &answers, map.as_ref())).collect();
     let count = |state: &str| groups.iter().filter(|group| group["state"] == state).count();
     let healthy = count("healthy");
     let is_healthy = healthy == groups.len() && map_error.is_none();
     let mut summary = if healthy == groups.len() {
         format!("healthy: all {healthy} groups are served, all their replicas are in sync")
     } else {
-        let rest = ["degraded", "waiting", "down"].map(|state| format!("{} {state}", count(state)));
-        format!("not healthy: of {} groups {healthy} healthy, {}", groups.len(), rest.join(", "))
+        let others = ["degraded", "waiting", "unknown", "down"].map(|state| (state, count(state)));
+        let others = others.iter().filter(|(state, count)| *state != "unknown" || *count > 0);
+        let others: Vec<_> = others.map(|(state, count)| format!("{count} {state}")).collect();
+        format!("not healthy: of {} groups {healthy} healthy, {}", groups.len(), others.join(", "))
     };
     let moving = views.iter().filter(|view| view.is_moving).count();
     if moving > 0 {
         summary = format!("{summary}; {moving} move to other nodes");
     }
+    let speed = copy_speed(&groups);
+    if speed > 0 {
+        summary = format!("{summary}; {} are copied", mib_per_second(speed));
+    }
     if let Some(error) = &map_error {
-        summary = format!("memberships stand still: {error}\nas this machine's nodes know it, {summary}");
+        summary = format!("memberships stand still: {error}\nas the nodes know it, {summary}");
     }
     Ok(json!({
         "summary": summary,
         "healthy": is_healthy,
         "moving": moving,
+        "copied_bytes_per_second": speed,
         "map_error": map_error,
         "pools": map.iter().flat_map(|map| map.pools.keys()).collect::<Vec<_>>(),
         "groups": groups,
-        "nodes": describe_nodes(&reports, map.as_ref()),
+        "nodes": describe_nodes(&answers, map.as_ref()),
     }))
 }
+
+#[cfg(test)]
+mod tests;

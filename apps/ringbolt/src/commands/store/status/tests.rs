@@ -1,0 +1,110 @@
+//! What is said of a group, from what its nodes answer.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+
+fn view() -> GroupView {
+    GroupView {
+        group: 5,
+        pool: Some("pool".to_string()),
+        class: None,
+        durability: None,
+        epoch: 7,
+        primary: 1,
+        in_sync: vec![1, 2],
+        replicas: vec![1, 2, 3],
+        wanted: 3,
+        is_moving: false,
+        without_room: Vec::new(),
+    }
+}
+
+fn map(up: &[u32]) -> MapContents {
+    MapContents {
+        nodes: BTreeMap::new(),
+        up: up.iter().copied().map(NodeId).collect(),
+        out: BTreeMap::new(),
+        pools: BTreeMap::new(),
+        groups: Vec::new(),
+    }
+}
+
+/// Nodes from 1 on, all on other machines.
+fn answers(of: impl IntoIterator<Item = Answer>) -> NodeAnswers {
+    (1..).zip(of).map(|(node, answer)| (node, NodeAnswer { answer, is_local: false })).collect()
+}
+
+fn report(replica: Value) -> Answer {
+    let mut replica = replica;
+    replica["group"] = 5.into();
+    Answer::Report(json!({ "replicas": [replica] }))
+}
+
+fn primary(learner: Value) -> Answer {
+    report(json!({ "state": "primary", "complete": true, "objects": 40, "learners": [learner] }))
+}
+
+fn secondary() -> Answer {
+    report(json!({ "state": "replica", "complete": true }))
+}
+
+#[test]
+fn a_replica_that_catches_up_says_how_far_and_how_fast() {
+    let copied = json!({ "node": 3, "entries_behind": 9, "copied_objects": 12, "copied_bytes_per_second": 36_700_160 });
+    let copying = report(json!({ "state": "copying", "complete": false }));
+    let of_copy =
+        describe(&view(), &answers([primary(copied), secondary(), copying]), Some(&map(&[1, 2, 3])));
+    assert_eq!(of_copy["state"], "degraded");
+    assert_eq!(of_copy["catching_up"], "3 (copying: 12 of 40 objects, 35.0 MiB/s)");
+    assert_eq!(copy_speed(&[of_copy]), 36_700_160);
+    let behind =
+        json!({ "node": 3, "entries_behind": 120, "copied_objects": null, "copied_bytes_per_second": null });
+    let of_log =
+        describe(&view(), &answers([primary(behind), secondary(), secondary()]), Some(&map(&[1, 2, 3])));
+    assert_eq!(of_log["catching_up"], "3 (120 entries behind)");
+    assert_eq!(copy_speed(&[of_log]), 0);
+}
+
+#[test]
+fn a_primary_that_does_not_answer_is_unknown_while_it_is_up_and_down_after_that() {
+    let silent =
+        || answers([Answer::Silent("timed out".into()), secondary(), Answer::Silent("timed out".into())]);
+    let up = describe(&view(), &silent(), Some(&map(&[1, 2, 3])));
+    assert_eq!(
+        (up["state"].as_str(), up["why"].as_str()),
+        (Some("unknown"), Some("its primary, node 1, is up, and does not answer this machine: timed out"))
+    );
+    assert_eq!(up["catching_up"], "3 (no answer)");
+    let down = describe(&view(), &silent(), Some(&map(&[2])));
+    assert_eq!(
+        (down["state"].as_str(), down["why"].as_str()),
+        (Some("down"), Some("its primary, node 1, does not answer: timed out"))
+    );
+    assert_eq!(down["catching_up"], "3 (down)");
+    // A node of an earlier version has proved that it serves.
+    let earlier = answers([Answer::Unreported("closed".into()), secondary(), secondary()]);
+    assert_eq!(describe(&view(), &earlier, Some(&map(&[1, 2, 3])))["state"], "degraded");
+    assert_eq!(describe_nodes(&earlier, None)[0]["state"], "up");
+}
+
+#[test]
+fn reports_that_make_no_sense_are_shown_as_nothing() {
+    let strange = [
+        json!(null),
+        json!({ "replicas": 7, "refused": {}, "without_room": [1] }),
+        json!({ "replicas": [{ "group": 5, "state": [], "learners": 3, "in_sync": "all" }, null, "x"] }),
+        json!({ "replicas": [{ "group": u64::MAX, "epoch": -1, "in_sync": [u64::MAX, {}], "damaged_blocks": "many" }] }),
+    ];
+    for report in strange {
+        let answers = answers([(); 3].map(|()| Answer::Report(report.clone())));
+        let of_map = describe(&view(), &answers, Some(&map(&[1])));
+        assert_ne!(of_map["state"], "healthy", "{report}");
+        for known in known_groups(&answers) {
+            describe(&known, &answers, None);
+        }
+        assert_eq!(damage(&report), "");
+        let most = json!({ "replicas": [{ "damaged_blocks": u64::MAX }, { "damaged_blocks": 1, "repaired_ranges": 2 }] });
+        assert_eq!(damage(&most), format!("; {} damaged blocks found, 2 ranges repaired", u64::MAX));
+        assert_eq!(used_by(5, &answers), PartitionSize::default());
+    }
+}

@@ -1,0 +1,170 @@
+//! What a node reports of itself: the result of `store_node_get_status`, which other machines get over the network.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+
+use bdev::Uuid;
+use control::json::{Value, json};
+use reactor::{MailboxSender, blocking};
+use replica::{CopyProgress, GroupBlocked, LearnerStatus, ReplicaId};
+use sockets::StreamAddress;
+use wire_replica::REPORT_BYTES_MAX;
+
+use super::NoRoom;
+use super::hub::HubInput;
+use crate::{PartitionStatus, ReplicaNode, StoreError};
+
+/// Where what is reported comes from.
+pub(super) struct NodeReport {
+    pub(super) node: Arc<ReplicaNode>,
+    pub(super) id: ReplicaId,
+    pub(super) cluster: Uuid,
+    pub(super) bdev_name: String,
+    pub(super) address: StreamAddress,
+    /// Groups that it has no replica of although the map says so, and why.
+    pub(super) refused: Arc<Mutex<BTreeMap<u32, String>>>,
+    /// Groups whose primary it has, and that have too few replicas because no other node has room for what they use.
+    pub(super) without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
+    /// The nodes, as the map had them when it was read last.
+    pub(super) addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>>,
+}
+
+impl NodeReport {
+    /// The report.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`].
+    pub(super) async fn make(&self) -> Result<Value, StoreError> {
+        let status = self.node.status().await?;
+        let node = |(id, address): (&ReplicaId, &StreamAddress)| json!({ "node": id.0, "address": address.to_string() });
+        Ok(json!({
+            "node": self.id.0,
+            "cluster": self.cluster.to_string(),
+            "address": self.address.to_string(),
+            "bdev_name": self.bdev_name,
+            "log_bdev_name": self.node.log_device().map(|device| device.name()),
+            "durability": self.node.durability().name(),
+            "replicas": status.iter().filter_map(describe).collect::<Vec<_>>(),
+            "spare_partitions": self.node.spare_partitions(),
+            "refused": sync::lock(&self.refused).iter().map(refused).collect::<Vec<_>>(),
+            "without_room": sync::lock(&self.without_room).iter().map(without_room).collect::<Vec<_>>(),
+            "nodes": sync::lock(&self.addresses).iter().map(node).collect::<Vec<_>>(),
+        }))
+    }
+
+    /// The report as a message has it.
+    async fn encode(&self) -> Result<Arc<[u8]>, StoreError> {
+        let mut text = self.make().await?.to_string();
+        if text.len() > REPORT_BYTES_MAX {
+            let bytes = text.len();
+            let error = format!("it has {bytes} bytes, and a message {REPORT_BYTES_MAX} at most");
+            text = json!({ "node": self.id.0, "error": error }).to_string();
+        }
+        Ok(text.into_bytes().into())
+    }
+}
+
+/// Starts the thread that makes reports for other machines: the core of the connections does not wait for the other cores. It
+/// ends with the connections.
+pub(super) fn start_reporter(report: &Arc<NodeReport>, hub: MailboxSender<HubInput>) {
+    let (sender, requests): (SyncSender<()>, Receiver<()>) = sync_channel(1);
+    let (report, answers) = (Arc::downgrade(report), hub.clone());
+    let make = move |()| {
+        let made = report.upgrade().and_then(|report| blocking::block_on(report.encode()).ok()?.ok());
+        // One that finds no room is lost, and made again for the next request.
+        let _ = answers.send(HubInput::Report(made));
+    };
+    match blocking::spawn_worker("store reports", requests, make) {
+        Ok(()) => _ = hub.send(HubInput::Reporter(sender)),
+        Err(error) => log::warn!("other machines get no status of this node: {error}"),
+    }
+}
+
+fn refused((group, why): (&u32, &String)) -> Value {
+    json!({ "group": group, "why": why })
+}
+
+fn without_room((group, no_room): (&u32, &NoRoom)) -> Value {
+    json!({
+        "group": group,
+        "node": no_room.node.0,
+        "missing_extents": no_room.missing.extents,
+        "missing_objects": no_room.missing.onodes,
+        "why": no_room.to_string(),
+    })
+}
+
+fn describe(status: &PartitionStatus) -> Option<Value> {
+    let replica = status.replica.as_ref()?;
+    let in_sync: Vec<u32> = replica.config.in_sync.iter().map(|member| member.0).collect();
+    let state = match replica.status.blocked {
+        _ if status.failed => "failed",
+        None => "primary",
+        Some(GroupBlocked::NotPrimary) if replica.status.complete => "replica",
+        Some(GroupBlocked::NotPrimary) => "copying",
+        Some(_) => "waiting",
+    };
+    Some(json!({
+        "group": replica.group,
+        "class": replica.class.name(),
+        "state": state,
+        "waits_for": replica.status.blocked.filter(|_| state == "waiting").map(reason),
+        "epoch": replica.config.epoch,
+        "primary": replica.config.primary.0,
+        "in_sync": in_sync,
+        "complete": replica.status.complete,
+        "log_end": replica.status.log_end,
+        "commit_point": replica.status.commit_point,
+        "in_place": replica.in_place,
+        "log_bytes": status.log_bytes,
+        "log_used_bytes": status.log_used_bytes,
+        "objects": status.space.objects,
+        "extents": status.space.extents,
+        "free_extents": status.space.free_extents,
+        "used_extents": status.space.used_extents(),
+        "reads": status.stats.reads,
+        "reads_from_log": status.stats.reads_from_log,
+        "reads_overlaid": status.stats.reads_overlaid,
+        "flushes": status.stats.flushes,
+        "flushes_by_count": status.stats.flushes_by_count,
+        "flushes_by_time": status.stats.flushes_by_time,
+        "entries_overwriting": status.stats.entries_overwriting,
+        "learners": replica.learners.iter().map(learner).collect::<Vec<_>>(),
+        "unsettled_blocks": replica.status.unsettled,
+        "checkpoints": status.stats.checkpoints,
+        "damaged_blocks": status.stats.damaged_blocks,
+        "repaired_ranges": replica.status.repaired,
+    }))
+}
+
+fn learner(status: &LearnerStatus) -> Value {
+    let per_second = |copy: CopyProgress| {
+        let ns = copy.elapsed_ns.max(1);
+        u64::try_from(u128::from(copy.bytes) * 1_000_000_000 / u128::from(ns)).unwrap_or(u64::MAX)
+    };
+    json!({
+        "node": status.id.0,
+        "entries_behind": status.entries_behind,
+        "copying": status.copy.is_some(),
+        "copied_objects": status.copy.map(|copy| copy.objects),
+        "copied_bytes": status.copy.map(|copy| copy.bytes),
+        "copied_bytes_per_second": status.copy.map(per_second),
+    })
+}
+
+/// What a group waits for.
+fn reason(blocked: GroupBlocked) -> &'static str {
+    match blocked {
+        GroupBlocked::NoMap => "the map's record was not read yet",
+        GroupBlocked::NotPrimary => "another replica is the primary",
+        GroupBlocked::NoPrimary => "the primary is silent, and the map has not answered",
+        GroupBlocked::EarlierLease => "an earlier primary may still read",
+        GroupBlocked::Reconciling => "entries of an earlier primary are being committed",
+        GroupBlocked::MemberSilent => "a replica is silent, and the map has not answered",
+        GroupBlocked::DataLost => {
+            "its data is lost: the primary has none, and no replica in sync has taken over"
+        }
+        GroupBlocked::TooFewInSync => "fewer replicas are in sync than the pool demands",
+    }
+}
