@@ -63,7 +63,7 @@ fn replicas_follow_nodes_that_are_added_out_lost_and_replaced() {
         "--size=32m",
         "--iodepth=4",
         "--time_based",
-        "--runtime=12",
+        "--runtime=20",
     ]);
     let load = { load }.spawn().unwrap();
 
@@ -83,6 +83,19 @@ fn replicas_follow_nodes_that_are_added_out_lost_and_replaced() {
     cluster.ok(&["store", "in", "1"]);
     let back = cluster.wait_for("with node 1", |status| is_settled(status) && with_node(status, 1) == had);
     assert_eq!(replicas(&back), second);
+
+    // With a weight far above the others a node wins a replica of each group, and nothing else moves.
+    let (groups, had) = (second.len(), with_node(&back, 4));
+    cluster.ok(&["store", "weight", "4", "100000000"]);
+    let heavy =
+        cluster.wait_for("all on node 4", |status| is_settled(status) && with_node(status, 4) == groups);
+    assert_eq!(moved(&second, &replicas(&heavy)), groups - had);
+    cluster.ok(&["store", "weight", "4", &back["nodes"][3]["weight"].to_string()]);
+    let back =
+        cluster.wait_for("weights as before", |status| is_settled(status) && with_node(status, 4) == had);
+    assert_eq!(replicas(&back), second);
+    let unknown = cluster.run(&["store", "weight", "9", "1"]);
+    assert!(text(&unknown.stderr).contains("the cluster has no node 9"), "{}", text(&unknown.stderr));
     let load = load.wait_with_output().unwrap();
     assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
 

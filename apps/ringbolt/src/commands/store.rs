@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use cluster_map::{EtcdFiles, EtcdOptions, MapChange, NodeId, OutReason};
+use cluster_map::{DeviceRecord, EtcdFiles, EtcdOptions, MapChange, NodeId, OutReason};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -55,6 +55,9 @@ pub(crate) enum StoreCommand {
     /// Let a node have replicas again
     #[command(after_help = "Example:\n  ringbolt store in 2")]
     In(OutArgs),
+    /// Give a node another share of the data: some replicas move to it, or from it to others
+    #[command(after_help = "Example:\n  ringbolt store weight 2 5120")]
+    Weight(WeightArgs),
     /// Create, list and remove pools
     #[command(subcommand)]
     Pool(PoolCommand),
@@ -238,6 +241,18 @@ pub(crate) struct OutArgs {
     of: ClusterArgs,
 }
 
+/// Arguments of `ringbolt store weight`.
+#[derive(Args)]
+pub(crate) struct WeightArgs {
+    /// Number of the node
+    node: u32,
+    /// Its share in proportion to those of the others; a node begins with the MiB of its device
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    weight: u32,
+    #[command(flatten)]
+    of: ClusterArgs,
+}
+
 impl NewCluster {
     fn node_count(&self) -> u32 {
         match self.devices.len() {
@@ -273,6 +288,7 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::AddNode(options) => add_node(&options),
         StoreCommand::Out(options) => set_out(&options, Some(OutReason::Operator)),
         StoreCommand::In(options) => set_out(&options, None),
+        StoreCommand::Weight(options) => set_weight(&options),
         StoreCommand::Pool(command) => pool::run(command),
         StoreCommand::Demo(options) => demo::run(&options),
     }
@@ -358,4 +374,16 @@ fn set_out(options: &OutArgs, reason: Option<OutReason>) -> Result<(), CommandEr
         return Err(CommandError::operation(format!("the cluster has no node {}", node.0)));
     }
     layout.map.set_out(node, reason).map_err(CommandError::operation)
+}
+
+/// Placement follows: every node reads the devices again when one of them has changed.
+fn set_weight(options: &WeightArgs) -> Result<(), CommandError> {
+    let layout = ClusterLayout::open(&options.of.cluster, &options.of.etcd.options())?;
+    let devices = layout.map.devices().map_err(CommandError::operation)?;
+    let (id, device) = devices
+        .into_iter()
+        .find(|(_, device)| device.node == NodeId(options.node))
+        .ok_or_else(|| CommandError::operation(format!("the cluster has no node {}", options.node)))?;
+    let device = DeviceRecord { weight: options.weight, ..device };
+    layout.map.put_device(id, &device).map_err(CommandError::operation)
 }

@@ -22,6 +22,7 @@ struct MapContents {
     nodes: BTreeMap<NodeId, NodeRecord>,
     up: BTreeSet<NodeId>,
     out: BTreeMap<NodeId, OutReason>,
+    weights: BTreeMap<NodeId, u32>,
     pools: BTreeMap<String, PoolRecord>,
     groups: Vec<GroupView>,
 }
@@ -152,7 +153,8 @@ fn read_map(map: &dyn ClusterMap, answers: &NodeAnswers) -> Result<MapContents, 
             });
         }
     }
-    Ok(MapContents { nodes, up: map.nodes_up()?, out: map.out()?, pools, groups })
+    let weights = devices.values().map(|device| (device.node, device.weight)).collect();
+    Ok(MapContents { nodes, up: map.nodes_up()?, out: map.out()?, weights, pools, groups })
 }
 
 /// The replicas that a node reports.
@@ -390,6 +392,7 @@ fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>) -> Vec<Value
             "state": state,
             "up": map.map(|map| map.up.contains(&NodeId(node))),
             "out": map.and_then(|map| map.out.get(&NodeId(node))),
+            "weight": map.and_then(|map| map.weights.get(&NodeId(node))),
             "error": answer.and_then(NodeAnswer::error),
             "report": answer.and_then(NodeAnswer::report),
         })

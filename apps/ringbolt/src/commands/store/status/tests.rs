@@ -24,6 +24,7 @@ fn map(up: &[u32]) -> MapContents {
         nodes: BTreeMap::new(),
         up: up.iter().copied().map(NodeId).collect(),
         out: BTreeMap::new(),
+        weights: BTreeMap::new(),
         pools: BTreeMap::new(),
         groups: Vec::new(),
     }
