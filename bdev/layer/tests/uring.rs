@@ -254,13 +254,17 @@ fn a_channel_may_be_dropped_with_io_in_flight() {
     std::fs::write(directory.0.join("other"), vec![0; 4 << 20]).unwrap();
     uring::create(&rig.registry, UringConfig::new("G", directory.0.join("other"))).unwrap();
     let mut other = rig.registry.open("G", Access::ReadWrite).unwrap().channel(&rig.core).unwrap();
-    for _ in 0..100 {
+    // The disk decides how long the writes take; for at most a minute, so that a failure does not hang.
+    let is_written = || {
+        let first = std::fs::read(directory.0.join("file")).unwrap();
+        first[..100 * 4096].iter().all(|byte| *byte == 1)
+    };
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !is_written() {
+        assert!(std::time::Instant::now() < end, "the writes do not end");
         rig.reactor.turn();
-        std::thread::sleep(std::time::Duration::from_micros(100));
     }
     assert_eq!(rig.read(&mut other, 0, 800).unwrap(), vec![0; 800 * 512]);
-    let first = std::fs::read(directory.0.join("file")).unwrap();
-    assert!(first[..100 * 4096].iter().all(|byte| *byte == 1));
 }
 
 #[test]
