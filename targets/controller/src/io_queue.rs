@@ -21,7 +21,7 @@ mod tests;
 mod window;
 
 pub use command::{CommandData, CommandToken, SharedPart};
-pub use window::{BufferWindow, HostBuffers};
+pub use window::{BufferWindow, CoreBuffers, HostBuffers};
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -517,12 +517,15 @@ impl<L: Default> IoQueue<L> {
         }
     }
 
-    /// Whether this many more bytes of buffers are within the window, and within what its host may hold. One command of a
+    /// Whether this many more bytes of buffers are within the window, and within what its host and its core may hold. One command of a
     /// queue always fits the window, and one of a host what it may hold, so that every deferred command is served.
     #[inline]
     fn fits(&self, bytes: usize) -> bool {
-        (self.buffer_bytes == 0 || self.buffer_bytes + bytes <= self.window.bytes)
-            && self.host_buffers.as_ref().is_none_or(|host| host.fits(bytes))
+        let (is_first, held) = (self.buffer_bytes == 0, self.buffer_bytes + bytes);
+        let may_hold = |host: &Rc<HostBuffers>| {
+            host.fits(bytes) && (is_first || held <= self.window.first || host.fits_earned(bytes))
+        };
+        (is_first || held <= self.window.bytes) && self.host_buffers.as_ref().is_none_or(may_hold)
     }
 
     /// A command takes buffers of this many bytes, which its end gives back.

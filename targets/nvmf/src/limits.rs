@@ -114,6 +114,12 @@ impl TcpLimits {
         BufferWindow::new(first, self.connection_bytes_max)
     }
 
+    /// Up to what all queues of one of `cores` cores hold beyond their first windows, with `arena_bytes` for all: the rest
+    /// stays for queues that hold little.
+    pub(crate) fn earned_bytes_max(cores: usize, arena_bytes: usize) -> usize {
+        arena_bytes / 2 / cores.max(1)
+    }
+
     /// What the queues of one host may hold on one of `cores` cores, with `arena_bytes` for all. With half of a core's
     /// share a host whose queues are spread can use half of the memory, and one that stalls leaves the rest to others.
     pub(crate) fn host_bytes_max(&self, cores: usize, arena_bytes: usize) -> usize {

@@ -11,7 +11,9 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use nvme_controller::reservation::ReservationNotifier;
-use nvme_controller::{ControllerDirectory, ControllerEvent, HostBuffers, NamespaceTable, SubsystemPort};
+use nvme_controller::{
+    ControllerDirectory, ControllerEvent, CoreBuffers, HostBuffers, NamespaceTable, SubsystemPort,
+};
 use target_shell::{Accepted, Connections, IoContext, Protocol};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::TransportAddress;
@@ -44,6 +46,8 @@ pub(crate) struct TcpProtocol {
     cores: usize,
     /// What the queues of each host hold on this core, while it has any.
     hosts: RefCell<HashMap<Nqn, Weak<HostBuffers>>>,
+    /// What all of them hold.
+    buffers: Rc<CoreBuffers>,
 }
 
 /// Why the target closes a connection, for the log.
@@ -105,6 +109,7 @@ impl TcpProtocol {
             exhausted_ns: None,
             cores,
             hosts: RefCell::default(),
+            buffers: Rc::default(),
         }
     }
 
@@ -116,7 +121,9 @@ impl TcpProtocol {
         }
         // Hosts without a queue have left, so that there are never more than queues.
         hosts.retain(|_, host| host.strong_count() > 0);
-        let host = Rc::new(HostBuffers::new(self.limits.host_bytes_max(self.cores, arena_bytes)));
+        let host = HostBuffers::new(self.limits.host_bytes_max(self.cores, arena_bytes));
+        let earned_max = TcpLimits::earned_bytes_max(self.cores, arena_bytes);
+        let host = Rc::new(host.on_core(self.buffers.clone(), earned_max));
         hosts.insert(hostnqn.clone(), Rc::downgrade(&host));
         host
     }

@@ -284,6 +284,52 @@ fn the_queues_of_a_host_share_what_it_may_hold() {
 }
 
 #[test]
+fn what_a_queue_has_earned_is_its_own_only_while_others_leave_it() {
+    let core = Rc::new(CoreBuffers::default());
+    let host = || Rc::new(HostBuffers::new(usize::MAX).on_core(core.clone(), 3072));
+    let mut queues = [(); 2].map(|()| QueueHarness::new(BufferWindow::new(1024, 4096)));
+    for harness in &mut queues {
+        harness.queue.share_host_buffers(host());
+        harness.transport.later = true;
+        // Both move data until their windows are four commands of 512 bytes and more.
+        for _ in 0..16 {
+            harness.command(io(NvmOpcode::Write, 1, 0, 1));
+        }
+        for _ in 0..16 {
+            harness.receive(0, Ok(0));
+            harness.complete(0, Status::SUCCESS);
+            harness.queue.retry(&mut harness.transport);
+        }
+        harness.settle();
+    }
+    let receiving = |harness: &QueueHarness| harness.transport.receiving.len();
+    let [one, other] = &mut queues;
+    for harness in [&mut *one, &mut *other] {
+        for _ in 0..8 {
+            harness.command(io(NvmOpcode::Write, 1, 0, 1));
+        }
+    }
+    // The first stalls with what the core has for those who earned it. The second has its first window all the same.
+    assert_eq!((receiving(one), receiving(other)), (6, 2));
+    one.receive(0, Ok(0));
+    one.complete(0, Status::SUCCESS);
+    other.queue.retry(&mut other.transport);
+    assert_eq!(
+        (receiving(one), receiving(other)),
+        (5, 2),
+        "3072 bytes are still more than the core has for it"
+    );
+    for _ in 0..2 {
+        one.receive(0, Ok(0));
+        one.complete(0, Status::SUCCESS);
+    }
+    other.queue.retry(&mut other.transport);
+    assert!(receiving(other) > 2, "it uses what the other has given back");
+    one.settle();
+    other.settle();
+}
+
+#[test]
 fn an_aborted_queue_answers_what_is_not_at_a_device() {
     let aborted = Status::ABORTED_SQ_DELETION;
     let mut harness = QueueHarness::new(BufferWindow::new(4096, 4096));
