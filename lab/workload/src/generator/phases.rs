@@ -184,18 +184,20 @@ impl Generator {
     /// Withdraws the ready requests and starts the drain; I/Os in flight are still counted.
     #[cold]
     pub(super) fn stop_issuing(&mut self, now: u64) {
-        if let Some(verifier) = &mut self.verifier {
-            for request in self.ready.iter().filter(|request| request.op.has_range()) {
-                verifier.release((request.lba - self.pattern.first_lba) / u64::from(self.pattern.io_blocks));
-            }
-        }
-        if let Some(zoned) = self.general.as_mut().and_then(|general| general.zoned.as_mut()) {
-            // From the last one on, so that the write pointers return to the first.
-            for request in self.ready.iter().rev().filter(|request| request.op.has_range()) {
-                zoned.cancel(request, self.block_bytes);
-            }
-        }
+        // Before the start no request has a position yet.
         if self.phase > JobPhase::NotStarted {
+            if let Some(verifier) = &mut self.verifier {
+                for request in self.ready.iter().filter(|request| request.op.has_range()) {
+                    verifier
+                        .release((request.lba - self.pattern.first_lba) / u64::from(self.pattern.io_blocks));
+                }
+            }
+            if let Some(zoned) = self.general.as_mut().and_then(|general| general.zoned.as_mut()) {
+                // From the last one on, so that the write pointers return to the first.
+                for request in self.ready.iter().rev().filter(|request| request.op.has_range()) {
+                    zoned.cancel(request, self.block_bytes);
+                }
+            }
             self.batches.cancel(&self.ready);
         }
         self.idle.append(&mut self.ready);

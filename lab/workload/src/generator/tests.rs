@@ -382,6 +382,18 @@ fn stopping_drains_ios_in_flight() {
 }
 
 #[test]
+fn a_job_that_verifies_behind_an_offset_can_be_stopped_before_its_start() {
+    let verify = Verify::Fio(FioVerify::Crc32c);
+    let mut generator = start(JobSpec { verify, offset_bytes: 8192, ..spec(Workload::RandWrite) }, 64);
+    generator.stop();
+    let mut device = FakeDevice::new(64, 64);
+    while !generator.is_finished() {
+        generator.turn(&mut device);
+    }
+    assert_eq!((device.reads, device.writes), (0, 0));
+}
+
+#[test]
 fn stopping_discards_requests_that_a_full_channel_did_not_accept() {
     for latency_max_ns in [None, Some(u64::MAX / 2)] {
         let mut device = FakeDevice::new(64, 3);
