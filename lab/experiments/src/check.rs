@@ -206,8 +206,16 @@ impl Finding {
         let outcomes: Vec<CheckOutcome> =
             self.check.iter().map(|check| check.evaluate(&self.id, records, precision)).collect();
         let untested = outcomes.iter().filter(|outcome| outcome.verdict == Verdict::NotTested);
+        // Checks with one reason share it.
+        let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+        for outcome in untested {
+            match reasons.iter_mut().find(|(reason, _)| *reason == outcome.remark) {
+                Some((_, says)) => says.push(&outcome.says),
+                None => reasons.push((&outcome.remark, vec![&outcome.says])),
+            }
+        }
         let mut remarks: Vec<String> =
-            untested.map(|outcome| format!("{} ({})", outcome.says, outcome.remark)).collect();
+            reasons.iter().map(|(reason, says)| format!("{} ({reason})", says.join(", "))).collect();
         remarks.extend(self.not_tested.clone());
         FindingOutcome {
             id: self.id.clone(),
@@ -248,6 +256,7 @@ impl FindingCheck {
     /// Evaluates the check on the records. `experiment` is the default of queries that name none.
     pub fn evaluate(&self, experiment: &str, records: &[CellRecord], precision: Precision) -> CheckOutcome {
         let mut missing = self.unmet_requirement(experiment, records).unwrap_or_default();
+        let absent = if missing.is_empty() { self.absent(experiment, records) } else { Vec::new() };
         let groups = if missing.is_empty() { self.groups(experiment, records) } else { Vec::new() };
         let mut estimates = Estimates::new(records, precision);
         let mut numbers = Vec::new();
@@ -266,6 +275,7 @@ impl FindingCheck {
         let range = (numbers.len() > 1)
             .then(|| (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max)));
         let remark = match worst {
+            None if !absent.is_empty() => format!("nothing of {} was measured", absent.join(" and ")),
             None if missing.is_empty() => "no required cell was measured".to_string(),
             None => missing,
             Some(number) if number.interval.is_none() => "measured once: repetitions decide it".to_string(),
@@ -281,6 +291,20 @@ impl FindingCheck {
             bound: self.bound(),
             remark,
         }
+    }
+
+    /// The experiments of which no cell was measured.
+    fn absent<'a>(&'a self, experiment: &'a str, records: &[CellRecord]) -> Vec<&'a str> {
+        let mut names: Vec<&str> = Vec::new();
+        for name in
+            std::iter::once(&self.of).chain(&self.against).map(|query| query.experiment_or(experiment))
+        {
+            let is_measured = |record: &CellRecord| record.experiment == name && record.is_measured();
+            if !names.contains(&name) && !records.iter().any(is_measured) {
+                names.push(name);
+            }
+        }
+        names
     }
 
     /// The number of a group with its interval and verdict, or why it cannot be computed.

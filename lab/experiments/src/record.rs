@@ -39,6 +39,8 @@ pub const SCHEMA: u32 = 1;
 
 /// Longest line of `results.jsonl` that is read; a record with histograms of many roles is far shorter.
 const LINE_BYTES_MAX: usize = 64 << 20;
+/// Longest file of a run that is read: a record has about 8 KiB, so these are 100,000 cells.
+const FILE_BYTES_MAX: u64 = 1 << 30;
 
 const MACHINE: &str = "machine.json";
 const PLAN: &str = "plan.toml";
@@ -448,7 +450,17 @@ impl RunDirectory {
 }
 
 fn read(path: &Path) -> Result<String, RunDirectoryError> {
-    fs::read_to_string(path).map_err(|error| io_error(path, error))
+    let bytes = read_bounded(path, FILE_BYTES_MAX).map_err(|error| io_error(path, error))?;
+    String::from_utf8(bytes).map_err(|error| malformed(path, &error.to_string()))
+}
+
+/// Reads a file of at most `bytes_max`. Devices and pipes have no length in advance, or no end.
+fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)? as u64 > bytes_max {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("more than {bytes_max} bytes")));
+    }
+    Ok(bytes)
 }
 
 fn io_error(path: &Path, error: io::Error) -> RunDirectoryError {
@@ -468,7 +480,7 @@ fn check_schema(path: &Path, found: u32) -> Result<(), RunDirectoryError> {
 }
 
 fn read_results(path: &Path) -> Result<(Vec<CellRecord>, Vec<String>), RunDirectoryError> {
-    let bytes = match fs::read(path) {
+    let bytes = match read_bounded(path, FILE_BYTES_MAX) {
         Ok(bytes) => bytes,
         // No cell was measured yet.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), Vec::new())),

@@ -34,6 +34,7 @@ mod tests;
 
 pub use bars::{BarChart, BarGroup, ChartBar, StackedColumn, StackedColumns};
 pub use heatmap::Heatmap;
+pub(crate) use number::format_limit;
 pub use number::{format_integer, format_number};
 pub use over_time::{HeatCell, OverTime};
 pub(crate) use palette::canonical_rank;

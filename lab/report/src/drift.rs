@@ -32,13 +32,16 @@ impl Drift {
         !self.interval.contains(1.0)
     }
 
-    /// For example `throughput changed by -3.1 % over the run (95 %: -4 to -2.2 %)`.
+    /// For example `throughput drifted by -3.1 % over the run (95 %: -4.0 to -2.2 %, 12 cells)`.
     pub fn sentence(&self) -> String {
         let percent = |ratio: f64| format!("{:+.1}", (ratio - 1.0) * 100.0);
+        let name = metric::display_name(self.metric);
+        let what = match self.is_significant() {
+            true => format!("{name} drifted by"),
+            false => format!("{name} has no significant drift:"),
+        };
         format!(
-            "{} {} by {} % over the run (95 %: {} to {} %, {} cells)",
-            metric::display_name(self.metric),
-            if self.is_significant() { "drifted" } else { "did not drift measurably:" },
+            "{what} {} % over the run (95 %: {} to {} %, {} cells)",
             percent(self.ratio),
             percent(self.interval.low),
             percent(self.interval.high),
@@ -146,7 +149,7 @@ mod tests {
         let wrong = (0..400).filter(|seed| drift(&run(0.0, *seed))[0].is_significant()).count();
         assert!(wrong <= 32, "{wrong} of 400, of which 20 are expected");
         let text = drift(&run(0.0, 3))[0].sentence();
-        assert!(text.contains("did not drift measurably"), "{text}");
+        assert!(text.starts_with("throughput has no significant drift: "), "{text}");
     }
 
     #[test]

@@ -89,7 +89,7 @@ pub fn render_html_on(
         drift: drift(run),
         medium: medium(run).description(),
         targets: alike::targets(&run.plan.targets),
-        advice: advice.iter().map(advice_card).collect(),
+        advice: folded(advice.iter().map(advice_card)),
         tally: evidence::tally(&findings),
         findings,
         distortions: alike::sentences(&run.machine.distortions),
@@ -158,7 +158,8 @@ fn title(run: &RunDirectory) -> String {
     match names.as_slice() {
         [] => "Storage stacks and schedulers".to_string(),
         [one] if run.plan.targets.len() == 1 => format!("Storage stacks and schedulers on {one}"),
-        [one] => format!("Storage stacks and schedulers on {} × {one}", run.plan.targets.len()),
+        // A line never begins with the sign.
+        [one] => format!("Storage stacks and schedulers on {}\u{a0}×\u{a0}{one}", run.plan.targets.len()),
         more => format!("Storage stacks and schedulers on {}", more.join(", ")),
     }
 }
@@ -209,10 +210,10 @@ fn drift(run: &RunDirectory) -> Vec<String> {
     lines
 }
 
-/// The advice for one goal.
+/// The advice for one goal, or for several that have no result for the same reason.
 #[derive(Serialize)]
 struct AdviceCard {
-    goal: &'static str,
+    goal: String,
     headline: String,
     certainty: &'static str,
     reasons: Vec<String>,
@@ -225,7 +226,8 @@ fn advice_card(advice: &Advice) -> AdviceCard {
     let tested: Vec<_> = decisions.iter().filter(|decision| decision.choice != Choice::Untested).collect();
     let wins = tested.iter().any(|decision| matches!(decision.choice, Choice::Wins(_)));
     let certainty = match (tested.is_empty(), wins) {
-        (true, _) => "not tested",
+        // The headline says it.
+        (true, _) => "",
         (_, true) => "significant lead",
         _ => "no significant difference",
     };
@@ -237,17 +239,36 @@ fn advice_card(advice: &Advice) -> AdviceCard {
         (None, None) => "No winner".to_string(),
     };
     // Without a result, the reason is the same for both factors, or that of the one that was compared.
-    let shown = if tested.is_empty() { decisions.iter().collect() } else { tested };
-    let mut reasons: Vec<String> = shown.iter().map(|decision| decision.because.clone()).collect();
+    let is_untested = tested.is_empty();
+    let shown = if is_untested { decisions.iter().collect() } else { tested };
+    let reason = |because: &String| if is_untested { capitalized(because) } else { because.clone() };
+    let mut reasons: Vec<String> = shown.iter().map(|decision| reason(&decision.because)).collect();
     reasons.dedup();
     AdviceCard {
-        goal: advice.goal.description(),
+        goal: advice.goal.description().to_string(),
         headline: capitalized(&headline),
         certainty,
         reasons,
         commands: advice.commands.clone(),
         caveats: advice.caveats.clone(),
     }
+}
+
+/// Goals without a result share a card where they share the reasons.
+fn folded(cards: impl Iterator<Item = AdviceCard>) -> Vec<AdviceCard> {
+    let mut all: Vec<AdviceCard> = Vec::new();
+    for card in cards {
+        let is_same = |other: &&mut AdviceCard| {
+            card.commands.is_empty()
+                && (&other.headline, other.certainty, &other.reasons, &other.caveats, &other.commands)
+                    == (&card.headline, card.certainty, &card.reasons, &card.caveats, &card.commands)
+        };
+        match all.iter_mut().find(is_same) {
+            Some(other) => other.goal.push_str(&format!(", for the {}", card.goal)),
+            None => all.push(card),
+        }
+    }
+    all
 }
 
 fn capitalized(text: &str) -> String {
@@ -464,6 +485,7 @@ fn unit_symbol(unit: &str) -> &str {
         "kiops" => "KIOPS",
         "miops" => "MIOPS",
         "pct" => "%",
+        "us" => "µs",
         "x" => "×",
         other => other,
     }

@@ -113,15 +113,31 @@ fn each_fault_of_a_page_is_noticed() {
     let page = lab_report::page::render_html(&synthetic::run(60, 1)).unwrap();
     let figure = "<figure id=fault><svg class=chart viewBox='0 0 200 50' width=200 height=50 aria-label=x>\
                   <text x=10 y=20 style='fill:#999'>grey words</text><text x=14 y=22>over them</text>\
-                  <text x=900 y=20>far away</text></svg></figure>\
+                  <text x=900 y=20>far away</text><text x=100 y=40>number</text>\
+                  <path class=e2 d='M110 10L110 50'/>\
+                  <text x=150 y=45 style='font-size:2px'>tiny</text></svg></figure>\
+                  <div class=scroll><table class=checks><tr><td style='min-width:1500px'>x</table></div>\
                   <p style='overflow:hidden;width:20px;white-space:nowrap'>clipped words</p>\
                   <p style='width:1500px;max-width:none'>wide</p></main>";
     let Some(seen) = look("faults", &page.replacen("</main>", figure, 1)) else { return };
     let issues = issues(&seen);
     for (mode, _) in MODES {
-        for fault in ["overlap", "outside its figure", "clipped", "wider than the page", "contrast"] {
-            // Grey has enough contrast on a dark page.
-            let expected = fault != "contrast" || mode != "dark";
+        for fault in [
+            "overlap",
+            "outside its figure",
+            "crossed by an interval",
+            "smaller than 6 pt",
+            "clipped",
+            "wider than its place",
+            "wider than the page",
+            "contrast",
+        ] {
+            // Grey has enough contrast on a dark page, and only on paper nothing can be enlarged.
+            let expected = match fault {
+                "contrast" => mode != "dark",
+                "smaller than 6 pt" => mode == "print",
+                _ => true,
+            };
             let found = issues.iter().any(|issue| issue.starts_with(&format!("{mode}: {fault}")));
             assert_eq!(found, expected, "{mode}: {fault}: {issues:#?}");
         }

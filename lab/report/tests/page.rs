@@ -268,3 +268,24 @@ fn figures_that_were_only_published_are_apart() {
         measured.iter().filter(|(_, text)| text.contains("Published, without a measurement in this run"));
     assert!(split.count() > 0);
 }
+
+#[test]
+fn goals_without_a_result_share_a_card() {
+    let cards = |run: &RunDirectory| {
+        let (dom, _) = parse(&lab_report::page::render_html(run).unwrap());
+        let articles = elements(&dom, "article").into_iter();
+        articles
+            .map(|card| text_of(&card).split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect::<Vec<String>>()
+    };
+    let mut run = synthetic::run(60, 2);
+    assert_eq!(cards(&run).len(), 3);
+    run.plan.targets[0].kind = "loop".into();
+    let all = cards(&run);
+    assert_eq!(all.len(), 1, "{all:?}");
+    for goal in ["shortest tail latency", "most I/O for each core", "beside busy neighbours"] {
+        assert!(all[0].contains(goal), "{all:?}");
+    }
+    assert_eq!(all[0].matches("ot tested").count(), 1, "{all:?}");
+    assert!(all[0].contains(" Measured on page cache"), "{all:?}");
+}

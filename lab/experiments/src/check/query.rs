@@ -30,7 +30,8 @@ impl MetricQuery {
         })
     }
 
-    fn experiment_or<'a>(&'a self, default: &'a str) -> &'a str {
+    /// The experiment of the query.
+    pub(super) fn experiment_or<'a>(&'a self, default: &'a str) -> &'a str {
         if self.experiment.is_empty() { default } else { &self.experiment }
     }
 

@@ -233,7 +233,17 @@ fn a_finding_says_what_was_not_tested() {
     };
     let outcome = finding(&[&holds, &absent]).evaluate(&measured(0.9), Precision::Measured);
     assert_eq!(outcome.verdict, Verdict::Holds);
-    assert!(outcome.remark.starts_with("not tested: more cores (t.none: iops was not"), "{}", outcome.remark);
+    assert_eq!(outcome.remark, "not tested: more cores (nothing of t.none was measured)");
+    let other = check("says = 'and less'\nat_least = 1\nof = { experiment = 't.none', metric = 'iops' }");
+    let outcome = finding(&[&absent, &holds, &other]).evaluate(&measured(0.9), Precision::Measured);
+    assert_eq!(outcome.remark, "not tested: more cores, and less (nothing of t.none was measured)");
+    let unmeasured = check("says = 'power'\nat_least = 1\nof = { experiment = 't.fig', metric = 'watts' }");
+    let outcome = finding(&[&unmeasured]).evaluate(&measured(0.9), Precision::Measured);
+    assert!(
+        outcome.remark.starts_with("not tested: power (t.fig: watts was not measured"),
+        "{}",
+        outcome.remark
+    );
     let outcome = finding(&[&holds, &open]).evaluate(&measured(0.9), Precision::Measured);
     assert_eq!((outcome.verdict, outcome.remark.as_str()), (Verdict::Undecided, ""));
     let impossible = Finding { not_tested: Some("it needs a fabric".into()), ..Finding::default() };

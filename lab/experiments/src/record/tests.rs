@@ -86,3 +86,15 @@ fn infinities_and_nan_are_not_stored() {
     role.set("ipc", f64::INFINITY);
     assert!(role.metrics.is_empty());
 }
+
+#[test]
+fn a_file_without_an_end_is_refused() {
+    let error = read_bounded(Path::new("/dev/zero"), 1000).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+    let path = directory("bounded");
+    fs::create_dir_all(&path).unwrap();
+    fs::write(path.join("file"), [b'x'; 1000]).unwrap();
+    assert_eq!(read_bounded(&path.join("file"), 1000).unwrap().len(), 1000);
+    assert!(read_bounded(&path.join("file"), 999).is_err());
+    fs::remove_dir_all(&path).unwrap();
+}

@@ -156,15 +156,18 @@ fn draw(
     data.push(&[group], &[bar.value, low, high]);
     svg.series_with_data(&format!("s c{colour}{kind}"), &bar.name, &data);
     svg.rect("r", place, None, &format!("{name}{suffix}: {}", format_number(bar.value)));
+    // The number is above the bar and its interval.
+    let mut above = top;
     if let Some(interval) = bar.interval
         && let (Some(low), Some(high)) = (y.position(interval.low), y.position(interval.high))
         && (low - high).abs() > 3.0
     {
         svg.line("e2", (begin + each / 2.0, low), (begin + each / 2.0, high));
+        above = top.min(high);
     }
     let text = format_number(bar.value);
     if text_width(&text, 10.0) < each + 4.0 {
-        svg.text("v", begin + each / 2.0, top - 4.0, Anchor::Middle, &text);
+        svg.text("v", begin + each / 2.0, above - 4.0, Anchor::Middle, &text);
     }
     svg.end();
 }

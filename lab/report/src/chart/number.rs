@@ -46,14 +46,26 @@ fn thousands(text: &str) -> String {
     out
 }
 
-/// Formats a tick label with SI suffixes (k, M, G) and at most three decimals.
+/// Formats an end of an interval: as [`format_number`], with SI suffixes from a million on. What is far below anything
+/// that matters has no digits.
+pub(crate) fn format_limit(value: f64) -> String {
+    let size = value.abs();
+    match size {
+        _ if size >= 1e9 && value.is_finite() => format!("{}G", format_number(value / 1e9)),
+        _ if size >= 1e6 && value.is_finite() => format!("{}M", format_number(value / 1e6)),
+        _ if size < 1e-3 && value > 0.0 => "<0.001".to_string(),
+        _ => format_number(value),
+    }
+}
+
+/// Formats a tick label with SI suffixes (k, M, G) and at most three decimals. Powers of two have all digits.
 pub(super) fn tick_label(value: f64) -> String {
     let size = value.abs();
     match size {
         _ if size == 0.0 => "0".to_string(),
         _ if size >= 1e9 => format!("{}G", trimmed(value / 1e9)),
         _ if size >= 1e6 => format!("{}M", trimmed(value / 1e6)),
-        _ if size >= 1e4 => format!("{}k", trimmed(value / 1e3)),
+        _ if size >= 1e3 && value % 100.0 == 0.0 => format!("{}k", trimmed(value / 1e3)),
         _ if size < 1e-6 => format!("{value:.0e}"),
         _ if size < 1e-3 => format!("{value:.6}").trim_end_matches('0').to_string(),
         _ => thousands(&trimmed(value)),

@@ -1,7 +1,9 @@
 use proptest::prelude::*;
 
 use super::labels::spread_labels;
+use super::number::tick_label;
 use super::*;
+use crate::stats::ConfidenceInterval;
 
 fn plot(series: Vec<Series>, x: AxisScale, y: AxisScale) -> Plot {
     Plot { title: "t".into(), x: Axis::new("x", x), y: Axis::new("y", y), series, legend: false }
@@ -82,6 +84,27 @@ fn numbers_have_three_significant_digits_and_separators() {
         (f64::NAN, "–"),
     ] {
         assert_eq!(format_number(value), text, "{value}");
+    }
+    for (value, text) in [
+        (310_345_282.0, "310M"),
+        (-2.5e9, "-2.5G"),
+        (1.5e-8, "<0.001"),
+        (-1.5e-3, "-0.0015"),
+        (0.0, "0"),
+        (14_292.0, "14,292"),
+        (f64::INFINITY, "–"),
+    ] {
+        assert_eq!(format_limit(value), text, "{value}");
+    }
+    for (value, text) in [
+        (100.0, "100"),
+        (1000.0, "1k"),
+        (1500.0, "1.5k"),
+        (10_000.0, "10k"),
+        (1024.0, "1,024"),
+        (16_384.0, "16,384"),
+    ] {
+        assert_eq!(tick_label(value), text, "{value}");
     }
     assert_eq!(format_integer(1_000_000), "1,000,000");
 }
@@ -234,4 +257,21 @@ fn a_chart_carries_its_data() {
     let groups = vec![BarGroup { name: "g".into(), bars: vec![bar] }];
     let bars = BarChart { title: "t".into(), label: "KIOPS".into(), x_label: "x".into(), groups };
     assert_eq!(data_of(&bars.svg()), [["g", "5", "", ""]]);
+}
+
+#[test]
+fn the_number_of_a_bar_is_above_its_interval() {
+    let interval = Some(ConfidenceInterval { low: 1.0, high: 9.0 });
+    let bar = ChartBar { name: "none".into(), value: 5.0, interval, ..ChartBar::default() };
+    let groups = vec![BarGroup { name: "g".into(), bars: vec![bar] }];
+    let svg = BarChart { title: "t".into(), label: "KIOPS".into(), x_label: "x".into(), groups }.svg();
+    let drawing = roxmltree::Document::parse(&svg).unwrap();
+    let attribute = |class: &str, name: &str| {
+        let node = drawing.descendants().find(|node| node.attribute("class") == Some(class)).unwrap();
+        node.attribute(name).unwrap().to_string()
+    };
+    let line = attribute("e2", "d");
+    let ends = line.trim_start_matches('M').split('L').map(|point| point.split(' ').nth(1).unwrap());
+    let top = ends.map(|y| y.parse::<f64>().unwrap()).fold(f64::INFINITY, f64::min);
+    assert!(attribute("v", "y").parse::<f64>().unwrap() < top, "{svg}");
 }

@@ -4,7 +4,7 @@ use lab_experiments::{CheckOutcome, ExperimentDefinition, FindingOutcome, Verdic
 use serde::Serialize;
 
 use super::{study_name, verdict_class};
-use crate::chart::format_number;
+use crate::chart::{format_limit, format_number};
 use crate::study;
 
 /// A published finding with its result and checks.
@@ -98,7 +98,7 @@ pub(super) fn checks(
 fn check(outcome: &CheckOutcome) -> CheckView {
     let several = match outcome.range {
         Some((low, high)) if format_number(low) != format_number(high) => {
-            format!("all from {} to {}", format_number(low), format_number(high))
+            format!("all from {} to {}", format_limit(low), format_limit(high))
         }
         _ => String::new(),
     };
@@ -119,9 +119,9 @@ fn check(outcome: &CheckOutcome) -> CheckView {
         verdict: outcome.verdict.as_str(),
         class: verdict_class(outcome.verdict),
         measured: outcome.measured.map_or("–".to_string(), format_number),
-        interval: outcome.interval.map_or(String::new(), |(low, high)| {
-            format!("{} to {}", format_number(low), format_number(high))
-        }),
+        interval: outcome
+            .interval
+            .map_or(String::new(), |(low, high)| format!("{} to {}", format_limit(low), format_limit(high))),
         bound: outcome.bound.clone(),
         published: outcome.published.map_or("–".to_string(), format_number),
         remark,

@@ -27,7 +27,8 @@ addEventListener("load", () => {
     if (element.closest("svg") || !shown(element)) continue;
     const { overflowX } = getComputedStyle(element);
     // On paper nothing can be scrolled, and at the width of a laptop a comparison need not be.
-    const scrolled = element.matches(".scroll:has(> .compared)") && mode !== "narrow";
+    const scrolled = element.matches(".scroll:has(> .checks)") ||
+      (element.matches(".scroll:has(> .compared)") && mode !== "narrow");
     if (scrolled && element.scrollWidth > element.clientWidth + 1) say("wider than its place", element);
     if ((overflowX === "hidden" || overflowX === "clip") && element.scrollWidth > element.clientWidth + 1) {
       say("clipped", element);
@@ -39,6 +40,19 @@ addEventListener("load", () => {
     const boxes = [...svg.querySelectorAll("text")].filter((text) => text.textContent.trim() !== "")
       .map((text) => [text, text.getBoundingClientRect()]);
     texts += boxes.length;
+    for (const line of svg.querySelectorAll("path.e2")) {
+      const { left: x, top, bottom } = line.getBoundingClientRect();
+      for (const [text, box] of boxes) {
+        const high = Math.min(box.bottom, bottom) - Math.max(box.top, top);
+        if (box.left < x && x < box.right && high > 0.35 * box.height) say("crossed by an interval", text);
+      }
+    }
+    // Points of CSS are 4/3 px.
+    const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+    for (const [text] of mode === "print" && shown(svg) ? boxes : []) {
+      const size = parseFloat(getComputedStyle(text).fontSize) * scale * 0.75;
+      if (size < 6) say("smaller than 6 pt", text, size.toFixed(1));
+    }
     boxes.forEach(([text, box], index) => {
       if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1) {
         say("outside its figure", text);
