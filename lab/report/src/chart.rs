@@ -38,6 +38,7 @@ pub(crate) use number::format_limit;
 pub use number::{format_integer, format_number};
 pub use over_time::{HeatCell, OverTime};
 pub(crate) use palette::canonical_rank;
+pub(crate) use palette::name_rank;
 pub use plot::{Axis, Plot, Series};
 pub use scale::AxisScale;
 pub use svg::escape;

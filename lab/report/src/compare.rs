@@ -24,7 +24,6 @@ use crate::cells::ExperimentCell;
 use crate::metric::{MetricDirection, direction};
 use crate::stats::{
     ConfidenceInterval, Effect, ReplicateOrder, ReplicatedCell, compare_replicates, corrected_p_values,
-    median,
 };
 
 pub use many::{ManyComparison, compare_many};
@@ -103,9 +102,9 @@ pub struct ComparisonRow {
     pub cell: String,
     /// The metric, one of [`METRICS`].
     pub metric: &'static str,
-    /// The median of the first run's repetitions, in the metric's unit.
+    /// The geometric mean of the first side, in the metric's unit.
     pub a: Option<f64>,
-    /// The median of the second run's repetitions.
+    /// The geometric mean of the second side.
     pub b: Option<f64>,
     /// Second run divided by first run.
     pub ratio: Option<f64>,
@@ -283,8 +282,11 @@ impl ReplicatedSide<'_> {
         sums.into_iter().map(|(replicate, (sum, count))| (replicate, (sum / count).exp())).collect()
     }
 
-    fn median(&self, metric: &str) -> Option<f64> {
-        median(&self.cell.values("fg", metric))
+    /// The geometric mean: the ratio of both sides' is that of the comparison.
+    fn mean(&self, metric: &str) -> Option<f64> {
+        let values = self.values(metric);
+        let sum: f64 = values.iter().map(|(_, value)| value.ln()).sum();
+        (!values.is_empty()).then(|| (sum / values.len() as f64).exp())
     }
 }
 
@@ -363,17 +365,17 @@ fn undecided_records(
 fn row(cell: &MatchedCell<'_>, metric: &'static str, effect: Option<Effect>) -> Option<ComparisonRow> {
     let (a, b) = (cell.a.as_ref()?, cell.b.as_ref()?);
     let incomparable = incomparable_reason(&a.cell, &b.cell);
-    let (median_a, median_b) = (a.median(metric)?, b.median(metric)?);
+    let (mean_a, mean_b) = (a.mean(metric)?, b.mean(metric)?);
     if effect.is_none() && incomparable.is_none() {
         return None;
     }
-    let ratio = effect.map(|effect| effect.ratio).or((median_a > 0.0).then_some(median_b / median_a));
+    let ratio = effect.map(|effect| effect.ratio).or((mean_a > 0.0).then_some(mean_b / mean_a));
     Some(ComparisonRow {
         experiment: a.cell.experiment.to_string(),
         cell: a.cell.parameter_label(),
         metric,
-        a: Some(median_a),
-        b: Some(median_b),
+        a: Some(mean_a),
+        b: Some(mean_b),
         ratio,
         interval: effect.and_then(|effect| effect.interval),
         corrected_p_value: effect.and_then(|effect| effect.p_value),
@@ -423,8 +425,7 @@ fn missing_rows(cell: &MatchedCell<'_>) -> Vec<ComparisonRow> {
             let reason = [(&a.cell, "first"), (&b.cell, "second")].into_iter().find_map(|(cell, which)| {
                 Some(format!("not measured in the {which} run: {}", cell.missing_reason()?))
             });
-            let common =
-                || METRICS.iter().any(|metric| a.median(metric).is_some() && b.median(metric).is_some());
+            let common = || METRICS.iter().any(|metric| a.mean(metric).is_some() && b.mean(metric).is_some());
             match reason {
                 Some(reason) => vec![missing_row(&a.cell, &reason)],
                 None if !common() => vec![missing_row(&a.cell, "no metric in common")],
@@ -491,7 +492,8 @@ fn differences(a: &RunDirectory, b: &RunDirectory) -> Vec<String> {
     };
     add_if_different("devices", targets(a), targets(b));
     let (left, right) = (crate::page::machine_facts(a), crate::page::machine_facts(b));
-    for (name, value) in &left {
+    // Free memory is never the same twice, and says nothing.
+    for (name, value) in left.iter().filter(|(name, _)| !name.ends_with("available memory bytes")) {
         if let Some((_, other)) = right.iter().find(|(other, _)| other == name) {
             add_if_different(name, value.clone(), other.clone());
         }

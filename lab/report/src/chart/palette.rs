@@ -25,6 +25,12 @@ const STACKS: [&[&str]; 8] = [
 const CLASSES: [&str; 8] =
     ["generator", "I/O library", "block layer", "NVMe driver", "kernel", "scheduler", "idle", "locks"];
 
+/// The place of a scheduler or a stack among all, in the order of charts and tables; other names are last.
+pub(crate) fn name_rank(name: &str) -> usize {
+    let scheduler = SCHEDULERS.iter().position(|known| *known == name);
+    scheduler.or(STACKS.iter().position(|names| names.contains(&name))).unwrap_or(usize::MAX)
+}
+
 /// How a series is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SeriesStyle {

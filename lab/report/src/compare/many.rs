@@ -3,6 +3,7 @@
 use lab_experiments::RunDirectory;
 use serde::Serialize;
 
+use super::render::cell_order;
 use super::{CompareOptions, Comparison, ComparisonRow, decide, undecided};
 
 /// Several runs, each compared with the same baseline.
@@ -38,7 +39,7 @@ pub fn compare_many(
 }
 
 impl ManyComparison {
-    /// The cells with a ratio in at least one comparison, in the order in which they first appear.
+    /// The cells with a ratio in at least one comparison, in the order of their parameters.
     pub(super) fn rows(&self) -> Vec<ManyRow<'_>> {
         let mut places = std::collections::HashMap::new();
         let mut rows: Vec<ManyRow<'_>> = Vec::new();
@@ -53,6 +54,8 @@ impl ManyComparison {
                 rows[place].rows[index] = Some(row);
             }
         }
+        // A run is measured in a random order.
+        rows.sort_by(|a, b| a.experiment.cmp(b.experiment).then_with(|| cell_order(a.cell, b.cell)));
         rows
     }
 
@@ -103,6 +106,27 @@ mod tests {
         let page = html_of_many(&many);
         assert!(page.contains("&lt;double&gt;") && !page.contains("<double>"));
         assert!(page.contains("All cells: api iou") && page.matches("<svg class=\"chart\"").count() == 1);
+    }
+
+    #[test]
+    fn cells_are_in_the_order_of_their_parameters() {
+        let labels = |order: [(&str, i64); 4]| {
+            let mut run = run("base", 1.0);
+            for (record, (scheduler, depth)) in run.records.iter_mut().zip(order.iter().cycle()) {
+                record.parameters.insert("scheduler".into(), ParameterValue::from(*scheduler));
+                record.parameters.insert("iodepth".into(), ParameterValue::from(*depth));
+            }
+            let many = compare_many(&[run.clone()], &[run], CompareOptions::default());
+            let rows: Vec<String> = many.rows().iter().map(|row| row.cell.to_string()).collect();
+            rows
+        };
+        let sorted = labels([("none", 2), ("bfq", 2), ("mq-deadline", 2), ("none", 16)]);
+        assert_eq!(sorted, labels([("none", 16), ("mq-deadline", 2), ("none", 2), ("bfq", 2)]));
+        let ends: Vec<&str> = sorted.iter().map(|label| label.split_once("iodepth ").unwrap().1).collect();
+        assert_eq!(
+            ends,
+            ["2, scheduler none", "2, scheduler bfq", "2, scheduler mq-deadline", "16, scheduler none"]
+        );
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! Renders a comparison as text and as HTML.
 
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::{ChangeVerdict, Comparison, ComparisonRow};
-use crate::chart::{Heatmap, escape, format_number};
+use super::{ChangeVerdict, Comparison, ComparisonRow, METRICS};
+use crate::chart::{Heatmap, escape, format_limit, format_number, name_rank};
 use crate::metric;
 use crate::page;
 use crate::stats::ConfidenceInterval;
@@ -44,7 +46,9 @@ pub fn text(comparison: &Comparison, rows_max: usize) -> String {
     let rows = ordered(comparison);
     let reported: Vec<&&ComparisonRow> =
         rows.iter().filter(|row| row.verdict != ChangeVerdict::Same).collect();
-    for row in reported.iter().take(rows_max) {
+    let shown = &reported[..reported.len().min(rows_max)];
+    let commons = commons(&mut out, &rows, shown.iter().map(|row| row.experiment.as_str()), "");
+    for row in shown {
         let numbers = match (row.a, row.b, row.ratio) {
             (Some(a), Some(b), Some(ratio)) => {
                 let shown = metric::display_unit(row.metric, a.max(b));
@@ -64,7 +68,7 @@ pub fn text(comparison: &Comparison, rows_max: usize) -> String {
             "{:<18} {} [{}] {}  {numbers}{}",
             row.verdict.label(),
             row.experiment,
-            row.cell,
+            varying_label(&row.cell, commons.get(row.experiment.as_str()).map_or(&[], Vec::as_slice)),
             if row.ratio.is_some() { metric::display_name(row.metric) } else { String::new() },
             row.remark
         );
@@ -75,13 +79,63 @@ pub fn text(comparison: &Comparison, rows_max: usize) -> String {
     out
 }
 
+/// The parameters that all rows of each of `experiments` have, by experiment. Writes a line for each that has any.
+pub(super) fn commons<'a>(
+    out: &mut String,
+    rows: &[&'a ComparisonRow],
+    experiments: impl Iterator<Item = &'a str>,
+    indent: &str,
+) -> BTreeMap<&'a str, Vec<&'a str>> {
+    let mut commons = BTreeMap::new();
+    for experiment in experiments {
+        if commons.contains_key(experiment) {
+            continue;
+        }
+        let rows: Vec<&ComparisonRow> =
+            rows.iter().copied().filter(|row| row.experiment == experiment).collect();
+        let common = common_parameters(&rows);
+        if !common.is_empty() {
+            let _ = writeln!(out, "{indent}all cells of {experiment}: {}", common.join(", "));
+        }
+        commons.insert(experiment, common);
+    }
+    commons
+}
+
+/// The order of cells by their parameters: numbers by size, schedulers and stacks as everywhere.
+pub(super) fn cell_order(a: &str, b: &str) -> Ordering {
+    let pair = |part: &'_ str| -> (String, String) {
+        let (name, value) = part.split_once(' ').unwrap_or((part, ""));
+        (name.to_string(), value.to_string())
+    };
+    for (a, b) in a.split(", ").map(pair).zip(b.split(", ").map(pair)) {
+        let values = match (a.1.parse::<f64>(), b.1.parse::<f64>()) {
+            (Ok(a), Ok(b)) => a.total_cmp(&b),
+            _ => name_rank(&a.1).cmp(&name_rank(&b.1)).then_with(|| a.1.cmp(&b.1)),
+        };
+        let order = a.0.cmp(&b.0).then(values);
+        if order.is_ne() {
+            return order;
+        }
+    }
+    a.len().cmp(&b.len())
+}
+
+/// A cell's label in a chart: schedulers and stacks need no name of the parameter.
+pub(super) fn chart_label(label: &str) -> String {
+    let parts = label
+        .split(", ")
+        .map(|part| part.strip_prefix("scheduler ").or_else(|| part.strip_prefix("api ")).unwrap_or(part));
+    parts.collect::<Vec<_>>().join(", ")
+}
+
 fn interval(row: &ComparisonRow) -> String {
     bounds(row.interval)
 }
 
 pub(super) fn bounds(interval: Option<ConfidenceInterval>) -> String {
     interval.map_or(String::new(), |found| {
-        format!(" ({} to {})", format_number(found.low), format_number(found.high))
+        format!(" ({} to {})", format_limit(found.low), format_limit(found.high))
     })
 }
 
@@ -236,7 +290,7 @@ fn short_name(metric: &str) -> String {
     metric::display_name(metric).replace("completion latency", "latency")
 }
 
-/// B / A of each cell and metric, cells in the order of the comparison.
+/// B / A of each cell and metric.
 fn ratio_heatmap(experiment: &str, rows: &[&ComparisonRow], common: &[&str]) -> Heatmap {
     let mut metrics: Vec<&str> = Vec::new();
     let mut cells: Vec<(String, Vec<&ComparisonRow>)> = Vec::new();
@@ -250,15 +304,17 @@ fn ratio_heatmap(experiment: &str, rows: &[&ComparisonRow], common: &[&str]) -> 
             None => cells.push((name, vec![row])),
         }
     }
+    // The worst ones are shown, where there are too many, in the order of their parameters.
     cells.truncate(HEATMAP_ROWS_MAX);
-    metrics.sort_unstable();
+    cells.sort_by(|a, b| cell_order(&a.0, &b.0));
+    metrics.sort_by_key(|metric| METRICS.iter().position(|known| known == metric));
     let values = |of_cell: &[&ComparisonRow]| {
         let ratio =
             |metric: &&str| of_cell.iter().find(|row| row.metric == *metric).and_then(|row| row.ratio);
         metrics.iter().map(ratio).collect::<Vec<_>>()
     };
     let rows: Vec<(String, Vec<Option<f64>>)> =
-        cells.iter().map(|(name, of_cell)| (name.clone(), values(of_cell))).collect();
+        cells.iter().map(|(name, of_cell)| (chart_label(name), values(of_cell))).collect();
     let range = Heatmap::range_of(rows.iter().flat_map(|(_, values)| values).flatten().copied());
     Heatmap {
         title: format!("{experiment}: B / A"),

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use super::many::ManyRow;
 use super::render::{
-    HEATMAP_ROWS_MAX, begin_section, bounds, chip, common_parameters, ordered, page_end, page_start,
-    varying_label,
+    HEATMAP_ROWS_MAX, begin_section, bounds, chart_label, chip, common_parameters, commons, ordered,
+    page_end, page_start, varying_label,
 };
 use super::{ChangeVerdict, Comparison, ComparisonRow, METRICS, ManyComparison};
 use crate::chart::{Heatmap, escape, format_number};
@@ -34,13 +34,15 @@ pub fn text_of_many(many: &ManyComparison, rows_max: usize) -> String {
         let changed =
             |row: &&&ComparisonRow| matches!(row.verdict, ChangeVerdict::Faster | ChangeVerdict::Slower);
         let rows = ordered(comparison);
-        for row in rows.iter().filter(changed).take(rows_max) {
+        let shown = || rows.iter().filter(changed).take(rows_max);
+        let commons = commons(&mut out, &rows, shown().map(|row| row.experiment.as_str()), "  ");
+        for row in shown() {
             let _ = writeln!(
                 out,
                 "  {:<8} {} [{}] {} x{}{}",
                 row.verdict.label(),
                 row.experiment,
-                row.cell,
+                varying_label(&row.cell, commons.get(row.experiment.as_str()).map_or(&[], Vec::as_slice)),
                 metric::display_name(row.metric),
                 row.ratio.map_or(String::new(), format_number),
                 bounds(row.interval)
@@ -213,7 +215,7 @@ fn heatmap(
 ) -> Heatmap {
     let ratios = |row: &&&ManyRow<'_>| {
         let ratios: Vec<Option<f64>> = row.rows.iter().map(|one| one.and_then(|one| one.ratio)).collect();
-        (varying_label(row.cell, common), ratios)
+        (chart_label(&varying_label(row.cell, common)), ratios)
     };
     let rows: Vec<(String, Vec<Option<f64>>)> = rows
         .iter()

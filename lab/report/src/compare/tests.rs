@@ -132,3 +132,29 @@ fn the_page_names_common_parameters_once_and_draws_the_ratios() {
     let svg = page.split_once("<svg").and_then(|(_, rest)| rest.split_once("</svg>")).unwrap().0;
     assert!(svg.contains("iodepth 8") && svg.contains("throughput · iodepth 1: 0.5<"), "{svg}");
 }
+
+#[test]
+fn the_values_of_a_row_have_its_ratio() {
+    let run = |values: [f64; 2]| {
+        let mut run = RunDirectory::default();
+        for (cell, factor) in [(1, 1.0), (2, 3.0)] {
+            for (repetition, value) in values.iter().enumerate() {
+                let mut record = CellRecord::new("t.fig", "iou");
+                record.parameters.insert("iodepth".into(), ParameterValue::from(cell));
+                record.parameters.insert("api".into(), ParameterValue::from("iou"));
+                record.repetition = repetition as u32;
+                record.role_mut("fg").set("iops", value * factor);
+                run.records.push(record);
+            }
+        }
+        run
+    };
+    // The arithmetic means are 505 and 110, and would show a loss.
+    let comparison = compare(&[run([10.0, 1000.0])], &[run([100.0, 120.0])], CompareOptions::default());
+    for row in &comparison.rows {
+        let (a, b, ratio) = (row.a.unwrap(), row.b.unwrap(), row.ratio.unwrap());
+        assert!((b / a - ratio).abs() < 1e-9 && ratio > 1.0, "{row:?}");
+    }
+    let text = text(&comparison, 10);
+    assert!(text.contains("all cells of t.fig: api iou\n") && text.contains("[iodepth 2]"), "{text}");
+}
