@@ -4,11 +4,14 @@
 mod rig;
 
 use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rig::{ServerProcess, ringbolt, scratch, text};
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
 /// Runs a job and returns its object of the JSON document.
@@ -279,4 +282,29 @@ fn programs_for_fios_results_read_those_of_perf() {
         }
     }
     std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// Ctrl-C and timeout(1) signal the whole process group: the run, and each job's process.
+#[test]
+fn a_signal_to_the_process_group_keeps_the_results() {
+    let directory = scratch("perf-group");
+    let file = format!("--filename={}", directory.join("f").display());
+    let arguments = ["--name=a", "--size=1m", "--rw=read", "--numjobs=2", "--time_based", "--runtime=600"];
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut perf = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
+        perf.arg("perf").arg(&file).args(arguments);
+        perf.args(["--status-interval=100ms", "--generator_cost=0", "--output-format=json"]);
+        let mut perf = perf.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(perf.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let is_running = |line: &String| line.contains("  2 job(s) of ") && !line.contains(" 0 IOPS");
+        assert!(lines.any(|line| is_running(&line)));
+        kill_process_group(Pid::from_child(&perf), signal).unwrap();
+        let rest: Vec<String> = lines.filter(|line| line.contains("ringbolt: ")).collect();
+        let output = perf.wait_with_output().unwrap();
+        let result: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{signal:?}: {error}: {rest:?}"));
+        let jobs = result["jobs"].as_array().unwrap();
+        assert_eq!(jobs.len(), 2, "{signal:?}");
+        assert!(jobs.iter().all(|job| job["read"]["total_ios"].as_u64() > Some(0)), "{signal:?}: {result}");
+    }
 }

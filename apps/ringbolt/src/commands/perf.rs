@@ -49,10 +49,12 @@ pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
     };
     let plan = workload::jobfile::plan(arguments, &SystemLookup).map_err(CommandError::usage)?;
     if let Some(worker) = worker {
-        // Ctrl-C goes to the whole process group; the parent handles it and stops the workers.
+        // Ctrl-C and the SIGTERM of timeout(1) go to the whole process group; the parent handles them and stops the
+        // workers.
         let ignored = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(signal_hook::consts::SIGINT, ignored)
-            .map_err(CommandError::environment)?;
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, ignored.clone()).map_err(CommandError::environment)?;
+        }
         return workload::worker(&plan, worker).map_err(command_error);
     }
     let run = RunOptions::new(&plan)?;
