@@ -50,7 +50,7 @@ pub(crate) enum CliCommand {
     },
     /// NVMe device models: list profiles, and compare them with published measurements
     #[command(after_help = "Examples:\n  ringbolt model list\n  ringbolt model fit samsung-980-pro\n  \
-        ringbolt perf --filename=model:samsung-980-pro --rw=randread --iodepth=32 --runtime=5s --time_based")]
+        ringbolt perf --filename=model:samsung-980-pro --rw=randread --iodepth=32 --runtime=5 --time_based")]
     Model {
         #[command(subcommand)]
         command: crate::commands::model::ModelCommand,
@@ -128,8 +128,9 @@ pub(crate) enum Idle {
     ringbolt serve -c target.json\n  \
     ringbolt serve --cores 2-3 --idle spin\n  \
     ringbolt serve -r /var/tmp/spdk.sock      # the default socket of SPDK's rpc.py\n  \
-    ringbolt rpc nbd_export_create bdev_name=Malloc0 path=/run/nbd.sock   # then: nbdinfo nbd+unix:///?socket=/run/nbd.sock\n\n\
-    The file has SPDK's format: {\"subsystems\":[{\"subsystem\":\"bdev\",\"config\":[{\"method\":…,\"params\":…}]}]}.\n\
+    ringbolt rpc nbd_export_create bdev_name=Malloc0 path=/run/nbd.sock\n  \
+    nbdinfo nbd+unix:///?socket=/run/nbd.sock     # after that\n\n\
+    The file has SPDK's format: {\"subsystems\":[{\"subsystem\":\"bdev\",\"config\":[{\"method\":…,\"params\":…}]}]}. \
     `ringbolt rpc save_config` writes one. On SIGINT and SIGTERM the server completes I/O in flight and exits.")]
 pub(crate) struct Serve {
     /// SPDK JSON configuration file
@@ -194,13 +195,14 @@ pub(crate) struct Rpc {
     ringbolt perf -c bdevs.json --filename=Malloc0 --rw=read --output-format=json --output=out.json\n  \
     ringbolt perf --filename=/dev/nvme0n1 --ioengine=iou-s --direct=1 --rw=randread --iodepth=128 \\\n      \
         --fixedbufs --registerfiles --time_based --runtime=10s --norandommap\n  \
-    ringbolt perf --filename=/dev/nvme0n1 --ioengine=libaio --rw=randread --rate_iops=50k --rate_process=poisson \\\n      \
-        --time_based --runtime=10s\n  \
+    ringbolt perf --filename=/dev/nvme0n1 --ioengine=libaio --rw=randread --rate_iops=50k \\\n      \
+        --rate_process=poisson --time_based --runtime=10s\n  \
     ringbolt perf job.fio --output-format=json\n\n\
-    Options, job files, units and JSON are fio's; an unsupported option is an error that names it. Targets:\n\
-    files and devices through psync, pvsync2, libaio, io_uring (iou, iou-c, iou-s) or io_uring_cmd, each job\n\
-    a process unless --thread; null:SIZE, malloc:SIZE, uring:PATH, model:PROFILE,\n\
-    nvme+tcp://HOST:PORT/NQN?ns=N and bdevs of -c FILE through ioengine=bdev, each job on a reactor.")]
+    Options, job files, units and JSON are fio's; an unsupported option is an error that names it. \
+    Targets: files and devices through psync, pvsync2, libaio, io_uring (iou, iou-c, iou-s) or \
+    io_uring_cmd, each job a process unless --thread; null:SIZE, malloc:SIZE, uring:PATH, \
+    model:PROFILE, nvme+tcp://HOST:PORT/NQN?ns=N and bdevs of -c FILE through ioengine=bdev, each job \
+    on a reactor.")]
 pub(crate) struct Perf {
     /// fio options, as --rw=randread, and job files; --cmdhelp lists the options
     #[arg(value_name = "OPTION|JOBFILE", trailing_var_arg = true, allow_hyphen_values = true)]
@@ -239,6 +241,29 @@ mod tests {
     #[test]
     fn clap_accepts_the_definition() {
         Cli::command().debug_assert();
+    }
+
+    /// clap wraps paragraphs at 100 columns, or where the terminal ends. Lines that are broken by hand besides become
+    /// ragged.
+    #[test]
+    fn help_texts_are_wrapped_once() {
+        let mut commands = vec![Cli::command()];
+        let mut texts = 0;
+        while let Some(command) = commands.pop() {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            texts += usize::from(!text.is_empty());
+            let lines: Vec<&str> = text.lines().collect();
+            for (index, line) in lines.iter().enumerate() {
+                let place = format!("{}: {line}", command.get_name());
+                let is_prose =
+                    |line: &str| !line.is_empty() && !line.starts_with(' ') && !line.starts_with("Example");
+                assert!(is_prose(line) || line.chars().count() <= 100, "longer than 100 columns: {place}");
+                let next = lines.get(index + 1).is_some_and(|next| is_prose(next));
+                assert!(!is_prose(line) || !next, "a paragraph has a line break: {place}");
+            }
+            commands.extend(command.get_subcommands().cloned());
+        }
+        assert!(texts > 30, "{texts}");
     }
 
     #[test]

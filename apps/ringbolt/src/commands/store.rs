@@ -38,7 +38,7 @@ pub(crate) enum StoreCommand {
         ringbolt store up --device /dev/nvme0n1 --device /dev/nvme1n1 --device /dev/nvme2n1\n\n\
         Each node is a process with a file, or a device. A node that ends is started again. In another terminal:\n  \
         ringbolt image create --cluster ringbolt-store vol 1g\n  \
-        ringbolt perf --filename=store:pool/vol --rw=randwrite --bs=4k --iodepth=16 --runtime=5 --time_based\n  \
+        ringbolt perf --filename=store:pool/vol --rw=randwrite --iodepth=16 --runtime=5 --time_based\n  \
         ringbolt store status")]
     Up(UpArgs),
     /// Show what is degraded, and why a group is not served
@@ -47,7 +47,8 @@ pub(crate) enum StoreCommand {
     /// Add an empty node to a cluster, or replace one that is lost; `ringbolt store up` in the same directory runs it
     #[command(after_help = "Examples:\n  ringbolt store add-node\n  \
         ringbolt store add-node --replace 2\n  \
-        ringbolt store add-node --etcd http://10.0.0.1:2379 --key key --listen 10.0.0.2 --allow-plain-network")]
+        ringbolt store add-node --etcd http://10.0.0.1:2379 --key key --listen 10.0.0.2 \\\n      \
+        --allow-plain-network")]
     AddNode(AddNodeArgs),
     /// Move the replicas of a node to other nodes, so that it can be taken away
     #[command(after_help = "Example:\n  ringbolt store out 2")]

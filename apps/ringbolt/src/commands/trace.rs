@@ -19,10 +19,10 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     ringbolt trace --enable          # from now on each core keeps its last 8,191 events\n  \
-    ringbolt trace --count 20        # prints the last events; the last column is the time since the I/O started\n  \
+    ringbolt trace --count 20        # the last events, with the time since each I/O started\n  \
     ringbolt trace --json --core 2 > events.json\n  \
     ringbolt trace --disable\n\n\
-    The trace is off at first, and then costs nothing. It is trace_enable_tpoint_group name=bdev and\n\
+    The trace is off at first, and then costs nothing. It is trace_enable_tpoint_group name=bdev and \
     trace_get_events of `ringbolt rpc`, where trace_set_tpoint_mask selects some of the trace points.")]
 pub(crate) struct Trace {
     /// Enable the trace, and print nothing

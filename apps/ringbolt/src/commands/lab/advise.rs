@@ -18,9 +18,9 @@ use crate::command_error::CommandError;
     ringbolt lab advise runs/today\n  \
     ringbolt lab advise runs/today --goal isolation --output-format=json\n  \
     ringbolt lab advise --device /dev/nvme0n1 --goal p99\n\n\
-    With --device or --file it measures first: a few minutes of cells that only read, three times each, stored\n\
+    With --device or --file it measures first: a few minutes of cells that only read, three times each, stored \
     in --out.\n\n\
-    A winner leads by more than chance and by more than the generator's own cost. Without one, there is no\n\
+    A winner leads by more than chance and by more than the generator's own cost. Without one, there is no \
     recommendation.")]
 pub(crate) struct AdviseArgs {
     /// The run directory

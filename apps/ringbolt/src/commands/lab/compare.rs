@@ -23,9 +23,9 @@ const ROWS_MAX: usize = 60;
     ringbolt lab compare runs/main runs/branch --fail-on-regression 5\n  \
     ringbolt lab compare A B --output-format=html --output changes.html\n  \
     ringbolt lab compare ext4 xfs btrfs --output-format=html --output file-systems.html\n\n\
-    Cells with the same experiment and parameters are compared. Intervals cover the variation between runs; what\n\
-    is significant is decided for all rows together. A row is too noisy to tell if its interval does not exclude\n\
-    a difference that matters. --fail-on-regression exits with 1 if a metric is worse by more than this with\n\
+    Cells with the same experiment and parameters are compared. Intervals cover the variation between runs; what \
+    is significant is decided for all rows together. A row is too noisy to tell if its interval does not exclude \
+    a difference that matters. --fail-on-regression exits with 1 if a metric is worse by more than this with \
     confidence, and with 6 if none is, but some could be: they are too noisy, or were measured once.")]
 pub(crate) struct CompareArgs {
     /// Run directory of the baseline

@@ -12,7 +12,7 @@ use crate::command_error::CommandError;
 #[command(after_help = "Examples:\n  \
     ringbolt lab export runs/today > today.csv\n  \
     ringbolt lab export runs/today --output-format=json --output today.json\n\n\
-    CSV has a row for each record and role, and a column for each parameter and metric. JSON has everything,\n\
+    CSV has a row for each record and role, and a column for each parameter and metric. JSON has everything, \
     histograms too; docs/LAB-SCHEMA.md describes its records.")]
 pub(crate) struct ExportArgs {
     /// The run directory

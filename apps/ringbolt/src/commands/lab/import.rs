@@ -14,9 +14,9 @@ use crate::console::stderr_line;
     ringbolt lab import out.json\n  \
     ringbolt lab import results/*.json --output-format=json\n  \
     fio job.fio --output-format=json | ringbolt lab import -\n\n\
-    Reads fio 3's JSON (json, json+), also between other lines, and its normal text. Latencies are in\n\
-    microseconds; percentiles and max_us are of clat where fio reports it; cpu_cores is\n\
-    (usr + sys) * procs / 100. A file without fio's results is named, the others are imported, and the\n\
+    Reads fio 3's JSON (json, json+), also between other lines, and its normal text. Latencies are in \
+    microseconds; percentiles and max_us are of clat where fio reports it; cpu_cores is \
+    (usr + sys) * procs / 100. A file without fio's results is named, the others are imported, and the \
     exit status is 1. Files of the same name are told apart by their paths.")]
 pub(crate) struct ImportArgs {
     /// Output of fio; - for standard input

@@ -13,7 +13,7 @@ use crate::console::stdout_line;
 #[derive(Args)]
 #[command(
     after_help = "Examples:\n  ringbolt lab list\n  ringbolt lab list --json | jq '.experiments[].id'\n\n\
-    Definitions of your own are TOML files in ~/.config/ringbolt/experiments, or are named with --definition;\n\
+    Definitions of your own are TOML files in ~/.config/ringbolt/experiments, or are named with --definition; \
     docs/LAB.md shows how to write one."
 )]
 pub(crate) struct ExperimentListArgs {

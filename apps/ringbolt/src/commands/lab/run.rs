@@ -31,8 +31,8 @@ use crate::console::{stderr_line, stdout_line};
     ringbolt lab run icpe24 --paper --device /dev/nvme0n1 --destroy-data /dev/nvme0n1 --apply\n  \
     ringbolt lab run --self-check --device /dev/nvme0n1\n  \
     ringbolt lab run --resume results\n\n\
-    Without --device and --file, as root, the lab creates loop devices over files and removes them.\n\
-    Each cell is stored when it is complete; Ctrl-C ends the run and loses only the current cell. Changed\n\
+    Without --device and --file, as root, the lab creates loop devices over files and removes them. \
+    Each cell is stored when it is complete; Ctrl-C ends the run and loses only the current cell. Changed \
     schedulers and settings are restored, by the next lab command if this one is killed.")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
@@ -375,5 +375,6 @@ fn finish(summary: Result<ExperimentSummary, ExperimentError>, folder: &Path) ->
             folder.display()
         )));
     }
+    stdout_line!("the report: ringbolt lab report {}", folder.display());
     Ok(())
 }

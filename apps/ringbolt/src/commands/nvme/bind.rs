@@ -21,9 +21,9 @@ use crate::console::stdout_line;
         ringbolt nvme bind --all --deny 0000:01:00.0\n  \
         ringbolt nvme bind 03:00.0 --driver uio_pci_generic\n  \
         ringbolt nvme bind --undo                      # restore the original drivers\n\n\
-        A controller is rejected while anything on its disks is mounted, used for swap, held (LVM, MD, dm-crypt, ZFS),\n\
-        open exclusively or needed to boot, and while a disk has a file system, a partition table or other signature.\n\
-        --force-signature overrides the last alone. With --all, rejected controllers are skipped; if a controller\n\
+        A controller is rejected while anything on its disks is mounted, used for swap, held (LVM, MD, dm-crypt, ZFS), \
+        open exclusively or needed to boot, and while a disk has a file system, a partition table or other signature. \
+        --force-signature overrides the last alone. With --all, rejected controllers are skipped; if a controller \
         given by address is rejected, nothing is changed and the exit status is 1."
 )]
 pub(crate) struct BindArgs {
