@@ -31,6 +31,18 @@ fn every_help_text_has_examples() {
 }
 
 #[test]
+fn perf_describes_its_options_and_engines() {
+    let help = |word: &str| text(&ringbolt(&["perf", word]).stdout);
+    let one = help("--cmdhelp=iodepth");
+    assert!(one.starts_with("  --iodepth=") && one.lines().count() == 1, "{one}");
+    assert!(help("--cmdhelp=iodepth_low").contains("rejected: the queue is refilled"));
+    assert!(help("--cmdhelp=gtod-reduce").contains("accepted with a warning: latencies are measured"));
+    assert!(help("--cmdhelp").lines().count() > 250);
+    assert!(help("--enghelp").lines().any(|line| line == "io_uring"));
+    assert!(help("--version").starts_with("ringbolt "));
+}
+
+#[test]
 fn errors_are_one_line_with_distinct_exit_statuses() {
     let directory = scratch("errors");
     let config = directory.join("bad.json");
@@ -47,6 +59,9 @@ fn errors_are_one_line_with_distinct_exit_statuses() {
         (&["perf", "--filename=null:1g", "--cpus_allowed=1000"], 2, "core 1000 is not among"),
         (&["perf", "--filename=null:1g", "--iodpeth=4"], 2, "did you mean iodepth?"),
         (&["perf", "--filename=/nonexistent/f", "--ioengine=iou"], 2, "give --size"),
+        (&["perf", "/dev/zero"], 2, "/dev/zero: a job file has at most"),
+        (&["perf", "--cmdhelp=iodpeth"], 2, "did you mean iodepth?"),
+        (&["perf", "-filename=null:1g", "-rw=up"], 2, "it is one of read, write"),
         (&["lab", "import", "/dev/null"], 1, "holds no fio results"),
         (&["frobnicate"], 2, "unrecognized subcommand"),
         (&["nvme", "bind", "nvme0"], 2, "'nvme0' is not a PCI address such as 0000:00:03.0"),

@@ -28,7 +28,7 @@ mod transport_id;
 mod values;
 
 pub use job::{EngineName, ExitScope, LogPaths, PerfJob};
-pub use options::{OPTIONS, OptionInfo, Support};
+pub use options::{OPTIONS, OptionInfo, Support, engine_names};
 
 use options::find;
 
@@ -38,7 +38,14 @@ pub trait Lookup {
     fn file(&self, path: &str) -> Result<String, String>;
     /// The value of an environment variable.
     fn variable(&self, name: &str) -> Option<String>;
+    /// The number that one of fio's [`KEYWORDS`] stands for on this machine.
+    fn keyword(&self, _name: &str) -> Option<u64> {
+        None
+    }
 }
+
+/// What fio replaces in job files: the size of a page in bytes, the memory in MiB, and the number of CPUs.
+pub const KEYWORDS: [&str; 3] = ["$pagesize", "$mb_memory", "$ncpus"];
 
 /// Where an option is given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -290,16 +297,13 @@ struct CommandLine {
     files: Vec<String>,
 }
 
-/// Splits arguments into `--name=value`, `--name value`, `--name` and job files.
+/// Splits arguments into `--name=value`, `--name value`, `--name` and job files. One dash is as good as two, as in fio.
 fn split_command_line(words: &[String]) -> Result<CommandLine, JobPlanError> {
     let fail = |reason: String| JobPlanError { location: OptionLocation::CommandLine, reason };
     let mut out = CommandLine { options: Vec::new(), files: Vec::new() };
     let mut rest = words.iter().peekable();
     while let Some(word) = rest.next() {
-        let Some(body) = word.strip_prefix("--").or_else(|| short_option(word)) else {
-            if word.starts_with('-') && word.len() > 1 {
-                return Err(fail(format!("{word} is no option; options are written --name=value")));
-            }
+        let Some(body) = short_option(word).or_else(|| option_body(word)) else {
             out.files.push(word.clone());
             continue;
         };
@@ -311,9 +315,12 @@ fn split_command_line(words: &[String]) -> Result<CommandLine, JobPlanError> {
         let option = find(&name).ok_or_else(|| fail(unknown_option(&name)))?;
         let value = match value {
             Some(value) => value,
-            None if option.switch => "1".to_string(),
+            // fio wants the value of `--direct 1`, which would be a job file here.
+            None if option.switch => rest
+                .next_if(|next| ["0", "1"].contains(&next.as_str()))
+                .map_or("1".to_string(), String::clone),
             None if option.value == "NAME" && option.name.ends_with("_log") => String::new(),
-            None => match rest.next_if(|next| !next.starts_with("--")) {
+            None => match rest.next_if(|next| !is_option(next)) {
                 Some(next) => next.clone(),
                 None => return Err(fail(format!("--{name} needs a value: --{name}={}", option.value))),
             },
@@ -323,6 +330,17 @@ fn split_command_line(words: &[String]) -> Result<CommandLine, JobPlanError> {
     Ok(out)
 }
 
+/// An argument without its dashes; `None` for a job file. `-` is standard input.
+fn option_body(word: &str) -> Option<&str> {
+    word.strip_prefix("--").or_else(|| word.strip_prefix('-').filter(|body| !body.is_empty()))
+}
+
+/// Whether an argument is an option. A value may begin with one dash.
+fn is_option(word: &str) -> bool {
+    let name = |body: &str| body.split('=').next().unwrap_or_default().replace('-', "_");
+    word.starts_with("--") || option_body(word).is_some_and(|body| find(&name(body)).is_some())
+}
+
 /// The long name of a one-letter option; fio has none of these.
 fn short_option(word: &str) -> Option<&str> {
     match word {
@@ -330,6 +348,15 @@ fn short_option(word: &str) -> Option<&str> {
         "-o" => Some("output"),
         _ => None,
     }
+}
+
+/// The option of a name or an alias.
+///
+/// # Errors
+/// There is none; the message says which one was probably meant.
+pub fn option(name: &str) -> Result<&'static OptionInfo, String> {
+    let name = name.replace('-', "_");
+    find(&name).ok_or_else(|| unknown_option(&name))
 }
 
 fn unknown_option(name: &str) -> String {
@@ -490,7 +517,7 @@ impl JobFileParser<'_> {
         self.plan.jobs.iter().any(|job| job.spec.name == name)
     }
 
-    /// Replaces `${NAME}` by environment variables. fio's `$ncpus`, `$pagesize` and `$mb_memory` are not supported.
+    /// Replaces `${NAME}` by environment variables, and [`KEYWORDS`] by numbers of the machine.
     fn substitute(&self, line: &str, location: &OptionLocation) -> Result<String, JobPlanError> {
         let mut out = String::with_capacity(line.len());
         let mut rest = line;
@@ -504,6 +531,11 @@ impl JobFileParser<'_> {
             rest = after;
         }
         out.push_str(rest);
+        for keyword in KEYWORDS.into_iter().filter(|_| line.contains('$')) {
+            if let Some(number) = self.lookup.keyword(keyword).filter(|_| out.contains(keyword)) {
+                out = out.replace(keyword, &number.to_string());
+            }
+        }
         Ok(out)
     }
 }

@@ -3,7 +3,8 @@
 mod options;
 mod text;
 
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime};
@@ -33,13 +34,35 @@ impl Lookup for SystemLookup {
                 "standard input is not supported: each job process reads the job file again".to_string()
             );
         }
-        std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))
+        let mut text = String::new();
+        File::open(path)
+            .and_then(|file| file.take(JOB_FILE_BYTES_MAX + 1).read_to_string(&mut text))
+            .map_err(|error| format!("{path}: {error}"))?;
+        if text.len() as u64 > JOB_FILE_BYTES_MAX {
+            return Err(format!("{path}: a job file has at most {JOB_FILE_BYTES_MAX} bytes"));
+        }
+        Ok(text)
     }
 
     fn variable(&self, name: &str) -> Option<String> {
         std::env::var(name).ok()
     }
+
+    fn keyword(&self, name: &str) -> Option<u64> {
+        match name {
+            "$pagesize" => Some(rustix::param::page_size() as u64),
+            "$ncpus" => std::thread::available_parallelism().ok().map(|cpus| cpus.get() as u64),
+            "$mb_memory" => {
+                let memory = rustix::system::sysinfo();
+                Some((memory.totalram as u64).saturating_mul(u64::from(memory.mem_unit)) / (1 << 20))
+            }
+            _ => None,
+        }
+    }
 }
+
+/// Longest job file: a million lines, which the parser has as its limit, are shorter.
+const JOB_FILE_BYTES_MAX: u64 = 64 << 20;
 
 pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
     // A job's worker process has --worker=JOB:COPY as its first argument.
@@ -58,8 +81,8 @@ pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
         return workload::worker(&plan, worker).map_err(command_error);
     }
     let run = RunOptions::new(&plan)?;
-    if run.cmdhelp {
-        return print(&options::help());
+    if let Some(text) = &run.help {
+        return print(text);
     }
     if plan.jobs.is_empty() {
         return Err(CommandError::usage(

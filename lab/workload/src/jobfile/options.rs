@@ -14,6 +14,7 @@ mod zones;
 use super::job::PerfJob;
 use data::DATA;
 use files::FILES;
+pub use files::engine_names;
 use limits::LIMITS;
 use pattern::PATTERN;
 use priorities::PRIORITIES;

@@ -27,6 +27,10 @@ impl Lookup for TestFiles {
     fn variable(&self, name: &str) -> Option<String> {
         self.variables.get(name).map(|value| (*value).to_string())
     }
+
+    fn keyword(&self, name: &str) -> Option<u64> {
+        (name == "$ncpus").then_some(6)
+    }
 }
 
 fn test_files(text: &str) -> TestFiles {
@@ -117,6 +121,35 @@ fn includes_and_variables_are_expanded() {
     let plan = plan(&words("a.fio"), &test_files).unwrap();
     let job = &plan.jobs[0];
     assert_eq!((job.filenames[0].as_str(), job.spec.block_bytes, job.spec.io_depth), ("/dev/sda", 16_384, 8));
+}
+
+#[test]
+fn numbers_of_the_machine_are_replaced_in_job_files() {
+    let plan = parse_file("[a]\nfilename=x\nnumjobs=$ncpus\n[b]\nfilename=y\nsize=$ncpusm\n").unwrap();
+    assert_eq!((plan.jobs[0].numjobs, plan.jobs[1].spec.size_bytes), (6, Some(6 << 20)));
+    let error = parse_file("[a]\nnumjobs=$cpus\n").unwrap_err().to_string();
+    assert!(error.contains("a.fio:2: --numjobs=$cpus"), "{error}");
+}
+
+#[test]
+fn options_have_one_dash_or_two() {
+    let parse = |line: &str| plan(&words(line), &TestFiles::default());
+    let long = parse("--filename=x --direct=1 --iodepth=8 --thread --ioengine=libaio --rw=randread --name=a")
+        .unwrap();
+    let short =
+        parse("-filename=x -direct 1 -iodepth 8 -thread -ioengine=libaio -rw=randread -name=a").unwrap();
+    assert_eq!(format!("{:?}", short.jobs), format!("{:?}", long.jobs));
+    let buffered = parse("-filename x -direct 0 -rw=randread").unwrap();
+    assert!(!buffered.jobs[0].direct);
+    // A value may begin with a dash; an option is none.
+    assert_eq!(parse("--filename -x --rw=read").unwrap().jobs[0].filenames, ["-x"]);
+    for (line, message) in [
+        ("-filename -rw=read", "--filename needs a value"),
+        ("-bloksize=4k", "bloksize is no option; did you mean blocksize?"),
+    ] {
+        let error = parse(line).unwrap_err().to_string();
+        assert!(error.contains(message), "{line}: {error}");
+    }
 }
 
 #[test]

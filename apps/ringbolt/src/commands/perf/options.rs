@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use workload::ProgressTotals;
-use workload::jobfile::{JobPlan, OPTIONS, Support};
+use workload::jobfile::{JobPlan, OPTIONS, OptionInfo, Support};
 use workload::units::format_count;
 
 use super::machine_options;
@@ -30,7 +30,8 @@ pub(super) struct RunOptions {
     pub(super) output: Option<PathBuf>,
     pub(super) config: Option<PathBuf>,
     pub(super) reactor_options: cli::ReactorOptions,
-    pub(super) cmdhelp: bool,
+    /// The text of `--cmdhelp`, `--enghelp` or `--version`, instead of a run.
+    pub(super) help: Option<String>,
     pub(super) showcmd: bool,
     pub(super) parse_only: bool,
     pub(super) readonly: bool,
@@ -85,7 +86,7 @@ impl RunOptions {
                 plan.run_option("memory").map(str::to_string),
                 choice::<EngineChoice>("engine", &text("engine", "auto"))?,
             ),
-            cmdhelp: flag("cmdhelp", "0")?,
+            help: requested_help(&text("cmdhelp", "0"), flag("enghelp", "0")?, flag("version", "0")?)?,
             showcmd: flag("showcmd", "0")?,
             parse_only: flag("parse_only", "0")?,
             readonly: flag("readonly", "0")?,
@@ -141,13 +142,43 @@ impl ProgressReporter {
     }
 }
 
-/// The text of `--cmdhelp`: every option.
-pub(super) fn help() -> String {
-    let mut text = String::new();
-    let mut put = |line: String| {
+/// What `--cmdhelp`, `--enghelp` and `--version` print.
+fn requested_help(option: &str, engines: bool, version: bool) -> Result<Option<String>, CommandError> {
+    Ok(match option {
+        "0" | "false" if engines => Some(workload::jobfile::engine_names().join("\n") + "\n"),
+        "0" | "false" if version => Some(format!("ringbolt {}\n", env!("CARGO_PKG_VERSION"))),
+        "0" | "false" => None,
+        "1" | "true" | "all" => Some(help()),
+        name => {
+            let option = workload::jobfile::option(name).map_err(CommandError::usage)?;
+            let support = match option.support {
+                Support::PerfJob(_) | Support::Run => "",
+                Support::NoEffect { .. } => "accepted with a warning: ",
+                Support::Refused(_) => "rejected: ",
+            };
+            Some(description(option, support))
+        }
+    })
+}
+
+/// The lines of an option and its aliases.
+fn description(option: &OptionInfo, support: &str) -> String {
+    let mut name = option.name.to_string();
+    if !option.value.is_empty() {
+        name.push('=');
+        name.push_str(option.value);
+    }
+    let mut text = format!("  --{name:<36} {support}{}\n", option.help);
+    for alias in option.aliases {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "{}", line.trim_end());
-    };
+        let _ = writeln!(text, "  --{alias:<36} the same as {}", option.name);
+    }
+    text
+}
+
+/// The text of `--cmdhelp`: every option.
+fn help() -> String {
+    let mut text = String::new();
     let groups = [
         ("Job options, as in fio:", 0),
         ("Run options:", 1),
@@ -155,7 +186,8 @@ pub(super) fn help() -> String {
         ("fio options that are rejected:", 3),
     ];
     for (title, wanted) in groups {
-        put(title.to_string());
+        text.push_str(title);
+        text.push('\n');
         for option in OPTIONS {
             let kind = match option.support {
                 Support::PerfJob(_) => 0,
@@ -166,17 +198,9 @@ pub(super) fn help() -> String {
             if kind != wanted {
                 continue;
             }
-            let mut name = option.name.to_string();
-            if !option.value.is_empty() {
-                name.push('=');
-                name.push_str(option.value);
-            }
-            put(format!("  --{name:<36} {}", option.help));
-            for alias in option.aliases {
-                put(format!("  --{alias:<36} {}", format_args!("the same as {}", option.name)));
-            }
+            text.push_str(&description(option, ""));
         }
-        put(String::new());
+        text.push('\n');
     }
     text
 }

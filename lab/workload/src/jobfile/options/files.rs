@@ -164,13 +164,17 @@ fn ioengine(job: &mut PerfJob, value: &str) -> Result<(), String> {
         name if let Some(why) = refused_engine(name) => {
             return Err(format!("the engine is not supported: {why}"));
         }
-        name => EngineKind::from_name(name).ok_or_else(|| {
-            let names = EngineKind::NAMES.map(|(_, name)| name).join(", ");
-            format!("it is one of {names}, iou, iou-c, iou-s, cpuio, exec, bdev")
-        })?,
+        name => EngineKind::from_name(name)
+            .ok_or_else(|| format!("it is one of {}", engine_names().join(", ")))?,
     };
     job.engine = Some(EngineName::Kernel(kind));
     Ok(())
+}
+
+/// The values of `ioengine`, without aliases.
+pub fn engine_names() -> Vec<&'static str> {
+    let kernel = EngineKind::NAMES.iter().map(|(_, name)| *name);
+    kernel.chain(["iou", "iou-c", "iou-s", "cpuio", "exec", "bdev"]).collect()
 }
 
 /// Why an engine of fio is not supported.
@@ -180,14 +184,36 @@ fn refused_engine(name: &str) -> Option<&'static str> {
     const SOCKETS: &str = "it measures sockets, not storage";
     Some(match name {
         "page_fault" | "dev-dax" => "it measures memory, and there is no I/O to count",
-        "posixaio" | "splice" => "use libaio, io_uring or psync",
+        "posixaio" => {
+            "it measures the C library's threads; psync does the same I/O, one at a time, and libaio and io_uring many"
+        }
+        "splice" => "use libaio, io_uring or psync",
         "sg" | "mtd" | "e4defrag" => BESIDE,
         "net" | "netsplice" | "rdma" => SOCKETS,
         "libzbc" => "it needs a library of another project; psync, libaio and io_uring have zonemode=zbd",
         "libiscsi" | "nbd" => "it needs a library of another project; connect a block device of the kernel",
-        "rbd" | "rados" | "gfapi" | "gfapi_async" | "libhdfs" | "libpmem" | "pmemblk" | "http" | "nfs"
-        | "cpp_null" | "external" | "ime_psync" | "ime_psyncv" | "ime_aio" | "xnvme" | "libblkio"
-        | "libcufs" | "dfs" => LIBRARY,
+        "rbd"
+        | "rados"
+        | "gfapi"
+        | "gfapi_async"
+        | "libhdfs"
+        | "libpmem"
+        | "pmemblk"
+        | "http"
+        | "nfs"
+        | "cpp_null"
+        | "external"
+        | "ime_psync"
+        | "ime_psyncv"
+        | "ime_aio"
+        | "xnvme"
+        | "libblkio"
+        | "libcufile"
+        | "librpma_apm_client"
+        | "librpma_apm_server"
+        | "librpma_gpspm_client"
+        | "librpma_gpspm_server"
+        | "dfs" => LIBRARY,
         _ => return None,
     })
 }

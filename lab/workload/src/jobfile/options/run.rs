@@ -314,7 +314,9 @@ pub(super) const RUN: &[OptionInfo] = &[
     run("showcmd", "BOOL", true, "print the jobs as command lines and exit"),
     run("parse_only", "BOOL", true, "check the options and exit"),
     run("readonly", "BOOL", true, "refuse jobs that write"),
-    run("cmdhelp", "BOOL", true, "list the options"),
+    run("cmdhelp", "NAME", true, "describe this option; without a name, all"),
+    run("enghelp", "BOOL", true, "list the engines"),
+    run("version", "BOOL", true, "print the version"),
     run(
         "generator_cost",
         "BOOL",
