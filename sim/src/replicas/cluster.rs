@@ -295,6 +295,11 @@ impl ReplicaCluster {
         }
     }
 
+    fn with_room(&self) -> Vec<ReplicaId> {
+        let all = (0..self.nodes.len()).map(|node| ReplicaId(node as u32));
+        all.filter(|replica| !self.without_room.contains(replica)).collect()
+    }
+
     /// Each node learns it at another time.
     fn notify_room(&mut self, node: NodeIndex) {
         if !self.changes_room {
@@ -302,7 +307,7 @@ impl ReplicaCluster {
         }
         let incarnation = self.nodes[node].incarnation;
         let delay_ns = self.random_room.below(100 * MS);
-        let event = ReplicaEvent::WithoutRoom(self.without_room.clone());
+        let event = ReplicaEvent::Learners(self.with_room());
         self.schedule(delay_ns, Happening::Storage { node, incarnation, event });
     }
 
@@ -362,8 +367,8 @@ impl ReplicaCluster {
             Happening::Message { message, .. } => ReplicaEvent::Message(message),
             Happening::Request { request, .. } => ReplicaEvent::Request(request),
             // What is known then: nodes learn changes in their order.
-            Happening::Storage { event: ReplicaEvent::WithoutRoom(_), .. } => {
-                ReplicaEvent::WithoutRoom(self.without_room.clone())
+            Happening::Storage { event: ReplicaEvent::Learners(_), .. } => {
+                ReplicaEvent::Learners(self.with_room())
             }
             Happening::Storage { event, .. } => event,
             Happening::MapRecord { config, .. } => ReplicaEvent::Map(config),

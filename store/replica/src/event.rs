@@ -57,9 +57,10 @@ pub enum ReplicaEvent {
     Request(ClientRequest),
     /// The map's record as of now or earlier in this run: a read, a notification or the outcome of a proposal.
     Map(Arc<GroupConfig>),
-    /// The replicas whose storage has no room for what this one has, instead of those that were named before. A primary
-    /// neither copies to them nor sends them entries, unless they are in sync or may be.
-    WithoutRoom(Vec<ReplicaId>),
+    /// The replicas that may become learners, instead of those that were named before; without, all may. They are those of
+    /// the map's record of the group whose storage has room for what this one has: one that has left the group still asks
+    /// until it is removed. A primary neither copies to others nor sends them entries, unless they are in sync or may be.
+    Learners(Vec<ReplicaId>),
     /// All appends up to this number are durable.
     Appended {
         /// [`ReplicaAction::Append`]'s number.

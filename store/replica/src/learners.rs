@@ -143,7 +143,8 @@ impl<F: Plants> Replica<F> {
             return;
         }
         // What the map may have made a member counts as one.
-        if self.without_room.contains(&from) && earlier.is_none_or(|earlier| !earlier.proposed) {
+        let may_learn = self.learners.as_ref().is_none_or(|learners| learners.contains(&from));
+        if !may_learn && earlier.is_none_or(|earlier| !earlier.proposed) {
             return;
         }
         let mut peer = Peer::new(session, end, now_ns);
@@ -156,15 +157,20 @@ impl<F: Plants> Replica<F> {
         primary.peers.insert(from, peer);
     }
 
-    /// What learners without room got would end their replicas when it is full: they wait, and ask again.
-    pub(crate) fn on_without_room(&mut self, replicas: Vec<ReplicaId>, actions: &mut Vec<ReplicaAction>) {
-        self.without_room = replicas;
-        let Role::Primary(primary) = &mut self.role else {
+    pub(crate) fn on_learners(&mut self, replicas: Vec<ReplicaId>, actions: &mut Vec<ReplicaAction>) {
+        self.learners = Some(replicas);
+        self.end_other_streams(actions);
+    }
+
+    /// Ends the streams to replicas that may not learn. What they got would end their replicas when those are full, or they
+    /// have left the group: the map takes none of these into the in-sync set, and would be asked again at once. They wait,
+    /// and ask again.
+    pub(crate) fn end_other_streams(&mut self, actions: &mut Vec<ReplicaAction>) {
+        let (Role::Primary(primary), Some(learners)) = (&mut self.role, &self.learners) else {
             return;
         };
         let before = primary.peers.len();
-        let without_room = &self.without_room;
-        primary.peers.retain(|id, peer| peer.in_sync || peer.proposed || !without_room.contains(id));
+        primary.peers.retain(|id, peer| peer.in_sync || peer.proposed || learners.contains(id));
         if primary.peers.len() < before {
             self.free_superfluous(actions);
         }

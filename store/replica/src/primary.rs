@@ -198,10 +198,12 @@ impl<F: Plants> Replica<F> {
         }
     }
 
-    pub(crate) fn continue_as_primary(&mut self) {
+    pub(crate) fn continue_as_primary(&mut self, actions: &mut Vec<ReplicaAction>) {
         let (own, end, now_ns) = (self.id, self.log.end(), self.now_ns);
         let config = self.config.clone();
         self.primary().set_members(own, &config.in_sync, end, now_ns);
+        // One that was proposed, and is no member, may have left the group.
+        self.end_other_streams(actions);
     }
 
     /// The stream of a replica, if this is its session.

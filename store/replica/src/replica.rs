@@ -149,8 +149,8 @@ pub struct Replica<F = NoFaults> {
     pub(crate) unsettled: UnsettledBlocks,
     /// The last session of a stream that it asked for. Higher at each start.
     pub(crate) sessions: u64,
-    /// Replicas whose storage has no room for what this one has.
-    pub(crate) without_room: Vec<ReplicaId>,
+    /// The replicas that may become learners; `None` for all.
+    pub(crate) learners: Option<Vec<ReplicaId>>,
 }
 
 struct Checkpointing {
@@ -214,7 +214,7 @@ impl<F: Plants> Replica<F> {
             reads: 0,
             repaired: 0,
             unsettled: UnsettledBlocks::new(unsettled, end + 1),
-            without_room: Vec::new(),
+            learners: None,
         }
     }
 
@@ -255,7 +255,7 @@ impl<F: Plants> Replica<F> {
             ReplicaEvent::Message(message) => self.on_message(message, actions),
             ReplicaEvent::Request(request) => self.on_request(request, actions),
             ReplicaEvent::Map(config) => self.on_map(config, actions),
-            ReplicaEvent::WithoutRoom(replicas) => self.on_without_room(replicas, actions),
+            ReplicaEvent::Learners(replicas) => self.on_learners(replicas, actions),
             ReplicaEvent::Appended { append } => {
                 self.log.appended(append);
                 self.answer_durable(actions);
@@ -408,7 +408,7 @@ impl<F: Plants> Replica<F> {
         self.proposal = None;
         let primary = self.config.primary == self.id && self.is_in_sync() && self.complete;
         match (&mut self.role, primary) {
-            (Role::Primary(_), true) => self.continue_as_primary(),
+            (Role::Primary(_), true) => self.continue_as_primary(actions),
             (_, true) => {
                 self.unsettled.forget_requests();
                 self.role = Role::Primary(Primary::new(self));

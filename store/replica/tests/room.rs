@@ -1,4 +1,4 @@
-//! Learners whose storage has no room for what the primary has.
+//! Learners whose storage has no room for what the primary has, and replicas that have left the group.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -13,6 +13,8 @@ struct Group {
     primary: Replica,
     config: Arc<GroupConfig>,
     now_ns: u64,
+    /// What was proposed to the map.
+    proposed: Vec<Arc<GroupConfig>>,
 }
 
 impl Group {
@@ -21,7 +23,7 @@ impl Group {
         let primary = Replica::new(ReplicaId(1), 1, settings, RecoveredReplica::default(), 0);
         let config =
             |epoch| Arc::new(GroupConfig { epoch, primary: ReplicaId(1), in_sync: vec![ReplicaId(1)] });
-        let mut group = Group { primary, config: config(2), now_ns: 0 };
+        let mut group = Group { primary, config: config(2), now_ns: 0, proposed: Vec::new() };
         group.handle(ReplicaEvent::Map(config(1)));
         group.handle(ReplicaEvent::Map(config(2)));
         group.sent_within(1000 * MS);
@@ -33,15 +35,22 @@ impl Group {
     fn handle(&mut self, event: ReplicaEvent) -> Vec<MessageBody> {
         let mut actions = Vec::new();
         self.primary.handle(event, self.now_ns, &mut actions);
-        let sent = actions.into_iter().filter_map(|action| match action {
-            ReplicaAction::Send { to: LEARNER, message } => Some(message.body),
-            _ => None,
-        });
-        sent.collect()
+        let mut sent = Vec::new();
+        for action in actions {
+            match action {
+                ReplicaAction::Send { to: LEARNER, message } => sent.push(message.body),
+                ReplicaAction::Propose(config) => self.proposed.push(config),
+                _ => {}
+            }
+        }
+        sent
     }
 
     fn join(&mut self, session: u64) -> Vec<MessageBody> {
-        let body = MessageBody::Join { session, commit_point: 0, complete: false };
+        self.receive(MessageBody::Join { session, commit_point: 0, complete: false })
+    }
+
+    fn receive(&mut self, body: MessageBody) -> Vec<MessageBody> {
         let message = ReplicaMessage { from: LEARNER, config: self.config.clone(), body };
         self.handle(ReplicaEvent::Message(message))
     }
@@ -66,11 +75,11 @@ fn is_copy(sent: &[MessageBody]) -> bool {
 #[test]
 fn a_learner_without_room_gets_nothing_until_it_has_room() {
     let mut group = Group::new();
-    group.handle(ReplicaEvent::WithoutRoom(vec![LEARNER]));
+    group.handle(ReplicaEvent::Learners(vec![ReplicaId(1), ReplicaId(3)]));
     assert_eq!(group.join(1), []);
     assert_eq!(group.sent_within(5000 * MS), []);
     // Another replica has none: this one has.
-    group.handle(ReplicaEvent::WithoutRoom(vec![ReplicaId(3)]));
+    group.handle(ReplicaEvent::Learners(vec![ReplicaId(1), LEARNER]));
     assert!(is_copy(&group.join(2)));
     assert!(is_copy(&group.sent_within(100 * MS)), "what has no answer is sent again");
 }
@@ -79,15 +88,13 @@ fn a_learner_without_room_gets_nothing_until_it_has_room() {
 fn a_copy_ends_when_the_learner_has_no_room() {
     let mut group = Group::new();
     assert!(is_copy(&group.join(1)));
-    assert_eq!(group.handle(ReplicaEvent::WithoutRoom(vec![LEARNER])), []);
+    assert_eq!(group.handle(ReplicaEvent::Learners(vec![ReplicaId(1), ReplicaId(3)])), []);
     assert_eq!(group.sent_within(5000 * MS), []);
     // Its answers from before mean nothing.
-    let body = MessageBody::CopyBegun { session: 1 };
-    let message = ReplicaMessage { from: LEARNER, config: group.config.clone(), body };
-    assert_eq!(group.handle(ReplicaEvent::Message(message)), []);
+    assert_eq!(group.receive(MessageBody::CopyBegun { session: 1 }), []);
     assert_eq!(group.sent_within(1000 * MS), []);
     assert_eq!(group.primary.status().blocked, None);
-    group.handle(ReplicaEvent::WithoutRoom(Vec::new()));
+    group.handle(ReplicaEvent::Learners(vec![ReplicaId(1), LEARNER]));
     assert!(is_copy(&group.join(2)));
 }
 
@@ -97,6 +104,30 @@ fn a_member_in_sync_keeps_its_stream_whatever_its_room() {
     let in_sync = vec![ReplicaId(1), LEARNER];
     let config = Arc::new(GroupConfig { epoch: 3, primary: ReplicaId(1), in_sync });
     assert!(!group.handle(ReplicaEvent::Map(config)).is_empty());
-    group.handle(ReplicaEvent::WithoutRoom(vec![LEARNER]));
+    group.handle(ReplicaEvent::Learners(vec![ReplicaId(1), ReplicaId(3)]));
     assert!(!group.sent_within(100 * MS).is_empty());
+}
+
+/// Its node removes it later: until then it asks to learn, has all entries, and would be proposed in each epoch.
+#[test]
+fn one_that_has_left_the_group_is_proposed_no_more() {
+    let mut group = Group::new();
+    group.proposed.clear();
+    let has_all = |group: &mut Group, session| {
+        group.receive(MessageBody::Join { session, commit_point: 0, complete: true });
+        let (sent_ns, outcome) = (group.now_ns, AppendOutcome::Durable(0));
+        group.receive(MessageBody::Appended { sent_ns, session, outcome });
+        group.sent_within(MS)
+    };
+    has_all(&mut group, 1);
+    let in_sync: Vec<_> = group.proposed.iter().map(|config| config.in_sync.clone()).collect();
+    assert_eq!(in_sync, [vec![ReplicaId(1), LEARNER]]);
+    // The map's record has other members by now, and the answer is without the learner.
+    group.handle(ReplicaEvent::Learners(vec![ReplicaId(1), ReplicaId(3)]));
+    group.config = Arc::new(GroupConfig { epoch: 3, ..(*group.config).clone() });
+    group.handle(ReplicaEvent::Map(group.config.clone()));
+    assert_eq!(group.sent_within(1000 * MS), []);
+    assert_eq!(has_all(&mut group, 2), []);
+    assert_eq!(group.sent_within(5000 * MS), []);
+    assert_eq!(group.proposed.len(), 1);
 }

@@ -107,8 +107,8 @@ pub(super) struct Replication {
     outbox: Box<dyn Outbox>,
     /// Those of all replicas of the group, as far as known.
     pub(super) partitions: Vec<(ReplicaId, Option<PartitionSize>)>,
-    /// Replicas that have no room for what this one has, as the replica knows them.
-    pub(super) without_room: Vec<ReplicaId>,
+    /// Those that have room for what this one has, as the replica knows them.
+    pub(super) learners: Vec<ReplicaId>,
     /// The last session of which a copied object found no room here.
     refused_copy: Option<u64>,
     pub(super) events: VecDeque<ReplicaEvent>,

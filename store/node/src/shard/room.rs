@@ -34,18 +34,19 @@ impl Shard {
         }
     }
 
-    /// Publishes the space in use, and notifies the replica when other replicas of its group have no room for that. A
-    /// replica whose partition is of unknown size has none until its node has reported it: a copy would end it when it is full.
+    /// Publishes the space in use, and notifies the replica which members of its group have room for that: these may learn. A
+    /// member whose partition is of unknown size has none until its node has reported it: a copy would end it when it is full.
     pub(super) fn update_room(&mut self) {
         let used = self.used_space();
         self.used.set(used);
         let Some(replication) = &mut self.replication else { return };
         let has_room = |size: &Option<PartitionSize>| size.is_some_and(|size| size.holds(used));
-        let without_room = replication.partitions.iter().filter(|(_, size)| !has_room(size));
-        let without_room: Vec<ReplicaId> = without_room.map(|(id, _)| *id).collect();
-        if replication.without_room != without_room {
-            replication.without_room.clone_from(&without_room);
-            replication.events.push_back(ReplicaEvent::WithoutRoom(without_room));
+        let learners = replication.partitions.iter().filter(|(_, size)| has_room(size));
+        let learners: Vec<ReplicaId> = learners.map(|(id, _)| *id).collect();
+        // Before the map's first record, whose members have partitions, nobody may ask.
+        if replication.learners != learners {
+            replication.learners.clone_from(&learners);
+            replication.events.push_back(ReplicaEvent::Learners(learners));
         }
     }
 

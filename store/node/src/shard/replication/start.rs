@@ -133,7 +133,7 @@ impl Replication {
         Replication {
             group: shard.log.group(),
             partitions: Vec::new(),
-            without_room: Vec::new(),
+            learners: Vec::new(),
             refused_copy: None,
             replica: Replica::new(id, incarnation, settings, recovered, core.now_ns()),
             outbox,
