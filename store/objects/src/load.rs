@@ -76,6 +76,10 @@ impl PartitionLoader {
             if (header.device, header.index, header.onodes) != expected {
                 return Err(ObjectsError::Foreign { block });
             }
+            // Growing tables would be copied several times: a tenth of the time until a large device serves.
+            let checksums = (self.layout.extents_start - self.layout.checksums_start) as usize;
+            self.onodes.reserve_exact(self.layout.onodes as usize);
+            self.checksums.reserve_exact(checksums * PartitionLayout::CHECKSUMS_PER_BLOCK as usize);
         } else if relative < self.layout.checksums_start {
             for sector in bytes.chunks_exact(SECTOR_BYTES) {
                 let place = self.onodes.len() as u32;

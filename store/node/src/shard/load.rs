@@ -117,7 +117,7 @@ pub(crate) async fn load_log(
     }
     let first = (start + Superblock::LOG_HEADER_BLOCKS) * BLOCK;
     let bytes = superblock.log_area_blocks() * BLOCK;
-    let mut area = Vec::new();
+    let mut area = Vec::with_capacity(bytes as usize);
     while (area.len() as u64) < bytes {
         let left = bytes - area.len() as u64;
         let buffer = device.read(first + area.len() as u64, left.min(STREAM_BYTES as u64) as usize).await?;
