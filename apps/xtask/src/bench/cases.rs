@@ -7,7 +7,7 @@ use super::fio::FioTarget;
 use super::instructions::CountedExample;
 use super::load::{self, BenchDevice, IoPattern, RemoteLoad};
 use super::server::TargetTransport;
-use super::store::LoopCache;
+use super::store::{LoopCache, StoreFault};
 use super::{
     RunContext, RunOutcome, attack, bare, fio, idle, instructions, iscsi, nbd, page, scale, scaling, store,
     ublk, vhost,
@@ -61,6 +61,10 @@ enum BenchmarkKind {
     Processes,
     /// The replicated store, compared with a volume that is not replicated.
     Store(IoPattern, LoopCache),
+    /// The replicated store with logs on devices of their own.
+    StoreLogs(IoPattern),
+    /// The replicated store while something happens to a node.
+    StoreFault(StoreFault),
     /// Generation and loading of a lab report.
     Page,
 }
@@ -348,6 +352,27 @@ pub(super) const ALL: &[Benchmark] = &[
     case("store-write-qd16", "the same at QD 16", store_4k("randwrite", 16)),
     case("store-write-qd64", "the same at QD 64", store_4k("randwrite", 64)),
     case("store-write-qd128", "the same at QD 128", store_4k("randwrite", 128)),
+    case("store-write-qd256", "the same at QD 256", store_4k("randwrite", 256)),
+    case(
+        "store-write-logs-qd16",
+        "writes at QD 16 with logs on devices of their own",
+        BenchmarkKind::StoreLogs(pattern_4k("randwrite", 16)),
+    ),
+    case(
+        "store-kill",
+        "writes at QD 16 while one of three nodes is killed and starts again",
+        BenchmarkKind::StoreFault(StoreFault::Kill),
+    ),
+    case(
+        "store-stop",
+        "the same while one is stopped for two seconds",
+        BenchmarkKind::StoreFault(StoreFault::Stop),
+    ),
+    case(
+        "store-out",
+        "the same while the replicas of one are copied to the others",
+        BenchmarkKind::StoreFault(StoreFault::Out),
+    ),
     case(
         "store-write-flush-qd1",
         "writes on devices with a volatile cache, which the store flushes, QD 1",
@@ -446,6 +471,8 @@ impl Benchmark {
             BenchmarkKind::Fio(job) => fio::compare(context, job),
             BenchmarkKind::Processes => fio::processes(context),
             BenchmarkKind::Store(pattern, cache) => store::compare(context, pattern, *cache),
+            BenchmarkKind::StoreLogs(pattern) => store::measure_separate_logs(context, pattern),
+            BenchmarkKind::StoreFault(fault) => store::measure_fault(context, *fault),
             BenchmarkKind::Page => page::page(context),
         }
     }

@@ -1,5 +1,6 @@
 //! Benchmarks with `ringbolt perf`.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -162,15 +163,34 @@ pub(super) fn timed(context: &RunContext<'_>, device: &str, pattern: &IoPattern,
 
 /// Runs `ringbolt perf`, or fio, with JSON output, and returns the first job of the result.
 pub(super) fn perf(context: &RunContext<'_>, command: &mut Command) -> anyhow::Result<Value> {
+    start_perf(context, command)?.finish(context)
+}
+
+/// A load that runs.
+pub(super) struct RunningLoad {
+    process: ChildProcess,
+    output: PathBuf,
+    command: String,
+}
+
+/// Starts `ringbolt perf`, or fio, with JSON output.
+pub(super) fn start_perf(context: &RunContext<'_>, command: &Command) -> anyhow::Result<RunningLoad> {
     let output = context.directory.file("perf.json");
     let mut with_output = Command::new(command.get_program());
     with_output.args(command.get_args()).args(["--eta=never", "--output-format=json"]);
     with_output.arg(format!("--output={}", output.display()));
-    let mut process = ChildProcess::start(&mut with_output, context.directory, "perf")?;
-    let status = process.wait(EXTRA).with_context(|| describe(command))?;
-    ensure!(status.success(), "{}: {status}: {}", describe(command), context.directory.tail("perf.err"));
-    let mut document: Value = serde_json::from_slice(&std::fs::read(output)?)?;
-    Ok(document["jobs"][0].take())
+    let process = ChildProcess::start(&mut with_output, context.directory, "perf")?;
+    Ok(RunningLoad { process, output, command: describe(command) })
+}
+
+impl RunningLoad {
+    /// Waits until it ends, and returns the first job of the result.
+    pub(super) fn finish(mut self, context: &RunContext<'_>) -> anyhow::Result<Value> {
+        let status = self.process.wait(EXTRA).with_context(|| self.command.clone())?;
+        ensure!(status.success(), "{}: {status}: {}", self.command, context.directory.tail("perf.err"));
+        let mut document: Value = serde_json::from_slice(&std::fs::read(self.output)?)?;
+        Ok(document["jobs"][0].take())
+    }
 }
 
 /// IOPS of a job that reads and writes, and the longer of both 99th percentiles in microseconds.

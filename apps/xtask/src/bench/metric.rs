@@ -86,6 +86,14 @@ pub(super) enum BenchMetric {
     BareQemuRatio,
     /// IOPS beside stalled hosts as a fraction of those without them.
     AttackRatio,
+    /// The longest completion latency while a node was lost, in milliseconds.
+    StallMs,
+    /// Milliseconds from the return of a lost node until all replicas are in sync.
+    RecoveryMs,
+    /// Milliseconds until all replicas of a node that was taken out are on others.
+    MovedMs,
+    /// 99th percentile while replicas are copied as a multiple of that before.
+    CopyP99Ratio,
 }
 
 impl BenchMetric {
@@ -132,6 +140,10 @@ impl BenchMetric {
             BenchMetric::BareDeviceRatio => "iops_of_bare_device",
             BenchMetric::BareQemuRatio => "bare_device_of_qemu_storage_daemon",
             BenchMetric::AttackRatio => "iops_of_unattacked",
+            BenchMetric::StallMs => "stall_ms",
+            BenchMetric::RecoveryMs => "recovery_ms",
+            BenchMetric::MovedMs => "moved_ms",
+            BenchMetric::CopyP99Ratio => "latency_p99_of_undisturbed",
         }
     }
 
@@ -177,6 +189,10 @@ impl BenchMetric {
             BenchMetric::BareDeviceRatio => "IOPS / bare device's",
             BenchMetric::BareQemuRatio => "bare device / qemu-storage-daemon's",
             BenchMetric::AttackRatio => "IOPS / without them",
+            BenchMetric::StallMs => "longest stall",
+            BenchMetric::RecoveryMs => "healthy again",
+            BenchMetric::MovedMs => "moved",
+            BenchMetric::CopyP99Ratio => "p99 / before",
         }
     }
 
@@ -226,6 +242,9 @@ impl BenchMetric {
             BenchMetric::CpuPercent => format!("{value:.2} %"),
             BenchMetric::RssMib => format!("{value:.1} MiB"),
             BenchMetric::StartMs | BenchMetric::RenderMs | BenchMetric::LoadMs => format!("{value:.1} ms"),
+            BenchMetric::StallMs | BenchMetric::RecoveryMs | BenchMetric::MovedMs => {
+                format!("{value:.0} ms")
+            }
             BenchMetric::HostSwitches | BenchMetric::FioSwitches => format!("{value:.3}"),
             BenchMetric::FioRatio
             | BenchMetric::FioCpuRatio
@@ -243,7 +262,8 @@ impl BenchMetric {
             | BenchMetric::QemuExportRatio
             | BenchMetric::BareDeviceRatio
             | BenchMetric::BareQemuRatio
-            | BenchMetric::AttackRatio => format!("{value:.2}"),
+            | BenchMetric::AttackRatio
+            | BenchMetric::CopyP99Ratio => format!("{value:.2}"),
         }
     }
 }

@@ -14,7 +14,7 @@ use super::{BenchRun, BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 38] = [
+const ROWS: [BenchMetric; 42] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -49,6 +49,10 @@ const ROWS: [BenchMetric; 38] = [
     BenchMetric::PlainCpuRatio,
     BenchMetric::PlainLatencyRatio,
     BenchMetric::WriteAmplification,
+    BenchMetric::StallMs,
+    BenchMetric::RecoveryMs,
+    BenchMetric::MovedMs,
+    BenchMetric::CopyP99Ratio,
     BenchMetric::FioMedianRatio,
     BenchMetric::FioP99Ratio,
     BenchMetric::RenderMs,
