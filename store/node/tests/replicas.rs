@@ -12,9 +12,11 @@ use std::sync::Arc;
 use cluster::{Cluster, GROUPS, MS, NODES, Totals};
 use cluster_map::PoolClass;
 use process::Process;
-use replica::{GroupBlocked, GroupConfig, ReplicaId};
+use replica::{
+    Append, EntryId, GroupBlocked, GroupConfig, MessageBody, ReplicaId, ReplicaMessage, ReplicatedEntry,
+};
 use store_node::{ReplicaInput, inspect};
-use wire_store::{BLOCK_BYTES, BLOCKS_PER_EXTENT};
+use wire_store::{BLOCK_BYTES, BLOCKS_PER_EXTENT, EntryHeader, ObjectId, Operation};
 
 const SEEDS: u64 = 6;
 
@@ -204,6 +206,77 @@ fn a_message_that_waits_keeps_the_core_awake() {
     let config = cluster.network.lock().unwrap().map[&GROUPS[0]].clone();
     assert!(cluster.nodes[0].replicas[&GROUPS[0]].send(ReplicaInput::Map(config)));
     assert_eq!(deadline(&cluster), Some(0));
+}
+
+/// While objects are copied to a learner, it gets entries of later ones without their data. If these reserved the space that
+/// comes with the copies, a partition with few onodes would have no room for the first copy, for which they wait.
+#[test]
+fn a_learner_has_room_for_copies_however_many_entries_wait_for_them() {
+    const GROUP: u32 = GROUPS[0];
+    const EXTENT_BYTES: u32 = (BLOCKS_PER_EXTENT * BLOCK_BYTES) as u32;
+    let mut cluster = Cluster::new(2, false);
+    // Its primary is played here.
+    cluster.nodes[1..].iter_mut().for_each(|node| node.restart_ns = u64::MAX);
+    cluster.network.lock().unwrap().loss_per_mille = 0;
+    while cluster.nodes[0].node.is_none() {
+        cluster.turn().unwrap();
+    }
+    let (primary, in_sync) = (ReplicaId(1), vec![ReplicaId(1), ReplicaId(2)]);
+    let config = Arc::new(GroupConfig { epoch: 2, primary, in_sync });
+    cluster.network.lock().unwrap().map.insert(GROUP, config.clone());
+    assert!(cluster.nodes[0].replicas[&GROUP].send(ReplicaInput::Map(config.clone())));
+    let mut session = 0;
+    let heard = |cluster: &mut Cluster, session: &mut u64, expected: fn(&MessageBody) -> bool| {
+        // 10 ms.
+        for _ in 0..2000 {
+            cluster.turn().unwrap();
+            let heard = std::mem::take(&mut cluster.network.lock().unwrap().unheard);
+            for message in heard.into_iter().filter(|message| message.config.epoch == 2) {
+                if let MessageBody::Join { session: wanted, .. } = message.body {
+                    *session = wanted;
+                }
+                if expected(&message.body) {
+                    return true;
+                }
+            }
+        }
+        false
+    };
+    let send = |cluster: &Cluster, body| {
+        let message = ReplicaMessage { from: primary, config: config.clone(), body };
+        assert!(cluster.nodes[0].replicas[&GROUP].send(ReplicaInput::Message(message)));
+    };
+    assert!(heard(&mut cluster, &mut session, |body| matches!(body, MessageBody::Join { .. })));
+    let base = EntryId::default();
+    send(&cluster, MessageBody::CopyBegin { session, base, applied: Box::default() });
+    assert!(heard(&mut cluster, &mut session, |body| matches!(body, MessageBody::CopyBegun { .. })));
+    let object = |index| ObjectId { group: GROUP, volume: 1, index, suffix: 0 };
+    // Fewer than make a checkpoint due, which puts them in place.
+    let (count, length) = (30, 2 * EXTENT_BYTES);
+    let layout = cluster.nodes[0].node.as_ref().unwrap().superblock().layout().unwrap();
+    assert!(count * 3 > layout.extents.into(), "they fit anyway");
+    let entry = |sequence| {
+        let header = EntryHeader::new(Operation::Write, object(1), BLOCK_BYTES as u32, length);
+        let header = EntryHeader { sequence, epoch: 2, version: sequence, withheld: true, ..header };
+        Arc::new(ReplicatedEntry { header, data: [].into() })
+    };
+    let entries = (1..=count).map(entry).collect();
+    let sent_ns = cluster.clock.now_ns();
+    let (commit_point, log_end) = (count, count);
+    let append = Append { sent_ns, session, previous: base, entries, commit_point, log_end };
+    send(&cluster, MessageBody::Append(append.clone()));
+    assert!(heard(&mut cluster, &mut session, |body| matches!(body, MessageBody::Appended { .. })));
+    let content = 1_u64.to_le_bytes().as_slice().into();
+    send(&cluster, MessageBody::CopyObject { session, object: object(0), content });
+    // It goes in place after a while, in which the learner hears of its primary.
+    let previous = EntryId { sequence: count, epoch: 2 };
+    let is_written = (0..50).any(|_| {
+        let sent_ns = cluster.clock.now_ns();
+        let heartbeat = Append { sent_ns, previous, entries: Vec::new(), ..append.clone() };
+        send(&cluster, MessageBody::Append(heartbeat));
+        heard(&mut cluster, &mut session, |body| matches!(body, MessageBody::CopyWritten { .. }))
+    });
+    assert!(is_written, "the copy found no room");
 }
 
 /// The test finds disks that acknowledge the log's writes from their caches.

@@ -87,7 +87,7 @@ enum CopyStep {
     /// The storage reads the next object.
     Reading(u64),
     /// The learner writes it.
-    Writing { object: ObjectId, content: Arc<[u8]>, sent_ns: u64 },
+    Writing { object: ObjectId, content: Arc<[u8]>, since_ns: u64, sent_ns: u64 },
 }
 
 impl CopyStage {
@@ -104,6 +104,16 @@ impl CopyStage {
         match self {
             CopyStage::Objects(ObjectCopy { limit, .. }) => {
                 limit.is_none_or(|limit| object > limit || (off_by_one && object == limit))
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the learner has not written an object for so long.
+    fn is_stuck(&self, now_ns: u64, timeout_ns: u64) -> bool {
+        match self {
+            CopyStage::Objects(ObjectCopy { step: CopyStep::Writing { since_ns, .. }, .. }) => {
+                now_ns >= since_ns + timeout_ns
             }
             _ => false,
         }
@@ -231,7 +241,8 @@ impl<F: Plants> Replica<F> {
         let session = peer.session;
         let body = match (object, &mut peer.copy) {
             (Some((object, content)), CopyStage::Objects(copy)) => {
-                copy.step = CopyStep::Writing { object, content: content.clone(), sent_ns: now_ns };
+                copy.step =
+                    CopyStep::Writing { object, content: content.clone(), since_ns: now_ns, sent_ns: now_ns };
                 MessageBody::CopyObject { session, object, content }
             }
             _ => {
@@ -267,7 +278,7 @@ impl<F: Plants> Replica<F> {
         let now_ns = self.now_ns;
         let (resend_ns, lease_ns) = (self.settings.resend_ns, self.settings.lease_ns);
         let learner_timeout_ns = self.settings.learner_timeout_ns;
-        let full = self.log.len() >= self.settings.entries_max;
+        let (full, log_low) = (self.log.len() >= self.settings.entries_max, self.log_low);
         let mut reads = self.reads;
         let mut messages = Vec::new();
         let has_unsettled = !self.unsettled.is_empty();
@@ -279,8 +290,9 @@ impl<F: Plants> Replica<F> {
             // While commits wait for it, clients do.
             let timeout_ns = if peer.joining { lease_ns } else { learner_timeout_ns };
             let silent = now_ns >= peer.answered_ns + timeout_ns;
-            // A full log frees what learners need: clients come first.
-            peer.in_sync || peer.proposed || !(silent || (full && !peer.joining))
+            // A full log frees what learners need: clients come first. One without room for an object answers all else.
+            let is_stuck = log_low && peer.copy.is_stuck(now_ns, learner_timeout_ns);
+            peer.in_sync || peer.proposed || !(silent || is_stuck || (full && !peer.joining))
         });
         if primary.peers.len() < before {
             self.free_superfluous(actions);
@@ -306,7 +318,7 @@ impl<F: Plants> Replica<F> {
                         copy.step = CopyStep::Reading(reads);
                         actions.push(ReplicaAction::ReadObject { read: reads, after: copy.limit });
                     }
-                    CopyStep::Writing { object, content, sent_ns } if now_ns >= *sent_ns + resend_ns => {
+                    CopyStep::Writing { object, content, sent_ns, .. } if now_ns >= *sent_ns + resend_ns => {
                         *sent_ns = now_ns;
                         let (object, content) = (*object, content.clone());
                         messages.push((*id, MessageBody::CopyObject { session, object, content }));

@@ -143,7 +143,7 @@ pub struct Replica<F = NoFaults> {
     checkpointing: Option<Checkpointing>,
     checkpointed: EntryId,
     /// The log had little room since the last checkpoint ended.
-    log_low: bool,
+    pub(crate) log_low: bool,
     pub(crate) reads: u64,
     pub(crate) repaired: u64,
     pub(crate) unsettled: UnsettledBlocks,

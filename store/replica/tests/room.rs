@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use replica::*;
+use wire_store::ObjectId;
 
 const MS: u64 = 1_000_000;
 const LEARNER: ReplicaId = ReplicaId(2);
@@ -15,6 +16,8 @@ struct Group {
     now_ns: u64,
     /// What was proposed to the map.
     proposed: Vec<Arc<GroupConfig>>,
+    /// Objects that are to be read for a copy.
+    reads: Vec<u64>,
 }
 
 impl Group {
@@ -23,7 +26,8 @@ impl Group {
         let primary = Replica::new(ReplicaId(1), 1, settings, RecoveredReplica::default(), 0);
         let config =
             |epoch| Arc::new(GroupConfig { epoch, primary: ReplicaId(1), in_sync: vec![ReplicaId(1)] });
-        let mut group = Group { primary, config: config(2), now_ns: 0, proposed: Vec::new() };
+        let mut group =
+            Group { primary, config: config(2), now_ns: 0, proposed: Vec::new(), reads: Vec::new() };
         group.handle(ReplicaEvent::Map(config(1)));
         group.handle(ReplicaEvent::Map(config(2)));
         group.sent_within(1000 * MS);
@@ -40,6 +44,7 @@ impl Group {
             match action {
                 ReplicaAction::Send { to: LEARNER, message } => sent.push(message.body),
                 ReplicaAction::Propose(config) => self.proposed.push(config),
+                ReplicaAction::ReadObject { read, .. } => self.reads.push(read),
                 _ => {}
             }
         }
@@ -130,4 +135,40 @@ fn one_that_has_left_the_group_is_proposed_no_more() {
     assert_eq!(has_all(&mut group, 2), []);
     assert_eq!(group.sent_within(5000 * MS), []);
     assert_eq!(group.proposed.len(), 1);
+}
+
+/// One that has no room for an object answers everything else, and would keep the entries that it lacks in the primary's log.
+#[test]
+fn a_copy_that_stands_still_ends_when_the_log_is_low() {
+    let object = ObjectId { group: 0, volume: 1, index: 0, suffix: 0 };
+    let copying = || {
+        let mut group = Group::new();
+        group.join(1);
+        group.receive(MessageBody::CopyBegun { session: 1 });
+        let read = group.reads.pop().expect("the first object is read");
+        let sent = group.handle(ReplicaEvent::ObjectRead { read, object: Some((object, vec![0; 8].into())) });
+        assert!(matches!(sent[..], [MessageBody::CopyObject { .. }]));
+        group
+    };
+    let answer_for = |group: &mut Group, is_low: bool, time_ns: u64| {
+        for _ in 0..time_ns / (50 * MS) {
+            group.sent_within(50 * MS);
+            let (sent_ns, outcome) = (group.now_ns, AppendOutcome::Durable(0));
+            group.receive(MessageBody::Appended { sent_ns, session: 1, outcome });
+            if is_low {
+                group.handle(ReplicaEvent::LogLow);
+            }
+        }
+    };
+    // With room in the log it may take as long as it likes.
+    let mut group = copying();
+    answer_for(&mut group, false, 5000 * MS);
+    assert_eq!(group.primary.learners().len(), 1);
+    let timeout_ns = ReplicaSettings::default().learner_timeout_ns;
+    let mut group = copying();
+    answer_for(&mut group, true, timeout_ns / 2);
+    assert_eq!(group.primary.learners().len(), 1);
+    answer_for(&mut group, true, timeout_ns);
+    assert_eq!(group.primary.learners(), []);
+    assert!(is_copy(&group.join(2)), "it may begin again");
 }

@@ -69,6 +69,15 @@ impl Shard {
         appended.expect("room was checked")
     }
 
+    /// The space of a replica's entry. One that overwrites a block has it already, and what an entry without its data wrote
+    /// comes with a copy: reserved space would keep that out, which the entry waits for.
+    pub(super) fn space_of_entry(&self, header: &EntryHeader, after_release: bool) -> SpaceNeed {
+        match header.in_place || header.withheld {
+            true => SpaceNeed::default(),
+            false => self.partition.space_need(header, after_release).unwrap_or_default(),
+        }
+    }
+
     /// Reserves the space of an entry that is not applied to the partition yet.
     pub(super) fn reserve(&mut self, header: &EntryHeader, need: SpaceNeed) {
         let unapplied = self.unapplied.entry(header.object).or_default();

@@ -43,6 +43,8 @@ pub(crate) struct Network {
     /// Nodes that no other one hears, and that hear none.
     pub(crate) cut: BTreeSet<usize>,
     pub(crate) loss_per_mille: u32,
+    /// Messages to nodes that do not run.
+    pub(crate) unheard: Vec<ReplicaMessage>,
 }
 
 enum Delivery {
@@ -109,7 +111,7 @@ pub(crate) struct Node {
     opened: Opened,
     pub(crate) node: Option<Rc<ReplicaNode>>,
     pub(crate) replicas: HashMap<u32, ReplicaHandle>,
-    restart_ns: u64,
+    pub(crate) restart_ns: u64,
     /// Counts power failures.
     boot: u8,
 }
@@ -356,8 +358,10 @@ impl Cluster {
                 Delivery::Message(message) => ReplicaInput::Message(message),
                 Delivery::Map(config) => ReplicaInput::Map(config),
             };
-            if let Some(replica) = self.nodes[to].replicas.get(&group) {
-                replica.send(input);
+            match (self.nodes[to].replicas.get(&group), input) {
+                (Some(replica), input) => _ = replica.send(input),
+                (None, ReplicaInput::Message(message)) => network.unheard.push(message),
+                (None, _) => {}
             }
         }
         // The map notifies every node from time to time.

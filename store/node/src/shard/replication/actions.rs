@@ -204,7 +204,7 @@ impl Shard {
                 buffer.as_mut_slice()[data_end..].fill(0);
                 let releasing = self.unapplied.get(&entry.header.object);
                 let releasing = releasing.is_some_and(|unapplied| unapplied.releasing > 0);
-                let need = self.partition.space_need(&entry.header, releasing).unwrap_or_default();
+                let need = self.space_of_entry(&entry.header, releasing);
                 replication.appends.push_back(append);
                 self.append(header, buffer, need, Reply::None);
             }

@@ -5,7 +5,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use cluster_map::PoolClass;
-use objects::SpaceNeed;
 use reactor::Core;
 use replica::{
     AppliedRequests, EntryId, RecoveredReplica, Replica, ReplicaCheckpoint, ReplicaId, ReplicaSettings,
@@ -210,10 +209,7 @@ impl Shard {
         data: Vec<u8>,
         placed: Option<u64>,
     ) {
-        let need = match header.in_place {
-            true => SpaceNeed::default(),
-            false => self.partition.space_need(&header, false).unwrap_or_default(),
-        };
+        let need = self.space_of_entry(&header, false);
         let bytes = oplog::entry_bytes(data.len(), self.log.sector());
         self.reserve(&header, need);
         self.unplaced_bytes += bytes;
