@@ -42,7 +42,7 @@ pub(in crate::bench) fn measure_fault(
     if let Some(skipped) = cluster::unavailable() {
         return Ok(skipped);
     }
-    let (image, device_bytes) = if context.quick { ("512m", 2 << 30) } else { ("4g", 7 << 30) };
+    let (image, device_bytes) = if context.quick { ("512m", 2 << 30) } else { ("4g", 12 << 30) };
     let device = || LoopDevice::create(context, LoopCache::None, device_bytes);
     let devices = [device()?, device()?, device()?];
     let options = ClusterOptions { devices: &devices, logs: &[], spare: 8, image };
