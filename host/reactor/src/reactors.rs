@@ -105,7 +105,7 @@ impl Reactors {
         &self.remotes
     }
 
-    /// Why the reactors use epoll although nobody asked for it: the kernel refused one of them a ring.
+    /// Why the reactors use epoll although it was not asked for: the kernel refused one of them a ring.
     pub fn uring_error(&self) -> Option<&std::io::Error> {
         self.uring_error.as_ref()
     }

@@ -1,4 +1,4 @@
-//! What a primary says of replicas that catch up.
+//! What a primary reports of replicas that catch up.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

@@ -51,10 +51,9 @@ type ConnectionInbox<P, S> = Inbox<GroupMessage<P, S>, <P as Protocol>::Config>;
 /// listeners. A connection accepted there goes to the group with the fewest connections and stays.
 ///
 /// Order of a poll: messages; events of the protocol; timers; receive, and poll connections whose peers share memory,
-/// which fills the devices' batches; submit and poll devices; send, a limited number of
-/// bytes; close connections that are drained. Lists of slots
-/// bound the work to the connections that have some. Nothing locks or allocates per I/O; other groups are reached by
-/// mailbox and by the atomics of their status.
+/// which fills the devices' batches; submit and poll devices; send, a limited number of bytes; close connections that are
+/// drained. Lists of slots bound the work to the connections that have some. Nothing locks or allocates per I/O; other
+/// groups are reached by mailbox and by the atomics of their status.
 ///
 /// [`TargetCores::start`](crate::TargetCores::start) makes one per reactor; [`standalone`](Self::standalone) is one by
 /// itself.

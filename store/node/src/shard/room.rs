@@ -43,7 +43,7 @@ impl Shard {
         let has_room = |size: &Option<PartitionSize>| size.is_some_and(|size| size.holds(used));
         let learners = replication.partitions.iter().filter(|(_, size)| has_room(size));
         let learners: Vec<ReplicaId> = learners.map(|(id, _)| *id).collect();
-        // Before the map's first record, whose members have partitions, nobody may ask.
+        // Before the map's first record names members there is no event, and every replica may ask.
         if replication.learners != learners {
             replication.learners.clone_from(&learners);
             replication.events.push_back(ReplicaEvent::Learners(learners));

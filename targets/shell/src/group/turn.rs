@@ -1,4 +1,4 @@
-//! Sends of one turn of a core: their bytes are limited, so that bulk transfers delay nobody's small answers.
+//! Sends of one turn of a core: their bytes are limited, so that bulk transfers do not delay the small answers of others.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
