@@ -122,7 +122,9 @@ impl<M: Module> Method<M> {
         run: fn(&M, Q) -> Result<R, RpcError>,
     ) -> Method<M> {
         let handler: Handler<M> = Box::new(move |module, plane, params| {
-            let prepared = prepare(module, parse(name, params)?)?;
+            let params = parse(name, params)?;
+            plane.wait_for_examinations();
+            let prepared = prepare(module, params)?;
             let _guard = plane.lock_updates();
             result(run(module, prepared)?)
         });

@@ -150,12 +150,15 @@ impl ControlPlane {
     }
 
     /// Keeps other updates waiting. Poisoning is ignored: what a method had changed when it panicked stays.
-    ///
-    /// The devices of earlier updates are examined before: a saved configuration names a virtual bdev right after the
-    /// base with which it appears.
     pub(crate) fn lock_updates(&self) -> MutexGuard<'_, ()> {
-        self.examiner.wait();
+        self.wait_for_examinations();
         sync::lock(&self.update_lock)
+    }
+
+    /// Waits until the devices of earlier updates are examined: a saved configuration names a virtual bdev right after the
+    /// base with which it appears.
+    pub(crate) fn wait_for_examinations(&self) {
+        self.examiner.wait();
     }
 
     /// The registered methods.

@@ -42,6 +42,14 @@ pub struct ReservationLease {
     table: Arc<ReservationTable>,
 }
 
+/// The first part of [`Registry::prepare_reservations`](crate::Registry::prepare_reservations): the reservations of a device
+/// with a file are open already; those of others are opened at the end. The default has no file.
+#[derive(Debug, Default)]
+pub struct PreparedReservations {
+    pub(crate) has_file: bool,
+    pub(crate) lease: Option<ReservationLease>,
+}
+
 /// The reservations of devices that are in use, by the device's UUID.
 ///
 /// One thread writes all files: a sync would stall a reactor, and an order of reads and writes is what keeps a state

@@ -52,7 +52,7 @@ pub use async_channel::AsyncChannel;
 pub use bad_blocks::{BadBlocks, TooManyRanges};
 pub use channel::BdevChannel;
 pub use device::{Bdev, BdevGeometry, BlockDevice, DEPTH_DEFAULT, InfoValue, IoLimits};
-pub use device_reservations::{OpenReservationsError, ReservationLease};
+pub use device_reservations::{OpenReservationsError, PreparedReservations, ReservationLease};
 pub use durability::Durability;
 pub use failure::BdevError;
 pub use memory_budget::DeviceMemory;

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use uuid::Uuid;
 
 use crate::device::OpenHandle;
-use crate::device_reservations::{OpenReservationsError, ReservationLease, ReservationTable};
+use crate::device_reservations::{
+    OpenReservationsError, PreparedReservations, ReservationLease, ReservationTable,
+};
 use crate::memory_budget::MemoryBudget;
 use crate::trace::{Trace, TraceEvent};
 use crate::{Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory};
@@ -176,6 +178,40 @@ impl Registry {
         file: Option<&Path>,
     ) -> Result<ReservationLease, OpenReservationsError> {
         self.0.reservations.open(device.uuid(), file)
+    }
+
+    /// The first part of opening the reservations of a device for a user with a lock, who calls it without the lock: opens
+    /// those with a file, as [`open_reservations`](Self::open_reservations). A device that is not there is no error yet.
+    ///
+    /// # Errors
+    /// As [`open_reservations`](Self::open_reservations).
+    pub fn prepare_reservations(
+        &self,
+        device: Option<&BlockDevice>,
+        file: Option<&Path>,
+    ) -> Result<PreparedReservations, OpenReservationsError> {
+        let lease = match (device, file) {
+            (Some(device), Some(file)) => Some(self.open_reservations(device, Some(file))?),
+            _ => None,
+        };
+        Ok(PreparedReservations { has_file: file.is_some(), lease })
+    }
+
+    /// The second part, with the lock and the device that is open: does not wait. `None` if the device was created, or
+    /// created again, since the first part.
+    ///
+    /// # Errors
+    /// As [`open_reservations`](Self::open_reservations).
+    pub fn finish_reservations(
+        &self,
+        prepared: PreparedReservations,
+        device: &BlockDevice,
+    ) -> Result<Option<ReservationLease>, OpenReservationsError> {
+        match prepared.lease {
+            Some(lease) => Ok(Some(lease).filter(|lease| lease.device() == device.uuid())),
+            None if prepared.has_file => Ok(None),
+            None => self.open_reservations(device, None).map(Some),
+        }
     }
 
     /// Finds a device by name, alias or UUID.

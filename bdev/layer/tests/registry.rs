@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bdev::{Access, BdevError, DeviceEvent, Registry, Uuid, delay, error, malloc, null};
+use bdev::{Access, BdevError, BlockDevice, DeviceEvent, Registry, Uuid, delay, error, malloc, null};
 
 fn two_devices() -> Registry {
     let registry = Registry::new();
@@ -130,4 +130,29 @@ fn invalid_configurations_are_rejected_with_a_reason() {
         ]
     );
     assert!(registry.claims().is_empty(), "a failed create holds no claim");
+}
+
+#[test]
+fn prepared_reservations_are_those_of_the_device_that_is_opened_or_none() {
+    let registry = Registry::new();
+    let directory = std::env::temp_dir().join(format!("ringbolt-prepared-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let file = directory.join("ptpl");
+    let create = || null::create(&registry, null::NullConfig::new("Null0", 64, 512)).unwrap();
+    let device = create();
+    let prepare = |device, file| registry.prepare_reservations(device, file).unwrap();
+    let finish = |prepared, device: &BlockDevice| registry.finish_reservations(prepared, device).unwrap();
+    let with_file = finish(prepare(Some(&*device), Some(&*file)), &device).unwrap();
+    assert!(file.exists() && with_file.device() == device.uuid());
+    drop(with_file);
+    let without = finish(prepare(Some(&*device), None), &device).unwrap();
+    assert_eq!(without.device(), device.uuid());
+    drop(without);
+    // A device that appears in between has reservations that the file does not keep.
+    assert!(finish(prepare(None, Some(&*file)), &device).is_none());
+    // So has another one of the same name.
+    let prepared = prepare(Some(&*device), Some(&*file));
+    registry.unregister("Null0").unwrap();
+    assert!(finish(prepared, &create()).is_none());
+    std::fs::remove_dir_all(directory).unwrap();
 }

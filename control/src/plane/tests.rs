@@ -17,7 +17,7 @@ impl Recorder {
 }
 
 macro_rules! recorder {
-    ($type:ident, $name:literal, $depends_on:expr, $is_subsystem:literal) => {
+    ($type:ident, $name:literal, $depends_on:expr, $is_subsystem:literal, $methods:expr) => {
         struct $type(Recorder);
 
         impl Module for $type {
@@ -26,7 +26,7 @@ macro_rules! recorder {
             const IS_SUBSYSTEM: bool = $is_subsystem;
 
             fn methods() -> Vec<Method<$type>> {
-                Vec::new()
+                $methods
             }
 
             fn start(&self) -> Result<(), RpcError> {
@@ -57,9 +57,20 @@ macro_rules! recorder {
     };
 }
 
-recorder!(Disks, "disks", &[], true);
-recorder!(Paths, "paths", &["disks"], false);
-recorder!(Target, "target", &["paths", "disks"], true);
+recorder!(
+    Disks,
+    "disks",
+    &[],
+    true,
+    vec![Method::prepared_update("disks_last", last_note, |_, last| Ok(last))]
+);
+recorder!(Paths, "paths", &["disks"], false, Vec::new());
+recorder!(Target, "target", &["paths", "disks"], true, Vec::new());
+
+/// What was noted last, when the method was prepared.
+fn last_note(disks: &Disks, _: NoParameters) -> Result<Option<String>, RpcError> {
+    Ok(disks.0.log.lock().unwrap().last().cloned())
+}
 
 #[test]
 fn modules_start_after_what_they_depend_on_and_stop_before() {
@@ -200,6 +211,10 @@ fn an_update_waits_for_the_examinations_of_earlier_ones() {
         examiner.appeared(&format!("M{number}"));
         plane.invoke("fast_update", json!({ "name": "f" })).unwrap();
         assert_eq!(log.lock().unwrap().last().unwrap(), &format!("disks M{number}"));
+        // One with two parts looks for devices in its first one.
+        examiner.appeared(&format!("N{number}"));
+        let seen = plane.invoke("disks_last", json!({})).unwrap();
+        assert_eq!(seen, format!("disks N{number}"));
     }
 }
 

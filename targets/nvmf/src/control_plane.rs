@@ -10,7 +10,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, Registry, ReservationLease, Uuid};
+use bdev::{
+    Access, BlockDevice, Descriptor, DeviceEvent, PreparedReservations, Registry, ReservationLease, Uuid,
+};
 use block_io::Op;
 use nvme_controller::reservation::NamespaceReservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
@@ -276,23 +278,21 @@ impl<N: CoreNetwork> NvmfTarget<N> {
 
     /// Adds a namespace and returns its identifier. Its `ptpl_file` is opened before any lock is taken.
     pub fn add_namespace(&self, nqn: &str, config: NamespaceConfig) -> Result<u32, NvmfTargetError> {
-        let lease = self.open_ptpl_file(nqn, &config)?;
-        self.add_namespace_with(nqn, config, lease)
+        let reservations = self.prepare_namespace(nqn, &config)?;
+        self.add_namespace_with(nqn, config, reservations)
     }
 
-    /// Opens the reservations of a namespace that has a `ptpl_file`; the first part of adding it, which may wait for the
-    /// file. `None` without a file, and if there is no such subsystem or device, which the second part reports.
-    pub(crate) fn open_ptpl_file(
+    /// The first part of adding a namespace, which may wait for its `ptpl_file`. That there is no such subsystem or device is
+    /// reported by the second part.
+    pub(crate) fn prepare_namespace(
         &self,
         nqn: &str,
         config: &NamespaceConfig,
-    ) -> Result<Option<ReservationLease>, NvmfTargetError> {
-        let Some(file) = &config.ptpl_file else { return Ok(None) };
+    ) -> Result<PreparedReservations, NvmfTargetError> {
+        let Some(file) = &config.ptpl_file else { return Ok(PreparedReservations::default()) };
         let exists = self.lock()?.subsystems.contains_key(&parse_nqn(nqn)?);
-        let Some(device) = self.0.registry.find(&config.bdev_name).filter(|_| exists) else {
-            return Ok(None);
-        };
-        Ok(Some(self.0.registry.open_reservations(&device, Some(Path::new(file)))?))
+        let device = self.0.registry.find(&config.bdev_name).filter(|_| exists);
+        Ok(self.0.registry.prepare_reservations(device.as_deref(), Some(Path::new(file)))?)
     }
 
     /// The second part of adding a namespace, with the reservations that the first one opened.
@@ -300,7 +300,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         &self,
         nqn: &str,
         config: NamespaceConfig,
-        lease: Option<ReservationLease>,
+        reservations: PreparedReservations,
     ) -> Result<u32, NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
         let mut state = self.lock()?;
@@ -330,12 +330,9 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         if geometry.metadata.bytes > 0 && !geometry.metadata.extended {
             return reject(nsid, "its metadata is separate; create the bdev with md_interleave");
         }
-        let lease = match (lease, &config.ptpl_file) {
-            (None, None) => self.0.registry.open_reservations(descriptor.device(), None)?,
-            (Some(lease), Some(_)) if lease.device() == descriptor.device().uuid() => lease,
-            // The subsystem or the device was created, or created again, while the file was opened.
-            _ => return reject(nsid, "it was changed meanwhile"),
-        };
+        let lease = self.0.registry.finish_reservations(reservations, descriptor.device())?;
+        // Or the subsystem was created since the first part.
+        let Some(lease) = lease else { return reject(nsid, "it was changed meanwhile") };
         let key = self.allocate_backend(&mut state);
         let before = state.checkpoint(&nqn);
         let reservations = Arc::new(NamespaceReservations::new(lease.reservations().clone()));

@@ -244,7 +244,7 @@ fn delete_subsystem(module: &NvmfModule, params: ByNqn) -> Result<bool, RpcError
 }
 
 /// A namespace to add to a subsystem, with the reservations of its device if they are in a file.
-type PreparedNamespace = (String, NamespaceConfig, Option<bdev::ReservationLease>);
+type PreparedNamespace = (String, NamespaceConfig, bdev::PreparedReservations);
 
 control::parameters! {
     struct AddNs {
@@ -288,12 +288,12 @@ fn prepare_ns(module: &NvmfModule, params: AddNs) -> Result<PreparedNamespace, R
         anagrpid: Some(namespace.anagrpid).filter(|group| *group != 0),
         ptpl_file: namespace.ptpl_file.filter(|file| !file.is_empty()),
     };
-    let lease = module.target.open_ptpl_file(&params.nqn, &config)?;
-    Ok((params.nqn, config, lease))
+    let reservations = module.target.prepare_namespace(&params.nqn, &config)?;
+    Ok((params.nqn, config, reservations))
 }
 
-fn add_ns(module: &NvmfModule, (nqn, config, lease): PreparedNamespace) -> Result<u32, RpcError> {
-    Ok(module.target.add_namespace_with(&nqn, config, lease)?)
+fn add_ns(module: &NvmfModule, (nqn, config, reservations): PreparedNamespace) -> Result<u32, RpcError> {
+    Ok(module.target.add_namespace_with(&nqn, config, reservations)?)
 }
 
 control::parameters! {

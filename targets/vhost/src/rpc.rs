@@ -1,9 +1,9 @@
 //! The module of the target for the control plane: the methods `vhost_*` and `virtio_blk_*`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bdev::Registry;
+use bdev::{PreparedReservations, Registry};
 use control::json::{Value, json};
 use control::{Method, Module, RpcError};
 use reactor::ReactorHandle;
@@ -333,7 +333,7 @@ impl Module for VhostScsiModule {
                     (RpcError::INVALID_PARAMS, "there is no such controller, or it has started"),
                     (RpcError::INTERNAL, "the socket cannot be created"),
                 ]),
-            Method::update("vhost_scsi_controller_add_target", add_target)
+            Method::prepared_update("vhost_scsi_controller_add_target", prepare_target, add_target)
                 .text(
                     "Adds a bdev to a SCSI controller as LUN 0 of a target. Guests learn of it.",
                     "the target's number",
@@ -424,12 +424,27 @@ fn start_scsi(module: &VhostScsiModule, params: Controller) -> Result<bool, RpcE
     Ok(true)
 }
 
-fn add_target(module: &VhostScsiModule, params: AddTarget) -> Result<u8, RpcError> {
+/// Opens the file of the reservations, which may block, before other updates have to wait.
+fn prepare_target(
+    module: &VhostScsiModule,
+    mut params: AddTarget,
+) -> Result<(AddTarget, PreparedReservations), RpcError> {
+    params.ptpl_file = params.ptpl_file.filter(|file| !file.is_empty());
+    let file = params.ptpl_file.as_deref().map(Path::new);
+    let reservations = module.target.prepare_target(&params.bdev_name, file).map_err(invalid)?;
+    Ok((params, reservations))
+}
+
+fn add_target(
+    module: &VhostScsiModule,
+    (params, reservations): (AddTarget, PreparedReservations),
+) -> Result<u8, RpcError> {
     // Numbers above 255 are as invalid as 255.
     let number =
         (params.scsi_target_num >= 0).then(|| u8::try_from(params.scsi_target_num).unwrap_or(u8::MAX));
-    let ptpl_file = params.ptpl_file.filter(|file| !file.is_empty()).map(PathBuf::from);
-    module.target.add_target_with(&params.ctrlr, number, &params.bdev_name, ptpl_file).map_err(invalid)
+    let file = params.ptpl_file.map(PathBuf::from);
+    let added = module.target.add_target_with(&params.ctrlr, number, &params.bdev_name, file, reservations);
+    added.map_err(invalid)
 }
 
 fn remove_target(module: &VhostScsiModule, params: RemoveTarget) -> Result<bool, RpcError> {

@@ -1,10 +1,10 @@
 //! The control plane's handle of the target: controllers and their sockets.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, Registry, ReservationLease};
+use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, PreparedReservations, Registry, ReservationLease};
 use reactor::ReactorHandle;
 use scsi::{LogicalUnit, ReactorSanitizer, UnitConfig};
 use sockets::StreamAddress;
@@ -156,37 +156,44 @@ impl VhostTarget {
         self.listen(&mut state, name)
     }
 
-    /// Adds a target to a SCSI controller, `None` for the first free number. Returns the number. Drivers learn of it.
+    /// Adds a target to a SCSI controller, `None` for the first free number. Returns the number. Drivers learn of it. With a
+    /// file, the device's reservations can persist through power loss.
     ///
     /// # Errors
     /// There is no such controller, the number is invalid or in use, none is free, the device cannot be opened or has
-    /// blocks that virtio does not know, or a reactor does not respond; nothing has changed then.
+    /// blocks that virtio does not know, a reactor does not respond, or those of [`Registry::open_reservations`]; nothing
+    /// has changed then.
     pub fn add_target(
-        &self,
-        name: &str,
-        number: Option<u8>,
-        bdev_name: &str,
-    ) -> Result<u8, VhostTargetError> {
-        self.add_target_with(name, number, bdev_name, None)
-    }
-
-    /// As [`add_target`](Self::add_target), with the file of the device's reservations that persist through power loss.
-    ///
-    /// # Errors
-    /// Also those of [`Registry::open_reservations`].
-    pub fn add_target_with(
         &self,
         name: &str,
         number: Option<u8>,
         bdev_name: &str,
         ptpl_file: Option<PathBuf>,
     ) -> Result<u8, VhostTargetError> {
-        // It may block, and the lock is not held meanwhile.
+        let reservations = self.prepare_target(bdev_name, ptpl_file.as_deref())?;
+        self.add_target_with(name, number, bdev_name, ptpl_file, reservations)
+    }
+
+    /// The first part of adding a target, which may wait for its file. That there is no such device is reported by the second
+    /// part.
+    pub(crate) fn prepare_target(
+        &self,
+        bdev_name: &str,
+        ptpl_file: Option<&Path>,
+    ) -> Result<PreparedReservations, VhostTargetError> {
         let device = self.0.registry.find(bdev_name);
-        let lease = match (&ptpl_file, &device) {
-            (Some(file), Some(device)) => Some(self.0.registry.open_reservations(device, Some(file))?),
-            _ => None,
-        };
+        Ok(self.0.registry.prepare_reservations(device.as_deref(), ptpl_file)?)
+    }
+
+    /// The second part, with what the first one prepared.
+    pub(crate) fn add_target_with(
+        &self,
+        name: &str,
+        number: Option<u8>,
+        bdev_name: &str,
+        ptpl_file: Option<PathBuf>,
+        reservations: PreparedReservations,
+    ) -> Result<u8, VhostTargetError> {
         let mut state = self.lock()?;
         let (_, targets) = state.scsi_mut(name)?;
         let number = match number {
@@ -203,12 +210,8 @@ impl VhostTarget {
         let descriptor = self.0.registry.open(bdev_name, access)?;
         let device = descriptor.device();
         check_geometry("bdev_name", device)?;
-        let lease = match lease {
-            Some(lease) if lease.device() == device.uuid() => lease,
-            None if ptpl_file.is_none() => self.0.registry.open_reservations(device, None)?,
-            // The device was created, or created again, while the file was opened.
-            _ => return Err(bdev::BdevError::NotFound { name: bdev_name.to_string() }.into()),
-        };
+        let lease = self.0.registry.finish_reservations(reservations, device)?;
+        let lease = lease.ok_or_else(|| bdev::BdevError::NotFound { name: bdev_name.to_string() })?;
         let unit = LogicalUnit::new(UnitConfig::of_device(device, read_only), lease.reservations().clone());
         state.last_id += 1;
         let id = state.last_id;

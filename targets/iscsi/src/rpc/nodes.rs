@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use bdev::PreparedReservations;
 use control::json::{Value, json};
 use control::{ByName, Method, NoParameters, RpcError, TextOrNumber};
 use scsi::AccessState;
@@ -22,7 +23,7 @@ const NO_NODE: (i64, &str) = (RpcError::ENODEV, "there is no such target node");
 
 pub(super) fn methods() -> Vec<Method<IscsiModule>> {
     vec![
-        Method::update("iscsi_create_target_node", create)
+        Method::prepared_update("iscsi_create_target_node", prepare_node, create)
             .text("Creates a target that initiators log in to, with bdevs as its logical units.", "true")
             .errors(&[
                 INVALID,
@@ -41,7 +42,7 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
             "Lists the target nodes.",
             "array of target nodes, with the parameters of `iscsi_create_target_node`",
         ),
-        Method::update("iscsi_target_node_add_lun", add_lun)
+        Method::prepared_update("iscsi_target_node_add_lun", prepare_lun, add_lun)
             .text("Adds a logical unit to a target node; its initiators are told.", "true")
             .errors(&[
                 INVALID,
@@ -238,8 +239,11 @@ fn lun_config(lun: LunParameters) -> LunConfig {
     LunConfig { bdev_name: lun.bdev_name, lun: lun.lun_id, ptpl_file: path(lun.ptpl_file) }
 }
 
-fn create(module: &IscsiModule, params: CreateNode) -> Result<bool, RpcError> {
-    module.target.create_node(TargetNodeConfig {
+type PreparedNode = (TargetNodeConfig, Vec<PreparedReservations>);
+
+/// Opens the files of the reservations, which may block, before other updates have to wait.
+fn prepare_node(module: &IscsiModule, params: CreateNode) -> Result<PreparedNode, RpcError> {
+    let config = TargetNodeConfig {
         name: params.name,
         alias: params.alias_name,
         maps: maps(&params.pg_ig_maps),
@@ -251,7 +255,13 @@ fn create(module: &IscsiModule, params: CreateNode) -> Result<bool, RpcError> {
         redirects: Vec::new(),
         access: Vec::new(),
         histogram: false,
-    })?;
+    };
+    let reservations = module.target.prepare_units(&config.luns)?;
+    Ok((config, reservations))
+}
+
+fn create(module: &IscsiModule, (config, reservations): PreparedNode) -> Result<bool, RpcError> {
+    module.target.create_node_with(config, reservations)?;
     Ok(true)
 }
 
@@ -260,8 +270,18 @@ fn delete(module: &IscsiModule, params: ByName) -> Result<bool, RpcError> {
     Ok(true)
 }
 
-fn add_lun(module: &IscsiModule, params: AddLun) -> Result<bool, RpcError> {
-    module.target.add_lun(&params.name, &params.bdev_name, params.lun_id, path(params.ptpl_file))?;
+/// Name of the target node, LUN, device and file, and the reservations.
+type PreparedLun = (String, Option<u16>, LunConfig, Vec<PreparedReservations>);
+
+/// As [`prepare_node`].
+fn prepare_lun(module: &IscsiModule, params: AddLun) -> Result<PreparedLun, RpcError> {
+    let config = LunConfig { bdev_name: params.bdev_name, lun: 0, ptpl_file: path(params.ptpl_file) };
+    let reservations = module.target.prepare_units(std::slice::from_ref(&config))?;
+    Ok((params.name, params.lun_id, config, reservations))
+}
+
+fn add_lun(module: &IscsiModule, (name, lun, config, reservations): PreparedLun) -> Result<bool, RpcError> {
+    module.target.add_lun_with(&name, lun, config, reservations)?;
     Ok(true)
 }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bdev::{Access, ReservationLease};
+use bdev::{Access, PreparedReservations};
 use scsi::{AccessState, LogicalUnit, ReactorSanitizer, UnitConfig};
 
 use super::{IscsiTarget, Node, TargetState, UnitDevice, check_count, no_node};
@@ -23,8 +23,30 @@ impl IscsiTarget {
     /// The name is invalid or in use, a group or device is missing, or a reactor does not respond; nothing has changed
     /// then.
     pub fn create_node(&self, config: TargetNodeConfig) -> Result<String, IscsiTargetError> {
-        let leases: Vec<_> =
-            config.luns.iter().map(|lun| self.open_ptpl_file(lun)).collect::<Result<_, _>>()?;
+        let reservations = self.prepare_units(&config.luns)?;
+        self.create_node_with(config, reservations)
+    }
+
+    /// The first part of adding logical units, which may wait for their files. That there is no such device is reported by
+    /// the second part.
+    pub(crate) fn prepare_units(
+        &self,
+        luns: &[LunConfig],
+    ) -> Result<Vec<PreparedReservations>, IscsiTargetError> {
+        let registry = &self.0.registry;
+        let prepare = |lun: &LunConfig| {
+            let device = registry.find(&lun.bdev_name);
+            registry.prepare_reservations(device.as_deref(), lun.ptpl_file.as_deref())
+        };
+        Ok(luns.iter().map(prepare).collect::<Result<_, _>>()?)
+    }
+
+    /// The second part of creating a target node, with what the first part prepared for its logical units.
+    pub(crate) fn create_node_with(
+        &self,
+        config: TargetNodeConfig,
+        reservations: Vec<PreparedReservations>,
+    ) -> Result<String, IscsiTargetError> {
         let mut state = self.lock()?;
         let name = state.model.full_name(&config.name);
         if !is_iscsi_name(&name) {
@@ -42,8 +64,8 @@ impl IscsiTarget {
         state.model.check_policy(Some(config.auth))?;
         check_luns(config.luns.iter().map(|lun| lun.lun))?;
         let mut units = Vec::new();
-        for (lun, lease) in config.luns.iter().zip(leases) {
-            match self.open_unit(&mut state, lun, lease) {
+        for (lun, reservations) in config.luns.iter().zip(reservations) {
+            match self.open_unit(&mut state, lun, reservations) {
                 Ok(unit) => units.push(unit),
                 Err(error) => {
                     self.retire_units(&mut state, &units);
@@ -107,8 +129,19 @@ impl IscsiTarget {
         lun: Option<u16>,
         ptpl_file: Option<PathBuf>,
     ) -> Result<u16, IscsiTargetError> {
-        let mut config = LunConfig { bdev_name: bdev_name.to_string(), lun: 0, ptpl_file };
-        let lease = self.open_ptpl_file(&config)?;
+        let config = LunConfig { bdev_name: bdev_name.to_string(), lun: 0, ptpl_file };
+        let reservations = self.prepare_units(std::slice::from_ref(&config))?;
+        self.add_lun_with(name, lun, config, reservations)
+    }
+
+    /// The second part of adding a logical unit, whose LUN is `lun` and not that of `config`.
+    pub(crate) fn add_lun_with(
+        &self,
+        name: &str,
+        lun: Option<u16>,
+        mut config: LunConfig,
+        reservations: Vec<PreparedReservations>,
+    ) -> Result<u16, IscsiTargetError> {
         let mut state = self.lock()?;
         let name = state.model.full_name(name);
         let node = state.model.nodes.get(&name).ok_or_else(|| no_node(&name))?;
@@ -117,7 +150,8 @@ impl IscsiTarget {
         let lun = lun.or(free).ok_or(IscsiTargetError::TooMany(LUNS_MAX))?;
         check_luns(used.iter().copied().chain([lun]))?;
         config.lun = lun;
-        let unit = self.open_unit(&mut state, &config, lease)?;
+        let reservations = reservations.into_iter().next().unwrap_or_default();
+        let unit = self.open_unit(&mut state, &config, reservations)?;
         let added = self.change_locked(&mut state, |model| {
             model.change_node(&name, |node| node.units.push(unit.clone()))
         });
@@ -308,32 +342,21 @@ impl IscsiTarget {
         Ok(())
     }
 
-    /// Opens the reservations of a logical unit that has a file, which may block: before the lock is taken. `None` without a
-    /// file, and if there is no such device, which [`open_unit`](Self::open_unit) reports.
-    fn open_ptpl_file(&self, lun: &LunConfig) -> Result<Option<ReservationLease>, IscsiTargetError> {
-        let Some(file) = &lun.ptpl_file else { return Ok(None) };
-        let Some(device) = self.0.registry.find(&lun.bdev_name) else { return Ok(None) };
-        Ok(Some(self.0.registry.open_reservations(&device, Some(file))?))
-    }
-
-    /// Opens a device for a logical unit, with the reservations of its file.
+    /// Opens a device for a logical unit.
     fn open_unit(
         &self,
         state: &mut TargetState,
         config: &LunConfig,
-        lease: Option<ReservationLease>,
+        reservations: PreparedReservations,
     ) -> Result<UnitDevice, IscsiTargetError> {
         let LunConfig { bdev_name: name, lun, ptpl_file } = config;
         let read_only = self.0.registry.find(name).is_some_and(|device| device.bdev().read_only());
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
         let descriptor = self.0.registry.open(name, access)?;
         let device = descriptor.device();
-        let lease = match lease {
-            Some(lease) if lease.device() == device.uuid() => lease,
-            None if ptpl_file.is_none() => self.0.registry.open_reservations(device, None)?,
-            // The device was created, or created again, while the file was opened.
-            _ => return Err(IscsiTargetError::Invalid(format!("{name} was changed meanwhile"))),
-        };
+        let lease = self.0.registry.finish_reservations(reservations, device)?;
+        let lease =
+            lease.ok_or_else(|| IscsiTargetError::Invalid(format!("{name} was changed meanwhile")))?;
         let unit = LogicalUnit::new(UnitConfig::of_device(device, read_only), lease.reservations().clone());
         state.last_id += 1;
         let descriptor = Arc::new(descriptor);

@@ -83,7 +83,7 @@ pub(crate) fn start(name: &str, bdevs: &[&str]) -> TestTarget {
     let target = TestTarget::start(name, |config| config);
     target.target.create_scsi(HOST, false, None).unwrap();
     for bdev in bdevs {
-        target.target.add_target(HOST, None, bdev).unwrap();
+        target.target.add_target(HOST, None, bdev, None).unwrap();
     }
     target
 }
@@ -255,7 +255,7 @@ fn targets_come_and_go_and_are_resized() {
         let event = ScsiEvent::decode(&frontend.memory.snapshot::<16>(DATA + 64 * number)).unwrap();
         (event.event, UnitAddress::decode(event.lun).unwrap().target, event.reason)
     };
-    assert_eq!(target.target.add_target(HOST, Some(5), "Malloc0").unwrap(), 5);
+    assert_eq!(target.target.add_target(HOST, Some(5), "Malloc0", None).unwrap(), 5);
     assert_eq!(event(0), (ScsiEvent::TRANSPORT_RESET, 5, ScsiEvent::RESET_RESCAN));
     greet(&mut queue, 5);
     null::resize(&target.registry, "Null0", 8192).unwrap();
@@ -266,7 +266,7 @@ fn targets_come_and_go_and_are_resized() {
     assert_eq!(event(2), (ScsiEvent::TRANSPORT_RESET, 5, ScsiEvent::RESET_REMOVED));
     assert_eq!(execute(&mut queue, lun(5), &TEST_UNIT_READY, &[]).outcome, (3, 0));
     // A target whose device is removed goes, too.
-    target.target.add_target(HOST, None, "Malloc0").unwrap();
+    target.target.add_target(HOST, None, "Malloc0", None).unwrap();
     assert_eq!(event(3), (ScsiEvent::TRANSPORT_RESET, 1, ScsiEvent::RESET_RESCAN));
     target.registry.unregister("Malloc0").unwrap();
     events.add(&[(DATA, 16, true)]);
@@ -296,7 +296,7 @@ fn reservations_persist_in_the_file_of_a_target() {
     for (ptpl_file, before, registered) in
         [(Some(&file), (0, 0), None), (Some(&file), (8, 0xa), None), (None, (0, 0), Some((5, 0x26, 0)))]
     {
-        target.target.add_target_with(HOST, Some(0), "Malloc0", ptpl_file.cloned()).unwrap();
+        target.target.add_target(HOST, Some(0), "Malloc0", ptpl_file.cloned()).unwrap();
         greet(&mut queue, 0);
         frontend.memory.write(DATA + 4096, &[0; 64]);
         assert_eq!(keys(&mut queue), before, "{ptpl_file:?}");
@@ -321,7 +321,7 @@ fn no_reset_is_reported_to_a_driver_that_continues() {
         queue.start(base);
         assert_eq!(execute(&mut queue, lun(0), &TEST_UNIT_READY, &[]), good(0), "{name}");
         target.target.remove_target(HOST, 0).unwrap();
-        target.target.add_target(HOST, Some(0), "Malloc0").unwrap();
+        target.target.add_target(HOST, Some(0), "Malloc0", None).unwrap();
         greet(&mut queue, 0);
     }
 }
@@ -368,7 +368,7 @@ fn a_delayed_controller_listens_when_it_is_started() {
     assert!(!socket.exists());
     target.target.start_scsi("late").unwrap();
     assert!(socket.exists() && target.target.start_scsi("late").is_err());
-    let added = |number, bdev| target.target.add_target("late", number, bdev);
+    let added = |number, bdev| target.target.add_target("late", number, bdev, None);
     for number in 0..8 {
         let bdev = ["Null0", "Malloc0"][number % 2];
         assert_eq!(added(None, bdev).unwrap(), number as u8);
@@ -380,7 +380,9 @@ fn a_delayed_controller_listens_when_it_is_started() {
     assert_eq!(errors[2], "SCSI target 3 exists");
     target.target.remove_target("late", 3).unwrap();
     assert_eq!(target.target.remove_target("late", 3).unwrap_err().to_string(), "there is no SCSI target 3");
-    assert!(added(None, "Missing0").is_err() && target.target.add_target("disk", None, "Null0").is_err());
+    assert!(
+        added(None, "Missing0").is_err() && target.target.add_target("disk", None, "Null0", None).is_err()
+    );
     assert_eq!(added(None, "Null0").unwrap(), 3);
     target.target.delete("late").unwrap();
     assert!(!socket.exists());

@@ -69,7 +69,7 @@ fn functions_of_the_control_queue_reach_commands_of_every_reactor() {
     let reads = 500_000;
     let slower = delay::DelayConfig { avg_read_latency_us: reads, p99_read_latency_us: reads, ..slower };
     delay::create(&target.registry, slower).unwrap();
-    target.target.add_target(HOST, Some(0), "Slower0").unwrap();
+    target.target.add_target(HOST, Some(0), "Slower0", None).unwrap();
     let frontend = connect(&target, Features::empty());
     let mut functions = frontend.start_queue(0, 32, CONTROL);
     let mut queues = request_queues(&frontend);
@@ -164,7 +164,7 @@ fn targets_come_and_go_with_commands_in_flight_on_two_reactors() {
                 }
             }
         }
-        target.target.add_target(HOST, Some(0), "Slow0").unwrap();
+        target.target.add_target(HOST, Some(0), "Slow0", None).unwrap();
         assert_eq!(event(), Some(ScsiEvent::RESET_RESCAN));
     }
 }
