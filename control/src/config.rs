@@ -1,10 +1,10 @@
 //! SPDK JSON configuration files: a list of RPC calls, applied through the method table of the RPC server.
 
-use std::io::Read;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use crate::files::read_limited;
 use crate::json_positions::{PathStep, find_duplicate, find_key};
 use crate::method::MethodInfo;
 use crate::parameters::Parameter;
@@ -54,12 +54,8 @@ impl ConfigFile {
     pub fn read(path: &Path, catalog: &Catalog) -> Result<ConfigFile, ConfigError> {
         let origin = path.display().to_string();
         let failed = |error| ConfigError(format!("{origin}: {error}"));
-        let mut text = Vec::new();
         let file = std::fs::File::open(path).map_err(failed)?;
-        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
-        if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(ConfigError(format!("{origin}: more than the maximum of {FILE_BYTES_MAX} bytes")));
-        }
+        let text = read_limited(file, FILE_BYTES_MAX).map_err(failed)?;
         ConfigFile::parse(&origin, &text, catalog)
     }
 

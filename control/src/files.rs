@@ -16,7 +16,12 @@ pub fn read_regular(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
-    // Files of some file systems have more bytes than they say, so the limit holds for what is read.
+    read_limited(file, bytes_max)
+}
+
+/// Reads at most `bytes_max` bytes; more are an error. Files of some file systems have more than they say, devices and pipes
+/// say nothing, so the limit holds for what is read.
+pub fn read_limited(file: impl Read, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max {
