@@ -12,7 +12,7 @@ use rig::{scratch, text};
 use serde_json::json;
 
 /// A user without privileges: root's memory is not counted.
-const NOBODY: u32 = 65534;
+const UNPRIVILEGED: u32 = 65534;
 
 /// Runs a server of two reactors with a bdev on a file until it is ready or fails; `None` where that cannot be tried.
 fn serve(directory: &Path, locked_kib: u32) -> Option<(i32, String)> {
@@ -32,7 +32,7 @@ fn serve(directory: &Path, locked_kib: u32) -> Option<(i32, String)> {
         .current_dir(directory)
         .stdin(Stdio::null());
     if rustix::process::geteuid().is_root() {
-        command.uid(NOBODY).gid(NOBODY);
+        command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
     }
     let output = command.output().ok()?;
     let both = text(&output.stdout) + &text(&output.stderr);

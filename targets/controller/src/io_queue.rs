@@ -517,8 +517,9 @@ impl<L: Default> IoQueue<L> {
         }
     }
 
-    /// Whether this many more bytes of buffers are within the window, and within what its host and its core may hold. One command of a
-    /// queue always fits the window, and one of a host what it may hold, so that every deferred command is served.
+    /// Whether this many more bytes of buffers are within the window, and within what its host and its core may hold. One
+    /// command of a queue always fits the window, and one of a host what it may hold, so that every deferred command is
+    /// served.
     #[inline]
     fn fits(&self, bytes: usize) -> bool {
         let (is_first, held) = (self.buffer_bytes == 0, self.buffer_bytes + bytes);

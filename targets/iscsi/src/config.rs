@@ -37,13 +37,13 @@ pub struct IscsiOptions {
     /// Least DefaultTime2Wait that a login results in, in seconds.
     pub time2wait_s: u32,
     /// Sizes that SPDK has and this target does not.
-    pub pools: PoolOptions,
+    pub pools: IscsiPoolOptions,
 }
 
 /// Sizes of SPDK's pools. They are without effect, because the memory of each connection has a limit of its own; tools
 /// that set them read them back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PoolOptions {
+pub struct IscsiPoolOptions {
     /// Parts of large reads of a connection.
     pub large_data_ins: u32,
     /// R2Ts of a connection.
@@ -56,10 +56,10 @@ pub struct PoolOptions {
     pub data_out_buffers: u32,
 }
 
-impl Default for PoolOptions {
+impl Default for IscsiPoolOptions {
     /// SPDK's defaults.
     fn default() -> Self {
-        PoolOptions {
+        IscsiPoolOptions {
             large_data_ins: 64,
             r2ts: 4,
             pdus: 36_864,
@@ -81,7 +81,7 @@ impl Default for IscsiOptions {
             sessions_max: CONNECTIONS_MAX,
             queue_depth_max: QUEUE_DEPTH_MAX,
             time2wait_s: TIME2WAIT_DEFAULT_S,
-            pools: PoolOptions::default(),
+            pools: IscsiPoolOptions::default(),
         }
     }
 }

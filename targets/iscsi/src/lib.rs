@@ -44,7 +44,7 @@ pub mod simulated;
 mod target;
 
 pub use chap::{AuthPolicy, ChapCredentials, Secret};
-pub use config::{InvalidNetmask, IscsiOptions, Netmask, PoolOptions};
+pub use config::{InvalidNetmask, IscsiOptions, IscsiPoolOptions, Netmask};
 pub use failure::{IscsiTargetError, IscsiViolation};
 pub use histogram::HistogramCounts;
 pub use settings::{

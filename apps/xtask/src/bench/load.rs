@@ -167,23 +167,23 @@ pub(super) fn perf(context: &RunContext<'_>, command: &mut Command) -> anyhow::R
 }
 
 /// A load that runs.
-pub(super) struct RunningLoad {
+pub(super) struct RunningPerf {
     process: ChildProcess,
     output: PathBuf,
     command: String,
 }
 
 /// Starts `ringbolt perf`, or fio, with JSON output.
-pub(super) fn start_perf(context: &RunContext<'_>, command: &Command) -> anyhow::Result<RunningLoad> {
+pub(super) fn start_perf(context: &RunContext<'_>, command: &Command) -> anyhow::Result<RunningPerf> {
     let output = context.directory.file("perf.json");
     let mut with_output = Command::new(command.get_program());
     with_output.args(command.get_args()).args(["--eta=never", "--output-format=json"]);
     with_output.arg(format!("--output={}", output.display()));
     let process = ChildProcess::start(&mut with_output, context.directory, "perf")?;
-    Ok(RunningLoad { process, output, command: describe(command) })
+    Ok(RunningPerf { process, output, command: describe(command) })
 }
 
-impl RunningLoad {
+impl RunningPerf {
     /// Waits until it ends, and returns the first job of the result.
     pub(super) fn finish(mut self, context: &RunContext<'_>) -> anyhow::Result<Value> {
         let status = self.process.wait(EXTRA).with_context(|| self.command.clone())?;

@@ -38,10 +38,10 @@ fn identity(node: Option<u32>, cluster: u8, key: u8) -> Identity {
 }
 
 /// What a node sends when it is asked; `None` closes the connection.
-type Response = Box<dyn FnOnce() -> Option<Vec<u8>> + Send>;
+type NodeResponse = Box<dyn FnOnce() -> Option<Vec<u8>> + Send>;
 
 /// A node that takes one connection.
-fn node(identity: Identity, respond: Response) -> StreamAddress {
+fn node(identity: Identity, respond: NodeResponse) -> StreamAddress {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -130,7 +130,7 @@ fn nodes_are_asked_at_the_same_time_and_all_of_them() {
     let all = 2 * ASKED_MAX as u32 + 5;
     // The first of those that are asked at a time answers when the last one was asked.
     let together = Arc::new(Barrier::new(2));
-    let respond = |id: u32| -> Response {
+    let respond = |id: u32| -> NodeResponse {
         let together = [1, ASKED_MAX as u32].contains(&id).then(|| together.clone());
         Box::new(move || {
             together.map(|together| together.wait());

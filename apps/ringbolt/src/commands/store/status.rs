@@ -15,7 +15,7 @@ use super::ClusterArgs;
 use super::layout::ClusterLayout;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
-use ask::{Answer, NodeAnswer, NodeAnswers};
+use ask::{NodeAnswer, NodeAnswers, NodeReply};
 
 /// What the map has.
 struct MapContents {
@@ -206,15 +206,15 @@ fn known_groups(answers: &NodeAnswers) -> Vec<GroupView> {
 impl NodeAnswer {
     fn report(&self) -> Option<&Value> {
         match &self.answer {
-            Answer::Report(report) => Some(report),
-            Answer::Unreported(_) | Answer::Silent(_) => None,
+            NodeReply::Report(report) => Some(report),
+            NodeReply::Unreported(_) | NodeReply::Silent(_) => None,
         }
     }
 
     fn error(&self) -> Option<&str> {
         match &self.answer {
-            Answer::Report(_) => None,
-            Answer::Unreported(error) | Answer::Silent(error) => Some(error),
+            NodeReply::Report(_) => None,
+            NodeReply::Unreported(error) | NodeReply::Silent(error) => Some(error),
         }
     }
 }
@@ -244,13 +244,13 @@ fn replica_on<'a>(
         return ReplicaAnswer::Down("its address is not known");
     };
     match answer {
-        Answer::Report(report) => match replicas_of(Some(report)).find(|it| it["group"] == group) {
+        NodeReply::Report(report) => match replicas_of(Some(report)).find(|it| it["group"] == group) {
             Some(replica) => ReplicaAnswer::Known(replica),
             None => ReplicaAnswer::Missing,
         },
-        Answer::Unreported(_) => ReplicaAnswer::Unreported,
-        Answer::Silent(why) if is_up && !is_local => ReplicaAnswer::Unknown(why),
-        Answer::Silent(why) => ReplicaAnswer::Down(why),
+        NodeReply::Unreported(_) => ReplicaAnswer::Unreported,
+        NodeReply::Silent(why) if is_up && !is_local => ReplicaAnswer::Unknown(why),
+        NodeReply::Silent(why) => ReplicaAnswer::Down(why),
     }
 }
 
@@ -383,9 +383,9 @@ fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>) -> Vec<Value
     let describe = |node: u32| {
         let answer = answers.get(&node);
         let state = match answer.map(|answer| &answer.answer) {
-            Some(Answer::Report(_)) => "serves",
-            Some(Answer::Unreported(_)) => "up",
-            Some(Answer::Silent(_)) | None => "does not answer",
+            Some(NodeReply::Report(_)) => "serves",
+            Some(NodeReply::Unreported(_)) => "up",
+            Some(NodeReply::Silent(_)) | None => "does not answer",
         };
         json!({
             "node": node,

@@ -19,7 +19,7 @@ use crate::commands::store::layout::ClusterLayout;
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a node answered.
-pub(super) enum Answer {
+pub(super) enum NodeReply {
     /// Its report, the result of `store_node_get_status`.
     Report(Value),
     /// It serves, but its version has no report for other machines.
@@ -30,7 +30,7 @@ pub(super) enum Answer {
 
 /// The answer of a node, and whether the node is on this machine.
 pub(super) struct NodeAnswer {
-    pub(super) answer: Answer,
+    pub(super) answer: NodeReply,
     pub(super) is_local: bool,
 }
 
@@ -54,9 +54,9 @@ pub(super) fn ask(layout: &ClusterLayout) -> Result<(NodeAnswers, Option<MapErro
         let of_others = read_nodes(&*layout.map).map(|(cluster, nodes)| ask_others(layout, cluster, nodes));
         let answers = local.into_iter().map(|(node, asked)| {
             let answer = match asked.join() {
-                Ok(Ok(report)) => Answer::Report(report),
-                Ok(Err(error)) => Answer::Silent(error.to_string()),
-                Err(_) => Answer::Silent("it could not be asked".to_string()),
+                Ok(Ok(report)) => NodeReply::Report(report),
+                Ok(Err(error)) => NodeReply::Silent(error.to_string()),
+                Err(_) => NodeReply::Silent("it could not be asked".to_string()),
             };
             (node, NodeAnswer { answer, is_local: true })
         });
@@ -86,7 +86,7 @@ fn known_nodes(answers: &NodeAnswers) -> Option<(Uuid, Addresses)> {
     let mut known = None;
     let mut nodes = Addresses::new();
     for answer in answers.values() {
-        let Answer::Report(report) = &answer.answer else { continue };
+        let NodeReply::Report(report) = &answer.answer else { continue };
         known = known.or(report["cluster"].as_str().and_then(|cluster| cluster.parse().ok()));
         for node in report["nodes"].as_array().into_iter().flatten() {
             let number = node["node"].as_u64().and_then(|number| u32::try_from(number).ok());
@@ -105,7 +105,7 @@ fn ask_others(layout: &ClusterLayout, cluster: Uuid, nodes: Addresses) -> Result
         match address {
             Some(address) => _ = asked.insert(node, address),
             None => {
-                let answer = Answer::Silent("it was never started".to_string());
+                let answer = NodeReply::Silent("it was never started".to_string());
                 answers.insert(node.0, NodeAnswer { answer, is_local: false });
             }
         }
@@ -125,9 +125,9 @@ fn ask_others(layout: &ClusterLayout, cluster: Uuid, nodes: Addresses) -> Result
         reactor.block_on(async move { ask_nodes::<Sockets>(&core, identity, asked, timeout_ns).await });
     answers.extend(reports.into_iter().map(|(node, report)| {
         let answer = match report {
-            Ok(report) => Answer::Report(report),
-            Err(error @ StatusError::Closed) => Answer::Unreported(error.to_string()),
-            Err(error) => Answer::Silent(error.to_string()),
+            Ok(report) => NodeReply::Report(report),
+            Err(error @ StatusError::Closed) => NodeReply::Unreported(error.to_string()),
+            Err(error) => NodeReply::Silent(error.to_string()),
         };
         (node.0, NodeAnswer { answer, is_local: false })
     }));

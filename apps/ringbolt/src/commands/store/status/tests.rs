@@ -31,21 +31,21 @@ fn map(up: &[u32]) -> MapContents {
 }
 
 /// Nodes from 1 on, all on other machines.
-fn answers(of: impl IntoIterator<Item = Answer>) -> NodeAnswers {
+fn answers(of: impl IntoIterator<Item = NodeReply>) -> NodeAnswers {
     (1..).zip(of).map(|(node, answer)| (node, NodeAnswer { answer, is_local: false })).collect()
 }
 
-fn report(replica: Value) -> Answer {
+fn report(replica: Value) -> NodeReply {
     let mut replica = replica;
     replica["group"] = 5.into();
-    Answer::Report(json!({ "replicas": [replica] }))
+    NodeReply::Report(json!({ "replicas": [replica] }))
 }
 
-fn primary(learner: Value) -> Answer {
+fn primary(learner: Value) -> NodeReply {
     report(json!({ "state": "primary", "complete": true, "objects": 40, "learners": [learner] }))
 }
 
-fn secondary() -> Answer {
+fn secondary() -> NodeReply {
     report(json!({ "state": "replica", "complete": true }))
 }
 
@@ -68,8 +68,9 @@ fn a_replica_that_catches_up_says_how_far_and_how_fast() {
 
 #[test]
 fn a_primary_that_does_not_answer_is_unknown_while_it_is_up_and_down_after_that() {
-    let silent =
-        || answers([Answer::Silent("timed out".into()), secondary(), Answer::Silent("timed out".into())]);
+    let silent = || {
+        answers([NodeReply::Silent("timed out".into()), secondary(), NodeReply::Silent("timed out".into())])
+    };
     let up = describe(&view(), &silent(), Some(&map(&[1, 2, 3])));
     assert_eq!(
         (up["state"].as_str(), up["why"].as_str()),
@@ -83,7 +84,7 @@ fn a_primary_that_does_not_answer_is_unknown_while_it_is_up_and_down_after_that(
     );
     assert_eq!(down["catching_up"], "3 (down)");
     // A node of an earlier version has proved that it serves.
-    let earlier = answers([Answer::Unreported("closed".into()), secondary(), secondary()]);
+    let earlier = answers([NodeReply::Unreported("closed".into()), secondary(), secondary()]);
     assert_eq!(describe(&view(), &earlier, Some(&map(&[1, 2, 3])))["state"], "degraded");
     assert_eq!(describe_nodes(&earlier, None)[0]["state"], "up");
 }
@@ -97,7 +98,7 @@ fn reports_that_make_no_sense_are_shown_as_nothing() {
         json!({ "replicas": [{ "group": u64::MAX, "epoch": -1, "in_sync": [u64::MAX, {}], "damaged_blocks": "many" }] }),
     ];
     for report in strange {
-        let answers = answers([(); 3].map(|()| Answer::Report(report.clone())));
+        let answers = answers([(); 3].map(|()| NodeReply::Report(report.clone())));
         let of_map = describe(&view(), &answers, Some(&map(&[1])));
         assert_ne!(of_map["state"], "healthy", "{report}");
         for known in known_groups(&answers) {
