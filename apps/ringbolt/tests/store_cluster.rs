@@ -170,12 +170,16 @@ fn strangers_disturb_no_client() {
     let key = copy.join("key");
     let filename = format!("--filename=store:pool/vol?cluster={}", copy.display());
     let perf = || ringbolt(&["perf", &filename, "--bs=4k", "--rw=read", "--number_ios=1", "--name=t"]);
-    for (content, reason) in [
-        (None, "No such file"),
-        (Some("short\\n".to_string()), "64 hexadecimal digits"),
-        (Some("00".repeat(32)), "does not have the key of this cluster"),
+    for (content, mode, reason) in [
+        (None, 0, "No such file"),
+        (Some("00".repeat(32)), 0o640, "others than its owner may use it, mode 640: chmod 600"),
+        (Some("short\n".to_string()), 0o600, "64 hexadecimal digits"),
+        (Some("00".repeat(32)), 0o600, "does not have the key of this cluster"),
     ] {
-        content.into_iter().for_each(|content| std::fs::write(&key, content).unwrap());
+        if let Some(content) = content {
+            std::fs::write(&key, content).unwrap();
+            std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        }
         let refused = perf();
         assert!(!refused.status.success());
         assert!(text(&refused.stderr).contains(reason), "{reason}: {}", text(&refused.stderr));

@@ -1,9 +1,12 @@
 //! The key of a cluster.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+
+/// Most bytes of a key's file.
+const FILE_BYTES_MAX: u64 = 128;
 
 /// What all nodes and clients of a cluster know: 32 random bytes. It is never printed.
 #[derive(Clone)]
@@ -33,13 +36,11 @@ impl ClusterKey {
     /// Reads the key in a file: 64 hexadecimal digits.
     ///
     /// # Errors
-    /// `InvalidData` if it is something else, and what the system reports.
+    /// `InvalidData` if it is something else, `PermissionDenied` if others than its owner may use the file, and what the
+    /// system reports.
     pub fn load(path: &Path) -> io::Result<ClusterKey> {
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, "a key is 64 hexadecimal digits");
-        if fs::metadata(path)?.len() > 128 {
-            return Err(invalid());
-        }
-        let text = fs::read_to_string(path)?;
+        let text = read_private(path)?.ok_or_else(invalid)?;
         let digits = text.trim().as_bytes();
         let mut bytes = [0; 32];
         if digits.len() != 2 * bytes.len() {
@@ -54,5 +55,48 @@ impl ClusterKey {
 
     pub(crate) fn bytes(&self) -> &[u8; 32] {
         &self.0
+    }
+}
+
+/// The text of a file that its owner alone can use; `None` if it is too long or no text.
+fn read_private(path: &Path) -> io::Result<Option<String>> {
+    // Looked at before it is opened: opening a FIFO would wait for a writer.
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file"));
+    }
+    let file = File::open(path)?;
+    let mode = file.metadata()?.mode();
+    if mode & 0o077 != 0 {
+        let reason = format!("others than its owner may use it, mode {:03o}: chmod 600", mode & 0o777);
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8(bytes).ok().filter(|text| text.len() as u64 <= FILE_BYTES_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_key_that_others_may_use_is_refused() {
+        let path = std::env::temp_dir().join(format!("ringbolt-key-{}", std::process::id()));
+        let _ = fs::remove_file(&path);
+        let key = ClusterKey::create(&path).unwrap();
+        assert_eq!(ClusterKey::load(&path).unwrap().bytes(), key.bytes());
+        for mode in [0o644, 0o640, 0o601] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let error = ClusterKey::load(&path).map(drop).unwrap_err().to_string();
+            assert_eq!(error, format!("others than its owner may use it, mode {mode:03o}: chmod 600"));
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
+        ClusterKey::load(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        // What is no file has no end, perhaps.
+        let error = ClusterKey::load(Path::new("/dev/zero")).map(drop).unwrap_err().to_string();
+        assert_eq!(error, "it is not a regular file");
     }
 }
