@@ -8,6 +8,7 @@ mod log_medium;
 mod placed;
 mod register;
 
+use cluster_map::ClusterSettings;
 use random::WyRand;
 use replica::{PlantedReplicaFault, ReplicaId, ReplicaSettings};
 
@@ -33,6 +34,25 @@ struct Run {
     damaged_node: usize,
 }
 
+/// The lease and grace of a run. Odd seeds have the default, and even ones any that a cluster may have; half of these have the
+/// shortest grace that its lease permits. They are drawn apart, so that seeds which failed before settings varied repeat.
+fn lease_and_grace(seed: u64) -> ReplicaSettings {
+    let mut random = WyRand::new(!seed);
+    let mut settings = ClusterSettings::default();
+    if seed.is_multiple_of(2) {
+        let (lease_min, limit) = (ClusterSettings::LEASE_MS_MIN, ClusterSettings::SUM_MS_LIMIT);
+        let lease_max = (lease_min..limit / 2)
+            .rfind(|lease_ms| lease_ms + ClusterSettings::grace_ms_min(*lease_ms) < limit)
+            .expect("the shortest lease has a grace");
+        settings.lease_ms = lease_min + random.below(u64::from(lease_max - lease_min) + 1) as u32;
+        let grace_min = ClusterSettings::grace_ms_min(settings.lease_ms);
+        let more = if random.happens(500) { limit - 1 - settings.lease_ms - grace_min } else { 0 };
+        settings.grace_ms = grace_min + random.below(u64::from(more) + 1) as u32;
+    }
+    settings.check().expect("a cluster may have them");
+    ReplicaSettings::with_lease(u64::from(settings.lease_ms) * MS, u64::from(settings.grace_ms) * MS)
+}
+
 pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunReport, RunFailure> {
     let mut random = WyRand::new(seed);
     let nodes = 2 + random.index(3);
@@ -43,7 +63,7 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
         entries_max: 64 + random.index(100),
         block_bytes: clients::VALUE_BYTES,
         in_place: random.happens(700),
-        ..ReplicaSettings::default()
+        ..lease_and_grace(seed)
     };
     let mut cluster = ReplicaCluster::new(nodes, settings, fault, random.split());
     cluster.link_faults_per_mille = if random.happens(700) { random.below(30) as u32 } else { 0 };
@@ -274,5 +294,28 @@ impl Run {
             "epoch {}, primary {:?}, in sync {members:?}, {statuses:?}",
             self.cluster.map.epoch, self.cluster.map.primary
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_have_the_default_and_other_leases_down_to_the_shortest_grace() {
+        let all: Vec<(u64, u64)> = (0..2000)
+            .map(lease_and_grace)
+            .map(|ReplicaSettings { lease_ns, grace_ns, .. }| (lease_ns / MS, grace_ns / MS))
+            .collect();
+        let default = all.iter().filter(|times| **times == (400, 450)).count();
+        assert!((1000..1100).contains(&default), "{default}");
+        let shortest = |(lease_ms, grace_ms): &&(u64, u64)| {
+            *grace_ms == u64::from(ClusterSettings::grace_ms_min(*lease_ms as u32))
+        };
+        assert!(all.iter().filter(shortest).count() > 400);
+        assert!(
+            all.iter().any(|(lease_ms, _)| *lease_ms < 60) && all.iter().any(|(lease_ms, _)| *lease_ms > 470)
+        );
+        assert!(all.iter().any(|(lease_ms, grace_ms)| lease_ms + grace_ms > 950 && *lease_ms < 200));
     }
 }

@@ -233,6 +233,15 @@ pub(crate) fn parse_time(text: &str) -> Result<u64, String> {
     workload::units::parse_time_ns(text).ok_or_else(|| "expected a duration, as 10s, 500ms or 2m".to_string())
 }
 
+/// Whole milliseconds.
+pub(crate) fn parse_ms(text: &str) -> Result<u32, String> {
+    let ns = parse_time(text)?;
+    u32::try_from(ns / 1_000_000)
+        .ok()
+        .filter(|ms| u64::from(*ms) * 1_000_000 == ns)
+        .ok_or_else(|| "expected whole milliseconds, as 300ms".to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

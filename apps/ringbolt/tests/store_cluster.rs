@@ -213,6 +213,46 @@ fn strangers_disturb_no_client() {
 }
 
 #[test]
+fn lease_and_grace_are_those_of_the_clusters_creation() {
+    let directory = scratch("store-lease");
+    let path = directory.join("cluster");
+    let one = ["--size=200m", "--groups=1", "--log-size=2m", "--nodes=1"];
+    let up = |options: &[&str]| {
+        let output =
+            ringbolt(&[&["store", "up", "--cluster", path.to_str().unwrap()], &one[..], options].concat());
+        assert!(!output.status.success());
+        text(&output.stderr)
+    };
+    for (options, why) in [
+        (&["--lease=600ms"][..], "does not outlast a lease of 600 ms"),
+        (&["--lease=480ms", "--grace=520ms"], "together are not below 1000 ms"),
+        (&["--grace=300ms"], "does not outlast a lease of 400 ms"),
+        (&["--lease=10ms"], "a lease of 10 ms is too short"),
+        (&["--lease=300500us"], "whole milliseconds"),
+    ] {
+        let refused = up(options);
+        assert!(refused.contains(why) && refused.trim_end().lines().count() == 1, "{options:?}: {refused}");
+        assert!(!path.exists());
+    }
+    let given = ["--lease=150ms", "--grace=170ms"];
+    let mut cluster = Cluster::start(&directory, &[&one[..], &given].concat());
+    let times = |of: &Value| (of["lease_ms"].as_u64(), of["grace_ms"].as_u64());
+    let expected = (Some(150), Some(170));
+    let status = cluster.wait_until_healthy();
+    assert_eq!((times(&status), times(&status["nodes"][0]["report"])), (expected, expected));
+    assert!(cluster.ok(&["store", "status"]).contains("lease 150 ms, grace 170 ms"));
+    signal(cluster.up.id(), Signal::INT);
+    assert!(cluster.up.wait().unwrap().success());
+    // It keeps them, and takes no others.
+    let refused = up(&["--lease=200ms", "--grace=250ms"]);
+    assert!(refused.contains("a lease of 150 ms and a grace of 170 ms, which do not change"), "{refused}");
+    cluster = Cluster::start(&directory, &["--lease=150ms"]);
+    assert_eq!(times(&cluster.wait_until_healthy()["nodes"][0]["report"]), expected);
+    cluster.end();
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
 fn nodes_with_their_logs_on_files_of_their_own_lose_nothing_when_they_are_killed() {
     let directory = scratch("store-logs");
     let log = |node: u32| directory.join(format!("log{node}")).to_str().unwrap().to_string();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{MapError, PoolRecord};
+use crate::{ClusterMap, ClusterSettings, MapError, PoolRecord};
 
 /// Refuses a pool that makes no sense, or that has groups of another one. `first_free` is the first group that no pool
 /// ever had.
@@ -42,6 +42,16 @@ pub(crate) fn check_pool(
 pub(crate) fn check_image_name(name: &str) -> Result<(), MapError> {
     if name.is_empty() || name.len() > 64 || name.contains(['/', '\n']) {
         return Err(MapError::Invalid(format!("{name:?} is no name of an image: 1 to 64 bytes without `/`")));
+    }
+    Ok(())
+}
+
+/// Refuses settings that fence nothing, and those of a cluster with nodes.
+pub(crate) fn check_settings(map: &impl ClusterMap, settings: &ClusterSettings) -> Result<(), MapError> {
+    settings.check()?;
+    if !map.nodes()?.is_empty() {
+        let reason = "the cluster has nodes: its lease and grace do not change any more";
+        return Err(MapError::Invalid(reason.to_string()));
     }
     Ok(())
 }

@@ -22,10 +22,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::checks::{check_image_name, check_pool};
+use crate::checks::{check_image_name, check_pool, check_settings};
 use crate::{
-    ClusterMap, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapChanges, MapError, NodeId,
-    NodeRecord, OutReason, PoolRecord, Proposed,
+    ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapChanges,
+    MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
 };
 use client::{EtcdClient, EtcdLocation};
 pub(crate) use connection::HttpError;
@@ -246,6 +246,21 @@ impl ClusterMap for EtcdMap {
         self.get("cluster")?.ok_or_else(|| {
             MapError::Missing(format!("cluster in etcd below {}", self.client.location.prefix))
         })
+    }
+
+    fn settings(&self) -> Result<ClusterSettings, MapError> {
+        let settings: ClusterSettings = self.get("settings")?.unwrap_or_default();
+        settings.check().map(|()| settings)
+    }
+
+    fn create_settings(&self, settings: &ClusterSettings) -> Result<(), MapError> {
+        check_settings(self, settings)?;
+        match self.create_key("settings", settings)? {
+            None => Ok(()),
+            // Its answer was lost.
+            Some(known) if decode::<ClusterSettings>("settings", &known)? == *settings => Ok(()),
+            Some(_) => Err(MapError::Exists("a lease and grace of the cluster".to_string())),
+        }
     }
 
     fn nodes(&self) -> Result<BTreeMap<NodeId, NodeRecord>, MapError> {

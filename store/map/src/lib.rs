@@ -30,6 +30,7 @@ mod location;
 mod membership;
 mod placement;
 mod record;
+mod settings;
 
 pub use etcd::{EtcdFiles, EtcdMap};
 pub use local::LocalMap;
@@ -39,6 +40,7 @@ pub use record::{
     DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapError, NodeId, NodeRecord, OutReason,
     PartitionSize, PoolClass, PoolRecord, Proposed,
 };
+pub use settings::ClusterSettings;
 pub use wire_replica::{GroupConfig, ReplicaId};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,6 +55,18 @@ pub trait ClusterMap: Send + Sync {
     /// # Errors
     /// [`MapError`], as of every method.
     fn cluster(&self) -> Result<uuid::Uuid, MapError>;
+
+    /// What is the same on all nodes. A map without it has the default.
+    ///
+    /// # Errors
+    /// [`MapError::Invalid`] if the lease and the grace are none.
+    fn settings(&self) -> Result<ClusterSettings, MapError>;
+
+    /// Sets it, before there are nodes: those that run would go on with others.
+    ///
+    /// # Errors
+    /// As [`settings`](Self::settings); [`MapError::Exists`] if it is set, [`MapError::Invalid`] if there is a node.
+    fn create_settings(&self, settings: &ClusterSettings) -> Result<(), MapError>;
 
     /// The nodes.
     ///

@@ -17,10 +17,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
-use crate::checks::{check_image_name, check_pool};
+use crate::checks::{check_image_name, check_pool, check_settings};
 use crate::{
-    ClusterMap, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapChange, MapChanges, MapError,
-    NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
+    ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapChange,
+    MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
 };
 
 /// The directories of records.
@@ -211,6 +211,19 @@ fn image_path(pool: &str, name: &str) -> PathBuf {
 impl ClusterMap for LocalMap {
     fn cluster(&self) -> Result<Uuid, MapError> {
         self.read(Path::new("cluster"))?.ok_or_else(|| MapError::Missing("record of the cluster".to_string()))
+    }
+
+    fn settings(&self) -> Result<ClusterSettings, MapError> {
+        let settings: ClusterSettings = self.read(Path::new("settings"))?.unwrap_or_default();
+        settings.check().map(|()| settings)
+    }
+
+    fn create_settings(&self, settings: &ClusterSettings) -> Result<(), MapError> {
+        check_settings(self, settings)?;
+        match self.publish(Path::new("settings"), settings, Publish::New)? {
+            true => Ok(()),
+            false => Err(MapError::Exists("a lease and grace of the cluster".to_string())),
+        }
     }
 
     fn nodes(&self) -> Result<BTreeMap<NodeId, NodeRecord>, MapError> {

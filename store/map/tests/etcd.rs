@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use cluster_map::*;
-use records::{node, race, record};
+use records::{node, race, record, settings_are_given_once_before_there_are_nodes};
 use rig::EtcdCluster;
 use uuid::Uuid;
 
@@ -108,6 +108,14 @@ fn records_change_as_in_a_directory() {
     assert_eq!(map.groups(0..8).unwrap(), BTreeMap::new());
     assert!(map.create_pool("q", &pool(0)).unwrap_err().to_string().contains("first free is 8"));
     map.create_pool("q", &pool(8)).unwrap();
+}
+
+#[test]
+fn lease_and_grace_never_change() {
+    let Some(etcd) = EtcdCluster::start("settings", 1) else { return };
+    let map = EtcdMap::new(&etcd.urls("a")).unwrap();
+    map.create().unwrap();
+    settings_are_given_once_before_there_are_nodes(&map);
 }
 
 #[test]

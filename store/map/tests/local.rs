@@ -6,7 +6,7 @@ mod records;
 use std::path::PathBuf;
 
 use cluster_map::*;
-use records::{node, race, record};
+use records::{node, race, record, settings_are_given_once_before_there_are_nodes};
 use uuid::Uuid;
 
 struct MapFile(PathBuf);
@@ -190,4 +190,17 @@ fn a_path_of_something_else_and_damaged_records_are_errors() {
         let error = map.group(GroupId(3)).unwrap_err().to_string();
         assert!(error.contains("groups/3/1"), "{error}");
     }
+}
+
+#[test]
+fn lease_and_grace_never_change() {
+    let file = MapFile::new("settings");
+    let map = LocalMap::open(&file.0).unwrap();
+    settings_are_given_once_before_there_are_nodes(&map);
+    // Those that fence nothing, and what a later version may have, are errors and no default.
+    let path = file.0.join("settings");
+    std::fs::write(&path, br#"{"lease_ms":500,"grace_ms":450}"#).unwrap();
+    assert!(map.settings().unwrap_err().to_string().contains("does not outlast"));
+    std::fs::write(&path, br#"{"lease_ms":300,"grace_ms":350,"other":1}"#).unwrap();
+    assert!(matches!(map.settings(), Err(MapError::Record { .. })));
 }

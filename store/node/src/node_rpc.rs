@@ -46,6 +46,7 @@ impl NodeModule {
 /// Bounds of a lease: etcd grants none that is shorter.
 const LEASE_S_MIN: u32 = 2;
 const LEASE_S_MAX: u32 = 3600;
+const MS: u64 = 1_000_000;
 const NO_NODE: (i64, &str) = (RpcError::ENODEV, "no node is started");
 
 impl Module for NodeModule {
@@ -74,7 +75,7 @@ impl Module for NodeModule {
             Method::query("store_node_get_status", get_status)
                 .text(
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
-                    "object with `node`, `cluster`, `address`, `bdev_name`, `log_bdev_name`, `durability`, `replicas`, \
+                    "object with `node`, `cluster`, `address`, `bdev_name`, `log_bdev_name`, `durability`, `lease_ms`, `grace_ms`, `replicas`, \
                      `spare_partitions`, `refused`, `without_room`, and `nodes` with the addresses of all nodes",
                 )
                 .errors(&[NO_NODE]),
@@ -167,13 +168,14 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         |pool: &PoolRecord| (pool.first_group..pool.first_group + pool.groups, PoolOptions::from(pool));
     let boot = this_boot();
     let pools: Vec<_> = map.pools().map_err(map_failed)?.values().map(of_pool).collect();
+    let times = map.settings().map_err(map_failed)?;
     let settings = ReplicaSettings {
         checkpoint_entries: 8192,
         entries_max: 16_384,
         retained_entries: 4096,
         reads_max: 1024,
         in_place: atomic_blocks,
-        ..ReplicaSettings::default()
+        ..ReplicaSettings::with_lease(u64::from(times.lease_ms) * MS, u64::from(times.grace_ms) * MS)
     };
     let cores = StoreCores::Reactors(&module.reactors);
     let start_at = |listen: StreamAddress| {

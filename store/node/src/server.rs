@@ -130,6 +130,7 @@ impl NodeServer {
             Box::new(NodeOutbox { hub: of_groups.clone(), proposals: to_map.clone() })
         });
         let (settings, pools, boot) = (config.settings, config.pools, config.boot);
+        let (lease_ns, grace_ns) = (settings.lease_ns, settings.grace_ns);
         let replicas = ReplicaNodeConfig { name: "node", id, settings, pools, boot, outbox };
         let bdevs = StoreBdevs { data: &config.bdev_name, log: config.log_bdev_name.as_deref() };
         let opened = ReplicaNode::open(registry, bdevs, cores, replicas, job).await;
@@ -156,6 +157,8 @@ impl NodeServer {
             cluster: Uuid::from_bytes(cluster),
             bdev_name: config.bdev_name,
             address,
+            lease_ns,
+            grace_ns,
             refused: refused.clone(),
             without_room: without_room.clone(),
             addresses: addresses.clone(),

@@ -20,7 +20,7 @@ pub struct ReplicaSettings {
     /// How long a member's answer lets the primary read, from sending what it answers.
     pub lease_ns: u64,
     /// How long a member waits for its primary before it proposes itself. Longer than the lease by more than clocks
-    /// differ: with the default, by 12 %.
+    /// differ.
     pub grace_ns: u64,
     /// A primary sends each member at least one message in this time.
     pub heartbeat_ns: u64,
@@ -65,6 +65,15 @@ impl Default for ReplicaSettings {
             block_bytes: wire_store::BLOCK_BYTES as u32,
             in_place: false,
         }
+    }
+}
+
+impl ReplicaSettings {
+    /// The default, with another lease and grace. In a lease a primary sends four messages, and can repeat one that was lost.
+    pub fn with_lease(lease_ns: u64, grace_ns: u64) -> ReplicaSettings {
+        let default = ReplicaSettings::default();
+        let resend_ns = default.resend_ns.min(lease_ns * 3 / 20);
+        ReplicaSettings { lease_ns, grace_ns, heartbeat_ns: lease_ns / 4, resend_ns, ..default }
     }
 }
 

@@ -11,11 +11,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use cluster_map::{DeviceRecord, EtcdFiles, EtcdOptions, MapChange, NodeId, OutReason};
+use cluster_map::{ClusterSettings, DeviceRecord, EtcdFiles, EtcdOptions, MapChange, NodeId, OutReason};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::cli::{Idle, parse_size, parse_time};
+use crate::cli::{Idle, parse_ms, parse_size, parse_time};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 use layout::ClusterLayout;
@@ -147,6 +147,14 @@ pub(crate) struct NewCluster {
     /// Logical groups of a new cluster
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     groups: u32,
+    /// How long a replica's answer lets the primary of a new cluster's group serve, in whole ms. It never changes [default:
+    /// 400ms]
+    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
+    lease: Option<u32>,
+    /// How long a replica of a new cluster waits for a silent primary before it takes over, at least 2.1 % longer than the
+    /// lease; both together are below 1 s [default: 450ms]
+    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
+    grace: Option<u32>,
     #[command(flatten)]
     node: NodeOptions,
 }
@@ -255,6 +263,13 @@ pub(crate) struct WeightArgs {
 }
 
 impl NewCluster {
+    /// The lease and grace that are given, and else those of `known`.
+    fn settings(&self, known: ClusterSettings) -> ClusterSettings {
+        let (lease_ms, grace_ms) =
+            (self.lease.unwrap_or(known.lease_ms), self.grace.unwrap_or(known.grace_ms));
+        ClusterSettings { lease_ms, grace_ms }
+    }
+
     fn node_count(&self) -> u32 {
         match self.devices.len() {
             0 => self.nodes.unwrap_or(3),
@@ -302,7 +317,9 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
         if etcd.is_given() {
             layout::set_etcd(directory, &etcd.options())?;
         }
-        ClusterLayout::open(directory, &etcd.options())?
+        let layout = ClusterLayout::open(directory, &etcd.options())?;
+        layout.check_settings(&options.new)?;
+        layout
     } else {
         let layout = ClusterLayout::create(directory, &etcd.options(), &options.new)?;
         stdout_line!("made a cluster in {}", directory.display());

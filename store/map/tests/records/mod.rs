@@ -45,3 +45,29 @@ pub(crate) fn race<M: ClusterMap>(open: impl Fn() -> M + Sync, end: u32) -> BTre
     });
     accepted.into_inner().unwrap()
 }
+
+/// Lease and grace of a cluster without nodes yet, which gets one.
+pub(crate) fn settings_are_given_once_before_there_are_nodes(map: &impl ClusterMap) {
+    let settings = |lease_ms, grace_ms| ClusterSettings { lease_ms, grace_ms };
+    // Maps from before there were settings.
+    assert_eq!(map.settings().unwrap(), settings(400, 450));
+    let refused = |settings| map.create_settings(&settings).unwrap_err().to_string();
+    assert_eq!(
+        refused(settings(480, 520)),
+        "a lease of 480 ms and a grace of 520 ms together are not below 1000 ms"
+    );
+    for grace_ms in [0, 300, 306] {
+        let expected = format!(
+            "a grace of {grace_ms} ms does not outlast a lease of 300 ms on clocks that are 1 % fast or slow: at least 307 ms"
+        );
+        assert_eq!(refused(settings(300, grace_ms)), expected);
+    }
+    assert_eq!(refused(settings(39, 400)), "a lease of 39 ms is too short: at least 40 ms");
+    assert!(refused(settings(u32::MAX, u32::MAX)).contains("not below 1000 ms"));
+    map.create_settings(&settings(300, 307)).unwrap();
+    assert_eq!(map.settings().unwrap(), settings(300, 307));
+    assert_eq!(refused(settings(310, 350)), "a lease and grace of the cluster exists");
+    map.create_node(&node(9)).unwrap();
+    assert!(refused(settings(310, 350)).contains("has nodes"));
+    assert_eq!(map.settings().unwrap(), settings(300, 307));
+}

@@ -22,6 +22,9 @@ pub(super) struct NodeReport {
     pub(super) cluster: Uuid,
     pub(super) bdev_name: String,
     pub(super) address: StreamAddress,
+    /// Those of its replicas, in nanoseconds.
+    pub(super) lease_ns: u64,
+    pub(super) grace_ns: u64,
     /// Groups that it has no replica of although the map says so, and why.
     pub(super) refused: Arc<Mutex<BTreeMap<u32, String>>>,
     /// Groups whose primary it has, and that have too few replicas because no other node has room for what they use.
@@ -45,6 +48,8 @@ impl NodeReport {
             "bdev_name": self.bdev_name,
             "log_bdev_name": self.node.log_device().map(|device| device.name()),
             "durability": self.node.durability().name(),
+            "lease_ms": self.lease_ns / 1_000_000,
+            "grace_ms": self.grace_ns / 1_000_000,
             "replicas": status.iter().filter_map(describe).collect::<Vec<_>>(),
             "spare_partitions": self.node.spare_partitions(),
             "refused": sync::lock(&self.refused).iter().map(refused).collect::<Vec<_>>(),

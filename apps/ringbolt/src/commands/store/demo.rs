@@ -38,6 +38,8 @@ pub(super) fn run(options: &DemoArgs) -> Result<(), CommandError> {
         logs: Vec::new(),
         replicas: Some(3),
         groups: 8,
+        lease: None,
+        grace: None,
         node: NodeOptions::local(NODE_BYTES),
     };
     let layout = ClusterLayout::create(&scratch.0.join("cluster"), &EtcdOptions::default(), &new)?;

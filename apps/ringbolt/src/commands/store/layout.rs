@@ -11,8 +11,9 @@ use bdev::pmem;
 use bdev::uring::{self, UringConfig};
 use bdev::{Registry, Uuid};
 use cluster_map::{
-    ClusterMap, DeviceId, DeviceRecord, EtcdFiles, EtcdMap, EtcdOptions, GroupConfig, GroupId, GroupRecord,
-    LocalMap, MapError, MapLocation, NodeId, NodeRecord, PoolClass, PoolRecord, ReplicaId, Topology,
+    ClusterMap, ClusterSettings, DeviceId, DeviceRecord, EtcdFiles, EtcdMap, EtcdOptions, GroupConfig,
+    GroupId, GroupRecord, LocalMap, MapError, MapLocation, NodeId, NodeRecord, PoolClass, PoolRecord,
+    ReplicaId, Topology,
 };
 use control::JobHandle;
 use reactor::{Reactor, ReactorConfig};
@@ -84,6 +85,7 @@ impl ClusterLayout {
             return Err(CommandError::usage(reason));
         }
         new.node.check_network()?;
+        new.settings(ClusterSettings::default()).check().map_err(CommandError::usage)?;
         let location = MapLocation::find(directory, etcd).map_err(CommandError::operation)?;
         let name = directory
             .file_name()
@@ -123,6 +125,21 @@ impl ClusterLayout {
         let in_memory = |device: &&DeviceRecord| device.class == Some(PoolClass::Memory);
         let nodes = devices.values().filter(in_memory).map(|device| device.node.0);
         Ok(nodes.filter(|node| self.nodes.contains(node)).collect())
+    }
+
+    /// Refuses a lease or a grace that is given and is not what the cluster has. Without them the map is not asked.
+    pub(super) fn check_settings(&self, new: &NewCluster) -> Result<(), CommandError> {
+        if new.lease.is_none() && new.grace.is_none() {
+            return Ok(());
+        }
+        let known = self.map.settings().map_err(CommandError::operation)?;
+        if new.settings(known) == known {
+            return Ok(());
+        }
+        Err(CommandError::usage(format!(
+            "the cluster has a lease of {} ms and a grace of {} ms, which do not change",
+            known.lease_ms, known.grace_ms
+        )))
     }
 
     /// A line for people.
@@ -183,6 +200,7 @@ fn fill(
     let environment = |error: std::io::Error| CommandError::environment(error);
     ClusterKey::create(&scratch.join("key")).map_err(environment)?;
     let cluster = map.cluster().map_err(CommandError::operation)?;
+    map.create_settings(&new.settings(ClusterSettings::default())).map_err(failed)?;
     let disks = node_disks(scratch, new)?;
     // Placed before they are formatted, which needs their groups.
     let mut devices = Vec::new();

@@ -5,8 +5,8 @@ mod ask;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cluster_map::{
-    ClusterMap, DeviceId, GroupId, MapError, NodeId, NodeRecord, OutReason, PartitionSize, PoolClass,
-    PoolRecord, ReplicaId, Topology,
+    ClusterMap, ClusterSettings, DeviceId, GroupId, MapError, NodeId, NodeRecord, OutReason, PartitionSize,
+    PoolClass, PoolRecord, ReplicaId, Topology,
 };
 use comfy_table::Table;
 use serde_json::{Value, json};
@@ -19,6 +19,7 @@ use ask::{NodeAnswer, NodeAnswers, NodeReply};
 
 /// What the map has.
 struct MapContents {
+    settings: ClusterSettings,
     nodes: BTreeMap<NodeId, NodeRecord>,
     up: BTreeSet<NodeId>,
     out: BTreeMap<NodeId, OutReason>,
@@ -71,6 +72,9 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
         table.add_row(GROUP_FIELDS.map(|field| text(&group[field])));
     }
     stdout_line!("{table}");
+    if let (Some(lease), Some(grace)) = (status["lease_ms"].as_u64(), status["grace_ms"].as_u64()) {
+        stdout_line!("lease {lease} ms, grace {grace} ms");
+    }
     for node in status["nodes"].as_array().into_iter().flatten() {
         let out = match node["out"].as_str() {
             Some("operator") => ", out: it gets no data",
@@ -154,7 +158,8 @@ fn read_map(map: &dyn ClusterMap, answers: &NodeAnswers) -> Result<MapContents, 
         }
     }
     let weights = devices.values().map(|device| (device.node, device.weight)).collect();
-    Ok(MapContents { nodes, up: map.nodes_up()?, out: map.out()?, weights, pools, groups })
+    let settings = map.settings()?;
+    Ok(MapContents { settings, nodes, up: map.nodes_up()?, out: map.out()?, weights, pools, groups })
 }
 
 /// The replicas that a node reports.
@@ -439,6 +444,8 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
         "moving": moving,
         "copied_bytes_per_second": speed,
         "map_error": map_error,
+        "lease_ms": map.as_ref().map(|map| map.settings.lease_ms),
+        "grace_ms": map.as_ref().map(|map| map.settings.grace_ms),
         "pools": map.iter().flat_map(|map| map.pools.keys()).collect::<Vec<_>>(),
         "groups": groups,
         "nodes": describe_nodes(&answers, map.as_ref()),

@@ -21,6 +21,7 @@ fn view() -> GroupView {
 
 fn map(up: &[u32]) -> MapContents {
     MapContents {
+        settings: ClusterSettings::default(),
         nodes: BTreeMap::new(),
         up: up.iter().copied().map(NodeId).collect(),
         out: BTreeMap::new(),
