@@ -63,6 +63,8 @@ enum BenchmarkKind {
     Store(IoPattern, LoopCache),
     /// The replicated store with logs on devices of their own.
     StoreLogs(IoPattern),
+    /// The replicated store, compared with Ceph.
+    StoreCeph(IoPattern),
     /// The replicated store while something happens to a node.
     StoreFault(StoreFault),
     /// Generation and loading of a lab report.
@@ -359,6 +361,17 @@ pub(super) const ALL: &[Benchmark] = &[
         BenchmarkKind::StoreLogs(pattern_4k("randwrite", 16)),
     ),
     case(
+        "store-ceph-write-qd1",
+        "4 KiB random writes to an image with two replicas, in turn with Ceph where that is installed, QD 1",
+        BenchmarkKind::StoreCeph(pattern_4k("randwrite", 1)),
+    ),
+    case("store-ceph-write-qd16", "the same at QD 16", BenchmarkKind::StoreCeph(pattern_4k("randwrite", 16))),
+    case(
+        "store-ceph-write-qd128",
+        "the same at QD 128",
+        BenchmarkKind::StoreCeph(pattern_4k("randwrite", 128)),
+    ),
+    case(
         "store-kill",
         "writes at QD 16 while one of three nodes is killed and starts again",
         BenchmarkKind::StoreFault(StoreFault::Kill),
@@ -472,6 +485,7 @@ impl Benchmark {
             BenchmarkKind::Processes => fio::processes(context),
             BenchmarkKind::Store(pattern, cache) => store::compare(context, pattern, *cache),
             BenchmarkKind::StoreLogs(pattern) => store::measure_separate_logs(context, pattern),
+            BenchmarkKind::StoreCeph(pattern) => store::compare_ceph(context, pattern),
             BenchmarkKind::StoreFault(fault) => store::measure_fault(context, *fault),
             BenchmarkKind::Page => page::page(context),
         }

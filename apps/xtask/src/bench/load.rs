@@ -177,6 +177,12 @@ pub(super) struct RunningPerf {
 pub(super) fn start_perf(context: &RunContext<'_>, command: &Command) -> anyhow::Result<RunningPerf> {
     let output = context.directory.file("perf.json");
     let mut with_output = Command::new(command.get_program());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => with_output.env(name, value),
+            None => with_output.env_remove(name),
+        };
+    }
     with_output.args(command.get_args()).args(["--eta=never", "--output-format=json"]);
     with_output.arg(format!("--output={}", output.display()));
     let process = ChildProcess::start(&mut with_output, context.directory, "perf")?;

@@ -94,6 +94,14 @@ pub(super) enum BenchMetric {
     MovedMs,
     /// 99th percentile while replicas are copied as a multiple of that before.
     CopyP99Ratio,
+    /// IOPS of an image of Ceph.
+    CephIops,
+    /// CPU time of Ceph's OSDs per I/O, in nanoseconds.
+    CephCpuNs,
+    /// IOPS as a multiple of Ceph's.
+    CephRatio,
+    /// CPU time of the nodes per I/O as a multiple of that of Ceph's OSDs.
+    CephCpuRatio,
 }
 
 impl BenchMetric {
@@ -144,6 +152,10 @@ impl BenchMetric {
             BenchMetric::RecoveryMs => "recovery_ms",
             BenchMetric::MovedMs => "moved_ms",
             BenchMetric::CopyP99Ratio => "latency_p99_of_undisturbed",
+            BenchMetric::CephIops => "ceph_iops",
+            BenchMetric::CephCpuNs => "ceph_cpu_ns_per_io",
+            BenchMetric::CephRatio => "iops_of_ceph",
+            BenchMetric::CephCpuRatio => "cpu_of_ceph",
         }
     }
 
@@ -193,13 +205,17 @@ impl BenchMetric {
             BenchMetric::RecoveryMs => "healthy again",
             BenchMetric::MovedMs => "moved",
             BenchMetric::CopyP99Ratio => "p99 / before",
+            BenchMetric::CephIops => "Ceph",
+            BenchMetric::CephCpuNs => "Ceph's CPU",
+            BenchMetric::CephRatio => "IOPS / Ceph's",
+            BenchMetric::CephCpuRatio => "CPU / Ceph's",
         }
     }
 
     pub(super) fn more_is_better(self) -> bool {
         use BenchMetric::{
-            AttackRatio, BareDeviceIops, BareDeviceRatio, BareIops, BareQemuRatio, BareRatio, FioRatio,
-            Gibps, Iops, QemuExportIops, QemuExportRatio, QemuNbdRatio, SpdkRatio,
+            AttackRatio, BareDeviceIops, BareDeviceRatio, BareIops, BareQemuRatio, BareRatio, CephIops,
+            CephRatio, FioRatio, Gibps, Iops, QemuExportIops, QemuExportRatio, QemuNbdRatio, SpdkRatio,
         };
         matches!(
             self,
@@ -215,6 +231,8 @@ impl BenchMetric {
                 | BareDeviceRatio
                 | BareQemuRatio
                 | AttackRatio
+                | CephIops
+                | CephRatio
         )
     }
 
@@ -224,7 +242,8 @@ impl BenchMetric {
             BenchMetric::Iops
             | BenchMetric::BareIops
             | BenchMetric::QemuExportIops
-            | BenchMetric::BareDeviceIops => match value {
+            | BenchMetric::BareDeviceIops
+            | BenchMetric::CephIops => match value {
                 1e6.. => format!("{:.2} M", value / 1e6),
                 _ => format!("{:.1} k", value / 1e3),
             },
@@ -232,8 +251,12 @@ impl BenchMetric {
             BenchMetric::MeanUs | BenchMetric::P99Us if value < 1.0 => format!("{:.0} ns", value * 1e3),
             BenchMetric::MeanUs | BenchMetric::P99Us | BenchMetric::RemoveUs => format!("{value:.1} µs"),
             BenchMetric::BdevKib => format!("{value:.2} KiB"),
-            BenchMetric::HostCpuNs | BenchMetric::TargetCpuNs if value < 1000.0 => format!("{value:.0} ns"),
-            BenchMetric::HostCpuNs | BenchMetric::TargetCpuNs => format!("{:.1} µs", value / 1e3),
+            BenchMetric::HostCpuNs | BenchMetric::TargetCpuNs | BenchMetric::CephCpuNs if value < 1000.0 => {
+                format!("{value:.0} ns")
+            }
+            BenchMetric::HostCpuNs | BenchMetric::TargetCpuNs | BenchMetric::CephCpuNs => {
+                format!("{:.1} µs", value / 1e3)
+            }
             BenchMetric::HostUserNs
             | BenchMetric::HostSystemNs
             | BenchMetric::FioUserNs
@@ -263,7 +286,9 @@ impl BenchMetric {
             | BenchMetric::BareDeviceRatio
             | BenchMetric::BareQemuRatio
             | BenchMetric::AttackRatio
-            | BenchMetric::CopyP99Ratio => format!("{value:.2}"),
+            | BenchMetric::CopyP99Ratio
+            | BenchMetric::CephRatio
+            | BenchMetric::CephCpuRatio => format!("{value:.2}"),
         }
     }
 }

@@ -158,6 +158,7 @@ const ALL: &[ReferenceFigure] = &[
     goal("store-write-qd64", BenchMetric::WriteAmplification, BenchGoal::AtMost(1.14)),
     goal("store-write-qd128", BenchMetric::PlainCpuRatio, BenchGoal::AtMost(4.0)),
     goal("store-write-qd128", BenchMetric::WriteAmplification, BenchGoal::AtMost(1.13)),
+    goal("store-ceph-write-qd16", BenchMetric::CephRatio, BenchGoal::AtLeast(15.0)),
     goal("store-write-logs-qd16", BenchMetric::WriteAmplification, BenchGoal::AtMost(1.05)),
     goal("store-kill", BenchMetric::StallMs, BenchGoal::AtMost(1000.0)),
     goal("store-kill", BenchMetric::RecoveryMs, BenchGoal::AtMost(10_000.0)),

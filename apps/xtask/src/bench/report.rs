@@ -14,7 +14,7 @@ use super::{BenchRun, BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 42] = [
+const ROWS: [BenchMetric; 46] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -53,6 +53,10 @@ const ROWS: [BenchMetric; 42] = [
     BenchMetric::RecoveryMs,
     BenchMetric::MovedMs,
     BenchMetric::CopyP99Ratio,
+    BenchMetric::CephIops,
+    BenchMetric::CephCpuNs,
+    BenchMetric::CephRatio,
+    BenchMetric::CephCpuRatio,
     BenchMetric::FioMedianRatio,
     BenchMetric::FioP99Ratio,
     BenchMetric::RenderMs,

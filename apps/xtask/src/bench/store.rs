@@ -4,6 +4,7 @@
 //! `bdev_uring` over NVMe/TCP. Target, nodes and load generator sleep when they are idle. The ratios say what
 //! replication costs on this machine.
 
+mod ceph;
 mod cluster;
 mod faults;
 
@@ -17,6 +18,7 @@ use super::process::describe;
 use super::server::{TargetNamespaces, TargetServer, TargetTransport};
 use super::{Measurement, RunContext, RunOutcome};
 
+pub(super) use ceph::compare_ceph;
 pub(super) use cluster::LoopCache;
 use cluster::{ClusterOptions, LoopDevice, StoreCluster};
 pub(super) use faults::{StoreFault, measure_fault};
