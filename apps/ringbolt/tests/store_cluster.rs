@@ -253,6 +253,60 @@ fn lease_and_grace_are_those_of_the_clusters_creation() {
 }
 
 #[test]
+fn a_device_that_fails_ends_its_replicas_and_no_process() {
+    let directory = scratch("store-eio");
+    let mut cluster = Cluster::start(&directory, small());
+    cluster.ok(&["image", "create", "vol", "64m"]);
+    signal(cluster.up.id(), Signal::INT);
+    assert!(cluster.up.wait().unwrap().success());
+    // The device of node 2 is below one that reports errors when it is asked to.
+    let path = cluster.directory.join("node2/config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let devices = config["subsystems"][0]["config"].as_array_mut().unwrap();
+    devices.push(serde_json::json!({ "method": "bdev_error_create", "params": { "base_name": "Disk" } }));
+    config["subsystems"][1]["config"][0]["params"]["bdev_name"] = "EE_Disk".into();
+    std::fs::write(&path, config.to_string()).unwrap();
+    cluster = Cluster::start(&directory, &[]);
+    let healthy = cluster.wait_until_healthy();
+    assert_eq!(healthy["nodes"][1]["report"]["bdev_name"], "EE_Disk");
+    let nodes = cluster.nodes();
+    assert_eq!(nodes.len(), 3);
+
+    let load = cluster.perf(&["--rw=randrw", "--iodepth=8", "--time_based", "--runtime=8"]).spawn().unwrap();
+    let written = |status: &Value| {
+        let replicas = status["nodes"][1]["report"]["replicas"].as_array().unwrap();
+        replicas.iter().map(|replica| replica["log_end"].as_u64().unwrap()).sum::<u64>()
+    };
+    cluster.wait_for("written to", |status| written(status) > written(&healthy) + 100);
+    let socket = cluster.directory.join("node2/rpc.sock");
+    let inject = ["name=EE_Disk", "io_type=all", "error_type=failure", "num=4294967295"];
+    let rpc = ["rpc", "-r", socket.to_str().unwrap(), "bdev_error_inject_error"];
+    let injected = ringbolt(&[&rpc[..], &inject].concat());
+    assert!(injected.status.success(), "{}", text(&injected.stderr));
+    let degraded = cluster.wait_for("without node 2", |status| {
+        let is_without = |group: &Value| {
+            let in_sync = group["in_sync"].as_array().unwrap();
+            group["state"] == "degraded"
+                && !in_sync.contains(&2.into())
+                && group["catching_up"] == "2 (failed)"
+        };
+        status["groups"].as_array().unwrap().iter().all(is_without)
+    });
+    for group in degraded["groups"].as_array().unwrap() {
+        let why = group["why"].as_str().unwrap();
+        assert!(why.starts_with("the replica on node 2 failed: ") && why.contains("of the device"), "{why}");
+    }
+    let load = load.wait_with_output().unwrap();
+    assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
+    // Every process still runs; one that is started again finds its device in order.
+    assert_eq!(cluster.nodes(), nodes);
+    signal(nodes[1], Signal::KILL);
+    cluster.wait_until_healthy();
+    cluster.end();
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
 fn nodes_with_their_logs_on_files_of_their_own_lose_nothing_when_they_are_killed() {
     let directory = scratch("store-logs");
     let log = |node: u32| directory.join(format!("log{node}")).to_str().unwrap().to_string();

@@ -65,8 +65,8 @@ pub struct PartitionStatus {
     pub log_used_bytes: u64,
     /// Entries that are acknowledged and not in place.
     pub entries_to_place: u64,
-    /// It failed: its operations end with an error.
-    pub failed: bool,
+    /// Why it failed, if it did: its operations end with an error.
+    pub failed: Option<Arc<str>>,
     /// Counters since it was opened.
     pub stats: ShardStats,
     /// The replica that owns it.

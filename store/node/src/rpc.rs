@@ -266,7 +266,8 @@ fn describe(store: &StoreNode) -> Result<Value, RpcError> {
     let partition = |status: crate::PartitionStatus| {
         let (space, stats) = (status.space, status.stats);
         json!({
-            "state": if status.failed { "failed" } else { "serving" },
+            "state": if status.failed.is_some() { "failed" } else { "serving" },
+            "failure": status.failed.as_deref(),
             "extents": space.extents,
             "free_extents": space.free_extents,
             "released_extents": space.released_extents,

@@ -128,6 +128,8 @@ pub(crate) struct Shard {
     closing: Vec<Reply>,
     is_closing: bool,
     failed: Option<Status>,
+    /// Why it failed.
+    failure: Option<Arc<str>>,
     pub(crate) stats: ShardStats,
     /// The replica that owns log and objects.
     replication: Option<Box<Replication>>,
@@ -277,6 +279,7 @@ impl Shard {
             closing: Vec::new(),
             is_closing: false,
             failed: None,
+            failure: None,
             stats: ShardStats::default(),
             replication: None,
             used: Arc::default(),
@@ -462,6 +465,7 @@ impl Shard {
         );
         let status = Status::INTERNAL_ERROR;
         self.failed = Some(status);
+        self.failure = Some(error.to_string().into());
         let deferred = std::mem::take(&mut self.deferred).into_iter().map(|request| request.reply);
         let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter().map(|entry| entry.reply);
         let parked = std::mem::take(&mut self.parked).into_iter().map(ReadState::into_reply);
@@ -568,7 +572,7 @@ impl Shard {
             log_bytes: self.log.capacity(),
             log_used_bytes: self.log.capacity() - self.log.room(),
             entries_to_place: self.committed.len() as u64,
-            failed: self.failed.is_some(),
+            failed: self.failure.clone(),
             stats: self.stats,
             replica: self.replication.as_ref().map(|replication| replication.describe()),
         }

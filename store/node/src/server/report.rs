@@ -104,7 +104,7 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
     let replica = status.replica.as_ref()?;
     let in_sync: Vec<u32> = replica.config.in_sync.iter().map(|member| member.0).collect();
     let state = match replica.status.blocked {
-        _ if status.failed => "failed",
+        _ if status.failed.is_some() => "failed",
         None => "primary",
         Some(GroupBlocked::NotPrimary) if replica.status.complete => "replica",
         Some(GroupBlocked::NotPrimary) => "copying",
@@ -114,6 +114,7 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
         "group": replica.group,
         "class": replica.class.name(),
         "state": state,
+        "failure": status.failed.as_deref(),
         "waits_for": replica.status.blocked.filter(|_| state == "waiting").map(reason),
         "epoch": replica.config.epoch,
         "primary": replica.config.primary.0,

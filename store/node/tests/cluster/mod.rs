@@ -501,7 +501,7 @@ impl Cluster {
             for PartitionStatus { failed, replica, entries_to_place, .. } in partitions {
                 let replica = replica.unwrap();
                 lines.push(format!(
-                    "node {node}, failed {failed}: {:?} {:?}, {entries_to_place} to place, {} in place",
+                    "node {node}, failed {failed:?}: {:?} {:?}, {entries_to_place} to place, {} in place",
                     replica.config, replica.status, replica.in_place
                 ));
             }

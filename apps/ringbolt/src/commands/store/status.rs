@@ -271,7 +271,10 @@ fn serving(
     let waits = |report: &Value| report["waits_for"].as_str().map(str::to_string);
     let silent = match of(primary) {
         ReplicaAnswer::Known(report) if report["state"] == "primary" => return (served, None),
-        ReplicaAnswer::Known(report) => return ("waiting", waits(report)),
+        ReplicaAnswer::Known(report) => {
+            let failed = failure(report).map(|why| format!("its primary, node {primary}, failed: {why}"));
+            return ("waiting", failed.or_else(|| waits(report)));
+        }
         ReplicaAnswer::Unreported => return (served, None),
         ReplicaAnswer::Unknown(why) => {
             let why = format!("its primary, node {primary}, is up, and does not answer this machine: {why}");
@@ -285,6 +288,11 @@ fn serving(
         _ => None,
     });
     ("down", Some(waits.map_or(silent.clone(), |waits| format!("{silent}; {waits}"))))
+}
+
+/// Why a replica failed, if it did: its device reported an error, or a block is damaged.
+fn failure(report: &Value) -> Option<&str> {
+    report["failure"].as_str().filter(|_| report["state"] == "failed")
 }
 
 /// What the primary of a group reports of a replica that catches up.
@@ -338,6 +346,7 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
     let outside = view.replicas.iter().filter(|replica| !view.in_sync.contains(replica));
     let catching_up: Vec<String> = outside
         .map(|node| match of(*node) {
+            ReplicaAnswer::Known(report) if failure(report).is_some() => format!("{node} (failed)"),
             ReplicaAnswer::Known(_) if view.without_room.contains(node) => format!("{node} (no room)"),
             ReplicaAnswer::Known(report) if report["complete"] == false => {
                 format!("{node} ({})", copying(of_primary, *node))
@@ -352,7 +361,15 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
         })
         .collect();
     let refusal = view.replicas.iter().find_map(|node| Some((*node, reason(*node, "refused")?)));
-    if let (None, Some((node, refusal))) = (&why, refusal) {
+    let failed = view.replicas.iter().find_map(|node| match of(*node) {
+        ReplicaAnswer::Known(report) => Some((*node, failure(report)?)),
+        _ => None,
+    });
+    if let (None, Some((node, failure))) = (&why, failed) {
+        why = Some(format!(
+            "the replica on node {node} failed: {failure}; start that node again, or replace it"
+        ));
+    } else if let (None, Some((node, refusal))) = (&why, refusal) {
         why = Some(format!("node {node}: {refusal}"));
     } else if let (None, Some(no_room)) = (&why, reason(primary, "without_room")) {
         why = Some(no_room.to_string());

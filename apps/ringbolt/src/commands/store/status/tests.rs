@@ -51,6 +51,25 @@ fn secondary() -> NodeReply {
 }
 
 #[test]
+fn a_replica_that_failed_says_why() {
+    let failed =
+        || report(json!({ "state": "failed", "complete": true, "failure": "write of the device at byte 8" }));
+    let of_secondary =
+        describe(&view(), &answers([primary(json!({})), secondary(), failed()]), Some(&map(&[1, 2, 3])));
+    assert_eq!(
+        (&of_secondary["state"], &of_secondary["catching_up"]),
+        (&"degraded".into(), &"3 (failed)".into())
+    );
+    let why =
+        "the replica on node 3 failed: write of the device at byte 8; start that node again, or replace it";
+    assert_eq!(of_secondary["why"], why);
+    let of_primary =
+        describe(&view(), &answers([failed(), secondary(), secondary()]), Some(&map(&[1, 2, 3])));
+    assert_eq!(of_primary["state"], "waiting");
+    assert_eq!(of_primary["why"], "its primary, node 1, failed: write of the device at byte 8");
+}
+
+#[test]
 fn a_replica_that_catches_up_says_how_far_and_how_fast() {
     let copied = json!({ "node": 3, "entries_behind": 9, "copied_objects": 12, "copied_bytes_per_second": 36_700_160 });
     let copying = report(json!({ "state": "copying", "complete": false }));
