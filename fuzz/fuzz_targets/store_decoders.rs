@@ -78,6 +78,15 @@ fuzz_target!(|bytes: &[u8]| {
     {
         assert_eq!(value.encode(), *greeting);
     }
+    // One with what the decoder looks at first: arbitrary names of keys would not be reached otherwise.
+    if let Some(mut greeting) = bytes.first_chunk::<{ Greeting::SIZE }>().copied() {
+        greeting[..6].copy_from_slice(b"RBGR\x02\0");
+        greeting[6] = 1 + greeting[6] % 3;
+        greeting[7..16].copy_from_slice(&[0, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
+        if let Ok(value) = Greeting::decode(&greeting) {
+            assert_eq!(value.encode(), greeting);
+        }
+    }
     decode_message(bytes.to_vec());
 });
 

@@ -190,6 +190,7 @@ impl Clients {
             }
             // The time-out repeats it.
             ClientReply::Busy | ClientReply::Failed | ClientReply::NoSpace => {}
+            ClientReply::Denied => unreachable!("replicas know no rights"),
             ClientReply::TooOld => {
                 let unknown = it.pending.remove(&number).expect("it is pending");
                 self.record(unknown, None, NEVER);

@@ -218,7 +218,8 @@ impl<N: CoreNetwork> ImageChannel<N> {
                 self.timers.remove(&(at_ns, number));
                 continue;
             };
-            if now_ns >= operation.give_up_ns || self.connections.are_all_foreign() {
+            let replicas = self.view.replicas.get(&operation.group).map_or(&[][..], Vec::as_slice);
+            if now_ns >= operation.give_up_ns || self.connections.are_foreign(replicas) {
                 // It happened, or will have happened, once or never.
                 self.finish(number, Status::NAMESPACE_NOT_READY, None);
                 continue;
@@ -278,6 +279,7 @@ impl<N: CoreNetwork> ImageChannel<N> {
             ClientReply::Busy => self.schedule(number, now_ns + RETRY_NS),
             ClientReply::NoSpace => self.finish(number, Status::CAPACITY_EXCEEDED, None),
             ClientReply::Failed => self.finish(number, Status::UNRECOVERED_READ_ERROR, None),
+            ClientReply::Denied => self.finish(number, Status::ACCESS_DENIED, None),
             ClientReply::TooOld => self.finish(number, Status::INTERNAL_ERROR, None),
         }
     }

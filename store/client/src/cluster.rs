@@ -8,7 +8,7 @@ use cluster_map::{
     ClusterMap, EtcdOptions, GroupId, ImageEntry, MapError, MapLocation, PoolClass, PoolRecord, ReplicaId,
 };
 use sockets::StreamAddress;
-use store_link::{ClusterKey, Identity};
+use store_link::{Identity, LinkKey};
 
 /// Why a client cannot use a cluster.
 #[derive(Debug, thiserror::Error)]
@@ -51,12 +51,12 @@ pub enum ClientError {
     Size(u64),
 }
 
-/// A cluster: its map, which is in its directory or in etcd, and its key.
+/// A cluster: its map, which is in its directory or in etcd, and its key or that of a client.
 #[derive(Clone)]
 pub struct Cluster {
     directory: PathBuf,
     map: Arc<dyn ClusterMap>,
-    key: ClusterKey,
+    key: LinkKey,
 }
 
 /// What channels of an image need of its pool.
@@ -78,7 +78,7 @@ impl Cluster {
         let location = MapLocation::find(directory, etcd)?;
         let location = location.ok_or_else(|| ClientError::NoCluster(directory.to_path_buf()))?;
         let path = directory.join("key");
-        let key = ClusterKey::load(&path).map_err(|source| ClientError::Key { path, source })?;
+        let key = LinkKey::load(&path).map_err(|source| ClientError::Key { path, source })?;
         Ok(Cluster { directory: directory.to_path_buf(), map: location.open()?, key })
     }
 

@@ -22,7 +22,7 @@ struct NodeConnection {
     at_ns: u64,
     /// Something is queued.
     is_dirty: bool,
-    /// It is of another cluster, or has another key.
+    /// It is of another cluster, has another key, or does not take this client's.
     is_foreign: bool,
 }
 
@@ -149,7 +149,7 @@ impl<N: CoreNetwork> Connections<N> {
                 _ if node.is_foreign => {}
                 _ => log::error!("node {}: {error}", id.0),
             }
-            node.is_foreign = matches!(error, LinkError::Key | LinkError::Cluster);
+            node.is_foreign = matches!(error, LinkError::Key | LinkError::Cluster | LinkError::ClientKey(_));
             self.by_connection.remove(&connection.0.to_bits());
             self.network.close(*connection);
             node.link = None;
@@ -159,9 +159,9 @@ impl<N: CoreNetwork> Connections<N> {
         work
     }
 
-    /// Every node is of another cluster, or has another key: to wait does not help.
-    pub(crate) fn are_all_foreign(&self) -> bool {
-        !self.nodes.is_empty() && self.nodes.values().all(|node| node.is_foreign)
+    /// Each of these nodes is of another cluster, has another key, or does not take this client's: to wait does not help.
+    pub(crate) fn are_foreign(&self, nodes: &[ReplicaId]) -> bool {
+        !nodes.is_empty() && nodes.iter().all(|node| self.nodes.get(node).is_some_and(|node| node.is_foreign))
     }
 
     /// When it has something to do, if nothing arrives before.

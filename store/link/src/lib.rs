@@ -1,4 +1,5 @@
-//! Connections of the replicated store, sans-IO: both ends prove that they know the cluster's key, then messages follow.
+//! Connections of the replicated store, sans-IO: both ends prove that they know the cluster's key, or a client's, then messages
+//! follow.
 //!
 //! A [`Link`] is one connection. Its owner lends it a byte stream whenever that is ready; it reads messages, and writes
 //! those that were queued with [`Link::send`]. What a peer sends is bounded before it arrives, and so is what waits to be
@@ -19,7 +20,7 @@
 //!     _ => None,
 //! });
 //! let far = network.add(far.expect("a connection"))?;
-//! let identity = |node| Identity { cluster: [7; 16], node, key: ClusterKey::from_bytes([1; 32]) };
+//! let identity = |node| Identity { cluster: [7; 16], node, key: ClusterKey::from_bytes([1; 32]).into() };
 //! let mut client = Link::connect(identity(None).into())?;
 //! let mut server = Link::accept(identity(Some(ReplicaId(3))).into());
 //! client.send(Frame::Reply { client: 1, number: 1, reply: ClientReply::Busy }.encode(9));
@@ -45,9 +46,9 @@ use codec::DecodeError;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use sockets::ByteStream;
-use wire_replica::{EncodedFrame, Frame, Greeting, GreetingKind, ReplicaId};
+use wire_replica::{EncodedFrame, Frame, Greeting, GreetingKind, KeyName, ReplicaId};
 
-pub use key::ClusterKey;
+pub use key::{ClientKey, ClientKeys, ClusterKey, LinkKey};
 use receiver::{Received, Receiver};
 use sender::Sender;
 
@@ -61,8 +62,8 @@ pub struct Identity {
     pub cluster: [u8; 16],
     /// The node; `None` for a client.
     pub node: Option<ReplicaId>,
-    /// What both ends know.
-    pub key: ClusterKey,
+    /// What this end proves that it knows. A node has the cluster's key.
+    pub key: LinkKey,
 }
 
 /// What happened on a connection.
@@ -72,6 +73,8 @@ pub enum LinkEvent {
     Ready {
         /// The node that it is; `None` for a client.
         peer: Option<ReplicaId>,
+        /// The name of the client's key; `None` for the cluster's key.
+        key: Option<KeyName>,
     },
     /// A message.
     Frame {
@@ -103,6 +106,14 @@ pub enum LinkError {
     /// The peer does not know the cluster's key.
     #[error("the peer does not have the key of this cluster")]
     Key,
+    /// The node does not take this key of a client, or the client does not have it.
+    #[error(
+        "the client key {0} is not one of this cluster: it is unknown, was deleted, or has another secret"
+    )]
+    ClientKey(KeyName),
+    /// The key by which a client connected is none of the cluster any more.
+    #[error("the client key {0} was deleted")]
+    KeyDeleted(KeyName),
     /// The peer is another node than this address was of.
     #[error("the peer is node {found:?}, not {expected:?}")]
     Node {
@@ -123,7 +134,7 @@ enum HandshakeState {
     /// It accepted, and waits for the Hello.
     Accepting,
     /// It waits for the Proof.
-    Challenged { hello: Greeting, challenge: Greeting },
+    Challenged { hello: Greeting, challenge: Greeting, secret: [u8; 32] },
     /// It connected, and waits for the Challenge.
     Connecting { hello: Greeting },
     /// Messages follow.
@@ -133,6 +144,8 @@ enum HandshakeState {
 /// One connection.
 pub struct Link {
     identity: Arc<Identity>,
+    /// The keys of clients that it takes, beside its own key.
+    keys: Arc<ClientKeys>,
     /// The node that it must be, if that is known.
     expected: Option<ReplicaId>,
     state: HandshakeState,
@@ -152,6 +165,7 @@ impl Link {
             cluster: identity.cluster,
             nonce: random()?,
             proof: [0; 32],
+            key: identity.key.name(),
         };
         let mut link = Link::new(identity, HandshakeState::Accepting);
         link.sender.greet(&hello);
@@ -172,8 +186,14 @@ impl Link {
         Link::new(identity, HandshakeState::Accepting)
     }
 
+    /// The same; clients may have these keys instead of the cluster's.
+    pub fn accept_with(identity: Arc<Identity>, keys: Arc<ClientKeys>) -> Link {
+        Link { keys, ..Link::accept(identity) }
+    }
+
     fn new(identity: Arc<Identity>, state: HandshakeState) -> Link {
-        Link { identity, expected: None, state, receiver: Receiver::default(), sender: Sender::default() }
+        let (receiver, sender) = (Receiver::default(), Sender::default());
+        Link { identity, keys: Arc::default(), expected: None, state, receiver, sender }
     }
 
     /// Both ends have proved that they know the key.
@@ -231,9 +251,9 @@ impl Link {
         while let Some(received) = self.receiver.next(self.is_ready())? {
             match received {
                 Received::Greeting(greeting) => {
-                    if let Some(peer) = self.greet(greeting)? {
+                    if let Some((peer, key)) = self.greet(greeting)? {
                         self.state = HandshakeState::Ready;
-                        events.push(LinkEvent::Ready { peer });
+                        events.push(LinkEvent::Ready { peer, key });
                     }
                 }
                 Received::Frame { group, frame } => events.push(LinkEvent::Frame { group, frame }),
@@ -242,8 +262,8 @@ impl Link {
         Ok(())
     }
 
-    /// Takes a greeting. Returns the peer if it was the last one.
-    fn greet(&mut self, greeting: Greeting) -> Result<Option<Option<ReplicaId>>, LinkError> {
+    /// Takes a greeting. Returns the peer, and its key if that is a client's, if it was the last one.
+    fn greet(&mut self, greeting: Greeting) -> Result<Option<AuthenticatedPeer>, LinkError> {
         if greeting.cluster != self.identity.cluster {
             return Err(LinkError::Cluster);
         }
@@ -256,38 +276,55 @@ impl Link {
                     cluster: self.identity.cluster,
                     nonce: random()?,
                     proof: [0; 32],
+                    key: None,
+                };
+                let secret = match greeting.key {
+                    None => *key.secret(),
+                    // The proof for an unknown key is one that no client can check, so that its peer ends the connection with
+                    // a named error, as for another secret.
+                    Some(name) => self.keys.secret(name).map_or_else(random, Ok)?,
                 };
                 challenge.proof =
-                    proof(key, b"acceptor", &greeting, &challenge).finalize().into_bytes().into();
+                    proof(&secret, b"acceptor", &greeting, &challenge).finalize().into_bytes().into();
                 self.sender.greet(&challenge);
-                self.state = HandshakeState::Challenged { hello: greeting, challenge };
+                self.state = HandshakeState::Challenged { hello: greeting, challenge, secret };
                 Ok(None)
             }
             (HandshakeState::Connecting { hello }, GreetingKind::Challenge) => {
-                proof(key, b"acceptor", hello, &greeting)
+                proof(key.secret(), b"acceptor", hello, &greeting)
                     .verify_slice(&greeting.proof)
-                    .map_err(|_| LinkError::Key)?;
+                    .map_err(|_| wrong_key(hello))?;
                 if self.expected.is_some() && self.expected != greeting.sender {
                     return Err(LinkError::Node { found: greeting.sender, expected: self.expected });
                 }
-                let proof = proof(key, b"connector", hello, &greeting).finalize().into_bytes().into();
-                let answer = Greeting { kind: GreetingKind::Proof, nonce: [0; 32], proof, ..hello.clone() };
+                let proof =
+                    proof(key.secret(), b"connector", hello, &greeting).finalize().into_bytes().into();
+                let kind = GreetingKind::Proof;
+                let answer = Greeting { kind, nonce: [0; 32], proof, key: None, ..hello.clone() };
                 self.sender.greet(&answer);
-                Ok(Some(greeting.sender))
+                Ok(Some((greeting.sender, None)))
             }
-            (HandshakeState::Challenged { hello, challenge }, GreetingKind::Proof) => {
-                let expected = proof(key, b"connector", hello, challenge);
-                expected.verify_slice(&greeting.proof).map_err(|_| LinkError::Key)?;
-                Ok(Some(hello.sender))
+            (HandshakeState::Challenged { hello, challenge, secret }, GreetingKind::Proof) => {
+                let expected = proof(secret, b"connector", hello, challenge);
+                expected.verify_slice(&greeting.proof).map_err(|_| wrong_key(hello))?;
+                Ok(Some((hello.sender, hello.key)))
             }
             _ => Err(LinkError::Order),
         }
     }
 }
 
+/// A node or a client, and its key if that is a client's.
+type AuthenticatedPeer = (Option<ReplicaId>, Option<KeyName>);
+
+/// A proof is not that of the key which the Hello names.
+fn wrong_key(hello: &Greeting) -> LinkError {
+    hello.key.map_or(LinkError::Key, LinkError::ClientKey)
+}
+
 /// The proof of one end. Verifying takes the same time whatever differs.
-fn proof(key: &ClusterKey, label: &[u8], hello: &Greeting, challenge: &Greeting) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key.bytes()).expect("HMAC takes keys of any length");
+fn proof(secret: &[u8; 32], label: &[u8], hello: &Greeting, challenge: &Greeting) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("HMAC takes keys of any length");
     mac.update(label);
     mac.update(&hello.encode());
     mac.update(&Greeting { proof: [0; 32], ..challenge.clone() }.encode());

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use random::WyRand;
 use sockets::{ConnectionId, Network, NetworkEvent, NetworkFaults, SimulatedNetwork};
-use store_link::{ClusterKey, Identity, Link, LinkError, LinkEvent};
-use wire_replica::{ClientReply, EncodedFrame, Frame, Greeting, GreetingKind, ReplicaId};
+use store_link::{ClientKey, ClusterKey, Identity, Link, LinkError, LinkEvent};
+use wire_replica::{ClientReply, EncodedFrame, Frame, Greeting, GreetingKind, KeyName, ReplicaId};
 
 fn identity(cluster: u8, key: u8, node: Option<u32>) -> Arc<Identity> {
     let key = ClusterKey::from_bytes([key; 32]);
-    Arc::new(Identity { cluster: [cluster; 16], node: node.map(ReplicaId), key })
+    Arc::new(Identity { cluster: [cluster; 16], node: node.map(ReplicaId), key: key.into() })
 }
 
 /// Two networks with a connection between them.
@@ -70,7 +70,7 @@ fn messages_arrive_in_order_however_the_stream_is_cut() {
         let received = pair.run(&mut near, &mut far).unwrap();
         for (events, expected) in received.into_iter().zip([Some(ReplicaId(2)), None]) {
             let mut events = events.into_iter();
-            assert!(matches!(events.next(), Some(LinkEvent::Ready { peer }) if peer == expected));
+            assert!(matches!(events.next(), Some(LinkEvent::Ready { peer, key: None }) if peer == expected));
             let frames: Vec<Frame> = events
                 .map(|event| match event {
                     LinkEvent::Frame { group: 7, frame } => frame,
@@ -106,6 +106,68 @@ fn who_does_not_know_the_key_gets_no_further() {
     assert!(error.starts_with("the peer is node Some(ReplicaId(2)), not"), "{error}");
 }
 
+#[test]
+fn a_client_has_a_key_that_the_node_takes_or_gets_no_further() {
+    let name = |name: &str| KeyName::new(name).unwrap();
+    let cluster = ClusterKey::from_bytes([1; 32]);
+    let key = |of: &str, context: &[u8]| cluster.client_key(name(of), context);
+    let connect = |near: ClientKey| {
+        let taken = [key("backup", b"1"), key("vm", b"2")].into_iter().collect();
+        let near = Arc::new(Identity { cluster: [1; 16], node: None, key: near.into() });
+        let mut pair = Pair::new(1, NetworkFaults::default());
+        let mut near = Link::connect_to(near, ReplicaId(2)).unwrap();
+        let mut far = Link::accept_with(identity(1, 1, Some(2)), Arc::new(taken));
+        let outcome = pair.run(&mut near, &mut far).map(|[_, far]| far);
+        assert_eq!((near.is_ready(), far.is_ready()), (outcome.is_ok(), outcome.is_ok()));
+        outcome
+    };
+    let received = connect(key("backup", b"1")).unwrap();
+    let ready = LinkEvent::Ready { peer: None, key: Some(name("backup")) };
+    assert_eq!(format!("{received:?}"), format!("[{ready:?}]"));
+    // Unknown, with other rights, with the secret of another one.
+    for (key, of) in [(key("other", b"1"), "other"), (key("backup", b"9"), "backup"), (key("vm", b"1"), "vm")]
+    {
+        let error = connect(key).unwrap_err();
+        assert!(matches!(&error, LinkError::ClientKey(found) if *found == name(of)), "{error}");
+        let expected = format!(
+            "the client key {of} is not one of this cluster: it is unknown, was deleted, or has another secret"
+        );
+        assert_eq!(error.to_string(), expected);
+    }
+    // A client that does not check the node's proof is refused by the node.
+    for of in ["other", "backup"] {
+        let mut pair = Pair::new(1, NetworkFaults::default());
+        let taken = [key("backup", b"1")].into_iter().collect();
+        let mut far = Link::accept_with(identity(1, 1, Some(2)), Arc::new(taken));
+        let (cluster, nonce) = ([1; 16], [3; 32]);
+        let hello = Greeting {
+            kind: GreetingKind::Hello,
+            sender: None,
+            cluster,
+            nonce,
+            proof: [0; 32],
+            key: Some(name(of)),
+        };
+        let proof = Greeting {
+            kind: GreetingKind::Proof,
+            nonce: [0; 32],
+            proof: [7; 32],
+            key: None,
+            ..hello.clone()
+        };
+        let mut drive = |greeting: &Greeting| {
+            let (network, id) = &mut pair.near;
+            network.send(*id, &[std::io::IoSlice::new(&greeting.encode())]);
+            let (network, id) = &mut pair.far;
+            network.poll(&mut Vec::new());
+            far.drive(&mut network.stream(*id), &mut Vec::new())
+        };
+        drive(&hello).unwrap();
+        assert!(matches!(drive(&proof), Err(LinkError::ClientKey(_))));
+        assert!(!far.is_ready());
+    }
+}
+
 /// One who has no key sends back what it was sent, or proves with what another connection proved.
 #[test]
 fn proofs_of_others_are_refused() {
@@ -124,6 +186,7 @@ fn proofs_of_others_are_refused() {
         cluster: [1; 16],
         nonce: [3; 32],
         proof: [0; 32],
+        key: None,
     };
     greet(&mut pair, &mut far, &hello).unwrap();
     let mut bytes = [0; Greeting::SIZE];

@@ -23,9 +23,10 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::checks::{check_image_name, check_pool, check_settings};
+use crate::keys::check_client_key;
 use crate::{
-    ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapChanges,
-    MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
+    ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry,
+    KeyName, MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
 };
 use client::{EtcdClient, EtcdLocation};
 pub(crate) use connection::HttpError;
@@ -450,6 +451,28 @@ impl ClusterMap for EtcdMap {
         match self.delete(&format!("images/{pool}/{name}"))? {
             true => Ok(()),
             false => Err(MapError::Missing(format!("image {pool}/{name}"))),
+        }
+    }
+
+    fn client_keys(&self) -> Result<BTreeMap<KeyName, ClientKeyRecord>, MapError> {
+        let keys = self.list("keys/")?.into_iter();
+        Ok(keys.filter_map(|(name, record)| Some((KeyName::new(&name)?, record))).collect())
+    }
+
+    fn create_client_key(&self, name: KeyName, record: &ClientKeyRecord) -> Result<(), MapError> {
+        check_client_key(record, &self.pools()?, self.client_keys()?.len())?;
+        match self.create_key(&format!("keys/{name}"), record)? {
+            None => Ok(()),
+            // Its answer was lost.
+            Some(known) if decode::<ClientKeyRecord>(name.as_str(), &known)? == *record => Ok(()),
+            Some(_) => Err(MapError::Exists(format!("client key {name}"))),
+        }
+    }
+
+    fn remove_client_key(&self, name: KeyName) -> Result<(), MapError> {
+        match self.delete(&format!("keys/{name}"))? {
+            true => Ok(()),
+            false => Err(MapError::Missing(format!("client key {name}"))),
         }
     }
 

@@ -25,6 +25,7 @@
 
 mod checks;
 mod etcd;
+mod keys;
 mod local;
 mod location;
 mod membership;
@@ -33,6 +34,7 @@ mod record;
 mod settings;
 
 pub use etcd::{EtcdFiles, EtcdMap};
+pub use keys::{ClientKeyRecord, PoolAccess};
 pub use local::LocalMap;
 pub use location::{EtcdOptions, MapLocation};
 pub use placement::Topology;
@@ -41,7 +43,7 @@ pub use record::{
     PartitionSize, PoolClass, PoolRecord, Proposed,
 };
 pub use settings::ClusterSettings;
-pub use wire_replica::{GroupConfig, ReplicaId};
+pub use wire_replica::{GroupConfig, KeyName, ReplicaId};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -179,6 +181,25 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError::Missing`].
     fn remove_image(&self, pool: &str, name: &str) -> Result<(), MapError>;
 
+    /// The keys of clients.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn client_keys(&self) -> Result<BTreeMap<KeyName, ClientKeyRecord>, MapError>;
+
+    /// Adds the key of a client.
+    ///
+    /// # Errors
+    /// [`MapError::Exists`], [`MapError::Missing`] without one of its pools, [`MapError::Invalid`] if it has no rights, or there
+    /// are too many.
+    fn create_client_key(&self, name: KeyName, record: &ClientKeyRecord) -> Result<(), MapError>;
+
+    /// Removes the key of a client. Nodes end its connections when they see that.
+    ///
+    /// # Errors
+    /// [`MapError::Missing`].
+    fn remove_client_key(&self, name: KeyName) -> Result<(), MapError>;
+
     /// Says that a node is up, for some seconds from now; call it again before. This says who is up, not who may write.
     ///
     /// # Errors
@@ -220,7 +241,7 @@ pub enum MapChange {
     Everything,
     /// The record of a group.
     Group(GroupId, GroupRecord),
-    /// Something else: nodes, who is up or out, devices, pools, images.
+    /// Something else: nodes, who is up or out, devices, pools, images, keys of clients.
     Other,
 }
 

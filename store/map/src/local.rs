@@ -18,19 +18,21 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use crate::checks::{check_image_name, check_pool, check_settings};
+use crate::keys::check_client_key;
 use crate::{
-    ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapChange,
-    MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
+    ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry,
+    KeyName, MapChange, MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
 };
 
 /// The directories of records.
-const DIRECTORIES: [&str; 11] = [
+const DIRECTORIES: [&str; 12] = [
     "nodes",
     "devices",
     "pools",
     "groups",
     "ranges",
     "images",
+    "keys",
     "volumes",
     "identities",
     "up",
@@ -206,6 +208,10 @@ fn plain_name(file: &str) -> Option<String> {
 
 fn image_path(pool: &str, name: &str) -> PathBuf {
     PathBuf::from("images").join(format!("{}.{}", file_name(pool), file_name(name)))
+}
+
+fn key_path(name: KeyName) -> PathBuf {
+    Path::new("keys").join(file_name(name.as_str()))
 }
 
 impl ClusterMap for LocalMap {
@@ -398,6 +404,33 @@ impl ClusterMap for LocalMap {
         match self.remove(&image_path(pool, name))? {
             true => Ok(()),
             false => Err(MapError::Missing(format!("image {pool}/{name}"))),
+        }
+    }
+
+    fn client_keys(&self) -> Result<BTreeMap<KeyName, ClientKeyRecord>, MapError> {
+        let mut keys = BTreeMap::new();
+        for file in self.names(Path::new("keys"))? {
+            if let Some(name) = plain_name(&file).and_then(|name| KeyName::new(&name))
+                && let Some(record) = self.read(&Path::new("keys").join(file))?
+            {
+                keys.insert(name, record);
+            }
+        }
+        Ok(keys)
+    }
+
+    fn create_client_key(&self, name: KeyName, record: &ClientKeyRecord) -> Result<(), MapError> {
+        check_client_key(record, &self.pools()?, self.names(Path::new("keys"))?.len())?;
+        match self.publish(&key_path(name), record, Publish::New)? {
+            true => Ok(()),
+            false => Err(MapError::Exists(format!("client key {name}"))),
+        }
+    }
+
+    fn remove_client_key(&self, name: KeyName) -> Result<(), MapError> {
+        match self.remove(&key_path(name))? {
+            true => Ok(()),
+            false => Err(MapError::Missing(format!("client key {name}"))),
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use cluster_map::*;
-use records::{node, race, record, settings_are_given_once_before_there_are_nodes};
+use records::{client_keys_come_and_go, node, race, record, settings_are_given_once_before_there_are_nodes};
 use rig::EtcdCluster;
 use uuid::Uuid;
 
@@ -91,6 +91,7 @@ fn records_change_as_in_a_directory() {
     map.create_pool("p", &pool(0)).unwrap();
     assert_eq!(map.next_group().unwrap(), 8);
     assert_eq!(map.create_pool("p", &pool(8)).unwrap_err().to_string(), "pool p exists");
+    client_keys_come_and_go(&map);
     assert!(map.create_pool("q", &pool(7)).unwrap_err().to_string().contains("would share groups"));
     let refused = |result: Result<ImageEntry, MapError>| result.unwrap_err().to_string();
     assert_eq!(refused(map.create_image("q", "vol", 4096)), "there is no pool q");

@@ -6,7 +6,7 @@ mod records;
 use std::path::PathBuf;
 
 use cluster_map::*;
-use records::{node, race, record, settings_are_given_once_before_there_are_nodes};
+use records::{client_keys_come_and_go, node, race, record, settings_are_given_once_before_there_are_nodes};
 use uuid::Uuid;
 
 struct MapFile(PathBuf);
@@ -203,4 +203,19 @@ fn lease_and_grace_never_change() {
     assert!(map.settings().unwrap_err().to_string().contains("does not outlast"));
     std::fs::write(&path, br#"{"lease_ms":300,"grace_ms":350,"other":1}"#).unwrap();
     assert!(matches!(map.settings(), Err(MapError::Record { .. })));
+}
+
+#[test]
+fn a_client_key_has_rights_on_pools_that_are_there() {
+    let file = MapFile::new("keys");
+    let map = LocalMap::open(&file.0).unwrap();
+    let pool =
+        PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 1, class: Default::default() };
+    map.create_pool("p", &pool).unwrap();
+    client_keys_come_and_go(&map);
+    // What a later version may restrict is not passed over.
+    let path = file.0.join("keys/vm");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replacen('{', r#"{"from":"10.0.0.0/8","#, 1)).unwrap();
+    assert!(matches!(map.client_keys(), Err(MapError::Record { .. })));
 }

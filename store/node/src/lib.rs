@@ -52,7 +52,7 @@ pub use error::StoreError;
 pub use format::{FormatOptions, PARTITIONS_MAX, ReplicaFormat};
 pub use node::{ImageInfo, PartitionStatus, StoreCores, StoreNode, format_device};
 pub use replica_node::{MakeOutbox, PoolOptions, ReplicaHandle, ReplicaNode, ReplicaNodeConfig};
-pub use server::{NoRoom, NodeServer, NodeServerConfig};
+pub use server::{ClientKeyTable, NoRoom, NodeServer, NodeServerConfig};
 pub use shard::replication::{Outbox, ReplicaDescription, ReplicaInput};
 pub use store_image::{IMAGE_BLOCK_BYTES, TRANSFER_BYTES_MAX};
 

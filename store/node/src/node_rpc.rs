@@ -16,7 +16,7 @@ use replica::ReplicaSettings;
 use sockets::{Sockets, StreamAddress};
 use store_link::{ClusterKey, Identity};
 
-use crate::{NodeServer, NodeServerConfig, PoolOptions, StoreCores, StoreError};
+use crate::{ClientKeyTable, NodeServer, NodeServerConfig, PoolOptions, StoreCores, StoreError};
 
 /// The node that a program is, as a [`Module`].
 pub struct NodeModule {
@@ -163,7 +163,7 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         return Err(RpcError::new(RpcError::EINVAL, reason));
     }
     let listen_address = parse_address(&listen, allow_plain_network)?;
-    let (map, identity, record) = open_cluster(&directory, &etcd, id)?;
+    let OpenCluster { map, key, identity, record } = open_cluster(&directory, &etcd, id)?;
     let of_pool =
         |pool: &PoolRecord| (pool.first_group..pool.first_group + pool.groups, PoolOptions::from(pool));
     let boot = this_boot();
@@ -178,6 +178,8 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         ..ReplicaSettings::with_lease(u64::from(times.lease_ms) * MS, u64::from(times.grace_ms) * MS)
     };
     let cores = StoreCores::Reactors(&module.reactors);
+    // Before it listens: a client whose key is unknown reports an error.
+    let keys = ClientKeyTable::read(key, &*map).map_err(map_failed)?;
     let start_at = |listen: StreamAddress| {
         let (bdev_name, log_bdev_name) = (bdev_name.clone(), log_bdev_name.clone());
         let identity = identity.clone();
@@ -187,6 +189,7 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
             listen,
             identity,
             node: record.uuid,
+            keys: keys.clone(),
             map: map.clone(),
             lease_seconds: lease_s,
             out_after: Duration::from_secs(out_after_s.max(lease_s).into()),
@@ -255,7 +258,12 @@ fn map_failed(error: cluster_map::MapError) -> RpcError {
     RpcError::new(RpcError::EIO, error.to_string())
 }
 
-type OpenCluster = (Arc<dyn ClusterMap>, Identity, NodeRecord);
+struct OpenCluster {
+    map: Arc<dyn ClusterMap>,
+    key: ClusterKey,
+    identity: Identity,
+    record: NodeRecord,
+}
 
 fn open_cluster(directory: &Path, etcd: &EtcdOptions, id: ReplicaId) -> Result<OpenCluster, RpcError> {
     let location = MapLocation::find(directory, etcd).map_err(map_failed)?.ok_or_else(|| {
@@ -270,7 +278,8 @@ fn open_cluster(directory: &Path, etcd: &EtcdOptions, id: ReplicaId) -> Result<O
     let record =
         record.ok_or_else(|| RpcError::new(RpcError::ENODEV, format!("the cluster has no node {}", id.0)))?;
     let cluster = map.cluster().map_err(map_failed)?.into_bytes();
-    Ok((map, Identity { cluster, node: Some(id), key }, record))
+    let identity = Identity { cluster, node: Some(id), key: key.clone().into() };
+    Ok(OpenCluster { map, key, identity, record })
 }
 
 control::parameters! {

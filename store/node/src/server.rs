@@ -5,6 +5,7 @@
 
 mod hosting;
 mod hub;
+mod keys;
 mod map_watch;
 mod membership;
 mod report;
@@ -27,6 +28,7 @@ use crate::disks::class_of;
 use crate::once::once;
 use crate::{Outbox, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreBdevs, StoreCores, StoreError};
 use hub::{Hub, HubInput};
+pub use keys::ClientKeyTable;
 use map_watch::{MapWatch, MapWatchConfig, Proposals};
 pub use membership::NoRoom;
 use report::NodeReport;
@@ -46,6 +48,8 @@ pub struct NodeServerConfig {
     pub identity: Identity,
     /// Its UUID, as on its device.
     pub node: Uuid,
+    /// The keys of clients that it takes.
+    pub keys: ClientKeyTable,
     /// The map of its cluster.
     pub map: Arc<dyn ClusterMap>,
     /// Seconds after which others see that it is down; at least 2.
@@ -122,8 +126,9 @@ impl NodeServer {
         let cluster = config.identity.cluster;
         let identity = Arc::new(config.identity);
         let listen = config.listen.clone();
-        let (hub, address) =
-            cores.run(0, move |core| async move { Hub::<N>::start(&core, identity, &listen) }).await?;
+        let grants = config.keys.grants();
+        let start = move |core: Core| async move { Hub::<N>::start(&core, identity, grants, &listen) };
+        let (hub, address) = cores.run(0, start).await?;
         let (proposals, receiver) = map_watch::proposals();
         let (of_groups, to_map) = (hub.clone(), proposals.clone());
         let outbox = Arc::new(move |_: &Core, _: u32| -> Box<dyn Outbox> {
@@ -168,6 +173,7 @@ impl NodeServer {
             map: config.map,
             cluster: Uuid::from_bytes(cluster),
             node: id,
+            keys: config.keys,
             lease_seconds: config.lease_seconds,
             out_after: config.out_after,
             groups,

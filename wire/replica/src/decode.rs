@@ -304,6 +304,7 @@ impl<'a> Fields<'a> {
             (5, 0) => ClientReply::TooOld,
             (6, 0) => ClientReply::Failed,
             (7, 0) => ClientReply::NoSpace,
+            (8, 0) => ClientReply::Denied,
             (0 | 2.., number) if number != 0 && kind <= 6 => {
                 return Err(DecodeError::value("a reserved field of the answer", at + 4, number.into()));
             }

@@ -214,6 +214,7 @@ impl Out {
             ClientReply::TooOld => (5, 0),
             ClientReply::Failed => (6, 0),
             ClientReply::NoSpace => (7, 0),
+            ClientReply::Denied => (8, 0),
         };
         self.u32(kind);
         self.u32(number);

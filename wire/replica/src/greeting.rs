@@ -1,4 +1,6 @@
-//! The first bytes of a connection: both ends prove that they know the cluster's key.
+//! The first bytes of a connection: both ends prove that they know the cluster's key, or a client's key.
+
+use std::fmt;
 
 use codec::{DecodeError, next_field, put_field};
 
@@ -25,10 +27,53 @@ impl GreetingKind {
     pub const ALL: [GreetingKind; 3] = [GreetingKind::Hello, GreetingKind::Challenge, GreetingKind::Proof];
 }
 
+/// The name of a client's key: 1 to 32 letters, digits, `-`, `_` and `.` of ASCII.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyName([u8; KeyName::SIZE]);
+
+impl KeyName {
+    /// Size of an encoded name, which zeroes follow.
+    pub const SIZE: usize = 32;
+
+    /// A name; `None` if it is none.
+    pub fn new(name: &str) -> Option<KeyName> {
+        let mut bytes = [0; KeyName::SIZE];
+        bytes.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+        KeyName::decode(bytes)
+    }
+
+    fn decode(bytes: [u8; KeyName::SIZE]) -> Option<KeyName> {
+        let is_allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
+        let length = bytes.iter().position(|byte| !is_allowed(byte)).unwrap_or(bytes.len());
+        (length > 0 && bytes[length..].iter().all(|byte| *byte == 0)).then_some(KeyName(bytes))
+    }
+
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        let length = self.0.iter().position(|byte| *byte == 0).unwrap_or(self.0.len());
+        str::from_utf8(&self.0[..length]).expect("a name is ASCII")
+    }
+}
+
+impl fmt::Display for KeyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Debug for KeyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.as_str())
+    }
+}
+
 /// A message before the first [`FrameHeader`](crate::FrameHeader) of a connection.
 ///
-/// A proof is the HMAC-SHA-256, with the cluster's key, of a label (`acceptor` or `connector`) and the bytes of the
-/// Hello and of the Challenge, the proof in it taken as zero.
+/// A proof is the HMAC-SHA-256, with the cluster's key or that of the client which the Hello names, of a label (`acceptor` or
+/// `connector`) and the bytes of the Hello and of the Challenge, the proof in it taken as zero.
+///
+/// The name is where the proof is in other greetings, and zero for the cluster's key: a Hello without a name is what every
+/// version sends and takes, and one with a name is refused as malformed by versions that know no keys of clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// What it is.
@@ -41,6 +86,8 @@ pub struct Greeting {
     pub nonce: [u8; 32],
     /// The proof; zeroes in a Hello.
     pub proof: [u8; 32],
+    /// The client's key of a Hello; `None` for the cluster's key, and in other greetings.
+    pub key: Option<KeyName>,
 }
 
 impl Greeting {
@@ -58,7 +105,7 @@ impl Greeting {
         put_field(&mut rest, &[0; 4]);
         put_field(&mut rest, &self.cluster);
         put_field(&mut rest, &self.nonce);
-        put_field(&mut rest, &self.proof);
+        put_field(&mut rest, self.key.as_ref().map_or(&self.proof, |key| &key.0));
         bytes
     }
 
@@ -83,16 +130,26 @@ impl Greeting {
             return Err(DecodeError::value("a reserved field of the greeting", 7, reserved.into()));
         }
         let known = GreetingKind::ALL.into_iter().find(|known| *known as u8 == kind);
-        let greeting = Greeting {
+        let mut greeting = Greeting {
             kind: known.ok_or(DecodeError::value("the kind of the greeting", 6, kind.into()))?,
             sender: (sender != CLIENT).then_some(ReplicaId(sender)),
             cluster: next_field(&mut rest),
             nonce: next_field(&mut rest),
             proof: next_field(&mut rest),
+            key: None,
         };
+        if greeting.kind == GreetingKind::Hello && greeting.proof != [0; 32] {
+            let name = KeyName::decode(std::mem::take(&mut greeting.proof));
+            greeting.key = name.filter(|_| greeting.sender.is_none());
+            if greeting.key.is_none() {
+                return Err(DecodeError::Text {
+                    what: "the greeting",
+                    reason: "it has no name of a client's key, or is of a node",
+                });
+            }
+        }
         let is_empty = match greeting.kind {
-            GreetingKind::Hello => greeting.proof == [0; 32],
-            GreetingKind::Challenge => true,
+            GreetingKind::Hello | GreetingKind::Challenge => true,
             GreetingKind::Proof => greeting.nonce == [0; 32],
         };
         if !is_empty {

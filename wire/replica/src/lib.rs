@@ -4,7 +4,8 @@
 //! limits; a CRC32C covers header and body; the data has a CRC32C in the body, and each entry's data its own, which goes
 //! into the logs as it is. Integers are little-endian. `docs/formats/store-messages.md` has the tables.
 //!
-//! A connection begins with three [`Greeting`]s, in which both ends prove that they know the cluster's key.
+//! A connection begins with three [`Greeting`]s, in which both ends prove that they know the cluster's key, or that of
+//! a client.
 //!
 //! A decoded message has only numbers whose sums do not overflow, entries that follow each other, and objects of the
 //! frame's group. What they mean is for the receiver to judge.
@@ -33,7 +34,7 @@ mod spare;
 pub use applied::{AppliedRequests, CLIENT_WINDOW, CLIENTS_MAX, RequestSeen};
 pub use codec::DecodeError;
 pub use frame::{EncodedFrame, Frame, FrameHeader, FrameKind};
-pub use greeting::{Greeting, GreetingKind};
+pub use greeting::{Greeting, GreetingKind, KeyName};
 pub use message::{
     Append, AppendOutcome, ClientReply, ClientRequest, EntryId, GroupConfig, MessageBody, ReplicaId,
     ReplicaMessage, ReplicatedEntry,

@@ -246,4 +246,6 @@ pub enum ClientReply {
     Failed,
     /// The primary's device is full. Nothing happened.
     NoSpace,
+    /// The client's key has no right to it. Nothing happened.
+    Denied,
 }

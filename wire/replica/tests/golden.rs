@@ -153,6 +153,7 @@ fn a_greeting_has_the_documented_bytes_and_no_others() {
         cluster: [1; 16],
         nonce: std::array::from_fn(|index| index as u8),
         proof: [9; 32],
+        key: None,
     };
     let bytes = challenge.encode();
     assert_eq!(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>(), CHALLENGE);
@@ -166,5 +167,40 @@ fn a_greeting_has_the_documented_bytes_and_no_others() {
     }
     for kind in [GreetingKind::Hello, GreetingKind::Proof] {
         assert!(Greeting::decode(&Greeting { kind, ..challenge.clone() }.encode()).is_err());
+    }
+}
+
+/// As Python's `struct` packs the table of `docs/formats/store-messages.md`.
+const NAMED_HELLO: &str = "\
+    5242475202000100ffffffff0000000001010101010101010101010101010101000102030405060708090a0b0c0d0e0f\
+    101112131415161718191a1b1c1d1e1f6261636b75702d312e6100000000000000000000000000000000000000000000";
+
+#[test]
+fn a_hello_names_the_key_of_a_client_and_no_node_does() {
+    let key = KeyName::new("backup-1.a").unwrap();
+    let hello = Greeting {
+        kind: GreetingKind::Hello,
+        sender: None,
+        cluster: [1; 16],
+        nonce: std::array::from_fn(|index| index as u8),
+        proof: [0; 32],
+        key: Some(key),
+    };
+    let bytes = hello.encode();
+    assert_eq!(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>(), NAMED_HELLO);
+    assert_eq!(Greeting::decode(&bytes), Ok(hello.clone()));
+    assert_eq!(key.to_string(), "backup-1.a");
+    let longest = KeyName::new(&"x".repeat(32)).unwrap();
+    let named = Greeting { key: Some(longest), ..hello.clone() };
+    assert_eq!(Greeting::decode(&named.encode()), Ok(named));
+    for name in ["", " ", "a b", "a/b", "\u{e4}", "a\0b", &"x".repeat(33)] {
+        assert_eq!(KeyName::new(name), None, "{name:?}");
+    }
+    // A node has the cluster's key, and no name has zeroes in it.
+    assert!(Greeting::decode(&Greeting { sender: Some(ReplicaId(1)), ..hello }.encode()).is_err());
+    for at in [64, 66, 90] {
+        let mut wrong = bytes;
+        wrong[at] = if at == 90 { b'x' } else { 0 };
+        assert!(Greeting::decode(&wrong).is_err(), "byte {at}");
     }
 }

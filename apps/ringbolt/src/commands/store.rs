@@ -1,6 +1,7 @@
 //! `ringbolt store`: a cluster of the replicated store on this machine, and its state.
 
 mod demo;
+mod key;
 mod layout;
 mod nodes;
 mod pool;
@@ -18,6 +19,7 @@ use signal_hook::iterator::Signals;
 use crate::cli::{Idle, parse_ms, parse_size, parse_time};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
+use key::KeyCommand;
 use layout::ClusterLayout;
 use nodes::RunningNodes;
 use pool::PoolCommand;
@@ -62,6 +64,9 @@ pub(crate) enum StoreCommand {
     /// Create, list and remove pools
     #[command(subcommand)]
     Pool(PoolCommand),
+    /// Create, list and delete the keys of clients with rights on some pools
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Run a cluster in a temporary directory, with a verified load during which a node is killed
     #[command(after_help = "Example:\n  ringbolt store demo")]
     Demo(DemoArgs),
@@ -306,6 +311,7 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::In(options) => set_out(&options, None),
         StoreCommand::Weight(options) => set_weight(&options),
         StoreCommand::Pool(command) => pool::run(command),
+        StoreCommand::Key(command) => key::run(command),
         StoreCommand::Demo(options) => demo::run(&options),
     }
 }

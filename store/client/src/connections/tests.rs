@@ -81,7 +81,7 @@ impl CoreNetwork for CountedNetwork {
 
 fn identity(node: Option<u32>) -> Arc<Identity> {
     let key = ClusterKey::from_bytes([1; 32]);
-    Arc::new(Identity { cluster: [1; 16], node: node.map(ReplicaId), key })
+    Arc::new(Identity { cluster: [1; 16], node: node.map(ReplicaId), key: key.into() })
 }
 
 fn reply(number: u64) -> EncodedFrame {

@@ -34,7 +34,7 @@ impl ByteStream for BlockingStream {
 
 fn identity(node: Option<u32>, cluster: u8, key: u8) -> Identity {
     let key = ClusterKey::from_bytes([key; 32]);
-    Identity { cluster: [cluster; 16], node: node.map(ReplicaId), key }
+    Identity { cluster: [cluster; 16], node: node.map(ReplicaId), key: key.into() }
 }
 
 /// What a node sends when it is asked; `None` closes the connection.

@@ -71,3 +71,28 @@ pub(crate) fn settings_are_given_once_before_there_are_nodes(map: &impl ClusterM
     assert!(refused(settings(310, 350)).contains("has nodes"));
     assert_eq!(map.settings().unwrap(), settings(300, 307));
 }
+
+/// Keys of clients in a map with the pool `p`, and only that one.
+pub(crate) fn client_keys_come_and_go(map: &impl ClusterMap) {
+    let [vm, backup] = ["vm", "backup.1_a"].map(|name| KeyName::new(name).unwrap());
+    let record = |pools: &[(&str, PoolAccess)]| {
+        ClientKeyRecord::new(pools.iter().map(|(name, access)| (name.to_string(), *access)).collect())
+    };
+    assert_eq!(map.client_keys().unwrap(), BTreeMap::new());
+    let first = record(&[("p", PoolAccess::ReadWrite)]);
+    map.create_client_key(vm, &first).unwrap();
+    let second = record(&[("p", PoolAccess::Read)]);
+    map.create_client_key(backup, &second).unwrap();
+    assert_eq!(map.client_keys().unwrap(), [(vm, first), (backup, second.clone())].into());
+    let refused = |record| map.create_client_key(vm, &record).unwrap_err().to_string();
+    assert_eq!(refused(second), "client key vm exists");
+    assert!(refused(record(&[])).contains("rights on 1 to 64 pools"));
+    assert_eq!(refused(record(&[("p", PoolAccess::Read), ("q", PoolAccess::Read)])), "there is no pool q");
+    map.remove_client_key(vm).unwrap();
+    assert_eq!(map.remove_client_key(vm).unwrap_err().to_string(), "there is no client key vm");
+    assert_eq!(map.client_keys().unwrap().into_keys().collect::<Vec<_>>(), [backup]);
+    // Another key of the same name is another key.
+    let again = record(&[("p", PoolAccess::ReadWrite)]);
+    map.create_client_key(vm, &again).unwrap();
+    assert_eq!(map.client_keys().unwrap()[&vm], again);
+}

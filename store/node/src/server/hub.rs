@@ -9,8 +9,9 @@ use replica::{ClientReply, MessageBody, ReplicaId, ReplicaMessage};
 use slots::{Slab, Slot};
 use sockets::{ConnectionId, CoreNetwork, ListenerId, Network, NetworkEvent, StreamAddress};
 use store_link::{Identity, Link, LinkError, LinkEvent};
-use wire_replica::Frame;
+use wire_replica::{Frame, KeyName};
 
+use super::keys::{KeyGrants, KeyRights};
 use crate::once::OnceSender;
 use crate::{ReplicaHandle, ReplicaInput, StoreError};
 
@@ -34,6 +35,8 @@ pub(super) enum HubInput {
     Members { group: u32, replicas: Vec<ReplicaId> },
     /// The addresses of all nodes.
     Nodes(BTreeMap<ReplicaId, StreamAddress>),
+    /// The keys of clients.
+    Keys(Arc<KeyGrants>),
     /// Sends a message to another node.
     Send { group: u32, to: ReplicaId, message: Box<ReplicaMessage> },
     /// Answers a client.
@@ -51,6 +54,10 @@ struct Connection {
     link: Link,
     /// Who it is, once that is proved: a node or, with `None`, a client.
     peer: Option<Option<ReplicaId>>,
+    /// The keys of clients that it may prove.
+    grants: Arc<KeyGrants>,
+    /// The client's key that it proved, and its rights; with the cluster's key it has all.
+    key: Option<(KeyName, KeyRights)>,
     /// The node that it was opened to.
     opened_to: Option<ReplicaId>,
     /// When its greetings are too late.
@@ -116,6 +123,7 @@ impl Reports {
 pub(super) struct Hub<N: Network> {
     network: N,
     identity: Arc<Identity>,
+    grants: Arc<KeyGrants>,
     inputs: MailboxReceiver<HubInput>,
     listener: ListenerId,
     replicas: BTreeMap<u32, ReplicaHandle>,
@@ -140,6 +148,7 @@ impl<N: CoreNetwork> Hub<N> {
     pub(super) fn start(
         core: &Core,
         identity: Arc<Identity>,
+        grants: Arc<KeyGrants>,
         listen: &StreamAddress,
     ) -> Result<(MailboxSender<HubInput>, StreamAddress), StoreError> {
         let mut network = N::of_core(core);
@@ -151,6 +160,7 @@ impl<N: CoreNetwork> Hub<N> {
         let hub = Hub {
             network,
             identity,
+            grants,
             inputs,
             listener,
             replicas: BTreeMap::new(),
@@ -186,6 +196,7 @@ impl<N: CoreNetwork> Hub<N> {
                 });
                 self.peers = peers.collect::<Vec<_>>().into_iter().collect();
             }
+            HubInput::Keys(grants) => self.set_keys(grants),
             HubInput::Send { group, to, message } => {
                 if let Some(slot) = self.connection_to(to) {
                     self.send(slot, group, &Frame::Replica(*message));
@@ -213,6 +224,41 @@ impl<N: CoreNetwork> Hub<N> {
         }
     }
 
+    /// Connections have the rights of their keys from now on. Those whose key is none any more end.
+    fn set_keys(&mut self, grants: Arc<KeyGrants>) {
+        self.grants = grants;
+        let mut deleted = Vec::new();
+        for (slot, connection) in self.connections.iter_mut() {
+            let Some((name, rights)) = &mut connection.key else { continue };
+            match self.grants.rights_of_same(*name, rights) {
+                Some(known) => *rights = known.clone(),
+                None => deleted.push((slot, *name)),
+            }
+        }
+        deleted.into_iter().for_each(|(slot, name)| self.close(slot, &LinkError::KeyDeleted(name)));
+    }
+
+    /// A connection has proved who it is.
+    ///
+    /// # Errors
+    /// [`LinkError::KeyDeleted`]: its key was deleted meanwhile.
+    fn greeted(
+        &mut self,
+        slot: Slot,
+        peer: Option<ReplicaId>,
+        key: Option<KeyName>,
+    ) -> Result<(), LinkError> {
+        self.greeting -= 1;
+        let Some(connection) = self.connections.get_mut(slot) else { return Ok(()) };
+        connection.peer = Some(peer);
+        let Some(name) = key else { return Ok(()) };
+        let proved = connection.grants.rights(name);
+        let rights = proved.and_then(|proved| self.grants.rights_of_same(name, proved));
+        let rights = rights.ok_or(LinkError::KeyDeleted(name))?;
+        connection.key = Some((name, rights.clone()));
+        Ok(())
+    }
+
     /// The connection to a node, which is opened if there is none. Without it messages are lost, as on a link.
     fn connection_to(&mut self, node: ReplicaId) -> Option<Slot> {
         let peer = self.peers.get_mut(&node)?;
@@ -234,7 +280,9 @@ impl<N: CoreNetwork> Hub<N> {
         let id = self.network.add(stream).ok()?;
         let late_ns = self.now_ns + GREETING_NS;
         let (is_dirty, is_readable) = (false, true);
-        let connection = Connection { id, link, peer: None, opened_to, late_ns, is_dirty, is_readable };
+        let (peer, key, grants) = (None, None, self.grants.clone());
+        let connection =
+            Connection { id, link, peer, grants, key, opened_to, late_ns, is_dirty, is_readable };
         let Ok(slot) = self.connections.insert(connection) else {
             self.network.close(id);
             return None;
@@ -262,7 +310,7 @@ impl<N: CoreNetwork> Hub<N> {
                 self.close(slot, &LinkError::Failed(std::io::ErrorKind::TimedOut));
             }
         }
-        let link = Link::accept(self.identity.clone());
+        let link = Link::accept_with(self.identity.clone(), self.grants.secrets.clone());
         self.add(stream, link, None);
     }
 
@@ -275,19 +323,20 @@ impl<N: CoreNetwork> Hub<N> {
             false => connection.link.write(&mut stream).map(|()| false),
         };
         let mut received = std::mem::take(&mut self.received);
+        let mut refused = None;
         for event in received.drain(..) {
             match event {
-                LinkEvent::Ready { peer } => {
-                    self.greeting -= 1;
-                    if let Some(connection) = self.connections.get_mut(slot) {
-                        connection.peer = Some(peer);
+                LinkEvent::Ready { peer, key } => {
+                    refused = self.greeted(slot, peer, key).err();
+                    if refused.is_some() {
+                        break;
                     }
                 }
                 LinkEvent::Frame { group, frame } => self.take_frame(slot, group, frame),
             }
         }
         self.received = received;
-        match driven {
+        match refused.map_or(driven, Err) {
             Ok(false) => {}
             Ok(true) => self.readable(slot),
             Err(error) => self.close(slot, &error),
@@ -303,7 +352,9 @@ impl<N: CoreNetwork> Hub<N> {
     }
 
     fn take_frame(&mut self, slot: Slot, group: u32, frame: Frame) {
-        let Some(Some(peer)) = self.connections.get(slot).map(|connection| connection.peer) else { return };
+        let Some(connection) = self.connections.get(slot) else { return };
+        let Some(peer) = connection.peer else { return };
+        let rights = connection.key.as_ref().map(|(_, rights)| rights);
         match frame {
             // Only the node itself speaks for it.
             Frame::Replica(message) if peer == Some(message.from) => {
@@ -319,6 +370,10 @@ impl<N: CoreNetwork> Hub<N> {
             }
             Frame::Request(request) => {
                 let (client, number) = request.name();
+                if rights.is_some_and(|rights| !rights.permit(group, &request)) {
+                    self.send(slot, group, &Frame::Reply { client, number, reply: ClientReply::Denied });
+                    return;
+                }
                 self.clients.insert(client, slot);
                 let is_taken = self
                     .replicas
@@ -331,6 +386,11 @@ impl<N: CoreNetwork> Hub<N> {
                     };
                     self.send(slot, group, &Frame::Reply { client, number, reply });
                 }
+            }
+            // It names all groups, and who is where.
+            Frame::StatusRequest { number } if rights.is_some() => {
+                let report = (*br#"{"error":"a client key has no right to the status of nodes"}"#).into();
+                self.send(slot, 0, &Frame::Status { number, report });
             }
             Frame::StatusRequest { number } => {
                 self.reports.add(slot, number);

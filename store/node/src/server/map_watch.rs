@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use super::hosting::{self, HostRequest};
 use super::hub::HubInput;
+use super::keys::ClientKeyTable;
 use super::membership::{Membership, NoRoom, Placement};
 use crate::{PoolOptions, ReplicaHandle, ReplicaInput, ReplicaNode, StoreError};
 
@@ -94,6 +95,7 @@ pub(super) struct MapWatchConfig {
     pub(super) map: Arc<dyn ClusterMap>,
     pub(super) cluster: Uuid,
     pub(super) node: ReplicaId,
+    pub(super) keys: ClientKeyTable,
     /// Seconds after which the node is down if it does not renew its lease.
     pub(super) lease_seconds: u32,
     /// How long a node is down before it is out.
@@ -147,6 +149,8 @@ struct Watcher {
     retry_at: Option<Instant>,
     /// The map could not be used: it is logged once.
     is_failing: bool,
+    /// Why the keys of clients cannot be read: it is logged once.
+    unreadable_key: Option<String>,
 }
 
 impl MapWatch {
@@ -178,6 +182,7 @@ impl MapWatch {
             renew_at: Instant::now(),
             retry_at: None,
             is_failing: false,
+            unreadable_key: None,
         };
         let thread = std::thread::spawn(move || watcher.run(&receiver));
         MapWatch { requests, is_stopped, thread, host: host_thread }
@@ -316,6 +321,7 @@ impl Watcher {
             self.deliver();
         }
         self.is_to_review = true;
+        self.read_keys()?;
         let addresses = self.membership.addresses();
         if addresses != self.addresses {
             self.addresses = addresses.clone();
@@ -328,6 +334,27 @@ impl Watcher {
         }
         self.record_own_device().inspect_err(|_| self.read_at = Some(Instant::now()))?;
         self.mark_overdue()
+    }
+
+    /// Reads the keys of clients, and hands the connections those that changed.
+    fn read_keys(&mut self) -> Result<(), MapError> {
+        match self.config.keys.update(&*self.config.map, &self.membership.pools) {
+            Ok(false) => {}
+            Ok(true) => {
+                let _ = self.config.hub.send(HubInput::Keys(self.config.keys.grants()));
+            }
+            // What cannot be read gives no rights and takes none: memberships do not wait for it.
+            Err(error @ MapError::Record { .. }) => {
+                if self.unreadable_key.as_ref() != Some(&error.to_string()) {
+                    log::warn!("the keys of clients stay as they were: {error}");
+                }
+                self.unreadable_key = Some(error.to_string());
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        }
+        self.unreadable_key = None;
+        Ok(())
     }
 
     /// Says in the map how large this node's partitions are, if it does not say so: primaries accept what fits everywhere; and

@@ -21,7 +21,7 @@ pub(super) struct Membership {
     devices: BTreeMap<DeviceId, DeviceRecord>,
     /// Those of every node that has said how large they are.
     pub(super) partitions: BTreeMap<NodeId, PartitionSize>,
-    pools: Vec<PoolRecord>,
+    pub(super) pools: BTreeMap<String, PoolRecord>,
     /// The first group that no pool has or had.
     first_free: u32,
     up: BTreeSet<NodeId>,
@@ -45,7 +45,7 @@ impl Membership {
         // Before the pools: what is made meanwhile does not look removed.
         self.first_free = map.next_group()?;
         let (nodes, devices) = (map.nodes()?, map.devices()?);
-        self.pools = map.pools()?.into_values().collect();
+        self.pools = map.pools()?;
         self.up = map.nodes_up()?;
         self.out = map.out()?;
         self.topology = Topology::new(&nodes, &devices);
@@ -84,11 +84,11 @@ impl Membership {
 
     /// The ranges of groups of all pools.
     pub(super) fn pools(&self) -> impl Iterator<Item = std::ops::Range<u32>> {
-        self.pools.iter().map(|pool| pool.first_group..pool.first_group + pool.groups)
+        self.pools.values().map(|pool| pool.first_group..pool.first_group + pool.groups)
     }
 
     pub(super) fn pool_of(&self, group: u32) -> Option<&PoolRecord> {
-        self.pools.iter().find(|pool| (pool.first_group..pool.first_group + pool.groups).contains(&group))
+        self.pools.values().find(|pool| (pool.first_group..pool.first_group + pool.groups).contains(&group))
     }
 
     /// Whether a group is of no pool any more. A map that lost its pools, or an old copy of it, does not say so: replicas stay.

@@ -146,7 +146,7 @@ pub(crate) fn frame(random: &mut WyRand) -> Frame {
         4 => Frame::Status { number: number(random), report: content(random) },
         0 => Frame::Request(request(random)),
         1 => {
-            let reply = match random.below(8) {
+            let reply = match random.below(9) {
                 0 => ClientReply::Written,
                 1 => ClientReply::Data(content(random)),
                 2 => ClientReply::NotPrimary { primary: None },
@@ -154,6 +154,7 @@ pub(crate) fn frame(random: &mut WyRand) -> Frame {
                 4 => ClientReply::Busy,
                 5 => ClientReply::TooOld,
                 6 => ClientReply::NoSpace,
+                7 => ClientReply::Denied,
                 _ => ClientReply::Failed,
             };
             Frame::Reply { client: random.next_bits(), number: number(random), reply }

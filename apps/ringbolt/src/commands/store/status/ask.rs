@@ -116,7 +116,7 @@ fn ask_others(layout: &ClusterLayout, cluster: Uuid, nodes: Addresses) -> Result
     let path = layout.directory.join("key");
     let key = ClusterKey::load(&path)
         .map_err(|error| CommandError::operation(format!("{}: {error}", path.display())))?;
-    let identity = Identity { cluster: cluster.into_bytes(), node: None, key };
+    let identity = Identity { cluster: cluster.into_bytes(), node: None, key: key.into() };
     let config = ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() };
     let reactor = Reactor::new(&config).map_err(CommandError::environment)?;
     let core = reactor.core();
