@@ -13,6 +13,8 @@ const RACKS: u32 = 40;
 const REPLICAS: usize = 3;
 /// GiB of a device.
 const DEVICE_GIB: u32 = 3840;
+/// The share of it that has data.
+const FULL: f64 = 0.5;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let numbers = std::env::args().skip(1).map(|number| number.parse()).collect::<Result<Vec<u32>, _>>()?;
@@ -75,14 +77,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let lost = |device: &&DeviceId| node_records[&device_records[*device].node].out;
     let had = before.iter().flatten().filter(lost).count();
     let changed = before.iter().zip(&after).filter(|(before, after)| before != after).count();
-    let moved: usize = before
-        .iter()
-        .zip(&after)
-        .map(|(before, after)| after.iter().filter(|device| !before.contains(device)).count())
-        .sum();
+    let mut received = BTreeMap::new();
+    for (before, after) in before.iter().zip(&after) {
+        let new = after.iter().filter(|device| !before.contains(device));
+        new.for_each(|device| *received.entry(*device).or_insert(0u64) += 1);
+    }
+    let moved: u64 = received.values().sum();
     println!(
         "a lost rack: it had {had} replicas, {moved} move, {changed} groups change ({:.2} % of all replicas)",
         moved as f64 * 100.0 / (f64::from(groups) * REPLICAS as f64)
+    );
+    let replica_gib = f64::from(DEVICE_GIB) * FULL / mean;
+    println!(
+        "bytes of a replica where devices are half full: {replica_gib:.1} GiB; moved in all: {:.0} TiB; \
+         to the device that gets most: {:.0} GiB",
+        moved as f64 * replica_gib / 1024.0,
+        received.values().max().copied().unwrap_or(0) as f64 * replica_gib
     );
     Ok(())
 }
