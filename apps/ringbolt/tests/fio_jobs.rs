@@ -39,6 +39,13 @@ const FAMILIES: &[JobFamily] = &[
          [w]\nrw=write\n[r]\nstonewall\nrw=read\nloops=2\n[rr]\nnew_group\nreadwrite=randread\nnumjobs=2\n\
          norandommap\nrandrepeat=0\n",
     ),
+    // As t0017.fio of fio's tests, and the one-liners that measure flushes.
+    family(
+        "posix-aio",
+        256 + 64,
+        "[test]\nioengine=posixaio\nfilename=data\nsize=1M\niodepth=16\n\
+         [sync]\nstonewall\nioengine=posixaio\nfilename=data\nrw=randwrite\nbs=4k\nsize=256k\nfsync=1\nend_fsync=1\n",
+    ),
     family(
         "block-sizes",
         256 + 128,

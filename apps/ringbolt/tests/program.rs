@@ -356,7 +356,7 @@ fn kernel_engines_run_in_processes_and_threads() {
     let directory = scratch("engines");
     let file = format!("--filename={}", directory.join("f").to_str().unwrap());
     let job = [file.as_str(), "--size=4m", "--rw=randrw", "--iodepth=8", "--number_ios=500", "--numjobs=2"];
-    for engine in ["psync", "pvsync2", "libaio", "iou", "null"] {
+    for engine in ["psync", "pvsync2", "libaio", "posixaio", "iou", "null"] {
         for thread in ["--thread=0", "--thread=1"] {
             let engine = format!("--ioengine={engine}");
             let document = perf_json(&[job.as_slice(), &[engine.as_str(), thread]].concat());
@@ -367,6 +367,27 @@ fn kernel_engines_run_in_processes_and_threads() {
                 assert_eq!((ios("read") + ios("write"), &one["error"]), (500, &json!(0)), "{engine}");
             }
         }
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn the_threads_of_posixaio_are_part_of_the_cpu_time_of_their_job() {
+    let directory = scratch("posixaio");
+    let file = format!("--filename={}", directory.join("f").to_str().unwrap());
+    // A read of a MiB from the page cache is a copy, whose time the submission does not have.
+    let job = [file.as_str(), "--size=16m", "--bs=1m", "--rw=randread", "--norandommap", "--number_ios=2000"];
+    let cpu = |engine: &str, more: &[&str]| {
+        let document = perf_json(&[&job[..], &[engine], more].concat());
+        let job = &document["jobs"][0];
+        assert_eq!(job["read"]["total_ios"], 2000);
+        (job["cpu_ns_per_io"].as_f64().unwrap(), job["sys_cpu"].as_f64().unwrap())
+    };
+    let (one_at_a_time, _) = cpu("--ioengine=psync", &[]);
+    for thread in ["--thread=0", "--thread=1"] {
+        let (by_threads, system) = cpu("--ioengine=posixaio", &["--iodepth=8", thread]);
+        assert!(by_threads > 0.5 * one_at_a_time, "{by_threads} ns, psync {one_at_a_time} ns");
+        assert!(system > 20.0, "{system} %");
     }
     std::fs::remove_dir_all(directory).unwrap();
 }

@@ -4,8 +4,8 @@
 //! readiness of descriptors, wake-ups from other cores, and sleep. It uses io_uring where that is allowed and epoll
 //! otherwise. [`clock`] converts the time-stamp counter to nanoseconds; [`CpuSet`] is a set of cores.
 //!
-//! A thread without a reactor does I/O through [`AioQueue`] or [`UringQueue`], which own the requests in
-//! flight. [`PerfEvent`] is a performance counter, [`ThreadUsage`] the resource usage of a thread.
+//! A thread without a reactor does I/O through [`AioQueue`], [`UringQueue`] or [`ThreadQueue`], which own the requests
+//! in flight. [`PerfEvent`] is a performance counter, [`ThreadUsage`] the resource usage of a thread.
 //!
 //! ```
 //! let event_loop = os::EventLoop::new(&os::EventLoopConfig::default()).expect("io_uring or epoll");
@@ -32,6 +32,7 @@ mod process;
 mod requests;
 mod sqe;
 mod thread;
+mod thread_queue;
 mod ublk_control;
 mod ublk_queue;
 mod uring_queue;
@@ -53,6 +54,7 @@ pub use priorities::RequestPriorities;
 pub use process::{descriptor_limit, inherited_files, kill_with_parent, raise_descriptor_limit};
 pub use requests::BlockFile;
 pub use thread::{MemoryPolicy, ThreadUsage, set_io_priority, set_memory_policy};
+pub use thread_queue::ThreadQueue;
 pub use ublk_control::{UblkControl, UblkDevice};
 pub use ublk_queue::{UblkDataPath, UblkQueueFile};
 pub use uring_queue::{FileIo, NvmePassthrough, SqeFormat, UringPolling, UringQueue, UringQueueConfig};

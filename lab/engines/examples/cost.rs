@@ -60,6 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         AnyEngine::Aio(engine) => drive(engine, batch, blocks, count),
         AnyEngine::Uring(engine) => drive(engine, batch, blocks, count),
         AnyEngine::Passthrough(engine) => drive(engine, batch, blocks, count),
+        AnyEngine::PosixAio(engine) => drive(engine, batch, blocks, count),
         AnyEngine::File(engine) => drive(engine, batch, blocks, count),
     };
     let ns = start.elapsed().as_nanos() as f64 / done as f64;

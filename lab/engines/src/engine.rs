@@ -8,7 +8,7 @@ use os::{RequestPriorities, UringPolling};
 
 use crate::{
     AioEngine, EngineFile, FileKind, FileOperation, FileOperationEngine, NullEngine, PassthroughEngine,
-    SyncEngine, UringEngine,
+    PosixAioEngine, SyncEngine, UringEngine,
 };
 
 /// A channel for block I/O through the kernel that can also block until completions arrive.
@@ -29,6 +29,11 @@ pub trait IoEngine: Channel<Request = Request<Data>, Completion = Completion<Dat
     fn submission_thread(&self) -> Option<u32> {
         None
     }
+
+    /// Thread identifiers of the engine's own threads, which execute requests.
+    fn worker_threads(&self) -> Vec<u32> {
+        Vec::new()
+    }
 }
 
 /// The engines, named as in fio.
@@ -45,6 +50,8 @@ pub enum EngineKind {
     Mapped,
     /// `libaio`: io_submit and io_getevents.
     Libaio,
+    /// `posixaio`: threads with pread and pwrite, one I/O of a file at a time.
+    PosixAio,
     /// `io_uring`.
     Uring,
     /// `io_uring_cmd`: NVMe commands to `/dev/ngXnY`.
@@ -59,12 +66,13 @@ pub enum EngineKind {
 
 impl EngineKind {
     /// Every engine with its name.
-    pub const NAMES: [(EngineKind, &'static str); 15] = [
+    pub const NAMES: [(EngineKind, &'static str); 16] = [
         (EngineKind::Null, "null"),
         (EngineKind::Psync, "psync"),
         (EngineKind::Pvsync2, "pvsync2"),
         (EngineKind::Mapped, "mmap"),
         (EngineKind::Libaio, "libaio"),
+        (EngineKind::PosixAio, "posixaio"),
         (EngineKind::Uring, "io_uring"),
         (EngineKind::Passthrough, "io_uring_cmd"),
         (EngineKind::Allocate, "falloc"),
@@ -194,6 +202,8 @@ pub enum AnyEngine {
     Sync(SyncEngine),
     /// `libaio`.
     Aio(AioEngine),
+    /// `posixaio`.
+    PosixAio(PosixAioEngine),
     /// `io_uring`.
     Uring(UringEngine),
     /// `io_uring_cmd`.
@@ -235,6 +245,7 @@ pub fn open(
         }
         EngineKind::Mapped => AnyEngine::Sync(SyncEngine::mapped(config, files)?),
         EngineKind::Libaio => AnyEngine::Aio(AioEngine::open(config, files)?),
+        EngineKind::PosixAio => AnyEngine::PosixAio(PosixAioEngine::new(config, files)),
         EngineKind::Uring => AnyEngine::Uring(UringEngine::open(config, files, requests)?),
         EngineKind::Passthrough => AnyEngine::Passthrough(PassthroughEngine::open(config, files, requests)?),
         EngineKind::File(operation) => {
@@ -250,6 +261,7 @@ macro_rules! each {
             AnyEngine::Null($engine) => $body,
             AnyEngine::Sync($engine) => $body,
             AnyEngine::Aio($engine) => $body,
+            AnyEngine::PosixAio($engine) => $body,
             AnyEngine::Uring($engine) => $body,
             AnyEngine::Passthrough($engine) => $body,
             AnyEngine::File($engine) => $body,
@@ -281,6 +293,10 @@ impl IoEngine for AnyEngine {
 
     fn submission_thread(&self) -> Option<u32> {
         each!(self, engine => engine.submission_thread())
+    }
+
+    fn worker_threads(&self) -> Vec<u32> {
+        each!(self, engine => engine.worker_threads())
     }
 }
 

@@ -2,10 +2,10 @@
 //!
 //! An [`IoEngine`] is a [`block_io::Channel`] that can also wait, like an ioengine of fio. [`open`] opens an
 //! [`EngineKind`] over [`EngineFile`]s: `psync`, `pvsync2`, `mmap`, `libaio` (the system calls, not the library),
-//! `io_uring` in its modes, NVMe passthrough with `io_uring_cmd`, and `null`, which performs no I/O and so
+//! `posixaio` (threads, without the C library's), `io_uring` in its modes, NVMe passthrough with `io_uring_cmd`, and `null`, which performs no I/O and so
 //! measures the cost of the caller; [`FileOperation`]s create, query and delete files. An engine belongs to one thread and needs no reactor.
 //!
-//! [`os::Aio`] and [`os::Uring`] own the buffers of requests in flight until the kernel completes them.
+//! [`os::AioQueue`], [`os::ThreadQueue`] and [`os::UringQueue`] own the buffers of requests in flight until they are complete.
 //!
 //! ```
 //! use io_engines::{EngineConfig, EngineKind, IoEngine};
@@ -28,6 +28,7 @@ mod file;
 mod file_operations;
 mod mapped;
 mod null;
+mod posix_aio;
 mod sync;
 mod synchronous;
 mod uring;
@@ -41,5 +42,6 @@ pub use file::{
 pub use file_operations::{FileOperation, FileOperationEngine};
 pub use null::NullEngine;
 pub use os::UringPolling;
+pub use posix_aio::PosixAioEngine;
 pub use sync::SyncEngine;
 pub use uring::{PassthroughEngine, UringEngine};

@@ -14,6 +14,25 @@ pub fn task_ns(thread: u32) -> Option<u64> {
     schedstat(&format!("/proc/self/task/{thread}/schedstat"))
 }
 
+/// CPU time of threads of this process: nanoseconds in user mode and in the kernel. Threads that have exited are not
+/// included.
+pub fn tasks_ns(threads: &[u32]) -> [u64; 2] {
+    let each = threads.iter().filter_map(|thread| {
+        let total = task_ns(*thread)?;
+        // The times of `stat` have the resolution of clock ticks: only their proportion is used.
+        let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?;
+        let ticks = |index| stat.rsplit(')').next()?.split_whitespace().nth(index)?.parse::<u64>().ok();
+        let (user, system) = (ticks(UTIME)?, ticks(STIME)?);
+        let user_ns = (u128::from(total) * u128::from(user) / u128::from((user + system).max(1))) as u64;
+        Some([user_ns, total - user_ns])
+    });
+    each.fold([0, 0], |sum, one| [sum[0] + one[0], sum[1] + one[1]])
+}
+
+/// Indexes of `utime` and `stime` among the fields behind the name of a thread: see proc(5).
+const UTIME: usize = 11;
+const STIME: usize = 12;
+
 /// CPU time in nanoseconds of this process's io_uring workers (`iou-wrk-*`), which perform blocking
 /// requests. Workers that have exited are not included.
 pub fn uring_workers_ns() -> u64 {
@@ -55,6 +74,9 @@ mod tests {
             value = std::hint::black_box(value.wrapping_mul(3));
         }
         assert!(task_ns(id).unwrap() > cpu_ns);
+        let used: u64 = tasks_ns(&[id, u32::MAX]).iter().sum();
+        assert!(used > cpu_ns, "{used} {cpu_ns}");
+        assert_eq!(tasks_ns(&[]), [0, 0]);
         assert_eq!(task_ns(u32::MAX), None);
     }
 }

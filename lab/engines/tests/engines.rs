@@ -224,8 +224,10 @@ fn every_engine_reads_back_what_it_wrote() {
         ("libaio", EngineConfig { kind: EngineKind::Libaio, ..base.clone() }),
         (
             "libaio-reap",
-            EngineConfig { kind: EngineKind::Libaio, userspace_reap: true, batch_max: 1, ..base },
+            EngineConfig { kind: EngineKind::Libaio, userspace_reap: true, batch_max: 1, ..base.clone() },
         ),
+        ("posixaio", EngineConfig { kind: EngineKind::PosixAio, ..base.clone() }),
+        ("posixaio-single", EngineConfig { kind: EngineKind::PosixAio, batch_max: 1, reap_max: 1, ..base }),
     ];
     match io_engines::open(&uring, Vec::new(), &[]) {
         Ok(_) => cases.extend([
@@ -292,7 +294,7 @@ fn layout_fills_a_file_and_never_shrinks_it() {
 fn dropping_an_engine_waits_for_requests_in_flight() {
     let scratch = Scratch::new("drop");
     EngineFile::lay_out(scratch.path(), BLOCKS * BLOCK as u64, true, 1).unwrap();
-    for kind in [EngineKind::Libaio, EngineKind::Uring] {
+    for kind in [EngineKind::Libaio, EngineKind::PosixAio, EngineKind::Uring] {
         let files = vec![EngineFile::open(scratch.path(), &layout(FileAccess::ReadOnly, false)).unwrap()];
         let pool = Pool::new(&Arena::new(dma::ArenaConfig { hugepages: false, ..Default::default() }));
         let mut batch = requests(&pool);

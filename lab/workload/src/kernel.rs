@@ -20,6 +20,7 @@ use crate::poller::Progress;
 use crate::result::{JobResult, KernelThreads};
 use crate::run::RunError;
 use crate::spec::JobSpec;
+use crate::usage::Usage;
 use crate::work;
 use crate::zoned::{ZonedDevices, ZonedJob, align_region};
 use numa::NumaNodes;
@@ -213,6 +214,7 @@ pub(crate) fn run(
         AnyEngine::Null(engine) => drive(generator, engine, context),
         AnyEngine::Sync(engine) => drive(generator, engine, context),
         AnyEngine::Aio(engine) => drive(generator, engine, context),
+        AnyEngine::PosixAio(engine) => drive(generator, engine, context),
         AnyEngine::Uring(engine) => drive(generator, engine, context),
         AnyEngine::Passthrough(engine) => drive(generator, engine, context),
         AnyEngine::File(engine) => drive(generator, engine, context),
@@ -391,6 +393,7 @@ fn drive<E: IoEngine>(mut generator: Generator, mut engine: E, context: &JobCopy
         submission_ns: polling_thread.and_then(io_engines::usage::task_ns).unwrap_or(0),
         workers_ns: io_engines::usage::uring_workers_ns(),
     };
+    let threads_ns = |engine: &E| io_engines::usage::tasks_ns(&engine.worker_threads());
     let mut before = None;
     loop {
         if context.progress.is_stopped() {
@@ -400,7 +403,7 @@ fn drive<E: IoEngine>(mut generator: Generator, mut engine: E, context: &JobCopy
         context.progress.publish(generator.completed(), generator.faults());
         context.progress.publish_rates(generator.take_rates());
         if before.is_none() && generator.is_measuring() {
-            before = Some(kernel_ns());
+            before = Some((kernel_ns(), threads_ns(&engine)));
         }
         if generator.is_finished() {
             context.progress.end();
@@ -420,8 +423,13 @@ fn drive<E: IoEngine>(mut generator: Generator, mut engine: E, context: &JobCopy
             std::thread::sleep(std::time::Duration::from_nanos(wait_ns));
         }
     }
-    let (before, after) = (before.unwrap_or_default(), kernel_ns());
+    let ((before, threads_before), after) = (before.unwrap_or_default(), kernel_ns());
+    let threads_after = threads_ns(&engine);
     let mut result = generator.finish(context.log_number);
+    // The engine's own threads do the job's I/O, as its thread does with other engines.
+    let [user_ns, system_ns] = [0, 1].map(|mode| threads_after[mode].saturating_sub(threads_before[mode]));
+    result.usage =
+        result.usage.plus(Usage { cpu_ns: user_ns + system_ns, user_ns, system_ns, ..Usage::default() });
     result.kernel = KernelThreads {
         submission_ns: after.submission_ns.saturating_sub(before.submission_ns),
         workers_ns: after.workers_ns.saturating_sub(before.workers_ns),

@@ -190,7 +190,8 @@ impl PerfJob {
         }
         self.engine_config.depth = self.spec.io_depth;
         // One at a time, as fio and the studies: batches move time from completion to submission.
-        let as_fio = kind.is_synchronous() || matches!(kind, EngineKind::Libaio | EngineKind::Uring);
+        let as_fio = kind.is_synchronous()
+            || matches!(kind, EngineKind::Libaio | EngineKind::PosixAio | EngineKind::Uring);
         let most = u32::from(as_fio);
         self.engine_config.batch_max = self.batch_submit.unwrap_or(most);
         self.engine_config.reap_max = self.batch_complete_max.unwrap_or(most);

@@ -47,7 +47,7 @@ pub(super) const FILES: &[OptionInfo] = &[
         "ioengine",
         &[],
         "io_uring",
-        "psync, pvsync2, mmap, libaio, io_uring, io_uring_cmd, null, falloc, ftruncate, filecreate, filestat, filedelete, dircreate, dirstat, dirdelete, cpuio, exec, or bdev (Ringbolt's own; also spdk and spdk_bdev); iou, iou-c and iou-s are io_uring's modes",
+        "psync, pvsync2, mmap, libaio, posixaio, io_uring, io_uring_cmd, null, falloc, ftruncate, filecreate, filestat, filedelete, dircreate, dirstat, dirdelete, cpuio, exec, or bdev (Ringbolt's own; also spdk and spdk_bdev); iou, iou-c and iou-s are io_uring's modes",
         ioengine,
     ),
     switch("direct", "bypass the page cache (O_DIRECT)", |job, v| {
@@ -184,9 +184,6 @@ fn refused_engine(name: &str) -> Option<&'static str> {
     const SOCKETS: &str = "it measures sockets, not storage";
     Some(match name {
         "page_fault" | "dev-dax" => "it measures memory, and there is no I/O to count",
-        "posixaio" => {
-            "it measures the C library's threads; psync does the same I/O, one at a time, and libaio and io_uring many"
-        }
         "splice" => "use libaio, io_uring or psync",
         "sg" | "mtd" | "e4defrag" => BESIDE,
         "net" | "netsplice" | "rdma" => SOCKETS,
