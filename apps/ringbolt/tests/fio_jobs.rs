@@ -228,6 +228,90 @@ fn families_of_options_run_together() {
     }
 }
 
+/// What a field of the terse format looks like, whatever was measured.
+fn kind_of_field(field: &str) -> String {
+    let digits = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_digit());
+    match field.split_once("%=") {
+        Some((percent, _)) => format!("{percent}%="),
+        None => match field.trim_end_matches('%').split_once('.') {
+            Some((_, fraction)) if digits(fraction) => {
+                format!("{} digits{}", fraction.len(), if field.ends_with('%') { "%" } else { "" })
+            }
+            None if digits(field) => "number".to_string(),
+            _ => field.to_string(),
+        },
+    }
+}
+
+#[test]
+fn every_version_of_the_terse_format_has_the_fields_of_fio() {
+    if !is_fio_3_33() {
+        return println!("SKIPPED: no fio 3.33 in PATH");
+    }
+    let directory = scratch("fio-terse");
+    let options =
+        ["--name=one", "--description=a;b", "--ioengine=null", "--size=1m", "--bs=4k", "--rw=randrw"];
+    for version in ["2", "3", "4", "5"] {
+        let version = format!("--terse-version={version}");
+        let arguments = [&options[..], &["--minimal", &version, "--percentile_list=50:99"]].concat();
+        let ours = perf(&directory, &[&arguments[..], &["--generator_cost=0"]].concat());
+        let fio = Command::new("fio").args(&arguments).current_dir(&directory).output().unwrap();
+        let kinds = |text: String| -> Vec<String> {
+            let of_program = |field: &str| field.starts_with("fio-") || field.starts_with("ringbolt");
+            let kind = |field: &str| if of_program(field) { "program".into() } else { kind_of_field(field) };
+            text.split([';', '\n']).map(kind).collect()
+        };
+        let (ours, fio) = (kinds(text(&ours.stdout)), kinds(text(&fio.stdout)));
+        let different = ours.iter().zip(&fio).position(|(one, other)| one != other);
+        assert!(
+            ours.len() > 100 && different.is_none(),
+            "{version}: field {different:?} of {ours:?}, fio {fio:?}"
+        );
+        assert_eq!(ours.len(), fio.len(), "{version}");
+    }
+    assert!(
+        perf(&directory, &["--minimal", "--terse-version=6", "--parse-only", "--name=a"]).status.code()
+            == Some(2)
+    );
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// fio computes only if it was built with bison and flex; the values of its parser are in the parser's own tests.
+#[test]
+fn computed_values_are_those_of_fio() {
+    let directory = scratch("fio-arithmetic");
+    let value = |json: &[u8]| -> Value {
+        let document: Value = serde_json::from_slice(json).unwrap();
+        document["jobs"][0]["read"]["io_bytes"].clone()
+    };
+    let has_arithmetic = Command::new("fio").args(["--parse-only", "--name=a", "--iodepth=(2*8)"]).output();
+    let has_arithmetic = is_fio_3_33() && has_arithmetic.is_ok_and(|output| output.status.success());
+    for (size, bytes) in
+        [("(4*16k)", 65536), ("(1m-(2^4)*4k)", 983040), ("(6/2k)*4", 12288), ("(0x10*256)*5%3", 8192)]
+    {
+        let size = format!("--size={size}");
+        let arguments = [
+            "--name=a",
+            "--ioengine=null",
+            "--bs=(4k*2-4k)",
+            "--iodepth=(7%4)",
+            &size,
+            "--output-format=json",
+        ];
+        let ours = perf(&directory, &[&arguments[..], &["--generator_cost=0"]].concat());
+        assert!(ours.status.success(), "{size}: {}", text(&ours.stderr));
+        assert_eq!(value(&ours.stdout), bytes, "{size}");
+        if has_arithmetic {
+            let fio = Command::new("fio").args(arguments).current_dir(&directory).output().unwrap();
+            assert_eq!(value(&fio.stdout), bytes, "{size}");
+        }
+    }
+    if !has_arithmetic {
+        println!("SKIPPED: fio 3.33 with arithmetic; the values are those of its parser");
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
 #[test]
 fn jobs_for_other_machines_are_read() {
     let directory = scratch("fio-jobs-devices");

@@ -39,6 +39,19 @@ fn perf_describes_its_options_and_engines() {
     assert!(help("--cmdhelp=gtod-reduce").contains("accepted with a warning: latencies are measured"));
     assert!(help("--cmdhelp").lines().count() > 250);
     assert!(help("--enghelp").lines().any(|line| line == "io_uring"));
+    let names = |text: String| -> Vec<String> {
+        let options = text.lines().filter_map(|line| line.trim().strip_prefix("--"));
+        options.map(|line| line.split([' ', '=']).next().unwrap().to_string()).collect()
+    };
+    assert!(names(help("--enghelp=iou-s")).contains(&"sqthread_poll_cpu".to_string()));
+    assert_eq!(help("--enghelp=psync"), "psync has no options of its own\n");
+    assert_eq!(names(help("--enghelp=libaio,userspace_reap")), ["userspace_reap"]);
+    assert!(failure(&["perf", "--enghelp=rbd"]).1.contains("another project"));
+    assert!(failure(&["perf", "--enghelp=disk"]).1.contains("it is one of null, psync"));
+    assert!(failure(&["perf", "--enghelp=psync,hipri"]).1.contains("psync has no option hipri"));
+    for engine in help("--enghelp").lines() {
+        assert!(!help(&format!("--enghelp={engine}")).is_empty(), "{engine}: an option that does not exist");
+    }
     assert!(help("--version").starts_with("ringbolt "));
 }
 

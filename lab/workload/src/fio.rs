@@ -8,7 +8,7 @@
 
 mod terse;
 
-pub use terse::terse;
+pub use terse::{TERSE_VERSIONS, terse};
 
 use os::clock;
 use serde_json::{Map, Value, json};

@@ -22,13 +22,14 @@ use std::fmt;
 
 use crate::job_groups::JobGroups;
 
+mod arithmetic;
 mod job;
 mod options;
 mod transport_id;
 mod values;
 
 pub use job::{EngineName, ExitScope, LogPaths, PerfJob};
-pub use options::{OPTIONS, OptionInfo, Support, engine_names};
+pub use options::{OPTIONS, OptionInfo, Support, engine_names, engine_options};
 
 use options::find;
 

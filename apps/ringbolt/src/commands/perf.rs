@@ -238,7 +238,9 @@ fn write(run: &RunOptions, report: &RunReport) -> Result<(), CommandError> {
     for format in &run.formats {
         text.push_str(&match format {
             PerfOutputFormat::Normal => text::report(report),
-            PerfOutputFormat::Terse => workload::fio::terse(&workload::fio::document(report, false)),
+            PerfOutputFormat::Terse => {
+                workload::fio::terse(&workload::fio::document(report, false), run.terse_version)
+            }
             PerfOutputFormat::Json | PerfOutputFormat::JsonPlus => {
                 let document = workload::fio::document(report, *format == PerfOutputFormat::JsonPlus);
                 serde_json::to_string_pretty(&document).map_err(CommandError::operation)? + "\n"

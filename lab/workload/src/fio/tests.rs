@@ -111,7 +111,7 @@ fn json_plus_adds_buckets() {
 /// The fields that scripts pick by number, counted in the output of fio 3.33.
 #[test]
 fn terse_fields_are_where_fio_has_them() {
-    let text = super::terse(&document(result(), false));
+    let text = super::terse(&document(result(), false), 3);
     let fields: Vec<&str> = text.trim_end().split(';').collect();
     assert_eq!((text.lines().count(), fields.len()), (1, 121 + 9));
     let expected = [

@@ -14,7 +14,7 @@ mod zones;
 use super::job::PerfJob;
 use data::DATA;
 use files::FILES;
-pub use files::engine_names;
+pub use files::{engine_names, engine_options};
 use limits::LIMITS;
 use pattern::PATTERN;
 use priorities::PRIORITIES;

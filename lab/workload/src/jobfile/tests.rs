@@ -55,6 +55,36 @@ const MIXED: &str = "; two tenants\n\
     stonewall\nrandom_distribution=zipf:1.2\nrate_iops=,500\nrate_process=poisson\nfile_service_type=random:3\n";
 
 #[test]
+fn values_in_parentheses_are_computed() {
+    let text = "[a]\nfilename=/dev/nvme0n1\nioengine=libaio\nrw=randread\nbssplit=(2k*2)/(100-40):64k/40\niodepth=($ncpus*2)\nruntime=(1m/2)\n\
+        thinktime=(2*10)\nrandom_distribution=zipf:(1+1/5.0)\npercentile_list=(100-1):99.9\nsize=(1g-512m)\n\
+        [b]\nfilename=/dev/nvme0n1\nbsrange=(8k-4k)-(64k)\nnumjobs=(2*8)\n";
+    let plan = parse_file(text).unwrap();
+    let spec = &plan.jobs[0].spec;
+    let sizes = Some(BlockSizes::Split(vec![(4096, 6000), (65536, 4000)]));
+    assert_eq!(
+        (spec.io_depth, spec.runtime_ns, spec.size_bytes),
+        (12, Some(30_000_000_000), Some(512 << 20))
+    );
+    assert_eq!((plan.jobs[0].sizes[0].clone(), spec.think.ns), (sizes, 20_000));
+    assert_eq!(spec.distribution, Distribution::Zipf { theta: 1.2 });
+    assert_eq!(plan.jobs[1].sizes[0], Some(BlockSizes::Range { min: 4096, max: 65536 }));
+    assert_eq!(plan.jobs[1].numjobs, 16);
+    for (option, message) in [
+        ("iodepth=2*8", "values are computed in parentheses: (2*8)"),
+        ("bs=2^12", "values are computed in parentheses: (2^12)"),
+        ("size=(4k", "the expression is not complete"),
+        ("size=(4-8)", "-4 is negative"),
+        ("iodepth=(1-1)", "it is between 1 and 65536"),
+        ("runtime=(9223372036854775807*1h)", "it is too large"),
+        ("thinktime=(9223372036854775807)", "it is too long"),
+    ] {
+        let error = parse_file(&format!("[a]\nfilename=x\n{option}\n")).unwrap_err().to_string();
+        assert!(error.contains(message), "{option}: {error}");
+    }
+}
+
+#[test]
 fn sections_inherit_the_global_options() {
     let plan = parse_file(MIXED).unwrap();
     let [reader, writer] = plan.jobs.as_slice() else { panic!("{:?}", plan.jobs.len()) };

@@ -1,5 +1,6 @@
 //! Parsers of fio's option values.
 
+use super::arithmetic::{ExpressionUnits, evaluate};
 use crate::spec::{BlockSizes, FileService};
 use crate::steady::SteadyCriterion;
 use crate::units::{UnitError, parse_bytes_with, parse_time_ns_with};
@@ -9,6 +10,10 @@ type ValueResult<T> = Result<T, String>;
 
 /// Bytes; see [`parse_bytes_with`].
 pub(super) fn bytes(text: &str, base: u64) -> ValueResult<u64> {
+    if let Some(value) = evaluate(text, ExpressionUnits::Bytes) {
+        return not_negative(value?.integer);
+    }
+    not_computed(text)?;
     parse_bytes_with(text, base).map_err(|error| match error {
         UnitError::Syntax => "it is a size, as 512, 4k or 1g".to_string(),
         UnitError::Overflow => "it is too large".to_string(),
@@ -21,6 +26,13 @@ pub(super) fn bytes_u32(text: &str, base: u64) -> ValueResult<u32> {
 
 /// Nanoseconds; see [`parse_time_ns_with`].
 pub(super) fn time(text: &str, unit_ns: u64) -> ValueResult<u64> {
+    if let Some(value) = evaluate(text, ExpressionUnits::Time) {
+        let value = value?;
+        // Units are in microseconds; beside one that has a unit, a number without one is in these, as in fio.
+        let each_ns = if value.has_units { 1_000 } else { unit_ns };
+        return not_negative(value.integer)?.checked_mul(each_ns).ok_or("it is too long".to_string());
+    }
+    not_computed(text)?;
     parse_time_ns_with(text, unit_ns).map_err(|error| match error {
         UnitError::Syntax => "it is a time, as 10s, 500ms or 2m".to_string(),
         UnitError::Overflow => "it is too long".to_string(),
@@ -36,7 +48,43 @@ pub(super) fn flag(text: &str) -> ValueResult<bool> {
 }
 
 pub(super) fn number<T: std::str::FromStr>(text: &str) -> ValueResult<T> {
-    text.trim().parse().map_err(|_| "it is not a valid number here".to_string())
+    let invalid = |_| "it is not a valid number here".to_string();
+    if let Some(value) = evaluate(text, ExpressionUnits::Bytes) {
+        let value = value?;
+        let takes_fractions = "0.5".parse::<T>().is_ok();
+        let text = if takes_fractions { value.float.to_string() } else { value.integer.to_string() };
+        return text.parse().map_err(|_| format!("{text} is not a valid number here"));
+    }
+    not_computed(text)?;
+    text.trim().parse().map_err(invalid)
+}
+
+fn not_negative(value: i64) -> ValueResult<u64> {
+    u64::try_from(value).map_err(|_| format!("{value} is negative"))
+}
+
+/// Rejects expressions without parentheses: fio takes the number before the operator and drops the rest.
+fn not_computed(text: &str) -> ValueResult<()> {
+    match text.contains(['*', '^']) {
+        true => Err(format!("values are computed in parentheses: ({})", text.trim())),
+        false => Ok(()),
+    }
+}
+
+/// The text before and behind the first of `separators` that is not in parentheses.
+pub(super) fn split_outside<'a>(text: &'a str, separators: &[char]) -> Option<(&'a str, &'a str)> {
+    let mut depth = 0usize;
+    for (at, c) in text.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            c if depth == 0 && separators.contains(&c) => {
+                return Some((&text[..at], &text[at + c.len_utf8()..]));
+            }
+            _ => {}
+        }
+    }
+    None
 }
 
 pub(super) fn in_range(text: &str, low: u64, high: u64) -> ValueResult<u64> {
@@ -68,7 +116,7 @@ pub(super) fn per_direction<T: Clone>(
 
 /// `4k-64k`
 pub(super) fn range(text: &str, base: u64) -> ValueResult<BlockSizes> {
-    let (min, max) = text.split_once(['-', ':']).ok_or("it is a range, as 4k-64k")?;
+    let (min, max) = split_outside(text, &['-', ':']).ok_or("it is a range, as 4k-64k")?;
     let (min, max) = (bytes_u32(min, base)?, bytes_u32(max, base)?);
     let (min, max) = (min.min(max), min.max(max));
     if min == 0 { Err("I/Os have at least one byte".to_string()) } else { Ok(BlockSizes::Range { min, max }) }
@@ -78,7 +126,7 @@ pub(super) fn range(text: &str, base: u64) -> ValueResult<BlockSizes> {
 pub(super) fn split(text: &str, base: u64) -> ValueResult<BlockSizes> {
     let mut parts: Vec<(u32, Option<u32>)> = Vec::new();
     for part in text.split(':') {
-        let (size, percent) = part.split_once('/').unwrap_or((part, ""));
+        let (size, percent) = split_outside(part, &['/']).unwrap_or((part, ""));
         let percent = match percent.trim() {
             "" => None,
             percent => Some(in_range(percent, 0, 100)? as u32),
@@ -136,7 +184,7 @@ fn access_zones(text: &str, absolute: bool, base: u64) -> ValueResult<Vec<Zone>>
     // Zones without a size share the rest equally, as in fio; each with its number.
     let mut unsized_zones = Vec::new();
     for part in text.split(':') {
-        let (access, size) = part.split_once('/').ok_or("a zone is ACCESS/SIZE, as 60/10")?;
+        let (access, size) = split_outside(part, &['/']).ok_or("a zone is ACCESS/SIZE, as 60/10")?;
         let access_percent: f64 = number(access)?;
         let size = if !absolute && size.trim().is_empty() {
             unsized_zones.push(zones.len());

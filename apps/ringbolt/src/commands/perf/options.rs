@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use workload::ProgressTotals;
-use workload::jobfile::{JobPlan, OPTIONS, OptionInfo, Support};
+use workload::fio::TERSE_VERSIONS;
+use workload::jobfile::{JobPlan, OPTIONS, OptionInfo, Support, engine_names, engine_options};
 use workload::units::format_count;
 
 use super::machine_options;
@@ -27,6 +28,7 @@ pub(super) enum PerfOutputFormat {
 /// Options that apply to no job in particular.
 pub(super) struct RunOptions {
     pub(super) formats: Vec<PerfOutputFormat>,
+    pub(super) terse_version: u8,
     pub(super) output: Option<PathBuf>,
     pub(super) config: Option<PathBuf>,
     pub(super) reactor_options: cli::ReactorOptions,
@@ -58,9 +60,10 @@ impl RunOptions {
             ))),
         };
         let version = text("terse_version", "3");
-        if version != "3" {
-            return Err(CommandError::usage(format!("--terse-version={version}: only version 3 is written")));
-        }
+        let known = version.parse().ok().filter(|version| TERSE_VERSIONS.contains(version));
+        let terse_version = known.ok_or_else(|| {
+            CommandError::usage(format!("--terse-version={version}: expected a version from 2 to 5"))
+        })?;
         let formats =
             if flag("minimal", "0")? { "terse".to_string() } else { text("output_format", "normal") };
         let eta = match text("eta", "auto").as_str() {
@@ -78,6 +81,7 @@ impl RunOptions {
             })
         });
         Ok(RunOptions {
+            terse_version,
             formats: formats.split(',').map(format).collect::<Result<_, _>>()?,
             output: plan.run_option("output").map(PathBuf::from),
             config: plan.run_option("config").map(PathBuf::from),
@@ -86,7 +90,7 @@ impl RunOptions {
                 plan.run_option("memory").map(str::to_string),
                 choice::<EngineChoice>("engine", &text("engine", "auto"))?,
             ),
-            help: requested_help(&text("cmdhelp", "0"), flag("enghelp", "0")?, flag("version", "0")?)?,
+            help: requested_help(&text("cmdhelp", "0"), &text("enghelp", "0"), flag("version", "0")?)?,
             showcmd: flag("showcmd", "0")?,
             parse_only: flag("parse_only", "0")?,
             readonly: flag("readonly", "0")?,
@@ -143,22 +147,40 @@ impl ProgressReporter {
 }
 
 /// What `--cmdhelp`, `--enghelp` and `--version` print.
-fn requested_help(option: &str, engines: bool, version: bool) -> Result<Option<String>, CommandError> {
+fn requested_help(option: &str, engine: &str, version: bool) -> Result<Option<String>, CommandError> {
     Ok(match option {
-        "0" | "false" if engines => Some(workload::jobfile::engine_names().join("\n") + "\n"),
+        "0" | "false" if !["0", "false"].contains(&engine) => Some(engine_help(engine)?),
         "0" | "false" if version => Some(format!("ringbolt {}\n", env!("CARGO_PKG_VERSION"))),
         "0" | "false" => None,
         "1" | "true" | "all" => Some(help()),
-        name => {
-            let option = workload::jobfile::option(name).map_err(CommandError::usage)?;
-            let support = match option.support {
-                Support::PerfJob(_) | Support::Run => "",
-                Support::NoEffect { .. } => "accepted with a warning: ",
-                Support::Refused(_) => "rejected: ",
-            };
-            Some(description(option, support))
-        }
+        name => Some(option_help(name)?),
     })
+}
+
+fn option_help(name: &str) -> Result<String, CommandError> {
+    let option = workload::jobfile::option(name).map_err(CommandError::usage)?;
+    let support = match option.support {
+        Support::PerfJob(_) | Support::Run => "",
+        Support::NoEffect { .. } => "accepted with a warning: ",
+        Support::Refused(_) => "rejected: ",
+    };
+    Ok(description(option, support))
+}
+
+/// What `--enghelp`, `--enghelp=ENGINE` and `--enghelp=ENGINE,OPTION` print.
+fn engine_help(request: &str) -> Result<String, CommandError> {
+    if ["1", "true"].contains(&request) {
+        return Ok(engine_names().join("\n") + "\n");
+    }
+    let (engine, option) = request.split_once(',').map_or((request, None), |(name, one)| (name, Some(one)));
+    let options = engine_options(engine)
+        .map_err(|reason| CommandError::usage(format!("--enghelp={engine}: {reason}")))?;
+    match option {
+        Some(option) if options.contains(&option) => option_help(option),
+        Some(option) => Err(CommandError::usage(format!("{engine} has no option {option}"))),
+        None if options.is_empty() => Ok(format!("{engine} has no options of its own\n")),
+        None => options.iter().map(|option| option_help(option)).collect(),
+    }
 }
 
 /// The lines of an option and its aliases.

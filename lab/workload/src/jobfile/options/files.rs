@@ -177,6 +177,51 @@ pub fn engine_names() -> Vec<&'static str> {
     kernel.chain(["iou", "iou-c", "iou-s", "cpuio", "exec", "bdev"]).collect()
 }
 
+/// The options that only this engine, or a few, have.
+///
+/// # Errors
+/// If there is no such engine; the message lists them, or says why it is not supported.
+pub fn engine_options(engine: &str) -> Result<&'static [&'static str], String> {
+    const PRIORITIES: [&str; 4] = ["cmdprio_percentage", "cmdprio_class", "cmdprio", "cmdprio_bssplit"];
+    const LIBAIO: &[&str] = &["userspace_reap", PRIORITIES[0], PRIORITIES[1], PRIORITIES[2], PRIORITIES[3]];
+    const PASSTHROUGH: &[&str] = &[
+        "hipri",
+        "fixedbufs",
+        "registerfiles",
+        "sqthread_poll",
+        "sqthread_poll_cpu",
+        "sqthread_poll_idle",
+        "cmd_type",
+    ];
+    const URING: &[&str] = &[
+        "hipri",
+        "fixedbufs",
+        "registerfiles",
+        "sqthread_poll",
+        "sqthread_poll_cpu",
+        "sqthread_poll_idle",
+        "nonvectored",
+        PRIORITIES[0],
+        PRIORITIES[1],
+        PRIORITIES[2],
+        PRIORITIES[3],
+    ];
+    let mut job = PerfJob::default();
+    ioengine(&mut job, engine)?;
+    Ok(match job.engine {
+        Some(EngineName::Kernel(EngineKind::Libaio)) => LIBAIO,
+        Some(EngineName::Kernel(EngineKind::Uring)) => URING,
+        Some(EngineName::Kernel(EngineKind::Passthrough)) => PASSTHROUGH,
+        Some(EngineName::Kernel(EngineKind::Pvsync2)) => &["hipri"],
+        Some(EngineName::Work(WorkKind::Cpu)) => &["cpuload", "cpuchunks", "cpumode", "exit_on_io_done"],
+        Some(EngineName::Work(WorkKind::Program)) => {
+            &["program", "arguments", "grace_time", "std_redirect", "exit_on_io_done"]
+        }
+        Some(EngineName::Bdev) => &["config", "memory", "idle", "engine"],
+        _ => &[],
+    })
+}
+
 /// Why an engine of fio is not supported.
 fn refused_engine(name: &str) -> Option<&'static str> {
     const LIBRARY: &str = "it needs a library of another project";

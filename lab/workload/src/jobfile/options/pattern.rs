@@ -32,7 +32,10 @@ pub(super) const PATTERN: &[OptionInfo] = &[
     job("bs", &["blocksize"], "4k[,4k[,4k]]", "I/O size in bytes: reads, writes, trims", |job, v| {
         let base = job.kb_base;
         // fio separates reads and writes by a dash too, where there is no comma.
-        let v = if v.contains(',') { v.to_string() } else { v.replacen('-', ",", 1) };
+        let v = match split_outside(v, &['-']) {
+            Some((reads, others)) if !v.contains(',') => format!("{reads},{others}"),
+            _ => v.to_string(),
+        };
         let sizes = per_direction(&v, |part| match bytes_u32(part, base)? {
             0 => Err("I/Os have at least one byte".to_string()),
             bytes => Ok(BlockSizes::Fixed(bytes)),
