@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::fio_histogram_log::HistogramLogs;
 use crate::fio_output;
 use crate::job_file::{self, CellJob};
 use crate::processes::RunProcesses;
@@ -74,6 +75,11 @@ impl LoadGenerator {
             arguments: vec!["perf".into()],
             input: GeneratorInput::JobFile,
         }
+    }
+
+    /// The logs from which a cell gets its timeline, if the generator's results have none. Their paths begin with `prefix`.
+    pub(crate) fn histogram_logs(&self, prefix: PathBuf, runtime_s: f64) -> Option<HistogramLogs> {
+        (self.name == "fio").then(|| HistogramLogs::new(prefix, slice_ms(runtime_s)))
     }
 
     /// Whether it can drive bdevs.
@@ -162,8 +168,13 @@ impl LoadGenerator {
 /// Slices of a cell's timeline: enough to see a change, few enough to store with every repetition.
 const TIMELINE_SLICES: f64 = 24.0;
 
+/// Length of a slice of a timeline, in milliseconds.
+fn slice_ms(runtime_s: f64) -> u32 {
+    (runtime_s * 1e3 / TIMELINE_SLICES).clamp(10.0, 3.6e6).round() as u32
+}
+
 fn timeline_option(runtime_s: f64) -> String {
-    format!("--timeline={:.0}", (runtime_s * 1e3 / TIMELINE_SLICES).clamp(10.0, 3.6e6))
+    format!("--timeline={}", slice_ms(runtime_s))
 }
 
 /// The state of a generator process, as [`run`] reports it.

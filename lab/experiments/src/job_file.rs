@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::fio_histogram_log::HistogramLogs;
 use crate::record::{CellParameters, ParameterValue};
 
 /// A cell and everything else that its job file contains.
@@ -27,6 +28,8 @@ pub(crate) struct CellJob<'a> {
     pub(crate) ramp_s: f64,
     /// Seed of random offsets.
     pub(crate) seed: u64,
+    /// Of fio, which has no timelines.
+    pub(crate) logs: Option<&'a HistogramLogs>,
 }
 
 /// fio's engine and modes for a kernel API; `None` for an API that bypasses the kernel.
@@ -126,6 +129,7 @@ impl CellJob<'_> {
                 options: self.background_options,
             };
             role.write(&mut file, name, false);
+            self.write_logs(&mut file, "bg");
         }
         file.push_str("\n[fg]\nnew_group=1\n");
         let role = JobSection {
@@ -138,7 +142,15 @@ impl CellJob<'_> {
         };
         let split = self.jobs() > 1 && self.jobs() == self.cpus.len() as u64;
         role.write(&mut file, name, split);
+        self.write_logs(&mut file, "fg");
         file
+    }
+
+    fn write_logs(&self, file: &mut String, role: &str) {
+        for (name, value) in self.logs.iter().flat_map(|logs| logs.options(role)) {
+            // Writing to a String cannot fail.
+            let _ = writeln!(file, "{name}={value}");
+        }
     }
 }
 

@@ -20,6 +20,7 @@ mod cpu_time;
 mod definition;
 pub mod devices;
 pub mod doctor;
+mod fio_histogram_log;
 mod fio_output;
 pub mod generator;
 pub mod host;

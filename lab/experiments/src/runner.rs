@@ -425,9 +425,10 @@ impl CellRunner<'_> {
         let uses_bdevs = generator::is_bdev_api(&api);
         let generator = if uses_bdevs { self.setup.bdev_generator } else { self.setup.generator };
         let inputs = self.inputs(devices, network, uses_bdevs);
-        let job = self.job(&inputs);
-        let job_text = job.render();
         let (jobs, raw) = (self.folder.join("jobs"), self.folder.join("raw"));
+        let logs = generator.histogram_logs(raw.join(format!("{:05}", self.line)), self.run.cell.runtime_s);
+        let job = CellJob { logs: logs.as_ref(), ..self.job(&inputs) };
+        let job_text = job.render();
         let file_error = |path: &Path| {
             let path = path.to_path_buf();
             move |error| ExperimentError::File { path, error }
@@ -475,7 +476,12 @@ impl CellRunner<'_> {
         let background = self.number("background").max(1) as u64;
         let foreground = self.number("jobs").max(1) as u64;
         match fio_output::parse(&text, |role| if role == "bg" { background } else { foreground }) {
-            Ok((version, groups)) => {
+            Ok((version, mut groups)) => {
+                for group in &mut groups {
+                    if let Some(logs) = &logs {
+                        group.record.timeline = logs.take(&group.name);
+                    }
+                }
                 record.generator.version = version;
                 self.store_results(groups, record);
                 let bypassed = uses_bdevs && devices.iter().all(|device| device.kind == DeviceKind::Uri);
@@ -570,6 +576,7 @@ impl CellRunner<'_> {
             runtime_s: self.run.cell.runtime_s,
             ramp_s: self.run.cell.ramp_s,
             seed: self.setup.plan.seed,
+            logs: None,
         }
     }
 }

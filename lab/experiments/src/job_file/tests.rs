@@ -23,6 +23,7 @@ fn a_cell_renders_as_the_job_file_of_the_study() {
         runtime_s: 0.7,
         ramp_s: 0.2,
         seed: 7,
+        logs: None,
     };
     assert_eq!(
         job.render(),
@@ -61,6 +62,7 @@ fn io_uring_options_need_io_uring_and_colons_are_escaped() {
                 runtime_s: 1.0,
                 ramp_s: 0.0,
                 seed: 0,
+                logs: None,
             }
         };
         let text = job.render();

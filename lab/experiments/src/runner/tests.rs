@@ -153,6 +153,21 @@ fn every_cell_is_measured_or_has_a_reason() {
 }
 
 #[test]
+fn cells_of_fio_have_the_timeline_of_its_histogram_logs() {
+    let body = r#"log=$(sed -n 's/^write_hist_log=\(.*\.fg\)$/\1/p' "$job")
+        echo "10, 0, 4096$(printf ', 2%.0s' $(seq 116))" > "${log}_clat_hist.1.log""#;
+    let directory = TestDirectory::new("histogram-logs", body);
+    let plan = plan_one_cell(short_times());
+    let (_, run) = run_plan(&directory, &plan, &[file(&directory)], &AtomicBool::new(false));
+    let record = run.measured("cheops23.fig2").next().unwrap();
+    assert!(record.job_file.contains("log_hist_msec=10\nlog_hist_coarseness=4\n"), "{}", record.job_file);
+    let timeline = &record.roles["fg"].timeline;
+    assert_eq!((timeline.len(), timeline[0].at_ms, timeline[0].ios), (1, 10.0, 232));
+    let left: Vec<_> = fs::read_dir(directory.out().join("raw")).unwrap().flatten().collect();
+    assert!(left.iter().all(|entry| entry.path().extension().is_some_and(|end| end == "json")), "{left:?}");
+}
+
+#[test]
 fn repetitions_are_interleaved_and_resume_keeps_the_order() {
     let directory = TestDirectory::new("order", "");
     let times = TimeOverrides { repetitions: Some(3), ..short_times() };
