@@ -53,7 +53,7 @@ pub enum BdevError {
         reason: String,
     },
     /// The operation is for another kind of device.
-    #[error("{name} is not a {expected}")]
+    #[error("{name} is not {} {expected}", article(expected))]
     WrongKind {
         /// The device.
         name: String,
@@ -111,4 +111,10 @@ impl BdevError {
     pub(crate) fn invalid(field: &'static str, reason: impl Into<String>) -> BdevError {
         BdevError::Invalid { field, reason: reason.into() }
     }
+}
+
+/// The indefinite article of a product name.
+pub(crate) fn article(name: &str) -> &'static str {
+    // U is left out: names such as "URING bdev" are spoken with a consonant.
+    if name.starts_with(['A', 'E', 'I', 'O', 'a', 'e', 'i', 'o']) { "an" } else { "a" }
 }

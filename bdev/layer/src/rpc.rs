@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use control::json::{Value, json};
 use control::{ByName, CallRecorder, Examiner, Method, Module, Parameters, RpcError, SavedCalls};
 
+use crate::failure::article;
 use crate::{BdevError, BlockDevice, DeviceEvent, Registry};
 
 mod backing_files;
@@ -178,7 +179,9 @@ impl BdevModule {
         }
         let device = self.find(name)?;
         if !device.bdev().product_name().eq_ignore_ascii_case(product) {
-            let message = format!("{name} is a {}, not a {product}", device.bdev().product_name());
+            let found = device.bdev().product_name();
+            let (its, other) = (article(found), article(product));
+            let message = format!("{name} is {its} {found}, not {other} {product}");
             return Err(RpcError::new(RpcError::ENODEV, message));
         }
         self.registry.unregister(device.name())?;

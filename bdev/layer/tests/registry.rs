@@ -126,7 +126,7 @@ fn invalid_configurations_are_rejected_with_a_reason() {
             "name: \"\" is not a name of 1 to 255 printable bytes",
             "no bdev is called nothing",
             "p99_read_latency: 1 us is below the average of 5 us",
-            "Null0 is not a Error Injection Disk",
+            "Null0 is not an Error Injection Disk",
         ]
     );
     assert!(registry.claims().is_empty(), "a failed create holds no claim");
