@@ -147,7 +147,7 @@ fn of_disk(device: u64) -> Result<DeviceIdentity, String> {
 }
 
 /// The World Wide Name of a disk or partition by its directory in sysfs, from what the kernel knows: that of NVMe, of
-/// SCSI, the device mapper's UUID, or a virtio disk's serial number. A partition has its disk's and its own number.
+/// SCSI, the UUID of the device mapper or of an array of md, or a virtio disk's serial number. A partition has its disk's and its own number.
 fn world_wide_name(directory: &Path) -> Option<String> {
     let text = |name: &str| {
         let text = std::fs::read_to_string(directory.join(name)).ok()?;
@@ -159,7 +159,11 @@ fn world_wide_name(directory: &Path) -> Option<String> {
         return Some(format!("{}-part{partition}", world_wide_name(disk.parent()?)?));
     }
     let own = text("wwid").or_else(|| text("device/wwid"));
+    // Arrays without metadata have none, or zeroes. It is kept on their disks, not derived from their names.
+    let array =
+        || text("md/uuid").filter(|uuid| uuid.bytes().any(|byte| byte.is_ascii_hexdigit() && byte != b'0'));
     own.or_else(|| Some(format!("dm-{}", text("dm/uuid")?)))
+        .or_else(|| Some(format!("md-{}", array()?)))
         .or_else(|| Some(format!("serial-{}", text("serial")?)))
 }
 
@@ -209,6 +213,12 @@ mod tests {
         assert_eq!(world_wide_name(&scsi).as_deref(), Some("naa.5000"));
         let lvm = disk("dm-0", &[("dm/uuid", "LVM-abc\n")]);
         assert_eq!(world_wide_name(&lvm).as_deref(), Some("dm-LVM-abc"));
+        let array = disk("md0", &[("md/uuid", "3f1a5c2e-0000-4a4b-9c9d-000000000001\n")]);
+        assert_eq!(world_wide_name(&array).as_deref(), Some("md-3f1a5c2e-0000-4a4b-9c9d-000000000001"));
+        let part = disk("md0/md0p1", &[("partition", "1\n")]);
+        assert_eq!(world_wide_name(&part).as_deref(), Some("md-3f1a5c2e-0000-4a4b-9c9d-000000000001-part1"));
+        let bare = disk("md1", &[("md/uuid", "00000000-0000-0000-0000-000000000000\n")]);
+        assert_eq!(world_wide_name(&bare), None, "an array without metadata");
         let virtio = disk("vda", &[("serial", "S1")]);
         assert_eq!(world_wide_name(&virtio).as_deref(), Some("serial-S1"));
         let nameless = disk("vdb", &[("serial", ""), ("size", "8")]);
