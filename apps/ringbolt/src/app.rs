@@ -25,6 +25,7 @@ use vhost::rpc::{VhostModule, VhostScsiModule};
 use crate::machine::MachineModule;
 use crate::modules::Compatibility;
 use crate::sock::SocketModule;
+use crate::scsi_devices::ScsiDeviceModule;
 
 /// A running program: the control plane, and the modules that commands use directly.
 ///
@@ -69,6 +70,7 @@ pub(crate) fn catalog() -> Catalog {
         .with::<Compatibility>()
 }
 
+        .with::<ScsiDeviceModule>()
 impl App {
     /// Starts the modules, without bdevs.
     pub(crate) fn start(
@@ -107,6 +109,7 @@ impl App {
 
     /// The NVMe-oF target.
     pub(crate) fn target(&self) -> &NvmfTarget {
+            .module(&Arc::new(ScsiDeviceModule::new(iscsi.clone(), vhost.clone())))
         self.nvmf.target()
     }
 

@@ -22,6 +22,7 @@ mod machine_memory;
 mod modules;
 mod reactor_runtime;
 mod sock;
+mod scsi_devices;
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The module of the target for the control plane: the methods `iscsi_*` and `scsi_get_devices`.
+//! The module of the target for the control plane: the methods `iscsi_*`.
 
 mod auth;
 mod groups;
@@ -81,7 +81,7 @@ impl Module for IscsiModule {
                     "Describes the connections.",
                     "array of connections with `id`, `cid`, `tsih` (65535 until the initiator has logged in), `state` \
                      (invalid during the login, running, exiting), `login_phase`, `initiator_addr`, `target_addr`, \
-                     `target_node_name`, `thread_name`, and, not in SPDK, `lcore_id`, `initiator_name`, `isid`, \
+                     `target_node_name` (what follows the first colon of its name), `thread_name`, and, not in SPDK, `lcore_id`, `initiator_name`, `isid`, \
                      `pg_tag` and the digests",
                 )
                 .errors(&[UNRESPONSIVE]),
@@ -254,6 +254,11 @@ fn login_phase(stage: LoginStage) -> &'static str {
     }
 }
 
+/// SPDK's short name of a target node: what follows the first colon of its name, or all of it.
+fn short_name(name: &str) -> &str {
+    name.split_once(':').map_or(name, |(_, short)| short)
+}
+
 fn connections(module: &IscsiModule, _: NoParameters) -> Result<Vec<Value>, RpcError> {
     let describe = |(id, one): (usize, ConnectionInfo)| {
         json!({
@@ -267,7 +272,7 @@ fn connections(module: &IscsiModule, _: NoParameters) -> Result<Vec<Value>, RpcE
             "target_addr": one.local.map_or_else(String::new, |address| address.ip().to_string()),
             "thread_name": thread_name(one.core),
             "lcore_id": one.core,
-            "target_node_name": one.node.unwrap_or_default(),
+            "target_node_name": one.node.as_deref().map_or("", short_name),
             "initiator_name": one.initiator,
             "isid": format!("{:012x}", one.isid),
             "pg_tag": one.portal_group,
@@ -276,4 +281,15 @@ fn connections(module: &IscsiModule, _: NoParameters) -> Result<Vec<Value>, RpcE
         })
     };
     Ok(module.target.connections()?.into_iter().enumerate().map(describe).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::short_name;
+
+    #[test]
+    fn the_short_name_follows_the_first_colon() {
+        let names = ["iqn.2016-06.io.spdk:disk1", "iqn.2016-06.io.spdk:a:b", "iqn.2016-06.io.spdk", "disk1"];
+        assert_eq!(names.map(short_name), ["disk1", "a:b", "iqn.2016-06.io.spdk", "disk1"]);
+    }
 }

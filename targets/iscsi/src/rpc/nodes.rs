@@ -92,15 +92,6 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
         Method::update("iscsi_target_node_request_logout", request_logout)
             .text("Asks the initiators of a target node to log out, and to come back if they want.", "true")
             .errors(&[NO_NODE, UNRESPONSIVE]),
-        Method::query("scsi_get_devices", |module: &IscsiModule, _: NoParameters| {
-            let device =
-                |(id, node): (usize, TargetNodeConfig)| json!({ "id": id, "device_name": node.name });
-            Ok::<_, RpcError>(module.target.nodes().into_iter().enumerate().map(device).collect::<Vec<_>>())
-        })
-        .text(
-            "Lists the SCSI devices: one for each target node.",
-            "array of devices with `id` and `device_name`",
-        ),
     ]
 }
 
