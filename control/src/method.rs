@@ -177,6 +177,12 @@ impl<M: Module> Method<M> {
         method
     }
 
+    /// For the reference: what it sets is stored, and has no effect for `reason`.
+    pub fn without_effect(mut self, reason: &'static str) -> Method<M> {
+        self.info.default_only = Some(reason);
+        self
+    }
+
     /// Says what it does and what it returns, for the reference.
     pub fn text(mut self, text: &'static str, result: &'static str) -> Method<M> {
         (self.info.text, self.info.result) = (text, result);

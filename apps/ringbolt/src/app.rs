@@ -22,10 +22,11 @@ use ublk::rpc::UblkModule;
 use vhost::VhostTarget;
 use vhost::rpc::{VhostModule, VhostScsiModule};
 
+use crate::fixed_options::{AccelOptions, FixedSubsystem, FsdevOptions, IobufOptions, SchedulerName};
 use crate::machine::MachineModule;
 use crate::modules::Compatibility;
-use crate::sock::SocketModule;
 use crate::scsi_devices::ScsiDeviceModule;
+use crate::sock::SocketModule;
 
 /// A running program: the control plane, and the modules that commands use directly.
 ///
@@ -53,7 +54,11 @@ pub(crate) struct StartOptions {
 /// The methods of every module.
 pub(crate) fn catalog() -> Catalog {
     Catalog::new()
+        .with::<FixedSubsystem<SchedulerName>>()
         .with::<SocketModule>()
+        .with::<FixedSubsystem<IobufOptions>>()
+        .with::<FixedSubsystem<FsdevOptions>>()
+        .with::<FixedSubsystem<AccelOptions>>()
         .with::<BdevModule>()
         .with::<NvmeModule>()
         .with::<ModelModule>()
@@ -65,12 +70,12 @@ pub(crate) fn catalog() -> Catalog {
         .with::<IscsiModule>()
         .with::<VhostModule>()
         .with::<VhostScsiModule>()
+        .with::<ScsiDeviceModule>()
         .with::<UblkModule>()
         .with::<MachineModule>()
         .with::<Compatibility>()
 }
 
-        .with::<ScsiDeviceModule>()
 impl App {
     /// Starts the modules, without bdevs.
     pub(crate) fn start(
@@ -87,8 +92,12 @@ impl App {
         let nbd = NbdModule::new(registry.clone(), &handles);
         let vhost = VhostModule::new(registry.clone(), &handles, vhost_socket_dir);
         let control = builder
+            .module(&Arc::new(FixedSubsystem::<SchedulerName>::new()))
             // Before whatever opens connections.
             .module(&Arc::new(SocketModule::new()))
+            .module(&Arc::new(FixedSubsystem::<IobufOptions>::new()))
+            .module(&Arc::new(FixedSubsystem::<FsdevOptions>::new()))
+            .module(&Arc::new(FixedSubsystem::<AccelOptions>::new()))
             .module(&bdevs)
             .module(&NvmeModule::new(&bdevs, &handles))
             .module(&ModelModule::new(bdevs.clone()))
@@ -100,6 +109,7 @@ impl App {
             .module(&iscsi)
             .module(&vhost)
             .module(&VhostScsiModule::new(&vhost))
+            .module(&Arc::new(ScsiDeviceModule::new(iscsi.clone(), vhost.clone())))
             .module(&UblkModule::new(registry.clone(), &handles))
             .module(&Arc::new(MachineModule::new(registry.clone(), handles)))
             .module(&Arc::new(Compatibility))
@@ -109,7 +119,6 @@ impl App {
 
     /// The NVMe-oF target.
     pub(crate) fn target(&self) -> &NvmfTarget {
-            .module(&Arc::new(ScsiDeviceModule::new(iscsi.clone(), vhost.clone())))
         self.nvmf.target()
     }
 
@@ -231,7 +240,11 @@ mod tests {
         let app = App::start(Registry::new(), Vec::new(), StartOptions::default()).unwrap();
         let depends_on = ["bdev"];
         let expected = json!([
+            { "subsystem": "scheduler", "depends_on": [] },
             { "subsystem": "sock", "depends_on": [] },
+            { "subsystem": "iobuf", "depends_on": [] },
+            { "subsystem": "fsdev", "depends_on": [] },
+            { "subsystem": "accel", "depends_on": [] },
             { "subsystem": "bdev", "depends_on": [] },
             { "subsystem": "store", "depends_on": depends_on },
             { "subsystem": "store_node", "depends_on": depends_on },

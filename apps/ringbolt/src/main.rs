@@ -17,12 +17,13 @@ mod cli;
 mod command_error;
 mod commands;
 mod console;
+mod fixed_options;
 mod machine;
 mod machine_memory;
 mod modules;
 mod reactor_runtime;
-mod sock;
 mod scsi_devices;
+mod sock;
 
 use std::process::ExitCode;
 

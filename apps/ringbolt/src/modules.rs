@@ -10,12 +10,10 @@ impl Module for Compatibility {
     const NAME: &'static str = "compatibility";
 
     fn methods() -> Vec<Method<Compatibility>> {
-        let no_acceleration = "there is no acceleration framework";
         let no_locks = "cores are not locked by files";
         let fixed_cores = "reactors do not move between cores; --idle selects their idle policy";
         let kernel_sockets = "sockets are the kernel's; there is one implementation";
         vec![
-            Method::default_only::<AccelOptions>("accel_set_options", no_acceleration),
             Method::default_only::<IscsiInitiatorOptions>(
                 "bdev_iscsi_set_options",
                 "there is no iSCSI initiator",
@@ -25,22 +23,12 @@ impl Module for Compatibility {
             Method::default_only::<Hotplug>("bdev_virtio_blk_set_hotplug", "there is no virtio initiator"),
             Method::default_only::<NoParameters>("framework_disable_cpumask_locks", no_locks),
             Method::default_only::<NoParameters>("framework_enable_cpumask_locks", no_locks),
-            Method::default_only::<SchedulerName>("framework_set_scheduler", fixed_cores),
-            Method::default_only::<FsdevOptions>("fsdev_set_opts", "there are no file system devices"),
-            Method::default_only::<IobufOptions>("iobuf_set_options", "buffers are limited by --memory"),
             Method::default_only::<Enable>("keyring_linux_set_options", "there are no keys yet"),
             Method::default_only::<NvmfConfig>("nvmf_set_config", "the target has none of these options"),
             Method::default_only::<RetryDelays>("nvmf_set_crdt", "commands are not delayed on retry"),
             Method::default_only::<SchedulerOptions>("scheduler_set_options", fixed_cores),
             Method::default_only::<SocketImplementation>("sock_set_default_impl", kernel_sockets),
         ]
-    }
-}
-
-control::parameters! {
-    struct AccelOptions {}
-    ignored("there is no acceleration framework") {
-        small_cache_size, large_cache_size, task_count, sequence_count, buf_count
     }
 }
 
@@ -58,25 +46,6 @@ control::parameters! {
 control::parameters! {
     struct RaidOptions {}
     ignored("there is no RAID module") { process_window_size_kb, process_max_bandwidth_mb_sec }
-}
-
-control::parameters! {
-    struct SchedulerName {}
-    only { name: String = "static".to_string() }
-    ignored("a static scheduler moves nothing") { period, load_limit, core_limit, core_busy }
-}
-
-control::parameters! {
-    struct FsdevOptions {}
-    ignored("there are no file system devices") { fsdev_io_pool_size, fsdev_io_cache_size }
-}
-
-control::parameters! {
-    struct IobufOptions {}
-    one_of { enable_numa: bool = [false, true] }
-    ignored("buffers come from pools of each core, limited by --memory") {
-        small_pool_count, large_pool_count, small_bufsize, large_bufsize
-    }
 }
 
 control::parameters! {

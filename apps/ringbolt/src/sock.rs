@@ -46,13 +46,16 @@ impl Module for SocketModule {
 
     fn save(&self) -> Vec<Value> {
         let [server, client] = [true, false].map(|accepted| self.switch.is_on(accepted));
-        let params = json!({
+        let options = json!({
             "impl_name": "posix",
             "enable_zerocopy_send_server": server,
             "enable_zerocopy_send_client": client,
         });
-        let call = json!({ "method": "sock_impl_set_options", "params": params });
-        if server || client { vec![call] } else { Vec::new() }
+        // SPDK's defaults are saved too, as SPDK does.
+        vec![
+            json!({ "method": "sock_set_default_impl", "params": { "impl_name": "posix" } }),
+            json!({ "method": "sock_impl_set_options", "params": options }),
+        ]
     }
 }
 
@@ -196,19 +199,19 @@ mod tests {
                 .map(|name| options[name].as_bool().unwrap());
             (server, client, config)
         };
-        assert_eq!(state(), (false, false, json!([])));
+        assert_eq!((state().0, state().1), (false, false));
         // SPDK's default of an implementation that is not there.
         set(json!({ "impl_name": "ssl", "enable_zerocopy_send_server": true }));
-        assert_eq!(state(), (false, false, json!([])));
+        assert_eq!((state().0, state().1), (false, false));
         set(json!({ "impl_name": "posix", "enable_zerocopy_send_server": true }));
         let (server, client, saved) = state();
         assert_eq!((server, client), (true, false));
         set(json!({ "impl_name": "posix", "enable_zerocopy_send_client": true }));
         assert_eq!((state().0, state().1), (true, true));
         // The saved call restores what it was saved with.
-        app.control.invoke("sock_impl_set_options", saved[0]["params"].clone()).unwrap();
+        app.control.invoke("sock_impl_set_options", saved[1]["params"].clone()).unwrap();
         assert_eq!(state(), (true, false, saved));
         set(json!({ "impl_name": "posix", "enable_zerocopy_send_server": false }));
-        assert_eq!(state(), (false, false, json!([])));
+        assert_eq!((state().0, state().1), (false, false));
     }
 }

@@ -95,7 +95,7 @@ fn modules_start_after_what_they_depend_on_and_stop_before() {
     assert_eq!(call("framework_get_subsystems"), expected);
     let config_of = |name: &str| plane.invoke("framework_get_config", json!({ "name": name }));
     assert_eq!(config_of("disks").unwrap(), json!([{ "method": "disks" }]));
-    assert_eq!(config_of("iobuf").unwrap(), json!([]), "SPDK has it, and there is nothing to configure");
+    assert_eq!(config_of("vmd").unwrap(), json!([]), "SPDK has it, and there is nothing to configure");
     assert!(config_of("nothing").is_err());
     let expected = json!([{ "subsystem": "disks", "config": [{ "method": "disks" }] },
         { "subsystem": "target", "config": [{ "method": "target" }] }]);
