@@ -58,6 +58,8 @@ pub(crate) struct ConnectionState {
     /// The host sent H2CTermReq. The role stays until the connection closes: an I/O queue identifier is in use
     /// while device requests are outstanding, and an admin queue closes its I/O queues.
     pub(crate) terminated: bool,
+    /// A capsule was not accepted because others have their turn first.
+    pub(crate) turn_is_over: bool,
     /// What the group has to know: Connect succeeded, or this controller's I/O queues are not valid any more.
     pub(crate) notice: Notice,
     /// Ends the connection if its host does not move data for too long.
@@ -91,7 +93,7 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         context: &mut TcpContext<'_>,
     ) -> Result<MoreToRead, CloseReason<TcpError>> {
         let NvmfConnection { receiver, state } = self;
-        let pumped = receive_pdus(receiver, &mut PduHandler { state, context }, stream, scratch);
+        let pumped = receive_pdus(receiver, &mut PduHandler::new(state, context), stream, scratch);
         if pumped == Ok(ReceiveStatus::Empty) && self.state.link.sender.is_empty() {
             return Ok(MoreToRead::Unchanged);
         }
@@ -104,15 +106,18 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
     /// Retries ready Copy commands, deferred commands and a capsule that was not accepted.
     fn resume(&mut self, context: &mut TcpContext<'_>) -> Result<MoreToRead, CloseReason<TcpError>> {
         let NvmfConnection { receiver, state } = self;
-        let mut handler = PduHandler { state, context };
+        // It is received from in the next turn.
+        let turn_is_over = state.turn_is_over;
+        let mut handler = PduHandler::new(state, context);
         let (queue, mut transport) = handler.io(0);
         queue.retry(&mut transport);
-        if !receiver.is_waiting() {
+        if turn_is_over || !receiver.is_waiting() {
+            handler.state.turn_is_over = turn_is_over;
             return Ok(MoreToRead::No);
         }
         match receiver.resume(&mut handler) {
             Ok(ReceiveProgress::Ready) => self.after(Ok(ReceiveStatus::More)),
-            Ok(ReceiveProgress::Waiting) => Ok(MoreToRead::No),
+            Ok(ReceiveProgress::Waiting) => self.after(Ok(ReceiveStatus::Waiting)),
             Err(fatal) => self.after(Err(fatal)),
         }
     }
@@ -145,7 +150,7 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
     /// A capsule was not accepted, or a command waits for a buffer.
     #[inline]
     fn is_waiting(&self) -> bool {
-        self.receiver.is_waiting() || self.state.queue.is_waiting()
+        (self.receiver.is_waiting() && !self.state.turn_is_over) || self.state.queue.is_waiting()
     }
 
     fn begin_drain(&mut self) {
@@ -273,6 +278,7 @@ impl NvmfConnection {
             drain_guards: DrainGuards::default(),
             draining: false,
             terminated: false,
+            turn_is_over: false,
             notice: Notice::default(),
             transfers: TransferCheck::default(),
         };
@@ -289,6 +295,7 @@ impl NvmfConnection {
             return Err(CloseReason::Closed);
         }
         match pumped {
+            Ok(ReceiveStatus::Waiting) if self.state.turn_is_over => Ok(MoreToRead::Yes),
             Ok(ReceiveStatus::Empty | ReceiveStatus::Drained | ReceiveStatus::Waiting) => Ok(MoreToRead::No),
             Ok(ReceiveStatus::More) => Ok(MoreToRead::Yes),
             Ok(ReceiveStatus::Closed) => Err(CloseReason::Closed),

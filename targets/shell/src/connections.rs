@@ -45,6 +45,8 @@ pub struct ConnectionEntry<C> {
     pub(crate) drain_deadline_ns: u64,
     pub(crate) dirty: bool,
     pub(crate) waiting: bool,
+    /// It is in the list of connections that have more to read.
+    pub(crate) has_more: bool,
     /// It is on the group's list of polled connections.
     pub(crate) polled: bool,
     pub(crate) closing: bool,
@@ -204,6 +206,7 @@ impl<C> Connections<C> {
             drain_deadline_ns: NEVER_NS,
             dirty: false,
             waiting: false,
+            has_more: false,
             polled: false,
             closing: false,
             awaits_login: false,

@@ -77,6 +77,8 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     more_to_read: Vec<Slot>,
     /// Spare allocation for the next `more_to_read`.
     more_to_read_spare: Vec<Slot>,
+    /// Several connections have something to receive in this turn.
+    others_ready: bool,
     /// What a turn sends. Connections with more to send stay marked dirty.
     sends: TurnSends,
     /// Connections whose work continues without an event.
@@ -120,6 +122,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             completions: Vec::with_capacity(256),
             more_to_read: Vec::new(),
             more_to_read_spare: Vec::new(),
+            others_ready: false,
             sends: TurnSends::default(),
             resuming: Vec::new(),
             waiting: Vec::new(),
@@ -266,6 +269,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             protocol: &mut self.protocol,
             config: &self.config,
             now_ns,
+            others_ready: self.others_ready,
             devices: &mut self.devices,
             requests: &mut entry.requests,
         };
@@ -288,7 +292,9 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
                     entry.waiting = true;
                     self.waiting.push(slot);
                 }
-                if more == MoreToRead::Yes {
+                // Once, however often it was processed in this turn.
+                if more == MoreToRead::Yes && !entry.has_more {
+                    entry.has_more = true;
                     self.more_to_read.push(slot);
                 }
                 self.timers.arm(slot, entry.connection.deadline_ns(), &mut entry.timer_ns);
@@ -453,10 +459,14 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         if self.network.reap_sent(&mut self.sent) {
             self.process_sent(now_ns);
         }
+        self.others_ready = events.len() + self.more_to_read.len() > 1;
         if !self.more_to_read.is_empty() {
             let spare = std::mem::take(&mut self.more_to_read_spare);
             let mut more_to_read = std::mem::replace(&mut self.more_to_read, spare);
             for slot in more_to_read.drain(..) {
+                if let Some(entry) = self.connections.slab.get_mut(slot) {
+                    entry.has_more = false;
+                }
                 self.receive(slot, now_ns);
                 count += 1;
             }

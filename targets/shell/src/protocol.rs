@@ -321,6 +321,9 @@ pub struct IoContext<'a, P: Protocol> {
     pub config: &'a Arc<P::Config>,
     /// The time of this poll.
     pub now_ns: u64,
+    /// Other connections of the core have something to receive too: a connection begins a limited number of commands, and
+    /// returns [`MoreToRead::Yes`] if it has more.
+    pub others_ready: bool,
     pub(crate) devices: &'a mut CoreDevices,
     pub(crate) requests: &'a mut ConnectionRequests,
 }

@@ -33,8 +33,15 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             let Some(entry) = connections.slab.get_mut(*slot).filter(|entry| !entry.closed) else {
                 return false;
             };
-            let mut context =
-                IoContext { pool, protocol, config, now_ns, devices, requests: &mut entry.requests };
+            let mut context = IoContext {
+                pool,
+                protocol,
+                config,
+                now_ns,
+                others_ready: false,
+                devices,
+                requests: &mut entry.requests,
+            };
             let count = entry.connection.poll(&mut context);
             if count > 0 {
                 found += count;

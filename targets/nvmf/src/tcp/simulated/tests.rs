@@ -578,3 +578,71 @@ fn fuzzed_hosts_leave_no_state_behind_when_subsystems_come_and_go() {
         assert!(ran.is_ok(), "seed {seed}: {bytes:?}");
     }
 }
+
+/// Commands that one core's connections have begun.
+fn begun(world: &SimulatedTarget) -> u64 {
+    world.group.connections().open().map(|connection| connection.state.link.stats.commands).sum()
+}
+
+#[test]
+fn a_command_waits_for_a_bounded_number_of_commands_of_other_connections() {
+    const OTHERS: usize = 8;
+    const BURST: usize = 120;
+    let transport = TcpTransportConfig::default();
+    let mut world = SimulatedTarget::new(&transport, 1, NetworkFaults::default());
+    let mut dice = WyRand::new(1);
+    let none = ConnectAttributes::empty();
+    let mut admin = SimulatedHostQueue::new(&mut world, &mut dice);
+    let Ok(cqe) = admin.handshake(&mut world, &mut dice, 0, CNTLID_DYNAMIC, none) else { panic!("broken") };
+    admin.capsule(enable(), 0, 0);
+    assert!(matches!(admin.wait(&mut world, &mut dice), Ok(HostEvent::Response(_))));
+    let cntlid = ConnectResponse::from_result(cqe.result).cntlid;
+    let mut queues = Vec::new();
+    for qid in 1..=OTHERS as u16 + 1 {
+        let mut queue = SimulatedHostQueue::new(&mut world, &mut dice);
+        let Ok(HostEvent::Initialized(response)) = queue.wait(&mut world, &mut dice) else {
+            panic!("no ICResp")
+        };
+        queue.initialized(&response);
+        let (sqe, data) = connect(qid, 128, cntlid, none);
+        queue.buffers.by_cid[0] = data.to_vec();
+        queue.capsule(sqe, 0, data.len());
+        assert!(
+            matches!(queue.wait(&mut world, &mut dice), Ok(HostEvent::Response(cqe)) if cqe.status.is_success())
+        );
+        queues.push(queue);
+    }
+    let flush = |cid: u16| Sqe { cid, nsid: 1, ..Sqe::new(NvmOpcode::Flush.to_wire()) };
+    let mut honest = queues.pop().expect("there are several");
+    let before = begun(&world);
+    for queue in &mut queues {
+        (0..BURST as u16).for_each(|cid| queue.capsule(flush(cid), 0, 0));
+        _ = queue.sender.flush(&mut world.hosts.stream(queue.id), &mut queue.buffers);
+    }
+    honest.capsule(flush(0), 0, 0);
+    _ = honest.sender.flush(&mut world.hosts.stream(honest.id), &mut honest.buffers);
+    let mut begun_when_answered = 0;
+    for _ in 0..IDLE_POLLS_MAX {
+        world.poll();
+        assert!(honest.drive(&mut world, &mut dice).is_ok());
+        if begun_when_answered == 0 && !honest.buffers.events.is_empty() {
+            begun_when_answered = begun(&world) - before;
+        }
+        for queue in &mut queues {
+            assert!(queue.drive(&mut world, &mut dice).is_ok());
+        }
+        if begun(&world) - before == (OTHERS * BURST) as u64 + 1 {
+            break;
+        }
+    }
+    // What all others may begin in the turn in which it arrives, and in the one before.
+    let turns = 2 * OTHERS * crate::handler::TURN_COMMANDS_MAX;
+    assert!(
+        (1..=turns as u64 + 1).contains(&begun_when_answered),
+        "{begun_when_answered} commands came first"
+    );
+    let all = (OTHERS * BURST) as u64 + 1;
+    assert_eq!(begun(&world) - before, all, "every command is executed");
+    let answers: usize = queues.iter().map(|queue| queue.buffers.events.len()).sum();
+    assert!(answers > 0);
+}
