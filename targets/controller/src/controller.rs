@@ -173,6 +173,8 @@ impl AdminResponse {
 pub struct Controller {
     registration: DirectoryRegistration,
     subsystem: Arc<Subsystem>,
+    // The same as the host sees it: all reports are about this one.
+    view: Arc<Subsystem>,
     discovery: Arc<DiscoveryLog>,
     limits: Arc<ControllerLimits>,
     port: SubsystemPort,
@@ -214,6 +216,7 @@ impl Controller {
     ) -> Controller {
         limits.check();
         let AdminConnect { subsystem, registration, port, kato_ms, .. } = admin;
+        let view = subsystem.view_of(registration.association.hostnqn());
         let mut controller = Controller {
             properties: Properties::new(&limits, subsystem.kind),
             features: Features::new(kato_ms, &limits),
@@ -229,6 +232,7 @@ impl Controller {
             terminated: None,
             registration,
             subsystem,
+            view,
             discovery,
             limits,
             port,
@@ -307,7 +311,7 @@ impl Controller {
             ControllerEvent::SubsystemChanged(subsystem) => self.subsystem_changed(subsystem, actions),
             ControllerEvent::SubsystemRemoved => self.terminate(TerminationReason::SubsystemRemoved, actions),
             ControllerEvent::DiscoveryChanged(log) => {
-                if self.subsystem.kind == SubsystemKind::Discovery
+                if self.view.kind == SubsystemKind::Discovery
                     && log.differs_for(self.hostnqn(), &self.discovery)
                 {
                     self.events.discovery_changed();
@@ -330,7 +334,7 @@ impl Controller {
     }
 
     fn set_kato(&mut self, kato_ms: u32) {
-        let (timeout_ns, reason) = match (kato_ms, self.subsystem.kind) {
+        let (timeout_ns, reason) = match (kato_ms, self.view.kind) {
             (0, SubsystemKind::Discovery) => {
                 (u64::from(self.limits.discovery_idle_ms) * 1_000_000, TerminationReason::Idle)
             }
@@ -393,12 +397,13 @@ impl Controller {
             None
         };
         if let Some(reason) = termination {
-            self.subsystem = subsystem;
+            (self.view, self.subsystem) = (subsystem.clone(), subsystem);
             self.terminate(reason, actions);
             return;
         }
-        self.events.subsystem_changed(&self.subsystem, &subsystem, self.port.portid);
-        self.subsystem = subsystem;
+        let view = subsystem.view_of(self.hostnqn());
+        self.events.subsystem_changed(&self.view, &view, self.port.portid);
+        (self.view, self.subsystem) = (view, subsystem);
     }
 
     fn command(&mut self, sqe: &Sqe, data: &[u8], now_ns: u64, actions: &mut Vec<ControllerAction>) {
@@ -502,7 +507,7 @@ impl Controller {
             AdminOpcode::SetFeatures => self.set_features(sqe, data),
             // A memory-based host is alive while its memory is mapped; KAS is 0.
             AdminOpcode::KeepAlive if !self.limits.memory_based => AdminResponse::empty(),
-            AdminOpcode::Abort if self.subsystem.kind == SubsystemKind::Nvm => {
+            AdminOpcode::Abort if self.view.kind == SubsystemKind::Nvm => {
                 let Abort { sqid, cid } = Abort::from_sqe(sqe);
                 // Only event requests can be aborted. I/O commands complete as fast as their devices do and
                 // are not aborted, which bit 0 of dword 0 reports (Base 2.0, section 5.1).

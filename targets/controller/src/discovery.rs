@@ -37,8 +37,10 @@ pub struct DiscoveryRecord {
     pub subtype: SubsystemType,
     /// The transport address. A wildcard (0.0.0.0, ::) is replaced by the address that the host connected to.
     pub address: TransportAddress,
-    /// The port's number (PORTID).
+    /// The port's number (PORTID); 0 for one of another target.
     pub portid: u16,
+    /// Hosts must connect through a secure channel. It says nothing if not: nvme-cli 2.3 interprets "not required" as TLS.
+    pub secure_channel: bool,
     /// The hosts that see the record.
     pub hosts: AllowedHosts,
 }
@@ -136,8 +138,11 @@ impl DiscoveryRecord {
         DiscoveryEntry {
             address,
             subtype: self.subtype,
-            // As the Linux target; nvme-cli 2.3 interprets "not required" as TLS.
-            secure_channel: SecureChannel::NotSpecified,
+            // As the Linux target.
+            secure_channel: match self.secure_channel {
+                true => SecureChannel::Required,
+                false => SecureChannel::NotSpecified,
+            },
             flow_control_optional: true,
             portid: self.portid,
             cntlid: wire_nvme::fabrics::CNTLID_DYNAMIC,

@@ -103,6 +103,7 @@ pub(crate) fn discovery(generation: u64, count: usize) -> DiscoveryLog {
         subnqn,
         subtype,
         address: address("0.0.0.0"),
+        secure_channel: false,
         portid: 1,
         hosts,
     };

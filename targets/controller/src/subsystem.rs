@@ -97,6 +97,8 @@ pub struct SubsystemNamespace {
     pub buffer_alignment: u32,
     /// ANA group, from 1 to [`Subsystem::namespaces_max`].
     pub anagrpid: u32,
+    /// The hosts that see it; `None` for all that may connect.
+    pub visible_hosts: Option<BTreeSet<Nqn>>,
     /// Registrations and reservation, shared by all snapshots of the namespace.
     pub reservations: Arc<NamespaceReservations>,
 }
@@ -134,6 +136,18 @@ impl Subsystem {
     /// Whether the host is allowed to connect.
     pub fn allows(&self, host: &Nqn) -> bool {
         self.allow_any_host || self.hosts.contains(host)
+    }
+
+    /// The subsystem as a host sees it: without the namespaces that are visible to other hosts only. What a namespace's list
+    /// of hosts says is not a part of it, so that a change of the list is none for the hosts that it does not concern.
+    pub fn view_of(self: &Arc<Self>, host: &Nqn) -> Arc<Subsystem> {
+        if self.namespaces.iter().all(|namespace| namespace.visible_hosts.is_none()) {
+            return self.clone();
+        }
+        let mut view = Subsystem::clone(self);
+        view.namespaces.retain(|namespace| namespace.is_visible_to(host));
+        view.namespaces.iter_mut().for_each(|namespace| namespace.visible_hosts = None);
+        Arc::new(view)
     }
 
     /// Whether the subsystem listens on the port.
@@ -226,8 +240,14 @@ impl SubsystemNamespace {
             buffer_alignment: 4096,
             optimal_boundary_blocks: 0,
             anagrpid: 1,
+            visible_hosts: None,
             reservations: Arc::default(),
         }
+    }
+
+    /// Whether the host sees it.
+    pub fn is_visible_to(&self, host: &Nqn) -> bool {
+        self.visible_hosts.as_ref().is_none_or(|hosts| hosts.contains(host))
     }
 
     /// The namespace identification descriptors (Base 2.0, section 5.17.2.3).

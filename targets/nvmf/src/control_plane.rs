@@ -4,9 +4,11 @@ mod ana;
 mod commit;
 mod info;
 mod listeners;
+mod referrals;
 mod transports;
+mod visibility;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -27,6 +29,8 @@ use crate::limits::TcpTransportConfig;
 use crate::snapshot::ConfigSnapshot;
 use crate::tcp::TcpProtocol;
 use crate::vfio_user::{VfioUserConfig, VfioUserProtocol};
+
+pub use referrals::Referral;
 
 pub use info::{
     PollCounts, PollGroupTotals, QpairInfo, SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo,
@@ -67,6 +71,10 @@ struct TargetState<N: CoreNetwork> {
     port_users: HashMap<u16, u32>,
     /// The namespace on each block device, by its UUID. There is one at most, because it claims the device.
     namespaces_by_device: HashMap<Uuid, (Nqn, u32)>,
+    /// Entries of the discovery log about other targets; shared like `ports`.
+    referrals: Arc<Vec<Referral>>,
+    /// Those in the latest snapshot.
+    published_referrals: Arc<Vec<Referral>>,
     last_portid: u16,
     backends_allocated: u32,
     /// Keys of block devices that were removed, with the snapshot from which on each is unused.
@@ -160,6 +168,8 @@ pub struct NamespaceConfig {
     /// File that persists registrations and the reservation through power loss (PTPL) when a host requests it;
     /// with `None` reservations are lost when the target stops.
     pub ptpl_file: Option<String>,
+    /// Only hosts that [`NvmfTarget::add_namespace_host`] names see it, not all that may connect.
+    pub no_auto_visible: bool,
 }
 
 impl NamespaceConfig {
@@ -174,6 +184,7 @@ impl NamespaceConfig {
             uuid: None,
             anagrpid: None,
             ptpl_file: None,
+            no_auto_visible: false,
         }
     }
 }
@@ -494,6 +505,8 @@ impl<N: CoreNetwork> TargetState<N> {
             ports: Arc::default(),
             port_users: HashMap::new(),
             namespaces_by_device: HashMap::new(),
+            referrals: Arc::default(),
+            published_referrals: Arc::default(),
             last_portid: 0,
             backends_allocated: 0,
             retired_backends: Vec::new(),
@@ -553,6 +566,7 @@ fn namespace_of(
         buffer_alignment: geometry.buffer_alignment,
         optimal_boundary_blocks: u16::try_from(geometry.optimal_io_boundary_blocks).unwrap_or(0),
         anagrpid: config.anagrpid.unwrap_or(nsid),
+        visible_hosts: config.no_auto_visible.then(BTreeSet::new),
         ..SubsystemNamespace::new(nsid, geometry.blocks)
     }
 }

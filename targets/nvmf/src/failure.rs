@@ -20,6 +20,9 @@ pub enum NvmfTargetError {
     /// The namespace does not exist.
     #[error("subsystem {0} has no namespace {1}")]
     NoNamespace(String, u32),
+    /// Every host sees the namespace.
+    #[error("every host sees namespace {1} of subsystem {0}; add it with no_auto_visible to select hosts")]
+    AlwaysVisible(String, u32),
     /// The namespace already exists, its NSID is out of range, or its block device is unsuitable.
     #[error("subsystem {0} cannot have namespace {1}: {2}")]
     Namespace(String, u32, &'static str),

@@ -42,8 +42,8 @@ mod vfio_user;
 
 pub use address::ListenAddress;
 pub use control_plane::{
-    NamespaceConfig, NvmfTarget, PollCounts, PollGroupTotals, QpairInfo, SubsystemConfig, SubsystemInfo,
-    TargetControllerInfo, TargetNamespaceInfo, TargetStats,
+    NamespaceConfig, NvmfTarget, PollCounts, PollGroupTotals, QpairInfo, Referral, SubsystemConfig,
+    SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats,
 };
 pub use failure::NvmfTargetError;
 pub use limits::TcpTransportConfig;

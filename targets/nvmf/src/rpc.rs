@@ -13,7 +13,9 @@ use crate::{NamespaceConfig, NvmfTarget, NvmfTargetError, SubsystemConfig};
 mod info;
 mod listeners;
 mod parameters;
+mod referrals;
 mod transports;
+mod visibility;
 
 use parameters::{Identifier, TargetName};
 
@@ -114,6 +116,8 @@ impl Module for NvmfModule {
                 "Injects a fault into the controller of a vfio-user listener. Not an SPDK method.",
             ),
         ];
+        methods.extend(visibility::methods());
+        methods.extend(referrals::methods());
         methods.extend(info::methods());
         methods
     }
@@ -272,8 +276,10 @@ control::parameters! {
         ptpl_file: Option<String>,
         /// ANA group; 0 is the NSID
         anagrpid: u32 = 0,
+        /// Hosts see it only after `nvmf_ns_add_host`
+        no_auto_visible: bool = false,
     }
-    only { no_auto_visible: bool = false, hide_metadata: bool = false }
+    only { hide_metadata: bool = false }
 }
 
 /// Opens the file of the reservations, which may block, before other updates have to wait.
@@ -287,6 +293,7 @@ fn prepare_ns(module: &NvmfModule, params: AddNs) -> Result<PreparedNamespace, R
         uuid: namespace.uuid,
         anagrpid: Some(namespace.anagrpid).filter(|group| *group != 0),
         ptpl_file: namespace.ptpl_file.filter(|file| !file.is_empty()),
+        no_auto_visible: namespace.no_auto_visible,
     };
     let reservations = module.target.prepare_namespace(&params.nqn, &config)?;
     Ok((params.nqn, config, reservations))

@@ -228,6 +228,49 @@ fn hosts_that_are_not_allowed_fail_connect() {
 }
 
 #[test]
+fn a_namespace_serves_the_hosts_that_see_it_only() {
+    const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:6d5c7a3e-0a52-4d5f-9d0b-7d3a1f7d2c11";
+    let rig = rig(TcpTransportConfig::default());
+    bdev::malloc::create(&rig.registry, bdev::malloc::MallocConfig::new("Malloc1", 2048, 512)).unwrap();
+    let hidden = NamespaceConfig { no_auto_visible: true, ..NamespaceConfig::new("Malloc1") };
+    assert_eq!(rig.target.add_namespace(NQN, hidden).unwrap(), 2);
+    assert!(matches!(rig.target.add_namespace_host(NQN, 1, HOST), Err(NvmfTargetError::AlwaysVisible(_, 1))));
+    let text = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=2", rig.address.trsvcid);
+    let open = |core: Core, host: &'static str| {
+        let uri: nvme::Uri = text.parse().unwrap();
+        let hostnqn = Some(host.parse().unwrap());
+        async move {
+            let options = nvme::Options { hostnqn, ..nvme::Options::default() };
+            nvme::Namespace::open(&core, &uri, &options).await
+        }
+    };
+    assert!(on_host(|core| {
+        let open = open(core, HOST);
+        async move { open.await.is_err() }
+    }));
+    rig.target.add_namespace_host(NQN, 2, HOST).unwrap();
+    let other = "nqn.2014-08.org.nvmexpress:uuid:00000000-0a52-4d5f-9d0b-7d3a1f7d2c11";
+    assert!(on_host(|core| {
+        let open = open(core, other);
+        async move { open.await.is_err() }
+    }));
+    let target = rig.target.clone();
+    on_host(|core| {
+        let open = open(core.clone(), HOST);
+        async move {
+            let mut namespace = open.await.unwrap();
+            let read = || Request::read(Tag(0), 0, 1, core.pool().take(512).unwrap());
+            assert!(run(&core, &mut namespace, vec![read()]).await[0].status().is_success());
+            target.remove_namespace_host(NQN, 2, HOST).unwrap();
+            let done = run(&core, &mut namespace, vec![read()]).await;
+            assert!(done[0].status().same_code(Status::INVALID_NAMESPACE_OR_FORMAT), "{done:?}");
+            target.add_namespace_host(NQN, 2, HOST).unwrap();
+            assert!(run(&core, &mut namespace, vec![read()]).await[0].status().is_success());
+        }
+    });
+}
+
+#[test]
 fn keep_alive_holds_a_connection_and_a_silent_host_is_disconnected() {
     let rig = rig(TcpTransportConfig::default());
     let (uri, target) = (rig.uri(""), rig.target.clone());

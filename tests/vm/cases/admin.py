@@ -258,3 +258,22 @@ def discovery_change(bench):
     bench.target.add_subsystem(later)
     listener.expect("^event change 0x70f002$", 10)
     bench.guest.until(f"nvme discover -d {controller} {bench.target.address()} | grep -q {later.nqn}", 10)
+
+
+@case("discovery-referral", on=("ringbolt",))
+def discovery_referral(bench):
+    """A referral is an entry of the discovery log, and adding it is a change of the log."""
+    bench.serve(Subsystem("referring", [Namespace(mib=16)]))
+    listener = bench.guest.spawn("uevent sh -c 'echo event $ACTION ${NVME_AEN:-none}'")
+    controller = persistent_discovery(bench)
+    address = {"trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.7", "trsvcid": "8009"}
+    bench.target.rpc("nvmf_discovery_add_referral", address=address)
+    listener.expect("^event change 0x70f002$", 10)
+    log = json.loads(bench.guest.check(f"nvme discover -d {controller} -o json {bench.target.address()}"))
+    found = [record for record in log["records"] if record["traddr"] == "192.0.2.7"]
+    assert [(record["subtype"], record["trsvcid"], record["subnqn"]) for record in found] == [
+        ("discovery subsystem referral", "8009", DISCOVERY)
+    ], log
+    bench.target.rpc("nvmf_discovery_remove_referral", address=address)
+    bench.guest.until(f"! nvme discover -d {controller} {bench.target.address()} | grep -q 192.0.2.7", 10)
+    bench.guest.check(f"nvme disconnect -d {controller}")

@@ -1,6 +1,7 @@
 """Adding, resizing and removing namespaces while another one is in use."""
 
 from harness.case import case, find_block
+from harness.image import HOST_NQN
 from harness.targets import MIB, Namespace, Subsystem
 
 
@@ -49,3 +50,24 @@ def namespaces_many(bench):
         bench.write_random(device, f"data{nsid}", nsid * 4096, 64 * 1024, "64k")
     for nsid, device in devices.items():
         bench.compare(device, f"data{nsid}", nsid * 4096, 64 * 1024, "64k")
+
+
+@case("namespaces-visible", on=("ringbolt",), provokes=r"rescanning namespaces")
+def namespaces_visible(bench):
+    """A namespace is there for the kernel only while it is visible to its host."""
+    hidden = Namespace(mib=16, nsid=2, visible=False)
+    subsystem = Subsystem("visible", [Namespace(mib=16, nsid=1), hidden])
+    target = bench.serve(subsystem)
+    bench.connect(subsystem)
+    first = bench.block(subsystem)
+    absent = f"! ( {find_block(subsystem, 2).replace('return', 'exit')} )"
+    bench.guest.check(absent)
+    host = {"nqn": subsystem.nqn, "nsid": 2, "host": HOST_NQN}
+    target.rpc("nvmf_ns_add_host", **host)
+    device = bench.block(subsystem, nsid=2, timeout=10)
+    bench.write_random(device, "data", 0, MIB, "64k")
+    bench.compare(device, "data", 0, MIB, "64k")
+    target.rpc("nvmf_ns_remove_host", **host)
+    bench.guest.until(absent, 10)
+    bench.write_random(first, "first", 0, MIB, "64k")
+    bench.compare(first, "first", 0, MIB, "64k")

@@ -34,6 +34,7 @@ class Namespace:
     nguid: str = field(default_factory=lambda: uuid.uuid4().hex.upper())
     configured: bool = True  # the configuration gives UUID and NGUID; otherwise they are the file's
     path: str = ""
+    visible: bool = True  # to every host; otherwise to those of nvmf_ns_add_host
 
     @property
     def blocks(self):
@@ -116,7 +117,8 @@ class Ringbolt(Target):
     @staticmethod
     def _ns(subsystem, namespace):
         identity = {"uuid": namespace.uuid, "nguid": namespace.nguid} if namespace.configured else {}
-        return {"bdev_name": f"{subsystem.name}_{namespace.nsid}", "nsid": namespace.nsid, **identity}
+        visibility = {} if namespace.visible else {"no_auto_visible": True}
+        return {"bdev_name": f"{subsystem.name}_{namespace.nsid}", "nsid": namespace.nsid, **identity, **visibility}
 
     def _subsystem(self, subsystem):
         nqn = subsystem.nqn

@@ -168,9 +168,8 @@ impl Controller {
     }
 
     fn supported_feature(&self, fid: u8) -> Result<FeatureId, Status> {
-        let feature = FeatureId::from_wire(fid).filter(|feature| {
-            supported_features(&self.subsystem, self.limits.memory_based).contains(feature)
-        });
+        let feature = FeatureId::from_wire(fid)
+            .filter(|feature| supported_features(&self.view, self.limits.memory_based).contains(feature));
         feature.ok_or(INVALID_FIELD)
     }
 
@@ -200,7 +199,7 @@ impl Controller {
                 _ => {}
             }
         }
-        let cache = self.subsystem.has_volatile_cache();
+        let cache = self.view.has_volatile_cache();
         let value = match select {
             Select::Current => self.features.get(feature, command.cdw11, cache)?,
             // No feature is saveable: the saved value is the default.
@@ -226,7 +225,7 @@ impl Controller {
         let namespace_specific = is_namespace_specific(feature);
         match sqe.nsid {
             0 | NSID_ALL => {}
-            nsid if namespace_specific && self.subsystem.namespace(nsid).is_some() => {}
+            nsid if namespace_specific && self.view.namespace(nsid).is_some() => {}
             _ if namespace_specific => return Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry()),
             _ => return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.do_not_retry()),
         }

@@ -45,7 +45,7 @@ impl Controller {
         let command = admin::Identify::from_sqe(sqe);
         let mut page: IdentifyPage = [0; SIZE];
         let cns = Cns::from_wire(command.cns).ok_or(INVALID_FIELD)?;
-        match (cns, self.subsystem.kind) {
+        match (cns, self.view.kind) {
             (Cns::Controller, _) => self.identify_controller().encode(&mut page),
             // A discovery controller has no namespaces (Base 2.0, section 3.1.2.3).
             (_, SubsystemKind::Discovery) => return Err(INVALID_FIELD),
@@ -88,9 +88,12 @@ impl Controller {
                 if cns == Cns::NamespaceControllers && self.active_namespace(sqe.nsid)?.is_none() {
                     return Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
                 }
-                let all = self.registration.directory.controllers(&self.subsystem.nqn);
-                let from =
-                    all.iter().map(|association| association.cntlid()).filter(|&id| id >= command.cntid);
+                let all = self.registration.directory.controllers(&self.view.nqn);
+                let namespace =
+                    self.subsystem.namespace(sqe.nsid).filter(|_| cns == Cns::NamespaceControllers);
+                let sees = |hostnqn| namespace.is_none_or(|namespace| namespace.is_visible_to(hostnqn));
+                let attached = all.iter().filter(|association| sees(association.hostnqn()));
+                let from = attached.map(|association| association.cntlid()).filter(|&id| id >= command.cntid);
                 ControllerList(from.take(CONTROLLER_LIST_MAX).collect()).encode(&mut page);
             }
             (Cns::CommandSets, _) => {
@@ -107,10 +110,10 @@ impl Controller {
 
     /// The namespace with this identifier; `None` if the identifier is valid but inactive.
     fn active_namespace(&self, nsid: u32) -> Result<Option<&SubsystemNamespace>, Status> {
-        if !self.subsystem.is_valid_nsid(nsid) {
+        if !self.view.is_valid_nsid(nsid) {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
         }
-        Ok(self.subsystem.namespace(nsid))
+        Ok(self.view.namespace(nsid))
     }
 
     /// Active namespace identifiers greater than `nsid` (Base 2.0, section 5.17.2.2).
@@ -118,12 +121,12 @@ impl Controller {
         if nsid >= NSID_ALL - 1 {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
         }
-        let namespaces = self.subsystem.namespaces.iter().map(|namespace| namespace.nsid);
+        let namespaces = self.view.namespaces.iter().map(|namespace| namespace.nsid);
         Ok(NamespaceList(namespaces.filter(|&id| id > nsid).take(NAMESPACE_LIST_MAX).collect()))
     }
 
     fn identify_controller(&self) -> IdentifyController {
-        let (subsystem, limits) = (&self.subsystem, &self.limits);
+        let (subsystem, limits) = (&self.view, &self.limits);
         let common = IdentifyController {
             vid: limits.pci_vendor,
             ssvid: limits.pci_vendor,
@@ -215,7 +218,7 @@ impl Controller {
 
     /// Optional commands (ONCS), which are per controller.
     fn optional_commands(&self) -> u16 {
-        let namespaces = &self.subsystem.namespaces;
+        let namespaces = &self.view.namespaces;
         let mut optional =
             oncs::COMPARE | oncs::COPY | oncs::SAVE_AND_SELECT | oncs::VERIFY | oncs::RESERVATIONS;
         if namespaces.iter().any(|namespace| namespace.can_unmap) {
@@ -280,7 +283,7 @@ impl Controller {
     }
 
     fn ana_group(&self, namespace: &SubsystemNamespace) -> u32 {
-        if self.subsystem.ana_reporting { namespace.anagrpid } else { 0 }
+        if self.view.ana_reporting { namespace.anagrpid } else { 0 }
     }
 }
 

@@ -89,7 +89,7 @@ fn supported_log_pages(kind: SubsystemKind, ana: bool) -> Vec<LogId> {
 impl Controller {
     pub(super) fn get_log_page(&mut self, sqe: &Sqe) -> AdminResult {
         let command = GetLogPage::from_sqe(sqe);
-        let pages = supported_log_pages(self.subsystem.kind, self.subsystem.ana_reporting);
+        let pages = supported_log_pages(self.view.kind, self.view.ana_reporting);
         let page = LogId::from_wire(command.lid).filter(|page| pages.contains(page));
         let page = page.ok_or(Status::INVALID_LOG_PAGE.do_not_retry())?;
         // The offset is in bytes and dword aligned. No page supports index offsets.
@@ -115,9 +115,9 @@ impl Controller {
                 if command.csi != identify::Csi::Nvm.to_wire() {
                     return Err(INVALID_FIELD);
                 }
-                command_effects(&self.limits, &self.subsystem)
+                command_effects(&self.limits, &self.view)
             }
-            LogId::FeatureEffects => feature_effects(&self.subsystem, self.limits.memory_based),
+            LogId::FeatureEffects => feature_effects(&self.view, self.limits.memory_based),
             LogId::Ana => self.ana_page(command.specific & AnaLog::GROUPS_ONLY != 0),
             LogId::ReservationNotification => self.notifications.page(),
             LogId::Discovery => {
@@ -180,11 +180,11 @@ impl Controller {
     fn ana_page(&self, groups_only: bool) -> Vec<u8> {
         let change_count = self.events.ana_changes();
         let group = |id: u32| {
-            let members = self.subsystem.namespaces.iter().filter(|namespace| namespace.anagrpid == id);
+            let members = self.view.namespaces.iter().filter(|namespace| namespace.anagrpid == id);
             AnaGroup {
                 id,
                 change_count,
-                state: self.subsystem.ana_state(self.port.portid, id),
+                state: self.view.ana_state(self.port.portid, id),
                 nsids: if groups_only {
                     Vec::new()
                 } else {
@@ -192,8 +192,7 @@ impl Controller {
                 },
             }
         };
-        let log =
-            AnaLog { change_count, groups: self.subsystem.ana_groups().into_iter().map(group).collect() };
+        let log = AnaLog { change_count, groups: self.view.ana_groups().into_iter().map(group).collect() };
         let mut page = vec![0; log.encoded_length()];
         log.encode(&mut page);
         page

@@ -111,12 +111,12 @@ impl Controller {
     /// The namespace that a reservation feature applies to.
     fn find_namespace(&self, nsid: u32) -> Result<&SubsystemNamespace, Status> {
         let invalid = Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
-        self.subsystem.namespace(nsid).ok_or(invalid)
+        self.view.namespace(nsid).ok_or(invalid)
     }
 
     fn find_namespaces(&self, nsid: u32) -> Result<Vec<&SubsystemNamespace>, Status> {
         match nsid {
-            NSID_ALL => Ok(self.subsystem.namespaces.iter().collect()),
+            NSID_ALL => Ok(self.view.namespaces.iter().collect()),
             nsid => Ok(vec![self.find_namespace(nsid)?]),
         }
     }
@@ -182,7 +182,7 @@ impl Controller {
             };
         }
         // All controllers of a subsystem use one length, so that a host has one identity on all of them.
-        let others = self.registration.directory.controllers(&self.subsystem.nqn);
+        let others = self.registration.directory.controllers(&self.view.nqn);
         if others.iter().any(|other| {
             other.cntlid() != self.association().cntlid()
                 && other.host_id_is_extended().is_some_and(|theirs| theirs != extended)

@@ -104,6 +104,10 @@ impl NamespaceTable {
         let mut entries = vec![NamespaceEntry::none(); last as usize];
         let mut reservations = vec![None; last as usize];
         for namespace in &subsystem.namespaces {
+            let is_visible = |requester: &Requester| namespace.is_visible_to(requester.association.hostnqn());
+            if !requester.as_ref().is_none_or(is_visible) {
+                continue;
+            }
             reservations[namespace.nsid as usize - 1] = Some(namespace.reservations.clone());
             let ana = match subsystem.ana_state(portid, namespace.anagrpid) {
                 AnaState::Optimized | AnaState::NonOptimized => Status::SUCCESS,

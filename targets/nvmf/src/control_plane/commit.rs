@@ -8,7 +8,7 @@ use target_shell::{CORE_TIMEOUT, NotApplied};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::SubsystemType;
 
-use super::{ConfiguredSubsystem, ListenPort, NvmfTarget, TargetState};
+use super::{ConfiguredSubsystem, ListenPort, NvmfTarget, Referral, TargetState};
 use crate::NvmfTargetError;
 use crate::address::transport_address;
 use crate::snapshot::{ConfigSnapshot, SubsystemMap};
@@ -20,6 +20,7 @@ pub(super) struct Checkpoint {
     /// `None` if it did not exist.
     subsystem: Option<ConfiguredSubsystem>,
     ports: Arc<Vec<ListenPort>>,
+    referrals: Arc<Vec<Referral>>,
 }
 
 impl<N: CoreNetwork> NvmfTarget<N> {
@@ -90,12 +91,17 @@ impl<N: CoreNetwork> TargetState<N> {
     /// The state to return to if a change of a subsystem fails.
     pub(super) fn checkpoint(&self, nqn: &Nqn) -> Checkpoint {
         let subsystem = self.subsystems.get(nqn).cloned();
-        Checkpoint { nqn: nqn.clone(), subsystem, ports: self.ports.clone() }
+        Checkpoint {
+            nqn: nqn.clone(),
+            subsystem,
+            ports: self.ports.clone(),
+            referrals: self.referrals.clone(),
+        }
     }
 
     /// Returns to a checkpoint.
     pub(super) fn restore(&mut self, before: Checkpoint) {
-        self.ports = before.ports;
+        (self.ports, self.referrals) = (before.ports, before.referrals);
         if let Some(changed) = self.subsystems.remove(&before.nqn) {
             self.release_ports(&changed);
         }
@@ -124,7 +130,8 @@ impl<N: CoreNetwork> TargetState<N> {
         }
         let ports_changed =
             self.published_ports.as_ref().is_none_or(|published| !Arc::ptr_eq(published, &self.ports));
-        if ports_changed {
+        // A change of referrals is one of the discovery service, which was taken out of the snapshot for it.
+        if ports_changed || changed.is_discovery() {
             let discovery = Nqn::discovery();
             let portids = self.ports.iter().map(|port| port.portid);
             let listeners = portids.map(|portid| SubsystemListener { portid, ana: Vec::new() }).collect();
@@ -133,19 +140,27 @@ impl<N: CoreNetwork> TargetState<N> {
             self.published_ports = Some(self.ports.clone());
         }
         let subsystem = configured.map(|configured| &*configured.subsystem);
-        if ports_changed || !is_same_in_discovery(previous.as_deref(), subsystem) {
+        let referrals_changed = !Arc::ptr_eq(&self.referrals, &self.published_referrals);
+        if ports_changed || referrals_changed || !is_same_in_discovery(previous.as_deref(), subsystem) {
             self.generation += 1;
+            self.published_referrals = self.referrals.clone();
             let (ports, subsystems) = (self.ports.clone(), snapshot.subsystems.clone());
-            snapshot.discovery =
-                Arc::new(DiscoveryLog::new(self.generation, move || discovery_records(&ports, &subsystems)));
+            let referrals = self.referrals.clone();
+            let records = move || discovery_records(&ports, &subsystems, &referrals);
+            snapshot.discovery = Arc::new(DiscoveryLog::new(self.generation, records));
         }
         self.published = Arc::new(snapshot);
         self.published.clone()
     }
 }
 
-/// The discovery log: one record for each TCP listener of each subsystem, and of the discovery service itself.
-fn discovery_records(ports: &[ListenPort], subsystems: &SubsystemMap) -> Vec<DiscoveryRecord> {
+/// The discovery log: one record for each TCP listener of each subsystem, and of the discovery service itself; then
+/// the referrals.
+fn discovery_records(
+    ports: &[ListenPort],
+    subsystems: &SubsystemMap,
+    referrals: &[Referral],
+) -> Vec<DiscoveryRecord> {
     let mut sorted: Vec<&Arc<Subsystem>> = subsystems.values().collect();
     sorted.retain(|subsystem| !subsystem.nqn.is_discovery());
     sorted.sort_by(|one, other| one.nqn.cmp(&other.nqn));
@@ -163,8 +178,16 @@ fn discovery_records(ports: &[ListenPort], subsystems: &SubsystemMap) -> Vec<Dis
     for (subnqn, subtype, port, hosts) in service.chain(nvm) {
         let Ok(socket) = port.address.socket() else { continue };
         let address = transport_address(socket);
-        records.push(DiscoveryRecord { subnqn, subtype, address, portid: port.portid, hosts });
+        records.push(DiscoveryRecord {
+            subnqn,
+            subtype,
+            address,
+            portid: port.portid,
+            secure_channel: false,
+            hosts,
+        });
     }
+    records.extend(referrals.iter().map(Referral::record));
     records
 }
 

@@ -54,6 +54,8 @@ pub struct TargetNamespaceInfo {
     pub anagrpid: u32,
     /// File that persists reservations through power loss.
     pub ptpl_file: Option<String>,
+    /// The hosts that see it; `None` for all that may connect.
+    pub visible_hosts: Option<Vec<String>>,
     /// Size in blocks.
     pub blocks: u64,
     /// Bytes of a block.
@@ -191,6 +193,10 @@ impl<N: CoreNetwork> NvmfTarget<N> {
                         uuid: namespace.uuid,
                         anagrpid: namespace.anagrpid,
                         ptpl_file: configured.ptpl_files.get(&namespace.nsid).cloned(),
+                        visible_hosts: namespace
+                            .visible_hosts
+                            .as_ref()
+                            .map(|hosts| hosts.iter().map(|host| host.as_str().into()).collect()),
                         blocks: namespace.blocks,
                         block_size: namespace.block_size,
                     })

@@ -56,6 +56,10 @@ pub(super) fn calls(target: &NvmfTarget) -> Vec<Value> {
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
     let mut calls: Vec<Value> =
         transports(target).into_iter().map(|config| call("nvmf_create_transport", config)).collect();
+    let referrals = target.referrals();
+    calls.extend(
+        referrals.iter().map(|one| call("nvmf_discovery_add_referral", super::referrals::describe(one))),
+    );
     let subsystems = target.subsystems();
     let named: Vec<&ListenAddress> =
         subsystems.iter().filter(|one| !one.discovery).flat_map(|one| &one.listeners).collect();
@@ -69,8 +73,12 @@ pub(super) fn calls(target: &NvmfTarget) -> Vec<Value> {
         for host in &one.hosts {
             calls.push(call("nvmf_subsystem_add_host", json!({ "nqn": nqn, "host": host })));
         }
-        for namespace in namespaces(one) {
+        for (namespace, info) in namespaces(one).zip(&one.namespaces) {
             calls.push(call("nvmf_subsystem_add_ns", json!({ "nqn": nqn, "namespace": namespace })));
+            for host in info.visible_hosts.iter().flatten() {
+                let params = json!({ "nqn": nqn, "nsid": info.nsid, "host": host });
+                calls.push(call("nvmf_ns_add_host", params));
+            }
         }
         for listener in one.listeners.iter().filter(own) {
             let params = json!({ "nqn": nqn, "listen_address": address(listener), "secure_channel": false });
@@ -157,6 +165,9 @@ fn namespaces(subsystem: &SubsystemInfo) -> impl Iterator<Item = Value> + '_ {
         if subsystem.ana_reporting {
             params["anagrpid"] = json!(namespace.anagrpid);
         }
+        if namespace.visible_hosts.is_some() {
+            params["no_auto_visible"] = json!(true);
+        }
         params
     })
 }
@@ -169,7 +180,7 @@ fn digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02X}")).collect()
 }
 
-fn address(address: &ListenAddress) -> Value {
+pub(super) fn address(address: &ListenAddress) -> Value {
     json!({
         "trtype": address.trtype,
         "adrfam": address.adrfam,
@@ -258,6 +269,10 @@ fn describe(subsystem: &SubsystemInfo) -> Value {
         described["dmrsl"] = json!(0);
         described["wzsl"] = json!(0);
         let namespaces = namespaces(subsystem).map(|mut namespace| {
+            // SPDK has it in its saved configuration only.
+            if let Some(object) = namespace.as_object_mut() {
+                object.remove("no_auto_visible");
+            }
             // SPDK reports the bdev's name under its older key too.
             namespace["name"] = namespace["bdev_name"].clone();
             namespace

@@ -7,8 +7,8 @@ use super::parameters::{AnaStateName, TargetName};
 use crate::ListenAddress;
 
 control::parameters! {
-    struct ListenAddressParameters {
-        /// TCP or VFIOUSER
+    pub(super) struct ListenAddressParameters {
+        /// Transport: TCP or VFIOUSER for listeners
         trtype: String,
         /// IPv4 or IPv6
         adrfam: Option<String>,

@@ -49,6 +49,15 @@ impl TestApp {
 fn a_saved_configuration_recreates_the_target() {
     let before = machine();
     before.subsystem();
+    before.ok("bdev_malloc_create", json!({ "name": "H", "num_blocks": 2048, "block_size": 512 }));
+    let hidden = json!({ "bdev_name": "H", "nsid": 9, "no_auto_visible": true });
+    before.ok("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": hidden }));
+    before.ok("nvmf_ns_add_host", json!({ "nqn": NQN, "nsid": 9, "host": "nqn.2014-08.org.nvmexpress:h" }));
+    let elsewhere = json!({ "trtype": "rdma", "traddr": "192.0.2.7", "trsvcid": 4420, "adrfam": "ipv4" });
+    before.ok(
+        "nvmf_discovery_add_referral",
+        json!({ "address": elsewhere, "subnqn": NQN, "secure_channel": true }),
+    );
     let saved = before.app.save();
     before.ok("nvmf_delete_subsystem", json!({ "nqn": NQN }));
     drop(before);
@@ -88,6 +97,60 @@ fn nvmf_get_subsystems_has_spdks_fields() {
     assert_eq!((&transports[0], &transports[1]["trtype"]), (&tcp, &json!("VFIOUSER")));
     let polls = |name: &str| transports[1][name].as_u64().unwrap();
     assert!(polls("polls_spurious") <= polls("polls"), "{stats}");
+}
+
+#[test]
+fn a_saved_configuration_names_the_hosts_of_a_namespace_and_the_referrals() {
+    let machine = machine();
+    machine.subsystem();
+    machine.ok("bdev_malloc_create", json!({ "name": "H", "num_blocks": 2048, "block_size": 512 }));
+    let hidden = json!({ "bdev_name": "H", "nsid": 9, "no_auto_visible": true });
+    machine.ok("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": hidden }));
+    let of = |nsid: u32, host: &str| json!({ "nqn": NQN, "nsid": nsid, "host": host });
+    let saved = |method: &str| -> Vec<Value> {
+        let calls = machine.ok("framework_get_config", json!({ "name": "nvmf" }));
+        let all = calls.as_array().unwrap().iter().filter(|call| call["method"] == method);
+        all.map(|call| call["params"].clone()).collect()
+    };
+    let host = "nqn.2014-08.org.nvmexpress:h";
+    machine.ok("nvmf_ns_add_host", of(9, host));
+    // As with SPDK, a second time is no error.
+    machine.ok("nvmf_ns_add_host", of(9, host));
+    assert_eq!(saved("nvmf_ns_add_host"), [of(9, host)]);
+    assert_eq!(saved("nvmf_subsystem_add_ns")[1]["namespace"]["no_auto_visible"], true);
+    let described = machine.ok("nvmf_get_subsystems", json!({ "nqn": NQN }));
+    assert_eq!(
+        described[0]["namespaces"][1].get("no_auto_visible"),
+        None,
+        "SPDK has it in the configuration only"
+    );
+    machine.ok("nvmf_ns_remove_host", of(9, host));
+    assert_eq!(saved("nvmf_ns_add_host"), [] as [Value; 0]);
+    for params in [of(7, host), of(8, host), of(9, "h")] {
+        assert_eq!(machine.code("nvmf_ns_add_host", params), -32602);
+    }
+
+    let address = json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.7", "trsvcid": "8009" });
+    let referral = json!({ "address": address, "secure_channel": false,
+        "subnqn": "nqn.2014-08.org.nvmexpress.discovery" });
+    for _ in 0..2 {
+        machine.ok("nvmf_discovery_add_referral", json!({ "address": address }));
+    }
+    assert_eq!(machine.ok("nvmf_discovery_get_referrals", Value::Null), json!([referral]));
+    assert_eq!(saved("nvmf_discovery_add_referral"), [referral]);
+    machine.ok("nvmf_discovery_remove_referral", json!({ "address": address }));
+    assert_eq!(machine.ok("nvmf_discovery_get_referrals", Value::Null), json!([]));
+    assert_eq!(machine.code("nvmf_discovery_remove_referral", json!({ "address": address })), -32602);
+    for (key, value) in [("trtype", "VFIOUSER"), ("traddr", "0.0.0.0"), ("traddr", "host"), ("trsvcid", "0")]
+    {
+        let mut invalid = address.clone();
+        invalid[key] = json!(value);
+        assert_eq!(
+            machine.code("nvmf_discovery_add_referral", json!({ "address": invalid })),
+            -32602,
+            "{invalid}"
+        );
+    }
 }
 
 #[test]

@@ -160,3 +160,52 @@ fn ana_states_are_reported_per_port() {
     assert_eq!(harness.completed.last().map(|cqe| cqe.result), Some(AsyncEvent::ANA_CHANGED.to_result()));
     assert_eq!(AnaLog::decode(&page(&mut harness, read)).unwrap().change_count, 1);
 }
+
+/// The subsystem of the harness, of which namespace 3 is visible to these hosts only.
+fn with_visibility(hosts: &[Nqn]) -> Arc<Subsystem> {
+    let mut next = subsystem();
+    next.namespaces[1].visible_hosts = Some(hosts.iter().cloned().collect());
+    Arc::new(next)
+}
+
+#[test]
+fn a_namespace_appears_for_a_host_when_it_is_made_visible_to_it() {
+    let other: Nqn = "nqn.2014-08.org.nvmexpress:uuid:5c9a2f60-1111-4d5f-9d0b-7d3a1f7d2c11".parse().unwrap();
+    let mut harness =
+        Harness::with_subsystem(Subsystem::clone(&with_visibility(std::slice::from_ref(&other))), 0);
+    assert_eq!(set_cc(&mut harness, LINUX_CC), Status::SUCCESS);
+    let enable = set_feature(FeatureId::AsyncEventConfiguration, AsyncEventConfiguration::NAMESPACE.bits());
+    status(&mut harness, enable);
+    let list =
+        |harness: &mut Harness, cns| NamespaceList::decode(&page(harness, identify(cns, 0))).unwrap().0;
+    let changed = |harness: &mut Harness| {
+        NamespaceList::decode(&page(harness, log_sqe(log(LogId::ChangedNamespaces, 4096), NSID_ALL)))
+            .unwrap()
+            .0
+    };
+    let descriptors = identify(Cns::NamespaceDescriptors, 3);
+    assert_eq!(list(&mut harness, Cns::ActiveNamespaces), [1]);
+    assert_eq!(page(&mut harness, identify(Cns::Namespace, 3)), [0; 4096], "as an inactive one");
+    assert_eq!(status(&mut harness, descriptors), Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
+
+    // It becomes visible to one more host, which is no change for this one; then to this one.
+    harness.deliver(ControllerEvent::SubsystemChanged(with_visibility(&[])));
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
+    harness.deliver(ControllerEvent::SubsystemChanged(with_visibility(&[other.clone(), host()])));
+    let event = harness.completed.last().map(|cqe| cqe.result);
+    assert_eq!(event, Some(AsyncEvent::NAMESPACE_CHANGED.to_result()));
+    assert_eq!(changed(&mut harness), [3]);
+    assert_eq!(list(&mut harness, Cns::ActiveNamespaces), [1, 3]);
+    assert_ne!(page(&mut harness, identify(Cns::Namespace, 3)), [0; 4096]);
+    let controllers = page(&mut harness, identify(Cns::NamespaceControllers, 3));
+    assert_eq!(ControllerList::decode(&controllers).unwrap().0.len(), 1);
+
+    // The other host is removed, which is none of this one's business.
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
+    let events = harness.completed.len();
+    harness.deliver(ControllerEvent::SubsystemChanged(with_visibility(&[host()])));
+    assert_eq!(harness.completed.len(), events);
+    harness.deliver(ControllerEvent::SubsystemChanged(with_visibility(&[other])));
+    assert_eq!(harness.completed.len(), events + 1);
+    assert_eq!((changed(&mut harness), list(&mut harness, Cns::ActiveNamespaces)), (vec![3], vec![1]));
+}

@@ -1,0 +1,81 @@
+//! RPC methods of referrals.
+
+use control::json::{Value, json};
+use control::{Method, RpcError};
+
+use super::info::address;
+use super::listeners::ListenAddressParameters;
+use super::parameters::TargetName;
+use super::{NvmfModule, UNRESPONSIVE};
+use crate::Referral;
+
+const INVALID: (i64, &str) = (RpcError::INVALID_PARAMS, "the address or the NQN is not valid");
+
+pub(super) fn methods() -> Vec<Method<NvmfModule>> {
+    vec![
+        Method::update("nvmf_discovery_add_referral", add)
+            .text("Refers hosts to another discovery service, or to a subsystem of another target, in the discovery log.", "true")
+            .errors(&[INVALID, UNRESPONSIVE]),
+        Method::update("nvmf_discovery_remove_referral", remove)
+            .text("Removes a referral from the discovery log.", "true")
+            .errors(&[(RpcError::INVALID_PARAMS, "there is no such referral"), UNRESPONSIVE]),
+        Method::query("nvmf_discovery_get_referrals", get)
+            .text("Lists the referrals.", "array of `address`, `secure_channel`, `subnqn`"),
+    ]
+}
+
+control::parameters! {
+    struct AddReferral {
+        /// Where it listens; `trtype` is TCP or RDMA
+        address: ListenAddressParameters,
+        tgt_name: TargetName,
+        /// Hosts must connect through a secure channel
+        secure_channel: bool = false,
+        /// NQN; without, that of a discovery service
+        subnqn: Option<String>,
+    }
+}
+
+fn add(module: &NvmfModule, params: AddReferral) -> Result<bool, RpcError> {
+    let address = params.address.into();
+    module.target.add_referral(Referral::new(&address, params.subnqn.as_deref(), params.secure_channel)?)?;
+    Ok(true)
+}
+
+control::parameters! {
+    struct RemoveReferral {
+        /// As it was added
+        address: ListenAddressParameters,
+        tgt_name: TargetName,
+        /// NQN; without, that of a discovery service
+        subnqn: Option<String>,
+    }
+}
+
+fn remove(module: &NvmfModule, params: RemoveReferral) -> Result<bool, RpcError> {
+    module.target.remove_referral(&Referral::new(
+        &params.address.into(),
+        params.subnqn.as_deref(),
+        false,
+    )?)?;
+    Ok(true)
+}
+
+control::parameters! {
+    struct GetReferrals {
+        tgt_name: TargetName,
+    }
+}
+
+fn get(module: &NvmfModule, _: GetReferrals) -> Result<Vec<Value>, RpcError> {
+    Ok(module.target.referrals().iter().map(describe).collect())
+}
+
+/// A referral as SPDK describes and saves it.
+pub(super) fn describe(referral: &Referral) -> Value {
+    json!({
+        "address": address(&referral.address),
+        "secure_channel": referral.secure_channel,
+        "subnqn": referral.subnqn.as_str(),
+    })
+}
