@@ -23,6 +23,7 @@
 mod bars;
 mod heatmap;
 mod labels;
+mod legend;
 mod number;
 mod over_time;
 mod palette;

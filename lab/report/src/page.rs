@@ -292,6 +292,8 @@ struct ExperimentView {
     scaled: Vec<String>,
     traps: Vec<String>,
     notes: Vec<String>,
+    /// Experiments whose cells a derived figure shows.
+    derived_from: Vec<String>,
     panels: Vec<PanelView>,
     /// Panels without a measurement of this run.
     published_panels: Vec<PanelView>,
@@ -370,6 +372,7 @@ fn experiment(
         scaled: section.scaled.to_vec(),
         traps: definition.traps.clone(),
         notes: figure.notes,
+        derived_from: definition.derived_from.clone(),
         panels: panels.into_iter().map(panel).collect(),
         published_panels: published_panels.into_iter().map(panel).collect(),
         checks: evidence::checks(evaluator, definition),

@@ -116,6 +116,7 @@ fn each_fault_of_a_page_is_noticed() {
                   <text x=900 y=20>far away</text><text x=100 y=40>number</text>\
                   <path class=e2 d='M110 10L110 50'/>\
                   <text x=150 y=45 style='font-size:2px'>tiny</text></svg></figure>\
+                  <div class=beside><div class=panels style='width:100%'><figure>alone</figure></div><br><div>below</div></div>\
                   <div class=scroll><table class=checks><tr><td style='min-width:1500px'>x</table></div>\
                   <p style='overflow:hidden;width:20px;white-space:nowrap'>clipped words</p>\
                   <p style='width:1500px;max-width:none'>wide</p></main>";
@@ -126,16 +127,17 @@ fn each_fault_of_a_page_is_noticed() {
             "overlap",
             "outside its figure",
             "crossed by an interval",
-            "smaller than 6 pt",
+            "smaller than 10 px",
+            "half of the page is empty",
             "clipped",
             "wider than its place",
             "wider than the page",
             "contrast",
         ] {
-            // Grey has enough contrast on a dark page, and only on paper nothing can be enlarged.
+            // Grey has enough contrast on a dark page, and a narrow page has no room beside a figure.
             let expected = match fault {
                 "contrast" => mode != "dark",
-                "smaller than 6 pt" => mode == "print",
+                "half of the page is empty" => ["light", "dark"].contains(&mode),
                 _ => true,
             };
             let found = issues.iter().any(|issue| issue.starts_with(&format!("{mode}: {fault}")));

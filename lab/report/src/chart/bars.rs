@@ -1,5 +1,6 @@
 //! Grouped bar charts and stacked columns.
 
+use super::legend::{ColumnNames, Legend, LegendEntry, LegendSample, WIDTH};
 use super::number::{format_number, tick_label};
 use super::palette::styles;
 use super::plot::truncate_label;
@@ -42,10 +43,10 @@ pub struct ChartBar {
     pub published: bool,
 }
 
-const WIDTH: f64 = 560.0;
-const HEIGHT: f64 = 356.0;
+const HEIGHT: f64 = 330.0;
 const TOP: f64 = 34.0;
-const BOTTOM: f64 = 56.0;
+/// Two rows of names and the title of the axis.
+const BOTTOM: f64 = 62.0;
 
 impl BarChart {
     /// Whether the chart has no finite value.
@@ -72,14 +73,14 @@ impl BarChart {
             + 14.0;
         // `legend` is empty if the group labels already name every bar.
         let legend = self.legend();
-        let wide = legend.iter().map(|name| text_width(name, 11.5)).fold(0.0, f64::max);
-        let right = if legend.is_empty() { WIDTH - 8.0 } else { WIDTH - (wide + 30.0).min(190.0) };
-        let mut svg = Svg::new(
-            WIDTH,
-            HEIGHT,
-            &self.title,
-            &["series", "source", &self.x_label, &self.label, "95 % from", "95 % to"],
-        );
+        let entry = |name: String| {
+            let colour = names.iter().find(|(other, _)| *other == name).map_or(0, |(_, colour)| *colour);
+            LegendEntry { name, class: format!("s c{colour}") }
+        };
+        let legend = Legend::new(legend.into_iter().map(entry).collect());
+        let right = WIDTH - 8.0;
+        let columns = ["series", "source", &self.x_label, &self.label, "95 % from", "95 % to"];
+        let mut svg = Svg::with_label(WIDTH, HEIGHT + legend.height(), &self.title, &columns, &self.label);
         let floor = HEIGHT - BOTTOM;
         svg.group("ax");
         for (value, _) in &ticks {
@@ -87,11 +88,10 @@ impl BarChart {
             svg.line("g", (left, at), (right, at));
             svg.text("t", left - 7.0, at + 3.8, Anchor::End, &tick_label(*value));
         }
-        svg.text("a", 2.0, 14.0, Anchor::Start, &self.label);
         svg.text("a", (left + right) / 2.0, HEIGHT - 8.0, Anchor::Middle, &self.x_label);
         svg.end();
         let step = (right - left) / self.groups.len().max(1) as f64;
-        let every = (self.widest_name() + 8.0) / step;
+        let group_names = ColumnNames::new(self.groups.iter().map(|group| group.name.as_str()), step);
         let mut colour = names.iter().map(|(_, colour)| *colour);
         for (index, group) in self.groups.iter().enumerate() {
             let from = left + step * index as f64;
@@ -99,20 +99,13 @@ impl BarChart {
             for (position, bar) in group.bars.iter().enumerate().filter(|(_, bar)| bar.value.is_finite()) {
                 draw(&mut svg, bar, &group.name, colour.next().unwrap_or(0), place(position), (&y, floor));
             }
-            if every <= 1.0 || index.is_multiple_of(every.ceil() as usize) {
-                svg.text("t", from + step / 2.0, floor + 17.0, Anchor::Middle, &truncate_label(&group.name));
+            if let Some(row) = group_names.row(index) {
+                let y = floor + 17.0 + row as f64 * ColumnNames::ROW;
+                svg.text("t", from + step / 2.0, y, Anchor::Middle, &truncate_label(&group.name));
             }
         }
         svg.line("b", (left, floor), (right, floor));
-        for (index, name) in legend.iter().enumerate() {
-            let top = TOP + 19.0 * index as f64;
-            let colour = names.iter().find(|(other, _)| other == name).map_or(0, |(_, colour)| *colour);
-            svg.series(&format!("s c{colour}"), name);
-            let key = Rect { x: right + 10.0, y: top, width: 10.0, height: 10.0 };
-            svg.rect("r", key, None, "");
-            svg.text("n", right + 25.0, top + 9.0, Anchor::Start, &truncate_label(name));
-            svg.end();
-        }
+        legend.draw(&mut svg, HEIGHT, LegendSample::Bar);
         svg.finish()
     }
 
@@ -128,10 +121,6 @@ impl BarChart {
         }
         names.truncate(14);
         names
-    }
-
-    fn widest_name(&self) -> f64 {
-        self.groups.iter().map(|group| text_width(&truncate_label(&group.name), 11.0)).fold(0.0, f64::max)
     }
 }
 
@@ -166,7 +155,7 @@ fn draw(
         above = top.min(high);
     }
     let text = format_number(bar.value);
-    if text_width(&text, 10.0) < each + 4.0 {
+    if text_width(&text, 10.5) < each + 4.0 {
         svg.text("v", begin + each / 2.0, above - 4.0, Anchor::Middle, &text);
     }
     svg.end();
@@ -234,19 +223,25 @@ impl StackedColumns {
         }
         names.sort_by_key(|name| *name == OTHER);
         let colours: Vec<usize> = styles(names.iter().copied()).iter().map(|style| style.colour).collect();
-        let wide = names.iter().map(|name| text_width(name, 11.5)).fold(0.0, f64::max);
-        let (left, right, floor) = (38.0, WIDTH - (wide + 32.0).min(190.0), HEIGHT - BOTTOM);
-        let mut svg = Svg::new(WIDTH, HEIGHT, &self.title, &["part", "source", &self.x_label, &self.label]);
+        // From the top down, in the order of the parts.
+        let entry = |(name, colour): (&&str, &usize)| LegendEntry {
+            name: name.to_string(),
+            class: format!("s c{colour}"),
+        };
+        let legend = Legend::new(names.iter().zip(&colours).rev().map(entry).collect());
+        let (left, right, floor) = (38.0, WIDTH - 8.0, HEIGHT - BOTTOM);
+        let fields = ["part", "source", &self.x_label, &self.label];
+        let mut svg = Svg::with_label(WIDTH, HEIGHT + legend.height(), &self.title, &fields, &self.label);
         svg.group("ax");
         for value in [0.0, 25.0, 50.0, 75.0, 100.0] {
             let at = floor - value / 100.0 * (floor - TOP);
             svg.line("g", (left, at), (right, at));
             svg.text("t", left - 7.0, at + 3.8, Anchor::End, &tick_label(value));
         }
-        svg.text("a", 2.0, 14.0, Anchor::Start, &self.label);
         svg.text("a", (left + right) / 2.0, HEIGHT - 8.0, Anchor::Middle, &self.x_label);
         svg.end();
         let step = (right - left) / self.columns.len().max(1) as f64;
+        let column_names = ColumnNames::new(self.columns.iter().map(|column| column.name.as_str()), step);
         for (index, column) in self.columns.iter().enumerate() {
             let StackedColumn { name, published, .. } = column;
             let width = (step * 0.72).min(72.0);
@@ -262,29 +257,20 @@ impl StackedColumns {
                 svg.series_with_data(&format!("s c{colour}{kind}"), part, &data);
                 let place = Rect { x, y: base, width, height };
                 svg.rect("r", place, None, &format!("{name} · {part}: {} %", format_number(value)));
-                if height > 13.0 {
+                let text = format_number(value);
+                if height > 13.0 && text_width(&text, 10.5) < step {
                     let class = if *published { "v" } else { "i" };
-                    svg.text(
-                        class,
-                        x + width / 2.0,
-                        base + height / 2.0 + 3.6,
-                        Anchor::Middle,
-                        &format_number(value),
-                    );
+                    svg.text(class, x + width / 2.0, base + height / 2.0 + 3.6, Anchor::Middle, &text);
                 }
                 svg.end();
             }
-            svg.text("t", x + width / 2.0, floor + 17.0, Anchor::Middle, &truncate_label(name));
+            if let Some(row) = column_names.row(index) {
+                let y = floor + 17.0 + row as f64 * ColumnNames::ROW;
+                svg.text("t", x + width / 2.0, y, Anchor::Middle, &truncate_label(name));
+            }
         }
         svg.line("b", (left, floor), (right, floor));
-        // From the top down, in the order of the parts.
-        for (index, (name, colour)) in names.iter().zip(&colours).rev().enumerate() {
-            let top = TOP + 19.0 * index as f64;
-            svg.series(&format!("s c{colour}"), name);
-            svg.rect("r", Rect { x: right + 10.0, y: top, width: 10.0, height: 10.0 }, None, "");
-            svg.text("n", right + 25.0, top + 9.0, Anchor::Start, &truncate_label(name));
-            svg.end();
-        }
+        legend.draw(&mut svg, HEIGHT, LegendSample::Bar);
         svg.finish()
     }
 }

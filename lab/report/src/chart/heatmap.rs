@@ -1,8 +1,9 @@
 //! Heat maps.
 
+use super::legend::WIDTH;
 use super::number::format_number;
 use super::plot::truncate_label;
-use super::svg::{Anchor, ChartData, Rect, Svg, text_width};
+use super::svg::{Anchor, ChartData, FONT_SLACK, Rect, Svg, text_width};
 
 /// A heat map: a number on a coloured cell for each row and column.
 #[derive(Clone, Debug)]
@@ -45,12 +46,12 @@ impl Heatmap {
         let wide =
             self.rows.iter().map(|(name, _)| text_width(&truncate_label(name), 11.0)).fold(0.0, f64::max);
         let y_label = truncate_label(&self.y_label);
-        let (left, top, row) = (wide.max(text_width(&y_label, 11.5)) + 14.0, 66.0, 26.0);
-        let column = ((560.0 - left) / self.columns.len().max(1) as f64).min(110.0);
-        let (width, height) = (560.0, top + row * self.rows.len() as f64 + 6.0);
-        let mut svg = Svg::new(width, height, &self.title, &[&self.y_label, &self.x_label, &self.label]);
+        let (left, top, row) = (wide.max(text_width(&y_label, 11.5)) * FONT_SLACK + 10.0, 66.0, 26.0);
+        let column = ((WIDTH - left) / self.columns.len().max(1) as f64).min(110.0);
+        let (width, height) = (WIDTH, top + row * self.rows.len() as f64 + 6.0);
+        let columns = [&*self.y_label, &self.x_label, &self.label];
+        let mut svg = Svg::with_label(width, height, &self.title, &columns, &self.label);
         svg.group("ax");
-        svg.text("a", 2.0, 14.0, Anchor::Start, &self.label);
         let middle = left + column * self.columns.len() as f64 / 2.0;
         svg.text("a", middle, top - 28.0, Anchor::Middle, &self.x_label);
         svg.text("a", left - 8.0, top - 9.0, Anchor::End, &y_label);
@@ -85,8 +86,11 @@ impl Heatmap {
                     Some(&fill),
                     &format!("{column_name} · {name}: {}", format_number(value)),
                 );
-                let class = if dark { "hd" } else { "hl" };
-                svg.text(class, x + column / 2.0, y + row / 2.0 + 3.8, Anchor::Middle, &format_number(value));
+                let (class, text) = (if dark { "hd" } else { "hl" }, format_number(value));
+                // Elsewhere the tooltip and the table have it.
+                if text_width(&text, 10.5) < column {
+                    svg.text(class, x + column / 2.0, y + row / 2.0 + 3.8, Anchor::Middle, &text);
+                }
             }
         }
         svg.end();

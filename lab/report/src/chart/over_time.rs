@@ -2,6 +2,7 @@
 //! percentiles.
 
 use super::labels::spread_labels;
+use super::legend::WIDTH;
 use super::number::tick_label;
 use super::palette::COLOURS;
 use super::plot::truncate_label;
@@ -38,7 +39,6 @@ pub struct HeatCell {
     pub count: u64,
 }
 
-const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 356.0;
 /// Top and bottom of both charts.
 const RATE: (f64, f64) = (26.0, 118.0);
@@ -52,7 +52,7 @@ impl OverTime {
     pub fn svg(&self) -> String {
         let lines = || self.rates.iter().chain(&self.percentiles);
         let names = lines().map(|(name, _)| text_width(&truncate_label(name), LABEL_PX)).fold(0.0, f64::max);
-        let right = WIDTH - (names + 22.0).clamp(24.0, 210.0);
+        let right = WIDTH - (names + 22.0).clamp(24.0, 130.0);
         let rates = || self.rates.iter().flat_map(|(_, points)| points);
         let latencies = self.percentiles.iter().flat_map(|(_, points)| points).map(|point| point.1);
         let latencies = latencies.chain(self.cells.iter().flat_map(|cell| [cell.latency.0, cell.latency.1]));
@@ -101,7 +101,7 @@ impl OverTime {
         for floor in [rate_place.1, latency_place.1] {
             svg.line("b", (left, floor), (right, floor));
         }
-        for (value, labelled) in time.ticks(12) {
+        for (value, labelled) in time.ticks(8) {
             let Some(at) = time.position(value) else { continue };
             svg.line("tk", (at, latency_place.1), (at, latency_place.1 + if labelled { 5.0 } else { 3.0 }));
             if labelled {

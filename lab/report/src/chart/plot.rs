@@ -1,6 +1,7 @@
 //! Line charts: latency over throughput, scaling, distributions.
 
 use super::labels::spread_labels;
+use super::legend::{Legend, LegendEntry, LegendSample, WIDTH};
 use super::number::{format_number, tick_label};
 use super::palette::{SeriesStyle, styles};
 use super::scale::{AxisScale, FittedAxis};
@@ -62,17 +63,17 @@ pub struct Plot {
     pub y: Axis,
     /// The lines; at most 24 are drawn.
     pub series: Vec<Series>,
-    /// Whether names are in a legend rather than at the ends of the lines; for lines that end in one point.
+    /// Whether names are in a legend below rather than at the ends of the lines; for lines that end in one point. Long
+    /// names always are.
     pub legend: bool,
 }
 
-const WIDTH: f64 = 560.0;
-const HEIGHT: f64 = 340.0;
+const HEIGHT: f64 = 300.0;
 const TOP: f64 = 30.0;
 const BOTTOM: f64 = 44.0;
 const LABEL_PX: f64 = 11.5;
-/// Width in pixels of the line sample in a legend entry.
-const KEY: f64 = 20.0;
+/// Widest names at the ends of lines, in pixels: they leave two thirds of the chart to the lines.
+const END_LABEL_MAX: f64 = 96.0;
 /// Maximum number of lines that stay readable; the table of values has all of them.
 const SERIES_MAX: usize = 24;
 /// Maximum number of marks; a chart with more points has none.
@@ -88,18 +89,30 @@ impl Plot {
     pub fn svg(&self) -> String {
         let drawn = &self.series[..self.series.len().min(SERIES_MAX)];
         let wide = drawn.iter().map(|series| text_width(&series.label(), LABEL_PX)).fold(0.0, f64::max);
-        let key = if self.legend { KEY } else { 0.0 };
-        let right = WIDTH - (wide + key + 22.0).clamp(24.0, 210.0);
+        let has_legend = self.legend || wide > END_LABEL_MAX;
+        let right = if has_legend { WIDTH - 10.0 } else { WIDTH - (wide + 22.0).max(24.0) };
         let Some((_, y)) = self.fitted(0.0, right) else { return String::new() };
         let labels = y.ticks(8);
         let wide =
             labels.iter().filter(|tick| tick.1).map(|(value, _)| text_width(&tick_label(*value), 11.0));
         let left = (wide.fold(0.0, f64::max) + 14.0).max(30.0);
         let Some((x, y)) = self.fitted(left, right) else { return String::new() };
-        let mut svg =
-            Svg::new(WIDTH, HEIGHT, &self.title, &["series", "source", &self.x.label, &self.y.label]);
-        self.axes(&mut svg, (&x, &y), (left, right));
         let styles = styles(drawn.iter().map(|series| series.name.as_str()));
+        // In the order of the definition, published lines after measured ones.
+        let in_order = [false, true].into_iter().flat_map(|published| {
+            drawn.iter().zip(&styles).filter(move |(series, _)| has_legend && series.published == published)
+        });
+        let is_drawn = |series: &Series| {
+            series.points.iter().any(|point| x.position(point.0).is_some() && y.position(point.1).is_some())
+        };
+        let entries = in_order.filter(|(series, _)| is_drawn(series)).map(|(series, style)| {
+            let kind = if series.published { " pub" } else { "" };
+            LegendEntry { name: series.label(), class: format!("s c{}{kind}", style.colour) }
+        });
+        let legend = Legend::new(entries.collect());
+        let columns = ["series", "source", &self.x.label, &self.y.label];
+        let mut svg = Svg::with_label(WIDTH, HEIGHT + legend.height(), &self.title, &columns, &self.y.label);
+        self.axes(&mut svg, (&x, &y), (left, right));
         let mut marks = drawn.iter().map(|series| series.points.len()).sum::<usize>();
         if marks <= MARKS_MAX {
             marks = 0;
@@ -114,13 +127,8 @@ impl Plot {
                 ends.push((end, series, style.colour));
             }
         }
-        if self.legend {
-            // In the order of the definition, published lines after measured ones.
-            ends.sort_by_key(|(_, series, _)| {
-                let place = drawn.iter().position(|other| other.name == series.name);
-                (series.published, place)
-            });
-            draw_legend(&mut svg, &ends, right);
+        if has_legend {
+            legend.draw(&mut svg, HEIGHT, LegendSample::Line);
         } else {
             label_ends(&mut svg, ends, right);
         }
@@ -148,7 +156,7 @@ impl Plot {
                 svg.text("t", left - 7.0, at + 3.8, Anchor::End, &tick_label(value));
             }
         }
-        for (value, labelled) in x.ticks(16) {
+        for (value, labelled) in x.ticks(10) {
             let Some(at) = x.position(value) else { continue };
             svg.line("tk", (at, floor), (at, floor + if labelled { 5.0 } else { 3.0 }));
             if labelled {
@@ -156,7 +164,6 @@ impl Plot {
             }
         }
         svg.line("b", (left, floor), (right, floor));
-        svg.text("a", 2.0, 14.0, Anchor::Start, &self.y.label);
         svg.text("a", (left + right) / 2.0, HEIGHT - 8.0, Anchor::Middle, &self.x.label);
         svg.end();
     }
@@ -233,18 +240,6 @@ fn label_ends(svg: &mut Svg, mut ends: Vec<((f64, f64), &Series, usize)>, right:
             svg.path("h", &[(end.0 + 4.0, end.1), (right, place), (right + 5.0, place)]);
         }
         svg.text("n", right + 8.0, place + 4.0, Anchor::Start, &truncate_label(&series.label()));
-        svg.end();
-    }
-}
-
-/// Draws the legend: a sample of each line with its name.
-fn draw_legend(svg: &mut Svg, ends: &[((f64, f64), &Series, usize)], right: f64) {
-    for (index, (_, series, colour)) in ends.iter().enumerate() {
-        let at = TOP + 8.0 + 15.0 * index as f64;
-        let kind = if series.published { " pub" } else { "" };
-        svg.series(&format!("s c{colour}{kind}"), &series.label());
-        svg.path("l", &[(right + 8.0, at), (right + 8.0 + KEY - 4.0, at)]);
-        svg.text("n", right + 8.0 + KEY, at + 4.0, Anchor::Start, &truncate_label(&series.label()));
         svg.end();
     }
 }

@@ -38,12 +38,29 @@ pub(super) enum Anchor {
 impl Svg {
     /// Opens a chart. `columns` are the names of the fields of its data, which a script saves as CSV.
     pub(super) fn new(width: f64, height: f64, title: &str, columns: &[&str]) -> Svg {
+        Svg::open(0.0, width, height, title, columns)
+    }
+
+    /// [`new`](Self::new) with the name of the vertical axis in its upper left corner. What does not fit one line is in
+    /// lines above the first, for which the chart is higher.
+    pub(super) fn with_label(width: f64, height: f64, title: &str, columns: &[&str], label: &str) -> Svg {
+        let lines = wrapped(label, width - 4.0);
+        let above = LINE * lines.len().saturating_sub(1) as f64;
+        let mut svg = Svg::open(-above, width, height + above, title, columns);
+        for (index, line) in lines.iter().enumerate() {
+            svg.text("a", 2.0, 14.0 - above + LINE * index as f64, Anchor::Start, line);
+        }
+        svg
+    }
+
+    fn open(top: f64, width: f64, height: f64, title: &str, columns: &[&str]) -> Svg {
         let mut out = String::with_capacity(4096);
         let _ = write!(
             out,
-            "<svg class=\"chart\" viewBox=\"0 0 {w} {h}\" width=\"{w}\" height=\"{h}\" role=\"img\" aria-label=\"{}\" data-columns=\"{}\">",
+            "<svg class=\"chart\" viewBox=\"0 {top} {w} {h}\" width=\"{w}\" height=\"{h}\" role=\"img\" aria-label=\"{}\" data-columns=\"{}\">",
             escape(title),
             fields(columns),
+            top = Px(top),
             w = Px(width),
             h = Px(height)
         );
@@ -216,6 +233,33 @@ impl std::fmt::Display for Px {
         }
     }
 }
+
+/// Distance of the lines of a label.
+const LINE: f64 = 13.0;
+/// Most lines of a label.
+const LINES_MAX: usize = 3;
+
+/// The words of `text` in lines of at most `width` pixels, as far as an estimate can say.
+fn wrapped(text: &str, width: f64) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        let is_last = lines.len() == LINES_MAX;
+        let fits = |line: &String| {
+            is_last || text_width(line, 11.5) + text_width(word, 11.5) + 4.0 < width / FONT_SLACK
+        };
+        match lines.last_mut().filter(|line| fits(line)) {
+            Some(line) => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            None => lines.push(word.to_string()),
+        }
+    }
+    lines
+}
+
+/// Real fonts are up to this much wider than the estimate.
+pub(super) const FONT_SLACK: f64 = 1.15;
 
 /// Estimates the width of `text` in pixels for a sans-serif font of `size` pixels, without font metrics.
 pub(super) fn text_width(text: &str, size: f64) -> f64 {

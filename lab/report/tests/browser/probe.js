@@ -34,6 +34,17 @@ addEventListener("load", () => {
       say("clipped", element);
     }
   }
+  // A single figure of an experiment has its notes beside it where there is room.
+  for (const panels of document.querySelectorAll(".beside > .panels")) {
+    const [figure, other] = panels.children;
+    const notes = panels.parentElement.lastElementChild.getBoundingClientRect();
+    const { top, right, bottom } = figure.getBoundingClientRect();
+    const hasOthers = panels.parentElement.querySelector(":scope > h4") !== null;
+    const isBeside = notes.left > right && notes.top < bottom && notes.bottom > top;
+    const isFull = panels.getBoundingClientRect().width > 0.9 * panels.parentElement.clientWidth;
+    if (!other && !hasOthers && innerWidth >= 1000 && !isBeside) say("half of the page is empty", panels, panels.closest("[id]")?.id);
+    if ((other || hasOthers) && !isFull) say("half of the page is empty", panels, panels.closest("[id]")?.id);
+  }
   let texts = 0;
   for (const svg of document.querySelectorAll("svg.chart")) {
     const frame = svg.closest("figure").getBoundingClientRect();
@@ -47,11 +58,10 @@ addEventListener("load", () => {
         if (box.left < x && x < box.right && high > 0.35 * box.height) say("crossed by an interval", text);
       }
     }
-    // Points of CSS are 4/3 px.
     const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
-    for (const [text] of mode === "print" && shown(svg) ? boxes : []) {
-      const size = parseFloat(getComputedStyle(text).fontSize) * scale * 0.75;
-      if (size < 6) say("smaller than 6 pt", text, size.toFixed(1));
+    for (const [text] of shown(svg) ? boxes : []) {
+      const size = parseFloat(getComputedStyle(text).fontSize) * scale;
+      if (size < 10) say("smaller than 10 px", text, size.toFixed(1));
     }
     boxes.forEach(([text, box], index) => {
       if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1) {
