@@ -471,9 +471,9 @@ impl ReplicaCluster {
                 disk.settle(object, offset, &data);
                 self.complete(node, incarnation, ReplicaEvent::Settled { number });
             }
-            ReplicaAction::WriteObject { session, object, content } => {
-                disk.write_object(object, &content);
-                self.complete(node, incarnation, ReplicaEvent::ObjectWritten { session, object });
+            ReplicaAction::WriteObject { session, part, content } => {
+                disk.write_part(part, &content);
+                self.complete(node, incarnation, ReplicaEvent::ObjectWritten { session, part });
             }
             ReplicaAction::Propose(config) => self.send_to_map(node, Some(config)),
         }

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use random::WyRand;
 use replica::{
-    EntryId, PlantedReplicaFault, RecoveredReplica, ReplicaCheckpoint, ReplicaEvent, ReplicatedEntry,
+    CopiedPart, EntryId, ObjectPart, PlantedReplicaFault, RecoveredReplica, ReplicaCheckpoint, ReplicaEvent,
+    ReplicatedEntry,
 };
 use wire_store::{EntryHeader, ObjectId, crc32c};
 
+use super::clients::VALUE_BYTES;
 use super::log_medium::LogMedium;
 use super::placed::PlacedBlocks;
 
@@ -71,7 +73,7 @@ pub(crate) struct ReplicaDisk {
 #[derive(Clone, Copy)]
 pub(super) enum WaitingRead {
     Block { read: u64, key: BlockKey, through: u64 },
-    Object { read: u64, after: Option<ObjectId> },
+    Object { read: u64, after: Option<ObjectPart> },
 }
 
 struct PendingAppend {
@@ -132,11 +134,6 @@ impl DurableState {
             }
         }
     }
-}
-
-/// The object of a copy as bytes: offsets and values.
-pub(crate) fn encode_object(blocks: impl Iterator<Item = (u32, u64)>) -> Arc<[u8]> {
-    blocks.flat_map(|(offset, value)| offset.to_le_bytes().into_iter().chain(value.to_le_bytes())).collect()
 }
 
 /// The value in the data of a write.
@@ -305,21 +302,20 @@ impl ReplicaDisk {
         }
     }
 
-    pub(crate) fn write_object(&mut self, object: ObjectId, content: &[u8]) {
-        self.blocks.retain(|(other, _), _| *other != object);
-        self.damaged.retain(|(other, _)| *other != object);
-        for pair in content.chunks(12) {
-            let offset = u32::from_le_bytes(pair[..4].try_into().expect("4 bytes"));
-            self.blocks.insert((object, offset), value_of(&pair[4..]));
-        }
+    pub(crate) fn write_part(&mut self, part: ObjectPart, content: &[u8]) {
+        let key = (part.object, part.number * VALUE_BYTES);
+        self.blocks.insert(key, value_of(content));
+        self.damaged.remove(&key);
     }
 
-    /// The first object after another, with its content.
-    pub(crate) fn object_after(&self, after: Option<ObjectId>) -> Option<(ObjectId, Arc<[u8]>)> {
-        let mut keys = self.blocks.keys().map(|(object, _)| *object);
-        let object = keys.find(|object| after.is_none_or(|after| *object > after))?;
-        let blocks = self.blocks.iter().filter(|((other, _), _)| *other == object);
-        Some((object, encode_object(blocks.map(|((_, offset), value)| (*offset, *value)))))
+    /// The first part of an object after another one: a block.
+    fn part_after(&self, after: Option<ObjectPart>) -> Option<CopiedPart> {
+        let after = after.map(|part| (part.object, part.number * VALUE_BYTES));
+        let mut blocks = self.blocks.iter().skip_while(|(key, _)| after.is_some_and(|after| **key <= after));
+        let ((object, offset), value) = blocks.next()?;
+        let is_last = blocks.next().is_none_or(|((next, _), _)| next != object);
+        let part = ObjectPart { object: *object, number: offset / VALUE_BYTES };
+        Some(CopiedPart { part, is_last, content: value.to_le_bytes().into() })
     }
 
     /// The results of reads that wait for nothing.
@@ -334,13 +330,13 @@ impl ReplicaDisk {
                     done.push(ReplicaEvent::ReadDone { read, data });
                 }
                 WaitingRead::Object { read, after } => {
-                    let object = self.object_after(after);
+                    let part = self.part_after(after);
                     let is_waiting =
-                        |id| self.blocks.keys().any(|key| key.0 == id && self.placed.is_uncertain(*key));
-                    if object.as_ref().is_some_and(|(id, _)| is_waiting(*id)) {
+                        |part: ObjectPart| self.placed.is_uncertain((part.object, part.number * VALUE_BYTES));
+                    if part.as_ref().is_some_and(|copied| is_waiting(copied.part)) {
                         self.waiting_reads.push(waiting);
                     } else {
-                        done.push(ReplicaEvent::ObjectRead { read, object });
+                        done.push(ReplicaEvent::ObjectRead { read, part });
                     }
                 }
                 WaitingRead::Block { .. } => self.waiting_reads.push(waiting),

@@ -8,7 +8,7 @@ use bdev::{BlockDevice, Durability, Registry};
 use cluster_map::{PartitionSize, PoolClass, PoolRecord};
 use control::JobHandle;
 use reactor::Core;
-use replica::{ReplicaId, ReplicaSettings};
+use replica::{CopyPacer, ReplicaId, ReplicaSettings};
 use wire_store::Superblock;
 
 use crate::disks::{StoreBdevs, StoreDescriptors, StoreDisks, open_store};
@@ -60,6 +60,7 @@ pub struct ReplicaNode {
     superblock: Superblock,
     id: ReplicaId,
     settings: ReplicaSettings,
+    pacer: Arc<CopyPacer>,
     boot: [u8; 16],
     outbox: Arc<MakeOutbox>,
     partitions: Mutex<Partitions>,
@@ -122,6 +123,7 @@ impl ReplicaNode {
             superblock,
             id,
             settings,
+            pacer: Arc::default(),
             boot,
             outbox,
             partitions,
@@ -221,13 +223,14 @@ impl ReplicaNode {
         pool: PoolOptions,
     ) -> Result<ReplicaHandle, StoreError> {
         let (of_core, superblock) = (self.descriptors()?, self.superblock.clone());
-        let (id, outbox) = (self.id, self.outbox.clone());
+        let (id, pacer, outbox) = (self.id, self.pacer.clone(), self.outbox.clone());
         let settings = ReplicaSettings { in_sync_min: pool.in_sync_min, ..self.settings.clone() };
         let (class, boot) = (pool.class, self.boot);
         let run = move |core: Core| async move {
             start(&core, &of_core, &superblock, index, |group| ReplicaOptions {
                 id,
                 settings,
+                pacer,
                 outbox: outbox(&core, group),
                 class,
                 boot,

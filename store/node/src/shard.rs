@@ -180,8 +180,8 @@ struct CommittedEntry {
     /// Of the entry in the log, and nearly those of its memory.
     bytes: u64,
     need: SpaceNeed,
-    /// The last part of a copied object: its session.
-    copied: Option<u64>,
+    /// The last operation of a part of a copied object: the session, and the number of the part.
+    copied: Option<(u64, u32)>,
     /// The block that the data has overwritten already.
     placed: Option<u64>,
 }

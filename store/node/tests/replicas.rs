@@ -13,7 +13,8 @@ use cluster::{Cluster, GROUPS, MS, NODES, Totals};
 use cluster_map::PoolClass;
 use process::Process;
 use replica::{
-    Append, EntryId, GroupBlocked, GroupConfig, MessageBody, ReplicaId, ReplicaMessage, ReplicatedEntry,
+    Append, EntryId, GroupBlocked, GroupConfig, MessageBody, ObjectPart, ReplicaId, ReplicaMessage,
+    ReplicatedEntry,
 };
 use store_node::{ReplicaInput, inspect};
 use wire_store::{BLOCK_BYTES, BLOCKS_PER_EXTENT, EntryHeader, ObjectId, Operation};
@@ -267,7 +268,10 @@ fn a_learner_has_room_for_copies_however_many_entries_wait_for_them() {
     send(&cluster, MessageBody::Append(append.clone()));
     assert!(heard(&mut cluster, &mut session, |body| matches!(body, MessageBody::Appended { .. })));
     let content = 1_u64.to_le_bytes().as_slice().into();
-    send(&cluster, MessageBody::CopyObject { session, object: object(0), content });
+    send(
+        &cluster,
+        MessageBody::CopyObject { session, part: ObjectPart { object: object(0), number: 0 }, content },
+    );
     // It goes in place after a while, in which the learner hears of its primary.
     let previous = EntryId { sequence: count, epoch: 2 };
     let is_written = (0..50).any(|_| {

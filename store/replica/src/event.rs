@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use wire_replica::{
-    AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, ReplicaId, ReplicaMessage,
+    AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, ObjectPart, ReplicaId, ReplicaMessage,
     ReplicatedEntry,
 };
 use wire_store::ObjectId;
@@ -46,6 +46,17 @@ impl Default for RecoveredReplica {
     }
 }
 
+/// A part of an object that was read for a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopiedPart {
+    /// Which part.
+    pub part: ObjectPart,
+    /// It is the object's last one.
+    pub is_last: bool,
+    /// As the storage encodes it.
+    pub content: Arc<[u8]>,
+}
+
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplicaEvent {
@@ -85,12 +96,12 @@ pub enum ReplicaEvent {
         /// The session.
         session: u64,
     },
-    /// The outcome of [`ReplicaAction::ReadObject`]: the object, or `None` if there are no more.
+    /// The outcome of [`ReplicaAction::ReadObject`]: the part, or `None` if there are no more.
     ObjectRead {
         /// The read's number.
         read: u64,
-        /// The object and its content.
-        object: Option<(ObjectId, Arc<[u8]>)>,
+        /// The part and its content.
+        part: Option<CopiedPart>,
     },
     /// [`ReplicaAction::Truncate`] is done.
     Truncated {
@@ -108,8 +119,8 @@ pub enum ReplicaEvent {
     ObjectWritten {
         /// The session.
         session: u64,
-        /// The object.
-        object: ObjectId,
+        /// The part.
+        part: ObjectPart,
     },
 }
 
@@ -204,19 +215,21 @@ pub enum ReplicaAction {
         /// The record, which is not complete.
         record: Box<ReplicaCheckpoint>,
     },
-    /// Reads the first object after another, as of all that was applied; [`ReplicaEvent::ObjectRead`] with it.
+    /// Reads the first part of an object after another part, as of all that was applied; [`ReplicaEvent::ObjectRead`] with
+    /// it. The first one of an object says what the learner needs to make it, and later ones change what that has made. If
+    /// the object is removed meanwhile, the first part of the next one follows.
     ReadObject {
         /// Counts reads.
         read: u64,
-        /// The object before it; `None` for the first of the group.
-        after: Option<ObjectId>,
+        /// The part before it; `None` for the first of the group.
+        after: Option<ObjectPart>,
     },
-    /// Writes a copied object; [`ReplicaEvent::ObjectWritten`] then.
+    /// Writes a part of a copied object; [`ReplicaEvent::ObjectWritten`] then.
     WriteObject {
         /// The session.
         session: u64,
-        /// The object.
-        object: ObjectId,
+        /// The part.
+        part: ObjectPart,
         /// Its content.
         content: Arc<[u8]>,
     },

@@ -25,6 +25,8 @@ pub enum PlantedReplicaFault {
     SkipReconciliation,
     /// A write to the object that was copied last is withheld from the learner.
     CopyLimitOffByOne,
+    /// Entries are sent between two parts of an object, those for the object without their data.
+    CopyAdvancedInObject,
     /// The in-sync set shrinks before the map says so.
     ShrinkAfterAcknowledge,
     /// A learner is proposed for the in-sync set while commits do not wait for it.
@@ -43,7 +45,7 @@ pub enum PlantedReplicaFault {
 
 impl PlantedReplicaFault {
     /// All.
-    pub const ALL: [PlantedReplicaFault; 18] = [
+    pub const ALL: [PlantedReplicaFault; 19] = [
         PlantedReplicaFault::AcknowledgeBeforeReplicas,
         PlantedReplicaFault::DirtyRead,
         PlantedReplicaFault::ApplyUncommitted,
@@ -55,6 +57,7 @@ impl PlantedReplicaFault {
         PlantedReplicaFault::StalePrimary,
         PlantedReplicaFault::SkipReconciliation,
         PlantedReplicaFault::CopyLimitOffByOne,
+        PlantedReplicaFault::CopyAdvancedInObject,
         PlantedReplicaFault::ShrinkAfterAcknowledge,
         PlantedReplicaFault::PromoteUnprepared,
         PlantedReplicaFault::RepairOvertaken,
@@ -78,6 +81,7 @@ impl PlantedReplicaFault {
             PlantedReplicaFault::StalePrimary => "stale-primary",
             PlantedReplicaFault::SkipReconciliation => "skip-reconciliation",
             PlantedReplicaFault::CopyLimitOffByOne => "copy-limit-off-by-one",
+            PlantedReplicaFault::CopyAdvancedInObject => "copy-advanced-in-object",
             PlantedReplicaFault::ShrinkAfterAcknowledge => "shrink-after-acknowledge",
             PlantedReplicaFault::PromoteUnprepared => "promote-unprepared",
             PlantedReplicaFault::RepairOvertaken => "repair-overtaken",

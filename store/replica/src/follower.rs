@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use wire_store::ObjectId;
-
 use crate::replica::{Replica, Role};
 use crate::{
-    Append, AppendOutcome, AppliedRequests, EntryId, MessageBody, PlantedReplicaFault, Plants, ReplicaAction,
-    ReplicaId,
+    Append, AppendOutcome, AppliedRequests, EntryId, MessageBody, ObjectPart, PlantedReplicaFault, Plants,
+    ReplicaAction, ReplicaId,
 };
 
 /// What a follower keeps besides its log.
@@ -40,10 +38,10 @@ enum Copy {
     Resetting,
     /// Objects arrive in their order.
     Objects {
-        /// The last one that arrived.
-        last: Option<ObjectId>,
+        /// The last part that arrived.
+        last: Option<ObjectPart>,
         /// The last one that is written.
-        written: Option<ObjectId>,
+        written: Option<ObjectPart>,
     },
 }
 
@@ -289,26 +287,26 @@ impl<F: Plants> Replica<F> {
         &mut self,
         from: ReplicaId,
         session: u64,
-        object: ObjectId,
+        part: ObjectPart,
         content: Arc<[u8]>,
         actions: &mut Vec<ReplicaAction>,
     ) {
         let Some(Follower { copy: Copy::Objects { last, written }, .. }) = self.stream(from, session) else {
             return;
         };
-        // A copy that was sent twice and arrives late must not replace what was written since.
-        if last.is_none_or(|last| last < object) {
-            *last = Some(object);
-            actions.push(ReplicaAction::WriteObject { session, object, content });
-        } else if *written >= Some(object) {
-            self.send(from, MessageBody::CopyWritten { session, object }, actions);
+        // A part that was sent twice and arrives late must not replace what was written since.
+        if last.is_none_or(|last| last < part) {
+            *last = Some(part);
+            actions.push(ReplicaAction::WriteObject { session, part, content });
+        } else if *written >= Some(part) {
+            self.send(from, MessageBody::CopyWritten { session, part }, actions);
         }
     }
 
     pub(crate) fn on_object_written(
         &mut self,
         session: u64,
-        object: ObjectId,
+        part: ObjectPart,
         actions: &mut Vec<ReplicaAction>,
     ) {
         let primary = self.config.primary;
@@ -316,8 +314,8 @@ impl<F: Plants> Replica<F> {
             && follower.session == session
             && let Copy::Objects { written, .. } = &mut follower.copy
         {
-            *written = (*written).max(Some(object));
-            self.send(primary, MessageBody::CopyWritten { session, object }, actions);
+            *written = (*written).max(Some(part));
+            self.send(primary, MessageBody::CopyWritten { session, part }, actions);
         }
     }
 

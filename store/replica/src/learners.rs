@@ -1,12 +1,13 @@
 //! Learners: replicas outside the in-sync set, which get entries, or first a copy of all objects.
 
-use std::sync::Arc;
-
 use wire_store::ObjectId;
 
 use crate::primary::Peer;
 use crate::replica::{Replica, Role};
-use crate::{AppliedRequests, EntryId, MessageBody, Plants, ReplicaAction, ReplicaId};
+use crate::{
+    AppliedRequests, CopiedPart, EntryId, MessageBody, ObjectPart, PlantedReplicaFault, Plants,
+    ReplicaAction, ReplicaId,
+};
 
 /// A replica outside the in-sync set that gets entries or a copy, as the primary knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,8 @@ impl Copied {
     }
 }
 
+/// Of the entries that a log may have, the share that waits for the rest of an object before its copy yields no more.
+const WAITING_SHARE: u64 = 4;
 /// Most learners at once; others ask again.
 const LEARNERS_MAX: usize = 8;
 
@@ -67,27 +70,29 @@ pub(crate) enum CopyStage {
     Ending { sent_ns: u64 },
 }
 
-/// The copy of objects in their order. Between two objects the stream of entries advances to `target`, which is
-/// committed; while an object is read and written it stands still. So an entry up to the target has no data if its
-/// object is copied later, and the copy has what it wrote. Later entries of a copied object have data and
-/// are applied after the copy.
+/// The copy of objects in their order, each in parts. Between two objects the stream of entries advances to `target`, which
+/// is committed; while the parts of an object are read and written it stands still. So an entry up to the target has no
+/// data if its object is copied later, and the copy has what it wrote. Later entries of a copied object have data and
+/// are applied after the copy. Each part has a turn of its own ([`CopyPacer`](crate::CopyPacer)).
 pub(crate) struct ObjectCopy {
     /// The last object that is copied.
     limit: Option<ObjectId>,
+    /// The last part that is copied.
+    last: Option<ObjectPart>,
     /// The last entry to send now.
     target: u64,
     step: CopyStep,
-    /// Earliest time of the next object.
-    next_ns: u64,
 }
 
 enum CopyStep {
-    /// Entries up to the target are sent.
-    Entries,
-    /// The storage reads the next object.
+    /// Entries up to the target are sent, until the next object has its turn.
+    Entries { turn_ns: Option<u64> },
+    /// The next part of an object waits for its turn.
+    Waiting { turn_ns: u64 },
+    /// The storage reads the next part.
     Reading(u64),
     /// The learner writes it.
-    Writing { object: ObjectId, content: Arc<[u8]>, since_ns: u64, sent_ns: u64 },
+    Writing { copied: CopiedPart, since_ns: u64, sent_ns: u64 },
 }
 
 impl CopyStage {
@@ -125,8 +130,12 @@ impl CopyStage {
             CopyStage::None | CopyStage::Needed => u64::MAX,
             CopyStage::Resetting { sent_ns, .. } | CopyStage::Ending { sent_ns } => sent_ns + resend_ns,
             CopyStage::Objects(copy) => match copy.step {
-                CopyStep::Entries if now_ns < copy.next_ns => copy.next_ns,
-                CopyStep::Entries | CopyStep::Reading(_) => u64::MAX,
+                CopyStep::Entries { turn_ns: Some(turn_ns) } | CopyStep::Waiting { turn_ns }
+                    if now_ns < turn_ns =>
+                {
+                    turn_ns
+                }
+                CopyStep::Entries { .. } | CopyStep::Waiting { .. } | CopyStep::Reading(_) => u64::MAX,
                 CopyStep::Writing { sent_ns, .. } => sent_ns + resend_ns,
             },
         }
@@ -210,19 +219,15 @@ impl<F: Plants> Replica<F> {
             peer.committed = base.sequence;
             peer.next = base.sequence + 1;
             peer.copied = Copied { begun_ns: Some(now_ns), ..Copied::default() };
-            peer.copy = CopyStage::Objects(ObjectCopy {
-                limit: None,
-                target: base.sequence,
-                step: CopyStep::Entries,
-                next_ns: now_ns,
-            });
+            let (target, step) = (base.sequence, CopyStep::Entries { turn_ns: None });
+            peer.copy = CopyStage::Objects(ObjectCopy { limit: None, last: None, target, step });
         }
     }
 
     pub(crate) fn on_object_read(
         &mut self,
         read: u64,
-        object: Option<(ObjectId, Arc<[u8]>)>,
+        part: Option<CopiedPart>,
         actions: &mut Vec<ReplicaAction>,
     ) {
         let now_ns = self.now_ns;
@@ -239,11 +244,11 @@ impl<F: Plants> Replica<F> {
             return;
         };
         let session = peer.session;
-        let body = match (object, &mut peer.copy) {
-            (Some((object, content)), CopyStage::Objects(copy)) => {
-                copy.step =
-                    CopyStep::Writing { object, content: content.clone(), since_ns: now_ns, sent_ns: now_ns };
-                MessageBody::CopyObject { session, object, content }
+        let body = match (part, &mut peer.copy) {
+            (Some(copied), CopyStage::Objects(copy)) => {
+                let (part, content) = (copied.part, copied.content.clone());
+                copy.step = CopyStep::Writing { copied, since_ns: now_ns, sent_ns: now_ns };
+                MessageBody::CopyObject { session, part, content }
             }
             _ => {
                 peer.copy = CopyStage::Ending { sent_ns: now_ns };
@@ -253,16 +258,35 @@ impl<F: Plants> Replica<F> {
         self.send(id, body, actions);
     }
 
-    pub(crate) fn on_copy_written(&mut self, from: ReplicaId, session: u64, object: ObjectId) {
-        let (target, next_ns) = (self.commit_point, self.now_ns + self.settings.copy_interval_ns);
+    pub(crate) fn on_copy_written(&mut self, from: ReplicaId, session: u64, part: ObjectPart) {
+        let (commit_point, end, now_ns) = (self.commit_point, self.log.end(), self.now_ns);
+        let (is_urgent, log_low) = (self.copies_are_urgent(), self.log_low);
+        let waiting_max = self.settings.entries_max as u64 / WAITING_SHARE;
+        let advances = self.has_fault(PlantedReplicaFault::CopyAdvancedInObject);
+        let pacer = self.pacer.clone();
         if let Some(Peer { copy: CopyStage::Objects(copy), copied, .. }) = self.peer(from, session)
-            && let CopyStep::Writing { object: written, content, .. } = &copy.step
-            && *written == object
+            && let CopyStep::Writing { copied: written, .. } = &copy.step
+            && written.part == part
         {
-            copied.objects += 1;
-            copied.bytes += content.len() as u64;
-            *copy = ObjectCopy { limit: Some(object), target, step: CopyStep::Entries, next_ns };
+            copied.objects += u64::from(written.is_last);
+            copied.bytes += written.content.len() as u64;
+            copy.last = Some(part);
+            copy.step = if written.is_last {
+                (copy.limit, copy.target) = (Some(part.object), commit_point);
+                CopyStep::Entries { turn_ns: None }
+            } else {
+                copy.target = if advances { commit_point } else { copy.target };
+                // Entries wait in the log for the rest of the object: before it is full, the copy yields no more.
+                let is_late = log_low || end.saturating_sub(copy.target) > waiting_max;
+                let turn_ns = if is_late { now_ns } else { pacer.turn_ns(now_ns, is_urgent) };
+                CopyStep::Waiting { turn_ns }
+            };
         }
+    }
+
+    /// Another failure would lose data, or stop writes.
+    fn copies_are_urgent(&self) -> bool {
+        self.config.in_sync.len() < self.settings.in_sync_min.max(2)
     }
 
     pub(crate) fn on_copy_ended(&mut self, from: ReplicaId, session: u64) {
@@ -282,6 +306,8 @@ impl<F: Plants> Replica<F> {
         let mut reads = self.reads;
         let mut messages = Vec::new();
         let has_unsettled = !self.unsettled.is_empty();
+        let (pacer, is_urgent, commit_point) =
+            (self.pacer.clone(), self.copies_are_urgent(), self.commit_point);
         let primary = self.primary();
         // A copy has what unsettled blocks have here: the entries that were appended again for them must stay.
         let is_settled = !has_unsettled || primary.stable >= primary.established;
@@ -311,17 +337,26 @@ impl<F: Plants> Replica<F> {
                     messages.push((*id, MessageBody::CopyEnd { session }));
                 }
                 CopyStage::Objects(copy) => match &mut copy.step {
-                    CopyStep::Entries
-                        if is_settled && peer.acknowledged >= Some(copy.target) && now_ns >= copy.next_ns =>
-                    {
+                    CopyStep::Entries { turn_ns } if is_settled && peer.acknowledged >= Some(copy.target) => {
+                        let turn_ns = *turn_ns.get_or_insert_with(|| pacer.turn_ns(now_ns, is_urgent));
+                        if now_ns < turn_ns {
+                            // The stream need not stand still until then.
+                            copy.target = commit_point;
+                        } else {
+                            reads += 1;
+                            copy.step = CopyStep::Reading(reads);
+                            actions.push(ReplicaAction::ReadObject { read: reads, after: copy.last });
+                        }
+                    }
+                    CopyStep::Waiting { turn_ns } if is_settled && now_ns >= *turn_ns => {
                         reads += 1;
                         copy.step = CopyStep::Reading(reads);
-                        actions.push(ReplicaAction::ReadObject { read: reads, after: copy.limit });
+                        actions.push(ReplicaAction::ReadObject { read: reads, after: copy.last });
                     }
-                    CopyStep::Writing { object, content, sent_ns, .. } if now_ns >= *sent_ns + resend_ns => {
+                    CopyStep::Writing { copied, sent_ns, .. } if now_ns >= *sent_ns + resend_ns => {
                         *sent_ns = now_ns;
-                        let (object, content) = (*object, content.clone());
-                        messages.push((*id, MessageBody::CopyObject { session, object, content }));
+                        let (part, content) = (copied.part, copied.content.clone());
+                        messages.push((*id, MessageBody::CopyObject { session, part, content }));
                     }
                     _ => {}
                 },

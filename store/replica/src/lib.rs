@@ -19,8 +19,8 @@
 //!   an entry, the block is unsettled: a follower gets what the primary has there, and a new primary appends the entry
 //!   again, as a retry of its client would, before it reads anything.
 //! - A replica outside the in-sync set asks for a stream of entries. If the primary's log no longer has them, all objects
-//!   are copied in their order; entries for objects behind the moving limit are sent with data, those for objects before
-//!   it without. A learner that has nearly all entries is counted in commits, then proposed for the in-sync set.
+//!   are copied in their order, part by part; entries for objects behind the moving limit are sent with data, those for
+//!   objects before it without. Copies yield to clients ([`CopyPacer`]). A learner that has nearly all entries is counted in commits, then proposed for the in-sync set.
 //!
 //! Times: the grace is longer than the lease by more than clocks differ in rate (see [`ReplicaSettings`]).
 //!
@@ -54,16 +54,18 @@ mod faults;
 mod follower;
 mod learners;
 mod log;
+mod pacer;
 mod primary;
 mod repair;
 mod replica;
 mod unsettled;
 
-pub use event::{RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent};
+pub use event::{CopiedPart, RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent};
 pub use faults::{NoFaults, PlantedReplicaFault, Plants};
 pub use learners::{CopyProgress, LearnerStatus};
+pub use pacer::CopyPacer;
 pub use replica::{GroupBlocked, Replica, ReplicaSettings, ReplicaStatus};
 pub use wire_replica::{
     Append, AppendOutcome, AppliedRequests, CLIENT_WINDOW, CLIENTS_MAX, ClientReply, ClientRequest, EntryId,
-    GroupConfig, MessageBody, ReplicaId, ReplicaMessage, ReplicatedEntry, RequestSeen,
+    GroupConfig, MessageBody, ObjectPart, ReplicaId, ReplicaMessage, ReplicatedEntry, RequestSeen,
 };

@@ -30,6 +30,10 @@ pub(crate) struct Primary {
     /// When the epoch began.
     epoch_ns: u64,
     pub(crate) peers: BTreeMap<ReplicaId, Peer>,
+    /// A write of a client of which the latency is measured, one at a time: its sequence, and when it was appended.
+    measured_write: Option<(u64, u64)>,
+    /// A read of a client of which the latency is measured: its number, and when it began.
+    measured_read: Option<(u64, u64)>,
     /// Writes in the log that are not committed: client and number.
     pub(crate) uncommitted: HashSet<(u64, u64)>,
     waiting_reads: VecDeque<ClientRead>,
@@ -164,6 +168,8 @@ impl Primary {
             act_after_ns: replica.heard_ns + replica.settings.grace_ns,
             epoch_ns: replica.now_ns,
             peers: BTreeMap::new(),
+            measured_write: None,
+            measured_read: None,
             uncommitted: headers.map(|header| (header.client, header.client_number)).collect(),
             waiting_reads: VecDeque::new(),
             reading: BTreeMap::new(),
@@ -422,6 +428,8 @@ impl<F: Plants> Replica<F> {
     ) {
         let (sequence, epoch, commit_point) = (self.log.end() + 1, self.config.epoch, self.commit_point);
         self.primary().uncommitted.insert((header.client, header.client_number));
+        let now_ns = self.now_ns;
+        self.primary().measured_write.get_or_insert((sequence, now_ns));
         let header = EntryHeader { sequence, epoch, commit_point, ..header };
         self.append(wire_replica::share_entry(ReplicatedEntry { header, data }), actions);
     }
@@ -454,6 +462,9 @@ impl<F: Plants> Replica<F> {
         for sequence in self.commit_point + 1..=through {
             let header = &self.log.get(sequence).expect("it is in the log").header;
             primary.uncommitted.remove(&(header.client, header.client_number));
+        }
+        if let Some((_, begun_ns)) = primary.measured_write.take_if(|(sequence, _)| *sequence <= through) {
+            self.pacer.observe_write(now_ns - begun_ns, now_ns);
         }
         self.commit(through, true, actions);
     }
@@ -493,7 +504,10 @@ impl<F: Plants> Replica<F> {
             self.reads += 1;
             let read = self.reads;
             let ClientRead { object, offset, length, .. } = waiting;
-            self.primary().reading.insert(read, waiting);
+            let now_ns = self.now_ns;
+            let primary = self.primary();
+            primary.measured_read.get_or_insert((read, now_ns));
+            primary.reading.insert(read, waiting);
             actions.push(ReplicaAction::Read { read, object, offset, length, through });
         }
     }
@@ -514,6 +528,10 @@ impl<F: Plants> Replica<F> {
                     };
                 }
                 let Some(request) = primary.reading.remove(&read) else { return };
+                if let Some((_, begun_ns)) = primary.measured_read.take_if(|(measured, _)| *measured == read)
+                {
+                    self.pacer.observe_read(self.now_ns - begun_ns, self.now_ns);
+                }
                 match data {
                     Some(data) => request.answer(ClientReply::Data(data), actions),
                     None => self.begin_repair(read, request, actions),

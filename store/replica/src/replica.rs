@@ -7,7 +7,7 @@ use crate::log::EntryLog;
 use crate::primary::Primary;
 use crate::unsettled::UnsettledBlocks;
 use crate::{
-    AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, MessageBody, NoFaults,
+    AppliedRequests, ClientReply, ClientRequest, CopyPacer, EntryId, GroupConfig, MessageBody, NoFaults,
     PlantedReplicaFault, Plants, RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent, ReplicaId,
     ReplicaMessage, ReplicatedEntry,
 };
@@ -30,8 +30,6 @@ pub struct ReplicaSettings {
     pub retry_ns: u64,
     /// A learner that makes no progress for this time loses its stream.
     pub learner_timeout_ns: u64,
-    /// Shortest time between the copies of two objects, so that clients get their share of the device.
-    pub copy_interval_ns: u64,
     /// Applied entries that cause a checkpoint.
     pub checkpoint_entries: u64,
     /// Entries that the log keeps although a checkpoint has them, for replicas that come back.
@@ -57,7 +55,6 @@ impl Default for ReplicaSettings {
             resend_ns: 60 * MS,
             retry_ns: 150 * MS,
             learner_timeout_ns: 1000 * MS,
-            copy_interval_ns: MS,
             checkpoint_entries: 16,
             retained_entries: 1024,
             entries_max: 4096,
@@ -155,6 +152,8 @@ pub struct Replica<F = NoFaults> {
     pub(crate) log_low: bool,
     pub(crate) reads: u64,
     pub(crate) repaired: u64,
+    /// When the next part of a copy is read.
+    pub(crate) pacer: Arc<CopyPacer>,
     pub(crate) unsettled: UnsettledBlocks,
     /// The last session of a stream that it asked for. Higher at each start.
     pub(crate) sessions: u64,
@@ -222,9 +221,15 @@ impl<F: Plants> Replica<F> {
             log_low: false,
             reads: 0,
             repaired: 0,
+            pacer: Arc::default(),
             unsettled: UnsettledBlocks::new(unsettled, end + 1),
             learners: None,
         }
+    }
+
+    /// Has copies share their turns with those of other replicas.
+    pub fn set_copy_pacer(&mut self, pacer: Arc<CopyPacer>) {
+        self.pacer = pacer;
     }
 
     pub(crate) fn has_fault(&self, fault: PlantedReplicaFault) -> bool {
@@ -273,12 +278,10 @@ impl<F: Plants> Replica<F> {
             ReplicaEvent::Checkpointed { checkpoint } => self.on_checkpointed(checkpoint, actions),
             ReplicaEvent::ReadDone { read, data } => self.on_read_done(read, data, actions),
             ReplicaEvent::ResetDone { session } => self.on_reset_done(session, actions),
-            ReplicaEvent::ObjectRead { read, object } => self.on_object_read(read, object, actions),
+            ReplicaEvent::ObjectRead { read, part } => self.on_object_read(read, part, actions),
             ReplicaEvent::Truncated { truncation, in_place } => self.unsettled.confirm(truncation, &in_place),
             ReplicaEvent::Settled { number } => self.unsettled.settled(number),
-            ReplicaEvent::ObjectWritten { session, object } => {
-                self.on_object_written(session, object, actions)
-            }
+            ReplicaEvent::ObjectWritten { session, part } => self.on_object_written(session, part, actions),
         }
     }
 
@@ -358,8 +361,8 @@ impl<F: Plants> Replica<F> {
             MessageBody::CopyBegin { session, base, applied } => {
                 self.on_copy_begin(from, session, base, *applied, actions);
             }
-            MessageBody::CopyObject { session, object, content } => {
-                self.on_copy_object(from, session, object, content, actions);
+            MessageBody::CopyObject { session, part, content } => {
+                self.on_copy_object(from, session, part, content, actions);
             }
             MessageBody::CopyEnd { session } => self.on_copy_end(from, session, actions),
             MessageBody::Appended { sent_ns, session, outcome } => {
@@ -369,7 +372,7 @@ impl<F: Plants> Replica<F> {
                 self.on_join(from, session, commit_point, complete);
             }
             MessageBody::CopyBegun { session } => self.on_copy_begun(from, session),
-            MessageBody::CopyWritten { session, object } => self.on_copy_written(from, session, object),
+            MessageBody::CopyWritten { session, part } => self.on_copy_written(from, session, part),
             MessageBody::CopyEnded { session } => self.on_copy_ended(from, session),
             MessageBody::Fetch { number, object, offset, length } => {
                 self.on_fetch(from, number, (object, offset, length), actions);

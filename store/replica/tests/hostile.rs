@@ -37,9 +37,11 @@ impl Storage {
             }
             ReplicaAction::ReadObject { read, after } => {
                 let mut random = WyRand::new(read);
-                let object = arbitrary::object(&mut random);
-                let object = (after < Some(object)).then(|| (object, [2; 8].into()));
-                self.pending.push_back(ReplicaEvent::ObjectRead { read, object });
+                let part = arbitrary::part(&mut random);
+                let is_last = random.happens(500);
+                let content = [2; 8].into();
+                let part = (after < Some(part)).then_some(CopiedPart { part, is_last, content });
+                self.pending.push_back(ReplicaEvent::ObjectRead { read, part });
             }
             ReplicaAction::Truncate { truncation, .. } => {
                 self.pending.push_back(ReplicaEvent::Truncated { truncation, in_place: Vec::new() });
@@ -47,8 +49,8 @@ impl Storage {
             ReplicaAction::Settle { number, .. } => {
                 self.pending.push_back(ReplicaEvent::Settled { number });
             }
-            ReplicaAction::WriteObject { session, object, .. } => {
-                self.pending.push_back(ReplicaEvent::ObjectWritten { session, object });
+            ReplicaAction::WriteObject { session, part, .. } => {
+                self.pending.push_back(ReplicaEvent::ObjectWritten { session, part });
             }
             ReplicaAction::Send { message, .. } => {
                 // What it sends can be decoded, unless its numbers have come near the limit.

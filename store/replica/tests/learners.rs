@@ -46,19 +46,25 @@ fn a_copy_is_reported_with_its_objects_bytes_and_time() {
         let read = reads.next_back().expect("the next object is read");
         let object = ObjectId { group: 0, volume: 1, index: copied as u32, suffix: 0 };
         let content: Arc<[u8]> = vec![0; bytes].into();
-        handle(ReplicaEvent::ObjectRead { read, object: Some((object, content)) }, at_ns);
-        let written = |object| from_learner(MessageBody::CopyWritten { session: SESSION, object });
+        let part = ObjectPart { object, number: 3 };
+        let read_part = CopiedPart { part, is_last: true, content };
+        handle(ReplicaEvent::ObjectRead { read, part: Some(read_part) }, at_ns);
+        let written = |object| {
+            let part = ObjectPart { object, number: 3 };
+            from_learner(MessageBody::CopyWritten { session: SESSION, part })
+        };
         let other = ObjectId { volume: 9, ..object };
         // What was not copied does not count.
         handle(written(other), at_ns);
         let before = handle(written(other), at_ns).1[0].copy.unwrap();
-        let after = handle(written(object), at_ns).1[0].copy.unwrap();
+        let (next, learners) = handle(written(object), at_ns);
+        let after = learners[0].copy.unwrap();
         let elapsed_ns = at_ns - begun_ns;
         assert_eq!((before.objects, after.objects), (copied - 1, copied));
         assert_eq!(
             after,
             CopyProgress { objects: copied, bytes: if copied == 1 { 1000 } else { 1500 }, elapsed_ns }
         );
-        actions = handle(ReplicaEvent::Timer, at_ns + 50 * MS).0;
+        actions = next;
     }
 }

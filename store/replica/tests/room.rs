@@ -140,13 +140,14 @@ fn one_that_has_left_the_group_is_proposed_no_more() {
 /// One that has no room for an object answers everything else, and would keep the entries that it lacks in the primary's log.
 #[test]
 fn a_copy_that_stands_still_ends_when_the_log_is_low() {
-    let object = ObjectId { group: 0, volume: 1, index: 0, suffix: 0 };
+    let part = ObjectPart { object: ObjectId { group: 0, volume: 1, index: 0, suffix: 0 }, number: 0 };
     let copying = || {
         let mut group = Group::new();
         group.join(1);
         group.receive(MessageBody::CopyBegun { session: 1 });
         let read = group.reads.pop().expect("the first object is read");
-        let sent = group.handle(ReplicaEvent::ObjectRead { read, object: Some((object, vec![0; 8].into())) });
+        let copied = CopiedPart { part, is_last: true, content: vec![0; 8].into() };
+        let sent = group.handle(ReplicaEvent::ObjectRead { read, part: Some(copied) });
         assert!(matches!(sent[..], [MessageBody::CopyObject { .. }]));
         group
     };

@@ -7,8 +7,8 @@ use wire_store::{EntryHeader, OBJECT_BYTES, ObjectId, crc32c};
 
 use crate::{
     Append, AppendOutcome, AppliedRequests, ClientReply, ClientRequest, ENTRIES_MAX, EPOCH_LIMIT, EntryId,
-    Frame, FrameHeader, FrameKind, GroupConfig, MEMBERS_MAX, MessageBody, NUMBER_LIMIT, ReplicaId,
-    ReplicaMessage, ReplicatedEntry, TRANSFER_BYTES_MAX, share_data, share_entry,
+    Frame, FrameHeader, FrameKind, GroupConfig, MEMBERS_MAX, MessageBody, NUMBER_LIMIT, ObjectPart,
+    ReplicaId, ReplicaMessage, ReplicatedEntry, TRANSFER_BYTES_MAX, share_data, share_entry,
 };
 
 impl Frame {
@@ -111,6 +111,10 @@ impl<'a> Fields<'a> {
         Ok(EntryId { sequence, epoch: self.below("the epoch", EPOCH_LIMIT)? })
     }
 
+    fn part(&mut self) -> Result<ObjectPart, DecodeError> {
+        Ok(ObjectPart { object: self.object()?, number: self.u32()? })
+    }
+
     fn object(&mut self) -> Result<ObjectId, DecodeError> {
         let at = self.at();
         let object = ObjectId::from_bytes(&self.bytes()?);
@@ -194,12 +198,12 @@ impl<'a> Fields<'a> {
             },
             FrameKind::CopyBegun => MessageBody::CopyBegun { session: self.session()? },
             FrameKind::CopyObject => {
-                let (session, object, checksum) = (self.session()?, self.object()?, self.u32()?);
+                let (session, part, checksum) = (self.session()?, self.part()?, self.u32()?);
                 let content = self.data(self.data.len(), checksum)?;
-                MessageBody::CopyObject { session, object, content }
+                MessageBody::CopyObject { session, part, content }
             }
             FrameKind::CopyWritten => {
-                MessageBody::CopyWritten { session: self.session()?, object: self.object()? }
+                MessageBody::CopyWritten { session: self.session()?, part: self.part()? }
             }
             FrameKind::CopyEnd => MessageBody::CopyEnd { session: self.session()? },
             FrameKind::CopyEnded => MessageBody::CopyEnded { session: self.session()? },

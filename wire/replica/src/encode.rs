@@ -6,7 +6,7 @@ use wire_store::{EntryHeader, crc32c};
 
 use crate::{
     AppendOutcome, ClientReply, ClientRequest, EncodedFrame, EntryId, Frame, FrameHeader, FrameKind,
-    GroupConfig, MessageBody, ReplicaMessage, ReplicatedEntry,
+    GroupConfig, MessageBody, ObjectPart, ReplicaMessage, ReplicatedEntry,
 };
 
 /// What most messages have besides entries fits.
@@ -98,6 +98,11 @@ impl Out {
         self.u32(id.epoch);
     }
 
+    fn part(&mut self, part: ObjectPart) {
+        self.bytes(&part.object.to_bytes());
+        self.u32(part.number);
+    }
+
     /// An entry as no log has it: its place and what is before it differ between replicas.
     fn entry(&mut self, header: &EntryHeader, data: &Arc<[u8]>) {
         let header = EntryHeader { previous_crc32c: 0, ..header.clone() };
@@ -157,16 +162,16 @@ impl Out {
                 self.u64(*session);
                 FrameKind::CopyBegun
             }
-            MessageBody::CopyObject { session, object, content } => {
+            MessageBody::CopyObject { session, part, content } => {
                 self.u64(*session);
-                self.bytes(&object.to_bytes());
+                self.part(*part);
                 self.u32(crc32c(content));
                 self.data(content);
                 FrameKind::CopyObject
             }
-            MessageBody::CopyWritten { session, object } => {
+            MessageBody::CopyWritten { session, part } => {
                 self.u64(*session);
-                self.bytes(&object.to_bytes());
+                self.part(*part);
                 FrameKind::CopyWritten
             }
             MessageBody::CopyEnd { session } => {

@@ -6,7 +6,7 @@ use codec::{Crc32c, DecodeError, next_field, put_field};
 
 use crate::{
     AppliedRequests, CLIENTS_MAX, ClientReply, ClientRequest, ENTRIES_MAX, MEMBERS_MAX, MESSAGE_VERSION,
-    OBJECT_CONTENT_BYTES_MAX, REPORT_BYTES_MAX, ReplicaMessage, TRANSFER_BYTES_MAX,
+    OBJECT_PART_BYTES_MAX, REPORT_BYTES_MAX, ReplicaMessage, TRANSFER_BYTES_MAX,
 };
 
 const MAGIC: [u8; 4] = *b"RBMS";
@@ -89,7 +89,7 @@ impl FrameKind {
                 (message + ENTRIES_MAX * wire_store::EntryHeader::SIZE, ENTRIES_MAX * transfer)
             }
             FrameKind::CopyBegin => (message + AppliedRequests::encoded_bytes(CLIENTS_MAX), 0),
-            FrameKind::CopyObject => (message, OBJECT_CONTENT_BYTES_MAX),
+            FrameKind::CopyObject => (message, OBJECT_PART_BYTES_MAX),
             FrameKind::Fetched => (message, transfer),
             FrameKind::Unsettled => (message + wire_store::EntryHeader::SIZE, transfer),
             FrameKind::Write | FrameKind::Reply => (FIXED_BYTES_MAX, transfer),

@@ -36,19 +36,19 @@ pub use codec::DecodeError;
 pub use frame::{EncodedFrame, Frame, FrameHeader, FrameKind};
 pub use greeting::{Greeting, GreetingKind, KeyName};
 pub use message::{
-    Append, AppendOutcome, ClientReply, ClientRequest, EntryId, GroupConfig, MessageBody, ReplicaId,
-    ReplicaMessage, ReplicatedEntry,
+    Append, AppendOutcome, ClientReply, ClientRequest, EntryId, GroupConfig, MessageBody, ObjectPart,
+    ReplicaId, ReplicaMessage, ReplicatedEntry,
 };
 pub use spare::{recycle, share_data, share_entry};
 
 /// Version of the messages.
-pub const MESSAGE_VERSION: u16 = 2;
+pub const MESSAGE_VERSION: u16 = 3;
 /// Most entries of a message.
 pub const ENTRIES_MAX: usize = 16;
 /// Most bytes of a write or a read.
 pub const TRANSFER_BYTES_MAX: u32 = 128 << 10;
-/// Most bytes of a copied object as the storage encodes it.
-pub const OBJECT_CONTENT_BYTES_MAX: usize = 5 << 20;
+/// Most bytes of a part of a copied object as the storage encodes it: as much as a transfer, and where it belongs.
+pub const OBJECT_PART_BYTES_MAX: usize = TRANSFER_BYTES_MAX as usize + (4 << 10);
 /// Most bytes of a node's status: the replicas of a device, 1,024 at most, take about 1 KiB each.
 pub const REPORT_BYTES_MAX: usize = 4 << 20;
 /// Most members of an in-sync set.

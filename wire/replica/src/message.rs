@@ -38,6 +38,15 @@ pub struct EntryId {
     pub epoch: u32,
 }
 
+/// Names a part of an object, as it is copied: the storage divides objects. Parts are ordered by object, then by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectPart {
+    /// The object.
+    pub object: ObjectId,
+    /// Number of the part, from 0.
+    pub number: u32,
+}
+
 /// An entry of the log of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicatedEntry {
@@ -105,21 +114,21 @@ pub enum MessageBody {
         /// The session of the stream.
         session: u64,
     },
-    /// From the primary: an object.
+    /// From the primary: a part of an object.
     CopyObject {
         /// The session of the stream.
         session: u64,
-        /// The object.
-        object: ObjectId,
+        /// Which part.
+        part: ObjectPart,
         /// Its content, as the storage encodes it.
         content: Arc<[u8]>,
     },
-    /// To the primary: the object is written.
+    /// To the primary: the part is written.
     CopyWritten {
         /// The session of the stream.
         session: u64,
-        /// The object.
-        object: ObjectId,
+        /// Which part.
+        part: ObjectPart,
     },
     /// From the primary: every object is copied.
     CopyEnd {

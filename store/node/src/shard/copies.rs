@@ -1,7 +1,9 @@
-//! Objects as they are copied to other replicas: which extents are allocated, and the parts that are not zero.
+//! Objects as they are copied to other replicas, in parts as long as a request: which extents are allocated, and the blocks
+//! that are not zero.
 //!
-//! The content begins with 8 bytes, a bit for each extent, the first one's the lowest. A part is its offset and its length,
-//! 4 bytes each, then its bytes; parts are in their order, whole blocks, and at most as long as a request.
+//! A part begins with 8 bytes, a bit for each extent, the first one's the lowest; only in the first part of an object any is
+//! set. Runs of blocks follow: offset and length, 4 bytes each, then the bytes; in their order, and at most as long as a
+//! request. Parts without allocated extents are left out, but for the first.
 //!
 //! A copy has the extents that the original has, so that both have the same space: the primary decides for all.
 
@@ -12,7 +14,7 @@ use std::task::{Poll, Waker};
 
 use objects::SpaceNeed;
 use reactor::Core;
-use replica::ReplicaEvent;
+use replica::{CopiedPart, ObjectPart, ReplicaEvent};
 use wire_store::{
     BLOCK_BYTES, BLOCKS_PER_EXTENT, EXTENTS_PER_OBJECT, EntryHeader, OBJECT_BYTES, ObjectId, OnodeContent,
     Operation,
@@ -23,32 +25,38 @@ use super::messages::{ControlReply, Reply};
 use crate::once::once;
 use crate::{StoreError, TRANSFER_BYTES_MAX};
 
-/// Bytes of the head of a part.
-const PART_HEAD: usize = 8;
+/// Bytes of the head of a run.
+const RUN_HEAD: usize = 8;
 const EXTENT_BYTES: usize = BLOCKS_PER_EXTENT * BLOCK_BYTES;
+
+/// Of a part.
+const PART_BYTES: u32 = TRANSFER_BYTES_MAX;
+/// Parts of an object.
+const PARTS: u32 = OBJECT_BYTES as u32 / PART_BYTES;
+const EXTENTS_PER_PART: u32 = PART_BYTES / EXTENT_BYTES as u32;
 
 /// Extents of an object, a bit each.
 type ExtentBits = u64;
 const _: () = assert!(EXTENTS_PER_OBJECT == ExtentBits::BITS as usize);
 
-/// The content of a copied object.
+/// The content of a part of a copied object.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct CopiedObject {
+pub(super) struct PartContent {
     extents: ExtentBits,
     /// Offset and bytes of each.
-    parts: Vec<(u32, Vec<u8>)>,
+    runs: Vec<(u32, Vec<u8>)>,
 }
 
 /// Objects that other replicas want.
 #[derive(Default)]
 pub(super) struct ObjectReads {
-    wanted: VecDeque<(u64, Option<ObjectId>)>,
+    wanted: VecDeque<(u64, Option<ObjectPart>)>,
     waker: Option<Waker>,
 }
 
 impl ObjectReads {
-    /// The first object after another is wanted.
-    pub(super) fn push(&mut self, read: u64, after: Option<ObjectId>) {
+    /// The first part after another is wanted.
+    pub(super) fn push(&mut self, read: u64, after: Option<ObjectPart>) {
         self.wanted.push_back((read, after));
         self.wake();
     }
@@ -88,10 +96,10 @@ pub(super) fn start(core: &Core, shard: &Rc<RefCell<Shard>>) -> Result<(), Store
                 }
             });
             let (Some((read, after)), Some(shard)) = (next.await, shard.upgrade()) else { return };
-            match read_object(&shard, after).await {
-                Ok(object) => {
+            match read_part(&shard, after).await {
+                Ok(part) => {
                     if let Some(replication) = &mut shard.borrow_mut().replication {
-                        replication.object_was_read(ReplicaEvent::ObjectRead { read, object });
+                        replication.object_was_read(ReplicaEvent::ObjectRead { read, part });
                     }
                 }
                 Err(error) => shard.borrow_mut().fail(&error),
@@ -101,28 +109,52 @@ pub(super) fn start(core: &Core, shard: &Rc<RefCell<Shard>>) -> Result<(), Store
     if core.spawn(task) { Ok(()) } else { Err(StoreError::Closed) }
 }
 
-/// The first object after another, with its content.
-async fn read_object(
+/// The first part after another, with its content.
+async fn read_part(
     shard: &RefCell<Shard>,
-    after: Option<ObjectId>,
-) -> Result<Option<(ObjectId, std::sync::Arc<[u8]>)>, StoreError> {
-    let Some((object, extents)) = shard.borrow().object_to_copy(after) else { return Ok(None) };
-    let mut content = extents.to_le_bytes().to_vec();
-    for offset in (0..OBJECT_BYTES as u32).step_by(TRANSFER_BYTES_MAX as usize) {
+    after: Option<ObjectPart>,
+) -> Result<Option<CopiedPart>, StoreError> {
+    let Some((part, extents)) = shard.borrow().part_to_copy(after) else { return Ok(None) };
+    let is_last = next_part(extents, part.number).is_none();
+    let mut content = if part.number == 0 { extents } else { 0 }.to_le_bytes().to_vec();
+    if extents_of_part(extents, part.number) != 0 {
         let (sender, receiver) = once();
-        shard.borrow_mut().read_for_copy(object, offset, TRANSFER_BYTES_MAX, Reply::Control(sender));
+        let offset = part.number * PART_BYTES;
+        shard.borrow_mut().read_for_copy(part.object, offset, PART_BYTES, Reply::Control(sender));
         match receiver.await {
-            Some(ControlReply::Data(bytes)) => push_parts(offset, &bytes, &mut content),
+            Some(ControlReply::Data(bytes)) => push_runs(offset, &bytes, &mut content),
             Some(ControlReply::Done(status)) => {
                 return Err(StoreError::Failed { what: "reading an object for a copy", status });
             }
             _ => return Err(StoreError::Closed),
         }
     }
-    Ok(Some((object, content.into())))
+    Ok(Some(CopiedPart { part, is_last, content: content.into() }))
+}
+
+/// The extents of a part, of those of its object.
+fn extents_of_part(extents: ExtentBits, number: u32) -> ExtentBits {
+    let of_first = (1 << EXTENTS_PER_PART) - 1;
+    extents & of_first << (number * EXTENTS_PER_PART)
+}
+
+/// The next part after one that has extents.
+fn next_part(extents: ExtentBits, number: u32) -> Option<u32> {
+    (number.saturating_add(1)..PARTS).find(|number| extents_of_part(extents, *number) != 0)
 }
 
 impl Shard {
+    /// The first part after another, of the objects that exist when the committed entries are in place, and the extents of
+    /// its object then.
+    fn part_to_copy(&self, after: Option<ObjectPart>) -> Option<(ObjectPart, ExtentBits)> {
+        let rest = after.and_then(|ObjectPart { object, number }| {
+            let extents = self.extents_of(object)?;
+            Some((ObjectPart { object, number: next_part(extents, number)? }, extents))
+        });
+        let first = |(object, extents)| (ObjectPart { object, number: 0 }, extents);
+        rest.or_else(|| self.object_to_copy(after.map(|part| part.object)).map(first))
+    }
+
     /// The first object after another, of those that exist when the committed entries are in place, and its extents then.
     fn object_to_copy(&self, mut after: Option<ObjectId>) -> Option<(ObjectId, ExtentBits)> {
         loop {
@@ -135,7 +167,7 @@ impl Shard {
     }
 
     /// The extents that an object has when the committed entries are in place; `None` if it does not exist then.
-    fn extents_of(&self, object: ObjectId) -> Option<ExtentBits> {
+    pub(super) fn extents_of(&self, object: ObjectId) -> Option<ExtentBits> {
         let extents = self.partition.onode(object).map(|onode| match &onode.content {
             OnodeContent::Mapped(map) => {
                 map.extents.iter().rev().fold(0, |bits, extent| bits << 1 | ExtentBits::from(*extent != 0))
@@ -147,24 +179,27 @@ impl Shard {
     }
 }
 
+fn extent_bits(extents: std::ops::Range<usize>) -> ExtentBits {
+    extents.fold(0, |bits, index| bits | 1 << index)
+}
+
 /// The extents of an object after an operation; `None` if there is no object.
 fn extents_after(extents: Option<ExtentBits>, entry: &EntryHeader) -> Option<ExtentBits> {
-    let bits = |extents: std::ops::Range<usize>| extents.fold(0, |bits, index| bits | 1 << index);
     let (start, end) = (entry.offset as usize, (entry.offset + entry.length) as usize);
     match entry.operation {
         Operation::Preallocate if entry.length == 0 => Some(ExtentBits::MAX),
         Operation::Write | Operation::Preallocate => {
-            Some(extents.unwrap_or(0) | bits(start / EXTENT_BYTES..end.div_ceil(EXTENT_BYTES)))
+            Some(extents.unwrap_or(0) | extent_bits(start / EXTENT_BYTES..end.div_ceil(EXTENT_BYTES)))
         }
         Operation::WriteZeroes => {
-            extents.map(|extents| extents & !bits(start.div_ceil(EXTENT_BYTES)..end / EXTENT_BYTES))
+            extents.map(|extents| extents & !extent_bits(start.div_ceil(EXTENT_BYTES)..end / EXTENT_BYTES))
         }
         Operation::Remove => None,
     }
 }
 
 /// Appends the blocks that are not zero, adjacent ones together.
-fn push_parts(offset: u32, bytes: &[u8], out: &mut Vec<u8>) {
+fn push_runs(offset: u32, bytes: &[u8], out: &mut Vec<u8>) {
     let mut blocks = bytes.chunks(BLOCK_BYTES).enumerate().peekable();
     let is_zero = |block: &[u8]| block.iter().all(|byte| *byte == 0);
     while let Some((first, block)) = blocks.next() {
@@ -175,27 +210,34 @@ fn push_parts(offset: u32, bytes: &[u8], out: &mut Vec<u8>) {
         while blocks.next_if(|(_, block)| !is_zero(block)).is_some() {
             end += BLOCK_BYTES;
         }
-        let part = &bytes[first * BLOCK_BYTES..end];
+        let run = &bytes[first * BLOCK_BYTES..end];
         out.extend_from_slice(&(offset + (first * BLOCK_BYTES) as u32).to_le_bytes());
-        out.extend_from_slice(&(part.len() as u32).to_le_bytes());
-        out.extend_from_slice(part);
+        out.extend_from_slice(&(run.len() as u32).to_le_bytes());
+        out.extend_from_slice(run);
     }
 }
 
-impl CopiedObject {
-    /// Decodes the content of an object; `None` if it is none.
-    pub(super) fn decode(content: &[u8]) -> Option<CopiedObject> {
-        let (extents, parts) = content.split_first_chunk()?;
-        Some(CopiedObject { extents: ExtentBits::from_le_bytes(*extents), parts: decode_parts(parts)? })
+impl PartContent {
+    /// Decodes the content of a part; `None` if it is none.
+    pub(super) fn decode(content: &[u8]) -> Option<PartContent> {
+        let (extents, runs) = content.split_first_chunk()?;
+        Some(PartContent { extents: ExtentBits::from_le_bytes(*extents), runs: decode_runs(runs)? })
     }
 
-    /// The space that it needs where it is not.
-    pub(super) fn space_need(&self) -> SpaceNeed {
-        SpaceNeed { extents: self.extents.count_ones(), onodes: 1 }
+    /// The space that an object needs where it is not, or extents that its first part did not name: entries that follow the
+    /// copy allocate those.
+    pub(super) fn space_need(&self, number: u32, has: ExtentBits) -> SpaceNeed {
+        let written = self.runs.iter().map(|(offset, bytes)| {
+            let start = *offset as usize;
+            extent_bits(start / EXTENT_BYTES..(start + bytes.len()).div_ceil(EXTENT_BYTES))
+        });
+        let extents = written.fold(self.extents, |bits, run| bits | run) & !has;
+        SpaceNeed { extents: extents.count_ones(), onodes: u32::from(number == 0) }
     }
 
-    /// The operations that make the object where there is none, with their data.
-    pub(super) fn into_operations(self, object: ObjectId) -> Vec<(EntryHeader, Vec<u8>)> {
+    /// The operations that make the object where there is none, or write a later part of it, with their data.
+    pub(super) fn into_operations(self, part: ObjectPart) -> Vec<(EntryHeader, Vec<u8>)> {
+        let object = part.object;
         let allocation = |operation, extents: std::ops::Range<usize>| {
             let length = extents.len() * EXTENT_BYTES;
             let header =
@@ -204,11 +246,11 @@ impl CopiedObject {
         };
         let mut operations: Vec<_> = runs(self.extents)
             .map(|extents| allocation(Operation::Preallocate, extents))
-            .chain(self.parts.into_iter().map(|(offset, data)| {
+            .chain(self.runs.into_iter().map(|(offset, data)| {
                 (EntryHeader::new(Operation::Write, object, offset, data.len() as u32), data)
             }))
             .collect();
-        if operations.is_empty() {
+        if operations.is_empty() && part.number == 0 {
             // It exists, and has no extent.
             operations
                 .extend([Operation::Preallocate, Operation::WriteZeroes].map(|it| allocation(it, 0..1)));
@@ -229,11 +271,11 @@ fn runs(extents: ExtentBits) -> impl Iterator<Item = std::ops::Range<usize>> {
     })
 }
 
-fn decode_parts(mut content: &[u8]) -> Option<Vec<(u32, Vec<u8>)>> {
-    let mut parts = Vec::new();
+fn decode_runs(mut content: &[u8]) -> Option<Vec<(u32, Vec<u8>)>> {
+    let mut runs = Vec::new();
     let mut end = 0;
     while !content.is_empty() {
-        let (head, rest) = content.split_at_checked(PART_HEAD)?;
+        let (head, rest) = content.split_at_checked(RUN_HEAD)?;
         let number = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let (offset, length) = (number(0), number(4));
         let (bytes, rest) = rest.split_at_checked(length as usize)?;
@@ -242,10 +284,10 @@ fn decode_parts(mut content: &[u8]) -> Option<Vec<(u32, Vec<u8>)>> {
         if !is_whole || length == 0 || length > TRANSFER_BYTES_MAX || offset < end {
             return None;
         }
-        parts.push((offset, bytes.to_vec()));
+        runs.push((offset, bytes.to_vec()));
         (end, content) = (next, rest);
     }
-    Some(parts)
+    Some(runs)
 }
 
 #[cfg(test)]
@@ -253,54 +295,83 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_of_an_object_are_its_blocks_that_are_not_zero() {
+    fn a_part_has_the_blocks_that_are_not_zero() {
         let mut object = vec![0; OBJECT_BYTES];
         for block in [0, 1, 31, 32, 500, 1023] {
             object[block * BLOCK_BYTES + block] = 7;
         }
         let mut content = 6_u64.to_le_bytes().to_vec();
-        for (index, bytes) in object.chunks(TRANSFER_BYTES_MAX as usize).enumerate() {
-            push_parts(index as u32 * TRANSFER_BYTES_MAX, bytes, &mut content);
+        for (index, bytes) in object.chunks(PART_BYTES as usize).enumerate() {
+            push_runs(index as u32 * PART_BYTES, bytes, &mut content);
         }
-        let CopiedObject { extents, parts } = CopiedObject::decode(&content).unwrap();
+        let PartContent { extents, runs } = PartContent::decode(&content).unwrap();
         assert_eq!(extents, 6);
         let mut copy = vec![0; OBJECT_BYTES];
-        for (offset, bytes) in &parts {
+        for (offset, bytes) in &runs {
             copy[*offset as usize..][..bytes.len()].copy_from_slice(bytes);
         }
         assert!(copy == object);
-        assert_eq!(content.len(), 8 + 6 * BLOCK_BYTES + parts.len() * PART_HEAD);
-        for length in (0..8 + PART_HEAD + BLOCK_BYTES).filter(|length| *length != 8) {
-            assert_eq!(CopiedObject::decode(&content[..length]), None);
+        assert_eq!(content.len(), 8 + 6 * BLOCK_BYTES + runs.len() * RUN_HEAD);
+        for length in (0..8 + RUN_HEAD + BLOCK_BYTES).filter(|length| *length != 8) {
+            assert_eq!(PartContent::decode(&content[..length]), None);
         }
         for (at, value) in [(0, 1), (4, 0), (3, 1), (7, 1)] {
             let mut malformed = content.clone();
             malformed[8 + at] = value;
             malformed[8 + 5] = if at == 4 { 0 } else { malformed[8 + 5] };
-            assert_eq!(CopiedObject::decode(&malformed), None, "byte {at} is {value}");
+            assert_eq!(PartContent::decode(&malformed), None, "byte {at} is {value}");
         }
     }
 
     #[test]
     fn a_copy_gets_the_extents_of_the_original() {
         let object = ObjectId { group: 1, volume: 2, index: 3, suffix: 0 };
-        let operations = |extents, parts| {
-            let operations = CopiedObject { extents, parts }.into_operations(object).into_iter();
+        let operations_of = |number, extents, runs| {
+            let part = ObjectPart { object, number };
+            let operations = PartContent { extents, runs }.into_operations(part).into_iter();
             let described = operations.map(|(header, data)| {
                 assert_eq!(header.data_bytes(), data.len());
                 (header.operation, header.offset as usize / EXTENT_BYTES, header.length as usize)
             });
             described.collect::<Vec<_>>()
         };
+        let operations = |extents, runs| operations_of(0, extents, runs);
         let preallocate = |first, count| (Operation::Preallocate, first, count * EXTENT_BYTES);
         assert_eq!(operations(u64::MAX, vec![]), [preallocate(0, 64)]);
         assert_eq!(operations(1 << 63, vec![]), [preallocate(63, 1)]);
-        let part = (5 * EXTENT_BYTES as u32, vec![7; BLOCK_BYTES]);
+        let run = (5 * EXTENT_BYTES as u32, vec![7; BLOCK_BYTES]);
         let expected = [preallocate(0, 1), preallocate(4, 3), (Operation::Write, 5, BLOCK_BYTES)];
-        assert_eq!(operations(0b111_0001, vec![part]), expected);
+        assert_eq!(operations(0b111_0001, vec![run.clone()]), expected);
+        // Later parts change what the first has made.
+        assert_eq!(operations_of(2, 0, vec![run]), [(Operation::Write, 5, BLOCK_BYTES)]);
+        assert_eq!(operations_of(2, 0, vec![]), []);
         // Space that was given back leaves an object without extents.
         let expected = [preallocate(0, 1), (Operation::WriteZeroes, 0, EXTENT_BYTES)];
         assert_eq!(operations(0, vec![]), expected);
+    }
+
+    #[test]
+    fn parts_without_extents_are_left_out_but_for_the_first() {
+        let last = PARTS - 1;
+        assert_eq!(next_part(0, 0), None);
+        assert_eq!(next_part(u64::MAX, 0), Some(1));
+        assert_eq!(next_part(1 << 63 | 1 << 7, 0), Some(3));
+        assert_eq!(next_part(1 << 63 | 1 << 7, 3), Some(last));
+        assert_eq!(next_part(u64::MAX, last), None);
+        // What another replica names may be anything.
+        assert_eq!(next_part(u64::MAX, u32::MAX), None);
+    }
+
+    #[test]
+    fn a_part_needs_the_extents_that_its_object_does_not_have() {
+        let run = |extent: usize, blocks| ((extent * EXTENT_BYTES) as u32, vec![7; blocks * BLOCK_BYTES]);
+        let need = |number, extents, runs, has| {
+            let SpaceNeed { extents, onodes } = PartContent { extents, runs }.space_need(number, has);
+            (extents, onodes)
+        };
+        assert_eq!(need(0, 0b111, vec![run(0, 1)], 0), (3, 1));
+        assert_eq!(need(1, 0, vec![run(2, 1), run(3, 16)], 0b111), (1, 0));
+        assert_eq!(need(1, 0, vec![], 0b111), (0, 0));
     }
 
     #[test]

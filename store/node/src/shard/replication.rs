@@ -20,8 +20,8 @@ use std::sync::Arc;
 use cluster_map::{PartitionSize, PoolClass};
 use reactor::{MailboxReceiver, MailboxSender};
 use replica::{
-    AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, LearnerStatus, Replica, ReplicaAction,
-    ReplicaCheckpoint, ReplicaEvent, ReplicaId, ReplicaMessage, ReplicaStatus,
+    AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, LearnerStatus, ObjectPart, Replica,
+    ReplicaAction, ReplicaCheckpoint, ReplicaEvent, ReplicaId, ReplicaMessage, ReplicaStatus,
 };
 use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, ObjectId, Operation, UnsettledBlock, crc32c};
 
@@ -111,6 +111,8 @@ pub(super) struct Replication {
     pub(super) learners: Vec<ReplicaId>,
     /// The last session of which a copied object found no room here.
     refused_copy: Option<u64>,
+    /// Parts of copied objects that are not in place: the primary waits for each.
+    copies_to_place: usize,
     pub(super) events: VecDeque<ReplicaEvent>,
     /// When the replica wants the next [`ReplicaEvent::Timer`].
     replica_deadline: Option<u64>,
@@ -190,8 +192,10 @@ impl Replication {
         if !self.is_redoing() {
             self.object_reads.wake();
         }
-        if let Some(session) = entry.copied {
-            self.events.push_back(ReplicaEvent::ObjectWritten { session, object });
+        if let Some((session, number)) = entry.copied {
+            self.copies_to_place = self.copies_to_place.saturating_sub(1);
+            let part = ObjectPart { object, number };
+            self.events.push_back(ReplicaEvent::ObjectWritten { session, part });
         }
     }
 
@@ -315,6 +319,7 @@ impl Replication {
                 self.object_queue.clear();
                 self.reads.clear();
                 self.object_reads.clear();
+                self.copies_to_place = 0;
                 self.settles.clear();
                 self.checkpoint = None;
                 self.is_recording = false;

@@ -172,7 +172,6 @@ fn settings(in_place: bool) -> ReplicaSettings {
         resend_ns: 6 * MS,
         retry_ns: 15 * MS,
         learner_timeout_ns: 200 * MS,
-        copy_interval_ns: 100_000,
         checkpoint_entries: 40,
         retained_entries: 30,
         ..ReplicaSettings::default()

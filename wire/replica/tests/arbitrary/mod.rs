@@ -30,6 +30,11 @@ pub(crate) fn object(random: &mut WyRand) -> ObjectId {
     ObjectId { group: GROUP, volume: random.below(3), index: random.below(3) as u32, suffix: 0 }
 }
 
+/// A part of an object.
+pub(crate) fn part(random: &mut WyRand) -> ObjectPart {
+    ObjectPart { object: object(random), number: random.below(3) as u32 }
+}
+
 /// An operation of a client, with its data.
 pub(crate) fn write(random: &mut WyRand) -> (EntryHeader, Arc<[u8]>) {
     let operation = Operation::ALL[random.index(Operation::ALL.len())];
@@ -104,8 +109,8 @@ pub(crate) fn replica_message(random: &mut WyRand, replicas: u64) -> ReplicaMess
         }
         5 => MessageBody::Join { session, commit_point: number(random), complete: random.happens(500) },
         6 => MessageBody::CopyBegin { session, base: entry_id(random), applied: applied(random) },
-        7 => MessageBody::CopyObject { session, object: object(random), content: content(random) },
-        8 => MessageBody::CopyWritten { session, object: object(random) },
+        7 => MessageBody::CopyObject { session, part: part(random), content: content(random) },
+        8 => MessageBody::CopyWritten { session, part: part(random) },
         9 => MessageBody::Fetch {
             number: number(random),
             object: object(random),

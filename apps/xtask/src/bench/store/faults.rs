@@ -49,6 +49,8 @@ pub(in crate::bench) fn measure_fault(
     let cluster = StoreCluster::start(context, &options)?;
     let uri = cluster.uri();
     load::fill(context, &uri)?;
+    // A replica that fell behind meanwhile gets a copy, which would be measured instead.
+    recovery(context, &cluster)?;
     let mut command = load::base(context, &uri, &LOAD);
     command.args(["--time_based", "--idle=sleep", "--runtime=8"]);
     let mut commands = vec![cluster.command.clone(), describe(&command)];

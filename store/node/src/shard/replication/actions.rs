@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use block_io::Status;
 use objects::SpaceNeed;
-use replica::{ClientReply, ClientRequest, EntryId, GroupBlocked, ReplicaAction, ReplicaEvent};
+use replica::{ClientReply, ClientRequest, EntryId, GroupBlocked, ObjectPart, ReplicaAction, ReplicaEvent};
 use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId};
 
 use super::{READS_MAX, ReplicaInput, Replication, WAITING_REQUESTS_MAX};
 use crate::shard::append::gives_up_space;
-use crate::shard::copies::CopiedObject;
+use crate::shard::copies::PartContent;
 use crate::shard::overlay::EntryData;
 use crate::shard::placed::{UnsettledEntry, is_whole_block, unsettled_block};
 use crate::shard::{CommittedEntry, Reply, Shard, ShardReply, UNPLACED_BYTES_MAX};
@@ -314,11 +314,11 @@ impl Shard {
             }
             ReplicaAction::Read { .. } => replication.reads.push_back(action),
             ReplicaAction::ReadObject { read, after } => replication.object_reads.push(read, after),
-            ReplicaAction::WriteObject { session, object, ref content } => {
+            ReplicaAction::WriteObject { session, part, ref content } => {
                 if self.unplaced_bytes > UNPLACED_BYTES_MAX {
                     return Err(action);
                 }
-                self.write_object(session, object, content, replication);
+                self.write_part(session, part, content, replication);
             }
             _ => unreachable!("{action:?} does not concern objects"),
         }
@@ -334,21 +334,23 @@ impl Shard {
         }
     }
 
-    /// Makes a copied object: its operations go in place as entries do, and count as done by the last committed one.
-    fn write_object(
+    /// Writes a part of a copied object: its operations go in place as entries do, and count as done by the last committed
+    /// one.
+    fn write_part(
         &mut self,
         session: u64,
-        object: ObjectId,
+        part: ObjectPart,
         content: &Arc<[u8]>,
         replication: &mut Replication,
     ) {
-        let Some(copy) = CopiedObject::decode(content) else {
+        let Some(copy) = PartContent::decode(content) else {
             return log::error!(
                 "group {}: a copy of an object is malformed, and is ignored",
                 replication.group
             );
         };
-        let need = copy.space_need();
+        let object = part.object;
+        let need = copy.space_need(part.number, self.extents_of(object).unwrap_or(0));
         if !self.partition.space_use().has_room(self.reserved, need) {
             // It comes again, until the primary knows the size of this partition. What was given up is free meanwhile.
             if replication.refused_copy != Some(session) {
@@ -364,11 +366,16 @@ impl Shard {
             self.checkpoint_wanted |= self.is_changed;
             return self.wake_background();
         }
-        let operations = copy.into_operations(object);
-        let last = operations.len() - 1;
+        let operations = copy.into_operations(part);
+        let count = operations.len();
+        if count == 0 {
+            // Earlier parts are in place: the primary sends one after the other.
+            return replication.events.push_back(ReplicaEvent::ObjectWritten { session, part });
+        }
+        replication.copies_to_place += 1;
         for (index, (header, data)) in operations.into_iter().enumerate() {
             let EntryId { sequence, epoch } = replication.committed;
-            let copied = (index == last).then_some(session);
+            let copied = (index + 1 == count).then_some((session, part.number));
             let header = EntryHeader { sequence, epoch, version: sequence, ..header };
             let need = self.partition.space_need(&header, false).unwrap_or_default();
             let bytes = data.len() as u64;

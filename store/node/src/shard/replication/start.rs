@@ -7,8 +7,8 @@ use std::sync::Arc;
 use cluster_map::PoolClass;
 use reactor::Core;
 use replica::{
-    AppliedRequests, EntryId, RecoveredReplica, Replica, ReplicaCheckpoint, ReplicaId, ReplicaSettings,
-    ReplicatedEntry,
+    AppliedRequests, CopyPacer, EntryId, RecoveredReplica, Replica, ReplicaCheckpoint, ReplicaId,
+    ReplicaSettings, ReplicatedEntry,
 };
 use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, SECTOR_BYTES, Superblock, UnsettledBlock};
 
@@ -27,6 +27,8 @@ use crate::shard::{Shard, ShardHandle, load, run};
 pub(crate) struct ReplicaOptions {
     pub(crate) id: ReplicaId,
     pub(crate) settings: ReplicaSettings,
+    /// Shared by the replicas of the node.
+    pub(crate) pacer: Arc<CopyPacer>,
     pub(crate) outbox: Box<dyn Outbox>,
     /// When a write is acknowledged.
     pub(crate) class: PoolClass,
@@ -117,7 +119,7 @@ impl Replication {
         options: ReplicaOptions,
     ) -> Replication {
         let RecoveredLog { record, applied, replicated, unsettled } = recovered;
-        let ReplicaOptions { id, settings, outbox, class, boot } = options;
+        let ReplicaOptions { id, settings, pacer, outbox, class, boot } = options;
         let sequences = shard.log.sequences();
         let through = EntryId { sequence: record.sequence, epoch: record.epoch };
         let recovered = RecoveredReplica {
@@ -129,12 +131,15 @@ impl Replication {
         // Each start writes a record, so that its generation counts starts.
         let incarnation = (record.generation + 1) as u32;
         let (sender, replies) = core.mailbox(READS_MAX);
+        let mut replica = Replica::new(id, incarnation, settings, recovered, core.now_ns());
+        replica.set_copy_pacer(pacer);
         Replication {
             group: shard.log.group(),
             partitions: Vec::new(),
             learners: Vec::new(),
             refused_copy: None,
-            replica: Replica::new(id, incarnation, settings, recovered, core.now_ns()),
+            copies_to_place: 0,
+            replica,
             outbox,
             events: VecDeque::new(),
             replica_deadline: None,
