@@ -75,6 +75,8 @@ pub struct PartitionStatus {
 
 /// Operations of the control plane in flight.
 const CONTROL_IN_FLIGHT_MAX: usize = 64;
+/// Shards that start on a core at the same time. More would need more memory: each has its metadata and its log there.
+const STARTS_PER_CORE: usize = 2;
 /// Within this time, timers of a core expire after its pollers have run.
 const SETTLE_NS: u64 = 1_000_000;
 
@@ -84,6 +86,11 @@ impl<'a> StoreCores<'a> {
             StoreCores::This(_) => 1,
             StoreCores::Reactors(handles) => handles.len(),
         }
+    }
+
+    /// Shards that start at the same time: a core reads for one while it works for another.
+    pub(crate) fn starts_max(&self) -> usize {
+        STARTS_PER_CORE * self.count()
     }
 
     /// Returns when what was closed before has released its device.
@@ -503,7 +510,7 @@ impl StoreNode {
     }
 }
 
-/// Starts the shard of each partition on its core, one after another.
+/// Starts the shard of each partition on its core.
 pub(crate) async fn start_shards<F, Fut>(
     partitions: u32,
     cores: &StoreCores<'_>,
@@ -514,23 +521,25 @@ where
     F: FnOnce(Core) -> Fut + Send + 'static,
     Fut: Future<Output = Result<ShardHandle, StoreError>> + 'static,
 {
-    let mut shards = Vec::new();
     job.set_total(partitions.into(), "partitions");
-    for index in 0..partitions {
-        let started = match job.is_cancelled() {
-            true => Err(StoreError::Cancelled),
-            false => cores.run(index as usize, start(index)).await,
-        };
-        match started {
-            Ok(shard) => {
-                shards.push(shard);
-                job.advance(1);
+    let shards = Mutex::new(BTreeMap::new());
+    let starts = (0..partitions).map(|index| {
+        let (start, shards) = (start(index), &shards);
+        async move {
+            if job.is_cancelled() {
+                return Err(StoreError::Cancelled);
             }
-            Err(error) => {
-                close_shards(&shards).await;
-                return Err(error);
-            }
+            let shard = cores.run(index as usize, start).await?;
+            sync::lock(shards).insert(index, shard);
+            job.advance(1);
+            Ok(())
         }
+    });
+    let started = crate::device::join_all(cores.starts_max(), starts).await;
+    let shards = std::mem::take(&mut *sync::lock(&shards)).into_values().collect::<Vec<_>>();
+    if let Err(error) = started {
+        close_shards(&shards).await;
+        return Err(error);
     }
     Ok(shards)
 }

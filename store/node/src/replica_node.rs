@@ -11,6 +11,7 @@ use reactor::Core;
 use replica::{CopyPacer, ReplicaId, ReplicaSettings};
 use wire_store::Superblock;
 
+use crate::device::join_all;
 use crate::disks::{StoreBdevs, StoreDescriptors, StoreDisks, open_store};
 use crate::node::{close_shards, describe_shards};
 use crate::shard::replication::{Outbox, ReplicaInput, ReplicaOptions, start};
@@ -141,20 +142,28 @@ impl ReplicaNode {
             partitions.spare = spare.map(|(index, _)| index).collect();
         }
         job.set_total(owners.len() as u64, "partitions");
-        for (index, group) in (0..).zip(owners) {
-            let started = match group {
-                _ if job.is_cancelled() => Err(StoreError::Cancelled),
-                SPARE_GROUP => Ok(()),
-                _ if node.has(group) => {
-                    Err(StoreError::Geometry("two partitions of the device are of one group".to_string()))
+        let mut groups = BTreeSet::new();
+        if owners.iter().any(|group| *group != SPARE_GROUP && !groups.insert(*group)) {
+            node.close().await;
+            return Err(StoreError::Geometry("two partitions of the device are of one group".to_string()));
+        }
+        let starts = (0..).zip(owners).map(|(index, group)| {
+            let (node, pool) = (&node, pool_of(group));
+            async move {
+                if job.is_cancelled() {
+                    return Err(StoreError::Cancelled);
                 }
-                _ => node.restart_shard(cores, index, group, pool_of(group)).await,
-            };
-            if let Err(error) = started {
-                node.close().await;
-                return Err(error);
+                if group != SPARE_GROUP {
+                    node.restart_shard(cores, index, group, pool).await?;
+                }
+                job.advance(1);
+                Ok(())
             }
-            job.advance(1);
+        });
+        let started = join_all(cores.starts_max(), starts).await;
+        if let Err(error) = started {
+            node.close().await;
+            return Err(error);
         }
         Ok(node)
     }
@@ -297,10 +306,6 @@ impl ReplicaNode {
 
     fn descriptors(&self) -> Result<StoreDescriptors, StoreError> {
         sync::lock(&self.partitions).descriptors.clone().ok_or(StoreError::Closed)
-    }
-
-    fn has(&self, group: u32) -> bool {
-        sync::lock(&self.partitions).hosted.contains_key(&group)
     }
 
     /// In the order of their partitions.
