@@ -79,6 +79,9 @@ pub(crate) struct BenchOptions {
     /// spdk_nvme_perf
     #[arg(long, value_name = "DIR")]
     spdk: Option<PathBuf>,
+    /// Length of store-churn, in seconds [default: 180, or 30 with --quick]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(10..=86_400))]
+    churn_seconds: Option<u64>,
     /// List the benchmarks and exit
     #[arg(long)]
     list: bool,
@@ -91,6 +94,7 @@ struct RunContext<'a> {
     directory: &'a BenchDirectory,
     cores: &'a [u32],
     quick: bool,
+    churn_seconds: Option<u64>,
     /// Number of the run of this benchmark, from 0.
     run: u32,
     spdk: Option<&'a SpdkPrograms>,
@@ -173,6 +177,7 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<ExitCode> {
         machine: &machine,
         runs,
         quick: options.quick,
+        churn_seconds: options.churn_seconds,
         spdk: spdk.as_ref(),
     };
     let records = measure(&selected, &plan)?;
@@ -205,11 +210,12 @@ struct BenchPlan<'a> {
     machine: &'a MachineInfo,
     runs: u32,
     quick: bool,
+    churn_seconds: Option<u64>,
     spdk: Option<&'a SpdkPrograms>,
 }
 
 fn measure(selected: &[&'static Benchmark], plan: &BenchPlan<'_>) -> anyhow::Result<Vec<BenchmarkResult>> {
-    let &BenchPlan { binaries, examples, machine, runs, quick, spdk } = plan;
+    let &BenchPlan { binaries, examples, machine, runs, quick, churn_seconds, spdk } = plan;
     let scratch = BenchDirectory::new()?;
     let new = |case: &&'static Benchmark| BenchmarkResult {
         case,
@@ -236,6 +242,7 @@ fn measure(selected: &[&'static Benchmark], plan: &BenchPlan<'_>) -> anyhow::Res
                     directory: &scratch,
                     cores: &machine.cores,
                     quick,
+                    churn_seconds,
                     run: round,
                     spdk,
                 };

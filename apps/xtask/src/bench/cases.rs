@@ -67,6 +67,8 @@ enum BenchmarkKind {
     StoreCeph(IoPattern),
     /// The replicated store while something happens to a node.
     StoreFault(StoreFault),
+    /// The replicated store under a long load.
+    StoreChurn,
     /// Generation and loading of a lab report.
     Page,
 }
@@ -387,6 +389,11 @@ pub(super) const ALL: &[Benchmark] = &[
         BenchmarkKind::StoreFault(StoreFault::Out),
     ),
     case(
+        "store-churn",
+        "writes at QD 64 for three minutes (--churn-seconds): the last tenth against the first, memory of a node",
+        BenchmarkKind::StoreChurn,
+    ),
+    case(
         "store-write-flush-qd1",
         "writes on devices with a volatile cache, which the store flushes, QD 1",
         store_flush_4k(1),
@@ -487,6 +494,7 @@ impl Benchmark {
             BenchmarkKind::StoreLogs(pattern) => store::measure_separate_logs(context, pattern),
             BenchmarkKind::StoreCeph(pattern) => store::compare_ceph(context, pattern),
             BenchmarkKind::StoreFault(fault) => store::measure_fault(context, *fault),
+            BenchmarkKind::StoreChurn => store::measure_churn(context),
             BenchmarkKind::Page => page::page(context),
         }
     }
@@ -526,8 +534,9 @@ impl Benchmark {
     pub(super) fn run_count(&self, runs: u32) -> u32 {
         match self.kind {
             BenchmarkKind::Startup => runs.max(STARTS_MIN),
-            // Instruction counts are reproducible.
+            // Instruction counts are reproducible, and one long load has many samples.
             Instructions(..)
+            | BenchmarkKind::StoreChurn
             | BenchmarkKind::InstructionsConfigured(..)
             | InstructionsTarget
             | InstructionsOf(_) => 1,

@@ -191,8 +191,17 @@ pub(super) fn start_perf(context: &RunContext<'_>, command: &Command) -> anyhow:
 
 impl RunningPerf {
     /// Waits until it ends, and returns the first job of the result.
-    pub(super) fn finish(mut self, context: &RunContext<'_>) -> anyhow::Result<Value> {
-        let status = self.process.wait(EXTRA).with_context(|| self.command.clone())?;
+    pub(super) fn finish(self, context: &RunContext<'_>) -> anyhow::Result<Value> {
+        self.finish_within(context, Duration::ZERO)
+    }
+
+    /// The same for a load that takes so long.
+    pub(super) fn finish_within(
+        mut self,
+        context: &RunContext<'_>,
+        runtime: Duration,
+    ) -> anyhow::Result<Value> {
+        let status = self.process.wait(runtime + EXTRA).with_context(|| self.command.clone())?;
         ensure!(status.success(), "{}: {status}: {}", self.command, context.directory.tail("perf.err"));
         let mut document: Value = serde_json::from_slice(&std::fs::read(self.output)?)?;
         Ok(document["jobs"][0].take())

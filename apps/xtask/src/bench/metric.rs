@@ -102,6 +102,10 @@ pub(super) enum BenchMetric {
     CephRatio,
     /// CPU time of the nodes per I/O as a multiple of that of Ceph's OSDs.
     CephCpuRatio,
+    /// IOPS at the end of a long load as a multiple of those at its beginning.
+    ChurnRatio,
+    /// 99th percentile at the end of a long load as a multiple of that at its beginning.
+    ChurnP99Ratio,
 }
 
 impl BenchMetric {
@@ -156,6 +160,8 @@ impl BenchMetric {
             BenchMetric::CephCpuNs => "ceph_cpu_ns_per_io",
             BenchMetric::CephRatio => "iops_of_ceph",
             BenchMetric::CephCpuRatio => "cpu_of_ceph",
+            BenchMetric::ChurnRatio => "iops_of_first",
+            BenchMetric::ChurnP99Ratio => "latency_p99_of_first",
         }
     }
 
@@ -209,13 +215,16 @@ impl BenchMetric {
             BenchMetric::CephCpuNs => "Ceph's CPU",
             BenchMetric::CephRatio => "IOPS / Ceph's",
             BenchMetric::CephCpuRatio => "CPU / Ceph's",
+            BenchMetric::ChurnRatio => "IOPS / at first",
+            BenchMetric::ChurnP99Ratio => "p99 / at first",
         }
     }
 
     pub(super) fn more_is_better(self) -> bool {
         use BenchMetric::{
             AttackRatio, BareDeviceIops, BareDeviceRatio, BareIops, BareQemuRatio, BareRatio, CephIops,
-            CephRatio, FioRatio, Gibps, Iops, QemuExportIops, QemuExportRatio, QemuNbdRatio, SpdkRatio,
+            CephRatio, ChurnRatio, FioRatio, Gibps, Iops, QemuExportIops, QemuExportRatio, QemuNbdRatio,
+            SpdkRatio,
         };
         matches!(
             self,
@@ -233,6 +242,7 @@ impl BenchMetric {
                 | AttackRatio
                 | CephIops
                 | CephRatio
+                | ChurnRatio
         )
     }
 
@@ -288,7 +298,9 @@ impl BenchMetric {
             | BenchMetric::AttackRatio
             | BenchMetric::CopyP99Ratio
             | BenchMetric::CephRatio
-            | BenchMetric::CephCpuRatio => format!("{value:.2}"),
+            | BenchMetric::CephCpuRatio
+            | BenchMetric::ChurnRatio
+            | BenchMetric::ChurnP99Ratio => format!("{value:.2}"),
         }
     }
 }

@@ -14,7 +14,7 @@ use super::{BenchRun, BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 46] = [
+const ROWS: [BenchMetric; 48] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -57,6 +57,8 @@ const ROWS: [BenchMetric; 46] = [
     BenchMetric::CephCpuNs,
     BenchMetric::CephRatio,
     BenchMetric::CephCpuRatio,
+    BenchMetric::ChurnRatio,
+    BenchMetric::ChurnP99Ratio,
     BenchMetric::FioMedianRatio,
     BenchMetric::FioP99Ratio,
     BenchMetric::RenderMs,

@@ -202,10 +202,7 @@ impl TargetServer {
 
     /// Resident memory in MiB.
     pub(super) fn resident_mib(&self) -> anyhow::Result<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        let kib: f64 = line.trim().trim_end_matches(" kB").trim().parse()?;
-        Ok(kib / 1024.0)
+        resident_mib(&self.process.id().to_string())
     }
 
     pub(super) fn end(mut self) -> anyhow::Result<()> {
@@ -294,4 +291,12 @@ fn config(port: u16, directory: Option<&Path>, namespaces: &TargetNamespaces) ->
         { "subsystem": "bdev", "config": bdevs },
         { "subsystem": "nvmf", "config": nvmf },
     ] })
+}
+
+/// Resident memory of a process.
+pub(super) fn resident_mib(process: &str) -> anyhow::Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kib: f64 = line.trim().trim_end_matches(" kB").trim().parse()?;
+    Ok(kib / 1024.0)
 }

@@ -5,6 +5,7 @@
 //! replication costs on this machine.
 
 mod ceph;
+mod churn;
 mod cluster;
 mod faults;
 
@@ -19,6 +20,7 @@ use super::server::{TargetNamespaces, TargetServer, TargetTransport};
 use super::{Measurement, RunContext, RunOutcome};
 
 pub(super) use ceph::compare_ceph;
+pub(super) use churn::measure_churn;
 pub(super) use cluster::LoopCache;
 use cluster::{ClusterOptions, LoopDevice, StoreCluster};
 pub(super) use faults::{StoreFault, measure_fault};

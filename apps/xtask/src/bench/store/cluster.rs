@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::super::machine_info::process_seconds;
 use super::super::process::{ChildProcess, describe};
+use super::super::server::resident_mib;
 use super::super::{RunContext, RunOutcome};
 
 /// The backing files are here: memory.
@@ -169,6 +170,12 @@ impl StoreCluster {
     pub(super) fn cpu_seconds(&self) -> anyhow::Result<f64> {
         let seconds = |node: Pid| process_seconds(&node.to_string(), false).context("a node ended early");
         self.nodes()?.into_iter().map(seconds).sum()
+    }
+
+    /// Resident memory of the largest node.
+    pub(super) fn resident_mib_max(&self) -> anyhow::Result<f64> {
+        let mib = self.nodes()?.into_iter().map(|node| resident_mib(&node.to_string()));
+        Ok(mib.collect::<anyhow::Result<Vec<f64>>>()?.into_iter().fold(0.0, f64::max))
     }
 
     pub(super) fn end(mut self) -> anyhow::Result<()> {
