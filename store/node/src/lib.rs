@@ -71,6 +71,8 @@ pub struct ShardStats {
     pub reads_from_log: u64,
     /// Reads of blocks under newer bytes of the log. The other reads found nothing in the log.
     pub reads_overlaid: u64,
+    /// Reads that waited until newer bytes of the log were in place. None, unless the read policy is `flush`.
+    pub reads_flushed: u64,
     /// Reads that were repeated because the blocks were written in place meanwhile.
     pub reads_repeated: u64,
     /// Entries whose data overwrote a block, with only their headers in the log.

@@ -112,6 +112,9 @@ pub(crate) struct Shard {
     spare_runs: Vec<Vec<DeviceRun>>,
     /// Reads that wait for blocks which are being written in place, or for a buffer.
     parked: Vec<ReadState>,
+    /// Reads that wait until what the log has of them is in place: see [`replica::ReplicaSettings::reads_flush`].
+    waiting_for_flush: Vec<ReadState>,
+    reads_flush: bool,
     /// Blocks that are being written in place.
     busy_blocks: HashSet<u64>,
     /// Counts batches written in place: a read that one overtook is repeated.
@@ -269,6 +272,8 @@ impl Shard {
             pieces: Vec::new(),
             spare_runs: Vec::new(),
             parked: Vec::new(),
+            waiting_for_flush: Vec::new(),
+            reads_flush: false,
             busy_blocks: HashSet::new(),
             generation: 0,
             reading: Rc::default(),
@@ -434,7 +439,8 @@ impl Shard {
 
     /// Tries again what waited for a batch in place or for a checkpoint.
     fn resume(&mut self) {
-        for read in std::mem::take(&mut self.parked) {
+        let waiting = std::mem::take(&mut self.waiting_for_flush);
+        for read in std::mem::take(&mut self.parked).into_iter().chain(waiting) {
             self.plan(read);
         }
         self.resume_deferred();
@@ -468,7 +474,9 @@ impl Shard {
         self.failure = Some(error.to_string().into());
         let deferred = std::mem::take(&mut self.deferred).into_iter().map(|request| request.reply);
         let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter().map(|entry| entry.reply);
-        let parked = std::mem::take(&mut self.parked).into_iter().map(ReadState::into_reply);
+        let waiting_for_flush = std::mem::take(&mut self.waiting_for_flush);
+        let parked = std::mem::take(&mut self.parked).into_iter().chain(waiting_for_flush);
+        let parked = parked.map(ReadState::into_reply);
         let waiting = std::mem::take(&mut self.placed.waiting).into_iter().map(ReadState::into_reply);
         self.placed.to_write.clear();
         let closing = std::mem::take(&mut self.closing);

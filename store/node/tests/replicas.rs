@@ -33,6 +33,7 @@ fn run_seed(seed: u64, ignores_fua: bool) -> Result<Totals, String> {
             cluster.totals.checkpoints += partition.stats.checkpoints;
             cluster.totals.redone += partition.stats.entries_redone;
             cluster.totals.overwriting += partition.stats.entries_overwriting;
+            cluster.totals.flushed_reads += partition.stats.reads_flushed;
             let is_complete = partition.replica.is_some_and(|replica| replica.status.complete);
             cluster.totals.copies += u64::from(!is_complete);
         }
@@ -100,10 +101,23 @@ fn replicas_lose_nothing_that_was_acknowledged() {
         all.redone += totals.redone;
         all.copies += totals.copies;
         all.overwriting += totals.overwriting;
+        all.flushed_reads += totals.flushed_reads;
     }
     println!("{all:?}");
-    let Totals { writes, reads, crashes, replaced, cuts, checkpoints, redone, copies, overwriting } = all;
-    let counts = [writes, reads, crashes, replaced, cuts, checkpoints, redone, copies, overwriting];
+    let Totals {
+        writes,
+        reads,
+        crashes,
+        replaced,
+        cuts,
+        checkpoints,
+        redone,
+        copies,
+        overwriting,
+        flushed_reads,
+    } = all;
+    let counts =
+        [writes, reads, crashes, replaced, cuts, checkpoints, redone, copies, overwriting, flushed_reads];
     assert!(
         is_one_seed || counts.iter().all(|count| *count > 0),
         "the load does not reach everything: {all:?}"

@@ -42,6 +42,9 @@ pub struct ReplicaSettings {
     pub block_bytes: u32,
     /// Storages write whole blocks in place once the headers of their entries are durable, before they are committed.
     pub in_place: bool,
+    /// A read of bytes of which the log has some waits until these are in place, as in the paper (Oh et al., section on reads,
+    /// R3); else storages lay them over what the device has.
+    pub reads_flush: bool,
 }
 
 impl Default for ReplicaSettings {
@@ -61,6 +64,7 @@ impl Default for ReplicaSettings {
             reads_max: 256,
             block_bytes: wire_store::BLOCK_BYTES as u32,
             in_place: false,
+            reads_flush: false,
         }
     }
 }

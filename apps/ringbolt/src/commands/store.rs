@@ -193,9 +193,30 @@ pub(crate) struct NodeOptions {
     /// not report that: overwrites of 4 KiB then go in place, and the log has only their headers
     #[arg(long)]
     atomic_blocks: bool,
+    /// What reads of a new node do of whose bytes the log has some: lay them over the device's, or wait until they are in
+    /// place, as in the paper
+    #[arg(long, value_enum, default_value_t = ReadPolicy::Overlay)]
+    read_policy: ReadPolicy,
     /// How long another node is down before its replicas move to others
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     out_after: u64,
+}
+
+/// What a read does of whose bytes the log has some.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum ReadPolicy {
+    Overlay,
+    Flush,
+}
+
+impl ReadPolicy {
+    /// As `store_node_start` names it.
+    fn name(self) -> &'static str {
+        match self {
+            ReadPolicy::Overlay => "overlay",
+            ReadPolicy::Flush => "flush",
+        }
+    }
 }
 
 impl NodeOptions {
@@ -210,6 +231,7 @@ impl NodeOptions {
             listen: Ipv4Addr::LOCALHOST.into(),
             allow_plain_network: false,
             atomic_blocks: false,
+            read_policy: ReadPolicy::Overlay,
             out_after: 600_000_000_000,
         }
     }

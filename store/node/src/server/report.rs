@@ -132,6 +132,7 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
         "reads": status.stats.reads,
         "reads_from_log": status.stats.reads_from_log,
         "reads_overlaid": status.stats.reads_overlaid,
+        "reads_flushed": status.stats.reads_flushed,
         "flushes": status.stats.flushes,
         "flushes_by_count": status.stats.flushes_by_count,
         "flushes_by_time": status.stats.flushes_by_time,

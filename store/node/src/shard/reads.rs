@@ -30,6 +30,8 @@ pub(super) struct ReadState {
     /// The batch in place before which it was planned, and the count of overwritten blocks.
     generation: u64,
     overwritten: u64,
+    /// It waited until what the log had was in place.
+    waited: bool,
     /// Held until it is complete.
     _reading: Option<Rc<()>>,
 }
@@ -87,6 +89,7 @@ impl Shard {
             runs,
             generation: 0,
             overwritten: 0,
+            waited: false,
             _reading: None,
         });
     }
@@ -110,6 +113,11 @@ impl Shard {
         if from_log == read.length {
             self.stats.reads_from_log += 1;
             return self.finish_read(read);
+        }
+        if from_log > 0 && self.reads_flush {
+            self.stats.reads_flushed += u64::from(!read.waited);
+            read.waited = true;
+            return self.waiting_for_flush.push(read);
         }
         self.stats.reads_overlaid += u64::from(from_log > 0);
         self.pieces.clear();

@@ -146,6 +146,8 @@ pub(crate) struct Cluster {
     ignores_fua: bool,
     /// Disks write blocks whole, and clients mostly do: they are overwritten in place.
     in_place: bool,
+    /// Reads wait until what the log has of them is in place.
+    reads_flush: bool,
     class: PoolClass,
     pub(crate) totals: Totals,
 }
@@ -161,11 +163,13 @@ pub(crate) struct Totals {
     pub(crate) redone: u64,
     pub(crate) copies: u64,
     pub(crate) overwriting: u64,
+    pub(crate) flushed_reads: u64,
 }
 
-fn settings(in_place: bool) -> ReplicaSettings {
+fn settings(in_place: bool, reads_flush: bool) -> ReplicaSettings {
     ReplicaSettings {
         in_place,
+        reads_flush,
         lease_ns: 40 * MS,
         grace_ns: 45 * MS,
         heartbeat_ns: 10 * MS,
@@ -207,6 +211,7 @@ impl Cluster {
             stamp: 0,
             ignores_fua,
             in_place: seed % 2 == 1 && !ignores_fua,
+            reads_flush: seed % 3 == 1,
             class,
             totals: Totals::default(),
             random,
@@ -279,13 +284,13 @@ impl Cluster {
         let process = Process::start(&self.nodes[index].disks, &self.clock, &mut self.random);
         let (registry, core) = (process.registry.clone(), process.reactor.core());
         let (opened, network): (Opened, _) = (Rc::default(), self.network.clone());
-        let (result, in_place) = (opened.clone(), self.in_place);
+        let (result, settings) = (opened.clone(), settings(self.in_place, self.reads_flush));
         let (pool, boot) = (PoolOptions { in_sync_min: 2, class: self.class }, [self.nodes[index].boot; 16]);
         assert!(process.reactor.core().spawn(async move {
             let config = ReplicaNodeConfig {
                 name: "test",
                 id: ReplicaId(index as u32),
-                settings: settings(in_place),
+                settings,
                 pools: vec![(0..u32::MAX, pool)],
                 boot,
                 outbox: Arc::new(move |_, _| Box::new(TestOutbox { node: index, network: network.clone() })),

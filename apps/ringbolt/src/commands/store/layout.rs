@@ -398,6 +398,7 @@ fn make_node(
         "listen": SocketAddr::new(options.listen, 0).to_string(),
         "allow_plain_network": options.allow_plain_network,
         "atomic_blocks": options.atomic_blocks,
+        "read_policy": options.read_policy.name(),
         "out_after_s": options.out_after / 1_000_000_000 });
     if let Some(log) = &disk.log {
         devices.push(match pmem::is_persistent(log) {

@@ -160,6 +160,7 @@ impl Shard {
             || !replication.settles.is_empty()
             || replication.is_redoing()
             || replication.copies_to_place > 0
+            || !self.waiting_for_flush.is_empty()
             || self.unplaced_bytes > UNPLACED_BYTES_MAX / 2;
         if next.is_some() && !waits_to_settle && (self.committed.len() > FLUSH_ENTRIES || is_due || is_wanted)
         {

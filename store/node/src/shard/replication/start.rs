@@ -71,6 +71,7 @@ pub(crate) async fn start(
         let mut options = options(shard.log.group());
         let has_records = superblock.checkpoint_blocks >= CHECKPOINT_BLOCKS;
         shard.placed.is_atomic = shard.channel.device().geometry().is_atomic(BLOCK_BYTES as u32);
+        shard.reads_flush = options.settings.reads_flush;
         shard.placed.is_enabled = (options.settings.in_place || shard.placed.is_atomic) && has_records;
         // What the log has of an earlier run counts as well.
         options.settings.in_place = shard.placed.is_enabled
