@@ -29,8 +29,8 @@ pub(crate) struct PduHandler<'a, 'b> {
     pub(crate) reserved_slots: usize,
 }
 
-/// Commands that a connection begins in a turn in which others have some too: enough to share the turn's fixed costs, and
-/// 64 connections delay a command by some hundred microseconds, not by the time of all their queues.
+/// Commands that a connection begins in a turn in which others have some too: enough to share the turn's fixed costs, while a
+/// command waits for as many of each other connection, and not for their whole queues.
 pub(crate) const TURN_COMMANDS_MAX: usize = 32;
 
 /// Connect has 1024 bytes of data; before Connect no larger capsule is accepted.

@@ -147,7 +147,8 @@ fn of_disk(device: u64) -> Result<DeviceIdentity, String> {
 }
 
 /// The World Wide Name of a disk or partition by its directory in sysfs, from what the kernel knows: that of NVMe, of
-/// SCSI, the UUID of the device mapper or of an array of md, or a virtio disk's serial number. A partition has its disk's and its own number.
+/// SCSI, the UUID of the device mapper or of an array of md, or a virtio disk's serial number. A partition has its disk's and its
+/// own number.
 fn world_wide_name(directory: &Path) -> Option<String> {
     let text = |name: &str| {
         let text = std::fs::read_to_string(directory.join(name)).ok()?;

@@ -200,7 +200,7 @@ fn a_namespace_appears_for_a_host_when_it_is_made_visible_to_it() {
     let controllers = page(&mut harness, identify(Cns::NamespaceControllers, 3));
     assert_eq!(ControllerList::decode(&controllers).unwrap().0.len(), 1);
 
-    // The other host is removed, which is none of this one's business.
+    // The other host is removed, which is no change for this one.
     assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
     let events = harness.completed.len();
     harness.deliver(ControllerEvent::SubsystemChanged(with_visibility(&[host()])));
