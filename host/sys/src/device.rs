@@ -8,6 +8,8 @@ const BLKDISCARD: libc::Ioctl = 0x1277;
 /// `NVME_IOCTL_ID` and `NVME_IOCTL_ADMIN_CMD` of `linux/nvme_ioctl.h`.
 const NVME_ID: libc::Ioctl = 0x4e40;
 const NVME_ADMIN: libc::Ioctl = 0xc048_4e41u32 as libc::Ioctl;
+/// `LOOP_GET_STATUS64` of `linux/loop.h`.
+const LOOP_GET_STATUS64: libc::Ioctl = 0x4c05;
 /// Opcode of the Identify command.
 const IDENTIFY: u8 = 0x06;
 /// Size of an Identify data structure in bytes.
@@ -35,6 +37,63 @@ pub fn nvme_namespace_id(device: impl AsFd) -> io::Result<u32> {
     // SAFETY: the request takes no argument.
     let namespace_id = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), NVME_ID) };
     u32::try_from(namespace_id).map_err(|_| io::Error::last_os_error())
+}
+
+/// `struct loop_info64` of `linux/loop.h`.
+#[repr(C)]
+struct LoopInfo {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    size_limit: u64,
+    number_and_encryption: [u32; 3],
+    flags: u32,
+    names: [u8; 128],
+    encryption_key: [u8; 32],
+    init: [u64; 2],
+}
+const _: () = assert!(size_of::<LoopInfo>() == 232);
+
+/// The file behind a loop device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoopFile {
+    /// Number of the device that its file system is on, as in `st_dev`.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Where in the file the loop device begins, in bytes.
+    pub offset: u64,
+    /// Most bytes of the file that it has; 0 for all.
+    pub size_limit: u64,
+}
+
+/// The file behind a loop device.
+///
+/// # Errors
+/// The kernel's error: `ENOTTY` if it is not a loop device, `ENXIO` if it has no file.
+pub fn loop_file(device: impl AsFd) -> io::Result<LoopFile> {
+    let mut info = LoopInfo {
+        device: 0,
+        inode: 0,
+        rdevice: 0,
+        offset: 0,
+        size_limit: 0,
+        number_and_encryption: [0; 3],
+        flags: 0,
+        names: [0; 128],
+        encryption_key: [0; 32],
+        init: [0; 2],
+    };
+    // SAFETY: LOOP_GET_STATUS64 writes a `struct loop_info64`, which is local and of that size; the kernel does not access
+    // it after the call.
+    match unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) } {
+        0 => {
+            let LoopInfo { device, inode, offset, size_limit, .. } = info;
+            Ok(LoopFile { device, inode, offset, size_limit })
+        }
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// `struct nvme_passthru_cmd`.

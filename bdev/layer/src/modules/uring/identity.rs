@@ -2,14 +2,16 @@
 //!
 //! Hosts know a namespace by its UUID: another one after a restart is another disk, and a mounted file system on it
 //! fails. A file keeps its UUID in the extended attribute [`ATTRIBUTE`], with its inode number and birth time, so that
-//! a copy that took the attribute along gets an identity of its own. A disk's UUID is derived from its World Wide Name.
+//! a copy that took the attribute along gets an identity of its own. A disk's UUID is derived from its World Wide Name, and
+//! a loop device has that of its file.
 //! Neither depends on a path. See `docs/formats/identity.md`.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use os::device::{LoopFile, loop_file};
 use rustix::fs::{AtFlags, StatxFlags, XattrFlags};
 use uuid::Uuid;
 
@@ -57,7 +59,7 @@ impl IdentitySource {
 /// Finds or makes the identity of an opened file or block device.
 pub(crate) fn identify(file: &File, path: &Path, readonly: bool) -> DeviceIdentity {
     let identified = match file.metadata() {
-        Ok(metadata) if metadata.file_type().is_block_device() => of_disk(metadata.rdev()),
+        Ok(metadata) if metadata.file_type().is_block_device() => of_disk(file, metadata.rdev(), readonly),
         Ok(metadata) if metadata.is_file() => of_file(file, path, readonly),
         Ok(_) => Err("it is no file and no block device".into()),
         Err(error) => Err(error.to_string()),
@@ -137,13 +139,35 @@ fn read_attribute(file: &File) -> Option<(Uuid, FileInstance)> {
     decode(std::str::from_utf8(&value[..length]).ok()?)
 }
 
-/// The UUID of the disk with this device number.
-fn of_disk(device: u64) -> Result<DeviceIdentity, String> {
+/// The UUID of a disk with this device number.
+fn of_disk(disk: &File, device: u64, readonly: bool) -> Result<DeviceIdentity, String> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let directory = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    if let Ok(path) = std::fs::read_to_string(directory.join("loop/backing_file")) {
+        let path = Path::new(path.trim_end_matches('\n'));
+        let behind = loop_file(disk).map_err(|error| format!("its file is not known ({error})"))?;
+        return of_file(&open_loop_file(path, behind)?, path, readonly);
+    }
     let name = world_wide_name(&directory).ok_or("the disk reports no World Wide Name or serial number")?;
     let uuid = Uuid::new_v5(&WWID_NAMESPACE, name.as_bytes());
     Ok(DeviceIdentity { uuid: Some(uuid), source: IdentitySource::Disk })
+}
+
+/// Opens the file behind a loop device. The path is what the kernel had when that was set up; whether it still leads to the
+/// file is checked, and whether the device is all of it.
+fn open_loop_file(path: &Path, behind: LoopFile) -> Result<File, String> {
+    if behind.offset != 0 || behind.size_limit != 0 {
+        return Err("the loop device is a part of its file".to_string());
+    }
+    let missing = |error: io::Error| format!("the file behind the loop device is not found ({error})");
+    // Without waiting, should another file be there now.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(missing)?;
+    let found = file.metadata().map_err(missing)?;
+    if !found.is_file() || (found.dev(), found.ino()) != (behind.device, behind.inode) {
+        return Err(format!("{} is not the file behind the loop device any more", path.display()));
+    }
+    Ok(file)
 }
 
 /// The World Wide Name of a disk or partition by its directory in sysfs, from what the kernel knows: that of NVMe, of
@@ -192,6 +216,56 @@ mod tests {
         ] {
             assert_eq!(decode(damaged), None, "{damaged:?}");
         }
+    }
+
+    #[test]
+    fn the_file_behind_a_loop_device_is_the_one_that_the_kernel_names() {
+        let path = std::env::temp_dir().join(format!("ringbolt-loop-file-{}", std::process::id()));
+        std::fs::write(&path, "data").unwrap();
+        let found = std::fs::metadata(&path).unwrap();
+        let behind = LoopFile { device: found.dev(), inode: found.ino(), offset: 0, size_limit: 0 };
+        assert_eq!(open_loop_file(&path, behind).unwrap().metadata().unwrap().ino(), found.ino());
+        let refused = |behind| open_loop_file(&path, behind).unwrap_err();
+        for part in [LoopFile { offset: 512, ..behind }, LoopFile { size_limit: 4096, ..behind }] {
+            assert_eq!(refused(part), "the loop device is a part of its file");
+        }
+        for other in [LoopFile { inode: found.ino() + 1, ..behind }, LoopFile { device: 1, ..behind }] {
+            assert!(refused(other).ends_with("is not the file behind the loop device any more"));
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(refused(behind).starts_with("the file behind the loop device is not found"));
+    }
+
+    #[test]
+    fn a_loop_device_has_the_uuid_of_its_file() {
+        let path = std::env::temp_dir().join(format!("ringbolt-loop-uuid-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        file.set_len(1 << 20).unwrap();
+        let of_its_own = identify(&file, &path, false);
+        let losetup = |arguments: &[&str]| {
+            let output = std::process::Command::new("losetup").args(arguments).arg(&path).output().ok()?;
+            let device = String::from_utf8(output.stdout).ok()?.trim().to_string();
+            output.status.success().then_some(device)
+        };
+        let devices = [&["--find", "--show"][..], &["--find", "--show", "--offset=4096"]].map(losetup);
+        let [Some(whole), Some(part)] = &devices else {
+            std::fs::remove_file(&path).unwrap();
+            return eprintln!("SKIPPED: losetup sets up no loop device here");
+        };
+        let found =
+            [whole, part].map(|device| identify(&File::open(device).unwrap(), Path::new(device), false));
+        for device in devices.iter().flatten() {
+            assert!(
+                std::process::Command::new("losetup").args(["--detach", device]).status().unwrap().success()
+            );
+        }
+        std::fs::remove_file(&path).unwrap();
+        if of_its_own.uuid.is_none() {
+            return eprintln!("SKIPPED: the temporary directory keeps no extended attributes");
+        }
+        assert_eq!(found[0], of_its_own);
+        let reason = "the loop device is a part of its file".to_string();
+        assert_eq!(found[1], DeviceIdentity { uuid: None, source: IdentitySource::Unstable(reason) });
     }
 
     #[test]
