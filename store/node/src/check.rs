@@ -73,7 +73,7 @@ pub async fn inspect(
     for index in 0..superblock.partitions {
         let loaded = async {
             let partition = load_partition(&device, &superblock, index).await?;
-            Ok((partition, load_log(disks.log(), &superblock, index).await?))
+            Ok((partition, load_log(disks.log(), &superblock, index, &descriptors.log_areas).await?))
         };
         let (partition, (log, entries)): (Partition, (Log, RecoveredEntries)) = match loaded.await {
             Ok(loaded) => loaded,

@@ -1,6 +1,6 @@
 //! The devices of a store: one with everything, or one with the partitions and one with the logs.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use bdev::{Access, BdevError, Descriptor, Durability, Registry};
 use cluster_map::PoolClass;
@@ -71,6 +71,25 @@ pub(crate) struct StoreDescriptors {
     pub(crate) data: Arc<Descriptor>,
     /// That of the log's own device.
     separate_log: Option<Arc<Descriptor>>,
+    pub(crate) log_areas: LogAreas,
+}
+
+/// Memory for the areas of logs that are read one after another. A new area for each log would cost more time in page faults
+/// than reading it.
+#[derive(Clone, Default)]
+pub(crate) struct LogAreas(Arc<Mutex<Vec<Vec<u8>>>>);
+
+impl LogAreas {
+    /// An empty area.
+    pub(crate) fn take(&self) -> Vec<u8> {
+        sync::lock(&self.0).pop().unwrap_or_default()
+    }
+
+    /// The area is not needed any more.
+    pub(crate) fn give_back(&self, mut area: Vec<u8>) {
+        area.clear();
+        sync::lock(&self.0).push(area);
+    }
 }
 
 impl StoreDescriptors {
@@ -84,8 +103,11 @@ impl StoreDescriptors {
             return Err(StoreError::Geometry(reason));
         }
         let open = |name: &str| registry.open(name, access).map(Arc::new);
-        let descriptors =
-            StoreDescriptors { data: open(bdevs.data)?, separate_log: bdevs.log.map(open).transpose()? };
+        let descriptors = StoreDescriptors {
+            data: open(bdevs.data)?,
+            separate_log: bdevs.log.map(open).transpose()?,
+            log_areas: LogAreas::default(),
+        };
         // What is in place relies on whole sectors; the logs do not.
         if descriptors.data.device().durability() == Durability::Pmem {
             let reason = format!(

@@ -12,7 +12,7 @@ use super::overlay::EntryData;
 use super::{Shard, flusher};
 use crate::StoreError;
 use crate::device::{STREAM_BYTES, StoreDevice};
-use crate::disks::{StoreDescriptors, StoreDisks};
+use crate::disks::{LogAreas, StoreDescriptors, StoreDisks};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Entries that are applied again in one batch.
@@ -41,7 +41,7 @@ pub(super) async fn load(
     // What a killed process wrote may only be in the devices' caches.
     disks.flush().await?;
     let partition = load_partition(&disks.data, superblock, index).await?;
-    let (log, entries) = load_log(disks.log(), superblock, index).await?;
+    let (log, entries) = load_log(disks.log(), superblock, index, &descriptors.log_areas).await?;
     let (of_log, of_device) = (log.sector().bytes(), disks.log().sector().bytes());
     if of_log < of_device {
         return Err(StoreError::Sector { log: of_log, device: of_device });
@@ -108,6 +108,7 @@ pub(crate) async fn load_log(
     device: &StoreDevice,
     superblock: &Superblock,
     index: u32,
+    areas: &LogAreas,
 ) -> Result<(Log, RecoveredEntries), StoreError> {
     let start = superblock.log_start(index);
     let mut slots = [[0; SECTOR_BYTES]; 2];
@@ -117,7 +118,8 @@ pub(crate) async fn load_log(
     }
     let first = (start + Superblock::LOG_HEADER_BLOCKS) * BLOCK;
     let bytes = superblock.log_area_blocks() * BLOCK;
-    let mut area = Vec::with_capacity(bytes as usize);
+    let mut area = areas.take();
+    area.reserve_exact(bytes as usize);
     while (area.len() as u64) < bytes {
         let left = bytes - area.len() as u64;
         let buffer = device.read(first + area.len() as u64, left.min(STREAM_BYTES as u64) as usize).await?;
@@ -125,6 +127,7 @@ pub(crate) async fn load_log(
     }
     let (log, entries) =
         Log::recover(&slots, &area).map_err(|source| StoreError::Log { log: index, source })?;
+    areas.give_back(area);
     // Replicas are of any groups.
     if log.group() != index && superblock.checkpoint_blocks == 0 {
         return Err(StoreError::ForeignLog { log: index, group: log.group() });
