@@ -58,8 +58,8 @@ impl UnsettledBlocks {
         self.blocks.is_empty()
     }
 
-    /// Adds what was truncated, if it may be in place: whole blocks of this many bytes are. Returns the number of the
-    /// truncation.
+    /// Adds what was truncated, if it may be in place: whole blocks of this many bytes are. What the log gets from there on is
+    /// later than every block. Returns the number of the truncation.
     pub(crate) fn truncated(
         &mut self,
         from: u64,
@@ -68,6 +68,7 @@ impl UnsettledBlocks {
     ) -> u64 {
         self.truncations += 1;
         let truncation = Some(self.truncations);
+        self.blocks.iter_mut().for_each(|block| block.from = block.from.min(from));
         let may_be_in_place = |entry: &Arc<ReplicatedEntry>| {
             let EntryHeader { operation, offset, length, withheld, .. } = entry.header;
             let is_block = length == block_bytes && offset.is_multiple_of(block_bytes);
@@ -306,5 +307,26 @@ impl<F: Plants> Replica<F> {
             self.unsettled.blocks[index].step = SettleStep::Writing(number);
             actions.push(ReplicaAction::Settle { number, object, offset, data });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_follows_a_truncation_replaces_older_blocks() {
+        const BLOCK: u32 = 4096;
+        let object = ObjectId { group: 1, volume: 1, index: 0, suffix: 0 };
+        let write =
+            |sequence| EntryHeader { sequence, ..EntryHeader::new(Operation::Write, object, 0, BLOCK) };
+        // The log ended before 51 at the start, and loses what is from 49 on to another primary.
+        let lost = ReplicatedEntry { header: write(51), data: vec![0; BLOCK as usize].into() };
+        let mut blocks = UnsettledBlocks::new(vec![Arc::new(lost)], 51);
+        blocks.truncated(49, Vec::new(), BLOCK);
+        blocks.is_replaced(&write(48));
+        assert_eq!(blocks.len(), 1, "48 was there when the block was written");
+        blocks.is_replaced(&write(49));
+        assert!(blocks.is_empty());
     }
 }
