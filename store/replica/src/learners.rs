@@ -40,6 +40,11 @@ pub(crate) struct Copied {
 }
 
 impl Copied {
+    /// What was sent then was answered with what the learner had before it was reset for the copy.
+    pub(crate) fn is_later_than(&self, sent_ns: u64) -> bool {
+        self.begun_ns.is_some_and(|begun_ns| sent_ns < begun_ns)
+    }
+
     fn progress(self, now_ns: u64) -> CopyProgress {
         let elapsed_ns = self.begun_ns.map_or(0, |begun_ns| now_ns.saturating_sub(begun_ns));
         CopyProgress { objects: self.objects, bytes: self.bytes, elapsed_ns }

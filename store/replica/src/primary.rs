@@ -238,6 +238,9 @@ impl<F: Plants> Replica<F> {
         };
         peer.lease_from_ns = peer.lease_from_ns.max(Some(lease_from_ns));
         peer.known = true;
+        if peer.copied.is_later_than(sent_ns) {
+            return;
+        }
         match outcome {
             AppendOutcome::Durable(through) => {
                 let through = Some(through.min(end));

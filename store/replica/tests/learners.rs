@@ -1,10 +1,10 @@
-//! What a primary reports of replicas that catch up.
+//! Replicas that catch up: what a primary reports of them, and what it takes from them.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 
 use replica::*;
-use wire_store::ObjectId;
+use wire_store::{EntryHeader, ObjectId, Operation};
 
 const MS: u64 = 1_000_000;
 const LEARNER: ReplicaId = ReplicaId(2);
@@ -67,4 +67,44 @@ fn a_copy_is_reported_with_its_objects_bytes_and_time() {
         );
         actions = next;
     }
+}
+
+/// The learner has more than the primary when it is reset, and its second answer arrives late.
+#[test]
+fn what_a_learner_had_before_a_copy_does_not_count_after_it() {
+    let settings = ReplicaSettings { in_sync_min: 1, ..ReplicaSettings::default() };
+    let mut primary = Replica::new(ReplicaId(1), 1, settings, RecoveredReplica::default(), 0);
+    let config = |epoch| Arc::new(GroupConfig { epoch, primary: ReplicaId(1), in_sync: vec![ReplicaId(1)] });
+    let mut handle = |event, now_ns: u64| {
+        let mut actions = Vec::new();
+        primary.handle(event, now_ns, &mut actions);
+        while primary.deadline().is_some_and(|deadline_ns| deadline_ns <= now_ns) {
+            primary.handle(ReplicaEvent::Timer, now_ns, &mut actions);
+        }
+        actions
+    };
+    let from_learner =
+        |body| ReplicaEvent::Message(ReplicaMessage { from: LEARNER, config: config(2), body });
+    handle(ReplicaEvent::Map(config(1)), 0);
+    handle(ReplicaEvent::Map(config(2)), 0);
+    handle(ReplicaEvent::Timer, 2000 * MS);
+    handle(from_learner(MessageBody::Join { session: SESSION, commit_point: 0, complete: false }), 2000 * MS);
+    handle(from_learner(MessageBody::CopyBegun { session: SESSION }), 2010 * MS);
+
+    // An entry is appended, and the copy goes on with it after the next object.
+    let object = ObjectId { group: 0, volume: 1, index: 0, suffix: 0 };
+    let header = EntryHeader::new(Operation::WriteZeroes, object, 0, 4096);
+    let header = EntryHeader { client: 5, client_number: 1, ..header };
+    let request = ClientRequest::Write { header, data: Arc::default() };
+    let actions = handle(ReplicaEvent::Request(request), 2020 * MS);
+    let append = actions.iter().find_map(|action| match action {
+        ReplicaAction::Append { append, .. } => Some(*append),
+        _ => None,
+    });
+    handle(ReplicaEvent::Appended { append: append.unwrap() }, 2020 * MS);
+    let outcome = AppendOutcome::Mismatch { commit_point: 1 };
+    let late = MessageBody::Appended { sent_ns: 2001 * MS, session: SESSION, outcome };
+    handle(from_learner(late), 2021 * MS);
+    let ReplicaStatus { commit_point, .. } = primary.status();
+    assert_eq!((commit_point, primary.learners()[0].entries_behind), (1, 1));
 }
