@@ -61,7 +61,8 @@ pub async fn inspect(
     data: bool,
     mut progress: impl FnMut(u64),
 ) -> Result<StoreContents, StoreError> {
-    let descriptors = StoreDescriptors::open(registry, bdevs.into(), Access::ReadOnly)?;
+    let mut descriptors = StoreDescriptors::open(registry, bdevs.into(), Access::ReadOnly)?;
+    let _areas = descriptors.keep_log_areas();
     let disks = descriptors.disks(core)?;
     let superblock = read_superblocks(&disks).await?;
     let device = disks.data.clone();

@@ -182,7 +182,8 @@ impl StoreNode {
         cores: &StoreCores<'_>,
         job: &JobHandle,
     ) -> Result<StoreNode, StoreError> {
-        let (descriptors, superblock) = open_store(registry, bdevs, name, cores).await?;
+        let (mut descriptors, superblock) = open_store(registry, bdevs, name, cores).await?;
+        let _areas = descriptors.keep_log_areas();
         if superblock.checkpoint_blocks > 0 {
             let reason = "the device has replicas of a cluster: `ringbolt store` serves them";
             return Err(StoreError::Geometry(reason.to_string()));

@@ -106,7 +106,8 @@ impl ReplicaNode {
         config: ReplicaNodeConfig<'_>,
         job: &JobHandle,
     ) -> Result<ReplicaNode, StoreError> {
-        let (descriptors, superblock) = open_store(registry, bdevs, config.name, cores).await?;
+        let (mut descriptors, superblock) = open_store(registry, bdevs, config.name, cores).await?;
+        let _areas = descriptors.keep_log_areas();
         descriptors.check_logs_of_replicas()?;
         let durability = descriptors.durability();
         if superblock.checkpoint_blocks == 0 {
