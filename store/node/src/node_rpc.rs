@@ -34,7 +34,15 @@ struct Running {
     listen: String,
     allow_plain_network: bool,
     atomic_blocks: bool,
-    reads_flush: bool,
+    read_policy: ReadPolicy,
+}
+
+control::choices! {
+    /// What a read does of whose bytes the log has some.
+    enum ReadPolicy {
+        Overlay = "overlay",
+        Flush = "flush",
+    }
 }
 
 impl NodeModule {
@@ -101,7 +109,7 @@ impl Module for NodeModule {
                 "lease_s": running.lease_s,
                 "out_after_s": running.out_after_s,
                 "atomic_blocks": running.atomic_blocks,
-                "read_policy": if running.reads_flush { "flush" } else { "overlay" },
+                "read_policy": running.read_policy.name(),
             });
             if let Some(log) = running.server.log_bdev_name() {
                 params["log_bdev_name"] = log.into();
@@ -148,7 +156,7 @@ control::parameters! {
         atomic_blocks: bool = false,
         /// What a read does of whose bytes the log has some: `overlay` lays them over the device's, `flush` waits until they
         /// are in place
-        read_policy: String = "overlay".to_string(),
+        read_policy: ReadPolicy = ReadPolicy::Overlay,
     }
 }
 
@@ -167,14 +175,6 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         let reason = format!("a lease of {lease_s} s is not {LEASE_S_MIN} to {LEASE_S_MAX} s");
         return Err(RpcError::new(RpcError::EINVAL, reason));
     }
-    let reads_flush = match params.read_policy.as_str() {
-        "overlay" => false,
-        "flush" => true,
-        other => {
-            let reason = format!("`{other}` is no read policy: `overlay` and `flush` are");
-            return Err(RpcError::new(RpcError::EINVAL, reason));
-        }
-    };
     let listen_address = parse_address(&listen, allow_plain_network)?;
     let OpenCluster { map, key, identity, record } = open_cluster(&directory, &etcd, id)?;
     let of_pool =
@@ -188,7 +188,7 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         retained_entries: 4096,
         reads_max: 1024,
         in_place: atomic_blocks,
-        reads_flush,
+        reads_flush: params.read_policy == ReadPolicy::Flush,
         ..ReplicaSettings::with_lease(u64::from(times.lease_ms) * MS, u64::from(times.grace_ms) * MS)
     };
     let cores = StoreCores::Reactors(&module.reactors);
@@ -239,7 +239,7 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         listen,
         allow_plain_network,
         atomic_blocks,
-        reads_flush,
+        read_policy: params.read_policy,
     });
     Ok(address)
 }
