@@ -64,6 +64,8 @@ const UNPLACED_BYTES_MAX: u64 = 8 << 20;
 const RETRY_NS: u64 = 1_000_000;
 /// Of the entries of a log that is half full, this share is in place when a checkpoint frees them: a quarter.
 const FREED_SHARE: u64 = 4;
+/// What operations of a shard that failed end with.
+const FAILED: Status = Status::INTERNAL_ERROR;
 /// I/O of requests in flight on the device.
 const IOS_MAX: u32 = 4096;
 
@@ -130,9 +132,8 @@ pub(crate) struct Shard {
     is_changed: bool,
     closing: Vec<Reply>,
     is_closing: bool,
-    failed: Option<Status>,
-    /// Why it failed.
-    failure: Option<Arc<str>>,
+    /// Why it failed, if it did: operations end with [`FAILED`].
+    failed: Option<Arc<str>>,
     pub(crate) stats: ShardStats,
     /// The replica that owns log and objects.
     replication: Option<Box<Replication>>,
@@ -284,7 +285,6 @@ impl Shard {
             closing: Vec::new(),
             is_closing: false,
             failed: None,
-            failure: None,
             stats: ShardStats::default(),
             replication: None,
             used: Arc::default(),
@@ -294,14 +294,14 @@ impl Shard {
 
     /// Executes a request, or defers it.
     fn execute(&mut self, request: ShardRequest) {
-        if let Some(status) = self.failed {
+        if self.failed.is_some() {
             match request.operation {
                 ShardOperation::Describe => return request.reply.send_description(self.describe()),
                 // There is nothing to write.
                 ShardOperation::Close => self.is_closing = true,
                 _ => {}
             }
-            return request.reply.send(status, None);
+            return request.reply.send(FAILED, None);
         }
         match request.operation {
             ShardOperation::Read { object, offset, length } if self.replication.is_none() => {
@@ -422,7 +422,7 @@ impl Shard {
 
     /// The background task ended.
     fn ended(&mut self) {
-        let status = self.failed.unwrap_or(Status::SUCCESS);
+        let status = if self.failed.is_some() { FAILED } else { Status::SUCCESS };
         self.closing.drain(..).for_each(|reply| reply.send(status, None));
     }
 
@@ -469,9 +469,7 @@ impl Shard {
             "store on {name}, partition {}: {error}; its operations fail until it is opened again",
             self.index
         );
-        let status = Status::INTERNAL_ERROR;
-        self.failed = Some(status);
-        self.failure = Some(error.to_string().into());
+        self.failed = Some(error.to_string().into());
         let deferred = std::mem::take(&mut self.deferred).into_iter().map(|request| request.reply);
         let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter().map(|entry| entry.reply);
         let waiting_for_flush = std::mem::take(&mut self.waiting_for_flush);
@@ -481,7 +479,7 @@ impl Shard {
         self.placed.to_write.clear();
         let closing = std::mem::take(&mut self.closing);
         let replies = deferred.chain(unacknowledged).chain(parked).chain(waiting).chain(closing);
-        replies.for_each(|reply| reply.send(status, None));
+        replies.for_each(|reply| reply.send(FAILED, None));
         self.unwritten = 0;
         self.wake_background();
     }
@@ -580,7 +578,7 @@ impl Shard {
             log_bytes: self.log.capacity(),
             log_used_bytes: self.log.capacity() - self.log.room(),
             entries_to_place: self.committed.len() as u64,
-            failed: self.failure.clone(),
+            failed: self.failed.clone(),
             stats: self.stats,
             replica: self.replication.as_ref().map(|replication| replication.describe()),
         }
