@@ -40,7 +40,8 @@ pub(crate) struct Copied {
 }
 
 impl Copied {
-    /// What was sent then was answered with what the learner had before it was reset for the copy.
+    /// What was sent then was answered with what the learner had before it was reset for the copy. Only probes were sent to it
+    /// before: one that got entries joins again.
     pub(crate) fn is_later_than(&self, sent_ns: u64) -> bool {
         self.begun_ns.is_some_and(|begun_ns| sent_ns < begun_ns)
     }
@@ -311,8 +312,7 @@ impl<F: Plants> Replica<F> {
         let mut reads = self.reads;
         let mut messages = Vec::new();
         let has_unsettled = !self.unsettled.is_empty();
-        let (pacer, is_urgent, commit_point) =
-            (self.pacer.clone(), self.copies_are_urgent(), self.commit_point);
+        let (is_urgent, commit_point) = (self.copies_are_urgent(), self.commit_point);
         let primary = self.primary();
         // A copy has what unsettled blocks have here: the entries that were appended again for them must stay.
         let is_settled = !has_unsettled || primary.stable >= primary.established;
@@ -328,7 +328,7 @@ impl<F: Plants> Replica<F> {
         if primary.peers.len() < before {
             self.free_superfluous(actions);
         }
-        let primary = self.primary();
+        let Role::Primary(primary) = &mut self.role else { return };
         for (id, peer) in &mut primary.peers {
             let session = peer.session;
             match &mut peer.copy {
@@ -343,7 +343,7 @@ impl<F: Plants> Replica<F> {
                 }
                 CopyStage::Objects(copy) => match &mut copy.step {
                     CopyStep::Entries { turn_ns } if is_settled && peer.acknowledged >= Some(copy.target) => {
-                        let turn_ns = *turn_ns.get_or_insert_with(|| pacer.turn_ns(now_ns, is_urgent));
+                        let turn_ns = *turn_ns.get_or_insert_with(|| self.pacer.turn_ns(now_ns, is_urgent));
                         if now_ns < turn_ns {
                             // The stream need not stand still until then.
                             copy.target = commit_point;

@@ -20,7 +20,8 @@
 //!   again, as a retry of its client would, before it reads anything.
 //! - A replica outside the in-sync set asks for a stream of entries. If the primary's log no longer has them, all objects
 //!   are copied in their order, part by part; entries for objects behind the moving limit are sent with data, those for
-//!   objects before it without. Copies yield to clients ([`CopyPacer`]). A learner that has nearly all entries is counted in commits, then proposed for the in-sync set.
+//!   objects before it without. Copies yield to clients ([`CopyPacer`]). A learner that has nearly all entries is counted
+//!   in commits, then proposed for the in-sync set.
 //!
 //! Times: the grace is longer than the lease by more than clocks differ in rate (see [`ReplicaSettings`]).
 //!

@@ -30,7 +30,7 @@ pub(crate) struct Primary {
     /// When the epoch began.
     epoch_ns: u64,
     pub(crate) peers: BTreeMap<ReplicaId, Peer>,
-    /// A write of a client of which the latency is measured, one at a time: its sequence, and when it was appended.
+    /// A write of which the latency is measured, one at a time: its sequence, and when it was appended.
     measured_write: Option<(u64, u64)>,
     /// A read of a client of which the latency is measured: its number, and when it began.
     measured_read: Option<(u64, u64)>,
