@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wire_replica::{AppliedRequests, EncodedFrame, Frame, FrameHeader, Greeting};
+use wire_replica::{AppliedRequests, EncodedFrame, Frame, FrameHeader, Greeting, MESSAGE_VERSION};
 use wire_store::{
     CheckpointRecord, EntryHeader, FORMAT_VERSION, ImageRecord, LogHeader, LogSuperblock, Onode,
     PartitionHeader, Superblock,
@@ -80,7 +80,8 @@ fuzz_target!(|bytes: &[u8]| {
     }
     // One with what the decoder looks at first: arbitrary names of keys would not be reached otherwise.
     if let Some(mut greeting) = bytes.first_chunk::<{ Greeting::SIZE }>().copied() {
-        greeting[..6].copy_from_slice(b"RBGR\x02\0");
+        greeting[..4].copy_from_slice(b"RBGR");
+        greeting[4..6].copy_from_slice(&MESSAGE_VERSION.to_le_bytes());
         greeting[6] = 1 + greeting[6] % 3;
         greeting[7..16].copy_from_slice(&[0, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
         if let Ok(value) = Greeting::decode(&greeting) {
