@@ -231,6 +231,7 @@ mod tests {
         let error = ClusterKey::load(Path::new("/dev/zero")).map(drop).unwrap_err().to_string();
         assert_eq!(error, "it is not a regular file");
     }
+
     #[test]
     fn a_clients_key_follows_from_all_that_gives_it_its_rights() {
         let (cluster, other) = (ClusterKey::from_bytes([1; 32]), ClusterKey::from_bytes([2; 32]));

@@ -181,44 +181,23 @@ pub fn engine_names() -> Vec<&'static str> {
 ///
 /// # Errors
 /// If there is no such engine; the message lists them, or says why it is not supported.
-pub fn engine_options(engine: &str) -> Result<&'static [&'static str], String> {
-    const PRIORITIES: [&str; 4] = ["cmdprio_percentage", "cmdprio_class", "cmdprio", "cmdprio_bssplit"];
-    const LIBAIO: &[&str] = &["userspace_reap", PRIORITIES[0], PRIORITIES[1], PRIORITIES[2], PRIORITIES[3]];
-    const PASSTHROUGH: &[&str] = &[
-        "hipri",
-        "fixedbufs",
-        "registerfiles",
-        "sqthread_poll",
-        "sqthread_poll_cpu",
-        "sqthread_poll_idle",
-        "cmd_type",
-    ];
-    const URING: &[&str] = &[
-        "hipri",
-        "fixedbufs",
-        "registerfiles",
-        "sqthread_poll",
-        "sqthread_poll_cpu",
-        "sqthread_poll_idle",
-        "nonvectored",
-        PRIORITIES[0],
-        PRIORITIES[1],
-        PRIORITIES[2],
-        PRIORITIES[3],
-    ];
+pub fn engine_options(engine: &str) -> Result<Vec<&'static str>, String> {
+    const PRIORITIES: &[&str] = &["cmdprio_percentage", "cmdprio_class", "cmdprio", "cmdprio_bssplit"];
+    const RING: &[&str] =
+        &["hipri", "fixedbufs", "registerfiles", "sqthread_poll", "sqthread_poll_cpu", "sqthread_poll_idle"];
     let mut job = PerfJob::default();
     ioengine(&mut job, engine)?;
     Ok(match job.engine {
-        Some(EngineName::Kernel(EngineKind::Libaio)) => LIBAIO,
-        Some(EngineName::Kernel(EngineKind::Uring)) => URING,
-        Some(EngineName::Kernel(EngineKind::Passthrough)) => PASSTHROUGH,
-        Some(EngineName::Kernel(EngineKind::Pvsync2)) => &["hipri"],
-        Some(EngineName::Work(WorkKind::Cpu)) => &["cpuload", "cpuchunks", "cpumode", "exit_on_io_done"],
+        Some(EngineName::Kernel(EngineKind::Libaio)) => [&["userspace_reap"], PRIORITIES].concat(),
+        Some(EngineName::Kernel(EngineKind::Uring)) => [RING, &["nonvectored"], PRIORITIES].concat(),
+        Some(EngineName::Kernel(EngineKind::Passthrough)) => [RING, &["cmd_type"]].concat(),
+        Some(EngineName::Kernel(EngineKind::Pvsync2)) => vec!["hipri"],
+        Some(EngineName::Work(WorkKind::Cpu)) => vec!["cpuload", "cpuchunks", "cpumode", "exit_on_io_done"],
         Some(EngineName::Work(WorkKind::Program)) => {
-            &["program", "arguments", "grace_time", "std_redirect", "exit_on_io_done"]
+            vec!["program", "arguments", "grace_time", "std_redirect", "exit_on_io_done"]
         }
-        Some(EngineName::Bdev) => &["config", "memory", "idle", "engine"],
-        _ => &[],
+        Some(EngineName::Bdev) => vec!["config", "memory", "idle", "engine"],
+        _ => Vec::new(),
     })
 }
 
