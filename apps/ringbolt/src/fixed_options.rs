@@ -2,7 +2,7 @@
 //! configuration: the defaults, and what was set.
 
 use std::marker::PhantomData;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use control::json::{Map, Value, json};
 use control::{DecodeLog, Method, Module, Parameters, RpcError};
@@ -45,7 +45,7 @@ impl<P: FixedOptions> Module for FixedSubsystem<P> {
         let set = |module: &FixedSubsystem<P>, params: P| {
             params.check()?;
             log::info!(target: "rpc", "{} changes nothing else: {}", P::METHOD, P::REASON);
-            *module.options.lock().unwrap_or_else(PoisonError::into_inner) = params.to_object();
+            *sync::lock(&module.options) = params.to_object();
             Ok::<bool, RpcError>(true)
         };
         let update = Method::update(P::METHOD, set).at_any_stage();
@@ -53,7 +53,7 @@ impl<P: FixedOptions> Module for FixedSubsystem<P> {
     }
 
     fn save(&self) -> Vec<Value> {
-        let options = self.options.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let options = sync::lock(&self.options).clone();
         vec![json!({ "method": P::METHOD, "params": options })]
     }
 }

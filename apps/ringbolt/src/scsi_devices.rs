@@ -1,7 +1,7 @@
 //! SPDK's method about SCSI devices, which are those of all targets that speak SCSI.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use control::json::{Value, json};
 use control::{Method, Module, NoParameters, RpcError};
@@ -46,7 +46,7 @@ impl Module for ScsiDeviceModule {
 
 fn devices(module: &ScsiDeviceModule, _: NoParameters) -> Result<Vec<Value>, RpcError> {
     // Before the targets are asked, so that a later answer never undoes the numbers of an earlier one.
-    let mut numbers = module.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut numbers = sync::lock(&module.numbers);
     let mut owners: BTreeSet<ScsiDeviceOwner> = module
         .iscsi
         .target()
