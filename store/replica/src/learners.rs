@@ -320,7 +320,7 @@ impl<F: Plants> Replica<F> {
         primary.peers.retain(|_, peer| {
             // While commits wait for it, clients do.
             let timeout_ns = if peer.joining { lease_ns } else { learner_timeout_ns };
-            let silent = now_ns >= peer.answered_ns + timeout_ns;
+            let silent = now_ns >= peer.answered_ns + timeout_ns || peer.stands_still(timeout_ns, now_ns);
             // A full log frees what learners need: clients come first. One without room for an object answers all else.
             let is_stuck = log_low && peer.copy.is_stuck(now_ns, learner_timeout_ns);
             peer.in_sync || peer.proposed || !(silent || is_stuck || (full && !peer.joining))

@@ -89,8 +89,10 @@ pub(crate) struct Peer {
     pub(crate) probing: bool,
     /// When the last message was sent; 0 to send one at once.
     pub(crate) sent_ns: u64,
-    /// When `acknowledged` last grew, or unanswered entries were sent.
+    /// When `acknowledged` last grew, or the first of the unanswered entries was sent.
     pub(crate) progress_ns: u64,
+    /// When it was last asked which of the unanswered entries it has.
+    pub(crate) asked_ns: u64,
     /// When it last answered.
     pub(crate) answered_ns: u64,
     /// Sending time of the newest message that it answered: its lease begins there.
@@ -121,6 +123,7 @@ impl Peer {
             probing: false,
             sent_ns: 0,
             progress_ns: now_ns,
+            asked_ns: 0,
             answered_ns: now_ns,
             lease_from_ns: None,
             copy: CopyStage::None,
@@ -155,6 +158,16 @@ impl Peer {
 
     fn is_unanswered(&self) -> bool {
         self.next - 1 > self.certain()
+    }
+
+    /// When it is to be asked which of the unanswered entries it has.
+    fn ask_ns(&self, resend_ns: u64) -> Option<u64> {
+        self.is_unanswered().then(|| self.progress_ns.max(self.asked_ns) + resend_ns)
+    }
+
+    /// Whether none of the unanswered entries became durable there for so long, whatever else it answers.
+    pub(crate) fn stands_still(&self, timeout_ns: u64, now_ns: u64) -> bool {
+        self.is_unanswered() && now_ns >= self.progress_ns + timeout_ns
     }
 }
 
@@ -300,9 +313,9 @@ impl<F: Plants> Replica<F> {
             // What it was to be asked about is freed meanwhile: a member has it.
             peer.next = base + 1;
         }
-        if peer.is_unanswered() && now_ns >= peer.progress_ns + resend_ns {
-            peer.next = peer.first_uncertain(base);
-            peer.progress_ns = now_ns;
+        let asks = peer.ask_ns(resend_ns).is_some_and(|ask_ns| now_ns >= ask_ns);
+        if asks {
+            peer.asked_ns = now_ns;
         }
         if peer.proposed && (peer.next <= base || matches!(peer.copy, CopyStage::Needed)) {
             // What the map may have made a member gets no copy: its data stays. Only the map's answer ends this.
@@ -330,7 +343,11 @@ impl<F: Plants> Replica<F> {
             return;
         }
         let limit = peer.copy.entries_limit().unwrap_or(end);
-        let mut sent = false;
+        let mut sent = asks;
+        if asks {
+            // Entries are sent again only if its answer is that it lacks them: a slow replica would get slower.
+            self.send_entries(id, 0, actions);
+        }
         loop {
             let peer = self.primary().peers.get_mut(&id).expect("it was there");
             let window = (peer.certain() + UNANSWERED_ENTRIES_MAX).max(peer.next - 1);
@@ -610,9 +627,7 @@ impl<F: Plants> Replica<F> {
                 deadline = deadline.min(peer.sent_ns + resend_ns);
             } else {
                 deadline = deadline.min(peer.sent_ns + heartbeat_ns);
-                if peer.is_unanswered() {
-                    deadline = deadline.min(peer.progress_ns + resend_ns);
-                }
+                deadline = deadline.min(peer.ask_ns(resend_ns).unwrap_or(u64::MAX));
             }
             if peer.in_sync && self.proposal.is_none() {
                 deadline = deadline.min(peer.lease_from_ns.unwrap_or(0).max(primary.epoch_ns) + lease_ns);
@@ -631,7 +646,9 @@ fn withhold(entry: &ReplicatedEntry) -> ReplicatedEntry {
     ReplicatedEntry { header, data: [].into() }
 }
 
-/// Whether a member has not answered for a lease, so that it may propose itself soon.
+/// Whether a member has not answered for a lease, so that it may propose itself soon, or holds commits up for as long.
 fn is_silent(peer: &Peer, epoch_ns: u64, lease_ns: u64, now_ns: u64) -> bool {
-    peer.lost || now_ns >= peer.lease_from_ns.unwrap_or(0).max(epoch_ns) + lease_ns
+    peer.lost
+        || now_ns >= peer.lease_from_ns.unwrap_or(0).max(epoch_ns) + lease_ns
+        || peer.stands_still(lease_ns, now_ns)
 }

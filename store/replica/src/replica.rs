@@ -24,7 +24,8 @@ pub struct ReplicaSettings {
     pub grace_ns: u64,
     /// A primary sends each member at least one message in this time.
     pub heartbeat_ns: u64,
-    /// Entries without an answer are sent again after this time.
+    /// A replica that has not acknowledged entries is asked after this time which of them it has; other messages without an
+    /// answer are sent again.
     pub resend_ns: u64,
     /// Proposals without an answer, and requests to join, are repeated after this time.
     pub retry_ns: u64,
