@@ -131,6 +131,8 @@ pub(super) struct Hub<N: Network> {
     connections: Slab<Connection>,
     by_id: HashMap<u64, Slot>,
     peers: BTreeMap<ReplicaId, Peer>,
+    /// The newest connection that each node has opened.
+    opened_by: BTreeMap<ReplicaId, Slot>,
     /// The connection of each client's last request.
     clients: HashMap<u64, Slot>,
     events: Vec<NetworkEvent<N::Stream>>,
@@ -168,6 +170,7 @@ impl<N: CoreNetwork> Hub<N> {
             connections: Slab::with_capacity(CONNECTIONS_MAX),
             by_id: HashMap::new(),
             peers: BTreeMap::new(),
+            opened_by: BTreeMap::new(),
             clients: HashMap::new(),
             events: Vec::new(),
             received: Vec::new(),
@@ -251,6 +254,9 @@ impl<N: CoreNetwork> Hub<N> {
         self.greeting -= 1;
         let Some(connection) = self.connections.get_mut(slot) else { return Ok(()) };
         connection.peer = Some(peer);
+        if let (Some(node), None) = (peer, connection.opened_to) {
+            self.opened_by.insert(node, slot);
+        }
         let Some(name) = key else { return Ok(()) };
         let proved = connection.grants.rights(name);
         let rights = proved.and_then(|proved| self.grants.rights_of_same(name, proved));
@@ -259,8 +265,13 @@ impl<N: CoreNetwork> Hub<N> {
         Ok(())
     }
 
-    /// The connection to a node, which is opened if there is none. Without it messages are lost, as on a link.
+    /// The connection to a node, which is opened if there is none. Before that is possible, because the node has just started and
+    /// its address is not known yet, one that it has opened does. Without any messages are lost, as on a link.
     fn connection_to(&mut self, node: ReplicaId) -> Option<Slot> {
+        self.own_connection_to(node).or_else(|| self.opened_by.get(&node).copied())
+    }
+
+    fn own_connection_to(&mut self, node: ReplicaId) -> Option<Slot> {
         let peer = self.peers.get_mut(&node)?;
         if let Some(slot) = peer.connection {
             return Some(slot);
@@ -410,6 +421,7 @@ impl<N: CoreNetwork> Hub<N> {
         self.network.close(connection.id);
         self.greeting -= usize::from(connection.peer.is_none());
         self.clients.retain(|_, of| *of != slot);
+        self.opened_by.retain(|_, of| *of != slot);
         self.reports.forget(slot);
         if let Some(peer) = connection.opened_to.and_then(|node| self.peers.get_mut(&node))
             && peer.connection == Some(slot)
@@ -484,5 +496,65 @@ impl<N: CoreNetwork> Poller for Hub<N> {
 
     fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
         Shutdown::Done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use replica::{ClientRequest, GroupConfig};
+    use sockets::Sockets;
+    use store_link::ClusterKey;
+
+    use super::*;
+
+    #[test]
+    fn a_node_that_has_connected_gets_messages_before_its_address_is_known() {
+        let identity = |node| {
+            let key = ClusterKey::from_bytes([1; 32]).into();
+            Arc::new(Identity { cluster: [1; 16], node: Some(ReplicaId(node)), key })
+        };
+        // The test's own network does not end a sleep.
+        let idle = reactor::IdlePolicy::Spin;
+        let config = reactor::ReactorConfig { idle, ..reactor::ReactorConfig::default() };
+        let mut reactor = reactor::Reactor::new(&config).unwrap();
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let (inputs, address) =
+            Hub::<Sockets>::start(&reactor.core(), identity(1), Arc::default(), &listen).unwrap();
+
+        let mut network = Sockets::of_core(&reactor.core());
+        let stream = network.connect(&address).unwrap();
+        let id = network.add(stream).unwrap();
+        let mut link = Link::connect_to(identity(2), ReplicaId(1)).unwrap();
+        let mut receive = |link: &mut Link, count| {
+            let mut received = Vec::new();
+            for _ in 0..1_000_000 {
+                reactor.turn();
+                network.poll(&mut Vec::new());
+                link.drive(&mut network.stream(id), &mut received).unwrap();
+                if received.len() == count {
+                    return received;
+                }
+            }
+            panic!("{received:?}");
+        };
+        // The answer says that the greetings are over at both ends.
+        let object = wire_store::ObjectId { group: 9, volume: 1, index: 0, suffix: 0 };
+        let request = ClientRequest::Read { client: 5, number: 1, object, offset: 0, length: 4096 };
+        link.send(Frame::Request(request).encode(9));
+        let received = receive(&mut link, 2);
+        assert!(matches!(&received[1], LinkEvent::Frame { group: 9, frame: Frame::Reply { client: 5, .. } }));
+        let config = GroupConfig { epoch: 3, primary: ReplicaId(1), in_sync: vec![ReplicaId(1)] };
+        let message =
+            ReplicaMessage { from: ReplicaId(1), config: Arc::new(config), body: MessageBody::Config };
+        // The first one is for a node that did not connect.
+        for to in [3, 2] {
+            let message = Box::new(message.clone());
+            assert!(inputs.send(HubInput::Send { group: to, to: ReplicaId(to), message }).is_ok());
+        }
+        let received = receive(&mut link, 1);
+        let LinkEvent::Frame { group: 2, frame: Frame::Replica(arrived) } = &received[0] else {
+            panic!("{received:?}");
+        };
+        assert_eq!(*arrived, message);
     }
 }
