@@ -279,8 +279,9 @@ impl ReplicaDisk {
         let key = key_of(&entry.header);
         self.applied = self.applied.max(entry.header.sequence);
         let redoes_over = self.fault == Some(PlantedReplicaFault::RedoOverPlaced);
-        if self.placed.apply(&entry.header) && !redoes_over {
-            // It is in place, or a later one is.
+        if let Some(in_place) = self.placed.apply(&entry.header)
+            && !(redoes_over && in_place > entry.header.sequence)
+        {
             return;
         }
         self.blocks.insert(key, value_of(&entry.data));

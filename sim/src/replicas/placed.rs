@@ -72,19 +72,20 @@ impl PlacedBlocks {
         false
     }
 
-    /// An entry is committed. Returns whether there is nothing to write: its data, or that of a later one, is in place.
-    pub(super) fn apply(&mut self, header: &EntryHeader) -> bool {
+    /// An entry is committed. Returns the one whose data its block has, if that is this one or a later one: then there is nothing
+    /// to write.
+    pub(super) fn apply(&mut self, header: &EntryHeader) -> Option<u64> {
         let key = key_of(header);
         self.logged.retain(|(sequence, _)| *sequence > header.sequence);
         let placed = self.placed.get_mut(&key).map(Vec::as_mut_slice).unwrap_or_default();
         for entry in placed.iter_mut().filter(|placed| placed.sequence() == header.sequence) {
             entry.is_committed = true;
         }
-        let is_in_place = placed.last().is_some_and(|newest| newest.sequence() >= header.sequence);
-        if !is_in_place {
+        let in_place = placed.last().map(PlacedEntry::sequence).filter(|newest| *newest >= header.sequence);
+        if in_place.is_none() {
             self.unsettled.retain(|other| key_of(&other.header) != key);
         }
-        is_in_place
+        in_place
     }
 
     fn newest(&self, key: BlockKey) -> Option<&PlacedEntry> {
