@@ -142,6 +142,35 @@ pub struct EngineFile {
     zones: FileZones,
 }
 
+/// The page cache of an open file.
+#[derive(Debug)]
+pub struct PageCache(OwnedFd);
+
+/// The expected order of buffered I/O, by which the kernel reads ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessOrder {
+    /// `POSIX_FADV_RANDOM`: no read-ahead.
+    Random,
+    /// `POSIX_FADV_SEQUENTIAL`: twice the usual read-ahead.
+    Sequential,
+}
+
+impl PageCache {
+    /// Drops the pages that are neither dirty nor mapped, and starts to write the dirty ones.
+    pub fn invalidate(&self) -> io::Result<()> {
+        Ok(fadvise(&self.0, 0, None, Advice::DontNeed)?)
+    }
+
+    /// Sets the expected order of the I/O through the file from which this was made.
+    pub fn expect(&self, order: AccessOrder) -> io::Result<()> {
+        let advice = match order {
+            AccessOrder::Random => Advice::Random,
+            AccessOrder::Sequential => Advice::Sequential,
+        };
+        Ok(fadvise(&self.0, 0, None, advice)?)
+    }
+}
+
 /// Alignment of direct I/O in bytes if the kernel does not report it.
 const DIRECT_BYTES: u32 = 512;
 
@@ -269,9 +298,12 @@ impl EngineFile {
         Ok(length.saturating_add(system.f_bavail.saturating_mul(system.f_frsize)))
     }
 
-    /// Drops the file's pages from the page cache.
-    pub fn invalidate(&self) -> io::Result<()> {
-        Ok(fadvise(&self.fd, 0, None, Advice::DontNeed)?)
+    /// The page cache of a regular file or block device; `None` of others. It stays usable when an engine has the file.
+    pub fn page_cache(&self) -> io::Result<Option<PageCache>> {
+        match self.kind {
+            FileKind::Regular | FileKind::Block => Ok(Some(PageCache(self.fd.try_clone()?))),
+            _ => Ok(None),
+        }
     }
 
     /// What a discard does from now on: with zones it resets one.

@@ -149,6 +149,9 @@ fn job(reported: &ReportedJob, plus: bool) -> Value {
         job.insert("timeline".into(), result.timeline.iter().map(timeline_entry).collect());
     }
     job.insert("total_err".into(), json!(result.errors));
+    // fio has it where a job may continue after errors.
+    let first_error = result.failures.first().map_or(0, |failure| failure.status.to_errno().0);
+    job.insert("first_error".into(), json!(first_error));
     job.insert("verify_errors".into(), json!(result.mismatch_count));
     job.insert("cpu_ns_per_io".into(), json!(result.cpu_ns_per_io()));
     job.insert("numjobs".into(), json!(result.jobs));

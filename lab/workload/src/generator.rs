@@ -66,6 +66,10 @@ pub struct Generator {
     remaining_ios: u64,
     event_ticks: u64,
     completed: u64,
+    /// Blocks of the ramp, which statistics do not contain.
+    ramp_blocks: u64,
+    /// Blocks of one pass over the files.
+    pass_blocks: u64,
     batches: SubmissionBatches,
     depths: DepthCounts,
     measure_submission: bool,
@@ -135,8 +139,12 @@ impl Generator {
         let ready = allocate_requests(&spec, pool)?;
         let depth = ready.len();
         let block_bytes = geometry.block_bytes;
-        let pass_bytes = pattern.total_bytes(block_bytes).saturating_mul(u64::from(spec.loops.max(1)));
-        let bytes = if spec.time_based { UNLIMITED } else { spec.io_bytes.unwrap_or(pass_bytes) };
+        let region_bytes = pattern.total_bytes(block_bytes);
+        let pass_bytes = region_bytes.saturating_mul(u64::from(spec.loops.max(1)));
+        let of_region =
+            spec.io_percent.map(|percent| (u128::from(region_bytes) * u128::from(percent) / 100) as u64);
+        let bytes =
+            if spec.time_based { UNLIMITED } else { spec.io_bytes.or(of_region).unwrap_or(pass_bytes) };
         let unit = u64::from(pattern.io_blocks) * u64::from(block_bytes);
         let is_fixed_size = spec.sizes.is_none();
         let by_bytes = if is_fixed_size && bytes != UNLIMITED { bytes.div_ceil(unit) } else { UNLIMITED };
@@ -161,7 +169,6 @@ impl Generator {
             && spec.zoned.is_none()
             && !matches!(spec.content, BufferContent::FreshNoise | BufferContent::Reducible(_));
         let remaining_bytes = if is_fixed_size || spec.number_ios.is_some() { UNLIMITED } else { bytes };
-        let region_bytes = pattern.total_bytes(block_bytes);
         let general =
             (!is_fast_path).then(|| Box::new(GeneralState::new(&spec, depth, remaining_bytes, region_bytes)));
         Ok(Generator {
@@ -174,6 +181,8 @@ impl Generator {
             pattern,
             event_ticks: NEVER,
             completed: 0,
+            ramp_blocks: 0,
+            pass_blocks: (region_bytes / u64::from(block_bytes)).max(1),
             batches: SubmissionBatches::new(depth),
             depths: DepthCounts::default(),
             measure_submission: spec.measure_submission,
@@ -192,8 +201,10 @@ impl Generator {
             verifier,
             steady: spec.steady.map(|options| Box::new(SteadyDetector::new(options))),
             timeline: (spec.timeline_ns > 0).then(|| Box::new(TimelineRecorder::new(spec.timeline_ns))),
-            rate_minimum: (spec.rate_minima.is_on())
-                .then(|| Box::new(RateMinimumCheck::new(spec.rate_minima))),
+            rate_minimum: (spec.rate_minima.is_on()).then(|| {
+                let directions = spec.workload.directions(spec.read_percent);
+                Box::new(RateMinimumCheck::new(spec.rate_minima, directions, spec.ramp_ns))
+            }),
             broken_limit: None,
             stopped: false,
             drain_timed_out: false,
@@ -313,6 +324,16 @@ impl Generator {
     /// Requests in flight in the channel.
     pub fn outstanding(&self) -> usize {
         self.in_flight()
+    }
+
+    /// The pass over its files that the job is in, from 0, by the I/Os that completed; `None` when it starts no more I/O.
+    pub(crate) fn pass(&self) -> Option<u64> {
+        let is_running = self.phase <= JobPhase::Measuring;
+        is_running.then(|| (self.ramp_blocks + self.measured_blocks()) / self.pass_blocks)
+    }
+
+    fn measured_blocks(&self) -> u64 {
+        self.stats[..3].iter().map(|stats| stats.blocks).sum()
     }
 
     /// Whether the job has finished and drained.

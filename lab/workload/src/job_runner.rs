@@ -537,7 +537,7 @@ pub fn generator_cost_ns(job: &PerfJob) -> Option<f64> {
     job.spec.verify = crate::spec::Verify::Off;
     (job.spec.ramp_ns, job.spec.runtime_ns, job.spec.time_based) = (0, None, false);
     job.spec.number_ios = Some(COST_IOS);
-    (job.spec.loops, job.spec.io_bytes) = (u32::MAX, None);
+    (job.spec.loops, job.spec.io_bytes, job.spec.io_percent) = (u32::MAX, None, None);
     (job.numjobs, job.delay_ns, job.nice, job.io_priority, job.cgroup) = (1, 0, 0, None, None);
     let gate = Arc::new(StartGate::default());
     gate.open();

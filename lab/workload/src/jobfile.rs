@@ -28,7 +28,7 @@ mod options;
 mod transport_id;
 mod values;
 
-pub use job::{EngineName, ExitScope, LogPaths, PerfJob};
+pub use job::{EngineName, ExitScope, FadviseHint, LogPaths, PerfJob};
 pub use options::{OPTIONS, OptionInfo, Support, engine_names, engine_options};
 
 use options::find;

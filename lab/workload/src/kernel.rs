@@ -2,6 +2,7 @@
 
 mod numa;
 mod operation_files;
+mod page_caches;
 
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -24,6 +25,7 @@ use crate::usage::Usage;
 use crate::work;
 use crate::zoned::{ZonedDevices, ZonedJob, align_region};
 use numa::NumaNodes;
+use page_caches::PageCaches;
 
 /// A barrier at which jobs wait until all are ready.
 #[derive(Debug, Default)]
@@ -196,6 +198,7 @@ pub(crate) fn run(
     if let Some(flow) = &context.flow {
         generator.join_flow(flow.clone());
     }
+    let caches = PageCaches::new(job, &files);
     let engine = match kind {
         EngineKind::File(operation) => {
             AnyEngine::File(FileOperationEngine::new(operation, paths(job, context.number)))
@@ -211,13 +214,13 @@ pub(crate) fn run(
         delay(job.delay_ns, &context.progress);
     }
     let result = match engine {
-        AnyEngine::Null(engine) => drive(generator, engine, context),
-        AnyEngine::Sync(engine) => drive(generator, engine, context),
-        AnyEngine::Aio(engine) => drive(generator, engine, context),
-        AnyEngine::PosixAio(engine) => drive(generator, engine, context),
-        AnyEngine::Uring(engine) => drive(generator, engine, context),
-        AnyEngine::Passthrough(engine) => drive(generator, engine, context),
-        AnyEngine::File(engine) => drive(generator, engine, context),
+        AnyEngine::Null(engine) => drive(generator, engine, caches, context),
+        AnyEngine::Sync(engine) => drive(generator, engine, caches, context),
+        AnyEngine::Aio(engine) => drive(generator, engine, caches, context),
+        AnyEngine::PosixAio(engine) => drive(generator, engine, caches, context),
+        AnyEngine::Uring(engine) => drive(generator, engine, caches, context),
+        AnyEngine::Passthrough(engine) => drive(generator, engine, caches, context),
+        AnyEngine::File(engine) => drive(generator, engine, caches, context),
     };
     Ok(JobResult { number: context.number, ..result })
 }
@@ -358,10 +361,6 @@ fn open_files(job: &PerfJob, number: u32, kind: EngineKind) -> Result<Vec<Engine
         let grows = job.spec.fills_device && std::fs::metadata(&path).is_ok_and(|found| found.is_file());
         let grows_to = if grows { EngineFile::room(&path)? } else { 0 };
         let file = EngineFile::open(&path, &FileOpenOptions { grows_to, ..options })?;
-        if job.invalidate && !job.direct && file.kind() == io_engines::FileKind::Regular {
-            // Best effort: on tmpfs the page cache is the file and cannot be dropped.
-            let _ = file.invalidate();
-        }
         if file.bytes() == 0 {
             return Err(SetupError::Region { offset: 0, size: 0, device: 0 }.into());
         }
@@ -387,7 +386,12 @@ const STOP_CHECK_NS: u64 = 50_000_000;
 /// How late a sleep may wake up; the job busy-waits for anything due sooner.
 const SLEEP_SLACK_NS: u64 = 60_000;
 
-fn drive<E: IoEngine>(mut generator: Generator, mut engine: E, context: &JobCopyContext) -> JobResult {
+fn drive<E: IoEngine>(
+    mut generator: Generator,
+    mut engine: E,
+    mut caches: PageCaches,
+    context: &JobCopyContext,
+) -> JobResult {
     let polling_thread = engine.submission_thread();
     let kernel_ns = || KernelThreads {
         submission_ns: polling_thread.and_then(io_engines::usage::task_ns).unwrap_or(0),
@@ -408,6 +412,9 @@ fn drive<E: IoEngine>(mut generator: Generator, mut engine: E, context: &JobCopy
         if generator.is_finished() {
             context.progress.end();
             break;
+        }
+        if let Some(pass) = generator.pass() {
+            caches.begin_pass(pass);
         }
         if count > 0 || generator.is_spinning() {
             continue;

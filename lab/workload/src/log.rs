@@ -20,6 +20,10 @@ pub struct LogOptions {
     pub iops: Option<PathBuf>,
     /// `log_avg_msec`: interval of averages; 0 for one entry per I/O and, in logs of rates, per sample.
     pub average_ns: u64,
+    /// `log_max_value`: the largest value of each interval, not the average.
+    pub has_maxima: bool,
+    /// `log_unix_epoch`: times are since 1970 and not since the start of the job.
+    pub has_unix_times: bool,
     /// `write_hist_log`: histograms of completion latency, as `NAME_clat_hist.N.log`.
     pub histograms: Option<PathBuf>,
     /// `log_hist_msec`: time between histograms.
@@ -59,11 +63,12 @@ pub(crate) struct LogEntry {
     pub(crate) priority: u16,
 }
 
-/// Sum and count of the values in the current averaging interval.
+/// Sum, count and maximum of the values in the current averaging interval.
 #[derive(Clone, Copy, Debug, Default)]
 struct AveragingWindow {
     sum: u64,
     count: u64,
+    max: u64,
 }
 
 /// A job's logs: submission, completion and total latency, bandwidth and IOPS. Kept in memory until the job has
@@ -75,6 +80,8 @@ pub(crate) struct JobLogs {
     windows: [[AveragingWindow; 3]; 3],
     histograms: Option<HistogramLog>,
     dropped: u64,
+    /// When the measurement began, in milliseconds since 1970.
+    began_unix_ms: u64,
 }
 
 /// Names of the logs, by index in [`JobLogs::entries`].
@@ -86,6 +93,12 @@ impl JobLogs {
     pub(crate) fn new(options: LogOptions) -> JobLogs {
         let histograms = options.histograms.as_ref().map(|_| HistogramLog::new(options.histograms_ns));
         JobLogs { options, histograms, ..JobLogs::default() }
+    }
+
+    /// The measurement begins.
+    pub(crate) fn begin(&mut self) {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        self.began_unix_ms = since.map_or(0, |since| since.as_millis() as u64);
     }
 
     /// Entries and histograms that were not kept.
@@ -108,6 +121,7 @@ impl JobLogs {
                 let window = &mut self.windows[log][usize::from(entry.direction)];
                 window.sum += value;
                 window.count += 1;
+                window.max = window.max.max(value);
             }
         }
     }
@@ -128,7 +142,8 @@ impl JobLogs {
         for log in 0..3 {
             for direction in 0..3 {
                 let window = std::mem::take(&mut self.windows[log][direction]);
-                if let Some(value) = window.sum.checked_div(window.count) {
+                if let Some(average) = window.sum.checked_div(window.count) {
+                    let value = if self.options.has_maxima { window.max } else { average };
                     let direction = direction as u8;
                     self.push(log, LogEntry { at_ns, value, direction, bytes: 0, offset: 0, priority: 0 });
                 }
@@ -157,6 +172,7 @@ impl JobLogs {
     /// bytes, priority`, with the offset before the priority if that is wanted; latencies are in nanoseconds.
     pub(crate) fn write(&self, number: u32) -> io::Result<()> {
         let options = &self.options;
+        let start_ms = if options.has_unix_times { self.began_unix_ms } else { 0 };
         let bases = [&options.latency, &options.latency, &options.latency, &options.bandwidth, &options.iops];
         for (index, base) in bases.into_iter().enumerate() {
             let Some(base) = base else { continue };
@@ -168,7 +184,7 @@ impl JobLogs {
                     true => format!("{priority:#06x}"),
                     false => u16::from(priority >> 13 == 1).to_string(),
                 };
-                let at_ms = at_ns / 1_000_000;
+                let at_ms = start_ms + at_ns / 1_000_000;
                 // Writing to a string cannot fail.
                 let _ = match options.has_offsets {
                     true => {
@@ -181,7 +197,7 @@ impl JobLogs {
         }
         if let (Some(base), Some(log)) = (&options.histograms, &self.histograms) {
             let path = format!("{}_clat_hist.{number}.log", base.display());
-            write_file(&path, |out| log.write(out, options.histograms_coarseness))?;
+            write_file(&path, |out| log.write(out, options.histograms_coarseness, start_ms))?;
         }
         Ok(())
     }
@@ -244,6 +260,16 @@ mod tests {
         logs.end_window(2_000_000);
         logs.write(1).unwrap();
         assert_eq!(read("x_lat.1.log"), "1, 40, 1, 0, 0\n");
+        logs.options.has_maxima = true;
+        logs.record_latency(entry(3), [10, 20, 30]);
+        logs.record_latency(entry(4), [10, 20, 90]);
+        logs.end_window(3_000_000);
+        logs.options.has_unix_times = true;
+        logs.begin();
+        let began = logs.began_unix_ms;
+        assert!(began > 1_700_000_000_000, "{began}");
+        logs.write(1).unwrap();
+        assert_eq!(read("x_lat.1.log"), format!("{}, 40, 1, 0, 0\n{}, 90, 1, 0, 0\n", began + 1, began + 3));
         std::fs::remove_dir_all(directory).unwrap();
     }
 }

@@ -407,6 +407,8 @@ pub struct JobSpec {
     pub offset_increment: u64,
     /// Bytes after which the job ends; `None` for the size of the region times `loops`.
     pub io_bytes: Option<u64>,
+    /// The same in percent of the region, where `io_bytes` is `None`.
+    pub io_percent: Option<u8>,
     /// Number of passes over the region.
     pub loops: u32,
     /// Sizes of reads, writes and trims; `None` if all are `block_bytes`.
@@ -490,6 +492,7 @@ impl Default for JobSpec {
             offset_percent: 0,
             offset_increment: 0,
             io_bytes: None,
+            io_percent: None,
             loops: 1,
             sizes: None,
             align_bytes: None,

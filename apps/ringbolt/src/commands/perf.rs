@@ -96,7 +96,7 @@ pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
         return print(&options::show(&plan));
     }
     for warning in &plan.warnings {
-        stderr_line!("ringbolt: {warning}");
+        stderr_line!("ringbolt: warning: {warning}");
     }
     if run.parse_only {
         return Ok(());
@@ -295,7 +295,7 @@ fn check_results(finished: &[FinishedJob]) -> Result<(), CommandError> {
         }
         if result.dropped_log_entries > 0 {
             stderr_line!(
-                "ringbolt: {}: {} log entries were dropped: the log is full",
+                "ringbolt: warning: {}: {} log entries were dropped: the log is full",
                 result.spec.name,
                 result.dropped_log_entries
             );

@@ -63,6 +63,9 @@ impl Generator {
     pub(super) fn start_measuring(&mut self, now: u64) {
         self.phase = JobPhase::Measuring;
         self.start_ticks = now;
+        if let Some(general) = &mut self.general {
+            general.logs.begin();
+        }
         let runtime = self.spec.runtime_ns.map(clock::ns_to_ticks);
         self.end_ticks = runtime.map_or(NEVER, |runtime| now.saturating_add(runtime));
         let sample = match self.spec.sample_ns {
@@ -89,6 +92,7 @@ impl Generator {
     pub(super) fn on_event(&mut self, now: u64) {
         match self.phase {
             JobPhase::Ramp => {
+                self.ramp_blocks += self.measured_blocks();
                 for stats in &mut self.stats {
                     stats.clear();
                 }

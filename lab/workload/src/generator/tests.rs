@@ -165,6 +165,34 @@ fn the_runtime_ends_a_job_and_excludes_the_ramp() {
 }
 
 #[test]
+fn passes_over_the_region_are_counted_through_the_ramp() {
+    let mut device = FakeDevice::new(64, 64);
+    let timed = JobSpec {
+        time_based: true,
+        runtime_ns: Some(10_000_000),
+        ramp_ns: 10_000_000,
+        ..spec(Workload::Read)
+    };
+    let mut generator = start(timed, 64);
+    let mut passes = 0;
+    while !generator.is_finished() {
+        generator.turn(&mut device);
+        let Some(pass) = generator.pass() else { continue };
+        assert_eq!(pass, generator.completed() / 32);
+        passes = pass;
+    }
+    assert!(passes > 1, "{passes}");
+    assert_eq!(generator.pass(), None, "a job that has finished begins no pass");
+}
+
+#[test]
+fn a_share_of_the_region_ends_a_job() {
+    let mut device = FakeDevice::new(1000, 1000);
+    let result = run(JobSpec { io_percent: Some(25), ..spec(Workload::Read) }, &mut device);
+    assert_eq!(result.total_ios(), 125);
+}
+
+#[test]
 fn the_read_percentage_is_met() {
     let mut device = FakeDevice::new(64, 64);
     let mixed = JobSpec { number_ios: Some(10_000), read_percent: 70, ..spec(Workload::RandRw) };

@@ -24,6 +24,19 @@ pub enum EngineName {
     Work(WorkKind),
 }
 
+/// What the kernel expects of buffered I/O: fio's `fadvise_hint`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FadviseHint {
+    /// Nothing special.
+    None,
+    /// Random or sequential I/O, as `rw` has it.
+    Workload,
+    /// Random I/O, for which nothing is read ahead.
+    Random,
+    /// Sequential I/O.
+    Sequential,
+}
+
 /// What stops when a job with `exitall` finishes: `exit_what`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExitScope {
@@ -116,6 +129,8 @@ pub struct PerfJob {
     pub create_only: bool,
     /// `invalidate`.
     pub invalidate: bool,
+    /// `fadvise_hint`.
+    pub fadvise_hint: FadviseHint,
     /// `startdelay`.
     pub delay_ns: u64,
     /// `nice`.
@@ -210,6 +225,7 @@ impl Default for PerfJob {
             allow_mounted_write: false,
             create_only: false,
             invalidate: true,
+            fadvise_hint: FadviseHint::Workload,
             delay_ns: 0,
             nice: 0,
             io_priority: None,

@@ -220,6 +220,10 @@ fn sizes_and_times_have_fios_units() {
     let decimal = job("--filename=x --kb_base=1000 --size=4k --bs=1ki");
     assert_eq!((decimal.spec.size_bytes, decimal.spec.block_bytes), (Some(4000), 1024));
     assert_eq!(job("--filename=x --size=40%").spec.size_percent, Some(40));
+    let share = |text: &str| job(&format!("--filename=x --size=1m --io_size={text}")).spec;
+    assert_eq!((share("50%").io_bytes, share("50%").io_percent), (None, Some(50)));
+    assert_eq!((share("100%").io_bytes, share("100%").io_percent), (None, None));
+    assert_eq!((share("2m").io_bytes, share("2m").io_percent), (Some(2 << 20), None));
     let think = job("--filename=x --thinktime=50 --thinktime_spin=10ms --latency_target=1ms").spec;
     assert_eq!((think.think.ns, think.think.spin_ns), (50_000, 10_000_000));
     assert_eq!(think.latency_target.unwrap().target_ns, 1_000_000);
@@ -476,6 +480,62 @@ fn jobs_of_spdks_plugins_name_bdevs_and_controllers() {
     assert_eq!(plan.jobs[1].filenames, ["nvme+pcie://0000:04:00.0?ns=1"]);
     let error = parse_file(&format!("{text}spdk_json_conf=other.json\n")).unwrap_err().to_string();
     assert!(error.contains("other.json: the run has the configuration file ./bdev.json already"), "{error}");
+}
+
+/// Every option of fio 3.33 and of later versions that this program lacks is rejected with a reason. One that is no
+/// option at all gets the nearest name as a hint, which for an option of fio is wrong.
+#[test]
+fn options_of_fio_are_known() {
+    let known = [
+        "atomic",
+        "block_error_percentiles",
+        "disk_util",
+        "fadvise_hint",
+        "force_async",
+        "fsync_on_close",
+        "hipri_percentage",
+        "hugepage-size",
+        "lockfile",
+        "log_alternate_epoch",
+        "log_entries",
+        "log_max_value",
+        "log_store_compressed",
+        "log_unix_epoch",
+        "merge_blktrace_file",
+        "nowait",
+        "offset_align",
+        "per_job_logs",
+        "replay_redirect",
+        "significant_figures",
+        "stats",
+        "sync_file_range",
+        "thp",
+        "uncached",
+        "unique_filename",
+        "unlink_each_loop",
+        "verifysort",
+        "write_barrier",
+        "write_hint",
+        "fdp",
+        "pi_act",
+        "write_mode",
+        "alloc-size",
+        "max-jobs",
+        "trigger",
+        "daemonize",
+    ];
+    for name in known {
+        assert!(find(&name.replace('-', "_")).is_some(), "{name}");
+    }
+    let parse = |option: &str| parse_file(&format!("[a]\nfilename=x\nsize=1m\n{option}\n"));
+    assert_eq!(parse("per_job_logs=1").unwrap().warnings.len(), 1);
+    for rejected in ["per_job_logs=0", "lockfile=exclusive", "hipri_percentage=50", "fadvise_hint=often"] {
+        assert!(parse(rejected).is_err(), "{rejected}");
+    }
+    let job = |option: &str| parse(option).unwrap().jobs.remove(0);
+    assert!(job("fsync_on_close=1").spec.flush_at_end && !job("fsync_on_close=0").spec.flush_at_end);
+    assert_eq!(job("fadvise_hint=random").fadvise_hint, FadviseHint::Random);
+    assert_eq!(job("bs=4k").fadvise_hint, FadviseHint::Workload);
 }
 
 /// A hint that names an option as what to use instead names one that is supported.

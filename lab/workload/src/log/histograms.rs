@@ -86,7 +86,7 @@ impl HistogramLog {
     }
 
     /// Writes the lines: time in ms, direction, bytes, and the buckets, each sum of `2^coarseness` of fio's.
-    pub(crate) fn write(&self, out: &mut dyn Write, coarseness: u8) -> io::Result<()> {
+    pub(crate) fn write(&self, out: &mut dyn Write, coarseness: u8, start_ms: u64) -> io::Result<()> {
         let last = self.windows.iter().enumerate().filter_map(|(index, window)| {
             let line = window.line(index)?;
             // fio's tools divide by the time between lines.
@@ -99,7 +99,7 @@ impl HistogramLog {
             for (bucket, count) in &line.counts {
                 sums[usize::from(*bucket) >> coarseness] += u64::from(*count);
             }
-            write!(out, "{}, {}, {}", line.at_ns / 1_000_000, line.direction, line.bytes)?;
+            write!(out, "{}, {}, {}", start_ms + line.at_ns / 1_000_000, line.direction, line.bytes)?;
             for sum in &sums {
                 write!(out, ", {sum}")?;
             }
@@ -133,7 +133,7 @@ mod tests {
 
     fn text(log: &HistogramLog, coarseness: u8) -> Vec<Vec<u64>> {
         let mut out = Vec::new();
-        log.write(&mut out, coarseness).unwrap();
+        log.write(&mut out, coarseness, 0).unwrap();
         let text = String::from_utf8(out).unwrap();
         text.lines().map(|line| line.split(", ").map(|word| word.parse().unwrap()).collect()).collect()
     }

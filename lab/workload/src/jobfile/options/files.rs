@@ -3,7 +3,7 @@
 use io_engines::{EngineKind, SyncMode};
 
 use super::{OptionInfo, job, switch};
-use crate::jobfile::job::{EngineName, PerfJob};
+use crate::jobfile::job::{EngineName, FadviseHint, PerfJob};
 use crate::jobfile::values::*;
 use crate::work::WorkKind;
 
@@ -79,10 +79,34 @@ pub(super) const FILES: &[OptionInfo] = &[
         job.spec.flush_at_end = flag(v)?;
         Ok(())
     }),
-    switch("invalidate", "drop the page cache of the files before a job starts; on by default", |job, v| {
-        job.invalidate = flag(v)?;
+    switch("fsync_on_close", "the same as end_fsync: files are closed at the end", |job, v| {
+        job.spec.flush_at_end |= flag(v)?;
         Ok(())
     }),
+    switch(
+        "invalidate",
+        "with buffered I/O, drop the page cache of the files before each pass over them; on by default",
+        |job, v| {
+            job.invalidate = flag(v)?;
+            Ok(())
+        },
+    ),
+    job(
+        "fadvise_hint",
+        &[],
+        "HINT",
+        "what the kernel expects of buffered I/O: 1 what rw says (the default), 0 nothing, random, sequential",
+        |job, v| {
+            job.fadvise_hint = match v {
+                "0" | "none" => FadviseHint::None,
+                "1" => FadviseHint::Workload,
+                "random" => FadviseHint::Random,
+                "sequential" => FadviseHint::Sequential,
+                _ => return Err("it is one of 0, 1, random, sequential".to_string()),
+            };
+            Ok(())
+        },
+    ),
     switch("allow_file_create", "create missing files; on by default", |job, v| {
         job.allow_file_create = flag(v)?;
         Ok(())

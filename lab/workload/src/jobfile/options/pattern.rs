@@ -143,13 +143,23 @@ pub(super) const PATTERN: &[OptionInfo] = &[
         }
         Ok(())
     }),
-    job("io_size", &["io_limit"], "SIZE", "bytes of I/O after which a job ends", |job, v| {
-        job.spec.in_zones.io_size = zones(v)?;
-        if job.spec.in_zones.io_size.is_none() {
-            job.spec.io_bytes = Some(bytes(v, job.kb_base)?);
-        }
-        Ok(())
-    }),
+    job(
+        "io_size",
+        &["io_limit"],
+        "SIZE|%",
+        "bytes of I/O after which a job ends, or percent of size",
+        |job, v| {
+            job.spec.in_zones.io_size = zones(v)?;
+            if job.spec.in_zones.io_size.is_none() {
+                let (size, percent) = bytes_or_percent(v, job.kb_base)?;
+                (job.spec.io_bytes, job.spec.io_percent) = (size, percent.filter(|percent| *percent < 100));
+                if percent == Some(0) {
+                    return Err("nothing is done then".to_string());
+                }
+            }
+            Ok(())
+        },
+    ),
     job("number_ios", &[], "N", "I/Os after which a job ends", |job, v| {
         job.spec.number_ios = Some(bytes(v, job.kb_base)?);
         Ok(())

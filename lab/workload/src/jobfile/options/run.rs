@@ -267,6 +267,14 @@ pub(super) const RUN: &[OptionInfo] = &[
             Ok(())
         },
     ),
+    switch("log_max_value", "with log_avg_msec, log the largest latency and not the average", |job, v| {
+        job.spec.log.has_maxima = flag(v)?;
+        Ok(())
+    }),
+    switch("log_unix_epoch", "times in logs are since 1970, and not since the start of the job", |job, v| {
+        job.spec.log.has_unix_times = flag(v)?;
+        Ok(())
+    }),
     job(
         "bwavgtime",
         &["iopsavgtime"],
