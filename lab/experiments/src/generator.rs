@@ -20,8 +20,10 @@ const TERM_GRACE: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How often `Running` is reported: each sample of `/proc` costs CPU time.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
-/// Most bytes of its standard error that are read.
-const STDERR_BYTES_MAX: usize = 2000;
+/// Bytes of its standard error that are read, at its start and at its end: an error for each of many I/Os may be between.
+const STDERR_PART_BYTES: usize = 2000;
+/// Longest message of a failure, in characters: it is a cell of a table.
+const FAILURE_CHARS_MAX: usize = 400;
 
 /// A load generator and how it is invoked.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,7 +52,7 @@ pub enum GeneratorInput {
 pub enum GeneratorExit {
     /// Exit status 0; the results are written.
     Success,
-    /// It failed, with its status and the first line of its standard error.
+    /// It failed, with its status and what its standard error says of it.
     Failure(String),
     /// The user stopped the run.
     Stopped,
@@ -137,8 +139,9 @@ impl LoadGenerator {
     pub fn probe(&self, folder: &Path) -> Result<(String, Option<f64>), String> {
         fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let (file, output) = (folder.join("probe.fio"), folder.join("probe.json"));
+        // A thread and not a process: there is no watchdog yet, and the kernel kills only the process that was started.
         let text = "[fg]\nioengine=null\nfilename=probe\nsize=1g\nrw=randread\nbs=4096\niodepth=16\n\
-                    norandommap=1\ntime_based=1\nruntime=300ms\n";
+                    norandommap=1\ntime_based=1\nruntime=300ms\nthread=1\n";
         fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
         let never = AtomicBool::new(false);
         let mut processes = RunProcesses::new();
@@ -239,9 +242,21 @@ pub fn run(
     }
     // The group's leader may have been killed alone: its descendants must end too.
     child.terminate(TERM_GRACE);
-    let message = stderr.read()?;
-    let line = message.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no error message");
-    Ok(GeneratorExit::Failure(format!("{status}: {line}")))
+    Ok(GeneratorExit::Failure(format!("{status}: {}", failure_message(&stderr.read()?))))
+}
+
+/// What failed, in one line. fio describes it first, before its consequences, and `ringbolt perf` last, after the
+/// failed I/Os; warnings and hints precede or follow both.
+fn failure_message(text: &str) -> String {
+    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let is_error = |line: &&str| !line.contains("warning: ") && !line.starts_with("note: ");
+    let errors = || lines().filter(is_error);
+    let message = match (errors().next(), errors().next_back()) {
+        (Some(first), Some(last)) if first != last => format!("{first}; {last}"),
+        (Some(first), _) => first.to_string(),
+        (None, _) => lines().next_back().unwrap_or("no error message").to_string(),
+    };
+    message.chars().take(FAILURE_CHARS_MAX).collect()
 }
 
 /// An unnamed file that receives the generator's standard error.
@@ -253,15 +268,82 @@ fn stderr_file() -> io::Result<StderrFile> {
 }
 
 impl StderrFile {
+    /// Its start and its end, with a line break between them if something was left out.
     fn read(&mut self) -> io::Result<String> {
         use std::os::unix::fs::FileExt;
-        let mut bytes = vec![0; STDERR_BYTES_MAX];
-        let length = self.0.read_at(&mut bytes, 0)?;
-        Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
+        let read_at = |at: u64| -> io::Result<String> {
+            let mut bytes = vec![0; STDERR_PART_BYTES];
+            let length = self.0.read_at(&mut bytes, at)?;
+            Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
+        };
+        let (length, part) = (self.0.metadata()?.len(), STDERR_PART_BYTES as u64);
+        let mut text = read_at(0)?;
+        if length > 2 * part {
+            text.push('\n');
+        }
+        if length > part {
+            text.push_str(&read_at(part.max(length - part))?);
+        }
+        Ok(text)
     }
 }
 
 /// Whether cells of this API run on bdevs, not on a kernel API.
 pub fn is_bdev_api(api: &str) -> bool {
     job_file::engine(api).is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_names_the_error_and_not_a_warning() {
+        let warning =
+            "ringbolt: warning: command line: gtod_reduce=1 has no effect: latencies are measured\n";
+        let cases = [
+            ("", "no error message"),
+            (
+                &format!("{warning}ringbolt: /nonexistent/x: no such file\n"),
+                "ringbolt: /nonexistent/x: no such file",
+            ),
+            (&format!("{warning}\n"), warning.trim()),
+            // fio 3.33, a file that does not exist.
+            (
+                "a: you need to specify size=\nfio: pid=0, err=22/file:filesetup.c:1155, func=total_file_size\n",
+                "a: you need to specify size=; fio: pid=0, err=22/file:filesetup.c:1155, func=total_file_size",
+            ),
+            (
+                "note: both iodepth >= 1 and synchronous I/O engine are selected\nfio: unrecognized option '--a'\n",
+                "fio: unrecognized option '--a'",
+            ),
+            (
+                "thread 'main' panicked at a.rs:1:\nmade up\nnote: run with `RUST_BACKTRACE=1`\n",
+                "thread 'main' panicked at a.rs:1:; made up",
+            ),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(failure_message(text), expected);
+        }
+        assert_eq!(failure_message(&"x".repeat(1_000_000)).len(), FAILURE_CHARS_MAX);
+    }
+
+    #[test]
+    fn the_last_error_of_very_many_is_reported() {
+        let stop = AtomicBool::new(false);
+        let script = "i=0; while [ $i -lt 2000 ]; do echo failed I/O $i >&2; i=$((i+1)); done; echo 2000 I/Os failed >&2; exit 3";
+        let command = ["sh", "-c", script].map(String::from);
+        let exit = run(&mut RunProcesses::new(), &command, 5.0, &stop, &mut |_, _| {}).unwrap();
+        assert_eq!(
+            exit,
+            GeneratorExit::Failure("exit status: 3: failed I/O 0; 2000 I/Os failed".to_string())
+        );
+        // Between one and two parts nothing is read twice and nothing is left out.
+        for length in [1999, 2000, 2001, 3999, 4000, 4001] {
+            use std::io::Write;
+            let mut file = stderr_file().unwrap();
+            file.0.write_all("x".repeat(length).as_bytes()).unwrap();
+            assert_eq!(file.read().unwrap().replace('\n', "").len(), length.min(4000), "{length}");
+        }
+    }
 }

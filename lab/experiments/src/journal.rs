@@ -246,6 +246,7 @@ impl Drop for Journal {
 /// Kills the processes of killed runs and undoes their changes. Returns what was done and what failed.
 pub fn restore_killed_runs(directory: &Path) -> (Vec<String>, Vec<String>) {
     locks::remove_stale_records(directory);
+    remove_stale_probes(directory);
     let (mut done, mut problems) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -278,6 +279,24 @@ pub fn restore_killed_runs(directory: &Path) -> (Vec<String>, Vec<String>) {
         problems.extend(not_ended.into_iter().chain(undone.problems));
     }
     (done, problems)
+}
+
+/// The directory in which a process probes generators, below that of journals.
+pub fn probe_directory(pid: u32) -> PathBuf {
+    default_directory().join(format!("{PROBE_PREFIX}{pid}"))
+}
+
+const PROBE_PREFIX: &str = "probe-";
+
+/// Removes the directories of killed probes.
+fn remove_stale_probes(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(PROBE_PREFIX)?.parse().ok());
+        if pid.is_some_and(|pid: u32| start_time(pid).is_none()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// The file next to a journal that contains the identities of live processes.

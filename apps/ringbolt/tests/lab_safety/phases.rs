@@ -10,6 +10,8 @@ use super::run::*;
 /// A phase in which a run is killed, and what shows that it has begun.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
+    /// This generator runs for the first time, to learn its version and cost.
+    Probe(&'static str),
     /// The journal has a line with this, which precedes the change that it describes.
     Journal(&'static str),
     /// The devices are filled.
@@ -22,7 +24,9 @@ enum Phase {
     Restoring,
 }
 
-const PHASES: [Phase; 8] = [
+const PHASES: [Phase; 10] = [
+    Phase::Probe("ringbolt"),
+    Phase::Probe("fio"),
     Phase::Journal("\"owner\""),
     Phase::Journal("\"file\""),
     Phase::Journal("\"loop\""),
@@ -44,6 +48,7 @@ fn journal(run: &Lab) -> String {
 fn has_begun(phase: Phase, run: &Lab, folder: &Path) -> bool {
     let runs = |job: &str| run.processes().iter().any(|(_, command)| command.contains(job));
     match phase {
+        Phase::Probe(_) => runs("probe.fio"),
         Phase::Journal(entry) => journal(run).contains(entry),
         Phase::Precondition => folder.join("precondition.fio").exists() && runs(" perf "),
         Phase::Cell | Phase::Restoring => journal(run).contains("\"queue\"") && runs(" perf "),
@@ -61,6 +66,24 @@ fn attached_below(folder: &Path) -> Vec<String> {
 }
 
 #[test]
+fn a_signal_while_the_generator_is_probed_stops_the_run() {
+    let Some(disk) = Disk::new("probe") else { return };
+    for generator in generators() {
+        let mut run = disk.run(WRITERS, &["--generator", generator]);
+        wait_until("the generator is probed", || {
+            assert!(run.child.try_wait().unwrap().is_none(), "it ended: {}", run.message());
+            has_begun(Phase::Probe("any"), &run, &disk.folder)
+        });
+        run.signal(Signal::INT);
+        let status = run.child.wait().unwrap();
+        assert_eq!(status.code(), Some(1), "{}", run.message());
+        assert!(run.message().contains("stopped before the first cell"), "{}", run.message());
+        assert!(run.processes().is_empty(), "{generator}");
+        assert!(!disk.folder.join("out").exists());
+    }
+}
+
+#[test]
 fn a_run_killed_in_any_phase_leaves_nothing() {
     // Its own device is for the settings; the runs that create devices use theirs.
     let Some(disk) = Disk::new("phases") else { return };
@@ -73,8 +96,12 @@ fn a_run_killed_in_any_phase_leaves_nothing() {
     let definition = WRITERS.replace("['none']", "['kyber', 'none', 'mq-deadline']");
     let out = disk.folder.join("out");
     for phase in PHASES {
+        let generator = if let Phase::Probe(generator) = phase { generator } else { "ringbolt" };
+        if !generators().contains(&generator) {
+            continue;
+        }
         let runtime = if phase == Phase::BetweenCells { "300ms" } else { "600s" };
-        let options = ["--runtime", runtime, "--ramp", "0s", "--generator", "ringbolt"];
+        let options = ["--runtime", runtime, "--ramp", "0s", "--generator", generator];
         let makes_devices = matches!(phase, Phase::Journal("\"owner\"" | "\"file\"" | "\"loop\""));
         let mut run = match phase {
             _ if makes_devices => disk.start(&definition, &options),
@@ -98,6 +125,8 @@ fn a_run_killed_in_any_phase_leaves_nothing() {
         assert_eq!(attached_below(&out), [""; 0], "{phase:?}: {message}");
         let files = fs::read_dir(out.join("disks")).map_or(0, Iterator::count);
         assert_eq!((files, journal(&run).as_str()), (0, ""), "{phase:?}: {message}");
+        let probe = format!("/run/ringbolt-lab/probe-{}", run.child.id());
+        assert!(!Path::new(&probe).exists(), "{phase:?}: {message}");
         let _ = fs::remove_dir_all(&out);
     }
 }

@@ -234,7 +234,7 @@ impl ExperimentArgs {
     fn generators(&self) -> Result<(LoadGenerator, GeneratorInfo, LoadGenerator), CommandError> {
         let program = std::env::current_exe().map_err(CommandError::environment)?;
         let mut bdev_generator = LoadGenerator::ringbolt(program);
-        let folder = std::env::temp_dir().join(format!("ringbolt-probe-{}", std::process::id()));
+        let folder = journal::probe_directory(std::process::id());
         let probe = |generator: &LoadGenerator| {
             let found = generator.probe(&folder);
             let _ = std::fs::remove_dir(&folder);

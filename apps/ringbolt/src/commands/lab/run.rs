@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
@@ -58,6 +58,11 @@ pub(crate) struct RunArgs {
 
 pub(crate) fn run(options: &RunArgs) -> Result<(), CommandError> {
     options::restore_killed_runs();
+    // Before the generator is probed, so that no signal ends the run at once and leaves a part of it.
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register(signal, stop.clone()).map_err(CommandError::environment)?;
+    }
     let mut resolved;
     let (folder, plan, completed) = match &options.resume {
         Some(folder) => {
@@ -75,9 +80,8 @@ pub(crate) fn run(options: &RunArgs) -> Result<(), CommandError> {
             (folder, plan, BTreeSet::new())
         }
     };
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register(signal, stop.clone()).map_err(CommandError::environment)?;
+    if stop.load(Ordering::Relaxed) {
+        return Err(CommandError::operation("stopped before the first cell"));
     }
     let directory = journal::default_directory();
     let mut locks = DeviceLocks::new(&directory);
