@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use scsi::TaskManagement;
 use sockets::{ByteStream, StreamAddress};
 use target_shell::{Accepted, CloseReason, IoContext, MoreToRead, Notice, ProtocolConnection};
-use wire_iscsi::{LoginStage, LoginStatus};
+use wire_iscsi::{Header, LoginStage, LoginStatus, Opcode, ScsiCommand};
 
 use crate::config::IscsiConfig;
 use crate::core::IscsiCore;
@@ -33,8 +33,10 @@ pub(crate) struct IscsiConnection {
     reader: PduReader,
     out: PduWriter,
     sink: Sink,
-    /// The header that was read waits for commands on other connections of the session.
+    /// The header that was read waits for commands on other connections of the session, or for the next turn.
     is_deferred: bool,
+    /// It waits for the next turn, because others have theirs first.
+    turn_is_over: bool,
     phase: Phase,
     draining: bool,
     /// The session has to end at once.
@@ -72,6 +74,7 @@ impl IscsiConnection {
             out: PduWriter::default(),
             sink: Sink::Collect(Vec::new()),
             is_deferred: false,
+            turn_is_over: false,
             phase: Phase::Login(Box::new(Login::new(accepted.portid, &accepted.peer))),
             draining: false,
             aborted: false,
@@ -159,14 +162,14 @@ impl IscsiConnection {
     fn advance(&mut self, context: &mut IoContext<'_, IscsiCore>) -> Result<(), IscsiViolation> {
         while !self.draining && (self.is_deferred || !self.is_blocked()) {
             if self.is_deferred {
-                if !self.begin_pdu()? {
+                if !self.begin_pdu(context)? {
                     return Ok(());
                 }
                 continue;
             }
             match self.reader.stage() {
                 Stage::Header => {
-                    if !self.reader.read_header()? || !self.begin_pdu()? {
+                    if !self.reader.read_header()? || !self.begin_pdu(context)? {
                         return Ok(());
                     }
                 }
@@ -187,15 +190,21 @@ impl IscsiConnection {
         Ok(())
     }
 
-    /// Begins the PDU whose header was read; false if it has to wait for commands on other connections.
-    fn begin_pdu(&mut self) -> Result<bool, IscsiViolation> {
+    /// Begins the PDU whose header was read; false if it has to wait for commands on other connections, or the turn is
+    /// over.
+    fn begin_pdu(&mut self, context: &mut IoContext<'_, IscsiCore>) -> Result<bool, IscsiViolation> {
         let (header, segments) = (self.reader.header(), self.reader.segments());
         self.sink = match &mut self.phase {
             Phase::Login(_) => Sink::Collect(Vec::new()),
             Phase::Session(session) => {
-                self.is_deferred = session.waits_for_turn(header);
+                let command_bytes = command_bytes(header);
+                self.turn_is_over = command_bytes.is_some() && context.turn_commands() == 0;
+                self.is_deferred = self.turn_is_over || session.waits_for_turn(header);
                 if self.is_deferred {
                     return Ok(false);
+                }
+                if let Some(bytes) = command_bytes {
+                    context.count_command(bytes);
                 }
                 session.begin_pdu(header, segments, &mut self.out)?
             }
@@ -368,7 +377,7 @@ impl ProtocolConnection<IscsiCore> for IscsiConnection {
                 // `resume` reads on.
                 return Ok(MoreToRead::No);
             }
-            if budget == 0 {
+            if budget == 0 || self.turn_is_over {
                 return Ok(MoreToRead::Yes);
             }
             let (count, asked) = self.receive_some(stream)?;
@@ -378,7 +387,7 @@ impl ProtocolConnection<IscsiCore> for IscsiConnection {
             }
             if count < asked {
                 self.advance(context).map_err(CloseReason::Protocol)?;
-                return Ok(MoreToRead::No);
+                return Ok(if self.turn_is_over { MoreToRead::Yes } else { MoreToRead::No });
             }
         }
     }
@@ -487,5 +496,15 @@ impl ProtocolConnection<IscsiCore> for IscsiConnection {
             return Err(CloseReason::Protocol(IscsiViolation::Stalled));
         }
         Ok(())
+    }
+}
+
+/// The data of the command that begins with this header; `None` if it is no command, as the data of one that has begun.
+#[inline]
+fn command_bytes(header: &[u8; wire_iscsi::HEADER_BYTES]) -> Option<u64> {
+    match Header::decode(header).ok()?.opcode {
+        Opcode::DataOut => None,
+        Opcode::ScsiCommand => Some(ScsiCommand::decode(header).ok()?.expected_length.into()),
+        _ => Some(0),
     }
 }

@@ -33,6 +33,8 @@ const POLL_NS: u64 = 10_000;
 /// One group, the initiators' side of its network, and the simulated clock.
 struct SimulatedTarget {
     group: ConnectionGroup<IscsiCore, SimulatedNetwork>,
+    #[cfg(test)]
+    descriptor: Arc<bdev::Descriptor>,
     initiators: SimulatedNetwork,
     now_ns: u64,
     // Dropped last: the fields above use its buffers.
@@ -47,8 +49,18 @@ impl SimulatedTarget {
         let iscsi = IscsiCore::new(Arc::default(), None);
         let mut group = ConnectionGroup::standalone(&core, network, iscsi, GroupLimits::default());
         group.listen(&StreamAddress::Tcp(address()), PORT).expect("room for a listener");
-        group.apply(&core, Arc::new(config(DigestPolicy::default())), 1);
-        SimulatedTarget { group, initiators, now_ns: 1, reactor }
+        let config = config(DigestPolicy::default());
+        #[cfg(test)]
+        let descriptor = config.devices.get(&0).expect("it is the first unit's").clone();
+        group.apply(&core, Arc::new(config), 1);
+        SimulatedTarget {
+            group,
+            #[cfg(test)]
+            descriptor,
+            initiators,
+            now_ns: 1,
+            reactor,
+        }
     }
 
     fn connect(&mut self) -> ConnectionId {
@@ -59,6 +71,12 @@ impl SimulatedTarget {
     fn poll(&mut self) {
         self.now_ns += POLL_NS;
         self.group.poll(&self.reactor.core(), self.now_ns);
+    }
+
+    /// Reads that the device of LUN 0 has completed.
+    #[cfg(test)]
+    fn reads(&self) -> u64 {
+        self.descriptor.device().stats().op(block_io::Op::Read).ops
     }
 
     /// Sends what the network takes.

@@ -120,6 +120,11 @@ impl NbdConnection {
         !self.draining && !blocked
     }
 
+    /// Whether what was received is not used because others have their turn first.
+    fn turn_is_over(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.turn_is_over())
+    }
+
     /// Receives once, into payload and then into `inbound`. Returns the bytes received and the bytes asked for.
     fn receive_some<S: ByteStream>(
         &mut self,
@@ -168,14 +173,14 @@ impl ProtocolConnection<NbdCore> for NbdConnection {
                 // `resume` reads on.
                 return Ok(MoreToRead::No);
             }
-            if budget == 0 {
+            if budget == 0 || self.turn_is_over() {
                 return Ok(MoreToRead::Yes);
             }
             let (count, asked) = self.receive_some(stream)?;
             budget = budget.saturating_sub(count);
             if count < asked {
                 self.advance(context).map_err(CloseReason::Protocol)?;
-                return Ok(MoreToRead::No);
+                return Ok(if self.turn_is_over() { MoreToRead::Yes } else { MoreToRead::No });
             }
         }
     }

@@ -55,6 +55,8 @@ pub(crate) struct Session {
     blocked: Blocked,
     /// The core has no buffer: retried each millisecond.
     waiting: bool,
+    /// A request is read in the next turn, because others have theirs first.
+    turn_is_over: bool,
 }
 
 /// A command that is not answered.
@@ -150,6 +152,7 @@ impl Session {
             held_bytes: 0,
             blocked: Blocked::No,
             waiting: false,
+            turn_is_over: false,
         }
     }
 
@@ -166,6 +169,12 @@ impl Session {
     #[inline]
     pub(crate) fn is_waiting(&self) -> bool {
         self.waiting
+    }
+
+    /// Whether the next request was not read because others have their turn first.
+    #[inline]
+    pub(crate) fn turn_is_over(&self) -> bool {
+        self.turn_is_over
     }
 
     /// Whether a request that was read has payload that did not arrive yet.
@@ -248,6 +257,7 @@ impl Session {
         out: &mut SendQueue,
         context: &mut IoContext<'_, NbdCore>,
     ) -> Result<bool, NbdViolation> {
+        self.turn_is_over = false;
         loop {
             if self.skip > 0 {
                 let skipped = (inbound.filled().len() as u64).min(self.skip);
@@ -280,8 +290,13 @@ impl Session {
                 self.blocked = Blocked::Replies;
                 return Ok(false);
             }
+            if context.turn_commands() == 0 {
+                self.turn_is_over = true;
+                return Ok(false);
+            }
             let header = RequestHeader::decode(self.form, inbound.filled())?;
             inbound.consume(self.form.request_size());
+            context.count_command(data_bytes(&header));
             if self.start(header, out)? {
                 return Ok(true);
             }
@@ -485,6 +500,15 @@ impl CommandState {
 
     fn fua(&self) -> RequestFlags {
         if self.flags.contains(CommandFlags::FUA) { RequestFlags::FUA } else { RequestFlags::NONE }
+    }
+}
+
+/// Bytes that a request transfers.
+#[inline]
+fn data_bytes(header: &RequestHeader) -> u64 {
+    match Command::from_number(header.command) {
+        Some(Command::Read | Command::Write) => header.length,
+        _ => 0,
     }
 }
 

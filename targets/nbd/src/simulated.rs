@@ -25,6 +25,8 @@ const POLL_NS: u64 = 10_000;
 /// One group, the clients' side of its network, and the simulated clock.
 struct SimulatedTarget {
     group: ConnectionGroup<NbdCore, SimulatedNetwork>,
+    #[cfg(test)]
+    descriptor: Arc<bdev::Descriptor>,
     clients: SimulatedNetwork,
     now_ns: u64,
     // Dropped last: the fields above use its buffers.
@@ -51,7 +53,14 @@ impl SimulatedTarget {
         let exports = vec![export(1, "disk", false), export(2, "locked", true)];
         let config = NbdConfig { exports, devices: DeviceMap::from([(0, descriptor.clone())]) };
         group.apply(&core, Arc::new(config), 1);
-        SimulatedTarget { group, clients, now_ns: 1, reactor }
+        SimulatedTarget {
+            group,
+            #[cfg(test)]
+            descriptor,
+            clients,
+            now_ns: 1,
+            reactor,
+        }
     }
 
     fn connect(&mut self) -> ConnectionId {
@@ -62,6 +71,12 @@ impl SimulatedTarget {
     fn poll(&mut self) {
         self.now_ns += POLL_NS;
         self.group.poll(&self.reactor.core(), self.now_ns);
+    }
+
+    /// Reads that the device has completed.
+    #[cfg(test)]
+    fn reads(&self) -> u64 {
+        self.descriptor.device().stats().op(block_io::Op::Read).ops
     }
 
     /// Sends what the network takes.

@@ -29,10 +29,6 @@ pub(crate) struct PduHandler<'a, 'b> {
     pub(crate) reserved_slots: usize,
 }
 
-/// Commands that a connection begins in a turn in which others have some too: enough to share the turn's fixed costs, while a
-/// command waits for as many of each other connection, and not for their whole queues.
-pub(crate) const TURN_COMMANDS_MAX: usize = 32;
-
 /// Connect has 1024 bytes of data; before Connect no larger capsule is accepted.
 pub(crate) const BEFORE_CONNECT_BYTES_MAX: u32 = wire_nvme::fabrics::CONNECT_DATA_SIZE as u32;
 
@@ -106,10 +102,7 @@ impl<'a, 'b> PduHandler<'a, 'b> {
     #[inline]
     pub(crate) fn new(state: &'a mut ConnectionState, context: &'a mut TcpContext<'b>) -> PduHandler<'a, 'b> {
         state.turn_is_over = false;
-        let reserved_slots = match context.others_ready {
-            true => state.queue.free_slots().saturating_sub(TURN_COMMANDS_MAX),
-            false => 0,
-        };
+        let reserved_slots = state.queue.free_slots().saturating_sub(context.turn_commands());
         PduHandler { state, context, reserved_slots }
     }
 }

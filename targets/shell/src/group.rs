@@ -26,6 +26,7 @@ use crate::mailboxes::{CoreMailboxes, Inbox};
 use crate::poller::PollGroup;
 use crate::protocol::{
     CloseReason, IoContext, MoreToRead, Notice, Protocol, ProtocolConnection, REQUEST_TAG_MASK, TargetConfig,
+    Turn,
 };
 use crate::timers::{NEVER_NS, TimerOwner, Timers};
 
@@ -87,6 +88,8 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     waiting: Vec<Slot>,
     /// Connections whose work arrives through memory.
     polled: Vec<Slot>,
+    /// How many of them had commands in the last poll.
+    polled_busy: usize,
     /// Connections that close when they are drained.
     closing: Vec<Slot>,
     logins: PendingLogins,
@@ -127,6 +130,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             resuming: Vec::new(),
             waiting: Vec::new(),
             polled: Vec::new(),
+            polled_busy: 0,
             closing: Vec::new(),
             logins,
             timers: Timers::default(),
@@ -269,13 +273,28 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             protocol: &mut self.protocol,
             config: &self.config,
             now_ns,
-            others_ready: self.others_ready,
+            turn: Turn::new(self.others_ready, entry.has_more),
             devices: &mut self.devices,
             requests: &mut entry.requests,
         };
         let stream = self.network.stream(entry.id);
         let result = process(&mut entry.connection, stream, &mut self.scratch, &mut context);
         self.after_receive(slot, result, now_ns);
+    }
+
+    /// Whether several connections have something to receive. One that continues may have an event, too.
+    #[inline]
+    fn are_several_ready(&self, events: &[NetworkEvent<N::Stream>]) -> bool {
+        let continues = self.more_to_read.len();
+        let is_counted = |event: &NetworkEvent<N::Stream>| match event {
+            NetworkEvent::Ready(id) => self.connections.by_id(*id) == self.more_to_read.first().copied(),
+            _ => false,
+        };
+        match continues {
+            0 => events.len() > 1,
+            1 => events.iter().any(|event| !is_counted(event)),
+            _ => true,
+        }
     }
 
     fn after_receive(
@@ -408,6 +427,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
     /// Continues connections that have work without an event.
     #[cold]
     fn resume(&mut self, now_ns: u64) {
+        self.others_ready |= self.resuming.len() > 1 || self.polled_busy > 0;
         for slot in std::mem::take(&mut self.resuming) {
             self.process(slot, now_ns, |connection, _, _, context| connection.resume(context));
         }
@@ -459,7 +479,7 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         if self.network.reap_sent(&mut self.sent) {
             self.process_sent(now_ns);
         }
-        self.others_ready = events.len() + self.more_to_read.len() > 1;
+        self.others_ready = self.are_several_ready(&events);
         if !self.more_to_read.is_empty() {
             let spare = std::mem::take(&mut self.more_to_read_spare);
             let mut more_to_read = std::mem::replace(&mut self.more_to_read, spare);
@@ -482,7 +502,10 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
                 }
                 NetworkEvent::AcceptFailed { listener, error } => self.log_failed_accept(listener, &error),
                 NetworkEvent::Ready(id) => {
-                    if let Some(slot) = self.connections.by_id(id) {
+                    // One that continues in the next turn has had this one.
+                    if let Some(slot) = self.connections.by_id(id)
+                        && !self.connections.slab.get(slot).is_some_and(|entry| entry.has_more)
+                    {
                         self.receive(slot, now_ns);
                     }
                 }

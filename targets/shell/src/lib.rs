@@ -58,7 +58,7 @@ pub use mailboxes::{CoreMailboxes, GroupMail, GroupWaker, Inbox, ShellError};
 pub use poller::{GroupPoller, PollGroup};
 pub use protocol::{
     Accepted, CloseReason, IoContext, MoreToRead, Notice, Polling, Protocol, ProtocolConnection,
-    REQUEST_TAG_BITS, TargetConfig,
+    REQUEST_TAG_BITS, TURN_COMMANDS_MAX, TargetConfig,
 };
 pub use publisher::{NotApplied, Publisher, Subscription};
 pub use receive_buffer::ReceiveBuffer;

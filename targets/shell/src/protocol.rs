@@ -321,14 +321,51 @@ pub struct IoContext<'a, P: Protocol> {
     pub config: &'a Arc<P::Config>,
     /// The time of this poll.
     pub now_ns: u64,
-    /// Other connections of the core have something to receive too: a connection begins a limited number of commands, and
-    /// returns [`MoreToRead::Yes`] if it has more.
-    pub others_ready: bool,
+    pub(crate) turn: Turn,
     pub(crate) devices: &'a mut CoreDevices,
     pub(crate) requests: &'a mut ConnectionRequests,
 }
 
+/// Commands that a connection begins in a turn in which others have some too: enough to share the turn's fixed costs, while a
+/// command waits for as many of each other connection, and not for their whole queues.
+pub const TURN_COMMANDS_MAX: u32 = 32;
+/// A command with more data than this counts as several: their copies take the time of as many commands.
+pub(crate) const TURN_COMMAND_BYTES: u64 = 32 << 10;
+
+/// What a connection may begin in this turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn {
+    commands: u32,
+}
+
+impl Turn {
+    /// `is_shared`: other connections have something to begin too. `is_over`: this one is continued in the next turn.
+    #[inline]
+    pub(crate) fn new(is_shared: bool, is_over: bool) -> Turn {
+        let commands = match (is_shared, is_over) {
+            (false, _) => u32::MAX,
+            (true, false) => TURN_COMMANDS_MAX,
+            (true, true) => 0,
+        };
+        Turn { commands }
+    }
+}
+
 impl<P: Protocol> IoContext<'_, P> {
+    /// Commands that the connection may begin in this turn. There is no limit if it is the only one with something to
+    /// begin. One that has more returns [`MoreToRead::Yes`], or fetches it in the next [`ProtocolConnection::poll`].
+    #[inline]
+    pub fn turn_commands(&self) -> usize {
+        self.turn.commands as usize
+    }
+
+    /// Counts a command that was begun, with so many bytes of data.
+    #[inline]
+    pub fn count_command(&mut self, bytes: u64) {
+        let count = 1 + (bytes.saturating_sub(1) / TURN_COMMAND_BYTES).min(u64::from(u32::MAX - 1));
+        self.turn.commands = self.turn.commands.saturating_sub(count as u32);
+    }
+
     /// Adds a request to the batch of the device with this key. Only the lower [`REQUEST_TAG_BITS`] bits of its tag are
     /// the protocol's.
     ///

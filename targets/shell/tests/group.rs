@@ -15,7 +15,7 @@ use sockets::{
 };
 use target_shell::{
     Accepted, CloseReason, ConnectionGroup, Connections, DeviceMap, GroupLimits, IoContext, MoreToRead,
-    Notice, PollGroup, Polling, Protocol, ProtocolConnection, TargetConfig,
+    Notice, PollGroup, Polling, Protocol, ProtocolConnection, TURN_COMMANDS_MAX, TargetConfig,
 };
 
 const LIMITS: GroupLimits =
@@ -33,6 +33,15 @@ struct ScriptConfig {
 impl TargetConfig for ScriptConfig {
     fn devices(&self) -> &DeviceMap {
         &self.devices
+    }
+}
+
+/// What a connection may begin: nothing, some commands, or any number.
+fn allowance(context: &IoContext<'_, Script>) -> u8 {
+    match context.turn_commands() {
+        0 => b'0',
+        some if some <= TURN_COMMANDS_MAX as usize => b'S',
+        _ => b'A',
     }
 }
 
@@ -113,6 +122,11 @@ impl ProtocolConnection<Script> for ScriptConnection {
             }
             b'q' => self.is_quiet = true,
             b'm' => self.active_ns = Some(context.now_ns),
+            b'v' => self.unsent.push(allowance(context)),
+            b'V' => {
+                context.count_command(TURN_COMMANDS_MAX as u64 * (32 << 10));
+                self.unsent.push(allowance(context));
+            }
             b't' => self.deadline_ns = Some(context.now_ns + 100),
             b'w' => self.waits = 3,
             b'x' => return Err(CloseReason::Protocol("x is not a command")),
@@ -151,8 +165,11 @@ impl ProtocolConnection<Script> for ScriptConnection {
     }
 
     fn poll(&mut self, context: &mut IoContext<'_, Script>) -> usize {
-        let count = context.protocol.memory.take();
-        self.unsent.extend((0..count).map(|_| b'M'));
+        let memory = &context.protocol.memory;
+        let count = memory.get().min(1);
+        memory.set(memory.get() - count);
+        let letter = if context.turn_commands() == TURN_COMMANDS_MAX as usize { b'N' } else { b'M' };
+        self.unsent.extend((0..count).map(|_| letter));
         count as usize
     }
 
@@ -428,6 +445,57 @@ fn work_in_shared_memory_is_found_without_an_event() {
     world.memory.set(1);
     world.poll();
     assert_eq!(world.memory.get(), 1, "a closed connection is not polled");
+}
+
+#[test]
+fn one_of_several_connections_begins_a_limited_number_of_commands() {
+    let mut world = World::new();
+    let one = world.connect();
+    assert_eq!(world.run(one, b"L").unwrap(), "");
+    assert_eq!(world.run(one, b"vvV").unwrap(), "AAA", "it has the core for itself");
+    let other = world.connect();
+    assert_eq!(world.run(other, b"L").unwrap(), "");
+    world.peers.send(other, &[IoSlice::new(b"vv")]);
+    // Data counts as commands.
+    assert_eq!(world.run(one, b"vV").unwrap(), "S0");
+    assert_eq!(world.run(other, b"").unwrap(), "SS");
+}
+
+#[test]
+fn a_connection_that_continues_in_the_next_turn_is_not_received_from_twice_in_one() {
+    let mut world = World::new();
+    let (one, other) = (world.connect(), world.connect());
+    assert_eq!(world.run(one, b"L").unwrap(), "");
+    assert_eq!(world.run(other, b"L").unwrap(), "");
+    // An event in each turn, beside what is left of the one before.
+    for _ in 0..3 {
+        for id in [one, other] {
+            world.peers.send(id, &[IoSlice::new(b"vv")]);
+        }
+        world.poll();
+    }
+    let mut bytes = [0; 64];
+    for id in [one, other] {
+        let received = world.peers.receive(id, &mut [IoSliceMut::new(&mut bytes)]);
+        assert!(matches!(received, TransferResult::Bytes(3)), "{received:?}");
+    }
+}
+
+#[test]
+fn one_of_several_polled_connections_fetches_a_limited_number_of_commands() {
+    let mut world = World::new();
+    let (one, other) = (world.connect(), world.connect());
+    assert_eq!(world.run(one, b"Lm").unwrap(), "");
+    assert_eq!(world.run(other, b"L").unwrap(), "");
+    world.memory.set(3);
+    assert_eq!(world.run(one, b"").unwrap(), "MMM", "the other one is not polled");
+    assert_eq!(world.run(other, b"m").unwrap(), "");
+    // Both have commands in three polls, and one in a fourth.
+    world.memory.set(7);
+    assert_eq!(world.run(one, b"").unwrap(), "MNNN");
+    assert_eq!(world.run(other, b"").unwrap(), "MNN");
+    world.memory.set(1);
+    assert_eq!(world.run(one, b"").unwrap(), "M", "the other one is idle");
 }
 
 #[test]

@@ -45,7 +45,7 @@ const POLL_NS: u64 = 10_000;
 const CORES: usize = 3;
 /// Virtqueues of the session that is set up. SCSI hosts have two for other things than commands, and one for each core.
 const QUEUES: u32 = 2 + CORES as u32;
-const QUEUE_SIZE: u16 = 16;
+const QUEUE_SIZE: u16 = 32;
 /// Bytes of guest memory for each virtqueue.
 const QUEUE_BYTES: u64 = 16 << 10;
 /// Guest memory: two regions that touch.
@@ -616,6 +616,50 @@ mod tests {
             assert_eq!(any.count_used(), 0, "{port}");
             any.poll_cores(1..2, 16);
             assert_eq!(any.count_used(), 1, "{port}");
+            any.end();
+        }
+    }
+
+    /// Two connections share the virtqueues, so that both find the same requests.
+    #[test]
+    fn one_of_several_connections_fetches_a_limited_number_of_requests() {
+        let of_queue = usize::from(QUEUE_SIZE) / 4;
+        // Reads of the disk, each of which counts as four requests, in the two virtqueues of the first core.
+        for (connections, in_first_turn) in
+            [(1, 2 * of_queue), (2, target_shell::TURN_COMMANDS_MAX as usize / 4)]
+        {
+            let mut any = AnyFrontend::new(BLK);
+            any.set_up(Features::empty());
+            let first = any.connection;
+            if connections == 2 {
+                any.connection = connect(&mut any.clients, BLK);
+                any.set_up(Features::empty());
+            }
+            let header = RequestHeader { kind: 0, priority: 0, sector: 0 }.to_bytes();
+            any.memory.write(REQUESTS, &header);
+            let parts = [
+                (REQUESTS, header.len() as u32, false),
+                (REGION_BYTES, DISK_BLOCKS as u32 * 512, true),
+                (REQUESTS + 128, 1, true),
+            ];
+            // All of them find one request by the notification and one in a poll, so that each counts as busy.
+            for number in 0..2 {
+                any.add(0, &parts);
+                rustix::io::write(&any.kick, &1_u64.to_ne_bytes()).expect("an eventfd takes it");
+                while any.count_used() == number {
+                    any.poll_cores(0..1, 1);
+                }
+            }
+            for queue in [0, CORES as u32] {
+                (0..of_queue).for_each(|_| any.add(queue, &parts));
+            }
+            any.poll_cores(0..1, 1);
+            assert_eq!(any.count_used(), 2 + in_first_turn, "of {connections} connections");
+            any.poll_cores(0..1, 16);
+            assert_eq!(any.count_used(), 2 + 2 * of_queue, "all are served");
+            if connections == 2 {
+                any.clients.close(first);
+            }
             any.end();
         }
     }

@@ -322,7 +322,7 @@ impl VhostDevice {
             if self.queues[index].is_served() {
                 found += self.fetch(index, &mut bytes_left, context);
             }
-            bytes_left > 0
+            bytes_left > 0 && context.turn_commands() > 0
         });
         self.rotation = rotation;
         if self.is_scanning() {
@@ -359,7 +359,7 @@ impl VhostDevice {
             return 0;
         }
         let error = loop {
-            if found == FETCHED_MAX || *bytes_left == 0 {
+            if found == FETCHED_MAX || *bytes_left == 0 || context.turn_commands() == 0 {
                 break None;
             }
             let (is_full, wants) = match requests {
@@ -395,10 +395,12 @@ impl VhostDevice {
             };
             match started {
                 Ok(Started::InFlight(bytes)) => {
+                    context.count_command(bytes);
                     *bytes_left = bytes_left.saturating_sub(bytes);
                     queue.in_flight += 1;
                 }
                 Ok(Started::Used(written)) => {
+                    context.count_command(0);
                     ring.push_used(id, written);
                     queue.unpublished += 1;
                     if queue.unpublished == 1 {

@@ -173,3 +173,32 @@ fn a_flush_has_no_range_whatever_its_fields_say() {
     client.request(&mut target, Command::Flush, usize::MAX, &[], u32::MAX as usize);
     assert_eq!(client.reply(&mut target).error, 0);
 }
+
+#[test]
+fn a_request_waits_for_a_bounded_number_of_requests_of_other_connections() {
+    const OTHERS: usize = 8;
+    // Their data counts as well: so many requests are begun in a turn.
+    for (burst, bytes, begun_max) in [(120, BLOCK_BYTES, 32), (16, 256 << 10, 4)] {
+        let mut target = SimulatedTarget::new(1, NetworkFaults::default());
+        let mut clients: Vec<_> = (0..=OTHERS).map(|_| Client::begin(&mut target)).collect();
+        let mut honest = clients.pop().unwrap();
+        let before = target.reads();
+        for client in &mut clients {
+            (0..burst).for_each(|_| client.request(&mut target, Command::Read, 0, &[], bytes));
+        }
+        honest.request(&mut target, Command::Read, 0, &[], BLOCK_BYTES);
+        assert_eq!(target.reads(), before, "nothing was sent in turns before");
+        assert_eq!(honest.reply(&mut target).error, 0);
+        // What all others may begin in the turn in which it arrives, and in the one before.
+        let begun = target.reads() - before;
+        let all = (OTHERS * burst) as u64 + 1;
+        assert!(begun <= 2 * (OTHERS * begun_max) as u64 + 1 && begun < all, "{begun} requests came first");
+        for client in &mut clients {
+            for _ in 0..burst {
+                assert_eq!(client.reply(&mut target).error, 0);
+                client.read(&mut target, bytes);
+            }
+        }
+        assert_eq!(target.reads() - before, all, "every request is executed");
+    }
+}

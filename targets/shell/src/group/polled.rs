@@ -5,7 +5,7 @@ use sockets::Network;
 
 use super::ConnectionGroup;
 use crate::connections::ConnectionEntry;
-use crate::protocol::{IoContext, Polling, Protocol, ProtocolConnection};
+use crate::protocol::{IoContext, Polling, Protocol, ProtocolConnection, Turn};
 
 /// Longest time between two polls of a core without other work.
 const POLL_INTERVAL_NS_MAX: u64 = 1_000_000;
@@ -27,24 +27,20 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
     /// Polls connections whose work arrives through memory. Returns the number of commands found.
     #[inline]
     pub(super) fn poll_connections(&mut self, now_ns: u64) -> usize {
-        let mut found = 0;
+        let (mut found, mut busy) = (0, 0);
+        // Idle ones have no part of the turn.
+        let turn = Turn::new(self.polled_busy > 1, false);
         let ConnectionGroup { polled, connections, pool, protocol, config, devices, .. } = self;
         polled.retain(|slot| {
             let Some(entry) = connections.slab.get_mut(*slot).filter(|entry| !entry.closed) else {
                 return false;
             };
-            let mut context = IoContext {
-                pool,
-                protocol,
-                config,
-                now_ns,
-                others_ready: false,
-                devices,
-                requests: &mut entry.requests,
-            };
+            let mut context =
+                IoContext { pool, protocol, config, now_ns, turn, devices, requests: &mut entry.requests };
             let count = entry.connection.poll(&mut context);
             if count > 0 {
                 found += count;
+                busy += 1;
                 if !entry.dirty {
                     entry.dirty = true;
                     connections.dirty.push(*slot);
@@ -53,6 +49,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             entry.polled = entry.connection.polling() != Polling::Off;
             entry.polled
         });
+        self.polled_busy = busy;
         found
     }
 

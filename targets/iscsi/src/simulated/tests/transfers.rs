@@ -174,3 +174,43 @@ fn a_copy_reaches_the_other_units_of_the_session() {
     assert_eq!(initiator.read_blocks(&mut target, 64, 8, data.len() as u32), data);
     assert_eq!(initiator.read_blocks(&mut target, 4000, 1, 512), [0; BLOCK_BYTES]);
 }
+
+#[test]
+fn a_command_waits_for_a_bounded_number_of_commands_of_other_sessions() {
+    const OTHERS: usize = 8;
+    // As many as the target node admits, each with data that counts as eight commands.
+    const BURST: usize = 8;
+    const BLOCKS: u16 = 512;
+    let mut target = plain_target();
+    let mut initiators: Vec<_> = (0..=OTHERS)
+        .map(|number| {
+            let mut initiator = Initiator::connect(&mut target);
+            let name = format!("{INITIATOR}{number}");
+            initiator.send(&mut target, &login(&[("InitiatorName", &name), ("TargetName", NODE)]));
+            initiator.read(&mut target);
+            initiator.command(&mut target, [0; 16], 0, (false, false), &[], true);
+            initiator.read(&mut target);
+            initiator
+        })
+        .collect();
+    let mut honest = initiators.pop().unwrap();
+    let before = target.reads();
+    let length = u32::from(BLOCKS) * BLOCK_BYTES as u32;
+    for initiator in &mut initiators {
+        for _ in 0..BURST {
+            initiator.command(&mut target, transfer(READ, 0, BLOCKS), length, (true, false), &[], true);
+        }
+    }
+    honest.command(&mut target, transfer(READ, 0, 1), 512, (true, false), &[], true);
+    assert_eq!(target.reads(), before, "nothing was sent in turns before");
+    honest.read(&mut target);
+    // What all others may begin in the turn in which it arrives, and no later ones: they are at most half of their commands.
+    let begun = target.reads() - before;
+    assert!(begun <= (OTHERS * BURST / 2) as u64 + 1, "{begun} commands came first");
+    for initiator in &mut initiators {
+        for _ in 0..BURST {
+            while !DataIn::decode(&initiator.read(&mut target).header).unwrap().has_status {}
+        }
+    }
+    assert_eq!(target.reads() - before, (OTHERS * BURST) as u64 + 1, "every command is executed");
+}

@@ -636,7 +636,7 @@ fn a_command_waits_for_a_bounded_number_of_commands_of_other_connections() {
         }
     }
     // What all others may begin in the turn in which it arrives, and in the one before.
-    let turns = 2 * OTHERS * crate::handler::TURN_COMMANDS_MAX;
+    let turns = 2 * OTHERS * target_shell::TURN_COMMANDS_MAX as usize;
     assert!(
         (1..=turns as u64 + 1).contains(&begun_when_answered),
         "{begun_when_answered} commands came first"
