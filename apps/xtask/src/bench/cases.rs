@@ -35,6 +35,8 @@ enum BenchmarkKind {
     /// libblkio with so many reads in flight; of the null device, with qemu-storage-daemon too.
     Vhost(BenchDevice, u32),
     VhostIdle,
+    /// Reads by `qemu-img bench` at a queue depth, beside qemu-nbd.
+    NbdQemuImg(u32),
     /// Reads by fio's nbd engine at a queue depth, beside qemu-nbd.
     Nbd(u32),
     NbdIdle,
@@ -274,6 +276,11 @@ pub(super) const ALL: &[Benchmark] = &[
         BenchmarkKind::Nbd(1),
     ),
     case("nbd-null-read-qd32", "the same at QD 32", BenchmarkKind::Nbd(32)),
+    case(
+        "nbd-null-read-qd32-qemu-img",
+        "4 KiB sequential reads by qemu-img bench at QD 32, which costs less than fio",
+        BenchmarkKind::NbdQemuImg(32),
+    ),
     case("nbd-idle", "CPU time of a target with an idle client", BenchmarkKind::NbdIdle),
     case(
         "ublk-null-read-qd1",
@@ -473,7 +480,8 @@ impl Benchmark {
             BenchmarkKind::IscsiIdle => iscsi::idle(context),
             BenchmarkKind::Vhost(device, depth) => vhost::reads(context, *device, *depth),
             BenchmarkKind::VhostIdle => vhost::idle(context),
-            BenchmarkKind::Nbd(depth) => nbd::reads(context, *depth),
+            BenchmarkKind::Nbd(depth) => nbd::reads(context, *depth, nbd::NbdClient::Fio),
+            BenchmarkKind::NbdQemuImg(depth) => nbd::reads(context, *depth, nbd::NbdClient::QemuImg),
             BenchmarkKind::NbdIdle => nbd::idle(context),
             BenchmarkKind::Ublk(depth) => ublk::reads(context, *depth),
             BenchmarkKind::UblkIdle => ublk::idle(context),

@@ -1,4 +1,5 @@
-//! Benchmarks of the NBD target with fio's nbd engine, beside qemu-nbd's null-co with the same client, and of an idle export.
+//! Benchmarks of the NBD target with fio's nbd engine or `qemu-img bench`, beside qemu-nbd's null-co with the same client, and of an
+//! idle export.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -28,37 +29,68 @@ pub(super) struct Rate {
     pub(super) cpu_ns: f64,
 }
 
-/// Random reads of 4 KiB of the null device, and of qemu-nbd's: server and client have a core each. Our reactors sleep when
+/// Who reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NbdClient {
+    /// fio's nbd engine.
+    Fio,
+    /// `qemu-img bench`, which needs less processor time for a read.
+    QemuImg,
+}
+
+impl NbdClient {
+    /// The command, on a core, for the server at a UNIX socket.
+    fn command(self, core: u32, depth: u32, quick: bool, path: &Path) -> Command {
+        let mut command = Command::new("taskset");
+        command.args(["-c", &core.to_string()]);
+        let uri = format!("nbd+unix:///bench?socket={}", path.display());
+        match self {
+            NbdClient::Fio => {
+                command.args(["fio", "--name=nbd", "--ioengine=nbd", "--rw=randread", "--bs=4k"]);
+                command.args(["--output-format=json", "--time_based", &format!("--size={SIZE}")]);
+                command.args([
+                    &format!("--iodepth={depth}"),
+                    &format!("--runtime={}", if quick { 2 } else { 5 }),
+                ]);
+                command.arg(format!("--uri={uri}"));
+            }
+            NbdClient::QemuImg => {
+                command.args(["qemu-img", "bench", "-f", "raw", "-s", "4096", "-d", &depth.to_string()]);
+                command.args(["-c", &Self::reads(quick).to_string(), &uri]);
+            }
+        }
+        command
+    }
+
+    /// Reads of `qemu-img bench`, which has no limit of time: at least a second.
+    fn reads(quick: bool) -> u32 {
+        if quick { 200_000 } else { 1_000_000 }
+    }
+
+    /// Reads a second, and reads, from what the client prints.
+    fn rate(self, quick: bool, output: &str) -> anyhow::Result<(f64, f64)> {
+        match self {
+            NbdClient::Fio => rate(output),
+            NbdClient::QemuImg => rate_of_qemu_img(Self::reads(quick), output),
+        }
+    }
+}
+
+/// Reads of 4 KiB of the null device, and of qemu-nbd's: server and client have a core each. Our reactors sleep when
 /// they are idle, as qemu-nbd does, so that CPU times compare.
-pub(super) fn reads(context: &RunContext<'_>, depth: u32) -> anyhow::Result<RunOutcome> {
+pub(super) fn reads(context: &RunContext<'_>, depth: u32, client: NbdClient) -> anyhow::Result<RunOutcome> {
     let [server_core, client_core, ..] = *context.cores else {
         return Ok(RunOutcome::Skipped("target and client need two cores".to_string()));
     };
-    if let Some(reason) = missing() {
+    if let Some(reason) = missing(client) {
         return Ok(RunOutcome::Skipped(reason));
     }
     let path = context.directory.file("nbd.sock");
     let server = start(context, &server_core.to_string(), &path)?;
-    let mut fio = Command::new("taskset");
-    fio.args([
-        "-c",
-        &client_core.to_string(),
-        "fio",
-        "--name=nbd",
-        "--ioengine=nbd",
-        "--rw=randread",
-        "--bs=4k",
-    ]);
-    fio.args([
-        "--output-format=json",
-        "--time_based",
-        &format!("--size={SIZE}"),
-        &format!("--iodepth={depth}"),
-    ]);
-    fio.arg(format!("--runtime={}", if context.quick { 2 } else { 5 }));
-    fio.arg(format!("--uri=nbd+unix:///bench?socket={}", path.display()));
-    let ours = measure(&mut fio, || server.cpu_seconds())?;
-    let mut commands = vec![server.command.clone(), describe(&fio)];
+    let mut load = client.command(client_core, depth, context.quick, &path);
+    let rate = |output: &str| client.rate(context.quick, output);
+    let ours = measure(&mut load, rate, || server.cpu_seconds())?;
+    let mut commands = vec![server.command.clone(), describe(&load)];
     server.end()?;
 
     let _ = std::fs::remove_file(&path);
@@ -73,7 +105,7 @@ pub(super) fn reads(context: &RunContext<'_>, depth: u32) -> anyhow::Result<RunO
         std::thread::sleep(Duration::from_millis(10));
     }
     let id = qemu.id().to_string();
-    let other = measure(&mut fio, || process_seconds(&id, false).context("qemu-nbd has ended"))?;
+    let other = measure(&mut load, rate, || process_seconds(&id, false).context("qemu-nbd has ended"))?;
     commands.push(describe(&command));
     qemu.end()?;
     let values = [
@@ -116,37 +148,39 @@ fn start(context: &RunContext<'_>, cores: &str, path: &Path) -> anyhow::Result<T
 }
 
 /// What is not installed.
-fn missing() -> Option<String> {
+fn missing(client: NbdClient) -> Option<String> {
     let output = |program: &str, argument: &str| {
         let output = Command::new(program).arg(argument).stdin(Stdio::null()).output().ok()?;
         Some(String::from_utf8_lossy(&output.stdout).into_owned())
     };
     match output("fio", "--enghelp") {
+        _ if client == NbdClient::QemuImg => {}
         None => return Some("fio is not installed: apt install fio".to_string()),
         Some(engines) if !engines.split_whitespace().any(|engine| engine == "nbd") => {
             return Some("this fio has no nbd engine".to_string());
         }
         Some(_) => {}
     }
-    let has_qemu = output("qemu-nbd", "--version").is_some();
+    let has_qemu = ["qemu-nbd", "qemu-img"].iter().all(|program| output(program, "--version").is_some());
     (!has_qemu).then(|| "qemu-nbd is not installed: apt install qemu-utils".to_string())
 }
 
 /// Runs the client, and returns its rate with the CPU time of the server.
 pub(super) fn measure(
-    fio: &mut Command,
+    load: &mut Command,
+    rate: impl Fn(&str) -> anyhow::Result<(f64, f64)>,
     server_seconds: impl Fn() -> anyhow::Result<f64>,
 ) -> anyhow::Result<Rate> {
     let before = server_seconds()?;
-    let output = fio.stdin(Stdio::null()).output().with_context(|| describe(fio))?;
+    let output = load.stdin(Stdio::null()).output().with_context(|| describe(load))?;
     let busy = server_seconds()? - before;
-    ensure!(output.status.success(), "{}: {}", describe(fio), String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "{}: {}", describe(load), String::from_utf8_lossy(&output.stderr));
     let (iops, ios) = rate(&String::from_utf8_lossy(&output.stdout))?;
     Ok(Rate { iops, cpu_ns: busy / ios * 1e9 })
 }
 
 /// Reads a second, and reads, of fio's JSON; what libnbd writes may precede it.
-fn rate(output: &str) -> anyhow::Result<(f64, f64)> {
+pub(super) fn rate(output: &str) -> anyhow::Result<(f64, f64)> {
     let json =
         output.find('{').map(|start| &output[start..]).with_context(|| format!("no result in {output}"))?;
     let json: Value = serde_json::from_str(json).context("fio's result")?;
@@ -154,6 +188,14 @@ fn rate(output: &str) -> anyhow::Result<(f64, f64)> {
     let number =
         |key: &str| read[key].as_f64().filter(|value| *value > 0.0).with_context(|| format!("no {key}"));
     Ok((number("iops")?, number("total_ios")?))
+}
+
+/// Reads a second, and reads, of `qemu-img bench`, which made so many.
+fn rate_of_qemu_img(reads: u32, output: &str) -> anyhow::Result<(f64, f64)> {
+    let seconds = output.split("Run completed in ").nth(1).and_then(|rest| rest.split_whitespace().next());
+    let seconds = seconds.and_then(|text| text.parse().ok()).filter(|seconds: &f64| *seconds > 0.0);
+    let seconds = seconds.with_context(|| format!("no result in {output}"))?;
+    Ok((f64::from(reads) / seconds, reads.into()))
 }
 
 /// Enters the transmission phase of the export `bench` by EXPORT_NAME.
@@ -177,9 +219,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_read_from_the_result_of_fio() {
+    fn rates_are_read_from_the_results_of_clients() {
         let output = "nbd: connected\n{ \"jobs\": [ { \"read\": { \"iops\": 12.5, \"total_ios\": 25 } } ] }";
         assert_eq!(rate(output).ok(), Some((12.5, 25.0)));
+        let output = "Sending 1000 read requests, 4096 bytes each\nRun completed in 0.500 seconds.\n";
+        assert_eq!(rate_of_qemu_img(1000, output).ok(), Some((2000.0, 1000.0)));
+        assert!(rate_of_qemu_img(1000, "Run completed in 0.000 seconds.").is_err());
         assert!(rate("fio: failed").is_err());
         assert!(rate("{ \"jobs\": [ { \"read\": { \"iops\": 0, \"total_ios\": 0 } } ] }").is_err());
     }

@@ -78,6 +78,8 @@ const ALL: &[ReferenceFigure] = &[
     goal("nbd-null-read-qd1", BenchMetric::QemuNbdCpuRatio, BenchGoal::AtMost(1.0)),
     goal("nbd-null-read-qd32", BenchMetric::QemuNbdRatio, BenchGoal::AtLeast(1.3)),
     goal("nbd-null-read-qd32", BenchMetric::QemuNbdCpuRatio, BenchGoal::AtMost(1.0)),
+    goal("nbd-null-read-qd32-qemu-img", BenchMetric::QemuNbdRatio, BenchGoal::AtLeast(1.3)),
+    goal("nbd-null-read-qd32-qemu-img", BenchMetric::QemuNbdCpuRatio, BenchGoal::AtMost(1.0)),
     goal("ublk-idle", BenchMetric::CpuPercent, BenchGoal::AtMost(1.0)),
     goal("nbd-idle", BenchMetric::CpuPercent, BenchGoal::AtMost(1.0)),
     goal("iscsi-idle", BenchMetric::CpuPercent, BenchGoal::AtMost(1.0)),

@@ -34,7 +34,7 @@ pub(super) fn reads(context: &RunContext<'_>, depth: u32) -> anyhow::Result<RunO
     fio.args(["--rw=randread", "--bs=4k", "--output-format=json", "--time_based"]);
     fio.args([&format!("--iodepth={depth}"), &format!("--filename=/dev/ublkb{NUMBER}")]);
     fio.arg(format!("--runtime={}", if context.quick { 2 } else { 5 }));
-    let rate = nbd::measure(&mut fio, || server.cpu_seconds())?;
+    let rate = nbd::measure(&mut fio, nbd::rate, || server.cpu_seconds())?;
     let values = [(BenchMetric::Iops, rate.iops), (BenchMetric::TargetCpuNs, rate.cpu_ns)];
     let commands = vec![server.command.clone(), describe(&fio)];
     server.end()?;
