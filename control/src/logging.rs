@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
 use std::os::unix::net::UnixDatagram;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use log::{Log, Metadata, Record};
 use serde_json::Value;
@@ -80,13 +80,29 @@ impl LogLevel {
 }
 
 /// The flags of the program: the targets of its log lines.
-const FLAGS: [&str; 7] = ["bdev", "bdev_nvme", "job", "nbd", "nvmf", "reactor", "rpc"];
+const FLAGS: [&str; 13] = [
+    "bdev",
+    "bdev_nvme",
+    "iscsi",
+    "nbd",
+    "nvme",
+    "nvmf",
+    "reactor",
+    "rpc",
+    "scsi",
+    "store_client",
+    "store_node",
+    "ublk",
+    "vhost",
+];
 
 struct Logger {
     /// The level of standard error, as an index of [`LEVELS`].
     print_level: AtomicUsize,
     /// The level of the system log.
     log_level: AtomicUsize,
+    /// Lines of standard error begin with the time.
+    has_timestamps: AtomicBool,
     state: Mutex<LoggerState>,
 }
 
@@ -110,6 +126,7 @@ const LEVELS: [LogLevel; 6] = [
 static LOGGER: std::sync::LazyLock<Logger> = std::sync::LazyLock::new(|| Logger {
     print_level: AtomicUsize::new(LogLevel::Notice as usize),
     log_level: AtomicUsize::new(LogLevel::Disabled as usize),
+    has_timestamps: AtomicBool::new(false),
     state: Mutex::default(),
 });
 
@@ -119,6 +136,16 @@ pub fn init() {
     if log::set_logger(&*LOGGER).is_ok() {
         LOGGER.apply_levels();
     }
+}
+
+/// [`init`] for a program that runs for long: lines have the time, unless they go to systemd's journal, which has it too.
+pub fn init_service() {
+    init();
+    let journal = std::env::var("JOURNAL_STREAM").ok();
+    let is_journal = journal.is_some_and(|journal| {
+        rustix::fs::fstat(std::io::stderr()).is_ok_and(|it| journal == format!("{}:{}", it.st_dev, it.st_ino))
+    });
+    LOGGER.has_timestamps.store(!is_journal, Ordering::Relaxed);
 }
 
 /// The lines of one place in the code within an interval.
@@ -210,7 +237,11 @@ impl Log for Logger {
         }
         if level as usize <= self.print_level.load(Ordering::Relaxed) {
             // One write, so that lines of several threads and processes do not mix. A closed pipe is ignored.
-            let text = format!("{}: {line}\n", level.name());
+            let time = match self.has_timestamps.load(Ordering::Relaxed) {
+                true => format!("{} ", humantime::format_rfc3339_millis(SystemTime::now())),
+                false => String::new(),
+            };
+            let text = format!("{time}{}: {line}\n", level.name());
             let _ = std::io::stderr().write_all(text.as_bytes());
         }
         if level as usize <= self.log_level.load(Ordering::Relaxed) {
@@ -260,6 +291,15 @@ pub(crate) fn methods() -> Vec<Method<Framework>> {
             "Sets the level from which lines go to standard error.",
             "true",
         ),
+        method(
+            Method::of_plane("log_enable_timestamps", |_, Timestamps { enabled }| {
+                LOGGER.has_timestamps.store(enabled, Ordering::Relaxed);
+                Ok(true)
+            }),
+            "Begins lines on standard error with the time (RFC 3339, UTC, milliseconds), or not. Initially they do, unless they go \
+             to systemd's journal.",
+            "true",
+        ),
     ]
 }
 
@@ -274,6 +314,13 @@ crate::parameters! {
     struct Level {
         /// The level
         level: LogLevel,
+    }
+}
+
+crate::parameters! {
+    struct Timestamps {
+        /// Whether lines begin with the time
+        enabled: bool,
     }
 }
 

@@ -4,7 +4,7 @@
 mod rig;
 
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -537,4 +537,59 @@ fn a_store_survives_a_killed_server() {
     let (status, stderr) = failure(&["objects", "check", image]);
     assert!(status == 1 && stderr.contains("it was truncated"), "{stderr}");
     std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn log_lines_have_the_time_unless_they_go_to_the_journal() {
+    let directory = scratch("log");
+    let path = directory.join("log");
+    let line = "NOTICE: rpc: fsdev_set_opts changes nothing else";
+    for in_journal in [false, true] {
+        let file = std::fs::File::create(&path).unwrap();
+        let device = file.metadata().unwrap();
+        // As systemd sets it.
+        let journal = format!("{}:{}", device.dev(), device.ino() + u64::from(!in_journal));
+        let server = ServerProcess::start_with(&directory, "log", &[], |command| {
+            command.stderr(file).env("JOURNAL_STREAM", journal);
+        });
+        server.ok(&["fsdev_set_opts"]);
+        server.ok(&["log_enable_timestamps", &format!("enabled={in_journal}")]);
+        server.ok(&["fsdev_set_opts"]);
+        assert_eq!(server.stop(), Some(0));
+        let log = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = log.lines().filter(|it| it.contains(line)).collect();
+        let has_time = |it: &str| {
+            let (time, rest) = it.split_once(' ').unwrap();
+            // 2026-02-28T12:34:56.789Z
+            rest.starts_with(line) && time.len() == 24 && time.ends_with('Z') && time.as_bytes()[10] == b'T'
+        };
+        let timed: Vec<bool> = lines.iter().map(|it| has_time(it)).collect();
+        assert_eq!(timed, [!in_journal, in_journal], "{log}");
+        assert!(lines[usize::from(!in_journal)].starts_with(line), "{log}");
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn the_flag_of_a_target_logs_its_connections() {
+    let directory = scratch("connections");
+    let path = directory.join("log");
+    let server = ServerProcess::start_with(&directory, "connections", &[], |command| {
+        command.stderr(std::fs::File::create(&path).unwrap());
+    });
+    let socket = directory.join("nbd");
+    server.ok(&["bdev_null_create", "name=A", "num_blocks=8", "block_size=4096"]);
+    server.ok(&["nbd_export_create", "bdev_name=A", &format!("path={}", socket.display())]);
+    server.ok(&["log_set_flag", "flag=nbd"]);
+    server.ok(&["log_set_print_level", "level=INFO"]);
+    let mut stream = UnixStream::connect(&socket).unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    drop(stream);
+    assert_eq!(server.stop(), Some(0));
+    let log = std::fs::read_to_string(&path).unwrap();
+    let lines: Vec<&str> =
+        log.lines().filter_map(|line| line.split_once("INFO: nbd: ")).map(|it| it.1).collect();
+    let [connected, closed] = lines.as_slice() else { panic!("{log}") };
+    assert!(connected.ends_with(": connected, on core 0") && connected.contains("nbd"), "{log}");
+    assert!(closed.ends_with(": closed by the peer") || closed.ends_with("last answers"), "{log}");
 }

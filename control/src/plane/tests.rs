@@ -336,6 +336,8 @@ fn log_levels_and_flags_are_set() {
     assert_eq!(call("log_get_print_level", Value::Null), Ok(json!("DEBUG")));
     assert_eq!(call("log_set_print_level", json!({ "level": "NOTICE" })), Ok(json!(true)));
     assert_eq!(call("log_set_flag", json!({ "flag": "nvme_of" })), Err(RpcError::INVALID_PARAMS));
+    assert_eq!(call("log_enable_timestamps", json!({})), Err(RpcError::INVALID_PARAMS));
+    assert_eq!(call("log_enable_timestamps", json!({ "enabled": false })), Ok(json!(true)));
     for (method, flag, nvmf, rpc) in [
         ("log_set_flag", "nvmf", true, false),
         ("log_set_flag", "all", true, true),

@@ -287,7 +287,7 @@ pub enum CloseReason<E> {
     Closed,
     /// A socket operation failed.
     Network(io::ErrorKind),
-    /// The protocol ends it. The only reason that is logged.
+    /// The protocol ends it. The only reason that is a warning in the log; others are details.
     Protocol(E),
     /// A limit on connections is reached ([`GroupLimits`](crate::GroupLimits)).
     Limit,

@@ -17,7 +17,7 @@ use crate::reactor_runtime::ReactorRuntime;
 
 pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
     // The configuration is checked before anything is started.
-    control::logging::init();
+    control::logging::init_service();
     let catalog = app::catalog();
     let config = options.config.as_deref().map(|path| ConfigFile::read(path, &catalog)).transpose();
     let config = config.map_err(CommandError::config)?;

@@ -35,13 +35,21 @@ pub(crate) struct ServerProcess {
 impl ServerProcess {
     /// Starts a server with the RPC socket `name` and waits until it is ready.
     pub(crate) fn start(directory: &Path, name: &str, arguments: &[&str]) -> ServerProcess {
+        ServerProcess::start_with(directory, name, arguments, |_| {})
+    }
+
+    /// [`start`](Self::start), with a change of the process.
+    pub(crate) fn start_with(
+        directory: &Path,
+        name: &str,
+        arguments: &[&str],
+        change: impl FnOnce(&mut Command),
+    ) -> ServerProcess {
         let socket = directory.join(format!("{name}.sock"));
-        let mut child = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
-            .args(["serve", "-r", socket.to_str().unwrap()])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
+        command.args(["serve", "-r", socket.to_str().unwrap()]).args(arguments).stdout(Stdio::piped());
+        change(&mut command);
+        let mut child = command.spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut printed = Vec::new();
         for line in output.by_ref().map(Result::unwrap) {

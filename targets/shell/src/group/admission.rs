@@ -113,6 +113,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             return;
         };
         let awaits_login = connection.awaits_login();
+        log::debug!(target: P::LOG_TARGET, "{name}: connected, on core {}", self.index);
         let slot = self.connections.insert(connection, id, name);
         if let Some(entry) = self.connections.slab.get_mut(slot) {
             entry.awaits_login = awaits_login;

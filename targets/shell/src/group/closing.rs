@@ -36,8 +36,15 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         if entry.closed {
             return;
         }
-        if let CloseReason::Protocol(error) = &reason {
-            log::warn!(target: P::LOG_TARGET, "{}: {error}", entry.peer);
+        let peer = &entry.peer;
+        match &reason {
+            CloseReason::Protocol(error) => log::warn!(target: P::LOG_TARGET, "{peer}: {error}"),
+            CloseReason::Closed => log::debug!(target: P::LOG_TARGET, "{peer}: closed by the peer"),
+            CloseReason::Network(kind) => log::debug!(target: P::LOG_TARGET, "{peer}: {kind}"),
+            CloseReason::Limit => log::debug!(target: P::LOG_TARGET, "{peer}: closed, too many connections"),
+            CloseReason::Drained => {
+                log::debug!(target: P::LOG_TARGET, "{peer}: closed after its last answers")
+            }
         }
         // Best effort: a message with the reason may be queued.
         _ = entry.connection.flush(&mut self.network.stream(entry.id));
