@@ -105,6 +105,8 @@ pub(crate) struct Peer {
     pub(crate) joining: bool,
     /// A learner that was proposed in this epoch: the map may have it in the in-sync set.
     pub(crate) proposed: bool,
+    /// It made entries durable in this session.
+    pub(crate) gained: bool,
     /// Entries were sent in this session, so answers to them may be under way.
     pub(crate) streamed: bool,
     /// It is in the in-sync set, and says that it lost its data.
@@ -130,6 +132,7 @@ impl Peer {
             copied: Copied::default(),
             joining: false,
             proposed: false,
+            gained: false,
             streamed: false,
             lost: false,
         }
@@ -258,6 +261,7 @@ impl<F: Plants> Replica<F> {
             AppendOutcome::Durable(through) => {
                 let through = Some(through.min(end));
                 if peer.acknowledged < through {
+                    peer.gained |= peer.acknowledged.is_some();
                     peer.acknowledged = through;
                     peer.progress_ns = now_ns;
                 }
@@ -601,8 +605,9 @@ impl<F: Plants> Replica<F> {
             if peer.in_sync || !matches!(peer.copy, CopyStage::None) || !peer.known || !nearly {
                 continue;
             }
-            peer.joining = !unprepared;
             let has_all = peer.acknowledged >= Some(committed_max);
+            // Commits do not begin to wait for one whose device may hang.
+            peer.joining |= !unprepared && (has_all || peer.gained);
             if unprepared || (has_all && peer.has_lease(lease_ns, now_ns)) {
                 peer.proposed = true;
                 in_sync.push(*id);

@@ -16,16 +16,20 @@ struct Pair {
     config: Arc<GroupConfig>,
     now_ns: u64,
     writes: u64,
+    /// Of the member's stream; 0 while it is in sync.
+    session: u64,
     proposed: Vec<Arc<GroupConfig>>,
 }
 
 impl Pair {
     /// It serves.
     fn new() -> Pair {
-        let primary = Replica::new(PRIMARY, 1, ReplicaSettings::default(), RecoveredReplica::default(), 0);
+        let settings = ReplicaSettings { in_sync_min: 1, ..ReplicaSettings::default() };
+        let primary = Replica::new(PRIMARY, 1, settings, RecoveredReplica::default(), 0);
         let config =
             |epoch| Arc::new(GroupConfig { epoch, primary: PRIMARY, in_sync: vec![PRIMARY, MEMBER] });
-        let mut pair = Pair { primary, config: config(2), now_ns: 0, writes: 0, proposed: Vec::new() };
+        let mut pair =
+            Pair { primary, config: config(2), now_ns: 0, writes: 0, session: 0, proposed: Vec::new() };
         pair.handle(ReplicaEvent::Map(config(1)));
         pair.handle(ReplicaEvent::Map(config(2)));
         pair.answer(AppendOutcome::Durable(0));
@@ -60,7 +64,7 @@ impl Pair {
 
     /// The member answers the last message.
     fn answer(&mut self, outcome: AppendOutcome) -> Vec<Append> {
-        let body = MessageBody::Appended { sent_ns: self.now_ns, session: 0, outcome };
+        let body = MessageBody::Appended { sent_ns: self.now_ns, session: self.session, outcome };
         let message = ReplicaMessage { from: MEMBER, config: self.config.clone(), body };
         self.handle(ReplicaEvent::Message(message))
     }
@@ -135,4 +139,29 @@ fn a_member_that_makes_nothing_durable_leaves_the_in_sync_set_although_it_answer
     pair.wait(61 * MS, AppendOutcome::Durable(0));
     let alone = GroupConfig { epoch: 3, primary: PRIMARY, in_sync: vec![PRIMARY] };
     assert_eq!(pair.proposed, [Arc::new(alone)]);
+}
+
+#[test]
+fn writes_do_not_wait_for_a_learner_that_makes_nothing_durable() {
+    let mut pair = Pair::new();
+    pair.write();
+    pair.wait(470 * MS, AppendOutcome::Durable(0));
+    let alone = Arc::new(GroupConfig { epoch: 3, primary: PRIMARY, in_sync: vec![PRIMARY] });
+    pair.config = alone.clone();
+    pair.handle(ReplicaEvent::Map(alone));
+    assert_eq!(pair.primary.status().commit_point, 1);
+    let join = MessageBody::Join { session: 9, commit_point: 0, complete: true };
+    let message = ReplicaMessage { from: MEMBER, config: pair.config.clone(), body: join };
+    pair.session = 9;
+    pair.handle(ReplicaEvent::Message(message));
+    pair.answer(AppendOutcome::Durable(0));
+    pair.write();
+    assert_eq!(pair.primary.status().commit_point, 2);
+    // Its device works again: from now on they do, until it is in sync.
+    pair.answer(AppendOutcome::Durable(1));
+    pair.write();
+    assert_eq!(pair.primary.status().commit_point, 2);
+    pair.answer(AppendOutcome::Durable(3));
+    assert_eq!(pair.primary.status().commit_point, 3);
+    assert_eq!(pair.proposed.last().unwrap().in_sync, [PRIMARY, MEMBER]);
 }
