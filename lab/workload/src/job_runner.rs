@@ -521,7 +521,8 @@ pub fn generator_cost_ns(job: &PerfJob) -> Option<f64> {
     job.engine_config =
         io_engines::EngineConfig { kind, depth: job.spec.io_depth, ..io_engines::EngineConfig::default() };
     (job.spec.size_bytes, job.spec.size_percent) = (Some(sizes), None);
-    (job.spec.offset_bytes, job.spec.offset_percent, job.spec.offset_increment) = (0, 0, 0);
+    (job.spec.offset_bytes, job.spec.offset_percent) = (0, 0);
+    (job.spec.offset_increment, job.spec.offset_increment_percent) = (0, 0);
     job.spec.rates = Default::default();
     job.spec.think = Default::default();
     job.spec.latency_target = None;

@@ -239,7 +239,7 @@ pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<JobPlan, JobPlanErr
     let mut current_job: Option<PerfJob> = None;
     let config = command_line.options.iter().filter(|(name, _)| name == "config");
     parser.plan.run.extend(config.cloned());
-    let mut has_name = false;
+    let (mut has_name, mut in_global) = (false, false);
     for (name, value) in &command_line.options {
         let location = OptionLocation::CommandLine;
         match find(name).map(|option| option.support) {
@@ -254,7 +254,7 @@ pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<JobPlan, JobPlanErr
             }
             _ if name == "name" && value == "global" => {
                 parser.finish(current_job.take(), &location)?;
-                has_name = false;
+                (has_name, in_global) = (false, true);
                 continue;
             }
             _ => {}
@@ -263,7 +263,8 @@ pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<JobPlan, JobPlanErr
             parser.finish(current_job.take(), &location)?;
         }
         has_name |= name == "name";
-        let is_global = !has_name && !command_line.files.is_empty();
+        in_global &= !has_name;
+        let is_global = in_global || (!has_name && !command_line.files.is_empty());
         if is_global {
             parser.set_global(name, value, &location)?;
             continue;

@@ -413,7 +413,9 @@ fn drive<E: IoEngine>(
             context.progress.end();
             break;
         }
-        if let Some(pass) = generator.pass() {
+        if caches.has_passes()
+            && let Some(pass) = generator.pass()
+        {
             caches.begin_pass(pass);
         }
         if count > 0 || generator.is_spinning() {

@@ -405,6 +405,8 @@ pub struct JobSpec {
     pub offset_percent: u8,
     /// Added to the start of the region for each further copy of the job.
     pub offset_increment: u64,
+    /// The same in percent of the device, added to `offset_increment`.
+    pub offset_increment_percent: u8,
     /// Bytes after which the job ends; `None` for the size of the region times `loops`.
     pub io_bytes: Option<u64>,
     /// The same in percent of the region, where `io_bytes` is `None`.
@@ -491,6 +493,7 @@ impl Default for JobSpec {
             size_percent: None,
             offset_percent: 0,
             offset_increment: 0,
+            offset_increment_percent: 0,
             io_bytes: None,
             io_percent: None,
             loops: 1,
@@ -550,19 +553,21 @@ impl JobSpec {
     /// the region, so that no two copies write the same block.
     pub(crate) fn for_thread(&self, number: u32, count: u32, device_bytes: u64) -> JobSpec {
         let mut spec = self.clone();
-        spec.offset_bytes = self.offset_bytes + self.offset_increment.saturating_mul(u64::from(number));
+        let unit = u64::from(self.block_bytes);
+        let share = (u128::from(device_bytes) * u128::from(self.offset_increment_percent) / 100) as u64;
+        let increment = self.offset_increment.saturating_add(share / unit * unit);
+        spec.offset_bytes = self.offset_bytes.saturating_add(increment.saturating_mul(u64::from(number)));
         spec.seed = self.seed.wrapping_add(u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         if self.verify != Verify::Off && self.workload.writes() && count > 1 {
             let whole = self.size_bytes.unwrap_or(device_bytes.saturating_sub(self.offset_bytes));
-            let unit = u64::from(self.block_bytes);
-            if self.offset_increment > 0 {
+            if increment > 0 {
                 // The copies have offsets of their own; their regions must not reach into each other's.
                 let rest = self.size_bytes.unwrap_or(device_bytes.saturating_sub(spec.offset_bytes));
-                spec.size_bytes = Some(rest.min(self.offset_increment) / unit * unit);
+                spec.size_bytes = Some(rest.min(increment) / unit * unit);
                 return spec;
             }
             let part = whole / u64::from(count) / unit * unit;
-            spec.offset_bytes += part * u64::from(number);
+            spec.offset_bytes = spec.offset_bytes.saturating_add(part * u64::from(number));
             spec.size_bytes = Some(part);
         }
         spec
@@ -589,7 +594,12 @@ mod tests {
         let own = JobSpec { offset_increment: 1 << 16, offset_bytes: 512, ..spec.clone() };
         let parts_of_their_own: Vec<JobSpec> =
             (0..3).map(|number| own.for_thread(number, 3, 1 << 20)).collect();
-        for pair in parts.windows(2).chain(parts_of_their_own.windows(2)) {
+        let shares = JobSpec { offset_increment_percent: 30, offset_bytes: 4096, ..spec.clone() };
+        let shares: Vec<JobSpec> = (0..3).map(|number| shares.for_thread(number, 3, 1 << 20)).collect();
+        assert_eq!(shares[2].offset_bytes, 4096 + 2 * (((1 << 20) * 30 / 100) / 4096 * 4096));
+        let far = JobSpec { offset_increment: u64::MAX, offset_bytes: u64::MAX, ..spec.clone() };
+        assert_eq!(far.for_thread(1, 3, 1 << 20).offset_bytes, u64::MAX);
+        for pair in parts.windows(2).chain(parts_of_their_own.windows(2)).chain(shares.windows(2)) {
             let end = pair[0].offset_bytes + pair[0].size_bytes.unwrap();
             assert!(end <= pair[1].offset_bytes && pair[0].size_bytes.unwrap().is_multiple_of(4096));
         }

@@ -12,6 +12,10 @@ use crate::stats::{ReplicateOrder, quantile};
 /// Share of metrics that may differ by chance, in percent.
 const SHARE_MAX_PERCENT: f64 = 5.0;
 
+/// The resolution of throughput, in percent, beyond which findings are mostly undecided: the studies' effects of
+/// schedulers are 5 to 50 %.
+const RESOLUTION_MAX_PERCENT: f64 = 25.0;
+
 /// The result of a self-check.
 #[derive(Clone, Debug, Serialize)]
 pub struct SelfCheck {
@@ -72,7 +76,21 @@ impl SelfCheck {
                 format_number(one.between_runs_p90_percent),
             ));
         }
+        if let Some(percent) = self.too_coarse_percent() {
+            text.push_str(&format!(
+                "Too noisy for most findings: a throughput that differs by less than {} % is not seen here. `--repetitions` \
+                 and `--runtime` narrow it; `ringbolt lab doctor` lists what distorts results.\n",
+                format_number(percent)
+            ));
+        }
         text
+    }
+
+    /// The resolution of throughput within a run, in half of the cells, if it is too coarse to decide most findings. A check
+    /// that passes then shows nothing but wide intervals.
+    pub fn too_coarse_percent(&self) -> Option<f64> {
+        let throughput = self.resolutions.iter().find(|one| one.metric == METRICS[0])?;
+        Some(throughput.interleaved_percent).filter(|percent| *percent > RESOLUTION_MAX_PERCENT)
     }
 }
 
@@ -121,4 +139,31 @@ fn half_widths(rows: &[ComparisonRow], metric: &str) -> Vec<f64> {
         Some((((interval.high / interval.low).ln() / 2.0).exp() - 1.0) * 100.0)
     })
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_resolves_little_is_reported() {
+        for (percent, coarse) in [(3.0, false), (25.0, false), (56.0, true)] {
+            let resolution = Resolution {
+                metric: METRICS[0],
+                interleaved_percent: percent,
+                interleaved_p90_percent: percent,
+                between_runs_percent: percent,
+                between_runs_p90_percent: percent,
+            };
+            let check = SelfCheck {
+                compared: 64,
+                significant: 0,
+                significant_between_runs: 0,
+                resolutions: vec![resolution],
+            };
+            assert!(check.passes());
+            assert_eq!(check.too_coarse_percent().is_some(), coarse, "{percent}");
+            assert_eq!(check.text().contains("Too noisy for most findings"), coarse, "{percent}");
+        }
+    }
 }

@@ -309,6 +309,11 @@ impl Generator {
         }
         if general.zoned.is_none() {
             self.pattern.next_with_op(request, op);
+            // The last I/O of several sizes is as large as what is left, as in fio.
+            let left = general.remaining_bytes / u64::from(self.block_bytes);
+            if general.remaining_bytes != UNLIMITED && u64::from(request.blocks) > left {
+                request.blocks = left.max(1) as u32;
+            }
         }
         if let Some(verifier) = &mut self.verifier {
             let drawn = (request.lba - self.pattern.first_lba) / u64::from(self.pattern.io_blocks);

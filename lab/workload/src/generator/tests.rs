@@ -8,7 +8,7 @@ use super::*;
 use crate::Direction;
 use crate::arrivals::{ArrivalProcess, Rates};
 use crate::log::LogOptions;
-use crate::spec::{ErrorPolicy, FioVerify, OffsetSequence, ThinkTime};
+use crate::spec::{BlockSizes, ErrorPolicy, FioVerify, OffsetSequence, ThinkTime};
 use crate::steady::{SteadyCriterion, SteadyOptions};
 use crate::verify::VerifyFault;
 
@@ -183,6 +183,18 @@ fn passes_over_the_region_are_counted_through_the_ramp() {
     }
     assert!(passes > 1, "{passes}");
     assert_eq!(generator.pass(), None, "a job that has finished begins no pass");
+}
+
+#[test]
+fn the_last_of_several_sizes_is_what_is_left() {
+    for seed in 0..20 {
+        let mut device = FakeDevice::new(1000, 1000);
+        let sizes = BlockSizes::Range { min: 512, max: 4096 };
+        let sizes = Some(Box::new([sizes.clone(), sizes.clone(), sizes]));
+        let mixed = JobSpec { sizes, block_bytes: 4096, seed, ..spec(Workload::RandRead) };
+        let result = run(mixed, &mut device);
+        assert_eq!(result.direction(Direction::Read).bytes, 512_000, "{seed}");
+    }
 }
 
 #[test]

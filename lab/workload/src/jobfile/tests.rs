@@ -210,6 +210,16 @@ fn options_before_a_job_file_are_global_and_section_selects_jobs() {
 }
 
 #[test]
+fn the_job_global_of_the_command_line_is_the_global_section() {
+    let line = "--name=global --bs=8k --size=1m --name=a --name=b --bs=4k --name=global --size=2m --name=c";
+    let jobs = plan(&words(line), &TestFiles::default()).unwrap().jobs;
+    let found: Vec<_> =
+        jobs.iter().map(|job| (job.spec.name.as_str(), job.spec.block_bytes, job.spec.size_bytes)).collect();
+    let mib = |count: u64| Some(count << 20);
+    assert_eq!(found, [("a", 8192, mib(1)), ("b", 4096, mib(1)), ("c", 8192, mib(2))]);
+}
+
+#[test]
 fn sizes_and_times_have_fios_units() {
     let job = |line: &str| plan(&words(line), &TestFiles::default()).unwrap().jobs.remove(0);
     let cases = [("size=4k", 4096), ("size=1MiB", 1 << 20), ("size=0x1000", 4096), ("size=3gb", 3 << 30)];
@@ -224,6 +234,9 @@ fn sizes_and_times_have_fios_units() {
     assert_eq!((share("50%").io_bytes, share("50%").io_percent), (None, Some(50)));
     assert_eq!((share("100%").io_bytes, share("100%").io_percent), (None, None));
     assert_eq!((share("2m").io_bytes, share("2m").io_percent), (Some(2 << 20), None));
+    let apart = |text: &str| job(&format!("--filename=x --offset_increment={text}")).spec;
+    assert_eq!((apart("25%").offset_increment, apart("25%").offset_increment_percent), (0, 25));
+    assert_eq!((apart("4k").offset_increment, apart("4k").offset_increment_percent), (4096, 0));
     let think = job("--filename=x --thinktime=50 --thinktime_spin=10ms --latency_target=1ms").spec;
     assert_eq!((think.think.ns, think.think.spin_ns), (50_000, 10_000_000));
     assert_eq!(think.latency_target.unwrap().target_ns, 1_000_000);

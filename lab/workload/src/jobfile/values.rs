@@ -243,7 +243,7 @@ pub(super) fn pattern(text: &str) -> ValueResult<Vec<u8>> {
         let byte = |at: usize| u8::from_str_radix(&even[at..at + 2], 16).map_err(|_| hint());
         (0..even.len()).step_by(2).map(byte).collect::<ValueResult<Vec<u8>>>()?
     } else {
-        let value: u64 = number(text)?;
+        let value: u64 = number(text).map_err(|_| hint())?;
         let bytes = value.to_le_bytes();
         let used = (8 - value.leading_zeros() as usize / 8).max(1);
         bytes[..used].to_vec()

@@ -31,9 +31,14 @@ impl PageCaches {
         PageCaches { dropped_each_pass: if has_passes { caches } else { Vec::new() }, pass: 0 }
     }
 
+    /// Whether anything is dropped at the start of a pass.
+    pub(super) fn has_passes(&self) -> bool {
+        !self.dropped_each_pass.is_empty()
+    }
+
     /// Drops the pages if another pass has begun.
     pub(super) fn begin_pass(&mut self, pass: u64) {
-        if pass == self.pass || self.dropped_each_pass.is_empty() {
+        if pass == self.pass {
             return;
         }
         self.pass = pass;

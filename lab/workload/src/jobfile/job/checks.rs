@@ -259,7 +259,8 @@ impl PerfJob {
             (spec.sizes.is_some(), "bsrange"),
             (self.direct, "direct"),
             (self.sync != SyncMode::None, "sync"),
-            (spec.offset_bytes > 0 || spec.offset_percent > 0 || spec.offset_increment > 0, "offset"),
+            (spec.offset_bytes > 0 || spec.offset_percent > 0, "offset"),
+            (spec.offset_increment > 0 || spec.offset_increment_percent > 0, "offset_increment"),
         ];
         if let Some((_, option)) = cases.into_iter().find(|(given, _)| *given) {
             return Err(format!("--{option} is for data; this engine only has the names of files"));

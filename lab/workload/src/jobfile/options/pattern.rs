@@ -136,13 +136,21 @@ pub(super) const PATTERN: &[OptionInfo] = &[
         (job.spec.offset_bytes, job.spec.offset_percent) = (offset.unwrap_or(0), percent.unwrap_or(0));
         Ok(())
     }),
-    job("offset_increment", &[], "SIZE", "added to the offset for each further copy of numjobs", |job, v| {
-        job.spec.in_zones.increment = zones(v)?;
-        if job.spec.in_zones.increment.is_none() {
-            job.spec.offset_increment = bytes(v, job.kb_base)?;
-        }
-        Ok(())
-    }),
+    job(
+        "offset_increment",
+        &[],
+        "SIZE|%",
+        "added to the offset for each further copy of numjobs",
+        |job, v| {
+            job.spec.in_zones.increment = zones(v)?;
+            if job.spec.in_zones.increment.is_none() {
+                let (size, percent) = bytes_or_percent(v, job.kb_base)?;
+                job.spec.offset_increment = size.unwrap_or(0);
+                job.spec.offset_increment_percent = percent.unwrap_or(0);
+            }
+            Ok(())
+        },
+    ),
     job(
         "io_size",
         &["io_limit"],
