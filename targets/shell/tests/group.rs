@@ -68,6 +68,8 @@ struct Script {
     memory: Rc<Cell<u32>>,
     /// Connections without a stream to add in the next poll: each continues once, and then closes.
     shares: Rc<Cell<u32>>,
+    /// Connections that continued with a limit.
+    limited: Rc<Cell<u32>>,
 }
 
 impl Protocol for Script {
@@ -135,7 +137,12 @@ impl ProtocolConnection<Script> for ScriptConnection {
         Ok(MoreToRead::Yes)
     }
 
-    fn resume(&mut self, _: &mut IoContext<'_, Script>) -> Result<MoreToRead, CloseReason<&'static str>> {
+    fn resume(
+        &mut self,
+        context: &mut IoContext<'_, Script>,
+    ) -> Result<MoreToRead, CloseReason<&'static str>> {
+        let limited = &context.protocol.limited;
+        limited.set(limited.get() + u32::from(context.turn_commands() == TURN_COMMANDS_MAX as usize));
         self.waits -= 1;
         self.is_share = false;
         if self.waits == 0 {
@@ -217,6 +224,7 @@ struct World {
     peers: SimulatedNetwork,
     memory: Rc<Cell<u32>>,
     shares: Rc<Cell<u32>>,
+    limited: Rc<Cell<u32>>,
     now_ns: u64,
     // Dropped last: the fields above use its buffers.
     reactor: Reactor,
@@ -232,10 +240,12 @@ impl World {
         let (peers, network) = SimulatedNetwork::pair(1, NetworkFaults::default());
         let memory = Rc::default();
         let shares = Rc::default();
-        let script = Script { memory: Rc::clone(&memory), shares: Rc::clone(&shares) };
+        let limited = Rc::default();
+        let script =
+            Script { memory: Rc::clone(&memory), shares: Rc::clone(&shares), limited: Rc::clone(&limited) };
         let mut group = ConnectionGroup::standalone(&reactor.core(), network, script, limits);
         group.listen(&World::address(), 1).unwrap();
-        World { group, peers, memory, shares, now_ns: 1, reactor }
+        World { group, peers, memory, shares, limited, now_ns: 1, reactor }
     }
 
     fn address() -> StreamAddress {
@@ -496,6 +506,16 @@ fn one_of_several_polled_connections_fetches_a_limited_number_of_commands() {
     assert_eq!(world.run(other, b"").unwrap(), "MNN");
     world.memory.set(1);
     assert_eq!(world.run(one, b"").unwrap(), "M", "the other one is idle");
+}
+
+#[test]
+fn one_of_several_connections_that_continue_has_a_limit() {
+    let mut world = World::new();
+    for (shares, limited) in [(1, 0), (2, 2)] {
+        world.shares.set(shares);
+        world.poll();
+        assert_eq!(world.limited.take(), limited, "of {shares}");
+    }
 }
 
 #[test]
