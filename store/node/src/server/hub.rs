@@ -265,17 +265,14 @@ impl<N: CoreNetwork> Hub<N> {
         Ok(())
     }
 
-    /// The connection to a node, which is opened if there is none. Before that is possible, because the node has just started and
-    /// its address is not known yet, one that it has opened does. Without any messages are lost, as on a link.
+    /// The connection to a node: one that was opened to it or by it, else a new one. The address of a node that has just started
+    /// is not known yet, or was another one before. Without a connection messages are lost, as on a link.
     fn connection_to(&mut self, node: ReplicaId) -> Option<Slot> {
-        self.own_connection_to(node).or_else(|| self.opened_by.get(&node).copied())
-    }
-
-    fn own_connection_to(&mut self, node: ReplicaId) -> Option<Slot> {
-        let peer = self.peers.get_mut(&node)?;
-        if let Some(slot) = peer.connection {
+        let opened = self.peers.get(&node).and_then(|peer| peer.connection);
+        if let Some(slot) = opened.or_else(|| self.opened_by.get(&node).copied()) {
             return Some(slot);
         }
+        let peer = self.peers.get_mut(&node)?;
         if self.now_ns < peer.again_ns {
             return None;
         }
@@ -508,7 +505,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_has_connected_gets_messages_before_its_address_is_known() {
+    fn a_node_that_has_connected_gets_messages_whether_its_address_is_known_or_not() {
         let identity = |node| {
             let key = ClusterKey::from_bytes([1; 32]).into();
             Arc::new(Identity { cluster: [1; 16], node: Some(ReplicaId(node)), key })
@@ -546,15 +543,19 @@ mod tests {
         let config = GroupConfig { epoch: 3, primary: ReplicaId(1), in_sync: vec![ReplicaId(1)] };
         let message =
             ReplicaMessage { from: ReplicaId(1), config: Arc::new(config), body: MessageBody::Config };
-        // The first one is for a node that did not connect.
-        for to in [3, 2] {
-            let message = Box::new(message.clone());
-            assert!(inputs.send(HubInput::Send { group: to, to: ReplicaId(to), message }).is_ok());
+        // The last one is where it listened before.
+        for nodes in [BTreeMap::new(), BTreeMap::from([(ReplicaId(2), "127.0.0.1:1".parse().unwrap())])] {
+            assert!(inputs.send(HubInput::Nodes(nodes)).is_ok());
+            // The first one is for a node that did not connect.
+            for to in [3, 2] {
+                let message = Box::new(message.clone());
+                assert!(inputs.send(HubInput::Send { group: to, to: ReplicaId(to), message }).is_ok());
+            }
+            let received = receive(&mut link, 1);
+            let LinkEvent::Frame { group: 2, frame: Frame::Replica(arrived) } = &received[0] else {
+                panic!("{received:?}");
+            };
+            assert_eq!(*arrived, message);
         }
-        let received = receive(&mut link, 1);
-        let LinkEvent::Frame { group: 2, frame: Frame::Replica(arrived) } = &received[0] else {
-            panic!("{received:?}");
-        };
-        assert_eq!(*arrived, message);
     }
 }
