@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use bdev::{Access, Registry};
-use objects::Partition;
+use objects::{Partition, SpaceUse};
 use oplog::{Log, RecoveredEntries};
 use reactor::Core;
 use wire_store::{
@@ -15,6 +15,7 @@ use crate::StoreError;
 use crate::device::StoreDevice;
 use crate::disks::{StoreBdevs, StoreDescriptors, read_log_superblock, read_superblocks};
 use crate::shard::load::{load_log, load_partition};
+use crate::spare::SPARE_GROUP;
 
 /// What is on a device.
 #[derive(Clone, Debug)]
@@ -34,10 +35,12 @@ pub struct StoreContents {
 pub struct PartitionContents {
     /// Index.
     pub index: u32,
+    /// Whether no replica has it: what a replica that moved left there is not looked at.
+    pub is_spare: bool,
     /// Its objects.
     pub objects: Vec<Onode>,
     /// Space.
-    pub space: objects::SpaceUse,
+    pub space: SpaceUse,
     /// Entries of the log, which the next opening applies.
     pub entries: Vec<EntryHeader>,
     /// Bytes of the log's area that they take.
@@ -46,6 +49,28 @@ pub struct PartitionContents {
     pub blocks_checked: u64,
     /// Blocks whose checksums are wrong, with their object, and the block of the object.
     pub damaged: Vec<(u64, ObjectId, usize)>,
+}
+
+impl PartitionContents {
+    fn spare(index: u32, superblock: &Superblock) -> PartitionContents {
+        let (extents, onodes) = superblock.layout().map_or((0, 0), |layout| (layout.extents, layout.onodes));
+        PartitionContents {
+            index,
+            is_spare: true,
+            objects: Vec::new(),
+            space: SpaceUse {
+                extents,
+                free_extents: extents,
+                onodes,
+                free_onodes: onodes,
+                ..SpaceUse::default()
+            },
+            entries: Vec::new(),
+            log_used_bytes: 0,
+            blocks_checked: 0,
+            damaged: Vec::new(),
+        }
+    }
 }
 
 /// Reads the metadata of the store on a bdev, and with `data` every written block, which is compared with its
@@ -73,10 +98,14 @@ pub async fn inspect(
     }
     for index in 0..superblock.partitions {
         let loaded = async {
-            let partition = load_partition(&device, &superblock, index).await?;
-            Ok((partition, load_log(disks.log(), &superblock, index, &descriptors.log_areas).await?))
+            let (log, entries) = load_log(disks.log(), &superblock, index, &descriptors.log_areas).await?;
+            let is_spare = superblock.checkpoint_blocks > 0 && log.group() == SPARE_GROUP;
+            Ok(match is_spare {
+                true => None,
+                false => Some((load_partition(&device, &superblock, index).await?, log, entries)),
+            })
         };
-        let (partition, (log, entries)): (Partition, (Log, RecoveredEntries)) = match loaded.await {
+        let loaded: Option<(Partition, Log, RecoveredEntries)> = match loaded.await {
             Ok(loaded) => loaded,
             Err(error @ StoreError::Io { .. }) => return Err(error),
             Err(error) => {
@@ -84,9 +113,15 @@ pub async fn inspect(
                 continue;
             }
         };
+        // A replica that moved left its objects without the entries that complete them; the next one begins with none.
+        let Some((partition, log, entries)) = loaded else {
+            partitions.push(PartitionContents::spare(index, &superblock));
+            continue;
+        };
         collect_images(&partition, &entries, &mut images, &mut problems);
         let mut contents = PartitionContents {
             index,
+            is_spare: false,
             objects: partition.objects().cloned().collect(),
             space: partition.space_use(),
             log_used_bytes: log.capacity() - log.room(),

@@ -234,6 +234,7 @@ fn check(options: &InspectArgs) -> Result<(), CommandError> {
 fn partition_json(partition: &PartitionContents) -> Value {
     json!({
         "index": partition.index,
+        "spare": partition.is_spare,
         "objects": partition.space.objects,
         "extents": partition.space.extents,
         "free_extents": partition.space.free_extents,
@@ -247,8 +248,9 @@ fn partition_json(partition: &PartitionContents) -> Value {
 fn partition_table(partitions: &[PartitionContents]) -> Table {
     let mut table = table(&["partition", "objects", "extents", "free", "log entries", "compared", "damaged"]);
     for partition in partitions {
+        let spare = if partition.is_spare { " (spare)" } else { "" };
         table.add_row([
-            partition.index.to_string(),
+            format!("{}{spare}", partition.index),
             partition.space.objects.to_string(),
             partition.space.extents.to_string(),
             partition.space.free_extents.to_string(),
