@@ -27,7 +27,7 @@ fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
     assert!(text(&cluster.run(&["image", "create", "vol", "64m"]).stderr).contains("image pool/vol exists"));
     cluster.wait_until_healthy();
     let load = cluster.perf(&["--rw=randrw", "--iodepth=8", "--time_based", "--runtime=9"]).spawn().unwrap();
-    // A node that ends soon after its start is not started again.
+    // A node that ends soon after its start is started again later.
     std::thread::sleep(Duration::from_secs(3));
     let nodes = cluster.nodes();
     assert_eq!(nodes.len(), 3);
@@ -49,7 +49,7 @@ fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
     assert_ne!(cluster.nodes()[0], nodes[0]);
 
     // All at once; what was acknowledged is there when they are back.
-    // Nodes that end in their first two seconds are not started again.
+    // Nodes that end in their first two seconds are started again later.
     let time = ["--time_based", "--runtime=3"];
     let fill = [&["--rw=write", "--size=8m", "--iodepth=16", "--do_verify=0"], &time[..]].concat();
     let filled = cluster.perf(&fill).output().unwrap();
@@ -201,14 +201,30 @@ fn strangers_disturb_no_client() {
     assert!(status["summary"].as_str().unwrap().ends_with("4 down"), "{status:#}");
     assert!(status["groups"][0]["why"].as_str().unwrap().contains("does not answer"), "{status:#}");
 
-    // A node with the device of another.
+    // A node with a copy of the device of another: the original is in use.
     let config = cluster.directory.join("node1/config.json");
-    let foreign = std::fs::read_to_string(&config).unwrap().replace("node1/store.img", "node2/store.img");
-    std::fs::write(&config, foreign).unwrap();
-    let up = ringbolt(&["store", "up", "--cluster", cluster.path()]);
+    let foreign = directory.join("foreign");
+    std::fs::copy(cluster.directory.join("node2/store.img"), &foreign).unwrap();
+    let own = cluster.directory.join("node1/store.img").display().to_string();
+    let other = std::fs::read_to_string(&config).unwrap().replace(&own, foreign.to_str().unwrap());
+    std::fs::write(&config, other).unwrap();
+    let path = cluster.directory.clone();
+    let mut cluster = Cluster::start_in(&path, &[]);
+    let log = || std::fs::read_to_string(path.join("node1/log")).unwrap();
+    cluster.wait_for("without node 1", |status| {
+        let groups = status["groups"].as_array().unwrap();
+        groups.iter().all(|group| group["state"] == "degraded")
+            && log().contains("the device Disk belongs to another node")
+    });
+    cluster.up.kill().unwrap();
+    cluster.up.wait().unwrap();
+
+    // None of the nodes starts.
+    for node in 1..=3 {
+        std::fs::remove_file(path.join(format!("node{node}/config.json"))).unwrap();
+    }
+    let up = ringbolt(&["store", "up", "--cluster", path.to_str().unwrap()]);
     assert!(text(&up.stderr).contains("node 1 does not start"), "{}", text(&up.stderr));
-    let log = std::fs::read_to_string(cluster.directory.join("node1/log")).unwrap();
-    assert!(log.contains("the device Disk belongs to another node"), "{log}");
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
@@ -332,7 +348,7 @@ fn nodes_with_their_logs_on_files_of_their_own_lose_nothing_when_they_are_killed
     cluster.ok(&["image", "create", "vol", "64m"]);
     let healthy = cluster.wait_until_healthy();
     assert_eq!(healthy["nodes"][0]["report"]["log_bdev_name"], "Log");
-    // Nodes that end in their first two seconds are not started again.
+    // Nodes that end in their first two seconds are started again later.
     let time = ["--time_based", "--runtime=3"];
     let fill = [&["--rw=write", "--size=8m", "--iodepth=16", "--do_verify=0"], &time[..]].concat();
     let filled = cluster.perf(&fill).output().unwrap();

@@ -75,7 +75,7 @@ fn groups_that_lost_a_replica_wait_for_etcd_and_nothing_is_lost() {
     let filled =
         cluster.perf(&["--rw=write", "--size=8m", "--iodepth=16", "--do_verify=0"]).output().unwrap();
     assert!(filled.status.success(), "{}", text(&filled.stderr));
-    // A node that ends soon after its start would not be started again.
+    // A node that ends soon after its start would be started again later.
     std::thread::sleep(Duration::from_secs(2));
 
     etcd.kill_server(0);

@@ -159,6 +159,69 @@ fn replicas_follow_nodes_that_are_added_out_lost_and_replaced() {
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
+/// On a machine with several devices one of them is lost, and the other nodes serve on.
+#[test]
+fn a_node_that_does_not_start_ends_no_other_one() {
+    let directory = scratch("store-failing");
+    let cluster = Cluster::start(&directory, &[&SIZE[..], &["--groups=4", "--nodes=3"]].concat());
+    cluster.ok(&["image", "create", "vol", "32m"]);
+    cluster.wait_until_healthy();
+    let load =
+        cluster.perf(&["--rw=randrw", "--iodepth=4", "--time_based", "--runtime=600"]).spawn().unwrap();
+    let up = |cluster: &Cluster| store::is_running(cluster.up.id());
+    let without = |node: u64| {
+        move |status: &Value| {
+            let groups = status["groups"].as_array().unwrap();
+            groups.iter().all(|group| {
+                group["state"] == "degraded" && !group["in_sync"].as_array().unwrap().contains(&node.into())
+            })
+        }
+    };
+
+    // Its device is away, and comes back.
+    let path = cluster.directory.clone();
+    let device = |node: u32| path.join(format!("node{node}/store.img"));
+    let away = directory.join("away");
+    std::fs::rename(device(1), &away).unwrap();
+    signal(cluster.nodes()[0], Signal::KILL);
+    cluster.wait_for("without node 1", without(1));
+    let log = cluster.directory.join("node1/log");
+    let failures = || std::fs::read_to_string(&log).unwrap().matches("store.img").count();
+    cluster.wait_for("node 1 failed twice", |_| failures() > 1);
+    std::fs::rename(&away, device(1)).unwrap();
+    cluster.wait_until_healthy();
+
+    // Its directory is lost, and an empty node takes its place; nothing else is restarted.
+    let others = (cluster.nodes()[0], cluster.nodes()[2]);
+    std::fs::rename(cluster.directory.join("node2"), directory.join("lost")).unwrap();
+    let lost = cluster.nodes()[1];
+    signal(lost, Signal::KILL);
+    cluster.wait_for("without node 2", without(2));
+    let replace = [&["store", "add-node", "--replace", "2"][..], &SIZE].concat();
+    cluster.wait_for("node 2 is down and replaced", |_| cluster.run(&replace).status.success());
+    cluster.wait_until_healthy();
+    assert_eq!((cluster.nodes()[0], cluster.nodes()[2]), others);
+    signal(load.id(), Signal::INT);
+    let load = load.wait_with_output().unwrap();
+    assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
+    assert!(up(&cluster));
+
+    // The same at a start, and the end of a cluster with a node that is stopped.
+    cluster.end();
+    std::fs::rename(device(3), &away).unwrap();
+    let mut cluster = Cluster::start(&directory, &[]);
+    cluster.wait_for("without node 3", without(3));
+    std::fs::rename(&away, device(3)).unwrap();
+    cluster.wait_until_healthy();
+    let nodes = cluster.nodes();
+    signal(nodes[1], Signal::STOP);
+    signal(cluster.up.id(), Signal::INT);
+    assert!(cluster.up.wait().unwrap().success());
+    assert!(!nodes.into_iter().any(store::is_running));
+    drop(cluster);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
 #[test]
 fn a_lost_node_is_replaced_and_another_machine_joins() {
     let Some(etcd) = EtcdCluster::start("nodes", 1) else { return };

@@ -100,7 +100,7 @@ def store_cluster(bench):
         device = bench.block(subsystem)
         options = ("--rw=randwrite", "--bsrange=512-64k", "--iodepth=16", "--size=32m", "--verify=crc32c", "--verify_fatal=1")
         load = bench.start_load("cluster", device, *options)
-        # A node that ends soon after its start is not started again.
+        # A node that ends soon after its start is started again later.
         time.sleep(3)
         killed = cluster.node(1)
         os.kill(killed, signal.SIGKILL)
@@ -211,7 +211,7 @@ def store_pmem(bench):
         classes = {pool["name"]: pool["class"] for pool in json.loads(guest.check(f"ringbolt store pool list --json {CLUSTER}"))}
         assert classes == {"pool": "disk", "fast": "pmem"}, classes
         guest.check(f"ringbolt image create {CLUSTER} vol 16m")
-        # A node that ends in its first two seconds is not started again.
+        # A node that ends in its first two seconds is started again later.
         guest.check(f"{PERF} --rw=randwrite --size=8m --do_verify=0 --runtime=3 --time_based", 60)
         guest.check(f"{PERF} --rw=write --size=8m --do_verify=0", 60)
         guest.check("for p in $(pidof ringbolt); do ! grep -q node1/config /proc/$p/cmdline || kill -9 $p; done")

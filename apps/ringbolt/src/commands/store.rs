@@ -341,7 +341,8 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
 fn up(options: &UpArgs) -> Result<(), CommandError> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGCHLD]).map_err(CommandError::environment)?;
     let ClusterArgs { cluster: directory, etcd } = &options.of;
-    let layout = if directory.exists() {
+    let is_new = !directory.exists();
+    let layout = if !is_new {
         if etcd.is_given() {
             layout::set_etcd(directory, &etcd.options())?;
         }
@@ -353,14 +354,20 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
         stdout_line!("made a cluster in {}", directory.display());
         layout
     };
-    let mut nodes = RunningNodes::start(&layout, options.idle)?;
+    let mut nodes = RunningNodes::start(&layout, options.idle, is_new)?;
     watch_nodes(&layout);
-    stdout_line!("{}", layout.describe()?);
-    warn_of_memory(&layout)?;
+    // The nodes serve without the map.
+    match layout.describe().and_then(|line| Ok((line, layout.nodes_in_memory()?))) {
+        Ok((line, in_memory)) => {
+            stdout_line!("{line}");
+            warn_of_memory(&in_memory);
+        }
+        Err(error) => stdout_line!("{error}"),
+    }
     stdout_line!("ready; Ctrl-C ends it, `ringbolt store status` shows its state");
     while let Some(SIGCHLD) = signals.forever().next() {
-        nodes.restart_ended()?;
-        nodes.start_added()?;
+        nodes.restart_ended();
+        nodes.start_added();
     }
     stdout_line!("stopping");
     nodes.stop();
@@ -368,8 +375,7 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
 }
 
 /// Says that writes of pools of class `disk` are in memory, where that is so.
-fn warn_of_memory(layout: &ClusterLayout) -> Result<(), CommandError> {
-    let nodes = layout.nodes_in_memory()?;
+fn warn_of_memory(nodes: &[u32]) {
     if !nodes.is_empty() {
         let nodes = nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         stdout_line!(
@@ -377,7 +383,6 @@ fn warn_of_memory(layout: &ClusterLayout) -> Result<(), CommandError> {
              what it acknowledged; --cluster or --device names another place"
         );
     }
-    Ok(())
 }
 
 /// Sends this process SIGCHLD when the map has changed: a node may have been added.

@@ -43,7 +43,7 @@ pub(super) fn run(options: &DemoArgs) -> Result<(), CommandError> {
         node: NodeOptions::local(NODE_BYTES),
     };
     let layout = ClusterLayout::create(&scratch.0.join("cluster"), &EtcdOptions::default(), &new)?;
-    let mut nodes = RunningNodes::start(&layout, Idle::Sleep)?;
+    let mut nodes = RunningNodes::start(&layout, Idle::Sleep, true)?;
     stdout_line!("{}, on files in {}", layout.describe()?, layout.directory.display());
     layout.map.create_image(POOL, IMAGE, IMAGE_BYTES).map_err(CommandError::operation)?;
     stdout_line!(

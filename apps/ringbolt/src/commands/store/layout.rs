@@ -30,8 +30,9 @@ use crate::commands::objects;
 /// Names of a node's devices in its process.
 const DEVICE: &str = "Disk";
 const LOG_DEVICE: &str = "Log";
-/// Name of a node's file, and its size unless it is given.
+/// Names of a node's file and configuration, and the size of the file unless it is given.
 const FILE: &str = "store.img";
+const CONFIG: &str = "config.json";
 const FILE_BYTES: u64 = 10 << 30;
 
 /// A cluster, and its nodes on this machine.
@@ -117,6 +118,16 @@ impl ClusterLayout {
     /// The RPC socket of a node.
     pub(super) fn socket(&self, node: u32) -> PathBuf {
         self.node(node).join("rpc.sock")
+    }
+
+    /// The configuration of a node's process.
+    pub(super) fn config(&self, node: u32) -> PathBuf {
+        self.node(node).join(CONFIG)
+    }
+
+    /// The log of a node's process.
+    pub(super) fn log(&self, node: u32) -> PathBuf {
+        self.node(node).join("log")
     }
 
     /// The nodes on this machine that have their data in memory, which a power failure empties.
@@ -412,7 +423,7 @@ fn make_node(
     let config = json!({ "subsystems": [
         { "subsystem": "bdev", "config": devices },
         { "subsystem": "store_node", "config": [ { "method": "store_node_start", "params": params } ] } ] });
-    fs::write(path.join("config.json"), format!("{config:#}\n")).map_err(CommandError::environment)?;
+    fs::write(path.join(CONFIG), format!("{config:#}\n")).map_err(CommandError::environment)?;
     Ok(class)
 }
 

@@ -1,12 +1,13 @@
 //! The nodes of a cluster, as processes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
@@ -21,24 +22,59 @@ use crate::console::stdout_line;
 
 /// Memory of a node for I/O.
 const NODE_MEMORY: &str = "128m";
-/// A node that ended sooner than this after its start is not started again.
+/// A node that ends sooner than this after its start has failed, and its next start is delayed.
 const SHORTEST_RUN: Duration = Duration::from_secs(2);
+/// The delay after the first failure, and the longest one; each is twice the one before. A device that is back is found after half
+/// a minute at most, and logs get few lines meanwhile.
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// How long `store up` waits for nodes that neither serve nor end, as those of devices that hang, before it supervises the others.
+const START_MAX: Duration = Duration::from_secs(60);
+/// How long nodes may take to end: then they are killed, as one that is stopped (SIGSTOP). That loses nothing.
+const STOP_MAX: Duration = Duration::from_secs(10);
 /// How often a map that cannot be used is tried while nodes wait for it.
 const MAP_RETRY: Duration = Duration::from_millis(100);
 
 /// A node's process. Its standard input is a pipe: when that closes, because this process ended somehow, it ends.
 struct RunningNode {
-    node: u32,
     process: Child,
     started: Instant,
+    /// Gets `()` when the node serves, and is closed when it has ended.
+    serves: Receiver<()>,
+    has_served: Arc<AtomicBool>,
 }
 
-/// The nodes of a cluster. They end when this is dropped.
+/// A node on this machine.
+#[derive(Default)]
+struct SupervisedNode {
+    running: Option<RunningNode>,
+    /// Starts that failed since it served for a while.
+    failures: u32,
+    /// When it is started again, if it failed.
+    retry_at: Option<Instant>,
+}
+
+impl SupervisedNode {
+    /// Counts a failure, and returns the delay of the next start. This process gets SIGCHLD then.
+    fn delay_start(&mut self) -> Duration {
+        let delay = RETRY_MIN.saturating_mul(1 << self.failures.min(8)).min(RETRY_MAX);
+        self.failures += 1;
+        self.retry_at = Some(Instant::now() + delay);
+        std::thread::spawn(move || {
+            std::thread::sleep(delay);
+            let _ = signal_hook::low_level::raise(SIGCHLD);
+        });
+        delay
+    }
+}
+
+/// The nodes of a cluster on this machine. They fail alone: one whose device is lost is started again and again, with delays, and
+/// the others serve. They end when this is dropped.
 pub(super) struct RunningNodes {
     layout: ClusterLayout,
     /// What they do when they are idle, as `--idle` of `ringbolt serve` names it.
     idle: Idle,
-    running: Vec<RunningNode>,
+    nodes: BTreeMap<u32, SupervisedNode>,
     /// Nodes that ended, and cannot start while the map cannot be used.
     waiting: BTreeSet<u32>,
     /// A thread waits for the map.
@@ -46,107 +82,195 @@ pub(super) struct RunningNodes {
 }
 
 impl RunningNodes {
-    /// Starts every node, and returns when all serve.
-    pub(super) fn start(layout: &ClusterLayout, idle: Idle) -> Result<RunningNodes, CommandError> {
+    /// Starts every node, all at a time, and returns when each serves, has failed, or takes longer than [`START_MAX`].
+    ///
+    /// # Errors
+    /// If none serves; if one of a new cluster has failed.
+    pub(super) fn start(
+        layout: &ClusterLayout,
+        idle: Idle,
+        is_new: bool,
+    ) -> Result<RunningNodes, CommandError> {
         for node in &layout.nodes {
             if UnixStream::connect(layout.socket(*node)).is_ok() {
                 let reason = format!("node {node} of {} runs already", layout.directory.display());
                 return Err(CommandError::operation(reason));
             }
         }
-        let layout = layout.clone();
         let mut nodes = RunningNodes {
-            layout,
+            layout: layout.clone(),
             idle,
-            running: Vec::new(),
+            nodes: BTreeMap::new(),
             waiting: BTreeSet::new(),
             is_waiting: Arc::default(),
         };
-        for node in nodes.layout.nodes.clone() {
-            nodes.start_node(node)?;
+        let mut first_error = None;
+        for node in layout.nodes.clone() {
+            let spawned = nodes.spawn(node, None);
+            let supervised = nodes.nodes.entry(node).or_default();
+            match spawned {
+                Ok(running) => supervised.running = Some(running),
+                Err(error) => {
+                    supervised.delay_start();
+                    first_error.get_or_insert(error);
+                }
+            }
         }
-        Ok(nodes)
+        let (end, mut served) = (Instant::now() + START_MAX, 0);
+        for (node, supervised) in &nodes.nodes {
+            let Some(running) = &supervised.running else { continue };
+            match running.serves.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(()) => served += 1,
+                Err(RecvTimeoutError::Timeout) => {
+                    served += 1;
+                    stdout_line!(
+                        "node {node} does not serve yet; its log is {}",
+                        layout.log(*node).display()
+                    );
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    first_error.get_or_insert_with(|| does_not_start(layout, *node));
+                }
+            }
+        }
+        match first_error {
+            Some(error) if is_new || served == 0 => Err(error),
+            Some(error) => {
+                stdout_line!("{error}; it is started again, and the others serve");
+                Ok(nodes)
+            }
+            None => Ok(nodes),
+        }
     }
 
     /// Starts nodes that were added.
-    pub(super) fn start_added(&mut self) -> Result<(), CommandError> {
-        self.layout.find_nodes()?;
+    pub(super) fn start_added(&mut self) {
+        if let Err(error) = self.layout.find_nodes() {
+            stdout_line!("{}: {error}", self.layout.directory.display());
+            return;
+        }
         for node in self.layout.nodes.clone() {
-            if self.running.iter().all(|running| running.node != node) {
-                self.start_node(node)?;
-                stdout_line!("node {node} was added, and serves");
+            if !self.nodes.contains_key(&node) {
+                self.start_or_delay(node, Some(format!("node {node} was added, and serves")));
             }
         }
-        Ok(())
     }
 
     /// Starts a node, and returns when it serves.
     pub(super) fn start_node(&mut self, node: u32) -> Result<(), CommandError> {
-        let directory = self.layout.node(node);
-        let log_path = directory.join("log");
-        let open = || File::options().create(true).append(true).open(&log_path);
-        let mut log = open().map_err(CommandError::environment)?;
+        let running = self.spawn(node, None)?;
+        let serves = running.serves.recv();
+        self.nodes.entry(node).or_default().running = Some(running);
+        serves.map_err(|_| does_not_start(&self.layout, node))
+    }
+
+    fn spawn(&self, node: u32, announcement: Option<String>) -> Result<RunningNode, CommandError> {
+        let log_path = self.layout.log(node);
+        let failed = |error| CommandError::environment(format!("{}: {error}", log_path.display()));
+        let open = || File::options().create(true).append(true).open(&log_path).map_err(failed);
+        let mut log = open()?;
         let program = std::env::current_exe().map_err(CommandError::environment)?;
         let idle = self.idle.to_possible_value().expect("it has a name on the command line");
         let mut process = Command::new(program)
             .args(["serve", "--memory", NODE_MEMORY, "--idle", idle.get_name()])
             .args(["--until-stdin-closes", "--config"])
-            .arg(directory.join("config.json"))
+            .arg(self.layout.config(node))
             .arg("--rpc-socket")
             .arg(self.layout.socket(node))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(open().map_err(CommandError::environment)?)
+            .stderr(open()?)
             .spawn()
             .map_err(CommandError::environment)?;
         let output = process.stdout.take().expect("it is a pipe");
-        self.running.retain(|other| other.node != node);
-        self.running.push(RunningNode { node, process, started: Instant::now() });
-        let mut lines = BufReader::new(output).lines();
-        loop {
-            let Some(Ok(line)) = lines.next() else {
-                let reason = format!("node {node} does not start; its log is {}", log_path.display());
-                return Err(CommandError::operation(reason));
-            };
-            let _ = writeln!(log, "{line}");
-            if line == "ready" {
-                break;
-            }
-        }
+        let (sender, serves) = mpsc::sync_channel(1);
+        let has_served = Arc::new(AtomicBool::new(false));
+        let running =
+            RunningNode { process, started: Instant::now(), serves, has_served: has_served.clone() };
         std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
                 let _ = writeln!(log, "{line}");
+                if line == "ready" && !has_served.swap(true, Ordering::AcqRel) {
+                    announcement.iter().for_each(|announcement| stdout_line!("{announcement}"));
+                    let _ = sender.send(());
+                }
             }
         });
-        Ok(())
+        Ok(running)
     }
 
-    /// Starts nodes again that have ended. Those that cannot start because the map cannot be used are started when it can:
-    /// this process gets SIGCHLD then.
-    pub(super) fn restart_ended(&mut self) -> Result<(), CommandError> {
-        for node in self.layout.nodes.clone() {
-            let Some(running) = self.running.iter_mut().find(|running| running.node == node) else {
-                continue;
-            };
-            let Ok(Some(status)) = running.process.try_wait() else { continue };
-            let is_soon = running.started.elapsed() < SHORTEST_RUN;
-            if self.waits_for_map(node) {
-                continue;
+    /// Starts a node, later if that fails.
+    fn start_or_delay(&mut self, node: u32, announcement: Option<String>) {
+        let spawned = self.spawn(node, announcement);
+        let supervised = self.nodes.entry(node).or_default();
+        supervised.retry_at = None;
+        match spawned {
+            Ok(running) => {
+                supervised.running = Some(running);
+                self.waiting.remove(&node);
             }
-            if is_soon && !self.waiting.contains(&node) {
-                let log = self.layout.node(node).join("log");
-                let reason =
-                    format!("node {node} ended soon after its start, {status}; its log is {}", log.display());
-                return Err(CommandError::operation(reason));
-            }
-            stdout_line!("node {node} ended, {status}: it is started again");
-            match self.start_node(node) {
-                Err(error) if !self.waits_for_map(node) => return Err(error),
-                Err(_) => {}
-                Ok(()) => _ = self.waiting.remove(&node),
+            Err(error) => {
+                let delay = supervised.delay_start().as_secs();
+                stdout_line!("node {node} is not started, and again in {delay} s: {error}");
             }
         }
-        Ok(())
+    }
+
+    /// Starts nodes again that have ended. Those that cannot start because the map cannot be used are started when it can,
+    /// and those that failed after a delay: this process gets SIGCHLD then.
+    pub(super) fn restart_ended(&mut self) {
+        for node in self.nodes.keys().copied().collect::<Vec<_>>() {
+            let supervised = self.nodes.get_mut(&node).expect("it is one of them");
+            let ended = match &mut supervised.running {
+                Some(running) => match running.process.try_wait() {
+                    Ok(Some(status)) => {
+                        let is_soon = running.started.elapsed() < SHORTEST_RUN;
+                        Some((status, is_soon || !running.has_served.load(Ordering::Acquire)))
+                    }
+                    _ => continue,
+                },
+                None if supervised.retry_at.is_some_and(|at| Instant::now() < at) => continue,
+                None => None,
+            };
+            supervised.running = None;
+            if ended.is_some_and(|(_, has_failed)| !has_failed) {
+                supervised.failures = 0;
+            }
+            if self.is_lost(node) || self.waits_for_map(node) {
+                continue;
+            }
+            let supervised = self.nodes.get_mut(&node).expect("it is one of them");
+            match ended {
+                Some((status, true)) => {
+                    let delay = supervised.delay_start().as_secs();
+                    let log = self.layout.log(node);
+                    stdout_line!(
+                        "node {node} failed, {status}: it is started again in {delay} s; its log is {}",
+                        log.display()
+                    );
+                    continue;
+                }
+                Some((status, false)) => stdout_line!("node {node} ended, {status}: it is started again"),
+                None => {}
+            }
+            let announcement = (supervised.failures > 0).then(|| format!("node {node} serves again"));
+            self.start_or_delay(node, announcement);
+        }
+    }
+
+    /// Whether a node's directory is gone. Then it is started when another one is in its place.
+    fn is_lost(&mut self, node: u32) -> bool {
+        // What cannot be looked up, as on a file system with errors, may be there.
+        if self.layout.config(node).try_exists().unwrap_or(true) {
+            return false;
+        }
+        stdout_line!(
+            "node {node} is lost: {} is gone; `ringbolt store add-node --replace {node}` makes an empty one",
+            self.layout.node(node).display()
+        );
+        self.nodes.remove(&node);
+        self.waiting.remove(&node);
+        true
     }
 
     /// Whether the map cannot be used, so that a node cannot start.
@@ -171,27 +295,48 @@ impl RunningNodes {
 
     /// Kills a node, as a failure of its machine would, and reaps it.
     pub(super) fn kill(&mut self, node: u32) -> Result<(), CommandError> {
-        if let Some(running) = self.running.iter_mut().find(|running| running.node == node) {
-            running
-                .process
-                .kill()
-                .and_then(|()| running.process.wait())
-                .map_err(CommandError::environment)?;
+        let running = self.nodes.get_mut(&node).and_then(|supervised| supervised.running.as_mut());
+        if let Some(RunningNode { process, .. }) = running {
+            process.kill().and_then(|()| process.wait()).map_err(CommandError::environment)?;
         }
         Ok(())
     }
 
     /// Ends the nodes, all at a time.
     pub(super) fn stop(&mut self) {
-        for running in &self.running {
-            let pid = i32::try_from(running.process.id()).ok().and_then(Pid::from_raw);
+        let (sender, ended) = mpsc::channel();
+        let mut pending = BTreeMap::new();
+        for (node, supervised) in std::mem::take(&mut self.nodes) {
+            let Some(RunningNode { mut process, .. }) = supervised.running else { continue };
+            let pid = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
             // One that has ended already is gone.
             let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+            pending.insert(node, pid);
+            let sender = sender.clone();
+            std::thread::spawn(move || {
+                let _ = process.wait();
+                let _ = sender.send(node);
+            });
         }
-        for mut running in self.running.drain(..) {
-            let _ = running.process.wait();
+        drop(sender);
+        let end = Instant::now() + STOP_MAX;
+        while !pending.is_empty() {
+            match ended.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(node) => _ = pending.remove(&node),
+                Err(_) => break,
+            }
         }
+        for (node, pid) in &pending {
+            stdout_line!("node {node} does not end, and is killed");
+            let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
+        }
+        // The threads end with their processes.
+        while !pending.is_empty() && ended.recv().is_ok_and(|node| pending.remove(&node).is_some()) {}
     }
+}
+
+fn does_not_start(layout: &ClusterLayout, node: u32) -> CommandError {
+    CommandError::operation(format!("node {node} does not start; its log is {}", layout.log(node).display()))
 }
 
 impl Drop for RunningNodes {
