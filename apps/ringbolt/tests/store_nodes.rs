@@ -7,7 +7,7 @@ mod rig;
 #[path = "rig/store.rs"]
 mod store;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use etcd::EtcdCluster;
 use rig::{ringbolt, scratch, text};
@@ -219,6 +219,76 @@ fn a_node_that_does_not_start_ends_no_other_one() {
     assert!(cluster.up.wait().unwrap().success());
     assert!(!nodes.into_iter().any(store::is_running));
     drop(cluster);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// The failure domains of each group's replicas.
+fn domains(status: &Value) -> Vec<BTreeSet<String>> {
+    let domain = |node: u64| status["nodes"][node as usize - 1]["domain"].as_str().unwrap().to_string();
+    replicas(status).into_iter().map(|nodes| nodes.into_iter().map(domain).collect()).collect()
+}
+
+#[test]
+fn a_machine_with_several_devices_is_one_failure_domain() {
+    let Some(etcd) = EtcdCluster::start("domains", 1) else { return };
+    let directory = scratch("store-domains");
+    let urls = etcd.urls("domains");
+    let options = [&SIZE[..], &["--spare=8", "--etcd", &urls]].concat();
+    let place = |machine: u32| directory.join(format!("machine{machine}"));
+    let first = [&options[..], &["--nodes=2", "--groups=2", "--domain=host1"]].concat();
+    let cluster = Cluster::start_in(&place(1), &first);
+    // There is one domain, and status says what that means.
+    let alone = cluster.wait_until_healthy();
+    assert!(alone["summary"].as_str().unwrap().ends_with("; 2 have several replicas in one failure domain"));
+    assert_eq!(alone["groups"][0]["why"], "several replicas are in failure domain host1");
+
+    let key = place(1).join("key");
+    let mut machines = Vec::new();
+    for machine in [2, 3] {
+        let (place, domain) = (place(machine), format!("--domain=host{machine}"));
+        let add = |more: &[&str]| {
+            let of = ["store", "add-node", "--cluster", place.to_str().unwrap()];
+            let added = ringbolt(&[&of[..], &options, more].concat());
+            assert!(added.status.success(), "{}", text(&added.stderr));
+        };
+        add(&["--key", key.to_str().unwrap(), &domain]);
+        // The next one of a machine is in the domain of that machine.
+        add(&[]);
+        machines.push(Cluster::start_in(&place, &[]));
+    }
+    cluster.ok(&["store", "pool", "remove", "pool"]);
+    cluster.ok(&["store", "pool", "create", "pool", "--replicas=3", "--groups=8"]);
+    cluster.ok(&["image", "create", "vol", "32m"]);
+    let settled = cluster.wait_for("in three domains", |status| {
+        is_settled(status) && domains(status).iter().all(|domains| domains.len() == 3)
+    });
+    assert!(settled["groups"].as_array().unwrap().iter().all(|group| group["why"].is_null()), "{settled:#}");
+    assert!(cluster.ok(&["store", "status"]).contains("\nnode 4 (host2): serves\n"));
+
+    // A machine is lost with both of its nodes, and comes back.
+    let load =
+        cluster.perf(&["--rw=randrw", "--iodepth=4", "--time_based", "--runtime=600"]).spawn().unwrap();
+    let lost = machines.remove(0);
+    drop(lost);
+    cluster.wait_for("without host2", |status| {
+        let groups = status["groups"].as_array().unwrap();
+        groups.iter().all(|group| group["state"] == "degraded")
+    });
+    machines.push(Cluster::start_in(&place(2), &[]));
+    let back = cluster.wait_until_healthy();
+    assert_eq!(replicas(&back), replicas(&settled));
+
+    // It is taken out: groups have three replicas again, not all in one domain, and nothing else moves.
+    ["3", "4"].into_iter().for_each(|node| _ = cluster.ok(&["store", "out", node]));
+    let out = cluster.wait_for("in two domains", |status| {
+        is_settled(status) && (3..=4).all(|node| with_node(status, node) == 0)
+    });
+    assert!(domains(&out).iter().all(|domains| domains.len() == 2), "{out:#}");
+    assert_eq!(moved(&replicas(&settled), &replicas(&out)), 8);
+    signal(load.id(), Signal::INT);
+    let load = load.wait_with_output().unwrap();
+    assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
+    drop((cluster, machines));
     std::fs::remove_dir_all(&directory).unwrap();
 }
 

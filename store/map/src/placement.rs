@@ -20,7 +20,8 @@ const SEGMENT_BITS: u32 = 8;
 pub struct Topology {
     devices: Vec<Candidate>,
     domains: usize,
-    nodes: usize,
+    /// The failure domain of each node.
+    nodes: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -36,22 +37,26 @@ struct Candidate {
 impl Topology {
     /// The devices that are in and have a weight, on nodes that are in.
     pub fn new(nodes: &BTreeMap<NodeId, NodeRecord>, devices: &BTreeMap<DeviceId, DeviceRecord>) -> Topology {
-        let (mut domains, mut known_nodes) = (BTreeMap::new(), BTreeMap::new());
+        let (mut domains, mut known_nodes, mut of_nodes) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         let devices = devices.iter().filter(|(_, device)| !device.out && device.weight > 0);
         let devices = devices.filter_map(|(id, device)| {
             let node = nodes.get(&device.node).filter(|node| !node.out)?;
             let next = domains.len() as u32;
             let domain = *domains.entry(&node.domain).or_insert(next);
             let next = known_nodes.len() as u32;
-            let node = *known_nodes.entry(device.node).or_insert(next);
+            let node = *known_nodes.entry(device.node).or_insert_with(|| {
+                of_nodes.push(domain);
+                next
+            });
             Some(Candidate { id: *id, name: mix(id.0.into()), weight: device.weight, domain, node })
         });
         let devices = devices.collect();
-        Topology { devices, domains: domains.len(), nodes: known_nodes.len() }
+        Topology { devices, domains: domains.len(), nodes: of_nodes }
     }
 
     /// The devices for the replicas of a group, the first for its first primary. Each is in a failure domain of its own; if
-    /// there are fewer domains than replicas, on a node of its own. There are fewer devices if there are fewer nodes.
+    /// there are fewer domains than replicas, on a node of its own, and all domains have as many as possible. There are fewer
+    /// devices if there are fewer nodes.
     pub fn place(&self, group: GroupId, replicas: usize) -> Vec<DeviceId> {
         self.place_where(group, replicas, |_| true)
     }
@@ -66,7 +71,7 @@ impl Topology {
         let seed = mix(u64::from(group.0) | 1 << 32);
         // The longest straw of each domain and of each node.
         let mut of_domains: Vec<Option<(u64, DeviceId)>> = vec![None; self.domains];
-        let mut of_nodes = vec![None; self.nodes];
+        let mut of_nodes = vec![None; self.nodes.len()];
         for device in self.devices.iter().filter(|device| has_room(device.id)) {
             let straw = (straw(seed, device.name, device.weight), device.id);
             for longest in [&mut of_domains[device.domain as usize], &mut of_nodes[device.node as usize]] {
@@ -74,11 +79,28 @@ impl Topology {
             }
         }
         let mut longest: Vec<_> = of_domains.into_iter().flatten().collect();
-        if longest.len() < replicas {
-            longest = of_nodes.into_iter().flatten().collect();
-        }
         longest.sort_unstable();
+        if longest.len() < replicas {
+            longest = self.in_few_domains(&of_nodes);
+        }
         longest.into_iter().take(replicas).map(|(_, device)| device).collect()
+    }
+
+    /// The longest straws of nodes, in an order that goes round the domains: the longest of each, the second of each, and so on. So
+    /// what the domains won when there were enough of them stays where it is.
+    fn in_few_domains(&self, of_nodes: &[Option<(u64, DeviceId)>]) -> Vec<(u64, DeviceId)> {
+        let of_nodes = of_nodes.iter().zip(&self.nodes);
+        let mut straws: Vec<_> = of_nodes.filter_map(|(straw, domain)| Some(((*straw)?, *domain))).collect();
+        straws.sort_unstable();
+        let mut counts = vec![0; self.domains];
+        let mut ranked: Vec<(usize, (u64, DeviceId))> = Vec::with_capacity(straws.len());
+        for (straw, domain) in straws {
+            let count = &mut counts[domain as usize];
+            ranked.push((*count, straw));
+            *count += 1;
+        }
+        ranked.sort_unstable();
+        ranked.into_iter().map(|(_, straw)| straw).collect()
     }
 }
 

@@ -69,9 +69,15 @@ fn replicas_are_in_failure_domains_of_their_own() {
 fn with_too_few_domains_replicas_are_on_nodes_of_their_own() {
     let (nodes, devices) = cluster(2, 6, 2, |_, _| 10);
     let topology = Topology::new(&nodes, &devices);
-    for placed in place_all(&topology, 2000, 3) {
-        let of = placed.iter().map(|device| devices[device].node);
-        assert_eq!(of.collect::<std::collections::BTreeSet<_>>().len(), 3);
+    for replicas in [3, 4] {
+        for placed in place_all(&topology, 2000, replicas) {
+            let of = placed.iter().map(|device| devices[device].node);
+            assert_eq!(of.collect::<std::collections::BTreeSet<_>>().len(), replicas);
+            // No domain has all of them: each has half.
+            let in_first =
+                placed.iter().filter(|device| nodes[&devices[device].node].domain == "rack0").count();
+            assert!((replicas / 2..=replicas.div_ceil(2)).contains(&in_first), "{placed:?}");
+        }
     }
     let (nodes, devices) = cluster(1, 2, 4, |_, _| 10);
     assert_eq!(Topology::new(&nodes, &devices).place(GroupId(1), 3).len(), 2);
@@ -117,6 +123,13 @@ fn a_lost_domain_moves_only_what_it_had() {
     let in_rack = |device: &DeviceId| nodes[&devices[device].node].domain == "rack3";
     let had = before.iter().flatten().filter(|device| in_rack(device)).count();
     assert_eq!(moved(&before, &after), had);
+
+    // Also if fewer domains than replicas are left.
+    let (mut nodes, devices) = cluster(3, 9, 2, |_, _| 100);
+    let before = place_all(&Topology::new(&nodes, &devices), 2_000, 3);
+    nodes.values_mut().filter(|node| node.domain == "rack1").for_each(|node| node.out = true);
+    let after = place_all(&Topology::new(&nodes, &devices), 2_000, 3);
+    assert_eq!(moved(&before, &after), 2_000);
 }
 
 #[test]

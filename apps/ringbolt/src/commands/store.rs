@@ -180,7 +180,8 @@ pub(crate) struct NodeOptions {
     /// [default: half as many as it gets]
     #[arg(long, value_name = "GROUPS", value_parser = clap::value_parser!(u32).range(0..=1023))]
     spare: Option<u32>,
-    /// Failure domain of a new node, for example its rack: replicas of a group are in different ones [default: the node]
+    /// Failure domain of a new node, for example its machine or rack: replicas of a group are in different ones [default: the one
+    /// that was given for all other nodes of the directory, else the node]
     #[arg(long)]
     domain: Option<String>,
     /// Address that a new node listens on

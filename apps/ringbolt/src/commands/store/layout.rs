@@ -1,6 +1,6 @@
 //! The directory of a cluster: its map, its key, and a directory a node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Seek, SeekFrom};
 use std::net::SocketAddr;
@@ -26,6 +26,7 @@ use store_node::{
 use super::{NewCluster, NodeOptions, POOL};
 use crate::command_error::CommandError;
 use crate::commands::objects;
+use crate::console::stderr_line;
 
 /// Names of a node's devices in its process.
 const DEVICE: &str = "Disk";
@@ -320,8 +321,23 @@ fn failed(error: MapError) -> CommandError {
 }
 
 fn node_record(options: &NodeOptions, node: u32) -> NodeRecord {
-    let domain = options.domain.clone().unwrap_or_else(|| format!("node{node}"));
+    let domain = options.domain.clone().unwrap_or_else(|| own_domain(node));
     NodeRecord { uuid: Uuid::new_v4(), addresses: Vec::new(), domain, out: false }
+}
+
+/// The failure domain of a node for which none was given.
+fn own_domain(node: u32) -> String {
+    format!("node{node}")
+}
+
+/// The failure domain that all nodes on this machine were given: one that is added is in it too.
+fn domain_of_machine(layout: &ClusterLayout) -> Result<Option<String>, CommandError> {
+    let records = layout.map.nodes().map_err(failed)?;
+    let domain = |node: &u32| records.get(&NodeId(*node)).map(|record| record.domain.clone());
+    let mut domains =
+        layout.nodes.iter().map(|node| domain(node).filter(|domain| *domain != own_domain(*node)));
+    let first = domains.next().flatten();
+    Ok(first.filter(|first| domains.all(|domain| domain.as_ref() == Some(first))))
 }
 
 fn device_record(disk: &NodeDisk, node: u32) -> DeviceRecord {
@@ -360,6 +376,7 @@ pub(super) fn create_pool(
         let reason = format!("{replicas} replicas need as many nodes, and {} are in", members.len());
         return Err(CommandError::usage(reason));
     }
+    warn_of_domains(map, &placed)?;
     let in_sync_min = if replicas > 2 { 2 } else { 1 };
     let pool = PoolRecord { first_group, groups, replicas, in_sync_min, class };
     map.create_pool(name, &pool).map_err(failed)?;
@@ -372,6 +389,23 @@ pub(super) fn create_pool(
     let records: Vec<_> = placed.into_iter().map(record).collect();
     map.propose_groups(&records).map_err(failed)?;
     Ok(of_nodes)
+}
+
+/// Says that the loss of a failure domain will be the loss of several replicas, where that is so.
+fn warn_of_domains(map: &dyn ClusterMap, placed: &[(GroupId, Vec<ReplicaId>)]) -> Result<(), CommandError> {
+    let nodes = map.nodes().map_err(failed)?;
+    let shares = |(_, members): &&(GroupId, Vec<ReplicaId>)| {
+        let domains: BTreeSet<_> = members.iter().map(|member| &nodes[&NodeId(member.0)].domain).collect();
+        domains.len() < members.len()
+    };
+    let sharing = placed.iter().filter(shares).count();
+    if sharing > 0 {
+        stderr_line!(
+            "ringbolt: {sharing} of {} groups have several replicas in one failure domain, until there are more domains",
+            placed.len()
+        );
+    }
+    Ok(())
 }
 
 /// Refuses a pool of class `pmem` where a node could not keep what that says.
@@ -483,6 +517,8 @@ pub(super) fn add_node(
             groups.extend(records.iter().filter(|(_, record)| is_here(record)).map(|(group, _)| group.0));
         }
     }
+    let domain =
+        options.domain.clone().map_or_else(|| domain_of_machine(layout), |domain| Ok(Some(domain)))?;
     let record = node_record(options, 0);
     let node = match replace {
         Some(node) => {
@@ -494,7 +530,7 @@ pub(super) fn add_node(
         None => {
             // Its number is in its domain, unless it is named.
             let NodeId(node) = map.create_node(&record).map_err(failed)?;
-            let domain = node_record(options, node).domain;
+            let domain = domain.unwrap_or_else(|| own_domain(node));
             map.put_node(NodeId(node), &NodeRecord { domain, ..record.clone() }).map_err(failed)?;
             node
         }

@@ -83,8 +83,14 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
         };
         let error =
             if node["error"].is_null() { String::new() } else { format!(": {}", text(&node["error"])) };
+        // That of a node for which none was given is its own.
+        let own = format!("node{}", node["node"]);
+        let domain = match node["domain"].as_str() {
+            Some(domain) if domain != own => format!(" ({})", text(&node["domain"])),
+            _ => String::new(),
+        };
         stdout_line!(
-            "node {}: {}{error}{out}{}",
+            "node {}{domain}: {}{error}{out}{}",
             node["node"],
             text(&node["state"]),
             damage(&node["report"])
@@ -381,6 +387,10 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
     if why.is_none() && view.is_moving {
         why = Some("replicas move to other nodes".to_string());
     }
+    let shared = map.and_then(|map| shared_domain(view, &map.nodes));
+    if let (None, Some(domain)) = (&why, &shared) {
+        why = Some(format!("several replicas are in failure domain {domain}"));
+    }
     json!({
         "group": view.group,
         "moving": view.is_moving,
@@ -394,8 +404,18 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
         "replicas": view.replicas,
         "catching_up": catching_up.join(" "),
         "learners": of_primary["learners"],
+        "shared_domain": shared,
         "why": why,
     })
+}
+
+/// A failure domain that has several replicas of a group, whose loss is more than that of one. While replicas move, the new and the
+/// old ones may share one.
+fn shared_domain(view: &GroupView, nodes: &BTreeMap<NodeId, NodeRecord>) -> Option<String> {
+    let mut domains = BTreeSet::new();
+    let of_replicas = view.replicas.iter().filter_map(|node| nodes.get(&NodeId(*node)));
+    let mut shared = of_replicas.map(|node| &node.domain).filter(|domain| !domains.insert(*domain));
+    shared.next().filter(|_| !view.is_moving).cloned()
 }
 
 /// The nodes of the map, and those on this machine.
@@ -412,6 +432,7 @@ fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>) -> Vec<Value
         json!({
             "node": node,
             "state": state,
+            "domain": map.and_then(|map| map.nodes.get(&NodeId(node))).map(|record| &record.domain),
             "up": map.map(|map| map.up.contains(&NodeId(node))),
             "out": map.and_then(|map| map.out.get(&NodeId(node))),
             "weight": map.and_then(|map| map.weights.get(&NodeId(node))),
@@ -447,6 +468,10 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
     let moving = views.iter().filter(|view| view.is_moving).count();
     if moving > 0 {
         summary = format!("{summary}; {moving} move to other nodes");
+    }
+    let sharing = groups.iter().filter(|group| !group["shared_domain"].is_null()).count();
+    if sharing > 0 {
+        summary = format!("{summary}; {sharing} have several replicas in one failure domain");
     }
     let speed = copy_speed(&groups);
     if speed > 0 {

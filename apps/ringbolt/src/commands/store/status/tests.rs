@@ -110,6 +110,26 @@ fn a_primary_that_does_not_answer_is_unknown_while_it_is_up_and_down_after_that(
 }
 
 #[test]
+fn replicas_that_share_a_failure_domain_are_named() {
+    let of = |domains: [&str; 3], is_moving: bool| {
+        let node = |(id, domain): (u32, &str)| {
+            let (uuid, domain) = (Default::default(), domain.to_string());
+            (NodeId(id), NodeRecord { uuid, addresses: Vec::new(), domain, out: false })
+        };
+        let map = MapContents { nodes: (1..).zip(domains).map(node).collect(), ..map(&[1, 2, 3]) };
+        let view = GroupView { in_sync: vec![1, 2, 3], is_moving, ..view() };
+        describe(&view, &answers([primary(json!({})), secondary(), secondary()]), Some(&map))
+    };
+    let shared = of(["a", "b", "a"], false);
+    assert_eq!(
+        (&shared["state"], &shared["shared_domain"], &shared["why"]),
+        (&"healthy".into(), &"a".into(), &"several replicas are in failure domain a".into())
+    );
+    assert!(of(["a", "b", "c"], false)["why"].is_null());
+    assert_eq!(of(["a", "b", "a"], true)["why"], "replicas move to other nodes");
+}
+
+#[test]
 fn reports_that_make_no_sense_are_shown_as_nothing() {
     let strange = [
         json!(null),
