@@ -68,7 +68,10 @@ impl LocalMap {
             let directory = path.join(directory);
             fs::create_dir_all(&directory).map_err(|error| failed(&directory, &error))?;
         }
-        map.publish(Path::new("cluster"), &Uuid::new_v4(), Publish::New)?;
+        // A map that is there is only read: a full file system keeps no node from starting, and no status from being shown.
+        if !path.join("cluster").exists() {
+            map.publish(Path::new("cluster"), &Uuid::new_v4(), Publish::New)?;
+        }
         Ok(map)
     }
 
@@ -85,7 +88,11 @@ impl LocalMap {
             file.write_all(&bytes)?;
             file.sync_all()
         };
-        write().map_err(|error| failed(&temporary, &error))?;
+        // Nothing is left of what cannot be written: that is tried again and again.
+        write().map_err(|error| {
+            let _ = fs::remove_file(&temporary);
+            failed(&temporary, &error)
+        })?;
         let path = self.root.join(name);
         let published = match how {
             Publish::New => fs::hard_link(&temporary, &path),

@@ -25,6 +25,19 @@ impl Drop for MapFile {
     }
 }
 
+/// As where a file system is full, or read-only.
+#[test]
+fn a_map_that_is_there_is_opened_without_a_write() {
+    let file = MapFile::new("open");
+    let map = LocalMap::open(&file.0).unwrap();
+    let temporary = std::fs::File::open(file.0.join("temporary")).unwrap();
+    let modified = || temporary.metadata().unwrap().modified().unwrap();
+    temporary.set_modified(std::time::UNIX_EPOCH).unwrap();
+    let again = LocalMap::open(&file.0).unwrap();
+    assert_eq!(again.cluster().unwrap(), map.cluster().unwrap());
+    assert_eq!(modified(), std::time::UNIX_EPOCH);
+}
+
 /// The weakest device of a pool decides; one that says nothing promises what the pool does.
 #[test]
 fn a_pool_keeps_what_the_weakest_device_keeps() {

@@ -367,14 +367,15 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
         })
         .collect();
     let refusal = view.replicas.iter().find_map(|node| Some((*node, reason(*node, "refused")?)));
-    let failed = view.replicas.iter().find_map(|node| match of(*node) {
+    // That of the primary is known by now.
+    let failed = view.replicas.iter().filter(|node| **node != primary).find_map(|node| match of(*node) {
         ReplicaAnswer::Known(report) => Some((*node, failure(report)?)),
         _ => None,
     });
-    if let (None, Some((node, failure))) = (&why, failed) {
-        why = Some(format!(
-            "the replica on node {node} failed: {failure}; start that node again, or replace it"
-        ));
+    if let Some((node, failure)) = failed {
+        let failed =
+            format!("the replica on node {node} failed: {failure}; start that node again, or replace it");
+        why = Some(why.map_or(failed.clone(), |why| format!("{why}; {failed}")));
     } else if let (None, Some((node, refusal))) = (&why, refusal) {
         why = Some(format!("node {node}: {refusal}"));
     } else if let (None, Some(no_room)) = (&why, reason(primary, "without_room")) {

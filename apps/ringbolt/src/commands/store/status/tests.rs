@@ -67,6 +67,10 @@ fn a_replica_that_failed_says_why() {
         describe(&view(), &answers([failed(), secondary(), secondary()]), Some(&map(&[1, 2, 3])));
     assert_eq!(of_primary["state"], "waiting");
     assert_eq!(of_primary["why"], "its primary, node 1, failed: write of the device at byte 8");
+    // A primary that waits because of it says no more than that it waits.
+    let waits = report(json!({ "state": "waiting", "complete": true, "waits_for": "fewer are in sync" }));
+    let of_waiting = describe(&view(), &answers([waits, secondary(), failed()]), Some(&map(&[1, 2, 3])));
+    assert_eq!(of_waiting["why"], format!("fewer are in sync; {why}"));
 }
 
 #[test]
