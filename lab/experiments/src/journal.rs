@@ -278,7 +278,23 @@ pub fn restore_killed_runs(directory: &Path) -> (Vec<String>, Vec<String>) {
         done.extend(ended.into_iter().chain(undone.done));
         problems.extend(not_ended.into_iter().chain(undone.problems));
     }
+    remove_stale_process_records(directory);
     (done, problems)
+}
+
+/// Removes what a kill left of records of processes: a record is replaced by renaming a new file, and a kill before that
+/// leaves the new one, which no journal names.
+fn remove_stale_process_records(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(tag) = name.to_str().and_then(|name| name.strip_prefix("processes-")) else { continue };
+        let tag = tag.strip_suffix(".new").unwrap_or(tag);
+        let pid = tag.split('-').next().and_then(|pid| pid.parse().ok());
+        let is_needed = directory.join(format!("journal-{tag}")).exists();
+        if !is_needed && pid.is_some_and(|pid: u32| start_time(pid).is_none()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// The directory in which a process probes generators, below that of journals.

@@ -205,3 +205,26 @@ fn the_selected_scheduler_is_the_value() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "bfq");
     fs::remove_dir_all(at.parent().unwrap()).unwrap();
 }
+
+#[test]
+fn files_of_killed_processes_are_removed_and_those_of_others_stay() {
+    let at = folder("stale");
+    let own = std::process::id();
+    // Above the largest pid of Linux.
+    let dead = u32::MAX;
+    let stale = [format!("processes-{dead}-1-0.new"), format!("processes-{dead}-1-0")];
+    let needed =
+        [format!("processes-{own}-1-0.new"), format!("processes-{own}-1-0"), "processes-x".to_string()];
+    for name in stale.iter().chain(&needed) {
+        fs::write(at.join(name), "[]").unwrap();
+    }
+    for pid in [own, dead] {
+        fs::create_dir(at.join(format!("probe-{pid}"))).unwrap();
+        fs::write(at.join(format!("probe-{pid}/probe.fio")), "[fg]").unwrap();
+    }
+    assert_eq!(restore_killed_runs(&at), (Vec::new(), Vec::new()));
+    assert!(stale.iter().all(|name| !at.join(name).exists()));
+    assert!(needed.iter().all(|name| at.join(name).exists()));
+    assert!(at.join(format!("probe-{own}")).exists() && !at.join(format!("probe-{dead}")).exists());
+    fs::remove_dir_all(at).unwrap();
+}
