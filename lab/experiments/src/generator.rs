@@ -52,7 +52,7 @@ pub enum GeneratorInput {
 pub enum GeneratorExit {
     /// Exit status 0; the results are written.
     Success,
-    /// It failed, with its status and what its standard error says of it.
+    /// It failed, with its status and the errors on its standard error.
     Failure(String),
     /// The user stopped the run.
     Stopped,
