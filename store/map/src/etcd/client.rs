@@ -59,7 +59,10 @@ impl EtcdLocation {
             match &mut location {
                 None => location = Some(EtcdLocation { endpoints: vec![endpoint], is_tls, prefix }),
                 Some(known) if known.prefix != prefix => {
-                    return refuse(url, "all URLs of a cluster have one prefix");
+                    return refuse(
+                        url,
+                        "all URLs of a cluster have one prefix, as http://A:2379/PREFIX,http://B:2379/PREFIX",
+                    );
                 }
                 // What is secret on one connection is not sent in the clear on the next.
                 Some(known) if known.is_tls != is_tls => {
