@@ -50,6 +50,15 @@ pub enum RegionError {
     Short(u64),
 }
 
+/// The order in which a mapping of a file is accessed, see madvise(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileAdvice {
+    /// Access in random order: a fault reads one page.
+    Random,
+    /// Access in order: a fault reads ahead.
+    Sequential,
+}
+
 /// An owned mapping whose bytes may be read and written concurrently, as with device memory.
 ///
 /// It is either zeroed anonymous memory, whose pages are allocated on the first write, or a mapping of a
@@ -186,6 +195,19 @@ impl SharedRegion {
     pub fn sync(&self) -> std::io::Result<()> {
         // SAFETY: the pages of this mapping, which this value keeps mapped; the kernel only reads them.
         Ok(unsafe { rustix::mm::msync(self.start.as_ptr().cast(), self.bytes, MsyncFlags::SYNC) }?)
+    }
+
+    /// Tells the kernel in which order a mapping of a file is accessed.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn advise(&self, advice: FileAdvice) -> std::io::Result<()> {
+        let advice = match advice {
+            FileAdvice::Random => Advice::Random,
+            FileAdvice::Sequential => Advice::Sequential,
+        };
+        // SAFETY: the pages of this mapping, which this value keeps mapped; how the kernel reads ahead changes no byte.
+        Ok(unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, advice) }?)
     }
 
     /// Whether its file was truncated and zeroed memory has replaced the region.

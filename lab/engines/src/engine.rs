@@ -7,8 +7,8 @@ use dma::Data;
 use os::{RequestPriorities, UringPolling};
 
 use crate::{
-    AioEngine, EngineFile, FileKind, FileOperation, FileOperationEngine, NullEngine, PassthroughEngine,
-    PosixAioEngine, SyncEngine, UringEngine,
+    AccessOrder, AioEngine, EngineFile, FileKind, FileOperation, FileOperationEngine, NullEngine,
+    PassthroughEngine, PosixAioEngine, SyncEngine, UringEngine,
 };
 
 /// A channel for block I/O through the kernel that can also block until completions arrive.
@@ -135,6 +135,8 @@ pub struct EngineConfig {
     pub reap_max: u32,
     /// I/O priorities of single requests, for `libaio` and `io_uring`; `None` for that of the thread.
     pub priorities: Option<RequestPriorities>,
+    /// The expected order of I/O through mappings (`mmap`), by which the kernel reads ahead; `None` for its default.
+    pub access_order: Option<AccessOrder>,
 }
 
 impl Default for EngineConfig {
@@ -151,6 +153,7 @@ impl Default for EngineConfig {
             batch_max: 0,
             reap_max: 0,
             priorities: None,
+            access_order: None,
         }
     }
 }

@@ -4,10 +4,10 @@ use std::io;
 use std::os::fd::AsFd;
 
 use block_io::{Op, Request};
-use dma::{Data, SharedRegion};
+use dma::{Data, FileAdvice, SharedRegion};
 use rustix::fs::{OFlags, fcntl_getfl, fstat};
 
-use crate::{EngineFile, EngineOpenError, FileKind};
+use crate::{AccessOrder, EngineFile, EngineOpenError, FileKind};
 
 /// Files that are mapped whole. A page that cannot be read, or is not there any more, fails the I/O and all that follow
 /// in the file; it does not end the process.
@@ -18,8 +18,20 @@ impl MappedFiles {
     ///
     /// # Errors
     /// Of a file that cannot be mapped, or whose options a mapping bypasses.
-    pub(crate) fn map(files: &[EngineFile]) -> Result<MappedFiles, EngineOpenError> {
-        files.iter().map(map).collect::<Result<_, _>>().map(MappedFiles)
+    pub(crate) fn map(
+        files: &[EngineFile],
+        order: Option<AccessOrder>,
+    ) -> Result<MappedFiles, EngineOpenError> {
+        let mapped = files.iter().map(map).collect::<Result<Vec<_>, _>>()?;
+        if let Some(order) = order {
+            let advice = match order {
+                AccessOrder::Random => FileAdvice::Random,
+                AccessOrder::Sequential => FileAdvice::Sequential,
+            };
+            // As for other buffered I/O, the kernel may do without.
+            mapped.iter().for_each(|region| drop(region.advise(advice)));
+        }
+        Ok(MappedFiles(mapped))
     }
 
     /// Performs a request on the range of the file that its `flow` indexes. Returns the number of bytes or a negative errno.

@@ -54,7 +54,7 @@ impl SyncEngine {
         config: &EngineConfig,
         files: Vec<EngineFile>,
     ) -> Result<SyncEngine, EngineOpenError> {
-        let mapped = Some(MappedFiles::map(&files)?);
+        let mapped = Some(MappedFiles::map(&files, config.access_order)?);
         Ok(SyncEngine { mapped, ..SyncEngine::new(config, files) })
     }
 

@@ -204,7 +204,12 @@ pub(crate) fn run(
             AnyEngine::File(FileOperationEngine::new(operation, paths(job, context.number)))
         }
         _ => {
-            let config = EngineConfig { priorities: generator.priorities(), ..job.engine_config.clone() };
+            let access_order = page_caches::expected_order(job);
+            let config = EngineConfig {
+                priorities: generator.priorities(),
+                access_order,
+                ..job.engine_config.clone()
+            };
             io_engines::open(&config, files, generator.requests())?
         }
     };

@@ -36,7 +36,7 @@ impl PageCaches {
         !self.dropped_each_pass.is_empty()
     }
 
-    /// Drops the pages if another pass has begun.
+    /// Drops the pages if another pass has begun, but those that are mapped.
     pub(super) fn begin_pass(&mut self, pass: u64) {
         if pass == self.pass {
             return;
@@ -52,7 +52,8 @@ fn is_endless(job: &PerfJob) -> bool {
     spec.time_based && spec.workload.is_random() && !spec.random_map
 }
 
-fn expected_order(job: &PerfJob) -> Option<AccessOrder> {
+/// The order of I/O that the kernel is to expect.
+pub(super) fn expected_order(job: &PerfJob) -> Option<AccessOrder> {
     use crate::jobfile::FadviseHint;
     match job.fadvise_hint {
         FadviseHint::None => None,
@@ -139,6 +140,29 @@ mod tests {
         read();
         caches.begin_pass(1);
         assert!(is_cached(&path, last), "random offsets");
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_mapping_reads_nothing_around_random_pages() {
+        use block_io::{Channel, Request, Tag};
+        use io_engines::{EngineConfig, EngineKind};
+        let Some((path, file)) = file_on_disk("mapped") else { return };
+        let (mut job, kind) = (job(true), EngineKind::Mapped);
+        job.spec.workload = Workload::RandRead;
+        let mut caches = PageCaches::new(&job, std::slice::from_ref(&file));
+        let config = EngineConfig { kind, access_order: expected_order(&job), ..EngineConfig::default() };
+        let mut engine = io_engines::open(&config, vec![file], &[]).unwrap();
+        let pool =
+            dma::Pool::new(&dma::Arena::new(dma::ArenaConfig { hugepages: false, ..Default::default() }));
+        let (block, mut done) = (1 << 20, Vec::new());
+        engine.submit(&mut vec![Request::read(Tag(0), block / 4096, 1, pool.take(4096).unwrap())]);
+        assert_eq!((engine.poll(&mut done), done[0].status()), (1, block_io::Status::SUCCESS));
+        let are_cached = || [block - 4096, block, block + 4096].map(|at| is_cached(&path, at));
+        assert_eq!(are_cached(), [false, true, false]);
+        // As with fio, a later pass finds what was mapped.
+        caches.begin_pass(1);
+        assert_eq!(are_cached(), [false, true, false]);
         std::fs::remove_file(path).unwrap();
     }
 
