@@ -17,8 +17,8 @@ pub(super) struct PlacedBlocks {
     placed: BTreeMap<BlockKey, Vec<PlacedEntry>>,
     /// Entries up to here are never given up.
     pub(super) stable: u64,
-    /// Entries with their data in the log that are not applied: sequence and block.
-    logged: Vec<(u64, BlockKey)>,
+    /// Entries with their data in the log that are not applied.
+    logged: Vec<LoggedEntry>,
     /// Entries that the log lost, whose data is in place.
     pub(super) unsettled: Vec<Arc<ReplicatedEntry>>,
 }
@@ -26,6 +26,14 @@ pub(super) struct PlacedBlocks {
 struct PlacedEntry {
     entry: Arc<ReplicatedEntry>,
     is_committed: bool,
+    /// A truncation is under way. Entries that are appended meanwhile have its sequences again.
+    is_given_up: bool,
+}
+
+struct LoggedEntry {
+    sequence: u64,
+    key: BlockKey,
+    is_given_up: bool,
 }
 
 impl PlacedEntry {
@@ -61,14 +69,14 @@ impl PlacedBlocks {
     pub(super) fn append(&mut self, entry: &Arc<ReplicatedEntry>, may_be_placed: bool) -> bool {
         let key = key_of(&entry.header);
         let is_free = !self.is_uncommitted(key)
-            && self.logged.iter().all(|(_, other)| *other != key)
+            && self.logged.iter().all(|other| other.key != key)
             && self.unsettled.iter().all(|other| key_of(&other.header) != key);
         if self.is_enabled && self.is_complete && may_be_placed && is_free && !entry.header.withheld {
-            let placed = PlacedEntry { entry: entry.clone(), is_committed: false };
+            let placed = PlacedEntry { entry: entry.clone(), is_committed: false, is_given_up: false };
             self.placed.entry(key).or_default().push(placed);
             return true;
         }
-        self.logged.push((entry.header.sequence, key));
+        self.logged.push(LoggedEntry { sequence: entry.header.sequence, key, is_given_up: false });
         false
     }
 
@@ -76,7 +84,7 @@ impl PlacedBlocks {
     /// to write.
     pub(super) fn apply(&mut self, header: &EntryHeader) -> Option<u64> {
         let key = key_of(header);
-        self.logged.retain(|(sequence, _)| *sequence > header.sequence);
+        self.logged.retain(|logged| logged.sequence > header.sequence);
         let placed = self.placed.get_mut(&key).map(Vec::as_mut_slice).unwrap_or_default();
         for entry in placed.iter_mut().filter(|placed| placed.sequence() == header.sequence) {
             entry.is_committed = true;
@@ -115,17 +123,26 @@ impl PlacedBlocks {
 
     /// Entries from a sequence on are given up. Returns those whose blocks are unsettled.
     pub(super) fn begin_truncate(&mut self, from: u64) -> Vec<Arc<ReplicatedEntry>> {
-        let given_up = self.placed.values().flatten().filter(|placed| placed.sequence() >= from);
-        let given_up: Vec<_> = given_up.map(|placed| placed.entry.clone()).collect();
+        let mut given_up = Vec::new();
+        let placed = self.placed.values_mut().flatten();
+        for placed in placed.filter(|placed| !placed.is_given_up && placed.sequence() >= from) {
+            placed.is_given_up = true;
+            given_up.push(placed.entry.clone());
+        }
+        for logged in self.logged.iter_mut().filter(|logged| logged.sequence >= from) {
+            logged.is_given_up = true;
+        }
         self.unsettled.extend(given_up.iter().cloned());
         given_up
     }
 
     /// They are given up.
     pub(super) fn truncate(&mut self, from: u64) {
-        self.placed.values_mut().for_each(|placed| placed.retain(|entry| entry.sequence() < from));
+        self.placed
+            .values_mut()
+            .for_each(|placed| placed.retain(|entry| !entry.is_given_up || entry.sequence() < from));
         self.placed.retain(|_, placed| !placed.is_empty());
-        self.logged.retain(|(sequence, _)| *sequence < from);
+        self.logged.retain(|logged| !logged.is_given_up || logged.sequence < from);
     }
 
     /// Everything is removed; a copy follows.
@@ -205,7 +222,8 @@ impl PlacedBlocks {
             let header = &entry.header;
             if !header.in_place {
                 if header.sequence > through {
-                    self.logged.push((header.sequence, key_of(header)));
+                    let (sequence, key) = (header.sequence, key_of(header));
+                    self.logged.push(LoggedEntry { sequence, key, is_given_up: false });
                 }
                 entries.push(entry.clone());
                 continue;
@@ -223,7 +241,7 @@ impl PlacedBlocks {
             let data = blocks.get(&key_of(header)).copied().unwrap_or(0).to_le_bytes().into();
             let newest = Arc::new(ReplicatedEntry { header: recovered.header.clone(), data });
             if header.sequence > through {
-                let placed = PlacedEntry { entry: newest, is_committed };
+                let placed = PlacedEntry { entry: newest, is_committed, is_given_up: false };
                 self.placed.entry(key_of(header)).or_default().push(placed);
             }
             entries.push(recovered);
