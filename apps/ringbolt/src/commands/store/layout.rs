@@ -364,7 +364,8 @@ pub(super) fn create_pool(
     if class == PoolClass::Pmem {
         check_pmem(&devices)?;
     }
-    let topology = Topology::new(&map.nodes().map_err(failed)?, &devices);
+    let nodes = map.nodes().map_err(failed)?;
+    let topology = Topology::new(&nodes, &devices);
     let first_group = map.next_group().map_err(failed)?;
     let node_of = |device: DeviceId| ReplicaId(devices[&device].node.0);
     let place = |group: u32| {
@@ -376,7 +377,7 @@ pub(super) fn create_pool(
         let reason = format!("{replicas} replicas need as many nodes, and {} are in", members.len());
         return Err(CommandError::usage(reason));
     }
-    warn_of_domains(map, &placed)?;
+    warn_of_domains(&nodes, &placed);
     let in_sync_min = if replicas > 2 { 2 } else { 1 };
     let pool = PoolRecord { first_group, groups, replicas, in_sync_min, class };
     map.create_pool(name, &pool).map_err(failed)?;
@@ -392,20 +393,25 @@ pub(super) fn create_pool(
 }
 
 /// Says that the loss of a failure domain will be the loss of several replicas, where that is so.
-fn warn_of_domains(map: &dyn ClusterMap, placed: &[(GroupId, Vec<ReplicaId>)]) -> Result<(), CommandError> {
-    let nodes = map.nodes().map_err(failed)?;
-    let shares = |(_, members): &&(GroupId, Vec<ReplicaId>)| {
-        let domains: BTreeSet<_> = members.iter().map(|member| &nodes[&NodeId(member.0)].domain).collect();
-        domains.len() < members.len()
-    };
-    let sharing = placed.iter().filter(shares).count();
+fn warn_of_domains(nodes: &BTreeMap<NodeId, NodeRecord>, placed: &[(GroupId, Vec<ReplicaId>)]) {
+    let members = placed.iter().map(|(_, members)| members.iter().map(|member| NodeId(member.0)));
+    let sharing = members.filter(|members| shared_domain(members.clone(), nodes).is_some()).count();
     if sharing > 0 {
         stderr_line!(
             "ringbolt: {sharing} of {} groups have several replicas in one failure domain, until there are more domains",
             placed.len()
         );
     }
-    Ok(())
+}
+
+/// A failure domain that has several of the replicas on these nodes.
+pub(super) fn shared_domain(
+    members: impl IntoIterator<Item = NodeId>,
+    nodes: &BTreeMap<NodeId, NodeRecord>,
+) -> Option<&str> {
+    let mut domains = BTreeSet::new();
+    let mut of_members = members.into_iter().filter_map(|node| Some(nodes.get(&node)?.domain.as_str()));
+    of_members.find(|domain| !domains.insert(*domain))
 }
 
 /// Refuses a pool of class `pmem` where a node could not keep what that says.

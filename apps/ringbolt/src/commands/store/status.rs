@@ -12,7 +12,7 @@ use comfy_table::Table;
 use serde_json::{Value, json};
 
 use super::ClusterArgs;
-use super::layout::ClusterLayout;
+use super::layout::{ClusterLayout, shared_domain};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 use ask::{NodeAnswer, NodeAnswers, NodeReply};
@@ -388,8 +388,10 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
     if why.is_none() && view.is_moving {
         why = Some("replicas move to other nodes".to_string());
     }
-    let shared = map.and_then(|map| shared_domain(view, &map.nodes));
-    if let (None, Some(domain)) = (&why, &shared) {
+    // While replicas move, the new and the old ones may share one.
+    let shared = map.filter(|_| !view.is_moving);
+    let shared = shared.and_then(|map| shared_domain(view.replicas.iter().copied().map(NodeId), &map.nodes));
+    if let (None, Some(domain)) = (&why, shared) {
         why = Some(format!("several replicas are in failure domain {domain}"));
     }
     json!({
@@ -408,15 +410,6 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
         "shared_domain": shared,
         "why": why,
     })
-}
-
-/// A failure domain that has several replicas of a group, whose loss is more than that of one. While replicas move, the new and the
-/// old ones may share one.
-fn shared_domain(view: &GroupView, nodes: &BTreeMap<NodeId, NodeRecord>) -> Option<String> {
-    let mut domains = BTreeSet::new();
-    let of_replicas = view.replicas.iter().filter_map(|node| nodes.get(&NodeId(*node)));
-    let mut shared = of_replicas.map(|node| &node.domain).filter(|domain| !domains.insert(*domain));
-    shared.next().filter(|_| !view.is_moving).cloned()
 }
 
 /// The nodes of the map, and those on this machine.
