@@ -197,7 +197,8 @@ impl IscsiConnection {
         self.sink = match &mut self.phase {
             Phase::Login(_) => Sink::Collect(Vec::new()),
             Phase::Session(session) => {
-                let command_bytes = command_bytes(header);
+                // The session decodes the header as well, so that a turn without a limit costs nothing.
+                let command_bytes = context.is_turn_shared().then(|| command_bytes(header)).flatten();
                 self.turn_is_over = command_bytes.is_some() && context.turn_commands() == 0;
                 self.is_deferred = self.turn_is_over || session.waits_for_turn(header);
                 if self.is_deferred {

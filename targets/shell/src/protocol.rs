@@ -335,6 +335,7 @@ pub(crate) const TURN_COMMAND_BYTES: u64 = 32 << 10;
 /// What a connection may begin in this turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
+    /// What is left; `u32::MAX` for no limit.
     commands: u32,
 }
 
@@ -359,11 +360,19 @@ impl<P: Protocol> IoContext<'_, P> {
         self.turn.commands as usize
     }
 
+    /// Whether there is a limit, so that commands count.
+    #[inline]
+    pub fn is_turn_shared(&self) -> bool {
+        self.turn.commands < u32::MAX
+    }
+
     /// Counts a command that was begun, with so many bytes of data.
     #[inline]
     pub fn count_command(&mut self, bytes: u64) {
-        let count = 1 + (bytes.saturating_sub(1) / TURN_COMMAND_BYTES).min(u64::from(u32::MAX - 1));
-        self.turn.commands = self.turn.commands.saturating_sub(count as u32);
+        if self.is_turn_shared() {
+            let count = 1 + (bytes.saturating_sub(1) / TURN_COMMAND_BYTES).min(u64::from(u32::MAX - 1));
+            self.turn.commands = self.turn.commands.saturating_sub(count as u32);
+        }
     }
 
     /// Adds a request to the batch of the device with this key. Only the lower [`REQUEST_TAG_BITS`] bits of its tag are
