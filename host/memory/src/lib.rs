@@ -37,5 +37,5 @@ pub use external::ExternalMemory;
 pub use parcel::Parcel;
 pub use persistent::PersistentRegion;
 pub use pool::{BUFFER_BYTES_MAX, BUFFER_BYTES_MIN, Pool, PoolCounts};
-pub use region::{FileAdvice, RegionError, RegionMapping, SharedRegion, VolatileBytes};
+pub use region::{AccessOrder, RegionError, RegionMapping, SharedRegion, VolatileBytes};
 pub use sigbus::sigbus_fault_count;

@@ -50,12 +50,12 @@ pub enum RegionError {
     Short(u64),
 }
 
-/// The order in which a mapping of a file is accessed, see madvise(2).
+/// The expected order of access to a file, by which the kernel reads ahead, see posix_fadvise(2) and madvise(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileAdvice {
-    /// Access in random order: a fault reads one page.
+pub enum AccessOrder {
+    /// No read-ahead.
     Random,
-    /// Access in order: a fault reads ahead.
+    /// Twice the usual read-ahead.
     Sequential,
 }
 
@@ -201,10 +201,10 @@ impl SharedRegion {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn advise(&self, advice: FileAdvice) -> std::io::Result<()> {
-        let advice = match advice {
-            FileAdvice::Random => Advice::Random,
-            FileAdvice::Sequential => Advice::Sequential,
+    pub fn expect_order(&self, order: AccessOrder) -> std::io::Result<()> {
+        let advice = match order {
+            AccessOrder::Random => Advice::Random,
+            AccessOrder::Sequential => Advice::Sequential,
         };
         // SAFETY: the pages of this mapping, which this value keeps mapped; how the kernel reads ahead changes no byte.
         Ok(unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, advice) }?)

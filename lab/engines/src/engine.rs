@@ -3,12 +3,12 @@
 use std::io;
 
 use block_io::{Channel, Completion, Op, Request, Status};
-use dma::Data;
+use dma::{AccessOrder, Data};
 use os::{RequestPriorities, UringPolling};
 
 use crate::{
-    AccessOrder, AioEngine, EngineFile, FileKind, FileOperation, FileOperationEngine, NullEngine,
-    PassthroughEngine, PosixAioEngine, SyncEngine, UringEngine,
+    AioEngine, EngineFile, FileKind, FileOperation, FileOperationEngine, NullEngine, PassthroughEngine,
+    PosixAioEngine, SyncEngine, UringEngine,
 };
 
 /// A channel for block I/O through the kernel that can also block until completions arrive.

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use dma::AccessOrder;
 use os::{BlockFile, device};
 use rustix::fs::{
     Advice, AtFlags, FallocateFlags, SeekFrom, StatxFlags, fadvise, fallocate, fdatasync, fsync,
@@ -146,15 +147,6 @@ pub struct EngineFile {
 #[derive(Debug)]
 pub struct PageCache(OwnedFd);
 
-/// The expected order of buffered I/O, by which the kernel reads ahead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessOrder {
-    /// `POSIX_FADV_RANDOM`: no read-ahead.
-    Random,
-    /// `POSIX_FADV_SEQUENTIAL`: twice the usual read-ahead.
-    Sequential,
-}
-
 impl PageCache {
     /// Drops the pages that are neither dirty nor mapped, and starts to write the dirty ones.
     pub fn invalidate(&self) -> io::Result<()> {
@@ -162,7 +154,7 @@ impl PageCache {
     }
 
     /// Sets the expected order of the I/O through the file from which this was made.
-    pub fn expect(&self, order: AccessOrder) -> io::Result<()> {
+    pub fn expect_order(&self, order: AccessOrder) -> io::Result<()> {
         let advice = match order {
             AccessOrder::Random => Advice::Random,
             AccessOrder::Sequential => Advice::Sequential,

@@ -38,8 +38,8 @@ pub mod usage;
 pub use aio::AioEngine;
 pub use engine::{AnyEngine, EngineConfig, EngineKind, EngineOpenError, IoEngine, open};
 pub use file::{
-    AccessOrder, DeviceZones, EngineFile, FileAccess, FileError, FileKind, FileOpenOptions, FileZones,
-    PageCache, SyncMode, WriteLock,
+    DeviceZones, EngineFile, FileAccess, FileError, FileKind, FileOpenOptions, FileZones, PageCache,
+    SyncMode, WriteLock,
 };
 pub use file_operations::{FileOperation, FileOperationEngine};
 pub use null::NullEngine;

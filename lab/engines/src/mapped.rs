@@ -4,10 +4,10 @@ use std::io;
 use std::os::fd::AsFd;
 
 use block_io::{Op, Request};
-use dma::{Data, FileAdvice, SharedRegion};
+use dma::{AccessOrder, Data, SharedRegion};
 use rustix::fs::{OFlags, fcntl_getfl, fstat};
 
-use crate::{AccessOrder, EngineFile, EngineOpenError, FileKind};
+use crate::{EngineFile, EngineOpenError, FileKind};
 
 /// Files that are mapped whole. A page that cannot be read, or is not there any more, fails the I/O and all that follow
 /// in the file; it does not end the process.
@@ -24,12 +24,8 @@ impl MappedFiles {
     ) -> Result<MappedFiles, EngineOpenError> {
         let mapped = files.iter().map(map).collect::<Result<Vec<_>, _>>()?;
         if let Some(order) = order {
-            let advice = match order {
-                AccessOrder::Random => FileAdvice::Random,
-                AccessOrder::Sequential => FileAdvice::Sequential,
-            };
             // As for other buffered I/O, the kernel may do without.
-            mapped.iter().for_each(|region| drop(region.advise(advice)));
+            mapped.iter().for_each(|region| drop(region.expect_order(order)));
         }
         Ok(MappedFiles(mapped))
     }

@@ -1,6 +1,7 @@
 //! The page caches of a job's files: what buffered I/O finds in memory, and how the kernel reads ahead.
 
-use io_engines::{AccessOrder, EngineFile, PageCache};
+use dma::AccessOrder;
+use io_engines::{EngineFile, PageCache};
 
 use crate::jobfile::PerfJob;
 
@@ -25,7 +26,7 @@ impl PageCaches {
             caches.iter().for_each(|cache| drop(cache.invalidate()));
         }
         if let Some(order) = expected_order(job) {
-            caches.iter().for_each(|cache| drop(cache.expect(order)));
+            caches.iter().for_each(|cache| drop(cache.expect_order(order)));
         }
         let has_passes = job.invalidate && !is_endless(job);
         PageCaches { dropped_each_pass: if has_passes { caches } else { Vec::new() }, pass: 0 }
