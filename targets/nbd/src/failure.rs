@@ -50,9 +50,6 @@ pub enum NbdViolation {
     /// The payload of a request is too long to be skipped.
     #[error("a request has {0} bytes of payload")]
     PayloadLength(u64),
-    /// A write with extended headers does not say that it has a payload.
-    #[error("a write has no payload")]
-    NoPayload,
     /// The handshake took too long.
     #[error("the handshake was not completed in time")]
     HandshakeTimeout,

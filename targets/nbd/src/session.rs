@@ -309,7 +309,7 @@ impl Session {
         if command == Some(Command::Disc) {
             return Ok(true);
         }
-        let payload = self.payload_of(&header, command)?;
+        let payload = self.payload_of(&header, command);
         if let Err(error) = self.check(&header, command) {
             if payload > SKIPPED_PAYLOAD_MAX {
                 return Err(NbdViolation::PayloadLength(payload));
@@ -349,15 +349,11 @@ impl Session {
         Ok(false)
     }
 
-    /// Bytes that follow the header.
-    fn payload_of(&self, header: &RequestHeader, command: Option<Command>) -> Result<u64, NbdViolation> {
-        let flagged = header.flags.contains(CommandFlags::PAYLOAD_LEN);
-        match (self.form, command) {
-            (HeaderForm::Compact, Some(Command::Write)) => Ok(header.length),
-            (HeaderForm::Compact, _) => Ok(0),
-            (HeaderForm::Extended, Some(Command::Write)) if !flagged => Err(NbdViolation::NoPayload),
-            (HeaderForm::Extended, _) => Ok(if flagged { header.length } else { 0 }),
-        }
+    /// Bytes that follow the header. A write has them even without the flag: QEMU 10 negotiates extended headers and
+    /// does not set it.
+    fn payload_of(&self, header: &RequestHeader, command: Option<Command>) -> u64 {
+        let flagged = self.form == HeaderForm::Extended && header.flags.contains(CommandFlags::PAYLOAD_LEN);
+        if flagged || command == Some(Command::Write) { header.length } else { 0 }
     }
 
     /// Rejects what is invalid before anything is done.

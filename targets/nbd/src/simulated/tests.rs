@@ -11,13 +11,22 @@ struct Client {
 
 impl Client {
     fn begin(target: &mut SimulatedTarget) -> Client {
+        Client::begin_with(target, &[])
+    }
+
+    /// Negotiates options without data before it chooses the export.
+    fn begin_with(target: &mut SimulatedTarget, options: &[OptionCode]) -> Client {
         let mut client = Client { id: target.connect(), received: Vec::new() };
         let mut hello = vec![0, 0, 0, 3];
-        hello.extend(OptionHeader { option: 1, length: 4 }.to_bytes());
+        for option in options {
+            hello.extend(OptionHeader { option: *option as u32, length: 0 }.to_bytes());
+        }
+        hello.extend(OptionHeader { option: OptionCode::ExportName as u32, length: 4 }.to_bytes());
         hello.extend(b"disk");
         client.send(target, &hello);
-        let greeting = client.read(target, Greeting::SIZE + ExportReply::SIZE);
-        let export = ExportReply::decode(greeting[Greeting::SIZE..].first_chunk().unwrap()).unwrap();
+        client.read(target, Greeting::SIZE + options.len() * OptionReplyHeader::SIZE);
+        let export =
+            ExportReply::decode(client.read(target, ExportReply::SIZE).first_chunk().unwrap()).unwrap();
         assert_eq!(export.size, DISK_BYTES as u64);
         client
     }
@@ -172,6 +181,28 @@ fn a_flush_has_no_range_whatever_its_fields_say() {
     let mut client = Client::begin(&mut target);
     client.request(&mut target, Command::Flush, usize::MAX, &[], u32::MAX as usize);
     assert_eq!(client.reply(&mut target).error, 0);
+}
+
+#[test]
+fn a_write_of_qemu_10_has_payload_without_the_flag() {
+    let mut target = SimulatedTarget::new(1, NetworkFaults::default());
+    let mut client = Client::begin_with(&mut target, &[OptionCode::ExtendedHeaders]);
+    // Captured from qemu-io 10.0.13: `write -P 0x5a 4096 4096`, whose only flag is FUA.
+    let mut write = vec![0x21, 0xe4, 0x1c, 0x71, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1];
+    write.extend([0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0x10, 0]);
+    write.extend([0x5a; 4096]);
+    let flags = CommandFlags::empty();
+    let read = RequestHeader { flags, command: Command::Read.into(), cookie: 2, offset: 4096, length: 4096 };
+    let mut bytes = [0; 32];
+    read.encode(HeaderForm::Extended, &mut bytes);
+    write.extend(bytes);
+    client.send(&mut target, &write);
+
+    let chunk = ChunkHeader::decode(HeaderForm::Extended, &client.read(&mut target, 32)).unwrap();
+    assert_eq!((chunk.kind, chunk.cookie, chunk.length), (ChunkKind::None, 1, 0));
+    let chunk = ChunkHeader::decode(HeaderForm::Extended, &client.read(&mut target, 32)).unwrap();
+    assert_eq!((chunk.kind, chunk.cookie, chunk.length), (ChunkKind::OffsetData, 2, 8 + 4096));
+    assert_eq!(client.read(&mut target, 8 + 4096)[8..], [0x5a; 4096]);
 }
 
 #[test]
