@@ -1,12 +1,18 @@
-"""Bdevs as block devices of the kernel's NBD driver: of `ringbolt serve` inside the guest, and of nbd-client."""
+"""Bdevs as block devices of the kernel's NBD driver (of `ringbolt serve` inside the guest, and of nbd-client), and of QEMU."""
 
 import json
+import os
 import re
 
+from harness import qemu
 from harness.case import case
+from harness.guest import Guest
+from harness.image import Image
 from harness.targets import Namespace, Subsystem
 
 from .machines import PLAIN
+
+CACHE = os.environ.get("RINGBOLT_VM_CACHE") or os.path.expanduser("~/.cache/ringbolt-vm")
 
 
 def rpc(guest, method, *parameters):
@@ -147,3 +153,30 @@ def nbd_recovery(bench):
     guest.check("kill -TERM $(cat /tmp/nbd.pid)")
     assert serve.wait(60).rc == 0, serve.out
     guest.check("rm /tmp/nbd.disk /tmp/nbd.json")
+
+
+@case("nbd-qemu", on=("ringbolt",), seconds=30)
+def nbd_qemu(bench):
+    """QEMU is the client, with extended headers: ext4 under fio verify, and a trim of 6 GiB."""
+    target = bench.serve(Subsystem("nbd", [Namespace(mib=16, block_size=512)]))
+    disk = f"{bench.folder}/disk"
+    with open(disk, "wb") as file:
+        file.truncate(6 << 30)
+    target.rpc("bdev_uring_create", name="Disk", filename=disk, block_size=512)
+    uri = target.rpc("nbd_export_create", bdev_name="Disk", path=f"{bench.folder}/nbd.sock")
+    drive = f"if=none,id=disk,format=raw,cache=none,discard=unmap,file={uri}"
+    folder = f"{bench.folder}/guest"
+    os.mkdir(folder)
+    # QEMU has extended headers since 8.2.
+    program, more = qemu.with_vfio_user(CACHE), ["-drive", drive, "-device", "virtio-blk-pci,drive=disk"]
+    with Guest(Image(CACHE), folder, program=program, more=more) as guest:
+        guest.until("[ -b /dev/vda ]", 60)
+        assert guest.check("cat /sys/block/vda/size").strip() == str(6 << 21)
+        # Without discards: what is written then is all that the file has.
+        guest.check("mkfs.ext4 -q -E nodiscard /dev/vda && mount -t ext4 /dev/vda /mnt", 120)
+        options = "--ioengine=libaio --direct=1 --bsrange=4k-256k --iodepth=16 --size=16m --verify=crc32c --verify_fatal=1"
+        guest.check(f"fio --name=verify --directory=/mnt --rw=randwrite --fallocate=none {options}", 240)
+        guest.check("umount /mnt && fsck.ext4 -fn /dev/vda", 120)
+        assert os.stat(disk).st_blocks * 512 >= 16 << 20, "the writes reached the file"
+        guest.check("blkdiscard /dev/vda", 60)
+        assert os.stat(disk).st_blocks * 512 < 1 << 20, "a discard of the whole disk frees its space"
