@@ -47,6 +47,7 @@ class Server(serving.Server):
 
 # What iscsi-test-cu does not test here, and why.
 SKIPS = {
+    "BLK_TO_BLK_OFF_SEG_DESCR not supported": "copies have no offsets in bytes",
     "BUSY_TIMEOUT_PERIOD is undefined.": "the unit is never busy for long",
     "LBPPB < 2. Skipping test": "physical blocks are as large as logical ones",
     "Logical unit is not removable. Skipping test.": "volumes are not removable",
@@ -55,10 +56,26 @@ SKIPS = {
     "SANITIZE CRYPTO_ERASE is not implemented according to REPORT_SUPPORTED_OPCODES.": "the unit has no keys",
     "SANITIZE OVERWRITE is not implemented according to REPORT_SUPPORTED_OPCODES.":
         "overwriting a thin volume leaves what its blocks were before",
+    "Not an iSCSI device. Skipping test": "an earlier test has ended the session",
+    "Third-party Copy VPD page is not implemented.": "copies are reported by RECEIVE COPY RESULTS",
+    "This test requires an iSCSI session with CHAP_A=5": "case chap has logins with CHAP",
     "WRITEATOMIC16 is not implemented.": "memory promises no atomic writes",
     "WRITESAME10 does not support 0-blocks.": "WSNZ is set",
     "WRITESAME16 does not support 0-blocks.": "WSNZ is set",
 }
+
+
+# It demands that SendTargets=All lists targets in a normal session, where RFC 7143 (appendix C) forbids that.
+OTHER_RULES = "iSCSI.iSCSISendTargets"
+
+
+def suites_of(suite):
+    """What to run of libiscsi's suite, all of it unless it has tests that follow other rules."""
+    listed = run(suite, "-l").split()
+    if OTHER_RULES not in listed:
+        return ["ALL"]
+    print(f"  not run: {OTHER_RULES}")
+    return ["SCSI"] + [one for one in listed if re.fullmatch(r"iSCSI\.\w+", one) and one != OTHER_RULES]
 
 
 def case_suite(server):
@@ -67,15 +84,18 @@ def case_suite(server):
     addresses = [server.portal_group(1), server.portal_group(2)]
     name = server.node("disk", server.malloc(), tags=(1, 2))
     urls = [f"iscsi://{address}/{name}/0" for address in addresses]
-    done = subprocess.run([suite, "--dataloss", "--allow-sanitize", "-n", "-S", "-t", "ALL", *urls],
-                          capture_output=True, text=True, timeout=300)
-    output = done.stdout + done.stderr
-    summary = re.search(r"tests\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", output)
-    failed = re.findall(r"^Suite .* had failures:$|^ +\d+\. test_.*", output, re.MULTILINE)
-    assert summary, output[-2000:]
-    total, ran, passed, failures = map(int, summary.groups())
-    assert failures == 0 and passed == ran == total, failed
-    skipped = re.findall(r"\[SKIPPED\] (.*)", output)
+    skipped, passed = [], 0
+    for tests in suites_of(suite):
+        done = subprocess.run([suite, "--dataloss", "--allow-sanitize", "-n", "-S", "-t", tests, *urls],
+                              capture_output=True, text=True, timeout=300)
+        output = done.stdout + done.stderr
+        summary = re.search(r"tests\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", output)
+        failed = re.findall(r"^Suite .* had failures:$|^ +\d+\. test_.*", output, re.MULTILINE)
+        assert summary, output[-2000:]
+        total, ran, succeeded, failures = map(int, summary.groups())
+        assert failures == 0 and succeeded == ran == total > 0, (tests, failed)
+        skipped += re.findall(r"\[SKIPPED\] (.*)", output)
+        passed += succeeded
     unknown = sorted(set(skipped) - SKIPS.keys())
     assert not unknown, f"skipped without a known reason: {unknown}"
     for text in sorted(set(skipped)):

@@ -12,8 +12,8 @@ use crate::information::Started;
 use crate::limits::{COMPARE_AND_WRITE_BLOCKS_MAX, EXTENTS_MAX, TRANSFER_BYTES_MAX, WRITE_SAME_BLOCKS_MAX};
 use crate::nexus::UnitNexus;
 use crate::operation::{
-    Answer, CompareAndWrite, Flush, GetLbaStatus, Operation, OrWrite, Pattern, Repeat, Unmap, VerifyData,
-    WriteSame, WriteSameState,
+    Answer, CompareAndWrite, Flush, GetLbaStatus, Merge, MergeWrite, Operation, Pattern, Repeat, Unmap,
+    VerifyData, WriteSame, WriteSameState,
 };
 use crate::response::{Failure, check};
 use crate::transfer::{check_range, check_transfer, write_flags};
@@ -39,6 +39,7 @@ fn invalid(byte: u16, bit: Option<u8>) -> Failure {
 pub(crate) fn start(cdb: &Cdb, nexus: &UnitNexus, data_out_bytes: u32) -> Option<Result<Started, Failure>> {
     let unit = nexus.unit();
     Some(match cdb {
+        Cdb::Write(range) => write_part(nexus, range, data_out_bytes),
         Cdb::CompareAndWrite(range) => compare_and_write(nexus, range, data_out_bytes),
         Cdb::OrWrite(range) => or_write(nexus, range, data_out_bytes),
         Cdb::WriteAndVerify { range, byte_check } => {
@@ -99,7 +100,23 @@ fn or_write(nexus: &UnitNexus, range: &BlockRange, data_out_bytes: u32) -> Resul
     if bytes == 0 {
         return good();
     }
-    begin(OrWrite::new(range.lba, range.blocks, write_flags(unit, range.flags), bytes))
+    begin(MergeWrite::new(range.lba, range.blocks, write_flags(unit, range.flags), bytes, Merge::Or))
+}
+
+/// A WRITE of an initiator that has a part of a block: the rest of the block stays.
+fn write_part(nexus: &UnitNexus, range: &BlockRange, data_out_bytes: u32) -> Result<Started, Failure> {
+    let unit = nexus.unit();
+    check_transfer(unit, range)?;
+    check_writable(nexus)?;
+    if !bdev::supports_fused() {
+        return Err(check(Sense::illegal(AdditionalSense::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT)));
+    }
+    let block_bytes = unit.block_bytes();
+    let blocks = data_out_bytes.div_ceil(block_bytes);
+    let command_bytes = u64::from(range.blocks) * u64::from(block_bytes);
+    let merge = Merge::Overlay { bytes: data_out_bytes, command_bytes };
+    let flags = write_flags(unit, range.flags);
+    begin(MergeWrite::new(range.lba, blocks, flags, blocks * block_bytes, merge))
 }
 
 /// Writes, and compares even if BYTCHK asks only for a check of the medium.

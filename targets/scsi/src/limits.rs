@@ -21,8 +21,8 @@ pub(crate) const REPEAT_BYTES_MAX: u32 = 256 << 10;
 /// Blocks of a WRITE SAME: what the command with a CDB of 10 bytes can say. libiscsi's tests write and read as many
 /// blocks at once as they unmap by it, whatever the maximum transfer length is.
 pub(crate) const WRITE_SAME_BLOCKS_MAX: u32 = 0xffff;
-/// Times that an ORWRITE is repeated because another write was first, each of which made progress.
-pub(crate) const OR_WRITE_ATTEMPTS_MAX: u32 = 1000;
+/// Times that a read and write of merged blocks is repeated because another write was first, each of which made progress.
+pub(crate) const MERGE_ATTEMPTS_MAX: u32 = 1000;
 /// Target and segment descriptors of an EXTENDED COPY, and their bytes: initiators send one segment.
 pub(crate) const COPY_TARGETS_MAX: usize = 16;
 pub(crate) const COPY_SEGMENTS_MAX: usize = 16;

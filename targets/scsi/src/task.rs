@@ -176,6 +176,9 @@ impl Task {
             _ => return self.begin_uncommon(&cdb, context),
         };
         match planned {
+            Ok(transfer) if transfer.leaves_part(context.nexus.unit(), self.data_out_bytes) => {
+                self.begin_uncommon(&cdb, context)
+            }
             Ok(transfer) if transfer.blocks() == 0 => {
                 self.finish_transfer(transfer, None, context.nexus.unit())
             }

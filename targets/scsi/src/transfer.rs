@@ -86,13 +86,12 @@ impl Transfer {
         Ok(Transfer::new(unit, range, blocks, RequestFlags::NONE, false))
     }
 
-    /// A write of an initiator that has so many bytes.
+    /// A write of an initiator that has so many bytes, of whole blocks.
     #[inline]
     pub(crate) fn write(nexus: &UnitNexus, range: &BlockRange, expected: u32) -> Result<Transfer, Failure> {
         let unit = nexus.unit();
         check_transfer(unit, range)?;
         check_writable(nexus)?;
-        // A block of which the initiator has a part is not written.
         let blocks = range.blocks.min(expected / unit.block_bytes());
         Ok(Transfer::new(unit, range, blocks, write_flags(unit, range.flags), true))
     }
@@ -156,6 +155,12 @@ impl Transfer {
     #[inline]
     pub(crate) fn blocks(&self) -> u32 {
         self.blocks
+    }
+
+    /// Whether it is a write of an initiator that has a part of a block, too: see [`blocks`](crate::blocks).
+    #[inline]
+    pub(crate) fn leaves_part(&self, unit: &LogicalUnit, data_out_bytes: u32) -> bool {
+        self.is_write && self.bytes(unit) < self.command_bytes.min(data_out_bytes.into())
     }
 
     /// Bytes to transfer.

@@ -304,7 +304,9 @@ fn expected(oracle: &mut [u8], random: &Random, data: &[u8], expected_in: u32) -
                 (None, oracle[start..start + read].to_vec(), Residual::of(bytes as u64, expected_in))
             }
             1 => {
-                oracle[start..start + whole].copy_from_slice(&data[..whole]);
+                // Of a block of which the initiator has a part, the rest stays.
+                let written = available.min(bytes);
+                oracle[start..start + written].copy_from_slice(&data[..written]);
                 fails(None, of_out)
             }
             2 if available != 2 * bytes => invalid,

@@ -1,20 +1,32 @@
-//! ORWRITE (SBC-4, section 5.13), atomic against other writes: a read, and a fused compare and write of what was read,
-//! repeated if another write was first.
+//! Writes that depend on what the blocks contain, atomic against other writes: a read, and a fused compare and write of
+//! what was read, repeated if another write was first.
 
 use block_io::{Op, RequestFlags, Status, Tag};
 use dma::Data;
 
 use super::{Answer, FusedPair, Operation, OperationContext, OperationEvent, Progress};
-use crate::limits::OR_WRITE_ATTEMPTS_MAX;
+use crate::limits::MERGE_ATTEMPTS_MAX;
 
-/// Sets the bits of data-out in the blocks of a range.
+/// What data-out does to the blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Merge {
+    /// ORWRITE (SBC-4, section 5.13): sets its bits, in all blocks.
+    Or,
+    /// A write whose last block has only a part in data-out: replaces so many bytes, and the rest stays. `command_bytes`
+    /// are those of all blocks that the CDB names.
+    Overlay { bytes: u32, command_bytes: u64 },
+}
+
+/// Merges data-out into the blocks of a range.
 #[derive(Debug)]
-pub(crate) struct OrWrite {
+pub(crate) struct MergeWrite {
     lba: u64,
     blocks: u32,
     flags: RequestFlags,
+    /// Of the blocks.
     bytes: u32,
-    bits: Option<Data>,
+    merge: Merge,
+    data: Option<Data>,
     /// Memory for the result.
     result: Option<Data>,
     /// What was read, which is compared.
@@ -23,15 +35,16 @@ pub(crate) struct OrWrite {
     pair: Option<FusedPair>,
 }
 
-impl OrWrite {
-    /// `blocks` is at least 1.
-    pub(crate) fn new(lba: u64, blocks: u32, flags: RequestFlags, bytes: u32) -> OrWrite {
-        OrWrite {
+impl MergeWrite {
+    /// `blocks` is at least 1, and `bytes` its size.
+    pub(crate) fn new(lba: u64, blocks: u32, flags: RequestFlags, bytes: u32, merge: Merge) -> MergeWrite {
+        MergeWrite {
             lba,
             blocks,
             flags,
             bytes,
-            bits: None,
+            merge,
+            data: None,
             result: None,
             compared: None,
             attempts: 0,
@@ -47,15 +60,20 @@ impl OrWrite {
 
     /// Writes the result, if the blocks are still those that were read.
     fn write(&mut self, read: Data, context: &mut OperationContext<'_>) -> Progress {
-        let (Some(bits), Some(mut result)) = (&self.bits, self.result.take()) else {
+        let (Some(data), Some(mut result)) = (&self.data, self.result.take()) else {
             return Progress::failed();
         };
         let (mut one, mut other) = ([0; 512], [0; 512]);
         for at in (0..read.len()).step_by(one.len()) {
             let length = one.len().min(read.len() - at);
             read.copy_to(at, &mut one[..length]);
-            bits.copy_to(at, &mut other[..length]);
-            one.iter_mut().zip(other).for_each(|(one, other)| *one |= other);
+            let of_data = length.min(data.len().saturating_sub(at));
+            data.copy_to(at, &mut other[..of_data]);
+            let pairs = one.iter_mut().zip(&other[..of_data]);
+            match self.merge {
+                Merge::Or => pairs.for_each(|(one, other)| *one |= other),
+                Merge::Overlay { .. } => pairs.for_each(|(one, other)| *one = *other),
+            }
             result.copy_from(at, &one[..length]);
         }
         self.pair = Some(FusedPair::submit(self.lba, self.blocks, (read, result), self.flags, context));
@@ -84,11 +102,14 @@ impl OrWrite {
         let Some(result) = result else { return Progress::InFlight };
         match (result, self.compared.take()) {
             (Ok(()), _) => {
-                let data_out_bytes = self.bytes.into();
+                let data_out_bytes = match self.merge {
+                    Merge::Or => self.bytes.into(),
+                    Merge::Overlay { command_bytes, .. } => command_bytes,
+                };
                 Progress::Done(Ok(Answer { data_out_bytes, ..Answer::good() }))
             }
             (Err(status), Some(memory))
-                if status.same_code(Status::COMPARE_FAILURE) && self.attempts < OR_WRITE_ATTEMPTS_MAX =>
+                if status.same_code(Status::COMPARE_FAILURE) && self.attempts < MERGE_ATTEMPTS_MAX =>
             {
                 self.read(memory, context)
             }
@@ -101,11 +122,11 @@ impl OrWrite {
     }
 }
 
-impl Operation for OrWrite {
+impl Operation for MergeWrite {
     fn resume(&mut self, event: OperationEvent, context: &mut OperationContext<'_>) -> Progress {
         match event {
             OperationEvent::DataOut(data) => {
-                self.bits = Some(data);
+                self.data = Some(data);
                 Progress::Memory(self.bytes)
             }
             OperationEvent::Memory(memory) if self.result.is_none() => {
@@ -114,7 +135,10 @@ impl Operation for OrWrite {
             }
             OperationEvent::Memory(memory) => self.read(memory, context),
             OperationEvent::Completed(completion) => self.complete(completion, context),
-            _ => Progress::DataOut(self.bytes),
+            _ => match self.merge {
+                Merge::Or => Progress::DataOut(self.bytes),
+                Merge::Overlay { bytes, .. } => Progress::DataOut(bytes),
+            },
         }
     }
 }
