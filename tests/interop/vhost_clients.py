@@ -230,9 +230,10 @@ def migrate(server, kind, device_options=""):
 
             def is_under_way():
                 status = source.qmp("query-migrate")
-                assert status["status"] not in ("failed", "completed"), status
+                assert status["status"] != "failed", status
                 passes = status.get("ram", {}).get("dirty-sync-count", 0)
-                return passes >= 4 and source.rounds() >= before + 5
+                # A guest that gets no time on a processor writes nothing, and has moved already.
+                return status["status"] == "completed" or passes >= 4 and source.rounds() >= before + 5
 
             wait("four passes of the migration", is_under_way)
             source.qmp("migrate-set-parameters", **{"max-bandwidth": 1024 * MIB, "downtime-limit": 2000})
