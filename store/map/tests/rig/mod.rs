@@ -148,7 +148,9 @@ impl EtcdCluster {
         let map = EtcdMap::new(&urls).unwrap();
         let started = Instant::now();
         while let Err(error) = map.pools() {
-            if error.to_string().contains("user name is empty") {
+            // The second is what etcd 3.7 says at times after a restart.
+            let error = error.to_string();
+            if ["user name is empty", "permission denied"].iter().any(|refusal| error.contains(refusal)) {
                 return;
             }
             assert!(started.elapsed() < Duration::from_secs(60), "etcd does not serve: {error}");
