@@ -18,7 +18,7 @@ import sys
 import time
 
 import serving
-from serving import MIB, program, random_bytes, run
+from serving import MIB, Skipped, program, random_bytes, run
 
 INITIATOR = "iqn.2026-11.io.ringbolt:initiator"
 
@@ -168,11 +168,12 @@ def case_sessions(server):
     while [one["state"] for one in server.rpc("iscsi_get_connections")] != ["running"] * 4:
         assert time.monotonic() < deadline, "four initiators do not log in"
     connections = server.rpc("iscsi_get_connections")
+    cpus = [one["lcore"] for one in server.rpc("framework_get_reactors")["reactors"]]
     assert len({one["tsih"] for one in connections}) == 4, connections
     for one in connections:
         described = [one[name] for name in ("state", "login_phase", "initiator_addr", "target_addr")]
         assert described == ["running", "full_feature_phase", "127.0.0.1", "127.0.0.1"], one
-        assert one["thread_name"] == f"reactor_{one['lcore_id']}", one
+        assert one["thread_name"] == f"reactor_{cpus.index(one['lcore_id'])}", (one, cpus)
     cores = {one["lcore_id"] for one in connections}
     assert len(cores) == 2 or os.cpu_count() == 1, connections
     for one in load:
@@ -327,6 +328,20 @@ class Connection:
                 data += part
             if opcode == 0x21 or opcode == 0x25 and header[1] & 1:
                 return header[3], struct.unpack_from(">I", header, 16)[0] - 1000, data
+
+
+def case_cores(server):
+    """A connection's core is the number of its processor, whichever reactor of the program that is."""
+    if os.cpu_count() == 1:
+        raise Skipped("one processor")
+    folder = f"{server.folder}/second"
+    os.mkdir(folder)
+    pinned = Server(folder, cores="1")
+    connection = Connection(pinned.disk(), 1)
+    assert connection.status == 0, connection.status
+    [described] = pinned.rpc("iscsi_get_connections")
+    assert (described["lcore_id"], described["thread_name"]) == (1, "reactor_0"), described
+    pinned.end()
 
 
 def case_connections(server):

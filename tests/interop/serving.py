@@ -37,13 +37,12 @@ def run(*command, **options):
 class Server:
     """A `ringbolt serve` with the exports of one case."""
 
-    def __init__(self, folder, cores=2):
+    def __init__(self, folder, cores="0-1"):
         self.folder = folder
         self.rpc_socket = f"{folder}/rpc.sock"
         self.config = None
         command = [RINGBOLT, "serve", "-r", self.rpc_socket]
-        if cores:
-            command += ["--cores", "0-1"] if os.cpu_count() > 1 else []
+        command += ["--cores", cores] if os.cpu_count() > 1 else []
         self.log = open(f"{folder}/serve.log", "a")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
         for line in self.process.stdout:

@@ -100,6 +100,7 @@ impl IscsiConnection {
         let node = identity.and_then(|identity| identity.node.as_ref());
         ConnectionInfo {
             core: 0,
+            cpu: 0,
             stage,
             is_draining: self.draining,
             initiator: identity.map_or_else(String::new, |identity| identity.initiator.clone()),

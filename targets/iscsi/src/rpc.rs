@@ -81,7 +81,7 @@ impl Module for IscsiModule {
                     "Describes the connections.",
                     "array of connections with `id`, `cid`, `tsih` (65535 until the initiator has logged in), `state` \
                      (invalid during the login, running, exiting), `login_phase`, `initiator_addr`, `target_addr`, \
-                     `target_node_name` (what follows the first colon of its name), `thread_name`, and, not in SPDK, `lcore_id`, `initiator_name`, `isid`, \
+                     `target_node_name` (what follows the first colon of its name), `thread_name`, and, not in SPDK, `lcore_id` (the CPU), `initiator_name`, `isid`, \
                      `pg_tag` and the digests",
                 )
                 .errors(&[UNRESPONSIVE]),
@@ -271,7 +271,7 @@ fn connections(module: &IscsiModule, _: NoParameters) -> Result<Vec<Value>, RpcE
             "initiator_addr": one.peer.tcp().map_or_else(String::new, |address| address.ip().to_string()),
             "target_addr": one.local.map_or_else(String::new, |address| address.ip().to_string()),
             "thread_name": thread_name(one.core),
-            "lcore_id": one.core,
+            "lcore_id": one.cpu,
             "target_node_name": one.node.as_deref().map_or("", short_name),
             "initiator_name": one.initiator,
             "isid": format!("{:012x}", one.isid),

@@ -93,6 +93,8 @@ pub struct ConnectionCounts {
 pub struct ConnectionInfo {
     /// The reactor that serves it.
     pub core: usize,
+    /// That reactor's CPU.
+    pub cpu: u32,
     /// The stage of the login; full-feature once the initiator has logged in.
     pub stage: LoginStage,
     /// It completes what is in flight, and is closed then.

@@ -160,7 +160,8 @@ impl IscsiTarget {
             found
         })?;
         let of_core = |(core, found): (usize, Vec<ConnectionInfo>)| {
-            found.into_iter().map(move |one| ConnectionInfo { core, ..one })
+            let cpu = self.0.reactors.get(core).map_or(0, ReactorHandle::cpu);
+            found.into_iter().map(move |one| ConnectionInfo { core, cpu, ..one })
         };
         Ok(by_core.into_iter().enumerate().flat_map(of_core).collect())
     }
