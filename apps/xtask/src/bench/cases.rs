@@ -29,8 +29,9 @@ enum BenchmarkKind {
     Bare(IoPattern, bool),
     /// Target and load generator on the same two cores, with 16 connections.
     Shared,
-    /// Sessions of iscsi-perf, each with so many commands in flight: depth and number of sessions.
-    Iscsi(BenchDevice, u32, u32),
+    /// A session of iscsi-perf, with so many commands in flight.
+    Iscsi(BenchDevice, u32),
+    IscsiTwoSessions,
     IscsiIdle,
     /// libblkio with so many reads in flight; of the null device, with qemu-storage-daemon too.
     Vhost(BenchDevice, u32),
@@ -260,14 +261,14 @@ pub(super) const ALL: &[Benchmark] = &[
     case(
         "iscsi-null-read-qd1",
         "4 KiB reads over iSCSI by iscsi-perf, null device, QD 1",
-        BenchmarkKind::Iscsi(Null, 1, 1),
+        BenchmarkKind::Iscsi(Null, 1),
     ),
-    case("iscsi-null-read-qd32", "the same at QD 32", BenchmarkKind::Iscsi(Null, 32, 1)),
-    case("iscsi-malloc-read-qd32", "the same from a memory device", BenchmarkKind::Iscsi(Malloc, 32, 1)),
+    case("iscsi-null-read-qd32", "the same at QD 32", BenchmarkKind::Iscsi(Null, 32)),
+    case("iscsi-malloc-read-qd32", "the same from a memory device", BenchmarkKind::Iscsi(Malloc, 32)),
     case(
-        "iscsi-null-2x32",
-        "two sessions of QD 32 on one unit, target and initiators on the same two cores",
-        BenchmarkKind::Iscsi(Null, 32, 2),
+        "iscsi-null-two-sessions",
+        "two sessions of QD 32 on two reactors and one unit, compared with one",
+        BenchmarkKind::IscsiTwoSessions,
     ),
     case("iscsi-idle", "CPU time of a target with an idle session", BenchmarkKind::IscsiIdle),
     case(
@@ -474,9 +475,8 @@ impl Benchmark {
             }
             Bare(pattern, data_digest) => bare::compare(context, pattern, *data_digest),
             BenchmarkKind::Shared => load::shared(context),
-            BenchmarkKind::Iscsi(device, depth, sessions) => {
-                iscsi::reads(context, *device, *depth, *sessions)
-            }
+            BenchmarkKind::Iscsi(device, depth) => iscsi::reads(context, *device, *depth),
+            BenchmarkKind::IscsiTwoSessions => iscsi::two_sessions(context),
             BenchmarkKind::IscsiIdle => iscsi::idle(context),
             BenchmarkKind::Vhost(device, depth) => vhost::reads(context, *device, *depth),
             BenchmarkKind::VhostIdle => vhost::idle(context),

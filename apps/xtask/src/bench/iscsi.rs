@@ -20,34 +20,94 @@ const IO_BLOCKS: &str = "8";
 /// Time for the adaptive reactors to go to sleep.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// Random reads of 4 KiB: each session is an iscsi-perf with `depth` commands in flight. With one session, target and
-/// initiator have a core each; with several, the target has two, which the initiators share with it.
-pub(super) fn reads(
-    context: &RunContext<'_>,
-    device: BenchDevice,
-    depth: u32,
-    sessions: u32,
-) -> anyhow::Result<RunOutcome> {
-    let [first, second, ..] = context.cores else {
+/// Commands in flight of each of several sessions.
+const SESSION_DEPTH: u32 = 32;
+/// Polls until the sessions have logged in, and the time between two.
+const LOGIN_POLLS: u32 = 100;
+const LOGIN_POLL: Duration = Duration::from_millis(10);
+
+/// Random reads of 4 KiB by an iscsi-perf with `depth` commands in flight; target and initiator have a core each.
+pub(super) fn reads(context: &RunContext<'_>, device: BenchDevice, depth: u32) -> anyhow::Result<RunOutcome> {
+    let [first, second, ..] = *context.cores else {
         return Ok(RunOutcome::Skipped("target and initiator need two cores".to_string()));
     };
-    if Command::new("iscsi-perf").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-        return Ok(RunOutcome::Skipped("iscsi-perf is not installed: apt install libiscsi-bin".to_string()));
+    if let Some(reason) = missing() {
+        return Ok(RunOutcome::Skipped(reason));
     }
-    let both = format!("{first},{second}");
-    let is_one = sessions == 1;
-    let (of_target, of_initiator) =
-        if is_one { (first.to_string(), second.to_string()) } else { (both.clone(), both) };
-    let idle = if is_one { "spin" } else { "adaptive" };
-    let (server, address) = start(context, &of_target, idle, device)?;
+    let rate = measure(context, device, "spin", &[first], &[second], depth)?;
+    let values = [(BenchMetric::Iops, rate.iops), (BenchMetric::TargetCpuNs, rate.target_cpu_ns)];
+    Ok(RunOutcome::measured(values, rate.commands))
+}
+
+/// The same of one unit by two sessions, each on a reactor of its own, as a multiple of one session's rate. With four
+/// cores, each reactor and each initiator has one; with fewer, the reactor and the initiator of a session share one, so that
+/// the second session has as much processor time as the first.
+pub(super) fn two_sessions(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
+    let (reactors, initiators, idle) = match *context.cores {
+        [first, second, third, fourth, ..] => ([first, second], [third, fourth], "spin"),
+        [first, second, ..] => ([first, second], [first, second], "sleep"),
+        _ => return Ok(RunOutcome::Skipped("two reactors need two cores".to_string())),
+    };
+    if let Some(reason) = missing() {
+        return Ok(RunOutcome::Skipped(reason));
+    }
+    let run = |sessions: usize| {
+        let (reactors, initiators) = (&reactors[..sessions], &initiators[..sessions]);
+        measure(context, BenchDevice::Null, idle, reactors, initiators, SESSION_DEPTH)
+    };
+    let (one, two) = (run(1)?, run(2)?);
+    let values = [
+        (BenchMetric::Iops, two.iops),
+        (BenchMetric::TargetCpuNs, two.target_cpu_ns),
+        (BenchMetric::OneSessionRatio, two.iops / one.iops),
+    ];
+    Ok(RunOutcome::measured(values, two.commands))
+}
+
+/// Why there are no sessions.
+fn missing() -> Option<String> {
+    let found = Command::new("iscsi-perf").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    (!found).then(|| "iscsi-perf is not installed: apt install libiscsi-bin".to_string())
+}
+
+struct SessionRate {
+    iops: f64,
+    target_cpu_ns: f64,
+    commands: Vec<String>,
+}
+
+/// The rate of sessions that read at the same time, one for each core of `initiators`.
+fn measure(
+    context: &RunContext<'_>,
+    device: BenchDevice,
+    idle: &str,
+    reactors: &[u32],
+    initiators: &[u32],
+    depth: u32,
+) -> anyhow::Result<SessionRate> {
+    let of_target: Vec<String> = reactors.iter().map(ToString::to_string).collect();
+    let (server, address) = start(context, &of_target.join(","), idle, device)?;
     let seconds = if context.quick { "3" } else { "8" };
-    let mut command = Command::new("taskset");
-    command.args(["-c", &of_initiator, "iscsi-perf", "-r", "-b", IO_BLOCKS, "-m", &depth.to_string()]);
-    command.args(["-t", seconds, &format!("iscsi://{address}/{NODE}/0")]);
     let (begun, before) = (Instant::now(), server.cpu_seconds()?);
-    let mut running = Vec::new();
-    for _ in 0..sessions {
+    let mut commands = vec![server.command.clone()];
+    let (mut running, mut served_by) = (Vec::new(), Vec::new());
+    for core in initiators {
+        let mut command = Command::new("taskset");
+        command.args([
+            "-c",
+            &core.to_string(),
+            "iscsi-perf",
+            "-r",
+            "-b",
+            IO_BLOCKS,
+            "-m",
+            &depth.to_string(),
+        ]);
+        command.args(["-t", seconds, &format!("iscsi://{address}/{NODE}/0")]);
+        commands.push(describe(&command));
         running.push(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?);
+        // One after the other, so that each is on the reactor of its core, if they share one.
+        served_by.push(reactor_of_new_session(context, &server, &served_by)?);
     }
     let mut iops = 0.0;
     for one in running {
@@ -56,10 +116,32 @@ pub(super) fn reads(
         iops += average(&String::from_utf8_lossy(&output.stdout))?;
     }
     let busy = (server.cpu_seconds()? - before) / begun.elapsed().as_secs_f64();
-    let values = [(BenchMetric::Iops, iops), (BenchMetric::TargetCpuNs, busy / iops * 1e9)];
-    let commands = vec![server.command.clone(), describe(&command)];
+    ensure!(served_by == reactors, "the sessions are served by the cores {served_by:?}, not {reactors:?}");
     server.end()?;
-    Ok(RunOutcome::measured(values, commands))
+    Ok(SessionRate { iops, target_cpu_ns: busy / iops * 1e9, commands })
+}
+
+/// Waits until one more session has logged in than those on the cores `others`. Returns its reactor's core.
+fn reactor_of_new_session(
+    context: &RunContext<'_>,
+    server: &TargetServer,
+    others: &[u32],
+) -> anyhow::Result<u32> {
+    let mut rpc = server.rpc(context)?;
+    for _ in 0..LOGIN_POLLS {
+        let connections = rpc.call("iscsi_get_connections", &json!({}))?;
+        let connections = connections.as_array().context("connections are a list")?;
+        if connections.len() > others.len() {
+            let cores = connections.iter().filter_map(|one| one["lcore_id"].as_u64());
+            let mut cores: Vec<u32> = cores.filter_map(|core| u32::try_from(core).ok()).collect();
+            for other in others {
+                cores.iter().position(|core| core == other).map(|at| cores.swap_remove(at));
+            }
+            return cores.first().copied().context("a connection has a core");
+        }
+        std::thread::sleep(LOGIN_POLL);
+    }
+    bail!("a session has not logged in")
 }
 
 /// CPU time of an adaptive target with a session that sends nothing.

@@ -84,6 +84,8 @@ pub(super) enum BenchMetric {
     BareDeviceRatio,
     /// IOPS of the least vhost-user device as a multiple of qemu-storage-daemon's: what any device can reach.
     BareQemuRatio,
+    /// IOPS of several sessions as a multiple of those of one.
+    OneSessionRatio,
     /// IOPS beside stalled hosts as a fraction of those without them.
     AttackRatio,
     /// The longest completion latency while a node was lost, in milliseconds.
@@ -151,6 +153,7 @@ impl BenchMetric {
             BenchMetric::BareDeviceIops => "bare_device_iops",
             BenchMetric::BareDeviceRatio => "iops_of_bare_device",
             BenchMetric::BareQemuRatio => "bare_device_of_qemu_storage_daemon",
+            BenchMetric::OneSessionRatio => "iops_of_one_session",
             BenchMetric::AttackRatio => "iops_of_unattacked",
             BenchMetric::StallMs => "stall_ms",
             BenchMetric::RecoveryMs => "recovery_ms",
@@ -206,6 +209,7 @@ impl BenchMetric {
             BenchMetric::BareDeviceIops => "bare device",
             BenchMetric::BareDeviceRatio => "IOPS / bare device's",
             BenchMetric::BareQemuRatio => "bare device / qemu-storage-daemon's",
+            BenchMetric::OneSessionRatio => "IOPS / one session",
             BenchMetric::AttackRatio => "IOPS / without them",
             BenchMetric::StallMs => "longest stall",
             BenchMetric::RecoveryMs => "healthy again",
@@ -223,8 +227,8 @@ impl BenchMetric {
     pub(super) fn more_is_better(self) -> bool {
         use BenchMetric::{
             AttackRatio, BareDeviceIops, BareDeviceRatio, BareIops, BareQemuRatio, BareRatio, CephIops,
-            CephRatio, ChurnRatio, FioRatio, Gibps, Iops, QemuExportIops, QemuExportRatio, QemuNbdRatio,
-            SpdkRatio,
+            CephRatio, ChurnRatio, FioRatio, Gibps, Iops, OneSessionRatio, QemuExportIops, QemuExportRatio,
+            QemuNbdRatio, SpdkRatio,
         };
         matches!(
             self,
@@ -240,6 +244,7 @@ impl BenchMetric {
                 | BareDeviceRatio
                 | BareQemuRatio
                 | AttackRatio
+                | OneSessionRatio
                 | CephIops
                 | CephRatio
                 | ChurnRatio
@@ -300,6 +305,7 @@ impl BenchMetric {
             | BenchMetric::CephRatio
             | BenchMetric::CephCpuRatio
             | BenchMetric::ChurnRatio
+            | BenchMetric::OneSessionRatio
             | BenchMetric::ChurnP99Ratio => format!("{value:.2}"),
         }
     }

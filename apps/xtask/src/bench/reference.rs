@@ -65,6 +65,7 @@ const ALL: &[ReferenceFigure] = &[
     entry("iscsi-null-read-qd32", BenchMetric::Iops, 269e3, BenchGoal::Times(1.5)),
     entry("iscsi-malloc-read-qd32", BenchMetric::Iops, 289e3, BenchGoal::Times(1.5)),
     // SPDK's figures are those of its own virtio initiator.
+    goal("iscsi-null-two-sessions", BenchMetric::OneSessionRatio, BenchGoal::AtLeast(1.7)),
     goal("vhost-user-null-read-qd1", BenchMetric::QemuExportRatio, BenchGoal::AtLeast(1.5)),
     entry("vhost-user-null-read-qd32", BenchMetric::Iops, 2.87e6, BenchGoal::None),
     goal("vhost-user-null-read-qd32", BenchMetric::QemuExportRatio, BenchGoal::AtLeast(3.0)),

@@ -14,7 +14,7 @@ use super::{BenchRun, BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 48] = [
+const ROWS: [BenchMetric; 49] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -35,6 +35,7 @@ const ROWS: [BenchMetric; 48] = [
     BenchMetric::BareDeviceRatio,
     BenchMetric::BareQemuRatio,
     BenchMetric::SpdkRatio,
+    BenchMetric::OneSessionRatio,
     BenchMetric::AttackRatio,
     BenchMetric::FioRatio,
     BenchMetric::FioCpuRatio,
