@@ -17,6 +17,9 @@ use crate::disks::{StoreBdevs, StoreDescriptors, read_log_superblock, read_super
 use crate::shard::load::{load_log, load_partition};
 use crate::spare::SPARE_GROUP;
 
+/// Blocks of the checksum table in memory: 1 MiB. Extents of an object are mostly adjacent.
+const CHECKSUM_BLOCKS_MAX: usize = 256;
+
 /// What is on a device.
 #[derive(Clone, Debug)]
 pub struct StoreContents {
@@ -102,7 +105,11 @@ pub async fn inspect(
             let is_spare = superblock.checkpoint_blocks > 0 && log.group() == SPARE_GROUP;
             Ok(match is_spare {
                 true => None,
-                false => Some((load_partition(&device, &superblock, index).await?, log, entries)),
+                false => Some((
+                    load_partition(&device, &superblock, index, CHECKSUM_BLOCKS_MAX).await?,
+                    log,
+                    entries,
+                )),
             })
         };
         let loaded: Option<(Partition, Log, RecoveredEntries)> = match loaded.await {
@@ -114,7 +121,7 @@ pub async fn inspect(
             }
         };
         // A replica that moved left its objects without the entries that complete them; the next one begins with none.
-        let Some((partition, log, entries)) = loaded else {
+        let Some((mut partition, log, entries)) = loaded else {
             partitions.push(PartitionContents::spare(index, &superblock));
             continue;
         };
@@ -130,7 +137,7 @@ pub async fn inspect(
             damaged: Vec::new(),
         };
         if data {
-            compare(&device, &partition, &mut contents, |blocks| progress(compared + blocks)).await?;
+            compare(&device, &mut partition, &mut contents, |blocks| progress(compared + blocks)).await?;
             compared += contents.blocks_checked;
         }
         let damaged = contents.damaged.iter().map(|(block, object, at)| {
@@ -206,7 +213,7 @@ fn collect_images(
 /// Compares every written block of a partition with its checksum.
 async fn compare(
     device: &StoreDevice,
-    partition: &Partition,
+    partition: &mut Partition,
     contents: &mut PartitionContents,
     mut progress: impl FnMut(u64),
 ) -> Result<(), StoreError> {
@@ -231,7 +238,12 @@ async fn compare(
             for at in blocks {
                 let (block, offset) = (start + (at - first) as u64, (at - first) * BLOCK_BYTES);
                 contents.blocks_checked += 1;
-                if crc32c(&bytes.as_slice()[offset..offset + BLOCK_BYTES]) != partition.checksum(block) {
+                if partition.checksum(block).is_none() {
+                    let table_block = partition.checksum_block(block);
+                    partition.take_checksums(table_block, &*device.read_block(table_block).await?);
+                }
+                let found = crc32c(&bytes.as_slice()[offset..offset + BLOCK_BYTES]);
+                if partition.checksum(block) != Some(found) {
                     contents.damaged.push((block, onode.id, at));
                 }
             }

@@ -89,6 +89,14 @@ impl StoreDevice {
         read.map_err(|(status, _)| StoreError::Io { what: "read", offset, status })
     }
 
+    /// Reads one block of [`BLOCK_BYTES`].
+    pub(crate) async fn read_block(&self, block: u64) -> Result<Box<[u8; BLOCK_BYTES]>, StoreError> {
+        let buffer = self.read(block * BLOCK_BYTES as u64, BLOCK_BYTES).await?;
+        let mut bytes = Box::new([0; BLOCK_BYTES]);
+        bytes.copy_from_slice(buffer.as_slice());
+        Ok(bytes)
+    }
+
     pub(crate) async fn write(&self, offset: u64, data: &[u8]) -> Result<(), StoreError> {
         let mut buffer = self.buffer(data.len()).await?;
         buffer.as_mut_slice().copy_from_slice(data);

@@ -14,6 +14,9 @@ use crate::{StoreCores, StoreError};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
+/// The limit for checksums in memory if none is given: those of 64 GiB.
+pub const CHECKSUM_CACHE_BYTES: u64 = 64 << 20;
+
 /// Which bdevs have a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreBdevs<'a> {
@@ -72,6 +75,8 @@ pub(crate) struct StoreDescriptors {
     /// That of the log's own device.
     separate_log: Option<Arc<Descriptor>>,
     pub(crate) log_areas: LogAreas,
+    /// Limit for blocks of checksum tables in memory, of all partitions together.
+    pub(crate) checksum_cache_bytes: u64,
 }
 
 /// Memory for the areas of logs that are read one after another. A new area for each log would cost more time in page faults
@@ -109,6 +114,7 @@ impl StoreDescriptors {
             data: open(bdevs.data)?,
             separate_log: bdevs.log.map(open).transpose()?,
             log_areas: LogAreas::default(),
+            checksum_cache_bytes: CHECKSUM_CACHE_BYTES,
         };
         // What is in place relies on whole sectors; the logs do not.
         if descriptors.data.device().durability() == Durability::Pmem {
@@ -127,6 +133,11 @@ impl StoreDescriptors {
         let areas = Arc::default();
         self.log_areas = LogAreas(Arc::downgrade(&areas));
         areas
+    }
+
+    /// Most blocks of the checksum table that a partition has in memory.
+    pub(crate) fn checksum_blocks_max(&self, superblock: &Superblock) -> usize {
+        (self.checksum_cache_bytes / BLOCK / u64::from(superblock.partitions.max(1))) as usize
     }
 
     /// The device with the logs.

@@ -47,10 +47,10 @@ mod shard;
 mod spare;
 
 pub use check::{PartitionContents, StoreContents, inspect};
-pub use disks::{StoreBdevs, class_of};
+pub use disks::{CHECKSUM_CACHE_BYTES, StoreBdevs, class_of};
 pub use error::StoreError;
 pub use format::{FormatOptions, PARTITIONS_MAX, ReplicaFormat};
-pub use node::{ImageInfo, PartitionStatus, StoreCores, StoreNode, format_device};
+pub use node::{ImageInfo, PartitionStatus, StoreCores, StoreNode, StoreOptions, format_device};
 pub use replica_node::{MakeOutbox, PoolOptions, ReplicaHandle, ReplicaNode, ReplicaNodeConfig};
 pub use server::{ClientKeyTable, NoRoom, NodeServer, NodeServerConfig};
 pub use shard::replication::{Outbox, ReplicaDescription, ReplicaInput};
@@ -92,6 +92,10 @@ pub struct ShardStats {
     pub checkpoints: u64,
     /// Operations that waited for room in the log or for space.
     pub deferred: u64,
+    /// Pieces of reads, and blocks that writes changed in part, whose checksums were in memory when they were read.
+    pub checksum_hits: u64,
+    /// Those that needed a read of the checksum table.
+    pub checksum_misses: u64,
     /// Blocks whose checksum was wrong.
     pub damaged_blocks: u64,
     /// Entries that were applied again when the store was opened.

@@ -11,7 +11,7 @@ use reactor::{Core, ReactorHandle};
 use store_image::{IMAGE_BLOCK_BYTES, IMAGE_BYTES_MAX};
 use wire_store::{ImageRecord, OBJECT_BYTES, ObjectId, Superblock};
 
-use crate::disks::{StoreBdevs, StoreDescriptors, open_store};
+use crate::disks::{CHECKSUM_CACHE_BYTES, StoreBdevs, StoreDescriptors, open_store};
 use crate::format::{FormatOptions, format};
 use crate::image::{ImageBdev, Shards, locate, object_of};
 use crate::once::once;
@@ -26,6 +26,20 @@ pub enum StoreCores<'a> {
     Reactors(&'a [ReactorHandle]),
 }
 
+/// How a store runs.
+pub struct StoreOptions<'a> {
+    /// What the names of its block devices begin with.
+    pub name: &'a str,
+    /// Limit for checksums in memory, which all partitions share equally: 1 MiB has those of 1 GiB.
+    pub checksum_cache_bytes: u64,
+}
+
+impl<'a> From<&'a str> for StoreOptions<'a> {
+    fn from(name: &'a str) -> StoreOptions<'a> {
+        StoreOptions { name, checksum_cache_bytes: CHECKSUM_CACHE_BYTES }
+    }
+}
+
 /// An open store.
 pub struct StoreNode {
     name: String,
@@ -34,6 +48,7 @@ pub struct StoreNode {
     log_device: Option<Arc<BlockDevice>>,
     durability: Durability,
     superblock: Superblock,
+    checksum_cache_bytes: u64,
     shards: Shards,
     /// By name. Held over changes, so that they are one after another.
     images: Mutex<BTreeMap<String, ImageRecord>>,
@@ -59,6 +74,8 @@ pub struct ImageInfo {
 pub struct PartitionStatus {
     /// Space of the partition.
     pub space: objects::SpaceUse,
+    /// Blocks of the checksum table in memory.
+    pub checksum_cache_bytes: u64,
     /// Bytes of the log's area.
     pub log_bytes: u64,
     /// Bytes of it that are in use.
@@ -163,11 +180,11 @@ impl StoreNode {
     pub async fn open(
         registry: &Registry,
         bdevs: impl Into<StoreBdevs<'_>>,
-        name: &str,
+        options: impl Into<StoreOptions<'_>>,
         cores: &StoreCores<'_>,
         job: &JobHandle,
     ) -> Result<StoreNode, StoreError> {
-        let opened = StoreNode::open_devices(registry, bdevs.into(), name, cores, job).await;
+        let opened = StoreNode::open_devices(registry, bdevs.into(), options.into(), cores, job).await;
         if opened.is_err() {
             // The device is free for others when this returns.
             cores.settle().await?;
@@ -178,11 +195,13 @@ impl StoreNode {
     async fn open_devices(
         registry: &Registry,
         bdevs: StoreBdevs<'_>,
-        name: &str,
+        options: StoreOptions<'_>,
         cores: &StoreCores<'_>,
         job: &JobHandle,
     ) -> Result<StoreNode, StoreError> {
+        let StoreOptions { name, checksum_cache_bytes } = options;
         let (mut descriptors, superblock) = open_store(registry, bdevs, name, cores).await?;
+        descriptors.checksum_cache_bytes = checksum_cache_bytes;
         let _areas = descriptors.keep_log_areas();
         if superblock.checkpoint_blocks > 0 {
             let reason = "the device has replicas of a cluster: `ringbolt store` serves them";
@@ -200,6 +219,7 @@ impl StoreNode {
             log_device: descriptors.separate_log().map(|log| log.device().clone()),
             durability: descriptors.durability(),
             superblock,
+            checksum_cache_bytes,
             shards: shards.into(),
             images: Mutex::default(),
         };
@@ -235,6 +255,11 @@ impl StoreNode {
     /// The identity of the device, and its division.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
+    }
+
+    /// The limit for checksums in memory.
+    pub fn checksum_cache_bytes(&self) -> u64 {
+        self.checksum_cache_bytes
     }
 
     /// The images, by name.

@@ -16,7 +16,9 @@ use replica::ReplicaSettings;
 use sockets::{Sockets, StreamAddress};
 use store_link::{ClusterKey, Identity};
 
-use crate::{ClientKeyTable, NodeServer, NodeServerConfig, PoolOptions, StoreCores, StoreError};
+use crate::{
+    CHECKSUM_CACHE_BYTES, ClientKeyTable, NodeServer, NodeServerConfig, PoolOptions, StoreCores, StoreError,
+};
 
 /// The node that a program is, as a [`Module`].
 pub struct NodeModule {
@@ -35,6 +37,7 @@ struct Running {
     allow_plain_network: bool,
     atomic_blocks: bool,
     read_policy: ReadPolicy,
+    checksum_cache_bytes: u64,
 }
 
 control::choices! {
@@ -85,7 +88,7 @@ impl Module for NodeModule {
                 .text(
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
                     "object with `node`, `cluster`, `address`, `bdev_name`, `log_bdev_name`, `durability`, `lease_ms`, `grace_ms`, `replicas`, \
-                     `spare_partitions`, `refused`, `without_room`, and `nodes` with the addresses of all nodes",
+                     `checksum_cache_limit_bytes`, `spare_partitions`, `refused`, `without_room`, and `nodes` with the addresses of all nodes",
                 )
                 .errors(&[NO_NODE]),
         ]
@@ -110,6 +113,7 @@ impl Module for NodeModule {
                 "out_after_s": running.out_after_s,
                 "atomic_blocks": running.atomic_blocks,
                 "read_policy": running.read_policy.name(),
+                "checksum_cache_bytes": running.checksum_cache_bytes,
             });
             if let Some(log) = running.server.log_bdev_name() {
                 params["log_bdev_name"] = log.into();
@@ -157,6 +161,8 @@ control::parameters! {
         /// What a read does of whose bytes the log has some: `overlay` lays them over the device's, `flush` waits until they
         /// are in place
         read_policy: ReadPolicy = ReadPolicy::Overlay,
+        /// Limit for checksums in memory; 1 MiB has those of 1 GiB of data
+        checksum_cache_bytes: u64 ["bytes"] = CHECKSUM_CACHE_BYTES,
     }
 }
 
@@ -210,6 +216,7 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
             settings: settings.clone(),
             pools: pools.clone(),
             boot,
+            checksum_cache_bytes: params.checksum_cache_bytes,
         };
         let started = blocking::block_on(NodeServer::start::<Sockets>(&module.registry, &cores, config, job));
         started.map_err(|_| StoreError::Closed)?
@@ -240,6 +247,7 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         allow_plain_network,
         atomic_blocks,
         read_policy: params.read_policy,
+        checksum_cache_bytes: params.checksum_cache_bytes,
     });
     Ok(address)
 }

@@ -49,6 +49,8 @@ pub struct ReplicaNodeConfig<'a> {
     pub pools: Vec<(Range<u32>, PoolOptions)>,
     /// The boot of the machine, a UUID: another one means that caches of devices are lost.
     pub boot: [u8; 16],
+    /// Limit for checksums in memory, which all partitions of the device share equally: 1 MiB has those of 1 GiB.
+    pub checksum_cache_bytes: u64,
     /// The outboxes.
     pub outbox: Arc<MakeOutbox>,
 }
@@ -63,6 +65,7 @@ pub struct ReplicaNode {
     settings: ReplicaSettings,
     pacer: Arc<CopyPacer>,
     boot: [u8; 16],
+    checksum_cache_bytes: u64,
     outbox: Arc<MakeOutbox>,
     partitions: Mutex<Partitions>,
 }
@@ -107,6 +110,7 @@ impl ReplicaNode {
         job: &JobHandle,
     ) -> Result<ReplicaNode, StoreError> {
         let (mut descriptors, superblock) = open_store(registry, bdevs, config.name, cores).await?;
+        descriptors.checksum_cache_bytes = config.checksum_cache_bytes;
         let _areas = descriptors.keep_log_areas();
         descriptors.check_logs_of_replicas()?;
         let durability = descriptors.durability();
@@ -114,7 +118,7 @@ impl ReplicaNode {
             let reason = "the device has a store without replicas: `store_open` opens it";
             return Err(StoreError::Geometry(reason.to_string()));
         }
-        let ReplicaNodeConfig { id, settings, pools, boot, outbox, .. } = config;
+        let ReplicaNodeConfig { id, settings, pools, boot, checksum_cache_bytes, outbox, .. } = config;
         let device = descriptors.data.device().clone();
         let log_device = descriptors.separate_log().map(|log| log.device().clone());
         let partitions = Mutex::new(Partitions { descriptors: Some(descriptors), ..Partitions::default() });
@@ -127,6 +131,7 @@ impl ReplicaNode {
             settings,
             pacer: Arc::default(),
             boot,
+            checksum_cache_bytes,
             outbox,
             partitions,
         };
@@ -303,6 +308,11 @@ impl ReplicaNode {
         cores.run(index as usize, take).await?;
         sync::lock(&self.partitions).spare.insert(index);
         Ok(())
+    }
+
+    /// The limit for checksums in memory.
+    pub fn checksum_cache_bytes(&self) -> u64 {
+        self.checksum_cache_bytes
     }
 
     fn descriptors(&self) -> Result<StoreDescriptors, StoreError> {

@@ -9,7 +9,10 @@ use control::json::{Value, json};
 use control::{JobHandle, Method, Module, RpcError};
 use reactor::{ReactorHandle, blocking};
 
-use crate::{FormatOptions, ImageInfo, StoreBdevs, StoreCores, StoreError, StoreNode, format_device};
+use crate::{
+    CHECKSUM_CACHE_BYTES, FormatOptions, ImageInfo, StoreBdevs, StoreCores, StoreError, StoreNode,
+    StoreOptions, format_device,
+};
 
 /// Stores on the devices of a program, as a [`Module`].
 pub struct StoreModule {
@@ -89,7 +92,8 @@ impl Module for StoreModule {
             Method::query("store_get_stores", get_stores)
                 .text(
                     "Describes the open stores: space, logs, counters and images. Not an SPDK method.",
-                    "array of stores with `name`, `base_bdev`, `log_bdev`, `uuid`, `durability`, `partitions` and `images`",
+                    "array of stores with `name`, `base_bdev`, `log_bdev`, `uuid`, `durability`, \
+                     `checksum_cache_limit_bytes`, `partitions` and `images`",
                 )
                 .errors(&[NO_STORE]),
             Method::job("store_image_create", create_image)
@@ -125,7 +129,11 @@ impl Module for StoreModule {
     fn save(&self) -> Vec<Value> {
         let stores = sync::lock(&self.stores);
         let call = |store: &Arc<StoreNode>| {
-            let mut params = json!({ "name": store.name(), "bdev_name": store.device().name() });
+            let mut params = json!({
+                "name": store.name(),
+                "bdev_name": store.device().name(),
+                "checksum_cache_bytes": store.checksum_cache_bytes(),
+            });
             if let Some(log) = store.log_device() {
                 params["log_bdev_name"] = log.name().into();
             }
@@ -209,6 +217,8 @@ control::parameters! {
         log_bdev_name: Option<String>,
         /// What the names of its bdevs begin with
         name: String = "store".to_string(),
+        /// Limit for checksums in memory; 1 MiB has those of 1 GiB of data
+        checksum_cache_bytes: u64 ["bytes"] = CHECKSUM_CACHE_BYTES,
     }
 }
 
@@ -223,7 +233,8 @@ fn open(module: &StoreModule, params: OpenParams, job: &JobHandle) -> Result<Val
     }
     let cores = module.cores();
     let bdevs = StoreBdevs { data: &params.bdev_name, log: params.log_bdev_name.as_deref() };
-    let store = wait(StoreNode::open(&module.registry, bdevs, &params.name, &cores, job))?;
+    let options = StoreOptions { name: &params.name, checksum_cache_bytes: params.checksum_cache_bytes };
+    let store = wait(StoreNode::open(&module.registry, bdevs, options, &cores, job))?;
     let names = store.images().into_iter().map(|image| image.bdev_name).collect();
     sync::lock(&module.stores).insert(params.name, Arc::new(store));
     Ok(names)
@@ -290,6 +301,9 @@ fn describe(store: &StoreNode) -> Result<Value, RpcError> {
             "unplaced_bytes_max": stats.unplaced_bytes_max,
             "checkpoints": stats.checkpoints,
             "deferred": stats.deferred,
+            "checksum_cache_bytes": status.checksum_cache_bytes,
+            "checksum_hits": stats.checksum_hits,
+            "checksum_misses": stats.checksum_misses,
             "damaged_blocks": stats.damaged_blocks,
             "entries_redone": stats.entries_redone,
         })
@@ -311,6 +325,7 @@ fn describe(store: &StoreNode) -> Result<Value, RpcError> {
         "log_bdev": store.log_device().map(|device| device.name()),
         "uuid": Uuid::from_bytes(store.superblock().device).to_string(),
         "durability": store.durability().name(),
+        "checksum_cache_limit_bytes": store.checksum_cache_bytes(),
         "partitions": partitions,
         "images": images,
     }))

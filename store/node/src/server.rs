@@ -62,6 +62,8 @@ pub struct NodeServerConfig {
     pub pools: Vec<(Range<u32>, PoolOptions)>,
     /// The boot of the machine, a UUID.
     pub boot: [u8; 16],
+    /// Limit for checksums in memory, as in [`ReplicaNodeConfig`].
+    pub checksum_cache_bytes: u64,
 }
 
 /// A node that serves.
@@ -136,7 +138,9 @@ impl NodeServer {
         });
         let (settings, pools, boot) = (config.settings, config.pools, config.boot);
         let (lease_ns, grace_ns) = (settings.lease_ns, settings.grace_ns);
-        let replicas = ReplicaNodeConfig { name: "node", id, settings, pools, boot, outbox };
+        let checksum_cache_bytes = config.checksum_cache_bytes;
+        let replicas =
+            ReplicaNodeConfig { name: "node", id, settings, pools, boot, checksum_cache_bytes, outbox };
         let bdevs = StoreBdevs { data: &config.bdev_name, log: config.log_bdev_name.as_deref() };
         let opened = ReplicaNode::open(registry, bdevs, cores, replicas, job).await;
         let opened = match opened {

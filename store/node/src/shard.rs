@@ -12,6 +12,7 @@
 //! [`ShardPoller`] takes [`ShardRequest`]s from a mailbox, so that the block devices of every core reach it.
 
 mod append;
+mod checksums;
 mod copies;
 mod flusher;
 mod in_place;
@@ -37,8 +38,9 @@ use objects::{Partition, ReadPiece, SpaceNeed};
 use oplog::{EntryPlace, Log};
 use reactor::{Core, MailboxReceiver, Period, PollResult, Poller, Shutdown};
 use slots::{Slab, Slot};
-use wire_store::{EntryHeader, ObjectId, Operation, Superblock};
+use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId, Operation, Superblock};
 
+use checksums::ChecksumReads;
 use log_writes::LogWrite;
 use messages::ShardUsers;
 pub(crate) use messages::{ControlReply, Reply, ShardHandle, ShardOperation, ShardReply, ShardRequest};
@@ -114,6 +116,8 @@ pub(crate) struct Shard {
     spare_runs: Vec<Vec<DeviceRun>>,
     /// Reads that wait for blocks which are being written in place, or for a buffer.
     parked: Vec<ReadState>,
+    /// Reads that wait for blocks of the checksum table.
+    checksums: ChecksumReads,
     /// Reads that wait until what the log has of them is in place: see [`replica::ReplicaSettings::reads_flush`].
     waiting_for_flush: Vec<ReadState>,
     reads_flush: bool,
@@ -196,6 +200,8 @@ enum DeviceIo {
     Log(Rc<LogWrite>),
     /// Of a read.
     Read(ReadState),
+    /// Of this block of the checksum table.
+    Checksums(u64),
     /// Of a block before its entry is committed: the entry, the block and the checksum of its data.
     Placed(EntryPlace, u64, u32),
 }
@@ -273,6 +279,7 @@ impl Shard {
             pieces: Vec::new(),
             spare_runs: Vec::new(),
             parked: Vec::new(),
+            checksums: ChecksumReads::default(),
             waiting_for_flush: Vec::new(),
             reads_flush: false,
             busy_blocks: HashSet::new(),
@@ -406,7 +413,8 @@ impl Shard {
         // every write waits.
         let in_log = self.log.sequences();
         let freeable = self.applied_below - in_log.start;
-        if is_low && freeable * FREED_SHARE >= in_log.end - in_log.start && self.is_changed {
+        let is_freeable = is_low && freeable * FREED_SHARE >= in_log.end - in_log.start;
+        if self.is_changed && (is_freeable || self.partition.has_many_changed_checksums()) {
             return Some(BackgroundWork::Checkpoint);
         }
         let is_due = self.is_flush_due();
@@ -478,8 +486,9 @@ impl Shard {
         let waiting = std::mem::take(&mut self.placed.waiting).into_iter().map(ReadState::into_reply);
         self.placed.to_write.clear();
         let closing = std::mem::take(&mut self.closing);
-        let replies = deferred.chain(unacknowledged).chain(parked).chain(waiting).chain(closing);
-        replies.for_each(|reply| reply.send(FAILED, None));
+        let unverified = self.checksums.take_replies();
+        let replies = deferred.chain(unacknowledged).chain(parked).chain(waiting).chain(unverified);
+        replies.chain(closing).for_each(|reply| reply.send(FAILED, None));
         self.unwritten = 0;
         self.wake_background();
     }
@@ -505,6 +514,7 @@ impl Shard {
                 self.placed_written(place, block, data_crc32c, &completion)
             }
             DeviceIo::Read(read) => self.read_completed(read, completion),
+            DeviceIo::Checksums(block) => self.checksums_read(block, completion),
         }
     }
 
@@ -516,6 +526,9 @@ impl Shard {
         }
         if self.busy_blocks.is_empty() && !self.parked.is_empty() {
             self.resume();
+        }
+        if self.checksums.is_blocked() {
+            self.resume_unverified();
         }
         while work < REQUESTS_PER_POLL {
             let Some(request) = requests.receive() else { break };
@@ -557,6 +570,11 @@ impl Shard {
         self.requests.is_empty() && self.log_channel.as_ref().is_none_or(|log| log.requests.is_empty())
     }
 
+    /// Whether the devices have nothing to do, and no read waits for them.
+    fn is_quiet(&self) -> bool {
+        self.ios.is_empty() && self.is_submitted() && self.checksums.is_empty()
+    }
+
     fn deadline(&self) -> Option<u64> {
         if !self.is_submitted() || (self.busy_blocks.is_empty() && !self.parked.is_empty()) {
             return Some(0);
@@ -564,7 +582,7 @@ impl Shard {
         let flush = (!self.committed.is_empty()).then(|| self.oldest_committed_ns + FLUSH_AFTER_NS);
         // What waits for memory, while no batch in place will try it again.
         let waits = !self.deferred.is_empty() && !self.checkpoint_wanted && self.unplaced_bytes == 0;
-        let waits = waits || (self.unwritten > 0 && self.log_writes == 0);
+        let waits = waits || (self.unwritten > 0 && self.log_writes == 0) || self.checksums.is_blocked();
         let retry = waits.then(|| self.core.now_ns() + RETRY_NS);
         let replica =
             self.replication.as_ref().and_then(|replication| replication.deadline(self.core.now_ns()));
@@ -579,6 +597,7 @@ impl Shard {
             log_used_bytes: self.log.capacity() - self.log.room(),
             entries_to_place: self.committed.len() as u64,
             failed: self.failed.clone(),
+            checksum_cache_bytes: (self.partition.cached_checksum_blocks() * BLOCK_BYTES) as u64,
             stats: self.stats,
             replica: self.replication.as_ref().map(|replication| replication.describe()),
         }
@@ -610,7 +629,7 @@ impl Poller for ShardPoller {
         let mut shard = self.shard.borrow_mut();
         let work = shard.poll(&mut self.requests);
         let is_unused = shard.is_closing && self.users.strong_count() == 0;
-        if is_unused && shard.ios.is_empty() && shard.is_submitted() && self.requests.is_empty() {
+        if is_unused && shard.is_quiet() && self.requests.is_empty() {
             return PollResult::Finished;
         }
         PollResult::from_count(work)
@@ -623,7 +642,7 @@ impl Poller for ShardPoller {
 
     fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
         let shard = self.shard.borrow();
-        let is_idle = shard.ios.is_empty() && shard.is_submitted() && self.requests.is_empty();
+        let is_idle = shard.is_quiet() && self.requests.is_empty();
         if is_idle { Shutdown::Done } else { Shutdown::Draining }
     }
 }

@@ -106,7 +106,7 @@ pub(crate) async fn format_objects(
 ) -> Result<(), StoreError> {
     let invalid = |source| StoreError::Objects { partition: index, source };
     let loader = PartitionLoader::new(superblock.clone(), index).map_err(invalid)?;
-    device.write_zeroes(loader.start() * BLOCK, loader.blocks() * BLOCK).await?;
+    device.write_zeroes(loader.start() * BLOCK, loader.metadata_blocks() * BLOCK).await?;
     let header = loader.header();
     device.write(header.block * BLOCK, &header.bytes[..]).await
 }

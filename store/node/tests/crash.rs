@@ -20,11 +20,16 @@ use os::clock::VirtualClock;
 use process::{Process, TestDisks};
 use random::WyRand;
 use reactor::Core;
-use store_node::{FormatOptions, StoreBdevs, StoreCores, StoreError, StoreNode, format_device};
+use store_node::{
+    CHECKSUM_CACHE_BYTES, FormatOptions, StoreBdevs, StoreCores, StoreError, StoreNode, StoreOptions,
+    format_device,
+};
 
 const SEEDS: u64 = 12;
 const ROUNDS: u64 = 5;
 const SECTOR: usize = 512;
+/// What both are if their objects are allocated as a whole.
+const ALLOCATED_BYTES: u64 = 12 << 20;
 /// Two images, larger than the disk has room for: writes also fail for want of space.
 const IMAGES: [(&str, u64); 2] = [("a", 40 << 20), ("b", 9 << 20)];
 /// First sectors of the parts of each image that the load uses: one crosses a border of objects.
@@ -57,6 +62,7 @@ struct Counts {
     deferred: u64,
     observed: u64,
     interrupted: u64,
+    checksum_misses: u64,
 }
 
 impl Oracle {
@@ -245,12 +251,17 @@ async fn open(
     registry: Registry,
     bdevs: StoreBdevs<'static>,
     core: Core,
+    objects: Objects,
 ) -> Result<(StoreNode, Vec<AsyncChannel>), StoreError> {
-    let node =
-        StoreNode::open(&registry, bdevs, "s", &StoreCores::This(&core), &JobHandle::standalone()).await?;
+    let (cores, job) = (StoreCores::This(&core), JobHandle::standalone());
+    let checksum_cache_bytes = if objects == Objects::Thin { CHECKSUM_CACHE_BYTES } else { 0 };
+    let options = StoreOptions { name: "s", checksum_cache_bytes };
+    let node = StoreNode::open(&registry, bdevs, options, &cores, &job).await?;
     for (name, bytes) in IMAGES {
-        if !node.images().iter().any(|image| image.name == name) {
-            node.create_image(name, bytes).await?;
+        match node.images().iter().any(|image| image.name == name) {
+            true => {}
+            false if objects == Objects::Thin => drop(node.create_image(name, bytes).await?),
+            false => drop(node.create_preallocated_image(name, ALLOCATED_BYTES, &job).await?),
         }
     }
     let mut io = Vec::new();
@@ -265,11 +276,13 @@ async fn open(
 fn run_round(
     process: &mut Process,
     bdevs: StoreBdevs<'static>,
+    objects: Objects,
     oracle: &Rc<RefCell<Oracle>>,
     random: &mut WyRand,
 ) -> Result<StoreNode, String> {
     let (registry, core) = (process.registry.clone(), process.reactor.core());
-    let (node, io) = process.run(open(registry, bdevs, core)).map_err(|error| format!("opening: {error}"))?;
+    let opened = process.run(open(registry, bdevs, core, objects));
+    let (node, io) = opened.map_err(|error| format!("opening: {error}"))?;
     let core = process.reactor.core();
     for (image, channel) in io.iter().enumerate() {
         for window in WINDOWS {
@@ -313,6 +326,16 @@ enum Logs {
     IgnoringFua,
 }
 
+/// What images are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Objects {
+    /// Thin, and all checksums are in one block of the table.
+    Thin,
+    /// Allocated as a whole: checksums of each object are in another block of the table, of which a partition has one in
+    /// memory.
+    Allocated,
+}
+
 /// The disks of a run.
 fn make_disks(seed: u64, bytes: u64, logs: Logs, ignores_fua: bool) -> TestDisks {
     let make = |name: &str, bytes: u64, block_size: u32, ignores_fua: bool| {
@@ -332,12 +355,13 @@ fn make_disks(seed: u64, bytes: u64, logs: Logs, ignores_fua: bool) -> TestDisks
     TestDisks { disk, log }
 }
 
-fn run_seed(seed: u64, logs: Logs, ignores_fua: bool) -> Result<Counts, String> {
+fn run_seed(seed: u64, logs: Logs, objects: Objects, ignores_fua: bool) -> Result<Counts, String> {
     let mut random = WyRand::new(seed);
     let clock = VirtualClock::default();
     // Some disks have less space than the load needs.
     let (bytes, log_bytes): (u64, u64) =
         if seed.is_multiple_of(4) { (2 << 20, 384 << 10) } else { (4 << 20, 256 << 10) };
+    let bytes = if objects == Objects::Thin { bytes } else { bytes + 2 * ALLOCATED_BYTES + (8 << 20) };
     // As much space for data.
     let bytes = if logs == Logs::Here { bytes } else { bytes - 2 * log_bytes };
     let disks = make_disks(seed, bytes, logs, ignores_fua);
@@ -353,7 +377,7 @@ fn run_seed(seed: u64, logs: Logs, ignores_fua: bool) -> Result<Counts, String> 
         .map_err(|error| error.to_string())?;
     let oracle = Rc::new(RefCell::new(Oracle::default()));
     for round in 0..ROUNDS {
-        let node = run_round(&mut process, bdevs, &oracle, &mut random);
+        let node = run_round(&mut process, bdevs, objects, &oracle, &mut random);
         let node = node.map_err(|error| format!("round {round}: {error}"))?;
         let partitions = process.run(async move { node.status().await });
         for partition in partitions.map_err(|error| error.to_string())? {
@@ -362,6 +386,10 @@ fn run_seed(seed: u64, logs: Logs, ignores_fua: bool) -> Result<Counts, String> 
             counts.checkpoints += partition.stats.checkpoints;
             counts.repeated += partition.stats.reads_repeated;
             counts.deferred += partition.stats.deferred;
+            counts.checksum_misses += partition.stats.checksum_misses;
+            if objects == Objects::Allocated && partition.checksum_cache_bytes > 4096 {
+                return Err(format!("{} bytes of checksums are in memory", partition.checksum_cache_bytes));
+            }
         }
         process.reactor.discard();
         oracle.borrow_mut().busy.clear();
@@ -375,30 +403,38 @@ fn run_seed(seed: u64, logs: Logs, ignores_fua: bool) -> Result<Counts, String> 
 
 #[test]
 fn acknowledged_writes_survive_power_failures() {
-    survive_power_failures(Logs::Here);
+    survive_power_failures(Logs::Here, Objects::Thin);
+}
+
+/// Checksums that are read, evicted and written meanwhile are right.
+#[test]
+fn acknowledged_writes_survive_power_failures_with_most_checksums_on_the_disk() {
+    let misses = survive_power_failures(Logs::Here, Objects::Allocated).checksum_misses;
+    assert!(misses > 10_000, "{misses}");
 }
 
 /// What is left on the two disks after a power failure differs.
 #[test]
 fn acknowledged_writes_survive_power_failures_with_the_logs_elsewhere() {
-    survive_power_failures(Logs::Elsewhere);
+    survive_power_failures(Logs::Elsewhere, Objects::Thin);
 }
 
 /// Persistent memory writes 8 bytes whole, and no sector: the logs do not rely on that.
 #[test]
 fn acknowledged_writes_survive_power_failures_with_the_logs_on_pmem() {
-    survive_power_failures(Logs::OnPmem);
+    survive_power_failures(Logs::OnPmem, Objects::Thin);
 }
 
-fn survive_power_failures(logs: Logs) {
+fn survive_power_failures(logs: Logs, objects: Objects) -> Counts {
     let seeds = match std::env::var("RINGBOLT_SEED") {
         Ok(seed) => seed.parse().map(|seed: u64| seed..seed + 1).unwrap(),
+        Err(_) if objects == Objects::Allocated => 0..SEEDS / 2,
         Err(_) => 0..SEEDS,
     };
     let mut total = Counts::default();
     for seed in seeds {
-        let counts =
-            run_seed(seed, logs, false).unwrap_or_else(|error| panic!("RINGBOLT_SEED={seed}: {error}"));
+        let counts = run_seed(seed, logs, objects, false)
+            .unwrap_or_else(|error| panic!("RINGBOLT_SEED={seed}: {error}"));
         total.reads += counts.reads;
         total.writes += counts.writes;
         total.refused += counts.refused;
@@ -408,26 +444,30 @@ fn survive_power_failures(logs: Logs) {
         total.deferred += counts.deferred;
         total.observed += counts.observed;
         total.interrupted += counts.interrupted;
+        total.checksum_misses += counts.checksum_misses;
     }
     println!("{total:?}");
-    let Counts { reads, writes, refused, redone, checkpoints, repeated, deferred, observed, interrupted } =
-        total;
+    let Counts { reads, writes, refused, redone, checkpoints, repeated, .. } = total;
+    let Counts { deferred, observed, interrupted, .. } = total;
+    // Allocated images have all their space.
+    let refused = if objects == Objects::Thin { refused } else { 1 };
     let all = [reads, writes, refused, redone, checkpoints, repeated, deferred, observed, interrupted];
     let is_one_seed = std::env::var("RINGBOLT_SEED").is_ok();
     assert!(
         is_one_seed || all.iter().all(|count| *count > 0),
         "the load does not reach everything: {total:?}"
     );
+    total
 }
 
 /// The test finds a disk that acknowledges the log's writes from its cache.
 #[test]
 fn a_disk_that_ignores_fua_is_found() {
     for logs in [Logs::Here, Logs::Elsewhere] {
-        let found = (0..SEEDS).find_map(|seed| run_seed(seed, logs, true).err());
+        let found = (0..SEEDS).find_map(|seed| run_seed(seed, logs, Objects::Thin, true).err());
         println!("found, logs {logs:?}: {}", found.expect("nothing is found"));
     }
     // The disk of the logs alone.
-    let found = (0..SEEDS).find_map(|seed| run_seed(seed, Logs::IgnoringFua, false).err());
+    let found = (0..SEEDS).find_map(|seed| run_seed(seed, Logs::IgnoringFua, Objects::Thin, false).err());
     println!("found: {}", found.expect("nothing is found"));
 }

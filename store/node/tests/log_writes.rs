@@ -18,8 +18,8 @@ use process::Process;
 use random::WyRand;
 use replica::{ClientReply, ClientRequest, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
 use store_node::{
-    FormatOptions, Outbox, PartitionStatus, PoolOptions, ReplicaFormat, ReplicaHandle, ReplicaInput,
-    ReplicaNode, ReplicaNodeConfig, StoreCores, format_device, inspect,
+    CHECKSUM_CACHE_BYTES, FormatOptions, Outbox, PartitionStatus, PoolOptions, ReplicaFormat, ReplicaHandle,
+    ReplicaInput, ReplicaNode, ReplicaNodeConfig, StoreCores, format_device, inspect,
 };
 use uuid::Uuid;
 use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId, Operation, crc32c};
@@ -130,6 +130,18 @@ impl LoneNode {
     /// A node with the only replica of a group, on an empty disk. It overwrites blocks in place with the option, or if the
     /// disk promises atomic writes.
     fn start(disk: &CrashDisk, random: &mut WyRand, in_place: bool, atomic_write_blocks: u32) -> LoneNode {
+        let settings = ReplicaSettings { in_place, ..ReplicaSettings::default() };
+        LoneNode::with_settings(disk, random, settings, atomic_write_blocks, None, CHECKSUM_CACHE_BYTES)
+    }
+
+    fn with_settings(
+        disk: &CrashDisk,
+        random: &mut WyRand,
+        settings: ReplicaSettings,
+        atomic_write_blocks: u32,
+        log_bytes: Option<u64>,
+        checksum_cache_bytes: u64,
+    ) -> LoneNode {
         let mut process = Process::start(&disk.clone().into(), &VirtualClock::default(), random);
         let writes = Writes::default();
         let paged = PagedDisk { disk: disk.clone(), atomic_write_blocks, writes: writes.clone() };
@@ -147,14 +159,15 @@ impl LoneNode {
                 generation: 0,
                 spare: 0,
             };
-            let options = FormatOptions { replicas: Some(replicas), ..FormatOptions::default() };
+            let options = FormatOptions { replicas: Some(replicas), log_bytes, ..FormatOptions::default() };
             format_device(&registry, "Paged", &cores, options, &job).await.unwrap();
             let config = ReplicaNodeConfig {
                 name: "test",
                 id: ReplicaId(0),
-                settings: ReplicaSettings { in_place, ..ReplicaSettings::default() },
+                settings,
                 pools: vec![(0..u32::MAX, PoolOptions { in_sync_min: 1, class: PoolClass::Disk })],
                 boot: [1; 16],
+                checksum_cache_bytes,
                 outbox: Arc::new(move |_, _| Box::new(AnswersOutbox(outbox.clone()))),
             };
             ReplicaNode::open(&registry, "Paged", &cores, config, &job).await.unwrap()
@@ -176,21 +189,23 @@ impl LoneNode {
         self.process.run(async move { node.status().await }).unwrap().remove(0)
     }
 
+    fn send(&mut self, object: ObjectId, offset: u32, data: Vec<u8>) {
+        self.sent += 1;
+        let header = EntryHeader {
+            client: 1,
+            client_number: self.sent.into(),
+            data_crc32c: crc32c(&data),
+            ..EntryHeader::new(Operation::Write, object, offset, data.len() as u32)
+        };
+        self.replica.send(ReplicaInput::Request(ClientRequest::Write { header, data: data.into() }));
+    }
+
     /// Writes blocks of this byte, all at once. Returns what reached the device until all were answered.
     fn write_together(&mut self, byte: u8) -> Vec<(RequestFlags, Vec<u8>)> {
         while self.status().stats.entries_in_place < self.sent.into() {}
         self.writes.lock().unwrap().clear();
         for block in 0..WRITES {
-            let data = vec![byte + block as u8; BLOCK_BYTES];
-            self.sent += 1;
-            let offset = block * BLOCK_BYTES as u32;
-            let header = EntryHeader {
-                client: 1,
-                client_number: self.sent.into(),
-                data_crc32c: crc32c(&data),
-                ..EntryHeader::new(Operation::Write, OBJECT, offset, BLOCK_BYTES as u32)
-            };
-            self.replica.send(ReplicaInput::Request(ClientRequest::Write { header, data: data.into() }));
+            self.send(OBJECT, block * BLOCK_BYTES as u32, vec![byte + block as u8; BLOCK_BYTES]);
         }
         while self.answers.lock().unwrap().written < self.sent {
             self.process.turn();
@@ -282,4 +297,23 @@ fn blocks_are_overwritten_in_place_where_the_device_promises_atomic_writes() {
         assert_eq!(atomic, expected, "{in_place} {atomic_write_blocks}");
         node.process.reactor.discard();
     }
+}
+
+/// Those that changed are in memory until a checkpoint: with one block of the table, that of 1,024 blocks and one batch.
+#[test]
+fn many_changed_checksums_of_a_replica_make_a_checkpoint_however_large_the_log_is() {
+    let bytes = 64 << 20;
+    let disk = CrashDisk::create(&Registry::new(), "Disk", bytes / SECTOR as u64, SECTOR as u32, 1).unwrap();
+    let settings = ReplicaSettings { checkpoint_entries: 8192, ..ReplicaSettings::default() };
+    let mut node = LoneNode::with_settings(&disk, &mut WyRand::new(1), settings, 0, Some(24 << 20), 0);
+    let mut checkpoints = Vec::new();
+    for round in 0..40 {
+        // An object has 32 such parts.
+        let object = ObjectId { index: round / 32, ..OBJECT };
+        node.send(object, round % 32 * (128 << 10), vec![round as u8; 128 << 10]);
+        while node.status().stats.entries_in_place < node.sent.into() {}
+        checkpoints.push(node.status().stats.checkpoints);
+    }
+    assert_eq!((checkpoints[31], checkpoints[34], checkpoints[39]), (0, 1, 1), "{checkpoints:?}");
+    node.process.reactor.discard();
 }

@@ -404,6 +404,147 @@ fn damage_is_found_by_reads_and_by_inspection() {
     program.stop();
 }
 
+/// The first block of each partition's checksum table.
+fn checksum_tables(program: &Program) -> Vec<u64> {
+    let registry = program.registry.clone();
+    let superblock = program.io(0, "EE_Malloc0", move |_, core| async move {
+        store_node::inspect(&core, &registry, "EE_Malloc0", false, |_| {}).await.unwrap().superblock
+    });
+    let start = superblock.layout().unwrap().checksums_start;
+    (0..superblock.partitions).map(|index| superblock.partition_start(index) + start).collect()
+}
+
+#[test]
+fn what_the_checksum_table_has_lost_is_damaged_until_it_is_written_again() {
+    let program = Program::start();
+    program.format();
+    program.open();
+    program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 32 << 20 }));
+    assert_eq!(program.write(0, 0, 8192, 0xa5), Status::SUCCESS);
+    program.close();
+    // Reads of the table return another checksum of the first block.
+    for block in checksum_tables(&program) {
+        let action = FaultAction::Corrupt { offset: 0, xor: 0x5a };
+        let injection = FaultInjection {
+            range: Some(block * 8..block * 8 + 8),
+            count: None,
+            ..FaultInjection::once(Some(Op::Read), action)
+        };
+        error::inject(&program.registry, "EE_Malloc0", injection).unwrap();
+    }
+    program.open();
+    assert_eq!(program.read(0, 0, 4096), Err(Status::UNRECOVERED_READ_ERROR));
+    assert!(program.read(0, 8, 4096).unwrap().iter().all(|byte| *byte == 0xa5));
+    assert_eq!(program.write(0, 8, 4096, 7), Status::SUCCESS);
+    // What is written to the table is what was read, with what changed.
+    program.close();
+    error::clear(&program.registry, "EE_Malloc0").unwrap();
+    program.open();
+    assert_eq!(program.read(0, 0, 4096), Err(Status::UNRECOVERED_READ_ERROR));
+    assert!(program.read(0, 8, 4096).unwrap().iter().all(|byte| *byte == 7));
+    let stores = program.call("store_get_stores", json!({}));
+    let count = |name: &str| {
+        let partitions = stores[0]["partitions"].as_array().unwrap().iter();
+        partitions.map(|partition| partition[name].as_u64().unwrap()).sum::<u64>()
+    };
+    assert_eq!(["damaged_blocks", "checksum_hits", "checksum_misses"].map(count), [1, 1, 1]);
+    assert_eq!(count("checksum_cache_bytes"), 4096);
+    assert_eq!(stores[0]["checksum_cache_limit_bytes"], 64 << 20);
+    assert_eq!(program.write(0, 0, 4096, 9), Status::SUCCESS);
+    program.close();
+    program.open();
+    assert!(program.read(0, 0, 4096).unwrap().iter().all(|byte| *byte == 9));
+    program.stop();
+}
+
+#[test]
+fn a_checksum_table_that_cannot_be_read_fails_reads_and_loses_nothing() {
+    let program = Program::start();
+    program.format();
+    let tables = checksum_tables(&program);
+    let fail = || {
+        for block in &tables {
+            let action = FaultAction::Fail(Status::UNRECOVERED_READ_ERROR);
+            let injection = FaultInjection {
+                range: Some(block * 8..block * 8 + 8),
+                count: None,
+                ..FaultInjection::once(Some(Op::Read), action)
+            };
+            error::inject(&program.registry, "EE_Malloc0", injection).unwrap();
+        }
+    };
+    let recover = || error::clear(&program.registry, "EE_Malloc0").unwrap();
+    program.open();
+    program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 32 << 20 }));
+    assert_eq!(program.write(0, 0, 8192, 0xa5), Status::SUCCESS);
+    program.close();
+    program.open();
+    fail();
+    assert_eq!(program.read(0, 0, 4096), Err(Status::UNRECOVERED_READ_ERROR));
+    // A write of a whole block needs no checksum.
+    assert_eq!(program.write(0, 0, 4096, 7), Status::SUCCESS);
+    recover();
+    assert!(program.read(0, 8, 4096).unwrap().iter().all(|byte| *byte == 0xa5));
+    program.close();
+    // A checkpoint that cannot read what it changes fails; the log keeps everything.
+    program.open();
+    fail();
+    assert_eq!(program.write(0, 8, 4096, 8), Status::SUCCESS);
+    program.close();
+    recover();
+    program.open();
+    for (block, value) in [(0, 7), (1, 8)] {
+        assert!(program.read(0, block * 8, 4096).unwrap().iter().all(|byte| *byte == value));
+    }
+    program.stop();
+}
+
+#[test]
+fn a_read_that_waits_for_checksums_ends_when_its_partition_fails() {
+    let program = Program::start();
+    program.format();
+    let tables = checksum_tables(&program);
+    program.open();
+    program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 32 << 20 }));
+    assert_eq!(program.write(0, 0, 8192, 0xa5), Status::SUCCESS);
+    program.close();
+    program.open();
+    for block in tables {
+        let injection = FaultInjection {
+            range: Some(block * 8..block * 8 + 8),
+            count: None,
+            ..FaultInjection::once(Some(Op::Read), FaultAction::Pending)
+        };
+        error::inject(&program.registry, "EE_Malloc0", injection).unwrap();
+    }
+    let descriptor = program.registry.open("s/vol", Access::ReadWrite).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    let read = move |core: &Core| {
+        let (io, core) = (AsyncChannel::new(core, descriptor.channel(core).unwrap()), core.clone());
+        let buffer = core.pool().take(4096).unwrap();
+        let task =
+            async move { sender.send(io.read(0, buffer).await.map(drop).map_err(|(status, _)| status)) };
+        core.spawn(async move { _ = task.await });
+    };
+    program.reactors.handles()[0].post(read).unwrap();
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let count = |name: &str| {
+        let stores = program.call("store_get_stores", json!({}));
+        let partitions = stores[0]["partitions"].as_array().unwrap().iter();
+        partitions.map(|partition| partition[name].as_u64().unwrap()).sum::<u64>()
+    };
+    while count("checksum_misses") == 0 {
+        assert!(std::time::Instant::now() < end, "not within a minute");
+    }
+    let fail = FaultAction::Fail(Status::UNRECOVERED_READ_ERROR);
+    error::inject(&program.registry, "EE_Malloc0", FaultInjection::once(Some(Op::Write), fail)).unwrap();
+    assert_eq!(program.write(0, 8, 4096, 7), Status::INTERNAL_ERROR);
+    let read = receiver.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    assert_eq!(read.err(), Some(Status::INTERNAL_ERROR));
+    error::clear(&program.registry, "EE_Malloc0").unwrap();
+    program.stop();
+}
+
 /// What a store is worth is said by the device below those that are named, and by the weaker one of two.
 #[test]
 fn durability_is_that_of_the_devices_below() {

@@ -17,8 +17,8 @@ pub struct MetadataWrite {
 /// What a checkpoint writes: checksums, then onodes.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// Blocks of the checksum table, in their order.
-    pub checksums: Vec<MetadataWrite>,
+    /// Blocks of the device with checksums, in their order: [`Partition::checkpoint_checksums`] has their contents.
+    pub checksum_blocks: Vec<u64>,
     /// Whether blocks were written for the first time. Then a flush follows the data and the checksums, before the
     /// onodes. It matters for the checksums too: inline data that moved to a block is not in the log.
     pub flush_before_onodes: bool,
@@ -32,20 +32,35 @@ impl Partition {
     /// onodes, flushes, frees the log, and when that is durable calls [`finish_checkpoint`](Self::finish_checkpoint): until
     /// then REDO may need the space that these operations gave up. Reads that were planned before a checkpoint complete
     /// before it is finished. Other operations may be applied meanwhile. It copies 4 KiB for every changed block of
-    /// metadata.
+    /// onodes.
     ///
     /// # Panics
     /// If a checkpoint is in progress.
     pub fn begin_checkpoint(&mut self) -> Checkpoint {
         assert!(self.in_checkpoint.is_none(), "a checkpoint is in progress");
         let changes = std::mem::take(&mut self.changed);
+        let checksum_blocks = self.checksums.begin_checkpoint();
         let checkpoint = Checkpoint {
-            checksums: changes.checksum_blocks.iter().map(|block| self.checksum_block(*block)).collect(),
+            checksum_blocks: checksum_blocks.into_iter().map(|it| self.device_table_block(it)).collect(),
             flush_before_onodes: changes.first_write,
             onodes: changes.onode_blocks.iter().map(|block| self.onode_block(*block)).collect(),
         };
         self.in_checkpoint = Some(changes);
         checkpoint
+    }
+
+    /// What the checkpoint in progress writes to one of its [`checksum_blocks`](Checkpoint::checksum_blocks); `None` if that is
+    /// not in memory: the caller reads it, and calls this with what is `stored` there.
+    ///
+    /// # Panics
+    /// If the block does not belong to the checksum table.
+    pub fn checkpoint_checksums(
+        &mut self,
+        block: u64,
+        stored: Option<&[u8; BLOCK_BYTES]>,
+    ) -> Option<MetadataWrite> {
+        let bytes = self.checksums.checkpoint_bytes(self.table_block(block), stored)?;
+        Some(MetadataWrite { block, bytes })
     }
 
     /// The checkpoint is durable: extents and onodes that it released are free.
@@ -54,6 +69,7 @@ impl Partition {
     /// If no checkpoint is in progress.
     pub fn finish_checkpoint(&mut self) {
         let changes = self.in_checkpoint.take().expect("a checkpoint is in progress");
+        self.checksums.finish_checkpoint();
         self.free_released(changes);
     }
 
@@ -63,10 +79,10 @@ impl Partition {
     /// # Panics
     /// If no checkpoint is in progress.
     pub fn abort_checkpoint(&mut self) {
-        let Changes { onode_blocks, checksum_blocks, first_write, remapped, released_extents, removed } =
+        let Changes { onode_blocks, first_write, remapped, released_extents, removed } =
             self.in_checkpoint.take().expect("a checkpoint is in progress");
+        self.checksums.abort_checkpoint();
         self.changed.onode_blocks.extend(onode_blocks);
-        self.changed.checksum_blocks.extend(checksum_blocks);
         self.changed.first_write |= first_write;
         self.changed.remapped.extend(remapped);
         self.changed.released_extents.extend(released_extents);
@@ -82,14 +98,5 @@ impl Partition {
             }
         }
         MetadataWrite { block: self.start + PartitionLayout::ONODES_START + u64::from(index), bytes }
-    }
-
-    fn checksum_block(&self, index: u32) -> MetadataWrite {
-        let mut bytes = Box::new([0; BLOCK_BYTES]);
-        let first = index as usize * PartitionLayout::CHECKSUMS_PER_BLOCK as usize;
-        for (out, checksum) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&self.checksums[first..]) {
-            *out = checksum.to_le_bytes();
-        }
-        MetadataWrite { block: self.start + self.layout.checksums_start + u64::from(index), bytes }
     }
 }

@@ -25,11 +25,20 @@
 //! The device is flushed before a partition is loaded: what a killed process wrote may only be in the device's cache, and
 //! a later power failure must not bring older onodes back.
 //!
-//! Memory: about 500 bytes an object, about 90 a free onode, and 1 MiB of checksums a GiB.
+//! # Checksums
+//! The table of checksums stays on the device: 4 KiB of it have those of 4 MiB of data. Its blocks are read when a checksum in
+//! them is needed, and are cached up to a limit. A change needs no read: it is kept until a checkpoint is durable, which
+//! merges it with what the device has of that block of the table. So only reads and partial writes of blocks wait for the table
+//! ([`Partition::checksum`]), while the block itself may be read at the same time.
+//!
+//! Memory: about 500 bytes an object, about 90 a free onode, the cached blocks of the checksum table, and 4 bytes for each of
+//! those on the device. Changed checksums take about 20 bytes each; when they are many
+//! ([`Partition::has_many_changed_checksums`]), the caller makes a checkpoint.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod checkpoint;
+mod checksums;
 mod free;
 mod load;
 mod partition;

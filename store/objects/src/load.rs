@@ -6,14 +6,15 @@ use wire_store::{
     BLOCK_BYTES, DecodeError, Onode, OnodeContent, PartitionHeader, PartitionLayout, SECTOR_BYTES, Superblock,
 };
 
+use crate::checksums::ChecksumTable;
 use crate::free::FreeExtents;
 use crate::partition::Partition;
 use crate::{MetadataWrite, ObjectsError};
 
 /// Loads a partition: it takes the partition's first blocks, in order, up to [`blocks`](Self::blocks).
 ///
-/// The caller reads in pieces of any number of blocks, sequentially: 0.5 MiB of onodes and 1 MiB of checksums a GiB with
-/// four onodes for each object's size.
+/// The caller reads in pieces of any number of blocks, sequentially: 0.5 MiB of onodes a GiB with four onodes for each
+/// object's size. Checksums are read when they are needed.
 #[derive(Debug)]
 pub struct PartitionLoader {
     superblock: Superblock,
@@ -21,7 +22,6 @@ pub struct PartitionLoader {
     layout: PartitionLayout,
     next: u64,
     onodes: Vec<Option<Onode>>,
-    checksums: Vec<u32>,
 }
 
 impl PartitionLoader {
@@ -31,14 +31,7 @@ impl PartitionLoader {
     /// [`ObjectsError::Foreign`] if the superblock has no such partition.
     pub fn new(superblock: Superblock, index: u32) -> Result<PartitionLoader, ObjectsError> {
         match superblock.layout().filter(|_| index < superblock.partitions) {
-            Some(layout) => Ok(PartitionLoader {
-                superblock,
-                index,
-                layout,
-                next: 0,
-                onodes: Vec::new(),
-                checksums: Vec::new(),
-            }),
+            Some(layout) => Ok(PartitionLoader { superblock, index, layout, next: 0, onodes: Vec::new() }),
             None => Err(ObjectsError::Foreign { block: 0 }),
         }
     }
@@ -50,11 +43,16 @@ impl PartitionLoader {
 
     /// Number of blocks to read.
     pub fn blocks(&self) -> u64 {
+        self.layout.checksums_start
+    }
+
+    /// Number of blocks before those of objects: what is read, and the checksums.
+    pub fn metadata_blocks(&self) -> u64 {
         self.layout.extents_start
     }
 
     /// The blocks with which the partition starts when it is empty: the header, then zeroes up to
-    /// [`blocks`](Self::blocks), which the caller writes first.
+    /// [`metadata_blocks`](Self::metadata_blocks), which the caller writes first.
     pub fn header(&self) -> MetadataWrite {
         let header =
             PartitionHeader { device: self.superblock.device, index: self.index, onodes: self.layout.onodes };
@@ -76,18 +74,13 @@ impl PartitionLoader {
             if (header.device, header.index, header.onodes) != expected {
                 return Err(ObjectsError::Foreign { block });
             }
-            // Growing tables would be copied several times: a tenth of the time until a large device serves.
-            let checksums = (self.layout.extents_start - self.layout.checksums_start) as usize;
+            // A growing table would be copied several times: a part of the time until a large device serves.
             self.onodes.reserve_exact(self.layout.onodes as usize);
-            self.checksums.reserve_exact(checksums * PartitionLayout::CHECKSUMS_PER_BLOCK as usize);
         } else if relative < self.layout.checksums_start {
             for sector in bytes.chunks_exact(SECTOR_BYTES) {
                 let place = self.onodes.len() as u32;
                 self.onodes.push(Onode::decode(sector, place).map_err(invalid)?);
             }
-        } else if relative < self.layout.extents_start {
-            let entries = bytes.as_chunks::<4>().0.iter();
-            self.checksums.extend(entries.map(|entry| u32::from_le_bytes(*entry)));
         } else {
             return Err(ObjectsError::Incomplete);
         }
@@ -95,11 +88,12 @@ impl PartitionLoader {
         Ok(())
     }
 
-    /// Checks what was taken as a whole.
+    /// Checks what was taken as a whole. At most `checksum_blocks_max` blocks of the checksum table, of 4 KiB each for 4 MiB of
+    /// data, are in memory, and at least one.
     ///
     /// # Errors
     /// Onodes that contradict each other, or blocks that are missing.
-    pub fn finish(self) -> Result<Partition, ObjectsError> {
+    pub fn finish(self, checksum_blocks_max: usize) -> Result<Partition, ObjectsError> {
         if self.next != self.blocks() {
             return Err(ObjectsError::Incomplete);
         }
@@ -126,6 +120,8 @@ impl PartitionLoader {
         }
         // The lowest place is taken first.
         free_places.reverse();
-        Ok(Partition::new(start, self.layout, self.onodes, index, free_places, free, self.checksums))
+        let table_blocks = (self.layout.extents_start - self.layout.checksums_start) as usize;
+        let checksums = ChecksumTable::new(table_blocks, checksum_blocks_max);
+        Ok(Partition::new(start, self.layout, self.onodes, index, free_places, free, checksums))
     }
 }

@@ -42,7 +42,7 @@ fn load(onodes: &[(u32, Onode)]) -> Result<Partition, ObjectsError> {
     for block in &blocks {
         loader.push(block)?;
     }
-    loader.finish()
+    loader.finish(1)
 }
 
 fn mapped(index: u32, extents: &[u32]) -> Onode {
@@ -100,7 +100,7 @@ fn a_foreign_or_incomplete_partition_is_rejected() {
     damaged[600] = 1;
     let error = loader.push(&damaged).unwrap_err().to_string();
     assert_eq!(error, "block 70: the onode: the magic number is another");
-    assert_eq!(loader.finish().unwrap_err(), ObjectsError::Incomplete);
+    assert_eq!(loader.finish(1).unwrap_err(), ObjectsError::Incomplete);
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn an_overwrite_of_a_preallocated_block_changes_no_block_map() {
     assert_eq!(apply(&mut partition, entry(Operation::Write, 0, 8 * 4096, 24 * 4096)).unwrap(), pieces);
     let checkpoint = partition.begin_checkpoint();
     assert!(!checkpoint.flush_before_onodes);
-    assert_eq!((checkpoint.checksums.len(), checkpoint.onodes.len()), (0, 1));
+    assert_eq!((checkpoint.checksum_blocks.len(), checkpoint.onodes.len()), (0, 1));
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn a_refused_operation_changes_nothing() {
     assert_eq!(partition.plan_read(id(0), 1, u32::MAX, &mut Vec::new()), Err(ObjectsError::Range));
     assert_eq!(partition.space_use(), before);
     let checkpoint = partition.begin_checkpoint();
-    assert_eq!((checkpoint.checksums.len(), checkpoint.onodes.len()), (0, 0));
+    assert_eq!((checkpoint.checksum_blocks.len(), checkpoint.onodes.len()), (0, 0));
 }
 
 #[test]

@@ -51,6 +51,7 @@ impl NodeReport {
             "lease_ms": self.lease_ns / 1_000_000,
             "grace_ms": self.grace_ns / 1_000_000,
             "replicas": status.iter().filter_map(describe).collect::<Vec<_>>(),
+            "checksum_cache_limit_bytes": self.node.checksum_cache_bytes(),
             "spare_partitions": self.node.spare_partitions(),
             "refused": sync::lock(&self.refused).iter().map(refused).collect::<Vec<_>>(),
             "without_room": sync::lock(&self.without_room).iter().map(without_room).collect::<Vec<_>>(),
@@ -140,6 +141,9 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
         "learners": replica.learners.iter().map(learner).collect::<Vec<_>>(),
         "unsettled_blocks": replica.status.unsettled,
         "checkpoints": status.stats.checkpoints,
+        "checksum_cache_bytes": status.checksum_cache_bytes,
+        "checksum_hits": status.stats.checksum_hits,
+        "checksum_misses": status.stats.checksum_misses,
         "damaged_blocks": status.stats.damaged_blocks,
         "repaired_ranges": replica.status.repaired,
     }))

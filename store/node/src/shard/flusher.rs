@@ -177,7 +177,9 @@ pub(super) async fn begin_checkpoint(
         let record = shard.replication.as_mut().map(|replication| replication.next_record(&unsettled));
         (shard.partition.begin_checkpoint(), record, readers)
     };
-    write_metadata(device, &checkpoint.checksums).await?;
+    let blocks = checkpoint.checksum_blocks.iter();
+    let writes = blocks.map(|block| write_checksums(shard, device, *block));
+    join_all(METADATA_WRITES_MAX, writes).await?;
     if checkpoint.flush_before_onodes {
         device.flush().await?;
     }
@@ -208,6 +210,20 @@ pub(super) async fn end_checkpoint(shard: &RefCell<Shard>, readers: Rc<()>) -> R
     shard.update_room();
     shard.resume();
     Ok(())
+}
+
+/// Writes a block of the checksum table, with what the device has of it if it is not in memory.
+async fn write_checksums(shard: &RefCell<Shard>, device: &StoreDevice, block: u64) -> Result<(), StoreError> {
+    let cached = shard.borrow_mut().partition.checkpoint_checksums(block, None);
+    let write = match cached {
+        Some(write) => write,
+        None => {
+            let stored = device.read_block(block).await?;
+            let write = shard.borrow_mut().partition.checkpoint_checksums(block, Some(&stored));
+            write.expect("the stored block is given")
+        }
+    };
+    device.write(block * BLOCK_BYTES as u64, &write.bytes[..]).await
 }
 
 async fn write_metadata(device: &StoreDevice, writes: &[MetadataWrite]) -> Result<(), StoreError> {

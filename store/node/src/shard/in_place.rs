@@ -7,6 +7,7 @@ use objects::{BlockBase, PieceSource, WritePiece};
 use wire_store::{BLOCK_BYTES, crc32c};
 
 use super::Shard;
+use super::checksums::stored_checksum;
 use super::overlay::{ByteSource, EntryData};
 use crate::StoreError;
 use crate::device::{StoreDevice, join_all};
@@ -102,7 +103,7 @@ async fn write_run(
             }
             BlockBase::Stored => {
                 let stored = device.read(block * BLOCK_BYTES as u64, BLOCK_BYTES).await?;
-                if verify && crc32c(stored.as_slice()) != shard.borrow().partition.checksum(*block) {
+                if verify && crc32c(stored.as_slice()) != stored_checksum(shard, device, *block).await? {
                     return Err(StoreError::Checksum { block: *block });
                 }
                 buffer.as_mut_slice()[range.clone()].copy_from_slice(stored.as_slice());

@@ -40,7 +40,8 @@ pub(super) async fn load(
     let disks = descriptors.disks(core)?;
     // What a killed process wrote may only be in the devices' caches.
     disks.flush().await?;
-    let partition = load_partition(&disks.data, superblock, index).await?;
+    let checksum_blocks_max = descriptors.checksum_blocks_max(superblock);
+    let partition = load_partition(&disks.data, superblock, index, checksum_blocks_max).await?;
     let (log, entries) = load_log(disks.log(), superblock, index, &descriptors.log_areas).await?;
     let (of_log, of_device) = (log.sector().bytes(), disks.log().sector().bytes());
     if of_log < of_device {
@@ -49,7 +50,8 @@ pub(super) async fn load(
     let channel = descriptors.data.channel(core)?;
     let log_channel = descriptors.separate_log().map(|log| log.channel(core)).transpose()?;
     let log_start = superblock.log_start(index);
-    let shard = Shard::new(core, channel, log_channel, index, partition, log, log_start);
+    let mut shard = Shard::new(core, channel, log_channel, index, partition, log, log_start);
+    shard.checksums.reserve(disks.data.buffer(BLOCK_BYTES).await?);
     Ok((Rc::new(RefCell::new(shard)), disks, entries))
 }
 
@@ -84,11 +86,12 @@ async fn redo(
     Ok(())
 }
 
-/// Reads the metadata of a partition.
+/// Reads the metadata of a partition, but for checksums: at most so many blocks of these are cached later.
 pub(crate) async fn load_partition(
     device: &StoreDevice,
     superblock: &Superblock,
     index: u32,
+    checksum_blocks_max: usize,
 ) -> Result<Partition, StoreError> {
     let invalid = |source| StoreError::Objects { partition: index, source };
     let mut loader = PartitionLoader::new(superblock.clone(), index).map_err(invalid)?;
@@ -100,7 +103,7 @@ pub(crate) async fn load_partition(
         }
         at += buffer.len() as u64;
     }
-    loader.finish().map_err(invalid)
+    loader.finish(checksum_blocks_max).map_err(invalid)
 }
 
 /// Reads a log, and finds its entries.

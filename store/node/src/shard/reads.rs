@@ -6,8 +6,9 @@ use bdev::{Completion, Request};
 use block_io::{Payload, Status, Tag};
 use dma::{Buffer, Data};
 use objects::{ReadPiece, ReadSource};
-use wire_store::{BLOCK_BYTES, ObjectId, crc32c};
+use wire_store::{BLOCK_BYTES, ObjectId};
 
+use super::checksums::UnverifiedRead;
 use super::overlay::Segment;
 use super::{DeviceIo, Reply, Shard};
 
@@ -38,7 +39,7 @@ pub(super) struct ReadState {
 
 /// Blocks of the device that a read needs.
 pub(super) struct DeviceRun {
-    block: u64,
+    pub(super) block: u64,
     blocks: u32,
     /// Bytes of the first block before the needed ones.
     skip: u32,
@@ -53,8 +54,13 @@ impl ReadState {
         self.reply
     }
 
+    /// Whether its blocks are compared with their checksums.
+    pub(super) fn is_verified(&self) -> bool {
+        self.verify
+    }
+
     /// Whether everything that the read needs of a run's block comes from the log.
-    fn is_from_log(&self, run: &DeviceRun, index: u32) -> bool {
+    pub(super) fn is_from_log(&self, run: &DeviceRun, index: u32) -> bool {
         let start = (self.offset + run.at + index * BLOCK_BYTES as u32).saturating_sub(run.skip);
         let end = (start + BLOCK_BYTES as u32).min(self.offset + self.length);
         let mut at = start.max(self.offset);
@@ -169,8 +175,14 @@ impl Shard {
             read._reading = None;
             return self.parked.push(read);
         };
+        let (first, blocks_of_run, verify) = (run.block, run.blocks, read.verify);
         match self.ios.insert(DeviceIo::Read(read)) {
-            Ok(slot) => self.requests.push(Request::read(Tag(slot.to_bits()), lba, blocks as u32, buffer)),
+            Ok(slot) => {
+                self.requests.push(Request::read(Tag(slot.to_bits()), lba, blocks as u32, buffer));
+                if verify {
+                    self.prefetch_checksums(first, blocks_of_run);
+                }
+            }
             Err(DeviceIo::Read(mut read)) => {
                 // As many as possible are in flight: it starts again.
                 read._reading = None;
@@ -180,6 +192,7 @@ impl Shard {
         }
     }
 
+    /// A read of a run has ended.
     pub(super) fn read_completed(&mut self, mut read: ReadState, completion: Completion) {
         let status = completion.status();
         let Some(run) = read.runs.pop() else { return };
@@ -190,13 +203,17 @@ impl Shard {
         if !status.is_success() {
             return read.reply.send(status, None);
         }
-        let blocks = (run.block..).zip(buffer.as_slice().chunks(BLOCK_BYTES));
-        let mut damaged = blocks.filter(|(block, bytes)| {
-            read.verify
-                && crc32c(bytes) != self.partition.checksum(*block)
-                && !read.is_from_log(&run, (block - run.block) as u32)
-        });
-        let damaged = damaged.next().map(|(block, _)| block);
+        self.verify(UnverifiedRead { read, run, buffer, verified: 0 });
+    }
+
+    /// The blocks of a run were compared with their checksums, up to the first that is damaged.
+    pub(super) fn read_verified(
+        &mut self,
+        mut read: ReadState,
+        run: DeviceRun,
+        buffer: Buffer,
+        damaged: Option<u64>,
+    ) {
         // What was overwritten since may be there, with a checksum that the block does not have yet or had before.
         let is_uncertain = self.is_uncertain(std::slice::from_ref(&run));
         if is_uncertain || (damaged.is_some() && read.overwritten != self.placed.written) {

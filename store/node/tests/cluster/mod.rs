@@ -14,8 +14,8 @@ use os::clock::VirtualClock;
 use random::WyRand;
 use replica::{ClientReply, ClientRequest, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
 use store_node::{
-    FormatOptions, Outbox, PartitionStatus, PoolOptions, ReplicaFormat, ReplicaHandle, ReplicaInput,
-    ReplicaNode, ReplicaNodeConfig, StoreCores, StoreError, format_device,
+    CHECKSUM_CACHE_BYTES, FormatOptions, Outbox, PartitionStatus, PoolOptions, ReplicaFormat, ReplicaHandle,
+    ReplicaInput, ReplicaNode, ReplicaNodeConfig, StoreCores, StoreError, format_device,
 };
 use uuid::Uuid;
 use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
@@ -149,6 +149,9 @@ pub(crate) struct Cluster {
     /// Reads wait until what the log has of them is in place.
     reads_flush: bool,
     class: PoolClass,
+    /// Objects to preallocate first: then the checksums of each are in another block of the table.
+    to_preallocate: Vec<(usize, u64)>,
+    checksum_cache_bytes: u64,
     pub(crate) totals: Totals,
 }
 
@@ -164,6 +167,7 @@ pub(crate) struct Totals {
     pub(crate) copies: u64,
     pub(crate) overwriting: u64,
     pub(crate) flushed_reads: u64,
+    pub(crate) checksum_misses: u64,
 }
 
 fn settings(in_place: bool, reads_flush: bool) -> ReplicaSettings {
@@ -194,6 +198,15 @@ impl Cluster {
     }
 
     pub(crate) fn with_class(seed: u64, ignores_fua: bool, class: PoolClass) -> Cluster {
+        Cluster::of(seed, ignores_fua, class, CHECKSUM_CACHE_BYTES)
+    }
+
+    /// A partition has the checksums of one object in memory.
+    pub(crate) fn with_most_checksums_on_disk(seed: u64) -> Cluster {
+        Cluster::of(seed, false, PoolClass::Disk, 0)
+    }
+
+    fn of(seed: u64, ignores_fua: bool, class: PoolClass, checksum_cache_bytes: u64) -> Cluster {
         let mut random = WyRand::new(seed);
         let members: Vec<_> = (0..NODES as u32).map(ReplicaId).collect();
         let record = |primary| {
@@ -213,9 +226,15 @@ impl Cluster {
             in_place: seed % 2 == 1 && !ignores_fua,
             reads_flush: seed % 3 == 1,
             class,
+            to_preallocate: Vec::new(),
+            checksum_cache_bytes,
             totals: Totals::default(),
             random,
         };
+        if checksum_cache_bytes == 0 {
+            let objects = (0..GROUPS.len()).flat_map(|group| [(group, 0), (group, WINDOW / 2)]);
+            cluster.to_preallocate = objects.collect();
+        }
         for node in 0..NODES {
             let disks = cluster.new_disks(seed * 10 + node as u64, true);
             let restart_ns = cluster.random.below(MS);
@@ -243,8 +262,9 @@ impl Cluster {
             (false, true) => CrashDisk::create_atomic,
             (false, false) => CrashDisk::create,
         };
-        let disk =
-            create(&Registry::new(), "Disk", (8 << 20) / u64::from(block_size), block_size, seed).unwrap();
+        // With room for whole objects, if those are preallocated.
+        let bytes: u64 = if self.checksum_cache_bytes == 0 { 24 << 20 } else { 8 << 20 };
+        let disk = create(&Registry::new(), "Disk", bytes / u64::from(block_size), block_size, seed).unwrap();
         let log = (seed / 2).is_multiple_of(2).then(|| {
             let block_size = if seed.is_multiple_of(5) { 4096 } else { 512 };
             // The logs rely on no sector, also those of replicas.
@@ -286,6 +306,7 @@ impl Cluster {
         let (opened, network): (Opened, _) = (Rc::default(), self.network.clone());
         let (result, settings) = (opened.clone(), settings(self.in_place, self.reads_flush));
         let (pool, boot) = (PoolOptions { in_sync_min: 2, class: self.class }, [self.nodes[index].boot; 16]);
+        let checksum_cache_bytes = self.checksum_cache_bytes;
         assert!(process.reactor.core().spawn(async move {
             let config = ReplicaNodeConfig {
                 name: "test",
@@ -293,6 +314,7 @@ impl Cluster {
                 settings,
                 pools: vec![(0..u32::MAX, pool)],
                 boot,
+                checksum_cache_bytes,
                 outbox: Arc::new(move |_, _| Box::new(TestOutbox { node: index, network: network.clone() })),
             };
             let cores = StoreCores::This(&core);
@@ -444,6 +466,9 @@ impl Cluster {
             };
             let request = match work.stamp {
                 None => ClientRequest::Read { client: id, number, object, offset, length },
+                Some(_) if length == 0 => {
+                    ClientRequest::Write { header: header(Operation::Preallocate), data: [].into() }
+                }
                 Some(0) => ClientRequest::Write { header: header(Operation::WriteZeroes), data: [].into() },
                 Some(stamp) => {
                     let data = stamp.to_le_bytes().repeat(length as usize / 4);
@@ -464,6 +489,9 @@ impl Cluster {
     }
 
     fn claim(&mut self) -> Option<Work> {
+        if let Some((group, first)) = self.to_preallocate.pop() {
+            return Some(Work { range: (group, first, 0), stamp: Some(0) });
+        }
         let group = self.random.index(GROUPS.len());
         let half = WINDOW / 2;
         let at = self.random.below(half);

@@ -57,12 +57,21 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(disks: &TestDisks, clock: &VirtualClock, random: &mut WyRand) -> Process {
+        Process::with_memory(disks, clock, random, dma::ArenaConfig::default())
+    }
+
+    pub(crate) fn with_memory(
+        disks: &TestDisks,
+        clock: &VirtualClock,
+        random: &mut WyRand,
+        memory: dma::ArenaConfig,
+    ) -> Process {
         let registry = Registry::new();
         registry.register("Disk", None, &[], Arc::new(disks.disk.clone())).unwrap();
         if let Some(log) = &disks.log {
             registry.register("Log", None, &[], Arc::new(log.clone())).unwrap();
         }
-        let arena = dma::Arena::new(dma::ArenaConfig::default());
+        let arena = dma::Arena::new(memory);
         let config = ReactorConfig::simulated(clock.clone(), random.next_bits(), 1, &arena);
         let reactor = Reactor::new(&config).unwrap();
         Process { registry, reactor, clock: clock.clone(), random: random.split() }

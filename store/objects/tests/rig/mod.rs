@@ -57,7 +57,7 @@ impl Oracle {
     }
 
     /// Compares everything with what a partition says.
-    fn compare(&self, partition: &Partition, disk: &Disk) -> Result<(), String> {
+    fn compare(&self, partition: &mut Partition, disk: &Disk) -> Result<(), String> {
         let versions = partition.objects().map(|onode| (onode.id, onode.version));
         if !versions.eq(self.0.iter().map(|(id, (version, _))| (*id, *version))) {
             return Err("objects or versions differ".into());
@@ -97,16 +97,30 @@ impl Oracle {
     }
 }
 
-fn read_verified(partition: &Partition, disk: &Disk, block: u64, length: usize) -> Result<Vec<u8>, String> {
+fn read_verified(
+    partition: &mut Partition,
+    disk: &Disk,
+    block: u64,
+    length: usize,
+) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     for block in block..block + length.div_ceil(BLOCK_BYTES) as u64 {
         let stored = disk.read(block);
-        if crc32c(stored) != partition.checksum(block) {
+        if crc32c(stored) != checksum(partition, disk, block) {
             return Err(format!("block {block} has a wrong checksum"));
         }
         bytes.extend_from_slice(stored);
     }
     Ok(bytes)
+}
+
+/// The checksum of a block, with its block of the table read if that is not cached.
+fn checksum(partition: &mut Partition, disk: &Disk, block: u64) -> u32 {
+    if partition.checksum(block).is_none() {
+        let table_block = partition.checksum_block(block);
+        partition.take_checksums(table_block, disk.read(table_block));
+    }
+    partition.checksum(block).unwrap()
 }
 
 /// A store with its disk and log, which counts the images that were checked.
@@ -166,7 +180,8 @@ fn load(disk: &Disk) -> Result<Partition, ObjectsError> {
     for block in loader.start()..loader.start() + loader.blocks() {
         loader.push(disk.read(block))?;
     }
-    loader.finish()
+    // The table of the larger disks has two blocks.
+    loader.finish(1)
 }
 
 impl Node {
@@ -193,7 +208,9 @@ impl Node {
                 BlockBase::Whole => vec![0; piece.blocks as usize * BLOCK_BYTES],
                 BlockBase::Zeroes => vec![0; BLOCK_BYTES],
                 BlockBase::Stored if again => self.disk.read(piece.block).to_vec(),
-                BlockBase::Stored => read_verified(&self.partition, &self.disk, piece.block, BLOCK_BYTES)?,
+                BlockBase::Stored => {
+                    read_verified(&mut self.partition, &self.disk, piece.block, BLOCK_BYTES)?
+                }
                 BlockBase::Inline(inline) => {
                     let mut bytes = inline.clone();
                     bytes.resize(BLOCK_BYTES, 0);
@@ -208,7 +225,7 @@ impl Node {
                 PieceSource::Zeroes => bytes[skip..skip + length].fill(0),
             }
             for (block, bytes) in (piece.block..).zip(bytes.chunks(BLOCK_BYTES)) {
-                if self.fault != Fault::NoChecksum || self.partition.checksum(block) == 0 {
+                if self.fault != Fault::NoChecksum || checksum(&mut self.partition, &self.disk, block) == 0 {
                     self.partition.set_checksum(block, crc32c(bytes));
                 }
             }
@@ -230,7 +247,13 @@ impl Node {
         let data = self.log.last().unwrap().1.clone();
         self.execute(&pieces, &data, false)?;
         if self.fault == Fault::FreedAtOnce && !self.in_checkpoint {
-            self.deferred = Some(self.begin_checkpoint());
+            let checkpoint = self.begin_checkpoint();
+            // Only the onodes are late.
+            for block in &checkpoint.checksum_blocks {
+                let write = self.checkpoint_checksums(*block);
+                self.disk.write(write.block, &write.bytes[..]);
+            }
+            self.deferred = Some(checkpoint);
             self.partition.finish_checkpoint();
         }
         Ok(())
@@ -240,11 +263,17 @@ impl Node {
     fn begin_checkpoint(&mut self) -> Checkpoint {
         let mut checkpoint = self.partition.begin_checkpoint();
         if let Some(deferred) = self.deferred.take() {
-            checkpoint.checksums = merged(deferred.checksums, checkpoint.checksums);
             checkpoint.flush_before_onodes |= deferred.flush_before_onodes;
             checkpoint.onodes = merged(deferred.onodes, checkpoint.onodes);
         }
         checkpoint
+    }
+
+    /// What a checkpoint writes to a block of the checksum table.
+    fn checkpoint_checksums(&mut self, block: u64) -> MetadataWrite {
+        let cached = self.partition.checkpoint_checksums(block, None);
+        let stored = self.disk.read(block);
+        cached.or_else(|| self.partition.checkpoint_checksums(block, Some(stored))).unwrap()
     }
 
     /// A checkpoint, with operations while it is in progress.
@@ -258,7 +287,8 @@ impl Node {
     fn write_checkpoint(&mut self, mut meanwhile: Vec<Entry>) -> Result<(), String> {
         let durable = self.log.len();
         let checkpoint = self.begin_checkpoint();
-        for write in &checkpoint.checksums {
+        for block in &checkpoint.checksum_blocks {
+            let write = self.checkpoint_checksums(*block);
             self.write(write.block, &write.bytes[..])?;
         }
         if checkpoint.flush_before_onodes && self.fault != Fault::NoDataFlush {
@@ -305,11 +335,11 @@ impl Node {
         }
         let mut node = self.recover(disk)?;
         node.apply_log()?;
-        node.oracle.compare(&node.partition, &node.disk)?;
+        node.oracle.compare(&mut node.partition, &node.disk)?;
         node.checkpoint(Vec::new())?;
-        let partition = load(&node.disk).map_err(|error| error.to_string())?;
+        let mut partition = load(&node.disk).map_err(|error| error.to_string())?;
         node.oracle
-            .compare(&partition, &node.disk)
+            .compare(&mut partition, &node.disk)
             .map_err(|error| format!("after a checkpoint: {error}"))?;
         if partition.space_use() != node.partition.space_use() {
             return Err(format!("{:?} became {:?}", node.partition.space_use(), partition.space_use()));

@@ -146,7 +146,9 @@ impl Shard {
         }
         let wanted = replication.checkpoint.as_ref().map(|(_, record)| record.through.sequence);
         let is_reached = wanted.is_some_and(|through| through <= replication.in_place.sequence);
-        if is_reached || (self.checkpoint_wanted && self.is_changed) || self.placed.wants_record() {
+        let is_due =
+            (self.checkpoint_wanted && self.is_changed) || self.partition.has_many_changed_checksums();
+        if is_reached || is_due || self.placed.wants_record() {
             return Some(BackgroundWork::Checkpoint);
         }
         let next = self.committed.front();
