@@ -198,6 +198,9 @@ pub(crate) struct NodeOptions {
     /// place, as in the paper
     #[arg(long, value_enum, default_value_t = ReadPolicy::Overlay)]
     read_policy: ReadPolicy,
+    /// Most memory that a new node uses for checksums; 1 MiB has those of 1 GiB of data
+    #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = parse_size)]
+    checksum_cache: u64,
     /// How long another node is down before its replicas move to others
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     out_after: u64,
@@ -233,6 +236,7 @@ impl NodeOptions {
             allow_plain_network: false,
             atomic_blocks: false,
             read_policy: ReadPolicy::Overlay,
+            checksum_cache: 64 << 20,
             out_after: 600_000_000_000,
         }
     }

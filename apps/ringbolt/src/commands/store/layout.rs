@@ -450,6 +450,7 @@ fn make_node(
         "allow_plain_network": options.allow_plain_network,
         "atomic_blocks": options.atomic_blocks,
         "read_policy": options.read_policy.name(),
+        "checksum_cache_bytes": options.checksum_cache,
         "out_after_s": options.out_after / 1_000_000_000 });
     if let Some(log) = &disk.log {
         devices.push(match pmem::is_persistent(log) {
