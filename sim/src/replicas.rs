@@ -136,6 +136,15 @@ impl Run {
                 Some(Happening::Resume { node, pause }) if self.cluster.nodes[node].paused == Some(pause) => {
                     self.cluster.resume(node);
                 }
+                Some(Happening::LeaveEnds { node, incarnation, .. })
+                    if self.cluster.leaves && self.cluster.is_current(node, incarnation) =>
+                {
+                    let away_ns = self.cluster.away_ns();
+                    self.crash(node, away_ns);
+                }
+                Some(Happening::LeaveCut { node }) if self.cluster.leaves => {
+                    self.cluster.cut_from_others(node)
+                }
                 Some(Happening::Chaos) => self.chaos(),
                 Some(Happening::Cut) => {
                     let failing = std::mem::take(&mut self.cluster.failing);
@@ -155,6 +164,7 @@ impl Run {
         }
         self.faults += 1;
         self.cluster.change_room();
+        self.cluster.leave();
         let wait_ns = self.cluster.random.below(2 * self.chaos_interval_ns);
         self.cluster.schedule(wait_ns, Happening::Chaos);
         let nodes = self.cluster.nodes.len();
@@ -252,6 +262,7 @@ impl Run {
             }
             self.cluster.start(node);
         }
+        self.cluster.stay();
     }
 
     fn all_in_sync(&self) -> bool {

@@ -48,6 +48,10 @@ pub(crate) enum Happening {
     Cut,
     /// A node starts.
     Start { node: NodeIndex },
+    /// A node that was to leave stops, or stays after all.
+    LeaveEnds { node: NodeIndex, incarnation: u32, stops: bool },
+    /// A node that is to leave hears nothing of what others do about it.
+    LeaveCut { node: NodeIndex },
     /// A node runs on.
     Resume { node: NodeIndex, pause: u64 },
 }
@@ -121,6 +125,10 @@ pub(crate) struct ReplicaCluster {
     changes_room: bool,
     /// Of its own, so that it changes nothing else that a seed means.
     random_room: WyRand,
+    /// Nodes are stopped as an operator does, in some runs: with time to leave.
+    pub(crate) leaves: bool,
+    /// Of its own, as that for room.
+    random_leave: WyRand,
     settings: ReplicaSettings,
     fault: Option<PlantedReplicaFault>,
     /// What is sent goes through its encoding.
@@ -152,6 +160,8 @@ impl ReplicaCluster {
         let are_alike = !matches!(of_disks.below(10), 5..=7);
         let mut random_room = of_disks.clone().split();
         let changes_room = random_room.happens(250);
+        let mut random_leave = random_room.clone().split();
+        let leaves = random_leave.happens(500);
         let nodes = (0..nodes).map(|_| ReplicaNode {
             replica: None,
             disk: ReplicaDisk::new(settings.in_place && (are_alike || of_disks.happens(500)), fault),
@@ -181,6 +191,8 @@ impl ReplicaCluster {
             without_room: Vec::new(),
             changes_room,
             random_room,
+            leaves,
+            random_leave,
             settings,
             fault,
             encodes,
@@ -300,6 +312,51 @@ impl ReplicaCluster {
         all.filter(|replica| !self.without_room.contains(replica)).collect()
     }
 
+    /// A node is to leave: a fault now and then. It is stopped some time later, whether it has left or not, or stays.
+    pub(crate) fn leave(&mut self) {
+        if !self.leaves || !self.random_leave.happens(400) {
+            return;
+        }
+        let random = &mut self.random_leave;
+        let node = random.index(self.nodes.len());
+        let (incarnation, id) = (self.nodes[node].incarnation, ReplicaId(node as u32));
+        let mut successors: Vec<_> = (0..self.nodes.len() as u32).map(ReplicaId).collect();
+        // Some nodes are down, or are about to leave as well.
+        successors.retain(|other| *other != id && random.happens(900));
+        if !successors.is_empty() {
+            let first = random.index(successors.len());
+            successors.rotate_left(first);
+        }
+        let force = random.happens(300);
+        let (ends_ns, stops) = (random.below(400 * MS), random.happens(700));
+        let event = ReplicaEvent::Leave { successors, force };
+        self.schedule(0, Happening::Storage { node, incarnation, event });
+        self.schedule(ends_ns, Happening::LeaveEnds { node, incarnation, stops });
+        if self.random_leave.happens(300) {
+            let cut_ns = self.random_leave.below(MS);
+            self.schedule(cut_ns, Happening::LeaveCut { node });
+        }
+    }
+
+    pub(crate) fn cut_from_others(&mut self, node: NodeIndex) {
+        let others = (0..self.nodes.len()).chain([self.map_index()]).filter(|other| *other != node);
+        self.cut.extend(others.map(|other| (other, node)));
+    }
+
+    /// How long a node that has left is away.
+    pub(crate) fn away_ns(&mut self) -> u64 {
+        self.random_leave.below(1500 * MS)
+    }
+
+    /// Every node stays, from now on.
+    pub(crate) fn stay(&mut self) {
+        self.leaves = false;
+        for node in 0..self.nodes.len() {
+            let incarnation = self.nodes[node].incarnation;
+            self.schedule(0, Happening::Storage { node, incarnation, event: ReplicaEvent::Stay });
+        }
+    }
+
     /// Each node learns it at another time.
     fn notify_room(&mut self, node: NodeIndex) {
         if !self.changes_room {
@@ -335,7 +392,7 @@ impl ReplicaCluster {
         }
     }
 
-    fn is_current(&self, node: NodeIndex, incarnation: u32) -> bool {
+    pub(crate) fn is_current(&self, node: NodeIndex, incarnation: u32) -> bool {
         self.nodes[node].replica.is_some() && self.nodes[node].incarnation == incarnation
     }
 
@@ -347,6 +404,7 @@ impl ReplicaCluster {
             | Happening::Storage { node, incarnation, .. }
             | Happening::Timer { node, incarnation, .. }
             | Happening::MapRecord { node, incarnation, .. }
+            | Happening::LeaveEnds { node, incarnation, stops: false }
             | Happening::MapPoll { node, incarnation } => {
                 if !self.is_current(*node, *incarnation) {
                     return None;
@@ -374,6 +432,7 @@ impl ReplicaCluster {
             Happening::MapRecord { config, .. } => ReplicaEvent::Map(config),
             Happening::Timer { number, .. } if number != self.nodes[node].timers => return None,
             Happening::Timer { .. } => ReplicaEvent::Timer,
+            Happening::LeaveEnds { .. } => ReplicaEvent::Stay,
             Happening::Disk { .. } => {
                 self.nodes[node].disk_busy = false;
                 let event = self.nodes[node].disk.complete_write(&mut self.random);

@@ -72,6 +72,16 @@ pub enum ReplicaEvent {
     /// the map's record of the group whose storage has room for what this one has: one that has left the group still asks
     /// until it is removed. A primary neither copies to others nor sends them entries, unless they are in sync or may be.
     Learners(Vec<ReplicaId>),
+    /// The node is to stop: the replica leaves the in-sync set, and hands over if it is the primary, so that no lease has to
+    /// end for it. [`Replica::leave_status`](crate::Replica::leave_status) says how far it is.
+    Leave {
+        /// Replicas whose nodes stay up, in the order in which they are wanted as primary.
+        successors: Vec<ReplicaId>,
+        /// Leaves also if fewer of these are in sync than writes need, as long as there is one.
+        force: bool,
+    },
+    /// The node goes on: [`ReplicaEvent::Leave`] does not hold any more.
+    Stay,
     /// All appends up to this number are durable.
     Appended {
         /// [`ReplicaAction::Append`]'s number.

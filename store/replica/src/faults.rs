@@ -41,11 +41,13 @@ pub enum PlantedReplicaFault {
     PlacedReadEarly,
     /// Entries that are applied again after a crash replace what later ones wrote in place. The storage makes this error.
     RedoOverPlaced,
+    /// A new primary serves at once, as if the earlier one had handed over.
+    HandOverAssumed,
 }
 
 impl PlantedReplicaFault {
     /// All.
-    pub const ALL: [PlantedReplicaFault; 19] = [
+    pub const ALL: [PlantedReplicaFault; 20] = [
         PlantedReplicaFault::AcknowledgeBeforeReplicas,
         PlantedReplicaFault::DirtyRead,
         PlantedReplicaFault::ApplyUncommitted,
@@ -65,6 +67,7 @@ impl PlantedReplicaFault {
         PlantedReplicaFault::PlacedUnchecked,
         PlantedReplicaFault::PlacedReadEarly,
         PlantedReplicaFault::RedoOverPlaced,
+        PlantedReplicaFault::HandOverAssumed,
     ];
 
     /// The name on the command line.
@@ -89,6 +92,7 @@ impl PlantedReplicaFault {
             PlantedReplicaFault::PlacedUnchecked => "placed-unchecked",
             PlantedReplicaFault::PlacedReadEarly => "placed-read-early",
             PlantedReplicaFault::RedoOverPlaced => "redo-over-placed",
+            PlantedReplicaFault::HandOverAssumed => "hand-over-assumed",
         }
     }
 }

@@ -72,24 +72,32 @@ impl Follower {
 
 impl<F: Plants> Replica<F> {
     pub(crate) fn follower_deadline(&self, follower: &Follower) -> Option<u64> {
-        if follower.fenced {
+        if follower.fenced || self.proposal.is_some() {
             return None;
         }
+        let leave = self.leave_deadline();
         if self.is_in_sync() && self.complete {
-            Some(self.heard_ns + self.settings.grace_ns)
+            leave.into_iter().chain([self.heard_ns + self.settings.grace_ns]).min()
+        } else if self.leaving.is_some() && !self.is_in_sync() {
+            leave
         } else {
-            Some(follower.stream_ns + self.settings.retry_ns)
+            leave.into_iter().chain([follower.stream_ns + self.settings.retry_ns]).min()
         }
     }
 
     /// Acts when its time is over: proposes itself, or asks for a stream.
     pub(crate) fn run_follower(&mut self, actions: &mut Vec<ReplicaAction>) {
-        let Role::Follower(follower) = &self.role else {
-            return;
-        };
         if self.proposal.is_some() {
             return;
         }
+        self.run_leave(actions);
+        if self.leaving.is_some() && !self.is_in_sync() {
+            // It asks for no stream.
+            return;
+        }
+        let Role::Follower(follower) = &self.role else {
+            return;
+        };
         let due = self.follower_deadline(follower).is_some_and(|at_ns| self.now_ns >= at_ns);
         if !due && (follower.session > 0 || self.is_in_sync()) {
             return;

@@ -23,6 +23,10 @@
 //!   objects before it without. Copies yield to clients ([`CopyPacer`]). A learner that has nearly all entries is counted
 //!   in commits, then proposed for the in-sync set.
 //!
+//! - A replica whose node is to stop leaves the in-sync set first ([`ReplicaEvent::Leave`]). A primary that has adopted the
+//!   record of its successor serves nothing any more, and says so: the successor need not wait for leases. It must come
+//!   from the primary of the epoch before, and that must have waited for those from before.
+//!
 //! Times: the grace is longer than the lease by more than clocks differ in rate (see [`ReplicaSettings`]).
 //!
 //! ```
@@ -54,6 +58,7 @@ mod event;
 mod faults;
 mod follower;
 mod learners;
+mod leave;
 mod log;
 mod pacer;
 mod primary;
@@ -64,6 +69,7 @@ mod unsettled;
 pub use event::{CopiedPart, RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent};
 pub use faults::{NoFaults, PlantedReplicaFault, Plants};
 pub use learners::{CopyProgress, LearnerStatus};
+pub use leave::LeaveStatus;
 pub use pacer::CopyPacer;
 pub use replica::{GroupBlocked, Replica, ReplicaSettings, ReplicaStatus};
 pub use wire_replica::{

@@ -26,7 +26,7 @@ pub(crate) struct Primary {
     /// Entries up to here are never given up, as the storage knows.
     pub(crate) stable: u64,
     /// It commits and reads nothing before: until then an earlier primary may have its lease.
-    act_after_ns: u64,
+    pub(crate) act_after_ns: u64,
     /// When the epoch began.
     epoch_ns: u64,
     pub(crate) peers: BTreeMap<ReplicaId, Peer>,
@@ -155,7 +155,7 @@ impl Peer {
     }
 
     /// Whether it has promised not to propose itself yet.
-    fn has_lease(&self, lease_ns: u64, now_ns: u64) -> bool {
+    pub(crate) fn has_lease(&self, lease_ns: u64, now_ns: u64) -> bool {
         self.lease_from_ns.is_some_and(|from_ns| now_ns < from_ns + lease_ns)
     }
 
@@ -181,7 +181,10 @@ impl Primary {
         let mut primary = Primary {
             established: replica.log.end(),
             stable: 0,
-            act_after_ns: replica.heard_ns + replica.settings.grace_ns,
+            act_after_ns: match replica.has_fault(PlantedReplicaFault::HandOverAssumed) {
+                true => replica.now_ns,
+                false => replica.heard_ns + replica.settings.grace_ns,
+            },
             epoch_ns: replica.now_ns,
             peers: BTreeMap::new(),
             measured_write: None,
@@ -292,6 +295,7 @@ impl<F: Plants> Replica<F> {
         self.read_waiting(actions);
         self.run_repairs(actions);
         self.propose_members(actions);
+        self.run_leave(actions);
     }
 
     fn stream_to(&mut self, id: ReplicaId, actions: &mut Vec<ReplicaAction>) {
@@ -566,8 +570,14 @@ impl<F: Plants> Replica<F> {
         }
     }
 
-    /// It is no longer primary: reads are for the new one.
-    pub(crate) fn refuse_reads(&mut self, primary: Primary, actions: &mut Vec<ReplicaAction>) {
+    /// It is no longer primary: requests are for the new one, which knows those that are in its log.
+    pub(crate) fn refuse_requests(&mut self, primary: Primary, actions: &mut Vec<ReplicaAction>) {
+        let mut writes: Vec<_> = primary.uncommitted.into_iter().filter(|(client, _)| *client != 0).collect();
+        // In an order that repeats.
+        writes.sort_unstable();
+        for (client, number) in writes {
+            actions.push(ReplicaAction::Reply { client, number, reply: self.not_primary() });
+        }
         for read in primary.waiting_reads.into_iter().chain(primary.reading.into_values()) {
             read.answer(self.not_primary(), actions);
         }
@@ -624,6 +634,7 @@ impl<F: Plants> Replica<F> {
         }
         let repairs = primary.repairs.values().map(|repair| repair.sent_ns + resend_ns);
         deadline = deadline.min(repairs.min().unwrap_or(u64::MAX));
+        deadline = deadline.min(self.leave_deadline().unwrap_or(u64::MAX));
         for peer in primary.peers.values() {
             deadline = deadline.min(peer.copy.deadline(self.now_ns, resend_ns));
             if matches!(peer.copy, CopyStage::Resetting { .. }) {

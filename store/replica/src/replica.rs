@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::follower::Follower;
+use crate::leave::Leaving;
 use crate::log::EntryLog;
 use crate::primary::Primary;
 use crate::unsettled::UnsettledBlocks;
@@ -164,6 +165,10 @@ pub struct Replica<F = NoFaults> {
     pub(crate) sessions: u64,
     /// The replicas that may become learners; `None` for all.
     pub(crate) learners: Option<Vec<ReplicaId>>,
+    /// Its node is to stop.
+    pub(crate) leaving: Option<Leaving>,
+    /// The epoch before which it was the primary, if it has handed over.
+    pub(crate) handed_over: u32,
 }
 
 struct Checkpointing {
@@ -229,6 +234,8 @@ impl<F: Plants> Replica<F> {
             pacer: Arc::default(),
             unsettled: UnsettledBlocks::new(unsettled, end + 1),
             learners: None,
+            leaving: None,
+            handed_over: 0,
         }
     }
 
@@ -275,6 +282,8 @@ impl<F: Plants> Replica<F> {
             ReplicaEvent::Request(request) => self.on_request(request, actions),
             ReplicaEvent::Map(config) => self.on_map(config, actions),
             ReplicaEvent::Learners(replicas) => self.on_learners(replicas, actions),
+            ReplicaEvent::Leave { successors, force } => self.leaving = Some(Leaving::new(successors, force)),
+            ReplicaEvent::Stay => self.leaving = None,
             ReplicaEvent::Appended { append } => {
                 self.log.appended(append);
                 self.answer_durable(actions);
@@ -362,6 +371,8 @@ impl<F: Plants> Replica<F> {
         let from = message.from;
         match message.body {
             MessageBody::Config => {}
+            MessageBody::HandOver => self.on_hand_over(from, actions),
+            MessageBody::Leave => self.on_leave(from, actions),
             MessageBody::Append(append) => self.on_append(from, append, actions),
             MessageBody::CopyBegin { session, base, applied } => {
                 self.on_copy_begin(from, session, base, *applied, actions);
@@ -423,6 +434,7 @@ impl<F: Plants> Replica<F> {
     fn adopt(&mut self, config: Arc<GroupConfig>, actions: &mut Vec<ReplicaAction>) {
         let earlier = std::mem::replace(&mut self.config, config);
         self.proposal = None;
+        self.ask_to_leave_again();
         let primary = self.config.primary == self.id && self.is_in_sync() && self.complete;
         match (&mut self.role, primary) {
             (Role::Primary(_), true) => self.continue_as_primary(actions),
@@ -436,14 +448,19 @@ impl<F: Plants> Replica<F> {
                 self.unsettled.forget_requests();
             }
             (_, false) => {
-                if let Role::Primary(primary) = std::mem::replace(&mut self.role, Role::Starting) {
-                    self.refuse_reads(primary, actions);
-                }
+                let role = std::mem::replace(&mut self.role, Role::Starting);
                 self.unsettled.forget_requests();
                 // The new primary gets the time to send its first message.
                 self.heard_ns = self.now_ns;
                 self.role = Role::Follower(Follower::new(self));
+                if let Role::Primary(primary) = role {
+                    self.hand_over(&primary, earlier.epoch, actions);
+                    self.refuse_requests(primary, actions);
+                }
             }
+        }
+        if primary {
+            self.notify_removed(&earlier, actions);
         }
     }
 

@@ -180,6 +180,8 @@ impl<'a> Fields<'a> {
         // Fields are in the order of the encoding.
         let body = match kind {
             FrameKind::Config => MessageBody::Config,
+            FrameKind::HandOver => MessageBody::HandOver,
+            FrameKind::Leave => MessageBody::Leave,
             FrameKind::Append => MessageBody::Append(self.append()?),
             FrameKind::Appended => MessageBody::Appended {
                 sent_ns: self.number("the time")?,

@@ -122,6 +122,8 @@ impl Out {
         self.config(&message.config);
         match &message.body {
             MessageBody::Config => FrameKind::Config,
+            MessageBody::HandOver => FrameKind::HandOver,
+            MessageBody::Leave => FrameKind::Leave,
             MessageBody::Append(append) => {
                 self.u64(append.sent_ns);
                 self.u64(append.session);

@@ -45,6 +45,10 @@ pub enum FrameKind {
     Fetched = 12,
     /// [`MessageBody::Unsettled`](crate::MessageBody::Unsettled).
     Unsettled = 13,
+    /// [`MessageBody::HandOver`](crate::MessageBody::HandOver).
+    HandOver = 14,
+    /// [`MessageBody::Leave`](crate::MessageBody::Leave).
+    Leave = 15,
     /// [`ClientRequest::Write`].
     Write = 32,
     /// [`ClientRequest::Read`].
@@ -59,7 +63,7 @@ pub enum FrameKind {
 
 impl FrameKind {
     /// Every kind.
-    pub const ALL: [FrameKind; 18] = [
+    pub const ALL: [FrameKind; 20] = [
         FrameKind::Config,
         FrameKind::Append,
         FrameKind::Appended,
@@ -73,6 +77,8 @@ impl FrameKind {
         FrameKind::Fetch,
         FrameKind::Fetched,
         FrameKind::Unsettled,
+        FrameKind::HandOver,
+        FrameKind::Leave,
         FrameKind::Write,
         FrameKind::Read,
         FrameKind::Reply,

@@ -169,6 +169,12 @@ pub enum MessageBody {
         /// The entry.
         entry: Arc<ReplicatedEntry>,
     },
+    /// To the primary of the record, from that of the epoch before, which waited for earlier leases and serves nothing any
+    /// more: no other replica has a lease from before.
+    HandOver,
+    /// To the primary, from a replica that is to stop, is not in sync and wants no stream; the primary answers with the same
+    /// when it has none for it.
+    Leave,
 }
 
 /// Entries from the primary.
@@ -242,7 +248,7 @@ pub enum ClientReply {
     Written,
     /// Committed data.
     Data(Arc<[u8]>),
-    /// Another replica is the primary, or will be. Nothing happened.
+    /// Another replica is the primary, or will be: it is to get the request, with the same number, and applies it once.
     NotPrimary {
         /// The primary as far as known.
         primary: Option<ReplicaId>,

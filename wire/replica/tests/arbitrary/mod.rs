@@ -127,9 +127,11 @@ pub(crate) fn replica_message(random: &mut WyRand, replicas: u64) -> ReplicaMess
             let entry = Arc::new(ReplicatedEntry { header, data });
             MessageBody::Unsettled { number: number(random), through: number(random), entry }
         }
-        _ => match random.below(3) {
+        _ => match random.below(5) {
             0 => MessageBody::CopyBegun { session },
             1 => MessageBody::CopyEnd { session },
+            2 => MessageBody::HandOver,
+            3 => MessageBody::Leave,
             _ => MessageBody::CopyEnded { session },
         },
     };
