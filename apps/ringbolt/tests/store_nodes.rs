@@ -13,7 +13,7 @@ use etcd::EtcdCluster;
 use rig::{ringbolt, scratch, text};
 use rustix::process::Signal;
 use serde_json::Value;
-use store::{Cluster, signal};
+use store::{Cluster, is_running, signal};
 
 const SIZE: [&str; 2] = ["--size=200m", "--log-size=2m"];
 
@@ -473,4 +473,81 @@ fn a_group_gets_a_replica_where_there_is_room_for_it() {
     assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
     drop(cluster);
     std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// Maintenance of one node, as an operator does it.
+#[test]
+fn a_node_that_is_stopped_hands_over_and_stays_down_until_it_is_started() {
+    let directory = scratch("store-stop");
+    let options = [&SIZE[..], &["--groups=6", "--nodes=3", "--replicas=3", "--lease=400ms"]].concat();
+    let cluster = Cluster::start(&directory, &options);
+    cluster.ok(&["image", "create", "vol", "64m"]);
+    cluster.wait_until_healthy();
+    let load = ["--rw=randwrite", "--iodepth=4", "--time_based", "--runtime=6", "--output-format=json"];
+    let load = cluster.perf(&load).spawn().unwrap();
+    // Each node, one after the other: all groups have had another primary then.
+    for node in 1..=3u64 {
+        let pid = cluster.nodes()[node as usize - 1];
+        let stopped: Value =
+            serde_json::from_str(&cluster.ok(&["store", "stop-node", &node.to_string(), "--json"])).unwrap();
+        assert_eq!(stopped, serde_json::json!({ "node": node, "state": "stopped" }));
+        assert!(!is_running(pid));
+        let status = cluster.status();
+        let of_node = &status["nodes"][node as usize - 1];
+        assert_eq!((&of_node["state"], &of_node["up"]), (&"stopped".into(), &false.into()), "{of_node:#}");
+        for group in status["groups"].as_array().unwrap() {
+            assert!(group["state"] == "degraded" && group["primary"] != node, "{group:#}");
+            assert!(!group["in_sync"].as_array().unwrap().contains(&node.into()), "{group:#}");
+        }
+        // Another one would be too much, and goes on.
+        let other = (node % 3 + 1).to_string();
+        let refused = cluster.run(&["store", "stop-node", &other]);
+        let reason = text(&refused.stderr);
+        assert!(
+            !refused.status.success() && reason.contains(&format!("node {other} is not stopped")),
+            "{reason}"
+        );
+        assert!(
+            reason.contains("fewer replicas of groups 0, 1, 2, 3, 4, 5 than the pool demands"),
+            "{reason}"
+        );
+        assert!(reason.contains("--force"), "{reason}");
+        assert_eq!(cluster.nodes().len(), 2);
+        assert_eq!(
+            cluster.ok(&["store", "start-node", &node.to_string()]),
+            format!("node {node} serves again\n")
+        );
+        cluster.wait_until_healthy();
+    }
+    let load = load.wait_with_output().unwrap();
+    assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
+
+    // A cluster that starts again leaves it stopped; --force stops what others need.
+    cluster.ok(&["store", "stop-node", "2"]);
+    let path = cluster.directory.clone();
+    cluster.end();
+    let cluster = Cluster::start_in(&path, &[]);
+    assert_eq!(cluster.nodes().len(), 2);
+    cluster.ok(&["store", "stop-node", "1", "--force"]);
+    let waits = cluster.status();
+    assert!(waits["groups"].as_array().unwrap().iter().all(|group| group["state"] == "waiting"), "{waits:#}");
+    let started: Value = serde_json::from_str(&cluster.ok(&["store", "start-node", "1", "--json"])).unwrap();
+    assert_eq!(started["state"], "serves");
+    cluster.wait_for("served by two", |status| {
+        status["groups"].as_array().unwrap().iter().all(|group| group["state"] == "degraded")
+    });
+    // One that does not run is not started either, and a lost one in its place is.
+    assert!(cluster.ok(&["store", "stop-node", "2"]).contains("node 2 does not run"));
+    std::fs::rename(cluster.directory.join("node2"), directory.join("lost")).unwrap();
+    cluster.ok(&["store", "add-node", "--replace=2", SIZE[0], SIZE[1]]);
+    cluster.wait_until_healthy();
+    for (arguments, reason) in [
+        (["store", "stop-node", "9"], "the cluster has no node 9"),
+        (["store", "start-node", "9"], "the cluster has no node 9"),
+    ] {
+        let refused = cluster.run(&arguments);
+        assert!(text(&refused.stderr).contains(reason), "{}", text(&refused.stderr));
+    }
+    cluster.end();
+    std::fs::remove_dir_all(directory).unwrap();
 }

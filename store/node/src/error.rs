@@ -1,7 +1,10 @@
 //! Why the store refuses a device, or ends one.
 
+use std::time::Duration;
+
 use bdev::BdevError;
 use block_io::Status;
+use cluster_map::MapError;
 use objects::ObjectsError;
 use oplog::LogError;
 use uuid::Uuid;
@@ -173,6 +176,27 @@ pub enum StoreError {
     /// Too many requests wait for a core.
     #[error("the store is busy: try again")]
     Busy,
+    /// A node is not stopped, because others could not serve without it.
+    #[error(
+        "without this node fewer replicas of {} than the pool demands are in sync on nodes that are up: `ringbolt store status` says \
+         what the others wait for",
+        groups_named(groups)
+    )]
+    TooFewInSync {
+        /// The logical groups.
+        groups: Vec<u32>,
+    },
+    /// A node is not stopped, because others did not take over in time.
+    #[error("no other node has taken over {} within {} ms: the map or the other nodes do not answer", groups_named(groups), limit.as_millis())]
+    NotLeft {
+        /// The logical groups.
+        groups: Vec<u32>,
+        /// How long they had.
+        limit: Duration,
+    },
+    /// A node is not stopped, because the map cannot say who takes over.
+    #[error("no other node can take over: {0}")]
+    LeaveMap(MapError),
     /// A core does not answer, or the store is closed.
     #[error("the store is closed")]
     Closed,
@@ -193,4 +217,16 @@ pub enum StoreError {
     /// The image cannot be like this.
     #[error("{0}")]
     InvalidImage(String),
+}
+
+/// The first groups of a list, and how many there are.
+fn groups_named(groups: &[u32]) -> String {
+    /// A line has room for so many.
+    const NAMED_MAX: usize = 8;
+    let named = groups.iter().take(NAMED_MAX).map(u32::to_string).collect::<Vec<_>>().join(", ");
+    match groups.len() {
+        1 => format!("group {named}"),
+        count if count <= NAMED_MAX => format!("groups {named}"),
+        count => format!("{count} groups ({named}, ...)"),
+    }
 }

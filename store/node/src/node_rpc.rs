@@ -59,6 +59,11 @@ impl NodeModule {
 const LEASE_S_MIN: u32 = 2;
 const LEASE_S_MAX: u32 = 3600;
 const MS: u64 = 1_000_000;
+/// How long other nodes may take to take over before a node stops. What needs longer, as a map that does not answer, would end
+/// as a failure does.
+const LEAVE_MAX: Duration = Duration::from_secs(5);
+/// The same for a program that ends: nothing waits for an error, and the machine may be about to stop.
+const DRAIN_LEAVE_MAX: Duration = Duration::from_secs(1);
 const NO_NODE: (i64, &str) = (RpcError::ENODEV, "no node is started");
 
 impl Module for NodeModule {
@@ -82,8 +87,17 @@ impl Module for NodeModule {
                     (RpcError::EIO, "the device, the map or the key cannot be used, or the address"),
                 ]),
             Method::job("store_node_stop", stop)
-                .text("Stops to serve, and releases the bdev. Not an SPDK method.", "true")
-                .errors(&[NO_NODE]),
+                .text(
+                    "Stops to serve, and releases the bdev. Other nodes take over before, so that clients wait for no lease. Not an \
+                     SPDK method.",
+                    "true",
+                )
+                .errors(&[
+                    NO_NODE,
+                    (RpcError::EBUSY, "without this node too few replicas of a group are in sync; force stops it all the same"),
+                    (RpcError::ETIMEDOUT, "no other node has taken over in 5 s; force stops it all the same"),
+                    (RpcError::EIO, "the map cannot be used; force stops it all the same"),
+                ]),
             Method::query("store_node_get_status", get_status)
                 .text(
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
@@ -96,6 +110,9 @@ impl Module for NodeModule {
 
     fn drain(&self) {
         if let Some(running) = sync::lock(&self.running).take() {
+            if let Err(error) = running.server.leave(false, DRAIN_LEAVE_MAX) {
+                log::info!("this node ends although {error}");
+            }
             let _ = blocking::block_on(running.server.close());
         }
     }
@@ -309,9 +326,24 @@ control::parameters! {
     struct NoParams {}
 }
 
-fn stop(module: &NodeModule, _params: NoParams, _job: &JobHandle) -> Result<bool, RpcError> {
-    let running = sync::lock(&module.running).take();
-    let running = running.ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?;
+control::parameters! {
+    struct StopParams {
+        /// Stops it although groups wait without it, or no other node takes over
+        force: bool = false,
+    }
+}
+
+fn stop(module: &NodeModule, params: StopParams, _job: &JobHandle) -> Result<bool, RpcError> {
+    let mut running = sync::lock(&module.running);
+    let server = &running.as_ref().ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?.server;
+    if let Err(error) = server.leave(params.force, LEAVE_MAX) {
+        if !params.force {
+            server.stay();
+            return Err(error.into());
+        }
+        log::warn!("this node is stopped although {error}");
+    }
+    let running = running.take().ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?;
     blocking::block_on(running.server.close()).map_err(|_| StoreError::Closed)?;
     Ok(true)
 }

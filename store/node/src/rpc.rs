@@ -153,7 +153,10 @@ impl From<StoreError> for RpcError {
     fn from(error: StoreError) -> RpcError {
         let code = match &error {
             StoreError::Bdev(BdevError::NotFound { .. }) | StoreError::NoImage(_) => RpcError::ENODEV,
-            StoreError::Bdev(BdevError::Claimed { .. }) | StoreError::Busy => RpcError::EBUSY,
+            StoreError::Bdev(BdevError::Claimed { .. })
+            | StoreError::Busy
+            | StoreError::TooFewInSync { .. } => RpcError::EBUSY,
+            StoreError::NotLeft { .. } => RpcError::ETIMEDOUT,
             StoreError::Exists | StoreError::ImageExists(_) => RpcError::EEXIST,
             StoreError::Geometry(_)
             | StoreError::InvalidImage(_)

@@ -6,6 +6,7 @@
 mod hosting;
 mod hub;
 mod keys;
+mod leave;
 mod map_watch;
 mod membership;
 mod report;
@@ -68,6 +69,7 @@ pub struct NodeServerConfig {
 
 /// A node that serves.
 pub struct NodeServer {
+    cluster_map: Arc<dyn ClusterMap>,
     report: Arc<NodeReport>,
     hub: MailboxSender<HubInput>,
     map: Option<MapWatch>,
@@ -173,6 +175,7 @@ impl NodeServer {
             addresses: addresses.clone(),
         });
         report::start_reporter(&report, hub.clone());
+        let cluster_map = config.map.clone();
         let watch = MapWatchConfig {
             map: config.map,
             cluster: Uuid::from_bytes(cluster),
@@ -195,7 +198,7 @@ impl NodeServer {
             },
         };
         let map = Some(MapWatch::start(watch, receiver));
-        Ok(NodeServer { report, hub, map })
+        Ok(NodeServer { cluster_map, report, hub, map })
     }
 
     /// Its number.

@@ -6,13 +6,17 @@ mod layout;
 mod nodes;
 mod pool;
 mod status;
+mod stop;
 
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use cluster_map::{ClusterSettings, DeviceRecord, EtcdFiles, EtcdOptions, MapChange, NodeId, OutReason};
+use rustix::fs::inotify::{self, WatchFlags};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -23,6 +27,7 @@ use key::KeyCommand;
 use layout::ClusterLayout;
 use nodes::RunningNodes;
 use pool::PoolCommand;
+use stop::{StartNodeArgs, StopNodeArgs};
 
 /// The directory of the cluster, unless it is named.
 const DEFAULT_DIRECTORY: &str = "ringbolt-store";
@@ -52,6 +57,15 @@ pub(crate) enum StoreCommand {
         ringbolt store add-node --etcd http://10.0.0.1:2379 --key key --listen 10.0.0.2 \\\n      \
         --allow-plain-network")]
     AddNode(AddNodeArgs),
+    /// Stop a node of this machine for maintenance: others take over first, and `ringbolt store up` does not start it again
+    #[command(
+        after_help = "Examples:\n  ringbolt store stop-node 2\n  ringbolt store stop-node 2 --force --json\n\n\
+        Clients wait for no lease. It is refused where too few replicas would be in sync."
+    )]
+    StopNode(StopNodeArgs),
+    /// Start a node that was stopped; `ringbolt store up` in the same directory runs it
+    #[command(after_help = "Example:\n  ringbolt store start-node 2")]
+    StartNode(StartNodeArgs),
     /// Move the replicas of a node to other nodes, so that it can be taken away
     #[command(after_help = "Example:\n  ringbolt store out 2")]
     Out(OutArgs),
@@ -334,6 +348,8 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::Up(options) => up(&options),
         StoreCommand::Status(options) => status::run(&options.of, options.json),
         StoreCommand::AddNode(options) => add_node(&options),
+        StoreCommand::StopNode(options) => stop::stop_node(&options),
+        StoreCommand::StartNode(options) => stop::start_node(&options),
         StoreCommand::Out(options) => set_out(&options, Some(OutReason::Operator)),
         StoreCommand::In(options) => set_out(&options, None),
         StoreCommand::Weight(options) => set_weight(&options),
@@ -390,8 +406,15 @@ fn warn_of_memory(nodes: &[u32]) {
     }
 }
 
-/// Sends this process SIGCHLD when the map has changed: a node may have been added.
+/// Sends this process SIGCHLD when the map or the directory has changed: a node may have been added, or is to start.
 fn watch_nodes(layout: &ClusterLayout) {
+    let directory = layout.directory.clone();
+    std::thread::spawn(move || {
+        // Without it, changes of a map in a directory are noticed all the same: it is read again and again.
+        if let Err(error) = watch_directory(&directory) {
+            stdout_line!("{} is not watched: {error}", directory.display());
+        }
+    });
     let mut changes = layout.map.changes();
     std::thread::spawn(move || {
         loop {
@@ -403,6 +426,23 @@ fn watch_nodes(layout: &ClusterLayout) {
             }
         }
     });
+}
+
+/// Sends this process SIGCHLD for each name that comes to the directory or goes.
+fn watch_directory(directory: &Path) -> std::io::Result<()> {
+    let watch = inotify::init(inotify::CreateFlags::CLOEXEC)?;
+    let (come, gone) =
+        (WatchFlags::CREATE | WatchFlags::MOVED_TO, WatchFlags::DELETE | WatchFlags::MOVED_FROM);
+    inotify::add_watch(&watch, directory, come | gone)?;
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut events = inotify::Reader::new(&watch, &mut buffer);
+    loop {
+        match events.next() {
+            Ok(_) => signal_hook::low_level::raise(SIGCHLD)?,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 fn add_node(options: &AddNodeArgs) -> Result<(), CommandError> {

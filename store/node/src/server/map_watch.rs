@@ -48,6 +48,8 @@ pub(super) enum MapRequest {
     Hosted { group: u32, replica: Result<ReplicaHandle, StoreError> },
     /// A replica was removed.
     Removed { group: u32 },
+    /// The node is to stop, and others are to see that; or it goes on after all.
+    Leaving(bool),
     /// Ends.
     Stop,
 }
@@ -146,6 +148,8 @@ struct Watcher {
     /// Groups are not where they are wanted because there is no room: what they use changes without a change of the map.
     waits_for_room: bool,
     renew_at: Instant,
+    /// Its lease is ended, and not renewed.
+    is_leaving: bool,
     retry_at: Option<Instant>,
     /// The map could not be used: it is logged once.
     is_failing: bool,
@@ -180,12 +184,18 @@ impl MapWatch {
             is_to_review: false,
             waits_for_room: false,
             renew_at: Instant::now(),
+            is_leaving: false,
             retry_at: None,
             is_failing: false,
             unreadable_key: None,
         };
         let thread = std::thread::spawn(move || watcher.run(&receiver));
         MapWatch { requests, is_stopped, thread, host: host_thread }
+    }
+
+    /// Ends the node's lease, or renews it again.
+    pub(super) fn set_leaving(&self, is_leaving: bool) {
+        let _ = self.requests.send(MapRequest::Leaving(is_leaving));
     }
 
     pub(super) fn stop(self) {
@@ -228,6 +238,13 @@ impl Watcher {
                     self.is_to_review = true;
                 }
                 Ok(MapRequest::Proposals) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(MapRequest::Leaving(is_leaving)) => {
+                    self.is_leaving = is_leaving;
+                    self.renew_at = Instant::now();
+                    if is_leaving && let Err(error) = self.config.map.end_lease(NodeId(self.config.node.0)) {
+                        log::debug!("others do not see yet that this node stops: {error}");
+                    }
+                }
                 Ok(MapRequest::Stop) | Err(RecvTimeoutError::Disconnected) => {
                     // Others see it go at once.
                     let _ = self.config.map.end_lease(NodeId(self.config.node.0));
@@ -288,7 +305,10 @@ impl Watcher {
     fn renew(&mut self) -> Result<(), MapError> {
         let seconds = self.config.lease_seconds;
         let lease = Duration::from_secs(seconds.into());
-        let renewed = self.config.map.renew_lease(NodeId(self.config.node.0), seconds);
+        let renewed = match self.is_leaving {
+            true => Ok(()),
+            false => self.config.map.renew_lease(NodeId(self.config.node.0), seconds),
+        };
         self.renew_at = Instant::now() + if renewed.is_ok() { lease / RENEWALS } else { RETRY };
         renewed
     }

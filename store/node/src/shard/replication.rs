@@ -16,12 +16,14 @@ mod start;
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use cluster_map::{PartitionSize, PoolClass};
 use reactor::{MailboxReceiver, MailboxSender};
 use replica::{
-    AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, LearnerStatus, ObjectPart, Replica,
-    ReplicaAction, ReplicaCheckpoint, ReplicaEvent, ReplicaId, ReplicaMessage, ReplicaStatus,
+    AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, LearnerStatus, LeaveStatus,
+    ObjectPart, Replica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent, ReplicaId, ReplicaMessage,
+    ReplicaStatus,
 };
 use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, ObjectId, Operation, UnsettledBlock, crc32c};
 
@@ -48,6 +50,17 @@ pub enum ReplicaInput {
     Map(Arc<GroupConfig>),
     /// The group's replicas with the sizes of their partitions, as far as known. Without, the primary's own one says what fits.
     Partitions(Vec<(ReplicaId, Option<PartitionSize>)>),
+    /// The node is to stop: see [`ReplicaEvent::Leave`].
+    Leave {
+        /// Replicas whose nodes stay up.
+        successors: Vec<ReplicaId>,
+        /// Leaves also if too few of these are in sync.
+        force: bool,
+        /// Gets the group and the status that is not [`LeaveStatus::Pending`]; dropped without if the replica has failed.
+        outcome: Sender<(u32, LeaveStatus)>,
+    },
+    /// The node goes on.
+    Stay,
 }
 
 /// Where a replica's messages go. It does not block; what it cannot send it drops.
@@ -116,6 +129,8 @@ pub(super) struct Replication {
     pub(super) events: VecDeque<ReplicaEvent>,
     /// When the replica wants the next [`ReplicaEvent::Timer`].
     replica_deadline: Option<u64>,
+    /// Gets the outcome of leaving, once.
+    leave_outcome: Option<Sender<(u32, LeaveStatus)>>,
     /// Scratch, empty between events.
     actions: Vec<ReplicaAction>,
     log_queue: VecDeque<ReplicaAction>,
@@ -263,6 +278,16 @@ impl Replication {
         let waits = !self.log_queue.is_empty() || !self.object_queue.is_empty() || !self.waiting.is_empty();
         let retry = waits.then_some(now_ns + RETRY_NS);
         self.replica_deadline.into_iter().chain(retry).min()
+    }
+
+    /// Passes on that the replica has left its group, or cannot.
+    fn report_leave(&mut self) {
+        let status = self.replica.leave_status().filter(|status| *status != LeaveStatus::Pending);
+        if let Some(status) = status
+            && let Some(outcome) = self.leave_outcome.take()
+        {
+            let _ = outcome.send((self.group, status));
+        }
     }
 
     pub(super) fn describe(&self) -> ReplicaDescription {

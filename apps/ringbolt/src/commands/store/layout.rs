@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{Seek, SeekFrom};
+use std::io::{ErrorKind, Seek, SeekFrom};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -114,6 +114,30 @@ impl ClusterLayout {
     /// The directory of a node.
     pub(super) fn node(&self, node: u32) -> PathBuf {
         self.directory.join(format!("node{node}"))
+    }
+
+    /// The file that says that an operator stopped a node: `store up` does not start it. It is beside the node's directory, so
+    /// that one watch sees it come and go.
+    fn stop_mark(&self, node: u32) -> PathBuf {
+        self.directory.join(format!("node{node}.stopped"))
+    }
+
+    /// Whether an operator stopped a node.
+    pub(super) fn is_stopped(&self, node: u32) -> bool {
+        self.stop_mark(node).exists()
+    }
+
+    /// Says that an operator stopped a node, or wants it to run. Returns whether that is new.
+    pub(super) fn set_stopped(&self, node: u32, is_stopped: bool) -> std::io::Result<bool> {
+        let mark = self.stop_mark(node);
+        let changed = match is_stopped {
+            true => fs::File::options().write(true).create_new(true).open(mark).map(drop),
+            false => fs::remove_file(mark),
+        };
+        match changed {
+            Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => Ok(false),
+            changed => changed.map(|()| true),
+        }
     }
 
     /// The RPC socket of a node.
@@ -556,6 +580,8 @@ pub(super) fn add_node(
     let disk = disk.with_log(log)?;
     let made = make_node(&scratch, &layout.directory, node, &disk, options, replicas);
     let made = made.and_then(|class| {
+        // The one that it replaces may have been stopped.
+        layout.set_stopped(node, false).map_err(CommandError::environment)?;
         fs::rename(&scratch, layout.node(node)).map_err(CommandError::environment)?;
         Ok(class)
     });

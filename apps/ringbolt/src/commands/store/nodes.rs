@@ -52,6 +52,8 @@ struct SupervisedNode {
     failures: u32,
     /// When it is started again, if it failed.
     retry_at: Option<Instant>,
+    /// An operator stopped it, and it has ended.
+    is_stopped: bool,
 }
 
 impl SupervisedNode {
@@ -106,6 +108,13 @@ impl RunningNodes {
         };
         let mut first_error = None;
         for node in layout.nodes.clone() {
+            if layout.is_stopped(node) {
+                stdout_line!(
+                    "node {node} was stopped by an operator; `ringbolt store start-node {node}` starts it"
+                );
+                nodes.nodes.insert(node, SupervisedNode { is_stopped: true, ..SupervisedNode::default() });
+                continue;
+            }
             let spawned = nodes.spawn(node, None);
             let supervised = nodes.nodes.entry(node).or_default();
             match spawned {
@@ -236,6 +245,14 @@ impl RunningNodes {
             if ended.is_some_and(|(_, has_failed)| !has_failed) {
                 supervised.failures = 0;
             }
+            let was_stopped = std::mem::replace(&mut supervised.is_stopped, self.layout.is_stopped(node));
+            if supervised.is_stopped {
+                supervised.retry_at = None;
+                if let Some((status, _)) = ended {
+                    stdout_line!("node {node} is stopped, {status}");
+                }
+                continue;
+            }
             if self.is_lost(node) || self.waits_for_map(node) {
                 continue;
             }
@@ -253,7 +270,8 @@ impl RunningNodes {
                 Some((status, false)) => stdout_line!("node {node} ended, {status}: it is started again"),
                 None => {}
             }
-            let announcement = (supervised.failures > 0).then(|| format!("node {node} serves again"));
+            let is_back = was_stopped || supervised.failures > 0;
+            let announcement = is_back.then(|| format!("node {node} serves again"));
             self.start_or_delay(node, announcement);
         }
     }

@@ -218,14 +218,16 @@ impl NodeAnswer {
     fn report(&self) -> Option<&Value> {
         match &self.answer {
             NodeReply::Report(report) => Some(report),
-            NodeReply::Unreported(_) | NodeReply::Silent(_) => None,
+            NodeReply::Unreported(_) | NodeReply::Silent(_) | NodeReply::Stopped(_) => None,
         }
     }
 
     fn error(&self) -> Option<&str> {
         match &self.answer {
             NodeReply::Report(_) => None,
-            NodeReply::Unreported(error) | NodeReply::Silent(error) => Some(error),
+            NodeReply::Unreported(error) | NodeReply::Silent(error) | NodeReply::Stopped(error) => {
+                Some(error)
+            }
         }
     }
 }
@@ -261,7 +263,7 @@ fn replica_on<'a>(
         },
         NodeReply::Unreported(_) => ReplicaAnswer::Unreported,
         NodeReply::Silent(why) if is_up && !is_local => ReplicaAnswer::Unknown(why),
-        NodeReply::Silent(why) => ReplicaAnswer::Down(why),
+        NodeReply::Silent(why) | NodeReply::Stopped(why) => ReplicaAnswer::Down(why),
     }
 }
 
@@ -421,6 +423,7 @@ fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>) -> Vec<Value
         let state = match answer.map(|answer| &answer.answer) {
             Some(NodeReply::Report(_)) => "serves",
             Some(NodeReply::Unreported(_)) => "up",
+            Some(NodeReply::Stopped(_)) => "stopped",
             Some(NodeReply::Silent(_)) | None => "does not answer",
         };
         json!({

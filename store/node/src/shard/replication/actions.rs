@@ -31,6 +31,14 @@ impl Shard {
         replication.events.push_back(match input {
             ReplicaInput::Message(message) => ReplicaEvent::Message(message),
             ReplicaInput::Map(config) => ReplicaEvent::Map(config),
+            ReplicaInput::Leave { successors, force, outcome } => {
+                replication.leave_outcome = Some(outcome);
+                ReplicaEvent::Leave { successors, force }
+            }
+            ReplicaInput::Stay => {
+                replication.leave_outcome = None;
+                ReplicaEvent::Stay
+            }
             ReplicaInput::Partitions(partitions) => {
                 replication.partitions = partitions;
                 return self.update_room();
@@ -70,6 +78,7 @@ impl Shard {
                 actions.drain(..).for_each(|action| replication.dispatch(action));
                 replication.actions = actions;
                 replication.replica_deadline = replication.replica.deadline();
+                replication.report_leave();
             }
             self.carry_out(&mut replication);
             if replication.events.is_empty() {

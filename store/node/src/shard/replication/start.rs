@@ -144,6 +144,7 @@ impl Replication {
             outbox,
             events: VecDeque::new(),
             replica_deadline: None,
+            leave_outcome: None,
             actions: Vec::new(),
             log_queue: VecDeque::new(),
             object_queue: VecDeque::new(),

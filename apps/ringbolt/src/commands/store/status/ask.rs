@@ -26,6 +26,8 @@ pub(super) enum NodeReply {
     Unreported(String),
     /// Nothing, and why.
     Silent(String),
+    /// Nothing: an operator stopped it.
+    Stopped(String),
 }
 
 /// The answer of a node, and whether the node is on this machine.
@@ -55,6 +57,9 @@ pub(super) fn ask(layout: &ClusterLayout) -> Result<(NodeAnswers, Option<MapErro
         let answers = local.into_iter().map(|(node, asked)| {
             let answer = match asked.join() {
                 Ok(Ok(report)) => NodeReply::Report(report),
+                Ok(Err(_)) if layout.is_stopped(node) => NodeReply::Stopped(format!(
+                    "an operator stopped it; `ringbolt store start-node {node}` starts it"
+                )),
                 Ok(Err(error)) => NodeReply::Silent(error.to_string()),
                 Err(_) => NodeReply::Silent("it could not be asked".to_string()),
             };

@@ -1,0 +1,155 @@
+//! `ringbolt store stop-node` and `start-node`: maintenance of one node of this machine.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use cluster_map::NodeId;
+use control::client::{self, CallError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{PidfdFlags, pidfd_open};
+use serde_json::{Value, json};
+
+use super::ClusterArgs;
+use super::layout::ClusterLayout;
+use crate::command_error::CommandError;
+use crate::console::stdout_line;
+
+/// How long the node may take to hand over and to close its device, some times more than it gives itself.
+const STOP_MAX: Duration = Duration::from_secs(30);
+/// How long a node may take to serve before the command says that it does not. Its logs may be on a slow device.
+const START_MAX: Duration = Duration::from_secs(20);
+/// How often the socket of a node that starts is tried: nothing says when it is there.
+const START_POLL: Duration = Duration::from_millis(50);
+
+/// Arguments of `ringbolt store stop-node`.
+#[derive(Args)]
+pub(crate) struct StopNodeArgs {
+    /// Number of the node
+    node: u32,
+    /// Stop it although groups wait without it, or no other node takes over
+    #[arg(long)]
+    force: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    of: ClusterArgs,
+}
+
+/// Arguments of `ringbolt store start-node`.
+#[derive(Args)]
+pub(crate) struct StartNodeArgs {
+    /// Number of the node
+    node: u32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    of: ClusterArgs,
+}
+
+/// The cluster, whose directory has the node.
+fn open(of: &ClusterArgs, node: u32) -> Result<ClusterLayout, CommandError> {
+    let layout = ClusterLayout::open(&of.cluster, &of.etcd.options())?;
+    if layout.nodes.contains(&node) {
+        return Ok(layout);
+    }
+    let is_known = layout.map.nodes().is_ok_and(|nodes| nodes.contains_key(&NodeId(node)));
+    Err(CommandError::operation(match is_known {
+        true => format!("node {node} is not in {}: run this on its machine", layout.directory.display()),
+        false => format!("the cluster has no node {node}"),
+    }))
+}
+
+fn print(node: u32, state: &str, as_json: bool, line: &str) {
+    match as_json {
+        true => stdout_line!("{:#}", json!({ "node": node, "state": state })),
+        false => stdout_line!("{line}"),
+    }
+}
+
+pub(super) fn stop_node(options: &StopNodeArgs) -> Result<(), CommandError> {
+    let StopNodeArgs { node, force, json, .. } = *options;
+    let layout = open(&options.of, node)?;
+    let socket = layout.socket(node);
+    let Ok(connection) = UnixStream::connect(&socket) else {
+        layout.set_stopped(node, true).map_err(CommandError::environment)?;
+        print(node, "stopped", json, &format!("node {node} does not run, and is not started any more"));
+        return Ok(());
+    };
+    let process = socket_peercred(&connection).and_then(|peer| pidfd_open(peer.pid, PidfdFlags::empty()));
+    let process = process.map_err(|error| CommandError::environment(format!("node {node}: {error}")))?;
+    drop(connection);
+    // Before it ends: `store up` would start it again.
+    let is_new = layout.set_stopped(node, true).map_err(CommandError::environment)?;
+    let stopped = leave(&socket, force).and_then(|()| {
+        // The process ends as at the end of `store up`.
+        let params = json!({ "sig_name": "SIGTERM" });
+        client::call(&socket, "spdk_kill_instance", params, STOP_MAX).map(drop)
+    });
+    if let Err(error) = stopped {
+        if is_new {
+            layout.set_stopped(node, false).map_err(CommandError::environment)?;
+        }
+        let hint = if force { "" } else { "; --force stops it all the same" };
+        return Err(CommandError::operation(format!("node {node} is not stopped: {error}{hint}")));
+    }
+    let limit = Timespec::try_from(STOP_MAX).ok();
+    let mut ended = [PollFd::new(&process, PollFlags::IN)];
+    match poll(&mut ended, limit.as_ref()) {
+        Ok(1..) => {}
+        Ok(_) => {
+            let reason =
+                format!("node {node} has handed over, and its process does not end: SIGKILL loses nothing");
+            return Err(CommandError::operation(reason));
+        }
+        Err(error) => return Err(CommandError::environment(format!("node {node}: {error}"))),
+    }
+    let line = format!(
+        "node {node} is stopped; `ringbolt store start-node {node}` starts it. Its replicas move to other nodes if it is down for \
+         the time that --out-after says"
+    );
+    print(node, "stopped", json, &line);
+    Ok(())
+}
+
+/// Has the node hand over and close its device.
+fn leave(socket: &Path, force: bool) -> Result<(), CallError> {
+    match client::call(socket, "store_node_stop", json!({ "force": force }), STOP_MAX) {
+        // It has been stopped before, and its process not.
+        Err(CallError::Rejected(error)) if error.code == control::RpcError::ENODEV => Ok(()),
+        stopped => stopped.map(drop),
+    }
+}
+
+pub(super) fn start_node(options: &StartNodeArgs) -> Result<(), CommandError> {
+    let StartNodeArgs { node, json, .. } = *options;
+    let layout = open(&options.of, node)?;
+    let was_stopped = layout.set_stopped(node, false).map_err(CommandError::environment)?;
+    let socket = layout.socket(node);
+    let end = Instant::now() + START_MAX;
+    loop {
+        let left = end.saturating_duration_since(Instant::now()).max(START_POLL);
+        match client::call(&socket, "store_node_get_status", Value::Null, left) {
+            Ok(_) => break,
+            Err(CallError::Connect { .. }) if Instant::now() < end => std::thread::sleep(START_POLL),
+            Err(error) => {
+                let log = layout.log(node);
+                return Err(CommandError::operation(format!(
+                    "node {node} may start, and does not serve yet ({error}): `ringbolt store up` of {} runs it; its log is {}",
+                    layout.directory.display(),
+                    log.display()
+                )));
+            }
+        }
+    }
+    let line = match was_stopped {
+        true => format!("node {node} serves again"),
+        false => format!("node {node} was not stopped, and serves"),
+    };
+    print(node, "serves", json, &line);
+    Ok(())
+}
