@@ -392,6 +392,11 @@ pub(super) const ALL: &[Benchmark] = &[
         BenchmarkKind::StoreFault(StoreFault::Stop),
     ),
     case(
+        "store-maintenance",
+        "the same while `store stop-node` stops one for two seconds",
+        BenchmarkKind::StoreFault(StoreFault::Maintenance),
+    ),
+    case(
         "store-out",
         "the same while the replicas of one are copied to the others",
         BenchmarkKind::StoreFault(StoreFault::Out),

@@ -18,6 +18,8 @@ pub(in crate::bench) enum StoreFault {
     Kill,
     /// SIGSTOP, and SIGCONT after [`STOPPED`].
     Stop,
+    /// The operator stops it, and starts it again after [`STOPPED`].
+    Maintenance,
     /// The operator takes it out: its replicas are copied to other nodes.
     Out,
 }
@@ -61,7 +63,7 @@ pub(in crate::bench) fn measure_fault(
     };
     let undisturbed_us = match fault {
         StoreFault::Out => Some(p99_us(&load::perf(context, &mut command)?)?),
-        StoreFault::Kill | StoreFault::Stop => None,
+        StoreFault::Kill | StoreFault::Stop | StoreFault::Maintenance => None,
     };
     let running = load::start_perf(context, &command)?;
     std::thread::sleep(BEFORE);
@@ -74,6 +76,11 @@ pub(in crate::bench) fn measure_fault(
             std::thread::sleep(STOPPED);
             kill_process(node, Signal::CONT)?;
         }
+        StoreFault::Maintenance => {
+            cluster.run(context, &["store", "stop-node", &number])?;
+            std::thread::sleep(STOPPED);
+            cluster.run(context, &["store", "start-node", &number])?;
+        }
         StoreFault::Out => drop(cluster.run(context, &["store", "out", &number])?),
     }
     let recovered_ms = recovery(context, &cluster)?.as_secs_f64() * 1e3;
@@ -83,6 +90,7 @@ pub(in crate::bench) fn measure_fault(
         match fault {
             StoreFault::Kill => "SIGKILL",
             StoreFault::Stop => "SIGSTOP, SIGCONT",
+            StoreFault::Maintenance => "ringbolt store stop-node, start-node",
             StoreFault::Out => "ringbolt store out",
         }
     ));
