@@ -375,3 +375,88 @@ fn nodes_with_their_logs_on_files_of_their_own_lose_nothing_when_they_are_killed
     drop(cluster);
     std::fs::remove_dir_all(&directory).unwrap();
 }
+
+/// A tmpfs in the place of a directory, with what that has; unmounted on drop.
+struct SmallFileSystem(std::path::PathBuf);
+
+impl SmallFileSystem {
+    /// `None` where that is not permitted.
+    fn below(directory: &std::path::Path, bytes: u64) -> Option<SmallFileSystem> {
+        let contents = directory.with_extension("moved");
+        std::fs::rename(directory, &contents).unwrap();
+        std::fs::create_dir(directory).unwrap();
+        let options = format!("size={bytes}");
+        let mount = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
+            .arg(directory)
+            .status();
+        if !mount.is_ok_and(|status| status.success()) {
+            return None;
+        }
+        let copy = std::process::Command::new("cp")
+            .args(["-a", "--sparse=always", "-T"])
+            .args([&contents, directory])
+            .status();
+        assert!(copy.unwrap().success());
+        Some(SmallFileSystem(directory.to_path_buf()))
+    }
+
+    /// Takes all space that is left, until the file is removed.
+    fn fill(&self) -> std::path::PathBuf {
+        let path = self.0.join("balloon");
+        let mut file = std::fs::File::create(&path).unwrap();
+        let error = std::io::copy(&mut std::io::repeat(1), &mut file).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+        path
+    }
+}
+
+impl Drop for SmallFileSystem {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_node_whose_file_system_was_full_is_started_again_when_it_has_space() {
+    let directory = scratch("store-full-disk");
+    let mut cluster = Cluster::start(&directory, small());
+    cluster.ok(&["image", "create", "vol", "64m"]);
+    cluster.wait_until_healthy();
+    signal(cluster.up.id(), Signal::INT);
+    assert!(cluster.up.wait().unwrap().success());
+    let Some(small_disk) = SmallFileSystem::below(&cluster.directory.join("node2"), 128 << 20) else {
+        return println!("SKIPPED: a file system cannot be mounted here");
+    };
+    cluster = Cluster::start(&directory, &[]);
+    cluster.wait_until_healthy();
+    let balloon = small_disk.fill();
+    let nodes = cluster.nodes();
+    let write = || {
+        let written = cluster.perf(&["--rw=write", "--size=32m", "--iodepth=8"]).output().unwrap();
+        assert!(written.status.success(), "{}{}", text(&written.stdout), text(&written.stderr));
+    };
+    write();
+    let full = cluster.wait_for("without space", |status| {
+        let groups = status["groups"].as_array().unwrap();
+        groups.iter().any(|group| group["catching_up"] == "2 (failed)")
+    });
+    let replicas = full["nodes"][1]["report"]["replicas"].as_array().unwrap();
+    let failed = replicas.iter().find(|replica| replica["state"] == "failed").unwrap();
+    assert_eq!(failed["out_of_space"], true, "{failed:#}");
+    let groups = full["groups"].as_array().unwrap().iter();
+    let why = groups.map(|group| group["why"].to_string()).find(|why| why.contains("failed")).unwrap();
+    assert!(why.contains("when its file system has space"), "{why}");
+    // Without space nothing is tried, although the nodes were asked meanwhile.
+    let since = Instant::now();
+    cluster.wait_for("after a check", |_| since.elapsed() > Duration::from_secs(6));
+    assert_eq!(cluster.nodes(), nodes);
+    std::fs::remove_file(balloon).unwrap();
+    cluster.wait_until_healthy();
+    let (now, of_others) = (cluster.nodes(), [nodes[0], nodes[2]]);
+    assert!([now[0], now[2]] == of_others && now[1] != nodes[1], "{nodes:?} {now:?}");
+    write();
+    cluster.end();
+    drop(small_disk);
+    std::fs::remove_dir_all(&directory).unwrap();
+}

@@ -84,6 +84,8 @@ pub struct PartitionStatus {
     pub entries_to_place: u64,
     /// Why it failed, if it did: its operations end with an error.
     pub failed: Option<Arc<str>>,
+    /// It failed because a file of the device found no space on its file system.
+    pub is_out_of_space: bool,
     /// Counters since it was opened.
     pub stats: ShardStats,
     /// The replica that owns it.

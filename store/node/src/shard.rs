@@ -138,6 +138,8 @@ pub(crate) struct Shard {
     is_closing: bool,
     /// Why it failed, if it did: operations end with [`FAILED`].
     failed: Option<Arc<str>>,
+    /// It failed because the device had no space, as a file on a full file system.
+    is_out_of_space: bool,
     pub(crate) stats: ShardStats,
     /// The replica that owns log and objects.
     replication: Option<Box<Replication>>,
@@ -292,6 +294,7 @@ impl Shard {
             closing: Vec::new(),
             is_closing: false,
             failed: None,
+            is_out_of_space: false,
             stats: ShardStats::default(),
             replication: None,
             used: Arc::default(),
@@ -478,6 +481,8 @@ impl Shard {
             self.index
         );
         self.failed = Some(error.to_string().into());
+        self.is_out_of_space =
+            matches!(error, StoreError::Io { status, .. } if *status == Status::CAPACITY_EXCEEDED);
         let deferred = std::mem::take(&mut self.deferred).into_iter().map(|request| request.reply);
         let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter().map(|entry| entry.reply);
         let waiting_for_flush = std::mem::take(&mut self.waiting_for_flush);
@@ -598,6 +603,7 @@ impl Shard {
             entries_to_place: self.committed.len() as u64,
             failed: self.failed.clone(),
             checksum_cache_bytes: (self.partition.cached_checksum_blocks() * BLOCK_BYTES) as u64,
+            is_out_of_space: self.is_out_of_space,
             stats: self.stats,
             replica: self.replication.as_ref().map(|replication| replication.describe()),
         }

@@ -5,6 +5,7 @@ mod key;
 mod layout;
 mod nodes;
 mod pool;
+mod space;
 mod status;
 mod stop;
 
@@ -377,6 +378,7 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
     };
     let mut nodes = RunningNodes::start(&layout, options.idle, is_new)?;
     watch_nodes(&layout);
+    space::watch(&layout);
     // The nodes serve without the map.
     match layout.describe().and_then(|line| Ok((line, layout.nodes_in_memory()?))) {
         Ok((line, in_memory)) => {

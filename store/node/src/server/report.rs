@@ -116,6 +116,7 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
         "class": replica.class.name(),
         "state": state,
         "failure": status.failed.as_deref(),
+        "out_of_space": status.is_out_of_space,
         "waits_for": replica.status.blocked.filter(|_| state == "waiting").map(reason),
         "epoch": replica.config.epoch,
         "primary": replica.config.primary.0,

@@ -371,12 +371,15 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
     let refusal = view.replicas.iter().find_map(|node| Some((*node, reason(*node, "refused")?)));
     // That of the primary is known by now.
     let failed = view.replicas.iter().filter(|node| **node != primary).find_map(|node| match of(*node) {
-        ReplicaAnswer::Known(report) => Some((*node, failure(report)?)),
+        ReplicaAnswer::Known(report) => Some((*node, failure(report)?, report["out_of_space"] == true)),
         _ => None,
     });
-    if let Some((node, failure)) = failed {
-        let failed =
-            format!("the replica on node {node} failed: {failure}; start that node again, or replace it");
+    if let Some((node, failure, is_out_of_space)) = failed {
+        let remedy = match is_out_of_space {
+            true => "`ringbolt store up` starts that node again when its file system has space",
+            false => "start that node again, or replace it",
+        };
+        let failed = format!("the replica on node {node} failed: {failure}; {remedy}");
         why = Some(why.map_or(failed.clone(), |why| format!("{why}; {failed}")));
     } else if let (None, Some((node, refusal))) = (&why, refusal) {
         why = Some(format!("node {node}: {refusal}"));

@@ -85,11 +85,7 @@ pub(super) fn stop_node(options: &StopNodeArgs) -> Result<(), CommandError> {
     drop(connection);
     // Before it ends: `store up` would start it again.
     let is_new = layout.set_stopped(node, true).map_err(CommandError::environment)?;
-    let stopped = leave(&socket, force).and_then(|()| {
-        // The process ends as at the end of `store up`.
-        let params = json!({ "sig_name": "SIGTERM" });
-        client::call(&socket, "spdk_kill_instance", params, STOP_MAX).map(drop)
-    });
+    let stopped = leave(&socket, force).and_then(|()| end_process(&socket));
     if let Err(error) = stopped {
         if is_new {
             layout.set_stopped(node, false).map_err(CommandError::environment)?;
@@ -117,12 +113,18 @@ pub(super) fn stop_node(options: &StopNodeArgs) -> Result<(), CommandError> {
 }
 
 /// Has the node hand over and close its device.
-fn leave(socket: &Path, force: bool) -> Result<(), CallError> {
+pub(super) fn leave(socket: &Path, force: bool) -> Result<(), CallError> {
     match client::call(socket, "store_node_stop", json!({ "force": force }), STOP_MAX) {
         // It has been stopped before, and its process not.
         Err(CallError::Rejected(error)) if error.code == control::RpcError::ENODEV => Ok(()),
         stopped => stopped.map(drop),
     }
+}
+
+/// The process ends as at the end of `store up`.
+pub(super) fn end_process(socket: &Path) -> Result<(), CallError> {
+    let params = json!({ "sig_name": "SIGTERM" });
+    client::call(socket, "spdk_kill_instance", params, STOP_MAX).map(drop)
 }
 
 pub(super) fn start_node(options: &StartNodeArgs) -> Result<(), CommandError> {
