@@ -1,6 +1,7 @@
 //! Buffers: contiguous, counted parts of DMA memory.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -255,6 +256,20 @@ impl Buffer {
         }
     }
 
+    /// Drops a buffer of memory that is not its pool's: a count, without a call.
+    ///
+    /// # Panics
+    /// If it is its pool's.
+    #[inline(always)]
+    pub fn release(self) {
+        // Without the value in the message: a buffer whose address is taken is not passed in registers.
+        assert!(self.home == Home::External, "memory of the pool goes back to it");
+        let this = ManuallyDrop::new(self);
+        this.pool.release_external(this.index);
+        // SAFETY: the buffer is not dropped, and so its pool is dropped here alone.
+        drop(unsafe { std::ptr::read(&this.pool) });
+    }
+
     /// Sets every byte to zero.
     ///
     /// # Panics
@@ -340,10 +355,18 @@ impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
         match self.home {
-            Home::Whole => self.pool.state.borrow_mut().free(self.start, self.index),
-            Home::Part => self.pool.state.borrow_mut().remove_holder(self.start, self.index),
             Home::External => self.pool.release_external(self.index),
+            home => self.pool.release(self.start, self.index, home == Home::Whole),
         }
+    }
+}
+
+impl PoolInner {
+    /// A buffer of an allocation was dropped.
+    #[inline(never)]
+    fn release(&self, start: NonNull<u8>, index: u16, is_whole: bool) {
+        let mut state = self.state.borrow_mut();
+        if is_whole { state.free(start, index) } else { state.remove_holder(start, index) }
     }
 }
 

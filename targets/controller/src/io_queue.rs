@@ -27,9 +27,9 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use block_io::{Completion, Request, Status, Tag};
-use dma::Data;
+use dma::{Buffer, Data};
 use slots::{Slab, Slot};
-use wire_nvme::Sqe;
+use wire_nvme::{Sqe, sqe};
 
 use command::{Command, CommandState};
 use execute::Execution;
@@ -62,6 +62,14 @@ pub trait HostLink {
 pub trait IoTransport: HostLink {
     /// Most data is [lent](HostData::Lent), and the code that moves data is kept out of its way.
     const LENDS: bool = false;
+
+    /// Lends the data of a Read or Write of `bytes` bytes, if its first data pointer says where all of it is and devices
+    /// with any alignment can access it: asked before [`locate`](Self::locate). By default it lends none.
+    #[inline(always)]
+    fn lend_page(&mut self, sqe: &Sqe, bytes: u32, to_host: bool) -> Option<Buffer> {
+        let _ = (sqe, bytes, to_host);
+        None
+    }
 
     /// Finds the data of a command at the host.
     ///
@@ -158,7 +166,7 @@ const DIRECT: u64 = 1 << 32;
 /// write of memory that the host lends needs no slot: the request's tag holds its command identifier. Nothing is
 /// allocated for a read or write unless no buffer is available.
 ///
-/// Order of calls: [`command`](Self::command) for each command while [`free_slots`](Self::free_slots) is not 0; [`data_received`](Self::data_received) when data has arrived;
+/// Order of calls: [`entry`](Self::entry) or [`command`](Self::command) for each command while [`free_slots`](Self::free_slots) is not 0; [`data_received`](Self::data_received) when data has arrived;
 /// [`complete`](Self::complete) for each completed request; [`retry`](Self::retry) while [`is_waiting`](Self::is_waiting)
 /// or [`has_ready`](Self::has_ready). A queue that is deleted answers with [`abort_pending`](Self::abort_pending); one
 /// whose host is gone is dropped when [`device_requests`](Self::device_requests) is 0. A command that waits for a buffer
@@ -283,7 +291,13 @@ impl<L: Default> IoQueue<L> {
         }
     }
 
-    /// Executes an I/O command, or as much of it as is possible at present.
+    /// Executes the I/O command of a submission queue entry, or as much of it as is possible at present.
+    #[inline(always)]
+    pub fn entry<T: IoTransport<Location = L>>(&mut self, entry: &[u8; sqe::SIZE], transport: &mut T) {
+        Execution { queue: self, transport }.entry(entry);
+    }
+
+    /// As [`entry`](Self::entry), of a command that a message has brought.
     #[inline(always)]
     pub fn command<T: IoTransport<Location = L>>(
         &mut self,

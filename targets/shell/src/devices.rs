@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use block_io::{Channel, Op, Payload, Status};
+use dma::Data;
 use reactor::Core;
 
 use crate::device_map::{DeviceMap, DevicePage, PAGE_DEVICES};
@@ -15,6 +16,9 @@ use crate::device_map::{DeviceMap, DevicePage, PAGE_DEVICES};
 pub struct CoreDevices {
     by_key: Vec<Option<CoreDevice>>,
     active: Vec<u32>,
+    /// Requests of removed devices, empty between calls: a request whose address is taken, as for a drop, would be
+    /// written to the stack before it is moved to its batch.
+    refused: Vec<bdev::Request>,
     /// Removed from the configuration, but with requests outstanding.
     removed: Vec<CoreDevice>,
     /// The pages of the configuration that are in force; `None` where a device could not be opened.
@@ -37,24 +41,31 @@ impl CoreDevices {
     /// The device was removed: `NAMESPACE_NOT_READY`.
     // A request is larger than what a call passes in registers.
     #[inline(always)]
-    pub fn submit(&mut self, key: u32, mut request: bdev::Request) -> Result<(), Status> {
+    pub fn submit(&mut self, key: u32, request: bdev::Request) -> Result<(), Status> {
         let Some(Some(device)) = self.by_key.get_mut(key as usize) else {
-            return Err(Status::NAMESPACE_NOT_READY);
+            self.refused.push(request);
+            return Err(self.refuse());
         };
-        if device.clear_first && request.op == Op::Read {
-            match &mut request.payload {
-                // A lent buffer is the requester's own memory and holds no other host's data.
-                Payload::Data(data) if !data.is_external() => data.clear(),
-                Payload::Protected(protected) if !protected.data.is_external() => protected.data.clear(),
-                _ => {}
-            }
-        }
+        // A lent buffer is the requester's own memory and holds no other host's data.
+        let is_lent = matches!(&request.payload, Payload::Data(Data::One(buffer)) if buffer.is_external());
+        let clears = device.clear_first && request.op == Op::Read && !is_lent;
         device.batch.push(request);
+        // In its place, for the same reason.
+        if clears && let Some(request) = device.batch.last_mut() {
+            clear(request);
+        }
         if !device.active {
             device.active = true;
             self.active.push(key);
         }
         Ok(())
+    }
+
+    /// Drops the requests of a device that was removed. Their status.
+    #[cold]
+    fn refuse(&mut self) -> Status {
+        self.refused.clear();
+        Status::NAMESPACE_NOT_READY
     }
 
     /// No device has requests queued or outstanding.
@@ -134,6 +145,16 @@ impl CoreDevices {
     pub fn deadline(&self) -> Option<u64> {
         let devices = self.active.iter().filter_map(|key| self.by_key.get(*key as usize)?.as_ref());
         devices.chain(&self.removed).filter_map(CoreDevice::deadline).min()
+    }
+}
+
+/// Sets the data of a read to zero.
+#[inline(never)]
+fn clear(read: &mut bdev::Request) {
+    match &mut read.payload {
+        Payload::Data(data) if !data.is_external() => data.clear(),
+        Payload::Protected(protected) if !protected.data.is_external() => protected.data.clear(),
+        _ => {}
     }
 }
 

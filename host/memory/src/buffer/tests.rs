@@ -19,6 +19,28 @@ fn external_memory_cannot_be_borrowed() {
 }
 
 #[test]
+fn a_release_counts_as_a_drop() {
+    let pool = pool();
+    let memory = pool.attach_external(Rc::new(SharedRegion::new(8192).unwrap()));
+    let holders = Rc::strong_count(&pool.0);
+    let mut one = memory.buffer(0, 8192).unwrap();
+    let other = one.split_off(4096);
+    one.release();
+    assert_eq!((memory.live_buffers(), Rc::strong_count(&pool.0)), (1, holders + 1));
+    let region = Rc::downgrade(memory.region());
+    drop(memory);
+    assert!(region.upgrade().is_some(), "a buffer of it is held");
+    other.release();
+    assert!(region.upgrade().is_none(), "unmapped with its last buffer");
+}
+
+#[test]
+#[should_panic(expected = "goes back to it")]
+fn memory_of_the_pool_cannot_be_released() {
+    pool().take(4096).unwrap().release();
+}
+
+#[test]
 fn parts_are_disjoint_and_join_to_the_whole() {
     let pool = pool();
     let mut head = pool.take(8192).unwrap();

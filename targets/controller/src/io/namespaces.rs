@@ -201,6 +201,15 @@ impl NamespaceTable {
         reservations.execute(requester, &sqe, data)
     }
 
+    /// Bits of FUSE and PSDT that no I/O command may have, but fused ones. FUSE is 00b except for fused
+    /// operations. PSDT is 01b over fabrics (SGLs), and 00b (PRPs) or 01b on memory-based transports (Base 2.0, section
+    /// 3.3.3.1).
+    #[inline(always)]
+    pub(super) fn invalid_flags(&self, flags: u8) -> u8 {
+        let (mask, valid) = if self.memory_based { (0x83, 0) } else { (0xc3, Sqe::FLAGS_SGL) };
+        flags & mask ^ valid
+    }
+
     /// The namespace with this identifier, if it accepts commands and has no metadata.
     #[inline]
     pub(super) fn find_plain(&self, nsid: u32) -> Option<(u32, &NamespaceEntry)> {

@@ -380,6 +380,38 @@ proptest! {
         prop_assert_eq!(answer.map(|plan| assert_eq!((plan.lba, plan.blocks), (lba, blocks))), expected);
     }
 
+    /// The short path takes exactly the reads and writes that the plan transfers as they are; the matrix of reservations
+    /// has its own test.
+    #[test]
+    fn plain_transfers_are_the_planned_ones(
+        is_write in any::<bool>(),
+        nsid in prop_oneof![Just(1u32), Just(3), Just(4), 0..=9u32],
+        lba in prop_oneof![0..10u64, 250..2100u64, any::<u64>()],
+        blocks in 1..=300u32,
+        flags in prop_oneof![Just(0x40u8), Just(0), any::<u8>()],
+        dword_12 in prop_oneof![Just(0u32), (16..32u32).prop_map(|bit| 1 << bit)],
+        mptr in prop_oneof![Just(0u64), any::<u64>()],
+        wrong_length in any::<bool>(),
+        memory_based in any::<bool>(),
+    ) {
+        let table = NamespaceTable { memory_based, ..table() };
+        let (opcode, op) =
+            if is_write { (NvmOpcode::Write, Op::Write) } else { (NvmOpcode::Read, Op::Read) };
+        let block_bytes = if nsid == 3 { 4096 } else { 512 };
+        let bytes = blocks * block_bytes + u32::from(wrong_length);
+        let plain = rw(opcode, nsid, lba, blocks, bytes);
+        let sqe = Sqe { flags, mptr, cdw12: plain.cdw12 | dword_12, ..plain };
+        let planned = plan(&sqe, &table).ok().filter(|plan| matches!(plan.op, IoOp::Read | IoOp::Write));
+        let transfer = plain_transfer(&sqe, op, &table);
+        prop_assert_eq!(transfer.map(PlainTransfer::plan), planned);
+        if let Some(transfer) = transfer {
+            let entry = table.entry(&transfer.plan());
+            let expected = (op, blocks * block_bytes, entry.backend, entry.buffer_alignment);
+            let PlainTransfer { op, bytes, backend, buffer_alignment, .. } = transfer;
+            prop_assert_eq!((op, bytes, backend, buffer_alignment), expected);
+        }
+    }
+
     /// Compares with a list of all blocks.
     #[test]
     fn copies_cover_every_block_once_in_order(

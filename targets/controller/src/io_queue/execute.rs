@@ -3,12 +3,12 @@
 use block_io::{Op, Payload, Request, Status, Tag};
 use dma::Data;
 use slots::Slot;
-use wire_nvme::Sqe;
 use wire_nvme::sqe::Fuse;
+use wire_nvme::{Sqe, sqe};
 
 use super::command::{Command, CommandData, CommandState};
 use super::{AdminCommand, CommandToken, DIRECT, HostData, HostTransfer, IoQueue, IoTransport, Transferred};
-use crate::io::{self, CopyOperation, DataTransfer, IoOp, IoPlan};
+use crate::io::{self, CopyOperation, DataTransfer, IoOp, IoPlan, PlainTransfer};
 use crate::reservation::ReservationOutcome;
 
 /// A queue while it executes commands, with its transport.
@@ -28,6 +28,35 @@ pub(super) struct MovedData<L> {
 impl<T: IoTransport> Execution<'_, T> {
     /// Executes an I/O command, or as much of it as is possible at present.
     #[inline(always)]
+    pub(super) fn entry(&mut self, entry: &[u8; sqe::SIZE]) {
+        // Its fields stay in the entry, but for those that are used here.
+        let sqe = Sqe::decode(entry);
+        match sqe.opcode {
+            _ if self.queue.pairing.expects_second() => self.uncommon_entry(entry),
+            // Apart, so that the operation is a constant in each.
+            io::READ => self.plain_entry(&sqe, Op::Read, entry),
+            io::WRITE => self.plain_entry(&sqe, Op::Write, entry),
+            _ => self.uncommon_entry(entry),
+        }
+    }
+
+    #[inline(always)]
+    fn plain_entry(&mut self, sqe: &Sqe, op: Op, entry: &[u8; sqe::SIZE]) {
+        match io::plain_transfer(sqe, op, &self.queue.namespaces) {
+            Some(transfer) => self.transfer(CommandToken::new(sqe.cid), sqe, transfer),
+            None => self.uncommon_entry(entry),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn uncommon_entry(&mut self, entry: &[u8; sqe::SIZE]) {
+        let sqe = Sqe::decode(entry);
+        self.command(CommandToken::new(sqe.cid), &sqe);
+    }
+
+    /// As [`entry`](Self::entry), of a command that was received with a message.
+    #[inline(always)]
     pub(super) fn command(&mut self, token: CommandToken, sqe: &Sqe) {
         if self.queue.pairing.expects_second() {
             return self.fused_command(token, sqe);
@@ -46,29 +75,50 @@ impl<T: IoTransport> Execution<'_, T> {
             (IoOp::Write, DataTransfer::FromHost(bytes)) => (Op::Write, bytes),
             _ => return self.accept_uncommon(token, sqe, plan),
         };
-        let entry = self.queue.namespaces.entry(plan);
-        let (backend, lend_alignment) = (entry.backend, Some(entry.buffer_alignment));
+        self.transfer(token, sqe, PlainTransfer::of(plan, op, bytes, &self.queue.namespaces));
+    }
+
+    /// Accepts a Read or Write.
+    #[inline(always)]
+    fn transfer(&mut self, token: CommandToken, sqe: &Sqe, transfer: PlainTransfer) {
+        let PlainTransfer { op, bytes, buffer_alignment, .. } = transfer;
+        if let Some(buffer) = self.transport.lend_page(sqe, bytes, op == Op::Read) {
+            return self.submit_lent(token, transfer, buffer.into());
+        }
+        let lend_alignment = Some(buffer_alignment);
         match self.transport.locate(sqe, HostTransfer { bytes, to_host: op == Op::Read, lend_alignment }) {
-            Ok(HostData::Lent(data)) => {
-                let tag = Tag(DIRECT | u64::from(token.answered()));
-                let payload = Payload::Data(data);
-                let mut request = Request::with_payload(tag, op, plan.lba, plan.blocks, payload);
-                request.flags = plan.flags;
-                match self.transport.submit(backend, request) {
-                    Ok(()) => self.queue.device_requests += 1,
-                    Err(status) => self.transport.complete(CommandToken::new(sqe.cid), status, 0),
-                }
-            }
+            Ok(HostData::Lent(data)) => self.submit_segments(token, &transfer.plan(), op, data),
             Ok(HostData::Moved { location, room, immediate }) => {
                 let moved = MovedData { token, location, room, immediate };
                 if T::LENDS {
-                    self.accept_moved_uncommon(plan, op, bytes, moved);
+                    self.accept_moved_uncommon(&transfer.plan(), op, bytes, moved);
                 } else {
-                    self.accept_moved(plan, op, bytes, moved);
+                    self.accept_moved(&transfer.plan(), op, bytes, moved);
                 }
             }
             Err(status) => self.transport.complete(token, status, 0),
         }
+    }
+
+    /// Submits a Read or Write of lent memory.
+    #[inline(always)]
+    fn submit_lent(&mut self, token: CommandToken, transfer: PlainTransfer, data: Data) {
+        let PlainTransfer { op, lba, blocks, backend, flags, .. } = transfer;
+        let cid = token.answered();
+        let payload = Payload::Data(data);
+        let mut request = Request::with_payload(Tag(DIRECT | u64::from(cid)), op, lba, blocks, payload);
+        request.flags = flags;
+        match self.transport.submit(backend, request) {
+            Ok(()) => self.queue.device_requests += 1,
+            Err(status) => self.transport.complete(CommandToken::new(cid), status, 0),
+        }
+    }
+
+    /// [`submit_lent`](Self::submit_lent) of memory that the transport had to look for.
+    #[inline(never)]
+    fn submit_segments(&mut self, token: CommandToken, plan: &IoPlan, op: Op, data: Data) {
+        let transfer = PlainTransfer::of(plan, op, data.len() as u32, &self.queue.namespaces);
+        self.submit_lent(token, transfer, data);
     }
 
     /// [`accept_moved`](Self::accept_moved) out of the way of commands whose memory is lent.

@@ -205,6 +205,19 @@ fn a_fused_pair_is_submitted_when_both_have_their_data() {
     }
 }
 
+/// Base 2.0, section 6.1: the commands of a pair are adjacent in their queue.
+#[test]
+fn a_read_after_the_first_of_a_fused_pair_ends_it() {
+    let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+    let first = harness.command(fused(false, 5));
+    let read = harness.command(io(NvmOpcode::Read, 1, 5, 1));
+    assert_eq!(status(&harness, first), Some(Status::FUSED_MISSING));
+    let second = harness.command(fused(true, 5));
+    assert_eq!(status(&harness, second), Some(Status::FUSED_MISSING));
+    harness.settle();
+    assert_eq!(status(&harness, read), Some(Status::SUCCESS));
+}
+
 #[test]
 fn one_failed_half_aborts_the_other() {
     let error = Status::TRANSIENT_TRANSPORT_ERROR;

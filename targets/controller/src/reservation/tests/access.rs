@@ -1,5 +1,7 @@
 //! Which commands a reservation denies to which hosts.
 
+use block_io::Op;
+
 use super::*;
 
 /// Base 2.0, section 8.19, Command Behavior in the Presence of a Reservation: for each type the rows are read
@@ -73,6 +75,13 @@ fn reservation_conflicts_match_the_specification() {
                             if sqe.data.length() == 512 { DataPointer::transport(4096) } else { sqe.data };
                         assert!(io::plan(&Sqe { nsid: 3, data, ..sqe }, &member.table).is_ok(), "{name}");
                     }
+                    let op = match *name {
+                        "read" => Op::Read,
+                        "write" => Op::Write,
+                        _ => continue,
+                    };
+                    let transfer = io::plain_transfer(&sqe, op, &member.table);
+                    assert_eq!(transfer.is_some(), expected.is_ok(), "{kind:?}: short path of {name}");
                 }
             }
         }

@@ -1,7 +1,6 @@
 //! Fetches commands, passes I/O commands to their queues, and device completions to their commands.
 
 use block_io::{Status, Tag};
-use nvme_controller::io_queue::CommandToken;
 use nvme_controller::{ControllerEvent, IoQueue};
 use wire_nvme::{Sqe, sqe};
 
@@ -131,8 +130,7 @@ impl VfioUserFunction {
                 break;
             }
             for entry in &entries[..count as usize] {
-                let sqe = Sqe::decode(entry);
-                io.command(CommandToken::new(sqe.cid), &sqe, &mut transport);
+                io.entry(entry, &mut transport);
             }
             fetched += count;
         }

@@ -25,6 +25,9 @@ const _: () = assert!(
         && (QUEUES_MAX as u64) << TAG_QID_SHIFT <= 1 << target_shell::REQUEST_TAG_BITS
 );
 
+/// Bits of PSDT in a command's flags: 0 for PRPs.
+const PSDT: u8 = 0xc0;
+
 /// The way to the client: a submission queue's counters, and the completion queue that its completions go to.
 pub(super) struct QueueLink<'a> {
     pub(super) qid: u16,
@@ -165,19 +168,19 @@ impl HostLink for QueueTransport<'_, '_> {
 impl IoTransport for QueueTransport<'_, '_> {
     const LENDS: bool = true;
 
+    /// A transfer of at most a page from a page boundary is contiguous; only PRP1 matters.
+    #[inline(always)]
+    fn lend_page(&mut self, sqe: &Sqe, bytes: u32, to_host: bool) -> Option<Buffer> {
+        let is_page = u64::from(bytes) <= PAGE && sqe.data.low.is_multiple_of(PAGE);
+        if sqe.flags & PSDT != 0 || !is_page {
+            return None;
+        }
+        self.lend(sqe.data.low, bytes, to_host, PAGE as u32)
+    }
+
     #[inline(always)]
     fn locate(&mut self, sqe: &Sqe, transfer: HostTransfer) -> Result<HostData<SegmentList>, Status> {
-        let is_sgl = sqe.flags & 0xc0 != 0;
-        // A transfer of at most a page from a page boundary is contiguous; only PRP1 matters.
-        if !is_sgl
-            && transfer.lend_alignment.is_some()
-            && u64::from(transfer.bytes) <= PAGE
-            && sqe.data.low.is_multiple_of(PAGE)
-            && let Some(buffer) = self.lend(sqe.data.low, transfer.bytes, transfer.to_host, PAGE as u32)
-        {
-            return Ok(HostData::Lent(buffer.into()));
-        }
-        self.locate_segments(sqe.data, is_sgl, transfer)
+        self.locate_segments(sqe.data, sqe.flags & PSDT != 0, transfer)
     }
 
     fn receive(
