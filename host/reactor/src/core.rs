@@ -35,6 +35,8 @@ pub(crate) struct CoreInner {
     pub(crate) clock: Clock,
     pub(crate) random: RefCell<WyRand>,
     pub(crate) environment: OnceCell<Rc<dyn Any>>,
+    /// A value of each type that was asked for.
+    pub(crate) locals: RefCell<Vec<Rc<dyn Any>>>,
     pub(crate) executor: Executor,
     /// Pollers that were added since the last turn.
     pub(crate) new_pollers: RefCell<Vec<(Box<dyn Poller>, Period)>>,
@@ -108,6 +110,18 @@ impl Core {
     /// What was attached, if it is a `T`.
     pub fn environment<T: 'static>(&self) -> Option<Rc<T>> {
         self.0.environment.get().cloned()?.downcast().ok()
+    }
+
+    /// The core's value of a type, made when it is first asked for: what components of a core have in common that do not
+    /// know each other. The search takes a comparison for each type, so a component keeps what it gets.
+    pub fn local<T: Default + 'static>(&self) -> Rc<T> {
+        let mut locals = self.0.locals.borrow_mut();
+        if let Some(local) = locals.iter().find_map(|local| local.clone().downcast().ok()) {
+            return local;
+        }
+        let made = Rc::<T>::default();
+        locals.push(made.clone());
+        made
     }
 
     /// Runs `poller` from the next turn on.

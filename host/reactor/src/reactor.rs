@@ -202,6 +202,7 @@ impl Reactor {
             clock,
             random: RefCell::new(WyRand::new(seed ^ (index as u64) << 48)),
             environment: OnceCell::new(),
+            locals: RefCell::new(Vec::new()),
             new_pollers: RefCell::new(Vec::new()),
         });
         Ok(Reactor {

@@ -3,6 +3,8 @@
 //! `vfio_user serve DIRECTORY [MIB]` serves a malloc device on the socket `cntrl` in a directory, until the end
 //! of standard input. `vfio_user measure [DEPTH [SECONDS [malloc]]]` serves a null or malloc device, reads 4 KiB
 //! blocks from it on another thread at the given queue depth, and prints the throughput and the mean latency.
+//! `vfio_user beside DEPTH BYTES [SECONDS]` serves a malloc device to two hosts, both on another thread: one that keeps
+//! DEPTH reads of BYTES bytes in flight (0 for none), and one with a read of 4 KiB at a time, whose latencies it prints.
 //! `vfio_user count [DEPTH [TURNS]]` runs the host on the target's core, polls both alternately, and exits after
 //! TURNS polls. The instructions per command at a depth, or per idle poll (depth 0), are the difference between
 //! two runs with different TURNS under `valgrind --tool=callgrind --toggle-collect='*GroupPoller*poll*'`.
@@ -19,6 +21,7 @@ use reactor::{IdlePolicy, Period, PollResult, Poller, ReactorConfig, Reactors, S
 use vfio_user::{BAR0, VfioUserClient};
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::queue::{CreateIoCq, CreateIoSq};
+use wire_nvme::sqe::Sgl;
 use wire_nvme::{DataPointer, Sqe, io};
 
 type ExampleError = Box<dyn std::error::Error>;
@@ -64,6 +67,8 @@ struct ExampleHost {
     tail: u32,
     head: u32,
     phase: u64,
+    /// Bytes of a read.
+    bytes: u32,
 }
 
 impl ExampleHost {
@@ -105,13 +110,17 @@ impl ExampleHost {
                 return Err(format!("command {index} failed").into());
             }
         }
-        Ok(ExampleHost { client, memory, doorbells, tail: 0, head: 0, phase: 1 })
+        Ok(ExampleHost { client, memory, doorbells, tail: 0, head: 0, phase: 1, bytes: 4096 })
     }
 
     fn push_read(&mut self, cid: u16) {
-        let read = io::ReadWrite { lba: u64::from(cid) * 8, blocks: 8, ..Default::default() };
-        let data = DataPointer::prp(IOVA + DATA + u64::from(cid) * 4096, 0);
-        let sqe = Sqe { cid, nsid: 1, flags: 0, data, ..read.to_sqe(NvmOpcode::Read) };
+        let read = io::ReadWrite { lba: u64::from(cid) * 8, blocks: self.bytes / 512, ..Default::default() };
+        let (flags, data) = match self.bytes {
+            4096 => (0, DataPointer::prp(IOVA + DATA + u64::from(cid) * 4096, 0)),
+            // All to the same place.
+            length => (Sqe::FLAGS_SGL, DataPointer::from(Sgl::DataBlock { address: IOVA + DATA, length })),
+        };
+        let sqe = Sqe { cid, nsid: 1, flags, data, ..read.to_sqe(NvmOpcode::Read) };
         self.memory.write(SUBMISSION + u64::from(self.tail) * 64, &sqe.to_bytes());
         self.tail = (self.tail + 1) % ENTRIES;
     }
@@ -195,10 +204,14 @@ fn with_device(
     let reactors =
         Reactors::start(&ReactorConfig { cpus, idle: IdlePolicy::Spin, ..ReactorConfig::default() })?;
     let target = target(&registry, &reactors, "Device0", &directory)?;
+    let other = directory.with_extension("greedy");
+    std::fs::create_dir(&other)?;
+    target.add_listener(NQN, ListenAddress::vfio_user(&other.to_string_lossy()))?;
     let done = job(&directory, &reactors);
     target.shutdown();
     drop(reactors);
     std::fs::remove_dir_all(&directory)?;
+    std::fs::remove_dir_all(&other)?;
     done
 }
 
@@ -215,6 +228,34 @@ fn measure(depth: u16, seconds: u64, in_memory: bool) -> Result<(), ExampleError
         let ns = start.elapsed().as_nanos() as f64;
         let (rate, latency) = (count as f64 * 1e9 / ns, ns * f64::from(depth) / count as f64);
         println!("depth {depth}: {:.2} M reads/s, {latency:.0} ns each ({})", rate / 1e6, host.client);
+        Ok(())
+    })
+}
+
+fn beside(depth: u16, bytes: u32, seconds: u64) -> Result<(), ExampleError> {
+    with_device(true, |directory, _| {
+        let other = directory.with_extension("greedy");
+        let mut honest = ExampleHost::connect(directory)?;
+        let mut greedy = ExampleHost::connect(&other)?;
+        greedy.bytes = bytes;
+        honest.start(1);
+        greedy.start(depth);
+        let (start, mut sent, mut others) = (Instant::now(), Instant::now(), 0);
+        let mut latencies = Vec::new();
+        while start.elapsed() < Duration::from_secs(seconds) {
+            if honest.poll() > 0 {
+                latencies.push(sent.elapsed());
+                sent = Instant::now();
+            }
+            others += greedy.poll();
+        }
+        latencies.sort_unstable();
+        let at = |part: usize| latencies[(latencies.len() - 1) * part / 1000];
+        let (median, p99, longest) = (at(500), at(990), at(1000));
+        println!(
+            "{} reads beside {others}: median {median:?}, p99 {p99:?}, longest {longest:?}",
+            latencies.len()
+        );
         Ok(())
     })
 }
@@ -241,9 +282,13 @@ fn main() -> Result<(), ExampleError> {
             let in_memory = arguments.get(3).is_some_and(|kind| kind == "malloc");
             measure(number(1, 32)?.try_into()?, number(2, 5)?, in_memory)
         }
+        Some("beside") if arguments.len() > 2 => {
+            beside(number(1, 0)?.try_into()?, number(2, 4096)?.try_into()?, number(3, 5)?)
+        }
         Some("count") => count(number(1, 32)?.try_into()?, number(2, 10_000)?),
         _ => Err(
-            "vfio_user serve DIRECTORY [MIB] | measure [DEPTH [SECONDS [malloc]]] | count [DEPTH [TURNS]]"
+            "vfio_user serve DIRECTORY [MIB] | measure [DEPTH [SECONDS [malloc]]] | beside DEPTH BYTES [SECONDS] | \
+             count [DEPTH [TURNS]]"
                 .into(),
         ),
     }

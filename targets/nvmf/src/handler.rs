@@ -10,6 +10,7 @@ use nvme_controller::IoQueue;
 use nvme_controller::io_queue::CommandToken;
 use nvme_tcp::{DataParts, DataPlacement, PduConsumer};
 use slots::Slot;
+use target_shell::{TURN_COMMAND_BYTES, turn_cost};
 use wire_nvme::Sqe;
 use wire_nvme::tcp::{
     CapsuleCmd, FatalError, FatalStatus, Framing, H2cData, IC_SIZE, IcReq, IcResp, PduLayout, PduType,
@@ -163,6 +164,9 @@ impl<'b> PduHandler<'_, 'b> {
         if layout.data_length > self.capsule_bytes_max() {
             return Err(FatalError::from_status(FatalStatus::LimitExceeded));
         }
+        if u64::from(sqe.data.length()) > TURN_COMMAND_BYTES {
+            self.count_data(sqe.data.length());
+        }
         self.state.link.consume_sq_entry();
         match &self.state.role {
             ConnectionRole::Io(_) => {
@@ -173,6 +177,15 @@ impl<'b> PduHandler<'_, 'b> {
         }
         let has_data = matches!(self.state.incoming_pdu, IncomingPdu::Capsule { .. });
         Ok(if has_data { DataPlacement::Buffer } else { DataPlacement::Discard })
+    }
+
+    /// A command has more data than one command of a turn.
+    #[cold]
+    fn count_data(&mut self, bytes: u32) {
+        if self.context.is_turn_shared() {
+            // The command itself takes a slot.
+            self.reserved_slots += turn_cost(bytes.into()) as usize - 1;
+        }
     }
 
     /// There is no slot for a command, or none in this turn.

@@ -20,3 +20,5 @@ mod io;
 mod resets;
 #[path = "vfio_user/seats.rs"]
 mod seats;
+#[path = "vfio_user/turns.rs"]
+mod turns;

@@ -1,11 +1,13 @@
 //! One core's connections and its channels to block devices.
 
+mod active;
 mod admission;
 mod closing;
 mod polled;
 mod turn;
 
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::vec::Drain;
@@ -16,6 +18,7 @@ use reactor::{Core, Shutdown};
 use slots::Slot;
 use sockets::{ListenerId, Network, NetworkEvent, SentEvent, StreamAddress};
 
+use active::{CoreGroups, LastActive};
 pub(crate) use admission::GroupShared;
 use polled::add_polled;
 use turn::{LimitedStream, TurnSends};
@@ -80,8 +83,13 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     more_to_read: Vec<Slot>,
     /// Spare allocation for the next `more_to_read`.
     more_to_read_spare: Vec<Slot>,
-    /// Several connections have something to receive in this turn.
+    /// Several connections have something to receive in this turn, or another target of the core is active.
     others_ready: bool,
+    /// Something was received or found in this poll.
+    is_active: bool,
+    /// The groups of this core, and the key of this one.
+    core_groups: Rc<CoreGroups>,
+    key: u64,
     /// What a turn sends. Connections with more to send stay marked dirty.
     sends: TurnSends,
     /// Connections whose work continues without an event.
@@ -92,6 +100,8 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     polled: Vec<Slot>,
     /// How many of them had commands in the last poll.
     polled_busy: usize,
+    /// Those that had commands lately.
+    polled_active: LastActive,
     /// Connections that close when they are drained.
     closing: Vec<Slot>,
     logins: PendingLogins,
@@ -108,6 +118,8 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         shared: Arc<GroupShared<P, N::Stream>>,
         inbox: Option<ConnectionInbox<P, N::Stream>>,
     ) -> ConnectionGroup<P, N> {
+        let core_groups = core.local::<CoreGroups>();
+        let key = core_groups.add();
         let logins = PendingLogins::new(&shared.limits, shared.statuses.len(), os::descriptor_limit());
         ConnectionGroup {
             index: core.index(),
@@ -128,11 +140,15 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             more_to_read: Vec::new(),
             more_to_read_spare: Vec::new(),
             others_ready: false,
+            is_active: false,
+            core_groups,
+            key,
             sends: TurnSends::default(),
             resuming: Vec::new(),
             waiting: Vec::new(),
             polled: Vec::new(),
             polled_busy: 0,
+            polled_active: LastActive::default(),
             closing: Vec::new(),
             logins,
             timers: Timers::default(),
@@ -309,6 +325,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         match received {
             Ok(MoreToRead::Unchanged) => {}
             Ok(more) => {
+                self.is_active = true;
                 if entry.connection.is_waiting() && !entry.waiting {
                     entry.waiting = true;
                     self.waiting.push(slot);
@@ -496,7 +513,7 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         if self.network.reap_sent(&mut self.sent) {
             self.process_sent(now_ns);
         }
-        self.others_ready = self.are_several_ready(&events);
+        self.others_ready = self.are_several_ready(&events) || self.core_groups.has_other(self.key, now_ns);
         if !self.more_to_read.is_empty() {
             let spare = std::mem::take(&mut self.more_to_read_spare);
             let mut more_to_read = std::mem::replace(&mut self.more_to_read, spare);
@@ -542,6 +559,9 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         }
         if !self.closing.is_empty() {
             self.close_drained(now_ns);
+        }
+        if std::mem::take(&mut self.is_active) {
+            self.core_groups.note(self.key, now_ns);
         }
         count
     }

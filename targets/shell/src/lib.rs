@@ -58,7 +58,7 @@ pub use mailboxes::{CoreMailboxes, GroupMail, GroupWaker, Inbox, ShellError};
 pub use poller::{GroupPoller, PollGroup};
 pub use protocol::{
     Accepted, CloseReason, IoContext, MoreToRead, Notice, Polling, Protocol, ProtocolConnection,
-    REQUEST_TAG_BITS, TURN_COMMANDS_MAX, TargetConfig,
+    REQUEST_TAG_BITS, TURN_COMMAND_BYTES, TURN_COMMANDS_MAX, TargetConfig, turn_cost,
 };
 pub use publisher::{NotApplied, Publisher, Subscription};
 pub use receive_buffer::ReceiveBuffer;

@@ -326,11 +326,17 @@ pub struct IoContext<'a, P: Protocol> {
     pub(crate) requests: &'a mut ConnectionRequests,
 }
 
-/// Commands that a connection begins in a turn in which others have some too: enough to share the turn's fixed costs, while a
+/// Commands that a connection begins in a turn in which others have some too, or had lately: enough to share the turn's fixed costs, while a
 /// command waits for as many of each other connection, and not for their whole queues.
 pub const TURN_COMMANDS_MAX: u32 = 32;
 /// A command with more data than this counts as several: their copies take the time of as many commands.
-pub(crate) const TURN_COMMAND_BYTES: u64 = 32 << 10;
+pub const TURN_COMMAND_BYTES: u64 = 32 << 10;
+
+/// As how many commands one with so many bytes of data counts.
+#[inline]
+pub fn turn_cost(bytes: u64) -> u32 {
+    1 + (bytes.saturating_sub(1) / TURN_COMMAND_BYTES).min(u64::from(u32::MAX - 1)) as u32
+}
 
 /// What a connection may begin in this turn.
 #[derive(Clone, Copy, Debug)]
@@ -353,8 +359,8 @@ impl Turn {
 }
 
 impl<P: Protocol> IoContext<'_, P> {
-    /// Commands that the connection may begin in this turn. There is no limit if it is the only one with something to
-    /// begin. One that has more returns [`MoreToRead::Yes`], or fetches it in the next [`ProtocolConnection::poll`].
+    /// Commands that the connection may begin in this turn. There is no limit if it is the only one of the core with
+    /// something to begin. One that has more returns [`MoreToRead::Yes`], or fetches it in the next [`ProtocolConnection::poll`].
     #[inline]
     pub fn turn_commands(&self) -> usize {
         self.turn.commands as usize
@@ -370,8 +376,7 @@ impl<P: Protocol> IoContext<'_, P> {
     #[inline]
     pub fn count_command(&mut self, bytes: u64) {
         if self.is_turn_shared() {
-            let count = 1 + (bytes.saturating_sub(1) / TURN_COMMAND_BYTES).min(u64::from(u32::MAX - 1));
-            self.turn.commands = self.turn.commands.saturating_sub(count as u32);
+            self.turn.commands = self.turn.commands.saturating_sub(turn_cost(bytes));
         }
     }
 

@@ -22,6 +22,8 @@ const LIMITS: GroupLimits =
     GroupLimits { connections_max: 3, logins_max: 2, logins_per_peer_max: 2, drain_timeout_ns: 1000 };
 /// Bytes of a bulk answer: as many as the simulated network takes.
 const BULK_BYTES: usize = 256 << 10;
+/// How long a connection or a target counts as active.
+const ACTIVE_NS: u64 = 10_000_000;
 /// Key of the block device.
 const KEY: u32 = 5;
 
@@ -219,6 +221,11 @@ impl ProtocolConnection<Script> for ScriptConnection {
     }
 }
 
+struct OtherTarget {
+    group: ConnectionGroup<Script, SimulatedNetwork>,
+    peers: SimulatedNetwork,
+}
+
 struct World {
     group: ConnectionGroup<Script, SimulatedNetwork>,
     peers: SimulatedNetwork,
@@ -246,6 +253,14 @@ impl World {
         let mut group = ConnectionGroup::standalone(&reactor.core(), network, script, limits);
         group.listen(&World::address(), 1).unwrap();
         World { group, peers, memory, shares, limited, now_ns: 1, reactor }
+    }
+
+    /// Another target on the same core.
+    fn add_target(&self) -> OtherTarget {
+        let (peers, network) = SimulatedNetwork::pair(2, NetworkFaults::default());
+        let mut group = ConnectionGroup::standalone(&self.reactor.core(), network, Script::default(), LIMITS);
+        group.listen(&World::address(), 1).unwrap();
+        OtherTarget { group, peers }
     }
 
     fn address() -> StreamAddress {
@@ -500,12 +515,45 @@ fn one_of_several_polled_connections_fetches_a_limited_number_of_commands() {
     world.memory.set(3);
     assert_eq!(world.run(one, b"").unwrap(), "MMM", "the other one is not polled");
     assert_eq!(world.run(other, b"m").unwrap(), "");
-    // Both have commands in three polls, and one in a fourth.
     world.memory.set(7);
-    assert_eq!(world.run(one, b"").unwrap(), "MNNN");
-    assert_eq!(world.run(other, b"").unwrap(), "MNN");
+    assert_eq!(world.run(one, b"").unwrap(), "MNNN", "the other one had none before the first poll");
+    assert_eq!(world.run(other, b"").unwrap(), "NNN");
+    world.now_ns += ACTIVE_NS - 1;
+    world.memory.set(1);
+    assert_eq!(world.run(one, b"").unwrap(), "N", "the other one had a command lately");
+    world.now_ns += 1;
     world.memory.set(1);
     assert_eq!(world.run(one, b"").unwrap(), "M", "the other one is idle");
+}
+
+#[test]
+fn a_connection_has_a_limit_while_another_target_of_its_core_is_active() {
+    let mut world = World::new();
+    let mut other = world.add_target();
+    let id = world.connect();
+    assert_eq!(world.run(id, b"Lv").unwrap(), "A");
+    let stream = other.peers.connect(World::address());
+    let peer = other.peers.add(stream).unwrap();
+    let mut answer = |world: &mut World| {
+        other.peers.send(peer, &[IoSlice::new(b"v")]);
+        for _ in 0..3 {
+            other.group.poll(&world.reactor.core(), world.now_ns);
+        }
+        let mut bytes = [0; 8];
+        match other.peers.receive(peer, &mut [IoSliceMut::new(&mut bytes)]) {
+            TransferResult::Bytes(count) => String::from_utf8(bytes[..count].to_vec()).unwrap(),
+            end => panic!("{end:?}"),
+        }
+    };
+    assert_eq!(answer(&mut world), "S");
+    assert_eq!(world.run(id, b"v").unwrap(), "S");
+    // Commands in memory, too.
+    world.memory.set(1);
+    assert_eq!(world.run(id, b"m").unwrap(), "N");
+    world.now_ns += ACTIVE_NS;
+    world.memory.set(1);
+    assert_eq!(world.run(id, b"v").unwrap(), "AM", "the other target is idle");
+    assert_eq!(answer(&mut world), "S");
 }
 
 #[test]

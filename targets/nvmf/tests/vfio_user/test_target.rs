@@ -8,7 +8,7 @@ use bdev::delay::DelayConfig;
 use bdev::uring::UringConfig;
 use dma::Arena;
 use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, VfioUserConfig};
-use reactor::{IdlePolicy, ReactorConfig, Reactors};
+use reactor::{IdlePolicy, ReactorConfig, ReactorHandle, Reactors};
 
 pub(crate) const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 
@@ -31,6 +31,13 @@ impl VfioUserTestTarget {
     pub(crate) fn with(transport: VfioUserConfig) -> VfioUserTestTarget {
         let config = ReactorConfig { cpus: os::CpuSet::allowed(), ..ReactorConfig::default() };
         VfioUserTestTarget::of(transport, config, "Malloc0")
+    }
+
+    /// With one core.
+    pub(crate) fn on_one_core() -> VfioUserTestTarget {
+        let one = os::CpuSet::new(vec![os::CpuSet::allowed().cpus()[0]]).unwrap();
+        let config = ReactorConfig { cpus: one, ..ReactorConfig::default() };
+        VfioUserTestTarget::of(VfioUserConfig::default(), config, "Malloc0")
     }
 
     /// With one core, the minimum number of buffers, and a device with 20 ms of latency.
@@ -81,6 +88,11 @@ impl VfioUserTestTarget {
         let rig = VfioUserTestTarget { registry, target, directory, reactors: Some(reactors) };
         rig.target.add_listener(NQN, rig.address()).unwrap();
         rig
+    }
+
+    /// The first core.
+    pub(crate) fn core(&self) -> &ReactorHandle {
+        &self.reactors.as_ref().unwrap().handles()[0]
     }
 
     pub(crate) fn address(&self) -> ListenAddress {

@@ -28,19 +28,23 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
     #[inline]
     pub(super) fn poll_connections(&mut self, now_ns: u64) -> usize {
         let (mut found, mut busy) = (0, 0);
-        // Idle ones have no part of the turn.
-        let turn = Turn::new(self.polled_busy > 1, false);
-        let ConnectionGroup { polled, connections, pool, protocol, config, devices, .. } = self;
+        let has_other_target = self.core_groups.has_other(self.key, now_ns);
+        let ConnectionGroup { polled, polled_active, connections, pool, protocol, config, devices, .. } =
+            self;
         polled.retain(|slot| {
             let Some(entry) = connections.slab.get_mut(*slot).filter(|entry| !entry.closed) else {
                 return false;
             };
+            let key = slot.to_bits();
+            // Not only those with commands in this poll: one that waits for each answer has none in every other.
+            let turn = Turn::new(has_other_target || polled_active.has_other(key, now_ns), false);
             let mut context =
                 IoContext { pool, protocol, config, now_ns, turn, devices, requests: &mut entry.requests };
             let count = entry.connection.poll(&mut context);
             if count > 0 {
                 found += count;
                 busy += 1;
+                polled_active.note(key, now_ns);
                 if !entry.dirty {
                     entry.dirty = true;
                     connections.dirty.push(*slot);
@@ -50,6 +54,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             entry.polled
         });
         self.polled_busy = busy;
+        self.is_active |= busy > 0;
         found
     }
 

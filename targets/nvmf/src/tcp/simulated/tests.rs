@@ -584,10 +584,12 @@ fn begun(world: &SimulatedTarget) -> u64 {
     world.group.connections().open().map(|connection| connection.state.link.stats.commands).sum()
 }
 
-#[test]
-fn a_command_waits_for_a_bounded_number_of_commands_of_other_connections() {
-    const OTHERS: usize = 8;
-    const BURST: usize = 120;
+/// Connections with bursts of commands.
+const OTHERS: usize = 8;
+
+/// Begun commands, of bursts on [`OTHERS`] connections, when one of another connection is answered that was sent with
+/// them.
+fn begun_before_another(burst: usize, command: Sqe) -> u64 {
     let transport = TcpTransportConfig::default();
     let mut world = SimulatedTarget::new(&transport, 1, NetworkFaults::default());
     let mut dice = WyRand::new(1);
@@ -610,16 +612,17 @@ fn a_command_waits_for_a_bounded_number_of_commands_of_other_connections() {
         assert!(
             matches!(queue.wait(&mut world, &mut dice), Ok(HostEvent::Response(cqe)) if cqe.status.is_success())
         );
+        queue.buffers.by_cid = vec![vec![0; command.data.length() as usize]; burst];
         queues.push(queue);
     }
-    let flush = |cid: u16| Sqe { cid, nsid: 1, ..Sqe::new(NvmOpcode::Flush.to_wire()) };
+    let flush = Sqe { nsid: 1, ..Sqe::new(NvmOpcode::Flush.to_wire()) };
     let mut honest = queues.pop().expect("there are several");
     let before = begun(&world);
     for queue in &mut queues {
-        (0..BURST as u16).for_each(|cid| queue.capsule(flush(cid), 0, 0));
+        (0..burst as u16).for_each(|cid| queue.capsule(Sqe { cid, ..command }, 0, 0));
         _ = queue.sender.flush(&mut world.hosts.stream(queue.id), &mut queue.buffers);
     }
-    honest.capsule(flush(0), 0, 0);
+    honest.capsule(flush, 0, 0);
     _ = honest.sender.flush(&mut world.hosts.stream(honest.id), &mut honest.buffers);
     let mut begun_when_answered = 0;
     for _ in 0..IDLE_POLLS_MAX {
@@ -631,18 +634,31 @@ fn a_command_waits_for_a_bounded_number_of_commands_of_other_connections() {
         for queue in &mut queues {
             assert!(queue.drive(&mut world, &mut dice).is_ok());
         }
-        if begun(&world) - before == (OTHERS * BURST) as u64 + 1 {
+        if begun(&world) - before == (OTHERS * burst) as u64 + 1 {
             break;
         }
     }
-    // What all others may begin in the turn in which it arrives, and in the one before.
-    let turns = 2 * OTHERS * target_shell::TURN_COMMANDS_MAX as usize;
-    assert!(
-        (1..=turns as u64 + 1).contains(&begun_when_answered),
-        "{begun_when_answered} commands came first"
-    );
-    let all = (OTHERS * BURST) as u64 + 1;
-    assert_eq!(begun(&world) - before, all, "every command is executed");
+    assert_eq!(begun(&world) - before, (OTHERS * burst) as u64 + 1, "every command is executed");
     let answers: usize = queues.iter().map(|queue| queue.buffers.events.len()).sum();
     assert!(answers > 0);
+    begun_when_answered
+}
+
+/// What all others may begin in the turn in which a command arrives and in the one before, and the command.
+fn two_turns(commands: usize) -> std::ops::RangeInclusive<u64> {
+    1..=(2 * OTHERS * commands) as u64 + 1
+}
+
+#[test]
+fn a_command_waits_for_a_bounded_number_of_commands_of_other_connections() {
+    let begun = begun_before_another(120, Sqe { nsid: 1, ..Sqe::new(NvmOpcode::Flush.to_wire()) });
+    assert!(two_turns(target_shell::TURN_COMMANDS_MAX as usize).contains(&begun), "{begun} came first");
+}
+
+#[test]
+fn a_command_waits_for_a_bounded_amount_of_data_of_other_connections() {
+    // 128 KiB count as four commands.
+    let read = ReadWrite { blocks: 256, ..ReadWrite::default() }.to_sqe(NvmOpcode::Read);
+    let begun = begun_before_another(24, Sqe { nsid: 1, data: DataPointer::transport(128 << 10), ..read });
+    assert!(two_turns(target_shell::TURN_COMMANDS_MAX as usize / 4).contains(&begun), "{begun} came first");
 }

@@ -8,7 +8,7 @@ use super::super::data::DataSegment;
 use super::super::protocol::VfioUserContext;
 use super::super::queue::{SubmissionQueue, SubmissionQueueState, cqe_high};
 use super::link::{QueueLink, QueueTransport, SegmentList, TAG_QID_SHIFT};
-use super::{QUEUES_MAX, VfioUserFunction};
+use super::{POLL_BYTES_MAX, POLL_COMMANDS_MAX, QUEUES_MAX, VfioUserFunction};
 
 impl VfioUserFunction {
     /// Fetches and executes new entries of every submission queue, and writes blocked completions. Returns the number
@@ -39,36 +39,51 @@ impl VfioUserFunction {
         self.fetch_all(context)
     }
 
+    /// Fetches from the admin queue, and from the I/O queues in turn until the poll has had enough. The queue that had
+    /// the last command is the last of the next poll.
     #[inline]
     fn fetch_all(&mut self, context: &mut VfioUserContext<'_>) -> usize {
+        let mut left = PollBudget { commands: POLL_COMMANDS_MAX, bytes: POLL_BYTES_MAX };
         let mut count = 0;
-        let mut index = 0;
-        // Admin commands may create and delete queues during the loop.
-        while let Some(&qid) = self.active_sqids.get(index) {
-            if let Some(Some(queue)) = self.sqs.get(usize::from(qid)) {
-                match self.doorbells.load(queue.ring.doorbell) {
-                    Some(tail) if tail != queue.ring.head => {
-                        let reserved = self.reserve(qid, tail, context);
-                        let fetched = match qid {
-                            _ if reserved == 0 => 0,
-                            0 => self.fetch_admin(reserved, context),
-                            _ => self.fetch_io(qid, reserved, context),
-                        };
-                        if fetched < reserved {
-                            self.release(qid, reserved - fetched);
-                        }
-                        count += fetched as usize;
-                    }
-                    _ => {}
-                }
+        let admin_queues = usize::from(self.active_sqids.first() == Some(&0));
+        if admin_queues > 0 {
+            count += self.fetch_queue(0, &mut left, context);
+        }
+        // Admin commands may have created and deleted queues.
+        let io_queues = self.active_sqids.len().saturating_sub(admin_queues);
+        for _ in 0..io_queues {
+            let index = if self.next_io_queue < io_queues { self.next_io_queue } else { 0 };
+            self.next_io_queue = index + 1;
+            count += self.fetch_queue(self.active_sqids[admin_queues + index], &mut left, context);
+            if left.is_used_up(context) {
+                break;
             }
-            index += 1;
         }
         count
     }
 
+    /// Fetches new entries of a submission queue. Returns the number of commands.
+    #[inline]
+    fn fetch_queue(&mut self, qid: u16, left: &mut PollBudget, context: &mut VfioUserContext<'_>) -> usize {
+        let Some(Some(queue)) = self.sqs.get(usize::from(qid)) else { return 0 };
+        let Some(tail) = self.doorbells.load(queue.ring.doorbell).filter(|tail| *tail != queue.ring.head)
+        else {
+            return 0;
+        };
+        let reserved = self.reserve(qid, tail, left, context);
+        let fetched = match qid {
+            _ if reserved == 0 => 0,
+            0 => self.fetch_admin(reserved, context),
+            _ => self.fetch_io(qid, reserved, left, context),
+        };
+        if fetched < reserved {
+            self.release(qid, reserved - fetched);
+        }
+        fetched as usize
+    }
+
     /// Reserves completion queue entries for new commands, up to a tail doorbell's value. Returns their number.
-    fn reserve(&mut self, qid: u16, tail: u32, context: &VfioUserContext<'_>) -> u32 {
+    fn reserve(&mut self, qid: u16, tail: u32, left: &PollBudget, context: &VfioUserContext<'_>) -> u32 {
         let Some(Some(SubmissionQueue { ring, io })) = self.sqs.get_mut(usize::from(qid)) else { return 0 };
         if tail >= ring.entries {
             // Base 2.0, section 5.2.1: Invalid Doorbell Write Value, reported once per value.
@@ -82,7 +97,7 @@ impl VfioUserFunction {
         if ring.memory.is_none() || self.faults.stalled == Some(qid) {
             return 0;
         }
-        let slots = if qid == 0 { u32::MAX } else { io.free_slots() as u32 };
+        let slots = if qid == 0 { u32::MAX } else { left.commands.min(io.free_slots() as u32) };
         let Some(Some(completions)) = self.cqs.get_mut(usize::from(ring.cqid)) else { return 0 };
         let reserved = completions.reserve(ring.pending_entries(tail).min(slots), &self.doorbells);
         if completions.take_invalid_head() {
@@ -120,20 +135,32 @@ impl VfioUserFunction {
         fetched
     }
 
-    fn fetch_io(&mut self, qid: u16, reserved: u32, context: &mut VfioUserContext<'_>) -> u32 {
+    fn fetch_io(
+        &mut self,
+        qid: u16,
+        reserved: u32,
+        left: &mut PollBudget,
+        context: &mut VfioUserContext<'_>,
+    ) -> u32 {
         let Some(QueueParts { io, link, segments, entries }) = self.queue(qid) else { return 0 };
-        let mut transport = QueueTransport { link, segments, context };
+        let mut transport = QueueTransport { link, segments, context, bytes: 0 };
         let mut fetched = 0;
-        while fetched < reserved {
-            let count = transport.link.ring.fetch(reserved - fetched, entries);
-            if count == 0 {
-                break;
+        if transport.context.is_turn_shared() {
+            fetched = fetch_counted(io, &mut transport, entries, reserved);
+        } else {
+            while fetched < reserved && transport.bytes < left.bytes {
+                let count = transport.link.ring.fetch(reserved - fetched, entries);
+                if count == 0 {
+                    break;
+                }
+                for entry in &entries[..count as usize] {
+                    io.entry(entry, &mut transport);
+                }
+                fetched += count;
             }
-            for entry in &entries[..count as usize] {
-                io.entry(entry, &mut transport);
-            }
-            fetched += count;
         }
+        left.commands -= fetched;
+        left.bytes = left.bytes.saturating_sub(transport.bytes);
         let (is_waiting, has_ready) = (io.is_waiting(), io.has_ready());
         self.has_deferred |= is_waiting;
         self.has_ready |= has_ready;
@@ -153,7 +180,7 @@ impl VfioUserFunction {
             let Some(QueueParts { io, link, segments, .. }) = self.queue(self.active_sqids[index]) else {
                 continue;
             };
-            io.retry(&mut QueueTransport { link, segments, context });
+            io.retry(&mut QueueTransport { link, segments, context, bytes: 0 });
             let (is_waiting, has_ready) = (io.is_waiting(), io.has_ready());
             self.has_deferred |= is_waiting;
             self.has_ready |= has_ready;
@@ -270,6 +297,41 @@ impl VfioUserFunction {
         };
         Some(QueueParts { io, link, segments: &mut self.segments, entries: &mut self.fetched[..] })
     }
+}
+
+/// What a poll may still fetch, however many others share the core.
+struct PollBudget {
+    commands: u32,
+    bytes: u64,
+}
+
+impl PollBudget {
+    /// Nothing more is fetched, because of this budget or of that of the turn.
+    #[inline]
+    fn is_used_up(&self, context: &VfioUserContext<'_>) -> bool {
+        self.commands == 0 || self.bytes == 0 || context.turn_commands() == 0
+    }
+}
+
+/// Fetches commands one at a time, because the data of each says how many more the turn has. Returns their number.
+#[inline(never)]
+fn fetch_counted(
+    io: &mut IoQueue<SegmentList>,
+    transport: &mut QueueTransport<'_, '_>,
+    entries: &mut [[u8; sqe::SIZE]],
+    reserved: u32,
+) -> u32 {
+    let mut fetched = 0;
+    while fetched < reserved
+        && transport.context.turn_commands() > 0
+        && transport.link.ring.fetch(1, entries) == 1
+    {
+        let before = transport.bytes;
+        io.entry(&entries[0], transport);
+        transport.context.count_command(transport.bytes - before);
+        fetched += 1;
+    }
+    fetched
 }
 
 /// A queue, and the parts of its function that its commands need.

@@ -94,6 +94,8 @@ pub(super) struct QueueTransport<'a, 'b> {
     /// Scratch space for the segments of a command.
     pub(super) segments: &'a mut Vec<DataSegment>,
     pub(super) context: &'a mut VfioUserContext<'b>,
+    /// Bytes of data of the requests that were submitted.
+    pub(super) bytes: u64,
 }
 
 impl QueueTransport<'_, '_> {
@@ -207,6 +209,7 @@ impl IoTransport for QueueTransport<'_, '_> {
     fn submit(&mut self, backend: u32, mut request: Request<Data>) -> Result<(), Status> {
         request.tag.0 |= u64::from(self.link.qid) << TAG_QID_SHIFT;
         request.flow = self.link.flow;
+        self.bytes += request.data().map_or(0, |data| data.len() as u64);
         self.context.submit(backend, request)
     }
 }
