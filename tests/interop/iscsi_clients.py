@@ -103,6 +103,25 @@ def case_suite(server):
     print(f"  {passed} tests passed")
 
 
+def case_blocks_of_520(server):
+    """libiscsi's test suite passes on a unit with blocks of 520 bytes: SCSI has any length, other initiators do not."""
+    suite = program("iscsi-test-cu")
+    server.rpc("bdev_malloc_create", name="Malloc520", num_blocks=65536, block_size=512, md_size=8, md_interleave=True)
+    addresses = [server.portal_group(1), server.portal_group(2)]
+    name = server.node("disk", "Malloc520", tags=(1, 2))
+    urls = [f"iscsi://{address}/{name}/0" for address in addresses]
+    capacity = run(program("iscsi-readcapacity16"), urls[0])
+    assert "LOGICAL BLOCK LENGTH IN BYTES:520" in capacity, capacity
+    done = subprocess.run([suite, "--dataloss", "--allow-sanitize", "-n", "-S", "-t", "ALL", *urls],
+                          capture_output=True, text=True, timeout=300)
+    output = done.stdout + done.stderr
+    failed = re.findall(r"^Suite (\w+), Test (\w+) had failures", output, re.MULTILINE)
+    # It writes 2048 blocks with one command: more than 1 MiB.
+    assert failed == [("ExtendedCopy", "Simple")], failed
+    summary = re.search(r"tests\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", output)
+    assert summary and int(summary[3]) > 200, output[-2000:]
+
+
 def case_atomic(server):
     """libiscsi's tests of WRITE ATOMIC pass on a bdev that promises atomic writes: an image of a store."""
     suite = program("iscsi-test-cu")
