@@ -46,30 +46,43 @@ impl VfioUserFunction {
         let mut left = PollBudget { commands: POLL_COMMANDS_MAX, bytes: POLL_BYTES_MAX };
         let mut count = 0;
         let admin_queues = usize::from(self.active_sqids.first() == Some(&0));
-        if admin_queues > 0 {
-            count += self.fetch_queue(0, &mut left, context);
+        if admin_queues > 0
+            && let Some(tail) = self.new_tail(0)
+        {
+            count += self.fetch_queue(0, tail, &mut left, context);
         }
         // Admin commands may have created and deleted queues.
         let io_queues = self.active_sqids.len().saturating_sub(admin_queues);
         for _ in 0..io_queues {
             let index = if self.next_io_queue < io_queues { self.next_io_queue } else { 0 };
             self.next_io_queue = index + 1;
-            count += self.fetch_queue(self.active_sqids[admin_queues + index], &mut left, context);
-            if left.is_used_up(context) {
-                break;
+            let qid = self.active_sqids[admin_queues + index];
+            if let Some(tail) = self.new_tail(qid) {
+                count += self.fetch_queue(qid, tail, &mut left, context);
+                if left.is_used_up(context) {
+                    break;
+                }
             }
         }
         count
     }
 
+    /// The tail doorbell of a submission queue, if it was written: all that a queue without commands costs.
+    #[inline(always)]
+    fn new_tail(&self, qid: u16) -> Option<u32> {
+        let ring = &self.sqs.get(usize::from(qid))?.as_ref()?.ring;
+        self.doorbells.load(ring.doorbell).filter(|tail| *tail != ring.head)
+    }
+
     /// Fetches new entries of a submission queue. Returns the number of commands.
-    #[inline]
-    fn fetch_queue(&mut self, qid: u16, left: &mut PollBudget, context: &mut VfioUserContext<'_>) -> usize {
-        let Some(Some(queue)) = self.sqs.get(usize::from(qid)) else { return 0 };
-        let Some(tail) = self.doorbells.load(queue.ring.doorbell).filter(|tail| *tail != queue.ring.head)
-        else {
-            return 0;
-        };
+    #[inline(never)]
+    fn fetch_queue(
+        &mut self,
+        qid: u16,
+        tail: u32,
+        left: &mut PollBudget,
+        context: &mut VfioUserContext<'_>,
+    ) -> usize {
         let reserved = self.reserve(qid, tail, left, context);
         let fetched = match qid {
             _ if reserved == 0 => 0,
