@@ -165,3 +165,50 @@ fn a_user_is_not_needed_before_etcd_requires_one() {
     etcd.enable_users("secret", "/c/");
     assert_eq!(map.cluster().unwrap(), uuid);
 }
+
+/// What keys of clients do not limit: nodes do not see what is done to images.
+#[test]
+fn users_limit_what_a_client_does_to_images() {
+    let Some(etcd) = start("images") else { return };
+    let map = open(&etcd, "c", "ringbolt:secret");
+    map.create().unwrap();
+    for (name, first_group) in [("p", 0), ("q", 4)] {
+        let pool =
+            PoolRecord { first_group, groups: 4, replicas: 1, in_sync_min: 1, class: Default::default() };
+        map.create_pool(name, &pool).unwrap();
+        map.create_image(name, "vol", 4096).unwrap();
+        let groups: Vec<_> =
+            (first_group..first_group + 4).map(|group| (GroupId(group), record(1, 1, &[1]))).collect();
+        map.propose_groups(&groups).unwrap();
+    }
+    let denied = |result: Result<(), MapError>| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("permission denied"), "{error}");
+    };
+    etcd.add_user("reader", "/c/", &[]);
+    etcd.add_user("owner", "/c/", &["/c/images/p/"]);
+    let reader = EtcdMap::with_files(
+        &etcd.urls("c"),
+        &EtcdFiles { user: Some(etcd.file("reader", "reader:reader")), ..Default::default() },
+    );
+    let owner = EtcdMap::with_files(
+        &etcd.urls("c"),
+        &EtcdFiles { user: Some(etcd.file("owner", "owner:owner")), ..Default::default() },
+    );
+    let (reader, owner) = (reader.unwrap(), owner.unwrap());
+    // What a client reads to use an image.
+    for client in [&reader, &owner] {
+        client.cluster().unwrap();
+        assert_eq!((client.pools().unwrap().len(), client.images().unwrap().len()), (2, 2));
+        assert_eq!(client.groups(0..8).unwrap().len(), 8);
+        assert!(client.nodes().unwrap().is_empty() && client.devices().unwrap().is_empty());
+        denied(client.create_image("p", "new", 4096).map(drop));
+        denied(client.remove_image("q", "vol"));
+        denied(client.resize_image("q", "vol", 8192).map(drop));
+        denied(client.set_out(NodeId(1), Some(OutReason::Operator)));
+    }
+    denied(reader.resize_image("p", "vol", 8192).map(drop));
+    denied(reader.remove_image("p", "vol"));
+    owner.resize_image("p", "vol", 8192).unwrap();
+    owner.remove_image("p", "vol").unwrap();
+}

@@ -197,6 +197,21 @@ impl EtcdCluster {
         self.request("/v3/auth/role/grant", token, &json!({ "name": "ringbolt", "perm": permission }));
     }
 
+    /// Makes a user, with the same word as its password, that may read all keys with one prefix, and write those with some others.
+    pub(crate) fn add_user(&self, user: &str, reads: &str, writes: &[&str]) {
+        let token = self.root_token();
+        let request = |path: &str, body: Value| _ = self.request(path, Some(&token), &body);
+        request("/v3/auth/user/add", json!({ "name": user, "password": user }));
+        request("/v3/auth/role/add", json!({ "name": user }));
+        request("/v3/auth/user/grant", json!({ "user": user, "role": user }));
+        for (right, prefix) in [("READ", reads)].into_iter().chain(writes.iter().map(|it| ("READWRITE", *it)))
+        {
+            let end = format!("{}0", prefix.strip_suffix('/').unwrap());
+            let permission = json!({ "permType": right, "key": STANDARD.encode(prefix), "range_end": STANDARD.encode(end) });
+            request("/v3/auth/role/grant", json!({ "name": user, "perm": permission }));
+        }
+    }
+
     /// Writes a file that its owner alone can read.
     pub(crate) fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.directory.join(name);
