@@ -355,18 +355,10 @@ impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
         match self.home {
+            Home::Whole => self.pool.state.borrow_mut().free(self.start, self.index),
+            Home::Part => self.pool.state.borrow_mut().remove_holder(self.start, self.index),
             Home::External => self.pool.release_external(self.index),
-            home => self.pool.release(self.start, self.index, home == Home::Whole),
         }
-    }
-}
-
-impl PoolInner {
-    /// A buffer of an allocation was dropped.
-    #[inline(never)]
-    fn release(&self, start: NonNull<u8>, index: u16, is_whole: bool) {
-        let mut state = self.state.borrow_mut();
-        if is_whole { state.free(start, index) } else { state.remove_holder(start, index) }
     }
 }
 
