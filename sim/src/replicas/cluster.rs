@@ -314,7 +314,7 @@ impl ReplicaCluster {
 
     /// A node is to leave: a fault now and then. It is stopped some time later, whether it has left or not, or stays.
     pub(crate) fn leave(&mut self) {
-        if !self.leaves || !self.random_leave.happens(400) {
+        if !self.leaves || !self.random_leave.happens(800) {
             return;
         }
         let random = &mut self.random_leave;
@@ -332,7 +332,7 @@ impl ReplicaCluster {
         let event = ReplicaEvent::Leave { successors, force };
         self.schedule(0, Happening::Storage { node, incarnation, event });
         self.schedule(ends_ns, Happening::LeaveEnds { node, incarnation, stops });
-        if self.random_leave.happens(300) {
+        if self.random_leave.happens(500) {
             let cut_ns = self.random_leave.below(MS);
             self.schedule(cut_ns, Happening::LeaveCut { node });
         }
