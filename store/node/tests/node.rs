@@ -77,6 +77,13 @@ impl Program {
         })
     }
 
+    /// A number of the store's partitions, all together.
+    fn count(&self, name: &str) -> u64 {
+        let stores = self.call("store_get_stores", json!({}));
+        let partitions = stores[0]["partitions"].as_array().unwrap().iter();
+        partitions.map(|partition| partition[name].as_u64().unwrap()).sum()
+    }
+
     fn read(&self, core: usize, lba: u64, bytes: usize) -> Result<Vec<u8>, Status> {
         self.io(core, "s/vol", move |io, core| async move {
             let buffer = core.pool().take(bytes).unwrap();
@@ -344,11 +351,7 @@ fn flushes_and_reads_are_counted_by_cause() {
     program.format();
     program.open();
     program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 32 << 20 }));
-    let count = |name: &str| {
-        let stores = program.call("store_get_stores", json!({}));
-        let partitions = stores[0]["partitions"].as_array().unwrap().iter();
-        partitions.map(|partition| partition[name].as_u64().unwrap()).sum::<u64>()
-    };
+    let count = |name: &str| program.count(name);
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
     let is_late = || assert!(std::time::Instant::now() < end, "not within a minute");
     assert_eq!(program.write(0, 0, 4096, 1), Status::SUCCESS);
@@ -366,14 +369,20 @@ fn flushes_and_reads_are_counted_by_cause() {
     program.stop();
 }
 
-#[test]
-fn damage_is_found_by_reads_and_by_inspection() {
+/// A closed store with an image whose first two blocks are written.
+fn with_data() -> Program {
     let program = Program::start();
     program.format();
     program.open();
     program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 32 << 20 }));
     assert_eq!(program.write(0, 0, 8192, 0xa5), Status::SUCCESS);
     program.close();
+    program
+}
+
+#[test]
+fn damage_is_found_by_reads_and_by_inspection() {
+    let program = with_data();
     let inspect = |program: &Program| {
         let registry = program.registry.clone();
         program.io(0, "EE_Malloc0", move |_, core| async move {
@@ -414,17 +423,9 @@ fn checksum_tables(program: &Program) -> Vec<u64> {
     (0..superblock.partitions).map(|index| superblock.partition_start(index) + start).collect()
 }
 
-#[test]
-fn what_the_checksum_table_has_lost_is_damaged_until_it_is_written_again() {
-    let program = Program::start();
-    program.format();
-    program.open();
-    program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 32 << 20 }));
-    assert_eq!(program.write(0, 0, 8192, 0xa5), Status::SUCCESS);
-    program.close();
-    // Reads of the table return another checksum of the first block.
-    for block in checksum_tables(&program) {
-        let action = FaultAction::Corrupt { offset: 0, xor: 0x5a };
+/// What happens to all reads of these blocks from now on.
+fn disturb_reads(program: &Program, blocks: &[u64], action: FaultAction) {
+    for block in blocks {
         let injection = FaultInjection {
             range: Some(block * 8..block * 8 + 8),
             count: None,
@@ -432,6 +433,13 @@ fn what_the_checksum_table_has_lost_is_damaged_until_it_is_written_again() {
         };
         error::inject(&program.registry, "EE_Malloc0", injection).unwrap();
     }
+}
+
+#[test]
+fn what_the_checksum_table_has_lost_is_damaged_until_it_is_written_again() {
+    let program = with_data();
+    // Reads of the table return another checksum of the first block.
+    disturb_reads(&program, &checksum_tables(&program), FaultAction::Corrupt { offset: 0, xor: 0x5a });
     program.open();
     assert_eq!(program.read(0, 0, 4096), Err(Status::UNRECOVERED_READ_ERROR));
     assert!(program.read(0, 8, 4096).unwrap().iter().all(|byte| *byte == 0xa5));
@@ -442,13 +450,10 @@ fn what_the_checksum_table_has_lost_is_damaged_until_it_is_written_again() {
     program.open();
     assert_eq!(program.read(0, 0, 4096), Err(Status::UNRECOVERED_READ_ERROR));
     assert!(program.read(0, 8, 4096).unwrap().iter().all(|byte| *byte == 7));
+    let counts = ["damaged_blocks", "checksum_hits", "checksum_misses"].map(|name| program.count(name));
+    assert_eq!(counts, [1, 1, 1]);
+    assert_eq!(program.count("checksum_cache_bytes"), 4096);
     let stores = program.call("store_get_stores", json!({}));
-    let count = |name: &str| {
-        let partitions = stores[0]["partitions"].as_array().unwrap().iter();
-        partitions.map(|partition| partition[name].as_u64().unwrap()).sum::<u64>()
-    };
-    assert_eq!(["damaged_blocks", "checksum_hits", "checksum_misses"].map(count), [1, 1, 1]);
-    assert_eq!(count("checksum_cache_bytes"), 4096);
     assert_eq!(stores[0]["checksum_cache_limit_bytes"], 64 << 20);
     assert_eq!(program.write(0, 0, 4096, 9), Status::SUCCESS);
     program.close();
@@ -459,25 +464,10 @@ fn what_the_checksum_table_has_lost_is_damaged_until_it_is_written_again() {
 
 #[test]
 fn a_checksum_table_that_cannot_be_read_fails_reads_and_loses_nothing() {
-    let program = Program::start();
-    program.format();
+    let program = with_data();
     let tables = checksum_tables(&program);
-    let fail = || {
-        for block in &tables {
-            let action = FaultAction::Fail(Status::UNRECOVERED_READ_ERROR);
-            let injection = FaultInjection {
-                range: Some(block * 8..block * 8 + 8),
-                count: None,
-                ..FaultInjection::once(Some(Op::Read), action)
-            };
-            error::inject(&program.registry, "EE_Malloc0", injection).unwrap();
-        }
-    };
+    let fail = || disturb_reads(&program, &tables, FaultAction::Fail(Status::UNRECOVERED_READ_ERROR));
     let recover = || error::clear(&program.registry, "EE_Malloc0").unwrap();
-    program.open();
-    program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 32 << 20 }));
-    assert_eq!(program.write(0, 0, 8192, 0xa5), Status::SUCCESS);
-    program.close();
     program.open();
     fail();
     assert_eq!(program.read(0, 0, 4096), Err(Status::UNRECOVERED_READ_ERROR));
@@ -501,22 +491,10 @@ fn a_checksum_table_that_cannot_be_read_fails_reads_and_loses_nothing() {
 
 #[test]
 fn a_read_that_waits_for_checksums_ends_when_its_partition_fails() {
-    let program = Program::start();
-    program.format();
+    let program = with_data();
     let tables = checksum_tables(&program);
     program.open();
-    program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 32 << 20 }));
-    assert_eq!(program.write(0, 0, 8192, 0xa5), Status::SUCCESS);
-    program.close();
-    program.open();
-    for block in tables {
-        let injection = FaultInjection {
-            range: Some(block * 8..block * 8 + 8),
-            count: None,
-            ..FaultInjection::once(Some(Op::Read), FaultAction::Pending)
-        };
-        error::inject(&program.registry, "EE_Malloc0", injection).unwrap();
-    }
+    disturb_reads(&program, &tables, FaultAction::Pending);
     let descriptor = program.registry.open("s/vol", Access::ReadWrite).unwrap();
     let (sender, receiver) = mpsc::channel();
     let read = move |core: &Core| {
@@ -528,11 +506,7 @@ fn a_read_that_waits_for_checksums_ends_when_its_partition_fails() {
     };
     program.reactors.handles()[0].post(read).unwrap();
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    let count = |name: &str| {
-        let stores = program.call("store_get_stores", json!({}));
-        let partitions = stores[0]["partitions"].as_array().unwrap().iter();
-        partitions.map(|partition| partition[name].as_u64().unwrap()).sum::<u64>()
-    };
+    let count = |name: &str| program.count(name);
     while count("checksum_misses") == 0 {
         assert!(std::time::Instant::now() < end, "not within a minute");
     }
