@@ -137,7 +137,7 @@ fn write_and_verify(
     verify_data(unit, range, write, data_out_bytes)
 }
 
-/// As with WRITE, only blocks that the initiator has are used.
+/// Only whole blocks that the initiator has are used: of a part of one, unlike with WRITE, nothing is compared or written.
 fn verify_data(
     unit: &LogicalUnit,
     range: &BlockRange,

@@ -326,8 +326,8 @@ pub struct IoContext<'a, P: Protocol> {
     pub(crate) requests: &'a mut ConnectionRequests,
 }
 
-/// Commands that a connection begins in a turn in which others have some too, or had lately: enough to share the turn's fixed costs, while a
-/// command waits for as many of each other connection, and not for their whole queues.
+/// Commands that a connection begins in a turn in which others have some too, or had lately: enough to share the turn's
+/// fixed costs, while a command waits for as many of each other connection, and not for their whole queues.
 pub const TURN_COMMANDS_MAX: u32 = 32;
 /// A command with more data than this counts as several: their copies take the time of as many commands.
 pub const TURN_COMMAND_BYTES: u64 = 32 << 10;

@@ -251,7 +251,7 @@ impl NodeOptions {
             allow_plain_network: false,
             atomic_blocks: false,
             read_policy: ReadPolicy::Overlay,
-            checksum_cache: 64 << 20,
+            checksum_cache: store_node::CHECKSUM_CACHE_BYTES,
             out_after: 600_000_000_000,
         }
     }
