@@ -68,6 +68,10 @@ pub(super) enum BenchMetric {
     BareIops,
     /// IOPS as a multiple of that echo's.
     BareRatio,
+    /// IOPS as a fraction of the messages of the least NVMe/TCP target and client.
+    LeastPairRatio,
+    /// Messages of the least NVMe/TCP target and client as a fraction of those of bare sockets.
+    LeastPairBareRatio,
     /// IOPS as a multiple of those of SPDK's target, with SPDK's load generator for both.
     SpdkRatio,
     /// IOPS as a multiple of qemu-nbd's, with the same client.
@@ -145,6 +149,8 @@ impl BenchMetric {
             BenchMetric::FioP99Ratio => "latency_p99_of_fio",
             BenchMetric::BareIops => "bare_sockets_iops",
             BenchMetric::BareRatio => "iops_of_bare_sockets",
+            BenchMetric::LeastPairRatio => "iops_of_least_pair",
+            BenchMetric::LeastPairBareRatio => "least_pair_of_bare_sockets",
             BenchMetric::SpdkRatio => "iops_of_spdk",
             BenchMetric::QemuNbdRatio => "iops_of_qemu_nbd",
             BenchMetric::QemuNbdCpuRatio => "cpu_of_qemu_nbd",
@@ -201,6 +207,8 @@ impl BenchMetric {
             BenchMetric::FioP99Ratio => "p99 / fio's",
             BenchMetric::BareIops => "bare sockets",
             BenchMetric::BareRatio => "IOPS / bare sockets'",
+            BenchMetric::LeastPairRatio => "IOPS / least pair's",
+            BenchMetric::LeastPairBareRatio => "least pair / bare sockets'",
             BenchMetric::SpdkRatio => "IOPS / SPDK's target's",
             BenchMetric::QemuNbdRatio => "IOPS / qemu-nbd's",
             BenchMetric::QemuNbdCpuRatio => "CPU / qemu-nbd's",
@@ -227,8 +235,8 @@ impl BenchMetric {
     pub(super) fn more_is_better(self) -> bool {
         use BenchMetric::{
             AttackRatio, BareDeviceIops, BareDeviceRatio, BareIops, BareQemuRatio, BareRatio, CephIops,
-            CephRatio, ChurnRatio, FioRatio, Gibps, Iops, OneSessionRatio, QemuExportIops, QemuExportRatio,
-            QemuNbdRatio, SpdkRatio,
+            CephRatio, ChurnRatio, FioRatio, Gibps, Iops, LeastPairBareRatio, LeastPairRatio,
+            OneSessionRatio, QemuExportIops, QemuExportRatio, QemuNbdRatio, SpdkRatio,
         };
         matches!(
             self,
@@ -236,6 +244,8 @@ impl BenchMetric {
                 | FioRatio
                 | BareIops
                 | BareRatio
+                | LeastPairRatio
+                | LeastPairBareRatio
                 | SpdkRatio
                 | QemuNbdRatio
                 | QemuExportRatio
@@ -294,6 +304,8 @@ impl BenchMetric {
             | BenchMetric::FioMedianRatio
             | BenchMetric::FioP99Ratio
             | BenchMetric::BareRatio
+            | BenchMetric::LeastPairRatio
+            | BenchMetric::LeastPairBareRatio
             | BenchMetric::SpdkRatio
             | BenchMetric::QemuNbdRatio
             | BenchMetric::QemuNbdCpuRatio

@@ -14,7 +14,7 @@ use super::{BenchRun, BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 49] = [
+const ROWS: [BenchMetric; 51] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -27,6 +27,8 @@ const ROWS: [BenchMetric; 49] = [
     BenchMetric::RemoveUs,
     BenchMetric::BareIops,
     BenchMetric::BareRatio,
+    BenchMetric::LeastPairRatio,
+    BenchMetric::LeastPairBareRatio,
     BenchMetric::QemuNbdRatio,
     BenchMetric::QemuNbdCpuRatio,
     BenchMetric::QemuExportIops,

@@ -1,12 +1,15 @@
 //! Requests and responses of the sizes of NVMe/TCP over bare sockets: the upper bound of any target over loopback.
 //!
-//! `echo read|write DEPTH SECONDS CLIENT_CPU SERVER_CPU [digest|readiness|multishot]` connects two threads, each on a CPU,
-//! over the loopback interface. The client has DEPTH requests outstanding. Both ends spin on a non-blocking socket,
+//! `echo read|write DEPTH SECONDS CLIENT_CPU SERVER_CPU [MODE]` connects two threads, each on a CPU, over the loopback
+//! interface. The client has DEPTH requests outstanding. Both ends spin on a non-blocking socket,
 //! receive what has arrived, and send all that it leads to with one call. A read is a request of 72 bytes and a response
 //! of 24 bytes and 4 KiB; a write is the reverse, with its data in the request. With `digest` the sender of the data
 //! appends its CRC-32C, and the receiver checks it. With `readiness` both ends spin on the completions of an event loop,
 //! which announce data that is then received; with `multishot` the kernel receives into buffers that it selects. There
-//! is no protocol beyond that, and no data is copied except by the kernel.
+//! is no protocol beyond that, and no data is copied except by the kernel. With `parts` and `parts+copy` both ends also do
+//! what the framing of NVMe/TCP demands ([`pdus`]): they are the least target and client, and no others can be faster.
+
+mod pdus;
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -20,6 +23,8 @@ use sockets::{
     ConnectionId, Network, NetworkEvent, OwnedTransferConfig, OwnedTransfers, SocketStream, Sockets,
     TransferEvent, TransferResult,
 };
+
+use pdus::{PduEnd, PduKind, PduStream};
 
 type EchoError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -184,15 +189,30 @@ impl EchoEnd {
         let to_send = (0..depth * outgoing.length()).map(|at| at as u8).collect();
         Ok(EchoEnd { link, incoming, outgoing, received, partial: 0, to_send })
     }
+}
 
-    /// Receives what has arrived, without looking at data without digest, and returns the number of complete messages; `None` at the end of the stream.
+/// What the client and the server do, whatever they look at.
+trait MessageEnd {
+    /// Sends the first requests.
+    fn start(&mut self, depth: usize) -> Result<(), EchoError>;
+
+    /// Receives what has arrived, and returns the number of complete messages; `None` at the end of the stream.
+    fn receive(&mut self) -> Result<Option<usize>, EchoError>;
+
+    /// Sends as many messages as were received, with one call, or as many as the socket's buffer takes.
+    fn answer(&mut self, count: usize) -> Result<(), EchoError>;
+}
+
+impl MessageEnd for EchoEnd {
+    fn start(&mut self, depth: usize) -> Result<(), EchoError> {
+        self.answer(depth)
+    }
+
+    /// Does not look at data without digest.
     fn receive(&mut self) -> Result<Option<usize>, EchoError> {
-        let count = match self.link.read(&mut self.received[self.partial..]) {
-            Ok(0) => return Ok(None),
-            Ok(count) => count,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Some(0)),
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(None),
-            Err(error) => return Err(error.into()),
+        let count = match received(self.link.read(&mut self.received[self.partial..]))? {
+            Some(count) if count > 0 => count,
+            nothing => return Ok(nothing),
         };
         let length = self.incoming.length();
         let available = self.partial + count;
@@ -207,8 +227,7 @@ impl EchoEnd {
         Ok(Some(messages))
     }
 
-    /// Sends `count` messages with one call, or as many as the socket's buffer takes.
-    fn send(&mut self, count: usize) -> Result<(), EchoError> {
+    fn answer(&mut self, count: usize) -> Result<(), EchoError> {
         let length = self.outgoing.length();
         let bytes = &mut self.to_send[..count * length];
         bytes.chunks_exact_mut(length).for_each(|message| self.outgoing.seal(message));
@@ -224,11 +243,22 @@ impl EchoEnd {
     }
 }
 
+/// The bytes of a receive: 0 if there were none, `None` at the end of the stream.
+fn received(result: std::io::Result<usize>) -> Result<Option<usize>, EchoError> {
+    match result {
+        Ok(0) => Ok(None),
+        Ok(count) => Ok(Some(count)),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Some(0)),
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Answers requests until the client closes the connection.
-fn serve(mut end: EchoEnd, failed: &AtomicBool) -> Result<(), EchoError> {
+fn serve(mut end: impl MessageEnd, failed: &AtomicBool) -> Result<(), EchoError> {
     while let Some(count) = end.receive()? {
         if count > 0 {
-            end.send(count)?;
+            end.answer(count)?;
         }
         if failed.load(Ordering::Relaxed) {
             return Ok(());
@@ -238,15 +268,20 @@ fn serve(mut end: EchoEnd, failed: &AtomicBool) -> Result<(), EchoError> {
 }
 
 /// Returns the responses per second.
-fn load(end: &mut EchoEnd, depth: usize, runtime: Duration, failed: &AtomicBool) -> Result<f64, EchoError> {
+fn load(
+    end: &mut impl MessageEnd,
+    depth: usize,
+    runtime: Duration,
+    failed: &AtomicBool,
+) -> Result<f64, EchoError> {
     let begun = Instant::now();
     let (mut measured_from, mut responses, mut polls) = (None, 0usize, 0u32);
-    end.send(depth)?;
+    end.start(depth)?;
     loop {
         let Some(count) = end.receive()? else { return Err("the server has closed the connection".into()) };
         responses += count;
         if count > 0 {
-            end.send(count)?;
+            end.answer(count)?;
         }
         polls = polls.wrapping_add(1);
         if !polls.is_multiple_of(64) {
@@ -268,8 +303,10 @@ fn load(end: &mut EchoEnd, depth: usize, runtime: Duration, failed: &AtomicBool)
 
 fn main() -> Result<(), EchoError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let (mode, depth, seconds, client_cpu, server_cpu, rest) = match &arguments[..] {
-        [mode, depth, seconds, client, server, rest @ ..] => (mode, depth, seconds, client, server, rest),
+    let (operation, depth, seconds, client_cpu, server_cpu, rest) = match &arguments[..] {
+        [operation, depth, seconds, client, server, rest @ ..] => {
+            (operation, depth, seconds, client, server, rest)
+        }
         _ => return Err("usage: echo read|write DEPTH SECONDS CLIENT_CPU SERVER_CPU [MODE]".into()),
     };
     let depth: usize = depth.parse()?;
@@ -278,38 +315,61 @@ fn main() -> Result<(), EchoError> {
     }
     let runtime = Duration::from_secs_f64(seconds.parse()?);
     let (client_cpu, server_cpu): (u32, u32) = (client_cpu.parse()?, server_cpu.parse()?);
-    let (digest, arrival) = match rest.first().map(String::as_str) {
-        None => (false, Arrival::Spin),
-        Some("digest") => (true, Arrival::Spin),
-        Some("readiness") => (false, Arrival::Readiness),
-        Some("multishot") => (false, Arrival::Multishot),
-        Some(_) => return Err("the mode is digest, readiness or multishot".into()),
+    let mode = rest.first().map_or("", String::as_str);
+    let (is_pdus, copies) = (mode.starts_with("parts"), mode == "parts+copy");
+    let arrival = match mode {
+        "" | "digest" | "parts" | "parts+copy" => Arrival::Spin,
+        "readiness" => Arrival::Readiness,
+        "multishot" => Arrival::Multishot,
+        _ => return Err("the mode is digest, readiness, multishot, parts or parts+copy".into()),
     };
-    let is_read = mode == "read";
+    let (is_read, digest) = (operation == "read", mode == "digest");
     let request = MessageShape { header: CAPSULE, has_data: !is_read, digest };
     let response = MessageShape { header: RESPONSE, has_data: is_read, digest };
 
+    let cpus = [client_cpu, server_cpu];
+    let rate = if is_pdus {
+        let requests = PduStream { kind: pdus::COMMAND, shape: request };
+        let responses = PduStream { kind: PduKind::answer(response), shape: response };
+        exchange(cpus, depth, runtime, |stream, is_client| {
+            let (from, to) = if is_client { (responses, requests) } else { (requests, responses) };
+            PduEnd::new(stream, from, to, depth, copies)
+        })?
+    } else {
+        exchange(cpus, depth, runtime, |stream, is_client| {
+            let (from, to) = if is_client { (response, request) } else { (request, response) };
+            EchoEnd::new(EchoLink::new(stream, arrival)?, from, to, depth)
+        })?
+    };
+    println!("{operation} at depth {depth} over bare sockets: {rate:.0} messages/s");
+    Ok(())
+}
+
+/// Connects a client and a server, each made from its socket. Returns the responses per second.
+fn exchange<E: MessageEnd>(
+    [client_cpu, server_cpu]: [u32; 2],
+    depth: usize,
+    runtime: Duration,
+    make: impl Fn(TcpStream, bool) -> Result<E, EchoError> + Sync,
+) -> Result<f64, EchoError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let client = TcpStream::connect(listener.local_addr()?)?;
     let (server, _) = listener.accept()?;
     let failed = AtomicBool::new(false);
-    let rate = std::thread::scope(|scope| {
-        let failed = &failed;
+    std::thread::scope(|scope| {
+        let (failed, make) = (&failed, &make);
         let server = scope.spawn(move || {
             os::pin_thread_to(server_cpu)?;
-            let link = EchoLink::new(server, arrival)?;
-            let served = EchoEnd::new(link, request, response, depth).and_then(|end| serve(end, failed));
+            let served = make(server, false).and_then(|end| serve(end, failed));
             failed.store(served.is_err(), Ordering::Relaxed);
             served
         });
         os::pin_thread_to(client_cpu)?;
-        let mut end = EchoEnd::new(EchoLink::new(client, arrival)?, response, request, depth)?;
+        let mut end = make(client, true)?;
         let rate = load(&mut end, depth, runtime, failed);
         failed.store(true, Ordering::Relaxed);
         drop(end);
         server.join().map_err(|_| "the server panicked")??;
         rate
-    })?;
-    println!("{mode} at depth {depth} over bare sockets: {rate:.0} messages/s");
-    Ok(())
+    })
 }
