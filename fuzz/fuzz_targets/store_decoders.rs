@@ -55,6 +55,12 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(value) = LogHeader::decode(&sector, place) {
         assert_eq!(value.encode(place)[..], sector);
     }
+    let mut second = sector.clone();
+    second[4] = 2;
+    checksum(&mut second);
+    if let Ok(value) = LogHeader::decode(&second, place) {
+        assert_eq!(value.encode(place)[..], second);
+    }
     let entry = sealed(bytes, EntryHeader::SIZE, b"RBLE");
     let position = u64::from_le_bytes(entry[96..104].try_into().expect("8 bytes"));
     let log = entry[104..120].try_into().expect("16 bytes");

@@ -17,13 +17,15 @@ pub(super) struct LogMedium {
     log: Log,
     slots: [[u8; SECTOR_BYTES]; 2],
     area: Vec<u8>,
+    /// Of the entries since the last start. Those of truncations are between this and the next one.
+    salt: u32,
 }
 
 impl LogMedium {
     pub(super) fn new() -> LogMedium {
         let log = Log::create([1; 16], GROUP, CAPACITY as u64, LogSector::Bytes512).expect("it has sectors");
         let slots = [log.header().bytes, [0; SECTOR_BYTES]];
-        LogMedium { log, slots, area: vec![0; CAPACITY] }
+        LogMedium { log, slots, area: vec![0; CAPACITY], salt: 0 }
     }
 
     /// An entry is durable, but for data that goes in place. Of what was committed when it was sent, entries up to
@@ -81,7 +83,8 @@ impl LogMedium {
 
     /// What a start finds.
     pub(super) fn recover(&mut self) -> (EntryId, Vec<Arc<ReplicatedEntry>>) {
-        let (log, entries) = Log::recover(&self.slots, &self.area).expect("one header is valid");
+        self.salt += 1 << 16;
+        let (log, entries) = Log::recover(&self.slots, &self.area, self.salt).expect("one header is valid");
         self.log = log;
         let entries = entries.into_iter().map(|(header, data)| {
             // What is before an entry in the log is not the replica's matter.

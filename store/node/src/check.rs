@@ -89,8 +89,7 @@ pub async fn inspect(
     data: bool,
     mut progress: impl FnMut(u64),
 ) -> Result<StoreContents, StoreError> {
-    let mut descriptors = StoreDescriptors::open(registry, bdevs.into(), Access::ReadOnly)?;
-    let _areas = descriptors.keep_log_areas();
+    let descriptors = StoreDescriptors::open(registry, bdevs.into(), Access::ReadOnly)?;
     let disks = descriptors.disks(core)?;
     let superblock = read_superblocks(&disks).await?;
     let device = disks.data.clone();
@@ -101,7 +100,7 @@ pub async fn inspect(
     }
     for index in 0..superblock.partitions {
         let loaded = async {
-            let (log, entries) = load_log(disks.log(), &superblock, index, &descriptors.log_areas).await?;
+            let (log, entries) = load_log(core, disks.log(), &superblock, index).await?;
             let is_spare = superblock.checkpoint_blocks > 0 && log.group() == SPARE_GROUP;
             Ok(match is_spare {
                 true => None,

@@ -1,6 +1,6 @@
 //! The devices of a store: one with everything, or one with the partitions and one with the logs.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 
 use bdev::{Access, BdevError, Descriptor, Durability, Registry};
 use cluster_map::PoolClass;
@@ -74,29 +74,8 @@ pub(crate) struct StoreDescriptors {
     pub(crate) data: Arc<Descriptor>,
     /// That of the log's own device.
     separate_log: Option<Arc<Descriptor>>,
-    pub(crate) log_areas: LogAreas,
     /// Limit for blocks of checksum tables in memory, of all partitions together.
     pub(crate) checksum_cache_bytes: u64,
-}
-
-/// Memory for the areas of logs that are read one after another. A new area for each log would cost more time in page faults
-/// than reading it. It is kept while a store is opened, see [`StoreDescriptors::keep_log_areas`].
-#[derive(Clone, Default)]
-pub(crate) struct LogAreas(Weak<Mutex<Vec<Vec<u8>>>>);
-
-impl LogAreas {
-    /// An empty area.
-    pub(crate) fn take(&self) -> Vec<u8> {
-        self.0.upgrade().and_then(|areas| sync::lock(&areas).pop()).unwrap_or_default()
-    }
-
-    /// The area is not needed any more.
-    pub(crate) fn give_back(&self, mut area: Vec<u8>) {
-        if let Some(areas) = self.0.upgrade() {
-            area.clear();
-            sync::lock(&areas).push(area);
-        }
-    }
 }
 
 impl StoreDescriptors {
@@ -113,7 +92,6 @@ impl StoreDescriptors {
         let descriptors = StoreDescriptors {
             data: open(bdevs.data)?,
             separate_log: bdevs.log.map(open).transpose()?,
-            log_areas: LogAreas::default(),
             checksum_cache_bytes: CHECKSUM_CACHE_BYTES,
         };
         // What is in place relies on whole sectors; the logs do not.
@@ -125,14 +103,6 @@ impl StoreDescriptors {
             return Err(StoreError::Geometry(reason));
         }
         Ok(descriptors)
-    }
-
-    /// Keeps the areas of logs for the next ones, for as long as the result lives.
-    #[must_use]
-    pub(crate) fn keep_log_areas(&mut self) -> Arc<Mutex<Vec<Vec<u8>>>> {
-        let areas = Arc::default();
-        self.log_areas = LogAreas(Arc::downgrade(&areas));
-        areas
     }
 
     /// Most blocks of the checksum table that a partition has in memory.
@@ -284,23 +254,4 @@ pub(crate) async fn read_log_superblock(
 ) -> Result<Result<LogSuperblock, DecodeError>, StoreError> {
     let block = log.read(0, BLOCK_BYTES).await?;
     Ok(LogSuperblock::decode(&block.as_slice()[..SECTOR_BYTES], 0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn areas_of_logs_are_kept_while_a_store_is_opened_and_no_longer() {
-        let kept = Arc::default();
-        let areas = LogAreas(Arc::downgrade(&kept));
-        areas.give_back(vec![7; 4096]);
-        let area = areas.take();
-        assert_eq!((area.len(), area.capacity()), (0, 4096));
-        areas.give_back(area);
-        drop(kept);
-        assert_eq!(areas.take().capacity(), 0);
-        areas.give_back(vec![7; 4096]);
-        assert_eq!(areas.take().capacity(), 0);
-    }
 }

@@ -204,7 +204,6 @@ impl StoreNode {
         let StoreOptions { name, checksum_cache_bytes } = options;
         let (mut descriptors, superblock) = open_store(registry, bdevs, name, cores).await?;
         descriptors.checksum_cache_bytes = checksum_cache_bytes;
-        let _areas = descriptors.keep_log_areas();
         if superblock.checkpoint_blocks > 0 {
             let reason = "the device has replicas of a cluster: `ringbolt store` serves them";
             return Err(StoreError::Geometry(reason.to_string()));

@@ -111,7 +111,6 @@ impl ReplicaNode {
     ) -> Result<ReplicaNode, StoreError> {
         let (mut descriptors, superblock) = open_store(registry, bdevs, config.name, cores).await?;
         descriptors.checksum_cache_bytes = config.checksum_cache_bytes;
-        let _areas = descriptors.keep_log_areas();
         descriptors.check_logs_of_replicas()?;
         let durability = descriptors.durability();
         if superblock.checkpoint_blocks == 0 {

@@ -10,8 +10,7 @@
 //! entry of another write. Entries of one write are next to each other ([`Log::append_to_write`]), so that small ones share
 //! sectors.
 //! An entry that was given up may remain in a sector that others are in, with another one in its place in the next sector.
-//! Recovery takes the one that begins at a sector, so entries share no sectors where such remains may be: up to where the
-//! log ended when entries were given up, or to the last one that recovery finds behind the end.
+//! Recovery takes the one that begins at a sector.
 //!
 //! A replica gives up entries that its primary does not have ([`Log::truncate`]), and all of them before it gets a copy of
 //! all objects ([`Log::reset`]). The header names the entry before the first by sequence and epoch.
@@ -19,8 +18,10 @@
 //! The data of an entry with [`EntryHeader::in_place`] is not in the log: the owner writes it to its block once the header
 //! is durable, and calls [`Log::written`] after both. What is there after a crash the owner decides.
 //!
-//! [`Log::recover`] finds the acknowledged entries after a crash, and maybe more that were written completely. Each entry
-//! has the checksum of the one before it, so that remains of an abandoned tail never follow a new entry.
+//! [`LogRecovery`] finds the acknowledged entries after a crash, and maybe more that were written completely: it reads from
+//! the first entry to the end of the last one, and no further. Each entry has the checksum of the one before it, and a salt
+//! that is another one after each recovery and each time that entries are given up, so that what is behind the end
+//! never follows a new entry, not even one that is equal to an entry which was given up.
 //!
 //! ```
 //! use oplog::Log;
@@ -33,17 +34,21 @@
 //! let (place, header) = log.append(entry, b"data").expect("there is room");
 //! log.copy_to(place, &header, b"data", &mut area);
 //! assert_eq!(log.written(place), 1..2);
-//! let (_, entries) = Log::recover(&slots, &area)?;
+//! let (_, entries) = Log::recover(&slots, &area, 0x1234_5678)?;
 //! assert_eq!(entries[0].1, b"data");
 //! # Ok::<(), oplog::LogError>(())
 //! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod recovery;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use wire_store::{DecodeError, EntryHeader, LogHeader, LogSector, SECTOR_BYTES, crc32c};
+use wire_store::{DecodeError, EntryHeader, EntryLayout, LogHeader, LogSector, SECTOR_BYTES, crc32c};
+
+pub use recovery::LogRecovery;
 
 /// Why a log, a recovery or an entry is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -128,8 +133,8 @@ pub struct Log {
     /// Entries below are acknowledged.
     acknowledged: u64,
     previous_crc32c: u32,
-    /// From here on the area has no remains of entries that were given up.
-    unused_from: u64,
+    /// What new entries have as their salt.
+    salt: u32,
 }
 
 impl Log {
@@ -153,7 +158,7 @@ impl Log {
             commit_point: 0,
             previous_crc32c: 0,
             sector,
-            shares_sectors: true,
+            entries: EntryLayout::Salted,
         }))
     }
 
@@ -165,78 +170,9 @@ impl Log {
             previous_crc32c: durable.previous_crc32c,
             freeing: None,
             entries: VecDeque::new(),
-            unused_from: 0,
+            salt: 0,
             durable,
         }
-    }
-
-    /// Finds a log's entries after a crash, with their data, in their order. They are to be applied again; the log
-    /// continues after them. The device is flushed before slots and area are read: what a killed process wrote may only be
-    /// in the device's cache.
-    ///
-    /// # Errors
-    /// [`LogError::Header`] and [`LogError::Size`].
-    pub fn recover(
-        slots: &[[u8; SECTOR_BYTES]; 2],
-        area: &[u8],
-    ) -> Result<(Log, RecoveredEntries), LogError> {
-        let decoded = [LogHeader::decode(&slots[0], 0), LogHeader::decode(&slots[1], 1)];
-        let first_error = decoded[0].clone().err();
-        let newest = decoded.into_iter().flatten().max_by_key(|header| header.generation);
-        let Some(header) = newest else {
-            return Err(LogError::Header(first_error.expect("neither is valid")));
-        };
-        if header.capacity != area.len() as u64 {
-            return Err(LogError::Size { found: area.len() as u64, expected: header.capacity });
-        }
-        let mut log = Log::empty(header);
-        let mut entries = Vec::new();
-        while let Some((position, entry, data)) = log.next_entry(area) {
-            let place = log.place_at(position, entry.data_bytes());
-            log.push(place, &entry, &entry.encode(log.durable.log, place.position));
-            log.written(place);
-            entries.push((entry, data));
-        }
-        log.unused_from = log.end_of_remains(area);
-        Ok((log, entries))
-    }
-
-    /// The position behind every header of this lap that is in the area.
-    fn end_of_remains(&self, area: &[u8]) -> u64 {
-        let lap_end = self.durable.head + self.durable.capacity;
-        let mut positions =
-            (self.tail / ENTRY_ALIGNMENT..lap_end / ENTRY_ALIGNMENT).rev().map(|at| at * ENTRY_ALIGNMENT);
-        let is_header = |position: &u64| {
-            let [span, _] = self.spans(*position, EntryHeader::SIZE);
-            EntryHeader::decode(&area[span], self.durable.log, *position).is_ok()
-        };
-        positions.find(is_header).map_or(self.tail, |position| position + ENTRY_ALIGNMENT)
-    }
-
-    /// The entry after the last one, if it is there completely.
-    fn next_entry(&self, area: &[u8]) -> Option<(u64, EntryHeader, Vec<u8>)> {
-        let shared = self.shared_position().into_iter();
-        [self.tail].into_iter().chain(shared).find_map(|position| {
-            let (entry, data) = self.entry_at(position, area)?;
-            Some((position, entry, data))
-        })
-    }
-
-    /// The entry at a position, if it is the next one.
-    fn entry_at(&self, position: u64, area: &[u8]) -> Option<(EntryHeader, Vec<u8>)> {
-        if self.place_at(position, 0).bytes > self.room() {
-            return None;
-        }
-        let header = self.read(position, EntryHeader::SIZE, area);
-        let entry = EntryHeader::decode(&header, self.durable.log, position).ok()?;
-        let is_next = entry.sequence == self.next_sequence
-            && entry.previous_crc32c == self.previous_crc32c
-            && entry.object.group == self.durable.group;
-        if !is_next || self.place_at(position, entry.data_bytes()).bytes > self.room() {
-            return None;
-        }
-        let data = self.read(position + EntryHeader::SIZE as u64, entry.data_bytes(), area);
-        (entry.in_place || entry.data_crc32c == crc32c(&data)).then_some((entry, data))
     }
 
     /// Appends an operation: sets its sequence and checksums, and returns its place and the header to write there. The
@@ -273,7 +209,7 @@ impl Log {
             let last = self.entries.back().expect("it shares a sector with it");
             // The parts of the area are written by different requests.
             let lap = |position| position / self.durable.capacity;
-            *position >= self.unused_from
+            self.durable.entries == EntryLayout::Salted
                 && last.sharing + 1 < SHARING_ENTRIES_MAX
                 && lap(last.place.position) == lap(position + bytes - 1)
         };
@@ -300,7 +236,7 @@ impl Log {
         if !entry.in_place {
             entry.data_crc32c = crc32c(data);
         }
-        let header = entry.encode(self.durable.log, place.position);
+        let header = entry.encode(self.durable.log_of_entry(self.salt), place.position);
         self.push(place, &entry, &header);
         Ok((place, header))
     }
@@ -308,7 +244,8 @@ impl Log {
     /// Where the next entry may begin in the last sector of the one before it.
     fn shared_position(&self) -> Option<u64> {
         let position = self.entries.back()?.end.next_multiple_of(ENTRY_ALIGNMENT);
-        (self.durable.shares_sectors && position < self.tail).then_some(position)
+        let may_share = self.durable.entries >= EntryLayout::SharedSectors;
+        (may_share && position < self.tail).then_some(position)
     }
 
     /// The place of the next entry if it is at this position.
@@ -444,7 +381,8 @@ impl Log {
     }
 
     fn write_header(&mut self, mut header: LogHeader) -> HeaderWrite {
-        header.shares_sectors = true;
+        // A log of an earlier version has its own layout until this header is durable.
+        header.entries = EntryLayout::Salted;
         let write = header_write(&header);
         self.freeing = Some(header);
         write
@@ -463,7 +401,7 @@ impl Log {
         assert!(removed.clone().all(|entry| entry.written), "an entry from {from} on is being written");
         let Some(place) = removed.clone().next().map(|entry| entry.place) else { return };
         self.entries.truncate((from - first) as usize);
-        self.unused_from = self.unused_from.max(self.tail);
+        self.salt = self.salt.wrapping_add(1);
         // A sector that has an entry which is kept is not written again.
         self.tail = place.position.next_multiple_of(self.durable.sector.bytes());
         self.next_sequence = from;
@@ -524,10 +462,6 @@ impl Log {
             area[first].copy_from_slice(left);
             area[second].copy_from_slice(right);
         }
-    }
-
-    fn read(&self, position: u64, bytes: usize, area: &[u8]) -> Vec<u8> {
-        self.spans(position, bytes).map(|span| &area[span]).concat()
     }
 }
 

@@ -25,6 +25,8 @@ enum Fault {
     TruncatedEarly,
     /// An entry shares a sector that another write has.
     SharedByTwoWrites,
+    /// A start takes the salt of the one before it.
+    SaltRepeated,
 }
 
 /// An entry as it is written.
@@ -300,7 +302,9 @@ impl Rig {
 
     /// Recovers a log; returns it with what is in it.
     fn check(&mut self, image: &Medium) -> Result<(Log, History), String> {
-        let (log, entries) = Log::recover(&image.slots, &image.area).map_err(|error| error.to_string())?;
+        let salt = if self.fault == Fault::SaltRepeated { 0 } else { self.random.next_bits() as u32 };
+        let recovered = Log::recover(&image.slots, &image.area, salt);
+        let (log, entries) = recovered.map_err(|error| error.to_string())?;
         let found = log.sequences();
         if found.start > self.acknowledged || found.end < self.acknowledged {
             return Err(format!("acknowledged below {}, recovered {found:?}", self.acknowledged));
@@ -381,6 +385,7 @@ fn planted_faults_are_found() {
         Fault::LargerSectors,
         Fault::TruncatedEarly,
         Fault::SharedByTwoWrites,
+        Fault::SaltRepeated,
     ];
     for fault in faults {
         assert!((0..2000).any(|seed| run(seed, fault).is_err()), "{fault:?} is not found");
@@ -391,9 +396,9 @@ fn planted_faults_are_found() {
 fn a_log_without_a_valid_header_or_of_another_size_is_rejected() {
     let log = create(CAPACITY, LogSector::Bytes512);
     let (slots, zeroes) = ([log.header().bytes, [0; SECTOR_BYTES]], [[0; SECTOR_BYTES]; 2]);
-    let error = Log::recover(&zeroes, &[0; CAPACITY]).unwrap_err().to_string();
+    let error = Log::recover(&zeroes, &[0; CAPACITY], 1).unwrap_err().to_string();
     assert_eq!(error, "neither header of the log is valid: the log header: the magic number is another");
-    let error = Log::recover(&slots, &[0; 100]).unwrap_err();
+    let error = Log::recover(&slots, &[0; 100], 1).unwrap_err();
     assert_eq!(error, LogError::Size { found: 100, expected: CAPACITY as u64 });
 }
 
@@ -413,7 +418,7 @@ fn an_entry_longer_than_the_log_is_not_backpressure() {
 fn entries_take_whole_sectors_of_the_device_that_the_log_was_made_for() {
     let log = create(2 * 4096 + 4095, LogSector::Bytes4096);
     let slots = [log.header().bytes, [0; SECTOR_BYTES]];
-    let (mut log, _) = Log::recover(&slots, &[0; 8192]).unwrap();
+    let (mut log, _) = Log::recover(&slots, &[0; 8192], 1).unwrap();
     let object = ObjectId { group: 3, volume: 1, index: 0, suffix: 0 };
     let (place, _) = log.append(EntryHeader::new(Operation::Write, object, 0, 1), &[0]).unwrap();
     assert_eq!((place.bytes, log.room(), log.sector()), (4096, 4096, LogSector::Bytes4096));
@@ -448,7 +453,7 @@ fn entries_of_one_write_share_sectors_and_whole_sectors_are_freed() {
     log.freed();
     assert_eq!((log.sequences(), log.room()), (5..6, (1 << 16) - 512));
     let slots = [[0; SECTOR_BYTES], header.bytes];
-    let (recovered, entries) = Log::recover(&slots, &area).unwrap();
+    let (recovered, entries) = Log::recover(&slots, &area, 1).unwrap();
     assert_eq!((recovered.sequences(), entries.len()), (5..6, 1));
 }
 
@@ -468,7 +473,7 @@ fn what_was_given_up_in_a_shared_sector_does_not_hide_what_follows() {
     assert_eq!((place.sequence, place.position), (2, 512));
     let slots = [log.header().bytes, [0; SECTOR_BYTES]];
     let times = |area: &[u8]| -> Vec<u64> {
-        Log::recover(&slots, area).unwrap().1.iter().map(|(entry, _)| entry.mtime_ns).collect()
+        Log::recover(&slots, area, 1).unwrap().1.iter().map(|(entry, _)| entry.mtime_ns).collect()
     };
     assert_eq!(times(&area), [1, 2]);
     log.copy_to(place, &header, &[], &mut area);

@@ -27,7 +27,7 @@ mod superblock;
 pub use checkpoint::{CheckpointRecord, UnsettledBlock};
 pub use codec::{DecodeError, crc32c};
 pub use image::ImageRecord;
-pub use log::{EntryHeader, LogHeader, LogSector, Operation};
+pub use log::{EntryHeader, EntryLayout, LogHeader, LogSector, Operation};
 pub use onode::{EXTENTS_PER_OBJECT, INLINE_BYTES_MAX, ObjectBlockMap, ObjectId, Onode, OnodeContent};
 pub use superblock::{LogSuperblock, PartitionHeader, PartitionLayout, Superblock};
 

@@ -4,11 +4,18 @@ use std::ops::Range;
 
 use codec::DecodeError;
 
-use crate::fields::{array, check_location, check_zero, open, put, seal, u32_at, u64_at};
-use crate::{OBJECT_BYTES, ObjectId, SECTOR_BYTES};
+use crate::fields::{
+    array, check_location, check_zero, open, open_version, put, seal, seal_version, u32_at, u64_at,
+};
+use crate::{FORMAT_VERSION, OBJECT_BYTES, ObjectId, SECTOR_BYTES};
 
 const LOG_MAGIC: [u8; 4] = *b"RBLH";
 const ENTRY_MAGIC: [u8; 4] = *b"RBLE";
+/// The version of a header whose log may have entries with a salt.
+const SALTED_VERSION: u16 = 2;
+/// Where an entry has the UUID of its log, and its salt: the last bytes of the UUID in logs without.
+const ENTRY_LOG: usize = 104;
+const SALT: usize = 116;
 /// Where the data of an entry is, if it does not follow.
 const WITHHELD: u8 = 1;
 const IN_PLACE: u8 = 2;
@@ -31,6 +38,20 @@ impl LogSector {
     pub const fn bytes(self) -> u64 {
         self as u64
     }
+}
+
+/// How the entries of a log are written. Older programs, which would not find entries of a later layout, reject a log that may
+/// have some. Entries of earlier layouts may be left in a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EntryLayout {
+    /// Each begins at a sector.
+    WholeSectors,
+    /// An entry may begin within a sector, after the one before it.
+    SharedSectors,
+    /// So, and each has a salt, in the place of the last 4 bytes of the log's UUID. Its writer takes another one after each
+    /// start and each time that entries are given up, so that what is left of these follows no entry that is written later,
+    /// not even an equal one.
+    Salted,
 }
 
 /// The state of a logical group's log. There are two, in turn; the valid one with the higher generation counts.
@@ -57,9 +78,8 @@ pub struct LogHeader {
     pub previous_crc32c: u32,
     /// Sector of the device.
     pub sector: LogSector,
-    /// Entries may begin within a sector, after the one before them. Older programs, which would not find them, reject
-    /// such a log.
-    pub shares_sectors: bool,
+    /// How entries are written while this header counts.
+    pub entries: EntryLayout,
 }
 
 impl LogHeader {
@@ -80,9 +100,19 @@ impl LogHeader {
         put(&mut out, 72, self.commit_point.to_le_bytes());
         put(&mut out, 80, self.previous_crc32c.to_le_bytes());
         put(&mut out, 84, (self.sector as u32).to_le_bytes());
-        out[88] = self.shares_sectors.into();
-        seal(&mut out, LOG_MAGIC);
+        out[88] = (self.entries >= EntryLayout::SharedSectors).into();
+        let version = if self.entries == EntryLayout::Salted { SALTED_VERSION } else { FORMAT_VERSION };
+        seal_version(&mut out, LOG_MAGIC, version);
         out
+    }
+
+    /// What an entry with this salt has of the log, for [`EntryHeader::encode`] and [`EntryHeader::decode`].
+    pub fn log_of_entry(&self, salt: u32) -> [u8; 16] {
+        let mut log = self.log;
+        if self.entries == EntryLayout::Salted {
+            put(&mut log, SALT - ENTRY_LOG, salt.to_le_bytes());
+        }
+        log
     }
 
     /// Decodes what was read from a slot.
@@ -90,13 +120,16 @@ impl LogHeader {
     /// # Errors
     /// The first field that no header of this version and slot has.
     pub fn decode(from: &[u8], slot: u32) -> Result<LogHeader, DecodeError> {
-        open("the log header", from, SECTOR_BYTES, LOG_MAGIC)?;
+        let version = open_version("the log header", from, SECTOR_BYTES, LOG_MAGIC, SALTED_VERSION)?;
         check_location(u32_at(from, 12).into(), slot.into(), 12)?;
         check_zero("a reserved field of the log header", from, 6..8)?;
         check_zero("a reserved field of the log header", from, 89..SECTOR_BYTES)?;
-        if from[88] > 1 {
-            return Err(DecodeError::value("whether entries share sectors", 88, from[88].into()));
-        }
+        let entries = match (version, from[88]) {
+            (FORMAT_VERSION, 0) => EntryLayout::WholeSectors,
+            (FORMAT_VERSION, 1) => EntryLayout::SharedSectors,
+            (SALTED_VERSION, 1) => EntryLayout::Salted,
+            _ => return Err(DecodeError::value("whether entries share sectors", 88, from[88].into())),
+        };
         for (what, at) in [("the capacity", 48), ("the head", 56), ("the sequence of the head", 64)] {
             if u64_at(from, at) >= LogHeader::LIMIT {
                 return Err(DecodeError::value(what, at as u32, u64_at(from, at)));
@@ -124,7 +157,7 @@ impl LogHeader {
             commit_point: u64_at(from, 72),
             previous_crc32c: u32_at(from, 80),
             sector,
-            shares_sectors: from[88] == 1,
+            entries,
         })
     }
 }
@@ -229,6 +262,11 @@ impl EntryHeader {
         is_whole && self.object == object
     }
 
+    /// The salt of an encoded header; in logs without salts, the last 4 bytes of their UUID.
+    pub fn salt(from: &[u8; EntryHeader::SIZE]) -> u32 {
+        u32_at(from, SALT)
+    }
+
     /// Encodes the header for a position of a log.
     pub fn encode(&self, log: [u8; 16], position: u64) -> [u8; EntryHeader::SIZE] {
         let mut out = [0; EntryHeader::SIZE];
@@ -246,7 +284,7 @@ impl EntryHeader {
         put(&mut out, 88, self.offset.to_le_bytes());
         put(&mut out, 92, self.previous_crc32c.to_le_bytes());
         put(&mut out, 96, position.to_le_bytes());
-        put(&mut out, 104, log);
+        put(&mut out, ENTRY_LOG, log);
         put(&mut out, 120, self.mtime_ns.to_le_bytes());
         seal(&mut out, ENTRY_MAGIC);
         out
@@ -260,7 +298,7 @@ impl EntryHeader {
     pub fn decode(from: &[u8], log: [u8; 16], position: u64) -> Result<EntryHeader, DecodeError> {
         open("the log entry", from, EntryHeader::SIZE, ENTRY_MAGIC)?;
         check_location(u64_at(from, 96), position, 96)?;
-        if array(from, 104) != log {
+        if array(from, ENTRY_LOG) != log {
             return Err(DecodeError::Text { what: "the log entry", reason: "it belongs to another log" });
         }
         let operation = Operation::ALL.into_iter().find(|known| *known as u8 == from[6]);

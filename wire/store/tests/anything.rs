@@ -62,10 +62,17 @@ proptest! {
         let mut with_sizes = sector;
         with_sizes[48..50].copy_from_slice(&[0, 0x10]);
         with_sizes[56..58].copy_from_slice(&[0, 0x20]);
+        with_sizes[88] = kind.min(1);
         with_sizes[84..88].copy_from_slice(&(LogSector::ALL[usize::from(kind) % 2] as u32).to_le_bytes());
         let bytes = sealed(with_sizes, b"RBLH");
         if let Ok(value) = LogHeader::decode(&bytes, place) {
             prop_assert_eq!(&value.encode(place)[..], &bytes[..]);
+        }
+        let mut second = bytes;
+        second[4] = 2;
+        let second = checksummed(second);
+        if let Ok(value) = LogHeader::decode(&second, place) {
+            prop_assert_eq!(&value.encode(place)[..], &second[..]);
         }
         let bytes = sealed(with_kind[..128].to_vec(), b"RBLE");
         let (log, at) = (bytes[104..120].try_into().unwrap(), u64::from_le_bytes(bytes[96..104].try_into().unwrap()));

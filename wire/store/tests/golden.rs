@@ -101,7 +101,7 @@ fn log_header() -> LogHeader {
         commit_point: 199,
         previous_crc32c: 0x0a0b_0c0d,
         sector: LogSector::Bytes4096,
-        shares_sectors: true,
+        entries: EntryLayout::SharedSectors,
     }
 }
 
@@ -231,6 +231,42 @@ fn a_log_header_beyond_any_log_is_rejected() {
             "{wrong:?}"
         );
     }
+}
+
+#[test]
+fn a_written_block_without_an_extent_is_rejected() {
+    for (block, extent) in [(0, 0), (15, 0), (16, 1), (1023, 63)] {
+        let mut map = ObjectBlockMap::default();
+        map.set_written(block, true);
+        let without = onode(OnodeContent::Mapped(Box::new(map.clone())));
+        let expected = DecodeError::Text { what: "the onode", reason: "a block has no extent" };
+        assert_eq!(Onode::decode(&without.encode(3), 3), Err(expected), "block {block}");
+        map.extents[extent] = 9;
+        let with = onode(OnodeContent::Mapped(Box::new(map)));
+        assert_eq!(Onode::decode(&with.encode(3), 3), Ok(Some(with)));
+    }
+}
+
+#[test]
+fn headers_of_logs_with_salts_have_version_2() {
+    let salted = LogHeader { entries: EntryLayout::Salted, ..log_header() };
+    let mut bytes = salted.encode(1);
+    assert_eq!((&bytes[4..6], bytes[88]), (&[2, 0][..], 1));
+    assert_eq!(LogHeader::decode(&bytes, 1), Ok(salted.clone()));
+    for (at, value, what) in [(4, 3, "the format version"), (88, 0, "whether entries share sectors")] {
+        let before = std::mem::replace(&mut bytes[at], value);
+        bytes[8..12].fill(0);
+        let checksum = crc32c(&bytes);
+        bytes[8..12].copy_from_slice(&checksum.to_le_bytes());
+        let expected = DecodeError::Value { what, at: at as u32, value: value.into() };
+        assert_eq!(LogHeader::decode(&bytes, 1), Err(expected));
+        bytes[at] = before;
+    }
+    let encoded = entry().encode(salted.log_of_entry(0x0102_0304), 512);
+    assert_eq!(encoded[104..120], [4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3, 2, 1]);
+    assert_eq!(EntryHeader::salt(&encoded), 0x0102_0304);
+    assert_eq!(EntryHeader::decode(&encoded, salted.log_of_entry(0x0102_0304), 512), Ok(entry()));
+    assert_eq!(log_header().log_of_entry(0x0102_0304), [4; 16]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use objects::{ObjectsError, Partition, PartitionLoader, entries_to_redo};
-use oplog::{Log, RecoveredEntries};
+use oplog::{Log, LogRecovery, RecoveredEntries};
 use reactor::Core;
 use wire_store::{BLOCK_BYTES, SECTOR_BYTES, Superblock};
 
@@ -12,7 +12,7 @@ use super::overlay::EntryData;
 use super::{Shard, flusher};
 use crate::StoreError;
 use crate::device::{STREAM_BYTES, StoreDevice};
-use crate::disks::{LogAreas, StoreDescriptors, StoreDisks};
+use crate::disks::{StoreDescriptors, StoreDisks};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Entries that are applied again in one batch.
@@ -42,7 +42,7 @@ pub(super) async fn load(
     disks.flush().await?;
     let checksum_blocks_max = descriptors.checksum_blocks_max(superblock);
     let partition = load_partition(&disks.data, superblock, index, checksum_blocks_max).await?;
-    let (log, entries) = load_log(disks.log(), superblock, index, &descriptors.log_areas).await?;
+    let (log, entries) = load_log(core, disks.log(), superblock, index).await?;
     let (of_log, of_device) = (log.sector().bytes(), disks.log().sector().bytes());
     if of_log < of_device {
         return Err(StoreError::Sector { log: of_log, device: of_device });
@@ -106,12 +106,12 @@ pub(crate) async fn load_partition(
     loader.finish(checksum_blocks_max).map_err(invalid)
 }
 
-/// Reads a log, and finds its entries.
+/// Finds the entries of a log: of its area, what has them is read.
 pub(crate) async fn load_log(
+    core: &Core,
     device: &StoreDevice,
     superblock: &Superblock,
     index: u32,
-    areas: &LogAreas,
 ) -> Result<(Log, RecoveredEntries), StoreError> {
     let start = superblock.log_start(index);
     let mut slots = [[0; SECTOR_BYTES]; 2];
@@ -120,17 +120,14 @@ pub(crate) async fn load_log(
         slot.copy_from_slice(&buffer.as_slice()[..SECTOR_BYTES]);
     }
     let first = (start + Superblock::LOG_HEADER_BLOCKS) * BLOCK;
-    let bytes = superblock.log_area_blocks() * BLOCK;
-    let mut area = areas.take();
-    area.reserve_exact(bytes as usize);
-    while (area.len() as u64) < bytes {
-        let left = bytes - area.len() as u64;
-        let buffer = device.read(first + area.len() as u64, left.min(STREAM_BYTES as u64) as usize).await?;
-        area.extend_from_slice(buffer.as_slice());
+    let area_bytes = superblock.log_area_blocks() * BLOCK;
+    let salt = core.rng().next_bits() as u32;
+    let mut recovery = LogRecovery::new(&slots, area_bytes, STREAM_BYTES as u64, salt)
+        .map_err(|source| StoreError::Log { log: index, source })?;
+    while let Some((offset, bytes)) = recovery.next_piece() {
+        recovery.take(device.read(first + offset, bytes).await?.as_slice());
     }
-    let (log, entries) =
-        Log::recover(&slots, &area).map_err(|source| StoreError::Log { log: index, source })?;
-    areas.give_back(area);
+    let (log, entries) = recovery.finish();
     // Replicas are of any groups.
     if log.group() != index && superblock.checkpoint_blocks == 0 {
         return Err(StoreError::ForeignLog { log: index, group: log.group() });
