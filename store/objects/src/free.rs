@@ -10,11 +10,6 @@ pub(crate) struct FreeExtents {
 }
 
 impl FreeExtents {
-    /// All of `count` extents, counted from 1.
-    pub(crate) fn all(count: u32) -> FreeExtents {
-        FreeExtents { runs: BTreeMap::from([(1, count)]), count }
-    }
-
     pub(crate) fn count(&self) -> u32 {
         self.count
     }
@@ -27,24 +22,6 @@ impl FreeExtents {
         }
         self.count -= 1;
         Some(first)
-    }
-
-    /// Takes one extent; whether it was free.
-    pub(crate) fn take(&mut self, extent: u32) -> bool {
-        let Some((&first, &length)) = self.runs.range(..=extent).next_back() else { return false };
-        let end = first + length;
-        if extent >= end {
-            return false;
-        }
-        self.runs.remove(&first);
-        if first < extent {
-            self.runs.insert(first, extent - first);
-        }
-        if extent + 1 < end {
-            self.runs.insert(extent + 1, end - extent - 1);
-        }
-        self.count -= 1;
-        true
     }
 
     /// Returns an extent.
@@ -67,6 +44,59 @@ impl FreeExtents {
     }
 }
 
+/// Which extents the onodes of a partition name, a bit each: a large device has millions, in any order.
+#[derive(Debug)]
+pub(crate) struct UsedExtents {
+    words: Vec<u64>,
+    extents: u32,
+}
+
+impl UsedExtents {
+    /// None of `extents`, counted from 1.
+    pub(crate) fn none(extents: u32) -> UsedExtents {
+        UsedExtents { words: vec![0; extents.div_ceil(u64::BITS) as usize], extents }
+    }
+
+    /// Takes one extent; whether it exists and was free.
+    pub(crate) fn take(&mut self, extent: u32) -> bool {
+        let Some(index) = extent.checked_sub(1).filter(|index| *index < self.extents) else { return false };
+        let (word, bit) = (&mut self.words[(index / u64::BITS) as usize], 1 << (index % u64::BITS));
+        let is_free = *word & bit == 0;
+        *word |= bit;
+        is_free
+    }
+
+    /// The others.
+    pub(crate) fn into_free(self) -> FreeExtents {
+        let (mut runs, mut count, mut at) = (Vec::new(), 0, 0);
+        while at < self.extents {
+            let first = self.run_end(at, true);
+            at = self.run_end(first, false);
+            if first < at {
+                runs.push((first + 1, at - first));
+                count += at - first;
+            }
+        }
+        FreeExtents { runs: runs.into_iter().collect(), count }
+    }
+
+    /// The first index from `at` on that is not used, or not free; the number of extents if there is none.
+    fn run_end(&self, at: u32, used: bool) -> u32 {
+        let mut at = at;
+        while at < self.extents {
+            let word = self.words[(at / u64::BITS) as usize] >> (at % u64::BITS);
+            let ahead = if used { word.trailing_ones() } else { word.trailing_zeros() };
+            // What was shifted in is free.
+            let ahead = ahead.min(u64::BITS - at % u64::BITS);
+            at += ahead;
+            if !at.is_multiple_of(u64::BITS) || ahead == 0 {
+                break;
+            }
+        }
+        at.min(self.extents)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,13 +105,27 @@ mod tests {
 
     #[test]
     fn runs_match_a_set() {
-        let (mut free, mut oracle) = (FreeExtents::all(40), (1..=40).collect::<BTreeSet<u32>>());
         let mut random = WyRand::new(1);
+        let (mut used, mut oracle) = (UsedExtents::none(200), (1..=200).collect::<BTreeSet<u32>>());
+        for _ in 0..50 {
+            // Some in a row, so that words are full.
+            let first = random.below(203) as u32;
+            for extent in first..first + random.below(90) as u32 {
+                assert_eq!(used.take(extent), oracle.remove(&extent));
+            }
+            let free = UsedExtents { words: used.words.clone(), extents: 200 }.into_free();
+            let runs = free.runs.iter().flat_map(|(first, length)| *first..first + length);
+            assert!(runs.eq(oracle.iter().copied()));
+            assert_eq!(free.count() as usize, oracle.len());
+            if oracle.is_empty() || random.happens(100) {
+                (used, oracle) = (UsedExtents::none(200), (1..=200).collect());
+            }
+        }
+        let (mut free, mut oracle) = (UsedExtents::none(40).into_free(), (1..=40).collect::<BTreeSet<u32>>());
         for _ in 0..5000 {
             let extent = 1 + random.below(41) as u32;
-            match random.below(3) {
+            match random.below(2) {
                 0 => assert_eq!(free.allocate(), oracle.pop_first()),
-                1 => assert_eq!(free.take(extent), oracle.remove(&extent)),
                 _ if extent <= 40 && oracle.insert(extent) => free.release(extent),
                 _ => {}
             }

@@ -31,7 +31,7 @@
 //! merges it with what the device has of that block of the table. So only reads and partial writes of blocks wait for the table
 //! ([`Partition::checksum`]), while the block itself may be read at the same time.
 //!
-//! Memory: about 500 bytes an object, about 90 a free onode, the cached blocks of the checksum table, and 4 bytes for each of
+//! Memory: about 500 bytes an object, 12 a free onode, the cached blocks of the checksum table, and 4 bytes for each of
 //! those on the device. Changed checksums take about 20 bytes each; when they are many
 //! ([`Partition::has_many_changed_checksums`]), the caller makes a checkpoint.
 #![forbid(unsafe_code)]

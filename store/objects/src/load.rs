@@ -7,7 +7,7 @@ use wire_store::{
 };
 
 use crate::checksums::ChecksumTable;
-use crate::free::FreeExtents;
+use crate::free::UsedExtents;
 use crate::partition::Partition;
 use crate::{MetadataWrite, ObjectsError};
 
@@ -21,7 +21,7 @@ pub struct PartitionLoader {
     index: u32,
     layout: PartitionLayout,
     next: u64,
-    onodes: Vec<Option<Onode>>,
+    onodes: Vec<Option<Box<Onode>>>,
 }
 
 impl PartitionLoader {
@@ -79,7 +79,7 @@ impl PartitionLoader {
         } else if relative < self.layout.checksums_start {
             for sector in bytes.chunks_exact(SECTOR_BYTES) {
                 let place = self.onodes.len() as u32;
-                self.onodes.push(Onode::decode(sector, place).map_err(invalid)?);
+                self.onodes.push(Onode::decode(sector, place).map_err(invalid)?.map(Box::new));
             }
         } else {
             return Err(ObjectsError::Incomplete);
@@ -98,30 +98,35 @@ impl PartitionLoader {
             return Err(ObjectsError::Incomplete);
         }
         let start = self.start();
-        let mut free = FreeExtents::all(self.layout.extents);
-        let (mut index, mut free_places) = (BTreeMap::new(), Vec::new());
+        let mut used = UsedExtents::none(self.layout.extents);
+        let (mut objects, mut free_places) = (Vec::new(), Vec::new());
+        let block_of = |place: u32| {
+            start + PartitionLayout::ONODES_START + u64::from(place / PartitionLayout::ONODES_PER_BLOCK)
+        };
         for (place, onode) in self.onodes.iter().enumerate() {
             let place = place as u32;
-            let block =
-                start + PartitionLayout::ONODES_START + u64::from(place / PartitionLayout::ONODES_PER_BLOCK);
             let Some(onode) = onode else {
                 free_places.push(place);
                 continue;
             };
-            if index.insert(onode.id, place).is_some() {
-                return Err(ObjectsError::Twice { block, object: onode.id });
-            }
+            objects.push((onode.id, place));
             if let OnodeContent::Mapped(map) = &onode.content {
-                let taken = |extent: &u32| *extent != 0 && !free.take(*extent);
+                let taken = |extent: &u32| *extent != 0 && !used.take(*extent);
                 if let Some(extent) = map.extents.iter().copied().find(taken) {
-                    return Err(ObjectsError::Extent { block, extent, object: onode.id });
+                    return Err(ObjectsError::Extent { block: block_of(place), extent, object: onode.id });
                 }
             }
         }
+        // In order, a map is made in one go.
+        objects.sort_unstable();
+        if let Some([_, (object, place)]) = objects.array_windows().find(|[one, two]| one.0 == two.0) {
+            return Err(ObjectsError::Twice { block: block_of(*place), object: *object });
+        }
+        let index = BTreeMap::from_iter(objects);
         // The lowest place is taken first.
         free_places.reverse();
         let table_blocks = (self.layout.extents_start - self.layout.checksums_start) as usize;
         let checksums = ChecksumTable::new(table_blocks, checksum_blocks_max);
-        Ok(Partition::new(start, self.layout, self.onodes, index, free_places, free, checksums))
+        Ok(Partition::new(start, self.layout, self.onodes, index, free_places, used.into_free(), checksums))
     }
 }

@@ -19,7 +19,7 @@ use crate::{ObjectsError, ReadPiece, ReadSource, WritePiece};
 pub struct Partition {
     pub(crate) start: u64,
     pub(crate) layout: PartitionLayout,
-    pub(crate) onodes: Vec<Option<Onode>>,
+    pub(crate) onodes: Vec<Option<Box<Onode>>>,
     index: BTreeMap<ObjectId, u32>,
     free_places: Vec<u32>,
     free: FreeExtents,
@@ -106,7 +106,7 @@ impl Partition {
     pub(crate) fn new(
         start: u64,
         layout: PartitionLayout,
-        onodes: Vec<Option<Onode>>,
+        onodes: Vec<Option<Box<Onode>>>,
         index: BTreeMap<ObjectId, u32>,
         free_places: Vec<u32>,
         free: FreeExtents,
@@ -127,19 +127,19 @@ impl Partition {
 
     /// The objects, in the order of their identifiers.
     pub fn objects(&self) -> impl Iterator<Item = &Onode> {
-        self.index.values().filter_map(|place| self.onodes[*place as usize].as_ref())
+        self.index.values().filter_map(|place| self.onodes[*place as usize].as_deref())
     }
 
     /// The objects of a logical group.
     pub fn objects_of_group(&self, group: u32) -> impl Iterator<Item = &Onode> {
         let end = |volume, index, suffix| ObjectId { group, volume, index, suffix };
         let range = self.index.range(end(0, 0, 0)..=end(u64::MAX, u32::MAX, u64::MAX));
-        range.filter_map(|(_, place)| self.onodes[*place as usize].as_ref())
+        range.filter_map(|(_, place)| self.onodes[*place as usize].as_deref())
     }
 
     /// An object's onode; `None` if there is no such object, which reads as zeroes.
     pub fn onode(&self, id: ObjectId) -> Option<&Onode> {
-        self.onodes[*self.index.get(&id)? as usize].as_ref()
+        self.onodes[*self.index.get(&id)? as usize].as_deref()
     }
 
     /// How much is in use.
@@ -395,7 +395,7 @@ impl Partition {
     fn remove(&mut self, id: ObjectId) {
         let Some(place) = self.index.remove(&id) else { return };
         let onode = self.onodes[place as usize].take();
-        if let Some(Onode { content: OnodeContent::Mapped(map), .. }) = onode {
+        if let Some(OnodeContent::Mapped(map)) = onode.map(|onode| onode.content) {
             for (index, &extent) in map.extents.iter().enumerate().filter(|(_, extent)| **extent != 0) {
                 self.changed.released_extents.insert((id, index), extent);
             }
@@ -488,7 +488,7 @@ impl Partition {
             }
             None => self.free_places.pop().expect("space was checked"),
         };
-        self.onodes[place as usize] = Some(Onode::new(id, OnodeContent::Inline(Vec::new())));
+        self.onodes[place as usize] = Some(Box::new(Onode::new(id, OnodeContent::Inline(Vec::new()))));
         self.index.insert(id, place);
         place
     }

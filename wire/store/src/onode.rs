@@ -97,6 +97,11 @@ pub struct ObjectBlockMap {
     written: [u8; BLOCKS_PER_OBJECT / 8],
 }
 
+/// A free onode.
+const FREE: [u8; SECTOR_BYTES] = [0; SECTOR_BYTES];
+/// The bits of an extent of which no block is written.
+const NO_BLOCKS: [u8; BLOCKS_PER_EXTENT / 8] = [0; BLOCKS_PER_EXTENT / 8];
+
 impl Default for ObjectBlockMap {
     fn default() -> Self {
         ObjectBlockMap { extents: [0; EXTENTS_PER_OBJECT], written: [0; BLOCKS_PER_OBJECT / 8] }
@@ -119,8 +124,8 @@ impl ObjectBlockMap {
 
     /// Whether a block is written that has no extent.
     fn has_stray_block(&self) -> bool {
-        (0..BLOCKS_PER_OBJECT)
-            .any(|block| self.is_written(block) && self.extents[block / BLOCKS_PER_EXTENT] == 0)
+        let written = self.written.chunks_exact(BLOCKS_PER_EXTENT / 8);
+        self.extents.iter().zip(written).any(|(extent, written)| *extent == 0 && written != NO_BLOCKS)
     }
 }
 
@@ -166,7 +171,8 @@ impl Onode {
     /// # Errors
     /// The first field that no onode of this version and place has.
     pub fn decode(from: &[u8], place: u32) -> Result<Option<Onode>, DecodeError> {
-        if from.len() == SECTOR_BYTES && from.iter().all(|byte| *byte == 0) {
+        // Most onodes of a partition are free, and all are read before it serves.
+        if from == FREE {
             return Ok(None);
         }
         open("the onode", from, SECTOR_BYTES, ONODE_MAGIC)?;
