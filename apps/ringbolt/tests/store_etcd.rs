@@ -298,3 +298,37 @@ fn a_cluster_uses_etcd_with_tls_while_that_restarts_under_load() {
     cluster.end();
     std::fs::remove_dir_all(&directory).unwrap();
 }
+
+/// While other nodes take over, which the map delays here, a node reports that it leaves.
+#[test]
+fn a_node_reports_its_status_while_it_is_stopped() {
+    let Some(etcd) = EtcdCluster::start("leaving", 1) else { return };
+    let directory = scratch("store-leaving");
+    let cluster = start(&directory, &etcd.urls("leaving"));
+    cluster.wait_until_healthy();
+    let socket = cluster.directory.join("node1/rpc.sock");
+    let socket = socket.to_str().unwrap();
+    let state = || {
+        let report = ringbolt(&["rpc", "-r", socket, "store_node_get_status"]);
+        assert!(report.status.success(), "{}", text(&report.stderr));
+        serde_json::from_slice::<Value>(&report.stdout).unwrap()["state"].as_str().unwrap().to_string()
+    };
+    assert_eq!(state(), "serves");
+    // A request to the map ends after 2 s.
+    signal(etcd.pid(0), Signal::STOP);
+    let mut stop = std::process::Command::new(env!("CARGO_BIN_EXE_ringbolt"))
+        .args(["rpc", "-r", socket, "store_node_stop"])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    while state() != "leaving" {
+        assert!(stop.try_wait().unwrap().is_none(), "it did not report that it leaves");
+    }
+    let stop = stop.wait_with_output().unwrap();
+    assert!(text(&stop.stderr).contains("no other node can take over"), "{}", text(&stop.stderr));
+    assert_eq!(state(), "serves");
+    signal(etcd.pid(0), Signal::CONT);
+    cluster.wait_until_healthy();
+    cluster.end();
+    std::fs::remove_dir_all(&directory).unwrap();
+}

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use bdev::{Registry, Uuid};
@@ -24,7 +24,10 @@ use crate::{
 pub struct NodeModule {
     registry: Registry,
     reactors: Vec<ReactorHandle>,
-    running: Mutex<Option<Running>>,
+    /// Locked by starts and stops, which are one after the other.
+    changes: Mutex<()>,
+    /// Read while others take over, so that the node reports its status meanwhile.
+    running: RwLock<Option<Running>>,
 }
 
 struct Running {
@@ -51,7 +54,16 @@ control::choices! {
 impl NodeModule {
     /// No node; one that is started runs on `reactors`.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<NodeModule> {
-        Arc::new(NodeModule { registry, reactors: reactors.to_vec(), running: Mutex::default() })
+        let (reactors, running) = (reactors.to_vec(), RwLock::default());
+        Arc::new(NodeModule { registry, reactors, changes: Mutex::default(), running })
+    }
+
+    fn running(&self) -> RwLockReadGuard<'_, Option<Running>> {
+        self.running.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn running_mut(&self) -> RwLockWriteGuard<'_, Option<Running>> {
+        self.running.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -101,7 +113,7 @@ impl Module for NodeModule {
             Method::query("store_node_get_status", get_status)
                 .text(
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
-                    "object with `node`, `cluster`, `address`, `bdev_name`, `log_bdev_name`, `durability`, `lease_ms`, `grace_ms`, `replicas`, \
+                    "object with `node`, `state` (`serves`, or `leaving` while others take over), `cluster`, `address`, `bdev_name`, `log_bdev_name`, `durability`, `lease_ms`, `grace_ms`, `replicas`, \
                      `checksum_cache_limit_bytes`, `spare_partitions`, `refused`, `without_room`, and `nodes` with the addresses of all nodes",
                 )
                 .errors(&[NO_NODE]),
@@ -109,16 +121,20 @@ impl Module for NodeModule {
     }
 
     fn drain(&self) {
-        if let Some(running) = sync::lock(&self.running).take() {
-            if let Err(error) = running.server.leave(false, DRAIN_LEAVE_MAX) {
-                log::info!("this node ends although {error}");
-            }
+        let _changes = sync::lock(&self.changes);
+        if let Some(running) = &*self.running()
+            && let Err(error) = running.server.leave(false, DRAIN_LEAVE_MAX)
+        {
+            log::info!("this node ends although {error}");
+        }
+        let running = self.running_mut().take();
+        if let Some(running) = running {
             let _ = blocking::block_on(running.server.close());
         }
     }
 
     fn save(&self) -> Vec<Value> {
-        let running = sync::lock(&self.running);
+        let running = self.running();
         let call = |running: &Running| {
             let mut params = json!({
                 "bdev_name": running.server.bdev_name(),
@@ -184,7 +200,8 @@ control::parameters! {
 }
 
 fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<String, RpcError> {
-    let mut running = sync::lock(&module.running);
+    let _changes = sync::lock(&module.changes);
+    let mut running = module.running_mut();
     if running.is_some() {
         return Err(RpcError::new(RpcError::EEXIST, "this server is a node already"));
     }
@@ -334,22 +351,26 @@ control::parameters! {
 }
 
 fn stop(module: &NodeModule, params: StopParams, _job: &JobHandle) -> Result<bool, RpcError> {
-    let mut running = sync::lock(&module.running);
-    let server = &running.as_ref().ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?.server;
-    if let Err(error) = server.leave(params.force, LEAVE_MAX) {
-        if !params.force {
-            server.stay();
-            return Err(error.into());
+    let _changes = sync::lock(&module.changes);
+    {
+        let running = module.running();
+        let server = &running.as_ref().ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?.server;
+        if let Err(error) = server.leave(params.force, LEAVE_MAX) {
+            if !params.force {
+                server.stay();
+                return Err(error.into());
+            }
+            log::warn!("this node is stopped although {error}");
         }
-        log::warn!("this node is stopped although {error}");
     }
-    let running = running.take().ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?;
+    let running = module.running_mut().take();
+    let running = running.ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?;
     blocking::block_on(running.server.close()).map_err(|_| StoreError::Closed)?;
     Ok(true)
 }
 
 fn get_status(module: &NodeModule, _params: NoParams) -> Result<Value, RpcError> {
-    let running = sync::lock(&module.running);
+    let running = module.running();
     let running = running.as_ref().ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?;
     Ok(blocking::block_on(running.server.report()).map_err(|_| StoreError::Closed)??)
 }

@@ -13,6 +13,7 @@ mod report;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -164,6 +165,7 @@ impl NodeServer {
         let addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>> = Arc::default();
         let report = Arc::new(NodeReport {
             node: node.clone(),
+            is_leaving: AtomicBool::new(false),
             id,
             cluster: Uuid::from_bytes(cluster),
             bdev_name: config.bdev_name,

@@ -1,6 +1,7 @@
 //! A node that is to stop leaves the in-sync sets of its groups first, so that no lease has to end for it.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -24,8 +25,7 @@ impl NodeServer {
     /// [`StoreError::TooFewInSync`], [`StoreError::NotLeft`]; [`StoreError::LeaveMap`] if the map cannot be used.
     pub fn leave(&self, force: bool, limit: Duration) -> Result<(), StoreError> {
         let end = Instant::now() + limit;
-        let Some(map) = &self.map else { return Err(StoreError::Closed) };
-        map.set_leaving(true);
+        self.set_leaving(true);
         std::thread::sleep(SETTLE);
         let mut up = self.cluster_map.nodes_up().map_err(StoreError::LeaveMap)?;
         up.remove(&NodeId(self.id().0));
@@ -72,6 +72,11 @@ impl NodeServer {
                 replica.send(ReplicaInput::Stay);
             }
         }
-        self.map.iter().for_each(|map| map.set_leaving(false));
+        self.set_leaving(false);
+    }
+
+    fn set_leaving(&self, is_leaving: bool) {
+        self.report.is_leaving.store(is_leaving, Ordering::Relaxed);
+        self.map.iter().for_each(|map| map.set_leaving(is_leaving));
     }
 }

@@ -1,6 +1,7 @@
 //! What a node reports of itself: the result of `store_node_get_status`, which other machines get over the network.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
@@ -18,6 +19,8 @@ use crate::{PartitionStatus, ReplicaNode, StoreError};
 /// Where what is reported comes from.
 pub(super) struct NodeReport {
     pub(super) node: Arc<ReplicaNode>,
+    /// Others are to take over.
+    pub(super) is_leaving: AtomicBool,
     pub(super) id: ReplicaId,
     pub(super) cluster: Uuid,
     pub(super) bdev_name: String,
@@ -43,6 +46,7 @@ impl NodeReport {
         let node = |(id, address): (&ReplicaId, &StreamAddress)| json!({ "node": id.0, "address": address.to_string() });
         Ok(json!({
             "node": self.id.0,
+            "state": if self.is_leaving.load(Ordering::Relaxed) { "leaving" } else { "serves" },
             "cluster": self.cluster.to_string(),
             "address": self.address.to_string(),
             "bdev_name": self.bdev_name,

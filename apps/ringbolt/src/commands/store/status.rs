@@ -424,6 +424,8 @@ fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>) -> Vec<Value
     let describe = |node: u32| {
         let answer = answers.get(&node);
         let state = match answer.map(|answer| &answer.answer) {
+            // One whose version is older has no state.
+            Some(NodeReply::Report(report)) if report["state"] == "leaving" => "leaving",
             Some(NodeReply::Report(_)) => "serves",
             Some(NodeReply::Unreported(_)) => "up",
             Some(NodeReply::Stopped(_)) => "stopped",
