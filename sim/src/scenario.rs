@@ -41,6 +41,8 @@ pub struct RunReport {
     pub failed: u64,
     /// Faults that happened: crashes, power failures, pauses, partitions.
     pub faults: u64,
+    /// Primaries that handed over to the preferred one.
+    pub transfers: u64,
     /// Simulated nanoseconds.
     pub simulated_ns: u64,
     /// Turns of all cores.
@@ -78,7 +80,7 @@ pub fn run_multipath(seed: u64, fault: Option<PlantedFault>) -> Result<RunReport
 }
 
 /// Replicas of a logical group with clients, while nodes crash, pause and lose their disks, links are cut, lose, delay,
-/// repeat and reorder messages, clocks differ in rate, and the map is out of reach.
+/// repeat and reorder messages, clocks differ in rate, the map is out of reach, and placement prefers one primary or another.
 ///
 /// # Errors
 /// What the clients saw of a block is not linearizable, replicas differ at rest, or requests did not complete although

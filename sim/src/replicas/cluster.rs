@@ -42,6 +42,8 @@ pub(crate) enum Happening {
     MapRecord { node: NodeIndex, incarnation: u32, config: Arc<GroupConfig> },
     /// A node reads the map.
     MapPoll { node: NodeIndex, incarnation: u32 },
+    /// Every node is reminded of the preferred primary, as a node's watch of the map does.
+    Preference,
     /// A fault begins or ends.
     Chaos,
     /// Links that fail are cut.
@@ -129,6 +131,12 @@ pub(crate) struct ReplicaCluster {
     pub(crate) leaves: bool,
     /// Of its own, as that for room.
     random_leave: WyRand,
+    /// Placement prefers one of the nodes as primary, in most runs.
+    pub(crate) preferred: Option<NodeIndex>,
+    /// Of its own, as that for room.
+    random_preference: WyRand,
+    /// How many times a primary proposed another one, and the map took it.
+    pub(crate) transfers: u64,
     settings: ReplicaSettings,
     fault: Option<PlantedReplicaFault>,
     /// What is sent goes through its encoding.
@@ -148,6 +156,7 @@ impl ReplicaCluster {
         nodes: usize,
         settings: ReplicaSettings,
         fault: Option<PlantedReplicaFault>,
+        prefers: bool,
         mut random: WyRand,
     ) -> ReplicaCluster {
         let ids = (0..nodes as u32).map(ReplicaId).collect();
@@ -162,6 +171,13 @@ impl ReplicaCluster {
         let changes_room = random_room.happens(250);
         let mut random_leave = random_room.clone().split();
         let leaves = random_leave.happens(500);
+        let mut random_preference = random_leave.clone().split();
+        let preferred = prefers.then(|| random_preference.index(nodes));
+        let settings = match preferred {
+            // Short enough to happen between two faults.
+            Some(_) => ReplicaSettings { transfer_after_ns: random_preference.below(300 * MS), ..settings },
+            None => settings,
+        };
         let nodes = (0..nodes).map(|_| ReplicaNode {
             replica: None,
             disk: ReplicaDisk::new(settings.in_place && (are_alike || of_disks.happens(500)), fault),
@@ -193,6 +209,9 @@ impl ReplicaCluster {
             random_room,
             leaves,
             random_leave,
+            preferred,
+            random_preference,
+            transfers: 0,
             settings,
             fault,
             encodes,
@@ -336,6 +355,31 @@ impl ReplicaCluster {
             let cut_ns = self.random_leave.below(MS);
             self.schedule(cut_ns, Happening::LeaveCut { node });
         }
+    }
+
+    /// Placement prefers another node: a change now and then.
+    pub(crate) fn change_preference(&mut self) {
+        if self.preferred.is_some() && self.random_preference.happens(100) {
+            self.preferred = Some(self.random_preference.index(self.nodes.len()));
+        }
+    }
+
+    /// Nodes are reminded of the preferred primary, whether they are the primary or not: they may not know yet.
+    pub(crate) fn remind_of_preference(&mut self) {
+        let Some(preferred) = self.preferred else { return };
+        for node in 0..self.nodes.len() {
+            let (incarnation, delay_ns) =
+                (self.nodes[node].incarnation, self.random_preference.below(20 * MS));
+            let event = ReplicaEvent::PreferredPrimary(ReplicaId(preferred as u32));
+            self.schedule(delay_ns, Happening::Storage { node, incarnation, event });
+        }
+        let again_ns = 10 * MS + self.random_preference.below(100 * MS);
+        self.schedule(again_ns, Happening::Preference);
+    }
+
+    /// Whether the preferred node is the primary, if there is one.
+    pub(crate) fn is_primary_preferred(&self) -> bool {
+        self.preferred.is_none_or(|preferred| self.map.primary == ReplicaId(preferred as u32))
     }
 
     pub(crate) fn cut_from_others(&mut self, node: NodeIndex) {
@@ -577,6 +621,8 @@ impl ReplicaCluster {
         };
         let is_lost = incarnation <= self.nodes[node].replaced;
         if let Some(config) = proposal.filter(|config| config.epoch == self.map.epoch + 1 && !is_lost) {
+            let proposer = ReplicaId(node as u32);
+            self.transfers += u64::from(self.map.primary == proposer && config.primary != proposer);
             self.map = config;
             let notified = if self.map_notifies { self.nodes.len() } else { 0 };
             for other in (0..notified).filter(|other| *other != node) {

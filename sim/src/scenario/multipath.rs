@@ -106,6 +106,7 @@ impl Run {
             simulated_ns: self.world.now_ns(),
             turns: self.world.turns(),
             trace: self.world.trace(),
+            ..RunReport::default()
         })
     }
 

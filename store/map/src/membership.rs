@@ -29,6 +29,17 @@ impl GroupRecord {
         Some(GroupRecord { config, replicas: wanted.to_vec() })
     }
 
+    /// The member that placement prefers as primary, if another one is the primary: the first one, as in a new group. None while
+    /// a replica moves or is not in sync.
+    pub fn preferred_primary(&self, wanted: &[ReplicaId], replicas: usize) -> Option<ReplicaId> {
+        let GroupConfig { primary, in_sync, .. } = &self.config;
+        let is_steady = wanted.len() >= replicas
+            && wanted.len() == self.replicas.len()
+            && wanted.iter().all(|wanted| in_sync.contains(wanted));
+        let preferred = wanted.first().copied().filter(|_| is_steady)?;
+        (preferred != *primary).then_some(preferred)
+    }
+
     /// Whether a node has room for what the group uses. A member in sync has it already. One that has not said how large its
     /// partitions are may have room.
     pub fn has_room(&self, node: ReplicaId, partition: Option<PartitionSize>, used: PartitionSize) -> bool {
@@ -89,6 +100,23 @@ mod tests {
     fn a_primary_that_leaves_hands_over_to_a_member() {
         let at = record(3, 1, &[1, 2, 3], &[1, 2, 3]);
         assert_eq!(at.towards(&ids(&[2, 3]), 2), Some(record(4, 2, &[2, 3], &[2, 3])));
+    }
+
+    #[test]
+    fn the_first_of_its_placement_is_preferred_as_primary_when_all_are_in_sync() {
+        let wanted = ids(&[2, 1, 3]);
+        let preferred = |record: GroupRecord| record.preferred_primary(&wanted, 3);
+        assert_eq!(preferred(record(5, 1, &[1, 3, 2], &[1, 2, 3])), Some(ReplicaId(2)));
+        assert_eq!(preferred(record(5, 2, &[1, 3, 2], &[1, 2, 3])), None);
+        // One is not in sync, whichever it is.
+        assert_eq!(preferred(record(5, 1, &[1, 3], &[1, 2, 3])), None);
+        assert_eq!(preferred(record(5, 1, &[1, 2], &[1, 2, 3])), None);
+        // One is about to move.
+        assert_eq!(preferred(record(5, 1, &[1, 2, 4], &[1, 2, 4])), None);
+        assert_eq!(preferred(record(5, 1, &[1, 2, 3, 4], &[1, 2, 3, 4])), None);
+        // Too few nodes are in.
+        assert_eq!(record(5, 1, &[1, 2], &[1, 2]).preferred_primary(&ids(&[2, 1]), 3), None);
+        assert_eq!(record(5, 1, &[1], &[1]).preferred_primary(&[], 0), None);
     }
 
     #[test]

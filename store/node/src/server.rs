@@ -9,6 +9,7 @@ mod keys;
 mod leave;
 mod map_watch;
 mod membership;
+mod preferred;
 mod report;
 
 use std::collections::BTreeMap;

@@ -82,6 +82,10 @@ pub enum ReplicaEvent {
     },
     /// The node goes on: [`ReplicaEvent::Leave`] does not hold any more.
     Stay,
+    /// Placement prefers another member as primary. If this one is the primary, nothing has changed for
+    /// [`ReplicaSettings::transfer_after_ns`](crate::ReplicaSettings::transfer_after_ns) and all members answer, it proposes that
+    /// one, and hands over; else it does nothing.
+    PreferredPrimary(ReplicaId),
     /// All appends up to this number are durable.
     Appended {
         /// [`ReplicaAction::Append`]'s number.

@@ -43,11 +43,13 @@ pub enum PlantedReplicaFault {
     RedoOverPlaced,
     /// A new primary serves at once, as if the earlier one had handed over.
     HandOverAssumed,
+    /// A primary hands over to the preferred replica although that is a learner.
+    TransferUnprepared,
 }
 
 impl PlantedReplicaFault {
     /// All.
-    pub const ALL: [PlantedReplicaFault; 20] = [
+    pub const ALL: [PlantedReplicaFault; 21] = [
         PlantedReplicaFault::AcknowledgeBeforeReplicas,
         PlantedReplicaFault::DirtyRead,
         PlantedReplicaFault::ApplyUncommitted,
@@ -68,6 +70,7 @@ impl PlantedReplicaFault {
         PlantedReplicaFault::PlacedReadEarly,
         PlantedReplicaFault::RedoOverPlaced,
         PlantedReplicaFault::HandOverAssumed,
+        PlantedReplicaFault::TransferUnprepared,
     ];
 
     /// The name on the command line.
@@ -93,6 +96,7 @@ impl PlantedReplicaFault {
             PlantedReplicaFault::PlacedReadEarly => "placed-read-early",
             PlantedReplicaFault::RedoOverPlaced => "redo-over-placed",
             PlantedReplicaFault::HandOverAssumed => "hand-over-assumed",
+            PlantedReplicaFault::TransferUnprepared => "transfer-unprepared",
         }
     }
 }

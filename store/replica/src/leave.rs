@@ -111,7 +111,8 @@ impl<F: Plants> Replica<F> {
             }
             Role::Follower(follower) => {
                 let primary = self.config.primary;
-                let hands_over = self.handed_over == self.config.epoch;
+                // One that is in sync has handed over because another one was preferred, and then was to leave.
+                let hands_over = self.handed_over == self.config.epoch && !self.is_in_sync();
                 let body = if hands_over { MessageBody::HandOver } else { MessageBody::Leave };
                 let is_primary_up = leaving.successors.contains(&primary);
                 (is_primary_up && !follower.fenced && primary != self.id).then_some((primary, body))
@@ -157,7 +158,10 @@ impl<F: Plants> Replica<F> {
         let now_ns = self.now_ns;
         if let Role::Primary(primary) = &mut self.role {
             primary.act_after_ns = primary.act_after_ns.min(now_ns);
-            self.on_leave(from, actions);
+            // A member stays one, until it asks to leave.
+            if !self.config.has(from) {
+                self.on_leave(from, actions);
+            }
         }
     }
 

@@ -26,6 +26,8 @@
 //! - A replica whose node is to stop leaves the in-sync set first ([`ReplicaEvent::Leave`]). A primary that has adopted the
 //!   record of its successor serves nothing any more, and says so: the successor need not wait for leases. It must come
 //!   from the primary of the epoch before, and that must have waited for those from before.
+//! - A primary hands over in the same way to the member that placement prefers ([`ReplicaEvent::PreferredPrimary`]), and stays
+//!   in sync.
 //!
 //! Times: the grace is longer than the lease by more than clocks differ in rate (see [`ReplicaSettings`]).
 //!
@@ -61,6 +63,7 @@ mod learners;
 mod leave;
 mod log;
 mod pacer;
+mod preferred;
 mod primary;
 mod repair;
 mod replica;

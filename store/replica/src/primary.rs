@@ -28,7 +28,7 @@ pub(crate) struct Primary {
     /// It commits and reads nothing before: until then an earlier primary may have its lease.
     pub(crate) act_after_ns: u64,
     /// When the epoch began.
-    epoch_ns: u64,
+    pub(crate) epoch_ns: u64,
     pub(crate) peers: BTreeMap<ReplicaId, Peer>,
     /// A write of which the latency is measured, one at a time: its sequence, and when it was appended.
     measured_write: Option<(u64, u64)>,
@@ -588,7 +588,8 @@ impl<F: Plants> Replica<F> {
 
     /// Proposes to go on without members that are silent, or with a learner that has everything.
     fn propose_members(&mut self, actions: &mut Vec<ReplicaAction>) {
-        if self.proposal.is_some() {
+        let is_transferring = self.is_transferring();
+        if self.proposal.is_some() && !is_transferring {
             return;
         }
         let (now_ns, end, commit_point) = (self.now_ns, self.log.end(), self.commit_point);
@@ -604,7 +605,7 @@ impl<F: Plants> Replica<F> {
         if primary.peers.values().any(silent) {
             return self.propose(own, in_sync, actions);
         }
-        if now_ns < primary.act_after_ns {
+        if now_ns < primary.act_after_ns || is_transferring {
             return;
         }
         // A new primary's commit point may be older than the true one, which its log's end is not. What is stable may
@@ -645,7 +646,7 @@ impl<F: Plants> Replica<F> {
                 deadline = deadline.min(peer.sent_ns + heartbeat_ns);
                 deadline = deadline.min(peer.ask_ns(resend_ns).unwrap_or(u64::MAX));
             }
-            if peer.in_sync && self.proposal.is_none() {
+            if peer.in_sync && (self.proposal.is_none() || self.is_transferring()) {
                 deadline = deadline.min(peer.lease_from_ns.unwrap_or(0).max(primary.epoch_ns) + lease_ns);
             } else if !peer.in_sync && !peer.proposed {
                 let timeout_ns = if peer.joining { lease_ns } else { learner_timeout_ns };
@@ -663,7 +664,7 @@ fn withhold(entry: &ReplicatedEntry) -> ReplicatedEntry {
 }
 
 /// Whether a member has not answered for a lease, so that it may propose itself soon, or holds commits up for as long.
-fn is_silent(peer: &Peer, epoch_ns: u64, lease_ns: u64, now_ns: u64) -> bool {
+pub(crate) fn is_silent(peer: &Peer, epoch_ns: u64, lease_ns: u64, now_ns: u64) -> bool {
     peer.lost
         || now_ns >= peer.lease_from_ns.unwrap_or(0).max(epoch_ns) + lease_ns
         || peer.stands_still(lease_ns, now_ns)

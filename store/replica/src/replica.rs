@@ -32,6 +32,9 @@ pub struct ReplicaSettings {
     pub retry_ns: u64,
     /// A learner that makes no progress for this time loses its stream.
     pub learner_timeout_ns: u64,
+    /// A primary hands over to the preferred one when its record has been the same for this time. Each change of a primary makes
+    /// writes wait for a moment, and a node that has just come back may fail again.
+    pub transfer_after_ns: u64,
     /// Applied entries that cause a checkpoint.
     pub checkpoint_entries: u64,
     /// Entries that the log keeps although a checkpoint has them, for replicas that come back.
@@ -60,6 +63,7 @@ impl Default for ReplicaSettings {
             resend_ns: 60 * MS,
             retry_ns: 150 * MS,
             learner_timeout_ns: 1000 * MS,
+            transfer_after_ns: 5000 * MS,
             checkpoint_entries: 16,
             retained_entries: 1024,
             entries_max: 4096,
@@ -284,6 +288,7 @@ impl<F: Plants> Replica<F> {
             ReplicaEvent::Learners(replicas) => self.on_learners(replicas, actions),
             ReplicaEvent::Leave { successors, force } => self.leaving = Some(Leaving::new(successors, force)),
             ReplicaEvent::Stay => self.leaving = None,
+            ReplicaEvent::PreferredPrimary(preferred) => self.on_preferred_primary(preferred, actions),
             ReplicaEvent::Appended { append } => {
                 self.log.appended(append);
                 self.answer_durable(actions);

@@ -1,4 +1,4 @@
-//! Replicas that leave the in-sync set because their nodes are to stop.
+//! Replicas that leave the in-sync set because their nodes are to stop, and primaries that hand over to the preferred one.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::VecDeque;
@@ -15,6 +15,8 @@ struct Group {
     map: Arc<GroupConfig>,
     /// Replicas that are stopped.
     stopped: Vec<ReplicaId>,
+    /// The map does not answer.
+    is_map_lost: bool,
     now_ns: u64,
     messages: VecDeque<(ReplicaId, ReplicaMessage)>,
     replies: Vec<(u64, ClientReply)>,
@@ -30,6 +32,7 @@ impl Group {
             replicas: (1..=count).map(replica).collect(),
             map: Arc::new(GroupConfig { epoch: 1, primary: ReplicaId(1), in_sync }),
             stopped: Vec::new(),
+            is_map_lost: false,
             now_ns: 0,
             messages: VecDeque::new(),
             replies: Vec::new(),
@@ -61,6 +64,7 @@ impl Group {
                 ReplicaAction::Checkpoint { checkpoint, .. } => {
                     self.handle(id, ReplicaEvent::Checkpointed { checkpoint });
                 }
+                ReplicaAction::Propose(_) if self.is_map_lost => {}
                 ReplicaAction::Propose(config) => {
                     if config.epoch == self.map.epoch + 1 {
                         self.map = config;
@@ -96,6 +100,18 @@ impl Group {
         let successors = successors.iter().copied().map(ReplicaId).collect();
         self.handle(ReplicaId(id), ReplicaEvent::Leave { successors, force });
         self.settle();
+    }
+
+    fn prefer(&mut self, id: u32) {
+        for replica in 1..=self.replicas.len() as u32 {
+            self.handle(ReplicaId(replica), ReplicaEvent::PreferredPrimary(ReplicaId(id)));
+        }
+        self.settle();
+    }
+
+    /// Until a primary may hand over to the preferred one.
+    fn run_calm(&mut self) {
+        self.run_until(self.now_ns + ReplicaSettings::default().transfer_after_ns);
     }
 
     fn write(&mut self, to: u32, number: u64) {
@@ -249,4 +265,97 @@ fn writes_that_were_not_committed_are_for_the_successor() {
     group.write(3, 1);
     assert!(group.is_written(1));
     assert_eq!(group.replica(ReplicaId(3)).status().log_end, 1);
+}
+
+#[test]
+fn a_primary_hands_over_to_the_preferred_one_without_a_wait_and_stays_in_sync() {
+    let mut group = Group::new(3, 2);
+    group.write(1, 1);
+    group.run_calm();
+    let epoch = group.map.epoch;
+    group.prefer(3);
+    assert_eq!((group.map.primary, group.map.epoch), (ReplicaId(3), epoch + 1));
+    assert_eq!(group.map.in_sync.len(), 3);
+    group.write(3, 2);
+    assert!(group.is_written(2), "at the time of the hand-over: {:?}", group.replica(ReplicaId(3)).status());
+    group.run_until(group.now_ns + 1000 * MS);
+    assert_eq!((group.map.primary, group.map.epoch), (ReplicaId(3), epoch + 1), "{:?}", group.map);
+}
+
+#[test]
+fn a_primary_does_not_hand_over_soon_after_a_change() {
+    let mut group = Group::new(3, 2);
+    let calm_ns = ReplicaSettings::default().transfer_after_ns;
+    group.run_calm();
+    group.prefer(2);
+    assert_eq!(group.map.primary, ReplicaId(2));
+    // Back and forth: not before it was calm again.
+    group.run_until(group.now_ns + calm_ns - 2 * MS);
+    group.prefer(1);
+    assert_eq!(group.map.primary, ReplicaId(2));
+    group.run_until(group.now_ns + 2 * MS);
+    group.prefer(1);
+    assert_eq!(group.map.primary, ReplicaId(1));
+}
+
+#[test]
+fn a_primary_does_not_hand_over_while_a_replica_is_missing_or_comes_back_or_leaves() {
+    let mut group = Group::new(3, 2);
+    group.stopped.push(ReplicaId(3));
+    group.run_calm();
+    assert!(!group.map.has(ReplicaId(3)));
+    let epoch = group.map.epoch;
+    for preferred in [3, 1, 9] {
+        group.prefer(preferred);
+    }
+    assert_eq!((group.map.primary, group.map.epoch), (ReplicaId(1), epoch));
+    // It asks for entries: not yet a member.
+    group.stopped.clear();
+    group.handle(ReplicaId(3), ReplicaEvent::Map(group.map.clone()));
+    group.handle(ReplicaId(3), ReplicaEvent::Timer);
+    let join = group.messages.pop_front().unwrap();
+    group.handle(join.0, ReplicaEvent::Message(join.1));
+    assert_eq!(group.replica(ReplicaId(1)).learners().len(), 1);
+    group.messages.clear();
+    group.prefer(2);
+    assert_eq!(group.map.primary, ReplicaId(1));
+    group.run_until(group.now_ns + 1000 * MS);
+    assert!(group.map.has(ReplicaId(3)));
+    group.run_calm();
+    // A primary that leaves: its successor is who is to stay.
+    group.is_map_lost = true;
+    group.leave(1, &[2, 3], false);
+    group.is_map_lost = false;
+    group.prefer(3);
+    assert_eq!(group.map.primary, ReplicaId(1));
+    group.run_until(group.now_ns + 1000 * MS);
+    assert_ne!(group.map.primary, ReplicaId(1));
+}
+
+/// What was proposed while the map did not answer must not make a primary of one that is lost meanwhile.
+#[test]
+fn a_member_that_becomes_silent_before_the_map_answers_is_no_primary() {
+    let mut group = Group::new(3, 2);
+    group.run_calm();
+    group.is_map_lost = true;
+    group.prefer(3);
+    group.stopped.push(ReplicaId(3));
+    group.run_until(group.now_ns + 2000 * MS);
+    group.is_map_lost = false;
+    group.run_until(group.now_ns + 1000 * MS);
+    assert_eq!((group.map.primary, &group.map.in_sync[..]), (ReplicaId(1), &[1, 2].map(ReplicaId)[..]));
+    group.write(1, 1);
+    assert!(group.is_written(1));
+}
+
+/// It leaves right after it has handed over.
+#[test]
+fn a_primary_that_has_handed_over_to_the_preferred_one_can_leave() {
+    let mut group = Group::new(3, 2);
+    group.run_calm();
+    group.prefer(2);
+    group.leave(1, &[2, 3], false);
+    group.run_until(group.now_ns + 200 * MS);
+    assert_eq!((group.status(1), group.map.has(ReplicaId(1))), (Some(LeaveStatus::Left), false));
+    assert_eq!(group.map.primary, ReplicaId(2));
 }

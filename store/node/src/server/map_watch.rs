@@ -21,6 +21,7 @@ use super::hosting::{self, HostRequest};
 use super::hub::HubInput;
 use super::keys::ClientKeyTable;
 use super::membership::{Membership, NoRoom, Placement};
+use super::preferred::PreferredPrimaries;
 use crate::{PoolOptions, ReplicaHandle, ReplicaInput, ReplicaNode, StoreError};
 
 /// Changes are waited for this long at a time: so soon a thread that waits ends with its node.
@@ -147,6 +148,7 @@ struct Watcher {
     is_to_review: bool,
     /// Groups are not where they are wanted because there is no room: what they use changes without a change of the map.
     waits_for_room: bool,
+    preferred: PreferredPrimaries,
     renew_at: Instant,
     /// Its lease is ended, and not renewed.
     is_leaving: bool,
@@ -183,6 +185,7 @@ impl MapWatch {
             read_at: None,
             is_to_review: false,
             waits_for_room: false,
+            preferred: PreferredPrimaries::new(Instant::now()),
             renew_at: Instant::now(),
             is_leaving: false,
             retry_at: None,
@@ -263,13 +266,14 @@ impl Watcher {
                 // Those that wait for the map ask again soon after it is back.
                 self.retry_at = Some(Instant::now() + RETRY);
             }
+            self.ask_to_hand_over();
         }
     }
 
     fn wake_at(&self) -> Instant {
         // What waits for the map waits for the next attempt, if one failed.
         let read_at = self.read_at.filter(|_| self.retry_at.is_none());
-        [self.retry_at, read_at].into_iter().flatten().fold(self.renew_at, Instant::min)
+        [self.retry_at, read_at, self.ask_at()].into_iter().flatten().fold(self.renew_at, Instant::min)
     }
 
     /// Everything that needs the map. Proposals come first: groups wait for them.
@@ -463,6 +467,7 @@ impl Watcher {
         };
         let (mut moving, mut moves) = (0, Vec::new());
         let (mut without_room, mut waits_for_room) = (BTreeMap::new(), false);
+        let mut preferred = BTreeMap::new();
         for (group, record) in self.records.iter().filter(|(_, record)| record.config.primary == node) {
             let Some(pool) = self.membership.pool_of(*group) else { continue };
             let replicas = pool.replicas as usize;
@@ -477,7 +482,11 @@ impl Watcher {
             if let Some(next) = record.towards(&wanted, replicas) {
                 moves.push((GroupId(*group), next));
             }
+            let are_up = wanted.iter().all(|node| self.membership.is_up(*node));
+            let other = record.preferred_primary(&wanted, replicas).filter(|_| are_up);
+            preferred.extend(other.map(|other| (*group, other)));
         }
+        self.preferred.set(preferred, Instant::now());
         self.waits_for_room = waits_for_room;
         self.report_room(without_room);
         // A copy has the device to itself: few at a time.
@@ -487,6 +496,24 @@ impl Watcher {
             !is_copy || moving <= MOVES_MAX
         });
         self.propose_records(moves)
+    }
+
+    /// When a primary is to be asked to hand over to the preferred node. Without the map nothing is known of that node.
+    fn ask_at(&self) -> Option<Instant> {
+        let may_ask = !self.is_leaving && self.retry_at.is_none();
+        self.preferred.deadline().filter(|_| may_ask)
+    }
+
+    fn ask_to_hand_over(&mut self) {
+        let now = Instant::now();
+        if self.ask_at().is_none_or(|at| now < at) {
+            return;
+        }
+        if let Some((group, node)) = self.preferred.take_due(now)
+            && let Some(replica) = self.config.groups.get(&group)
+        {
+            replica.send(ReplicaInput::PreferredPrimary(node));
+        }
     }
 
     /// Lists the groups for which too few nodes have room, and logs those that are new.

@@ -61,6 +61,8 @@ pub enum ReplicaInput {
     },
     /// The node goes on.
     Stay,
+    /// Placement prefers another replica as primary: see [`ReplicaEvent::PreferredPrimary`].
+    PreferredPrimary(ReplicaId),
 }
 
 /// Where a replica's messages go. It does not block; what it cannot send it drops.

@@ -89,8 +89,13 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
             Some(domain) if domain != own => format!(" ({})", text(&node["domain"])),
             _ => String::new(),
         };
+        let primaries = match node["primaries"].as_u64() {
+            None | Some(0) => String::new(),
+            Some(1) => ", primary of 1 group".to_string(),
+            Some(groups) => format!(", primary of {groups} groups"),
+        };
         stdout_line!(
-            "node {}{domain}: {}{error}{out}{}",
+            "node {}{domain}: {}{primaries}{error}{out}{}",
             node["node"],
             text(&node["state"]),
             damage(&node["report"])
@@ -418,7 +423,7 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
 }
 
 /// The nodes of the map, and those on this machine.
-fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>) -> Vec<Value> {
+fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>, groups: &[GroupView]) -> Vec<Value> {
     let known = map.into_iter().flat_map(|map| map.nodes.keys().map(|id| id.0));
     let all: BTreeSet<u32> = answers.keys().copied().chain(known).collect();
     let describe = |node: u32| {
@@ -438,6 +443,7 @@ fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>) -> Vec<Value
             "up": map.map(|map| map.up.contains(&NodeId(node))),
             "out": map.and_then(|map| map.out.get(&NodeId(node))),
             "weight": map.and_then(|map| map.weights.get(&NodeId(node))),
+            "primaries": groups.iter().filter(|group| group.primary == node).count(),
             "error": answer.and_then(NodeAnswer::error),
             "report": answer.and_then(NodeAnswer::report),
         })
@@ -492,7 +498,7 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
         "grace_ms": map.as_ref().map(|map| map.settings.grace_ms),
         "pools": map.iter().flat_map(|map| map.pools.keys()).collect::<Vec<_>>(),
         "groups": groups,
-        "nodes": describe_nodes(&answers, map.as_ref()),
+        "nodes": describe_nodes(&answers, map.as_ref(), views),
     }))
 }
 

@@ -39,6 +39,7 @@ impl Shard {
                 replication.leave_outcome = None;
                 ReplicaEvent::Stay
             }
+            ReplicaInput::PreferredPrimary(preferred) => ReplicaEvent::PreferredPrimary(preferred),
             ReplicaInput::Partitions(partitions) => {
                 replication.partitions = partitions;
                 return self.update_room();

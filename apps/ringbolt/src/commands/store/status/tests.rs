@@ -110,7 +110,20 @@ fn a_primary_that_does_not_answer_is_unknown_while_it_is_up_and_down_after_that(
     // A node of an earlier version has proved that it serves.
     let earlier = answers([NodeReply::Unreported("closed".into()), secondary(), secondary()]);
     assert_eq!(describe(&view(), &earlier, Some(&map(&[1, 2, 3])))["state"], "degraded");
-    assert_eq!(describe_nodes(&earlier, None)[0]["state"], "up");
+    assert_eq!(describe_nodes(&earlier, None, &[])[0]["state"], "up");
+}
+
+#[test]
+fn nodes_say_of_how_many_groups_they_are_primary_and_that_they_leave() {
+    let report = |state: &str| NodeReply::Report(json!({ "state": state, "replicas": [] }));
+    let answers = answers([report("leaving"), report("serves"), secondary()]);
+    let of = |group, primary| GroupView { group, primary, ..view() };
+    let nodes = describe_nodes(&answers, None, &[of(5, 1), of(6, 2), of(7, 1)]);
+    let described = nodes.iter().map(|node| (node["state"].as_str().unwrap(), &node["primaries"]));
+    assert_eq!(
+        described.collect::<Vec<_>>(),
+        [("leaving", &2.into()), ("serves", &1.into()), ("serves", &0.into())]
+    );
 }
 
 #[test]
