@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use sockets::{ByteStream, FlushStatus, TransferResult};
-use wire_replica::{EncodedFrame, Greeting};
+use wire_replica::{EncodedFrame, Greeting, recycle_head};
 
 use crate::LinkError;
 
@@ -13,6 +13,8 @@ use crate::LinkError;
 const QUEUED_BYTES_MAX: usize = 64 << 20;
 /// Parts of one write.
 const PARTS_MAX: usize = 64;
+/// Heads of messages without data share memory up to here: an answer to a client has less than 100 bytes.
+const HEADS_BYTES: usize = 4 << 10;
 
 enum Part {
     Head(Vec<u8>),
@@ -46,10 +48,18 @@ impl Sender {
     }
 
     pub(crate) fn queue(&mut self, frame: EncodedFrame) {
-        let parts = [Part::Head(frame.head)].into_iter().chain(frame.data.into_iter().map(Part::Data));
-        for part in parts.filter(|part| !part.bytes().is_empty()) {
-            self.queued += part.bytes().len();
-            self.messages.push_back(part);
+        let EncodedFrame { head, data } = frame;
+        self.queued += head.len();
+        match self.messages.back_mut() {
+            Some(Part::Head(heads)) if heads.len() + head.len() <= HEADS_BYTES => {
+                heads.extend_from_slice(&head);
+                recycle_head(head);
+            }
+            _ => self.messages.push_back(Part::Head(head)),
+        }
+        for part in data.into_iter().filter(|part| !part.is_empty()) {
+            self.queued += part.len();
+            self.messages.push_back(Part::Data(part));
         }
     }
 
@@ -85,6 +95,9 @@ impl Sender {
             let mut left = self.written + count;
             while let Some(part) = queue.pop_front_if(|part| part.bytes().len() <= left) {
                 left -= part.bytes().len();
+                if let Part::Head(head) = part {
+                    recycle_head(head);
+                }
             }
             self.written = left;
             if count < offered {

@@ -26,7 +26,7 @@ pub(crate) mod replication;
 mod room;
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
@@ -34,6 +34,7 @@ use std::task::Waker;
 use bdev::{BdevChannel, Completion, Request};
 use block_io::{Channel as _, Status};
 use dma::Buffer;
+use foldhash::{HashMap, HashSet};
 use objects::{Partition, ReadPiece, SpaceNeed};
 use oplog::{EntryPlace, Log};
 use reactor::{Core, MailboxReceiver, Period, PollResult, Poller, Shutdown};
@@ -274,7 +275,7 @@ impl Shard {
             unplaced_bytes: 0,
             oldest_committed_ns: 0,
             reserved: SpaceNeed::default(),
-            unapplied: HashMap::new(),
+            unapplied: HashMap::default(),
             ios: Slab::with_capacity(IOS_MAX),
             requests: Vec::new(),
             completions: Vec::new(),
@@ -284,7 +285,7 @@ impl Shard {
             checksums: ChecksumReads::default(),
             waiting_for_flush: Vec::new(),
             reads_flush: false,
-            busy_blocks: HashSet::new(),
+            busy_blocks: HashSet::default(),
             generation: 0,
             reading: Rc::default(),
             background: None,

@@ -1,9 +1,10 @@
 //! The primary: orders operations, waits for the in-sync set, reads under leases, changes the in-sync set.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
+use foldhash::HashSet;
 use wire_store::{EntryHeader, ObjectId};
 
 use crate::learners::{Copied, CopyStage};

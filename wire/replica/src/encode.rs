@@ -6,7 +6,7 @@ use wire_store::{EntryHeader, crc32c};
 
 use crate::{
     AppendOutcome, ClientReply, ClientRequest, EncodedFrame, EntryId, Frame, FrameHeader, FrameKind,
-    GroupConfig, MessageBody, ObjectPart, ReplicaMessage, ReplicatedEntry,
+    GroupConfig, MessageBody, ObjectPart, ReplicaMessage, ReplicatedEntry, spare::empty_head,
 };
 
 /// What most messages have besides entries fits.
@@ -70,7 +70,7 @@ struct Out {
 impl Out {
     /// Room for the header, which is zero, and for this many entries.
     fn with_room_for(entries: usize) -> Out {
-        let mut head = Vec::with_capacity(FrameHeader::SIZE + FIELDS_BYTES + entries * EntryHeader::SIZE);
+        let mut head = empty_head(FrameHeader::SIZE + FIELDS_BYTES + entries * EntryHeader::SIZE);
         head.resize(FrameHeader::SIZE, 0);
         Out { head, data: Vec::with_capacity(entries) }
     }

@@ -39,7 +39,7 @@ pub use message::{
     Append, AppendOutcome, ClientReply, ClientRequest, EntryId, GroupConfig, MessageBody, ObjectPart,
     ReplicaId, ReplicaMessage, ReplicatedEntry,
 };
-pub use spare::{recycle, share_data, share_entry};
+pub use spare::{recycle, recycle_head, share_data, share_entry};
 
 /// Version of the messages.
 pub const MESSAGE_VERSION: u16 = 3;

@@ -1,4 +1,4 @@
-//! Memory of log entries, used again. An entry lives for as long as a log retains it, which is thousands of others: the
+//! Memory of messages and log entries, used again. An entry lives for as long as a log retains it, which is thousands of others: the
 //! system's allocator would merge its memory with what is next to it, and cut it off again, for each.
 //!
 //! Each thread has its own, which [`share_data`] and [`share_entry`] take from, and [`recycle`] gives to.
@@ -12,15 +12,36 @@ use crate::ReplicatedEntry;
 
 /// Most entries, and blocks of data, that a thread has: 8 MiB.
 const SPARE_MAX: usize = 2048;
+/// Most heads of messages that a thread has, and the bytes of one.
+const HEADS_MAX: usize = 16;
+const HEAD_BYTES_MAX: usize = 16 << 10;
 
 #[derive(Default)]
 struct Spare {
     blocks: Vec<Arc<[u8]>>,
     entries: Vec<Arc<ReplicatedEntry>>,
+    heads: Vec<Vec<u8>>,
 }
 
 thread_local! {
     static SPARE: RefCell<Spare> = RefCell::default();
+}
+
+/// Memory for the head of a message of this many bytes.
+pub(crate) fn empty_head(bytes: usize) -> Vec<u8> {
+    let mut head = SPARE.with_borrow_mut(|spare| spare.heads.pop()).unwrap_or_default();
+    head.reserve(bytes);
+    head
+}
+
+/// The head of a message is written: its memory is used again.
+pub fn recycle_head(mut head: Vec<u8>) {
+    SPARE.with_borrow_mut(|spare| {
+        if spare.heads.len() < HEADS_MAX && head.capacity() <= HEAD_BYTES_MAX {
+            head.clear();
+            spare.heads.push(head);
+        }
+    });
 }
 
 /// Copies data. That of one block, which most writes have, is where an earlier entry's was.
@@ -86,5 +107,17 @@ mod tests {
         let data_at = third.data.as_ptr();
         recycle(third);
         assert_eq!(share_entry(entry(4)).data.as_ptr(), data_at);
+    }
+
+    #[test]
+    fn heads_are_used_again_but_for_large_ones() {
+        let mut head = empty_head(100);
+        head.extend_from_slice(b"bytes of another message");
+        let at = head.as_ptr();
+        recycle_head(head);
+        let again = empty_head(50);
+        assert_eq!((again.as_ptr(), again.len()), (at, 0));
+        recycle_head(empty_head(HEAD_BYTES_MAX + 1));
+        assert_eq!(empty_head(0).capacity(), 0, "it was kept");
     }
 }

@@ -1,9 +1,10 @@
 //! The connections of a node.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
+use foldhash::HashMap;
 use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown};
 use replica::{ClientReply, MessageBody, ReplicaId, ReplicaMessage};
 use slots::{Slab, Slot};
@@ -168,10 +169,10 @@ impl<N: CoreNetwork> Hub<N> {
             replicas: BTreeMap::new(),
             members: BTreeMap::new(),
             connections: Slab::with_capacity(CONNECTIONS_MAX),
-            by_id: HashMap::new(),
+            by_id: HashMap::default(),
             peers: BTreeMap::new(),
             opened_by: BTreeMap::new(),
-            clients: HashMap::new(),
+            clients: HashMap::default(),
             events: Vec::new(),
             received: Vec::new(),
             ready: Vec::new(),

@@ -1,9 +1,10 @@
 //! What the log has that is not in place yet: by object, which bytes come from which entry.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use dma::Buffer;
+use foldhash::HashMap;
 use wire_store::{EntryHeader, ObjectId};
 
 /// The data of a log entry, kept until it is in place.

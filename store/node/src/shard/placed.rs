@@ -10,9 +10,10 @@
 //! - Recovery ends the log at the first entry whose data is not there. Blocks with the data of later ones, and of entries
 //!   that a primary did not have, are unsettled (see [`replica`]); the checkpoint record lists them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use dma::Buffer;
+use foldhash::HashMap;
 use oplog::EntryPlace;
 use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId, Operation, UnsettledBlock};
 

@@ -13,12 +13,13 @@ mod background;
 mod recovery;
 mod start;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use cluster_map::{PartitionSize, PoolClass};
+use foldhash::HashSet;
 use reactor::{MailboxReceiver, MailboxSender};
 use replica::{
     AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, LearnerStatus, LeaveStatus,

@@ -1,10 +1,10 @@
 //! What the replica decided, carried out; and what happened, handed to it.
 
-use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use block_io::Status;
+use foldhash::HashSet;
 use objects::SpaceNeed;
 use replica::{ClientReply, ClientRequest, EntryId, GroupBlocked, ObjectPart, ReplicaAction, ReplicaEvent};
 use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId};

@@ -1,6 +1,6 @@
 //! Opening the shard of a replica: its newest checkpoint record, and the entries of its log.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -150,7 +150,7 @@ impl Replication {
             object_queue: VecDeque::new(),
             reads: VecDeque::new(),
             waiting: VecDeque::new(),
-            waiting_names: HashSet::new(),
+            waiting_names: Default::default(),
             appends: VecDeque::new(),
             durable: VecDeque::new(),
             committed: through,
