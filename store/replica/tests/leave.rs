@@ -337,6 +337,7 @@ fn a_primary_does_not_hand_over_while_a_replica_is_missing_or_comes_back_or_leav
 fn a_member_that_becomes_silent_before_the_map_answers_is_no_primary() {
     let mut group = Group::new(3, 2);
     group.run_calm();
+    let epoch = group.map.epoch;
     group.is_map_lost = true;
     group.prefer(3);
     group.stopped.push(ReplicaId(3));
@@ -344,6 +345,7 @@ fn a_member_that_becomes_silent_before_the_map_answers_is_no_primary() {
     group.is_map_lost = false;
     group.run_until(group.now_ns + 1000 * MS);
     assert_eq!((group.map.primary, &group.map.in_sync[..]), (ReplicaId(1), &[1, 2].map(ReplicaId)[..]));
+    assert_eq!(group.map.epoch, epoch + 1);
     group.write(1, 1);
     assert!(group.is_written(1));
 }
