@@ -188,10 +188,9 @@ fn status_has_what_the_nodes_of_other_machines_report_without_etcd_too() {
     let status = wait_until_healthy(&machines.clusters);
     for node in 1..=3 {
         let (json, line) = node_of(&machines, &status, node);
-        assert_eq!(
-            (line.as_str(), json["state"].as_str()),
-            (&*format!("node {node}: serves"), Some("serves"))
-        );
+        // How many primaries it has may change between the two.
+        assert!(line.starts_with(&format!("node {node}: serves")), "{line}");
+        assert_eq!(json["state"], "serves");
         // The same fields, wherever the node is.
         let fields = |report: &Value| report.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
         let local = &status["nodes"][0]["report"];
