@@ -47,6 +47,9 @@ const FETCHED_MAX: usize = 32;
 /// have 500 queues with 1023 commands of 128 KiB.
 const POLL_COMMANDS_MAX: u32 = 1024;
 const POLL_BYTES_MAX: u64 = 4 << 20;
+/// A poll completes half of a queue's commands, or so many if that is more: the host works on their completions while the
+/// core works on the others. A poll costs as much as about seven commands.
+const POLL_QUEUE_COMMANDS_MIN: u32 = 16;
 
 /// Injected faults; see the RPC `nvmf_vfio_user_inject`.
 #[derive(Clone, Copy, Debug, Default)]

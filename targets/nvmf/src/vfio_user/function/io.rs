@@ -8,7 +8,7 @@ use super::super::data::DataSegment;
 use super::super::protocol::VfioUserContext;
 use super::super::queue::{SubmissionQueue, SubmissionQueueState, cqe_high};
 use super::link::{QueueLink, QueueTransport, SegmentList, TAG_QID_SHIFT};
-use super::{POLL_BYTES_MAX, POLL_COMMANDS_MAX, QUEUES_MAX, VfioUserFunction};
+use super::{POLL_BYTES_MAX, POLL_COMMANDS_MAX, POLL_QUEUE_COMMANDS_MIN, QUEUES_MAX, VfioUserFunction};
 
 impl VfioUserFunction {
     /// Fetches and executes new entries of every submission queue, and writes blocked completions. Returns the number
@@ -110,9 +110,15 @@ impl VfioUserFunction {
         if ring.memory.is_none() || self.faults.stalled == Some(qid) {
             return 0;
         }
-        let slots = if qid == 0 { u32::MAX } else { left.commands.min(io.free_slots() as u32) };
+        let pending = ring.pending_entries(tail);
+        let commands_max = if context.is_turn_shared() {
+            left.commands
+        } else {
+            left.commands.min(POLL_QUEUE_COMMANDS_MIN.max(pending.div_ceil(2)))
+        };
+        let slots = if qid == 0 { u32::MAX } else { commands_max.min(io.free_slots() as u32) };
         let Some(Some(completions)) = self.cqs.get_mut(usize::from(ring.cqid)) else { return 0 };
-        let reserved = completions.reserve(ring.pending_entries(tail).min(slots), &self.doorbells);
+        let reserved = completions.reserve(pending.min(slots), &self.doorbells);
         if completions.take_invalid_head() {
             self.controller_event(ControllerEvent::InvalidDoorbellValue, context.now_ns);
         }
