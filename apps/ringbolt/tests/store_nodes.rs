@@ -263,7 +263,7 @@ fn a_machine_with_several_devices_is_one_failure_domain() {
         is_settled(status) && domains(status).iter().all(|domains| domains.len() == 3)
     });
     assert!(settled["groups"].as_array().unwrap().iter().all(|group| group["why"].is_null()), "{settled:#}");
-    assert!(cluster.ok(&["store", "status"]).contains("\nnode 4 (host2): serves"));
+    assert_eq!(cluster.line_of_node(4), "node 4 (host2): serves");
 
     // A machine is lost with both of its nodes, and comes back.
     let load =
@@ -562,12 +562,12 @@ fn primaries_are_where_placement_has_them_again_after_a_rolling_restart() {
     cluster.wait_until_healthy();
     let load =
         cluster.perf(&["--rw=randrw", "--iodepth=4", "--time_based", "--runtime=600"]).spawn().unwrap();
-    for node in ["1", "2", "3"] {
-        cluster.ok(&["store", "stop-node", node]);
-        let number: u64 = node.parse().unwrap();
+    for node in 0..3 {
+        let number = (node + 1).to_string();
+        cluster.ok(&["store", "stop-node", &number]);
         let status = cluster.status();
-        assert_eq!(status["nodes"][number as usize - 1]["primaries"], 0, "{status:#}");
-        cluster.ok(&["store", "start-node", node]);
+        assert_eq!(status["nodes"][node]["primaries"], 0, "{status:#}");
+        cluster.ok(&["store", "start-node", &number]);
         cluster.wait_until_healthy();
     }
     // A record lists the replicas in the order of their placement, the first primary first.

@@ -77,6 +77,21 @@ impl Cluster {
         }
     }
 
+    /// The line of a node in the status for people, without the number of groups whose primary it is: that changes by itself.
+    pub(crate) fn line_of_node(&self, node: u64) -> String {
+        let lines = self.ok(&["store", "status"]);
+        let of_node = |line: &&str| {
+            let rest = line.strip_prefix("node ").and_then(|line| line.strip_prefix(&node.to_string()));
+            rest.is_some_and(|rest| rest.starts_with([':', ' ']))
+        };
+        let line = lines.lines().find(of_node).unwrap();
+        let Some((state, primaries)) = line.split_once(", primary of ") else { return line.to_string() };
+        let (count, rest) = primaries.split_once(" group").unwrap();
+        let rest = if count == "1" { Some(rest) } else { rest.strip_prefix('s') };
+        assert!(count.parse::<u64>().is_ok_and(|count| count > 0), "{line}");
+        format!("{state}{}", rest.unwrap_or_else(|| panic!("{line}")))
+    }
+
     pub(crate) fn wait_until_healthy(&self) -> Value {
         self.wait_for("healthy", |status| status["healthy"] == true)
     }
