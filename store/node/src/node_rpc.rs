@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use bdev::{Registry, Uuid};
@@ -56,14 +56,6 @@ impl NodeModule {
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<NodeModule> {
         let (reactors, running) = (reactors.to_vec(), RwLock::default());
         Arc::new(NodeModule { registry, reactors, changes: Mutex::default(), running })
-    }
-
-    fn running(&self) -> RwLockReadGuard<'_, Option<Running>> {
-        self.running.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn running_mut(&self) -> RwLockWriteGuard<'_, Option<Running>> {
-        self.running.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -122,19 +114,19 @@ impl Module for NodeModule {
 
     fn drain(&self) {
         let _changes = sync::lock(&self.changes);
-        if let Some(running) = &*self.running()
+        if let Some(running) = &*sync::read(&self.running)
             && let Err(error) = running.server.leave(false, DRAIN_LEAVE_MAX)
         {
             log::info!("this node ends although {error}");
         }
-        let running = self.running_mut().take();
+        let running = sync::write(&self.running).take();
         if let Some(running) = running {
             let _ = blocking::block_on(running.server.close());
         }
     }
 
     fn save(&self) -> Vec<Value> {
-        let running = self.running();
+        let running = sync::read(&self.running);
         let call = |running: &Running| {
             let mut params = json!({
                 "bdev_name": running.server.bdev_name(),
@@ -201,7 +193,7 @@ control::parameters! {
 
 fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<String, RpcError> {
     let _changes = sync::lock(&module.changes);
-    let mut running = module.running_mut();
+    let mut running = sync::write(&module.running);
     if running.is_some() {
         return Err(RpcError::new(RpcError::EEXIST, "this server is a node already"));
     }
@@ -353,7 +345,7 @@ control::parameters! {
 fn stop(module: &NodeModule, params: StopParams, _job: &JobHandle) -> Result<bool, RpcError> {
     let _changes = sync::lock(&module.changes);
     {
-        let running = module.running();
+        let running = sync::read(&module.running);
         let server = &running.as_ref().ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?.server;
         if let Err(error) = server.leave(params.force, LEAVE_MAX) {
             if !params.force {
@@ -363,14 +355,14 @@ fn stop(module: &NodeModule, params: StopParams, _job: &JobHandle) -> Result<boo
             log::warn!("this node is stopped although {error}");
         }
     }
-    let running = module.running_mut().take();
+    let running = sync::write(&module.running).take();
     let running = running.ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?;
     blocking::block_on(running.server.close()).map_err(|_| StoreError::Closed)?;
     Ok(true)
 }
 
 fn get_status(module: &NodeModule, _params: NoParams) -> Result<Value, RpcError> {
-    let running = module.running();
+    let running = sync::read(&module.running);
     let running = running.as_ref().ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?;
     Ok(blocking::block_on(running.server.report()).map_err(|_| StoreError::Closed)??)
 }
