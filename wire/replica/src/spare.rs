@@ -1,7 +1,9 @@
-//! Memory of messages and log entries, used again. An entry lives for as long as a log retains it, which is thousands of others: the
-//! system's allocator would merge its memory with what is next to it, and cut it off again, for each.
+//! Memory of log entries and of messages' heads, used again. An entry lives for as long as a log retains it, which is
+//! thousands of others, and the head of a message with several entries is large: the system's allocator would merge their
+//! memory with what is next to it, and cut it off again, for each.
 //!
-//! Each thread has its own, which [`share_data`] and [`share_entry`] take from, and [`recycle`] gives to.
+//! Each thread has its own, which [`share_data`], [`share_entry`] and [`Frame::encode`](crate::Frame::encode) take from, and
+//! [`recycle`] and [`recycle_head`] give to.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -7,7 +7,7 @@
 //! appends its CRC-32C, and the receiver checks it. With `readiness` both ends spin on the completions of an event loop,
 //! which announce data that is then received; with `multishot` the kernel receives into buffers that it selects. There
 //! is no protocol beyond that, and no data is copied except by the kernel. With `parts` and `parts+copy` both ends also do
-//! what the framing of NVMe/TCP demands ([`pdus`]): they are the least target and client, and no others can be faster.
+//! what the framing of NVMe/TCP demands ([`pdus`]), and nothing else.
 
 mod pdus;
 

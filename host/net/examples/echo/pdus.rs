@@ -1,4 +1,4 @@
-//! The least target and client of NVMe/TCP: what its framing demands of both ends, and nothing more.
+//! The least target and client of NVMe/TCP: they do what its framing demands of both ends, and nothing more.
 //!
 //! Each end looks at every header and finds the command by its CID; each message has a header of its own and its data in
 //! the buffer of its command, all in one call to send. There are no devices, no checks beyond a PDU's type and length,

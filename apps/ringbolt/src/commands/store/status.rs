@@ -426,6 +426,8 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
 fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>, groups: &[GroupView]) -> Vec<Value> {
     let known = map.into_iter().flat_map(|map| map.nodes.keys().map(|id| id.0));
     let all: BTreeSet<u32> = answers.keys().copied().chain(known).collect();
+    let mut primaries = BTreeMap::new();
+    groups.iter().for_each(|group| *primaries.entry(group.primary).or_insert(0u64) += 1);
     let describe = |node: u32| {
         let answer = answers.get(&node);
         let state = match answer.map(|answer| &answer.answer) {
@@ -443,7 +445,7 @@ fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>, groups: &[Gr
             "up": map.map(|map| map.up.contains(&NodeId(node))),
             "out": map.and_then(|map| map.out.get(&NodeId(node))),
             "weight": map.and_then(|map| map.weights.get(&NodeId(node))),
-            "primaries": groups.iter().filter(|group| group.primary == node).count(),
+            "primaries": primaries.get(&node).copied().unwrap_or(0),
             "error": answer.and_then(NodeAnswer::error),
             "report": answer.and_then(NodeAnswer::report),
         })
