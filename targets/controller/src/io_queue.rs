@@ -63,11 +63,11 @@ pub trait IoTransport: HostLink {
     /// Most data is [lent](HostData::Lent), and the code that moves data is kept out of its way.
     const LENDS: bool = false;
 
-    /// Lends the data of a Read or Write of `bytes` bytes, if its first data pointer says where all of it is and devices
-    /// with any alignment can access it: asked before [`locate`](Self::locate). By default it lends none.
+    /// Lends the data of a Read or Write of `bytes` bytes, if its data pointer alone says that it is one range of memory,
+    /// and that begins at a multiple of `alignment`: asked before [`locate`](Self::locate). By default it lends none.
     #[inline(always)]
-    fn lend_page(&mut self, sqe: &Sqe, bytes: u32, to_host: bool) -> Option<Buffer> {
-        let _ = (sqe, bytes, to_host);
+    fn lend_range(&mut self, sqe: &Sqe, bytes: u32, to_host: bool, alignment: u32) -> Option<Buffer> {
+        let _ = (sqe, bytes, to_host, alignment);
         None
     }
 

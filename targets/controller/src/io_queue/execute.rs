@@ -82,7 +82,7 @@ impl<T: IoTransport> Execution<'_, T> {
     #[inline(always)]
     fn transfer(&mut self, token: CommandToken, sqe: &Sqe, transfer: PlainTransfer) {
         let PlainTransfer { op, bytes, buffer_alignment, .. } = transfer;
-        if let Some(buffer) = self.transport.lend_page(sqe, bytes, op == Op::Read) {
+        if let Some(buffer) = self.transport.lend_range(sqe, bytes, op == Op::Read, buffer_alignment) {
             return self.submit_lent(token, transfer, buffer.into());
         }
         let lend_alignment = Some(buffer_alignment);

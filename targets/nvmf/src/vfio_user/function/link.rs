@@ -27,6 +27,8 @@ const _: () = assert!(
 
 /// Bits of PSDT in a command's flags: 0 for PRPs.
 const PSDT: u8 = 0xc0;
+/// PSDT of an SGL whose metadata, if any, is contiguous.
+const PSDT_SGL: u8 = 0x40;
 
 /// The way to the client: a submission queue's counters, and the completion queue that its completions go to.
 pub(super) struct QueueLink<'a> {
@@ -170,14 +172,15 @@ impl HostLink for QueueTransport<'_, '_> {
 impl IoTransport for QueueTransport<'_, '_> {
     const LENDS: bool = true;
 
-    /// A transfer of at most a page from a page boundary is contiguous; only PRP1 matters.
+    /// The descriptor in the command is one Data Block, or PRP1 is the only page.
     #[inline(always)]
-    fn lend_page(&mut self, sqe: &Sqe, bytes: u32, to_host: bool) -> Option<Buffer> {
-        let is_page = u64::from(bytes) <= PAGE && sqe.data.low.is_multiple_of(PAGE);
-        if sqe.flags & PSDT != 0 || !is_page {
-            return None;
+    fn lend_range(&mut self, sqe: &Sqe, bytes: u32, to_host: bool, alignment: u32) -> Option<Buffer> {
+        if sqe.flags & PSDT != 0 {
+            let is_data_block = sqe.flags & PSDT == PSDT_SGL && sqe.data.high == u64::from(bytes);
+            return if is_data_block { self.lend(sqe.data.low, bytes, to_host, alignment) } else { None };
         }
-        self.lend(sqe.data.low, bytes, to_host, PAGE as u32)
+        let is_page = u64::from(bytes) <= PAGE && sqe.data.low.is_multiple_of(PAGE);
+        if is_page { self.lend(sqe.data.low, bytes, to_host, PAGE as u32) } else { None }
     }
 
     #[inline(always)]
