@@ -41,7 +41,7 @@ fn target(
     directory: &Path,
 ) -> Result<NvmfTarget, ExampleError> {
     let target = NvmfTarget::new(registry.clone(), reactors.handles());
-    target.create_vfio_user(VfioUserConfig::default())?;
+    target.create_vfio_user(VfioUserConfig { max_queue_depth: ENTRIES, ..VfioUserConfig::default() })?;
     target.create_subsystem(NQN, SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() })?;
     target.add_namespace(NQN, NamespaceConfig::new(device))?;
     target.add_listener(NQN, ListenAddress::vfio_user(&directory.to_string_lossy()))?;

@@ -23,7 +23,7 @@ pub struct VfioUserConfig {
 impl Default for VfioUserConfig {
     fn default() -> Self {
         VfioUserConfig {
-            max_queue_depth: 1024,
+            max_queue_depth: 256,
             max_io_qpairs_per_ctrlr: 127,
             max_io_size: 128 << 10,
             disable_mappable_bar0: false,

@@ -1,6 +1,7 @@
 //! Registers, PCI configuration space, and admin commands.
 
 use block_io::Status;
+use nvmf::VfioUserConfig;
 use vfio_user::{BAR0, CONFIG};
 use wire_nvme::admin::{GetFeatures, GetLogPage, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
@@ -27,7 +28,7 @@ fn pci_configuration_and_registers_describe_an_nvme_controller() {
     assert_eq!((areas[0].offset, areas[0].size), (0x1000, 0x1000));
     assert_eq!(host.client.msix_vectors(), 128);
     let capabilities = ControllerCapabilities::decode(host.client.read_u64(BAR0, 0).unwrap());
-    assert_eq!((capabilities.queue_entries_max, capabilities.doorbell_stride_log2), (1024, 0));
+    assert_eq!((capabilities.queue_entries_max, capabilities.doorbell_stride_log2), (256, 0));
     assert!(capabilities.contiguous_queues_required && capabilities.nvm_command_set);
     assert_eq!(host.read(offset::VS), 0x0002_0000);
     assert_eq!(host.read(offset::CSTS), 0);
@@ -135,7 +136,7 @@ fn submission_queues_share_a_completion_queue() {
 
 #[test]
 fn queues_must_be_created_and_deleted_in_order() {
-    let rig = VfioUserTestTarget::new();
+    let rig = VfioUserTestTarget::with(VfioUserConfig { max_queue_depth: 1024, ..VfioUserConfig::default() });
     let mut host = VfioUserTestHost::connect(&rig.directory);
     let queue =
         CreateIoSq { address: IOVA + 0x1_0000, qid: 1, entries: 16, contiguous: true, priority: 0, cqid: 1 };
