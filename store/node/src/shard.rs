@@ -24,6 +24,7 @@ mod placed;
 mod reads;
 pub(crate) mod replication;
 mod room;
+mod unplaced;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -51,6 +52,7 @@ use placed::{PlacedBlocks, PlacedWrite};
 use reads::{DeviceRun, ReadState};
 use replication::Replication;
 pub(crate) use room::UsedSpace;
+use unplaced::UnplacedMemory;
 
 use crate::disks::{StoreDescriptors, StoreDisks};
 use crate::{PartitionStatus, ShardStats, StoreError};
@@ -60,9 +62,6 @@ use flusher::{BackgroundWork, FLUSH_AFTER_NS, FLUSH_ENTRIES};
 const MAILBOX: usize = 4096;
 /// Requests taken from the mailbox in one poll.
 const REQUESTS_PER_POLL: usize = 128;
-/// Memory of entries that are not in place: enough to keep the device busy, and little beside what buffers have in
-/// all, so that there is always some for batches in place.
-const UNPLACED_BYTES_MAX: u64 = 8 << 20;
 /// How long an operation without memory waits at most until it is tried again.
 const RETRY_NS: u64 = 1_000_000;
 /// Of the entries of a log that is half full, this share is in place when a checkpoint frees them: a quarter.
@@ -99,7 +98,7 @@ pub(crate) struct Shard {
     /// Entries that were acknowledged and are not in place, in their order.
     committed: VecDeque<CommittedEntry>,
     /// Memory of entries that are not in place.
-    unplaced_bytes: u64,
+    unplaced: UnplacedMemory,
     /// Since when the oldest of them waits, at the earliest.
     oldest_committed_ns: u64,
     /// Space of entries that are not applied to the partition.
@@ -272,7 +271,7 @@ impl Shard {
             unwritten: 0,
             log_writes: 0,
             committed: VecDeque::new(),
-            unplaced_bytes: 0,
+            unplaced: UnplacedMemory::new(core),
             oldest_committed_ns: 0,
             reserved: SpaceNeed::default(),
             unapplied: HashMap::default(),
@@ -367,7 +366,7 @@ impl Shard {
             return self.defer(request);
         }
         // A batch in place makes room, and tries again.
-        if self.unplaced_bytes > 0 && self.unplaced_bytes + entry_bytes > UNPLACED_BYTES_MAX {
+        if self.unplaced.is_full_for(entry_bytes) {
             return self.deferred.push_back(request);
         }
         // Without a buffer, it is tried again in the next poll.
@@ -412,7 +411,7 @@ impl Shard {
             return self.replica_work(replication);
         }
         let is_low = self.log.room() < self.log.capacity() / 2;
-        let is_wanted = is_low || self.checkpoint_wanted || self.is_closing;
+        let is_wanted = is_low || self.checkpoint_wanted || self.is_closing || self.unplaced.is_half_full();
         // While entries keep coming, those that are in place are freed before more go there: else the log fills up, and
         // every write waits.
         let in_log = self.log.sequences();
@@ -587,7 +586,7 @@ impl Shard {
         }
         let flush = (!self.committed.is_empty()).then(|| self.oldest_committed_ns + FLUSH_AFTER_NS);
         // What waits for memory, while no batch in place will try it again.
-        let waits = !self.deferred.is_empty() && !self.checkpoint_wanted && self.unplaced_bytes == 0;
+        let waits = !self.deferred.is_empty() && !self.checkpoint_wanted && self.unplaced.bytes() == 0;
         let waits = waits || (self.unwritten > 0 && self.log_writes == 0) || self.checksums.is_blocked();
         let retry = waits.then(|| self.core.now_ns() + RETRY_NS);
         let replica =

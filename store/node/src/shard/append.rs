@@ -33,8 +33,8 @@ impl Shard {
             to_place: None,
         });
         self.unwritten += 1;
-        self.unplaced_bytes += place.bytes;
-        self.stats.unplaced_bytes_max = self.stats.unplaced_bytes_max.max(self.unplaced_bytes);
+        self.unplaced.add(place.bytes);
+        self.stats.unplaced_bytes_max = self.stats.unplaced_bytes_max.max(self.unplaced.bytes());
     }
 
     /// Appends an entry whose data overwrites a block.
@@ -54,7 +54,7 @@ impl Shard {
             to_place: Some(data),
         });
         self.unwritten += 1;
-        self.unplaced_bytes += place.bytes;
+        self.unplaced.add(place.bytes);
         self.stats.entries_overwriting += 1;
     }
 

@@ -102,7 +102,7 @@ async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), Store
     batch.write(shard, device, verify).await?;
     let mut shard = shard.borrow_mut();
     for entry in &entries {
-        shard.unplaced_bytes -= entry.bytes;
+        shard.unplaced.remove(entry.bytes);
         shard.overlay.forget(entry.header.object, entry.header.sequence);
     }
     if let Some(last) = entries.last() {

@@ -14,7 +14,7 @@ use crate::shard::append::gives_up_space;
 use crate::shard::copies::PartContent;
 use crate::shard::overlay::EntryData;
 use crate::shard::placed::{UnsettledEntry, is_whole_block, unsettled_block};
-use crate::shard::{CommittedEntry, Reply, Shard, ShardReply, UNPLACED_BYTES_MAX};
+use crate::shard::{CommittedEntry, Reply, Shard, ShardReply};
 
 /// Writes of clients that were accepted together, and are not appended yet.
 #[derive(Default)]
@@ -203,8 +203,7 @@ impl Shard {
                     return Ok(());
                 }
                 let bytes = oplog::entry_bytes(entry.data.len(), self.log.sector());
-                let is_crowded = self.unplaced_bytes > 0 && self.unplaced_bytes + bytes > UNPLACED_BYTES_MAX;
-                if bytes > self.log.room() || is_crowded {
+                if bytes > self.log.room() || self.unplaced.is_full_for(bytes) {
                     return Err(action);
                 }
                 let Some(mut buffer) = self.core.pool().take(bytes as usize) else { return Err(action) };
@@ -229,7 +228,7 @@ impl Shard {
                 while let Some(entry) = replication.durable.pop_back_if(|entry| entry.header.sequence >= from)
                 {
                     in_place.extend(entry.placed.map(|_| entry.header.sequence));
-                    self.unplaced_bytes -= entry.bytes;
+                    self.unplaced.remove(entry.bytes);
                     self.release_reservation(&entry.header, entry.need);
                 }
                 replication.given_up = None;
@@ -325,7 +324,7 @@ impl Shard {
             ReplicaAction::Read { .. } => replication.reads.push_back(action),
             ReplicaAction::ReadObject { read, after } => replication.object_reads.push(read, after),
             ReplicaAction::WriteObject { session, part, ref content } => {
-                if self.unplaced_bytes > UNPLACED_BYTES_MAX {
+                if self.unplaced.is_full_for(content.len() as u64) {
                     return Err(action);
                 }
                 self.write_part(session, part, content, replication);
@@ -390,7 +389,7 @@ impl Shard {
             let need = self.partition.space_need(&header, false).unwrap_or_default();
             let bytes = data.len() as u64;
             self.reserve(&header, need);
-            self.unplaced_bytes += bytes;
+            self.unplaced.add(bytes);
             self.commit(CommittedEntry {
                 header,
                 data: EntryData::Recovered(Rc::new(data)),
@@ -432,7 +431,7 @@ impl Shard {
     /// Before a reset: what is durable and not committed is given up; what is being written follows.
     fn give_up(&mut self, replication: &mut Replication) {
         for entry in replication.durable.drain(..) {
-            self.unplaced_bytes -= entry.bytes;
+            self.unplaced.remove(entry.bytes);
             self.release_reservation(&entry.header, entry.need);
         }
         self.wake_background();

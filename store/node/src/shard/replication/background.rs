@@ -9,11 +9,11 @@ use super::Replication;
 use crate::StoreError;
 use crate::device::StoreDevice;
 use crate::disks::StoreDisks;
+use crate::shard::Shard;
 use crate::shard::flusher::{
     BATCH_ENTRIES_MAX, BackgroundWork, FLUSH_ENTRIES, begin_checkpoint, checkpoint, end_checkpoint,
 };
 use crate::shard::overlay::Overlay;
-use crate::shard::{Shard, UNPLACED_BYTES_MAX};
 
 /// Frees entries of the log.
 pub(in crate::shard) async fn free(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
@@ -121,7 +121,7 @@ impl Shard {
     /// Forgets every committed entry, and removes every object.
     fn remove_everything(&mut self) -> Result<(), StoreError> {
         for entry in std::mem::take(&mut self.committed) {
-            self.unplaced_bytes -= entry.bytes;
+            self.unplaced.remove(entry.bytes);
             self.release_reservation(&entry.header, entry.need);
         }
         self.overlay = Overlay::default();
@@ -163,7 +163,7 @@ impl Shard {
             || replication.is_redoing()
             || replication.copies_to_place > 0
             || !self.waiting_for_flush.is_empty()
-            || self.unplaced_bytes > UNPLACED_BYTES_MAX / 2;
+            || self.unplaced.is_half_full();
         if next.is_some() && !waits_to_settle && (self.committed.len() > FLUSH_ENTRIES || is_due || is_wanted)
         {
             let is_unproven = next.is_some_and(|next| self.is_unproven(&next.header));

@@ -219,7 +219,7 @@ impl Shard {
         let need = self.space_of_entry(&header, false);
         let bytes = oplog::entry_bytes(data.len(), self.log.sector());
         self.reserve(&header, need);
-        self.unplaced_bytes += bytes;
+        self.unplaced.add(bytes);
         let data = if data.is_empty() { EntryData::None } else { EntryData::Recovered(Rc::new(data)) };
         durable.push_back(CommittedEntry { header, data, bytes, need, copied: None, placed });
     }
