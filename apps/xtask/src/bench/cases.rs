@@ -72,6 +72,8 @@ enum BenchmarkKind {
     StoreFault(StoreFault),
     /// The replicated store under a long load.
     StoreChurn,
+    /// A node of the store with a large image.
+    StoreLarge,
     /// Generation and loading of a lab report.
     Page,
 }
@@ -407,6 +409,11 @@ pub(super) const ALL: &[Benchmark] = &[
         BenchmarkKind::StoreChurn,
     ),
     case(
+        "store-large",
+        "writes at QD 128 over 240 GiB of one node: its memory, and its start after SIGKILL",
+        BenchmarkKind::StoreLarge,
+    ),
+    case(
         "store-write-flush-qd1",
         "writes on devices with a volatile cache, which the store flushes, QD 1",
         store_flush_4k(1),
@@ -508,6 +515,7 @@ impl Benchmark {
             BenchmarkKind::StoreCeph(pattern) => store::compare_ceph(context, pattern),
             BenchmarkKind::StoreFault(fault) => store::measure_fault(context, *fault),
             BenchmarkKind::StoreChurn => store::measure_churn(context),
+            BenchmarkKind::StoreLarge => store::measure_large(context),
             BenchmarkKind::Page => page::page(context),
         }
     }

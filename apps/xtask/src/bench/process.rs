@@ -81,13 +81,19 @@ impl ChildProcess {
                 return Ok(status);
             }
             if Instant::now() >= deadline {
-                self.0.kill()?;
-                self.0.wait()?;
+                self.kill()?;
                 bail!("did not end within {} s", limit.as_secs());
             }
             // Long enough not to disturb the measured cores.
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Kills it.
+    pub(super) fn kill(&mut self) -> anyhow::Result<()> {
+        self.0.kill()?;
+        self.0.wait()?;
+        Ok(())
     }
 
     /// Sends SIGTERM and waits for it to end.

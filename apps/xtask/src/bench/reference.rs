@@ -171,6 +171,9 @@ const ALL: &[ReferenceFigure] = &[
     goal("store-out", BenchMetric::CopyP99Ratio, BenchGoal::AtMost(2.0)),
     goal("store-churn", BenchMetric::ChurnRatio, BenchGoal::AtLeast(0.9)),
     goal("store-churn", BenchMetric::RssMib, BenchGoal::AtMost(256.0)),
+    goal("store-large", BenchMetric::RssMib, BenchGoal::AtMost(256.0)),
+    // A second a TB.
+    goal("store-large", BenchMetric::StartMs, BenchGoal::AtMost(258.0)),
     goal("processes-256", BenchMetric::StartMs, BenchGoal::AtMost(1000.0)),
     goal("report-10k", BenchMetric::RenderMs, BenchGoal::AtMost(10_000.0)),
     goal("report-10k", BenchMetric::LoadMs, BenchGoal::AtMost(3000.0)),

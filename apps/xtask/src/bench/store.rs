@@ -8,6 +8,7 @@ mod ceph;
 mod churn;
 mod cluster;
 mod faults;
+mod large;
 
 use std::time::Instant;
 
@@ -24,6 +25,7 @@ pub(super) use churn::measure_churn;
 pub(super) use cluster::LoopCache;
 use cluster::{ClusterOptions, LoopDevice, StoreCluster};
 pub(super) use faults::{StoreFault, measure_fault};
+pub(super) use large::measure_large;
 
 /// Size of each loop device, and of the image.
 const DEVICE_BYTES: u64 = 2 << 30;
@@ -41,7 +43,7 @@ pub(super) fn compare(
     let device = || LoopDevice::create(context, cache, DEVICE_BYTES);
     let devices = [device()?, device()?];
     let plain = unreplicated(context, &devices[0], pattern)?;
-    let options = ClusterOptions { devices: &devices, logs: &[], spare: 0, image: IMAGE };
+    let options = ClusterOptions { devices: &devices, logs: &[], spare: 0, image: IMAGE, preallocate: false };
     let cluster = StoreCluster::start(context, &options)?;
     let loaded = under_load(context, &cluster.uri(), pattern, &devices, || cluster.cpu_seconds())?;
     let mut commands = plain.commands;
@@ -68,7 +70,8 @@ pub(super) fn measure_separate_logs(
     }
     let device = || LoopDevice::create(context, LoopCache::None, DEVICE_BYTES);
     let (devices, logs) = ([device()?, device()?], [device()?, device()?]);
-    let options = ClusterOptions { devices: &devices, logs: &logs, spare: 0, image: IMAGE };
+    let options =
+        ClusterOptions { devices: &devices, logs: &logs, spare: 0, image: IMAGE, preallocate: false };
     let cluster = StoreCluster::start(context, &options)?;
     let loaded = under_load(context, &cluster.uri(), pattern, &devices, || cluster.cpu_seconds())?;
     let commands = vec![cluster.command.clone(), loaded.command];

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
 use super::super::machine_info::process_seconds;
@@ -24,6 +24,12 @@ pub(super) fn unavailable() -> Option<RunOutcome> {
         return Some(RunOutcome::Skipped("loop devices in memory need root".to_string()));
     }
     (!Path::new(MEMORY).is_dir()).then(|| RunOutcome::Skipped(format!("{MEMORY} does not exist")))
+}
+
+/// Bytes that the backing files may still have.
+pub(super) fn free_bytes() -> anyhow::Result<u64> {
+    let space = rustix::fs::statvfs(MEMORY).context(MEMORY)?;
+    Ok(space.f_bavail * space.f_frsize)
 }
 
 /// What a loop device reports about its cache.
@@ -100,12 +106,15 @@ pub(super) struct ClusterOptions<'a> {
     pub(super) spare: u32,
     /// The size of the image `vol`.
     pub(super) image: &'a str,
+    /// All its objects are allocated from the beginning.
+    pub(super) preallocate: bool,
 }
 
-/// A running `ringbolt store up`, with two replicas of each group.
+/// A running `ringbolt store up`, with two replicas of each group where there are two nodes.
 pub(super) struct StoreCluster {
     process: ChildProcess,
     directory: PathBuf,
+    up: Command,
     pub(super) command: String,
 }
 
@@ -117,25 +126,36 @@ impl StoreCluster {
         let directory = context.directory.folder("cluster-parent")?.join("cluster");
         let mut command = Command::new(context.binary);
         // The backing files in memory have no power to lose.
-        command.args(["store", "up", "--replicas=2", "--atomic-blocks"]);
+        command.args(["store", "up", "--atomic-blocks"]);
+        command.arg(format!("--replicas={}", options.devices.len().min(2)));
         command.arg(format!("--spare={}", options.spare)).arg("--cluster").arg(&directory);
         for (option, devices) in [("--device", options.devices), ("--log", options.logs)] {
             for device in devices {
                 command.arg(option).arg(&device.node);
             }
         }
-        let process = ChildProcess::start(&mut command, context.directory, "store")?;
-        let mut cluster = StoreCluster { process, directory, command: describe(&command) };
-        let begun = Instant::now();
-        while !context.directory.tail("store.out").contains("ready") {
-            if let Some(status) = cluster.process.ended()? {
-                bail!("store up: {status}: {}", context.directory.tail("store.err"));
-            }
-            ensure!(begun.elapsed() < START_MAX, "store up is not ready in time");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        cluster.run(context, &["image", "create", "vol", options.image])?;
+        let process = start_until_ready(context, &mut command)?;
+        let cluster = StoreCluster { process, directory, command: describe(&command), up: command };
+        let mut create = vec!["image", "create", "vol", options.image];
+        create.extend(options.preallocate.then_some("--preallocate"));
+        cluster.run(context, &create)?;
         Ok(cluster)
+    }
+
+    /// Kills it with its nodes, and starts it again. Returns the time from exec until it is ready.
+    pub(super) fn kill_and_start(&mut self, context: &RunContext<'_>) -> anyhow::Result<Duration> {
+        // First itself: it starts nodes again.
+        let nodes = self.nodes()?;
+        self.process.kill()?;
+        for node in nodes {
+            rustix::process::kill_process(node, Signal::KILL)?;
+            while is_alive(node) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let begun = Instant::now();
+        self.process = start_until_ready(context, &mut self.up)?;
+        Ok(begun.elapsed())
     }
 
     /// The image's URI.
@@ -183,4 +203,26 @@ impl StoreCluster {
         ensure!(status.success(), "store up ended with {status}");
         Ok(())
     }
+}
+
+/// Starts `store up`, and waits until it is ready.
+fn start_until_ready(context: &RunContext<'_>, command: &mut Command) -> anyhow::Result<ChildProcess> {
+    let mut process = ChildProcess::start(command, context.directory, "store")?;
+    let begun = Instant::now();
+    while !context.directory.tail("store.out").contains("ready") {
+        if let Some(status) = process.ended()? {
+            bail!("store up: {status}: {}", context.directory.tail("store.err"));
+        }
+        ensure!(begun.elapsed() < START_MAX, "store up is not ready in time");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(process)
+}
+
+/// Whether a process has not ended. It may have no parent that waits for it.
+fn is_alive(process: Pid) -> bool {
+    let stat =
+        std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
+    // Its name, in parentheses, is followed by its state.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
