@@ -10,6 +10,9 @@ const SHARD_MAX: u64 = 8 << 20;
 /// What the shards of a core have at most together. While a checkpoint keeps a shard from writing in place, its entries wait: with
 /// more memory they only wait longer.
 const CORE_MAX: u64 = 16 << 20;
+/// What a shard may have however much the others have: a group whose replicas do not answer keeps its own, and must not slow
+/// down others.
+const SHARD_RESERVED: u64 = 512 << 10;
 /// Buffers that are longer are whole pages: a block with the header of its entry takes two.
 const PAGE: u64 = 4096;
 
@@ -49,7 +52,8 @@ impl UnplacedMemory {
     /// Another entry must wait until one is in place. A shard without any always has room: else nothing would end its wait.
     pub(super) fn is_full_for(&self, entry_bytes: u64) -> bool {
         let bytes = memory_of(entry_bytes);
-        self.bytes > 0 && (self.bytes + bytes > SHARD_MAX || self.of_core.0.get() + bytes > CORE_MAX)
+        let is_core_full = self.bytes + bytes > SHARD_RESERVED && self.of_core.0.get() + bytes > CORE_MAX;
+        self.bytes > 0 && (self.bytes + bytes > SHARD_MAX || is_core_full)
     }
 
     /// Entries go in place now, however few they are.
@@ -89,7 +93,9 @@ mod tests {
         // One that has nothing has room for an entry of any size.
         assert!(!third.is_full_for(SHARD_MAX) && !third.is_half_full());
         third.add(PAGE);
-        assert!(third.is_half_full() && third.is_full_for(512));
+        assert!(third.is_half_full());
+        // What is reserved for it does not depend on the others.
+        assert!(!third.is_full_for(SHARD_RESERVED - PAGE) && third.is_full_for(SHARD_RESERVED));
         drop(one);
         assert!(!third.is_full_for(SHARD_MAX / 2));
         other.remove(CORE_MAX - SHARD_MAX - PAGE);
