@@ -43,7 +43,7 @@ pub(super) fn compare(
     let device = || LoopDevice::create(context, cache, DEVICE_BYTES);
     let devices = [device()?, device()?];
     let plain = unreplicated(context, &devices[0], pattern)?;
-    let options = ClusterOptions { devices: &devices, logs: &[], spare: 0, image: IMAGE, preallocate: false };
+    let options = ClusterOptions { devices: &devices, image: IMAGE, ..ClusterOptions::default() };
     let cluster = StoreCluster::start(context, &options)?;
     let loaded = under_load(context, &cluster.uri(), pattern, &devices, || cluster.cpu_seconds())?;
     let mut commands = plain.commands;
@@ -71,7 +71,7 @@ pub(super) fn measure_separate_logs(
     let device = || LoopDevice::create(context, LoopCache::None, DEVICE_BYTES);
     let (devices, logs) = ([device()?, device()?], [device()?, device()?]);
     let options =
-        ClusterOptions { devices: &devices, logs: &logs, spare: 0, image: IMAGE, preallocate: false };
+        ClusterOptions { devices: &devices, logs: &logs, image: IMAGE, ..ClusterOptions::default() };
     let cluster = StoreCluster::start(context, &options)?;
     let loaded = under_load(context, &cluster.uri(), pattern, &devices, || cluster.cpu_seconds())?;
     let commands = vec![cluster.command.clone(), loaded.command];

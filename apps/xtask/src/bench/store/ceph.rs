@@ -72,7 +72,7 @@ type Loaded = (std::collections::BTreeMap<BenchMetric, f64>, Vec<String>);
 fn load_store(context: &RunContext<'_>, pattern: &IoPattern) -> anyhow::Result<Loaded> {
     let device = || LoopDevice::create(context, LoopCache::None, DEVICE_BYTES);
     let devices = [device()?, device()?];
-    let options = ClusterOptions { devices: &devices, logs: &[], spare: 0, image: IMAGE, preallocate: false };
+    let options = ClusterOptions { devices: &devices, image: IMAGE, ..ClusterOptions::default() };
     let cluster = StoreCluster::start(context, &options)?;
     let loaded = under_load(context, &cluster.uri(), pattern, &devices, || cluster.cpu_seconds())?;
     let commands = vec![cluster.command.clone(), loaded.command];

@@ -26,7 +26,7 @@ pub(in crate::bench) fn measure_churn(context: &RunContext<'_>) -> anyhow::Resul
     }
     let device = || LoopDevice::create(context, LoopCache::None, DEVICE_BYTES);
     let devices = [device()?, device()?];
-    let options = ClusterOptions { devices: &devices, logs: &[], spare: 0, image: IMAGE, preallocate: false };
+    let options = ClusterOptions { devices: &devices, image: IMAGE, ..ClusterOptions::default() };
     let cluster = StoreCluster::start(context, &options)?;
     let uri = cluster.uri();
     load::fill(context, &uri)?;

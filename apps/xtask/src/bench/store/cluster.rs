@@ -1,11 +1,13 @@
 //! A cluster of the store on loop devices in memory.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use rustix::process::{Pid, Signal};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
 use super::super::machine_info::process_seconds;
@@ -16,6 +18,8 @@ use super::super::{RunContext, RunOutcome};
 /// The backing files are here: memory.
 const MEMORY: &str = "/dev/shm";
 const START_MAX: Duration = Duration::from_secs(30);
+/// Time that a killed node may take to end.
+const END_MAX: Duration = Duration::from_secs(10);
 const SECTOR_BYTES: f64 = 512.0;
 
 /// Why a benchmark on loop devices in memory cannot run here.
@@ -97,6 +101,7 @@ impl Drop for LoopDevice {
 }
 
 /// What a cluster consists of.
+#[derive(Default)]
 pub(super) struct ClusterOptions<'a> {
     /// A node each.
     pub(super) devices: &'a [LoopDevice],
@@ -145,13 +150,15 @@ impl StoreCluster {
     /// Kills it with its nodes, and starts it again. Returns the time from exec until it is ready.
     pub(super) fn kill_and_start(&mut self, context: &RunContext<'_>) -> anyhow::Result<Duration> {
         // First itself: it starts nodes again.
-        let nodes = self.nodes()?;
+        let open = |node: Pid| Ok(pidfd_open(node, PidfdFlags::empty())?);
+        let nodes: Vec<OwnedFd> = self.nodes()?.into_iter().map(open).collect::<anyhow::Result<_>>()?;
         self.process.kill()?;
         for node in nodes {
-            rustix::process::kill_process(node, Signal::KILL)?;
-            while is_alive(node) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            pidfd_send_signal(&node, Signal::KILL)?;
+            // Readable when it has ended.
+            let limit = Timespec::try_from(END_MAX)?;
+            let ended = poll(&mut [PollFd::new(&node, PollFlags::IN)], Some(&limit))?;
+            ensure!(ended > 0, "a node did not end after SIGKILL");
         }
         let begun = Instant::now();
         self.process = start_until_ready(context, &mut self.up)?;
@@ -217,12 +224,4 @@ fn start_until_ready(context: &RunContext<'_>, command: &mut Command) -> anyhow:
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(process)
-}
-
-/// Whether a process has not ended. It may have no parent that waits for it.
-fn is_alive(process: Pid) -> bool {
-    let stat =
-        std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
-    // Its name, in parentheses, is followed by its state.
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }

@@ -47,7 +47,7 @@ pub(in crate::bench) fn measure_fault(
     let (image, device_bytes) = if context.quick { ("512m", 2 << 30) } else { ("4g", 12 << 30) };
     let device = || LoopDevice::create(context, LoopCache::None, device_bytes);
     let devices = [device()?, device()?, device()?];
-    let options = ClusterOptions { devices: &devices, logs: &[], spare: 8, image, preallocate: false };
+    let options = ClusterOptions { devices: &devices, spare: 8, image, ..ClusterOptions::default() };
     let cluster = StoreCluster::start(context, &options)?;
     let uri = cluster.uri();
     load::fill(context, &uri)?;

@@ -16,7 +16,7 @@ const LOAD: IoPattern = IoPattern { rw: "randwrite", block: "4k", depth: 128 };
 const DEVICE_BYTES: u64 = 300 << 30;
 const IMAGE: &str = "240g";
 const WRITES: &str = "--number_ios=200000";
-/// About twice what the load writes to data, logs and metadata.
+/// More than the loads write to data, logs and metadata.
 const MEMORY_MIN: u64 = 8 << 30;
 /// Before the node is killed.
 const BEFORE: Duration = Duration::from_secs(2);
@@ -32,7 +32,8 @@ pub(in crate::bench) fn measure_large(context: &RunContext<'_>) -> anyhow::Resul
         return Ok(RunOutcome::Skipped(reason));
     }
     let devices = [LoopDevice::create(context, LoopCache::None, DEVICE_BYTES)?];
-    let options = ClusterOptions { devices: &devices, logs: &[], spare: 0, image: IMAGE, preallocate: true };
+    let options =
+        ClusterOptions { devices: &devices, image: IMAGE, preallocate: true, ..ClusterOptions::default() };
     let mut cluster = StoreCluster::start(context, &options)?;
     let uri = cluster.uri();
     let mut command = load::base(context, &uri, &LOAD);
