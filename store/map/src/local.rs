@@ -5,23 +5,27 @@
 //! epoch is `groups/GROUP/EPOCH`, written elsewhere and made durable first. The newest epoch counts; older ones are
 //! removed by the process that wrote a newer one.
 
+mod changes;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
+use changes::LocalChanges;
+
 use crate::checks::{check_image_name, check_pool, check_settings};
 use crate::keys::check_client_key;
 use crate::{
     ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry,
-    KeyName, MapChange, MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
+    KeyName, MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
 };
 
 /// The directories of records.
@@ -39,8 +43,6 @@ const DIRECTORIES: [&str; 12] = [
     "out",
     "temporary",
 ];
-/// How often the map is read: a directory that processes share has no notification of changes.
-const READ_EVERY: Duration = Duration::from_millis(500);
 /// Most bytes of a record.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 
@@ -482,24 +484,6 @@ impl ClusterMap for LocalMap {
     }
 
     fn changes(&self) -> Box<dyn MapChanges> {
-        Box::new(LocalChanges { is_first: true })
-    }
-}
-
-/// A directory has no notification of changes: everything is read again at an interval.
-struct LocalChanges {
-    is_first: bool,
-}
-
-impl MapChanges for LocalChanges {
-    fn wait(&mut self, limit: Duration) -> Result<Vec<MapChange>, MapError> {
-        if !std::mem::take(&mut self.is_first) {
-            std::thread::sleep(limit.min(READ_EVERY));
-        }
-        Ok(vec![MapChange::Everything])
-    }
-
-    fn retry_after(&self) -> Duration {
-        READ_EVERY
+        Box::new(LocalChanges::new(self.root.clone()))
     }
 }

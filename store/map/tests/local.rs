@@ -92,6 +92,40 @@ fn a_record_changes_from_epoch_to_epoch_only() {
     assert_eq!(LocalMap::open(&file.0).unwrap().group(id).unwrap(), Some(second));
 }
 
+/// Everything is also read at an interval, as what changes without an event: a leisurely machine gets that instead.
+#[test]
+fn changes_of_others_are_reported_at_once() {
+    let file = MapFile::new("changes");
+    let (map, other) = (LocalMap::open(&file.0).unwrap(), LocalMap::open(&file.0).unwrap());
+    let known = record(1, 1, &[1, 2, 3]);
+    other.propose_group(GroupId(1), &known).unwrap();
+    let mut changes = map.changes();
+    let mut reported = || changes.wait(std::time::Duration::ZERO).unwrap();
+    assert_eq!(reported(), [MapChange::Everything]);
+    // Groups with a directory that was there, and a new one.
+    for id in [1, 2].map(GroupId) {
+        let seen = (1..100).any(|epoch| {
+            let next = record(epoch, 1, &[1]);
+            let is_new = other.propose_group(id, &next).unwrap() == Proposed::Accepted;
+            is_new && reported() == [MapChange::Group(id, next)]
+        });
+        assert!(seen, "{id:?}");
+    }
+    let node = other.create_node(&node(1)).unwrap();
+    assert_eq!(reported(), [MapChange::Everything], "a node");
+    other.renew_lease(node, 5).unwrap();
+    assert_eq!(reported(), [MapChange::Everything], "it is up");
+    other.end_lease(node).unwrap();
+    assert_eq!(reported(), [MapChange::Everything], "it stops");
+    let quiet = (0..100).any(|_| {
+        other.renew_lease(node, 5).unwrap();
+        reported();
+        other.renew_lease(node, 5).unwrap();
+        reported().is_empty()
+    });
+    assert!(quiet, "a renewed lease is no change");
+}
+
 #[test]
 fn of_proposals_for_one_epoch_one_is_accepted() {
     let file = MapFile::new("race");

@@ -30,7 +30,7 @@ const WAIT: Duration = Duration::from_millis(500);
 const RETRY: Duration = Duration::from_millis(100);
 /// Requests that wait for the thread. What finds no room waits; proposals need none.
 const REQUESTS_MAX: usize = 64;
-/// Changes within this time are read together.
+/// Who is there is read at most once in this time: of many changes the first is read at once, and the others together.
 const READ_TOGETHER: Duration = Duration::from_millis(200);
 /// Groups that a primary's node moves at a time.
 const MOVES_MAX: usize = 4;
@@ -144,6 +144,8 @@ struct Watcher {
     is_groups_stale: bool,
     /// The rest is to be read, but not before this time.
     read_at: Option<Instant>,
+    /// When it was read last.
+    read_before: Option<Instant>,
     /// Something changed that may move a replica.
     is_to_review: bool,
     /// Groups are not where they are wanted because there is no room: what they use changes without a change of the map.
@@ -183,6 +185,7 @@ impl MapWatch {
             host,
             is_groups_stale: false,
             read_at: None,
+            read_before: None,
             is_to_review: false,
             waits_for_room: false,
             preferred: PreferredPrimaries::new(Instant::now()),
@@ -326,9 +329,10 @@ impl Watcher {
                     self.is_groups_stale = true;
                     self.read_at = Some(Instant::now());
                 }
-                // Several changes are read together.
                 MapChange::Other if self.read_at.is_none() => {
-                    self.read_at = Some(Instant::now() + READ_TOGETHER);
+                    let now = Instant::now();
+                    self.read_at =
+                        Some(self.read_before.map_or(now, |before| now.max(before + READ_TOGETHER)));
                 }
                 MapChange::Other => {}
             }
@@ -339,7 +343,7 @@ impl Watcher {
     fn read_membership(&mut self) -> Result<(), MapError> {
         let known = self.membership.partitions.clone();
         self.membership.read(&*self.config.map, self.config.cluster, Instant::now())?;
-        self.read_at = None;
+        (self.read_at, self.read_before) = (None, Some(Instant::now()));
         if self.membership.partitions != known {
             self.undelivered.extend(self.config.groups.keys());
             self.deliver();
