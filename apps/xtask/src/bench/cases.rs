@@ -64,6 +64,7 @@ enum BenchmarkKind {
     Processes,
     /// The replicated store, compared with a volume that is not replicated.
     Store(IoPattern, LoopCache),
+    StoreOneGroup(IoPattern),
     /// The replicated store with logs on devices of their own.
     StoreLogs(IoPattern),
     /// The replicated store, compared with Ceph.
@@ -368,6 +369,16 @@ pub(super) const ALL: &[Benchmark] = &[
     case("store-write-qd128", "the same at QD 128", store_4k("randwrite", 128)),
     case("store-write-qd256", "the same at QD 256", store_4k("randwrite", 256)),
     case(
+        "store-write-one-group-qd16",
+        "writes at QD 16 to an image of one logical group, so with one log and one primary",
+        BenchmarkKind::StoreOneGroup(pattern_4k("randwrite", 16)),
+    ),
+    case(
+        "store-write-one-group-qd128",
+        "the same at QD 128",
+        BenchmarkKind::StoreOneGroup(pattern_4k("randwrite", 128)),
+    ),
+    case(
         "store-write-logs-qd16",
         "writes at QD 16 with logs on devices of their own",
         BenchmarkKind::StoreLogs(pattern_4k("randwrite", 16)),
@@ -510,7 +521,10 @@ impl Benchmark {
             BenchmarkKind::Scaling(pairs) => scaling::driver(context, *pairs),
             BenchmarkKind::Fio(job) => fio::compare(context, job),
             BenchmarkKind::Processes => fio::processes(context),
-            BenchmarkKind::Store(pattern, cache) => store::compare(context, pattern, *cache),
+            BenchmarkKind::Store(pattern, cache) => store::compare(context, pattern, *cache, None),
+            BenchmarkKind::StoreOneGroup(pattern) => {
+                store::compare(context, pattern, LoopCache::None, Some(1))
+            }
             BenchmarkKind::StoreLogs(pattern) => store::measure_separate_logs(context, pattern),
             BenchmarkKind::StoreCeph(pattern) => store::compare_ceph(context, pattern),
             BenchmarkKind::StoreFault(fault) => store::measure_fault(context, *fault),

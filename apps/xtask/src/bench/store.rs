@@ -31,11 +31,13 @@ pub(super) use large::measure_large;
 const DEVICE_BYTES: u64 = 2 << 30;
 const IMAGE: &str = "512m";
 
-/// Loads an image with two replicas and the same device without replication, in turn.
+/// Loads an image with two replicas, in a pool of so many logical groups or the usual number, and the same device without
+/// replication, in turn.
 pub(super) fn compare(
     context: &RunContext<'_>,
     pattern: &IoPattern,
     cache: LoopCache,
+    groups: Option<u32>,
 ) -> anyhow::Result<RunOutcome> {
     if let Some(skipped) = cluster::unavailable() {
         return Ok(skipped);
@@ -43,7 +45,7 @@ pub(super) fn compare(
     let device = || LoopDevice::create(context, cache, DEVICE_BYTES);
     let devices = [device()?, device()?];
     let plain = unreplicated(context, &devices[0], pattern)?;
-    let options = ClusterOptions { devices: &devices, image: IMAGE, ..ClusterOptions::default() };
+    let options = ClusterOptions { devices: &devices, groups, image: IMAGE, ..ClusterOptions::default() };
     let cluster = StoreCluster::start(context, &options)?;
     let loaded = under_load(context, &cluster.uri(), pattern, &devices, || cluster.cpu_seconds())?;
     let mut commands = plain.commands;

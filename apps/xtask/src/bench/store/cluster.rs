@@ -107,6 +107,8 @@ pub(super) struct ClusterOptions<'a> {
     pub(super) devices: &'a [LoopDevice],
     /// For the logs of each node; without, they are on its device.
     pub(super) logs: &'a [LoopDevice],
+    /// Logical groups, if not the usual number.
+    pub(super) groups: Option<u32>,
     /// Spare partitions of each node, for replicas that move to it.
     pub(super) spare: u32,
     /// The size of the image `vol`.
@@ -134,6 +136,7 @@ impl StoreCluster {
         command.args(["store", "up", "--atomic-blocks"]);
         command.arg(format!("--replicas={}", options.devices.len().min(2)));
         command.arg(format!("--spare={}", options.spare)).arg("--cluster").arg(&directory);
+        command.args(options.groups.map(|groups| format!("--groups={groups}")));
         for (option, devices) in [("--device", options.devices), ("--log", options.logs)] {
             for device in devices {
                 command.arg(option).arg(&device.node);
