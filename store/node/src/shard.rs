@@ -523,7 +523,7 @@ impl Shard {
         }
     }
 
-    fn poll(&mut self, requests: &mut MailboxReceiver<ShardRequest>) -> usize {
+    fn poll(&mut self, requests: &mut MailboxReceiver<ShardRequest>, now_ns: u64) -> usize {
         let mut work = 0;
         // Operations that wait for memory; those that wait for space are tried again after a checkpoint.
         if !self.deferred.is_empty() && !self.checkpoint_wanted {
@@ -540,7 +540,7 @@ impl Shard {
             self.execute(request);
             work += 1;
         }
-        work += self.run_replica();
+        work += self.run_replica(now_ns);
         self.submit();
         let mut completions = std::mem::take(&mut self.completions);
         work += self.channel.poll(&mut completions);
@@ -549,8 +549,10 @@ impl Shard {
         }
         completions.drain(..).for_each(|completion| self.complete(completion));
         self.completions = completions;
-        self.run_replica();
-        self.submit();
+        if work > 0 {
+            self.run_replica(now_ns);
+            self.submit();
+        }
         if self.background.is_some() && self.background_work().is_some() {
             self.wake_background();
         }
@@ -631,9 +633,9 @@ impl Poller for ShardPoller {
         "store shard"
     }
 
-    fn poll(&mut self, _now_ns: u64) -> PollResult {
+    fn poll(&mut self, now_ns: u64) -> PollResult {
         let mut shard = self.shard.borrow_mut();
-        let work = shard.poll(&mut self.requests);
+        let work = shard.poll(&mut self.requests, now_ns);
         let is_unused = shard.is_closing && self.users.strong_count() == 0;
         if is_unused && shard.is_quiet() && self.requests.is_empty() {
             return PollResult::Finished;

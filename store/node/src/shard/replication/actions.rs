@@ -56,14 +56,14 @@ impl Shard {
     }
 
     /// Hands the replica what happened, and carries out what it decides. Returns how much it did.
-    pub(in crate::shard) fn run_replica(&mut self) -> usize {
+    pub(in crate::shard) fn run_replica(&mut self, turn_ns: u64) -> usize {
         if self.failed.is_some() || self.is_closing {
             return 0;
         }
-        let now_ns = self.core.now_ns();
-        if self.replication.as_ref().is_none_or(|replication| replication.is_idle(now_ns)) {
+        if self.replication.as_ref().is_none_or(|replication| replication.is_idle(turn_ns)) {
             return 0;
         }
+        let now_ns = self.core.now_ns();
         let Some(mut replication) = self.replication.take() else { return 0 };
         if replication.replica_deadline.is_some_and(|at_ns| at_ns <= now_ns) {
             replication.events.push_back(ReplicaEvent::Timer);
