@@ -420,8 +420,8 @@ impl Shard {
         if self.is_changed && (is_freeable || self.partition.has_many_changed_checksums()) {
             return Some(BackgroundWork::Checkpoint);
         }
-        let is_due = self.is_flush_due();
-        if !self.committed.is_empty() && (self.committed.len() > FLUSH_ENTRIES || is_wanted || is_due) {
+        let is_enough = self.committed.len() > FLUSH_ENTRIES || is_wanted;
+        if !self.committed.is_empty() && (is_enough || self.is_flush_due()) {
             return Some(BackgroundWork::Flush);
         }
         if self.is_changed && is_wanted {

@@ -12,8 +12,8 @@ use wire_store::BLOCK_BYTES;
 
 use crate::ReplicatedEntry;
 
-/// Most entries, and blocks of data, that a thread has: 8 MiB.
-const SPARE_MAX: usize = 2048;
+/// Most entries, and blocks of data, that a thread has: as many as eight logs free at once, 32 MiB.
+const SPARE_MAX: usize = 8192;
 /// Most heads of messages that a thread has, and the bytes of one.
 const HEADS_MAX: usize = 16;
 const HEAD_BYTES_MAX: usize = 16 << 10;

@@ -156,7 +156,6 @@ impl Shard {
         if !replication.settles.is_empty() && (next.is_none() || waits_to_settle) {
             return Some(BackgroundWork::Settle);
         }
-        let is_due = self.is_flush_due();
         let is_wanted = wanted.is_some()
             || self.is_closing
             || !replication.settles.is_empty()
@@ -164,8 +163,8 @@ impl Shard {
             || replication.copies_to_place > 0
             || !self.waiting_for_flush.is_empty()
             || self.unplaced.is_half_full();
-        if next.is_some() && !waits_to_settle && (self.committed.len() > FLUSH_ENTRIES || is_due || is_wanted)
-        {
+        let is_enough = self.committed.len() > FLUSH_ENTRIES || is_wanted;
+        if next.is_some() && !waits_to_settle && (is_enough || self.is_flush_due()) {
             let is_unproven = next.is_some_and(|next| self.is_unproven(&next.header));
             return Some(if is_unproven { BackgroundWork::Checkpoint } else { BackgroundWork::Flush });
         }
