@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Above this multiple of the usual latency, in halves, a request counts as slow: three halves, so that what clients see,
+/// Above this multiple of the usual latency, in quarters, a request counts as slow: five quarters, so that what clients see,
 /// who also wait elsewhere, at most doubles.
-const SLOW_HALVES: u64 = 3;
+const SLOW_QUARTERS: u64 = 5;
 /// The percentile of latencies that is compared, as the share of requests above it: one in so many.
 const SHARE: u64 = 100;
 /// A latency above the usual one moves that by this fraction of itself, one below it by a `SHARE`th as much: it settles
@@ -32,7 +32,7 @@ const URGENT_PAUSE_MAX_NS: u64 = 300_000;
 ///
 /// All replicas of a node share one: copies of one group delay the requests of others. While nothing is copied it learns the
 /// 99th percentiles of the latencies of reads and of writes; while something is, it has the pause follow the share of
-/// requests that take longer than 1.5 times that, so that this stays at one in a hundred. Without requests of clients there
+/// requests that take longer than 1.25 times that, so that this stays at one in a hundred. Without requests of clients there
 /// is no pause, and with them it has a maximum.
 ///
 /// Its counters are updated without locks: an update that is lost to another core's changes little.
@@ -112,7 +112,7 @@ fn slow_ns(usual: &AtomicU64) -> u64 {
         0 => USUAL_DEFAULT_NS,
         usual_ns => usual_ns,
     };
-    usual_ns * SLOW_HALVES / 2
+    usual_ns * SLOW_QUARTERS / 4
 }
 
 /// Moves a value up by a fraction of itself, or down by a [`SHARE`]th as much.
@@ -148,7 +148,7 @@ mod tests {
         write(&pacer, &mut now_ns, 4000, (2, MS));
         let first_ns = pause_ns(&pacer, now_ns, false);
         // A copy may double the latency of the slowest hundredth, less what clients see besides.
-        write(&pacer, &mut now_ns, 500, (2, 1400 * US));
+        write(&pacer, &mut now_ns, 500, (2, 1200 * US));
         let tolerated_ns = pause_ns(&pacer, now_ns, false);
         assert!(tolerated_ns < first_ns, "{tolerated_ns} {first_ns}");
         for _ in 0..8 {
