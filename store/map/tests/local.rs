@@ -92,7 +92,7 @@ fn a_record_changes_from_epoch_to_epoch_only() {
     assert_eq!(LocalMap::open(&file.0).unwrap().group(id).unwrap(), Some(second));
 }
 
-/// Everything is also read at an interval, as what changes without an event: a leisurely machine gets that instead.
+/// Everything is also read at an interval: on a slow machine that may come first, so that an event is tried for several times.
 #[test]
 fn changes_of_others_are_reported_at_once() {
     let file = MapFile::new("changes");

@@ -1,4 +1,4 @@
-//! Changes of a map in a directory. inotify(7) tells a change at once; leases that end change nothing, so that everything is
+//! Changes of a map in a directory. inotify(7) reports a change at once. A lease that ends changes nothing, so that everything is
 //! also read at an interval.
 
 use std::collections::{BTreeSet, HashMap};
