@@ -55,7 +55,8 @@ impl Shard {
         });
     }
 
-    /// Hands the replica what happened, and carries out what it decides. Returns how much it did.
+    /// Hands the replica what happened, and carries out what it decides. `turn_ns` is when the turn began. Returns how much it
+    /// did.
     pub(in crate::shard) fn run_replica(&mut self, turn_ns: u64) -> usize {
         if self.failed.is_some() || self.is_closing {
             return 0;
