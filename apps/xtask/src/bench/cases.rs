@@ -62,9 +62,8 @@ enum BenchmarkKind {
     Fio(fio::FioJob),
     /// Start-up of many load generator processes.
     Processes,
-    /// The replicated store, compared with a volume that is not replicated.
-    Store(IoPattern, LoopCache),
-    StoreOneGroup(IoPattern),
+    /// The replicated store with so many logical groups, or the usual number, compared with a volume that is not replicated.
+    Store(IoPattern, LoopCache, Option<u32>),
     /// The replicated store with logs on devices of their own.
     StoreLogs(IoPattern),
     /// The replicated store, compared with Ceph.
@@ -113,11 +112,15 @@ const fn on_zram(engine: &'static str, depth: u32) -> BenchmarkKind {
 }
 
 const fn store_4k(rw: &'static str, depth: u32) -> BenchmarkKind {
-    BenchmarkKind::Store(pattern_4k(rw, depth), LoopCache::None)
+    BenchmarkKind::Store(pattern_4k(rw, depth), LoopCache::None, None)
 }
 
 const fn store_flush_4k(depth: u32) -> BenchmarkKind {
-    BenchmarkKind::Store(pattern_4k("randwrite", depth), LoopCache::Volatile)
+    BenchmarkKind::Store(pattern_4k("randwrite", depth), LoopCache::Volatile, None)
+}
+
+const fn store_one_group_4k(depth: u32) -> BenchmarkKind {
+    BenchmarkKind::Store(pattern_4k("randwrite", depth), LoopCache::None, Some(1))
 }
 
 pub(super) const ALL: &[Benchmark] = &[
@@ -371,13 +374,9 @@ pub(super) const ALL: &[Benchmark] = &[
     case(
         "store-write-one-group-qd16",
         "writes at QD 16 to an image of one logical group, so with one log and one primary",
-        BenchmarkKind::StoreOneGroup(pattern_4k("randwrite", 16)),
+        store_one_group_4k(16),
     ),
-    case(
-        "store-write-one-group-qd128",
-        "the same at QD 128",
-        BenchmarkKind::StoreOneGroup(pattern_4k("randwrite", 128)),
-    ),
+    case("store-write-one-group-qd128", "the same at QD 128", store_one_group_4k(128)),
     case(
         "store-write-logs-qd16",
         "writes at QD 16 with logs on devices of their own",
@@ -521,10 +520,7 @@ impl Benchmark {
             BenchmarkKind::Scaling(pairs) => scaling::driver(context, *pairs),
             BenchmarkKind::Fio(job) => fio::compare(context, job),
             BenchmarkKind::Processes => fio::processes(context),
-            BenchmarkKind::Store(pattern, cache) => store::compare(context, pattern, *cache, None),
-            BenchmarkKind::StoreOneGroup(pattern) => {
-                store::compare(context, pattern, LoopCache::None, Some(1))
-            }
+            BenchmarkKind::Store(pattern, cache, groups) => store::compare(context, pattern, *cache, *groups),
             BenchmarkKind::StoreLogs(pattern) => store::measure_separate_logs(context, pattern),
             BenchmarkKind::StoreCeph(pattern) => store::compare_ceph(context, pattern),
             BenchmarkKind::StoreFault(fault) => store::measure_fault(context, *fault),

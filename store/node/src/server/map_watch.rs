@@ -144,8 +144,8 @@ struct Watcher {
     is_groups_stale: bool,
     /// The rest is to be read, but not before this time.
     read_at: Option<Instant>,
-    /// When it was read last.
-    read_before: Option<Instant>,
+    /// Changes are not read before this time, so that many are read together.
+    read_from: Instant,
     /// Something changed that may move a replica.
     is_to_review: bool,
     /// Groups are not where they are wanted because there is no room: what they use changes without a change of the map.
@@ -185,7 +185,7 @@ impl MapWatch {
             host,
             is_groups_stale: false,
             read_at: None,
-            read_before: None,
+            read_from: Instant::now(),
             is_to_review: false,
             waits_for_room: false,
             preferred: PreferredPrimaries::new(Instant::now()),
@@ -330,9 +330,7 @@ impl Watcher {
                     self.read_at = Some(Instant::now());
                 }
                 MapChange::Other if self.read_at.is_none() => {
-                    let now = Instant::now();
-                    self.read_at =
-                        Some(self.read_before.map_or(now, |before| now.max(before + READ_TOGETHER)));
+                    self.read_at = Some(self.read_from.max(Instant::now()));
                 }
                 MapChange::Other => {}
             }
@@ -343,7 +341,7 @@ impl Watcher {
     fn read_membership(&mut self) -> Result<(), MapError> {
         let known = self.membership.partitions.clone();
         self.membership.read(&*self.config.map, self.config.cluster, Instant::now())?;
-        (self.read_at, self.read_before) = (None, Some(Instant::now()));
+        (self.read_at, self.read_from) = (None, Instant::now() + READ_TOGETHER);
         if self.membership.partitions != known {
             self.undelivered.extend(self.config.groups.keys());
             self.deliver();
