@@ -166,6 +166,45 @@ fn an_endpoint_that_is_silent_or_slow_ends_in_bounded_time() {
 }
 
 #[test]
+fn an_endpoint_that_is_silent_does_not_hold_up_others_for_long() {
+    let silent = FakeEtcd::start(|_| ());
+    let good = FakeEtcd::start(|stream| _ = stream.write_all(&json_answer("200 OK", POOLS)));
+    let map = EtcdMap::new(&format!("{},{}", silent.url, good.url)).unwrap();
+    let started = Instant::now();
+    map.pools().unwrap();
+    // The limit of an endpoint alone is 2 s.
+    assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
+    assert_eq!((silent.requests(), good.requests()), (1, 1));
+    // With all silent, each is asked again with more time, and an endpoint that failed is not.
+    let map = EtcdMap::new(&format!("{},{},{}", silent.url, refusing_url(), silent.url)).unwrap();
+    let error = map.pools().unwrap_err().to_string();
+    assert!(error.contains("did not answer within 2000 ms"), "{error}");
+    assert_eq!(silent.requests(), 1 + 2 * 3);
+    // What may not be carried out twice is asked once, and has all the time.
+    let error = map.set_out(NodeId(1), Some(OutReason::Operator)).unwrap_err().to_string();
+    assert!(error.contains("did not answer within 2000 ms"), "{error}");
+    assert_eq!(silent.requests(), 7 + 2);
+}
+
+#[test]
+fn a_slow_etcd_is_asked_once_when_it_is_known_to_be_slow() {
+    let slow = [(); 2].map(|()| {
+        FakeEtcd::start(|stream| {
+            std::thread::sleep(Duration::from_millis(600));
+            let _ = stream.write_all(&json_answer("200 OK", POOLS));
+        })
+    });
+    let map = EtcdMap::new(&format!("{},{}", slow[0].url, slow[1].url)).unwrap();
+    let requests = || slow[0].requests() + slow[1].requests();
+    map.pools().unwrap();
+    assert_eq!(requests(), 5, "twice with little time, then once with all");
+    for _ in 0..2 {
+        map.pools().unwrap();
+    }
+    assert_eq!(requests(), 7);
+}
+
+#[test]
 fn an_error_of_etcd_is_not_asked_elsewhere() {
     let refusing =
         FakeEtcd::json("400 Bad Request", r#"{"error":"etcdserver: too many operations","code":3}"#);

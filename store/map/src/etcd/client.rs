@@ -15,6 +15,11 @@ use crate::MapError;
 
 /// How long an endpoint may take. A healthy one answers in milliseconds; one without a leader does not answer.
 pub(super) const ANSWER_TIME: Duration = Duration::from_secs(2);
+/// With several endpoints, each is asked with these limits first: one whose machine is lost says nothing, and groups wait for
+/// what is proposed. Together with a lease and its grace the first is below a second.
+const FIRST_ANSWER_TIMES: [Duration; 2] = [Duration::from_millis(150), Duration::from_millis(500)];
+/// An endpoint may be silent for this many times what the last answer took, so that a slow etcd is not asked several times.
+const SLOWER: u32 = 4;
 /// Most endpoints.
 const ENDPOINTS_MAX: usize = 16;
 /// Records of a range that are asked for at a time.
@@ -83,6 +88,8 @@ struct Current {
     /// Index of the endpoint that is asked first.
     endpoint: usize,
     connection: Option<HttpConnection>,
+    /// What the last answer took.
+    answer_time: Duration,
 }
 
 /// A client. Requests of several threads are made one after another.
@@ -100,6 +107,17 @@ struct AskError {
     authority: String,
     reason: String,
     refusal: Refusal,
+}
+
+/// What an endpoint made of a request.
+enum Asked<T> {
+    Answer(T),
+    /// Others would refuse it too.
+    Refused(AskError),
+    /// Another one may answer.
+    Failed(AskError),
+    /// It said nothing so far.
+    Silent(AskError),
 }
 
 impl EtcdClient {
@@ -205,7 +223,7 @@ impl EtcdClient {
         format!("{reason}; {advice}")
     }
 
-    /// The answer of the first endpoint that gives one.
+    /// The answer of the first endpoint that gives one. Those that are silent are asked again, with more time.
     fn ask_any<T: DeserializeOwned>(
         &self,
         current: &mut Current,
@@ -213,38 +231,76 @@ impl EtcdClient {
         token: Option<&Token>,
         body: &[u8],
     ) -> Result<T, AskError> {
-        let mut first = None;
-        for _ in 0..self.location.endpoints.len() {
-            let endpoint = &self.location.endpoints[current.endpoint];
-            let failed =
-                |reason: String, refusal| AskError { authority: endpoint.authority.clone(), reason, refusal };
-            let error = match self.ask(current, endpoint, path, token, body) {
-                Ok((200, answer)) => match serde_json::from_slice(&answer) {
-                    Ok(answer) => return Ok(answer),
-                    // Not with the value that was found: it may be a token.
-                    Err(error) => {
-                        failed(format!("its answer is malformed: {}", place(&error)), Refusal::Other)
+        let endpoints = self.location.endpoints.len();
+        let first_times = if endpoints > 1 && may_repeat(path) { &FIRST_ANSWER_TIMES[..] } else { &[] };
+        let usual = current.answer_time.saturating_mul(SLOWER);
+        let limits = first_times.iter().map(|limit| usual.max(*limit)).filter(|limit| *limit < ANSWER_TIME);
+        let mut silent = vec![true; endpoints];
+        let mut first: Option<(usize, AskError)> = None;
+        for limit in limits.chain([ANSWER_TIME]) {
+            for _ in 0..endpoints {
+                let index = current.endpoint;
+                if silent[index] {
+                    let asked = Instant::now();
+                    let error = match self.ask_one(current, path, token, body, limit) {
+                        Asked::Answer(answer) => {
+                            current.answer_time = asked.elapsed();
+                            return Ok(answer);
+                        }
+                        Asked::Refused(error) => return Err(error),
+                        Asked::Failed(error) => {
+                            silent[index] = false;
+                            error
+                        }
+                        Asked::Silent(error) => error,
+                    };
+                    if first.as_ref().is_none_or(|(of, _)| *of == index) {
+                        first = Some((index, error));
                     }
-                },
-                Ok((status, answer)) => {
-                    let answer = GatewayError::parse(&answer);
-                    let text = answer.text();
-                    let error = failed(format!("status {status}: {text}"), Refusal::of(text));
-                    // Another endpoint may do what this one cannot: DEADLINE_EXCEEDED, UNAVAILABLE, or no gateway.
-                    if !matches!(answer.code(), 0 | 4 | 14) {
-                        return Err(error);
-                    }
-                    error
                 }
-                Err(error) => failed(error.to_string(), Refusal::Other),
-            };
-            first.get_or_insert(error);
-            current.connection = None;
-            current.endpoint = (current.endpoint + 1) % self.location.endpoints.len();
+                current.connection = None;
+                current.endpoint = (index + 1) % endpoints;
+            }
         }
-        Err(first.expect("there is an endpoint"))
+        Err(first.expect("there is an endpoint").1)
     }
 
+    /// Asks the current endpoint.
+    fn ask_one<T: DeserializeOwned>(
+        &self,
+        current: &mut Current,
+        path: &str,
+        token: Option<&Token>,
+        body: &[u8],
+        limit: Duration,
+    ) -> Asked<T> {
+        let endpoint = &self.location.endpoints[current.endpoint];
+        let failed =
+            |reason: String, refusal| AskError { authority: endpoint.authority.clone(), reason, refusal };
+        match self.ask(current, endpoint, path, token, body, limit) {
+            Ok((200, answer)) => match serde_json::from_slice(&answer) {
+                Ok(answer) => Asked::Answer(answer),
+                // Not with the value that was found: it may be a token.
+                Err(error) => {
+                    let reason = format!("its answer is malformed: {}", place(&error));
+                    Asked::Failed(failed(reason, Refusal::Other))
+                }
+            },
+            Ok((status, answer)) => {
+                let answer = GatewayError::parse(&answer);
+                let text = answer.text();
+                let error = failed(format!("status {status}: {text}"), Refusal::of(text));
+                // Another endpoint may do what this one cannot: DEADLINE_EXCEEDED, UNAVAILABLE, or no gateway.
+                if matches!(answer.code(), 0 | 4 | 14) { Asked::Failed(error) } else { Asked::Refused(error) }
+            }
+            Err(error) => {
+                let asked = if error.is_silence() { Asked::Silent } else { Asked::Failed };
+                asked(failed(error.to_string(), Refusal::Other))
+            }
+        }
+    }
+
+    /// Asks an endpoint, which may be silent for `limit`. An answer that has begun has more time.
     fn ask(
         &self,
         current: &mut Current,
@@ -252,13 +308,14 @@ impl EtcdClient {
         path: &str,
         token: Option<&Token>,
         body: &[u8],
+        limit: Duration,
     ) -> Result<(u16, Vec<u8>), HttpError> {
         let authorization = token.map(|token| token.text.as_str());
         if let Some(mut connection) = current.connection.take() {
             // The server may have closed it since the last answer: then a new one is tried.
             let answer = connection
-                .send(path, authorization, body, ANSWER_TIME)
-                .and_then(|()| connection.receive(ANSWER_TIME));
+                .send(path, authorization, body, limit)
+                .and_then(|()| connection.receive(limit, ANSWER_TIME));
             match answer {
                 Ok(answer) => {
                     current.connection = Some(connection).filter(HttpConnection::is_reusable);
@@ -268,9 +325,9 @@ impl EtcdClient {
                 Err(error) => return Err(error),
             }
         }
-        let mut connection = self.connect(endpoint)?;
-        connection.send(path, authorization, body, ANSWER_TIME)?;
-        let answer = connection.receive(ANSWER_TIME)?;
+        let mut connection = HttpConnection::open(endpoint, self.tls.as_ref(), limit)?;
+        connection.send(path, authorization, body, limit)?;
+        let answer = connection.receive(limit, ANSWER_TIME)?;
         current.connection = Some(connection).filter(HttpConnection::is_reusable);
         Ok(answer)
     }
@@ -305,6 +362,12 @@ impl EtcdClient {
             }
         }
     }
+}
+
+/// Whether a request may be made to another endpoint while this one may still carry it out later. A value that is put without
+/// a comparison could replace a newer one, and an authentication costs etcd a slow hash.
+fn may_repeat(path: &str) -> bool {
+    ["/v3/kv/range", "/v3/kv/txn", "/v3/lease/keepalive"].contains(&path)
 }
 
 /// Where JSON is wrong, and in which way.

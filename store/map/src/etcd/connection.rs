@@ -26,10 +26,19 @@ pub(crate) enum HttpError {
     TooLarge(usize),
     #[error("it does not take the request")]
     NotSent,
+    #[error("the handshake takes too long")]
+    SlowHandshake,
     #[error("{0}")]
     Tls(String),
     #[error("{0}")]
     File(#[from] FileError),
+}
+
+impl HttpError {
+    /// Whether the endpoint said nothing in the time that it had.
+    pub(super) fn is_silence(&self) -> bool {
+        matches!(self, HttpError::TimedOut(_) | HttpError::NotSent | HttpError::SlowHandshake)
+    }
 }
 
 /// One of etcd's servers.
@@ -142,11 +151,18 @@ impl HttpConnection {
         self.transport.write_all(&[head.as_bytes(), body].concat(), Instant::now() + limit)
     }
 
-    /// Waits for the whole answer. Returns its status and its body.
-    pub(super) fn receive(&mut self, limit: Duration) -> Result<(u16, Vec<u8>), HttpError> {
-        let deadline = Instant::now() + limit;
+    /// Waits for the whole answer, `limit` for its first bytes and `limit_of_all` for all of it. Returns its status and its
+    /// body.
+    pub(super) fn receive(
+        &mut self,
+        limit: Duration,
+        limit_of_all: Duration,
+    ) -> Result<(u16, Vec<u8>), HttpError> {
+        let sent = Instant::now();
+        let mut limit = limit;
         loop {
-            let is_open = self.read(deadline)?.ok_or(HttpError::TimedOut(limit))?;
+            let is_open = self.read(sent + limit)?.ok_or(HttpError::TimedOut(limit))?;
+            limit = limit_of_all;
             if self.decoder.is_done() || (!is_open && self.decoder.ends_with_connection()) {
                 return Ok((self.decoder.status(), std::mem::take(&mut self.body)));
             }

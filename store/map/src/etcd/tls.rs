@@ -133,7 +133,7 @@ impl TlsStream {
                 Received::End => {
                     return Err(HttpError::Tls("it closed the connection during the handshake".to_string()));
                 }
-                Received::Nothing => return Err(HttpError::Tls("the handshake takes too long".to_string())),
+                Received::Nothing => return Err(HttpError::SlowHandshake),
             }
         }
         Ok(stream)
