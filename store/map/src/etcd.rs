@@ -338,12 +338,15 @@ impl ClusterMap for EtcdMap {
     }
 
     fn remove_pool(&self, name: &str) -> Result<(), MapError> {
-        let pool: Option<PoolRecord> = self.get(&format!("pools/{name}"))?;
-        let pool = pool.ok_or_else(|| MapError::Missing(format!("pool {name}")))?;
+        let pool_name = format!("pools/{name}");
+        let key = self.key(&pool_name);
+        let found = self.client.get(&key)?.ok_or_else(|| MapError::Missing(format!("pool {name}")))?;
+        let pool: PoolRecord = decode(&pool_name, &found)?;
         let images = self.key(&format!("images/{name}/"));
         let [first, end] = [pool.first_group, pool.first_group + pool.groups];
         let request = json!({
-            "compare": [{
+            // This pool, and not another one of the same name, if the request is carried out late.
+            "compare": [revision_is(&key, found.mod_revision), {
                 "key": base64(&images),
                 "range_end": base64(end_of_prefix(&images)),
                 "target": "VERSION",
@@ -351,14 +354,15 @@ impl ClusterMap for EtcdMap {
                 "version": "0",
             }],
             "success": [
-                { "request_delete_range": { "key": base64(self.key(&format!("pools/{name}"))) } },
+                { "request_delete_range": { "key": base64(&key) } },
                 { "request_delete_range": {
                     "key": base64(self.group_key(GroupId(first))),
                     "range_end": base64(self.group_key(GroupId(end))),
                 } },
             ],
         });
-        match self.transaction(&request)?.succeeded {
+        // Gone if the answer of an attempt was lost.
+        match self.transaction(&request)?.succeeded || self.get::<PoolRecord>(&pool_name)?.is_none() {
             true => Ok(()),
             false => Err(MapError::Invalid(format!("pool {name} has images"))),
         }

@@ -15,8 +15,8 @@ use crate::MapError;
 
 /// How long an endpoint may take. A healthy one answers in milliseconds; one without a leader does not answer.
 pub(super) const ANSWER_TIME: Duration = Duration::from_secs(2);
-/// With several endpoints, each is asked with these limits first: one whose machine is lost says nothing, and groups wait for
-/// what is proposed. Together with a lease and its grace the first is below a second.
+/// With several endpoints, each is asked with these limits first: one whose machine is lost says nothing, and a group waits for
+/// the map once its lease has ended.
 const FIRST_ANSWER_TIMES: [Duration; 2] = [Duration::from_millis(150), Duration::from_millis(500)];
 /// An endpoint may be silent for this many times what the last answer took, so that a slow etcd is not asked several times.
 const SLOWER: u32 = 4;
