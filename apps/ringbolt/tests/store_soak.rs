@@ -1,4 +1,4 @@
-//! Faults drawn by chance, one or two at a time, on a cluster of the store on several machines (network namespaces) under
+//! Random faults, one or two at a time, on a cluster of the store on several machines (network namespaces) under
 //! verified load. `RINGBOLT_SOAK_SECONDS` and `RINGBOLT_SOAK_SEED` set how long and which, as `./x soak` does. The seed decides
 //! what is done when, not how the processes take turns: `sim` has failures that can be repeated.
 #![allow(clippy::unwrap_used)]
@@ -23,7 +23,7 @@ use store_machines::{MACHINES, Machines, end_load, start_node, wait_until_health
 
 /// Seconds in `./x test`.
 const SECONDS: u64 = 20;
-/// How long a fault lasts at most, in milliseconds: several leases and graces, and the lease of etcd.
+/// How long a fault lasts at most, in milliseconds: several leases and graces.
 const FAULT_MS_MAX: u64 = 3000;
 /// Cases of 1,000 with a second fault while the first one lasts.
 const SECOND_FAULT: u32 = 500;
@@ -209,7 +209,7 @@ fn setting(name: &str, default: u64) -> u64 {
 }
 
 #[test]
-fn verified_load_outlives_faults_drawn_by_chance() {
+fn verified_load_outlives_random_faults() {
     let (seconds, seed) = (setting("RINGBOLT_SOAK_SECONDS", SECONDS), setting("RINGBOLT_SOAK_SEED", 1));
     println!("seed {seed}, {seconds} s");
     let Some(machines) = Machines::start("soak") else { return };
