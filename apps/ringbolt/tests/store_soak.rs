@@ -13,11 +13,13 @@ mod store;
 #[path = "rig/store_machines.rs"]
 mod store_machines;
 
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use random::WyRand;
 use rig::{ringbolt, text};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 use store_machines::{MACHINES, Machines, end_load, start_node, wait_until_healthy};
 
@@ -97,6 +99,16 @@ fn signal_all(processes: &[u32], signal: Signal) {
     }
 }
 
+/// Kills processes, and returns when they have ended.
+fn kill_and_wait(processes: &[u32]) {
+    let process = |id: &u32| pidfd_open(Pid::from_raw(*id as i32).unwrap(), PidfdFlags::empty()).ok();
+    let running: Vec<OwnedFd> = processes.iter().filter_map(process).collect();
+    signal_all(processes, Signal::KILL);
+    for process in running {
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], None).unwrap();
+    }
+}
+
 impl Soak {
     /// Lets time pass, which is when faults happen.
     fn pause(&mut self, ms_max: u64) {
@@ -137,7 +149,12 @@ impl Soak {
                 let nodes: Vec<u32> = (0..MACHINES).flat_map(|machine| self.node(machine)).collect();
                 signal_all(&nodes, Signal::KILL);
             }
-            Fault::MachineCrashed => drop(self.machines.clusters.remove(machine)),
+            Fault::MachineCrashed => {
+                let nodes = self.node(machine);
+                // The supervisor first: it would start another node.
+                drop(self.machines.clusters.remove(machine));
+                kill_and_wait(&nodes);
+            }
             Fault::MachineRestarted => self.machines.clusters.remove(machine).end(),
             Fault::NodeInMaintenance => self.operate(machine, "stop-node"),
             Fault::NodeOut => self.operate(machine, "out"),
