@@ -21,7 +21,7 @@ use rig::{ringbolt, text};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
-use store_machines::{MACHINES, Machines, end_load, start_node, wait_until_healthy};
+use store_machines::{MACHINES, Machines, end_load, start_etcd, start_node, wait_until_healthy};
 
 /// Seconds in `./x test`.
 const SECONDS: u64 = 20;
@@ -172,11 +172,7 @@ impl Soak {
             }
             Fault::MachineCutOff => self.machines.network.machines[machine].set_link(true),
             Fault::EtcdServerStopped => signal_all(&[self.machines.etcd.pid(machine)], Signal::CONT),
-            Fault::EtcdKilled => {
-                let Machines { network, etcd, .. } = &mut self.machines;
-                (0..MACHINES).for_each(|server| network.machines[server].run(|| etcd.start_server(server)));
-                etcd.wait_until_served();
-            }
+            Fault::EtcdKilled => start_etcd(&self.machines.network, &mut self.machines.etcd),
             Fault::MachineCrashed | Fault::MachineRestarted => self.start_machine(machine),
             Fault::NodeInMaintenance => self.operate(machine, "start-node"),
             Fault::NodeOut => self.operate(machine, "in"),

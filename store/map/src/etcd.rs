@@ -361,10 +361,15 @@ impl ClusterMap for EtcdMap {
                 } },
             ],
         });
-        // Gone if the answer of an attempt was lost.
-        match self.transaction(&request)?.succeeded || self.get::<PoolRecord>(&pool_name)?.is_none() {
-            true => Ok(()),
-            false => Err(MapError::Invalid(format!("pool {name} has images"))),
+        if self.transaction(&request)?.succeeded {
+            return Ok(());
+        }
+        match self.client.get(&key)? {
+            Some(known) if known.mod_revision == found.mod_revision => {
+                Err(MapError::Invalid(format!("pool {name} has images")))
+            }
+            // It is gone: the answer of an attempt was lost.
+            _ => Ok(()),
         }
     }
 

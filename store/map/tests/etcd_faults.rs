@@ -205,6 +205,32 @@ fn a_slow_etcd_is_asked_once_when_it_is_known_to_be_slow() {
 }
 
 #[test]
+fn a_request_to_remove_a_pool_that_is_carried_out_late_removes_no_other_pool() {
+    // The transaction fails, and the pool is another one from then on, or still the same.
+    for (later, expected) in
+        [(POOLS.replace("\"5\"", "\"9\""), Ok(())), (POOLS.into(), Err("pool p has images"))]
+    {
+        let has_failed = AtomicUsize::new(0);
+        let fake = FakeEtcd::answering(move |stream, request| {
+            let answer = match request.contains("/v3/kv/txn") {
+                true => {
+                    assert!(
+                        request.contains(r#""target":"MOD""#) && request.contains(r#""mod_revision":"5""#)
+                    );
+                    has_failed.store(1, Ordering::SeqCst);
+                    r#"{"succeeded":false}"#
+                }
+                false if has_failed.load(Ordering::SeqCst) == 1 => &later,
+                false => POOLS,
+            };
+            let _ = stream.write_all(&json_answer("200 OK", answer));
+        });
+        let removed = EtcdMap::new(&fake.url).unwrap().remove_pool("p").map_err(|error| error.to_string());
+        assert_eq!(removed, expected.map_err(String::from));
+    }
+}
+
+#[test]
 fn an_error_of_etcd_is_not_asked_elsewhere() {
     let refusing =
         FakeEtcd::json("400 Bad Request", r#"{"error":"etcdserver: too many operations","code":3}"#);

@@ -25,6 +25,12 @@ pub(crate) fn start_node(
     network.machines[machine].run(|| Cluster::start_in(&directory, options))
 }
 
+/// Starts all servers of etcd, each on its machine.
+pub(crate) fn start_etcd(network: &MachineNetwork, etcd: &mut EtcdCluster) {
+    (0..MACHINES).for_each(|machine| network.machines[machine].run(|| etcd.start_server(machine)));
+    etcd.wait_until_served();
+}
+
 /// Of each group, whether the node is in sync.
 pub(crate) fn in_sync(status: &Value, node: u64) -> Vec<bool> {
     let groups = status["groups"].as_array().unwrap().iter();
@@ -58,8 +64,7 @@ impl Machines {
         let addresses: Vec<_> =
             (0..MACHINES).map(|machine| [address(machine, 2379), address(machine, 2380)]).collect();
         let mut etcd = EtcdCluster::with_addresses(name, addresses.clone())?;
-        (0..MACHINES).for_each(|machine| network.machines[machine].run(|| etcd.start_server(machine)));
-        etcd.wait_until_served();
+        start_etcd(&network, &mut etcd);
         let directory = scratch(&format!("store-{name}"));
         let urls = etcd.urls(name);
         let options = |machine: usize| {

@@ -88,8 +88,7 @@ struct Current {
     /// Index of the endpoint that is asked first.
     endpoint: usize,
     connection: Option<HttpConnection>,
-    /// What the last answer took.
-    answer_time: Duration,
+    last_answer_time: Duration,
 }
 
 /// A client. Requests of several threads are made one after another.
@@ -107,6 +106,14 @@ struct AskError {
     authority: String,
     reason: String,
     refusal: Refusal,
+}
+
+/// A request.
+#[derive(Clone, Copy)]
+struct Post<'a> {
+    path: &'a str,
+    token: Option<&'a Token>,
+    body: &'a [u8],
 }
 
 /// What an endpoint made of a request.
@@ -138,7 +145,7 @@ impl EtcdClient {
         let body = request.to_string().into_bytes();
         let mut current = sync::lock(&self.current);
         let token = self.token_in(&mut current)?;
-        let error = match self.ask_any(&mut current, path, token.as_ref(), &body) {
+        let error = match self.ask_any(&mut current, Post { path, token: token.as_ref(), body: &body }) {
             Ok(answer) => return Ok(answer),
             Err(error) => error,
         };
@@ -147,7 +154,8 @@ impl EtcdClient {
         }
         // Once: a token that was just given is not the reason.
         let token = self.token_in(&mut current)?;
-        self.ask_any(&mut current, path, token.as_ref(), &body).map_err(|error| self.failed(&error))
+        let again = Post { path, token: token.as_ref(), body: &body };
+        self.ask_any(&mut current, again).map_err(|error| self.failed(&error))
     }
 
     /// The token for a watch; `None` without a user, or if etcd has its users disabled.
@@ -169,7 +177,8 @@ impl EtcdClient {
         };
         let request = json!({ "name": user.name, "password": user.password });
         let body = request.to_string().into_bytes();
-        let answer: AuthenticateAnswer = match self.ask_any(current, "/v3/auth/authenticate", None, &body) {
+        let request = Post { path: "/v3/auth/authenticate", token: None, body: &body };
+        let answer: AuthenticateAnswer = match self.ask_any(current, request) {
             Ok(answer) => answer,
             Err(error) if error.refusal == Refusal::NotEnabled => {
                 self.session.authenticated(None);
@@ -224,43 +233,36 @@ impl EtcdClient {
     }
 
     /// The answer of the first endpoint that gives one. Those that are silent are asked again, with more time.
-    fn ask_any<T: DeserializeOwned>(
-        &self,
-        current: &mut Current,
-        path: &str,
-        token: Option<&Token>,
-        body: &[u8],
-    ) -> Result<T, AskError> {
+    fn ask_any<T: DeserializeOwned>(&self, current: &mut Current, request: Post) -> Result<T, AskError> {
         let endpoints = self.location.endpoints.len();
-        let first_times = if endpoints > 1 && may_repeat(path) { &FIRST_ANSWER_TIMES[..] } else { &[] };
-        let usual = current.answer_time.saturating_mul(SLOWER);
+        let first_times =
+            if endpoints > 1 && may_repeat(request.path) { &FIRST_ANSWER_TIMES[..] } else { &[] };
+        let usual = current.last_answer_time.saturating_mul(SLOWER);
         let limits = first_times.iter().map(|limit| usual.max(*limit)).filter(|limit| *limit < ANSWER_TIME);
-        let mut silent = vec![true; endpoints];
+        let mut is_silent = vec![true; endpoints];
         let mut first: Option<(usize, AskError)> = None;
-        for limit in limits.chain([ANSWER_TIME]) {
-            for _ in 0..endpoints {
-                let index = current.endpoint;
-                if silent[index] {
-                    let asked = Instant::now();
-                    let error = match self.ask_one(current, path, token, body, limit) {
-                        Asked::Answer(answer) => {
-                            current.answer_time = asked.elapsed();
-                            return Ok(answer);
-                        }
-                        Asked::Refused(error) => return Err(error),
-                        Asked::Failed(error) => {
-                            silent[index] = false;
-                            error
-                        }
-                        Asked::Silent(error) => error,
-                    };
-                    if first.as_ref().is_none_or(|(of, _)| *of == index) {
-                        first = Some((index, error));
+        for limit in limits.chain([ANSWER_TIME]).flat_map(|limit| std::iter::repeat_n(limit, endpoints)) {
+            let index = current.endpoint;
+            if is_silent[index] {
+                let asked = Instant::now();
+                let error = match self.ask_one(current, request, limit) {
+                    Asked::Answer(answer) => {
+                        current.last_answer_time = asked.elapsed();
+                        return Ok(answer);
                     }
+                    Asked::Refused(error) => return Err(error),
+                    Asked::Failed(error) => {
+                        is_silent[index] = false;
+                        error
+                    }
+                    Asked::Silent(error) => error,
+                };
+                if first.as_ref().is_none_or(|(of, _)| *of == index) {
+                    first = Some((index, error));
                 }
-                current.connection = None;
-                current.endpoint = (index + 1) % endpoints;
             }
+            current.connection = None;
+            current.endpoint = (index + 1) % endpoints;
         }
         Err(first.expect("there is an endpoint").1)
     }
@@ -269,15 +271,13 @@ impl EtcdClient {
     fn ask_one<T: DeserializeOwned>(
         &self,
         current: &mut Current,
-        path: &str,
-        token: Option<&Token>,
-        body: &[u8],
+        request: Post,
         limit: Duration,
     ) -> Asked<T> {
         let endpoint = &self.location.endpoints[current.endpoint];
         let failed =
             |reason: String, refusal| AskError { authority: endpoint.authority.clone(), reason, refusal };
-        match self.ask(current, endpoint, path, token, body, limit) {
+        match self.ask(current, endpoint, request, limit) {
             Ok((200, answer)) => match serde_json::from_slice(&answer) {
                 Ok(answer) => Asked::Answer(answer),
                 // Not with the value that was found: it may be a token.
@@ -305,11 +305,10 @@ impl EtcdClient {
         &self,
         current: &mut Current,
         endpoint: &Endpoint,
-        path: &str,
-        token: Option<&Token>,
-        body: &[u8],
+        request: Post,
         limit: Duration,
     ) -> Result<(u16, Vec<u8>), HttpError> {
+        let Post { path, token, body } = request;
         let authorization = token.map(|token| token.text.as_str());
         if let Some(mut connection) = current.connection.take() {
             // The server may have closed it since the last answer: then a new one is tried.
