@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::BdevModule;
 use crate::uring::FileModule;
-use crate::{MetadataConfig, malloc, null, pmem, uring};
+use crate::{BdevError, MetadataConfig, malloc, null, pmem, uring};
 
 pub(super) const MISSING: (i64, &str) =
     (RpcError::ENODEV, "there is no such bdev, or it is of another module");
@@ -251,7 +251,10 @@ control::parameters! {
 
 fn null_resize(bdevs: &BdevModule, params: NullResize) -> Result<bool, RpcError> {
     let device = bdevs.find(&params.name)?;
-    let bytes = params.new_size.saturating_mul(1 << 20);
+    let bytes = params.new_size.checked_mul(1 << 20).ok_or_else(|| {
+        let reason = format!("{} MiB is not a valid capacity", params.new_size);
+        BdevError::invalid("new_size", reason)
+    })?;
     let num_blocks = bytes / u64::from(device.geometry().block_size);
     null::resize(&bdevs.registry, device.name(), num_blocks)?;
     bdevs.created.set_parameter(device.name(), "num_blocks", num_blocks);

@@ -374,6 +374,26 @@ fn virtual_bdevs_have_the_uuids_that_they_have_in_spdk() {
 }
 
 #[test]
+fn a_null_bdev_is_resized_to_what_can_be_created() {
+    let plane = plane();
+    let null = json!({ "name": "N", "num_blocks": 8, "block_size": 512, "md_size": 8 });
+    ok(&plane, "bdev_null_create", null);
+    let blocks = || ok(&plane, "bdev_get_bdevs", json!({ "name": "N" }))[0]["num_blocks"].as_u64().unwrap();
+    // No block, and 2^64 bytes or more.
+    for new_size in [0, 1 << 44, u64::MAX, u64::MAX / 512] {
+        assert_eq!(code(&plane, "bdev_null_resize", json!({ "name": "N", "new_size": new_size })), -22);
+        assert_eq!(blocks(), 8);
+    }
+    let most = (1_u64 << 44) - 1;
+    ok(&plane, "bdev_null_resize", json!({ "name": "N", "new_size": most }));
+    let saved = ok(&plane, "framework_get_config", json!({ "name": "bdev" }))[0]["params"].clone();
+    assert_eq!(saved["num_blocks"], json!(blocks()));
+    // What is saved can be created.
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    ok(&plane, "bdev_null_create", saved);
+}
+
+#[test]
 fn histograms_are_saved_and_belong_to_one_device() {
     let plane = plane();
     let count = || ok(&plane, "framework_get_config", json!({ "name": "bdev" })).as_array().unwrap().len();
