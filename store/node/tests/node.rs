@@ -516,6 +516,7 @@ fn a_read_that_waits_for_checksums_ends_when_its_partition_fails() {
     let read = receiver.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
     assert_eq!(read.err(), Some(Status::INTERNAL_ERROR));
     error::clear(&program.registry, "EE_Malloc0").unwrap();
+    error::resume_pending(&program.registry, "EE_Malloc0").unwrap();
     program.stop();
 }
 
@@ -528,8 +529,11 @@ fn durability_is_that_of_the_devices_below() {
         CrashDisk::create(&program.registry, name, 131_072, 512, 1).unwrap();
     }
     malloc::create(&program.registry, malloc::MallocConfig::new("Log", 32_768, 512)).unwrap();
-    split::create(&program.registry, &split::SplitConfig { base: "Log".into(), count: 2, part_mib: None })
-        .unwrap();
+    split::create(
+        &program.registry,
+        &split::SplitConfig { base: "Log".into(), count: 2, part_size: split::PartSize::Even },
+    )
+    .unwrap();
     let durability = |data: &str, log: Option<&str>| {
         let mut params = json!({ "bdev_name": data, "force": true });
         if let Some(log) = log {
