@@ -118,7 +118,7 @@ impl PduHandler<'_, '_> {
             && GetLogPage::from_sqe(sqe).lid == LogId::Health.to_wire()
             && let ConnectionRole::Admin(controller) = &self.state.role
         {
-            let health = self.context.config.health(controller.subsystem());
+            let health = self.context.config.health(controller.subsystem(), controller.hostnqn());
             self.state.controller_event(ControllerEvent::Health(health), now_ns);
         }
         self.state.controller_event(ControllerEvent::Command { sqe, data: &command.data }, now_ns);
