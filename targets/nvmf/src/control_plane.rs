@@ -560,6 +560,7 @@ fn namespace_of(
         eui64: config.eui64.unwrap_or([0; 8]),
         uuid,
         volatile_cache: geometry.write_cache,
+        read_only: device.bdev().read_only() || !device.bdev().supports(Op::Write),
         can_unmap: device.bdev().supports(Op::Unmap),
         can_write_zeroes: device.bdev().supports(Op::WriteZeroes),
         can_write_uncorrectable: device.bdev().supports(Op::WriteUncorrectable),
