@@ -52,7 +52,7 @@ fn durability_is_that_of_the_device_below() {
         let faulty = format!("EE_{name}");
         split::create(
             registry,
-            &split::SplitConfig { base: faulty.clone(), count: 2, part_mib: None },
+            &split::SplitConfig { base: faulty.clone(), count: 2, part_size: split::PartSize::Even },
         )
         .unwrap();
         let delayed = format!("{base}-delay");
@@ -83,7 +83,7 @@ fn malloc_knows_what_is_allocated() {
     malloc::create(&rig.registry, malloc::MallocConfig::new("M", 1 << 15, 512)).unwrap();
     split::create(
         &rig.registry,
-        &split::SplitConfig { base: "M".into(), count: 2, part_mib: None },
+        &split::SplitConfig { base: "M".into(), count: 2, part_size: split::PartSize::Even },
     )
     .unwrap();
     let (mut first, mut second) = (open(&rig, "Mp0"), open(&rig, "Mp1"));
@@ -469,7 +469,7 @@ fn uncorrectable_blocks_fail_reads_on_every_channel_until_rewritten() {
 fn split_parts_have_their_own_blocks_and_share_the_claim() {
     let mut rig = Rig::new();
     malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
-    let config = split::SplitConfig { base: "M".into(), count: 3, part_mib: None };
+    let config = split::SplitConfig { base: "M".into(), count: 3, part_size: split::PartSize::Even };
     let parts = split::create(&rig.registry, &config).unwrap();
     assert_eq!(parts.iter().map(|part| part.geometry().blocks).collect::<Vec<_>>(), [85; 3]);
     for (index, name) in ["Mp0", "Mp1", "Mp2"].into_iter().enumerate() {
@@ -500,7 +500,7 @@ fn a_split_that_fails_leaves_no_part_and_no_claim() {
     let rig = Rig::new();
     malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
     null::create(&rig.registry, null::NullConfig::new("Mp1", 8, 512)).unwrap();
-    let config = split::SplitConfig { base: "M".into(), count: 2, part_mib: None };
+    let config = split::SplitConfig { base: "M".into(), count: 2, part_size: split::PartSize::Even };
     assert!(matches!(split::create(&rig.registry, &config), Err(BdevError::Exists { .. })));
     assert!(rig.registry.find("Mp0").is_none());
     assert!(rig.registry.open("M", Access::ReadWrite).is_ok());

@@ -113,7 +113,7 @@ control::parameters! {
     struct InjectError {
         /// Error bdev
         name: String,
-        /// Operation; clear removes all errors
+        /// Operation; clear removes all errors, and I/Os that are pending stay so until `bdev_error_resume_pending`
         io_type: InjectIoType,
         /// What happens to it
         error_type: InjectErrorType,
@@ -274,6 +274,9 @@ control::parameters! {
         split_count: u32,
         /// Size of each part; 0 divides the device evenly
         split_size_mb: u64 ["MiB"] = 0,
+        /// Size of each part, instead: `save_config` writes it for a device that was divided evenly, whose parts stay where
+        /// they are when it has another size; not in SPDK
+        split_size_bytes: Option<u64> ["bytes"],
     }
 }
 
@@ -288,13 +291,24 @@ fn split_create(bdevs: &BdevModule, params: SplitCreate) -> Result<Vec<String>, 
         let message = format!("split_count: {count} is not 1 to {}", split::PARTS_MAX);
         return Err(RpcError::new(RpcError::EINVAL, message));
     }
+    if params.split_size_mb != 0 && params.split_size_bytes.is_some() {
+        let message = "split_size_bytes is in place of split_size_mb; give one of them";
+        return Err(RpcError::new(RpcError::EINVAL, message));
+    }
     bdevs.create_on_base(&base, &split_name(&base), "bdev_split_create", params, |registry, params| {
-        let config = split::SplitConfig {
-            base: params.base_bdev.clone(),
-            count: params.split_count,
-            part_mib: Some(params.split_size_mb).filter(|mib| *mib != 0),
+        let part_size = match (params.split_size_bytes, params.split_size_mb) {
+            (Some(bytes), _) => split::PartSize::Bytes(bytes),
+            (None, 0) => split::PartSize::Even,
+            (None, mib) => split::PartSize::Mib(mib),
         };
-        split::create(registry, &config).map(drop)
+        let config =
+            split::SplitConfig { base: params.base_bdev.clone(), count: params.split_count, part_size };
+        let parts = split::create(registry, &config)?;
+        if part_size == split::PartSize::Even {
+            // All have the same. The base may have another size when they are created again.
+            params.split_size_bytes = parts.first().map(|part| part.geometry().bytes());
+        }
+        Ok(())
     })?;
     Ok(split::part_names(&base, count))
 }

@@ -64,6 +64,13 @@ fn errors_have_spdks_codes() {
         ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 0 }), -22),
         ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 65 }), -22),
         ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 1, "split_size_mb": 1 }), -22),
+        (
+            "bdev_split_create",
+            json!({ "base_bdev": "M", "split_count": 1, "split_size_mb": 1, "split_size_bytes": 512 }),
+            -22,
+        ),
+        ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 1, "split_size_bytes": 1000 }), -22),
+        ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 2, "split_size_bytes": 16896 }), -22),
         ("bdev_split_delete", json!({ "base_bdev": "M" }), -19),
         ("bdev_examine", json!({ "name": "Z" }), -19),
         ("bdev_set_qos_limit", json!({ "name": "Z", "rw_ios_per_sec": 1 }), -19),
@@ -371,6 +378,57 @@ fn virtual_bdevs_have_the_uuids_that_they_have_in_spdk() {
         (&shown[0]["driver_specific"]["delay"]["uuid"], &shown[0]["product_name"]),
         (&uuid("D"), &json!("delay"))
     );
+}
+
+#[test]
+fn parts_stay_where_they_are_when_a_base_has_another_size_after_a_restart() {
+    let base = |blocks: u64| {
+        let uuid = "11111111-1111-1111-1111-111111111119";
+        json!({ "name": "B", "num_blocks": blocks, "block_size": 512, "uuid": uuid })
+    };
+    let parts = |plane: &ControlPlane| {
+        ["Bp0", "Bp1", "Bp2"].map(|name| {
+            let part = ok(plane, "bdev_get_bdevs", json!({ "name": name }))[0].clone();
+            let first = part["driver_specific"]["split"]["offset_blocks"].clone();
+            (first, part["num_blocks"].clone(), part["uuid"].clone())
+        })
+    };
+    let split = |plane: &ControlPlane| {
+        let saved = ok(plane, "framework_get_config", json!({ "name": "bdev" }));
+        let mut calls = saved.as_array().unwrap().iter();
+        calls.find(|call| call["method"] == "bdev_split_create").unwrap()["params"].clone()
+    };
+    // In each order: the base may appear after the split was asked for.
+    for base_first in [true, false] {
+        let plane = plane();
+        let evenly = json!({ "base_bdev": "B", "split_count": 3 });
+        if base_first {
+            ok(&plane, "bdev_malloc_create", base(10_000));
+        }
+        ok(&plane, "bdev_split_create", evenly);
+        if !base_first {
+            ok(&plane, "bdev_malloc_create", base(10_000));
+        }
+        ok(&plane, "bdev_wait_for_examine", Value::Null);
+        let before = parts(&plane);
+        assert_eq!(before[1].0, json!(3333));
+        let saved = split(&plane);
+        assert_eq!(saved["split_size_bytes"], json!(3333 * 512), "{saved}");
+        for blocks in [10_000, 9_999, 20_000] {
+            let restarted = start(None);
+            ok(&restarted, "bdev_malloc_create", base(blocks));
+            ok(&restarted, "bdev_split_create", saved.clone());
+            assert_eq!(parts(&restarted), before, "{blocks} blocks");
+            assert_eq!(split(&restarted), saved);
+        }
+        let smaller = start(None);
+        ok(&smaller, "bdev_malloc_create", base(9_998));
+        let refused = smaller.invoke("bdev_split_create", saved).unwrap_err();
+        assert_eq!(
+            (refused.code, refused.message.as_str()),
+            (-22, "split_size_bytes: 3 parts of 1706496 bytes do not fit B, which has 5118976 bytes")
+        );
+    }
 }
 
 #[test]
