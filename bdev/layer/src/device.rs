@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use block_io::{Op, ProtectionFlags};
+use reservations::{ReservedDevice, access};
 use uuid::Uuid;
 use wire_nvme::protection::MetadataFormat;
 
@@ -235,7 +236,7 @@ pub struct BlockDevice {
     bdev: Arc<dyn Bdev>,
     /// Read by channels at each submit, written by the control plane.
     pub(crate) blocks: AtomicU64,
-    /// [`REMOVED`], [`LIMITED`], [`SAMPLED`] and [`TRACED`]: read at each submit.
+    /// [`REMOVED`], [`LIMITED`], [`SAMPLED`], [`TRACED`], [`READS_RESERVED`] and [`WRITES_RESERVED`]: read at each submit.
     pub(crate) state: AtomicU8,
     pub(crate) qos: DeviceQos,
     pub(crate) stats: StatsTable,
@@ -254,6 +255,10 @@ pub(crate) const LIMITED: u8 = 2;
 pub(crate) const SAMPLED: u8 = 4;
 /// Channels record events.
 pub(crate) const TRACED: u8 = 8;
+/// A reservation denies reads to users that are no registrants.
+pub(crate) const READS_RESERVED: u8 = 16;
+/// A reservation denies writes and flushes to users that are no registrants.
+pub(crate) const WRITES_RESERVED: u8 = 32;
 
 #[derive(Default)]
 struct OpenState {
@@ -268,6 +273,8 @@ pub(crate) struct OpenHandle {
     pub(crate) device: Arc<BlockDevice>,
     pub(crate) writes: bool,
     claims: bool,
+    /// Its user checks reservations itself, for each of its registrants.
+    pub(crate) checks_reservations: bool,
 }
 
 impl BlockDevice {
@@ -451,7 +458,8 @@ impl BlockDevice {
         if let Some(by) = claim {
             state.claim = Some(by.to_string());
         }
-        Ok(OpenHandle { device: self.clone(), writes, claims: claim.is_some() })
+        let claims = claim.is_some();
+        Ok(OpenHandle { device: self.clone(), writes, claims, checks_reservations: false })
     }
 
     /// Marks it removed: every new I/O fails.
@@ -487,6 +495,18 @@ impl BlockDevice {
     fn lock(&self) -> MutexGuard<'_, OpenState> {
         // No change under the lock can panic half-way, so that a poisoned lock is consistent.
         sync::lock(&self.open_state)
+    }
+}
+
+impl ReservedDevice for BlockDevice {
+    fn set_denied(&self, denied: u8) {
+        let mut bits = 0;
+        for (class, bit) in [(access::READ, READS_RESERVED), (access::WRITE, WRITES_RESERVED)] {
+            bits |= if denied & class != 0 { bit } else { 0 };
+        }
+        // What stays denied is denied at every moment.
+        self.state.fetch_or(bits, Ordering::Relaxed);
+        self.state.fetch_and(!((READS_RESERVED | WRITES_RESERVED) & !bits), Ordering::Relaxed);
     }
 }
 

@@ -27,6 +27,8 @@ struct SimulatedTarget {
     group: ConnectionGroup<NbdCore, SimulatedNetwork>,
     #[cfg(test)]
     descriptor: Arc<bdev::Descriptor>,
+    #[cfg(test)]
+    reservations: bdev::ReservationLease,
     clients: SimulatedNetwork,
     now_ns: u64,
     // Dropped last: the fields above use its buffers.
@@ -55,6 +57,8 @@ impl SimulatedTarget {
         group.apply(&core, Arc::new(config), 1);
         SimulatedTarget {
             group,
+            #[cfg(test)]
+            reservations: registry.open_reservations(descriptor.device(), None).expect("no file is needed"),
             #[cfg(test)]
             descriptor,
             clients,

@@ -332,7 +332,9 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         if let Some(group) = config.anagrpid {
             ana::check_group(group, subsystem.namespaces_max)?;
         }
-        let descriptor = Arc::new(self.0.registry.open(&config.bdev_name, Access::Exclusive { by: CLAIM })?);
+        let descriptor = Arc::new(
+            self.0.registry.open_with_reservations(&config.bdev_name, Access::Exclusive { by: CLAIM })?,
+        );
         let geometry = descriptor.device().geometry();
         let block_size = geometry.data_block_size();
         if !block_size.is_power_of_two() || block_size < 512 {

@@ -207,7 +207,7 @@ impl VhostTarget {
         }
         let read_only = self.0.registry.find(bdev_name).is_some_and(|device| device.bdev().read_only());
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let descriptor = self.0.registry.open(bdev_name, access)?;
+        let descriptor = self.0.registry.open_with_reservations(bdev_name, access)?;
         let device = descriptor.device();
         check_geometry("bdev_name", device)?;
         let lease = self.0.registry.finish_reservations(reservations, device)?;

@@ -352,7 +352,7 @@ impl IscsiTarget {
         let LunConfig { bdev_name: name, lun, ptpl_file } = config;
         let read_only = self.0.registry.find(name).is_some_and(|device| device.bdev().read_only());
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let descriptor = self.0.registry.open(name, access)?;
+        let descriptor = self.0.registry.open_with_reservations(name, access)?;
         let device = descriptor.device();
         let lease = self.0.registry.finish_reservations(reservations, device)?;
         let lease =

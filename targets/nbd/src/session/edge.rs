@@ -29,12 +29,14 @@ pub(super) struct Edge {
     in_flight: u8,
     /// Another write was first.
     conflict: bool,
+    is_written: bool,
 }
 
 impl Edge {
     pub(super) fn new(lba: u64, within: usize, count: usize, flags: RequestFlags, new: Buffer) -> Edge {
-        let (old, attempts, in_flight, conflict) = (None, 0, 0, false);
-        Edge { lba, within, count, flags, new: Some(new), old, attempts, in_flight, conflict }
+        let new = Some(new);
+        let (old, attempts, in_flight, conflict, is_written) = (None, 0, 0, false, false);
+        Edge { lba, within, count, flags, new, old, attempts, in_flight, conflict, is_written }
     }
 }
 
@@ -170,7 +172,9 @@ impl Session {
         self.held_bytes -= old.as_ref().map_or(0, Data::len);
         let Some(command) = self.commands.get_mut(slot) else { return };
         let is_conflict = status.same_code(Status::COMPARE_FAILURE);
-        if !status.is_success() && !is_conflict {
+        // The write says why.
+        let follows_write = status.same_code(Status::FUSED_FAILED);
+        if !status.is_success() && !is_conflict && !follows_write {
             command.fail(error_of(status));
         }
         if let Some(edge) = command.edge(index) {
@@ -195,6 +199,7 @@ impl Session {
             command.fail(error_of(status));
         }
         if let Some(edge) = command.edge(index) {
+            edge.is_written = status.is_success();
             edge.new = new.and_then(|data| data.into_single().ok());
         }
         self.edge_step_done(slot, index, out);
@@ -210,6 +215,10 @@ impl Session {
             return;
         }
         if !edge.conflict || has_failed {
+            if !edge.is_written {
+                // Unless one of both has said why.
+                command.fail(gave_up());
+            }
             return self.end_edge(slot, index, out);
         }
         edge.attempts += 1;

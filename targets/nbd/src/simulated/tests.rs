@@ -1,4 +1,5 @@
 use random::WyRand;
+use reservations::{ChangeWaker, Registrant, ReservationCommand, ReservationType};
 use wire_nbd::*;
 
 use super::*;
@@ -231,5 +232,67 @@ fn a_request_waits_for_a_bounded_number_of_requests_of_other_connections() {
             }
         }
         assert_eq!(target.reads() - before, all, "every request is executed");
+    }
+}
+
+/// Reserves the disk for a host that is registered, with this type.
+fn reserve(target: &SimulatedTarget, kind: ReservationType) {
+    let holder = Registrant::nvme_host([1; 16]);
+    for command in
+        [ReservationCommand::Register { key: 1, persist: None }, ReservationCommand::Acquire { key: 1, kind }]
+    {
+        let change = target.reservations.reservations().execute(&holder, command, Arc::new(NoWaker));
+        assert_eq!(change.outcome(), Some(Ok(())));
+    }
+}
+
+fn unreserve(target: &SimulatedTarget) {
+    let holder = Registrant::nvme_host([1; 16]);
+    let reservations = target.reservations.reservations();
+    let change = reservations.execute(&holder, ReservationCommand::Clear { key: 1 }, Arc::new(NoWaker));
+    assert_eq!(change.outcome(), Some(Ok(())));
+}
+
+#[derive(Debug)]
+struct NoWaker;
+
+impl ChangeWaker for NoWaker {
+    fn wake(&self) {}
+}
+
+#[test]
+fn a_reservation_of_another_host_refuses_writes_or_all_io_until_it_is_released() {
+    const EPERM: u32 = 1;
+    let mut target = SimulatedTarget::new(1, NetworkFaults::default());
+    // It is connected, and has written, before.
+    let mut client = Client::begin(&mut target);
+    client.request(&mut target, Command::Write, 0, &[7; BLOCK_BYTES], BLOCK_BYTES);
+    assert_eq!(client.reply(&mut target).error, 0);
+    for (kind, reads) in
+        [(ReservationType::WriteExclusive, true), (ReservationType::ExclusiveAccessRegistrants, false)]
+    {
+        reserve(&target, kind);
+        // The last is a part of a block, which the target reads and compares first.
+        for (command, length) in [
+            (Command::Write, BLOCK_BYTES),
+            (Command::Write, DISK_BYTES),
+            (Command::WriteZeroes, BLOCK_BYTES),
+            (Command::Trim, BLOCK_BYTES),
+            (Command::Flush, 0),
+            (Command::Write, 10),
+        ] {
+            let data = if command == Command::Write { &[9; DISK_BYTES][..length] } else { &[] };
+            client.request(&mut target, command, 0, data, length);
+            assert_eq!(client.reply(&mut target).error, EPERM, "{kind:?} {command:?} {length}");
+        }
+        client.request(&mut target, Command::Read, 0, &[], BLOCK_BYTES);
+        let reply = client.reply(&mut target);
+        assert_eq!(reply.error, if reads { 0 } else { EPERM }, "{kind:?}");
+        if reads {
+            assert_eq!(client.read(&mut target, BLOCK_BYTES), [7; BLOCK_BYTES]);
+        }
+        unreserve(&target);
+        client.request(&mut target, Command::Write, 0, &[7; BLOCK_BYTES], BLOCK_BYTES);
+        assert_eq!(client.reply(&mut target).error, 0);
     }
 }
