@@ -33,6 +33,7 @@
 
 mod check;
 mod device;
+mod device_state;
 mod disks;
 mod error;
 mod format;

@@ -1,0 +1,96 @@
+//! Reads and writes what a device remembers of its past.
+
+use wire_store::{BLOCK_BYTES, DeviceState, LogSuperblock, SECTOR_BYTES, Superblock};
+
+use crate::StoreError;
+use crate::device::StoreDevice;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// What a device's blocks 0 and last begin with, which a device with blocks of 4 KiB writes together with its state.
+pub(crate) trait DeviceHead {
+    /// The device, a UUID.
+    fn device(&self) -> [u8; 16];
+    /// The last block.
+    fn last_block(&self) -> u64;
+    /// Sector 0 of a block.
+    fn sector(&self, location: u64) -> [u8; SECTOR_BYTES];
+}
+
+impl DeviceHead for Superblock {
+    fn device(&self) -> [u8; 16] {
+        self.device
+    }
+
+    fn last_block(&self) -> u64 {
+        self.device_blocks - 1
+    }
+
+    fn sector(&self, location: u64) -> [u8; SECTOR_BYTES] {
+        self.encode(location)
+    }
+}
+
+impl DeviceHead for LogSuperblock {
+    fn device(&self) -> [u8; 16] {
+        self.log_device
+    }
+
+    fn last_block(&self) -> u64 {
+        self.device_blocks - 1
+    }
+
+    fn sector(&self, location: u64) -> [u8; SECTOR_BYTES] {
+        self.encode(location)
+    }
+}
+
+/// The newest state of a device; the default if it has none, or neither copy is one of this device.
+///
+/// # Errors
+/// What the device reports, if neither copy can be read.
+pub(crate) async fn read(device: &StoreDevice, head: &impl DeviceHead) -> Result<DeviceState, StoreError> {
+    let mut newest: Option<DeviceState> = None;
+    let mut failed = None;
+    let mut is_read = false;
+    for location in [0, head.last_block()] {
+        let block = match device.read(location * BLOCK, BLOCK_BYTES).await {
+            Ok(block) => block,
+            Err(error) => {
+                failed = Some(error);
+                continue;
+            }
+        };
+        is_read = true;
+        let sector = &block.as_slice()[DeviceState::OFFSET..][..SECTOR_BYTES];
+        match DeviceState::decode(sector, location) {
+            Ok(Some(state)) if state.device == head.device() => {
+                newest = newest.into_iter().chain([state]).max_by_key(|state| state.generation);
+            }
+            Ok(_) => {}
+            Err(error) => log::warn!("the state of the device in block {location} is damaged: {error}"),
+        }
+    }
+    match failed {
+        Some(error) if !is_read => Err(error),
+        _ => Ok(newest.unwrap_or_else(|| DeviceState { device: head.device(), ..DeviceState::default() })),
+    }
+}
+
+/// Writes a state with the next generation, which is durable on return.
+///
+/// # Errors
+/// What the device reports.
+pub(crate) async fn write(
+    device: &StoreDevice,
+    head: &impl DeviceHead,
+    state: &mut DeviceState,
+) -> Result<(), StoreError> {
+    state.generation += 1;
+    state.device = head.device();
+    for location in [head.last_block(), 0] {
+        let bytes = state.encode(location);
+        device.write_second_sector(location, &head.sector(location), &bytes).await?;
+    }
+    device.flush().await
+}
