@@ -237,6 +237,11 @@ fn decode<T: DeserializeOwned>(what: &str, found: &KeyValue) -> Result<T, MapErr
         .map_err(|error| MapError::Record { what: what.to_string(), reason: error.to_string() })
 }
 
+/// The key with the identity of a node that was removed.
+fn removed_name(id: NodeId) -> String {
+    format!("removed-nodes/{}", id.0)
+}
+
 fn busy(what: &str) -> MapError {
     let reason = format!("others change {what} all the time");
     MapError::Storage { what: "in etcd".to_string(), reason }
@@ -276,12 +281,33 @@ impl ClusterMap for EtcdMap {
 
     fn put_node(&self, id: NodeId, node: &NodeRecord) -> Result<(), MapError> {
         self.claim_identity("node", node.uuid, id.0)?;
-        self.put(&format!("nodes/{}", id.0), node)
+        let (key, removed) = (self.key(&format!("nodes/{}", id.0)), self.key(&removed_name(id)));
+        let request = put_if(&version_is(&removed, 0), &key, &encode(node));
+        match self.transaction(&request)?.succeeded {
+            true => Ok(()),
+            false => Err(MapError::Removed(id)),
+        }
+    }
+
+    fn remove_node(&self, id: NodeId) -> Result<(), MapError> {
+        let name = format!("nodes/{}", id.0);
+        let Some(node) = self.get::<NodeRecord>(&name)? else {
+            return Err(MapError::Missing(format!("node {}", id.0)));
+        };
+        let of_node = self.devices()?.into_iter().filter(|(_, device)| device.node == id);
+        let devices = of_node.map(|(device, _)| format!("devices/{}", device.0));
+        let names = [name, format!("out/{}", id.0), format!("up/{}", id.0)].into_iter().chain(devices);
+        let mut changes =
+            vec![json!({ "request_put": put(&self.key(&removed_name(id)), &encode(&node.uuid)) })];
+        changes
+            .extend(names.map(|name| json!({ "request_delete_range": { "key": base64(self.key(&name)) } })));
+        self.transaction(&json!({ "success": changes })).map(drop)
     }
 
     fn create_node(&self, node: &NodeRecord) -> Result<NodeId, MapError> {
-        let next = |last: &u32| last + 1;
-        let first = self.numbered::<NodeRecord>("nodes/")?.keys().next_back().map_or(1, next);
+        let nodes = self.numbered::<NodeRecord>("nodes/")?.into_keys();
+        let known = nodes.chain(self.numbered::<Uuid>("removed-nodes/")?.into_keys());
+        let first = known.max().map_or(1, |last| last + 1);
         for id in (first..).take(ATTEMPTS_MAX) {
             let found = self.create_key(&format!("nodes/{id}"), node)?;
             if found.is_none_or(|found| decode("node", &found).is_ok_and(|known: NodeRecord| known == *node))

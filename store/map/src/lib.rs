@@ -79,7 +79,7 @@ pub trait ClusterMap: Send + Sync {
     /// Adds or changes a node.
     ///
     /// # Errors
-    /// [`MapError::SameIdentity`] if another node has its UUID.
+    /// [`MapError::SameIdentity`] if another node has its UUID, [`MapError::Removed`] if the node was removed.
     fn put_node(&self, id: NodeId, node: &NodeRecord) -> Result<(), MapError>;
 
     /// Adds a node with a number that no other one has.
@@ -87,6 +87,12 @@ pub trait ClusterMap: Send + Sync {
     /// # Errors
     /// As [`put_node`](Self::put_node).
     fn create_node(&self, node: &NodeRecord) -> Result<NodeId, MapError>;
+
+    /// Removes a node for good, with its devices: its number and its identity are not used again.
+    ///
+    /// # Errors
+    /// [`MapError::Missing`].
+    fn remove_node(&self, id: NodeId) -> Result<(), MapError>;
 
     /// The devices.
     ///

@@ -219,6 +219,11 @@ fn image_path(pool: &str, name: &str) -> PathBuf {
     PathBuf::from("images").join(format!("{}.{}", file_name(pool), file_name(name)))
 }
 
+/// The identity of a node that was removed.
+fn removed_path(id: NodeId) -> PathBuf {
+    Path::new("removed-nodes").join(id.0.to_string())
+}
+
 fn key_path(name: KeyName) -> PathBuf {
     Path::new("keys").join(file_name(name.as_str()))
 }
@@ -251,18 +256,37 @@ impl ClusterMap for LocalMap {
     }
 
     fn put_node(&self, id: NodeId, node: &NodeRecord) -> Result<(), MapError> {
+        if self.read::<Uuid>(&removed_path(id))?.is_some() {
+            return Err(MapError::Removed(id));
+        }
         self.claim_identity("node", node.uuid, id.0)?;
         self.publish(&Path::new("nodes").join(id.0.to_string()), node, Publish::Replace)?;
         Ok(())
     }
 
     fn create_node(&self, node: &NodeRecord) -> Result<NodeId, MapError> {
-        let mut id = self.numbered::<NodeRecord>("nodes")?.keys().next_back().map_or(1, |last| last + 1);
+        let nodes = self.numbered::<NodeRecord>("nodes")?.into_keys();
+        let known = nodes.chain(self.numbered::<Uuid>("removed-nodes")?.into_keys());
+        let mut id = known.max().map_or(1, |last| last + 1);
         while !self.publish(&Path::new("nodes").join(id.to_string()), node, Publish::New)? {
             id += 1;
         }
         self.claim_identity("node", node.uuid, id)?;
         Ok(NodeId(id))
+    }
+
+    fn remove_node(&self, id: NodeId) -> Result<(), MapError> {
+        let name = Path::new("nodes").join(id.0.to_string());
+        let node: NodeRecord =
+            self.read(&name)?.ok_or_else(|| MapError::Missing(format!("node {}", id.0)))?;
+        // Before anything is removed: from here on the node is refused, and what is interrupted can be repeated.
+        self.publish(&removed_path(id), &node.uuid, Publish::Replace)?;
+        for (device, _) in self.devices()?.into_iter().filter(|(_, device)| device.node == id) {
+            self.remove(&Path::new("devices").join(device.0.to_string()))?;
+        }
+        self.remove(&Path::new("out").join(id.0.to_string()))?;
+        self.remove(&Path::new("up").join(id.0.to_string()))?;
+        self.remove(&name).map(drop)
     }
 
     fn devices(&self) -> Result<BTreeMap<DeviceId, DeviceRecord>, MapError> {

@@ -59,6 +59,9 @@ pub struct DeviceRecord {
     /// What survives a write that it acknowledged, its logs' device considered; a node that starts says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<PoolClass>,
+    /// Number of its partitions, each of which takes a replica; a node that starts says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partitions: Option<u32>,
 }
 
 /// What a partition has room for, or what a group uses of one.
@@ -205,6 +208,11 @@ pub enum MapError {
         /// Who has it.
         number: u32,
     },
+    /// A node that was removed from the cluster.
+    #[error(
+        "node {} was removed from the cluster, and its number is not used again: `ringbolt store add-node` adds an empty one", .0.0
+    )]
+    Removed(NodeId),
     /// There is one with this name.
     #[error("{0} exists")]
     Exists(String),

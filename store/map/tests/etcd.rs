@@ -74,6 +74,7 @@ fn records_change_as_in_a_directory() {
         weight: 100,
         out: false,
         partition: None,
+        partitions: None,
         class: None,
     };
     map.put_device(DeviceId(1), &device).unwrap();
@@ -86,6 +87,7 @@ fn records_change_as_in_a_directory() {
     assert!(map.nodes().unwrap()[&NodeId(2)].out);
     map.set_out(NodeId(2), None).unwrap();
     assert!(!map.nodes().unwrap()[&NodeId(2)].out);
+    a_removed_node_does_not_come_back(&map);
 
     // Pools and images.
     map.create_pool("p", &pool(0)).unwrap();

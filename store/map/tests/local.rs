@@ -48,6 +48,7 @@ fn a_pool_keeps_what_the_weakest_device_keeps() {
         weight: 1,
         out: false,
         partition: None,
+        partitions: None,
         class,
     };
     use PoolClass::{Disk, Memory, Pmem};
@@ -179,6 +180,7 @@ fn a_copied_identity_is_refused() {
         weight: 100,
         out: false,
         partition: None,
+        partitions: None,
         class: None,
     };
     map.put_device(DeviceId(1), &device).unwrap();
@@ -188,6 +190,7 @@ fn a_copied_identity_is_refused() {
     assert_eq!(map.put_device(DeviceId(2), &stray).unwrap_err().to_string(), "there is no node 7");
     assert_eq!(map.devices().unwrap(), [(DeviceId(1), device)].into());
     assert!(map.nodes().unwrap()[&NodeId(1)].out);
+    a_removed_node_does_not_come_back(&map);
 }
 
 #[test]

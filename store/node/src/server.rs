@@ -188,6 +188,7 @@ impl NodeServer {
             out_after: config.out_after,
             groups,
             partition: node.partition_size(),
+            partitions: node.superblock().partitions,
             class: class_of(node.durability()),
             hub: hub.clone(),
             proposals,

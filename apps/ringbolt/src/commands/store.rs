@@ -73,6 +73,12 @@ pub(crate) enum StoreCommand {
     /// Let a node have replicas again
     #[command(after_help = "Example:\n  ringbolt store in 2")]
     In(OutArgs),
+    /// Remove a node for good: one that is stopped or lost, and whose replicas are on others
+    #[command(
+        after_help = "Example:\n  ringbolt store out 2\n  ringbolt store stop-node 2\n  ringbolt store remove-node 2\n\n\
+        Its number is not used again. Its directory and its device stay as they are."
+    )]
+    RemoveNode(OutArgs),
     /// Give a node another share of the data: some replicas move to it, or from it to others
     #[command(after_help = "Example:\n  ringbolt store weight 2 5120")]
     Weight(WeightArgs),
@@ -288,7 +294,7 @@ pub(crate) struct AddNodeArgs {
     node: NodeOptions,
 }
 
-/// Arguments of `ringbolt store out` and `ringbolt store in`.
+/// Arguments of `ringbolt store out`, `in` and `remove-node`.
 #[derive(Args)]
 pub(crate) struct OutArgs {
     /// Number of the node
@@ -353,6 +359,7 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::StartNode(options) => stop::start_node(&options),
         StoreCommand::Out(options) => set_out(&options, Some(OutReason::Operator)),
         StoreCommand::In(options) => set_out(&options, None),
+        StoreCommand::RemoveNode(options) => remove_node(&options),
         StoreCommand::Weight(options) => set_weight(&options),
         StoreCommand::Pool(command) => pool::run(command),
         StoreCommand::Key(command) => key::run(command),
@@ -462,6 +469,20 @@ fn add_node(options: &AddNodeArgs) -> Result<(), CommandError> {
     let node = layout::add_node(&layout, options.replace, devices, &options.node)?;
     let place = layout.node(node);
     stdout_line!("node {node} is in {}; `ringbolt store up` of this directory runs it", place.display());
+    Ok(())
+}
+
+fn remove_node(options: &OutArgs) -> Result<(), CommandError> {
+    let layout = ClusterLayout::open(&options.of.cluster, &options.of.etcd.options())?;
+    let node = options.node;
+    layout::remove_node(&layout, node)?;
+    let place = layout.node(node);
+    match place.exists() {
+        true => {
+            stdout_line!("node {node} is removed; {} and its device are for you to delete", place.display())
+        }
+        false => stdout_line!("node {node} is removed"),
+    }
     Ok(())
 }
 

@@ -72,6 +72,36 @@ pub(crate) fn settings_are_given_once_before_there_are_nodes(map: &impl ClusterM
     assert_eq!(map.settings().unwrap(), settings(300, 307));
 }
 
+/// A node that is removed, with its device, is refused, and no other gets its number. The map has node 1, and the one that comes is the
+/// last.
+pub(crate) fn a_removed_node_does_not_come_back(map: &impl ClusterMap) {
+    let removed = map.create_node(&node(77)).unwrap();
+    let device = DeviceRecord {
+        uuid: Uuid::from_u128(78),
+        node: removed,
+        weight: 1,
+        out: false,
+        partition: None,
+        partitions: Some(3),
+        class: None,
+    };
+    map.put_device(DeviceId(77), &device).unwrap();
+    map.set_out(removed, Some(OutReason::Operator)).unwrap();
+    map.renew_lease(removed, 60).unwrap();
+    map.remove_node(removed).unwrap();
+    assert!(!map.nodes().unwrap().contains_key(&removed));
+    assert!(!map.devices().unwrap().contains_key(&DeviceId(77)));
+    assert!(!map.out().unwrap().contains_key(&removed));
+    assert!(!map.nodes_up().unwrap().contains(&removed));
+    assert!(map.nodes().unwrap().contains_key(&NodeId(1)));
+    let back = map.put_node(removed, &node(77)).unwrap_err();
+    assert!(matches!(back, MapError::Removed(id) if id == removed), "{back}");
+    let missing = map.remove_node(removed).unwrap_err().to_string();
+    assert_eq!(missing, format!("there is no node {}", removed.0));
+    assert_eq!(map.create_node(&node(79)).unwrap(), NodeId(removed.0 + 1));
+    map.remove_node(NodeId(removed.0 + 1)).unwrap();
+}
+
 /// Keys of clients in a map with the pool `p`, and only that one.
 pub(crate) fn client_keys_come_and_go(map: &impl ClusterMap) {
     let [vm, backup] = ["vm", "backup.1_a"].map(|name| KeyName::new(name).unwrap());

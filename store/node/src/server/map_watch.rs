@@ -106,6 +106,8 @@ pub(super) struct MapWatchConfig {
     pub(super) groups: BTreeMap<u32, ReplicaHandle>,
     /// The size of the node's partitions.
     pub(super) partition: PartitionSize,
+    /// Number of them.
+    pub(super) partitions: u32,
     /// Where a write is when the node acknowledges it.
     pub(super) class: PoolClass,
     pub(super) hub: MailboxSender<HubInput>,
@@ -383,14 +385,18 @@ impl Watcher {
         Ok(())
     }
 
-    /// Says in the map how large this node's partitions are, if it does not say so: primaries accept what fits everywhere; and
-    /// what its devices are, for clients. The map's change is read as that of another node.
+    /// Says in the map how large this node's partitions are and how many, if it does not say so: primaries accept what fits everywhere,
+    /// and pools get what is free; and what its devices are, for clients. The map's change is read as that of another node.
     fn record_own_device(&self) -> Result<(), MapError> {
         let Some((id, device)) = self.membership.device_of(NodeId(self.config.node.0)) else { return Ok(()) };
-        let (partition, class) = (Some(self.config.partition), Some(self.config.class));
-        if device.partition != partition || device.class != class {
-            let device = DeviceRecord { partition, class, ..device.clone() };
-            self.config.map.put_device(id, &device)?;
+        let known = DeviceRecord {
+            partition: Some(self.config.partition),
+            partitions: Some(self.config.partitions),
+            class: Some(self.config.class),
+            ..device.clone()
+        };
+        if known != *device {
+            self.config.map.put_device(id, &known)?;
         }
         Ok(())
     }

@@ -139,11 +139,14 @@ impl Membership {
     }
 
     /// Nodes that are down for so long that they are to be out, if this node declares it: the one with the lowest number of
-    /// those that are up. While half of the nodes are down or out, none is: more likely a network has failed.
+    /// those that are up. While half of the nodes are down or out, none is: more likely a network has failed. A node that an
+    /// operator took out does not count.
     pub(super) fn overdue(&self, own: ReplicaId, out_after: Duration, now: Instant) -> Vec<NodeId> {
         let lowest = self.up.iter().find(|node| self.nodes.contains_key(node));
-        let lost = self.nodes.keys().filter(|node| !self.up.contains(node) || self.out.contains_key(node));
-        if lowest != Some(&NodeId(own.0)) || lost.count() * 2 >= self.nodes.len() {
+        let is_retired = |node: &&NodeId| self.out.get(node) == Some(&OutReason::Operator);
+        let counted: Vec<_> = self.nodes.keys().filter(|node| !is_retired(node)).collect();
+        let lost = counted.iter().filter(|node| !self.up.contains(node) || self.out.contains_key(node));
+        if lowest != Some(&NodeId(own.0)) || lost.count() * 2 >= counted.len() {
             return Vec::new();
         }
         let is_overdue = |node: &NodeId, since: &Instant| {
@@ -269,7 +272,15 @@ mod tests {
             let uuid = Uuid::from_u128(id.into());
             (
                 DeviceId(id),
-                DeviceRecord { uuid, node: NodeId(id), weight: 10, out: false, partition, class: None },
+                DeviceRecord {
+                    uuid,
+                    node: NodeId(id),
+                    weight: 10,
+                    out: false,
+                    partition,
+                    class: None,
+                    partitions: None,
+                },
             )
         };
         membership.devices = [device(1, 1000), device(2, 1000), device(3, 1000), device(4, 500)].into();
@@ -314,6 +325,17 @@ mod tests {
             assert_eq!((member.nodes.len(), member.no_room), (4, None));
         }
         assert!(displaced > 50, "{displaced}");
+    }
+
+    #[test]
+    fn nodes_that_an_operator_took_out_are_not_lost_ones() {
+        let (since, after) = (Instant::now(), Duration::from_secs(60));
+        let mut six = membership(6, &[1, 2], &[], since);
+        six.out = [4, 5, 6].map(|node| (NodeId(node), OutReason::Operator)).into();
+        assert_eq!(six.overdue(ReplicaId(1), after, since + after), [NodeId(3)]);
+        // Of those that count, half are lost.
+        six.out.insert(NodeId(2), OutReason::Operator);
+        assert_eq!(six.overdue(ReplicaId(1), after, since + after), []);
     }
 
     #[test]

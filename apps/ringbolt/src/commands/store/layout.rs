@@ -372,6 +372,7 @@ fn device_record(disk: &NodeDisk, node: u32) -> DeviceRecord {
         weight,
         out: false,
         partition: None,
+        partitions: None,
         class: None,
     }
 }
@@ -401,6 +402,7 @@ pub(super) fn create_pool(
         let reason = format!("{replicas} replicas need as many nodes, and {} are in", members.len());
         return Err(CommandError::usage(reason));
     }
+    check_partitions(map, &devices, &placed)?;
     warn_of_domains(&nodes, &placed);
     let in_sync_min = if replicas > 2 { 2 } else { 1 };
     let pool = PoolRecord { first_group, groups, replicas, in_sync_min, class };
@@ -414,6 +416,49 @@ pub(super) fn create_pool(
     let records: Vec<_> = placed.into_iter().map(record).collect();
     map.propose_groups(&records).map_err(failed)?;
     Ok(of_nodes)
+}
+
+/// Refuses groups whose replicas find no partition, before any is taken. What a node has not said of its device is not known, as of one
+/// that has not run yet.
+fn check_partitions(
+    map: &dyn ClusterMap,
+    devices: &BTreeMap<DeviceId, DeviceRecord>,
+    placed: &[(GroupId, Vec<ReplicaId>)],
+) -> Result<(), CommandError> {
+    let mut free: BTreeMap<u32, u32> =
+        devices.values().filter_map(|device| Some((device.node.0, device.partitions?))).collect();
+    for pool in map.pools().map_err(failed)?.values() {
+        let groups = map.groups(pool.first_group..pool.first_group + pool.groups).map_err(failed)?;
+        for replica in groups.values().flat_map(|record| &record.replicas) {
+            free.entry(replica.0).and_modify(|free| *free = free.saturating_sub(1));
+        }
+    }
+    let (at_first, mut fitting) = (free.clone(), 0);
+    let mut lacking: BTreeMap<u32, u32> = BTreeMap::new();
+    for (_, members) in placed {
+        for member in members {
+            match free.get_mut(&member.0) {
+                Some(0) => *lacking.entry(member.0).or_default() += 1,
+                Some(free) => *free -= 1,
+                None => {}
+            }
+        }
+        fitting += u32::from(lacking.is_empty());
+    }
+    let Some((node, missing)) = lacking.into_iter().max_by_key(|(_, missing)| *missing) else {
+        return Ok(());
+    };
+    let advice = match fitting {
+        0 => String::new(),
+        fitting => format!("--groups {fitting} fits; "),
+    };
+    Err(CommandError::operation(format!(
+        "{} groups do not fit: node {node} has {} spare partitions, and would get {} replicas. {advice}`ringbolt store add-node \
+         --spare N` adds a node with as many partitions",
+        placed.len(),
+        at_first[&node],
+        at_first[&node] + missing,
+    )))
 }
 
 /// Says that the loss of a failure domain will be the loss of several replicas, where that is so.
@@ -595,6 +640,35 @@ pub(super) fn add_node(
     let device = DeviceRecord { class: Some(class), ..device_record(&disk, node) };
     map.put_device(id, &device).map_err(failed)?;
     Ok(node)
+}
+
+/// Removes a node that is down for good, and has no data that others lack.
+pub(super) fn remove_node(layout: &ClusterLayout, node: u32) -> Result<(), CommandError> {
+    let map = &*layout.map;
+    if !map.nodes().map_err(failed)?.contains_key(&NodeId(node)) {
+        return Err(CommandError::operation(format!("the cluster has no node {node}")));
+    }
+    let mut members = Vec::new();
+    for pool in map.pools().map_err(failed)?.values() {
+        let records = map.groups(pool.first_group..pool.first_group + pool.groups).map_err(failed)?;
+        let has_data = |record: &GroupRecord| record.config.has(ReplicaId(node));
+        members.extend(records.iter().filter(|(_, record)| has_data(record)).map(|(group, _)| group.0));
+    }
+    if !members.is_empty() {
+        return Err(CommandError::operation(format!(
+            "node {node} has a replica in sync of {}: `ringbolt store out {node}` moves its replicas to others, and `ringbolt store \
+             status` shows when that is done",
+            match members.len() {
+                1 => format!("group {}", members[0]),
+                count => format!("{count} groups"),
+            }
+        )));
+    }
+    if map.nodes_up().map_err(failed)?.contains(&NodeId(node)) {
+        let reason = format!("node {node} is up: `ringbolt store stop-node {node}` on its machine stops it");
+        return Err(CommandError::operation(reason));
+    }
+    map.remove_node(NodeId(node)).map_err(failed)
 }
 
 fn check_replacement(layout: &ClusterLayout, node: u32) -> Result<(), CommandError> {
