@@ -327,6 +327,11 @@ impl Replication {
         self.events.push_back(event);
     }
 
+    /// A read of the replica's own.
+    pub(super) fn read_for_repair(&mut self, read: ClientRequest) {
+        self.events.push_back(ReplicaEvent::Request(read));
+    }
+
     /// Whether nothing of the log or of the objects may be begun.
     fn is_reset(&self) -> bool {
         self.reset.is_some() || self.is_resetting
@@ -337,7 +342,9 @@ impl Replication {
         match action {
             ReplicaAction::Send { to, message } => self.outbox.send(self.group, to, message),
             ReplicaAction::Reply { client, number, reply } => {
-                self.outbox.reply(self.group, client, number, reply);
+                if let Some(reply) = self.object_reads.take_reply(client, number, reply) {
+                    self.outbox.reply(self.group, client, number, reply);
+                }
             }
             ReplicaAction::Propose(config) => self.outbox.propose(self.group, config),
             ReplicaAction::Append { .. } | ReplicaAction::Truncate { .. } => self.log_queue.push_back(action),
