@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// The directories of records.
-const DIRECTORIES: [&str; 12] = [
+const DIRECTORIES: [&str; 13] = [
     "nodes",
     "devices",
     "pools",
@@ -41,6 +41,7 @@ const DIRECTORIES: [&str; 12] = [
     "identities",
     "up",
     "out",
+    "removed-nodes",
     "temporary",
 ];
 /// Most bytes of a record.

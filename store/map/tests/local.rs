@@ -6,7 +6,10 @@ mod records;
 use std::path::PathBuf;
 
 use cluster_map::*;
-use records::{client_keys_come_and_go, node, race, record, settings_are_given_once_before_there_are_nodes};
+use records::{
+    a_removed_node_does_not_come_back, client_keys_come_and_go, node, race, record,
+    settings_are_given_once_before_there_are_nodes,
+};
 use uuid::Uuid;
 
 struct MapFile(PathBuf);

@@ -8,7 +8,7 @@ use bdev::{AsyncChannel, Descriptor};
 use block_io::Op;
 use dma::Buffer;
 use reactor::Core;
-use wire_store::{BLOCK_BYTES, LogSector, SECTOR_BYTES};
+use wire_store::{BLOCK_BYTES, LogSector};
 
 use crate::StoreError;
 
@@ -89,6 +89,19 @@ impl StoreDevice {
         read.map_err(|(status, _)| StoreError::Io { what: "read", offset, status })
     }
 
+    /// Reads one of two places that have the same, or of which the other one will do. What the device cannot read is logged, and zeroes.
+    pub(crate) async fn read_of_two(&self, offset: u64, bytes: usize) -> Result<Buffer, StoreError> {
+        match self.read(offset, bytes).await {
+            Err(error @ StoreError::Io { .. }) => {
+                log::warn!("{error}: the other one of two is used");
+                let mut buffer = self.buffer(bytes).await?;
+                buffer.clear();
+                Ok(buffer)
+            }
+            read => read,
+        }
+    }
+
     /// Reads one block of [`BLOCK_BYTES`].
     pub(crate) async fn read_block(&self, block: u64) -> Result<Box<[u8; BLOCK_BYTES]>, StoreError> {
         let buffer = self.read(block * BLOCK_BYTES as u64, BLOCK_BYTES).await?;
@@ -115,24 +128,6 @@ impl StoreDevice {
         bytes[..head.len()].copy_from_slice(head);
         bytes[head.len()..].fill(0);
         let offset = block * BLOCK_BYTES as u64;
-        let written = self.io.write_durable(offset / self.block_bytes, buffer).await;
-        written.map(drop).map_err(|(status, _)| StoreError::Io { what: "write", offset, status })
-    }
-
-    /// Writes the second sector of a block of [`BLOCK_BYTES`], durable on return. A device with blocks of 4096 bytes writes the first one,
-    /// which does not change, and zeroes for the rest with it.
-    pub(crate) async fn write_second_sector(
-        &self,
-        block: u64,
-        first: &[u8; SECTOR_BYTES],
-        second: &[u8; SECTOR_BYTES],
-    ) -> Result<(), StoreError> {
-        if self.block_bytes > SECTOR_BYTES as u64 {
-            return self.write_head(block, &[&first[..], second].concat()).await;
-        }
-        let mut buffer = self.buffer(SECTOR_BYTES).await?;
-        buffer.as_mut_slice().copy_from_slice(second);
-        let offset = block * BLOCK_BYTES as u64 + SECTOR_BYTES as u64;
         let written = self.io.write_durable(offset / self.block_bytes, buffer).await;
         written.map(drop).map_err(|(status, _)| StoreError::Io { what: "write", offset, status })
     }

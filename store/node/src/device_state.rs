@@ -1,4 +1,6 @@
 //! Reads and writes what a device remembers of its past.
+//!
+//! Each write has the superblock with it, so that one which was damaged is whole again after a start.
 
 use wire_store::{BLOCK_BYTES, DeviceState, LogSuperblock, SECTOR_BYTES, Superblock};
 
@@ -7,7 +9,7 @@ use crate::device::StoreDevice;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// What a device's blocks 0 and last begin with, which a device with blocks of 4 KiB writes together with its state.
+/// What a device's blocks 0 and last begin with: a sector, before that with its state.
 pub(crate) trait DeviceHead {
     /// The device, a UUID.
     fn device(&self) -> [u8; 16];
@@ -80,7 +82,7 @@ pub(crate) async fn read(device: &StoreDevice, head: &impl DeviceHead) -> Result
 /// Writes a state with the next generation, which is durable on return.
 ///
 /// # Errors
-/// What the device reports.
+/// What the device reports, if neither place can be written.
 pub(crate) async fn write(
     device: &StoreDevice,
     head: &impl DeviceHead,
@@ -88,9 +90,17 @@ pub(crate) async fn write(
 ) -> Result<(), StoreError> {
     state.generation += 1;
     state.device = head.device();
+    let mut written = Err(StoreError::Closed);
     for location in [head.last_block(), 0] {
-        let bytes = state.encode(location);
-        device.write_second_sector(location, &head.sector(location), &bytes).await?;
+        let bytes = [head.sector(location), state.encode(location)].concat();
+        match device.write_head(location, &bytes).await {
+            Ok(()) => written = Ok(()),
+            Err(error) => {
+                log::warn!("{error}: the other copy of the superblock is used");
+                written = written.map_err(|_| error);
+            }
+        }
     }
+    written?;
     device.flush().await
 }

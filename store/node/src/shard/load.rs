@@ -116,7 +116,7 @@ pub(crate) async fn load_log(
     let start = superblock.log_start(index);
     let mut slots = [[0; SECTOR_BYTES]; 2];
     for (block, slot) in (start..).zip(&mut slots) {
-        let buffer = device.read(block * BLOCK, BLOCK_BYTES).await?;
+        let buffer = device.read_of_two(block * BLOCK, BLOCK_BYTES).await?;
         slot.copy_from_slice(&buffer.as_slice()[..SECTOR_BYTES]);
     }
     let first = (start + Superblock::LOG_HEADER_BLOCKS) * BLOCK;

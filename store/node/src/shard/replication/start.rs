@@ -190,7 +190,7 @@ async fn read_record(
     let invalid = |source| StoreError::CheckpointRecord { group, source };
     let mut found = Vec::new();
     for (slot, start) in (0..).zip(places.starts) {
-        let bytes = device.read(start, places.bytes).await?;
+        let bytes = device.read_of_two(start, places.bytes).await?;
         found.push(CheckpointRecord::decode(bytes.as_slice(), log, slot).map(|record| {
             let following = &bytes.as_slice()[SECTOR_BYTES..];
             let (applied, unsettled) = following.split_at(record.applied_bytes as usize);
