@@ -415,12 +415,13 @@ pub struct JobSpec {
     pub loops: u32,
     /// Sizes of reads, writes and trims; `None` if all are `block_bytes`.
     pub sizes: Option<Box<[BlockSizes; 3]>>,
-    /// Alignment of random offsets: `blockalign`; `None` for the smallest I/O size.
-    pub align_bytes: Option<u64>,
+    /// Alignment of random offsets of reads, writes and trims: `blockalign`; `None` for the smallest size of the direction.
+    pub align_bytes: [Option<u64>; 3],
     /// Distribution of random offsets.
     pub distribution: Distribution,
-    /// Percentage of I/Os at random offsets in a random workload; the others are sequential.
-    pub random_percent: u8,
+    /// Percentage of reads, writes and trims at random offsets in a random workload; each of the others follows the last
+    /// I/O of its direction.
+    pub random_percent: [u8; 3],
     /// Zones of which a part each is accessed.
     pub zones: Option<StridedZones>,
     /// Zones with write pointers: `zonemode=zbd`.
@@ -498,9 +499,9 @@ impl Default for JobSpec {
             io_percent: None,
             loops: 1,
             sizes: None,
-            align_bytes: None,
+            align_bytes: [None; 3],
             distribution: Distribution::Uniform,
-            random_percent: 100,
+            random_percent: [100; 3],
             zones: None,
             zoned: None,
             in_zones: RegionInZones::default(),
