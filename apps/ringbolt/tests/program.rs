@@ -460,6 +460,17 @@ fn lab_import_prints_fio_results_as_csv() {
     );
     let sources: Vec<&str> = table.lines().skip(1).filter_map(|line| line.rsplit(',').next()).collect();
     assert_eq!(sources, [files[0], files[2]], "{table}");
+    // A run that failed is no result.
+    let failed = directory.join("failed.json");
+    let mut broken = document.clone();
+    broken["jobs"][0]["error"] = json!(42);
+    std::fs::write(&failed, broken.to_string()).unwrap();
+    let output = ringbolt(&["lab", "import", path.to_str().unwrap(), failed.to_str().unwrap()]);
+    let (table, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("failed.json: job a,b failed") && stderr.contains("os error 42"), "{stderr}");
+    assert!(table.lines().nth(1).unwrap().ends_with(",0,out.json"), "{table}");
+    assert!(table.lines().nth(2).unwrap().ends_with(",1,1,,,,,,,,,,,,,,,,,,42,failed.json"), "{table}");
     std::fs::remove_dir_all(directory).unwrap();
 }
 
