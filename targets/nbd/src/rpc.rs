@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use bdev::Registry;
 use control::json::{Value, json};
-use control::{ByName, Method, Module, RpcError};
+use control::{ByName, Method, Module, NoParameters, RpcError};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
+use target_shell::{ConnectionLimits, PeerConnections};
 
 use crate::kernel::{self, DiskRequest, KernelDisks};
+use crate::limits::CONNECTIONS_DEFAULT;
 use crate::{ExportConfig, ExportInfo, KernelDisk, KernelDiskError, NbdTarget, NbdTargetError};
 
 /// NBD's port.
@@ -67,9 +69,30 @@ impl Module for NbdModule {
             Method::query("nbd_export_get", get)
                 .text(
                     "Describes exports. Not an SPDK method.",
-                    "array of exports with `uri`, `size` in bytes, `block_size` and `connections`",
+                    "array of exports with `uri`, `size` in bytes, `block_size`, `connections` and `connections_max`, which \
+                     the export may have while others have theirs",
                 )
                 .errors(&[(RpcError::ENODEV, "there is no such export"), UNRESPONSIVE]),
+            Method::update("nbd_set_options", set_options)
+                .at_any_stage()
+                .text(
+                    "Sets how many connections there may be, for clients that come from now on. What is left out is as by \
+                     default. Not an SPDK method.",
+                    "true",
+                )
+                .errors(&[(RpcError::INVALID_PARAMS, "a limit is 0 or beyond 16,384")]),
+            Method::query("nbd_get_options", |module: &NbdModule, _: NoParameters| {
+                Ok::<_, RpcError>(describe_limits(&module.target.limits()))
+            })
+            .text("Returns the options. Not an SPDK method.", "the parameters of `nbd_set_options` that are set"),
+            Method::query("nbd_get_peers", |module: &NbdModule, _: NoParameters| {
+                Ok::<_, RpcError>(module.target.peers().iter().map(describe_peer).collect::<Vec<Value>>())
+            })
+            .text(
+                "Lists the clients that have selected an export, those with the most connections first. Not an SPDK method.",
+                "array with `peer` (an IPv4 address, a /64 network of IPv6, or the process at a UNIX socket), `connections`, \
+                 and `connections_max`, which it may have while others have theirs",
+            ),
             Method::update("nbd_start_disk", start_disk)
                 .text(
                     "Makes a bdev a block device of this machine, which the kernel's NBD driver reads and writes \
@@ -113,7 +136,10 @@ impl Module for NbdModule {
             |disk: KernelDisk| json!({ "method": "nbd_start_disk", "params": describe_disk(&disk) });
         let exports = self.target.configured().into_iter();
         let exports = exports.filter(|info| !self.disks.owns(&info.config.name)).map(call);
-        exports.chain(self.disks.list().into_iter().map(is_disk)).collect()
+        let limits = self.target.limits();
+        let options = (limits != ConnectionLimits::new(CONNECTIONS_DEFAULT))
+            .then(|| json!({ "method": "nbd_set_options", "params": describe_limits(&limits) }));
+        options.into_iter().chain(exports).chain(self.disks.list().into_iter().map(is_disk)).collect()
     }
 
     fn report(&self) -> Value {
@@ -151,6 +177,39 @@ impl From<KernelDiskError> for RpcError {
         };
         RpcError::new(code, error.to_string())
     }
+}
+
+control::parameters! {
+    struct SetOptions {
+        /// Connections of all clients that have selected an export
+        max_connections: u32 = CONNECTIONS_DEFAULT,
+        /// Of these, of one client: an IPv4 address, a /64 network of IPv6, or a process at a UNIX socket; half of what
+        /// others leave, but at least 16, if left out. All processes of a user have seven eighths
+        max_connections_per_peer: Option<u32>,
+        /// Of these, to one export; three quarters of what others leave, but at least 16, if left out
+        max_connections_per_export: Option<u32>,
+    }
+}
+
+fn set_options(module: &NbdModule, params: SetOptions) -> Result<bool, RpcError> {
+    module.target.set_limits(ConnectionLimits {
+        max: params.max_connections,
+        per_peer_max: params.max_connections_per_peer,
+        per_object_max: params.max_connections_per_export,
+    })?;
+    Ok(true)
+}
+
+fn describe_limits(limits: &ConnectionLimits) -> Value {
+    limits.named("export").into_iter().map(|(name, limit)| (name, json!(limit))).collect()
+}
+
+fn describe_peer(one: &PeerConnections) -> Value {
+    json!({
+        "peer": one.peer.to_string(),
+        "connections": one.connections,
+        "connections_max": one.connections_max,
+    })
 }
 
 control::parameters! {
@@ -279,6 +338,7 @@ fn get(module: &NbdModule, params: Get) -> Result<Vec<Value>, RpcError> {
         value["size"] = json!(info.size);
         value["block_size"] = json!(info.block_size);
         value["connections"] = json!(info.connections);
+        value["connections_max"] = json!(info.connections_max);
         value
     };
     Ok(exports.into_iter().map(describe).collect())

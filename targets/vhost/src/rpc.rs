@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use bdev::{PreparedReservations, Registry};
 use control::json::{Value, json};
-use control::{Method, Module, RpcError};
+use control::{Method, Module, NoParameters, RpcError};
 use reactor::ReactorHandle;
+use target_shell::{ConnectionLimits, PeerConnections};
 
+use crate::limits::CONNECTIONS_MAX;
 use crate::{
     Coalescing, VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostScsiTargetInfo, VhostSessionInfo,
     VhostTarget, VhostTargetError,
@@ -71,6 +73,25 @@ impl Module for VhostModule {
                     "true",
                 )
                 .errors(&[(RpcError::INVALID_PARAMS, "a value is too small"), NOT_FOUND, UNRESPONSIVE]),
+            Method::update("vhost_set_options", set_options)
+                .at_any_stage()
+                .text(
+                    "Sets how many connections there may be to all controllers, for clients that come from now on. What is \
+                     left out is as by default. Not an SPDK method.",
+                    "true",
+                )
+                .errors(&[(RpcError::INVALID_PARAMS, "a limit is 0 or beyond 512")]),
+            Method::query("vhost_get_options", |module: &VhostModule, _: NoParameters| {
+                Ok::<_, RpcError>(describe_limits(&module.target.limits()))
+            })
+            .text("Returns the options. Not an SPDK method.", "the parameters of `vhost_set_options` that are set"),
+            Method::query("vhost_get_peers", |module: &VhostModule, _: NoParameters| {
+                Ok::<_, RpcError>(module.target.peers().iter().map(describe_peer).collect::<Vec<Value>>())
+            })
+            .text(
+                "Lists the processes that are connected, those with the most connections first. Not an SPDK method.",
+                "array with `peer`, `connections`, and `connections_max`, which it may have while others have theirs",
+            ),
             Method::update("virtio_blk_create_transport", create_transport)
                 .text("Fails: the only transport, `vhost_user_blk`, exists from the start.", "never")
                 .errors(&[
@@ -108,12 +129,48 @@ impl Module for VhostModule {
             let create = json!({ "method": "vhost_create_blk_controller", "params": params });
             [create].into_iter().chain(coalescing).collect()
         };
-        self.target.configured().into_iter().flat_map(calls).collect()
+        let limits = self.target.limits();
+        let options = (limits != ConnectionLimits::new(CONNECTIONS_MAX))
+            .then(|| json!({ "method": "vhost_set_options", "params": describe_limits(&limits) }));
+        options.into_iter().chain(self.target.configured().into_iter().flat_map(calls)).collect()
     }
 
     fn report(&self) -> Value {
         json!({ "controllers": self.target.configured().len() })
     }
+}
+
+control::parameters! {
+    struct SetOptions {
+        /// Connections of all clients that have begun a session, to all controllers
+        max_connections: u32 = CONNECTIONS_MAX,
+        /// Of these, of one process; half of what others leave, but at least 16, if left out. All processes of a user have
+        /// seven eighths
+        max_connections_per_peer: Option<u32>,
+        /// Of these, to one controller; three quarters of what others leave, but at least 16, if left out
+        max_connections_per_controller: Option<u32>,
+    }
+}
+
+fn set_options(module: &VhostModule, params: SetOptions) -> Result<bool, RpcError> {
+    module.target.set_limits(ConnectionLimits {
+        max: params.max_connections,
+        per_peer_max: params.max_connections_per_peer,
+        per_object_max: params.max_connections_per_controller,
+    })?;
+    Ok(true)
+}
+
+fn describe_limits(limits: &ConnectionLimits) -> Value {
+    limits.named("controller").into_iter().map(|(name, limit)| (name, json!(limit))).collect()
+}
+
+fn describe_peer(one: &PeerConnections) -> Value {
+    json!({
+        "peer": one.peer.to_string(),
+        "connections": one.connections,
+        "connections_max": one.connections_max,
+    })
 }
 
 impl From<VhostTargetError> for RpcError {

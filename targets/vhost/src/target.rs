@@ -8,7 +8,10 @@ use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, PreparedReservations, R
 use reactor::ReactorHandle;
 use scsi::{LogicalUnit, ReactorSanitizer, UnitConfig};
 use sockets::StreamAddress;
-use target_shell::{DeviceKeys, GroupLimits, Publisher, TargetCores, mask_of_reactors, reactors_of_mask};
+use target_shell::{
+    ConnectionLimits, DeviceKeys, GroupLimits, PeerConnections, Publisher, TargetCores, mask_of_reactors,
+    reactors_of_mask,
+};
 use wire_virtio::blk::SECTOR_BYTES;
 
 use crate::backend::{Backend, BlkBackend, ScsiUnit};
@@ -44,6 +47,7 @@ struct TargetState {
     controllers: BTreeMap<String, Created>,
     last_id: u64,
     keys: DeviceKeys,
+    limits: Option<ConnectionLimits>,
     stopping: bool,
 }
 
@@ -382,6 +386,30 @@ impl VhostTarget {
         self.lock_any().controllers.values().map(info).collect()
     }
 
+    /// The clients that have begun a session, those with the most connections first.
+    pub fn peers(&self) -> Vec<PeerConnections> {
+        self.lock_any().cores.as_ref().map(TargetCores::peers).unwrap_or_default()
+    }
+
+    /// How many connections there may be.
+    pub fn limits(&self) -> ConnectionLimits {
+        self.lock_any().limits()
+    }
+
+    /// Changes how many connections there may be, for clients that come from now on.
+    ///
+    /// # Errors
+    /// A limit is 0 or beyond 512, or the target is stopping.
+    pub fn set_limits(&self, limits: ConnectionLimits) -> Result<(), VhostTargetError> {
+        limits.check(CONNECTIONS_MAX, "controller").map_err(VhostTargetError::Invalid)?;
+        let mut state = self.lock()?;
+        if let Some(cores) = &state.cores {
+            cores.set_limits(limits.clone());
+        }
+        state.limits = Some(limits);
+        Ok(())
+    }
+
     /// Closes the listeners and rejects changes. Clients are disconnected when the reactors stop.
     pub fn shutdown(&self) {
         let mut state = self.lock_any();
@@ -399,11 +427,8 @@ impl VhostTarget {
     }
 
     fn start(&self, state: &mut TargetState) -> Result<TargetCores<VhostCore>, VhostTargetError> {
-        let limits = GroupLimits {
-            connections_max: CONNECTIONS_MAX,
-            logins_max: LOGINS_MAX,
-            ..GroupLimits::default()
-        };
+        let limits =
+            GroupLimits { connections: state.limits(), logins_max: LOGINS_MAX, ..GroupLimits::default() };
         let links = CoreLinks::new(self.0.reactors.len());
         let make = move |core: &reactor::Core, waker: &target_shell::GroupWaker| {
             VhostCore::new(core, Some(waker), links.clone())
@@ -478,6 +503,10 @@ impl VhostTarget {
 }
 
 impl TargetState {
+    fn limits(&self) -> ConnectionLimits {
+        self.limits.clone().unwrap_or(ConnectionLimits::new(CONNECTIONS_MAX))
+    }
+
     fn config(&self) -> VhostConfig {
         VhostConfig {
             controllers: self.controllers.values().map(|one| one.controller.clone()).collect(),

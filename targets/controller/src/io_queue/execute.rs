@@ -279,11 +279,11 @@ impl<T: IoTransport> Execution<'_, T> {
     #[inline]
     fn take_data(&mut self, bytes: u32) -> Option<Data> {
         // Deferred commands come first; otherwise small commands would starve a large one.
-        if !self.queue.deferred.is_empty() || !self.queue.fits(bytes as usize) {
+        if !self.queue.deferred.is_empty() || !self.queue.memory.admits(bytes as usize) {
             return None;
         }
         let data = self.transport.take_data(bytes as usize)?;
-        self.queue.count_buffers(bytes as usize);
+        self.queue.memory.add(bytes as usize);
         Some(data)
     }
 
@@ -296,14 +296,10 @@ impl<T: IoTransport> Execution<'_, T> {
         Some(data)
     }
 
-    /// Defers a command that found no buffers of `bytes` bytes, and widens the window if that is what was too small.
+    /// Defers a command that found no buffers.
     #[cold]
-    pub(super) fn defer(&mut self, slot: Slot, bytes: u32) {
-        self.queue.defer(slot);
-        let fits = self.queue.fits(bytes as usize);
-        if !fits && self.queue.window_is_finished(slot) && self.transport.has_spare_memory() {
-            self.queue.window.double();
-        }
+    pub(super) fn defer(&mut self, slot: Slot) {
+        self.queue.deferred.push_back(slot);
     }
 
     /// A command that moves data found no buffer: it is deferred, or receives into heap memory if its data follows in
@@ -314,7 +310,7 @@ impl<T: IoTransport> Execution<'_, T> {
             // An I/O command is never the owner's.
             _ = self.receive_into(slot, CommandData::Bytes(vec![0; room as usize]));
         } else {
-            self.defer(slot, room);
+            self.defer(slot);
         }
     }
 
@@ -346,7 +342,7 @@ impl<T: IoTransport> Execution<'_, T> {
     /// Submits a deferred read, or defers it again.
     fn read(&mut self, slot: Slot, plan: &IoPlan, bytes: u32) {
         let Some(data) = self.take_data_for(slot, bytes) else {
-            return self.defer(slot, bytes);
+            return self.defer(slot);
         };
         self.queue.set_state(slot, CommandState::Reading);
         self.submit(slot, Op::Read, plan, Some(data));
@@ -395,7 +391,7 @@ impl<T: IoTransport> Execution<'_, T> {
             IoOp::Compare => self.write(slot, Op::Compare, plan),
             IoOp::ProtectedRead => {
                 let bytes = plan.blocks * self.queue.namespaces.entry(plan).block_bytes(plan.protection);
-                let Some(data) = self.take_data_for(slot, bytes) else { return self.defer(slot, bytes) };
+                let Some(data) = self.take_data_for(slot, bytes) else { return self.defer(slot) };
                 self.queue.set_state(slot, CommandState::Reading);
                 self.submit_protected(slot, Op::Read, plan, data);
             }
@@ -409,7 +405,7 @@ impl<T: IoTransport> Execution<'_, T> {
             IoOp::WriteUncorrectable => self.submit_only(slot, Op::WriteUncorrectable, plan, None),
             IoOp::Verify => {
                 let bytes = plan.blocks * self.queue.namespaces.entry(plan).block_bytes(plan.protection);
-                let Some(data) = self.take_data_for(slot, bytes) else { return self.defer(slot, bytes) };
+                let Some(data) = self.take_data_for(slot, bytes) else { return self.defer(slot) };
                 if plan.protection.is_empty() {
                     return self.submit_only(slot, Op::Read, plan, Some(data));
                 }
@@ -475,7 +471,7 @@ impl<T: IoTransport> Execution<'_, T> {
         if let Some(command) = self.queue.commands.get_mut(slot) {
             command.data = data;
         }
-        self.defer(slot, bytes);
+        self.defer(slot);
         None
     }
 

@@ -7,9 +7,9 @@
 use block_io::{RequestFlags, Status};
 use dma::{Buffer, Data};
 use slots::Slot;
-use target_shell::{IoContext, SendQueue};
+use target_shell::{IoContext, NoMemory, SendQueue};
 
-use super::{CommandState, NotNow, Retry, Role, Session, gave_up};
+use super::{CommandState, Retry, Role, Session, gave_up};
 use crate::connection::NbdCore;
 use crate::limits::EDGE_ATTEMPTS_MAX;
 use crate::status::error_of;
@@ -59,7 +59,7 @@ impl Session {
         index: usize,
         out: &mut SendQueue,
         context: &mut IoContext<'_, NbdCore>,
-    ) -> Result<(), NotNow> {
+    ) -> Result<(), NoMemory> {
         if self.export.reads_undefined {
             // Such a device keeps nothing, so that there is nothing to lose.
             self.end_edge(slot, index, out);
@@ -73,7 +73,7 @@ impl Session {
                 Ok(())
             }
             Some(false) => {
-                let old = self.take(self.export.block_size as usize, context).ok_or(NotNow)?;
+                let old = self.take_block(context)?;
                 let lba = self.commands.get_mut(slot).and_then(|command| Some(command.edge(index)?.lba));
                 let read = bdev::Request::read(Role::EdgeRead(index).tag(slot), lba.unwrap_or(0), 1, old);
                 if !self.submit_step(slot, read, context) {
@@ -97,7 +97,7 @@ impl Session {
         match submitted {
             Ok(()) => self.outstanding += 1,
             Err(status) => {
-                self.held_bytes -= held;
+                self.memory.remove(held);
                 if let Some(command) = self.commands.get_mut(slot) {
                     command.fail(error_of(status));
                 }
@@ -118,7 +118,7 @@ impl Session {
         let data = completion.into_data();
         let old = data.and_then(|data| data.into_single().ok());
         if !status.is_success() {
-            self.held_bytes -= old.as_ref().map_or(0, Buffer::len);
+            self.memory.remove(old.as_ref().map_or(0, Buffer::len));
             if let Some(command) = self.commands.get_mut(slot) {
                 command.fail(error_of(status));
             }
@@ -167,7 +167,7 @@ impl Session {
     ) {
         let status = completion.status();
         let old = completion.into_data();
-        self.held_bytes -= old.as_ref().map_or(0, Data::len);
+        self.memory.remove(old.as_ref().map_or(0, Data::len));
         let Some(command) = self.commands.get_mut(slot) else { return };
         let is_conflict = status.same_code(Status::COMPARE_FAILURE);
         if !status.is_success() && !is_conflict {
@@ -225,7 +225,7 @@ impl Session {
         let edge = command.edges.as_mut().and_then(|edges| edges[index].take());
         if let Some(edge) = edge {
             let bytes = [edge.new, edge.old].iter().flatten().map(Buffer::len).sum::<usize>();
-            self.held_bytes -= bytes;
+            self.memory.remove(bytes);
         }
         self.end_piece(slot, out);
     }

@@ -27,6 +27,11 @@ control::parameters! {
         disable_mappable_bar0: bool = false,
         /// Connections of hosts that have logged in at most; as many as file descriptors allow if not given; TCP only
         max_connections: Option<u32>,
+        /// Of these, from one IP address (IPv6: from one /64 network); half of what others leave, but at least 16, if not
+        /// given; TCP only
+        max_connections_per_peer: Option<u32>,
+        /// Of these, to one subsystem; three quarters of what others leave, but at least 16, if not given; TCP only
+        max_connections_per_subsystem: Option<u32>,
         /// Connections of hosts that have not logged in at most, never more than a quarter of the file descriptors; beyond,
         /// the oldest is closed; TCP only
         max_pending_logins: Option<u32>,
@@ -93,6 +98,8 @@ pub(super) fn create_transport(module: &NvmfModule, params: CreateTransport) -> 
     config.max_aq_depth = params.max_aq_depth.unwrap_or(config.max_aq_depth);
     config.c2h_success = params.c2h_success.unwrap_or(config.c2h_success);
     config.max_connections = params.max_connections;
+    config.max_connections_per_peer = params.max_connections_per_peer;
+    config.max_connections_per_subsystem = params.max_connections_per_subsystem;
     config.max_pending_logins = params.max_pending_logins.unwrap_or(config.max_pending_logins);
     config.max_pending_logins_per_peer =
         params.max_pending_logins_per_peer.unwrap_or(config.max_pending_logins_per_peer);
