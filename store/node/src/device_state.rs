@@ -77,17 +77,16 @@ pub(crate) async fn read(device: &StoreDevice, head: &impl DeviceHead) -> Result
     }
 }
 
-/// Writes a state with the next generation, which is durable on return.
+/// Writes a state, whose generation is higher than that of the one before. It is durable on return.
 ///
 /// # Errors
 /// What the device reports.
 pub(crate) async fn write(
     device: &StoreDevice,
     head: &impl DeviceHead,
-    state: &mut DeviceState,
+    state: &DeviceState,
 ) -> Result<(), StoreError> {
-    state.generation += 1;
-    state.device = head.device();
+    let state = DeviceState { device: head.device(), ..state.clone() };
     for location in [head.last_block(), 0] {
         let bytes = state.encode(location);
         device.write_second_sector(location, &head.sector(location), &bytes).await?;

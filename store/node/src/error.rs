@@ -26,6 +26,9 @@ pub enum StoreError {
         /// How.
         status: Status,
     },
+    /// What a device remembers of its past cannot be written.
+    #[error("what the node has seen cannot be kept on its device: {0}")]
+    Memory(String),
     /// The first block is no superblock.
     #[error("the device has no store: {0}")]
     NoStore(DecodeError),

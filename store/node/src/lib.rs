@@ -33,6 +33,7 @@
 
 mod check;
 mod device;
+mod device_memory;
 mod device_state;
 mod disks;
 mod error;
