@@ -25,8 +25,9 @@ use uuid::Uuid;
 use crate::checks::{check_image_name, check_pool, check_settings};
 use crate::keys::check_client_key;
 use crate::{
-    ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry,
-    KeyName, MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
+    AcceptedLoss, ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord,
+    ImageEntry, KeyName, MapChanges, MapError, NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord,
+    Proposed,
 };
 use client::{EtcdClient, EtcdLocation};
 pub(crate) use connection::HttpError;
@@ -528,6 +529,22 @@ impl ClusterMap for EtcdMap {
             Some(reason) => self.put(&name, &reason),
             None => self.delete(&name).map(drop),
         }
+    }
+
+    fn node_memories(&self) -> Result<BTreeMap<NodeId, NodeMemory>, MapError> {
+        Ok(self.numbered("memory/")?.into_iter().map(|(id, memory)| (NodeId(id), memory)).collect())
+    }
+
+    fn put_node_memory(&self, node: NodeId, memory: &NodeMemory) -> Result<(), MapError> {
+        self.put(&format!("memory/{}", node.0), memory)
+    }
+
+    fn accepted_losses(&self) -> Result<BTreeMap<GroupId, AcceptedLoss>, MapError> {
+        Ok(self.numbered("losses/")?.into_iter().map(|(id, loss)| (GroupId(id), loss)).collect())
+    }
+
+    fn accept_loss(&self, group: GroupId, loss: &AcceptedLoss) -> Result<(), MapError> {
+        self.put(&format!("losses/{}", group.0), loss)
     }
 
     fn changes(&self) -> Box<dyn MapChanges> {

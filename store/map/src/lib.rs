@@ -29,6 +29,7 @@ mod keys;
 mod local;
 mod location;
 mod membership;
+mod memory;
 mod placement;
 mod record;
 mod settings;
@@ -37,13 +38,14 @@ pub use etcd::{EtcdFiles, EtcdMap};
 pub use keys::{ClientKeyRecord, PoolAccess};
 pub use local::LocalMap;
 pub use location::{EtcdOptions, MapLocation};
+pub use memory::{AcceptedLoss, GroupProgress, NodeMemory};
 pub use placement::Topology;
 pub use record::{
     DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapError, NodeId, NodeRecord, OutReason,
     PartitionSize, PoolClass, PoolRecord, Proposed,
 };
 pub use settings::ClusterSettings;
-pub use wire_replica::{GroupConfig, KeyName, ReplicaId};
+pub use wire_replica::{EntryId, GroupConfig, KeyName, ReplicaId};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -229,6 +231,30 @@ pub trait ClusterMap: Send + Sync {
     /// # Errors
     /// [`MapError`].
     fn set_out(&self, node: NodeId, reason: Option<OutReason>) -> Result<(), MapError>;
+
+    /// What each node has seen. Changes of it are not reported.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn node_memories(&self) -> Result<BTreeMap<NodeId, NodeMemory>, MapError>;
+
+    /// Replaces what a node has seen; the node alone does.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn put_node_memory(&self, node: NodeId, memory: &NodeMemory) -> Result<(), MapError>;
+
+    /// By group, the last loss that a person accepted.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn accepted_losses(&self) -> Result<BTreeMap<GroupId, AcceptedLoss>, MapError>;
+
+    /// Accepts a loss.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn accept_loss(&self, group: GroupId, loss: &AcceptedLoss) -> Result<(), MapError>;
 
     /// What changes from now on.
     fn changes(&self) -> Box<dyn MapChanges>;

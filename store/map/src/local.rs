@@ -24,8 +24,9 @@ use changes::LocalChanges;
 use crate::checks::{check_image_name, check_pool, check_settings};
 use crate::keys::check_client_key;
 use crate::{
-    ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry,
-    KeyName, MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
+    AcceptedLoss, ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord,
+    ImageEntry, KeyName, MapChanges, MapError, NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord,
+    Proposed,
 };
 
 /// The directories of records.
@@ -148,6 +149,13 @@ impl LocalMap {
             }
         }
         Ok(all)
+    }
+
+    /// Replaces a record of a directory that maps of earlier releases do not have.
+    fn put_in(&self, directory: &str, number: u32, value: &impl Serialize) -> Result<(), MapError> {
+        let path = self.root.join(directory);
+        fs::create_dir_all(&path).map_err(|error| failed(&path, &error))?;
+        self.publish(&Path::new(directory).join(number.to_string()), value, Publish::Replace).map(drop)
     }
 
     /// Gives an identity to a number; an error if another one has it.
@@ -481,6 +489,22 @@ impl ClusterMap for LocalMap {
             Some(reason) => self.publish(&name, &reason, Publish::Replace).map(drop),
             None => self.remove(&name).map(drop),
         }
+    }
+
+    fn node_memories(&self) -> Result<BTreeMap<NodeId, NodeMemory>, MapError> {
+        Ok(self.numbered("memory")?.into_iter().map(|(id, memory)| (NodeId(id), memory)).collect())
+    }
+
+    fn put_node_memory(&self, node: NodeId, memory: &NodeMemory) -> Result<(), MapError> {
+        self.put_in("memory", node.0, memory)
+    }
+
+    fn accepted_losses(&self) -> Result<BTreeMap<GroupId, AcceptedLoss>, MapError> {
+        Ok(self.numbered("losses")?.into_iter().map(|(id, loss)| (GroupId(id), loss)).collect())
+    }
+
+    fn accept_loss(&self, group: GroupId, loss: &AcceptedLoss) -> Result<(), MapError> {
+        self.put_in("losses", group.0, loss)
     }
 
     fn changes(&self) -> Box<dyn MapChanges> {

@@ -8,7 +8,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use cluster_map::*;
-use records::{client_keys_come_and_go, node, race, record, settings_are_given_once_before_there_are_nodes};
+use records::{
+    client_keys_come_and_go, node, race, record, settings_are_given_once_before_there_are_nodes,
+    what_nodes_have_seen_is_kept,
+};
 use rig::EtcdCluster;
 use uuid::Uuid;
 
@@ -117,6 +120,7 @@ fn lease_and_grace_never_change() {
     let map = EtcdMap::new(&etcd.urls("a")).unwrap();
     map.create().unwrap();
     settings_are_given_once_before_there_are_nodes(&map);
+    what_nodes_have_seen_is_kept(&map);
 }
 
 #[test]

@@ -6,7 +6,10 @@ mod records;
 use std::path::PathBuf;
 
 use cluster_map::*;
-use records::{client_keys_come_and_go, node, race, record, settings_are_given_once_before_there_are_nodes};
+use records::{
+    client_keys_come_and_go, node, race, record, settings_are_given_once_before_there_are_nodes,
+    what_nodes_have_seen_is_kept,
+};
 use uuid::Uuid;
 
 struct MapFile(PathBuf);
@@ -244,6 +247,7 @@ fn lease_and_grace_never_change() {
     let file = MapFile::new("settings");
     let map = LocalMap::open(&file.0).unwrap();
     settings_are_given_once_before_there_are_nodes(&map);
+    what_nodes_have_seen_is_kept(&map);
     // Those that fence nothing, and what a later version may have, are errors and no default.
     let path = file.0.join("settings");
     std::fs::write(&path, br#"{"lease_ms":500,"grace_ms":450}"#).unwrap();

@@ -105,7 +105,10 @@ impl EtcdChanges {
         if !answer.events.is_empty() {
             self.next_revision = answer.header.revision + 1;
         }
-        Ok(answer.events.iter().map(|event| self.change(event)).collect())
+        // What nodes have seen changes all the time, and concerns nobody while they run.
+        let memory = format!("{}memory/", self.client.location.prefix);
+        let is_change = |event: &&WatchEvent| !event.kv.key.starts_with(memory.as_bytes());
+        Ok(answer.events.iter().filter(is_change).map(|event| self.change(event)).collect())
     }
 
     /// The watch is refused. Without an error it is to be opened again, with another token.

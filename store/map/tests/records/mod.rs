@@ -73,6 +73,20 @@ pub(crate) fn settings_are_given_once_before_there_are_nodes(map: &impl ClusterM
 }
 
 /// Keys of clients in a map with the pool `p`, and only that one.
+pub(crate) fn what_nodes_have_seen_is_kept(map: &impl ClusterMap) {
+    let committed = EntryId { sequence: 90, epoch: 3 };
+    let groups = [(7, GroupProgress { epoch: 4, committed })].into();
+    let memory = NodeMemory { device: Uuid::from_u128(5), incarnation: 2, groups };
+    assert!(map.node_memories().unwrap().is_empty() && map.accepted_losses().unwrap().is_empty());
+    map.put_node_memory(NodeId(1), &memory).unwrap();
+    let newer = NodeMemory { incarnation: 3, ..memory };
+    map.put_node_memory(NodeId(1), &newer).unwrap();
+    assert_eq!(map.node_memories().unwrap(), [(NodeId(1), newer)].into());
+    let loss = AcceptedLoss { node: ReplicaId(1), epoch: 4 };
+    map.accept_loss(GroupId(7), &loss).unwrap();
+    assert_eq!(map.accepted_losses().unwrap(), [(GroupId(7), loss)].into());
+}
+
 pub(crate) fn client_keys_come_and_go(map: &impl ClusterMap) {
     let [vm, backup] = ["vm", "backup.1_a"].map(|name| KeyName::new(name).unwrap());
     let record = |pools: &[(&str, PoolAccess)]| {
