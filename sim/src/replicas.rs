@@ -90,6 +90,8 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
         failed: run.clients.abandoned,
         faults: run.faults,
         transfers: run.cluster.transfers,
+        aged: run.cluster.aged,
+        may_have_lost: run.cluster.may_have_lost,
         simulated_ns: at_ns,
         turns: run.cluster.turns,
         trace: run.cluster.trace,
@@ -107,6 +109,10 @@ impl Run {
             self.clients.read_all(&mut self.cluster);
             // A member that was silent just before may still leave, and comes back.
             self.run_until(end_ns, |run| run.clients.pending() == 0 && run.is_at_rest() && run.is_back());
+        }
+        if self.cluster.may_have_lost {
+            // What the guarantees leave out has happened.
+            return Ok(());
         }
         // What was wrong before it stood still is the better answer.
         let unanswered = self.clients.pending();
@@ -174,6 +180,7 @@ impl Run {
         self.cluster.change_room();
         self.cluster.leave();
         self.cluster.change_preference();
+        self.age();
         let wait_ns = self.cluster.random.below(2 * self.chaos_interval_ns);
         self.cluster.schedule(wait_ns, Happening::Chaos);
         let nodes = self.cluster.nodes.len();
@@ -242,13 +249,43 @@ impl Run {
         }
     }
 
+    /// Whether another member than a node has all data.
+    fn has_other_sound_member(&mut self, node: usize) -> bool {
+        let members: Vec<usize> = self.cluster.map.in_sync.iter().map(|id| id.0 as usize).collect();
+        members.into_iter().any(|member| member != node && self.cluster.is_sound(member))
+    }
+
     /// Replaces the disk of a node, if another one has all data.
     fn replace_disk(&mut self, node: usize, length_ns: u64) {
-        let members = self.cluster.map.in_sync.iter().map(|id| id.0 as usize);
-        let complete = |member: &usize| self.cluster.nodes[*member].disk.is_complete();
-        if members.filter(complete).any(|member| member != node) {
+        if self.has_other_sound_member(node) {
             self.crash(node, length_ns);
             self.cluster.replace_disk(node);
+        }
+    }
+
+    /// Copies a disk, puts one back from its copy, or damages the end of a log, if another member has all data: a fault now and
+    /// then. All nodes may be down then.
+    fn age(&mut self) {
+        if !self.cluster.ages {
+            return;
+        }
+        let nodes = self.cluster.nodes.len();
+        let random = &mut self.cluster.random_age;
+        let (node, kind) = (random.index(nodes), random.below(4));
+        let length_ns = if random.happens(500) { random.below(200 * MS) } else { random.below(2500 * MS) };
+        // The others go on, return with it, or later.
+        let (go_on, are_late) = (random.happens(400), random.happens(500));
+        let others_ns = length_ns + if are_late { random.below(2500 * MS) } else { 0 };
+        if kind < 2 {
+            self.cluster.copy_disk(node);
+        } else if self.has_other_sound_member(node) {
+            self.crash(node, length_ns);
+            let others: Vec<usize> = (0..nodes).filter(|other| *other != node && !go_on).collect();
+            others.into_iter().for_each(|other| self.crash(other, others_ns));
+            match kind {
+                2 => self.cluster.roll_back(node),
+                _ => self.cluster.damage_log(node),
+            }
         }
     }
 

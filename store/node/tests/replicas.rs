@@ -283,7 +283,7 @@ fn a_learner_has_room_for_copies_however_many_entries_wait_for_them() {
     };
     let entries = (1..=count).map(entry).collect();
     let sent_ns = cluster.clock.now_ns();
-    let (commit_point, log_end) = (count, count);
+    let (commit_point, log_end) = (count, Some(count));
     let append = Append { sent_ns, session, previous: base, entries, commit_point, log_end };
     send(&cluster, MessageBody::Append(append.clone()));
     assert!(heard(&mut cluster, &mut session, |body| matches!(body, MessageBody::Appended { .. })));

@@ -45,11 +45,17 @@ pub enum PlantedReplicaFault {
     HandOverAssumed,
     /// A primary hands over to the preferred replica although that is a learner.
     TransferUnprepared,
+    /// A restarted primary does not ask whether others have more: they truncate what it does not have.
+    TruncateForOlderPrimary,
+    /// A replica on an older copy of its device takes that for its device.
+    IncarnationUnchecked,
+    /// A replica does not compare its log with what is kept elsewhere.
+    RecordUnchecked,
 }
 
 impl PlantedReplicaFault {
     /// All.
-    pub const ALL: [PlantedReplicaFault; 21] = [
+    pub const ALL: [PlantedReplicaFault; 24] = [
         PlantedReplicaFault::AcknowledgeBeforeReplicas,
         PlantedReplicaFault::DirtyRead,
         PlantedReplicaFault::ApplyUncommitted,
@@ -71,6 +77,9 @@ impl PlantedReplicaFault {
         PlantedReplicaFault::RedoOverPlaced,
         PlantedReplicaFault::HandOverAssumed,
         PlantedReplicaFault::TransferUnprepared,
+        PlantedReplicaFault::TruncateForOlderPrimary,
+        PlantedReplicaFault::IncarnationUnchecked,
+        PlantedReplicaFault::RecordUnchecked,
     ];
 
     /// The name on the command line.
@@ -97,6 +106,9 @@ impl PlantedReplicaFault {
             PlantedReplicaFault::RedoOverPlaced => "redo-over-placed",
             PlantedReplicaFault::HandOverAssumed => "hand-over-assumed",
             PlantedReplicaFault::TransferUnprepared => "transfer-unprepared",
+            PlantedReplicaFault::TruncateForOlderPrimary => "truncate-for-older-primary",
+            PlantedReplicaFault::IncarnationUnchecked => "incarnation-unchecked",
+            PlantedReplicaFault::RecordUnchecked => "record-unchecked",
         }
     }
 }

@@ -65,6 +65,7 @@ impl Storage {
             ReplicaAction::Apply { .. }
             | ReplicaAction::Stable { .. }
             | ReplicaAction::Free { .. }
+            | ReplicaAction::Restored
             | ReplicaAction::Propose(_) => {}
         }
     }
@@ -108,6 +109,10 @@ fn run(seed: u64) -> Storage {
     let mut now_ns = random.below(1 << 40);
     let recovered = RecoveredReplica::default();
     let mut replica = Replica::new(ReplicaId(1), 1, settings, recovered, now_ns);
+    if random.happens(200) {
+        let memory = GroupMemory { is_older: random.happens(500), ..GroupMemory::default() };
+        replica.handle(ReplicaEvent::Memory(memory), now_ns, &mut Vec::new());
+    }
     let (mut storage, mut actions) = (Storage::default(), Vec::new());
     for _ in 0..400 {
         now_ns += if random.happens(50) { random.below(2_000_000_000) } else { random.below(20_000_000) };
@@ -116,6 +121,7 @@ fn run(seed: u64) -> Storage {
             5 => ReplicaEvent::Request(arbitrary::request(&mut random)),
             6 if random.happens(300) => ReplicaEvent::Map(arbitrary::config(&mut random, REPLICAS)),
             6 if random.happens(100) => ReplicaEvent::LogLow,
+            6 if random.happens(20) => ReplicaEvent::AcceptLoss { epoch: random.below(8) as u32 },
             6 | 7 => ReplicaEvent::Timer,
             _ => storage.pending.pop_front().unwrap_or(ReplicaEvent::Timer),
         };

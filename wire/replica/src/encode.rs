@@ -6,7 +6,8 @@ use wire_store::{EntryHeader, crc32c};
 
 use crate::{
     AppendOutcome, ClientReply, ClientRequest, EncodedFrame, EntryId, Frame, FrameHeader, FrameKind,
-    GroupConfig, MessageBody, ObjectPart, ReplicaMessage, ReplicatedEntry, spare::empty_head,
+    GroupConfig, MessageBody, ObjectPart, ReplicaMessage, ReplicatedEntry, UNKNOWN_LOG_END,
+    spare::empty_head,
 };
 
 /// What most messages have besides entries fits.
@@ -129,7 +130,7 @@ impl Out {
                 self.u64(append.session);
                 self.entry_id(append.previous);
                 self.u64(append.commit_point);
-                self.u64(append.log_end);
+                self.u64(append.log_end.unwrap_or(UNKNOWN_LOG_END));
                 self.u32(append.entries.len() as u32);
                 for entry in &append.entries {
                     let ReplicatedEntry { header, data } = &**entry;
@@ -147,6 +148,12 @@ impl Out {
                 self.u32(mismatch);
                 self.u64(number);
                 FrameKind::Appended
+            }
+            MessageBody::LogEnd { sent_ns, last, committed } => {
+                self.u64(*sent_ns);
+                self.entry_id(*last);
+                self.u64(*committed);
+                FrameKind::LogEnd
             }
             MessageBody::Join { session, commit_point, complete } => {
                 self.u64(*session);

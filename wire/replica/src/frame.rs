@@ -49,6 +49,8 @@ pub enum FrameKind {
     HandOver = 14,
     /// [`MessageBody::Leave`](crate::MessageBody::Leave).
     Leave = 15,
+    /// [`MessageBody::LogEnd`](crate::MessageBody::LogEnd).
+    LogEnd = 16,
     /// [`ClientRequest::Write`].
     Write = 32,
     /// [`ClientRequest::Read`].
@@ -63,7 +65,7 @@ pub enum FrameKind {
 
 impl FrameKind {
     /// Every kind.
-    pub const ALL: [FrameKind; 20] = [
+    pub const ALL: [FrameKind; 21] = [
         FrameKind::Config,
         FrameKind::Append,
         FrameKind::Appended,
@@ -79,6 +81,7 @@ impl FrameKind {
         FrameKind::Unsettled,
         FrameKind::HandOver,
         FrameKind::Leave,
+        FrameKind::LogEnd,
         FrameKind::Write,
         FrameKind::Read,
         FrameKind::Reply,

@@ -172,6 +172,15 @@ pub enum MessageBody {
     /// To the primary of the record, from that of the epoch before, which waited for earlier leases and serves nothing any
     /// more: no other replica has a lease from before.
     HandOver,
+    /// To the primary, from a member of the in-sync set: the answer to an [`Append`] that does not say where its log ends.
+    LogEnd {
+        /// [`Append::sent_ns`] of the message that it answers: the lease counts from there.
+        sent_ns: u64,
+        /// The last durable entry of its log.
+        last: EntryId,
+        /// Entries up to here were committed, as far as it knows.
+        committed: u64,
+    },
     /// To the primary, from a replica that is to stop, is not in sync and wants no stream; the primary answers with the same
     /// when it has none for it.
     Leave,
@@ -190,8 +199,9 @@ pub struct Append {
     pub entries: Vec<Arc<ReplicatedEntry>>,
     /// Entries up to this sequence are committed.
     pub commit_point: u64,
-    /// The last entry of the primary's log. Later ones of earlier epochs are not in it.
-    pub log_end: u64,
+    /// The last entry of the primary's log. Later ones of earlier epochs are not in it. `None` from a primary that does not know
+    /// yet whether others have more: nothing is truncated, and the answer is [`MessageBody::LogEnd`]. It has no entries then.
+    pub log_end: Option<u64>,
 }
 
 /// Answer to an [`Append`].

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use bdev::Uuid;
 use control::json::{Value, json};
 use reactor::{MailboxSender, blocking};
-use replica::{CopyProgress, GroupBlocked, LearnerStatus, ReplicaId};
+use replica::{CopyProgress, EntryId, GroupBlocked, LearnerStatus, ReplicaId};
 use sockets::StreamAddress;
 use wire_replica::REPORT_BYTES_MAX;
 
@@ -126,6 +126,10 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
         "primary": replica.config.primary.0,
         "in_sync": in_sync,
         "complete": replica.status.complete,
+        "stale": replica.status.stale.map(|reason| reason.text()),
+        "has_more_than_primary": replica.status.contradicts,
+        "last_entry": entry_name(replica.last),
+        "known_committed": entry_name(replica.memory.committed),
         "log_end": replica.status.log_end,
         "commit_point": replica.status.commit_point,
         "in_place": replica.in_place,
@@ -154,6 +158,10 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
     }))
 }
 
+fn entry_name(entry: EntryId) -> Value {
+    json!({ "sequence": entry.sequence, "epoch": entry.epoch })
+}
+
 fn learner(status: &LearnerStatus) -> Value {
     let per_second = |copy: CopyProgress| {
         let ns = copy.elapsed_ns.max(1);
@@ -180,6 +188,13 @@ fn reason(blocked: GroupBlocked) -> &'static str {
         GroupBlocked::MemberSilent => "a replica is silent, and the map has not answered",
         GroupBlocked::DataLost => {
             "its data is lost: the primary has none, and no replica in sync has taken over"
+        }
+        GroupBlocked::Stale => {
+            "it lacks what the group had, and no other replica in sync is there: start the nodes of the others, or \
+                               `ringbolt store accept-loss` says what is lost if it serves"
+        }
+        GroupBlocked::Comparing => {
+            "a restarted primary does not know yet whether the other replicas in sync have more"
         }
         GroupBlocked::TooFewInSync => "fewer replicas are in sync than the pool demands",
     }

@@ -94,7 +94,9 @@ pub(crate) fn replica_message(random: &mut WyRand, replicas: u64) -> ReplicaMess
         0 => MessageBody::Config,
         1..=3 => {
             let previous = entry_id(random);
-            let (commit_point, log_end) = (number(random), number(random));
+            let commit_point = number(random);
+            // The highest one says that it is not known.
+            let log_end = Some(number(random)).filter(|end| *end < NUMBER_LIMIT - 1 && random.happens(900));
             let (sent_ns, entries) = (number(random), entries(random, previous));
             MessageBody::Append(Append { sent_ns, session, previous, entries, commit_point, log_end })
         }
@@ -127,11 +129,16 @@ pub(crate) fn replica_message(random: &mut WyRand, replicas: u64) -> ReplicaMess
             let entry = Arc::new(ReplicatedEntry { header, data });
             MessageBody::Unsettled { number: number(random), through: number(random), entry }
         }
-        _ => match random.below(5) {
+        _ => match random.below(6) {
             0 => MessageBody::CopyBegun { session },
             1 => MessageBody::CopyEnd { session },
             2 => MessageBody::HandOver,
             3 => MessageBody::Leave,
+            4 => MessageBody::LogEnd {
+                sent_ns: number(random),
+                last: entry_id(random),
+                committed: number(random),
+            },
             _ => MessageBody::CopyEnded { session },
         },
     };

@@ -30,6 +30,8 @@ impl Shard {
         let Some(replication) = &mut self.replication else { return };
         replication.events.push_back(match input {
             ReplicaInput::Message(message) => ReplicaEvent::Message(message),
+            ReplicaInput::Memory(memory) => ReplicaEvent::Memory(memory),
+            ReplicaInput::AcceptLoss { epoch } => ReplicaEvent::AcceptLoss { epoch },
             ReplicaInput::Map(config) => ReplicaEvent::Map(config),
             ReplicaInput::Leave { successors, force, outcome } => {
                 replication.leave_outcome = Some(outcome);
