@@ -9,6 +9,7 @@ mod keys;
 mod leave;
 mod map_watch;
 mod membership;
+mod memory;
 mod preferred;
 mod report;
 
@@ -34,6 +35,7 @@ use hub::{Hub, HubInput};
 pub use keys::ClientKeyTable;
 use map_watch::{MapWatch, MapWatchConfig, Proposals};
 pub use membership::NoRoom;
+use memory::KeptMemory;
 use report::NodeReport;
 
 /// Messages that wait for the connections, from all cores.
@@ -95,6 +97,10 @@ impl Outbox for NodeOutbox {
 
     fn propose(&mut self, group: u32, config: Arc<GroupConfig>) {
         self.proposals.add(group, config);
+    }
+
+    fn restored(&mut self, group: u32) {
+        self.proposals.restored(group);
     }
 }
 
@@ -179,6 +185,7 @@ impl NodeServer {
         });
         report::start_reporter(&report, hub.clone());
         let cluster_map = config.map.clone();
+        let memory = KeptMemory::new(config.map.clone(), id, node.clone());
         let watch = MapWatchConfig {
             map: config.map,
             cluster: Uuid::from_bytes(cluster),
@@ -194,6 +201,7 @@ impl NodeServer {
             refused,
             without_room,
             addresses,
+            memory,
             host: match cores {
                 StoreCores::Reactors(reactors) => Some((node.clone(), reactors.to_vec())),
                 // It cannot wait for itself.

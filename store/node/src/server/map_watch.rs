@@ -21,6 +21,7 @@ use super::hosting::{self, HostRequest};
 use super::hub::HubInput;
 use super::keys::ClientKeyTable;
 use super::membership::{Membership, NoRoom, Placement};
+use super::memory::{Keeper, KeeperWake, KeptMemory};
 use super::preferred::PreferredPrimaries;
 use crate::{PoolOptions, ReplicaHandle, ReplicaInput, ReplicaNode, StoreError};
 
@@ -59,6 +60,8 @@ pub(super) enum MapRequest {
 #[derive(Clone)]
 pub(super) struct Proposals {
     pending: Arc<Mutex<BTreeMap<u32, Arc<GroupConfig>>>>,
+    /// Groups whose replica here lacked something, and is in sync again.
+    restored: Arc<Mutex<BTreeSet<u32>>>,
     requests: SyncSender<MapRequest>,
 }
 
@@ -66,6 +69,16 @@ impl Proposals {
     /// Proposes a record. The replica gets the map's answer.
     pub(super) fn add(&self, group: u32, config: Arc<GroupConfig>) {
         sync::lock(&self.pending).insert(group, config);
+        self.wake();
+    }
+
+    /// A replica that lacked something is in sync again.
+    pub(super) fn restored(&self, group: u32) {
+        sync::lock(&self.restored).insert(group);
+        self.wake();
+    }
+
+    fn wake(&self) {
         // A thread that has other requests looks for proposals after them.
         let (Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_))) =
             self.requests.try_send(MapRequest::Proposals);
@@ -90,7 +103,8 @@ pub(super) struct ProposalReceiver(Receiver<MapRequest>);
 /// Proposals, and what the thread receives them by.
 pub(super) fn proposals() -> (Proposals, ProposalReceiver) {
     let (requests, receiver) = sync_channel(REQUESTS_MAX);
-    (Proposals { pending: Arc::default(), requests }, ProposalReceiver(receiver))
+    let (pending, restored) = (Arc::default(), Arc::default());
+    (Proposals { pending, restored, requests }, ProposalReceiver(receiver))
 }
 
 /// What the thread needs.
@@ -116,6 +130,8 @@ pub(super) struct MapWatchConfig {
     pub(super) without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
     /// The addresses of the nodes, for reports.
     pub(super) addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>>,
+    /// What is kept of the node in the map.
+    pub(super) memory: KeptMemory,
     /// The node, and the reactors that own its replicas; without, replicas are neither made nor removed.
     pub(super) host: Option<(Arc<ReplicaNode>, Vec<ReactorHandle>)>,
 }
@@ -126,6 +142,7 @@ pub(super) struct MapWatch {
     is_stopped: Arc<AtomicBool>,
     thread: JoinHandle<()>,
     host: Option<JoinHandle<()>>,
+    keeper: Keeper,
 }
 
 struct Watcher {
@@ -135,6 +152,13 @@ struct Watcher {
     /// Groups whose replica had no room for its record.
     undelivered: BTreeSet<u32>,
     membership: Membership,
+    /// The device was compared with what the map has of it. Before, no replica gets a record.
+    is_remembered: bool,
+    /// Groups with a replica on a device that is an older copy of itself, until they are in sync.
+    older: BTreeSet<u32>,
+    /// By group, the losses that people accepted, as replicas know them.
+    losses: BTreeMap<u32, u32>,
+    keeper: KeeperWake,
     /// Addresses of the nodes, as the connections know them.
     addresses: BTreeMap<ReplicaId, StreamAddress>,
     /// Replicas that are being made or removed.
@@ -175,11 +199,16 @@ impl MapWatch {
             (sender, std::thread::spawn(move || hosting::run(&node, &reactors, &receiver, &outcomes)))
         });
         let (host, host_thread) = host.unzip();
+        let keeper = Keeper::start(config.memory.clone());
         let mut watcher = Watcher {
+            keeper: keeper.waker(),
             config,
             records: BTreeMap::new(),
             undelivered: BTreeSet::new(),
             membership: Membership::default(),
+            is_remembered: false,
+            older: BTreeSet::new(),
+            losses: BTreeMap::new(),
             addresses: BTreeMap::new(),
             hosting: BTreeSet::new(),
             host,
@@ -196,7 +225,7 @@ impl MapWatch {
             unreadable_key: None,
         };
         let thread = std::thread::spawn(move || watcher.run(&receiver));
-        MapWatch { requests, is_stopped, thread, host: host_thread }
+        MapWatch { requests, is_stopped, thread, host: host_thread, keeper }
     }
 
     /// Ends the node's lease, or renews it again.
@@ -210,6 +239,7 @@ impl MapWatch {
         // The receiver of what the last replica's outcome is goes with the first thread.
         let _ = self.thread.join();
         self.host.map(JoinHandle::join);
+        self.keeper.stop();
     }
 }
 
@@ -239,6 +269,7 @@ impl Watcher {
                 Ok(MapRequest::Hosted { group, replica }) => self.hosted(group, replica),
                 Ok(MapRequest::Removed { group }) => {
                     self.hosting.remove(&group);
+                    self.restored([group]);
                     // Others may find a partition now.
                     sync::lock(&self.config.refused).clear();
                     self.is_to_review = true;
@@ -261,6 +292,8 @@ impl Watcher {
             if self.retry_at.is_some_and(|at| at <= Instant::now()) {
                 self.retry_at = None;
             }
+            let restored = std::mem::take(&mut *sync::lock(&self.config.proposals.restored));
+            self.restored(restored);
             self.deliver();
             if let Err(error) = self.use_map() {
                 if !std::mem::replace(&mut self.is_failing, true) {
@@ -281,6 +314,7 @@ impl Watcher {
 
     /// Everything that needs the map. Proposals come first: groups wait for them.
     fn use_map(&mut self) -> Result<(), MapError> {
+        self.remember()?;
         let proposed = self.propose_pending();
         let now = Instant::now();
         if now >= self.renew_at {
@@ -299,6 +333,56 @@ impl Watcher {
             self.review().inspect_err(|_| self.is_to_review = true)?;
         }
         self.is_used();
+        Ok(())
+    }
+
+    /// Compares the device with what the map has of it, once.
+    fn remember(&mut self) -> Result<(), MapError> {
+        if self.is_remembered {
+            return Ok(());
+        }
+        let remembered = self.config.memory.compare()?;
+        for (group, memory) in &remembered.groups {
+            let replica = self.config.groups.get(group);
+            if replica.is_some_and(|replica| !replica.send(ReplicaInput::Memory(*memory))) {
+                let what = format!("record of group {group}");
+                return Err(MapError::Storage { what, reason: "its core is busy".to_string() });
+            }
+        }
+        if remembered.is_older {
+            self.older = remembered.groups.into_keys().collect();
+        }
+        self.is_remembered = true;
+        self.deliver();
+        Ok(())
+    }
+
+    /// Replicas of an older device are in sync again, or gone.
+    fn restored(&mut self, groups: impl IntoIterator<Item = u32>) {
+        let was_older = !self.older.is_empty();
+        for group in groups {
+            self.older.remove(&group);
+        }
+        if was_older && self.older.is_empty() {
+            self.config.memory.is_restored();
+        }
+    }
+
+    /// Passes on what people have decided about replicas of this node.
+    fn read_losses(&mut self) -> Result<(), MapError> {
+        let losses = self.config.map.accepted_losses()?;
+        let epochs = losses.iter().map(|(group, loss)| (group.0, loss.epoch)).collect();
+        for (GroupId(group), loss) in losses {
+            let is_new = self.losses.insert(group, loss.epoch) != Some(loss.epoch);
+            if is_new
+                && loss.node == self.config.node
+                && let Some(replica) = self.config.groups.get(&group)
+                && !replica.send(ReplicaInput::AcceptLoss { epoch: loss.epoch })
+            {
+                self.losses.remove(&group);
+            }
+        }
+        self.config.memory.accept(&epochs);
         Ok(())
     }
 
@@ -348,6 +432,7 @@ impl Watcher {
         }
         self.is_to_review = true;
         self.read_keys()?;
+        self.read_losses()?;
         let addresses = self.membership.addresses();
         if addresses != self.addresses {
             self.addresses = addresses.clone();
@@ -435,6 +520,7 @@ impl Watcher {
             self.records.insert(group, record);
             self.undelivered.insert(group);
             self.deliver();
+            self.keeper.wake();
         }
     }
 
@@ -556,6 +642,9 @@ impl Watcher {
     }
 
     fn deliver(&mut self) {
+        if !self.is_remembered {
+            return;
+        }
         let deliver = |group: &u32| {
             let (Some(replica), Some(record)) = (self.config.groups.get(group), self.records.get(group))
             else {
