@@ -1,5 +1,6 @@
 //! `ringbolt store`: a cluster of the replicated store on this machine, and its state.
 
+mod accept_loss;
 mod demo;
 mod key;
 mod layout;
@@ -24,6 +25,7 @@ use signal_hook::iterator::Signals;
 use crate::cli::{Idle, parse_ms, parse_size, parse_time};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
+use accept_loss::AcceptLossArgs;
 use key::KeyCommand;
 use layout::ClusterLayout;
 use nodes::RunningNodes;
@@ -76,6 +78,9 @@ pub(crate) enum StoreCommand {
     /// Give a node another share of the data: some replicas move to it, or from it to others
     #[command(after_help = "Example:\n  ringbolt store weight 2 5120")]
     Weight(WeightArgs),
+    /// Let a replica serve that lacks what its group had, and whose group waits: says what that costs, and needs --yes
+    #[command(after_help = "Example:\n  ringbolt store accept-loss 3 --yes")]
+    AcceptLoss(AcceptLossArgs),
     /// Create, list and remove pools
     #[command(subcommand)]
     Pool(PoolCommand),
@@ -354,6 +359,7 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::Out(options) => set_out(&options, Some(OutReason::Operator)),
         StoreCommand::In(options) => set_out(&options, None),
         StoreCommand::Weight(options) => set_weight(&options),
+        StoreCommand::AcceptLoss(options) => accept_loss::run(&options),
         StoreCommand::Pool(command) => pool::run(command),
         StoreCommand::Key(command) => key::run(command),
         StoreCommand::Demo(options) => demo::run(&options),

@@ -357,8 +357,20 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
         _ => &Value::Null,
     };
     let outside = view.replicas.iter().filter(|replica| !view.in_sync.contains(replica));
+    let stale = view.replicas.iter().filter_map(|node| match of(*node) {
+        ReplicaAnswer::Known(report) => Some((*node, report["stale"].as_str()?)),
+        _ => None,
+    });
+    let stale: Vec<(u32, &str)> = stale.collect();
+    let has_more = view.replicas.iter().find(|node| match of(**node) {
+        ReplicaAnswer::Known(report) => report["has_more_than_primary"] == true,
+        _ => false,
+    });
     let catching_up: Vec<String> = outside
         .map(|node| match of(*node) {
+            ReplicaAnswer::Known(report) if report["has_more_than_primary"] == true => {
+                format!("{node} (has more than the primary)")
+            }
             ReplicaAnswer::Known(report) if failure(report).is_some() => format!("{node} (failed)"),
             ReplicaAnswer::Known(_) if view.without_room.contains(node) => format!("{node} (no room)"),
             ReplicaAnswer::Known(report) if report["complete"] == false => {
@@ -390,6 +402,13 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
         why = Some(format!("node {node}: {refusal}"));
     } else if let (None, Some(no_room)) = (&why, reason(primary, "without_room")) {
         why = Some(no_room.to_string());
+    } else if let (None, Some(node)) = (&why, has_more) {
+        why = Some(format!(
+            "the replica on node {node} has committed entries that its primary lacks, and keeps them: another replica was believed \
+             that had lost them"
+        ));
+    } else if let (None, [(node, reason), ..]) = (&why, &stale[..]) {
+        why = Some(format!("the replica on node {node} catches up: {reason}"));
     } else if why.is_none() && !catching_up.is_empty() {
         why = Some("replicas are not in sync".to_string());
     } else if why.is_none() && view.replicas.len() < view.wanted {
@@ -417,6 +436,7 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
         "replicas": view.replicas,
         "catching_up": catching_up.join(" "),
         "learners": of_primary["learners"],
+        "stale": stale.iter().map(|(node, why)| json!({ "node": node, "why": why })).collect::<Vec<_>>(),
         "shared_domain": shared,
         "why": why,
     })
