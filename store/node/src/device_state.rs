@@ -10,7 +10,7 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// What a device's blocks 0 and last begin with, which a device with blocks of 4 KiB writes together with its state.
 pub(crate) trait DeviceHead {
     /// The device, a UUID.
-    fn device(&self) -> [u8; 16];
+    fn uuid(&self) -> [u8; 16];
     /// The last block.
     fn last_block(&self) -> u64;
     /// Sector 0 of a block.
@@ -18,7 +18,7 @@ pub(crate) trait DeviceHead {
 }
 
 impl DeviceHead for Superblock {
-    fn device(&self) -> [u8; 16] {
+    fn uuid(&self) -> [u8; 16] {
         self.device
     }
 
@@ -32,7 +32,7 @@ impl DeviceHead for Superblock {
 }
 
 impl DeviceHead for LogSuperblock {
-    fn device(&self) -> [u8; 16] {
+    fn uuid(&self) -> [u8; 16] {
         self.log_device
     }
 
@@ -64,7 +64,7 @@ pub(crate) async fn read(device: &StoreDevice, head: &impl DeviceHead) -> Result
         is_read = true;
         let sector = &block.as_slice()[DeviceState::OFFSET..][..SECTOR_BYTES];
         match DeviceState::decode(sector, location) {
-            Ok(Some(state)) if state.device == head.device() => {
+            Ok(Some(state)) if state.device == head.uuid() => {
                 newest = newest.into_iter().chain([state]).max_by_key(|state| state.generation);
             }
             Ok(_) => {}
@@ -73,7 +73,7 @@ pub(crate) async fn read(device: &StoreDevice, head: &impl DeviceHead) -> Result
     }
     match failed {
         Some(error) if !is_read => Err(error),
-        _ => Ok(newest.unwrap_or_else(|| DeviceState { device: head.device(), ..DeviceState::default() })),
+        _ => Ok(newest.unwrap_or_else(|| DeviceState { device: head.uuid(), ..DeviceState::default() })),
     }
 }
 
@@ -86,7 +86,7 @@ pub(crate) async fn write(
     head: &impl DeviceHead,
     state: &DeviceState,
 ) -> Result<(), StoreError> {
-    let state = DeviceState { device: head.device(), ..state.clone() };
+    let state = DeviceState { device: head.uuid(), ..state.clone() };
     for location in [head.last_block(), 0] {
         let bytes = state.encode(location);
         device.write_second_sector(location, &head.sector(location), &bytes).await?;
