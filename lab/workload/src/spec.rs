@@ -375,6 +375,9 @@ pub struct JobSpec {
     pub runtime_ns: Option<u64>,
     /// Whether the job repeats until `runtime_ns` has passed.
     pub time_based: bool,
+    /// How long a lost target of `nvme+tcp://` is connected again; `None` is for ever for a job that is `time_based`, and not
+    /// at all for others.
+    pub reconnect_ns: Option<u64>,
     /// Time before the measurement starts.
     pub ramp_ns: u64,
     /// I/Os after which the job ends.
@@ -478,6 +481,7 @@ impl Default for JobSpec {
             offset_bytes: 0,
             runtime_ns: None,
             time_based: false,
+            reconnect_ns: None,
             ramp_ns: 0,
             number_ios: None,
             read_percent: 50,
@@ -528,6 +532,11 @@ impl Default for JobSpec {
 }
 
 impl JobSpec {
+    /// How long a lost target is connected again; 0 for not at all.
+    pub(crate) fn reconnects_for_ns(&self) -> u64 {
+        self.reconnect_ns.unwrap_or(if self.time_based { u64::MAX } else { 0 })
+    }
+
     /// Largest I/O depth of one job.
     pub const IO_DEPTH_MAX: u32 = 65_536;
 

@@ -184,6 +184,16 @@ pub(super) const PATTERN: &[OptionInfo] = &[
         job.spec.runtime_ns = Some(time(v, SECOND)?).filter(|ns| *ns > 0);
         Ok(())
     }),
+    job(
+        "reconnect",
+        &[],
+        "30s",
+        "how long a lost nvme+tcp:// target is connected again, while I/O waits; 0 is not at all. Without, for ever if time_based, else not",
+        |job, v| {
+            job.spec.reconnect_ns = Some(time(v, SECOND)?);
+            Ok(())
+        },
+    ),
     job("ramp_time", &[], "5s", "time before the measurement starts", |job, v| {
         job.spec.ramp_ns = time(v, SECOND)?;
         Ok(())
