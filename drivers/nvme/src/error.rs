@@ -139,6 +139,16 @@ pub enum NvmeOpenError {
     InvalidArgument(&'static str),
 }
 
+impl ControllerFailure {
+    /// This failure of a connection that has not been established, as the reason why it could not be.
+    pub(crate) fn while_connecting(self, to: std::net::SocketAddr) -> NvmeOpenError {
+        match self {
+            ControllerFailure::Network(kind) => NvmeOpenError::Connect(to, kind.into()),
+            failure => NvmeOpenError::Failure(failure),
+        }
+    }
+}
+
 impl AdminError {
     /// This error of the command `what`, as the reason why a controller or namespace could not be opened.
     pub(crate) fn while_opening(self, what: &'static str) -> NvmeOpenError {

@@ -395,7 +395,7 @@ impl<N: CoreNetwork> TcpAssociation<N> {
         std::future::poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();
             if let Some(failure) = inner.queue.failure {
-                return Poll::Ready(Err(failure.into()));
+                return Poll::Ready(Err(failure.while_connecting(self.handle.address)));
             }
             if inner.queue.is_ready() {
                 inner.response_deadline_ns = None;

@@ -93,7 +93,7 @@ impl<N: CoreNetwork> ConnectedQueue<N> {
         while !connection.queue.is_ready() {
             connection.receive();
             if let Some(failure) = connection.queue.failure {
-                return Err(failure.into());
+                return Err(failure.while_connecting(association.address));
             }
             if !connection.queue.is_ready() {
                 connection.wait(core, "ICReq", deadline_ns).await?;
