@@ -17,6 +17,9 @@ pub(super) fn methods() -> Vec<Method<NvmeModule>> {
     ]
 }
 
+/// Largest `transport_ack_timeout`: 24 days.
+const TRANSPORT_ACK_TIMEOUT_MAX: u8 = 31;
+
 /// Options of `bdev_nvme_set_options`: defaults for controllers attached later.
 #[derive(Clone, Debug)]
 pub(super) struct NvmeOptions {
@@ -25,6 +28,8 @@ pub(super) struct NvmeOptions {
     timeout_admin_us: u64,
     bdev_retry_count: i32,
     io_queue_requests: u32,
+    /// log2 of milliseconds; 0 is none.
+    transport_ack_timeout: u8,
     /// `ctrlr_loss_timeout_sec`, `reconnect_delay_sec` and `fast_io_fail_timeout_sec`.
     pub(super) loss_timeouts: (i32, u32, u32),
     pub(super) policy: Policy,
@@ -41,6 +46,7 @@ impl Default for NvmeOptions {
             timeout_admin_us: 0,
             bdev_retry_count: 3,
             io_queue_requests: 0,
+            transport_ack_timeout: 0,
             loss_timeouts: (0, 0, 0),
             policy: Policy::ActivePassive,
             io_path_stat: false,
@@ -67,6 +73,11 @@ impl NvmeOptions {
             },
             timeout_ns: ns(self.timeout_admin_us, default.timeout_ns),
             io_timeout_ns: ns(self.timeout_us, 0),
+            ack_timeout_ms: match self.transport_ack_timeout {
+                0 => 0,
+                // The kernel takes a signed number.
+                log2 => 1u32.checked_shl(log2.into()).unwrap_or(u32::MAX).min(i32::MAX as u32),
+            },
             quiesce_wait: self.quiesce_wait,
             map_lent_memory: self.map_lent_memory,
             ..default
@@ -169,6 +180,9 @@ control::parameters! {
         bdev_retry_count: Option<i32>,
         /// Requests of an I/O queue; 0 is the driver's default
         io_queue_requests: Option<u32>,
+        /// How long a peer may not acknowledge what was sent over TCP, as a power of two of milliseconds, 31 at most;
+        /// 0 is the kernel's time, of many minutes
+        transport_ack_timeout: Option<u8>,
         /// When a lost controller is given up; -1 is never, 0 at once
         ctrlr_loss_timeout_sec: Option<i32> ["s"],
         /// Time between attempts to reconnect
@@ -191,7 +205,6 @@ control::parameters! {
         low_priority_weight: u32 = 0,
         medium_priority_weight: u32 = 0,
         high_priority_weight: u32 = 0,
-        transport_ack_timeout: u32 = 0,
         disable_auto_failback: bool = false,
         generate_uuids: bool = false,
         transport_tos: u32 = 0,
@@ -230,6 +243,9 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
         return Err(RpcError::invalid_params("bdev_retry_count must be -1 or more"));
     }
     options.io_queue_requests = params.io_queue_requests.unwrap_or(options.io_queue_requests);
+    options.transport_ack_timeout = params.transport_ack_timeout.unwrap_or(options.transport_ack_timeout);
+    // As SPDK, which takes 8 bits and uses 5.
+    options.transport_ack_timeout = options.transport_ack_timeout.min(TRANSPORT_ACK_TIMEOUT_MAX);
     options.io_path_stat = params.io_path_stat.unwrap_or(options.io_path_stat);
     options.quiesce_wait = params.quiesce_wait.unwrap_or(options.quiesce_wait);
     options.map_lent_memory = params.map_lent_memory.unwrap_or(options.map_lent_memory);
@@ -253,6 +269,7 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
         keep_alive_timeout_ms: Some(options.keep_alive_timeout_ms),
         bdev_retry_count: Some(options.bdev_retry_count),
         io_queue_requests: Some(options.io_queue_requests),
+        transport_ack_timeout: Some(options.transport_ack_timeout),
         ctrlr_loss_timeout_sec: Some(options.loss_timeouts.0),
         reconnect_delay_sec: Some(options.loss_timeouts.1),
         fast_io_fail_timeout_sec: Some(options.loss_timeouts.2),

@@ -162,7 +162,7 @@ impl<N: CoreNetwork> TcpAssociation<N> {
     ) -> Result<TcpAssociation<N>, NvmeOpenError> {
         let address = uri.resolve()?;
         let mut network = N::of_core(core);
-        let queue = connect(&mut network, address, ADMIN_DEPTH, uri)?;
+        let queue = connect(&mut network, address, ADMIN_DEPTH, uri, options)?;
         let keep_alive = KeepAliveTimer::new(u64::from(options.keep_alive_ms) * 1_000_000);
         let quiesced_ns = keep_alive.quiesced_ns().clone();
         let inner = Rc::new(RefCell::new(AssociationInner {
