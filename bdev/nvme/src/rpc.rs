@@ -177,10 +177,16 @@ control::parameters! {
 fn detach(module: &NvmeModule, params: DetachController, job: &JobHandle) -> Result<bool, RpcError> {
     let same =
         |wanted: Option<&str>, value: &str| wanted.is_none_or(|wanted| wanted.eq_ignore_ascii_case(value));
+    // As it is kept: one address may be written in several ways.
+    let host = params.traddr.as_deref().and_then(nvme::TcpUri::host_of);
+    let same_address = |id: &TransportId| match (&host, id.service()) {
+        (Some(host), Some(_)) => host.eq_ignore_ascii_case(&id.traddr()),
+        _ => same(params.traddr.as_deref(), &id.traddr()),
+    };
     let matches = |id: &TransportId| {
         let (adrfam, trsvcid) = id.service().unwrap_or(("", String::new()));
         same(params.trtype.as_deref(), id.trtype())
-            && same(params.traddr.as_deref(), &id.traddr())
+            && same_address(id)
             && same(params.adrfam.as_deref(), adrfam)
             && same(params.trsvcid.as_ref().map(|port| port.0.as_str()), &trsvcid)
             && same(params.subnqn.as_deref(), id.subnqn().unwrap_or(""))

@@ -246,7 +246,8 @@ fn create(module: &NbdModule, params: Create) -> Result<String, RpcError> {
         (Some(_), ..) => return Err(RpcError::invalid_params("path: it excludes address and port")),
         (None, address, port) => {
             let address = address.as_deref().unwrap_or("127.0.0.1");
-            let ip: IpAddr = address.parse().map_err(|error| {
+            let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
+            let ip: IpAddr = bare.parse().map_err(|error| {
                 RpcError::invalid_params(format!("address: {address} is not an IP address: {error}"))
             })?;
             StreamAddress::Tcp(SocketAddr::new(ip, port.unwrap_or(PORT)))

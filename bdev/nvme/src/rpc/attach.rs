@@ -63,11 +63,14 @@ fn transport_id(
             let port = trsvcid.map_or_else(|| "4420".to_string(), |port| port.0.clone());
             let port = port.parse().ok().filter(|port| *port != 0);
             let port = port.ok_or_else(|| invalid("trsvcid must be a TCP port, 1 to 65535".into()))?;
-            if traddr.is_empty() || traddr.len() > 255 {
-                return Err(invalid("traddr must be a host name or an address".into()));
-            }
+            let host = nvme::TcpUri::host_of(traddr).filter(|host| host.len() <= 255);
+            let host = host.ok_or_else(|| {
+                invalid(format!(
+                    "traddr must be a host name or an address, such as 10.0.0.7 or ::1, not '{traddr}'"
+                ))
+            })?;
             let (header_digest, data_digest) = digests;
-            Uri::Tcp(nvme::TcpUri { host: traddr.into(), port, subnqn, nsid: 1, header_digest, data_digest })
+            Uri::Tcp(nvme::TcpUri { host, port, subnqn, nsid: 1, header_digest, data_digest })
         }
         "PCIE" => format!("nvme+pcie://{traddr}")
             .parse()
