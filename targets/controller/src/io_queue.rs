@@ -291,6 +291,16 @@ impl<L: Default> IoQueue<L> {
         }
     }
 
+    /// Accepts commands to a namespace that has replaced another one, if the host has identified it since; returns whether
+    /// it has.
+    fn open_identified(&mut self, nsid: u32) -> bool {
+        let is_identified = self.namespaces.is_identified(nsid);
+        if is_identified {
+            Rc::make_mut(&mut self.namespaces).open_replaced(nsid);
+        }
+        is_identified
+    }
+
     /// Executes the I/O command of a submission queue entry, or as much of it as is possible at present.
     #[inline(always)]
     pub fn entry<T: IoTransport<Location = L>>(&mut self, entry: &[u8; sqe::SIZE], transport: &mut T) {

@@ -64,7 +64,17 @@ impl<T: IoTransport> Execution<'_, T> {
         match io::plan(sqe, &self.queue.namespaces) {
             Ok(plan) => self.accept(token, sqe, &plan),
             Err(_) if matches!(sqe.fuse(), Fuse::First | Fuse::Second) => self.fused_command(token, sqe),
-            Err(status) => self.transport.complete(token, status, 0),
+            Err(status) => self.reject(token, sqe, status),
+        }
+    }
+
+    /// Answers a command that the table of namespaces does not permit, unless the host has identified its namespace since.
+    #[cold]
+    #[inline(never)]
+    fn reject(&mut self, token: CommandToken, sqe: &Sqe, status: Status) {
+        match self.queue.open_identified(sqe.nsid) {
+            true => self.command(token, sqe),
+            false => self.transport.complete(token, status, 0),
         }
     }
 

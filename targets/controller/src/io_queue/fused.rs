@@ -15,6 +15,7 @@ impl<T: IoTransport> Execution<'_, T> {
     /// A fused command, or one that follows a first fused command.
     #[cold]
     pub(super) fn fused_command(&mut self, token: CommandToken, sqe: &Sqe) {
+        self.queue.open_identified(sqe.nsid);
         let planned = io::plan(sqe, &self.queue.namespaces);
         match self.queue.pairing.match_next(sqe, &planned) {
             FusedMatch::Matched(first, plan) => {
