@@ -302,6 +302,11 @@ impl Registry {
         }
     }
 
+    /// Whether the device stands on another one.
+    pub(crate) fn is_stacked(&self, upper: &BlockDevice) -> bool {
+        self.lock().bases.contains_key(&upper.uuid())
+    }
+
     /// Name of the device that uses a backing file.
     pub(crate) fn backing_user(&self, medium: (u64, u64)) -> Option<String> {
         self.lock().backing_user(medium)

@@ -24,7 +24,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
     vec![
         Method::update("bdev_error_create", error_create)
             .text(
-                "Creates a bdev `EE_BASE` that injects errors into I/O of its base, at once or when the base appears.",
+                "Creates a bdev `EE_BASE` that injects errors into I/O of its base, at once or when the base appears, and again when it returns.",
                 "true",
             )
             .errors(STACKING),
@@ -40,7 +40,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
         .errors(&[MISSING]),
         create(
             Method::update("bdev_delay_create", delay_create),
-            "Creates a bdev that delays the I/O of its base, at once or when the base appears.",
+            "Creates a bdev that delays the I/O of its base, at once or when the base appears, and again when it returns.",
         ),
         delete("bdev_delay_delete", "delay"),
         Method::update("bdev_delay_update_latency", update_latency)
@@ -48,12 +48,12 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             .errors(&[MISSING]),
         create(
             Method::update("bdev_passthru_create", passthru_create),
-            "Creates a bdev that forwards all I/O to its base, at once or when the base appears.",
+            "Creates a bdev that forwards all I/O to its base, at once or when the base appears, and again when it returns.",
         ),
         delete("bdev_passthru_delete", "passthru"),
         Method::update("bdev_split_create", split_create)
             .text(
-                "Divides a bdev into parts `BASEp0`, `BASEp1`, …, at once or when the base appears.",
+                "Divides a bdev into parts `BASEp0`, `BASEp1`, …, at once or when the base appears, and again when it returns.",
                 "array of the parts' names",
             )
             .errors(&[
@@ -308,14 +308,13 @@ control::parameters! {
 
 fn split_delete(bdevs: &BdevModule, params: SplitDelete) -> Result<bool, RpcError> {
     let base = params.base_bdev;
-    if bdevs.cancel_pending(&split_name(&base)) {
-        return Ok(true);
-    }
+    // First: otherwise it would be split again.
+    let is_known = bdevs.forget_virtual(&split_name(&base));
     let of_base = |device: &Arc<BlockDevice>| {
         device.module::<split::SplitBdev>().is_some_and(|part| part.base_name() == base)
     };
     let parts: Vec<Arc<BlockDevice>> = bdevs.registry.list().into_iter().filter(of_base).collect();
-    if parts.is_empty() {
+    if parts.is_empty() && !is_known {
         return Err(RpcError::new(RpcError::ENODEV, format!("{base} is not split")));
     }
     for part in parts {

@@ -291,6 +291,96 @@ fn virtual_bdevs_are_created_when_their_base_appears() {
     assert_eq!(names(&plane), ["D", "EE_N", "N"]);
 }
 
+/// The stack on `N`, as it is reported: names and UUIDs.
+fn uuids(plane: &ControlPlane) -> Vec<(String, String)> {
+    let bdevs = ok(plane, "bdev_get_bdevs", Value::Null);
+    let text = |bdev: &Value, name: &str| bdev[name].as_str().unwrap().to_string();
+    bdevs.as_array().unwrap().iter().map(|bdev| (text(bdev, "name"), text(bdev, "uuid"))).collect()
+}
+
+#[test]
+fn virtual_bdevs_return_with_their_base() {
+    let plane = plane();
+    let base = "7a1c5d04-0d2b-4c1e-9a3f-0b2f4d6e8c10";
+    let create_base = |uuid: &str| {
+        ok(
+            &plane,
+            "bdev_null_create",
+            json!({ "name": "N", "num_blocks": 4096, "block_size": 512, "uuid": uuid }),
+        );
+        ok(&plane, "bdev_wait_for_examine", Value::Null);
+    };
+    create_base(base);
+    ok(&plane, "bdev_error_create", json!({ "base_name": "N" }));
+    let delay = json!({ "name": "D", "base_bdev_name": "EE_N", "avg_read_latency": 1, "p99_read_latency": 1,
+        "avg_write_latency": 1, "p99_write_latency": 1 });
+    ok(&plane, "bdev_delay_create", delay);
+    let changed = json!({ "delay_bdev_name": "D", "latency_type": "p99_read", "latency_us": 77 });
+    ok(&plane, "bdev_delay_update_latency", changed);
+    let given = "0f0f0f0f-0f0f-4f0f-8f0f-0f0f0f0f0f0f";
+    ok(&plane, "bdev_passthru_create", json!({ "name": "P", "base_bdev_name": "D", "uuid": given }));
+    ok(&plane, "bdev_split_create", json!({ "base_bdev": "P", "split_count": 2 }));
+    let (before, saved) = (uuids(&plane), ok(&plane, "framework_get_config", json!({ "name": "bdev" })));
+    for _ in 0..3 {
+        ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+        ok(&plane, "bdev_wait_for_examine", Value::Null);
+        assert_eq!(names(&plane), [""; 0]);
+        let pending = ok(&plane, "framework_get_config", json!({ "name": "bdev" }));
+        assert_eq!(
+            pending.as_array().unwrap()[..],
+            saved.as_array().unwrap()[1..],
+            "all but the base are saved"
+        );
+        create_base(base);
+        assert_eq!(uuids(&plane), before);
+    }
+    let now = ok(&plane, "framework_get_config", json!({ "name": "bdev" }));
+    assert_eq!(now, saved, "what was changed after the creation included");
+
+    // Another device of that name: whose UUID depends on the base's has another one.
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    create_base("7a1c5d04-0d2b-4c1e-9a3f-0b2f4d6e8c11");
+    let (now, of) = (uuids(&plane), |all: &[(String, String)], name: &str| {
+        all.iter().find(|(other, _)| other == name).unwrap().1.clone()
+    });
+    assert_eq!(of(&now, "P"), given);
+    for name in ["EE_N", "D"] {
+        assert_ne!(of(&now, name), of(&before, name), "{name}");
+    }
+
+    // What is deleted while its base is away does not return, and neither does what a split had.
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    assert_eq!(ok(&plane, "bdev_split_delete", json!({ "base_bdev": "P" })), json!(true));
+    assert_eq!(ok(&plane, "bdev_passthru_delete", json!({ "name": "P" })), json!(true));
+    create_base(base);
+    assert_eq!(names(&plane), ["D", "EE_N", "N"]);
+    // Nor does what is deleted while it is there.
+    ok(&plane, "bdev_delay_delete", json!({ "name": "D" }));
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    create_base(base);
+    assert_eq!(names(&plane), ["EE_N", "N"]);
+    assert_eq!(ok(&plane, "framework_get_config", json!({ "name": "bdev" })).as_array().unwrap().len(), 2);
+}
+
+/// A split whose parts do not fit the base that returned stays configured.
+#[test]
+fn a_virtual_bdev_that_cannot_return_stays_pending() {
+    let plane = plane();
+    let null = |blocks: u32| {
+        ok(&plane, "bdev_null_create", json!({ "name": "N", "num_blocks": blocks, "block_size": 512 }));
+        ok(&plane, "bdev_wait_for_examine", Value::Null);
+    };
+    null(8192);
+    ok(&plane, "bdev_split_create", json!({ "base_bdev": "N", "split_count": 2, "split_size_mb": 2 }));
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    null(4096);
+    assert_eq!(names(&plane), ["N"]);
+    assert_eq!(ok(&plane, "framework_get_config", json!({ "name": "bdev" })).as_array().unwrap().len(), 2);
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    null(8192);
+    assert_eq!(names(&plane), ["N", "Np0", "Np1"]);
+}
+
 /// The call of the base is recorded after the base can be found, in the same update.
 #[test]
 fn saved_calls_of_virtual_bdevs_follow_that_of_their_base() {
