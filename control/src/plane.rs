@@ -37,6 +37,9 @@ pub struct ControlPlane {
     examiner: Arc<Examiner>,
     /// Held during each update.
     update_lock: Arc<Mutex<()>>,
+    /// Updates in the order in which they were called.
+    turns: Turns,
+    initial: Value,
     startup: Mutex<Startup>,
     started: Condvar,
 }
@@ -45,6 +48,47 @@ struct Startup {
     stage: StartupStage,
     /// Applied by `framework_start_init`.
     pending: Option<ConfigFile>,
+}
+
+/// An update that runs.
+pub(crate) struct UpdateGuard<'a> {
+    _lock: MutexGuard<'a, ()>,
+    _turn: Turn<'a>,
+}
+
+/// A lock that those who wait get in the order in which they came, which a mutex does not promise.
+#[derive(Default)]
+struct Turns {
+    state: Mutex<TurnState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct TurnState {
+    last: u64,
+    ended: u64,
+}
+
+/// The lock of [`Turns`].
+struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    fn wait(&self) -> Turn<'_> {
+        let mut state = sync::lock(&self.state);
+        let before = state.last;
+        state.last += 1;
+        while state.ended < before {
+            state = sync::wait(&self.changed, state);
+        }
+        Turn(self)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        sync::lock(&self.0.state).ended += 1;
+        self.0.changed.notify_all();
+    }
 }
 
 /// Collects modules for a [`ControlPlane`].
@@ -102,6 +146,7 @@ impl ControlPlaneBuilder {
             examiner: self.examiner,
             update_lock,
             startup: Mutex::new(Startup { stage, pending }),
+            turns: Turns::default(),
             started: Condvar::new(),
         }))
     }
@@ -149,10 +194,12 @@ impl ControlPlane {
         method(self, params)
     }
 
-    /// Keeps other updates waiting. Poisoning is ignored: what a method had changed when it panicked stays.
-    pub(crate) fn lock_updates(&self) -> MutexGuard<'_, ()> {
+    /// Keeps other updates waiting, in the order of their calls. Poisoning is ignored: what a method had changed when it
+    /// panicked stays.
+    pub(crate) fn lock_updates(&self) -> UpdateGuard<'_> {
+        let turn = self.turns.wait();
         self.wait_for_examinations();
-        sync::lock(&self.update_lock)
+        UpdateGuard { _lock: sync::lock(&self.update_lock), _turn: turn }
     }
 
     /// Waits until the devices of earlier updates are examined: a saved configuration names a virtual bdev right after the
@@ -205,9 +252,12 @@ impl ControlPlane {
 
     /// The running configuration, as a file that recreates it: a section for each subsystem, in order of start.
     pub fn save(&self) -> Value {
-        let section =
-            |module: &Arc<dyn DynModule>| json!({ "subsystem": module.name(), "config": module.save() });
-        json!({ "subsystems": self.subsystems().map(section).collect::<Vec<_>>() })
+        saved(&self.modules)
+    }
+
+    /// What [`save`](Self::save) returned when nothing was configured yet: options with their defaults.
+    pub(crate) fn initial(&self) -> &Value {
+        &self.initial
     }
 
     /// The calls that recreate one subsystem; `None` if there is no such subsystem.
