@@ -134,6 +134,23 @@ impl<M: Module> Method<M> {
     /// A method that may take long. It keeps no other method waiting, is listed by `job_get` while it runs, and
     /// can be cancelled. With the parameter `background` it answers at once with the job's handle.
     pub fn job<P: Parameters + Send + 'static, R: Serialize + 'static>(
+    /// An update with a last part that may wait for what the update began, such as the end of I/O in flight, for a bounded
+    /// time. Other updates wait for the first part only.
+    pub fn concluded_update<P: Parameters + 'static, Q: 'static, R: Serialize + 'static>(
+        name: &'static str,
+        run: impl Fn(&M, P) -> Result<Q, RpcError> + Send + Sync + 'static,
+        conclude: impl Fn(&M, Q) -> Result<R, RpcError> + Send + Sync + 'static,
+    ) -> Method<M> {
+        let handler: Handler<M> = Box::new(move |module, plane, params| {
+            let params = parse(name, params)?;
+            let guard = plane.lock_updates();
+            let begun = run(module, params);
+            drop(guard);
+            result(conclude(module, begun?)?)
+        });
+        Method::new::<P>(name, MethodKind::Update, handler)
+    }
+
         name: &'static str,
         run: fn(&M, P, &JobHandle) -> Result<R, RpcError>,
     ) -> Method<M> {

@@ -402,6 +402,11 @@ impl Descriptor {
         self.0.writes
     }
 
+    /// The number of its open.
+    pub(crate) fn open_number(&self) -> u64 {
+        self.0.number()
+    }
+
     /// Opens an I/O channel on this core. Fails if the device is removed or the module cannot open one.
     pub fn channel(&self, core: &reactor::Core) -> Result<BdevChannel, BdevError> {
         if self.0.device.is_removed() {

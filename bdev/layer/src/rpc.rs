@@ -8,7 +8,7 @@ use control::json::{Value, json};
 use control::{ByName, CallRecorder, Examiner, Method, Module, Parameters, RpcError, SavedCalls};
 
 use crate::failure::article;
-use crate::{BdevError, BlockDevice, DeviceEvent, Registry};
+use crate::{BdevError, BlockDevice, Closing, DeviceEvent, Registry, StillOpen};
 
 mod backing_files;
 mod devices;
@@ -172,10 +172,11 @@ impl BdevModule {
         found
     }
 
-    /// Unregisters a bdev of the module with this product name, or cancels one that waits for its base.
-    pub fn delete(&self, name: &str, product: &str) -> Result<bool, RpcError> {
+    /// Unregisters a bdev of the module with this product name, or cancels one that waits for its base. What the caller
+    /// waits for, without a lock, is that its users have closed it and that it has released its base.
+    pub fn delete(&self, name: &str, product: &str) -> Result<Closing, RpcError> {
         if self.cancel_pending(name) {
-            return Ok(true);
+            return Ok(Closing::default());
         }
         let device = self.find(name)?;
         if !device.bdev().product_name().eq_ignore_ascii_case(product) {
@@ -184,9 +185,9 @@ impl BdevModule {
             let message = format!("{name} is {its} {found}, not {other} {product}");
             return Err(RpcError::new(RpcError::ENODEV, message));
         }
-        self.registry.unregister(device.name())?;
+        let removed = self.registry.unregister(device.name())?;
         self.forget(device.name());
-        Ok(true)
+        Ok(Closing::removed([removed]))
     }
 
     /// Forgets what is kept for a bdev that is gone.
@@ -208,7 +209,25 @@ pub fn delete_method<M: Module>(
     bdevs: impl Fn(&M) -> &BdevModule + Send + Sync + 'static,
 ) -> Method<M> {
     let delete = move |module: &M, params: ByName| bdevs(module).delete(&params.name, product);
-    Method::update(name, delete).text("Deletes the bdev.", "true").errors(&[devices::MISSING])
+    Method::concluded_update(name, delete, conclude)
+        .text("Deletes the bdev. I/O in flight completes first.", "true")
+        .errors(&[devices::MISSING, STILL_OPEN])
+}
+
+/// The last part of a method that removes something: waits until the devices that it used are free for others.
+pub fn conclude<M>(_: &M, closing: Closing) -> Result<bool, RpcError> {
+    closing.wait()?;
+    Ok(true)
+}
+
+/// The error of [`conclude`].
+pub const STILL_OPEN: (i64, &str) =
+    (RpcError::EINPROGRESS, "it is removed, but I/O in flight uses a bdev still");
+
+impl From<StillOpen> for RpcError {
+    fn from(error: StillOpen) -> RpcError {
+        RpcError::new(RpcError::EINPROGRESS, error.to_string())
+    }
 }
 
 impl Module for BdevModule {

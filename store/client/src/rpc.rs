@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use bdev::Registry;
+use bdev::rpc::{STILL_OPEN, conclude};
+use bdev::{Closing, Registry};
 use cluster_map::{EtcdFiles, EtcdOptions, MapError};
 use control::json::{Value, json};
 use control::{JobHandle, Method, Module, RpcError};
@@ -67,7 +68,7 @@ impl Module for ClusterImageModule {
                 ]),
             Method::job("bdev_store_delete", delete)
                 .text("Deletes a bdev of a cluster's image. The image stays. Not an SPDK method.", "true")
-                .errors(&[(RpcError::ENODEV, "no such bdev of a cluster's image exists")]),
+                .errors(&[(RpcError::ENODEV, "no such bdev of a cluster's image exists"), STILL_OPEN]),
         ]
     }
 
@@ -143,6 +144,6 @@ fn delete(module: &ClusterImageModule, params: DeleteParams, _job: &JobHandle) -
         || RpcError::new(RpcError::ENODEV, format!("no cluster image has the bdev {}", params.name));
     sync::lock(&module.images).remove(&params.name).ok_or_else(missing)?;
     let removed = module.registry.unregister(&params.name);
-    removed.map_err(|error| RpcError::new(RpcError::ENODEV, error.to_string()))?;
-    Ok(true)
+    let removed = removed.map_err(|error| RpcError::new(RpcError::ENODEV, error.to_string()))?;
+    conclude(module, Closing::removed([removed]))
 }

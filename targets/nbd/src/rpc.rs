@@ -4,7 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bdev::Registry;
+use bdev::rpc::{STILL_OPEN, conclude};
+use bdev::{Closing, Registry};
 use control::json::{Value, json};
 use control::{ByName, Method, Module, RpcError};
 use reactor::ReactorHandle;
@@ -57,7 +58,7 @@ impl Module for NbdModule {
                     (RpcError::INTERNAL, "the address cannot be listened at, or the target is stopping"),
                     UNRESPONSIVE,
                 ]),
-            Method::update("nbd_export_delete", delete)
+            Method::concluded_update("nbd_export_delete", delete, conclude)
                 .text(
                     "Deletes an export. Its connections complete what is in flight and are closed. Not an SPDK \
                      method.",
@@ -69,7 +70,7 @@ impl Module for NbdModule {
                     "Describes exports. Not an SPDK method.",
                     "array of exports with `uri`, `size` in bytes, `block_size` and `connections`",
                 )
-                .errors(&[(RpcError::ENODEV, "there is no such export"), UNRESPONSIVE]),
+                .errors(&[(RpcError::ENODEV, "there is no such export"), UNRESPONSIVE, STILL_OPEN]),
             Method::update("nbd_start_disk", start_disk)
                 .text(
                     "Makes a bdev a block device of this machine, which the kernel's NBD driver reads and writes \
@@ -85,9 +86,9 @@ impl Module for NbdModule {
                     (RpcError::INTERNAL, "the kernel refuses for another reason"),
                     UNRESPONSIVE,
                 ]),
-            Method::update("nbd_stop_disk", stop_disk)
+            Method::concluded_update("nbd_stop_disk", stop_disk, conclude)
                 .text("Disconnects a block device of `nbd_start_disk`. Its users get I/O errors.", "true")
-                .errors(&[(RpcError::ENODEV, "there is no such disk"), UNRESPONSIVE]),
+                .errors(&[(RpcError::ENODEV, "there is no such disk"), UNRESPONSIVE, STILL_OPEN]),
             Method::query("nbd_get_disks", get_disks)
                 .text(
                     "Lists the block devices of `nbd_start_disk`.",
@@ -189,9 +190,8 @@ fn start_disk(module: &NbdModule, params: StartDisk) -> Result<String, RpcError>
     Ok(module.disks.start(&module.target, &request)?.device())
 }
 
-fn stop_disk(module: &NbdModule, params: StopDisk) -> Result<bool, RpcError> {
-    module.disks.stop(&module.target, &params.nbd_device)?;
-    Ok(true)
+fn stop_disk(module: &NbdModule, params: StopDisk) -> Result<Closing, RpcError> {
+    Ok(module.disks.stop(&module.target, &params.nbd_device)?)
 }
 
 fn get_disks(module: &NbdModule, params: GetDisks) -> Result<Vec<Value>, RpcError> {
@@ -258,9 +258,8 @@ fn create(module: &NbdModule, params: Create) -> Result<String, RpcError> {
     Ok(info.uri())
 }
 
-fn delete(module: &NbdModule, params: ByName) -> Result<bool, RpcError> {
-    module.target.delete(&params.name)?;
-    Ok(true)
+fn delete(module: &NbdModule, params: ByName) -> Result<Closing, RpcError> {
+    Ok(module.target.delete(&params.name)?)
 }
 
 fn get(module: &NbdModule, params: Get) -> Result<Vec<Value>, RpcError> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use bdev::{Access, Descriptor, DeviceEvent, Registry};
+use bdev::{Access, Closing, Descriptor, DeviceEvent, Registry};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
 use target_shell::{DeviceKeys, GroupLimits, Publisher, TargetCores};
@@ -159,11 +159,12 @@ impl NbdTarget {
         Ok(info)
     }
 
-    /// Deletes an export. Its connections complete what is in flight and are closed.
+    /// Deletes an export. Its connections complete what is in flight and are closed. What it returns waits until the block
+    /// device is free.
     ///
     /// # Errors
     /// There is none of this name, or a reactor does not respond; nothing has changed then.
-    pub fn delete(&self, name: &str) -> Result<(), NbdTargetError> {
+    pub fn delete(&self, name: &str) -> Result<Closing, NbdTargetError> {
         let mut state = self.lock()?;
         let exported = state.exports.remove(name).ok_or_else(|| NbdTargetError::NotFound(name.into()))?;
         if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
@@ -172,7 +173,7 @@ impl NbdTarget {
         }
         state.keys.retire(exported.export.key, self.0.publisher.generation());
         state.close_unused_ports();
-        Ok(())
+        Ok(Closing::of([&*exported.descriptor]))
     }
 
     /// The exports by name.

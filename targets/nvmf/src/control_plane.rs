@@ -13,7 +13,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use bdev::{
-    Access, BlockDevice, Descriptor, DeviceEvent, PreparedReservations, Registry, ReservationLease, Uuid,
+    Access, BlockDevice, Closing, Descriptor, DeviceEvent, PreparedReservations, Registry, ReservationLease,
+    Uuid,
 };
 use block_io::Op;
 use nvme_controller::reservation::NamespaceReservations;
@@ -268,8 +269,9 @@ impl<N: CoreNetwork> NvmfTarget<N> {
     /// Removes a subsystem: its hosts are disconnected and its block devices released.
     ///
     /// Connections are drained, as with every removal: no new commands are accepted, and commands in flight
-    /// complete within three seconds. This returns before the drain ends.
-    pub fn delete_subsystem(&self, nqn: &str) -> Result<(), NvmfTargetError> {
+    /// complete within three seconds. This returns before the drain ends; what it returns waits until the block devices are
+    /// free.
+    pub fn delete_subsystem(&self, nqn: &str) -> Result<Closing, NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
         let mut state = self.lock()?;
         let before = state.checkpoint(&nqn);
@@ -284,7 +286,9 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         for descriptor in removed.descriptors.values() {
             state.namespaces_by_device.remove(&descriptor.device().uuid());
         }
-        listeners::close_ports(&state, &unused)
+        let closing = Closing::of(removed.descriptors.values().map(|descriptor| &**descriptor));
+        listeners::close_ports(&state, &unused)?;
+        Ok(closing)
     }
 
     /// Adds a namespace and returns its identifier. Its `ptpl_file` is opened before any lock is taken.
@@ -365,8 +369,9 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         Ok(nsid)
     }
 
-    /// Removes a namespace. Hosts get a Namespace Attribute Changed event; commands in flight complete.
-    pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<(), NvmfTargetError> {
+    /// Removes a namespace. Hosts get a Namespace Attribute Changed event; commands in flight complete. What it returns
+    /// waits until the block device is free: the claim ends when the last channel closes.
+    pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<Closing, NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
         let mut state = self.lock()?;
         let before = state.checkpoint(&nqn);
@@ -376,9 +381,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         if let Some(descriptor) = &descriptor {
             state.namespaces_by_device.remove(&descriptor.device().uuid());
         }
-        // The claim ends when the last channel closes.
-        drop(descriptor);
-        Ok(())
+        Ok(Closing::of(descriptor.as_deref()))
     }
 
     /// Allows a host to connect to a subsystem.

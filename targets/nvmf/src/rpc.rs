@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use bdev::{Registry, Uuid};
+use bdev::rpc::conclude;
+use bdev::{Closing, Registry, Uuid};
 use control::json::{Value, json};
 use control::{Method, Module, Parameters, RpcError};
 use reactor::ReactorHandle;
@@ -50,8 +51,10 @@ const SUBSYSTEM: &[(i64, &str)] = &[
 ];
 /// Errors of every method that needs all reactors.
 const UNRESPONSIVE: (i64, &str) = (RpcError::ETIMEDOUT, "a reactor does not respond; nothing was changed");
-const PENDING: (i64, &str) =
-    (RpcError::EINPROGRESS, "the change is made, but a reactor that does not respond applies it later");
+const PENDING: (i64, &str) = (
+    RpcError::EINPROGRESS,
+    "the change is made, but a reactor that does not respond applies it later, or I/O in flight uses a bdev still",
+);
 
 impl Module for NvmfModule {
     const NAME: &'static str = "nvmf";
@@ -76,13 +79,16 @@ impl Module for NvmfModule {
                     UNRESPONSIVE,
                 ]),
             change(
-                Method::update("nvmf_delete_subsystem", delete_subsystem),
-                "Deletes a subsystem and disconnects its hosts.",
+                Method::concluded_update("nvmf_delete_subsystem", delete_subsystem, conclude),
+                "Deletes a subsystem and disconnects its hosts. Commands in flight complete first.",
             ),
             Method::prepared_update("nvmf_subsystem_add_ns", prepare_ns, add_ns)
                 .text("Adds a bdev as a namespace.", "the NSID")
                 .errors(SUBSYSTEM),
-            change(Method::update("nvmf_subsystem_remove_ns", remove_ns), "Removes a namespace."),
+            change(
+                Method::concluded_update("nvmf_subsystem_remove_ns", remove_ns, conclude),
+                "Removes a namespace. Commands in flight complete first; then its bdev is free for others.",
+            ),
             Method::update("nvmf_subsystem_add_listener", listeners::add_listener)
                 .text("Listens for hosts at an address.", "true")
                 .errors(&[
@@ -242,9 +248,8 @@ control::parameters! {
     }
 }
 
-fn delete_subsystem(module: &NvmfModule, params: ByNqn) -> Result<bool, RpcError> {
-    module.target.delete_subsystem(&params.nqn)?;
-    Ok(true)
+fn delete_subsystem(module: &NvmfModule, params: ByNqn) -> Result<Closing, RpcError> {
+    Ok(module.target.delete_subsystem(&params.nqn)?)
 }
 
 /// A namespace to add to a subsystem, with the reservations of its device if they are in a file.
@@ -313,9 +318,8 @@ control::parameters! {
     }
 }
 
-fn remove_ns(module: &NvmfModule, params: RemoveNs) -> Result<bool, RpcError> {
-    module.target.remove_namespace(&params.nqn, params.nsid)?;
-    Ok(true)
+fn remove_ns(module: &NvmfModule, params: RemoveNs) -> Result<Closing, RpcError> {
+    Ok(module.target.remove_namespace(&params.nqn, params.nsid)?)
 }
 
 control::parameters! {

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bdev::{PreparedReservations, Registry};
+use bdev::rpc::{STILL_OPEN, conclude};
+use bdev::{Closing, PreparedReservations, Registry};
 use control::json::{Value, json};
 use control::{Method, Module, RpcError};
 use reactor::ReactorHandle;
@@ -53,9 +54,9 @@ impl Module for VhostModule {
                     (RpcError::INTERNAL, "the socket cannot be created, or the target is stopping"),
                     UNRESPONSIVE,
                 ]),
-            Method::update("vhost_delete_controller", delete)
+            Method::concluded_update("vhost_delete_controller", delete, conclude)
                 .text("Deletes a controller without clients, and its socket.", "true")
-                .errors(&[NOT_FOUND, (RpcError::EBUSY, "clients are connected"), UNRESPONSIVE]),
+                .errors(&[NOT_FOUND, (RpcError::EBUSY, "clients are connected"), UNRESPONSIVE, STILL_OPEN]),
             Method::query("vhost_get_controllers", get)
                 .text(
                     "Describes controllers.",
@@ -213,9 +214,8 @@ fn saved_coalescing(info: &VhostControllerInfo) -> Option<Value> {
     })
 }
 
-fn delete(module: &VhostModule, params: Controller) -> Result<bool, RpcError> {
-    module.target.delete(&params.ctrlr)?;
-    Ok(true)
+fn delete(module: &VhostModule, params: Controller) -> Result<Closing, RpcError> {
+    Ok(module.target.delete(&params.ctrlr)?)
 }
 
 fn get(module: &VhostModule, params: Get) -> Result<Vec<Value>, RpcError> {
@@ -346,9 +346,9 @@ impl Module for VhostScsiModule {
                     ),
                     UNRESPONSIVE,
                 ]),
-            Method::update("vhost_scsi_controller_remove_target", remove_target)
-                .text("Removes a target from a SCSI controller. Guests learn of it.", "true")
-                .errors(&[(RpcError::INVALID_PARAMS, INVALID), UNRESPONSIVE]),
+            Method::concluded_update("vhost_scsi_controller_remove_target", remove_target, conclude)
+                .text("Removes a target from a SCSI controller. Guests learn of it; commands in flight complete.", "true")
+                .errors(&[(RpcError::INVALID_PARAMS, INVALID), UNRESPONSIVE, STILL_OPEN]),
         ]
     }
 
@@ -447,7 +447,7 @@ fn add_target(
     added.map_err(invalid)
 }
 
-fn remove_target(module: &VhostScsiModule, params: RemoveTarget) -> Result<bool, RpcError> {
+fn remove_target(module: &VhostScsiModule, params: RemoveTarget) -> Result<Closing, RpcError> {
     let number = u8::try_from(params.scsi_target_num).unwrap_or(u8::MAX);
     module.target.remove_target(&params.ctrlr, number).map_err(invalid)?;
     Ok(true)

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, PreparedReservations, Registry, ReservationLease};
+use bdev::{
+    Access, BlockDevice, Closing, Descriptor, DeviceEvent, PreparedReservations, Registry, ReservationLease,
+};
 use reactor::ReactorHandle;
 use scsi::{LogicalUnit, ReactorSanitizer, UnitConfig};
 use sockets::StreamAddress;
@@ -233,24 +235,25 @@ impl VhostTarget {
         Ok(number)
     }
 
-    /// Removes a target from a SCSI controller. Drivers learn of it; commands in flight are executed.
+    /// Removes a target from a SCSI controller. Drivers learn of it; commands in flight are executed. What it returns waits
+    /// until the block device is free.
     ///
     /// # Errors
     /// There is no such controller or target, or a reactor does not respond; nothing has changed then.
-    pub fn remove_target(&self, name: &str, number: u8) -> Result<(), VhostTargetError> {
+    pub fn remove_target(&self, name: &str, number: u8) -> Result<Closing, VhostTargetError> {
         let mut state = self.lock()?;
         state.scsi_mut(name)?;
         check_number(number)?;
         let Some((unit, device)) = state.set_target(name, number, None) else {
             return Err(VhostTargetError::NoTarget(number));
         };
-        let key = unit.key;
+        let (key, closing) = (unit.key, Closing::of([&*device.descriptor]));
         if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
             state.set_target(name, number, Some((unit, device)));
             return Err(VhostTargetError::NotApplied(error));
         }
         state.keys.retire(key, self.0.publisher.generation());
-        Ok(())
+        Ok(closing)
     }
 
     /// Checks that a controller can be created.
@@ -317,7 +320,7 @@ impl VhostTarget {
     ///
     /// # Errors
     /// There is none of this name, clients use it, or a reactor does not respond; nothing has changed then.
-    pub fn delete(&self, name: &str) -> Result<(), VhostTargetError> {
+    pub fn delete(&self, name: &str) -> Result<Closing, VhostTargetError> {
         let mut state = self.lock()?;
         let not_found = || VhostTargetError::NotFound(name.into());
         let controller = state.controllers.get(name).ok_or_else(not_found)?.controller.clone();
@@ -336,7 +339,7 @@ impl VhostTarget {
             // A core that does not respond closes it when it runs again.
             _ = cores.unlisten(Some(controller.portid));
         }
-        Ok(())
+        Ok(Closing::of(created.open_devices().iter().map(|(_, descriptor)| &**descriptor)))
     }
 
     /// Sets how the drivers of a controller are notified, now and later.

@@ -10,8 +10,8 @@ use block_io::{Channel as _, Op, Payload, RegisteredPages, RequestFlags, Status,
 
 use crate::fair_queue::FLOW_QUEUED_MAX;
 use crate::{
-    Access, Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Completion, DeviceEvent, Durability,
-    Registry, Request,
+    Access, Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Closing, Completion, DeviceEvent,
+    Durability, Registry, Request,
 };
 
 thread_local! {
@@ -386,6 +386,28 @@ fn after_removal_everything_completes_once_and_new_io_fails() {
     drop(harness.channel);
     assert!(device.wait_closed(std::time::Duration::ZERO));
     assert_eq!(harness.module.closed.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn an_open_ends_with_its_last_channel_and_a_removal_with_the_last_open() {
+    let harness = ChannelHarness::new(Scripted::new(8), Access::ReadOnly);
+    let (registry, timeout) = (&harness.registry, std::time::Duration::from_millis(1));
+    let claim = registry.open("dev", Access::Exclusive { by: "a test" }).unwrap();
+    let channel = claim.channel(&harness.core).unwrap();
+    let closing = || Closing::of([&claim]);
+    assert_eq!(closing().wait_for(timeout).unwrap_err().name, "dev");
+    let (open, removed) = (closing(), registry.find("dev").unwrap());
+    drop(claim);
+    assert!(registry.open("dev", Access::ReadWrite).is_err(), "its channel is open");
+    drop(channel);
+    open.wait_for(timeout).unwrap();
+    assert!(registry.open("dev", Access::ReadWrite).is_ok());
+
+    registry.unregister("dev").unwrap();
+    let removed = || Closing::removed([removed.clone()]);
+    assert!(removed().wait_for(timeout).is_err(), "the harness has it open");
+    drop(harness.channel);
+    removed().wait_for(timeout).unwrap();
 }
 
 #[test]

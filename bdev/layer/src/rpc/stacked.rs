@@ -11,7 +11,8 @@ use uuid::Uuid;
 
 use super::BdevModule;
 use super::devices::{MISSING, delete};
-use crate::{BlockDevice, delay, error, passthru, split};
+use super::{BdevModule, STILL_OPEN, conclude};
+use crate::{BlockDevice, Closing, delay, error, passthru, split};
 
 const STACKING: &[(i64, &str)] =
     &[(RpcError::EEXIST, "the name or UUID is in use"), (RpcError::EBUSY, "the base bdev is claimed")];
@@ -61,9 +62,9 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
                 (RpcError::EBUSY, "the base bdev is claimed"),
                 (RpcError::EINVAL, "the parts do not fit the base"),
             ]),
-        Method::update("bdev_split_delete", split_delete)
-            .text("Deletes all parts of a bdev.", "true")
-            .errors(&[(RpcError::ENODEV, "the bdev is not split")]),
+        Method::concluded_update("bdev_split_delete", split_delete, conclude)
+            .text("Deletes all parts of a bdev. I/O in flight completes first.", "true")
+            .errors(&[(RpcError::ENODEV, "the bdev is not split"), STILL_OPEN]),
     ]
 }
 
@@ -306,10 +307,10 @@ control::parameters! {
     }
 }
 
-fn split_delete(bdevs: &BdevModule, params: SplitDelete) -> Result<bool, RpcError> {
+fn split_delete(bdevs: &BdevModule, params: SplitDelete) -> Result<Closing, RpcError> {
     let base = params.base_bdev;
     if bdevs.cancel_pending(&split_name(&base)) {
-        return Ok(true);
+        return Ok(Closing::default());
     }
     let of_base = |device: &Arc<BlockDevice>| {
         device.module::<split::SplitBdev>().is_some_and(|part| part.base_name() == base)
@@ -321,5 +322,5 @@ fn split_delete(bdevs: &BdevModule, params: SplitDelete) -> Result<bool, RpcErro
     for part in parts {
         bdevs.delete(part.name(), SPLIT)?;
     }
-    Ok(true)
+    Ok(Closing::removed(parts))
 }

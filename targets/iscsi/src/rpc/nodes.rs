@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bdev::PreparedReservations;
+use bdev::rpc::{STILL_OPEN, conclude};
+use bdev::{Closing, PreparedReservations};
 use control::json::{Value, json};
 use control::{ByName, Method, NoParameters, RpcError, TextOrNumber};
 use scsi::AccessState;
@@ -32,9 +33,9 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
                 UNUSABLE_FILE,
                 UNRESPONSIVE,
             ]),
-        Method::update("iscsi_delete_target_node", delete)
+        Method::concluded_update("iscsi_delete_target_node", delete, conclude)
             .text("Deletes a target node. Its connections complete what is in flight and are closed.", "true")
-            .errors(&[NO_NODE, UNRESPONSIVE]),
+            .errors(&[NO_NODE, UNRESPONSIVE, STILL_OPEN]),
         Method::query("iscsi_get_target_nodes", |module: &IscsiModule, _: NoParameters| {
             Ok::<_, RpcError>(module.target.nodes().iter().map(describe).collect::<Vec<_>>())
         })
@@ -256,9 +257,8 @@ fn create(module: &IscsiModule, (config, reservations): PreparedNode) -> Result<
     Ok(true)
 }
 
-fn delete(module: &IscsiModule, params: ByName) -> Result<bool, RpcError> {
-    module.target.delete_node(&params.name)?;
-    Ok(true)
+fn delete(module: &IscsiModule, params: ByName) -> Result<Closing, RpcError> {
+    Ok(module.target.delete_node(&params.name)?)
 }
 
 /// Name of the target node, LUN, device and file, and the reservations.
