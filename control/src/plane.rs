@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use reactor::ReactorHandle;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::RpcError;
 use crate::config::ConfigFile;
@@ -138,6 +138,7 @@ impl ControlPlaneBuilder {
         let update_lock = Arc::default();
         self.examiner.start(&modules, &update_lock).map_err(RpcError::internal)?;
         Ok(Arc::new(ControlPlane {
+            initial: saved(&modules),
             modules,
             methods: self.methods,
             catalog: self.catalog,
@@ -145,8 +146,8 @@ impl ControlPlaneBuilder {
             jobs: Jobs::new(&update_lock),
             examiner: self.examiner,
             update_lock,
-            startup: Mutex::new(Startup { stage, pending }),
             turns: Turns::default(),
+            startup: Mutex::new(Startup { stage, pending }),
             started: Condvar::new(),
         }))
     }
@@ -163,6 +164,16 @@ fn in_order(mut waiting: Vec<Arc<dyn DynModule>>) -> Vec<Arc<dyn DynModule>> {
         ordered.push(waiting.remove(next));
     }
     ordered
+}
+
+fn subsystems(modules: &[Arc<dyn DynModule>]) -> impl Iterator<Item = &Arc<dyn DynModule>> {
+    modules.iter().filter(|module| module.is_subsystem())
+}
+
+fn saved(modules: &[Arc<dyn DynModule>]) -> Value {
+    let section =
+        |module: &Arc<dyn DynModule>| json!({ "subsystem": module.name(), "config": module.save() });
+    json!({ "subsystems": subsystems(modules).map(section).collect::<Vec<_>>() })
 }
 
 impl ControlPlane {
@@ -191,7 +202,14 @@ impl ControlPlane {
             let message = format!("Method may only be called {when}");
             return Err(RpcError::new(RpcError::INVALID_STATE, message));
         }
-        method(self, params)
+        (method.call)(self, params)
+    }
+
+    /// The parameters of a call in their canonical form: equal for calls that ask for the same, however they are written.
+    /// Fails if the method does not exist, or would reject them whatever exists.
+    pub fn canonical(&self, name: &str, params: Value) -> Result<Map<String, Value>, RpcError> {
+        let method = self.methods.get(name).ok_or_else(|| Catalog::not_found(name))?;
+        (method.canonical)(params)
     }
 
     /// Keeps other updates waiting, in the order of their calls. Poisoning is ignored: what a method had changed when it
@@ -266,7 +284,7 @@ impl ControlPlane {
     }
 
     pub(crate) fn subsystems(&self) -> impl Iterator<Item = &Arc<dyn DynModule>> {
-        self.modules.iter().filter(|module| module.is_subsystem())
+        subsystems(&self.modules)
     }
 
     pub(crate) fn modules(&self) -> &[Arc<dyn DynModule>] {

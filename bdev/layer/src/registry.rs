@@ -219,6 +219,11 @@ impl Registry {
         self.lock().find(name).cloned()
     }
 
+    /// The name of the device that `name` finds, or `name` if there is none.
+    pub fn name_of(&self, name: &str) -> String {
+        self.find(name).map_or_else(|| name.to_string(), |device| device.name().to_string())
+    }
+
     /// All devices, sorted by name.
     pub fn list(&self) -> Vec<Arc<BlockDevice>> {
         self.lock().devices.values().cloned().collect()
@@ -397,14 +402,14 @@ impl Descriptor {
         &self.0.device
     }
 
-    /// Whether the access mode allows writes.
-    pub fn writes(&self) -> bool {
-        self.0.writes
-    }
-
     /// The number of its open.
     pub(crate) fn open_number(&self) -> u64 {
         self.0.number()
+    }
+
+    /// Whether the access mode allows writes.
+    pub fn writes(&self) -> bool {
+        self.0.writes
     }
 
     /// Opens an I/O channel on this core. Fails if the device is removed or the module cannot open one.

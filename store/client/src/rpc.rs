@@ -61,6 +61,10 @@ impl Module for ClusterImageModule {
                      method.",
                     "name of the bdev",
                 )
+                .canonical(|_: &ClusterImageModule, params: &mut CreateParams| {
+                    params.name.get_or_insert_with(|| format!("{}/{}", params.pool, params.image));
+                    Ok(())
+                })
                 .errors(&[
                     (RpcError::ENODEV, "there is no such cluster, pool or image"),
                     (RpcError::EEXIST, "a bdev has the name"),

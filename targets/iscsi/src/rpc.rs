@@ -46,6 +46,22 @@ impl Module for IscsiModule {
             Method::update("iscsi_set_options", set_options)
                 .at_any_stage()
                 .text("Sets what all target nodes share. Sessions that exist keep their parameters.", "true")
+                .assigns(&[
+                    "node_base",
+                    "nop_timeout",
+                    "nop_in_interval",
+                    "first_burst_length",
+                    "immediate_data",
+                    "max_connections_per_session",
+                    "max_sessions",
+                    "max_queue_depth",
+                    "default_time2wait",
+                    "max_large_datain_per_connection",
+                    "max_r2t_per_connection",
+                    "pdu_pool_size",
+                    "immediate_data_pool_size",
+                    "data_out_pool_size",
+                ])
                 .errors(&[INVALID, UNRESPONSIVE]),
             Method::query("iscsi_get_options", |module: &IscsiModule, _: NoParameters| {
                 let mut options = describe_options(&module.target.options());

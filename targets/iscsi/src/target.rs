@@ -273,6 +273,16 @@ impl IscsiTarget {
         }
     }
 
+    /// The name of the block device that `name` finds.
+    pub(crate) fn bdev_name(&self, name: &str) -> String {
+        self.0.registry.name_of(name)
+    }
+
+    /// The name of a target node as initiators use it.
+    pub(crate) fn full_name(&self, name: &str) -> String {
+        self.lock_any().model.full_name(name)
+    }
+
     fn lock(&self) -> Result<MutexGuard<'_, TargetState>, IscsiTargetError> {
         let state = self.lock_any();
         if state.stopping { Err(IscsiTargetError::Stopping) } else { Ok(state) }

@@ -35,6 +35,10 @@ impl NbdModule {
     pub fn target(&self) -> &NbdTarget {
         &self.target
     }
+
+    fn default_connections(&self) -> u32 {
+        self.target.core_count().clamp(1, 4) as u32
+    }
 }
 
 const UNRESPONSIVE: (i64, &str) = (RpcError::ETIMEDOUT, "a reactor does not respond; nothing was changed");
@@ -52,6 +56,8 @@ impl Module for NbdModule {
                      export, clients may leave out the name. Not an SPDK method.",
                     "the URI of the export",
                 )
+                .assigns(&["port=0"])
+                .canonical(canonical_export)
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "a parameter is invalid, or the export exists"),
                     (RpcError::ENODEV, "there is no such bdev"),
@@ -64,13 +70,13 @@ impl Module for NbdModule {
                      method.",
                     "true",
                 )
-                .errors(&[(RpcError::ENODEV, "there is no such export"), UNRESPONSIVE]),
+                .errors(&[(RpcError::ENODEV, "there is no such export"), UNRESPONSIVE, STILL_OPEN]),
             Method::query("nbd_export_get", get)
                 .text(
                     "Describes exports. Not an SPDK method.",
                     "array of exports with `uri`, `size` in bytes, `block_size` and `connections`",
                 )
-                .errors(&[(RpcError::ENODEV, "there is no such export"), UNRESPONSIVE, STILL_OPEN]),
+                .errors(&[(RpcError::ENODEV, "there is no such export"), UNRESPONSIVE]),
             Method::update("nbd_start_disk", start_disk)
                 .text(
                     "Makes a bdev a block device of this machine, which the kernel's NBD driver reads and writes \
@@ -78,6 +84,12 @@ impl Module for NbdModule {
                      of a bdev of the same name, it is reconnected.",
                     "path of the block device",
                 )
+                .assigns(&["nbd_device"])
+                .canonical(|module: &NbdModule, params: &mut StartDisk| {
+                    params.bdev_name = module.target.bdev_name(&params.bdev_name);
+                    params.connections.get_or_insert(module.default_connections());
+                    Ok(())
+                })
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "a parameter is invalid"),
                     (RpcError::ENODEV, "there is no such bdev, or the kernel has no NBD driver"),
@@ -183,7 +195,7 @@ control::parameters! {
 
 fn start_disk(module: &NbdModule, params: StartDisk) -> Result<String, RpcError> {
     let index = params.nbd_device.as_deref().map(kernel::device_index).transpose()?;
-    let connections = params.connections.unwrap_or(module.target.core_count().clamp(1, 4) as u32);
+    let connections = params.connections.unwrap_or(module.default_connections());
     let StartDisk { bdev_name, reconnect_timeout_s, .. } = &params;
     let reconnect_timeout_s = *reconnect_timeout_s;
     let request = DiskRequest { bdev_name, index, connections, reconnect_timeout_s };
@@ -240,18 +252,33 @@ control::parameters! {
     }
 }
 
-fn create(module: &NbdModule, params: Create) -> Result<String, RpcError> {
-    let address = match (&params.path, &params.address, params.port) {
-        (Some(path), None, None) => StreamAddress::Unix(PathBuf::from(path)),
-        (Some(_), ..) => return Err(RpcError::invalid_params("path: it excludes address and port")),
-        (None, address, port) => {
-            let address = address.as_deref().unwrap_or("127.0.0.1");
-            let ip: IpAddr = address.parse().map_err(|error| {
-                RpcError::invalid_params(format!("address: {address} is not an IP address: {error}"))
-            })?;
-            StreamAddress::Tcp(SocketAddr::new(ip, port.unwrap_or(PORT)))
+impl Create {
+    fn listen_address(&self) -> Result<StreamAddress, RpcError> {
+        match (&self.path, &self.address, self.port) {
+            (Some(path), None, None) => Ok(StreamAddress::Unix(PathBuf::from(path))),
+            (Some(_), ..) => Err(RpcError::invalid_params("path: it excludes address and port")),
+            (None, address, port) => {
+                let address = address.as_deref().unwrap_or("127.0.0.1");
+                let ip: IpAddr = address.parse().map_err(|error| {
+                    RpcError::invalid_params(format!("address: {address} is not an IP address: {error}"))
+                })?;
+                Ok(StreamAddress::Tcp(SocketAddr::new(ip, port.unwrap_or(PORT))))
+            }
         }
-    };
+    }
+}
+
+fn canonical_export(module: &NbdModule, params: &mut Create) -> Result<(), RpcError> {
+    if let StreamAddress::Tcp(address) = params.listen_address()? {
+        (params.address, params.port) = (Some(address.ip().to_string()), Some(address.port()));
+    }
+    params.name.get_or_insert_with(|| params.bdev_name.clone());
+    params.bdev_name = module.target.bdev_name(&params.bdev_name);
+    Ok(())
+}
+
+fn create(module: &NbdModule, params: Create) -> Result<String, RpcError> {
+    let address = params.listen_address()?;
     let name = params.name.unwrap_or_else(|| params.bdev_name.clone());
     let Create { bdev_name, description, read_only, .. } = params;
     let info = module.target.create(ExportConfig { bdev_name, name, description, read_only, address })?;

@@ -114,6 +114,11 @@ impl NbdTarget {
         NbdTarget(shared)
     }
 
+    /// The name of the block device that `name` finds.
+    pub(crate) fn bdev_name(&self, name: &str) -> String {
+        self.0.registry.name_of(name)
+    }
+
     /// Exports a block device.
     ///
     /// # Errors

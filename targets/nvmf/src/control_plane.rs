@@ -224,6 +224,11 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         NvmfTarget(inner)
     }
 
+    /// The name of the block device that `name` finds.
+    pub(crate) fn bdev_name(&self, name: &str) -> String {
+        self.0.registry.name_of(name)
+    }
+
     /// Creates a subsystem. The discovery subsystem always exists.
     pub fn create_subsystem(&self, nqn: &str, config: SubsystemConfig) -> Result<(), NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;

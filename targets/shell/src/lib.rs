@@ -48,7 +48,7 @@ mod timers;
 
 pub use connections::{ConnectionEntry, Connections};
 pub use cores::TargetCores;
-pub use cpu_mask::{CpuMaskError, mask_of_reactors, reactors_of_mask};
+pub use cpu_mask::{CpuMaskError, canonical_mask, mask_of_reactors, reactors_of_mask};
 pub use device_keys::DeviceKeys;
 pub use device_map::DeviceMap;
 pub use devices::CoreDevices;

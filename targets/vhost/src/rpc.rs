@@ -8,6 +8,7 @@ use bdev::{Closing, PreparedReservations, Registry};
 use control::json::{Value, json};
 use control::{Method, Module, RpcError};
 use reactor::ReactorHandle;
+use target_shell::canonical_mask;
 
 use crate::{
     Coalescing, VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostScsiTargetInfo, VhostSessionInfo,
@@ -46,6 +47,10 @@ impl Module for VhostModule {
         vec![
             Method::update("vhost_create_blk_controller", create)
                 .text("Makes a bdev a virtio-blk device of vhost-user clients, such as QEMU, at a UNIX socket.", "true")
+                .canonical(|module: &VhostModule, params: &mut Create| {
+                    params.dev_name = module.target.bdev_name(&params.dev_name);
+                    set_canonical_mask(&mut params.cpumask)
+                })
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "a parameter is invalid, or the bdev has blocks that virtio lacks"),
                     (RpcError::EEXIST, "the controller exists"),
@@ -96,6 +101,10 @@ impl Module for VhostModule {
         let calls = |info: VhostControllerInfo| {
             let coalescing = saved_coalescing(&info);
             let VhostBackendInfo::Blk { config, .. } = info.backend else { return Vec::new() };
+            // It could not be created again.
+            if info.is_without_bdev {
+                return Vec::new();
+            }
             let mut params = json!({
                 "ctrlr": config.name,
                 "dev_name": config.bdev_name,
@@ -301,6 +310,11 @@ impl VhostScsiModule {
     }
 }
 
+fn set_canonical_mask(cpumask: &mut Option<String>) -> Result<(), RpcError> {
+    *cpumask = cpumask.as_deref().map(canonical_mask).transpose().map_err(VhostTargetError::from)?;
+    Ok(())
+}
+
 /// As SPDK, whatever it is.
 fn invalid(error: VhostTargetError) -> RpcError {
     match error {
@@ -322,6 +336,11 @@ impl Module for VhostScsiModule {
                     "Makes a virtio SCSI host for vhost-user clients, such as QEMU, at a UNIX socket. It has no targets.",
                     "true",
                 )
+                // Whether it has started is said by the other call.
+                .canonical(|_: &VhostScsiModule, params: &mut CreateScsi| {
+                    params.delay = true;
+                    set_canonical_mask(&mut params.cpumask)
+                })
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "the name is invalid or in use, or there are too many controllers"),
                     (RpcError::INTERNAL, "the socket cannot be created"),
@@ -338,6 +357,13 @@ impl Module for VhostScsiModule {
                     "Adds a bdev to a SCSI controller as LUN 0 of a target. Guests learn of it.",
                     "the target's number",
                 )
+                .assigns(&["scsi_target_num=-1"])
+                .canonical(|module: &VhostScsiModule, params: &mut AddTarget| {
+                    params.scsi_target_num = params.scsi_target_num.max(-1);
+                    params.bdev_name = module.target.bdev_name(&params.bdev_name);
+                    params.ptpl_file = params.ptpl_file.take().filter(|file| !file.is_empty());
+                    Ok(())
+                })
                 .errors(&[
                     (
                         RpcError::INVALID_PARAMS,
@@ -449,6 +475,5 @@ fn add_target(
 
 fn remove_target(module: &VhostScsiModule, params: RemoveTarget) -> Result<Closing, RpcError> {
     let number = u8::try_from(params.scsi_target_num).unwrap_or(u8::MAX);
-    module.target.remove_target(&params.ctrlr, number).map_err(invalid)?;
-    Ok(true)
+    module.target.remove_target(&params.ctrlr, number).map_err(invalid)
 }

@@ -316,7 +316,7 @@ impl VhostTarget {
         }
     }
 
-    /// Deletes a controller.
+    /// Deletes a controller. What it returns waits until the block devices are free.
     ///
     /// # Errors
     /// There is none of this name, clients use it, or a reactor does not respond; nothing has changed then.
@@ -393,6 +393,11 @@ impl VhostTarget {
             // Fails only without reactors, and then nothing listens.
             _ = cores.unlisten(None);
         }
+    }
+
+    /// The name of the block device that `name` finds.
+    pub(crate) fn bdev_name(&self, name: &str) -> String {
+        self.0.registry.name_of(name)
     }
 
     /// Closes the devices. The reactors have stopped.
@@ -578,6 +583,7 @@ impl Created {
             cpumask: mask_of_reactors(reactors, &self.controller.reactors),
             configured_cpumask: self.cpumask.clone(),
             coalescing: self.controller.coalescing,
+            is_without_bdev: matches!(self.devices, CreatedDevices::Blk { descriptor: None, .. }),
             backend,
         }
     }

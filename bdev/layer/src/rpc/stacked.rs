@@ -9,7 +9,6 @@ use block_io::{Op, Status};
 use control::{ByName, Method, RpcError};
 use uuid::Uuid;
 
-use super::BdevModule;
 use super::devices::{MISSING, delete};
 use super::{BdevModule, STILL_OPEN, conclude};
 use crate::{BlockDevice, Closing, delay, error, passthru, split};
@@ -28,6 +27,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
                 "Creates a bdev `EE_BASE` that injects errors into I/O of its base, at once or when the base appears.",
                 "true",
             )
+            .assigns(&["uuid"])
             .errors(STACKING),
         delete("bdev_error_delete", "Error Injection Disk"),
         Method::update("bdev_error_inject_error", inject_error)
@@ -42,7 +42,12 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
         create(
             Method::update("bdev_delay_create", delay_create),
             "Creates a bdev that delays the I/O of its base, at once or when the base appears.",
-        ),
+        )
+        .assigns(&["uuid"])
+        .canonical(|bdevs: &BdevModule, params: &mut DelayCreate| {
+            params.base_bdev_name = bdevs.registry.name_of(&params.base_bdev_name);
+            Ok(())
+        }),
         delete("bdev_delay_delete", "delay"),
         Method::update("bdev_delay_update_latency", update_latency)
             .text("Changes a latency of a delay bdev.", "true")
@@ -50,7 +55,12 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
         create(
             Method::update("bdev_passthru_create", passthru_create),
             "Creates a bdev that forwards all I/O to its base, at once or when the base appears.",
-        ),
+        )
+        .assigns(&["uuid"])
+        .canonical(|bdevs: &BdevModule, params: &mut PassthruCreate| {
+            params.base_bdev_name = bdevs.registry.name_of(&params.base_bdev_name);
+            Ok(())
+        }),
         delete("bdev_passthru_delete", "passthru"),
         Method::update("bdev_split_create", split_create)
             .text(
@@ -319,7 +329,8 @@ fn split_delete(bdevs: &BdevModule, params: SplitDelete) -> Result<Closing, RpcE
     if parts.is_empty() {
         return Err(RpcError::new(RpcError::ENODEV, format!("{base} is not split")));
     }
-    for part in parts {
+    for part in &parts {
+        // All are being deleted before the first is waited for.
         bdevs.delete(part.name(), SPLIT)?;
     }
     Ok(Closing::removed(parts))

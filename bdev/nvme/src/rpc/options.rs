@@ -10,6 +10,20 @@ pub(super) fn methods() -> Vec<Method<NvmeModule>> {
         Method::update("bdev_nvme_set_options", set_options)
             .at_any_stage()
             .text("Sets defaults for controllers attached later. What is absent stays as it is.", "true")
+            .assigns(&[
+                "action_on_timeout",
+                "timeout_us",
+                "timeout_admin_us",
+                "keep_alive_timeout_ms",
+                "bdev_retry_count",
+                "io_queue_requests",
+                "ctrlr_loss_timeout_sec",
+                "reconnect_delay_sec",
+                "fast_io_fail_timeout_sec",
+                "multipath_opts",
+                "io_path_stat",
+            ])
+            .canonical(canonical_options)
             .errors(&[
                 (RpcError::EPERM, "a controller is attached already"),
                 (RpcError::EINVAL, "the time-outs contradict each other"),
@@ -211,6 +225,20 @@ control::parameters! {
         dhchap_digests,
         dhchap_dhgroups,
     }
+}
+
+fn canonical_options(_: &NvmeModule, params: &mut SetOptions) -> Result<(), RpcError> {
+    if params.action_on_timeout == Some(TimeoutAction::None) || params.timeout_us == Some(0) {
+        (params.action_on_timeout, params.timeout_us) = (Some(TimeoutAction::None), Some(0));
+    } else if params.action_on_timeout.is_some() {
+        params.action_on_timeout = Some(TimeoutAction::Reset);
+    }
+    if let Some(multipath) = &params.multipath_opts {
+        params.multipath_opts = Some(MultipathOpts::of(multipath.policy()?));
+    }
+    params.quiesce_wait = params.quiesce_wait.filter(|is_on| !is_on);
+    params.map_lent_memory = params.map_lent_memory.filter(|is_on| !is_on);
+    Ok(())
 }
 
 fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError> {
