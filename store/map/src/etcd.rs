@@ -1,15 +1,17 @@
 //! The map in etcd, for clusters on several machines: its JSON gateway (API v3), HTTP/1.1.
 //!
 //! A record is a key below a prefix; its value is JSON, as in a directory's map. A compare-and-swap is a transaction that
-//! compares the version of a key, which etcd counts from its creation: a group's is its epoch. Transactions have the
+//! compares the value of a key. Transactions have the
 //! changes of many groups. Requests go to one endpoint, and to the next one if it does not answer.
 
 mod client;
 mod connection;
 mod files;
+mod lease;
 mod messages;
 mod response;
 mod session;
+mod snapshot;
 mod tls;
 mod watch;
 
@@ -23,17 +25,19 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::checks::{check_image_name, check_pool, check_settings};
+use crate::groups::{self, COUNTED_END, random_volume, range_of};
 use crate::keys::check_client_key;
 use crate::{
     ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry,
-    KeyName, MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
+    KeyName, LeaseHolder, LeaseOutcome, MapBackup, MapChanges, MapError, MapPosition, NodeId, NodeRecord,
+    OutReason, PoolRecord, Proposed,
 };
 use client::{EtcdClient, EtcdLocation};
 pub(crate) use connection::HttpError;
 pub use files::EtcdFiles;
 use messages::{
-    DeleteAnswer, GrantAnswer, KeyValue, RenewAnswer, StreamLine, TxnAnswer, base64, end_of_prefix, put,
-    put_if, revision_is, version_is,
+    DeleteAnswer, KeyValue, TxnAnswer, base64, end_of_prefix, never, put, put_if, revision_is, value_is,
+    version_is,
 };
 use watch::EtcdChanges;
 
@@ -149,24 +153,6 @@ impl EtcdMap {
         }
     }
 
-    /// The next number of a counter that only grows.
-    fn count(&self, name: &str) -> Result<u64, MapError> {
-        let key = self.key(name);
-        let mut found = self.client.get(&key)?;
-        for _ in 0..ATTEMPTS_MAX {
-            let (compare, next) = match &found {
-                Some(found) => (revision_is(&key, found.mod_revision), decode::<u64>(name, found)? + 1),
-                None => (version_is(&key, 0), 1),
-            };
-            let answer = self.transaction(&put_if(&compare, &key, &encode(&next)))?;
-            if answer.succeeded {
-                return Ok(next);
-            }
-            found = answer.into_record();
-        }
-        Err(busy(name))
-    }
-
     fn group_key(&self, id: GroupId) -> String {
         // Of one length, so that ranges of numbers are ranges of keys.
         self.key(&format!("groups/{:010}", id.0))
@@ -176,7 +162,16 @@ impl EtcdMap {
     fn propose(&self, proposals: &[(GroupId, GroupRecord)]) -> Result<Vec<Proposed>, MapError> {
         let nested = |(id, record): &(GroupId, GroupRecord)| {
             let key = self.group_key(*id);
-            let compare = version_is(&key, record.config.epoch - 1);
+            // What is not known is read first.
+            let before = self.client.groups.get(id.0).filter(|value| {
+                let known: Option<GroupRecord> = serde_json::from_slice(value).ok();
+                known.is_some_and(|known| known.config.epoch + 1 == record.config.epoch)
+            });
+            let compare = match (before, record.config.epoch) {
+                (Some(value), _) => value_is(&key, &value),
+                (None, 1) => version_is(&key, 0),
+                (None, _) => never(&key),
+            };
             json!({ "request_txn": put_if(&compare, &key, &encode(record)) })
         };
         let request = json!({ "success": proposals.iter().map(nested).collect::<Vec<_>>() });
@@ -188,7 +183,10 @@ impl EtcdMap {
         let outcomes = proposals.iter().zip(answer.responses);
         outcomes
             .map(|((id, record), response)| match response.response_txn {
-                Some(TxnAnswer { succeeded: true, .. }) => Ok(Proposed::Accepted),
+                Some(TxnAnswer { succeeded: true, .. }) => {
+                    self.client.groups.note(id.0, &encode(record));
+                    Ok(Proposed::Accepted)
+                }
                 Some(answer) => self.refused(*id, record, answer.into_record()),
                 None => {
                     let what = format!("group {}", id.0);
@@ -198,7 +196,7 @@ impl EtcdMap {
             .collect()
     }
 
-    /// The outcome of a proposal whose epoch is not the one after the key's version.
+    /// The outcome of a proposal that was not for what is in the map, as far as that was known.
     fn refused(
         &self,
         id: GroupId,
@@ -206,8 +204,7 @@ impl EtcdMap {
         found: Option<KeyValue>,
     ) -> Result<Proposed, MapError> {
         let Some(found) = found else { return Ok(Proposed::Missing) };
-        let what = format!("group {}", id.0);
-        let known: GroupRecord = decode(&what, &found)?;
+        let known = self.decode_group(id, &found)?;
         if known == *record {
             // A repeated proposal whose answer was lost.
             return Ok(Proposed::Accepted);
@@ -215,16 +212,20 @@ impl EtcdMap {
         if known.config.epoch + 1 != record.config.epoch {
             return Ok(Proposed::Superseded(known));
         }
-        // The key was copied from elsewhere, so that etcd counts otherwise.
         let key = self.group_key(id);
-        let compare = revision_is(&key, found.mod_revision);
-        let answer = self.transaction(&put_if(&compare, &key, &encode(record)))?;
-        match answer.succeeded {
-            true => Ok(Proposed::Accepted),
-            false => answer
-                .into_record()
-                .map_or(Ok(Proposed::Missing), |found| decode(&what, &found).map(Proposed::Superseded)),
+        let answer = self.transaction(&put_if(&value_is(&key, &found.value), &key, &encode(record)))?;
+        if answer.succeeded {
+            self.client.groups.note(id.0, &encode(record));
+            return Ok(Proposed::Accepted);
         }
+        let found = answer.into_record();
+        found.map_or(Ok(Proposed::Missing), |found| self.decode_group(id, &found).map(Proposed::Superseded))
+    }
+
+    fn decode_group(&self, id: GroupId, found: &KeyValue) -> Result<GroupRecord, MapError> {
+        let record = decode(&format!("group {}", id.0), found)?;
+        self.client.groups.note(id.0, &found.value);
+        Ok(record)
     }
 }
 
@@ -281,7 +282,11 @@ impl ClusterMap for EtcdMap {
 
     fn create_node(&self, node: &NodeRecord) -> Result<NodeId, MapError> {
         let next = |last: &u32| last + 1;
-        let first = self.numbered::<NodeRecord>("nodes/")?.keys().next_back().map_or(1, next);
+        let known = self.numbered::<NodeRecord>("nodes/")?.keys().next_back().copied();
+        // A map that is an older copy of itself may not have a node that is a member of a group.
+        let members =
+            self.list::<GroupRecord>("groups/")?.into_iter().flat_map(|(_, record)| record.replicas);
+        let first = members.map(|member| member.0).chain(known).max().as_ref().map_or(1, next);
         for id in (first..).take(ATTEMPTS_MAX) {
             let found = self.create_key(&format!("nodes/{id}"), node)?;
             if found.is_none_or(|found| decode("node", &found).is_ok_and(|known: NodeRecord| known == *node))
@@ -309,15 +314,26 @@ impl ClusterMap for EtcdMap {
         Ok(self.list("pools/")?.into_iter().collect())
     }
 
-    fn next_group(&self) -> Result<u32, MapError> {
-        Ok(self.get("groups-end")?.unwrap_or(0))
+    fn free_groups(&self, groups: u32) -> Result<u32, MapError> {
+        let counted_end = self.get("groups-end")?.unwrap_or(0);
+        let mut taken = self.removed_groups()?;
+        taken.extend(self.pools()?.values().map(range_of));
+        groups::free_groups(groups, counted_end, &taken)
+    }
+
+    fn removed_groups(&self) -> Result<Vec<Range<u32>>, MapError> {
+        let removed = self.numbered::<u32>("removed/")?.into_iter();
+        Ok(removed.map(|(first, groups)| first..first.saturating_add(groups)).collect())
     }
 
     fn create_pool(&self, name: &str, pool: &PoolRecord) -> Result<(), MapError> {
         let key = self.key("groups-end");
         let end = self.client.get(&key)?;
-        let first_free = end.as_ref().map_or(Ok(0), |end| decode("groups-end", end))?;
-        check_pool(name, pool, &self.pools()?, first_free)?;
+        let known_end: u32 = end.as_ref().map_or(Ok(0), |end| decode("groups-end", end))?;
+        check_pool(name, pool, &self.pools()?, &self.removed_groups()?)?;
+        let range = range_of(pool);
+        // Earlier releases count on from here. Two pools at a time change it, and one of them fails.
+        let next_end = if range.end <= COUNTED_END { known_end.max(range.end) } else { known_end };
         let name = format!("pools/{name}");
         let request = json!({
             "compare": [
@@ -326,7 +342,7 @@ impl ClusterMap for EtcdMap {
             ],
             "success": [
                 { "request_put": put(&self.key(&name), &encode(pool)) },
-                { "request_put": put(&key, &encode(&(pool.first_group + pool.groups))) },
+                { "request_put": put(&key, &encode(&next_end)) },
             ],
         });
         // Another one, or this one if its answer was lost.
@@ -343,7 +359,8 @@ impl ClusterMap for EtcdMap {
         let found = self.client.get(&key)?.ok_or_else(|| MapError::Missing(format!("pool {name}")))?;
         let pool: PoolRecord = decode(&pool_name, &found)?;
         let images = self.key(&format!("images/{name}/"));
-        let [first, end] = [pool.first_group, pool.first_group + pool.groups];
+        let range = range_of(&pool);
+        let removed = self.key(&format!("removed/{:010}", range.start));
         let request = json!({
             // This pool, and not another one of the same name, if the request is carried out late.
             "compare": [revision_is(&key, found.mod_revision), {
@@ -355,9 +372,11 @@ impl ClusterMap for EtcdMap {
             }],
             "success": [
                 { "request_delete_range": { "key": base64(&key) } },
+                // What says that their replicas are superfluous: a map that knows nothing of a group removes none.
+                { "request_put": put(&removed, &encode(&pool.groups)) },
                 { "request_delete_range": {
-                    "key": base64(self.group_key(GroupId(first))),
-                    "range_end": base64(self.group_key(GroupId(end))),
+                    "key": base64(self.group_key(GroupId(range.start))),
+                    "range_end": base64(self.group_key(GroupId(range.end))),
                 } },
             ],
         });
@@ -375,7 +394,7 @@ impl ClusterMap for EtcdMap {
 
     fn group(&self, id: GroupId) -> Result<Option<GroupRecord>, MapError> {
         let found = self.client.get(&self.group_key(id))?;
-        found.map(|found| decode(&format!("group {}", id.0), &found)).transpose()
+        found.map(|found| self.decode_group(id, &found)).transpose()
     }
 
     fn groups(&self, range: Range<u32>) -> Result<BTreeMap<GroupId, GroupRecord>, MapError> {
@@ -385,7 +404,7 @@ impl ClusterMap for EtcdMap {
         for found in self.client.range(from.as_bytes(), to.as_bytes())? {
             let id = str::from_utf8(&found.key[prefix..]).ok().and_then(|id| id.parse().ok());
             if let Some(id) = id {
-                groups.insert(GroupId(id), decode(&format!("group {id}"), &found)?);
+                groups.insert(GroupId(id), self.decode_group(GroupId(id), &found)?);
             }
         }
         Ok(groups)
@@ -405,6 +424,31 @@ impl ClusterMap for EtcdMap {
         Ok(outcomes)
     }
 
+    fn raise_group(&self, id: GroupId, record: &GroupRecord) -> Result<Proposed, MapError> {
+        record.check()?;
+        let key = self.group_key(id);
+        let mut found = self.client.get(&key)?;
+        for _ in 0..ATTEMPTS_MAX {
+            let compare = match &found {
+                None => version_is(&key, 0),
+                Some(found) => match self.decode_group(id, found)? {
+                    known if known == *record => return Ok(Proposed::Accepted),
+                    known if known.config.epoch >= record.config.epoch => {
+                        return Ok(Proposed::Superseded(known));
+                    }
+                    _ => value_is(&key, &found.value),
+                },
+            };
+            let answer = self.transaction(&put_if(&compare, &key, &encode(record)))?;
+            if answer.succeeded {
+                self.client.groups.note(id.0, &encode(record));
+                return Ok(Proposed::Accepted);
+            }
+            found = answer.into_record();
+        }
+        Err(busy("a group"))
+    }
+
     fn images(&self) -> Result<BTreeMap<(String, String), ImageEntry>, MapError> {
         let images = self.list("images/")?.into_iter();
         let split = |(name, image): (String, ImageEntry)| {
@@ -420,7 +464,7 @@ impl ClusterMap for EtcdMap {
             return Err(MapError::Missing(format!("pool {pool}")));
         }
         check_image_name(name)?;
-        let image = ImageEntry { uuid: Uuid::new_v4(), volume: self.count("volumes")?, bytes };
+        let image = ImageEntry { uuid: Uuid::new_v4(), volume: random_volume(), bytes };
         let key = self.key(&format!("images/{pool}/{name}"));
         let mut request = put_if(&version_is(&key, 0), &key, &encode(&image));
         // The pool is not removed meanwhile.
@@ -485,33 +529,17 @@ impl ClusterMap for EtcdMap {
         }
     }
 
-    fn renew_lease(&self, node: NodeId, seconds: u32) -> Result<(), MapError> {
-        let mut lease = sync::lock(&self.lease);
-        if let Some(id) = *lease {
-            let request = json!({ "ID": id.to_string() });
-            let answer: StreamLine<RenewAnswer> = self.client.post("/v3/lease/keepalive", &request)?;
-            if answer.result.is_some_and(|answer| answer.seconds > 0) {
-                return Ok(());
-            }
-        }
-        let answer: GrantAnswer =
-            self.client.post("/v3/lease/grant", &json!({ "TTL": seconds.to_string() }))?;
-        let key = self.key(&format!("up/{}", node.0));
-        let mut request = put(&key, &encode(&seconds));
-        request["lease"] = answer.id.to_string().into();
-        self.client.post::<Value>("/v3/kv/put", &request)?;
-        *lease = Some(answer.id);
-        Ok(())
+    fn renew_lease(
+        &self,
+        node: NodeId,
+        holder: &LeaseHolder,
+        seconds: u32,
+    ) -> Result<LeaseOutcome, MapError> {
+        self.renew(node, holder, seconds)
     }
 
-    fn end_lease(&self, _node: NodeId) -> Result<(), MapError> {
-        match sync::lock(&self.lease).take() {
-            Some(id) => {
-                let request = json!({ "ID": id.to_string() });
-                self.client.post::<Value>("/v3/lease/revoke", &request).map(drop)
-            }
-            None => Ok(()),
-        }
+    fn end_lease(&self, _node: NodeId, _holder: &LeaseHolder) -> Result<(), MapError> {
+        self.revoke()
     }
 
     fn nodes_up(&self) -> Result<BTreeSet<NodeId>, MapError> {
@@ -528,6 +556,27 @@ impl ClusterMap for EtcdMap {
             Some(reason) => self.put(&name, &reason),
             None => self.delete(&name).map(drop),
         }
+    }
+
+    fn position(&self) -> Result<MapPosition, MapError> {
+        Ok(self.read_position()?.position)
+    }
+
+    fn report_lost(&self, revision: u64) -> Result<(), MapError> {
+        self.change_history(|history, _| history.with_lost(revision)).map(drop)
+    }
+
+    fn accept_older(&self) -> Result<MapPosition, MapError> {
+        self.read_position()?.history.check_complete()?;
+        self.change_history(|history, of_storage| history.accepted(of_storage, 0))
+    }
+
+    fn backup(&self) -> Result<MapBackup, MapError> {
+        self.read_all()
+    }
+
+    fn restore(&self, backup: &MapBackup, known: u64) -> Result<MapPosition, MapError> {
+        self.replace_all(backup, known)
     }
 
     fn changes(&self) -> Box<dyn MapChanges> {

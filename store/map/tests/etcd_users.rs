@@ -42,7 +42,7 @@ fn a_user_with_rights_below_the_prefix_does_all_that_a_cluster_needs() {
     let mut changes = map.changes();
     assert_eq!(changes.wait(Duration::from_secs(30)).unwrap(), [MapChange::Everything]);
     let node = map.create_node(&records::node(1)).unwrap();
-    map.renew_lease(node, 30).unwrap();
+    map.renew_lease(node, &records::holder(1, ""), 30).unwrap();
     assert_eq!(map.nodes_up().unwrap(), [node].into());
     let pool =
         PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 1, class: Default::default() };
@@ -56,7 +56,7 @@ fn a_user_with_rights_below_the_prefix_does_all_that_a_cluster_needs() {
     map.set_out(node, Some(OutReason::Operator)).unwrap();
     map.set_out(node, None).unwrap();
     map.remove_pool("p").unwrap();
-    map.end_lease(node).unwrap();
+    map.end_lease(node, &records::holder(1, "")).unwrap();
     map.remove().unwrap();
     assert!(matches!(map.cluster(), Err(MapError::Missing(_))));
 }
@@ -202,11 +202,13 @@ fn users_limit_what_a_client_does_to_images() {
         assert_eq!((client.pools().unwrap().len(), client.images().unwrap().len()), (2, 2));
         assert_eq!(client.groups(0..8).unwrap().len(), 8);
         assert!(client.nodes().unwrap().is_empty() && client.devices().unwrap().is_empty());
-        denied(client.create_image("p", "new", 4096).map(drop));
+        denied(client.create_image("q", "new", 4096).map(drop));
         denied(client.remove_image("q", "vol"));
         denied(client.resize_image("q", "vol", 8192).map(drop));
         denied(client.set_out(NodeId(1), Some(OutReason::Operator)));
     }
+    denied(reader.create_image("p", "new", 4096).map(drop));
+    owner.create_image("p", "new", 4096).unwrap();
     denied(reader.resize_image("p", "vol", 8192).map(drop));
     denied(reader.remove_image("p", "vol"));
     owner.resize_image("p", "vol", 8192).unwrap();

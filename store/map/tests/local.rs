@@ -6,7 +6,11 @@ mod records;
 use std::path::PathBuf;
 
 use cluster_map::*;
-use records::{client_keys_come_and_go, node, race, record, settings_are_given_once_before_there_are_nodes};
+use records::{
+    a_backup_brings_back_what_was_there, an_older_copy_gives_no_number_twice_and_says_what_it_is,
+    client_keys_come_and_go, holder, node, one_process_holds_the_lease_of_a_node, race, record,
+    settings_are_given_once_before_there_are_nodes,
+};
 use uuid::Uuid;
 
 struct MapFile(PathBuf);
@@ -113,14 +117,14 @@ fn changes_of_others_are_reported_at_once() {
     }
     let node = other.create_node(&node(1)).unwrap();
     assert_eq!(reported(), [MapChange::Everything], "a node");
-    other.renew_lease(node, 5).unwrap();
+    other.renew_lease(node, &holder(1, ""), 5).unwrap();
     assert_eq!(reported(), [MapChange::Everything], "it is up");
-    other.end_lease(node).unwrap();
+    other.end_lease(node, &holder(1, "")).unwrap();
     assert_eq!(reported(), [MapChange::Everything], "it stops");
     let quiet = (0..100).any(|_| {
-        other.renew_lease(node, 5).unwrap();
+        other.renew_lease(node, &holder(1, ""), 5).unwrap();
         reported();
-        other.renew_lease(node, 5).unwrap();
+        other.renew_lease(node, &holder(1, ""), 5).unwrap();
         reported().is_empty()
     });
     assert!(quiet, "a renewed lease is no change");
@@ -218,7 +222,7 @@ fn images_have_volumes_of_their_own() {
     map.remove_image("p", "vol").unwrap();
     assert_eq!(refused(map.resize_image("p", "vol", 4096)), "there is no image p/vol");
     let again = map.create_image("p", "vol", 4096).unwrap();
-    assert!(again.volume > strange.volume && again.uuid != first.uuid);
+    assert!(again.volume != first.volume && again.volume != strange.volume && again.uuid != first.uuid);
 }
 
 #[test]
@@ -265,4 +269,75 @@ fn a_client_key_has_rights_on_pools_that_are_there() {
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replacen('{', r#"{"from":"10.0.0.0/8","#, 1)).unwrap();
     assert!(matches!(map.client_keys(), Err(MapError::Record { .. })));
+}
+
+#[test]
+fn one_process_is_a_node_at_a_time() {
+    let file = MapFile::new("holders");
+    one_process_holds_the_lease_of_a_node(|| LocalMap::open(&file.0).unwrap());
+    // Two that find a lease ended: one of them gets it.
+    let map = LocalMap::open(&file.0).unwrap();
+    let taken = (0..20u32).all(|round| {
+        let node = NodeId(100 + round);
+        map.renew_lease(node, &holder(1, "a"), 0).unwrap();
+        let outcomes = std::thread::scope(|scope| {
+            let take = |number: u128, place: &'static str| {
+                let path = &file.0;
+                scope.spawn(move || {
+                    LocalMap::open(path).unwrap().renew_lease(node, &holder(number, place), 60).unwrap()
+                })
+            };
+            [take(2, "b"), take(3, "c")].map(|thread| thread.join().unwrap())
+        });
+        outcomes.iter().filter(|outcome| **outcome == LeaseOutcome::Held).count() == 1
+    });
+    assert!(taken);
+}
+
+#[test]
+fn a_map_that_is_an_older_copy_gives_no_number_twice_and_says_what_it_is() {
+    let file = MapFile::new("older");
+    let copy = MapFile::new("older-copy");
+    let map = LocalMap::open(&file.0).unwrap();
+    let revert = || {
+        let _ = std::fs::remove_dir_all(&file.0);
+        copy_directory(&copy.0, &file.0);
+    };
+    an_older_copy_gives_no_number_twice_and_says_what_it_is(
+        &map,
+        || copy_directory(&file.0, &copy.0),
+        revert,
+    );
+}
+
+fn copy_directory(from: &std::path::Path, to: &std::path::Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_directory(&entry.path(), &target),
+            false => _ = std::fs::copy(entry.path(), target).unwrap(),
+        }
+    }
+}
+
+#[test]
+fn a_backup_is_restored_whole_and_lowers_no_epoch() {
+    let file = MapFile::new("backup");
+    let other = MapFile::new("backup-new");
+    let map = LocalMap::open(&file.0).unwrap();
+    a_backup_brings_back_what_was_there(&map, &LocalMap::open(&other.0).unwrap());
+    let backup = map.backup().unwrap();
+    let path = file.0.join("file");
+    backup.save(&path).unwrap();
+    assert!(matches!(backup.save(&path), Err(MapError::Storage { .. })));
+    assert_eq!(MapBackup::load(&path).unwrap(), backup);
+    // Names of other files are no records.
+    let mut text: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    text["records"]["nodes/../../etc"] = 1.into();
+    std::fs::write(&path, text.to_string()).unwrap();
+    let error = map.restore(&MapBackup::load(&path).unwrap(), 0).unwrap_err();
+    assert!(error.to_string().contains("which no map has"), "{error}");
+    std::fs::write(&path, text.to_string().replace("\"format\":1", "\"format\":2")).unwrap();
+    assert!(MapBackup::load(&path).unwrap_err().to_string().contains("format 2"));
 }
