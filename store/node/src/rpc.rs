@@ -155,6 +155,7 @@ impl From<StoreError> for RpcError {
             StoreError::Bdev(BdevError::NotFound { .. }) | StoreError::NoImage(_) => RpcError::ENODEV,
             StoreError::Bdev(BdevError::Claimed { .. })
             | StoreError::Busy
+            | StoreError::AnotherProcess { .. }
             | StoreError::TooFewInSync { .. } => RpcError::EBUSY,
             StoreError::NotLeft { .. } => RpcError::ETIMEDOUT,
             StoreError::Exists | StoreError::ImageExists(_) => RpcError::EEXIST,

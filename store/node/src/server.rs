@@ -14,12 +14,13 @@ mod report;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bdev::{Registry, Uuid};
-use cluster_map::{ClusterMap, ReplicaId};
+use cluster_map::{ClusterMap, KnownMap, LeaseHolder, LeaseOutcome, NodeId, NodeRecord, ReplicaId};
 use control::JobHandle;
 use control::json::Value;
 use reactor::{Core, MailboxSender};
@@ -32,7 +33,7 @@ use crate::once::once;
 use crate::{Outbox, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreBdevs, StoreCores, StoreError};
 use hub::{Hub, HubInput};
 pub use keys::ClientKeyTable;
-use map_watch::{MapWatch, MapWatchConfig, Proposals};
+use map_watch::{MapWatch, MapWatchConfig, Proposals, SeenMap};
 pub use membership::NoRoom;
 use report::NodeReport;
 
@@ -49,8 +50,15 @@ pub struct NodeServerConfig {
     pub listen: StreamAddress,
     /// Who it is.
     pub identity: Identity,
-    /// Its UUID, as on its device.
-    pub node: Uuid,
+    /// Its record in the map: its UUID is on its device.
+    pub record: NodeRecord,
+    /// The boot of its machine and its directory: a process there that has opened its device is in the place of one that has ended.
+    pub place: String,
+    /// The file that keeps what the node has seen of the map.
+    pub known_map: Option<PathBuf>,
+    /// Called once, on a thread that does not wait, if another process is the node: this one serves nothing then, and is to be
+    /// [closed](NodeServer::close).
+    pub taken: Box<dyn FnOnce(LeaseHolder) + Send>,
     /// The keys of clients that it takes.
     pub keys: ClientKeyTable,
     /// The map of its cluster.
@@ -102,13 +110,12 @@ impl Outbox for NodeOutbox {
 async fn check_identity(
     node: ReplicaNode,
     bdev_name: &str,
-    cluster: [u8; 16],
-    uuid: Uuid,
+    own: &OwnNode,
 ) -> Result<ReplicaNode, StoreError> {
     let superblock = node.superblock();
-    let what = if superblock.cluster != cluster {
+    let what = if superblock.cluster != own.cluster.into_bytes() {
         "cluster"
-    } else if superblock.node != uuid.into_bytes() {
+    } else if superblock.node != own.node.into_bytes() {
         "node"
     } else {
         return Ok(node);
@@ -117,15 +124,61 @@ async fn check_identity(
     Err(StoreError::Foreign { device: bdev_name.to_string(), what })
 }
 
+/// Makes this process a node, whose device it has open: one that had it before has ended. The device is released if it is another
+/// node's, or another process is the node.
+async fn become_node(
+    node: ReplicaNode,
+    bdev_name: &str,
+    map: &dyn ClusterMap,
+    known_map: Option<&Path>,
+    own: &OwnNode,
+    holder: &LeaseHolder,
+) -> Result<(Arc<ReplicaNode>, KnownMap), StoreError> {
+    let node = check_identity(node, bdev_name, own).await?;
+    match hold(map, known_map, own, holder) {
+        Ok(known) => Ok((Arc::new(node), known)),
+        Err(error) => {
+            node.close().await;
+            Err(error)
+        }
+    }
+}
+
+/// A node that a process becomes.
+struct OwnNode {
+    cluster: Uuid,
+    node: Uuid,
+    id: ReplicaId,
+    lease_seconds: u32,
+}
+
+/// Becomes the process of a node. Returns what the node has seen of the map.
+fn hold(
+    map: &dyn ClusterMap,
+    known_map: Option<&Path>,
+    own: &OwnNode,
+    holder: &LeaseHolder,
+) -> Result<KnownMap, StoreError> {
+    let known = KnownMap::open(known_map, own.cluster, own.node)?;
+    let seconds = own.lease_seconds;
+    match map.renew_lease(NodeId(own.id.0), holder, seconds)? {
+        LeaseOutcome::Held => Ok(known),
+        LeaseOutcome::Taken(other) => {
+            Err(StoreError::AnotherProcess { node: own.id.0, address: other.address, seconds })
+        }
+    }
+}
+
 impl NodeServer {
     /// Opens the replicas on a device, listens, and serves.
     ///
     /// # Errors
-    /// [`StoreError`]: of the device, [`StoreError::Listen`], [`StoreError::Foreign`] if the device is another node's.
+    /// [`StoreError`]: of the device, [`StoreError::Listen`], [`StoreError::Foreign`] if the device is another node's,
+    /// [`StoreError::AnotherProcess`] if another process is the node.
     pub async fn start<N: CoreNetwork>(
         registry: &Registry,
         cores: &StoreCores<'_>,
-        config: NodeServerConfig,
+        mut config: NodeServerConfig,
         job: &JobHandle,
     ) -> Result<NodeServer, StoreError> {
         let id = config.identity.node.ok_or(StoreError::Closed)?;
@@ -140,19 +193,34 @@ impl NodeServer {
         let outbox = Arc::new(move |_: &Core, _: u32| -> Box<dyn Outbox> {
             Box::new(NodeOutbox { hub: of_groups.clone(), proposals: to_map.clone() })
         });
-        let (settings, pools, boot) = (config.settings, config.pools, config.boot);
+        let (settings, boot) = (config.settings.clone(), config.boot);
+        let pools = std::mem::take(&mut config.pools);
         let (lease_ns, grace_ns) = (settings.lease_ns, settings.grace_ns);
         let checksum_cache_bytes = config.checksum_cache_bytes;
         let replicas =
             ReplicaNodeConfig { name: "node", id, settings, pools, boot, checksum_cache_bytes, outbox };
         let bdevs = StoreBdevs { data: &config.bdev_name, log: config.log_bdev_name.as_deref() };
         let opened = ReplicaNode::open(registry, bdevs, cores, replicas, job).await;
+        let holder = LeaseHolder {
+            id: Uuid::new_v4(),
+            address: address.to_string(),
+            place: std::mem::take(&mut config.place),
+        };
+        let own = OwnNode {
+            cluster: Uuid::from_bytes(cluster),
+            node: config.record.uuid,
+            id,
+            lease_seconds: config.lease_seconds,
+        };
         let opened = match opened {
-            Ok(node) => check_identity(node, &config.bdev_name, cluster, config.node).await,
+            Ok(node) => {
+                let known_map = config.known_map.as_deref();
+                become_node(node, &config.bdev_name, &*config.map, known_map, &own, &holder).await
+            }
             Err(error) => Err(error),
         };
-        let node = match opened {
-            Ok(node) => Arc::new(node),
+        let (node, known) = match opened {
+            Ok(opened) => opened,
             Err(error) => {
                 let _ = hub.send(HubInput::Close(once().0));
                 return Err(error);
@@ -164,6 +232,7 @@ impl NodeServer {
         let refused: Arc<Mutex<BTreeMap<u32, String>>> = Arc::default();
         let without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>> = Arc::default();
         let addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>> = Arc::default();
+        let seen: Arc<Mutex<SeenMap>> = Arc::default();
         let report = Arc::new(NodeReport {
             node: node.clone(),
             is_leaving: AtomicBool::new(false),
@@ -176,6 +245,7 @@ impl NodeServer {
             refused: refused.clone(),
             without_room: without_room.clone(),
             addresses: addresses.clone(),
+            seen: seen.clone(),
         });
         report::start_reporter(&report, hub.clone());
         let cluster_map = config.map.clone();
@@ -183,6 +253,11 @@ impl NodeServer {
             map: config.map,
             cluster: Uuid::from_bytes(cluster),
             node: id,
+            holder,
+            record: NodeRecord { addresses: vec![report.address.to_string()], ..config.record },
+            known,
+            seen,
+            taken: config.taken,
             keys: config.keys,
             lease_seconds: config.lease_seconds,
             out_after: config.out_after,
@@ -194,8 +269,9 @@ impl NodeServer {
             refused,
             without_room,
             addresses,
+            replicas: node.clone(),
             host: match cores {
-                StoreCores::Reactors(reactors) => Some((node.clone(), reactors.to_vec())),
+                StoreCores::Reactors(reactors) => Some(reactors.to_vec()),
                 // It cannot wait for itself.
                 StoreCores::This(_) => None,
             },

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use cluster_map::{
@@ -22,8 +23,8 @@ pub(super) struct Membership {
     /// Those of every node that has said how large they are.
     pub(super) partitions: BTreeMap<NodeId, PartitionSize>,
     pub(super) pools: BTreeMap<String, PoolRecord>,
-    /// The first group that no pool has or had.
-    first_free: u32,
+    /// Groups of pools that were removed.
+    removed: Vec<Range<u32>>,
     up: BTreeSet<NodeId>,
     out: BTreeMap<NodeId, OutReason>,
     topology: Topology,
@@ -42,8 +43,7 @@ impl Membership {
                 "the map is that of cluster {found}, and not of {cluster}"
             )));
         }
-        // Before the pools: what is made meanwhile does not look removed.
-        self.first_free = map.next_group()?;
+        self.removed = map.removed_groups()?;
         let (nodes, devices) = (map.nodes()?, map.devices()?);
         self.pools = map.pools()?;
         self.up = map.nodes_up()?;
@@ -91,9 +91,14 @@ impl Membership {
         self.pools.values().find(|pool| (pool.first_group..pool.first_group + pool.groups).contains(&group))
     }
 
-    /// Whether a group is of no pool any more. A map that lost its pools, or an old copy of it, does not say so: replicas stay.
+    /// Whether a group is of a pool that was removed. A map that lost its pools, or an older copy of it, does not say so: replicas
+    /// stay.
     pub(super) fn is_removed(&self, group: u32) -> bool {
-        group < self.first_free && self.pool_of(group).is_none()
+        self.removed.iter().any(|removed| removed.contains(&group)) && self.pool_of(group).is_none()
+    }
+
+    pub(super) fn node(&self, node: ReplicaId) -> Option<&NodeRecord> {
+        self.nodes.get(&NodeId(node.0))
     }
 
     /// The nodes that are to have a replica of a group: those that have room for what it uses.

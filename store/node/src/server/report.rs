@@ -14,6 +14,7 @@ use wire_replica::REPORT_BYTES_MAX;
 
 use super::NoRoom;
 use super::hub::HubInput;
+use super::map_watch::SeenMap;
 use crate::{PartitionStatus, ReplicaNode, StoreError};
 
 /// Where what is reported comes from.
@@ -34,6 +35,8 @@ pub(super) struct NodeReport {
     pub(super) without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
     /// The nodes, as the map had them when it was read last.
     pub(super) addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>>,
+    /// What the node has seen of the map.
+    pub(super) seen: Arc<Mutex<SeenMap>>,
 }
 
 impl NodeReport {
@@ -59,6 +62,7 @@ impl NodeReport {
             "spare_partitions": self.node.spare_partitions(),
             "refused": sync::lock(&self.refused).iter().map(refused).collect::<Vec<_>>(),
             "without_room": sync::lock(&self.without_room).iter().map(without_room).collect::<Vec<_>>(),
+            "map": describe_map(&sync::lock(&self.seen)),
             "nodes": sync::lock(&self.addresses).iter().map(node).collect::<Vec<_>>(),
         }))
     }
@@ -89,6 +93,15 @@ pub(super) fn start_reporter(report: &Arc<NodeReport>, hub: MailboxSender<HubInp
         Ok(()) => _ = hub.send(HubInput::Reporter(sender)),
         Err(error) => log::warn!("other machines get no status of this node: {error}"),
     }
+}
+
+fn describe_map(seen: &SeenMap) -> Value {
+    json!({
+        "revision": seen.revision,
+        "known_revision": seen.known_revision,
+        "lost_revision": seen.lost,
+        "unknown_groups": seen.unknown_groups,
+    })
 }
 
 fn refused((group, why): (&u32, &String)) -> Value {
