@@ -3,6 +3,7 @@
 mod demo;
 mod key;
 mod layout;
+mod map;
 mod nodes;
 mod pool;
 mod space;
@@ -26,6 +27,7 @@ use crate::command_error::CommandError;
 use crate::console::stdout_line;
 use key::KeyCommand;
 use layout::ClusterLayout;
+use map::MapCommand;
 use nodes::RunningNodes;
 use pool::PoolCommand;
 use stop::{StartNodeArgs, StopNodeArgs};
@@ -82,6 +84,9 @@ pub(crate) enum StoreCommand {
     /// Create, list and delete the keys of clients with rights on some pools
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Back up and restore the map of a cluster
+    #[command(subcommand)]
+    Map(MapCommand),
     /// Run a cluster in a temporary directory, with a verified load during which a node is killed
     #[command(after_help = "Example:\n  ringbolt store demo")]
     Demo(DemoArgs),
@@ -356,6 +361,7 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::Weight(options) => set_weight(&options),
         StoreCommand::Pool(command) => pool::run(command),
         StoreCommand::Key(command) => key::run(command),
+        StoreCommand::Map(command) => map::run(command),
         StoreCommand::Demo(options) => demo::run(&options),
     }
 }
@@ -370,6 +376,9 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
         }
         let layout = ClusterLayout::open(directory, &etcd.options())?;
         layout.check_settings(&options.new)?;
+        if let Some(line) = layout.settle()? {
+            stdout_line!("{line}");
+        }
         layout
     } else {
         let layout = ClusterLayout::create(directory, &etcd.options(), &options.new)?;

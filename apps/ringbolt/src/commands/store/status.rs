@@ -2,17 +2,19 @@
 
 mod ask;
 
+pub(super) use ask::TIMEOUT as ASK_MAX;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use cluster_map::{
-    ClusterMap, ClusterSettings, DeviceId, GroupId, MapError, NodeId, NodeRecord, OutReason, PartitionSize,
-    PoolClass, PoolRecord, ReplicaId, Topology,
+    ClusterMap, ClusterSettings, DeviceId, GroupId, MapError, MapPosition, NodeId, NodeRecord, OutReason,
+    PartitionSize, PoolClass, PoolRecord, ReplicaId, Topology,
 };
 use comfy_table::Table;
 use serde_json::{Value, json};
 
 use super::ClusterArgs;
-use super::layout::{ClusterLayout, shared_domain};
+use super::layout::{ClusterLayout, describe_older, shared_domain};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 use ask::{NodeAnswer, NodeAnswers, NodeReply};
@@ -26,6 +28,7 @@ struct MapContents {
     weights: BTreeMap<NodeId, u32>,
     pools: BTreeMap<String, PoolRecord>,
     groups: Vec<GroupView>,
+    position: MapPosition,
 }
 
 /// A group, as the map has it or, without the map, as the nodes know it.
@@ -95,13 +98,28 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
             Some(groups) => format!(", primary of {groups} groups"),
         };
         stdout_line!(
-            "node {}{domain}: {}{primaries}{error}{out}{}",
+            "node {}{domain}: {}{primaries}{error}{out}{}{}",
             node["node"],
             text(&node["state"]),
-            damage(&node["report"])
+            damage(&node["report"]),
+            unknown_groups(&node["report"])
         );
     }
     Ok(())
+}
+
+/// The groups of which a node has replicas, and the map no pool.
+fn unknown_groups(report: &Value) -> String {
+    let unknown: Vec<_> = report["map"]["unknown_groups"].as_array().into_iter().flatten().collect();
+    match unknown[..] {
+        [] => String::new(),
+        [first, ..] => {
+            let count = unknown.len();
+            format!(
+                "; it keeps {count} replicas of groups that no pool of the map has (group {first} and others)"
+            )
+        }
+    }
 }
 
 /// The damaged blocks that a node has found, and what it wrote again.
@@ -170,7 +188,8 @@ fn read_map(map: &dyn ClusterMap, answers: &NodeAnswers) -> Result<MapContents, 
     }
     let weights = devices.values().map(|device| (device.node, device.weight)).collect();
     let settings = map.settings()?;
-    Ok(MapContents { settings, nodes, up: map.nodes_up()?, out: map.out()?, weights, pools, groups })
+    let (up, out, position) = (map.nodes_up()?, map.out()?, map.position()?);
+    Ok(MapContents { settings, nodes, up, out, weights, pools, groups, position })
 }
 
 /// The replicas that a node reports.
@@ -466,7 +485,8 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
     let groups: Vec<Value> = views.iter().map(|view| describe(view, &answers, map.as_ref())).collect();
     let count = |state: &str| groups.iter().filter(|group| group["state"] == state).count();
     let healthy = count("healthy");
-    let is_healthy = healthy == groups.len() && map_error.is_none();
+    let older = map.as_ref().map(|map| map.position).filter(MapPosition::is_older);
+    let is_healthy = healthy == groups.len() && map_error.is_none() && older.is_none();
     let mut summary = if healthy == groups.len() {
         format!("healthy: all {healthy} groups are served, all their replicas are in sync")
     } else {
@@ -490,8 +510,13 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
     if let Some(error) = &map_error {
         summary = format!("memberships stand still: {error}\nas the nodes know it, {summary}");
     }
+    if let Some(position) = &older {
+        summary = format!("{}\n{summary}", describe_older(position));
+    }
     Ok(json!({
         "summary": summary,
+        "map_revision": map.as_ref().map(|map| map.position.revision),
+        "map_lost_revision": older.and_then(|position| position.lost),
         "healthy": is_healthy,
         "moving": moving,
         "copied_bytes_per_second": speed,
