@@ -58,6 +58,16 @@ fn prefers_a_primary(seed: u64) -> bool {
     !matches!(seed % 8, 1 | 7)
 }
 
+/// Whether clients have sessions, and come and go. Seeds that failed before they did have none, so that they repeat.
+fn has_sessions(seed: u64) -> bool {
+    matches!(seed % 5, 0 | 2 | 4)
+}
+
+/// Drawn apart, as leases are. Some clients lose their sessions while they are cut off, others do not.
+fn session_timeout_ns(seed: u64) -> u64 {
+    300 * MS + WyRand::new(seed.rotate_left(32)).below(3000 * MS)
+}
+
 pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunReport, RunFailure> {
     let mut random = WyRand::new(seed);
     let nodes = 2 + random.index(3);
@@ -68,6 +78,7 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
         entries_max: 64 + random.index(100),
         block_bytes: clients::VALUE_BYTES,
         in_place: random.happens(700),
+        session_timeout_ns: session_timeout_ns(seed),
         ..lease_and_grace(seed)
     };
     let mut cluster = ReplicaCluster::new(nodes, settings, fault, prefers_a_primary(seed), random.split());
@@ -75,7 +86,7 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
     for node in 0..nodes {
         cluster.schedule(random.below(50 * MS), Happening::Start { node });
     }
-    let clients = Clients::new(&mut cluster);
+    let clients = Clients::new(&mut cluster, has_sessions(seed));
     let chaos_interval_ns = 20 * MS + random.below(600 * MS);
     let chaos_end_ns = 1000 * MS + random.below(5000 * MS);
     cluster.schedule(random.below(500 * MS), Happening::Chaos);

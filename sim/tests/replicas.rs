@@ -49,6 +49,8 @@ fn planted_faults_are_found() {
         PlantedReplicaFault::FreeEarly,
         PlantedReplicaFault::RetryTwice,
         PlantedReplicaFault::DirtyRead,
+        PlantedReplicaFault::ForgetLiveSession,
+        PlantedReplicaFault::AttachUnfenced,
     ] {
         let found = (1..=1000)
             .any(|seed| !matches!(std::panic::catch_unwind(|| run_replicas(seed, Some(fault))), Ok(Ok(_))));

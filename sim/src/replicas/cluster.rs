@@ -223,6 +223,10 @@ impl ReplicaCluster {
         }
     }
 
+    pub(crate) fn session_timeout_ns(&self) -> u64 {
+        self.settings.session_timeout_ns
+    }
+
     pub(crate) fn client_index(&self) -> NodeIndex {
         self.nodes.len()
     }

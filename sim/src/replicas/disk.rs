@@ -6,7 +6,7 @@ use std::sync::Arc;
 use random::WyRand;
 use replica::{
     CopiedPart, EntryId, ObjectPart, PlantedReplicaFault, RecoveredReplica, ReplicaCheckpoint, ReplicaEvent,
-    ReplicatedEntry,
+    ReplicatedEntry, SessionChange,
 };
 use wire_store::{EntryHeader, ObjectId, crc32c};
 
@@ -282,6 +282,10 @@ impl ReplicaDisk {
         if let Some(in_place) = self.placed.apply(&entry.header)
             && !(redoes_over && in_place > entry.header.sequence)
         {
+            return;
+        }
+        if SessionChange::of(&entry.header).is_some() {
+            // It changes no block.
             return;
         }
         self.blocks.insert(key, value_of(&entry.data));

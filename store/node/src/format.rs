@@ -1,7 +1,7 @@
 //! Formatting a device, and reading what it was formatted as.
 
 use control::JobHandle;
-use replica::{AppliedRequests, CLIENTS_MAX};
+use replica::AppliedRequests;
 use uuid::Uuid;
 use wire_store::{
     BLOCK_BYTES, CheckpointRecord, LogSuperblock, OBJECT_BYTES, PartitionLayout, SECTOR_BYTES, Superblock,
@@ -30,7 +30,7 @@ const LOG_BYTES_MIN: u64 = 256 << 10;
 pub(crate) const CHECKPOINT_BLOCKS: u32 =
     (CHECKPOINT_BYTES_MIN + UNSETTLED_MAX * UnsettledBlock::SIZE).div_ceil(BLOCK_BYTES) as u32;
 /// Without room for unsettled blocks.
-const CHECKPOINT_BYTES_MIN: usize = SECTOR_BYTES + AppliedRequests::encoded_bytes(CLIENTS_MAX);
+const CHECKPOINT_BYTES_MIN: usize = SECTOR_BYTES + AppliedRequests::ENCODED_BYTES_MAX;
 
 /// The replicas that a device has.
 #[derive(Clone, Debug)]

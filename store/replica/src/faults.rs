@@ -45,11 +45,15 @@ pub enum PlantedReplicaFault {
     HandOverAssumed,
     /// A primary hands over to the preferred replica although that is a learner.
     TransferUnprepared,
+    /// Of more than two sessions one is forgotten, and a client that is not known counts as new.
+    ForgetLiveSession,
+    /// Writes at an earlier attach epoch are accepted.
+    AttachUnfenced,
 }
 
 impl PlantedReplicaFault {
     /// All.
-    pub const ALL: [PlantedReplicaFault; 21] = [
+    pub const ALL: [PlantedReplicaFault; 23] = [
         PlantedReplicaFault::AcknowledgeBeforeReplicas,
         PlantedReplicaFault::DirtyRead,
         PlantedReplicaFault::ApplyUncommitted,
@@ -71,6 +75,8 @@ impl PlantedReplicaFault {
         PlantedReplicaFault::RedoOverPlaced,
         PlantedReplicaFault::HandOverAssumed,
         PlantedReplicaFault::TransferUnprepared,
+        PlantedReplicaFault::ForgetLiveSession,
+        PlantedReplicaFault::AttachUnfenced,
     ];
 
     /// The name on the command line.
@@ -97,6 +103,8 @@ impl PlantedReplicaFault {
             PlantedReplicaFault::RedoOverPlaced => "redo-over-placed",
             PlantedReplicaFault::HandOverAssumed => "hand-over-assumed",
             PlantedReplicaFault::TransferUnprepared => "transfer-unprepared",
+            PlantedReplicaFault::ForgetLiveSession => "forget-live-session",
+            PlantedReplicaFault::AttachUnfenced => "attach-unfenced",
         }
     }
 }

@@ -67,6 +67,7 @@ mod preferred;
 mod primary;
 mod repair;
 mod replica;
+mod sessions;
 mod unsettled;
 
 pub use event::{CopiedPart, RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent};
@@ -76,6 +77,7 @@ pub use leave::LeaveStatus;
 pub use pacer::CopyPacer;
 pub use replica::{GroupBlocked, Replica, ReplicaSettings, ReplicaStatus};
 pub use wire_replica::{
-    Append, AppendOutcome, AppliedRequests, CLIENT_WINDOW, CLIENTS_MAX, ClientReply, ClientRequest, EntryId,
-    GroupConfig, MessageBody, ObjectPart, ReplicaId, ReplicaMessage, ReplicatedEntry, RequestSeen,
+    Append, AppendOutcome, AppliedRequests, CLIENT_WINDOW, ClientReply, ClientRequest, ClientSession,
+    EntryId, GroupConfig, Listing, MessageBody, ObjectPart, ReplicaId, ReplicaMessage, ReplicatedEntry,
+    RequestSeen, SESSIONS_MAX, SessionChange,
 };

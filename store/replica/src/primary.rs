@@ -10,9 +10,10 @@ use wire_store::{EntryHeader, ObjectId};
 use crate::learners::{Copied, CopyStage};
 use crate::repair::Repair;
 use crate::replica::{GroupBlocked, Replica, Role};
+use crate::sessions::PrimarySessions;
 use crate::{
     Append, AppendOutcome, ClientReply, ClientRequest, MessageBody, PlantedReplicaFault, Plants,
-    ReplicaAction, ReplicaId, ReplicaSettings, ReplicatedEntry, RequestSeen,
+    ReplicaAction, ReplicaId, ReplicaSettings, ReplicatedEntry,
 };
 
 /// Most entries that a replica was sent and has not acknowledged.
@@ -35,6 +36,7 @@ pub(crate) struct Primary {
     measured_write: Option<(u64, u64)>,
     /// A read of a client of which the latency is measured: its number, and when it began.
     measured_read: Option<(u64, u64)>,
+    pub(crate) sessions: PrimarySessions,
     /// Writes in the log that are not committed: client and number.
     pub(crate) uncommitted: HashSet<(u64, u64)>,
     waiting_reads: VecDeque<ClientRead>,
@@ -190,6 +192,7 @@ impl Primary {
             peers: BTreeMap::new(),
             measured_write: None,
             measured_read: None,
+            sessions: PrimarySessions::new(&replica.log, replica.commit_point, replica.now_ns),
             uncommitted: headers.map(|header| (header.client, header.client_number)).collect(),
             waiting_reads: VecDeque::new(),
             reading: BTreeMap::new(),
@@ -295,6 +298,7 @@ impl<F: Plants> Replica<F> {
         }
         self.read_waiting(actions);
         self.run_repairs(actions);
+        self.run_sessions(actions);
         self.propose_members(actions);
         self.run_leave(actions);
     }
@@ -431,14 +435,12 @@ impl<F: Plants> Replica<F> {
     ) -> Option<ClientReply> {
         let request = (header.client, header.client_number);
         if !self.has_fault(PlantedReplicaFault::RetryTwice) {
-            match self.applied.seen(header.client, header.client_number) {
-                RequestSeen::New => {}
-                RequestSeen::Applied => return Some(ClientReply::Written),
-                RequestSeen::TooOld => return Some(ClientReply::TooOld),
-            }
             if header.client != 0 && self.primary().uncommitted.contains(&request) {
                 // Its commit answers the retry as well.
                 return None;
+            }
+            if let Some(reply) = self.refusal(&header) {
+                return Some(reply);
             }
         }
         if self.log.len() >= self.settings.entries_max {
@@ -460,6 +462,7 @@ impl<F: Plants> Replica<F> {
         let now_ns = self.now_ns;
         self.primary().measured_write.get_or_insert((sequence, now_ns));
         let header = EntryHeader { sequence, epoch, commit_point, ..header };
+        self.primary().sessions.appended(&header);
         self.append(wire_replica::share_entry(ReplicatedEntry { header, data }), actions);
     }
 
@@ -492,6 +495,7 @@ impl<F: Plants> Replica<F> {
             let header = &self.log.get(sequence).expect("it is in the log").header;
             primary.uncommitted.remove(&(header.client, header.client_number));
         }
+        primary.sessions.committed(through);
         if let Some((_, begun_ns)) = primary.measured_write.take_if(|(sequence, _)| *sequence <= through) {
             self.pacer.observe_write(now_ns - begun_ns, now_ns);
         }
@@ -637,6 +641,7 @@ impl<F: Plants> Replica<F> {
         let repairs = primary.repairs.values().map(|repair| repair.sent_ns + resend_ns);
         deadline = deadline.min(repairs.min().unwrap_or(u64::MAX));
         deadline = deadline.min(self.leave_deadline().unwrap_or(u64::MAX));
+        deadline = deadline.min(self.sessions_deadline(&primary.sessions));
         for peer in primary.peers.values() {
             deadline = deadline.min(peer.copy.deadline(self.now_ns, resend_ns));
             if matches!(peer.copy, CopyStage::Resetting { .. }) {

@@ -30,6 +30,9 @@ pub struct ReplicaSettings {
     pub resend_ns: u64,
     /// Proposals without an answer, and requests to join, are repeated after this time.
     pub retry_ns: u64,
+    /// The session of a client that has said nothing for this time ends: longer than a client repeats a request after it last
+    /// said that it lives.
+    pub session_timeout_ns: u64,
     /// A learner that makes no progress for this time loses its stream.
     pub learner_timeout_ns: u64,
     /// A primary hands over to the preferred one when its record has been the same for this time. Each change of a primary makes
@@ -62,6 +65,7 @@ impl Default for ReplicaSettings {
             heartbeat_ns: 100 * MS,
             resend_ns: 60 * MS,
             retry_ns: 150 * MS,
+            session_timeout_ns: 120_000 * MS,
             learner_timeout_ns: 1000 * MS,
             transfer_after_ns: 5000 * MS,
             checkpoint_entries: 16,
@@ -120,6 +124,8 @@ pub struct ReplicaStatus {
     pub repaired: u64,
     /// Blocks that have the data of entries which the log lost, and wait for what the primary has.
     pub unsettled: usize,
+    /// Clients that have a session.
+    pub sessions: usize,
     /// Why it does not serve reads and writes; `None` if it does.
     pub blocked: Option<GroupBlocked>,
 }
@@ -217,7 +223,7 @@ impl<F: Plants> Replica<F> {
         let none = GroupConfig { epoch: 0, primary: id, in_sync: Vec::new() };
         Replica {
             id,
-            sessions: u64::from(incarnation) << 32,
+            sessions: wire_replica::KNOWS_SESSIONS | u64::from(incarnation) << 32,
             settings,
             faults,
             config: Arc::new(none),
@@ -336,6 +342,7 @@ impl<F: Plants> Replica<F> {
             complete: self.complete,
             repaired: self.repaired,
             unsettled: self.unsettled.len(),
+            sessions: self.applied.session_count(),
             blocked,
         }
     }
@@ -502,13 +509,15 @@ impl<F: Plants> Replica<F> {
             self.commit_point += 1;
             let entry = self.log.get(self.commit_point).expect("committed entries are in the log").clone();
             let (client, number) = (entry.header.client, entry.header.client_number);
-            self.applied.record(client, number, self.commit_point);
+            self.applied.apply(&entry.header);
+            self.forget_session(self.commit_point);
             self.unsettled.is_replaced(&entry.header);
+            let reply = (replies && client != 0).then(|| self.reply_to_committed(&entry.header));
             if !entry.header.withheld {
                 actions.push(ReplicaAction::Apply { entry });
             }
-            if replies && client != 0 {
-                actions.push(ReplicaAction::Reply { client, number, reply: ClientReply::Written });
+            if let Some(reply) = reply {
+                actions.push(ReplicaAction::Reply { client, number, reply });
             }
         }
     }

@@ -57,7 +57,12 @@ impl Storage {
                 let frame = Frame::Replica(message);
                 let (bytes, _) = arbitrary::bytes(&frame);
                 if let Ok(received) = arbitrary::received(&bytes) {
-                    assert_eq!(received, frame);
+                    // A replica of a version without sessions gets none of them with a copy.
+                    assert!(
+                        received == frame
+                            || matches!(frame, Frame::Replica(ReplicaMessage { body: MessageBody::CopyBegin { session, .. }, .. }) if session & wire_replica::KNOWS_SESSIONS == 0),
+                        "{frame:?}"
+                    );
                     self.messages += 1;
                 }
             }

@@ -311,6 +311,10 @@ impl<'a> Fields<'a> {
             (6, 0) => ClientReply::Failed,
             (7, 0) => ClientReply::NoSpace,
             (8, 0) => ClientReply::Denied,
+            (9, 0) => ClientReply::SessionEnded,
+            (10, 0) => ClientReply::Fenced,
+            (11, 0) => ClientReply::TooManySessions,
+            (12, token) => ClientReply::SessionOpened { token },
             (0 | 2.., number) if number != 0 && kind <= 6 => {
                 return Err(DecodeError::value("a reserved field of the answer", at + 4, number.into()));
             }

@@ -6,7 +6,7 @@ use wire_store::{EntryHeader, crc32c};
 
 use crate::{
     AppendOutcome, ClientReply, ClientRequest, EncodedFrame, EntryId, Frame, FrameHeader, FrameKind,
-    GroupConfig, MessageBody, ObjectPart, ReplicaMessage, ReplicatedEntry, spare::empty_head,
+    GroupConfig, KNOWS_SESSIONS, MessageBody, ObjectPart, ReplicaMessage, ReplicatedEntry, spare::empty_head,
 };
 
 /// What most messages have besides entries fits.
@@ -157,7 +157,10 @@ impl Out {
             MessageBody::CopyBegin { session, base, applied } => {
                 self.u64(*session);
                 self.entry_id(*base);
-                applied.encode(&mut self.head);
+                match session & KNOWS_SESSIONS {
+                    0 => applied.encode_without_sessions(&mut self.head),
+                    _ => applied.encode(&mut self.head),
+                }
                 FrameKind::CopyBegin
             }
             MessageBody::CopyBegun { session } => {
@@ -222,6 +225,10 @@ impl Out {
             ClientReply::Failed => (6, 0),
             ClientReply::NoSpace => (7, 0),
             ClientReply::Denied => (8, 0),
+            ClientReply::SessionEnded => (9, 0),
+            ClientReply::Fenced => (10, 0),
+            ClientReply::TooManySessions => (11, 0),
+            ClientReply::SessionOpened { token } => (12, *token),
         };
         self.u32(kind);
         self.u32(number);

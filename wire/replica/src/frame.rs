@@ -5,7 +5,7 @@ use std::sync::Arc;
 use codec::{Crc32c, DecodeError, next_field, put_field};
 
 use crate::{
-    AppliedRequests, CLIENTS_MAX, ClientReply, ClientRequest, ENTRIES_MAX, MEMBERS_MAX, MESSAGE_VERSION,
+    AppliedRequests, ClientReply, ClientRequest, ENTRIES_MAX, MEMBERS_MAX, MESSAGE_VERSION,
     OBJECT_PART_BYTES_MAX, REPORT_BYTES_MAX, ReplicaMessage, TRANSFER_BYTES_MAX,
 };
 
@@ -94,7 +94,7 @@ impl FrameKind {
             FrameKind::Append => {
                 (message + ENTRIES_MAX * wire_store::EntryHeader::SIZE, ENTRIES_MAX * transfer)
             }
-            FrameKind::CopyBegin => (message + AppliedRequests::encoded_bytes(CLIENTS_MAX), 0),
+            FrameKind::CopyBegin => (message + AppliedRequests::ENCODED_BYTES_MAX, 0),
             FrameKind::CopyObject => (message, OBJECT_PART_BYTES_MAX),
             FrameKind::Fetched => (message, transfer),
             FrameKind::Unsettled => (message + wire_store::EntryHeader::SIZE, transfer),

@@ -128,6 +128,7 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
         "complete": replica.status.complete,
         "log_end": replica.status.log_end,
         "commit_point": replica.status.commit_point,
+        "sessions": replica.status.sessions,
         "in_place": replica.in_place,
         "log_bytes": status.log_bytes,
         "log_used_bytes": status.log_used_bytes,

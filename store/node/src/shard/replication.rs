@@ -202,10 +202,10 @@ impl Replication {
 
     /// A committed entry is in place, or a part of a copied object.
     pub(super) fn is_in_place(&mut self, entry: &CommittedEntry) {
-        let EntryHeader { sequence, epoch, client, client_number, object, .. } = entry.header;
+        let EntryHeader { sequence, epoch, object, .. } = entry.header;
         if sequence > self.in_place.sequence {
             self.in_place = EntryId { sequence, epoch };
-            self.applied.record(client, client_number, sequence);
+            self.applied.apply(&entry.header);
         }
         if !self.is_redoing() {
             self.object_reads.wake();
