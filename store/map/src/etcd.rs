@@ -7,6 +7,7 @@
 mod client;
 mod connection;
 mod files;
+mod images;
 mod messages;
 mod response;
 mod session;
@@ -16,6 +17,7 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -26,7 +28,8 @@ use crate::checks::{check_image_name, check_pool, check_settings};
 use crate::keys::check_client_key;
 use crate::{
     ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry,
-    KeyName, MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
+    ImageLock, KeyName, MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
+    RemovedImage,
 };
 use client::{EtcdClient, EtcdLocation};
 pub(crate) use connection::HttpError;
@@ -47,6 +50,8 @@ pub struct EtcdMap {
     client: Arc<EtcdClient>,
     /// The lease of this process's node.
     lease: Mutex<Option<i64>>,
+    /// Those of processes that have images attached.
+    holders: Mutex<BTreeMap<Uuid, i64>>,
 }
 
 impl EtcdMap {
@@ -65,7 +70,7 @@ impl EtcdMap {
     /// As [`new`](Self::new).
     pub fn with_files(urls: &str, files: &EtcdFiles) -> Result<EtcdMap, MapError> {
         let client = Arc::new(EtcdClient::new(EtcdLocation::parse(urls)?, files.clone())?);
-        Ok(EtcdMap { client, lease: Mutex::default() })
+        Ok(EtcdMap { client, lease: Mutex::default(), holders: Mutex::default() })
     }
 
     /// Makes a new cluster.
@@ -420,7 +425,8 @@ impl ClusterMap for EtcdMap {
             return Err(MapError::Missing(format!("pool {pool}")));
         }
         check_image_name(name)?;
-        let image = ImageEntry { uuid: Uuid::new_v4(), volume: self.count("volumes")?, bytes };
+        let image =
+            ImageEntry { uuid: Uuid::new_v4(), volume: self.count("volumes")?, bytes, cut_from: None };
         let key = self.key(&format!("images/{pool}/{name}"));
         let mut request = put_if(&version_is(&key, 0), &key, &encode(&image));
         // The pool is not removed meanwhile.
@@ -439,28 +445,59 @@ impl ClusterMap for EtcdMap {
         }
     }
 
-    fn resize_image(&self, pool: &str, name: &str, bytes: u64) -> Result<ImageEntry, MapError> {
-        let missing = || MapError::Missing(format!("image {pool}/{name}"));
-        let key = self.key(&format!("images/{pool}/{name}"));
-        let mut found = self.client.get(&key)?;
-        for _ in 0..ATTEMPTS_MAX {
-            let known = found.ok_or_else(missing)?;
-            let image = ImageEntry { bytes, ..decode(name, &known)? };
-            let compare = revision_is(&key, known.mod_revision);
-            let answer = self.transaction(&put_if(&compare, &key, &encode(&image)))?;
-            if answer.succeeded {
-                return Ok(image);
-            }
-            found = answer.into_record();
-        }
-        Err(busy(name))
+    fn change_image(
+        &self,
+        pool: &str,
+        name: &str,
+        known: &ImageEntry,
+        to: &ImageEntry,
+    ) -> Result<bool, MapError> {
+        self.change_image_record(pool, name, known, to)
     }
 
-    fn remove_image(&self, pool: &str, name: &str) -> Result<(), MapError> {
-        match self.delete(&format!("images/{pool}/{name}"))? {
-            true => Ok(()),
-            false => Err(MapError::Missing(format!("image {pool}/{name}"))),
+    fn remove_image(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {
+        self.remove_image_record(pool, name)
+    }
+
+    fn removed_images(&self) -> Result<BTreeMap<u64, RemovedImage>, MapError> {
+        let removed = self.list::<RemovedImage>("removed/")?.into_iter();
+        Ok(removed.map(|(_, removed)| (removed.image.volume, removed)).collect())
+    }
+
+    fn image_is_empty(&self, removed: &RemovedImage) -> Result<(), MapError> {
+        self.forget_removed(removed)
+    }
+
+    fn image_lock(&self, pool: &str, volume: u64) -> Result<Option<ImageLock>, MapError> {
+        self.get(&images::lock_name(pool, volume))
+    }
+
+    fn change_image_lock(
+        &self,
+        pool: &str,
+        volume: u64,
+        known: Option<&ImageLock>,
+        to: &ImageLock,
+    ) -> Result<bool, MapError> {
+        self.change_lock(pool, volume, known, to)
+    }
+
+    fn renew_holder(&self, lease: Uuid, seconds: u32) -> Result<(), MapError> {
+        self.renew_holder_lease(lease, seconds)
+    }
+
+    fn end_holder(&self, lease: Uuid) -> Result<(), MapError> {
+        match sync::lock(&self.holders).remove(&lease) {
+            Some(id) => {
+                let request = json!({ "ID": id.to_string() });
+                self.client.post::<Value>("/v3/lease/revoke", &request).map(drop)
+            }
+            None => Ok(()),
         }
+    }
+
+    fn holder_age(&self, lease: Uuid) -> Result<Option<Duration>, MapError> {
+        self.age_of_holder(lease)
     }
 
     fn client_keys(&self) -> Result<BTreeMap<KeyName, ClientKeyRecord>, MapError> {

@@ -39,8 +39,8 @@ pub use local::LocalMap;
 pub use location::{EtcdOptions, MapLocation};
 pub use placement::Topology;
 pub use record::{
-    DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapError, NodeId, NodeRecord, OutReason,
-    PartitionSize, PoolClass, PoolRecord, Proposed,
+    DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, ImageHolder, ImageLock, MapError, NodeId,
+    NodeRecord, OutReason, PartitionSize, PoolClass, PoolRecord, Proposed, RemovedImage,
 };
 pub use settings::ClusterSettings;
 pub use wire_replica::{GroupConfig, KeyName, ReplicaId};
@@ -169,17 +169,71 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError::Exists`], [`MapError::Missing`] without the pool, [`MapError::Invalid`] if it is no name.
     fn create_image(&self, pool: &str, name: &str, bytes: u64) -> Result<ImageEntry, MapError>;
 
-    /// Changes the size of an image.
+    /// Changes the record of an image that is still `known`. Returns whether it is changed: others may have done so meanwhile.
     ///
     /// # Errors
     /// [`MapError::Missing`].
-    fn resize_image(&self, pool: &str, name: &str, bytes: u64) -> Result<ImageEntry, MapError>;
+    fn change_image(
+        &self,
+        pool: &str,
+        name: &str,
+        known: &ImageEntry,
+        to: &ImageEntry,
+    ) -> Result<bool, MapError>;
 
-    /// Removes an image from the map; its objects are for the caller to remove before.
+    /// Removes an image, in one step: it has no name any more, and its volume is one of those to be emptied.
     ///
     /// # Errors
     /// [`MapError::Missing`].
-    fn remove_image(&self, pool: &str, name: &str) -> Result<(), MapError>;
+    fn remove_image(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError>;
+
+    /// The images that were removed while their objects are not, by volume.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn removed_images(&self) -> Result<BTreeMap<u64, RemovedImage>, MapError>;
+
+    /// The objects of a removed image are removed as well.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn image_is_empty(&self, removed: &RemovedImage) -> Result<(), MapError>;
+
+    /// Who has the image of a volume attached; `None` if nobody ever had.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn image_lock(&self, pool: &str, volume: u64) -> Result<Option<ImageLock>, MapError>;
+
+    /// Changes who has the image of a volume attached, if that is still `known`. Returns whether it is changed.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn change_image_lock(
+        &self,
+        pool: &str,
+        volume: u64,
+        known: Option<&ImageLock>,
+        to: &ImageLock,
+    ) -> Result<bool, MapError>;
+
+    /// Says that a process which has images attached lives, for some seconds from now; call it again before.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn renew_holder(&self, lease: uuid::Uuid, seconds: u32) -> Result<(), MapError>;
+
+    /// Ends what [`renew_holder`](Self::renew_holder) said.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn end_holder(&self, lease: uuid::Uuid) -> Result<(), MapError>;
+
+    /// When a process that has images attached last said that it lives; `None` if that is too long ago.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn holder_age(&self, lease: uuid::Uuid) -> Result<Option<Duration>, MapError>;
 
     /// The keys of clients.
     ///

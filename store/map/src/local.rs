@@ -6,6 +6,7 @@
 //! removed by the process that wrote a newer one.
 
 mod changes;
+mod images;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -13,29 +14,35 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use changes::LocalChanges;
+use images::lock_directory;
 
 use crate::checks::{check_image_name, check_pool, check_settings};
 use crate::keys::check_client_key;
 use crate::{
     ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry,
-    KeyName, MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
+    ImageLock, KeyName, MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
+    RemovedImage,
 };
 
 /// The directories of records.
-const DIRECTORIES: [&str; 12] = [
+const DIRECTORIES: [&str; 16] = [
     "nodes",
     "devices",
     "pools",
     "groups",
     "ranges",
     "images",
+    "sizes",
+    "locks",
+    "removed",
+    "holders",
     "keys",
     "volumes",
     "identities",
@@ -370,16 +377,7 @@ impl ClusterMap for LocalMap {
     }
 
     fn images(&self) -> Result<BTreeMap<(String, String), ImageEntry>, MapError> {
-        let mut images = BTreeMap::new();
-        for file in self.names(Path::new("images"))? {
-            let Some((pool, name)) = file.split_once('.') else { continue };
-            if let (Some(pool), Some(name)) = (plain_name(pool), plain_name(name))
-                && let Some(image) = self.read(&Path::new("images").join(&file))?
-            {
-                images.insert((pool, name), image);
-            }
-        }
-        Ok(images)
+        self.all_images()
     }
 
     fn create_image(&self, pool: &str, name: &str, bytes: u64) -> Result<ImageEntry, MapError> {
@@ -393,27 +391,60 @@ impl ClusterMap for LocalMap {
         while !self.publish(&Path::new("volumes").join(volume.to_string()), &(), Publish::New)? {
             volume += 1;
         }
-        let image = ImageEntry { uuid: Uuid::new_v4(), volume: volume.into(), bytes };
+        let image = ImageEntry { uuid: Uuid::new_v4(), volume: volume.into(), bytes, cut_from: None };
+        self.free_removed_name(pool, name)?;
         match self.publish(&image_path(pool, name), &image, Publish::New)? {
             true => Ok(image),
             false => Err(MapError::Exists(format!("image {pool}/{name}"))),
         }
     }
 
-    fn resize_image(&self, pool: &str, name: &str, bytes: u64) -> Result<ImageEntry, MapError> {
-        let path = image_path(pool, name);
-        let image: Option<ImageEntry> = self.read(&path)?;
-        let image = image.ok_or_else(|| MapError::Missing(format!("image {pool}/{name}")))?;
-        let image = ImageEntry { bytes, ..image };
-        self.publish(&path, &image, Publish::Replace)?;
-        Ok(image)
+    fn change_image(
+        &self,
+        pool: &str,
+        name: &str,
+        known: &ImageEntry,
+        to: &ImageEntry,
+    ) -> Result<bool, MapError> {
+        self.change_image_record(pool, name, known, to)
     }
 
-    fn remove_image(&self, pool: &str, name: &str) -> Result<(), MapError> {
-        match self.remove(&image_path(pool, name))? {
-            true => Ok(()),
-            false => Err(MapError::Missing(format!("image {pool}/{name}"))),
-        }
+    fn remove_image(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {
+        self.remove_image_record(pool, name)
+    }
+
+    fn removed_images(&self) -> Result<BTreeMap<u64, RemovedImage>, MapError> {
+        self.all_removed()
+    }
+
+    fn image_is_empty(&self, removed: &RemovedImage) -> Result<(), MapError> {
+        self.forget_removed(removed)
+    }
+
+    fn image_lock(&self, _pool: &str, volume: u64) -> Result<Option<ImageLock>, MapError> {
+        Ok(self.newest_version(&lock_directory(volume))?.map(|(_, lock)| lock))
+    }
+
+    fn change_image_lock(
+        &self,
+        _pool: &str,
+        volume: u64,
+        known: Option<&ImageLock>,
+        to: &ImageLock,
+    ) -> Result<bool, MapError> {
+        self.change_version(&lock_directory(volume), known, to)
+    }
+
+    fn renew_holder(&self, lease: Uuid, seconds: u32) -> Result<(), MapError> {
+        self.renew_file(&Path::new("holders").join(lease.to_string()), seconds)
+    }
+
+    fn end_holder(&self, lease: Uuid) -> Result<(), MapError> {
+        self.remove(&Path::new("holders").join(lease.to_string())).map(drop)
+    }
+
+    fn holder_age(&self, lease: Uuid) -> Result<Option<Duration>, MapError> {
+        self.age_of(&Path::new("holders").join(lease.to_string()))
     }
 
     fn client_keys(&self) -> Result<BTreeMap<KeyName, ClientKeyRecord>, MapError> {
@@ -444,15 +475,7 @@ impl ClusterMap for LocalMap {
     }
 
     fn renew_lease(&self, node: NodeId, seconds: u32) -> Result<(), MapError> {
-        let name = Path::new("up").join(node.0.to_string());
-        let path = self.root.join(&name);
-        let renewed = File::options().write(true).open(&path);
-        match renewed.and_then(|file| file.set_modified(SystemTime::now())) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                self.publish(&name, &seconds, Publish::Replace).map(drop)
-            }
-            renewed => renewed.map_err(|error| failed(&path, &error)),
-        }
+        self.renew_file(&Path::new("up").join(node.0.to_string()), seconds)
     }
 
     fn end_lease(&self, node: NodeId) -> Result<(), MapError> {

@@ -98,9 +98,20 @@ fn records_change_as_in_a_directory() {
     let image = map.create_image("p", "vol", 4096).unwrap();
     assert_eq!(refused(map.create_image("p", "vol", 4096)), "image p/vol exists");
     assert!(refused(map.create_image("p", "a/b", 4096)).contains("no name"));
-    assert_eq!(map.resize_image("p", "vol", 8192).unwrap(), ImageEntry { bytes: 8192, ..image.clone() });
+    let larger = ImageEntry { bytes: 8192, ..image.clone() };
+    assert!(map.change_image("p", "vol", &image, &larger).unwrap());
+    // By the record, not by the name.
+    assert!(!map.change_image("p", "vol", &image, &ImageEntry { bytes: 512, ..image.clone() }).unwrap());
+    assert_eq!(map.images().unwrap()[&("p".to_string(), "vol".to_string())], larger);
     assert_eq!(map.remove_pool("p").unwrap_err().to_string(), "pool p has images");
-    map.remove_image("p", "vol").unwrap();
+    let removed = map.remove_image("p", "vol").unwrap();
+    assert_eq!((removed.image.clone(), map.images().unwrap().len()), (larger, 0));
+    assert_eq!(
+        map.removed_images().unwrap().into_values().collect::<Vec<_>>(),
+        std::slice::from_ref(&removed)
+    );
+    map.image_is_empty(&removed).unwrap();
+    assert!(map.removed_images().unwrap().is_empty());
     assert_eq!(map.remove_image("p", "vol").unwrap_err().to_string(), "there is no image p/vol");
     assert!(map.create_image("p", "vol", 4096).unwrap().volume > image.volume);
     map.remove_image("p", "vol").unwrap();

@@ -211,14 +211,107 @@ fn images_have_volumes_of_their_own() {
         names,
         [("p".to_string(), "Vol_1.\u{e4} ..".to_string()), ("p".to_string(), "vol".to_string())]
     );
+    let removed = map.remove_image("p", "vol").unwrap();
+    let gone = map.change_image("p", "vol", &first, &first).unwrap_err().to_string();
+    assert_eq!(gone, "there is no image p/vol");
     assert_eq!(
-        map.resize_image("p", "vol", 1 << 20).unwrap(),
-        ImageEntry { bytes: 1 << 20, ..first.clone() }
+        map.removed_images().unwrap().into_values().collect::<Vec<_>>(),
+        std::slice::from_ref(&removed)
     );
-    map.remove_image("p", "vol").unwrap();
-    assert_eq!(refused(map.resize_image("p", "vol", 4096)), "there is no image p/vol");
+    // Its name is free before its objects are removed.
     let again = map.create_image("p", "vol", 4096).unwrap();
-    assert!(again.volume > strange.volume && again.uuid != first.uuid);
+    assert!(again.volume != first.volume && again.uuid != first.uuid);
+    map.image_is_empty(&removed).unwrap();
+    assert!(map.removed_images().unwrap().is_empty());
+    assert_eq!(map.images().unwrap()[&("p".to_string(), "vol".to_string())], again);
+}
+
+fn map_with_image(file: &MapFile) -> (LocalMap, ImageEntry) {
+    let map = LocalMap::open(&file.0).unwrap();
+    let pool =
+        PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 1, class: Default::default() };
+    map.create_pool("p", &pool).unwrap();
+    let image = map.create_image("p", "vol", 4096).unwrap();
+    (map, image)
+}
+
+#[test]
+fn a_size_changes_only_from_the_one_that_was_read() {
+    let file = MapFile::new("sizes");
+    let (map, first) = map_with_image(&file);
+    let sized = |bytes| ImageEntry { bytes, ..first.clone() };
+    assert!(map.change_image("p", "vol", &first, &sized(8192)).unwrap());
+    // A growth that read the size before is no shrinking of what another one has grown.
+    assert!(!map.change_image("p", "vol", &first, &sized(6144)).unwrap());
+    assert!(map.change_image("p", "vol", &sized(8192), &sized(1 << 20)).unwrap());
+    let other = LocalMap::open(&file.0).unwrap();
+    assert_eq!(other.images().unwrap().into_values().next(), Some(sized(1 << 20)));
+    // Of many at the same time one is first.
+    let changed = std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..=8_u64)
+            .map(|number| {
+                let (map, known, to) =
+                    (LocalMap::open(&file.0).unwrap(), sized(1 << 20), sized(number << 21));
+                scope.spawn(move || u32::from(map.change_image("p", "vol", &known, &to).unwrap()))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum::<u32>()
+    });
+    assert_eq!(changed, 1);
+}
+
+/// A removal that ends after its first step.
+#[test]
+fn an_interrupted_removal_leaves_no_image_and_its_name_is_free() {
+    let file = MapFile::new("removal");
+    let (map, image) = map_with_image(&file);
+    let name = std::fs::read_dir(file.0.join("images")).unwrap().next().unwrap().unwrap().path();
+    let kept = std::fs::read(&name).unwrap();
+    let removed = map.remove_image("p", "vol").unwrap();
+    std::fs::write(&name, kept).unwrap();
+    assert!(map.images().unwrap().is_empty());
+    assert!(map.remove_image("p", "vol").is_err());
+    let again = map.create_image("p", "vol", 8192).unwrap();
+    map.image_is_empty(&removed).unwrap();
+    assert_eq!(map.images().unwrap().into_values().collect::<Vec<_>>(), [again]);
+    assert_eq!(removed.image, image);
+}
+
+#[test]
+fn one_of_those_that_attach_an_image_at_the_same_time_has_it() {
+    let file = MapFile::new("locks");
+    let (map, image) = map_with_image(&file);
+    assert_eq!(map.image_lock("p", image.volume).unwrap(), None);
+    let holder = |process| ImageHolder {
+        id: Uuid::new_v4(),
+        lease: Uuid::new_v4(),
+        name: "host".to_string(),
+        address: "127.0.0.1".to_string(),
+        since: 0,
+        shared: false,
+        machine: String::new(),
+        process,
+        started: 0,
+    };
+    let lock = |attach_epoch| ImageLock { attach_epoch, holders: vec![holder(attach_epoch)] };
+    let first = lock(1);
+    assert!(map.change_image_lock("p", image.volume, None, &first).unwrap());
+    assert!(!map.change_image_lock("p", image.volume, None, &lock(1)).unwrap());
+    assert_eq!(map.image_lock("p", image.volume).unwrap(), Some(first.clone()));
+    assert!(map.change_image_lock("p", image.volume, Some(&first), &lock(2)).unwrap());
+    assert!(!map.change_image_lock("p", image.volume, Some(&first), &lock(3)).unwrap());
+
+    let lease = Uuid::new_v4();
+    assert_eq!(map.holder_age(lease).unwrap(), None);
+    map.renew_holder(lease, 60).unwrap();
+    assert!(map.holder_age(lease).unwrap().is_some());
+    let holder = std::fs::File::options().write(true).open(file.0.join("holders").join(lease.to_string()));
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(61);
+    holder.unwrap().set_modified(long_ago).unwrap();
+    assert_eq!(map.holder_age(lease).unwrap(), None);
+    map.renew_holder(lease, 60).unwrap();
+    map.end_holder(lease).unwrap();
+    assert_eq!(map.holder_age(lease).unwrap(), None);
 }
 
 #[test]

@@ -93,6 +93,9 @@ pub(super) struct GrantAnswer {
 pub(super) struct RenewAnswer {
     #[serde(rename = "TTL", default, deserialize_with = "number")]
     pub(super) seconds: i64,
+    /// What it was when it was renewed, in the answer to what is left of it.
+    #[serde(rename = "grantedTTL", default, deserialize_with = "number")]
+    pub(super) granted_seconds: i64,
 }
 
 /// A line of a stream.
