@@ -16,6 +16,7 @@ mod checksums;
 mod copies;
 mod flusher;
 mod in_place;
+mod listing;
 pub(crate) mod load;
 mod log_writes;
 mod messages;
