@@ -149,6 +149,11 @@ impl Partition {
         self.onodes[*self.index.get(&id)? as usize].as_deref()
     }
 
+    /// Whether a checkpoint is in progress, which may free space.
+    pub fn is_in_checkpoint(&self) -> bool {
+        self.in_checkpoint.is_some()
+    }
+
     /// How much is in use.
     pub fn space_use(&self) -> SpaceUse {
         let in_checkpoint = self.in_checkpoint.as_ref().map_or(0, |changes| changes.released_extents.len());
