@@ -6,9 +6,11 @@ mod rig;
 mod store;
 
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rig::{ringbolt, scratch, text};
+use rig::{ServerProcess, ringbolt, scratch, text};
 use rustix::process::Signal;
 use serde_json::Value;
 use store::{Cluster, is_running, signal};
@@ -88,6 +90,8 @@ fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
 
     // What a write survives is what the file system of the files keeps, whatever the pool wants.
     let file = cluster.directory.join("node1/store.img");
+    // It has data of users: its owner alone may use it.
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let in_memory = rustix::fs::statfs(&file).unwrap().f_type as u64 & 0xffff_ffff == 0x0102_1994;
     let status = cluster.status();
     if in_memory {
@@ -101,14 +105,80 @@ fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
     // What is not there.
     let missing = ringbolt(&["image", "remove", "other", "--cluster", cluster.path()]);
     assert!(text(&missing.stderr).contains("there is no image pool/other"), "{}", text(&missing.stderr));
-    cluster.ok(&["image", "resize", "vol", "32m"]);
+    an_image_in_use_is_not_taken_away(&cluster, &directory);
+    cluster.ok(&["image", "resize", "--allow-shrink", "vol", "32m"]);
     let listed: Value = serde_json::from_str(&cluster.ok(&["image", "list", "--json"])).unwrap();
     assert_eq!((&listed[0]["name"], &listed[0]["size"]), (&"vol".into(), &(32u64 << 20).into()));
     cluster.ok(&["image", "remove", "vol"]);
     assert_eq!(cluster.ok(&["image", "list", "--json"]), "[]\n");
+    // Nothing is left of any image.
+    let objects = |status: &Value| {
+        let reports = status["nodes"].as_array().unwrap().iter();
+        let replicas = reports.flat_map(|node| node["report"]["replicas"].as_array().unwrap());
+        replicas.map(|replica| replica["objects"].as_u64().unwrap()).sum::<u64>()
+    };
+    cluster.wait_for("empty", |status| objects(status) == 0);
+    assert_eq!(cluster.ok(&["store", "reclaim"]), "");
+    // A large one costs no more than it has.
+    let began = Instant::now();
+    cluster.ok(&["image", "create", "large", "1t"]);
+    cluster.ok(&["image", "remove", "large"]);
+    println!("an empty image of 1 TiB is removed after {:?}", began.elapsed());
 
     cluster.end();
     std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// Two servers, and commands, want image `vol` of 64 MiB.
+fn an_image_in_use_is_not_taken_away(cluster: &Cluster, directory: &Path) {
+    let refused = |output: std::process::Output, why: &str| {
+        let stderr = text(&output.stderr);
+        assert!(!output.status.success() && stderr.contains(why), "{stderr}");
+    };
+    let create = format!("cluster={}", cluster.path());
+    let create = ["bdev_store_create", "pool=pool", "image=vol", &create, "name=v"];
+    let first = ServerProcess::start(directory, "first", &[]);
+    first.ok(&create);
+    let blocks = |server: &ServerProcess| server.ok(&["bdev_get_bdevs", "name=v"])[0]["num_blocks"].clone();
+    assert_eq!(blocks(&first), (64u64 << 20) / 512);
+
+    let in_use = format!("in use by {}", rustix::system::uname().nodename().to_string_lossy());
+    refused(cluster.run(&["image", "remove", "vol"]), &in_use);
+    refused(cluster.run(&["image", "resize", "vol", "8m"]), "--allow-shrink");
+    refused(cluster.run(&["image", "resize", "--allow-shrink", "vol", "8m"]), &in_use);
+    refused(cluster.perf(&["--rw=write", "--size=1m"]).output().unwrap(), &in_use);
+    let second = ServerProcess::start(directory, "second", &[]);
+    refused(second.rpc(&create), &in_use);
+    refused(second.rpc(&[&create[..], &["shared=true"]].concat()), &in_use);
+    second.ok(&[&create[..], &["read_only=true"]].concat());
+    second.ok(&["bdev_store_delete", "name=v"]);
+
+    // Growing harms nobody, and the server sees it.
+    cluster.ok(&["image", "resize", "vol", "96m"]);
+    let end = Instant::now() + Duration::from_secs(30);
+    while blocks(&first) != (96u64 << 20) / 512 {
+        assert!(Instant::now() < end, "the server does not see that the image has grown");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+
+    // By force; then both have it for their whole blocks.
+    second.ok(&[&create[..], &["force=true"]].concat());
+    second.ok(&["bdev_store_delete", "name=v"]);
+    first.ok(&["bdev_store_delete", "name=v"]);
+    for server in [&first, &second] {
+        server.ok(&[&create[..], &["shared=true"]].concat());
+        assert_eq!(server.ok(&["bdev_get_bdevs", "name=v"])[0]["block_size"], 4096);
+    }
+    assert_eq!((first.stop(), second.stop()), (Some(0), Some(0)));
+    // Cut off and grown again, its end is empty; what the image had before is there.
+    let filled =
+        cluster.perf(&["--rw=write", "--do_verify=0", "--size=32m", "--iodepth=16"]).output().unwrap();
+    assert!(filled.status.success(), "{}", text(&filled.stderr));
+    cluster.ok(&["image", "resize", "--allow-shrink", "vol", "6m"]);
+    cluster.ok(&["image", "resize", "vol", "64m"]);
+    let kept = cluster.perf(&["--rw=read", "--size=6m", "--iodepth=16"]).output().unwrap();
+    assert!(kept.status.success(), "{}{}", text(&kept.stdout), text(&kept.stderr));
+    refused(cluster.perf(&["--rw=read", "--offset=6m", "--size=4k"]).output().unwrap(), "");
 }
 
 #[test]

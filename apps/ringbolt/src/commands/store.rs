@@ -5,6 +5,7 @@ mod key;
 mod layout;
 mod nodes;
 mod pool;
+mod reclaim;
 mod space;
 mod status;
 mod stop;
@@ -28,6 +29,7 @@ use key::KeyCommand;
 use layout::ClusterLayout;
 use nodes::RunningNodes;
 use pool::PoolCommand;
+use reclaim::ReclaimArgs;
 use stop::{StartNodeArgs, StopNodeArgs};
 
 /// The directory of the cluster, unless it is named.
@@ -76,6 +78,11 @@ pub(crate) enum StoreCommand {
     /// Give a node another share of the data: some replicas move to it, or from it to others
     #[command(after_help = "Example:\n  ringbolt store weight 2 5120")]
     Weight(WeightArgs),
+    /// Give back the space of images whose removal was interrupted, and name volumes that no image has
+    #[command(after_help = "Examples:\n  ringbolt store reclaim\n  ringbolt store reclaim --volume 17\n\n\
+        Volumes that no image has were left by older versions, or belong to images that a restored map has lost: they are named,\n\
+        and removed only with --volume.")]
+    Reclaim(ReclaimArgs),
     /// Create, list and remove pools
     #[command(subcommand)]
     Pool(PoolCommand),
@@ -354,6 +361,7 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::Out(options) => set_out(&options, Some(OutReason::Operator)),
         StoreCommand::In(options) => set_out(&options, None),
         StoreCommand::Weight(options) => set_weight(&options),
+        StoreCommand::Reclaim(options) => reclaim::run(&options),
         StoreCommand::Pool(command) => pool::run(command),
         StoreCommand::Key(command) => key::run(command),
         StoreCommand::Demo(options) => demo::run(&options),

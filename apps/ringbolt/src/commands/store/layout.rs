@@ -504,6 +504,7 @@ fn format(
     let registry = Registry::new();
     let (create_bytes, force) = (disk.is_file.then_some(disk.bytes), options.force);
     let config = UringConfig { create_bytes, force, ..UringConfig::new(DEVICE, &disk.path) };
+    objects::create_file(&config)?;
     uring::create(&registry, config).map_err(CommandError::environment)?;
     if let Some(log) = &disk.log {
         objects::create_log(&registry, UringConfig { force, ..UringConfig::new(LOG_DEVICE, log) })?;
