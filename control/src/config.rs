@@ -31,7 +31,7 @@ pub struct ConfigFile {
 #[derive(Clone, Debug)]
 pub(crate) struct ConfigStep {
     /// For error messages: `subsystems[1].config[0] (bdev)`.
-    position: String,
+    pub(crate) position: String,
     pub(crate) method: String,
     /// As JSON text, a tenth of the memory of a parsed value: the configuration stays in memory for the next reload.
     params: Box<str>,
@@ -40,11 +40,6 @@ pub(crate) struct ConfigStep {
 impl ConfigStep {
     pub(crate) fn params(&self) -> Value {
         serde_json::from_str(&self.params).expect("the text was written from a value")
-    }
-
-    /// Equal for equal calls.
-    pub(crate) fn key(&self) -> String {
-        format!("{} {}", self.method, self.params)
     }
 }
 

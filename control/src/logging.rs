@@ -15,7 +15,7 @@ use log::{Log, Metadata, Record};
 use serde_json::Value;
 
 use crate::framework::Framework;
-use crate::parameters::NoParameters;
+use crate::parameters::{DecodeLog, NoParameters, ParameterError, ParameterType};
 use crate::{ControlPlane, Method, RpcError};
 
 /// Lines that one place in the code may write in an [`INTERVAL`].
@@ -310,10 +310,28 @@ crate::parameters! {
     }
 }
 
+/// A level by its name, in upper or lower case.
+struct LevelName(LogLevel);
+
+impl ParameterType for LevelName {
+    fn kind() -> String {
+        LogLevel::kind()
+    }
+
+    fn decode(value: Value, log: &mut DecodeLog) -> Result<Self, ParameterError> {
+        let value = value.as_str().map_or(Value::Null, |name| name.to_ascii_uppercase().into());
+        LogLevel::decode(value, log).map(LevelName)
+    }
+
+    fn encode(&self) -> Value {
+        self.0.encode()
+    }
+}
+
 crate::parameters! {
     struct Level {
-        /// The level
-        level: LogLevel,
+        /// The level, in upper or lower case
+        level: LevelName,
     }
 }
 
@@ -353,7 +371,7 @@ fn get_level(_: NoParameters, level: &AtomicUsize) -> Result<Value, RpcError> {
 }
 
 fn set_level(params: Level, level: &AtomicUsize) -> Result<bool, RpcError> {
-    level.store(params.level as usize, Ordering::Relaxed);
+    level.store(params.level.0 as usize, Ordering::Relaxed);
     LOGGER.apply_levels();
     Ok(true)
 }

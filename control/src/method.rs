@@ -1,10 +1,11 @@
 //! Methods: what a module registers, and the catalog of what is registered.
 
+use std::any::TypeId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::jobs::JobHandle;
 use crate::parameters::{DecodeLog, Parameter, Parameters, Presence, decode};
@@ -39,6 +40,9 @@ pub struct MethodInfo {
     pub errors: &'static [(i64, &'static str)],
     /// Why it accepts only what is so anyway, if it does.
     pub default_only: Option<&'static str>,
+    /// Parameters that the method assigns if a call leaves them to it, each as `outer.inner`: by their absence or their
+    /// default, or with the value of `outer.inner=JSON`.
+    pub assigned: &'static [&'static str],
     parameters: fn() -> Vec<Parameter>,
 }
 
@@ -55,14 +59,27 @@ pub enum MethodKind {
 
 type Handler<M> = Box<dyn Fn(&Arc<M>, &ControlPlane, Value) -> Result<Value, RpcError> + Send + Sync>;
 
+type Canonical<M> = Box<dyn Fn(&M, Value) -> Result<Map<String, Value>, RpcError> + Send + Sync>;
+
 /// A method of the module `M`.
 pub struct Method<M> {
     info: MethodInfo,
     handler: Handler<M>,
+    /// The type of its parameters.
+    parameters: TypeId,
+    canonical: Canonical<M>,
 }
 
+type BoundHandler = Box<dyn Fn(&ControlPlane, Value) -> Result<Value, RpcError> + Send + Sync>;
+type BoundCanonical = Box<dyn Fn(Value) -> Result<Map<String, Value>, RpcError> + Send + Sync>;
+
 /// A method bound to its module.
-pub(crate) type BoundMethod = Box<dyn Fn(&ControlPlane, Value) -> Result<Value, RpcError> + Send + Sync>;
+pub(crate) struct BoundMethod {
+    /// Calls it.
+    pub(crate) call: BoundHandler,
+    /// The parameters of a call in their canonical form.
+    pub(crate) canonical: BoundCanonical,
+}
 
 fn result(value: impl Serialize) -> Result<Value, RpcError> {
     serde_json::to_value(value).map_err(RpcError::internal)
@@ -77,7 +94,7 @@ fn parse<P: Parameters>(method: &str, params: Value) -> Result<P, RpcError> {
 }
 
 impl<M: Module> Method<M> {
-    fn new<P: Parameters>(name: &'static str, kind: MethodKind, handler: Handler<M>) -> Method<M> {
+    fn new<P: Parameters + 'static>(name: &'static str, kind: MethodKind, handler: Handler<M>) -> Method<M> {
         let info = MethodInfo {
             name,
             module: M::NAME,
@@ -87,9 +104,11 @@ impl<M: Module> Method<M> {
             result: "",
             errors: &[],
             default_only: None,
+            assigned: &[],
             parameters: P::declaration,
         };
-        Method { info, handler }
+        let canonical: Canonical<M> = Box::new(move |_, params| Ok(decoded::<P>(kind, params)?.to_object()));
+        Method { info, handler, parameters: TypeId::of::<P>(), canonical }
     }
 
     /// A method that changes nothing; it runs beside all others.
@@ -111,6 +130,23 @@ impl<M: Module> Method<M> {
             let params = parse(name, params)?;
             let _guard = plane.lock_updates();
             result(run(module, params)?)
+        });
+        Method::new::<P>(name, MethodKind::Update, handler)
+    }
+
+    /// An update with a last part that may wait for what the update began, such as the end of I/O in flight, for a bounded
+    /// time. Other updates wait for the first part only.
+    pub fn concluded_update<P: Parameters + 'static, Q: 'static, R: Serialize + 'static>(
+        name: &'static str,
+        run: impl Fn(&M, P) -> Result<Q, RpcError> + Send + Sync + 'static,
+        conclude: impl Fn(&M, Q) -> Result<R, RpcError> + Send + Sync + 'static,
+    ) -> Method<M> {
+        let handler: Handler<M> = Box::new(move |module, plane, params| {
+            let params = parse(name, params)?;
+            let guard = plane.lock_updates();
+            let begun = run(module, params);
+            drop(guard);
+            result(conclude(module, begun?)?)
         });
         Method::new::<P>(name, MethodKind::Update, handler)
     }
@@ -195,6 +231,29 @@ impl<M: Module> Method<M> {
         self
     }
 
+    /// Gives equal calls equal parameters, beyond what the declaration of their type does: spellings of addresses, names of
+    /// devices, values that depend on others. `P` is the type of the method's parameters. Fails if the method would reject
+    /// them whatever exists. Neither changes anything nor waits.
+    pub fn canonical<P: Parameters + 'static>(
+        mut self,
+        change: fn(&M, &mut P) -> Result<(), RpcError>,
+    ) -> Method<M> {
+        assert!(self.parameters == TypeId::of::<P>(), "{} has parameters of another type", self.info.name);
+        let kind = self.info.kind;
+        self.canonical = Box::new(move |module, params| {
+            let mut params: P = decoded(kind, params)?;
+            change(module, &mut params)?;
+            Ok(params.to_object())
+        });
+        self
+    }
+
+    /// Names parameters that it assigns if a call leaves them to it ([`MethodInfo::assigned`]).
+    pub fn assigns(mut self, parameters: &'static [&'static str]) -> Method<M> {
+        self.info.assigned = parameters;
+        self
+    }
+
     /// It may be called during start-up too.
     pub fn at_any_stage(mut self) -> Method<M> {
         self.info.stages = &[StartupStage::Startup, StartupStage::Runtime];
@@ -208,9 +267,23 @@ impl<M: Module> Method<M> {
     }
 
     pub(crate) fn bind(self, module: &Arc<M>) -> BoundMethod {
-        let (module, handler) = (module.clone(), self.handler);
-        Box::new(move |plane, params| handler(&module, plane, params))
+        let (called, handler) = (module.clone(), self.handler);
+        let (asked, canonical) = (module.clone(), self.canonical);
+        BoundMethod {
+            call: Box::new(move |plane, params| handler(&called, plane, params)),
+            canonical: Box::new(move |params| canonical(&asked, params)),
+        }
     }
+}
+
+/// Decodes the parameters of a call for comparison: neither logs nor knows how a job is run.
+fn decoded<P: Parameters>(kind: MethodKind, mut params: Value) -> Result<P, RpcError> {
+    if kind == MethodKind::Job
+        && let Some(object) = params.as_object_mut()
+    {
+        object.remove("background");
+    }
+    decode(params, &mut DecodeLog::default())
 }
 
 impl MethodInfo {

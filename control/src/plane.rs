@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use reactor::ReactorHandle;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::RpcError;
 use crate::config::ConfigFile;
@@ -37,6 +37,9 @@ pub struct ControlPlane {
     examiner: Arc<Examiner>,
     /// Held during each update.
     update_lock: Arc<Mutex<()>>,
+    /// Updates in the order in which they were called.
+    turns: Turns,
+    initial: Value,
     startup: Mutex<Startup>,
     started: Condvar,
 }
@@ -45,6 +48,47 @@ struct Startup {
     stage: StartupStage,
     /// Applied by `framework_start_init`.
     pending: Option<ConfigFile>,
+}
+
+/// An update that runs.
+pub(crate) struct UpdateGuard<'a> {
+    _lock: MutexGuard<'a, ()>,
+    _turn: Turn<'a>,
+}
+
+/// A lock that those who wait get in the order in which they came, which a mutex does not promise.
+#[derive(Default)]
+struct Turns {
+    state: Mutex<TurnState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct TurnState {
+    last: u64,
+    ended: u64,
+}
+
+/// The lock of [`Turns`].
+struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    fn wait(&self) -> Turn<'_> {
+        let mut state = sync::lock(&self.state);
+        let before = state.last;
+        state.last += 1;
+        while state.ended < before {
+            state = sync::wait(&self.changed, state);
+        }
+        Turn(self)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        sync::lock(&self.0.state).ended += 1;
+        self.0.changed.notify_all();
+    }
 }
 
 /// Collects modules for a [`ControlPlane`].
@@ -94,6 +138,7 @@ impl ControlPlaneBuilder {
         let update_lock = Arc::default();
         self.examiner.start(&modules, &update_lock).map_err(RpcError::internal)?;
         Ok(Arc::new(ControlPlane {
+            initial: saved(&modules),
             modules,
             methods: self.methods,
             catalog: self.catalog,
@@ -101,6 +146,7 @@ impl ControlPlaneBuilder {
             jobs: Jobs::new(&update_lock),
             examiner: self.examiner,
             update_lock,
+            turns: Turns::default(),
             startup: Mutex::new(Startup { stage, pending }),
             started: Condvar::new(),
         }))
@@ -118,6 +164,16 @@ fn in_order(mut waiting: Vec<Arc<dyn DynModule>>) -> Vec<Arc<dyn DynModule>> {
         ordered.push(waiting.remove(next));
     }
     ordered
+}
+
+fn subsystems(modules: &[Arc<dyn DynModule>]) -> impl Iterator<Item = &Arc<dyn DynModule>> {
+    modules.iter().filter(|module| module.is_subsystem())
+}
+
+fn saved(modules: &[Arc<dyn DynModule>]) -> Value {
+    let section =
+        |module: &Arc<dyn DynModule>| json!({ "subsystem": module.name(), "config": module.save() });
+    json!({ "subsystems": subsystems(modules).map(section).collect::<Vec<_>>() })
 }
 
 impl ControlPlane {
@@ -146,13 +202,22 @@ impl ControlPlane {
             let message = format!("Method may only be called {when}");
             return Err(RpcError::new(RpcError::INVALID_STATE, message));
         }
-        method(self, params)
+        (method.call)(self, params)
     }
 
-    /// Keeps other updates waiting. Poisoning is ignored: what a method had changed when it panicked stays.
-    pub(crate) fn lock_updates(&self) -> MutexGuard<'_, ()> {
+    /// The parameters of a call in their canonical form: equal for calls that ask for the same, however they are written.
+    /// Fails if the method does not exist, or would reject them whatever exists.
+    pub fn canonical(&self, name: &str, params: Value) -> Result<Map<String, Value>, RpcError> {
+        let method = self.methods.get(name).ok_or_else(|| Catalog::not_found(name))?;
+        (method.canonical)(params)
+    }
+
+    /// Keeps other updates waiting, in the order of their calls. Poisoning is ignored: what a method had changed when it
+    /// panicked stays.
+    pub(crate) fn lock_updates(&self) -> UpdateGuard<'_> {
+        let turn = self.turns.wait();
         self.wait_for_examinations();
-        sync::lock(&self.update_lock)
+        UpdateGuard { _lock: sync::lock(&self.update_lock), _turn: turn }
     }
 
     /// Waits until the devices of earlier updates are examined: a saved configuration names a virtual bdev right after the
@@ -205,9 +270,12 @@ impl ControlPlane {
 
     /// The running configuration, as a file that recreates it: a section for each subsystem, in order of start.
     pub fn save(&self) -> Value {
-        let section =
-            |module: &Arc<dyn DynModule>| json!({ "subsystem": module.name(), "config": module.save() });
-        json!({ "subsystems": self.subsystems().map(section).collect::<Vec<_>>() })
+        saved(&self.modules)
+    }
+
+    /// What [`save`](Self::save) returned when nothing was configured yet: options with their defaults.
+    pub(crate) fn initial(&self) -> &Value {
+        &self.initial
     }
 
     /// The calls that recreate one subsystem; `None` if there is no such subsystem.
@@ -216,7 +284,7 @@ impl ControlPlane {
     }
 
     pub(crate) fn subsystems(&self) -> impl Iterator<Item = &Arc<dyn DynModule>> {
-        self.modules.iter().filter(|module| module.is_subsystem())
+        subsystems(&self.modules)
     }
 
     pub(crate) fn modules(&self) -> &[Arc<dyn DynModule>] {

@@ -16,7 +16,8 @@ cargo run -p ringbolt -- rpc-reference > docs/RPC.md
 Requests are JSON-RPC 2.0 on the UNIX socket of `ringbolt serve`: at most 1 MiB, 32 levels and 131,072 values each,
 alone or in batches. Names, parameters, results and error codes are SPDK's, so that its `rpc.py` works too.
 A method that changes state (*update*) waits for other updates. A *job* may take long: it keeps no other method
-waiting, `job_get` shows its progress, and `job_cancel` ends it with -125.
+waiting, `job_get` shows its progress, and `job_cancel` ends it with -125. Calls of a connection start in the order in which
+they arrive, at most 16 at once; one that takes longer than 20 ms keeps no later one waiting, and is answered after those.
 
 | code | meaning, for every method |
 | --- | --- |

@@ -1,239 +1,327 @@
 //! Reloading a configuration: the difference between two files, applied to a running program.
 //!
+//! What is compared are not texts, but [canonical calls](CanonicalCall): in the new file, in the one before, and in what
+//! `save_config` writes at present. A call of the new file is in force if it equals one of the file before or one that runs.
+//! So a file that spells the same in another way, or that `save_config` wrote, changes nothing.
+//!
 //! An object is what the reverse of its creating call names: `bdev_null_create` is undone by `bdev_null_delete`, of
 //! which the parameters are those of the same name. So two calls are about the same object if their reverse calls are
-//! equal. Removed objects are deleted in reverse order, then new ones are created. A call that has no reverse is undone by
-//! the deletion of the object that it names. What cannot be done while the program serves is refused, each with one line,
-//! and tried again at the next reload.
+//! equal. Removed objects are deleted in reverse order, then new ones are created, and what went with a removed object
+//! although the new file has it is made again. A call that has no reverse is undone by the deletion of the object that it
+//! names. What cannot be done while the program serves is refused, each with one line, and tried again at the next reload.
 
-use std::collections::HashMap;
+mod calls;
 
-use serde_json::{Map, Value, json};
+use std::collections::{HashMap, HashSet};
+
+use serde_json::Value;
 
 use crate::config::{ConfigFile, ConfigStep};
-use crate::parameters::Presence;
-use crate::{Catalog, ControlPlane};
+use crate::{ControlPlane, MethodInfo, MethodKind, RpcError};
+use calls::{CanonicalCall, ReverseCall, RunningCalls, without_identity};
 
-/// Parts of names of methods that create, and of those that undo them.
-const REVERSES: [(&str, &str); 8] = [
-    // `vhost_delete_controller` deletes those of every kind.
-    ("_create_blk_controller", "_delete_controller"),
-    ("_create_scsi_controller", "_delete_controller"),
-    ("_create_", "_delete_"),
-    ("_create", "_delete"),
-    ("_add_", "_remove_"),
-    ("_attach_", "_detach_"),
-    ("_start_", "_stop_"),
-    ("_start", "_stop"),
-];
-
-/// A call that undoes another.
-#[derive(Clone, Debug, PartialEq)]
-struct ReverseCall {
-    method: &'static str,
-    params: Map<String, Value>,
-    /// What names the object besides: the bdev of a namespace or SCSI target whose identifier is assigned.
-    object: Value,
-}
+/// Lists of parts of an object, with the methods that add one to it.
+const PARTS: [(&str, &str, &str); 1] = [("iscsi_create_target_node", "luns", "iscsi_target_node_add_lun")];
 
 impl ConfigFile {
     /// Applies the difference between this configuration, which was applied before, and `new`. Returns what is in force
     /// now, for the next reload, and a line for each thing that was done or refused.
     pub fn reload(&self, new: &ConfigFile, plane: &ControlPlane) -> (ConfigFile, Vec<String>) {
-        let places: HashMap<String, usize> =
-            new.steps.iter().enumerate().map(|(index, step)| (step.key(), index)).collect();
-        let mut is_added = vec![true; new.steps.len()];
-        let (mut in_force, mut removed) = (Vec::new(), Vec::new());
-        for step in &self.steps {
-            match places.get(&step.key()) {
-                Some(index) if is_added[*index] => {
-                    is_added[*index] = false;
-                    in_force.push(step.clone());
-                }
-                _ => removed.push(step),
+        let before = RunningCalls::of(plane);
+        let old = self.steps.iter().map(|step| WantedCall::old(plane, step)).collect();
+        let wanted: Result<Vec<WantedCall<'_>>, RpcError> =
+            new.steps.iter().map(|step| WantedCall::new(plane, step)).collect();
+        let wanted = match wanted {
+            Ok(wanted) => wanted,
+            Err(error) => {
+                let line = format!("nothing is changed: {}: {}", new.origin, error.message);
+                return (self.clone(), vec![line]);
             }
+        };
+        let mut reload = Reload::new(plane, before, old, wanted);
+        reload.remove_old();
+        let after = (!reload.deleted.is_empty()).then(|| RunningCalls::of(plane));
+        reload.end_removal(after.as_ref());
+        reload.add_new(after.as_ref());
+        let Reload { wanted, mut lines, refused, .. } = reload;
+        if lines.is_empty() {
+            lines.push("nothing has changed".to_string());
         }
-        let is_new = new.steps.iter().zip(is_added).filter(|(_, is_added)| *is_added);
-        let mut added: Vec<&ConfigStep> = is_new.map(|(step, _)| step).collect();
-        let mut reload =
-            Reload { plane, in_force, lines: Vec::new(), deleted: Vec::new(), remaining: Vec::new() };
-        for step in removed.into_iter().rev() {
-            reload.remove(step, &mut added);
-        }
-        reload.end_removal();
-        for step in added {
-            reload.add(step);
-        }
-        if reload.lines.is_empty() {
-            reload.lines.push("nothing has changed".to_string());
-        }
-        let Reload { in_force, lines, .. } = reload;
         // In the order of the new file; what was refused to go is first.
-        let mut steps = in_force;
-        steps.sort_by_cached_key(|step| places.get(&step.key()).copied());
+        let in_force = wanted.iter().filter(|call| call.state == State::InForce).map(|call| call.step);
+        let steps = refused.into_iter().chain(in_force).cloned().collect();
         (ConfigFile { steps, ..new.clone() }, lines)
     }
 }
 
+/// A call of one of the files.
+struct WantedCall<'a> {
+    step: &'a ConfigStep,
+    call: CanonicalCall,
+    /// The call that runs for it, as it was before the reload.
+    running: Option<usize>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing is to be done.
+    InForce,
+    /// Of the new file: it is to be made. Of the old one: it is to be undone.
+    Changed,
+    /// It cannot be made.
+    Refused,
+}
+
 struct Reload<'a> {
     plane: &'a ControlPlane,
-    in_force: Vec<ConfigStep>,
+    before: RunningCalls,
+    old: Vec<WantedCall<'a>>,
+    wanted: Vec<WantedCall<'a>>,
     lines: Vec<String>,
     /// The calls that have undone others.
     deleted: Vec<ReverseCall>,
-    /// What was not undone by a call of its own, with the place of its line, and why.
-    remaining: Vec<(usize, &'a ConfigStep, String)>,
+    /// What was not undone by a call of its own: places in `old` and `lines`, and why.
+    remaining: Vec<(usize, usize, String)>,
+    /// Old calls that stay in force.
+    refused: Vec<&'a ConfigStep>,
+    /// Everything that runs is of one of the files: what does not run need not be undone.
+    is_complete: bool,
+}
+
+impl<'a> WantedCall<'a> {
+    fn new(plane: &ControlPlane, step: &'a ConfigStep) -> Result<WantedCall<'a>, RpcError> {
+        let call = CanonicalCall::new(plane, &step.method, step.params()).map_err(|error| {
+            RpcError::new(error.code, format!("{}: {}: {}", step.position, step.method, error.message))
+        })?;
+        Ok(WantedCall { step, call, running: None, state: State::Changed })
+    }
+
+    /// Of a file that was accepted.
+    fn old(plane: &ControlPlane, step: &'a ConfigStep) -> Option<WantedCall<'a>> {
+        WantedCall::new(plane, step).ok()
+    }
 }
 
 impl<'a> Reload<'a> {
-    /// Undoes a call that the new file lacks.
-    fn remove(&mut self, step: &'a ConfigStep, added: &mut Vec<&ConfigStep>) {
-        let reverse = step.reverse(self.plane.catalog());
+    fn new(
+        plane: &'a ControlPlane,
+        before: RunningCalls,
+        old: Vec<Option<WantedCall<'a>>>,
+        mut wanted: Vec<WantedCall<'a>>,
+    ) -> Reload<'a> {
+        let mut old: Vec<WantedCall<'a>> = old.into_iter().flatten().collect();
+        for calls in [&mut old, &mut wanted] {
+            let running = before.find(calls.iter().map(|one| &one.call), plane.catalog());
+            calls.iter_mut().zip(running).for_each(|(one, running)| one.running = running);
+        }
+        let mut same: HashMap<String, Vec<usize>> = HashMap::new();
+        for (index, one) in old.iter().enumerate().rev() {
+            same.entry(one.call.text()).or_default().push(index);
+        }
+        for one in &mut wanted {
+            if let Some(index) = same.get_mut(&one.call.text()).and_then(Vec::pop) {
+                old[index].state = State::InForce;
+                one.running = one.running.or(old[index].running);
+                one.state = State::InForce;
+            } else if one.running.is_some() || plane.catalog().get(one.call.method).is_some_and(is_idle) {
+                one.state = State::InForce;
+            }
+        }
+        let has_running = !before.calls.is_empty();
+        let in_use: HashSet<usize> = wanted.iter().filter_map(|one| one.running).collect();
+        for one in &mut old {
+            let has_effect = plane.catalog().get(one.call.method).is_some_and(has_effect);
+            if !has_effect || one.running.is_some_and(|running| in_use.contains(&running)) {
+                one.state = State::InForce;
+            }
+        }
+        let of_old = old.iter().filter_map(|one| one.running);
+        let is_complete = of_old.chain(in_use).collect::<HashSet<usize>>().len() == before.calls.len();
+        Reload {
+            plane,
+            before,
+            old,
+            wanted,
+            lines: Vec::new(),
+            deleted: Vec::new(),
+            remaining: Vec::new(),
+            refused: Vec::new(),
+            is_complete: is_complete && has_running,
+        }
+    }
+
+    /// Undoes the calls that the new file lacks.
+    fn remove_old(&mut self) {
+        for index in (0..self.old.len()).rev() {
+            if self.old[index].state == State::Changed {
+                self.remove(index);
+            }
+        }
+    }
+
+    fn remove(&mut self, index: usize) {
+        let catalog = self.plane.catalog();
+        let one = &self.old[index];
+        // With what the method has assigned.
+        let call = one.running.map_or(&one.call, |running| &self.before.calls[running]);
+        let reverse = call.reverse(catalog);
+        if one.running.is_none() && (self.is_complete || self.is_superseded(&one.call, reverse.as_ref())) {
+            return;
+        }
         let Some(reverse) = reverse else {
-            // An option: another value for it is set with the others; its default cannot be.
-            let is_replaced = added.iter().any(|other| other.method == step.method && other.sets_same(step));
-            if !is_replaced {
-                self.postpone(step, "it cannot be undone while the program runs");
+            // An option: another value for it is set with the others; its default cannot be, unless it has it already.
+            let initial = RunningCalls::from_saved(self.plane, self.plane.initial());
+            let is_default = one.running.is_some() && initial.contains(call);
+            let is_replaced = self
+                .wanted
+                .iter()
+                .any(|other| other.call.sets_same(&one.call) && other.state != State::Refused);
+            if !is_replaced && !is_default {
+                self.postpone(index, "it cannot be undone while the program runs");
             }
             return;
         };
-        let changed =
-            added.iter().position(|other| other.reverse(self.plane.catalog()).as_ref() == Some(&reverse));
-        if let Some(index) = changed {
-            added.remove(index);
-            return self.refuse(step, "it exists with other parameters, and is in use; delete it first");
+        let changed = self.wanted.iter_mut().find(|other| {
+            other.state == State::Changed
+                && !other.call.replaces(call)
+                && other.call.object(catalog).as_ref() == Some(&reverse)
+        });
+        if let Some(changed) = changed {
+            changed.state = State::Refused;
+            let reason = "it exists with other parameters, and is in use; delete it first";
+            self.lines.push(format!("refused: {}: {reason}", one.step));
+            self.refused.push(one.step);
+            return;
         }
-        let params = self.completed(step, reverse.params.clone());
-        match self.plane.invoke(reverse.method, Value::Object(params)) {
+        match self.plane.invoke(reverse.method, Value::Object(reverse.params.clone())) {
             Ok(_) => {
-                self.lines.push(format!("removed: {step}"));
+                self.lines.push(format!("removed: {}", one.step));
                 self.deleted.push(reverse);
             }
-            Err(error) => self.postpone(step, &error.to_string()),
+            // It is removed, and a bdev is free a little later.
+            Err(error) if error.code == RpcError::EINPROGRESS => {
+                self.lines.push(format!("removed: {}: {error}", one.step));
+                self.deleted.push(reverse);
+            }
+            Err(error) => self.postpone(index, &error.to_string()),
         }
+    }
+
+    /// Whether a call that does not run in this form is part of one that does, and that the new file has: what it set is
+    /// saved with the object that it concerns, or its object was changed since.
+    fn is_superseded(&self, call: &CanonicalCall, reverse: Option<&ReverseCall>) -> bool {
+        let object = reverse.and_then(|reverse| self.before.of_object(reverse));
+        let mut runs = self.wanted.iter().filter(|other| other.running.is_some());
+        runs.any(|other| {
+            let of_object = || other.call.reverse(self.plane.catalog());
+            (object.is_some() && other.running == object)
+                || of_object().is_some_and(|object| object.removes(call))
+        })
     }
 
     /// Decides at the end of the removal: a call is undone by the deletion of the object that it concerns.
-    fn postpone(&mut self, step: &'a ConfigStep, reason: &str) {
-        self.remaining.push((self.lines.len(), step, reason.to_string()));
+    fn postpone(&mut self, index: usize, reason: &str) {
+        self.remaining.push((index, self.lines.len(), reason.to_string()));
         self.lines.push(String::new());
     }
 
-    fn end_removal(&mut self) {
-        for (place, step, reason) in std::mem::take(&mut self.remaining) {
-            if self.deleted.iter().any(|deleted| deleted.removes(step)) {
-                self.lines[place] = format!("removed: {step}");
+    fn end_removal(&mut self, after: Option<&RunningCalls>) {
+        let remaining = std::mem::take(&mut self.remaining);
+        let calls = remaining.iter().map(|(index, ..)| &self.old[*index].call);
+        let runs = after.map(|after| after.find(calls, self.plane.catalog()));
+        for (at, (index, line, reason)) in remaining.into_iter().enumerate() {
+            let one = &self.old[index];
+            let has_ended = one.running.is_some() && runs.as_ref().is_some_and(|runs| runs[at].is_none());
+            if has_ended || self.deleted.iter().any(|deleted| deleted.removes(&one.call)) {
+                self.lines[line] = format!("removed: {}", one.step);
             } else {
-                self.lines[place] = format!("refused: {step}: {reason}");
-                self.in_force.push(step.clone());
+                self.lines[line] = format!("refused: {}: {reason}", one.step);
+                self.refused.push(one.step);
             }
         }
     }
 
-    fn add(&mut self, step: &ConfigStep) {
-        match self.plane.invoke(&step.method, step.params()) {
-            Ok(_) => {
-                self.lines.push(format!("applied: {step}"));
-                self.in_force.push(step.clone());
-            }
-            Err(error) => self.lines.push(format!("refused: {step}: {error}")),
-        }
-    }
-
-    /// Keeps a call in force.
-    fn refuse(&mut self, step: &ConfigStep, reason: &str) {
-        self.lines.push(format!("refused: {step}: {reason}"));
-        self.in_force.push(step.clone());
-    }
-
-    /// Adds the identifier that the target assigned to a namespace or a SCSI target, if the call did not give one.
-    fn completed(&self, step: &ConfigStep, mut params: Map<String, Value>) -> Map<String, Value> {
-        if step.has_assigned_scsi_target() {
-            let given = step.params();
-            let controller = self.plane.invoke("vhost_get_controllers", json!({ "name": given["ctrlr"] }));
-            let targets = controller.unwrap_or_default()[0]["backend_specific"]["scsi"].take();
-            let is_wanted = |one: &&Value| one["luns"][0]["bdev_name"] == given["bdev_name"];
-            if let Some(target) = targets.as_array().into_iter().flatten().find(is_wanted) {
-                params.insert("scsi_target_num".to_string(), target["scsi_dev_num"].clone());
-            }
-        }
-        if step.method == "nvmf_subsystem_add_ns" && !params.contains_key("nsid") {
-            let given = step.params();
-            let subsystem = self.plane.invoke("nvmf_get_subsystems", json!({ "nqn": given["nqn"] }));
-            let namespaces = subsystem.unwrap_or_default()[0]["namespaces"].take();
-            let wanted = &given["namespace"]["bdev_name"];
-            let found = namespaces.as_array().into_iter().flatten().find(|one| one["bdev_name"] == *wanted);
-            if let Some(namespace) = found {
-                params.insert("nsid".to_string(), namespace["nsid"].clone());
-            }
-        }
-        params
-    }
-}
-
-impl ReverseCall {
-    /// Whether what it deletes took a call with it: one of the same kind that names the same object.
-    fn removes(&self, step: &ConfigStep) -> bool {
-        let kind = |method: &str| method.split('_').next().map(str::to_string);
-        let params = step.params();
-        !self.params.is_empty()
-            && kind(self.method) == kind(&step.method)
-            && self.params.iter().all(|(name, value)| params[name] == *value)
-    }
-}
-
-impl ConfigStep {
-    /// Whether the number of its SCSI target is left to the controller.
-    fn has_assigned_scsi_target(&self) -> bool {
-        self.method == "vhost_scsi_controller_add_target"
-            && self.params()["scsi_target_num"].as_i64().is_some_and(|number| number < 0)
-    }
-
-    /// Whether both name the same object, or none.
-    fn sets_same(&self, other: &ConfigStep) -> bool {
-        let named = |step: &ConfigStep| {
-            let params = step.params();
-            ["name", "nqn", "ctrlr", "impl_name", "listen_address", "delay_bdev_name", "anagrpid"]
-                .map(|key| params[key].clone())
-        };
-        named(self) == named(other)
-    }
-
-    /// The call that undoes this one; `None` if there is no such method, or a parameter that it requires is not known.
-    fn reverse(&self, catalog: &Catalog) -> Option<ReverseCall> {
-        let reverse_name = |(create, delete): &(&str, &str)| {
-            let name = self.method.replacen(create, delete, 1);
-            catalog.get(&name).filter(|info| info.name != self.method)
-        };
-        let info = REVERSES.iter().find_map(reverse_name)?;
-        let (own, mut params) = (self.params(), Map::new());
-        for parameter in info.parameters() {
-            let given = match (self.method.as_str(), parameter.name) {
-                ("nvmf_subsystem_add_ns", "nsid") => &own["namespace"]["nsid"],
-                // An error bdev is named after its base.
-                ("bdev_error_create", "name") => &own["base_name"],
-                (_, name) => &own[name],
+    /// Makes the calls that are new, and again those whose objects went with others.
+    fn add_new(&mut self, after: Option<&RunningCalls>) {
+        let now =
+            after.map(|after| after.find(self.wanted.iter().map(|one| &one.call), self.plane.catalog()));
+        let is_lost = |index: usize| now.as_ref().is_some_and(|now| now[index].is_none());
+        for index in 0..self.wanted.len() {
+            let one = &self.wanted[index];
+            let (what, made) = match (one.state, one.running) {
+                (State::Changed, _) => {
+                    ("applied", self.plane.invoke(&one.step.method, one.step.params()).map(|_| true))
+                }
+                (State::InForce, Some(running)) if is_lost(index) => {
+                    ("restored", self.restore(&one.call, &self.before.calls[running]))
+                }
+                _ => continue,
             };
-            let prefix = if self.method == "bdev_error_create" { "EE_" } else { "" };
-            match given {
-                Value::Null if parameter.presence == Presence::Required && parameter.name != "nsid" => {
-                    return None;
-                }
-                Value::Null => {}
-                Value::String(text) => {
-                    _ = params.insert(parameter.name.to_string(), format!("{prefix}{text}").into())
-                }
-                given => _ = params.insert(parameter.name.to_string(), given.clone()),
+            let is_query = self.plane.catalog().get(one.call.method).is_none_or(|info| !has_effect(info));
+            let line = match &made {
+                Ok(_) if is_query => String::new(),
+                Ok(true) => format!("{what}: {}", one.step),
+                Ok(false) => String::new(),
+                Err(error) => format!("refused: {}: {error}", one.step),
+            };
+            self.wanted[index].state = if made.is_ok() { State::InForce } else { State::Refused };
+            if !line.is_empty() {
+                self.lines.push(line);
             }
         }
-        let is_assigned = self.method == "nvmf_subsystem_add_ns" && !params.contains_key("nsid");
-        let object = match is_assigned {
-            true => own["namespace"]["bdev_name"].clone(),
-            false if self.has_assigned_scsi_target() => own["bdev_name"].clone(),
-            false => Value::Null,
-        };
-        Some(ReverseCall { method: info.name, params, object })
     }
+
+    /// Makes again what ran as `ran`. Returns whether it had to be done.
+    fn restore(&self, call: &CanonicalCall, ran: &CanonicalCall) -> Result<bool, RpcError> {
+        let params = without_identity(ran, call);
+        let Err(error) = self.plane.invoke(call.method, params.clone()) else { return Ok(true) };
+        // It came back with what it stands on, or only a part of it is missing.
+        let now = RunningCalls::of(self.plane);
+        let catalog = self.plane.catalog();
+        if now.find([call].into_iter(), catalog)[0].is_some() {
+            return Ok(false);
+        }
+        let Some(object) = ran.object(catalog) else { return Err(error) };
+        let exists = now.of_object(&object).map(|index| &now.calls[index]);
+        match PARTS.iter().find(|(method, ..)| *method == call.method).zip(exists) {
+            Some(((_, list, add), exists)) => self.restore_parts(&params, exists, list, add)?,
+            None if error.code == RpcError::EEXIST => {
+                self.plane.invoke(object.method, Value::Object(object.params))?;
+                self.plane.invoke(call.method, params)?;
+            }
+            None => return Err(error),
+        }
+        Ok(true)
+    }
+
+    /// Adds the parts of a list that an object lacks.
+    fn restore_parts(
+        &self,
+        params: &Value,
+        exists: &CanonicalCall,
+        list: &str,
+        add: &str,
+    ) -> Result<(), RpcError> {
+        let present = exists.params[list].as_array().map_or(&[][..], Vec::as_slice);
+        let wanted = params[list].as_array().into_iter().flatten();
+        for part in wanted.filter(|part| !present.contains(part)) {
+            let mut call = part.clone();
+            call["name"] = params["name"].clone();
+            self.plane.invoke(add, call)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a call of the method does nothing: what it accepts is so anyway.
+fn is_idle(info: &MethodInfo) -> bool {
+    info.kind == MethodKind::Query && info.default_only.is_some()
+}
+
+/// Whether a call of the method changes something.
+fn has_effect(info: &MethodInfo) -> bool {
+    info.kind != MethodKind::Query && info.default_only.is_none()
 }
 
 impl std::fmt::Display for ConfigStep {
@@ -251,147 +339,4 @@ impl std::fmt::Display for ConfigStep {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-    use std::sync::{Arc, Mutex};
-
-    use super::*;
-    use crate::{Method, Module, RpcError};
-
-    crate::parameters! {
-        struct CreateToy {
-            /// Name
-            name: String,
-            /// Size
-            size: u32 = 1,
-        }
-    }
-
-    crate::parameters! {
-        struct DeleteToy {
-            /// Name
-            name: String,
-        }
-    }
-
-    crate::parameters! {
-        struct SetOptions {
-            /// Name
-            name: String = String::new(),
-            /// Level
-            level: u32,
-        }
-    }
-
-    #[derive(Default)]
-    struct Toys {
-        sizes: Mutex<BTreeMap<String, u32>>,
-        level: Mutex<u32>,
-    }
-
-    impl Module for Toys {
-        const NAME: &'static str = "toys";
-
-        fn methods() -> Vec<Method<Toys>> {
-            vec![
-                Method::update("toy_create", |toys: &Toys, params: CreateToy| {
-                    match toys.sizes.lock().unwrap().insert(params.name, params.size) {
-                        None => Ok(true),
-                        Some(_) => Err(RpcError::new(RpcError::EEXIST, "it exists")),
-                    }
-                }),
-                Method::update("toy_delete", |toys: &Toys, params: DeleteToy| {
-                    let removed = toys.sizes.lock().unwrap().remove(&params.name);
-                    removed.map(|_| true).ok_or_else(|| RpcError::new(RpcError::ENODEV, "there is none"))
-                }),
-                Method::update("toy_create_blk_controller", |_: &Toys, _: CreateToy| Ok::<_, RpcError>(true)),
-                Method::update("toy_delete_controller", |_: &Toys, _: DeleteToy| Ok::<_, RpcError>(true)),
-                Method::update("toy_set_options", |toys: &Toys, params: SetOptions| {
-                    *toys.level.lock().unwrap() = params.level;
-                    Ok::<_, RpcError>(params.name.is_empty())
-                }),
-            ]
-        }
-    }
-
-    fn config(plane: &ControlPlane, calls: &[Value]) -> ConfigFile {
-        let text = json!({ "subsystems": [{ "subsystem": "toys", "config": calls }] }).to_string();
-        ConfigFile::parse("toys.json", text.as_bytes(), plane.catalog()).unwrap()
-    }
-
-    fn toy(name: &str, size: u32) -> Value {
-        json!({ "method": "toy_create", "params": { "name": name, "size": size } })
-    }
-
-    fn level(level: u32) -> Value {
-        json!({ "method": "toy_set_options", "params": { "level": level } })
-    }
-
-    #[test]
-    fn a_controller_is_deleted_by_the_method_of_every_kind() {
-        let plane = ControlPlane::builder(Vec::new()).module(&Arc::<Toys>::default()).start(None).unwrap();
-        let call = json!({ "method": "toy_create_blk_controller", "params": { "name": "a" } });
-        let first = config(&plane, &[call]);
-        let (_, lines) = first.reload(&config(&plane, &[]), &plane);
-        assert_eq!(lines, ["removed: toy_create_blk_controller name=a"]);
-    }
-
-    #[test]
-    fn what_has_no_reverse_goes_with_its_object_only() {
-        let toys = Arc::new(Toys::default());
-        let plane = ControlPlane::builder(Vec::new()).module(&toys).start(None).unwrap();
-        let option =
-            |name: &str| json!({ "method": "toy_set_options", "params": { "name": name, "level": 3 } });
-        let first = config(&plane, &[toy("a", 1), option("a"), toy("b", 1), option("b")]);
-        first.apply(&plane).unwrap();
-        let (in_force, lines) = first.reload(&config(&plane, &[toy("b", 1)]), &plane);
-        assert_eq!(
-            lines,
-            [
-                "refused: toy_set_options name=b level=3: it cannot be undone while the program runs",
-                "removed: toy_set_options name=a level=3",
-                "removed: toy_create name=a size=1",
-            ]
-        );
-        // So it is applied when the object is created the next time.
-        let (_, lines) = in_force.reload(&first, &plane);
-        assert_eq!(lines, ["applied: toy_create name=a size=1", "applied: toy_set_options name=a level=3"]);
-    }
-
-    #[test]
-    fn a_reload_applies_the_difference_and_refuses_the_rest_each_with_a_line() {
-        let toys = Arc::new(Toys::default());
-        let plane = ControlPlane::builder(Vec::new()).module(&toys).start(None).unwrap();
-        let first = config(&plane, &[toy("a", 1), toy("b", 1), toy("c", 1), level(1)]);
-        first.apply(&plane).unwrap();
-        plane.invoke("toy_create", json!({ "name": "by-rpc" })).unwrap();
-
-        let (_, lines) = first.reload(&first, &plane);
-        assert_eq!(lines, ["nothing has changed"]);
-        let second = config(&plane, &[toy("a", 1), toy("c", 2), toy("d", 4), level(7)]);
-        let (in_force, lines) = first.reload(&second, &plane);
-        assert_eq!(
-            lines,
-            [
-                "refused: toy_create name=c size=1: it exists with other parameters, and is in use; delete it first",
-                "removed: toy_create name=b size=1",
-                "applied: toy_create name=d size=4",
-                "applied: toy_set_options level=7",
-            ]
-        );
-        let sizes = toys.sizes.lock().unwrap().clone();
-        let expected =
-            [("a", 1), ("by-rpc", 1), ("c", 1), ("d", 4)].map(|(name, size)| (name.to_string(), size));
-        assert_eq!((sizes, *toys.level.lock().unwrap()), (expected.into(), 7));
-
-        // What was refused is tried again, and succeeds once it can.
-        plane.invoke("toy_delete", json!({ "name": "c" })).unwrap();
-        let without = config(&plane, &[toy("a", 1), toy("d", 4), toy("by-rpc", 2)]);
-        let (in_force, lines) = in_force.reload(&without, &plane);
-        assert_eq!(lines.len(), 3, "{lines:?}");
-        assert!(lines[0].starts_with("refused: toy_set_options level=7: it cannot be undone"), "{lines:?}");
-        assert!(lines[1].starts_with("refused: toy_create name=c size=1: there is none"), "{lines:?}");
-        assert!(lines[2].starts_with("refused: toy_create name=by-rpc size=2: it exists"), "{lines:?}");
-        assert_eq!(in_force.steps.len(), 4);
-    }
-}
+mod tests;

@@ -1,5 +1,6 @@
 //! JSON-RPC over a UNIX socket: server, client and the protocol that they share.
 
+mod calls;
 pub mod client;
 pub mod framing;
 mod protocol;

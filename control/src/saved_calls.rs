@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::Parameters;
 
@@ -107,6 +107,13 @@ impl CallRecorder {
         if let Some(call) = number.and_then(|number| list.calls.get_mut(&number)) {
             call.params[parameter] = value.into();
         }
+    }
+
+    /// The parameters of the recorded call.
+    pub fn parameters(&self, name: &str) -> Option<Map<String, Value>> {
+        let list = self.list.lock();
+        let call = list.kinds[self.kind].numbers.get(name).and_then(|number| list.calls.get(number));
+        call.and_then(|call| call.params.as_object().cloned())
     }
 
     /// Names of the recorded objects, oldest first.

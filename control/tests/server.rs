@@ -4,17 +4,18 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use control::json::{Value, json};
-use control::{ControlPlane, ListenSocket, Method, Module, NoParameters, RpcServer, client};
+use control::{ByName, ControlPlane, ListenSocket, Method, Module, NoParameters, RpcServer, client};
 
 /// A method that answers when the test says so, and one with a long answer.
 struct Test {
     entered: Sender<()>,
     leave: std::sync::Mutex<Receiver<()>>,
+    notes: Mutex<Vec<String>>,
 }
 
 impl Module for Test {
@@ -28,6 +29,10 @@ impl Module for Test {
                 Ok(true)
             }),
             Method::query("long", |_, _: NoParameters| Ok("x".repeat(1 << 20))),
+            Method::update("note", |test: &Test, params: ByName| {
+                test.notes.lock().unwrap().push(params.name);
+                Ok(true)
+            }),
         ]
     }
 }
@@ -37,15 +42,16 @@ struct Rig {
     path: PathBuf,
     entered: Receiver<()>,
     leave: Sender<()>,
+    test: Arc<Test>,
 }
 
 fn rig(name: &str) -> Rig {
     let ((entered, has_entered), (leave, may_leave)) = (channel(), channel());
-    let test = Arc::new(Test { entered, leave: may_leave.into() });
+    let test = Arc::new(Test { entered, leave: may_leave.into(), notes: Mutex::default() });
     let plane = ControlPlane::builder(Vec::new()).module(&test).start(None).unwrap();
     let path = std::env::temp_dir().join(format!("ringbolt-server-{name}-{}.sock", std::process::id()));
     let server = RpcServer::start(plane, ListenSocket::bind(&path).unwrap()).unwrap();
-    Rig { _server: server, path, entered: has_entered, leave }
+    Rig { _server: server, path, entered: has_entered, leave, test }
 }
 
 impl Rig {
@@ -57,6 +63,13 @@ impl Rig {
 
     fn call(&self, method: &str) -> Result<Value, client::CallError> {
         client::call(&self.path, method, Value::Null, Duration::from_secs(20))
+    }
+
+    /// Connects and makes a call, which is not answered yet.
+    fn begin(&self, method: &str) -> UnixStream {
+        let mut stream = self.connect();
+        send(&mut stream, 1, method);
+        stream
     }
 
     /// Sends bytes and returns what comes back until the server closes the connection. The server may do that
@@ -77,6 +90,23 @@ impl Rig {
         let _ = sent.join().unwrap();
         String::from_utf8(answer).unwrap()
     }
+}
+
+fn send(stream: &mut UnixStream, id: u32, method: &str) {
+    stream.write_all(json!({ "id": id, "method": method }).to_string().as_bytes()).unwrap();
+}
+
+/// The id of the next response, which is one line.
+fn receive(stream: &mut UnixStream) -> Value {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while line.last() != Some(&b'\n') {
+        assert_eq!(stream.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&line));
+        line.push(byte[0]);
+    }
+    let response: Value = control::json::from_slice(&line).unwrap();
+    assert!(response.get("error").is_none(), "{response}");
+    response["id"].clone()
 }
 
 #[test]
@@ -139,4 +169,80 @@ fn a_server_whose_socket_file_is_gone_ends() {
     std::fs::remove_file(&rig.path).unwrap();
     // Joins the thread that accepts connections.
     drop(rig);
+}
+
+#[test]
+fn every_one_of_many_clients_at_once_is_answered() {
+    let rig = rig("many");
+    let clients: Vec<UnixStream> = (0..512).map(|_| rig.begin("spdk_get_version")).collect();
+    for mut client in clients {
+        assert_eq!(receive(&mut client), 1);
+    }
+}
+
+#[test]
+fn silent_clients_do_not_replace_one_that_calls() {
+    let rig = rig("silent");
+    let mut working = rig.begin("spdk_get_version");
+    receive(&mut working);
+    // It has been idle for longer than any of these.
+    let silent: Vec<UnixStream> = (0..80).map(|_| rig.connect()).collect();
+    assert!(rig.call("spdk_get_version").is_ok(), "the operator gets in");
+    send(&mut working, 2, "spdk_get_version");
+    assert_eq!(receive(&mut working), 2);
+    drop(silent);
+}
+
+#[test]
+fn a_call_does_not_wait_for_the_end_of_an_earlier_one() {
+    let rig = rig("overtake");
+    let mut stream = rig.begin("wait");
+    rig.entered.recv().unwrap();
+    for id in 2..10 {
+        send(&mut stream, id, "spdk_get_version");
+        assert_eq!(receive(&mut stream), id);
+    }
+    rig.leave.send(()).unwrap();
+    assert_eq!(receive(&mut stream), 1);
+}
+
+#[test]
+fn a_client_that_sends_no_more_gets_the_responses_of_what_runs() {
+    let rig = rig("half-closed");
+    let mut stream = rig.begin("wait");
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    rig.entered.recv().unwrap();
+    rig.leave.send(()).unwrap();
+    assert_eq!(receive(&mut stream), 1);
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn calls_of_a_connection_start_in_order() {
+    let rig = rig("order");
+    let names: Vec<String> = (0..300).map(|name| name.to_string()).collect();
+    let note = |(id, name): (usize, &String)| {
+        json!({ "id": id, "method": "note", "params": { "name": name } }).to_string()
+    };
+    let requests: String = names.iter().enumerate().map(note).collect();
+    let mut stream = rig.connect();
+    stream.write_all(requests.as_bytes()).unwrap();
+    let mut ids: Vec<u64> = names.iter().map(|_| receive(&mut stream).as_u64().unwrap()).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, (0..300).collect::<Vec<u64>>());
+    assert_eq!(*rig.test.notes.lock().unwrap(), names);
+}
+
+#[test]
+fn the_calls_of_a_connection_that_run_at_once_are_limited() {
+    let rig = rig("in-flight");
+    let mut stream = rig.connect();
+    for id in 0..20 {
+        send(&mut stream, id, "wait");
+    }
+    (0..16).for_each(|_| rig.entered.recv().unwrap());
+    assert!(rig.entered.recv_timeout(Duration::from_millis(100)).is_err(), "more than 16 run");
+    assert!(rig.call("spdk_get_version").is_ok(), "another connection is not limited by it");
+    (0..20).for_each(|_| rig.leave.send(()).unwrap());
+    (0..20).for_each(|_| drop(receive(&mut stream)));
 }

@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use wire_replica::{AppliedRequests, EncodedFrame, Frame, FrameHeader, Greeting, MESSAGE_VERSION};
 use wire_store::{
-    CheckpointRecord, EntryHeader, FORMAT_VERSION, ImageRecord, LogHeader, LogSuperblock, Onode,
+    CheckpointRecord, DeviceState, EntryHeader, FORMAT_VERSION, ImageRecord, LogHeader, LogSuperblock, Onode,
     PartitionHeader, Superblock,
 };
 
@@ -41,6 +41,10 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let sector = sealed(bytes, 512, b"RBLS");
     if let Ok(value) = LogSuperblock::decode(&sector, location) {
+        assert_eq!(value.encode(location)[..], sector);
+    }
+    let sector = sealed(bytes, 512, b"RBDS");
+    if let Ok(Some(value)) = DeviceState::decode(&sector, location) {
         assert_eq!(value.encode(location)[..], sector);
     }
     let sector = sealed(bytes, 512, b"RBPT");

@@ -58,6 +58,16 @@ fn prefers_a_primary(seed: u64) -> bool {
     !matches!(seed % 8, 1 | 7)
 }
 
+/// Whether clients have sessions, and come and go. Seeds that failed before they did have none, so that they repeat.
+fn has_sessions(seed: u64) -> bool {
+    matches!(seed % 5, 0 | 2 | 4)
+}
+
+/// Drawn apart, as leases are. Some clients lose their sessions while they are cut off, others do not.
+fn session_timeout_ns(seed: u64) -> u64 {
+    300 * MS + WyRand::new(seed.rotate_left(32)).below(3000 * MS)
+}
+
 pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunReport, RunFailure> {
     let mut random = WyRand::new(seed);
     let nodes = 2 + random.index(3);
@@ -68,6 +78,7 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
         entries_max: 64 + random.index(100),
         block_bytes: clients::VALUE_BYTES,
         in_place: random.happens(700),
+        session_timeout_ns: session_timeout_ns(seed),
         ..lease_and_grace(seed)
     };
     let mut cluster = ReplicaCluster::new(nodes, settings, fault, prefers_a_primary(seed), random.split());
@@ -75,7 +86,7 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
     for node in 0..nodes {
         cluster.schedule(random.below(50 * MS), Happening::Start { node });
     }
-    let clients = Clients::new(&mut cluster);
+    let clients = Clients::new(&mut cluster, has_sessions(seed));
     let chaos_interval_ns = 20 * MS + random.below(600 * MS);
     let chaos_end_ns = 1000 * MS + random.below(5000 * MS);
     cluster.schedule(random.below(500 * MS), Happening::Chaos);
@@ -90,6 +101,8 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
         failed: run.clients.abandoned,
         faults: run.faults,
         transfers: run.cluster.transfers,
+        aged: run.cluster.aged,
+        may_have_lost: run.cluster.may_have_lost,
         simulated_ns: at_ns,
         turns: run.cluster.turns,
         trace: run.cluster.trace,
@@ -107,6 +120,10 @@ impl Run {
             self.clients.read_all(&mut self.cluster);
             // A member that was silent just before may still leave, and comes back.
             self.run_until(end_ns, |run| run.clients.pending() == 0 && run.is_at_rest() && run.is_back());
+        }
+        if self.cluster.may_have_lost {
+            // What the guarantees leave out has happened.
+            return Ok(());
         }
         // What was wrong before it stood still is the better answer.
         let unanswered = self.clients.pending();
@@ -174,6 +191,7 @@ impl Run {
         self.cluster.change_room();
         self.cluster.leave();
         self.cluster.change_preference();
+        self.age();
         let wait_ns = self.cluster.random.below(2 * self.chaos_interval_ns);
         self.cluster.schedule(wait_ns, Happening::Chaos);
         let nodes = self.cluster.nodes.len();
@@ -242,13 +260,43 @@ impl Run {
         }
     }
 
+    /// Whether another member than a node has all data.
+    fn has_other_sound_member(&mut self, node: usize) -> bool {
+        let members: Vec<usize> = self.cluster.map.in_sync.iter().map(|id| id.0 as usize).collect();
+        members.into_iter().any(|member| member != node && self.cluster.is_sound(member))
+    }
+
     /// Replaces the disk of a node, if another one has all data.
     fn replace_disk(&mut self, node: usize, length_ns: u64) {
-        let members = self.cluster.map.in_sync.iter().map(|id| id.0 as usize);
-        let complete = |member: &usize| self.cluster.nodes[*member].disk.is_complete();
-        if members.filter(complete).any(|member| member != node) {
+        if self.has_other_sound_member(node) {
             self.crash(node, length_ns);
             self.cluster.replace_disk(node);
+        }
+    }
+
+    /// Copies a disk, puts one back from its copy, or damages the end of a log, if another member has all data: a fault now and
+    /// then. All nodes may be down then.
+    fn age(&mut self) {
+        if !self.cluster.ages {
+            return;
+        }
+        let nodes = self.cluster.nodes.len();
+        let random = &mut self.cluster.random_age;
+        let (node, kind) = (random.index(nodes), random.below(4));
+        let length_ns = if random.happens(500) { random.below(200 * MS) } else { random.below(2500 * MS) };
+        // The others go on, return with it, or later.
+        let (go_on, are_late) = (random.happens(400), random.happens(500));
+        let others_ns = length_ns + if are_late { random.below(2500 * MS) } else { 0 };
+        if kind < 2 {
+            self.cluster.copy_disk(node);
+        } else if self.has_other_sound_member(node) {
+            self.crash(node, length_ns);
+            let others: Vec<usize> = (0..nodes).filter(|other| *other != node && !go_on).collect();
+            others.into_iter().for_each(|other| self.crash(other, others_ns));
+            match kind {
+                2 => self.cluster.roll_back(node),
+                _ => self.cluster.damage_log(node),
+            }
         }
     }
 

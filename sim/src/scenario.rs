@@ -43,6 +43,10 @@ pub struct RunReport {
     pub faults: u64,
     /// Primaries that handed over to the preferred one.
     pub transfers: u64,
+    /// Disks that were put back from a copy, and logs that lost their ends.
+    pub aged: u64,
+    /// Such a disk was alone, and nothing outside of it showed that: the run ended there, since acknowledged data may be lost.
+    pub may_have_lost: bool,
     /// Simulated nanoseconds.
     pub simulated_ns: u64,
     /// Turns of all cores.

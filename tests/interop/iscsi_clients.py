@@ -269,7 +269,7 @@ def case_redirect(server):
     started = next(group for group in server.rpc("iscsi_get_portal_groups") if group["tag"] == 3)
     run(inquiry, f"iscsi://127.0.0.1:{started['portals'][0]['port']}/{name}/0")
     counts = server.rpc("iscsi_get_stats")
-    assert counts.keys() == {"invalid", "running", "exiting", "exited"}, counts
+    assert counts.keys() == {"invalid", "running", "exiting", "exited", "peers"}, counts
 
 
 def case_configuration(server):

@@ -104,11 +104,12 @@ impl App {
             .module(&StoreModule::new(registry.clone(), &handles))
             .module(&NodeModule::new(registry.clone(), &handles))
             .module(&ClusterImageModule::new(registry.clone()))
+            // What keeps reservations is before what obeys them: those that persist are in force again first.
             .module(&nvmf)
-            .module(&nbd)
             .module(&iscsi)
-            .module(&vhost)
             .module(&VhostScsiModule::new(&vhost))
+            .module(&nbd)
+            .module(&vhost)
             .module(&Arc::new(ScsiDeviceModule::new(iscsi.clone(), vhost.clone())))
             .module(&UblkModule::new(registry.clone(), &handles))
             .module(&Arc::new(MachineModule::new(registry.clone(), handles)))
@@ -161,9 +162,15 @@ mod tests {
             "job_cancel",
             "job_get",
             "load_config",
+            "nbd_get_options",
+            "nbd_get_peers",
+            "nbd_set_options",
             "nvmf_vfio_user_inject",
             "save_config",
             "trace_get_events",
+            "vhost_get_options",
+            "vhost_get_peers",
+            "vhost_set_options",
         ];
         for info in catalog().iter() {
             let name = info.name;
@@ -250,10 +257,10 @@ mod tests {
             { "subsystem": "store_node", "depends_on": depends_on },
             { "subsystem": "bdev_store", "depends_on": depends_on },
             { "subsystem": "nvmf", "depends_on": depends_on },
-            { "subsystem": "nbd", "depends_on": depends_on },
             { "subsystem": "iscsi", "depends_on": depends_on },
-            { "subsystem": "vhost_blk", "depends_on": depends_on },
             { "subsystem": "vhost_scsi", "depends_on": depends_on },
+            { "subsystem": "nbd", "depends_on": depends_on },
+            { "subsystem": "vhost_blk", "depends_on": depends_on },
             { "subsystem": "ublk", "depends_on": depends_on },
         ]);
         assert_eq!(app.control.invoke("framework_get_subsystems", Value::Null), Ok(expected));
@@ -270,3 +277,6 @@ mod tests {
         );
     }
 }
+
+#[cfg(test)]
+mod reload_tests;

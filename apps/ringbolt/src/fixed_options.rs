@@ -177,6 +177,7 @@ mod tests {
 
     #[test]
     fn what_is_set_is_saved_and_loads_again() {
+        let _turn = sync::lock(&crate::sock::OPTIONS_OF_PROCESS);
         let first = app();
         for (method, params) in [
             ("accel_set_options", json!({ "task_count": 4096 })),

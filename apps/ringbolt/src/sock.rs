@@ -35,6 +35,7 @@ impl Module for SocketModule {
             .text("Names the implementation of sockets: the kernel's.", "`impl_name`"),
             Method::update("sock_impl_set_options", set_socket_options)
                 .at_any_stage()
+                .assigns(&["enable_zerocopy_send_server", "enable_zerocopy_send_client"])
                 .text(
                     "Sets whether connections of NVMe/TCP that begin from now on send without a copy, if at least 32 KiB \
                      are to be sent. It is off by default, because the kernel copies over loopback anyway, and then it \
@@ -170,6 +171,10 @@ fn set_socket_options(module: &SocketModule, params: CheckedSocketOptions) -> Re
     Ok(true)
 }
 
+/// The options are of the process: tests that set or save them take turns.
+#[cfg(test)]
+pub(crate) static OPTIONS_OF_PROCESS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
 #[cfg(test)]
 mod tests {
     use bdev::Registry;
@@ -189,6 +194,7 @@ mod tests {
 
     #[test]
     fn zero_copy_is_set_by_side_reported_and_saved() {
+        let _turn = sync::lock(&OPTIONS_OF_PROCESS);
         let app = App::start(Registry::new(), Vec::new(), StartOptions::default()).unwrap();
         let set = |params: Value| app.control.invoke("sock_impl_set_options", params).unwrap();
         let state = || {

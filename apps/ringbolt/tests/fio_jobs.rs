@@ -359,3 +359,117 @@ fn examples_that_are_refused_are_documented() {
     assert!(refused * 3 <= by_fio, "{refused} of {by_fio} are refused");
     println!("{} of {by_fio} examples are accepted", by_fio - refused);
 }
+
+/// A line of a log with offsets.
+struct LogLine {
+    value: u64,
+    direction: usize,
+    bytes: u64,
+    offset: u64,
+}
+
+fn log_lines(path: &Path) -> Vec<LogLine> {
+    let log = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let line = |line: &str| {
+        let columns: Vec<u64> = line.split(", ").take(5).map(|column| column.parse().unwrap()).collect();
+        let [_, value, direction, bytes, offset] = columns[..] else { panic!("{line}") };
+        LogLine { value, direction: direction as usize, bytes, offset }
+    };
+    log.lines().map(line).collect()
+}
+
+/// The offsets of each direction, in the order of completion.
+fn offsets(log: &[LogLine]) -> [Vec<u64>; 3] {
+    [0, 1, 2].map(|direction| {
+        log.iter().filter(|line| line.direction == direction).map(|line| line.offset).collect()
+    })
+}
+
+/// Sequential mixes of every engine, against fio where it is installed: each direction has a position of its own.
+#[test]
+fn sequential_mixes_have_the_offsets_of_fio() {
+    let has_fio = is_fio_3_33();
+    let directory = scratch("fio-streams");
+    std::fs::write(directory.join("data"), vec![0; 4 << 20]).unwrap();
+    let log = ["--write_lat_log=x", "--log_offset=1", "--bs=4k", "--size=4m", "--name=a"];
+    let engines: [&[&str]; 7] = [
+        &["--ioengine=null"],
+        &["--ioengine=null", "--iodepth=16"],
+        &["--ioengine=psync", "--filename=data"],
+        &["--ioengine=libaio", "--filename=data", "--iodepth=8"],
+        &["--ioengine=io_uring", "--filename=data", "--iodepth=8"],
+        &["--filename=malloc:4m", "--iodepth=8"],
+        &["--filename=null:4m"],
+    ];
+    let patterns: [&[&str]; 4] = [
+        &["--rw=rw"],
+        &["--rw=rw", "--rwmixread=20"],
+        &["--rw=randrw", "--percentage_random=0"],
+        &["--rw=rw", "--rate_iops=100000,30000"],
+    ];
+    for (pattern, engine) in patterns.iter().flat_map(|pattern| engines.map(|engine| (*pattern, engine))) {
+        let arguments = [pattern, engine, &log].concat();
+        let run = perf(&directory, &[&arguments[..], &["--generator_cost=0"]].concat());
+        assert!(run.status.success(), "{arguments:?}: {}", text(&run.stderr));
+        let ours = offsets(&log_lines(&directory.join("x_lat.1.log")));
+        let mut fios = [0, 1].map(|_| (0..1024).map(|block| block * 4096).collect::<Vec<u64>>());
+        if has_fio && engine.iter().any(|option| option.starts_with("--ioengine=null")) {
+            let fio = Command::new("fio").args(&arguments).current_dir(&directory).output().unwrap();
+            assert!(fio.status.success(), "{}", text(&fio.stderr));
+            let [reads, writes, _] = offsets(&log_lines(&directory.join("x_lat.1.log")));
+            fios = [reads, writes];
+        }
+        for (mut ours, fios) in ours.into_iter().zip(fios) {
+            // At a depth I/Os complete in any order.
+            ours.sort_unstable();
+            let both = ours.len().min(fios.len());
+            assert!(both > 100 && ours[..both] == fios[..both], "{arguments:?}: {ours:?}");
+        }
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// Without `log_avg_msec` the logs of rates have each I/O.
+#[test]
+fn logs_of_rates_have_each_io_as_those_of_fio() {
+    let directory = scratch("fio-rate-logs");
+    let arguments = [
+        "--name=a",
+        "--ioengine=null",
+        "--filesize=1m",
+        "--rw=randrw",
+        "--bssplit=4k/50:8k/50",
+        "--write_bw_log=x",
+        "--write_iops_log=x",
+        "--write_lat_log=x",
+        "--log_offset=1",
+    ];
+    let check = |program: &str| {
+        let [bw, iops, clat] =
+            ["bw", "iops", "clat"].map(|kind| log_lines(&directory.join(format!("x_{kind}.1.log"))));
+        assert!(bw.len() >= 128 && bw.len() == iops.len() && bw.len() == clat.len(), "{program}");
+        assert_eq!(bw.iter().map(|line| line.bytes).sum::<u64>(), 1 << 20, "{program}");
+        for ((bw, iops), clat) in bw.iter().zip(&iops).zip(&clat) {
+            let io = |line: &LogLine| (line.direction, line.bytes, line.offset);
+            assert_eq!((io(bw), io(iops), iops.value), (io(clat), io(clat), 1), "{program}");
+            let rate = (bw.bytes * 1_000_000).checked_div(clat.value).unwrap_or(0);
+            assert_eq!(bw.value, rate, "{program}: {} bytes in {} ns", bw.bytes, clat.value);
+        }
+    };
+    let run = perf(&directory, &[&arguments[..], &["--generator_cost=0"]].concat());
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    check("ringbolt");
+    // Averages of an interval that the end cuts short: latencies only, as with fio.
+    let averages = [&arguments[..], &["--log_avg_msec=600000", "--generator_cost=0"]].concat();
+    assert!(perf(&directory, &averages).status.success());
+    let lines =
+        ["bw", "iops", "clat"].map(|kind| log_lines(&directory.join(format!("x_{kind}.1.log"))).len());
+    assert_eq!(lines, [0, 0, 2]);
+    if is_fio_3_33() {
+        assert!(
+            Command::new("fio").args(arguments).current_dir(&directory).output().unwrap().status.success()
+        );
+        check("fio");
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}

@@ -308,3 +308,75 @@ fn a_signal_to_the_process_group_keeps_the_results() {
         assert!(jobs.iter().all(|job| job["read"]["total_ios"].as_u64() > Some(0)), "{signal:?}: {result}");
     }
 }
+
+/// Runs a shell script in a directory, with `$RINGBOLT` as the program's path; returns what it printed.
+fn shell(directory: &std::path::Path, script: &str) -> (String, String, Option<i32>) {
+    let mut command = Command::new("bash");
+    command.args(["-c", script]).current_dir(directory).env("RINGBOLT", env!("CARGO_BIN_EXE_ringbolt"));
+    let output = command.output().unwrap();
+    (text(&output.stdout), text(&output.stderr), output.status.code())
+}
+
+/// Job files that can be read only once: what was read is passed to the jobs' processes.
+#[test]
+fn job_files_are_read_once() {
+    let directory = scratch("perf-stdin");
+    // More than a pipe holds.
+    let comment = format!("# {}\n", "x".repeat(100)).repeat(2000);
+    let job = format!(
+        "{comment}[global]\nioengine=null\nsize=1m\ninclude part\n[a]\nrw=read\nnumjobs=3\n[b]\nstonewall\nrw=write\n"
+    );
+    std::fs::write(directory.join("job.fio"), &job).unwrap();
+    std::fs::write(directory.join("part"), "bs=8k\n").unwrap();
+    let change = job.replacen(
+        "[a]",
+        "[change]\nioengine=exec\nprogram=cp\narguments=part change.fio\n[a]\nstonewall",
+        1,
+    );
+    std::fs::write(directory.join("change.fio"), change).unwrap();
+    let perf = "timeout 60 $RINGBOLT perf --output-format=json --generator_cost=0 --eta=never";
+    for script in [
+        format!("{perf} - < job.fio"),
+        format!("cat job.fio | {perf} -"),
+        format!("{perf} --name=global --ioengine=null <(sed s,part,$PWD/part, job.fio)"),
+        format!("sed s,part,$PWD/part, job.fio | {perf} /dev/stdin"),
+        // Its first job overwrites the file before the processes of the others start.
+        format!("{perf} change.fio"),
+    ] {
+        let (stdout, stderr, code) = shell(&directory, &script);
+        assert_eq!(code, Some(0), "{script}: {stderr}");
+        let document: Value = serde_json::from_str(&stdout).unwrap();
+        let ios = |side: &str| -> u64 {
+            let jobs = document["jobs"].as_array().unwrap();
+            jobs.iter().map(|job| job[side]["total_ios"].as_u64().unwrap()).sum()
+        };
+        assert_eq!((ios("read"), ios("write")), (3 * 128, 128), "{script}");
+    }
+    let (_, stderr, code) = shell(&directory, "$RINGBOLT perf - < /dev/null");
+    assert!(code == Some(2) && stderr.contains("no job"), "{stderr}");
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// What scripts for fio read of the document beside the results.
+#[test]
+fn options_and_the_time_are_where_fio_has_them() {
+    let directory = scratch("perf-globals");
+    let options = "--ioengine=null --bs=4096 --iodepth=4 --rw=randread --numjobs=1 --runtime=1 --size=1m";
+    let run = format!(
+        "$RINGBOLT perf {options} --output-format=json --generator_cost=0 --name=vol0 --number_ios=9"
+    );
+    for (zone, hours) in [("UTC0", 0), ("XYZ-9", 9), ("ABC3", -3)] {
+        let (stdout, stderr, _) = shell(&directory, &format!("TZ={zone} {run}"));
+        let document: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{stderr}"));
+        let expected = serde_json::json!({ "ioengine": "null", "bs": "4096", "iodepth": "4", "rw": "randread",
+            "numjobs": "1", "runtime": "1", "size": "1m" });
+        assert_eq!(document["global options"], expected);
+        let own = serde_json::json!({ "name": "vol0", "number_ios": "9" });
+        assert_eq!(document["jobs"][0]["job options"], own);
+        let seconds = document["timestamp"].as_u64().unwrap() as i64 + hours * 3600;
+        let (date, _, _) =
+            shell(&directory, &format!("TZ=UTC0 LC_ALL=C date -d @{seconds} '+%a %b %e %H:%M:%S %Y'"));
+        assert_eq!(document["time"], date.trim_end(), "{zone}");
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}

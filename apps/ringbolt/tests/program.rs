@@ -272,13 +272,16 @@ fn all_targets_and_devices_saved_by_spdk_start_the_server() {
     let nodes = server.ok(&["iscsi_get_target_nodes"]);
     assert_eq!((&nodes[1]["chap_group"], &nodes[1]["luns"][0]["bdev_name"]), (&json!(1), &json!("I1")));
     let options = server.ok(&["iscsi_get_options"]);
+    let mut of_spdk = options.clone();
+    // SPDK has no such limit.
+    assert_eq!(of_spdk.as_object_mut().unwrap().remove("max_connections"), Some(json!(1024)));
     let subsystems: Value = serde_json::from_str(config).unwrap();
     let calls = subsystems["subsystems"].as_array().unwrap().iter().flat_map(|one| one["config"].as_array());
     let mut saved_options =
         calls.flatten().find(|call| call["method"] == "iscsi_set_options").unwrap()["params"].clone();
     // A session ends with its last connection.
     saved_options["default_time2retain"] = json!(0);
-    assert_eq!(options, saved_options);
+    assert_eq!(of_spdk, saved_options);
     for (name, value) in [
         ("max_sessions", json!(0)),
         ("max_queue_depth", json!(257)),
@@ -460,6 +463,17 @@ fn lab_import_prints_fio_results_as_csv() {
     );
     let sources: Vec<&str> = table.lines().skip(1).filter_map(|line| line.rsplit(',').next()).collect();
     assert_eq!(sources, [files[0], files[2]], "{table}");
+    // A run that failed is no result.
+    let failed = directory.join("failed.json");
+    let mut broken = document.clone();
+    broken["jobs"][0]["error"] = json!(42);
+    std::fs::write(&failed, broken.to_string()).unwrap();
+    let output = ringbolt(&["lab", "import", path.to_str().unwrap(), failed.to_str().unwrap()]);
+    let (table, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("failed.json: job a,b failed") && stderr.contains("os error 42"), "{stderr}");
+    assert!(table.lines().nth(1).unwrap().ends_with(",0,out.json"), "{table}");
+    assert!(table.lines().nth(2).unwrap().ends_with(",1,1,,,,,,,,,,,,,,,,,,42,failed.json"), "{table}");
     std::fs::remove_dir_all(directory).unwrap();
 }
 

@@ -3,6 +3,8 @@
 
 mod rig;
 
+use std::process::{Child, Command, Stdio};
+
 use rig::{ServerProcess, scratch};
 use serde_json::{Value, json};
 
@@ -154,5 +156,201 @@ fn usr1_prints_state_and_quit_ends_in_order() {
         assert_eq!(server.wait(), Some(0), "{name}");
         server = ServerProcess::start(&directory, name, &[]);
     }
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// `ringbolt perf` against a namespace, ended on drop.
+struct Load(Child);
+
+impl Load {
+    /// Starts, and returns once the bdev has completed reads of it.
+    fn start(server: &ServerProcess, port: &str, nqn: &str, bdev: &str) -> Load {
+        let reads =
+            || server.ok(&["bdev_get_iostat", &format!("name={bdev}")])["bdevs"][0]["num_read_ops"].as_u64();
+        let before = reads();
+        let uri = format!("--filename=nvme+tcp://127.0.0.1:{port}/{nqn}?ns=1");
+        let options =
+            ["perf", &uri, "--rw=randread", "--bs=4k", "--iodepth=16", "--time_based", "--runtime=60s"];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
+        let child = command.args(options).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let load = Load(child);
+        while reads() <= before {
+            std::thread::yield_now();
+        }
+        load
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn malloc(name: &str) -> Value {
+    call("bdev_malloc_create", json!({ "name": name, "num_blocks": 8192, "block_size": 512 }))
+}
+
+/// A server whose file changes.
+struct Reloaded {
+    server: ServerProcess,
+    file: std::path::PathBuf,
+}
+
+impl Reloaded {
+    fn start(directory: &std::path::Path, name: &str, config: &Value) -> Reloaded {
+        let server = ServerProcess::configured(directory, name, config);
+        Reloaded { server, file: directory.join(format!("{name}.json")) }
+    }
+
+    fn reload(&mut self, config: &Value) -> Vec<String> {
+        std::fs::write(&self.file, config.to_string()).unwrap();
+        self.server.signal("SIGHUP", "reload: done")
+    }
+}
+
+#[test]
+fn hup_with_the_same_in_other_words_keeps_hosts_connected() {
+    let directory = scratch("reload-same");
+    let nvmf = |transport: &str, namespace: Value, adrfam: &str, port: Value| {
+        let address =
+            json!({ "trsvcid": port, "traddr": "127.0.0.1", "adrfam": adrfam, "trtype": transport });
+        [
+            call("nvmf_create_transport", json!({ "trtype": transport })),
+            call("nvmf_create_subsystem", json!({ "nqn": NQN, "allow_any_host": true })),
+            call("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": namespace })),
+            call("nvmf_subsystem_add_listener", json!({ "nqn": NQN, "listen_address": address })),
+        ]
+    };
+    let bdevs = [malloc("M")];
+    let first = config(&bdevs, &nvmf("tcp", json!({ "bdev_name": "M" }), "IPv4", json!("0")));
+    let mut target = Reloaded::start(&directory, "same", &first);
+    let port = target.server.port();
+    let mut load = Load::start(&target.server, &port, NQN, "M");
+    let number: u16 = port.parse().unwrap();
+    let written_out = json!({ "bdev_name": "M", "nsid": 1, "anagrpid": 1 });
+    for other in [
+        config(&bdevs, &nvmf("TCP", written_out, "ipv4", json!(number))),
+        first.clone(),
+        target.server.ok(&["save_config"]),
+        config(&bdevs, &nvmf("Tcp", json!({ "nsid": 0, "bdev_name": "M" }), "IPV4", json!(port))),
+    ] {
+        assert_eq!(target.reload(&other), ["reload: nothing has changed", "reload: done"], "{other}");
+    }
+    // An address that cannot be listened at changes nothing either.
+    let mut name = nvmf("tcp", json!({ "bdev_name": "M" }), "IPv4", json!(port));
+    name[3]["params"]["listen_address"]["traddr"] = json!("localhost");
+    let lines = target.reload(&config(&bdevs, &name));
+    assert!(lines[0].starts_with("reload: nothing is changed: ") && lines.len() == 2, "{lines:?}");
+    assert!(load.is_running(), "no request has failed");
+    let qpairs = target.server.ok(&["nvmf_subsystem_get_qpairs", &format!("nqn={NQN}")]);
+    assert!(qpairs.as_array().is_some_and(|qpairs| !qpairs.is_empty()), "{qpairs}");
+    drop(load);
+    assert_eq!(target.server.stop(), Some(0));
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn hup_moves_a_namespace_with_requests_in_flight() {
+    let directory = scratch("reload-move");
+    let nqns = ["nqn.2025-01.io.ringbolt:one", "nqn.2025-01.io.ringbolt:two"];
+    // Requests take a while, so that some are in flight when the namespace goes.
+    let delay = json!({ "name": "D", "base_bdev_name": "M", "avg_read_latency": 50_000, "p99_read_latency": 50_000,
+        "avg_write_latency": 0, "p99_write_latency": 0 });
+    let bdevs = [malloc("M"), call("bdev_delay_create", delay)];
+    let with_namespace_of = |owner: usize| {
+        let listener = |nqn: &str| json!({ "nqn": nqn, "listen_address": { "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" } });
+        let mut calls = vec![call("nvmf_create_transport", json!({ "trtype": "TCP" }))];
+        for nqn in nqns {
+            calls.push(call("nvmf_create_subsystem", json!({ "nqn": nqn, "allow_any_host": true })));
+            calls.push(call("nvmf_subsystem_add_listener", listener(nqn)));
+        }
+        let namespace = json!({ "nqn": nqns[owner], "namespace": { "bdev_name": "D" } });
+        calls.push(call("nvmf_subsystem_add_ns", namespace));
+        config(&bdevs, &calls)
+    };
+    let mut target = Reloaded::start(&directory, "move", &with_namespace_of(0));
+    let port_of = |target: &Reloaded, nqn: &str| {
+        let described = target.server.ok(&["nvmf_get_subsystems", &format!("nqn={nqn}")]);
+        described[0]["listen_addresses"][0]["trsvcid"].as_str().unwrap().to_string()
+    };
+    for moved in 0..4 {
+        let (from, to) = (moved % 2, (moved + 1) % 2);
+        let load = Load::start(&target.server, &port_of(&target, nqns[from]), nqns[from], "D");
+        let lines = target.reload(&with_namespace_of(to));
+        let begins = ["removed: nvmf_subsystem_add_ns", "applied: nvmf_subsystem_add_ns", "done"];
+        for (line, begin) in lines.iter().zip(begins) {
+            assert!(line.starts_with(&format!("reload: {begin}")), "{lines:#?}");
+        }
+        let described = target.server.ok(&["nvmf_get_subsystems", &format!("nqn={}", nqns[to])]);
+        assert_eq!(described[0]["namespaces"][0]["name"], "D");
+        drop(load);
+    }
+    assert_eq!(target.server.stop(), Some(0));
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn hup_restores_what_stands_on_a_bdev_that_is_made_again() {
+    let directory = scratch("reload-again");
+    let backend = ServerProcess::configured(
+        &directory,
+        "backend",
+        &config(&[malloc("M")], &[subsystem(&["M"]), subsystem(&[])[2..].to_vec()].concat()),
+    );
+    let described = backend.ok(&["nvmf_get_subsystems", &format!("nqn={NQN}")]);
+    let ports: Vec<String> = described[0]["listen_addresses"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|address| address["trsvcid"].as_str().unwrap().to_string())
+        .collect();
+    let with_port = |port: &str| {
+        let attach = json!({ "name": "Nvme0", "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": port, "subnqn": NQN });
+        let passthru = json!({ "name": "P", "base_bdev_name": "Nvme0n1" });
+        let split = json!({ "base_bdev": "P", "split_count": 3 });
+        let bdevs = [
+            call("bdev_nvme_attach_controller", attach),
+            call("bdev_passthru_create", passthru),
+            call("bdev_split_create", split),
+        ];
+        let export =
+            |bdev: &str| json!({ "bdev_name": bdev, "path": directory.join(format!("{bdev}.sock")) });
+        let node = json!({ "name": "disk", "pg_ig_maps": [], "luns": [{ "bdev_name": "Pp1", "lun_id": 0 }] });
+        let blk = json!({ "ctrlr": directory.join("blk.sock"), "dev_name": "Pp2" });
+        json!({ "subsystems": [
+            { "subsystem": "bdev", "config": bdevs },
+            { "subsystem": "nvmf", "config": subsystem(&["Pp0"]) },
+            { "subsystem": "nbd", "config": [call("nbd_export_create", export("Pp1"))] },
+            { "subsystem": "iscsi", "config": [call("iscsi_create_target_node", node)] },
+            { "subsystem": "vhost_blk", "config": [call("vhost_create_blk_controller", blk)] },
+        ] })
+    };
+    let mut target = Reloaded::start(&directory, "again", &with_port(&ports[0]));
+    let calls = |target: &Reloaded| {
+        let saved = target.server.ok(&["save_config"]);
+        let sections = saved["subsystems"].as_array().unwrap();
+        sections.iter().map(|section| section["config"].as_array().unwrap().len()).sum::<usize>()
+    };
+    let before = calls(&target);
+    let lines = target.reload(&with_port(&ports[1]));
+    assert!(lines.iter().all(|line| !line.contains("refused")), "{lines:#?}");
+    assert_eq!(calls(&target), before, "{lines:#?}");
+    let controllers = target.server.ok(&["bdev_nvme_get_controllers"]);
+    assert_eq!(controllers[0]["ctrlrs"][0]["trid"]["trsvcid"], ports[1].as_str());
+    let exports = target.server.ok(&["nbd_export_get"]);
+    assert_eq!(exports[0]["bdev_name"], "Pp1");
+    let subsystem = target.server.ok(&["nvmf_get_subsystems", &format!("nqn={NQN}")]);
+    assert_eq!(subsystem[0]["namespaces"][0]["name"], "Pp0");
+    let nodes = target.server.ok(&["iscsi_get_target_nodes"]);
+    assert_eq!(nodes[0]["luns"][0]["bdev_name"], "Pp1");
+    assert_eq!(target.reload(&with_port(&ports[1])), ["reload: nothing has changed", "reload: done"]);
+    assert_eq!(target.server.stop(), Some(0));
+    assert_eq!(backend.stop(), Some(0));
     std::fs::remove_dir_all(directory).unwrap();
 }

@@ -6,9 +6,11 @@ mod rig;
 mod store;
 
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rig::{ringbolt, scratch, text};
+use rig::{ServerProcess, ringbolt, scratch, text};
 use rustix::process::Signal;
 use serde_json::Value;
 use store::{Cluster, is_running, signal};
@@ -88,6 +90,8 @@ fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
 
     // What a write survives is what the file system of the files keeps, whatever the pool wants.
     let file = cluster.directory.join("node1/store.img");
+    // It has data of users: its owner alone may use it.
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let in_memory = rustix::fs::statfs(&file).unwrap().f_type as u64 & 0xffff_ffff == 0x0102_1994;
     let status = cluster.status();
     if in_memory {
@@ -101,14 +105,80 @@ fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
     // What is not there.
     let missing = ringbolt(&["image", "remove", "other", "--cluster", cluster.path()]);
     assert!(text(&missing.stderr).contains("there is no image pool/other"), "{}", text(&missing.stderr));
-    cluster.ok(&["image", "resize", "vol", "32m"]);
+    an_image_in_use_is_not_taken_away(&cluster, &directory);
+    cluster.ok(&["image", "resize", "--allow-shrink", "vol", "32m"]);
     let listed: Value = serde_json::from_str(&cluster.ok(&["image", "list", "--json"])).unwrap();
     assert_eq!((&listed[0]["name"], &listed[0]["size"]), (&"vol".into(), &(32u64 << 20).into()));
     cluster.ok(&["image", "remove", "vol"]);
     assert_eq!(cluster.ok(&["image", "list", "--json"]), "[]\n");
+    // Nothing is left of any image.
+    let objects = |status: &Value| {
+        let reports = status["nodes"].as_array().unwrap().iter();
+        let replicas = reports.flat_map(|node| node["report"]["replicas"].as_array().unwrap());
+        replicas.map(|replica| replica["objects"].as_u64().unwrap()).sum::<u64>()
+    };
+    cluster.wait_for("empty", |status| objects(status) == 0);
+    assert_eq!(cluster.ok(&["store", "reclaim"]), "");
+    // A large one costs no more than it has.
+    let began = Instant::now();
+    cluster.ok(&["image", "create", "large", "1t"]);
+    cluster.ok(&["image", "remove", "large"]);
+    println!("an empty image of 1 TiB is removed after {:?}", began.elapsed());
 
     cluster.end();
     std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// Two servers, and commands, want image `vol` of 64 MiB.
+fn an_image_in_use_is_not_taken_away(cluster: &Cluster, directory: &Path) {
+    let refused = |output: std::process::Output, why: &str| {
+        let stderr = text(&output.stderr);
+        assert!(!output.status.success() && stderr.contains(why), "{stderr}");
+    };
+    let create = format!("cluster={}", cluster.path());
+    let create = ["bdev_store_create", "pool=pool", "image=vol", &create, "name=v"];
+    let first = ServerProcess::start(directory, "first", &[]);
+    first.ok(&create);
+    let blocks = |server: &ServerProcess| server.ok(&["bdev_get_bdevs", "name=v"])[0]["num_blocks"].clone();
+    assert_eq!(blocks(&first), (64u64 << 20) / 512);
+
+    let in_use = format!("in use by {}", rustix::system::uname().nodename().to_string_lossy());
+    refused(cluster.run(&["image", "remove", "vol"]), &in_use);
+    refused(cluster.run(&["image", "resize", "vol", "8m"]), "--allow-shrink");
+    refused(cluster.run(&["image", "resize", "--allow-shrink", "vol", "8m"]), &in_use);
+    refused(cluster.perf(&["--rw=write", "--size=1m"]).output().unwrap(), &in_use);
+    let second = ServerProcess::start(directory, "second", &[]);
+    refused(second.rpc(&create), &in_use);
+    refused(second.rpc(&[&create[..], &["shared=true"]].concat()), &in_use);
+    second.ok(&[&create[..], &["read_only=true"]].concat());
+    second.ok(&["bdev_store_delete", "name=v"]);
+
+    // Growing harms nobody, and the server sees it.
+    cluster.ok(&["image", "resize", "vol", "96m"]);
+    let end = Instant::now() + Duration::from_secs(30);
+    while blocks(&first) != (96u64 << 20) / 512 {
+        assert!(Instant::now() < end, "the server does not see that the image has grown");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+
+    // By force; then both have it for their whole blocks.
+    second.ok(&[&create[..], &["force=true"]].concat());
+    second.ok(&["bdev_store_delete", "name=v"]);
+    first.ok(&["bdev_store_delete", "name=v"]);
+    for server in [&first, &second] {
+        server.ok(&[&create[..], &["shared=true"]].concat());
+        assert_eq!(server.ok(&["bdev_get_bdevs", "name=v"])[0]["block_size"], 4096);
+    }
+    assert_eq!((first.stop(), second.stop()), (Some(0), Some(0)));
+    // Cut off and grown again, its end is empty; what the image had before is there.
+    let filled =
+        cluster.perf(&["--rw=write", "--do_verify=0", "--size=32m", "--iodepth=16"]).output().unwrap();
+    assert!(filled.status.success(), "{}", text(&filled.stderr));
+    cluster.ok(&["image", "resize", "--allow-shrink", "vol", "6m"]);
+    cluster.ok(&["image", "resize", "vol", "64m"]);
+    let kept = cluster.perf(&["--rw=read", "--size=6m", "--iodepth=16"]).output().unwrap();
+    assert!(kept.status.success(), "{}{}", text(&kept.stdout), text(&kept.stderr));
+    refused(cluster.perf(&["--rw=read", "--offset=6m", "--size=4k"]).output().unwrap(), "");
 }
 
 #[test]
@@ -205,26 +275,27 @@ fn strangers_disturb_no_client() {
     let config = cluster.directory.join("node1/config.json");
     let foreign = directory.join("foreign");
     std::fs::copy(cluster.directory.join("node2/store.img"), &foreign).unwrap();
-    let own = cluster.directory.join("node1/store.img").display().to_string();
-    let other = std::fs::read_to_string(&config).unwrap().replace(&own, foreign.to_str().unwrap());
+    let other = std::fs::read_to_string(&config).unwrap();
+    assert!(other.contains("\"node1/store.img\""), "{other}");
+    let other = other.replace("node1/store.img", foreign.to_str().unwrap());
     std::fs::write(&config, other).unwrap();
     let path = cluster.directory.clone();
-    let mut cluster = Cluster::start_in(&path, &[]);
+    let cluster = Cluster::start_in(&path, &[]);
     let log = || std::fs::read_to_string(path.join("node1/log")).unwrap();
     cluster.wait_for("without node 1", |status| {
         let groups = status["groups"].as_array().unwrap();
         groups.iter().all(|group| group["state"] == "degraded")
             && log().contains("the device Disk belongs to another node")
     });
-    cluster.up.kill().unwrap();
-    cluster.up.wait().unwrap();
+    drop(cluster);
 
     // None of the nodes starts.
     for node in 1..=3 {
         std::fs::remove_file(path.join(format!("node{node}/config.json"))).unwrap();
     }
     let up = ringbolt(&["store", "up", "--cluster", path.to_str().unwrap()]);
-    assert!(text(&up.stderr).contains("node 1 does not start"), "{}", text(&up.stderr));
+    let reason = text(&up.stderr);
+    assert!(reason.contains("node 1 does not start: ") && reason.contains("config.json"), "{reason}");
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
@@ -458,5 +529,127 @@ fn a_node_whose_file_system_was_full_is_started_again_when_it_has_space() {
     write();
     cluster.end();
     drop(small_disk);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// A copy has the same identities as the original, and its map the same addresses.
+#[test]
+fn a_copied_directory_is_refused_beside_the_original_and_a_moved_one_starts() {
+    let directory = scratch("store-copy");
+    let one = ["--size=200m", "--groups=2", "--log-size=2m", "--nodes=1"];
+    let cluster = Cluster::start(&directory, &one);
+    cluster.ok(&["image", "create", "vol", "16m"]);
+    let filled =
+        cluster.perf(&["--rw=write", "--size=8m", "--iodepth=16", "--do_verify=0"]).output().unwrap();
+    assert!(filled.status.success(), "{}", text(&filled.stderr));
+    let original = cluster.directory.clone();
+    cluster.end();
+    let [copy, moved, old] = ["copy", "moved", "old"].map(|name| directory.join(name));
+    let cp = |to: &std::path::Path| {
+        let copied =
+            std::process::Command::new("cp").args(["-a", "--sparse=always"]).args([&original, to]).output();
+        assert!(copied.unwrap().status.success());
+    };
+    cp(&copy);
+    cp(&old);
+    // As an earlier release made it: it does not say where it is, and has absolute paths.
+    std::fs::remove_file(old.join("location")).unwrap();
+    let config = old.join("node1/config.json");
+    let text_of = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
+    let absolute = text_of(&config)
+        .replace("\"node1/store.img\"", &format!("\"{}/node1/store.img\"", original.display()))
+        .replace("\"cluster\": \".\"", &format!("\"cluster\": \"{}\"", original.display()));
+    assert!(absolute.contains(original.to_str().unwrap()));
+    std::fs::write(&config, &absolute).unwrap();
+
+    let refused = |arguments: &[&str], of: &std::path::Path| {
+        let output = ringbolt(&[arguments, &["--cluster", of.to_str().unwrap()]].concat());
+        let reason = text(&output.stderr);
+        assert!(
+            !output.status.success() && reason.contains("is a copy of the cluster in"),
+            "{arguments:?}: {reason}"
+        );
+    };
+    refused(&["store", "up"], &copy);
+    refused(&["image", "remove", "vol"], &copy);
+    refused(&["store", "up"], &old);
+    assert_eq!(text_of(&config), absolute);
+
+    let verify = |cluster: &Cluster| {
+        let read = cluster.perf(&["--rw=read", "--size=8m", "--iodepth=16"]).output().unwrap();
+        assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
+    };
+    std::fs::rename(&original, &moved).unwrap();
+    let cluster = Cluster::start_in(&moved, &[]);
+    verify(&cluster);
+    cluster.end();
+    // Now that the original is gone, each copy is a cluster of its own.
+    for copy in [&copy, &old] {
+        let cluster = Cluster::start_in(copy, &[]);
+        verify(&cluster);
+        cluster.ok(&["image", "remove", "vol"]);
+        cluster.end();
+    }
+    assert!(
+        text_of(&config).contains("\"node1/store.img\"") && text_of(&config).contains("\"cluster\": \".\"")
+    );
+    let cluster = Cluster::start_in(&moved, &[]);
+    verify(&cluster);
+    cluster.end();
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// The map's directory is put back from an older copy while the cluster is down.
+#[test]
+fn an_older_copy_of_the_maps_directory_counts_when_it_is_accepted_and_loses_nothing() {
+    let directory = scratch("store-older-map");
+    let mut cluster = Cluster::start(&directory, small());
+    cluster.ok(&["image", "create", "vol", "16m"]);
+    cluster.wait_until_healthy();
+    let [map, copy] = [cluster.directory.join("map"), directory.join("copy")];
+    let cp = |from: &std::path::Path, to: &std::path::Path| {
+        let copied = std::process::Command::new("cp").arg("-a").args([from, to]).output();
+        assert!(copied.unwrap().status.success());
+    };
+    cp(&map, &copy);
+    cluster.ok(&["image", "create", "late", "16m"]);
+    let epochs = |status: &Value| {
+        let groups = status["groups"].as_array().unwrap().iter();
+        groups.map(|group| group["epoch"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let node = cluster.nodes()[1];
+    signal(node, Signal::STOP);
+    cluster.wait_for("degraded", |status| {
+        let groups = status["groups"].as_array().unwrap();
+        groups.iter().all(|group| group["in_sync"].as_array().unwrap().len() == 2)
+    });
+    signal(node, Signal::CONT);
+    let known = epochs(&cluster.wait_until_healthy());
+    let filled =
+        cluster.perf(&["--rw=write", "--size=8m", "--iodepth=16", "--do_verify=0"]).output().unwrap();
+    assert!(filled.status.success(), "{}", text(&filled.stderr));
+    signal(cluster.up.id(), Signal::INT);
+    assert!(cluster.up.wait().unwrap().success());
+    std::fs::remove_dir_all(&map).unwrap();
+    cp(&copy, &map);
+
+    cluster = Cluster::start(&directory, &[]);
+    let status = cluster.wait_for("served, and older", |status| {
+        let groups = status["groups"].as_array().unwrap();
+        !status["map_lost_revision"].is_null() && groups.iter().all(|group| group["state"] == "healthy")
+    });
+    assert!(epochs(&status).iter().zip(&known).all(|(now, before)| now > before), "{known:?}: {status:#}");
+    let read = cluster.perf(&["--rw=read", "--size=8m", "--iodepth=16"]).output().unwrap();
+    assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
+    cluster.ok(&["store", "map", "accept"]);
+    cluster.wait_until_healthy();
+    // A copy that is made now is newer than all that was seen.
+    let backup = directory.join("backup");
+    cluster.ok(&["store", "map", "backup", backup.to_str().unwrap()]);
+    cluster.ok(&["image", "remove", "vol"]);
+    let restored = cluster.run(&["store", "map", "restore", backup.to_str().unwrap(), "--older"]);
+    assert!(restored.status.success(), "{}", text(&restored.stderr));
+    assert!(cluster.ok(&["image", "list"]).contains("vol"));
+    cluster.end();
     std::fs::remove_dir_all(&directory).unwrap();
 }

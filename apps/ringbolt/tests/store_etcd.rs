@@ -332,3 +332,203 @@ fn a_node_reports_its_status_while_it_is_stopped() {
     cluster.end();
     std::fs::remove_dir_all(&directory).unwrap();
 }
+
+fn epochs(status: &Value) -> Vec<u64> {
+    status["groups"].as_array().unwrap().iter().map(|group| group["epoch"].as_u64().unwrap()).collect()
+}
+
+fn is_served(group: &Value) -> bool {
+    group["state"] == "healthy" || group["state"] == "degraded"
+}
+
+/// A node stands still until all groups go on without it, and comes back: groups have other epochs than before.
+fn raise_epochs(cluster: &Cluster) {
+    cluster.wait_until_healthy();
+    let node = cluster.nodes()[1];
+    signal(node, Signal::STOP);
+    let is_without = |group: &Value| {
+        let in_sync = group["in_sync"].as_array().unwrap();
+        group["replicas"].as_array().unwrap().len() < 3 || !in_sync.contains(&2.into())
+    };
+    cluster.wait_for("without a node", |status| {
+        status["groups"].as_array().is_some_and(|groups| groups.iter().all(is_without))
+    });
+    signal(node, Signal::CONT);
+    cluster.wait_until_healthy();
+}
+
+/// etcd is put back from a snapshot while nodes and clients run: they go on, also when a node is lost then, and what is made
+/// at once shares nothing with what the map forgot.
+#[test]
+fn running_nodes_outlive_an_older_map() {
+    let Some(mut etcd) = EtcdCluster::start("older-run", 1) else { return };
+    let directory = scratch("store-older-run");
+    let cluster = start(&directory, &etcd.urls("older"));
+    cluster.wait_until_healthy();
+    cluster.ok(&["image", "create", "vol", "16m"]);
+    etcd.save_snapshot();
+    cluster.ok(&["image", "create", "late", "16m"]);
+    cluster.ok(&["store", "pool", "create", "late", "--groups=1", "--replicas=1"]);
+    raise_epochs(&cluster);
+    let before = cluster.status();
+    let of_pool = |status: &Value| {
+        let groups = status["groups"].as_array().unwrap().iter().filter(|group| group["pool"] == "pool");
+        groups.map(|group| group["epoch"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let load = cluster.perf(&["--rw=randrw", "--iodepth=8", "--time_based", "--runtime=14"]).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    etcd.restore_snapshot();
+    // At once, whoever has noticed what.
+    cluster.ok(&["image", "create", "other", "16m"]);
+    let status = cluster.wait_for("older, and its groups as they were", |status| {
+        let epochs = of_pool(status);
+        !status["map_lost_revision"].is_null()
+            && epochs.iter().zip(of_pool(&before)).all(|(now, before)| *now >= before)
+            && all_groups(status, is_served)
+    });
+    assert!(status["summary"].as_str().unwrap().contains("`ringbolt store map accept`"), "{status:#}");
+    let unknown = |node: &Value| node["report"]["map"]["unknown_groups"].as_array().map_or(0, Vec::len);
+    cluster.wait_for("the replica of the pool that the map forgot", |status| {
+        status["nodes"].as_array().unwrap().iter().map(unknown).sum::<usize>() == 1
+    });
+    let refused = cluster.run(&["store", "pool", "create", "other", "--groups=1", "--replicas=1"]);
+    assert!(
+        text(&refused.stderr).contains("the map is older than what nodes have seen"),
+        "{}",
+        text(&refused.stderr)
+    );
+
+    // A node is lost: its groups go on without it, and with it again.
+    let node = cluster.nodes()[2];
+    signal(node, Signal::STOP);
+    cluster
+        .wait_for("served without a node", |status| all_groups(status, |group| group["state"] == "degraded"));
+    let other = cluster.perf_of("other", &["--rw=write", "--size=8m", "--iodepth=16"]).output().unwrap();
+    assert!(other.status.success(), "{}{}", text(&other.stdout), text(&other.stderr));
+    signal(node, Signal::CONT);
+    let load = load.wait_with_output().unwrap();
+    assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
+
+    assert!(!cluster.ok(&["image", "list"]).contains("late"), "the map is not older");
+    cluster.ok(&["store", "map", "accept"]);
+    assert!(cluster.ok(&["store", "map", "accept"]).contains("not older"));
+    let status = cluster.wait_until_healthy();
+    assert!(status["map_lost_revision"].is_null(), "{status:#}");
+    // What no pool has is kept, whatever counts.
+    assert_eq!(status["nodes"].as_array().unwrap().iter().map(unknown).sum::<usize>(), 1, "{status:#}");
+    cluster.ok(&["store", "pool", "create", "other", "--groups=1", "--replicas=1"]);
+    cluster.wait_until_healthy();
+    cluster.end();
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// The same while all nodes are down: the records that they know count, and nothing that was acknowledged is lost then or later.
+#[test]
+fn nodes_that_start_with_an_older_map_lose_nothing() {
+    let Some(mut etcd) = EtcdCluster::start("older-start", 1) else { return };
+    let directory = scratch("store-older-start");
+    let cluster = start(&directory, &etcd.urls("older"));
+    cluster.ok(&["image", "create", "vol", "16m"]);
+    cluster.wait_until_healthy();
+    let backup = directory.join("backup");
+    cluster.ok(&["store", "map", "backup", backup.to_str().unwrap()]);
+    etcd.save_snapshot();
+    cluster.ok(&["image", "create", "late", "16m"]);
+    raise_epochs(&cluster);
+    let known = epochs(&cluster.status());
+    let filled =
+        cluster.perf(&["--rw=write", "--size=8m", "--iodepth=16", "--do_verify=0"]).output().unwrap();
+    assert!(filled.status.success(), "{}", text(&filled.stderr));
+    let path = cluster.directory.clone();
+    cluster.end();
+    etcd.restore_snapshot();
+
+    let cluster = Cluster::start_in(&path, &[]);
+    let read = |cluster: &Cluster| {
+        let read = cluster.perf(&["--rw=read", "--size=8m", "--iodepth=16"]).output().unwrap();
+        assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
+    };
+    let status = cluster.wait_for("served", |status| {
+        !status["map_lost_revision"].is_null() && all_groups(status, |group| group["state"] == "healthy")
+    });
+    assert!(epochs(&status).iter().zip(&known).all(|(now, before)| now > before), "{known:?}: {status:#}");
+    read(&cluster);
+    // An older copy is restored only when that is said; groups keep their records.
+    let restore = ["store", "map", "restore", backup.to_str().unwrap()];
+    let refused = text(&cluster.run(&restore).stderr);
+    assert!(refused.contains("has seen revision") && refused.contains("--older"), "{refused}");
+    let before = epochs(&cluster.status());
+    cluster.ok(&[&restore[..], &["--older"]].concat());
+    let status = cluster.wait_until_healthy();
+    assert!(epochs(&status).iter().zip(&before).all(|(now, before)| now >= before), "{before:?}: {status:#}");
+    // A failover after that.
+    raise_epochs(&cluster);
+    read(&cluster);
+    cluster.end();
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// A copy of a node's directory, as on a cloned machine: it is refused while the original runs. One that was cut off for too long
+/// serves no more when the copy is the node, and comes back by itself when that is gone.
+#[test]
+fn of_two_processes_of_one_node_one_serves() {
+    let Some(etcd) = EtcdCluster::start("twin", 1) else { return };
+    let directory = scratch("store-twin");
+    let mut cluster = start(&directory, &etcd.urls("twin"));
+    cluster.ok(&["image", "create", "vol", "16m"]);
+    cluster.wait_until_healthy();
+    signal(cluster.up.id(), Signal::INT);
+    assert!(cluster.up.wait().unwrap().success());
+    let path = cluster.directory.join("node2/config.json");
+    let config = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, config.replace("\"node\": 2", "\"lease_s\": 2, \"node\": 2")).unwrap();
+    let cluster = Cluster::start(&directory, &[]);
+    cluster.wait_until_healthy();
+
+    let twin = directory.join("twin");
+    std::fs::create_dir(&twin).unwrap();
+    for name in ["key", "etcd"] {
+        std::fs::copy(cluster.directory.join(name), twin.join(name)).unwrap();
+    }
+    let node = cluster.directory.join("node2");
+    let copied =
+        std::process::Command::new("cp").args(["-a", "--sparse=always"]).arg(&node).arg(&twin).output();
+    assert!(copied.unwrap().status.success());
+    let _ = std::fs::remove_file(twin.join("node2/rpc.sock"));
+    let address =
+        |status: &Value| status["nodes"][1]["report"]["address"].as_str().unwrap_or_default().to_string();
+    let known = address(&cluster.status());
+    let refused = ringbolt(&["store", "up", "--cluster", twin.to_str().unwrap()]);
+    let refused = text(&refused.stderr);
+    assert!(refused.contains("another process is node 2") && refused.contains(&known), "{refused}");
+    assert!(is_healthy_at(&cluster.status(), &known));
+
+    // The original stands still for longer than its lease.
+    let original = cluster.nodes()[1];
+    signal(original, Signal::STOP);
+    cluster.wait_for("down", |status| status["nodes"][1]["up"] == false);
+    let copy = Cluster::start_in(&twin, &[]);
+    cluster.wait_for("a node again", |status| status["nodes"][1]["up"] == true);
+    signal(original, Signal::CONT);
+    let socket = node.join("rpc.sock");
+    let state = || {
+        let report = ringbolt(&["rpc", "-r", socket.to_str().unwrap(), "store_node_get_status"]);
+        format!("{}{}", text(&report.stdout), text(&report.stderr))
+    };
+    let started = Instant::now();
+    while !state().contains("another process is") {
+        assert!(started.elapsed() < Duration::from_secs(60), "{}", state());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    copy.end();
+    cluster.wait_until_healthy();
+    assert_eq!(cluster.nodes()[1], original, "its process has not ended");
+    let read = cluster.perf(&["--rw=randrw", "--size=8m", "--iodepth=16"]).output().unwrap();
+    assert!(read.status.success(), "{}{}", text(&read.stdout), text(&read.stderr));
+    cluster.end();
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+fn is_healthy_at(status: &Value, address: &str) -> bool {
+    status["healthy"] == true && status["nodes"][1]["report"]["address"] == address
+}

@@ -175,8 +175,10 @@ fn a_key_that_is_deleted_ends_the_connections_that_have_it() {
     let rig = KeyRig::start("store-key-deleted");
     let vm = rig.client("vm", &["pool:rw"], "pool");
     let other = rig.client("other", &["pool:rw"], "pool");
-    let load = |client: &Path, seconds: u32| {
-        let filename = format!("--filename=store:pool/vol?cluster={}", client.display());
+    // An image has one user.
+    rig.cluster.ok(&["image", "create", "other", "64m"]);
+    let load = |client: &Path, image: &str, seconds: u32| {
+        let filename = format!("--filename=store:pool/{image}?cluster={}", client.display());
         Command::new(env!("CARGO_BIN_EXE_ringbolt"))
             .args(["perf", &filename, "--bs=4k", "--rw=randwrite", "--size=1m", "--name=t"])
             .args(["--time_based", &format!("--runtime={seconds}")])
@@ -191,7 +193,7 @@ fn a_key_that_is_deleted_ends_the_connections_that_have_it() {
         replicas.map(|replica| replica["log_end"].as_u64().unwrap()).sum::<u64>()
     };
     let before = written(&rig.cluster.status());
-    let (ended, undisturbed, started) = (load(&vm, 60), load(&other, 5), Instant::now());
+    let (ended, undisturbed, started) = (load(&vm, "vol", 60), load(&other, "other", 5), Instant::now());
     rig.cluster.wait_for("written to", |status| written(status) > before + 1000);
     rig.cluster.ok(&["store", "key", "delete", "vm"]);
     let ended = ended.wait_with_output().unwrap();

@@ -141,12 +141,14 @@ fn replicas_follow_nodes_that_are_added_out_lost_and_replaced() {
     assert!(text(&refused.stderr).contains("pool other has images"), "{}", text(&refused.stderr));
     cluster.ok(&["image", "remove", "--pool", "other", "vol"]);
     cluster.ok(&["store", "pool", "remove", "other"]);
+    a_pool_that_does_not_fit_takes_nothing(&cluster);
     // Its partitions are free for others: of 12 with replicas at first, 18 spare ones and 10 of the added node 28 are.
     cluster.wait_for("free partitions", |status| {
         let reports = status["nodes"].as_array().unwrap().iter();
         let spare = reports.map(|node| node["report"]["spare_partitions"].as_u64().unwrap_or(0)).sum::<u64>();
         is_settled(status) && spare == 28
     });
+    is_removed_when_it_is_stopped_and_others_have_its_replicas(&cluster);
     // What replicas that moved under load left in these is not taken for damage.
     let devices: Vec<_> =
         (1..=4).map(|node| cluster.directory.join(format!("node{node}/store.img"))).collect();
@@ -157,6 +159,29 @@ fn replicas_follow_nodes_that_are_added_out_lost_and_replaced() {
         assert!(text(&checked.stdout).contains(" (spare) "), "{}", text(&checked.stdout));
     }
     std::fs::remove_dir_all(&directory).unwrap();
+}
+
+fn a_pool_that_does_not_fit_takes_nothing(cluster: &Cluster) {
+    let refused = cluster.run(&["store", "pool", "create", "many", "--replicas=3", "--groups=40"]);
+    let reason = text(&refused.stderr);
+    assert!(reason.contains("40 groups do not fit: node ") && reason.contains(" fits; "), "{reason}");
+    assert_eq!(cluster.ok(&["store", "pool", "list", "--json"]).matches("\"name\"").count(), 1);
+}
+
+/// Node 4 of the cluster, which others do without.
+fn is_removed_when_it_is_stopped_and_others_have_its_replicas(cluster: &Cluster) {
+    let refused = cluster.run(&["store", "remove-node", "4"]);
+    assert!(text(&refused.stderr).contains("node 4 has a replica in sync of "), "{}", text(&refused.stderr));
+    cluster.ok(&["store", "out", "4"]);
+    cluster.wait_for("without node 4", |status| is_settled(status) && with_node(status, 4) == 0);
+    let refused = cluster.run(&["store", "remove-node", "4"]);
+    assert!(text(&refused.stderr).contains("`ringbolt store stop-node 4`"), "{}", text(&refused.stderr));
+    cluster.ok(&["store", "stop-node", "4"]);
+    cluster.ok(&["store", "remove-node", "4"]);
+    let three = cluster.wait_for("three nodes", |status| status["nodes"].as_array().unwrap().len() == 3);
+    assert_eq!(three["healthy"], true);
+    let back = cluster.run(&["store", "start-node", "4"]);
+    assert!(text(&back.stderr).contains("node 4 was removed"), "{}", text(&back.stderr));
 }
 
 /// On a machine with several devices one of them is lost, and the other nodes serve on.

@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering;
 use block_io::{Op, Status};
 
 use crate::compare::CompareQueue;
-use crate::device::{IoLimits, LIMITED, OpenHandle, REMOVED, SAMPLED, TRACED};
+use crate::device::{
+    IoLimits, LIMITED, OpenHandle, READS_RESERVED, REMOVED, SAMPLED, TRACED, WRITES_RESERVED,
+};
 use crate::fair_queue::FairQueue;
 use crate::parts::PartQueue;
 use crate::qos::ChannelQos;
@@ -26,6 +28,22 @@ use validate::RequestLimits;
 const RECHECK_NS: u64 = 20_000;
 /// Interval at which a channel that reached a rate limit looks for another limit; a change sends no event.
 const RATE_CHECK_NS: u64 = 10_000_000;
+
+const RESERVED: u8 = READS_RESERVED | WRITES_RESERVED;
+/// What a reservation denies with reads: bits as in `allowed_ops`. The layer divides the others into these and writes.
+const OPS_THAT_READ: u16 = bits_of(&[Op::Read, Op::SeekData, Op::SeekHole]);
+/// What it denies with writes (NVMe Base 2.0, section 8.19, has Flush among them, as has SBC-4 SYNCHRONIZE CACHE).
+const OPS_THAT_WRITE: u16 =
+    bits_of(&[Op::Write, Op::Unmap, Op::WriteZeroes, Op::WriteUncorrectable, Op::Copy, Op::Flush]);
+
+const fn bits_of(ops: &[Op]) -> u16 {
+    let (mut bits, mut index) = (0, 0);
+    while index < ops.len() {
+        bits |= 1 << ops[index].index();
+        index += 1;
+    }
+    bits
+}
 
 /// An I/O channel to a block device, on one core (SPDK's `spdk_io_channel` of a bdev).
 ///
@@ -52,6 +70,8 @@ pub struct BdevChannel {
     /// Bit [`Op::index`] is set where the module supports the operation and the descriptor allows it; never for
     /// operations that the layer executes.
     allowed_ops: u16,
+    /// Bits of the device's state with which not all of these are allowed now.
+    restricted: u8,
     io_limits: IoLimits,
     module_resets: bool,
     takes_registered: bool,
@@ -109,6 +129,7 @@ impl BdevChannel {
             counters: device.stats.add_channel(core.index()),
             trace,
             allowed_ops,
+            restricted: if open.checks_reservations { REMOVED } else { REMOVED | RESERVED },
             io_limits: bdev.io_limits(),
             writes,
             module_resets: bdev.supports(Op::Reset),
@@ -177,11 +198,24 @@ impl BdevChannel {
     #[inline]
     fn limits(&self) -> RequestLimits {
         let state = self.open.device.state.load(Ordering::Relaxed);
-        let allowed_ops = if state & REMOVED != 0 { 0 } else { self.allowed_ops };
+        let is_restricted = state & self.restricted != 0;
+        let allowed_ops = if is_restricted { self.restricted_ops(state) } else { self.allowed_ops };
         let block_size = u64::from(self.block_size);
         let is_watched = state & (LIMITED | SAMPLED | TRACED) != 0;
         let (takes_registered, io) = (self.takes_registered, self.io_limits);
         RequestLimits { blocks: self.blocks(), block_size, allowed_ops, is_watched, takes_registered, io }
+    }
+
+    /// What is allowed of a device that was removed, or is reserved by others.
+    #[cold]
+    fn restricted_ops(&self, state: u8) -> u16 {
+        let mut denied = 0;
+        for (bit, ops) in
+            [(REMOVED, u16::MAX), (READS_RESERVED, OPS_THAT_READ), (WRITES_RESERVED, OPS_THAT_WRITE)]
+        {
+            denied |= if state & bit != 0 { ops } else { 0 };
+        }
+        self.allowed_ops & !denied
     }
 
     /// Called after whatever may queue or dequeue a request.

@@ -3,9 +3,11 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use block_io::{Op, ProtectionFlags};
+use reactor::blocking;
+use reservations::{ReservedDevice, access};
 use uuid::Uuid;
 use wire_nvme::protection::MetadataFormat;
 
@@ -235,7 +237,7 @@ pub struct BlockDevice {
     bdev: Arc<dyn Bdev>,
     /// Read by channels at each submit, written by the control plane.
     pub(crate) blocks: AtomicU64,
-    /// [`REMOVED`], [`LIMITED`], [`SAMPLED`] and [`TRACED`]: read at each submit.
+    /// [`REMOVED`], [`LIMITED`], [`SAMPLED`], [`TRACED`], [`READS_RESERVED`] and [`WRITES_RESERVED`]: read at each submit.
     pub(crate) state: AtomicU8,
     pub(crate) qos: DeviceQos,
     pub(crate) stats: StatsTable,
@@ -243,7 +245,8 @@ pub struct BlockDevice {
     trace_id: u32,
     pub(crate) range_locks: RangeLocks,
     open_state: Mutex<OpenState>,
-    released: Condvar,
+    /// An open has ended.
+    changed: Condvar,
 }
 
 /// The device was unregistered.
@@ -254,13 +257,22 @@ pub(crate) const LIMITED: u8 = 2;
 pub(crate) const SAMPLED: u8 = 4;
 /// Channels record events.
 pub(crate) const TRACED: u8 = 8;
+/// A reservation denies reads to users that are no registrants.
+pub(crate) const READS_RESERVED: u8 = 16;
+/// A reservation denies writes and flushes to users that are no registrants.
+pub(crate) const WRITES_RESERVED: u8 = 32;
 
 #[derive(Default)]
 struct OpenState {
-    descriptors: u32,
+    /// The opens at present, by number.
+    opens: Vec<u64>,
+    last_open: u64,
     writers: u32,
     claim: Option<String>,
+    /// It is removed, and closed by all users.
     closed: bool,
+    /// The module has released what it has.
+    released: bool,
 }
 
 /// An open of a device, shared by its descriptor and the descriptor's channels; dropping the last closes it.
@@ -268,6 +280,9 @@ pub(crate) struct OpenHandle {
     pub(crate) device: Arc<BlockDevice>,
     pub(crate) writes: bool,
     claims: bool,
+    /// Its user checks reservations itself, for each of its registrants.
+    pub(crate) checks_reservations: bool,
+    number: u64,
 }
 
 impl BlockDevice {
@@ -291,7 +306,7 @@ impl BlockDevice {
             trace: trace.clone(),
             range_locks: RangeLocks::default(),
             open_state: Mutex::new(OpenState::default()),
-            released: Condvar::new(),
+            changed: Condvar::new(),
         }
     }
 
@@ -368,18 +383,23 @@ impl BlockDevice {
 
     /// Number of open descriptors; one whose channels are still open counts.
     pub fn open_count(&self) -> u32 {
-        self.lock().descriptors
+        self.lock().opens.len() as u32
     }
 
-    /// Blocks until it is removed and closed by all users; `false` after `timeout`. Must not be called on a reactor.
+    /// Blocks until it is removed, closed by all users, and its module has released claims and files; `false` after
+    /// `timeout`. Must not be called on a reactor.
     pub fn wait_closed(&self, timeout: Duration) -> bool {
-        let end = Instant::now() + timeout;
-        let mut state = self.lock();
-        while !state.closed {
-            let Some(left) = end.checked_duration_since(Instant::now()) else { return false };
-            state = sync::wait_timeout(&self.released, state, left);
-        }
-        true
+        self.wait(timeout, |state| state.released)
+    }
+
+    /// Blocks until an open has ended, with its claim; `false` after `timeout`.
+    pub(crate) fn wait_open_ended(&self, number: u64, timeout: Duration) -> bool {
+        self.wait(timeout, |state| !state.opens.contains(&number))
+    }
+
+    fn wait(&self, timeout: Duration, is_done: impl Fn(&OpenState) -> bool) -> bool {
+        let check = |state: &mut OpenState| is_done(state).then_some(());
+        blocking::wait_until(&self.open_state, &self.changed, timeout, check).is_ok()
     }
 
     /// Statistics, summed over all channels, closed ones included.
@@ -446,12 +466,15 @@ impl BlockDevice {
             let by = format!("{} other writer(s)", state.writers);
             return Err(BdevError::Claimed { name: self.name.clone(), by });
         }
-        state.descriptors += 1;
+        state.last_open += 1;
+        let number = state.last_open;
+        state.opens.push(number);
         state.writers += u32::from(writes);
         if let Some(by) = claim {
             state.claim = Some(by.to_string());
         }
-        Ok(OpenHandle { device: self.clone(), writes, claims: claim.is_some() })
+        let claims = claim.is_some();
+        Ok(OpenHandle { device: self.clone(), writes, claims, checks_reservations: false, number })
     }
 
     /// Marks it removed: every new I/O fails.
@@ -459,34 +482,58 @@ impl BlockDevice {
         let mut state = self.lock();
         self.state.fetch_or(REMOVED, Ordering::Relaxed);
         self.bdev.on_removed();
-        let last = state.descriptors == 0 && !state.closed;
-        state.closed |= last;
+        let is_last = state.opens.is_empty() && !state.closed;
+        state.closed |= is_last;
         drop(state);
-        if last {
-            self.bdev.on_closed();
-            self.released.notify_all();
+        if is_last {
+            self.release();
         }
+    }
+
+    fn release(&self) {
+        self.bdev.on_closed();
+        self.lock().released = true;
+        self.changed.notify_all();
     }
 
     fn close(&self, open: &OpenHandle) {
         let mut state = self.lock();
-        state.descriptors -= 1;
+        state.opens.retain(|number| *number != open.number);
         state.writers -= u32::from(open.writes);
         if open.claims {
             state.claim = None;
         }
-        let last = state.descriptors == 0 && self.is_removed() && !state.closed;
-        state.closed |= last;
+        let is_last = state.opens.is_empty() && self.is_removed() && !state.closed;
+        state.closed |= is_last;
         drop(state);
-        if last {
-            self.bdev.on_closed();
-            self.released.notify_all();
+        self.changed.notify_all();
+        if is_last {
+            self.release();
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, OpenState> {
         // No change under the lock can panic half-way, so that a poisoned lock is consistent.
         sync::lock(&self.open_state)
+    }
+}
+
+impl ReservedDevice for BlockDevice {
+    fn set_denied(&self, denied: u8) {
+        let mut bits = 0;
+        for (class, bit) in [(access::READ, READS_RESERVED), (access::WRITE, WRITES_RESERVED)] {
+            bits |= if denied & class != 0 { bit } else { 0 };
+        }
+        // What stays denied is denied at every moment.
+        self.state.fetch_or(bits, Ordering::Relaxed);
+        self.state.fetch_and(!((READS_RESERVED | WRITES_RESERVED) & !bits), Ordering::Relaxed);
+    }
+}
+
+impl OpenHandle {
+    /// Its number among the opens of the device.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 }
 

@@ -17,6 +17,8 @@ use reservations::{
 };
 use uuid::Uuid;
 
+use crate::BlockDevice;
+
 /// How long [`Registry::open_reservations`](crate::Registry::open_reservations) waits for a file.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -111,10 +113,13 @@ impl ReservationLease {
 
 impl Drop for ReservationLease {
     fn drop(&mut self) {
+        let mut _devices = Vec::new();
         let mut table = sync::lock(&self.table.0);
         if let Some(entry) = table.devices.get_mut(&self.device) {
             entry.leases -= 1;
             if entry.leases == 0 {
+                // Before the next user opens the reservations.
+                _devices = self.reservations.close();
                 table.devices.remove(&self.device);
             }
         }
@@ -122,6 +127,15 @@ impl Drop for ReservationLease {
 }
 
 impl ReservationTable {
+    /// Has a device that is registered obey reservations that are open for its UUID.
+    pub(crate) fn attach(&self, device: &Arc<BlockDevice>) {
+        let table = sync::lock(&self.0);
+        let open = table.devices.get(&device.uuid()).and_then(|entry| entry.reservations.as_ref());
+        if let Some(reservations) = open {
+            reservations.attach_device(device);
+        }
+    }
+
     /// See [`Registry::open_reservations`](crate::Registry::open_reservations).
     pub(crate) fn open(
         self: &Arc<Self>,

@@ -30,6 +30,7 @@
 mod async_channel;
 mod bad_blocks;
 mod channel;
+mod closing;
 mod compare;
 mod device;
 mod device_reservations;
@@ -51,6 +52,7 @@ mod trace;
 pub use async_channel::AsyncChannel;
 pub use bad_blocks::{BadBlocks, TooManyRanges};
 pub use channel::BdevChannel;
+pub use closing::{CLOSE_TIMEOUT, Closing, StillOpen};
 pub use device::{Bdev, BdevGeometry, BlockDevice, DEPTH_DEFAULT, InfoValue, IoLimits};
 pub use device_reservations::{OpenReservationsError, PreparedReservations, ReservationLease};
 pub use durability::Durability;

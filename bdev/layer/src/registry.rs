@@ -147,6 +147,7 @@ impl Registry {
             return Err(BdevError::Claimed { name: name.to_string(), by });
         }
         device.sync_traced();
+        self.0.reservations.attach(&device);
         table.insert(&device);
         drop(table);
         self.notify(&DeviceEvent::Registered(device.clone()));
@@ -177,7 +178,13 @@ impl Registry {
         device: &BlockDevice,
         file: Option<&Path>,
     ) -> Result<ReservationLease, OpenReservationsError> {
-        self.0.reservations.open(device.uuid(), file)
+        let lease = self.0.reservations.open(device.uuid(), file)?;
+        // A device that is registered later is attached then.
+        let registered = self.find(&device.uuid().to_string());
+        if let Some(device) = registered {
+            lease.reservations().attach_device(&device);
+        }
+        Ok(lease)
     }
 
     /// The first part of opening the reservations of a device for a user with a lock, who calls it without the lock: opens
@@ -219,20 +226,43 @@ impl Registry {
         self.lock().find(name).cloned()
     }
 
+    /// The name of the device that `name` finds, or `name` if there is none.
+    pub fn name_of(&self, name: &str) -> String {
+        self.find(name).map_or_else(|| name.to_string(), |device| device.name().to_string())
+    }
+
     /// All devices, sorted by name.
     pub fn list(&self) -> Vec<Arc<BlockDevice>> {
         self.lock().devices.values().cloned().collect()
     }
 
-    /// Opens a device by name, alias or UUID.
-    pub fn open(&self, name: &str, access: Access<'_>) -> Result<Descriptor, BdevError> {
-        let device = self.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
-        let open = match access {
-            Access::ReadOnly => device.open(false, None)?,
-            Access::ReadWrite => device.open(true, None)?,
-            Access::Exclusive { by } => device.open(true, Some(by))?,
-        };
+    /// As [`open`](Self::open), for a target that checks the device's [reservations](Self::open_reservations) itself, for
+    /// each of its registrants. What everyone else submits is checked by the layer: it fails with a reservation conflict
+    /// where a reservation denies it to those who are not registered.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with_reservations(&self, name: &str, access: Access<'_>) -> Result<Descriptor, BdevError> {
+        let mut open = self.open_handle(name, access)?;
+        open.checks_reservations = true;
         Ok(Descriptor(Arc::new(open)))
+    }
+
+    /// Opens a device by name, alias or UUID.
+    ///
+    /// # Errors
+    /// There is none, it was removed, or a claim excludes the access.
+    pub fn open(&self, name: &str, access: Access<'_>) -> Result<Descriptor, BdevError> {
+        Ok(Descriptor(Arc::new(self.open_handle(name, access)?)))
+    }
+
+    fn open_handle(&self, name: &str, access: Access<'_>) -> Result<OpenHandle, BdevError> {
+        let device = self.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
+        match access {
+            Access::ReadOnly => device.open(false, None),
+            Access::ReadWrite => device.open(true, None),
+            Access::Exclusive { by } => device.open(true, Some(by)),
+        }
     }
 
     /// The enabled trace points: bit [`TracePoint`](crate::TracePoint)` as u8` of each.
@@ -300,6 +330,11 @@ impl Registry {
             // Another thread may be removing it as well.
             let _ = self.unregister(upper.name());
         }
+    }
+
+    /// Whether the device stands on another one.
+    pub(crate) fn is_stacked(&self, upper: &BlockDevice) -> bool {
+        self.lock().bases.contains_key(&upper.uuid())
     }
 
     /// Name of the device that uses a backing file.
@@ -395,6 +430,11 @@ impl Descriptor {
     /// The open device.
     pub fn device(&self) -> &Arc<BlockDevice> {
         &self.0.device
+    }
+
+    /// The number of its open.
+    pub(crate) fn open_number(&self) -> u64 {
+        self.0.number()
     }
 
     /// Whether the access mode allows writes.

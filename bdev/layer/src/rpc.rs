@@ -8,7 +8,7 @@ use control::json::{Value, json};
 use control::{ByName, CallRecorder, Examiner, Method, Module, Parameters, RpcError, SavedCalls};
 
 use crate::failure::article;
-use crate::{BdevError, BlockDevice, DeviceEvent, Registry};
+use crate::{BdevError, BlockDevice, Closing, DeviceEvent, Registry, StillOpen};
 
 mod backing_files;
 mod devices;
@@ -19,6 +19,7 @@ mod notifications;
 mod queue_depth;
 mod stacked;
 mod trace;
+mod virtual_bdevs;
 
 pub use iostat::counts_of;
 
@@ -26,6 +27,7 @@ use backing_files::BackingFileWatch;
 use histogram::HistogramBaseline;
 use notifications::Notifications;
 use queue_depth::QueueDepthSampler;
+use virtual_bdevs::VirtualBdevs;
 
 /// Block devices as a [`Module`]: methods to create, inspect and delete them.
 ///
@@ -38,42 +40,29 @@ pub struct BdevModule {
     created: CallRecorder,
     /// Enabled histograms, by name of the bdev.
     histograms: Mutex<BTreeMap<String, HistogramBaseline>>,
-    /// Virtual bdevs whose base has not appeared yet, by name.
-    pending: Arc<Mutex<BTreeMap<String, PendingBdev>>>,
+    virtual_bdevs: Arc<Mutex<VirtualBdevs>>,
     notifications: Arc<Mutex<Notifications>>,
     sampler: QueueDepthSampler,
     /// Devices that appear are examined without a call of `bdev_examine`.
     auto_examine: Arc<AtomicBool>,
 }
 
-type CreateBdev = Box<dyn FnOnce(&BdevModule) -> Result<(), RpcError> + Send>;
-
-/// A virtual bdev to create once its base appears.
-struct PendingBdev {
-    /// Name, alias or UUID of the base.
-    base: String,
-    create: CreateBdev,
-}
-
-/// Most virtual bdevs that wait for their bases.
-const PENDING_MAX: usize = 65_536;
-
 impl BdevModule {
     /// Manages the devices of `registry`, and reports those that appear to `examiner`.
     pub fn new(registry: Registry, examiner: Arc<Examiner>) -> Arc<BdevModule> {
         let saved_calls = SavedCalls::default();
         let devices = registry.clone();
-        let pending: Arc<Mutex<BTreeMap<String, PendingBdev>>> = Arc::default();
-        let waiting = pending.clone();
+        let virtual_bdevs: Arc<Mutex<VirtualBdevs>> = Arc::default();
+        let known = virtual_bdevs.clone();
         let created = saved_calls
-            .recorder(move |name| devices.find(name).is_some() || sync::lock(&waiting).contains_key(name));
+            .recorder(move |name| devices.find(name).is_some() || sync::lock(&known).contains(name));
         Arc::new(BdevModule {
             registry,
             examiner,
             saved_calls,
             created,
             histograms: Mutex::default(),
-            pending,
+            virtual_bdevs,
             notifications: Arc::default(),
             sampler: QueueDepthSampler::default(),
             auto_examine: Arc::new(AtomicBool::new(true)),
@@ -102,91 +91,26 @@ impl BdevModule {
         device.name().to_string()
     }
 
-    /// Creates a virtual bdev on `base` with `create`, which sets what the saved call needs besides. If there is no such
-    /// base yet, it is created when the base appears; a failure is then logged.
-    fn create_on_base<P: Parameters + Send + 'static>(
-        &self,
-        base: &str,
-        name: &str,
-        method: &'static str,
-        mut params: P,
-        create: fn(&Registry, &mut P) -> Result<(), BdevError>,
-    ) -> Result<(), RpcError> {
-        // Held over both attempts: a base that appears in between is examined after this.
-        let mut pending = sync::lock(&self.pending);
-        if pending.contains_key(name) {
-            return Err(BdevError::Exists { name: name.to_string() }.into());
-        }
-        match create(&self.registry, &mut params) {
-            Ok(()) => {
-                self.created.record(name, method, &params);
-                return Ok(());
-            }
-            Err(BdevError::NotFound { name: missing }) if missing == base => {}
-            Err(error) => return Err(error.into()),
-        }
-        if self.registry.find(name).is_some() {
-            return Err(BdevError::Exists { name: name.to_string() }.into());
-        }
-        if pending.len() == PENDING_MAX {
-            let message = format!("{PENDING_MAX} bdevs wait for their bases already");
-            return Err(RpcError::new(RpcError::ENOMEM, message));
-        }
-        self.created.record(name, method, &params);
-        log::info!(target: "bdev", "{name} is created when its base {base} appears");
-        let own_name = name.to_string();
-        let create = move |bdevs: &BdevModule| {
-            create(&bdevs.registry, &mut params)?;
-            bdevs.created.record(&own_name, method, &params);
-            Ok(())
+    /// Unregisters a bdev of the module with this product name, or cancels one that waits for its base. What the caller
+    /// waits for, without a lock, is that its users have closed it and that it has released its base.
+    pub fn delete(&self, name: &str, product: &str) -> Result<Closing, RpcError> {
+        let device = match self.registry.find(name) {
+            None if self.forget_virtual(name) => return Ok(Closing::default()),
+            _ => self.find(name)?,
         };
-        pending.insert(name.to_string(), PendingBdev { base: base.to_string(), create: Box::new(create) });
-        Ok(())
-    }
-
-    /// Creates the virtual bdevs that waited for a device.
-    fn create_pending(&self, appeared: &str) {
-        let Some(device) = self.registry.find(appeared) else { return };
-        let uuid = device.uuid().to_string();
-        let mut pending = sync::lock(&self.pending);
-        let on_device = |waiting: &PendingBdev| {
-            let base = &waiting.base;
-            base == device.name() || *base == uuid || device.aliases().contains(base)
-        };
-        let ready: Vec<(String, PendingBdev)> =
-            pending.extract_if(.., |_, waiting| on_device(waiting)).collect();
-        for (name, waiting) in ready {
-            if let Err(error) = (waiting.create)(self) {
-                self.created.remove(&name);
-                log::warn!(target: "bdev", "{name} cannot be created on {appeared}: {error}");
-            }
-        }
-    }
-
-    /// Forgets a virtual bdev that waits for its base; returns whether there was one.
-    fn cancel_pending(&self, name: &str) -> bool {
-        let found = sync::lock(&self.pending).remove(name).is_some();
-        if found {
-            self.created.remove(name);
-        }
-        found
-    }
-
-    /// Unregisters a bdev of the module with this product name, or cancels one that waits for its base.
-    pub fn delete(&self, name: &str, product: &str) -> Result<bool, RpcError> {
-        if self.cancel_pending(name) {
-            return Ok(true);
-        }
-        let device = self.find(name)?;
         if !device.bdev().product_name().eq_ignore_ascii_case(product) {
             let found = device.bdev().product_name();
             let (its, other) = (article(found), article(product));
             let message = format!("{name} is {its} {found}, not {other} {product}");
             return Err(RpcError::new(RpcError::ENODEV, message));
         }
-        self.registry.unregister(device.name())?;
+        if self.registry.is_stacked(&device) {
+            // First: otherwise it would be created again.
+            self.forget_virtual(device.name());
+        }
+        let removed = self.registry.unregister(device.name())?;
         self.forget(device.name());
-        Ok(true)
+        Ok(Closing::removed([removed]))
     }
 
     /// Forgets what is kept for a bdev that is gone.
@@ -208,7 +132,25 @@ pub fn delete_method<M: Module>(
     bdevs: impl Fn(&M) -> &BdevModule + Send + Sync + 'static,
 ) -> Method<M> {
     let delete = move |module: &M, params: ByName| bdevs(module).delete(&params.name, product);
-    Method::update(name, delete).text("Deletes the bdev.", "true").errors(&[devices::MISSING])
+    Method::concluded_update(name, delete, conclude)
+        .text("Deletes the bdev. I/O in flight completes first.", "true")
+        .errors(&[devices::MISSING, STILL_OPEN])
+}
+
+/// The last part of a method that removes something: waits until the devices that it used are free for others.
+pub fn conclude<M>(_: &M, closing: Closing) -> Result<bool, RpcError> {
+    closing.wait()?;
+    Ok(true)
+}
+
+/// The error of [`conclude`].
+pub const STILL_OPEN: (i64, &str) =
+    (RpcError::EINPROGRESS, "it is removed, but I/O in flight uses a bdev still");
+
+impl From<StillOpen> for RpcError {
+    fn from(error: StillOpen) -> RpcError {
+        RpcError::new(RpcError::EINPROGRESS, error.to_string())
+    }
 }
 
 impl Module for BdevModule {
@@ -241,7 +183,8 @@ impl Module for BdevModule {
                 DeviceEvent::Removed(device) => files.remove(device),
                 DeviceEvent::Resized(_) => {}
             }
-            if let DeviceEvent::Registered(device) = event
+            // A virtual bdev that goes when its base is back already is created again.
+            if let DeviceEvent::Registered(device) | DeviceEvent::Removed(device) = event
                 && auto_examine.load(Ordering::Relaxed)
             {
                 examiner.appeared(device.name());
@@ -256,6 +199,7 @@ impl Module for BdevModule {
 
     /// Removes every bdev that a method created, in reverse order. I/O in flight completes.
     fn stop(&self) {
+        *self.virtual_bdevs() = VirtualBdevs::default();
         for name in self.created.names().iter().rev() {
             // An error means that it is gone already, with the bdev that it was based on.
             let _ = self.registry.unregister(name);

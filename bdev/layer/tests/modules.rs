@@ -50,8 +50,11 @@ fn durability_is_that_of_the_device_below() {
         passthru::create(registry, config).unwrap();
         error::create(registry, error::ErrorConfig::new(&name)).unwrap();
         let faulty = format!("EE_{name}");
-        split::create(registry, &split::SplitConfig { base: faulty.clone(), count: 2, part_mib: None })
-            .unwrap();
+        split::create(
+            registry,
+            &split::SplitConfig { base: faulty.clone(), count: 2, part_size: split::PartSize::Even },
+        )
+        .unwrap();
         let delayed = format!("{base}-delay");
         delay::create(registry, delay::DelayConfig::new(&format!("{faulty}p1"), &delayed, 1)).unwrap();
         [name, faulty.clone(), format!("{faulty}p0"), format!("{faulty}p1"), delayed, base_name]
@@ -78,7 +81,11 @@ fn seek(rig: &mut Rig, channel: &mut BdevChannel, op: Op, lba: u64, blocks: u32)
 fn malloc_knows_what_is_allocated() {
     let mut rig = Rig::new();
     malloc::create(&rig.registry, malloc::MallocConfig::new("M", 1 << 15, 512)).unwrap();
-    split::create(&rig.registry, &split::SplitConfig { base: "M".into(), count: 2, part_mib: None }).unwrap();
+    split::create(
+        &rig.registry,
+        &split::SplitConfig { base: "M".into(), count: 2, part_size: split::PartSize::Even },
+    )
+    .unwrap();
     let (mut first, mut second) = (open(&rig, "Mp0"), open(&rig, "Mp1"));
     assert_eq!(seek(&mut rig, &mut second, Op::SeekData, 0, 1 << 14), None);
     assert_eq!(rig.write(&mut second, 100, 1, 9), Status::SUCCESS);
@@ -185,7 +192,7 @@ fn injections_match_by_range_rate_and_queue_depth() {
 }
 
 #[test]
-fn pending_io_is_aborted_by_reset_and_resumed_by_clear() {
+fn pending_io_is_aborted_by_reset_and_resumed_by_its_method_alone() {
     let (mut rig, mut channel) = error_rig();
     let pending =
         || FaultInjection { count: Some(3), ..FaultInjection::once(Some(Op::Read), FaultAction::Pending) };
@@ -200,7 +207,7 @@ fn pending_io_is_aborted_by_reset_and_resumed_by_clear() {
         channel.poll(&mut sink);
     }
     assert!(sink.is_empty() && channel.outstanding() == 3);
-    assert!(channel.deadline().is_some_and(|deadline_ns| deadline_ns > 0), "it must check for a clear");
+    assert!(channel.deadline().is_some_and(|deadline_ns| deadline_ns > 0), "it must check for a resume");
     channel.submit(&mut vec![Request::new(Tag(9), Op::Reset, 0, 0)]);
     while sink.len() < 4 {
         channel.poll(&mut sink);
@@ -213,8 +220,12 @@ fn pending_io_is_aborted_by_reset_and_resumed_by_clear() {
     error::inject(&rig.registry, "EE_M", pending()).unwrap();
     channel.submit(&mut reads(&rig));
     assert_eq!(channel.poll(&mut sink), 0);
+    // A clear removes the rules; what is pending stays so, as in SPDK.
     error::clear(&rig.registry, "EE_M").unwrap();
     sink.clear();
+    assert!(rig.read(&mut channel, 8, 1).is_ok(), "there is no rule");
+    assert_eq!((channel.poll(&mut sink), channel.outstanding()), (0, 3));
+    error::resume_pending(&rig.registry, "EE_M").unwrap();
     while sink.len() < 3 {
         channel.poll(&mut sink);
     }
@@ -233,6 +244,37 @@ fn pending_io_is_aborted_by_reset_and_resumed_by_clear() {
     }
     assert_eq!((sink[0].tag(), sink[0].status()), (Tag(7), Status::SUCCESS));
     assert_eq!(rig.write(&mut channel, 0, 1, 1), Status::WRITE_FAULT);
+}
+
+#[test]
+fn io_is_kept_pending_after_a_clear_or_a_resume_that_the_core_has_not_seen() {
+    let (rig, mut channel) = error_rig();
+    let pending = || FaultInjection::once(Some(Op::Read), FaultAction::Pending);
+    let read = |rig: &Rig, tag: u64| Request::read(Tag(tag), tag, 1, rig.buffer(512, 1));
+    let mut sink = Vec::new();
+    for round in 0..3 {
+        // The channel is idle and is not polled in between.
+        error::inject(&rig.registry, "EE_M", pending()).unwrap();
+        error::clear(&rig.registry, "EE_M").unwrap();
+        error::resume_pending(&rig.registry, "EE_M").unwrap();
+        error::inject(&rig.registry, "EE_M", pending()).unwrap();
+        channel.submit(&mut vec![read(&rig, 2 * round)]);
+        assert_eq!((channel.poll(&mut sink), channel.outstanding()), (0, 1), "round {round}");
+        // A resume concerns what came before it, not what comes after it and before the next poll.
+        error::resume_pending(&rig.registry, "EE_M").unwrap();
+        error::inject(&rig.registry, "EE_M", pending()).unwrap();
+        channel.submit(&mut vec![read(&rig, 2 * round + 1)]);
+        while sink.is_empty() {
+            channel.poll(&mut sink);
+        }
+        assert_eq!((sink.remove(0).tag(), channel.outstanding()), (Tag(2 * round), 1));
+        assert_eq!(channel.poll(&mut sink), 0);
+        error::resume_pending(&rig.registry, "EE_M").unwrap();
+        while sink.is_empty() {
+            channel.poll(&mut sink);
+        }
+        assert_eq!(sink.remove(0).tag(), Tag(2 * round + 1));
+    }
 }
 
 #[test]
@@ -427,7 +469,7 @@ fn uncorrectable_blocks_fail_reads_on_every_channel_until_rewritten() {
 fn split_parts_have_their_own_blocks_and_share_the_claim() {
     let mut rig = Rig::new();
     malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
-    let config = split::SplitConfig { base: "M".into(), count: 3, part_mib: None };
+    let config = split::SplitConfig { base: "M".into(), count: 3, part_size: split::PartSize::Even };
     let parts = split::create(&rig.registry, &config).unwrap();
     assert_eq!(parts.iter().map(|part| part.geometry().blocks).collect::<Vec<_>>(), [85; 3]);
     for (index, name) in ["Mp0", "Mp1", "Mp2"].into_iter().enumerate() {
@@ -458,7 +500,7 @@ fn a_split_that_fails_leaves_no_part_and_no_claim() {
     let rig = Rig::new();
     malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
     null::create(&rig.registry, null::NullConfig::new("Mp1", 8, 512)).unwrap();
-    let config = split::SplitConfig { base: "M".into(), count: 2, part_mib: None };
+    let config = split::SplitConfig { base: "M".into(), count: 2, part_size: split::PartSize::Even };
     assert!(matches!(split::create(&rig.registry, &config), Err(BdevError::Exists { .. })));
     assert!(rig.registry.find("Mp0").is_none());
     assert!(rig.registry.open("M", Access::ReadWrite).is_ok());

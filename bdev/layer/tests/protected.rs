@@ -292,7 +292,7 @@ fn a_part_of_a_device_has_its_separate_metadata() {
     let config = MetadataConfig { md_size: 16, md_interleave: false, dif_type: 0, dif_is_head_of_md: false };
     let ProtectedDevice { rig, channel } = ProtectedDevice::malloc(config);
     drop(channel);
-    let parts = split::SplitConfig { base: "M".into(), count: 2, part_mib: None };
+    let parts = split::SplitConfig { base: "M".into(), count: 2, part_size: split::PartSize::Even };
     split::create(&rig.registry, &parts).unwrap();
     let mut device = ProtectedDevice::open(rig, "Mp1");
     let (data, metadata) = (&pattern()[..1024], [0x5a; 32]);
@@ -364,7 +364,7 @@ fn invalid_protection_is_rejected() {
     }
     let config = malloc::MallocConfig { metadata: TYPE1, ..malloc::MallocConfig::new("M", 64, 512) };
     malloc::create(&rig.registry, config).unwrap();
-    let parts = split::SplitConfig { base: "M".into(), count: 2, part_mib: None };
+    let parts = split::SplitConfig { base: "M".into(), count: 2, part_size: split::PartSize::Even };
     assert!(split::create(&rig.registry, &parts).unwrap_err().to_string().contains("protection information"));
 }
 

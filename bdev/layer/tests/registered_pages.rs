@@ -81,7 +81,11 @@ fn passthru_delay_and_split_devices_pass_registered_pages_on_and_an_error_device
     let config = passthru::PassthruConfig { base: "Base".into(), name: "P".into(), uuid: None };
     passthru::create(&rig.registry, config).unwrap();
     delay::create(&rig.registry, delay::DelayConfig::new("P", "D", 1)).unwrap();
-    split::create(&rig.registry, &split::SplitConfig { base: "D".into(), count: 2, part_mib: None }).unwrap();
+    split::create(
+        &rig.registry,
+        &split::SplitConfig { base: "D".into(), count: 2, part_size: split::PartSize::Even },
+    )
+    .unwrap();
     error::create(&rig.registry, error::ErrorConfig::new("Dp0")).unwrap();
     let pages = RegisteredPages { index: 7, bytes: 4096 };
     for (name, alignment, expected) in [("Dp1", Some(ALIGNMENT), vec![130, 130]), ("EE_Dp0", None, vec![])] {

@@ -1,7 +1,7 @@
 //! An I/O channel of a namespace on one core: its links to paths, and the splitting of long requests.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,6 +16,7 @@ use slots::{Slab, Slot};
 use crate::counts::LinkCounts;
 use crate::inject::QueueInjections;
 use crate::multipath::{IoWait, Multipath, PathView};
+use crate::path::ChangedNamespaces;
 use crate::shared_namespace::{ChannelStatus, LinkStatus, NamespacePath, PathId, SharedNamespace};
 use crate::transport_stats::LiveQueueStats;
 
@@ -66,6 +67,9 @@ struct PathLink {
     ana_generation: u64,
     /// The control plane was asked to read the ANA log page again.
     ana_refresh_requested: bool,
+    scan_generation: u64,
+    /// The control plane was asked to identify the namespace again.
+    rescan_requested: bool,
     removed: bool,
     counts: Option<Arc<LinkCounts>>,
     injections: QueueInjections,
@@ -81,6 +85,9 @@ enum LinkQueue {
     /// A task opens it; the result arrives in the cell.
     Opening(Rc<RefCell<Option<OpenedQueue>>>, Rc<CancelFlag>),
     Open(Box<dyn IoQueue>),
+    /// Gets no new commands until the namespace has been identified again. The flag tells whether it was published that
+    /// none is in flight.
+    Suspended(Box<dyn IoQueue>, bool),
     /// Gets no new commands; it owns buffers until the driver's reset or detach has ended its commands. The flag
     /// tells whether the queue failed.
     Closing(Box<dyn IoQueue>, bool),
@@ -133,6 +140,8 @@ impl NvmeBdevChannel {
     fn apply_update(&mut self, now_ns: u64) {
         let (version, paths, policy, preferred) = self.shared.snapshot();
         self.applied_version = version;
+        // Before the links are published: until then they are not quiesced.
+        self.status.applied_version.store(version, Ordering::Release);
         self.preferred = preferred;
         self.multipath.set_policy(policy);
         for link in &mut self.links {
@@ -161,6 +170,8 @@ impl NvmeBdevChannel {
             failed_opens: 0,
             ana_generation: 0,
             ana_refresh_requested: false,
+            scan_generation: 0,
+            rescan_requested: false,
             removed: false,
             counts: state.controller_path.counts_io().then(Arc::default),
             injections: QueueInjections::new(&state.controller_path.injections),
@@ -201,6 +212,7 @@ impl NvmeBdevChannel {
             }
             self.open(index);
         }
+        self.update_suspended(index);
         let link = &mut self.links[index];
         link.injections.sync(&link.path.controller_path.injections);
         if link.ana_generation != link.path.ana_generation {
@@ -208,7 +220,24 @@ impl NvmeBdevChannel {
             link.ana_refresh_requested = false;
             self.multipath.ana_refreshed(index, now_ns);
         }
+        let link = &mut self.links[index];
+        if link.scan_generation != link.path.scan_generation {
+            link.scan_generation = link.path.scan_generation;
+            link.rescan_requested = false;
+            self.multipath.namespace_identified(index, now_ns);
+        }
         self.update_multipath(index, now_ns);
+    }
+
+    /// Suspends or resumes the open queue of a link as its path is.
+    fn update_suspended(&mut self, index: usize) {
+        let link = &mut self.links[index];
+        let queue = std::mem::replace(&mut link.queue, LinkQueue::None);
+        link.queue = match (queue, link.path.suspended) {
+            (LinkQueue::Open(opened), true) => LinkQueue::Suspended(opened, false),
+            (LinkQueue::Suspended(opened, _), false) => LinkQueue::Open(opened),
+            (queue, _) => queue,
+        };
     }
 
     fn update_multipath(&mut self, index: usize, now_ns: u64) {
@@ -249,7 +278,9 @@ impl NvmeBdevChannel {
     fn close(&mut self, index: usize, now_ns: u64) {
         match std::mem::replace(&mut self.links[index].queue, LinkQueue::None) {
             LinkQueue::Opening(_, cancel) => cancel.0.set(true),
-            LinkQueue::Open(opened) => self.start_closing(index, opened, false, now_ns),
+            LinkQueue::Open(opened) | LinkQueue::Suspended(opened, _) => {
+                self.start_closing(index, opened, false, now_ns);
+            }
             closing @ LinkQueue::Closing(..) => self.links[index].queue = closing,
             LinkQueue::None | LinkQueue::RetryAt(_) => {}
         }
@@ -317,15 +348,21 @@ impl NvmeBdevChannel {
                             let trtype = link.path.controller_path.id().trtype();
                             link.live_stats = Some(self.shared.totals.add_queue(self.status.core, trtype));
                             (link.failed_opens, link.queue) = (0, LinkQueue::Open(opened));
+                            self.update_suspended(index);
                         }
                         Err(_) => self.open_failed(index, now_ns),
                     }
                 }
-                LinkQueue::Open(opened) if opened.failure().is_some() => {
-                    let LinkQueue::Open(opened) = std::mem::replace(&mut link.queue, LinkQueue::None) else {
+                LinkQueue::Open(opened) | LinkQueue::Suspended(opened, _) if opened.failure().is_some() => {
+                    let (LinkQueue::Open(opened) | LinkQueue::Suspended(opened, _)) =
+                        std::mem::replace(&mut link.queue, LinkQueue::None)
+                    else {
                         continue;
                     };
                     self.start_closing(index, opened, true, now_ns);
+                }
+                LinkQueue::Suspended(_, is_quiesced @ false) if self.multipath.in_flight(index) == 0 => {
+                    *is_quiesced = true;
                 }
                 LinkQueue::Closing(..) => {
                     if !self.advance_closing(index, now_ns) {
@@ -356,17 +393,36 @@ impl NvmeBdevChannel {
         link.queue = LinkQueue::RetryAt(now_ns + OPEN_RETRY_NS);
     }
 
+    /// Requests once that the control plane reads again what commands have shown to be outdated.
+    #[cold]
+    fn refresh_stale(&mut self, index: usize) {
+        let link = &mut self.links[index];
+        if self.multipath.is_ana_stale(index) && !link.ana_refresh_requested {
+            link.ana_refresh_requested = true;
+            link.path.controller_path.refresh_ana();
+        }
+        if self.multipath.is_namespace_stale(index) && !link.rescan_requested {
+            link.rescan_requested = true;
+            let nsids = BTreeSet::from([self.shared.nsid]);
+            link.path.controller_path.request_rescan(ChangedNamespaces::Some(nsids));
+        }
+    }
+
     /// Publishes the state of the links to the control plane.
     fn publish(&self) {
         let current = self.multipath.current();
         let links = self.links.iter().enumerate().filter(|(_, link)| !link.removed);
         let statuses = links.map(|(index, link)| LinkStatus {
             id: link.path.id,
-            connected: matches!(link.queue, LinkQueue::Open(_)),
+            connected: matches!(link.queue, LinkQueue::Open(_) | LinkQueue::Suspended(..)),
             current: current == Some(index),
+            quiesced: link.path.suspended && self.multipath.in_flight(index) == 0,
             counts: link.counts.clone(),
         });
         *self.status.links() = statuses.collect();
+        // Whoever suspended a path waits for its links.
+        let suspended = self.links.iter().filter(|link| !link.removed && link.path.suspended);
+        suspended.for_each(|link| link.path.controller_path.wake());
     }
 
     /// Whether a request needs no splitting.
@@ -501,7 +557,7 @@ impl block_io::Channel for NvmeBdevChannel {
         for index in 0..self.links.len() {
             let mut completions = std::mem::take(&mut self.sink);
             let link = &mut self.links[index];
-            if let LinkQueue::Open(opened) = &mut link.queue
+            if let LinkQueue::Open(opened) | LinkQueue::Suspended(opened, _) = &mut link.queue
                 && opened.poll(&mut completions) > 0
                 && let Some(live_stats) = &link.live_stats
             {
@@ -518,9 +574,8 @@ impl block_io::Channel for NvmeBdevChannel {
                 self.multipath.path_completed_after(index, completion, delay_ns, now_ns);
             }
             self.sink = completions;
-            if self.multipath.is_ana_stale(index) && !self.links[index].ana_refresh_requested {
-                self.links[index].ana_refresh_requested = true;
-                self.links[index].path.controller_path.refresh_ana();
+            if self.multipath.is_stale(index) {
+                self.refresh_stale(index);
             }
         }
         self.poll_links(now_ns);
@@ -557,8 +612,13 @@ impl block_io::Channel for NvmeBdevChannel {
             return Some(0);
         }
         let links = self.links.iter().filter_map(|link| match &link.queue {
-            LinkQueue::Open(opened) | LinkQueue::Closing(opened, _) if opened.failure().is_some() => Some(0),
-            LinkQueue::Open(opened) | LinkQueue::Closing(opened, _) => opened.deadline(),
+            LinkQueue::Open(opened) | LinkQueue::Suspended(opened, _) | LinkQueue::Closing(opened, _) => {
+                if opened.failure().is_some() {
+                    Some(0)
+                } else {
+                    opened.deadline()
+                }
+            }
             LinkQueue::RetryAt(due_ns) => Some(*due_ns),
             LinkQueue::Opening(result, _) => result.borrow().is_some().then_some(0),
             LinkQueue::None => None,
@@ -571,7 +631,8 @@ impl block_io::Channel for NvmeBdevChannel {
 impl Drop for NvmeBdevChannel {
     fn drop(&mut self) {
         for link in &mut self.links {
-            if let LinkQueue::Open(opened) | LinkQueue::Closing(opened, _) = &link.queue
+            if let LinkQueue::Open(opened) | LinkQueue::Suspended(opened, _) | LinkQueue::Closing(opened, _) =
+                &link.queue
                 && let Some(live_stats) = link.live_stats.take()
             {
                 self.shared.totals.remove_queue(&live_stats, &opened.stats());

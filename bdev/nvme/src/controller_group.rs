@@ -19,8 +19,11 @@ use wire_nvme::log::AnaState;
 use crate::initiator::Attach;
 use crate::multipath::{IoWait, Policy};
 use crate::namespace::{AtomicUnit, NvmeBdev, ScannedNamespace};
-use crate::path::{AnaGroups, ControllerPath, PathStatus, ana_state_of, send_reply};
+use crate::path::{
+    AnaGroups, ChangedNamespaces, ControllerPath, NamespaceScan, PathStatus, ana_state_of, send_reply,
+};
 use crate::shared_namespace::{NamespacePath, PathConnection, PathId, SharedNamespace};
+use crate::suspension::Suspension;
 use crate::transport_stats::TransportTotals;
 
 /// How long removal waits for users of the device to close it.
@@ -37,10 +40,12 @@ pub(crate) enum PathEvent {
     NamespacesScanned {
         path: Arc<ControllerPath>,
         epoch: u64,
-        namespaces: Vec<ScannedNamespace>,
+        scan: NamespaceScan,
         queues: Arc<dyn IoQueues>,
         groups: AnaGroups,
     },
+    /// Namespaces of the path have changed: no I/O is sent to them until they are scanned.
+    Suspend { path: Arc<ControllerPath>, changed: ChangedNamespaces, suspension: Arc<Suspension> },
     /// The ANA log page was read again.
     AnaChanged { path: Arc<ControllerPath>, groups: AnaGroups },
     /// The connection is lost; I/O may wait for the next.
@@ -68,11 +73,15 @@ type AttachReply = SyncSender<Result<Vec<String>, String>>;
 pub(crate) struct ControllerGroup {
     pub(crate) name: String,
     registry: Registry,
+    reactors: Vec<ReactorHandle>,
     events: Sender<GroupEvent>,
     clock: Clock,
     retries_max: u16,
     paths: Mutex<Vec<Arc<ControllerPath>>>,
     namespaces: Mutex<BTreeMap<u32, Arc<AttachedNamespace>>>,
+    /// Namespaces of paths that could not be attached, for another path has a different one, or its name or an identifier
+    /// is in use. They are scanned again when a namespace goes.
+    refused: Mutex<BTreeSet<(PathId, u32)>>,
     attaching: Mutex<BTreeMap<PathId, AttachReply>>,
     detaching: Mutex<BTreeMap<PathId, Vec<SyncSender<()>>>>,
     policy: Mutex<Policy>,
@@ -95,18 +104,21 @@ impl ControllerGroup {
         attach: &Attach,
         policy: Policy,
         registry: Registry,
+        reactors: Vec<ReactorHandle>,
         events: Sender<GroupEvent>,
-        clock: Clock,
         totals: Arc<TransportTotals>,
     ) -> ControllerGroup {
+        let clock = reactors.first().map_or_else(Clock::monotonic, |reactor| reactor.clock().clone());
         ControllerGroup {
             name: attach.name.clone(),
             registry,
+            reactors,
             events,
             clock,
             retries_max: attach.retries_max,
             paths: Mutex::default(),
             namespaces: Mutex::default(),
+            refused: Mutex::default(),
             attaching: Mutex::default(),
             detaching: Mutex::default(),
             policy: Mutex::new(policy),
@@ -131,14 +143,14 @@ impl ControllerGroup {
     /// Waits until channels have applied all earlier events: for one turn of each reactor that has some. A channel that
     /// has I/O in flight is polled in each turn; an idle one, which is not, applies them before its next I/O. `false` if
     /// the event thread did not get to them in time.
-    pub(crate) fn wait_applied(self: &Arc<Self>, reactors: &[ReactorHandle]) -> bool {
+    pub(crate) fn wait_applied(self: &Arc<Self>) -> bool {
         let (reply, barrier) = sync_channel(1);
         self.send_event(PathEvent::Barrier(reply));
         let handled = blocking::receive_timeout(&barrier, EVENTS_TIMEOUT).is_ok();
         let cores: BTreeSet<usize> =
             self.namespaces().iter().flat_map(|namespace| namespace.shared.request_update()).collect();
         let (turned, turns) = sync_channel(cores.len());
-        for reactor in reactors.iter().filter(|reactor| cores.contains(&reactor.index())) {
+        for reactor in self.reactors.iter().filter(|reactor| cores.contains(&reactor.index())) {
             let turned = turned.clone();
             // Tasks run after the pollers of the turn. A reactor that has stopped drops the message.
             let _ = reactor.post(move |core| {
@@ -162,14 +174,20 @@ impl ControllerGroup {
 
     fn handle(self: &Arc<Self>, event: PathEvent) {
         match event {
-            PathEvent::NamespacesScanned { path, epoch, namespaces, queues, groups } => {
-                let outcome = self.apply_namespaces(&path, epoch, namespaces, &queues, groups.as_deref());
+            PathEvent::NamespacesScanned { path, epoch, scan, queues, groups } => {
+                let outcome = self.apply_scan(&path, epoch, scan, &queues, &groups);
                 if let Some(reply) = sync::lock(&self.attaching).remove(&path.number) {
                     let _ = reply.send(outcome.clone());
                 }
                 if let Err(why) = outcome {
                     log::warn!(target: "bdev_nvme", "{}: {why}", self.name);
                 }
+            }
+            PathEvent::Suspend { path, changed, suspension } => {
+                let namespaces = self.namespaces();
+                let listed = namespaces.iter().map(|namespace| namespace.shared.clone());
+                let listed = listed.filter(|shared| changed.contains(shared.nsid));
+                suspension.add(&path, listed, &self.reactors);
             }
             PathEvent::AnaChanged { path, groups } => self.apply_ana(&path, &groups),
             PathEvent::Lost { path, wait, why } => {
@@ -179,6 +197,8 @@ impl ControllerGroup {
                 for namespace in self.namespaces() {
                     namespace.shared.update_path(path.number, |state| {
                         state.connection = None;
+                        // A new connection identifies all namespaces before it is used.
+                        state.suspended = false;
                         state.wait = wait;
                     });
                 }
@@ -215,36 +235,47 @@ impl ControllerGroup {
 
     fn drop_path(&self, path: &Arc<ControllerPath>) {
         sync::lock(&self.paths).retain(|other| !Arc::ptr_eq(other, path));
+        sync::lock(&self.refused).retain(|(number, _)| *number != path.number);
+    }
+
+    /// The namespaces that are attached on a path.
+    pub(crate) fn nsids_on(&self, path: &ControllerPath) -> BTreeSet<u32> {
+        let namespaces = self.namespaces();
+        let on_path = namespaces.iter().filter(|namespace| namespace.shared.has_path(path.number));
+        on_path.map(|namespace| namespace.shared.nsid).collect()
     }
 
     /// Applies the namespaces of a connected path; returns the names of its block devices.
-    fn apply_namespaces(
+    fn apply_scan(
         &self,
         path: &Arc<ControllerPath>,
         epoch: u64,
-        namespaces: Vec<ScannedNamespace>,
+        scan: NamespaceScan,
         queues: &Arc<dyn IoQueues>,
-        groups: Option<&[(u32, AnaState)]>,
+        groups: &AnaGroups,
     ) -> Result<Vec<String>, String> {
         if path.is_stopping() {
             return Err("the controller is being detached".into());
         }
+        // All that has gone first: what has come in its place may have the identifiers of another of them.
+        self.remove_absent(path, &scan);
+        self.apply_ana(path, groups);
         let mut names = Vec::new();
         let mut errors = Vec::new();
-        let nsids: Vec<u32> = namespaces.iter().map(|scanned| scanned.nsid).collect();
-        for scanned in namespaces {
-            let ana = ana_state_of(groups, scanned.identify.anagrpid);
+        for scanned in &scan.identified {
+            let ana = ana_state_of(groups.as_deref(), scanned.identify.anagrpid);
             let (queues, identify) = (queues.clone(), scanned.identify.clone());
             let connection = PathConnection { epoch, queues, identify };
-            match self.apply_namespace(path, connection, &scanned, ana) {
-                Ok(name) => names.push(name),
-                Err(why) => errors.push(why),
-            }
-        }
-        for namespace in self.namespaces() {
-            let has = namespace.shared.paths().iter().any(|state| state.id == path.number);
-            if has && !nsids.contains(&namespace.shared.nsid) {
-                self.remove_namespace_path(&namespace, path);
+            let refused = (path.number, scanned.nsid);
+            match self.apply_namespace(path, connection, scanned, ana) {
+                Ok(name) => {
+                    sync::lock(&self.refused).remove(&refused);
+                    names.push(name);
+                }
+                Err(why) => {
+                    sync::lock(&self.refused).insert(refused);
+                    errors.push(why);
+                }
             }
         }
         if errors.is_empty() {
@@ -258,6 +289,25 @@ impl ControllerGroup {
         Ok(names)
     }
 
+    /// Removes a path from the namespaces that it does not have any more, or under whose identifier it has another one.
+    fn remove_absent(&self, path: &Arc<ControllerPath>, scan: &NamespaceScan) {
+        let controller = path.identity();
+        for namespace in self.namespaces() {
+            let nsid = namespace.shared.nsid;
+            if !namespace.shared.has_path(path.number) || scan.unchanged.contains(&nsid) {
+                continue;
+            }
+            if let Some(scanned) = scan.identified.iter().find(|scanned| scanned.nsid == nsid) {
+                let Some(why) = namespace.bdev.difference(scanned, controller.as_deref()) else { continue };
+                let (name, path) = (&namespace.bdev_name, path.id().0.controller());
+                log::warn!(target: "bdev_nvme", "{name} loses its path {path}: namespace {nsid} was replaced: {why}");
+            }
+            // At once: what waits for the namespace must not reach another one.
+            namespace.shared.remove_path(path.number);
+            self.remove_namespace_path(&namespace, path);
+        }
+    }
+
     fn apply_namespace(
         &self,
         path: &Arc<ControllerPath>,
@@ -269,15 +319,11 @@ impl ControllerGroup {
         let known = sync::lock(&self.namespaces).get(&nsid).cloned();
         let namespace = match known {
             Some(namespace) => {
-                let first = &namespace.bdev;
-                if first.identity != scanned.identity {
+                if let Some(why) = namespace.bdev.difference(scanned, path.identity().as_deref()) {
                     return Err(format!(
-                        "namespace {nsid} of {} differs from that of the other paths: its identifiers do not match",
+                        "namespace {nsid} of {} differs from that of the other paths: {why}",
                         path.id().0.controller()
                     ));
-                }
-                if bdev::Bdev::geometry(&**first).block_size != scanned.block_size {
-                    return Err(format!("the block size of namespace {nsid} has changed"));
                 }
                 namespace
             }
@@ -295,7 +341,9 @@ impl ControllerGroup {
             connection: Some(connection),
             anagrpid: scanned.identify.anagrpid,
             ana,
-            ana_generation: next_ana_generation(),
+            ana_generation: next_generation(),
+            suspended: false,
+            scan_generation: next_generation(),
             wait: self.io_wait(path, ana),
         });
         if !sync::lock(&self.namespaces).contains_key(&nsid) {
@@ -349,14 +397,14 @@ impl ControllerGroup {
                     state.wait = self.io_wait(path, ana);
                 }
                 state.ana = ana;
-                state.ana_generation = next_ana_generation();
+                state.ana_generation = next_generation();
             });
         }
     }
 
     fn remove_path(&self, path: &Arc<ControllerPath>) {
         for namespace in self.namespaces() {
-            if namespace.shared.paths().iter().any(|state| state.id == path.number) {
+            if namespace.shared.has_path(path.number) {
                 self.remove_namespace_path(&namespace, path);
             }
         }
@@ -375,6 +423,21 @@ impl ControllerGroup {
         }
         namespace.shared.remove_path(path.number);
         sync::lock(&namespace.limits).remove(&path.number);
+        if last {
+            self.rescan_refused();
+        }
+    }
+
+    /// A namespace has gone: another one may be attached now.
+    fn rescan_refused(&self) {
+        let refused = std::mem::take(&mut *sync::lock(&self.refused));
+        for path in self.paths() {
+            let nsids: BTreeSet<u32> =
+                refused.iter().filter(|(number, _)| *number == path.number).map(|(_, nsid)| *nsid).collect();
+            if !nsids.is_empty() {
+                path.request_rescan(ChangedNamespaces::Some(nsids));
+            }
+        }
     }
 
     pub(crate) fn policy(&self) -> Policy {
@@ -414,7 +477,7 @@ fn joined(errors: &[String]) -> String {
     }
 }
 
-fn next_ana_generation() -> u64 {
+fn next_generation() -> u64 {
     static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
     COUNT.fetch_add(1, Ordering::Relaxed)
 }

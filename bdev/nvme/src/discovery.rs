@@ -128,7 +128,7 @@ pub(crate) fn uri_of(entry: &DiscoveryEntry) -> Option<TcpUri> {
         return None;
     }
     Some(TcpUri {
-        host: address.traddr.trim().to_string(),
+        host: TcpUri::host_of(address.traddr.trim())?,
         port: address.trsvcid.trim().parse().ok()?,
         subnqn: entry.subnqn.clone(),
         nsid: 1,

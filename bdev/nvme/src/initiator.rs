@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bdev::Registry;
 use control::JobHandle;
-use os::clock::Clock;
 use reactor::{ReactorHandle, blocking};
 use sockets::{CoreNetwork, Sockets};
 use wire_nvme::identify::IdentifyController;
@@ -207,11 +206,6 @@ impl Initiator {
         self.0.reactors.first().cloned().ok_or(InitiatorError::NoReactor)
     }
 
-    /// The clock of the reactors.
-    fn clock(&self) -> Clock {
-        self.0.reactors.first().map_or_else(Clock::monotonic, |reactor| reactor.clock().clone())
-    }
-
     pub(crate) fn discovery_services(&self) -> MutexGuard<'_, BTreeMap<String, DiscoveryService>> {
         sync::lock(&self.0.services)
     }
@@ -315,8 +309,8 @@ impl Initiator {
             attach,
             policy,
             self.0.registry.clone(),
+            self.0.reactors.clone(),
             events,
-            self.clock(),
             self.0.totals.clone(),
         ));
         group.add_path(path.clone(), reply);
@@ -444,7 +438,7 @@ impl Initiator {
                 }
             }
         }
-        if !group.wait_applied(&self.0.reactors) {
+        if !group.wait_applied() {
             return Err(InitiatorError::Timeout("applying the change on the reactors"));
         }
         Ok(())
@@ -466,7 +460,7 @@ impl Initiator {
             QueueKind::Admin => path.set_admin_injection(opcode, injection),
             QueueKind::Io => {
                 path.injections.set(opcode, injection);
-                if !group.wait_applied(&self.0.reactors) {
+                if !group.wait_applied() {
                     return Err(InitiatorError::Timeout("applying the change on the reactors"));
                 }
             }

@@ -34,6 +34,7 @@ mod path;
 mod reconnect;
 pub mod rpc;
 mod shared_namespace;
+mod suspension;
 mod transport_stats;
 
 pub use counts::PathStats;

@@ -107,6 +107,10 @@ pub struct Multipath<B> {
     burst: u32,
 }
 
+/// How often an I/O that a controller has refused because of its namespace is repeated at least, on another path or after
+/// the namespace was identified again.
+const NAMESPACE_RETRIES_MIN: u16 = 1;
+
 struct PendingIo {
     /// The caller's tag and `user_data`.
     tag: Tag,
@@ -121,17 +125,22 @@ struct PendingIo {
 
 struct TrackedPath<B> {
     view: PathView,
-    /// A command failed with an ANA status, which contradicts the known state; the log page must be read.
-    ana_stale: bool,
+    /// What commands have shown to be outdated, until it was read again; [`STALE_ANA`] and [`STALE_NAMESPACE`].
+    stale: u8,
     in_flight: u32,
     outgoing: Vec<Request<B>>,
     counts: PathCounts,
 }
 
+/// A command failed with an ANA status, which contradicts the known state: the log page must be read.
+const STALE_ANA: u8 = 1;
+/// A command failed because its namespace is not what it was: it must be identified again.
+const STALE_NAMESPACE: u8 = 2;
+
 impl<B> TrackedPath<B> {
     fn rank(&self) -> Option<u8> {
         match self.view.ana {
-            _ if !self.view.connected || self.ana_stale => None,
+            _ if !self.view.connected || self.stale != 0 => None,
             AnaState::Optimized => Some(0),
             AnaState::NonOptimized => Some(1),
             _ => None,
@@ -154,6 +163,11 @@ fn is_ana_status(status: Status) -> bool {
     status.same_code(Status::ANA_INACCESSIBLE)
         || status.same_code(Status::ANA_TRANSITION)
         || status.same_code(Status::ANA_PERSISTENT_LOSS)
+}
+
+/// Whether the error says that the controller does not have the namespace, or not in the format that it was identified with.
+fn is_namespace_status(status: Status) -> bool {
+    status.same_code(Status::INVALID_NAMESPACE_OR_FORMAT)
 }
 
 impl<B> Multipath<B> {
@@ -193,7 +207,7 @@ impl<B> Multipath<B> {
     pub fn add_path(&mut self, view: PathView) -> usize {
         self.paths.push(TrackedPath {
             view,
-            ana_stale: false,
+            stale: 0,
             in_flight: 0,
             outgoing: Vec::new(),
             counts: PathCounts::default(),
@@ -208,7 +222,7 @@ impl<B> Multipath<B> {
     pub fn replace_path(&mut self, index: usize, view: PathView) {
         let path = &mut self.paths[index];
         assert!(path.in_flight == 0 && path.outgoing.is_empty(), "path {index} is in use");
-        (path.view, path.ana_stale, path.counts) = (view, false, PathCounts::default());
+        (path.view, path.stale, path.counts) = (view, 0, PathCounts::default());
     }
 
     /// Changes the state of a path. If it is not usable any more, its unsent requests move to other paths.
@@ -220,13 +234,30 @@ impl<B> Multipath<B> {
 
     /// The ANA log page was read after [`is_ana_stale`](Self::is_ana_stale).
     pub fn ana_refreshed(&mut self, path: usize, now_ns: u64) {
-        self.paths[path].ana_stale = false;
+        self.paths[path].stale &= !STALE_ANA;
         self.dispatch(now_ns);
+    }
+
+    /// The namespace was identified again after [`is_namespace_stale`](Self::is_namespace_stale).
+    pub fn namespace_identified(&mut self, path: usize, now_ns: u64) {
+        self.paths[path].stale &= !STALE_NAMESPACE;
+        self.dispatch(now_ns);
+    }
+
+    /// Whether the path is not used until its ANA log page was read or its namespace identified again.
+    #[inline]
+    pub fn is_stale(&self, path: usize) -> bool {
+        self.paths[path].stale != 0
+    }
+
+    /// Whether the path's namespace must be identified again.
+    pub fn is_namespace_stale(&self, path: usize) -> bool {
+        self.paths[path].stale & STALE_NAMESPACE != 0
     }
 
     /// Whether the path's ANA log page must be read again.
     pub fn is_ana_stale(&self, path: usize) -> bool {
-        self.paths[path].ana_stale
+        self.paths[path].stale & STALE_ANA != 0
     }
 
     /// Whether the path is usable: connected, with a current ANA state of optimized or non-optimized.
@@ -290,23 +321,29 @@ impl<B> Multipath<B> {
         };
         self.paths[path].in_flight -= 1;
         let status = completion.status();
-        if status.is_success() || status.is_do_not_retry() {
+        if status.is_success() || status.is_do_not_retry() && !is_namespace_status(status) {
             self.finish(slot, completion);
             return;
         }
         entry.last = status;
         entry.avoid = Some(path as u32);
         let path_related = is_path_related(status);
+        let mut retries_max = self.retries_max;
         // An ANA status makes the path unusable until its state was read again, and a lost path is not connected:
         // those attempts are bounded by TRIES_MAX, all others by `retries_max`.
         if path_related && is_ana_status(status) {
-            self.paths[path].ana_stale = true;
+            self.paths[path].stale |= STALE_ANA;
+            self.requeue_unsent(path);
+        } else if is_namespace_status(status) {
+            entry.retries += 1;
+            retries_max = retries_max.max(NAMESPACE_RETRIES_MIN);
+            self.paths[path].stale |= STALE_NAMESPACE;
             self.requeue_unsent(path);
         } else if !path_related || self.paths[path].view.connected {
             entry.retries += 1;
         }
         let entry = self.entries.get_mut(slot).expect("the slot was valid above");
-        if entry.retries > self.retries_max || entry.tries >= TRIES_MAX {
+        if entry.retries > retries_max || entry.tries >= TRIES_MAX {
             self.finish(slot, completion);
             return;
         }
@@ -401,7 +438,8 @@ impl<B> Multipath<B> {
         while let Some(request) = self.waiting.pop_front() {
             let slot = Slot::from_bits(request.tag.0);
             let last = self.entries.get(slot).map(|entry| entry.last);
-            let status = last.filter(|last| is_path_related(*last)).unwrap_or(status);
+            let says_why = |last: &Status| is_path_related(*last) || is_namespace_status(*last);
+            let status = last.filter(says_why).unwrap_or(status);
             self.finish(slot, request.complete(status));
         }
     }

@@ -8,6 +8,7 @@ use block_io::Op;
 use reactor::Core;
 use uuid::Uuid;
 use wire_nvme::identify::{IdentifyController, IdentifyNamespace, nsfeat};
+use wire_nvme::protection::MetadataFormat;
 
 use crate::channel::{DEPTH, NvmeBdevChannel};
 use crate::shared_namespace::SharedNamespace;
@@ -20,6 +21,30 @@ pub(crate) struct NamespaceIds {
     pub(crate) uuid: Option<Uuid>,
 }
 
+impl NamespaceIds {
+    /// Whether it reports any identifier.
+    fn is_known(&self) -> bool {
+        self.nguid != [0; 16] || self.eui64 != [0; 8] || self.uuid.is_some_and(|uuid| !uuid.is_nil())
+    }
+
+    /// Whether both are of one namespace: they have an identifier in common, and none that differs. One that only one of
+    /// them has proves nothing, as a controller may not report it for a time. Without any on both sides, they may be.
+    pub(crate) fn may_be(&self, other: &NamespaceIds) -> bool {
+        let ids = |of: &NamespaceIds| {
+            let uuid = of.uuid.filter(|uuid| !uuid.is_nil()).map(Uuid::into_bytes);
+            let nguid = Some(of.nguid).filter(|nguid| *nguid != [0; 16]);
+            let eui64 = Some(of.eui64).filter(|eui64| *eui64 != [0; 8]);
+            [uuid, nguid, eui64.map(|eui64| (u128::from(u64::from_le_bytes(eui64))).to_le_bytes())]
+        };
+        let both = ids(self).into_iter().zip(ids(other)).filter_map(|(one, other)| one.zip(other));
+        let mut same = both.map(|(one, other)| one == other).peekable();
+        match same.peek() {
+            Some(_) => same.all(|same| same),
+            None => !self.is_known() && !other.is_known(),
+        }
+    }
+}
+
 /// The properties of a namespace, as identified on one path.
 #[derive(Clone)]
 pub(crate) struct ScannedNamespace {
@@ -27,6 +52,8 @@ pub(crate) struct ScannedNamespace {
     pub(crate) identity: NamespaceIds,
     pub(crate) identify: Arc<IdentifyNamespace>,
     pub(crate) block_size: u32,
+    /// `None` for a format that the specification does not define.
+    pub(crate) metadata: Option<MetadataFormat>,
     pub(crate) transfer_max_bytes: u32,
     /// See [`IoLimits`].
     pub(crate) alignment: u32,
@@ -88,7 +115,8 @@ impl AtomicUnit {
 /// The module's object of a namespace (SPDK's `nvme_bdev`).
 pub(crate) struct NvmeBdev {
     pub(crate) shared: Arc<SharedNamespace>,
-    pub(crate) identity: NamespaceIds,
+    identity: NamespaceIds,
+    metadata: Option<MetadataFormat>,
     geometry: BdevGeometry,
     retries_max: u16,
     flush: bool,
@@ -113,10 +141,10 @@ impl NvmeBdev {
         if physical.is_power_of_two() && physical <= 1 << 20 {
             geometry.physical_block_size = geometry.physical_block_size.max(physical as u32);
         }
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_string();
         NvmeBdev {
             shared: view.clone(),
             identity: scanned.identity.clone(),
+            metadata: scanned.metadata,
             geometry,
             retries_max,
             flush: true,
@@ -124,6 +152,38 @@ impl NvmeBdev {
             subnqn: subnqn.to_string(),
         }
     }
+
+    /// Why what a path has under this identifier now is another namespace, or has other blocks; `None` if it is this one.
+    ///
+    /// A namespace without identifiers is recognised by its size and by the serial and model number of its controller:
+    /// one that was resized and one that was replaced cannot be told apart.
+    pub(crate) fn difference(
+        &self,
+        scanned: &ScannedNamespace,
+        controller: Option<&IdentifyController>,
+    ) -> Option<&'static str> {
+        if !self.identity.may_be(&scanned.identity) {
+            return Some("its identifiers have changed");
+        }
+        if self.geometry.block_size != scanned.block_size || self.metadata != scanned.metadata {
+            return Some("its format has changed");
+        }
+        if self.identity.is_known() {
+            return None;
+        }
+        if self.shared.blocks.load(Ordering::Relaxed) != scanned.identify.nsze {
+            return Some("it has no identifiers, and its size has changed");
+        }
+        let [serial, model, _] = &self.controller;
+        controller
+            .is_some_and(|controller| text(&controller.sn) != *serial || text(&controller.mn) != *model)
+            .then_some("it has no identifiers, and its controller is another one")
+    }
+}
+
+/// A string of Identify Controller, without the spaces that fill it.
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim_end().to_string()
 }
 
 impl Bdev for NvmeBdev {
@@ -219,6 +279,63 @@ impl Bdev for NvmeBdev {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn namespaces_are_the_same_if_no_identifier_differs_and_one_is_common() {
+        let ids = |nguid: u8, eui64: u8, uuid: u128| NamespaceIds {
+            nguid: [nguid; 16],
+            eui64: [eui64; 8],
+            uuid: (uuid != 0).then(|| Uuid::from_u128(uuid)),
+        };
+        for (one, other, same) in [
+            (ids(1, 0, 0), ids(1, 0, 0), true),
+            (ids(1, 2, 3), ids(1, 2, 3), true),
+            (ids(1, 2, 3), ids(1, 2, 4), false),
+            (ids(1, 2, 3), ids(1, 4, 3), false),
+            (ids(1, 2, 3), ids(4, 2, 3), false),
+            // One that was not reported says nothing.
+            (ids(1, 0, 3), ids(1, 2, 0), true),
+            (ids(0, 0, 3), ids(1, 2, 0), false),
+            (ids(0, 0, 0), ids(0, 2, 0), false),
+            (ids(0, 0, 0), ids(0, 0, 0), true),
+            (NamespaceIds { uuid: Some(Uuid::nil()), ..ids(0, 0, 0) }, ids(0, 0, 0), true),
+        ] {
+            assert_eq!((one.may_be(&other), other.may_be(&one)), (same, same), "{one:?} {other:?}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_without_identifiers_is_recognised_by_its_size_and_controller() {
+        let controller =
+            |serial: u8| IdentifyController { sn: [serial; 20], ..IdentifyController::default() };
+        let scanned = |blocks: u64, block_size: u32, nguid: u8| ScannedNamespace {
+            nsid: 1,
+            identity: NamespaceIds { nguid: [nguid; 16], ..NamespaceIds::default() },
+            identify: Arc::new(IdentifyNamespace { nsze: blocks, ..IdentifyNamespace::default() }),
+            block_size,
+            metadata: None,
+            transfer_max_bytes: 4096,
+            alignment: 1,
+            virtual_boundary: 1,
+            atomic: AtomicUnit::default(),
+            unmap: false,
+            write_zeroes: false,
+            write_uncorrectable: false,
+        };
+        let attached = |nguid| {
+            let view = SharedNamespace::new(1, crate::Policy::ActivePassive, Arc::default());
+            view.blocks.store(8, Ordering::Relaxed);
+            NvmeBdev::new(&Arc::new(view), &scanned(8, 512, nguid), &controller(b'1'), "nqn", 0)
+        };
+        let is_same = |nguid, now: &ScannedNamespace, serial| {
+            attached(nguid).difference(now, Some(&controller(serial))).is_none()
+        };
+        // A namespace with an identifier may grow, and move to another controller.
+        assert!(is_same(1, &scanned(16, 512, 1), b'2'));
+        assert!(!is_same(1, &scanned(8, 4096, 1), b'1') && !is_same(1, &scanned(8, 512, 2), b'1'));
+        assert!(is_same(0, &scanned(8, 512, 0), b'1'));
+        assert!(!is_same(0, &scanned(16, 512, 0), b'1') && !is_same(0, &scanned(8, 512, 0), b'2'));
+    }
 
     #[test]
     fn atomic_writes_keep_to_the_units_and_boundaries_of_the_namespace() {

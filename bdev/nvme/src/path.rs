@@ -24,7 +24,7 @@ mod session;
 mod task;
 
 pub(crate) use machine::{OnLossTimeout, PathInput, PathNotice};
-pub(crate) use scan::{AnaGroups, ana_state_of};
+pub(crate) use scan::{AnaGroups, ChangedNamespaces, NamespaceScan, ana_state_of};
 pub(crate) use session::{StartPath, start};
 pub(crate) use task::{PathSession, run};
 
@@ -177,6 +177,8 @@ pub(crate) struct ControllerPath {
     task_waker: Mutex<Option<Waker>>,
     stop: AtomicBool,
     cntlid: AtomicU16,
+    /// Namespaces that have to be identified again, besides those of events.
+    rescan: Mutex<Option<ChangedNamespaces>>,
     /// Epoch of the connection that a channel requested to reset; 0 for none.
     reset_request: AtomicU64,
     /// Command retry delay times 1 to 3 (CRDT), in units of 100 ms.
@@ -226,6 +228,7 @@ impl ControllerPath {
             task_waker: Mutex::default(),
             stop: AtomicBool::new(false),
             cntlid: AtomicU16::new(0),
+            rescan: Mutex::default(),
             reset_request: AtomicU64::new(0),
             retry_delays: Default::default(),
             injections: Injections::default(),
@@ -328,6 +331,8 @@ impl ControllerPath {
                 return PathInput::Timeout;
             }
             self.clear_reset_request();
+            // A new connection identifies all namespaces.
+            let _ = self.take_rescan();
             match (self.take_command(), left_ns) {
                 (Some(PathCommand::Operate(operation, reply)), _) => {
                     return PathInput::Operate(operation, reply);
@@ -354,6 +359,21 @@ impl ControllerPath {
         let _ = self.submit(PathCommand::RefreshAna);
     }
 
+    /// Requests that namespaces are identified again.
+    pub(crate) fn request_rescan(&self, changed: ChangedNamespaces) {
+        let mut rescan = sync::lock(&self.rescan);
+        *rescan = Some(match rescan.take() {
+            Some(earlier) => earlier.and(changed),
+            None => changed,
+        });
+        drop(rescan);
+        self.wake();
+    }
+
+    pub(crate) fn take_rescan(&self) -> Option<ChangedNamespaces> {
+        sync::lock(&self.rescan).take()
+    }
+
     /// Requests a reset of a connection, for a channel that cannot open its I/O queue on it.
     pub(crate) fn request_reset(&self, epoch: u64) {
         self.reset_request.store(epoch, Ordering::Release);
@@ -374,7 +394,8 @@ impl ControllerPath {
         self.stop.load(Ordering::Acquire)
     }
 
-    fn wake(&self) {
+    /// Has the path's task look again at what it waits for.
+    pub(crate) fn wake(&self) {
         if let Some(task) = sync::lock(&self.task_waker).take() {
             task.wake();
         }
@@ -387,6 +408,7 @@ impl ControllerPath {
             *sync::lock(&self.task_waker) = Some(context.waker().clone());
             let pending = self.is_stopping()
                 || !sync::lock(&self.commands).is_empty()
+                || sync::lock(&self.rescan).is_some()
                 || self.reset_request.load(Ordering::Acquire) != 0;
             if pending || other.as_mut().poll(context).is_ready() { Poll::Ready(()) } else { Poll::Pending }
         })
@@ -404,6 +426,18 @@ impl ControllerPath {
             work.as_mut().poll(context).map(Some)
         })
         .await
+    }
+
+    /// Waits until `is_done`, which is asked after each [`wake`](Self::wake), or until the path is stopped or `other`
+    /// completes.
+    pub(crate) async fn wait_until(&self, is_done: impl Fn() -> bool, other: impl Future<Output = ()>) {
+        let mut other = std::pin::pin!(other);
+        std::future::poll_fn(|context| {
+            *sync::lock(&self.task_waker) = Some(context.waker().clone());
+            let ends = self.is_stopping() || is_done() || other.as_mut().poll(context).is_ready();
+            if ends { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 
     pub(crate) fn clear_reset_request(&self) {

@@ -1,5 +1,6 @@
 //! The module of NVMe controllers for the control plane: SPDK's `bdev_nvme_*` methods.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bdev::rpc::{BdevModule, counts_of};
@@ -174,13 +175,26 @@ control::parameters! {
     only { hostaddr: String = String::new(), hostsvcid: String = String::new() }
 }
 
+/// An address as it is compared: IP addresses in one spelling, `localhost` as the loopback address that it is (RFC 6761,
+/// section 6.3), other names in lower case, directories without a slash at the end.
+fn canonical_address(traddr: &str) -> String {
+    let bare = traddr.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(traddr);
+    match bare.parse::<IpAddr>() {
+        Ok(address) => address.to_string(),
+        Err(_) if traddr.eq_ignore_ascii_case("localhost") => Ipv4Addr::LOCALHOST.to_string(),
+        Err(_) if traddr.starts_with('/') => format!("/{}", traddr.trim_matches('/')),
+        Err(_) => traddr.to_ascii_lowercase(),
+    }
+}
+
 fn detach(module: &NvmeModule, params: DetachController, job: &JobHandle) -> Result<bool, RpcError> {
     let same =
         |wanted: Option<&str>, value: &str| wanted.is_none_or(|wanted| wanted.eq_ignore_ascii_case(value));
     let matches = |id: &TransportId| {
         let (adrfam, trsvcid) = id.service().unwrap_or(("", String::new()));
+        let traddr = params.traddr.as_deref().map(canonical_address);
         same(params.trtype.as_deref(), id.trtype())
-            && same(params.traddr.as_deref(), &id.traddr())
+            && same(traddr.as_deref(), &canonical_address(&id.traddr()))
             && same(params.adrfam.as_deref(), adrfam)
             && same(params.trsvcid.as_ref().map(|port| port.0.as_str()), &trsvcid)
             && same(params.subnqn.as_deref(), id.subnqn().unwrap_or(""))

@@ -64,6 +64,10 @@ pub(crate) struct NamespacePath {
     /// The namespace's ANA group (ANAGRPID), and its state.
     pub(crate) anagrpid: u32,
     pub(crate) ana: AnaState,
+    /// No I/O is sent until the namespace has been identified again.
+    pub(crate) suspended: bool,
+    /// Changes each time that the namespace is identified.
+    pub(crate) scan_generation: u64,
     /// Changes with each read of the ANA log page.
     pub(crate) ana_generation: u64,
     /// How long I/O waits for the path.
@@ -83,6 +87,8 @@ pub(crate) struct PathConnection {
 pub(crate) struct ChannelStatus {
     pub(crate) core: usize,
     waker: os::Waker,
+    /// The version that the channel has applied.
+    pub(crate) applied_version: AtomicU64,
     /// One a path.
     links: Mutex<Vec<LinkStatus>>,
 }
@@ -93,6 +99,8 @@ pub(crate) struct LinkStatus {
     pub(crate) id: PathId,
     pub(crate) connected: bool,
     pub(crate) current: bool,
+    /// The path is suspended, and none of the channel's I/O is in flight on it.
+    pub(crate) quiesced: bool,
     /// I/O counters, if enabled for the path.
     pub(crate) counts: Option<Arc<LinkCounts>>,
 }
@@ -163,11 +171,35 @@ impl SharedNamespace {
 
     /// Changes the state of a path, if this namespace has it.
     pub(crate) fn update_path(&self, id: PathId, change: impl FnOnce(&mut NamespacePath)) {
-        if self.lock().paths.iter().any(|path| path.id == id) {
+        if self.has_path(id) {
             self.update(|state| {
                 state.paths.iter_mut().filter(|path| path.id == id).for_each(change_once(change))
             });
         }
+    }
+
+    /// Has channels send no more I/O on a path. Returns the version from which on they do not, if the namespace has it.
+    pub(crate) fn suspend_path(&self, id: PathId) -> Option<u64> {
+        if !self.has_path(id) {
+            return None;
+        }
+        self.update_path(id, |state| state.suspended = true);
+        Some(self.version())
+    }
+
+    /// Whether no channel has I/O in flight on a path that was suspended by `version`, provided that each core has made a
+    /// turn since: a channel that has I/O in flight is polled in each turn, so that one which has not applied the version
+    /// by then has none, and applies it before it sends any.
+    pub(crate) fn is_quiesced(&self, id: PathId, version: u64) -> bool {
+        self.channel_statuses().iter().all(|status| {
+            let links = status.links();
+            status.applied_version.load(Ordering::Acquire) < version
+                || links.iter().all(|link| link.id != id || link.quiesced)
+        })
+    }
+
+    pub(crate) fn has_path(&self, id: PathId) -> bool {
+        self.lock().paths.iter().any(|path| path.id == id)
     }
 
     /// Removes a path; returns whether any is left.
@@ -193,7 +225,8 @@ impl SharedNamespace {
 
     pub(crate) fn register_channel(&self, core: &reactor::Core) -> (u64, Arc<ChannelStatus>) {
         let waker = core.event_loop().waker();
-        let status = Arc::new(ChannelStatus { core: core.index(), waker, links: Mutex::default() });
+        let (core, applied_version) = (core.index(), AtomicU64::new(0));
+        let status = Arc::new(ChannelStatus { core, waker, applied_version, links: Mutex::default() });
         let mut state = self.lock();
         state.last_channel_id += 1;
         let id = state.last_channel_id;

@@ -7,5 +7,7 @@ mod passthrough;
 mod data;
 #[path = "tcp/paths.rs"]
 mod paths;
+#[path = "tcp/replaced.rs"]
+mod replaced;
 #[path = "tcp/sides.rs"]
 mod sides;

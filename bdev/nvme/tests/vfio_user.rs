@@ -21,7 +21,7 @@ fn a_namespace_over_vfio_user_is_a_bdev_until_the_server_ends() {
     let medium = Registry::new();
     bdev::malloc::create(&medium, bdev::malloc::MallocConfig::new("Malloc0", 16384, 512)).unwrap();
     let target_reactors = Reactors::start(&ReactorConfig::default()).unwrap();
-    let target = NvmfTarget::new(medium, target_reactors.handles());
+    let target = NvmfTarget::new(medium.clone(), target_reactors.handles());
     target.create_vfio_user(VfioUserConfig::default()).unwrap();
     target
         .create_subsystem(NQN, SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() })
@@ -78,6 +78,34 @@ fn a_namespace_over_vfio_user_is_a_bdev_until_the_server_ends() {
     assert_eq!(of_core.trtype, "VFIOUSER");
     assert!(counts.submitted >= 3 && counts.completed == counts.submitted, "{counts:?}");
     assert!(counts.sq_doorbells + counts.sq_shadows > 0 && counts.cq_doorbells + counts.cq_shadows > 0);
+
+    // Another namespace in its place is another device.
+    let second =
+        bdev::malloc::create(&medium, bdev::malloc::MallocConfig::new("Malloc1", 8192, 512)).unwrap();
+    let before = registry.find("Vm0n1").unwrap();
+    target.remove_namespace(NQN, 1).unwrap();
+    let config = NamespaceConfig { nsid: Some(1), ..NamespaceConfig::new("Malloc1") };
+    target.add_namespace(NQN, config).unwrap();
+    let end = Instant::now() + Duration::from_secs(30);
+    while registry.find("Vm0n1").is_none_or(|device| device.uuid() != second.uuid()) {
+        assert!(Instant::now() < end, "the device was not replaced");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(before.is_removed());
+    let descriptor = registry.open("Vm0n1", Access::ReadWrite).unwrap();
+    assert_eq!(descriptor.device().geometry().blocks, 8192);
+    let (sender, outcome) = std::sync::mpsc::sync_channel(1);
+    let read = move |core: &reactor::Core| {
+        let (core, io) = (core.clone(), AsyncChannel::new(core, descriptor.channel(core).unwrap()));
+        core.clone().spawn(async move {
+            let buffer = core.pool().take(4096).unwrap();
+            let result = io.read(0, buffer).await.map(drop).map_err(|(status, _)| status);
+            drop(descriptor);
+            let _ = sender.send(result);
+        });
+    };
+    reactors.handles()[0].post(read).unwrap();
+    assert_eq!(outcome.recv_timeout(Duration::from_secs(30)).unwrap(), Ok(()));
 
     // The server ends: after one reconnection attempt the device is removed.
     target.remove_listener(NQN, address).unwrap();

@@ -4,7 +4,8 @@
 //! Three types carry it. [`ReservationState`] is the pure state: a [`Registrant`] sends a [`ReservationCommand`], and
 //! [`Effects`] say who is notified and whose I/O is aborted. [`ReservationMachine`] adds stable storage, sans-IO: a
 //! change takes effect when it is saved, or not at all. [`Reservations`] is the machine of one device behind a lock that
-//! only reservation commands take, with the [`DenyMask`]s that I/O checks: one atomic byte for each registrant.
+//! only reservation commands take, with the [`DenyMask`]s that I/O checks: one atomic byte for each registrant, and what a
+//! [`ReservedDevice`] denies to everyone who cannot become one.
 //!
 //! A protocol decodes its commands into [`ReservationCommand`]s, maps [`ReservationError`] to its status, and implements
 //! [`ReservationSubscriber`] for its log pages, events or unit attentions. [`encode_file`] and [`decode_file`] are the
@@ -39,7 +40,9 @@ pub use file::{FILE_BYTES_MAX, decode_file, encode_file};
 pub use machine::{ReservationAction, ReservationEvent, ReservationMachine, WAITING_MAX};
 pub use pending::{ChangeWaker, PendingChange, PendingGuard};
 pub use registrant::{Registrant, RegistrantError, RegistrantKind};
-pub use shared::{DenyMask, ReservationStore, ReservationSubscriber, Reservations, SaveCompletion};
+pub use shared::{
+    DenyMask, ReservationStore, ReservationSubscriber, Reservations, ReservedDevice, SaveCompletion,
+};
 pub use state::{
     ActiveReservation, Effects, LossEvent, REGISTRANTS_MAX, Registration, ReservationCommand,
     ReservationError, ReservationNotice, ReservationState, ReservationType, access,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use crate::{
     ChangeWaker, Effects, PendingChange, PendingGuard, Registrant, ReservationAction, ReservationCommand,
-    ReservationEvent, ReservationMachine, ReservationNotice, ReservationState,
+    ReservationError, ReservationEvent, ReservationMachine, ReservationNotice, ReservationState, access,
 };
 
 /// The access to a device that reservations deny to a registrant: an atomic byte that I/O queues load and
@@ -47,10 +47,17 @@ pub trait ReservationSubscriber: Send + Sync + fmt::Debug {
     fn abort(&self, registrants: &[Registrant], guard: &PendingGuard);
 }
 
+/// The device itself: learns what reservations deny to users that are no registrants, and cannot become one.
+pub trait ReservedDevice: Send + Sync + fmt::Debug {
+    /// Replaces what is denied to them: bits of [`access`]. Called with the lock of the reservations, in the order of
+    /// their changes: it stores and returns.
+    fn set_denied(&self, denied: u8);
+}
+
 /// Registrations and the reservation of one device.
 ///
 /// It owns the [`ReservationMachine`] and a [`DenyMask`] for each registrant that has a connection. A change runs under
-/// the lock: it puts the new state into force and stores the masks. Saves, notices and aborts follow after the lock, on
+/// the lock: it puts the new state into force and stores the masks, of the [`ReservedDevice`] too. Saves, notices and aborts follow after the lock, on
 /// the thread that sent the command or that completed the save. I/O costs one atomic load and takes no lock.
 #[derive(Debug)]
 pub struct Reservations {
@@ -63,6 +70,9 @@ struct ReservationsInner {
     machine: ReservationMachine<PendingGuard>,
     deny_masks: Vec<(Registrant, Weak<DenyMask>)>,
     subscribers: Vec<Weak<dyn ReservationSubscriber>>,
+    devices: Vec<Weak<dyn ReservedDevice>>,
+    /// Who reserved a logical unit of the device by SPC-2's RESERVE, and how many such units there are.
+    unit_holder: Option<(Registrant, usize)>,
 }
 
 impl Default for Reservations {
@@ -76,7 +86,13 @@ impl Reservations {
     /// loss.
     pub fn new(state: ReservationState, store: Option<Box<dyn ReservationStore>>) -> Reservations {
         let machine = ReservationMachine::new(state, store.is_some());
-        let inner = ReservationsInner { machine, deny_masks: Vec::new(), subscribers: Vec::new() };
+        let inner = ReservationsInner {
+            machine,
+            deny_masks: Vec::new(),
+            subscribers: Vec::new(),
+            devices: Vec::new(),
+            unit_holder: None,
+        };
         Reservations { inner: Mutex::new(inner), store }
     }
 
@@ -98,7 +114,7 @@ impl Reservations {
         if let Some(mask) = masks.next().and_then(|(_, mask)| mask.upgrade()) {
             return mask;
         }
-        let mask = Arc::new(DenyMask(AtomicU8::new(inner.machine.state().denied(registrant))));
+        let mask = Arc::new(DenyMask(AtomicU8::new(inner.denied(Some(registrant)))));
         inner.deny_masks.push((registrant.clone(), Arc::downgrade(&mask)));
         mask
     }
@@ -109,6 +125,54 @@ impl Reservations {
         inner.subscribers.retain(|one| one.strong_count() > 0);
         let subscriber = Arc::downgrade(subscriber);
         inner.subscribers.push(subscriber);
+    }
+
+    /// Has a device obey the reservations, from now on until [`close`](Self::close).
+    pub fn attach_device(&self, device: &Arc<impl ReservedDevice + 'static>) {
+        let mut inner = self.lock();
+        let device: Arc<dyn ReservedDevice> = device.clone();
+        device.set_denied(inner.denied(None));
+        let is_other = |one: &Weak<dyn ReservedDevice>| {
+            one.strong_count() > 0 && !std::ptr::addr_eq(one.as_ptr(), Arc::as_ptr(&device))
+        };
+        inner.devices.retain(is_other);
+        inner.devices.push(Arc::downgrade(&device));
+    }
+
+    /// No target uses the reservations any more: the device is as without a reservation. Returns it: its last reference is
+    /// not to be dropped under a lock.
+    pub fn close(&self) -> Vec<Arc<dyn ReservedDevice>> {
+        let devices = std::mem::take(&mut self.lock().devices);
+        let devices: Vec<_> = devices.iter().filter_map(Weak::upgrade).collect();
+        devices.iter().for_each(|device| device.set_denied(0));
+        devices
+    }
+
+    /// Reserves a logical unit of the device for a registrant (SPC-2, section 5.5.1, RESERVE): nobody else has access to
+    /// the device, by whatever protocol, and [`execute`](Self::execute) fails. Returns whether it is reserved: neither
+    /// registrations nor a unit that another one reserved may be there. Each call needs a [`release_unit`](Self::release_unit).
+    pub fn reserve_unit(&self, registrant: &Registrant) -> bool {
+        let mut inner = self.lock();
+        if !inner.machine.state().registrations.is_empty() {
+            return false;
+        }
+        match &mut inner.unit_holder {
+            Some((holder, _)) if holder != registrant => return false,
+            Some((_, units)) => *units += 1,
+            none => *none = Some((registrant.clone(), 1)),
+        }
+        let _devices = store_denied(inner);
+        true
+    }
+
+    /// Ends the reservation of a unit by [`reserve_unit`](Self::reserve_unit).
+    pub fn release_unit(&self) {
+        let mut inner = self.lock();
+        inner.unit_holder = match inner.unit_holder.take() {
+            Some((holder, units)) if units > 1 => Some((holder, units - 1)),
+            _ => None,
+        };
+        let _devices = store_denied(inner);
     }
 
     /// Executes a command. The change that it returns may have completed already; otherwise `waker` is called when it
@@ -132,6 +196,10 @@ impl Reservations {
         waker: Arc<dyn ChangeWaker>,
     ) -> Arc<PendingChange> {
         let (pending, token) = PendingChange::new(waker);
+        if self.lock().unit_holder.is_some() {
+            token.fail(ReservationError::Conflict);
+            return pending;
+        }
         self.handle(ReservationEvent::Command { registrant: registrant.clone(), others, command, token });
         pending
     }
@@ -142,17 +210,10 @@ impl Reservations {
 
     fn handle(self: &Arc<Self>, event: ReservationEvent<PendingGuard>) {
         let mut actions = Vec::new();
-        let subscribers = {
-            let mut inner = self.lock();
-            inner.machine.handle(event, &mut actions);
-            let ReservationsInner { machine, deny_masks, subscribers } = &*inner;
-            for (registrant, mask) in deny_masks {
-                if let Some(mask) = mask.upgrade() {
-                    mask.0.store(machine.state().denied(registrant), Ordering::Release);
-                }
-            }
-            subscribers.clone()
-        };
+        let mut inner = self.lock();
+        inner.machine.handle(event, &mut actions);
+        let subscribers = inner.subscribers.clone();
+        let _devices = store_denied(inner);
         for action in actions {
             match action {
                 ReservationAction::Save(state) => {
@@ -169,6 +230,33 @@ impl Reservations {
             }
         }
     }
+}
+
+impl ReservationsInner {
+    /// The access that is denied to a registrant, or one that could become it; with `None`, to anyone else.
+    fn denied(&self, registrant: Option<&Registrant>) -> u8 {
+        match &self.unit_holder {
+            Some((holder, _)) if Some(holder) != registrant => access::READ | access::WRITE,
+            _ => registrant.map_or_else(
+                || self.machine.state().denied_to_others(),
+                |registrant| self.machine.state().denied(registrant),
+            ),
+        }
+    }
+}
+
+/// Stores what is denied after a change, where I/O reads it, and releases the lock. The last reference to a device is not
+/// dropped under it, since its module's end may be anything.
+fn store_denied(inner: MutexGuard<'_, ReservationsInner>) -> Vec<Arc<dyn ReservedDevice>> {
+    for (registrant, mask) in &inner.deny_masks {
+        if let Some(mask) = mask.upgrade() {
+            mask.0.store(inner.denied(Some(registrant)), Ordering::Release);
+        }
+    }
+    let denied = inner.denied(None);
+    let devices: Vec<_> = inner.devices.iter().filter_map(Weak::upgrade).collect();
+    devices.iter().for_each(|device| device.set_denied(denied));
+    devices
 }
 
 /// Reports the effects of a command, which `token` keeps pending.

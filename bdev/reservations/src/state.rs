@@ -290,6 +290,11 @@ impl ReservationState {
         })
     }
 
+    /// The access that is denied to whoever is not registered: bits of [`access`].
+    pub fn denied_to_others(&self) -> u8 {
+        self.reservation.as_ref().map_or(0, |held| held.kind.denied(false, false))
+    }
+
     /// Whether commands can produce this state. Validates a state that was loaded from a file.
     pub fn is_valid(&self) -> bool {
         let registrants: BTreeSet<&Registrant> =

@@ -334,7 +334,10 @@ fn log_levels_and_flags_are_set() {
     assert_eq!(call("log_set_print_level", json!({ "level": "LOUD" })), Err(RpcError::INVALID_PARAMS));
     assert_eq!(call("log_set_print_level", json!({ "level": "DEBUG" })), Ok(json!(true)));
     assert_eq!(call("log_get_print_level", Value::Null), Ok(json!("DEBUG")));
-    assert_eq!(call("log_set_print_level", json!({ "level": "NOTICE" })), Ok(json!(true)));
+    for (method, level) in [("log_set_print_level", "notice"), ("log_set_level", "Disabled")] {
+        assert_eq!(call(method, json!({ "level": level })), Ok(json!(true)), "in any case");
+    }
+    assert_eq!(call("log_get_print_level", Value::Null), Ok(json!("NOTICE")));
     assert_eq!(call("log_set_flag", json!({ "flag": "nvme_of" })), Err(RpcError::INVALID_PARAMS));
     assert_eq!(call("log_enable_timestamps", json!({})), Err(RpcError::INVALID_PARAMS));
     assert_eq!(call("log_enable_timestamps", json!({ "enabled": false })), Ok(json!(true)));

@@ -6,6 +6,10 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsE
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+/// Connections that may wait until one of the server's ends; the kernel's net.core.somaxconn is a limit too. A client that
+/// does not wait itself, as Python's with a time-out, fails beyond.
+const BACKLOG: i32 = 4096;
+
 /// A listening socket. Its file is removed when it is dropped.
 pub struct ListenSocket {
     pub(crate) listener: UnixListener,
@@ -51,6 +55,7 @@ impl ListenSocket {
         DirBuilder::new().mode(0o700).create(&private_dir).map_err(failed)?;
         let temporary = private_dir.join("s");
         let listener = UnixListener::bind(&temporary).and_then(|listener| {
+            rustix::net::listen(&listener, BACKLOG)?;
             fs::set_permissions(&temporary, Permissions::from_mode(0o600))?;
             fs::rename(&temporary, path)?;
             Ok(listener)

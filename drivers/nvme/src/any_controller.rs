@@ -95,11 +95,22 @@ impl<N: CoreNetwork> AnyController<N> {
         }
     }
 
-    /// Whether I/O queues of the namespace can be opened: the driver rejects formats that it does not support.
+    /// Whether I/O queues of the namespace can be opened: the driver rejects formats that it does not support. Identifies a
+    /// namespace that it knows again.
     pub async fn supports_namespace(&self, nsid: u32) -> bool {
         match self {
             AnyController::Tcp(_) => true,
-            AnyController::Memory(controller, _) => controller.namespace(nsid).await.is_ok(),
+            AnyController::Memory(controller, _) => {
+                controller.refresh(nsid).await.is_ok() && controller.namespace(nsid).await.is_ok()
+            }
+        }
+    }
+
+    /// Resets that the driver has made by itself or by [`reset`](Self::reset); none over fabrics.
+    pub fn resets(&self) -> u64 {
+        match self {
+            AnyController::Tcp(_) => 0,
+            AnyController::Memory(controller, _) => controller.resets(),
         }
     }
 

@@ -317,7 +317,8 @@ impl Controller {
         self.refresh(nsid).await
     }
 
-    async fn refresh(&self, nsid: u32) -> Result<(), AdminError> {
+    /// Identifies a namespace again, if it is known.
+    pub(crate) async fn refresh(&self, nsid: u32) -> Result<(), AdminError> {
         if self.0.shared.namespaces().contains(&nsid) {
             self.send_request(|reply| OwnerRequest::IdentifyNamespace { nsid, reply }).await??;
             self.0.shared.notify_namespace_change();

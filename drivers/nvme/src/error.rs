@@ -64,6 +64,9 @@ pub enum ControllerFailure {
     /// A reset failed, or too many resets were needed.
     #[error("the controller could not be reset")]
     ResetFailed,
+    /// Under the namespace's identifier there is another namespace, or one of another format or a smaller one.
+    #[error("the namespace was replaced by another one")]
+    Replaced,
     /// The last handle was dropped, or the owner's reactor has ended.
     #[error("the controller was detached")]
     Detached,
@@ -134,6 +137,16 @@ pub enum NvmeOpenError {
     /// An argument is invalid.
     #[error("{0}")]
     InvalidArgument(&'static str),
+}
+
+impl ControllerFailure {
+    /// This failure of a connection that has not been established, as the reason why it could not be.
+    pub(crate) fn while_connecting(self, to: std::net::SocketAddr) -> NvmeOpenError {
+        match self {
+            ControllerFailure::Network(kind) => NvmeOpenError::Connect(to, kind.into()),
+            failure => NvmeOpenError::Failure(failure),
+        }
+    }
 }
 
 impl AdminError {

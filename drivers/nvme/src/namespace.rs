@@ -13,7 +13,7 @@ use crate::namespace_info::NamespaceInfo;
 use crate::options::Options;
 use crate::qpair::QueuePair;
 use crate::stats::QueueStats;
-use crate::tcp::TcpNamespace;
+use crate::tcp::{ReconnectingNamespace, TcpNamespace};
 use crate::uri::Uri;
 use crate::wait::{next_turn, race};
 
@@ -41,6 +41,25 @@ impl Namespace {
         }
         let controller = Controller::attach(core, uri, options).await?;
         Namespace::of(&controller, core, uri.nsid(), options).await
+    }
+
+    /// As [`open`](Self::open); over TCP the namespace is connected again when the connection is lost, for as long as
+    /// `outage_ns_max` each time. Requests wait meanwhile, those in flight are sent again, and
+    /// [`failure`](Self::failure) says when it has given up. The driver does the same for controllers over PCI Express and
+    /// vfio-user where a reset helps.
+    pub async fn open_reconnecting(
+        core: &Core,
+        uri: &Uri,
+        options: &Options,
+        outage_ns_max: u64,
+    ) -> Result<Namespace, NvmeOpenError> {
+        match uri {
+            Uri::Tcp(uri) => {
+                let queue = ReconnectingNamespace::open(core, uri, options, outage_ns_max).await?;
+                Ok(Namespace::new(queue, core))
+            }
+            _ => Namespace::open(core, uri, options).await,
+        }
     }
 
     /// Opens a namespace of an attached controller on the core that will use it.

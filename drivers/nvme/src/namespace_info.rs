@@ -33,6 +33,8 @@ pub struct NamespaceInfo {
     pub oncs: u16,
     /// The Identify Namespace data structure.
     pub identify: IdentifyNamespace,
+    /// UUID; `None` if the controller does not report one.
+    pub uuid: Option<[u8; 16]>,
 }
 
 impl NamespaceInfo {
@@ -80,7 +82,20 @@ impl NamespaceInfo {
             unmap: controller.oncs & oncs::DATASET_MANAGEMENT != 0,
             oncs: controller.oncs,
             identify,
+            uuid: None,
         })
+    }
+
+    /// Whether the identifiers that both have are the same: those of one namespace, before and after a change. A namespace
+    /// without any could have been replaced without a sign.
+    pub(crate) fn has_identity_of(&self, other: &NamespaceInfo) -> bool {
+        let ids = |of: &NamespaceInfo| {
+            let nguid = Some(u128::from_le_bytes(of.identify.nguid)).filter(|nguid| *nguid != 0);
+            let eui64 = Some(u64::from_le_bytes(of.identify.eui64)).filter(|eui64| *eui64 != 0);
+            [nguid, eui64.map(u128::from), of.uuid.map(u128::from_le_bytes)]
+        };
+        let both = ids(self).into_iter().zip(ids(other)).filter_map(|(one, other)| one.zip(other));
+        both.into_iter().all(|(one, other)| one == other)
     }
 
     /// The layout that encodes requests as commands. Requests carry data without metadata: the controller must insert

@@ -15,6 +15,9 @@ pub struct Options {
     pub keep_alive_ms: u32,
     /// Timeout of each step of opening and of each admin command, in nanoseconds.
     pub timeout_ns: u64,
+    /// How long the controller may not acknowledge what was sent before its connection fails, in milliseconds; 0 leaves
+    /// that to the kernel, which gives up after many minutes. Only over TCP (`TCP_USER_TIMEOUT`).
+    pub ack_timeout_ms: u32,
     /// Delay after which an Asynchronous Event Request that failed is submitted again, unless the controller set Do Not
     /// Retry, in nanoseconds: a controller that fails each one must not keep the core busy. Only over TCP.
     pub event_retry_ns: u64,
@@ -56,6 +59,7 @@ impl Default for Options {
             queue_depth: 128,
             keep_alive_ms: 15_000,
             timeout_ns: 10_000_000_000,
+            ack_timeout_ms: 0,
             event_retry_ns: 1_000_000_000,
             io_timeout_ns: 30_000_000_000,
             quiesce_wait: true,

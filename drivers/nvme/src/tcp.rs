@@ -7,7 +7,9 @@ mod keep_alive;
 mod namespace;
 mod namespace_info;
 mod queue;
+mod reconnecting;
 
 pub use association::{AssociationHandle, TcpAssociation};
 pub use io_queue::TcpIoQueue;
 pub(crate) use namespace::TcpNamespace;
+pub(crate) use reconnecting::ReconnectingNamespace;

@@ -1,7 +1,7 @@
 //! URIs of namespaces.
 
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -121,6 +121,21 @@ impl Uri {
 }
 
 impl TcpUri {
+    /// A host as [`host`](Self::host) has it, of a name or an address, with or without brackets: equal addresses are equal
+    /// texts. `None` if it is neither.
+    pub fn host_of(text: &str) -> Option<String> {
+        let bare = match text.strip_prefix('[') {
+            // Brackets are for IPv6 addresses (RFC 3986, section 3.2.2).
+            Some(rest) => rest.strip_suffix(']').filter(|bare| bare.contains(':'))?,
+            None => text,
+        };
+        // A remaining bracket is valid in no host name or address.
+        if bare.is_empty() || bare.contains(['[', ']']) {
+            return None;
+        }
+        Some(bare.parse::<IpAddr>().map_or_else(|_| bare.to_string(), |address| address.to_string()))
+    }
+
     /// Resolves the host to its first address. Blocks on the resolver if the host is a name.
     pub fn resolve(&self) -> Result<SocketAddr, UriError> {
         let failed = |why: String| UriError::Resolve(self.host.clone(), why);
@@ -223,15 +238,12 @@ fn split_authority(authority: &str) -> Result<(String, u16), UriError> {
             None => (authority, None),
         },
     };
-    // A remaining bracket is valid in no host name or address.
-    if host.is_empty() || host.contains(['[', ']']) {
-        return Err(UriError::NoHost(authority.into()));
-    }
+    let host = TcpUri::host_of(host).ok_or_else(|| UriError::NoHost(authority.into()))?;
     let port = match port {
         Some(port) => port.parse().map_err(|_| UriError::Port(port.into()))?,
         None => PORT_DEFAULT,
     };
-    Ok((host.to_string(), port))
+    Ok((host, port))
 }
 
 fn flag(value: &str) -> Option<bool> {
@@ -288,9 +300,28 @@ mod tests {
         }
         let short: Uri = "nvme+tcp://storage/nqn.2016-06.io.spdk:a".parse().unwrap();
         assert!(matches!(&short, Uri::Tcp(uri) if uri.port == 4420 && uri.nsid == 1));
+        let long: Uri = "nvme+tcp://[0:0::1]:8009/nqn.2016-06.io.spdk:a".parse().unwrap();
+        assert_eq!(
+            long.to_string(),
+            "nvme+tcp://[::1]:8009/nqn.2016-06.io.spdk:a?ns=1",
+            "one address, one text"
+        );
         let short: Uri = "nvme+pcie://3:0.0".parse().unwrap();
         assert_eq!(short.to_string(), "nvme+pcie://0000:03:00.0?ns=1");
         assert_eq!(short.controller(), "nvme+pcie://0000:03:00.0");
+    }
+
+    #[test]
+    fn hosts_are_taken_with_and_without_brackets() {
+        let host = |text: &str| TcpUri::host_of(text);
+        for text in ["::1", "[::1]", "0::1", "[0:0:0:0:0:0:0:1]"] {
+            assert_eq!(host(text).as_deref(), Some("::1"), "{text}");
+        }
+        assert_eq!(host("fe80::1%eth0").as_deref(), Some("fe80::1%eth0"));
+        assert_eq!(host("storage.example").as_deref(), Some("storage.example"));
+        for text in ["", "[]", "[::1", "::1]", "[[::1]]", "[127.0.0.1]", "[storage]"] {
+            assert_eq!(host(text), None, "{text}");
+        }
     }
 
     #[test]

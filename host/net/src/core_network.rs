@@ -3,8 +3,9 @@
 use std::io;
 
 use reactor::Core;
+use rustix::net::sockopt;
 
-use crate::{Network, Sockets, StreamAddress, ZERO_COPY_SEND};
+use crate::{Network, SocketStream, Sockets, StreamAddress, ZERO_COPY_SEND};
 
 /// A [`Network`] that exists on every core: kernel sockets, or a simulation's links.
 ///
@@ -20,6 +21,16 @@ pub trait CoreNetwork: Network + Sized + 'static {
     /// # Errors
     /// As of [`connect`](crate::connect()).
     fn connect(&mut self, address: &StreamAddress) -> io::Result<Self::Stream>;
+
+    /// Has a TCP connection fail with `TimedOut` when the peer has not acknowledged what was sent for so many
+    /// milliseconds (RFC 5482). By default, as for a network without such a limit, there is none.
+    ///
+    /// # Errors
+    /// The kernel does not accept the time.
+    fn set_ack_timeout(&mut self, stream: &Self::Stream, timeout_ms: u32) -> io::Result<()> {
+        let _ = (stream, timeout_ms);
+        Ok(())
+    }
 }
 
 impl CoreNetwork for Sockets {
@@ -34,5 +45,12 @@ impl CoreNetwork for Sockets {
 
     fn connect(&mut self, address: &StreamAddress) -> io::Result<Self::Stream> {
         crate::connect(address)
+    }
+
+    fn set_ack_timeout(&mut self, stream: &SocketStream, timeout_ms: u32) -> io::Result<()> {
+        match stream.is_unix {
+            true => Ok(()),
+            false => Ok(sockopt::set_tcp_user_timeout(&stream.socket, timeout_ms)?),
+        }
     }
 }

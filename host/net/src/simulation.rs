@@ -38,6 +38,8 @@ pub struct SimulatedNetwork {
 pub struct SimulatedStream {
     incoming: Arc<Mutex<Pipe>>,
     outgoing: Arc<Mutex<Pipe>>,
+    /// The process at the other end.
+    credentials: Option<os::PeerCredentials>,
 }
 
 #[derive(Default)]
@@ -53,6 +55,7 @@ struct Pipe {
 
 struct PendingConnection {
     to: StreamAddress,
+    peer: StreamAddress,
     stream: SimulatedStream,
 }
 
@@ -74,12 +77,23 @@ impl SimulatedNetwork {
         (make(seeds.next_bits()), make(seeds.next_bits()))
     }
 
-    /// Connects to a listener of either network.
+    /// Connects to a listener of either network, which sees its own address as the peer's.
     pub fn connect(&mut self, to: impl Into<StreamAddress>) -> SimulatedStream {
+        let to = to.into();
+        self.connect_from(to.clone(), to, None)
+    }
+
+    /// Connects to a listener of either network, which sees `from` as the peer's address, and this process.
+    pub fn connect_from(
+        &mut self,
+        from: StreamAddress,
+        to: StreamAddress,
+        credentials: Option<os::PeerCredentials>,
+    ) -> SimulatedStream {
         let (one, other) = (Arc::new(Mutex::new(Pipe::default())), Arc::new(Mutex::new(Pipe::default())));
-        let far = SimulatedStream { incoming: one.clone(), outgoing: other.clone() };
-        self.pending.borrow_mut().push(PendingConnection { to: to.into(), stream: far });
-        SimulatedStream { incoming: other, outgoing: one }
+        let far = SimulatedStream { incoming: one.clone(), outgoing: other.clone(), credentials };
+        self.pending.borrow_mut().push(PendingConnection { to, peer: from, stream: far });
+        SimulatedStream { incoming: other, outgoing: one, credentials: None }
     }
 
     /// How many of `room` bytes a call transfers; `None` for a stall.
@@ -210,6 +224,10 @@ impl Network for SimulatedNetwork {
         None
     }
 
+    fn peer_credentials_of(stream: &SimulatedStream) -> Option<os::PeerCredentials> {
+        stream.credentials
+    }
+
     fn add(&mut self, stream: SimulatedStream) -> io::Result<ConnectionId> {
         self.connections.insert(stream).map(ConnectionId).map_err(|_| io::ErrorKind::QuotaExceeded.into())
     }
@@ -222,8 +240,7 @@ impl Network for SimulatedNetwork {
         let mut pending = self.pending.borrow_mut();
         for (slot, address) in listeners {
             while let Some(position) = pending.iter().position(|pending| pending.to == address) {
-                let stream = pending.remove(position).stream;
-                let peer = address.clone();
+                let PendingConnection { stream, peer, .. } = pending.remove(position);
                 events.push(NetworkEvent::Incoming { listener: ListenerId(slot), stream, peer });
             }
         }

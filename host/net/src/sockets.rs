@@ -237,6 +237,10 @@ impl Network for Sockets {
         stream.local_address()
     }
 
+    fn peer_credentials_of(stream: &SocketStream) -> Option<os::PeerCredentials> {
+        stream.peer_credentials().ok()
+    }
+
     fn add(&mut self, stream: SocketStream) -> io::Result<ConnectionId> {
         rustix::io::ioctl_fionbio(&stream.socket, true)?;
         if !stream.is_unix {

@@ -188,9 +188,54 @@ fn monotonic_ns() -> u64 {
     ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
+/// A time in seconds since 1970 as the machine's local time, in the form of C's `ctime`: `Sat Nov 28 05:35:18 2026`. The
+/// zone is that of `TZ` or `/etc/localtime`.
+pub fn local_time_text(unix_seconds: u64) -> String {
+    const DAYS: [&str; 7] = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
+    const MONTHS: [&str; 12] =
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let seconds = libc::time_t::try_from(unix_seconds).unwrap_or(libc::time_t::MAX);
+    let mut parts = std::mem::MaybeUninit::<libc::tm>::zeroed();
+    // SAFETY: both pointers are of live values of this frame, and `localtime_r` keeps neither.
+    let converted = unsafe { libc::localtime_r(&seconds, parts.as_mut_ptr()) };
+    if converted.is_null() {
+        // The year does not fit its field.
+        return format!("{unix_seconds} s since 1970");
+    }
+    // SAFETY: all fields are integers and a pointer, for which zeroes are valid too, and `localtime_r` has set them.
+    let parts = unsafe { parts.assume_init() };
+    let name = |names: &'static [&'static str], index: i32| {
+        usize::try_from(index).ok().and_then(|index| names.get(index)).copied().unwrap_or("???")
+    };
+    format!(
+        "{} {} {:2} {:02}:{:02}:{:02} {}",
+        name(&DAYS, parts.tm_wday),
+        name(&MONTHS, parts.tm_mon),
+        parts.tm_mday,
+        parts.tm_hour,
+        parts.tm_min,
+        parts.tm_sec,
+        i64::from(parts.tm_year) + 1900
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "calls the C library")]
+    fn a_local_time_has_the_form_of_ctime() {
+        // Two days from any zone's end of a year.
+        let text = local_time_text(1_700_000_000);
+        let words: Vec<&str> = text.split_ascii_whitespace().collect();
+        let [day, month, number, time, year] = words[..] else { panic!("{text}") };
+        assert!(["Tue", "Wed"].contains(&day) && ["14", "15"].contains(&number), "{text}");
+        assert_eq!((month, year, text.len(), time.len()), ("Nov", "2023", 24, 8));
+        assert!(local_time_text(u64::MAX).starts_with(&u64::MAX.to_string()));
+        // A day of one digit is padded with a space.
+        assert!([" 7", " 8"].contains(&&local_time_text(1_699_358_400)[8..10]));
+    }
 
     #[test]
     fn agrees_with_the_monotonic_clock() {

@@ -36,6 +36,8 @@ impl Module for ModelModule {
                 .text("Lists the built-in profiles.", "array of `name`, `title`, `size`"),
             Method::prepared_update("bdev_model_create", prepare, create)
                 .text("Creates a bdev that behaves as a profile says.", "name of the bdev")
+                .assigns(&["uuid", "block_size", "num_blocks"])
+                .canonical(canonical)
                 .errors(&[
                     (RpcError::EEXIST, "the name or UUID is in use"),
                     (RpcError::EINVAL, "the profile cannot be read or is invalid, or the geometry is"),
@@ -98,6 +100,17 @@ control::parameters! {
         /// Whether data is kept
         store: StoreName = StoreName::None,
     }
+}
+
+/// A size in bytes becomes one in blocks, as it is saved. If the call leaves their size to the profile, it is that of the
+/// bdev.
+fn canonical(module: &ModelModule, params: &mut CreateModel) -> Result<(), RpcError> {
+    let device = module.bdevs.registry().find(&params.name);
+    let block_size = params.block_size.or(device.map(|device| device.geometry().block_size));
+    if let (Some(bytes), Some(unit)) = (params.size, block_size.filter(|unit| *unit > 0)) {
+        (params.num_blocks, params.size) = (Some(bytes / u64::from(unit)), None);
+    }
+    Ok(())
 }
 
 /// Reads the profile, outside of the lock of updates: its file may be slow.

@@ -1,15 +1,16 @@
 //! The access pattern of a job: its regions of the files, and the offset, size and operation of the next I/O.
 
+mod general;
+mod random_map;
 mod strided;
 
 use block_io::{Op, Request};
 use dma::Data;
 
 use crate::WyRand;
-use crate::direction_stats::direction_index;
-use crate::distribution::OffsetSampler;
-use crate::spec::{BlockSizes, FileService, JobSpec, OffsetSequence, Verify, Workload};
-use strided::ZoneCursor;
+use crate::distribution::{Distribution, OffsetSampler};
+use crate::spec::{BlockSizes, JobSpec, Verify, Workload};
+use general::{Covers, GeneralPattern, Layout};
 
 /// Geometry of the device behind a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,11 +85,9 @@ pub enum SetupError {
     /// No files, or more than 65536.
     #[error("{0} files are not between 1 and 65536")]
     FileCount(usize),
-    /// Verification with several files or I/O sizes, or with other alignments or sequential shares.
-    #[error(
-        "--verify needs one file, one block size and no sequence in --rw; give each file or size a job of its own"
-    )]
-    VerifyMixed,
+    /// Verification of I/O that is not at whole positions of one file.
+    #[error("--verify excludes {0}: each block is verified at a multiple of its size, in one file")]
+    VerifyMixed(&'static str),
     /// A block is too short for its header, or an I/O is not whole blocks with headers.
     #[error(
         "--verify_interval={interval} does not divide --bs={bs}, or is below the {min} bytes that --verify needs"
@@ -130,7 +129,12 @@ pub(crate) struct AccessPattern {
     pub(crate) random: WyRand,
     is_random: bool,
     pub(crate) mix: OpMix,
+    /// The next position of a sequential job with one operation, and of a read-back.
     pub(crate) position: u64,
+    /// The next positions of reads and writes of a sequential mix, as in fio.
+    mixed_positions: [u64; 2],
+    /// A direction at the end of the region returns to its start alone; otherwise both do.
+    returns_alone: bool,
     pub(crate) positions: u64,
     pub(crate) io_blocks: u32,
     pub(crate) first_lba: u64,
@@ -146,37 +150,6 @@ pub(crate) enum OpMix {
     Single(Op),
     /// Reads where a random 64-bit number is below this, otherwise writes.
     Mixed(u64),
-}
-
-/// Patterns with several files or sizes, an alignment other than the I/O size, a share of sequential I/O, steps or
-/// sequences.
-struct GeneralPattern {
-    regions: Vec<FileRegion>,
-    sizes: [BlockSizes; 3],
-    block_bytes: u32,
-    align_blocks: u64,
-    service: FileService,
-    /// An I/O is random if a random 64-bit number is below this; otherwise it follows the last I/O.
-    random_below: u64,
-    file: usize,
-    ios_left_in_turn: u32,
-    step_blocks: i64,
-    sequence: OffsetSequence,
-    /// I/Os until the next random offset; 0 at a random one.
-    ios_left_in_sequence: u32,
-    zone: Option<ZoneCursor>,
-}
-
-/// The region of one file, in logical blocks.
-struct FileRegion {
-    first_lba: u64,
-    blocks: u64,
-    /// Number of random positions, `align_blocks` apart.
-    positions: u64,
-    next: u64,
-    /// Start of the last I/O.
-    last: u64,
-    sampler: OffsetSampler,
 }
 
 impl AccessPattern {
@@ -206,66 +179,67 @@ impl AccessPattern {
         }
         let smallest = (0..3).filter(used).map(|index| sizes[index].min()).min().unwrap_or(spec.block_bytes);
         let largest = (0..3).filter(used).map(|index| sizes[index].max()).max().unwrap_or(spec.block_bytes);
-        let align = spec.align_bytes.unwrap_or(u64::from(smallest));
-        if align == 0 || !align.is_multiple_of(u64::from(block_bytes)) {
-            return Err(SetupError::Align { align, block_bytes });
+        let align = [0, 1, 2].map(|index| spec.align_bytes[index].unwrap_or(u64::from(sizes[index].min())));
+        for index in (0..3).filter(used) {
+            if align[index] == 0 || !align[index].is_multiple_of(u64::from(block_bytes)) {
+                return Err(SetupError::Align { align: align[index], block_bytes });
+            }
         }
         let step = spec.sequence.step_bytes;
         if !step.unsigned_abs().is_multiple_of(u64::from(block_bytes)) {
             return Err(SetupError::Step { workload: spec.workload.name(), step, block_bytes });
         }
+        let is_aligned_to_size = (0..3).filter(used).all(|index| align[index] == u64::from(smallest));
+        let is_all_random = (0..3).filter(used).all(|index| spec.random_percent[index] >= 100);
         let is_simple = smallest == largest
             && count == 1
-            && align == u64::from(smallest)
-            && spec.random_percent == 100
+            && is_aligned_to_size
+            && is_all_random
             && step == 0
             && spec.zones.is_none()
             && spec.zoned.is_none()
             && spec.sequence.length <= 1;
-        if spec.verify != Verify::Off && !is_simple && !has_whole_positions(spec, count, largest) {
-            return Err(SetupError::VerifyMixed);
+        if spec.verify != Verify::Off
+            && let Some(reason) = partial_positions(spec, count, smallest == largest && is_aligned_to_size)
+        {
+            return Err(SetupError::VerifyMixed(reason));
         }
-        // With several sizes I/Os may overlap, so covering each offset exactly once has no meaning.
-        let covers_once = spec.random_map && smallest == largest && align == u64::from(smallest);
-        let mut regions = Vec::with_capacity(count);
-        for (number, file) in files.iter().enumerate() {
-            let (offset, size) = file_region(spec, *file, count as u64, largest)?;
-            let positions = if is_simple { size / align } else { (size - u64::from(largest)) / align + 1 };
-            let seed = spec.seed.wrapping_add((number as u64).wrapping_mul(0x9e37_79b9));
-            let sampler = OffsetSampler::new(&spec.distribution, covers_once, positions, align, seed);
-            let (first_lba, blocks) = (offset / u64::from(block_bytes), size / u64::from(block_bytes));
-            regions.push(FileRegion { first_lba, blocks, positions, next: 0, last: 0, sampler });
-        }
-        let mix = op_mix(spec);
-        let (first_lba, positions, sampler) =
-            (regions[0].first_lba, regions[0].positions, regions[0].sampler.clone());
-        let general = (!is_simple).then(|| {
-            let (sizes, align_blocks) = (sizes.clone(), align / u64::from(block_bytes));
-            let random_below = (f64::from(spec.random_percent.min(100)) / 100.0 * u64::MAX as f64) as u64;
-            let service = spec.file_service;
-            Box::new(GeneralPattern {
-                regions,
-                sizes,
-                block_bytes,
-                align_blocks,
-                service,
-                random_below,
-                file: 0,
-                ios_left_in_turn: 0,
-                step_blocks: step / i64::from(block_bytes),
-                sequence: spec.sequence,
-                ios_left_in_sequence: 0,
-                zone: spec.zones.map(|zones| ZoneCursor::new(zones, block_bytes)),
-            })
-        });
+        let layout = Layout { sizes, align, largest, block_bytes };
+        let coverage = match () {
+            _ if !spec.random_map || !spec.workload.is_random() => Covers::Nothing,
+            _ if spec.distribution != Distribution::Uniform => Covers::Nothing,
+            // With an alignment of their own, offsets repeat, as in fio.
+            _ if (0..3).filter(used).any(|index| spec.align_bytes[index].is_some())
+                && !is_aligned_to_size =>
+            {
+                Covers::Nothing
+            }
+            _ if smallest == largest && is_aligned_to_size && spec.zones.is_none() => Covers::Permuted,
+            _ if (0..3).filter(used).all(|index| align[index].is_multiple_of(smallest.into())) => {
+                Covers::Mapped(smallest.into())
+            }
+            _ => Covers::Nothing,
+        };
+        let (offset, size) = file_region(spec, *first, count as u64, largest)?;
+        let positions = size / u64::from(smallest);
+        let each_once = coverage == Covers::Permuted;
+        let sampler =
+            OffsetSampler::new(&spec.distribution, each_once, positions, smallest.into(), spec.seed);
+        let general = match is_simple {
+            true => None,
+            false => Some(Box::new(GeneralPattern::new(spec, files, &layout, coverage)?)),
+        };
         Ok(AccessPattern {
             random: WyRand::new(spec.seed),
             is_random: spec.workload.is_random(),
-            mix,
+            mix: op_mix(spec),
             position: 0,
+            mixed_positions: [0; 2],
+            // What is left at the end and too short for an I/O ends the pass of both, as in fio.
+            returns_alone: spec.time_based && size.is_multiple_of(largest.into()),
             positions,
             io_blocks: largest / block_bytes,
-            first_lba,
+            first_lba: offset / u64::from(block_bytes),
             sampler,
             general,
         })
@@ -275,9 +249,7 @@ impl AccessPattern {
     pub(crate) fn total_bytes(&self, block_bytes: u32) -> u64 {
         match &self.general {
             None => self.positions * u64::from(self.io_blocks) * u64::from(block_bytes),
-            Some(general) => {
-                general.regions.iter().map(|region| region.blocks * u64::from(block_bytes)).sum()
-            }
+            Some(general) => general.blocks() * u64::from(block_bytes),
         }
     }
 
@@ -298,6 +270,7 @@ impl AccessPattern {
         start: impl FnMut(&mut Request<Data>),
     ) {
         match self.mix {
+            OpMix::Mixed(below) if !self.is_random => self.assign_mixed(requests, keep_ops, below, start),
             _ if keep_ops => self.assign_batch(requests, |request, _| request.op, start),
             OpMix::Single(op) => self.assign_batch(requests, |_, _| op, start),
             OpMix::Mixed(below) => self.assign_batch(requests, |_, random| random_op(random, below), start),
@@ -352,12 +325,50 @@ impl AccessPattern {
         self.random = random;
     }
 
+    /// Assigns the next I/Os of a sequential mix: reads and writes have a position each, as in fio.
+    fn assign_mixed(
+        &mut self,
+        requests: &mut [Request<Data>],
+        keep_ops: bool,
+        reads_below: u64,
+        mut start: impl FnMut(&mut Request<Data>),
+    ) {
+        for request in requests {
+            self.assign_one_mixed(request, keep_ops, reads_below);
+            start(request);
+        }
+    }
+
+    #[inline]
+    fn assign_one_mixed(&mut self, request: &mut Request<Data>, keep_op: bool, reads_below: u64) {
+        if !keep_op {
+            request.op = random_op(&mut self.random, reads_below);
+        }
+        let mut stream = usize::from(request.op != Op::Read);
+        if self.mixed_positions[stream] == self.positions {
+            if self.returns_alone {
+                self.mixed_positions[stream] = 0;
+            } else {
+                self.mixed_positions = [0; 2];
+                // The next pass has another draw.
+                if !keep_op {
+                    request.op = random_op(&mut self.random, reads_below);
+                    stream = usize::from(request.op != Op::Read);
+                }
+            }
+        }
+        request.lba = self.first_lba + self.mixed_positions[stream] * u64::from(self.io_blocks);
+        request.blocks = self.io_blocks;
+        self.mixed_positions[stream] += 1;
+    }
+
     /// Assigns the next I/O of a simple pattern to one request, as [`next_batch`](Self::next_batch) does for
     /// many; for a single request it is faster to change the state in place.
     #[inline]
     pub(crate) fn next_one(&mut self, request: &mut Request<Data>) {
         request.op = match self.mix {
             OpMix::Single(op) => op,
+            OpMix::Mixed(below) if !self.is_random => return self.assign_one_mixed(request, false, below),
             OpMix::Mixed(below) => random_op(&mut self.random, below),
         };
         let position = if self.is_random {
@@ -379,21 +390,21 @@ impl AccessPattern {
         let Some(general) = &mut self.general else {
             return self.next_batch(std::slice::from_mut(request), op.is_some(), |_| ());
         };
-        let op = match (op, self.mix) {
-            (Some(op), _) | (None, OpMix::Single(op)) => op,
-            (None, OpMix::Mixed(below)) => random_op(&mut self.random, below),
-        };
-        general.next(request, op, self.is_random, &mut self.random);
+        general.next(request, op, self.mix, self.is_random, &mut self.random);
     }
-}
 
-impl AccessPattern {
-    /// The last I/O of this file was moved: the next one in sequence follows it.
-    pub(crate) fn moved_to(&mut self, file: u16, lba: u64, blocks: u32) {
+    /// Draws the operation of the next I/O.
+    pub(crate) fn draw_op(&mut self) -> Op {
+        match self.mix {
+            OpMix::Single(op) => op,
+            OpMix::Mixed(below) => random_op(&mut self.random, below),
+        }
+    }
+
+    /// The last I/O of this file and operation was moved: the next one in sequence follows it.
+    pub(crate) fn moved_to(&mut self, file: u16, op: Op, lba: u64, blocks: u32) {
         if let Some(general) = &mut self.general {
-            let region = &mut general.regions[usize::from(file)];
-            let at = lba.saturating_sub(region.first_lba);
-            (region.last, region.next) = (at, at + u64::from(blocks));
+            general.moved_to(file, op, lba, blocks);
         }
     }
 
@@ -423,108 +434,18 @@ fn random_op(random: &mut WyRand, reads_below: u64) -> Op {
     if random.next_bits() < reads_below { Op::Read } else { Op::Write }
 }
 
-impl GeneralPattern {
-    fn next(&mut self, request: &mut Request<Data>, op: Op, is_random: bool, random: &mut WyRand) {
-        self.choose_file(random);
-        // Flushes, which have no size, do not come here.
-        let size = match &self.sizes[direction_index(op)] {
-            BlockSizes::Fixed(bytes) => *bytes,
-            BlockSizes::Range { min, max } => min * (1 + random.below(u64::from(max / min)) as u32),
-            BlockSizes::Split(parts) => {
-                let total: u64 = parts.iter().map(|(_, weight)| u64::from(*weight)).sum();
-                let mut drawn = random.below(total.max(1));
-                let part = parts.iter().find(|(_, weight)| {
-                    let here = drawn < u64::from(*weight);
-                    drawn = drawn.saturating_sub(u64::from(*weight));
-                    here
-                });
-                part.or(parts.last()).map_or(0, |(bytes, _)| *bytes)
-            }
-        };
-        let blocks = size / self.block_bytes;
-        let region = &mut self.regions[self.file];
-        if let Some(zone) = &mut self.zone {
-            let at =
-                zone.next(region.blocks, blocks.into(), is_random.then_some((random, self.align_blocks)));
-            request.lba = region.first_lba + at;
-            (request.op, request.blocks, request.flow) = (op, blocks, self.file as u16);
-            return;
-        }
-        let continues = is_random && self.ios_left_in_sequence > 0;
-        self.ios_left_in_sequence =
-            if continues { self.ios_left_in_sequence - 1 } else { self.sequence.length.max(1) - 1 };
-        let fits = region.next + u64::from(blocks) <= region.blocks;
-        let is_random_io =
-            is_random && (self.random_below == u64::MAX || random.next_bits() < self.random_below);
-        let at = match continues {
-            true if self.sequence.repeats && region.last + u64::from(blocks) <= region.blocks => region.last,
-            true if !self.sequence.repeats && fits => region.next,
-            _ if is_random_io => region.sampler.next(random, region.positions) * self.align_blocks,
-            _ => region.after_step(self.step_blocks, u64::from(blocks)),
-        };
-        (region.last, region.next) = (at, at + u64::from(blocks));
-        request.lba = region.first_lba + at;
-        (request.op, request.blocks, request.flow) = (op, blocks, self.file as u16);
-    }
-
-    fn choose_file(&mut self, random: &mut WyRand) {
-        let count = self.regions.len();
-        match self.service {
-            _ if count == 1 => {}
-            FileService::Sequential => {
-                let region = &mut self.regions[self.file];
-                if region.next >= region.blocks {
-                    region.next = 0;
-                    self.file = (self.file + 1) % count;
-                }
-            }
-            FileService::RoundRobin(turn) | FileService::Random(turn) => {
-                if self.ios_left_in_turn > 0 {
-                    self.ios_left_in_turn -= 1;
-                    return;
-                }
-                // The first turn goes to file 0.
-                self.file = match self.service {
-                    FileService::Random(_) => random.below(count as u64) as usize,
-                    _ if self.regions.iter().all(|region| region.next == 0) => 0,
-                    _ => (self.file + 1) % count,
-                };
-                self.ios_left_in_turn = turn.max(1) - 1;
-            }
-        }
-    }
-}
-
-impl FileRegion {
-    /// The start of the next sequential I/O: a step from the end of the last one, or beyond the region, its other end.
-    fn after_step(&self, step_blocks: i64, blocks: u64) -> u64 {
-        let last_start = self.blocks.saturating_sub(blocks);
-        let Some(from) = self.step_origin(step_blocks) else { return 0 };
-        match from.checked_add(step_blocks).and_then(|at| u64::try_from(at).ok()) {
-            Some(at) if at <= last_start => at,
-            _ if step_blocks < 0 => self.blocks.saturating_add_signed(step_blocks).min(last_start),
-            _ => 0,
-        }
-    }
-
-    /// Where the next step starts, relative to the region; `None` for an I/O at the region's start. The first
-    /// I/O backwards is a step from fio's origin: the size of the region minus its offset, if that has one.
-    fn step_origin(&self, step_blocks: i64) -> Option<i64> {
-        let signed = |blocks: u64| i64::try_from(blocks).unwrap_or(i64::MAX);
-        let from = match self.next {
-            0 if step_blocks < 0 && self.first_lba > 0 => signed(self.blocks) - signed(self.first_lba),
-            next => signed(next),
-        };
-        (from != 0).then_some(from)
-    }
-}
-
-/// Whether all I/Os of a job with a step are at multiples of their size in one file, so that each position is written as a
-/// whole.
-fn has_whole_positions(spec: &JobSpec, files: usize, io_bytes: u32) -> bool {
-    let step = spec.sequence.step_bytes;
-    let is_multiple = step > 0 && step.unsigned_abs().is_multiple_of(io_bytes.into());
-    files == 1 && spec.sizes.is_none() && spec.zones.is_none() && !spec.workload.is_random() && is_multiple
+/// What keeps the I/Os of a job from being at multiples of their size in one file, so that no position is written as a
+/// whole; `None` if they all are.
+fn partial_positions(spec: &JobSpec, files: usize, has_one_size: bool) -> Option<&'static str> {
+    let unit = u64::from(spec.block_bytes);
+    let cases = [
+        (files != 1, "several files"),
+        (!has_one_size, "several block sizes and --blockalign"),
+        (!spec.sequence.step_bytes.unsigned_abs().is_multiple_of(unit), "a step that is no multiple of --bs"),
+        (spec.sequence.step_bytes < 0, "steps backwards"),
+        (spec.zones.is_some(), "--zonemode=strided"),
+    ];
+    cases.into_iter().find(|(is_given, _)| *is_given).map(|(_, option)| option)
 }
 
 /// The region of a file that a job uses: offset and size in bytes.

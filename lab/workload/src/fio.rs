@@ -37,7 +37,7 @@ pub struct ReportedJob {
 /// A run with everything that is reported.
 #[derive(Clone, Debug)]
 pub struct RunReport {
-    /// Options of the `[global]` section.
+    /// Options of all jobs.
     pub globals: Vec<(String, String)>,
     /// Jobs or reporting groups.
     pub jobs: Vec<ReportedJob>,
@@ -56,7 +56,7 @@ pub fn document(run: &RunReport, plus: bool) -> Value {
         "fio version": concat!("ringbolt-", env!("CARGO_PKG_VERSION")),
         "timestamp": since_epoch.as_secs(),
         "timestamp_ms": since_epoch.as_millis() as u64,
-        "time": format!("{} s since 1970-01-01 UTC", since_epoch.as_secs()),
+        "time": clock::local_time_text(since_epoch.as_secs()),
         "global options": pairs(&run.globals),
         "jobs": run.jobs.iter().map(|reported| job(reported, plus)).collect::<Vec<_>>(),
         "kernel_workers_cpu_ns": run.kernel_workers_ns,

@@ -8,14 +8,17 @@ use std::fmt::Write as _;
 mod json;
 mod text;
 
-/// One direction of one job, or of a group of jobs that fio reported as one.
+/// One direction of one job, or of a group of jobs that fio reported as one. A job that failed has a row too, without
+/// measured values: what fio printed of it is not the result of the run that was asked for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FioRow {
+    /// Index of the job in the output. A job has a row for each direction.
+    pub job: usize,
     /// Name of the job, fio's `jobname`.
     pub jobname: String,
     /// Number of the reporting group.
     pub group: u64,
-    /// `read`, `write`, `trim`, or `mixed` for unified reporting.
+    /// `read`, `write`, `trim`, or `mixed` for unified reporting; empty for a job that failed before its first I/O.
     pub direction: String,
     /// The job's `rw` option; empty if unknown.
     pub rw: String,
@@ -53,6 +56,8 @@ pub struct FioRow {
     pub qd: u64,
     /// fio's error code of the job, 0 for success.
     pub error: i64,
+    /// I/Os that failed, after which the job continued.
+    pub io_errors: u64,
 }
 
 /// The percentiles of a row.
@@ -96,7 +101,7 @@ pub fn rows(text: &str) -> Result<Vec<FioRow>, ImportError> {
 }
 
 /// Column names, as in the header of [`csv`].
-pub const COLUMNS: [&str; 25] = [
+pub const COLUMNS: [&str; 26] = [
     "jobname",
     "group",
     "direction",
@@ -122,10 +127,11 @@ pub const COLUMNS: [&str; 25] = [
     "cpu_sys_pct",
     "cpu_cores",
     "ctx",
+    "error",
 ];
 
 impl FioRow {
-    /// The values in the order of [`COLUMNS`]; empty if unknown.
+    /// The values in the order of [`COLUMNS`]; empty if unknown, as are the measured values of a job that failed.
     pub fn values(&self) -> Vec<String> {
         let some = |text: &str| text.to_string();
         let rounded = |value: f64, digits: usize| trimmed(&format!("{value:.digits$}"));
@@ -137,6 +143,11 @@ impl FioRow {
             rounded(self.bs_bytes as f64 / 1024.0, 3)
         });
         values.extend([self.procs.to_string(), self.qd.to_string()]);
+        if self.error != 0 {
+            values.resize(COLUMNS.len() - 1, String::new());
+            values.push(self.error.to_string());
+            return values;
+        }
         values.extend([self.iops, self.iops_sd, self.bw_mib_s].map(|value| rounded(value, 1)));
         let latencies = [self.mean_us, self.sd_us, self.clat_mean_us, self.slat_mean_us];
         values.extend(latencies.map(|value| rounded(value, 3)));
@@ -144,7 +155,7 @@ impl FioRow {
         values.extend(self.percentiles_us.map(percentile));
         values.extend([self.max_us, self.cpu_usr_pct, self.cpu_sys_pct].map(|value| rounded(value, 3)));
         values.push(rounded(self.cpu_cores(), 3));
-        values.push(self.ctx.to_string());
+        values.extend([self.ctx.to_string(), self.error.to_string()]);
         values
     }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 mod steady_watch;
+mod worker_files;
 
 use bdev::Registry;
 use os::clock;
@@ -14,7 +15,7 @@ use reactor::ReactorHandle;
 
 use crate::flow::Flows;
 use crate::job_groups::{JobGroups, ends_with_io};
-use crate::jobfile::{EngineName, JobPlan, PerfJob};
+use crate::jobfile::{EngineName, JobPlan, JobPlanError, PerfJob};
 use crate::kernel::{self, JobCopyContext, StartGate};
 use crate::poller::Progress;
 use crate::result::JobResult;
@@ -289,7 +290,11 @@ impl JobRunner<'_> {
         // Closing its input asks it to stop; SIGKILL, also on the end of this thread, stops it at once. This thread
         // stays in `run` until all processes have ended.
         let mut child = os::kill_with_parent(&mut command).spawn().map_err(machine)?;
-        let (input, output, pid) = (child.stdin.take(), child.stdout.take(), child.id());
+        let (mut input, output, pid) = (child.stdin.take(), child.stdout.take(), child.id());
+        if let Some(input) = &mut input {
+            // A process that has ended already is reported by the thread that reads its output.
+            let _ = worker_files::send(&self.plan.files, input);
+        }
         let (spec, published) = (job.spec.clone(), progress.clone());
         let body = move || {
             let mut result = None;
@@ -310,9 +315,16 @@ impl JobRunner<'_> {
                     Some(("result", text)) => result = transfer::decode(text, &spec).map(Ok),
                     _ => {}
                 }
+                if result.is_some() {
+                    // It is the last line.
+                    break;
+                }
             }
             published.end();
-            let lost = || Err((false, format!("process {pid} of {} ended without a result", spec.name)));
+            let lost = || {
+                let how = how_it_ended(pid);
+                Err((false, format!("process {pid} of {} ended without a result{how}", spec.name)))
+            };
             let result = result.unwrap_or_else(lost);
             let result = result.map_err(|(usage, message)| RunError::Worker { usage, message });
             let _ = sender.send((copy, JobMessage::Finished(Box::new(result.map(|result| (result, pid))))));
@@ -425,6 +437,20 @@ impl JobCopy {
     }
 }
 
+/// How a process that has closed its output ended, in parentheses; empty if another thread has reaped it.
+fn how_it_ended(pid: u32) -> String {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return String::new() };
+    // The process stays to be reaped by `run`.
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    let Ok(Some(status)) = waitid(WaitId::Pid(pid), options) else { return String::new() };
+    match (status.terminating_signal(), status.exit_status()) {
+        (Some(signal), _) => format!(" (signal {signal})"),
+        (None, Some(code)) => format!(" (exit status {code})"),
+        (None, None) => String::new(),
+    }
+}
+
 /// Stops all copies before they start I/O.
 fn stop_before_start(copies: &mut [JobCopy], reactor_jobs: &[(usize, RunningJob)], gate: &StartGate) {
     reactor_jobs.iter().for_each(|(_, running)| running.stop());
@@ -437,10 +463,24 @@ fn stop_before_start(copies: &mut [JobCopy], reactor_jobs: &[(usize, RunningJob)
     }
 }
 
-/// Runs one copy of one job of `plan` in a worker process: starts it when the parent sends `go` on standard input,
-/// reports progress and the result on standard output, and stops early when standard input is closed, as it is
-/// when the parent exits.
-pub fn worker(plan: &JobPlan, context: &str) -> Result<(), RunError> {
+/// Runs one copy of one job in a worker process: receives the files of the plan on standard input, from which `plan` makes
+/// the parent's plan again; starts the job when the parent sends `go` there, reports progress and the result on standard
+/// output, and stops early when standard input is closed, as it is when the parent exits. What goes wrong is reported to the
+/// parent.
+pub fn worker(context: &str, plan: impl FnOnce(Vec<(String, String)>) -> Result<JobPlan, JobPlanError>) {
+    print_line(&match run_worker(context, plan) {
+        Ok(result) => format!("result {}", transfer::encode(&result)),
+        Err(error) => {
+            let kind = if error.is_usage() { "usage" } else { "machine" };
+            format!("{kind} {}", error.to_string().replace('\n', " "))
+        }
+    });
+}
+
+fn run_worker(
+    context: &str,
+    plan: impl FnOnce(Vec<(String, String)>) -> Result<JobPlan, JobPlanError>,
+) -> Result<JobResult, RunError> {
     let (context, scale) = context.rsplit_once(':').unwrap_or((context, ""));
     let mut numbers = context.split(':').map(|number| number.parse::<u32>().ok());
     let mut number = || numbers.next().flatten();
@@ -451,6 +491,9 @@ pub fn worker(plan: &JobPlan, context: &str) -> Result<(), RunError> {
     };
     // Calibrating the clock again would take longer than the rest of the process's start.
     clock::adopt_scale(scale);
+    let files = worker_files::receive(&mut std::io::stdin().lock())
+        .map_err(|error| RunError::Machine { what: "the job files of the run".to_string(), error })?;
+    let plan = plan(files).map_err(|error| RunError::Options(error.to_string()))?;
     let job = plan.jobs.get(index as usize);
     let job = job.ok_or_else(|| RunError::Options(format!("--worker={context}: there is no such job")))?;
     let progress = Arc::new(Progress::default());
@@ -484,14 +527,7 @@ pub fn worker(plan: &JobPlan, context: &str) -> Result<(), RunError> {
     is_running.store(false, Ordering::Release);
     reporter.thread().unpark();
     let _ = reporter.join();
-    print_line(&match result {
-        Ok(result) => format!("result {}", transfer::encode(&result)),
-        Err(error) => {
-            let kind = if error.is_usage() { "usage" } else { "machine" };
-            format!("{kind} {}", error.to_string().replace('\n', " "))
-        }
-    });
-    Ok(())
+    result
 }
 
 /// Writes a line to the parent; ignores errors, as the parent may have exited.
@@ -547,4 +583,44 @@ pub fn generator_cost_ns(job: &PerfJob) -> Option<f64> {
     let measure = move || kernel::run(&job, &context, || ()).ok().map(|result| result.cpu_ns_per_io());
     // On a separate thread, because the job may set its CPU affinity.
     std::thread::spawn(measure).join().ok().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::jobfile::{Lookup, plan};
+
+    struct NoFiles;
+
+    impl Lookup for NoFiles {
+        fn file(&self, path: &str) -> Result<String, String> {
+            Err(path.to_string())
+        }
+
+        fn variable(&self, _: &str) -> Option<String> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_worker_that_cannot_run_ends_the_run_with_its_reason() {
+        let words = ["--name=a", "--ioengine=null", "--size=1m", "--numjobs=2"].map(String::from);
+        let plan = plan(&words, &NoFiles).unwrap();
+        for (worker, reason) in [
+            (["sh", "-c", "exit 3"], "ended without a result (exit status 3)"),
+            (["sh", "-c", "kill -9 $$"], "ended without a result (signal 9)"),
+            (["sh", "-c", "read files; exit 4"], "(exit status 4)"),
+            (["sh", "-c", "echo usage no such thing; cat > /dev/null"], "no such thing"),
+            (["/nonexistent/program", "", ""], "a: cannot be started: No such file"),
+        ] {
+            let runner = JobRunner {
+                plan: &plan,
+                bdev_reactors: None,
+                worker: worker.map(String::from).to_vec(),
+                stop: Arc::new(AtomicBool::new(false)),
+            };
+            let error = runner.run(&mut |_| ()).unwrap_err().to_string();
+            assert!(error.contains(reason), "{worker:?}: {error}");
+        }
+    }
 }

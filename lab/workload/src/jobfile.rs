@@ -96,12 +96,15 @@ impl std::error::Error for JobPlanError {}
 pub struct JobPlan {
     /// The jobs, in order.
     pub jobs: Vec<PerfJob>,
-    /// Options of `[global]`, as written.
+    /// Options of all jobs, as written: those of `[global]` and those before the first `--name`.
     pub globals: Vec<(String, String)>,
     /// Options of the run, not of a job: `output`, `eta` and others.
     pub run: Vec<(String, String)>,
     /// The arguments of the command line, from which each job's process parses the same plan.
     pub words: Vec<String>,
+    /// Path and text of each file that was read, once. A job's process gets them: a pipe cannot be read again, and a file may
+    /// have changed.
+    pub files: Vec<(String, String)>,
     /// One line for each option that is accepted and has no effect.
     pub warnings: Vec<String>,
     /// The options that have a warning.
@@ -218,8 +221,8 @@ struct JobFileParser<'a> {
     lines: usize,
 }
 
-/// Parses a command line, without the program's name. As in fio, options before the first `--name` apply to
-/// all jobs if there are job files, and to the first job otherwise; each further `--name` starts another job.
+/// Parses a command line, without the program's name. As in fio, options before the first `--name` apply to all jobs, and
+/// each `--name` starts a job. Without `--name` and job files they are the options of one job.
 pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<JobPlan, JobPlanError> {
     let mut parser = JobFileParser {
         lookup,
@@ -240,6 +243,8 @@ pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<JobPlan, JobPlanErr
     let config = command_line.options.iter().filter(|(name, _)| name == "config");
     parser.plan.run.extend(config.cloned());
     let (mut has_name, mut in_global) = (false, false);
+    let begins_job = |(name, value): &(String, String)| name == "name" && value != "global";
+    let has_jobs = !command_line.files.is_empty() || command_line.options.iter().any(begins_job);
     for (name, value) in &command_line.options {
         let location = OptionLocation::CommandLine;
         match find(name).map(|option| option.support) {
@@ -264,7 +269,7 @@ pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<JobPlan, JobPlanErr
         }
         has_name |= name == "name";
         in_global &= !has_name;
-        let is_global = in_global || (!has_name && !command_line.files.is_empty());
+        let is_global = in_global || (!has_name && has_jobs);
         if is_global {
             parser.set_global(name, value, &location)?;
             continue;
@@ -275,8 +280,8 @@ pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<JobPlan, JobPlanErr
     // Options of the command line are defaults for the job files.
     let job = current_job.take();
     for path in &command_line.files {
-        let text = lookup
-            .file(path)
+        let text = parser
+            .read(path)
             .map_err(|reason| JobPlanError { location: OptionLocation::CommandLine, reason })?;
         parser.parse_file(path, &text, 0)?;
         parser.end_section(&OptionLocation::CommandLine)?;
@@ -386,6 +391,16 @@ fn set(job: &mut PerfJob, name: &str, value: &str, location: &OptionLocation) ->
 }
 
 impl JobFileParser<'_> {
+    /// The text of a file, which is read once.
+    fn read(&mut self, path: &str) -> Result<String, String> {
+        if let Some((_, text)) = self.plan.files.iter().find(|(known, _)| known == path) {
+            return Ok(text.clone());
+        }
+        let text = self.lookup.file(path)?;
+        self.plan.files.push((path.to_string(), text.clone()));
+        Ok(text)
+    }
+
     fn set_global(&mut self, name: &str, value: &str, location: &OptionLocation) -> Result<(), JobPlanError> {
         set(&mut self.global, name, value, location)?;
         let written = std::mem::take(&mut self.global.options);
@@ -440,7 +455,7 @@ impl JobFileParser<'_> {
             }
             let included = relative_to(path, name.trim());
             let unread = |reason| JobPlanError { location: location.clone(), reason };
-            let text = self.lookup.file(&included).map_err(unread)?;
+            let text = self.read(&included).map_err(unread)?;
             return self.parse_file(&included, &text, depth + 1);
         }
         let (name, value) = match line.split_once('=') {

@@ -14,11 +14,12 @@ use histograms::HistogramLog;
 pub struct LogOptions {
     /// `write_lat_log`: latencies, as `NAME_lat.N.log`, `NAME_slat.N.log` and `NAME_clat.N.log`.
     pub latency: Option<PathBuf>,
-    /// `write_bw_log`: KiB a second, as `NAME_bw.N.log`.
+    /// `write_bw_log`, as `NAME_bw.N.log`: of each I/O, its bytes by its completion latency in kB/s; with `log_avg_msec`, the
+    /// job's KiB/s.
     pub bandwidth: Option<PathBuf>,
-    /// `write_iops_log`: I/Os a second, as `NAME_iops.N.log`.
+    /// `write_iops_log`, as `NAME_iops.N.log`: 1 for each I/O; with `log_avg_msec`, the job's I/Os a second.
     pub iops: Option<PathBuf>,
-    /// `log_avg_msec`: interval of averages; 0 for one entry per I/O and, in logs of rates, per sample.
+    /// `log_avg_msec`: interval of averages; 0 for one entry per I/O.
     pub average_ns: u64,
     /// `log_max_value`: the largest value of each interval, not the average.
     pub has_maxima: bool,
@@ -39,12 +40,13 @@ pub struct LogOptions {
 impl LogOptions {
     /// Whether anything is logged.
     pub fn is_on(&self) -> bool {
-        self.has_latencies() || self.bandwidth.is_some() || self.iops.is_some()
+        self.needs_each_io() || self.bandwidth.is_some() || self.iops.is_some()
     }
 
-    /// Whether each I/O is logged.
-    pub(crate) fn has_latencies(&self) -> bool {
-        self.latency.is_some() || self.histograms.is_some()
+    /// Whether a log needs each I/O.
+    pub(crate) fn needs_each_io(&self) -> bool {
+        let rates = self.bandwidth.is_some() || self.iops.is_some();
+        self.latency.is_some() || self.histograms.is_some() || (rates && self.average_ns == 0)
     }
 }
 
@@ -107,9 +109,20 @@ impl JobLogs {
     }
 
     /// Records a completed I/O; latencies in nanoseconds: submission, completion, total.
-    pub(crate) fn record_latency(&mut self, entry: LogEntry, latencies_ns: [u64; 3]) {
+    pub(crate) fn record_io(&mut self, entry: LogEntry, latencies_ns: [u64; 3]) {
         if let Some(log) = &mut self.histograms {
             log.record(entry.at_ns, entry.direction, entry.bytes, latencies_ns[1]);
+        }
+        if self.options.average_ns == 0 {
+            if self.options.bandwidth.is_some() {
+                // Bytes in a millisecond are kB/s, as in fio's log.
+                let bytes = u64::from(entry.bytes) * 1_000_000;
+                let value = bytes.checked_div(latencies_ns[1]).unwrap_or(0);
+                self.push(BANDWIDTH, LogEntry { value, ..entry });
+            }
+            if self.options.iops.is_some() {
+                self.push(IOPS, LogEntry { value: 1, ..entry });
+            }
         }
         if self.options.latency.is_none() {
             return;
@@ -126,8 +139,11 @@ impl JobLogs {
         }
     }
 
-    /// Records a sample of a direction's rates.
+    /// Records the rates of a direction in an averaging interval, if the logs have averages.
     pub(crate) fn record_rates(&mut self, at_ns: u64, direction: u8, iops: u64, bytes_per_second: u64) {
+        if self.options.average_ns == 0 {
+            return;
+        }
         let entry = LogEntry { at_ns, value: 0, direction, bytes: 0, offset: 0, priority: 0 };
         if self.options.bandwidth.is_some() {
             self.push(BANDWIDTH, LogEntry { value: bytes_per_second >> 10, ..entry });
@@ -228,7 +244,7 @@ mod tests {
         let entry =
             |at_ns| LogEntry { at_ns, value: 0, direction: 1, bytes: 4096, offset: 8192, priority: 0 };
         let mut logs = JobLogs::new(options.clone());
-        logs.record_latency(entry(1_500_000), [10, 20, 30]);
+        logs.record_io(entry(1_500_000), [10, 20, 30]);
         logs.record_rates(500_000_000, 0, 77, 4096);
         logs.write(3).unwrap();
         let read = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap();
@@ -236,33 +252,33 @@ mod tests {
         assert_eq!(read("x_lat.3.log"), "1, 30, 1, 4096, 0\n");
         assert_eq!(
             (read("x_slat.3.log").len(), read("x_iops.3.log")),
-            (18, "500, 77, 0, 0, 0\n".to_string())
+            (18, "1, 1, 1, 4096, 0\n".to_string())
         );
         let mut logs = JobLogs::new(LogOptions { has_offsets: true, ..options.clone() });
-        logs.record_latency(entry(1_500_000), [10, 20, 30]);
+        logs.record_io(entry(1_500_000), [10, 20, 30]);
         logs.record_rates(500_000_000, 0, 77, 4096);
         logs.write(5).unwrap();
         assert_eq!(
             (read("x_lat.5.log"), read("x_iops.5.log")),
-            ("1, 30, 1, 4096, 8192, 0\n".to_string(), "500, 77, 0, 0, 0, 0\n".to_string())
+            ("1, 30, 1, 4096, 8192, 0\n".to_string(), "1, 1, 1, 4096, 8192, 0\n".to_string())
         );
         let real_time = LogEntry { priority: 1 << 13 | 4, ..entry(1) };
         for (priority_values, column) in [(false, "1"), (true, "0x2004")] {
             let mut logs = JobLogs::new(LogOptions { priority_values, ..options.clone() });
-            logs.record_latency(real_time, [10, 20, 30]);
+            logs.record_io(real_time, [10, 20, 30]);
             logs.write(4).unwrap();
             assert_eq!(read("x_lat.4.log"), format!("0, 30, 1, 4096, {column}\n"));
         }
         let mut logs = JobLogs::new(LogOptions { average_ns: 1_000_000, ..options });
-        logs.record_latency(entry(1), [10, 20, 30]);
-        logs.record_latency(entry(2), [20, 30, 50]);
+        logs.record_io(entry(1), [10, 20, 30]);
+        logs.record_io(entry(2), [20, 30, 50]);
         logs.end_window(1_000_000);
         logs.end_window(2_000_000);
         logs.write(1).unwrap();
         assert_eq!(read("x_lat.1.log"), "1, 40, 1, 0, 0\n");
         logs.options.has_maxima = true;
-        logs.record_latency(entry(3), [10, 20, 30]);
-        logs.record_latency(entry(4), [10, 20, 90]);
+        logs.record_io(entry(3), [10, 20, 30]);
+        logs.record_io(entry(4), [10, 20, 90]);
         logs.end_window(3_000_000);
         logs.options.has_unix_times = true;
         logs.begin();
@@ -270,6 +286,34 @@ mod tests {
         assert!(began > 1_700_000_000_000, "{began}");
         logs.write(1).unwrap();
         assert_eq!(read("x_lat.1.log"), format!("{}, 40, 1, 0, 0\n{}, 90, 1, 0, 0\n", began + 1, began + 3));
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    /// The values are of fio 3.33: 4096 bytes in 10,977 ns are 373,143, in 76 ns 53,894,736.
+    #[test]
+    fn logs_of_rates_have_each_io_unless_averages_are_wanted() {
+        let directory = std::env::temp_dir().join(format!("ringbolt-rates-{}", std::process::id()));
+        let base = Some(directory.join("x"));
+        let written = |average_ns, name: &str| {
+            let (bandwidth, iops) = (base.clone(), base.clone());
+            let options = LogOptions { bandwidth, iops, average_ns, ..LogOptions::default() };
+            assert!(options.is_on() && options.needs_each_io() == (average_ns == 0));
+            let mut logs = JobLogs::new(options);
+            for (at_ns, direction, completion_ns) in [(1_000_000, 0, 10_977), (2_000_000, 1, 76), (3, 1, 0)] {
+                let entry = LogEntry { at_ns, value: 0, direction, bytes: 4096, offset: 0, priority: 0 };
+                logs.record_io(entry, [1, completion_ns, completion_ns + 1]);
+            }
+            logs.record_rates(500_000_000, 1, 77, 8192);
+            logs.write(1).unwrap();
+            std::fs::read_to_string(directory.join(name)).unwrap()
+        };
+        assert_eq!(
+            written(0, "x_bw.1.log"),
+            "1, 373143, 0, 4096, 0\n2, 53894736, 1, 4096, 0\n0, 0, 1, 4096, 0\n"
+        );
+        assert_eq!(written(0, "x_iops.1.log"), "1, 1, 0, 4096, 0\n2, 1, 1, 4096, 0\n0, 1, 1, 4096, 0\n");
+        assert_eq!(written(1_000_000, "x_bw.1.log"), "500, 8, 1, 0, 0\n");
+        assert_eq!(written(1_000_000, "x_iops.1.log"), "500, 77, 1, 0, 0\n");
         std::fs::remove_dir_all(directory).unwrap();
     }
 }

@@ -264,7 +264,11 @@ impl JobSetup {
             };
             let failed =
                 |source| SourceError::Fabric { uri: Box::new(uri.clone()), source: Box::new(source) };
-            let namespace = nvme::Namespace::open(core, uri, &options).await.map_err(failed)?;
+            let connected = match self.spec.reconnects_for_ns() {
+                0 => nvme::Namespace::open(core, uri, &options).await,
+                outage_ns_max => nvme::Namespace::open_reconnecting(core, uri, &options, outage_ns_max).await,
+            };
+            let namespace = connected.map_err(failed)?;
             let (bs, max) = (self.spec.block_bytes, namespace.transfer_max_bytes());
             if bs > max {
                 return Err(SetupError::BlockTooLarge { bs, max: max as usize }.into());

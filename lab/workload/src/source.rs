@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bdev::{Access, BdevError, Descriptor, Registry, malloc, null, uring};
 use device_model::{DeviceProfile, MediaState, disk};
-use store_client::{Cluster, ClusterImage, EtcdOptions};
+use store_client::{AttachOptions, Cluster, ClusterImage, EtcdOptions};
 
 use crate::spec::JobSpec;
 use crate::units::parse_bytes;
@@ -186,7 +186,7 @@ impl Source {
             Source::Uring { path, block_bytes } => create_uring(registry, path, *block_bytes, writes)?,
             Source::Model { .. } => self.create_model(registry)?,
             Source::Store { pool, image, cluster, etcd } => {
-                create_store(registry, pool, image, cluster, etcd)?
+                create_store(registry, pool, image, cluster, etcd, writes)?
             }
             Source::Nvme { uri } => return Ok(PreparedSource::Nvme { uri: uri.clone() }),
             Source::Bdev { name } => name.clone(),
@@ -218,9 +218,12 @@ fn create_store(
     image: &str,
     cluster: &str,
     etcd: &EtcdOptions,
+    writes: bool,
 ) -> Result<String, SourceError> {
     let cluster = Cluster::open(cluster.as_ref(), etcd)?;
-    let bdev = ClusterImage::open(&cluster, pool, image)?;
+    // One run is one user of the image, whatever its workers.
+    let options = AttachOptions { read_only: !writes, same_run: true, ..AttachOptions::default() };
+    let bdev = ClusterImage::open(&cluster, pool, image, options)?;
     let name = unique_name("store");
     registry.register(&name, None, &[], Arc::new(bdev))?;
     Ok(name)

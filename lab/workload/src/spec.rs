@@ -375,6 +375,9 @@ pub struct JobSpec {
     pub runtime_ns: Option<u64>,
     /// Whether the job repeats until `runtime_ns` has passed.
     pub time_based: bool,
+    /// How long a lost target of `nvme+tcp://` is connected again; `None` is for ever for a job that is `time_based`, and not
+    /// at all for others.
+    pub reconnect_ns: Option<u64>,
     /// Time before the measurement starts.
     pub ramp_ns: u64,
     /// I/Os after which the job ends.
@@ -415,12 +418,13 @@ pub struct JobSpec {
     pub loops: u32,
     /// Sizes of reads, writes and trims; `None` if all are `block_bytes`.
     pub sizes: Option<Box<[BlockSizes; 3]>>,
-    /// Alignment of random offsets: `blockalign`; `None` for the smallest I/O size.
-    pub align_bytes: Option<u64>,
+    /// Alignment of random offsets of reads, writes and trims: `blockalign`; `None` for the smallest size of the direction.
+    pub align_bytes: [Option<u64>; 3],
     /// Distribution of random offsets.
     pub distribution: Distribution,
-    /// Percentage of I/Os at random offsets in a random workload; the others are sequential.
-    pub random_percent: u8,
+    /// Percentage of reads, writes and trims at random offsets in a random workload; each of the others follows the last
+    /// I/O of its direction.
+    pub random_percent: [u8; 3],
     /// Zones of which a part each is accessed.
     pub zones: Option<StridedZones>,
     /// Zones with write pointers: `zonemode=zbd`.
@@ -478,6 +482,7 @@ impl Default for JobSpec {
             offset_bytes: 0,
             runtime_ns: None,
             time_based: false,
+            reconnect_ns: None,
             ramp_ns: 0,
             number_ios: None,
             read_percent: 50,
@@ -498,9 +503,9 @@ impl Default for JobSpec {
             io_percent: None,
             loops: 1,
             sizes: None,
-            align_bytes: None,
+            align_bytes: [None; 3],
             distribution: Distribution::Uniform,
-            random_percent: 100,
+            random_percent: [100; 3],
             zones: None,
             zoned: None,
             in_zones: RegionInZones::default(),
@@ -528,6 +533,11 @@ impl Default for JobSpec {
 }
 
 impl JobSpec {
+    /// How long a lost target is connected again; 0 for not at all.
+    pub(crate) fn reconnects_for_ns(&self) -> u64 {
+        self.reconnect_ns.unwrap_or(if self.time_based { u64::MAX } else { 0 })
+    }
+
     /// Largest I/O depth of one job.
     pub const IO_DEPTH_MAX: u32 = 65_536;
 

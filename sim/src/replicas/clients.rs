@@ -1,8 +1,12 @@
 //! Clients: they read and write blocks, repeat requests that get no answer, and record what they saw.
+//!
+//! In most runs they have sessions, come and go, and all of them are replaced at once, as when another server attaches an image:
+//! what those before have in flight then takes effect before the first of the others does anything, or never.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
-use replica::{ClientReply, ClientRequest};
+use random::WyRand;
+use replica::{ClientReply, ClientRequest, SessionChange};
 use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
 
 use super::cluster::{GROUP, Happening, NodeIndex, ReplicaCluster};
@@ -13,13 +17,27 @@ use super::{MS, US};
 /// A block of the group.
 pub(crate) type BlockId = (ObjectId, u32);
 
+/// Most clients of a run, those that are gone included.
+const CLIENTS_MAX: usize = 60;
+/// The volume of all objects.
+const VOLUME: u64 = 1;
 /// Bytes of a block here: a value.
 pub(super) const VALUE_BYTES: u32 = 8;
 
+/// What a request does.
+#[derive(Clone, Copy)]
+enum Work {
+    Read,
+    /// Writes a value.
+    Write(u64),
+    Session(SessionChange),
+}
+
 struct PendingRequest {
     block: BlockId,
-    /// The value to write; `None` for a read.
-    value: Option<u64>,
+    work: Work,
+    /// Attach epoch and token of the session.
+    session: (u32, u64),
     invoked_ns: u64,
     /// Times that it was sent. Only the last one is repeated.
     attempts: u32,
@@ -30,6 +48,46 @@ struct Client {
     next_number: u64,
     target: NodeIndex,
     pending: BTreeMap<u64, PendingRequest>,
+    session: Option<ClientSession>,
+    /// It begins nothing any more.
+    is_gone: bool,
+}
+
+/// A session of a client, in runs with sessions.
+struct ClientSession {
+    attach_epoch: u32,
+    /// Once it is open.
+    token: Option<u32>,
+    renew_ns: u64,
+}
+
+/// A write in a session of which nobody knows whether it happened.
+struct UnknownWrite {
+    block: BlockId,
+    value: u64,
+    invoked_ns: u64,
+    attach_epoch: u32,
+}
+
+/// What runs with sessions have besides.
+struct Sessions {
+    /// Of its own, so that it changes nothing else that a seed means.
+    random: WyRand,
+    timeout_ns: u64,
+    attach_epoch: u32,
+    /// When the first session of an attach epoch was open.
+    opened_ns: BTreeMap<u32, u64>,
+    unknown: Vec<UnknownWrite>,
+    /// Values that were read.
+    read: HashSet<u64>,
+}
+
+impl Client {
+    fn new(attach_epoch: Option<u32>) -> Client {
+        let session =
+            attach_epoch.map(|attach_epoch| ClientSession { attach_epoch, token: None, renew_ns: 0 });
+        Client { next_number: 1, target: 0, pending: BTreeMap::new(), session, is_gone: false }
+    }
 }
 
 /// All clients with what they saw.
@@ -40,6 +98,7 @@ pub(crate) struct Clients {
     in_flight_max: usize,
     writes_per_mille: u32,
     think_ns: u64,
+    sessions: Option<Sessions>,
     /// No new requests begin.
     pub(crate) stopped: bool,
     pub(crate) succeeded: u64,
@@ -47,17 +106,26 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    pub(crate) fn new(cluster: &mut ReplicaCluster) -> Clients {
+    pub(crate) fn new(cluster: &mut ReplicaCluster, has_sessions: bool) -> Clients {
+        let sessions = has_sessions.then(|| Sessions {
+            random: cluster.random.clone().split(),
+            timeout_ns: cluster.session_timeout_ns(),
+            attach_epoch: 1,
+            opened_ns: BTreeMap::new(),
+            unknown: Vec::new(),
+            read: HashSet::new(),
+        });
         let random = &mut cluster.random;
         let count = 1 + random.index(4);
         let objects = 1 + random.below(5) as u32;
         let offsets = 1 + random.below(3) as u32;
-        let object = |index| ObjectId { group: GROUP, volume: 1, index, suffix: 0 };
+        let object = |index| ObjectId { group: GROUP, volume: VOLUME, index, suffix: 0 };
         let offset = |number| number * VALUE_BYTES;
         let blocks = (0..objects).flat_map(|index| (0..offsets).map(move |at| (object(index), offset(at))));
-        let clients = (0..count).map(|_| Client { next_number: 1, target: 0, pending: BTreeMap::new() });
+        let clients = (0..count).map(|_| Client::new(has_sessions.then_some(1)));
         let clients = Clients {
             clients: clients.collect(),
+            sessions,
             blocks: blocks.collect(),
             history: BTreeMap::new(),
             in_flight_max: 1 + random.index(6),
@@ -95,29 +163,96 @@ impl Clients {
         if self.stopped {
             return;
         }
+        if self.clients[client].is_gone {
+            return;
+        }
         let wait_ns = cluster.random.below(2 * self.think_ns);
         cluster.schedule(wait_ns, Happening::Client { client, attempt: None });
+        if self.sessions.is_some() && self.act_in_session(cluster, client) {
+            return;
+        }
         if self.clients[client].pending.len() < self.in_flight_max {
             let block = self.blocks[cluster.random.index(self.blocks.len())];
             let is_write = cluster.random.happens(self.writes_per_mille);
-            self.begin(cluster, client, block, is_write);
+            let value = (client as u64 + 1) << 32 | self.clients[client].next_number;
+            let work = if is_write { Work::Write(value) } else { Work::Read };
+            self.begin(cluster, client, block, work);
         }
+    }
+
+    /// What a client with a session does besides reading and writing: it comes, goes, and says that it lives. Returns whether it
+    /// did.
+    fn act_in_session(&mut self, cluster: &mut ReplicaCluster, client: usize) -> bool {
+        let Some(sessions) = &mut self.sessions else { return false };
+        let attach_epoch = self.clients[client].session.as_ref().map_or(0, |session| session.attach_epoch);
+        let is_newest = attach_epoch == sessions.attach_epoch && self.clients.len() < CLIENTS_MAX;
+        if is_newest && sessions.random.happens(15) {
+            match sessions.random.below(4) {
+                0 | 1 => self.replace(cluster, client, true),
+                2 => self.replace(cluster, client, false),
+                _ => {
+                    sessions.attach_epoch += 1;
+                    // Those before go on until they learn it.
+                    let count = 1 + sessions.random.index(4);
+                    (0..count).for_each(|_| self.add(cluster));
+                }
+            }
+            return true;
+        }
+        let it = &mut self.clients[client];
+        let Some(session) = &mut it.session else { return false };
+        let is_opening = it.pending.values().any(|request| matches!(request.work, Work::Session(_)));
+        if session.token.is_some() && cluster.now_ns < session.renew_ns {
+            return false;
+        }
+        if !is_opening {
+            session.renew_ns = cluster.now_ns + sessions.timeout_ns / 4;
+            let attach_epoch = session.attach_epoch;
+            let change = SessionChange::Open { volume: VOLUME, attach_epoch };
+            self.begin(cluster, client, self.blocks[0], Work::Session(change));
+        }
+        self.clients[client].session.as_ref().is_some_and(|session| session.token.is_none())
+    }
+
+    /// A client ends, in order or not, and another one comes.
+    fn replace(&mut self, cluster: &mut ReplicaCluster, client: usize, in_order: bool) {
+        self.clients[client].is_gone = true;
+        if in_order {
+            let change = SessionChange::End { volume: VOLUME };
+            self.begin(cluster, client, self.blocks[0], Work::Session(change));
+        } else {
+            let killed = std::mem::take(&mut self.clients[client].pending);
+            self.abandoned += killed.len() as u64;
+            killed.into_values().for_each(|request| self.record(request, None, NEVER));
+        }
+        self.add(cluster);
+    }
+
+    fn add(&mut self, cluster: &mut ReplicaCluster) {
+        let attach_epoch = self.sessions.as_ref().map(|sessions| sessions.attach_epoch);
+        let client = self.clients.len();
+        self.clients.push(Client::new(attach_epoch));
+        cluster.schedule(0, Happening::Client { client, attempt: None });
     }
 
     /// Reads every block once more.
     pub(crate) fn read_all(&mut self, cluster: &mut ReplicaCluster) {
         for block in self.blocks.clone() {
-            self.begin(cluster, 0, block, false);
+            self.begin(cluster, 0, block, Work::Read);
         }
     }
 
-    fn begin(&mut self, cluster: &mut ReplicaCluster, client: usize, block: BlockId, is_write: bool) {
+    fn begin(&mut self, cluster: &mut ReplicaCluster, client: usize, block: BlockId, work: Work) {
         let it = &mut self.clients[client];
         let number = it.next_number;
         it.next_number += 1;
-        let value = is_write.then_some((client as u64 + 1) << 32 | number);
         let target = it.target;
-        let request = PendingRequest { block, value, invoked_ns: cluster.now_ns, attempts: 0, target };
+        let session = it
+            .session
+            .as_ref()
+            .map_or((0, 0), |session| (session.attach_epoch, session.token.map_or(0, u64::from)));
+        let request =
+            PendingRequest { block, work, session, invoked_ns: cluster.now_ns, attempts: 0, target };
         it.pending.insert(number, request);
         self.send(cluster, client, number);
     }
@@ -130,15 +265,22 @@ impl Clients {
         let ((object, offset), target) = (pending.block, pending.target);
         let attempt = Some((number, pending.attempts));
         let id = client as u64 + 1;
-        let request = match pending.value {
-            Some(value) => {
+        let (attach_epoch, token) = pending.session;
+        let request = match pending.work {
+            Work::Session(change) => {
+                let mut header = change.header(GROUP);
+                (header.client, header.client_number) = (id, number);
+                ClientRequest::Write { header, data: [].into() }
+            }
+            Work::Write(value) => {
                 let data = value.to_le_bytes();
                 let mut header = EntryHeader::new(Operation::Write, object, offset, VALUE_BYTES);
                 (header.client, header.client_number) = (id, number);
+                (header.epoch, header.sequence) = (attach_epoch, token);
                 header.data_crc32c = crc32c(&data);
                 ClientRequest::Write { header, data: data.into() }
             }
-            None => ClientRequest::Read { client: id, number, object, offset, length: VALUE_BYTES },
+            Work::Read => ClientRequest::Read { client: id, number, object, offset, length: VALUE_BYTES },
         };
         cluster.send_request(target, request);
         let patience_ns = 50 * MS + cluster.random.below(400 * MS);
@@ -189,7 +331,23 @@ impl Clients {
                 cluster.schedule(wait_ns, Happening::Client { client, attempt });
             }
             // The time-out repeats it.
-            ClientReply::Busy | ClientReply::Failed | ClientReply::NoSpace => {}
+            ClientReply::Busy | ClientReply::Failed | ClientReply::NoSpace | ClientReply::TooManySessions => {
+            }
+            ClientReply::SessionOpened { token } => {
+                it.pending.remove(&number);
+                let session = it.session.as_mut().expect("it asked for a session");
+                session.token = Some(token);
+                let sessions = self.sessions.as_mut().expect("runs with sessions");
+                sessions.opened_ns.entry(session.attach_epoch).or_insert(cluster.now_ns);
+            }
+            ClientReply::SessionEnded | ClientReply::Fenced => {
+                let unknown = it.pending.remove(&number).expect("it is pending");
+                it.is_gone |= reply == ClientReply::Fenced;
+                if let Some(session) = &mut it.session {
+                    session.token = None;
+                }
+                self.record(unknown, None, NEVER);
+            }
             ClientReply::Denied => unreachable!("replicas know no rights"),
             ClientReply::TooOld => {
                 let unknown = it.pending.remove(&number).expect("it is pending");
@@ -206,12 +364,34 @@ impl Clients {
     }
 
     fn record(&mut self, request: PendingRequest, read: Option<u64>, responded_ns: u64) {
-        let history = self.history.entry(request.block).or_default();
-        match (request.value, read) {
-            (Some(value), _) => history.write(value, request.invoked_ns, responded_ns),
-            (None, Some(value)) => history.read(value, request.invoked_ns, responded_ns),
-            (None, None) => {}
+        let PendingRequest { block, work, invoked_ns, session: (attach_epoch, _), .. } = request;
+        let history = self.history.entry(block).or_default();
+        match (work, read, &mut self.sessions) {
+            (Work::Write(value), _, Some(sessions)) if responded_ns == NEVER => {
+                sessions.unknown.push(UnknownWrite { block, value, invoked_ns, attach_epoch });
+            }
+            (Work::Write(value), ..) => history.write(value, invoked_ns, responded_ns),
+            (Work::Read, Some(value), sessions) => {
+                history.read(value, invoked_ns, responded_ns);
+                sessions.iter_mut().for_each(|sessions| _ = sessions.read.insert(value));
+            }
+            (Work::Read, None, _) | (Work::Session(_), ..) => {}
         }
+    }
+
+    /// Writes of which nobody knows happened before the image was attached again, if at all.
+    fn record_unknown(&mut self) -> Result<(), String> {
+        let Some(sessions) = &mut self.sessions else { return Ok(()) };
+        for UnknownWrite { block, value, invoked_ns, attach_epoch } in std::mem::take(&mut sessions.unknown) {
+            let attached = sessions.opened_ns.range(attach_epoch + 1..).map(|(_, at_ns)| *at_ns).min();
+            let happened = attached.filter(|_| sessions.read.contains(&value));
+            if happened.is_some_and(|attached_ns| attached_ns < invoked_ns) {
+                return Err(format!("{value:#x} was written after another client had attached the image"));
+            }
+            let history = self.history.entry(block).or_default();
+            history.write(value, invoked_ns, happened.unwrap_or(NEVER));
+        }
+        Ok(())
     }
 
     /// Says what is wrong, if what the clients saw of a block is not linearizable.
@@ -221,6 +401,7 @@ impl Clients {
                 self.record(request, None, NEVER);
             }
         }
+        self.record_unknown()?;
         for ((object, offset), history) in &self.history {
             history
                 .check()

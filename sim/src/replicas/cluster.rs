@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use random::WyRand;
 use replica::{
-    ClientReply, ClientRequest, GroupConfig, PlantedReplicaFault, Replica, ReplicaAction, ReplicaEvent,
-    ReplicaId, ReplicaMessage, ReplicaSettings,
+    ClientReply, ClientRequest, EntryId, GroupConfig, GroupMemory, PlantedReplicaFault, Replica,
+    ReplicaAction, ReplicaEvent, ReplicaId, ReplicaMessage, ReplicaSettings,
 };
 use wire_replica::{EncodedFrame, Frame, FrameHeader};
 
-use super::disk::{ReplicaDisk, WaitingRead};
+use super::disk::{DiskSnapshot, ReplicaDisk, WaitingRead};
 use super::{MS, US};
 
 /// The logical group.
@@ -37,7 +37,13 @@ pub(crate) enum Happening {
     /// The replica's deadline.
     Timer { node: NodeIndex, incarnation: u32, number: u64 },
     /// A proposal, or a read without one, arrives at the map.
-    MapRequest { node: NodeIndex, incarnation: u32, proposal: Option<Arc<GroupConfig>> },
+    MapRequest {
+        node: NodeIndex,
+        incarnation: u32,
+        proposal: Option<Arc<GroupConfig>>,
+        /// What the node has as committed.
+        committed: EntryId,
+    },
     /// The map's record arrives at a node.
     MapRecord { node: NodeIndex, incarnation: u32, config: Arc<GroupConfig> },
     /// A node reads the map.
@@ -91,6 +97,10 @@ pub(crate) struct ReplicaNode {
     incarnation: u32,
     /// The last incarnation that had another disk. 0 if there is none.
     replaced: u32,
+    /// A copy of its disk.
+    snapshot: Option<DiskSnapshot>,
+    /// Its disk lacks what it had, and the replica was not in sync with others since.
+    lack: Option<Lack>,
     /// Its clock: nanoseconds at time 0, and its rate in millionths.
     clock_ns: u64,
     clock_rate: u64,
@@ -105,6 +115,22 @@ pub(crate) struct ReplicaNode {
     disk_busy: bool,
     /// How many times slower than usual the disk is.
     pub(crate) disk_slowness: u64,
+}
+
+/// How a disk came to lack what it had.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lack {
+    /// What is kept outside of the disk shows it.
+    Recorded,
+    /// Only other replicas show it.
+    Unrecorded,
+}
+
+/// What the map has of a node.
+#[derive(Clone, Copy, Default)]
+struct NodeMemory {
+    incarnation: u64,
+    committed: EntryId,
 }
 
 /// The nodes, the links and the map.
@@ -135,6 +161,16 @@ pub(crate) struct ReplicaCluster {
     pub(crate) preferred: Option<NodeIndex>,
     /// Of its own, as that for room.
     random_preference: WyRand,
+    /// What the map has of each node.
+    memories: Vec<NodeMemory>,
+    /// Disks are put back from copies, and logs lose their ends, in some runs.
+    pub(crate) ages: bool,
+    /// Of its own, as that for room.
+    pub(crate) random_age: WyRand,
+    /// A replica whose log had lost its end was alone, and nothing outside of its disk showed that: acknowledged data may be lost.
+    pub(crate) may_have_lost: bool,
+    /// Disks that were put back, and logs that lost their ends.
+    pub(crate) aged: u64,
     /// How many times a primary proposed another one, and the map took it.
     pub(crate) transfers: u64,
     settings: ReplicaSettings,
@@ -173,16 +209,21 @@ impl ReplicaCluster {
         let leaves = random_leave.happens(500);
         let mut random_preference = random_leave.clone().split();
         let preferred = prefers.then(|| random_preference.index(nodes));
+        let mut random_age = random_preference.clone().split();
+        let ages = random_age.happens(500);
         let settings = match preferred {
             // Short enough to happen between two faults.
             Some(_) => ReplicaSettings { transfer_after_ns: random_preference.below(300 * MS), ..settings },
             None => settings,
         };
+        let memories = vec![NodeMemory::default(); nodes];
         let nodes = (0..nodes).map(|_| ReplicaNode {
             replica: None,
             disk: ReplicaDisk::new(settings.in_place && (are_alike || of_disks.happens(500)), fault),
             incarnation: 0,
             replaced: 0,
+            snapshot: None,
+            lack: None,
             clock_ns: random.below(1000 * MS),
             // Rates differ by 1 % at most.
             clock_rate: 995_000 + random.below(10_000),
@@ -211,6 +252,11 @@ impl ReplicaCluster {
             random_leave,
             preferred,
             random_preference,
+            memories,
+            ages,
+            random_age,
+            may_have_lost: false,
+            aged: 0,
             transfers: 0,
             settings,
             fault,
@@ -221,6 +267,10 @@ impl ReplicaCluster {
             turns: 0,
             actions: Vec::new(),
         }
+    }
+
+    pub(crate) fn session_timeout_ns(&self) -> u64 {
+        self.settings.session_timeout_ns
     }
 
     pub(crate) fn client_index(&self) -> NodeIndex {
@@ -301,6 +351,18 @@ impl ReplicaCluster {
         let started = &mut self.nodes[node];
         started.incarnation += 1;
         let recovered = started.disk.crash(&mut random);
+        let last = recovered.entries.last().map_or(recovered.base, |entry| entry.id());
+        let is_older = started.disk.incarnation < self.memories[node].incarnation;
+        let is_behind = self.is_behind(last);
+        let started = &mut self.nodes[node];
+        if !is_older {
+            // The disk first, so that a crash in between is not taken for an older disk.
+            started.disk.incarnation += 1;
+            self.memories[node].incarnation = started.disk.incarnation;
+        }
+        if let Some(lack) = &mut started.lack {
+            *lack = if is_older || is_behind { Lack::Recorded } else { Lack::Unrecorded };
+        }
         let id = ReplicaId(node as u32);
         let settings = ReplicaSettings { in_place: started.disk.is_overwritten(), ..self.settings.clone() };
         let replica = Replica::with_faults(id, started.incarnation, settings, recovered, now_ns, self.fault);
@@ -309,6 +371,61 @@ impl ReplicaCluster {
         let incarnation = started.incarnation;
         self.schedule(0, Happening::MapPoll { node, incarnation });
         self.notify_room(node);
+    }
+
+    /// Whether a log that ends with an entry lacks what the map has as committed.
+    fn is_behind(&self, last: EntryId) -> bool {
+        let committed = self.committed();
+        last.sequence < committed.sequence || last.epoch < committed.epoch
+    }
+
+    /// The newest entry that the map has as committed.
+    fn committed(&self) -> EntryId {
+        self.memories.iter().map(|memory| memory.committed).max().unwrap_or_default()
+    }
+
+    /// What a node knows of its replica from elsewhere than its disk.
+    fn memory_of(&self, node: NodeIndex) -> GroupMemory {
+        let is_older = self.nodes[node].disk.incarnation < self.memories[node].incarnation;
+        GroupMemory { committed: self.committed(), is_older, loss_epoch: 0 }
+    }
+
+    /// Whether a replica has all that a member has to have.
+    pub(crate) fn is_sound(&mut self, node: NodeIndex) -> bool {
+        let node = &mut self.nodes[node];
+        if node.replica.as_ref().is_some_and(Replica::is_compared) {
+            node.lack = None;
+        }
+        node.lack.is_none() && node.disk.is_complete()
+    }
+
+    /// Copies the disk of a node.
+    pub(crate) fn copy_disk(&mut self, node: NodeIndex) {
+        self.nodes[node].snapshot = Some(self.nodes[node].disk.snapshot());
+    }
+
+    /// Puts the disk of a stopped node back from its copy, if that is older than the last start.
+    pub(crate) fn roll_back(&mut self, node: NodeIndex) {
+        let incarnation = self.memories[node].incarnation;
+        let rolled_back = &mut self.nodes[node];
+        let Some(snapshot) = rolled_back.snapshot.as_ref().filter(|it| it.incarnation < incarnation) else {
+            return;
+        };
+        rolled_back.disk.roll_back(snapshot);
+        rolled_back.lack = Some(Lack::Recorded);
+        // As with another disk, what it proposed is lost.
+        rolled_back.replaced = rolled_back.incarnation;
+        self.aged += 1;
+    }
+
+    /// Damages the last entry of the log of a stopped node, if there is one.
+    pub(crate) fn damage_log(&mut self, node: NodeIndex) {
+        let damaged = &mut self.nodes[node];
+        if damaged.disk.damage_log(&mut self.random_age) {
+            damaged.lack = Some(Lack::Unrecorded);
+            damaged.replaced = damaged.incarnation;
+            self.aged += 1;
+        }
     }
 
     /// Another replica's disk has no room now, or all have: a fault now and then.
@@ -473,7 +590,13 @@ impl ReplicaCluster {
                 ReplicaEvent::Learners(self.with_room())
             }
             Happening::Storage { event, .. } => event,
-            Happening::MapRecord { config, .. } => ReplicaEvent::Map(config),
+            Happening::MapRecord { config, .. } => {
+                if self.nodes[node].replica.as_ref().is_some_and(|it| it.config().epoch == 0) {
+                    let memory = ReplicaEvent::Memory(self.memory_of(node));
+                    self.nodes[node].held.push(memory);
+                }
+                ReplicaEvent::Map(config)
+            }
             Happening::Timer { number, .. } if number != self.nodes[node].timers => return None,
             Happening::Timer { .. } => ReplicaEvent::Timer,
             Happening::LeaveEnds { .. } => ReplicaEvent::Stay,
@@ -578,6 +701,12 @@ impl ReplicaCluster {
                 disk.write_part(part, &content);
                 self.complete(node, incarnation, ReplicaEvent::ObjectWritten { session, part });
             }
+            ReplicaAction::Restored => {
+                // The disk is not older any more.
+                let incarnation = self.memories[node].incarnation.max(disk.incarnation) + 1;
+                disk.incarnation = incarnation;
+                self.memories[node].incarnation = incarnation;
+            }
             ReplicaAction::Propose(config) => self.send_to_map(node, Some(config)),
         }
     }
@@ -610,19 +739,26 @@ impl ReplicaCluster {
     fn send_to_map(&mut self, node: NodeIndex, proposal: Option<Arc<GroupConfig>>) {
         let incarnation = self.nodes[node].incarnation;
         if let Some(delay_ns) = self.link_delay(node, self.map_index()) {
-            self.schedule(delay_ns, Happening::MapRequest { node, incarnation, proposal });
+            let committed = self.nodes[node].replica.as_ref().and_then(Replica::committed);
+            let committed = committed.unwrap_or_default();
+            self.schedule(delay_ns, Happening::MapRequest { node, incarnation, proposal, committed });
         }
     }
 
     /// The map compares and swaps, answers, and may notify the other nodes.
     fn ask_map(&mut self, happening: Happening) {
-        let Happening::MapRequest { node, proposal, incarnation } = happening else {
+        let Happening::MapRequest { node, proposal, incarnation, committed } = happening else {
             return;
         };
+        let memory = &mut self.memories[node];
+        memory.committed = memory.committed.max(committed);
         let is_lost = incarnation <= self.nodes[node].replaced;
         if let Some(config) = proposal.filter(|config| config.epoch == self.map.epoch + 1 && !is_lost) {
             let proposer = ReplicaId(node as u32);
             self.transfers += u64::from(self.map.primary == proposer && config.primary != proposer);
+            let sound = config.in_sync.iter().filter(|member| self.is_sound(member.0 as usize)).count();
+            let lack = self.nodes[config.primary.0 as usize].lack;
+            self.may_have_lost |= sound == 0 && lack == Some(Lack::Unrecorded);
             self.map = config;
             let notified = if self.map_notifies { self.nodes.len() } else { 0 };
             for other in (0..notified).filter(|other| *other != node) {

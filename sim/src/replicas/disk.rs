@@ -6,7 +6,7 @@ use std::sync::Arc;
 use random::WyRand;
 use replica::{
     CopiedPart, EntryId, ObjectPart, PlantedReplicaFault, RecoveredReplica, ReplicaCheckpoint, ReplicaEvent,
-    ReplicatedEntry,
+    ReplicatedEntry, SessionChange,
 };
 use wire_store::{EntryHeader, ObjectId, crc32c};
 
@@ -67,6 +67,14 @@ pub(crate) struct ReplicaDisk {
     /// Reads that wait until an entry is committed.
     pub(super) waiting_reads: Vec<WaitingRead>,
     fault: Option<PlantedReplicaFault>,
+    /// Starts of the node with this disk, as the disk knows them.
+    pub(crate) incarnation: u64,
+}
+
+/// A copy of a disk at some time: what a crash would have left then.
+pub(crate) struct DiskSnapshot {
+    durable: DurableState,
+    pub(crate) incarnation: u64,
 }
 
 /// What waits until no uncommitted entry has changed a block in place.
@@ -82,6 +90,7 @@ struct PendingAppend {
     is_done: bool,
 }
 
+#[derive(Clone)]
 struct DurableState {
     log: LogMedium,
     checkpoint: ReplicaCheckpoint,
@@ -169,7 +178,36 @@ impl ReplicaDisk {
             damaged: BTreeSet::new(),
             waiting_reads: Vec::new(),
             fault,
+            incarnation: 0,
         }
+    }
+
+    pub(crate) fn snapshot(&self) -> DiskSnapshot {
+        DiskSnapshot { durable: self.durable.clone(), incarnation: self.incarnation }
+    }
+
+    /// The disk of a stopped node is what it was before.
+    pub(crate) fn roll_back(&mut self, snapshot: &DiskSnapshot) {
+        *self = ReplicaDisk {
+            durable: snapshot.durable.clone(),
+            blocks: snapshot.durable.blocks.clone(),
+            incarnation: snapshot.incarnation,
+            ..ReplicaDisk::new(self.placed.is_enabled(), self.fault)
+        };
+        self.placed.is_complete = self.durable.checkpoint.complete;
+    }
+
+    /// Flips a bit of the last entry in the log of a stopped node, if that is not in place for certain.
+    pub(crate) fn damage_log(&mut self, random: &mut WyRand) -> bool {
+        if self.writes.iter().any(|write| matches!(write, LogWrite::Reset { .. })) {
+            return false;
+        }
+        // The crash lost all that was not complete: nothing is appended after the damage.
+        self.writes.clear();
+        self.placing.clear();
+        self.appends.clear();
+        let through = self.durable.checkpoint.through.sequence;
+        self.durable.log.damage_last(through, random)
     }
 
     /// Whether blocks are overwritten in place, with only the headers of entries in the log.
@@ -179,7 +217,8 @@ impl ReplicaDisk {
 
     /// Everything is lost: a new disk.
     pub(crate) fn replace(&mut self) {
-        *self = ReplicaDisk::new(self.placed.is_enabled(), self.fault);
+        let incarnation = self.incarnation;
+        *self = ReplicaDisk { incarnation, ..ReplicaDisk::new(self.placed.is_enabled(), self.fault) };
         self.durable.checkpoint.complete = false;
         self.placed.is_complete = false;
     }
@@ -282,6 +321,10 @@ impl ReplicaDisk {
         if let Some(in_place) = self.placed.apply(&entry.header)
             && !(redoes_over && in_place > entry.header.sequence)
         {
+            return;
+        }
+        if SessionChange::of(&entry.header).is_some() {
+            // It changes no block.
             return;
         }
         self.blocks.insert(key, value_of(&entry.data));
@@ -458,6 +501,7 @@ impl ReplicaDisk {
             base,
             entries: recovered.entries,
             unsettled: self.placed.unsettled.clone(),
+            is_damaged: false,
         }
     }
 }

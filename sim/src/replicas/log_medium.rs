@@ -13,6 +13,7 @@ use super::cluster::GROUP;
 const CAPACITY: usize = 256 << 10;
 
 /// A log with its headers and its area.
+#[derive(Clone)]
 pub(super) struct LogMedium {
     log: Log,
     slots: [[u8; SECTOR_BYTES]; 2],
@@ -79,6 +80,21 @@ impl LogMedium {
     /// The entry before the first.
     fn base(&self) -> EntryId {
         EntryId { sequence: self.log.sequences().start - 1, epoch: self.log.base_epoch() }
+    }
+
+    /// Flips a bit of the last entry, if that is after `through` and has its data here. Returns whether there is one.
+    pub(super) fn damage_last(&mut self, through: u64, random: &mut WyRand) -> bool {
+        let (log, entries) = Log::recover(&self.slots, &self.area, self.salt).expect("one header is valid");
+        let Some((header, data)) = entries.last().filter(|(it, _)| it.sequence > through && !it.in_place)
+        else {
+            return false;
+        };
+        let place = log.place_of(header.sequence).expect("it is in the log");
+        let at = random.index(EntryHeader::SIZE + data.len());
+        let [first, second] = log.spans(place.position + at as u64, 1);
+        let span = if first.is_empty() { second } else { first };
+        self.area[span.start] ^= 1 << random.below(8);
+        true
     }
 
     /// What a start finds.

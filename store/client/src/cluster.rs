@@ -35,6 +35,50 @@ pub enum ClientError {
         /// Name.
         image: String,
     },
+    /// Another one has the image attached.
+    #[error(
+        "image {pool}/{image} is in use by {holder} (process {process}, {address}), which attached it {seconds} s ago: stop that, or \
+         fence it with --force (force=true); then what it has in flight is refused"
+    )]
+    InUse {
+        /// Pool.
+        pool: String,
+        /// Name.
+        image: String,
+        /// Its host.
+        holder: String,
+        /// Its process there.
+        process: u32,
+        /// Its address.
+        address: String,
+        /// Since when it has it.
+        seconds: u64,
+    },
+    /// An image would lose its end.
+    #[error(
+        "image {pool}/{image} would lose its last {cut} bytes, and what they have: with --allow-shrink they are removed for good"
+    )]
+    Shrinks {
+        /// Pool.
+        pool: String,
+        /// Name.
+        image: String,
+        /// Bytes that would be gone.
+        cut: u64,
+    },
+    /// Another one changed an image at the same time.
+    #[error(
+        "image {pool}/{image} was changed by another one at the same time: look at its size (`ringbolt image list`), and try again"
+    )]
+    Changed {
+        /// Pool.
+        pool: String,
+        /// Name.
+        image: String,
+    },
+    /// A volume is that of an image.
+    #[error("volume {0} is that of an image: `ringbolt image remove` removes it")]
+    VolumeOfImage(u64),
     /// The map has an address that is none.
     #[error("node {node} has the address {address:?}, which is none")]
     Address {

@@ -1,17 +1,18 @@
 //! The block device of a cluster's image.
 
 use std::marker::PhantomData;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, Durability, InfoValue, IoLimits};
 use block_io::Op;
-use cluster_map::{ImageEntry, PoolClass};
+use cluster_map::PoolClass;
 use reactor::Core;
 use sockets::{CoreNetwork, Sockets};
 use store_image::IMAGE_BLOCK_BYTES;
 use wire_store::{BLOCK_BYTES, OBJECT_BYTES, ObjectId};
 
+use crate::attach::{AttachOptions, AttachStatus, Attachment, ImageWatch};
 use crate::channel::ImageChannel;
 use crate::cluster::{ClientError, Cluster};
 use crate::watch::PoolWatch;
@@ -24,8 +25,13 @@ pub struct ClusterImage<N = Sockets> {
     pool: String,
     image: String,
     volume: u64,
-    bytes: AtomicU64,
+    bytes: Arc<AtomicU64>,
+    /// Of a logical block: those that share an image write whole blocks of 4 KiB.
+    block_bytes: u32,
     watch: Arc<PoolWatch>,
+    attachment: Attachment,
+    /// Follows the image in the map.
+    followed: OnceLock<Arc<ImageWatch>>,
     network: PhantomData<fn() -> N>,
 }
 
@@ -40,20 +46,31 @@ impl Placement {
     /// The object with the bytes from `offset` of the volume on, and the offset in it.
     pub(crate) fn locate(&self, offset: u64) -> (ObjectId, u32) {
         let index = (offset / OBJECT_BYTES as u64) as u32;
-        let number = (self.volume + u64::from(index)) % u64::from(self.groups);
-        let group = self.first_group + number as u32;
+        let group = self.group_of(index);
         (ObjectId { group, volume: self.volume, index, suffix: 0 }, (offset % OBJECT_BYTES as u64) as u32)
     }
 }
 
+impl Placement {
+    /// The logical group of the object with this index.
+    pub(crate) fn group_of(&self, index: u32) -> u32 {
+        let groups = u64::from(self.groups);
+        self.first_group + ((self.volume % groups + u64::from(index) % groups) % groups) as u32
+    }
+}
+
 impl ClusterImage {
-    /// An image of a pool, as the map has it now.
+    /// Attaches an image of a pool, as the map has it now. Another one that wants it is refused while this one has it.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub fn open(cluster: &Cluster, pool: &str, image: &str) -> Result<ClusterImage, ClientError> {
-        let entry = cluster.image(pool, image)?;
-        ClusterImage::with_network(cluster, pool, image, &entry)
+    /// [`ClientError::InUse`] if another one has it; else [`ClientError`].
+    pub fn open(
+        cluster: &Cluster,
+        pool: &str,
+        image: &str,
+        options: AttachOptions,
+    ) -> Result<ClusterImage, ClientError> {
+        ClusterImage::with_network(cluster, pool, image, options)
     }
 }
 
@@ -66,30 +83,79 @@ impl<N: CoreNetwork> ClusterImage<N> {
         cluster: &Cluster,
         pool: &str,
         image: &str,
-        entry: &ImageEntry,
+        options: AttachOptions,
     ) -> Result<ClusterImage<N>, ClientError> {
+        let watch = PoolWatch::start(cluster, pool)?;
+        let record = watch.view().0.pool.clone();
+        let entry = cluster.image(pool, image)?;
         check_size(entry.bytes)?;
+        let block_bytes = if options.shared { BLOCK_BYTES as u32 } else { IMAGE_BLOCK_BYTES };
+        if entry.bytes < block_bytes.into() {
+            return Err(ClientError::Size(entry.bytes));
+        }
+        let groups = record.first_group..record.first_group + record.groups;
+        let attachment = Attachment::new(cluster, pool, image, &entry, groups, options)?;
+        // Its size, or the image, may be another one since.
+        let entry = cluster.image(pool, image)?;
         Ok(ClusterImage {
             pool: pool.to_string(),
             image: image.to_string(),
             volume: entry.volume,
-            bytes: AtomicU64::new(entry.bytes),
-            watch: PoolWatch::start(cluster, pool)?,
+            bytes: Arc::new(AtomicU64::new(entry.bytes)),
+            block_bytes,
+            watch,
+            attachment,
+            followed: OnceLock::new(),
             network: PhantomData,
         })
     }
 
-    /// The image has another size. The registry is told afterwards.
-    pub fn set_bytes(&self, bytes: u64) {
-        self.bytes.store(bytes, Ordering::Relaxed);
+    /// Follows the image in the map: `resized` is called when it has another size, on a thread of its own.
+    pub fn follow(&self, resized: impl Fn() + Send + Sync + 'static) {
+        let bytes = self.bytes.clone();
+        let watch = ImageWatch {
+            pool: self.pool.clone(),
+            image: self.image.clone(),
+            volume: self.volume,
+            state: self.attachment.state.clone(),
+            resized: Box::new(move |size| {
+                if bytes.swap(size, Ordering::Relaxed) != size {
+                    resized();
+                }
+            }),
+        };
+        self.attachment.watch(self.followed.get_or_init(|| Arc::new(watch)));
+    }
+
+    /// What is in flight fails, and is never sent again; so do later requests.
+    pub fn abort(&self) {
+        self.attachment.state.end(AttachStatus::Closed);
+    }
+
+    /// Others may attach the image. Waits for the map.
+    pub fn detach(&self) {
+        self.attachment.detach();
+    }
+
+    pub(crate) fn placement(&self) -> Placement {
+        let pool = self.watch.view().0.pool.clone();
+        Placement { first_group: pool.first_group, groups: pool.groups, volume: self.volume }
+    }
+
+    pub(crate) fn channel(&self, core: &Core) -> ImageChannel<N> {
+        let attach = self.attachment.state.clone();
+        ImageChannel::new(core, self.watch.clone(), self.placement(), attach, self.block_bytes)
     }
 }
 
 /// The geometry of an image. A block of 4 KiB is linearizable (docs/STORE-GUARANTEES.md), and a write within one is an entry
 /// of its log: nothing larger is promised to be atomic.
-fn geometry_of(bytes: u64) -> BdevGeometry {
-    let atomic_blocks = BLOCK_BYTES as u32 / IMAGE_BLOCK_BYTES;
+fn geometry_of(bytes: u64, block_bytes: u32) -> BdevGeometry {
+    let atomic_blocks = BLOCK_BYTES as u32 / block_bytes;
     BdevGeometry {
+        block_size: block_bytes,
+        blocks: bytes / u64::from(block_bytes),
+        optimal_io_boundary_blocks: OBJECT_BYTES as u32 / block_bytes,
         atomic_write_blocks: atomic_blocks,
         atomic_write_boundary_blocks: atomic_blocks,
         ..store_image::geometry(bytes)
@@ -110,7 +176,12 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
     }
 
     fn geometry(&self) -> BdevGeometry {
-        geometry_of(self.bytes.load(Ordering::Relaxed))
+        geometry_of(self.bytes.load(Ordering::Relaxed), self.block_bytes)
+    }
+
+    /// As its attachment.
+    fn read_only(&self) -> bool {
+        self.attachment.state.epoch == 0
     }
 
     /// The pool's class, as far as the devices of its replicas keep it.
@@ -127,13 +198,11 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
     }
 
     fn io_limits(&self) -> IoLimits {
-        store_image::io_limits()
+        IoLimits { boundary_blocks: OBJECT_BYTES as u32 / self.block_bytes, ..store_image::io_limits() }
     }
 
     fn open(&self, core: &Core) -> Result<BoxedChannel, BdevError> {
-        let pool = self.watch.view().0.pool.clone();
-        let placement = Placement { first_group: pool.first_group, groups: pool.groups, volume: self.volume };
-        Ok(Box::new(ImageChannel::<N>::new(core, self.watch.clone(), placement)))
+        Ok(Box::new(self.channel(core)))
     }
 
     fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
@@ -152,12 +221,29 @@ mod tests {
 
     #[test]
     fn one_block_of_the_store_is_written_atomically_and_never_a_part_of_two() {
-        let geometry = geometry_of(64 << 20);
+        let geometry = geometry_of(64 << 20, IMAGE_BLOCK_BYTES);
         let atomic_bytes = geometry.atomic_write_blocks as usize * geometry.block_size as usize;
         assert_eq!(atomic_bytes, BLOCK_BYTES);
         assert_eq!(geometry.atomic_write_boundary_blocks, geometry.atomic_write_blocks);
         // Blocks do not cross objects, whose groups have logs of their own.
         assert_eq!(OBJECT_BYTES % atomic_bytes, 0);
         assert_eq!((geometry.blocks, geometry.physical_block_size), (131_072, 4096));
+    }
+
+    #[test]
+    fn a_shared_image_has_blocks_that_are_written_whole() {
+        let geometry = geometry_of((64 << 20) + 512, BLOCK_BYTES as u32);
+        assert_eq!((geometry.block_size, geometry.blocks), (4096, 16_384));
+        assert_eq!((geometry.atomic_write_blocks, geometry.optimal_io_boundary_blocks), (1, 1024));
+    }
+
+    #[test]
+    fn objects_are_where_they_were_and_no_volume_is_too_high() {
+        for (volume, index) in [(1, 0), (7, 5), (12_345, 4_000_000_000)] {
+            let placement = Placement { first_group: 8, groups: 6, volume };
+            assert_eq!(u64::from(placement.group_of(index)), 8 + (volume + u64::from(index)) % 6);
+        }
+        let placement = Placement { first_group: 8, groups: 6, volume: u64::MAX };
+        assert!((8..14).contains(&placement.group_of(u32::MAX)));
     }
 }

@@ -3,19 +3,29 @@
 //! A [`ClusterImage`] is a bdev. Each of its channels has connections of its own to the nodes, and sends every request
 //! to the primary of the object's logical group. A request without an answer is repeated with its number, maybe to another
 //! replica, until it is answered: a write happens once. So the loss of a node is a pause, not an error.
+//!
+//! An image that is open is attached: the map names who has it, and groups refuse what a holder before has in flight.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod attach;
 mod channel;
 mod cluster;
 mod connections;
 mod image;
+mod reclaim;
 pub mod rpc;
+mod sessions;
 mod status;
+mod sweep;
 mod watch;
 
+pub use attach::AttachOptions;
 pub use cluster::{ClientError, Cluster};
 pub use cluster_map::EtcdOptions;
 pub use image::{ClusterImage, check_size};
+pub use reclaim::{
+    ReclaimError, VolumeUse, reclaim_removed, reclaim_unknown, remove_image, resize_image, volumes_of_pool,
+};
 pub use status::{StatusError, ask_nodes};
 pub use store_image::IMAGE_BLOCK_BYTES;

@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use bdev::Registry;
+use bdev::rpc::{STILL_OPEN, conclude};
+use bdev::{Closing, Registry};
 use cluster_map::{EtcdFiles, EtcdOptions, MapError};
 use control::json::{Value, json};
 use control::{JobHandle, Method, Module, RpcError};
 
-use crate::{ClientError, Cluster, ClusterImage};
+use crate::{AttachOptions, ClientError, Cluster, ClusterImage};
+
+/// `EBUSY`: another server has the image.
+const IN_USE: i64 = -16;
 
 /// The images of clusters that a program uses, as a [`Module`].
 pub struct ClusterImageModule {
@@ -24,6 +28,8 @@ struct Attached {
     image: String,
     cluster: PathBuf,
     etcd: EtcdOptions,
+    options: AttachOptions,
+    bdev: Arc<ClusterImage>,
 }
 
 impl ClusterImageModule {
@@ -41,6 +47,7 @@ impl From<ClientError> for RpcError {
             | ClientError::NoImage { .. }
             | ClientError::NoCluster(_) => RpcError::ENODEV,
             ClientError::Map(MapError::Invalid(_)) | ClientError::Size(_) => RpcError::EINVAL,
+            ClientError::InUse { .. } => IN_USE,
             _ => RpcError::EIO,
         };
         RpcError::new(code, error.to_string())
@@ -60,29 +67,45 @@ impl Module for ClusterImageModule {
                      method.",
                     "name of the bdev",
                 )
+                .canonical(|_: &ClusterImageModule, params: &mut CreateParams| {
+                    params.name.get_or_insert_with(|| format!("{}/{}", params.pool, params.image));
+                    Ok(())
+                })
                 .errors(&[
                     (RpcError::ENODEV, "there is no such cluster, pool or image"),
                     (RpcError::EEXIST, "a bdev has the name"),
+                    (IN_USE, "another server has the image attached; the message names it"),
                     (RpcError::EIO, "the map or the key of the cluster cannot be read"),
                 ]),
             Method::job("bdev_store_delete", delete)
-                .text("Deletes a bdev of a cluster's image. The image stays. Not an SPDK method.", "true")
-                .errors(&[(RpcError::ENODEV, "no such bdev of a cluster's image exists")]),
+                .text(
+                    "Deletes a bdev of a cluster's image. What it has in flight fails and is never sent again; others may attach the \
+                     image. The image stays. Not an SPDK method.",
+                    "true",
+                )
+                .errors(&[(RpcError::ENODEV, "no such bdev of a cluster's image exists"), STILL_OPEN]),
         ]
     }
 
     fn drain(&self) {
-        for name in std::mem::take(&mut *sync::lock(&self.images)).into_keys() {
-            // It may be gone already.
+        for (name, attached) in std::mem::take(&mut *sync::lock(&self.images)) {
+            // It may be gone already. What is in flight completes; another holder fences what does not.
             let _ = self.registry.unregister(&name);
+            attached.bdev.detach();
         }
     }
 
     fn save(&self) -> Vec<Value> {
         let images = sync::lock(&self.images);
         let call = |(name, attached): (&String, &Attached)| {
-            let Attached { pool, image, cluster, etcd } = attached;
+            let Attached { pool, image, cluster, etcd, options, .. } = attached;
             let mut params = json!({ "name": name, "pool": pool, "image": image, "cluster": cluster });
+            // Not `force`: a server that starts again takes the image from nobody.
+            for (option, is_given) in [("shared", options.shared), ("read_only", options.read_only)] {
+                if is_given {
+                    params[option] = true.into();
+                }
+            }
             for (name, value) in etcd.parameters() {
                 params[name] = value.into();
             }
@@ -112,21 +135,41 @@ control::parameters! {
         etcd_key_file: Option<String>,
         /// Name of the bdev; without, `POOL/IMAGE`
         name: Option<String>,
+        /// Takes the image from the server that has it attached: what that one has in flight is refused
+        force: bool = false,
+        /// Other servers may attach the image with `shared` as well; the bdev then has blocks of 4 KiB
+        shared: bool = false,
+        /// Only reads, beside a server that has the image attached
+        read_only: bool = false,
     }
 }
 
 fn create(module: &ClusterImageModule, params: CreateParams, _job: &JobHandle) -> Result<String, RpcError> {
     let CreateParams { pool, image, cluster, etcd, name, .. } = params;
     let CreateParams { etcd_user_file, etcd_ca_file, etcd_cert_file, etcd_key_file, .. } = params;
+    let CreateParams { force, shared, read_only, .. } = params;
+    let options = AttachOptions { force, shared, read_only, same_run: false };
     let files = EtcdFiles::at(etcd_user_file, etcd_ca_file, etcd_cert_file, etcd_key_file);
     let etcd = EtcdOptions { urls: etcd, files };
     let name = name.unwrap_or_else(|| format!("{pool}/{image}"));
     let opened = Cluster::open(cluster.as_ref(), &etcd)?;
     let uuid = opened.image(&pool, &image)?.uuid;
-    let bdev = ClusterImage::open(&opened, &pool, &image)?;
-    let registered = module.registry.register(&name, Some(uuid), &[], Arc::new(bdev));
-    registered.map_err(|error| RpcError::new(RpcError::EEXIST, error.to_string()))?;
-    let attached = Attached { pool, image, cluster: opened.directory().to_path_buf(), etcd };
+    if module.registry.find(&name).is_some() {
+        return Err(RpcError::new(RpcError::EEXIST, format!("a bdev has the name {name}")));
+    }
+    let bdev = Arc::new(ClusterImage::open(&opened, &pool, &image, options)?);
+    let registered = module.registry.register(&name, Some(uuid), &[], bdev.clone());
+    if let Err(error) = registered {
+        bdev.detach();
+        return Err(RpcError::new(RpcError::EEXIST, error.to_string()));
+    }
+    let (registry, of) = (module.registry.clone(), name.clone());
+    bdev.follow(move || {
+        // It may be deleted meanwhile.
+        let _ = registry.notify_resized(&of);
+    });
+    let cluster = opened.directory().to_path_buf();
+    let attached = Attached { pool, image, cluster, etcd, options, bdev };
     sync::lock(&module.images).insert(name.clone(), attached);
     Ok(name)
 }
@@ -141,8 +184,10 @@ control::parameters! {
 fn delete(module: &ClusterImageModule, params: DeleteParams, _job: &JobHandle) -> Result<bool, RpcError> {
     let missing =
         || RpcError::new(RpcError::ENODEV, format!("no cluster image has the bdev {}", params.name));
-    sync::lock(&module.images).remove(&params.name).ok_or_else(missing)?;
+    let attached = sync::lock(&module.images).remove(&params.name).ok_or_else(missing)?;
     let removed = module.registry.unregister(&params.name);
-    removed.map_err(|error| RpcError::new(RpcError::ENODEV, error.to_string()))?;
-    Ok(true)
+    attached.bdev.abort();
+    attached.bdev.detach();
+    let removed = removed.map_err(|error| RpcError::new(RpcError::ENODEV, error.to_string()))?;
+    conclude(module, Closing::removed([removed]))
 }

@@ -17,6 +17,7 @@ const PARTS_MAX: u32 = 16;
 #[derive(Debug)]
 pub struct RangeRequest {
     request: Request,
+    block_bytes: u64,
     /// The range is zero, and its objects are being allocated.
     allocates: bool,
     /// Offset of the next part, and the end, in bytes.
@@ -51,9 +52,16 @@ pub enum RangeProgress {
 impl RangeRequest {
     /// A request none of whose parts was sent.
     pub fn new(request: Request) -> RangeRequest {
-        let block = u64::from(IMAGE_BLOCK_BYTES);
-        let (next, end) = (request.lba * block, (request.lba + u64::from(request.blocks)) * block);
-        RangeRequest { request, allocates: false, next, end, in_flight: 0, status: Status::SUCCESS }
+        RangeRequest::of_blocks(request, IMAGE_BLOCK_BYTES)
+    }
+
+    /// The same, of a device whose logical blocks have another size.
+    pub fn of_blocks(request: Request, block_bytes: u32) -> RangeRequest {
+        let block_bytes = u64::from(block_bytes);
+        let (next, end) =
+            (request.lba * block_bytes, (request.lba + u64::from(request.blocks)) * block_bytes);
+        let (allocates, in_flight, status) = (false, 0, Status::SUCCESS);
+        RangeRequest { request, block_bytes, allocates, next, end, in_flight, status }
     }
 
     /// Whether parts are to be sent: not after one has failed.
@@ -88,7 +96,7 @@ impl RangeRequest {
         if !is_to_allocate || !self.status.is_success() {
             return RangeProgress::Ended;
         }
-        (self.allocates, self.next) = (true, self.request.lba * u64::from(IMAGE_BLOCK_BYTES));
+        (self.allocates, self.next) = (true, self.request.lba * self.block_bytes);
         RangeProgress::Again
     }
 

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cluster_map::{
-    ClusterMap, EtcdMap, GroupConfig, GroupId, GroupRecord, MapChange, MapError, NodeId, Proposed, ReplicaId,
+    ClusterMap, EtcdMap, GroupConfig, GroupId, GroupRecord, LeaseHolder, MapChange, MapError, NodeId,
+    Proposed, ReplicaId,
 };
 
 /// Connections at a time: more wait for each other in etcd.
@@ -19,6 +20,10 @@ fn record(epoch: u32) -> GroupRecord {
     let replicas = vec![ReplicaId(1234), ReplicaId(5678), ReplicaId(9012)];
     let config = GroupConfig { epoch, primary: replicas[0], in_sync: replicas.clone() };
     GroupRecord { config, replicas }
+}
+
+fn holder(client: u32) -> LeaseHolder {
+    LeaseHolder { id: uuid::Uuid::from_u128(client.into()), address: String::new(), place: String::new() }
 }
 
 /// How often `work` is done in a second by all clients together.
@@ -79,7 +84,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             );
         }
     }
-    let renewals = rate(&urls, seconds, |map, client, _| map.renew_lease(NodeId(client), 60))?;
+    let renewals = rate(&urls, seconds, |map, client, _| {
+        map.renew_lease(NodeId(client), &holder(client), 60).map(drop)
+    })?;
     println!("lease renewals: {renewals:.0} a second");
 
     let mut changes = map.changes();

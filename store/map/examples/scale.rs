@@ -31,7 +31,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (uuid, node) = (Uuid::new_v4(), NodeId(id / devices));
         (
             DeviceId(id),
-            DeviceRecord { uuid, node, weight: DEVICE_GIB, out: false, partition: None, class: None },
+            DeviceRecord {
+                uuid,
+                node,
+                weight: DEVICE_GIB,
+                out: false,
+                partition: None,
+                class: None,
+                partitions: None,
+            },
         )
     };
     let mut node_records: BTreeMap<_, _> = (0..nodes).map(node).collect();

@@ -1,16 +1,17 @@
 //! What both kinds of map refuse.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
+use crate::groups::range_of;
 use crate::{ClusterMap, ClusterSettings, MapError, PoolRecord};
 
-/// Refuses a pool that makes no sense, or that has groups of another one. `first_free` is the first group that no pool
-/// ever had.
+/// Refuses a pool that makes no sense, or that has groups of another one, or of one that was removed.
 pub(crate) fn check_pool(
     name: &str,
     pool: &PoolRecord,
     pools: &BTreeMap<String, PoolRecord>,
-    first_free: u32,
+    removed: &[Range<u32>],
 ) -> Result<(), MapError> {
     let PoolRecord { first_group, groups, replicas, in_sync_min, .. } = *pool;
     let is_name = !name.is_empty() && name.len() <= 64 && !name.contains(['/', '?', '\n']);
@@ -30,9 +31,9 @@ pub(crate) fn check_pool(
             return Err(MapError::Invalid(format!("pool {name} would share groups with pool {other}")));
         }
     }
-    if first_group < first_free {
-        let reason =
-            format!("pool {name} would have groups that another pool had: the first free is {first_free}");
+    let range = range_of(pool);
+    if removed.iter().any(|removed| range.start < removed.end && removed.start < range.end) {
+        let reason = format!("pool {name} would have groups that a pool had which was removed");
         return Err(MapError::Invalid(reason));
     }
     Ok(())

@@ -1,21 +1,25 @@
 //! The map in etcd, for clusters on several machines: its JSON gateway (API v3), HTTP/1.1.
 //!
 //! A record is a key below a prefix; its value is JSON, as in a directory's map. A compare-and-swap is a transaction that
-//! compares the version of a key, which etcd counts from its creation: a group's is its epoch. Transactions have the
+//! compares the value of a key. Transactions have the
 //! changes of many groups. Requests go to one endpoint, and to the next one if it does not answer.
 
 mod client;
 mod connection;
 mod files;
+mod images;
+mod lease;
 mod messages;
 mod response;
 mod session;
+mod snapshot;
 mod tls;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,17 +27,19 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::checks::{check_image_name, check_pool, check_settings};
+use crate::groups::{self, COUNTED_END, random_volume, range_of};
 use crate::keys::check_client_key;
 use crate::{
-    ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry,
-    KeyName, MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
+    AcceptedLoss, ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord,
+    ImageEntry, ImageLock, KeyName, LeaseHolder, LeaseOutcome, MapBackup, MapChanges, MapError, MapPosition,
+    NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RemovedImage,
 };
 use client::{EtcdClient, EtcdLocation};
 pub(crate) use connection::HttpError;
 pub use files::EtcdFiles;
 use messages::{
-    DeleteAnswer, GrantAnswer, KeyValue, RenewAnswer, StreamLine, TxnAnswer, base64, end_of_prefix, put,
-    put_if, revision_is, version_is,
+    DeleteAnswer, KeyValue, TxnAnswer, base64, end_of_prefix, never, put, put_if, revision_is, value_is,
+    version_is,
 };
 use watch::EtcdChanges;
 
@@ -47,6 +53,8 @@ pub struct EtcdMap {
     client: Arc<EtcdClient>,
     /// The lease of this process's node.
     lease: Mutex<Option<i64>>,
+    /// Those of processes that have images attached.
+    holders: Mutex<BTreeMap<Uuid, i64>>,
 }
 
 impl EtcdMap {
@@ -65,7 +73,7 @@ impl EtcdMap {
     /// As [`new`](Self::new).
     pub fn with_files(urls: &str, files: &EtcdFiles) -> Result<EtcdMap, MapError> {
         let client = Arc::new(EtcdClient::new(EtcdLocation::parse(urls)?, files.clone())?);
-        Ok(EtcdMap { client, lease: Mutex::default() })
+        Ok(EtcdMap { client, lease: Mutex::default(), holders: Mutex::default() })
     }
 
     /// Makes a new cluster.
@@ -149,24 +157,6 @@ impl EtcdMap {
         }
     }
 
-    /// The next number of a counter that only grows.
-    fn count(&self, name: &str) -> Result<u64, MapError> {
-        let key = self.key(name);
-        let mut found = self.client.get(&key)?;
-        for _ in 0..ATTEMPTS_MAX {
-            let (compare, next) = match &found {
-                Some(found) => (revision_is(&key, found.mod_revision), decode::<u64>(name, found)? + 1),
-                None => (version_is(&key, 0), 1),
-            };
-            let answer = self.transaction(&put_if(&compare, &key, &encode(&next)))?;
-            if answer.succeeded {
-                return Ok(next);
-            }
-            found = answer.into_record();
-        }
-        Err(busy(name))
-    }
-
     fn group_key(&self, id: GroupId) -> String {
         // Of one length, so that ranges of numbers are ranges of keys.
         self.key(&format!("groups/{:010}", id.0))
@@ -176,7 +166,16 @@ impl EtcdMap {
     fn propose(&self, proposals: &[(GroupId, GroupRecord)]) -> Result<Vec<Proposed>, MapError> {
         let nested = |(id, record): &(GroupId, GroupRecord)| {
             let key = self.group_key(*id);
-            let compare = version_is(&key, record.config.epoch - 1);
+            // What is not known is read first.
+            let before = self.client.groups.get(id.0).filter(|value| {
+                let known: Option<GroupRecord> = serde_json::from_slice(value).ok();
+                known.is_some_and(|known| known.config.epoch + 1 == record.config.epoch)
+            });
+            let compare = match (before, record.config.epoch) {
+                (Some(value), _) => value_is(&key, &value),
+                (None, 1) => version_is(&key, 0),
+                (None, _) => never(&key),
+            };
             json!({ "request_txn": put_if(&compare, &key, &encode(record)) })
         };
         let request = json!({ "success": proposals.iter().map(nested).collect::<Vec<_>>() });
@@ -188,7 +187,10 @@ impl EtcdMap {
         let outcomes = proposals.iter().zip(answer.responses);
         outcomes
             .map(|((id, record), response)| match response.response_txn {
-                Some(TxnAnswer { succeeded: true, .. }) => Ok(Proposed::Accepted),
+                Some(TxnAnswer { succeeded: true, .. }) => {
+                    self.client.groups.note(id.0, &encode(record));
+                    Ok(Proposed::Accepted)
+                }
                 Some(answer) => self.refused(*id, record, answer.into_record()),
                 None => {
                     let what = format!("group {}", id.0);
@@ -198,7 +200,7 @@ impl EtcdMap {
             .collect()
     }
 
-    /// The outcome of a proposal whose epoch is not the one after the key's version.
+    /// The outcome of a proposal that was not for what is in the map, as far as that was known.
     fn refused(
         &self,
         id: GroupId,
@@ -206,8 +208,7 @@ impl EtcdMap {
         found: Option<KeyValue>,
     ) -> Result<Proposed, MapError> {
         let Some(found) = found else { return Ok(Proposed::Missing) };
-        let what = format!("group {}", id.0);
-        let known: GroupRecord = decode(&what, &found)?;
+        let known = self.decode_group(id, &found)?;
         if known == *record {
             // A repeated proposal whose answer was lost.
             return Ok(Proposed::Accepted);
@@ -215,16 +216,20 @@ impl EtcdMap {
         if known.config.epoch + 1 != record.config.epoch {
             return Ok(Proposed::Superseded(known));
         }
-        // The key was copied from elsewhere, so that etcd counts otherwise.
         let key = self.group_key(id);
-        let compare = revision_is(&key, found.mod_revision);
-        let answer = self.transaction(&put_if(&compare, &key, &encode(record)))?;
-        match answer.succeeded {
-            true => Ok(Proposed::Accepted),
-            false => answer
-                .into_record()
-                .map_or(Ok(Proposed::Missing), |found| decode(&what, &found).map(Proposed::Superseded)),
+        let answer = self.transaction(&put_if(&value_is(&key, &found.value), &key, &encode(record)))?;
+        if answer.succeeded {
+            self.client.groups.note(id.0, &encode(record));
+            return Ok(Proposed::Accepted);
         }
+        let found = answer.into_record();
+        found.map_or(Ok(Proposed::Missing), |found| self.decode_group(id, &found).map(Proposed::Superseded))
+    }
+
+    fn decode_group(&self, id: GroupId, found: &KeyValue) -> Result<GroupRecord, MapError> {
+        let record = decode(&format!("group {}", id.0), found)?;
+        self.client.groups.note(id.0, &found.value);
+        Ok(record)
     }
 }
 
@@ -235,6 +240,11 @@ fn encode(value: &impl Serialize) -> Vec<u8> {
 fn decode<T: DeserializeOwned>(what: &str, found: &KeyValue) -> Result<T, MapError> {
     serde_json::from_slice(&found.value)
         .map_err(|error| MapError::Record { what: what.to_string(), reason: error.to_string() })
+}
+
+/// The key with the identity of a node that was removed.
+fn removed_name(id: NodeId) -> String {
+    format!("removed-nodes/{}", id.0)
 }
 
 fn busy(what: &str) -> MapError {
@@ -276,12 +286,36 @@ impl ClusterMap for EtcdMap {
 
     fn put_node(&self, id: NodeId, node: &NodeRecord) -> Result<(), MapError> {
         self.claim_identity("node", node.uuid, id.0)?;
-        self.put(&format!("nodes/{}", id.0), node)
+        let (key, removed) = (self.key(&format!("nodes/{}", id.0)), self.key(&removed_name(id)));
+        let request = put_if(&version_is(&removed, 0), &key, &encode(node));
+        match self.transaction(&request)?.succeeded {
+            true => Ok(()),
+            false => Err(MapError::Removed(id)),
+        }
+    }
+
+    fn remove_node(&self, id: NodeId) -> Result<(), MapError> {
+        let name = format!("nodes/{}", id.0);
+        let Some(node) = self.get::<NodeRecord>(&name)? else {
+            return Err(MapError::Missing(format!("node {}", id.0)));
+        };
+        let of_node = self.devices()?.into_iter().filter(|(_, device)| device.node == id);
+        let devices = of_node.map(|(device, _)| format!("devices/{}", device.0));
+        let names = [name, format!("out/{}", id.0), format!("up/{}", id.0)].into_iter().chain(devices);
+        let mut changes =
+            vec![json!({ "request_put": put(&self.key(&removed_name(id)), &encode(&node.uuid)) })];
+        changes
+            .extend(names.map(|name| json!({ "request_delete_range": { "key": base64(self.key(&name)) } })));
+        self.transaction(&json!({ "success": changes })).map(drop)
     }
 
     fn create_node(&self, node: &NodeRecord) -> Result<NodeId, MapError> {
-        let next = |last: &u32| last + 1;
-        let first = self.numbered::<NodeRecord>("nodes/")?.keys().next_back().map_or(1, next);
+        // A map that is an older copy of itself may not have a node that is a member of a group.
+        let members =
+            self.list::<GroupRecord>("groups/")?.into_iter().flat_map(|(_, record)| record.replicas);
+        let known = self.numbered::<NodeRecord>("nodes/")?.into_keys();
+        let known = known.chain(self.numbered::<Uuid>("removed-nodes/")?.into_keys());
+        let first = members.map(|member| member.0).chain(known).max().map_or(1, |last| last + 1);
         for id in (first..).take(ATTEMPTS_MAX) {
             let found = self.create_key(&format!("nodes/{id}"), node)?;
             if found.is_none_or(|found| decode("node", &found).is_ok_and(|known: NodeRecord| known == *node))
@@ -309,15 +343,26 @@ impl ClusterMap for EtcdMap {
         Ok(self.list("pools/")?.into_iter().collect())
     }
 
-    fn next_group(&self) -> Result<u32, MapError> {
-        Ok(self.get("groups-end")?.unwrap_or(0))
+    fn free_groups(&self, groups: u32) -> Result<u32, MapError> {
+        let counted_end = self.get("groups-end")?.unwrap_or(0);
+        let mut taken = self.removed_groups()?;
+        taken.extend(self.pools()?.values().map(range_of));
+        groups::free_groups(groups, counted_end, &taken)
+    }
+
+    fn removed_groups(&self) -> Result<Vec<Range<u32>>, MapError> {
+        let removed = self.numbered::<u32>("removed/")?.into_iter();
+        Ok(removed.map(|(first, groups)| first..first.saturating_add(groups)).collect())
     }
 
     fn create_pool(&self, name: &str, pool: &PoolRecord) -> Result<(), MapError> {
         let key = self.key("groups-end");
         let end = self.client.get(&key)?;
-        let first_free = end.as_ref().map_or(Ok(0), |end| decode("groups-end", end))?;
-        check_pool(name, pool, &self.pools()?, first_free)?;
+        let known_end: u32 = end.as_ref().map_or(Ok(0), |end| decode("groups-end", end))?;
+        check_pool(name, pool, &self.pools()?, &self.removed_groups()?)?;
+        let range = range_of(pool);
+        // Earlier releases count on from here. Two pools at a time change it, and one of them fails.
+        let next_end = if range.end <= COUNTED_END { known_end.max(range.end) } else { known_end };
         let name = format!("pools/{name}");
         let request = json!({
             "compare": [
@@ -326,7 +371,7 @@ impl ClusterMap for EtcdMap {
             ],
             "success": [
                 { "request_put": put(&self.key(&name), &encode(pool)) },
-                { "request_put": put(&key, &encode(&(pool.first_group + pool.groups))) },
+                { "request_put": put(&key, &encode(&next_end)) },
             ],
         });
         // Another one, or this one if its answer was lost.
@@ -343,7 +388,8 @@ impl ClusterMap for EtcdMap {
         let found = self.client.get(&key)?.ok_or_else(|| MapError::Missing(format!("pool {name}")))?;
         let pool: PoolRecord = decode(&pool_name, &found)?;
         let images = self.key(&format!("images/{name}/"));
-        let [first, end] = [pool.first_group, pool.first_group + pool.groups];
+        let range = range_of(&pool);
+        let removed = self.key(&format!("removed/{:010}", range.start));
         let request = json!({
             // This pool, and not another one of the same name, if the request is carried out late.
             "compare": [revision_is(&key, found.mod_revision), {
@@ -355,9 +401,11 @@ impl ClusterMap for EtcdMap {
             }],
             "success": [
                 { "request_delete_range": { "key": base64(&key) } },
+                // What says that their replicas are superfluous: a map that knows nothing of a group removes none.
+                { "request_put": put(&removed, &encode(&pool.groups)) },
                 { "request_delete_range": {
-                    "key": base64(self.group_key(GroupId(first))),
-                    "range_end": base64(self.group_key(GroupId(end))),
+                    "key": base64(self.group_key(GroupId(range.start))),
+                    "range_end": base64(self.group_key(GroupId(range.end))),
                 } },
             ],
         });
@@ -375,7 +423,7 @@ impl ClusterMap for EtcdMap {
 
     fn group(&self, id: GroupId) -> Result<Option<GroupRecord>, MapError> {
         let found = self.client.get(&self.group_key(id))?;
-        found.map(|found| decode(&format!("group {}", id.0), &found)).transpose()
+        found.map(|found| self.decode_group(id, &found)).transpose()
     }
 
     fn groups(&self, range: Range<u32>) -> Result<BTreeMap<GroupId, GroupRecord>, MapError> {
@@ -385,7 +433,7 @@ impl ClusterMap for EtcdMap {
         for found in self.client.range(from.as_bytes(), to.as_bytes())? {
             let id = str::from_utf8(&found.key[prefix..]).ok().and_then(|id| id.parse().ok());
             if let Some(id) = id {
-                groups.insert(GroupId(id), decode(&format!("group {id}"), &found)?);
+                groups.insert(GroupId(id), self.decode_group(GroupId(id), &found)?);
             }
         }
         Ok(groups)
@@ -405,6 +453,31 @@ impl ClusterMap for EtcdMap {
         Ok(outcomes)
     }
 
+    fn raise_group(&self, id: GroupId, record: &GroupRecord) -> Result<Proposed, MapError> {
+        record.check()?;
+        let key = self.group_key(id);
+        let mut found = self.client.get(&key)?;
+        for _ in 0..ATTEMPTS_MAX {
+            let compare = match &found {
+                None => version_is(&key, 0),
+                Some(found) => match self.decode_group(id, found)? {
+                    known if known == *record => return Ok(Proposed::Accepted),
+                    known if known.config.epoch >= record.config.epoch => {
+                        return Ok(Proposed::Superseded(known));
+                    }
+                    _ => value_is(&key, &found.value),
+                },
+            };
+            let answer = self.transaction(&put_if(&compare, &key, &encode(record)))?;
+            if answer.succeeded {
+                self.client.groups.note(id.0, &encode(record));
+                return Ok(Proposed::Accepted);
+            }
+            found = answer.into_record();
+        }
+        Err(busy("a group"))
+    }
+
     fn images(&self) -> Result<BTreeMap<(String, String), ImageEntry>, MapError> {
         let images = self.list("images/")?.into_iter();
         let split = |(name, image): (String, ImageEntry)| {
@@ -420,7 +493,7 @@ impl ClusterMap for EtcdMap {
             return Err(MapError::Missing(format!("pool {pool}")));
         }
         check_image_name(name)?;
-        let image = ImageEntry { uuid: Uuid::new_v4(), volume: self.count("volumes")?, bytes };
+        let image = ImageEntry { uuid: Uuid::new_v4(), volume: random_volume(), bytes, cut_from: None };
         let key = self.key(&format!("images/{pool}/{name}"));
         let mut request = put_if(&version_is(&key, 0), &key, &encode(&image));
         // The pool is not removed meanwhile.
@@ -439,28 +512,59 @@ impl ClusterMap for EtcdMap {
         }
     }
 
-    fn resize_image(&self, pool: &str, name: &str, bytes: u64) -> Result<ImageEntry, MapError> {
-        let missing = || MapError::Missing(format!("image {pool}/{name}"));
-        let key = self.key(&format!("images/{pool}/{name}"));
-        let mut found = self.client.get(&key)?;
-        for _ in 0..ATTEMPTS_MAX {
-            let known = found.ok_or_else(missing)?;
-            let image = ImageEntry { bytes, ..decode(name, &known)? };
-            let compare = revision_is(&key, known.mod_revision);
-            let answer = self.transaction(&put_if(&compare, &key, &encode(&image)))?;
-            if answer.succeeded {
-                return Ok(image);
-            }
-            found = answer.into_record();
-        }
-        Err(busy(name))
+    fn change_image(
+        &self,
+        pool: &str,
+        name: &str,
+        known: &ImageEntry,
+        to: &ImageEntry,
+    ) -> Result<bool, MapError> {
+        self.change_image_record(pool, name, known, to)
     }
 
-    fn remove_image(&self, pool: &str, name: &str) -> Result<(), MapError> {
-        match self.delete(&format!("images/{pool}/{name}"))? {
-            true => Ok(()),
-            false => Err(MapError::Missing(format!("image {pool}/{name}"))),
+    fn remove_image(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {
+        self.remove_image_record(pool, name)
+    }
+
+    fn removed_images(&self) -> Result<BTreeMap<u64, RemovedImage>, MapError> {
+        let removed = self.list::<RemovedImage>("removed-images/")?.into_iter();
+        Ok(removed.map(|(_, removed)| (removed.image.volume, removed)).collect())
+    }
+
+    fn image_is_empty(&self, removed: &RemovedImage) -> Result<(), MapError> {
+        self.forget_removed(removed)
+    }
+
+    fn image_lock(&self, pool: &str, volume: u64) -> Result<Option<ImageLock>, MapError> {
+        self.get(&images::lock_name(pool, volume))
+    }
+
+    fn change_image_lock(
+        &self,
+        pool: &str,
+        volume: u64,
+        known: Option<&ImageLock>,
+        to: &ImageLock,
+    ) -> Result<bool, MapError> {
+        self.change_lock(pool, volume, known, to)
+    }
+
+    fn renew_holder(&self, lease: Uuid, seconds: u32) -> Result<(), MapError> {
+        self.renew_holder_lease(lease, seconds)
+    }
+
+    fn end_holder(&self, lease: Uuid) -> Result<(), MapError> {
+        match sync::lock(&self.holders).remove(&lease) {
+            Some(id) => {
+                let request = json!({ "ID": id.to_string() });
+                self.client.post::<Value>("/v3/lease/revoke", &request).map(drop)
+            }
+            None => Ok(()),
         }
+    }
+
+    fn holder_age(&self, lease: Uuid) -> Result<Option<Duration>, MapError> {
+        self.age_of_holder(lease)
     }
 
     fn client_keys(&self) -> Result<BTreeMap<KeyName, ClientKeyRecord>, MapError> {
@@ -485,33 +589,17 @@ impl ClusterMap for EtcdMap {
         }
     }
 
-    fn renew_lease(&self, node: NodeId, seconds: u32) -> Result<(), MapError> {
-        let mut lease = sync::lock(&self.lease);
-        if let Some(id) = *lease {
-            let request = json!({ "ID": id.to_string() });
-            let answer: StreamLine<RenewAnswer> = self.client.post("/v3/lease/keepalive", &request)?;
-            if answer.result.is_some_and(|answer| answer.seconds > 0) {
-                return Ok(());
-            }
-        }
-        let answer: GrantAnswer =
-            self.client.post("/v3/lease/grant", &json!({ "TTL": seconds.to_string() }))?;
-        let key = self.key(&format!("up/{}", node.0));
-        let mut request = put(&key, &encode(&seconds));
-        request["lease"] = answer.id.to_string().into();
-        self.client.post::<Value>("/v3/kv/put", &request)?;
-        *lease = Some(answer.id);
-        Ok(())
+    fn renew_lease(
+        &self,
+        node: NodeId,
+        holder: &LeaseHolder,
+        seconds: u32,
+    ) -> Result<LeaseOutcome, MapError> {
+        self.renew(node, holder, seconds)
     }
 
-    fn end_lease(&self, _node: NodeId) -> Result<(), MapError> {
-        match sync::lock(&self.lease).take() {
-            Some(id) => {
-                let request = json!({ "ID": id.to_string() });
-                self.client.post::<Value>("/v3/lease/revoke", &request).map(drop)
-            }
-            None => Ok(()),
-        }
+    fn end_lease(&self, _node: NodeId, _holder: &LeaseHolder) -> Result<(), MapError> {
+        self.revoke()
     }
 
     fn nodes_up(&self) -> Result<BTreeSet<NodeId>, MapError> {
@@ -528,6 +616,43 @@ impl ClusterMap for EtcdMap {
             Some(reason) => self.put(&name, &reason),
             None => self.delete(&name).map(drop),
         }
+    }
+
+    fn node_memories(&self) -> Result<BTreeMap<NodeId, NodeMemory>, MapError> {
+        Ok(self.numbered("memory/")?.into_iter().map(|(id, memory)| (NodeId(id), memory)).collect())
+    }
+
+    fn put_node_memory(&self, node: NodeId, memory: &NodeMemory) -> Result<(), MapError> {
+        self.put(&format!("memory/{}", node.0), memory)
+    }
+
+    fn accepted_losses(&self) -> Result<BTreeMap<GroupId, AcceptedLoss>, MapError> {
+        Ok(self.numbered("losses/")?.into_iter().map(|(id, loss)| (GroupId(id), loss)).collect())
+    }
+
+    fn accept_loss(&self, group: GroupId, loss: &AcceptedLoss) -> Result<(), MapError> {
+        self.put(&format!("losses/{}", group.0), loss)
+    }
+
+    fn position(&self) -> Result<MapPosition, MapError> {
+        Ok(self.read_position()?.position)
+    }
+
+    fn report_lost(&self, revision: u64) -> Result<(), MapError> {
+        self.change_history(|history, _| history.with_lost(revision)).map(drop)
+    }
+
+    fn accept_older(&self) -> Result<MapPosition, MapError> {
+        self.read_position()?.history.check_complete()?;
+        self.change_history(|history, of_storage| history.accepted(of_storage, 0))
+    }
+
+    fn backup(&self) -> Result<MapBackup, MapError> {
+        self.read_all()
+    }
+
+    fn restore(&self, backup: &MapBackup, known: u64) -> Result<MapPosition, MapError> {
+        self.replace_all(backup, known)
     }
 
     fn changes(&self) -> Box<dyn MapChanges> {

@@ -5,6 +5,10 @@
 //! it memberships stand still. [`LocalMap`] keeps it in a directory, for clusters on one machine, [`EtcdMap`] in etcd, for
 //! those on several. [`MapLocation`] says which.
 //!
+//! A map may be an older copy of itself: its [`MapPosition`] says how new it is, nodes say what it lacks
+//! ([`ClusterMap::report_lost`]) and put back the records of groups that they know ([`ClusterMap::raise_group`]). Numbers of
+//! volumes and of the groups of later pools are random, so that none is given twice, whatever a map has lost.
+//!
 //! ```
 //! use cluster_map::{ClusterMap, GroupConfig, GroupId, GroupRecord, LocalMap, Proposed, ReplicaId};
 //! let path = std::env::temp_dir().join(format!("ringbolt-map-example-{}", std::process::id()));
@@ -23,27 +27,40 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod backup;
 mod checks;
 mod etcd;
+mod groups;
 mod keys;
+mod known;
+mod lease;
 mod local;
 mod location;
 mod membership;
+mod memory;
+mod place;
 mod placement;
+mod position;
 mod record;
 mod settings;
 
+pub use backup::MapBackup;
 pub use etcd::{EtcdFiles, EtcdMap};
 pub use keys::{ClientKeyRecord, PoolAccess};
+pub use known::KnownMap;
+pub use lease::{LeaseHolder, LeaseOutcome};
 pub use local::LocalMap;
 pub use location::{EtcdOptions, MapLocation};
+pub use memory::{AcceptedLoss, GroupProgress, NodeMemory};
+pub use place::DirectoryPlace;
 pub use placement::Topology;
+pub use position::MapPosition;
 pub use record::{
-    DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, MapError, NodeId, NodeRecord, OutReason,
-    PartitionSize, PoolClass, PoolRecord, Proposed,
+    DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, ImageHolder, ImageLock, MapError, NodeId,
+    NodeRecord, OutReason, PartitionSize, PoolClass, PoolRecord, Proposed, RemovedImage,
 };
 pub use settings::ClusterSettings;
-pub use wire_replica::{GroupConfig, KeyName, ReplicaId};
+pub use wire_replica::{EntryId, GroupConfig, KeyName, ReplicaId};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -79,7 +96,7 @@ pub trait ClusterMap: Send + Sync {
     /// Adds or changes a node.
     ///
     /// # Errors
-    /// [`MapError::SameIdentity`] if another node has its UUID.
+    /// [`MapError::SameIdentity`] if another node has its UUID, [`MapError::Removed`] if the node was removed.
     fn put_node(&self, id: NodeId, node: &NodeRecord) -> Result<(), MapError>;
 
     /// Adds a node with a number that no other one has.
@@ -87,6 +104,12 @@ pub trait ClusterMap: Send + Sync {
     /// # Errors
     /// As [`put_node`](Self::put_node).
     fn create_node(&self, node: &NodeRecord) -> Result<NodeId, MapError>;
+
+    /// Removes a node for good, with its devices: its number and its identity are not used again.
+    ///
+    /// # Errors
+    /// [`MapError::Missing`].
+    fn remove_node(&self, id: NodeId) -> Result<(), MapError>;
 
     /// The devices.
     ///
@@ -106,11 +129,18 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError`].
     fn pools(&self) -> Result<BTreeMap<String, PoolRecord>, MapError>;
 
-    /// The first group that no pool has or had. A group's number is never used again.
+    /// The first of this many groups that no pool has or had. Those of a cluster's first pool begin with 0, and others are
+    /// random: a map that is an older copy of itself does not know all that there were.
+    ///
+    /// # Errors
+    /// [`MapError::Invalid`] if there are none.
+    fn free_groups(&self, groups: u32) -> Result<u32, MapError>;
+
+    /// The groups of pools that were removed. What is neither in a pool nor here is unknown to this map.
     ///
     /// # Errors
     /// [`MapError`].
-    fn next_group(&self) -> Result<u32, MapError>;
+    fn removed_groups(&self) -> Result<Vec<Range<u32>>, MapError>;
 
     /// Adds a pool, and gives it its groups.
     ///
@@ -157,6 +187,13 @@ pub trait ClusterMap: Send + Sync {
         proposals.iter().map(|(id, record)| self.propose_group(*id, record)).collect()
     }
 
+    /// Replaces the record of a group by one of a higher epoch, whatever it is, or adds it: the map is an older copy of itself, and
+    /// lacks this record, which it had.
+    ///
+    /// # Errors
+    /// As [`propose_group`](Self::propose_group).
+    fn raise_group(&self, id: GroupId, record: &GroupRecord) -> Result<Proposed, MapError>;
+
     /// The images, by pool and name.
     ///
     /// # Errors
@@ -169,17 +206,71 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError::Exists`], [`MapError::Missing`] without the pool, [`MapError::Invalid`] if it is no name.
     fn create_image(&self, pool: &str, name: &str, bytes: u64) -> Result<ImageEntry, MapError>;
 
-    /// Changes the size of an image.
+    /// Changes the record of an image that is still `known`. Returns whether it is changed: others may have done so meanwhile.
     ///
     /// # Errors
     /// [`MapError::Missing`].
-    fn resize_image(&self, pool: &str, name: &str, bytes: u64) -> Result<ImageEntry, MapError>;
+    fn change_image(
+        &self,
+        pool: &str,
+        name: &str,
+        known: &ImageEntry,
+        to: &ImageEntry,
+    ) -> Result<bool, MapError>;
 
-    /// Removes an image from the map; its objects are for the caller to remove before.
+    /// Removes an image, in one step: it has no name any more, and its volume is one of those to be emptied.
     ///
     /// # Errors
     /// [`MapError::Missing`].
-    fn remove_image(&self, pool: &str, name: &str) -> Result<(), MapError>;
+    fn remove_image(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError>;
+
+    /// The images that were removed while their objects are not, by volume.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn removed_images(&self) -> Result<BTreeMap<u64, RemovedImage>, MapError>;
+
+    /// The objects of a removed image are removed as well.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn image_is_empty(&self, removed: &RemovedImage) -> Result<(), MapError>;
+
+    /// Who has the image of a volume attached; `None` if nobody ever had.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn image_lock(&self, pool: &str, volume: u64) -> Result<Option<ImageLock>, MapError>;
+
+    /// Changes who has the image of a volume attached, if that is still `known`. Returns whether it is changed.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn change_image_lock(
+        &self,
+        pool: &str,
+        volume: u64,
+        known: Option<&ImageLock>,
+        to: &ImageLock,
+    ) -> Result<bool, MapError>;
+
+    /// Says that a process which has images attached lives, for some seconds from now; call it again before.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn renew_holder(&self, lease: uuid::Uuid, seconds: u32) -> Result<(), MapError>;
+
+    /// Ends what [`renew_holder`](Self::renew_holder) said.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn end_holder(&self, lease: uuid::Uuid) -> Result<(), MapError>;
+
+    /// When a process that has images attached last said that it lives; `None` if that is too long ago.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn holder_age(&self, lease: uuid::Uuid) -> Result<Option<Duration>, MapError>;
 
     /// The keys of clients.
     ///
@@ -200,17 +291,19 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError::Missing`].
     fn remove_client_key(&self, name: KeyName) -> Result<(), MapError>;
 
-    /// Says that a node is up, for some seconds from now; call it again before. This says who is up, not who may write.
+    /// Says that a process is a node, which is up for some seconds from now; call it again before. Another process of the same
+    /// node is refused meanwhile, unless it is in the place of one that has ended. This says who is up, not who may write.
     ///
     /// # Errors
     /// [`MapError`].
-    fn renew_lease(&self, node: NodeId, seconds: u32) -> Result<(), MapError>;
+    fn renew_lease(&self, node: NodeId, holder: &LeaseHolder, seconds: u32)
+    -> Result<LeaseOutcome, MapError>;
 
-    /// Ends what [`renew_lease`](Self::renew_lease) said.
+    /// Ends what [`renew_lease`](Self::renew_lease) said for this process.
     ///
     /// # Errors
     /// [`MapError`].
-    fn end_lease(&self, node: NodeId) -> Result<(), MapError>;
+    fn end_lease(&self, node: NodeId, holder: &LeaseHolder) -> Result<(), MapError>;
 
     /// The nodes that are up.
     ///
@@ -229,6 +322,61 @@ pub trait ClusterMap: Send + Sync {
     /// # Errors
     /// [`MapError`].
     fn set_out(&self, node: NodeId, reason: Option<OutReason>) -> Result<(), MapError>;
+
+    /// What each node has seen. Changes of it are not reported.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn node_memories(&self) -> Result<BTreeMap<NodeId, NodeMemory>, MapError>;
+
+    /// Replaces what a node has seen; the node alone does.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn put_node_memory(&self, node: NodeId, memory: &NodeMemory) -> Result<(), MapError>;
+
+    /// By group, the last loss that a person accepted.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn accepted_losses(&self) -> Result<BTreeMap<GroupId, AcceptedLoss>, MapError>;
+
+    /// Accepts a loss.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn accept_loss(&self, group: GroupId, loss: &AcceptedLoss) -> Result<(), MapError>;
+    /// How new the map is.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn position(&self) -> Result<MapPosition, MapError>;
+
+    /// Says that the map was at a higher revision before. It is older than itself then, until that is
+    /// [accepted](Self::accept_older).
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn report_lost(&self, revision: u64) -> Result<(), MapError>;
+
+    /// Makes the map newer than what it lacks. Returns its position.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn accept_older(&self) -> Result<MapPosition, MapError>;
+
+    /// All records but those of leases, as of one moment.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn backup(&self) -> Result<MapBackup, MapError>;
+
+    /// Replaces all records but those of leases. A group keeps its record if that has a higher epoch. The map is newer than
+    /// itself, the backup and `known` afterwards; if it fails, it is older than itself until it is repeated.
+    ///
+    /// # Errors
+    /// [`MapError::Invalid`] if the backup is of another cluster or kind of map.
+    fn restore(&self, backup: &MapBackup, known: u64) -> Result<MapPosition, MapError>;
 
     /// What changes from now on.
     fn changes(&self) -> Box<dyn MapChanges>;

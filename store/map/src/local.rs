@@ -6,43 +6,72 @@
 //! removed by the process that wrote a newer one.
 
 mod changes;
+mod images;
+mod lease;
+mod snapshot;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
+use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use changes::LocalChanges;
+use images::lock_directory;
 
 use crate::checks::{check_image_name, check_pool, check_settings};
+use crate::groups::{self, COUNTED_END, random_volume, range_of};
 use crate::keys::check_client_key;
 use crate::{
-    ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry,
-    KeyName, MapChanges, MapError, NodeId, NodeRecord, OutReason, PoolRecord, Proposed,
+    AcceptedLoss, ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord,
+    ImageEntry, ImageLock, KeyName, LeaseHolder, LeaseOutcome, MapBackup, MapChanges, MapError, MapPosition,
+    NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RemovedImage,
 };
 
 /// The directories of records.
-const DIRECTORIES: [&str; 12] = [
+const DIRECTORIES: [&str; 19] = [
     "nodes",
     "devices",
     "pools",
     "groups",
     "ranges",
     "images",
+    "sizes",
+    "locks",
+    "removed-images",
+    "image-holders",
     "keys",
-    "volumes",
     "identities",
     "up",
     "out",
+    "removed-nodes",
     "temporary",
+    "removed",
+    "holders",
+    "revision",
 ];
+/// Changes of these make the map newer. A change is counted before it is made.
+const COUNTED: [&str; 10] = [
+    "nodes",
+    "removed-nodes",
+    "devices",
+    "pools",
+    "removed",
+    "images",
+    "sizes",
+    "removed-images",
+    "keys",
+    "out",
+];
+/// Attempts of a change that others make at the same time.
+const ATTEMPTS_MAX: usize = 32;
 /// Most bytes of a record.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 
@@ -77,8 +106,31 @@ impl LocalMap {
         Ok(map)
     }
 
+    /// The directory is a copy: the processes and the addresses that it names are those of the original, with which the nodes of
+    /// this map have nothing to do.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    pub fn forget_processes(&self) -> Result<(), MapError> {
+        for directory in ["holders", "up"] {
+            for name in self.names(Path::new(directory))? {
+                self.remove(&Path::new(directory).join(name))?;
+            }
+        }
+        for (id, node) in self.nodes()? {
+            self.put_node(id, &NodeRecord { addresses: Vec::new(), ..node })?;
+        }
+        Ok(())
+    }
+
     /// Writes a record and makes it durable, then gives it its name. Returns whether it has it.
     fn publish(&self, name: &Path, value: &impl Serialize, how: Publish) -> Result<bool, MapError> {
+        self.count_change(name)?;
+        self.publish_uncounted(name, value, how)
+    }
+
+    /// The same of what makes the map no newer.
+    fn publish_uncounted(&self, name: &Path, value: &impl Serialize, how: Publish) -> Result<bool, MapError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let unique = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let temporary = self.root.join("temporary").join(unique);
@@ -150,6 +202,13 @@ impl LocalMap {
         Ok(all)
     }
 
+    /// Replaces a record of a directory that maps of earlier releases do not have.
+    fn put_in(&self, directory: &str, number: u32, value: &impl Serialize) -> Result<(), MapError> {
+        let path = self.root.join(directory);
+        fs::create_dir_all(&path).map_err(|error| failed(&path, &error))?;
+        self.publish(&Path::new(directory).join(number.to_string()), value, Publish::Replace).map(drop)
+    }
+
     /// Gives an identity to a number; an error if another one has it.
     fn claim_identity(&self, what: &'static str, uuid: Uuid, number: u32) -> Result<(), MapError> {
         let name = PathBuf::from("identities").join(format!("{what}-{uuid}"));
@@ -164,12 +223,32 @@ impl LocalMap {
 
     /// Removes a record; `false` if there is none.
     fn remove(&self, name: &Path) -> Result<bool, MapError> {
+        self.count_change(name)?;
         let path = self.root.join(name);
         match fs::remove_file(&path) {
             Ok(()) => sync_directory(path.parent().unwrap_or(&self.root)).map(|()| true),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(failed(&path, &error)),
         }
+    }
+
+    /// Removes the record of a group.
+    fn remove_group(&self, id: GroupId) -> Result<(), MapError> {
+        let path = self.root.join(group_directory(id));
+        match fs::remove_dir_all(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(&path, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn remove_epochs_before(&self, id: GroupId, epoch: u32) -> Result<(), MapError> {
+        let directory = group_directory(id);
+        for old in self.names(&directory)? {
+            if old.parse().is_ok_and(|old: u32| old < epoch) {
+                let _ = fs::remove_file(self.root.join(&directory).join(old));
+            }
+        }
+        Ok(())
     }
 
     /// The newest epoch of a group.
@@ -186,6 +265,10 @@ fn failed(path: &Path, error: &std::io::Error) -> MapError {
 /// Makes the names of a directory durable.
 fn sync_directory(path: &Path) -> Result<(), MapError> {
     File::open(path).and_then(|directory| directory.sync_all()).map_err(|error| failed(path, &error))
+}
+
+fn range_from((first, groups): (u32, u32)) -> Range<u32> {
+    first..first.saturating_add(groups)
 }
 
 fn group_directory(id: GroupId) -> PathBuf {
@@ -217,6 +300,11 @@ fn plain_name(file: &str) -> Option<String> {
 
 fn image_path(pool: &str, name: &str) -> PathBuf {
     PathBuf::from("images").join(format!("{}.{}", file_name(pool), file_name(name)))
+}
+
+/// The identity of a node that was removed.
+fn removed_path(id: NodeId) -> PathBuf {
+    Path::new("removed-nodes").join(id.0.to_string())
 }
 
 fn key_path(name: KeyName) -> PathBuf {
@@ -251,18 +339,42 @@ impl ClusterMap for LocalMap {
     }
 
     fn put_node(&self, id: NodeId, node: &NodeRecord) -> Result<(), MapError> {
+        if self.read::<Uuid>(&removed_path(id))?.is_some() {
+            return Err(MapError::Removed(id));
+        }
         self.claim_identity("node", node.uuid, id.0)?;
         self.publish(&Path::new("nodes").join(id.0.to_string()), node, Publish::Replace)?;
         Ok(())
     }
 
     fn create_node(&self, node: &NodeRecord) -> Result<NodeId, MapError> {
-        let mut id = self.numbered::<NodeRecord>("nodes")?.keys().next_back().map_or(1, |last| last + 1);
+        // A map that is an older copy of itself may not have a node that is a member of a group.
+        let mut known: BTreeSet<u32> = self.numbered::<NodeRecord>("nodes")?.into_keys().collect();
+        known.extend(self.numbered::<Uuid>("removed-nodes")?.into_keys());
+        for group in self.names(Path::new("groups"))?.iter().filter_map(|group| group.parse().ok()) {
+            let members = self.group(GroupId(group))?.into_iter().flat_map(|record| record.replicas);
+            known.extend(members.map(|member| member.0));
+        }
+        let mut id = known.last().map_or(1, |last| last + 1);
         while !self.publish(&Path::new("nodes").join(id.to_string()), node, Publish::New)? {
             id += 1;
         }
         self.claim_identity("node", node.uuid, id)?;
         Ok(NodeId(id))
+    }
+
+    fn remove_node(&self, id: NodeId) -> Result<(), MapError> {
+        let name = Path::new("nodes").join(id.0.to_string());
+        let node: NodeRecord =
+            self.read(&name)?.ok_or_else(|| MapError::Missing(format!("node {}", id.0)))?;
+        // Before anything is removed: from here on the node is refused, and what is interrupted can be repeated.
+        self.publish(&removed_path(id), &node.uuid, Publish::Replace)?;
+        for (device, _) in self.devices()?.into_iter().filter(|(_, device)| device.node == id) {
+            self.remove(&Path::new("devices").join(device.0.to_string()))?;
+        }
+        self.remove(&Path::new("out").join(id.0.to_string()))?;
+        self.remove(&Path::new("up").join(id.0.to_string()))?;
+        self.remove(&name).map(drop)
     }
 
     fn devices(&self) -> Result<BTreeMap<DeviceId, DeviceRecord>, MapError> {
@@ -291,16 +403,21 @@ impl ClusterMap for LocalMap {
         Ok(pools)
     }
 
-    fn next_group(&self) -> Result<u32, MapError> {
-        let pools = self.pools()?;
-        let of_pools = pools.values().map(|pool| (pool.first_group, pool.groups));
-        let ranges = self.numbered::<u32>("ranges")?.into_iter().chain(of_pools);
-        Ok(ranges.map(|(first, groups)| first.saturating_add(groups)).max().unwrap_or(0))
+    fn free_groups(&self, groups: u32) -> Result<u32, MapError> {
+        let mut taken = self.removed_groups()?;
+        taken.extend(self.numbered::<u32>("ranges")?.into_iter().map(range_from));
+        taken.extend(self.pools()?.values().map(range_of));
+        let counted = taken.iter().map(|range| range.end).filter(|end| *end <= COUNTED_END);
+        groups::free_groups(groups, counted.max().unwrap_or(0), &taken)
+    }
+
+    fn removed_groups(&self) -> Result<Vec<Range<u32>>, MapError> {
+        Ok(self.numbered::<u32>("removed")?.into_iter().map(range_from).collect())
     }
 
     fn create_pool(&self, name: &str, pool: &PoolRecord) -> Result<(), MapError> {
         let pools = self.pools()?;
-        check_pool(name, pool, &pools, self.next_group()?)?;
+        check_pool(name, pool, &pools, &self.removed_groups()?)?;
         // Its groups are its own from here on, whatever others do at the same time.
         let range = Path::new("ranges").join(pool.first_group.to_string());
         if !self.publish(&range, &pool.groups, Publish::New)? {
@@ -317,17 +434,11 @@ impl ClusterMap for LocalMap {
         if self.images()?.keys().any(|(of, _)| of == name) {
             return Err(MapError::Invalid(format!("pool {name} has images")));
         }
-        let path = self.root.join("pools").join(file_name(name));
-        fs::remove_file(&path).map_err(|error| failed(&path, &error))?;
-        sync_directory(&self.root.join("pools"))?;
-        for group in pool.first_group..pool.first_group + pool.groups {
-            let path = self.root.join(group_directory(GroupId(group)));
-            match fs::remove_dir_all(&path) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(&path, &error)),
-                _ => {}
-            }
-        }
-        Ok(())
+        self.remove(&Path::new("pools").join(file_name(name)))?;
+        // What says that their replicas are superfluous: a map that knows nothing of a group removes none.
+        let removed = Path::new("removed").join(pool.first_group.to_string());
+        self.publish(&removed, &pool.groups, Publish::New)?;
+        range_of(&pool).try_for_each(|group| self.remove_group(GroupId(group)))
     }
 
     fn group(&self, id: GroupId) -> Result<Option<GroupRecord>, MapError> {
@@ -350,11 +461,7 @@ impl ClusterMap for LocalMap {
         if known.unwrap_or(0) + 1 == epoch
             && self.publish(&directory.join(epoch.to_string()), record, Publish::New)?
         {
-            for old in self.names(&directory)? {
-                if old.parse().is_ok_and(|old: u32| old < epoch) {
-                    let _ = fs::remove_file(path.join(old));
-                }
-            }
+            self.remove_epochs_before(id, epoch)?;
             // An epoch that others left behind meanwhile, so that its name was free again, is not a new one.
             if self.newest_epoch(id)? == Some(epoch) {
                 return Ok(Proposed::Accepted);
@@ -369,17 +476,34 @@ impl ClusterMap for LocalMap {
         }
     }
 
-    fn images(&self) -> Result<BTreeMap<(String, String), ImageEntry>, MapError> {
-        let mut images = BTreeMap::new();
-        for file in self.names(Path::new("images"))? {
-            let Some((pool, name)) = file.split_once('.') else { continue };
-            if let (Some(pool), Some(name)) = (plain_name(pool), plain_name(name))
-                && let Some(image) = self.read(&Path::new("images").join(&file))?
-            {
-                images.insert((pool, name), image);
+    fn raise_group(&self, id: GroupId, record: &GroupRecord) -> Result<Proposed, MapError> {
+        record.check()?;
+        let directory = group_directory(id);
+        let path = self.root.join(&directory);
+        // A map that is gone does not come back.
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(&path, &error)),
+            _ => {}
+        }
+        let epoch = record.config.epoch;
+        for _ in 0..ATTEMPTS_MAX {
+            match self.group(id)? {
+                Some(known) if known == *record => return Ok(Proposed::Accepted),
+                Some(known) if known.config.epoch >= epoch => return Ok(Proposed::Superseded(known)),
+                _ => {}
+            }
+            if self.publish(&directory.join(epoch.to_string()), record, Publish::New)? {
+                self.remove_epochs_before(id, epoch)?;
             }
         }
-        Ok(images)
+        Err(MapError::Storage {
+            what: path.display().to_string(),
+            reason: "others change it all the time".to_string(),
+        })
+    }
+
+    fn images(&self) -> Result<BTreeMap<(String, String), ImageEntry>, MapError> {
+        self.all_images()
     }
 
     fn create_image(&self, pool: &str, name: &str, bytes: u64) -> Result<ImageEntry, MapError> {
@@ -387,33 +511,60 @@ impl ClusterMap for LocalMap {
             return Err(MapError::Missing(format!("pool {pool}")));
         }
         check_image_name(name)?;
-        // Numbers are used once: objects of a removed image never belong to another.
-        let volumes = self.numbered::<()>("volumes")?;
-        let mut volume = volumes.last_key_value().map_or(1, |(last, ())| last + 1);
-        while !self.publish(&Path::new("volumes").join(volume.to_string()), &(), Publish::New)? {
-            volume += 1;
-        }
-        let image = ImageEntry { uuid: Uuid::new_v4(), volume: volume.into(), bytes };
+        let image = ImageEntry { uuid: Uuid::new_v4(), volume: random_volume(), bytes, cut_from: None };
+        self.free_removed_name(pool, name)?;
         match self.publish(&image_path(pool, name), &image, Publish::New)? {
             true => Ok(image),
             false => Err(MapError::Exists(format!("image {pool}/{name}"))),
         }
     }
 
-    fn resize_image(&self, pool: &str, name: &str, bytes: u64) -> Result<ImageEntry, MapError> {
-        let path = image_path(pool, name);
-        let image: Option<ImageEntry> = self.read(&path)?;
-        let image = image.ok_or_else(|| MapError::Missing(format!("image {pool}/{name}")))?;
-        let image = ImageEntry { bytes, ..image };
-        self.publish(&path, &image, Publish::Replace)?;
-        Ok(image)
+    fn change_image(
+        &self,
+        pool: &str,
+        name: &str,
+        known: &ImageEntry,
+        to: &ImageEntry,
+    ) -> Result<bool, MapError> {
+        self.change_image_record(pool, name, known, to)
     }
 
-    fn remove_image(&self, pool: &str, name: &str) -> Result<(), MapError> {
-        match self.remove(&image_path(pool, name))? {
-            true => Ok(()),
-            false => Err(MapError::Missing(format!("image {pool}/{name}"))),
-        }
+    fn remove_image(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {
+        self.remove_image_record(pool, name)
+    }
+
+    fn removed_images(&self) -> Result<BTreeMap<u64, RemovedImage>, MapError> {
+        self.all_removed()
+    }
+
+    fn image_is_empty(&self, removed: &RemovedImage) -> Result<(), MapError> {
+        self.forget_removed(removed)
+    }
+
+    fn image_lock(&self, _pool: &str, volume: u64) -> Result<Option<ImageLock>, MapError> {
+        Ok(self.newest_version(&lock_directory(volume))?.map(|(_, lock)| lock))
+    }
+
+    fn change_image_lock(
+        &self,
+        _pool: &str,
+        volume: u64,
+        known: Option<&ImageLock>,
+        to: &ImageLock,
+    ) -> Result<bool, MapError> {
+        self.change_version(&lock_directory(volume), known, to)
+    }
+
+    fn renew_holder(&self, lease: Uuid, seconds: u32) -> Result<(), MapError> {
+        self.renew_file(&Path::new("image-holders").join(lease.to_string()), seconds)
+    }
+
+    fn end_holder(&self, lease: Uuid) -> Result<(), MapError> {
+        self.remove(&Path::new("image-holders").join(lease.to_string())).map(drop)
+    }
+
+    fn holder_age(&self, lease: Uuid) -> Result<Option<Duration>, MapError> {
+        self.age_of(&Path::new("image-holders").join(lease.to_string()))
     }
 
     fn client_keys(&self) -> Result<BTreeMap<KeyName, ClientKeyRecord>, MapError> {
@@ -443,20 +594,17 @@ impl ClusterMap for LocalMap {
         }
     }
 
-    fn renew_lease(&self, node: NodeId, seconds: u32) -> Result<(), MapError> {
-        let name = Path::new("up").join(node.0.to_string());
-        let path = self.root.join(&name);
-        let renewed = File::options().write(true).open(&path);
-        match renewed.and_then(|file| file.set_modified(SystemTime::now())) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                self.publish(&name, &seconds, Publish::Replace).map(drop)
-            }
-            renewed => renewed.map_err(|error| failed(&path, &error)),
-        }
+    fn renew_lease(
+        &self,
+        node: NodeId,
+        holder: &LeaseHolder,
+        seconds: u32,
+    ) -> Result<LeaseOutcome, MapError> {
+        self.renew(node, holder, seconds)
     }
 
-    fn end_lease(&self, node: NodeId) -> Result<(), MapError> {
-        self.remove(&Path::new("up").join(node.0.to_string())).map(drop)
+    fn end_lease(&self, node: NodeId, holder: &LeaseHolder) -> Result<(), MapError> {
+        self.end(node, holder)
     }
 
     fn nodes_up(&self) -> Result<BTreeSet<NodeId>, MapError> {
@@ -481,6 +629,44 @@ impl ClusterMap for LocalMap {
             Some(reason) => self.publish(&name, &reason, Publish::Replace).map(drop),
             None => self.remove(&name).map(drop),
         }
+    }
+
+    fn node_memories(&self) -> Result<BTreeMap<NodeId, NodeMemory>, MapError> {
+        Ok(self.numbered("memory")?.into_iter().map(|(id, memory)| (NodeId(id), memory)).collect())
+    }
+
+    fn put_node_memory(&self, node: NodeId, memory: &NodeMemory) -> Result<(), MapError> {
+        self.put_in("memory", node.0, memory)
+    }
+
+    fn accepted_losses(&self) -> Result<BTreeMap<GroupId, AcceptedLoss>, MapError> {
+        Ok(self.numbered("losses")?.into_iter().map(|(id, loss)| (GroupId(id), loss)).collect())
+    }
+
+    fn accept_loss(&self, group: GroupId, loss: &AcceptedLoss) -> Result<(), MapError> {
+        self.put_in("losses", group.0, loss)
+    }
+
+    fn position(&self) -> Result<MapPosition, MapError> {
+        Ok(self.history()?.position(self.counted_changes()?))
+    }
+
+    fn report_lost(&self, revision: u64) -> Result<(), MapError> {
+        self.set_history(self.history()?.with_lost(revision)).map(drop)
+    }
+
+    fn accept_older(&self) -> Result<MapPosition, MapError> {
+        let history = self.history()?;
+        history.check_complete()?;
+        self.set_history(history.accepted(self.counted_changes()?, 0))
+    }
+
+    fn backup(&self) -> Result<MapBackup, MapError> {
+        self.read_all()
+    }
+
+    fn restore(&self, backup: &MapBackup, known: u64) -> Result<MapPosition, MapError> {
+        self.replace_all(backup, known)
     }
 
     fn changes(&self) -> Box<dyn MapChanges> {

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{ClusterMap, EtcdFiles, EtcdMap, LocalMap, MapError};
+use crate::{ClusterMap, DirectoryPlace, EtcdFiles, EtcdMap, LocalMap, MapError};
 
 /// The file of a cluster's directory with the URLs of etcd.
 const URLS_FILE: &str = "etcd";
@@ -83,13 +83,19 @@ impl MapLocation {
     /// directory `map`. `None` if there is no cluster. Its files that let a process in are `etcd-*`, unless others are named.
     ///
     /// # Errors
-    /// [`MapError::Storage`] if the file cannot be read; [`MapError::Invalid`] if files are named that would not be used.
+    /// [`MapError::Storage`] if the file cannot be read; [`MapError::Invalid`] if files are named that would not be used, or the
+    /// directory is a copy of another one that is there, with its map.
     pub fn find(cluster: &Path, etcd: &EtcdOptions) -> Result<Option<MapLocation>, MapError> {
         let urls = etcd.urls.clone().map_or_else(|| read_urls(cluster), |urls| Ok(Some(urls)))?;
         etcd.check_files(urls.as_deref())?;
         let Some(urls) = urls else {
             let map = cluster.join("map");
-            return Ok(map.is_dir().then_some(MapLocation::Directory(map)));
+            if !map.is_dir() {
+                return Ok(None);
+            }
+            // Its nodes listen where the map of the original says.
+            DirectoryPlace::find(cluster, None)?;
+            return Ok(Some(MapLocation::Directory(map)));
         };
         let mut files = etcd.files.clone();
         for (named, path) in files.named_mut() {
@@ -142,7 +148,7 @@ fn read_urls(cluster: &Path) -> Result<Option<String>, MapError> {
 }
 
 /// Puts a file that its owner alone can read in the place of another one, whole: nodes may read it meanwhile.
-fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let scratch = path.with_extension(format!("{}.new", std::process::id()));
     let written = fs::OpenOptions::new()
         .write(true)

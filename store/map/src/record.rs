@@ -59,6 +59,9 @@ pub struct DeviceRecord {
     /// What survives a write that it acknowledged, its logs' device considered; a node that starts says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<PoolClass>,
+    /// Number of its partitions, each of which takes a replica; a node that starts says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partitions: Option<u32>,
 }
 
 /// What a partition has room for, or what a group uses of one.
@@ -154,6 +157,57 @@ pub struct ImageEntry {
     pub volume: u64,
     /// Size in bytes.
     pub bytes: u64,
+    /// The image had this size, and what was cut off is not removed yet: until then it does not grow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut_from: Option<u64>,
+}
+
+/// An image that was removed, while its objects are not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemovedImage {
+    /// Its pool.
+    pub pool: String,
+    /// Its name.
+    pub name: String,
+    /// What it was.
+    pub image: ImageEntry,
+}
+
+/// Who has an image attached for writing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageLock {
+    /// Raised with each holder that shares with none before: logical groups refuse writes of a lower one.
+    pub attach_epoch: u32,
+    /// Those that have it attached: one, or several that share it.
+    pub holders: Vec<ImageHolder>,
+}
+
+/// One that has an image attached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageHolder {
+    /// This attachment.
+    pub id: Uuid,
+    /// The lease of its process: [`ClusterMap::holder_age`](crate::ClusterMap::holder_age) says whether it lives.
+    pub lease: Uuid,
+    /// Who it is, for people.
+    pub name: String,
+    /// Its address, for people.
+    pub address: String,
+    /// When it attached the image, in seconds since 1970.
+    pub since: u64,
+    /// Others may have it too, if they share it as well.
+    pub shared: bool,
+    /// Its machine, as far as processes see each other there.
+    pub machine: String,
+    /// The process, and when it began, in ticks of the machine.
+    pub process: u32,
+    /// See `process`.
+    pub started: u64,
+}
+
+impl ImageLock {
+    /// Most holders that share an image.
+    pub const HOLDERS_MAX: usize = 64;
 }
 
 /// A logical group.
@@ -205,6 +259,11 @@ pub enum MapError {
         /// Who has it.
         number: u32,
     },
+    /// A node that was removed from the cluster.
+    #[error(
+        "node {} was removed from the cluster, and its number is not used again: `ringbolt store add-node` adds an empty one", .0.0
+    )]
+    Removed(NodeId),
     /// There is one with this name.
     #[error("{0} exists")]
     Exists(String),

@@ -8,7 +8,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use cluster_map::*;
-use records::{client_keys_come_and_go, node, race, record, settings_are_given_once_before_there_are_nodes};
+use records::{
+    a_backup_brings_back_what_was_there, a_removed_node_does_not_come_back,
+    an_older_copy_gives_no_number_twice_and_says_what_it_is, client_keys_come_and_go, holder, node,
+    one_process_holds_the_lease_of_a_node, race, record, settings_are_given_once_before_there_are_nodes,
+    what_nodes_have_seen_is_kept,
+};
 use rig::EtcdCluster;
 use uuid::Uuid;
 
@@ -41,6 +46,9 @@ fn records_change_as_in_a_directory() {
     // Another prefix is another cluster.
     assert!(EtcdMap::new(&etcd.urls("b")).unwrap().cluster().is_err());
 
+    assert_eq!(map.create_node(&node(1)).unwrap(), NodeId(1));
+    assert_eq!(map.create_node(&node(2)).unwrap(), NodeId(2));
+
     // Epochs.
     let id = GroupId(5);
     assert_eq!(map.group(id).unwrap(), None);
@@ -64,8 +72,6 @@ fn records_change_as_in_a_directory() {
     assert_eq!((&found[&id], &found[&GroupId(4)]), (&first, &many[4].1));
 
     // Nodes, devices, who is out.
-    assert_eq!(map.create_node(&node(1)).unwrap(), NodeId(1));
-    assert_eq!(map.create_node(&node(2)).unwrap(), NodeId(2));
     let copied = map.put_node(NodeId(3), &node(1)).unwrap_err();
     assert!(matches!(copied, MapError::SameIdentity { what: "node", number: 1, .. }), "{copied}");
     let device = DeviceRecord {
@@ -74,6 +80,7 @@ fn records_change_as_in_a_directory() {
         weight: 100,
         out: false,
         partition: None,
+        partitions: None,
         class: None,
     };
     map.put_device(DeviceId(1), &device).unwrap();
@@ -86,10 +93,11 @@ fn records_change_as_in_a_directory() {
     assert!(map.nodes().unwrap()[&NodeId(2)].out);
     map.set_out(NodeId(2), None).unwrap();
     assert!(!map.nodes().unwrap()[&NodeId(2)].out);
+    a_removed_node_does_not_come_back(&map);
 
     // Pools and images.
     map.create_pool("p", &pool(0)).unwrap();
-    assert_eq!(map.next_group().unwrap(), 8);
+    assert!(map.free_groups(8).unwrap() >= 8);
     assert_eq!(map.create_pool("p", &pool(8)).unwrap_err().to_string(), "pool p exists");
     client_keys_come_and_go(&map);
     assert!(map.create_pool("q", &pool(7)).unwrap_err().to_string().contains("would share groups"));
@@ -98,16 +106,27 @@ fn records_change_as_in_a_directory() {
     let image = map.create_image("p", "vol", 4096).unwrap();
     assert_eq!(refused(map.create_image("p", "vol", 4096)), "image p/vol exists");
     assert!(refused(map.create_image("p", "a/b", 4096)).contains("no name"));
-    assert_eq!(map.resize_image("p", "vol", 8192).unwrap(), ImageEntry { bytes: 8192, ..image.clone() });
+    let larger = ImageEntry { bytes: 8192, ..image.clone() };
+    assert!(map.change_image("p", "vol", &image, &larger).unwrap());
+    // By the record, not by the name.
+    assert!(!map.change_image("p", "vol", &image, &ImageEntry { bytes: 512, ..image.clone() }).unwrap());
+    assert_eq!(map.images().unwrap()[&("p".to_string(), "vol".to_string())], larger);
     assert_eq!(map.remove_pool("p").unwrap_err().to_string(), "pool p has images");
-    map.remove_image("p", "vol").unwrap();
+    let removed = map.remove_image("p", "vol").unwrap();
+    assert_eq!((removed.image.clone(), map.images().unwrap().len()), (larger, 0));
+    assert_eq!(
+        map.removed_images().unwrap().into_values().collect::<Vec<_>>(),
+        std::slice::from_ref(&removed)
+    );
+    map.image_is_empty(&removed).unwrap();
+    assert!(map.removed_images().unwrap().is_empty());
     assert_eq!(map.remove_image("p", "vol").unwrap_err().to_string(), "there is no image p/vol");
-    assert!(map.create_image("p", "vol", 4096).unwrap().volume > image.volume);
+    assert_ne!(map.create_image("p", "vol", 4096).unwrap().volume, image.volume);
     map.remove_image("p", "vol").unwrap();
     map.remove_pool("p").unwrap();
     // Its groups are gone, and no other pool gets their numbers.
     assert_eq!(map.groups(0..8).unwrap(), BTreeMap::new());
-    assert!(map.create_pool("q", &pool(0)).unwrap_err().to_string().contains("first free is 8"));
+    assert!(map.create_pool("q", &pool(0)).unwrap_err().to_string().contains("a pool had which was removed"));
     map.create_pool("q", &pool(8)).unwrap();
 }
 
@@ -117,6 +136,7 @@ fn lease_and_grace_never_change() {
     let map = EtcdMap::new(&etcd.urls("a")).unwrap();
     map.create().unwrap();
     settings_are_given_once_before_there_are_nodes(&map);
+    what_nodes_have_seen_is_kept(&map);
 }
 
 #[test]
@@ -176,11 +196,11 @@ fn leases_say_who_is_up() {
     let maps = [1, 2].map(|_| EtcdMap::new(&etcd.urls("")).unwrap());
     let mut changes = maps[1].changes();
     wait_for(&mut *changes, "the first", |change| *change == MapChange::Everything);
-    maps[0].renew_lease(NodeId(1), 2).unwrap();
-    maps[1].renew_lease(NodeId(2), 30).unwrap();
+    maps[0].renew_lease(NodeId(1), &holder(1, ""), 2).unwrap();
+    maps[1].renew_lease(NodeId(2), &holder(2, ""), 30).unwrap();
     assert_eq!(maps[0].nodes_up().unwrap(), [NodeId(1), NodeId(2)].into());
     wait_for(&mut *changes, "up", |change| *change == MapChange::Other);
-    maps[0].renew_lease(NodeId(1), 2).unwrap();
+    maps[0].renew_lease(NodeId(1), &holder(1, ""), 2).unwrap();
     // The first is renewed no more: its end is an event.
     let started = Instant::now();
     while maps[1].nodes_up().unwrap().contains(&NodeId(1)) {
@@ -189,8 +209,46 @@ fn leases_say_who_is_up() {
     }
     assert_eq!(maps[1].nodes_up().unwrap(), [NodeId(2)].into());
     // A lease that has ended is replaced.
-    maps[0].renew_lease(NodeId(1), 30).unwrap();
+    maps[0].renew_lease(NodeId(1), &holder(1, ""), 30).unwrap();
     assert_eq!(maps[1].nodes_up().unwrap(), [NodeId(1), NodeId(2)].into());
-    maps[0].end_lease(NodeId(1)).unwrap();
+    maps[0].end_lease(NodeId(1), &holder(1, "")).unwrap();
     assert_eq!(maps[1].nodes_up().unwrap(), [NodeId(2)].into());
+}
+
+#[test]
+fn one_process_is_a_node_at_a_time() {
+    let Some(etcd) = EtcdCluster::start("holders", 1) else { return };
+    one_process_holds_the_lease_of_a_node(|| EtcdMap::new(&etcd.urls("")).unwrap());
+}
+
+#[test]
+fn a_map_that_is_an_older_copy_gives_no_number_twice_and_says_what_it_is() {
+    let Some(etcd) = EtcdCluster::start("older", 1) else { return };
+    let map = EtcdMap::new(&etcd.urls("c")).unwrap();
+    map.create().unwrap();
+    let etcd = std::cell::RefCell::new(etcd);
+    let mut changes = map.changes();
+    wait_for(&mut *changes, "the first", |change| *change == MapChange::Everything);
+    let revert = || etcd.borrow_mut().restore_snapshot();
+    an_older_copy_gives_no_number_twice_and_says_what_it_is(&map, || etcd.borrow().save_snapshot(), revert);
+    // A watch notices that what it followed is gone, and follows what is there.
+    wait_for(&mut *changes, "an older map", |change| *change == MapChange::Everything);
+    let record = record(1, 1, &[1]);
+    map.propose_group(GroupId(77), &record).unwrap();
+    wait_for(&mut *changes, "a new record", |change| {
+        *change == MapChange::Group(GroupId(77), record.clone())
+    });
+}
+
+#[test]
+fn a_backup_is_restored_whole_and_lowers_no_epoch() {
+    let Some(etcd) = EtcdCluster::start("backup", 1) else { return };
+    let map = EtcdMap::new(&etcd.urls("a")).unwrap();
+    map.create().unwrap();
+    // Another cluster, whose keys are beside, is as it was.
+    let beside = EtcdMap::new(&etcd.urls("b")).unwrap();
+    let cluster = beside.create().unwrap();
+    a_backup_brings_back_what_was_there(&map, &EtcdMap::new(&etcd.urls("d")).unwrap());
+    assert_eq!(beside.cluster().unwrap(), cluster);
+    assert!(beside.restore(&map.backup().unwrap(), 0).unwrap_err().to_string().contains("and the map is of"));
 }

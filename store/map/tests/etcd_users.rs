@@ -10,6 +10,7 @@ use cluster_map::*;
 use records::record;
 use rig::EtcdCluster;
 use serde_json::json;
+use uuid::Uuid;
 
 /// Seconds after which a token that is not used has expired; etcd looks once a second.
 const TOKEN_TTL: &str = "--auth-token-ttl=1";
@@ -42,7 +43,7 @@ fn a_user_with_rights_below_the_prefix_does_all_that_a_cluster_needs() {
     let mut changes = map.changes();
     assert_eq!(changes.wait(Duration::from_secs(30)).unwrap(), [MapChange::Everything]);
     let node = map.create_node(&records::node(1)).unwrap();
-    map.renew_lease(node, 30).unwrap();
+    map.renew_lease(node, &records::holder(1, ""), 30).unwrap();
     assert_eq!(map.nodes_up().unwrap(), [node].into());
     let pool =
         PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 1, class: Default::default() };
@@ -50,13 +51,22 @@ fn a_user_with_rights_below_the_prefix_does_all_that_a_cluster_needs() {
     let many: Vec<_> = (0..8).map(|group| (GroupId(group), record(1, 1, &[1]))).collect();
     assert_eq!(map.propose_groups(&many).unwrap(), vec![Proposed::Accepted; 8]);
     assert_eq!(map.groups(0..8).unwrap().len(), 8);
-    map.create_image("p", "vol", 4096).unwrap();
-    map.resize_image("p", "vol", 8192).unwrap();
-    map.remove_image("p", "vol").unwrap();
+    let image = map.create_image("p", "vol", 4096).unwrap();
+    let larger = ImageEntry { bytes: 8192, ..image.clone() };
+    assert!(map.change_image("p", "vol", &image, &larger).unwrap());
+    let lock = ImageLock { attach_epoch: 1, holders: Vec::new() };
+    assert!(map.change_image_lock("p", image.volume, None, &lock).unwrap());
+    let holder = Uuid::new_v4();
+    map.renew_holder(holder, 30).unwrap();
+    map.renew_holder(holder, 30).unwrap();
+    assert!(map.holder_age(holder).unwrap().is_some());
+    map.end_holder(holder).unwrap();
+    let removed = map.remove_image("p", "vol").unwrap();
+    map.image_is_empty(&removed).unwrap();
     map.set_out(node, Some(OutReason::Operator)).unwrap();
     map.set_out(node, None).unwrap();
     map.remove_pool("p").unwrap();
-    map.end_lease(node).unwrap();
+    map.end_lease(node, &records::holder(1, "")).unwrap();
     map.remove().unwrap();
     assert!(matches!(map.cluster(), Err(MapError::Missing(_))));
 }
@@ -186,7 +196,8 @@ fn users_limit_what_a_client_does_to_images() {
         assert!(error.contains("permission denied"), "{error}");
     };
     etcd.add_user("reader", "/c/", &[]);
-    etcd.add_user("owner", "/c/", &["/c/images/p/"]);
+    etcd.add_user("writer", "/c/", &["/c/attached/p/", "/c/image-holders/"]);
+    etcd.add_user("owner", "/c/", &["/c/images/p/", "/c/removed-images/p/"]);
     let reader = EtcdMap::with_files(
         &etcd.urls("c"),
         &EtcdFiles { user: Some(etcd.file("reader", "reader:reader")), ..Default::default() },
@@ -195,20 +206,37 @@ fn users_limit_what_a_client_does_to_images() {
         &etcd.urls("c"),
         &EtcdFiles { user: Some(etcd.file("owner", "owner:owner")), ..Default::default() },
     );
-    let (reader, owner) = (reader.unwrap(), owner.unwrap());
+    let writer = EtcdMap::with_files(
+        &etcd.urls("c"),
+        &EtcdFiles { user: Some(etcd.file("writer", "writer:writer")), ..Default::default() },
+    );
+    let (reader, owner, writer) = (reader.unwrap(), owner.unwrap(), writer.unwrap());
+    let image = map.images().unwrap()[&("p".to_string(), "vol".to_string())].clone();
+    let larger = ImageEntry { bytes: 8192, ..image.clone() };
     // What a client reads to use an image.
-    for client in [&reader, &owner] {
+    for client in [&reader, &owner, &writer] {
         client.cluster().unwrap();
         assert_eq!((client.pools().unwrap().len(), client.images().unwrap().len()), (2, 2));
         assert_eq!(client.groups(0..8).unwrap().len(), 8);
         assert!(client.nodes().unwrap().is_empty() && client.devices().unwrap().is_empty());
-        denied(client.create_image("p", "new", 4096).map(drop));
-        denied(client.remove_image("q", "vol"));
-        denied(client.resize_image("q", "vol", 8192).map(drop));
+        denied(client.create_image("q", "new", 4096).map(drop));
+        denied(client.remove_image("q", "vol").map(drop));
+        let of_q = map.images().unwrap()[&("q".to_string(), "vol".to_string())].clone();
+        denied(client.change_image("q", "vol", &of_q, &ImageEntry { bytes: 8192, ..of_q.clone() }).map(drop));
         denied(client.set_out(NodeId(1), Some(OutReason::Operator)));
     }
-    denied(reader.resize_image("p", "vol", 8192).map(drop));
-    denied(reader.remove_image("p", "vol"));
-    owner.resize_image("p", "vol", 8192).unwrap();
+    for client in [&reader, &writer] {
+        denied(client.change_image("p", "vol", &image, &larger).map(drop));
+        denied(client.remove_image("p", "vol").map(drop));
+    }
+    denied(reader.create_image("p", "new", 4096).map(drop));
+    owner.create_image("p", "new", 4096).unwrap();
+    // Who writes an image attaches it.
+    let lock = ImageLock { attach_epoch: 1, holders: Vec::new() };
+    denied(reader.change_image_lock("p", image.volume, None, &lock).map(drop));
+    denied(writer.change_image_lock("q", image.volume, None, &lock).map(drop));
+    assert!(writer.change_image_lock("p", image.volume, None, &lock).unwrap());
+    writer.renew_holder(Uuid::new_v4(), 30).unwrap();
+    assert!(owner.change_image("p", "vol", &image, &larger).unwrap());
     owner.remove_image("p", "vol").unwrap();
 }

@@ -6,7 +6,12 @@ mod records;
 use std::path::PathBuf;
 
 use cluster_map::*;
-use records::{client_keys_come_and_go, node, race, record, settings_are_given_once_before_there_are_nodes};
+use records::{
+    a_backup_brings_back_what_was_there, a_removed_node_does_not_come_back,
+    an_older_copy_gives_no_number_twice_and_says_what_it_is, client_keys_come_and_go, holder, node,
+    one_process_holds_the_lease_of_a_node, race, record, settings_are_given_once_before_there_are_nodes,
+    what_nodes_have_seen_is_kept,
+};
 use uuid::Uuid;
 
 struct MapFile(PathBuf);
@@ -48,6 +53,7 @@ fn a_pool_keeps_what_the_weakest_device_keeps() {
         weight: 1,
         out: false,
         partition: None,
+        partitions: None,
         class,
     };
     use PoolClass::{Disk, Memory, Pmem};
@@ -113,14 +119,14 @@ fn changes_of_others_are_reported_at_once() {
     }
     let node = other.create_node(&node(1)).unwrap();
     assert_eq!(reported(), [MapChange::Everything], "a node");
-    other.renew_lease(node, 5).unwrap();
+    other.renew_lease(node, &holder(1, ""), 5).unwrap();
     assert_eq!(reported(), [MapChange::Everything], "it is up");
-    other.end_lease(node).unwrap();
+    other.end_lease(node, &holder(1, "")).unwrap();
     assert_eq!(reported(), [MapChange::Everything], "it stops");
     let quiet = (0..100).any(|_| {
-        other.renew_lease(node, 5).unwrap();
+        other.renew_lease(node, &holder(1, ""), 5).unwrap();
         reported();
-        other.renew_lease(node, 5).unwrap();
+        other.renew_lease(node, &holder(1, ""), 5).unwrap();
         reported().is_empty()
     });
     assert!(quiet, "a renewed lease is no change");
@@ -179,6 +185,7 @@ fn a_copied_identity_is_refused() {
         weight: 100,
         out: false,
         partition: None,
+        partitions: None,
         class: None,
     };
     map.put_device(DeviceId(1), &device).unwrap();
@@ -188,6 +195,7 @@ fn a_copied_identity_is_refused() {
     assert_eq!(map.put_device(DeviceId(2), &stray).unwrap_err().to_string(), "there is no node 7");
     assert_eq!(map.devices().unwrap(), [(DeviceId(1), device)].into());
     assert!(map.nodes().unwrap()[&NodeId(1)].out);
+    a_removed_node_does_not_come_back(&map);
 }
 
 #[test]
@@ -211,14 +219,108 @@ fn images_have_volumes_of_their_own() {
         names,
         [("p".to_string(), "Vol_1.\u{e4} ..".to_string()), ("p".to_string(), "vol".to_string())]
     );
+    let removed = map.remove_image("p", "vol").unwrap();
+    let gone = map.change_image("p", "vol", &first, &first).unwrap_err().to_string();
+    assert_eq!(gone, "there is no image p/vol");
     assert_eq!(
-        map.resize_image("p", "vol", 1 << 20).unwrap(),
-        ImageEntry { bytes: 1 << 20, ..first.clone() }
+        map.removed_images().unwrap().into_values().collect::<Vec<_>>(),
+        std::slice::from_ref(&removed)
     );
-    map.remove_image("p", "vol").unwrap();
-    assert_eq!(refused(map.resize_image("p", "vol", 4096)), "there is no image p/vol");
+    // Its name is free before its objects are removed.
     let again = map.create_image("p", "vol", 4096).unwrap();
-    assert!(again.volume > strange.volume && again.uuid != first.uuid);
+    assert!(again.volume != first.volume && again.volume != strange.volume && again.uuid != first.uuid);
+    map.image_is_empty(&removed).unwrap();
+    assert!(map.removed_images().unwrap().is_empty());
+    assert_eq!(map.images().unwrap()[&("p".to_string(), "vol".to_string())], again);
+}
+
+fn map_with_image(file: &MapFile) -> (LocalMap, ImageEntry) {
+    let map = LocalMap::open(&file.0).unwrap();
+    let pool =
+        PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 1, class: Default::default() };
+    map.create_pool("p", &pool).unwrap();
+    let image = map.create_image("p", "vol", 4096).unwrap();
+    (map, image)
+}
+
+#[test]
+fn a_size_changes_only_from_the_one_that_was_read() {
+    let file = MapFile::new("sizes");
+    let (map, first) = map_with_image(&file);
+    let sized = |bytes| ImageEntry { bytes, ..first.clone() };
+    assert!(map.change_image("p", "vol", &first, &sized(8192)).unwrap());
+    // A growth that read the size before is no shrinking of what another one has grown.
+    assert!(!map.change_image("p", "vol", &first, &sized(6144)).unwrap());
+    assert!(map.change_image("p", "vol", &sized(8192), &sized(1 << 20)).unwrap());
+    let other = LocalMap::open(&file.0).unwrap();
+    assert_eq!(other.images().unwrap().into_values().next(), Some(sized(1 << 20)));
+    // Of many at the same time one is first.
+    let changed = std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..=8_u64)
+            .map(|number| {
+                let (map, known, to) =
+                    (LocalMap::open(&file.0).unwrap(), sized(1 << 20), sized(number << 21));
+                scope.spawn(move || u32::from(map.change_image("p", "vol", &known, &to).unwrap()))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum::<u32>()
+    });
+    assert_eq!(changed, 1);
+}
+
+/// A removal that ends after its first step.
+#[test]
+fn an_interrupted_removal_leaves_no_image_and_its_name_is_free() {
+    let file = MapFile::new("removal");
+    let (map, image) = map_with_image(&file);
+    let name = std::fs::read_dir(file.0.join("images")).unwrap().next().unwrap().unwrap().path();
+    let kept = std::fs::read(&name).unwrap();
+    let removed = map.remove_image("p", "vol").unwrap();
+    std::fs::write(&name, kept).unwrap();
+    assert!(map.images().unwrap().is_empty());
+    assert!(map.remove_image("p", "vol").is_err());
+    let again = map.create_image("p", "vol", 8192).unwrap();
+    map.image_is_empty(&removed).unwrap();
+    assert_eq!(map.images().unwrap().into_values().collect::<Vec<_>>(), [again]);
+    assert_eq!(removed.image, image);
+}
+
+#[test]
+fn one_of_those_that_attach_an_image_at_the_same_time_has_it() {
+    let file = MapFile::new("locks");
+    let (map, image) = map_with_image(&file);
+    assert_eq!(map.image_lock("p", image.volume).unwrap(), None);
+    let holder = |process| ImageHolder {
+        id: Uuid::new_v4(),
+        lease: Uuid::new_v4(),
+        name: "host".to_string(),
+        address: "127.0.0.1".to_string(),
+        since: 0,
+        shared: false,
+        machine: String::new(),
+        process,
+        started: 0,
+    };
+    let lock = |attach_epoch| ImageLock { attach_epoch, holders: vec![holder(attach_epoch)] };
+    let first = lock(1);
+    assert!(map.change_image_lock("p", image.volume, None, &first).unwrap());
+    assert!(!map.change_image_lock("p", image.volume, None, &lock(1)).unwrap());
+    assert_eq!(map.image_lock("p", image.volume).unwrap(), Some(first.clone()));
+    assert!(map.change_image_lock("p", image.volume, Some(&first), &lock(2)).unwrap());
+    assert!(!map.change_image_lock("p", image.volume, Some(&first), &lock(3)).unwrap());
+
+    let lease = Uuid::new_v4();
+    assert_eq!(map.holder_age(lease).unwrap(), None);
+    map.renew_holder(lease, 60).unwrap();
+    assert!(map.holder_age(lease).unwrap().is_some());
+    let holder =
+        std::fs::File::options().write(true).open(file.0.join("image-holders").join(lease.to_string()));
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(61);
+    holder.unwrap().set_modified(long_ago).unwrap();
+    assert_eq!(map.holder_age(lease).unwrap(), None);
+    map.renew_holder(lease, 60).unwrap();
+    map.end_holder(lease).unwrap();
+    assert_eq!(map.holder_age(lease).unwrap(), None);
 }
 
 #[test]
@@ -244,6 +346,7 @@ fn lease_and_grace_never_change() {
     let file = MapFile::new("settings");
     let map = LocalMap::open(&file.0).unwrap();
     settings_are_given_once_before_there_are_nodes(&map);
+    what_nodes_have_seen_is_kept(&map);
     // Those that fence nothing, and what a later version may have, are errors and no default.
     let path = file.0.join("settings");
     std::fs::write(&path, br#"{"lease_ms":500,"grace_ms":450}"#).unwrap();
@@ -265,4 +368,75 @@ fn a_client_key_has_rights_on_pools_that_are_there() {
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replacen('{', r#"{"from":"10.0.0.0/8","#, 1)).unwrap();
     assert!(matches!(map.client_keys(), Err(MapError::Record { .. })));
+}
+
+#[test]
+fn one_process_is_a_node_at_a_time() {
+    let file = MapFile::new("holders");
+    one_process_holds_the_lease_of_a_node(|| LocalMap::open(&file.0).unwrap());
+    // Two that find a lease ended: one of them gets it.
+    let map = LocalMap::open(&file.0).unwrap();
+    let taken = (0..20u32).all(|round| {
+        let node = NodeId(100 + round);
+        map.renew_lease(node, &holder(1, "a"), 0).unwrap();
+        let outcomes = std::thread::scope(|scope| {
+            let take = |number: u128, place: &'static str| {
+                let path = &file.0;
+                scope.spawn(move || {
+                    LocalMap::open(path).unwrap().renew_lease(node, &holder(number, place), 60).unwrap()
+                })
+            };
+            [take(2, "b"), take(3, "c")].map(|thread| thread.join().unwrap())
+        });
+        outcomes.iter().filter(|outcome| **outcome == LeaseOutcome::Held).count() == 1
+    });
+    assert!(taken);
+}
+
+#[test]
+fn a_map_that_is_an_older_copy_gives_no_number_twice_and_says_what_it_is() {
+    let file = MapFile::new("older");
+    let copy = MapFile::new("older-copy");
+    let map = LocalMap::open(&file.0).unwrap();
+    let revert = || {
+        let _ = std::fs::remove_dir_all(&file.0);
+        copy_directory(&copy.0, &file.0);
+    };
+    an_older_copy_gives_no_number_twice_and_says_what_it_is(
+        &map,
+        || copy_directory(&file.0, &copy.0),
+        revert,
+    );
+}
+
+fn copy_directory(from: &std::path::Path, to: &std::path::Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_directory(&entry.path(), &target),
+            false => _ = std::fs::copy(entry.path(), target).unwrap(),
+        }
+    }
+}
+
+#[test]
+fn a_backup_is_restored_whole_and_lowers_no_epoch() {
+    let file = MapFile::new("backup");
+    let other = MapFile::new("backup-new");
+    let map = LocalMap::open(&file.0).unwrap();
+    a_backup_brings_back_what_was_there(&map, &LocalMap::open(&other.0).unwrap());
+    let backup = map.backup().unwrap();
+    let path = file.0.join("file");
+    backup.save(&path).unwrap();
+    assert!(matches!(backup.save(&path), Err(MapError::Storage { .. })));
+    assert_eq!(MapBackup::load(&path).unwrap(), backup);
+    // Names of other files are no records.
+    let mut text: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    text["records"]["nodes/../../etc"] = 1.into();
+    std::fs::write(&path, text.to_string()).unwrap();
+    let error = map.restore(&MapBackup::load(&path).unwrap(), 0).unwrap_err();
+    assert!(error.to_string().contains("which no map has"), "{error}");
+    std::fs::write(&path, text.to_string().replace("\"format\":1", "\"format\":2")).unwrap();
+    assert!(MapBackup::load(&path).unwrap_err().to_string().contains("format 2"));
 }

@@ -18,7 +18,10 @@ fn cluster(racks: u32, nodes: u32, devices: u32, weight: impl Fn(u32, u32) -> u3
     let device = |id: u32| {
         let (uuid, node) = (Uuid::from_u128(id.into()), NodeId(id / devices));
         let weight = weight(node.0, id % devices);
-        (DeviceId(id), DeviceRecord { uuid, node, weight, out: false, partition: None, class: None })
+        (
+            DeviceId(id),
+            DeviceRecord { uuid, node, weight, out: false, partition: None, class: None, partitions: None },
+        )
     };
     ((0..nodes).map(node).collect(), (0..nodes * devices).map(device).collect())
 }

@@ -100,7 +100,7 @@ pub async fn inspect(
     }
     for index in 0..superblock.partitions {
         let loaded = async {
-            let (log, entries) = load_log(core, disks.log(), &superblock, index).await?;
+            let (log, entries, _) = load_log(core, disks.log(), &superblock, index).await?;
             let is_spare = superblock.checkpoint_blocks > 0 && log.group() == SPARE_GROUP;
             Ok(match is_spare {
                 true => None,

@@ -89,6 +89,19 @@ impl StoreDevice {
         read.map_err(|(status, _)| StoreError::Io { what: "read", offset, status })
     }
 
+    /// Reads one of two places that have the same, or of which the other one will do. What the device cannot read is logged, and zeroes.
+    pub(crate) async fn read_of_two(&self, offset: u64, bytes: usize) -> Result<Buffer, StoreError> {
+        match self.read(offset, bytes).await {
+            Err(error @ StoreError::Io { .. }) => {
+                log::warn!("{error}: the other one of two is used");
+                let mut buffer = self.buffer(bytes).await?;
+                buffer.clear();
+                Ok(buffer)
+            }
+            read => read,
+        }
+    }
+
     /// Reads one block of [`BLOCK_BYTES`].
     pub(crate) async fn read_block(&self, block: u64) -> Result<Box<[u8; BLOCK_BYTES]>, StoreError> {
         let buffer = self.read(block * BLOCK_BYTES as u64, BLOCK_BYTES).await?;

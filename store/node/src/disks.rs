@@ -6,10 +6,10 @@ use bdev::{Access, BdevError, Descriptor, Durability, Registry};
 use cluster_map::PoolClass;
 use reactor::Core;
 use uuid::Uuid;
-use wire_store::{BLOCK_BYTES, DecodeError, LogSuperblock, SECTOR_BYTES, Superblock};
+use wire_store::{BLOCK_BYTES, DecodeError, LogSuperblock, Superblock};
 
 use crate::device::StoreDevice;
-use crate::format::read_superblock;
+use crate::format::{read_head, read_superblock};
 use crate::{StoreCores, StoreError};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -211,8 +211,7 @@ pub(crate) async fn open_store(
 pub(crate) async fn read_superblocks(disks: &StoreDisks) -> Result<Superblock, StoreError> {
     let superblock = match read_superblock(&disks.data).await {
         Err(StoreError::NoStore(error)) => {
-            let block = disks.data.read(0, BLOCK_BYTES).await?;
-            return Err(match LogSuperblock::decode(&block.as_slice()[..SECTOR_BYTES], 0) {
+            return Err(match read_log_superblock(&disks.data).await? {
                 Ok(log) => StoreError::LogsOnly { device: Uuid::from_bytes(log.device) },
                 Err(_) => StoreError::NoStore(error),
             });
@@ -252,6 +251,5 @@ pub(crate) async fn read_superblocks(disks: &StoreDisks) -> Result<Superblock, S
 pub(crate) async fn read_log_superblock(
     log: &StoreDevice,
 ) -> Result<Result<LogSuperblock, DecodeError>, StoreError> {
-    let block = log.read(0, BLOCK_BYTES).await?;
-    Ok(LogSuperblock::decode(&block.as_slice()[..SECTOR_BYTES], 0))
+    read_head(log, LogSuperblock::decode).await
 }

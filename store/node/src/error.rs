@@ -26,6 +26,9 @@ pub enum StoreError {
         /// How.
         status: Status,
     },
+    /// What a device remembers of its past cannot be written.
+    #[error("what the node has seen cannot be kept on its device: {0}")]
+    Memory(String),
     /// The first block is no superblock.
     #[error("the device has no store: {0}")]
     NoStore(DecodeError),
@@ -119,6 +122,22 @@ pub enum StoreError {
         /// `cluster` or `node`.
         what: &'static str,
     },
+    /// Another process is this node.
+    #[error(
+        "another process is node {node}: it listens on {address}. If that is another machine or directory, this one is a copy of it, \
+         and one of the two must go; if it has ended, start this one again in {seconds} s"
+    )]
+    AnotherProcess {
+        /// The node.
+        node: u32,
+        /// Where the other one listens.
+        address: String,
+        /// How long the other one's lease lasts at most after its end.
+        seconds: u32,
+    },
+    /// The map cannot be used at the start.
+    #[error(transparent)]
+    Map(#[from] MapError),
     /// Neither checkpoint record of a replica is valid.
     #[error("the replica of group {group}: neither checkpoint record is valid: {source}")]
     CheckpointRecord {

@@ -1,11 +1,11 @@
 //! Formatting a device, and reading what it was formatted as.
 
 use control::JobHandle;
-use replica::{AppliedRequests, CLIENTS_MAX};
+use replica::AppliedRequests;
 use uuid::Uuid;
 use wire_store::{
-    BLOCK_BYTES, CheckpointRecord, LogSuperblock, OBJECT_BYTES, PartitionLayout, SECTOR_BYTES, Superblock,
-    UnsettledBlock, crc32c,
+    BLOCK_BYTES, CheckpointRecord, DecodeError, LogSuperblock, OBJECT_BYTES, PartitionLayout, SECTOR_BYTES,
+    Superblock, UnsettledBlock, crc32c,
 };
 
 use crate::StoreError;
@@ -30,7 +30,7 @@ const LOG_BYTES_MIN: u64 = 256 << 10;
 pub(crate) const CHECKPOINT_BLOCKS: u32 =
     (CHECKPOINT_BYTES_MIN + UNSETTLED_MAX * UnsettledBlock::SIZE).div_ceil(BLOCK_BYTES) as u32;
 /// Without room for unsettled blocks.
-const CHECKPOINT_BYTES_MIN: usize = SECTOR_BYTES + AppliedRequests::encoded_bytes(CLIENTS_MAX);
+const CHECKPOINT_BYTES_MIN: usize = SECTOR_BYTES + AppliedRequests::ENCODED_BYTES_MAX;
 
 /// The replicas that a device has.
 #[derive(Clone, Debug)]
@@ -173,6 +173,8 @@ pub(crate) async fn format(
         }
     }
     for device in disks.all() {
+        // The copy first: a device whose formatting was interrupted has neither.
+        device.write_head(last_block(device), &[]).await?;
         device.write_head(0, &[]).await?;
     }
     job.set_total(superblock.partitions.into(), "partitions");
@@ -227,18 +229,53 @@ pub(crate) fn first_record(log: [u8; 16], generation: u64, complete: bool) -> (C
     (record, applied)
 }
 
-/// Reads the superblock, and compares it with the device.
+/// Reads the superblock, or its copy, and compares it with the device.
 ///
 /// # Errors
 /// [`StoreError::NoStore`], [`StoreError::Truncated`], and what the device reports.
 pub(crate) async fn read_superblock(device: &StoreDevice) -> Result<Superblock, StoreError> {
-    let block = device.read(0, BLOCK_BYTES).await?;
-    let superblock = Superblock::decode(&block.as_slice()[..SECTOR_BYTES], 0).map_err(StoreError::NoStore)?;
+    let superblock = read_head(device, Superblock::decode).await?.map_err(StoreError::NoStore)?;
     let expected = superblock.device_blocks.saturating_mul(BLOCK);
     if expected > device.bytes() {
         return Err(StoreError::Truncated { found: device.bytes(), expected });
     }
     Ok(superblock)
+}
+
+/// Decodes what a device begins with, or the copy in its last block where that is damaged. The error is that of the first.
+///
+/// # Errors
+/// What the device reports, if neither can be read.
+pub(crate) async fn read_head<T>(
+    device: &StoreDevice,
+    decode: impl Fn(&[u8], u64) -> Result<T, DecodeError>,
+) -> Result<Result<T, DecodeError>, StoreError> {
+    let first = match device.read(0, BLOCK_BYTES).await {
+        Ok(block) => Ok(decode(&block.as_slice()[..SECTOR_BYTES], 0)),
+        Err(error) => Err(error),
+    };
+    if let Ok(Ok(head)) = first {
+        return Ok(Ok(head));
+    }
+    let last = last_block(device);
+    let copy = device.read(last * BLOCK, BLOCK_BYTES).await;
+    match copy.map(|block| decode(&block.as_slice()[..SECTOR_BYTES], last)) {
+        Ok(Ok(head)) => {
+            let reason = match &first {
+                Ok(Err(error)) => error.to_string(),
+                Err(error) => error.to_string(),
+                Ok(Ok(_)) => String::new(),
+            };
+            log::warn!("the superblock is damaged ({reason}): its copy in the last block is used");
+            Ok(Ok(head))
+        }
+        _ => first,
+    }
+}
+
+/// The last block of a device, which has the copy of its superblock unless the device has grown.
+fn last_block(device: &StoreDevice) -> u64 {
+    (device.bytes() / BLOCK).saturating_sub(1)
 }
 
 #[cfg(test)]

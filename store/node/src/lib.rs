@@ -33,6 +33,8 @@
 
 mod check;
 mod device;
+mod device_memory;
+mod device_state;
 mod disks;
 mod error;
 mod format;

@@ -1,13 +1,18 @@
 //! The module of a node with replicas for the control plane: the methods `store_node_*`.
+//!
+//! If another process becomes the node, as a copy of its machine, this one stops it at once, and starts it again when that one has
+//! ended.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
 
 use bdev::{Registry, Uuid};
 use cluster_map::{
-    ClusterMap, EtcdFiles, EtcdOptions, MapLocation, NodeId, NodeRecord, OutReason, PoolRecord, ReplicaId,
+    ClusterMap, EtcdFiles, EtcdOptions, KnownMap, LeaseHolder, MapError, MapLocation, NodeId, NodeRecord,
+    OutReason, PoolRecord, ReplicaId,
 };
 use control::json::{Value, json};
 use control::{JobHandle, Method, Module, RpcError};
@@ -27,13 +32,53 @@ pub struct NodeModule {
     /// Locked by starts and stops, which are one after the other.
     changes: Mutex<()>,
     /// Read while others take over, so that the node reports its status meanwhile.
-    running: RwLock<Option<Running>>,
+    node: RwLock<NodeState>,
+    this: Weak<NodeModule>,
 }
 
 struct Running {
     server: NodeServer,
+    params: NodeParams,
+}
+
+/// The node of a server.
+#[derive(Default)]
+enum NodeState {
+    #[default]
+    None,
+    Running(Running),
+    /// Another process is the node.
+    Taken {
+        params: NodeParams,
+        why: String,
+    },
+}
+
+impl NodeState {
+    fn server(&self) -> Result<&NodeServer, RpcError> {
+        match self {
+            NodeState::Running(running) => Ok(&running.server),
+            NodeState::Taken { why, .. } => Err(RpcError::new(RpcError::ENODEV, why.clone())),
+            NodeState::None => Err(RpcError::new(NO_NODE.0, NO_NODE.1)),
+        }
+    }
+
+    fn params(&self) -> Option<&NodeParams> {
+        match self {
+            NodeState::None => None,
+            NodeState::Running(Running { params, .. }) | NodeState::Taken { params, .. } => Some(params),
+        }
+    }
+}
+
+/// How a node is started.
+#[derive(Clone)]
+struct NodeParams {
+    bdev_name: String,
+    log_bdev_name: Option<String>,
     cluster: PathBuf,
     etcd: EtcdOptions,
+    node: u32,
     lease_s: u32,
     out_after_s: u32,
     listen: String,
@@ -54,8 +99,14 @@ control::choices! {
 impl NodeModule {
     /// No node; one that is started runs on `reactors`.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<NodeModule> {
-        let (reactors, running) = (reactors.to_vec(), RwLock::default());
-        Arc::new(NodeModule { registry, reactors, changes: Mutex::default(), running })
+        let reactors = reactors.to_vec();
+        Arc::new_cyclic(|this| NodeModule {
+            registry,
+            reactors,
+            changes: Mutex::default(),
+            node: RwLock::default(),
+            this: this.clone(),
+        })
     }
 }
 
@@ -68,6 +119,8 @@ const MS: u64 = 1_000_000;
 const LEAVE_MAX: Duration = Duration::from_secs(5);
 /// The same for a program that ends: nothing waits for an error, and the machine may be about to stop.
 const DRAIN_LEAVE_MAX: Duration = Duration::from_secs(1);
+/// How often a node that another process is is tried.
+const RECOVER_EVERY: Duration = Duration::from_secs(1);
 const NO_NODE: (i64, &str) = (RpcError::ENODEV, "no node is started");
 
 impl Module for NodeModule {
@@ -87,7 +140,7 @@ impl Module for NodeModule {
                     (RpcError::ENODEV, "there is no such bdev, cluster or node"),
                     (RpcError::EEXIST, "this server is a node already"),
                     (RpcError::EINVAL, "the bdev has no replicas, or those of another node; the address is none"),
-                    (RpcError::EBUSY, "the bdev is in use"),
+                    (RpcError::EBUSY, "the bdev is in use, or another process is the node"),
                     (RpcError::EIO, "the device, the map or the key cannot be used, or the address"),
                 ]),
             Method::job("store_node_stop", stop)
@@ -106,7 +159,7 @@ impl Module for NodeModule {
                 .text(
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
                     "object with `node`, `state` (`serves`, or `leaving` while others take over), `cluster`, `address`, `bdev_name`, `log_bdev_name`, `durability`, `lease_ms`, `grace_ms`, `replicas`, \
-                     `checksum_cache_limit_bytes`, `spare_partitions`, `refused`, `without_room`, and `nodes` with the addresses of all nodes",
+                     `checksum_cache_limit_bytes`, `spare_partitions`, `refused`, `without_room`, `map` with what the node has seen of the map, and `nodes` with the addresses of all nodes",
                 )
                 .errors(&[NO_NODE]),
         ]
@@ -114,41 +167,38 @@ impl Module for NodeModule {
 
     fn drain(&self) {
         let _changes = sync::lock(&self.changes);
-        if let Some(running) = &*sync::read(&self.running)
-            && let Err(error) = running.server.leave(false, DRAIN_LEAVE_MAX)
+        if let Ok(server) = sync::read(&self.node).server()
+            && let Err(error) = server.leave(false, DRAIN_LEAVE_MAX)
         {
             log::info!("this node ends although {error}");
         }
-        let running = sync::write(&self.running).take();
-        if let Some(running) = running {
-            let _ = blocking::block_on(running.server.close());
-        }
+        let _ = self.close_node(NodeState::None);
     }
 
     fn save(&self) -> Vec<Value> {
-        let running = sync::read(&self.running);
-        let call = |running: &Running| {
-            let mut params = json!({
-                "bdev_name": running.server.bdev_name(),
-                "cluster": running.cluster,
-                "node": running.server.id().0,
-                "listen": running.listen,
-                "allow_plain_network": running.allow_plain_network,
-                "lease_s": running.lease_s,
-                "out_after_s": running.out_after_s,
-                "atomic_blocks": running.atomic_blocks,
-                "read_policy": running.read_policy.name(),
-                "checksum_cache_bytes": running.checksum_cache_bytes,
+        let node = sync::read(&self.node);
+        let call = |params: &NodeParams| {
+            let mut saved = json!({
+                "bdev_name": params.bdev_name,
+                "cluster": params.cluster,
+                "node": params.node,
+                "listen": params.listen,
+                "allow_plain_network": params.allow_plain_network,
+                "lease_s": params.lease_s,
+                "out_after_s": params.out_after_s,
+                "atomic_blocks": params.atomic_blocks,
+                "read_policy": params.read_policy.name(),
+                "checksum_cache_bytes": params.checksum_cache_bytes,
             });
-            if let Some(log) = running.server.log_bdev_name() {
-                params["log_bdev_name"] = log.into();
+            if let Some(log) = &params.log_bdev_name {
+                saved["log_bdev_name"] = log.as_str().into();
             }
-            for (name, value) in running.etcd.parameters() {
-                params[name] = value.into();
+            for (name, value) in params.etcd.parameters() {
+                saved[name] = value.into();
             }
-            json!({ "method": "store_node_start", "params": params })
+            json!({ "method": "store_node_start", "params": saved })
         };
-        running.iter().map(call).collect()
+        node.params().map(call).into_iter().collect()
     }
 }
 
@@ -193,22 +243,43 @@ control::parameters! {
 
 fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<String, RpcError> {
     let _changes = sync::lock(&module.changes);
-    let mut running = sync::write(&module.running);
-    if running.is_some() {
-        return Err(RpcError::new(RpcError::EEXIST, "this server is a node already"));
-    }
     let StartParams { bdev_name, log_bdev_name, cluster, node, listen, .. } = params;
     let StartParams { etcd_user_file, etcd_ca_file, etcd_cert_file, etcd_key_file, .. } = params;
     let files = EtcdFiles::at(etcd_user_file, etcd_ca_file, etcd_cert_file, etcd_key_file);
     let etcd = EtcdOptions { urls: params.etcd, files };
     let StartParams { allow_plain_network, lease_s, out_after_s, atomic_blocks, .. } = params;
-    let (directory, id) = (PathBuf::from(cluster), ReplicaId(node));
+    let StartParams { read_policy, checksum_cache_bytes, .. } = params;
+    let params = NodeParams {
+        bdev_name,
+        log_bdev_name,
+        cluster: cluster.into(),
+        etcd,
+        node,
+        lease_s,
+        out_after_s,
+        listen,
+        allow_plain_network,
+        atomic_blocks,
+        read_policy,
+        checksum_cache_bytes,
+    };
+    start_node(module, params, job)
+}
+
+/// Starts the node, with the changes locked.
+fn start_node(module: &NodeModule, params: NodeParams, job: &JobHandle) -> Result<String, RpcError> {
+    let mut node = sync::write(&module.node);
+    if let NodeState::Running(_) = &*node {
+        return Err(RpcError::new(RpcError::EEXIST, "this server is a node already"));
+    }
+    let NodeParams { allow_plain_network, lease_s, .. } = params;
+    let (directory, id) = (&params.cluster, ReplicaId(params.node));
     if !(LEASE_S_MIN..=LEASE_S_MAX).contains(&lease_s) {
         let reason = format!("a lease of {lease_s} s is not {LEASE_S_MIN} to {LEASE_S_MAX} s");
         return Err(RpcError::new(RpcError::EINVAL, reason));
     }
-    let listen_address = parse_address(&listen, allow_plain_network)?;
-    let OpenCluster { map, key, identity, record } = open_cluster(&directory, &etcd, id)?;
+    let listen_address = parse_address(&params.listen, allow_plain_network)?;
+    let OpenCluster { map, key, identity, record } = open_cluster(directory, &params.etcd, id)?;
     let of_pool =
         |pool: &PoolRecord| (pool.first_group..pool.first_group + pool.groups, PoolOptions::from(pool));
     let boot = this_boot();
@@ -219,26 +290,30 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         entries_max: 16_384,
         retained_entries: 4096,
         reads_max: 1024,
-        in_place: atomic_blocks,
+        in_place: params.atomic_blocks,
         reads_flush: params.read_policy == ReadPolicy::Flush,
         ..ReplicaSettings::with_lease(u64::from(times.lease_ms) * MS, u64::from(times.grace_ms) * MS)
     };
     let cores = StoreCores::Reactors(&module.reactors);
     // Before it listens: a client whose key is unknown reports an error.
     let keys = ClientKeyTable::read(key, &*map).map_err(map_failed)?;
+    let own_directory = directory.join(format!("node{}", params.node));
+    let own_directory = own_directory.is_dir().then_some(own_directory);
     let start_at = |listen: StreamAddress| {
-        let (bdev_name, log_bdev_name) = (bdev_name.clone(), log_bdev_name.clone());
-        let identity = identity.clone();
+        let this = module.this.clone();
         let config = NodeServerConfig {
-            bdev_name,
-            log_bdev_name,
+            bdev_name: params.bdev_name.clone(),
+            log_bdev_name: params.log_bdev_name.clone(),
             listen,
-            identity,
-            node: record.uuid,
+            identity: identity.clone(),
+            record: record.clone(),
+            place: place(boot, own_directory.as_deref().unwrap_or(directory)),
+            known_map: own_directory.as_ref().map(|directory| directory.join(KnownMap::FILE)),
+            taken: Box::new(move |other| _ = std::thread::spawn(move || recover(&this, &other))),
             keys: keys.clone(),
             map: map.clone(),
             lease_seconds: lease_s,
-            out_after: Duration::from_secs(out_after_s.max(lease_s).into()),
+            out_after: Duration::from_secs(params.out_after_s.max(lease_s).into()),
             settings: settings.clone(),
             pools: pools.clone(),
             boot,
@@ -257,25 +332,85 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
             started => started,
         }?;
     let address = server.address().to_string();
-    let record = NodeRecord { addresses: vec![address.clone()], ..record };
-    map.put_node(NodeId(node), &record).map_err(map_failed)?;
-    // What was out because it was down is in again.
-    if map.out().map_err(map_failed)?.get(&NodeId(node)) == Some(&OutReason::Down) {
-        map.set_out(NodeId(node), None).map_err(map_failed)?;
+    if let Err(error) = register(&*map, NodeId(params.node), record, &address) {
+        let _ = blocking::block_on(server.close());
+        return Err(map_failed(error));
     }
-    *running = Some(Running {
-        server,
-        cluster: directory,
-        etcd,
-        lease_s,
-        out_after_s,
-        listen,
-        allow_plain_network,
-        atomic_blocks,
-        read_policy: params.read_policy,
-        checksum_cache_bytes: params.checksum_cache_bytes,
-    });
+    *node = NodeState::Running(Running { server, params });
     Ok(address)
+}
+
+/// Says in the map where a node listens, and that it is in again if it was out because it was down.
+fn register(map: &dyn ClusterMap, id: NodeId, record: NodeRecord, address: &str) -> Result<(), MapError> {
+    let addresses = vec![address.to_string()];
+    if record.addresses != addresses {
+        map.put_node(id, &NodeRecord { addresses, ..record })?;
+    }
+    if map.out()?.get(&id) == Some(&OutReason::Down) {
+        map.set_out(id, None)?;
+    }
+    Ok(())
+}
+
+/// Where a process is that starts a node: it has the node's device open. A copy of the directory, and a copy of the machine, are
+/// other places.
+fn place(boot: [u8; 16], directory: &Path) -> String {
+    let found = std::fs::metadata(directory);
+    let number = found.map_or(String::new(), |found| format!("{}:{}", found.dev(), found.ino()));
+    if number.is_empty() { number } else { format!("{}/{number}", Uuid::from_bytes(boot)) }
+}
+
+/// Stops a node that another process is, and starts it again when that one has ended.
+fn recover(module: &Weak<NodeModule>, other: &LeaseHolder) {
+    let Some(params) = module.upgrade().and_then(|module| module.take_from(other)) else { return };
+    let mut last_error = String::new();
+    loop {
+        // The end of another process's lease is no event of this one.
+        std::thread::sleep(RECOVER_EVERY);
+        let Some(module) = module.upgrade() else { return };
+        let _changes = sync::lock(&module.changes);
+        // An operator may have stopped or started it.
+        if !matches!(&*sync::read(&module.node), NodeState::Taken { .. }) {
+            return;
+        }
+        match start_node(&module, params.clone(), &JobHandle::standalone()) {
+            Ok(address) => {
+                log::info!("node {} serves again, and listens on {address}", params.node);
+                return;
+            }
+            Err(error) => {
+                let why = format!("node {} is stopped: {}", params.node, error.message);
+                if why != last_error {
+                    log::warn!("{why}; it is tried again");
+                }
+                last_error.clone_from(&why);
+                *sync::write(&module.node) = NodeState::Taken { params: params.clone(), why };
+            }
+        }
+    }
+}
+
+impl NodeModule {
+    /// Stops the node for another process. Returns how it was started; `None` if it was stopped meanwhile.
+    fn take_from(&self, other: &LeaseHolder) -> Option<NodeParams> {
+        let _changes = sync::lock(&self.changes);
+        let params = sync::read(&self.node).params().cloned()?;
+        let why = format!(
+            "node {} is stopped: another process is this node, and listens on {}: one of the two is a copy, and must go",
+            params.node, other.address
+        );
+        let _ = self.close_node(NodeState::Taken { params: params.clone(), why });
+        Some(params)
+    }
+
+    /// Closes the node, which is in another state then.
+    fn close_node(&self, next: NodeState) -> Result<(), RpcError> {
+        let before = std::mem::replace(&mut *sync::write(&self.node), next);
+        if let NodeState::Running(running) = before {
+            blocking::block_on(running.server.close()).map_err(|_| StoreError::Closed)?;
+        }
+        Ok(())
+    }
 }
 
 /// The boot of this machine. If the kernel does not say which it is, each start of a node is another one.
@@ -345,9 +480,14 @@ control::parameters! {
 fn stop(module: &NodeModule, params: StopParams, _job: &JobHandle) -> Result<bool, RpcError> {
     let _changes = sync::lock(&module.changes);
     {
-        let running = sync::read(&module.running);
-        let server = &running.as_ref().ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?.server;
-        if let Err(error) = server.leave(params.force, LEAVE_MAX) {
+        let node = sync::read(&module.node);
+        if let NodeState::None = &*node {
+            return Err(RpcError::new(NO_NODE.0, NO_NODE.1));
+        }
+        // One that another process is has nothing to hand over.
+        if let Ok(server) = node.server()
+            && let Err(error) = server.leave(params.force, LEAVE_MAX)
+        {
             if !params.force {
                 server.stay();
                 return Err(error.into());
@@ -355,14 +495,11 @@ fn stop(module: &NodeModule, params: StopParams, _job: &JobHandle) -> Result<boo
             log::warn!("this node is stopped although {error}");
         }
     }
-    let running = sync::write(&module.running).take();
-    let running = running.ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?;
-    blocking::block_on(running.server.close()).map_err(|_| StoreError::Closed)?;
+    module.close_node(NodeState::None)?;
     Ok(true)
 }
 
 fn get_status(module: &NodeModule, _params: NoParams) -> Result<Value, RpcError> {
-    let running = sync::read(&module.running);
-    let running = running.as_ref().ok_or_else(|| RpcError::new(NO_NODE.0, NO_NODE.1))?;
-    Ok(blocking::block_on(running.server.report()).map_err(|_| StoreError::Closed)??)
+    let node = sync::read(&module.node);
+    Ok(blocking::block_on(node.server()?.report()).map_err(|_| StoreError::Closed)??)
 }

@@ -12,6 +12,7 @@ use replica::{CopyPacer, ReplicaId, ReplicaSettings};
 use wire_store::Superblock;
 
 use crate::device::join_all;
+use crate::device_memory::DeviceMemory;
 use crate::disks::{StoreBdevs, StoreDescriptors, StoreDisks, open_store};
 use crate::node::{close_shards, describe_shards};
 use crate::shard::replication::{Outbox, ReplicaInput, ReplicaOptions, start};
@@ -67,6 +68,7 @@ pub struct ReplicaNode {
     boot: [u8; 16],
     checksum_cache_bytes: u64,
     outbox: Arc<MakeOutbox>,
+    memory: DeviceMemory,
     partitions: Mutex<Partitions>,
 }
 
@@ -120,6 +122,7 @@ impl ReplicaNode {
         let ReplicaNodeConfig { id, settings, pools, boot, checksum_cache_bytes, outbox, .. } = config;
         let device = descriptors.data.device().clone();
         let log_device = descriptors.separate_log().map(|log| log.device().clone());
+        let memory = DeviceMemory::open(cores, descriptors.clone(), superblock.clone()).await?;
         let partitions = Mutex::new(Partitions { descriptors: Some(descriptors), ..Partitions::default() });
         let node = ReplicaNode {
             device,
@@ -132,6 +135,7 @@ impl ReplicaNode {
             boot,
             checksum_cache_bytes,
             outbox,
+            memory,
             partitions,
         };
         let of_others = PoolOptions { in_sync_min: node.settings.in_sync_min, class: PoolClass::Disk };
@@ -139,7 +143,13 @@ impl ReplicaNode {
             let found = pools.iter().find(|(groups, _)| groups.contains(&group));
             found.map_or(of_others, |(_, pool)| *pool)
         };
-        let (owners, generation) = node.read_owners(cores).await?;
+        let (owners, generation) = match node.read_owners(cores).await {
+            Ok(read) => read,
+            Err(error) => {
+                node.close().await;
+                return Err(error);
+            }
+        };
         {
             let mut partitions = sync::lock(&node.partitions);
             partitions.generation = generation;
@@ -314,6 +324,11 @@ impl ReplicaNode {
         self.checksum_cache_bytes
     }
 
+    /// What its devices remember of its past.
+    pub(crate) fn memory(&self) -> &DeviceMemory {
+        &self.memory
+    }
+
     fn descriptors(&self) -> Result<StoreDescriptors, StoreError> {
         sync::lock(&self.partitions).descriptors.clone().ok_or(StoreError::Closed)
     }
@@ -378,6 +393,7 @@ impl ReplicaNode {
     /// Stops the replicas, and releases the device. What they have not written in place is in their logs.
     pub async fn close(&self) {
         sync::lock(&self.partitions).descriptors = None;
+        self.memory.close().await;
         close_shards(&self.shards()).await;
     }
 }

@@ -79,6 +79,11 @@ impl Module for StoreModule {
                      a crash left in the logs is applied first. Not an SPDK method.",
                     "array of the bdevs' names",
                 )
+                .canonical(|module: &StoreModule, params: &mut OpenParams| {
+                    params.bdev_name = module.registry.name_of(&params.bdev_name);
+                    params.log_bdev_name = params.log_bdev_name.take().map(|name| module.registry.name_of(&name));
+                    Ok(())
+                })
                 .errors(&[
                     (RpcError::ENODEV, "there is no such bdev"),
                     (RpcError::EEXIST, "a store of this name is open"),
@@ -155,6 +160,7 @@ impl From<StoreError> for RpcError {
             StoreError::Bdev(BdevError::NotFound { .. }) | StoreError::NoImage(_) => RpcError::ENODEV,
             StoreError::Bdev(BdevError::Claimed { .. })
             | StoreError::Busy
+            | StoreError::AnotherProcess { .. }
             | StoreError::TooFewInSync { .. } => RpcError::EBUSY,
             StoreError::NotLeft { .. } => RpcError::ETIMEDOUT,
             StoreError::Exists | StoreError::ImageExists(_) => RpcError::EEXIST,

@@ -9,17 +9,19 @@ mod keys;
 mod leave;
 mod map_watch;
 mod membership;
+mod memory;
 mod preferred;
 mod report;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bdev::{Registry, Uuid};
-use cluster_map::{ClusterMap, ReplicaId};
+use cluster_map::{ClusterMap, KnownMap, LeaseHolder, LeaseOutcome, NodeId, NodeRecord, ReplicaId};
 use control::JobHandle;
 use control::json::Value;
 use reactor::{Core, MailboxSender};
@@ -32,8 +34,9 @@ use crate::once::once;
 use crate::{Outbox, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreBdevs, StoreCores, StoreError};
 use hub::{Hub, HubInput};
 pub use keys::ClientKeyTable;
-use map_watch::{MapWatch, MapWatchConfig, Proposals};
+use map_watch::{MapWatch, MapWatchConfig, Proposals, SeenMap};
 pub use membership::NoRoom;
+use memory::KeptMemory;
 use report::NodeReport;
 
 /// Messages that wait for the connections, from all cores.
@@ -49,8 +52,15 @@ pub struct NodeServerConfig {
     pub listen: StreamAddress,
     /// Who it is.
     pub identity: Identity,
-    /// Its UUID, as on its device.
-    pub node: Uuid,
+    /// Its record in the map: its UUID is on its device.
+    pub record: NodeRecord,
+    /// The boot of its machine and its directory: a process there that has opened its device is in the place of one that has ended.
+    pub place: String,
+    /// The file that keeps what the node has seen of the map.
+    pub known_map: Option<PathBuf>,
+    /// Called once, on a thread that does not wait, if another process is the node: this one serves nothing then, and is to be
+    /// [closed](NodeServer::close).
+    pub taken: Box<dyn FnOnce(LeaseHolder) + Send>,
     /// The keys of clients that it takes.
     pub keys: ClientKeyTable,
     /// The map of its cluster.
@@ -96,19 +106,22 @@ impl Outbox for NodeOutbox {
     fn propose(&mut self, group: u32, config: Arc<GroupConfig>) {
         self.proposals.add(group, config);
     }
+
+    fn restored(&mut self, group: u32) {
+        self.proposals.restored(group);
+    }
 }
 
 /// Refuses a device of another cluster or node.
 async fn check_identity(
     node: ReplicaNode,
     bdev_name: &str,
-    cluster: [u8; 16],
-    uuid: Uuid,
+    own: &OwnNode,
 ) -> Result<ReplicaNode, StoreError> {
     let superblock = node.superblock();
-    let what = if superblock.cluster != cluster {
+    let what = if superblock.cluster != own.cluster.into_bytes() {
         "cluster"
-    } else if superblock.node != uuid.into_bytes() {
+    } else if superblock.node != own.node.into_bytes() {
         "node"
     } else {
         return Ok(node);
@@ -117,21 +130,66 @@ async fn check_identity(
     Err(StoreError::Foreign { device: bdev_name.to_string(), what })
 }
 
+/// Makes this process a node, whose device it has open: one that had it before has ended. The device is released if it is another
+/// node's, or another process is the node.
+async fn become_node(
+    node: ReplicaNode,
+    bdev_name: &str,
+    map: &dyn ClusterMap,
+    known_map: Option<&Path>,
+    own: &OwnNode,
+    holder: &LeaseHolder,
+) -> Result<(Arc<ReplicaNode>, KnownMap), StoreError> {
+    let node = check_identity(node, bdev_name, own).await?;
+    match hold(map, known_map, own, holder) {
+        Ok(known) => Ok((Arc::new(node), known)),
+        Err(error) => {
+            node.close().await;
+            Err(error)
+        }
+    }
+}
+
+/// A node that a process becomes.
+struct OwnNode {
+    cluster: Uuid,
+    node: Uuid,
+    id: ReplicaId,
+    lease_seconds: u32,
+}
+
+/// Becomes the process of a node. Returns what the node has seen of the map.
+fn hold(
+    map: &dyn ClusterMap,
+    known_map: Option<&Path>,
+    own: &OwnNode,
+    holder: &LeaseHolder,
+) -> Result<KnownMap, StoreError> {
+    let known = KnownMap::open(known_map, own.cluster, own.node)?;
+    let seconds = own.lease_seconds;
+    match map.renew_lease(NodeId(own.id.0), holder, seconds)? {
+        LeaseOutcome::Held => Ok(known),
+        LeaseOutcome::Taken(other) => {
+            Err(StoreError::AnotherProcess { node: own.id.0, address: other.address, seconds })
+        }
+    }
+}
+
 impl NodeServer {
     /// Opens the replicas on a device, listens, and serves.
     ///
     /// # Errors
-    /// [`StoreError`]: of the device, [`StoreError::Listen`], [`StoreError::Foreign`] if the device is another node's.
+    /// [`StoreError`]: of the device, [`StoreError::Listen`], [`StoreError::Foreign`] if the device is another node's,
+    /// [`StoreError::AnotherProcess`] if another process is the node.
     pub async fn start<N: CoreNetwork>(
         registry: &Registry,
         cores: &StoreCores<'_>,
-        config: NodeServerConfig,
+        mut config: NodeServerConfig,
         job: &JobHandle,
     ) -> Result<NodeServer, StoreError> {
         let id = config.identity.node.ok_or(StoreError::Closed)?;
         let cluster = config.identity.cluster;
-        let identity = Arc::new(config.identity);
-        let listen = config.listen.clone();
+        let (identity, listen) = (Arc::new(config.identity), config.listen.clone());
         let grants = config.keys.grants();
         let start = move |core: Core| async move { Hub::<N>::start(&core, identity, grants, &listen) };
         let (hub, address) = cores.run(0, start).await?;
@@ -140,19 +198,34 @@ impl NodeServer {
         let outbox = Arc::new(move |_: &Core, _: u32| -> Box<dyn Outbox> {
             Box::new(NodeOutbox { hub: of_groups.clone(), proposals: to_map.clone() })
         });
-        let (settings, pools, boot) = (config.settings, config.pools, config.boot);
+        let (settings, boot) = (config.settings.clone(), config.boot);
+        let pools = std::mem::take(&mut config.pools);
         let (lease_ns, grace_ns) = (settings.lease_ns, settings.grace_ns);
         let checksum_cache_bytes = config.checksum_cache_bytes;
         let replicas =
             ReplicaNodeConfig { name: "node", id, settings, pools, boot, checksum_cache_bytes, outbox };
         let bdevs = StoreBdevs { data: &config.bdev_name, log: config.log_bdev_name.as_deref() };
         let opened = ReplicaNode::open(registry, bdevs, cores, replicas, job).await;
+        let holder = LeaseHolder {
+            id: Uuid::new_v4(),
+            address: address.to_string(),
+            place: std::mem::take(&mut config.place),
+        };
+        let own = OwnNode {
+            cluster: Uuid::from_bytes(cluster),
+            node: config.record.uuid,
+            id,
+            lease_seconds: config.lease_seconds,
+        };
         let opened = match opened {
-            Ok(node) => check_identity(node, &config.bdev_name, cluster, config.node).await,
+            Ok(node) => {
+                let known_map = config.known_map.as_deref();
+                become_node(node, &config.bdev_name, &*config.map, known_map, &own, &holder).await
+            }
             Err(error) => Err(error),
         };
-        let node = match opened {
-            Ok(node) => Arc::new(node),
+        let (node, known) = match opened {
+            Ok(opened) => opened,
             Err(error) => {
                 let _ = hub.send(HubInput::Close(once().0));
                 return Err(error);
@@ -164,6 +237,7 @@ impl NodeServer {
         let refused: Arc<Mutex<BTreeMap<u32, String>>> = Arc::default();
         let without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>> = Arc::default();
         let addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>> = Arc::default();
+        let seen: Arc<Mutex<SeenMap>> = Arc::default();
         let report = Arc::new(NodeReport {
             node: node.clone(),
             is_leaving: AtomicBool::new(false),
@@ -176,26 +250,36 @@ impl NodeServer {
             refused: refused.clone(),
             without_room: without_room.clone(),
             addresses: addresses.clone(),
+            seen: seen.clone(),
         });
         report::start_reporter(&report, hub.clone());
         let cluster_map = config.map.clone();
+        let memory = KeptMemory::new(config.map.clone(), id, node.clone());
         let watch = MapWatchConfig {
             map: config.map,
             cluster: Uuid::from_bytes(cluster),
             node: id,
+            holder,
+            record: NodeRecord { addresses: vec![report.address.to_string()], ..config.record },
+            known,
+            seen,
+            taken: config.taken,
             keys: config.keys,
             lease_seconds: config.lease_seconds,
             out_after: config.out_after,
             groups,
             partition: node.partition_size(),
+            partitions: node.superblock().partitions,
             class: class_of(node.durability()),
             hub: hub.clone(),
             proposals,
             refused,
             without_room,
             addresses,
+            memory,
+            replicas: node.clone(),
             host: match cores {
-                StoreCores::Reactors(reactors) => Some((node.clone(), reactors.to_vec())),
+                StoreCores::Reactors(reactors) => Some(reactors.to_vec()),
                 // It cannot wait for itself.
                 StoreCores::This(_) => None,
             },

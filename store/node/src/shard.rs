@@ -16,6 +16,7 @@ mod checksums;
 mod copies;
 mod flusher;
 mod in_place;
+mod listing;
 pub(crate) mod load;
 mod log_writes;
 mod messages;
@@ -385,9 +386,10 @@ impl Shard {
         self.append(header, buffer, need, request.reply);
     }
 
-    /// No space is reserved, and a checkpoint would free none.
+    /// No space is reserved, and no checkpoint frees any, one that is in progress included.
     fn is_settled(&self) -> bool {
-        self.unacknowledged.is_empty() && self.committed.is_empty() && !self.is_changed
+        let is_freed = !self.is_changed && !self.partition.is_in_checkpoint();
+        self.unacknowledged.is_empty() && self.committed.is_empty() && is_freed
     }
 
     fn defer(&mut self, request: ShardRequest) {

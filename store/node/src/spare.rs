@@ -34,7 +34,7 @@ pub(crate) async fn read_owner(
     let mut newest: Option<(u64, LogOwner)> = None;
     let mut invalid = None;
     for slot in 0..2 {
-        let block = device.read((start + u64::from(slot)) * BLOCK, BLOCK_BYTES).await?;
+        let block = device.read_of_two((start + u64::from(slot)) * BLOCK, BLOCK_BYTES).await?;
         match LogHeader::decode(&block.as_slice()[..SECTOR_BYTES], slot) {
             Ok(header) if newest.as_ref().is_none_or(|(generation, _)| *generation < header.generation) => {
                 let owner = LogOwner { group: header.group, log: header.log, slot };
@@ -69,7 +69,7 @@ async fn newest_record(
     for slot in 0..2 {
         let start = superblock.checkpoint_start(index, slot) * BLOCK;
         let bytes = superblock.checkpoint_blocks as usize * BLOCK_BYTES;
-        let record = device.read(start, bytes).await?;
+        let record = device.read_of_two(start, bytes).await?;
         if let Ok(record) = CheckpointRecord::decode(record.as_slice(), owner.log, slot) {
             newest = newest.into_iter().chain([record]).max_by_key(|record| record.generation);
         }

@@ -137,9 +137,21 @@ impl Partition {
         range.filter_map(|(_, place)| self.onodes[*place as usize].as_deref())
     }
 
+    /// The objects from one identifier to another, in their order.
+    pub fn objects_between(&self, first: ObjectId, last: ObjectId) -> impl Iterator<Item = ObjectId> {
+        // Of none, if they are not in their order.
+        let range = (first <= last).then(|| self.index.range(first..=last));
+        range.into_iter().flatten().map(|(id, _)| *id)
+    }
+
     /// An object's onode; `None` if there is no such object, which reads as zeroes.
     pub fn onode(&self, id: ObjectId) -> Option<&Onode> {
         self.onodes[*self.index.get(&id)? as usize].as_deref()
+    }
+
+    /// Whether a checkpoint is in progress, which may free space.
+    pub fn is_in_checkpoint(&self) -> bool {
+        self.in_checkpoint.is_some()
     }
 
     /// How much is in use.

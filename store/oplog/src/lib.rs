@@ -48,7 +48,7 @@ use std::ops::Range;
 
 use wire_store::{DecodeError, EntryHeader, EntryLayout, LogHeader, LogSector, SECTOR_BYTES, crc32c};
 
-pub use recovery::LogRecovery;
+pub use recovery::{LogDamage, LogRecovery};
 
 /// Why a log, a recovery or an entry is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -121,7 +121,7 @@ struct LoggedEntry {
 }
 
 /// The log of a logical group. One priority thread owns it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Log {
     /// The header that is durable.
     durable: LogHeader,
@@ -313,6 +313,12 @@ impl Log {
         }
         let index = sequence.checked_sub(self.durable.head_sequence)?;
         self.entries.get(usize::try_from(index).ok()?).map(|entry| entry.epoch)
+    }
+
+    /// Where an entry of the log is; `None` if it is not there.
+    pub fn place_of(&self, sequence: u64) -> Option<EntryPlace> {
+        let index = sequence.checked_sub(self.durable.head_sequence)?;
+        self.entries.get(usize::try_from(index).ok()?).map(|entry| entry.place)
     }
 
     /// A header is being written, after [`free`](Self::free) or [`reset`](Self::reset).

@@ -2,7 +2,7 @@
 
 use wire_store::{EntryHeader, LogHeader, SECTOR_BYTES, crc32c};
 
-use crate::{Log, LogError, RecoveredEntries};
+use crate::{ENTRY_ALIGNMENT, Log, LogError, RecoveredEntries};
 
 /// Pieces are multiples of the largest sector.
 const PIECE_ALIGNMENT: u64 = 4096;
@@ -24,6 +24,19 @@ pub struct LogRecovery {
     bytes: Vec<u8>,
     piece_bytes: u64,
     is_complete: bool,
+    damage: Option<LogDamage>,
+}
+
+/// An entry that was durable, and is not there any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "entry {sequence} of the log is damaged: entry {proof} follows, and was appended when that one was durable"
+)]
+pub struct LogDamage {
+    /// The entry.
+    pub sequence: u64,
+    /// What proves it.
+    pub proof: u64,
 }
 
 /// What is at a position.
@@ -65,7 +78,7 @@ impl LogRecovery {
         let start = header.head - (header.head % header.capacity) % PIECE_ALIGNMENT;
         let log = Log { salt, ..Log::empty(header) };
         let (entries, bytes) = (Vec::new(), Vec::new());
-        Ok(LogRecovery { log, entries, start, bytes, piece_bytes, is_complete: false })
+        Ok(LogRecovery { log, entries, start, bytes, piece_bytes, is_complete: false, damage: None })
     }
 
     /// The next part of the area to read: its offset and length in bytes. `None` when all entries are found.
@@ -88,6 +101,9 @@ impl LogRecovery {
         assert_eq!(Some(piece.len()), expected, "it is not the next piece");
         self.bytes.extend_from_slice(piece);
         self.is_complete = self.take_entries();
+        if self.is_complete {
+            self.damage = self.find_damage();
+        }
         // The last sector that has an entry may have another one.
         let done = self.log.tail.saturating_sub(PIECE_ALIGNMENT).saturating_sub(self.start);
         self.bytes.drain(..done as usize);
@@ -101,6 +117,28 @@ impl LogRecovery {
     pub fn finish(self) -> (Log, RecoveredEntries) {
         assert!(self.is_complete, "the end of the log is not read");
         (self.log, self.entries)
+    }
+
+    /// Whether the log ends where it does because an entry is damaged. A damaged last entry cannot be told from one that a crash
+    /// tore, but entries are appended with what was durable then. What follows in the last piece counts.
+    pub fn damage(&self) -> Option<LogDamage> {
+        self.damage
+    }
+
+    fn find_damage(&self) -> Option<LogDamage> {
+        let (log, sequence) = (&self.log, self.log.next_sequence);
+        let end = self.end().min(log.durable.head + log.durable.capacity);
+        let first = log.shared_position().unwrap_or(log.tail);
+        let mut positions = (first..end).step_by(ENTRY_ALIGNMENT as usize);
+        let proof = positions.find_map(|position| {
+            let header: [u8; EntryHeader::SIZE] = self.read(position, EntryHeader::SIZE)?.try_into().ok()?;
+            let of_entry = log.durable.log_of_entry(EntryHeader::salt(&header));
+            let entry = EntryHeader::decode(&header, of_entry, position).ok()?;
+            // Those that were given up were appended before what is there was durable.
+            let is_proof = entry.object.group == log.durable.group && entry.commit_point >= sequence;
+            (is_proof && entry.sequence > sequence).then_some(entry.sequence)
+        })?;
+        Some(LogDamage { sequence, proof })
     }
 
     /// The position behind what was read.

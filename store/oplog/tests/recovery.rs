@@ -1,7 +1,7 @@
 //! What a start reads of a log, what never follows an entry, and logs of earlier versions.
 #![allow(clippy::unwrap_used)]
 
-use oplog::{EntryPlace, Log, LogRecovery, RecoveredEntries};
+use oplog::{EntryPlace, Log, LogDamage, LogRecovery, RecoveredEntries};
 use wire_store::{EntryHeader, EntryLayout, LogHeader, LogSector, ObjectId, Operation, SECTOR_BYTES, crc32c};
 
 const LOG: [u8; 16] = [5; 16];
@@ -198,4 +198,45 @@ fn a_log_of_an_earlier_version_is_read_and_gets_salts_with_its_next_header() {
     assert_eq!(place.position % SECTOR_BYTES as u64, 128);
     log.copy_to(place, &bytes, &[], &mut area);
     assert_eq!(times(&recover(&slots, &area).1), [4, 5, 6, 7, 8]);
+}
+
+/// Entries of which each knows those up to `durable` before it to be durable.
+fn write_knowing(log: &mut Log, area: &mut [u8], commit_point: u64) -> EntryPlace {
+    let (place, header) = log.append(EntryHeader { commit_point, ..entry(7, 4096) }, &[7; 4096]).unwrap();
+    log.copy_to(place, &header, &[7; 4096], area);
+    log.written(place);
+    place
+}
+
+fn damage(slots: &Slots, area: &[u8]) -> (u64, Option<LogDamage>) {
+    let mut recovery = LogRecovery::new(slots, CAPACITY, CAPACITY, 77).unwrap();
+    while let Some((offset, bytes)) = recovery.next_piece() {
+        recovery.take(&area[offset as usize..][..bytes]);
+    }
+    let damage = recovery.damage();
+    (recovery.finish().1.len() as u64, damage)
+}
+
+#[test]
+fn damage_in_the_middle_of_a_log_is_told_from_a_crash() {
+    let (mut log, slots, mut area) = new_log();
+    // Three writes are in flight at a time.
+    let places: Vec<EntryPlace> =
+        (1..=10_u64).map(|sequence| write_knowing(&mut log, &mut area, sequence.saturating_sub(3))).collect();
+    assert_eq!(damage(&slots, &area), (10, None));
+    for place in &places {
+        // In the header, and in the data.
+        for at in [9, EntryHeader::SIZE + 70] {
+            let mut damaged = area.clone();
+            damaged[place.position as usize + at] ^= 4;
+            let sequence = place.sequence;
+            // The last ones may be what a crash tore, while later ones were complete.
+            let proof = (sequence <= 7).then_some(LogDamage { sequence, proof: sequence + 3 });
+            assert_eq!(damage(&slots, &damaged), (sequence - 1, proof));
+        }
+    }
+    // What was given up was never committed, and proves nothing.
+    log.truncate(8);
+    write_knowing(&mut log, &mut area, 7);
+    assert_eq!(damage(&slots, &area), (8, None));
 }

@@ -8,6 +8,8 @@ use wire_replica::{
 };
 use wire_store::ObjectId;
 
+use crate::GroupMemory;
+
 /// A checkpoint: the state in place that makes entries of the log superfluous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaCheckpoint {
@@ -32,6 +34,8 @@ pub struct RecoveredReplica {
     /// Blocks that have the data of entries which are not in the log: those whose data is in place although that of an
     /// earlier one is not, and what [`ReplicaAction::Truncate`] left.
     pub unsettled: Vec<Arc<ReplicatedEntry>>,
+    /// An entry in the middle of the log is damaged for certain: it lacks what it had from there on.
+    pub is_damaged: bool,
 }
 
 /// A new group: nothing is written yet, and nothing is missing.
@@ -42,7 +46,8 @@ impl Default for RecoveredReplica {
             applied: AppliedRequests::default(),
             complete: true,
         };
-        RecoveredReplica { checkpoint, base: EntryId::default(), entries: Vec::new(), unsettled: Vec::new() }
+        let (base, entries, unsettled) = (EntryId::default(), Vec::new(), Vec::new());
+        RecoveredReplica { checkpoint, base, entries, unsettled, is_damaged: false }
     }
 }
 
@@ -66,6 +71,14 @@ pub enum ReplicaEvent {
     Message(ReplicaMessage),
     /// A request of a client.
     Request(ClientRequest),
+    /// What is known of the group from elsewhere than the replica's device. It comes before the first [`ReplicaEvent::Map`].
+    Memory(GroupMemory),
+    /// A person has decided that this replica, which is the only one that is there and lacks what it had, serves: what it lacks is
+    /// lost. The group's record has this epoch.
+    AcceptLoss {
+        /// The epoch.
+        epoch: u32,
+    },
     /// The map's record as of now or earlier in this run: a read, a notification or the outcome of a proposal.
     Map(Arc<GroupConfig>),
     /// The replicas that may become learners, instead of those that were named before; without, all may. They are those of
@@ -247,6 +260,8 @@ pub enum ReplicaAction {
         /// Its content.
         content: Arc<[u8]>,
     },
+    /// The replica, which lacked what it had, is in sync again, or a person has decided that it is to serve.
+    Restored,
     /// Replaces the map's record if its epoch is the one before this record's. [`ReplicaEvent::Map`] has the record as
     /// it is then, whatever the outcome.
     Propose(Arc<GroupConfig>),

@@ -45,11 +45,21 @@ pub enum PlantedReplicaFault {
     HandOverAssumed,
     /// A primary hands over to the preferred replica although that is a learner.
     TransferUnprepared,
+    /// A restarted primary does not ask whether others have more: they truncate what it does not have.
+    TruncateForOlderPrimary,
+    /// A replica on an older copy of its device takes that for its device.
+    IncarnationUnchecked,
+    /// A replica does not compare its log with what is kept elsewhere.
+    RecordUnchecked,
+    /// Of more than two sessions one is forgotten, and a client that is not known counts as new.
+    ForgetLiveSession,
+    /// Writes at an earlier attach epoch are accepted.
+    AttachUnfenced,
 }
 
 impl PlantedReplicaFault {
     /// All.
-    pub const ALL: [PlantedReplicaFault; 21] = [
+    pub const ALL: [PlantedReplicaFault; 26] = [
         PlantedReplicaFault::AcknowledgeBeforeReplicas,
         PlantedReplicaFault::DirtyRead,
         PlantedReplicaFault::ApplyUncommitted,
@@ -71,6 +81,11 @@ impl PlantedReplicaFault {
         PlantedReplicaFault::RedoOverPlaced,
         PlantedReplicaFault::HandOverAssumed,
         PlantedReplicaFault::TransferUnprepared,
+        PlantedReplicaFault::TruncateForOlderPrimary,
+        PlantedReplicaFault::IncarnationUnchecked,
+        PlantedReplicaFault::RecordUnchecked,
+        PlantedReplicaFault::ForgetLiveSession,
+        PlantedReplicaFault::AttachUnfenced,
     ];
 
     /// The name on the command line.
@@ -97,6 +112,11 @@ impl PlantedReplicaFault {
             PlantedReplicaFault::RedoOverPlaced => "redo-over-placed",
             PlantedReplicaFault::HandOverAssumed => "hand-over-assumed",
             PlantedReplicaFault::TransferUnprepared => "transfer-unprepared",
+            PlantedReplicaFault::TruncateForOlderPrimary => "truncate-for-older-primary",
+            PlantedReplicaFault::IncarnationUnchecked => "incarnation-unchecked",
+            PlantedReplicaFault::RecordUnchecked => "record-unchecked",
+            PlantedReplicaFault::ForgetLiveSession => "forget-live-session",
+            PlantedReplicaFault::AttachUnfenced => "attach-unfenced",
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::replica::{Replica, Role};
 use crate::{
     Append, AppendOutcome, AppliedRequests, EntryId, MessageBody, ObjectPart, PlantedReplicaFault, Plants,
-    ReplicaAction, ReplicaId,
+    ReplicaAction, ReplicaId, StaleReason,
 };
 
 /// What a follower keeps besides its log.
@@ -26,6 +26,8 @@ pub(crate) struct Follower {
     copy: Copy,
     /// All objects are copied; a checkpoint makes the replica complete.
     pub(crate) copy_ended: bool,
+    /// It had all that the primary had, at some time in this stream.
+    pub(crate) is_caught_up: bool,
     /// Reads for the primary of this epoch, by number: its number, and the commit point before.
     pub(crate) fetches: BTreeMap<u64, (u64, u64)>,
 }
@@ -56,6 +58,7 @@ impl Follower {
             stream_ns: 0,
             copy: Copy::None,
             copy_ended: false,
+            is_caught_up: false,
             fetches: BTreeMap::new(),
         }
     }
@@ -76,7 +79,7 @@ impl<F: Plants> Replica<F> {
             return None;
         }
         let leave = self.leave_deadline();
-        if self.is_in_sync() && self.complete {
+        if self.is_sound_member() {
             leave.into_iter().chain([self.heard_ns + self.settings.grace_ns]).min()
         } else if self.leaving.is_some() && !self.is_in_sync() {
             leave
@@ -102,7 +105,7 @@ impl<F: Plants> Replica<F> {
         if !due && (follower.session > 0 || self.is_in_sync()) {
             return;
         }
-        if self.is_in_sync() && self.complete {
+        if self.is_sound_member() {
             let primary = self.config.primary;
             let others = self.config.in_sync.iter().copied().filter(|member| *member != primary);
             let in_sync: Vec<ReplicaId> = others.collect();
@@ -120,15 +123,17 @@ impl<F: Plants> Replica<F> {
         }
     }
 
-    fn join(&mut self, actions: &mut Vec<ReplicaAction>) {
+    pub(crate) fn join(&mut self, actions: &mut Vec<ReplicaAction>) {
         self.sessions += 1;
         let (now_ns, session) = (self.now_ns, self.sessions);
-        let (commit_point, complete) = (self.commit_point, self.complete);
+        // A member that is stale says that it does not have what a member has.
+        let (commit_point, complete) = (self.commit_point, self.complete && !self.is_in_sync());
         let follower = self.follower();
         follower.session = session;
         follower.stream_ns = now_ns;
         follower.copy = Copy::None;
         follower.copy_ended = false;
+        follower.is_caught_up = false;
         follower.matched = commit_point;
         if self.config.primary != self.id {
             let join = MessageBody::Join { session, commit_point, complete };
@@ -140,13 +145,13 @@ impl<F: Plants> Replica<F> {
     fn stream(&mut self, from: ReplicaId, session: u64) -> Option<&mut Follower> {
         let in_sync = self.is_in_sync();
         let stranger = from != self.config.primary && !self.has_fault(PlantedReplicaFault::EpochUnchecked);
-        let complete = self.complete;
+        let is_sound = self.complete && self.stale.is_none();
         let now_ns = self.now_ns;
         let Role::Follower(follower) = &mut self.role else {
             return None;
         };
         let expected = if in_sync { 0 } else { follower.session };
-        if stranger || follower.fenced || session != expected || (in_sync && !complete) {
+        if stranger || follower.fenced || session != expected || (in_sync && !is_sound) {
             return None;
         }
         follower.stream_ns = now_ns;
@@ -161,11 +166,29 @@ impl<F: Plants> Replica<F> {
         if matches!(follower.copy, Copy::Resetting) {
             return;
         }
-        follower.sent_ns = follower.sent_ns.max(Some(append.sent_ns));
+        let (durable, known_committed) = (self.log.durable(), self.known_committed());
+        let misses_nets = self.has_fault(PlantedReplicaFault::PromoteUnprepared);
+        if self.is_in_sync() && append.commit_point > durable && !misses_nets {
+            // What is committed was durable here.
+            return self.become_stale(StaleReason::BehindOthers);
+        }
+        let Some(log_end) = append.log_end else {
+            let last = self.log.id(durable).expect("the log has its last durable entry, or the one before");
+            let (sent_ns, committed) = (append.sent_ns, known_committed);
+            if self.is_in_sync() {
+                self.send(from, MessageBody::LogEnd { sent_ns, last, committed }, actions);
+            }
+            return;
+        };
+        self.follower().sent_ns = self.follower().sent_ns.max(Some(append.sent_ns));
         let sequence = append.previous.sequence;
-        let matches = sequence <= self.commit_point
-            || self.log.id(sequence) == Some(append.previous)
-            || (self.has_fault(PlantedReplicaFault::SkipReconciliation) && self.log.id(sequence).is_some());
+        let known = self.log.id(sequence);
+        let skips = self.has_fault(PlantedReplicaFault::SkipReconciliation);
+        let is_another = known.is_some_and(|known| known != append.previous);
+        if !skips && (log_end < known_committed || (is_another && sequence <= known_committed)) {
+            return self.contradict(actions);
+        }
+        let matches = sequence <= self.commit_point || known.is_some_and(|_| !is_another || skips);
         let following = append.entries.iter().zip(sequence + 1..);
         if !matches || following.clone().any(|(entry, expected)| entry.header.sequence != expected) {
             return self.answer(from, AppendOutcome::Mismatch { commit_point: self.commit_point }, actions);
@@ -173,10 +196,12 @@ impl<F: Plants> Replica<F> {
         let count = append.entries.len() as u64;
         for (entry, sequence) in append.entries.into_iter().zip(sequence + 1..) {
             let known = self.log.id(sequence);
-            let same = known == Some(entry.id())
-                || (self.has_fault(PlantedReplicaFault::SkipReconciliation) && known.is_some());
+            let same = known == Some(entry.id()) || (skips && known.is_some());
             if sequence <= self.commit_point || same {
                 continue;
+            }
+            if sequence <= known_committed && known.is_some() {
+                return self.contradict(actions);
             }
             if entry.header.withheld && self.is_in_sync() {
                 // A member has all entries that its primary may skip.
@@ -192,7 +217,7 @@ impl<F: Plants> Replica<F> {
             self.append(entry, actions);
         }
         // What an earlier primary appended after the end of this one's log was never committed.
-        let after = append.log_end.max(self.commit_point) + 1;
+        let after = log_end.max(known_committed) + 1;
         if self.log.id(after).is_some_and(|id| id.epoch < self.config.epoch) {
             self.truncate(after, actions);
         }
@@ -201,11 +226,20 @@ impl<F: Plants> Replica<F> {
         let matched = follower.matched.max(sequence + count).min(end);
         follower.matched = matched;
         follower.commit_point = follower.commit_point.max(append.commit_point);
+        if matched >= log_end {
+            follower.is_caught_up = true;
+            self.is_compared |= self.is_in_sync();
+        }
         self.commit_durable(actions);
         if count == 0 || self.log.durable() >= matched {
             self.answer(from, AppendOutcome::Durable(matched.min(self.log.durable())), actions);
         }
         self.commit_early(actions);
+    }
+
+    /// It lacks the primary's entry before those that it got, or the primary lacks what is committed.
+    pub(crate) fn answer_mismatch(&mut self, commit_point: u64, actions: &mut Vec<ReplicaAction>) {
+        self.answer(self.config.primary, AppendOutcome::Mismatch { commit_point }, actions);
     }
 
     fn truncate(&mut self, from: u64, actions: &mut Vec<ReplicaAction>) {

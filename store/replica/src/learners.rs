@@ -5,7 +5,7 @@ use wire_store::ObjectId;
 use crate::primary::Peer;
 use crate::replica::{Replica, Role};
 use crate::{
-    AppliedRequests, CopiedPart, EntryId, MessageBody, ObjectPart, PlantedReplicaFault, Plants,
+    Append, AppliedRequests, CopiedPart, EntryId, MessageBody, ObjectPart, PlantedReplicaFault, Plants,
     ReplicaAction, ReplicaId,
 };
 
@@ -149,7 +149,14 @@ impl CopyStage {
 }
 
 impl<F: Plants> Replica<F> {
-    pub(crate) fn on_join(&mut self, from: ReplicaId, session: u64, commit_point: u64, complete: bool) {
+    pub(crate) fn on_join(
+        &mut self,
+        from: ReplicaId,
+        session: u64,
+        commit_point: u64,
+        complete: bool,
+        actions: &mut Vec<ReplicaAction>,
+    ) {
         let (now_ns, end) = (self.now_ns, self.log.end());
         let has = self.config.has(from);
         let Role::Primary(primary) = &mut self.role else {
@@ -159,6 +166,10 @@ impl<F: Plants> Replica<F> {
             if let Some(peer) = primary.peers.get_mut(&from) {
                 peer.lost |= !complete;
             }
+            return;
+        }
+        if primary.is_comparing {
+            // Nobody is to follow one that may lack something. It asks again.
             return;
         }
         let earlier = primary.peers.get(&from);
@@ -172,7 +183,15 @@ impl<F: Plants> Replica<F> {
         if !may_learn && earlier.is_none_or(|earlier| !earlier.proposed) {
             return;
         }
+        if complete && commit_point > end {
+            // It has what this one lacks, and nothing is taken from it: it learns where the log ends.
+            let previous = self.last_entry();
+            let (entries, commit_point, log_end) = (Vec::new(), self.commit_point, Some(end));
+            let append = Append { sent_ns: now_ns, session, previous, entries, commit_point, log_end };
+            return self.send(from, MessageBody::Append(append), actions);
+        }
         let mut peer = Peer::new(session, end, now_ns);
+        // What an incomplete one has goes.
         peer.committed = commit_point.min(end);
         peer.proposed = earlier.is_some_and(|earlier| earlier.proposed);
         peer.joining = peer.proposed;

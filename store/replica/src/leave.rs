@@ -95,7 +95,8 @@ impl<F: Plants> Replica<F> {
             Role::Starting => None,
             Role::Primary(primary) => {
                 // Until then an earlier primary may serve, and its own commit point may be older than the true one.
-                if self.now_ns < primary.act_after_ns || self.commit_point < primary.established {
+                let is_early = self.now_ns < primary.act_after_ns || primary.is_comparing;
+                if is_early || self.commit_point < primary.established {
                     return None;
                 }
                 let answers = |id: &&ReplicaId| {
@@ -150,6 +151,9 @@ impl<F: Plants> Replica<F> {
             if let Some(leaving) = &mut self.leaving {
                 leaving.asked_ns = Some(self.now_ns);
             }
+        } else if self.config.primary != self.id {
+            // It may not know yet.
+            self.send(self.config.primary, MessageBody::Config, actions);
         }
     }
 
@@ -169,8 +173,10 @@ impl<F: Plants> Replica<F> {
     /// the answer to this one.
     pub(crate) fn on_leave(&mut self, from: ReplicaId, actions: &mut Vec<ReplicaAction>) {
         let (is_member, is_primary) = (self.config.has(from), self.config.primary == from);
-        let is_complete_member = self.is_in_sync() && self.complete;
+        let is_complete_member = self.is_sound_member();
         match &mut self.role {
+            // It may have more than this one: it asks again.
+            Role::Primary(primary) if is_member && primary.is_comparing => {}
             Role::Primary(_) if is_member => self.propose_without(from, actions),
             Role::Primary(primary) => {
                 // What the map may have made a member stays until the map has answered.

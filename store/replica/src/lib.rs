@@ -23,6 +23,10 @@
 //!   objects before it without. Copies yield to clients ([`CopyPacer`]). A learner that has nearly all entries is counted
 //!   in commits, then proposed for the in-sync set.
 //!
+//! - A log that was read from a device may be an older one, or end too early. So a restarted replica becomes primary only if its
+//!   last entry is the highest of all members, by epoch and sequence, and is not before what is kept elsewhere
+//!   ([`GroupMemory`]). One that lacks something says so, leaves the in-sync set and catches up ([`StaleReason`]).
+//!
 //! - A replica whose node is to stop leaves the in-sync set first ([`ReplicaEvent::Leave`]). A primary that has adopted the
 //!   record of its successor serves nothing any more, and says so: the successor need not wait for leases. It must come
 //!   from the primary of the epoch before, and that must have waited for those from before.
@@ -67,6 +71,8 @@ mod preferred;
 mod primary;
 mod repair;
 mod replica;
+mod sessions;
+mod stale;
 mod unsettled;
 
 pub use event::{CopiedPart, RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent};
@@ -75,7 +81,9 @@ pub use learners::{CopyProgress, LearnerStatus};
 pub use leave::LeaveStatus;
 pub use pacer::CopyPacer;
 pub use replica::{GroupBlocked, Replica, ReplicaSettings, ReplicaStatus};
+pub use stale::{GroupMemory, StaleReason};
 pub use wire_replica::{
-    Append, AppendOutcome, AppliedRequests, CLIENT_WINDOW, CLIENTS_MAX, ClientReply, ClientRequest, EntryId,
-    GroupConfig, MessageBody, ObjectPart, ReplicaId, ReplicaMessage, ReplicatedEntry, RequestSeen,
+    Append, AppendOutcome, AppliedRequests, CLIENT_WINDOW, ClientReply, ClientRequest, ClientSession,
+    EntryId, GroupConfig, Listing, MessageBody, ObjectPart, ReplicaId, ReplicaMessage, ReplicatedEntry,
+    RequestSeen, SESSIONS_MAX, SessionChange,
 };

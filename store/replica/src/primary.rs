@@ -10,9 +10,10 @@ use wire_store::{EntryHeader, ObjectId};
 use crate::learners::{Copied, CopyStage};
 use crate::repair::Repair;
 use crate::replica::{GroupBlocked, Replica, Role};
+use crate::sessions::PrimarySessions;
 use crate::{
-    Append, AppendOutcome, ClientReply, ClientRequest, MessageBody, PlantedReplicaFault, Plants,
-    ReplicaAction, ReplicaId, ReplicaSettings, ReplicatedEntry, RequestSeen,
+    Append, AppendOutcome, ClientReply, ClientRequest, EntryId, MessageBody, PlantedReplicaFault, Plants,
+    ReplicaAction, ReplicaId, ReplicaSettings, ReplicatedEntry,
 };
 
 /// Most entries that a replica was sent and has not acknowledged.
@@ -26,6 +27,10 @@ pub(crate) struct Primary {
     pub(crate) established: u64,
     /// Entries up to here are never given up, as the storage knows.
     pub(crate) stable: u64,
+    /// It does not know yet whether other members have more.
+    pub(crate) is_comparing: bool,
+    /// Writes of clients that came meanwhile.
+    pub(crate) waiting_writes: VecDeque<ClientRequest>,
     /// It commits and reads nothing before: until then an earlier primary may have its lease.
     pub(crate) act_after_ns: u64,
     /// When the epoch began.
@@ -35,6 +40,7 @@ pub(crate) struct Primary {
     measured_write: Option<(u64, u64)>,
     /// A read of a client of which the latency is measured: its number, and when it began.
     measured_read: Option<(u64, u64)>,
+    pub(crate) sessions: PrimarySessions,
     /// Writes in the log that are not committed: client and number.
     pub(crate) uncommitted: HashSet<(u64, u64)>,
     waiting_reads: VecDeque<ClientRead>,
@@ -110,8 +116,12 @@ pub(crate) struct Peer {
     pub(crate) gained: bool,
     /// Entries were sent in this session, so answers to them may be under way.
     pub(crate) streamed: bool,
-    /// It is in the in-sync set, and says that it lost its data.
+    /// It is in the in-sync set, and says that it lost its data, or lacks what a member has to have.
     pub(crate) lost: bool,
+    /// Its last entry, and what it knows to be committed, as it answered in this epoch.
+    pub(crate) log_end: Option<(EntryId, u64)>,
+    /// It answered, maybe in the way of a release that does not say where its log ends.
+    pub(crate) is_compared: bool,
 }
 
 impl Peer {
@@ -136,6 +146,8 @@ impl Peer {
             gained: false,
             streamed: false,
             lost: false,
+            log_end: None,
+            is_compared: false,
         }
     }
 
@@ -179,9 +191,14 @@ impl Primary {
     pub(crate) fn new<F: Plants>(replica: &Replica<F>) -> Primary {
         let uncommitted = replica.commit_point + 1..=replica.log.end();
         let headers = uncommitted.filter_map(|sequence| replica.log.get(sequence)).map(|entry| &entry.header);
+        let compares_nothing =
+            [PlantedReplicaFault::TruncateForOlderPrimary, PlantedReplicaFault::TransferUnprepared];
         let mut primary = Primary {
             established: replica.log.end(),
             stable: 0,
+            is_comparing: !replica.is_compared
+                && !compares_nothing.into_iter().any(|it| replica.has_fault(it)),
+            waiting_writes: VecDeque::new(),
             act_after_ns: match replica.has_fault(PlantedReplicaFault::HandOverAssumed) {
                 true => replica.now_ns,
                 false => replica.heard_ns + replica.settings.grace_ns,
@@ -190,6 +207,7 @@ impl Primary {
             peers: BTreeMap::new(),
             measured_write: None,
             measured_read: None,
+            sessions: PrimarySessions::new(&replica.log, replica.commit_point, replica.now_ns),
             uncommitted: headers.map(|header| (header.client, header.client_number)).collect(),
             waiting_reads: VecDeque::new(),
             reading: BTreeMap::new(),
@@ -226,8 +244,14 @@ impl<F: Plants> Replica<F> {
 
     pub(crate) fn continue_as_primary(&mut self, actions: &mut Vec<ReplicaAction>) {
         let (own, end, now_ns) = (self.id, self.log.end(), self.now_ns);
-        let config = self.config.clone();
-        self.primary().set_members(own, &config.in_sync, end, now_ns);
+        let (config, is_compared) = (self.config.clone(), self.is_compared);
+        let primary = self.primary();
+        primary.set_members(own, &config.in_sync, end, now_ns);
+        if !is_compared {
+            // Learners join again.
+            primary.is_comparing = true;
+            primary.peers.retain(|_, peer| peer.in_sync);
+        }
         // One that was proposed, and is no member, may have left the group.
         self.end_other_streams(actions);
     }
@@ -249,21 +273,35 @@ impl<F: Plants> Replica<F> {
         sent_ns: u64,
         session: u64,
         outcome: AppendOutcome,
+        actions: &mut Vec<ReplicaAction>,
     ) {
         let (now_ns, end, base) = (self.now_ns, self.log.end(), self.log.base().sequence);
+        let is_comparing = self.is_comparing();
         let lease_from_ns =
             if self.has_fault(PlantedReplicaFault::LeaseFromReceipt) { now_ns } else { sent_ns.min(now_ns) };
         let Some(peer) = self.peer(from, session) else {
             return;
         };
         peer.lease_from_ns = peer.lease_from_ns.max(Some(lease_from_ns));
+        if is_comparing {
+            // It was asked where its log ends, and is of a release that does not say it.
+            peer.is_compared = true;
+            return;
+        }
         peer.known = true;
         if peer.copied.is_later_than(sent_ns) {
             return;
         }
         match outcome {
+            // Nothing that was sent is after the end.
+            AppendOutcome::Durable(through) if through > end => {}
+            AppendOutcome::Mismatch { commit_point } if commit_point > end => match peer.in_sync {
+                true => self.compare_again(actions),
+                // It has what this one lacks, and keeps it.
+                false => _ = self.primary().peers.remove(&from),
+            },
             AppendOutcome::Durable(through) => {
-                let through = Some(through.min(end));
+                let through = Some(through);
                 if peer.acknowledged < through {
                     peer.gained |= peer.acknowledged.is_some();
                     peer.acknowledged = through;
@@ -273,7 +311,7 @@ impl<F: Plants> Replica<F> {
                 peer.probing = false;
             }
             AppendOutcome::Mismatch { commit_point } => {
-                peer.committed = peer.committed.max(commit_point.min(end));
+                peer.committed = peer.committed.max(commit_point);
                 let next = peer.first_uncertain(base);
                 if !peer.probing || peer.next != next {
                     (peer.probing, peer.next, peer.sent_ns) = (true, next, 0);
@@ -285,6 +323,11 @@ impl<F: Plants> Replica<F> {
 
     /// Sends what is due, commits, reads, proposes.
     pub(crate) fn run_primary(&mut self, actions: &mut Vec<ReplicaAction>) {
+        self.compare_logs(actions);
+        if self.stale.is_some() {
+            // The others take over: by its proposal, or because they hear nothing of it.
+            return;
+        }
         self.run_learners(actions);
         self.advance_commit(actions);
         let mut peer = self.primary().peers.keys().next().copied();
@@ -295,6 +338,7 @@ impl<F: Plants> Replica<F> {
         }
         self.read_waiting(actions);
         self.run_repairs(actions);
+        self.run_sessions(actions);
         self.propose_members(actions);
         self.run_leave(actions);
     }
@@ -303,6 +347,9 @@ impl<F: Plants> Replica<F> {
         let (now_ns, end, base) = (self.now_ns, self.log.end(), self.log.base().sequence);
         let (resend_ns, heartbeat_ns) = (self.settings.resend_ns, self.settings.heartbeat_ns);
         let skipped_through = self.log.skipped_through();
+        if self.is_comparing() {
+            return self.ask_log_end(id, actions);
+        }
         let Some(peer) = self.primary().peers.get_mut(&id) else {
             return;
         };
@@ -398,12 +445,24 @@ impl<F: Plants> Replica<F> {
         peer.streamed |= count > 0;
         peer.sent_ns = now_ns;
         let session = peer.session;
+        let log_end = Some(log_end);
         let append = Append { sent_ns: now_ns, session, previous, entries, commit_point, log_end };
         self.send(id, MessageBody::Append(append), actions);
     }
 
     pub(crate) fn on_primary_request(&mut self, request: ClientRequest, actions: &mut Vec<ReplicaAction>) {
+        let reads_max = self.settings.reads_max;
         match request {
+            ClientRequest::Write { .. } if self.is_comparing() => {
+                // An entry of this epoch would make this log the newest one.
+                let (client, number) = request.name();
+                let waiting = &mut self.primary().waiting_writes;
+                if waiting.len() < reads_max {
+                    waiting.push_back(request);
+                } else {
+                    actions.push(ReplicaAction::Reply { client, number, reply: ClientReply::Busy });
+                }
+            }
             ClientRequest::Write { header, data } => {
                 let (client, number) = (header.client, header.client_number);
                 if let Some(reply) = self.write(header, data, actions) {
@@ -411,7 +470,6 @@ impl<F: Plants> Replica<F> {
                 }
             }
             ClientRequest::Read { client, number, object, offset, length } => {
-                let reads_max = self.settings.reads_max;
                 let waiting = &mut self.primary().waiting_reads;
                 if waiting.len() >= reads_max {
                     actions.push(ReplicaAction::Reply { client, number, reply: ClientReply::Busy });
@@ -431,14 +489,12 @@ impl<F: Plants> Replica<F> {
     ) -> Option<ClientReply> {
         let request = (header.client, header.client_number);
         if !self.has_fault(PlantedReplicaFault::RetryTwice) {
-            match self.applied.seen(header.client, header.client_number) {
-                RequestSeen::New => {}
-                RequestSeen::Applied => return Some(ClientReply::Written),
-                RequestSeen::TooOld => return Some(ClientReply::TooOld),
-            }
             if header.client != 0 && self.primary().uncommitted.contains(&request) {
                 // Its commit answers the retry as well.
                 return None;
+            }
+            if let Some(reply) = self.refusal(&header) {
+                return Some(reply);
             }
         }
         if self.log.len() >= self.settings.entries_max {
@@ -460,6 +516,7 @@ impl<F: Plants> Replica<F> {
         let now_ns = self.now_ns;
         self.primary().measured_write.get_or_insert((sequence, now_ns));
         let header = EntryHeader { sequence, epoch, commit_point, ..header };
+        self.primary().sessions.appended(&header);
         self.append(wire_replica::share_entry(ReplicatedEntry { header, data }), actions);
     }
 
@@ -470,6 +527,9 @@ impl<F: Plants> Replica<F> {
         let early = self.faults.has(PlantedReplicaFault::AcknowledgeBeforeReplicas);
         let shrinks = self.faults.has(PlantedReplicaFault::ShrinkAfterAcknowledge);
         let (now_ns, lease_ns) = (self.now_ns, self.settings.lease_ns);
+        if primary.is_comparing {
+            return;
+        }
         if now_ns < primary.act_after_ns || self.config.in_sync.len() < self.settings.in_sync_min {
             // Every replica that may become primary has these. A copy for a learner, which commits may wait for, must not
             // wait for them.
@@ -492,6 +552,7 @@ impl<F: Plants> Replica<F> {
             let header = &self.log.get(sequence).expect("it is in the log").header;
             primary.uncommitted.remove(&(header.client, header.client_number));
         }
+        primary.sessions.committed(through);
         if let Some((_, begun_ns)) = primary.measured_write.take_if(|(sequence, _)| *sequence <= through) {
             self.pacer.observe_write(now_ns - begun_ns, now_ns);
         }
@@ -500,6 +561,9 @@ impl<F: Plants> Replica<F> {
 
     /// Why it does not serve.
     pub(crate) fn primary_blocked(&self, primary: &Primary) -> Option<GroupBlocked> {
+        if primary.is_comparing {
+            return Some(GroupBlocked::Comparing);
+        }
         if self.config.in_sync.len() < self.settings.in_sync_min {
             return Some(GroupBlocked::TooFewInSync);
         }
@@ -509,7 +573,9 @@ impl<F: Plants> Replica<F> {
     pub(crate) fn reads_blocked(&self, primary: &Primary) -> Option<GroupBlocked> {
         let has_lease = |peer: &Peer| peer.has_lease(self.settings.lease_ns, self.now_ns);
         let stale = self.has_fault(PlantedReplicaFault::StalePrimary);
-        if self.now_ns < primary.act_after_ns {
+        if primary.is_comparing {
+            Some(GroupBlocked::Comparing)
+        } else if self.now_ns < primary.act_after_ns {
             Some(GroupBlocked::EarlierLease)
         } else if self.commit_point < primary.established {
             Some(GroupBlocked::Reconciling)
@@ -576,7 +642,8 @@ impl<F: Plants> Replica<F> {
         let mut writes: Vec<_> = primary.uncommitted.into_iter().filter(|(client, _)| *client != 0).collect();
         // In an order that repeats.
         writes.sort_unstable();
-        for (client, number) in writes {
+        let waiting: Vec<_> = primary.waiting_writes.iter().map(ClientRequest::name).collect();
+        for (client, number) in writes.into_iter().chain(waiting) {
             actions.push(ReplicaAction::Reply { client, number, reply: self.not_primary() });
         }
         for read in primary.waiting_reads.into_iter().chain(primary.reading.into_values()) {
@@ -606,7 +673,7 @@ impl<F: Plants> Replica<F> {
         if primary.peers.values().any(silent) {
             return self.propose(own, in_sync, actions);
         }
-        if now_ns < primary.act_after_ns || is_transferring {
+        if now_ns < primary.act_after_ns || is_transferring || primary.is_comparing {
             return;
         }
         // A new primary's commit point may be older than the true one, which its log's end is not. What is stable may
@@ -631,16 +698,23 @@ impl<F: Plants> Replica<F> {
     pub(crate) fn primary_deadline(&self, primary: &Primary) -> u64 {
         let ReplicaSettings { heartbeat_ns, resend_ns, lease_ns, learner_timeout_ns, .. } = self.settings;
         let mut deadline = u64::MAX;
+        if self.stale.is_some() {
+            return deadline;
+        }
         if primary.act_after_ns > self.now_ns {
             deadline = primary.act_after_ns;
         }
         let repairs = primary.repairs.values().map(|repair| repair.sent_ns + resend_ns);
         deadline = deadline.min(repairs.min().unwrap_or(u64::MAX));
         deadline = deadline.min(self.leave_deadline().unwrap_or(u64::MAX));
+        deadline = deadline.min(self.sessions_deadline(&primary.sessions));
         for peer in primary.peers.values() {
             deadline = deadline.min(peer.copy.deadline(self.now_ns, resend_ns));
             if matches!(peer.copy, CopyStage::Resetting { .. }) {
                 // Only the copy's own deadline counts.
+            } else if primary.is_comparing {
+                let wait_ns = if peer.is_compared { heartbeat_ns } else { resend_ns };
+                deadline = deadline.min(if peer.in_sync { peer.sent_ns + wait_ns } else { u64::MAX });
             } else if !peer.known || peer.probing {
                 deadline = deadline.min(peer.sent_ns + resend_ns);
             } else {

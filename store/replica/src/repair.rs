@@ -149,7 +149,7 @@ impl<F: Plants> Replica<F> {
         (object, offset, length): (ObjectId, u32, u32),
         actions: &mut Vec<ReplicaAction>,
     ) {
-        let may_answer = self.is_in_sync() && self.complete && from == self.config.primary;
+        let may_answer = self.is_sound_member() && from == self.config.primary;
         let (read, through) = (self.reads + 1, self.commit_point);
         let range = offset..offset.saturating_add(length);
         if self.unsettled.has(object, range.clone()) {
@@ -162,7 +162,8 @@ impl<F: Plants> Replica<F> {
         let follower = match &mut self.role {
             Role::Follower(follower) => follower,
             Role::Primary(primary) => {
-                if primary.peers.contains_key(&from) && primary.fetches.len() < REPAIRS_MAX {
+                let is_peer = primary.peers.contains_key(&from) && !primary.is_comparing;
+                if is_peer && primary.fetches.len() < REPAIRS_MAX {
                     let range = (object, offset, length);
                     primary.fetches.insert(read, FetchOfFollower { from, number, through, range });
                     self.reads = read;

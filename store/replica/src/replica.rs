@@ -8,9 +8,9 @@ use crate::log::EntryLog;
 use crate::primary::Primary;
 use crate::unsettled::UnsettledBlocks;
 use crate::{
-    AppliedRequests, ClientReply, ClientRequest, CopyPacer, EntryId, GroupConfig, MessageBody, NoFaults,
-    PlantedReplicaFault, Plants, RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent, ReplicaId,
-    ReplicaMessage, ReplicatedEntry,
+    AppliedRequests, ClientReply, ClientRequest, CopyPacer, EntryId, GroupConfig, GroupMemory, MessageBody,
+    NoFaults, PlantedReplicaFault, Plants, RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent,
+    ReplicaId, ReplicaMessage, ReplicatedEntry, StaleReason,
 };
 
 /// Times and limits. All replicas of a group have the same.
@@ -30,6 +30,9 @@ pub struct ReplicaSettings {
     pub resend_ns: u64,
     /// Proposals without an answer, and requests to join, are repeated after this time.
     pub retry_ns: u64,
+    /// The session of a client that has said nothing for this time ends: longer than a client repeats a request after it last
+    /// said that it lives.
+    pub session_timeout_ns: u64,
     /// A learner that makes no progress for this time loses its stream.
     pub learner_timeout_ns: u64,
     /// A primary hands over to the preferred one when its record has been the same for this time. Each change of a primary makes
@@ -62,6 +65,7 @@ impl Default for ReplicaSettings {
             heartbeat_ns: 100 * MS,
             resend_ns: 60 * MS,
             retry_ns: 150 * MS,
+            session_timeout_ns: 120_000 * MS,
             learner_timeout_ns: 1000 * MS,
             transfer_after_ns: 5000 * MS,
             checkpoint_entries: 16,
@@ -103,6 +107,10 @@ pub enum GroupBlocked {
     TooFewInSync,
     /// The primary lost its data, and no other replica in sync has taken over.
     DataLost,
+    /// The replica lacks what it had, and no other replica in sync has taken over.
+    Stale,
+    /// A restarted primary waits until all members have said where their logs end.
+    Comparing,
 }
 
 /// The state of a replica, for people.
@@ -120,10 +128,17 @@ pub struct ReplicaStatus {
     pub repaired: u64,
     /// Blocks that have the data of entries which the log lost, and wait for what the primary has.
     pub unsettled: usize,
+    /// Why it is not believed, until it is in sync again; `None` if it is.
+    pub stale: Option<StaleReason>,
+    /// It has entries that are committed, and that the primary does not have: it stays as it is.
+    pub contradicts: bool,
+    /// Clients that have a session.
+    pub sessions: usize,
     /// Why it does not serve reads and writes; `None` if it does.
     pub blocked: Option<GroupBlocked>,
 }
 
+#[allow(clippy::large_enum_variant, reason = "a replica has one, which does not move")]
 pub(crate) enum Role {
     /// The map was not read since the start. What an earlier run promised is unknown, so messages are ignored.
     Starting,
@@ -173,6 +188,20 @@ pub struct Replica<F = NoFaults> {
     pub(crate) leaving: Option<Leaving>,
     /// The epoch before which it was the primary, if it has handed over.
     pub(crate) handed_over: u32,
+    /// What was known from elsewhere at the start.
+    pub(crate) memory: GroupMemory,
+    /// The start found a damaged log.
+    pub(crate) is_damaged: bool,
+    /// Why it is not believed.
+    pub(crate) stale: Option<StaleReason>,
+    /// As a member, it has all that members had at some time since the start.
+    pub(crate) is_compared: bool,
+    /// Entries of the log prove that those up to here are committed.
+    pub(crate) proven: u64,
+    /// It has what the primary lacks.
+    pub(crate) contradicts: bool,
+    /// The epoch in which a person decided that this replica serves; 0 for never.
+    pub(crate) accepted_epoch: u32,
 }
 
 struct Checkpointing {
@@ -207,7 +236,8 @@ impl<F: Plants> Replica<F> {
         now_ns: u64,
         faults: F,
     ) -> Replica<F> {
-        let RecoveredReplica { checkpoint, base, entries, unsettled } = recovered;
+        let RecoveredReplica { checkpoint, base, entries, unsettled, is_damaged } = recovered;
+        let proven = entries.iter().map(|entry| entry.header.commit_point).max().unwrap_or(0);
         let end = base.sequence + entries.len() as u64;
         let through = checkpoint.through.sequence;
         assert!(
@@ -217,7 +247,7 @@ impl<F: Plants> Replica<F> {
         let none = GroupConfig { epoch: 0, primary: id, in_sync: Vec::new() };
         Replica {
             id,
-            sessions: u64::from(incarnation) << 32,
+            sessions: wire_replica::KNOWS_SESSIONS | u64::from(incarnation) << 32,
             settings,
             faults,
             config: Arc::new(none),
@@ -240,6 +270,13 @@ impl<F: Plants> Replica<F> {
             learners: None,
             leaving: None,
             handed_over: 0,
+            memory: GroupMemory::default(),
+            is_damaged,
+            stale: None,
+            is_compared: false,
+            proven: proven.min(end),
+            contradicts: false,
+            accepted_epoch: 0,
         }
     }
 
@@ -284,6 +321,8 @@ impl<F: Plants> Replica<F> {
             ReplicaEvent::Timer => {}
             ReplicaEvent::Message(message) => self.on_message(message, actions),
             ReplicaEvent::Request(request) => self.on_request(request, actions),
+            ReplicaEvent::Memory(memory) => self.memory = memory,
+            ReplicaEvent::AcceptLoss { epoch } => self.on_accept_loss(epoch, actions),
             ReplicaEvent::Map(config) => self.on_map(config, actions),
             ReplicaEvent::Learners(replicas) => self.on_learners(replicas, actions),
             ReplicaEvent::Leave { successors, force } => self.leaving = Some(Leaving::new(successors, force)),
@@ -326,6 +365,7 @@ impl<F: Plants> Replica<F> {
             Role::Follower(_) if self.config.primary == self.id && !self.complete => {
                 Some(GroupBlocked::DataLost)
             }
+            _ if self.doubt().is_some() => self.doubt(),
             Role::Follower(_) => Some(GroupBlocked::NotPrimary),
             Role::Primary(primary) => self.primary_blocked(primary),
         };
@@ -336,6 +376,9 @@ impl<F: Plants> Replica<F> {
             complete: self.complete,
             repaired: self.repaired,
             unsettled: self.unsettled.len(),
+            stale: self.stale,
+            contradicts: self.contradicts,
+            sessions: self.applied.session_count(),
             blocked,
         }
     }
@@ -387,10 +430,13 @@ impl<F: Plants> Replica<F> {
             }
             MessageBody::CopyEnd { session } => self.on_copy_end(from, session, actions),
             MessageBody::Appended { sent_ns, session, outcome } => {
-                self.on_appended(from, sent_ns, session, outcome);
+                self.on_appended(from, sent_ns, session, outcome, actions);
+            }
+            MessageBody::LogEnd { sent_ns, last, committed } => {
+                self.on_log_end(from, sent_ns, last, committed);
             }
             MessageBody::Join { session, commit_point, complete } => {
-                self.on_join(from, session, commit_point, complete);
+                self.on_join(from, session, commit_point, complete, actions);
             }
             MessageBody::CopyBegun { session } => self.on_copy_begun(from, session),
             MessageBody::CopyWritten { session, part } => self.on_copy_written(from, session, part),
@@ -422,7 +468,15 @@ impl<F: Plants> Replica<F> {
 
     fn on_map(&mut self, config: Arc<GroupConfig>, actions: &mut Vec<ReplicaAction>) {
         let starting = matches!(self.role, Role::Starting);
-        if starting && config.primary == self.id && config.has(self.id) && self.complete {
+        if starting {
+            self.judge(config.has(self.id));
+            if self.accepted_epoch >= config.epoch && self.complete && self.stale.take().is_some() {
+                // A person accepted the loss before this start.
+                actions.push(ReplicaAction::Restored);
+            }
+        }
+        let is_sound = self.complete && self.stale.is_none();
+        if starting && config.primary == self.id && config.has(self.id) && is_sound {
             // An earlier run may have appended entries in this epoch that its log lost and others have: their names
             // must not be given again.
             self.config = config;
@@ -439,14 +493,18 @@ impl<F: Plants> Replica<F> {
     fn adopt(&mut self, config: Arc<GroupConfig>, actions: &mut Vec<ReplicaAction>) {
         let earlier = std::mem::replace(&mut self.config, config);
         self.proposal = None;
+        self.contradicts &= earlier.primary == self.config.primary;
         self.ask_to_leave_again();
-        let primary = self.config.primary == self.id && self.is_in_sync() && self.complete;
+        self.membership_changed(earlier.has(self.id), actions);
+        let primary = self.config.primary == self.id && self.is_sound_member();
         match (&mut self.role, primary) {
             (Role::Primary(_), true) => self.continue_as_primary(actions),
             (_, true) => {
                 self.unsettled.forget_requests();
                 self.role = Role::Primary(Primary::new(self));
-                self.append_unsettled(actions);
+                if !self.is_comparing() {
+                    self.append_unsettled(actions);
+                }
             }
             (Role::Follower(follower), false) if earlier.primary == self.config.primary => {
                 follower.epoch_began(self.commit_point);
@@ -502,13 +560,15 @@ impl<F: Plants> Replica<F> {
             self.commit_point += 1;
             let entry = self.log.get(self.commit_point).expect("committed entries are in the log").clone();
             let (client, number) = (entry.header.client, entry.header.client_number);
-            self.applied.record(client, number, self.commit_point);
+            self.applied.apply(&entry.header);
+            self.forget_session(self.commit_point);
             self.unsettled.is_replaced(&entry.header);
+            let reply = (replies && client != 0).then(|| self.reply_to_committed(&entry.header));
             if !entry.header.withheld {
                 actions.push(ReplicaAction::Apply { entry });
             }
-            if replies && client != 0 {
-                actions.push(ReplicaAction::Reply { client, number, reply: ClientReply::Written });
+            if let Some(reply) = reply {
+                actions.push(ReplicaAction::Reply { client, number, reply });
             }
         }
     }
@@ -571,6 +631,7 @@ impl<F: Plants> Replica<F> {
         actions: &mut Vec<ReplicaAction>,
     ) {
         self.complete = false;
+        self.proven = 0;
         self.unsettled = UnsettledBlocks::default();
         self.log.reset(base);
         self.commit_point = base.sequence;

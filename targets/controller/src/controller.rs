@@ -329,7 +329,8 @@ impl Controller {
         }
     }
 
-    fn hostnqn(&self) -> &wire_nvme::fabrics::Nqn {
+    /// NQN of its host.
+    pub fn hostnqn(&self) -> &wire_nvme::fabrics::Nqn {
         self.registration.association.hostnqn()
     }
 

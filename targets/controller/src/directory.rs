@@ -10,6 +10,7 @@ use wire_nvme::log::NotificationType;
 
 use crate::Subsystem;
 use crate::reservation::{HostId, ReservationNotifier, ReservationNotifiers};
+use crate::subsystem::NamespaceIdentity;
 
 /// The controllers of a target, by subsystem and controller identifier.
 ///
@@ -50,6 +51,8 @@ pub struct ControllerAssociation {
     enabled: AtomicBool,
     keep_alive_deadline_ns: AtomicU64,
     queues: Mutex<IoQueueIds>,
+    // What the host was last told about each namespace, at most one entry for each valid identifier.
+    identified: Mutex<HashMap<u32, NamespaceIdentity>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -121,6 +124,7 @@ impl ControllerDirectory {
             enabled: AtomicBool::new(false),
             keep_alive_deadline_ns: AtomicU64::new(u64::MAX),
             queues: Mutex::new(IoQueueIds { in_use: BTreeSet::new(), max: io_queues_max }),
+            identified: Mutex::default(),
         });
         controllers.by_cntlid.insert(cntlid, association.clone());
         controllers.next = if cntlid == high { low } else { cntlid + 1 };
@@ -224,6 +228,17 @@ impl ControllerAssociation {
             *identity = HostIdentity { host_id, extended: Some(extended) };
         }
         is_first || (identity.host_id == host_id && identity.extended == Some(extended))
+    }
+
+    /// The host has identified a namespace: from now on it may use this one.
+    pub(crate) fn set_identified(&self, nsid: u32, identity: NamespaceIdentity) {
+        sync::lock(&self.identified).insert(nsid, identity);
+    }
+
+    /// Whether the host may believe that another namespace has this identifier: it has identified one that did, and not
+    /// this one since. A host that has identified none may use any.
+    pub(crate) fn takes_for_another(&self, nsid: u32, identity: &NamespaceIdentity) -> bool {
+        sync::lock(&self.identified).get(&nsid).is_some_and(|known| known != identity)
     }
 
     /// Queues a reservation notification for the controller.

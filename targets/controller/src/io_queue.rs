@@ -18,10 +18,8 @@ mod fused;
 pub mod harness;
 #[cfg(test)]
 mod tests;
-mod window;
 
 pub use command::{CommandData, CommandToken, SharedPart};
-pub use window::{BufferWindow, CoreBuffers, HostBuffers};
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -29,6 +27,7 @@ use std::rc::Rc;
 use block_io::{Completion, Request, Status, Tag};
 use dma::{Buffer, Data};
 use slots::{Slab, Slot};
+use target_shell::{MemoryShare, TransferReport};
 use wire_nvme::{Sqe, sqe};
 
 use command::{Command, CommandState};
@@ -93,11 +92,6 @@ pub trait IoTransport: HostLink {
     /// Memory of the core's pool, in one slice if there is one ([`Pool::take_data`](dma::Pool::take_data)); `None` if
     /// there is too little at present.
     fn take_data(&mut self, bytes: usize) -> Option<Data>;
-
-    /// Whether there is memory for queues to hold more buffers than now.
-    fn has_spare_memory(&self) -> bool {
-        true
-    }
 
     /// Adds a request to the batch of a block device, by its key. Bits 32:0 of the tag are the queue's.
     ///
@@ -178,10 +172,7 @@ pub struct IoQueue<L> {
     /// Device requests in flight.
     device_requests: u32,
     /// Bytes of pool buffers that all commands hold, and how many they may. One command always fits.
-    buffer_bytes: usize,
-    window: BufferWindow,
-    /// What all queues of its host on this core hold, if that is bounded.
-    host_buffers: Option<Rc<HostBuffers>>,
+    memory: MemoryShare,
     /// Commands deferred until a buffer is available, oldest first.
     deferred: VecDeque<Slot>,
     /// The first command of a fused operation, while its second is expected.
@@ -195,15 +186,13 @@ pub struct IoQueue<L> {
 }
 
 impl<L: Default> IoQueue<L> {
-    /// A queue with a slot for each of `slots` commands, whose commands hold at most `window` of buffers.
-    pub fn new(slots: u32, window: BufferWindow, namespaces: Rc<NamespaceTable>) -> IoQueue<L> {
+    /// A queue with a slot for each of `slots` commands, whose buffers count in `memory`.
+    pub fn new(slots: u32, memory: MemoryShare, namespaces: Rc<NamespaceTable>) -> IoQueue<L> {
         IoQueue {
             namespaces,
             commands: Slab::with_capacity(slots),
             device_requests: 0,
-            buffer_bytes: 0,
-            window,
-            host_buffers: None,
+            memory,
             deferred: VecDeque::new(),
             pairing: FusedPairing::None,
             ready_copies: Vec::new(),
@@ -212,26 +201,32 @@ impl<L: Default> IoQueue<L> {
         }
     }
 
-    /// Counts the buffers of its commands among those of its host, which bounds them too. For a new queue.
-    pub fn share_host_buffers(&mut self, host: Rc<HostBuffers>) {
-        host.add(self.buffer_bytes);
-        self.host_buffers = Some(host);
-    }
-
     /// Whether no command is in flight.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.commands.is_empty()
     }
 
-    /// The commands that hold memory until the host has acted: those whose data is being sent, and those for which
-    /// `waits_for_host` says that their data has still to arrive. For checks now and then: it visits every command.
-    pub fn waiting_for_host(&self, waits_for_host: impl Fn(Slot, &L) -> bool) -> impl Iterator<Item = Slot> {
-        self.commands.iter().filter_map(move |(slot, command)| {
-            let waits =
-                matches!(command.state, CommandState::Sending) || waits_for_host(slot, &command.location);
-            waits.then_some(slot)
-        })
+    /// Its share of the core's memory.
+    pub fn memory(&mut self) -> &mut MemoryShare {
+        &mut self.memory
+    }
+
+    /// Reports the commands that hold memory until the host has acted: those whose data is being sent, and those whose
+    /// data has still to arrive, for which `arrived` says how much of it has. For checks now and then: it visits every
+    /// command.
+    pub fn transfers(&self, arrived: impl Fn(Slot, &L) -> Option<usize>, report: &mut TransferReport) {
+        for (slot, command) in self.commands.iter() {
+            let moved = match command.state {
+                CommandState::Sending => Some(0),
+                _ => arrived(slot, &command.location),
+            };
+            if let Some(moved) = moved {
+                // Data that is being sent is counted for its command; without a buffer of the pool it is on the heap.
+                let bytes = (command.buffer_bytes as usize).max(command.data.len());
+                report.waits_for_peer(slot.to_bits() & u64::MAX >> 1, bytes, moved);
+            }
+        }
     }
 
     /// Number of commands that were accepted and have not completed.
@@ -289,6 +284,16 @@ impl<L: Default> IoQueue<L> {
                 _ => {}
             }
         }
+    }
+
+    /// Accepts commands to a namespace that has replaced another one, if the host has identified it since; returns whether
+    /// it has.
+    fn open_identified(&mut self, nsid: u32) -> bool {
+        let is_identified = self.namespaces.is_identified(nsid);
+        if is_identified {
+            Rc::make_mut(&mut self.namespaces).open_replaced(nsid);
+        }
+        is_identified
     }
 
     /// Executes the I/O command of a submission queue entry, or as much of it as is possible at present.
@@ -489,7 +494,7 @@ impl<L: Default> IoQueue<L> {
     #[inline]
     pub fn sent(&mut self, index: u32) {
         if let Some((bytes, _)) = self.commands.drop_value_at(index, Command::take_charge) {
-            self.uncount_buffers(bytes);
+            self.memory.remove(bytes);
         }
     }
 
@@ -505,7 +510,7 @@ impl<L: Default> IoQueue<L> {
     #[inline]
     fn remove(&mut self, slot: Slot) -> Option<CommandToken> {
         let (bytes, token) = self.commands.drop_value(slot, Command::take_charge)?;
-        self.uncount_buffers(bytes);
+        self.memory.remove(bytes);
         token
     }
 
@@ -528,53 +533,6 @@ impl<L: Default> IoQueue<L> {
         command.data = data;
         if link.send(token, slot, &command.location, &command.data, length, result) == Transferred::Now {
             self.remove(slot);
-        }
-    }
-
-    /// Whether this many more bytes of buffers are within the window, and within what its host and its core may hold. One
-    /// command of a queue always fits the window, and one of a host what it may hold, so that every deferred command is
-    /// served.
-    #[inline]
-    fn fits(&self, bytes: usize) -> bool {
-        let (is_first, held) = (self.buffer_bytes == 0, self.buffer_bytes + bytes);
-        let may_hold = |host: &Rc<HostBuffers>| {
-            host.fits(bytes) && (is_first || held <= self.window.first || host.fits_earned(bytes))
-        };
-        (is_first || held <= self.window.bytes) && self.host_buffers.as_ref().is_none_or(may_hold)
-    }
-
-    /// A command takes buffers of this many bytes, which its end gives back.
-    #[inline]
-    fn count_buffers(&mut self, bytes: usize) {
-        self.buffer_bytes += bytes;
-        if let Some(host) = &self.host_buffers {
-            host.add(bytes);
-        }
-    }
-
-    #[inline]
-    fn uncount_buffers(&mut self, bytes: usize) {
-        self.buffer_bytes -= bytes;
-        if let Some(host) = &self.host_buffers {
-            host.remove(bytes);
-        }
-    }
-
-    /// Defers a command until there is a buffer.
-    #[cold]
-    fn defer(&mut self, slot: Slot) {
-        self.deferred.push_back(slot);
-    }
-
-    /// The command in `slot`, which is deferred, found the window full. Returns whether every command was finished that
-    /// was ahead of the one that last found it so.
-    fn window_is_finished(&mut self, slot: Slot) -> bool {
-        match self.window.filled_by {
-            Some(first) if self.commands.get(first).is_some() => false,
-            first => {
-                self.window.filled_by = Some(slot);
-                first.is_some()
-            }
         }
     }
 
@@ -607,9 +565,6 @@ impl<L: Default> IoQueue<L> {
 
 impl<L> Drop for IoQueue<L> {
     fn drop(&mut self) {
-        if let Some(host) = &self.host_buffers {
-            host.remove(self.buffer_bytes);
-        }
         // The host is gone, or expects no answers after a reset.
         for (_, command) in self.commands.iter_mut() {
             if let Some(token) = command.token.take() {

@@ -54,7 +54,7 @@ pub use discovery::{AllowedHosts, DiscoveryLog, DiscoveryRecord};
 #[cfg(any(test, fuzzing))]
 pub use harness::Harness;
 pub use io::NamespaceTable;
-pub use io_queue::{BufferWindow, CommandToken, CoreBuffers, HostBuffers, IoQueue};
+pub use io_queue::{CommandToken, IoQueue};
 pub use limits::ControllerLimits;
 pub use subsystem::{Subsystem, SubsystemKind, SubsystemListener, SubsystemNamespace};
 

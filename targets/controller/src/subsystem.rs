@@ -59,6 +59,16 @@ pub struct SubsystemListener {
     pub ana: Vec<(u32, AnaState)>,
 }
 
+/// What makes a namespace another one to its hosts: its identifiers and its format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NamespaceIdentity {
+    nguid: [u8; 16],
+    eui64: [u8; 8],
+    uuid: Uuid,
+    block_size: u32,
+    metadata: MetadataFormat,
+}
+
 /// A namespace of a [`Subsystem`] snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubsystemNamespace {
@@ -243,6 +253,11 @@ impl SubsystemNamespace {
             visible_hosts: None,
             reservations: Arc::default(),
         }
+    }
+
+    pub(crate) fn identity(&self) -> NamespaceIdentity {
+        let SubsystemNamespace { nguid, eui64, uuid, block_size, metadata, .. } = *self;
+        NamespaceIdentity { nguid, eui64, uuid, block_size, metadata }
     }
 
     /// Whether the host sees it.

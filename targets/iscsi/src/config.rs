@@ -6,12 +6,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use scsi::{AccessState, LogicalUnit};
-use target_shell::{DeviceMap, TargetConfig};
+use target_shell::{ConnectionLimits, DeviceMap, TargetConfig};
 
 use crate::chap::{AuthGroup, AuthPolicy, ChapCredentials};
 use crate::histogram::NodeHistogram;
 use crate::limits::{
-    CONNECTIONS_MAX, FIRST_BURST_BYTES_MAX, QUEUE_DEPTH_MAX, SESSION_CONNECTIONS_DEFAULT, TIME2WAIT_DEFAULT_S,
+    CONNECTIONS_DEFAULT, FIRST_BURST_BYTES_MAX, QUEUE_DEPTH_MAX, SESSION_CONNECTIONS_DEFAULT,
+    TIME2WAIT_DEFAULT_S,
 };
 use crate::parameters::DigestPolicy;
 
@@ -36,6 +37,8 @@ pub struct IscsiOptions {
     pub queue_depth_max: u32,
     /// Least DefaultTime2Wait that a login results in, in seconds.
     pub time2wait_s: u32,
+    /// Connections of initiators that have logged in.
+    pub limits: ConnectionLimits,
     /// Sizes that SPDK has and this target does not.
     pub pools: IscsiPoolOptions,
 }
@@ -78,9 +81,10 @@ impl Default for IscsiOptions {
             first_burst_bytes: FIRST_BURST_BYTES_MAX,
             immediate_data: true,
             connections_max: SESSION_CONNECTIONS_DEFAULT,
-            sessions_max: CONNECTIONS_MAX,
+            sessions_max: CONNECTIONS_DEFAULT,
             queue_depth_max: QUEUE_DEPTH_MAX,
             time2wait_s: TIME2WAIT_DEFAULT_S,
+            limits: ConnectionLimits::new(CONNECTIONS_DEFAULT),
             pools: IscsiPoolOptions::default(),
         }
     }

@@ -5,15 +5,15 @@ use std::net::{IpAddr, SocketAddr};
 
 use scsi::TaskManagement;
 use sockets::{ByteStream, StreamAddress};
-use target_shell::{Accepted, CloseReason, IoContext, MoreToRead, Notice, ProtocolConnection};
+use target_shell::{
+    Accepted, CloseReason, IoContext, MemoryShare, MoreToRead, Notice, ProtocolConnection, TransferReport,
+};
 use wire_iscsi::{Header, LoginStage, LoginStatus, Opcode, ScsiCommand};
 
 use crate::config::IscsiConfig;
 use crate::core::IscsiCore;
 use crate::failure::IscsiViolation;
-use crate::limits::{
-    CHECK_NS, LOGIN_TIMEOUT_NS, RECEIVE_BUDGET, REINSTATEMENT_TIMEOUT_NS, STALLED_CHECKS_MAX, TEXT_BYTES_MAX,
-};
+use crate::limits::{CHECK_NS, LOGIN_TIMEOUT_NS, RECEIVE_BUDGET, REINSTATEMENT_TIMEOUT_NS, TEXT_BYTES_MAX};
 use crate::login::Login;
 use crate::pdu_reader::{PduReader, Stage};
 use crate::pdu_writer::PduWriter;
@@ -47,9 +47,6 @@ pub(crate) struct IscsiConnection {
     last_received_ns: u64,
     /// When a login that waits for an earlier session fails.
     reinstatement_deadline_ns: Option<u64>,
-    /// Data received and bytes sent at the last check, and the number of checks without a change.
-    checked: (u64, u64),
-    stalled_checks: u32,
     pinged_ns: u64,
     nop_interval_ns: u64,
     nop_timeout_ns: u64,
@@ -59,6 +56,9 @@ enum Phase {
     Login(Box<Login>),
     Session(Box<Session>),
 }
+
+/// In the identifiers of transfers: the rest of a PDU.
+const PDU: u64 = u64::MAX;
 
 const NS_PER_S: u64 = 1_000_000_000;
 
@@ -82,8 +82,6 @@ impl IscsiConnection {
             deadline_ns: now_ns + LOGIN_TIMEOUT_NS,
             last_received_ns: now_ns,
             reinstatement_deadline_ns: None,
-            checked: (0, 0),
-            stalled_checks: 0,
             pinged_ns: 0,
             nop_interval_ns: 0,
             nop_timeout_ns: 0,
@@ -218,7 +216,7 @@ impl IscsiConnection {
     fn prepare_sink(&mut self, context: &IoContext<'_, IscsiCore>) -> bool {
         match (&mut self.phase, &mut self.sink) {
             (Phase::Session(session), sink @ Sink::NeedsMemory(..)) => {
-                session.prepare_sink(sink, context).is_some()
+                session.prepare_sink(sink, &mut self.out, context).is_some()
             }
             _ => true,
         }
@@ -290,7 +288,7 @@ impl IscsiConnection {
         (self.reader.header_digest, self.reader.data_digest) =
             (parameters.header_digest, parameters.data_digest);
         (self.out.header_digest, self.out.data_digest) = (parameters.header_digest, parameters.data_digest);
-        let session = Session::new(result, handle, context.protocol, context.config, self.flow);
+        let session = Session::new(result, handle, context, self.flow);
         self.phase = Phase::Session(Box::new(session));
         self.set_nop_times(context.config);
         self.reinstatement_deadline_ns = None;
@@ -304,7 +302,7 @@ impl IscsiConnection {
         match &self.phase {
             Phase::Login(login) => login.is_complete(),
             Phase::Session(session) => {
-                session.is_waiting() || session.is_out_of_turn() || session.is_blocked(&self.out)
+                session.is_sink_waiting() || session.is_out_of_turn() || session.is_blocked(&self.out)
             }
         }
     }
@@ -336,18 +334,6 @@ impl IscsiConnection {
         }
         self.reader.inbound.added(count - of_command);
         Ok((count, asked))
-    }
-
-    /// Whether the initiator has to send or to read before anything else can happen.
-    fn waits_for_peer(&self) -> bool {
-        let owes_data = match &self.phase {
-            Phase::Login(_) => false,
-            Phase::Session(session) => {
-                let awaits_pdu = self.reader.is_within_pdu() || session.is_out_of_turn();
-                !session.is_waiting() && (session.awaits_data() || awaits_pdu)
-            }
-        };
-        owes_data || !self.out.queue.is_empty()
     }
 
     /// Pings a silent initiator. Returns whether it is gone.
@@ -486,18 +472,43 @@ impl ProtocolConnection<IscsiCore> for IscsiConnection {
     }
 
     fn on_deadline(&mut self, _: &mut IscsiCore, now_ns: u64) -> Result<(), CloseReason<IscsiViolation>> {
-        let Phase::Session(session) = &self.phase else {
+        let Phase::Session(_) = &self.phase else {
             return Err(CloseReason::Protocol(IscsiViolation::LoginTimeout));
         };
         self.deadline_ns = now_ns + CHECK_NS;
-        let progress = (session.data_progress, self.out.queue.progress());
-        let is_stalled = self.waits_for_peer() && progress == self.checked;
-        self.checked = progress;
-        self.stalled_checks = if is_stalled { self.stalled_checks + 1 } else { 0 };
-        if self.stalled_checks >= STALLED_CHECKS_MAX || self.check_silence(now_ns) {
-            return Err(CloseReason::Protocol(IscsiViolation::Stalled));
+        if self.check_silence(now_ns) {
+            return Err(CloseReason::Protocol(IscsiViolation::Silent));
         }
         Ok(())
+    }
+
+    /// The node; of a discovery session nothing.
+    fn object(&self) -> Option<u64> {
+        Some(self.session()?.identity().node.as_ref()?.id)
+    }
+
+    fn transfers(&self, report: &mut TransferReport) {
+        // The login has a time-out of its own.
+        let Phase::Session(session) = &self.phase else { return };
+        let awaits_pdu = self.reader.is_within_pdu() && !session.is_sink_waiting();
+        if awaits_pdu || session.is_out_of_turn() {
+            report.waits_for_peer(PDU, 0, session.data_progress as usize);
+        }
+        session.transfers(report);
+        self.out.queue.transfers(report);
+    }
+
+    fn memory(&mut self) -> Option<&mut MemoryShare> {
+        match &mut self.phase {
+            Phase::Session(session) => Some(session.memory()),
+            Phase::Login(_) => None,
+        }
+    }
+
+    fn abandon_transfers(&mut self) {
+        if let Phase::Session(session) = &mut self.phase {
+            session.announce_drop(&mut self.out);
+        }
     }
 }
 

@@ -64,7 +64,7 @@ pub enum IscsiViolation {
     /// The login took too long.
     #[error("the login was not completed in time")]
     LoginTimeout,
-    /// Data did not arrive in time, or the peer does not read or answer.
-    #[error("the peer neither sends nor reads")]
-    Stalled,
+    /// The peer does not answer a NOP-In.
+    #[error("the initiator did not answer a NOP-In in time")]
+    Silent,
 }

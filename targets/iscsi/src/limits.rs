@@ -1,7 +1,9 @@
 //! Maxima of the target, each with its reason.
 
-/// Connections whose initiators have logged in.
-pub(crate) const CONNECTIONS_MAX: u32 = 1024;
+/// Connections whose initiators have logged in, unless the options say otherwise.
+pub(crate) const CONNECTIONS_DEFAULT: u32 = 1024;
+/// The same, at most: the range of a core's slots.
+pub(crate) const CONNECTIONS_MAX: u32 = 16_384;
 /// Target nodes, portal groups and initiator groups, each.
 pub(crate) const OBJECTS_MAX: usize = 1024;
 /// Logical units of a target node: as many as peripheral device addressing reaches, which every initiator knows.
@@ -32,8 +34,8 @@ pub(crate) const BURST_BYTES_MAX: u32 = 1 << 20;
 pub(crate) const FIRST_BURST_BYTES_MAX: u32 = 64 << 10;
 /// R2Ts of a command that are not answered: MaxOutstandingR2T.
 pub(crate) const R2TS_MAX: u32 = 4;
-/// Bytes of buffers that the commands and unsent answers of a connection have, apart from unsolicited data. One larger
-/// command is admitted alone.
+/// Bytes of buffers that the commands and unsent answers of a connection have at most, once it has moved data, apart from
+/// unsolicited data. One larger command is admitted alone.
 pub(crate) const QUOTA_BYTES: usize = 8 << 20;
 /// PDUs that are not sent; above it nothing is received.
 pub(crate) const UNSENT_PDUS_MAX: usize = 512;
@@ -49,10 +51,8 @@ pub(crate) const LOGIN_REQUESTS_MAX: u32 = 64;
 pub(crate) const LOGIN_TIMEOUT_NS: u64 = 15_000_000_000;
 /// Time that a login waits for the session that it replaces.
 pub(crate) const REINSTATEMENT_TIMEOUT_NS: u64 = 10_000_000_000;
-/// Interval at which a connection's progress is checked.
+/// Interval at which is checked whether an initiator is silent.
 pub(crate) const CHECK_NS: u64 = 5_000_000_000;
-/// Checks without progress after which an initiator that owes data, or reads nothing, is disconnected: half a minute.
-pub(crate) const STALLED_CHECKS_MAX: u32 = 6;
 /// Initiator names or netmasks of an initiator group.
 pub(crate) const GROUP_ENTRIES_MAX: usize = 256;
 /// Bytes of a user name or secret of CHAP.

@@ -10,6 +10,7 @@ use bdev::Registry;
 use control::json::{Value, json};
 use control::{Method, Module, NoParameters, RpcError, thread_name};
 use reactor::ReactorHandle;
+use target_shell::PeerConnections;
 use wire_iscsi::LoginStage;
 
 use crate::config::IscsiOptions;
@@ -46,6 +47,22 @@ impl Module for IscsiModule {
             Method::update("iscsi_set_options", set_options)
                 .at_any_stage()
                 .text("Sets what all target nodes share. Sessions that exist keep their parameters.", "true")
+                .assigns(&[
+                    "node_base",
+                    "nop_timeout",
+                    "nop_in_interval",
+                    "first_burst_length",
+                    "immediate_data",
+                    "max_connections_per_session",
+                    "max_sessions",
+                    "max_queue_depth",
+                    "default_time2wait",
+                    "max_large_datain_per_connection",
+                    "max_r2t_per_connection",
+                    "pdu_pool_size",
+                    "immediate_data_pool_size",
+                    "data_out_pool_size",
+                ])
                 .errors(&[INVALID, UNRESPONSIVE]),
             Method::query("iscsi_get_options", |module: &IscsiModule, _: NoParameters| {
                 let mut options = describe_options(&module.target.options());
@@ -64,6 +81,7 @@ impl Module for IscsiModule {
             Method::query("iscsi_get_stats", |module: &IscsiModule, _: NoParameters| {
                 let counts = module.target.connection_counts()?;
                 Ok::<_, RpcError>(json!({
+                    "peers": module.target.peers().iter().map(describe_peer).collect::<Vec<Value>>(),
                     "invalid": counts.logging_in,
                     "running": counts.running,
                     "exiting": counts.draining,
@@ -73,7 +91,8 @@ impl Module for IscsiModule {
             .text(
                 "Counts connections.",
                 "`invalid`: not logged in; `running`: logged in; `exiting`: complete what is in flight; `exited`: \
-                 closed, with requests to bdevs in flight",
+                 closed, with requests to bdevs in flight; and, not in SPDK, `peers`: by address of the initiators that \
+                 have logged in, `connections`, and `connections_max`, which it may have while others have theirs",
             )
             .errors(&[UNRESPONSIVE]),
             Method::query("iscsi_get_connections", connections)
@@ -156,6 +175,13 @@ control::parameters! {
         max_connections_per_session: Option<u32>,
         /// Sessions of the target, those of discovery included, 1 to 65535; 1,024 without this method
         max_sessions: Option<u32>,
+        /// Connections of initiators that have logged in, 1 to 16384; 1,024 without this method. Not in SPDK, as the next two
+        max_connections: Option<u32>,
+        /// Of these, from one IP address (IPv6: from one /64 network); half of what others leave, but at least 16, without
+        /// this method
+        max_connections_per_peer: Option<u32>,
+        /// Of these, to one target node; three quarters of what others leave, but at least 16, without this method
+        max_connections_per_node: Option<u32>,
         /// Commands of a session in flight, at most, 1 to 256; those of a target node are fewer if its `queue_depth` is
         max_queue_depth: Option<u32>,
         /// Least DefaultTime2Wait that a login results in, up to 3600
@@ -198,6 +224,7 @@ fn set_options(module: &IscsiModule, params: SetOptions) -> Result<bool, RpcErro
         (&mut options.sessions_max, params.max_sessions),
         (&mut options.queue_depth_max, params.max_queue_depth),
         (&mut options.time2wait_s, params.default_time2wait),
+        (&mut options.limits.max, params.max_connections),
         (&mut pools.large_data_ins, params.max_large_datain_per_connection),
         (&mut pools.r2ts, params.max_r2t_per_connection),
         (&mut pools.pdus, params.pdu_pool_size),
@@ -206,6 +233,9 @@ fn set_options(module: &IscsiModule, params: SetOptions) -> Result<bool, RpcErro
     ] {
         *option = given.unwrap_or(*option);
     }
+    let limits = &mut options.limits;
+    limits.per_peer_max = params.max_connections_per_peer.or(limits.per_peer_max);
+    limits.per_object_max = params.max_connections_per_node.or(limits.per_object_max);
     let SetOptions { disable_chap, require_chap, mutual_chap, chap_group, .. } = params;
     let switches = [disable_chap, require_chap, mutual_chap];
     if switches.iter().any(Option::is_some) || chap_group.is_some() {
@@ -217,8 +247,16 @@ fn set_options(module: &IscsiModule, params: SetOptions) -> Result<bool, RpcErro
     Ok(true)
 }
 
-fn describe_options(options: &IscsiOptions) -> Value {
+fn describe_peer(one: &PeerConnections) -> Value {
     json!({
+        "peer": one.peer.to_string(),
+        "connections": one.connections,
+        "connections_max": one.connections_max,
+    })
+}
+
+fn describe_options(options: &IscsiOptions) -> Value {
+    let mut value = json!({
         "node_base": options.node_base,
         "nop_timeout": options.nop_timeout_s,
         "nop_in_interval": options.nop_in_interval_s,
@@ -233,7 +271,11 @@ fn describe_options(options: &IscsiOptions) -> Value {
         "pdu_pool_size": options.pools.pdus,
         "immediate_data_pool_size": options.pools.immediate_data_buffers,
         "data_out_pool_size": options.pools.data_out_buffers,
-    })
+    });
+    for (name, limit) in options.limits.named("node") {
+        value[name] = json!(limit);
+    }
+    value
 }
 
 /// SPDK's name of a connection's state.

@@ -14,14 +14,16 @@ use block_io::Tag;
 use dma::Data;
 use scsi::{Command, RunningTask, SessionCommand, SessionUnit, Step, TaskEvent, TaskManagement, TaskRunner};
 use slots::{Slab, Slot};
-use target_shell::{IoContext, PduData};
+use target_shell::{IoContext, MemoryShare, NoMemory, PduData, TransferReport};
 use wire_iscsi::{AsyncEvent, AsyncMessage, RESERVED_TAG, Reject, RejectReason};
 use wire_scsi::AdditionalSense;
 
 use crate::config::{IscsiConfig, TargetNode};
 use crate::core::IscsiCore;
 use crate::histogram::NodeHistogram;
-use crate::limits::{IMMEDIATE_COMMANDS_MAX, LUNS_MAX, QUEUE_DEPTH_MAX, QUOTA_BYTES, UNSENT_PDUS_MAX};
+use crate::limits::{
+    IMMEDIATE_COMMANDS_MAX, LUNS_MAX, QUEUE_DEPTH_MAX, QUOTA_BYTES, TIME2WAIT_DEFAULT_S, UNSENT_PDUS_MAX,
+};
 use crate::login::{Identity, LoginResult};
 use crate::parameters::Parameters;
 use crate::pdu_writer::PduWriter;
@@ -37,7 +39,7 @@ use text::TextExchange;
 /// Commands arrive in order; in a session with several connections, one waits for those before it on the others. Each has a slot, and a [`Task`] of its logical unit that says what it needs next: data of
 /// the initiator ([`DataOutState`]), memory, or the device. What needs memory or the device goes to [`work`](Self::work)
 /// and its requests to the [`TaskRunner`], which [`pump`](Self::pump) empties where the core's resources are at hand: after
-/// receiving, and in `resume`. Buffers count towards [`QUOTA_BYTES`] until they are free or sent.
+/// receiving, and in `resume`. Buffers count towards its share of the core's memory until they are free or sent.
 pub(crate) struct Session {
     identity: Identity,
     handle: SessionHandle,
@@ -56,11 +58,13 @@ pub(crate) struct Session {
     work: VecDeque<(Slot, Work)>,
     /// Requests to devices in flight.
     outstanding: u32,
-    held_bytes: usize,
-    /// The first of `work` needs so many bytes, which exceed the quota.
+    memory: MemoryShare,
+    /// The first of `work` needs so many bytes, with which the connection would have more than it may.
     quota_wait: Option<usize>,
-    /// The core has no buffer: retried each millisecond.
+    /// The core has no buffer for the first of `work`: retried each millisecond.
     waiting: bool,
+    /// The core has no buffer for the data of the PDU that is being received, which waits: retried too.
+    is_sink_waiting: bool,
     functions: Vec<PendingFunction>,
     /// Logouts of other connections, by their task tags, that wait for their ends.
     logouts: Vec<(u32, Arc<ConnectionControl>)>,
@@ -90,8 +94,10 @@ struct CommandState {
     is_immediate: bool,
     /// A task management function that waits for its end.
     abort_function: Option<u32>,
-    /// Bytes of the quota.
+    /// Bytes of buffers.
     held: usize,
+    /// Those for unsolicited data.
+    held_at_once: usize,
     /// R2Ts that were sent: they count among the data PDUs of the command.
     r2ts: u32,
     expected_length: u32,
@@ -129,15 +135,11 @@ enum Work {
     Abort,
 }
 
-/// There is no memory now.
-struct NotNow;
-
 impl Session {
     pub(crate) fn new(
         result: LoginResult,
         handle: SessionHandle,
-        core: &IscsiCore,
-        config: &IscsiConfig,
+        context: &IoContext<'_, IscsiCore>,
         flow: u16,
     ) -> Session {
         let LoginResult { identity, parameters, stat_sn } = result;
@@ -147,7 +149,7 @@ impl Session {
             handle,
             parameters,
             flow,
-            tasks: TaskRunner::new(&core.events),
+            tasks: TaskRunner::new(&context.protocol.events),
             luns: Vec::new(),
             commands: Slab::with_capacity(depth + IMMEDIATE_COMMANDS_MAX),
             immediate_commands: 0,
@@ -156,9 +158,10 @@ impl Session {
             is_out_of_turn: false,
             work: VecDeque::new(),
             outstanding: 0,
-            held_bytes: 0,
+            memory: context.memory_share(QUOTA_BYTES),
             quota_wait: None,
             waiting: false,
+            is_sink_waiting: false,
             functions: Vec::new(),
             logouts: Vec::new(),
             has_event: false,
@@ -167,7 +170,7 @@ impl Session {
             data_progress: 0,
             is_over: false,
         };
-        session.apply(config);
+        session.apply(context.config);
         session
     }
 
@@ -265,9 +268,16 @@ impl Session {
         self.outstanding == 0
     }
 
+    /// Whether something waits for memory that others have.
     #[inline]
     pub(crate) fn is_waiting(&self) -> bool {
-        self.waiting
+        self.waiting || self.is_sink_waiting
+    }
+
+    /// Whether nothing is received because there is no memory for the data that comes next.
+    #[inline]
+    pub(crate) fn is_sink_waiting(&self) -> bool {
+        self.is_sink_waiting
     }
 
     /// Whether nothing is to be received until answers are sent.
@@ -282,7 +292,7 @@ impl Session {
         if self.is_over || self.waiting {
             return false;
         }
-        let is_quota_free = self.quota_wait.is_none_or(|bytes| self.fits(bytes));
+        let is_quota_free = self.quota_wait.is_none_or(|bytes| self.memory.fits(bytes));
         self.has_event || self.tasks.has_requests() || (!self.work.is_empty() && is_quota_free)
     }
 
@@ -294,11 +304,21 @@ impl Session {
     }
 
     pub(crate) fn buffers_freed(&mut self, bytes: usize) {
-        self.held_bytes -= bytes;
+        self.memory.remove(bytes);
     }
 
-    fn fits(&self, bytes: usize) -> bool {
-        self.held_bytes == 0 || self.held_bytes + bytes <= QUOTA_BYTES
+    /// Its share of the core's memory.
+    pub(crate) fn memory(&mut self) -> &mut MemoryShare {
+        &mut self.memory
+    }
+
+    /// Reports the data that the initiator owes.
+    pub(crate) fn transfers(&self, report: &mut TransferReport) {
+        for (slot, command) in self.commands.iter() {
+            if let Some(state) = command.data_out.as_ref().filter(|state| state.awaits_data()) {
+                state.transfers(DATA_OUT | slot.to_bits(), report);
+            }
+        }
     }
 
     /// Answers were sent, so that receiving goes on.
@@ -308,7 +328,7 @@ impl Session {
 
     /// Continues what was deferred.
     pub(crate) fn resume(&mut self, out: &mut PduWriter, context: &mut IoContext<'_, IscsiCore>) {
-        self.waiting = false;
+        (self.waiting, self.is_sink_waiting) = (false, false);
         if std::mem::take(&mut self.has_event) {
             self.finish_functions(out);
             self.finish_logouts(out);
@@ -323,7 +343,7 @@ impl Session {
     pub(crate) fn pump(&mut self, out: &mut PduWriter, context: &mut IoContext<'_, IscsiCore>) {
         self.quota_wait = None;
         while let Some((slot, work)) = self.work.pop_front() {
-            if let Err(NotNow) = self.do_work(slot, &work, out, context) {
+            if self.do_work(slot, &work, out, context).is_err() {
                 self.work.push_front((slot, work));
                 break;
             }
@@ -337,7 +357,7 @@ impl Session {
         work: &Work,
         out: &mut PduWriter,
         context: &mut IoContext<'_, IscsiCore>,
-    ) -> Result<(), NotNow> {
+    ) -> Result<(), NoMemory> {
         if self.commands.get(slot).is_none() {
             return Ok(());
         }
@@ -352,25 +372,24 @@ impl Session {
         Ok(())
     }
 
-    /// Takes a buffer, within the quota.
-    fn take(&mut self, slot: Slot, bytes: usize, context: &IoContext<'_, IscsiCore>) -> Result<Data, NotNow> {
-        if !self.fits(bytes) {
-            self.quota_wait = Some(bytes);
-            return Err(NotNow);
+    /// Takes buffers for a command, within the connection's share.
+    fn take(
+        &mut self,
+        slot: Slot,
+        bytes: usize,
+        context: &IoContext<'_, IscsiCore>,
+    ) -> Result<Data, NoMemory> {
+        let taken = self.memory.take(bytes, context.pool);
+        match &taken {
+            Ok(data) => {
+                if let Some(command) = self.commands.get_mut(slot) {
+                    command.held += data.len();
+                }
+            }
+            Err(NoMemory::Full) => self.quota_wait = Some(bytes),
+            Err(NoMemory::Lacking) => self.waiting = true,
         }
-        let Some(buffer) = context.pool.take(bytes) else {
-            self.waiting = true;
-            return Err(NotNow);
-        };
-        self.hold(slot, bytes);
-        Ok(buffer.into())
-    }
-
-    fn hold(&mut self, slot: Slot, bytes: usize) {
-        if let Some(command) = self.commands.get_mut(slot) {
-            command.held += bytes;
-            self.held_bytes += bytes;
-        }
+        taken
     }
 
     fn submit_requests(&mut self, out: &mut PduWriter, context: &mut IoContext<'_, IscsiCore>) {
@@ -436,7 +455,10 @@ impl Session {
     /// Removes a command, and completes what waits for its end.
     fn end_command(&mut self, slot: Slot, out: &mut PduWriter) {
         let Some(command) = self.commands.remove(slot) else { return };
-        self.held_bytes -= command.held;
+        self.memory.remove(command.held);
+        if command.held_at_once > 0 {
+            self.memory.remove_at_once(command.held_at_once);
+        }
         self.tasks.end(&command.running);
         if command.is_immediate {
             self.immediate_commands -= 1;
@@ -485,6 +507,21 @@ impl Session {
         out.push(&reject.to_bytes(), PduData::Bytes(header.to_vec()));
     }
 
+    /// Says that the target drops the connection, which its initiator may make again (RFC 7143, section 11.9.1).
+    pub(crate) fn announce_drop(&mut self, out: &mut PduWriter) {
+        let message = AsyncMessage {
+            initiator_task_tag: RESERVED_TAG,
+            stat_sn: self.next_stat_sn(),
+            exp_cmd_sn: self.exp_cmd_sn(),
+            max_cmd_sn: self.max_cmd_sn(),
+            event: AsyncEvent::ConnectionDropped.into(),
+            parameter1: self.identity.cid,
+            parameter2: TIME2WAIT_DEFAULT_S as u16,
+            ..AsyncMessage::default()
+        };
+        out.push(&message.to_bytes(), PduData::None);
+    }
+
     /// Asks the initiator to log out within so many seconds.
     pub(crate) fn request_logout(&mut self, seconds: u16, out: &mut PduWriter) {
         let message = AsyncMessage {
@@ -499,6 +536,9 @@ impl Session {
         out.push(&message.to_bytes(), PduData::None);
     }
 }
+
+/// In the identifiers of transfers: data-out, and no PDU of the target.
+const DATA_OUT: u64 = 1 << 63;
 
 /// Index of the slot, and a part of its generation.
 #[inline]

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use bdev::malloc::MallocConfig;
 use bdev::{Access, Registry};
-use reactor::Reactor;
+#[cfg(test)]
+use dma::{Arena, ArenaConfig};
+use reactor::{Reactor, ReactorConfig};
 use scsi::{LogicalUnit, UnitConfig};
 use sockets::{ConnectionId, Network, NetworkFaults, SimulatedNetwork, StreamAddress, TransferResult};
 use target_shell::{ConnectionGroup, DeviceMap, GroupLimits, PollGroup};
@@ -43,7 +45,19 @@ struct SimulatedTarget {
 
 impl SimulatedTarget {
     fn new(seed: u64, faults: NetworkFaults) -> SimulatedTarget {
-        let reactor = Reactor::new(&reactor::ReactorConfig::default()).expect("a reactor for a test");
+        SimulatedTarget::with_config(seed, faults, &ReactorConfig::default())
+    }
+
+    /// On a core with so many bytes of memory.
+    #[cfg(test)]
+    fn with_memory(limit_bytes: usize) -> SimulatedTarget {
+        let arena = Arena::new(ArenaConfig { limit_bytes, hugepages: false, shared: false });
+        let config = ReactorConfig { arena, ..ReactorConfig::default() };
+        SimulatedTarget::with_config(1, NetworkFaults::default(), &config)
+    }
+
+    fn with_config(seed: u64, faults: NetworkFaults, of_reactor: &ReactorConfig) -> SimulatedTarget {
+        let reactor = Reactor::new(of_reactor).expect("a reactor for a test");
         let core = reactor.core();
         let (initiators, network) = SimulatedNetwork::pair(seed, faults);
         let iscsi = IscsiCore::new(Arc::default(), None);
@@ -65,6 +79,15 @@ impl SimulatedTarget {
 
     fn connect(&mut self) -> ConnectionId {
         let stream = self.initiators.connect(StreamAddress::Tcp(address()));
+        self.initiators.add(stream).expect("room for a connection")
+    }
+
+    /// As [`connect`](Self::connect), from another address.
+    #[cfg(test)]
+    fn connect_from(&mut self, peer: &str) -> ConnectionId {
+        let to = StreamAddress::from(address());
+        let peer = peer.parse().expect("an address");
+        let stream = self.initiators.connect_from(peer, to, None);
         self.initiators.add(stream).expect("room for a connection")
     }
 
@@ -168,6 +191,11 @@ fn pdu(header: &[u8; HEADER_BYTES], data: &[u8]) -> Vec<u8> {
 
 /// A login request that asks for the full feature phase at once.
 fn login(keys: &[(&str, &str)]) -> Vec<u8> {
+    login_as(1, keys)
+}
+
+/// The same, of one of several sessions of the initiator.
+fn login_as(session: u8, keys: &[(&str, &str)]) -> Vec<u8> {
     let mut text = TextWriter::default();
     keys.iter().for_each(|(key, value)| text.push(key, value));
     let request = LoginRequest {
@@ -175,7 +203,7 @@ fn login(keys: &[(&str, &str)]) -> Vec<u8> {
         transit: true,
         current_stage: LoginStage::Operational.into(),
         next_stage: LoginStage::FullFeature.into(),
-        isid: [0x80, 0, 0, 0, 0, 1],
+        isid: [0x80, 0, 0, 0, 0, session],
         cmd_sn: 1,
         exp_stat_sn: 1,
         ..LoginRequest::default()

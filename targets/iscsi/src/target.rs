@@ -10,15 +10,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use bdev::{BlockDevice, Descriptor, DeviceEvent, Registry, ReservationLease};
 use reactor::ReactorHandle;
 use scsi::TargetPort;
-use target_shell::{DeviceKeys, ProtocolConnection, Publisher, TargetCores};
+use target_shell::{DeviceKeys, PeerConnections, ProtocolConnection, Publisher, TargetCores};
 
 use crate::chap::{AuthGroup, AuthPolicy};
 use crate::config::{InitiatorGroup, IscsiConfig, IscsiOptions, NodeUnit, PortalGroup, TargetNode};
 use crate::core::IscsiCore;
 use crate::failure::IscsiTargetError;
 use crate::limits::{
-    FIRST_BURST_BYTES_MAX, PORTALS_MAX, QUEUE_DEPTH_MAX, SESSION_CONNECTIONS_MAX, SESSIONS_MAX,
-    TIME2WAIT_MAX_S,
+    CONNECTIONS_MAX, FIRST_BURST_BYTES_MAX, PORTALS_MAX, QUEUE_DEPTH_MAX, SESSION_CONNECTIONS_MAX,
+    SESSIONS_MAX, TIME2WAIT_MAX_S,
 };
 use crate::sessions::Sessions;
 use crate::settings::{ConnectionCounts, ConnectionInfo};
@@ -122,10 +122,16 @@ impl IscsiTarget {
                 return Err(IscsiTargetError::Invalid(message));
             }
         }
+        options.limits.check(CONNECTIONS_MAX, "node").map_err(IscsiTargetError::Invalid)?;
+        let limits = options.limits.clone();
         self.change(|model| {
             model.options = options;
             Ok(())
-        })
+        })?;
+        if let Some(cores) = &self.lock_any().cores {
+            cores.set_limits(limits);
+        }
+        Ok(())
     }
 
     /// The addresses of logical units for initiators: one for each portal of a target node, of its first LUN.
@@ -164,6 +170,11 @@ impl IscsiTarget {
             found.into_iter().map(move |one| ConnectionInfo { core, cpu, ..one })
         };
         Ok(by_core.into_iter().enumerate().flat_map(of_core).collect())
+    }
+
+    /// The initiators that have logged in, by address, those with the most connections first.
+    pub fn peers(&self) -> Vec<PeerConnections> {
+        self.lock_any().cores.as_ref().map(TargetCores::peers).unwrap_or_default()
     }
 
     /// The number of connections in each state, on all cores.
@@ -271,6 +282,16 @@ impl IscsiTarget {
                 units.filter(|one| is_of(one)).for_each(|one| one.unit.unit.resize(device.geometry().blocks));
             }
         }
+    }
+
+    /// The name of the block device that `name` finds.
+    pub(crate) fn bdev_name(&self, name: &str) -> String {
+        self.0.registry.name_of(name)
+    }
+
+    /// The name of a target node as initiators use it.
+    pub(crate) fn full_name(&self, name: &str) -> String {
+        self.lock_any().model.full_name(name)
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, TargetState>, IscsiTargetError> {

@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use sockets::ByteStream;
 use target_shell::{
-    Accepted, CloseReason, Connections, IoContext, MoreToRead, Notice, Protocol, ProtocolConnection,
-    ReceiveBuffer, SendQueue,
+    Accepted, CloseReason, Connections, IoContext, MemoryShare, MoreToRead, NEVER_NS, Notice, Protocol,
+    ProtocolConnection, ReceiveBuffer, SendQueue, TransferReport,
 };
 
 use crate::export::NbdConfig;
 use crate::failure::NbdViolation;
 use crate::handshake::{self, Handshake, Negotiated};
-use crate::limits::{
-    CHECK_NS, HANDSHAKE_TIMEOUT_NS, RECEIVE_BUDGET, RECEIVE_BYTES, RECEIVE_BYTES_FIRST, STALLED_CHECKS_MAX,
-};
+use crate::limits::{HANDSHAKE_TIMEOUT_NS, QUOTA_BYTES, RECEIVE_BUDGET, RECEIVE_BYTES, RECEIVE_BYTES_FIRST};
 use crate::session::Session;
+
+/// In the identifiers of transfers: bytes of a request or its payload, whichever comes next.
+const OWED: u64 = u64::MAX;
 
 /// The protocol's state of a core: none.
 pub(crate) struct NbdCore;
@@ -35,12 +36,10 @@ pub(crate) struct NbdConnection {
     draining: bool,
     /// It has selected an export, and the group does not know yet.
     logged_in: bool,
+    /// Of the handshake.
     deadline_ns: u64,
     /// Bytes ever received, wrapping.
-    received: u64,
-    /// `received` and the progress of `out` at the last check, and the number of checks without a change.
-    checked: (u64, u64),
-    stalled_checks: u32,
+    received: usize,
 }
 
 impl Protocol for NbdCore {
@@ -60,8 +59,6 @@ impl Protocol for NbdCore {
             logged_in: false,
             deadline_ns: now_ns + HANDSHAKE_TIMEOUT_NS,
             received: 0,
-            checked: (0, 0),
-            stalled_checks: 0,
         };
         connection.inbound.reserve(RECEIVE_BYTES_FIRST);
         connection.out.bytes.extend(handshake::greeting());
@@ -97,8 +94,10 @@ impl NbdConnection {
                 Negotiated::Aborted => self.draining = true,
                 Negotiated::Export(export) => {
                     self.inbound.reserve(RECEIVE_BYTES);
-                    self.session = Some(Box::new(Session::new(export, &self.handshake, self.flow)));
-                    self.deadline_ns = context.now_ns + CHECK_NS;
+                    let memory = context.memory_share(QUOTA_BYTES);
+                    let session = Session::new(export, &self.handshake, self.flow, memory);
+                    self.session = Some(Box::new(session));
+                    self.deadline_ns = NEVER_NS;
                     self.logged_in = true;
                 }
             }
@@ -138,24 +137,13 @@ impl NbdConnection {
         let mut parts = [IoSliceMut::new(payload), IoSliceMut::new(room)];
         let first = usize::from(of_payload == 0);
         let count = CloseReason::check(stream.receive(&mut parts[first..]))?;
-        self.received = self.received.wrapping_add(count as u64);
+        self.received = self.received.wrapping_add(count);
         let direct = count.min(of_payload);
         if let Some(session) = &mut self.session {
             session.payload_received(direct);
         }
         self.inbound.added(count - direct);
         Ok((count, asked))
-    }
-
-    /// Whether the peer has to send or to read before anything else can happen.
-    fn waits_for_peer(&self) -> bool {
-        let owes_bytes = match &self.session {
-            None => true,
-            Some(session) => {
-                !session.is_blocked() && (session.needs_payload() || !self.inbound.filled().is_empty())
-            }
-        };
-        owes_bytes || !self.out.is_empty()
     }
 }
 
@@ -255,18 +243,28 @@ impl ProtocolConnection<NbdCore> for NbdConnection {
         self.deadline_ns
     }
 
-    fn on_deadline(&mut self, _: &mut NbdCore, now_ns: u64) -> Result<(), CloseReason<NbdViolation>> {
-        if self.session.is_none() {
-            return Err(CloseReason::Protocol(NbdViolation::HandshakeTimeout));
+    fn on_deadline(&mut self, _: &mut NbdCore, _now_ns: u64) -> Result<(), CloseReason<NbdViolation>> {
+        match self.session {
+            None => Err(CloseReason::Protocol(NbdViolation::HandshakeTimeout)),
+            Some(_) => Ok(()),
         }
-        self.deadline_ns = now_ns + CHECK_NS;
-        let progress = (self.received, self.out.progress());
-        let is_stalled = self.waits_for_peer() && progress == self.checked;
-        self.checked = progress;
-        self.stalled_checks = if is_stalled { self.stalled_checks + 1 } else { 0 };
-        if self.stalled_checks >= STALLED_CHECKS_MAX {
-            return Err(CloseReason::Protocol(NbdViolation::Stalled));
+    }
+
+    fn object(&self) -> Option<u64> {
+        self.export_id()
+    }
+
+    fn transfers(&self, report: &mut TransferReport) {
+        // The handshake has a time-out of its own.
+        let Some(session) = &self.session else { return };
+        if !session.is_blocked() && (session.needs_payload() || !self.inbound.filled().is_empty()) {
+            report.waits_for_peer(OWED, 0, self.received);
         }
-        Ok(())
+        session.transfers(report);
+        self.out.transfers(report);
+    }
+
+    fn memory(&mut self) -> Option<&mut MemoryShare> {
+        self.session.as_mut().map(|session| session.memory())
     }
 }

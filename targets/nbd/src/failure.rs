@@ -53,7 +53,4 @@ pub enum NbdViolation {
     /// The handshake took too long.
     #[error("the handshake was not completed in time")]
     HandshakeTimeout,
-    /// A request or its payload did not arrive in time, or the peer does not read.
-    #[error("the peer neither sends nor reads")]
-    Stalled,
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use bdev::{DeviceEvent, Registry};
+use bdev::{Closing, DeviceEvent, Registry};
 use reactor::blocking;
 use rustix::io::Errno;
 use sockets::StreamAddress;
@@ -186,8 +186,8 @@ impl KernelDisks {
         }
     }
 
-    /// Ends a disk. Its users get I/O errors.
-    pub(crate) fn stop(&self, target: &NbdTarget, device: &str) -> Result<(), KernelDiskError> {
+    /// Ends a disk. Its users get I/O errors. What it returns waits until the bdev is free.
+    pub(crate) fn stop(&self, target: &NbdTarget, device: &str) -> Result<Closing, KernelDiskError> {
         let mut disks = sync::lock(&self.disks);
         let at = disks.iter().position(|served| served.disk.device() == device);
         let at = at.ok_or_else(|| KernelDiskError::NotFound(device.to_string()))?;
@@ -197,8 +197,9 @@ impl KernelDisks {
             .map_err(kernel)?;
         let served = disks.remove(at);
         match target.delete(&served.disk.export) {
+            Ok(closing) => Ok(closing),
             // It went with its bdev.
-            Ok(()) | Err(NbdTargetError::NotFound(_)) => Ok(()),
+            Err(NbdTargetError::NotFound(_)) => Ok(Closing::default()),
             Err(error) => Err(error.into()),
         }
     }

@@ -1,12 +1,15 @@
 //! Maxima of a connection, each with its reason.
 
-/// Connections of the target. The kernel's client alone opens several per device.
-pub(crate) const CONNECTIONS_MAX: u32 = 1024;
+/// Connections of the target, unless its options say otherwise. The kernel's client alone opens several per device.
+pub(crate) const CONNECTIONS_DEFAULT: u32 = 1024;
+/// The same, at most: the range of a core's slots.
+pub(crate) const CONNECTIONS_MAX: u32 = 16_384;
 /// Commands of a connection that are not answered: fio's and the kernel's usual depth. Further ones are not read.
 pub(crate) const COMMANDS_MAX: u32 = 128;
 /// Replies that are not sent; while there are as many, no request is read. A read may have several.
 pub(crate) const REPLIES_MAX: usize = 256;
-/// Bytes of buffers that the commands and unsent replies of a connection have. One larger command is admitted alone.
+/// Bytes of buffers that the commands and unsent replies of a connection have at most, once it has moved data. One larger
+/// command is admitted alone.
 pub(crate) const QUOTA_BYTES: usize = 8 << 20;
 /// Most data of a read or write: what clients assume that do not ask for block sizes.
 pub(crate) const PAYLOAD_MAX: u64 = 32 << 20;
@@ -41,10 +44,6 @@ pub(crate) const UNSENT_OPTIONS_MAX: usize = 64 << 10;
 pub(crate) const RECEIVE_BUDGET: usize = 1 << 20;
 /// Time for the handshake.
 pub(crate) const HANDSHAKE_TIMEOUT_NS: u64 = 10_000_000_000;
-/// Interval at which a connection's progress is checked.
-pub(crate) const CHECK_NS: u64 = 5_000_000_000;
-/// Checks without progress after which a peer that owes payload, or reads nothing, is disconnected: half a minute.
-pub(crate) const STALLED_CHECKS_MAX: u32 = 6;
 /// Exports of the target.
 pub(crate) const EXPORTS_MAX: usize = 1024;
 /// Bytes of an export's name and description.

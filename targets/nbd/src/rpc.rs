@@ -4,13 +4,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bdev::Registry;
+use bdev::rpc::{STILL_OPEN, conclude};
+use bdev::{Closing, Registry};
 use control::json::{Value, json};
-use control::{ByName, Method, Module, RpcError};
+use control::{ByName, Method, Module, NoParameters, RpcError};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
+use target_shell::{ConnectionLimits, PeerConnections};
 
 use crate::kernel::{self, DiskRequest, KernelDisks};
+use crate::limits::CONNECTIONS_DEFAULT;
 use crate::{ExportConfig, ExportInfo, KernelDisk, KernelDiskError, NbdTarget, NbdTargetError};
 
 /// NBD's port.
@@ -34,6 +37,10 @@ impl NbdModule {
     pub fn target(&self) -> &NbdTarget {
         &self.target
     }
+
+    fn default_connections(&self) -> u32 {
+        self.target.core_count().clamp(1, 4) as u32
+    }
 }
 
 const UNRESPONSIVE: (i64, &str) = (RpcError::ETIMEDOUT, "a reactor does not respond; nothing was changed");
@@ -51,25 +58,48 @@ impl Module for NbdModule {
                      export, clients may leave out the name. Not an SPDK method.",
                     "the URI of the export",
                 )
+                .assigns(&["port=0"])
+                .canonical(canonical_export)
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "a parameter is invalid, or the export exists"),
                     (RpcError::ENODEV, "there is no such bdev"),
                     (RpcError::INTERNAL, "the address cannot be listened at, or the target is stopping"),
                     UNRESPONSIVE,
                 ]),
-            Method::update("nbd_export_delete", delete)
+            Method::concluded_update("nbd_export_delete", delete, conclude)
                 .text(
                     "Deletes an export. Its connections complete what is in flight and are closed. Not an SPDK \
                      method.",
                     "true",
                 )
-                .errors(&[(RpcError::ENODEV, "there is no such export"), UNRESPONSIVE]),
+                .errors(&[(RpcError::ENODEV, "there is no such export"), UNRESPONSIVE, STILL_OPEN]),
             Method::query("nbd_export_get", get)
                 .text(
                     "Describes exports. Not an SPDK method.",
-                    "array of exports with `uri`, `size` in bytes, `block_size` and `connections`",
+                    "array of exports with `uri`, `size` in bytes, `block_size`, `connections` and `connections_max`, which \
+                     the export may have while others have theirs",
                 )
                 .errors(&[(RpcError::ENODEV, "there is no such export"), UNRESPONSIVE]),
+            Method::update("nbd_set_options", set_options)
+                .at_any_stage()
+                .text(
+                    "Sets how many connections there may be, for clients that come from now on. What is left out is as by \
+                     default. Not an SPDK method.",
+                    "true",
+                )
+                .errors(&[(RpcError::INVALID_PARAMS, "a limit is 0 or beyond 16,384")]),
+            Method::query("nbd_get_options", |module: &NbdModule, _: NoParameters| {
+                Ok::<_, RpcError>(describe_limits(&module.target.limits()))
+            })
+            .text("Returns the options. Not an SPDK method.", "the parameters of `nbd_set_options` that are set"),
+            Method::query("nbd_get_peers", |module: &NbdModule, _: NoParameters| {
+                Ok::<_, RpcError>(module.target.peers().iter().map(describe_peer).collect::<Vec<Value>>())
+            })
+            .text(
+                "Lists the clients that have selected an export, those with the most connections first. Not an SPDK method.",
+                "array with `peer` (an IPv4 address, a /64 network of IPv6, or the process at a UNIX socket), `connections`, \
+                 and `connections_max`, which it may have while others have theirs",
+            ),
             Method::update("nbd_start_disk", start_disk)
                 .text(
                     "Makes a bdev a block device of this machine, which the kernel's NBD driver reads and writes \
@@ -77,6 +107,12 @@ impl Module for NbdModule {
                      of a bdev of the same name, it is reconnected.",
                     "path of the block device",
                 )
+                .assigns(&["nbd_device"])
+                .canonical(|module: &NbdModule, params: &mut StartDisk| {
+                    params.bdev_name = module.target.bdev_name(&params.bdev_name);
+                    params.connections.get_or_insert(module.default_connections());
+                    Ok(())
+                })
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "a parameter is invalid"),
                     (RpcError::ENODEV, "there is no such bdev, or the kernel has no NBD driver"),
@@ -85,9 +121,9 @@ impl Module for NbdModule {
                     (RpcError::INTERNAL, "the kernel refuses for another reason"),
                     UNRESPONSIVE,
                 ]),
-            Method::update("nbd_stop_disk", stop_disk)
+            Method::concluded_update("nbd_stop_disk", stop_disk, conclude)
                 .text("Disconnects a block device of `nbd_start_disk`. Its users get I/O errors.", "true")
-                .errors(&[(RpcError::ENODEV, "there is no such disk"), UNRESPONSIVE]),
+                .errors(&[(RpcError::ENODEV, "there is no such disk"), UNRESPONSIVE, STILL_OPEN]),
             Method::query("nbd_get_disks", get_disks)
                 .text(
                     "Lists the block devices of `nbd_start_disk`.",
@@ -113,7 +149,10 @@ impl Module for NbdModule {
             |disk: KernelDisk| json!({ "method": "nbd_start_disk", "params": describe_disk(&disk) });
         let exports = self.target.configured().into_iter();
         let exports = exports.filter(|info| !self.disks.owns(&info.config.name)).map(call);
-        exports.chain(self.disks.list().into_iter().map(is_disk)).collect()
+        let limits = self.target.limits();
+        let options = (limits != ConnectionLimits::new(CONNECTIONS_DEFAULT))
+            .then(|| json!({ "method": "nbd_set_options", "params": describe_limits(&limits) }));
+        options.into_iter().chain(exports).chain(self.disks.list().into_iter().map(is_disk)).collect()
     }
 
     fn report(&self) -> Value {
@@ -154,6 +193,39 @@ impl From<KernelDiskError> for RpcError {
 }
 
 control::parameters! {
+    struct SetOptions {
+        /// Connections of all clients that have selected an export
+        max_connections: u32 = CONNECTIONS_DEFAULT,
+        /// Of these, of one client: an IPv4 address, a /64 network of IPv6, or a process at a UNIX socket; half of what
+        /// others leave, but at least 16, if left out. All processes of a user have seven eighths
+        max_connections_per_peer: Option<u32>,
+        /// Of these, to one export; three quarters of what others leave, but at least 16, if left out
+        max_connections_per_export: Option<u32>,
+    }
+}
+
+fn set_options(module: &NbdModule, params: SetOptions) -> Result<bool, RpcError> {
+    module.target.set_limits(ConnectionLimits {
+        max: params.max_connections,
+        per_peer_max: params.max_connections_per_peer,
+        per_object_max: params.max_connections_per_export,
+    })?;
+    Ok(true)
+}
+
+fn describe_limits(limits: &ConnectionLimits) -> Value {
+    limits.named("export").into_iter().map(|(name, limit)| (name, json!(limit))).collect()
+}
+
+fn describe_peer(one: &PeerConnections) -> Value {
+    json!({
+        "peer": one.peer.to_string(),
+        "connections": one.connections,
+        "connections_max": one.connections_max,
+    })
+}
+
+control::parameters! {
     struct StartDisk {
         /// The bdev, by name, alias or UUID
         bdev_name: String,
@@ -182,16 +254,15 @@ control::parameters! {
 
 fn start_disk(module: &NbdModule, params: StartDisk) -> Result<String, RpcError> {
     let index = params.nbd_device.as_deref().map(kernel::device_index).transpose()?;
-    let connections = params.connections.unwrap_or(module.target.core_count().clamp(1, 4) as u32);
+    let connections = params.connections.unwrap_or(module.default_connections());
     let StartDisk { bdev_name, reconnect_timeout_s, .. } = &params;
     let reconnect_timeout_s = *reconnect_timeout_s;
     let request = DiskRequest { bdev_name, index, connections, reconnect_timeout_s };
     Ok(module.disks.start(&module.target, &request)?.device())
 }
 
-fn stop_disk(module: &NbdModule, params: StopDisk) -> Result<bool, RpcError> {
-    module.disks.stop(&module.target, &params.nbd_device)?;
-    Ok(true)
+fn stop_disk(module: &NbdModule, params: StopDisk) -> Result<Closing, RpcError> {
+    Ok(module.disks.stop(&module.target, &params.nbd_device)?)
 }
 
 fn get_disks(module: &NbdModule, params: GetDisks) -> Result<Vec<Value>, RpcError> {
@@ -240,27 +311,43 @@ control::parameters! {
     }
 }
 
-fn create(module: &NbdModule, params: Create) -> Result<String, RpcError> {
-    let address = match (&params.path, &params.address, params.port) {
-        (Some(path), None, None) => StreamAddress::Unix(PathBuf::from(path)),
-        (Some(_), ..) => return Err(RpcError::invalid_params("path: it excludes address and port")),
-        (None, address, port) => {
-            let address = address.as_deref().unwrap_or("127.0.0.1");
-            let ip: IpAddr = address.parse().map_err(|error| {
-                RpcError::invalid_params(format!("address: {address} is not an IP address: {error}"))
-            })?;
-            StreamAddress::Tcp(SocketAddr::new(ip, port.unwrap_or(PORT)))
+impl Create {
+    fn listen_address(&self) -> Result<StreamAddress, RpcError> {
+        match (&self.path, &self.address, self.port) {
+            (Some(path), None, None) => Ok(StreamAddress::Unix(PathBuf::from(path))),
+            (Some(_), ..) => Err(RpcError::invalid_params("path: it excludes address and port")),
+            (None, address, port) => {
+                let address = address.as_deref().unwrap_or("127.0.0.1");
+                let bare =
+                    address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
+                let ip: IpAddr = bare.parse().map_err(|error| {
+                    RpcError::invalid_params(format!("address: {address} is not an IP address: {error}"))
+                })?;
+                Ok(StreamAddress::Tcp(SocketAddr::new(ip, port.unwrap_or(PORT))))
+            }
         }
-    };
+    }
+}
+
+fn canonical_export(module: &NbdModule, params: &mut Create) -> Result<(), RpcError> {
+    if let StreamAddress::Tcp(address) = params.listen_address()? {
+        (params.address, params.port) = (Some(address.ip().to_string()), Some(address.port()));
+    }
+    params.name.get_or_insert_with(|| params.bdev_name.clone());
+    params.bdev_name = module.target.bdev_name(&params.bdev_name);
+    Ok(())
+}
+
+fn create(module: &NbdModule, params: Create) -> Result<String, RpcError> {
+    let address = params.listen_address()?;
     let name = params.name.unwrap_or_else(|| params.bdev_name.clone());
     let Create { bdev_name, description, read_only, .. } = params;
     let info = module.target.create(ExportConfig { bdev_name, name, description, read_only, address })?;
     Ok(info.uri())
 }
 
-fn delete(module: &NbdModule, params: ByName) -> Result<bool, RpcError> {
-    module.target.delete(&params.name)?;
-    Ok(true)
+fn delete(module: &NbdModule, params: ByName) -> Result<Closing, RpcError> {
+    Ok(module.target.delete(&params.name)?)
 }
 
 fn get(module: &NbdModule, params: Get) -> Result<Vec<Value>, RpcError> {
@@ -279,6 +366,7 @@ fn get(module: &NbdModule, params: Get) -> Result<Vec<Value>, RpcError> {
         value["size"] = json!(info.size);
         value["block_size"] = json!(info.block_size);
         value["connections"] = json!(info.connections);
+        value["connections_max"] = json!(info.connections_max);
         value
     };
     Ok(exports.into_iter().map(describe).collect())

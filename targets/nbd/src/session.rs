@@ -11,7 +11,9 @@ use std::sync::Arc;
 use block_io::{Op, RequestFlags, Status, Tag};
 use dma::Data;
 use slots::{Slab, Slot};
-use target_shell::{IoContext, OutgoingPdu, PduData, ReceiveBuffer, SendQueue};
+use target_shell::{
+    IoContext, MemoryShare, NoMemory, OutgoingPdu, PduData, ReceiveBuffer, SendQueue, TransferReport,
+};
 use wire_nbd::{
     ChunkFlags, ChunkHeader, ChunkKind, Command, CommandFlags, ErrorChunk, HeaderForm, NbdError,
     RequestHeader, SimpleReply,
@@ -21,7 +23,7 @@ use crate::connection::NbdCore;
 use crate::export::Export;
 use crate::failure::NbdViolation;
 use crate::handshake::Handshake;
-use crate::limits::{COMMANDS_MAX, PAYLOAD_MAX, PIECES_MAX, QUOTA_BYTES, REPLIES_MAX, SKIPPED_PAYLOAD_MAX};
+use crate::limits::{COMMANDS_MAX, PAYLOAD_MAX, PIECES_MAX, REPLIES_MAX, SKIPPED_PAYLOAD_MAX};
 use crate::status::error_of;
 
 use edge::Edge;
@@ -35,7 +37,7 @@ use scan::Scan;
 /// ([`issuing`](Self::issuing)), because the payload of a write is next in the stream. A piece that needs a further
 /// request after its completion waits in `retries` until the next [`resume`](Self::resume). A command ends when all
 /// of it was submitted and nothing of it is pending. A read's buffer belongs to the device, then to the reply, until it
-/// is sent; all buffers together are limited by [`QUOTA_BYTES`].
+/// is sent; all buffers together are limited by its share of the core's memory.
 pub(crate) struct Session {
     export: Arc<Export>,
     form: HeaderForm,
@@ -51,9 +53,11 @@ pub(crate) struct Session {
     retries: VecDeque<(Slot, Retry)>,
     /// Requests to the device in flight.
     outstanding: u32,
-    held_bytes: usize,
+    memory: MemoryShare,
+    /// Parts of writes whose payload was or is being received.
+    pieces_begun: u64,
     blocked: Blocked,
-    /// The core has no buffer: retried each millisecond.
+    /// The core has no buffer for it: retried each millisecond.
     waiting: bool,
     /// A request is read in the next turn, because others have theirs first.
     turn_is_over: bool,
@@ -104,14 +108,11 @@ enum Blocked {
     Slots,
     /// There are [`REPLIES_MAX`] replies.
     Replies,
-    /// These bytes exceed the quota.
-    Quota(usize),
+    /// With these bytes it would have more memory than it may.
+    Memory(usize),
     /// The newest command has [`PIECES_MAX`] pieces in flight.
     Pieces(Slot),
 }
-
-/// The core has no buffer, or the quota is exhausted.
-struct NotNow;
 
 impl Role {
     const ALL: [Role; 9] = [
@@ -136,7 +137,7 @@ impl Role {
 const _: () = assert!(COMMANDS_MAX <= 1 << 8);
 
 impl Session {
-    pub(crate) fn new(export: Arc<Export>, handshake: &Handshake, flow: u16) -> Session {
+    pub(crate) fn new(export: Arc<Export>, handshake: &Handshake, flow: u16, memory: MemoryShare) -> Session {
         Session {
             allocation: handshake.selects_allocation(&export),
             export,
@@ -149,7 +150,8 @@ impl Session {
             rejected: None,
             retries: VecDeque::new(),
             outstanding: 0,
-            held_bytes: 0,
+            memory,
+            pieces_begun: 0,
             blocked: Blocked::No,
             waiting: false,
             turn_is_over: false,
@@ -192,7 +194,7 @@ impl Session {
             Blocked::No => false,
             Blocked::Slots => !self.commands.is_full(),
             Blocked::Replies => replies < REPLIES_MAX,
-            Blocked::Quota(bytes) => self.fits(bytes),
+            Blocked::Memory(bytes) => self.memory.fits(bytes),
             Blocked::Pieces(slot) => {
                 self.commands.get(slot).is_none_or(|command| command.pending < PIECES_MAX)
             }
@@ -212,11 +214,19 @@ impl Session {
     }
 
     pub(crate) fn buffers_freed(&mut self, bytes: usize) {
-        self.held_bytes -= bytes;
+        self.memory.remove(bytes);
     }
 
-    fn fits(&self, bytes: usize) -> bool {
-        self.held_bytes == 0 || self.held_bytes + bytes <= QUOTA_BYTES
+    /// Its share of the core's memory.
+    pub(crate) fn memory(&mut self) -> &mut MemoryShare {
+        &mut self.memory
+    }
+
+    /// Reports the payload that is being received.
+    pub(crate) fn transfers(&self, report: &mut TransferReport) {
+        if let Some(issuing) = &self.issuing {
+            issuing.transfers(report);
+        }
     }
 
     /// Where payload is received directly.
@@ -431,26 +441,13 @@ impl Session {
     }
 
     /// Takes buffers of `bytes` together.
-    fn take(&mut self, bytes: usize, context: &IoContext<'_, NbdCore>) -> Option<Data> {
-        let data = if bytes <= dma::BUFFER_BYTES_MAX {
-            Data::from(context.pool.take(bytes)?)
-        } else {
-            let mut buffers = Vec::new();
-            let mut left = bytes;
-            while left > 0 {
-                let length = left.min(dma::BUFFER_BYTES_MAX);
-                buffers.push(context.pool.take(length)?);
-                left -= length;
-            }
-            let mut data = Data::gather(buffers)?;
-            // The shell does this for a single buffer only.
-            if self.export.reads_undefined {
-                data.clear();
-            }
-            data
-        };
-        self.held_bytes += bytes;
-        Some(data)
+    fn take(&mut self, bytes: usize, context: &IoContext<'_, NbdCore>) -> Result<Data, NoMemory> {
+        let mut data = self.memory.take(bytes, context.pool)?;
+        // The shell does this for a single buffer only.
+        if self.export.reads_undefined && data.single().is_none() {
+            data.clear();
+        }
+        Ok(data)
     }
 
     /// Submits a request of a command. If the device is gone the command fails, and what is pending ends.
@@ -470,7 +467,7 @@ impl Session {
                 true
             }
             Err(status) => {
-                self.held_bytes -= held;
+                self.memory.remove(held);
                 if let Some(command) = self.commands.get_mut(slot) {
                     command.fail(error_of(status));
                 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use bdev::malloc::MallocConfig;
 use bdev::{Access, Registry};
-use reactor::Reactor;
+#[cfg(test)]
+use dma::{Arena, ArenaConfig};
+use reactor::{Reactor, ReactorConfig};
 use sockets::{ConnectionId, Network, NetworkFaults, SimulatedNetwork, StreamAddress, TransferResult};
 use target_shell::{ConnectionGroup, DeviceMap, GroupLimits, PollGroup};
 
@@ -27,6 +29,8 @@ struct SimulatedTarget {
     group: ConnectionGroup<NbdCore, SimulatedNetwork>,
     #[cfg(test)]
     descriptor: Arc<bdev::Descriptor>,
+    #[cfg(test)]
+    reservations: bdev::ReservationLease,
     clients: SimulatedNetwork,
     now_ns: u64,
     // Dropped last: the fields above use its buffers.
@@ -35,7 +39,19 @@ struct SimulatedTarget {
 
 impl SimulatedTarget {
     fn new(seed: u64, faults: NetworkFaults) -> SimulatedTarget {
-        let reactor = Reactor::new(&reactor::ReactorConfig::default()).expect("a reactor for a test");
+        SimulatedTarget::with_config(seed, faults, &ReactorConfig::default())
+    }
+
+    /// On a core with so many bytes of memory.
+    #[cfg(test)]
+    fn with_memory(limit_bytes: usize) -> SimulatedTarget {
+        let arena = Arena::new(ArenaConfig { limit_bytes, hugepages: false, shared: false });
+        let config = ReactorConfig { arena, ..ReactorConfig::default() };
+        SimulatedTarget::with_config(1, NetworkFaults::default(), &config)
+    }
+
+    fn with_config(seed: u64, faults: NetworkFaults, config: &ReactorConfig) -> SimulatedTarget {
+        let reactor = Reactor::new(config).expect("a reactor for a test");
         let core = reactor.core();
         let (clients, network) = SimulatedNetwork::pair(seed, faults);
         let limits = GroupLimits::default();
@@ -56,6 +72,8 @@ impl SimulatedTarget {
         SimulatedTarget {
             group,
             #[cfg(test)]
+            reservations: registry.open_reservations(descriptor.device(), None).expect("no file is needed"),
+            #[cfg(test)]
             descriptor,
             clients,
             now_ns: 1,
@@ -65,6 +83,15 @@ impl SimulatedTarget {
 
     fn connect(&mut self) -> ConnectionId {
         let stream = self.clients.connect(address());
+        self.clients.add(stream).expect("room for a connection")
+    }
+
+    /// As [`connect`](Self::connect), from another address.
+    #[cfg(test)]
+    fn connect_from(&mut self, peer: &str) -> ConnectionId {
+        let to = address();
+        let peer = peer.parse().expect("an address");
+        let stream = self.clients.connect_from(peer, to, None);
         self.clients.add(stream).expect("room for a connection")
     }
 

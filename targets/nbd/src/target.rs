@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use bdev::{Access, Descriptor, DeviceEvent, Registry};
+use bdev::{Access, Closing, Descriptor, DeviceEvent, Registry};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
-use target_shell::{DeviceKeys, GroupLimits, Publisher, TargetCores};
+use target_shell::{ConnectionLimits, DeviceKeys, GroupLimits, PeerConnections, Publisher, TargetCores};
 
 use crate::connection::NbdCore;
 use crate::export::{Export, ExportNames, NbdConfig};
 use crate::failure::NbdTargetError;
-use crate::limits::{CONNECTIONS_MAX, DESCRIPTION_BYTES_MAX, EXPORTS_MAX, NAME_BYTES_MAX};
+use crate::limits::{
+    CONNECTIONS_DEFAULT, CONNECTIONS_MAX, DESCRIPTION_BYTES_MAX, EXPORTS_MAX, NAME_BYTES_MAX,
+};
 
 /// What to export, and where.
 #[derive(Clone, Debug)]
@@ -42,6 +44,8 @@ pub struct ExportInfo {
     pub block_size: u32,
     /// Open connections, on all cores.
     pub connections: usize,
+    /// How many it may have at present.
+    pub connections_max: u32,
 }
 
 impl ExportInfo {
@@ -80,6 +84,7 @@ struct TargetState {
     last_portid: u16,
     last_id: u64,
     keys: DeviceKeys,
+    limits: Option<ConnectionLimits>,
     stopping: bool,
 }
 
@@ -114,6 +119,11 @@ impl NbdTarget {
         NbdTarget(shared)
     }
 
+    /// The name of the block device that `name` finds.
+    pub(crate) fn bdev_name(&self, name: &str) -> String {
+        self.0.registry.name_of(name)
+    }
+
     /// Exports a block device.
     ///
     /// # Errors
@@ -146,7 +156,7 @@ impl NbdTarget {
             address: address.unwrap_or(config.address),
             read_only: config.read_only,
         };
-        let info = exported.info(0);
+        let info = exported.info(0, 0);
         state.exports.insert(config.name.clone(), exported);
         if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
             state.exports.remove(&config.name);
@@ -159,11 +169,12 @@ impl NbdTarget {
         Ok(info)
     }
 
-    /// Deletes an export. Its connections complete what is in flight and are closed.
+    /// Deletes an export. Its connections complete what is in flight and are closed. What it returns waits until the block
+    /// device is free.
     ///
     /// # Errors
     /// There is none of this name, or a reactor does not respond; nothing has changed then.
-    pub fn delete(&self, name: &str) -> Result<(), NbdTargetError> {
+    pub fn delete(&self, name: &str) -> Result<Closing, NbdTargetError> {
         let mut state = self.lock()?;
         let exported = state.exports.remove(name).ok_or_else(|| NbdTargetError::NotFound(name.into()))?;
         if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
@@ -172,7 +183,7 @@ impl NbdTarget {
         }
         state.keys.retire(exported.export.key, self.0.publisher.generation());
         state.close_unused_ports();
-        Ok(())
+        Ok(Closing::of([&*exported.descriptor]))
     }
 
     /// The exports by name.
@@ -188,12 +199,38 @@ impl NbdTarget {
             })?,
         };
         let connections = |id| ids.iter().flatten().filter(|of| **of == id).count();
-        Ok(state.exports.values().map(|one| one.info(connections(one.export.id))).collect())
+        let connections_max = |id| state.cores.as_ref().map_or(0, |cores| cores.object_connections_max(id));
+        let info = |one: &Exported| one.info(connections(one.export.id), connections_max(one.export.id));
+        Ok(state.exports.values().map(info).collect())
     }
 
     /// The exports by name, without their connections.
     pub fn configured(&self) -> Vec<ExportInfo> {
-        self.lock_any().exports.values().map(|one| one.info(0)).collect()
+        self.lock_any().exports.values().map(|one| one.info(0, 0)).collect()
+    }
+
+    /// The clients that have connected, those with the most connections first.
+    pub fn peers(&self) -> Vec<PeerConnections> {
+        self.lock_any().cores.as_ref().map(TargetCores::peers).unwrap_or_default()
+    }
+
+    /// How many connections there may be.
+    pub fn limits(&self) -> ConnectionLimits {
+        self.lock_any().limits()
+    }
+
+    /// Changes how many connections there may be, for clients that come from now on.
+    ///
+    /// # Errors
+    /// A limit is 0 or beyond 16,384, or the target is stopping.
+    pub fn set_limits(&self, limits: ConnectionLimits) -> Result<(), NbdTargetError> {
+        limits.check(CONNECTIONS_MAX, "export").map_err(NbdTargetError::Invalid)?;
+        let mut state = self.lock()?;
+        if let Some(cores) = &state.cores {
+            cores.set_limits(limits.clone());
+        }
+        state.limits = Some(limits);
+        Ok(())
     }
 
     /// Cores that serve connections.
@@ -225,7 +262,7 @@ impl NbdTarget {
         let cores = match &state.cores {
             Some(cores) => cores.clone(),
             None => {
-                let limits = GroupLimits { connections_max: CONNECTIONS_MAX, ..GroupLimits::default() };
+                let limits = GroupLimits { connections: state.limits(), ..GroupLimits::default() };
                 let cores = TargetCores::start(&self.0.reactors, &self.0.publisher, limits, |_, _| NbdCore)?;
                 state.cores.insert(cores).clone()
             }
@@ -278,6 +315,10 @@ impl NbdTarget {
 }
 
 impl TargetState {
+    fn limits(&self) -> ConnectionLimits {
+        self.limits.clone().unwrap_or(ConnectionLimits::new(CONNECTIONS_DEFAULT))
+    }
+
     fn config(&self) -> NbdConfig {
         NbdConfig {
             exports: self.exports.values().map(|one| one.export.clone()).collect(),
@@ -302,7 +343,7 @@ impl TargetState {
 }
 
 impl Exported {
-    fn info(&self, connections: usize) -> ExportInfo {
+    fn info(&self, connections: usize, connections_max: u32) -> ExportInfo {
         let export = &self.export;
         ExportInfo {
             config: ExportConfig {
@@ -316,6 +357,7 @@ impl Exported {
             size: export.size,
             block_size: export.block_size,
             connections,
+            connections_max,
         }
     }
 }
@@ -359,7 +401,15 @@ mod tests {
             let (bdev_name, description) = (String::new(), String::new());
             let config =
                 ExportConfig { bdev_name, name: name.into(), description, read_only: false, address };
-            ExportInfo { config, read_only: false, size: 0, block_size: 512, connections: 0 }.uri()
+            ExportInfo {
+                config,
+                read_only: false,
+                size: 0,
+                block_size: 512,
+                connections: 0,
+                connections_max: 0,
+            }
+            .uri()
         };
         assert_eq!(uri("disk", "127.0.0.1:10809"), "nbd://127.0.0.1:10809/disk");
         assert_eq!(uri("a b/c", "[::1]:10809"), "nbd://[::1]:10809/a%20b%2Fc");

@@ -8,6 +8,7 @@ use nvme_controller::io_queue::AdminCommand;
 use nvme_controller::{
     ConnectOk, Controller, ControllerAction, ControllerEvent, IoQueue, NamespaceTable, io_queue::CommandToken,
 };
+use target_shell::MemoryShare;
 use wire_nvme::Sqe;
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::fabrics::fabrics_type;
@@ -79,14 +80,16 @@ impl PduHandler<'_, '_> {
                         io.lease.association(),
                     ),
                 };
-                let arena_bytes = self.context.pool.arena().limit_bytes();
-                let queues = Arc::strong_count(&shared.queue_count);
-                let window = shared.limits.buffer_window(queues, arena_bytes);
-                self.state.queue = IoQueue::new(entries, window, Rc::new(namespaces));
-                if let ConnectOk::Io(io) = &connected {
-                    let host = io.lease.association().hostnqn();
-                    self.state.queue.share_host_buffers(shared.host_buffers(host, arena_bytes));
-                }
+                let memory = match &connected {
+                    // The data of its commands is on the heap.
+                    ConnectOk::Admin(_) => MemoryShare::unlimited(),
+                    ConnectOk::Io(io) => self.context.memory_share_of(
+                        io.lease.association().hostnqn().as_str().as_bytes(),
+                        shared.limits.host_bytes_max,
+                        shared.limits.connection_bytes_max,
+                    ),
+                };
+                self.state.queue = IoQueue::new(entries, memory, Rc::new(namespaces));
                 self.state.handshake_deadline_ns = target_shell::NEVER_NS;
                 self.state.notice.logged_in = true;
                 self.state.role = match connected {
@@ -102,7 +105,6 @@ impl PduHandler<'_, '_> {
                         ConnectionRole::Io(TargetIoQueue {
                             subsystem: io.subsystem,
                             lease: io.lease,
-                            _count: shared.queue_count.clone(),
                             totals: shared.totals.clone(),
                         })
                     }
@@ -118,7 +120,7 @@ impl PduHandler<'_, '_> {
             && GetLogPage::from_sqe(sqe).lid == LogId::Health.to_wire()
             && let ConnectionRole::Admin(controller) = &self.state.role
         {
-            let health = self.context.config.health(controller.subsystem());
+            let health = self.context.config.health(controller.subsystem(), controller.hostnqn());
             self.state.controller_event(ControllerEvent::Health(health), now_ns);
         }
         self.state.controller_event(ControllerEvent::Command { sqe, data: &command.data }, now_ns);

@@ -3,16 +3,19 @@
 //! Sans-IO except for [`NvmfConnection::receive`] and [`NvmfConnection::flush`], which move bytes between
 //! the stream and the state machine. The shell's group lends its resources as [`TcpContext`].
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use block_io::{Completion, Status, Tag};
 use nvme_controller::reservation::DrainGuards;
-use nvme_controller::{BufferWindow, ControllerAssociation, ControllerEvent, IoQueue};
+use nvme_controller::{ControllerAssociation, ControllerEvent, IoQueue};
 use nvme_tcp::{FlushStatus, PduReceiver, ReceiveProgress, ReceiveStatus, receive_pdus};
 use slots::Slot;
 use sockets::ByteStream;
-use target_shell::{CloseReason, MoreToRead, NEVER_NS, Notice, ProtocolConnection};
+use target_shell::{
+    CloseReason, MemoryShare, MoreToRead, NEVER_NS, Notice, ProtocolConnection, TransferReport,
+};
 use wire_nvme::tcp::{FatalError, Framing, PduType, TERM_MAX, TermReq};
 
 use crate::handler::PduHandler;
@@ -20,7 +23,9 @@ use crate::link::{SendingData, TcpLink, TcpLocation};
 use crate::queue::ConnectionRole;
 use crate::reservation_watch::ReservedConnection;
 use crate::tcp::{TcpContext, TcpError, TcpProtocol};
-use crate::transfers::TransferCheck;
+
+/// In the identifiers of transfers: what is being sent, and no command.
+const SENDING: u64 = 1 << 63;
 
 /// An NVMe/TCP connection, which carries one queue pair.
 ///
@@ -62,8 +67,6 @@ pub(crate) struct ConnectionState {
     pub(crate) turn_is_over: bool,
     /// What the group has to know: Connect succeeded, or this controller's I/O queues are not valid any more.
     pub(crate) notice: Notice,
-    /// Ends the connection if its host does not move data for too long.
-    pub(crate) transfers: TransferCheck,
 }
 
 /// The PDU whose data is being received.
@@ -96,9 +99,6 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         let pumped = receive_pdus(receiver, &mut PduHandler::new(state, context), stream, scratch);
         if pumped == Ok(ReceiveStatus::Empty) && self.state.link.sender.is_empty() {
             return Ok(MoreToRead::Unchanged);
-        }
-        if !self.state.transfers.is_armed() {
-            self.state.transfers.arm(context.now_ns, &context.protocol.limits);
         }
         self.after(pumped)
     }
@@ -178,22 +178,21 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         may_close && link.sender.is_empty() && !queue.has_pending(waits_for_host)
     }
 
-    /// The timeout of the handshake, of Keep Alive, or of transfers. An I/O queue has its controller's: the controller's
+    /// The timeout of the handshake or of Keep Alive. An I/O queue has its controller's: the controller's
     /// core may notice the expiry later than this core resumes.
     #[inline]
     fn deadline_ns(&self) -> u64 {
-        let role_deadline_ns = match &self.state.role {
+        match &self.state.role {
             ConnectionRole::Io(queue) => queue.lease.association().keep_alive_deadline_ns(),
             ConnectionRole::Admin(controller) => controller.deadline().unwrap_or(NEVER_NS),
             ConnectionRole::AwaitingIcReq | ConnectionRole::AwaitingConnect => {
                 self.state.handshake_deadline_ns
             }
             ConnectionRole::Closed => NEVER_NS,
-        };
-        role_deadline_ns.min(self.state.transfers.due_ns())
+        }
     }
 
-    fn on_deadline(&mut self, protocol: &mut TcpProtocol, now_ns: u64) -> Result<(), CloseReason<TcpError>> {
+    fn on_deadline(&mut self, _: &mut TcpProtocol, now_ns: u64) -> Result<(), CloseReason<TcpError>> {
         match self.state.role {
             ConnectionRole::Admin(_) => self.state.controller_event(ControllerEvent::Tick, now_ns),
             ConnectionRole::AwaitingIcReq | ConnectionRole::AwaitingConnect
@@ -206,10 +205,48 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
             }
             _ => {}
         }
-        if self.state.transfers.due_ns() <= now_ns {
-            self.state.check_transfers(protocol, now_ns)?;
-        }
         Ok(())
+    }
+
+    /// The subsystem.
+    fn object(&self) -> Option<u64> {
+        let association = match &self.state.role {
+            ConnectionRole::Admin(controller) => controller.association(),
+            ConnectionRole::Io(queue) => queue.lease.association(),
+            _ => return None,
+        };
+        let mut hasher = DefaultHasher::new();
+        association.subnqn().hash(&mut hasher);
+        Some(hasher.finish())
+    }
+
+    fn transfers(&self, report: &mut TransferReport) {
+        let state = &self.state;
+        let in_capsule = match state.incoming_pdu {
+            IncomingPdu::Capsule { slot, .. } => Some(slot),
+            _ => None,
+        };
+        let arrived = |slot, location: &TcpLocation| match location.waits_for_host() {
+            true => Some(location.received_bytes as usize),
+            false => (Some(slot) == in_capsule).then_some(0),
+        };
+        state.queue.transfers(arrived, report);
+        if let Some(position) = state.link.sender.position() {
+            // It changes with each part that is sent: another transfer, or one that has moved.
+            let parts =
+                position.unsent_segments << 32 | position.unsent_header_bytes << 8 | position.owned_sends;
+            report.waits_for_peer(SENDING | parts as u64, 0, position.front_sent);
+        }
+    }
+
+    fn memory(&mut self) -> Option<&mut MemoryShare> {
+        Some(self.state.queue.memory())
+    }
+
+    /// The commands whose data is missing fail with Transient Transport Error.
+    fn abandon_transfers(&mut self) {
+        let ConnectionState { queue, link, .. } = &mut self.state;
+        queue.abort_pending(Status::TRANSIENT_TRANSPORT_ERROR, link);
     }
 
     fn awaits_login(&self) -> bool {
@@ -267,7 +304,7 @@ impl NvmfConnection {
         let state = ConnectionState {
             role: ConnectionRole::AwaitingIcReq,
             // Before Connect completes, one command at a time.
-            queue: IoQueue::new(1, BufferWindow::UNLIMITED, Rc::default()),
+            queue: IoQueue::new(1, MemoryShare::unlimited(), Rc::default()),
             link: TcpLink::new(),
             receive_framing: Framing::PLAIN,
             incoming_pdu: IncomingPdu::None,
@@ -280,7 +317,6 @@ impl NvmfConnection {
             terminated: false,
             turn_is_over: false,
             notice: Notice::default(),
-            transfers: TransferCheck::default(),
         };
         NvmfConnection { receiver: PduReceiver::default(), state }
     }

@@ -13,7 +13,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use bdev::{
-    Access, BlockDevice, Descriptor, DeviceEvent, PreparedReservations, Registry, ReservationLease, Uuid,
+    Access, BlockDevice, Closing, Descriptor, DeviceEvent, PreparedReservations, Registry, ReservationLease,
+    Uuid,
 };
 use block_io::Op;
 use nvme_controller::reservation::NamespaceReservations;
@@ -223,6 +224,11 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         NvmfTarget(inner)
     }
 
+    /// The name of the block device that `name` finds.
+    pub(crate) fn bdev_name(&self, name: &str) -> String {
+        self.0.registry.name_of(name)
+    }
+
     /// Creates a subsystem. The discovery subsystem always exists.
     pub fn create_subsystem(&self, nqn: &str, config: SubsystemConfig) -> Result<(), NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
@@ -268,8 +274,9 @@ impl<N: CoreNetwork> NvmfTarget<N> {
     /// Removes a subsystem: its hosts are disconnected and its block devices released.
     ///
     /// Connections are drained, as with every removal: no new commands are accepted, and commands in flight
-    /// complete within three seconds. This returns before the drain ends.
-    pub fn delete_subsystem(&self, nqn: &str) -> Result<(), NvmfTargetError> {
+    /// complete within three seconds. This returns before the drain ends; what it returns waits until the block devices are
+    /// free.
+    pub fn delete_subsystem(&self, nqn: &str) -> Result<Closing, NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
         let mut state = self.lock()?;
         let before = state.checkpoint(&nqn);
@@ -284,7 +291,9 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         for descriptor in removed.descriptors.values() {
             state.namespaces_by_device.remove(&descriptor.device().uuid());
         }
-        listeners::close_ports(&state, &unused)
+        let closing = Closing::of(removed.descriptors.values().map(|descriptor| &**descriptor));
+        listeners::close_ports(&state, &unused)?;
+        Ok(closing)
     }
 
     /// Adds a namespace and returns its identifier. Its `ptpl_file` is opened before any lock is taken.
@@ -332,7 +341,9 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         if let Some(group) = config.anagrpid {
             ana::check_group(group, subsystem.namespaces_max)?;
         }
-        let descriptor = Arc::new(self.0.registry.open(&config.bdev_name, Access::Exclusive { by: CLAIM })?);
+        let descriptor = Arc::new(
+            self.0.registry.open_with_reservations(&config.bdev_name, Access::Exclusive { by: CLAIM })?,
+        );
         let geometry = descriptor.device().geometry();
         let block_size = geometry.data_block_size();
         if !block_size.is_power_of_two() || block_size < 512 {
@@ -365,8 +376,9 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         Ok(nsid)
     }
 
-    /// Removes a namespace. Hosts get a Namespace Attribute Changed event; commands in flight complete.
-    pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<(), NvmfTargetError> {
+    /// Removes a namespace. Hosts get a Namespace Attribute Changed event; commands in flight complete. What it returns
+    /// waits until the block device is free: the claim ends when the last channel closes.
+    pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<Closing, NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
         let mut state = self.lock()?;
         let before = state.checkpoint(&nqn);
@@ -376,9 +388,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         if let Some(descriptor) = &descriptor {
             state.namespaces_by_device.remove(&descriptor.device().uuid());
         }
-        // The claim ends when the last channel closes.
-        drop(descriptor);
-        Ok(())
+        Ok(Closing::of(descriptor.as_deref()))
     }
 
     /// Allows a host to connect to a subsystem.
@@ -560,6 +570,7 @@ fn namespace_of(
         eui64: config.eui64.unwrap_or([0; 8]),
         uuid,
         volatile_cache: geometry.write_cache,
+        read_only: device.bdev().read_only() || !device.bdev().supports(Op::Write),
         can_unmap: device.bdev().supports(Op::Unmap),
         can_write_zeroes: device.bdev().supports(Op::WriteZeroes),
         can_write_uncorrectable: device.bdev().supports(Op::WriteUncorrectable),

@@ -37,7 +37,6 @@ mod reservation_watch;
 pub mod rpc;
 mod snapshot;
 mod tcp;
-mod transfers;
 mod vfio_user;
 
 pub use address::ListenAddress;

@@ -1,7 +1,6 @@
 //! Options of the TCP transport, and the limits derived from them.
 
-use nvme_controller::BufferWindow;
-use target_shell::GroupLimits;
+use target_shell::{ConnectionLimits, GroupLimits};
 
 use crate::failure::NvmfTargetError;
 
@@ -10,8 +9,6 @@ use crate::failure::NvmfTargetError;
 pub(crate) const DRAIN_TIMEOUT_NS: u64 = 3_000_000_000;
 /// Most connections of a target: the range of a core's slots.
 const CONNECTIONS_MAX: u32 = 16_384;
-/// Bytes of buffers that a connection may hold before it has moved any: four commands of 128 KiB.
-const FIRST_WINDOW_BYTES: usize = 512 << 10;
 /// File descriptors for everything but connections: block devices, event loops, JSON-RPC clients, pending logins.
 const OTHER_DESCRIPTORS: u64 = 1024;
 
@@ -45,6 +42,11 @@ pub struct TcpTransportConfig {
     /// Maximum connections of the target after Connect, 2 to 16384. `None` is as many as the process's file descriptors
     /// allow, with 16384 at most.
     pub max_connections: Option<u32>,
+    /// Of these, connections from one IP address, or from one /64 network of IPv6, 2 to 16384. `None` is half of what
+    /// others leave.
+    pub max_connections_per_peer: Option<u32>,
+    /// Of these, connections to one subsystem, 2 to 16384. `None` is three quarters of what others leave.
+    pub max_connections_per_subsystem: Option<u32>,
     /// Maximum connections of the target before Connect, 1 to 16384; the oldest makes room for the newest.
     pub max_pending_logins: u32,
     /// Of these, connections from one IP address, or from one /64 network of IPv6, 1 to 16384.
@@ -76,6 +78,8 @@ impl Default for TcpTransportConfig {
             header_digest: true,
             data_digest: true,
             max_connections: None,
+            max_connections_per_peer: None,
+            max_connections_per_subsystem: None,
             // More than a rack of hosts that all reconnect at once.
             max_pending_logins: 512,
             max_pending_logins_per_peer: 256,
@@ -98,33 +102,9 @@ pub(crate) struct TcpLimits {
     pub(crate) data_digest: bool,
     pub(crate) connections: GroupLimits,
     pub(crate) connection_bytes_max: usize,
-    host_bytes_max: Option<usize>,
+    pub(crate) host_bytes_max: Option<usize>,
     pub(crate) ic_timeout_ns: u64,
     pub(crate) connect_timeout_ns: u64,
-    pub(crate) transfer_timeout_ns: u64,
-}
-
-impl TcpLimits {
-    /// The buffers of a new I/O queue, of so many in the group and with `arena_bytes` for all. Together, queues that
-    /// have not moved any data hold about an eighth of the memory, and each at least one command.
-    pub(crate) fn buffer_window(&self, queues: usize, arena_bytes: usize) -> BufferWindow {
-        let share = arena_bytes / 8 / queues.max(1);
-        let command = self.controller.transfer_max_bytes as usize;
-        let first = share.clamp(command.min(FIRST_WINDOW_BYTES), FIRST_WINDOW_BYTES);
-        BufferWindow::new(first, self.connection_bytes_max)
-    }
-
-    /// Up to what all queues of one of `cores` cores hold beyond their first windows, with `arena_bytes` for all: the rest
-    /// stays for queues that hold little.
-    pub(crate) fn earned_bytes_max(cores: usize, arena_bytes: usize) -> usize {
-        arena_bytes / 2 / cores.max(1)
-    }
-
-    /// What the queues of one host may hold on one of `cores` cores, with `arena_bytes` for all. With half of a core's
-    /// share a host whose queues are spread can use half of the memory, and one that stalls leaves the rest to others.
-    pub(crate) fn host_bytes_max(&self, cores: usize, arena_bytes: usize) -> usize {
-        self.host_bytes_max.unwrap_or(arena_bytes / 2 / cores.max(1))
-    }
 }
 
 impl TcpTransportConfig {
@@ -141,8 +121,13 @@ impl TcpTransportConfig {
         range("in_capsule_data_size", self.in_capsule_data_size, 0, 128 << 10)?;
         range("max_io_size", self.max_io_size, 8192, dma::BUFFER_BYTES_MAX as u32)?;
         range("max_aq_depth", self.max_aq_depth, 32, 4096)?;
-        if let Some(connections) = self.max_connections {
-            range("max_connections", connections, 2, CONNECTIONS_MAX)?;
+        let limits = [
+            ("max_connections", self.max_connections),
+            ("max_connections_per_peer", self.max_connections_per_peer),
+            ("max_connections_per_subsystem", self.max_connections_per_subsystem),
+        ];
+        for (name, connections) in limits {
+            range(name, connections.unwrap_or(2), 2, CONNECTIONS_MAX)?;
         }
         range("max_pending_logins", self.max_pending_logins, 1, CONNECTIONS_MAX)?;
         range("max_pending_logins_per_peer", self.max_pending_logins_per_peer, 1, CONNECTIONS_MAX)?;
@@ -176,16 +161,20 @@ impl TcpTransportConfig {
             header_digest: self.header_digest,
             data_digest: self.data_digest,
             connections: GroupLimits {
-                connections_max: self.max_connections.unwrap_or_else(default_connections_max),
+                connections: ConnectionLimits {
+                    max: self.max_connections.unwrap_or_else(default_connections_max),
+                    per_peer_max: self.max_connections_per_peer,
+                    per_object_max: self.max_connections_per_subsystem,
+                },
                 logins_max: self.max_pending_logins,
                 logins_per_peer_max: self.max_pending_logins_per_peer,
                 drain_timeout_ns: DRAIN_TIMEOUT_NS,
+                transfer_timeout_ns: u64::from(self.transfer_timeout_ms) * 1_000_000,
             },
             connection_bytes_max: self.connection_bytes_max as usize,
             host_bytes_max: self.host_bytes_max.map(|bytes| bytes as usize),
             ic_timeout_ns: u64::from(self.ic_timeout_ms) * 1_000_000,
             connect_timeout_ns: u64::from(self.connect_timeout_ms) * 1_000_000,
-            transfer_timeout_ns: u64::from(self.transfer_timeout_ms) * 1_000_000,
         })
     }
 }

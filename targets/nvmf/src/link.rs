@@ -266,16 +266,9 @@ impl IoTransport for TcpTransport<'_, '_> {
     fn take_data(&mut self, bytes: usize) -> Option<Data> {
         let data = self.context.pool.take_data(bytes);
         if data.is_none() {
-            self.context.protocol.exhausted_ns = Some(self.context.now_ns);
             self.context.protocol.totals.waited_for_buffer();
         }
         data
-    }
-
-    /// Half of the memory stays for queues that hold little.
-    fn has_spare_memory(&self) -> bool {
-        let arena = self.context.pool.arena();
-        arena.allocated_bytes() <= arena.limit_bytes() / 2
     }
 
     #[inline]

@@ -26,8 +26,6 @@ pub(crate) struct TargetIoQueue {
     pub(crate) lease: QueueLease,
     /// The version of the subsystem that its queue's namespaces were taken from.
     pub(crate) subsystem: Arc<Subsystem>,
-    /// One of the target's I/O queues.
-    pub(crate) _count: Arc<()>,
     /// Where its commands are counted when it has closed.
     pub(crate) totals: Rc<QueueTotals>,
 }

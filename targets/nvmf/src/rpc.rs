@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use bdev::{Registry, Uuid};
+use bdev::rpc::conclude;
+use bdev::{Closing, Registry, Uuid};
 use control::json::{Value, json};
 use control::{Method, Module, Parameters, RpcError};
 use reactor::ReactorHandle;
@@ -50,8 +51,10 @@ const SUBSYSTEM: &[(i64, &str)] = &[
 ];
 /// Errors of every method that needs all reactors.
 const UNRESPONSIVE: (i64, &str) = (RpcError::ETIMEDOUT, "a reactor does not respond; nothing was changed");
-const PENDING: (i64, &str) =
-    (RpcError::EINPROGRESS, "the change is made, but a reactor that does not respond applies it later");
+const PENDING: (i64, &str) = (
+    RpcError::EINPROGRESS,
+    "the change is made, but a reactor that does not respond applies it later, or I/O in flight uses a bdev still",
+);
 
 impl Module for NvmfModule {
     const NAME: &'static str = "nvmf";
@@ -67,24 +70,36 @@ impl Module for NvmfModule {
                 .errors(&[(RpcError::EBUSY, "there are more subsystems already")]),
             Method::update("nvmf_create_transport", transports::create_transport)
                 .text("Makes a transport available to listeners.", "true")
+                .canonical(transports::canonical_transport)
                 .errors(&[(RpcError::INTERNAL, "it exists"), UNRESPONSIVE, PENDING]),
             Method::update("nvmf_create_subsystem", create_subsystem)
                 .text("Creates a subsystem.", "true")
+                .canonical(|_: &NvmfModule, params: &mut CreateSubsystem| {
+                    params.set_defaults();
+                    Ok(())
+                })
                 .errors(&[
                     (RpcError::INTERNAL, "it exists, or the target is stopping"),
                     (RpcError::ENOSPC, "there are as many as nvmf_set_max_subsystems allows"),
                     UNRESPONSIVE,
                 ]),
             change(
-                Method::update("nvmf_delete_subsystem", delete_subsystem),
-                "Deletes a subsystem and disconnects its hosts.",
+                Method::concluded_update("nvmf_delete_subsystem", delete_subsystem, conclude),
+                "Deletes a subsystem and disconnects its hosts. Commands in flight complete first.",
             ),
             Method::prepared_update("nvmf_subsystem_add_ns", prepare_ns, add_ns)
                 .text("Adds a bdev as a namespace.", "the NSID")
+                .assigns(&["namespace.nsid", "namespace.uuid", "namespace.nguid", "namespace.anagrpid"])
+                .canonical(canonical_ns)
                 .errors(SUBSYSTEM),
-            change(Method::update("nvmf_subsystem_remove_ns", remove_ns), "Removes a namespace."),
+            change(
+                Method::concluded_update("nvmf_subsystem_remove_ns", remove_ns, conclude),
+                "Removes a namespace. Commands in flight complete first; then its bdev is free for others.",
+            ),
             Method::update("nvmf_subsystem_add_listener", listeners::add_listener)
                 .text("Listens for hosts at an address.", "true")
+                .assigns(&["listen_address.trsvcid=\"0\""])
+                .canonical(listeners::canonical_listener)
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "there is no such subsystem or transport"),
                     (RpcError::INTERNAL, "the address cannot be listened at, or the target is stopping"),
@@ -97,7 +112,8 @@ impl Module for NvmfModule {
             change(
                 Method::update("nvmf_subsystem_listener_set_ana_state", listeners::set_ana_state),
                 "Sets the ANA state that hosts see through a listener.",
-            ),
+            )
+            .canonical(listeners::canonical_ana_state),
             change(
                 Method::update("nvmf_subsystem_set_ns_ana_group", listeners::set_ns_ana_group),
                 "Moves a namespace to another ANA group of a subsystem that reports ANA.",
@@ -213,19 +229,33 @@ control::parameters! {
     }
 }
 
-fn create_subsystem(module: &NvmfModule, params: CreateSubsystem) -> Result<bool, RpcError> {
+impl CreateSubsystem {
+    /// Fills in what is absent; 0 namespaces are the default, as in SPDK.
+    fn set_defaults(&mut self) {
+        let default = SubsystemConfig::default();
+        self.serial_number.get_or_insert(default.serial_number);
+        self.model_number.get_or_insert(default.model_number);
+        self.min_cntlid.get_or_insert(default.min_cntlid);
+        self.max_cntlid.get_or_insert(default.max_cntlid);
+        if self.max_namespaces == 0 {
+            self.max_namespaces = default.max_namespaces;
+        }
+    }
+}
+
+fn create_subsystem(module: &NvmfModule, mut params: CreateSubsystem) -> Result<bool, RpcError> {
     let max = module.subsystems_max.load(Ordering::Relaxed);
     if max != 0 && module.target.subsystem_count() >= max as usize {
         let message = format!("there are {max} subsystems, as many as nvmf_set_max_subsystems allows");
         return Err(RpcError::new(RpcError::ENOSPC, message));
     }
+    params.set_defaults();
     let default = SubsystemConfig::default();
     let config = SubsystemConfig {
         serial_number: params.serial_number.unwrap_or(default.serial_number),
         model_number: params.model_number.unwrap_or(default.model_number),
         allow_any_host: params.allow_any_host,
-        // 0 is the default, as in SPDK.
-        max_namespaces: Some(params.max_namespaces).filter(|max| *max != 0).unwrap_or(default.max_namespaces),
+        max_namespaces: params.max_namespaces,
         min_cntlid: params.min_cntlid.unwrap_or(default.min_cntlid),
         max_cntlid: params.max_cntlid.unwrap_or(default.max_cntlid),
         ana_reporting: params.ana_reporting,
@@ -242,9 +272,8 @@ control::parameters! {
     }
 }
 
-fn delete_subsystem(module: &NvmfModule, params: ByNqn) -> Result<bool, RpcError> {
-    module.target.delete_subsystem(&params.nqn)?;
-    Ok(true)
+fn delete_subsystem(module: &NvmfModule, params: ByNqn) -> Result<Closing, RpcError> {
+    Ok(module.target.delete_subsystem(&params.nqn)?)
 }
 
 /// A namespace to add to a subsystem, with the reservations of its device if they are in a file.
@@ -282,6 +311,18 @@ control::parameters! {
     only { hide_metadata: bool = false }
 }
 
+fn canonical_ns(module: &NvmfModule, params: &mut AddNs) -> Result<(), RpcError> {
+    let namespace = &mut params.namespace;
+    namespace.bdev_name = module.target.bdev_name(&namespace.bdev_name);
+    namespace.ptpl_file = namespace.ptpl_file.take().filter(|file| !file.is_empty());
+    namespace.eui64 = namespace.eui64.take().filter(|id| id.0 != [0; 8]);
+    // The default is the group of the NSID's number.
+    if namespace.anagrpid == namespace.nsid {
+        namespace.anagrpid = 0;
+    }
+    Ok(())
+}
+
 /// Opens the file of the reservations, which may block, before other updates have to wait.
 fn prepare_ns(module: &NvmfModule, params: AddNs) -> Result<PreparedNamespace, RpcError> {
     let namespace = params.namespace;
@@ -313,9 +354,8 @@ control::parameters! {
     }
 }
 
-fn remove_ns(module: &NvmfModule, params: RemoveNs) -> Result<bool, RpcError> {
-    module.target.remove_namespace(&params.nqn, params.nsid)?;
-    Ok(true)
+fn remove_ns(module: &NvmfModule, params: RemoveNs) -> Result<Closing, RpcError> {
+    Ok(module.target.remove_namespace(&params.nqn, params.nsid)?)
 }
 
 control::parameters! {

@@ -78,10 +78,11 @@ impl ConfigSnapshot {
         subsystems.find(|subsystem| !subsystem.nqn.is_discovery() && subsystem.listens_on(portid))
     }
 
-    /// The counters for the SMART / Health log page of a subsystem's controllers: sums over its namespaces.
-    pub(crate) fn health(&self, subsystem: &Subsystem) -> HealthCounters {
+    /// The counters for the SMART / Health log page of the controllers that a host has in a subsystem: sums over the
+    /// namespaces that it sees.
+    pub(crate) fn health(&self, subsystem: &Subsystem, host: &Nqn) -> HealthCounters {
         let mut health = HealthCounters::default();
-        for namespace in &subsystem.namespaces {
+        for namespace in subsystem.namespaces.iter().filter(|namespace| namespace.is_visible_to(host)) {
             let Some(descriptor) = self.devices.get(&namespace.backend) else { continue };
             let stats = descriptor.device().stats();
             let (read, write) = (stats.op(Op::Read), stats.op(Op::Write));

@@ -3,17 +3,13 @@
 #[cfg(any(test, fuzzing))]
 pub mod simulated;
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use nvme_controller::reservation::ReservationNotifier;
-use nvme_controller::{
-    ControllerDirectory, ControllerEvent, CoreBuffers, HostBuffers, NamespaceTable, SubsystemPort,
-};
+use nvme_controller::{ControllerDirectory, ControllerEvent, NamespaceTable, SubsystemPort};
 use target_shell::{Accepted, Connections, IoContext, Protocol};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::TransportAddress;
@@ -37,17 +33,7 @@ pub(crate) struct TcpProtocol {
     pub(crate) limits: TcpLimits,
     pub(crate) directory: Arc<ControllerDirectory>,
     reservations: ReservationWatch,
-    /// Held by every I/O queue of the target, on all cores: its holders are their number, and one for each core.
-    pub(crate) queue_count: Arc<()>,
     pub(crate) totals: Rc<QueueTotals>,
-    /// When the core's pool last had no buffer for a command.
-    pub(crate) exhausted_ns: Option<u64>,
-    /// Cores that serve the target.
-    cores: usize,
-    /// What the queues of each host hold on this core, while it has any.
-    hosts: RefCell<HashMap<Nqn, Weak<HostBuffers>>>,
-    /// What all of them hold.
-    buffers: Rc<CoreBuffers>,
 }
 
 /// Why the target closes a connection, for the log.
@@ -57,8 +43,6 @@ pub(crate) enum TcpError {
     Violation(FatalError),
     /// ICReq or Connect did not arrive in time.
     HandshakeTimeout,
-    /// The host did not send requested data, or did not read, for too long.
-    TransferTimeout,
     /// The keep alive timer of the queue's controller has expired.
     KeepAliveExpired,
 }
@@ -71,8 +55,6 @@ impl fmt::Display for TcpError {
             }
             TcpError::KeepAliveExpired => formatter.write_str("sent no Keep Alive in time"),
             TcpError::HandshakeTimeout => formatter.write_str("the handshake timed out"),
-            TcpError::TransferTimeout => formatter
-                .write_str("did not send requested data or read answers in time, and is disconnected"),
         }
     }
 }
@@ -97,35 +79,13 @@ impl TcpProtocol {
         limits: TcpLimits,
         directory: Arc<ControllerDirectory>,
         notifier: Option<Arc<ReservationNotifier>>,
-        queue_count: Arc<()>,
-        cores: usize,
     ) -> TcpProtocol {
         TcpProtocol {
             limits,
             directory,
             reservations: ReservationWatch::new(notifier),
-            queue_count,
             totals: Rc::default(),
-            exhausted_ns: None,
-            cores,
-            hosts: RefCell::default(),
-            buffers: Rc::default(),
         }
-    }
-
-    /// What the queues of a host hold on this core.
-    pub(crate) fn host_buffers(&self, hostnqn: &Nqn, arena_bytes: usize) -> Rc<HostBuffers> {
-        let mut hosts = self.hosts.borrow_mut();
-        if let Some(known) = hosts.get(hostnqn).and_then(Weak::upgrade) {
-            return known;
-        }
-        // Hosts without a queue have left, so that there are never more than queues.
-        hosts.retain(|_, host| host.strong_count() > 0);
-        let host = HostBuffers::new(self.limits.host_bytes_max(self.cores, arena_bytes));
-        let earned_max = TcpLimits::earned_bytes_max(self.cores, arena_bytes);
-        let host = Rc::new(host.on_core(self.buffers.clone(), earned_max));
-        hosts.insert(hostnqn.clone(), Rc::downgrade(&host));
-        host
     }
 
     /// Applies a new configuration to an I/O queue.

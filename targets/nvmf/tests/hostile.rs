@@ -26,3 +26,5 @@ mod reservations;
 mod stalls;
 #[path = "hostile/test_target.rs"]
 mod test_target;
+#[path = "hostile/visibility.rs"]
+mod visibility;

@@ -239,14 +239,18 @@ impl LogicalUnit {
         self.reserved_by.load(Ordering::Acquire) != 0
     }
 
-    /// RESERVE. Returns whether the nexus has the reservation: registrations of persistent reservations exclude it.
+    /// RESERVE. Returns whether the nexus has the reservation: registrations of persistent reservations exclude it. It holds
+    /// for all users of the device, of this unit or not.
     pub(crate) fn reserve(&self, nexus: &UnitNexus) -> bool {
-        if !self.reservations.state().registrations.is_empty() {
-            return false;
+        // A nexus has connections on several cores: what the unit and the device know changes together.
+        let _shared = sync::lock(&self.shared);
+        match self.reserved_by.load(Ordering::Acquire) {
+            0 if self.reservations.reserve_unit(nexus.registrant()) => {
+                self.reserved_by.store(nexus.id(), Ordering::Release);
+                true
+            }
+            holder => holder == nexus.id(),
         }
-        let id = nexus.id();
-        let change = self.reserved_by.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire);
-        change.is_ok() || change == Err(id)
     }
 
     /// RELEASE, which has no effect for another nexus.
@@ -255,7 +259,11 @@ impl LogicalUnit {
     }
 
     fn release_of(&self, id: u64) {
-        let _ = self.reserved_by.compare_exchange(id, 0, Ordering::AcqRel, Ordering::Acquire);
+        let _shared = sync::lock(&self.shared);
+        if id != 0 && self.reserved_by.load(Ordering::Acquire) == id {
+            self.reserved_by.store(0, Ordering::Release);
+            self.reservations.release_unit();
+        }
     }
 
     pub(crate) fn sense_format(&self) -> SenseFormat {
@@ -344,7 +352,7 @@ impl LogicalUnit {
             UnitFunction::LogicalUnitReset => {
                 self.manage_tasks(self.tasks(None, TaskAction::Reset), &guard);
                 self.settings.store(default_settings(&self.config), Ordering::Relaxed);
-                self.reserved_by.store(0, Ordering::Release);
+                self.release_of(self.reserved_by.load(Ordering::Acquire));
                 self.set_attentions(AdditionalSense::BUS_DEVICE_RESET, |_| true);
             }
             UnitFunction::NexusReset => {

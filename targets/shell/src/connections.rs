@@ -1,12 +1,17 @@
 //! The connections of a core, and the lists of those that have work.
 
+use std::rc::Rc;
 use std::vec::Drain;
 
 use slots::{Slab, Slot};
 use sockets::{ConnectionId, StreamAddress};
 
+use crate::admissions::Admitted;
+use crate::memory::PeerMemory;
+use crate::peers::PeerKey;
 use crate::protocol::{Protocol, ProtocolConnection, REQUEST_TAG_BITS, REQUEST_TAG_MASK};
 use crate::timers::NEVER_NS;
+use crate::transfers::TransferCheck;
 
 /// First bit of the connection's index in a request's tag; bits of its generation are between this and the protocol's.
 pub(crate) const CONNECTION_SHIFT: u32 = 50;
@@ -38,7 +43,11 @@ pub struct ConnectionEntry<C> {
     pub(crate) id: ConnectionId,
     /// The peer's address; that of the listener if the peer is unnamed.
     pub(crate) peer: StreamAddress,
+    pub(crate) peer_key: PeerKey,
+    /// Whose connections it counts among since its login.
+    pub(crate) admitted: Option<Admitted>,
     pub(crate) requests: ConnectionRequests,
+    pub(crate) transfers: TransferCheck,
     /// The time of its timer in [`Timers`](crate::timers::Timers); `NEVER_NS` without one.
     pub(crate) timer_ns: u64,
     /// When a draining connection is closed even if commands are in flight.
@@ -63,6 +72,8 @@ pub(crate) struct ConnectionRequests {
     pub(crate) tag_base: u64,
     /// Requests in flight.
     pub(crate) outstanding: u32,
+    /// What its peer holds of the core's memory; `None` without a stream.
+    pub(crate) peer: Option<Rc<PeerMemory>>,
 }
 
 impl<C> ConnectionEntry<C> {
@@ -201,7 +212,10 @@ impl<C> Connections<C> {
             connection,
             id,
             peer,
+            peer_key: PeerKey::Unknown,
+            admitted: None,
             requests: ConnectionRequests::default(),
+            transfers: TransferCheck::default(),
             timer_ns: NEVER_NS,
             drain_deadline_ns: NEVER_NS,
             dirty: false,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use reactor::{Core, ReactorHandle};
 use sockets::{CoreNetwork, Network, SendStats, Sockets, StreamAddress};
 
+use crate::admissions::{Admissions, ConnectionLimits, PeerConnections};
 use crate::connections::Connections;
 use crate::group::{ConnectionGroup, GroupShared};
 use crate::logins::GroupLimits;
@@ -43,13 +44,14 @@ impl<P: Protocol, S: Send> GroupMail for GroupMessage<P, S> {
 /// The first core owns the listeners; a connection goes to the core with the fewest, and stays there. Calls block for
 /// up to [`CORE_TIMEOUT`](crate::CORE_TIMEOUT), so a reactor's thread must not make them. The groups end with their reactors: each drains its
 /// connections first. Configuration goes through the [`Publisher`] that the target was started with. Cheap to clone.
-pub struct TargetCores<P: Protocol, N: CoreNetwork = Sockets>(
-    CoreMailboxes<GroupMessage<P, <N as Network>::Stream>>,
-);
+pub struct TargetCores<P: Protocol, N: CoreNetwork = Sockets> {
+    mailboxes: CoreMailboxes<GroupMessage<P, <N as Network>::Stream>>,
+    admissions: Arc<Admissions>,
+}
 
 impl<P: Protocol, N: CoreNetwork> Clone for TargetCores<P, N> {
     fn clone(&self) -> Self {
-        TargetCores(self.0.clone())
+        TargetCores { mailboxes: self.mailboxes.clone(), admissions: self.admissions.clone() }
     }
 }
 
@@ -72,11 +74,27 @@ impl<P: Protocol, N: CoreNetwork> TargetCores<P, N> {
     ) -> Result<TargetCores<P, N>, ShellError> {
         let mailboxes = CoreMailboxes::default();
         let shared = Arc::new(GroupShared::new(limits, reactors.len(), mailboxes.clone()));
+        let admissions = shared.admissions().clone();
         mailboxes.start(reactors, publisher, move |core, inbox, waker| {
             let network = N::of_core(core);
             ConnectionGroup::new(core, network, protocol(core, waker), shared.clone(), Some(inbox))
         })?;
-        Ok(TargetCores(mailboxes))
+        Ok(TargetCores { mailboxes, admissions })
+    }
+
+    /// Changes how many connections there may be, for those that log in from now on.
+    pub fn set_limits(&self, limits: ConnectionLimits) {
+        self.admissions.set_limits(limits);
+    }
+
+    /// The peers that have logged in, those with the most connections first.
+    pub fn peers(&self) -> Vec<PeerConnections> {
+        self.admissions.peers()
+    }
+
+    /// How many connections an object may have at present ([`ProtocolConnection::object`](crate::ProtocolConnection::object)).
+    pub fn object_connections_max(&self, object: u64) -> u32 {
+        self.admissions.object_max(object)
     }
 
     /// Listens on an address. Connections carry `portid`. Returns the address with the port that the kernel assigned
@@ -86,7 +104,8 @@ impl<P: Protocol, N: CoreNetwork> TargetCores<P, N> {
     /// The address cannot be used, or the first core does not answer; nothing listens then.
     pub fn listen(&self, address: &StreamAddress, portid: u16) -> Result<StreamAddress, ShellError> {
         let to = address.clone();
-        let bound = self.0.ask(0, |responder| GroupMessage::Listen { address: to, portid, responder })?;
+        let bound =
+            self.mailboxes.ask(0, |responder| GroupMessage::Listen { address: to, portid, responder })?;
         bound.map_err(|error| ShellError::Listen(address.clone(), error))
     }
 
@@ -95,7 +114,7 @@ impl<P: Protocol, N: CoreNetwork> TargetCores<P, N> {
     /// # Errors
     /// The first core does not answer. It closes them when it runs again.
     pub fn unlisten(&self, portid: Option<u16>) -> Result<(), ShellError> {
-        self.0.ask(0, |responder| GroupMessage::Unlisten { portid, responder })
+        self.mailboxes.ask(0, |responder| GroupMessage::Unlisten { portid, responder })
     }
 
     /// Runs `query` on every core, and returns the results by core.
@@ -107,9 +126,9 @@ impl<P: Protocol, N: CoreNetwork> TargetCores<P, N> {
         query: impl Fn(&mut P, &mut Connections<P::Connection>) -> R + Clone + Send + 'static,
     ) -> Result<Vec<R>, ShellError> {
         let mut requests = Vec::new();
-        for core in 0..self.0.len() {
+        for core in 0..self.mailboxes.len() {
             let query = query.clone();
-            requests.push(self.0.request(core, |responder| {
+            requests.push(self.mailboxes.request(core, |responder| {
                 GroupMessage::Query(Box::new(move |protocol, connections| {
                     if !responder.is_abandoned() {
                         _ = responder.answer(query(protocol, connections));
@@ -117,7 +136,7 @@ impl<P: Protocol, N: CoreNetwork> TargetCores<P, N> {
                 }))
             })?);
         }
-        requests.into_iter().enumerate().map(|(core, request)| self.0.wait(core, request)).collect()
+        requests.into_iter().enumerate().map(|(core, request)| self.mailboxes.wait(core, request)).collect()
     }
 
     /// How the owned sends of each core's connections were sent, those included that are closed.
@@ -125,6 +144,6 @@ impl<P: Protocol, N: CoreNetwork> TargetCores<P, N> {
     /// # Errors
     /// The first core that does not answer.
     pub fn send_stats(&self) -> Result<Vec<SendStats>, ShellError> {
-        (0..self.0.len()).map(|core| self.0.ask(core, GroupMessage::SendStats)).collect()
+        (0..self.mailboxes.len()).map(|core| self.mailboxes.ask(core, GroupMessage::SendStats)).collect()
     }
 }

@@ -36,6 +36,18 @@ pub fn reactors_of_mask(
 pub fn mask_of_reactors(reactors: &[ReactorHandle], indexes: &[usize]) -> String {
     let cpus = reactors.iter().filter(|reactor| indexes.contains(&reactor.index()));
     let cpus: Vec<u32> = cpus.map(ReactorHandle::cpu).collect();
+    mask_of(&cpus)
+}
+
+/// A `cpumask` as a mask, whether it is one or a list: `0x3` for `[0,1]`.
+///
+/// # Errors
+/// It is neither.
+pub fn canonical_mask(cpumask: &str) -> Result<String, CpuMaskError> {
+    Ok(mask_of(CpuSet::from_mask(cpumask)?.cpus()))
+}
+
+fn mask_of(cpus: &[u32]) -> String {
     let last = cpus.iter().max().copied().unwrap_or(0);
     let digit = |index: u32| {
         let bit = |bit: u32| u32::from(cpus.contains(&(index * 4 + bit))) << bit;

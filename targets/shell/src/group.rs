@@ -4,6 +4,7 @@ mod active;
 mod admission;
 mod closing;
 mod polled;
+mod slow_peers;
 mod turn;
 
 use std::io;
@@ -21,13 +22,16 @@ use sockets::{ListenerId, Network, NetworkEvent, SentEvent, StreamAddress};
 use active::{CoreGroups, LastActive};
 pub(crate) use admission::GroupShared;
 use polled::add_polled;
+use slow_peers::SlowPeers;
 use turn::{LimitedStream, TurnSends};
 
+use crate::admissions::ConnectionLimits;
 use crate::connections::Connections;
 use crate::cores::GroupMessage;
 use crate::devices::CoreDevices;
 use crate::logins::{GroupLimits, PendingLogins};
 use crate::mailboxes::{CoreMailboxes, Inbox};
+use crate::memory::{CoreMemory, MemoryLimits};
 use crate::poller::PollGroup;
 use crate::protocol::{
     CloseReason, IoContext, MoreToRead, Notice, Protocol, ProtocolConnection, REQUEST_TAG_MASK, TargetConfig,
@@ -105,6 +109,9 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     /// Connections that close when they are drained.
     closing: Vec<Slot>,
     logins: PendingLogins,
+    /// What the connections of the core hold of its buffers.
+    memory: Rc<CoreMemory>,
+    slow_peers: SlowPeers,
     timers: Timers,
     flows: u16,
     stopping: bool,
@@ -120,6 +127,9 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
     ) -> ConnectionGroup<P, N> {
         let core_groups = core.local::<CoreGroups>();
         let key = core_groups.add();
+        let memory = core.local::<CoreMemory>();
+        memory.set_limits(MemoryLimits::of_core(core.pool().arena().limit_bytes(), shared.statuses.len()));
+        let slow_peers = SlowPeers::new(shared.limits.transfer_timeout_ns);
         let logins = PendingLogins::new(&shared.limits, shared.statuses.len(), os::descriptor_limit());
         ConnectionGroup {
             index: core.index(),
@@ -151,6 +161,8 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             polled_active: LastActive::default(),
             closing: Vec::new(),
             logins,
+            memory,
+            slow_peers,
             timers: Timers::default(),
             flows: 0,
             stopping: false,
@@ -166,6 +178,11 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
     /// The connections.
     pub fn connections(&self) -> &Connections<P::Connection> {
         &self.connections
+    }
+
+    /// Changes how many connections of the target there may be, for those that log in from now on.
+    pub fn set_limits(&self, limits: ConnectionLimits) {
+        self.shared.admissions().set_limits(limits);
     }
 
     /// Listens on an address. Returns it with the port that was assigned for port 0.
@@ -452,9 +469,16 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
     /// Handles deadlines that have passed.
     fn run_timers(&mut self, now_ns: u64) {
         while let Some((at_ns, owner)) = self.timers.pop_expired(now_ns) {
-            let TimerOwner::Connection(slot) = owner else {
-                self.pool.release_idle(CHUNKS_KEPT);
-                continue;
+            let slot = match owner {
+                TimerOwner::Connection(slot) => slot,
+                TimerOwner::Group => {
+                    self.pool.release_idle(CHUNKS_KEPT);
+                    continue;
+                }
+                TimerOwner::Check => {
+                    self.check_transfers(now_ns);
+                    continue;
+                }
             };
             let Some(entry) = self.connections.slab.get_mut(slot) else { continue };
             if entry.closed || entry.timer_ns != at_ns {
@@ -562,6 +586,9 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         }
         if std::mem::take(&mut self.is_active) {
             self.core_groups.note(self.key, now_ns);
+            if !self.timers.is_check_armed() {
+                self.arm_check(now_ns);
+            }
         }
         count
     }

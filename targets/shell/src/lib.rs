@@ -24,11 +24,15 @@
 //! [`ProtocolConnection::complete`]; one [`ProtocolConnection::flush`] for each connection with something to send;
 //! timers; the close of drained connections. Only connections with work are visited.
 //!
-//! [`GroupLimits`] bounds the connections: those whose peer has logged in, and, apart from them, those whose peer has
-//! not. [`Protocol::accept`] may refuse one by its address. `targets/example` is a complete target in one file.
+//! [`GroupLimits`] bounds the connections: those whose peer has logged in, by peer, user and
+//! [object](ProtocolConnection::object) ([`ConnectionLimits`]), and, apart from them, those whose peer has not.
+//! [`Protocol::accept`] may refuse one by its address. A protocol that keeps buffers until its peer has sent data or read
+//! answers takes them through a [`MemoryShare`] and reports what it waits for ([`ProtocolConnection::transfers`]), so that
+//! no peer holds the memory that others need. `targets/example` is a complete target in one file.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod admissions;
 mod connections;
 mod cores;
 mod cpu_mask;
@@ -38,6 +42,8 @@ mod devices;
 mod group;
 mod logins;
 mod mailboxes;
+mod memory;
+mod peers;
 mod poller;
 mod protocol;
 mod publisher;
@@ -45,16 +51,20 @@ mod receive_buffer;
 mod request;
 mod send_queue;
 mod timers;
+mod transfers;
 
+pub use admissions::{ConnectionLimits, PeerConnections};
 pub use connections::{ConnectionEntry, Connections};
 pub use cores::TargetCores;
-pub use cpu_mask::{CpuMaskError, mask_of_reactors, reactors_of_mask};
+pub use cpu_mask::{CpuMaskError, canonical_mask, mask_of_reactors, reactors_of_mask};
 pub use device_keys::DeviceKeys;
 pub use device_map::DeviceMap;
 pub use devices::CoreDevices;
 pub use group::ConnectionGroup;
 pub use logins::GroupLimits;
 pub use mailboxes::{CoreMailboxes, GroupMail, GroupWaker, Inbox, ShellError};
+pub use memory::{CoreMemory, MemoryLimits, MemoryOwner, MemoryShare, NoMemory, PeerMemory};
+pub use peers::PeerKey;
 pub use poller::{GroupPoller, PollGroup};
 pub use protocol::{
     Accepted, CloseReason, IoContext, MoreToRead, Notice, Polling, Protocol, ProtocolConnection,
@@ -65,6 +75,7 @@ pub use receive_buffer::ReceiveBuffer;
 pub use request::{NoAnswer, Request, Responder};
 pub use send_queue::{OutgoingPdu, PduData, SendQueue};
 pub use timers::NEVER_NS;
+pub use transfers::TransferReport;
 
 /// Time that the control plane waits for a core to apply a change or to answer: thousands of polls.
 pub const CORE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);

@@ -1,10 +1,11 @@
 //! Limits on connections, and the queue of those whose peers have not logged in.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 
 use slots::Slot;
-use sockets::StreamAddress;
+
+use crate::admissions::ConnectionLimits;
+use crate::peers::PeerKey;
 
 /// What a target admits.
 ///
@@ -12,44 +13,31 @@ use sockets::StreamAddress;
 /// others, and make room for newer ones, the oldest first. So no number of silent peers keeps others out.
 #[derive(Clone, Debug)]
 pub struct GroupLimits {
-    /// Connections of the target whose peers have logged in, on all cores together. Beyond, connections are closed when
-    /// they are accepted, or when they log in.
-    pub connections_max: u32,
+    /// Connections of the target whose peers have logged in, on all cores together, and how they are divided. Beyond,
+    /// connections are closed when they are accepted, or when they log in.
+    pub connections: ConnectionLimits,
     /// Connections of the target whose peers have not logged in, divided evenly among the cores, at least one each. There
     /// are never more than a quarter of the process's file descriptors.
     pub logins_max: u32,
-    /// Of these, connections from one IP address, or from one /64 network of IPv6; at least one for each core.
+    /// Of these, connections from one IP address, from one /64 network of IPv6, or of one process at a UNIX socket; at
+    /// least one for each core.
     pub logins_per_peer_max: u32,
     /// Time that a draining connection has to complete its commands.
     pub drain_timeout_ns: u64,
+    /// Time in which something of what a connection waits for its peer with has to move: requested data that arrives, or
+    /// an answer that is read. While memory lacks, progress is measured, and the time is 10 s at most.
+    pub transfer_timeout_ns: u64,
 }
 
 impl Default for GroupLimits {
     fn default() -> Self {
         GroupLimits {
-            connections_max: 1024,
+            connections: ConnectionLimits::new(1024),
             // More than a rack of hosts that all reconnect at once.
             logins_max: 512,
             logins_per_peer_max: 256,
             drain_timeout_ns: 3_000_000_000,
-        }
-    }
-}
-
-/// A peer, as far as connections are counted: its IPv4 address, or the network that an IPv6 host chooses its address
-/// from. Peers on UNIX sockets are not told apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PeerKey {
-    Network(u128),
-    Local,
-}
-
-impl PeerKey {
-    fn of(peer: &StreamAddress) -> PeerKey {
-        match peer.tcp().map(|address| address.ip().to_canonical()) {
-            Some(IpAddr::V4(address)) => PeerKey::Network(address.to_bits().into()),
-            Some(IpAddr::V6(address)) => PeerKey::Network(address.to_bits() >> 64 << 64),
-            None => PeerKey::Local,
+            transfer_timeout_ns: 30_000_000_000,
         }
     }
 }
@@ -76,10 +64,9 @@ impl PendingLogins {
     }
 
     /// Adds a connection. Returns the one that it replaces, for the caller to close.
-    pub(crate) fn add(&mut self, slot: Slot, peer: &StreamAddress) -> Option<Slot> {
-        let peer = PeerKey::of(peer);
+    pub(crate) fn add(&mut self, slot: Slot, peer: PeerKey) -> Option<Slot> {
         let of_peer = |(_, other): &(Slot, PeerKey)| *other == peer;
-        let is_full_for_peer = peer != PeerKey::Local
+        let is_full_for_peer = peer != PeerKey::Unknown
             && self.queue.iter().filter(|entry| of_peer(entry)).count() >= self.per_peer_max;
         let replaced = if is_full_for_peer {
             self.queue.iter().position(of_peer)
@@ -101,8 +88,8 @@ impl PendingLogins {
 mod tests {
     use super::*;
 
-    fn address(text: &str) -> StreamAddress {
-        StreamAddress::Tcp(text.parse().unwrap())
+    fn address(text: &str) -> PeerKey {
+        PeerKey::of(&text.parse().unwrap(), None)
     }
 
     fn pending(logins_max: u32, logins_per_peer_max: u32) -> PendingLogins {
@@ -124,26 +111,29 @@ mod tests {
         let mut logins = pending(8, 4);
         let slot = |n: u64| Slot::from_bits(n);
         let (one, other) = (address("10.0.0.1:1"), address("10.0.0.2:1"));
-        assert_eq!(logins.add(slot(1), &other), None);
-        assert_eq!(logins.add(slot(2), &one), None);
-        assert_eq!(logins.add(slot(3), &address("10.0.0.1:2")), None);
-        assert_eq!(logins.add(slot(4), &one), Some(slot(2)), "two of one address at most");
-        assert_eq!(logins.add(slot(5), &address("10.0.0.3:1")), None);
-        assert_eq!(logins.add(slot(6), &address("10.0.0.4:1")), Some(slot(1)), "four at most");
+        assert_eq!(logins.add(slot(1), other), None);
+        assert_eq!(logins.add(slot(2), one), None);
+        assert_eq!(logins.add(slot(3), address("10.0.0.1:2")), None);
+        assert_eq!(logins.add(slot(4), one), Some(slot(2)), "two of one address at most");
+        assert_eq!(logins.add(slot(5), address("10.0.0.3:1")), None);
+        assert_eq!(logins.add(slot(6), address("10.0.0.4:1")), Some(slot(1)), "four at most");
         logins.remove(slot(3));
-        assert_eq!(logins.add(slot(7), &one), None);
+        assert_eq!(logins.add(slot(7), one), None);
     }
 
     #[test]
-    fn an_ipv6_network_is_one_peer_and_unix_sockets_have_no_limit_of_their_own() {
+    fn an_ipv6_network_and_a_process_are_one_peer_and_unknown_ones_have_no_limit_of_their_own() {
         let mut logins = pending(8, 2);
         let slot = |n: u64| Slot::from_bits(n);
-        assert_eq!(logins.add(slot(1), &address("[2001:db8::1]:1")), None);
-        assert_eq!(logins.add(slot(2), &address("[2001:db8::ffff:2]:1")), Some(slot(1)));
-        assert_eq!(logins.add(slot(3), &address("[2001:db8:0:1::1]:1")), None);
-        let local = StreamAddress::Unix("/run/one.sock".into());
-        assert_eq!(logins.add(slot(4), &local), None);
-        assert_eq!(logins.add(slot(5), &local), None);
-        assert_eq!(logins.add(slot(6), &local), Some(slot(2)));
+        assert_eq!(logins.add(slot(1), address("[2001:db8::1]:1")), None);
+        assert_eq!(logins.add(slot(2), address("[2001:db8::ffff:2]:1")), Some(slot(1)));
+        assert_eq!(logins.add(slot(3), address("[2001:db8:0:1::1]:1")), None);
+        let local = PeerKey::Unknown;
+        assert_eq!(logins.add(slot(4), local), None);
+        assert_eq!(logins.add(slot(5), local), None);
+        assert_eq!(logins.add(slot(6), local), Some(slot(2)));
+        let process = PeerKey::Process { user: 0, process: 7 };
+        assert_eq!(logins.add(slot(7), process), Some(slot(3)));
+        assert_eq!(logins.add(slot(8), process), Some(slot(7)));
     }
 }

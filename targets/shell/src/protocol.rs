@@ -11,7 +11,10 @@ use sockets::{ByteStream, StreamAddress, TransferResult};
 use crate::connections::{ConnectionRequests, Connections};
 use crate::device_map::DeviceMap;
 use crate::devices::CoreDevices;
+use crate::memory::{MemoryOwner, MemoryShare};
+use crate::peers::PeerKey;
 use crate::timers::NEVER_NS;
+use crate::transfers::TransferReport;
 
 /// A target's protocol on one core: state that all connections of the core share.
 ///
@@ -198,10 +201,34 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         Ok(())
     }
 
+    /// Reports what the connection waits for its peer with: data that the peer owes, answers that it has not read. Asked
+    /// about once a second while connections of the core are active, and as long as one of them waits. A peer that takes
+    /// longer than [`GroupLimits::transfer_timeout_ns`](crate::GroupLimits) without any progress, or is too slow while
+    /// others lack memory, is disconnected ([`abandon_transfers`](Self::abandon_transfers)). By default nothing waits.
+    fn transfers(&self, report: &mut TransferReport) {
+        let _ = report;
+    }
+
+    /// Its share of the core's memory, if it counts what it holds ([`IoContext::memory_share`]).
+    fn memory(&mut self) -> Option<&mut MemoryShare> {
+        None
+    }
+
+    /// The peer was too slow, and is disconnected after this: queues what the protocol has to say. What can be sent at
+    /// once is.
+    fn abandon_transfers(&mut self) {}
+
     /// What the group has to know since the last call; asked once after each flush.
     #[inline]
     fn take_notice(&mut self) -> Notice {
         Notice::default()
+    }
+
+    /// What the peer has logged in to, if the target's connections are counted by it as well: an export, a controller, a
+    /// target node or a subsystem, by an identifier of its own. Asked once, after the login, or after
+    /// [`Protocol::accept`] where there is none.
+    fn object(&self) -> Option<u64> {
+        None
     }
 
     /// Whether the peer has still to log in. Asked once, after [`Protocol::accept`]; [`Notice::logged_in`] ends it. The
@@ -255,6 +282,8 @@ pub struct Accepted {
     pub local: StreamAddress,
     /// The peer's address.
     pub peer: StreamAddress,
+    /// The peer, as far as connections and memory are counted.
+    pub peer_key: PeerKey,
     /// Flow identifier for fair queueing between connections in the block device layer.
     pub flow: u16,
 }
@@ -289,10 +318,12 @@ pub enum CloseReason<E> {
     Network(io::ErrorKind),
     /// The protocol ends it. The only reason that is a warning in the log; others are details.
     Protocol(E),
-    /// A limit on connections is reached ([`GroupLimits`](crate::GroupLimits)).
+    /// A limit on connections is reached ([`GroupLimits`](crate::GroupLimits)), which is logged.
     Limit,
     /// It is drained, or its drain took too long.
     Drained,
+    /// The peer did not send what it owes, or read what it asked for, in time. A warning, too.
+    TransferTimeout,
 }
 
 impl<E> CloseReason<E> {
@@ -378,6 +409,27 @@ impl<P: Protocol> IoContext<'_, P> {
         if self.is_turn_shared() {
             self.turn.commands = self.turn.commands.saturating_sub(turn_cost(bytes));
         }
+    }
+
+    /// A share of the core's memory for the connection, of at most `bytes_max`, or one command.
+    pub fn memory_share(&self, bytes_max: usize) -> MemoryShare {
+        match &self.requests.peer {
+            Some(peer) => MemoryShare::new(peer.clone(), bytes_max),
+            None => MemoryShare::unlimited(),
+        }
+    }
+
+    /// As [`memory_share`](Self::memory_share), bounded together with the others of this name: by `owner_max`, or, apart from
+    /// their first windows, as all windows of the core.
+    pub fn memory_share_of(&self, owner: &[u8], owner_max: Option<usize>, bytes_max: usize) -> MemoryShare {
+        let Some(peer) = &self.requests.peer else { return MemoryShare::unlimited() };
+        let core = peer.core();
+        let owner = MemoryOwner::Name(owner.into());
+        let account = match owner_max {
+            Some(owner_max) => core.strict_peer(owner, owner_max),
+            None => core.peer(owner, core.limits().shared),
+        };
+        MemoryShare::new(account, bytes_max)
     }
 
     /// Adds a request to the batch of the device with this key. Only the lower [`REQUEST_TAG_BITS`] bits of its tag are

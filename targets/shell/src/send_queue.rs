@@ -4,10 +4,13 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use crate::protocol::CloseReason;
+use crate::transfers::TransferReport;
 use arrayvec::ArrayVec;
 use dma::Data;
 use sockets::ByteStream;
 
+/// Identifies the bytes before the PDUs among transfers; there are never so many PDUs.
+const BYTES: u64 = u64::MAX >> 1;
 /// Parts of one send.
 const PARTS_MAX: usize = 64;
 /// Longest head of a PDU: an iSCSI header with its digest.
@@ -45,7 +48,8 @@ pub struct SendQueue {
     sent: usize,
     /// Of `bytes`.
     bytes_sent: usize,
-    progress: u64,
+    /// PDUs that were sent.
+    sent_pdus: u64,
 }
 
 impl PduData {
@@ -160,9 +164,15 @@ impl SendQueue {
         self.pdus.is_empty() && self.bytes.is_empty()
     }
 
-    /// All bytes ever sent, wrapping: a change is progress.
-    pub fn progress(&self) -> u64 {
-        self.progress
+    /// Reports what the peer has not read. Identifiers are below 2^63.
+    pub fn transfers(&self, report: &mut TransferReport) {
+        if !self.bytes.is_empty() {
+            report.waits_for_peer(BYTES, 0, self.bytes_sent);
+        }
+        for (index, pdu) in self.pdus.iter().enumerate() {
+            let moved = if index == 0 { self.sent } else { 0 };
+            report.waits_for_peer(self.sent_pdus + index as u64, pdu.data.buffer_bytes(), moved);
+        }
     }
 
     /// Sends as much as the stream takes. Returns the bytes of buffers that are free again.
@@ -187,7 +197,6 @@ impl SendQueue {
             let offered: usize = parts.iter().map(|part| part.len()).sum();
             let sent = CloseReason::check(stream.send(&parts))?;
             drop(parts);
-            self.progress = self.progress.wrapping_add(sent as u64);
             freed += self.advance(sent);
             if sent < offered {
                 break;
@@ -216,6 +225,7 @@ impl SendQueue {
                 break;
             }
             self.sent -= length;
+            self.sent_pdus += 1;
             let done = self.pdus.pop_front();
             freed += done.map_or(0, |pdu| pdu.data.buffer_bytes());
         }

@@ -17,18 +17,23 @@ pub const NEVER_NS: u64 = u64::MAX;
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<(u64, u64)>>,
-    /// The group's own timer is in the heap.
+    /// The group's own timers are in the heap.
     group_armed: bool,
+    check_armed: bool,
 }
 
-/// In place of a connection's slot: the group's own timer. No slab has so many slots.
+/// In place of a connection's slot: the group's own timers. No slab has so many slots.
 const GROUP: u64 = u64::MAX;
+const CHECK: u64 = u64::MAX - 1;
 
 /// Whose timer has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimerOwner {
     Connection(Slot),
+    /// Of a group, whose memory may go back.
     Group,
+    /// Of a group that checks transfers.
+    Check,
 }
 
 impl Timers {
@@ -49,6 +54,19 @@ impl Timers {
         }
     }
 
+    /// Makes sure that transfers are checked once, after `deadline_ns`.
+    pub(crate) fn arm_check(&mut self, deadline_ns: u64) {
+        if !std::mem::replace(&mut self.check_armed, true) {
+            self.heap.push(Reverse((deadline_ns, CHECK)));
+        }
+    }
+
+    /// Whether transfers will be checked.
+    #[inline]
+    pub(crate) fn is_check_armed(&self) -> bool {
+        self.check_armed
+    }
+
     /// The time of the first timer; `NEVER_NS` without one.
     #[inline]
     pub(crate) fn next_ns(&self) -> u64 {
@@ -64,6 +82,10 @@ impl Timers {
         if owner == GROUP {
             self.group_armed = false;
             return Some((at_ns, TimerOwner::Group));
+        }
+        if owner == CHECK {
+            self.check_armed = false;
+            return Some((at_ns, TimerOwner::Check));
         }
         Some((at_ns, TimerOwner::Connection(Slot::from_bits(owner))))
     }

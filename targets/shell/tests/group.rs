@@ -9,17 +9,24 @@ use std::sync::Arc;
 use bdev::malloc::MallocConfig;
 use bdev::{Access, Registry};
 use block_io::Tag;
-use reactor::{Reactor, Shutdown};
+use dma::{Arena, ArenaConfig, Data};
+use reactor::{Reactor, ReactorConfig, Shutdown};
 use sockets::{
     ByteStream, ConnectionId, Network, NetworkFaults, SimulatedNetwork, StreamAddress, TransferResult,
 };
 use target_shell::{
-    Accepted, CloseReason, ConnectionGroup, Connections, DeviceMap, GroupLimits, IoContext, MoreToRead,
-    Notice, PollGroup, Polling, Protocol, ProtocolConnection, TURN_COMMANDS_MAX, TargetConfig,
+    Accepted, CloseReason, ConnectionGroup, ConnectionLimits, Connections, DeviceMap, GroupLimits, IoContext,
+    MemoryShare, MoreToRead, NoMemory, Notice, PollGroup, Polling, Protocol, ProtocolConnection,
+    TURN_COMMANDS_MAX, TargetConfig, TransferReport,
 };
 
-const LIMITS: GroupLimits =
-    GroupLimits { connections_max: 3, logins_max: 2, logins_per_peer_max: 2, drain_timeout_ns: 1000 };
+const LIMITS: GroupLimits = GroupLimits {
+    connections: ConnectionLimits::new(3),
+    logins_max: 2,
+    logins_per_peer_max: 2,
+    drain_timeout_ns: 1000,
+    transfer_timeout_ns: 4_000_000_000,
+};
 /// Bytes of a bulk answer: as many as the simulated network takes.
 const BULK_BYTES: usize = 256 << 10;
 /// How long a connection or a target counts as active.
@@ -62,6 +69,12 @@ struct ScriptConnection {
     /// It reports reads that find nothing.
     is_quiet: bool,
     flushes: u32,
+    memory: Option<MemoryShare>,
+    /// Buffers that it keeps for its peer.
+    kept: Vec<Data>,
+    kept_ever: u64,
+    /// What it has logged in to.
+    number: u64,
 }
 
 /// Commands in memory that peers share with the target.
@@ -101,6 +114,35 @@ impl Protocol for Script {
     }
 }
 
+/// Bytes of a buffer that a connection keeps.
+const KEPT_BYTES: usize = 64 << 10;
+/// In `waits`: for memory.
+const KEEP_WAITS: u32 = u32::MAX;
+
+impl ScriptConnection {
+    /// Takes a buffer, which it keeps until its peer says otherwise.
+    fn keep(&mut self, context: &IoContext<'_, Script>) {
+        let memory = self.memory.get_or_insert_with(|| context.memory_share(1 << 20));
+        match memory.take(KEPT_BYTES, context.pool) {
+            Ok(data) => {
+                self.kept.push(data);
+                self.kept_ever += 1;
+                self.unsent.push(b'k');
+            }
+            Err(NoMemory::Full) => self.unsent.push(b'f'),
+            Err(NoMemory::Lacking) => self.waits = KEEP_WAITS,
+        }
+    }
+
+    fn give_back(&mut self) {
+        let bytes = self.kept.drain(..).map(|data| data.len()).sum();
+        if let Some(memory) = &mut self.memory {
+            memory.remove(bytes);
+        }
+        self.unsent.push(b'g');
+    }
+}
+
 impl ProtocolConnection<Script> for ScriptConnection {
     fn receive<S: ByteStream>(
         &mut self,
@@ -125,6 +167,9 @@ impl ProtocolConnection<Script> for ScriptConnection {
                 }
             }
             b'q' => self.is_quiet = true,
+            b'k' => self.keep(context),
+            digit @ b'0'..=b'9' => self.number = (*digit).into(),
+            b'g' => self.give_back(),
             b'm' => self.active_ns = Some(context.now_ns),
             b'v' => self.unsent.push(allowance(context)),
             b'V' => {
@@ -145,6 +190,11 @@ impl ProtocolConnection<Script> for ScriptConnection {
     ) -> Result<MoreToRead, CloseReason<&'static str>> {
         let limited = &context.protocol.limited;
         limited.set(limited.get() + u32::from(context.turn_commands() == TURN_COMMANDS_MAX as usize));
+        if self.waits == KEEP_WAITS {
+            self.waits = 0;
+            self.keep(context);
+            return Ok(MoreToRead::No);
+        }
         self.waits -= 1;
         self.is_share = false;
         if self.waits == 0 {
@@ -219,6 +269,25 @@ impl ProtocolConnection<Script> for ScriptConnection {
     fn awaits_login(&self) -> bool {
         true
     }
+
+    fn transfers(&self, report: &mut TransferReport) {
+        let first = self.kept_ever - self.kept.len() as u64;
+        for (index, data) in self.kept.iter().enumerate() {
+            report.waits_for_peer(first + index as u64, data.len(), 0);
+        }
+    }
+
+    fn memory(&mut self) -> Option<&mut MemoryShare> {
+        self.memory.as_mut()
+    }
+
+    fn abandon_transfers(&mut self) {
+        self.unsent.push(b'A');
+    }
+
+    fn object(&self) -> Option<u64> {
+        Some(self.number)
+    }
 }
 
 struct OtherTarget {
@@ -243,7 +312,23 @@ impl World {
     }
 
     fn with_limits(limits: GroupLimits) -> World {
-        let reactor = Reactor::new(&reactor::ReactorConfig::default()).unwrap();
+        World::with_config(limits, &ReactorConfig::default())
+    }
+
+    /// Any number of connections, on a core with so many bytes of memory.
+    fn with_memory(bytes: usize) -> World {
+        let arena = Arena::new(ArenaConfig { limit_bytes: bytes, hugepages: false, shared: false });
+        let limits = GroupLimits {
+            connections: ConnectionLimits::new(200),
+            logins_max: 200,
+            logins_per_peer_max: 200,
+            ..LIMITS
+        };
+        World::with_config(limits, &ReactorConfig { arena, ..ReactorConfig::default() })
+    }
+
+    fn with_config(limits: GroupLimits, config: &ReactorConfig) -> World {
+        let reactor = Reactor::new(config).unwrap();
         let (peers, network) = SimulatedNetwork::pair(1, NetworkFaults::default());
         let memory = Rc::default();
         let shares = Rc::default();
@@ -265,6 +350,11 @@ impl World {
 
     fn address() -> StreamAddress {
         "10.0.0.1:7".parse().unwrap()
+    }
+
+    fn connect_from(&mut self, peer: &str, credentials: Option<os::PeerCredentials>) -> ConnectionId {
+        let stream = self.peers.connect_from(peer.parse().unwrap(), World::address(), credentials);
+        self.peers.add(stream).unwrap()
     }
 
     fn connect(&mut self) -> ConnectionId {
@@ -336,10 +426,10 @@ impl Readers {
 fn bulk_answers_are_sent_in_turn_and_small_ones_do_not_wait_for_them() {
     const PEERS: usize = 32;
     let limits = GroupLimits {
-        connections_max: 40,
+        connections: ConnectionLimits::new(40),
         logins_max: 40,
         logins_per_peer_max: 40,
-        drain_timeout_ns: LIMITS.drain_timeout_ns,
+        ..LIMITS
     };
     let mut world = World::with_limits(limits);
     let mut readers = Readers((0..PEERS).map(|_| (world.connect(), Vec::new())).collect());
@@ -622,4 +712,121 @@ fn a_connection_without_a_stream_has_its_turn_and_is_not_counted() {
     let fourth = world.connect();
     assert_eq!(world.run(fourth, b""), None);
     assert_eq!(world.run(ids[0], b"a").as_deref(), Some("a"));
+}
+
+#[test]
+fn silent_peers_that_keep_the_memory_do_not_stop_others_and_are_closed_when_these_lack_it() {
+    const SILENT: usize = 150;
+    let mut world = World::with_memory(16 << 20);
+    // One of another target on the same core.
+    let mut other = world.add_target();
+    let stream = other.peers.connect(World::address());
+    let honest = other.peers.add(stream).unwrap();
+    let mut exchange = |world: &mut World, commands: &[u8]| {
+        other.peers.send(honest, &[IoSlice::new(commands)]);
+        for _ in 0..20 {
+            other.group.poll(&world.reactor.core(), world.now_ns);
+        }
+        let mut bytes = [0; 64];
+        match other.peers.receive(honest, &mut [IoSliceMut::new(&mut bytes)]) {
+            TransferResult::Bytes(count) => String::from_utf8(bytes[..count].to_vec()).unwrap(),
+            end => format!("{end:?}"),
+        }
+    };
+    // It has moved data at a check.
+    assert_eq!(exchange(&mut world, b"kgkg"), "kgkg");
+    world.now_ns += 1_000_000_000;
+    assert_eq!(exchange(&mut world, b"kg"), "kg");
+    let silent: Vec<_> = (0..SILENT).map(|_| world.connect()).collect();
+    let mut kept = 0;
+    for id in &silent {
+        kept += world.run(*id, b"kkkkkkkk").unwrap().matches('k').count();
+        assert_eq!(exchange(&mut world, b"kg"), "kg", "after {kept} buffers");
+    }
+    assert!(kept * KEPT_BYTES > 8 << 20, "they hold more than half of the memory: {kept}");
+    // Some of them lack memory, so that the others have two checks.
+    for seconds in 1..=4 {
+        world.now_ns += 1_000_000_000;
+        world.run(silent[0], b"");
+        assert_eq!(exchange(&mut world, b"kkgkkg"), "kkgkkg", "after {seconds} s");
+    }
+    let left = world.group.connections().open().filter(|connection| !connection.kept.is_empty()).count();
+    assert!(left < SILENT / 2, "{left} are left");
+    let mut bytes = [0; 64];
+    let last = world.peers.receive(silent[0], &mut [IoSliceMut::new(&mut bytes)]);
+    assert!(matches!(last, TransferResult::Closed), "{last:?}");
+}
+
+#[test]
+fn a_silent_peer_has_the_whole_time_out_while_there_is_memory() {
+    let mut world = World::with_memory(64 << 20);
+    let (silent, slow, idle) = (world.connect(), world.connect(), world.connect());
+    assert_eq!(world.run(silent, b"k").unwrap(), "k");
+    assert_eq!(world.run(idle, b"kg").unwrap(), "kg");
+    for _ in 0..5 {
+        // Its buffers change, however slowly.
+        assert_eq!(world.run(slow, b"kkgk").unwrap(), "kkgk");
+        assert_eq!(world.run(silent, b"").as_deref(), Some(""));
+        world.now_ns += 1_000_000_000;
+    }
+    assert_eq!(world.run(silent, b"").as_deref(), Some("A"), "it is told");
+    assert_eq!(world.run(silent, b""), None);
+    assert_eq!(world.run(slow, b"g").unwrap(), "g");
+    for _ in 0..100 {
+        world.now_ns += 1_000_000_000;
+        assert_eq!(world.run(idle, b"").as_deref(), Some(""), "nothing waits for its peer");
+    }
+    assert_eq!(world.run(idle, b"e").unwrap(), "e");
+}
+
+#[test]
+fn no_peer_takes_all_connections_whatever_it_connects_from() {
+    let limits = GroupLimits {
+        connections: ConnectionLimits::new(100),
+        logins_max: 100,
+        logins_per_peer_max: 100,
+        ..LIMITS
+    };
+    let process = |process_id, user_id| Some(os::PeerCredentials { process_id, user_id, group_id: 0 });
+    // An address, a network, and a process: each with another port, address or path every time.
+    type Address = fn(u32) -> String;
+    let peers: [(Address, _); 3] = [
+        (|number| format!("10.0.0.1:{}", 1000 + number), None),
+        (|number| format!("[2001:db8::{number}]:7"), None),
+        (|number| format!("unix:/run/{number}"), process(7, 1000)),
+    ];
+    let login = |world: &mut World, address: &str, credentials| {
+        let id = world.connect_from(address, credentials);
+        (id, world.run(id, b"Le").as_deref() == Some("e"))
+    };
+    for (address, credentials) in peers {
+        let mut world = World::with_limits(limits.clone());
+        let own: Vec<_> = (0..60).map(|number| login(&mut world, &address(number), credentials)).collect();
+        assert_eq!(own.iter().filter(|(_, is_admitted)| *is_admitted).count(), 50, "{}", address(0));
+        let others = ["10.0.0.2:7", "[2001:db8:0:1::1]:7", "unix:/run/1"];
+        for (other, credentials) in others.into_iter().zip([None, None, process(8, 1001)]) {
+            assert!(login(&mut world, other, credentials).1, "{other}");
+        }
+        // One that has ended makes room for one, and not for three: others have come.
+        for (id, _) in &own[..3] {
+            world.peers.close(*id);
+        }
+        world.poll();
+        assert!(login(&mut world, &address(99), credentials).1);
+        assert!(!login(&mut world, &address(97), credentials).1);
+    }
+}
+
+#[test]
+fn an_object_is_not_all_that_a_target_has_connections_for() {
+    let limits = GroupLimits { connections: ConnectionLimits::new(40), ..LIMITS };
+    let mut world = World::with_limits(limits);
+    let mut login = |number: u32, commands: &[u8]| {
+        let id = world.connect_from(&format!("10.0.0.{number}:7"), None);
+        world.run(id, commands).as_deref() == Some("e")
+    };
+    let admitted = (0..40).filter(|number| login(*number, b"1Le")).count();
+    assert_eq!(admitted, 30, "three quarters");
+    assert!(login(50, b"2Le"));
+    assert!(!login(51, b"1Le"));
 }

@@ -6,6 +6,7 @@ use bdev::Registry;
 use control::json::{Value, json};
 use control::{Method, Module, NoParameters, RpcError};
 use reactor::ReactorHandle;
+use target_shell::canonical_mask;
 
 use crate::{UblkDisk, UblkError, UblkTarget};
 
@@ -39,6 +40,10 @@ impl Module for UblkModule {
                      disks of unprivileged users.",
                     "true",
                 )
+                .canonical(|_: &UblkModule, params: &mut CreateTarget| {
+                    params.cpumask = params.cpumask.as_deref().map(canonical_mask).transpose().map_err(UblkError::from)?;
+                    Ok(())
+                })
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "no reactor runs on a core of the mask"),
                     (RpcError::EBUSY, "the target was created already"),
@@ -55,6 +60,10 @@ impl Module for UblkModule {
                      bdev of the same name, it is recovered.",
                     "number of the disk",
                 )
+                .canonical(|module: &UblkModule, params: &mut StartDisk| {
+                    params.bdev_name = module.target.bdev_name(&params.bdev_name);
+                    Ok(())
+                })
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "a parameter is invalid, or the bdev does not suit"),
                     NO_TARGET,

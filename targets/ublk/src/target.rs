@@ -225,6 +225,11 @@ impl UblkTarget {
         self.stop_disk(state, mailboxes, device)
     }
 
+    /// The name of the block device that `name` finds.
+    pub(crate) fn bdev_name(&self, name: &str) -> String {
+        self.0.registry.name_of(name)
+    }
+
     /// The disks, by number.
     pub fn disks(&self) -> Vec<UblkDisk> {
         sync::lock(&self.0.disks).values().map(|served| served.disk.clone()).collect()

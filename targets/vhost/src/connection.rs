@@ -293,6 +293,11 @@ impl ProtocolConnection<VhostCore> for VhostConnection {
         }
     }
 
+    /// The controller.
+    fn object(&self) -> Option<u64> {
+        Some(self.device.controller.id)
+    }
+
     fn awaits_login(&self) -> bool {
         matches!(&self.role, Role::Session(session) if session.awaits_login)
     }

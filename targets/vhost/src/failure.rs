@@ -2,6 +2,7 @@
 
 use target_shell::{CpuMaskError, NotApplied, ShellError};
 use wire_vhost_user::DecodeError;
+use wire_virtio::QUEUE_SIZE_MAX;
 
 use crate::memory::MemoryError;
 
@@ -101,6 +102,19 @@ pub enum RequestError {
     /// The memory is not accepted.
     #[error("{0}")]
     Memory(#[from] MemoryError),
+    /// A virtqueue cannot have so many entries.
+    #[error(
+        "a virtqueue cannot have {0} entries: a split one has a power of two, a packed one any number, of at most {QUEUE_SIZE_MAX}"
+    )]
+    QueueSize(u32),
+    /// A virtqueue cannot begin there.
+    #[error("a virtqueue of {size} entries cannot begin at entry {entry}")]
+    QueueBase {
+        /// Number of the entry.
+        entry: u16,
+        /// Number of entries.
+        size: u16,
+    },
     /// There is no such virtqueue.
     #[error("there is no such virtqueue")]
     Queue,

@@ -51,6 +51,8 @@ pub struct VhostControllerInfo {
     pub configured_cpumask: Option<String>,
     /// How it notifies drivers.
     pub coalescing: Coalescing,
+    /// Its bdev was deleted, and its requests fail.
+    pub is_without_bdev: bool,
     /// What it is.
     pub backend: VhostBackendInfo,
 }

@@ -4,11 +4,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
 use wire_vhost_user::VringAddress;
+use wire_virtio::Features;
+use wire_virtio::packed::RingPosition;
 
 use crate::coalescing::{Coalescing, NotificationPacer};
 use crate::core::{DriverNotification, Notifications};
 use crate::dirty_log::DirtyLog;
-use crate::failure::RingError;
+use crate::failure::{RequestError, RingError};
 use crate::memory::GuestMemory;
 use crate::vring::{Ring, RingSetup};
 
@@ -43,12 +45,42 @@ pub(crate) struct Queue {
     pacer: NotificationPacer,
 }
 
+/// Checks a number of entries, which is at least 1, against the format of the negotiated features. Indices of split
+/// virtqueues wrap at 2^16, which the number has to divide (virtio 1.2, section 2.7); those of packed ones at the number
+/// itself (section 2.8).
+pub(crate) fn check_size(size: u16, features: Features) -> Result<(), RequestError> {
+    let is_split = !features.is_empty() && !features.contains(Features::RING_PACKED);
+    match is_split && !size.is_power_of_two() {
+        true => Err(RequestError::QueueSize(size.into())),
+        false => Ok(()),
+    }
+}
+
 impl Queue {
     /// Whether requests are fetched.
     #[inline]
     pub(crate) fn is_served(&self) -> bool {
         let is_blocked = self.is_stopping || self.is_broken || self.is_unmapped;
         self.is_enabled && self.ring.is_some() && !is_blocked
+    }
+
+    /// Checks the number of entries that the front-end has set, and where it is to begin, before it is started: features,
+    /// which say what they mean, may have been set after them.
+    pub(crate) fn check_start(&self, features: Features) -> Result<(), RequestError> {
+        let size = self.size;
+        if size == 0 || self.ring.is_some() {
+            return Ok(());
+        }
+        check_size(size, features)?;
+        if !features.contains(Features::RING_PACKED) {
+            return Ok(());
+        }
+        // The next available and the next used entry, each with its wrap counter.
+        let entries = [self.base, self.base >> 16].map(|half| RingPosition::from_bits(half as u16).index);
+        match entries.into_iter().find(|entry| *entry >= size) {
+            Some(entry) => Err(RequestError::QueueBase { entry, size }),
+            None => Ok(()),
+        }
     }
 
     /// Whether it starts as soon as everything that it needs is known.

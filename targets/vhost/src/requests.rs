@@ -21,7 +21,7 @@ use crate::inflight_region::InflightRegion;
 use crate::limits::{MEMORY_REGIONS_MAX, QUEUES_MAX};
 use crate::memory::{GuestMemory, GuestPlace, MemoryError, RemovedRegions};
 use crate::messages::ReplyPayload;
-use crate::queue::Queue;
+use crate::queue::{Queue, check_size};
 
 /// What follows from a request.
 pub(crate) enum Outcome {
@@ -273,6 +273,7 @@ impl VhostDevice {
         }
         let VringState { index, value } = request.state()?;
         let index = index as usize;
+        let features = self.features;
         let queue = self.queue_mut(index)?;
         let is_running = queue.ring.is_some();
         match kind {
@@ -287,7 +288,9 @@ impl VhostDevice {
             _ if is_running => return Err(RequestError::Running),
             FrontendRequest::SetVringNum => {
                 let size = u16::try_from(value).ok().filter(|size| (1..=QUEUE_SIZE_MAX).contains(size));
-                queue.size = size.ok_or(RequestError::Payload)?;
+                let size = size.ok_or(RequestError::QueueSize(value))?;
+                check_size(size, features)?;
+                queue.size = size;
                 self.update_queue(index, now_ns);
             }
             _ => queue.base = value,
@@ -304,7 +307,7 @@ impl VhostDevice {
         now_ns: u64,
     ) -> Result<(), RequestError> {
         let (index, eventfd) = request.eventfd()?;
-        let notifications = self.notifications.clone();
+        let (notifications, features) = (self.notifications.clone(), self.features);
         let queue = self.queue_mut(index)?;
         match kind {
             FrontendRequest::SetVringCall => {
@@ -316,6 +319,7 @@ impl VhostDevice {
             }
             FrontendRequest::SetVringErr => queue.error = eventfd,
             _ => {
+                queue.check_start(features)?;
                 queue.kick = eventfd.and_then(|eventfd| notifications.watch(eventfd, token));
                 queue.is_started = true;
                 self.update_queue(index, now_ns);

@@ -3,11 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bdev::{PreparedReservations, Registry};
+use bdev::rpc::{STILL_OPEN, conclude};
+use bdev::{Closing, PreparedReservations, Registry};
 use control::json::{Value, json};
-use control::{Method, Module, RpcError};
+use control::{Method, Module, NoParameters, RpcError};
 use reactor::ReactorHandle;
+use target_shell::{ConnectionLimits, PeerConnections, canonical_mask};
 
+use crate::limits::CONNECTIONS_MAX;
 use crate::{
     Coalescing, VhostBackendInfo, VhostBlkConfig, VhostControllerInfo, VhostScsiTargetInfo, VhostSessionInfo,
     VhostTarget, VhostTargetError,
@@ -45,6 +48,10 @@ impl Module for VhostModule {
         vec![
             Method::update("vhost_create_blk_controller", create)
                 .text("Makes a bdev a virtio-blk device of vhost-user clients, such as QEMU, at a UNIX socket.", "true")
+                .canonical(|module: &VhostModule, params: &mut Create| {
+                    params.dev_name = module.target.bdev_name(&params.dev_name);
+                    set_canonical_mask(&mut params.cpumask)
+                })
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "a parameter is invalid, or the bdev has blocks that virtio lacks"),
                     (RpcError::EEXIST, "the controller exists"),
@@ -53,9 +60,9 @@ impl Module for VhostModule {
                     (RpcError::INTERNAL, "the socket cannot be created, or the target is stopping"),
                     UNRESPONSIVE,
                 ]),
-            Method::update("vhost_delete_controller", delete)
+            Method::concluded_update("vhost_delete_controller", delete, conclude)
                 .text("Deletes a controller without clients, and its socket.", "true")
-                .errors(&[NOT_FOUND, (RpcError::EBUSY, "clients are connected"), UNRESPONSIVE]),
+                .errors(&[NOT_FOUND, (RpcError::EBUSY, "clients are connected"), UNRESPONSIVE, STILL_OPEN]),
             Method::query("vhost_get_controllers", get)
                 .text(
                     "Describes controllers.",
@@ -71,6 +78,25 @@ impl Module for VhostModule {
                     "true",
                 )
                 .errors(&[(RpcError::INVALID_PARAMS, "a value is too small"), NOT_FOUND, UNRESPONSIVE]),
+            Method::update("vhost_set_options", set_options)
+                .at_any_stage()
+                .text(
+                    "Sets how many connections there may be to all controllers, for clients that come from now on. What is \
+                     left out is as by default. Not an SPDK method.",
+                    "true",
+                )
+                .errors(&[(RpcError::INVALID_PARAMS, "a limit is 0 or beyond 512")]),
+            Method::query("vhost_get_options", |module: &VhostModule, _: NoParameters| {
+                Ok::<_, RpcError>(describe_limits(&module.target.limits()))
+            })
+            .text("Returns the options. Not an SPDK method.", "the parameters of `vhost_set_options` that are set"),
+            Method::query("vhost_get_peers", |module: &VhostModule, _: NoParameters| {
+                Ok::<_, RpcError>(module.target.peers().iter().map(describe_peer).collect::<Vec<Value>>())
+            })
+            .text(
+                "Lists the processes that are connected, those with the most connections first. Not an SPDK method.",
+                "array with `peer`, `connections`, and `connections_max`, which it may have while others have theirs",
+            ),
             Method::update("virtio_blk_create_transport", create_transport)
                 .text("Fails: the only transport, `vhost_user_blk`, exists from the start.", "never")
                 .errors(&[
@@ -95,6 +121,10 @@ impl Module for VhostModule {
         let calls = |info: VhostControllerInfo| {
             let coalescing = saved_coalescing(&info);
             let VhostBackendInfo::Blk { config, .. } = info.backend else { return Vec::new() };
+            // It could not be created again.
+            if info.is_without_bdev {
+                return Vec::new();
+            }
             let mut params = json!({
                 "ctrlr": config.name,
                 "dev_name": config.bdev_name,
@@ -108,12 +138,48 @@ impl Module for VhostModule {
             let create = json!({ "method": "vhost_create_blk_controller", "params": params });
             [create].into_iter().chain(coalescing).collect()
         };
-        self.target.configured().into_iter().flat_map(calls).collect()
+        let limits = self.target.limits();
+        let options = (limits != ConnectionLimits::new(CONNECTIONS_MAX))
+            .then(|| json!({ "method": "vhost_set_options", "params": describe_limits(&limits) }));
+        options.into_iter().chain(self.target.configured().into_iter().flat_map(calls)).collect()
     }
 
     fn report(&self) -> Value {
         json!({ "controllers": self.target.configured().len() })
     }
+}
+
+control::parameters! {
+    struct SetOptions {
+        /// Connections of all clients that have begun a session, to all controllers
+        max_connections: u32 = CONNECTIONS_MAX,
+        /// Of these, of one process; half of what others leave, but at least 16, if left out. All processes of a user have
+        /// seven eighths
+        max_connections_per_peer: Option<u32>,
+        /// Of these, to one controller; three quarters of what others leave, but at least 16, if left out
+        max_connections_per_controller: Option<u32>,
+    }
+}
+
+fn set_options(module: &VhostModule, params: SetOptions) -> Result<bool, RpcError> {
+    module.target.set_limits(ConnectionLimits {
+        max: params.max_connections,
+        per_peer_max: params.max_connections_per_peer,
+        per_object_max: params.max_connections_per_controller,
+    })?;
+    Ok(true)
+}
+
+fn describe_limits(limits: &ConnectionLimits) -> Value {
+    limits.named("controller").into_iter().map(|(name, limit)| (name, json!(limit))).collect()
+}
+
+fn describe_peer(one: &PeerConnections) -> Value {
+    json!({
+        "peer": one.peer.to_string(),
+        "connections": one.connections,
+        "connections_max": one.connections_max,
+    })
 }
 
 impl From<VhostTargetError> for RpcError {
@@ -213,9 +279,8 @@ fn saved_coalescing(info: &VhostControllerInfo) -> Option<Value> {
     })
 }
 
-fn delete(module: &VhostModule, params: Controller) -> Result<bool, RpcError> {
-    module.target.delete(&params.ctrlr)?;
-    Ok(true)
+fn delete(module: &VhostModule, params: Controller) -> Result<Closing, RpcError> {
+    Ok(module.target.delete(&params.ctrlr)?)
 }
 
 fn get(module: &VhostModule, params: Get) -> Result<Vec<Value>, RpcError> {
@@ -301,6 +366,11 @@ impl VhostScsiModule {
     }
 }
 
+fn set_canonical_mask(cpumask: &mut Option<String>) -> Result<(), RpcError> {
+    *cpumask = cpumask.as_deref().map(canonical_mask).transpose().map_err(VhostTargetError::from)?;
+    Ok(())
+}
+
 /// As SPDK, whatever it is.
 fn invalid(error: VhostTargetError) -> RpcError {
     match error {
@@ -322,6 +392,11 @@ impl Module for VhostScsiModule {
                     "Makes a virtio SCSI host for vhost-user clients, such as QEMU, at a UNIX socket. It has no targets.",
                     "true",
                 )
+                // Whether it has started is said by the other call.
+                .canonical(|_: &VhostScsiModule, params: &mut CreateScsi| {
+                    params.delay = true;
+                    set_canonical_mask(&mut params.cpumask)
+                })
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "the name is invalid or in use, or there are too many controllers"),
                     (RpcError::INTERNAL, "the socket cannot be created"),
@@ -338,6 +413,13 @@ impl Module for VhostScsiModule {
                     "Adds a bdev to a SCSI controller as LUN 0 of a target. Guests learn of it.",
                     "the target's number",
                 )
+                .assigns(&["scsi_target_num=-1"])
+                .canonical(|module: &VhostScsiModule, params: &mut AddTarget| {
+                    params.scsi_target_num = params.scsi_target_num.max(-1);
+                    params.bdev_name = module.target.bdev_name(&params.bdev_name);
+                    params.ptpl_file = params.ptpl_file.take().filter(|file| !file.is_empty());
+                    Ok(())
+                })
                 .errors(&[
                     (
                         RpcError::INVALID_PARAMS,
@@ -346,9 +428,9 @@ impl Module for VhostScsiModule {
                     ),
                     UNRESPONSIVE,
                 ]),
-            Method::update("vhost_scsi_controller_remove_target", remove_target)
-                .text("Removes a target from a SCSI controller. Guests learn of it.", "true")
-                .errors(&[(RpcError::INVALID_PARAMS, INVALID), UNRESPONSIVE]),
+            Method::concluded_update("vhost_scsi_controller_remove_target", remove_target, conclude)
+                .text("Removes a target from a SCSI controller. Guests learn of it; commands in flight complete.", "true")
+                .errors(&[(RpcError::INVALID_PARAMS, INVALID), UNRESPONSIVE, STILL_OPEN]),
         ]
     }
 
@@ -447,8 +529,7 @@ fn add_target(
     added.map_err(invalid)
 }
 
-fn remove_target(module: &VhostScsiModule, params: RemoveTarget) -> Result<bool, RpcError> {
+fn remove_target(module: &VhostScsiModule, params: RemoveTarget) -> Result<Closing, RpcError> {
     let number = u8::try_from(params.scsi_target_num).unwrap_or(u8::MAX);
-    module.target.remove_target(&params.ctrlr, number).map_err(invalid)?;
-    Ok(true)
+    module.target.remove_target(&params.ctrlr, number).map_err(invalid)
 }

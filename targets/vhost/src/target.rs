@@ -4,11 +4,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, PreparedReservations, Registry, ReservationLease};
+use bdev::{
+    Access, BlockDevice, Closing, Descriptor, DeviceEvent, PreparedReservations, Registry, ReservationLease,
+};
 use reactor::ReactorHandle;
 use scsi::{LogicalUnit, ReactorSanitizer, UnitConfig};
 use sockets::StreamAddress;
-use target_shell::{DeviceKeys, GroupLimits, Publisher, TargetCores, mask_of_reactors, reactors_of_mask};
+use target_shell::{
+    ConnectionLimits, DeviceKeys, GroupLimits, PeerConnections, Publisher, TargetCores, mask_of_reactors,
+    reactors_of_mask,
+};
 use wire_virtio::blk::SECTOR_BYTES;
 
 use crate::backend::{Backend, BlkBackend, ScsiUnit};
@@ -44,6 +49,7 @@ struct TargetState {
     controllers: BTreeMap<String, Created>,
     last_id: u64,
     keys: DeviceKeys,
+    limits: Option<ConnectionLimits>,
     stopping: bool,
 }
 
@@ -207,7 +213,7 @@ impl VhostTarget {
         }
         let read_only = self.0.registry.find(bdev_name).is_some_and(|device| device.bdev().read_only());
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let descriptor = self.0.registry.open(bdev_name, access)?;
+        let descriptor = self.0.registry.open_with_reservations(bdev_name, access)?;
         let device = descriptor.device();
         check_geometry("bdev_name", device)?;
         let lease = self.0.registry.finish_reservations(reservations, device)?;
@@ -233,24 +239,25 @@ impl VhostTarget {
         Ok(number)
     }
 
-    /// Removes a target from a SCSI controller. Drivers learn of it; commands in flight are executed.
+    /// Removes a target from a SCSI controller. Drivers learn of it; commands in flight are executed. What it returns waits
+    /// until the block device is free.
     ///
     /// # Errors
     /// There is no such controller or target, or a reactor does not respond; nothing has changed then.
-    pub fn remove_target(&self, name: &str, number: u8) -> Result<(), VhostTargetError> {
+    pub fn remove_target(&self, name: &str, number: u8) -> Result<Closing, VhostTargetError> {
         let mut state = self.lock()?;
         state.scsi_mut(name)?;
         check_number(number)?;
         let Some((unit, device)) = state.set_target(name, number, None) else {
             return Err(VhostTargetError::NoTarget(number));
         };
-        let key = unit.key;
+        let (key, closing) = (unit.key, Closing::of([&*device.descriptor]));
         if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
             state.set_target(name, number, Some((unit, device)));
             return Err(VhostTargetError::NotApplied(error));
         }
         state.keys.retire(key, self.0.publisher.generation());
-        Ok(())
+        Ok(closing)
     }
 
     /// Checks that a controller can be created.
@@ -313,11 +320,11 @@ impl VhostTarget {
         }
     }
 
-    /// Deletes a controller.
+    /// Deletes a controller. What it returns waits until the block devices are free.
     ///
     /// # Errors
     /// There is none of this name, clients use it, or a reactor does not respond; nothing has changed then.
-    pub fn delete(&self, name: &str) -> Result<(), VhostTargetError> {
+    pub fn delete(&self, name: &str) -> Result<Closing, VhostTargetError> {
         let mut state = self.lock()?;
         let not_found = || VhostTargetError::NotFound(name.into());
         let controller = state.controllers.get(name).ok_or_else(not_found)?.controller.clone();
@@ -336,7 +343,7 @@ impl VhostTarget {
             // A core that does not respond closes it when it runs again.
             _ = cores.unlisten(Some(controller.portid));
         }
-        Ok(())
+        Ok(Closing::of(created.open_devices().iter().map(|(_, descriptor)| &**descriptor)))
     }
 
     /// Sets how the drivers of a controller are notified, now and later.
@@ -382,6 +389,30 @@ impl VhostTarget {
         self.lock_any().controllers.values().map(info).collect()
     }
 
+    /// The clients that have begun a session, those with the most connections first.
+    pub fn peers(&self) -> Vec<PeerConnections> {
+        self.lock_any().cores.as_ref().map(TargetCores::peers).unwrap_or_default()
+    }
+
+    /// How many connections there may be.
+    pub fn limits(&self) -> ConnectionLimits {
+        self.lock_any().limits()
+    }
+
+    /// Changes how many connections there may be, for clients that come from now on.
+    ///
+    /// # Errors
+    /// A limit is 0 or beyond 512, or the target is stopping.
+    pub fn set_limits(&self, limits: ConnectionLimits) -> Result<(), VhostTargetError> {
+        limits.check(CONNECTIONS_MAX, "controller").map_err(VhostTargetError::Invalid)?;
+        let mut state = self.lock()?;
+        if let Some(cores) = &state.cores {
+            cores.set_limits(limits.clone());
+        }
+        state.limits = Some(limits);
+        Ok(())
+    }
+
     /// Closes the listeners and rejects changes. Clients are disconnected when the reactors stop.
     pub fn shutdown(&self) {
         let mut state = self.lock_any();
@@ -392,6 +423,11 @@ impl VhostTarget {
         }
     }
 
+    /// The name of the block device that `name` finds.
+    pub(crate) fn bdev_name(&self, name: &str) -> String {
+        self.0.registry.name_of(name)
+    }
+
     /// Closes the devices. The reactors have stopped.
     pub fn close(&self) {
         self.lock_any().controllers.clear();
@@ -399,11 +435,8 @@ impl VhostTarget {
     }
 
     fn start(&self, state: &mut TargetState) -> Result<TargetCores<VhostCore>, VhostTargetError> {
-        let limits = GroupLimits {
-            connections_max: CONNECTIONS_MAX,
-            logins_max: LOGINS_MAX,
-            ..GroupLimits::default()
-        };
+        let limits =
+            GroupLimits { connections: state.limits(), logins_max: LOGINS_MAX, ..GroupLimits::default() };
         let links = CoreLinks::new(self.0.reactors.len());
         let make = move |core: &reactor::Core, waker: &target_shell::GroupWaker| {
             VhostCore::new(core, Some(waker), links.clone())
@@ -478,6 +511,10 @@ impl VhostTarget {
 }
 
 impl TargetState {
+    fn limits(&self) -> ConnectionLimits {
+        self.limits.clone().unwrap_or(ConnectionLimits::new(CONNECTIONS_MAX))
+    }
+
     fn config(&self) -> VhostConfig {
         VhostConfig {
             controllers: self.controllers.values().map(|one| one.controller.clone()).collect(),
@@ -575,6 +612,7 @@ impl Created {
             cpumask: mask_of_reactors(reactors, &self.controller.reactors),
             configured_cpumask: self.cpumask.clone(),
             coalescing: self.controller.coalescing,
+            is_without_bdev: matches!(self.devices, CreatedDevices::Blk { descriptor: None, .. }),
             backend,
         }
     }

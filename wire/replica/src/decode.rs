@@ -8,7 +8,7 @@ use wire_store::{EntryHeader, OBJECT_BYTES, ObjectId, crc32c};
 use crate::{
     Append, AppendOutcome, AppliedRequests, ClientReply, ClientRequest, ENTRIES_MAX, EPOCH_LIMIT, EntryId,
     Frame, FrameHeader, FrameKind, GroupConfig, MEMBERS_MAX, MessageBody, NUMBER_LIMIT, ObjectPart,
-    ReplicaId, ReplicaMessage, ReplicatedEntry, TRANSFER_BYTES_MAX, share_data, share_entry,
+    ReplicaId, ReplicaMessage, ReplicatedEntry, TRANSFER_BYTES_MAX, UNKNOWN_LOG_END, share_data, share_entry,
 };
 
 impl Frame {
@@ -183,6 +183,11 @@ impl<'a> Fields<'a> {
             FrameKind::HandOver => MessageBody::HandOver,
             FrameKind::Leave => MessageBody::Leave,
             FrameKind::Append => MessageBody::Append(self.append()?),
+            FrameKind::LogEnd => MessageBody::LogEnd {
+                sent_ns: self.number("the time")?,
+                last: self.entry_id()?,
+                committed: self.number("the commit point")?,
+            },
             FrameKind::Appended => MessageBody::Appended {
                 sent_ns: self.number("the time")?,
                 session: self.session()?,
@@ -258,7 +263,7 @@ impl<'a> Fields<'a> {
         let session = self.session()?;
         let previous = self.entry_id()?;
         let commit_point = self.number("the commit point")?;
-        let log_end = self.number("the end of the log")?;
+        let log_end = Some(self.number("the end of the log")?).filter(|end| *end != UNKNOWN_LOG_END);
         let count = self.below("the number of entries", ENTRIES_MAX as u32 + 1)?;
         let mut entries = Vec::with_capacity(count as usize);
         let mut last = previous;
@@ -311,6 +316,10 @@ impl<'a> Fields<'a> {
             (6, 0) => ClientReply::Failed,
             (7, 0) => ClientReply::NoSpace,
             (8, 0) => ClientReply::Denied,
+            (9, 0) => ClientReply::SessionEnded,
+            (10, 0) => ClientReply::Fenced,
+            (11, 0) => ClientReply::TooManySessions,
+            (12, token) => ClientReply::SessionOpened { token },
             (0 | 2.., number) if number != 0 && kind <= 6 => {
                 return Err(DecodeError::value("a reserved field of the answer", at + 4, number.into()));
             }

@@ -6,7 +6,8 @@ use wire_store::{EntryHeader, crc32c};
 
 use crate::{
     AppendOutcome, ClientReply, ClientRequest, EncodedFrame, EntryId, Frame, FrameHeader, FrameKind,
-    GroupConfig, MessageBody, ObjectPart, ReplicaMessage, ReplicatedEntry, spare::empty_head,
+    GroupConfig, KNOWS_SESSIONS, MessageBody, ObjectPart, ReplicaMessage, ReplicatedEntry, UNKNOWN_LOG_END,
+    spare::empty_head,
 };
 
 /// What most messages have besides entries fits.
@@ -129,7 +130,7 @@ impl Out {
                 self.u64(append.session);
                 self.entry_id(append.previous);
                 self.u64(append.commit_point);
-                self.u64(append.log_end);
+                self.u64(append.log_end.unwrap_or(UNKNOWN_LOG_END));
                 self.u32(append.entries.len() as u32);
                 for entry in &append.entries {
                     let ReplicatedEntry { header, data } = &**entry;
@@ -148,6 +149,12 @@ impl Out {
                 self.u64(number);
                 FrameKind::Appended
             }
+            MessageBody::LogEnd { sent_ns, last, committed } => {
+                self.u64(*sent_ns);
+                self.entry_id(*last);
+                self.u64(*committed);
+                FrameKind::LogEnd
+            }
             MessageBody::Join { session, commit_point, complete } => {
                 self.u64(*session);
                 self.u64(*commit_point);
@@ -157,7 +164,10 @@ impl Out {
             MessageBody::CopyBegin { session, base, applied } => {
                 self.u64(*session);
                 self.entry_id(*base);
-                applied.encode(&mut self.head);
+                match session & KNOWS_SESSIONS {
+                    0 => applied.encode_without_sessions(&mut self.head),
+                    _ => applied.encode(&mut self.head),
+                }
                 FrameKind::CopyBegin
             }
             MessageBody::CopyBegun { session } => {
@@ -222,6 +232,10 @@ impl Out {
             ClientReply::Failed => (6, 0),
             ClientReply::NoSpace => (7, 0),
             ClientReply::Denied => (8, 0),
+            ClientReply::SessionEnded => (9, 0),
+            ClientReply::Fenced => (10, 0),
+            ClientReply::TooManySessions => (11, 0),
+            ClientReply::SessionOpened { token } => (12, *token),
         };
         self.u32(kind);
         self.u32(number);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use codec::{Crc32c, DecodeError, next_field, put_field};
 
 use crate::{
-    AppliedRequests, CLIENTS_MAX, ClientReply, ClientRequest, ENTRIES_MAX, MEMBERS_MAX, MESSAGE_VERSION,
+    AppliedRequests, ClientReply, ClientRequest, ENTRIES_MAX, MEMBERS_MAX, MESSAGE_VERSION,
     OBJECT_PART_BYTES_MAX, REPORT_BYTES_MAX, ReplicaMessage, TRANSFER_BYTES_MAX,
 };
 
@@ -49,6 +49,8 @@ pub enum FrameKind {
     HandOver = 14,
     /// [`MessageBody::Leave`](crate::MessageBody::Leave).
     Leave = 15,
+    /// [`MessageBody::LogEnd`](crate::MessageBody::LogEnd).
+    LogEnd = 16,
     /// [`ClientRequest::Write`].
     Write = 32,
     /// [`ClientRequest::Read`].
@@ -63,7 +65,7 @@ pub enum FrameKind {
 
 impl FrameKind {
     /// Every kind.
-    pub const ALL: [FrameKind; 20] = [
+    pub const ALL: [FrameKind; 21] = [
         FrameKind::Config,
         FrameKind::Append,
         FrameKind::Appended,
@@ -79,6 +81,7 @@ impl FrameKind {
         FrameKind::Unsettled,
         FrameKind::HandOver,
         FrameKind::Leave,
+        FrameKind::LogEnd,
         FrameKind::Write,
         FrameKind::Read,
         FrameKind::Reply,
@@ -94,7 +97,7 @@ impl FrameKind {
             FrameKind::Append => {
                 (message + ENTRIES_MAX * wire_store::EntryHeader::SIZE, ENTRIES_MAX * transfer)
             }
-            FrameKind::CopyBegin => (message + AppliedRequests::encoded_bytes(CLIENTS_MAX), 0),
+            FrameKind::CopyBegin => (message + AppliedRequests::ENCODED_BYTES_MAX, 0),
             FrameKind::CopyObject => (message, OBJECT_PART_BYTES_MAX),
             FrameKind::Fetched => (message, transfer),
             FrameKind::Unsettled => (message + wire_store::EntryHeader::SIZE, transfer),

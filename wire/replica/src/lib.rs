@@ -28,17 +28,21 @@ mod decode;
 mod encode;
 mod frame;
 mod greeting;
+mod listing;
 mod message;
+mod session;
 mod spare;
 
-pub use applied::{AppliedRequests, CLIENT_WINDOW, CLIENTS_MAX, RequestSeen};
+pub use applied::{AppliedRequests, CLIENT_WINDOW, CLIENTS_MAX, ClientSession, RequestSeen, SESSIONS_MAX};
 pub use codec::DecodeError;
 pub use frame::{EncodedFrame, Frame, FrameHeader, FrameKind};
 pub use greeting::{Greeting, GreetingKind, KeyName};
+pub use listing::{ListItem, ListedVolume, Listing, decode_list, encode_list};
 pub use message::{
     Append, AppendOutcome, ClientReply, ClientRequest, EntryId, GroupConfig, MessageBody, ObjectPart,
     ReplicaId, ReplicaMessage, ReplicatedEntry,
 };
+pub use session::{SessionChange, is_data_object};
 pub use spare::{recycle, recycle_head, share_data, share_entry};
 
 /// Version of the messages.
@@ -55,5 +59,10 @@ pub const REPORT_BYTES_MAX: usize = 4 << 20;
 pub const MEMBERS_MAX: usize = 64;
 /// Above every sequence, commit point, time, session and number, so that sums of them stay below 2^64.
 pub const NUMBER_LIMIT: u64 = 1 << 62;
+/// The end of the log in an [`Append`] that does not say it. Versions that do not know this truncate nothing then, and answer as
+/// always.
+pub(crate) const UNKNOWN_LOG_END: u64 = NUMBER_LIMIT - 1;
+/// Sessions of the streams of replicas that know those of clients have this bit: a copy begins with the sessions of clients.
+pub const KNOWS_SESSIONS: u64 = 1 << 61;
 /// Above every epoch.
 pub const EPOCH_LIMIT: u32 = 1 << 31;

@@ -172,6 +172,15 @@ pub enum MessageBody {
     /// To the primary of the record, from that of the epoch before, which waited for earlier leases and serves nothing any
     /// more: no other replica has a lease from before.
     HandOver,
+    /// To the primary, from a member of the in-sync set: the answer to an [`Append`] that does not say where its log ends.
+    LogEnd {
+        /// [`Append::sent_ns`] of the message that it answers: the lease counts from there.
+        sent_ns: u64,
+        /// The last durable entry of its log.
+        last: EntryId,
+        /// Entries up to here were committed, as far as it knows.
+        committed: u64,
+    },
     /// To the primary, from a replica that is to stop, is not in sync and wants no stream; the primary answers with the same
     /// when it has none for it.
     Leave,
@@ -190,8 +199,9 @@ pub struct Append {
     pub entries: Vec<Arc<ReplicatedEntry>>,
     /// Entries up to this sequence are committed.
     pub commit_point: u64,
-    /// The last entry of the primary's log. Later ones of earlier epochs are not in it.
-    pub log_end: u64,
+    /// The last entry of the primary's log. Later ones of earlier epochs are not in it. `None` from a primary that does not know
+    /// yet whether others have more: nothing is truncated, and the answer is [`MessageBody::LogEnd`]. It has no entries then.
+    pub log_end: Option<u64>,
 }
 
 /// Answer to an [`Append`].
@@ -209,7 +219,9 @@ pub enum AppendOutcome {
 /// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientRequest {
-    /// Anything that goes to the log; `client` and `client_number` of the header name the request, a retry has the same.
+    /// Anything that goes to the log; `client` and `client_number` of the header name the request, a retry has the same. `epoch`
+    /// is the attach epoch of the client's session, 0 for a client without one, and `sequence` its token;
+    /// [`SessionChange`](crate::SessionChange) opens and ends it.
     Write {
         /// The operation.
         header: EntryHeader,
@@ -246,6 +258,11 @@ impl ClientRequest {
 pub enum ClientReply {
     /// The write is committed: durable in the log of every replica of the in-sync set.
     Written,
+    /// The session is open. Requests of the client carry the token as their sequence.
+    SessionOpened {
+        /// See [`AppliedRequests::token`].
+        token: u32,
+    },
     /// Committed data.
     Data(Arc<[u8]>),
     /// Another replica is the primary, or will be: it is to get the request, with the same number, and applies it once.
@@ -261,6 +278,13 @@ pub enum ClientReply {
     Failed,
     /// The primary's device is full. Nothing happened.
     NoSpace,
-    /// The client's key has no right to it. Nothing happened.
+    /// The client's key has no right to it, or clients with sessions use the volume and this one has none. Nothing happened.
     Denied,
+    /// The client has no session in the group, because it was silent for too long: the request may have happened or not. It is not
+    /// repeated; another session has another client.
+    SessionEnded,
+    /// Another client has attached the image since: the request may have happened or not, and does not happen any more.
+    Fenced,
+    /// The group has as many sessions as it may have. Nothing happened; a retry later may succeed.
+    TooManySessions,
 }

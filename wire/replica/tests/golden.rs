@@ -50,6 +50,13 @@ const HAND_OVER: &str = "\
 const LEAVE: &str = "\
     52424d5303000f00831094a5070000001c00000000000000000000000000000002000000060000000100000003000000\
     010000000200000003000000";
+const LOG_END: &str = "\
+    52424d53030010000bf110e0070000003800000000000000000000000000000002000000060000000100000003000000\
+    010000000200000003000000e803000000000000c90000000000000006000000c600000000000000";
+const PROBE: &str = "\
+    52424d530300020007c876cc070000004c00000000000000000000000000000002000000060000000100000003000000\
+    010000000200000003000000e8030000000000000000000000000000c70000000000000005000000c600000000000000\
+    ffffffffffffff3f00000000";
 const READ: &str = "\
     52424d5303002100a546a2a207000000300000000000000000000000000000004d000000000000005000000000000000\
     0700000009000000887766554433221105000000000000000020000000100000";
@@ -99,8 +106,14 @@ fn append() -> MessageBody {
         previous,
         entries: entries.into(),
         commit_point: 198,
-        log_end: 201,
+        log_end: Some(201),
     })
+}
+
+/// From a primary that does not know where the newest log ends: the documented number, which earlier releases take for an end.
+fn probe() -> MessageBody {
+    let MessageBody::Append(append) = append() else { unreachable!("it is one") };
+    MessageBody::Append(Append { entries: Vec::new(), log_end: None, ..append })
 }
 
 fn copy_begin() -> MessageBody {
@@ -122,6 +135,8 @@ fn encodings_are_those_of_the_documented_tables() {
     let written = EntryHeader { data_crc32c: crc32c(b"data"), ..entry(200, 5, 8192, 4) };
     let written = Arc::new(ReplicatedEntry { header: written, data: (*b"data").into() });
     let unsettled = MessageBody::Unsettled { number: 80, through: 150, entry: written };
+    let last = EntryId { sequence: 201, epoch: 6 };
+    let log_end = MessageBody::LogEnd { sent_ns: 1000, last, committed: 198 };
     let read = ClientRequest::Read { client: 77, number: 80, object: OBJECT, offset: 8192, length: 4096 };
     let reply = |reply| Frame::Reply { client: 77, number: 80, reply };
     let not_primary = ClientReply::NotPrimary { primary: Some(ReplicaId(2)) };
@@ -135,6 +150,8 @@ fn encodings_are_those_of_the_documented_tables() {
         (message(unsettled), UNSETTLED),
         (message(MessageBody::HandOver), HAND_OVER),
         (message(MessageBody::Leave), LEAVE),
+        (message(log_end), LOG_END),
+        (message(probe()), PROBE),
         (Frame::Request(read), READ),
         (reply(ClientReply::Data((*b"four").into())), REPLY),
         (reply(not_primary), NOT_PRIMARY),

@@ -58,7 +58,14 @@ fn changed_fields_under_a_right_checksum_are_decoded_to_the_same_bytes_or_reject
         sealed(&mut changed, body);
         match received(&changed) {
             Ok(frame) => {
-                assert_eq!(bytes(&frame).0[24..], changed[24..], "{frame:?}");
+                let (again, _) = bytes(&frame);
+                match &frame {
+                    // A table of a version without sessions has more numbers of a client than are told apart.
+                    Frame::Replica(ReplicaMessage { body: MessageBody::CopyBegin { .. }, .. }) => {
+                        assert_eq!(received(&again), Ok(frame));
+                    }
+                    _ => assert_eq!(again[24..], changed[24..], "{frame:?}"),
+                }
                 accepted += 1;
             }
             Err(_) => rejected += 1,
@@ -90,13 +97,21 @@ fn the_longest_messages_are_within_their_limits() {
     let mut applied = AppliedRequests::default();
     for client in 1..=CLIENTS_MAX as u64 + 1 {
         applied.record(client, 1, client);
+        let change = SessionChange::Open { volume: client, attach_epoch: 1 };
+        applied.apply(&wire_store::EntryHeader { client, sequence: client, ..change.header(3) });
     }
+    assert_eq!(applied.session_count(), SESSIONS_MAX);
     let members = (0..MEMBERS_MAX as u32).map(ReplicaId).collect();
     let config = std::sync::Arc::new(GroupConfig { epoch: 1, primary: ReplicaId(0), in_sync: members });
-    let body = MessageBody::CopyBegin { session: 1, base: EntryId::default(), applied: Box::new(applied) };
-    let message = ReplicaMessage { from: ReplicaId(1), config, body };
-    let (encoded, _) = bytes(&Frame::Replica(message.clone()));
-    assert_eq!(received(&encoded), Ok(Frame::Replica(message)));
+    for session in [1, KNOWS_SESSIONS | 1] {
+        let applied = Box::new(applied.clone());
+        let body = MessageBody::CopyBegin { session, base: EntryId::default(), applied };
+        let message = ReplicaMessage { from: ReplicaId(1), config: config.clone(), body };
+        let (encoded, _) = bytes(&Frame::Replica(message.clone()));
+        let received = received(&encoded).unwrap();
+        // A version without sessions gets what it knows.
+        assert_eq!(received == Frame::Replica(message), session != 1);
+    }
 }
 
 #[test]
@@ -127,12 +142,11 @@ fn applied_requests_round_trip_and_unordered_clients_are_rejected() {
     }
     let mut encoded = Vec::new();
     applied.encode(&mut encoded);
-    assert_eq!(encoded.len(), AppliedRequests::encoded_bytes(50));
     assert_eq!(AppliedRequests::decode(&encoded), Ok(applied));
     let longer = [&encoded[..], &[0]].concat();
     for wrong in [&encoded[..encoded.len() - 1], &longer] {
         assert!(AppliedRequests::decode(wrong).is_err());
     }
-    encoded[4..12].copy_from_slice(&99u64.to_le_bytes());
+    encoded[8..16].copy_from_slice(&99u64.to_le_bytes());
     assert!(AppliedRequests::decode(&encoded).is_err());
 }

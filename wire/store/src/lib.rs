@@ -1,6 +1,6 @@
 //! On-disk formats of the replicated store: devices, partitions, onodes, operation logs and records of images.
 //!
-//! A device begins with a [`Superblock`], or with a [`LogSuperblock`] if it has logs alone. The first divides it into partitions,
+//! A device begins with a [`Superblock`], or with a [`LogSuperblock`] if it has logs alone, and its [`DeviceState`]. The first divides it into partitions,
 //! each with a [`PartitionHeader`] and
 //! [`Onode`]s of 512 bytes. An operation log has two [`LogHeader`]s and entries, each an [`EntryHeader`] with data.
 //! A replica's checkpoints are [`CheckpointRecord`]s. Every structure has a magic number, a version, a CRC32C and its own location, and is one sector of 512 bytes or
@@ -18,6 +18,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod checkpoint;
+mod device_state;
 mod fields;
 mod image;
 mod log;
@@ -26,6 +27,7 @@ mod superblock;
 
 pub use checkpoint::{CheckpointRecord, UnsettledBlock};
 pub use codec::{DecodeError, crc32c};
+pub use device_state::DeviceState;
 pub use image::ImageRecord;
 pub use log::{EntryHeader, EntryLayout, LogHeader, LogSector, Operation};
 pub use onode::{EXTENTS_PER_OBJECT, INLINE_BYTES_MAX, ObjectBlockMap, ObjectId, Onode, OnodeContent};

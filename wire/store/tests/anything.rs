@@ -51,6 +51,10 @@ proptest! {
         if let Ok(value) = LogSuperblock::decode(&bytes, location) {
             prop_assert_eq!(&value.encode(location)[..], &bytes[..]);
         }
+        let bytes = sealed(sector.clone(), b"RBDS");
+        if let Ok(Some(value)) = DeviceState::decode(&bytes, location) {
+            prop_assert_eq!(&value.encode(location)[..], &bytes[..]);
+        }
         let bytes = sealed(sector.clone(), b"RBPT");
         if let Ok(value) = PartitionHeader::decode(&bytes, location) {
             prop_assert_eq!(&value.encode(location)[..], &bytes[..]);

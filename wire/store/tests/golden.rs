@@ -45,6 +45,11 @@ const IMAGE: &str = "\
     1581e97df4102211766f6c00000000000000000000000000000000000000000000000000000000000000000000000000\
     0000000000000000000000000000000000000000000000000000000000000000";
 
+const DEVICE_STATE: &str = "\
+    52424453010000005aaf1f9f000000001100000000000000030303030303030303030303030303030c00000000000000\
+    050000000000000006050403020100004d00000000000000300000000000000000000000000000000000000000000000\
+    0000000000000000000000000000000000000000000000000000000000000000";
+
 const ID: ObjectId = ObjectId { group: 7, volume: 0x1122_3344_5566_7788, index: 9, suffix: 5 };
 
 /// The first 128 bytes, in hexadecimal.
@@ -74,6 +79,17 @@ fn with_separate_logs() -> Superblock {
 
 fn log_superblock() -> LogSuperblock {
     LogSuperblock::of(&with_separate_logs(), 20_000).unwrap()
+}
+
+fn device_state() -> DeviceState {
+    DeviceState {
+        device: [3; 16],
+        generation: 12,
+        incarnation: 5,
+        map_revision: 0x0102_0304_0506,
+        volumes_end: 77,
+        groups_end: 48,
+    }
 }
 
 fn onode(content: OnodeContent) -> Onode {
@@ -170,6 +186,13 @@ fn encodings_are_those_of_the_documented_tables() {
     assert_eq!(head(&entry().encode([4; 16], 0x12_3456)), ENTRY);
     assert_eq!(head(&checkpoint().encode()), CHECKPOINT);
     assert_eq!(head(&image().encode()), IMAGE);
+    assert_eq!(head(&device_state().encode(17)), DEVICE_STATE);
+}
+
+#[test]
+fn a_device_of_an_earlier_release_has_no_state() {
+    assert_eq!(DeviceState::decode(&[0; SECTOR_BYTES], 0), Ok(None));
+    assert_eq!(DeviceState::decode(&device_state().encode(17), 17), Ok(Some(device_state())));
 }
 
 #[test]
@@ -312,6 +335,7 @@ fn accepted(bytes: &[u8], place: u64) -> Vec<&'static str> {
     names.extend(LogHeader::decode(bytes, place as u32).ok().map(|_| "log"));
     names.extend(EntryHeader::decode(bytes, [4; 16], place).ok().map(|_| "entry"));
     names.extend(ImageRecord::decode(bytes).ok().map(|_| "image"));
+    names.extend(DeviceState::decode(bytes, place).ok().map(|_| "device state"));
     names
 }
 
@@ -326,6 +350,7 @@ fn all_structures() -> Vec<(&'static str, Vec<u8>)> {
         ("log", log_header().encode(17).to_vec()),
         ("entry", entry().encode([4; 16], 17).to_vec()),
         ("image", image().encode().to_vec()),
+        ("device state", device_state().encode(17).to_vec()),
     ]
 }
 

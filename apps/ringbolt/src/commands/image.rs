@@ -1,6 +1,6 @@
 //! `ringbolt image`: the images of a running server's stores, and those of a cluster.
 
-mod cluster;
+pub(super) mod cluster;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::cli::{DEFAULT_SOCKET, parse_size};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 
-/// How long a call may take: the removal of a large image removes its objects one by one.
+/// How long a call may take: a server removes the objects of an image of its store one by one.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The subcommands of `ringbolt image`.
@@ -42,11 +42,28 @@ pub(crate) enum ImageCommand {
         of: ImageOwner,
     },
     /// Resize an image; what is cut off is gone
-    #[command(after_help = "Example:\n  ringbolt image resize vol 20g")]
-    Resize(SizedImage),
+    #[command(
+        after_help = "Examples:\n  ringbolt image resize vol 20g\n  ringbolt image resize --cluster ringbolt-store --allow-shrink vol 5g"
+    )]
+    Resize {
+        /// Of a cluster: remove what the image has behind a smaller size for good; without, a smaller size is refused
+        #[arg(long)]
+        allow_shrink: bool,
+        /// Of a cluster: shrink it although a server has it attached, whose requests fail from then on
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        image: SizedImage,
+    },
     /// Remove an image with its data
     #[command(after_help = "Example:\n  ringbolt image remove vol")]
-    Remove(NamedImage),
+    Remove {
+        /// Of a cluster: remove it although a server has it attached, whose requests fail from then on
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        image: NamedImage,
+    },
 }
 
 /// An image and its size.
@@ -73,74 +90,104 @@ pub(crate) struct NamedImage {
 /// A store of a server, or a pool of a cluster.
 #[derive(Args)]
 pub(crate) struct ImageOwner {
-    /// Name of the store
-    #[arg(long, default_value = "store")]
-    store: String,
+    /// Name of the store [default: store]
+    #[arg(long)]
+    store: Option<String>,
     #[command(flatten)]
     server: Server,
-    /// Directory of a cluster (`ringbolt store up`), instead of a server's store
+    /// Directory of a cluster (`ringbolt store up`), instead of a server's store [default: RINGBOLT_CLUSTER, if it is set and
+    /// neither --store nor --rpc-socket is given]
     #[arg(long, value_name = "DIR", conflicts_with_all = ["store", "rpc_socket"])]
     cluster: Option<PathBuf>,
     #[command(flatten)]
     etcd: EtcdArgs,
     /// Pool of the cluster
-    #[arg(long, default_value = POOL, requires = "cluster")]
+    #[arg(long, default_value = POOL)]
     pool: String,
 }
 
 /// A running server.
 #[derive(Args)]
 pub(crate) struct Server {
-    /// UNIX socket of the server
-    #[arg(short, long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
-    rpc_socket: PathBuf,
+    /// UNIX socket of the server [default: /var/tmp/ringbolt.sock]
+    #[arg(short, long, value_name = "PATH")]
+    rpc_socket: Option<PathBuf>,
 }
 
 impl Server {
     fn call(&self, method: &str, params: Value) -> Result<Value, CommandError> {
-        rpc::call(&self.rpc_socket, method, params, TIMEOUT)
+        let socket = self.rpc_socket.clone().unwrap_or_else(|| DEFAULT_SOCKET.into());
+        rpc::call(&socket, method, params, TIMEOUT)
     }
 }
 
 impl ImageCommand {
     fn owner(&self) -> &ImageOwner {
         match self {
-            ImageCommand::Create { image, .. } | ImageCommand::Resize(image) => &image.of,
-            ImageCommand::Remove(image) => &image.of,
+            ImageCommand::Create { image, .. } | ImageCommand::Resize { image, .. } => &image.of,
+            ImageCommand::Remove { image, .. } => &image.of,
             ImageCommand::List { of, .. } => of,
         }
+    }
+}
+
+impl ImageOwner {
+    /// Whether the image is a cluster's, and not a server's.
+    fn is_cluster(&self) -> bool {
+        self.cluster.is_some() || self.variable().is_some()
+    }
+
+    /// The cluster that the environment names, unless a server is named.
+    fn variable(&self) -> Option<PathBuf> {
+        let is_server = self.store.is_some() || self.server.rpc_socket.is_some();
+        let directory = std::env::var_os("RINGBOLT_CLUSTER").filter(|it| !it.is_empty() && !is_server);
+        directory.map(PathBuf::from)
+    }
+
+    fn cluster_directory(&self) -> PathBuf {
+        self.cluster.clone().or_else(|| self.variable()).unwrap_or_default()
+    }
+
+    fn store(&self) -> &str {
+        self.store.as_deref().unwrap_or("store")
     }
 }
 
 /// Runs a subcommand of `ringbolt image`.
 pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
     let owner = command.owner();
-    if owner.cluster.is_none() && owner.etcd.is_given() {
+    if !owner.is_cluster() && owner.etcd.is_given() {
         return Err(CommandError::usage("etcd has the map of a cluster: --cluster names its directory"));
     }
+    if !owner.is_cluster() && owner.pool != POOL {
+        return Err(CommandError::usage("a pool is a cluster's: --cluster names its directory"));
+    }
     match command {
-        ImageCommand::Create { preallocate, image: SizedImage { name, size, of } }
-            if of.cluster.is_some() =>
-        {
+        ImageCommand::Create { preallocate, image: SizedImage { name, size, of } } if of.is_cluster() => {
             cluster::create(&of, &name, size, preallocate)
         }
-        ImageCommand::Resize(SizedImage { name, size, of }) if of.cluster.is_some() => {
-            cluster::resize(&of, &name, size)
+        ImageCommand::Resize { allow_shrink, force, image: SizedImage { name, size, of } }
+            if of.is_cluster() =>
+        {
+            cluster::resize(&of, &name, size, allow_shrink, force)
         }
-        ImageCommand::Remove(NamedImage { name, of }) if of.cluster.is_some() => cluster::remove(&of, &name),
-        ImageCommand::List { json, of } if of.cluster.is_some() => cluster::list(&of, json),
+        ImageCommand::Remove { force, image: NamedImage { name, of } } if of.is_cluster() => {
+            cluster::remove(&of, &name, force)
+        }
+        ImageCommand::List { json, of } if of.is_cluster() => cluster::list(&of, json),
         ImageCommand::Create { preallocate, image: SizedImage { name, size, of } } => {
-            let params = json!({ "store": of.store, "name": name, "size": size, "preallocate": preallocate });
+            let params =
+                json!({ "store": of.store(), "name": name, "size": size, "preallocate": preallocate });
             let bdev = of.server.call("store_image_create", params)?;
             stdout_line!("{}", bdev.as_str().unwrap_or_default());
             Ok(())
         }
-        ImageCommand::Resize(SizedImage { name, size, of }) => {
-            let params = json!({ "store": of.store, "name": name, "size": size });
+        ImageCommand::Resize { image: SizedImage { name, size, of }, .. } => {
+            let params = json!({ "store": of.store(), "name": name, "size": size });
             of.server.call("store_image_resize", params).map(drop)
         }
-        ImageCommand::Remove(NamedImage { name, of }) => {
-            let params = json!({ "store": of.store, "name": name });
+        ImageCommand::Remove { image: NamedImage { name, of }, .. } => {
+            let params = json!({ "store": of.store(), "name": name });
             of.server.call("store_image_delete", params).map(drop)
         }
         ImageCommand::List { json, of } => {

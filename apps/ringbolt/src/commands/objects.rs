@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{IsTerminal, Write as _};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use bdev::pmem::{self, PmemConfig};
@@ -106,20 +107,29 @@ fn open(
         change(&mut config);
         config
     };
-    uring::create(&registry, config(DEVICE, data)).map_err(CommandError::environment)?;
+    let data = config(DEVICE, data);
+    create_file(&data)?;
+    uring::create(&registry, data).map_err(CommandError::environment)?;
     if let Some(log) = log {
         create_log(&registry, config(LOG_DEVICE, log))?;
     }
     Ok((registry, StoreBdevs { data: DEVICE, log: log.map(|_| LOG_DEVICE) }))
 }
 
+/// Creates the file of a device if there is none, and it is to be made. It gets data of users: its owner alone may use it.
+pub(super) fn create_file(wanted: &UringConfig) -> Result<(), CommandError> {
+    if let (false, Some(bytes)) = (wanted.filename.exists(), wanted.create_bytes) {
+        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&wanted.filename);
+        file.and_then(|file| file.set_len(bytes)).map_err(CommandError::environment)?;
+    }
+    Ok(())
+}
+
 /// Creates the device of a store's logs: on persistent memory if the file is there, else as the configuration says.
 pub(super) fn create_log(registry: &Registry, wanted: UringConfig) -> Result<(), CommandError> {
+    // Only a file says whether it is on persistent memory.
+    create_file(&wanted)?;
     let path = &wanted.filename;
-    if let (false, Some(bytes)) = (path.exists(), wanted.create_bytes) {
-        // Only a file says whether it is on persistent memory.
-        File::create_new(path).and_then(|file| file.set_len(bytes)).map_err(CommandError::environment)?;
-    }
     let created = match pmem::is_persistent(path) {
         true => {
             let config = PmemConfig { readonly: wanted.readonly, ..PmemConfig::new(&wanted.name, path) };

@@ -4,7 +4,7 @@ mod options;
 mod text;
 
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::{Read, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime};
@@ -25,19 +25,26 @@ use crate::reactor_runtime::ReactorRuntime;
 use options::{PerfOutputFormat, ProgressReporter, RunOptions};
 
 /// Resolves job files and environment variables on this machine.
-struct SystemLookup;
+struct SystemLookup {
+    /// Path and text of the files that were read for a worker process, which reads none itself; `None` in other processes.
+    given: Option<Vec<(String, String)>>,
+}
 
 impl Lookup for SystemLookup {
     fn file(&self, path: &str) -> Result<String, String> {
-        if path == "-" {
-            return Err(
-                "standard input is not supported: each job process reads the job file again".to_string()
-            );
+        if let Some(files) = &self.given {
+            let file = files.iter().find(|(known, _)| known == path);
+            return file.map(|(_, text)| text.clone()).ok_or_else(|| format!("{path}: was not passed on"));
         }
-        let mut text = String::new();
-        File::open(path)
-            .and_then(|file| file.take(JOB_FILE_BYTES_MAX + 1).read_to_string(&mut text))
-            .map_err(|error| format!("{path}: {error}"))?;
+        let read = |from: &mut dyn Read| {
+            let mut text = String::new();
+            from.take(JOB_FILE_BYTES_MAX + 1).read_to_string(&mut text).map(|_| text)
+        };
+        let text = match path {
+            "-" => read(&mut std::io::stdin().lock()),
+            path => File::open(path).and_then(|mut file| read(&mut file)),
+        };
+        let text = text.map_err(|error| format!("{path}: {error}"))?;
         if text.len() as u64 > JOB_FILE_BYTES_MAX {
             return Err(format!("{path}: a job file has at most {JOB_FILE_BYTES_MAX} bytes"));
         }
@@ -70,7 +77,6 @@ pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
         Some((first, rest)) if first.starts_with("--worker=") => (first.strip_prefix("--worker="), rest),
         _ => (None, command.arguments.as_slice()),
     };
-    let plan = workload::jobfile::plan(arguments, &SystemLookup).map_err(CommandError::usage)?;
     if let Some(worker) = worker {
         // Ctrl-C and the SIGTERM of timeout(1) go to the whole process group; the parent handles them and stops the
         // workers.
@@ -78,8 +84,12 @@ pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             signal_hook::flag::register(signal, ignored.clone()).map_err(CommandError::environment)?;
         }
-        return workload::worker(&plan, worker).map_err(command_error);
+        let lookup = |files| SystemLookup { given: Some(files) };
+        workload::worker(worker, |files| workload::jobfile::plan(arguments, &lookup(files)));
+        return Ok(());
     }
+    let plan =
+        workload::jobfile::plan(arguments, &SystemLookup { given: None }).map_err(CommandError::usage)?;
     let run = RunOptions::new(&plan)?;
     if let Some(text) = &run.help {
         return print(text);

@@ -1,10 +1,13 @@
 //! `ringbolt store`: a cluster of the replicated store on this machine, and its state.
 
+mod accept_loss;
 mod demo;
 mod key;
 mod layout;
+mod map;
 mod nodes;
 mod pool;
+mod reclaim;
 mod space;
 mod status;
 mod stop;
@@ -24,10 +27,13 @@ use signal_hook::iterator::Signals;
 use crate::cli::{Idle, parse_ms, parse_size, parse_time};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
+use accept_loss::AcceptLossArgs;
 use key::KeyCommand;
 use layout::ClusterLayout;
+use map::MapCommand;
 use nodes::RunningNodes;
 use pool::PoolCommand;
+use reclaim::ReclaimArgs;
 use stop::{StartNodeArgs, StopNodeArgs};
 
 /// The directory of the cluster, unless it is named.
@@ -73,15 +79,32 @@ pub(crate) enum StoreCommand {
     /// Let a node have replicas again
     #[command(after_help = "Example:\n  ringbolt store in 2")]
     In(OutArgs),
+    /// Remove a node for good: one that is stopped or lost, and whose replicas are on others
+    #[command(
+        after_help = "Example:\n  ringbolt store out 2\n  ringbolt store stop-node 2\n  ringbolt store remove-node 2\n\n\
+        Its number is not used again. Its directory and its device stay as they are."
+    )]
+    RemoveNode(OutArgs),
     /// Give a node another share of the data: some replicas move to it, or from it to others
     #[command(after_help = "Example:\n  ringbolt store weight 2 5120")]
     Weight(WeightArgs),
+    /// Let a replica serve that lacks what its group had, and whose group waits: says what that costs, and needs --yes
+    #[command(after_help = "Example:\n  ringbolt store accept-loss 3 --yes")]
+    AcceptLoss(AcceptLossArgs),
+    /// Give back the space of images whose removal was interrupted, and name volumes that no image has
+    #[command(after_help = "Examples:\n  ringbolt store reclaim\n  ringbolt store reclaim --volume 17\n\n\
+        Volumes that no image has were left by older versions, or belong to images that a restored map has lost: they are named, \
+        and removed only with --volume.")]
+    Reclaim(ReclaimArgs),
     /// Create, list and remove pools
     #[command(subcommand)]
     Pool(PoolCommand),
     /// Create, list and delete the keys of clients with rights on some pools
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Back up and restore the map of a cluster
+    #[command(subcommand)]
+    Map(MapCommand),
     /// Run a cluster in a temporary directory, with a verified load during which a node is killed
     #[command(after_help = "Example:\n  ringbolt store demo")]
     Demo(DemoArgs),
@@ -288,7 +311,7 @@ pub(crate) struct AddNodeArgs {
     node: NodeOptions,
 }
 
-/// Arguments of `ringbolt store out` and `ringbolt store in`.
+/// Arguments of `ringbolt store out`, `in` and `remove-node`.
 #[derive(Args)]
 pub(crate) struct OutArgs {
     /// Number of the node
@@ -353,9 +376,13 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::StartNode(options) => stop::start_node(&options),
         StoreCommand::Out(options) => set_out(&options, Some(OutReason::Operator)),
         StoreCommand::In(options) => set_out(&options, None),
+        StoreCommand::RemoveNode(options) => remove_node(&options),
         StoreCommand::Weight(options) => set_weight(&options),
+        StoreCommand::AcceptLoss(options) => accept_loss::run(&options),
+        StoreCommand::Reclaim(options) => reclaim::run(&options),
         StoreCommand::Pool(command) => pool::run(command),
         StoreCommand::Key(command) => key::run(command),
+        StoreCommand::Map(command) => map::run(command),
         StoreCommand::Demo(options) => demo::run(&options),
     }
 }
@@ -370,6 +397,9 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
         }
         let layout = ClusterLayout::open(directory, &etcd.options())?;
         layout.check_settings(&options.new)?;
+        if let Some(line) = layout.settle()? {
+            stdout_line!("{line}");
+        }
         layout
     } else {
         let layout = ClusterLayout::create(directory, &etcd.options(), &options.new)?;
@@ -462,6 +492,20 @@ fn add_node(options: &AddNodeArgs) -> Result<(), CommandError> {
     let node = layout::add_node(&layout, options.replace, devices, &options.node)?;
     let place = layout.node(node);
     stdout_line!("node {node} is in {}; `ringbolt store up` of this directory runs it", place.display());
+    Ok(())
+}
+
+fn remove_node(options: &OutArgs) -> Result<(), CommandError> {
+    let layout = ClusterLayout::open(&options.of.cluster, &options.of.etcd.options())?;
+    let node = options.node;
+    layout::remove_node(&layout, node)?;
+    let place = layout.node(node);
+    match place.exists() {
+        true => {
+            stdout_line!("node {node} is removed; {} and its device are for you to delete", place.display())
+        }
+        false => stdout_line!("node {node} is removed"),
+    }
     Ok(())
 }
 

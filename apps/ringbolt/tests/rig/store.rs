@@ -120,8 +120,13 @@ impl Cluster {
 
     /// Arguments of `ringbolt perf` for the image.
     pub(crate) fn perf(&self, arguments: &[&str]) -> Command {
+        self.perf_of("vol", arguments)
+    }
+
+    /// The same for another image.
+    pub(crate) fn perf_of(&self, image: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
-        let filename = format!("--filename=store:pool/vol?cluster={}", self.path());
+        let filename = format!("--filename=store:pool/{image}?cluster={}", self.path());
         command.args(["perf", &filename, "--bs=4k", "--verify=crc32c", "--name=t"]).args(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
@@ -129,8 +134,17 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
+    /// Its nodes have ended when this returns: they would write to the directory that a test removes.
     fn drop(&mut self) {
+        let nodes = self.nodes();
         let _ = self.up.kill();
         let _ = self.up.wait();
+        for node in &nodes {
+            let _ = Pid::from_raw(*node as i32).map(|pid| kill_process(pid, Signal::KILL));
+        }
+        let started = Instant::now();
+        while nodes.iter().any(|node| is_running(*node)) && started.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }

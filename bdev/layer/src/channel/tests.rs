@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex};
 
 use block_io::{Channel as _, Op, Payload, RegisteredPages, RequestFlags, Status, Tag};
 
+use reservations::{ChangeWaker, Registrant, ReservationCommand, ReservationType};
+
 use crate::fair_queue::FLOW_QUEUED_MAX;
 use crate::{
-    Access, Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Completion, DeviceEvent, Durability,
-    Registry, Request,
+    Access, Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Closing, Completion, DeviceEvent,
+    Durability, Registry, Request, ReservationLease,
 };
 
 thread_local! {
@@ -253,6 +255,139 @@ fn a_read_only_descriptor_rejects_writes() {
     assert_eq!(harness.status_of(Request::new(Tag(1), Op::Flush, 0, 0)), Status::SUCCESS);
 }
 
+#[derive(Debug)]
+struct NoWaker;
+
+impl ChangeWaker for NoWaker {
+    fn wake(&self) {}
+}
+
+/// Reserves the device for a host, which registers for it.
+fn reserve(lease: &ReservationLease, kind: ReservationType) {
+    for command in
+        [ReservationCommand::Register { key: 1, persist: None }, ReservationCommand::Acquire { key: 1, kind }]
+    {
+        let holder = Registrant::nvme_host([1; 16]);
+        let change = lease.reservations().execute(&holder, command, Arc::new(NoWaker));
+        assert_eq!(change.outcome(), Some(Ok(())));
+    }
+}
+
+#[test]
+fn a_reservation_denies_operations_to_those_that_are_no_registrants() {
+    let requests = |harness: &ChannelHarness| {
+        let data = || Payload::Data(harness.buffer(1).into());
+        let request = |op, payload| (op, Request { payload, ..Request::new(Tag(1), op, 0, 1) });
+        [
+            request(Op::Read, data()),
+            request(Op::Compare, data()),
+            request(Op::SeekData, Payload::None),
+            request(Op::SeekHole, Payload::None),
+            request(Op::Write, data()),
+            request(Op::WriteZeroes, Payload::None),
+            request(Op::Copy, Payload::CopySource(8)),
+            request(Op::Flush, Payload::None),
+        ]
+    };
+    // The first four only read.
+    for (kind, denied_from) in [(ReservationType::WriteExclusive, 4), (ReservationType::ExclusiveAccess, 0)] {
+        let mut harness = ChannelHarness::new(Scripted::new(64), Access::ReadWrite);
+        let device = harness.channel.device().clone();
+        let lease = harness.registry.open_reservations(&device, None).unwrap();
+        let mut registrants = harness
+            .registry
+            .open_with_reservations("dev", Access::ReadWrite)
+            .unwrap()
+            .channel(&harness.core)
+            .unwrap();
+        reserve(&lease, kind);
+        for (index, (op, request)) in requests(&harness).into_iter().enumerate() {
+            harness.channel.submit(&mut vec![request]);
+            let mut statuses = harness.poll().into_iter().map(|completion| completion.status());
+            if index >= denied_from {
+                let refused = statuses.next().unwrap();
+                assert!(refused.same_code(Status::RESERVATION_CONFLICT), "{kind:?} {op:?}: {refused}");
+                assert!(refused.is_do_not_retry() && harness.submitted.borrow().is_empty());
+            } else {
+                assert!(statuses.all(|status| status.is_success()), "{kind:?} {op:?}");
+                harness.complete(usize::MAX);
+                harness.poll();
+            }
+        }
+        let unsupported = harness.status_of(Request::new(Tag(1), Op::Unmap, 0, 1));
+        assert!(unsupported.same_code(Status::INVALID_OPCODE), "{unsupported}");
+        // A target that keeps reservations has checked them already.
+        for (op, request) in requests(&harness) {
+            registrants.submit(&mut vec![request]);
+            let mut sink = Vec::new();
+            registrants.poll(&mut sink);
+            assert!(sink.iter().all(|one| !one.status().same_code(Status::RESERVATION_CONFLICT)), "{op:?}");
+        }
+        // Without a user that keeps it there is no reservation any more.
+        drop(lease);
+        for (op, request) in requests(&harness) {
+            harness.channel.submit(&mut vec![request]);
+            harness.complete(usize::MAX);
+            let conflict =
+                harness.poll().iter().any(|one| one.status().same_code(Status::RESERVATION_CONFLICT));
+            assert!(!conflict, "{op:?}");
+            while harness.channel.outstanding() > 0 {
+                harness.complete(usize::MAX);
+                harness.poll();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reservation_concerns_every_operation_that_moves_data() {
+    for op in Op::ALL {
+        let bit = 1 << op.index();
+        let (reads, writes) = (super::OPS_THAT_READ & bit != 0, super::OPS_THAT_WRITE & bit != 0);
+        // A compare is a read of the layer; a reset and an abort end requests.
+        let is_neither = matches!(op, Op::Compare | Op::Reset | Op::Abort);
+        assert_eq!(
+            (reads, writes),
+            (!is_neither && !op.is_write() && op != Op::Flush, op.is_write() || op == Op::Flush)
+        );
+    }
+}
+
+#[test]
+fn what_comes_after_the_reservation_is_refused_and_what_came_before_is_not() {
+    let mut harness = ChannelHarness::new(Scripted::new(64), Access::ReadWrite);
+    let device = harness.channel.device().clone();
+    let lease = harness.registry.open_reservations(&device, None).unwrap();
+    let write = |harness: &ChannelHarness, tag| Request::write(Tag(tag), tag, 1, harness.buffer(1));
+    let mut before: Vec<Request> = (0..8).map(|tag| write(&harness, tag)).collect();
+    harness.channel.submit(&mut before);
+    reserve(&lease, ReservationType::WriteExclusive);
+    let mut after: Vec<Request> = (8..16).map(|tag| write(&harness, tag)).collect();
+    harness.channel.submit(&mut after);
+    assert_eq!(harness.submitted.borrow().len(), 8);
+    harness.complete(usize::MAX);
+    for completion in harness.poll() {
+        let refused = completion.status().same_code(Status::RESERVATION_CONFLICT);
+        assert_eq!(refused, completion.tag().0 >= 8, "{completion:?}");
+    }
+    assert_eq!(harness.channel.outstanding(), 0);
+}
+
+#[test]
+fn a_device_that_comes_back_with_its_uuid_is_as_reserved_as_before() {
+    let harness = ChannelHarness::new(Scripted::new(64), Access::ReadWrite);
+    let device = harness.channel.device().clone();
+    let lease = harness.registry.open_reservations(&device, None).unwrap();
+    reserve(&lease, ReservationType::ExclusiveAccess);
+    harness.registry.unregister("dev").unwrap();
+    harness.registry.register("dev", Some(device.uuid()), &[], Arc::new(Scripted::new(64))).unwrap();
+    let mut channel = harness.registry.open("dev", Access::ReadOnly).unwrap().channel(&harness.core).unwrap();
+    channel.submit(&mut vec![harness.read(1, 0)]);
+    let mut sink = Vec::new();
+    channel.poll(&mut sink);
+    assert!(sink[0].status().same_code(Status::RESERVATION_CONFLICT));
+}
+
 #[test]
 fn an_invalid_request_does_not_affect_others_of_its_batch() {
     let mut harness = ChannelHarness::new(Scripted::new(64), Access::ReadWrite);
@@ -386,6 +521,28 @@ fn after_removal_everything_completes_once_and_new_io_fails() {
     drop(harness.channel);
     assert!(device.wait_closed(std::time::Duration::ZERO));
     assert_eq!(harness.module.closed.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn an_open_ends_with_its_last_channel_and_a_removal_with_the_last_open() {
+    let harness = ChannelHarness::new(Scripted::new(8), Access::ReadOnly);
+    let (registry, timeout) = (&harness.registry, std::time::Duration::from_millis(1));
+    let claim = registry.open("dev", Access::Exclusive { by: "a test" }).unwrap();
+    let channel = claim.channel(&harness.core).unwrap();
+    let closing = || Closing::of([&claim]);
+    assert_eq!(closing().wait_for(timeout).unwrap_err().name, "dev");
+    let (open, removed) = (closing(), registry.find("dev").unwrap());
+    drop(claim);
+    assert!(registry.open("dev", Access::ReadWrite).is_err(), "its channel is open");
+    drop(channel);
+    open.wait_for(timeout).unwrap();
+    assert!(registry.open("dev", Access::ReadWrite).is_ok());
+
+    registry.unregister("dev").unwrap();
+    let removed = || Closing::removed([removed.clone()]);
+    assert!(removed().wait_for(timeout).is_err(), "the harness has it open");
+    drop(harness.channel);
+    removed().wait_for(timeout).unwrap();
 }
 
 #[test]

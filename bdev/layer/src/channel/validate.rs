@@ -38,6 +38,9 @@ impl BdevChannel {
             Status::INVALID_NAMESPACE_OR_FORMAT
         } else if !self.writes && op.is_write() {
             Status::NAMESPACE_WRITE_PROTECTED
+        } else if self.is_reserved(required, limits) || (op == Op::Copy && self.is_reserved(Op::Read, limits))
+        {
+            Status::RESERVATION_CONFLICT
         } else if !limits.allows(required) || (op == Op::Copy && !limits.allows(Op::Read)) {
             Status::INVALID_OPCODE
         } else if op.has_range() && length == 0 {
@@ -61,6 +64,11 @@ impl BdevChannel {
             Status::DATA_SGL_LENGTH_INVALID
         };
         Some(status.do_not_retry())
+    }
+
+    /// Whether a reservation of others denies an operation that is allowed otherwise. The device is not removed.
+    fn is_reserved(&self, op: Op, limits: &RequestLimits) -> bool {
+        self.allowed_ops >> op.index() & 1 != 0 && !limits.allows(op)
     }
 
     /// The error of a request with protected data, whose range is valid.

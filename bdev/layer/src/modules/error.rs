@@ -56,7 +56,7 @@ pub struct FaultInjection {
 pub enum FaultAction {
     /// It completes with this status and never reaches the base.
     Fail(Status),
-    /// It stays pending until a reset, which aborts it, or [`clear`], which forwards it to the base.
+    /// It stays pending until a reset, which aborts it, or [`resume_pending`], which forwards it to the base.
     Pending,
     /// One byte of its data is changed: of a read in the buffer, of a write on the base.
     Corrupt {
@@ -95,7 +95,8 @@ pub struct ErrorBdev {
 /// The rules of one device, shared by its channels. The lock is taken per I/O only while there are rules.
 struct SharedRules {
     any: AtomicBool,
-    clear_count: AtomicU64,
+    /// Number of [`resume_pending`]s; changed with the lock of the rules.
+    resumes: AtomicU64,
     rules: Mutex<FaultRules>,
 }
 
@@ -107,8 +108,8 @@ struct FaultRules {
 
 /// Maximum number of rules of one device; each is checked for every I/O.
 const INJECTIONS_MAX: usize = 64;
-/// Interval at which a core with pending I/Os checks for a [`clear`].
-const CLEAR_CHECK_NS: u64 = 10_000_000;
+/// Interval at which a core with pending I/Os checks for a [`resume_pending`].
+const RESUME_CHECK_NS: u64 = 10_000_000;
 
 /// Creates an error device on a base, which it claims. It has no rules at first.
 pub fn create(registry: &Registry, config: ErrorConfig) -> Result<Arc<BlockDevice>, BdevError> {
@@ -118,7 +119,7 @@ pub fn create(registry: &Registry, config: ErrorConfig) -> Result<Arc<BlockDevic
     let rules = FaultRules { list: Vec::new(), rng: WyRand::new(config.seed) };
     let faults = Arc::new(SharedRules {
         any: AtomicBool::new(false),
-        clear_count: AtomicU64::new(0),
+        resumes: AtomicU64::new(0),
         rules: Mutex::new(rules),
     });
     let module = ErrorBdev { name: name.clone(), base, faults };
@@ -142,10 +143,11 @@ pub fn inject(registry: &Registry, name: &str, injection: FaultInjection) -> Res
     })
 }
 
-/// Removes all rules and forwards pending I/Os to the base.
+/// Removes all rules. I/Os that are pending stay so, as in SPDK.
 pub fn clear(registry: &Registry, name: &str) -> Result<(), BdevError> {
     with_module(registry, name, |module| {
-        module.faults.clear();
+        let mut rules = module.faults.lock();
+        module.faults.remove(&mut rules, |_| true);
         Ok(())
     })
 }
@@ -153,7 +155,7 @@ pub fn clear(registry: &Registry, name: &str) -> Result<(), BdevError> {
 /// Removes the rules that keep I/Os pending, and forwards those I/Os to the base.
 pub fn resume_pending(registry: &Registry, name: &str) -> Result<(), BdevError> {
     with_module(registry, name, |module| {
-        module.faults.remove(|rule| rule.action == FaultAction::Pending);
+        module.faults.resume(|rule| rule.action == FaultAction::Pending);
         Ok(())
     })
 }
@@ -181,7 +183,7 @@ impl VirtualBdev for ErrorBdev {
         Box::new(ErrorChannel {
             base,
             clock: core.clock().clone(),
-            clears_applied: self.faults.clear_count.load(Ordering::Relaxed),
+            resumes_applied: self.faults.resumes.load(Ordering::Relaxed),
             faults: self.faults.clone(),
             table: Slab::with_capacity(self.depth() + crate::channel::RESETS_MAX as u32),
             pending: Vec::new(),
@@ -204,22 +206,21 @@ impl VirtualBdev for ErrorBdev {
     }
 
     fn removed(&self) {
-        self.faults.clear();
+        self.faults.resume(|_| true);
     }
 }
 
 impl SharedRules {
-    fn clear(&self) {
-        self.remove(|_| true);
-    }
-
-    /// Removes rules, and has channels forward what they keep pending.
-    fn remove(&self, is_removed: impl Fn(&FaultInjection) -> bool) {
-        let mut rules = self.lock();
+    fn remove(&self, rules: &mut FaultRules, is_removed: impl Fn(&FaultInjection) -> bool) {
         rules.list.retain(|(rule, _)| !is_removed(rule));
         self.any.store(!rules.list.is_empty(), Ordering::Relaxed);
-        drop(rules);
-        self.clear_count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Removes rules, and has channels forward what the rules until now have kept pending.
+    fn resume(&self, is_removed: impl Fn(&FaultInjection) -> bool) {
+        let mut rules = self.lock();
+        self.remove(&mut rules, is_removed);
+        self.resumes.fetch_add(1, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, FaultRules> {
@@ -283,10 +284,11 @@ struct ErrorChannel {
     base: BaseChannel,
     clock: os::clock::Clock,
     faults: Arc<SharedRules>,
-    clears_applied: u64,
+    resumes_applied: u64,
     /// Requests at the base: the caller's tag, and the corruption of the data.
     table: Slab<ForwardedRequest>,
-    pending: Vec<Request>,
+    /// Each with the number of resumes before it.
+    pending: Vec<(u64, Request)>,
     completed: Vec<Completion>,
 }
 
@@ -302,20 +304,22 @@ impl ErrorChannel {
 
     fn accept(&mut self, request: Request) {
         if request.op == Op::Reset {
-            let aborted = self.pending.drain(..).map(|request| request.complete(Status::ABORT_REQUESTED));
+            let pending = self.pending.drain(..);
+            let aborted = pending.map(|(_, request)| request.complete(Status::ABORT_REQUESTED));
             self.completed.extend(aborted);
             return self.forward_request(request, None);
         }
-        let action = if self.faults.any.load(Ordering::Relaxed) {
+        let (mut action, mut resumes) = (None, 0);
+        if self.faults.any.load(Ordering::Relaxed) {
             let in_flight = self.in_flight();
-            self.faults.lock().select_action(&request, in_flight)
-        } else {
-            None
-        };
+            let mut rules = self.faults.lock();
+            action = rules.select_action(&request, in_flight);
+            resumes = self.faults.resumes.load(Ordering::Relaxed);
+        }
         match action {
             None => self.forward_request(request, None),
             Some(FaultAction::Fail(status)) => self.completed.push(request.complete(status)),
-            Some(FaultAction::Pending) => self.pending.push(request),
+            Some(FaultAction::Pending) => self.pending.push((resumes, request)),
             Some(FaultAction::Corrupt { offset, xor }) => self.forward_request(request, Some((offset, xor))),
         }
     }
@@ -386,12 +390,11 @@ impl block_io::Channel for ErrorChannel {
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
-        let clear_count = self.faults.clear_count.load(Ordering::Relaxed);
-        if clear_count != self.clears_applied {
-            self.clears_applied = clear_count;
-            for request in std::mem::take(&mut self.pending) {
-                self.forward_request(request, None);
-            }
+        let resumes = self.faults.resumes.load(Ordering::Relaxed);
+        if resumes != self.resumes_applied {
+            self.resumes_applied = resumes;
+            let resumed: Vec<_> = self.pending.extract_if(.., |(before, _)| *before != resumes).collect();
+            resumed.into_iter().for_each(|(_, request)| self.forward_request(request, None));
         }
         let ErrorChannel { base, table, .. } = self;
         sink.extend(base.poll().map(|completion| restore(table, completion)));
@@ -403,7 +406,7 @@ impl block_io::Channel for ErrorChannel {
         if !self.completed.is_empty() {
             return Some(0);
         }
-        let recheck = (!self.pending.is_empty()).then(|| self.clock.now_ns() + CLEAR_CHECK_NS);
+        let recheck = (!self.pending.is_empty()).then(|| self.clock.now_ns() + RESUME_CHECK_NS);
         [self.base.deadline(), recheck].into_iter().flatten().min()
     }
 }

@@ -21,8 +21,20 @@ pub struct SplitConfig {
     pub base: String,
     /// Number of parts, 1 to [`PARTS_MAX`].
     pub count: u32,
-    /// Size of a part in MiB; `None` divides the base evenly, and leaves out what does not divide.
-    pub part_mib: Option<u64>,
+    /// Size of a part.
+    pub part_size: PartSize,
+}
+
+/// Size of the parts of a base.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartSize {
+    /// The base is divided evenly, and what does not divide is left out. So parts of another size, with other data, come of
+    /// it when the base has another size: who creates them again asks for the [bytes](Self::Bytes) that they got.
+    Even,
+    /// So many MiB, rounded down to whole blocks.
+    Mib(u64),
+    /// So many bytes, which have to be whole blocks.
+    Bytes(u64),
 }
 
 /// Most parts of a base.
@@ -98,15 +110,23 @@ pub fn create(registry: &Registry, config: &SplitConfig) -> Result<Vec<Arc<Block
 
 /// Blocks of a part.
 fn part_blocks(base: &BdevGeometry, config: &SplitConfig) -> Result<u64, BdevError> {
-    let count = u64::from(config.count);
-    let blocks = match config.part_mib {
-        None => base.blocks / count,
-        Some(mib) => mib.saturating_mul(1 << 20) / u64::from(base.block_size),
+    let (count, block_size) = (u64::from(config.count), u64::from(base.block_size));
+    let (blocks, size) = match config.part_size {
+        PartSize::Even => (base.blocks / count, "that size".to_string()),
+        PartSize::Mib(mib) => (mib.saturating_mul(1 << 20) / block_size, format!("{mib} MiB")),
+        PartSize::Bytes(bytes) if !bytes.is_multiple_of(block_size) => {
+            let reason =
+                format!("{bytes} is not a multiple of the {block_size} bytes of a block of {}", config.base);
+            return Err(BdevError::invalid("split_size_bytes", reason));
+        }
+        PartSize::Bytes(bytes) => (bytes / block_size, format!("{bytes} bytes")),
     };
     if blocks == 0 || blocks.checked_mul(count).is_none_or(|total| total > base.blocks) {
-        let mib = base.bytes() >> 20;
-        let reason = format!("{count} parts of that size do not fit {} of {mib} MiB", config.base);
-        return Err(BdevError::invalid("split_size_mb", reason));
+        let bytes = base.bytes();
+        let reason = format!("{count} parts of {size} do not fit {}, which has {bytes} bytes", config.base);
+        let field =
+            if let PartSize::Bytes(_) = config.part_size { "split_size_bytes" } else { "split_size_mb" };
+        return Err(BdevError::invalid(field, reason));
     }
     Ok(blocks)
 }

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::BdevModule;
 use crate::uring::FileModule;
-use crate::{MetadataConfig, malloc, null, pmem, uring};
+use crate::{BdevError, MetadataConfig, malloc, null, pmem, uring};
 
 pub(super) const MISSING: (i64, &str) =
     (RpcError::ENODEV, "there is no such bdev, or it is of another module");
@@ -43,12 +43,22 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
     let create = |method: Method<BdevModule>, text| method.text(text, "name of the bdev");
     vec![
         create(Method::update("bdev_malloc_create", malloc_create), "Creates a bdev in memory.")
-            .errors(&[TAKEN, GEOMETRY, MEMORY]),
+            .assigns(&["name", "uuid", "physical_block_size"])
+        .canonical(|_: &BdevModule, params: &mut MallocCreate| {
+            params.set_data_bytes();
+            Ok(())
+        })
+        .errors(&[TAKEN, GEOMETRY, MEMORY]),
         delete("bdev_malloc_delete", "Malloc disk"),
         create(
             Method::update("bdev_null_create", null_create),
             "Creates a bdev that discards writes and leaves buffers of reads unchanged.",
         )
+        .assigns(&["uuid", "physical_block_size"])
+        .canonical(|_: &BdevModule, params: &mut NullCreate| {
+            params.block_size = data_bytes(params.block_size, params.md_size);
+            Ok(())
+        })
         .errors(&[TAKEN, GEOMETRY]),
         delete("bdev_null_delete", "Null disk"),
         Method::update("bdev_null_resize", null_resize)
@@ -58,6 +68,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             Method::update("bdev_uring_create", uring_create),
             "Creates a bdev on a file or a block device, through io_uring.",
         )
+        .assigns(&["uuid", "block_size"])
         .errors(FILE),
         delete("bdev_uring_delete", FileModule::Uring.product_name()),
         Method::update("bdev_uring_rescan", |bdevs, params: ByName| rescan(bdevs, &params, FileModule::Uring))
@@ -68,6 +79,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             "Creates a bdev on a file or a block device. It is a bdev of the uring module by SPDK's other name: io_uring, \
              not libaio, carries its I/O.",
         )
+        .assigns(&["uuid", "block_size"])
         .errors(FILE),
         delete("bdev_aio_delete", FileModule::Aio.product_name()),
         create(
@@ -75,6 +87,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             "Creates a bdev on a file of a file system with DAX, on persistent memory. A completed write is durable, without a \
              system call. SPDK's method of this name, which newer versions lack, wanted a pool of libpmemblk.",
         )
+        .assigns(&["uuid"])
         .errors(PMEM_FILE),
         delete("bdev_pmem_delete", pmem::PRODUCT_NAME),
         Method::update("bdev_aio_rescan", |bdevs, params: ByName| rescan(bdevs, &params, FileModule::Aio))
@@ -112,12 +125,19 @@ control::parameters! {
     }
 }
 
+impl MallocCreate {
+    /// Makes `block_size` that of the data.
+    fn set_data_bytes(&mut self) {
+        let data_bytes = data_bytes(self.block_size, self.md_size);
+        // Only a size with its metadata is no multiple of 512. SPDK saves `md_interleave` nowhere else.
+        self.md_interleave |= data_bytes != self.block_size;
+        self.block_size = data_bytes;
+    }
+}
+
 fn malloc_create(bdevs: &BdevModule, mut params: MallocCreate) -> Result<String, RpcError> {
     let name = params.name.take().unwrap_or_else(|| next_malloc_name(bdevs));
-    let data_bytes = data_bytes(params.block_size, params.md_size);
-    // Only a size with its metadata is no multiple of 512. SPDK saves `md_interleave` nowhere else.
-    params.md_interleave |= data_bytes != params.block_size;
-    params.block_size = data_bytes;
+    params.set_data_bytes();
     let mut config = malloc::MallocConfig::new(&name, params.num_blocks, params.block_size);
     config.uuid = params.uuid;
     config.physical_block_size = params.physical_block_size;
@@ -251,7 +271,10 @@ control::parameters! {
 
 fn null_resize(bdevs: &BdevModule, params: NullResize) -> Result<bool, RpcError> {
     let device = bdevs.find(&params.name)?;
-    let bytes = params.new_size.saturating_mul(1 << 20);
+    let bytes = params.new_size.checked_mul(1 << 20).ok_or_else(|| {
+        let reason = format!("{} MiB is not a valid capacity", params.new_size);
+        BdevError::invalid("new_size", reason)
+    })?;
     let num_blocks = bytes / u64::from(device.geometry().block_size);
     null::resize(&bdevs.registry, device.name(), num_blocks)?;
     bdevs.created.set_parameter(device.name(), "num_blocks", num_blocks);

@@ -16,6 +16,11 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
     vec![
         Method::update("bdev_enable_histogram", enable)
             .text("Starts or ends a latency histogram of a device.", "true")
+            .canonical(|bdevs: &BdevModule, params: &mut EnableHistogram| {
+                params.name = bdevs.registry.name_of(&params.name);
+                params.opc = params.opc.take().filter(|op| !op.is_empty());
+                Ok(())
+            })
             .errors(&[
                 (RpcError::ENODEV, "there is no such bdev"),
                 (RpcError::EINVAL, "granularity or range is not supported"),

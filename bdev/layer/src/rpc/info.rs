@@ -26,6 +26,11 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
                 "Limits reads and writes of a device, over all its users. A limit that is not given stays as it is.",
                 "true",
             )
+            .assigns(&["rw_ios_per_sec", "rw_mbytes_per_sec", "r_mbytes_per_sec", "w_mbytes_per_sec"])
+            .canonical(|bdevs: &BdevModule, params: &mut SetQosLimit| {
+                params.name = bdevs.registry.name_of(&params.name);
+                Ok(())
+            })
             .errors(&[
                 (RpcError::ENODEV, "there is no such bdev"),
                 (RpcError::EINVAL, "no limit is given, or one is too large"),

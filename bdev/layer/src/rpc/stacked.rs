@@ -9,9 +9,9 @@ use block_io::{Op, Status};
 use control::{ByName, Method, RpcError};
 use uuid::Uuid;
 
-use super::BdevModule;
 use super::devices::{MISSING, delete};
-use crate::{BlockDevice, delay, error, passthru, split};
+use super::{BdevModule, STILL_OPEN, conclude};
+use crate::{BlockDevice, Closing, delay, error, passthru, split};
 
 const STACKING: &[(i64, &str)] =
     &[(RpcError::EEXIST, "the name or UUID is in use"), (RpcError::EBUSY, "the base bdev is claimed")];
@@ -24,9 +24,10 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
     vec![
         Method::update("bdev_error_create", error_create)
             .text(
-                "Creates a bdev `EE_BASE` that injects errors into I/O of its base, at once or when the base appears.",
+                "Creates a bdev `EE_BASE` that injects errors into I/O of its base, at once or when the base appears, and again when it returns.",
                 "true",
             )
+            .assigns(&["uuid"])
             .errors(STACKING),
         delete("bdev_error_delete", "Error Injection Disk"),
         Method::update("bdev_error_inject_error", inject_error)
@@ -40,30 +41,41 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
         .errors(&[MISSING]),
         create(
             Method::update("bdev_delay_create", delay_create),
-            "Creates a bdev that delays the I/O of its base, at once or when the base appears.",
-        ),
+            "Creates a bdev that delays the I/O of its base, at once or when the base appears, and again when it returns.",
+        )
+        .assigns(&["uuid"])
+        .canonical(|bdevs: &BdevModule, params: &mut DelayCreate| {
+            params.base_bdev_name = bdevs.registry.name_of(&params.base_bdev_name);
+            Ok(())
+        }),
         delete("bdev_delay_delete", "delay"),
         Method::update("bdev_delay_update_latency", update_latency)
             .text("Changes a latency of a delay bdev.", "true")
             .errors(&[MISSING]),
         create(
             Method::update("bdev_passthru_create", passthru_create),
-            "Creates a bdev that forwards all I/O to its base, at once or when the base appears.",
-        ),
+            "Creates a bdev that forwards all I/O to its base, at once or when the base appears, and again when it returns.",
+        )
+        .assigns(&["uuid"])
+        .canonical(|bdevs: &BdevModule, params: &mut PassthruCreate| {
+            params.base_bdev_name = bdevs.registry.name_of(&params.base_bdev_name);
+            Ok(())
+        }),
         delete("bdev_passthru_delete", "passthru"),
         Method::update("bdev_split_create", split_create)
             .text(
-                "Divides a bdev into parts `BASEp0`, `BASEp1`, …, at once or when the base appears.",
+                "Divides a bdev into parts `BASEp0`, `BASEp1`, …, at once or when the base appears, and again when it returns.",
                 "array of the parts' names",
             )
+            .assigns(&["split_size_bytes"])
             .errors(&[
                 (RpcError::EEXIST, "the base is split already, or the name of a part is in use"),
                 (RpcError::EBUSY, "the base bdev is claimed"),
                 (RpcError::EINVAL, "the parts do not fit the base"),
             ]),
-        Method::update("bdev_split_delete", split_delete)
-            .text("Deletes all parts of a bdev.", "true")
-            .errors(&[(RpcError::ENODEV, "the bdev is not split")]),
+        Method::concluded_update("bdev_split_delete", split_delete, conclude)
+            .text("Deletes all parts of a bdev. I/O in flight completes first.", "true")
+            .errors(&[(RpcError::ENODEV, "the bdev is not split"), STILL_OPEN]),
     ]
 }
 
@@ -113,7 +125,7 @@ control::parameters! {
     struct InjectError {
         /// Error bdev
         name: String,
-        /// Operation; clear removes all errors
+        /// Operation; clear removes all errors, and I/Os that are pending stay so until `bdev_error_resume_pending`
         io_type: InjectIoType,
         /// What happens to it
         error_type: InjectErrorType,
@@ -274,6 +286,9 @@ control::parameters! {
         split_count: u32,
         /// Size of each part; 0 divides the device evenly
         split_size_mb: u64 ["MiB"] = 0,
+        /// Size of each part, instead: `save_config` writes it for a device that was divided evenly, whose parts stay where
+        /// they are when it has another size; not in SPDK
+        split_size_bytes: Option<u64> ["bytes"],
     }
 }
 
@@ -288,13 +303,24 @@ fn split_create(bdevs: &BdevModule, params: SplitCreate) -> Result<Vec<String>, 
         let message = format!("split_count: {count} is not 1 to {}", split::PARTS_MAX);
         return Err(RpcError::new(RpcError::EINVAL, message));
     }
+    if params.split_size_mb != 0 && params.split_size_bytes.is_some() {
+        let message = "split_size_bytes is in place of split_size_mb; give one of them";
+        return Err(RpcError::new(RpcError::EINVAL, message));
+    }
     bdevs.create_on_base(&base, &split_name(&base), "bdev_split_create", params, |registry, params| {
-        let config = split::SplitConfig {
-            base: params.base_bdev.clone(),
-            count: params.split_count,
-            part_mib: Some(params.split_size_mb).filter(|mib| *mib != 0),
+        let part_size = match (params.split_size_bytes, params.split_size_mb) {
+            (Some(bytes), _) => split::PartSize::Bytes(bytes),
+            (None, 0) => split::PartSize::Even,
+            (None, mib) => split::PartSize::Mib(mib),
         };
-        split::create(registry, &config).map(drop)
+        let config =
+            split::SplitConfig { base: params.base_bdev.clone(), count: params.split_count, part_size };
+        let parts = split::create(registry, &config)?;
+        if part_size == split::PartSize::Even {
+            // All have the same. The base may have another size when they are created again.
+            params.split_size_bytes = parts.first().map(|part| part.geometry().bytes());
+        }
+        Ok(())
     })?;
     Ok(split::part_names(&base, count))
 }
@@ -306,20 +332,20 @@ control::parameters! {
     }
 }
 
-fn split_delete(bdevs: &BdevModule, params: SplitDelete) -> Result<bool, RpcError> {
+fn split_delete(bdevs: &BdevModule, params: SplitDelete) -> Result<Closing, RpcError> {
     let base = params.base_bdev;
-    if bdevs.cancel_pending(&split_name(&base)) {
-        return Ok(true);
-    }
+    // First: otherwise it would be split again.
+    let is_known = bdevs.forget_virtual(&split_name(&base));
     let of_base = |device: &Arc<BlockDevice>| {
         device.module::<split::SplitBdev>().is_some_and(|part| part.base_name() == base)
     };
     let parts: Vec<Arc<BlockDevice>> = bdevs.registry.list().into_iter().filter(of_base).collect();
-    if parts.is_empty() {
+    if parts.is_empty() && !is_known {
         return Err(RpcError::new(RpcError::ENODEV, format!("{base} is not split")));
     }
-    for part in parts {
+    for part in &parts {
+        // All are being deleted before the first is waited for.
         bdevs.delete(part.name(), SPLIT)?;
     }
-    Ok(true)
+    Ok(Closing::removed(parts))
 }

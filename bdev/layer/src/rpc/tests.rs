@@ -64,6 +64,13 @@ fn errors_have_spdks_codes() {
         ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 0 }), -22),
         ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 65 }), -22),
         ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 1, "split_size_mb": 1 }), -22),
+        (
+            "bdev_split_create",
+            json!({ "base_bdev": "M", "split_count": 1, "split_size_mb": 1, "split_size_bytes": 512 }),
+            -22,
+        ),
+        ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 1, "split_size_bytes": 1000 }), -22),
+        ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 2, "split_size_bytes": 16896 }), -22),
         ("bdev_split_delete", json!({ "base_bdev": "M" }), -19),
         ("bdev_examine", json!({ "name": "Z" }), -19),
         ("bdev_set_qos_limit", json!({ "name": "Z", "rw_ios_per_sec": 1 }), -19),
@@ -291,6 +298,96 @@ fn virtual_bdevs_are_created_when_their_base_appears() {
     assert_eq!(names(&plane), ["D", "EE_N", "N"]);
 }
 
+/// The stack on `N`, as it is reported: names and UUIDs.
+fn uuids(plane: &ControlPlane) -> Vec<(String, String)> {
+    let bdevs = ok(plane, "bdev_get_bdevs", Value::Null);
+    let text = |bdev: &Value, name: &str| bdev[name].as_str().unwrap().to_string();
+    bdevs.as_array().unwrap().iter().map(|bdev| (text(bdev, "name"), text(bdev, "uuid"))).collect()
+}
+
+#[test]
+fn virtual_bdevs_return_with_their_base() {
+    let plane = plane();
+    let base = "7a1c5d04-0d2b-4c1e-9a3f-0b2f4d6e8c10";
+    let create_base = |uuid: &str| {
+        ok(
+            &plane,
+            "bdev_null_create",
+            json!({ "name": "N", "num_blocks": 4096, "block_size": 512, "uuid": uuid }),
+        );
+        ok(&plane, "bdev_wait_for_examine", Value::Null);
+    };
+    create_base(base);
+    ok(&plane, "bdev_error_create", json!({ "base_name": "N" }));
+    let delay = json!({ "name": "D", "base_bdev_name": "EE_N", "avg_read_latency": 1, "p99_read_latency": 1,
+        "avg_write_latency": 1, "p99_write_latency": 1 });
+    ok(&plane, "bdev_delay_create", delay);
+    let changed = json!({ "delay_bdev_name": "D", "latency_type": "p99_read", "latency_us": 77 });
+    ok(&plane, "bdev_delay_update_latency", changed);
+    let given = "0f0f0f0f-0f0f-4f0f-8f0f-0f0f0f0f0f0f";
+    ok(&plane, "bdev_passthru_create", json!({ "name": "P", "base_bdev_name": "D", "uuid": given }));
+    ok(&plane, "bdev_split_create", json!({ "base_bdev": "P", "split_count": 2 }));
+    let (before, saved) = (uuids(&plane), ok(&plane, "framework_get_config", json!({ "name": "bdev" })));
+    for _ in 0..3 {
+        ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+        ok(&plane, "bdev_wait_for_examine", Value::Null);
+        assert_eq!(names(&plane), [""; 0]);
+        let pending = ok(&plane, "framework_get_config", json!({ "name": "bdev" }));
+        assert_eq!(
+            pending.as_array().unwrap()[..],
+            saved.as_array().unwrap()[1..],
+            "all but the base are saved"
+        );
+        create_base(base);
+        assert_eq!(uuids(&plane), before);
+    }
+    let now = ok(&plane, "framework_get_config", json!({ "name": "bdev" }));
+    assert_eq!(now, saved, "what was changed after the creation included");
+
+    // Another device of that name: whose UUID depends on the base's has another one.
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    create_base("7a1c5d04-0d2b-4c1e-9a3f-0b2f4d6e8c11");
+    let (now, of) = (uuids(&plane), |all: &[(String, String)], name: &str| {
+        all.iter().find(|(other, _)| other == name).unwrap().1.clone()
+    });
+    assert_eq!(of(&now, "P"), given);
+    for name in ["EE_N", "D"] {
+        assert_ne!(of(&now, name), of(&before, name), "{name}");
+    }
+
+    // What is deleted while its base is away does not return, and neither does what a split had.
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    assert_eq!(ok(&plane, "bdev_split_delete", json!({ "base_bdev": "P" })), json!(true));
+    assert_eq!(ok(&plane, "bdev_passthru_delete", json!({ "name": "P" })), json!(true));
+    create_base(base);
+    assert_eq!(names(&plane), ["D", "EE_N", "N"]);
+    // Nor does what is deleted while it is there.
+    ok(&plane, "bdev_delay_delete", json!({ "name": "D" }));
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    create_base(base);
+    assert_eq!(names(&plane), ["EE_N", "N"]);
+    assert_eq!(ok(&plane, "framework_get_config", json!({ "name": "bdev" })).as_array().unwrap().len(), 2);
+}
+
+/// A split whose parts do not fit the base that returned stays configured.
+#[test]
+fn a_virtual_bdev_that_cannot_return_stays_pending() {
+    let plane = plane();
+    let null = |blocks: u32| {
+        ok(&plane, "bdev_null_create", json!({ "name": "N", "num_blocks": blocks, "block_size": 512 }));
+        ok(&plane, "bdev_wait_for_examine", Value::Null);
+    };
+    null(8192);
+    ok(&plane, "bdev_split_create", json!({ "base_bdev": "N", "split_count": 2, "split_size_mb": 2 }));
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    null(4096);
+    assert_eq!(names(&plane), ["N"]);
+    assert_eq!(ok(&plane, "framework_get_config", json!({ "name": "bdev" })).as_array().unwrap().len(), 2);
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    null(8192);
+    assert_eq!(names(&plane), ["N", "Np0", "Np1"]);
+}
+
 /// The call of the base is recorded after the base can be found, in the same update.
 #[test]
 fn saved_calls_of_virtual_bdevs_follow_that_of_their_base() {
@@ -371,6 +468,77 @@ fn virtual_bdevs_have_the_uuids_that_they_have_in_spdk() {
         (&shown[0]["driver_specific"]["delay"]["uuid"], &shown[0]["product_name"]),
         (&uuid("D"), &json!("delay"))
     );
+}
+
+#[test]
+fn parts_stay_where_they_are_when_a_base_has_another_size_after_a_restart() {
+    let base = |blocks: u64| {
+        let uuid = "11111111-1111-1111-1111-111111111119";
+        json!({ "name": "B", "num_blocks": blocks, "block_size": 512, "uuid": uuid })
+    };
+    let parts = |plane: &ControlPlane| {
+        ["Bp0", "Bp1", "Bp2"].map(|name| {
+            let part = ok(plane, "bdev_get_bdevs", json!({ "name": name }))[0].clone();
+            let first = part["driver_specific"]["split"]["offset_blocks"].clone();
+            (first, part["num_blocks"].clone(), part["uuid"].clone())
+        })
+    };
+    let split = |plane: &ControlPlane| {
+        let saved = ok(plane, "framework_get_config", json!({ "name": "bdev" }));
+        let mut calls = saved.as_array().unwrap().iter();
+        calls.find(|call| call["method"] == "bdev_split_create").unwrap()["params"].clone()
+    };
+    // In each order: the base may appear after the split was asked for.
+    for base_first in [true, false] {
+        let plane = plane();
+        let evenly = json!({ "base_bdev": "B", "split_count": 3 });
+        if base_first {
+            ok(&plane, "bdev_malloc_create", base(10_000));
+        }
+        ok(&plane, "bdev_split_create", evenly);
+        if !base_first {
+            ok(&plane, "bdev_malloc_create", base(10_000));
+        }
+        ok(&plane, "bdev_wait_for_examine", Value::Null);
+        let before = parts(&plane);
+        assert_eq!(before[1].0, json!(3333));
+        let saved = split(&plane);
+        assert_eq!(saved["split_size_bytes"], json!(3333 * 512), "{saved}");
+        for blocks in [10_000, 9_999, 20_000] {
+            let restarted = start(None);
+            ok(&restarted, "bdev_malloc_create", base(blocks));
+            ok(&restarted, "bdev_split_create", saved.clone());
+            assert_eq!(parts(&restarted), before, "{blocks} blocks");
+            assert_eq!(split(&restarted), saved);
+        }
+        let smaller = start(None);
+        ok(&smaller, "bdev_malloc_create", base(9_998));
+        let refused = smaller.invoke("bdev_split_create", saved).unwrap_err();
+        assert_eq!(
+            (refused.code, refused.message.as_str()),
+            (-22, "split_size_bytes: 3 parts of 1706496 bytes do not fit B, which has 5118976 bytes")
+        );
+    }
+}
+
+#[test]
+fn a_null_bdev_is_resized_to_what_can_be_created() {
+    let plane = plane();
+    let null = json!({ "name": "N", "num_blocks": 8, "block_size": 512, "md_size": 8 });
+    ok(&plane, "bdev_null_create", null);
+    let blocks = || ok(&plane, "bdev_get_bdevs", json!({ "name": "N" }))[0]["num_blocks"].as_u64().unwrap();
+    // No block, and 2^64 bytes or more.
+    for new_size in [0, 1 << 44, u64::MAX, u64::MAX / 512] {
+        assert_eq!(code(&plane, "bdev_null_resize", json!({ "name": "N", "new_size": new_size })), -22);
+        assert_eq!(blocks(), 8);
+    }
+    let most = (1_u64 << 44) - 1;
+    ok(&plane, "bdev_null_resize", json!({ "name": "N", "new_size": most }));
+    let saved = ok(&plane, "framework_get_config", json!({ "name": "bdev" }))[0]["params"].clone();
+    assert_eq!(saved["num_blocks"], json!(blocks()));
+    // What is saved can be created.
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    ok(&plane, "bdev_null_create", saved);
 }
 
 #[test]

@@ -328,3 +328,25 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_namespace_that_a_controller_refuses_is_not_used_until_it_was_identified() {
+    let refused = Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
+    let mut multipath = multipath(Policy::ActivePassive, &[UP, UP]);
+    submit(&mut multipath, 0..2);
+    assert_eq!(complete_all(&mut multipath, 0, refused), 2);
+    assert!(multipath.is_namespace_stale(0) && !multipath.is_usable(0));
+    assert_eq!(complete_all(&mut multipath, 1, Status::SUCCESS), 2);
+    assert_eq!(statuses(&mut multipath).len(), 2);
+    // Without another path it waits; what was refused twice fails, whatever it waits for.
+    multipath.set_path(1, PathView { wait: IoWait::No, ..DOWN }, 0);
+    submit(&mut multipath, 2..3);
+    assert_eq!((multipath.in_flight(0), statuses(&mut multipath).len()), (0, 0));
+    let mut tries = 0;
+    while multipath.outstanding() > 0 {
+        multipath.namespace_identified(0, 0);
+        tries += complete_all(&mut multipath, 0, refused);
+    }
+    assert_eq!(statuses(&mut multipath)[&2], refused);
+    assert_eq!(tries, 4, "three retries, and the first attempt");
+}

@@ -1,5 +1,6 @@
 //! Scans a controller: its namespaces, their identifiers, and their ANA states.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use block_io::Status;
@@ -29,6 +30,51 @@ pub(crate) type AnaGroups = Option<Vec<(u32, AnaState)>>;
 /// log2 of the unit of MDTS. It is 4 KiB over fabrics and for every controller that supports such pages; for larger ones
 /// the limit is only smaller than necessary.
 const PAGE_LOG2: u32 = 12;
+
+/// What a scan of a controller has found.
+#[derive(Default)]
+pub(crate) struct NamespaceScan {
+    pub(crate) identified: Vec<ScannedNamespace>,
+    /// Active namespaces that were not identified again.
+    pub(crate) unchanged: BTreeSet<u32>,
+}
+
+/// The namespaces of a controller that have to be identified again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ChangedNamespaces {
+    All,
+    Some(BTreeSet<u32>),
+}
+
+impl ChangedNamespaces {
+    /// Of a Changed Namespace List (Base 2.0, section 5.16.1.5). Anything but a plain list means all: more identifiers than
+    /// fit, and a list without any, whatever the event was for.
+    fn of_log(from: &[u8; identify::SIZE]) -> ChangedNamespaces {
+        match NamespaceList::decode(from) {
+            Ok(list) if !list.0.is_empty() && !list.0.contains(&wire_nvme::NSID_ALL) => {
+                ChangedNamespaces::Some(list.0.into_iter().collect())
+            }
+            _ => ChangedNamespaces::All,
+        }
+    }
+
+    pub(crate) fn contains(&self, nsid: u32) -> bool {
+        match self {
+            ChangedNamespaces::All => true,
+            ChangedNamespaces::Some(nsids) => nsids.contains(&nsid),
+        }
+    }
+
+    pub(crate) fn and(self, other: ChangedNamespaces) -> ChangedNamespaces {
+        match (self, other) {
+            (ChangedNamespaces::Some(mut nsids), ChangedNamespaces::Some(more)) => {
+                nsids.extend(more);
+                ChangedNamespaces::Some(nsids)
+            }
+            _ => ChangedNamespaces::All,
+        }
+    }
+}
 
 /// Executes the admin commands of a path, with error injections applied.
 pub(super) struct AdminExecutor<'a, N: CoreNetwork> {
@@ -61,11 +107,14 @@ impl<N: CoreNetwork> AdminExecutor<'_, N> {
         Ok(self.read(view.to_sqe(nsid), identify::SIZE).await?.data)
     }
 
-    /// The active namespaces whose format is supported.
+    /// The active namespaces whose format is supported. Those that are `known` and not listed in `changed` are not
+    /// identified again.
     pub(super) async fn namespaces(
         &mut self,
         controller: &IdentifyController,
-    ) -> Result<Vec<ScannedNamespace>, AdminError> {
+        known: &BTreeSet<u32>,
+        changed: &ChangedNamespaces,
+    ) -> Result<NamespaceScan, AdminError> {
         let mut nsids: Vec<u32> = Vec::new();
         loop {
             let previous = nsids.last().copied().unwrap_or(0);
@@ -78,11 +127,15 @@ impl<N: CoreNetwork> AdminExecutor<'_, N> {
             }
         }
         nsids.truncate(NAMESPACES_MAX);
-        let mut namespaces = Vec::new();
+        let mut scan = NamespaceScan::default();
         for nsid in nsids {
-            namespaces.extend(self.namespace(nsid, controller).await?);
+            if known.contains(&nsid) && !changed.contains(nsid) {
+                scan.unchanged.insert(nsid);
+            } else {
+                scan.identified.extend(self.namespace(nsid, controller).await?);
+            }
         }
-        Ok(namespaces)
+        Ok(scan)
     }
 
     async fn namespace(
@@ -90,7 +143,13 @@ impl<N: CoreNetwork> AdminExecutor<'_, N> {
         nsid: u32,
         controller: &IdentifyController,
     ) -> Result<Option<ScannedNamespace>, AdminError> {
-        let data = self.identify(Cns::Namespace, nsid).await?;
+        let data = match self.identify(Cns::Namespace, nsid).await {
+            // It was removed after the list was read.
+            Err(AdminError::Status(status)) if status.same_code(Status::INVALID_NAMESPACE_OR_FORMAT) => {
+                return Ok(None);
+            }
+            identified => identified?,
+        };
         let Ok(namespace) = IdentifyNamespace::decode(page(&data)) else { return Ok(None) };
         let format = namespace.formats.get(usize::from(namespace.format));
         let usable = format.filter(|format| {
@@ -110,7 +169,8 @@ impl<N: CoreNetwork> AdminExecutor<'_, N> {
                     }
                 }
             }
-            Err(AdminError::Status(_)) => {}
+            Err(AdminError::Status(status)) if is_unsupported(status) || status.is_do_not_retry() => {}
+            // Without them another namespace could pass for this one.
             Err(error) => return Err(error),
         }
         let limit = dma::BUFFER_BYTES_MAX as u32;
@@ -130,6 +190,7 @@ impl<N: CoreNetwork> AdminExecutor<'_, N> {
             nsid,
             identity,
             block_size,
+            metadata: namespace.metadata_format().ok(),
             transfer_max_bytes: transfer_max_bytes.max(block_size),
             alignment,
             virtual_boundary,
@@ -159,6 +220,17 @@ impl<N: CoreNetwork> AdminExecutor<'_, N> {
         let answer = self.read(view.to_sqe(wire_nvme::NSID_ALL), length_bytes as usize).await?;
         let log = AnaLog::decode(&answer.data).map_err(AdminError::InvalidResponse)?;
         Ok(Some(log.groups.into_iter().map(|group| (group.id, group.state)).collect()))
+    }
+
+    /// Reads the Changed Namespace List, which re-enables its asynchronous event.
+    pub(super) async fn changed_namespaces(&mut self) -> Result<ChangedNamespaces, AdminError> {
+        let lid = LogId::ChangedNamespaces.to_wire();
+        let view = GetLogPage { lid, length_bytes: identify::SIZE as u64, ..GetLogPage::default() };
+        match self.read(view.to_sqe(wire_nvme::NSID_ALL), identify::SIZE).await {
+            Ok(answer) => Ok(ChangedNamespaces::of_log(page(&answer.data))),
+            Err(AdminError::Status(_)) => Ok(ChangedNamespaces::All),
+            Err(error) => Err(error),
+        }
     }
 
     /// Reads a log page, which re-enables its asynchronous event.

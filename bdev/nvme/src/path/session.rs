@@ -12,15 +12,22 @@ use wire_nvme::feature::AsyncEventConfiguration;
 use super::machine::{OnLossTimeout, PathInput, PathNotice};
 use super::scan::{AdminExecutor, is_unsupported};
 use super::task::{PathSession, run};
-use super::{ControllerPath, OperationError, PathCommand, PathStatus, ResultSender, send_reply};
+use super::{
+    ChangedNamespaces, ControllerPath, OperationError, PathCommand, PathStatus, ResultSender, send_reply,
+};
 use crate::initiator::{ControllerGroup, ControllerOperation, PathEvent};
+use crate::suspension::Suspension;
 
 /// Asynchronous events that a path enables.
 const EVENTS: AsyncEventConfiguration =
     AsyncEventConfiguration::NAMESPACE.union(AsyncEventConfiguration::ANA);
-/// Bytes read of an event's log page: of the Changed Namespace List all, of others enough to unmask the event.
-const CHANGED_NAMESPACES_BYTES: u64 = 4096;
+/// Bytes read of an event's log page: enough to unmask the event.
 const LOG_BYTES: u64 = 512;
+/// How long I/O to a namespace that has changed may take to complete before the namespace is identified all the same: what a
+/// controller has begun by then it began on the namespace that was there.
+const QUIESCE_TIMEOUT_NS: u64 = 2_000_000_000;
+/// Interval between attempts to scan a controller that is being reset.
+const RESCAN_RETRY_NS: u64 = 100_000_000;
 
 /// Starts the task of a path on the control core; `false` if the core has no room for it.
 pub(crate) type StartPath = fn(&Core, &Arc<ControllerPath>, &Arc<ControllerGroup>) -> bool;
@@ -42,6 +49,7 @@ pub(crate) fn start<N: CoreNetwork>(
         path: path.clone(),
         group: group.clone(),
         network: PhantomData,
+        resets: 0,
     };
     core.spawn(run(core.clone(), path.clone(), session, on_loss_timeout))
 }
@@ -52,6 +60,8 @@ struct ControllerSession<N> {
     path: Arc<ControllerPath>,
     group: Arc<ControllerGroup>,
     network: PhantomData<fn() -> N>,
+    /// Resets of the connection when its namespaces were last scanned.
+    resets: u64,
 }
 
 impl<N: CoreNetwork> PathSession for ControllerSession<N> {
@@ -63,13 +73,15 @@ impl<N: CoreNetwork> PathSession for ControllerSession<N> {
             AnyController::attach(&self.core, &config.id.0, &config.options, config.num_io_queues).await;
         let mut controller = attached.map_err(|error| error.to_string())?;
         self.path.set_identity(controller.identity(), controller.cntlid());
+        self.resets = controller.resets();
         match controller.enable_events(EVENTS).await {
             // A controller may support no asynchronous events.
             Ok(()) => {}
             Err(AdminError::Status(status)) if is_unsupported(status) => {}
             Err(error) => return Err(format!("listening for events: {error}")),
         }
-        self.scan(&mut controller, epoch).await.map_err(|(what, error)| format!("{what}: {error}"))?;
+        let scanned = self.scan(&mut controller, epoch, &ChangedNamespaces::All).await;
+        scanned.map_err(|(what, error)| format!("{what}: {error}"))?;
         Ok(controller)
     }
 
@@ -90,14 +102,24 @@ impl<N: CoreNetwork> PathSession for ControllerSession<N> {
                 }
             }
             path.clear_reset_request();
-            let (event, command) = (controller.next_event(), path.take_command());
-            if event.is_none() && command.is_none() {
+            if controller.resets() != self.resets {
+                // The driver has reset it, and may have missed its events.
+                self.resets = controller.resets();
+                path.request_rescan(ChangedNamespaces::All);
+            }
+            let (event, command, rescan) = (controller.next_event(), path.take_command(), path.take_rescan());
+            if event.is_none() && command.is_none() && rescan.is_none() {
                 path.wait_for_command_or(controller.wait_event(&self.core)).await;
                 continue;
             }
             let mut handled = Ok(());
             if let Some(event) = event {
                 handled = self.handle_event(controller, epoch, event).await;
+            }
+            if let Some(changed) = rescan
+                && handled.is_ok()
+            {
+                handled = self.rescan(controller, epoch, changed).await;
             }
             match command {
                 Some(PathCommand::Operate(ControllerOperation::Reset, reply)) => {
@@ -149,26 +171,54 @@ impl<N: CoreNetwork> ControllerSession<N> {
         AdminExecutor { controller, path: &self.path, core: &self.core }
     }
 
+    /// Identifies namespaces that have changed, or may have, again: with no I/O to them in flight. What was sent before
+    /// has reached the namespace that it was meant for, or none, if the controller does not serve a new namespace before
+    /// it was identified.
+    async fn rescan(
+        &self,
+        controller: &mut AnyController<N>,
+        epoch: u64,
+        changed: ChangedNamespaces,
+    ) -> Result<(), AdminError> {
+        let (path, suspension) = (self.path.clone(), Arc::new(Suspension::default()));
+        let event = PathEvent::Suspend { path, changed: changed.clone(), suspension: suspension.clone() };
+        self.group.send_event(event);
+        self.path.wait_until(|| suspension.is_applied(), std::future::pending()).await;
+        let is_over = || suspension.is_quiesced(&self.path) || controller.failure().is_some();
+        self.path.wait_until(is_over, self.core.sleep_ns(QUIESCE_TIMEOUT_NS)).await;
+        let scanned = self.scan(controller, epoch, &changed).await.map_err(|(_, error)| error);
+        if scanned.is_err() && !controller.is_fabrics() && controller.failure().is_none() {
+            // The driver is resetting it. The namespaces stay suspended.
+            self.path.request_rescan(changed);
+            self.path.unless_stopped(self.core.sleep_ns(RESCAN_RETRY_NS)).await;
+        }
+        scanned
+    }
+
     /// Scans the namespaces and publishes them; fails with the name of the step.
     async fn scan(
         &self,
         controller: &mut AnyController<N>,
         epoch: u64,
+        changed: &ChangedNamespaces,
     ) -> Result<(), (&'static str, AdminError)> {
         let identity = controller.identity().clone();
         let mut admin = self.admin(controller);
         let groups = admin.ana(&identity).await.map_err(|error| ("the ANA log page", error))?;
-        let scanned = admin.namespaces(&identity).await;
-        let scanned = scanned.map_err(|error| ("identifying namespaces", error))?;
-        let mut namespaces = Vec::new();
-        for namespace in scanned {
+        // A new connection scans all. Otherwise its earlier scans have been applied, or are before this one.
+        let known = self.group.nsids_on(&self.path);
+        let scanned = admin.namespaces(&identity, &known, changed).await;
+        let mut scan = scanned.map_err(|error| ("identifying namespaces", error))?;
+        let mut supported = Vec::new();
+        for namespace in scan.identified {
             if controller.supports_namespace(namespace.nsid).await {
-                namespaces.push(namespace);
+                supported.push(namespace);
             }
         }
+        scan.identified = supported;
         self.path.set_status(PathStatus::Enabled, None);
         let (path, queues) = (self.path.clone(), controller.io_queues());
-        self.group.send_event(PathEvent::NamespacesScanned { path, epoch, namespaces, queues, groups });
+        self.group.send_event(PathEvent::NamespacesScanned { path, epoch, scan, queues, groups });
         Ok(())
     }
 
@@ -181,14 +231,17 @@ impl<N: CoreNetwork> ControllerSession<N> {
         if event == AsyncEvent::ANA_CHANGED {
             return self.refresh_ana(controller).await;
         }
-        let namespaces_changed = event == AsyncEvent::NAMESPACE_CHANGED;
-        if controller.is_fabrics() {
-            let length = if namespaces_changed { CHANGED_NAMESPACES_BYTES } else { LOG_BYTES };
-            self.admin(controller).acknowledge(event.log_page, length).await?;
-        }
-        if namespaces_changed {
+        if event == AsyncEvent::NAMESPACE_CHANGED {
+            let changed = match controller.is_fabrics() {
+                true => self.admin(controller).changed_namespaces().await?,
+                // The driver has read the list.
+                false => ChangedNamespaces::All,
+            };
             // Channels keep their queues: the epoch is unchanged.
-            self.scan(controller, epoch).await.map_err(|(_, error)| error)?;
+            return self.rescan(controller, epoch, changed).await;
+        }
+        if controller.is_fabrics() {
+            self.admin(controller).acknowledge(event.log_page, LOG_BYTES).await?;
         }
         Ok(())
     }

@@ -9,8 +9,8 @@ use control::{
 use nvme::Uri;
 use wire_nvme::fabrics::Nqn;
 
-use super::options::{MultipathOpts, reconnect_policy};
-use super::{NvmeModule, path_key, trid};
+use super::options::{MultipathOpts, NvmeOptions, reconnect_policy};
+use super::{NvmeModule, canonical_address, path_key, trid};
 use crate::{Attach, DiscoveryConfig, DiscoveryInfo, MultipathMode, PathConfig, TransportId};
 
 pub(super) fn methods() -> Vec<Method<NvmeModule>> {
@@ -26,9 +26,15 @@ pub(super) fn methods() -> Vec<Method<NvmeModule>> {
                 "Attaches a controller, or adds a path to one, and creates a bdev for each namespace.",
                 "names of the bdevs",
             )
+            .canonical(|module: &NvmeModule, params: &mut AttachController| {
+                params.set_canonical(&module.options())
+            })
             .errors(ATTACH),
         Method::job("bdev_nvme_start_discovery", start_discovery)
             .text("Attaches what a discovery controller lists, now and later.", "true")
+            .canonical(|module: &NvmeModule, params: &mut StartDiscovery| {
+                params.set_canonical(&module.options())
+            })
             .errors(ATTACH),
         Method::job("bdev_nvme_stop_discovery", stop_discovery)
             .text(
@@ -63,11 +69,14 @@ fn transport_id(
             let port = trsvcid.map_or_else(|| "4420".to_string(), |port| port.0.clone());
             let port = port.parse().ok().filter(|port| *port != 0);
             let port = port.ok_or_else(|| invalid("trsvcid must be a TCP port, 1 to 65535".into()))?;
-            if traddr.is_empty() || traddr.len() > 255 {
-                return Err(invalid("traddr must be a host name or an address".into()));
-            }
+            let host = nvme::TcpUri::host_of(traddr).filter(|host| host.len() <= 255);
+            let host = host.ok_or_else(|| {
+                invalid(format!(
+                    "traddr must be a host name or an address, such as 10.0.0.7 or ::1, not '{traddr}'"
+                ))
+            })?;
             let (header_digest, data_digest) = digests;
-            Uri::Tcp(nvme::TcpUri { host: traddr.into(), port, subnqn, nsid: 1, header_digest, data_digest })
+            Uri::Tcp(nvme::TcpUri { host, port, subnqn, nsid: 1, header_digest, data_digest })
         }
         "PCIE" => format!("nvme+pcie://{traddr}")
             .parse()
@@ -189,19 +198,49 @@ impl HostNqn {
     }
 }
 
+impl AttachController {
+    fn id(&self) -> Result<TransportId, RpcError> {
+        transport_id(
+            &self.trtype,
+            &self.traddr,
+            self.adrfam.as_deref(),
+            self.trsvcid.as_ref(),
+            self.subnqn.as_deref(),
+            (self.hdgst, self.ddgst),
+        )
+    }
+
+    /// As it is saved, with what `options` are the defaults of.
+    fn set_defaults(&mut self, options: &NvmeOptions) -> Result<(), RpcError> {
+        let id = self.id()?;
+        self.trtype = id.trtype().to_string();
+        self.traddr = id.traddr();
+        let service = id.service();
+        self.adrfam = service.as_ref().map(|(adrfam, _)| (*adrfam).to_string());
+        self.trsvcid = service.map(|(_, port)| TextOrNumber(port));
+        self.subnqn = id.subnqn().map(str::to_string);
+        self.ctrlr_loss_timeout_sec.get_or_insert(options.loss_timeouts.0);
+        self.reconnect_delay_sec.get_or_insert(options.loss_timeouts.1);
+        self.fast_io_fail_timeout_sec.get_or_insert(options.loss_timeouts.2);
+        let policy = self.multipath_opts.as_ref().map_or(Ok(options.policy), MultipathOpts::policy)?;
+        self.multipath_opts = Some(MultipathOpts::of(policy));
+        self.fabrics_connect_timeout_us = self.fabrics_connect_timeout_us.filter(|us| *us != 0);
+        (self.max_bdevs, self.disable_sq_flow_control) = (None, None);
+        Ok(())
+    }
+
+    fn set_canonical(&mut self, options: &NvmeOptions) -> Result<(), RpcError> {
+        self.traddr = canonical_address(&self.traddr);
+        self.set_defaults(options)
+    }
+}
+
 fn attach(
     module: &NvmeModule,
     mut params: AttachController,
     job: &JobHandle,
 ) -> Result<Vec<String>, RpcError> {
-    let id = transport_id(
-        &params.trtype,
-        &params.traddr,
-        params.adrfam.as_deref(),
-        params.trsvcid.as_ref(),
-        params.subnqn.as_deref(),
-        (params.hdgst, params.ddgst),
-    )?;
+    let id = params.id()?;
     let options = module.options().clone();
     let mut path = PathConfig::new(id.clone());
     path.options = options.driver_options();
@@ -234,17 +273,7 @@ fn attach(
     let place = module.saved.paths.reserve();
     let names = module.initiator.attach(attach)?;
     let key = path_key(&params.name, &id);
-    params.trtype = id.trtype().to_string();
-    params.traddr = id.traddr();
-    let service = id.service();
-    params.adrfam = service.as_ref().map(|(adrfam, _)| (*adrfam).to_string());
-    params.trsvcid = service.map(|(_, port)| TextOrNumber(port));
-    params.subnqn = id.subnqn().map(str::to_string);
-    params.ctrlr_loss_timeout_sec = Some(loss_timeouts.0);
-    params.reconnect_delay_sec = Some(loss_timeouts.1);
-    params.fast_io_fail_timeout_sec = Some(loss_timeouts.2);
-    params.multipath_opts = Some(MultipathOpts::of(policy));
-    (params.max_bdevs, params.disable_sq_flow_control) = (None, None);
+    params.set_defaults(&options)?;
     job.update(|| module.saved.paths.record_at(place, &key, "bdev_nvme_attach_controller", &params));
     Ok(names)
 }
@@ -281,21 +310,48 @@ const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The NVMe/TCP discovery port assigned by IANA.
 const DISCOVERY_PORT: u16 = 8009;
 
+impl StartDiscovery {
+    fn id(&self) -> Result<TransportId, RpcError> {
+        let port = self.trsvcid.clone().unwrap_or_else(|| TextOrNumber(DISCOVERY_PORT.to_string()));
+        transport_id(
+            &self.trtype,
+            &self.traddr,
+            self.adrfam.as_deref(),
+            Some(&port),
+            Some(wire_nvme::fabrics::DISCOVERY_NQN),
+            (false, false),
+        )
+    }
+
+    /// As it is saved, with what `options` are the defaults of.
+    fn set_defaults(&mut self, options: &NvmeOptions) -> Result<(), RpcError> {
+        let id = self.id()?;
+        self.trtype = id.trtype().to_string();
+        self.traddr = id.traddr();
+        let service = id.service();
+        self.adrfam = service.as_ref().map(|(adrfam, _)| (*adrfam).to_string());
+        self.trsvcid = service.map(|(_, port)| TextOrNumber(port));
+        self.attach_timeout_ms = None;
+        self.ctrlr_loss_timeout_sec.get_or_insert(options.loss_timeouts.0);
+        self.reconnect_delay_sec.get_or_insert(options.loss_timeouts.1);
+        self.fast_io_fail_timeout_sec.get_or_insert(options.loss_timeouts.2);
+        Ok(())
+    }
+
+    /// Whether the call waits is not part of what runs.
+    fn set_canonical(&mut self, options: &NvmeOptions) -> Result<(), RpcError> {
+        self.traddr = canonical_address(&self.traddr);
+        self.wait_for_attach = false;
+        self.set_defaults(options)
+    }
+}
+
 fn start_discovery(
     module: &NvmeModule,
     mut params: StartDiscovery,
     job: &JobHandle,
 ) -> Result<bool, RpcError> {
-    let port = params.trsvcid.take().unwrap_or_else(|| TextOrNumber(DISCOVERY_PORT.to_string()));
-    let nqn = wire_nvme::fabrics::DISCOVERY_NQN;
-    let id = transport_id(
-        &params.trtype,
-        &params.traddr,
-        params.adrfam.as_deref(),
-        Some(&port),
-        Some(nqn),
-        (false, false),
-    )?;
+    let id = params.id()?;
     let options = module.options().clone();
     let mut path = PathConfig::new(id.clone());
     path.options = options.driver_options();
@@ -323,15 +379,7 @@ fn start_discovery(
     });
     let place = module.saved.discoveries.reserve();
     module.initiator.start_discovery(discovery, wait_for)?;
-    params.trtype = id.trtype().to_string();
-    params.traddr = id.traddr();
-    let service = id.service();
-    params.adrfam = service.as_ref().map(|(adrfam, _)| (*adrfam).to_string());
-    params.trsvcid = service.map(|(_, port)| TextOrNumber(port));
-    params.attach_timeout_ms = None;
-    params.ctrlr_loss_timeout_sec = Some(loss_timeouts.0);
-    params.reconnect_delay_sec = Some(loss_timeouts.1);
-    params.fast_io_fail_timeout_sec = Some(loss_timeouts.2);
+    params.set_defaults(&options)?;
     let record = || {
         module.saved.discoveries.record_at(place, &params.name, "bdev_nvme_start_discovery", &params);
     };

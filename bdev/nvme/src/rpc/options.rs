@@ -10,12 +10,29 @@ pub(super) fn methods() -> Vec<Method<NvmeModule>> {
         Method::update("bdev_nvme_set_options", set_options)
             .at_any_stage()
             .text("Sets defaults for controllers attached later. What is absent stays as it is.", "true")
+            .assigns(&[
+                "action_on_timeout",
+                "timeout_us",
+                "timeout_admin_us",
+                "keep_alive_timeout_ms",
+                "bdev_retry_count",
+                "io_queue_requests",
+                "ctrlr_loss_timeout_sec",
+                "reconnect_delay_sec",
+                "fast_io_fail_timeout_sec",
+                "multipath_opts",
+                "io_path_stat",
+            ])
+            .canonical(canonical_options)
             .errors(&[
                 (RpcError::EPERM, "a controller is attached already"),
                 (RpcError::EINVAL, "the time-outs contradict each other"),
             ]),
     ]
 }
+
+/// Largest `transport_ack_timeout`: 24 days.
+const TRANSPORT_ACK_TIMEOUT_MAX: u8 = 31;
 
 /// Options of `bdev_nvme_set_options`: defaults for controllers attached later.
 #[derive(Clone, Debug)]
@@ -25,6 +42,8 @@ pub(super) struct NvmeOptions {
     timeout_admin_us: u64,
     bdev_retry_count: i32,
     io_queue_requests: u32,
+    /// log2 of milliseconds; 0 is none.
+    transport_ack_timeout: u8,
     /// `ctrlr_loss_timeout_sec`, `reconnect_delay_sec` and `fast_io_fail_timeout_sec`.
     pub(super) loss_timeouts: (i32, u32, u32),
     pub(super) policy: Policy,
@@ -41,6 +60,7 @@ impl Default for NvmeOptions {
             timeout_admin_us: 0,
             bdev_retry_count: 3,
             io_queue_requests: 0,
+            transport_ack_timeout: 0,
             loss_timeouts: (0, 0, 0),
             policy: Policy::ActivePassive,
             io_path_stat: false,
@@ -67,6 +87,11 @@ impl NvmeOptions {
             },
             timeout_ns: ns(self.timeout_admin_us, default.timeout_ns),
             io_timeout_ns: ns(self.timeout_us, 0),
+            ack_timeout_ms: match self.transport_ack_timeout {
+                0 => 0,
+                // The kernel takes a signed number.
+                log2 => 1u32.checked_shl(log2.into()).unwrap_or(u32::MAX).min(i32::MAX as u32),
+            },
             quiesce_wait: self.quiesce_wait,
             map_lent_memory: self.map_lent_memory,
             ..default
@@ -169,6 +194,9 @@ control::parameters! {
         bdev_retry_count: Option<i32>,
         /// Requests of an I/O queue; 0 is the driver's default
         io_queue_requests: Option<u32>,
+        /// How long a peer may not acknowledge what was sent over TCP, as a power of two of milliseconds, 31 at most;
+        /// 0 is the kernel's time, of many minutes
+        transport_ack_timeout: Option<u8>,
         /// When a lost controller is given up; -1 is never, 0 at once
         ctrlr_loss_timeout_sec: Option<i32> ["s"],
         /// Time between attempts to reconnect
@@ -191,7 +219,6 @@ control::parameters! {
         low_priority_weight: u32 = 0,
         medium_priority_weight: u32 = 0,
         high_priority_weight: u32 = 0,
-        transport_ack_timeout: u32 = 0,
         disable_auto_failback: bool = false,
         generate_uuids: bool = false,
         transport_tos: u32 = 0,
@@ -213,6 +240,20 @@ control::parameters! {
     }
 }
 
+fn canonical_options(_: &NvmeModule, params: &mut SetOptions) -> Result<(), RpcError> {
+    if params.action_on_timeout == Some(TimeoutAction::None) || params.timeout_us == Some(0) {
+        (params.action_on_timeout, params.timeout_us) = (Some(TimeoutAction::None), Some(0));
+    } else if params.action_on_timeout.is_some() {
+        params.action_on_timeout = Some(TimeoutAction::Reset);
+    }
+    if let Some(multipath) = &params.multipath_opts {
+        params.multipath_opts = Some(MultipathOpts::of(multipath.policy()?));
+    }
+    params.quiesce_wait = params.quiesce_wait.filter(|is_on| !is_on);
+    params.map_lent_memory = params.map_lent_memory.filter(|is_on| !is_on);
+    Ok(())
+}
+
 fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError> {
     if !module.initiator.controllers().is_empty() {
         let message = "options must be set before the first controller is attached";
@@ -230,6 +271,9 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
         return Err(RpcError::invalid_params("bdev_retry_count must be -1 or more"));
     }
     options.io_queue_requests = params.io_queue_requests.unwrap_or(options.io_queue_requests);
+    options.transport_ack_timeout = params.transport_ack_timeout.unwrap_or(options.transport_ack_timeout);
+    // As SPDK, which takes 8 bits and uses 5.
+    options.transport_ack_timeout = options.transport_ack_timeout.min(TRANSPORT_ACK_TIMEOUT_MAX);
     options.io_path_stat = params.io_path_stat.unwrap_or(options.io_path_stat);
     options.quiesce_wait = params.quiesce_wait.unwrap_or(options.quiesce_wait);
     options.map_lent_memory = params.map_lent_memory.unwrap_or(options.map_lent_memory);
@@ -253,6 +297,7 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
         keep_alive_timeout_ms: Some(options.keep_alive_timeout_ms),
         bdev_retry_count: Some(options.bdev_retry_count),
         io_queue_requests: Some(options.io_queue_requests),
+        transport_ack_timeout: Some(options.transport_ack_timeout),
         ctrlr_loss_timeout_sec: Some(options.loss_timeouts.0),
         reconnect_delay_sec: Some(options.loss_timeouts.1),
         fast_io_fail_timeout_sec: Some(options.loss_timeouts.2),

@@ -101,6 +101,54 @@ fn options_are_saved_with_their_set_values() {
     app.invoke("bdev_nvme_set_options", saved["params"].clone()).unwrap();
 }
 
+/// `transport_ack_timeout` as SPDK has it: a power of two of milliseconds, with five bits.
+#[test]
+fn the_ack_timeout_is_a_power_of_two_of_milliseconds() {
+    let builder = ControlPlane::builder(Vec::new());
+    let bdevs = BdevModule::new(bdev::Registry::new(), builder.examiner());
+    let controllers = NvmeModule::new(&bdevs, &[]);
+    let app = builder.module(&bdevs).module(&controllers).start(None).unwrap();
+    let timeout_ms = || controllers.options().driver_options().ack_timeout_ms;
+    assert_eq!(timeout_ms(), 0);
+    for (log2, ms, saved) in
+        [(1, 2, 1), (14, 16_384, 14), (31, i32::MAX as u32, 31), (200, i32::MAX as u32, 31), (0, 0, 0)]
+    {
+        app.invoke("bdev_nvme_set_options", json!({ "transport_ack_timeout": log2 })).unwrap();
+        let config = app.save();
+        let recorded = &config["subsystems"][0]["config"][0]["params"]["transport_ack_timeout"];
+        assert_eq!((timeout_ms(), recorded), (ms, &json!(saved)), "{log2}");
+    }
+    let error = app.invoke("bdev_nvme_set_options", json!({ "transport_ack_timeout": 256 })).unwrap_err();
+    assert_eq!(error.code, RpcError::INVALID_PARAMS);
+}
+
+/// Attached and detached in other words for the same address.
+#[test]
+fn an_ipv6_address_is_taken_in_brackets_and_in_any_spelling() {
+    let reactors = reactor::Reactors::start(&reactor::ReactorConfig::default()).unwrap();
+    let builder = ControlPlane::builder(Vec::new());
+    let bdevs = BdevModule::new(bdev::Registry::new(), builder.examiner());
+    let controllers = NvmeModule::new(&bdevs, reactors.handles());
+    let app = builder.module(&bdevs).module(&controllers).start(None).unwrap();
+    // Nothing listens there; a machine may have no IPv6.
+    let attach = |traddr: &str| {
+        let params = json!({ "name": "N", "trtype": "TCP", "traddr": traddr, "trsvcid": "1", "adrfam": "ipv6",
+            "subnqn": "nqn.2016-06.io.spdk:cnode1" });
+        app.invoke("bdev_nvme_attach_controller", params).unwrap_err()
+    };
+    for traddr in ["[::1]", "::1", "[0:0::1]"] {
+        let error = attach(traddr);
+        assert_eq!(error.code, RpcError::EIO, "{error}");
+        assert!(error.to_string().contains("[::1]:1"), "{error}");
+    }
+    for traddr in ["[::1", "[]", "[127.0.0.1]"] {
+        assert_eq!(attach(traddr).code, RpcError::EINVAL, "{traddr}");
+    }
+    app.drain();
+    drop(reactors);
+    app.stop();
+}
+
 #[test]
 fn attaching_to_a_silent_peer_keeps_nothing_waiting_and_is_cancelled() {
     let reactors = reactor::Reactors::start(&reactor::ReactorConfig::default()).unwrap();

@@ -101,7 +101,18 @@ impl HostSide {
         &self,
         job: impl FnOnce(reactor::Core, AsyncChannel) -> F + Send + 'static,
     ) -> std::sync::mpsc::Receiver<R> {
-        let descriptor = self.registry.open("Nvme0n1", Access::ReadWrite).unwrap();
+        self.with_device(&self.registry, "Nvme0n1", Access::ReadWrite, job)
+    }
+
+    /// As [`with_io`](Self::with_io), with a device of any registry.
+    pub(crate) fn with_device<R: Send + 'static, F: Future<Output = R> + 'static>(
+        &self,
+        registry: &Registry,
+        name: &str,
+        access: Access<'_>,
+        job: impl FnOnce(reactor::Core, AsyncChannel) -> F + Send + 'static,
+    ) -> std::sync::mpsc::Receiver<R> {
+        let descriptor = registry.open(name, access).unwrap();
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
         let post = move |core: &reactor::Core| {
             let io = AsyncChannel::new(core, descriptor.channel(core).unwrap());

@@ -153,3 +153,64 @@ fn connections_of_one_registrant_share_a_mask() {
     assert_eq!(masks.map(|mask| mask.denies(access::READ)), [false, false, true]);
     assert!(device.reservations.deny_mask(&host(3)).denies(access::READ), "a later connection too");
 }
+
+/// What it is told to deny.
+#[derive(Debug, Default)]
+struct Obedient(AtomicU8);
+
+impl ReservedDevice for Obedient {
+    fn set_denied(&self, denied: u8) {
+        self.0.store(denied, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn the_device_denies_to_others_what_each_type_says() {
+    let device = Device::new();
+    let disk = Arc::new(Obedient::default());
+    let denied = || disk.0.load(Ordering::Relaxed);
+    device.reservations.attach_device(&disk);
+    for kind in ReservationType::ALL {
+        device.execute(1, register(1));
+        assert_eq!(denied(), 0, "a registration alone excludes nobody");
+        device.execute(1, acquire(kind, 1));
+        assert_eq!(denied(), kind.denied(false, false));
+        assert!(denied() & access::WRITE != 0);
+        device.execute(1, ReservationCommand::Clear { key: 1 });
+        assert_eq!(denied(), 0);
+    }
+    device.execute(1, register(1));
+    device.execute(1, acquire(KIND, 1));
+    // One that comes later, and the end.
+    let later = Arc::new(Obedient::default());
+    device.reservations.attach_device(&later);
+    assert_eq!(later.0.load(Ordering::Relaxed), access::WRITE);
+    device.reservations.close();
+    assert_eq!((denied(), later.0.load(Ordering::Relaxed)), (0, 0));
+    device.execute(1, ReservationCommand::Clear { key: 1 });
+    device.execute(1, register(1));
+    device.execute(1, acquire(KIND, 1));
+    assert_eq!(denied(), 0, "nobody keeps them any more");
+}
+
+#[test]
+fn a_reserved_unit_excludes_everyone_else_from_the_device() {
+    let device = Device::new();
+    let disk = Arc::new(Obedient::default());
+    let all = access::READ | access::WRITE;
+    let denied = || disk.0.load(Ordering::Relaxed);
+    device.reservations.attach_device(&disk);
+    let masks = [1, 2].map(|id| device.reservations.deny_mask(&host(id)));
+    assert!(device.reservations.reserve_unit(&host(1)) && device.reservations.reserve_unit(&host(1)));
+    assert!(!device.reservations.reserve_unit(&host(2)));
+    assert_eq!(denied(), all);
+    assert!(!masks[0].denies(all) && masks[1].denies(access::READ) && masks[1].denies(access::WRITE));
+    let conflict = Some(Err(ReservationError::Conflict));
+    assert_eq!(device.execute(2, register(2)).outcome(), conflict);
+    device.reservations.release_unit();
+    assert_eq!(denied(), all, "another unit of it is reserved");
+    device.reservations.release_unit();
+    assert_eq!((denied(), masks[1].denies(all)), (0, false));
+    assert_eq!(device.execute(2, register(2)).outcome(), Some(Ok(())));
+    assert!(!device.reservations.reserve_unit(&host(1)), "a registration excludes it");
+}

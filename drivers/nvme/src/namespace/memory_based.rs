@@ -18,7 +18,7 @@ pub(crate) struct MemoryNamespace {
     layout: NamespaceLayout,
     info: NamespaceInfo,
     controller: Controller,
-    /// The namespace is inactive, or its block size has changed: every request fails.
+    /// The namespace is inactive, its block size has changed, or it is another one: every request fails.
     unavailable: bool,
     refused: Vec<Completion<Data>>,
 }
@@ -44,13 +44,15 @@ impl MemoryNamespace {
     }
 
     /// Applies a change of the namespace. Its capacity may change; a new block size makes it unavailable, because
-    /// addresses that the user has computed are no longer valid.
+    /// addresses that the user has computed are no longer valid, and so do other identifiers: the data is not the user's.
     #[cold]
     fn refresh_info(&mut self) {
         self.pair.take_change();
         let now = self.controller.handle().shared.namespace(self.info.nsid);
         match now.map(|info| (info.layout(), info)) {
-            Some((Ok(layout), info)) if info.block_size == self.info.block_size => {
+            Some((Ok(layout), info))
+                if info.block_size == self.info.block_size && info.has_identity_of(&self.info) =>
+            {
                 (self.layout, self.info, self.unavailable) = (layout, info, false);
             }
             _ => self.unavailable = true,

@@ -285,20 +285,22 @@ impl ControllerOwner {
         if decoded.nsze == 0 {
             return Ok(self.shared.set_namespace(nsid, None));
         }
-        let mut command_set = Csi::Nvm;
+        let (mut command_set, mut uuid) = (Csi::Nvm, None);
         if let Ok(list) = self.identify(Cns::NamespaceDescriptors.to_wire(), nsid, 0).await {
             let list = NamespaceDescriptor::decode_list(identify_page(&list))
                 .map_err(AdminError::InvalidResponse)?;
             for descriptor in list {
-                if let NamespaceDescriptor::Csi(csi) = descriptor {
-                    command_set = csi;
+                match descriptor {
+                    NamespaceDescriptor::Csi(csi) => command_set = csi,
+                    NamespaceDescriptor::Uuid(found) => uuid = Some(found).filter(|found| *found != [0; 16]),
+                    NamespaceDescriptor::Nguid(_) | NamespaceDescriptor::Eui64(_) => {}
                 }
             }
         }
         let page_min = params.capabilities.page_min_log2;
         let info = NamespaceInfo::new(nsid, command_set, decoded, &params.identity, &params.limits, page_min);
         match info {
-            Ok(info) => Ok(self.shared.set_namespace(nsid, Some(info))),
+            Ok(info) => Ok(self.shared.set_namespace(nsid, Some(NamespaceInfo { uuid, ..info }))),
             Err(why) => {
                 self.shared.set_unsupported_reason(nsid, why);
                 Ok(self.shared.set_namespace(nsid, None))

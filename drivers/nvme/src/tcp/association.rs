@@ -20,7 +20,9 @@ use wire_nvme::admin::{Identify, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::fabrics::{CNTLID_DYNAMIC, ConnectResponse, PropertyGet, PropertySet};
 use wire_nvme::feature::{AsyncEventConfiguration, FeatureId, NumberOfQueues};
-use wire_nvme::identify::{self, Cns, ControllerType, IdentifyController, IdentifyNamespace};
+use wire_nvme::identify::{
+    self, Cns, ControllerType, IdentifyController, IdentifyNamespace, NamespaceDescriptor,
+};
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::registers::{ControllerCapabilities, ControllerConfiguration, ControllerStatus, offset};
 use wire_nvme::{Cqe, Sqe};
@@ -160,7 +162,7 @@ impl<N: CoreNetwork> TcpAssociation<N> {
     ) -> Result<TcpAssociation<N>, NvmeOpenError> {
         let address = uri.resolve()?;
         let mut network = N::of_core(core);
-        let queue = connect(&mut network, address, ADMIN_DEPTH, uri)?;
+        let queue = connect(&mut network, address, ADMIN_DEPTH, uri, options)?;
         let keep_alive = KeepAliveTimer::new(u64::from(options.keep_alive_ms) * 1_000_000);
         let quiesced_ns = keep_alive.quiesced_ns().clone();
         let inner = Rc::new(RefCell::new(AssociationInner {
@@ -251,6 +253,24 @@ impl<N: CoreNetwork> TcpAssociation<N> {
         let data = self.identify(Cns::Namespace, nsid, "Identify Namespace").await?;
         IdentifyNamespace::decode(&data)
             .map_err(|error| NvmeOpenError::InvalidResponse("Identify Namespace", error))
+    }
+
+    /// The UUID of a namespace; `None` if it has none.
+    pub(super) async fn namespace_uuid(&mut self, nsid: u32) -> Result<Option<[u8; 16]>, NvmeOpenError> {
+        const WHAT: &str = "Identify Namespace (descriptors)";
+        let view = Identify { cns: Cns::NamespaceDescriptors.to_wire(), ..Identify::default() };
+        let data = match self.admin(view.to_sqe(nsid), AdminData::In(identify::SIZE)).await {
+            Ok(answer) => answer.data,
+            // Optional before NVMe 1.3.
+            Err(AdminError::Status(_)) => return Ok(None),
+            Err(error) => return Err(error.while_opening(WHAT)),
+        };
+        let list = NamespaceDescriptor::decode_list(identify_page(&data))
+            .map_err(|error| NvmeOpenError::InvalidResponse(WHAT, error))?;
+        Ok(list.into_iter().find_map(|descriptor| match descriptor {
+            NamespaceDescriptor::Uuid(uuid) => Some(uuid),
+            _ => None,
+        }))
     }
 
     /// The Identify Controller data structure.
@@ -375,7 +395,7 @@ impl<N: CoreNetwork> TcpAssociation<N> {
         std::future::poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();
             if let Some(failure) = inner.queue.failure {
-                return Poll::Ready(Err(failure.into()));
+                return Poll::Ready(Err(failure.while_connecting(self.handle.address)));
             }
             if inner.queue.is_ready() {
                 inner.response_deadline_ns = None;

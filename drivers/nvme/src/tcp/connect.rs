@@ -9,6 +9,7 @@ use wire_nvme::fabrics::{CONNECT_DATA_SIZE, Connect, ConnectAttributes, ConnectD
 use super::association::AssociationHandle;
 use super::queue::TcpQueue;
 use crate::error::NvmeOpenError;
+use crate::options::Options;
 use crate::uri::TcpUri;
 
 /// Opens a connection and creates a queue of `entries` entries on it, with its ICReq queued.
@@ -17,9 +18,15 @@ pub(super) fn connect<N: CoreNetwork>(
     address: SocketAddr,
     entries: u32,
     uri: &TcpUri,
+    options: &Options,
 ) -> Result<TcpQueue, NvmeOpenError> {
     let stream = network.connect(&address.into());
-    let id = stream.and_then(|stream| network.add(stream));
+    let id = stream.and_then(|stream| {
+        if options.ack_timeout_ms > 0 {
+            network.set_ack_timeout(&stream, options.ack_timeout_ms)?;
+        }
+        network.add(stream)
+    });
     let id = id.map_err(|error| NvmeOpenError::Connect(address, error))?;
     // One entry of a queue always stays empty (Base 2.0, section 3.3.1.5), to distinguish full from empty.
     Ok(TcpQueue::new(id, entries - 1, uri.header_digest, uri.data_digest))

@@ -77,7 +77,8 @@ impl<N: CoreNetwork> ConnectedQueue<N> {
         let mut network = N::of_core(core);
         let depth_max = association.entries_max.saturating_sub(1).clamp(1, queue::DEPTH_MAX - 1);
         let depth = association.options.queue_depth.clamp(1, depth_max);
-        let mut queue = connect(&mut network, association.address, depth + 1, &association.uri)?;
+        let (uri, options) = (&association.uri, &association.options);
+        let mut queue = connect(&mut network, association.address, depth + 1, uri, options)?;
         queue.enable_owned_sends();
         let (sqe, data) = connect_command(association, qid.qid, depth + 1, association.cntlid);
         let mut connection = ConnectedQueue {
@@ -93,7 +94,7 @@ impl<N: CoreNetwork> ConnectedQueue<N> {
         while !connection.queue.is_ready() {
             connection.receive();
             if let Some(failure) = connection.queue.failure {
-                return Err(failure.into());
+                return Err(failure.while_connecting(association.address));
             }
             if !connection.queue.is_ready() {
                 connection.wait(core, "ICReq", deadline_ns).await?;

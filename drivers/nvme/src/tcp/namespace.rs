@@ -1,5 +1,7 @@
 //! A namespace over TCP on one core, with an association of its own.
 
+use std::sync::atomic::Ordering;
+
 use block_io::{Channel, Completion, Request};
 use dma::Data;
 use reactor::Core;
@@ -12,8 +14,19 @@ use crate::options::Options;
 use crate::stats::QueueStats;
 use crate::uri::TcpUri;
 
+/// The identifiers of a namespace; zeroes and `None` for those that it does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NamespaceIdentity {
+    nguid: [u8; 16],
+    eui64: [u8; 8],
+    uuid: Option<[u8; 16]>,
+}
+
 /// A namespace over TCP with an association and one I/O queue of its own, both on one core.
 pub(crate) struct TcpNamespace {
+    nsid: u32,
+    nguid: [u8; 16],
+    eui64: [u8; 8],
     // Fields drop in order: the I/O connection closes before the admin connection.
     io: TcpIoQueue,
     association: TcpAssociation,
@@ -29,7 +42,13 @@ impl TcpNamespace {
         let mut association = TcpAssociation::open(core, uri, options, 1).await?;
         let identify = association.identify_namespace(uri.nsid).await?;
         let io = TcpIoQueue::open(core, association.handle(), uri.nsid, &identify).await?;
-        Ok(TcpNamespace { io, association })
+        Ok(TcpNamespace { nsid: uri.nsid, nguid: identify.nguid, eui64: identify.eui64, io, association })
+    }
+
+    /// Reads the identifiers of the namespace.
+    pub(super) async fn identify(&mut self) -> Result<NamespaceIdentity, NvmeOpenError> {
+        let uuid = self.association.namespace_uuid(self.nsid).await?;
+        Ok(NamespaceIdentity { nguid: self.nguid, eui64: self.eui64, uuid })
     }
 }
 
@@ -52,6 +71,10 @@ impl IoQueue for TcpNamespace {
 
     fn failure(&self) -> Option<ControllerFailure> {
         self.io.failure().or_else(|| self.association.failure())
+    }
+
+    fn quiesced_ns(&self) -> u64 {
+        self.association.handle().quiesced_ns.load(Ordering::Acquire)
     }
 }
 

@@ -312,16 +312,11 @@ impl TcpQueue {
         match pumped {
             Ok(ReceiveStatus::Empty | ReceiveStatus::Drained | ReceiveStatus::Waiting) => return false,
             Ok(ReceiveStatus::More) => return true,
-            Ok(ReceiveStatus::Closed) => {
-                self.fail(self.protocol.terminated.unwrap_or(ControllerFailure::Closed))
-            }
-            Ok(ReceiveStatus::Failed(kind)) => {
-                self.fail(self.protocol.terminated.unwrap_or(ControllerFailure::Network(kind)))
-            }
+            Ok(ReceiveStatus::Closed) => self.fail(ControllerFailure::Closed),
+            Ok(ReceiveStatus::Failed(kind)) => self.fail(ControllerFailure::Network(kind)),
             Err(fatal) => {
-                let failure = self.protocol.terminated.unwrap_or(ControllerFailure::Protocol(fatal));
                 self.terminate(network, fatal);
-                self.fail(failure);
+                self.fail(ControllerFailure::Protocol(fatal));
             }
         }
         false
@@ -367,7 +362,8 @@ impl TcpQueue {
     /// Fails the queue: commands in flight complete with [`Status::HOST_PATHING_ERROR`], those whose data an owned send
     /// uses when it has ended.
     pub(crate) fn fail(&mut self, failure: ControllerFailure) {
-        self.failure = Some(failure);
+        // What the controller has said, or what happened first: a connection that was refused looks closed afterwards.
+        self.failure = self.protocol.terminated.or(self.failure).or(Some(failure));
         let QueueProtocol { table, sender, completions, early_responses, .. } = &mut self.protocol;
         let in_use = sender.abandon();
         let slots: Vec<Slot> = table.0.iter().map(|(slot, _)| slot).collect();

@@ -66,6 +66,7 @@ fn a_unix_connection_carries_bytes_and_credentials() {
         };
         assert_eq!(peer, StreamAddress::Unix(PathBuf::new()), "the client is not bound to a path");
         assert_eq!(stream.peer_credentials().unwrap(), ours);
+        assert_eq!(Sockets::peer_credentials_of(&stream), Some(ours));
         let far = sockets.add(stream).unwrap();
         assert!(matches!(sockets.send(near, &[IoSlice::new(b"hello")]), TransferResult::Bytes(5)));
         let mut bytes = Vec::new();
@@ -88,6 +89,7 @@ fn tcp_sockets_have_no_credentials() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = connect(&listener.local_addr().unwrap().into()).unwrap();
     assert_eq!(stream.peer_credentials().unwrap_err().kind(), io::ErrorKind::Unsupported);
+    assert_eq!(Sockets::peer_credentials_of(&stream), None);
 }
 
 #[test]

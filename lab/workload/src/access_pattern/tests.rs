@@ -1,9 +1,12 @@
 //! I/O sizes, files and regions.
 
+mod fio;
+
 use block_io::Tag;
 
 use super::*;
 use crate::Distribution;
+use crate::spec::{FileService, OffsetSequence};
 
 const BLOCK: u32 = 512;
 
@@ -98,13 +101,14 @@ fn random_map_covers_every_offset_exactly_once() {
 fn invalid_alignment_and_mixed_block_sizes_are_rejected() {
     let error =
         |spec: &JobSpec, files: &[Geometry]| AccessPattern::new(spec, files).err().unwrap().to_string();
-    let odd = JobSpec { align_bytes: Some(700), ..JobSpec::default() };
+    let odd = JobSpec { align_bytes: [Some(700); 3], ..JobSpec::default() };
     assert!(error(&odd, &[geometry(1 << 20)]).contains("--blockalign=700"));
     let large = Geometry { block_bytes: 4096, blocks: 100 };
     assert!(error(&JobSpec::default(), &[geometry(1 << 20), large]).contains("512 and of 4096"));
     let verify = JobSpec { verify: Verify::Crc32c, ..JobSpec::default() };
     assert!(error(&verify, &[geometry(1 << 20), geometry(1 << 20)]).contains("one file"));
-    let aligned = JobSpec { align_bytes: Some(65_536), workload: Workload::RandRead, ..JobSpec::default() };
+    let aligned =
+        JobSpec { align_bytes: [Some(65_536); 3], workload: Workload::RandRead, ..JobSpec::default() };
     assert!(
         generate(&aligned, &[geometry(10 << 20)], 1000).iter().all(|(_, offset, _)| offset % 65_536 == 0)
     );

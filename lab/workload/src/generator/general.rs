@@ -69,7 +69,7 @@ impl GeneralState {
             latency_ticks_max: spec.latency_max_ns.map_or(NEVER, clock::ns_to_ticks),
             records_latency: spec.latency_max_ns.is_some()
                 || spec.latency_target.is_some()
-                || spec.log.has_latencies()
+                || spec.log.needs_each_io()
                 || spec.command_priorities.is_on(),
             tuner: spec.latency_target.map(|target| LatencyTuner::new(target, depth)),
             logs: JobLogs::new(spec.log.clone()),
@@ -203,13 +203,13 @@ impl Generator {
                 priority = recorder.of(request.tag.0);
                 recorder.record(request.tag.0, index, now.saturating_sub(submitted), latency);
             }
-            if general.logs.options.has_latencies() && index < 3 && counted {
+            if general.logs.options.needs_each_io() && index < 3 && counted {
                 let spans = [submitted.saturating_sub(batch.issued), now.saturating_sub(submitted), latency];
                 let at_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
                 let bytes = request.blocks * self.block_bytes;
                 let offset = request.lba * u64::from(self.block_bytes);
                 let entry = LogEntry { at_ns, value: 0, direction: index as u8, bytes, offset, priority };
-                general.logs.record_latency(entry, spans.map(clock::ticks_to_ns));
+                general.logs.record_io(entry, spans.map(clock::ticks_to_ns));
             }
         }
         if let Some(direction) = too_long {

@@ -255,6 +255,12 @@ impl Generator {
             self.stats[Direction::Read as usize].result.elapsed_ns += elapsed_ns;
             return;
         }
+        if let Some(general) = &mut self.general
+            && general.logs.options.average_ns > 0
+        {
+            // As in fio, the last latencies are averaged over what is left of the interval.
+            general.logs.end_window(elapsed_ns);
+        }
         if let Some(timeline) = &mut self.timeline {
             timeline.end(elapsed_ns, self.stats[..3].iter().map(|stats| &stats.completion_latency));
         }

@@ -599,6 +599,42 @@ fn a_mixed_job_reads_back_what_it_wrote() {
 }
 
 #[test]
+fn verified_writes_may_be_sequential_in_part() {
+    let sequence = |length, repeats| OffsetSequence { length, repeats, step_bytes: 0 };
+    for workload in [Workload::RandWrite, Workload::RandRw] {
+        for (random_percent, sequence) in [
+            ([50; 3], OffsetSequence::default()),
+            ([0, 100, 100], OffsetSequence::default()),
+            ([100; 3], sequence(8, false)),
+            ([70; 3], sequence(3, true)),
+        ] {
+            let mut device = FakeDevice::new(400, 8);
+            let job = JobSpec {
+                verify: Verify::Pattern,
+                random_percent,
+                sequence,
+                random_map: true,
+                io_bytes: Some(1 << 20),
+                ..spec(workload)
+            };
+            let result = run(job, &mut device);
+            assert!(result.is_clean() && result.checked_blocks > 50, "{workload:?}: {result:?}");
+        }
+    }
+    let arena =
+        Arena::new(ArenaConfig { limit_bytes: 4 * CHUNK_BYTES, hugepages: false, ..ArenaConfig::default() });
+    let geometry = Geometry { block_bytes: BLOCK as u32, blocks: 400 };
+    let aligned = JobSpec {
+        verify: Verify::Crc32c,
+        align_bytes: [Some(512); 3],
+        random_percent: [50; 3],
+        ..spec(Workload::RandWrite)
+    };
+    let error = Generator::new(aligned, geometry, &Pool::new(&arena)).err().unwrap().to_string();
+    assert!(error.contains("--verify excludes several block sizes and --blockalign"), "{error}");
+}
+
+#[test]
 fn verified_writes_may_have_gaps() {
     let mut device = FakeDevice::new(400, 8);
     let sequence = OffsetSequence { step_bytes: 3 * 1024, ..OffsetSequence::default() };
@@ -614,5 +650,8 @@ fn verified_writes_may_have_gaps() {
     let arena =
         Arena::new(ArenaConfig { limit_bytes: 4 * CHUNK_BYTES, hugepages: false, ..ArenaConfig::default() });
     let geometry = Geometry { block_bytes: BLOCK as u32, blocks: 400 };
-    assert_eq!(Generator::new(odd, geometry, &Pool::new(&arena)).err(), Some(SetupError::VerifyMixed));
+    assert_eq!(
+        Generator::new(odd, geometry, &Pool::new(&arena)).err(),
+        Some(SetupError::VerifyMixed("a step that is no multiple of --bs"))
+    );
 }

@@ -23,13 +23,11 @@ pub(super) struct ZonedState {
     retry_at: u64,
     /// When it was drawn, ticks.
     drawn_at: u64,
-    /// Where the next read of a sequential mix is, LBA.
-    reads_at: Option<u64>,
 }
 
 impl ZonedState {
     pub(super) fn new(job: ZonedJob) -> ZonedState {
-        ZonedState { job, drawn: None, retry_at: 0, drawn_at: 0, reads_at: None }
+        ZonedState { job, drawn: None, retry_at: 0, drawn_at: 0 }
     }
 
     /// No I/O starts before this time, ticks.
@@ -90,16 +88,9 @@ impl Generator {
         if let Some((op, lba, blocks)) = zoned.drawn.take() {
             (request.op, request.lba, request.blocks, request.flow) = (op, lba, blocks, 0);
         } else {
-            self.pattern.next_with_op(request, op);
-            if is_mixed {
-                request.op = zoned.job.op_of_mix(request.op);
-            }
-            if is_mixed && !is_random && request.op == Op::Read {
-                // Reads and writes have a sequence each, as in fio.
-                let writes_at = request.lba;
-                request.lba = zoned.reads_at.unwrap_or(writes_at);
-                self.pattern.moved_to(0, writes_at, 0);
-            }
+            let op = op.unwrap_or_else(|| self.pattern.draw_op());
+            let op = if is_mixed { zoned.job.op_of_mix(op) } else { op };
+            self.pattern.next_with_op(request, Some(op));
             zoned.drawn_at = now;
         }
         let unit = u64::from(self.block_bytes);
@@ -113,10 +104,7 @@ impl Generator {
         let message = match placement {
             Placement::At(at, length) => {
                 (request.lba, request.blocks) = (at / unit, (length / unit) as u32);
-                match op == Op::Read && is_mixed && !is_random {
-                    true => zoned.reads_at = Some(request.lba + u64::from(request.blocks)),
-                    false => self.pattern.moved_to(0, request.lba, request.blocks),
-                }
+                self.pattern.moved_to(0, op, request.lba, request.blocks);
                 if op == Op::Read && !is_mixed && !is_random {
                     self.skip(at.saturating_sub(lba * unit), bytes);
                 }

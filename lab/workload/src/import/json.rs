@@ -32,11 +32,15 @@ fn document_rows(document: &Value) -> Vec<FioRow> {
     let global = &document["global options"];
     let jobs = document["jobs"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut rows = Vec::new();
-    for job in jobs {
+    for (index, job) in jobs.iter().enumerate() {
+        let first = rows.len();
         for direction in ["read", "write", "trim", "mixed"] {
             if integer(&job[direction]["total_ios"]) > 0 {
-                rows.push(row(job, global, direction));
+                rows.push(FioRow { job: index, ..row(job, global, direction) });
             }
+        }
+        if rows.len() == first && error(job) != 0 {
+            rows.push(FioRow { job: index, ..row(job, global, "") });
         }
     }
     rows
@@ -61,6 +65,7 @@ fn row(job: &Value, global: &Value, direction: &str) -> FioRow {
     let bytes = option(&["bs", "blocksize"]);
     let first = bytes.split(',').next().unwrap_or_default();
     FioRow {
+        job: 0,
         jobname: job["jobname"].as_str().unwrap_or_default().to_string(),
         group: integer(&job["groupid"]),
         direction: direction.to_string(),
@@ -84,8 +89,13 @@ fn row(job: &Value, global: &Value, direction: &str) -> FioRow {
         ctx: integer(&job["ctx"]),
         procs: if grouped { option(&["numjobs"]).parse().unwrap_or(1).max(1) } else { 1 },
         qd: option(&["iodepth"]).parse().unwrap_or(1),
-        error: job["error"].as_i64().unwrap_or(0),
+        error: error(job),
+        io_errors: integer(&job["total_err"]),
     }
+}
+
+fn error(job: &Value) -> i64 {
+    job["error"].as_i64().unwrap_or(0)
 }
 
 /// Whether a boolean option of fio is on: present without a value counts. A job with an index is not grouped.

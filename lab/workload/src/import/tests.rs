@@ -51,6 +51,53 @@ fn json_is_found_among_other_lines() {
 }
 
 #[test]
+fn a_job_that_failed_has_its_error_and_no_measured_values() {
+    let measured = |row: &FioRow| {
+        let first = COLUMNS.iter().position(|column| *column == "iops").unwrap();
+        row.values()[first..COLUMNS.len() - 1].iter().filter(|value| !value.is_empty()).count()
+    };
+    let side = "{\"total_ios\":3,\"iops\":1.25,\"bw_bytes\":1048576,\"lat_ns\":{\"mean\":2000}}";
+    let options = "\"job options\":{\"rw\":\"rw\",\"iodepth\":\"4\"}";
+    let json = format!(
+        "{{\"jobs\":[{{\"jobname\":\"a\",\"error\":42,\"read\":{side},\"write\":{side},{options}}},\
+         {{\"jobname\":\"b\",\"error\":2,{options}}},{{\"jobname\":\"c\",\"error\":0,\"total_err\":7,\"read\":{side}}},\
+         {{\"jobname\":\"d\",\"error\":0}}]}}"
+    );
+    let found = rows(&json).unwrap();
+    let facts =
+        |row: &FioRow| (row.jobname.clone(), row.job, row.direction.clone(), row.error, measured(row));
+    let expected =
+        [("a", 0, "read", 42, 0), ("a", 0, "write", 42, 0), ("b", 1, "", 2, 0), ("c", 2, "read", 0, 18)];
+    let expected = expected.map(|(name, job, direction, error, count)| {
+        (name.to_string(), job, direction.to_string(), error, count)
+    });
+    assert_eq!(found[..3].iter().map(facts).collect::<Vec<_>>(), expected[..3]);
+    assert_eq!((found.len(), found[3].io_errors, found[3].error), (4, 7, 0));
+    assert!(measured(&found[3]) > 10, "{:?}", found[3].values());
+    let named: Vec<(String, FioRow)> = found.into_iter().map(|row| ("x.json".to_string(), row)).collect();
+    let table = csv(&named);
+    assert_eq!(table.lines().next().unwrap().split(',').nth(25), Some("error"));
+    assert!(table.lines().nth(1).unwrap().ends_with(",42,x.json"), "{table}");
+    let objects = to_json(&named);
+    assert_eq!(
+        (&objects[0]["error"], &objects[0]["iops"]),
+        (&serde_json::json!(42), &serde_json::Value::Null)
+    );
+    assert_eq!((&objects[0]["rw"], &objects[0]["qd"]), (&serde_json::json!("rw"), &serde_json::json!(4)));
+    // The same from text: a job that failed after its I/O, and one before.
+    let failed = TEXT.replace("err= 0", "err=42 (file:x.c:1, func=f, error=No message)");
+    let found = rows(&failed).unwrap();
+    assert_eq!((found.len(), found[0].error, measured(&found[0])), (1, 42, 0));
+    let header = "\na: (groupid=0, jobs=1): err= 2 (file:x.c:1, func=f, error=No such file): pid=1: now\n  cpu : usr=0.00%, sys=0.00%, ctx=0\n";
+    for text in [format!("{TEXT}{header}"), format!("{header}{TEXT}")] {
+        let found = rows(&text).unwrap();
+        let early = found.iter().find(|row| row.jobname == "a").unwrap();
+        assert_eq!((found.len(), early.error, early.direction.as_str(), measured(early)), (2, 2, "", 0));
+        assert_ne!(found[0].job, found[1].job);
+    }
+}
+
+#[test]
 fn malformed_output_is_rejected_with_a_reason() {
     assert_eq!(rows("hello\n"), Err(ImportError::NoResults));
     assert_eq!(rows(""), Err(ImportError::NoResults));

@@ -19,6 +19,8 @@ struct Reader {
     rows: Vec<FioRow>,
     /// Index of the current job's first row; `None` before the first job.
     job: Option<usize>,
+    /// Jobs so far.
+    jobs: usize,
     header: FioRow,
     /// The headers before the results, for each job: name, `rw`, I/O size, engine, depth.
     job_headers: Vec<FioRow>,
@@ -29,8 +31,16 @@ struct Reader {
 }
 
 impl Reader {
-    fn finish(self) -> Option<Vec<FioRow>> {
+    fn finish(mut self) -> Option<Vec<FioRow>> {
+        self.end_job();
         self.job.map(|_| self.rows)
+    }
+
+    /// A job that failed before its first I/O has no line of a direction.
+    fn end_job(&mut self) {
+        if self.job == Some(self.rows.len()) && self.header.error != 0 {
+            self.rows.push(std::mem::take(&mut self.header));
+        }
     }
 
     /// Parses a line; `None` if it is malformed.
@@ -48,6 +58,7 @@ impl Reader {
         }
         if trimmed.starts_with("Run status group") || trimmed.starts_with('{') {
             // A summary or JSON follows.
+            self.end_job();
             self.header = FioRow::default();
             self.table_unit = None;
             return Some(());
@@ -100,12 +111,14 @@ impl Reader {
 
     /// `name: (groupid=0, jobs=1): err= 0: pid=…`
     fn start_job(&mut self, name: &str, rest: &str) -> Option<()> {
+        self.end_job();
         let (group, rest) = rest.split_once(", jobs=")?;
         let (jobs, rest) = rest.split_once(')')?;
         let error = rest.split("err=").nth(1)?.trim_start();
         let error = error.split([':', ' ', '(']).next()?;
         self.header = self.job_headers.iter().find(|row| row.jobname == name).cloned().unwrap_or_default();
-        self.header.jobname = name.to_string();
+        (self.header.jobname, self.header.job) = (name.to_string(), self.jobs);
+        self.jobs += 1;
         self.header.group = group.trim().parse().ok()?;
         self.header.procs = jobs.trim().parse().ok()?;
         self.header.error = error.parse().ok()?;

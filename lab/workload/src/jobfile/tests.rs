@@ -219,6 +219,78 @@ fn the_job_global_of_the_command_line_is_the_global_section() {
     assert_eq!(found, [("a", 8192, mib(1)), ("b", 4096, mib(1)), ("c", 8192, mib(2))]);
 }
 
+/// As in the JSON of fio 3.33: each job has these options, and its own are the others.
+#[test]
+fn options_before_the_first_name_are_those_of_all_jobs() {
+    let line = "--ioengine=null --bs=8k --name=a --size=1m --name=b --rw=write --size=2m --bs=4k --output=x";
+    let found = plan(&words(line), &TestFiles::default()).unwrap();
+    let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
+    assert_eq!(found.globals, [pair("ioengine", "null"), pair("bs", "8k")]);
+    let own: Vec<_> = found.jobs.iter().map(|job| job.options.clone()).collect();
+    assert_eq!(own[0], [pair("name", "a"), pair("size", "1m")]);
+    assert_eq!(own[1], [pair("name", "b"), pair("rw", "write"), pair("size", "2m"), pair("bs", "4k")]);
+    let sizes: Vec<_> =
+        found.jobs.iter().map(|job| (job.spec.block_bytes, job.spec.size_bytes, job.engine)).collect();
+    assert_eq!((sizes[0].0, sizes[1].0, sizes[0].2), (8192, 4096, sizes[1].2));
+    // A job file's [global] adds to them, and a job of the command line has them too.
+    let files = test_files("[global]\nsize=1m\nbs=16k\n[x]\nrw=read\n");
+    let found = plan(&words("--ioengine=null --bs=8k a.fio --name=y --size=3m"), &files).unwrap();
+    assert_eq!(found.globals, [pair("ioengine", "null"), pair("size", "1m"), pair("bs", "16k")]);
+    let blocks: Vec<_> = found.jobs.iter().map(|job| (&*job.spec.name, job.spec.block_bytes)).collect();
+    assert_eq!(blocks, [("x", 16_384), ("y", 8192)]);
+    // Without a name they are the options of the one job.
+    let found = plan(&words("--ioengine=null --bs=8k"), &TestFiles::default()).unwrap();
+    assert!(found.globals.is_empty() && found.jobs[0].options.len() == 2);
+}
+
+#[test]
+fn each_file_is_read_once_and_passed_on() {
+    struct Once(std::cell::RefCell<Vec<String>>);
+    impl Lookup for Once {
+        fn file(&self, path: &str) -> Result<String, String> {
+            let mut read = self.0.borrow_mut();
+            assert!(!read.contains(&path.to_string()), "{path} is read again");
+            read.push(path.to_string());
+            Ok(match path {
+                "-" => "include part\n[a]\ninclude part\n[b]\nioengine=null\n".to_string(),
+                _ => "size=1m\nioengine=null\n".to_string(),
+            })
+        }
+
+        fn variable(&self, _: &str) -> Option<String> {
+            None
+        }
+    }
+    let found = plan(&words("-"), &Once(Default::default())).unwrap();
+    let paths: Vec<&str> = found.files.iter().map(|(path, _)| path.as_str()).collect();
+    assert_eq!((found.jobs.len(), paths), (2, vec!["-", "part"]));
+}
+
+#[test]
+fn directions_have_values_of_their_own() {
+    let job = |options: &str| {
+        let line = format!("--ioengine=null --size=1m --rw=randrw {options}");
+        plan(&words(&line), &TestFiles::default()).map(|mut plan| plan.jobs.remove(0).spec)
+    };
+    let spec = job("--percentage_random=50,100 --blockalign=8k,,16k").unwrap();
+    assert_eq!(spec.random_percent, [50, 100, 100]);
+    assert_eq!(spec.align_bytes, [Some(8192), None, Some(16_384)]);
+    assert_eq!(job("--percentage_random=20 --ba=8k").unwrap().random_percent, [20; 3]);
+    assert_eq!(job("--percentage_random=,5,7").unwrap().random_percent, [100, 5, 7]);
+    for (options, message) in [
+        ("--percentage_random=1,2,3,4", "at most three values"),
+        ("--percentage_random=50,101", "between 0 and 100"),
+        ("--rwmixread=50,100", "it is one number, the same for reads, writes and trims"),
+        ("--iodepth=4,8", "it is one number"),
+        ("--bandwidth-log", "write_bw_log has each job's"),
+        ("--bandwidth_log=x", "write_bw_log has each job's"),
+        ("--latency-log", "write_lat_log"),
+    ] {
+        let error = job(options).unwrap_err().to_string();
+        assert!(error.contains(message), "{options}: {error}");
+    }
+}
+
 #[test]
 fn sizes_and_times_have_fios_units() {
     let job = |line: &str| plan(&words(line), &TestFiles::default()).unwrap().jobs.remove(0);
@@ -384,7 +456,7 @@ fn limits_zones_and_contents_have_fios_meaning() {
     let jobs = parse_file(text).unwrap().jobs;
     let (one, two) = (&jobs[0].spec, &jobs[1].spec);
     assert_eq!((one.size_bytes, one.io_bytes), (Some(8 << 20), Some(1 << 30)));
-    assert_eq!((two.size_bytes, two.io_bytes), (Some(1 << 20), None));
+    assert_eq!((two.size_bytes, two.io_bytes), (Some(8 << 20), Some(1 << 20)));
     assert_eq!((one.errors.continues, &one.errors.ignored), ([false, true], &[vec![], vec![28, 5]]));
     assert_eq!(one.rate_minima.bytes, [Some(1024), Some(2048), Some(2048)]);
     let zones = StridedZones { range_bytes: 1 << 20, size_bytes: 1 << 20, skip_bytes: 3 << 20 };

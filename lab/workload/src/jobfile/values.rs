@@ -56,6 +56,9 @@ pub(super) fn number<T: std::str::FromStr>(text: &str) -> ValueResult<T> {
         return text.parse().map_err(|_| format!("{text} is not a valid number here"));
     }
     not_computed(text)?;
+    if text.contains(',') && text.split(',').all(|part| part.trim().parse::<f64>().is_ok()) {
+        return Err("it is one number, the same for reads, writes and trims".to_string());
+    }
     text.trim().parse().map_err(invalid)
 }
 

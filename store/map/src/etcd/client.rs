@@ -1,5 +1,6 @@
 //! Requests to etcd: one connection, to the first of several endpoints that answers.
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -91,6 +92,21 @@ struct Current {
     last_answer_time: Duration,
 }
 
+/// The values of groups' records, as they were read last: what a proposal replaces. A revision would say the same until the map is
+/// an older copy of itself, which counts other changes with the same numbers.
+#[derive(Default)]
+pub(super) struct KnownGroups(Mutex<BTreeMap<u32, Vec<u8>>>);
+
+impl KnownGroups {
+    pub(super) fn note(&self, group: u32, value: &[u8]) {
+        sync::lock(&self.0).insert(group, value.to_vec());
+    }
+
+    pub(super) fn get(&self, group: u32) -> Option<Vec<u8>> {
+        sync::lock(&self.0).get(&group).cloned()
+    }
+}
+
 /// A client. Requests of several threads are made one after another.
 pub(super) struct EtcdClient {
     pub(super) location: EtcdLocation,
@@ -98,6 +114,7 @@ pub(super) struct EtcdClient {
     tls: Option<TlsSettings>,
     session: EtcdSession,
     current: Mutex<Current>,
+    pub(super) groups: KnownGroups,
 }
 
 /// Why a request has no answer.
@@ -132,7 +149,8 @@ impl EtcdClient {
     /// [`MapError::Invalid`] if a file is missing that `https://` needs.
     pub(super) fn new(location: EtcdLocation, files: EtcdFiles) -> Result<EtcdClient, MapError> {
         let tls = location.is_tls.then(|| TlsSettings::new(&files)).transpose()?;
-        Ok(EtcdClient { location, tls, session: EtcdSession::new(files.user), current: Mutex::default() })
+        let session = EtcdSession::new(files.user);
+        Ok(EtcdClient { location, tls, session, current: Mutex::default(), groups: KnownGroups::default() })
     }
 
     pub(super) fn connect(&self, endpoint: &Endpoint) -> Result<HttpConnection, HttpError> {
@@ -339,6 +357,11 @@ impl EtcdClient {
 
     /// The records from one key to before another, all as of one revision.
     pub(super) fn range(&self, from: &[u8], to: &[u8]) -> Result<Vec<KeyValue>, MapError> {
+        self.range_at(from, to).map(|(all, _)| all)
+    }
+
+    /// The same, with that revision.
+    pub(super) fn range_at(&self, from: &[u8], to: &[u8]) -> Result<(Vec<KeyValue>, u64), MapError> {
         let mut all: Vec<KeyValue> = Vec::new();
         let mut revision = 0;
         loop {
@@ -353,11 +376,13 @@ impl EtcdClient {
                 "revision": revision.to_string(),
             });
             let answer: RangeAnswer = self.post("/v3/kv/range", &request)?;
-            revision = answer.header.revision;
+            if revision == 0 {
+                revision = answer.header.revision;
+            }
             let is_last = !answer.more || answer.kvs.is_empty();
             all.extend(answer.kvs);
             if is_last {
-                return Ok(all);
+                return Ok((all, u64::try_from(revision).unwrap_or(0)));
             }
         }
     }

@@ -42,6 +42,8 @@ pub(super) struct KeyValue {
     pub(super) value: Vec<u8>,
     #[serde(default, deserialize_with = "number")]
     pub(super) mod_revision: i64,
+    #[serde(default, deserialize_with = "number")]
+    pub(super) lease: i64,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -93,6 +95,9 @@ pub(super) struct GrantAnswer {
 pub(super) struct RenewAnswer {
     #[serde(rename = "TTL", default, deserialize_with = "number")]
     pub(super) seconds: i64,
+    /// What it was when it was renewed, in the answer to what is left of it.
+    #[serde(rename = "grantedTTL", default, deserialize_with = "number")]
+    pub(super) granted_seconds: i64,
 }
 
 /// A line of a stream.
@@ -239,6 +244,16 @@ pub(super) fn put(key: &str, value: &[u8]) -> Value {
 /// A comparison that holds if the key was changed this many times since it was created; 0: it is not there.
 pub(super) fn version_is(key: &str, version: u32) -> Value {
     json!({ "key": base64(key), "target": "VERSION", "result": "EQUAL", "version": version.to_string() })
+}
+
+/// A comparison that holds if the key has a value.
+pub(super) fn value_is(key: &str, value: &[u8]) -> Value {
+    json!({ "key": base64(key), "target": "VALUE", "result": "EQUAL", "value": base64(value) })
+}
+
+/// A comparison that never holds: no key has this revision.
+pub(super) fn never(key: &str) -> Value {
+    revision_is(key, -1)
 }
 
 /// A comparison that holds if the key was last changed in a revision.

@@ -44,11 +44,13 @@ pub(super) struct EtcdChanges {
     stream: Option<Stream>,
     /// The revision to continue with; 0 if what was before must be read.
     next_revision: i64,
+    /// A stream has ended with an error. What serves now may be an older copy, whose revisions say something else.
+    has_failed: bool,
 }
 
 impl EtcdChanges {
     pub(super) fn new(client: Arc<EtcdClient>) -> EtcdChanges {
-        EtcdChanges { client, endpoint: 0, stream: None, next_revision: 0 }
+        EtcdChanges { client, endpoint: 0, stream: None, next_revision: 0, has_failed: false }
     }
 
     fn open(&self) -> Result<Stream, WatchError> {
@@ -98,14 +100,26 @@ impl EtcdChanges {
             self.stream = None;
             return Ok(Vec::new());
         }
-        if answer.created && self.next_revision == 0 {
-            self.next_revision = answer.header.revision + 1;
-            return Ok(vec![MapChange::Everything]);
+        if answer.created {
+            let is_behind = answer.header.revision + 1 < self.next_revision;
+            let is_all = self.next_revision == 0 || is_behind || self.has_failed;
+            self.has_failed = false;
+            if is_behind {
+                // It would be silent until it has as many revisions: it is opened again, where this one is.
+                self.stream = None;
+            }
+            if self.next_revision == 0 || is_behind {
+                self.next_revision = answer.header.revision + 1;
+            }
+            return Ok(if is_all { vec![MapChange::Everything] } else { Vec::new() });
         }
         if !answer.events.is_empty() {
             self.next_revision = answer.header.revision + 1;
         }
-        Ok(answer.events.iter().map(|event| self.change(event)).collect())
+        // What nodes have seen changes all the time, and concerns nobody while they run.
+        let memory = format!("{}memory/", self.client.location.prefix);
+        let is_change = |event: &&WatchEvent| !event.kv.key.starts_with(memory.as_bytes());
+        Ok(answer.events.iter().filter(is_change).map(|event| self.change(event)).collect())
     }
 
     /// The watch is refused. Without an error it is to be opened again, with another token.
@@ -122,7 +136,10 @@ impl EtcdChanges {
         let group = event.kv.key.strip_prefix(groups.as_bytes());
         let group = group.and_then(|id| str::from_utf8(id).ok()?.parse().ok());
         match (group, serde_json::from_slice(&event.kv.value)) {
-            (Some(id), Ok(record)) if event.kind != "DELETE" => MapChange::Group(GroupId(id), record),
+            (Some(id), Ok(record)) if event.kind != "DELETE" => {
+                self.client.groups.note(id, &event.kv.value);
+                MapChange::Group(GroupId(id), record)
+            }
             _ => MapChange::Other,
         }
     }
@@ -131,7 +148,7 @@ impl EtcdChanges {
 impl MapChanges for EtcdChanges {
     fn wait(&mut self, limit: Duration) -> Result<Vec<MapChange>, MapError> {
         self.wait_in_stream(limit).map_err(|error| {
-            self.stream = None;
+            (self.stream, self.has_failed) = (None, true);
             let reason = match error {
                 // Its request was made to all endpoints.
                 WatchError::Map(error) => return error,

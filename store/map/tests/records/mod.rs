@@ -72,7 +72,51 @@ pub(crate) fn settings_are_given_once_before_there_are_nodes(map: &impl ClusterM
     assert_eq!(map.settings().unwrap(), settings(300, 307));
 }
 
+/// A node that is removed, with its device, is refused, and no other gets its number. The map has node 1, and the one that comes is the
+/// last.
+pub(crate) fn a_removed_node_does_not_come_back(map: &impl ClusterMap) {
+    let removed = map.create_node(&node(77)).unwrap();
+    let device = DeviceRecord {
+        uuid: Uuid::from_u128(78),
+        node: removed,
+        weight: 1,
+        out: false,
+        partition: None,
+        partitions: Some(3),
+        class: None,
+    };
+    map.put_device(DeviceId(77), &device).unwrap();
+    map.set_out(removed, Some(OutReason::Operator)).unwrap();
+    map.renew_lease(removed, &holder(77, "here"), 60).unwrap();
+    map.remove_node(removed).unwrap();
+    assert!(!map.nodes().unwrap().contains_key(&removed));
+    assert!(!map.devices().unwrap().contains_key(&DeviceId(77)));
+    assert!(!map.out().unwrap().contains_key(&removed));
+    assert!(!map.nodes_up().unwrap().contains(&removed));
+    assert!(map.nodes().unwrap().contains_key(&NodeId(1)));
+    let back = map.put_node(removed, &node(77)).unwrap_err();
+    assert!(matches!(back, MapError::Removed(id) if id == removed), "{back}");
+    let missing = map.remove_node(removed).unwrap_err().to_string();
+    assert_eq!(missing, format!("there is no node {}", removed.0));
+    assert_eq!(map.create_node(&node(79)).unwrap(), NodeId(removed.0 + 1));
+    map.remove_node(NodeId(removed.0 + 1)).unwrap();
+}
+
 /// Keys of clients in a map with the pool `p`, and only that one.
+pub(crate) fn what_nodes_have_seen_is_kept(map: &impl ClusterMap) {
+    let committed = EntryId { sequence: 90, epoch: 3 };
+    let groups = [(7, GroupProgress { epoch: 4, committed })].into();
+    let memory = NodeMemory { device: Uuid::from_u128(5), incarnation: 2, groups };
+    assert!(map.node_memories().unwrap().is_empty() && map.accepted_losses().unwrap().is_empty());
+    map.put_node_memory(NodeId(1), &memory).unwrap();
+    let newer = NodeMemory { incarnation: 3, ..memory };
+    map.put_node_memory(NodeId(1), &newer).unwrap();
+    assert_eq!(map.node_memories().unwrap(), [(NodeId(1), newer)].into());
+    let loss = AcceptedLoss { node: ReplicaId(1), epoch: 4 };
+    map.accept_loss(GroupId(7), &loss).unwrap();
+    assert_eq!(map.accepted_losses().unwrap(), [(GroupId(7), loss)].into());
+}
+
 pub(crate) fn client_keys_come_and_go(map: &impl ClusterMap) {
     let [vm, backup] = ["vm", "backup.1_a"].map(|name| KeyName::new(name).unwrap());
     let record = |pools: &[(&str, PoolAccess)]| {
@@ -95,4 +139,169 @@ pub(crate) fn client_keys_come_and_go(map: &impl ClusterMap) {
     let again = record(&[("p", PoolAccess::ReadWrite)]);
     map.create_client_key(vm, &again).unwrap();
     assert_eq!(map.client_keys().unwrap()[&vm], again);
+}
+
+/// A process that is a node.
+pub(crate) fn holder(id: u128, place: &str) -> LeaseHolder {
+    LeaseHolder {
+        id: Uuid::from_u128(id),
+        address: format!("127.0.0.1:{}", 7000 + id),
+        place: place.to_string(),
+    }
+}
+
+/// Each user of the map is another process.
+pub(crate) fn one_process_holds_the_lease_of_a_node<M: ClusterMap>(open: impl Fn() -> M) {
+    use LeaseOutcome::{Held, Taken};
+    let (first, copy, again) = (open(), open(), open());
+    let node = NodeId(1);
+    assert_eq!(first.renew_lease(node, &holder(1, "a"), 60).unwrap(), Held);
+    assert_eq!(first.renew_lease(node, &holder(1, "a"), 60).unwrap(), Held);
+    // A copy elsewhere learns who it is, and disturbs nothing.
+    assert_eq!(copy.renew_lease(node, &holder(2, "b"), 60).unwrap(), Taken(holder(1, "a")));
+    copy.end_lease(node, &holder(2, "b")).unwrap();
+    assert_eq!(first.renew_lease(node, &holder(1, "a"), 60).unwrap(), Held);
+    assert_eq!(first.nodes_up().unwrap(), [node].into());
+    // A process in the place of one that was killed waits for no lease, and the one before learns it.
+    assert_eq!(again.renew_lease(node, &holder(3, "a"), 60).unwrap(), Held);
+    assert_eq!(first.renew_lease(node, &holder(1, "x"), 60).unwrap(), Taken(holder(3, "a")));
+    // Another one may be the node when it has ended.
+    again.end_lease(node, &holder(3, "a")).unwrap();
+    assert_eq!(first.nodes_up().unwrap(), [].into());
+    assert_eq!(copy.renew_lease(node, &holder(2, "b"), 60).unwrap(), Held);
+    assert_eq!(again.renew_lease(node, &holder(3, "a"), 60).unwrap(), Taken(holder(2, "b")));
+    // Other nodes are others.
+    assert_eq!(first.renew_lease(NodeId(2), &holder(1, "a"), 60).unwrap(), Held);
+}
+
+/// `save` makes a copy of the map's storage, and `revert` puts it in the place of that.
+pub(crate) fn an_older_copy_gives_no_number_twice_and_says_what_it_is(
+    map: &impl ClusterMap,
+    save: impl Fn(),
+    revert: impl Fn(),
+) {
+    let pool = |first_group| PoolRecord {
+        first_group,
+        groups: 8,
+        replicas: 1,
+        in_sync_min: 1,
+        class: Default::default(),
+    };
+    assert_eq!(map.free_groups(8).unwrap(), 0);
+    map.create_pool("p", &pool(0)).unwrap();
+    map.create_node(&node(1)).unwrap();
+    let id = GroupId(0);
+    assert_eq!(map.propose_group(id, &record(1, 1, &[1, 2, 3])).unwrap(), Proposed::Accepted);
+    map.create_image("p", "a", 4096).unwrap();
+    let before = map.position().unwrap();
+    assert_eq!(before.lost, None);
+    save();
+    // Another image and pool, a node that is a member of a group, and an epoch.
+    let image = map.create_image("p", "b", 4096).unwrap();
+    let first = map.free_groups(8).unwrap();
+    map.create_pool("q", &pool(first)).unwrap();
+    let known = GroupRecord { replicas: [1, 2, 3, 4].map(ReplicaId).into(), ..record(2, 1, &[1, 2]) };
+    assert_eq!(map.propose_group(id, &known).unwrap(), Proposed::Accepted);
+    let after = map.position().unwrap();
+    assert!(after.revision > before.revision);
+
+    revert();
+    // What is created at once has other numbers.
+    let other = map.create_image("p", "c", 4096).unwrap();
+    assert_ne!(other.volume, image.volume);
+    let start = map.free_groups(8).unwrap();
+    assert!(start + 8 <= first || first + 8 <= start, "{start} and {first}");
+    assert_eq!(map.removed_groups().unwrap(), []);
+
+    // A node that knows more says so, and puts back what it knows of groups.
+    assert!(map.position().unwrap().revision < after.revision);
+    map.report_lost(after.revision).unwrap();
+    map.report_lost(after.revision - 1).unwrap();
+    assert_eq!(map.position().unwrap().lost, Some(after.revision));
+    assert_eq!(
+        map.propose_group(id, &record(3, 2, &[2])).unwrap(),
+        Proposed::Superseded(record(1, 1, &[1, 2, 3]))
+    );
+    assert_eq!(map.raise_group(id, &known).unwrap(), Proposed::Accepted);
+    assert_eq!(map.raise_group(id, &known).unwrap(), Proposed::Accepted);
+    let late = record(2, 2, &[2]);
+    assert_eq!(map.raise_group(id, &late).unwrap(), Proposed::Superseded(known.clone()));
+    assert_eq!(map.group(id).unwrap(), Some(known.clone()));
+    let next = GroupRecord { config: record(3, 2, &[2]).config, ..known.clone() };
+    assert_eq!(map.propose_group(id, &next).unwrap(), Proposed::Accepted);
+    assert!(matches!(map.raise_group(id, &record(9, 1, &[2])), Err(MapError::Invalid(_))));
+    let jump = record(9, 1, &[1]);
+    assert_eq!(map.raise_group(id, &jump).unwrap(), Proposed::Accepted);
+    // From there on as before; what is late is refused, whatever the storage has counted.
+    for epoch in [4, 5, 6, 9] {
+        assert_eq!(
+            map.propose_group(id, &record(epoch, 3, &[3])).unwrap(),
+            Proposed::Superseded(jump.clone())
+        );
+    }
+    let jump = GroupRecord { replicas: known.replicas, ..record(10, 2, &[2]) };
+    assert_eq!(map.propose_group(id, &jump).unwrap(), Proposed::Accepted);
+    // The number of a node that is a member is not given again.
+    assert_eq!(map.create_node(&node(5)).unwrap(), NodeId(5));
+
+    let accepted = map.accept_older().unwrap();
+    assert!(accepted.revision > after.revision && accepted.lost.is_none());
+    let known = map.position().unwrap();
+    assert!(known.revision >= accepted.revision && !known.is_older());
+    map.create_image("p", "d", 4096).unwrap();
+    assert!(map.position().unwrap().revision > accepted.revision);
+    // A pool that is removed leaves a record of that.
+    map.create_pool("r", &pool(start)).unwrap();
+    map.remove_pool("r").unwrap();
+    let removed = map.removed_groups().unwrap();
+    assert_eq!((removed.len(), removed[0].clone()), (1, start..start + 8));
+    let again = map.create_pool("r", &pool(start + 7)).unwrap_err().to_string();
+    assert!(again.contains("a pool had which was removed"), "{again}");
+}
+
+/// `empty` is a map without a cluster.
+pub(crate) fn a_backup_brings_back_what_was_there(map: &impl ClusterMap, empty: &impl ClusterMap) {
+    let pool =
+        PoolRecord { first_group: 0, groups: 8, replicas: 1, in_sync_min: 1, class: Default::default() };
+    map.create_settings(&ClusterSettings { lease_ms: 300, grace_ms: 320 }).unwrap();
+    map.create_node(&node(1)).unwrap();
+    map.create_pool("p", &pool).unwrap();
+    map.create_image("p", "vol.1/ä".replace('/', "-").as_str(), 4096).unwrap();
+    let records = [(GroupId(0), record(1, 1, &[1])), (GroupId(1), record(1, 2, &[2]))];
+    map.propose_groups(&records).unwrap();
+    map.propose_group(GroupId(1), &record(2, 2, &[2, 3])).unwrap();
+    map.renew_lease(NodeId(1), &holder(1, "a"), 60).unwrap();
+    let backup = map.backup().unwrap();
+    assert_eq!((backup.cluster, backup.revision), (map.cluster().unwrap(), map.position().unwrap().revision));
+
+    let all = |map: &dyn ClusterMap| {
+        (
+            map.cluster().unwrap(),
+            map.settings().unwrap(),
+            map.nodes().unwrap(),
+            map.pools().unwrap(),
+            map.images().unwrap(),
+        )
+    };
+    let (before, groups) = (all(map), map.groups(0..8).unwrap());
+    let position = empty.restore(&backup, 0).unwrap();
+    assert_eq!((all(empty), empty.groups(0..8).unwrap()), (before.clone(), groups));
+    assert!(position.revision > backup.revision && position.lost.is_none());
+    let known = empty.position().unwrap();
+    assert!(known.revision >= position.revision && !known.is_older());
+    // Leases are none of it.
+    assert_eq!(empty.nodes_up().unwrap(), [].into());
+
+    // What came since goes, but for the epoch of a group, and for leases.
+    map.create_image("p", "other", 4096).unwrap();
+    map.set_out(NodeId(1), Some(OutReason::Operator)).unwrap();
+    map.propose_group(GroupId(1), &record(3, 3, &[3])).unwrap();
+    map.propose_group(GroupId(2), &record(1, 3, &[3])).unwrap();
+    let known = map.position().unwrap().revision + 100;
+    let position = map.restore(&backup, known).unwrap();
+    assert!(position.revision > known && !position.is_older());
+    assert_eq!(all(map), before);
+    let groups = map.groups(0..8).unwrap();
+    assert_eq!(groups, [(GroupId(0), record(1, 1, &[1])), (GroupId(1), record(3, 3, &[3]))].into());
+    assert_eq!(map.nodes_up().unwrap(), [NodeId(1)].into());
 }

@@ -131,6 +131,39 @@ impl EtcdCluster {
         }
     }
 
+    /// Saves what the only server has, with etcd's own tool.
+    pub(crate) fn save_snapshot(&self) {
+        let file = self.directory.join("snapshot");
+        let endpoint = format!("http://{}", self.addresses[0][0]);
+        let saved = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args(["--endpoints", &endpoint, "snapshot", "save"])
+            .arg(file)
+            .output()
+            .unwrap();
+        assert!(saved.status.success(), "{}", String::from_utf8_lossy(&saved.stderr));
+    }
+
+    /// The only server is lost, and another one with what was saved is in its place.
+    pub(crate) fn restore_snapshot(&mut self) {
+        self.kill_server(0);
+        let data = self.directory.join("server0");
+        std::fs::remove_dir_all(&data).unwrap();
+        let peer = format!("http://{}", self.addresses[0][1]);
+        let restored = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args(["snapshot", "restore"])
+            .arg(self.directory.join("snapshot"))
+            .args(["--name", "server0", "--initial-cluster", &format!("server0={peer}")])
+            .args(["--initial-advertise-peer-urls", &peer, "--data-dir"])
+            .arg(data)
+            .output()
+            .unwrap();
+        assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+        self.start_server(0);
+        self.wait_until_served();
+    }
+
     pub(crate) fn pid(&self, server: usize) -> u32 {
         self.servers[server].as_ref().unwrap().id()
     }

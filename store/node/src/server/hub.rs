@@ -46,6 +46,8 @@ pub(super) enum HubInput {
     Reporter(SyncSender<()>),
     /// A report that was asked for; `None` if the node ends.
     Report(Option<Arc<[u8]>>),
+    /// Another process is this node: connections end, and none is made or accepted.
+    Fence,
     /// Ends; the sender is dropped then.
     Close(OnceSender<()>),
 }
@@ -142,6 +144,7 @@ pub(super) struct Hub<N: Network> {
     ready: Vec<Slot>,
     greeting: usize,
     reports: Reports,
+    is_fenced: bool,
     closed: Option<OnceSender<()>>,
     now_ns: u64,
 }
@@ -178,6 +181,7 @@ impl<N: CoreNetwork> Hub<N> {
             ready: Vec::new(),
             greeting: 0,
             reports: Reports::default(),
+            is_fenced: false,
             closed: None,
             now_ns: core.now_ns(),
         };
@@ -223,6 +227,10 @@ impl<N: CoreNetwork> Hub<N> {
                     }
                 }
                 self.reports.begin(self.now_ns);
+            }
+            HubInput::Fence => {
+                self.is_fenced = true;
+                self.close_all();
             }
             HubInput::Close(closed) => self.closed = Some(closed),
         }
@@ -274,7 +282,7 @@ impl<N: CoreNetwork> Hub<N> {
             return Some(slot);
         }
         let peer = self.peers.get_mut(&node)?;
-        if self.now_ns < peer.again_ns {
+        if self.is_fenced || self.now_ns < peer.again_ns {
             return None;
         }
         peer.again_ns = self.now_ns + RECONNECT_NS;
@@ -311,6 +319,9 @@ impl<N: CoreNetwork> Hub<N> {
     }
 
     fn accept(&mut self, stream: N::Stream) {
+        if self.is_fenced {
+            return;
+        }
         if self.greeting >= GREETING_MAX {
             // The one that has taken longest goes, so that silent ones keep no other out.
             let greeting = |it: &Connection| it.peer.is_none() && it.opened_to.is_none();
@@ -428,6 +439,11 @@ impl<N: CoreNetwork> Hub<N> {
         }
     }
 
+    fn close_all(&mut self) {
+        let open: Vec<Slot> = self.connections.iter().map(|(slot, _)| slot).collect();
+        open.into_iter().for_each(|slot| self.close(slot, &LinkError::Closed));
+    }
+
     fn close_late(&mut self) {
         if self.greeting == 0 {
             return;
@@ -453,8 +469,7 @@ impl<N: CoreNetwork> Poller for Hub<N> {
             work += 1;
         }
         if self.closed.is_some() {
-            let open: Vec<Slot> = self.connections.iter().map(|(slot, _)| slot).collect();
-            open.into_iter().for_each(|slot| self.close(slot, &LinkError::Closed));
+            self.close_all();
             self.network.close_listener(self.listener);
             self.closed = None;
             return PollResult::Finished;

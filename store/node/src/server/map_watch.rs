@@ -1,18 +1,25 @@
 //! The thread of a node that talks to the map: it hands it proposals, renews the node's lease, and gives each replica the
 //! records that change. A second thread waits for changes.
+//!
+//! The map may be an older copy of itself, as after the restoration of a snapshot. A node knows that by the revision that it has
+//! seen, and by the epochs of its groups. It puts the records of groups back that it knows, so that the newest of those that any
+//! node knows counts; makes and removes nothing until a person [accepts](ClusterMap::accept_older) the map; and proposes
+//! nothing new before other nodes have had the time to put back what they know.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cluster_map::{
-    ClusterMap, DeviceRecord, GroupId, GroupRecord, MapChange, MapChanges, MapError, NodeId, OutReason,
-    PartitionSize, PoolClass, Proposed, ReplicaId,
+    ClusterMap, DeviceRecord, GroupId, GroupRecord, KnownMap, LeaseHolder, LeaseOutcome, MapChange,
+    MapChanges, MapError, MapPosition, NodeId, NodeRecord, OutReason, PartitionSize, PoolClass, Proposed,
+    ReplicaId,
 };
-use reactor::{MailboxSender, ReactorHandle};
+use reactor::{MailboxSender, ReactorHandle, blocking};
 use replica::GroupConfig;
 use sockets::StreamAddress;
 use uuid::Uuid;
@@ -21,6 +28,7 @@ use super::hosting::{self, HostRequest};
 use super::hub::HubInput;
 use super::keys::ClientKeyTable;
 use super::membership::{Membership, NoRoom, Placement};
+use super::memory::{Keeper, KeeperWake, KeptMemory};
 use super::preferred::PreferredPrimaries;
 use crate::{PoolOptions, ReplicaHandle, ReplicaInput, ReplicaNode, StoreError};
 
@@ -32,10 +40,17 @@ const RETRY: Duration = Duration::from_millis(100);
 const REQUESTS_MAX: usize = 64;
 /// Who is there is read at most once in this time: of many changes the first is read at once, and the others together.
 const READ_TOGETHER: Duration = Duration::from_millis(200);
+/// How long the thread waits at a time when it has nothing to do any more.
+const TAKEN_WAIT: Duration = Duration::from_secs(3600);
 /// Groups that a primary's node moves at a time.
 const MOVES_MAX: usize = 4;
 /// A lease is renewed this many times while it lasts.
 const RENEWALS: u32 = 3;
+/// The revision of the map that was seen is kept at most once in this time, and when a group has another record.
+const SAVE_EVERY: Duration = Duration::from_secs(5);
+/// After a group's record was put back into a map that is older, nothing is proposed for this time: another node may know a newer
+/// one. A node that runs notices such a map when it can be used again, or when it renews its lease.
+const OLDER_SETTLE: Duration = Duration::from_secs(2);
 
 /// What wakes the thread.
 pub(super) enum MapRequest {
@@ -59,6 +74,8 @@ pub(super) enum MapRequest {
 #[derive(Clone)]
 pub(super) struct Proposals {
     pending: Arc<Mutex<BTreeMap<u32, Arc<GroupConfig>>>>,
+    /// Groups whose replica here lacked something, and is in sync again.
+    restored: Arc<Mutex<BTreeSet<u32>>>,
     requests: SyncSender<MapRequest>,
 }
 
@@ -66,6 +83,16 @@ impl Proposals {
     /// Proposes a record. The replica gets the map's answer.
     pub(super) fn add(&self, group: u32, config: Arc<GroupConfig>) {
         sync::lock(&self.pending).insert(group, config);
+        self.wake();
+    }
+
+    /// A replica that lacked something is in sync again.
+    pub(super) fn restored(&self, group: u32) {
+        sync::lock(&self.restored).insert(group);
+        self.wake();
+    }
+
+    fn wake(&self) {
         // A thread that has other requests looks for proposals after them.
         let (Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_))) =
             self.requests.try_send(MapRequest::Proposals);
@@ -90,7 +117,8 @@ pub(super) struct ProposalReceiver(Receiver<MapRequest>);
 /// Proposals, and what the thread receives them by.
 pub(super) fn proposals() -> (Proposals, ProposalReceiver) {
     let (requests, receiver) = sync_channel(REQUESTS_MAX);
-    (Proposals { pending: Arc::default(), requests }, ProposalReceiver(receiver))
+    let (pending, restored) = (Arc::default(), Arc::default());
+    (Proposals { pending, restored, requests }, ProposalReceiver(receiver))
 }
 
 /// What the thread needs.
@@ -98,6 +126,16 @@ pub(super) struct MapWatchConfig {
     pub(super) map: Arc<dyn ClusterMap>,
     pub(super) cluster: Uuid,
     pub(super) node: ReplicaId,
+    /// This process.
+    pub(super) holder: LeaseHolder,
+    /// The record of the node, with the address where this process listens.
+    pub(super) record: NodeRecord,
+    /// What the node has seen of the map.
+    pub(super) known: KnownMap,
+    /// What is reported of the map.
+    pub(super) seen: Arc<Mutex<SeenMap>>,
+    /// Called once if another process is this node.
+    pub(super) taken: Box<dyn FnOnce(LeaseHolder) + Send>,
     pub(super) keys: ClientKeyTable,
     /// Seconds after which the node is down if it does not renew its lease.
     pub(super) lease_seconds: u32,
@@ -106,6 +144,8 @@ pub(super) struct MapWatchConfig {
     pub(super) groups: BTreeMap<u32, ReplicaHandle>,
     /// The size of the node's partitions.
     pub(super) partition: PartitionSize,
+    /// Number of them.
+    pub(super) partitions: u32,
     /// Where a write is when the node acknowledges it.
     pub(super) class: PoolClass,
     pub(super) hub: MailboxSender<HubInput>,
@@ -116,8 +156,25 @@ pub(super) struct MapWatchConfig {
     pub(super) without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
     /// The addresses of the nodes, for reports.
     pub(super) addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>>,
-    /// The node, and the reactors that own its replicas; without, replicas are neither made nor removed.
-    pub(super) host: Option<(Arc<ReplicaNode>, Vec<ReactorHandle>)>,
+    /// What is kept of the node in the map.
+    pub(super) memory: KeptMemory,
+    /// The replicas.
+    pub(super) replicas: Arc<ReplicaNode>,
+    /// The reactors that own the replicas; without, replicas are neither made nor removed.
+    pub(super) host: Option<Vec<ReactorHandle>>,
+}
+
+/// What a node has seen of the map, for its report.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SeenMap {
+    /// The map's revision when it was read last.
+    pub(super) revision: u64,
+    /// The highest that this node has seen.
+    pub(super) known_revision: u64,
+    /// The highest that any node has seen, if the map is older.
+    pub(super) lost: Option<u64>,
+    /// Groups with a replica here that the map does not know.
+    pub(super) unknown_groups: Vec<u32>,
 }
 
 /// The threads.
@@ -126,15 +183,40 @@ pub(super) struct MapWatch {
     is_stopped: Arc<AtomicBool>,
     thread: JoinHandle<()>,
     host: Option<JoinHandle<()>>,
+    keeper: Keeper,
 }
 
 struct Watcher {
     config: MapWatchConfig,
+    /// Called when another process is this node; nothing is done after that.
+    taken: Option<Box<dyn FnOnce(LeaseHolder) + Send>>,
+    is_taken: bool,
+    /// How new the map is must be read before it is used: this node starts, or could not use it.
+    is_position_stale: bool,
+    /// Groups of which the map may have an older record than this node knows, or another one of the same epoch.
+    doubted: BTreeSet<u32>,
+    /// Groups of which the map has another record of the epoch that this node knows: they are compared when the lease is renewed.
+    conflicts: BTreeSet<u32>,
+    /// Nothing is proposed before this time.
+    propose_from: Option<Instant>,
+    /// The cores that own the replicas answer while this thread waits for them.
+    may_wait: bool,
+    /// When it was kept.
+    known_saved: Instant,
+    /// What was seen cannot be kept: it is logged once.
+    is_known_unsaved: bool,
     /// The newest records of the groups that the node has or is to have.
     records: BTreeMap<u32, GroupRecord>,
     /// Groups whose replica had no room for its record.
     undelivered: BTreeSet<u32>,
     membership: Membership,
+    /// The device was compared with what the map has of it. Before, no replica gets a record.
+    is_remembered: bool,
+    /// Groups with a replica on a device that is an older copy of itself, until they are in sync.
+    older: BTreeSet<u32>,
+    /// By group, the losses that people accepted, as replicas know them.
+    losses: BTreeMap<u32, u32>,
+    keeper: KeeperWake,
     /// Addresses of the nodes, as the connections know them.
     addresses: BTreeMap<ReplicaId, StreamAddress>,
     /// Replicas that are being made or removed.
@@ -170,16 +252,43 @@ impl MapWatch {
         let is_stopped = Arc::new(AtomicBool::new(false));
         let (changes, sender, stopped) = (config.map.changes(), requests.clone(), is_stopped.clone());
         std::thread::spawn(move || follow(changes, &sender, &stopped));
-        let host = config.host.take().map(|(node, reactors)| {
+        let may_wait = config.host.is_some();
+        let host = config.host.take().map(|reactors| {
             let ((sender, receiver), outcomes) = (channel(), requests.clone());
+            let node = config.replicas.clone();
             (sender, std::thread::spawn(move || hosting::run(&node, &reactors, &receiver, &outcomes)))
         });
         let (host, host_thread) = host.unzip();
+        let keeper = Keeper::start(config.memory.clone());
+        let taken = std::mem::replace(&mut config.taken, Box::new(drop));
+        // A device may have seen more than the node's directory, which is put back from a copy alone, and the other way round.
+        config.known.note_revision(config.replicas.memory().state().map_revision);
+        let of_replicas = |(GroupId(group), record): (GroupId, &GroupRecord)| {
+            config.groups.contains_key(&group).then(|| (group, record.clone()))
+        };
+        // What this node knew when it ran last: a map that says something older is not believed.
+        let records: BTreeMap<_, _> = config.known.groups().filter_map(of_replicas).collect();
+        for (group, record) in &records {
+            let _ = config.hub.send(HubInput::Members { group: *group, replicas: record.replicas.clone() });
+        }
         let mut watcher = Watcher {
+            keeper: keeper.waker(),
             config,
-            records: BTreeMap::new(),
+            taken: Some(taken),
+            is_taken: false,
+            is_position_stale: true,
+            doubted: BTreeSet::new(),
+            conflicts: BTreeSet::new(),
+            propose_from: None,
+            may_wait,
+            known_saved: Instant::now(),
+            is_known_unsaved: false,
+            records,
             undelivered: BTreeSet::new(),
             membership: Membership::default(),
+            is_remembered: false,
+            older: BTreeSet::new(),
+            losses: BTreeMap::new(),
             addresses: BTreeMap::new(),
             hosting: BTreeSet::new(),
             host,
@@ -196,7 +305,7 @@ impl MapWatch {
             unreadable_key: None,
         };
         let thread = std::thread::spawn(move || watcher.run(&receiver));
-        MapWatch { requests, is_stopped, thread, host: host_thread }
+        MapWatch { requests, is_stopped, thread, host: host_thread, keeper }
     }
 
     /// Ends the node's lease, or renews it again.
@@ -205,17 +314,18 @@ impl MapWatch {
     }
 
     pub(super) fn stop(self) {
-        self.is_stopped.store(true, Ordering::Relaxed);
+        self.is_stopped.store(true, AtomicOrdering::Relaxed);
         let _ = self.requests.send(MapRequest::Stop);
         // The receiver of what the last replica's outcome is goes with the first thread.
         let _ = self.thread.join();
         self.host.map(JoinHandle::join);
+        self.keeper.stop();
     }
 }
 
 /// Passes on what changes. It ends with the thread that receives it, at the latest when it has waited.
 fn follow(mut changes: Box<dyn MapChanges>, requests: &SyncSender<MapRequest>, is_stopped: &AtomicBool) {
-    while !is_stopped.load(Ordering::Relaxed) {
+    while !is_stopped.load(AtomicOrdering::Relaxed) {
         let (request, pause) = match changes.wait(WAIT) {
             Ok(found) if found.is_empty() => continue,
             Ok(found) => (MapRequest::Changed(found), Duration::ZERO),
@@ -235,10 +345,14 @@ impl Watcher {
             match requests.recv_timeout(self.wake_at().saturating_duration_since(Instant::now())) {
                 Ok(MapRequest::Changed(changes)) => self.note(changes),
                 // Another endpoint is waited for; the lease says whether none answers.
-                Ok(MapRequest::Failed(error)) => log::debug!("changes of the map: {error}"),
+                Ok(MapRequest::Failed(error)) => {
+                    self.is_position_stale = true;
+                    log::debug!("changes of the map: {error}");
+                }
                 Ok(MapRequest::Hosted { group, replica }) => self.hosted(group, replica),
                 Ok(MapRequest::Removed { group }) => {
                     self.hosting.remove(&group);
+                    self.restored([group]);
                     // Others may find a partition now.
                     sync::lock(&self.config.refused).clear();
                     self.is_to_review = true;
@@ -247,58 +361,175 @@ impl Watcher {
                 Ok(MapRequest::Leaving(is_leaving)) => {
                     self.is_leaving = is_leaving;
                     self.renew_at = Instant::now();
-                    if is_leaving && let Err(error) = self.config.map.end_lease(NodeId(self.config.node.0)) {
+                    if is_leaving && let Err(error) = self.end_lease() {
                         log::debug!("others do not see yet that this node stops: {error}");
                     }
                 }
                 Ok(MapRequest::Stop) | Err(RecvTimeoutError::Disconnected) => {
                     // Others see it go at once.
-                    let _ = self.config.map.end_lease(NodeId(self.config.node.0));
+                    let _ = self.end_lease();
                     self.host = None;
+                    // Who stops it may be the core that it would wait for.
+                    self.may_wait = false;
+                    self.save_known();
                     return;
                 }
             };
             if self.retry_at.is_some_and(|at| at <= Instant::now()) {
                 self.retry_at = None;
             }
+            if self.is_taken {
+                continue;
+            }
+            let restored = std::mem::take(&mut *sync::lock(&self.config.proposals.restored));
+            self.restored(restored);
             self.deliver();
             if let Err(error) = self.use_map() {
+                self.is_position_stale = true;
                 if !std::mem::replace(&mut self.is_failing, true) {
                     log::warn!("the map cannot be used, memberships stand still: {error}");
                 }
                 // Those that wait for the map ask again soon after it is back.
                 self.retry_at = Some(Instant::now() + RETRY);
             }
+            self.save_known();
             self.ask_to_hand_over();
         }
     }
 
-    fn wake_at(&self) -> Instant {
-        // What waits for the map waits for the next attempt, if one failed.
-        let read_at = self.read_at.filter(|_| self.retry_at.is_none());
-        [self.retry_at, read_at, self.ask_at()].into_iter().flatten().fold(self.renew_at, Instant::min)
+    fn end_lease(&self) -> Result<(), MapError> {
+        self.config.map.end_lease(NodeId(self.config.node.0), &self.config.holder)
     }
 
-    /// Everything that needs the map. Proposals come first: groups wait for them.
+    /// Keeps what was seen for the next start, in the node's directory and on its device. What cannot be kept is kept later.
+    fn save_known(&mut self) {
+        // In etcd it is another one after each change of whatever.
+        if self.known_saved.elapsed() < SAVE_EVERY && !self.config.known.has_new_groups() && self.may_wait {
+            return;
+        }
+        self.known_saved = Instant::now();
+        let revision = self.config.known.revision();
+        let memory = self.config.replicas.memory();
+        let is_on_device = !self.may_wait || memory.state().map_revision >= revision;
+        let on_device = if is_on_device {
+            Ok(Ok(()))
+        } else {
+            blocking::block_on(memory.update(|state| state.map_revision = state.map_revision.max(revision)))
+        };
+        if let Ok(Err(error)) = on_device {
+            log::debug!("{error}");
+        }
+        match self.config.known.save() {
+            Ok(()) => self.is_known_unsaved = false,
+            Err(error) => {
+                if !std::mem::replace(&mut self.is_known_unsaved, true) {
+                    log::warn!("what this node knows of the map is not kept: {error}");
+                }
+            }
+        }
+    }
+
+    fn wake_at(&self) -> Instant {
+        if self.is_taken {
+            return Instant::now() + TAKEN_WAIT;
+        }
+        // What waits for the map waits for the next attempt, if one failed.
+        let read_at = self.read_at.filter(|_| self.retry_at.is_none());
+        [self.retry_at, read_at, self.ask_at(), self.propose_from]
+            .into_iter()
+            .flatten()
+            .fold(self.renew_at, Instant::min)
+    }
+
+    /// Everything that needs the map. Proposals come first: groups wait for them. A process that may be this node no more proposes
+    /// nothing, and what the map is worth is known before it is changed.
     fn use_map(&mut self) -> Result<(), MapError> {
+        let is_due = Instant::now() >= self.renew_at;
+        let renewed = if is_due { self.renew() } else { Ok(()) };
+        if self.is_taken {
+            return Ok(());
+        }
+        self.remember()?;
+        if self.is_position_stale {
+            self.read_position()?;
+        }
+        self.put_back()?;
         let proposed = self.propose_pending();
         let now = Instant::now();
-        if now >= self.renew_at {
-            self.renew()?;
+        renewed?;
+        if is_due {
             self.mark_overdue()?;
             self.is_to_review |= self.waits_for_room;
+            self.doubted.append(&mut self.conflicts);
         }
         proposed?;
         if self.read_at.is_some_and(|at| at <= now) {
             self.read_membership()?;
+            if self.is_taken {
+                return Ok(());
+            }
         }
         if self.is_groups_stale {
             self.read_groups()?;
+            self.put_back()?;
         }
         if std::mem::take(&mut self.is_to_review) {
             self.review().inspect_err(|_| self.is_to_review = true)?;
         }
+        if !self.doubted.is_empty() {
+            self.retry_at = Some(Instant::now() + RETRY);
+        }
         self.is_used();
+        Ok(())
+    }
+
+    /// Compares the device with what the map has of it, once.
+    fn remember(&mut self) -> Result<(), MapError> {
+        if self.is_remembered {
+            return Ok(());
+        }
+        let remembered = self.config.memory.compare()?;
+        for (group, memory) in &remembered.groups {
+            let replica = self.config.groups.get(group);
+            if replica.is_some_and(|replica| !replica.send(ReplicaInput::Memory(*memory))) {
+                let what = format!("record of group {group}");
+                return Err(MapError::Storage { what, reason: "its core is busy".to_string() });
+            }
+        }
+        if remembered.is_older {
+            self.older = remembered.groups.into_keys().collect();
+        }
+        self.is_remembered = true;
+        self.deliver();
+        Ok(())
+    }
+
+    /// Replicas of an older device are in sync again, or gone.
+    fn restored(&mut self, groups: impl IntoIterator<Item = u32>) {
+        let was_older = !self.older.is_empty();
+        for group in groups {
+            self.older.remove(&group);
+        }
+        if was_older && self.older.is_empty() {
+            self.config.memory.is_restored();
+        }
+    }
+
+    /// Passes on what people have decided about replicas of this node.
+    fn read_losses(&mut self) -> Result<(), MapError> {
+        let losses = self.config.map.accepted_losses()?;
+        let epochs = losses.iter().map(|(group, loss)| (group.0, loss.epoch)).collect();
+        for (GroupId(group), loss) in losses {
+            let is_new = self.losses.insert(group, loss.epoch) != Some(loss.epoch);
+            if is_new
+                && loss.node == self.config.node
+                && let Some(replica) = self.config.groups.get(&group)
+                && !replica.send(ReplicaInput::AcceptLoss { epoch: loss.epoch })
+            {
+                self.losses.remove(&group);
+            }
+        }
+        self.config.memory.accept(&epochs);
         Ok(())
     }
 
@@ -313,11 +544,143 @@ impl Watcher {
         let seconds = self.config.lease_seconds;
         let lease = Duration::from_secs(seconds.into());
         let renewed = match self.is_leaving {
-            true => Ok(()),
-            false => self.config.map.renew_lease(NodeId(self.config.node.0), seconds),
+            true => Ok(LeaseOutcome::Held),
+            false => self.config.map.renew_lease(NodeId(self.config.node.0), &self.config.holder, seconds),
         };
         self.renew_at = Instant::now() + if renewed.is_ok() { lease / RENEWALS } else { RETRY };
-        renewed
+        if let LeaseOutcome::Taken(other) = renewed? {
+            self.stop_for(other);
+        }
+        Ok(())
+    }
+
+    /// Another process is this node: this one serves nothing any more.
+    fn stop_for(&mut self, other: LeaseHolder) {
+        log::error!(
+            "another process is node {}, and listens on {}: this one serves no more",
+            self.config.node.0,
+            other.address
+        );
+        self.is_taken = true;
+        let _ = self.config.hub.send(HubInput::Fence);
+        self.taken.take().into_iter().for_each(|taken| taken(other.clone()));
+    }
+
+    /// Reads how new the map is.
+    fn read_position(&mut self) -> Result<(), MapError> {
+        let mut position = self.config.map.position()?;
+        let known = self.config.known.revision();
+        if position.revision < known && position.lost.is_none_or(|lost| lost < known) {
+            // Other nodes, and those that start later, see it too.
+            self.config.map.report_lost(known)?;
+            position.lost = Some(known);
+        }
+        if !position.is_older() {
+            self.config.known.note_revision(position.revision);
+        }
+        let before = {
+            let mut seen = sync::lock(&self.config.seen);
+            seen.revision = position.revision;
+            seen.known_revision = self.config.known.revision();
+            std::mem::replace(&mut seen.lost, position.lost)
+        };
+        self.is_position_stale = false;
+        match position.lost {
+            Some(MapPosition::RESTORING) if before != position.lost => self.settle(),
+            Some(lost) if before != Some(lost) => {
+                log::warn!(
+                    "the map is older than what nodes have seen, which was at revision {lost}, and it is at {}: no replica is made or removed until a newer \
+                     one is restored, or `ringbolt store map accept` says that this one counts",
+                    position.revision
+                );
+                self.settle();
+            }
+            None if before.is_some() => {
+                log::info!(
+                    "the map is at revision {}, and lacks nothing that was seen any more",
+                    position.revision
+                );
+                self.is_groups_stale = true;
+                self.is_to_review = true;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn is_map_older(&self) -> bool {
+        sync::lock(&self.config.seen).lost.is_some()
+    }
+
+    /// Proposes nothing for a while.
+    fn settle(&mut self) {
+        self.propose_from = Some(Instant::now() + OLDER_SETTLE);
+    }
+
+    /// Puts the records of groups back that are older in the map than this node knows.
+    fn put_back(&mut self) -> Result<(), MapError> {
+        for group in self.doubted.iter().copied().collect::<Vec<_>>() {
+            // The pool is not known to a map that lacks it: what belongs to nothing is not put there.
+            if self.membership.pool_of(group).is_some() {
+                self.compare(group)?;
+            }
+            self.doubted.remove(&group);
+        }
+        Ok(())
+    }
+
+    fn compare(&mut self, group: u32) -> Result<(), MapError> {
+        let Some(known) = self.records.get(&group).cloned() else { return Ok(()) };
+        let (id, epoch) = (GroupId(group), known.config.epoch);
+        let found = self.config.map.group(id)?;
+        let found_epoch = found.as_ref().map_or(0, |found| found.config.epoch);
+        match found {
+            Some(found) if found_epoch > epoch || found == known => self.set_record(group, found),
+            Some(_) if found_epoch == epoch => {
+                // Nodes that did not know this record have proposed another one. Who serves knows better.
+                if self.serves(group, epoch) {
+                    let config = GroupConfig { epoch: epoch + 1, ..known.config.clone() };
+                    self.raise(group, GroupRecord { config, ..known })?;
+                } else {
+                    self.conflicts.insert(group);
+                }
+            }
+            _ => {
+                log::warn!(
+                    "group {group}: the map's record has epoch {found_epoch}, and this node knows epoch {epoch}, which is put back"
+                );
+                self.settle();
+                self.raise(group, known)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn raise(&mut self, group: u32, record: GroupRecord) -> Result<(), MapError> {
+        match self.config.map.raise_group(GroupId(group), &record)? {
+            Proposed::Accepted => self.set_record(group, record),
+            Proposed::Superseded(other) => self.set_record(group, other),
+            Proposed::Missing => {}
+        }
+        Ok(())
+    }
+
+    /// Whether this node is the primary of a group in this epoch, and serves it: then every other member has said so within
+    /// the lease, and none knows a newer epoch.
+    fn serves(&self, group: u32, epoch: u32) -> bool {
+        if !self.may_wait {
+            return false;
+        }
+        let status = blocking::block_on(self.config.replicas.status());
+        let status = status.ok().and_then(Result::ok).unwrap_or_default();
+        let mut replicas = status.iter().filter_map(|status| status.replica.as_ref());
+        replicas.any(|replica| {
+            let config = &replica.config;
+            replica.group == group
+                && config.epoch == epoch
+                && config.primary == self.config.node
+                && replica.status.blocked.is_none()
+        })
     }
 
     /// Notes what changed; it is read when the map is used.
@@ -326,6 +689,7 @@ impl Watcher {
             match change {
                 MapChange::Group(GroupId(group), record) => self.set_record(group, record),
                 MapChange::Everything => {
+                    self.is_position_stale = true;
                     self.is_groups_stale = true;
                     self.read_at = Some(Instant::now());
                 }
@@ -339,6 +703,7 @@ impl Watcher {
 
     /// Reads who is there, and hands the connections the addresses of the nodes.
     fn read_membership(&mut self) -> Result<(), MapError> {
+        self.read_position()?;
         let known = self.membership.partitions.clone();
         self.membership.read(&*self.config.map, self.config.cluster, Instant::now())?;
         (self.read_at, self.read_from) = (None, Instant::now() + READ_TOGETHER);
@@ -348,11 +713,16 @@ impl Watcher {
         }
         self.is_to_review = true;
         self.read_keys()?;
+        self.read_losses()?;
         let addresses = self.membership.addresses();
         if addresses != self.addresses {
             self.addresses = addresses.clone();
             sync::lock(&self.config.addresses).clone_from(&addresses);
             let _ = self.config.hub.send(HubInput::Nodes(addresses));
+        }
+        self.register()?;
+        if self.is_taken {
+            return Ok(());
         }
         if self.membership.out_reason(self.config.node) == Some(OutReason::Down) {
             log::info!("this node was out because it was down, and is in again");
@@ -383,20 +753,47 @@ impl Watcher {
         Ok(())
     }
 
-    /// Says in the map how large this node's partitions are, if it does not say so: primaries accept what fits everywhere; and
-    /// what its devices are, for clients. The map's change is read as that of another node.
+    /// Says in the map where this node listens, if it says something else: a copy of the node was there meanwhile, or the map is
+    /// older.
+    fn register(&mut self) -> Result<(), MapError> {
+        let (id, record) = (NodeId(self.config.node.0), &self.config.record);
+        match self.membership.node(self.config.node) {
+            Some(known) if known.uuid != record.uuid => {
+                // An operator replaced it.
+                let address = known.addresses.first().cloned().unwrap_or_default();
+                self.stop_for(LeaseHolder { id: Uuid::nil(), address, place: String::new() });
+                Ok(())
+            }
+            Some(known) if known.addresses == record.addresses => Ok(()),
+            Some(known) => {
+                let record = NodeRecord { addresses: record.addresses.clone(), ..known.clone() };
+                self.config.map.put_node(id, &record)
+            }
+            None => self.config.map.put_node(id, record),
+        }
+    }
+
+    /// Says in the map how large this node's partitions are and how many, if it does not say so: primaries accept what fits everywhere,
+    /// and pools get what is free; and what its devices are, for clients. The map's change is read as that of another node.
     fn record_own_device(&self) -> Result<(), MapError> {
         let Some((id, device)) = self.membership.device_of(NodeId(self.config.node.0)) else { return Ok(()) };
-        let (partition, class) = (Some(self.config.partition), Some(self.config.class));
-        if device.partition != partition || device.class != class {
-            let device = DeviceRecord { partition, class, ..device.clone() };
-            self.config.map.put_device(id, &device)?;
+        let known = DeviceRecord {
+            partition: Some(self.config.partition),
+            partitions: Some(self.config.partitions),
+            class: Some(self.config.class),
+            ..device.clone()
+        };
+        if known != *device {
+            self.config.map.put_device(id, &known)?;
         }
         Ok(())
     }
 
     /// Says which nodes are out because they are down for too long.
     fn mark_overdue(&mut self) -> Result<(), MapError> {
+        if self.is_map_older() {
+            return Ok(());
+        }
         let (node, after) = (self.config.node, self.config.out_after);
         for overdue in self.membership.overdue(node, after, Instant::now()) {
             // One that came back meanwhile is none.
@@ -410,11 +807,15 @@ impl Watcher {
     }
 
     fn read_groups(&mut self) -> Result<(), MapError> {
+        let mut unread: BTreeSet<u32> = self.records.keys().copied().collect();
         for pool in self.membership.pools().collect::<Vec<_>>() {
             for (GroupId(group), record) in self.config.map.groups(pool)? {
+                unread.remove(&group);
                 self.set_record(group, record);
             }
         }
+        // The map has none of these.
+        self.doubted.extend(unread);
         self.is_groups_stale = false;
         Ok(())
     }
@@ -426,16 +827,29 @@ impl Watcher {
             return;
         }
         let known = self.records.get(&group);
-        if known.is_none_or(|known| known.config.epoch <= record.config.epoch) {
-            self.is_to_review |= known != Some(&record);
-            if known.is_none_or(|known| known.replicas != record.replicas) {
-                let replicas = record.replicas.clone();
-                let _ = self.config.hub.send(HubInput::Members { group, replicas });
-            }
-            self.records.insert(group, record);
-            self.undelivered.insert(group);
-            self.deliver();
+        let is_doubtful = |known: &GroupRecord| match record.config.epoch.cmp(&known.config.epoch) {
+            Ordering::Less => true,
+            Ordering::Equal => *known != record,
+            Ordering::Greater => false,
+        };
+        if known.is_some_and(is_doubtful) {
+            // It may only be late.
+            self.doubted.insert(group);
+            return;
         }
+        self.doubted.remove(&group);
+        self.is_to_review |= known != Some(&record);
+        if known.is_none_or(|known| known.replicas != record.replicas) {
+            let replicas = record.replicas.clone();
+            let _ = self.config.hub.send(HubInput::Members { group, replicas });
+        }
+        if self.config.groups.contains_key(&group) {
+            self.config.known.note_group(GroupId(group), &record);
+        }
+        self.records.insert(group, record);
+        self.undelivered.insert(group);
+        self.deliver();
+        self.keeper.wake();
     }
 
     fn hosted(&mut self, group: u32, replica: Result<ReplicaHandle, StoreError>) {
@@ -445,6 +859,9 @@ impl Watcher {
                 log::info!("group {group}: this node has a replica now");
                 sync::lock(&self.config.refused).remove(&group);
                 self.config.groups.insert(group, replica);
+                if let Some(record) = self.records.get(&group) {
+                    self.config.known.note_group(GroupId(group), record);
+                }
                 let _ = self.config.hub.send(HubInput::Replicas(self.config.groups.clone()));
                 self.undelivered.insert(group);
                 self.is_to_review = true;
@@ -460,6 +877,12 @@ impl Watcher {
     /// Makes and removes replicas as the records say, and proposes records as placement wants.
     fn review(&mut self) -> Result<(), MapError> {
         if !self.membership.is_known {
+            return Ok(());
+        }
+        self.report_unknown();
+        if self.is_map_older() {
+            // Nothing moves, and nothing is made or removed.
+            self.preferred.set(BTreeMap::new(), Instant::now());
             return Ok(());
         }
         self.review_hosting();
@@ -518,6 +941,18 @@ impl Watcher {
         }
     }
 
+    /// Lists the groups with a replica here that the map does not know, and logs those that are new.
+    fn report_unknown(&self) {
+        let is_unknown =
+            |group: &u32| self.membership.pool_of(*group).is_none() && !self.membership.is_removed(*group);
+        let unknown: Vec<u32> = self.config.groups.keys().copied().filter(is_unknown).collect();
+        let mut seen = sync::lock(&self.config.seen);
+        if !unknown.is_empty() && unknown != seen.unknown_groups {
+            log::warn!("the map has no pool with groups {unknown:?}, whose replicas here are kept");
+        }
+        seen.unknown_groups = unknown;
+    }
+
     /// Lists the groups for which too few nodes have room, and logs those that are new.
     fn report_room(&self, without_room: BTreeMap<u32, NoRoom>) {
         let mut reported = sync::lock(&self.config.without_room);
@@ -538,6 +973,7 @@ impl Watcher {
             // It is no member any more: its data is superfluous.
             self.config.groups.remove(&group);
             self.records.remove(&group);
+            self.config.known.forget_group(GroupId(group));
             let _ = self.config.hub.send(HubInput::Replicas(self.config.groups.clone()));
             self.hosting.insert(group);
             let _ = host.send(HostRequest::Remove { group });
@@ -556,6 +992,9 @@ impl Watcher {
     }
 
     fn deliver(&mut self) {
+        if !self.is_remembered {
+            return;
+        }
         let deliver = |group: &u32| {
             let (Some(replica), Some(record)) = (self.config.groups.get(group), self.records.get(group))
             else {
@@ -574,6 +1013,10 @@ impl Watcher {
 
     /// Makes the proposals that wait. Those that cannot be made wait for the next attempt.
     fn propose_pending(&mut self) -> Result<(), MapError> {
+        if self.propose_from.is_some_and(|from| Instant::now() < from) {
+            return Ok(());
+        }
+        self.propose_from = None;
         let pending = self.config.proposals.take();
         if pending.is_empty() {
             return Ok(());
@@ -622,10 +1065,24 @@ impl Watcher {
                     );
                     self.set_record(group, record);
                 }
-                Proposed::Superseded(other) => self.set_record(group, other),
-                Proposed::Missing => {}
+                Proposed::Superseded(other) => {
+                    let is_older = other.config.epoch + 1 < record.config.epoch;
+                    self.set_record(group, other);
+                    if is_older {
+                        self.propose_later(group, record);
+                    }
+                }
+                Proposed::Missing => self.propose_later(group, record),
             }
         }
         Ok(())
+    }
+
+    /// Proposes a record again when the one before it was put back into the map, which lacks it.
+    fn propose_later(&mut self, group: u32, record: GroupRecord) {
+        if self.records.get(&group).is_some_and(|known| known.config.epoch + 1 == record.config.epoch) {
+            self.doubted.insert(group);
+            self.config.proposals.put_back([(group, Arc::new(record.config))].into());
+        }
     }
 }

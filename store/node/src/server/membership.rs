@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use cluster_map::{
@@ -22,8 +23,8 @@ pub(super) struct Membership {
     /// Those of every node that has said how large they are.
     pub(super) partitions: BTreeMap<NodeId, PartitionSize>,
     pub(super) pools: BTreeMap<String, PoolRecord>,
-    /// The first group that no pool has or had.
-    first_free: u32,
+    /// Groups of pools that were removed.
+    removed: Vec<Range<u32>>,
     up: BTreeSet<NodeId>,
     out: BTreeMap<NodeId, OutReason>,
     topology: Topology,
@@ -42,8 +43,7 @@ impl Membership {
                 "the map is that of cluster {found}, and not of {cluster}"
             )));
         }
-        // Before the pools: what is made meanwhile does not look removed.
-        self.first_free = map.next_group()?;
+        self.removed = map.removed_groups()?;
         let (nodes, devices) = (map.nodes()?, map.devices()?);
         self.pools = map.pools()?;
         self.up = map.nodes_up()?;
@@ -51,7 +51,7 @@ impl Membership {
         self.topology = Topology::new(&nodes, &devices);
         (self.nodes, self.devices) = (nodes, devices);
         self.partitions = self.devices.values().filter_map(|it| Some((it.node, it.partition?))).collect();
-        self.down_since.retain(|node, _| !self.up.contains(node));
+        self.down_since.retain(|node, _| !self.up.contains(node) && self.nodes.contains_key(node));
         for node in self.nodes.keys().filter(|node| !self.up.contains(node)) {
             self.down_since.entry(*node).or_insert(now);
         }
@@ -91,9 +91,14 @@ impl Membership {
         self.pools.values().find(|pool| (pool.first_group..pool.first_group + pool.groups).contains(&group))
     }
 
-    /// Whether a group is of no pool any more. A map that lost its pools, or an old copy of it, does not say so: replicas stay.
+    /// Whether a group is of a pool that was removed. A map that lost its pools, or an older copy of it, does not say so: replicas
+    /// stay.
     pub(super) fn is_removed(&self, group: u32) -> bool {
-        group < self.first_free && self.pool_of(group).is_none()
+        self.removed.iter().any(|removed| removed.contains(&group)) && self.pool_of(group).is_none()
+    }
+
+    pub(super) fn node(&self, node: ReplicaId) -> Option<&NodeRecord> {
+        self.nodes.get(&NodeId(node.0))
     }
 
     /// The nodes that are to have a replica of a group: those that have room for what it uses.
@@ -139,11 +144,14 @@ impl Membership {
     }
 
     /// Nodes that are down for so long that they are to be out, if this node declares it: the one with the lowest number of
-    /// those that are up. While half of the nodes are down or out, none is: more likely a network has failed.
+    /// those that are up. While half of the nodes are down or out, none is: more likely a network has failed. A node that an
+    /// operator took out does not count.
     pub(super) fn overdue(&self, own: ReplicaId, out_after: Duration, now: Instant) -> Vec<NodeId> {
         let lowest = self.up.iter().find(|node| self.nodes.contains_key(node));
-        let lost = self.nodes.keys().filter(|node| !self.up.contains(node) || self.out.contains_key(node));
-        if lowest != Some(&NodeId(own.0)) || lost.count() * 2 >= self.nodes.len() {
+        let is_retired = |node: &&NodeId| self.out.get(node) == Some(&OutReason::Operator);
+        let counted: Vec<_> = self.nodes.keys().filter(|node| !is_retired(node)).collect();
+        let lost = counted.iter().filter(|node| !self.up.contains(node) || self.out.contains_key(node));
+        if lowest != Some(&NodeId(own.0)) || lost.count() * 2 >= counted.len() {
             return Vec::new();
         }
         let is_overdue = |node: &NodeId, since: &Instant| {
@@ -269,7 +277,15 @@ mod tests {
             let uuid = Uuid::from_u128(id.into());
             (
                 DeviceId(id),
-                DeviceRecord { uuid, node: NodeId(id), weight: 10, out: false, partition, class: None },
+                DeviceRecord {
+                    uuid,
+                    node: NodeId(id),
+                    weight: 10,
+                    out: false,
+                    partition,
+                    class: None,
+                    partitions: None,
+                },
             )
         };
         membership.devices = [device(1, 1000), device(2, 1000), device(3, 1000), device(4, 500)].into();
@@ -314,6 +330,17 @@ mod tests {
             assert_eq!((member.nodes.len(), member.no_room), (4, None));
         }
         assert!(displaced > 50, "{displaced}");
+    }
+
+    #[test]
+    fn nodes_that_an_operator_took_out_are_not_lost_ones() {
+        let (since, after) = (Instant::now(), Duration::from_secs(60));
+        let mut six = membership(6, &[1, 2], &[], since);
+        six.out = [4, 5, 6].map(|node| (NodeId(node), OutReason::Operator)).into();
+        assert_eq!(six.overdue(ReplicaId(1), after, since + after), [NodeId(3)]);
+        // Of those that count, half are lost.
+        six.out.insert(NodeId(2), OutReason::Operator);
+        assert_eq!(six.overdue(ReplicaId(1), after, since + after), []);
     }
 
     #[test]

@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex};
 use bdev::Uuid;
 use control::json::{Value, json};
 use reactor::{MailboxSender, blocking};
-use replica::{CopyProgress, GroupBlocked, LearnerStatus, ReplicaId};
+use replica::{CopyProgress, EntryId, GroupBlocked, LearnerStatus, ReplicaId};
 use sockets::StreamAddress;
 use wire_replica::REPORT_BYTES_MAX;
 
 use super::NoRoom;
 use super::hub::HubInput;
+use super::map_watch::SeenMap;
 use crate::{PartitionStatus, ReplicaNode, StoreError};
 
 /// Where what is reported comes from.
@@ -34,6 +35,8 @@ pub(super) struct NodeReport {
     pub(super) without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
     /// The nodes, as the map had them when it was read last.
     pub(super) addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>>,
+    /// What the node has seen of the map.
+    pub(super) seen: Arc<Mutex<SeenMap>>,
 }
 
 impl NodeReport {
@@ -59,6 +62,7 @@ impl NodeReport {
             "spare_partitions": self.node.spare_partitions(),
             "refused": sync::lock(&self.refused).iter().map(refused).collect::<Vec<_>>(),
             "without_room": sync::lock(&self.without_room).iter().map(without_room).collect::<Vec<_>>(),
+            "map": describe_map(&sync::lock(&self.seen)),
             "nodes": sync::lock(&self.addresses).iter().map(node).collect::<Vec<_>>(),
         }))
     }
@@ -89,6 +93,15 @@ pub(super) fn start_reporter(report: &Arc<NodeReport>, hub: MailboxSender<HubInp
         Ok(()) => _ = hub.send(HubInput::Reporter(sender)),
         Err(error) => log::warn!("other machines get no status of this node: {error}"),
     }
+}
+
+fn describe_map(seen: &SeenMap) -> Value {
+    json!({
+        "revision": seen.revision,
+        "known_revision": seen.known_revision,
+        "lost_revision": seen.lost,
+        "unknown_groups": seen.unknown_groups,
+    })
 }
 
 fn refused((group, why): (&u32, &String)) -> Value {
@@ -126,8 +139,13 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
         "primary": replica.config.primary.0,
         "in_sync": in_sync,
         "complete": replica.status.complete,
+        "stale": replica.status.stale.map(|reason| reason.text()),
+        "has_more_than_primary": replica.status.contradicts,
+        "last_entry": entry_name(replica.last),
+        "known_committed": entry_name(replica.memory.committed),
         "log_end": replica.status.log_end,
         "commit_point": replica.status.commit_point,
+        "sessions": replica.status.sessions,
         "in_place": replica.in_place,
         "log_bytes": status.log_bytes,
         "log_used_bytes": status.log_used_bytes,
@@ -152,6 +170,10 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
         "damaged_blocks": status.stats.damaged_blocks,
         "repaired_ranges": replica.status.repaired,
     }))
+}
+
+fn entry_name(entry: EntryId) -> Value {
+    json!({ "sequence": entry.sequence, "epoch": entry.epoch })
 }
 
 fn learner(status: &LearnerStatus) -> Value {
@@ -180,6 +202,13 @@ fn reason(blocked: GroupBlocked) -> &'static str {
         GroupBlocked::MemberSilent => "a replica is silent, and the map has not answered",
         GroupBlocked::DataLost => {
             "its data is lost: the primary has none, and no replica in sync has taken over"
+        }
+        GroupBlocked::Stale => {
+            "it lacks what the group had, and no other replica in sync is there: start the nodes of the others, or \
+                               `ringbolt store accept-loss` says what is lost if it serves"
+        }
+        GroupBlocked::Comparing => {
+            "a restarted primary does not know yet whether the other replicas in sync have more"
         }
         GroupBlocked::TooFewInSync => "fewer replicas are in sync than the pool demands",
     }

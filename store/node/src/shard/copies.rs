@@ -6,6 +6,8 @@
 //! request. Parts without allocated extents are left out, but for the first.
 //!
 //! A copy has the extents that the original has, so that both have the same space: the primary decides for all.
+//!
+//! What cannot be read here is read as a client reads it, so that it comes from another replica, and is written here again.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -14,7 +16,7 @@ use std::task::{Poll, Waker};
 
 use objects::SpaceNeed;
 use reactor::Core;
-use replica::{CopiedPart, ObjectPart, ReplicaEvent};
+use replica::{ClientReply, ClientRequest, CopiedPart, ObjectPart, ReplicaEvent};
 use wire_store::{
     BLOCK_BYTES, BLOCKS_PER_EXTENT, EXTENTS_PER_OBJECT, EntryHeader, OBJECT_BYTES, ObjectId, OnodeContent,
     Operation,
@@ -22,7 +24,7 @@ use wire_store::{
 
 use super::Shard;
 use super::messages::{ControlReply, Reply};
-use crate::once::once;
+use crate::once::{OnceSender, once};
 use crate::{StoreError, TRANSFER_BYTES_MAX};
 
 /// Bytes of the head of a run.
@@ -34,6 +36,13 @@ const PART_BYTES: u32 = TRANSFER_BYTES_MAX;
 /// Parts of an object.
 const PARTS: u32 = OBJECT_BYTES as u32 / PART_BYTES;
 const EXTENTS_PER_PART: u32 = PART_BYTES / EXTENT_BYTES as u32;
+
+/// The client and the number of a read that repairs a part: no client has them.
+const REPAIR_CLIENT: u64 = 0;
+const REPAIR_READ: u64 = u64::MAX;
+/// How often a repair is tried while the replica is busy, and the time between.
+const REPAIRS_MAX: u32 = 100;
+const REPAIR_RETRY_NS: u64 = 10_000_000;
 
 /// Extents of an object, a bit each.
 type ExtentBits = u64;
@@ -52,6 +61,8 @@ pub(super) struct PartContent {
 pub(super) struct ObjectReads {
     wanted: VecDeque<(u64, Option<ObjectPart>)>,
     waker: Option<Waker>,
+    /// Gets the answer to the read that repairs a part.
+    repair: Option<OnceSender<ClientReply>>,
 }
 
 impl ObjectReads {
@@ -65,6 +76,15 @@ impl ObjectReads {
         self.wanted.clear();
     }
 
+    /// Takes the answer to a read that repairs a part; hands back that of a client.
+    pub(super) fn take_reply(&mut self, client: u64, number: u64, reply: ClientReply) -> Option<ClientReply> {
+        if (client, number) != (REPAIR_CLIENT, REPAIR_READ) {
+            return Some(reply);
+        }
+        self.repair.take().into_iter().for_each(|repair| repair.send(reply.clone()));
+        None
+    }
+
     /// What an object read waited for may be there.
     pub(super) fn wake(&mut self) {
         self.waker.take().into_iter().for_each(Waker::wake);
@@ -73,7 +93,7 @@ impl ObjectReads {
 
 /// Starts the task that reads objects.
 pub(super) fn start(core: &Core, shard: &Rc<RefCell<Shard>>) -> Result<(), StoreError> {
-    let shard = Rc::downgrade(shard);
+    let (shard, of_task) = (Rc::downgrade(shard), core.clone());
     let task = async move {
         loop {
             let next = std::future::poll_fn(|context| {
@@ -96,7 +116,7 @@ pub(super) fn start(core: &Core, shard: &Rc<RefCell<Shard>>) -> Result<(), Store
                 }
             });
             let (Some((read, after)), Some(shard)) = (next.await, shard.upgrade()) else { return };
-            match read_part(&shard, after).await {
+            match read_or_repair(&of_task, &shard, after).await {
                 Ok(part) => {
                     if let Some(replication) = &mut shard.borrow_mut().replication {
                         replication.object_was_read(ReplicaEvent::ObjectRead { read, part });
@@ -107,6 +127,46 @@ pub(super) fn start(core: &Core, shard: &Rc<RefCell<Shard>>) -> Result<(), Store
         }
     };
     if core.spawn(task) { Ok(()) } else { Err(StoreError::Closed) }
+}
+
+/// As [`read_part`]; what is damaged is repaired first.
+async fn read_or_repair(
+    core: &Core,
+    shard: &RefCell<Shard>,
+    after: Option<ObjectPart>,
+) -> Result<Option<CopiedPart>, StoreError> {
+    let mut repairs = 0;
+    loop {
+        let damaged = match read_part(shard, after).await {
+            Err(error @ StoreError::Failed { .. }) if repairs < REPAIRS_MAX => error,
+            read => return read,
+        };
+        repairs += 1;
+        match repair_part(shard, after).await {
+            Some(ClientReply::Data(_)) => {}
+            Some(ClientReply::Busy) => core.sleep_ns(REPAIR_RETRY_NS).await,
+            _ => return Err(damaged),
+        }
+    }
+}
+
+/// Reads a part as a client does; `None` if there is none, or the replica is gone.
+async fn repair_part(shard: &RefCell<Shard>, after: Option<ObjectPart>) -> Option<ClientReply> {
+    let (sender, receiver) = once();
+    {
+        let mut shard = shard.borrow_mut();
+        let (ObjectPart { object, number }, _) = shard.part_to_copy(after)?;
+        let replication = shard.replication.as_mut()?;
+        replication.object_reads.repair = Some(sender);
+        replication.read_for_repair(ClientRequest::Read {
+            client: REPAIR_CLIENT,
+            number: REPAIR_READ,
+            object,
+            offset: number * PART_BYTES,
+            length: PART_BYTES,
+        });
+    }
+    receiver.await
 }
 
 /// The first part after another, with its content.

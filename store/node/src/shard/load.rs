@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use objects::{ObjectsError, Partition, PartitionLoader, entries_to_redo};
-use oplog::{Log, LogRecovery, RecoveredEntries};
+use oplog::{Log, LogDamage, LogRecovery, RecoveredEntries};
 use reactor::Core;
 use wire_store::{BLOCK_BYTES, SECTOR_BYTES, Superblock};
 
@@ -25,7 +25,10 @@ pub(crate) async fn open(
     superblock: &Superblock,
     index: u32,
 ) -> Result<(Rc<RefCell<Shard>>, StoreDisks), StoreError> {
-    let (shard, disks, entries) = load(core, descriptors, superblock, index).await?;
+    let (shard, disks, entries, damage) = load(core, descriptors, superblock, index).await?;
+    if let Some(damage) = damage {
+        log::error!("partition {index}: {damage}: it and all later writes that are not in place are lost");
+    }
     redo(&shard, &disks, &entries).await?;
     Ok((shard, disks))
 }
@@ -36,13 +39,13 @@ pub(super) async fn load(
     descriptors: &StoreDescriptors,
     superblock: &Superblock,
     index: u32,
-) -> Result<(Rc<RefCell<Shard>>, StoreDisks, RecoveredEntries), StoreError> {
+) -> Result<(Rc<RefCell<Shard>>, StoreDisks, RecoveredEntries, Option<LogDamage>), StoreError> {
     let disks = descriptors.disks(core)?;
     // What a killed process wrote may only be in the devices' caches.
     disks.flush().await?;
     let checksum_blocks_max = descriptors.checksum_blocks_max(superblock);
     let partition = load_partition(&disks.data, superblock, index, checksum_blocks_max).await?;
-    let (log, entries) = load_log(core, disks.log(), superblock, index).await?;
+    let (log, entries, damage) = load_log(core, disks.log(), superblock, index).await?;
     let (of_log, of_device) = (log.sector().bytes(), disks.log().sector().bytes());
     if of_log < of_device {
         return Err(StoreError::Sector { log: of_log, device: of_device });
@@ -52,7 +55,7 @@ pub(super) async fn load(
     let log_start = superblock.log_start(index);
     let mut shard = Shard::new(core, channel, log_channel, index, partition, log, log_start);
     shard.checksums.reserve(disks.data.buffer(BLOCK_BYTES).await?);
-    Ok((Rc::new(RefCell::new(shard)), disks, entries))
+    Ok((Rc::new(RefCell::new(shard)), disks, entries, damage))
 }
 
 async fn redo(
@@ -112,11 +115,11 @@ pub(crate) async fn load_log(
     device: &StoreDevice,
     superblock: &Superblock,
     index: u32,
-) -> Result<(Log, RecoveredEntries), StoreError> {
+) -> Result<(Log, RecoveredEntries, Option<LogDamage>), StoreError> {
     let start = superblock.log_start(index);
     let mut slots = [[0; SECTOR_BYTES]; 2];
     for (block, slot) in (start..).zip(&mut slots) {
-        let buffer = device.read(block * BLOCK, BLOCK_BYTES).await?;
+        let buffer = device.read_of_two(block * BLOCK, BLOCK_BYTES).await?;
         slot.copy_from_slice(&buffer.as_slice()[..SECTOR_BYTES]);
     }
     let first = (start + Superblock::LOG_HEADER_BLOCKS) * BLOCK;
@@ -127,10 +130,11 @@ pub(crate) async fn load_log(
     while let Some((offset, bytes)) = recovery.next_piece() {
         recovery.take(device.read(first + offset, bytes).await?.as_slice());
     }
+    let damage = recovery.damage();
     let (log, entries) = recovery.finish();
     // Replicas are of any groups.
     if log.group() != index && superblock.checkpoint_blocks == 0 {
         return Err(StoreError::ForeignLog { log: index, group: log.group() });
     }
-    Ok((log, entries))
+    Ok((log, entries, damage))
 }

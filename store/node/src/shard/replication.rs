@@ -22,9 +22,9 @@ use cluster_map::{PartitionSize, PoolClass};
 use foldhash::HashSet;
 use reactor::{MailboxReceiver, MailboxSender};
 use replica::{
-    AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, LearnerStatus, LeaveStatus,
-    ObjectPart, Replica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent, ReplicaId, ReplicaMessage,
-    ReplicaStatus,
+    AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, GroupMemory, LearnerStatus,
+    LeaveStatus, ObjectPart, Replica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent, ReplicaId,
+    ReplicaMessage, ReplicaStatus,
 };
 use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, ObjectId, Operation, UnsettledBlock, crc32c};
 
@@ -47,6 +47,13 @@ pub enum ReplicaInput {
     Message(ReplicaMessage),
     /// A request of a client.
     Request(ClientRequest),
+    /// What is known of the group from elsewhere than the device: it comes before the first record.
+    Memory(GroupMemory),
+    /// A person has decided that this replica serves: see [`ReplicaEvent::AcceptLoss`].
+    AcceptLoss {
+        /// The epoch of the record then.
+        epoch: u32,
+    },
     /// The map's record of the group.
     Map(Arc<GroupConfig>),
     /// The group's replicas with the sizes of their partitions, as far as known. Without, the primary's own one says what fits.
@@ -76,6 +83,9 @@ pub trait Outbox {
 
     /// Proposes a record to the map, which answers with [`ReplicaInput::Map`].
     fn propose(&mut self, group: u32, config: Arc<GroupConfig>);
+
+    /// The replica, which lacked what it had, is in sync again.
+    fn restored(&mut self, _group: u32) {}
 }
 
 /// A replica, for people.
@@ -87,6 +97,12 @@ pub struct ReplicaDescription {
     pub config: GroupConfig,
     /// Its state.
     pub status: ReplicaStatus,
+    /// The last entry that it has as committed; `None` while objects are copied.
+    pub committed: Option<EntryId>,
+    /// The last entry of its log.
+    pub last: EntryId,
+    /// What was known from elsewhere when it started.
+    pub memory: GroupMemory,
     /// Entries up to here are in place.
     pub in_place: u64,
     /// When it acknowledges a write.
@@ -202,10 +218,10 @@ impl Replication {
 
     /// A committed entry is in place, or a part of a copied object.
     pub(super) fn is_in_place(&mut self, entry: &CommittedEntry) {
-        let EntryHeader { sequence, epoch, client, client_number, object, .. } = entry.header;
+        let EntryHeader { sequence, epoch, object, .. } = entry.header;
         if sequence > self.in_place.sequence {
             self.in_place = EntryId { sequence, epoch };
-            self.applied.record(client, client_number, sequence);
+            self.applied.apply(&entry.header);
         }
         if !self.is_redoing() {
             self.object_reads.wake();
@@ -298,6 +314,9 @@ impl Replication {
             group: self.group,
             config: self.replica.config().clone(),
             status: self.replica.status(),
+            committed: self.replica.committed(),
+            last: self.replica.last_entry(),
+            memory: self.replica.memory(),
             in_place: self.in_place.sequence,
             class: self.class,
             learners: self.replica.learners(),
@@ -327,6 +346,11 @@ impl Replication {
         self.events.push_back(event);
     }
 
+    /// A read of the replica's own.
+    pub(super) fn read_for_repair(&mut self, read: ClientRequest) {
+        self.events.push_back(ReplicaEvent::Request(read));
+    }
+
     /// Whether nothing of the log or of the objects may be begun.
     fn is_reset(&self) -> bool {
         self.reset.is_some() || self.is_resetting
@@ -337,9 +361,12 @@ impl Replication {
         match action {
             ReplicaAction::Send { to, message } => self.outbox.send(self.group, to, message),
             ReplicaAction::Reply { client, number, reply } => {
-                self.outbox.reply(self.group, client, number, reply);
+                if let Some(reply) = self.object_reads.take_reply(client, number, reply) {
+                    self.outbox.reply(self.group, client, number, reply);
+                }
             }
             ReplicaAction::Propose(config) => self.outbox.propose(self.group, config),
+            ReplicaAction::Restored => self.outbox.restored(self.group),
             ReplicaAction::Append { .. } | ReplicaAction::Truncate { .. } => self.log_queue.push_back(action),
             ReplicaAction::Free { through } => self.free_through = through.sequence,
             ReplicaAction::Reset { session, record } => {

@@ -170,6 +170,17 @@ pub(crate) struct Totals {
     pub(crate) checksum_misses: u64,
 }
 
+impl Totals {
+    /// Whether each kind of event has happened.
+    pub(crate) fn reaches_everything(&self) -> bool {
+        let Totals { writes, reads, crashes, replaced, cuts, checkpoints, redone, copies, .. } = *self;
+        let Totals { overwriting, flushed_reads, checksum_misses, .. } = *self;
+        let counts =
+            [writes, reads, crashes, replaced, cuts, checkpoints, redone, copies, overwriting, flushed_reads];
+        counts.iter().all(|count| *count > 0) && checksum_misses > 100
+    }
+}
+
 fn settings(in_place: bool, reads_flush: bool) -> ReplicaSettings {
     ReplicaSettings {
         in_place,

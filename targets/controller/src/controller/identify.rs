@@ -52,6 +52,8 @@ impl Controller {
             (Cns::Namespace | Cns::AllocatedNamespace, _) => {
                 if let Some(namespace) = self.active_namespace(sqe.nsid)? {
                     self.identify_namespace(namespace).encode(&mut page);
+                    // A host needs this structure to use a namespace, so that it knows now which one it is.
+                    self.association().set_identified(namespace.nsid, namespace.identity());
                 }
             }
             (Cns::ActiveNamespaces | Cns::AllocatedNamespaces, _) => {

@@ -1,5 +1,6 @@
 //! The namespaces of a controller, as its I/O queues see them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use block_io::{ProtectionFlags, Status};
@@ -9,7 +10,11 @@ use wire_nvme::protection::MetadataFormat;
 
 use super::{CONFLICT, IoOp, IoPlan};
 use crate::reservation::{self, DenyMask, NamespaceReservations, Requester, access};
+use crate::subsystem::NamespaceIdentity;
 use crate::{ControllerAssociation, ControllerDirectory, ControllerLimits, Subsystem};
+
+/// The status of commands to a namespace that has replaced another one and was not identified since.
+const REPLACED: Status = Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
 
 /// The namespaces of a subsystem, indexed for lookup by I/O queues: rebuilt for every new [`Subsystem`]
 /// snapshot, read by every command.
@@ -20,9 +25,20 @@ pub struct NamespaceTable {
     // Same index.
     pub(super) reservations: Vec<Option<Arc<NamespaceReservations>>>,
     pub(super) requester: Option<Requester>,
+    // Namespaces that the host takes for those which had their identifiers before, by index, with what their entries
+    // become when it has identified them. Their entries reject every command until then, so that none reaches the device
+    // of another namespace than it was meant for.
+    pub(super) replaced: BTreeMap<u32, ReplacedNamespace>,
     pub(super) transfer_max_bytes: u32,
     pub(super) memory_based: bool,
     pub(super) compare_and_write: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReplacedNamespace {
+    identity: NamespaceIdentity,
+    is_plain: bool,
+    ana: Status,
 }
 
 /// One namespace of a [`NamespaceTable`].
@@ -47,7 +63,7 @@ pub struct NamespaceEntry {
     pub(super) can_write_uncorrectable: bool,
     // Access that reservations of other hosts deny.
     pub(super) deny_mask: Arc<DenyMask>,
-    // Success, or the status that the state of its ANA group requires for every command.
+    // Success, or the status that the state of its ANA group requires for every command, or that it was replaced.
     pub(super) ana: Status,
 }
 
@@ -103,6 +119,7 @@ impl NamespaceTable {
         let last = subsystem.namespaces.last().map_or(0, |namespace| namespace.nsid);
         let mut entries = vec![NamespaceEntry::none(); last as usize];
         let mut reservations = vec![None; last as usize];
+        let mut replaced = BTreeMap::new();
         for namespace in &subsystem.namespaces {
             let is_visible = |requester: &Requester| namespace.is_visible_to(requester.association.hostnqn());
             if !requester.as_ref().is_none_or(is_visible) {
@@ -115,12 +132,21 @@ impl NamespaceTable {
                 AnaState::PersistentLoss => Status::ANA_PERSISTENT_LOSS,
                 AnaState::Change => Status::ANA_TRANSITION,
             };
+            let is_plain = ana.is_success() && namespace.metadata.bytes == 0;
+            let identity = namespace.identity();
+            let is_another =
+                |requester: &Requester| requester.association.takes_for_another(namespace.nsid, &identity);
+            let is_replaced = requester.as_ref().is_some_and(is_another);
+            if is_replaced {
+                replaced.insert(namespace.nsid - 1, ReplacedNamespace { identity, is_plain, ana });
+            }
+            let ana = if is_replaced { REPLACED } else { ana };
             entries[namespace.nsid as usize - 1] = NamespaceEntry {
                 blocks: namespace.blocks,
                 backend: namespace.backend,
                 block_log2: namespace.block_size.trailing_zeros() as u8,
                 metadata: namespace.metadata,
-                is_plain: ana.is_success() && namespace.metadata.bytes == 0,
+                is_plain: is_plain && !is_replaced,
                 buffer_alignment: namespace.buffer_alignment,
                 exists: true,
                 read_only: namespace.read_only,
@@ -138,9 +164,29 @@ impl NamespaceTable {
             entries,
             reservations,
             requester,
+            replaced,
             transfer_max_bytes: limits.transfer_max_bytes,
             memory_based: limits.memory_based,
             compare_and_write: limits.compare_and_write,
+        }
+    }
+
+    /// Whether the host has identified a replaced namespace since the table was built.
+    pub(crate) fn is_identified(&self, nsid: u32) -> bool {
+        let replaced = self.replaced.get(&nsid.wrapping_sub(1));
+        let association = self.requester.as_ref().map(|requester| &requester.association);
+        replaced
+            .zip(association)
+            .is_some_and(|(replaced, association)| !association.takes_for_another(nsid, &replaced.identity))
+    }
+
+    /// Accepts commands to a replaced namespace that the host has identified.
+    pub(crate) fn open_replaced(&mut self, nsid: u32) {
+        let index = nsid.wrapping_sub(1);
+        if let Some(ReplacedNamespace { is_plain, ana, .. }) = self.replaced.remove(&index)
+            && let Some(entry) = self.entries.get_mut(index as usize)
+        {
+            (entry.is_plain, entry.ana) = (is_plain, ana);
         }
     }
 

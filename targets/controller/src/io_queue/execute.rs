@@ -64,7 +64,17 @@ impl<T: IoTransport> Execution<'_, T> {
         match io::plan(sqe, &self.queue.namespaces) {
             Ok(plan) => self.accept(token, sqe, &plan),
             Err(_) if matches!(sqe.fuse(), Fuse::First | Fuse::Second) => self.fused_command(token, sqe),
-            Err(status) => self.transport.complete(token, status, 0),
+            Err(status) => self.reject(token, sqe, status),
+        }
+    }
+
+    /// Answers a command that the table of namespaces does not permit, unless the host has identified its namespace since.
+    #[cold]
+    #[inline(never)]
+    fn reject(&mut self, token: CommandToken, sqe: &Sqe, status: Status) {
+        match self.queue.open_identified(sqe.nsid) {
+            true => self.command(token, sqe),
+            false => self.transport.complete(token, status, 0),
         }
     }
 
@@ -279,11 +289,11 @@ impl<T: IoTransport> Execution<'_, T> {
     #[inline]
     fn take_data(&mut self, bytes: u32) -> Option<Data> {
         // Deferred commands come first; otherwise small commands would starve a large one.
-        if !self.queue.deferred.is_empty() || !self.queue.fits(bytes as usize) {
+        if !self.queue.deferred.is_empty() || !self.queue.memory.admits(bytes as usize) {
             return None;
         }
         let data = self.transport.take_data(bytes as usize)?;
-        self.queue.count_buffers(bytes as usize);
+        self.queue.memory.add(bytes as usize);
         Some(data)
     }
 
@@ -296,14 +306,10 @@ impl<T: IoTransport> Execution<'_, T> {
         Some(data)
     }
 
-    /// Defers a command that found no buffers of `bytes` bytes, and widens the window if that is what was too small.
+    /// Defers a command that found no buffers.
     #[cold]
-    pub(super) fn defer(&mut self, slot: Slot, bytes: u32) {
-        self.queue.defer(slot);
-        let fits = self.queue.fits(bytes as usize);
-        if !fits && self.queue.window_is_finished(slot) && self.transport.has_spare_memory() {
-            self.queue.window.double();
-        }
+    pub(super) fn defer(&mut self, slot: Slot) {
+        self.queue.deferred.push_back(slot);
     }
 
     /// A command that moves data found no buffer: it is deferred, or receives into heap memory if its data follows in
@@ -314,7 +320,7 @@ impl<T: IoTransport> Execution<'_, T> {
             // An I/O command is never the owner's.
             _ = self.receive_into(slot, CommandData::Bytes(vec![0; room as usize]));
         } else {
-            self.defer(slot, room);
+            self.defer(slot);
         }
     }
 
@@ -346,7 +352,7 @@ impl<T: IoTransport> Execution<'_, T> {
     /// Submits a deferred read, or defers it again.
     fn read(&mut self, slot: Slot, plan: &IoPlan, bytes: u32) {
         let Some(data) = self.take_data_for(slot, bytes) else {
-            return self.defer(slot, bytes);
+            return self.defer(slot);
         };
         self.queue.set_state(slot, CommandState::Reading);
         self.submit(slot, Op::Read, plan, Some(data));
@@ -395,7 +401,7 @@ impl<T: IoTransport> Execution<'_, T> {
             IoOp::Compare => self.write(slot, Op::Compare, plan),
             IoOp::ProtectedRead => {
                 let bytes = plan.blocks * self.queue.namespaces.entry(plan).block_bytes(plan.protection);
-                let Some(data) = self.take_data_for(slot, bytes) else { return self.defer(slot, bytes) };
+                let Some(data) = self.take_data_for(slot, bytes) else { return self.defer(slot) };
                 self.queue.set_state(slot, CommandState::Reading);
                 self.submit_protected(slot, Op::Read, plan, data);
             }
@@ -409,7 +415,7 @@ impl<T: IoTransport> Execution<'_, T> {
             IoOp::WriteUncorrectable => self.submit_only(slot, Op::WriteUncorrectable, plan, None),
             IoOp::Verify => {
                 let bytes = plan.blocks * self.queue.namespaces.entry(plan).block_bytes(plan.protection);
-                let Some(data) = self.take_data_for(slot, bytes) else { return self.defer(slot, bytes) };
+                let Some(data) = self.take_data_for(slot, bytes) else { return self.defer(slot) };
                 if plan.protection.is_empty() {
                     return self.submit_only(slot, Op::Read, plan, Some(data));
                 }
@@ -475,7 +481,7 @@ impl<T: IoTransport> Execution<'_, T> {
         if let Some(command) = self.queue.commands.get_mut(slot) {
             command.data = data;
         }
-        self.defer(slot, bytes);
+        self.defer(slot);
         None
     }
 

@@ -15,6 +15,7 @@ impl<T: IoTransport> Execution<'_, T> {
     /// A fused command, or one that follows a first fused command.
     #[cold]
     pub(super) fn fused_command(&mut self, token: CommandToken, sqe: &Sqe) {
+        self.queue.open_identified(sqe.nsid);
         let planned = io::plan(sqe, &self.queue.namespaces);
         match self.queue.pairing.match_next(sqe, &planned) {
             FusedMatch::Matched(first, plan) => {
@@ -147,10 +148,7 @@ impl<T: IoTransport> Execution<'_, T> {
             return self.finish_both(first, first_error, second, second_error);
         }
         let backend = self.queue.namespaces.entry(&compare).backend;
-        let Some(both) = self.take_both(first, second) else {
-            let bytes = self.queue.commands.get(first).map_or(0, |command| 2 * command.length);
-            return self.defer(first, bytes);
-        };
+        let Some(both) = self.take_both(first, second) else { return self.defer(first) };
         let [compare, write] =
             [(first, Op::Compare, compare), (second, Op::Write, write)].map(|(slot, op, plan)| {
                 let request = Request::new(self.queue.tag(slot), op, plan.lba, plan.blocks);
@@ -185,7 +183,7 @@ impl<T: IoTransport> Execution<'_, T> {
     /// the other's.
     fn take_both(&mut self, first: Slot, second: Slot) -> Option<[Data; 2]> {
         let length = self.queue.commands.get_mut(first)?.length;
-        if !self.queue.deferred.is_empty() || !self.queue.fits(2 * length as usize) {
+        if !self.queue.deferred.is_empty() || !self.queue.memory.admits(2 * length as usize) {
             return None;
         }
         let mut both =
@@ -195,7 +193,7 @@ impl<T: IoTransport> Execution<'_, T> {
             if let Some(command) = self.queue.commands.get_mut(slot) {
                 command.buffer_bytes += length;
             }
-            self.queue.count_buffers(length as usize);
+            self.queue.memory.add(length as usize);
         }
         Some(both)
     }

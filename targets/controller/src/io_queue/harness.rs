@@ -6,14 +6,12 @@ use std::rc::Rc;
 use block_io::{Op, Payload, Request, RequestFlags, Status};
 use dma::{Arena, ArenaConfig, Data, Pool};
 use slots::Slot;
+use target_shell::{CoreMemory, MemoryLimits, MemoryShare, PeerMemory};
 use wire_nvme::io::{COPY_RANGE_SIZE, CopyCommand, DatasetManagement, ReadWrite};
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::{DataPointer, NSID_ALL, Sqe};
 
-use super::{
-    BufferWindow, CommandData, CommandToken, HostData, HostLink, HostTransfer, IoQueue, IoTransport,
-    Transferred,
-};
+use super::{CommandData, CommandToken, HostData, HostLink, HostTransfer, IoQueue, IoTransport, Transferred};
 use crate::harness::ByteSource;
 use crate::{ControllerLimits, NamespaceTable, Subsystem, SubsystemNamespace};
 
@@ -214,17 +212,21 @@ pub struct QueueHarness {
     next_cid: u16,
 }
 
-const WINDOWS: [BufferWindow; 4] = [
-    BufferWindow::new(1 << 12, 1 << 12),
-    BufferWindow::new(1 << 12, 1 << 16),
-    BufferWindow::new(1 << 20, 1 << 20),
-    BufferWindow::UNLIMITED,
-];
+/// Windows of the queue: at first, and at most.
+const WINDOWS: [(usize, usize); 4] =
+    [(1 << 12, 1 << 12), (1 << 12, 1 << 16), (1 << 20, 1 << 20), (usize::MAX, usize::MAX)];
+
+/// A share of memory of which there is enough, with a window of `bytes` that widens to `bytes_max`.
+pub fn window(bytes: usize, bytes_max: usize) -> MemoryShare {
+    let limits = MemoryLimits { first_window_min: bytes, first_window_max: bytes, ..MemoryLimits::UNLIMITED };
+    let core = Rc::new(CoreMemory::new(limits));
+    MemoryShare::new(Rc::new(PeerMemory::new(core, usize::MAX)), bytes_max)
+}
 
 impl QueueHarness {
-    /// A queue on three namespaces that holds at most `window` of buffers.
-    pub fn new(window: BufferWindow) -> QueueHarness {
-        let queue = IoQueue::new(SLOTS, window, namespaces(0xff, 0));
+    /// A queue on three namespaces whose buffers count in `memory`.
+    pub fn new(memory: MemoryShare) -> QueueHarness {
+        let queue = IoQueue::new(SLOTS, memory, namespaces(0xff, 0));
         QueueHarness { queue, transport: FakeTransport::new(), next_cid: 0 }
     }
 
@@ -286,7 +288,8 @@ impl QueueHarness {
     /// Runs what the bytes say, then settles and checks that every command was answered once and that nothing is left.
     pub fn run(bytes: &[u8]) {
         let mut bytes = ByteSource(bytes);
-        let mut harness = QueueHarness::new(WINDOWS[usize::from(bytes.u8() % 4)]);
+        let (first, max) = WINDOWS[usize::from(bytes.u8() % 4)];
+        let mut harness = QueueHarness::new(window(first, max));
         while !bytes.0.is_empty() {
             harness.step(&mut bytes);
         }
@@ -298,7 +301,7 @@ impl QueueHarness {
         harness.queue.abort_pending(Status::ABORTED_SQ_DELETION, &mut harness.transport);
         assert!(harness.transport.outstanding.is_empty());
         assert_eq!(harness.queue.free_slots(), SLOTS as usize);
-        assert_eq!((harness.queue.device_requests(), harness.queue.buffer_bytes), (0, 0));
+        assert_eq!((harness.queue.device_requests(), harness.queue.memory.held()), (0, 0));
     }
 
     fn step(&mut self, bytes: &mut ByteSource<'_>) {

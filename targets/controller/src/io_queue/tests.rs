@@ -4,11 +4,12 @@ use std::rc::Rc;
 
 use block_io::{Op, RequestFlags};
 use proptest::prelude::*;
+use target_shell::{CoreMemory, MemoryOwner, MemoryShare};
 use wire_nvme::io::ReadWrite;
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::{DataPointer, Sqe};
 
-use super::harness::{QueueHarness, namespaces};
+use super::harness::{QueueHarness, namespaces, window};
 use super::*;
 
 fn io(opcode: NvmOpcode, nsid: u32, lba: u64, blocks: u32) -> Sqe {
@@ -37,7 +38,7 @@ proptest! {
 /// The second command has its data when the namespace gets another device; the data of the first arrives afterwards.
 #[test]
 fn a_change_of_namespaces_ends_both_commands_of_a_fused_pair() {
-    let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+    let mut harness = QueueHarness::new(MemoryShare::unlimited());
     harness.transport.later = true;
     let first = harness.command(fused(false, 5));
     harness.transport.later = false;
@@ -70,7 +71,7 @@ fn requests_follow_a_fused_pair_whose_write_completes_first() {
 #[test]
 fn reads_send_the_devices_data_and_writes_submit_the_hosts() {
     for (later, immediate) in [(false, false), (true, false), (true, true)] {
-        let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+        let mut harness = QueueHarness::new(MemoryShare::unlimited());
         (harness.transport.later, harness.transport.immediate) = (later, immediate);
         harness.transport.host_byte = 7;
         let write = harness.command(io(NvmOpcode::Write, 1, 3, 2));
@@ -106,7 +107,7 @@ fn a_command_whose_data_lies_in_several_slices_transfers_all_of_it() {
     for (later, immediate, lends) in
         [(false, false, false), (true, false, false), (true, true, false), (false, false, true)]
     {
-        let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+        let mut harness = QueueHarness::new(MemoryShare::unlimited());
         (harness.transport.later, harness.transport.immediate) = (later, immediate);
         (harness.transport.slice_bytes_max, harness.transport.lends) = (1536, lends);
         harness.transport.host_byte = 7;
@@ -134,7 +135,7 @@ fn a_command_whose_data_lies_in_several_slices_transfers_all_of_it() {
 #[test]
 fn data_that_begins_inside_of_a_capsule_is_kept_whole() {
     for slice_bytes_max in [usize::MAX, 512] {
-        let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+        let mut harness = QueueHarness::new(MemoryShare::unlimited());
         (harness.transport.later, harness.transport.immediate) = (true, true);
         (harness.transport.slice_bytes_max, harness.transport.room_before) = (slice_bytes_max, 700);
         harness.command(io(NvmOpcode::Write, 1, 3, 2));
@@ -159,7 +160,7 @@ fn data_that_begins_inside_of_a_capsule_is_kept_whole() {
 
 #[test]
 fn lent_memory_needs_no_slot() {
-    let mut harness = QueueHarness::new(BufferWindow::new(0, 0));
+    let mut harness = QueueHarness::new(window(0, 0));
     (harness.transport.lends, harness.transport.starved) = (true, true);
     let read = harness.command(io(NvmOpcode::Read, 1, 0, 8));
     assert_eq!((harness.queue.free_slots(), harness.queue.device_requests()), (16, 1));
@@ -170,7 +171,7 @@ fn lent_memory_needs_no_slot() {
 
 #[test]
 fn commands_wait_for_buffers_in_their_order() {
-    let mut harness = QueueHarness::new(BufferWindow::new(8192, 8192));
+    let mut harness = QueueHarness::new(window(8192, 8192));
     let first = harness.command(io(NvmOpcode::Read, 1, 0, 16));
     let large = harness.command(io(NvmOpcode::Read, 1, 0, 16));
     // It would fit beside neither, and must not overtake the large one later.
@@ -190,7 +191,7 @@ fn commands_wait_for_buffers_in_their_order() {
 #[test]
 fn a_fused_pair_is_submitted_when_both_have_their_data() {
     for order in [[0, 0], [1, 0]] {
-        let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+        let mut harness = QueueHarness::new(MemoryShare::unlimited());
         harness.transport.later = true;
         let first = harness.command(fused(false, 5));
         let second = harness.command(fused(true, 5));
@@ -208,7 +209,7 @@ fn a_fused_pair_is_submitted_when_both_have_their_data() {
 /// Base 2.0, section 6.1: the commands of a pair are adjacent in their queue.
 #[test]
 fn a_read_after_the_first_of_a_fused_pair_ends_it() {
-    let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+    let mut harness = QueueHarness::new(MemoryShare::unlimited());
     let first = harness.command(fused(false, 5));
     let read = harness.command(io(NvmOpcode::Read, 1, 5, 1));
     assert_eq!(status(&harness, first), Some(Status::FUSED_MISSING));
@@ -223,7 +224,7 @@ fn one_failed_half_aborts_the_other() {
     let error = Status::TRANSIENT_TRANSPORT_ERROR;
     // The failed one, and the statuses of both.
     for (failed, expected) in [(0, [error, Status::FUSED_FAILED]), (1, [Status::FUSED_FAILED, error])] {
-        let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+        let mut harness = QueueHarness::new(MemoryShare::unlimited());
         harness.transport.later = true;
         let pair = [harness.command(fused(false, 5)), harness.command(fused(true, 5))];
         harness.receive(failed, Err(error));
@@ -231,7 +232,7 @@ fn one_failed_half_aborts_the_other() {
         assert_eq!(pair.map(|cid| status(&harness, cid).unwrap()), expected);
     }
     // The first fails before the second arrives, or is followed by an ordinary command or another range.
-    let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+    let mut harness = QueueHarness::new(MemoryShare::unlimited());
     harness.transport.later = true;
     let first = harness.command(fused(false, 5));
     harness.receive(0, Err(error));
@@ -253,7 +254,7 @@ fn one_failed_half_aborts_the_other() {
 #[test]
 fn commands_of_a_removed_or_replaced_namespace_are_rejected_before_submission() {
     for table in [namespaces(0, 0), namespaces(0xff, 1)] {
-        let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+        let mut harness = QueueHarness::new(MemoryShare::unlimited());
         (harness.transport.later, harness.transport.starved) = (true, true);
         let deferred = harness.command(io(NvmOpcode::Read, 1, 0, 1));
         harness.transport.immediate = true;
@@ -267,85 +268,41 @@ fn commands_of_a_removed_or_replaced_namespace_are_rejected_before_submission() 
 
 #[test]
 fn the_queues_of_a_host_share_what_it_may_hold() {
-    let host = Rc::new(HostBuffers::new(3 * 4096));
-    let mut queues = [(); 2].map(|()| QueueHarness::new(BufferWindow::UNLIMITED));
-    queues.iter_mut().for_each(|harness| harness.queue.share_host_buffers(host.clone()));
-    let [one, other] = &mut queues;
+    let account = |bytes| {
+        let owner = MemoryOwner::Name(b"host"[..].into());
+        Rc::new(CoreMemory::default()).strict_peer(owner, bytes)
+    };
+    let host = account(3 * 4096);
+    let [mut one, mut other] =
+        [(); 2].map(|()| QueueHarness::new(MemoryShare::new(host.clone(), usize::MAX)));
     let reads = [(); 2].map(|()| one.command(io(NvmOpcode::Read, 1, 0, 8)));
     other.command(io(NvmOpcode::Read, 1, 0, 8));
-    assert_eq!(host.bytes(), 3 * 4096);
+    assert_eq!(host.held(), 3 * 4096);
     let late = other.command(io(NvmOpcode::Read, 1, 0, 8));
     assert!(other.queue.is_waiting() && !one.queue.is_waiting(), "the host holds all that it may");
     other.queue.retry(&mut other.transport);
     assert!(other.queue.is_waiting());
 
     one.complete(0, Status::SUCCESS);
-    assert_eq!(status(one, reads[0]), Some(Status::SUCCESS));
+    assert_eq!(status(&one, reads[0]), Some(Status::SUCCESS));
     other.queue.retry(&mut other.transport);
-    assert!(!other.queue.is_waiting() && status(other, late).is_none(), "the read is at the device");
-    assert_eq!(host.bytes(), 3 * 4096);
+    assert!(!other.queue.is_waiting() && status(&other, late).is_none(), "the read is at the device");
+    assert_eq!(host.held(), 3 * 4096);
     // A queue that ends gives back what it holds.
-    drop(queues);
-    assert_eq!(host.bytes(), 0);
+    drop((one, other));
+    assert_eq!(host.held(), 0);
 
     // One command fits, however large.
-    let small = Rc::new(HostBuffers::new(1));
-    let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
-    harness.queue.share_host_buffers(small.clone());
+    let small = account(1);
+    let mut harness = QueueHarness::new(MemoryShare::new(small.clone(), usize::MAX));
     harness.command(io(NvmOpcode::Read, 1, 0, 8));
-    assert_eq!((small.bytes(), harness.queue.is_waiting()), (4096, false));
-}
-
-#[test]
-fn what_a_queue_has_earned_is_its_own_only_while_others_leave_it() {
-    let core = Rc::new(CoreBuffers::default());
-    let host = || Rc::new(HostBuffers::new(usize::MAX).on_core(core.clone(), 3072));
-    let mut queues = [(); 2].map(|()| QueueHarness::new(BufferWindow::new(1024, 4096)));
-    for harness in &mut queues {
-        harness.queue.share_host_buffers(host());
-        harness.transport.later = true;
-        // Both move data until their windows are four commands of 512 bytes and more.
-        for _ in 0..16 {
-            harness.command(io(NvmOpcode::Write, 1, 0, 1));
-        }
-        for _ in 0..16 {
-            harness.receive(0, Ok(0));
-            harness.complete(0, Status::SUCCESS);
-            harness.queue.retry(&mut harness.transport);
-        }
-        harness.settle();
-    }
-    let receiving = |harness: &QueueHarness| harness.transport.receiving.len();
-    let [one, other] = &mut queues;
-    for harness in [&mut *one, &mut *other] {
-        for _ in 0..8 {
-            harness.command(io(NvmOpcode::Write, 1, 0, 1));
-        }
-    }
-    // The first stalls with what the core has for those who earned it. The second has its first window all the same.
-    assert_eq!((receiving(one), receiving(other)), (6, 2));
-    one.receive(0, Ok(0));
-    one.complete(0, Status::SUCCESS);
-    other.queue.retry(&mut other.transport);
-    assert_eq!(
-        (receiving(one), receiving(other)),
-        (5, 2),
-        "3072 bytes are still more than the core has for it"
-    );
-    for _ in 0..2 {
-        one.receive(0, Ok(0));
-        one.complete(0, Status::SUCCESS);
-    }
-    other.queue.retry(&mut other.transport);
-    assert!(receiving(other) > 2, "it uses what the other has given back");
-    one.settle();
-    other.settle();
+    assert_eq!((small.held(), harness.queue.is_waiting()), (4096, false));
 }
 
 #[test]
 fn an_aborted_queue_answers_what_is_not_at_a_device() {
     let aborted = Status::ABORTED_SQ_DELETION;
-    let mut harness = QueueHarness::new(BufferWindow::new(4096, 4096));
+    let mut harness = QueueHarness::new(window(4096, 4096));
     let at_device = harness.command(io(NvmOpcode::Read, 1, 0, 8));
     let deferred = harness.command(io(NvmOpcode::Read, 1, 0, 8));
     let half = harness.command(fused(false, 5));
@@ -367,7 +324,7 @@ fn a_token_must_be_answered() {
 
 #[test]
 fn the_window_grows_while_commands_are_finished_and_only_then() {
-    let mut harness = QueueHarness::new(BufferWindow::new(1024, 4096));
+    let mut harness = QueueHarness::new(window(1024, 4096));
     harness.transport.later = true;
     let receiving = |harness: &QueueHarness| harness.transport.receiving.len();
     for _ in 0..8 {

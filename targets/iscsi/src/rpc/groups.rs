@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use control::json::{Value, json};
-use control::{Method, NoParameters, RpcError, TextOrNumber};
+use control::{Method, NoParameters, ParameterType, RpcError, TextOrNumber};
 
 use super::auth::add_policy;
 use super::{INVALID, IscsiModule, UNRESPONSIVE};
@@ -19,6 +19,8 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
     vec![
         Method::update("iscsi_create_portal_group", create_portal_group)
             .text("Listens at addresses, which target nodes refer to by the tag.", "true")
+            .assigns(&["portals.port=\"0\""])
+            .canonical(canonical_portal_group)
             .errors(&[
                 INVALID,
                 EXISTS,
@@ -44,6 +46,7 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
         .text("Lists the portal groups.", "array of portal groups with `tag`, `portals` and `private`"),
         Method::update("iscsi_create_initiator_group", create_initiator_group)
             .text("Defines who may log in, which target nodes refer to by the tag.", "true")
+            .canonical(canonical_initiator_group)
             .errors(&[INVALID, EXISTS, UNRESPONSIVE]),
         Method::update("iscsi_delete_initiator_group", delete_initiator_group)
             .text(
@@ -129,10 +132,40 @@ pub(super) fn parse_address(
     Ok(SocketAddr::new(ip, port))
 }
 
+impl PortalParameters {
+    fn address(&self) -> Result<SocketAddr, RpcError> {
+        parse_address("portals: host", &self.host, "portals: port", &self.port.0)
+    }
+
+    fn of(address: &SocketAddr) -> PortalParameters {
+        let host = match address.ip() {
+            IpAddr::V4(ip) => ip.to_string(),
+            IpAddr::V6(ip) => format!("[{ip}]"),
+        };
+        PortalParameters { host, port: TextOrNumber(address.port().to_string()) }
+    }
+}
+
+fn canonical_portal_group(_: &IscsiModule, params: &mut CreatePortalGroup) -> Result<(), RpcError> {
+    for portal in &mut params.portals {
+        *portal = PortalParameters::of(&portal.address()?);
+    }
+    Ok(())
+}
+
+/// The order of names decides; that of netmasks does not.
+fn canonical_initiator_group(_: &IscsiModule, params: &mut InitiatorEntries) -> Result<(), RpcError> {
+    params.initiators = std::mem::take(&mut params.initiators).into_iter().map(any_name).collect();
+    params.netmasks = parse_netmasks(&params.netmasks)?.iter().map(ToString::to_string).collect();
+    params.netmasks.sort();
+    params.netmasks.dedup();
+    Ok(())
+}
+
 fn create_portal_group(module: &IscsiModule, params: CreatePortalGroup) -> Result<bool, RpcError> {
     let mut portals = Vec::new();
     for portal in params.portals {
-        portals.push(parse_address("portals: host", &portal.host, "portals: port", &portal.port.0)?);
+        portals.push(portal.address()?);
     }
     if portals.is_empty() {
         return Err(RpcError::invalid_params("portals: expected at least one"));
@@ -213,13 +246,7 @@ fn any_name(name: String) -> String {
 }
 
 fn describe_portal_group(group: &PortalGroupConfig) -> Value {
-    let portal = |address: &SocketAddr| {
-        let host = match address.ip() {
-            IpAddr::V4(ip) => ip.to_string(),
-            IpAddr::V6(ip) => format!("[{ip}]"),
-        };
-        json!({ "host": host, "port": address.port().to_string() })
-    };
+    let portal = |address: &SocketAddr| PortalParameters::of(address).encode();
     let portals: Vec<Value> = group.portals.iter().map(portal).collect();
     json!({ "tag": group.tag, "portals": portals, "private": group.private })
 }

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bdev::PreparedReservations;
+use bdev::rpc::{STILL_OPEN, conclude};
+use bdev::{Closing, PreparedReservations};
 use control::json::{Value, json};
 use control::{ByName, Method, NoParameters, RpcError, TextOrNumber};
 use scsi::AccessState;
@@ -25,6 +26,7 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
     vec![
         Method::prepared_update("iscsi_create_target_node", prepare_node, create)
             .text("Creates a target that initiators log in to, with bdevs as its logical units.", "true")
+            .canonical(canonical_node)
             .errors(&[
                 INVALID,
                 (RpcError::EEXIST, "the target node exists, or a LUN is given twice"),
@@ -32,9 +34,9 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
                 UNUSABLE_FILE,
                 UNRESPONSIVE,
             ]),
-        Method::update("iscsi_delete_target_node", delete)
+        Method::concluded_update("iscsi_delete_target_node", delete, conclude)
             .text("Deletes a target node. Its connections complete what is in flight and are closed.", "true")
-            .errors(&[NO_NODE, UNRESPONSIVE]),
+            .errors(&[NO_NODE, UNRESPONSIVE, STILL_OPEN]),
         Method::query("iscsi_get_target_nodes", |module: &IscsiModule, _: NoParameters| {
             Ok::<_, RpcError>(module.target.nodes().iter().map(describe).collect::<Vec<_>>())
         })
@@ -63,6 +65,14 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
                  address, ends that. `iscsi_target_node_request_logout` has those come back that are logged in.",
                 "true",
             )
+            .canonical(|module: &IscsiModule, params: &mut SetRedirect| {
+                params.name = module.target.full_name(&params.name);
+                if let Some(to) = params.address()? {
+                    params.redirect_host = Some(to.ip().to_string());
+                    params.redirect_port = Some(TextOrNumber(to.port().to_string()));
+                }
+                Ok(())
+            })
             .errors(&[
                 INVALID,
                 (RpcError::ENODEV, "there is no such target node, or it is not offered through the portal group"),
@@ -75,6 +85,10 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
                  in SPDK.",
                 "true",
             )
+            .canonical(|module: &IscsiModule, params: &mut SetAccessState| {
+                params.name = module.target.full_name(&params.name);
+                Ok(())
+            })
             .errors(&[
                 INVALID,
                 (RpcError::ENODEV, "there is no such target node, or it is not offered through the portal group"),
@@ -82,6 +96,10 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
             ]),
         Method::update("iscsi_enable_histogram", enable_histogram)
             .text("Begins to count the latencies of a target node's commands, or ends it.", "true")
+            .canonical(|module: &IscsiModule, params: &mut EnableHistogram| {
+                params.name = module.target.full_name(&params.name);
+                Ok(())
+            })
             .errors(&[NO_NODE, UNRESPONSIVE]),
         Method::query("iscsi_get_histogram", get_histogram)
             .text(
@@ -230,6 +248,18 @@ fn lun_config(lun: LunParameters) -> LunConfig {
     LunConfig { bdev_name: lun.bdev_name, lun: lun.lun_id, ptpl_file: path(lun.ptpl_file) }
 }
 
+/// LUNs and maps in order: that of the call makes no difference.
+fn canonical_node(module: &IscsiModule, params: &mut CreateNode) -> Result<(), RpcError> {
+    params.name = module.target.full_name(&params.name);
+    params.pg_ig_maps.sort_by_key(|map| (map.pg_tag, map.ig_tag));
+    params.luns.sort_by_key(|lun| lun.lun_id);
+    for lun in &mut params.luns {
+        lun.bdev_name = module.target.bdev_name(&lun.bdev_name);
+        lun.ptpl_file = lun.ptpl_file.take().filter(|file| !file.is_empty());
+    }
+    Ok(())
+}
+
 type PreparedNode = (TargetNodeConfig, Vec<PreparedReservations>);
 
 /// Opens the files of the reservations, which may block, before other updates have to wait.
@@ -256,9 +286,8 @@ fn create(module: &IscsiModule, (config, reservations): PreparedNode) -> Result<
     Ok(true)
 }
 
-fn delete(module: &IscsiModule, params: ByName) -> Result<bool, RpcError> {
-    module.target.delete_node(&params.name)?;
-    Ok(true)
+fn delete(module: &IscsiModule, params: ByName) -> Result<Closing, RpcError> {
+    Ok(module.target.delete_node(&params.name)?)
 }
 
 /// Name of the target node, LUN, device and file, and the reservations.
@@ -286,12 +315,20 @@ fn remove_maps(module: &IscsiModule, params: ChangeMaps) -> Result<bool, RpcErro
     Ok(true)
 }
 
+impl SetRedirect {
+    fn address(&self) -> Result<Option<SocketAddr>, RpcError> {
+        match (&self.redirect_host, &self.redirect_port) {
+            (Some(host), Some(port)) => {
+                parse_address("redirect_host", host, "redirect_port", &port.0).map(Some)
+            }
+            (None, None) => Ok(None),
+            _ => Err(RpcError::invalid_params("redirect_host and redirect_port belong together")),
+        }
+    }
+}
+
 fn set_redirect(module: &IscsiModule, params: SetRedirect) -> Result<bool, RpcError> {
-    let to = match (params.redirect_host, params.redirect_port) {
-        (Some(host), Some(port)) => Some(parse_address("redirect_host", &host, "redirect_port", &port.0)?),
-        (None, None) => None,
-        _ => return Err(RpcError::invalid_params("redirect_host and redirect_port belong together")),
-    };
+    let to = params.address()?;
     module.target.set_redirect(&params.name, params.pg_tag, to)?;
     Ok(true)
 }

@@ -121,6 +121,22 @@ impl Session {
         }
     }
 
+    /// Ends a command that there is no memory for. Its data is dropped.
+    pub(super) fn refuse_command(&mut self, slot: Slot, out: &mut PduWriter) {
+        let Some(command) = self.commands.get_mut(slot) else { return };
+        let expected = command.expected_length;
+        command.data_out = None;
+        let response = Response {
+            status: ScsiStatus::TaskSetFull,
+            sense: None,
+            sense_format: SenseFormat::Fixed,
+            data: DataIn::None,
+            residual: Residual::of(0, expected),
+        };
+        self.respond(slot, response, out);
+        self.resume_task(slot, scsi::TaskEvent::Abort, out);
+    }
+
     /// Ends a command whose data is not what was announced (RFC 7143, section 11.4.7.2).
     pub(super) fn fail_command(&mut self, slot: Slot, sense: Sense, out: &mut PduWriter) {
         let Some(command) = self.commands.get_mut(slot) else { return };

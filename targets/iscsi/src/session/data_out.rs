@@ -1,29 +1,29 @@
 //! Data of the initiator: immediate, unsolicited, and solicited by R2Ts (RFC 7143, sections 4.2.5 and 11.7).
 
-use dma::{Buffer, Data};
+use dma::Data;
 use scsi::TaskEvent;
 use slots::Slot;
-use target_shell::{IoContext, PduData};
+use target_shell::{IoContext, NoMemory, PduData, TransferReport};
 use wire_iscsi::{DataOut, R2t, RESERVED_TAG};
 use wire_scsi::{AdditionalSense, Sense, SenseKey};
 
-use super::{NotNow, Session, Work};
+use super::{Session, Work};
 use crate::core::IscsiCore;
 use crate::pdu_writer::PduWriter;
 
 /// What of a command's data is missing, and where it goes.
 ///
 /// Data comes in order, in sequences: first what the initiator sends unasked, then the answers to R2Ts. What is beyond
-/// `needed` is received and dropped, or not asked for. The memory is two buffers: one for unsolicited data, which has to
-/// be there at once, and one for the rest, which comes when the quota permits.
+/// `needed` is received and dropped, or not asked for. The memory is in two parts: one for unsolicited data, which has to
+/// be there at once, and one for the rest, which comes when the connection's share permits.
 #[derive(Debug)]
 pub(super) struct DataOutState {
     /// Bytes that the task wants.
     needed: u32,
     /// Bytes received, those that are dropped included.
     received: u32,
-    first: Option<Buffer>,
-    rest: Option<Buffer>,
+    first: Option<Data>,
+    rest: Option<Data>,
     /// The end of what may come unasked; `None` when no more does.
     unsolicited_end: Option<u32>,
     /// R2Ts were sent up to here.
@@ -53,25 +53,32 @@ impl DataOutState {
         self.unsolicited_end.is_some() || self.solicited > self.received
     }
 
+    /// Reports what has to arrive.
+    pub(super) fn transfers(&self, id: u64, report: &mut TransferReport) {
+        let bytes = [&self.first, &self.rest].into_iter().flatten().map(Data::len).sum();
+        report.waits_for_peer(id, bytes, self.received as usize);
+    }
+
     /// Where the byte at `received` goes, and how much may follow it there; empty if it is dropped.
     fn room(&mut self) -> &mut [u8] {
         let at = self.received as usize;
-        let first_length = self.first.as_ref().map_or(0, Buffer::len);
-        if at < first_length {
-            return self.first.as_mut().map_or(&mut [], |first| &mut first.as_mut_slice()[at..]);
-        }
-        let in_rest = at - first_length;
-        match &mut self.rest {
-            Some(rest) if in_rest < rest.len() => &mut rest.as_mut_slice()[in_rest..],
-            _ => &mut [],
+        let first_length = self.first.as_ref().map_or(0, Data::len);
+        let (part, at) =
+            if at < first_length { (&mut self.first, at) } else { (&mut self.rest, at - first_length) };
+        match part {
+            Some(Data::One(buffer)) => buffer.as_mut_slice().get_mut(at..).unwrap_or_default(),
+            Some(many) => many.slice_at_mut(at).map_or(&mut [], |(buffer, start)| {
+                buffer.as_mut_slice().get_mut(start..).unwrap_or_default()
+            }),
+            None => &mut [],
         }
     }
 
     /// Everything that the task wants, once it has arrived. One buffer, as most writes have, allocates nothing.
     fn take(self) -> Option<Data> {
         match (self.first, self.rest) {
-            (Some(first), Some(rest)) => Some(Data::from(first).join(rest.into())),
-            (first, rest) => first.or(rest).map(Data::from),
+            (Some(first), Some(rest)) => Some(first.join(rest)),
+            (first, rest) => first.or(rest),
         }
     }
 }
@@ -93,25 +100,22 @@ impl Session {
         });
     }
 
-    /// Announces the data that comes with a command and after it without an R2T, up to `unsolicited` bytes. The memory
-    /// for it is not subject to the quota: the queue's depth and FirstBurstLength are its limit.
+    /// Announces the data that comes with a command and after it without an R2T, up to `unsolicited` bytes. While the core
+    /// has enough memory, the queue's depth and FirstBurstLength are the only limit.
     pub(super) fn expect_unsolicited(
         &mut self,
         slot: Slot,
         immediate: u32,
         unsolicited: u32,
         context: &IoContext<'_, IscsiCore>,
-    ) -> Result<(), NotNow> {
+    ) -> Result<(), NoMemory> {
         let Some(command) = self.commands.get_mut(slot) else { return Ok(()) };
         let Some(state) = &mut command.data_out else { return Ok(()) };
         let expected = immediate.max(unsolicited);
         let bytes = expected.min(state.needed) as usize;
         if bytes > 0 && state.first.is_none() {
-            let Some(buffer) = context.pool.take(bytes) else {
-                self.waiting = true;
-                return Err(NotNow);
-            };
-            state.first = Some(buffer);
+            state.first = Some(self.memory.take_at_once(bytes, context.pool)?);
+            command.held_at_once += bytes;
         }
         state.sequence_end = expected;
         state.unsolicited_end = (unsolicited > immediate).then_some(unsolicited);
@@ -206,23 +210,18 @@ impl Session {
         slot: Slot,
         out: &mut PduWriter,
         context: &IoContext<'_, IscsiCore>,
-    ) -> Result<(), NotNow> {
+    ) -> Result<(), NoMemory> {
         let Some(state) = self.commands.get(slot).and_then(|command| command.data_out.as_ref()) else {
             return Ok(());
         };
         if state.solicited == 0 {
-            let first_length = state.first.as_ref().map_or(0, Buffer::len);
+            let first_length = state.first.as_ref().map_or(0, Data::len);
             let missing = state.needed as usize - first_length;
-            let buffer = if missing > 0 {
-                let data = self.take(slot, missing, context)?;
-                data.into_single().ok()
-            } else {
-                None
-            };
+            let rest = if missing > 0 { Some(self.take(slot, missing, context)?) } else { None };
             let burst = self.parameters.burst_bytes_max;
             let state = self.commands.get_mut(slot).and_then(|command| command.data_out.as_mut());
             let Some(state) = state else { return Ok(()) };
-            state.rest = buffer;
+            state.rest = rest;
             state.solicited = state.received;
             state.sequence_end = state.received.saturating_add(burst).min(state.needed);
         }

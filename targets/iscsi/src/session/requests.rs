@@ -3,14 +3,14 @@
 use block_io::Tag;
 use scsi::Command;
 use slots::Slot;
-use target_shell::{IoContext, PduData};
+use target_shell::{IoContext, NoMemory, PduData};
 use wire_iscsi::{
     DataOut, Header, LogoutReason, LogoutReply, LogoutRequest, LogoutResponse, NopIn, NopOut, Opcode,
     RESERVED_TAG, RejectReason, ScsiCommand,
 };
 
 use super::data_out::{DIGEST_ERROR, UNEXPECTED_DATA};
-use super::{CommandState, NotNow, Session, tag_of};
+use super::{CommandState, Session, tag_of};
 use crate::core::IscsiCore;
 use crate::failure::IscsiViolation;
 use crate::limits::{FUNCTIONS_MAX, IMMEDIATE_COMMANDS_MAX, TEXT_BYTES_MAX};
@@ -159,6 +159,7 @@ impl Session {
             is_immediate: header.immediate,
             abort_function: None,
             held: 0,
+            held_at_once: 0,
             r2ts: 0,
             expected_length: expected,
             started_ticks: if self.histogram().is_some() { os::clock::ticks().max(1) } else { 0 },
@@ -192,14 +193,29 @@ impl Session {
         Sink::NeedsMemory(slot, immediate, unsolicited)
     }
 
-    /// Finds memory for the data that comes with a command. `None`: there is none now, and the session
-    /// [is waiting](Session::is_waiting).
-    pub(crate) fn prepare_sink(&mut self, sink: &mut Sink, context: &IoContext<'_, IscsiCore>) -> Option<()> {
+    /// Finds memory for the data that comes with a command. `None`: there is none now, and nothing is received until
+    /// there is ([`is_sink_waiting`](Session::is_sink_waiting)).
+    ///
+    /// It does not wait if other commands expect data, which is behind this in the stream and would never arrive. Then the
+    /// command ends with TASK SET FULL (SAM-5, section 5.3.1), so that the initiator sends it again when others have ended.
+    pub(crate) fn prepare_sink(
+        &mut self,
+        sink: &mut Sink,
+        out: &mut PduWriter,
+        context: &IoContext<'_, IscsiCore>,
+    ) -> Option<()> {
         let Sink::NeedsMemory(slot, immediate, unsolicited) = *sink else { return Some(()) };
-        if let Err(NotNow) = self.expect_unsolicited(slot, immediate, unsolicited, context) {
-            return None;
+        match self.expect_unsolicited(slot, immediate, unsolicited, context) {
+            Ok(()) => *sink = if immediate > 0 { Sink::Command(slot) } else { Sink::Discard },
+            Err(_) if self.awaits_data() => {
+                self.refuse_command(slot, out);
+                *sink = Sink::Discard;
+            }
+            Err(NoMemory::Full | NoMemory::Lacking) => {
+                self.is_sink_waiting = true;
+                return None;
+            }
         }
-        *sink = if immediate > 0 { Sink::Command(slot) } else { Sink::Discard };
         Some(())
     }
 

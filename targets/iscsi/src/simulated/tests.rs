@@ -1,6 +1,7 @@
 mod connections;
 mod functions;
 mod logins;
+mod memory;
 mod transfers;
 
 use random::WyRand;

@@ -11,7 +11,7 @@ use crate::chap::{AuthGroup, AuthPolicy, ChapCredentials};
 use crate::config::{ANY, InitiatorGroup, Netmask, Portal, PortalGroup, is_iscsi_name};
 use crate::core::IscsiCore;
 use crate::failure::IscsiTargetError;
-use crate::limits::{CONNECTIONS_MAX, GROUP_ENTRIES_MAX, OBJECTS_MAX, PORTALS_MAX, SECRET_BYTES_MAX};
+use crate::limits::{GROUP_ENTRIES_MAX, OBJECTS_MAX, PORTALS_MAX, SECRET_BYTES_MAX};
 use crate::settings::{InitiatorGroupConfig, PortalGroupConfig};
 
 impl IscsiTarget {
@@ -267,7 +267,8 @@ impl IscsiTarget {
         let cores = match &state.cores {
             Some(cores) => cores.clone(),
             None => {
-                let limits = GroupLimits { connections_max: CONNECTIONS_MAX, ..GroupLimits::default() };
+                let limits =
+                    GroupLimits { connections: state.model.options.limits.clone(), ..GroupLimits::default() };
                 let sessions = self.0.sessions.clone();
                 let core = move |_: &reactor::Core, waker: &target_shell::GroupWaker| {
                     IscsiCore::new(sessions.clone(), Some(waker.clone()))

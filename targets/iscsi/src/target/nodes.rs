@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bdev::{Access, PreparedReservations};
+use bdev::{Access, Closing, PreparedReservations};
 use scsi::{AccessState, LogicalUnit, ReactorSanitizer, UnitConfig};
 
 use super::{IscsiTarget, Node, TargetState, UnitDevice, check_count, no_node};
@@ -101,11 +101,12 @@ impl IscsiTarget {
         created.map(|()| name)
     }
 
-    /// Deletes a target node. Its connections complete what is in flight and are closed.
+    /// Deletes a target node. Its connections complete what is in flight and are closed. What it returns waits until the
+    /// block devices are free.
     ///
     /// # Errors
     /// There is none of this name, or a reactor does not respond; nothing has changed then.
-    pub fn delete_node(&self, name: &str) -> Result<(), IscsiTargetError> {
+    pub fn delete_node(&self, name: &str) -> Result<Closing, IscsiTargetError> {
         let mut state = self.lock()?;
         let mut units = Vec::new();
         self.change_locked(&mut state, |model| {
@@ -114,7 +115,7 @@ impl IscsiTarget {
             Ok(())
         })?;
         self.retire_units(&mut state, &units);
-        Ok(())
+        Ok(Closing::of(units.iter().map(|unit| &*unit.descriptor)))
     }
 
     /// Adds a logical unit to a target node: with the smallest LUN that is free if none is given. Returns the LUN.
@@ -352,7 +353,7 @@ impl IscsiTarget {
         let LunConfig { bdev_name: name, lun, ptpl_file } = config;
         let read_only = self.0.registry.find(name).is_some_and(|device| device.bdev().read_only());
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let descriptor = self.0.registry.open(name, access)?;
+        let descriptor = self.0.registry.open_with_reservations(name, access)?;
         let device = descriptor.device();
         let lease = self.0.registry.finish_reservations(reservations, device)?;
         let lease =

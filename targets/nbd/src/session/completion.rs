@@ -40,7 +40,7 @@ impl Session {
             let first = request.lba * u64::from(self.export.block_size);
             return self.data_read(slot, data, first, out);
         }
-        self.held_bytes -= data.as_ref().map_or(0, Data::len);
+        self.memory.remove(data.as_ref().map_or(0, Data::len));
         self.end_piece(slot, out);
     }
 
@@ -91,7 +91,7 @@ impl Session {
             if command.error.is_none() {
                 return self.send_extents(command.cookie, command.offset, *scan, out);
             }
-            self.held_bytes -= Scan::BUFFER_BYTES;
+            self.memory.remove(Scan::BUFFER_BYTES);
         }
         self.reply(command.cookie, command.offset, Some(command.command), command.error, out);
     }
@@ -135,12 +135,9 @@ impl Session {
         blocks: u32,
         out: &mut SendQueue,
         context: &mut IoContext<'_, NbdCore>,
-    ) -> Result<(), NotNow> {
+    ) -> Result<(), NoMemory> {
         let bytes = blocks as usize * self.export.block_size as usize;
-        if !self.fits(bytes) {
-            return Err(NotNow);
-        }
-        let data = self.take(bytes, context).ok_or(NotNow)?;
+        let data = self.take(bytes, context)?;
         self.submit(slot, bdev::Request::read(Role::Piece.tag(slot), lba, blocks, data), out, context);
         Ok(())
     }

@@ -7,9 +7,9 @@
 use block_io::{RequestFlags, Status};
 use dma::{Buffer, Data};
 use slots::Slot;
-use target_shell::{IoContext, SendQueue};
+use target_shell::{IoContext, NoMemory, SendQueue};
 
-use super::{CommandState, NotNow, Retry, Role, Session, gave_up};
+use super::{CommandState, Retry, Role, Session, gave_up};
 use crate::connection::NbdCore;
 use crate::limits::EDGE_ATTEMPTS_MAX;
 use crate::status::error_of;
@@ -29,12 +29,14 @@ pub(super) struct Edge {
     in_flight: u8,
     /// Another write was first.
     conflict: bool,
+    is_written: bool,
 }
 
 impl Edge {
     pub(super) fn new(lba: u64, within: usize, count: usize, flags: RequestFlags, new: Buffer) -> Edge {
-        let (old, attempts, in_flight, conflict) = (None, 0, 0, false);
-        Edge { lba, within, count, flags, new: Some(new), old, attempts, in_flight, conflict }
+        let new = Some(new);
+        let (old, attempts, in_flight, conflict, is_written) = (None, 0, 0, false, false);
+        Edge { lba, within, count, flags, new, old, attempts, in_flight, conflict, is_written }
     }
 }
 
@@ -59,7 +61,7 @@ impl Session {
         index: usize,
         out: &mut SendQueue,
         context: &mut IoContext<'_, NbdCore>,
-    ) -> Result<(), NotNow> {
+    ) -> Result<(), NoMemory> {
         if self.export.reads_undefined {
             // Such a device keeps nothing, so that there is nothing to lose.
             self.end_edge(slot, index, out);
@@ -73,7 +75,7 @@ impl Session {
                 Ok(())
             }
             Some(false) => {
-                let old = self.take(self.export.block_size as usize, context).ok_or(NotNow)?;
+                let old = self.take_block(context)?;
                 let lba = self.commands.get_mut(slot).and_then(|command| Some(command.edge(index)?.lba));
                 let read = bdev::Request::read(Role::EdgeRead(index).tag(slot), lba.unwrap_or(0), 1, old);
                 if !self.submit_step(slot, read, context) {
@@ -97,7 +99,7 @@ impl Session {
         match submitted {
             Ok(()) => self.outstanding += 1,
             Err(status) => {
-                self.held_bytes -= held;
+                self.memory.remove(held);
                 if let Some(command) = self.commands.get_mut(slot) {
                     command.fail(error_of(status));
                 }
@@ -118,7 +120,7 @@ impl Session {
         let data = completion.into_data();
         let old = data.and_then(|data| data.into_single().ok());
         if !status.is_success() {
-            self.held_bytes -= old.as_ref().map_or(0, Buffer::len);
+            self.memory.remove(old.as_ref().map_or(0, Buffer::len));
             if let Some(command) = self.commands.get_mut(slot) {
                 command.fail(error_of(status));
             }
@@ -167,10 +169,12 @@ impl Session {
     ) {
         let status = completion.status();
         let old = completion.into_data();
-        self.held_bytes -= old.as_ref().map_or(0, Data::len);
+        self.memory.remove(old.as_ref().map_or(0, Data::len));
         let Some(command) = self.commands.get_mut(slot) else { return };
         let is_conflict = status.same_code(Status::COMPARE_FAILURE);
-        if !status.is_success() && !is_conflict {
+        // The write says why.
+        let follows_write = status.same_code(Status::FUSED_FAILED);
+        if !status.is_success() && !is_conflict && !follows_write {
             command.fail(error_of(status));
         }
         if let Some(edge) = command.edge(index) {
@@ -195,6 +199,7 @@ impl Session {
             command.fail(error_of(status));
         }
         if let Some(edge) = command.edge(index) {
+            edge.is_written = status.is_success();
             edge.new = new.and_then(|data| data.into_single().ok());
         }
         self.edge_step_done(slot, index, out);
@@ -210,6 +215,10 @@ impl Session {
             return;
         }
         if !edge.conflict || has_failed {
+            if !edge.is_written {
+                // Unless one of both has said why.
+                command.fail(gave_up());
+            }
             return self.end_edge(slot, index, out);
         }
         edge.attempts += 1;
@@ -225,7 +234,7 @@ impl Session {
         let edge = command.edges.as_mut().and_then(|edges| edges[index].take());
         if let Some(edge) = edge {
             let bytes = [edge.new, edge.old].iter().flatten().map(Buffer::len).sum::<usize>();
-            self.held_bytes -= bytes;
+            self.memory.remove(bytes);
         }
         self.end_piece(slot, out);
     }

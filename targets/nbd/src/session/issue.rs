@@ -3,7 +3,7 @@
 use block_io::{Op, RequestFlags};
 use dma::{Buffer, Data};
 use slots::Slot;
-use target_shell::{IoContext, ReceiveBuffer, SendQueue};
+use target_shell::{IoContext, NoMemory, ReceiveBuffer, SendQueue, TransferReport};
 use wire_nbd::{Command, CommandFlags};
 
 use super::edge::Edge;
@@ -24,6 +24,8 @@ pub(super) struct Issuing {
 
 /// A part of a write: whole blocks, or a part of one.
 struct WritePiece {
+    /// Among those of the session.
+    number: u64,
     buffer: Buffer,
     target: PieceTarget,
     /// Payload goes to `from..from + length` of the buffer; `filled` bytes have arrived.
@@ -39,6 +41,9 @@ enum PieceTarget {
     Edge { index: usize, lba: u64, within: usize, count: usize },
 }
 
+/// In the identifier of a transfer: payload of a write, and no reply.
+const PIECE: u64 = 1 << 63;
+
 /// Why a command is not submitted completely.
 enum Pause {
     /// Payload, or the cause that [`Blocked`] names.
@@ -52,6 +57,12 @@ impl Issuing {
 
     pub(super) fn needs_payload(&self) -> bool {
         self.command == Command::Write
+    }
+
+    pub(super) fn transfers(&self, report: &mut TransferReport) {
+        if let Some(piece) = &self.piece {
+            report.waits_for_peer(PIECE | piece.number, piece.buffer.len(), piece.filled);
+        }
     }
 
     #[inline]
@@ -124,17 +135,14 @@ impl Session {
         true
     }
 
-    /// Admits a piece with `bytes` of buffers.
+    /// Admits a piece.
     #[inline]
-    fn admit(&mut self, slot: Slot, bytes: usize) -> Result<(), Pause> {
+    fn admit(&mut self, slot: Slot) -> Result<(), Pause> {
         let pending = self.commands.get(slot).map_or(0, |command| command.pending);
-        self.blocked = if pending >= PIECES_MAX {
-            Blocked::Pieces(slot)
-        } else if bytes > 0 && !self.fits(bytes) {
-            Blocked::Quota(bytes)
-        } else {
+        if pending < PIECES_MAX {
             return Ok(());
-        };
+        }
+        self.blocked = Blocked::Pieces(slot);
         Err(Pause::Wait)
     }
 
@@ -144,10 +152,38 @@ impl Session {
         bytes: usize,
         context: &IoContext<'_, NbdCore>,
     ) -> Result<Data, Pause> {
-        self.admit(slot, bytes)?;
-        let data = self.take(bytes, context);
-        self.waiting = data.is_none();
-        data.ok_or(Pause::Wait)
+        self.admit(slot)?;
+        self.take(bytes, context).map_err(|reason| self.pause(bytes, reason))
+    }
+
+    /// Takes a buffer of `bytes`, or of fewer blocks if there is none as large.
+    fn take_piece(
+        &mut self,
+        slot: Slot,
+        bytes: u64,
+        context: &IoContext<'_, NbdCore>,
+    ) -> Result<Buffer, Pause> {
+        self.admit(slot)?;
+        let (bytes, block) = (bytes as usize, self.export.block_size as usize);
+        self.memory.take_buffer(bytes, block, context.pool).map_err(|reason| self.pause(bytes, reason))
+    }
+
+    /// There is no memory for a piece.
+    #[cold]
+    fn pause(&mut self, bytes: usize, reason: NoMemory) -> Pause {
+        match reason {
+            NoMemory::Full => self.blocked = Blocked::Memory(bytes),
+            NoMemory::Lacking => self.waiting = true,
+        }
+        Pause::Wait
+    }
+
+    /// Takes a buffer of one block, which a command needs to end: it may exceed what the connection may have.
+    pub(super) fn take_block(&mut self, context: &IoContext<'_, NbdCore>) -> Result<Data, NoMemory> {
+        let block = self.export.block_size as usize;
+        let buffer = context.pool.take(block).ok_or(NoMemory::Lacking)?;
+        self.memory.add(block);
+        Ok(buffer.into())
     }
 
     fn issue_read(
@@ -168,7 +204,7 @@ impl Session {
             let blocks = stop.div_ceil(block_size) - lba;
             let looks = divides && self.export.can_seek && stop - issuing.position >= HOLE_BYTES_MIN;
             let request = if looks {
-                self.admit(slot, 0)?;
+                self.admit(slot)?;
                 plain(Role::Hole.tag(slot), Op::SeekData, lba, blocks, RequestFlags::NONE)
             } else {
                 let data = self.take_for(slot, (blocks * block_size) as usize, context)?;
@@ -197,14 +233,15 @@ impl Session {
                     return Ok(());
                 }
                 let target = issuing.next_target(block_size, WRITE_PIECE_BYTES.max(block_size));
-                let (bytes, from) = match target {
-                    PieceTarget::Blocks { bytes, .. } => (bytes, 0),
-                    PieceTarget::Edge { within, .. } => (block_size, within),
+                let (buffer, target) = self.take_target(issuing.slot, target, context)?;
+                let from = match target {
+                    PieceTarget::Blocks { .. } => 0,
+                    PieceTarget::Edge { within, .. } => within,
                 };
-                let data = self.take_for(issuing.slot, bytes as usize, context)?;
-                let Ok(buffer) = data.into_single() else { unreachable!("a piece is one buffer") };
                 let length = target.length() as usize;
-                issuing.piece = Some(WritePiece { buffer, target, from, length, filled: 0 });
+                self.pieces_begun += 1;
+                let number = self.pieces_begun;
+                issuing.piece = Some(WritePiece { number, buffer, target, from, length, filled: 0 });
             }
             if let Some(rest) = issuing.payload_mut() {
                 let count = rest.len().min(inbound.filled().len());
@@ -217,6 +254,25 @@ impl Session {
             };
             issuing.position += piece.length as u64;
             self.write_piece(issuing.slot, piece.target, piece.buffer, out, context);
+        }
+    }
+
+    /// Takes the buffer of a part of a range. If there is none for all of its blocks, it has fewer.
+    fn take_target(
+        &mut self,
+        slot: Slot,
+        target: PieceTarget,
+        context: &IoContext<'_, NbdCore>,
+    ) -> Result<(Buffer, PieceTarget), Pause> {
+        match target {
+            PieceTarget::Blocks { lba, bytes } => {
+                let buffer = self.take_piece(slot, bytes, context)?;
+                let bytes = buffer.len() as u64;
+                Ok((buffer, PieceTarget::Blocks { lba, bytes }))
+            }
+            PieceTarget::Edge { .. } => {
+                Ok((self.take_piece(slot, self.export.block_size.into(), context)?, target))
+            }
         }
     }
 
@@ -259,7 +315,7 @@ impl Session {
             let target = issuing.next_target(block_size, bytes_max);
             match target {
                 PieceTarget::Blocks { lba, bytes } if native => {
-                    self.admit(slot, 0)?;
+                    self.admit(slot)?;
                     let Some(command) = self.commands.get_mut(slot) else { return Ok(()) };
                     let mut flags = command.fua();
                     let no_hole = command.flags.contains(CommandFlags::NO_HOLE);
@@ -270,11 +326,11 @@ impl Session {
                     self.submit(slot, request, out, context);
                 }
                 _ => {
-                    let bytes = target.length().next_multiple_of(block_size);
-                    let mut data = self.take_for(slot, bytes as usize, context)?;
-                    data.clear();
-                    let Ok(buffer) = data.into_single() else { unreachable!("a piece is one buffer") };
+                    let (mut buffer, target) = self.take_target(slot, target, context)?;
+                    buffer.clear();
+                    issuing.position += target.length();
                     self.write_piece(slot, target, buffer, out, context);
+                    continue;
                 }
             }
             issuing.position += target.length();
@@ -297,7 +353,7 @@ impl Session {
             if lba >= end {
                 return Ok(());
             }
-            self.admit(slot, 0)?;
+            self.admit(slot)?;
             let blocks = (end - lba).min(ZERO_PIECE_BLOCKS);
             let Some(command) = self.commands.get_mut(slot) else { return Ok(()) };
             command.pending += 1;
@@ -314,7 +370,7 @@ impl Session {
         context: &mut IoContext<'_, NbdCore>,
     ) -> Result<(), Pause> {
         let data = self.take_for(issuing.slot, Scan::BUFFER_BYTES, context)?;
-        let Ok(buffer) = data.into_single() else { unreachable!("a page is one buffer") };
+        let Ok(buffer) = data.into_single() else { unreachable!("the smallest allocation is one buffer") };
         self.begin_scan(issuing.slot, buffer, out, context);
         Ok(())
     }

@@ -3,10 +3,10 @@
 use block_io::{Op, Payload, RequestFlags};
 use dma::Buffer;
 use slots::Slot;
-use target_shell::{IoContext, OutgoingPdu, PduData, SendQueue};
+use target_shell::{IoContext, NoMemory, OutgoingPdu, PduData, SendQueue};
 use wire_nbd::{ChunkFlags, ChunkHeader, ChunkKind, CommandFlags, Extent, HeaderForm, state};
 
-use super::{NotNow, Retry, Role, Session, plain};
+use super::{Retry, Role, Session, plain};
 use crate::connection::NbdCore;
 use crate::handshake::ALLOCATION_ID;
 use crate::status::error_of;
@@ -75,7 +75,7 @@ impl Session {
         slot: Slot,
         out: &mut SendQueue,
         context: &mut IoContext<'_, NbdCore>,
-    ) -> Result<(), NotNow> {
+    ) -> Result<(), NoMemory> {
         let block_size = u64::from(self.export.block_size);
         let Some(scan) = self.commands.get(slot).and_then(|command| command.scan.as_ref()) else {
             return Ok(());

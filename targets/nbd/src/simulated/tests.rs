@@ -1,4 +1,6 @@
 use random::WyRand;
+use reservations::{ChangeWaker, Registrant, ReservationCommand, ReservationType};
+use target_shell::ConnectionLimits;
 use wire_nbd::*;
 
 use super::*;
@@ -16,7 +18,12 @@ impl Client {
 
     /// Negotiates options without data before it chooses the export.
     fn begin_with(target: &mut SimulatedTarget, options: &[OptionCode]) -> Client {
-        let mut client = Client { id: target.connect(), received: Vec::new() };
+        let id = target.connect();
+        Client::negotiate(target, id, options)
+    }
+
+    fn negotiate(target: &mut SimulatedTarget, id: ConnectionId, options: &[OptionCode]) -> Client {
+        let mut client = Client { id, received: Vec::new() };
         let mut hello = vec![0, 0, 0, 3];
         for option in options {
             hello.extend(OptionHeader { option: *option as u32, length: 0 }.to_bytes());
@@ -232,4 +239,191 @@ fn a_request_waits_for_a_bounded_number_of_requests_of_other_connections() {
         }
         assert_eq!(target.reads() - before, all, "every request is executed");
     }
+}
+
+/// Reserves the disk for a host that is registered, with this type.
+fn reserve(target: &SimulatedTarget, kind: ReservationType) {
+    let holder = Registrant::nvme_host([1; 16]);
+    for command in
+        [ReservationCommand::Register { key: 1, persist: None }, ReservationCommand::Acquire { key: 1, kind }]
+    {
+        let change = target.reservations.reservations().execute(&holder, command, Arc::new(NoWaker));
+        assert_eq!(change.outcome(), Some(Ok(())));
+    }
+}
+
+fn unreserve(target: &SimulatedTarget) {
+    let holder = Registrant::nvme_host([1; 16]);
+    let reservations = target.reservations.reservations();
+    let change = reservations.execute(&holder, ReservationCommand::Clear { key: 1 }, Arc::new(NoWaker));
+    assert_eq!(change.outcome(), Some(Ok(())));
+}
+
+#[derive(Debug)]
+struct NoWaker;
+
+impl ChangeWaker for NoWaker {
+    fn wake(&self) {}
+}
+
+#[test]
+fn a_reservation_of_another_host_refuses_writes_or_all_io_until_it_is_released() {
+    const EPERM: u32 = 1;
+    let mut target = SimulatedTarget::new(1, NetworkFaults::default());
+    // It is connected, and has written, before.
+    let mut client = Client::begin(&mut target);
+    client.request(&mut target, Command::Write, 0, &[7; BLOCK_BYTES], BLOCK_BYTES);
+    assert_eq!(client.reply(&mut target).error, 0);
+    for (kind, reads) in
+        [(ReservationType::WriteExclusive, true), (ReservationType::ExclusiveAccessRegistrants, false)]
+    {
+        reserve(&target, kind);
+        // The last is a part of a block, which the target reads and compares first.
+        for (command, length) in [
+            (Command::Write, BLOCK_BYTES),
+            (Command::Write, DISK_BYTES),
+            (Command::WriteZeroes, BLOCK_BYTES),
+            (Command::Trim, BLOCK_BYTES),
+            (Command::Flush, 0),
+            (Command::Write, 10),
+        ] {
+            let data = if command == Command::Write { &[9; DISK_BYTES][..length] } else { &[] };
+            client.request(&mut target, command, 0, data, length);
+            assert_eq!(client.reply(&mut target).error, EPERM, "{kind:?} {command:?} {length}");
+        }
+        client.request(&mut target, Command::Read, 0, &[], BLOCK_BYTES);
+        let reply = client.reply(&mut target);
+        assert_eq!(reply.error, if reads { 0 } else { EPERM }, "{kind:?}");
+        if reads {
+            assert_eq!(client.read(&mut target, BLOCK_BYTES), [7; BLOCK_BYTES]);
+        }
+        unreserve(&target);
+        client.request(&mut target, Command::Write, 0, &[7; BLOCK_BYTES], BLOCK_BYTES);
+        assert_eq!(client.reply(&mut target).error, 0);
+    }
+}
+
+/// Whether a read and a write of 64 KiB are answered within a millisecond.
+fn is_served(client: &mut Client, target: &mut SimulatedTarget) -> bool {
+    const BYTES: usize = 64 << 10;
+    client.request(target, Command::Read, 0, &[], BYTES);
+    client.request(target, Command::Write, 0, &[7; BYTES], BYTES);
+    for _ in 0..100 {
+        target.poll();
+        target.receive(client.id, &mut client.received);
+    }
+    let is_answered = client.received.len() == 16 + BYTES + 16;
+    client.received.clear();
+    is_answered
+}
+
+/// How hostile clients begin, and what they do each second.
+type Hostile = (fn(&mut Client, &mut SimulatedTarget), fn(&mut Client, &mut SimulatedTarget, u64));
+
+#[test]
+fn clients_that_never_read_trickle_or_owe_payload_do_not_stop_others() {
+    const HOSTILE: usize = 120;
+    fn wait(_: &mut Client, _: &mut SimulatedTarget, _: u64) {}
+    let kinds: [Hostile; 3] = [
+        // Deaf.
+        (
+            |client, target| {
+                (0..16).for_each(|_| client.request(target, Command::Read, 0, &[], 64 << 10));
+            },
+            wait,
+        ),
+        // Silent, after a part of the payload.
+        (|client, target| client.request(target, Command::Write, 0, &[1; 100], 256 << 10), wait),
+        // The same, and 4 bytes each 4 s.
+        (
+            |client, target| client.request(target, Command::Write, 0, &[1; 100], 256 << 10),
+            |client, target, second| {
+                if second % 4 == 0 {
+                    target.send(client.id, &[1; 4]);
+                }
+            },
+        ),
+    ];
+    for (number, (begin, each_second)) in kinds.into_iter().enumerate() {
+        // Each of them could have half of the memory.
+        let mut target = SimulatedTarget::with_memory(16 << 20);
+        let id = target.connect_from("10.0.0.7:1");
+        let mut other = Client::negotiate(&mut target, id, &[]);
+        let mut same = Client::begin(&mut target);
+        for _ in 0..2 {
+            // Both make progress, one at the address of the hostile ones.
+            assert!(is_served(&mut other, &mut target) && is_served(&mut same, &mut target));
+            target.now_ns += 1_000_000_000;
+        }
+        let mut hostile: Vec<_> = (0..HOSTILE).map(|_| Client::begin(&mut target)).collect();
+        for client in &mut hostile {
+            begin(client, &mut target);
+            target.poll();
+            assert!(is_served(&mut other, &mut target) && is_served(&mut same, &mut target), "kind {number}");
+        }
+        for second in 1..=6 {
+            target.now_ns += 1_000_000_000;
+            for client in &mut hostile {
+                each_second(client, &mut target, second);
+            }
+            assert!(is_served(&mut other, &mut target), "kind {number}, second {second}");
+            assert!(is_served(&mut same, &mut target), "kind {number}, second {second}");
+        }
+        let left = target.group.connections().len() - 2;
+        assert!(left < HOSTILE / 2, "kind {number}: {left} are left, although others lack memory");
+        // Who comes now is served, too.
+        let id = target.connect_from("10.0.0.8:1");
+        let mut late = Client::negotiate(&mut target, id, &[]);
+        assert!(is_served(&mut late, &mut target), "kind {number}");
+    }
+}
+
+#[test]
+fn a_slow_client_is_served_while_there_is_memory() {
+    let mut target = SimulatedTarget::new(1, NetworkFaults::default());
+    let mut client = Client::begin(&mut target);
+    // 2 KiB each 10 s of a write, and then of a read: far longer than any time-out.
+    client.request(&mut target, Command::Write, 0, &[], 64 << 10);
+    for _ in 0..32 {
+        for _ in 0..10 {
+            target.now_ns += 1_000_000_000;
+            target.poll();
+        }
+        client.send(&mut target, &[9; 2048]);
+    }
+    assert_eq!(client.reply(&mut target).error, 0);
+    client.request(&mut target, Command::Read, 0, &[], DISK_BYTES);
+    let mut left = 16 + DISK_BYTES;
+    while left > 0 {
+        for _ in 0..10 {
+            target.now_ns += 1_000_000_000;
+            target.poll();
+        }
+        // It reads at most 64 KiB.
+        let received = target.receive(client.id, &mut client.received).expect("the connection is open");
+        left -= received;
+    }
+    assert_eq!(client.received[16..][..64 << 10], [9; 64 << 10]);
+}
+
+#[test]
+fn an_export_and_an_address_leave_connections_to_others() {
+    let mut target = SimulatedTarget::new(1, NetworkFaults::default());
+    let limits = ConnectionLimits { max: 100, per_peer_max: Some(20), per_object_max: Some(30) };
+    target.group.set_limits(limits);
+    let mut begin = |peer: &str| {
+        let id = target.connect_from(peer);
+        let mut hello = vec![0, 0, 0, 3];
+        hello.extend(OptionHeader { option: OptionCode::ExportName as u32, length: 4 }.to_bytes());
+        hello.extend(b"disk");
+        target.send(id, &hello);
+        (0..10).for_each(|_| target.poll());
+        // One too many is closed after the answer that ends its handshake, at the latest.
+        let mut received = Vec::new();
+        [(); 2].map(|()| target.receive(id, &mut received).is_some()) == [true; 2] && !received.is_empty()
+    };
+    let admitted = |count: usize| (0..count).map(|port| format!("10.0.0.1:{}", port + 1));
+    assert_eq!(admitted(40).filter(|peer| begin(peer)).count(), 20);
+    let others = (0..40).map(|host| format!("10.0.1.{host}:1"));
+    assert_eq!(others.filter(|peer| begin(peer)).count(), 10, "30 in all");
 }

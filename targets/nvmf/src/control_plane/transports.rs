@@ -1,10 +1,8 @@
 //! The transports: their groups on all reactors, and faults that are injected.
 
-use std::sync::Arc;
-
 use reactor::Core;
 use sockets::CoreNetwork;
-use target_shell::{GroupLimits, GroupWaker, TargetCores};
+use target_shell::{ConnectionLimits, GroupLimits, GroupWaker, TargetCores};
 
 use super::{NvmfTarget, TcpTransport, VfioUserTransport};
 use crate::address::ListenAddress;
@@ -30,18 +28,11 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             return Err(NvmfTargetError::TransportExists("TCP"));
         }
         let group_limits = limits.connections.clone();
-        let (directory, queue_count) = (self.0.directory.clone(), Arc::default());
-        let cores = self.0.remotes.len();
+        let directory = self.0.directory.clone();
         let protocol = move |_: &Core, waker: &GroupWaker| {
             let waker = waker.clone();
             let notifier = directory.add_notifier(Box::new(move || waker.wake()));
-            TcpProtocol::new(
-                limits.clone(),
-                directory.clone(),
-                Some(notifier),
-                Arc::clone(&queue_count),
-                cores,
-            )
+            TcpProtocol::new(limits.clone(), directory.clone(), Some(notifier))
         };
         let cores = TargetCores::start(&self.0.remotes, &self.0.publisher, group_limits, protocol)?;
         state.transport = Some(TcpTransport { config, cores });
@@ -60,7 +51,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             return Err(NvmfTargetError::TransportExists("VFIOUSER"));
         }
         let group_limits = GroupLimits {
-            connections_max: VFIO_USER_CLIENTS_MAX,
+            connections: ConnectionLimits::new(VFIO_USER_CLIENTS_MAX),
             // Clients that wait until others have gone.
             logins_max: VFIO_USER_WAITING_MAX,
             drain_timeout_ns: DRAIN_TIMEOUT_NS,

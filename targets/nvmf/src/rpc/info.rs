@@ -109,8 +109,14 @@ fn transport(config: &TcpTransportConfig) -> Value {
         "connection_bytes_max": config.connection_bytes_max,
         "transfer_timeout_ms": config.transfer_timeout_ms,
     });
-    if let Some(connections) = config.max_connections {
-        value["max_connections"] = connections.into();
+    for (name, limit) in [
+        ("max_connections", config.max_connections),
+        ("max_connections_per_peer", config.max_connections_per_peer),
+        ("max_connections_per_subsystem", config.max_connections_per_subsystem),
+    ] {
+        if let Some(limit) = limit {
+            value[name] = limit.into();
+        }
     }
     if let Some(bytes) = config.host_bytes_max {
         value["host_bytes_max"] = bytes.into();

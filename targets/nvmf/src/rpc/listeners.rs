@@ -21,10 +21,37 @@ control::parameters! {
 
 impl From<ListenAddressParameters> for ListenAddress {
     fn from(address: ListenAddressParameters) -> ListenAddress {
-        let trsvcid = address.trsvcid.map_or_else(String::new, |port| port.0);
-        let adrfam = address.adrfam.unwrap_or_default();
-        ListenAddress { trtype: address.trtype, adrfam, traddr: address.traddr, trsvcid }
+        address.address()
     }
+}
+
+impl ListenAddressParameters {
+    /// The address as the target stores it.
+    pub(super) fn set_canonical(&mut self, address: ListenAddress) {
+        let ListenAddress { trtype, adrfam, traddr, trsvcid } = address;
+        (self.trtype, self.traddr) = (trtype, traddr);
+        self.adrfam = Some(adrfam).filter(|adrfam| !adrfam.is_empty());
+        self.trsvcid = Some(TextOrNumber(trsvcid));
+    }
+
+    pub(super) fn address(&self) -> ListenAddress {
+        let trsvcid = self.trsvcid.as_ref().map_or_else(String::new, |port| port.0.clone());
+        let adrfam = self.adrfam.clone().unwrap_or_default();
+        ListenAddress { trtype: self.trtype.clone(), adrfam, traddr: self.traddr.clone(), trsvcid }
+    }
+}
+
+pub(super) fn canonical_listener(_: &NvmfModule, params: &mut AddListener) -> Result<(), RpcError> {
+    let address = params.listen_address.address().normalized()?;
+    params.listen_address.set_canonical(address);
+    params.ana_state = params.ana_state.filter(|state| *state != AnaStateName::Optimized);
+    Ok(())
+}
+
+pub(super) fn canonical_ana_state(_: &NvmfModule, params: &mut SetAnaState) -> Result<(), RpcError> {
+    let address = params.listen_address.address().normalized()?;
+    params.listen_address.set_canonical(address);
+    Ok(())
 }
 
 control::parameters! {

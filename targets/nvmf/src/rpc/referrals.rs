@@ -15,6 +15,13 @@ pub(super) fn methods() -> Vec<Method<NvmfModule>> {
     vec![
         Method::update("nvmf_discovery_add_referral", add)
             .text("Refers hosts to another discovery service, or to a subsystem of another target, in the discovery log.", "true")
+            .canonical(|_: &NvmfModule, params: &mut AddReferral| {
+                let (address, subnqn) = (params.address.address(), params.subnqn.as_deref());
+                let referral = Referral::new(&address, subnqn, params.secure_channel)?;
+                params.address.set_canonical(referral.address);
+                params.subnqn = Some(referral.subnqn.as_str().to_string());
+                Ok(())
+            })
             .errors(&[INVALID, UNRESPONSIVE]),
         Method::update("nvmf_discovery_remove_referral", remove)
             .text("Removes a referral from the discovery log.", "true")

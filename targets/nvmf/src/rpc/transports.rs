@@ -27,6 +27,11 @@ control::parameters! {
         disable_mappable_bar0: bool = false,
         /// Connections of hosts that have logged in at most; as many as file descriptors allow if not given; TCP only
         max_connections: Option<u32>,
+        /// Of these, from one IP address (IPv6: from one /64 network); half of what others leave, but at least 16, if not
+        /// given; TCP only
+        max_connections_per_peer: Option<u32>,
+        /// Of these, to one subsystem; three quarters of what others leave, but at least 16, if not given; TCP only
+        max_connections_per_subsystem: Option<u32>,
         /// Connections of hosts that have not logged in at most, never more than a quarter of the file descriptors; beyond,
         /// the oldest is closed; TCP only
         max_pending_logins: Option<u32>,
@@ -76,15 +81,74 @@ control::parameters! {
     }
 }
 
+/// The options of a transport as it uses them.
+enum TransportConfig {
+    Tcp(TcpTransportConfig),
+    VfioUser(VfioUserConfig),
+}
+
+impl TransportConfig {
+    fn of(params: &CreateTransport) -> Result<TransportConfig, RpcError> {
+        match params.trtype.to_ascii_uppercase().as_str() {
+            "TCP" => Ok(TransportConfig::Tcp(tcp(params))),
+            "VFIOUSER" => Ok(TransportConfig::VfioUser(vfio_user(params))),
+            _ => {
+                let message =
+                    format!("transport {} is not supported; expected TCP or VFIOUSER", params.trtype);
+                Err(RpcError::invalid_params(message))
+            }
+        }
+    }
+}
+
 pub(super) fn create_transport(module: &NvmfModule, params: CreateTransport) -> Result<bool, RpcError> {
-    let vfio_user = params.trtype.eq_ignore_ascii_case("vfiouser");
-    if !vfio_user && !params.trtype.eq_ignore_ascii_case("tcp") {
-        let message = format!("transport {} is not supported; expected TCP or VFIOUSER", params.trtype);
-        return Err(RpcError::invalid_params(message));
+    match TransportConfig::of(&params)? {
+        TransportConfig::Tcp(config) => module.target.create_transport(config)?,
+        TransportConfig::VfioUser(config) => {
+            if params.in_capsule_data_size.is_some() || params.max_aq_depth.is_some() {
+                log::warn!(
+                    target: "nvmf",
+                    "nvmf_create_transport: in_capsule_data_size, max_aq_depth ignored: queues are in the client's memory"
+                );
+            }
+            module.target.create_vfio_user(config)?;
+        }
     }
-    if vfio_user {
-        return create_vfio_user(module, &params);
+    Ok(true)
+}
+
+/// With all options that the transport has, and without those of the other one.
+pub(super) fn canonical_transport(_: &NvmfModule, params: &mut CreateTransport) -> Result<(), RpcError> {
+    let config = TransportConfig::of(params)?;
+    params.trtype.make_ascii_uppercase();
+    match config {
+        TransportConfig::Tcp(config) => {
+            params.max_queue_depth = Some(config.max_queue_depth);
+            params.max_io_qpairs_per_ctrlr = Some(config.max_io_qpairs_per_ctrlr);
+            params.in_capsule_data_size = Some(config.in_capsule_data_size);
+            params.max_io_size = Some(config.max_io_size);
+            params.max_aq_depth = Some(config.max_aq_depth);
+            params.c2h_success = Some(config.c2h_success);
+            params.max_pending_logins = Some(config.max_pending_logins);
+            params.max_pending_logins_per_peer = Some(config.max_pending_logins_per_peer);
+            params.connection_bytes_max = Some(config.connection_bytes_max);
+            params.transfer_timeout_ms = Some(config.transfer_timeout_ms);
+            params.disable_mappable_bar0 = false;
+        }
+        TransportConfig::VfioUser(config) => {
+            params.max_queue_depth = Some(config.max_queue_depth);
+            params.max_io_qpairs_per_ctrlr = Some(config.max_io_qpairs_per_ctrlr);
+            params.max_io_size = Some(config.max_io_size);
+            (params.in_capsule_data_size, params.max_aq_depth, params.c2h_success) = (None, None, None);
+            (params.max_connections, params.max_pending_logins) = (None, None);
+            (params.max_pending_logins_per_peer, params.connection_bytes_max) = (None, None);
+            (params.host_bytes_max, params.transfer_timeout_ms) = (None, None);
+        }
     }
+    Ok(())
+}
+
+fn tcp(params: &CreateTransport) -> TcpTransportConfig {
     let mut config = TcpTransportConfig::default();
     config.max_queue_depth = params.max_queue_depth.unwrap_or(config.max_queue_depth);
     config.max_io_qpairs_per_ctrlr = params.max_io_qpairs_per_ctrlr.unwrap_or(config.max_io_qpairs_per_ctrlr);
@@ -93,30 +157,24 @@ pub(super) fn create_transport(module: &NvmfModule, params: CreateTransport) -> 
     config.max_aq_depth = params.max_aq_depth.unwrap_or(config.max_aq_depth);
     config.c2h_success = params.c2h_success.unwrap_or(config.c2h_success);
     config.max_connections = params.max_connections;
+    config.max_connections_per_peer = params.max_connections_per_peer;
+    config.max_connections_per_subsystem = params.max_connections_per_subsystem;
     config.max_pending_logins = params.max_pending_logins.unwrap_or(config.max_pending_logins);
     config.max_pending_logins_per_peer =
         params.max_pending_logins_per_peer.unwrap_or(config.max_pending_logins_per_peer);
     config.host_bytes_max = params.host_bytes_max;
     config.connection_bytes_max = params.connection_bytes_max.unwrap_or(config.connection_bytes_max);
     config.transfer_timeout_ms = params.transfer_timeout_ms.unwrap_or(config.transfer_timeout_ms);
-    module.target.create_transport(config)?;
-    Ok(true)
+    config
 }
 
-fn create_vfio_user(module: &NvmfModule, params: &CreateTransport) -> Result<bool, RpcError> {
-    if params.in_capsule_data_size.is_some() || params.max_aq_depth.is_some() {
-        log::warn!(
-            target: "nvmf",
-            "nvmf_create_transport: in_capsule_data_size, max_aq_depth ignored: queues are in the client's memory"
-        );
-    }
+fn vfio_user(params: &CreateTransport) -> VfioUserConfig {
     let mut config = VfioUserConfig::default();
     config.max_queue_depth = params.max_queue_depth.unwrap_or(config.max_queue_depth);
     config.max_io_qpairs_per_ctrlr = params.max_io_qpairs_per_ctrlr.unwrap_or(config.max_io_qpairs_per_ctrlr);
     config.max_io_size = params.max_io_size.unwrap_or(config.max_io_size);
     config.disable_mappable_bar0 = params.disable_mappable_bar0;
-    module.target.create_vfio_user(config)?;
-    Ok(true)
+    config
 }
 
 control::choices! {

@@ -81,8 +81,7 @@ impl SimulatedTarget {
         let (hosts, network) = SimulatedNetwork::pair(seed, faults);
         let limits = transport.limits().expect("the options are in range");
         let group_limits = limits.connections.clone();
-        let protocol =
-            TcpProtocol::new(limits, Arc::new(ControllerDirectory::new()), None, Arc::default(), 1);
+        let protocol = TcpProtocol::new(limits, Arc::new(ControllerDirectory::new()), None);
         let mut group = ConnectionGroup::standalone(&core, network, protocol, group_limits);
         group.listen(&address().into(), PORT).expect("room for a listener");
         let mut world = SimulatedTarget { group, hosts, now_ns: 1, devices, reactor };

@@ -13,11 +13,11 @@ use block_io::Status;
 use dma::Pool;
 use nvme_controller::queues::QueueLookup;
 use nvme_controller::{
-    AdminConnect, BufferWindow, Controller, ControllerAction, ControllerAssociation, ControllerDirectory,
-    ControllerEvent, ControllerLimits, DiscoveryLog, IoQueue, NamespaceTable, Subsystem,
+    AdminConnect, Controller, ControllerAction, ControllerAssociation, ControllerDirectory, ControllerEvent,
+    ControllerLimits, DiscoveryLog, IoQueue, NamespaceTable, Subsystem,
 };
 use rustix::io::Errno;
-use target_shell::Polling;
+use target_shell::{MemoryShare, Polling};
 use wire_nvme::doorbell::AdminQueueAttributes;
 use wire_nvme::sqe;
 use wire_vfio_user::{DmaMap, DmaUnmap, IrqInfo, SetIrqs};
@@ -475,7 +475,7 @@ impl VfioUserFunction {
         // A command in flight has an entry of the completion queue. The client's memory bounds what lends buffers; those
         // of the pool are bounded by the pool.
         let slots = self.cq(cqid).map_or(0, |completions| completions.entries).min(COMMANDS_MAX);
-        let io = IoQueue::new(slots, BufferWindow::UNLIMITED, self.namespaces.clone());
+        let io = IoQueue::new(slots, MemoryShare::unlimited(), self.namespaces.clone());
         let queue = SubmissionQueue { ring, io };
         insert_queue(&mut self.sqs, qid, queue);
         self.active_sqids.push(qid);

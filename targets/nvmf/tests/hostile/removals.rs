@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use block_io::Status;
-use nvmf::NamespaceConfig;
+use nvmf::{NamespaceConfig, SubsystemConfig};
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::tcp::{Framing, R2t};
 use wire_nvme::{DataPointer, Sqe};
@@ -111,6 +111,23 @@ impl CommandsInFlight {
     }
 }
 
+#[test]
+fn the_bdev_of_a_removed_namespace_is_free_when_its_commands_have_completed() {
+    const OTHER: &str = "nqn.2025-01.io.ringbolt:other";
+    type Remove = fn(&TcpTestTarget) -> bdev::Closing;
+    let removals: [Remove; 2] =
+        [|rig| rig.target.remove_namespace(NQN, 1).unwrap(), |rig| rig.target.delete_subsystem(NQN).unwrap()];
+    for remove in removals {
+        let (rig, in_flight) = CommandsInFlight::new(|_| {});
+        rig.target.create_subsystem(OTHER, SubsystemConfig::default()).unwrap();
+        let slow = || NamespaceConfig::new("Slow1");
+        assert!(rig.target.add_namespace(OTHER, slow()).is_err(), "it is in use");
+        remove(&rig).wait().unwrap();
+        assert_eq!(rig.target.add_namespace(OTHER, slow()).unwrap(), 1);
+        drop(in_flight);
+    }
+}
+
 /// A namespace is removed: the connection stays.
 fn commands_fail_and_the_connection_stays(remove: impl FnOnce(&TcpTestTarget)) {
     let (rig, mut in_flight) = CommandsInFlight::new(|_| {});
@@ -145,7 +162,7 @@ fn commands_complete_and_the_connections_close(
 
 #[test]
 fn commands_of_a_removed_namespace_complete() {
-    commands_fail_and_the_connection_stays(|rig| rig.target.remove_namespace(NQN, 1).unwrap());
+    commands_fail_and_the_connection_stays(|rig| drop(rig.target.remove_namespace(NQN, 1).unwrap()));
 }
 
 #[test]
@@ -162,7 +179,7 @@ fn commands_of_a_removed_base_bdev_complete() {
 fn commands_of_a_deleted_subsystem_complete() {
     commands_complete_and_the_connections_close(
         |_| {},
-        |rig| rig.target.delete_subsystem(NQN).unwrap(),
+        |rig| drop(rig.target.delete_subsystem(NQN).unwrap()),
         NAMESPACE_REMOVED,
     );
 }

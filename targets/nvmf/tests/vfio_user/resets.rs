@@ -208,7 +208,7 @@ fn commands_in_flight_complete_before_a_removal_disconnects() {
     let removals: [fn(&VfioUserTestTarget); 3] = [
         |rig| rig.target.remove_listener(NQN, rig.address()).unwrap(),
         |rig| rig.target.allow_any_host(NQN, false).unwrap(),
-        |rig| rig.target.delete_subsystem(NQN).unwrap(),
+        |rig| drop(rig.target.delete_subsystem(NQN).unwrap()),
     ];
     for remove in removals {
         let rig = VfioUserTestTarget::new();

@@ -145,6 +145,29 @@ fn reserve_and_release_exclude_other_nexuses_until_reset_or_loss() {
     assert_eq!(test.run(&two, &reserve, &[], 0).status, conflict, "a registration excludes it");
 }
 
+#[test]
+fn reserve_excludes_other_units_of_the_device_and_users_that_are_no_nexus() {
+    let mut test = TestUnit::new(config(512, 8));
+    let (one, two) = (test.nexus(1), test.nexus(2));
+    let other = crate::LogicalUnit::new(config(512, 8), test.unit.reservations().clone());
+    let elsewhere = other.attach(two.ports()).unwrap();
+    let (reserve, release) = ([0x16, 0, 0, 0, 0, 0], [0x17, 0, 0, 0, 0, 0]);
+    test.run(&elsewhere, &[0; 6], &[], 0);
+    test.run(&one, &reserve, &[], 0).good();
+    for cdb in [&READ[..], &reserve] {
+        assert_eq!(test.run(&elsewhere, cdb, &[], 512).status, ScsiStatus::ReservationConflict);
+    }
+    test.run(&one, &READ, &[], 512).good();
+    test.run(&one, &reserve, &[], 0).good();
+    test.run(&one, &release, &[], 0).good();
+    test.run(&elsewhere, &READ, &[], 512).good();
+    // A unit that is reserved, and goes, excludes nobody.
+    test.run(&elsewhere, &reserve, &[], 0).good();
+    assert_eq!(test.run(&one, &reserve, &[], 0).status, ScsiStatus::ReservationConflict);
+    drop((elsewhere, other));
+    test.run(&one, &reserve, &[], 0).good();
+}
+
 fn with_list(test: &mut TestUnit, nexus: &UnitNexus, action: u8, list: &[u8]) -> Reply {
     test.run(nexus, &[0x5f, action, 0, 0, 0, 0, 0, 0, list.len() as u8, 0], list, 0)
 }

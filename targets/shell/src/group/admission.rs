@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use slots::Slot;
@@ -9,14 +10,18 @@ use sockets::{ListenerId, Network, StreamAddress};
 
 use super::ConnectionGroup;
 use super::polled::add_polled;
+use crate::admissions::{Admissions, LimitExceeded};
 use crate::cores::GroupMessage;
 use crate::logins::GroupLimits;
 use crate::mailboxes::CoreMailboxes;
+use crate::memory::MemoryOwner;
+use crate::peers::PeerKey;
 use crate::protocol::{Accepted, CloseReason, Notice, Protocol, ProtocolConnection};
 
 /// What the groups of a target share.
 pub(crate) struct GroupShared<P: Protocol, S> {
     pub(super) limits: GroupLimits,
+    pub(super) admissions: Arc<Admissions>,
     pub(super) statuses: Box<[GroupStatus]>,
     pub(super) peers: CoreMailboxes<GroupMessage<P, S>>,
 }
@@ -36,16 +41,18 @@ impl<P: Protocol, S> GroupShared<P, S> {
         cores: usize,
         peers: CoreMailboxes<GroupMessage<P, S>>,
     ) -> GroupShared<P, S> {
-        GroupShared { limits, statuses: (0..cores).map(|_| GroupStatus::default()).collect(), peers }
+        let admissions = Arc::new(Admissions::new(limits.connections.clone()));
+        GroupShared {
+            limits,
+            admissions,
+            statuses: (0..cores).map(|_| GroupStatus::default()).collect(),
+            peers,
+        }
     }
 
-    /// Connections of the target whose peers have logged in.
-    pub(super) fn logged_in(&self) -> u32 {
-        let logged_in = |status: &GroupStatus| {
-            let pending = status.pending_logins.load(Ordering::Relaxed);
-            status.connections.load(Ordering::Relaxed).saturating_sub(pending)
-        };
-        self.statuses.iter().map(logged_in).sum()
+    /// How many connections each peer has and may have.
+    pub(crate) fn admissions(&self) -> &Arc<Admissions> {
+        &self.admissions
     }
 }
 
@@ -60,14 +67,19 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
     ) {
         let Some((_, portid)) = self.listeners.iter().find(|(id, _)| *id == listener) else { return };
         let connections_of = |group: usize| self.shared.statuses[group].connections.load(Ordering::Relaxed);
-        if self.stopping || self.shared.logged_in() >= self.shared.limits.connections_max {
-            // Dropping the stream closes it. The peer may retry when others have disconnected.
+        if self.stopping {
             return;
+        }
+        let peer_key = PeerKey::of(&peer, N::peer_credentials_of(&stream));
+        if let Err(limit) = self.shared.admissions.check(peer_key) {
+            // Dropping the stream closes it. The peer may retry when others have disconnected.
+            let local = self.network.local_address(listener);
+            return log_refused::<P>(local.as_ref().unwrap_or(&peer), limit);
         }
         let local = N::local_address_of(&stream).or_else(|| self.network.local_address(listener));
         let Some(local) = local else { return };
         // The group that adds it assigns the flow.
-        let accepted = Accepted { portid: *portid, local, peer, flow: 0 };
+        let accepted = Accepted { portid: *portid, local, peer, peer_key, flow: 0 };
         let serves = |group: &usize| self.protocol.may_serve(&self.config, accepted.portid, *group);
         let groups = (0..self.shared.statuses.len()).filter(serves);
         let group = groups.min_by_key(|group| connections_of(*group)).unwrap_or(self.index);
@@ -97,7 +109,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
     pub(super) fn add_connection(&mut self, stream: N::Stream, accepted: Accepted, now_ns: u64) {
         self.flows = self.flows.wrapping_add(1);
         let accepted = Accepted { flow: self.flows, ..accepted };
-        let peer = accepted.peer.clone();
+        let (peer, peer_key) = (accepted.peer.clone(), accepted.peer_key);
         // A client's UNIX socket usually has no name; log lines have the listener's.
         let name = if peer == StreamAddress::Unix(PathBuf::new()) { &accepted.local } else { &peer }.clone();
         let added = if self.connections.slab.is_full() {
@@ -117,13 +129,20 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         let slot = self.connections.insert(connection, id, name);
         if let Some(entry) = self.connections.slab.get_mut(slot) {
             entry.awaits_login = awaits_login;
+            entry.peer_key = peer_key;
+            let peer_max = self.memory.limits().of_peer();
+            entry.requests.peer = Some(self.memory.peer(MemoryOwner::Peer(peer_key), peer_max));
             self.timers.arm(slot, entry.connection.deadline_ns(), &mut entry.timer_ns);
             add_polled::<P>(&mut self.polled, slot, entry);
         }
         if !awaits_login {
             status.pending_logins.fetch_sub(1, Ordering::Relaxed);
-        } else if let Some(replaced) = self.logins.add(slot, &peer) {
-            log::warn!(target: P::LOG_TARGET, "too many connections have not logged in; the oldest is closed");
+            self.admit(slot, now_ns);
+        } else if let Some(replaced) = self.logins.add(slot, peer_key) {
+            log::warn!(
+                target: P::LOG_TARGET,
+                "too many connections have not logged in, with those of {peer_key}; the oldest is closed"
+            );
             self.close(replaced, CloseReason::Limit, now_ns);
         }
         // It may want to speak first.
@@ -135,12 +154,25 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         if notice.logged_in {
             self.end_pending_login(slot);
             // Others may have logged in since it was accepted.
-            if self.shared.logged_in() > self.shared.limits.connections_max {
-                self.close(slot, CloseReason::Limit, now_ns);
-            }
+            self.admit(slot, now_ns);
         }
         if notice.recheck {
             self.recheck_all_groups(now_ns);
+        }
+    }
+
+    /// Counts a connection among those of its peer, and of what it has logged in to. Closes it if there are too many.
+    fn admit(&mut self, slot: Slot, now_ns: u64) {
+        let Some(entry) = self.connections.slab.get_mut(slot) else { return };
+        if entry.closed || entry.admitted.is_some() {
+            return;
+        }
+        match self.shared.admissions.add(entry.peer_key, entry.connection.object()) {
+            Ok(admitted) => entry.admitted = Some(admitted),
+            Err(limit) => {
+                log_refused::<P>(&entry.peer, limit);
+                self.close(slot, CloseReason::Limit, now_ns);
+            }
         }
     }
 
@@ -152,4 +184,10 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             self.shared.statuses[self.index].pending_logins.fetch_sub(1, Ordering::Relaxed);
         }
     }
+}
+
+/// `address` is that of the listener, or of the peer; `limit` names the peer.
+#[cold]
+fn log_refused<P: Protocol>(address: &StreamAddress, limit: LimitExceeded) {
+    log::warn!(target: P::LOG_TARGET, "{address}: a connection is refused: {limit}");
 }

@@ -42,6 +42,10 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             CloseReason::Closed => log::debug!(target: P::LOG_TARGET, "{peer}: closed by the peer"),
             CloseReason::Network(kind) => log::debug!(target: P::LOG_TARGET, "{peer}: {kind}"),
             CloseReason::Limit => log::debug!(target: P::LOG_TARGET, "{peer}: closed, too many connections"),
+            CloseReason::TransferTimeout => log::warn!(
+                target: P::LOG_TARGET,
+                "{peer}: did not send requested data or read answers in time, and is disconnected"
+            ),
             CloseReason::Drained => {
                 log::debug!(target: P::LOG_TARGET, "{peer}: closed after its last answers")
             }
@@ -58,6 +62,9 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         let Some(entry) = self.connections.slab.get_mut(slot) else { return };
         if entry.id != NO_STREAM {
             self.shared.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(admitted) = entry.admitted.take() {
+            self.shared.admissions.remove(admitted);
         }
         let recheck = entry.connection.on_close();
         if entry.requests.outstanding == 0 {

@@ -155,6 +155,15 @@ fn pages_that_the_driver_has_registered_go_to_the_device_as_they_are() {
 }
 
 #[test]
+fn what_a_reservation_of_another_host_excludes_is_committed_as_the_kernel_says_it() {
+    let mut bench = Bench::with_path(1, 4, UblkDataPath::GetData);
+    bench.fetched(0, Operation::Read, 1);
+    bench.complete(Status::RESERVATION_CONFLICT.do_not_retry());
+    // EBADE, which the driver makes a reservation conflict (BLK_STS_RESV_CONFLICT) of.
+    assert_eq!(bench.committed(), (0, -52));
+}
+
+#[test]
 fn a_read_that_fails_is_committed_without_data() {
     let mut bench = Bench::with_path(1, 4, UblkDataPath::GetData);
     bench.fetched(0, Operation::Read, 1);

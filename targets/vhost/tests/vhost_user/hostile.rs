@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use vhost::VhostBlkConfig;
 use wire_vhost_user::{
     FrontendRequest, Header, MemoryRegion, MemoryTable, SingleRegion, VringAddress, VringState,
 };
@@ -229,6 +230,53 @@ fn messages_that_violate_the_protocol_cost_the_connection() {
         std::io::Write::write_all(&mut &*frontend.stream.borrow(), &bytes).unwrap();
         assert!(frontend.is_closed(), "{bytes:?}");
     }
+    target.wait_for_no_connections();
+    check_service(&target);
+}
+
+#[test]
+fn a_virtqueue_of_a_size_or_with_a_base_that_cannot_be_is_rejected() {
+    let target = TestTarget::start("sizes", |config| VhostBlkConfig { packed_ring: true, ..config });
+    let packed = Features::VERSION_1 | Features::RING_PACKED;
+    // Of any virtqueue: the size does not depend on what it is for.
+    for index in [0, 1, 2, 255] {
+        let split = Frontend::negotiated(&target.socket(), Features::VERSION_1);
+        let other = Frontend::negotiated(&target.socket(), packed);
+        let ask = |frontend: &Frontend, value: u32| {
+            let state = VringState { index, value }.to_bytes();
+            frontend.ask(FrontendRequest::SetVringNum, &state, &[])
+        };
+        for (size, is_split, is_packed) in [
+            (0, false, false),
+            (1, true, true),
+            (3, false, true),
+            (16, true, true),
+            (100, false, true),
+            (32767, false, true),
+            (32768, true, true),
+            (32769, false, false),
+            (65536, false, false),
+            (1 << 16 | 16, false, false),
+        ] {
+            let accepted = |is: bool| Some(u64::from(!is));
+            assert_eq!(ask(&split, size), accepted(is_split), "split, {index}: {size}");
+            assert_eq!(ask(&other, size), accepted(is_packed), "packed, {index}: {size}");
+        }
+    }
+    // What is set before the features is checked when the virtqueue is started.
+    let frontend = Frontend::negotiated(&target.socket(), packed);
+    let state = |value: u32| VringState { index: 0, value }.to_bytes();
+    let kick = new_eventfd();
+    let start = || frontend.ask(FrontendRequest::SetVringKick, &0_u64.to_le_bytes(), &[kick.as_fd()]);
+    frontend.set(FrontendRequest::SetVringNum, &state(3), &[]);
+    for (base, expected) in [(0x8003_8002, 1), (0x8000_8003, 1), (0x8002_8002, 0)] {
+        frontend.set(FrontendRequest::SetVringBase, &state(base), &[]);
+        assert_eq!(start(), Some(expected), "{base:x}");
+    }
+    let features = (Features::VERSION_1 | Features::VHOST_USER_PROTOCOL_FEATURES).bits();
+    frontend.set(FrontendRequest::SetFeatures, &features.to_le_bytes(), &[]);
+    assert_eq!(start(), Some(1), "three entries of a split virtqueue");
+    drop(frontend);
     target.wait_for_no_connections();
     check_service(&target);
 }

@@ -1,8 +1,10 @@
 //! A driver's requests, over split and packed virtqueues.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::frontend::{Driver, Frontend, MEMORY_BYTES, Part, QUEUES, TestTarget, wait_until};
+use reservations::{ChangeWaker, Registrant, ReservationCommand, ReservationType};
 use vhost::{Coalescing, VhostBlkConfig};
 use wire_vhost_user::{ConfigHeader, FrontendRequest, VringState};
 use wire_virtio::Features;
@@ -192,6 +194,53 @@ fn a_read_only_controller_rejects_writes() {
     let mut queue = frontend.start_queue(0, 16, 0);
     assert_eq!(queue.execute(RequestKind::Out, 0, &[(DATA, 512, false)]), (1, 1));
     assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
+}
+
+#[derive(Debug)]
+struct NoWaker;
+
+impl ChangeWaker for NoWaker {
+    fn wake(&self) {}
+}
+
+#[test]
+fn a_reservation_of_another_host_fails_requests_of_a_running_virtqueue() {
+    let target = TestTarget::start("reserved", |config| config);
+    let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | all_of_blk());
+    let device = target.registry.find("Malloc0").unwrap();
+    let lease = target.registry.open_reservations(&device, None).unwrap();
+    let execute = |command| {
+        let holder = Registrant::nvme_host([1; 16]);
+        let change = lease.reservations().execute(&holder, command, Arc::new(NoWaker));
+        assert_eq!(change.outcome(), Some(Ok(())));
+    };
+    for index in QUEUES {
+        let mut queue = frontend.start_queue(index, 16, u64::from(index) << 15);
+        let data = [7; 512];
+        frontend.memory.write(DATA, &data);
+        assert_eq!(queue.execute(RequestKind::Out, 0, &[(DATA, 512, false)]), (0, 1));
+        for (kind, reads) in
+            [(ReservationType::WriteExclusive, true), (ReservationType::ExclusiveAccess, false)]
+        {
+            execute(ReservationCommand::Register { key: 1, persist: None });
+            execute(ReservationCommand::Acquire { key: 1, kind });
+            frontend.memory.write(DATA, &[9; 512]);
+            assert_eq!(queue.execute(RequestKind::Out, 0, &[(DATA, 512, false)]), (1, 1), "{kind:?}");
+            assert_eq!(queue.execute(RequestKind::Flush, 0, &[]), (1, 1));
+            let range = RangeSegment { sector: 0, sectors: 8, flags: 0 };
+            frontend.memory.write(DATA, &range.to_bytes());
+            for command in [RequestKind::Discard, RequestKind::WriteZeroes] {
+                assert_eq!(queue.execute(command, 0, &[(DATA, 16, false)]), (1, 1), "{kind:?} {command:?}");
+            }
+            let expected = if reads { (0, 513) } else { (1, 1) };
+            assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), expected, "{kind:?}");
+            execute(ReservationCommand::Clear { key: 1 });
+            assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
+            assert_eq!(frontend.memory.snapshot::<512>(DATA), data);
+        }
+        drop(queue);
+        frontend.stop_queue(index.into());
+    }
 }
 
 #[test]

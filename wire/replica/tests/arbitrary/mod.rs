@@ -42,6 +42,14 @@ pub(crate) fn write(random: &mut WyRand) -> (EntryHeader, Arc<[u8]>) {
     let length = if has_range { 1 + random.below(32) as u32 } else { 0 };
     let offset = random.below(OBJECT_BYTES as u64 - 64) as u32;
     let mut header = EntryHeader::new(operation, object(random), offset, length);
+    if random.happens(200) {
+        let change = match random.happens(700) {
+            true => SessionChange::Open { volume: random.below(3), attach_epoch: random.below(4) as u32 },
+            false => SessionChange::End { volume: random.below(3) },
+        };
+        header = change.header(GROUP);
+    }
+    header.epoch = random.below(4) as u32;
     (header.client, header.client_number) = (random.below(3), number(random));
     (header.version, header.mtime_ns) = (number(random), random.next_bits());
     let data: Vec<u8> = (0..header.data_bytes()).map(|_| random.below(256) as u8).collect();
@@ -68,10 +76,18 @@ fn entries(random: &mut WyRand, previous: EntryId) -> Vec<Arc<ReplicatedEntry>> 
     entries.collect()
 }
 
-fn applied(random: &mut WyRand) -> Box<AppliedRequests> {
+fn applied(random: &mut WyRand, session: u64) -> Box<AppliedRequests> {
     let mut applied = AppliedRequests::default();
     for sequence in 0..random.below(20) {
         applied.record(random.below(4), number(random), sequence);
+        if session & KNOWS_SESSIONS != 0 {
+            let (volume, attach_epoch) = (random.below(3), random.below(4) as u32);
+            let change = match random.happens(700) {
+                true => SessionChange::Open { volume, attach_epoch },
+                false => SessionChange::End { volume },
+            };
+            applied.apply(&EntryHeader { client: random.below(9), sequence, ..change.header(GROUP) });
+        }
     }
     Box::new(applied)
 }
@@ -89,12 +105,18 @@ pub(crate) fn config(random: &mut WyRand, replicas: u64) -> Arc<GroupConfig> {
 
 pub(crate) fn replica_message(random: &mut WyRand, replicas: u64) -> ReplicaMessage {
     let config = config(random, replicas);
-    let session = if random.happens(500) { 0 } else { number(random) };
+    let session = match random.below(3) {
+        0 => 0,
+        1 => KNOWS_SESSIONS | random.below(24),
+        _ => number(random),
+    };
     let body = match random.below(13) {
         0 => MessageBody::Config,
         1..=3 => {
             let previous = entry_id(random);
-            let (commit_point, log_end) = (number(random), number(random));
+            let commit_point = number(random);
+            // The highest one says that it is not known.
+            let log_end = Some(number(random)).filter(|end| *end < NUMBER_LIMIT - 1 && random.happens(900));
             let (sent_ns, entries) = (number(random), entries(random, previous));
             MessageBody::Append(Append { sent_ns, session, previous, entries, commit_point, log_end })
         }
@@ -108,7 +130,7 @@ pub(crate) fn replica_message(random: &mut WyRand, replicas: u64) -> ReplicaMess
             MessageBody::Appended { sent_ns: number(random), session, outcome }
         }
         5 => MessageBody::Join { session, commit_point: number(random), complete: random.happens(500) },
-        6 => MessageBody::CopyBegin { session, base: entry_id(random), applied: applied(random) },
+        6 => MessageBody::CopyBegin { session, base: entry_id(random), applied: applied(random, session) },
         7 => MessageBody::CopyObject { session, part: part(random), content: content(random) },
         8 => MessageBody::CopyWritten { session, part: part(random) },
         9 => MessageBody::Fetch {
@@ -127,11 +149,16 @@ pub(crate) fn replica_message(random: &mut WyRand, replicas: u64) -> ReplicaMess
             let entry = Arc::new(ReplicatedEntry { header, data });
             MessageBody::Unsettled { number: number(random), through: number(random), entry }
         }
-        _ => match random.below(5) {
+        _ => match random.below(6) {
             0 => MessageBody::CopyBegun { session },
             1 => MessageBody::CopyEnd { session },
             2 => MessageBody::HandOver,
             3 => MessageBody::Leave,
+            4 => MessageBody::LogEnd {
+                sent_ns: number(random),
+                last: entry_id(random),
+                committed: number(random),
+            },
             _ => MessageBody::CopyEnded { session },
         },
     };
@@ -153,7 +180,7 @@ pub(crate) fn frame(random: &mut WyRand) -> Frame {
         4 => Frame::Status { number: number(random), report: content(random) },
         0 => Frame::Request(request(random)),
         1 => {
-            let reply = match random.below(9) {
+            let reply = match random.below(13) {
                 0 => ClientReply::Written,
                 1 => ClientReply::Data(content(random)),
                 2 => ClientReply::NotPrimary { primary: None },
@@ -162,6 +189,10 @@ pub(crate) fn frame(random: &mut WyRand) -> Frame {
                 5 => ClientReply::TooOld,
                 6 => ClientReply::NoSpace,
                 7 => ClientReply::Denied,
+                8 => ClientReply::SessionEnded,
+                9 => ClientReply::Fenced,
+                10 => ClientReply::TooManySessions,
+                11 => ClientReply::SessionOpened { token: random.below(1 << 32) as u32 },
                 _ => ClientReply::Failed,
             };
             Frame::Reply { client: random.next_bits(), number: number(random), reply }

@@ -1,28 +1,59 @@
 //! Images of a cluster: its map has them, and its clients remove their objects.
 
+use std::cell::Cell;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bdev::{Access, AsyncChannel, Registry, Request};
 use block_io::{Op, RequestFlags, Status, Tag};
-use cluster_map::{MapError, PoolClass};
-use reactor::{Reactor, ReactorConfig};
+use cluster_map::{ImageEntry, MapError, PoolClass};
+use reactor::{Core, Reactor, ReactorConfig};
 use serde_json::{Value, json};
-use store_client::{Cluster, ClusterImage};
+use store_client::{AttachOptions, Cluster, ClusterImage, ReclaimError};
 
 use super::{ImageOwner, mib, print_table};
 use crate::command_error::CommandError;
 use crate::console::{stderr_line, stdout_line};
 
-/// Bytes that are zeroed at a time: as many objects as are removed or allocated together.
+/// Bytes that are allocated at a time: as many objects as are allocated together.
 const STEP_BYTES: u64 = 64 << 20;
+/// What takes longer than this says how far it is, and again after each such time.
+const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
 fn open(of: &ImageOwner) -> Result<Cluster, CommandError> {
-    let directory = of.cluster.as_deref().unwrap_or(std::path::Path::new("."));
-    Cluster::open(directory, &of.etcd.options()).map_err(CommandError::operation)
+    Cluster::open(&of.cluster_directory(), &of.etcd.options()).map_err(CommandError::operation)
 }
 
 fn failed(error: MapError) -> CommandError {
     CommandError::operation(error)
+}
+
+/// Says how many objects are removed, while that takes.
+pub(in crate::commands) struct RemovalProgress {
+    what: String,
+    said: Cell<Instant>,
+}
+
+impl RemovalProgress {
+    pub(in crate::commands) fn new(what: String) -> RemovalProgress {
+        RemovalProgress { what, said: Cell::new(Instant::now()) }
+    }
+
+    pub(in crate::commands) fn update(&self, removed: u64, known: u64) {
+        if self.said.get().elapsed() >= PROGRESS_EVERY {
+            self.said.set(Instant::now());
+            stderr_line!("{}: {removed} of {known} objects that are known of are removed", self.what);
+        }
+    }
+}
+
+/// Runs what removes objects.
+pub(in crate::commands) fn run<T: 'static, F: Future<Output = Result<T, ReclaimError>> + 'static>(
+    begin: impl FnOnce(Core) -> F,
+) -> Result<T, CommandError> {
+    let reactor = Reactor::new(&ReactorConfig::default()).map_err(CommandError::environment)?;
+    let work = begin(reactor.core());
+    reactor.block_on(work).map_err(CommandError::operation)
 }
 
 /// Creates an image, and prints how clients name it.
@@ -36,88 +67,106 @@ pub(super) fn create(of: &ImageOwner, name: &str, bytes: u64, preallocate: bool)
             of.pool
         );
     }
-    if preallocate && let Err(error) = zero(&cluster, of, name, 0..bytes, RequestFlags::ALLOCATE) {
-        zero(&cluster, of, name, 0..bytes, RequestFlags::DEALLOCATE)?;
-        cluster.map().remove_image(&of.pool, name).map_err(failed)?;
+    if preallocate && let Err(error) = allocate(&cluster, of, name, bytes) {
+        remove(of, name, false)?;
         return Err(error);
     }
     stdout_line!("store:{}/{name}", of.pool);
     Ok(())
 }
 
-/// Resizes an image; what is cut off is removed first, so that it does not come back.
-pub(super) fn resize(of: &ImageOwner, name: &str, bytes: u64) -> Result<(), CommandError> {
+/// Resizes an image; what is cut off is removed, so that it does not come back.
+pub(super) fn resize(
+    of: &ImageOwner,
+    name: &str,
+    bytes: u64,
+    allow_shrink: bool,
+    force: bool,
+) -> Result<(), CommandError> {
     store_client::check_size(bytes).map_err(CommandError::operation)?;
     let cluster = open(of)?;
-    let before = cluster.image(&of.pool, name).map_err(CommandError::operation)?.bytes;
-    if bytes < before {
-        zero(&cluster, of, name, bytes..before, RequestFlags::DEALLOCATE)?;
-    }
-    cluster.map().resize_image(&of.pool, name, bytes).map_err(failed)?;
-    Ok(())
+    let (pool, name) = (of.pool.clone(), name.to_string());
+    let progress = RemovalProgress::new(format!("{pool}/{name}"));
+    run(move |core| async move {
+        let progress = move |removed, known| progress.update(removed, known);
+        let may = (allow_shrink, force);
+        store_client::resize_image(&core, &cluster, (&pool, &name), bytes, may, progress).await
+    })
 }
 
 /// Removes an image with its data.
-pub(super) fn remove(of: &ImageOwner, name: &str) -> Result<(), CommandError> {
+pub(super) fn remove(of: &ImageOwner, name: &str, force: bool) -> Result<(), CommandError> {
     let cluster = open(of)?;
-    let bytes = cluster.image(&of.pool, name).map_err(CommandError::operation)?.bytes;
-    zero(&cluster, of, name, 0..bytes, RequestFlags::DEALLOCATE)?;
-    cluster.map().remove_image(&of.pool, name).map_err(failed)
+    let (pool, name) = (of.pool.clone(), name.to_string());
+    let progress = RemovalProgress::new(format!("{pool}/{name}"));
+    run(move |core| async move {
+        let progress = move |removed, known| progress.update(removed, known);
+        store_client::remove_image(&core, &cluster, &pool, &name, force, progress).await
+    })
+    .map(drop)
 }
 
-/// Writes zeroes, which give space back or allocate it.
-fn zero(
-    cluster: &Cluster,
-    of: &ImageOwner,
-    name: &str,
-    range: std::ops::Range<u64>,
-    flags: RequestFlags,
-) -> Result<(), CommandError> {
+/// Allocates the space of an image.
+fn allocate(cluster: &Cluster, of: &ImageOwner, name: &str, bytes: u64) -> Result<(), CommandError> {
     let registry = Registry::new();
-    let image = ClusterImage::open(cluster, &of.pool, name).map_err(CommandError::operation)?;
-    registry.register(name, None, &[], Arc::new(image)).map_err(CommandError::operation)?;
+    let image = ClusterImage::open(cluster, &of.pool, name, AttachOptions::default());
+    let image = Arc::new(image.map_err(CommandError::operation)?);
+    registry.register(name, None, &[], image.clone()).map_err(CommandError::operation)?;
     let reactor = Reactor::new(&ReactorConfig::default()).map_err(CommandError::environment)?;
     let core = reactor.core();
     let descriptor = registry.open(name, Access::ReadWrite).map_err(CommandError::operation)?;
-    let zeroed = reactor.block_on(async move {
+    let allocated = reactor.block_on(async move {
         let block = u64::from(store_client::IMAGE_BLOCK_BYTES);
         let io = AsyncChannel::new(&core, descriptor.channel(&core)?);
-        let mut at = range.start;
-        while at < range.end {
-            let bytes = STEP_BYTES.min(range.end - at);
-            let request = Request::new(Tag(0), Op::WriteZeroes, at / block, (bytes / block) as u32);
-            let status = io.submit(Request { flags, ..request }).await.status();
+        let mut at = 0;
+        while at < bytes {
+            let step = STEP_BYTES.min(bytes - at);
+            let request = Request::new(Tag(0), Op::WriteZeroes, at / block, (step / block) as u32);
+            let status = io.submit(Request { flags: RequestFlags::ALLOCATE, ..request }).await.status();
             if !status.is_success() {
                 return Ok(Some(status));
             }
-            at += bytes;
+            at += step;
         }
         Ok::<_, bdev::BdevError>(None)
     });
-    match zeroed.map_err(CommandError::operation)? {
+    image.detach();
+    match allocated.map_err(CommandError::operation)? {
         None => Ok(()),
         Some(status) => {
-            let what = match flags.contains(RequestFlags::ALLOCATE) {
-                true => "its space cannot be allocated, so that it is removed",
-                false => "its data cannot be removed",
-            };
             let advice = match status {
                 Status::CAPACITY_EXCEEDED => "make it smaller, remove images, or add nodes",
                 _ => "does the cluster serve? `ringbolt store status` says",
             };
+            let what = "its space cannot be allocated, so that it is removed";
             Err(CommandError::operation(format!("{}/{name}: {what}: {status}; {advice}", of.pool)))
         }
     }
 }
 
+/// Who has an image attached, for people.
+fn users_of(cluster: &Cluster, pool: &str, image: &ImageEntry) -> Result<Vec<String>, CommandError> {
+    let lock = cluster.map().image_lock(pool, image.volume).map_err(failed)?;
+    let holders = lock.unwrap_or_default().holders.into_iter();
+    Ok(holders.map(|holder| format!("{} ({}, {})", holder.name, holder.process, holder.address)).collect())
+}
+
 /// Lists the images of all pools.
 pub(super) fn list(of: &ImageOwner, as_json: bool) -> Result<(), CommandError> {
-    let images = open(of)?.map().images().map_err(failed)?;
+    let cluster = open(of)?;
+    let images = cluster.map().images().map_err(failed)?;
     if as_json {
-        let all = images.iter().map(|((pool, name), image)| {
-            json!({ "pool": pool, "name": name, "size": image.bytes, "uuid": image.uuid.to_string() })
-        });
-        stdout_line!("{:#}", Value::Array(all.collect()));
+        let mut all = Vec::new();
+        for ((pool, name), image) in &images {
+            all.push(json!({
+                "pool": pool,
+                "name": name,
+                "size": image.bytes,
+                "uuid": image.uuid.to_string(),
+                "attached_by": users_of(&cluster, pool, image)?,
+            }));
+        }
+        stdout_line!("{:#}", Value::Array(all));
         return Ok(());
     }
     let rows = images

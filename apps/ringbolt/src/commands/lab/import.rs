@@ -16,8 +16,9 @@ use crate::console::stderr_line;
     fio job.fio --output-format=json | ringbolt lab import -\n\n\
     Reads fio 3's JSON (json, json+), also between other lines, and its normal text. Latencies are in \
     microseconds; percentiles and max_us are of clat where fio reports it; cpu_cores is \
-    (usr + sys) * procs / 100. A file without fio's results is named, the others are imported, and the \
-    exit status is 1. Files of the same name are told apart by their paths.")]
+    (usr + sys) * procs / 100. A job that failed keeps its options and its error (fio's error number, 0 for \
+    success) and has no measured values. It is named, as is a file without fio's results; the others are \
+    imported, and the exit status is 1. Files of the same name are told apart by their paths.")]
 pub(crate) struct ImportArgs {
     /// Output of fio; - for standard input
     #[arg(required = true, value_name = "FILE")]
@@ -54,13 +55,37 @@ pub(crate) fn run(options: &ImportArgs) -> Result<(), CommandError> {
     if unread < options.files.len() {
         print(options.output_format, &rows)?;
     }
-    match unread {
-        0 => Ok(()),
-        _ => Err(CommandError::operation(format!(
-            "{unread} of {} files are not imported",
-            options.files.len()
-        ))),
+    let failed = warn_of_errors(&rows);
+    let files = (unread > 0).then(|| format!("{unread} of {} files are not imported", options.files.len()));
+    let jobs = (failed > 0).then(|| format!("{failed} job(s) failed"));
+    let problems: Vec<String> = files.into_iter().chain(jobs).collect();
+    if problems.is_empty() { Ok(()) } else { Err(CommandError::operation(problems.join(", and "))) }
+}
+
+/// Names the jobs that failed, and returns how many there are, and those with I/Os that failed.
+fn warn_of_errors(rows: &[(String, FioRow)]) -> usize {
+    let mut failed = 0;
+    for (index, (source, row)) in rows.iter().enumerate() {
+        let is_same_job = |(other, before): &(String, FioRow)| other == source && before.job == row.job;
+        if index > 0 && is_same_job(&rows[index - 1]) {
+            continue;
+        }
+        let name = &row.jobname;
+        if row.error != 0 {
+            failed += 1;
+            let code = i32::try_from(row.error).unwrap_or_default();
+            let reason = std::io::Error::from_raw_os_error(code);
+            stderr_line!(
+                "ringbolt: warning: {source}: job {name} failed: {reason}; it has no measured values"
+            );
+        } else if row.io_errors > 0 {
+            stderr_line!(
+                "ringbolt: warning: {source}: job {name} continued after {} I/Os that failed",
+                row.io_errors
+            );
+        }
     }
+    failed
 }
 
 /// The names by which rows tell their files apart: file names, or paths where several files have one name.

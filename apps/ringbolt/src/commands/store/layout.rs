@@ -11,13 +11,13 @@ use bdev::pmem;
 use bdev::uring::{self, UringConfig};
 use bdev::{Registry, Uuid};
 use cluster_map::{
-    ClusterMap, ClusterSettings, DeviceId, DeviceRecord, EtcdFiles, EtcdMap, EtcdOptions, GroupConfig,
-    GroupId, GroupRecord, LocalMap, MapError, MapLocation, NodeId, NodeRecord, PoolClass, PoolRecord,
-    ReplicaId, Topology,
+    ClusterMap, ClusterSettings, DeviceId, DeviceRecord, DirectoryPlace, EtcdFiles, EtcdMap, EtcdOptions,
+    GroupConfig, GroupId, GroupRecord, KnownMap, LocalMap, MapError, MapLocation, MapPosition, NodeId,
+    NodeRecord, PoolClass, PoolRecord, ReplicaId, Topology,
 };
 use control::JobHandle;
 use reactor::{Reactor, ReactorConfig};
-use serde_json::json;
+use serde_json::{Value, json};
 use store_link::ClusterKey;
 use store_node::{
     FormatOptions, PARTITIONS_MAX, ReplicaFormat, StoreBdevs, StoreCores, class_of, format_device,
@@ -35,6 +35,15 @@ const LOG_DEVICE: &str = "Log";
 const FILE: &str = "store.img";
 const CONFIG: &str = "config.json";
 const FILE_BYTES: u64 = 10 << 30;
+
+/// Parameters with paths, in the configuration of a node.
+const PATHS: [&str; 3] = ["cluster", "filename", "pmem_file"];
+
+/// A path in the cluster's directory as the configuration of a node has it, whose process runs there.
+fn relative_to(directory: &Path, path: &Path) -> Option<String> {
+    let rest = path.strip_prefix(directory).ok()?.to_str()?;
+    Some(if rest.is_empty() { ".".to_string() } else { rest.to_string() })
+}
 
 /// A cluster, and its nodes on this machine.
 #[derive(Clone)]
@@ -64,6 +73,69 @@ impl ClusterLayout {
         Ok(layout)
     }
 
+    /// Makes the directory usable where it is: paths in the configuration of nodes are relative to it, and a copy of which the
+    /// original is gone has nothing to do with that one's processes. Returns what people are to know.
+    ///
+    /// # Errors
+    /// If it is a copy, and the original is there.
+    pub(super) fn settle(&self) -> Result<Option<String>, CommandError> {
+        let created = self.nodes.iter().find_map(|node| self.created_in(*node));
+        let place = DirectoryPlace::find(&self.directory, created.as_deref()).map_err(failed)?;
+        for node in &self.nodes {
+            self.make_relative(*node)?;
+        }
+        let map = self.directory.join("map");
+        let is_copy = place == DirectoryPlace::Copied;
+        if is_copy && map.is_dir() {
+            LocalMap::open(&map).and_then(|map| map.forget_processes()).map_err(failed)?;
+        }
+        DirectoryPlace::save(&self.directory, &self.directory).map_err(failed)?;
+        let directory = self.directory.display();
+        Ok(is_copy.then(|| {
+            format!("{directory} was copied or moved from elsewhere, where nothing is any more: it is the cluster now")
+        }))
+    }
+
+    fn read_config(&self, node: u32) -> Option<Value> {
+        let text = fs::read(self.config(node)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// The directory in which a node of an earlier release was made, whose configuration has absolute paths.
+    fn created_in(&self, node: u32) -> Option<PathBuf> {
+        let config = self.read_config(node)?;
+        let mut methods =
+            config["subsystems"].as_array()?.iter().flat_map(|it| it["config"].as_array()).flatten();
+        let start = methods.find(|method| method["method"] == "store_node_start")?;
+        let directory = PathBuf::from(start["params"]["cluster"].as_str()?);
+        directory.is_absolute().then_some(directory)
+    }
+
+    /// Makes the paths in a node's configuration relative that are in the directory where it was made, or in this one.
+    pub(super) fn make_relative(&self, node: u32) -> Result<(), CommandError> {
+        // What cannot be read the node's process reports.
+        let Some(mut config) = self.read_config(node) else { return Ok(()) };
+        let before = config.clone();
+        let directories: Vec<_> = self.created_in(node).into_iter().chain([self.directory.clone()]).collect();
+        let subsystems = config.get_mut("subsystems").and_then(Value::as_array_mut).into_iter().flatten();
+        let methods = subsystems.filter_map(|it| it.get_mut("config")?.as_array_mut()).flatten();
+        for params in methods.filter_map(|method| method.get_mut("params")?.as_object_mut()) {
+            for (_, value) in params.iter_mut().filter(|(name, _)| PATHS.contains(&name.as_str())) {
+                let relative = value.as_str().and_then(|path| {
+                    directories.iter().find_map(|directory| relative_to(directory, Path::new(path)))
+                });
+                relative.into_iter().for_each(|relative| *value = relative.into());
+            }
+        }
+        if config == before {
+            return Ok(());
+        }
+        let path = self.config(node);
+        let scratch = path.with_extension("json.new");
+        let written = fs::write(&scratch, format!("{config:#}\n")).and_then(|()| fs::rename(&scratch, &path));
+        written.map_err(|error| CommandError::environment(format!("{}: {error}", path.display())))
+    }
+
     /// Finds the nodes on this machine again: one may have been added.
     pub(super) fn find_nodes(&mut self) -> Result<(), CommandError> {
         let entries = fs::read_dir(&self.directory).map_err(CommandError::environment)?;
@@ -72,6 +144,18 @@ impl ClusterLayout {
         self.nodes = entries.filter_map(name).filter_map(number).collect();
         self.nodes.sort_unstable();
         Ok(())
+    }
+
+    /// The cluster in a directory whose map may be lost: then it is empty.
+    pub(super) fn open_to_restore(
+        directory: &Path,
+        etcd: &EtcdOptions,
+    ) -> Result<ClusterLayout, CommandError> {
+        let location = MapLocation::find(directory, etcd).map_err(CommandError::operation)?;
+        if location.is_none() && directory.join("key").exists() {
+            fs::create_dir(directory.join("map")).map_err(CommandError::environment)?;
+        }
+        ClusterLayout::open(directory, etcd)
     }
 
     /// Makes a cluster: beside the directory at first, so that what is interrupted leaves no half of one.
@@ -98,12 +182,16 @@ impl ClusterLayout {
         let scratch = parent.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
         fs::create_dir(&scratch).map_err(CommandError::environment)?;
         let made = match location {
-            Some(MapLocation::Etcd { urls, files }) => {
-                fill_etcd((urls, files), &scratch, directory, new, replicas)
-            }
-            _ => fill_directory(&scratch, directory, new, replicas),
+            Some(MapLocation::Etcd { urls, files }) => fill_etcd((urls, files), &scratch, new, replicas),
+            _ => fill_directory(&scratch, new, replicas),
         };
-        let made = made.and_then(|()| fs::rename(&scratch, directory).map_err(CommandError::environment));
+        let made = made.and_then(|()| {
+            let path = std::path::absolute(directory).map_err(CommandError::environment)?;
+            let path =
+                path.parent().and_then(|parent| Some(parent.canonicalize().ok()?.join(name))).unwrap_or(path);
+            DirectoryPlace::save(&scratch, &path).map_err(failed)?;
+            fs::rename(&scratch, directory).map_err(CommandError::environment)
+        });
         if made.is_err() {
             let _ = fs::remove_dir_all(&scratch);
         }
@@ -148,6 +236,11 @@ impl ClusterLayout {
     /// The configuration of a node's process.
     pub(super) fn config(&self, node: u32) -> PathBuf {
         self.node(node).join(CONFIG)
+    }
+
+    /// What a node on this machine has seen of the map.
+    pub(super) fn known_map(&self, node: u32) -> PathBuf {
+        self.node(node).join(KnownMap::FILE)
     }
 
     /// The log of a node's process.
@@ -201,38 +294,26 @@ pub(super) fn set_etcd(directory: &Path, etcd: &EtcdOptions) -> Result<(), Comma
     location.save(directory).map_err(CommandError::operation)
 }
 
-fn fill_directory(
-    scratch: &Path,
-    directory: &Path,
-    new: &NewCluster,
-    replicas: u32,
-) -> Result<(), CommandError> {
+fn fill_directory(scratch: &Path, new: &NewCluster, replicas: u32) -> Result<(), CommandError> {
     let map = LocalMap::open(&scratch.join("map")).map_err(CommandError::operation)?;
-    fill(&map, scratch, directory, new, replicas)
+    fill(&map, scratch, new, replicas)
 }
 
 /// A cluster whose map is in etcd: there nothing is left of one that is not made.
 fn fill_etcd(
     (urls, files): (String, EtcdFiles),
     scratch: &Path,
-    directory: &Path,
     new: &NewCluster,
     replicas: u32,
 ) -> Result<(), CommandError> {
     let map = EtcdMap::with_files(&urls, &files).map_err(CommandError::operation)?;
     map.create().map_err(CommandError::operation)?;
     MapLocation::Etcd { urls, files }.save(scratch).map_err(CommandError::operation)?;
-    fill(&map, scratch, directory, new, replicas).inspect_err(|_| _ = map.remove())
+    fill(&map, scratch, new, replicas).inspect_err(|_| _ = map.remove())
 }
 
-/// Makes the parts of a cluster in `scratch`, which will be called `directory`.
-fn fill(
-    map: &dyn ClusterMap,
-    scratch: &Path,
-    directory: &Path,
-    new: &NewCluster,
-    replicas: u32,
-) -> Result<(), CommandError> {
+/// Makes the parts of a cluster in `scratch`.
+fn fill(map: &dyn ClusterMap, scratch: &Path, new: &NewCluster, replicas: u32) -> Result<(), CommandError> {
     let environment = |error: std::io::Error| CommandError::environment(error);
     ClusterKey::create(&scratch.join("key")).map_err(environment)?;
     let cluster = map.cluster().map_err(CommandError::operation)?;
@@ -247,14 +328,12 @@ fn fill(
         devices.push((disk, device));
     }
     let of_nodes = create_pool(map, POOL, new.groups, replicas, PoolClass::Disk)?;
-    let absolute = std::path::absolute(directory).map_err(environment)?;
     for (node, (disk, device)) in (1..).zip(devices) {
         let uuid = map.nodes().map_err(CommandError::operation)?[&NodeId(node)].uuid;
         let groups = of_nodes.get(&node).cloned().unwrap_or_default();
         let spare = new.node.spare.unwrap_or((groups.len() as u32).div_ceil(2).max(1));
         let replicas = ReplicaFormat { cluster, node: uuid, groups, are_new: true, generation: 0, spare };
-        let class =
-            make_node(&scratch.join(format!("node{node}")), &absolute, node, disk, &new.node, replicas)?;
+        let class = make_node(&scratch.join(format!("node{node}")), node, disk, &new.node, replicas)?;
         map.put_device(DeviceId(node), &DeviceRecord { class: Some(class), ..device }).map_err(failed)?;
     }
     Ok(())
@@ -372,6 +451,7 @@ fn device_record(disk: &NodeDisk, node: u32) -> DeviceRecord {
         weight,
         out: false,
         partition: None,
+        partitions: None,
         class: None,
     }
 }
@@ -390,7 +470,11 @@ pub(super) fn create_pool(
     }
     let nodes = map.nodes().map_err(failed)?;
     let topology = Topology::new(&nodes, &devices);
-    let first_group = map.next_group().map_err(failed)?;
+    let position = map.position().map_err(failed)?;
+    if position.is_older() {
+        return Err(CommandError::operation(describe_older(&position)));
+    }
+    let first_group = map.free_groups(groups).map_err(failed)?;
     let node_of = |device: DeviceId| ReplicaId(devices[&device].node.0);
     let place = |group: u32| {
         let members = topology.place(GroupId(group), replicas as usize).into_iter().map(node_of);
@@ -401,6 +485,7 @@ pub(super) fn create_pool(
         let reason = format!("{replicas} replicas need as many nodes, and {} are in", members.len());
         return Err(CommandError::usage(reason));
     }
+    check_partitions(map, &devices, &placed)?;
     warn_of_domains(&nodes, &placed);
     let in_sync_min = if replicas > 2 { 2 } else { 1 };
     let pool = PoolRecord { first_group, groups, replicas, in_sync_min, class };
@@ -414,6 +499,64 @@ pub(super) fn create_pool(
     let records: Vec<_> = placed.into_iter().map(record).collect();
     map.propose_groups(&records).map_err(failed)?;
     Ok(of_nodes)
+}
+
+/// Refuses groups whose replicas find no partition, before any is taken. What a node has not said of its device is not known, as of one
+/// that has not run yet.
+fn check_partitions(
+    map: &dyn ClusterMap,
+    devices: &BTreeMap<DeviceId, DeviceRecord>,
+    placed: &[(GroupId, Vec<ReplicaId>)],
+) -> Result<(), CommandError> {
+    let mut free: BTreeMap<u32, u32> =
+        devices.values().filter_map(|device| Some((device.node.0, device.partitions?))).collect();
+    for pool in map.pools().map_err(failed)?.values() {
+        let groups = map.groups(pool.first_group..pool.first_group + pool.groups).map_err(failed)?;
+        for replica in groups.values().flat_map(|record| &record.replicas) {
+            free.entry(replica.0).and_modify(|free| *free = free.saturating_sub(1));
+        }
+    }
+    let (at_first, mut fitting) = (free.clone(), 0);
+    let mut lacking: BTreeMap<u32, u32> = BTreeMap::new();
+    for (_, members) in placed {
+        for member in members {
+            match free.get_mut(&member.0) {
+                Some(0) => *lacking.entry(member.0).or_default() += 1,
+                Some(free) => *free -= 1,
+                None => {}
+            }
+        }
+        fitting += u32::from(lacking.is_empty());
+    }
+    let Some((node, missing)) = lacking.into_iter().max_by_key(|(_, missing)| *missing) else {
+        return Ok(());
+    };
+    let advice = match fitting {
+        0 => String::new(),
+        fitting => format!("--groups {fitting} fits; "),
+    };
+    Err(CommandError::operation(format!(
+        "{} groups do not fit: node {node} has {} spare partitions, and would get {} replicas. {advice}`ringbolt store add-node \
+         --spare N` adds a node with as many partitions",
+        placed.len(),
+        at_first[&node],
+        at_first[&node] + missing,
+    )))
+}
+
+/// What a map is that is an older copy of itself, and what to do.
+pub(super) fn describe_older(position: &MapPosition) -> String {
+    let revision = position.revision;
+    match position.lost {
+        Some(MapPosition::RESTORING) => {
+            "the restoration of the map was interrupted: `ringbolt store map restore` again".to_string()
+        }
+        lost => format!(
+            "the map is older than what nodes have seen, which was at revision {}, and it is at {revision}: no replica is made, moved or removed. Restore a \
+             newer one, or let this one count with `ringbolt store map accept`",
+            lost.unwrap_or(revision)
+        ),
+    }
 }
 
 /// Says that the loss of a failure domain will be the loss of several replicas, where that is so.
@@ -451,10 +594,9 @@ fn check_pmem(devices: &BTreeMap<DeviceId, DeviceRecord>) -> Result<(), CommandE
     }
 }
 
-/// Makes the directory of a node: its file and its configuration. Returns where a write is when the node acknowledges it.
+/// Makes the directory of a node: its file and its configuration, whose paths are relative to the cluster's directory. Returns where a write is when the node acknowledges it.
 fn make_node(
     path: &Path,
-    cluster: &Path,
     node: u32,
     disk: &NodeDisk,
     options: &NodeOptions,
@@ -463,13 +605,13 @@ fn make_node(
     fs::create_dir(path).map_err(CommandError::environment)?;
     let class = format(disk, options, replicas)?;
     let image = match disk.is_file {
-        true => cluster.join(format!("node{node}")).join(FILE),
+        true => Path::new(&format!("node{node}")).join(FILE),
         false => disk.path.clone(),
     };
     let create = |name: &str, path: &Path| json!({ "method": "bdev_uring_create", "params": { "name": name, "filename": path } });
     let mut devices = vec![create(DEVICE, &image)];
     let mut params = json!({
-        "bdev_name": DEVICE, "cluster": cluster, "node": node,
+        "bdev_name": DEVICE, "cluster": ".", "node": node,
         "listen": SocketAddr::new(options.listen, 0).to_string(),
         "allow_plain_network": options.allow_plain_network,
         "atomic_blocks": options.atomic_blocks,
@@ -504,6 +646,7 @@ fn format(
     let registry = Registry::new();
     let (create_bytes, force) = (disk.is_file.then_some(disk.bytes), options.force);
     let config = UringConfig { create_bytes, force, ..UringConfig::new(DEVICE, &disk.path) };
+    objects::create_file(&config)?;
     uring::create(&registry, config).map_err(CommandError::environment)?;
     if let Some(log) = &disk.log {
         objects::create_log(&registry, UringConfig { force, ..UringConfig::new(LOG_DEVICE, log) })?;
@@ -578,7 +721,7 @@ pub(super) fn add_node(
     let scratch = layout.directory.join(format!(".node{node}.{}", std::process::id()));
     let disk = device.map_or_else(|| Ok(NodeDisk::file(&scratch, options)), NodeDisk::device)?;
     let disk = disk.with_log(log)?;
-    let made = make_node(&scratch, &layout.directory, node, &disk, options, replicas);
+    let made = make_node(&scratch, node, &disk, options, replicas);
     let made = made.and_then(|class| {
         // The one that it replaces may have been stopped.
         layout.set_stopped(node, false).map_err(CommandError::environment)?;
@@ -595,6 +738,35 @@ pub(super) fn add_node(
     let device = DeviceRecord { class: Some(class), ..device_record(&disk, node) };
     map.put_device(id, &device).map_err(failed)?;
     Ok(node)
+}
+
+/// Removes a node that is down for good, and has no data that others lack.
+pub(super) fn remove_node(layout: &ClusterLayout, node: u32) -> Result<(), CommandError> {
+    let map = &*layout.map;
+    if !map.nodes().map_err(failed)?.contains_key(&NodeId(node)) {
+        return Err(CommandError::operation(format!("the cluster has no node {node}")));
+    }
+    let mut members = Vec::new();
+    for pool in map.pools().map_err(failed)?.values() {
+        let records = map.groups(pool.first_group..pool.first_group + pool.groups).map_err(failed)?;
+        let has_data = |record: &GroupRecord| record.config.has(ReplicaId(node));
+        members.extend(records.iter().filter(|(_, record)| has_data(record)).map(|(group, _)| group.0));
+    }
+    if !members.is_empty() {
+        return Err(CommandError::operation(format!(
+            "node {node} has a replica in sync of {}: `ringbolt store out {node}` moves its replicas to others, and `ringbolt store \
+             status` shows when that is done",
+            match members.len() {
+                1 => format!("group {}", members[0]),
+                count => format!("{count} groups"),
+            }
+        )));
+    }
+    if map.nodes_up().map_err(failed)?.contains(&NodeId(node)) {
+        let reason = format!("node {node} is up: `ringbolt store stop-node {node}` on its machine stops it");
+        return Err(CommandError::operation(reason));
+    }
+    map.remove_node(NodeId(node)).map_err(failed)
 }
 
 fn check_replacement(layout: &ClusterLayout, node: u32) -> Result<(), CommandError> {
@@ -622,5 +794,7 @@ pub(super) fn join(directory: &Path, etcd: &EtcdOptions, key: &Path) -> Result<(
     ClusterKey::load(key).map_err(|error| CommandError::operation(format!("{}: {error}", key.display())))?;
     fs::create_dir_all(directory).map_err(CommandError::environment)?;
     fs::copy(key, directory.join("key")).map_err(CommandError::environment)?;
+    let path = directory.canonicalize().map_err(CommandError::environment)?;
+    DirectoryPlace::save(directory, &path).map_err(CommandError::operation)?;
     location.save(directory).map_err(CommandError::operation)
 }

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +33,8 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 const START_MAX: Duration = Duration::from_secs(60);
 /// How long nodes may take to end: then they are killed, as one that is stopped (SIGSTOP). That loses nothing.
 const STOP_MAX: Duration = Duration::from_secs(10);
+/// Most bytes of a log that are read for its last line.
+const LAST_BYTES: u64 = 4096;
 /// How often a map that cannot be used is tried while nodes wait for it.
 const MAP_RETRY: Duration = Duration::from_millis(100);
 
@@ -42,6 +45,8 @@ struct RunningNode {
     /// Gets `()` when the node serves, and is closed when it has ended.
     serves: Receiver<()>,
     has_served: Arc<AtomicBool>,
+    /// Where its part of the log begins.
+    log_start: u64,
 }
 
 /// A node on this machine.
@@ -138,7 +143,7 @@ impl RunningNodes {
                     );
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    first_error.get_or_insert_with(|| does_not_start(layout, *node));
+                    first_error.get_or_insert_with(|| does_not_start(layout, *node, running.log_start));
                 }
             }
         }
@@ -168,9 +173,9 @@ impl RunningNodes {
     /// Starts a node, and returns when it serves.
     pub(super) fn start_node(&mut self, node: u32) -> Result<(), CommandError> {
         let running = self.spawn(node, None)?;
-        let serves = running.serves.recv();
+        let (serves, log_start) = (running.serves.recv(), running.log_start);
         self.nodes.entry(node).or_default().running = Some(running);
-        serves.map_err(|_| does_not_start(&self.layout, node))
+        serves.map_err(|_| does_not_start(&self.layout, node, log_start))
     }
 
     fn spawn(&self, node: u32, announcement: Option<String>) -> Result<RunningNode, CommandError> {
@@ -178,6 +183,9 @@ impl RunningNodes {
         let failed = |error| CommandError::environment(format!("{}: {error}", log_path.display()));
         let open = || File::options().create(true).append(true).open(&log_path).map_err(failed);
         let mut log = open()?;
+        let log_start = log.metadata().map_or(0, |log| log.len());
+        // A node that was added or put back may have paths of another place.
+        self.layout.make_relative(node)?;
         let program = std::env::current_exe().map_err(CommandError::environment)?;
         let idle = self.idle.to_possible_value().expect("it has a name on the command line");
         let mut process = Command::new(program)
@@ -186,6 +194,8 @@ impl RunningNodes {
             .arg(self.layout.config(node))
             .arg("--rpc-socket")
             .arg(self.layout.socket(node))
+            // Paths in the configuration are relative to it.
+            .current_dir(&self.layout.directory)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(open()?)
@@ -194,8 +204,13 @@ impl RunningNodes {
         let output = process.stdout.take().expect("it is a pipe");
         let (sender, serves) = mpsc::sync_channel(1);
         let has_served = Arc::new(AtomicBool::new(false));
-        let running =
-            RunningNode { process, started: Instant::now(), serves, has_served: has_served.clone() };
+        let running = RunningNode {
+            process,
+            started: Instant::now(),
+            serves,
+            has_served: has_served.clone(),
+            log_start,
+        };
         std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 let _ = writeln!(log, "{line}");
@@ -234,7 +249,9 @@ impl RunningNodes {
                 Some(running) => match running.process.try_wait() {
                     Ok(Some(status)) => {
                         let is_soon = running.started.elapsed() < SHORTEST_RUN;
-                        Some((status, is_soon || !running.has_served.load(Ordering::Acquire)))
+                        let has_failed = is_soon || !running.has_served.load(Ordering::Acquire);
+                        let reason = last_line(&self.layout.log(node), running.log_start);
+                        Some((status, has_failed.then(|| reason.unwrap_or_default())))
                     }
                     _ => continue,
                 },
@@ -242,7 +259,7 @@ impl RunningNodes {
                 None => None,
             };
             supervised.running = None;
-            if ended.is_some_and(|(_, has_failed)| !has_failed) {
+            if ended.as_ref().is_some_and(|(_, failed)| failed.is_none()) {
                 supervised.failures = 0;
             }
             let was_stopped = std::mem::replace(&mut supervised.is_stopped, self.layout.is_stopped(node));
@@ -258,16 +275,17 @@ impl RunningNodes {
             }
             let supervised = self.nodes.get_mut(&node).expect("it is one of them");
             match ended {
-                Some((status, true)) => {
+                Some((status, Some(reason))) => {
                     let delay = supervised.delay_start().as_secs();
                     let log = self.layout.log(node);
                     stdout_line!(
-                        "node {node} failed, {status}: it is started again in {delay} s; its log is {}",
-                        log.display()
+                        "node {node} failed, {status}: it is started again in {delay} s; its log is {}{}",
+                        log.display(),
+                        if reason.is_empty() { reason } else { format!(": {reason}") }
                     );
                     continue;
                 }
-                Some((status, false)) => stdout_line!("node {node} ended, {status}: it is started again"),
+                Some((status, None)) => stdout_line!("node {node} ended, {status}: it is started again"),
                 None => {}
             }
             let is_back = was_stopped || supervised.failures > 0;
@@ -353,8 +371,22 @@ impl RunningNodes {
     }
 }
 
-fn does_not_start(layout: &ClusterLayout, node: u32) -> CommandError {
-    CommandError::operation(format!("node {node} does not start; its log is {}", layout.log(node).display()))
+fn does_not_start(layout: &ClusterLayout, node: u32, log_start: u64) -> CommandError {
+    let log = layout.log(node);
+    let reason = last_line(&log, log_start).map_or(String::new(), |line| format!(": {line}"));
+    CommandError::operation(format!("node {node} does not start{reason}; its log is {}", log.display()))
+}
+
+/// The last line of a log since a place in it: why a process ended.
+fn last_line(log: &Path, start: u64) -> Option<String> {
+    let mut file = File::open(log).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(start.max(length.saturating_sub(LAST_BYTES)))).ok()?;
+    let mut bytes = Vec::new();
+    file.take(LAST_BYTES).read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty())?;
+    Some(line.trim_start_matches("ringbolt: ").chars().filter(|it| !it.is_control()).collect())
 }
 
 impl Drop for RunningNodes {

@@ -2,17 +2,19 @@
 
 mod ask;
 
+pub(super) use ask::TIMEOUT as ASK_MAX;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use cluster_map::{
-    ClusterMap, ClusterSettings, DeviceId, GroupId, MapError, NodeId, NodeRecord, OutReason, PartitionSize,
-    PoolClass, PoolRecord, ReplicaId, Topology,
+    ClusterMap, ClusterSettings, DeviceId, GroupId, MapError, MapPosition, NodeId, NodeRecord, OutReason,
+    PartitionSize, PoolClass, PoolRecord, ReplicaId, Topology,
 };
 use comfy_table::Table;
 use serde_json::{Value, json};
 
 use super::ClusterArgs;
-use super::layout::{ClusterLayout, shared_domain};
+use super::layout::{ClusterLayout, describe_older, shared_domain};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 use ask::{NodeAnswer, NodeAnswers, NodeReply};
@@ -26,6 +28,7 @@ struct MapContents {
     weights: BTreeMap<NodeId, u32>,
     pools: BTreeMap<String, PoolRecord>,
     groups: Vec<GroupView>,
+    position: MapPosition,
 }
 
 /// A group, as the map has it or, without the map, as the nodes know it.
@@ -95,13 +98,28 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
             Some(groups) => format!(", primary of {groups} groups"),
         };
         stdout_line!(
-            "node {}{domain}: {}{primaries}{error}{out}{}",
+            "node {}{domain}: {}{primaries}{error}{out}{}{}",
             node["node"],
             text(&node["state"]),
-            damage(&node["report"])
+            damage(&node["report"]),
+            unknown_groups(&node["report"])
         );
     }
     Ok(())
+}
+
+/// The groups of which a node has replicas, and the map no pool.
+fn unknown_groups(report: &Value) -> String {
+    let unknown: Vec<_> = report["map"]["unknown_groups"].as_array().into_iter().flatten().collect();
+    match unknown[..] {
+        [] => String::new(),
+        [first, ..] => {
+            let count = unknown.len();
+            format!(
+                "; it keeps {count} replicas of groups that no pool of the map has (group {first} and others)"
+            )
+        }
+    }
 }
 
 /// The damaged blocks that a node has found, and what it wrote again.
@@ -170,7 +188,8 @@ fn read_map(map: &dyn ClusterMap, answers: &NodeAnswers) -> Result<MapContents, 
     }
     let weights = devices.values().map(|device| (device.node, device.weight)).collect();
     let settings = map.settings()?;
-    Ok(MapContents { settings, nodes, up: map.nodes_up()?, out: map.out()?, weights, pools, groups })
+    let (up, out, position) = (map.nodes_up()?, map.out()?, map.position()?);
+    Ok(MapContents { settings, nodes, up, out, weights, pools, groups, position })
 }
 
 /// The replicas that a node reports.
@@ -357,8 +376,20 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
         _ => &Value::Null,
     };
     let outside = view.replicas.iter().filter(|replica| !view.in_sync.contains(replica));
+    let stale = view.replicas.iter().filter_map(|node| match of(*node) {
+        ReplicaAnswer::Known(report) => Some((*node, report["stale"].as_str()?)),
+        _ => None,
+    });
+    let stale: Vec<(u32, &str)> = stale.collect();
+    let has_more = view.replicas.iter().find(|node| match of(**node) {
+        ReplicaAnswer::Known(report) => report["has_more_than_primary"] == true,
+        _ => false,
+    });
     let catching_up: Vec<String> = outside
         .map(|node| match of(*node) {
+            ReplicaAnswer::Known(report) if report["has_more_than_primary"] == true => {
+                format!("{node} (has more than the primary)")
+            }
             ReplicaAnswer::Known(report) if failure(report).is_some() => format!("{node} (failed)"),
             ReplicaAnswer::Known(_) if view.without_room.contains(node) => format!("{node} (no room)"),
             ReplicaAnswer::Known(report) if report["complete"] == false => {
@@ -390,6 +421,13 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
         why = Some(format!("node {node}: {refusal}"));
     } else if let (None, Some(no_room)) = (&why, reason(primary, "without_room")) {
         why = Some(no_room.to_string());
+    } else if let (None, Some(node)) = (&why, has_more) {
+        why = Some(format!(
+            "the replica on node {node} has committed entries that its primary lacks, and keeps them: another replica was believed \
+             that had lost them"
+        ));
+    } else if let (None, [(node, reason), ..]) = (&why, &stale[..]) {
+        why = Some(format!("the replica on node {node} catches up: {reason}"));
     } else if why.is_none() && !catching_up.is_empty() {
         why = Some("replicas are not in sync".to_string());
     } else if why.is_none() && view.replicas.len() < view.wanted {
@@ -417,6 +455,7 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
         "replicas": view.replicas,
         "catching_up": catching_up.join(" "),
         "learners": of_primary["learners"],
+        "stale": stale.iter().map(|(node, why)| json!({ "node": node, "why": why })).collect::<Vec<_>>(),
         "shared_domain": shared,
         "why": why,
     })
@@ -425,7 +464,12 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
 /// The nodes of the map, and those on this machine.
 fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>, groups: &[GroupView]) -> Vec<Value> {
     let known = map.into_iter().flat_map(|map| map.nodes.keys().map(|id| id.0));
-    let all: BTreeSet<u32> = answers.keys().copied().chain(known).collect();
+    // One that was removed from the cluster has left its directory.
+    let is_listed = |node: &u32| {
+        let has_reported = answers.get(node).and_then(NodeAnswer::report).is_some();
+        has_reported || map.is_none_or(|map| map.nodes.contains_key(&NodeId(*node)))
+    };
+    let all: BTreeSet<u32> = answers.keys().copied().chain(known).filter(is_listed).collect();
     let mut primaries = BTreeMap::new();
     groups.iter().for_each(|group| *primaries.entry(group.primary).or_insert(0u64) += 1);
     let describe = |node: u32| {
@@ -466,7 +510,8 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
     let groups: Vec<Value> = views.iter().map(|view| describe(view, &answers, map.as_ref())).collect();
     let count = |state: &str| groups.iter().filter(|group| group["state"] == state).count();
     let healthy = count("healthy");
-    let is_healthy = healthy == groups.len() && map_error.is_none();
+    let older = map.as_ref().map(|map| map.position).filter(MapPosition::is_older);
+    let is_healthy = healthy == groups.len() && map_error.is_none() && older.is_none();
     let mut summary = if healthy == groups.len() {
         format!("healthy: all {healthy} groups are served, all their replicas are in sync")
     } else {
@@ -490,8 +535,13 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
     if let Some(error) = &map_error {
         summary = format!("memberships stand still: {error}\nas the nodes know it, {summary}");
     }
+    if let Some(position) = &older {
+        summary = format!("{}\n{summary}", describe_older(position));
+    }
     Ok(json!({
         "summary": summary,
+        "map_revision": map.as_ref().map(|map| map.position.revision),
+        "map_lost_revision": older.and_then(|position| position.lost),
         "healthy": is_healthy,
         "moving": moving,
         "copied_bytes_per_second": speed,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use cluster_map::NodeId;
+use cluster_map::{MapError, NodeId};
 use control::client::{self, CallError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -130,6 +130,10 @@ pub(super) fn end_process(socket: &Path) -> Result<(), CallError> {
 pub(super) fn start_node(options: &StartNodeArgs) -> Result<(), CommandError> {
     let StartNodeArgs { node, json, .. } = *options;
     let layout = open(&options.of, node)?;
+    // Without the map, the node says itself why it does not start.
+    if layout.map.nodes().is_ok_and(|nodes| !nodes.contains_key(&NodeId(node))) {
+        return Err(CommandError::operation(MapError::Removed(NodeId(node)).to_string()));
+    }
     let was_stopped = layout.set_stopped(node, false).map_err(CommandError::environment)?;
     let socket = layout.socket(node);
     let end = Instant::now() + START_MAX;

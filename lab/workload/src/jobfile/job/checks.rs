@@ -59,7 +59,7 @@ impl PerfJob {
         Ok(())
     }
 
-    /// As in fio, `filesize` is the size of each file, and a larger `size` the I/O over all of them.
+    /// As in fio, `filesize` is the size of each file, of which a job uses all from its offset on, and `size` the bytes of I/O.
     pub(super) fn finalize_file_size(&mut self) {
         let Some(file_bytes) = self.file_bytes else { return };
         if matches!(self.engine, Some(EngineName::Kernel(EngineKind::File(_)))) {
@@ -67,13 +67,20 @@ impl PerfJob {
             self.spec.size_bytes.get_or_insert(file_bytes);
             return;
         }
-        let files =
-            if self.filenames.is_empty() { self.nrfiles as usize } else { self.filenames.len() } as u64;
-        let region = file_bytes.saturating_mul(files);
-        if let Some(size) = self.spec.size_bytes.filter(|size| *size > region) {
-            self.spec.io_bytes.get_or_insert(size);
+        let spec = &mut self.spec;
+        let files = if self.filenames.is_empty() { self.nrfiles as usize } else { self.filenames.len() };
+        // With increments each copy has a region of this size at an offset of its own.
+        let has_increments = spec.offset_increment > 0 || spec.offset_increment_percent > 0;
+        let before = if has_increments { 0 } else { spec.offset_bytes };
+        let used = file_bytes.checked_sub(before).filter(|bytes| *bytes > 0).unwrap_or(file_bytes);
+        let region = used.saturating_mul(files as u64);
+        if let Some(size) = spec.size_bytes.filter(|size| *size != region) {
+            spec.io_bytes.get_or_insert(size.saturating_mul(spec.loops.max(1).into()));
         }
-        self.spec.size_bytes = Some(self.spec.size_bytes.map_or(region, |size| size.min(region)));
+        if let Some(percent) = spec.size_percent.take() {
+            spec.io_percent.get_or_insert(percent);
+        }
+        spec.size_bytes = Some(region);
     }
 
     pub(super) fn finalize_content(&mut self) -> Result<(), String> {

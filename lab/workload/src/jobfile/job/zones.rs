@@ -60,8 +60,8 @@ impl PerfJob {
         if zones.size_bytes == 0 {
             return Err("--zonemode=strided needs --zonesize".to_string());
         }
-        if self.spec.verify != Verify::Off || self.spec.sequence != Default::default() {
-            return Err("--zonemode=strided excludes verify and a step or sequence in --rw".to_string());
+        if self.spec.verify != Verify::Off || self.spec.sequence.step_bytes < 0 {
+            return Err("--zonemode=strided excludes verify and steps backwards in --rw".to_string());
         }
         let range_bytes = if zones.range_bytes == 0 { zones.size_bytes } else { zones.range_bytes };
         if range_bytes < u64::from(self.spec.block_bytes) {

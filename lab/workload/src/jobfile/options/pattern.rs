@@ -61,10 +61,17 @@ pub(super) const PATTERN: &[OptionInfo] = &[
         set_sizes(job, sizes);
         Ok(())
     }),
-    job("blockalign", &["ba"], "SIZE", "alignment of random offsets", |job, v| {
-        job.spec.align_bytes = Some(bytes(v, job.kb_base)?);
-        Ok(())
-    }),
+    job(
+        "blockalign",
+        &["ba"],
+        "SIZE[,SIZE[,SIZE]]",
+        "alignment of random offsets: reads, writes, trims",
+        |job, v| {
+            let base = job.kb_base;
+            set_given(&mut job.spec.align_bytes, per_direction(v, |part| bytes(part, base).map(Some))?);
+            Ok(())
+        },
+    ),
     job("iodepth", &[], "N", "I/Os that a job keeps in flight; 1 with psync and pvsync2", |job, v| {
         job.spec.io_depth = in_range(v, 1, 65_536)? as u32;
         Ok(())
@@ -184,6 +191,16 @@ pub(super) const PATTERN: &[OptionInfo] = &[
         job.spec.runtime_ns = Some(time(v, SECOND)?).filter(|ns| *ns > 0);
         Ok(())
     }),
+    job(
+        "reconnect",
+        &[],
+        "30s",
+        "how long a lost nvme+tcp:// target is connected again, while I/O waits; 0 is not at all. Without, for ever if time_based, else not",
+        |job, v| {
+            job.spec.reconnect_ns = Some(time(v, SECOND)?);
+            Ok(())
+        },
+    ),
     job("ramp_time", &[], "5s", "time before the measurement starts", |job, v| {
         job.spec.ramp_ns = time(v, SECOND)?;
         Ok(())
@@ -206,10 +223,11 @@ pub(super) const PATTERN: &[OptionInfo] = &[
     job(
         "percentage_random",
         &[],
-        "100",
-        "percentage of I/Os at random offsets in a random workload; the others are sequential",
+        "100[,100[,100]]",
+        "percentage of reads, writes and trims at random offsets in a random workload; each of the others follows the last I/O of its direction",
         |job, v| {
-            job.spec.random_percent = in_range(v, 0, 100)? as u8;
+            let percent = |part: &str| in_range(part, 0, 100).map(|percent| percent as u8);
+            set_given(&mut job.spec.random_percent, per_direction(v, percent)?);
             Ok(())
         },
     ),
@@ -235,8 +253,13 @@ pub(super) const PATTERN: &[OptionInfo] = &[
 ];
 
 fn set_sizes(job: &mut PerfJob, sizes: [Option<BlockSizes>; 3]) {
-    for (mine, new) in job.sizes.iter_mut().zip(sizes) {
-        if new.is_some() {
+    set_given(&mut job.sizes, sizes.map(|size| size.map(Some)));
+}
+
+/// Sets the values of the directions that are given.
+fn set_given<T>(settings: &mut [T; 3], given: [Option<T>; 3]) {
+    for (mine, new) in settings.iter_mut().zip(given) {
+        if let Some(new) = new {
             *mine = new;
         }
     }

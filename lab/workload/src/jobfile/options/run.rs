@@ -215,7 +215,7 @@ pub(super) const RUN: &[OptionInfo] = &[
         aliases: &[],
         value: "NAME",
         switch: false,
-        help: "NAME_bw.N.log: KiB a second, one line per sample",
+        help: "NAME_bw.N.log: bytes by completion latency of each I/O in kB/s; with log_avg_msec, averages in KiB/s",
         support: Support::PerfJob(|job, v| {
             job.logs.bandwidth = Some(v.to_string());
             Ok(())
@@ -226,7 +226,7 @@ pub(super) const RUN: &[OptionInfo] = &[
         aliases: &[],
         value: "NAME",
         switch: false,
-        help: "NAME_iops.N.log: I/Os a second, one line per sample",
+        help: "NAME_iops.N.log: one line of value 1 per I/O; with log_avg_msec, I/Os a second",
         support: Support::PerfJob(|job, v| {
             job.logs.iops = Some(v.to_string());
             Ok(())

@@ -137,6 +137,8 @@ pub(super) const REFUSED: &[OptionInfo] = &[
     refused("read_iolog", "replay is not supported"),
     refused("write_iolog", "write_lat_log with log_offset has the time, size and offset of every I/O"),
     refused("log_compression", "logs are text"),
+    refused("bandwidth_log", "there is no log of all jobs together; write_bw_log has each job's"),
+    refused("latency_log", "write_lat_log has each job's latencies"),
     refused("profile", "write a job file"),
     refused("client", "there is no server mode"),
     refused("server", "there is no server mode"),

@@ -119,3 +119,16 @@ fn engines_of_fio_that_are_refused_say_why() {
     let error = parse_file("[a]\nfilename=x\nioengine=aoi\n").unwrap_err().to_string();
     assert!(error.contains("it is one of null, psync"), "{error}");
 }
+
+#[test]
+fn a_time_based_job_connects_to_a_lost_target_again() {
+    let reconnects_ns = |options: &str| {
+        let text = format!("[a]\nfilename=nvme+tcp\\://h/nqn.2016-06.io.spdk\\:a\nioengine=bdev\n{options}");
+        parse_file(&text).unwrap().jobs[0].spec.reconnects_for_ns()
+    };
+    assert_eq!(reconnects_ns(""), 0);
+    assert_eq!(reconnects_ns("runtime=5s\n"), 0);
+    assert_eq!(reconnects_ns("runtime=5s\ntime_based\n"), u64::MAX);
+    assert_eq!(reconnects_ns("reconnect=30s\n"), 30_000_000_000);
+    assert_eq!(reconnects_ns("runtime=5s\ntime_based\nreconnect=0\n"), 0);
+}

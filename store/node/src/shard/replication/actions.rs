@@ -6,7 +6,10 @@ use std::sync::Arc;
 use block_io::Status;
 use foldhash::HashSet;
 use objects::SpaceNeed;
-use replica::{ClientReply, ClientRequest, EntryId, GroupBlocked, ObjectPart, ReplicaAction, ReplicaEvent};
+use replica::{
+    ClientReply, ClientRequest, EntryId, GroupBlocked, Listing, ObjectPart, ReplicaAction, ReplicaEvent,
+    SessionChange,
+};
 use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId};
 
 use super::{READS_MAX, ReplicaInput, Replication, WAITING_REQUESTS_MAX};
@@ -30,6 +33,8 @@ impl Shard {
         let Some(replication) = &mut self.replication else { return };
         replication.events.push_back(match input {
             ReplicaInput::Message(message) => ReplicaEvent::Message(message),
+            ReplicaInput::Memory(memory) => ReplicaEvent::Memory(memory),
+            ReplicaInput::AcceptLoss { epoch } => ReplicaEvent::AcceptLoss { epoch },
             ReplicaInput::Map(config) => ReplicaEvent::Map(config),
             ReplicaInput::Leave { successors, force, outcome } => {
                 replication.leave_outcome = Some(outcome);
@@ -112,7 +117,9 @@ impl Shard {
                 Some(ClientReply::Busy)
             } else if !replication.log_queue.is_empty() || bytes > room {
                 return;
-            } else if self.accept_space(header, reserved, &mut accepted) {
+            } else if SessionChange::of(header).is_some()
+                || self.accept_space(header, reserved, &mut accepted)
+            {
                 None
             } else if !accepted.need.is_empty() {
                 return;
@@ -169,6 +176,11 @@ impl Shard {
             && let Some(ReplicaAction::Read { read, object, offset, length, .. }) =
                 replication.reads.pop_front()
         {
+            if let Some(listing) = Listing::of(object) {
+                let data = Some(self.list(replication.group, listing, length as usize).into());
+                replication.events.push_back(ReplicaEvent::ReadDone { read, data });
+                continue;
+            }
             replication.reading += 1;
             self.read(object, offset, length, Reply::Channel(replication.sender.clone(), read));
         }

@@ -44,7 +44,7 @@ pub(crate) async fn start(
     index: u32,
     options: impl FnOnce(u32) -> ReplicaOptions,
 ) -> Result<ShardHandle, StoreError> {
-    let (shard, mut disks, entries) = load::load(core, descriptors, superblock, index).await?;
+    let (shard, mut disks, entries, damage) = load::load(core, descriptors, superblock, index).await?;
     let places = RecordPlaces {
         starts: [0, 1].map(|slot| superblock.checkpoint_start(index, slot) * BLOCK_BYTES as u64),
         bytes: superblock.checkpoint_blocks as usize * BLOCK_BYTES,
@@ -53,15 +53,23 @@ pub(crate) async fn start(
     let (record, applied, unsettled) = read_record(disks.log(), places, log_uuid, group).await?;
     let base = EntryId { sequence: record.sequence, epoch: record.epoch };
     let has_base = shard.borrow().log.epoch_of(base.sequence) == Some(base.epoch);
-    if !has_base && record.complete {
+    // What is in place needs no entries, and others have those that are not.
+    let is_cut = record.complete && shard.borrow().log.sequences().end <= base.sequence;
+    if !has_base && record.complete && !is_cut {
         return Err(StoreError::Checkpoint { log: index, sequence: base.sequence });
+    }
+    let is_damaged = damage.is_some() || is_cut;
+    if is_damaged {
+        let why =
+            damage.map_or_else(|| "its log ends before what is in place".to_string(), |it| it.to_string());
+        log::error!("group {group}: {why}: its replica lacks entries, and gets them from others");
     }
     let (entries, unsettled) = match has_base {
         true => (entries, unsettled),
         false => {
             // A crash in the middle of a reset left entries that the replica gave up.
             reset_log(&shard, disks.log(), base).await?;
-            (Vec::new(), Vec::new())
+            (Vec::new(), if is_cut { unsettled } else { Vec::new() })
         }
     };
     let RecoveredBlocks { entries, replicated, unsettled, blocks } =
@@ -77,7 +85,7 @@ pub(crate) async fn start(
         options.settings.in_place = shard.placed.is_enabled
             || !unsettled.is_empty()
             || entries.iter().any(|(header, _)| header.in_place);
-        let log = RecoveredLog { record, applied, replicated, unsettled };
+        let log = RecoveredLog { record, applied, replicated, unsettled, is_damaged };
         let mut replication = Replication::new(core, shard, places, log, options);
         shard.applied_below = base.sequence + 1;
         shard.stats.entries_redone = shard.log.sequences().end - shard.applied_below;
@@ -108,6 +116,7 @@ struct RecoveredLog {
     applied: AppliedRequests,
     replicated: Vec<Arc<ReplicatedEntry>>,
     unsettled: Vec<Arc<ReplicatedEntry>>,
+    is_damaged: bool,
 }
 
 impl Replication {
@@ -119,7 +128,7 @@ impl Replication {
         recovered: RecoveredLog,
         options: ReplicaOptions,
     ) -> Replication {
-        let RecoveredLog { record, applied, replicated, unsettled } = recovered;
+        let RecoveredLog { record, applied, replicated, unsettled, is_damaged } = recovered;
         let ReplicaOptions { id, settings, pacer, outbox, class, boot } = options;
         let sequences = shard.log.sequences();
         let through = EntryId { sequence: record.sequence, epoch: record.epoch };
@@ -128,6 +137,7 @@ impl Replication {
             base: EntryId { sequence: sequences.start - 1, epoch: shard.log.base_epoch() },
             entries: replicated,
             unsettled,
+            is_damaged,
         };
         // Each start writes a record, so that its generation counts starts.
         let incarnation = (record.generation + 1) as u32;
@@ -190,7 +200,7 @@ async fn read_record(
     let invalid = |source| StoreError::CheckpointRecord { group, source };
     let mut found = Vec::new();
     for (slot, start) in (0..).zip(places.starts) {
-        let bytes = device.read(start, places.bytes).await?;
+        let bytes = device.read_of_two(start, places.bytes).await?;
         found.push(CheckpointRecord::decode(bytes.as_slice(), log, slot).map(|record| {
             let following = &bytes.as_slice()[SECTOR_BYTES..];
             let (applied, unsettled) = following.split_at(record.applied_bytes as usize);

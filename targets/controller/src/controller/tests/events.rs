@@ -1,6 +1,7 @@
 //! Asynchronous events and what causes them.
 
 use super::*;
+use crate::NamespaceTable;
 
 fn with_namespace(blocks: u64) -> Arc<Subsystem> {
     let mut next = subsystem();
@@ -208,4 +209,50 @@ fn a_namespace_appears_for_a_host_when_it_is_made_visible_to_it() {
     harness.deliver(ControllerEvent::SubsystemChanged(with_visibility(&[other])));
     assert_eq!(harness.completed.len(), events + 1);
     assert_eq!((changed(&mut harness), list(&mut harness, Cns::ActiveNamespaces)), (vec![3], vec![1]));
+}
+
+/// A command that a host sent to the namespace that was there must not reach the one that has taken its identifier.
+#[test]
+fn a_namespace_that_replaced_another_is_served_when_the_host_has_identified_it() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
+    let table = |harness: &Harness, subsystem: &Subsystem| {
+        let association = harness.controller.association();
+        NamespaceTable::for_controller(subsystem, 0, &harness.limits, &harness.directory, association)
+    };
+    let is_served = |table: &NamespaceTable| {
+        let read = wire_nvme::io::ReadWrite { lba: 0, blocks: 1, ..Default::default() };
+        let sqe = read.to_sqe(wire_nvme::opcode::NvmOpcode::Read);
+        let data = DataPointer::transport(512);
+        let planned = crate::io::plan(&Sqe { nsid: 1, flags: Sqe::FLAGS_SGL, data, ..sqe }, table);
+        if let Err(status) = planned {
+            assert_eq!(status, Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
+        }
+        planned.is_ok()
+    };
+    let first = subsystem();
+    let mut replaced = subsystem();
+    replaced.namespaces[0].uuid = uuid::Uuid::from_bytes([4; 16]);
+    replaced.namespaces[0].backend = 12;
+    // A host that has identified nothing has nothing to mistake.
+    assert!(is_served(&table(&harness, &first)) && is_served(&table(&harness, &replaced)));
+    page(&mut harness, identify(Cns::Namespace, 1));
+    assert!(is_served(&table(&harness, &first)));
+    // A core of an I/O queue may apply a change before that of the controller.
+    let mut early = table(&harness, &replaced);
+    assert!(!is_served(&early));
+    page(&mut harness, identify(Cns::Namespace, 1));
+    assert!(!early.is_identified(1), "the controller has told of the first one still");
+    harness.deliver(ControllerEvent::SubsystemChanged(Arc::new(replaced.clone())));
+    // The descriptors alone do not tell its format.
+    page(&mut harness, identify(Cns::NamespaceDescriptors, 1));
+    assert!(!early.is_identified(1) && !is_served(&table(&harness, &replaced)));
+    page(&mut harness, identify(Cns::Namespace, 1));
+    assert!(early.is_identified(1) && is_served(&table(&harness, &replaced)));
+    early.open_replaced(1);
+    assert!(is_served(&early));
+    // A resize is no replacement; a format is.
+    replaced.namespaces[0].blocks *= 2;
+    assert!(is_served(&table(&harness, &replaced)));
+    replaced.namespaces[0].block_size = 4096;
+    assert!(!is_served(&table(&harness, &replaced)));
 }

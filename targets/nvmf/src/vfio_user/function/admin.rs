@@ -114,7 +114,7 @@ impl VfioUserFunction {
         if sqe.opcode == AdminOpcode::GetLogPage.to_wire()
             && GetLogPage::from_sqe(sqe).lid == LogId::Health.to_wire()
         {
-            let health = context.config.health(&self.subsystem);
+            let health = context.config.health(&self.subsystem, self.controller.hostnqn());
             self.controller_event(ControllerEvent::Health(health), context.now_ns);
         }
         let host_id = self.association().host_id();

@@ -16,7 +16,7 @@ use crate::commands::rpc;
 use crate::commands::store::layout::ClusterLayout;
 
 /// How long a node may take for its answer.
-const TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a node answered.
 pub(super) enum NodeReply {

@@ -28,6 +28,7 @@ fn map(up: &[u32]) -> MapContents {
         weights: BTreeMap::new(),
         pools: BTreeMap::new(),
         groups: Vec::new(),
+        position: MapPosition::default(),
     }
 }
 
@@ -88,6 +89,26 @@ fn a_replica_that_catches_up_says_how_far_and_how_fast() {
         describe(&view(), &answers([primary(behind), secondary(), secondary()]), Some(&map(&[1, 2, 3])));
     assert_eq!(of_log["catching_up"], "3 (120 entries behind)");
     assert_eq!(copy_speed(&[of_log]), 0);
+}
+
+#[test]
+fn a_replica_that_lacks_what_it_had_is_named() {
+    let older = || {
+        report(
+            json!({ "state": "waiting", "complete": true, "stale": "its device is an older copy of itself" }),
+        )
+    };
+    let of_older =
+        describe(&view(), &answers([primary(json!({})), secondary(), older()]), Some(&map(&[1, 2, 3])));
+    assert_eq!(of_older["why"], "the replica on node 3 catches up: its device is an older copy of itself");
+    assert_eq!(of_older["stale"], json!([{ "node": 3, "why": "its device is an older copy of itself" }]));
+    let newer = report(json!({ "state": "replica", "complete": true, "has_more_than_primary": true }));
+    let of_newer =
+        describe(&view(), &answers([primary(json!({})), secondary(), newer]), Some(&map(&[1, 2, 3])));
+    assert_eq!(of_newer["catching_up"], "3 (has more than the primary)");
+    assert!(
+        of_newer["why"].as_str().unwrap().contains("node 3 has committed entries that its primary lacks")
+    );
 }
 
 #[test]

@@ -1,0 +1,76 @@
+//! What a removal leaves behind for a moment: devices that are in use until I/O in flight has completed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::{BlockDevice, Descriptor};
+
+/// How long a removal waits for I/O in flight: longer than the three seconds for which targets drain connections.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Devices that are being closed: opens of a target that ends them, or devices that were removed.
+///
+/// A target makes it of its descriptors before it drops them, and waits without its locks. Then the next user can claim the
+/// devices.
+#[derive(Debug, Default)]
+pub struct Closing(Vec<ClosingDevice>);
+
+#[derive(Debug)]
+struct ClosingDevice {
+    device: Arc<BlockDevice>,
+    /// The open that ends; without, the device was removed, and all of its opens do.
+    open: Option<u64>,
+}
+
+/// A removal has taken effect, but a device is in use until its I/O in flight has completed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "it is removed, but I/O in flight uses the bdev {name} still; others can use it once that has completed"
+)]
+pub struct StillOpen {
+    /// The device.
+    pub name: String,
+}
+
+impl Closing {
+    /// Of the opens of these descriptors, which end with the last of their channels.
+    pub fn of<'a>(descriptors: impl IntoIterator<Item = &'a Descriptor>) -> Closing {
+        let one = |descriptor: &Descriptor| ClosingDevice {
+            device: descriptor.device().clone(),
+            open: Some(descriptor.open_number()),
+        };
+        Closing(descriptors.into_iter().map(one).collect())
+    }
+
+    /// Of devices that were unregistered.
+    pub fn removed(devices: impl IntoIterator<Item = Arc<BlockDevice>>) -> Closing {
+        Closing(devices.into_iter().map(|device| ClosingDevice { device, open: None }).collect())
+    }
+
+    /// Blocks until all are closed, for [`CLOSE_TIMEOUT`] at most. Must not be called on a reactor.
+    ///
+    /// # Errors
+    /// The first that is in use still.
+    pub fn wait(self) -> Result<(), StillOpen> {
+        self.wait_for(CLOSE_TIMEOUT)
+    }
+
+    /// [`wait`](Self::wait), for `timeout` at most.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_for(self, timeout: Duration) -> Result<(), StillOpen> {
+        let end = Instant::now() + timeout;
+        for ClosingDevice { device, open } in self.0 {
+            let left = end.saturating_duration_since(Instant::now());
+            let is_closed = match open {
+                Some(number) => device.wait_open_ended(number, left),
+                None => device.wait_closed(left),
+            };
+            if !is_closed {
+                return Err(StillOpen { name: device.name().to_string() });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,451 @@
+//! Attaching an image for writing: its lock in the map, and the attach epoch, which logical groups refuse what is older than.
+//!
+//! The lock names who has the image. A process renews a lease in the map while it has some; one whose lease has ended, or that is
+//! gone from this machine, is taken over. The lock keeps people from mistakes. What keeps data whole is the attach epoch: it is
+//! raised with each holder, and a group that has seen a higher one takes no write of a lower one.
+
+use std::collections::BTreeMap;
+use std::net::UdpSocket;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant, SystemTime};
+
+use cluster_map::{ClusterMap, ImageEntry, ImageHolder, ImageLock, MapError};
+use uuid::Uuid;
+
+use crate::{ClientError, Cluster};
+
+/// A process that has not renewed its lease for this time may be taken over.
+const LEASE_SECONDS: u32 = 10;
+const RENEW: Duration = Duration::from_secs(3);
+/// While a holder may be gone, the map is asked this often.
+const ASK_AGAIN: Duration = Duration::from_millis(300);
+/// What a map reports of a lease is in whole seconds.
+const AGE_PRECISION: Duration = Duration::from_millis(1500);
+/// Attempts to change a lock that others change at the same time.
+const ATTEMPTS_MAX: usize = 32;
+
+/// How an image is attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttachOptions {
+    /// Others may attach it as well, if they share it. All write whole blocks of 4 KiB only.
+    pub shared: bool,
+    /// Takes it from whoever has it. What that one has in flight is refused from the first request of this one on.
+    pub force: bool,
+    /// Only reads, beside whoever has it attached.
+    pub read_only: bool,
+    /// Shares it with this process, and with others of the same program that the same process of it started: the workers of
+    /// one run.
+    pub same_run: bool,
+}
+
+/// Whether an attachment serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum AttachStatus {
+    Live = 0,
+    /// Another one has attached the image, or it was removed.
+    Fenced = 1,
+    /// Its bdev was deleted.
+    Closed = 2,
+}
+
+/// What the channels of an attached image share.
+pub(crate) struct AttachState {
+    /// 0 for one that only reads.
+    pub(crate) epoch: u32,
+    status: AtomicU8,
+    first_group: u32,
+    /// Groups that know the epoch.
+    known: Box<[AtomicBool]>,
+}
+
+impl AttachState {
+    pub(crate) fn new(epoch: u32, groups: std::ops::Range<u32>) -> AttachState {
+        AttachState {
+            epoch,
+            status: AtomicU8::new(AttachStatus::Live as u8),
+            first_group: groups.start,
+            known: groups.map(|_| AtomicBool::new(false)).collect(),
+        }
+    }
+
+    pub(crate) fn status(&self) -> AttachStatus {
+        match self.status.load(Ordering::Acquire) {
+            0 => AttachStatus::Live,
+            1 => AttachStatus::Fenced,
+            _ => AttachStatus::Closed,
+        }
+    }
+
+    /// Requests fail from now on. Returns whether it served before.
+    pub(crate) fn end(&self, status: AttachStatus) -> bool {
+        let live = AttachStatus::Live as u8;
+        self.status.compare_exchange(live, status as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    fn group(&self, group: u32) -> Option<&AtomicBool> {
+        self.known.get(group.checked_sub(self.first_group)? as usize)
+    }
+
+    /// Whether a group refuses earlier attach epochs.
+    pub(crate) fn is_known_in(&self, group: u32) -> bool {
+        self.group(group).is_some_and(|known| known.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_known_in(&self, group: u32) {
+        if let Some(known) = self.group(group) {
+            known.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// An image that this process has attached. Dropped, it is detached.
+pub(crate) struct Attachment {
+    pub(crate) state: Arc<AttachState>,
+    lock: Option<HeldLock>,
+}
+
+/// The place of an attachment in the lock of its image.
+struct HeldLock {
+    id: Uuid,
+    pool: String,
+    volume: u64,
+    process: Arc<HolderProcess>,
+    is_detached: AtomicBool,
+}
+
+/// What is told of changes of an image that is attached.
+pub(crate) struct ImageWatch {
+    pub(crate) pool: String,
+    pub(crate) image: String,
+    pub(crate) volume: u64,
+    pub(crate) state: Arc<AttachState>,
+    pub(crate) resized: Box<dyn Fn(u64) + Send + Sync>,
+}
+
+/// The lease of this process in a map, which a thread renews while an image is attached.
+struct HolderProcess {
+    lease: Uuid,
+    map: Arc<dyn ClusterMap>,
+    watched: Mutex<Vec<Weak<ImageWatch>>>,
+}
+
+/// Those of this process, by cluster.
+static PROCESSES: Mutex<BTreeMap<Uuid, Weak<HolderProcess>>> = Mutex::new(BTreeMap::new());
+
+impl Attachment {
+    /// Attaches an image.
+    ///
+    /// # Errors
+    /// [`ClientError::InUse`] if another one has it.
+    pub(crate) fn new(
+        cluster: &Cluster,
+        pool: &str,
+        image: &str,
+        entry: &ImageEntry,
+        groups: std::ops::Range<u32>,
+        options: AttachOptions,
+    ) -> Result<Attachment, ClientError> {
+        if options.read_only {
+            return Ok(Attachment { state: Arc::new(AttachState::new(0, groups)), lock: None });
+        }
+        let process = HolderProcess::of(cluster)?;
+        let holder = own_holder(cluster, process.lease, options.shared);
+        let epoch = attach(cluster.map().as_ref(), (pool, image), entry.volume, &holder, options)?;
+        let (id, pool, volume) = (holder.id, pool.to_string(), entry.volume);
+        let lock = HeldLock { id, pool, volume, process, is_detached: AtomicBool::new(false) };
+        Ok(Attachment { state: Arc::new(AttachState::new(epoch, groups)), lock: Some(lock) })
+    }
+
+    /// Has changes of the image told.
+    pub(crate) fn watch(&self, watch: &Arc<ImageWatch>) {
+        if let Some(lock) = &self.lock {
+            sync::lock(&lock.process.watched).push(Arc::downgrade(watch));
+        }
+    }
+
+    /// Others may attach the image. Waits for the map.
+    pub(crate) fn detach(&self) {
+        if let Some(lock) = &self.lock {
+            lock.detach();
+        }
+    }
+}
+
+impl HeldLock {
+    fn detach(&self) {
+        if !self.is_detached.swap(true, Ordering::AcqRel)
+            && let Err(error) = detach(self.process.map.as_ref(), &self.pool, self.volume, self.id)
+        {
+            // Its lease ends with the process.
+            log::warn!("an image of pool {} is not detached: {error}", self.pool);
+        }
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        if let Some(lock) = self.lock.take() {
+            // This may be a core, which does not wait for the map.
+            std::thread::spawn(move || lock.detach());
+        }
+    }
+}
+
+/// How sure it is that a holder lives.
+enum Liveness {
+    Lives,
+    /// It renewed its lease this long ago.
+    Renewed(Duration),
+    Gone,
+}
+
+fn liveness(map: &dyn ClusterMap, holder: &ImageHolder) -> Result<Liveness, MapError> {
+    let started = (holder.machine == machine()).then(|| process_start(holder.process));
+    Ok(match started {
+        Some(started) if started == Some(holder.started) => Liveness::Lives,
+        Some(_) => Liveness::Gone,
+        None => map.holder_age(holder.lease)?.map_or(Liveness::Gone, Liveness::Renewed),
+    })
+}
+
+/// Puts a holder into the lock of an image. Returns its attach epoch.
+fn attach(
+    map: &dyn ClusterMap,
+    (pool, image): (&str, &str),
+    volume: u64,
+    own: &ImageHolder,
+    options: AttachOptions,
+) -> Result<u32, ClientError> {
+    let began = Instant::now();
+    let mut suspect: Option<(Uuid, Duration, Instant)> = None;
+    let mut attempts = 0;
+    loop {
+        let known = map.image_lock(pool, volume)?;
+        let lock = known.clone().unwrap_or_default();
+        let mut holders = Vec::new();
+        let mut refused: Option<(&ImageHolder, Liveness)> = None;
+        for holder in lock.holders.iter().filter(|_| !options.force) {
+            match liveness(map, holder)? {
+                Liveness::Gone => {}
+                _ if (holder.shared && own.shared) || (options.same_run && is_same_run(holder)) => {
+                    holders.push(holder.clone())
+                }
+                liveness => refused = Some((holder, liveness)),
+            }
+        }
+        if let Some((holder, liveness)) = refused {
+            let is_renewed = match (liveness, suspect) {
+                (Liveness::Renewed(age), Some((id, first, at))) if id == holder.id => {
+                    age + AGE_PRECISION < first + at.elapsed()
+                }
+                (Liveness::Renewed(age), _) => {
+                    suspect = Some((holder.id, age, Instant::now()));
+                    false
+                }
+                _ => true,
+            };
+            let limit = Duration::from_secs(u64::from(LEASE_SECONDS) + 2);
+            if is_renewed || began.elapsed() > limit {
+                return Err(in_use(pool, image, holder));
+            }
+            std::thread::sleep(ASK_AGAIN);
+            continue;
+        }
+        if holders.len() >= ImageLock::HOLDERS_MAX {
+            return Err(in_use(pool, image, &holders[0]));
+        }
+        let joins = !holders.is_empty();
+        let attach_epoch = if joins { lock.attach_epoch } else { lock.attach_epoch + 1 };
+        holders.push(own.clone());
+        if map.change_image_lock(pool, volume, known.as_ref(), &ImageLock { attach_epoch, holders })? {
+            return Ok(attach_epoch);
+        }
+        attempts += 1;
+        if attempts >= ATTEMPTS_MAX {
+            let reason = "others attach it all the time".to_string();
+            return Err(MapError::Storage { what: format!("of image {pool}/{image}"), reason }.into());
+        }
+    }
+}
+
+fn detach(map: &dyn ClusterMap, pool: &str, volume: u64, id: Uuid) -> Result<(), MapError> {
+    for _ in 0..ATTEMPTS_MAX {
+        let Some(lock) = map.image_lock(pool, volume)? else { return Ok(()) };
+        if !lock.holders.iter().any(|holder| holder.id == id) {
+            return Ok(());
+        }
+        let holders = lock.holders.iter().filter(|holder| holder.id != id).cloned().collect();
+        let to = ImageLock { holders, ..lock };
+        if map.change_image_lock(pool, volume, Some(&lock), &to)? {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn in_use(pool: &str, image: &str, holder: &ImageHolder) -> ClientError {
+    ClientError::InUse {
+        pool: pool.to_string(),
+        image: image.to_string(),
+        holder: holder.name.clone(),
+        process: holder.process,
+        address: holder.address.clone(),
+        seconds: seconds_since_1970().saturating_sub(holder.since),
+    }
+}
+
+fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+fn own_holder(cluster: &Cluster, lease: Uuid, shared: bool) -> ImageHolder {
+    let process = std::process::id();
+    ImageHolder {
+        id: Uuid::new_v4(),
+        lease,
+        name: std::fs::read_to_string("/proc/sys/kernel/hostname")
+            .map_or_else(|_| "an unknown host".to_string(), |name| name.trim().to_string()),
+        address: own_address(cluster).unwrap_or_else(|| "127.0.0.1".to_string()),
+        since: seconds_since_1970(),
+        shared,
+        machine: machine(),
+        process,
+        started: process_start(process).unwrap_or(0),
+    }
+}
+
+/// The address from which this machine reaches a node; nothing is sent.
+fn own_address(cluster: &Cluster) -> Option<String> {
+    let nodes = cluster.map().nodes().ok()?;
+    let node = nodes.values().find_map(|node| node.addresses.first())?;
+    let node: std::net::SocketAddr = node.parse().ok()?;
+    let any = if node.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect(node).ok()?;
+    Some(socket.local_addr().ok()?.ip().to_string())
+}
+
+/// Names the boot of this machine, and which of its processes this one sees.
+fn machine() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let processes = std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
+    format!("{}-{processes}", boot.trim())
+}
+
+/// When a process of this machine began; `None` if there is none.
+fn process_start(process: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // Its name, in parentheses, may have spaces.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace();
+    let is_dead = matches!(fields.next(), Some("Z" | "X" | "x"));
+    fields.nth(18)?.parse().ok().filter(|_| !is_dead)
+}
+
+/// Whether a holder is a process of the same program that the same process of this program started, as the workers of one run
+/// of `perf`: they are one user of the image.
+fn is_same_run(holder: &ImageHolder) -> bool {
+    if holder.machine != machine() {
+        return false;
+    }
+    if holder.process == std::process::id() {
+        return true;
+    }
+    let program = |process: u32| std::fs::read_link(format!("/proc/{process}/exe")).ok();
+    let parent = std::os::unix::process::parent_id();
+    let is_of_parent = parent_of(holder.process) == Some(parent) || holder.process == parent;
+    is_of_parent && program(parent).is_some_and(|it| Some(it) == program(std::process::id()))
+}
+
+fn parent_of(process: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+impl HolderProcess {
+    /// That of this process in the map of a cluster.
+    fn of(cluster: &Cluster) -> Result<Arc<HolderProcess>, ClientError> {
+        let id = cluster.map().cluster()?;
+        let mut processes = sync::lock(&PROCESSES);
+        processes.retain(|_, process| process.strong_count() > 0);
+        if let Some(process) = processes.get(&id).and_then(Weak::upgrade) {
+            return Ok(process);
+        }
+        let (lease, map) = (Uuid::new_v4(), cluster.map().clone());
+        map.renew_holder(lease, LEASE_SECONDS)?;
+        let process = Arc::new(HolderProcess { lease, map: map.clone(), watched: Mutex::default() });
+        processes.insert(id, Arc::downgrade(&process));
+        let weak = Arc::downgrade(&process);
+        std::thread::spawn(move || keep(map.as_ref(), &weak));
+        Ok(process)
+    }
+
+    /// Reads what is attached, and tells what has changed.
+    fn refresh(&self) -> Result<(), MapError> {
+        let watched: Vec<_> = {
+            let mut watched = sync::lock(&self.watched);
+            watched.retain(|watch| watch.strong_count() > 0);
+            watched.iter().filter_map(Weak::upgrade).collect()
+        };
+        if watched.is_empty() {
+            return Ok(());
+        }
+        let images = self.map.images()?;
+        for watch in watched {
+            let (pool, image) = (&watch.pool, &watch.image);
+            let entry = images.get(&(pool.clone(), image.clone()));
+            let Some(entry) = entry.filter(|entry| entry.volume == watch.volume) else {
+                if watch.state.end(AttachStatus::Fenced) {
+                    log::error!("image {pool}/{image} was removed: its requests fail");
+                }
+                continue;
+            };
+            let lock = self.map.image_lock(pool, watch.volume)?;
+            if lock.is_some_and(|lock| lock.attach_epoch > watch.state.epoch)
+                && watch.state.end(AttachStatus::Fenced)
+            {
+                log::error!("image {pool}/{image} was attached elsewhere by force: its requests fail here");
+            }
+            (watch.resized)(entry.bytes);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for HolderProcess {
+    fn drop(&mut self) {
+        // Without the map it ends by itself.
+        let _ = self.map.end_holder(self.lease);
+    }
+}
+
+/// Renews the lease of a process, and follows the images that it has attached, until it has none.
+fn keep(map: &dyn ClusterMap, process: &Weak<HolderProcess>) {
+    let mut changes = map.changes();
+    let mut renewed = Instant::now();
+    loop {
+        let waited = changes.wait(RENEW.saturating_sub(renewed.elapsed()));
+        let Some(process) = process.upgrade() else { return };
+        let now = Instant::now();
+        let due = now.duration_since(renewed) >= RENEW;
+        let outcome = match &waited {
+            Ok(changes) if changes.is_empty() => Ok(()),
+            Ok(_) => process.refresh(),
+            Err(error) => Err(error.clone()),
+        };
+        let lease = if due { map.renew_holder(process.lease, LEASE_SECONDS) } else { Ok(()) };
+        if due {
+            renewed = now;
+        }
+        if let Err(error) = outcome.and(lease) {
+            log::debug!("images that are attached: {error}");
+            std::thread::sleep(changes.retry_after().min(RENEW));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

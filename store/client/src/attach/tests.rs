@@ -1,0 +1,135 @@
+use std::path::PathBuf;
+
+use cluster_map::{LocalMap, PoolRecord};
+
+use super::*;
+
+/// A map in a directory that is removed afterwards.
+struct MapDirectory(PathBuf);
+
+impl MapDirectory {
+    fn new(name: &str) -> (MapDirectory, LocalMap, u64) {
+        let path = std::env::temp_dir().join(format!("ringbolt-attach-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        let map = LocalMap::open(&path).unwrap();
+        let pool =
+            PoolRecord { first_group: 0, groups: 4, replicas: 1, in_sync_min: 1, class: Default::default() };
+        map.create_pool("p", &pool).unwrap();
+        let volume = map.create_image("p", "vol", 1 << 20).unwrap().volume;
+        (MapDirectory(path), map, volume)
+    }
+}
+
+impl Drop for MapDirectory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const EXCLUSIVE: AttachOptions =
+    AttachOptions { shared: false, force: false, read_only: false, same_run: false };
+const SHARED: AttachOptions = AttachOptions { shared: true, ..EXCLUSIVE };
+const FORCED: AttachOptions = AttachOptions { force: true, ..EXCLUSIVE };
+
+/// One of another machine, whose processes this one does not see.
+fn elsewhere(shared: bool) -> ImageHolder {
+    ImageHolder {
+        id: Uuid::new_v4(),
+        lease: Uuid::new_v4(),
+        name: "host7".to_string(),
+        address: "10.0.0.7".to_string(),
+        since: seconds_since_1970(),
+        shared,
+        machine: "another".to_string(),
+        process: 4242,
+        started: 1,
+    }
+}
+
+/// One that is this process.
+fn here(shared: bool) -> ImageHolder {
+    let process = std::process::id();
+    let started = process_start(process).expect("this process has begun");
+    ImageHolder { name: "here".to_string(), machine: machine(), process, started, ..elsewhere(shared) }
+}
+
+#[test]
+fn a_second_holder_is_refused_with_the_name_of_the_first() {
+    let (_directory, map, volume) = MapDirectory::new("second");
+    let (first, second) = (here(false), elsewhere(false));
+    assert_eq!(attach(&map, ("p", "vol"), volume, &first, EXCLUSIVE).unwrap(), 1);
+    for options in [EXCLUSIVE, SHARED] {
+        let holder = ImageHolder { shared: options.shared, ..second.clone() };
+        let refused = attach(&map, ("p", "vol"), volume, &holder, options).unwrap_err().to_string();
+        assert!(refused.contains("image p/vol is in use by here (process "), "{refused}");
+        assert!(refused.contains("10.0.0.7") && refused.contains("--force"), "{refused}");
+    }
+    // By force, what the first one has in flight is refused from then on.
+    assert_eq!(attach(&map, ("p", "vol"), volume, &second, FORCED).unwrap(), 2);
+    assert_eq!(map.image_lock("p", volume).unwrap().unwrap().holders, std::slice::from_ref(&second));
+    // The first one detaches nothing but itself.
+    detach(&map, "p", volume, first.id).unwrap();
+    assert_eq!(map.image_lock("p", volume).unwrap().unwrap().holders.len(), 1);
+    detach(&map, "p", volume, second.id).unwrap();
+    assert_eq!(attach(&map, ("p", "vol"), volume, &first, EXCLUSIVE).unwrap(), 3);
+}
+
+#[test]
+fn those_that_share_an_image_have_one_attach_epoch() {
+    let (_directory, map, volume) = MapDirectory::new("shared");
+    let (first, second) = (here(true), ImageHolder { id: Uuid::new_v4(), ..here(true) });
+    assert_eq!(attach(&map, ("p", "vol"), volume, &first, SHARED).unwrap(), 1);
+    assert_eq!(attach(&map, ("p", "vol"), volume, &second, SHARED).unwrap(), 1);
+    assert!(attach(&map, ("p", "vol"), volume, &elsewhere(false), EXCLUSIVE).is_err());
+    detach(&map, "p", volume, first.id).unwrap();
+    assert!(attach(&map, ("p", "vol"), volume, &elsewhere(false), EXCLUSIVE).is_err());
+    detach(&map, "p", volume, second.id).unwrap();
+    assert_eq!(attach(&map, ("p", "vol"), volume, &elsewhere(false), EXCLUSIVE).unwrap(), 2);
+}
+
+#[test]
+fn a_holder_that_is_gone_is_taken_over() {
+    let (_directory, map, volume) = MapDirectory::new("gone");
+    // A process of this machine that has ended, or another one that has its number.
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let ended = ImageHolder { process: child.id(), ..here(false) };
+    child.wait().unwrap();
+    let reused = ImageHolder { started: 1, ..here(false) };
+    // One of another machine whose lease has ended.
+    for (epoch, gone) in (1..).zip([ended, reused, elsewhere(false)]) {
+        assert_eq!(attach(&map, ("p", "vol"), volume, &gone, EXCLUSIVE).unwrap(), epoch);
+    }
+    assert_eq!(attach(&map, ("p", "vol"), volume, &here(false), EXCLUSIVE).unwrap(), 4);
+}
+
+#[test]
+fn a_holder_of_another_machine_that_renews_its_lease_is_no_suspect_for_long() {
+    let (directory, map, volume) = MapDirectory::new("lease");
+    let holder = elsewhere(false);
+    map.renew_holder(holder.lease, 60).unwrap();
+    assert_eq!(attach(&map, ("p", "vol"), volume, &holder, EXCLUSIVE).unwrap(), 1);
+    let lease = std::fs::File::options()
+        .write(true)
+        .open(directory.0.join("image-holders").join(holder.lease.to_string()));
+    // It renewed it long ago, and does so again while it is watched.
+    lease.unwrap().set_modified(SystemTime::now() - Duration::from_secs(30)).unwrap();
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(|| attach(&map, ("p", "vol"), volume, &here(false), EXCLUSIVE));
+        while !refused.is_finished() {
+            std::thread::sleep(ASK_AGAIN);
+            map.renew_holder(holder.lease, 60).unwrap();
+        }
+        assert!(matches!(refused.join().unwrap(), Err(ClientError::InUse { .. })));
+    });
+}
+
+#[test]
+fn an_attachment_ends_once_and_groups_are_known_one_by_one() {
+    let state = AttachState::new(3, 8..12);
+    assert!(!state.is_known_in(9));
+    state.set_known_in(9);
+    assert!(state.is_known_in(9) && !state.is_known_in(8) && !state.is_known_in(7) && !state.is_known_in(12));
+    assert_eq!(state.status(), AttachStatus::Live);
+    assert!(state.end(AttachStatus::Fenced) && !state.end(AttachStatus::Closed));
+    assert_eq!(state.status(), AttachStatus::Fenced);
+}

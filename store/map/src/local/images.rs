@@ -1,0 +1,200 @@
+//! Images of a map in a directory, and who has them attached.
+//!
+//! What changes by compare-and-swap has a directory, as a group: a file for each version, whose name is its number, made by
+//! link(2). The newest counts. An image that was never changed has the file that its creation made, which older programs read
+//! and write: it follows the newest version.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{LocalMap, Publish, failed, image_path, plain_name};
+use crate::{ImageEntry, MapError, RemovedImage};
+
+pub(super) fn lock_directory(volume: u64) -> PathBuf {
+    Path::new("locks").join(volume.to_string())
+}
+
+fn size_directory(volume: u64) -> PathBuf {
+    Path::new("sizes").join(volume.to_string())
+}
+
+fn removed_path(volume: u64) -> PathBuf {
+    Path::new("removed-images").join(volume.to_string())
+}
+
+impl LocalMap {
+    fn newest_number(&self, directory: &Path) -> Result<Option<u64>, MapError> {
+        Ok(self.names(directory)?.iter().filter_map(|name| name.parse().ok()).max())
+    }
+
+    /// The newest version of a record, with its number.
+    pub(super) fn newest_version<T: DeserializeOwned>(
+        &self,
+        directory: &Path,
+    ) -> Result<Option<(u64, T)>, MapError> {
+        // One that is removed meanwhile has a newer one.
+        while let Some(number) = self.newest_number(directory)? {
+            if let Some(record) = self.read(&directory.join(number.to_string()))? {
+                return Ok(Some((number, record)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Adds a version after one. Returns whether it is the newest.
+    fn add_version(&self, directory: &Path, number: u64, value: &impl Serialize) -> Result<bool, MapError> {
+        let path = self.root.join(directory);
+        fs::create_dir_all(&path).map_err(|error| failed(&path, &error))?;
+        if !self.publish(&directory.join(number.to_string()), value, Publish::New)? {
+            return Ok(false);
+        }
+        for old in self.names(directory)? {
+            if old.parse().is_ok_and(|old: u64| old < number) {
+                let _ = fs::remove_file(path.join(old));
+            }
+        }
+        // A number that others left behind meanwhile, so that its name was free again, is not a new one.
+        if self.newest_number(directory)? == Some(number) {
+            return Ok(true);
+        }
+        let _ = fs::remove_file(path.join(number.to_string()));
+        Ok(false)
+    }
+
+    /// Replaces the newest version if it is still `known`.
+    pub(super) fn change_version<T: Serialize + DeserializeOwned + PartialEq>(
+        &self,
+        directory: &Path,
+        known: Option<&T>,
+        to: &T,
+    ) -> Result<bool, MapError> {
+        let newest = self.newest_version::<T>(directory)?;
+        if newest.as_ref().map(|(_, record)| record) != known {
+            return Ok(false);
+        }
+        self.add_version(directory, newest.map_or(1, |(number, _)| number + 1), to)
+    }
+
+    fn image(&self, pool: &str, name: &str) -> Result<Option<(u64, ImageEntry)>, MapError> {
+        let Some(created) = self.read::<ImageEntry>(&image_path(pool, name))? else { return Ok(None) };
+        if self.root.join(removed_path(created.volume)).exists() {
+            return Ok(None);
+        }
+        let newest = self.newest_version::<ImageEntry>(&size_directory(created.volume))?;
+        Ok(Some(newest.filter(|(_, entry)| entry.uuid == created.uuid).unwrap_or((0, created))))
+    }
+
+    pub(super) fn all_images(&self) -> Result<BTreeMap<(String, String), ImageEntry>, MapError> {
+        let mut images = BTreeMap::new();
+        for file in self.names(Path::new("images"))? {
+            let Some((pool, name)) = file.split_once('.') else { continue };
+            if let (Some(pool), Some(name)) = (plain_name(pool), plain_name(name))
+                && let Some((_, image)) = self.image(&pool, &name)?
+            {
+                images.insert((pool, name), image);
+            }
+        }
+        Ok(images)
+    }
+
+    pub(super) fn change_image_record(
+        &self,
+        pool: &str,
+        name: &str,
+        known: &ImageEntry,
+        to: &ImageEntry,
+    ) -> Result<bool, MapError> {
+        let missing = || MapError::Missing(format!("image {pool}/{name}"));
+        let (number, image) = self.image(pool, name)?.ok_or_else(missing)?;
+        if image != *known || !self.add_version(&size_directory(image.volume), number + 1, to)? {
+            return Ok(false);
+        }
+        self.publish(&image_path(pool, name), to, Publish::Replace)?;
+        if self.root.join(removed_path(image.volume)).exists() {
+            // It was removed meanwhile: the file is back.
+            self.remove(&image_path(pool, name))?;
+            return Err(missing());
+        }
+        Ok(true)
+    }
+
+    pub(super) fn remove_image_record(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {
+        let missing = || MapError::Missing(format!("image {pool}/{name}"));
+        let (_, image) = self.image(pool, name)?.ok_or_else(missing)?;
+        let volume = image.volume;
+        let removed = RemovedImage { pool: pool.to_string(), name: name.to_string(), image };
+        // From here on there is no such image.
+        if !self.publish(&removed_path(volume), &removed, Publish::New)? {
+            return Err(missing());
+        }
+        self.remove(&image_path(pool, name))?;
+        Ok(removed)
+    }
+
+    /// A removal that was interrupted keeps its name from no other image.
+    pub(super) fn free_removed_name(&self, pool: &str, name: &str) -> Result<(), MapError> {
+        let path = image_path(pool, name);
+        match self.read::<ImageEntry>(&path)? {
+            Some(image) if self.root.join(removed_path(image.volume)).exists() => {
+                self.remove(&path).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn all_removed(&self) -> Result<BTreeMap<u64, RemovedImage>, MapError> {
+        let mut removed = BTreeMap::new();
+        for name in self.names(Path::new("removed-images"))? {
+            if let Ok(volume) = name.parse()
+                && let Some(record) = self.read(&removed_path(volume))?
+            {
+                removed.insert(volume, record);
+            }
+        }
+        Ok(removed)
+    }
+
+    pub(super) fn forget_removed(&self, removed: &RemovedImage) -> Result<(), MapError> {
+        let volume = removed.image.volume;
+        let path = image_path(&removed.pool, &removed.name);
+        // A removal that was interrupted has left it. It may be that of a later image.
+        if self.read::<ImageEntry>(&path)?.is_some_and(|image| image.volume == volume) {
+            self.remove(&path)?;
+        }
+        for directory in [size_directory(volume), lock_directory(volume)] {
+            let path = self.root.join(directory);
+            match fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(&path, &error)),
+                _ => {}
+            }
+        }
+        self.remove(&removed_path(volume)).map(drop)
+    }
+
+    /// Renews a lease: the time of its file is now.
+    pub(super) fn renew_file(&self, name: &Path, seconds: u32) -> Result<(), MapError> {
+        let path = self.root.join(name);
+        let renewed = File::options().write(true).open(&path);
+        match renewed.and_then(|file| file.set_modified(SystemTime::now())) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.publish(name, &seconds, Publish::Replace).map(drop)
+            }
+            renewed => renewed.map_err(|error| failed(&path, &error)),
+        }
+    }
+
+    /// When a lease was renewed; `None` if it has ended.
+    pub(super) fn age_of(&self, name: &Path) -> Result<Option<Duration>, MapError> {
+        let Some(seconds) = self.read::<u32>(name)? else { return Ok(None) };
+        let renewed = fs::metadata(self.root.join(name)).and_then(|file| file.modified());
+        // A time in the future is a clock that was set.
+        let age = renewed.map(|renewed| renewed.elapsed().unwrap_or_default()).ok();
+        Ok(age.filter(|age| age.as_secs() < seconds.into()))
+    }
+}
