@@ -153,7 +153,7 @@ fn an_image_in_use_is_not_taken_away(cluster: &Cluster, directory: &Path) {
     second.ok(&[&create[..], &["read_only=true"]].concat());
     second.ok(&["bdev_store_delete", "name=v"]);
 
-    // Growing harms nobody, and the server sees it.
+    // Growing needs no exclusive use, and the server sees it.
     cluster.ok(&["image", "resize", "vol", "96m"]);
     let end = Instant::now() + Duration::from_secs(30);
     while blocks(&first) != (96u64 << 20) / 512 {

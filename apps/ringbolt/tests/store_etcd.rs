@@ -378,7 +378,7 @@ fn running_nodes_outlive_an_older_map() {
     let load = cluster.perf(&["--rw=randrw", "--iodepth=8", "--time_based", "--runtime=14"]).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(1));
     etcd.restore_snapshot();
-    // At once, whoever has noticed what.
+    // At once, in any order of what nodes notice.
     cluster.ok(&["image", "create", "other", "16m"]);
     let status = cluster.wait_for("older, and its groups as they were", |status| {
         let epochs = of_pool(status);

@@ -420,7 +420,7 @@ impl NvmeBdevChannel {
             counts: link.counts.clone(),
         });
         *self.status.links() = statuses.collect();
-        // Whoever suspended a path waits for its links.
+        // The task that suspended a path waits for its links.
         let suspended = self.links.iter().filter(|link| !link.removed && link.path.suspended);
         suspended.for_each(|link| link.path.controller_path.wake());
     }

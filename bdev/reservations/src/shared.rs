@@ -148,7 +148,7 @@ impl Reservations {
         devices
     }
 
-    /// Reserves a logical unit of the device for a registrant (SPC-2, section 5.5.1, RESERVE): nobody else has access to
+    /// Reserves a logical unit of the device for a registrant (SPC-2, section 5.5.1, RESERVE): no other initiator has access to
     /// the device, by whatever protocol, and [`execute`](Self::execute) fails. Returns whether it is reserved: neither
     /// registrations nor a unit that another one reserved may be there. Each call needs a [`release_unit`](Self::release_unit).
     pub fn reserve_unit(&self, registrant: &Registrant) -> bool {

@@ -290,7 +290,7 @@ impl ReservationState {
         })
     }
 
-    /// The access that is denied to whoever is not registered: bits of [`access`].
+    /// The access that is denied to initiators that are not registered: bits of [`access`].
     pub fn denied_to_others(&self) -> u8 {
         self.reservation.as_ref().map_or(0, |held| held.kind.denied(false, false))
     }

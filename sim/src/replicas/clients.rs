@@ -61,7 +61,7 @@ struct ClientSession {
     renew_ns: u64,
 }
 
-/// A write in a session of which nobody knows whether it happened.
+/// A write in a session whose outcome is unknown.
 struct UnknownWrite {
     block: BlockId,
     value: u64,
@@ -379,7 +379,7 @@ impl Clients {
         }
     }
 
-    /// Writes of which nobody knows happened before the image was attached again, if at all.
+    /// Writes whose outcome is unknown happened before the image was attached again, if at all.
     fn record_unknown(&mut self) -> Result<(), String> {
         let Some(sessions) = &mut self.sessions else { return Ok(()) };
         for UnknownWrite { block, value, invoked_ns, attach_epoch } in std::mem::take(&mut sessions.unknown) {

@@ -31,9 +31,9 @@ const ATTEMPTS_MAX: usize = 32;
 pub struct AttachOptions {
     /// Others may attach it as well, if they share it. All write whole blocks of 4 KiB only.
     pub shared: bool,
-    /// Takes it from whoever has it. What that one has in flight is refused from the first request of this one on.
+    /// Takes it from its holder. What that one has in flight is refused from the first request of this one on.
     pub force: bool,
-    /// Only reads, beside whoever has it attached.
+    /// Only reads, beside its holder.
     pub read_only: bool,
     /// Shares it with this process, and with others of the same program that the same process of it started: the workers of
     /// one run.

@@ -115,7 +115,7 @@ async fn sweep(
     }
 }
 
-/// An image that this attaches while it removes objects: nobody else writes it then, in any group.
+/// An image that this attaches while it removes objects: no other client writes it then, in any group.
 struct Emptied {
     watch: Arc<PoolWatch>,
     attachment: Attachment,

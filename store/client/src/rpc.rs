@@ -100,7 +100,7 @@ impl Module for ClusterImageModule {
         let call = |(name, attached): (&String, &Attached)| {
             let Attached { pool, image, cluster, etcd, options, .. } = attached;
             let mut params = json!({ "name": name, "pool": pool, "image": image, "cluster": cluster });
-            // Not `force`: a server that starts again takes the image from nobody.
+            // Not `force`: a server that starts again takes the image from no other holder.
             for (option, is_given) in [("shared", options.shared), ("read_only", options.read_only)] {
                 if is_given {
                     params[option] = true.into();

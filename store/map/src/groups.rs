@@ -25,7 +25,7 @@ pub(crate) fn random_volume() -> u64 {
     (volume >> 1) | 1 << 32
 }
 
-/// Groups that nobody has or had, as far as is known: 0 if none ever was.
+/// Groups that no pool has or had, as far as is known: 0 if none ever was.
 pub(crate) fn free_groups(groups: u32, counted_end: u32, taken: &[Range<u32>]) -> Result<u32, MapError> {
     let none = || MapError::Invalid(format!("there are no {groups} groups that are free"));
     if taken.is_empty() && counted_end == 0 {

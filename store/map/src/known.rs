@@ -137,7 +137,7 @@ mod tests {
     use crate::{GroupConfig, ReplicaId};
 
     #[test]
-    fn the_newest_that_was_seen_is_there_after_a_restart_and_nobody_elses() {
+    fn the_newest_that_was_seen_is_there_after_a_restart_and_that_of_no_other_node() {
         let directory = std::env::temp_dir().join(format!("ringbolt-known-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let path = directory.join("map.json");

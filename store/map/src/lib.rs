@@ -236,7 +236,7 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError`].
     fn image_is_empty(&self, removed: &RemovedImage) -> Result<(), MapError>;
 
-    /// Who has the image of a volume attached; `None` if nobody ever had.
+    /// Who has the image of a volume attached; `None` if no client ever had.
     ///
     /// # Errors
     /// [`MapError`].

@@ -169,7 +169,7 @@ impl<F: Plants> Replica<F> {
             return;
         }
         if primary.is_comparing {
-            // Nobody is to follow one that may lack something. It asks again.
+            // No replica is to follow one that may lack something. It asks again.
             return;
         }
         let earlier = primary.peers.get(&from);

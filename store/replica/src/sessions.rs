@@ -145,7 +145,7 @@ impl<F: Plants> Replica<F> {
         let sessions = &mut primary.sessions;
         sessions.check_ns = now_ns + (timeout_ns / CHECKS_PER_TIMEOUT).max(1);
         let (since_ns, applied) = (sessions.since_ns, &self.applied);
-        // Before the first request says it, nobody needs the place.
+        // Before the first request says it, no client needs the place.
         let Some(group) = sessions.group else { return };
         sessions.heard.retain(|client, _| applied.session(*client).is_some());
         let is_silent = |client: u64| {

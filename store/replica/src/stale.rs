@@ -9,7 +9,7 @@
 //!   nothing before all have answered ([`MessageBody::LogEnd`]), or have left the in-sync set. The one whose last entry has the highest
 //!   epoch, and of these the highest sequence, has every committed entry: the primary hands over to it.
 //! - A follower was compared once it has all that a primary has which was compared. So a takeover from a primary that fails asks
-//!   nobody.
+//!   no other member.
 //! - A member that hears of a commit point after the end of its log is stale. Nothing that is known to be committed is truncated:
 //!   a replica that has more of it than the primary stays as it is, for a person to decide.
 
@@ -164,7 +164,7 @@ impl<F: Plants> Replica<F> {
         true
     }
 
-    /// The primary's history is another one. A member, and a replica with entries that nobody has given up, stays as it is; another one
+    /// The primary's history is another one. A member, and a replica with entries that were not given up, stays as it is; another one
     /// gets a copy of all objects.
     pub(crate) fn contradict(&mut self, actions: &mut Vec<ReplicaAction>) {
         if self.is_in_sync() {

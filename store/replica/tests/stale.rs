@@ -186,7 +186,7 @@ impl Group {
 
 #[test]
 fn the_newest_log_serves_after_all_were_down() {
-    // Whoever of the three lost the end of its log, the primary of the record or another one.
+    // Any of the three lost the end of its log, the primary of the record or another one.
     for lacking in 1..=3 {
         let mut group = Group::new(3);
         group.write(1..=5);

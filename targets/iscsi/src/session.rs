@@ -59,7 +59,7 @@ pub(crate) struct Session {
     /// Requests to devices in flight.
     outstanding: u32,
     memory: MemoryShare,
-    /// The first of `work` needs so many bytes, with which the connection would have more than it may.
+    /// The first of `work` needs this many bytes, with which the connection would have more than it may.
     quota_wait: Option<usize>,
     /// The core has no buffer for the first of `work`: retried each millisecond.
     waiting: bool,

@@ -48,7 +48,7 @@ impl SimulatedTarget {
         SimulatedTarget::with_config(seed, faults, &ReactorConfig::default())
     }
 
-    /// On a core with so many bytes of memory.
+    /// On a core with this many bytes of memory.
     #[cfg(test)]
     fn with_memory(limit_bytes: usize) -> SimulatedTarget {
         let arena = Arena::new(ArenaConfig { limit_bytes, hugepages: false, shared: false });

@@ -12,7 +12,7 @@ const ALWAYS_MAX: u32 = 16;
 
 /// How many connections of a target there may be after their login.
 ///
-/// By default nobody can take them all: a peer has at most half of what the others leave, a user with all its processes
+/// By default no peer can take them all: a peer has at most half of what the others leave, a user with all its processes
 /// seven eighths, and an object (an export, a controller, a target node or a subsystem) three quarters. 16 are always
 /// allowed, as far as the total permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl ConnectionLimits {
         }
     }
 
-    /// So many connections, divided by default.
+    /// This many connections, divided by default.
     pub const fn new(max: u32) -> ConnectionLimits {
         ConnectionLimits { max, per_peer_max: None, per_object_max: None }
     }

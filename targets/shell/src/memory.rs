@@ -87,7 +87,7 @@ pub struct CoreMemory {
     shared_max: Cell<usize>,
     first_window: Cell<usize>,
     shares: Cell<usize>,
-    /// How often somebody was refused what others hold.
+    /// How often a connection was refused what others hold.
     refusals: Cell<u64>,
     /// A command larger than a first window is beyond the shared half.
     has_large: Cell<bool>,
@@ -214,7 +214,7 @@ impl CoreMemory {
         self.first_window.set(each.clamp(limits.first_window_min, limits.first_window_max));
     }
 
-    /// How often somebody was refused what others hold.
+    /// How often a connection was refused what others hold.
     pub(crate) fn refusals(&self) -> u64 {
         self.refusals.get()
     }
@@ -295,13 +295,13 @@ impl MemoryShare {
         self.peer.refusals.get()
     }
 
-    /// Whether so many more bytes are within its window, or it holds nothing.
+    /// Whether this many more bytes are within its window, or it holds nothing.
     #[inline]
     pub fn fits(&self, bytes: usize) -> bool {
         self.held == 0 || self.held + bytes <= self.window
     }
 
-    /// Whether it may take buffers of so many bytes now.
+    /// Whether it may take buffers of this many bytes now.
     #[inline]
     pub fn admits(&mut self, bytes: usize) -> bool {
         let is_within = self.held + bytes <= self.window
@@ -310,7 +310,7 @@ impl MemoryShare {
         is_within || self.admits_beyond(bytes)
     }
 
-    /// Whether it may take so many bytes for data that comes at once. The window is no limit while the core has enough,
+    /// Whether it may take this many bytes for data that comes at once. The window is no limit while the core has enough,
     /// and beyond it is the first one.
     fn admits_at_once(&self, bytes: usize) -> bool {
         let is_of_peer = self.peer.held.get() + bytes <= self.peer.max;
@@ -393,7 +393,7 @@ impl MemoryShare {
         }
     }
 
-    /// It has taken buffers of so many bytes, which were [admitted](Self::admits).
+    /// It has taken buffers of this many bytes, which were [admitted](Self::admits).
     #[inline]
     pub fn add(&mut self, bytes: usize) {
         self.held += bytes;
@@ -401,7 +401,7 @@ impl MemoryShare {
         add(&self.core.held, bytes);
     }
 
-    /// Buffers of so many bytes are free again, or were given away.
+    /// Buffers of this many bytes are free again, or were given away.
     #[inline]
     pub fn remove(&mut self, bytes: usize) {
         self.held -= bytes;
@@ -410,7 +410,7 @@ impl MemoryShare {
         subtract(&self.core.held, bytes);
     }
 
-    /// Takes buffers of so many bytes together, in one slice if there is one.
+    /// Takes buffers of this many bytes together, in one slice if there is one.
     ///
     /// # Errors
     /// There is no memory for it now.
@@ -423,7 +423,7 @@ impl MemoryShare {
         Ok(data)
     }
 
-    /// Takes one buffer of so many bytes, a multiple of `unit`; if the pool has none as large, one of fewer units.
+    /// Takes one buffer of this many bytes, a multiple of `unit`; if the pool has none as large, one of fewer units.
     ///
     /// # Errors
     /// There is no memory for it now.

@@ -27,7 +27,7 @@ struct WaitingTransfer {
 }
 
 impl WaitingTransfer {
-    /// Bytes of its buffers that were moved. What keeps none is in nobody's way, however slow it is.
+    /// Bytes of its buffers that were moved. What keeps none delays no other connection, however slow it is.
     fn moved_of_buffers(&self) -> usize {
         self.moved.min(self.bytes)
     }

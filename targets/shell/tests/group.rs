@@ -315,7 +315,7 @@ impl World {
         World::with_config(limits, &ReactorConfig::default())
     }
 
-    /// Any number of connections, on a core with so many bytes of memory.
+    /// Any number of connections, on a core with this many bytes of memory.
     fn with_memory(bytes: usize) -> World {
         let arena = Arena::new(ArenaConfig { limit_bytes: bytes, hugepages: false, shared: false });
         let limits = GroupLimits {

@@ -102,7 +102,7 @@ pub enum RequestError {
     /// The memory is not accepted.
     #[error("{0}")]
     Memory(#[from] MemoryError),
-    /// A virtqueue cannot have so many entries.
+    /// A virtqueue cannot have this number of entries.
     #[error(
         "a virtqueue cannot have {0} entries: a split one has a power of two, a packed one any number, of at most {QUEUE_SIZE_MAX}"
     )]

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{App, StartOptions, catalog};
 
 /// Methods that change something and are not saved by their name. A method that is in neither list, nor in
-/// [`configuration`] or [`elsewhere`], fails the test: whoever adds it says what a reload makes of it.
+/// [`configuration`] or [`elsewhere`], fails the test: its author says what a reload makes of it.
 const UNDO: &[&str] = &[
     "bdev_aio_delete",
     "bdev_delay_delete",

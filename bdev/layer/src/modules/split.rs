@@ -31,9 +31,9 @@ pub enum PartSize {
     /// The base is divided evenly, and what does not divide is left out. So parts of another size, with other data, come of
     /// it when the base has another size: who creates them again asks for the [bytes](Self::Bytes) that they got.
     Even,
-    /// So many MiB, rounded down to whole blocks.
+    /// In MiB, rounded down to whole blocks.
     Mib(u64),
-    /// So many bytes, which have to be whole blocks.
+    /// In bytes, which have to be whole blocks.
     Bytes(u64),
 }
 

@@ -172,7 +172,7 @@ fn the_device_denies_to_others_what_each_type_says() {
     device.reservations.attach_device(&disk);
     for kind in ReservationType::ALL {
         device.execute(1, register(1));
-        assert_eq!(denied(), 0, "a registration alone excludes nobody");
+        assert_eq!(denied(), 0, "a registration alone excludes no initiator");
         device.execute(1, acquire(kind, 1));
         assert_eq!(denied(), kind.denied(false, false));
         assert!(denied() & access::WRITE != 0);
@@ -190,7 +190,7 @@ fn the_device_denies_to_others_what_each_type_says() {
     device.execute(1, ReservationCommand::Clear { key: 1 });
     device.execute(1, register(1));
     device.execute(1, acquire(KIND, 1));
-    assert_eq!(denied(), 0, "nobody keeps them any more");
+    assert_eq!(denied(), 0, "no target keeps them any more");
 }
 
 #[test]

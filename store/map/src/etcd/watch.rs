@@ -116,7 +116,7 @@ impl EtcdChanges {
         if !answer.events.is_empty() {
             self.next_revision = answer.header.revision + 1;
         }
-        // What nodes have seen changes all the time, and concerns nobody while they run.
+        // What nodes have seen changes all the time, and concerns no other node while they run.
         let memory = format!("{}memory/", self.client.location.prefix);
         let is_change = |event: &&WatchEvent| !event.kv.key.starts_with(memory.as_bytes());
         Ok(answer.events.iter().filter(is_change).map(|event| self.change(event)).collect())

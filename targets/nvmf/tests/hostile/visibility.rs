@@ -59,7 +59,7 @@ impl Bdev for ReadOnlyDisk {
     }
 }
 
-/// Has the controller send so many bytes.
+/// Has the controller send this many bytes.
 fn controller_data(admin: &mut RawTcpHost, sqe: Sqe, bytes: u32) -> Vec<u8> {
     admin.capsule(Sqe { cid: 12, data: DataPointer::transport(bytes), ..sqe }, &[]);
     let ReceivedPdu::Data(_, data) = admin.receive_pdu() else { panic!("no data") };

@@ -161,7 +161,7 @@ fn reserve_excludes_other_units_of_the_device_and_users_that_are_no_nexus() {
     test.run(&one, &reserve, &[], 0).good();
     test.run(&one, &release, &[], 0).good();
     test.run(&elsewhere, &READ, &[], 512).good();
-    // A unit that is reserved, and goes, excludes nobody.
+    // A unit that is reserved, and goes, excludes no initiator.
     test.run(&elsewhere, &reserve, &[], 0).good();
     assert_eq!(test.run(&one, &reserve, &[], 0).status, ScsiStatus::ReservationConflict);
     drop((elsewhere, other));

@@ -14,7 +14,7 @@ use crate::transfers::{CheckTimes, TransferReport};
 #[derive(Debug)]
 pub(super) struct SlowPeers {
     times: CheckTimes,
-    /// How often the core's pool had no buffer for somebody, and how often somebody was refused one.
+    /// How often the core's pool had no buffer for a connection, and how often one was refused a buffer.
     failures: u64,
     refusals: u64,
     /// Spare allocation.
@@ -38,7 +38,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         self.timers.arm_check(now_ns.saturating_add(self.slow_peers.times.interval_ns));
     }
 
-    /// Whether somebody on this core lacked memory since the last check, of this target or another.
+    /// Whether a connection on this core lacked memory since the last check, of this target or another.
     fn take_lack(&mut self) -> bool {
         let failures = self.pool.counts().iter().map(|counts| counts.failures).sum();
         let known = (self.slow_peers.failures, self.slow_peers.refusals);
