@@ -40,8 +40,8 @@ pub struct MethodInfo {
     pub errors: &'static [(i64, &'static str)],
     /// Why it accepts only what is so anyway, if it does.
     pub default_only: Option<&'static str>,
-    /// Parameters that the method assigns if a call leaves them to it, each as `outer.inner`: by their absence or their
-    /// default, or with the value of `outer.inner=JSON`.
+    /// Parameters that the method assigns if a call leaves them to it, each as `outer.inner`: by their
+    /// absence or their default, or with the value of `outer.inner=JSON`.
     pub assigned: &'static [&'static str],
     parameters: fn() -> Vec<Parameter>,
 }
@@ -134,8 +134,8 @@ impl<M: Module> Method<M> {
         Method::new::<P>(name, MethodKind::Update, handler)
     }
 
-    /// An update with a last part that may wait for what the update began, such as the end of I/O in flight, for a bounded
-    /// time. Other updates wait for the first part only.
+    /// An update with a last part that may wait for what the update began, such as the end of I/O in flight,
+    /// for a bounded time. Other updates wait for the first part only.
     pub fn concluded_update<P: Parameters + 'static, Q: 'static, R: Serialize + 'static>(
         name: &'static str,
         run: impl Fn(&M, P) -> Result<Q, RpcError> + Send + Sync + 'static,
@@ -231,9 +231,9 @@ impl<M: Module> Method<M> {
         self
     }
 
-    /// Gives equal calls equal parameters, beyond what the declaration of their type does: spellings of addresses, names of
-    /// devices, values that depend on others. `P` is the type of the method's parameters. Fails if the method would reject
-    /// them whatever exists. Neither changes anything nor waits.
+    /// Gives equal calls equal parameters, beyond what the declaration of their type does: spellings of
+    /// addresses, names of devices, values that depend on others. `P` is the type of the method's parameters.
+    /// Fails if the method would reject them whatever exists. Neither changes anything nor waits.
     pub fn canonical<P: Parameters + 'static>(
         mut self,
         change: fn(&M, &mut P) -> Result<(), RpcError>,

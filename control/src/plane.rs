@@ -205,15 +205,15 @@ impl ControlPlane {
         (method.call)(self, params)
     }
 
-    /// The parameters of a call in their canonical form: equal for calls that ask for the same, however they are written.
-    /// Fails if the method does not exist, or would reject them whatever exists.
+    /// The parameters of a call in their canonical form: equal for calls that ask for the same, however they
+    /// are written. Fails if the method does not exist, or would reject them whatever exists.
     pub fn canonical(&self, name: &str, params: Value) -> Result<Map<String, Value>, RpcError> {
         let method = self.methods.get(name).ok_or_else(|| Catalog::not_found(name))?;
         (method.canonical)(params)
     }
 
-    /// Keeps other updates waiting, in the order of their calls. Poisoning is ignored: what a method had changed when it
-    /// panicked stays.
+    /// Keeps other updates waiting, in the order of their calls. Poisoning is ignored: what a method had
+    /// changed when it panicked stays.
     pub(crate) fn lock_updates(&self) -> UpdateGuard<'_> {
         let turn = self.turns.wait();
         self.wait_for_examinations();

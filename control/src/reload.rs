@@ -1,14 +1,16 @@
 //! Reloading a configuration: the difference between two files, applied to a running program.
 //!
-//! What is compared are not texts, but [canonical calls](CanonicalCall): in the new file, in the one before, and in what
-//! `save_config` writes at present. A call of the new file is in force if it equals one of the file before or one that runs.
-//! So a file that spells the same in another way, or that `save_config` wrote, changes nothing.
+//! What is compared are not texts, but [canonical calls](CanonicalCall): in the new file, in the one before,
+//! and in what `save_config` writes at present. A call of the new file is in force if it equals one of the
+//! file before or one that runs. So a file that spells the same in another way, or that `save_config` wrote,
+//! changes nothing.
 //!
 //! An object is what the reverse of its creating call names: `bdev_null_create` is undone by `bdev_null_delete`, of
 //! which the parameters are those of the same name. So two calls are about the same object if their reverse calls are
-//! equal. Removed objects are deleted in reverse order, then new ones are created, and what went with a removed object
-//! although the new file has it is made again. A call that has no reverse is undone by the deletion of the object that it
-//! names. What cannot be done while the program serves is refused, each with one line, and tried again at the next reload.
+//! equal. Removed objects are deleted in reverse order, then new ones are created, and what went with a
+//! removed object although the new file has it is made again. A call that has no reverse is undone by the
+//! deletion of the object that it names. What cannot be done while the program serves is refused, each with
+//! one line, and tried again at the next reload.
 
 mod calls;
 
@@ -170,7 +172,8 @@ impl<'a> Reload<'a> {
             return;
         }
         let Some(reverse) = reverse else {
-            // An option: another value for it is set with the others; its default cannot be, unless it has it already.
+            // An option: another value for it is set with the others; its default cannot be, unless it has it
+            // already.
             let initial = RunningCalls::from_saved(self.plane, self.plane.initial());
             let is_default = one.running.is_some() && initial.contains(call);
             let is_replaced = self
@@ -208,8 +211,8 @@ impl<'a> Reload<'a> {
         }
     }
 
-    /// Whether a call that does not run in this form is part of one that does, and that the new file has: what it set is
-    /// saved with the object that it concerns, or its object was changed since.
+    /// Whether a call that does not run in this form is part of one that does, and that the new file has:
+    /// what it set is saved with the object that it concerns, or its object was changed since.
     fn is_superseded(&self, call: &CanonicalCall, reverse: Option<&ReverseCall>) -> bool {
         let object = reverse.and_then(|reverse| self.before.of_object(reverse));
         let mut runs = self.wanted.iter().filter(|other| other.running.is_some());

@@ -58,7 +58,8 @@ fn prefers_a_primary(seed: u64) -> bool {
     !matches!(seed % 8, 1 | 7)
 }
 
-/// Whether clients have sessions, and come and go. Seeds that failed before they did have none, so that they repeat.
+/// Whether clients have sessions, and come and go. Seeds that failed before they did have none, so that they
+/// repeat.
 fn has_sessions(seed: u64) -> bool {
     matches!(seed % 5, 0 | 2 | 4)
 }
@@ -274,8 +275,8 @@ impl Run {
         }
     }
 
-    /// Copies a disk, puts one back from its copy, or damages the end of a log, if another member has all data: a fault now and
-    /// then. All nodes may be down then.
+    /// Copies a disk, puts one back from its copy, or damages the end of a log, if another member has all
+    /// data: a fault now and then. All nodes may be down then.
     fn age(&mut self) {
         if !self.cluster.ages {
             return;

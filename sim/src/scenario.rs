@@ -45,7 +45,8 @@ pub struct RunReport {
     pub transfers: u64,
     /// Disks that were put back from a copy, and logs that lost their ends.
     pub aged: u64,
-    /// Such a disk was alone, and nothing outside of it showed that: the run ended there, since acknowledged data may be lost.
+    /// Such a disk was alone, and nothing outside of it showed that: the run ended there, since acknowledged
+    /// data may be lost.
     pub may_have_lost: bool,
     /// Simulated nanoseconds.
     pub simulated_ns: u64,

@@ -385,7 +385,8 @@ fn offsets(log: &[LogLine]) -> [Vec<u64>; 3] {
     })
 }
 
-/// Sequential mixes of every engine, against fio where it is installed: each direction has a position of its own.
+/// Sequential mixes of every engine, against fio where it is installed: each direction has a position of its
+/// own.
 #[test]
 fn sequential_mixes_have_the_offsets_of_fio() {
     let has_fio = is_fio_3_33();

@@ -341,7 +341,8 @@ fn is_served(group: &Value) -> bool {
     group["state"] == "healthy" || group["state"] == "degraded"
 }
 
-/// A node stands still until all groups go on without it, and comes back: groups have other epochs than before.
+/// A node stands still until all groups go on without it, and comes back: groups have other epochs than
+/// before.
 fn raise_epochs(cluster: &Cluster) {
     cluster.wait_until_healthy();
     let node = cluster.nodes()[1];
@@ -357,8 +358,8 @@ fn raise_epochs(cluster: &Cluster) {
     cluster.wait_until_healthy();
 }
 
-/// etcd is put back from a snapshot while nodes and clients run: they go on, also when a node is lost then, and what is made
-/// at once shares nothing with what the map forgot.
+/// etcd is put back from a snapshot while nodes and clients run: they go on, also when a node is lost then,
+/// and what is made at once shares nothing with what the map forgot.
 #[test]
 fn running_nodes_outlive_an_older_map() {
     let Some(mut etcd) = EtcdCluster::start("older-run", 1) else { return };
@@ -422,7 +423,8 @@ fn running_nodes_outlive_an_older_map() {
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
-/// The same while all nodes are down: the records that they know count, and nothing that was acknowledged is lost then or later.
+/// The same while all nodes are down: the records that they know count, and nothing that was acknowledged is
+/// lost then or later.
 #[test]
 fn nodes_that_start_with_an_older_map_lose_nothing() {
     let Some(mut etcd) = EtcdCluster::start("older-start", 1) else { return };
@@ -468,8 +470,8 @@ fn nodes_that_start_with_an_older_map_lose_nothing() {
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
-/// A copy of a node's directory, as on a cloned machine: it is refused while the original runs. One that was cut off for too long
-/// serves no more when the copy is the node, and comes back by itself when that is gone.
+/// A copy of a node's directory, as on a cloned machine: it is refused while the original runs. One that was
+/// cut off for too long serves no more when the copy is the node, and comes back by itself when that is gone.
 #[test]
 fn of_two_processes_of_one_node_one_serves() {
     let Some(etcd) = EtcdCluster::start("twin", 1) else { return };

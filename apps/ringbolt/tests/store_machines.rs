@@ -48,8 +48,8 @@ fn verified_load_outlives_partitions_a_stopped_leader_of_etcd_and_a_rolling_rest
     };
     let running = load(clusters);
 
-    // One way: what machine 1 sends to machine 2 is lost. A group whose primary is one of them has the other no more; one with its
-    // primary on machine 3 needs no messages between them.
+    // One way: what machine 1 sends to machine 2 is lost. A group whose primary is one of them has the other
+    // no more; one with its primary on machine 3 needs no messages between them.
     network.machines[0].cut_to(&network.machines[1]);
     clusters[0].wait_for("cut one way", |status| {
         let groups = status["groups"].as_array().unwrap().iter();

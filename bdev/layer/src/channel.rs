@@ -30,9 +30,11 @@ const RECHECK_NS: u64 = 20_000;
 const RATE_CHECK_NS: u64 = 10_000_000;
 
 const RESERVED: u8 = READS_RESERVED | WRITES_RESERVED;
-/// What a reservation denies with reads: bits as in `allowed_ops`. The layer divides the others into these and writes.
+/// What a reservation denies with reads: bits as in `allowed_ops`. The layer divides the others into these
+/// and writes.
 const OPS_THAT_READ: u16 = bits_of(&[Op::Read, Op::SeekData, Op::SeekHole]);
-/// What it denies with writes (NVMe Base 2.0, section 8.19, has Flush among them, as has SBC-4 SYNCHRONIZE CACHE).
+/// What it denies with writes (NVMe Base 2.0, section 8.19, has Flush among them, as has SBC-4 SYNCHRONIZE
+/// CACHE).
 const OPS_THAT_WRITE: u16 =
     bits_of(&[Op::Write, Op::Unmap, Op::WriteZeroes, Op::WriteUncorrectable, Op::Copy, Op::Flush]);
 

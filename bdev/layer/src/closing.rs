@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use crate::{BlockDevice, Descriptor};
 
-/// How long a removal waits for I/O in flight: longer than the three seconds for which targets drain connections.
+/// How long a removal waits for I/O in flight: longer than the three seconds for which targets drain
+/// connections.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Devices that are being closed: opens of a target that ends them, or devices that were removed.
 ///
-/// A target makes it of its descriptors before it drops them, and waits without its locks. Then the next user can claim the
-/// devices.
+/// A target makes it of its descriptors before it drops them, and waits without its locks. Then the next user
+/// can claim the devices.
 #[derive(Debug, Default)]
 pub struct Closing(Vec<ClosingDevice>);
 

@@ -237,7 +237,8 @@ pub struct BlockDevice {
     bdev: Arc<dyn Bdev>,
     /// Read by channels at each submit, written by the control plane.
     pub(crate) blocks: AtomicU64,
-    /// [`REMOVED`], [`LIMITED`], [`SAMPLED`], [`TRACED`], [`READS_RESERVED`] and [`WRITES_RESERVED`]: read at each submit.
+    /// [`REMOVED`], [`LIMITED`], [`SAMPLED`], [`TRACED`], [`READS_RESERVED`] and [`WRITES_RESERVED`]: read at
+    /// each submit.
     pub(crate) state: AtomicU8,
     pub(crate) qos: DeviceQos,
     pub(crate) stats: StatsTable,
@@ -386,8 +387,8 @@ impl BlockDevice {
         self.lock().opens.len() as u32
     }
 
-    /// Blocks until it is removed, closed by all users, and its module has released claims and files; `false` after
-    /// `timeout`. Must not be called on a reactor.
+    /// Blocks until it is removed, closed by all users, and its module has released claims and files; `false`
+    /// after `timeout`. Must not be called on a reactor.
     pub fn wait_closed(&self, timeout: Duration) -> bool {
         self.wait(timeout, |state| state.released)
     }

@@ -236,9 +236,9 @@ impl Registry {
         self.lock().devices.values().cloned().collect()
     }
 
-    /// As [`open`](Self::open), for a target that checks the device's [reservations](Self::open_reservations) itself, for
-    /// each of its registrants. What everyone else submits is checked by the layer: it fails with a reservation conflict
-    /// where a reservation denies it to those who are not registered.
+    /// As [`open`](Self::open), for a target that checks the device's [reservations](Self::open_reservations)
+    /// itself, for each of its registrants. What everyone else submits is checked by the layer: it fails with
+    /// a reservation conflict where a reservation denies it to those who are not registered.
     ///
     /// # Errors
     /// As [`open`](Self::open).

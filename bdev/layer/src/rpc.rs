@@ -91,8 +91,9 @@ impl BdevModule {
         device.name().to_string()
     }
 
-    /// Unregisters a bdev of the module with this product name, or cancels one that waits for its base. What the caller
-    /// waits for, without a lock, is that its users have closed it and that it has released its base.
+    /// Unregisters a bdev of the module with this product name, or cancels one that waits for its base. What
+    /// the caller waits for, without a lock, is that its users have closed it and that it has released its
+    /// base.
     pub fn delete(&self, name: &str, product: &str) -> Result<Closing, RpcError> {
         let device = match self.registry.find(name) {
             None if self.forget_virtual(name) => return Ok(Closing::default()),
@@ -137,7 +138,8 @@ pub fn delete_method<M: Module>(
         .errors(&[devices::MISSING, STILL_OPEN])
 }
 
-/// The last part of a method that removes something: waits until the devices that it used are free for others.
+/// The last part of a method that removes something: waits until the devices that it used are free for
+/// others.
 pub fn conclude<M>(_: &M, closing: Closing) -> Result<bool, RpcError> {
     closing.wait()?;
     Ok(true)

@@ -85,8 +85,8 @@ enum LinkQueue {
     /// A task opens it; the result arrives in the cell.
     Opening(Rc<RefCell<Option<OpenedQueue>>>, Rc<CancelFlag>),
     Open(Box<dyn IoQueue>),
-    /// Gets no new commands until the namespace has been identified again. The flag tells whether it was published that
-    /// none is in flight.
+    /// Gets no new commands until the namespace has been identified again. The flag tells whether it was
+    /// published that none is in flight.
     Suspended(Box<dyn IoQueue>, bool),
     /// Gets no new commands; it owns buffers until the driver's reset or detach has ended its commands. The flag
     /// tells whether the queue failed.

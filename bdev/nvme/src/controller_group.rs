@@ -79,8 +79,8 @@ pub(crate) struct ControllerGroup {
     retries_max: u16,
     paths: Mutex<Vec<Arc<ControllerPath>>>,
     namespaces: Mutex<BTreeMap<u32, Arc<AttachedNamespace>>>,
-    /// Namespaces of paths that could not be attached, for another path has a different one, or its name or an identifier
-    /// is in use. They are scanned again when a namespace goes.
+    /// Namespaces of paths that could not be attached, for another path has a different one, or its name or
+    /// an identifier is in use. They are scanned again when a namespace goes.
     refused: Mutex<BTreeSet<(PathId, u32)>>,
     attaching: Mutex<BTreeMap<PathId, AttachReply>>,
     detaching: Mutex<BTreeMap<PathId, Vec<SyncSender<()>>>>,
@@ -289,7 +289,8 @@ impl ControllerGroup {
         Ok(names)
     }
 
-    /// Removes a path from the namespaces that it does not have any more, or under whose identifier it has another one.
+    /// Removes a path from the namespaces that it does not have any more, or under whose identifier it has
+    /// another one.
     fn remove_absent(&self, path: &Arc<ControllerPath>, scan: &NamespaceScan) {
         let controller = path.identity();
         for namespace in self.namespaces() {

@@ -107,8 +107,8 @@ pub struct Multipath<B> {
     burst: u32,
 }
 
-/// How often an I/O that a controller has refused because of its namespace is repeated at least, on another path or after
-/// the namespace was identified again.
+/// How often an I/O that a controller has refused because of its namespace is repeated at least, on another
+/// path or after the namespace was identified again.
 const NAMESPACE_RETRIES_MIN: u16 = 1;
 
 struct PendingIo {
@@ -125,7 +125,8 @@ struct PendingIo {
 
 struct TrackedPath<B> {
     view: PathView,
-    /// What commands have shown to be outdated, until it was read again; [`STALE_ANA`] and [`STALE_NAMESPACE`].
+    /// What commands have shown to be outdated, until it was read again; [`STALE_ANA`] and
+    /// [`STALE_NAMESPACE`].
     stale: u8,
     in_flight: u32,
     outgoing: Vec<Request<B>>,
@@ -165,7 +166,8 @@ fn is_ana_status(status: Status) -> bool {
         || status.same_code(Status::ANA_PERSISTENT_LOSS)
 }
 
-/// Whether the error says that the controller does not have the namespace, or not in the format that it was identified with.
+/// Whether the error says that the controller does not have the namespace, or not in the format that it was
+/// identified with.
 fn is_namespace_status(status: Status) -> bool {
     status.same_code(Status::INVALID_NAMESPACE_OR_FORMAT)
 }

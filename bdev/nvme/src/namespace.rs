@@ -27,8 +27,9 @@ impl NamespaceIds {
         self.nguid != [0; 16] || self.eui64 != [0; 8] || self.uuid.is_some_and(|uuid| !uuid.is_nil())
     }
 
-    /// Whether both are of one namespace: they have an identifier in common, and none that differs. One that only one of
-    /// them has proves nothing, as a controller may not report it for a time. Without any on both sides, they may be.
+    /// Whether both are of one namespace: they have an identifier in common, and none that differs. One that
+    /// only one of them has proves nothing, as a controller may not report it for a time. Without any on both
+    /// sides, they may be.
     pub(crate) fn may_be(&self, other: &NamespaceIds) -> bool {
         let ids = |of: &NamespaceIds| {
             let uuid = of.uuid.filter(|uuid| !uuid.is_nil()).map(Uuid::into_bytes);
@@ -153,10 +154,11 @@ impl NvmeBdev {
         }
     }
 
-    /// Why what a path has under this identifier now is another namespace, or has other blocks; `None` if it is this one.
+    /// Why what a path has under this identifier now is another namespace, or has other blocks; `None` if it
+    /// is this one.
     ///
-    /// A namespace without identifiers is recognised by its size and by the serial and model number of its controller:
-    /// one that was resized and one that was replaced cannot be told apart.
+    /// A namespace without identifiers is recognised by its size and by the serial and model number of its
+    /// controller: one that was resized and one that was replaced cannot be told apart.
     pub(crate) fn difference(
         &self,
         scanned: &ScannedNamespace,

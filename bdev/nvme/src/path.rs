@@ -428,8 +428,8 @@ impl ControllerPath {
         .await
     }
 
-    /// Waits until `is_done`, which is asked after each [`wake`](Self::wake), or until the path is stopped or `other`
-    /// completes.
+    /// Waits until `is_done`, which is asked after each [`wake`](Self::wake), or until the path is stopped or
+    /// `other` completes.
     pub(crate) async fn wait_until(&self, is_done: impl Fn() -> bool, other: impl Future<Output = ()>) {
         let mut other = std::pin::pin!(other);
         std::future::poll_fn(|context| {

@@ -175,8 +175,8 @@ control::parameters! {
     only { hostaddr: String = String::new(), hostsvcid: String = String::new() }
 }
 
-/// An address as it is compared: IP addresses in one spelling, `localhost` as the loopback address that it is (RFC 6761,
-/// section 6.3), other names in lower case, directories without a slash at the end.
+/// An address as it is compared: IP addresses in one spelling, `localhost` as the loopback address that it is
+/// (RFC 6761, section 6.3), other names in lower case, directories without a slash at the end.
 fn canonical_address(traddr: &str) -> String {
     let bare = traddr.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(traddr);
     match bare.parse::<IpAddr>() {

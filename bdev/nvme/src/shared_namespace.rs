@@ -178,7 +178,8 @@ impl SharedNamespace {
         }
     }
 
-    /// Has channels send no more I/O on a path. Returns the version from which on they do not, if the namespace has it.
+    /// Has channels send no more I/O on a path. Returns the version from which on they do not, if the
+    /// namespace has it.
     pub(crate) fn suspend_path(&self, id: PathId) -> Option<u64> {
         if !self.has_path(id) {
             return None;
@@ -187,9 +188,9 @@ impl SharedNamespace {
         Some(self.version())
     }
 
-    /// Whether no channel has I/O in flight on a path that was suspended by `version`, provided that each core has made a
-    /// turn since: a channel that has I/O in flight is polled in each turn, so that one which has not applied the version
-    /// by then has none, and applies it before it sends any.
+    /// Whether no channel has I/O in flight on a path that was suspended by `version`, provided that each
+    /// core has made a turn since: a channel that has I/O in flight is polled in each turn, so that one which
+    /// has not applied the version by then has none, and applies it before it sends any.
     pub(crate) fn is_quiesced(&self, id: PathId, version: u64) -> bool {
         self.channel_statuses().iter().all(|status| {
             let links = status.links();

@@ -10,8 +10,9 @@ use crate::shared_namespace::SharedNamespace;
 
 /// The namespaces of a path that are suspended until they have been identified again.
 ///
-/// The path's task has the event thread [`add`](Self::add) them, waits until they are [quiesced](Self::is_quiesced), and only
-/// then identifies them: what is sent afterwards goes to the namespace that was identified.
+/// The path's task has the event thread [`add`](Self::add) them, waits until they are
+/// [quiesced](Self::is_quiesced), and only then identifies them: what is sent afterwards goes to the
+/// namespace that was identified.
 #[derive(Default)]
 pub(crate) struct Suspension {
     namespaces: Mutex<Vec<(Arc<SharedNamespace>, u64)>>,
@@ -38,8 +39,8 @@ impl Suspension {
         for reactor in used {
             self.turns_left.fetch_add(1, Ordering::AcqRel);
             let (suspension, path) = (self.clone(), path.clone());
-            // Tasks run after the pollers of the turn. A reactor that does not take the message in time leaves the
-            // suspension to its timeout; one that has stopped has no I/O.
+            // Tasks run after the pollers of the turn. A reactor that does not take the message in time
+            // leaves the suspension to its timeout; one that has stopped has no I/O.
             let _ = reactor.post(move |core| {
                 core.spawn(async move {
                     suspension.turns_left.fetch_sub(1, Ordering::AcqRel);

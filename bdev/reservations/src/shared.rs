@@ -49,16 +49,17 @@ pub trait ReservationSubscriber: Send + Sync + fmt::Debug {
 
 /// The device itself: learns what reservations deny to users that are no registrants, and cannot become one.
 pub trait ReservedDevice: Send + Sync + fmt::Debug {
-    /// Replaces what is denied to them: bits of [`access`]. Called with the lock of the reservations, in the order of
-    /// their changes: it stores and returns.
+    /// Replaces what is denied to them: bits of [`access`]. Called with the lock of the reservations, in the
+    /// order of their changes: it stores and returns.
     fn set_denied(&self, denied: u8);
 }
 
 /// Registrations and the reservation of one device.
 ///
 /// It owns the [`ReservationMachine`] and a [`DenyMask`] for each registrant that has a connection. A change runs under
-/// the lock: it puts the new state into force and stores the masks, of the [`ReservedDevice`] too. Saves, notices and aborts follow after the lock, on
-/// the thread that sent the command or that completed the save. I/O costs one atomic load and takes no lock.
+/// the lock: it puts the new state into force and stores the masks, of the [`ReservedDevice`] too. Saves,
+/// notices and aborts follow after the lock, on the thread that sent the command or that completed the save.
+/// I/O costs one atomic load and takes no lock.
 #[derive(Debug)]
 pub struct Reservations {
     inner: Mutex<ReservationsInner>,
@@ -139,8 +140,8 @@ impl Reservations {
         inner.devices.push(Arc::downgrade(&device));
     }
 
-    /// No target uses the reservations any more: the device is as without a reservation. Returns it: its last reference is
-    /// not to be dropped under a lock.
+    /// No target uses the reservations any more: the device is as without a reservation. Returns it: its last
+    /// reference is not to be dropped under a lock.
     pub fn close(&self) -> Vec<Arc<dyn ReservedDevice>> {
         let devices = std::mem::take(&mut self.lock().devices);
         let devices: Vec<_> = devices.iter().filter_map(Weak::upgrade).collect();
@@ -148,9 +149,10 @@ impl Reservations {
         devices
     }
 
-    /// Reserves a logical unit of the device for a registrant (SPC-2, section 5.5.1, RESERVE): no other initiator has access to
-    /// the device, by whatever protocol, and [`execute`](Self::execute) fails. Returns whether it is reserved: neither
-    /// registrations nor a unit that another one reserved may be there. Each call needs a [`release_unit`](Self::release_unit).
+    /// Reserves a logical unit of the device for a registrant (SPC-2, section 5.5.1, RESERVE): no other
+    /// initiator has access to the device, by whatever protocol, and [`execute`](Self::execute) fails.
+    /// Returns whether it is reserved: neither registrations nor a unit that another one reserved may be
+    /// there. Each call needs a [`release_unit`](Self::release_unit).
     pub fn reserve_unit(&self, registrant: &Registrant) -> bool {
         let mut inner = self.lock();
         if !inner.machine.state().registrations.is_empty() {
@@ -245,8 +247,8 @@ impl ReservationsInner {
     }
 }
 
-/// Stores what is denied after a change, where I/O reads it, and releases the lock. The last reference to a device is not
-/// dropped under it, since its module's end may be anything.
+/// Stores what is denied after a change, where I/O reads it, and releases the lock. The last reference to a
+/// device is not dropped under it, since its module's end may be anything.
 fn store_denied(inner: MutexGuard<'_, ReservationsInner>) -> Vec<Arc<dyn ReservedDevice>> {
     for (registrant, mask) in &inner.deny_masks {
         if let Some(mask) = mask.upgrade() {

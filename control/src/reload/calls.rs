@@ -1,8 +1,10 @@
-//! Calls in the form in which they are compared: those that ask for the same are equal, however they are written.
+//! Calls in the form in which they are compared: those that ask for the same are equal, however they are
+//! written.
 //!
-//! A [`CanonicalCall`] has the parameters of [`ControlPlane::canonical`], and knows which of them it leaves to the method,
-//! such as an NSID or a UUID. What runs is known from what `save_config` writes ([`RunningCalls`]), which has all of these. A
-//! call that leaves a parameter to the method is satisfied by whatever was assigned.
+//! A [`CanonicalCall`] has the parameters of [`ControlPlane::canonical`], and knows which of them it leaves
+//! to the method, such as an NSID or a UUID. What runs is known from what `save_config` writes
+//! ([`RunningCalls`]), which has all of these. A call that leaves a parameter to the method is satisfied by
+//! whatever was assigned.
 
 use std::collections::{HashMap, HashSet};
 
@@ -101,8 +103,8 @@ impl CanonicalCall {
         self.method == other.method && NAMES.iter().all(|name| self.params[name] == other.params[name])
     }
 
-    /// Whether both give the same number, of a namespace or a SCSI target, to different devices: what has the number
-    /// is replaced then, not changed.
+    /// Whether both give the same number, of a namespace or a SCSI target, to different devices: what has the
+    /// number is replaced then, not changed.
     pub(super) fn replaces(&self, other: &CanonicalCall) -> bool {
         let device = |call: &CanonicalCall| match call.method {
             "nvmf_subsystem_add_ns" => call.params["namespace"]["bdev_name"].clone(),
@@ -112,7 +114,8 @@ impl CanonicalCall {
         device(self) != device(other)
     }
 
-    /// The call that undoes this one; `None` if there is no such method, or a parameter that it requires is not known.
+    /// The call that undoes this one; `None` if there is no such method, or a parameter that it requires is
+    /// not known.
     pub(super) fn reverse(&self, catalog: &Catalog) -> Option<ReverseCall> {
         let reverse_name = |(create, delete): &(&str, &str)| {
             let name = self.method.replacen(create, delete, 1);
@@ -242,8 +245,8 @@ impl RunningCalls {
     }
 }
 
-/// Collects the places of a parameter at which a call leaves it to the method: it is absent, has its default, or is the
-/// `sentinel`, a JSON text. A list has one for each element.
+/// Collects the places of a parameter at which a call leaves it to the method: it is absent, has its default,
+/// or is the `sentinel`, a JSON text. A list has one for each element.
 fn find_left(
     value: &Value,
     declared: &[Parameter],
@@ -296,8 +299,8 @@ fn remove(value: &mut Value, place: &str) {
     }
 }
 
-/// The parameters of a call that ran, without the identifiers that `wanted` leaves to the method: an object that is made
-/// again on another device is not the same, but keeps its number and port.
+/// The parameters of a call that ran, without the identifiers that `wanted` leaves to the method: an object
+/// that is made again on another device is not the same, but keeps its number and port.
 pub(super) fn without_identity(running: &CanonicalCall, wanted: &CanonicalCall) -> Value {
     let is_identity = |place: &&String| matches!(place.rsplit('.').next(), Some("uuid" | "nguid"));
     let identities: Vec<String> = wanted.left.iter().filter(is_identity).cloned().collect();

@@ -1,4 +1,5 @@
-//! The calls of one connection: started in order, executed beside each other, their responses sent one at a time.
+//! The calls of one connection: started in order, executed beside each other, their responses sent one at a
+//! time.
 
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -11,20 +12,23 @@ use serde_json::Value;
 use super::protocol;
 use crate::RpcError;
 
-/// Most calls of a connection that run at the same time, each on a thread. Beyond it, requests stay in the socket.
+/// Most calls of a connection that run at the same time, each on a thread. Beyond it, requests stay in the
+/// socket.
 const CALLS_MAX: usize = 16;
-/// How long the next call waits for one to end. A call that only changes or reads the configuration ends within it, and so is
-/// seen by the next; what waits for a device or a peer takes longer.
+/// How long the next call waits for one to end. A call that only changes or reads the configuration ends
+/// within it, and so is seen by the next; what waits for a device or a peer takes longer.
 const CALL_HEADSTART: Duration = Duration::from_millis(20);
-/// Most of a batch's responses that wait in memory for its end. What comes then is sent as it is made, and keeps the responses
-/// of other calls waiting.
+/// Most of a batch's responses that wait in memory for its end. What comes then is sent as it is made, and
+/// keeps the responses of other calls waiting.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
 type Invoke = Box<dyn Fn(&str, Value) -> Result<Value, RpcError> + Send + Sync>;
-/// Told when the first of some calls begins and the last has ended; returns `false` if the connection was replaced.
+/// Told when the first of some calls begins and the last has ended; returns `false` if the connection was
+/// replaced.
 type SetBusy = Box<dyn Fn(bool) -> bool + Send + Sync>;
 
-/// The calls of a connection. One thread calls [`start`](Self::start) for each frame, and [`finish`](Self::finish) at the end.
+/// The calls of a connection. One thread calls [`start`](Self::start) for each frame, and
+/// [`finish`](Self::finish) at the end.
 pub(super) struct ConnectionCalls {
     /// Locked for each response.
     stream: Mutex<UnixStream>,
@@ -62,8 +66,8 @@ impl ConnectionCalls {
         })
     }
 
-    /// Starts the calls of a frame, and returns when they have ended or have taken [`CALL_HEADSTART`]. Returns `false` if no
-    /// more are to come.
+    /// Starts the calls of a frame, and returns when they have ended or have taken [`CALL_HEADSTART`].
+    /// Returns `false` if no more are to come.
     pub(super) fn start(self: &Arc<Self>, frame: Vec<u8>) -> bool {
         let mut state = self.lock();
         while state.running() >= CALLS_MAX && !state.is_closed {
@@ -156,7 +160,8 @@ impl ConnectionCalls {
         let handled =
             protocol::handle_frame(frame, &mut |method, params| (self.invoke)(method, params), &mut send);
         let sent = handled.and_then(|is_json| response.end().map(|()| is_json));
-        // What is not JSON leaves no place to go on at; an error means that the peer has gone, or does not read.
+        // What is not JSON leaves no place to go on at; an error means that the peer has gone, or does not
+        // read.
         let how = match sent {
             Ok(true) => return,
             Ok(false) => Shutdown::Read,

@@ -1,9 +1,9 @@
-//! The RPC server: one thread accepts connections, each connection has a thread that reads it, and each call that runs has
-//! one. None is a reactor.
+//! The RPC server: one thread accepts connections, each connection has a thread that reads it, and each call
+//! that runs has one. None is a reactor.
 //!
-//! Calls of a connection start in the order in which they arrive. A short one ends before the next starts, so that a client
-//! may send calls that depend on each other; one that takes longer keeps none waiting ([`CALL_HEADSTART`]), and its
-//! response comes after those of later calls. Ids tell them apart.
+//! Calls of a connection start in the order in which they arrive. A short one ends before the next starts, so
+//! that a client may send calls that depend on each other; one that takes longer keeps none waiting
+//! ([`CALL_HEADSTART`]), and its response comes after those of later calls. Ids tell them apart.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -25,8 +25,8 @@ use crate::{ControlPlane, RpcError};
 /// Limit of open connections, as in SPDK. Beyond it, a new one waits until another ends or has been idle for
 /// [`IDLE_MIN`], and replaces that one.
 const CONNECTIONS_MAX: usize = 64;
-/// How long a connection is safe from replacement after it was accepted, or after its last response: its client is about to
-/// read or to call.
+/// How long a connection is safe from replacement after it was accepted, or after its last response: its
+/// client is about to read or to call.
 const IDLE_MIN: Duration = Duration::from_secs(1);
 /// How long a client may leave its responses unread.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
@@ -100,16 +100,16 @@ impl RpcServerShared {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Adds a connection, if there are too many when another has ended or is replaced. Meanwhile those behind it wait in
-    /// the socket's backlog. Returns `false` when the server stops.
+    /// Adds a connection, if there are too many when another has ended or is replaced. Meanwhile those behind
+    /// it wait in the socket's backlog. Returns `false` when the server stops.
     fn add(&self, number: u64, stream: UnixStream) -> bool {
         let mut connections = self.lock();
         while connections.len() >= CONNECTIONS_MAX {
             if self.is_stopping() {
                 return false;
             }
-            // The next to be replaced: of those that have never called, or else of all, the one that has been idle for longest. Another
-            // is safe even if this one is not replaceable yet.
+            // The next to be replaced: of those that have never called, or else of all, the one that has been
+            // idle for longest. Another is safe even if this one is not replaceable yet.
             let idle = connections
                 .iter()
                 .filter_map(|(number, one)| Some((one.has_called, one.idle_since?, *number)));
@@ -175,7 +175,8 @@ fn accept(shared: &Arc<RpcServerShared>, socket: &ListenSocket) {
     }
 }
 
-/// Starts calls in order until the peer closes the connection or sends what cannot be parsed; then waits for those that run.
+/// Starts calls in order until the peer closes the connection or sends what cannot be parsed; then waits for
+/// those that run.
 fn serve_connection(shared: &Arc<RpcServerShared>, number: u64, stream: UnixStream) -> io::Result<()> {
     let (for_calls, of_connection) = (shared.clone(), shared.clone());
     let calls = ConnectionCalls::new(

@@ -6,8 +6,8 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsE
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// Connections that may wait until one of the server's ends; the kernel's net.core.somaxconn is a limit too. A client that
-/// does not wait itself, as Python's with a time-out, fails beyond.
+/// Connections that may wait until one of the server's ends; the kernel's net.core.somaxconn is a limit too.
+/// A client that does not wait itself, as Python's with a time-out, fails beyond.
 const BACKLOG: i32 = 4096;
 
 /// A listening socket. Its file is removed when it is dropped.

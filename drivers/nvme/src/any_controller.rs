@@ -95,8 +95,8 @@ impl<N: CoreNetwork> AnyController<N> {
         }
     }
 
-    /// Whether I/O queues of the namespace can be opened: the driver rejects formats that it does not support. Identifies a
-    /// namespace that it knows again.
+    /// Whether I/O queues of the namespace can be opened: the driver rejects formats that it does not
+    /// support. Identifies a namespace that it knows again.
     pub async fn supports_namespace(&self, nsid: u32) -> bool {
         match self {
             AnyController::Tcp(_) => true,

@@ -64,7 +64,8 @@ pub enum ControllerFailure {
     /// A reset failed, or too many resets were needed.
     #[error("the controller could not be reset")]
     ResetFailed,
-    /// Under the namespace's identifier there is another namespace, or one of another format or a smaller one.
+    /// Under the namespace's identifier there is another namespace, or one of another format or a smaller
+    /// one.
     #[error("the namespace was replaced by another one")]
     Replaced,
     /// The last handle was dropped, or the owner's reactor has ended.

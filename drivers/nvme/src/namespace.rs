@@ -43,10 +43,10 @@ impl Namespace {
         Namespace::of(&controller, core, uri.nsid(), options).await
     }
 
-    /// As [`open`](Self::open); over TCP the namespace is connected again when the connection is lost, for as long as
-    /// `outage_ns_max` each time. Requests wait meanwhile, those in flight are sent again, and
-    /// [`failure`](Self::failure) says when it has given up. The driver does the same for controllers over PCI Express and
-    /// vfio-user where a reset helps.
+    /// As [`open`](Self::open); over TCP the namespace is connected again when the connection is lost, for as
+    /// long as `outage_ns_max` each time. Requests wait meanwhile, those in flight are sent again, and
+    /// [`failure`](Self::failure) says when it has given up. The driver does the same for controllers over
+    /// PCI Express and vfio-user where a reset helps.
     pub async fn open_reconnecting(
         core: &Core,
         uri: &Uri,

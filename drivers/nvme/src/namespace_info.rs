@@ -86,8 +86,8 @@ impl NamespaceInfo {
         })
     }
 
-    /// Whether the identifiers that both have are the same: those of one namespace, before and after a change. A namespace
-    /// without any could have been replaced without a sign.
+    /// Whether the identifiers that both have are the same: those of one namespace, before and after a
+    /// change. A namespace without any could have been replaced without a sign.
     pub(crate) fn has_identity_of(&self, other: &NamespaceInfo) -> bool {
         let ids = |of: &NamespaceInfo| {
             let nguid = Some(u128::from_le_bytes(of.identify.nguid)).filter(|nguid| *nguid != 0);

@@ -15,8 +15,9 @@ pub struct Options {
     pub keep_alive_ms: u32,
     /// Timeout of each step of opening and of each admin command, in nanoseconds.
     pub timeout_ns: u64,
-    /// How long the controller may not acknowledge what was sent before its connection fails, in milliseconds; 0 leaves
-    /// that to the kernel, which gives up after many minutes. Only over TCP (`TCP_USER_TIMEOUT`).
+    /// How long the controller may not acknowledge what was sent before its connection fails, in
+    /// milliseconds; 0 leaves that to the kernel, which gives up after many minutes. Only over TCP
+    /// (`TCP_USER_TIMEOUT`).
     pub ack_timeout_ms: u32,
     /// Delay after which an Asynchronous Event Request that failed is submitted again, unless the controller set Do Not
     /// Retry, in nanoseconds: a controller that fails each one must not keep the core busy. Only over TCP.

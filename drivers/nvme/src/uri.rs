@@ -121,8 +121,8 @@ impl Uri {
 }
 
 impl TcpUri {
-    /// A host as [`host`](Self::host) has it, of a name or an address, with or without brackets: equal addresses are equal
-    /// texts. `None` if it is neither.
+    /// A host as [`host`](Self::host) has it, of a name or an address, with or without brackets: equal
+    /// addresses are equal texts. `None` if it is neither.
     pub fn host_of(text: &str) -> Option<String> {
         let bare = match text.strip_prefix('[') {
             // Brackets are for IPv6 addresses (RFC 3986, section 3.2.2).

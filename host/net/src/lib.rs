@@ -140,8 +140,8 @@ pub trait Network {
     /// The local address of a connection that belongs to no network, if known.
     fn local_address_of(stream: &Self::Stream) -> Option<StreamAddress>;
 
-    /// The process at the other end of a UNIX socket that belongs to no network; `None` for other connections, or if the
-    /// network does not know it.
+    /// The process at the other end of a UNIX socket that belongs to no network; `None` for other
+    /// connections, or if the network does not know it.
     fn peer_credentials_of(stream: &Self::Stream) -> Option<os::PeerCredentials> {
         let _ = stream;
         None

@@ -188,8 +188,8 @@ fn monotonic_ns() -> u64 {
     ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// A time in seconds since 1970 as the machine's local time, in the form of C's `ctime`: `Sat Nov 28 05:35:18 2026`. The
-/// zone is that of `TZ` or `/etc/localtime`.
+/// A time in seconds since 1970 as the machine's local time, in the form of C's `ctime`: `Sat Nov 28 05:35:18
+/// 2026`. The zone is that of `TZ` or `/etc/localtime`.
 pub fn local_time_text(unix_seconds: u64) -> String {
     const DAYS: [&str; 7] = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
     const MONTHS: [&str; 12] =

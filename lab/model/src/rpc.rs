@@ -102,8 +102,8 @@ control::parameters! {
     }
 }
 
-/// A size in bytes becomes one in blocks, as it is saved. If the call leaves their size to the profile, it is that of the
-/// bdev.
+/// A size in bytes becomes one in blocks, as it is saved. If the call leaves their size to the profile, it is
+/// that of the bdev.
 fn canonical(module: &ModelModule, params: &mut CreateModel) -> Result<(), RpcError> {
     let device = module.bdevs.registry().find(&params.name);
     let block_size = params.block_size.or(device.map(|device| device.geometry().block_size));

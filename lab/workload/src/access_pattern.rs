@@ -434,8 +434,8 @@ fn random_op(random: &mut WyRand, reads_below: u64) -> Op {
     if random.next_bits() < reads_below { Op::Read } else { Op::Write }
 }
 
-/// What keeps the I/Os of a job from being at multiples of their size in one file, so that no position is written as a
-/// whole; `None` if they all are.
+/// What keeps the I/Os of a job from being at multiples of their size in one file, so that no position is
+/// written as a whole; `None` if they all are.
 fn partial_positions(spec: &JobSpec, files: usize, has_one_size: bool) -> Option<&'static str> {
     let unit = u64::from(spec.block_bytes);
     let cases = [

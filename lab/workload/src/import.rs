@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 mod json;
 mod text;
 
-/// One direction of one job, or of a group of jobs that fio reported as one. A job that failed has a row too, without
-/// measured values: what fio printed of it is not the result of the run that was asked for.
+/// One direction of one job, or of a group of jobs that fio reported as one. A job that failed has a row too,
+/// without measured values: what fio printed of it is not the result of the run that was asked for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FioRow {
     /// Index of the job in the output. A job has a row for each direction.
@@ -18,7 +18,8 @@ pub struct FioRow {
     pub jobname: String,
     /// Number of the reporting group.
     pub group: u64,
-    /// `read`, `write`, `trim`, or `mixed` for unified reporting; empty for a job that failed before its first I/O.
+    /// `read`, `write`, `trim`, or `mixed` for unified reporting; empty for a job that failed before its
+    /// first I/O.
     pub direction: String,
     /// The job's `rw` option; empty if unknown.
     pub rw: String,
@@ -131,7 +132,8 @@ pub const COLUMNS: [&str; 26] = [
 ];
 
 impl FioRow {
-    /// The values in the order of [`COLUMNS`]; empty if unknown, as are the measured values of a job that failed.
+    /// The values in the order of [`COLUMNS`]; empty if unknown, as are the measured values of a job that
+    /// failed.
     pub fn values(&self) -> Vec<String> {
         let some = |text: &str| text.to_string();
         let rounded = |value: f64, digits: usize| trimmed(&format!("{value:.digits$}"));

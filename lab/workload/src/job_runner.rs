@@ -463,10 +463,10 @@ fn stop_before_start(copies: &mut [JobCopy], reactor_jobs: &[(usize, RunningJob)
     }
 }
 
-/// Runs one copy of one job in a worker process: receives the files of the plan on standard input, from which `plan` makes
-/// the parent's plan again; starts the job when the parent sends `go` there, reports progress and the result on standard
-/// output, and stops early when standard input is closed, as it is when the parent exits. What goes wrong is reported to the
-/// parent.
+/// Runs one copy of one job in a worker process: receives the files of the plan on standard input, from which
+/// `plan` makes the parent's plan again; starts the job when the parent sends `go` there, reports progress
+/// and the result on standard output, and stops early when standard input is closed, as it is when the parent
+/// exits. What goes wrong is reported to the parent.
 pub fn worker(context: &str, plan: impl FnOnce(Vec<(String, String)>) -> Result<JobPlan, JobPlanError>) {
     print_line(&match run_worker(context, plan) {
         Ok(result) => format!("result {}", transfer::encode(&result)),

@@ -102,8 +102,8 @@ pub struct JobPlan {
     pub run: Vec<(String, String)>,
     /// The arguments of the command line, from which each job's process parses the same plan.
     pub words: Vec<String>,
-    /// Path and text of each file that was read, once. A job's process gets them: a pipe cannot be read again, and a file may
-    /// have changed.
+    /// Path and text of each file that was read, once. A job's process gets them: a pipe cannot be read
+    /// again, and a file may have changed.
     pub files: Vec<(String, String)>,
     /// One line for each option that is accepted and has no effect.
     pub warnings: Vec<String>,
@@ -221,8 +221,8 @@ struct JobFileParser<'a> {
     lines: usize,
 }
 
-/// Parses a command line, without the program's name. As in fio, options before the first `--name` apply to all jobs, and
-/// each `--name` starts a job. Without `--name` and job files they are the options of one job.
+/// Parses a command line, without the program's name. As in fio, options before the first `--name` apply to
+/// all jobs, and each `--name` starts a job. Without `--name` and job files they are the options of one job.
 pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<JobPlan, JobPlanError> {
     let mut parser = JobFileParser {
         lookup,

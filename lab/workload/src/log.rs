@@ -14,8 +14,8 @@ use histograms::HistogramLog;
 pub struct LogOptions {
     /// `write_lat_log`: latencies, as `NAME_lat.N.log`, `NAME_slat.N.log` and `NAME_clat.N.log`.
     pub latency: Option<PathBuf>,
-    /// `write_bw_log`, as `NAME_bw.N.log`: of each I/O, its bytes by its completion latency in kB/s; with `log_avg_msec`, the
-    /// job's KiB/s.
+    /// `write_bw_log`, as `NAME_bw.N.log`: of each I/O, its bytes by its completion latency in kB/s; with
+    /// `log_avg_msec`, the job's KiB/s.
     pub bandwidth: Option<PathBuf>,
     /// `write_iops_log`, as `NAME_iops.N.log`: 1 for each I/O; with `log_avg_msec`, the job's I/Os a second.
     pub iops: Option<PathBuf>,

@@ -375,8 +375,8 @@ pub struct JobSpec {
     pub runtime_ns: Option<u64>,
     /// Whether the job repeats until `runtime_ns` has passed.
     pub time_based: bool,
-    /// How long a lost target of `nvme+tcp://` is connected again; `None` is for ever for a job that is `time_based`, and not
-    /// at all for others.
+    /// How long a lost target of `nvme+tcp://` is connected again; `None` is for ever for a job that is
+    /// `time_based`, and not at all for others.
     pub reconnect_ns: Option<u64>,
     /// Time before the measurement starts.
     pub ramp_ns: u64,
@@ -418,12 +418,13 @@ pub struct JobSpec {
     pub loops: u32,
     /// Sizes of reads, writes and trims; `None` if all are `block_bytes`.
     pub sizes: Option<Box<[BlockSizes; 3]>>,
-    /// Alignment of random offsets of reads, writes and trims: `blockalign`; `None` for the smallest size of the direction.
+    /// Alignment of random offsets of reads, writes and trims: `blockalign`; `None` for the smallest size of
+    /// the direction.
     pub align_bytes: [Option<u64>; 3],
     /// Distribution of random offsets.
     pub distribution: Distribution,
-    /// Percentage of reads, writes and trims at random offsets in a random workload; each of the others follows the last
-    /// I/O of its direction.
+    /// Percentage of reads, writes and trims at random offsets in a random workload; each of the others
+    /// follows the last I/O of its direction.
     pub random_percent: [u8; 3],
     /// Zones of which a part each is accessed.
     pub zones: Option<StridedZones>,

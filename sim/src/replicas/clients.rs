@@ -1,7 +1,8 @@
 //! Clients: they read and write blocks, repeat requests that get no answer, and record what they saw.
 //!
-//! In most runs they have sessions, come and go, and all of them are replaced at once, as when another server attaches an image:
-//! what those before have in flight then takes effect before the first of the others does anything, or never.
+//! In most runs they have sessions, come and go, and all of them are replaced at once, as when another server
+//! attaches an image: what those before have in flight then takes effect before the first of the others does
+//! anything, or never.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -180,8 +181,8 @@ impl Clients {
         }
     }
 
-    /// What a client with a session does besides reading and writing: it comes, goes, and says that it lives. Returns whether it
-    /// did.
+    /// What a client with a session does besides reading and writing: it comes, goes, and says that it lives.
+    /// Returns whether it did.
     fn act_in_session(&mut self, cluster: &mut ReplicaCluster, client: usize) -> bool {
         let Some(sessions) = &mut self.sessions else { return false };
         let attach_epoch = self.clients[client].session.as_ref().map_or(0, |session| session.attach_epoch);

@@ -167,7 +167,8 @@ pub(crate) struct ReplicaCluster {
     pub(crate) ages: bool,
     /// Of its own, as that for room.
     pub(crate) random_age: WyRand,
-    /// A replica whose log had lost its end was alone, and nothing outside of its disk showed that: acknowledged data may be lost.
+    /// A replica whose log had lost its end was alone, and nothing outside of its disk showed that:
+    /// acknowledged data may be lost.
     pub(crate) may_have_lost: bool,
     /// Disks that were put back, and logs that lost their ends.
     pub(crate) aged: u64,

@@ -82,7 +82,8 @@ impl LogMedium {
         EntryId { sequence: self.log.sequences().start - 1, epoch: self.log.base_epoch() }
     }
 
-    /// Flips a bit of the last entry, if that is after `through` and has its data here. Returns whether there is one.
+    /// Flips a bit of the last entry, if that is after `through` and has its data here. Returns whether there
+    /// is one.
     pub(super) fn damage_last(&mut self, through: u64, random: &mut WyRand) -> bool {
         let (log, entries) = Log::recover(&self.slots, &self.area, self.salt).expect("one header is valid");
         let Some((header, data)) = entries.last().filter(|(it, _)| it.sequence > through && !it.in_place)

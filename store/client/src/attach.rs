@@ -1,8 +1,10 @@
-//! Attaching an image for writing: its lock in the map, and the attach epoch, which logical groups refuse what is older than.
+//! Attaching an image for writing: its lock in the map, and the attach epoch, which logical groups refuse
+//! what is older than.
 //!
-//! The lock names who has the image. A process renews a lease in the map while it has some; one whose lease has ended, or that is
-//! gone from this machine, is taken over. The lock keeps people from mistakes. What keeps data whole is the attach epoch: it is
-//! raised with each holder, and a group that has seen a higher one takes no write of a lower one.
+//! The lock names who has the image. A process renews a lease in the map while it has some; one whose lease
+//! has ended, or that is gone from this machine, is taken over. The lock keeps people from mistakes. What
+//! keeps data whole is the attach epoch: it is raised with each holder, and a group that has seen a higher
+//! one takes no write of a lower one.
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
@@ -31,12 +33,13 @@ const ATTEMPTS_MAX: usize = 32;
 pub struct AttachOptions {
     /// Others may attach it as well, if they share it. All write whole blocks of 4 KiB only.
     pub shared: bool,
-    /// Takes it from its holder. What that one has in flight is refused from the first request of this one on.
+    /// Takes it from its holder. What that one has in flight is refused from the first request of this one
+    /// on.
     pub force: bool,
     /// Only reads, beside its holder.
     pub read_only: bool,
-    /// Shares it with this process, and with others of the same program that the same process of it started: the workers of
-    /// one run.
+    /// Shares it with this process, and with others of the same program that the same process of it started:
+    /// the workers of one run.
     pub same_run: bool,
 }
 
@@ -345,8 +348,8 @@ fn process_start(process: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok().filter(|_| !is_dead)
 }
 
-/// Whether a holder is a process of the same program that the same process of this program started, as the workers of one run
-/// of `perf`: they are one user of the image.
+/// Whether a holder is a process of the same program that the same process of this program started, as the
+/// workers of one run of `perf`: they are one user of the image.
 fn is_same_run(holder: &ImageHolder) -> bool {
     if holder.machine != machine() {
         return false;

@@ -1,8 +1,8 @@
 //! A channel of an image: requests become operations on objects, which go to the primaries until they are answered.
 //!
-//! Before its first write in a logical group it opens a session there ([`sessions`](crate::sessions)); what arrives after the
-//! session has ended is refused. Before its first read there, some channel of the image has: a group that has seen the attach
-//! epoch takes no write of a holder before.
+//! Before its first write in a logical group it opens a session there ([`sessions`](crate::sessions)); what
+//! arrives after the session has ended is refused. Before its first read there, some channel of the image
+//! has: a group that has seen the attach epoch takes no write of a holder before.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -33,7 +33,8 @@ const PATIENCE_NS: u64 = 150_000_000;
 const RETRY_NS: u64 = 2_000_000;
 /// The map is read again while an operation has waited for this time: nodes may have other addresses.
 const REFRESH_NS: u64 = 500_000_000;
-/// An operation ends with an error after this time. Groups keep sessions for longer without a word of the client.
+/// An operation ends with an error after this time. Groups keep sessions for longer without a word of the
+/// client.
 const GIVE_UP_NS: u64 = 60_000_000_000;
 /// After an answer that a group opens no session now, as it has too many.
 const TOO_MANY_SESSIONS_RETRY_NS: u64 = 500_000_000;
@@ -696,7 +697,8 @@ fn status_of_end(end: AttachStatus) -> Status {
 }
 
 impl<N: CoreNetwork> Drop for ImageChannel<N> {
-    /// Ends its sessions, so that groups need not wait for their time-out. What does not get there is ended by that.
+    /// Ends its sessions, so that groups need not wait for their time-out. What does not get there is ended
+    /// by that.
     fn drop(&mut self) {
         let now_ns = self.core.now_ns();
         for (group, client) in self.sessions.open() {

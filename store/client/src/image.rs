@@ -60,7 +60,8 @@ impl Placement {
 }
 
 impl ClusterImage {
-    /// Attaches an image of a pool, as the map has it now. Another one that wants it is refused while this one has it.
+    /// Attaches an image of a pool, as the map has it now. Another one that wants it is refused while this
+    /// one has it.
     ///
     /// # Errors
     /// [`ClientError::InUse`] if another one has it; else [`ClientError`].

@@ -4,7 +4,8 @@
 //! to the primary of the object's logical group. A request without an answer is repeated with its number, maybe to another
 //! replica, until it is answered: a write happens once. So the loss of a node is a pause, not an error.
 //!
-//! An image that is open is attached: the map names who has it, and groups refuse what a holder before has in flight.
+//! An image that is open is attached: the map names who has it, and groups refuse what a holder before has in
+//! flight.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

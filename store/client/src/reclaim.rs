@@ -150,12 +150,12 @@ impl Emptied {
     }
 }
 
-/// Removes an image: it is gone from the map in one step, then its objects are removed. `progress` gets the number of objects that
-/// are removed, and that are known of. Returns how many were removed.
+/// Removes an image: it is gone from the map in one step, then its objects are removed. `progress` gets the
+/// number of objects that are removed, and that are known of. Returns how many were removed.
 ///
 /// # Errors
-/// [`ClientError::InUse`] if another one has the image, without `force`; [`ReclaimError::Refused`]: then the image is gone, and
-/// [`reclaim_removed`] goes on.
+/// [`ClientError::InUse`] if another one has the image, without `force`; [`ReclaimError::Refused`]: then the
+/// image is gone, and [`reclaim_removed`] goes on.
 pub async fn remove_image(
     core: &Core,
     cluster: &Cluster,
@@ -205,11 +205,12 @@ async fn empty(
     swept
 }
 
-/// Changes the size of an image. What is cut off is removed, and does not come back when the image grows again.
+/// Changes the size of an image. What is cut off is removed, and does not come back when the image grows
+/// again.
 ///
 /// # Errors
-/// [`ClientError::Shrinks`] if it gets smaller, without `allow_shrink`; [`ClientError::InUse`] if another one has it then, without
-/// `force`; [`ClientError::Changed`] if another one changes it at the same time.
+/// [`ClientError::Shrinks`] if it gets smaller, without `allow_shrink`; [`ClientError::InUse`] if another one
+/// has it then, without `force`; [`ClientError::Changed`] if another one changes it at the same time.
 pub async fn resize_image(
     core: &Core,
     cluster: &Cluster,
@@ -255,7 +256,8 @@ pub async fn resize_image(
     Ok(())
 }
 
-/// Removes the objects of a volume that no image has, and that was not removed either: an older version left it.
+/// Removes the objects of a volume that no image has, and that was not removed either: an older version left
+/// it.
 ///
 /// # Errors
 /// As [`remove_image`]; [`ClientError::VolumeOfImage`] if an image has it after all.

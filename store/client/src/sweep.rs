@@ -1,4 +1,5 @@
-//! What a channel does to a whole volume: lists its objects group by group, and removes each. Cost follows what is allocated.
+//! What a channel does to a whole volume: lists its objects group by group, and removes each. Cost follows
+//! what is allocated.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,7 +17,8 @@ pub(crate) const LIST_BYTES: u32 = 64 << 10;
 /// What is swept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SweepKind {
-    /// Objects from an index to before another one are removed, and the one before is zeroed from an offset on, unless that is 0.
+    /// Objects from an index to before another one are removed, and the one before is zeroed from an offset
+    /// on, unless that is 0.
     Objects { zero_from: u32, first: u64, end: u64 },
     /// The volumes that the groups have are listed.
     Volumes,

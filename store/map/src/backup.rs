@@ -16,7 +16,8 @@ use crate::{GroupId, GroupRecord, MapError};
 const FILE_BYTES_MAX: u64 = 1 << 30;
 const FORMAT: u32 = 1;
 
-/// The records of a map, which [`ClusterMap::restore`](crate::ClusterMap::restore) puts back. None is a secret.
+/// The records of a map, which [`ClusterMap::restore`](crate::ClusterMap::restore) puts back. None is a
+/// secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MapBackup {

@@ -401,7 +401,8 @@ impl ClusterMap for EtcdMap {
             }],
             "success": [
                 { "request_delete_range": { "key": base64(&key) } },
-                // What says that their replicas are superfluous: a map that knows nothing of a group removes none.
+                // What says that their replicas are superfluous: a map that knows nothing of a group removes
+                // none.
                 { "request_put": put(&removed, &encode(&pool.groups)) },
                 { "request_delete_range": {
                     "key": base64(self.group_key(GroupId(range.start))),

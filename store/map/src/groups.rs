@@ -17,8 +17,8 @@ fn random() -> u128 {
     Uuid::new_v4().as_u128()
 }
 
-/// The volume of a new image. A map that is an older copy of itself does not know which were given, so they are not counted: a
-/// random one was given before with a probability of 2⁻⁶³ for each image.
+/// The volume of a new image. A map that is an older copy of itself does not know which were given, so they
+/// are not counted: a random one was given before with a probability of 2⁻⁶³ for each image.
 pub(crate) fn random_volume() -> u64 {
     // The version and the variant of a UUID are in its middle. Those below are what earlier releases counted.
     let volume = (random() >> 64) as u64 ^ random() as u64;

@@ -1,5 +1,5 @@
-//! What a node has seen of its cluster's map, in a file of its own: a map that is an older copy of itself is known by it, and gets
-//! back the records of groups that it lacks.
+//! What a node has seen of its cluster's map, in a file of its own: a map that is an older copy of itself is
+//! known by it, and gets back the records of groups that it lacks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,8 +23,8 @@ struct Contents {
     groups: BTreeMap<u32, GroupRecord>,
 }
 
-/// The newest that a node has seen: the revision of the map, and the records of its groups. It is written with
-/// [`save`](Self::save), which replaces the file whole.
+/// The newest that a node has seen: the revision of the map, and the records of its groups. It is written
+/// with [`save`](Self::save), which replaces the file whole.
 #[derive(Debug)]
 pub struct KnownMap {
     path: Option<PathBuf>,

@@ -10,8 +10,8 @@ pub struct LeaseHolder {
     pub id: Uuid,
     /// Where it listens.
     pub address: String,
-    /// The boot of its machine and its directory. A process that has opened the node's device there is in the place of one that
-    /// has ended, and waits for no lease.
+    /// The boot of its machine and its directory. A process that has opened the node's device there is in the
+    /// place of one that has ended, and waits for no lease.
     pub place: String,
 }
 

@@ -6,8 +6,9 @@
 //! those on several. [`MapLocation`] says which.
 //!
 //! A map may be an older copy of itself: its [`MapPosition`] says how new it is, nodes say what it lacks
-//! ([`ClusterMap::report_lost`]) and put back the records of groups that they know ([`ClusterMap::raise_group`]). Numbers of
-//! volumes and of the groups of later pools are random, so that none is given twice, whatever a map has lost.
+//! ([`ClusterMap::report_lost`]) and put back the records of groups that they know
+//! ([`ClusterMap::raise_group`]). Numbers of volumes and of the groups of later pools are random, so that
+//! none is given twice, whatever a map has lost.
 //!
 //! ```
 //! use cluster_map::{ClusterMap, GroupConfig, GroupId, GroupRecord, LocalMap, Proposed, ReplicaId};
@@ -96,7 +97,8 @@ pub trait ClusterMap: Send + Sync {
     /// Adds or changes a node.
     ///
     /// # Errors
-    /// [`MapError::SameIdentity`] if another node has its UUID, [`MapError::Removed`] if the node was removed.
+    /// [`MapError::SameIdentity`] if another node has its UUID, [`MapError::Removed`] if the node was
+    /// removed.
     fn put_node(&self, id: NodeId, node: &NodeRecord) -> Result<(), MapError>;
 
     /// Adds a node with a number that no other one has.
@@ -129,8 +131,8 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError`].
     fn pools(&self) -> Result<BTreeMap<String, PoolRecord>, MapError>;
 
-    /// The first of this many groups that no pool has or had. Those of a cluster's first pool begin with 0, and others are
-    /// random: a map that is an older copy of itself does not know all that there were.
+    /// The first of this many groups that no pool has or had. Those of a cluster's first pool begin with 0,
+    /// and others are random: a map that is an older copy of itself does not know all that there were.
     ///
     /// # Errors
     /// [`MapError::Invalid`] if there are none.
@@ -187,8 +189,8 @@ pub trait ClusterMap: Send + Sync {
         proposals.iter().map(|(id, record)| self.propose_group(*id, record)).collect()
     }
 
-    /// Replaces the record of a group by one of a higher epoch, whatever it is, or adds it: the map is an older copy of itself, and
-    /// lacks this record, which it had.
+    /// Replaces the record of a group by one of a higher epoch, whatever it is, or adds it: the map is an
+    /// older copy of itself, and lacks this record, which it had.
     ///
     /// # Errors
     /// As [`propose_group`](Self::propose_group).
@@ -206,7 +208,8 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError::Exists`], [`MapError::Missing`] without the pool, [`MapError::Invalid`] if it is no name.
     fn create_image(&self, pool: &str, name: &str, bytes: u64) -> Result<ImageEntry, MapError>;
 
-    /// Changes the record of an image that is still `known`. Returns whether it is changed: others may have done so meanwhile.
+    /// Changes the record of an image that is still `known`. Returns whether it is changed: others may have
+    /// done so meanwhile.
     ///
     /// # Errors
     /// [`MapError::Missing`].
@@ -242,7 +245,8 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError`].
     fn image_lock(&self, pool: &str, volume: u64) -> Result<Option<ImageLock>, MapError>;
 
-    /// Changes who has the image of a volume attached, if that is still `known`. Returns whether it is changed.
+    /// Changes who has the image of a volume attached, if that is still `known`. Returns whether it is
+    /// changed.
     ///
     /// # Errors
     /// [`MapError`].
@@ -291,8 +295,9 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError::Missing`].
     fn remove_client_key(&self, name: KeyName) -> Result<(), MapError>;
 
-    /// Says that a process is a node, which is up for some seconds from now; call it again before. Another process of the same
-    /// node is refused meanwhile, unless it is in the place of one that has ended. This says who is up, not who may write.
+    /// Says that a process is a node, which is up for some seconds from now; call it again before. Another
+    /// process of the same node is refused meanwhile, unless it is in the place of one that has ended. This
+    /// says who is up, not who may write.
     ///
     /// # Errors
     /// [`MapError`].
@@ -371,8 +376,9 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError`].
     fn backup(&self) -> Result<MapBackup, MapError>;
 
-    /// Replaces all records but those of leases. A group keeps its record if that has a higher epoch. The map is newer than
-    /// itself, the backup and `known` afterwards; if it fails, it is older than itself until it is repeated.
+    /// Replaces all records but those of leases. A group keeps its record if that has a higher epoch. The map
+    /// is newer than itself, the backup and `known` afterwards; if it fails, it is older than itself until it
+    /// is repeated.
     ///
     /// # Errors
     /// [`MapError::Invalid`] if the backup is of another cluster or kind of map.

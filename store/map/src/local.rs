@@ -106,8 +106,8 @@ impl LocalMap {
         Ok(map)
     }
 
-    /// The directory is a copy: the processes and the addresses that it names are those of the original, with which the nodes of
-    /// this map have nothing to do.
+    /// The directory is a copy: the processes and the addresses that it names are those of the original, with
+    /// which the nodes of this map have nothing to do.
     ///
     /// # Errors
     /// [`MapError`].
@@ -367,7 +367,8 @@ impl ClusterMap for LocalMap {
         let name = Path::new("nodes").join(id.0.to_string());
         let node: NodeRecord =
             self.read(&name)?.ok_or_else(|| MapError::Missing(format!("node {}", id.0)))?;
-        // Before anything is removed: from here on the node is refused, and what is interrupted can be repeated.
+        // Before anything is removed: from here on the node is refused, and what is interrupted can be
+        // repeated.
         self.publish(&removed_path(id), &node.uuid, Publish::Replace)?;
         for (device, _) in self.devices()?.into_iter().filter(|(_, device)| device.node == id) {
             self.remove(&Path::new("devices").join(device.0.to_string()))?;

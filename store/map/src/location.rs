@@ -83,8 +83,8 @@ impl MapLocation {
     /// directory `map`. `None` if there is no cluster. Its files that let a process in are `etcd-*`, unless others are named.
     ///
     /// # Errors
-    /// [`MapError::Storage`] if the file cannot be read; [`MapError::Invalid`] if files are named that would not be used, or the
-    /// directory is a copy of another one that is there, with its map.
+    /// [`MapError::Storage`] if the file cannot be read; [`MapError::Invalid`] if files are named that would
+    /// not be used, or the directory is a copy of another one that is there, with its map.
     pub fn find(cluster: &Path, etcd: &EtcdOptions) -> Result<Option<MapLocation>, MapError> {
         let urls = etcd.urls.clone().map_or_else(|| read_urls(cluster), |urls| Ok(Some(urls)))?;
         etcd.check_files(urls.as_deref())?;

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use wire_replica::{EntryId, ReplicaId};
 
-/// What a node has seen. It writes this at each start, when the record of a group changes, at times between, and when it stops.
+/// What a node has seen. It writes this at each start, when the record of a group changes, at times between,
+/// and when it stops.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeMemory {
     /// The identity of its device. Another device has a past of its own.
@@ -41,7 +42,8 @@ impl From<GroupProgress> for (u32, u32, u64) {
 }
 
 impl GroupProgress {
-    /// The later one of two. What was committed up to the epoch in which a person accepted a loss counts no more.
+    /// The later one of two. What was committed up to the epoch in which a person accepted a loss counts no
+    /// more.
     pub fn later(self, other: GroupProgress, loss_epoch: u32) -> GroupProgress {
         let counts = |it: GroupProgress| it.epoch > loss_epoch;
         let age = |it: GroupProgress| (counts(it), it.committed.epoch, it.committed.sequence);

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::MapError;
 
-/// How new a map is. One whose revision is lower than what a node has seen is an older copy of itself, as after the restoration
-/// of a snapshot: what it does not have may be there all the same.
+/// How new a map is. One whose revision is lower than what a node has seen is an older copy of itself, as
+/// after the restoration of a snapshot: what it does not have may be there all the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapPosition {
     /// Higher after each change of nodes, devices, pools, images and keys; in etcd after every change.
@@ -15,7 +15,8 @@ pub struct MapPosition {
 }
 
 impl MapPosition {
-    /// [`lost`](Self::lost) of a map that is being restored: it lacks more than anything until that is complete.
+    /// [`lost`](Self::lost) of a map that is being restored: it lacks more than anything until that is
+    /// complete.
     pub const RESTORING: u64 = u64::MAX;
 
     /// Whether it is older than what nodes have seen.

@@ -187,7 +187,8 @@ pub struct ImageLock {
 pub struct ImageHolder {
     /// This attachment.
     pub id: Uuid,
-    /// The lease of its process: [`ClusterMap::holder_age`](crate::ClusterMap::holder_age) says whether it lives.
+    /// The lease of its process: [`ClusterMap::holder_age`](crate::ClusterMap::holder_age) says whether it
+    /// lives.
     pub lease: Uuid,
     /// Who it is, for people.
     pub name: String,

@@ -89,7 +89,8 @@ impl StoreDevice {
         read.map_err(|(status, _)| StoreError::Io { what: "read", offset, status })
     }
 
-    /// Reads one of two places that have the same, or of which the other one will do. What the device cannot read is logged, and zeroes.
+    /// Reads one of two places that have the same, or of which the other one will do. What the device cannot
+    /// read is logged, and zeroes.
     pub(crate) async fn read_of_two(&self, offset: u64, bytes: usize) -> Result<Buffer, StoreError> {
         match self.read(offset, bytes).await {
             Err(error @ StoreError::Io { .. }) => {

@@ -1,8 +1,8 @@
 //! What the devices of an open node remember of its past, for all threads of the node.
 //!
-//! A task on the node's first core has the devices. It writes what was changed until then, so changes that come together are
-//! one write, and answers when that is durable. A store on two devices has the state on both: each may be put back from a copy
-//! alone.
+//! A task on the node's first core has the devices. It writes what was changed until then, so changes that
+//! come together are one write, and answers when that is durable. A store on two devices has the state on
+//! both: each may be put back from a copy alone.
 
 use std::sync::{Arc, Mutex};
 
@@ -37,7 +37,8 @@ struct Heads {
 }
 
 impl DeviceMemory {
-    /// Reads the states of a node's devices. The incarnation is that of the older one; of all else the newest counts.
+    /// Reads the states of a node's devices. The incarnation is that of the older one; of all else the newest
+    /// counts.
     pub(crate) async fn open(
         cores: &StoreCores<'_>,
         descriptors: StoreDescriptors,

@@ -242,7 +242,8 @@ pub(crate) async fn read_superblock(device: &StoreDevice) -> Result<Superblock, 
     Ok(superblock)
 }
 
-/// Decodes what a device begins with, or the copy in its last block where that is damaged. The error is that of the first.
+/// Decodes what a device begins with, or the copy in its last block where that is damaged. The error is that
+/// of the first.
 ///
 /// # Errors
 /// What the device reports, if neither can be read.

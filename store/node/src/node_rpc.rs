@@ -1,7 +1,7 @@
 //! The module of a node with replicas for the control plane: the methods `store_node_*`.
 //!
-//! If another process becomes the node, as a copy of its machine, this one stops it at once, and starts it again when that one has
-//! ended.
+//! If another process becomes the node, as a copy of its machine, this one stops it at once, and starts it
+//! again when that one has ended.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
@@ -352,8 +352,8 @@ fn register(map: &dyn ClusterMap, id: NodeId, record: NodeRecord, address: &str)
     Ok(())
 }
 
-/// Where a process is that starts a node: it has the node's device open. A copy of the directory, and a copy of the machine, are
-/// other places.
+/// Where a process is that starts a node: it has the node's device open. A copy of the directory, and a copy
+/// of the machine, are other places.
 fn place(boot: [u8; 16], directory: &Path) -> String {
     let found = std::fs::metadata(directory);
     let number = found.map_or(String::new(), |found| format!("{}:{}", found.dev(), found.ino()));

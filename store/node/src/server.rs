@@ -54,12 +54,13 @@ pub struct NodeServerConfig {
     pub identity: Identity,
     /// Its record in the map: its UUID is on its device.
     pub record: NodeRecord,
-    /// The boot of its machine and its directory: a process there that has opened its device is in the place of one that has ended.
+    /// The boot of its machine and its directory: a process there that has opened its device is in the place
+    /// of one that has ended.
     pub place: String,
     /// The file that keeps what the node has seen of the map.
     pub known_map: Option<PathBuf>,
-    /// Called once, on a thread that does not wait, if another process is the node: this one serves nothing then, and is to be
-    /// [closed](NodeServer::close).
+    /// Called once, on a thread that does not wait, if another process is the node: this one serves nothing
+    /// then, and is to be [closed](NodeServer::close).
     pub taken: Box<dyn FnOnce(LeaseHolder) + Send>,
     /// The keys of clients that it takes.
     pub keys: ClientKeyTable,
@@ -130,8 +131,8 @@ async fn check_identity(
     Err(StoreError::Foreign { device: bdev_name.to_string(), what })
 }
 
-/// Makes this process a node, whose device it has open: one that had it before has ended. The device is released if it is another
-/// node's, or another process is the node.
+/// Makes this process a node, whose device it has open: one that had it before has ended. The device is
+/// released if it is another node's, or another process is the node.
 async fn become_node(
     node: ReplicaNode,
     bdev_name: &str,
@@ -179,8 +180,8 @@ impl NodeServer {
     /// Opens the replicas on a device, listens, and serves.
     ///
     /// # Errors
-    /// [`StoreError`]: of the device, [`StoreError::Listen`], [`StoreError::Foreign`] if the device is another node's,
-    /// [`StoreError::AnotherProcess`] if another process is the node.
+    /// [`StoreError`]: of the device, [`StoreError::Listen`], [`StoreError::Foreign`] if the device is
+    /// another node's, [`StoreError::AnotherProcess`] if another process is the node.
     pub async fn start<N: CoreNetwork>(
         registry: &Registry,
         cores: &StoreCores<'_>,

@@ -326,7 +326,8 @@ fn what_a_device_damages_comes_from_another_replica() {
     assert_eq!(repaired(&mut cluster), counts);
 }
 
-/// A replica with an empty disk gets its copy from a primary whose blocks are all damaged: they come from the third one.
+/// A replica with an empty disk gets its copy from a primary whose blocks are all damaged: they come from the
+/// third one.
 #[test]
 fn a_copy_of_damaged_blocks_comes_from_a_third_replica() {
     let mut cluster = Cluster::new(5, false);

@@ -119,8 +119,9 @@ impl LogRecovery {
         (self.log, self.entries)
     }
 
-    /// Whether the log ends where it does because an entry is damaged. A damaged last entry cannot be told from one that a crash
-    /// tore, but entries are appended with what was durable then. What follows in the last piece counts.
+    /// Whether the log ends where it does because an entry is damaged. A damaged last entry cannot be told
+    /// from one that a crash tore, but entries are appended with what was durable then. What follows in the
+    /// last piece counts.
     pub fn damage(&self) -> Option<LogDamage> {
         self.damage
     }

@@ -71,10 +71,11 @@ pub enum ReplicaEvent {
     Message(ReplicaMessage),
     /// A request of a client.
     Request(ClientRequest),
-    /// What is known of the group from elsewhere than the replica's device. It comes before the first [`ReplicaEvent::Map`].
+    /// What is known of the group from elsewhere than the replica's device. It comes before the first
+    /// [`ReplicaEvent::Map`].
     Memory(GroupMemory),
-    /// A person has decided that this replica, which is the only one that is there and lacks what it had, serves: what it lacks is
-    /// lost. The group's record has this epoch.
+    /// A person has decided that this replica, which is the only one that is there and lacks what it had,
+    /// serves: what it lacks is lost. The group's record has this epoch.
     AcceptLoss {
         /// The epoch.
         epoch: u32,

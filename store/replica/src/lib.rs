@@ -23,9 +23,10 @@
 //!   objects before it without. Copies yield to clients ([`CopyPacer`]). A learner that has nearly all entries is counted
 //!   in commits, then proposed for the in-sync set.
 //!
-//! - A log that was read from a device may be an older one, or end too early. So a restarted replica becomes primary only if its
-//!   last entry is the highest of all members, by epoch and sequence, and is not before what is kept elsewhere
-//!   ([`GroupMemory`]). One that lacks something says so, leaves the in-sync set and catches up ([`StaleReason`]).
+//! - A log that was read from a device may be an older one, or end too early. So a restarted replica becomes
+//!   primary only if its last entry is the highest of all members, by epoch and sequence, and is not before
+//!   what is kept elsewhere ([`GroupMemory`]). One that lacks something says so, leaves the in-sync set and
+//!   catches up ([`StaleReason`]).
 //!
 //! - A replica whose node is to stop leaves the in-sync set first ([`ReplicaEvent::Leave`]). A primary that has adopted the
 //!   record of its successor serves nothing any more, and says so: the successor need not wait for leases. It must come

@@ -30,8 +30,8 @@ pub struct ReplicaSettings {
     pub resend_ns: u64,
     /// Proposals without an answer, and requests to join, are repeated after this time.
     pub retry_ns: u64,
-    /// The session of a client that has said nothing for this time ends: longer than a client repeats a request after it last
-    /// said that it lives.
+    /// The session of a client that has said nothing for this time ends: longer than a client repeats a
+    /// request after it last said that it lives.
     pub session_timeout_ns: u64,
     /// A learner that makes no progress for this time loses its stream.
     pub learner_timeout_ns: u64,

@@ -1,9 +1,10 @@
-//! Sessions of clients, at the primary: which requests are admitted, and which sessions end because their client is silent.
+//! Sessions of clients, at the primary: which requests are admitted, and which sessions end because their
+//! client is silent.
 //!
-//! A session is opened and ended by an entry of the log, so that every replica knows the same. Time is no part of that: the
-//! primary ends a session with an entry when it has not heard of it for [`ReplicaSettings::session_timeout_ns`], counted by its
-//! own clock from when it became primary at the earliest. So a session lives longer after a change of the primary, never
-//! shorter.
+//! A session is opened and ended by an entry of the log, so that every replica knows the same. Time is no
+//! part of that: the primary ends a session with an entry when it has not heard of it for
+//! [`ReplicaSettings::session_timeout_ns`], counted by its own clock from when it became primary at the
+//! earliest. So a session lives longer after a change of the primary, never shorter.
 //!
 //! [`ReplicaSettings::session_timeout_ns`]: crate::ReplicaSettings::session_timeout_ns
 
@@ -19,7 +20,8 @@ use crate::{ClientReply, PlantedReplicaFault, Plants, ReplicaAction, RequestSeen
 
 /// In one timeout the primary looks for silent clients this many times.
 const CHECKS_PER_TIMEOUT: u64 = 8;
-/// The number of an entry that ends a session of a silent client: no request has it, so that its commit answers none.
+/// The number of an entry that ends a session of a silent client: no request has it, so that its commit
+/// answers none.
 const TIMEOUT_NUMBER: u64 = 0;
 
 /// What a primary knows of sessions besides the table.

@@ -1,17 +1,21 @@
-//! Replicas that lack what they had: their device is an older copy, their log is damaged, or ends before what is known to be
-//! committed.
+//! Replicas that lack what they had: their device is an older copy, their log is damaged, or ends before what
+//! is known to be committed.
 //!
-//! What a log has tells nothing of what it had. So a restarted replica is believed only once its log was compared:
+//! What a log has tells nothing of what it had. So a restarted replica is believed only once its log was
+//! compared:
 //!
-//! - What is kept outside of its device comes first ([`GroupMemory`]). A member that has less is *stale*: it answers no primary
-//!   and becomes none, says so, leaves the in-sync set, and catches up as any learner does.
-//! - A primary that was not compared since its start asks every member where its log ends, and truncates, appends and serves
-//!   nothing before all have answered ([`MessageBody::LogEnd`]), or have left the in-sync set. The one whose last entry has the highest
-//!   epoch, and of these the highest sequence, has every committed entry: the primary hands over to it.
-//! - A follower was compared once it has all that a primary has which was compared. So a takeover from a primary that fails asks
-//!   no other member.
-//! - A member that hears of a commit point after the end of its log is stale. Nothing that is known to be committed is truncated:
-//!   a replica that has more of it than the primary stays as it is, for a person to decide.
+//! - What is kept outside of its device comes first ([`GroupMemory`]). A member that has less is *stale*: it
+//!   answers no primary and becomes none, says so, leaves the in-sync set, and catches up as any learner
+//!   does.
+//! - A primary that was not compared since its start asks every member where its log ends, and truncates,
+//!   appends and serves nothing before all have answered ([`MessageBody::LogEnd`]), or have left the in-sync
+//!   set. The one whose last entry has the highest epoch, and of these the highest sequence, has every
+//!   committed entry: the primary hands over to it.
+//! - A follower was compared once it has all that a primary has which was compared. So a takeover from a
+//!   primary that fails asks no other member.
+//! - A member that hears of a commit point after the end of its log is stale. Nothing that is known to be
+//!   committed is truncated: a replica that has more of it than the primary stays as it is, for a person to
+//!   decide.
 
 use crate::replica::{GroupBlocked, Replica, Role};
 use crate::{EntryId, MessageBody, PlantedReplicaFault, Plants, ReplicaAction, ReplicaId};
@@ -52,7 +56,8 @@ impl StaleReason {
     }
 }
 
-/// The order of last entries: a primary has a newer epoch than all before it, and appends after all that was committed.
+/// The order of last entries: a primary has a newer epoch than all before it, and appends after all that was
+/// committed.
 fn age(last: EntryId) -> (u32, u64) {
     (last.epoch, last.sequence)
 }
@@ -137,7 +142,8 @@ impl<F: Plants> Replica<F> {
         }
     }
 
-    /// A person has decided that what this replica lacks is lost. It compares its log with those of the members that are there.
+    /// A person has decided that what this replica lacks is lost. It compares its log with those of the
+    /// members that are there.
     pub(crate) fn on_accept_loss(&mut self, epoch: u32, actions: &mut Vec<ReplicaAction>) {
         self.memory.loss_epoch = self.memory.loss_epoch.max(epoch);
         self.accepted_epoch = self.accepted_epoch.max(epoch);
@@ -164,8 +170,8 @@ impl<F: Plants> Replica<F> {
         true
     }
 
-    /// The primary's history is another one. A member, and a replica with entries that were not given up, stays as it is; another one
-    /// gets a copy of all objects.
+    /// The primary's history is another one. A member, and a replica with entries that were not given up,
+    /// stays as it is; another one gets a copy of all objects.
     pub(crate) fn contradict(&mut self, actions: &mut Vec<ReplicaAction>) {
         if self.is_in_sync() {
             // The primary compares again.
@@ -218,7 +224,8 @@ impl<F: Plants> Replica<F> {
         self.end_comparison(&lost, actions);
     }
 
-    /// Proposes the member that has more, once for each epoch. One that lacks what is committed leaves with that.
+    /// Proposes the member that has more, once for each epoch. One that lacks what is committed leaves with
+    /// that.
     fn yield_to(&mut self, successor: ReplicaId, is_behind: bool, actions: &mut Vec<ReplicaAction>) {
         if self.proposal.is_some() {
             return;
@@ -256,8 +263,8 @@ impl<F: Plants> Replica<F> {
         }
     }
 
-    /// A member knows more to be committed than this primary has, or something else in its place: one of the two lacks what it had.
-    /// The logs are compared in another epoch.
+    /// A member knows more to be committed than this primary has, or something else in its place: one of the
+    /// two lacks what it had. The logs are compared in another epoch.
     pub(crate) fn compare_again(&mut self, actions: &mut Vec<ReplicaAction>) {
         if self.proposal.is_none() {
             self.is_compared = false;

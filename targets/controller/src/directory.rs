@@ -235,8 +235,8 @@ impl ControllerAssociation {
         sync::lock(&self.identified).insert(nsid, identity);
     }
 
-    /// Whether the host may believe that another namespace has this identifier: it has identified one that did, and not
-    /// this one since. A host that has identified none may use any.
+    /// Whether the host may believe that another namespace has this identifier: it has identified one that
+    /// did, and not this one since. A host that has identified none may use any.
     pub(crate) fn takes_for_another(&self, nsid: u32, identity: &NamespaceIdentity) -> bool {
         sync::lock(&self.identified).get(&nsid).is_some_and(|known| known != identity)
     }

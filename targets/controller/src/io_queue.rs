@@ -212,9 +212,9 @@ impl<L: Default> IoQueue<L> {
         &mut self.memory
     }
 
-    /// Reports the commands that hold memory until the host has acted: those whose data is being sent, and those whose
-    /// data has still to arrive, for which `arrived` says how much of it has. For checks now and then: it visits every
-    /// command.
+    /// Reports the commands that hold memory until the host has acted: those whose data is being sent, and
+    /// those whose data has still to arrive, for which `arrived` says how much of it has. For checks now and
+    /// then: it visits every command.
     pub fn transfers(&self, arrived: impl Fn(Slot, &L) -> Option<usize>, report: &mut TransferReport) {
         for (slot, command) in self.commands.iter() {
             let moved = match command.state {
@@ -222,7 +222,8 @@ impl<L: Default> IoQueue<L> {
                 _ => arrived(slot, &command.location),
             };
             if let Some(moved) = moved {
-                // Data that is being sent is counted for its command; without a buffer of the pool it is on the heap.
+                // Data that is being sent is counted for its command; without a buffer of the pool it is on
+                // the heap.
                 let bytes = (command.buffer_bytes as usize).max(command.data.len());
                 report.waits_for_peer(slot.to_bits() & u64::MAX >> 1, bytes, moved);
             }
@@ -286,8 +287,8 @@ impl<L: Default> IoQueue<L> {
         }
     }
 
-    /// Accepts commands to a namespace that has replaced another one, if the host has identified it since; returns whether
-    /// it has.
+    /// Accepts commands to a namespace that has replaced another one, if the host has identified it since;
+    /// returns whether it has.
     fn open_identified(&mut self, nsid: u32) -> bool {
         let is_identified = self.namespaces.is_identified(nsid);
         if is_identified {

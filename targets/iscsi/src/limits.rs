@@ -34,8 +34,8 @@ pub(crate) const BURST_BYTES_MAX: u32 = 1 << 20;
 pub(crate) const FIRST_BURST_BYTES_MAX: u32 = 64 << 10;
 /// R2Ts of a command that are not answered: MaxOutstandingR2T.
 pub(crate) const R2TS_MAX: u32 = 4;
-/// Bytes of buffers that the commands and unsent answers of a connection have at most, once it has moved data, apart from
-/// unsolicited data. One larger command is admitted alone.
+/// Bytes of buffers that the commands and unsent answers of a connection have at most, once it has moved
+/// data, apart from unsolicited data. One larger command is admitted alone.
 pub(crate) const QUOTA_BYTES: usize = 8 << 20;
 /// PDUs that are not sent; above it nothing is received.
 pub(crate) const UNSENT_PDUS_MAX: usize = 512;

@@ -175,12 +175,14 @@ control::parameters! {
         max_connections_per_session: Option<u32>,
         /// Sessions of the target, those of discovery included, 1 to 65535; 1,024 without this method
         max_sessions: Option<u32>,
-        /// Connections of initiators that have logged in, 1 to 16384; 1,024 without this method. Not in SPDK, as the next two
+        /// Connections of initiators that have logged in, 1 to 16384; 1,024 without this method. Not in SPDK,
+        /// as the next two
         max_connections: Option<u32>,
-        /// Of these, from one IP address (IPv6: from one /64 network); half of what others leave, but at least 16, without
-        /// this method
+        /// Of these, from one IP address (IPv6: from one /64 network); half of what others leave, but at
+        /// least 16, without this method
         max_connections_per_peer: Option<u32>,
-        /// Of these, to one target node; three quarters of what others leave, but at least 16, without this method
+        /// Of these, to one target node; three quarters of what others leave, but at least 16, without this
+        /// method
         max_connections_per_node: Option<u32>,
         /// Commands of a session in flight, at most, 1 to 256; those of a target node are fewer if its `queue_depth` is
         max_queue_depth: Option<u32>,

@@ -39,7 +39,8 @@ use text::TextExchange;
 /// Commands arrive in order; in a session with several connections, one waits for those before it on the others. Each has a slot, and a [`Task`] of its logical unit that says what it needs next: data of
 /// the initiator ([`DataOutState`]), memory, or the device. What needs memory or the device goes to [`work`](Self::work)
 /// and its requests to the [`TaskRunner`], which [`pump`](Self::pump) empties where the core's resources are at hand: after
-/// receiving, and in `resume`. Buffers count towards its share of the core's memory until they are free or sent.
+/// receiving, and in `resume`. Buffers count towards its share of the core's memory until they are free or
+/// sent.
 pub(crate) struct Session {
     identity: Identity,
     handle: SessionHandle,
@@ -507,7 +508,8 @@ impl Session {
         out.push(&reject.to_bytes(), PduData::Bytes(header.to_vec()));
     }
 
-    /// Says that the target drops the connection, which its initiator may make again (RFC 7143, section 11.9.1).
+    /// Says that the target drops the connection, which its initiator may make again (RFC 7143, section
+    /// 11.9.1).
     pub(crate) fn announce_drop(&mut self, out: &mut PduWriter) {
         let message = AsyncMessage {
             initiator_task_tag: RESERVED_TAG,

@@ -1,6 +1,7 @@
 //! Maxima of a connection, each with its reason.
 
-/// Connections of the target, unless its options say otherwise. The kernel's client alone opens several per device.
+/// Connections of the target, unless its options say otherwise. The kernel's client alone opens several per
+/// device.
 pub(crate) const CONNECTIONS_DEFAULT: u32 = 1024;
 /// The same, at most: the range of a core's slots.
 pub(crate) const CONNECTIONS_MAX: u32 = 16_384;
@@ -8,8 +9,8 @@ pub(crate) const CONNECTIONS_MAX: u32 = 16_384;
 pub(crate) const COMMANDS_MAX: u32 = 128;
 /// Replies that are not sent; while there are as many, no request is read. A read may have several.
 pub(crate) const REPLIES_MAX: usize = 256;
-/// Bytes of buffers that the commands and unsent replies of a connection have at most, once it has moved data. One larger
-/// command is admitted alone.
+/// Bytes of buffers that the commands and unsent replies of a connection have at most, once it has moved
+/// data. One larger command is admitted alone.
 pub(crate) const QUOTA_BYTES: usize = 8 << 20;
 /// Most data of a read or write: what clients assume that do not ask for block sizes.
 pub(crate) const PAYLOAD_MAX: u64 = 32 << 20;

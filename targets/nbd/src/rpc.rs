@@ -196,8 +196,9 @@ control::parameters! {
     struct SetOptions {
         /// Connections of all clients that have selected an export
         max_connections: u32 = CONNECTIONS_DEFAULT,
-        /// Of these, of one client: an IPv4 address, a /64 network of IPv6, or a process at a UNIX socket; half of what
-        /// others leave, but at least 16, if left out. All processes of a user have seven eighths
+        /// Of these, of one client: an IPv4 address, a /64 network of IPv6, or a process at a UNIX socket;
+        /// half of what others leave, but at least 16, if left out. All processes of a user have seven
+        /// eighths
         max_connections_per_peer: Option<u32>,
         /// Of these, to one export; three quarters of what others leave, but at least 16, if left out
         max_connections_per_export: Option<u32>,

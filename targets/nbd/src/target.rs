@@ -169,8 +169,8 @@ impl NbdTarget {
         Ok(info)
     }
 
-    /// Deletes an export. Its connections complete what is in flight and are closed. What it returns waits until the block
-    /// device is free.
+    /// Deletes an export. Its connections complete what is in flight and are closed. What it returns waits
+    /// until the block device is free.
     ///
     /// # Errors
     /// There is none of this name, or a reactor does not respond; nothing has changed then.

@@ -274,8 +274,8 @@ impl<N: CoreNetwork> NvmfTarget<N> {
     /// Removes a subsystem: its hosts are disconnected and its block devices released.
     ///
     /// Connections are drained, as with every removal: no new commands are accepted, and commands in flight
-    /// complete within three seconds. This returns before the drain ends; what it returns waits until the block devices are
-    /// free.
+    /// complete within three seconds. This returns before the drain ends; what it returns waits until the
+    /// block devices are free.
     pub fn delete_subsystem(&self, nqn: &str) -> Result<Closing, NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
         let mut state = self.lock()?;
@@ -376,8 +376,8 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         Ok(nsid)
     }
 
-    /// Removes a namespace. Hosts get a Namespace Attribute Changed event; commands in flight complete. What it returns
-    /// waits until the block device is free: the claim ends when the last channel closes.
+    /// Removes a namespace. Hosts get a Namespace Attribute Changed event; commands in flight complete. What
+    /// it returns waits until the block device is free: the claim ends when the last channel closes.
     pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<Closing, NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
         let mut state = self.lock()?;

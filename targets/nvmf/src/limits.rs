@@ -42,8 +42,8 @@ pub struct TcpTransportConfig {
     /// Maximum connections of the target after Connect, 2 to 16384. `None` is as many as the process's file descriptors
     /// allow, with 16384 at most.
     pub max_connections: Option<u32>,
-    /// Of these, connections from one IP address, or from one /64 network of IPv6, 2 to 16384. `None` is half of what
-    /// others leave.
+    /// Of these, connections from one IP address, or from one /64 network of IPv6, 2 to 16384. `None` is half
+    /// of what others leave.
     pub max_connections_per_peer: Option<u32>,
     /// Of these, connections to one subsystem, 2 to 16384. `None` is three quarters of what others leave.
     pub max_connections_per_subsystem: Option<u32>,

@@ -78,8 +78,8 @@ impl ConfigSnapshot {
         subsystems.find(|subsystem| !subsystem.nqn.is_discovery() && subsystem.listens_on(portid))
     }
 
-    /// The counters for the SMART / Health log page of the controllers that a host has in a subsystem: sums over the
-    /// namespaces that it sees.
+    /// The counters for the SMART / Health log page of the controllers that a host has in a subsystem: sums
+    /// over the namespaces that it sees.
     pub(crate) fn health(&self, subsystem: &Subsystem, host: &Nqn) -> HealthCounters {
         let mut health = HealthCounters::default();
         for namespace in subsystem.namespaces.iter().filter(|namespace| namespace.is_visible_to(host)) {

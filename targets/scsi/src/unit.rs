@@ -239,8 +239,8 @@ impl LogicalUnit {
         self.reserved_by.load(Ordering::Acquire) != 0
     }
 
-    /// RESERVE. Returns whether the nexus has the reservation: registrations of persistent reservations exclude it. It holds
-    /// for all users of the device, of this unit or not.
+    /// RESERVE. Returns whether the nexus has the reservation: registrations of persistent reservations
+    /// exclude it. It holds for all users of the device, of this unit or not.
     pub(crate) fn reserve(&self, nexus: &UnitNexus) -> bool {
         // A nexus has connections on several cores: what the unit and the device know changes together.
         let _shared = sync::lock(&self.shared);

@@ -6,15 +6,15 @@ use std::sync::Mutex;
 
 use crate::peers::PeerKey;
 
-/// Connections that each may have without a look at the others: a host with a queue for each of its cores, or a client
-/// with several connections, whatever the total is.
+/// Connections that each may have without a look at the others: a host with a queue for each of its cores, or
+/// a client with several connections, whatever the total is.
 const ALWAYS_MAX: u32 = 16;
 
 /// How many connections of a target there may be after their login.
 ///
-/// By default no peer can take them all: a peer has at most half of what the others leave, a user with all its processes
-/// seven eighths, and an object (an export, a controller, a target node or a subsystem) three quarters. 16 are always
-/// allowed, as far as the total permits.
+/// By default no peer can take them all: a peer has at most half of what the others leave, a user with all
+/// its processes seven eighths, and an object (an export, a controller, a target node or a subsystem) three
+/// quarters. 16 are always allowed, as far as the total permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Of the target, on all cores together.
@@ -26,7 +26,8 @@ pub struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// The limits that are set, by the names that targets' options have. An object is what the target calls it.
+    /// The limits that are set, by the names that targets' options have. An object is what the target calls
+    /// it.
     pub fn named(&self, object: &str) -> Vec<(String, u32)> {
         let limits = [
             ("max_connections".into(), Some(self.max)),
@@ -135,7 +136,8 @@ impl Admissions {
         sync::lock(&self.0).check(Admitted { peer, object: None })
     }
 
-    /// Counts a connection whose peer has logged in, for an object. The result is for [`remove`](Self::remove).
+    /// Counts a connection whose peer has logged in, for an object. The result is for
+    /// [`remove`](Self::remove).
     pub(crate) fn add(&self, peer: PeerKey, object: Option<u64>) -> Result<Admitted, LimitExceeded> {
         let mut state = sync::lock(&self.0);
         let admitted = Admitted { peer, object };

@@ -92,7 +92,8 @@ impl<P: Protocol, N: CoreNetwork> TargetCores<P, N> {
         self.admissions.peers()
     }
 
-    /// How many connections an object may have at present ([`ProtocolConnection::object`](crate::ProtocolConnection::object)).
+    /// How many connections an object may have at present
+    /// ([`ProtocolConnection::object`](crate::ProtocolConnection::object)).
     pub fn object_connections_max(&self, object: u64) -> u32 {
         self.admissions.object_max(object)
     }

@@ -25,10 +25,11 @@
 //! timers; the close of drained connections. Only connections with work are visited.
 //!
 //! [`GroupLimits`] bounds the connections: those whose peer has logged in, by peer, user and
-//! [object](ProtocolConnection::object) ([`ConnectionLimits`]), and, apart from them, those whose peer has not.
-//! [`Protocol::accept`] may refuse one by its address. A protocol that keeps buffers until its peer has sent data or read
-//! answers takes them through a [`MemoryShare`] and reports what it waits for ([`ProtocolConnection::transfers`]), so that
-//! no peer holds the memory that others need. `targets/example` is a complete target in one file.
+//! [object](ProtocolConnection::object) ([`ConnectionLimits`]), and, apart from them, those whose peer has
+//! not. [`Protocol::accept`] may refuse one by its address. A protocol that keeps buffers until its peer has
+//! sent data or read answers takes them through a [`MemoryShare`] and reports what it waits for
+//! ([`ProtocolConnection::transfers`]), so that no peer holds the memory that others need. `targets/example`
+//! is a complete target in one file.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -13,19 +13,20 @@ use crate::peers::PeerKey;
 /// others, and make room for newer ones, the oldest first. So no number of silent peers keeps others out.
 #[derive(Clone, Debug)]
 pub struct GroupLimits {
-    /// Connections of the target whose peers have logged in, on all cores together, and how they are divided. Beyond,
-    /// connections are closed when they are accepted, or when they log in.
+    /// Connections of the target whose peers have logged in, on all cores together, and how they are divided.
+    /// Beyond, connections are closed when they are accepted, or when they log in.
     pub connections: ConnectionLimits,
     /// Connections of the target whose peers have not logged in, divided evenly among the cores, at least one each. There
     /// are never more than a quarter of the process's file descriptors.
     pub logins_max: u32,
-    /// Of these, connections from one IP address, from one /64 network of IPv6, or of one process at a UNIX socket; at
-    /// least one for each core.
+    /// Of these, connections from one IP address, from one /64 network of IPv6, or of one process at a UNIX
+    /// socket; at least one for each core.
     pub logins_per_peer_max: u32,
     /// Time that a draining connection has to complete its commands.
     pub drain_timeout_ns: u64,
-    /// Time in which something of what a connection waits for its peer with has to move: requested data that arrives, or
-    /// an answer that is read. While memory lacks, progress is measured, and the time is 10 s at most.
+    /// Time in which something of what a connection waits for its peer with has to move: requested data that
+    /// arrives, or an answer that is read. While memory lacks, progress is measured, and the time is 10 s at
+    /// most.
     pub transfer_timeout_ns: u64,
 }
 

@@ -1,20 +1,22 @@
 //! How much of a core's buffers each connection may hold, over all targets of the core.
 //!
-//! A peer that sends no data which it was asked for, or reads no answers, keeps the buffers of its commands. Enough such
-//! peers would hold all of them, and everybody else's requests would wait. So each connection that takes buffers has a
-//! [`MemoryShare`], which counts what it holds among what its [peer](PeerMemory) and its core ([`CoreMemory`]) hold:
+//! A peer that sends no data which it was asked for, or reads no answers, keeps the buffers of its commands.
+//! Enough such peers would hold all of them, and everybody else's requests would wait. So each connection
+//! that takes buffers has a [`MemoryShare`], which counts what it holds among what its [peer](PeerMemory) and
+//! its core ([`CoreMemory`]) hold:
 //!
-//! - A connection has a **window**: little at first, more each time that it has given back a window's worth of buffers
-//!   while it wanted more and the core had some to spare.
-//! - Up to half of the core's memory ([`MemoryLimits::shared`]) is for windows, and a peer has at most a part of that,
-//!   apart from first windows.
-//! - Beyond, a connection may hold its **first window** and no more. The last eighths are a **reserve**: only connections
-//!   that have moved their data lately take first windows from it, so that silent newcomers never stop them.
-//! - One command always fits a connection that holds nothing, within the same bounds. A command that is larger than a
-//!   first window waits for the half that is shared, or is the only one of the core beyond it.
+//! - A connection has a **window**: little at first, more each time that it has given back a window's worth
+//!   of buffers while it wanted more and the core had some to spare.
+//! - Up to half of the core's memory ([`MemoryLimits::shared`]) is for windows, and a peer has at most a part
+//!   of that, apart from first windows.
+//! - Beyond, a connection may hold its **first window** and no more. The last eighths are a **reserve**: only
+//!   connections that have moved their data lately take first windows from it, so that silent newcomers never
+//!   stop them.
+//! - One command always fits a connection that holds nothing, within the same bounds. A command that is
+//!   larger than a first window waits for the half that is shared, or is the only one of the core beyond it.
 //!
-//! Nothing here is shared between cores, locks or allocates: a command costs three additions where it takes buffers and
-//! four where it gives them back. Who holds buffers for too long is found by the
+//! Nothing here is shared between cores, locks or allocates: a command costs three additions where it takes
+//! buffers and four where it gives them back. Who holds buffers for too long is found by the
 //! [check of transfers](crate::TransferReport).
 
 use std::cell::{Cell, RefCell};
@@ -25,7 +27,8 @@ use dma::{Buffer, Data, Pool};
 
 use crate::peers::PeerKey;
 
-/// First windows of all connections together: this part of the core's memory, as long as that many are useful.
+/// First windows of all connections together: this part of the core's memory, as long as that many are
+/// useful.
 const FIRST_WINDOWS_PART: usize = 8;
 /// Least and most bytes of a first window: one and four commands of 128 KiB.
 const FIRST_WINDOW_BYTES_MIN: usize = 128 << 10;
@@ -34,7 +37,8 @@ const FIRST_WINDOW_BYTES_MAX: usize = 512 << 10;
 /// Bounds of a core's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// First windows of all connections together. Each is this, divided by the connections, within the next two.
+    /// First windows of all connections together. Each is this, divided by the connections, within the next
+    /// two.
     pub first_windows: usize,
     /// Least bytes of a first window.
     pub first_window_min: usize,
@@ -44,7 +48,8 @@ pub struct MemoryLimits {
     pub shared: usize,
     /// What connections may fill up with their first windows.
     pub unproven: usize,
-    /// What connections that have moved data lately may fill up with theirs. The rest is for what is not counted.
+    /// What connections that have moved data lately may fill up with theirs. The rest is for what is not
+    /// counted.
     pub all: usize,
 }
 
@@ -117,7 +122,8 @@ pub struct PeerMemory {
 /// What a connection holds of its core's buffers, and how much it may.
 ///
 /// Who takes a buffer asks [`admits`](Self::admits) and [`add`](Self::add)s its bytes, or does all of it by
-/// [`take`](Self::take); who gives it back [`remove`](Self::remove)s them. The drop of a share gives back the rest.
+/// [`take`](Self::take); who gives it back [`remove`](Self::remove)s them. The drop of a share gives back the
+/// rest.
 #[derive(Debug)]
 pub struct MemoryShare {
     core: Rc<CoreMemory>,
@@ -184,8 +190,8 @@ impl CoreMemory {
         self.held.get()
     }
 
-    /// The account of a peer, whose connections hold `bytes_max` beside their first windows. For one that is known, that
-    /// stays what it was.
+    /// The account of a peer, whose connections hold `bytes_max` beside their first windows. For one that is
+    /// known, that stays what it was.
     pub fn peer(self: &Rc<Self>, owner: MemoryOwner, bytes_max: usize) -> Rc<PeerMemory> {
         self.account(owner, || PeerMemory::new(self.clone(), bytes_max))
     }
@@ -269,7 +275,8 @@ impl MemoryShare {
         }
     }
 
-    /// A share without a bound, which is not counted among others: for what holds buffers only while its own core works.
+    /// A share without a bound, which is not counted among others: for what holds buffers only while its own
+    /// core works.
     pub fn unlimited() -> MemoryShare {
         MemoryShare::new(Rc::new(PeerMemory::new(Rc::default(), usize::MAX)), usize::MAX)
     }
@@ -310,8 +317,8 @@ impl MemoryShare {
         is_within || self.admits_beyond(bytes)
     }
 
-    /// Whether it may take this many bytes for data that comes at once. The window is no limit while the core has enough,
-    /// and beyond it is the first one.
+    /// Whether it may take this many bytes for data that comes at once. The window is no limit while the core
+    /// has enough, and beyond it is the first one.
     fn admits_at_once(&self, bytes: usize) -> bool {
         let is_of_peer = self.peer.held.get() + bytes <= self.peer.max;
         let core_held = self.core.held.get() + bytes;
@@ -370,7 +377,8 @@ impl MemoryShare {
         may_exceed
     }
 
-    /// The window is full: it doubles if as much as it holds was given back since it was, and there is memory to spare.
+    /// The window is full: it doubles if as much as it holds was given back since it was, and there is memory
+    /// to spare.
     fn widen(&mut self) {
         let has_moved = |from: usize| self.returned.wrapping_sub(from) >= self.window;
         if self.filled_at.is_some_and(|from| !has_moved(from)) {
@@ -423,7 +431,8 @@ impl MemoryShare {
         Ok(data)
     }
 
-    /// Takes one buffer of this many bytes, a multiple of `unit`; if the pool has none as large, one of fewer units.
+    /// Takes one buffer of this many bytes, a multiple of `unit`; if the pool has none as large, one of fewer
+    /// units.
     ///
     /// # Errors
     /// There is no memory for it now.
@@ -444,8 +453,9 @@ impl MemoryShare {
         }
     }
 
-    /// Takes buffers for data that the peer sends unasked, which cannot wait for the window: while the core has enough,
-    /// there is no limit but the protocol's own. [`remove_at_once`](Self::remove_at_once) gives them back.
+    /// Takes buffers for data that the peer sends unasked, which cannot wait for the window: while the core
+    /// has enough, there is no limit but the protocol's own. [`remove_at_once`](Self::remove_at_once) gives
+    /// them back.
     ///
     /// # Errors
     /// Others hold the memory ([`NoMemory::Lacking`]).
@@ -473,8 +483,8 @@ impl MemoryShare {
         if self.fits(bytes) { NoMemory::Lacking } else { NoMemory::Full }
     }
 
-    /// Its transfers were checked. One without any since the last check stays what it was; one that is slow while others
-    /// lack memory has to earn its window again.
+    /// Its transfers were checked. One without any since the last check stays what it was; one that is slow
+    /// while others lack memory has to earn its window again.
     pub(crate) fn checked(&mut self, makes_progress: bool, is_slow: bool, is_lacking: bool) {
         self.makes_progress = (self.makes_progress || makes_progress) && !is_slow;
         if is_slow && is_lacking {

@@ -201,10 +201,11 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         Ok(())
     }
 
-    /// Reports what the connection waits for its peer with: data that the peer owes, answers that it has not read. Asked
-    /// about once a second while connections of the core are active, and as long as one of them waits. A peer that takes
-    /// longer than [`GroupLimits::transfer_timeout_ns`](crate::GroupLimits) without any progress, or is too slow while
-    /// others lack memory, is disconnected ([`abandon_transfers`](Self::abandon_transfers)). By default nothing waits.
+    /// Reports what the connection waits for its peer with: data that the peer owes, answers that it has not
+    /// read. Asked about once a second while connections of the core are active, and as long as one of them
+    /// waits. A peer that takes longer than [`GroupLimits::transfer_timeout_ns`](crate::GroupLimits) without
+    /// any progress, or is too slow while others lack memory, is disconnected
+    /// ([`abandon_transfers`](Self::abandon_transfers)). By default nothing waits.
     fn transfers(&self, report: &mut TransferReport) {
         let _ = report;
     }
@@ -214,8 +215,8 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         None
     }
 
-    /// The peer was too slow, and is disconnected after this: queues what the protocol has to say. What can be sent at
-    /// once is.
+    /// The peer was too slow, and is disconnected after this: queues what the protocol has to say. What can
+    /// be sent at once is.
     fn abandon_transfers(&mut self) {}
 
     /// What the group has to know since the last call; asked once after each flush.
@@ -224,9 +225,9 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         Notice::default()
     }
 
-    /// What the peer has logged in to, if the target's connections are counted by it as well: an export, a controller, a
-    /// target node or a subsystem, by an identifier of its own. Asked once, after the login, or after
-    /// [`Protocol::accept`] where there is none.
+    /// What the peer has logged in to, if the target's connections are counted by it as well: an export, a
+    /// controller, a target node or a subsystem, by an identifier of its own. Asked once, after the login, or
+    /// after [`Protocol::accept`] where there is none.
     fn object(&self) -> Option<u64> {
         None
     }
@@ -419,8 +420,8 @@ impl<P: Protocol> IoContext<'_, P> {
         }
     }
 
-    /// As [`memory_share`](Self::memory_share), bounded together with the others of this name: by `owner_max`, or, apart from
-    /// their first windows, as all windows of the core.
+    /// As [`memory_share`](Self::memory_share), bounded together with the others of this name: by
+    /// `owner_max`, or, apart from their first windows, as all windows of the core.
     pub fn memory_share_of(&self, owner: &[u8], owner_max: Option<usize>, bytes_max: usize) -> MemoryShare {
         let Some(peer) = &self.requests.peer else { return MemoryShare::unlimited() };
         let core = peer.core();

@@ -7,10 +7,12 @@ const TIMEOUT_IF_LACKING_NS: u64 = 10_000_000_000;
 /// Checks in a row in which a connection may be too slow while memory lacks.
 const SLOW_CHECKS_MAX: u32 = 2;
 
-/// What a connection waits for its peer with, as of now: data that the peer owes, answers that it has not read.
+/// What a connection waits for its peer with, as of now: data that the peer owes, answers that it has not
+/// read.
 ///
-/// The protocol fills it in when it is asked ([`ProtocolConnection::transfers`](crate::ProtocolConnection::transfers)),
-/// about once a second, from what it knows anyway; commands themselves cost nothing.
+/// The protocol fills it in when it is asked
+/// ([`ProtocolConnection::transfers`](crate::ProtocolConnection::transfers)), about once a second, from what
+/// it knows anyway; commands themselves cost nothing.
 #[derive(Debug, Default)]
 pub struct TransferReport {
     waiting: Vec<WaitingTransfer>,
@@ -34,8 +36,8 @@ impl WaitingTransfer {
 }
 
 impl TransferReport {
-    /// A transfer waits for the peer. `id` is its own, also after the end of others. It keeps buffers of `bytes`, and
-    /// `moved` bytes of it have arrived or are sent.
+    /// A transfer waits for the peer. `id` is its own, also after the end of others. It keeps buffers of
+    /// `bytes`, and `moved` bytes of it have arrived or are sent.
     pub fn waits_for_peer(&mut self, id: u64, bytes: usize, moved: usize) {
         self.waiting.push(WaitingTransfer { id, bytes, moved, checks: 0 });
     }
@@ -69,9 +71,10 @@ impl CheckTimes {
 
 /// The transfers of a connection at the last check, and what checks have found.
 ///
-/// A connection ends if nothing of its transfers moves for the time-out. While memory lacks, progress is measured:
-/// a connection has to move as many bytes as it keeps buffers for its peer within the time-out (at most 10 s), as the mean
-/// of each check, and too slow in two checks in a row is too slow. No single transfer may take longer than that time then.
+/// A connection ends if nothing of its transfers moves for the time-out. While memory lacks, progress is
+/// measured: a connection has to move as many bytes as it keeps buffers for its peer within the time-out (at
+/// most 10 s), as the mean of each check, and too slow in two checks in a row is too slow. No single transfer
+/// may take longer than that time then.
 #[derive(Debug, Default)]
 pub(crate) struct TransferCheck {
     /// Transfers that waited, in the order of their identifiers.
@@ -103,7 +106,8 @@ impl TransferCheck {
         std::mem::replace(&mut self.refusals, refusals) != refusals
     }
 
-    /// `returned`: bytes of buffers that the connection has ever given back, wrapping. `is_lacking`: others lack memory.
+    /// `returned`: bytes of buffers that the connection has ever given back, wrapping. `is_lacking`: others
+    /// lack memory.
     pub(crate) fn check(
         &mut self,
         report: &TransferReport,

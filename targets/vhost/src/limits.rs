@@ -4,8 +4,9 @@
 pub(crate) const CONTROLLERS_MAX: usize = 1024;
 /// Bytes of a controller's name: with the directory it has to fit the address of a socket.
 pub(crate) const NAME_BYTES_MAX: usize = 255;
-/// Connections of the target. A controller usually has one, and all controllers one user, who may have seven eighths; each
-/// can have [`MEMORY_REGIONS_MAX`] regions, and the process 65,530 mappings (`vm.max_map_count`).
+/// Connections of the target. A controller usually has one, and all controllers one user, who may have seven
+/// eighths; each can have [`MEMORY_REGIONS_MAX`] regions, and the process 65,530 mappings
+/// (`vm.max_map_count`).
 ///
 /// Its workers on other cores are not counted: each core has at most one for each connection, so at most this many, and
 /// they share the connection's mappings.

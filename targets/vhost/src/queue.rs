@@ -45,9 +45,9 @@ pub(crate) struct Queue {
     pacer: NotificationPacer,
 }
 
-/// Checks a number of entries, which is at least 1, against the format of the negotiated features. Indices of split
-/// virtqueues wrap at 2^16, which the number has to divide (virtio 1.2, section 2.7); those of packed ones at the number
-/// itself (section 2.8).
+/// Checks a number of entries, which is at least 1, against the format of the negotiated features. Indices of
+/// split virtqueues wrap at 2^16, which the number has to divide (virtio 1.2, section 2.7); those of packed
+/// ones at the number itself (section 2.8).
 pub(crate) fn check_size(size: u16, features: Features) -> Result<(), RequestError> {
     let is_split = !features.is_empty() && !features.contains(Features::RING_PACKED);
     match is_split && !size.is_power_of_two() {
@@ -64,8 +64,8 @@ impl Queue {
         self.is_enabled && self.ring.is_some() && !is_blocked
     }
 
-    /// Checks the number of entries that the front-end has set, and where it is to begin, before it is started: features,
-    /// which say what they mean, may have been set after them.
+    /// Checks the number of entries that the front-end has set, and where it is to begin, before it is
+    /// started: features, which say what they mean, may have been set after them.
     pub(crate) fn check_start(&self, features: Features) -> Result<(), RequestError> {
         let size = self.size;
         if size == 0 || self.ring.is_some() {

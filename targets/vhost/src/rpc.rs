@@ -153,8 +153,8 @@ control::parameters! {
     struct SetOptions {
         /// Connections of all clients that have begun a session, to all controllers
         max_connections: u32 = CONNECTIONS_MAX,
-        /// Of these, of one process; half of what others leave, but at least 16, if left out. All processes of a user have
-        /// seven eighths
+        /// Of these, of one process; half of what others leave, but at least 16, if left out. All processes
+        /// of a user have seven eighths
         max_connections_per_peer: Option<u32>,
         /// Of these, to one controller; three quarters of what others leave, but at least 16, if left out
         max_connections_per_controller: Option<u32>,

@@ -239,8 +239,8 @@ impl VhostTarget {
         Ok(number)
     }
 
-    /// Removes a target from a SCSI controller. Drivers learn of it; commands in flight are executed. What it returns waits
-    /// until the block device is free.
+    /// Removes a target from a SCSI controller. Drivers learn of it; commands in flight are executed. What it
+    /// returns waits until the block device is free.
     ///
     /// # Errors
     /// There is no such controller or target, or a reactor does not respond; nothing has changed then.

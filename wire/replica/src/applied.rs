@@ -1,7 +1,8 @@
 //! Which requests of clients are applied, so that a retry applies once; and the sessions of clients.
 //!
-//! A client with a session is remembered until its session ends. What it sends afterwards is refused, so that nothing applies
-//! twice, however many clients there are. Clients of versions without sessions are remembered as long as there is room.
+//! A client with a session is remembered until its session ends. What it sends afterwards is refused, so that
+//! nothing applies twice, however many clients there are. Clients of versions without sessions are remembered
+//! as long as there is room.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +16,8 @@ use crate::decode::Fields;
 pub const CLIENT_WINDOW: u64 = 512;
 /// Most clients that are remembered.
 pub const CLIENTS_MAX: usize = 1400;
-/// Of these, most with a session. Another one is refused. The rest is for clients without, of which the one that wrote least
-/// recently is forgotten first.
+/// Of these, most with a session. Another one is refused. The rest is for clients without, of which the one
+/// that wrote least recently is forgotten first.
 pub const SESSIONS_MAX: usize = 1344;
 /// Most volumes without a session whose attach epoch is remembered.
 const FENCES_MAX: usize = 384;
@@ -97,7 +98,8 @@ impl AppliedOfClient {
         AppliedOfClient { newest, applied: [0; WORDS], sequence, session: None }
     }
 
-    /// Whether a request with this token is of its session. 0 is that of a session which a node of a version without opened.
+    /// Whether a request with this token is of its session. 0 is that of a session which a node of a version
+    /// without opened.
     fn has_token(&self, token: u64) -> bool {
         token == 0 || token as u32 == self.sequence as u32
     }
@@ -144,14 +146,14 @@ impl AppliedOfClient {
 }
 
 impl AppliedRequests {
-    /// Whether a request of a client is applied. Requests of client 0 have no numbers and are always new; so are those of clients
-    /// that are not known.
+    /// Whether a request of a client is applied. Requests of client 0 have no numbers and are always new; so
+    /// are those of clients that are not known.
     pub fn seen(&self, client: u64, number: u64) -> RequestSeen {
         self.clients.get(&client).map_or(RequestSeen::New, |known| known.seen(number))
     }
 
-    /// What becomes of a request that is to go to the log. Its epoch is the attach epoch of the client's session, 0 if the client
-    /// needs none; its sequence is the session's [token](Self::token).
+    /// What becomes of a request that is to go to the log. Its epoch is the attach epoch of the client's
+    /// session, 0 if the client needs none; its sequence is the session's [token](Self::token).
     pub fn admit(&self, header: &EntryHeader) -> RequestSeen {
         let (client, attach_epoch) = (header.client, header.epoch);
         match SessionChange::of(header) {
@@ -207,8 +209,8 @@ impl AppliedRequests {
         self.clients.get(&client)?.session
     }
 
-    /// The token of a client's session, which its requests carry: a session that a late repetition of the first request opens
-    /// again has another one, so that late repetitions of other requests find none.
+    /// The token of a client's session, which its requests carry: a session that a late repetition of the
+    /// first request opens again has another one, so that late repetitions of other requests find none.
     pub fn token(&self, client: u64) -> Option<u32> {
         let known = self.clients.get(&client)?;
         known.session.map(|_| known.sequence as u32)
@@ -306,8 +308,8 @@ impl AppliedRequests {
         old
     };
 
-    /// Appends the encoding: the number of clients and 2^31, the number of volumes without a session, then each client with its
-    /// window and its session, and each of these volumes with its attach epoch.
+    /// Appends the encoding: the number of clients and 2^31, the number of volumes without a session, then
+    /// each client with its window and its session, and each of these volumes with its attach epoch.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let idle = self.volumes.iter().filter(|(_, attach)| attach.sessions == 0);
         let fences = idle.clone().count();
@@ -330,8 +332,8 @@ impl AppliedRequests {
         }
     }
 
-    /// Appends the encoding for versions without sessions: the number of clients, then each with its window. Of more clients
-    /// than it has, those that wrote last.
+    /// Appends the encoding for versions without sessions: the number of clients, then each with its window.
+    /// Of more clients than it has, those that wrote last.
     pub fn encode_without_sessions(&self, out: &mut Vec<u8>) {
         let mut clients: Vec<_> = self.clients.iter().collect();
         clients.sort_unstable_by_key(|(_, known)| std::cmp::Reverse(known.sequence));
@@ -350,8 +352,8 @@ impl AppliedRequests {
         }
     }
 
-    /// Decodes what [`encode`](Self::encode) or [`encode_without_sessions`](Self::encode_without_sessions) appended, and
-    /// nothing else.
+    /// Decodes what [`encode`](Self::encode) or [`encode_without_sessions`](Self::encode_without_sessions)
+    /// appended, and nothing else.
     ///
     /// # Errors
     /// A wrong length, or clients that are not in their order.

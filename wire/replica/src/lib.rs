@@ -59,10 +59,11 @@ pub const REPORT_BYTES_MAX: usize = 4 << 20;
 pub const MEMBERS_MAX: usize = 64;
 /// Above every sequence, commit point, time, session and number, so that sums of them stay below 2^64.
 pub const NUMBER_LIMIT: u64 = 1 << 62;
-/// The end of the log in an [`Append`] that does not say it. Versions that do not know this truncate nothing then, and answer as
-/// always.
+/// The end of the log in an [`Append`] that does not say it. Versions that do not know this truncate nothing
+/// then, and answer as always.
 pub(crate) const UNKNOWN_LOG_END: u64 = NUMBER_LIMIT - 1;
-/// Sessions of the streams of replicas that know those of clients have this bit: a copy begins with the sessions of clients.
+/// Sessions of the streams of replicas that know those of clients have this bit: a copy begins with the
+/// sessions of clients.
 pub const KNOWS_SESSIONS: u64 = 1 << 61;
 /// Above every epoch.
 pub const EPOCH_LIMIT: u32 = 1 << 31;

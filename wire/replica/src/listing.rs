@@ -1,4 +1,5 @@
-//! Lists of what a group has: reads of objects that never exist, so that versions without lists answer zeroes.
+//! Lists of what a group has: reads of objects that never exist, so that versions without lists answer
+//! zeroes.
 
 use codec::DecodeError;
 use wire_store::ObjectId;
@@ -99,8 +100,8 @@ fn u32_at(from: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([from[at], from[at + 1], from[at + 2], from[at + 3]])
 }
 
-/// Encodes as many items as have room in the answer to a read of this many bytes: magic number, number of items, 1 if there
-/// may be more, the items, zeroes.
+/// Encodes as many items as have room in the answer to a read of this many bytes: magic number, number of
+/// items, 1 if there may be more, the items, zeroes.
 pub fn encode_list<T: ListItem>(items: impl IntoIterator<Item = T>, bytes: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes);
     out.extend_from_slice(&MAGIC);

@@ -172,7 +172,8 @@ pub enum MessageBody {
     /// To the primary of the record, from that of the epoch before, which waited for earlier leases and serves nothing any
     /// more: no other replica has a lease from before.
     HandOver,
-    /// To the primary, from a member of the in-sync set: the answer to an [`Append`] that does not say where its log ends.
+    /// To the primary, from a member of the in-sync set: the answer to an [`Append`] that does not say where
+    /// its log ends.
     LogEnd {
         /// [`Append::sent_ns`] of the message that it answers: the lease counts from there.
         sent_ns: u64,
@@ -199,8 +200,9 @@ pub struct Append {
     pub entries: Vec<Arc<ReplicatedEntry>>,
     /// Entries up to this sequence are committed.
     pub commit_point: u64,
-    /// The last entry of the primary's log. Later ones of earlier epochs are not in it. `None` from a primary that does not know
-    /// yet whether others have more: nothing is truncated, and the answer is [`MessageBody::LogEnd`]. It has no entries then.
+    /// The last entry of the primary's log. Later ones of earlier epochs are not in it. `None` from a primary
+    /// that does not know yet whether others have more: nothing is truncated, and the answer is
+    /// [`MessageBody::LogEnd`]. It has no entries then.
     pub log_end: Option<u64>,
 }
 
@@ -219,9 +221,9 @@ pub enum AppendOutcome {
 /// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientRequest {
-    /// Anything that goes to the log; `client` and `client_number` of the header name the request, a retry has the same. `epoch`
-    /// is the attach epoch of the client's session, 0 for a client without one, and `sequence` its token;
-    /// [`SessionChange`](crate::SessionChange) opens and ends it.
+    /// Anything that goes to the log; `client` and `client_number` of the header name the request, a retry
+    /// has the same. `epoch` is the attach epoch of the client's session, 0 for a client without one, and
+    /// `sequence` its token; [`SessionChange`](crate::SessionChange) opens and ends it.
     Write {
         /// The operation.
         header: EntryHeader,
@@ -278,12 +280,14 @@ pub enum ClientReply {
     Failed,
     /// The primary's device is full. Nothing happened.
     NoSpace,
-    /// The client's key has no right to it, or clients with sessions use the volume and this one has none. Nothing happened.
+    /// The client's key has no right to it, or clients with sessions use the volume and this one has none.
+    /// Nothing happened.
     Denied,
-    /// The client has no session in the group, because it was silent for too long: the request may have happened or not. It is not
-    /// repeated; another session has another client.
+    /// The client has no session in the group, because it was silent for too long: the request may have
+    /// happened or not. It is not repeated; another session has another client.
     SessionEnded,
-    /// Another client has attached the image since: the request may have happened or not, and does not happen any more.
+    /// Another client has attached the image since: the request may have happened or not, and does not happen
+    /// any more.
     Fenced,
     /// The group has as many sessions as it may have. Nothing happened; a retry later may succeed.
     TooManySessions,

@@ -1,7 +1,8 @@
 //! Sessions of clients: entries of the log that open and end them.
 //!
-//! A client opens a session in a logical group before its first write there, for a volume and at the attach epoch of the image.
-//! Such an entry removes an object that never exists, so that nodes of versions without sessions apply it as nothing.
+//! A client opens a session in a logical group before its first write there, for a volume and at the attach
+//! epoch of the image. Such an entry removes an object that never exists, so that nodes of versions without
+//! sessions apply it as nothing.
 
 use wire_store::{EntryHeader, ObjectId, Operation};
 

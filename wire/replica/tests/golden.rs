@@ -110,7 +110,8 @@ fn append() -> MessageBody {
     })
 }
 
-/// From a primary that does not know where the newest log ends: the documented number, which earlier releases take for an end.
+/// From a primary that does not know where the newest log ends: the documented number, which earlier releases
+/// take for an end.
 fn probe() -> MessageBody {
     let MessageBody::Append(append) = append() else { unreachable!("it is one") };
     MessageBody::Append(Append { entries: Vec::new(), log_end: None, ..append })

@@ -1,4 +1,5 @@
-//! What a device remembers of its past: how often it was started, and the newest that it has seen of its cluster's map.
+//! What a device remembers of its past: how often it was started, and the newest that it has seen of its
+//! cluster's map.
 
 use codec::DecodeError;
 
@@ -7,11 +8,12 @@ use crate::fields::{array, check_location, check_zero, open, put, seal, u32_at, 
 
 const MAGIC: [u8; 4] = *b"RBDS";
 
-/// The state of a device: sector 1 of block 0, and a copy in sector 1 of the last block. Both are written, one after the other,
-/// and the one of the higher generation counts. A device of an earlier release has zeroes there, which is the default.
+/// The state of a device: sector 1 of block 0, and a copy in sector 1 of the last block. Both are written,
+/// one after the other, and the one of the higher generation counts. A device of an earlier release has
+/// zeroes there, which is the default.
 ///
-/// A device that was put back from a copy brings an older state with it. So what matters is kept outside of the device too, and
-/// compared at the start.
+/// A device that was put back from a copy brings an older state with it. So what matters is kept outside of
+/// the device too, and compared at the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceState {
     /// The device, a UUID, as in its superblock.

@@ -1,4 +1,5 @@
-//! Reloading over every method: what `save_config` writes, and what is written in another way, changes nothing.
+//! Reloading over every method: what `save_config` writes, and what is written in another way, changes
+//! nothing.
 
 use std::collections::BTreeSet;
 
@@ -80,8 +81,8 @@ const ACTIONS: &[&str] = &[
     "virtio_blk_create_transport",
 ];
 
-/// Saved methods that need what a test lacks (the kernel's drivers, persistent memory, a cluster), with a call as a person
-/// writes it, and as it is saved.
+/// Saved methods that need what a test lacks (the kernel's drivers, persistent memory, a cluster), with a
+/// call as a person writes it, and as it is saved.
 fn elsewhere() -> Vec<(&'static str, Value, Value)> {
     let node = json!({ "bdev_name": "M0", "cluster": "/c", "node": 3, "listen": "127.0.0.1:0",
         "allow_plain_network": false, "lease_s": 5, "out_after_s": 600, "atomic_blocks": false,
@@ -118,8 +119,8 @@ const NQN: &str = "nqn.2026-11.io.ringbolt:reload";
 const ANA: &str = "nqn.2026-11.io.ringbolt:ana";
 const M0: &str = "0A000000-0000-0000-0000-000000000000";
 
-/// Calls as a person writes them: with defaults left out, bdevs by other names, addresses in other spellings. Each method
-/// that is saved is in it, and those of which the effect is saved with another call.
+/// Calls as a person writes them: with defaults left out, bdevs by other names, addresses in other spellings.
+/// Each method that is saved is in it, and those of which the effect is saved with another call.
 fn configuration(directory: &str, port: u16) -> Vec<(&'static str, Value)> {
     [options(), bdevs(directory), nvmf(directory, port), initiator(port), exports(directory), iscsi()]
         .concat()

@@ -46,7 +46,8 @@ pub(crate) enum ImageCommand {
         after_help = "Examples:\n  ringbolt image resize vol 20g\n  ringbolt image resize --cluster ringbolt-store --allow-shrink vol 5g"
     )]
     Resize {
-        /// Of a cluster: remove what the image has behind a smaller size for good; without, a smaller size is refused
+        /// Of a cluster: remove what the image has behind a smaller size for good; without, a smaller size is
+        /// refused
         #[arg(long)]
         allow_shrink: bool,
         /// Of a cluster: shrink it although a server has it attached, whose requests fail from then on
@@ -95,8 +96,8 @@ pub(crate) struct ImageOwner {
     store: Option<String>,
     #[command(flatten)]
     server: Server,
-    /// Directory of a cluster (`ringbolt store up`), instead of a server's store [default: RINGBOLT_CLUSTER, if it is set and
-    /// neither --store nor --rpc-socket is given]
+    /// Directory of a cluster (`ringbolt store up`), instead of a server's store [default: RINGBOLT_CLUSTER,
+    /// if it is set and neither --store nor --rpc-socket is given]
     #[arg(long, value_name = "DIR", conflicts_with_all = ["store", "rpc_socket"])]
     cluster: Option<PathBuf>,
     #[command(flatten)]

@@ -116,7 +116,8 @@ fn open(
     Ok((registry, StoreBdevs { data: DEVICE, log: log.map(|_| LOG_DEVICE) }))
 }
 
-/// Creates the file of a device if there is none, and it is to be made. It gets data of users: its owner alone may use it.
+/// Creates the file of a device if there is none, and it is to be made. It gets data of users: its owner
+/// alone may use it.
 pub(super) fn create_file(wanted: &UringConfig) -> Result<(), CommandError> {
     if let (false, Some(bytes)) = (wanted.filename.exists(), wanted.create_bytes) {
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&wanted.filename);

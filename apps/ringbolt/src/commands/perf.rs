@@ -26,7 +26,8 @@ use options::{PerfOutputFormat, ProgressReporter, RunOptions};
 
 /// Resolves job files and environment variables on this machine.
 struct SystemLookup {
-    /// Path and text of the files that were read for a worker process, which reads none itself; `None` in other processes.
+    /// Path and text of the files that were read for a worker process, which reads none itself; `None` in
+    /// other processes.
     given: Option<Vec<(String, String)>>,
 }
 

@@ -88,7 +88,8 @@ pub(crate) enum StoreCommand {
     /// Give a node another share of the data: some replicas move to it, or from it to others
     #[command(after_help = "Example:\n  ringbolt store weight 2 5120")]
     Weight(WeightArgs),
-    /// Let a replica serve that lacks what its group had, and whose group waits: says what that costs, and needs --yes
+    /// Let a replica serve that lacks what its group had, and whose group waits: says what that costs, and
+    /// needs --yes
     #[command(after_help = "Example:\n  ringbolt store accept-loss 3 --yes")]
     AcceptLoss(AcceptLossArgs),
     /// Give back the space of images whose removal was interrupted, and name volumes that no image has

@@ -66,7 +66,8 @@ impl BdevChannel {
         Some(status.do_not_retry())
     }
 
-    /// Whether a reservation of others denies an operation that is allowed otherwise. The device is not removed.
+    /// Whether a reservation of others denies an operation that is allowed otherwise. The device is not
+    /// removed.
     fn is_reserved(&self, op: Op, limits: &RequestLimits) -> bool {
         self.allowed_ops >> op.index() & 1 != 0 && !limits.allows(op)
     }

@@ -28,8 +28,9 @@ pub struct SplitConfig {
 /// Size of the parts of a base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartSize {
-    /// The base is divided evenly, and what does not divide is left out. So parts of another size, with other data, come of
-    /// it when the base has another size: who creates them again asks for the [bytes](Self::Bytes) that they got.
+    /// The base is divided evenly, and what does not divide is left out. So parts of another size, with other
+    /// data, come of it when the base has another size: who creates them again asks for the
+    /// [bytes](Self::Bytes) that they got.
     Even,
     /// In MiB, rounded down to whole blocks.
     Mib(u64),

@@ -125,7 +125,8 @@ control::parameters! {
     struct InjectError {
         /// Error bdev
         name: String,
-        /// Operation; clear removes all errors, and I/Os that are pending stay so until `bdev_error_resume_pending`
+        /// Operation; clear removes all errors, and I/Os that are pending stay so until
+        /// `bdev_error_resume_pending`
         io_type: InjectIoType,
         /// What happens to it
         error_type: InjectErrorType,
@@ -286,8 +287,8 @@ control::parameters! {
         split_count: u32,
         /// Size of each part; 0 divides the device evenly
         split_size_mb: u64 ["MiB"] = 0,
-        /// Size of each part, instead: `save_config` writes it for a device that was divided evenly, whose parts stay where
-        /// they are when it has another size; not in SPDK
+        /// Size of each part, instead: `save_config` writes it for a device that was divided evenly, whose
+        /// parts stay where they are when it has another size; not in SPDK
         split_size_bytes: Option<u64> ["bytes"],
     }
 }

@@ -1,7 +1,7 @@
 //! Virtual bdevs that methods create: at once, when their base appears, and again when it returns.
 //!
-//! Each is kept here until a method deletes it. It is pending while the registry does not have it: before its base has
-//! appeared, and after the base went and took it along.
+//! Each is kept here until a method deletes it. It is pending while the registry does not have it: before its
+//! base has appeared, and after the base went and took it along.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::MutexGuard;
@@ -33,13 +33,15 @@ struct VirtualBdevRecord {
     create: CreateBdev,
 }
 
-/// Creates the bdev again, and records the call. The flag says whether it is on the base that it was on before.
+/// Creates the bdev again, and records the call. The flag says whether it is on the base that it was on
+/// before.
 type CreateBdev = Box<dyn FnMut(&BdevModule, bool) -> Result<(), RpcError> + Send>;
 
 impl BdevModule {
-    /// Creates a virtual bdev on `base` with `create`, which sets what the saved call needs besides. If there is no such
-    /// base yet, it is created when the base appears; a failure is then logged. It is created again, with the UUID that it
-    /// had, when the base has gone and returns; on another base of the same name with the UUID that the call gave, if any.
+    /// Creates a virtual bdev on `base` with `create`, which sets what the saved call needs besides. If there
+    /// is no such base yet, it is created when the base appears; a failure is then logged. It is created
+    /// again, with the UUID that it had, when the base has gone and returns; on another base of the same name
+    /// with the UUID that the call gave, if any.
     pub(super) fn create_on_base<P: Parameters + Send + 'static>(
         &self,
         base: &str,
@@ -148,7 +150,8 @@ impl VirtualBdevs {
         true
     }
 
-    /// Names of those that are based on a device, by one of its names; if there is none, of that which has this name.
+    /// Names of those that are based on a device, by one of its names; if there is none, of that which has
+    /// this name.
     fn on_device(&self, registry: &Registry, name: &str) -> BTreeSet<String> {
         let Some(device) = registry.find(name) else { return BTreeSet::from([name.to_string()]) };
         let uuid = device.uuid().to_string();

@@ -47,8 +47,8 @@ pub(crate) enum ChangedNamespaces {
 }
 
 impl ChangedNamespaces {
-    /// Of a Changed Namespace List (Base 2.0, section 5.16.1.5). Anything but a plain list means all: more identifiers than
-    /// fit, and a list without any, whatever the event was for.
+    /// Of a Changed Namespace List (Base 2.0, section 5.16.1.5). Anything but a plain list means all: more
+    /// identifiers than fit, and a list without any, whatever the event was for.
     fn of_log(from: &[u8; identify::SIZE]) -> ChangedNamespaces {
         match NamespaceList::decode(from) {
             Ok(list) if !list.0.is_empty() && !list.0.contains(&wire_nvme::NSID_ALL) => {
@@ -107,8 +107,8 @@ impl<N: CoreNetwork> AdminExecutor<'_, N> {
         Ok(self.read(view.to_sqe(nsid), identify::SIZE).await?.data)
     }
 
-    /// The active namespaces whose format is supported. Those that are `known` and not listed in `changed` are not
-    /// identified again.
+    /// The active namespaces whose format is supported. Those that are `known` and not listed in `changed`
+    /// are not identified again.
     pub(super) async fn namespaces(
         &mut self,
         controller: &IdentifyController,

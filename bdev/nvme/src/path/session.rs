@@ -23,8 +23,8 @@ const EVENTS: AsyncEventConfiguration =
     AsyncEventConfiguration::NAMESPACE.union(AsyncEventConfiguration::ANA);
 /// Bytes read of an event's log page: enough to unmask the event.
 const LOG_BYTES: u64 = 512;
-/// How long I/O to a namespace that has changed may take to complete before the namespace is identified all the same: what a
-/// controller has begun by then it began on the namespace that was there.
+/// How long I/O to a namespace that has changed may take to complete before the namespace is identified all
+/// the same: what a controller has begun by then it began on the namespace that was there.
 const QUIESCE_TIMEOUT_NS: u64 = 2_000_000_000;
 /// Interval between attempts to scan a controller that is being reset.
 const RESCAN_RETRY_NS: u64 = 100_000_000;
@@ -171,9 +171,9 @@ impl<N: CoreNetwork> ControllerSession<N> {
         AdminExecutor { controller, path: &self.path, core: &self.core }
     }
 
-    /// Identifies namespaces that have changed, or may have, again: with no I/O to them in flight. What was sent before
-    /// has reached the namespace that it was meant for, or none, if the controller does not serve a new namespace before
-    /// it was identified.
+    /// Identifies namespaces that have changed, or may have, again: with no I/O to them in flight. What was
+    /// sent before has reached the namespace that it was meant for, or none, if the controller does not serve
+    /// a new namespace before it was identified.
     async fn rescan(
         &self,
         controller: &mut AnyController<N>,

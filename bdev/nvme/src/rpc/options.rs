@@ -194,8 +194,8 @@ control::parameters! {
         bdev_retry_count: Option<i32>,
         /// Requests of an I/O queue; 0 is the driver's default
         io_queue_requests: Option<u32>,
-        /// How long a peer may not acknowledge what was sent over TCP, as a power of two of milliseconds, 31 at most;
-        /// 0 is the kernel's time, of many minutes
+        /// How long a peer may not acknowledge what was sent over TCP, as a power of two of milliseconds, 31
+        /// at most; 0 is the kernel's time, of many minutes
         transport_ack_timeout: Option<u8>,
         /// When a lost controller is given up; -1 is never, 0 at once
         ctrlr_loss_timeout_sec: Option<i32> ["s"],

@@ -44,7 +44,8 @@ impl MemoryNamespace {
     }
 
     /// Applies a change of the namespace. Its capacity may change; a new block size makes it unavailable, because
-    /// addresses that the user has computed are no longer valid, and so do other identifiers: the data is not the user's.
+    /// addresses that the user has computed are no longer valid, and so do other identifiers: the data is not
+    /// the user's.
     #[cold]
     fn refresh_info(&mut self) {
         self.pair.take_change();

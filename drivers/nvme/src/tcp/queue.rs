@@ -362,7 +362,8 @@ impl TcpQueue {
     /// Fails the queue: commands in flight complete with [`Status::HOST_PATHING_ERROR`], those whose data an owned send
     /// uses when it has ended.
     pub(crate) fn fail(&mut self, failure: ControllerFailure) {
-        // What the controller has said, or what happened first: a connection that was refused looks closed afterwards.
+        // What the controller has said, or what happened first: a connection that was refused looks closed
+        // afterwards.
         self.failure = self.protocol.terminated.or(self.failure).or(Some(failure));
         let QueueProtocol { table, sender, completions, early_responses, .. } = &mut self.protocol;
         let in_use = sender.abandon();

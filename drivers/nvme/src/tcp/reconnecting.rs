@@ -24,9 +24,10 @@ type Attempt = Rc<RefCell<Option<Opened>>>;
 
 /// A namespace over TCP that is connected again when its connection is lost.
 ///
-/// Requests in flight at the loss are sent again: reads, writes, deallocations and flushes may be repeated, and there are no
-/// others. New ones stay with the caller meanwhile. It gives up when an outage lasts too long, and when what answers is
-/// another namespace; then every request fails. A request costs a comparison more than with [`TcpNamespace`].
+/// Requests in flight at the loss are sent again: reads, writes, deallocations and flushes may be repeated,
+/// and there are no others. New ones stay with the caller meanwhile. It gives up when an outage lasts too
+/// long, and when what answers is another namespace; then every request fails. A request costs a comparison
+/// more than with [`TcpNamespace`].
 pub(crate) struct ReconnectingNamespace {
     core: Core,
     uri: TcpUri,

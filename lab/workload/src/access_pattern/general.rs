@@ -1,5 +1,5 @@
-//! Patterns with several files or sizes, an alignment other than the I/O size, a share of sequential I/O, steps,
-//! sequences or strided zones.
+//! Patterns with several files or sizes, an alignment other than the I/O size, a share of sequential I/O,
+//! steps, sequences or strided zones.
 
 use block_io::{Op, Request};
 use dma::Data;
@@ -14,10 +14,10 @@ use crate::spec::{BlockSizes, FileService, JobSpec, OffsetSequence};
 
 /// Draws the file, offset and size of each I/O.
 ///
-/// Each file has a sequential position for each direction, as in fio. A pass over a file ends when an I/O finds no place in
-/// it: its direction is at the end, not even its smallest size fits, or random I/O has covered everything. When all files
-/// have ended, all positions return to the start. A job with one file and `time_based` returns the one direction that is
-/// exactly at the end.
+/// Each file has a sequential position for each direction, as in fio. A pass over a file ends when an I/O
+/// finds no place in it: its direction is at the end, not even its smallest size fits, or random I/O has
+/// covered everything. When all files have ended, all positions return to the start. A job with one file and
+/// `time_based` returns the one direction that is exactly at the end.
 pub(super) struct GeneralPattern {
     regions: Vec<FileRegion>,
     /// Of reads, writes and trims.
@@ -26,7 +26,8 @@ pub(super) struct GeneralPattern {
     /// Distance of random positions, of reads, writes and trims.
     align_blocks: [u64; 3],
     service: FileService,
-    /// An I/O is random if a random 64-bit number is below this; otherwise it follows the last I/O of its direction.
+    /// An I/O is random if a random 64-bit number is below this; otherwise it follows the last I/O of its
+    /// direction.
     random_below: [u64; 3],
     file: usize,
     ios_left_in_turn: u32,
@@ -50,7 +51,8 @@ pub(super) struct Layout<'a> {
     pub(super) block_bytes: u32,
 }
 
-/// Whether random I/O covers each part of a file once in a pass; sequential I/O of a random job does not count.
+/// Whether random I/O covers each part of a file once in a pass; sequential I/O of a random job does not
+/// count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Covers {
     /// Offsets repeat.
@@ -144,7 +146,8 @@ impl GeneralPattern {
         (region.last[direction], region.next[direction]) = (at, at + u64::from(blocks));
     }
 
-    /// Assigns the next I/O to a request; `op` overrides the drawn operation. Flushes, which have no size, do not come here.
+    /// Assigns the next I/O to a request; `op` overrides the drawn operation. Flushes, which have no size, do
+    /// not come here.
     pub(super) fn next(
         &mut self,
         request: &mut Request<Data>,
@@ -153,8 +156,8 @@ impl GeneralPattern {
         is_random: bool,
         random: &mut WyRand,
     ) {
-        // At the start of a pass each direction has a place in each file, so that this ends after at most one attempt
-        // more than there are files.
+        // At the start of a pass each direction has a place in each file, so that this ends after at most one
+        // attempt more than there are files.
         loop {
             self.choose_file(random);
             let op = match (op, mix) {
@@ -443,8 +446,8 @@ impl FileRegion {
         }
     }
 
-    /// Marks the blocks of a random I/O as accessed. As in fio, one of a drawn size ends where others were accessed before.
-    /// Returns how many blocks are left of it.
+    /// Marks the blocks of a random I/O as accessed. As in fio, one of a drawn size ends where others were
+    /// accessed before. Returns how many blocks are left of it.
     fn take(&mut self, at: u64, blocks: u64, shrinks: bool) -> u64 {
         let Coverage::Mapped(map, unit) = &mut self.coverage else { return blocks };
         let (first, wanted) = (at / *unit, blocks.div_ceil(*unit));
@@ -458,8 +461,8 @@ impl FileRegion {
         blocks.min(run * *unit)
     }
 
-    /// The start of the next sequential I/O of a direction: a step from the end of its last one. Beyond the end of the file
-    /// steps continue at the other end. `None` if the direction is at the end of its region.
+    /// The start of the next sequential I/O of a direction: a step from the end of its last one. Beyond the
+    /// end of the file steps continue at the other end. `None` if the direction is at the end of its region.
     fn after_step(
         &mut self,
         direction: usize,

@@ -1,12 +1,13 @@
-//! Which parts of a region random I/O has accessed in a pass, where a permutation cannot tell: with several block sizes, or
-//! in strided zones.
+//! Which parts of a region random I/O has accessed in a pass, where a permutation cannot tell: with several
+//! block sizes, or in strided zones.
 
-/// A bitmap of a region's units with summaries, so that the next free unit is found in a few steps. One bit a unit and
-/// a 63rd for the summaries: 32 MiB for a TiB in units of 4 KiB.
+/// A bitmap of a region's units with summaries, so that the next free unit is found in a few steps. One bit a
+/// unit and a 63rd for the summaries: 32 MiB for a TiB in units of 4 KiB.
 #[derive(Clone, Debug)]
 pub(super) struct RandomMap {
     units: u64,
-    /// The bits of level 0 are units that were accessed; those of a higher level are full words of the level below.
+    /// The bits of level 0 are units that were accessed; those of a higher level are full words of the level
+    /// below.
     levels: Vec<Box<[u64]>>,
 }
 

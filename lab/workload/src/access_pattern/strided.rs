@@ -21,8 +21,9 @@ impl ZoneCursor {
         ZoneCursor { range, size, skip, start: 0, done: 0 }
     }
 
-    /// Moves to the next zone when this one has had its I/O. Returns whether a zone begins, the same one where `zonesize` is
-    /// above `zonerange` and what is done is whole ranges, as in fio. The region has `region` blocks.
+    /// Moves to the next zone when this one has had its I/O. Returns whether a zone begins, the same one
+    /// where `zonesize` is above `zonerange` and what is done is whole ranges, as in fio. The region has
+    /// `region` blocks.
     pub(super) fn advance(&mut self, region: u64) -> bool {
         if self.done < self.size {
             return self.done > 0 && self.done.is_multiple_of(self.range);

@@ -1,5 +1,5 @@
-//! The job files of a run, which its process passes to those of the jobs: a line `files COUNT`, and for each a line with
-//! the lengths of its path and its text in bytes, and both.
+//! The job files of a run, which its process passes to those of the jobs: a line `files COUNT`, and for each
+//! a line with the lengths of its path and its text in bytes, and both.
 
 use std::io::{self, BufRead, Read as _, Write};
 

@@ -92,8 +92,8 @@ struct Current {
     last_answer_time: Duration,
 }
 
-/// The values of groups' records, as they were read last: what a proposal replaces. A revision would say the same until the map is
-/// an older copy of itself, which counts other changes with the same numbers.
+/// The values of groups' records, as they were read last: what a proposal replaces. A revision would say the
+/// same until the map is an older copy of itself, which counts other changes with the same numbers.
 #[derive(Default)]
 pub(super) struct KnownGroups(Mutex<BTreeMap<u32, Vec<u8>>>);
 

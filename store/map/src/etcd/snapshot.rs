@@ -1,6 +1,7 @@
 //! How new a map in etcd is, and copies of it.
 //!
-//! Its revision is that of etcd, which counts all changes, those of leases and of other clusters too: a snapshot always lacks some.
+//! Its revision is that of etcd, which counts all changes, those of leases and of other clusters too: a
+//! snapshot always lacks some.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -44,7 +44,8 @@ pub(super) struct EtcdChanges {
     stream: Option<Stream>,
     /// The revision to continue with; 0 if what was before must be read.
     next_revision: i64,
-    /// A stream has ended with an error. What serves now may be an older copy, whose revisions say something else.
+    /// A stream has ended with an error. What serves now may be an older copy, whose revisions say something
+    /// else.
     has_failed: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Images of a map in a directory, and who has them attached.
 //!
-//! What changes by compare-and-swap has a directory, as a group: a file for each version, whose name is its number, made by
-//! link(2). The newest counts. An image that was never changed has the file that its creation made, which older programs read
-//! and write: it follows the newest version.
+//! What changes by compare-and-swap has a directory, as a group: a file for each version, whose name is its
+//! number, made by link(2). The newest counts. An image that was never changed has the file that its creation
+//! made, which older programs read and write: it follows the newest version.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

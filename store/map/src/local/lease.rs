@@ -1,8 +1,8 @@
-//! The lease of a node in a directory: a file that says that it is up, whose time of change is renewed, and files that say which
-//! process it is.
+//! The lease of a node in a directory: a file that says that it is up, whose time of change is renewed, and
+//! files that say which process it is.
 //!
-//! The process of a node is `holders/NODE.TERM`. The highest term counts, and the next one is taken with `link(2)`: of two processes
-//! that find a lease ended one gets it.
+//! The process of a node is `holders/NODE.TERM`. The highest term counts, and the next one is taken with
+//! `link(2)`: of two processes that find a lease ended one gets it.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;

@@ -49,8 +49,8 @@ impl LocalMap {
         Ok(self.read(Path::new(HISTORY))?.unwrap_or_default())
     }
 
-    /// Nodes of one machine report the same, and a person accepts it: of two at a time the last one counts, and what another one
-    /// reported it reports again.
+    /// Nodes of one machine report the same, and a person accepts it: of two at a time the last one counts,
+    /// and what another one reported it reports again.
     pub(super) fn set_history(&self, history: MapHistory) -> Result<MapPosition, MapError> {
         if history != self.history()? {
             self.publish(Path::new(HISTORY), &history, Publish::Replace)?;
@@ -128,7 +128,8 @@ impl LocalMap {
         self.set_history(self.history()?.accepted(self.counted_changes()?, min))
     }
 
-    /// Whether nothing was written but the cluster's identity, which each map gets that is opened for the first time.
+    /// Whether nothing was written but the cluster's identity, which each map gets that is opened for the
+    /// first time.
     fn is_new(&self) -> bool {
         self.counted_changes().is_ok_and(|changes| changes == 0)
             && self.names(Path::new("nodes")).is_ok_and(|nodes| nodes.is_empty())

@@ -72,8 +72,8 @@ pub(crate) fn settings_are_given_once_before_there_are_nodes(map: &impl ClusterM
     assert_eq!(map.settings().unwrap(), settings(300, 307));
 }
 
-/// A node that is removed, with its device, is refused, and no other gets its number. The map has node 1, and the one that comes is the
-/// last.
+/// A node that is removed, with its device, is refused, and no other gets its number. The map has node 1, and
+/// the one that comes is the last.
 pub(crate) fn a_removed_node_does_not_come_back(map: &impl ClusterMap) {
     let removed = map.create_node(&node(77)).unwrap();
     let device = DeviceRecord {

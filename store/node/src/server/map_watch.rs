@@ -1,10 +1,11 @@
 //! The thread of a node that talks to the map: it hands it proposals, renews the node's lease, and gives each replica the
 //! records that change. A second thread waits for changes.
 //!
-//! The map may be an older copy of itself, as after the restoration of a snapshot. A node knows that by the revision that it has
-//! seen, and by the epochs of its groups. It puts the records of groups back that it knows, so that the newest of those that any
-//! node knows counts; makes and removes nothing until a person [accepts](ClusterMap::accept_older) the map; and proposes
-//! nothing new before other nodes have had the time to put back what they know.
+//! The map may be an older copy of itself, as after the restoration of a snapshot. A node knows that by the
+//! revision that it has seen, and by the epochs of its groups. It puts the records of groups back that it
+//! knows, so that the newest of those that any node knows counts; makes and removes nothing until a person
+//! [accepts](ClusterMap::accept_older) the map; and proposes nothing new before other nodes have had the time
+//! to put back what they know.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,10 +47,12 @@ const TAKEN_WAIT: Duration = Duration::from_secs(3600);
 const MOVES_MAX: usize = 4;
 /// A lease is renewed this many times while it lasts.
 const RENEWALS: u32 = 3;
-/// The revision of the map that was seen is kept at most once in this time, and when a group has another record.
+/// The revision of the map that was seen is kept at most once in this time, and when a group has another
+/// record.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
-/// After a group's record was put back into a map that is older, nothing is proposed for this time: another node may know a newer
-/// one. A node that runs notices such a map when it can be used again, or when it renews its lease.
+/// After a group's record was put back into a map that is older, nothing is proposed for this time: another
+/// node may know a newer one. A node that runs notices such a map when it can be used again, or when it
+/// renews its lease.
 const OLDER_SETTLE: Duration = Duration::from_secs(2);
 
 /// What wakes the thread.
@@ -193,9 +196,11 @@ struct Watcher {
     is_taken: bool,
     /// How new the map is must be read before it is used: this node starts, or could not use it.
     is_position_stale: bool,
-    /// Groups of which the map may have an older record than this node knows, or another one of the same epoch.
+    /// Groups of which the map may have an older record than this node knows, or another one of the same
+    /// epoch.
     doubted: BTreeSet<u32>,
-    /// Groups of which the map has another record of the epoch that this node knows: they are compared when the lease is renewed.
+    /// Groups of which the map has another record of the epoch that this node knows: they are compared when
+    /// the lease is renewed.
     conflicts: BTreeSet<u32>,
     /// Nothing is proposed before this time.
     propose_from: Option<Instant>,
@@ -261,7 +266,8 @@ impl MapWatch {
         let (host, host_thread) = host.unzip();
         let keeper = Keeper::start(config.memory.clone());
         let taken = std::mem::replace(&mut config.taken, Box::new(drop));
-        // A device may have seen more than the node's directory, which is put back from a copy alone, and the other way round.
+        // A device may have seen more than the node's directory, which is put back from a copy alone, and the
+        // other way round.
         config.known.note_revision(config.replicas.memory().state().map_revision);
         let of_replicas = |(GroupId(group), record): (GroupId, &GroupRecord)| {
             config.groups.contains_key(&group).then(|| (group, record.clone()))
@@ -401,7 +407,8 @@ impl Watcher {
         self.config.map.end_lease(NodeId(self.config.node.0), &self.config.holder)
     }
 
-    /// Keeps what was seen for the next start, in the node's directory and on its device. What cannot be kept is kept later.
+    /// Keeps what was seen for the next start, in the node's directory and on its device. What cannot be kept
+    /// is kept later.
     fn save_known(&mut self) {
         // In etcd it is another one after each change of whatever.
         if self.known_saved.elapsed() < SAVE_EVERY && !self.config.known.has_new_groups() && self.may_wait {
@@ -441,8 +448,8 @@ impl Watcher {
             .fold(self.renew_at, Instant::min)
     }
 
-    /// Everything that needs the map. Proposals come first: groups wait for them. A process that may be this node no more proposes
-    /// nothing, and what the map is worth is known before it is changed.
+    /// Everything that needs the map. Proposals come first: groups wait for them. A process that may be this
+    /// node no more proposes nothing, and what the map is worth is known before it is changed.
     fn use_map(&mut self) -> Result<(), MapError> {
         let is_due = Instant::now() >= self.renew_at;
         let renewed = if is_due { self.renew() } else { Ok(()) };
@@ -665,8 +672,8 @@ impl Watcher {
         Ok(())
     }
 
-    /// Whether this node is the primary of a group in this epoch, and serves it: then every other member has said so within
-    /// the lease, and none knows a newer epoch.
+    /// Whether this node is the primary of a group in this epoch, and serves it: then every other member has
+    /// said so within the lease, and none knows a newer epoch.
     fn serves(&self, group: u32, epoch: u32) -> bool {
         if !self.may_wait {
             return false;
@@ -753,8 +760,8 @@ impl Watcher {
         Ok(())
     }
 
-    /// Says in the map where this node listens, if it says something else: a copy of the node was there meanwhile, or the map is
-    /// older.
+    /// Says in the map where this node listens, if it says something else: a copy of the node was there
+    /// meanwhile, or the map is older.
     fn register(&mut self) -> Result<(), MapError> {
         let (id, record) = (NodeId(self.config.node.0), &self.config.record);
         match self.membership.node(self.config.node) {
@@ -773,8 +780,9 @@ impl Watcher {
         }
     }
 
-    /// Says in the map how large this node's partitions are and how many, if it does not say so: primaries accept what fits everywhere,
-    /// and pools get what is free; and what its devices are, for clients. The map's change is read as that of another node.
+    /// Says in the map how large this node's partitions are and how many, if it does not say so: primaries
+    /// accept what fits everywhere, and pools get what is free; and what its devices are, for clients. The
+    /// map's change is read as that of another node.
     fn record_own_device(&self) -> Result<(), MapError> {
         let Some((id, device)) = self.membership.device_of(NodeId(self.config.node.0)) else { return Ok(()) };
         let known = DeviceRecord {

@@ -91,8 +91,8 @@ impl Membership {
         self.pools.values().find(|pool| (pool.first_group..pool.first_group + pool.groups).contains(&group))
     }
 
-    /// Whether a group is of a pool that was removed. A map that lost its pools, or an older copy of it, does not say so: replicas
-    /// stay.
+    /// Whether a group is of a pool that was removed. A map that lost its pools, or an older copy of it, does
+    /// not say so: replicas stay.
     pub(super) fn is_removed(&self, group: u32) -> bool {
         self.removed.iter().any(|removed| removed.contains(&group)) && self.pool_of(group).is_none()
     }
@@ -144,8 +144,8 @@ impl Membership {
     }
 
     /// Nodes that are down for so long that they are to be out, if this node declares it: the one with the lowest number of
-    /// those that are up. While half of the nodes are down or out, none is: more likely a network has failed. A node that an
-    /// operator took out does not count.
+    /// those that are up. While half of the nodes are down or out, none is: more likely a network has failed.
+    /// A node that an operator took out does not count.
     pub(super) fn overdue(&self, own: ReplicaId, out_after: Duration, now: Instant) -> Vec<NodeId> {
         let lowest = self.up.iter().find(|node| self.nodes.contains_key(node));
         let is_retired = |node: &&NodeId| self.out.get(node) == Some(&OutReason::Operator);

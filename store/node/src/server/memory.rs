@@ -1,8 +1,9 @@
-//! What a node keeps outside of its device, in the map: how often it was started, and what its replicas have as committed. A
-//! device that was put back from a copy has less.
+//! What a node keeps outside of its device, in the map: how often it was started, and what its replicas have
+//! as committed. A device that was put back from a copy has less.
 //!
-//! The device's own count is raised first, then that of the map: a crash in between is no older device. An older device keeps
-//! its count until all its replicas are in sync again, so that a crash does not make it believed.
+//! The device's own count is raised first, then that of the map: a crash in between is no older device. An
+//! older device keeps its count until all its replicas are in sync again, so that a crash does not make it
+//! believed.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -17,8 +18,8 @@ use uuid::Uuid;
 
 use crate::{ReplicaDescription, ReplicaNode, StoreError};
 
-/// What is committed is kept in the map this often, if it changes. An older copy of a device that was made since the last time may
-/// be believed, if no other replica is there.
+/// What is committed is kept in the map this often, if it changes. An older copy of a device that was made
+/// since the last time may be believed, if no other replica is there.
 const KEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// The memory of a node. Clones are the same.
@@ -55,7 +56,8 @@ impl KeptMemory {
         KeptMemory { map, node: NodeId(node.0), store, kept: Arc::default() }
     }
 
-    /// Compares the device with the map, and counts this start in both. The map must have answered before a replica acts.
+    /// Compares the device with the map, and counts this start in both. The map must have answered before a
+    /// replica acts.
     ///
     /// # Errors
     /// The map's, if it cannot be read.
@@ -94,7 +96,8 @@ impl KeptMemory {
         Ok(Remembered { is_older, groups })
     }
 
-    /// Counts a start, on the device first. If the device or the map does not take it, nothing is mistaken for older.
+    /// Counts a start, on the device first. If the device or the map does not take it, nothing is mistaken
+    /// for older.
     fn count_start(&self) {
         let next = self.store.memory().state().incarnation.max(sync::lock(&self.kept).memory.incarnation) + 1;
         let counted = self.store.memory().update(|state| state.incarnation = next);

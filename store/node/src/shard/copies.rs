@@ -7,7 +7,8 @@
 //!
 //! A copy has the extents that the original has, so that both have the same space: the primary decides for all.
 //!
-//! What cannot be read here is read as a client reads it, so that it comes from another replica, and is written here again.
+//! What cannot be read here is read as a client reads it, so that it comes from another replica, and is
+//! written here again.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -8,7 +8,8 @@ use wire_store::{ObjectId, OnodeContent};
 use super::Shard;
 
 impl Shard {
-    /// The answer to a read that lists: the objects, or volumes, that there are when the committed entries are in place.
+    /// The answer to a read that lists: the objects, or volumes, that there are when the committed entries
+    /// are in place.
     pub(super) fn list(&self, group: u32, listing: Listing, bytes: usize) -> Vec<u8> {
         let changed: BTreeSet<ObjectId> = self.committed.iter().map(|entry| entry.header.object).collect();
         let changed = changed.into_iter().filter_map(|object| Some((object, self.extents_of(object)?)));

@@ -25,9 +25,9 @@ pub struct NamespaceTable {
     // Same index.
     pub(super) reservations: Vec<Option<Arc<NamespaceReservations>>>,
     pub(super) requester: Option<Requester>,
-    // Namespaces that the host takes for those which had their identifiers before, by index, with what their entries
-    // become when it has identified them. Their entries reject every command until then, so that none reaches the device
-    // of another namespace than it was meant for.
+    // Namespaces that the host takes for those which had their identifiers before, by index, with what their
+    // entries become when it has identified them. Their entries reject every command until then, so that none
+    // reaches the device of another namespace than it was meant for.
     pub(super) replaced: BTreeMap<u32, ReplacedNamespace>,
     pub(super) transfer_max_bytes: u32,
     pub(super) memory_based: bool,
@@ -63,7 +63,8 @@ pub struct NamespaceEntry {
     pub(super) can_write_uncorrectable: bool,
     // Access that reservations of other hosts deny.
     pub(super) deny_mask: Arc<DenyMask>,
-    // Success, or the status that the state of its ANA group requires for every command, or that it was replaced.
+    // Success, or the status that the state of its ANA group requires for every command, or that it was
+    // replaced.
     pub(super) ana: Status,
 }
 

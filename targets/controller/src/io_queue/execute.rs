@@ -68,7 +68,8 @@ impl<T: IoTransport> Execution<'_, T> {
         }
     }
 
-    /// Answers a command that the table of namespaces does not permit, unless the host has identified its namespace since.
+    /// Answers a command that the table of namespaces does not permit, unless the host has identified its
+    /// namespace since.
     #[cold]
     #[inline(never)]
     fn reject(&mut self, token: CommandToken, sqe: &Sqe, status: Status) {

@@ -14,8 +14,8 @@ use crate::pdu_writer::PduWriter;
 /// What of a command's data is missing, and where it goes.
 ///
 /// Data comes in order, in sequences: first what the initiator sends unasked, then the answers to R2Ts. What is beyond
-/// `needed` is received and dropped, or not asked for. The memory is in two parts: one for unsolicited data, which has to
-/// be there at once, and one for the rest, which comes when the connection's share permits.
+/// `needed` is received and dropped, or not asked for. The memory is in two parts: one for unsolicited data,
+/// which has to be there at once, and one for the rest, which comes when the connection's share permits.
 #[derive(Debug)]
 pub(super) struct DataOutState {
     /// Bytes that the task wants.
@@ -100,8 +100,8 @@ impl Session {
         });
     }
 
-    /// Announces the data that comes with a command and after it without an R2T, up to `unsolicited` bytes. While the core
-    /// has enough memory, the queue's depth and FirstBurstLength are the only limit.
+    /// Announces the data that comes with a command and after it without an R2T, up to `unsolicited` bytes.
+    /// While the core has enough memory, the queue's depth and FirstBurstLength are the only limit.
     pub(super) fn expect_unsolicited(
         &mut self,
         slot: Slot,

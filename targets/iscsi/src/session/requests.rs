@@ -193,11 +193,12 @@ impl Session {
         Sink::NeedsMemory(slot, immediate, unsolicited)
     }
 
-    /// Finds memory for the data that comes with a command. `None`: there is none now, and nothing is received until
-    /// there is ([`is_sink_waiting`](Session::is_sink_waiting)).
+    /// Finds memory for the data that comes with a command. `None`: there is none now, and nothing is
+    /// received until there is ([`is_sink_waiting`](Session::is_sink_waiting)).
     ///
-    /// It does not wait if other commands expect data, which is behind this in the stream and would never arrive. Then the
-    /// command ends with TASK SET FULL (SAM-5, section 5.3.1), so that the initiator sends it again when others have ended.
+    /// It does not wait if other commands expect data, which is behind this in the stream and would never
+    /// arrive. Then the command ends with TASK SET FULL (SAM-5, section 5.3.1), so that the initiator sends
+    /// it again when others have ended.
     pub(crate) fn prepare_sink(
         &mut self,
         sink: &mut Sink,

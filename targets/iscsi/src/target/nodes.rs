@@ -101,8 +101,8 @@ impl IscsiTarget {
         created.map(|()| name)
     }
 
-    /// Deletes a target node. Its connections complete what is in flight and are closed. What it returns waits until the
-    /// block devices are free.
+    /// Deletes a target node. Its connections complete what is in flight and are closed. What it returns
+    /// waits until the block devices are free.
     ///
     /// # Errors
     /// There is none of this name, or a reactor does not respond; nothing has changed then.

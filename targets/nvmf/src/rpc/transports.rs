@@ -27,10 +27,11 @@ control::parameters! {
         disable_mappable_bar0: bool = false,
         /// Connections of hosts that have logged in at most; as many as file descriptors allow if not given; TCP only
         max_connections: Option<u32>,
-        /// Of these, from one IP address (IPv6: from one /64 network); half of what others leave, but at least 16, if not
-        /// given; TCP only
+        /// Of these, from one IP address (IPv6: from one /64 network); half of what others leave, but at
+        /// least 16, if not given; TCP only
         max_connections_per_peer: Option<u32>,
-        /// Of these, to one subsystem; three quarters of what others leave, but at least 16, if not given; TCP only
+        /// Of these, to one subsystem; three quarters of what others leave, but at least 16, if not given;
+        /// TCP only
         max_connections_per_subsystem: Option<u32>,
         /// Connections of hosts that have not logged in at most, never more than a quarter of the file descriptors; beyond,
         /// the oldest is closed; TCP only

@@ -161,7 +161,8 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         }
     }
 
-    /// Counts a connection among those of its peer, and of what it has logged in to. Closes it if there are too many.
+    /// Counts a connection among those of its peer, and of what it has logged in to. Closes it if there are
+    /// too many.
     fn admit(&mut self, slot: Slot, now_ns: u64) {
         let Some(entry) = self.connections.slab.get_mut(slot) else { return };
         if entry.closed || entry.admitted.is_some() {

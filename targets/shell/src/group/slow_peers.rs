@@ -9,8 +9,8 @@ use crate::transfers::{CheckTimes, TransferReport};
 
 /// What a group knows of its last check.
 ///
-/// A check visits all connections of the group, a few hundred nanoseconds each. It runs while something is active, and
-/// as long as a connection waits for its peer; a group of idle connections has no timer.
+/// A check visits all connections of the group, a few hundred nanoseconds each. It runs while something is
+/// active, and as long as a connection waits for its peer; a group of idle connections has no timer.
 #[derive(Debug)]
 pub(super) struct SlowPeers {
     times: CheckTimes,

@@ -2,7 +2,8 @@ use dma::{Arena, ArenaConfig};
 
 use super::*;
 
-/// First windows of 4 at least, 16 at most and 64 together; 100 are shared, 150 for all, 175 for who makes progress.
+/// First windows of 4 at least, 16 at most and 64 together; 100 are shared, 150 for all, 175 for who makes
+/// progress.
 const LIMITS: MemoryLimits = MemoryLimits {
     first_windows: 64,
     first_window_min: 4,

@@ -42,7 +42,8 @@ fn any_progress_is_enough_while_there_is_memory() {
     for step in 0..4 {
         let mut state = TransferCheck::default();
         for check_number in 0..20 {
-            // A byte that arrives, one that is sent without a buffer, a transfer that ends, buffers that come back.
+            // A byte that arrives, one that is sent without a buffer, a transfer that ends, buffers that come
+            // back.
             let (id, moved, header, returned) = match step {
                 0 => (1, check_number, 0, 0),
                 1 => (1, 0, check_number, 0),

@@ -73,8 +73,9 @@ impl ClusterLayout {
         Ok(layout)
     }
 
-    /// Makes the directory usable where it is: paths in the configuration of nodes are relative to it, and a copy of which the
-    /// original is gone has nothing to do with that one's processes. Returns what people are to know.
+    /// Makes the directory usable where it is: paths in the configuration of nodes are relative to it, and a
+    /// copy of which the original is gone has nothing to do with that one's processes. Returns what people
+    /// are to know.
     ///
     /// # Errors
     /// If it is a copy, and the original is there.
@@ -111,7 +112,8 @@ impl ClusterLayout {
         directory.is_absolute().then_some(directory)
     }
 
-    /// Makes the paths in a node's configuration relative that are in the directory where it was made, or in this one.
+    /// Makes the paths in a node's configuration relative that are in the directory where it was made, or in
+    /// this one.
     pub(super) fn make_relative(&self, node: u32) -> Result<(), CommandError> {
         // What cannot be read the node's process reports.
         let Some(mut config) = self.read_config(node) else { return Ok(()) };
@@ -501,8 +503,8 @@ pub(super) fn create_pool(
     Ok(of_nodes)
 }
 
-/// Refuses groups whose replicas find no partition, before any is taken. What a node has not said of its device is not known, as of one
-/// that has not run yet.
+/// Refuses groups whose replicas find no partition, before any is taken. What a node has not said of its
+/// device is not known, as of one that has not run yet.
 fn check_partitions(
     map: &dyn ClusterMap,
     devices: &BTreeMap<DeviceId, DeviceRecord>,
@@ -594,7 +596,8 @@ fn check_pmem(devices: &BTreeMap<DeviceId, DeviceRecord>) -> Result<(), CommandE
     }
 }
 
-/// Makes the directory of a node: its file and its configuration, whose paths are relative to the cluster's directory. Returns where a write is when the node acknowledges it.
+/// Makes the directory of a node: its file and its configuration, whose paths are relative to the cluster's
+/// directory. Returns where a write is when the node acknowledges it.
 fn make_node(
     path: &Path,
     node: u32,

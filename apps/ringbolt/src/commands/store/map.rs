@@ -1,4 +1,5 @@
-//! `ringbolt store map`: copies of a cluster's map, and what to do with one that is older than what nodes have seen.
+//! `ringbolt store map`: copies of a cluster's map, and what to do with one that is older than what nodes
+//! have seen.
 
 use std::path::PathBuf;
 

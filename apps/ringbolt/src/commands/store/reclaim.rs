@@ -17,7 +17,8 @@ use crate::console::stdout_line;
 pub(crate) struct ReclaimArgs {
     #[command(flatten)]
     of: ClusterArgs,
-    /// Remove the objects of a volume that no image has, for good; repeat it for each. It is not asked who uses it
+    /// Remove the objects of a volume that no image has, for good; repeat it for each. It is not asked who
+    /// uses it
     #[arg(long = "volume", value_name = "NUMBER")]
     volumes: Vec<u64>,
     /// Print JSON
@@ -82,7 +83,8 @@ fn reclaim_unknown(cluster: &Cluster, pool: &str, volume: u64) -> Result<u64, Co
     })
 }
 
-/// The volumes of a pool that no image has. Images are read after what groups have: one that is made meanwhile is known.
+/// The volumes of a pool that no image has. Images are read after what groups have: one that is made
+/// meanwhile is known.
 fn unknown_volumes(cluster: &Cluster, pool: &str) -> Result<Vec<UnknownVolume>, CommandError> {
     let (of, name) = (cluster.clone(), pool.to_string());
     let used =

@@ -1,5 +1,5 @@
-//! Offsets against those of fio: sequential, strided, zoned and mixed patterns block by block, others by coverage, mix and
-//! sequential shares.
+//! Offsets against those of fio: sequential, strided, zoned and mixed patterns block by block, others by
+//! coverage, mix and sequential shares.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -167,7 +167,8 @@ fn each_direction_has_a_position_of_its_own() {
     }
 }
 
-/// A job with one block size and one file draws its offsets in batches, and one by one at depth 1: both as the general path.
+/// A job with one block size and one file draws its offsets in batches, and one by one at depth 1: both as
+/// the general path.
 #[test]
 fn batches_and_single_draws_are_those_of_fio_too() {
     for (head, ios) in recorded("=") {

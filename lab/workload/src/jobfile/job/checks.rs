@@ -59,7 +59,8 @@ impl PerfJob {
         Ok(())
     }
 
-    /// As in fio, `filesize` is the size of each file, of which a job uses all from its offset on, and `size` the bytes of I/O.
+    /// As in fio, `filesize` is the size of each file, of which a job uses all from its offset on, and `size`
+    /// the bytes of I/O.
     pub(super) fn finalize_file_size(&mut self) {
         let Some(file_bytes) = self.file_bytes else { return };
         if matches!(self.engine, Some(EngineName::Kernel(EngineKind::File(_)))) {

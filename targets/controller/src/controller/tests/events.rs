@@ -211,7 +211,8 @@ fn a_namespace_appears_for_a_host_when_it_is_made_visible_to_it() {
     assert_eq!((changed(&mut harness), list(&mut harness, Cns::ActiveNamespaces)), (vec![3], vec![1]));
 }
 
-/// A command that a host sent to the namespace that was there must not reach the one that has taken its identifier.
+/// A command that a host sent to the namespace that was there must not reach the one that has taken its
+/// identifier.
 #[test]
 fn a_namespace_that_replaced_another_is_served_when_the_host_has_identified_it() {
     let mut harness = Harness::enabled(SubsystemKind::Nvm);
