@@ -7,53 +7,46 @@
 //! [accepts](ClusterMap::accept_older) the map; and proposes nothing new before other nodes have had the time
 //! to put back what they know.
 
+mod older;
+mod proposals;
+mod review;
+
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cluster_map::{
     ClusterMap, DeviceRecord, GroupId, GroupRecord, KnownMap, LeaseHolder, LeaseOutcome, MapChange,
-    MapChanges, MapError, MapPosition, NodeId, NodeRecord, OutReason, PartitionSize, PoolClass, Proposed,
-    ReplicaId,
+    MapChanges, MapError, NodeId, NodeRecord, OutReason, PartitionSize, PoolClass, ReplicaId,
 };
-use reactor::{MailboxSender, ReactorHandle, blocking};
-use replica::GroupConfig;
+use reactor::{MailboxSender, ReactorHandle};
 use sockets::StreamAddress;
 use uuid::Uuid;
+
+pub(super) use proposals::{ProposalReceiver, Proposals, proposals};
 
 use super::hosting::{self, HostRequest};
 use super::hub::HubInput;
 use super::keys::ClientKeyTable;
-use super::membership::{Membership, NoRoom, Placement};
+use super::membership::{Membership, NoRoom};
 use super::memory::{Keeper, KeeperWake, KeptMemory};
 use super::preferred::PreferredPrimaries;
-use crate::{PoolOptions, ReplicaHandle, ReplicaInput, ReplicaNode, StoreError};
+use crate::{ReplicaHandle, ReplicaInput, ReplicaNode, StoreError};
 
 /// Changes are waited for this long at a time: so soon a thread that waits ends with its node.
 const WAIT: Duration = Duration::from_millis(500);
 /// Proposals that the map could not take are made again after this time.
 const RETRY: Duration = Duration::from_millis(100);
-/// Requests that wait for the thread. What finds no room waits; proposals need none.
-const REQUESTS_MAX: usize = 64;
 /// Who is there is read at most once in this time: of many changes the first is read at once, and the others together.
 const READ_TOGETHER: Duration = Duration::from_millis(200);
 /// How long the thread waits at a time when it has nothing to do any more.
 const TAKEN_WAIT: Duration = Duration::from_secs(3600);
-/// Groups that a primary's node moves at a time.
-const MOVES_MAX: usize = 4;
 /// A lease is renewed this many times while it lasts.
 const RENEWALS: u32 = 3;
-/// The revision of the map that was seen is kept at most once in this time, and when a group has another
-/// record.
-const SAVE_EVERY: Duration = Duration::from_secs(5);
-/// After a group's record was put back into a map that is older, nothing is proposed for this time: another
-/// node may know a newer one. A node that runs notices such a map when it can be used again, or when it
-/// renews its lease.
-const OLDER_SETTLE: Duration = Duration::from_secs(2);
 
 /// What wakes the thread.
 pub(super) enum MapRequest {
@@ -71,57 +64,6 @@ pub(super) enum MapRequest {
     Leaving(bool),
     /// Ends.
     Stop,
-}
-
-/// The proposals of a node's replicas: of each group the newest one.
-#[derive(Clone)]
-pub(super) struct Proposals {
-    pending: Arc<Mutex<BTreeMap<u32, Arc<GroupConfig>>>>,
-    /// Groups whose replica here lacked something, and is in sync again.
-    restored: Arc<Mutex<BTreeSet<u32>>>,
-    requests: SyncSender<MapRequest>,
-}
-
-impl Proposals {
-    /// Proposes a record. The replica gets the map's answer.
-    pub(super) fn add(&self, group: u32, config: Arc<GroupConfig>) {
-        sync::lock(&self.pending).insert(group, config);
-        self.wake();
-    }
-
-    /// A replica that lacked something is in sync again.
-    pub(super) fn restored(&self, group: u32) {
-        sync::lock(&self.restored).insert(group);
-        self.wake();
-    }
-
-    fn wake(&self) {
-        // A thread that has other requests looks for proposals after them.
-        let (Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_))) =
-            self.requests.try_send(MapRequest::Proposals);
-    }
-
-    fn take(&self) -> BTreeMap<u32, Arc<GroupConfig>> {
-        std::mem::take(&mut *sync::lock(&self.pending))
-    }
-
-    /// Proposals that were not made, unless there are newer ones.
-    fn put_back(&self, proposals: BTreeMap<u32, Arc<GroupConfig>>) {
-        let mut pending = sync::lock(&self.pending);
-        for (group, config) in proposals {
-            pending.entry(group).or_insert(config);
-        }
-    }
-}
-
-/// The other end of [`Proposals`], for the thread.
-pub(super) struct ProposalReceiver(Receiver<MapRequest>);
-
-/// Proposals, and what the thread receives them by.
-pub(super) fn proposals() -> (Proposals, ProposalReceiver) {
-    let (requests, receiver) = sync_channel(REQUESTS_MAX);
-    let (pending, restored) = (Arc::default(), Arc::default());
-    (Proposals { pending, restored, requests }, ProposalReceiver(receiver))
 }
 
 /// What the thread needs.
@@ -407,35 +349,6 @@ impl Watcher {
         self.config.map.end_lease(NodeId(self.config.node.0), &self.config.holder)
     }
 
-    /// Keeps what was seen for the next start, in the node's directory and on its device. What cannot be kept
-    /// is kept later.
-    fn save_known(&mut self) {
-        // In etcd it is another one after each change of whatever.
-        if self.known_saved.elapsed() < SAVE_EVERY && !self.config.known.has_new_groups() && self.may_wait {
-            return;
-        }
-        self.known_saved = Instant::now();
-        let revision = self.config.known.revision();
-        let memory = self.config.replicas.memory();
-        let is_on_device = !self.may_wait || memory.state().map_revision >= revision;
-        let on_device = if is_on_device {
-            Ok(Ok(()))
-        } else {
-            blocking::block_on(memory.update(|state| state.map_revision = state.map_revision.max(revision)))
-        };
-        if let Ok(Err(error)) = on_device {
-            log::debug!("{error}");
-        }
-        match self.config.known.save() {
-            Ok(()) => self.is_known_unsaved = false,
-            Err(error) => {
-                if !std::mem::replace(&mut self.is_known_unsaved, true) {
-                    log::warn!("what this node knows of the map is not kept: {error}");
-                }
-            }
-        }
-    }
-
     fn wake_at(&self) -> Instant {
         if self.is_taken {
             return Instant::now() + TAKEN_WAIT;
@@ -571,123 +484,6 @@ impl Watcher {
         self.is_taken = true;
         let _ = self.config.hub.send(HubInput::Fence);
         self.taken.take().into_iter().for_each(|taken| taken(other.clone()));
-    }
-
-    /// Reads how new the map is.
-    fn read_position(&mut self) -> Result<(), MapError> {
-        let mut position = self.config.map.position()?;
-        let known = self.config.known.revision();
-        if position.revision < known && position.lost.is_none_or(|lost| lost < known) {
-            // Other nodes, and those that start later, see it too.
-            self.config.map.report_lost(known)?;
-            position.lost = Some(known);
-        }
-        if !position.is_older() {
-            self.config.known.note_revision(position.revision);
-        }
-        let before = {
-            let mut seen = sync::lock(&self.config.seen);
-            seen.revision = position.revision;
-            seen.known_revision = self.config.known.revision();
-            std::mem::replace(&mut seen.lost, position.lost)
-        };
-        self.is_position_stale = false;
-        match position.lost {
-            Some(MapPosition::RESTORING) if before != position.lost => self.settle(),
-            Some(lost) if before != Some(lost) => {
-                log::warn!(
-                    "the map is older than what nodes have seen, which was at revision {lost}, and it is at {}: no replica is made or removed until a newer \
-                     one is restored, or `ringbolt store map accept` says that this one counts",
-                    position.revision
-                );
-                self.settle();
-            }
-            None if before.is_some() => {
-                log::info!(
-                    "the map is at revision {}, and lacks nothing that was seen any more",
-                    position.revision
-                );
-                self.is_groups_stale = true;
-                self.is_to_review = true;
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn is_map_older(&self) -> bool {
-        sync::lock(&self.config.seen).lost.is_some()
-    }
-
-    /// Proposes nothing for a while.
-    fn settle(&mut self) {
-        self.propose_from = Some(Instant::now() + OLDER_SETTLE);
-    }
-
-    /// Puts the records of groups back that are older in the map than this node knows.
-    fn put_back(&mut self) -> Result<(), MapError> {
-        for group in self.doubted.iter().copied().collect::<Vec<_>>() {
-            // The pool is not known to a map that lacks it: what belongs to nothing is not put there.
-            if self.membership.pool_of(group).is_some() {
-                self.compare(group)?;
-            }
-            self.doubted.remove(&group);
-        }
-        Ok(())
-    }
-
-    fn compare(&mut self, group: u32) -> Result<(), MapError> {
-        let Some(known) = self.records.get(&group).cloned() else { return Ok(()) };
-        let (id, epoch) = (GroupId(group), known.config.epoch);
-        let found = self.config.map.group(id)?;
-        let found_epoch = found.as_ref().map_or(0, |found| found.config.epoch);
-        match found {
-            Some(found) if found_epoch > epoch || found == known => self.set_record(group, found),
-            Some(_) if found_epoch == epoch => {
-                // Nodes that did not know this record have proposed another one. Who serves knows better.
-                if self.serves(group, epoch) {
-                    let config = GroupConfig { epoch: epoch + 1, ..known.config.clone() };
-                    self.raise(group, GroupRecord { config, ..known })?;
-                } else {
-                    self.conflicts.insert(group);
-                }
-            }
-            _ => {
-                log::warn!(
-                    "group {group}: the map's record has epoch {found_epoch}, and this node knows epoch {epoch}, which is put back"
-                );
-                self.settle();
-                self.raise(group, known)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn raise(&mut self, group: u32, record: GroupRecord) -> Result<(), MapError> {
-        match self.config.map.raise_group(GroupId(group), &record)? {
-            Proposed::Accepted => self.set_record(group, record),
-            Proposed::Superseded(other) => self.set_record(group, other),
-            Proposed::Missing => {}
-        }
-        Ok(())
-    }
-
-    /// Whether this node is the primary of a group in this epoch, and serves it: then every other member has
-    /// said so within the lease, and none knows a newer epoch.
-    fn serves(&self, group: u32, epoch: u32) -> bool {
-        if !self.may_wait {
-            return false;
-        }
-        let status = blocking::block_on(self.config.replicas.status());
-        let status = status.ok().and_then(Result::ok).unwrap_or_default();
-        let mut replicas = status.iter().filter_map(|status| status.replica.as_ref());
-        replicas.any(|replica| {
-            let config = &replica.config;
-            replica.group == group
-                && config.epoch == epoch
-                && config.primary == self.config.node
-                && replica.status.blocked.is_none()
-        })
     }
 
     /// Notes what changed; it is read when the map is used.
@@ -860,77 +656,6 @@ impl Watcher {
         self.keeper.wake();
     }
 
-    fn hosted(&mut self, group: u32, replica: Result<ReplicaHandle, StoreError>) {
-        self.hosting.remove(&group);
-        match replica {
-            Ok(replica) => {
-                log::info!("group {group}: this node has a replica now");
-                sync::lock(&self.config.refused).remove(&group);
-                self.config.groups.insert(group, replica);
-                if let Some(record) = self.records.get(&group) {
-                    self.config.known.note_group(GroupId(group), record);
-                }
-                let _ = self.config.hub.send(HubInput::Replicas(self.config.groups.clone()));
-                self.undelivered.insert(group);
-                self.is_to_review = true;
-                self.deliver();
-            }
-            Err(error) => {
-                log::error!("group {group}: this node can have no replica: {error}");
-                sync::lock(&self.config.refused).insert(group, error.to_string());
-            }
-        }
-    }
-
-    /// Makes and removes replicas as the records say, and proposes records as placement wants.
-    fn review(&mut self) -> Result<(), MapError> {
-        if !self.membership.is_known {
-            return Ok(());
-        }
-        self.report_unknown();
-        if self.is_map_older() {
-            // Nothing moves, and nothing is made or removed.
-            self.preferred.set(BTreeMap::new(), Instant::now());
-            return Ok(());
-        }
-        self.review_hosting();
-        let node = self.config.node;
-        let is_moving = |record: &GroupRecord, wanted: &[ReplicaId]| {
-            record.learners().any(|it| wanted.contains(&it) && self.membership.is_up(it))
-        };
-        let (mut moving, mut moves) = (0, Vec::new());
-        let (mut without_room, mut waits_for_room) = (BTreeMap::new(), false);
-        let mut preferred = BTreeMap::new();
-        for (group, record) in self.records.iter().filter(|(_, record)| record.config.primary == node) {
-            let Some(pool) = self.membership.pool_of(*group) else { continue };
-            let replicas = pool.replicas as usize;
-            let used = self.config.groups.get(group).map(ReplicaHandle::used).unwrap_or_default();
-            let Placement { nodes: wanted, without_room: unfit, no_room } =
-                self.membership.wanted(*group, replicas, record, used);
-            waits_for_room |= !unfit.is_empty() || no_room.is_some();
-            without_room.extend(no_room.map(|no_room| (*group, no_room)));
-            if is_moving(record, &wanted) {
-                moving += 1;
-            }
-            if let Some(next) = record.towards(&wanted, replicas) {
-                moves.push((GroupId(*group), next));
-            }
-            let are_up = wanted.iter().all(|node| self.membership.is_up(*node));
-            let other = record.preferred_primary(&wanted, replicas).filter(|_| are_up);
-            preferred.extend(other.map(|other| (*group, other)));
-        }
-        self.preferred.set(preferred, Instant::now());
-        self.waits_for_room = waits_for_room;
-        self.report_room(without_room);
-        // A copy has the device to itself: few at a time.
-        moves.retain(|(GroupId(group), next)| {
-            let is_copy = next.replicas.len() > self.records[group].replicas.len();
-            moving += usize::from(is_copy);
-            !is_copy || moving <= MOVES_MAX
-        });
-        self.propose_records(moves)
-    }
-
     /// When a primary is to be asked to hand over to the preferred node. Without the map nothing is known of that node.
     fn ask_at(&self) -> Option<Instant> {
         let may_ask = !self.is_leaving && self.retry_at.is_none();
@@ -947,56 +672,6 @@ impl Watcher {
         {
             replica.send(ReplicaInput::PreferredPrimary(node));
         }
-    }
-
-    /// Lists the groups with a replica here that the map does not know, and logs those that are new.
-    fn report_unknown(&self) {
-        let is_unknown =
-            |group: &u32| self.membership.pool_of(*group).is_none() && !self.membership.is_removed(*group);
-        let unknown: Vec<u32> = self.config.groups.keys().copied().filter(is_unknown).collect();
-        let mut seen = sync::lock(&self.config.seen);
-        if !unknown.is_empty() && unknown != seen.unknown_groups {
-            log::warn!("the map has no pool with groups {unknown:?}, whose replicas here are kept");
-        }
-        seen.unknown_groups = unknown;
-    }
-
-    /// Lists the groups for which too few nodes have room, and logs those that are new.
-    fn report_room(&self, without_room: BTreeMap<u32, NoRoom>) {
-        let mut reported = sync::lock(&self.config.without_room);
-        for (group, no_room) in without_room.iter().filter(|(group, _)| !reported.contains_key(group)) {
-            log::warn!("group {group} has too few replicas: {no_room}");
-        }
-        *reported = without_room;
-    }
-
-    fn review_hosting(&mut self) {
-        let Some(host) = self.host.clone() else { return };
-        let node = self.config.node;
-        for group in self.config.groups.keys().copied().collect::<Vec<_>>() {
-            let is_member = self.records.get(&group).is_none_or(|record| record.replicas.contains(&node));
-            if is_member && !self.membership.is_removed(group) {
-                continue;
-            }
-            // It is no member any more: its data is superfluous.
-            self.config.groups.remove(&group);
-            self.records.remove(&group);
-            self.config.known.forget_group(GroupId(group));
-            let _ = self.config.hub.send(HubInput::Replicas(self.config.groups.clone()));
-            self.hosting.insert(group);
-            let _ = host.send(HostRequest::Remove { group });
-        }
-        for (group, record) in &self.records {
-            let is_here = self.config.groups.contains_key(group) || !record.replicas.contains(&node);
-            let Some(pool) = self.membership.pool_of(*group).filter(|_| !is_here) else { continue };
-            if !sync::lock(&self.config.refused).contains_key(group) && self.hosting.insert(*group) {
-                // Nothing is served in the first epoch: the first primary takes another one.
-                let (is_new, pool) = (record.config.epoch == 1, PoolOptions::from(pool));
-                let _ = host.send(HostRequest::Add { group: *group, is_new, pool });
-            }
-        }
-        let groups = &self.config.groups;
-        self.records.retain(|group, record| groups.contains_key(group) || record.replicas.contains(&node));
     }
 
     fn deliver(&mut self) {
@@ -1016,81 +691,6 @@ impl Watcher {
         self.undelivered.retain(deliver);
         if !self.undelivered.is_empty() {
             self.retry_at = Some(Instant::now() + RETRY);
-        }
-    }
-
-    /// Makes the proposals that wait. Those that cannot be made wait for the next attempt.
-    fn propose_pending(&mut self) -> Result<(), MapError> {
-        if self.propose_from.is_some_and(|from| Instant::now() < from) {
-            return Ok(());
-        }
-        self.propose_from = None;
-        let pending = self.config.proposals.take();
-        if pending.is_empty() {
-            return Ok(());
-        }
-        let proposed = self.propose(&pending);
-        if proposed.is_err() {
-            self.config.proposals.put_back(pending);
-        }
-        proposed
-    }
-
-    fn propose(&mut self, pending: &BTreeMap<u32, Arc<GroupConfig>>) -> Result<(), MapError> {
-        let mut proposals = Vec::with_capacity(pending.len());
-        for (group, config) in pending {
-            let id = GroupId(*group);
-            // The record before it says which replicas there are.
-            let known = self.records.get(group).filter(|known| known.config.epoch + 1 == config.epoch);
-            let known = match known {
-                Some(known) => Some(known.clone()),
-                None => self.config.map.group(id)?,
-            };
-            let Some(GroupRecord { replicas, .. }) = known else { continue };
-            let record = GroupRecord { config: (**config).clone(), replicas }.without_strangers();
-            match record.check() {
-                Ok(()) => proposals.push((id, record)),
-                Err(error) => log::error!("group {group}: a proposal is dropped: {error}"),
-            }
-        }
-        self.propose_records(proposals)
-    }
-
-    fn propose_records(&mut self, proposals: Vec<(GroupId, GroupRecord)>) -> Result<(), MapError> {
-        if proposals.is_empty() {
-            return Ok(());
-        }
-        let outcomes = self.config.map.propose_groups(&proposals)?;
-        for ((GroupId(group), record), outcome) in proposals.into_iter().zip(outcomes) {
-            match outcome {
-                Proposed::Accepted => {
-                    let GroupConfig { epoch, primary, in_sync } = &record.config;
-                    let numbers = |ids: &[ReplicaId]| ids.iter().map(|id| id.0).collect::<Vec<_>>();
-                    let (in_sync, replicas) = (numbers(in_sync), numbers(&record.replicas));
-                    let primary = primary.0;
-                    log::info!(
-                        "group {group}, epoch {epoch}: primary {primary}, in sync {in_sync:?} of {replicas:?}"
-                    );
-                    self.set_record(group, record);
-                }
-                Proposed::Superseded(other) => {
-                    let is_older = other.config.epoch + 1 < record.config.epoch;
-                    self.set_record(group, other);
-                    if is_older {
-                        self.propose_later(group, record);
-                    }
-                }
-                Proposed::Missing => self.propose_later(group, record),
-            }
-        }
-        Ok(())
-    }
-
-    /// Proposes a record again when the one before it was put back into the map, which lacks it.
-    fn propose_later(&mut self, group: u32, record: GroupRecord) {
-        if self.records.get(&group).is_some_and(|known| known.config.epoch + 1 == record.config.epoch) {
-            self.doubted.insert(group);
-            self.config.proposals.put_back([(group, Arc::new(record.config))].into());
         }
     }
 }

@@ -1,0 +1,138 @@
+//! Which replicas a node has, and where those of its groups are to be: it makes and removes its own, and proposes moves.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use cluster_map::{GroupId, GroupRecord, MapError, ReplicaId};
+
+use super::Watcher;
+use crate::server::hosting::HostRequest;
+use crate::server::hub::HubInput;
+use crate::server::membership::{NoRoom, Placement};
+use crate::{PoolOptions, ReplicaHandle, StoreError};
+
+/// Groups that a primary's node moves at a time.
+const MOVES_MAX: usize = 4;
+
+impl Watcher {
+    /// Makes and removes replicas as the records say, and proposes records as placement wants.
+    pub(super) fn review(&mut self) -> Result<(), MapError> {
+        if !self.membership.is_known {
+            return Ok(());
+        }
+        self.report_unknown();
+        if self.is_map_older() {
+            // Nothing moves, and nothing is made or removed.
+            self.preferred.set(BTreeMap::new(), Instant::now());
+            return Ok(());
+        }
+        self.review_hosting();
+        let node = self.config.node;
+        let is_moving = |record: &GroupRecord, wanted: &[ReplicaId]| {
+            record.learners().any(|it| wanted.contains(&it) && self.membership.is_up(it))
+        };
+        let (mut moving, mut moves) = (0, Vec::new());
+        let (mut without_room, mut waits_for_room) = (BTreeMap::new(), false);
+        let mut preferred = BTreeMap::new();
+        for (group, record) in self.records.iter().filter(|(_, record)| record.config.primary == node) {
+            let Some(pool) = self.membership.pool_of(*group) else { continue };
+            let replicas = pool.replicas as usize;
+            let used = self.config.groups.get(group).map(ReplicaHandle::used).unwrap_or_default();
+            let Placement { nodes: wanted, without_room: unfit, no_room } =
+                self.membership.wanted(*group, replicas, record, used);
+            waits_for_room |= !unfit.is_empty() || no_room.is_some();
+            without_room.extend(no_room.map(|no_room| (*group, no_room)));
+            if is_moving(record, &wanted) {
+                moving += 1;
+            }
+            if let Some(next) = record.towards(&wanted, replicas) {
+                moves.push((GroupId(*group), next));
+            }
+            let are_up = wanted.iter().all(|node| self.membership.is_up(*node));
+            let other = record.preferred_primary(&wanted, replicas).filter(|_| are_up);
+            preferred.extend(other.map(|other| (*group, other)));
+        }
+        self.preferred.set(preferred, Instant::now());
+        self.waits_for_room = waits_for_room;
+        self.report_room(without_room);
+        // A copy has the device to itself: few at a time.
+        moves.retain(|(GroupId(group), next)| {
+            let is_copy = next.replicas.len() > self.records[group].replicas.len();
+            moving += usize::from(is_copy);
+            !is_copy || moving <= MOVES_MAX
+        });
+        self.propose_records(moves)
+    }
+
+    /// Lists the groups with a replica here that the map does not know, and logs those that are new.
+    pub(super) fn report_unknown(&self) {
+        let is_unknown =
+            |group: &u32| self.membership.pool_of(*group).is_none() && !self.membership.is_removed(*group);
+        let unknown: Vec<u32> = self.config.groups.keys().copied().filter(is_unknown).collect();
+        let mut seen = sync::lock(&self.config.seen);
+        if !unknown.is_empty() && unknown != seen.unknown_groups {
+            log::warn!("the map has no pool with groups {unknown:?}, whose replicas here are kept");
+        }
+        seen.unknown_groups = unknown;
+    }
+
+    /// Lists the groups for which too few nodes have room, and logs those that are new.
+    pub(super) fn report_room(&self, without_room: BTreeMap<u32, NoRoom>) {
+        let mut reported = sync::lock(&self.config.without_room);
+        for (group, no_room) in without_room.iter().filter(|(group, _)| !reported.contains_key(group)) {
+            log::warn!("group {group} has too few replicas: {no_room}");
+        }
+        *reported = without_room;
+    }
+
+    pub(super) fn review_hosting(&mut self) {
+        let Some(host) = self.host.clone() else { return };
+        let node = self.config.node;
+        for group in self.config.groups.keys().copied().collect::<Vec<_>>() {
+            let is_member = self.records.get(&group).is_none_or(|record| record.replicas.contains(&node));
+            if is_member && !self.membership.is_removed(group) {
+                continue;
+            }
+            // It is no member any more: its data is superfluous.
+            self.config.groups.remove(&group);
+            self.records.remove(&group);
+            self.config.known.forget_group(GroupId(group));
+            let _ = self.config.hub.send(HubInput::Replicas(self.config.groups.clone()));
+            self.hosting.insert(group);
+            let _ = host.send(HostRequest::Remove { group });
+        }
+        for (group, record) in &self.records {
+            let is_here = self.config.groups.contains_key(group) || !record.replicas.contains(&node);
+            let Some(pool) = self.membership.pool_of(*group).filter(|_| !is_here) else { continue };
+            if !sync::lock(&self.config.refused).contains_key(group) && self.hosting.insert(*group) {
+                // Nothing is served in the first epoch: the first primary takes another one.
+                let (is_new, pool) = (record.config.epoch == 1, PoolOptions::from(pool));
+                let _ = host.send(HostRequest::Add { group: *group, is_new, pool });
+            }
+        }
+        let groups = &self.config.groups;
+        self.records.retain(|group, record| groups.contains_key(group) || record.replicas.contains(&node));
+    }
+
+    pub(super) fn hosted(&mut self, group: u32, replica: Result<ReplicaHandle, StoreError>) {
+        self.hosting.remove(&group);
+        match replica {
+            Ok(replica) => {
+                log::info!("group {group}: this node has a replica now");
+                sync::lock(&self.config.refused).remove(&group);
+                self.config.groups.insert(group, replica);
+                if let Some(record) = self.records.get(&group) {
+                    self.config.known.note_group(GroupId(group), record);
+                }
+                let _ = self.config.hub.send(HubInput::Replicas(self.config.groups.clone()));
+                self.undelivered.insert(group);
+                self.is_to_review = true;
+                self.deliver();
+            }
+            Err(error) => {
+                log::error!("group {group}: this node can have no replica: {error}");
+                sync::lock(&self.config.refused).insert(group, error.to_string());
+            }
+        }
+    }
+}
