@@ -155,7 +155,15 @@ def store_atomic(bench):
 
 PMEM = Machine(pmem_mib=192)
 CLUSTER = "--cluster /mnt/cluster"
-PERF = "ringbolt perf --filename='store:pool/vol?cluster=/mnt/cluster' --name=t --bs=4k --iodepth=8 --verify=crc32c"
+
+
+def perf(image):
+    """The command of a verified load on an image, without what it does."""
+    device = f"store:pool/{image}?cluster=/mnt/cluster"
+    return f"ringbolt perf --filename='{device}' --name=t --bs=4k --iodepth=8 --verify=crc32c"
+
+
+PERF = perf("vol")
 
 
 def boot_with_pmem(bench, name):
@@ -211,6 +219,7 @@ def store_pmem(bench):
         classes = {pool["name"]: pool["class"] for pool in json.loads(guest.check(f"ringbolt store pool list --json {CLUSTER}"))}
         assert classes == {"pool": "disk", "fast": "pmem"}, classes
         guest.check(f"ringbolt image create {CLUSTER} vol 16m")
+        guest.check(f"ringbolt image create {CLUSTER} load 4m")
         # A node that ends in its first two seconds is started again later.
         guest.check(f"{PERF} --rw=randwrite --size=8m --do_verify=0 --runtime=3 --time_based", 60)
         guest.check(f"{PERF} --rw=write --size=8m --do_verify=0", 60)
@@ -220,7 +229,7 @@ def store_pmem(bench):
         guest.check(f"{PERF} --rw=randwrite --size=8m --do_verify=0 --runtime=3 --time_based", 60)
         guest.check(f"{PERF} --rw=write --offset=8m --size=4m --do_verify=0", 60)
         # Writes are in flight when the power is cut.
-        load = guest.spawn(f"{PERF} --rw=randwrite --offset=12m --size=4m --do_verify=0 --runtime=600 --time_based")
+        load = guest.spawn(f"{perf('load')} --rw=randwrite --size=4m --do_verify=0 --runtime=600 --time_based")
         guest.check(f"{PERF} --rw=write --size=4m --do_verify=0", 60)
         assert load.rc is None, load.out
         guest.cut_power()
