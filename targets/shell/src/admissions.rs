@@ -1,8 +1,10 @@
 //! How many connections of a target each peer, user and object has, and how many it may have.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Mutex;
+
+use serde::Serialize;
 
 use crate::peers::PeerKey;
 
@@ -26,9 +28,9 @@ pub struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// The limits that are set, by the names that targets' options have. An object is what the target calls
-    /// it.
-    pub fn named(&self, object: &str) -> Vec<(String, u32)> {
+    /// The limits that are set, as targets' options have them: by name, in which an object is what the target
+    /// calls it.
+    pub fn named(&self, object: &str) -> BTreeMap<String, u32> {
         let limits = [
             ("max_connections".into(), Some(self.max)),
             ("max_connections_per_peer".into(), self.per_peer_max),
@@ -97,8 +99,8 @@ impl fmt::Display for LimitExceeded {
     }
 }
 
-/// Connections of a peer, as reported to the control plane.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Connections of a peer, as targets report them, in JSON too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PeerConnections {
     /// The peer.
     pub peer: PeerKey,
