@@ -1,6 +1,6 @@
 //! The module of the target for the control plane: the methods `nbd_export_*` and those of disks.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -307,9 +307,7 @@ impl Create {
             (Some(_), ..) => Err(RpcError::invalid_params("path: it excludes address and port")),
             (None, address, port) => {
                 let address = address.as_deref().unwrap_or("127.0.0.1");
-                let bare =
-                    address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
-                let ip: IpAddr = bare.parse().map_err(|error| {
+                let ip = sockets::parse_ip(address).map_err(|error| {
                     RpcError::invalid_params(format!("address: {address} is not an IP address: {error}"))
                 })?;
                 Ok(StreamAddress::Tcp(SocketAddr::new(ip, port.unwrap_or(PORT))))
