@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_are_set_are_those_that_apply_and_what_ends_makes_room() {
+    fn limits_that_are_set_apply_and_a_connection_that_ends_counts_no_more() {
         let limits = ConnectionLimits { max: 20, per_peer_max: Some(3), per_object_max: Some(5) };
         let admissions = Admissions::new(ConnectionLimits::new(2));
         assert_eq!(fill(&admissions, |_| peer(1), 1), (2, LimitExceeded::Target(2)));

@@ -380,7 +380,7 @@ impl Module for VhostScsiModule {
                     "Makes a virtio SCSI host for vhost-user clients, such as QEMU, at a UNIX socket. It has no targets.",
                     "true",
                 )
-                // Whether it has started is said by the other call.
+                // The other call says whether it has started.
                 .canonical(|_: &VhostScsiModule, params: &mut CreateScsi| {
                     params.delay = true;
                     set_canonical_mask(&mut params.cpumask)

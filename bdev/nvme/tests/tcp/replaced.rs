@@ -194,8 +194,7 @@ fn a_refused_connection_is_reported_with_its_address() {
     assert_eq!(error.to_lowercase(), expected);
 }
 
-/// Writes and reads one block after the other until it is told to stop; returns why the driver gave up, if it
-/// did.
+/// Writes and reads one block after the other until `stop` is set; returns why the driver gave up, if it did.
 async fn drive(
     core: reactor::Core,
     port: String,

@@ -16,7 +16,7 @@ pub(super) struct SlowPeers {
     times: CheckTimes,
     /// How often the core's pool had no buffer for a connection, and how often one was refused a buffer.
     lacks: (u64, u64),
-    /// Spare allocation.
+    /// Filled at each check; here for its allocation.
     report: TransferReport,
 }
 
