@@ -7,7 +7,7 @@ use block_io::{Channel, Completion, Request, Status};
 use dma::Data;
 use reactor::Core;
 
-use super::namespace::{NamespaceIdentity, TcpNamespace};
+use super::namespace::{NamespaceIdentifiers, TcpNamespace};
 use crate::error::{ControllerFailure, NvmeOpenError};
 use crate::io_queue::IoQueue;
 use crate::options::Options;
@@ -19,7 +19,7 @@ const RETRY_NS: u64 = 100_000_000;
 /// How often the outcome of an attempt is looked at.
 const ATTEMPT_POLL_NS: u64 = 5_000_000;
 
-type Opened = Result<(TcpNamespace, NamespaceIdentity), NvmeOpenError>;
+type Opened = Result<(TcpNamespace, NamespaceIdentifiers), NvmeOpenError>;
 type Attempt = Rc<RefCell<Option<Opened>>>;
 
 /// A namespace over TCP that is connected again when its connection is lost.
@@ -40,7 +40,7 @@ pub(crate) struct ReconnectingNamespace {
     /// Requests that a lost connection had, oldest first.
     lost: Vec<Request<Data>>,
     refused: Vec<Completion<Data>>,
-    identity: NamespaceIdentity,
+    identity: NamespaceIdentifiers,
     block_size: u32,
     blocks: u64,
     transfer_max_bytes: u32,
@@ -142,7 +142,7 @@ impl ReconnectingNamespace {
         }
     }
 
-    fn is_same(&self, namespace: &TcpNamespace, identity: &NamespaceIdentity) -> bool {
+    fn is_same(&self, namespace: &TcpNamespace, identity: &NamespaceIdentifiers) -> bool {
         *identity == self.identity
             && namespace.block_size() == self.block_size
             && namespace.blocks() >= self.blocks
