@@ -84,16 +84,19 @@ impl fmt::Display for LimitExceeded {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LimitExceeded::Target(max) => write!(formatter, "the target has {max} connections, its limit"),
-            LimitExceeded::Peer(peer, max) => {
-                write!(formatter, "{peer} has {max} connections, the limit of one peer at present")
-            }
-            LimitExceeded::User(user, max) => {
-                write!(formatter, "user {user} has {max} connections, the limit of one user at present")
-            }
+            LimitExceeded::Peer(peer, max) => write!(
+                formatter,
+                "{peer} has {max} connections, the limit of one peer at present; max_connections_per_peer sets it"
+            ),
+            LimitExceeded::User(user, max) => write!(
+                formatter,
+                "user {user} has {max} connections, the limit of one user at present: seven eighths of what \
+                 others leave of max_connections"
+            ),
             LimitExceeded::Object(peer, max) => write!(
                 formatter,
-                "what {peer} connects to has {max} connections, the limit of one export, controller or target \
-                 at present"
+                "what {peer} connects to has {max} connections, its limit at present; max_connections_per_export, \
+                 _controller, _node or _subsystem sets it"
             ),
         }
     }
@@ -305,7 +308,9 @@ mod tests {
         assert_eq!(fill(&admissions, |_| peer(1), 2).0, 1);
         let texts =
             [LimitExceeded::Peer(process(1000, 7), 3).to_string(), LimitExceeded::Target(20).to_string()];
-        assert_eq!(texts[0], "process 7 of user 1000 has 3 connections, the limit of one peer at present");
+        let expected = "process 7 of user 1000 has 3 connections, the limit of one peer at present; \
+                        max_connections_per_peer sets it";
+        assert_eq!(texts[0], expected);
         assert_eq!(texts[1], "the target has 20 connections, its limit");
     }
 }
