@@ -35,6 +35,8 @@ pub(crate) struct ReconnectingNamespace {
     /// Longest outage.
     outage_ns_max: u64,
     link: Link,
+    /// Why the connection was lost last.
+    lost_by: Option<ControllerFailure>,
     /// Requests that the present connection has and has not returned.
     in_flight: usize,
     /// Requests that a lost connection had, oldest first.
@@ -69,6 +71,7 @@ impl ReconnectingNamespace {
             uri: uri.clone(),
             options: options.clone(),
             outage_ns_max,
+            lost_by: None,
             in_flight: 0,
             lost: Vec::new(),
             refused: Vec::new(),
@@ -97,6 +100,7 @@ impl ReconnectingNamespace {
         // A controller that fell silent may still execute writes: they are repeated only when it has stopped.
         let (now_ns, quiesced_ns) = (self.core.now_ns(), namespace.quiesced_ns());
         self.stats = self.stats.plus(&namespace.stats());
+        self.lost_by = namespace.failure();
         self.link = Link::Waiting(now_ns.max(quiesced_ns), now_ns);
     }
 
@@ -106,7 +110,7 @@ impl ReconnectingNamespace {
         let now_ns = self.core.now_ns();
         match &mut self.link {
             Link::Waiting(_, lost_ns) if now_ns.saturating_sub(*lost_ns) > self.outage_ns_max => {
-                self.give_up(ControllerFailure::AdminTimeout);
+                self.give_up(self.lost_by.unwrap_or(ControllerFailure::Closed));
             }
             Link::Waiting(due_ns, lost_ns) if now_ns >= *due_ns => {
                 let (attempt, lost_ns) = (Attempt::default(), *lost_ns);
