@@ -1,6 +1,6 @@
 //! The module of NVMe controllers for the control plane: SPDK's `bdev_nvme_*` methods.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bdev::rpc::{BdevModule, counts_of};
@@ -178,12 +178,10 @@ control::parameters! {
 /// An address as it is compared: IP addresses in one spelling, `localhost` as the loopback address that it is
 /// (RFC 6761, section 6.3), other names in lower case, directories without a slash at the end.
 fn canonical_address(traddr: &str) -> String {
-    let bare = traddr.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(traddr);
-    match bare.parse::<IpAddr>() {
-        Ok(address) => address.to_string(),
-        Err(_) if traddr.eq_ignore_ascii_case("localhost") => Ipv4Addr::LOCALHOST.to_string(),
-        Err(_) if traddr.starts_with('/') => format!("/{}", traddr.trim_matches('/')),
-        Err(_) => traddr.to_ascii_lowercase(),
+    match nvme::TcpUri::host_of(traddr) {
+        Some(host) if host.eq_ignore_ascii_case("localhost") => Ipv4Addr::LOCALHOST.to_string(),
+        _ if traddr.starts_with('/') => format!("/{}", traddr.trim_matches('/')),
+        host => host.unwrap_or_else(|| traddr.to_string()).to_ascii_lowercase(),
     }
 }
 

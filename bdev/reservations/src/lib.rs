@@ -5,7 +5,7 @@
 //! [`Effects`] say who is notified and whose I/O is aborted. [`ReservationMachine`] adds stable storage, sans-IO: a
 //! change takes effect when it is saved, or not at all. [`Reservations`] is the machine of one device behind a lock that
 //! only reservation commands take, with the [`DenyMask`]s that I/O checks: one atomic byte for each
-//! registrant, and what a [`ReservedDevice`] denies to everyone who cannot become one.
+//! registrant, and what a [`ReservedDevice`] denies to users that cannot become one.
 //!
 //! A protocol decodes its commands into [`ReservationCommand`]s, maps [`ReservationError`] to its status, and implements
 //! [`ReservationSubscriber`] for its log pages, events or unit attentions. [`encode_file`] and [`decode_file`] are the

@@ -23,8 +23,8 @@ const CALL_HEADSTART: Duration = Duration::from_millis(20);
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
 type Invoke = Box<dyn Fn(&str, Value) -> Result<Value, RpcError> + Send + Sync>;
-/// Told when the first of some calls begins and the last has ended; returns `false` if the connection was
-/// replaced.
+/// Called when the first of some calls begins and when the last has ended; returns `false` if the connection
+/// was replaced.
 type SetBusy = Box<dyn Fn(bool) -> bool + Send + Sync>;
 
 /// The calls of a connection. One thread calls [`start`](Self::start) for each frame, and
@@ -160,8 +160,8 @@ impl ConnectionCalls {
         let handled =
             protocol::handle_frame(frame, &mut |method, params| (self.invoke)(method, params), &mut send);
         let sent = handled.and_then(|is_json| response.end().map(|()| is_json));
-        // What is not JSON leaves no place to go on at; an error means that the peer has gone, or does not
-        // read.
+        // Behind what is not JSON no next call can be found; an error means that the peer has gone, or does
+        // not read.
         let how = match sent {
             Ok(true) => return,
             Ok(false) => Shutdown::Read,

@@ -1,7 +1,7 @@
 //! Addresses of stream sockets.
 
 use std::fmt;
-use std::net::{AddrParseError, SocketAddr};
+use std::net::{AddrParseError, IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -29,6 +29,14 @@ impl StreamAddress {
     }
 }
 
+/// An IP address as people write it: in brackets, as before a port, or without.
+///
+/// # Errors
+/// It is no address.
+pub fn parse_ip(text: &str) -> Result<IpAddr, AddrParseError> {
+    text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text).parse()
+}
+
 impl From<SocketAddr> for StreamAddress {
     fn from(address: SocketAddr) -> Self {
         StreamAddress::Tcp(address)
@@ -51,6 +59,22 @@ impl fmt::Display for StreamAddress {
         match self {
             StreamAddress::Tcp(address) => address.fmt(formatter),
             StreamAddress::Unix(path) => write!(formatter, "{UNIX_PREFIX}{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ip_address_is_taken_with_and_without_brackets() {
+        for text in ["::1", "[::1]", "[0:0::1]"] {
+            assert_eq!(parse_ip(text).unwrap().to_string(), "::1", "{text}");
+        }
+        assert_eq!(parse_ip("10.0.0.7").unwrap(), parse_ip("[10.0.0.7]").unwrap());
+        for text in ["", "[]", "[::1", "::1]", "[[::1]]", "localhost"] {
+            assert!(parse_ip(text).is_err(), "{text}");
         }
     }
 }

@@ -38,7 +38,7 @@ mod zero_copy;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 
-pub use address::StreamAddress;
+pub use address::{StreamAddress, parse_ip};
 pub use byte_stream::{ByteStream, FlushStatus, PlainStream};
 pub use core_network::CoreNetwork;
 pub use descriptors::{

@@ -205,20 +205,19 @@ impl AccessPattern {
             return Err(SetupError::VerifyMixed(reason));
         }
         let layout = Layout { sizes, align, largest, block_bytes };
-        let coverage = match () {
-            _ if !spec.random_map || !spec.workload.is_random() => Covers::Nothing,
-            _ if spec.distribution != Distribution::Uniform => Covers::Nothing,
+        let covers_once = spec.random_map
+            && spec.workload.is_random()
+            && spec.distribution == Distribution::Uniform
             // With an alignment of their own, offsets repeat, as in fio.
-            _ if (0..3).filter(used).any(|index| spec.align_bytes[index].is_some())
-                && !is_aligned_to_size =>
-            {
-                Covers::Nothing
-            }
-            _ if smallest == largest && is_aligned_to_size && spec.zones.is_none() => Covers::Permuted,
-            _ if (0..3).filter(used).all(|index| align[index].is_multiple_of(smallest.into())) => {
-                Covers::Mapped(smallest.into())
-            }
-            _ => Covers::Nothing,
+            && (is_aligned_to_size || (0..3).filter(used).all(|index| spec.align_bytes[index].is_none()));
+        let coverage = if !covers_once {
+            Covers::Nothing
+        } else if smallest == largest && is_aligned_to_size && spec.zones.is_none() {
+            Covers::Permuted
+        } else if (0..3).filter(used).all(|index| align[index].is_multiple_of(smallest.into())) {
+            Covers::Mapped(smallest.into())
+        } else {
+            Covers::Nothing
         };
         let (offset, size) = file_region(spec, *first, count as u64, largest)?;
         let positions = size / u64::from(smallest);

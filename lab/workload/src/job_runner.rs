@@ -588,24 +588,13 @@ pub fn generator_cost_ns(job: &PerfJob) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobfile::{Lookup, plan};
-
-    struct NoFiles;
-
-    impl Lookup for NoFiles {
-        fn file(&self, path: &str) -> Result<String, String> {
-            Err(path.to_string())
-        }
-
-        fn variable(&self, _: &str) -> Option<String> {
-            None
-        }
-    }
+    use crate::jobfile::plan;
+    use crate::jobfile::tests::{TestFiles, words};
 
     #[test]
     fn a_worker_that_cannot_run_ends_the_run_with_its_reason() {
-        let words = ["--name=a", "--ioengine=null", "--size=1m", "--numjobs=2"].map(String::from);
-        let plan = plan(&words, &NoFiles).unwrap();
+        let line = words("--name=a --ioengine=null --size=1m --numjobs=2");
+        let plan = plan(&line, &TestFiles::default()).unwrap();
         for (worker, reason) in [
             (["sh", "-c", "exit 3"], "ended without a result (exit status 3)"),
             (["sh", "-c", "kill -9 $$"], "ended without a result (signal 9)"),

@@ -566,4 +566,4 @@ fn relative_to(path: &str, name: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

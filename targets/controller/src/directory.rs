@@ -51,7 +51,7 @@ pub struct ControllerAssociation {
     enabled: AtomicBool,
     keep_alive_deadline_ns: AtomicU64,
     queues: Mutex<IoQueueIds>,
-    // What the host was last told about each namespace, at most one entry for each valid identifier.
+    // What each namespace was when the host identified it last: at most one entry for each valid identifier.
     identified: Mutex<HashMap<u32, NamespaceIdentity>>,
 }
 

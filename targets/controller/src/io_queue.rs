@@ -171,7 +171,7 @@ pub struct IoQueue<L> {
     commands: Slab<Command<L>>,
     /// Device requests in flight.
     device_requests: u32,
-    /// Bytes of pool buffers that all commands hold, and how many they may. One command always fits.
+    /// What all commands hold of the pool's buffers, and how much they may. One command always fits.
     memory: MemoryShare,
     /// Commands deferred until a buffer is available, oldest first.
     deferred: VecDeque<Slot>,
@@ -213,8 +213,8 @@ impl<L: Default> IoQueue<L> {
     }
 
     /// Reports the commands that hold memory until the host has acted: those whose data is being sent, and
-    /// those whose data has still to arrive, for which `arrived` says how much of it has. For checks now and
-    /// then: it visits every command.
+    /// those whose data is missing, for which `arrived` says how much has arrived. For checks now and then: it
+    /// visits every command.
     pub fn transfers(&self, arrived: impl Fn(Slot, &L) -> Option<usize>, report: &mut TransferReport) {
         for (slot, command) in self.commands.iter() {
             let moved = match command.state {

@@ -293,8 +293,7 @@ impl FromStr for Netmask {
             Some((address, bits)) => (address, Some(bits.parse::<u8>().map_err(|_| invalid())?)),
             None => (text, None),
         };
-        let address = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
-        let address: IpAddr = address.parse().map_err(|_| invalid())?;
+        let address = sockets::parse_ip(address).map_err(|_| invalid())?;
         let bits_max = if address.is_ipv4() { 32 } else { 128 };
         let bits = bits.unwrap_or(bits_max);
         if bits > bits_max { Err(invalid()) } else { Ok(Netmask::Prefix(address, bits)) }

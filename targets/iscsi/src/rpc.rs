@@ -10,7 +10,6 @@ use bdev::Registry;
 use control::json::{Value, json};
 use control::{Method, Module, NoParameters, RpcError, thread_name};
 use reactor::ReactorHandle;
-use target_shell::PeerConnections;
 use wire_iscsi::LoginStage;
 
 use crate::config::IscsiOptions;
@@ -81,7 +80,7 @@ impl Module for IscsiModule {
             Method::query("iscsi_get_stats", |module: &IscsiModule, _: NoParameters| {
                 let counts = module.target.connection_counts()?;
                 Ok::<_, RpcError>(json!({
-                    "peers": module.target.peers().iter().map(describe_peer).collect::<Vec<Value>>(),
+                    "peers": module.target.peers(),
                     "invalid": counts.logging_in,
                     "running": counts.running,
                     "exiting": counts.draining,
@@ -247,14 +246,6 @@ fn set_options(module: &IscsiModule, params: SetOptions) -> Result<bool, RpcErro
     }
     module.target.set_options(options)?;
     Ok(true)
-}
-
-fn describe_peer(one: &PeerConnections) -> Value {
-    json!({
-        "peer": one.peer.to_string(),
-        "connections": one.connections,
-        "connections_max": one.connections_max,
-    })
 }
 
 fn describe_options(options: &IscsiOptions) -> Value {

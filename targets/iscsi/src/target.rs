@@ -10,14 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use bdev::{BlockDevice, Descriptor, DeviceEvent, Registry, ReservationLease};
 use reactor::ReactorHandle;
 use scsi::TargetPort;
-use target_shell::{DeviceKeys, PeerConnections, ProtocolConnection, Publisher, TargetCores};
+use target_shell::{
+    ConnectionLimits, DeviceKeys, LazyCores, PeerConnections, ProtocolConnection, Publisher,
+};
 
 use crate::chap::{AuthGroup, AuthPolicy};
 use crate::config::{InitiatorGroup, IscsiConfig, IscsiOptions, NodeUnit, PortalGroup, TargetNode};
 use crate::core::IscsiCore;
 use crate::failure::IscsiTargetError;
 use crate::limits::{
-    CONNECTIONS_MAX, FIRST_BURST_BYTES_MAX, PORTALS_MAX, QUEUE_DEPTH_MAX, SESSION_CONNECTIONS_MAX,
+    CONNECTIONS_DEFAULT, CONNECTIONS_MAX, FIRST_BURST_BYTES_MAX, PORTALS_MAX, QUEUE_DEPTH_MAX, SESSION_CONNECTIONS_MAX,
     SESSIONS_MAX, TIME2WAIT_MAX_S,
 };
 use crate::sessions::Sessions;
@@ -38,9 +40,8 @@ struct TargetShared {
     state: Mutex<TargetState>,
 }
 
-#[derive(Default)]
 struct TargetState {
-    cores: Option<TargetCores<IscsiCore>>,
+    cores: LazyCores<IscsiCore>,
     model: Model,
     keys: DeviceKeys,
     last_portid: u16,
@@ -83,7 +84,7 @@ impl IscsiTarget {
             reactors: reactors.to_vec(),
             publisher: Publisher::default(),
             sessions: Arc::default(),
-            state: Mutex::default(),
+            state: Mutex::new(TargetState::new()),
         });
         let target = Arc::downgrade(&shared);
         registry.subscribe(Box::new(move |event| {
@@ -128,9 +129,7 @@ impl IscsiTarget {
             model.options = options;
             Ok(())
         })?;
-        if let Some(cores) = &self.lock_any().cores {
-            cores.set_limits(limits);
-        }
+        self.lock_any().cores.set_limits(limits);
         Ok(())
     }
 
@@ -154,7 +153,7 @@ impl IscsiTarget {
     /// # Errors
     /// A reactor does not respond.
     pub fn connections(&self) -> Result<Vec<ConnectionInfo>, IscsiTargetError> {
-        let Some(cores) = self.lock_any().cores.clone() else { return Ok(Vec::new()) };
+        let Some(cores) = self.lock_any().cores.get().cloned() else { return Ok(Vec::new()) };
         let by_core = cores.query(|_, connections| {
             let mut found = Vec::new();
             connections.update(|_, entry| {
@@ -174,7 +173,7 @@ impl IscsiTarget {
 
     /// The initiators that have logged in, by address, those with the most connections first.
     pub fn peers(&self) -> Vec<PeerConnections> {
-        self.lock_any().cores.as_ref().map(TargetCores::peers).unwrap_or_default()
+        self.lock_any().cores.peers()
     }
 
     /// The number of connections in each state, on all cores.
@@ -182,7 +181,9 @@ impl IscsiTarget {
     /// # Errors
     /// A reactor does not respond.
     pub fn connection_counts(&self) -> Result<ConnectionCounts, IscsiTargetError> {
-        let Some(cores) = self.lock_any().cores.clone() else { return Ok(ConnectionCounts::default()) };
+        let Some(cores) = self.lock_any().cores.get().cloned() else {
+            return Ok(ConnectionCounts::default());
+        };
         let by_core = cores.query(|_, connections| {
             let mut counts = ConnectionCounts::default();
             connections.update(|_, entry| {
@@ -212,10 +213,7 @@ impl IscsiTarget {
     pub fn shutdown(&self) {
         let mut state = self.lock_any();
         state.stopping = true;
-        if let Some(cores) = &state.cores {
-            // Fails only without reactors, and then nothing listens.
-            _ = cores.unlisten(None);
-        }
+        state.cores.unlisten(None);
     }
 
     /// Closes the devices. The reactors have stopped.
@@ -305,11 +303,20 @@ impl IscsiTarget {
 }
 
 impl TargetState {
-    /// Closes the listeners of a portal group. A core that does not respond closes them when it runs again.
-    fn unlisten(&mut self, group: &PortalGroup) {
-        if let Some(cores) = &self.cores {
-            group.portals.iter().for_each(|portal| _ = cores.unlisten(Some(portal.portid)));
+    fn new() -> TargetState {
+        TargetState {
+            cores: LazyCores::new(ConnectionLimits::new(CONNECTIONS_DEFAULT)),
+            model: Model::default(),
+            keys: DeviceKeys::default(),
+            last_portid: 0,
+            last_id: 0,
+            stopping: false,
         }
+    }
+
+    /// Closes the listeners of a portal group.
+    fn unlisten(&mut self, group: &PortalGroup) {
+        group.portals.iter().for_each(|portal| self.cores.unlisten(Some(portal.portid)));
     }
 }
 

@@ -1,6 +1,6 @@
 //! The module of the target for the control plane: the methods `nbd_export_*` and those of disks.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use control::json::{Value, json};
 use control::{ByName, Method, Module, NoParameters, RpcError};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
-use target_shell::{ConnectionLimits, PeerConnections};
+use target_shell::ConnectionLimits;
 
 use crate::kernel::{self, DiskRequest, KernelDisks};
 use crate::limits::CONNECTIONS_DEFAULT;
@@ -89,11 +89,11 @@ impl Module for NbdModule {
                 )
                 .errors(&[(RpcError::INVALID_PARAMS, "a limit is 0 or beyond 16,384")]),
             Method::query("nbd_get_options", |module: &NbdModule, _: NoParameters| {
-                Ok::<_, RpcError>(describe_limits(&module.target.limits()))
+                Ok::<_, RpcError>(module.target.limits().named("export"))
             })
             .text("Returns the options. Not an SPDK method.", "the parameters of `nbd_set_options` that are set"),
             Method::query("nbd_get_peers", |module: &NbdModule, _: NoParameters| {
-                Ok::<_, RpcError>(module.target.peers().iter().map(describe_peer).collect::<Vec<Value>>())
+                Ok::<_, RpcError>(module.target.peers())
             })
             .text(
                 "Lists the clients that have selected an export, those with the most connections first. Not an SPDK method.",
@@ -151,7 +151,7 @@ impl Module for NbdModule {
         let exports = exports.filter(|info| !self.disks.owns(&info.config.name)).map(call);
         let limits = self.target.limits();
         let options = (limits != ConnectionLimits::new(CONNECTIONS_DEFAULT))
-            .then(|| json!({ "method": "nbd_set_options", "params": describe_limits(&limits) }));
+            .then(|| json!({ "method": "nbd_set_options", "params": limits.named("export") }));
         options.into_iter().chain(exports).chain(self.disks.list().into_iter().map(is_disk)).collect()
     }
 
@@ -212,18 +212,6 @@ fn set_options(module: &NbdModule, params: SetOptions) -> Result<bool, RpcError>
         per_object_max: params.max_connections_per_export,
     })?;
     Ok(true)
-}
-
-fn describe_limits(limits: &ConnectionLimits) -> Value {
-    limits.named("export").into_iter().map(|(name, limit)| (name, json!(limit))).collect()
-}
-
-fn describe_peer(one: &PeerConnections) -> Value {
-    json!({
-        "peer": one.peer.to_string(),
-        "connections": one.connections,
-        "connections_max": one.connections_max,
-    })
 }
 
 control::parameters! {
@@ -319,9 +307,7 @@ impl Create {
             (Some(_), ..) => Err(RpcError::invalid_params("path: it excludes address and port")),
             (None, address, port) => {
                 let address = address.as_deref().unwrap_or("127.0.0.1");
-                let bare =
-                    address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
-                let ip: IpAddr = bare.parse().map_err(|error| {
+                let ip = sockets::parse_ip(address).map_err(|error| {
                     RpcError::invalid_params(format!("address: {address} is not an IP address: {error}"))
                 })?;
                 Ok(StreamAddress::Tcp(SocketAddr::new(ip, port.unwrap_or(PORT))))

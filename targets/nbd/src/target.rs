@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use bdev::{Access, Closing, Descriptor, DeviceEvent, Registry};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
-use target_shell::{ConnectionLimits, DeviceKeys, GroupLimits, PeerConnections, Publisher, TargetCores};
+use target_shell::{
+    ConnectionLimits, DeviceKeys, GroupLimits, LazyCores, PeerConnections, Publisher, TargetCores,
+};
 
 use crate::connection::NbdCore;
 use crate::export::{Export, ExportNames, NbdConfig};
@@ -76,15 +78,13 @@ struct TargetShared {
     state: Mutex<TargetState>,
 }
 
-#[derive(Default)]
 struct TargetState {
-    cores: Option<TargetCores<NbdCore>>,
+    cores: LazyCores<NbdCore>,
     exports: BTreeMap<String, Exported>,
     ports: Vec<ListenPort>,
     last_portid: u16,
     last_id: u64,
     keys: DeviceKeys,
-    limits: Option<ConnectionLimits>,
     stopping: bool,
 }
 
@@ -108,7 +108,7 @@ impl NbdTarget {
             registry: registry.clone(),
             reactors: reactors.to_vec(),
             publisher: Publisher::default(),
-            state: Mutex::default(),
+            state: Mutex::new(TargetState::new()),
         });
         let target = Arc::downgrade(&shared);
         registry.subscribe(Box::new(move |event| {
@@ -192,14 +192,14 @@ impl NbdTarget {
     /// A reactor does not respond.
     pub fn exports(&self) -> Result<Vec<ExportInfo>, NbdTargetError> {
         let state = self.lock_any();
-        let ids = match &state.cores {
+        let ids = match state.cores.get() {
             None => Vec::new(),
             Some(cores) => cores.query(|_, connections| {
                 connections.open().filter_map(|connection| connection.export_id()).collect::<Vec<u64>>()
             })?,
         };
         let connections = |id| ids.iter().flatten().filter(|of| **of == id).count();
-        let connections_max = |id| state.cores.as_ref().map_or(0, |cores| cores.object_connections_max(id));
+        let connections_max = |id| state.cores.object_connections_max(id);
         let info = |one: &Exported| one.info(connections(one.export.id), connections_max(one.export.id));
         Ok(state.exports.values().map(info).collect())
     }
@@ -211,12 +211,12 @@ impl NbdTarget {
 
     /// The clients that have connected, those with the most connections first.
     pub fn peers(&self) -> Vec<PeerConnections> {
-        self.lock_any().cores.as_ref().map(TargetCores::peers).unwrap_or_default()
+        self.lock_any().cores.peers()
     }
 
     /// How many connections there may be.
     pub fn limits(&self) -> ConnectionLimits {
-        self.lock_any().limits()
+        self.lock_any().cores.limits().clone()
     }
 
     /// Changes how many connections there may be, for clients that come from now on.
@@ -225,11 +225,7 @@ impl NbdTarget {
     /// A limit is 0 or beyond 16,384, or the target is stopping.
     pub fn set_limits(&self, limits: ConnectionLimits) -> Result<(), NbdTargetError> {
         limits.check(CONNECTIONS_MAX, "export").map_err(NbdTargetError::Invalid)?;
-        let mut state = self.lock()?;
-        if let Some(cores) = &state.cores {
-            cores.set_limits(limits.clone());
-        }
-        state.limits = Some(limits);
+        self.lock()?.cores.set_limits(limits);
         Ok(())
     }
 
@@ -242,10 +238,7 @@ impl NbdTarget {
     pub fn shutdown(&self) {
         let mut state = self.lock_any();
         state.stopping = true;
-        if let Some(cores) = &state.cores {
-            // Fails only without reactors, and then nothing listens.
-            _ = cores.unlisten(None);
-        }
+        state.cores.unlisten(None);
     }
 
     /// Closes the devices. The reactors have stopped.
@@ -259,15 +252,11 @@ impl NbdTarget {
         if let Some(port) = state.ports.iter().find(|port| port.address == *address) {
             return Ok((port.portid, false));
         }
-        let cores = match &state.cores {
-            Some(cores) => cores.clone(),
-            None => {
-                let limits = GroupLimits { connections: state.limits(), ..GroupLimits::default() };
-                let cores = TargetCores::start(&self.0.reactors, &self.0.publisher, limits, |_, _| NbdCore)?;
-                state.cores.insert(cores).clone()
-            }
-        };
         let portid = state.last_portid.wrapping_add(1).max(1);
+        let cores = state.cores.get_or_start(|connections| {
+            let limits = GroupLimits { connections, ..GroupLimits::default() };
+            TargetCores::start(&self.0.reactors, &self.0.publisher, limits, |_, _| NbdCore)
+        })?;
         let bound = cores.listen(address, portid)?;
         state.last_portid = portid;
         state.ports.push(ListenPort { portid, address: bound });
@@ -315,8 +304,16 @@ impl NbdTarget {
 }
 
 impl TargetState {
-    fn limits(&self) -> ConnectionLimits {
-        self.limits.clone().unwrap_or(ConnectionLimits::new(CONNECTIONS_DEFAULT))
+    fn new() -> TargetState {
+        TargetState {
+            cores: LazyCores::new(ConnectionLimits::new(CONNECTIONS_DEFAULT)),
+            exports: BTreeMap::new(),
+            ports: Vec::new(),
+            last_portid: 0,
+            last_id: 0,
+            keys: DeviceKeys::default(),
+            stopping: false,
+        }
     }
 
     fn config(&self) -> NbdConfig {
@@ -335,10 +332,7 @@ impl TargetState {
 
     fn close_port(&mut self, portid: u16) {
         self.ports.retain(|port| port.portid != portid);
-        if let Some(cores) = &self.cores {
-            // A core that does not respond closes it when it runs again.
-            _ = cores.unlisten(Some(portid));
-        }
+        self.cores.unlisten(Some(portid));
     }
 }
 
@@ -393,6 +387,28 @@ fn percent_encode(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_hold_for_an_export_whether_they_were_set_before_it_or_after() {
+        let config = reactor::ReactorConfig { pin: false, ..reactor::ReactorConfig::default() };
+        let reactors = reactor::Reactors::start(&config).unwrap();
+        let registry = Registry::new();
+        bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", 8, 512)).unwrap();
+        let target = NbdTarget::new(registry, reactors.handles());
+        let limits = |max: u32| ConnectionLimits { per_object_max: Some(max), ..ConnectionLimits::new(50) };
+        assert_eq!((target.limits(), target.peers()), (ConnectionLimits::new(CONNECTIONS_DEFAULT), vec![]));
+        target.set_limits(limits(7)).unwrap();
+        assert!(target.set_limits(limits(0)).is_err() && target.set_limits(limits(CONNECTIONS_MAX + 1)).is_err());
+        let (bdev_name, name, description) = ("Malloc0".into(), "disk".into(), String::new());
+        let address = "127.0.0.1:0".parse().unwrap();
+        target.create(ExportConfig { bdev_name, name, description, read_only: false, address }).unwrap();
+        let connections_max = || target.exports().unwrap()[0].connections_max;
+        assert_eq!((connections_max(), target.limits()), (7, limits(7)));
+        target.set_limits(limits(9)).unwrap();
+        assert_eq!(connections_max(), 9);
+        target.shutdown();
+        reactors.stop();
+    }
 
     #[test]
     fn uris_are_those_of_the_specification() {

@@ -1,8 +1,10 @@
 //! How many connections of a target each peer, user and object has, and how many it may have.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Mutex;
+
+use serde::Serialize;
 
 use crate::peers::PeerKey;
 
@@ -26,9 +28,9 @@ pub struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// The limits that are set, by the names that targets' options have. An object is what the target calls
-    /// it.
-    pub fn named(&self, object: &str) -> Vec<(String, u32)> {
+    /// The limits that are set, as targets' options have them: by name, in which an object is what the target
+    /// calls it.
+    pub fn named(&self, object: &str) -> BTreeMap<String, u32> {
         let limits = [
             ("max_connections".into(), Some(self.max)),
             ("max_connections_per_peer".into(), self.per_peer_max),
@@ -82,23 +84,26 @@ impl fmt::Display for LimitExceeded {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LimitExceeded::Target(max) => write!(formatter, "the target has {max} connections, its limit"),
-            LimitExceeded::Peer(peer, max) => {
-                write!(formatter, "{peer} has {max} connections, the limit of one peer at present")
-            }
-            LimitExceeded::User(user, max) => {
-                write!(formatter, "user {user} has {max} connections, the limit of one user at present")
-            }
+            LimitExceeded::Peer(peer, max) => write!(
+                formatter,
+                "{peer} has {max} connections, the limit of one peer at present; max_connections_per_peer sets it"
+            ),
+            LimitExceeded::User(user, max) => write!(
+                formatter,
+                "user {user} has {max} connections, the limit of one user at present: seven eighths of what \
+                 others leave of max_connections"
+            ),
             LimitExceeded::Object(peer, max) => write!(
                 formatter,
-                "what {peer} connects to has {max} connections, the limit of one export, controller or target \
-                 at present"
+                "what {peer} connects to has {max} connections, its limit at present; max_connections_per_export, \
+                 _controller, _node or _subsystem sets it"
             ),
         }
     }
 }
 
-/// Connections of a peer, as reported to the control plane.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Connections of a peer, as targets report them, in JSON too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PeerConnections {
     /// The peer.
     pub peer: PeerKey,
@@ -290,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_are_set_are_those_that_apply_and_what_ends_makes_room() {
+    fn limits_that_are_set_apply_and_a_connection_that_ends_counts_no_more() {
         let limits = ConnectionLimits { max: 20, per_peer_max: Some(3), per_object_max: Some(5) };
         let admissions = Admissions::new(ConnectionLimits::new(2));
         assert_eq!(fill(&admissions, |_| peer(1), 1), (2, LimitExceeded::Target(2)));
@@ -303,7 +308,9 @@ mod tests {
         assert_eq!(fill(&admissions, |_| peer(1), 2).0, 1);
         let texts =
             [LimitExceeded::Peer(process(1000, 7), 3).to_string(), LimitExceeded::Target(20).to_string()];
-        assert_eq!(texts[0], "process 7 of user 1000 has 3 connections, the limit of one peer at present");
+        let expected = "process 7 of user 1000 has 3 connections, the limit of one peer at present; \
+                        max_connections_per_peer sets it";
+        assert_eq!(texts[0], expected);
         assert_eq!(texts[1], "the target has 20 connections, its limit");
     }
 }

@@ -1,12 +1,12 @@
 //! How much of a core's buffers each connection may hold, over all targets of the core.
 //!
 //! A peer that sends no data which it was asked for, or reads no answers, keeps the buffers of its commands.
-//! Enough such peers would hold all of them, and everybody else's requests would wait. So each connection
+//! Enough such peers would hold all of them, and the requests of all others would wait. So each connection
 //! that takes buffers has a [`MemoryShare`], which counts what it holds among what its [peer](PeerMemory) and
 //! its core ([`CoreMemory`]) hold:
 //!
 //! - A connection has a **window**: little at first, more each time that it has given back a window's worth
-//!   of buffers while it wanted more and the core had some to spare.
+//!   of buffers while it wanted more and the core had enough.
 //! - Up to half of the core's memory ([`MemoryLimits::shared`]) is for windows, and a peer has at most a part
 //!   of that, apart from first windows.
 //! - Beyond, a connection may hold its **first window** and no more. The last eighths are a **reserve**: only
@@ -146,7 +146,7 @@ pub struct MemoryShare {
 /// Why there is no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoMemory {
-    /// The connection holds what it may: it goes on when it has given some back ([`MemoryShare::fits`]).
+    /// The connection holds what it may: it continues when it has given some back ([`MemoryShare::fits`]).
     Full,
     /// Others hold it. No event says when it is back: retry each millisecond
     /// ([`is_waiting`](crate::ProtocolConnection::is_waiting)).
@@ -377,15 +377,15 @@ impl MemoryShare {
         may_exceed
     }
 
-    /// The window is full: it doubles if as much as it holds was given back since it was, and there is memory
-    /// to spare.
+    /// The window is full: it doubles if as much as it holds was given back since it was, and the core has
+    /// enough.
     fn widen(&mut self) {
         let has_moved = |from: usize| self.returned.wrapping_sub(from) >= self.window;
         if self.filled_at.is_some_and(|from| !has_moved(from)) {
             return;
         }
-        let is_spare = self.core.held.get().saturating_add(self.window) <= self.core.shared_max.get();
-        if self.filled_at.replace(self.returned).is_some() && is_spare {
+        let is_free = self.core.held.get().saturating_add(self.window) <= self.core.shared_max.get();
+        if self.filled_at.replace(self.returned).is_some() && is_free {
             self.window = self.window.saturating_mul(2).min(self.window_max);
         }
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use os::PeerCredentials;
+use serde::{Serialize, Serializer};
 use sockets::StreamAddress;
 
 /// A peer: its IPv4 address, the network that an IPv6 host chooses its address from, or its process.
@@ -54,6 +55,13 @@ impl fmt::Display for PeerKey {
             PeerKey::Own => formatter.write_str("this process"),
             PeerKey::Unknown => formatter.write_str("an unknown process"),
         }
+    }
+}
+
+/// As its text.
+impl Serialize for PeerKey {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -769,7 +769,7 @@ fn a_silent_peer_has_the_whole_time_out_while_there_is_memory() {
         assert_eq!(world.run(silent, b"").as_deref(), Some(""));
         world.now_ns += 1_000_000_000;
     }
-    assert_eq!(world.run(silent, b"").as_deref(), Some("A"), "it is told");
+    assert_eq!(world.run(silent, b"").as_deref(), Some("A"), "it is notified");
     assert_eq!(world.run(silent, b""), None);
     assert_eq!(world.run(slow, b"g").unwrap(), "g");
     for _ in 0..100 {
@@ -807,7 +807,7 @@ fn no_peer_takes_all_connections_whatever_it_connects_from() {
         for (other, credentials) in others.into_iter().zip([None, None, process(8, 1001)]) {
             assert!(login(&mut world, other, credentials).1, "{other}");
         }
-        // One that has ended makes room for one, and not for three: others have come.
+        // Three have ended, of which others took two.
         for (id, _) in &own[..3] {
             world.peers.close(*id);
         }

@@ -8,7 +8,7 @@ use bdev::{Closing, PreparedReservations, Registry};
 use control::json::{Value, json};
 use control::{Method, Module, NoParameters, RpcError};
 use reactor::ReactorHandle;
-use target_shell::{ConnectionLimits, PeerConnections, canonical_mask};
+use target_shell::{ConnectionLimits, canonical_mask};
 
 use crate::limits::CONNECTIONS_MAX;
 use crate::{
@@ -87,11 +87,11 @@ impl Module for VhostModule {
                 )
                 .errors(&[(RpcError::INVALID_PARAMS, "a limit is 0 or beyond 512")]),
             Method::query("vhost_get_options", |module: &VhostModule, _: NoParameters| {
-                Ok::<_, RpcError>(describe_limits(&module.target.limits()))
+                Ok::<_, RpcError>(module.target.limits().named("controller"))
             })
             .text("Returns the options. Not an SPDK method.", "the parameters of `vhost_set_options` that are set"),
             Method::query("vhost_get_peers", |module: &VhostModule, _: NoParameters| {
-                Ok::<_, RpcError>(module.target.peers().iter().map(describe_peer).collect::<Vec<Value>>())
+                Ok::<_, RpcError>(module.target.peers())
             })
             .text(
                 "Lists the processes that are connected, those with the most connections first. Not an SPDK method.",
@@ -140,7 +140,7 @@ impl Module for VhostModule {
         };
         let limits = self.target.limits();
         let options = (limits != ConnectionLimits::new(CONNECTIONS_MAX))
-            .then(|| json!({ "method": "vhost_set_options", "params": describe_limits(&limits) }));
+            .then(|| json!({ "method": "vhost_set_options", "params": limits.named("controller") }));
         options.into_iter().chain(self.target.configured().into_iter().flat_map(calls)).collect()
     }
 
@@ -168,18 +168,6 @@ fn set_options(module: &VhostModule, params: SetOptions) -> Result<bool, RpcErro
         per_object_max: params.max_connections_per_controller,
     })?;
     Ok(true)
-}
-
-fn describe_limits(limits: &ConnectionLimits) -> Value {
-    limits.named("controller").into_iter().map(|(name, limit)| (name, json!(limit))).collect()
-}
-
-fn describe_peer(one: &PeerConnections) -> Value {
-    json!({
-        "peer": one.peer.to_string(),
-        "connections": one.connections,
-        "connections_max": one.connections_max,
-    })
 }
 
 impl From<VhostTargetError> for RpcError {
@@ -392,7 +380,7 @@ impl Module for VhostScsiModule {
                     "Makes a virtio SCSI host for vhost-user clients, such as QEMU, at a UNIX socket. It has no targets.",
                     "true",
                 )
-                // Whether it has started is said by the other call.
+                // The other call says whether it has started.
                 .canonical(|_: &VhostScsiModule, params: &mut CreateScsi| {
                     params.delay = true;
                     set_canonical_mask(&mut params.cpumask)

@@ -11,8 +11,8 @@ use reactor::ReactorHandle;
 use scsi::{LogicalUnit, ReactorSanitizer, UnitConfig};
 use sockets::StreamAddress;
 use target_shell::{
-    ConnectionLimits, DeviceKeys, GroupLimits, PeerConnections, Publisher, TargetCores, mask_of_reactors,
-    reactors_of_mask,
+    ConnectionLimits, DeviceKeys, GroupLimits, LazyCores, PeerConnections, Publisher, TargetCores,
+    mask_of_reactors, reactors_of_mask,
 };
 use wire_virtio::blk::SECTOR_BYTES;
 
@@ -43,13 +43,11 @@ struct TargetShared {
     state: Mutex<TargetState>,
 }
 
-#[derive(Default)]
 struct TargetState {
-    cores: Option<TargetCores<VhostCore>>,
+    cores: LazyCores<VhostCore>,
     controllers: BTreeMap<String, Created>,
     last_id: u64,
     keys: DeviceKeys,
-    limits: Option<ConnectionLimits>,
     stopping: bool,
 }
 
@@ -90,7 +88,7 @@ impl VhostTarget {
             reactors: reactors.to_vec(),
             publisher: Publisher::default(),
             directory,
-            state: Mutex::default(),
+            state: Mutex::new(TargetState::new()),
         });
         let target = Arc::downgrade(&shared);
         registry.subscribe(Box::new(move |event| {
@@ -283,9 +281,7 @@ impl VhostTarget {
         cpumask: Option<String>,
     ) -> Result<VhostControllerInfo, VhostTargetError> {
         let reactors = reactors_of_mask(&self.0.reactors, cpumask.as_deref())?;
-        if state.cores.is_none() {
-            self.start(state)?;
-        }
+        self.start(state)?;
         state.last_id += 1;
         let controller = Controller::new(state.last_id, state.free_port(), name, backend, reactors.into());
         let socket = self.0.directory.join(name);
@@ -302,7 +298,7 @@ impl VhostTarget {
     /// Has a controller listen. Clients may connect at once, so the cores know the controller before.
     fn listen(&self, state: &mut TargetState, name: &str) -> Result<(), VhostTargetError> {
         let TargetState { cores, controllers, .. } = state;
-        let (Some(cores), Some(created)) = (cores, controllers.get_mut(name)) else {
+        let (Some(cores), Some(created)) = (cores.get(), controllers.get_mut(name)) else {
             return Err(VhostTargetError::NotFound(name.into()));
         };
         cores.listen(&StreamAddress::Unix(created.socket.clone()), created.controller.portid)?;
@@ -339,10 +335,7 @@ impl VhostTarget {
         }
         let generation = self.0.publisher.generation();
         keys.into_iter().for_each(|key| state.keys.retire(key, generation));
-        if let Some(cores) = &state.cores {
-            // A core that does not respond closes it when it runs again.
-            _ = cores.unlisten(Some(controller.portid));
-        }
+        state.cores.unlisten(Some(controller.portid));
         Ok(Closing::of(created.open_devices().iter().map(|(_, descriptor)| &**descriptor)))
     }
 
@@ -391,12 +384,12 @@ impl VhostTarget {
 
     /// The clients that have begun a session, those with the most connections first.
     pub fn peers(&self) -> Vec<PeerConnections> {
-        self.lock_any().cores.as_ref().map(TargetCores::peers).unwrap_or_default()
+        self.lock_any().cores.peers()
     }
 
     /// How many connections there may be.
     pub fn limits(&self) -> ConnectionLimits {
-        self.lock_any().limits()
+        self.lock_any().cores.limits().clone()
     }
 
     /// Changes how many connections there may be, for clients that come from now on.
@@ -405,11 +398,7 @@ impl VhostTarget {
     /// A limit is 0 or beyond 512, or the target is stopping.
     pub fn set_limits(&self, limits: ConnectionLimits) -> Result<(), VhostTargetError> {
         limits.check(CONNECTIONS_MAX, "controller").map_err(VhostTargetError::Invalid)?;
-        let mut state = self.lock()?;
-        if let Some(cores) = &state.cores {
-            cores.set_limits(limits.clone());
-        }
-        state.limits = Some(limits);
+        self.lock()?.cores.set_limits(limits);
         Ok(())
     }
 
@@ -417,10 +406,7 @@ impl VhostTarget {
     pub fn shutdown(&self) {
         let mut state = self.lock_any();
         state.stopping = true;
-        if let Some(cores) = &state.cores {
-            // Fails only without reactors, and then nothing listens.
-            _ = cores.unlisten(None);
-        }
+        state.cores.unlisten(None);
     }
 
     /// The name of the block device that `name` finds.
@@ -434,15 +420,17 @@ impl VhostTarget {
         self.0.publisher.publish(Arc::default());
     }
 
-    fn start(&self, state: &mut TargetState) -> Result<TargetCores<VhostCore>, VhostTargetError> {
-        let limits =
-            GroupLimits { connections: state.limits(), logins_max: LOGINS_MAX, ..GroupLimits::default() };
-        let links = CoreLinks::new(self.0.reactors.len());
-        let make = move |core: &reactor::Core, waker: &target_shell::GroupWaker| {
-            VhostCore::new(core, Some(waker), links.clone())
-        };
-        let cores = TargetCores::start(&self.0.reactors, &self.0.publisher, limits, make)?;
-        Ok(state.cores.insert(cores).clone())
+    /// Starts the cores, unless they have started.
+    fn start(&self, state: &mut TargetState) -> Result<(), VhostTargetError> {
+        state.cores.get_or_start(|connections| {
+            let limits = GroupLimits { connections, logins_max: LOGINS_MAX, ..GroupLimits::default() };
+            let links = CoreLinks::new(self.0.reactors.len());
+            let make = move |core: &reactor::Core, waker: &target_shell::GroupWaker| {
+                VhostCore::new(core, Some(waker), links.clone())
+            };
+            TargetCores::start(&self.0.reactors, &self.0.publisher, limits, make)
+        })?;
+        Ok(())
     }
 
     /// A device was removed: requests of its controllers fail from now on, and its SCSI targets are removed. Or it was
@@ -511,8 +499,14 @@ impl VhostTarget {
 }
 
 impl TargetState {
-    fn limits(&self) -> ConnectionLimits {
-        self.limits.clone().unwrap_or(ConnectionLimits::new(CONNECTIONS_MAX))
+    fn new() -> TargetState {
+        TargetState {
+            cores: LazyCores::new(ConnectionLimits::new(CONNECTIONS_MAX)),
+            controllers: BTreeMap::new(),
+            last_id: 0,
+            keys: DeviceKeys::default(),
+            stopping: false,
+        }
     }
 
     fn config(&self) -> VhostConfig {
@@ -574,7 +568,7 @@ impl TargetState {
 
     /// The controller of each open connection, and what is reported of it.
     fn sessions(&self, reactors: &[ReactorHandle]) -> Result<Vec<(u64, VhostSessionInfo)>, VhostTargetError> {
-        let Some(cores) = &self.cores else { return Ok(Vec::new()) };
+        let Some(cores) = self.cores.get() else { return Ok(Vec::new()) };
         let shares = cores.query(|core, connections| {
             connections.open().map(|one| one.share(core.index())).collect::<Vec<SessionShare>>()
         })?;

@@ -186,7 +186,11 @@ fn nvmf(directory: &str, port: u16) -> Vec<(&'static str, Value)> {
     vec![
         ("nvmf_set_max_subsystems", json!({ "max_subsystems": 100 })),
         ("nvmf_create_transport", json!({ "trtype": "tcp", "zcopy": false })),
-        ("nvmf_create_transport", json!({ "trtype": "vfiouser", "max_aq_depth": 32 })),
+        (
+            "nvmf_create_transport",
+            json!({ "trtype": "vfiouser", "max_aq_depth": 32, "max_connections": 9,
+            "max_connections_per_peer": 8, "max_connections_per_subsystem": 7 }),
+        ),
         ("nvmf_discovery_add_referral", json!({ "address": address("tcp", "ipv4", "192.0.2.1") })),
         ("nvmf_create_subsystem", json!({ "nqn": NQN, "max_namespaces": 0 })),
         ("nvmf_subsystem_add_host", json!({ "nqn": NQN, "host": HOST })),

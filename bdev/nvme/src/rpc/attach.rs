@@ -9,7 +9,7 @@ use control::{
 use nvme::Uri;
 use wire_nvme::fabrics::Nqn;
 
-use super::options::{MultipathOpts, NvmeOptions, reconnect_policy};
+use super::options::{LossTimeouts, MultipathOpts, NvmeOptions, reconnect_policy};
 use super::{NvmeModule, canonical_address, path_key, trid};
 use crate::{Attach, DiscoveryConfig, DiscoveryInfo, MultipathMode, PathConfig, TransportId};
 
@@ -87,6 +87,12 @@ fn transport_id(
         }
     };
     Ok(TransportId(uri))
+}
+
+/// `trtype`, `traddr`, `adrfam` and `trsvcid` of a controller, as they are saved.
+fn saved_address(id: &TransportId) -> (String, String, Option<String>, Option<TextOrNumber>) {
+    let (adrfam, port) = id.service().unzip();
+    (id.trtype().to_string(), id.traddr(), adrfam.map(str::to_string), port.map(TextOrNumber))
 }
 
 control::choices! {
@@ -211,27 +217,25 @@ impl AttachController {
     }
 
     /// As it is saved, with what `options` are the defaults of.
-    fn set_defaults(&mut self, options: &NvmeOptions) -> Result<(), RpcError> {
+    fn set_defaults(&mut self, options: &NvmeOptions) -> Result<(TransportId, LossTimeouts), RpcError> {
         let id = self.id()?;
-        self.trtype = id.trtype().to_string();
-        self.traddr = id.traddr();
-        let service = id.service();
-        self.adrfam = service.as_ref().map(|(adrfam, _)| (*adrfam).to_string());
-        self.trsvcid = service.map(|(_, port)| TextOrNumber(port));
+        (self.trtype, self.traddr, self.adrfam, self.trsvcid) = saved_address(&id);
         self.subnqn = id.subnqn().map(str::to_string);
-        self.ctrlr_loss_timeout_sec.get_or_insert(options.loss_timeouts.0);
-        self.reconnect_delay_sec.get_or_insert(options.loss_timeouts.1);
-        self.fast_io_fail_timeout_sec.get_or_insert(options.loss_timeouts.2);
+        let loss_timeouts = options.complete(
+            &mut self.ctrlr_loss_timeout_sec,
+            &mut self.reconnect_delay_sec,
+            &mut self.fast_io_fail_timeout_sec,
+        );
         let policy = self.multipath_opts.as_ref().map_or(Ok(options.policy), MultipathOpts::policy)?;
         self.multipath_opts = Some(MultipathOpts::of(policy));
         self.fabrics_connect_timeout_us = self.fabrics_connect_timeout_us.filter(|us| *us != 0);
         (self.max_bdevs, self.disable_sq_flow_control) = (None, None);
-        Ok(())
+        Ok((id, loss_timeouts))
     }
 
     fn set_canonical(&mut self, options: &NvmeOptions) -> Result<(), RpcError> {
         self.traddr = canonical_address(&self.traddr);
-        self.set_defaults(options)
+        self.set_defaults(options).map(drop)
     }
 }
 
@@ -240,21 +244,16 @@ fn attach(
     mut params: AttachController,
     job: &JobHandle,
 ) -> Result<Vec<String>, RpcError> {
-    let id = params.id()?;
     let options = module.options().clone();
+    let (id, loss_timeouts) = params.set_defaults(&options)?;
     let mut path = PathConfig::new(id.clone());
     path.options = options.driver_options();
     path.count_io = options.io_path_stat;
-    if let Some(us) = params.fabrics_connect_timeout_us.filter(|us| *us != 0) {
+    if let Some(us) = params.fabrics_connect_timeout_us {
         path.options.timeout_ns = us.saturating_mul(1000);
     }
     path.options.hostnqn = params.hostnqn.as_ref().and_then(HostNqn::nqn);
     path.num_io_queues = u16::try_from(params.num_io_queues.0).unwrap_or(u16::MAX);
-    let loss_timeouts = (
-        params.ctrlr_loss_timeout_sec.unwrap_or(options.loss_timeouts.0),
-        params.reconnect_delay_sec.unwrap_or(options.loss_timeouts.1),
-        params.fast_io_fail_timeout_sec.unwrap_or(options.loss_timeouts.2),
-    );
     path.reconnect = reconnect_policy(loss_timeouts)?;
     let policy = params.multipath_opts.as_ref().map_or(Ok(options.policy), MultipathOpts::policy)?;
     let mut attach = Attach::new(&params.name, path);
@@ -273,7 +272,6 @@ fn attach(
     let place = module.saved.paths.reserve();
     let names = module.initiator.attach(attach)?;
     let key = path_key(&params.name, &id);
-    params.set_defaults(&options)?;
     job.update(|| module.saved.paths.record_at(place, &key, "bdev_nvme_attach_controller", &params));
     Ok(names)
 }
@@ -324,25 +322,23 @@ impl StartDiscovery {
     }
 
     /// As it is saved, with what `options` are the defaults of.
-    fn set_defaults(&mut self, options: &NvmeOptions) -> Result<(), RpcError> {
+    fn set_defaults(&mut self, options: &NvmeOptions) -> Result<(TransportId, LossTimeouts), RpcError> {
         let id = self.id()?;
-        self.trtype = id.trtype().to_string();
-        self.traddr = id.traddr();
-        let service = id.service();
-        self.adrfam = service.as_ref().map(|(adrfam, _)| (*adrfam).to_string());
-        self.trsvcid = service.map(|(_, port)| TextOrNumber(port));
+        (self.trtype, self.traddr, self.adrfam, self.trsvcid) = saved_address(&id);
         self.attach_timeout_ms = None;
-        self.ctrlr_loss_timeout_sec.get_or_insert(options.loss_timeouts.0);
-        self.reconnect_delay_sec.get_or_insert(options.loss_timeouts.1);
-        self.fast_io_fail_timeout_sec.get_or_insert(options.loss_timeouts.2);
-        Ok(())
+        let loss_timeouts = options.complete(
+            &mut self.ctrlr_loss_timeout_sec,
+            &mut self.reconnect_delay_sec,
+            &mut self.fast_io_fail_timeout_sec,
+        );
+        Ok((id, loss_timeouts))
     }
 
     /// Whether the call waits is not part of what runs.
     fn set_canonical(&mut self, options: &NvmeOptions) -> Result<(), RpcError> {
         self.traddr = canonical_address(&self.traddr);
         self.wait_for_attach = false;
-        self.set_defaults(options)
+        self.set_defaults(options).map(drop)
     }
 }
 
@@ -351,21 +347,16 @@ fn start_discovery(
     mut params: StartDiscovery,
     job: &JobHandle,
 ) -> Result<bool, RpcError> {
-    let id = params.id()?;
-    let options = module.options().clone();
-    let mut path = PathConfig::new(id.clone());
-    path.options = options.driver_options();
-    path.count_io = options.io_path_stat;
-    path.options.hostnqn = params.hostnqn.as_ref().and_then(HostNqn::nqn);
-    let loss_timeouts = (
-        params.ctrlr_loss_timeout_sec.unwrap_or(options.loss_timeouts.0),
-        params.reconnect_delay_sec.unwrap_or(options.loss_timeouts.1),
-        params.fast_io_fail_timeout_sec.unwrap_or(options.loss_timeouts.2),
-    );
-    path.reconnect = reconnect_policy(loss_timeouts)?;
     let wait = params.wait_for_attach;
     let timeout = params.attach_timeout_ms.filter(|ms| *ms != 0).map(Duration::from_millis);
     let wait_for = (wait || timeout.is_some()).then(|| timeout.unwrap_or(DISCOVERY_TIMEOUT));
+    let options = module.options().clone();
+    let (id, loss_timeouts) = params.set_defaults(&options)?;
+    let mut path = PathConfig::new(id);
+    path.options = options.driver_options();
+    path.count_io = options.io_path_stat;
+    path.options.hostnqn = params.hostnqn.as_ref().and_then(HostNqn::nqn);
+    path.reconnect = reconnect_policy(loss_timeouts)?;
     let discovery = DiscoveryConfig {
         name: params.name.clone(),
         path,
@@ -379,7 +370,6 @@ fn start_discovery(
     });
     let place = module.saved.discoveries.reserve();
     module.initiator.start_discovery(discovery, wait_for)?;
-    params.set_defaults(&options)?;
     let record = || {
         module.saved.discoveries.record_at(place, &params.name, "bdev_nvme_start_discovery", &params);
     };

@@ -34,6 +34,9 @@ pub(super) fn methods() -> Vec<Method<NvmeModule>> {
 /// Largest `transport_ack_timeout`: 24 days.
 const TRANSPORT_ACK_TIMEOUT_MAX: u8 = 31;
 
+/// `ctrlr_loss_timeout_sec`, `reconnect_delay_sec` and `fast_io_fail_timeout_sec`.
+pub(super) type LossTimeouts = (i32, u32, u32);
+
 /// Options of `bdev_nvme_set_options`: defaults for controllers attached later.
 #[derive(Clone, Debug)]
 pub(super) struct NvmeOptions {
@@ -44,8 +47,7 @@ pub(super) struct NvmeOptions {
     io_queue_requests: u32,
     /// log2 of milliseconds; 0 is none.
     transport_ack_timeout: u8,
-    /// `ctrlr_loss_timeout_sec`, `reconnect_delay_sec` and `fast_io_fail_timeout_sec`.
-    pub(super) loss_timeouts: (i32, u32, u32),
+    loss_timeouts: LossTimeouts,
     pub(super) policy: Policy,
     pub(super) io_path_stat: bool,
     quiesce_wait: bool,
@@ -71,6 +73,21 @@ impl Default for NvmeOptions {
 }
 
 impl NvmeOptions {
+    /// Completes the time-outs that a call gives.
+    pub(super) fn complete(
+        &self,
+        loss: &mut Option<i32>,
+        delay: &mut Option<u32>,
+        fast_fail: &mut Option<u32>,
+    ) -> LossTimeouts {
+        let default = self.loss_timeouts;
+        (
+            *loss.get_or_insert(default.0),
+            *delay.get_or_insert(default.1),
+            *fast_fail.get_or_insert(default.2),
+        )
+    }
+
     pub(super) fn retries_max(&self) -> u16 {
         // -1 means unlimited in SPDK; here the number of retries is bounded.
         u16::try_from(self.bdev_retry_count).unwrap_or(u16::MAX)
@@ -312,7 +329,7 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
 }
 
 pub(super) fn reconnect_policy(
-    (loss, delay, fast_fail): (i32, u32, u32),
+    (loss, delay, fast_fail): LossTimeouts,
 ) -> Result<ReconnectPolicy, RpcError> {
     let policy = ReconnectPolicy::from_seconds(loss, delay, fast_fail);
     policy.map_err(|error| RpcError::new(RpcError::EINVAL, error))

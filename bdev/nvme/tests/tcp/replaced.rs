@@ -194,17 +194,17 @@ fn a_refused_connection_is_reported_with_its_address() {
     assert_eq!(error.to_lowercase(), expected);
 }
 
-/// Writes and reads one block after the other until it is told to stop; returns why the driver gave up, if it
-/// did.
+/// Writes and reads one block after the other until `stop` is set; returns why the driver gave up, if it did.
 async fn drive(
     core: reactor::Core,
     port: String,
+    outage_ns_max: u64,
     stop: Arc<AtomicBool>,
     steps: Arc<AtomicU64>,
 ) -> Result<(), Option<nvme::ControllerFailure>> {
     let uri = format!("nvme+tcp://127.0.0.1:{port}/{NQN}").parse().unwrap();
     let options = nvme::Options::default();
-    let mut namespace = nvme::Namespace::open_reconnecting(&core, &uri, &options, u64::MAX).await.unwrap();
+    let mut namespace = nvme::Namespace::open_reconnecting(&core, &uri, &options, outage_ns_max).await.unwrap();
     while !stop.load(Ordering::Relaxed) {
         let step = steps.load(Ordering::Relaxed);
         let mut buffer = core.pool().take(512).unwrap();
@@ -228,24 +228,51 @@ async fn drive(
     Ok(())
 }
 
+/// [`drive`] on a reactor.
+struct Driver {
+    stop: Arc<AtomicBool>,
+    steps: Arc<AtomicU64>,
+    outcome: std::sync::mpsc::Receiver<Result<(), Option<nvme::ControllerFailure>>>,
+}
+
+impl Driver {
+    fn start(reactors: &reactor::Reactors, port: &str, outage_ns_max: u64) -> Driver {
+        let (stop, steps) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (sender, outcome) = std::sync::mpsc::sync_channel(1);
+        let (port, its_stop, its_steps) = (port.to_string(), stop.clone(), steps.clone());
+        let job = move |core: &reactor::Core| {
+            let core = core.clone();
+            core.clone().spawn(async move {
+                let _ = sender.send(drive(core, port, outage_ns_max, its_stop, its_steps).await);
+            });
+        };
+        reactors.handles()[0].post(job).unwrap();
+        Driver { stop, steps, outcome }
+    }
+}
+
+#[test]
+fn the_drivers_namespace_gives_up_a_target_that_stays_away_for_how_it_was_lost() {
+    let medium = two_media();
+    let side = TargetSide::start(&medium, &["0".into()]);
+    let reactors = reactors();
+    let driver = Driver::start(&reactors, &side.ports()[0], 1);
+    wait_for_progress(&driver.steps);
+    drop(side);
+    let ended = driver.outcome.recv_timeout(std::time::Duration::from_secs(30)).unwrap();
+    let failure = ended.unwrap_err().expect("it has given up");
+    use nvme::ControllerFailure::{Closed, Network};
+    assert!(matches!(failure, Closed | Network(_)), "{failure}");
+    drop(reactors);
+}
+
 #[test]
 fn the_drivers_namespace_outlives_its_connections_but_not_its_identity() {
     let medium = two_media();
     let side = TargetSide::start(&medium, &["0".into()]);
     let ports = side.ports();
     let reactors = reactors();
-    let (stop, steps) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let (sender, outcome) = std::sync::mpsc::sync_channel(1);
-    let job = {
-        let (port, stop, steps) = (ports[0].clone(), stop.clone(), steps.clone());
-        move |core: &reactor::Core| {
-            let core = core.clone();
-            core.clone().spawn(async move {
-                let _ = sender.send(drive(core, port, stop, steps).await);
-            });
-        }
-    };
-    reactors.handles()[0].post(job).unwrap();
+    let Driver { stop, steps, outcome } = Driver::start(&reactors, &ports[0], u64::MAX);
     wait_for_progress(&steps);
     drop(side);
     let side = TargetSide::start(&medium, &ports);

@@ -154,7 +154,7 @@ fn connections_of_one_registrant_share_a_mask() {
     assert!(device.reservations.deny_mask(&host(3)).denies(access::READ), "a later connection too");
 }
 
-/// What it is told to deny.
+/// What was set last.
 #[derive(Debug, Default)]
 struct Obedient(AtomicU8);
 

@@ -16,7 +16,7 @@ use crate::uri::TcpUri;
 
 /// The identifiers of a namespace; zeroes and `None` for those that it does not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NamespaceIdentity {
+pub(super) struct NamespaceIdentifiers {
     nguid: [u8; 16],
     eui64: [u8; 8],
     uuid: Option<[u8; 16]>,
@@ -46,9 +46,9 @@ impl TcpNamespace {
     }
 
     /// Reads the identifiers of the namespace.
-    pub(super) async fn identify(&mut self) -> Result<NamespaceIdentity, NvmeOpenError> {
+    pub(super) async fn identify(&mut self) -> Result<NamespaceIdentifiers, NvmeOpenError> {
         let uuid = self.association.namespace_uuid(self.nsid).await?;
-        Ok(NamespaceIdentity { nguid: self.nguid, eui64: self.eui64, uuid })
+        Ok(NamespaceIdentifiers { nguid: self.nguid, eui64: self.eui64, uuid })
     }
 }
 

@@ -7,7 +7,7 @@ use block_io::{Channel, Completion, Request, Status};
 use dma::Data;
 use reactor::Core;
 
-use super::namespace::{NamespaceIdentity, TcpNamespace};
+use super::namespace::{NamespaceIdentifiers, TcpNamespace};
 use crate::error::{ControllerFailure, NvmeOpenError};
 use crate::io_queue::IoQueue;
 use crate::options::Options;
@@ -19,7 +19,7 @@ const RETRY_NS: u64 = 100_000_000;
 /// How often the outcome of an attempt is looked at.
 const ATTEMPT_POLL_NS: u64 = 5_000_000;
 
-type Opened = Result<(TcpNamespace, NamespaceIdentity), NvmeOpenError>;
+type Opened = Result<(TcpNamespace, NamespaceIdentifiers), NvmeOpenError>;
 type Attempt = Rc<RefCell<Option<Opened>>>;
 
 /// A namespace over TCP that is connected again when its connection is lost.
@@ -35,12 +35,14 @@ pub(crate) struct ReconnectingNamespace {
     /// Longest outage.
     outage_ns_max: u64,
     link: Link,
+    /// Why the connection was lost last.
+    lost_by: Option<ControllerFailure>,
     /// Requests that the present connection has and has not returned.
     in_flight: usize,
     /// Requests that a lost connection had, oldest first.
     lost: Vec<Request<Data>>,
     refused: Vec<Completion<Data>>,
-    identity: NamespaceIdentity,
+    identity: NamespaceIdentifiers,
     block_size: u32,
     blocks: u64,
     transfer_max_bytes: u32,
@@ -69,6 +71,7 @@ impl ReconnectingNamespace {
             uri: uri.clone(),
             options: options.clone(),
             outage_ns_max,
+            lost_by: None,
             in_flight: 0,
             lost: Vec::new(),
             refused: Vec::new(),
@@ -97,6 +100,7 @@ impl ReconnectingNamespace {
         // A controller that fell silent may still execute writes: they are repeated only when it has stopped.
         let (now_ns, quiesced_ns) = (self.core.now_ns(), namespace.quiesced_ns());
         self.stats = self.stats.plus(&namespace.stats());
+        self.lost_by = namespace.failure();
         self.link = Link::Waiting(now_ns.max(quiesced_ns), now_ns);
     }
 
@@ -106,7 +110,7 @@ impl ReconnectingNamespace {
         let now_ns = self.core.now_ns();
         match &mut self.link {
             Link::Waiting(_, lost_ns) if now_ns.saturating_sub(*lost_ns) > self.outage_ns_max => {
-                self.give_up(ControllerFailure::AdminTimeout);
+                self.give_up(self.lost_by.unwrap_or(ControllerFailure::Closed));
             }
             Link::Waiting(due_ns, lost_ns) if now_ns >= *due_ns => {
                 let (attempt, lost_ns) = (Attempt::default(), *lost_ns);
@@ -142,7 +146,7 @@ impl ReconnectingNamespace {
         }
     }
 
-    fn is_same(&self, namespace: &TcpNamespace, identity: &NamespaceIdentity) -> bool {
+    fn is_same(&self, namespace: &TcpNamespace, identity: &NamespaceIdentifiers) -> bool {
         *identity == self.identity
             && namespace.block_size() == self.block_size
             && namespace.blocks() >= self.blocks

@@ -14,7 +14,7 @@ mod devices;
 
 /// Job files and environment variables of a test.
 #[derive(Default)]
-struct TestFiles {
+pub(crate) struct TestFiles {
     files: BTreeMap<&'static str, String>,
     variables: BTreeMap<&'static str, &'static str>,
 }
@@ -37,7 +37,7 @@ fn test_files(text: &str) -> TestFiles {
     TestFiles { files: BTreeMap::from([("a.fio", text.to_string())]), ..TestFiles::default() }
 }
 
-fn words(line: &str) -> Vec<String> {
+pub(crate) fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_string).collect()
 }
 

@@ -122,9 +122,7 @@ pub(super) fn parse_address(
     port_name: &str,
     port: &str,
 ) -> Result<SocketAddr, RpcError> {
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let ip: IpAddr = if bare == "*" { "0.0.0.0" } else { bare }
-        .parse()
+    let ip = sockets::parse_ip(if ["*", "[*]"].contains(&host) { "0.0.0.0" } else { host })
         .map_err(|_| RpcError::invalid_params(format!("{host_name}: {host} is not an IP address")))?;
     let port = port
         .parse()

@@ -264,23 +264,19 @@ impl IscsiTarget {
         addresses: &[SocketAddr],
         group: &mut PortalGroup,
     ) -> Result<(), IscsiTargetError> {
-        let cores = match &state.cores {
-            Some(cores) => cores.clone(),
-            None => {
-                let limits =
-                    GroupLimits { connections: state.model.options.limits.clone(), ..GroupLimits::default() };
-                let sessions = self.0.sessions.clone();
-                let core = move |_: &reactor::Core, waker: &target_shell::GroupWaker| {
-                    IscsiCore::new(sessions.clone(), Some(waker.clone()))
-                };
-                let cores = TargetCores::start(&self.0.reactors, &self.0.publisher, limits, core)?;
-                state.cores.insert(cores).clone()
-            }
-        };
+        let TargetState { cores, last_portid, .. } = state;
+        let cores = cores.get_or_start(|connections| {
+            let limits = GroupLimits { connections, ..GroupLimits::default() };
+            let sessions = self.0.sessions.clone();
+            let core = move |_: &reactor::Core, waker: &target_shell::GroupWaker| {
+                IscsiCore::new(sessions.clone(), Some(waker.clone()))
+            };
+            TargetCores::start(&self.0.reactors, &self.0.publisher, limits, core)
+        })?;
         for address in addresses {
-            let portid = state.last_portid.wrapping_add(1).max(1);
+            let portid = last_portid.wrapping_add(1).max(1);
             let bound = cores.listen(&StreamAddress::Tcp(*address), portid)?;
-            state.last_portid = portid;
+            *last_portid = portid;
             group.portals.push(Portal { portid, address: bound.tcp().unwrap_or(*address) });
         }
         Ok(())

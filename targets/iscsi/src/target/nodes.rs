@@ -325,7 +325,7 @@ impl IscsiTarget {
         let state = self.lock()?;
         let name = state.model.full_name(name);
         let id = state.model.nodes.get(&name).ok_or_else(|| no_node(&name))?.target.id;
-        let Some(cores) = state.cores.clone() else { return Ok(()) };
+        let Some(cores) = state.cores.get().cloned() else { return Ok(()) };
         drop(state);
         cores.query(move |_, connections| {
             connections.update(|_, entry| {

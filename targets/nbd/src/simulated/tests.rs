@@ -371,7 +371,7 @@ fn clients_that_never_read_trickle_or_owe_payload_do_not_stop_others() {
         }
         let left = target.group.connections().len() - 2;
         assert!(left < HOSTILE / 2, "kind {number}: {left} are left, although others lack memory");
-        // Who comes now is served, too.
+        // A client that connects now is served, too.
         let id = target.connect_from("10.0.0.8:1");
         let mut late = Client::negotiate(&mut target, id, &[]);
         assert!(is_served(&mut late, &mut target), "kind {number}");

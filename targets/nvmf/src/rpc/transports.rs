@@ -82,6 +82,47 @@ control::parameters! {
     }
 }
 
+impl CreateTransport {
+    /// Removes the options that only TCP has.
+    fn remove_tcp(&mut self) {
+        // Without `..`: an option that is new has to be named here.
+        let CreateTransport {
+            trtype: _,
+            tgt_name: _,
+            max_queue_depth: _,
+            max_io_qpairs_per_ctrlr: _,
+            max_io_size: _,
+            disable_mappable_bar0: _,
+            in_capsule_data_size,
+            max_aq_depth,
+            c2h_success,
+            max_connections,
+            max_connections_per_peer,
+            max_connections_per_subsystem,
+            max_pending_logins,
+            max_pending_logins_per_peer,
+            connection_bytes_max,
+            host_bytes_max,
+            transfer_timeout_ms,
+        } = self;
+        *c2h_success = None;
+        for option in [
+            in_capsule_data_size,
+            max_aq_depth,
+            max_connections,
+            max_connections_per_peer,
+            max_connections_per_subsystem,
+            max_pending_logins,
+            max_pending_logins_per_peer,
+            connection_bytes_max,
+            host_bytes_max,
+            transfer_timeout_ms,
+        ] {
+            *option = None;
+        }
+    }
+}
+
 /// The options of a transport as it uses them.
 enum TransportConfig {
     Tcp(TcpTransportConfig),
@@ -140,10 +181,7 @@ pub(super) fn canonical_transport(_: &NvmfModule, params: &mut CreateTransport) 
             params.max_queue_depth = Some(config.max_queue_depth);
             params.max_io_qpairs_per_ctrlr = Some(config.max_io_qpairs_per_ctrlr);
             params.max_io_size = Some(config.max_io_size);
-            (params.in_capsule_data_size, params.max_aq_depth, params.c2h_success) = (None, None, None);
-            (params.max_connections, params.max_pending_logins) = (None, None);
-            (params.max_pending_logins_per_peer, params.connection_bytes_max) = (None, None);
-            (params.host_bytes_max, params.transfer_timeout_ms) = (None, None);
+            params.remove_tcp();
         }
     }
     Ok(())

@@ -15,9 +15,8 @@ use crate::transfers::{CheckTimes, TransferReport};
 pub(super) struct SlowPeers {
     times: CheckTimes,
     /// How often the core's pool had no buffer for a connection, and how often one was refused a buffer.
-    failures: u64,
-    refusals: u64,
-    /// Spare allocation.
+    lacks: (u64, u64),
+    /// Filled at each check; here for its allocation.
     report: TransferReport,
 }
 
@@ -25,8 +24,7 @@ impl SlowPeers {
     pub(super) fn new(timeout_ns: u64) -> SlowPeers {
         SlowPeers {
             times: CheckTimes::new(timeout_ns),
-            failures: 0,
-            refusals: 0,
+            lacks: (0, 0),
             report: TransferReport::default(),
         }
     }
@@ -41,9 +39,8 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
     /// Whether a connection on this core lacked memory since the last check, of this target or another.
     fn take_lack(&mut self) -> bool {
         let failures = self.pool.counts().iter().map(|counts| counts.failures).sum();
-        let known = (self.slow_peers.failures, self.slow_peers.refusals);
-        (self.slow_peers.failures, self.slow_peers.refusals) = (failures, self.memory.refusals());
-        known != (failures, self.memory.refusals())
+        let lacks = (failures, self.memory.refusals());
+        std::mem::replace(&mut self.slow_peers.lacks, lacks) != lacks
     }
 
     /// Closes connections whose peers have had their time.
@@ -56,15 +53,13 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         for (slot, entry) in self.connections.slab.iter_mut().filter(|(_, entry)| !entry.closed) {
             report.clear();
             entry.connection.transfers(report);
-            let Some(memory) = entry.connection.memory() else {
-                let result = entry.transfers.check(report, 0, times, is_core_lacking);
-                is_waiting |= result.is_waiting;
-                failed.extend(result.has_failed.then_some(slot));
-                continue;
-            };
-            let is_lacking = is_core_lacking | entry.transfers.take_refusals(memory.peer_refusals());
-            let result = entry.transfers.check(report, memory.returned(), times, is_lacking);
-            memory.checked(result.makes_progress, result.is_slow, is_lacking);
+            let memory = entry.connection.memory();
+            let counted = memory.as_ref().map_or((0, 0), |one| (one.returned(), one.peer_refusals()));
+            let is_lacking = is_core_lacking | entry.transfers.take_refusals(counted.1);
+            let result = entry.transfers.check(report, counted.0, times, is_lacking);
+            if let Some(memory) = memory {
+                memory.checked(result.makes_progress, result.is_slow, is_lacking);
+            }
             is_waiting |= result.is_waiting;
             failed.extend(result.has_failed.then_some(slot));
         }

@@ -137,7 +137,7 @@ fn who_is_slow_while_others_lack_memory_earns_its_window_again() {
 }
 
 #[test]
-fn a_peer_leaves_a_part_to_others_and_its_own_progress_goes_on() {
+fn a_peer_leaves_a_part_to_others_and_its_connections_with_progress_continue() {
     let core = core();
     let owner = || MemoryOwner::Name(b"one"[..].into());
     let peer = core.strict_peer(owner(), 50);

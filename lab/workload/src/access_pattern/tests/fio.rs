@@ -4,24 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::jobfile::{Lookup, plan};
+use crate::jobfile::plan;
+use crate::jobfile::tests::{TestFiles, words};
 
 const RECORDED: &str = include_str!("fio-3.33.txt");
 
 /// The block size of the devices.
 const UNIT: u64 = 512;
-
-struct NoFiles;
-
-impl Lookup for NoFiles {
-    fn file(&self, path: &str) -> Result<String, String> {
-        Err(path.to_string())
-    }
-
-    fn variable(&self, _: &str) -> Option<String> {
-        None
-    }
-}
 
 fn kib(text: &str) -> u64 {
     crate::units::parse_bytes(text).unwrap() >> 10
@@ -29,9 +18,8 @@ fn kib(text: &str) -> u64 {
 
 /// The job of a line of options.
 fn job(options: &str) -> crate::jobfile::PerfJob {
-    let words: Vec<String> =
-        ["--name=a", "--ioengine=null"].into_iter().chain(options.split(' ')).map(String::from).collect();
-    plan(&words, &NoFiles).unwrap().jobs.swap_remove(0)
+    let line = words(&format!("--name=a --ioengine=null {options}"));
+    plan(&line, &TestFiles::default()).unwrap().jobs.swap_remove(0)
 }
 
 fn pattern(job: &crate::jobfile::PerfJob, file_kib: u64) -> AccessPattern {

@@ -242,9 +242,9 @@ fn a_namespace_that_replaced_another_is_served_when_the_host_has_identified_it()
     let mut early = table(&harness, &replaced);
     assert!(!is_served(&early));
     page(&mut harness, identify(Cns::Namespace, 1));
-    assert!(!early.is_identified(1), "the controller has told of the first one still");
+    assert!(!early.is_identified(1), "the controller still reports the first one");
     harness.deliver(ControllerEvent::SubsystemChanged(Arc::new(replaced.clone())));
-    // The descriptors alone do not tell its format.
+    // The descriptors alone do not have its format.
     page(&mut harness, identify(Cns::NamespaceDescriptors, 1));
     assert!(!early.is_identified(1) && !is_served(&table(&harness, &replaced)));
     page(&mut harness, identify(Cns::Namespace, 1));

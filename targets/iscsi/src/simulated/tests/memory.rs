@@ -73,7 +73,7 @@ fn initiators_that_announce_data_and_send_none_do_not_stop_others() {
 }
 
 #[test]
-fn an_initiator_that_is_disconnected_for_its_data_is_told() {
+fn an_initiator_that_is_disconnected_for_its_data_gets_a_message() {
     let mut target = plain_target();
     let mut initiator = begin_as(&mut target, "10.0.0.7:1", 1, &[("ImmediateData", "No")]);
     initiator.command(&mut target, transfer(WRITE, 0, BLOCKS), BYTES as u32, (false, true), &[], true);
@@ -124,6 +124,6 @@ fn without_memory_for_unasked_data_a_command_ends_with_task_set_full_if_others_w
     let full = statuses.iter().filter(|status| **status == ScsiStatus::TaskSetFull as u8).count();
     assert!((1..8).contains(&full), "{statuses:?}");
     assert!(statuses.iter().all(|status| *status == 0 || *status == ScsiStatus::TaskSetFull as u8));
-    // It goes on.
+    // The session continues.
     assert_eq!(initiator.read_blocks(&mut target, 0, BLOCKS, BYTES as u32), [5; BYTES]);
 }
