@@ -103,6 +103,16 @@ pub enum StoreError {
         /// What is wrong.
         source: LogError,
     },
+    /// The group's partition on the device is damaged, and is kept.
+    #[error("partition {partition} of logical group {group} is damaged: {reason}")]
+    Damaged {
+        /// The partition.
+        partition: u32,
+        /// The logical group.
+        group: u32,
+        /// What is wrong.
+        reason: String,
+    },
     /// A replica that the node is to get finds no partition.
     #[error("the device has no partition left for logical group {0}")]
     NoSpare(u32),
@@ -236,6 +246,22 @@ pub enum StoreError {
     /// The image cannot be like this.
     #[error("{0}")]
     InvalidImage(String),
+}
+
+impl StoreError {
+    /// Whether what one partition has is damaged, or cannot be read: others may be in order. What cannot be
+    /// written concerns the device, which may be full.
+    pub(crate) fn is_damage(&self) -> bool {
+        match self {
+            StoreError::Io { what, .. } => *what == "read",
+            StoreError::Objects { .. }
+            | StoreError::Log { .. }
+            | StoreError::CheckpointRecord { .. }
+            | StoreError::Checkpoint { .. }
+            | StoreError::Checksum { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// The first groups of a list, and how many there are.

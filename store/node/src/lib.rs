@@ -53,7 +53,9 @@ pub use disks::{CHECKSUM_CACHE_BYTES, StoreBdevs, class_of};
 pub use error::StoreError;
 pub use format::{FormatOptions, PARTITIONS_MAX, ReplicaFormat};
 pub use node::{ImageInfo, PartitionStatus, StoreCores, StoreNode, StoreOptions, format_device};
-pub use replica_node::{MakeOutbox, PoolOptions, ReplicaHandle, ReplicaNode, ReplicaNodeConfig};
+pub use replica_node::{
+    FailedPartition, MakeOutbox, PoolOptions, ReplicaHandle, ReplicaNode, ReplicaNodeConfig,
+};
 pub use server::{ClientKeyTable, NoRoom, NodeServer, NodeServerConfig};
 pub use shard::replication::{Outbox, ReplicaDescription, ReplicaInput};
 pub use store_image::{IMAGE_BLOCK_BYTES, TRANSFER_BYTES_MAX};

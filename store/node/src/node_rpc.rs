@@ -159,7 +159,7 @@ impl Module for NodeModule {
                 .text(
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
                     "object with `node`, `state` (`serves`, or `leaving` while others take over), `cluster`, `address`, `bdev_name`, `log_bdev_name`, `durability`, `lease_ms`, `grace_ms`, `replicas`, \
-                     `checksum_cache_limit_bytes`, `spare_partitions`, `refused`, `without_room`, `map` with what the node has seen of the map, and `nodes` with the addresses of all nodes",
+                     `checksum_cache_limit_bytes`, `spare_partitions`, `failed_partitions`, `refused`, `without_room`, `map` with what the node has seen of the map, and `nodes` with the addresses of all nodes",
                 )
                 .errors(&[NO_NODE]),
         ]

@@ -72,6 +72,17 @@ pub struct ReplicaNode {
     partitions: Mutex<Partitions>,
 }
 
+/// A partition that is damaged or cannot be read, so that its group has no replica here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedPartition {
+    /// Its index on the device.
+    pub index: u32,
+    /// Its logical group; `None` if the headers of its log, which name it, are damaged.
+    pub group: Option<u32>,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
 #[derive(Default)]
 struct Partitions {
     /// Not after [`ReplicaNode::close`].
@@ -79,13 +90,15 @@ struct Partitions {
     /// By logical group: the partition, and the shard on it.
     hosted: BTreeMap<u32, (u32, ShardHandle)>,
     spare: BTreeSet<u32>,
+    /// By index: they are kept as they are.
+    failed: BTreeMap<u32, FailedPartition>,
     /// No checkpoint record of a replica that was on the device has a higher generation.
     generation: u64,
 }
 
 impl ReplicaNode {
     /// Opens the replicas on a block device, which it claims, and starts them: they wait for the map's record
-    /// ([`ReplicaInput::Map`]).
+    /// ([`ReplicaInput::Map`]). Without those whose [partitions are damaged](Self::failed_partitions).
     ///
     /// # Errors
     /// [`StoreError::NoStore`], and what else is wrong with it.
@@ -150,26 +163,34 @@ impl ReplicaNode {
                 return Err(error);
             }
         };
-        {
-            let mut partitions = sync::lock(&node.partitions);
-            partitions.generation = generation;
-            let spare = (0..).zip(&owners).filter(|(_, group)| **group == SPARE_GROUP);
-            partitions.spare = spare.map(|(index, _)| index).collect();
-        }
+        sync::lock(&node.partitions).generation = generation;
         job.set_total(owners.len() as u64, "partitions");
-        let mut groups = BTreeSet::new();
-        if owners.iter().any(|group| *group != SPARE_GROUP && !groups.insert(*group)) {
+        let mut groups = BTreeMap::new();
+        let mut is_twice = false;
+        for (index, owner) in (0..).zip(owners) {
+            match owner {
+                Ok(SPARE_GROUP) => _ = sync::lock(&node.partitions).spare.insert(index),
+                Ok(group) => {
+                    is_twice |= groups.insert(group, index).is_some();
+                    continue;
+                }
+                Err(error) => node.fail_partition(index, None, &error),
+            }
+            job.advance(1);
+        }
+        if is_twice {
             node.close().await;
             return Err(StoreError::Geometry("two partitions of the device are of one group".to_string()));
         }
-        let starts = (0..).zip(owners).map(|(index, group)| {
+        let starts = groups.into_iter().map(|(group, index)| {
             let (node, pool) = (&node, pool_of(group));
             async move {
                 if job.is_cancelled() {
                     return Err(StoreError::Cancelled);
                 }
-                if group != SPARE_GROUP {
-                    node.restart_shard(cores, index, group, pool).await?;
+                match node.restart_shard(cores, index, group, pool).await {
+                    Err(error) if error.is_damage() => node.fail_partition(index, Some(group), &error),
+                    started => started?,
                 }
                 job.advance(1);
                 Ok(())
@@ -183,22 +204,39 @@ impl ReplicaNode {
         Ok(node)
     }
 
-    /// The group of each partition's log, and the highest generation of a checkpoint record.
-    async fn read_owners(&self, cores: &StoreCores<'_>) -> Result<(Vec<u32>, u64), StoreError> {
+    /// The group of each partition's log, or why it is not known, and the highest generation of a checkpoint
+    /// record.
+    async fn read_owners(
+        &self,
+        cores: &StoreCores<'_>,
+    ) -> Result<(Vec<Result<u32, StoreError>>, u64), StoreError> {
         let (descriptors, superblock) = (self.descriptors()?, self.superblock.clone());
         let read = move |core: Core| async move {
             let disks = descriptors.disks(&core)?;
             let (mut owners, mut newest) = (Vec::new(), 0);
             for index in 0..superblock.partitions {
-                let owner = spare::read_owner(disks.log(), &superblock, index).await?;
+                let owner = match spare::read_owner(disks.log(), &superblock, index).await {
+                    Err(error) if error.is_damage() => {
+                        owners.push(Err(error));
+                        continue;
+                    }
+                    read => read?,
+                };
                 newest = newest.max(spare::read_generation(disks.log(), &superblock, index, &owner).await?);
-                owners.push(owner.group);
+                owners.push(Ok(owner.group));
             }
             drop(descriptors);
             disks.close().await;
             Ok((owners, newest))
         };
         cores.run(0, read).await
+    }
+
+    fn fail_partition(&self, index: u32, group: Option<u32>, error: &StoreError) {
+        let of_group = group.map_or_else(String::new, |group| format!(" of group {group}"));
+        log::error!("partition {index}{of_group} is kept as it is, and has no replica: {error}");
+        let failed = FailedPartition { index, group, reason: error.to_string() };
+        sync::lock(&self.partitions).failed.insert(index, failed);
     }
 
     /// Starts a replica that was there before. If its device may have lost what it acknowledged, it has no data any more, and
@@ -271,7 +309,8 @@ impl ReplicaNode {
     /// opened with.
     ///
     /// # Errors
-    /// [`StoreError::NoSpare`] if all partitions are in use; what the device reports.
+    /// [`StoreError::NoSpare`] if all partitions are in use, [`StoreError::Damaged`] if the group has one that
+    /// failed; what the device reports.
     pub async fn add_group(
         &self,
         cores: &StoreCores<'_>,
@@ -280,6 +319,9 @@ impl ReplicaNode {
         pool: PoolOptions,
     ) -> Result<ReplicaHandle, StoreError> {
         let (index, generation) = {
+            if let Some(FailedPartition { index: partition, reason, .. }) = self.failed_partition_of(group) {
+                return Err(StoreError::Damaged { partition, group, reason });
+            }
             let mut partitions = sync::lock(&self.partitions);
             let index = partitions.spare.first().copied().ok_or(StoreError::NoSpare(group))?;
             partitions.generation = spare::generation_after(partitions.generation);
@@ -295,7 +337,8 @@ impl ReplicaNode {
         };
         cores.run(index as usize, give).await?;
         sync::lock(&self.partitions).spare.remove(&index);
-        self.start_shard(cores, index, group, pool).await
+        let started = self.start_shard(cores, index, group, pool).await;
+        started.inspect_err(|error| self.fail_partition(index, Some(group), error))
     }
 
     /// Removes the replica of a group with its data: it is no member of the group any more.
@@ -306,6 +349,22 @@ impl ReplicaNode {
         let removed = sync::lock(&self.partitions).hosted.remove(&group);
         let Some((index, shard)) = removed else { return Ok(()) };
         close_shards(&[shard]).await;
+        self.make_spare(cores, index).await
+    }
+
+    /// Makes a partition that failed a spare one: what it has is discarded. The caller knows that other nodes
+    /// have the data of its group.
+    ///
+    /// # Errors
+    /// What the device reports: the partition is as before.
+    pub async fn discard_partition(&self, cores: &StoreCores<'_>, index: u32) -> Result<(), StoreError> {
+        if !sync::lock(&self.partitions).failed.contains_key(&index) {
+            return Ok(());
+        }
+        self.make_spare(cores, index).await
+    }
+
+    async fn make_spare(&self, cores: &StoreCores<'_>, index: u32) -> Result<(), StoreError> {
         let (descriptors, superblock) = (self.descriptors()?, self.superblock.clone());
         let take = move |core: Core| async move {
             let disks = descriptors.disks(&core)?;
@@ -315,8 +374,27 @@ impl ReplicaNode {
             taken
         };
         cores.run(index as usize, take).await?;
-        sync::lock(&self.partitions).spare.insert(index);
+        let mut partitions = sync::lock(&self.partitions);
+        partitions.failed.remove(&index);
+        partitions.spare.insert(index);
         Ok(())
+    }
+
+    /// The partitions that failed since the node was opened.
+    pub fn failed_partitions(&self) -> Vec<FailedPartition> {
+        sync::lock(&self.partitions).failed.values().cloned().collect()
+    }
+
+    /// The partition of a group that failed.
+    pub(crate) fn failed_partition_of(&self, group: u32) -> Option<FailedPartition> {
+        let partitions = sync::lock(&self.partitions);
+        partitions.failed.values().find(|failed| failed.group == Some(group)).cloned()
+    }
+
+    /// Whether a partition that failed has, or may have, what a group's replica had.
+    pub(crate) fn may_have_failed(&self, group: u32) -> bool {
+        let partitions = sync::lock(&self.partitions);
+        partitions.failed.values().any(|failed| failed.group.is_none_or(|known| known == group))
     }
 
     /// The limit for checksums in memory.

@@ -34,7 +34,7 @@ use crate::once::once;
 use crate::{Outbox, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreBdevs, StoreCores, StoreError};
 use hub::{Hub, HubInput};
 pub use keys::ClientKeyTable;
-use map_watch::{MapWatch, MapWatchConfig, Proposals, SeenMap};
+use map_watch::{MapWatch, MapWatchConfig, Proposals, Refusal, SeenMap};
 pub use membership::NoRoom;
 use memory::KeptMemory;
 use report::NodeReport;
@@ -235,7 +235,7 @@ impl NodeServer {
         let groups = node.groups().into_iter();
         let groups: BTreeMap<_, _> = groups.filter_map(|group| Some((group, node.replica(group)?))).collect();
         let _ = hub.send(HubInput::Replicas(groups.clone()));
-        let refused: Arc<Mutex<BTreeMap<u32, String>>> = Arc::default();
+        let refused: Arc<Mutex<BTreeMap<u32, Refusal>>> = Arc::default();
         let without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>> = Arc::default();
         let addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>> = Arc::default();
         let seen: Arc<Mutex<SeenMap>> = Arc::default();

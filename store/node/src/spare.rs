@@ -86,7 +86,8 @@ pub(crate) async fn is_lost(
 ) -> Result<bool, StoreError> {
     let owner = read_owner(device, superblock, index).await?;
     let newest = newest_record(device, superblock, index, &owner).await?;
-    Ok(newest.is_none_or(|record| record.boot != [0; 16] && record.boot != boot))
+    // Records that are damaged say nothing of the boot.
+    Ok(newest.is_some_and(|record| record.boot != [0; 16] && record.boot != boot))
 }
 
 /// A generation for the first checkpoint record of a replica that is not new. Its sessions begin there: they are later than
@@ -144,13 +145,18 @@ pub(crate) async fn give_to(
     disks.log().flush().await
 }
 
-/// Takes a partition from its replica, which is closed.
+/// Takes a partition from its replica, which is closed or was never opened: neither header may be valid then.
 pub(crate) async fn take_back(
     device: &StoreDevice,
     superblock: &Superblock,
     index: u32,
 ) -> Result<(), StoreError> {
-    let owner = read_owner(device, superblock, index).await?;
+    let owner = match read_owner(device, superblock, index).await {
+        Err(StoreError::Log { .. }) => {
+            LogOwner { group: SPARE_GROUP, log: Uuid::new_v4().into_bytes(), slot: 0 }
+        }
+        read => read?,
+    };
     let second = superblock.log_start(index) + 1;
     if owner.slot == 1 {
         write_owner(device, superblock, index, owner.log, SPARE_GROUP).await?;

@@ -19,6 +19,10 @@ pub(super) enum HostRequest {
     Remove {
         group: u32,
     },
+    /// Makes a partition that failed a spare one.
+    Discard {
+        partition: u32,
+    },
 }
 
 /// Carries out requests until their sender is gone. The outcomes are requests of the map's thread.
@@ -43,6 +47,13 @@ pub(super) fn run(
                     Err(error) => log::error!("group {group}: its replica cannot be removed: {error}"),
                 }
                 MapRequest::Removed { group }
+            }
+            HostRequest::Discard { partition } => {
+                let discarded = blocking::block_on(node.discard_partition(&cores, partition));
+                MapRequest::Discarded {
+                    partition,
+                    outcome: discarded.map_err(|_| StoreError::Closed).flatten(),
+                }
             }
         };
         if outcomes.send(outcome).is_err() {

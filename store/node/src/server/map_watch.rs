@@ -60,6 +60,8 @@ pub(super) enum MapRequest {
     Hosted { group: u32, replica: Result<ReplicaHandle, StoreError> },
     /// A replica was removed.
     Removed { group: u32 },
+    /// A partition that had failed is spare, or why it is not.
+    Discarded { partition: u32, outcome: Result<(), StoreError> },
     /// The node is to stop, and others are to see that; or it goes on after all.
     Leaving(bool),
     /// Ends.
@@ -95,8 +97,8 @@ pub(super) struct MapWatchConfig {
     pub(super) class: PoolClass,
     pub(super) hub: MailboxSender<HubInput>,
     pub(super) proposals: Proposals,
-    /// Groups that the node has no replica of, although it is to have one, and why.
-    pub(super) refused: Arc<Mutex<BTreeMap<u32, String>>>,
+    /// Groups that the node has no replica of, although it is to have one.
+    pub(super) refused: Arc<Mutex<BTreeMap<u32, Refusal>>>,
     /// Groups whose primary the node has, and that have too few replicas because no other node has room.
     pub(super) without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
     /// The addresses of the nodes, for reports.
@@ -107,6 +109,15 @@ pub(super) struct MapWatchConfig {
     pub(super) replicas: Arc<ReplicaNode>,
     /// The reactors that own the replicas; without, replicas are neither made nor removed.
     pub(super) host: Option<Vec<ReactorHandle>>,
+}
+
+/// Why a node has no replica of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// The partition that failed, or that may be that of the group.
+    pub(super) partition: Option<u32>,
+    /// What is wrong.
+    pub(super) why: String,
 }
 
 /// What a node has seen of the map, for its report.
@@ -168,6 +179,8 @@ struct Watcher {
     addresses: BTreeMap<ReplicaId, StreamAddress>,
     /// Replicas that are being made or removed.
     hosting: BTreeSet<u32>,
+    /// Partitions that had failed and were to be made spare, each once.
+    discarded: BTreeSet<u32>,
     host: Option<Sender<HostRequest>>,
     /// All groups are to be read.
     is_groups_stale: bool,
@@ -212,7 +225,8 @@ impl MapWatch {
         // other way round.
         config.known.note_revision(config.replicas.memory().state().map_revision);
         let of_replicas = |(GroupId(group), record): (GroupId, &GroupRecord)| {
-            config.groups.contains_key(&group).then(|| (group, record.clone()))
+            let has_replica = config.groups.contains_key(&group) || config.replicas.may_have_failed(group);
+            has_replica.then(|| (group, record.clone()))
         };
         // What this node knew when it ran last: a map that says something older is not believed.
         let records: BTreeMap<_, _> = config.known.groups().filter_map(of_replicas).collect();
@@ -239,6 +253,7 @@ impl MapWatch {
             losses: BTreeMap::new(),
             addresses: BTreeMap::new(),
             hosting: BTreeSet::new(),
+            discarded: BTreeSet::new(),
             host,
             is_groups_stale: false,
             read_at: None,
@@ -305,6 +320,7 @@ impl Watcher {
                     sync::lock(&self.config.refused).clear();
                     self.is_to_review = true;
                 }
+                Ok(MapRequest::Discarded { partition, outcome }) => self.discarded(partition, outcome),
                 Ok(MapRequest::Proposals) | Err(RecvTimeoutError::Timeout) => {}
                 Ok(MapRequest::Leaving(is_leaving)) => {
                     self.is_leaving = is_leaving;
@@ -417,7 +433,9 @@ impl Watcher {
             }
         }
         if remembered.is_older {
-            self.older = remembered.groups.into_keys().collect();
+            // What failed may be as old.
+            let failed = self.config.replicas.failed_partitions().into_iter().filter_map(|it| it.group);
+            self.older = remembered.groups.into_keys().chain(failed).collect();
         }
         self.is_remembered = true;
         self.deliver();
@@ -627,6 +645,7 @@ impl Watcher {
     /// Takes the record of a group, if the node has or is to have a replica of it.
     fn set_record(&mut self, group: u32, record: GroupRecord) {
         let is_known = self.config.groups.contains_key(&group) || self.records.contains_key(&group);
+        let is_known = is_known || self.config.replicas.failed_partition_of(group).is_some();
         if !is_known && !record.replicas.contains(&self.config.node) {
             return;
         }

@@ -136,7 +136,9 @@ impl KeptMemory {
         }
         let replicas: Vec<ReplicaDescription> = status.into_iter().filter_map(|it| it.replica).collect();
         let before = kept.memory.groups.clone();
-        kept.memory.groups.retain(|group, _| replicas.iter().any(|replica| replica.group == *group));
+        kept.memory.groups.retain(|group, _| {
+            replicas.iter().any(|replica| replica.group == *group) || self.store.may_have_failed(*group)
+        });
         for replica in &replicas {
             let Some(now) = progress(replica) else { continue };
             let loss_epoch = kept.losses.get(&replica.group).copied().unwrap_or(0);

@@ -14,8 +14,8 @@ use wire_replica::REPORT_BYTES_MAX;
 
 use super::NoRoom;
 use super::hub::HubInput;
-use super::map_watch::SeenMap;
-use crate::{PartitionStatus, ReplicaNode, StoreError};
+use super::map_watch::{Refusal, SeenMap};
+use crate::{FailedPartition, PartitionStatus, ReplicaNode, StoreError};
 
 /// Where what is reported comes from.
 pub(super) struct NodeReport {
@@ -29,8 +29,8 @@ pub(super) struct NodeReport {
     /// Those of its replicas, in nanoseconds.
     pub(super) lease_ns: u64,
     pub(super) grace_ns: u64,
-    /// Groups that it has no replica of although the map says so, and why.
-    pub(super) refused: Arc<Mutex<BTreeMap<u32, String>>>,
+    /// Groups that it has no replica of although the map says so.
+    pub(super) refused: Arc<Mutex<BTreeMap<u32, Refusal>>>,
     /// Groups whose primary it has, and that have too few replicas because no other node has room for what they use.
     pub(super) without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
     /// The nodes, as the map had them when it was read last.
@@ -60,6 +60,7 @@ impl NodeReport {
             "replicas": status.iter().filter_map(describe).collect::<Vec<_>>(),
             "checksum_cache_limit_bytes": self.node.checksum_cache_bytes(),
             "spare_partitions": self.node.spare_partitions(),
+            "failed_partitions": self.node.failed_partitions().into_iter().map(failed).collect::<Vec<_>>(),
             "refused": sync::lock(&self.refused).iter().map(refused).collect::<Vec<_>>(),
             "without_room": sync::lock(&self.without_room).iter().map(without_room).collect::<Vec<_>>(),
             "map": describe_map(&sync::lock(&self.seen)),
@@ -104,8 +105,12 @@ fn describe_map(seen: &SeenMap) -> Value {
     })
 }
 
-fn refused((group, why): (&u32, &String)) -> Value {
-    json!({ "group": group, "why": why })
+fn failed(FailedPartition { index, group, reason }: FailedPartition) -> Value {
+    json!({ "partition": index, "group": group, "why": reason })
+}
+
+fn refused((group, Refusal { partition, why }): (&u32, &Refusal)) -> Value {
+    json!({ "group": group, "partition": partition, "why": why })
 }
 
 fn without_room((group, no_room): (&u32, &NoRoom)) -> Value {

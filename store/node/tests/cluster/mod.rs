@@ -114,6 +114,9 @@ pub(crate) struct Node {
     pub(crate) restart_ns: u64,
     /// Counts power failures.
     boot: u8,
+    /// Groups whose replicas get other partitions, and these replicas when they are there.
+    renewing: BTreeSet<u32>,
+    renewed: Rc<RefCell<Vec<(u32, ReplicaHandle)>>>,
 }
 
 struct Client {
@@ -257,6 +260,8 @@ impl Cluster {
                 replicas: HashMap::new(),
                 restart_ns,
                 boot: 1,
+                renewing: BTreeSet::new(),
+                renewed: Rc::default(),
             });
         }
         for id in 1..=CLIENTS as u64 {
@@ -342,6 +347,8 @@ impl Cluster {
         let node = &mut self.nodes[index];
         node.replicas.clear();
         node.node = None;
+        node.renewing.clear();
+        node.renewed = Rc::default();
         if let Some(process) = node.process.take() {
             process.reactor.discard();
         }
@@ -387,6 +394,7 @@ impl Cluster {
                 }
             }
         }
+        self.renew_failed();
         let mut network = self.network.lock().unwrap();
         network.now_ns = now_ns;
         while let Some(message) = network.messages.first_entry().filter(|message| message.key().0 <= now_ns) {
@@ -411,6 +419,32 @@ impl Cluster {
         drop(network);
         replies.into_iter().try_for_each(|(client, number, reply)| self.answer(client, number, reply))?;
         Ok(())
+    }
+
+    /// Partitions that failed are discarded when others are in sync without their nodes, and the replicas get
+    /// copies. The headers that name a group may be damaged: then it is the one that is missing.
+    fn renew_failed(&mut self) {
+        let pool = PoolOptions { in_sync_min: 2, class: self.class };
+        for (index, machine) in self.nodes.iter_mut().enumerate() {
+            machine.replicas.extend(machine.renewed.borrow_mut().drain(..));
+            let Some(node) = &machine.node else { continue };
+            for failed in node.failed_partitions() {
+                let missing = || GROUPS.into_iter().find(|group| !machine.replicas.contains_key(group));
+                let group = failed.group.or_else(missing).unwrap();
+                let is_member = self.network.lock().unwrap().map[&group].has(ReplicaId(index as u32));
+                if is_member || !machine.renewing.insert(group) {
+                    continue;
+                }
+                let core = machine.process.as_ref().unwrap().reactor.core();
+                let (node, renewed, of_task) = (node.clone(), machine.renewed.clone(), core.clone());
+                assert!(core.spawn(async move {
+                    let cores = StoreCores::This(&of_task);
+                    node.discard_partition(&cores, failed.index).await.unwrap();
+                    let replica = node.add_group(&cores, group, false, pool).await.unwrap();
+                    renewed.borrow_mut().push((group, replica));
+                }));
+            }
+        }
     }
 
     fn answer(&mut self, id: u64, number: u64, reply: ClientReply) -> Result<(), String> {

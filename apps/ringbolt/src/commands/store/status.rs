@@ -98,9 +98,10 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
             Some(groups) => format!(", primary of {groups} groups"),
         };
         stdout_line!(
-            "node {}{domain}: {}{primaries}{error}{out}{}{}",
+            "node {}{domain}: {}{primaries}{error}{out}{}{}{}",
             node["node"],
             text(&node["state"]),
+            failed_partitions(&node["report"]),
             damage(&node["report"]),
             unknown_groups(&node["report"])
         );
@@ -119,6 +120,19 @@ fn unknown_groups(report: &Value) -> String {
                 "; it keeps {count} replicas of groups that no pool of the map has (group {first} and others)"
             )
         }
+    }
+}
+
+/// The partitions of a node that are damaged; why is with their groups.
+fn failed_partitions(report: &Value) -> String {
+    let failed = report["failed_partitions"].as_array().into_iter().flatten();
+    let named = failed.map(|failed| match failed["group"].as_u64() {
+        Some(group) => format!("{} (group {group})", failed["partition"]),
+        None => format!("{} (group not known)", failed["partition"]),
+    });
+    match named.collect::<Vec<_>>()[..] {
+        [] => String::new(),
+        ref named => format!("; damaged partitions: {}", named.join(", ")),
     }
 }
 
@@ -322,6 +336,31 @@ fn serving(
     ("down", Some(waits.map_or(silent.clone(), |waits| format!("{silent}; {waits}"))))
 }
 
+/// The replica of a group that its node does not have because a partition there is damaged, and why; what it
+/// had is kept if no other one in sync has that.
+fn damaged(view: &GroupView, answers: &NodeAnswers) -> Option<(u32, String)> {
+    let group = view.group;
+    let found = view.replicas.iter().find_map(|node| {
+        let refused = answers.get(node)?.report()?["refused"].as_array()?;
+        let of_group = |each: &&Value| each["group"] == group && each["partition"].is_u64();
+        let refusal = refused.iter().find(of_group)?;
+        Some((*node, &refusal["partition"], refusal["why"].as_str()?))
+    });
+    let (node, partition, why) = found?;
+    let decide = if view.in_sync == [node] {
+        format!(
+            "no other replica in sync has what it had, so it is kept: put the device of node {node} in order, \
+             or an older copy of it in its place, and start that node again (`ringbolt store accept-loss \
+             {group}` says then what the copy lacks); without one, the data of this group is lost"
+        )
+    } else if view.in_sync.contains(&node) {
+        "it gets a copy when others are in sync without it".to_string()
+    } else {
+        "start that node again, or replace it".to_string()
+    };
+    Some((node, format!("partition {partition} of node {node} is damaged: {why}; {decide}")))
+}
+
 /// Why a replica failed, if it did: its device reported an error, or a block is damaged.
 fn failure(report: &Value) -> Option<&str> {
     report["failure"].as_str().filter(|_| report["state"] == "failed")
@@ -385,6 +424,7 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
         ReplicaAnswer::Known(report) => report["has_more_than_primary"] == true,
         _ => false,
     });
+    let damaged = damaged(view, answers);
     let catching_up: Vec<String> = outside
         .map(|node| match of(*node) {
             ReplicaAnswer::Known(report) if report["has_more_than_primary"] == true => {
@@ -399,6 +439,9 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
                 Some(entries) => format!("{node} ({entries} entries behind)"),
                 None => format!("{node}"),
             },
+            ReplicaAnswer::Missing if damaged.as_ref().is_some_and(|(of, _)| of == node) => {
+                format!("{node} (failed)")
+            }
             ReplicaAnswer::Missing => format!("{node} (to come)"),
             ReplicaAnswer::Unknown(_) => format!("{node} (no answer)"),
             ReplicaAnswer::Down(_) => format!("{node} (down)"),
@@ -417,6 +460,8 @@ fn describe(view: &GroupView, answers: &NodeAnswers, map: Option<&MapContents>) 
         };
         let failed = format!("the replica on node {node} failed: {failure}; {remedy}");
         why = Some(why.map_or(failed.clone(), |why| format!("{why}; {failed}")));
+    } else if let Some((_, damaged)) = damaged {
+        why = Some(why.map_or(damaged.clone(), |why| format!("{why}; {damaged}")));
     } else if let (None, Some((node, refusal))) = (&why, refusal) {
         why = Some(format!("node {node}: {refusal}"));
     } else if let (None, Some(no_room)) = (&why, reason(primary, "without_room")) {

@@ -1,15 +1,16 @@
 //! Which replicas a node has, and where those of its groups are to be: it makes and removes its own, and proposes moves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use cluster_map::{GroupId, GroupRecord, MapError, ReplicaId};
 
-use super::Watcher;
+use super::{Refusal, Watcher};
 use crate::server::hosting::HostRequest;
 use crate::server::hub::HubInput;
 use crate::server::membership::{NoRoom, Placement};
-use crate::{PoolOptions, ReplicaHandle, StoreError};
+use crate::{FailedPartition, PoolOptions, ReplicaHandle, StoreError};
 
 /// Groups that a primary's node moves at a time.
 const MOVES_MAX: usize = 4;
@@ -35,9 +36,10 @@ impl Watcher {
         let (mut without_room, mut waits_for_room) = (BTreeMap::new(), false);
         let mut preferred = BTreeMap::new();
         for (group, record) in self.records.iter().filter(|(_, record)| record.config.primary == node) {
+            let Some(replica) = self.config.groups.get(group) else { continue };
             let Some(pool) = self.membership.pool_of(*group) else { continue };
             let replicas = pool.replicas as usize;
-            let used = self.config.groups.get(group).map(ReplicaHandle::used).unwrap_or_default();
+            let used = replica.used();
             let Placement { nodes: wanted, without_room: unfit, no_room } =
                 self.membership.wanted(*group, replicas, record, used);
             waits_for_room |= !unfit.is_empty() || no_room.is_some();
@@ -101,6 +103,7 @@ impl Watcher {
             self.hosting.insert(group);
             let _ = host.send(HostRequest::Remove { group });
         }
+        self.review_failed(&host);
         for (group, record) in &self.records {
             let is_here = self.config.groups.contains_key(group) || !record.replicas.contains(&node);
             let Some(pool) = self.membership.pool_of(*group).filter(|_| !is_here) else { continue };
@@ -110,8 +113,57 @@ impl Watcher {
                 let _ = host.send(HostRequest::Add { group: *group, is_new, pool });
             }
         }
-        let groups = &self.config.groups;
-        self.records.retain(|group, record| groups.contains_key(group) || record.replicas.contains(&node));
+        let config = &self.config;
+        self.records.retain(|group, record| {
+            let is_here = config.groups.contains_key(group) || record.replicas.contains(&node);
+            is_here || config.replicas.failed_partition_of(*group).is_some()
+        });
+    }
+
+    /// A partition that failed is kept while what it has may be the only copy. If others are in sync, and this
+    /// node is not, it is made spare, once in a run of the node: the group's replica here gets a copy then.
+    fn review_failed(&mut self, host: &Sender<HostRequest>) {
+        let failed = self.config.replicas.failed_partitions();
+        let named: BTreeSet<u32> = failed.iter().filter_map(|it| it.group).collect();
+        // One whose group is not known may be that of any of these.
+        let missing = self.records.keys().copied().filter(|group| {
+            !self.config.groups.contains_key(group) && !named.contains(group) && self.is_needed(*group)
+        });
+        let missing: Vec<u32> = missing.collect();
+        let mut refused = sync::lock(&self.config.refused);
+        for FailedPartition { index, group, reason } in failed {
+            let groups = group.map_or_else(|| missing.clone(), |group| vec![group]);
+            let is_kept = groups.iter().any(|group| self.is_needed(*group));
+            if !is_kept && self.discarded.insert(index) {
+                log::warn!("partition {index} is discarded: other nodes have what it had");
+                let _ = host.send(HostRequest::Discard { partition: index });
+            }
+            for group in groups {
+                refused.insert(group, Refusal { partition: Some(index), why: reason.clone() });
+            }
+        }
+    }
+
+    /// Whether this node may have what no other one has of a group.
+    fn is_needed(&self, group: u32) -> bool {
+        // In the first epoch nothing is written.
+        let is_member = |record: &GroupRecord| record.config.epoch > 1 && record.config.has(self.config.node);
+        match self.membership.pool_of(group) {
+            Some(_) => self.records.get(&group).is_none_or(is_member),
+            None => !self.membership.is_removed(group),
+        }
+    }
+
+    /// A partition that had failed is spare now, or it is not.
+    pub(super) fn discarded(&mut self, partition: u32, outcome: Result<(), StoreError>) {
+        self.is_to_review = true;
+        if let Err(error) = outcome {
+            return log::error!("partition {partition} cannot be made spare: {error}");
+        }
+        // Others may find a partition now.
+        let refused = std::mem::take(&mut *sync::lock(&self.config.refused));
+        let of_partition = refused.into_iter().filter(|(_, it)| it.partition == Some(partition));
+        self.restored(of_partition.map(|(group, _)| group).collect::<Vec<_>>());
     }
 
     pub(super) fn hosted(&mut self, group: u32, replica: Result<ReplicaHandle, StoreError>) {
@@ -131,7 +183,9 @@ impl Watcher {
             }
             Err(error) => {
                 log::error!("group {group}: this node can have no replica: {error}");
-                sync::lock(&self.config.refused).insert(group, error.to_string());
+                let partition = self.config.replicas.failed_partition_of(group).map(|it| it.index);
+                let refusal = Refusal { partition, why: error.to_string() };
+                sync::lock(&self.config.refused).insert(group, refusal);
             }
         }
     }

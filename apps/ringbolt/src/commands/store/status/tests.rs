@@ -75,6 +75,30 @@ fn a_replica_that_failed_says_why() {
 }
 
 #[test]
+fn a_damaged_partition_is_named_with_what_a_person_can_decide() {
+    let refused = json!([{ "group": 5, "partition": 2, "why": "block 9: it is damaged" }]);
+    let failed =
+        json!([{ "partition": 2, "group": 5, "why": "block 9" }, { "partition": 4, "group": null, "why": "log 4" }]);
+    let without =
+        || NodeReply::Report(json!({ "replicas": [], "refused": refused, "failed_partitions": failed }));
+    let learns = GroupView { in_sync: vec![1, 2], ..view() };
+    let of_third =
+        describe(&learns, &answers([primary(json!({})), secondary(), without()]), Some(&map(&[1, 2, 3])));
+    assert_eq!((&of_third["state"], &of_third["catching_up"]), (&"degraded".into(), &"3 (failed)".into()));
+    let why =
+        "partition 2 of node 3 is damaged: block 9: it is damaged; start that node again, or replace it";
+    assert_eq!(of_third["why"], why);
+    let alone = GroupView { in_sync: vec![1], ..view() };
+    let of_only = describe(&alone, &answers([without(), secondary(), secondary()]), Some(&map(&[1, 2, 3])));
+    assert_eq!(of_only["state"], "down");
+    let why = of_only["why"].as_str().unwrap();
+    assert!(why.contains("no other replica in sync has what it had, so it is kept"), "{why}");
+    let of_node = answers([without()]);
+    let named = failed_partitions(of_node[&1].report().unwrap());
+    assert_eq!(named, "; damaged partitions: 2 (group 5), 4 (group not known)");
+}
+
+#[test]
 fn a_replica_that_catches_up_says_how_far_and_how_fast() {
     let copied = json!({ "node": 3, "entries_behind": 9, "copied_objects": 12, "copied_bytes_per_second": 36_700_160 });
     let copying = report(json!({ "state": "copying", "complete": false }));
@@ -171,7 +195,7 @@ fn replicas_that_share_a_failure_domain_are_named() {
 fn reports_that_make_no_sense_are_shown_as_nothing() {
     let strange = [
         json!(null),
-        json!({ "replicas": 7, "refused": {}, "without_room": [1] }),
+        json!({ "replicas": 7, "refused": {}, "without_room": [1], "failed_partitions": 3 }),
         json!({ "replicas": [{ "group": 5, "state": [], "learners": 3, "in_sync": "all" }, null, "x"] }),
         json!({ "replicas": [{ "group": u64::MAX, "epoch": -1, "in_sync": [u64::MAX, {}], "damaged_blocks": "many" }] }),
     ];
@@ -182,7 +206,7 @@ fn reports_that_make_no_sense_are_shown_as_nothing() {
         for known in known_groups(&answers) {
             describe(&known, &answers, None);
         }
-        assert_eq!(damage(&report), "");
+        assert_eq!(format!("{}{}", damage(&report), failed_partitions(&report)), "");
         let most = json!({ "replicas": [{ "damaged_blocks": u64::MAX }, { "damaged_blocks": 1, "repaired_ranges": 2 }] });
         assert_eq!(damage(&most), format!("; {} damaged blocks found, 2 ranges repaired", u64::MAX));
         assert_eq!(used_by(5, &answers), PartitionSize::default());
