@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -27,6 +27,9 @@ const ASK_AGAIN: Duration = Duration::from_millis(300);
 const AGE_PRECISION: Duration = Duration::from_millis(1500);
 /// Attempts to change a lock that others change at the same time.
 const ATTEMPTS_MAX: usize = 32;
+/// An image that the map does not have counts as removed after this time, or if the map says so. A map that was
+/// put back from an older copy does not have it either, and nodes say within this time that it is older.
+const MISSING_MAX: Duration = Duration::from_secs(4);
 
 /// How an image is attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,16 +110,18 @@ impl AttachState {
 /// An image that this process has attached. Dropped, it is detached.
 pub(crate) struct Attachment {
     pub(crate) state: Arc<AttachState>,
-    lock: Option<HeldLock>,
+    lock: Option<Arc<HeldLock>>,
 }
 
 /// The place of an attachment in the lock of its image.
 struct HeldLock {
-    id: Uuid,
     pool: String,
     volume: u64,
+    holder: ImageHolder,
+    state: Arc<AttachState>,
     process: Arc<HolderProcess>,
-    is_detached: AtomicBool,
+    /// Locked while the lock is changed, so that what was detached is not put back.
+    is_detached: Mutex<bool>,
 }
 
 /// What is told of changes of an image that is attached.
@@ -125,6 +130,8 @@ pub(crate) struct ImageWatch {
     pub(crate) image: String,
     pub(crate) volume: u64,
     pub(crate) state: Arc<AttachState>,
+    /// Since when the map does not have it.
+    pub(crate) missing_since: Mutex<Option<Instant>>,
     pub(crate) resized: Box<dyn Fn(u64) + Send + Sync>,
 }
 
@@ -133,6 +140,9 @@ struct HolderProcess {
     lease: Uuid,
     map: Arc<dyn ClusterMap>,
     watched: Mutex<Vec<Weak<ImageWatch>>>,
+    held: Mutex<Vec<Weak<HeldLock>>>,
+    /// The highest revision of the map that was seen.
+    revision: AtomicU64,
 }
 
 /// Those of this process, by cluster.
@@ -157,9 +167,13 @@ impl Attachment {
         let process = HolderProcess::of(cluster)?;
         let holder = own_holder(cluster, process.lease, options.shared);
         let epoch = attach(cluster.map().as_ref(), (pool, image), entry.volume, &holder, options)?;
-        let (id, pool, volume) = (holder.id, pool.to_string(), entry.volume);
-        let lock = HeldLock { id, pool, volume, process, is_detached: AtomicBool::new(false) };
-        Ok(Attachment { state: Arc::new(AttachState::new(epoch, groups)), lock: Some(lock) })
+        let state = Arc::new(AttachState::new(epoch, groups));
+        let (pool, volume, of_process) = (pool.to_string(), entry.volume, process.clone());
+        let is_detached = Mutex::new(false);
+        let lock = HeldLock { pool, volume, holder, state: state.clone(), process, is_detached };
+        let lock = Arc::new(lock);
+        sync::lock(&of_process.held).push(Arc::downgrade(&lock));
+        Ok(Attachment { state, lock: Some(lock) })
     }
 
     /// Has changes of the image told.
@@ -179,12 +193,22 @@ impl Attachment {
 
 impl HeldLock {
     fn detach(&self) {
-        if !self.is_detached.swap(true, Ordering::AcqRel)
-            && let Err(error) = detach(self.process.map.as_ref(), &self.pool, self.volume, self.id)
+        let mut is_detached = sync::lock(&self.is_detached);
+        if !std::mem::replace(&mut *is_detached, true)
+            && let Err(error) = detach(self.process.map.as_ref(), &self.pool, self.volume, self.holder.id)
         {
             // Its lease ends with the process.
             log::warn!("an image of pool {} is not detached: {error}", self.pool);
         }
+    }
+
+    /// Puts it back into a map that has forgotten it.
+    fn put_back(&self) -> Result<(), MapError> {
+        let is_detached = sync::lock(&self.is_detached);
+        if *is_detached || self.state.status() != AttachStatus::Live {
+            return Ok(());
+        }
+        put_back(self.process.map.as_ref(), &self.pool, self.volume, &self.holder, self.state.epoch)
     }
 }
 
@@ -212,6 +236,12 @@ fn liveness(map: &dyn ClusterMap, holder: &ImageHolder) -> Result<Liveness, MapE
         Some(_) => Liveness::Gone,
         None => map.holder_age(holder.lease)?.map_or(Liveness::Gone, Liveness::Renewed),
     })
+}
+
+/// The attach epoch after one. A map that is an older copy of itself has forgotten some that groups have seen,
+/// and that a holder which lives may have: the seconds since 1970 are higher than these.
+fn next_epoch(known: u32, seconds: u64) -> u32 {
+    known.saturating_add(1).max(u32::try_from(seconds).unwrap_or(0))
 }
 
 /// Puts a holder into the lock of an image. Returns its attach epoch.
@@ -261,7 +291,7 @@ fn attach(
             return Err(in_use(pool, image, &holders[0]));
         }
         let joins = !holders.is_empty();
-        let attach_epoch = if joins { lock.attach_epoch } else { lock.attach_epoch + 1 };
+        let attach_epoch = if joins { lock.attach_epoch } else { next_epoch(lock.attach_epoch, own.since) };
         holders.push(own.clone());
         if map.change_image_lock(pool, volume, known.as_ref(), &ImageLock { attach_epoch, holders })? {
             return Ok(attach_epoch);
@@ -285,6 +315,32 @@ fn detach(map: &dyn ClusterMap, pool: &str, volume: u64, id: Uuid) -> Result<(),
         if map.change_image_lock(pool, volume, Some(&lock), &to)? {
             return Ok(());
         }
+    }
+    Ok(())
+}
+
+/// Puts a holder that lives back into the lock of its image, if the map is an older copy of itself that has
+/// forgotten it: another one is refused again, with its name.
+fn put_back(
+    map: &dyn ClusterMap,
+    pool: &str,
+    volume: u64,
+    own: &ImageHolder,
+    attach_epoch: u32,
+) -> Result<(), MapError> {
+    let known = map.image_lock(pool, volume)?;
+    let lock = known.clone().unwrap_or_default();
+    let is_there = lock.holders.iter().any(|holder| holder.id == own.id);
+    // At a higher attach epoch another one has it. Those of a lower one are fenced by this one.
+    let mut holders = match lock.attach_epoch {
+        newer if newer > attach_epoch || is_there => return Ok(()),
+        same if same == attach_epoch => lock.holders,
+        _ => Vec::new(),
+    };
+    if holders.len() < ImageLock::HOLDERS_MAX {
+        holders.push(own.clone());
+        // If others change it at the same time, it is looked at again.
+        map.change_image_lock(pool, volume, known.as_ref(), &ImageLock { attach_epoch, holders })?;
     }
     Ok(())
 }
@@ -379,43 +435,73 @@ impl HolderProcess {
         }
         let (lease, map) = (Uuid::new_v4(), cluster.map().clone());
         map.renew_holder(lease, LEASE_SECONDS)?;
-        let process = Arc::new(HolderProcess { lease, map: map.clone(), watched: Mutex::default() });
+        let process = Arc::new(HolderProcess {
+            lease,
+            map: map.clone(),
+            watched: Mutex::default(),
+            held: Mutex::default(),
+            revision: AtomicU64::new(0),
+        });
         processes.insert(id, Arc::downgrade(&process));
         let weak = Arc::downgrade(&process);
         std::thread::spawn(move || keep(map.as_ref(), &weak));
         Ok(process)
     }
 
-    /// Reads what is attached, and tells what has changed.
-    fn refresh(&self) -> Result<(), MapError> {
-        let watched: Vec<_> = {
-            let mut watched = sync::lock(&self.watched);
-            watched.retain(|watch| watch.strong_count() > 0);
-            watched.iter().filter_map(Weak::upgrade).collect()
-        };
-        if watched.is_empty() {
-            return Ok(());
+    /// Reads what is attached, and tells what has changed. Returns whether it is to be read again soon.
+    fn refresh(&self) -> Result<bool, MapError> {
+        let (watched, held) = (live(&self.watched), live(&self.held));
+        if watched.is_empty() && held.is_empty() {
+            return Ok(false);
         }
+        let is_older = self.is_map_older()?;
         let images = self.map.images()?;
+        let mut is_doubtful = false;
         for watch in watched {
             let (pool, image) = (&watch.pool, &watch.image);
-            let entry = images.get(&(pool.clone(), image.clone()));
-            let Some(entry) = entry.filter(|entry| entry.volume == watch.volume) else {
-                if watch.state.end(AttachStatus::Fenced) {
-                    log::error!("image {pool}/{image} was removed: its requests fail");
-                }
-                continue;
-            };
             let lock = self.map.image_lock(pool, watch.volume)?;
             if lock.is_some_and(|lock| lock.attach_epoch > watch.state.epoch)
                 && watch.state.end(AttachStatus::Fenced)
             {
                 log::error!("image {pool}/{image} was attached elsewhere by force: its requests fail here");
             }
-            (watch.resized)(entry.bytes);
+            let entry = images.get(&(pool.clone(), image.clone()));
+            if let Some(entry) = entry.filter(|entry| entry.volume == watch.volume) {
+                *sync::lock(&watch.missing_since) = None;
+                (watch.resized)(entry.bytes);
+            } else if !is_older && self.is_removed(&watch)? {
+                if watch.state.end(AttachStatus::Fenced) {
+                    log::error!("image {pool}/{image} was removed, or the map that counts lacks it: its requests fail");
+                }
+            } else {
+                is_doubtful |= watch.state.status() == AttachStatus::Live;
+            }
         }
-        Ok(())
+        // The lock of an image that is gone goes too.
+        let is_there = |lock: &&Arc<HeldLock>| images.values().any(|image| image.volume == lock.volume);
+        held.iter().filter(is_there).try_for_each(|lock| lock.put_back())?;
+        Ok(is_doubtful)
     }
+
+    /// Whether the map is an older copy of itself, which does not know what it has forgotten.
+    fn is_map_older(&self) -> Result<bool, MapError> {
+        let position = self.map.position()?;
+        let known = self.revision.fetch_max(position.revision, Ordering::AcqRel);
+        Ok(position.is_older() || position.revision < known)
+    }
+
+    /// Whether an image was removed that the map does not have.
+    fn is_removed(&self, watch: &ImageWatch) -> Result<bool, MapError> {
+        let since = *sync::lock(&watch.missing_since).get_or_insert_with(Instant::now);
+        Ok(since.elapsed() >= MISSING_MAX || self.map.removed_images()?.contains_key(&watch.volume))
+    }
+}
+
+/// Those that are not dropped.
+fn live<T>(all: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
+    let mut all = sync::lock(all);
+    all.retain(|one| one.strong_count() > 0);
+    all.iter().filter_map(Weak::upgrade).collect()
 }
 
 impl Drop for HolderProcess {
@@ -428,15 +514,15 @@ impl Drop for HolderProcess {
 /// Renews the lease of a process, and follows the images that it has attached, until it has none.
 fn keep(map: &dyn ClusterMap, process: &Weak<HolderProcess>) {
     let mut changes = map.changes();
-    let mut renewed = Instant::now();
+    let (mut renewed, mut is_doubtful) = (Instant::now(), false);
     loop {
         let waited = changes.wait(RENEW.saturating_sub(renewed.elapsed()));
         let Some(process) = process.upgrade() else { return };
         let now = Instant::now();
         let due = now.duration_since(renewed) >= RENEW;
         let outcome = match &waited {
-            Ok(changes) if changes.is_empty() => Ok(()),
-            Ok(_) => process.refresh(),
+            Ok(changes) if changes.is_empty() && !is_doubtful => Ok(()),
+            Ok(_) => process.refresh().map(|again| is_doubtful = again),
             Err(error) => Err(error.clone()),
         };
         let lease = if due { map.renew_holder(process.lease, LEASE_SECONDS) } else { Ok(()) };

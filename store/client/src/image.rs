@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, Durability, InfoValue, IoLimits};
 use block_io::Op;
@@ -111,7 +111,8 @@ impl<N: CoreNetwork> ClusterImage<N> {
         })
     }
 
-    /// Follows the image in the map: `resized` is called when it has another size, on a thread of its own.
+    /// Follows the image in the map: `resized` is called when it is larger, on a thread of its own. What cuts it
+    /// off fences this one; a smaller size is otherwise that of a map that is an older copy of itself.
     pub fn follow(&self, resized: impl Fn() + Send + Sync + 'static) {
         let bytes = self.bytes.clone();
         let watch = ImageWatch {
@@ -119,8 +120,9 @@ impl<N: CoreNetwork> ClusterImage<N> {
             image: self.image.clone(),
             volume: self.volume,
             state: self.attachment.state.clone(),
+            missing_since: Mutex::new(None),
             resized: Box::new(move |size| {
-                if bytes.swap(size, Ordering::Relaxed) != size {
+                if bytes.fetch_max(size, Ordering::Relaxed) < size {
                     resized();
                 }
             }),

@@ -19,6 +19,10 @@ const HISTORY: &str = "history";
 /// What says who is up, and is in no backup.
 const LEASES: [&str; 3] = ["up/", "holders/", "image-holders/"];
 const GROUPS: &str = "groups/";
+/// What only goes on, and the number that does: who has an image attached, what a node has seen, and losses
+/// that were accepted. Of the map and a backup the one with the higher number counts, and none is removed.
+const CONTINUED: [(&str, &str); 3] =
+    [("attached/", "attach_epoch"), ("memory/", "incarnation"), ("losses/", "epoch")];
 const KIND: &str = "etcd";
 /// Keys that are put in one transaction; etcd permits 128 operations.
 const PUTS: usize = 100;
@@ -87,7 +91,8 @@ impl EtcdMap {
         let lost = before.lost.filter(|lost| *lost != MapPosition::RESTORING);
         let min = known.max(backup.revision).max(before.revision).max(lost.unwrap_or(0));
         self.change_history(|history, _| history.with_lost(MapPosition::RESTORING))?;
-        let others: Vec<_> = backup.records.iter().filter(|(name, _)| !name.starts_with(GROUPS)).collect();
+        let is_record = |name: &str| !name.starts_with(GROUPS) && continued_by(name).is_none();
+        let others: Vec<_> = backup.records.iter().filter(|(name, _)| is_record(name)).collect();
         for some in others.chunks(PUTS) {
             let put = |(name, value): &(&String, &Value)| json!({ "request_put": put(&self.key(name), &encode(value)) });
             self.transaction(&json!({ "success": some.iter().map(put).collect::<Vec<_>>() }))?;
@@ -95,12 +100,16 @@ impl EtcdMap {
         for (id, record) in &groups {
             self.raise_group(*id, record)?;
         }
+        for (name, record) in &backup.records {
+            continued_by(name).map_or(Ok(()), |by| self.continue_record(name, record, by))?;
+        }
         let kept: BTreeSet<&str> = backup.records.keys().map(String::as_str).collect();
         let prefix = self.key("");
         for found in self.client.range(prefix.as_bytes(), &end_of_prefix(&prefix))? {
             let name = String::from_utf8_lossy(&found.key[prefix.len()..]).into_owned();
             let is_kept = kept.contains(name.as_str())
                 || name == HISTORY
+                || continued_by(&name).is_some()
                 || LEASES.iter().any(|leases| name.starts_with(leases));
             if !is_kept {
                 let request = json!({ "key": base64(&found.key) });
@@ -109,4 +118,28 @@ impl EtcdMap {
         }
         self.change_history(|history, of_storage| history.accepted(of_storage, min))
     }
+
+    /// Replaces a record that only goes on, if that of a backup is later.
+    fn continue_record(&self, name: &str, record: &Value, by: &str) -> Result<(), MapError> {
+        let key = self.key(name);
+        for _ in 0..ATTEMPTS_MAX {
+            let found = self.client.get(&key)?;
+            let known: Option<Value> = found.as_ref().map(|found| decode(name, found)).transpose()?;
+            // That of another device goes on from nothing in the backup.
+            let is_of_another = known.as_ref().is_some_and(|known| known["device"] != record["device"]);
+            let is_later = known.as_ref().is_none_or(|known| known[by].as_u64() < record[by].as_u64());
+            if !is_later || is_of_another {
+                return Ok(());
+            }
+            let compare = found.map_or(version_is(&key, 0), |found| revision_is(&key, found.mod_revision));
+            if self.transaction(&put_if(&compare, &key, &encode(record)))?.succeeded {
+                return Ok(());
+            }
+        }
+        Err(busy(name))
+    }
+}
+
+fn continued_by(name: &str) -> Option<&'static str> {
+    CONTINUED.iter().find(|(records, _)| name.starts_with(records)).map(|(_, by)| *by)
 }

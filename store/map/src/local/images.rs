@@ -20,8 +20,11 @@ pub(super) fn lock_directory(volume: u64) -> PathBuf {
     Path::new("locks").join(volume.to_string())
 }
 
+/// The directory with a directory for each image whose size was changed.
+pub(super) const SIZES: &str = "sizes";
+
 fn size_directory(volume: u64) -> PathBuf {
-    Path::new("sizes").join(volume.to_string())
+    Path::new(SIZES).join(volume.to_string())
 }
 
 fn removed_path(volume: u64) -> PathBuf {
@@ -86,8 +89,26 @@ impl LocalMap {
         if self.root.join(removed_path(created.volume)).exists() {
             return Ok(None);
         }
+        self.newest_image(created).map(Some)
+    }
+
+    /// An image as it was changed last, with the number of that version.
+    pub(super) fn newest_image(&self, created: ImageEntry) -> Result<(u64, ImageEntry), MapError> {
         let newest = self.newest_version::<ImageEntry>(&size_directory(created.volume))?;
-        Ok(Some(newest.filter(|(_, entry)| entry.uuid == created.uuid).unwrap_or((0, created))))
+        Ok(newest.filter(|(_, entry)| entry.uuid == created.uuid).unwrap_or((0, created)))
+    }
+
+    /// The files of images count as they are: what was changed since they were made is forgotten.
+    pub(super) fn forget_sizes(&self) -> Result<(), MapError> {
+        for volume in self.names(Path::new(SIZES))? {
+            self.count_change(Path::new(SIZES))?;
+            let path = self.root.join(SIZES).join(volume);
+            match fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(&path, &error)),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn all_images(&self) -> Result<BTreeMap<(String, String), ImageEntry>, MapError> {

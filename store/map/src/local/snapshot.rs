@@ -7,15 +7,22 @@ use std::path::Path;
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::images::SIZES;
 use super::{ATTEMPTS_MAX, COUNTED, LocalMap, Publish};
 use crate::position::MapHistory;
-use crate::{ClusterMap, GroupId, MapBackup, MapError, MapPosition};
+use crate::{ClusterMap, GroupId, ImageEntry, MapBackup, MapError, MapPosition};
 
 const HISTORY: &str = "history";
 /// Records beside those that are [`COUNTED`]; groups have a directory each.
 const FILES: [&str; 2] = ["cluster", "settings"];
 const OTHERS: [&str; 2] = ["ranges", "identities"];
+const IMAGES: &str = "images";
 const KIND: &str = "directory";
+
+/// The directories whose files are the records of a backup. An image is there as it was changed last.
+fn directories() -> impl Iterator<Item = &'static str> {
+    COUNTED.into_iter().chain(OTHERS).filter(|directory| *directory != SIZES)
+}
 
 impl LocalMap {
     /// Counts a change of a record, if it makes the map newer.
@@ -65,9 +72,9 @@ impl LocalMap {
             for name in FILES {
                 records.extend(self.read::<Value>(Path::new(name))?.map(|record| (name.to_string(), record)));
             }
-            for directory in COUNTED.into_iter().chain(OTHERS) {
+            for directory in directories() {
                 for name in self.names(Path::new(directory))? {
-                    let record = self.read::<Value>(&Path::new(directory).join(&name))?;
+                    let record = self.read_for_backup(directory, &name)?;
                     records.extend(record.map(|record| (format!("{directory}/{name}"), record)));
                 }
             }
@@ -85,6 +92,16 @@ impl LocalMap {
         Err(MapError::Storage { what, reason: "others change it all the time".to_string() })
     }
 
+    fn read_for_backup(&self, directory: &str, name: &str) -> Result<Option<Value>, MapError> {
+        let path = Path::new(directory).join(name);
+        if directory != IMAGES {
+            return self.read(&path);
+        }
+        let Some(created) = self.read::<ImageEntry>(&path)? else { return Ok(None) };
+        let (_, image) = self.newest_image(created)?;
+        Ok(Some(serde_json::to_value(image).expect("it has names as keys")))
+    }
+
     pub(super) fn replace_all(&self, backup: &MapBackup, known: u64) -> Result<MapPosition, MapError> {
         backup.check(KIND, self.read::<Uuid>(Path::new("cluster"))?.filter(|_| !self.is_new()))?;
         let groups = backup.groups(|name| name.strip_prefix("groups/")?.parse().ok())?;
@@ -92,9 +109,7 @@ impl LocalMap {
             let (directory, file) = name.split_once('/').unwrap_or(("", name));
             let is_known = match directory {
                 "" => FILES.contains(&file),
-                directory => {
-                    COUNTED.contains(&directory) || OTHERS.contains(&directory) || directory == "groups"
-                }
+                directory => directories().any(|known| known == directory) || directory == "groups",
             };
             is_known && !file.is_empty() && !file.contains('/') && !file.starts_with('.')
         };
@@ -109,10 +124,11 @@ impl LocalMap {
         for (name, record) in backup.records.iter().filter(|(name, _)| !name.starts_with("groups/")) {
             self.publish(Path::new(name), record, Publish::Replace)?;
         }
+        self.forget_sizes()?;
         for (id, record) in &groups {
             self.raise_group(*id, record)?;
         }
-        for directory in COUNTED.into_iter().chain(OTHERS) {
+        for directory in directories() {
             for name in self.names(Path::new(directory))? {
                 if !backup.records.contains_key(&format!("{directory}/{name}")) {
                     self.remove(&Path::new(directory).join(name))?;
