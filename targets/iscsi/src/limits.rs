@@ -39,6 +39,9 @@ pub(crate) const R2TS_MAX: u32 = 4;
 pub(crate) const QUOTA_BYTES: usize = 8 << 20;
 /// PDUs that are not sent; above it nothing is received.
 pub(crate) const UNSENT_PDUS_MAX: usize = 512;
+/// Bytes on the heap of PDUs that are not sent, such as echoes of pings, which no share of memory counts;
+/// from this on nothing is received. One PDU or command may add to it what it has.
+pub(crate) const UNSENT_HEAP_BYTES_MAX: usize = 128 << 10;
 /// Bytes received beside payload: a header with its additional segments and digest, or several without.
 pub(crate) const RECEIVE_BYTES: usize = 8 << 10;
 /// Bytes received on a connection in one poll.

@@ -12,9 +12,15 @@ pub(crate) struct PduWriter {
 }
 
 impl PduWriter {
-    /// Appends a PDU whose header says how long `data` is.
+    /// Appends a PDU whose header says how long `data` is, without buffers.
     #[inline]
     pub(crate) fn push(&mut self, header: &[u8; HEADER_BYTES], data: PduData) {
+        self.push_part(header, data, 0);
+    }
+
+    /// As [`push`](Self::push), with a part of buffers; after the last part their `frees` bytes are free.
+    #[inline]
+    pub(crate) fn push_part(&mut self, header: &[u8; HEADER_BYTES], data: PduData, frees: usize) {
         let header_digest = self.header_digest;
         let pdu = OutgoingPdu::new(|head| {
             head[..HEADER_BYTES].copy_from_slice(header);
@@ -40,6 +46,6 @@ impl PduWriter {
             tail[tail_length..tail_length + DIGEST_BYTES].copy_from_slice(&checksum.to_bytes());
             tail_length += DIGEST_BYTES;
         }
-        self.queue.push(pdu.with_data(data).with_tail(&tail[..tail_length]));
+        self.queue.push(pdu.with_part(data, frees).with_tail(&tail[..tail_length]));
     }
 }

@@ -22,7 +22,8 @@ use crate::config::{IscsiConfig, TargetNode};
 use crate::core::IscsiCore;
 use crate::histogram::NodeHistogram;
 use crate::limits::{
-    IMMEDIATE_COMMANDS_MAX, LUNS_MAX, QUEUE_DEPTH_MAX, QUOTA_BYTES, TIME2WAIT_DEFAULT_S, UNSENT_PDUS_MAX,
+    IMMEDIATE_COMMANDS_MAX, LUNS_MAX, QUEUE_DEPTH_MAX, QUOTA_BYTES, TIME2WAIT_DEFAULT_S,
+    UNSENT_HEAP_BYTES_MAX, UNSENT_PDUS_MAX,
 };
 use crate::login::{Identity, LoginResult};
 use crate::parameters::Parameters;
@@ -284,7 +285,7 @@ impl Session {
     /// Whether nothing is to be received until answers are sent.
     #[inline]
     pub(crate) fn is_blocked(&self, out: &PduWriter) -> bool {
-        out.queue.len() >= UNSENT_PDUS_MAX
+        out.queue.len() >= UNSENT_PDUS_MAX || out.queue.heap_bytes() >= UNSENT_HEAP_BYTES_MAX
     }
 
     /// Whether [`resume`](Self::resume) makes progress.

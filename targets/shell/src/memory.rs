@@ -11,12 +11,13 @@
 //!   of that, apart from first windows.
 //! - Beyond, a connection may hold its **first window** and no more. The last eighths are a **reserve**: only
 //!   connections that have moved their data lately take first windows from it, so that silent newcomers never
-//!   stop them.
+//!   stop them. A peer may have half of what others leave of it: connections that moved their data and stop
+//!   all at once do not stop those of other peers.
 //! - One command always fits a connection that holds nothing, within the same bounds. A command that is
 //!   larger than a first window waits for the half that is shared, or is the only one of the core beyond it.
 //!
-//! Nothing here is shared between cores, locks or allocates: a command costs three additions where it takes
-//! buffers and four where it gives them back. Who holds buffers for too long is found by the
+//! Nothing here is shared between cores, locks or allocates: a command costs three additions and a comparison
+//! where it takes buffers, four and one where it gives them back. Who holds buffers for too long is found by the
 //! [check of transfers](crate::TransferReport).
 
 use std::cell::{Cell, RefCell};
@@ -48,8 +49,8 @@ pub struct MemoryLimits {
     pub shared: usize,
     /// What connections may fill up with their first windows.
     pub unproven: usize,
-    /// What connections that have moved data lately may fill up with theirs. The rest is for what is not
-    /// counted.
+    /// What connections that have moved data lately may fill up with theirs, each peer with half of what
+    /// others leave of it. The rest is for what is not counted.
     pub all: usize,
 }
 
@@ -81,6 +82,11 @@ impl MemoryLimits {
     pub fn of_peer(&self) -> usize {
         self.shared / 4 * 3
     }
+
+    /// What is for connections that have moved data lately, and for no others.
+    fn reserve(&self) -> usize {
+        self.all - self.unproven
+    }
 }
 
 /// What the connections of a core hold of its buffers. All targets of the core have it in common.
@@ -88,6 +94,8 @@ impl MemoryLimits {
 pub struct CoreMemory {
     limits: Cell<MemoryLimits>,
     held: Cell<usize>,
+    /// Of these, what was taken from the reserve.
+    reserved: Cell<usize>,
     /// The limit of windows, apart from the others, as it is compared for each command.
     shared_max: Cell<usize>,
     first_window: Cell<usize>,
@@ -113,6 +121,7 @@ pub enum MemoryOwner {
 pub struct PeerMemory {
     core: Rc<CoreMemory>,
     held: Cell<usize>,
+    reserved: Cell<usize>,
     max: usize,
     /// First windows are within the limit too.
     is_strict: bool,
@@ -128,6 +137,8 @@ pub struct PeerMemory {
 pub struct MemoryShare {
     core: Rc<CoreMemory>,
     peer: Rc<PeerMemory>,
+    /// Whose part of the reserve it uses: the peer by its address, whatever name it gives itself.
+    source: Rc<PeerMemory>,
     held: usize,
     /// Bytes for data that came at once, which are not subject to the window.
     held_at_once: usize,
@@ -137,6 +148,8 @@ pub struct MemoryShare {
     returned: usize,
     /// `returned` when the window was found full, from which it has to give back as much again to widen.
     filled_at: Option<usize>,
+    /// Bytes from the reserve, at most what it holds.
+    reserved: usize,
     /// It has moved data lately, and may use the reserve.
     makes_progress: bool,
     /// It has the core's only large command beyond the shared half.
@@ -165,6 +178,7 @@ impl CoreMemory {
         CoreMemory {
             limits: Cell::new(limits),
             held: Cell::new(0),
+            reserved: Cell::new(0),
             shared_max: Cell::new(limits.shared),
             first_window: Cell::new(limits.first_window_max),
             shares: Cell::new(0),
@@ -229,7 +243,14 @@ impl CoreMemory {
 impl PeerMemory {
     /// An account that no other connection finds.
     pub fn new(core: Rc<CoreMemory>, bytes_max: usize) -> PeerMemory {
-        PeerMemory { core, held: Cell::new(0), max: bytes_max, is_strict: false, refusals: Cell::new(0) }
+        PeerMemory {
+            core,
+            held: Cell::new(0),
+            reserved: Cell::new(0),
+            max: bytes_max,
+            is_strict: false,
+            refusals: Cell::new(0),
+        }
     }
 
     /// Bytes that its connections hold.
@@ -240,6 +261,15 @@ impl PeerMemory {
     /// The core's memory.
     pub fn core(&self) -> &Rc<CoreMemory> {
         &self.core
+    }
+
+    /// Whether its connections may take this many bytes from the reserve: half of what others leave, or one
+    /// command.
+    fn may_reserve(&self, bytes: usize) -> bool {
+        let reserved = self.reserved.get();
+        let of_others = self.core.reserved.get() - reserved;
+        let left = self.core.limits.get().reserve().saturating_sub(of_others);
+        reserved == 0 || reserved + bytes <= left / 2
     }
 }
 
@@ -263,6 +293,7 @@ impl MemoryShare {
         let window = core.first_window.get().min(window_max);
         MemoryShare {
             core,
+            source: peer.clone(),
             peer,
             held: 0,
             held_at_once: 0,
@@ -270,9 +301,17 @@ impl MemoryShare {
             window_max,
             returned: 0,
             filled_at: None,
+            reserved: 0,
             makes_progress: false,
             has_large: false,
         }
+    }
+
+    /// Has it use another peer's part of the reserve.
+    #[must_use]
+    pub(crate) fn with_source(mut self, source: Rc<PeerMemory>) -> MemoryShare {
+        self.source = source;
+        self
     }
 
     /// A share without a bound, which is not counted among others: for what holds buffers only while its own
@@ -325,13 +364,11 @@ impl MemoryShare {
         if is_of_peer && core_held <= self.core.shared_max.get() {
             return true;
         }
-        let limits = self.core.limits.get();
         let is_small = self.held() + bytes <= self.core.first_window.get();
-        let unshared = if self.makes_progress { limits.all } else { limits.unproven };
         if !is_of_peer && !self.may_exceed_peer(is_small) {
             return false;
         }
-        let is_admitted = is_small && core_held <= unshared;
+        let is_admitted = is_small && self.has_unshared(bytes);
         if !is_admitted {
             count(&self.core.refusals);
         }
@@ -356,16 +393,21 @@ impl MemoryShare {
         if !is_of_peer && !self.may_exceed_peer(is_small) {
             return false;
         }
-        let core_held = self.core.held.get() + bytes;
-        let unshared = if self.makes_progress { limits.all } else { limits.unproven };
-        let is_admitted = core_held <= limits.shared
-            || is_small && core_held <= unshared
-            || is_first && self.makes_progress && core_held <= limits.all
+        let is_admitted = self.core.held.get() + bytes <= limits.shared
+            || (is_small || is_first && self.makes_progress) && self.has_unshared(bytes)
             || is_first && !is_small && self.begin_large();
         if !is_admitted {
             count(&self.core.refusals);
         }
         is_admitted
+    }
+
+    /// Whether the core has this many bytes for it apart from windows.
+    fn has_unshared(&self, bytes: usize) -> bool {
+        let limits = self.core.limits.get();
+        let core_held = self.core.held.get() + bytes;
+        core_held <= limits.unproven
+            || self.makes_progress && core_held <= limits.all && self.source.may_reserve(bytes)
     }
 
     /// Whether it may have its first window although its peer holds what it may.
@@ -390,8 +432,10 @@ impl MemoryShare {
         }
     }
 
+    /// Whether the core's only large command is its own: it may have been before, as for a command for which
+    /// the pool had no buffers then.
     fn begin_large(&mut self) -> bool {
-        self.has_large = !self.core.has_large.replace(true);
+        self.has_large = self.has_large || !self.core.has_large.replace(true);
         self.has_large
     }
 
@@ -405,17 +449,50 @@ impl MemoryShare {
     #[inline]
     pub fn add(&mut self, bytes: usize) {
         self.held += bytes;
+        self.count_taken(bytes);
+    }
+
+    #[inline]
+    fn count_taken(&mut self, bytes: usize) {
         add(&self.peer.held, bytes);
         add(&self.core.held, bytes);
+        if self.core.held.get() > self.core.shared_max.get() {
+            self.count_reserved(bytes);
+        }
+    }
+
+    #[cold]
+    fn count_reserved(&mut self, bytes: usize) {
+        if self.makes_progress && self.core.held.get() > self.core.limits.get().unproven {
+            self.reserved += bytes;
+            add(&self.source.reserved, bytes);
+            add(&self.core.reserved, bytes);
+        }
+    }
+
+    #[inline]
+    fn count_returned(&mut self, bytes: usize) {
+        self.returned = self.returned.wrapping_add(bytes);
+        subtract(&self.peer.held, bytes);
+        subtract(&self.core.held, bytes);
+        if self.reserved > self.held() {
+            self.return_reserved();
+        }
+    }
+
+    #[cold]
+    fn return_reserved(&mut self) {
+        let bytes = self.reserved - self.held();
+        self.reserved -= bytes;
+        subtract(&self.source.reserved, bytes);
+        subtract(&self.core.reserved, bytes);
     }
 
     /// Buffers of this many bytes are free again, or were given away.
     #[inline]
     pub fn remove(&mut self, bytes: usize) {
         self.held -= bytes;
-        self.returned = self.returned.wrapping_add(bytes);
-        subtract(&self.peer.held, bytes);
-        subtract(&self.core.held, bytes);
+        self.count_returned(bytes);
     }
 
     /// Takes buffers of this many bytes together, in one slice if there is one.
@@ -465,17 +542,14 @@ impl MemoryShare {
         }
         let data = pool.take_data(bytes).ok_or(NoMemory::Lacking)?;
         self.held_at_once += bytes;
-        add(&self.peer.held, bytes);
-        add(&self.core.held, bytes);
+        self.count_taken(bytes);
         Ok(data)
     }
 
     /// Buffers of [`take_at_once`](Self::take_at_once) are free again.
     pub fn remove_at_once(&mut self, bytes: usize) {
         self.held_at_once -= bytes;
-        self.returned = self.returned.wrapping_add(bytes);
-        subtract(&self.peer.held, bytes);
-        subtract(&self.core.held, bytes);
+        self.count_returned(bytes);
     }
 
     #[cold]

@@ -430,7 +430,7 @@ impl<P: Protocol> IoContext<'_, P> {
             Some(owner_max) => core.strict_peer(owner, owner_max),
             None => core.peer(owner, core.limits().shared),
         };
-        MemoryShare::new(account, bytes_max)
+        MemoryShare::new(account, bytes_max).with_source(peer.clone())
     }
 
     /// Adds a request to the batch of the device with this key. Only the lower [`REQUEST_TAG_BITS`] bits of its tag are

@@ -24,6 +24,8 @@ pub struct OutgoingPdu {
     head: ArrayVec<u8, HEAD_BYTES_MAX>,
     data: PduData,
     tail: ArrayVec<u8, TAIL_BYTES_MAX>,
+    /// Bytes of buffers that are free when it is sent.
+    frees: usize,
 }
 
 /// The data of an [`OutgoingPdu`].
@@ -50,6 +52,8 @@ pub struct SendQueue {
     bytes_sent: usize,
     /// PDUs that were sent.
     sent_pdus: u64,
+    /// Bytes of the data that is on the heap.
+    heap_bytes: usize,
 }
 
 impl PduData {
@@ -97,6 +101,13 @@ impl PduData {
             PduData::None | PduData::Bytes(_) => 0,
         }
     }
+
+    fn heap_bytes(&self) -> usize {
+        match self {
+            PduData::Bytes(bytes) => bytes.len(),
+            PduData::None | PduData::Buffer(..) => 0,
+        }
+    }
 }
 
 impl OutgoingPdu {
@@ -106,13 +117,21 @@ impl OutgoingPdu {
         let mut head = ArrayVec::from([0; HEAD_BYTES_MAX]);
         let length = encode(&mut head);
         head.truncate(length);
-        OutgoingPdu { head, data: PduData::None, tail: ArrayVec::new() }
+        OutgoingPdu { head, data: PduData::None, tail: ArrayVec::new(), frees: 0 }
     }
 
-    /// Adds the data.
+    /// Adds the data. Its buffers are free when it is sent.
     #[must_use]
     pub fn with_data(self, data: PduData) -> OutgoingPdu {
-        OutgoingPdu { data, ..self }
+        let frees = data.buffer_bytes();
+        self.with_part(data, frees)
+    }
+
+    /// Adds data that is a part of buffers which are divided among several PDUs, one after the other: they
+    /// are free, with all their bytes, when the last of these is sent. `frees` is 0 for the others.
+    #[must_use]
+    pub fn with_part(self, data: PduData, frees: usize) -> OutgoingPdu {
+        OutgoingPdu { data, frees, ..self }
     }
 
     /// Adds what follows the data, at most 8 bytes.
@@ -150,6 +169,7 @@ impl SendQueue {
     /// Appends a PDU.
     #[inline]
     pub fn push(&mut self, pdu: OutgoingPdu) {
+        self.heap_bytes += pdu.data.heap_bytes();
         self.pdus.push_back(pdu);
     }
 
@@ -159,19 +179,35 @@ impl SendQueue {
         self.pdus.len()
     }
 
+    /// Bytes of data on the heap that is not sent.
+    #[inline]
+    pub fn heap_bytes(&self) -> usize {
+        self.heap_bytes
+    }
+
     /// Whether everything is sent.
     pub fn is_empty(&self) -> bool {
         self.pdus.is_empty() && self.bytes.is_empty()
     }
 
-    /// Reports what the peer has not read. Identifiers are below 2^63.
+    /// Reports what the peer has not read: PDUs that share their buffers as one transfer. Identifiers are
+    /// below 2^63.
     pub fn transfers(&self, report: &mut TransferReport) {
         if !self.bytes.is_empty() {
             report.waits_for_peer(BYTES, 0, self.bytes_sent);
         }
+        let (mut sent, mut unsent_parts) = (self.sent, 0);
         for (index, pdu) in self.pdus.iter().enumerate() {
-            let moved = if index == 0 { self.sent } else { 0 };
-            report.waits_for_peer(self.sent_pdus + index as u64, pdu.data.buffer_bytes(), moved);
+            let part = pdu.data.buffer_bytes();
+            unsent_parts += part;
+            if part > 0 && pdu.frees == 0 {
+                // Further parts follow.
+                continue;
+            }
+            // Parts that were sent are not in the queue any more.
+            let moved = pdu.frees.saturating_sub(unsent_parts) + sent;
+            report.waits_for_peer(self.sent_pdus + index as u64, pdu.frees, moved);
+            (sent, unsent_parts) = (0, 0);
         }
     }
 
@@ -226,9 +262,13 @@ impl SendQueue {
             }
             self.sent -= length;
             self.sent_pdus += 1;
-            let done = self.pdus.pop_front();
-            freed += done.map_or(0, |pdu| pdu.data.buffer_bytes());
+            let Some(done) = self.pdus.pop_front() else { break };
+            self.heap_bytes -= done.data.heap_bytes();
+            freed += done.frees;
         }
         freed
     }
 }
+
+#[cfg(test)]
+mod tests;

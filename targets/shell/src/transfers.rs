@@ -45,6 +45,12 @@ impl TransferReport {
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
     }
+
+    /// Identifiers, bytes of buffers and bytes moved.
+    #[cfg(test)]
+    pub(crate) fn list(&self) -> Vec<(u64, usize, usize)> {
+        self.waiting.iter().map(|one| (one.id, one.bytes, one.moved)).collect()
+    }
 }
 
 /// How often transfers are checked, and how many checks make up the time that they have.
@@ -150,7 +156,9 @@ impl TransferCheck {
             is_lacking && (self.slow_checks >= SLOW_CHECKS_MAX || self.waiting.iter().any(is_old));
         CheckResult {
             is_waiting: !self.waiting.is_empty(),
-            makes_progress: moved > 0 && !is_slow,
+            // What waits since less than a check has not shown whether it moves: the network alone may have
+            // taken what was before it.
+            makes_progress: moved > 0 && !is_slow && (has_waited || self.waiting.is_empty()),
             is_slow,
             has_failed: self.stalled_checks >= times.checks_max || is_in_the_way,
         }

@@ -89,6 +89,8 @@ impl Session {
         let segment = self.parameters.send_data_max as usize;
         let burst = self.parameters.burst_bytes_max as usize;
         let (length, mut offset, mut data_sn) = (data.len(), 0, 0);
+        // The parts share the buffers, which are free after the last.
+        let buffer_bytes = if let PduData::Buffer(data, ..) = &data { data.len() } else { 0 };
         loop {
             // A burst ends at each multiple of its length.
             let count = (length - offset).min(segment).min(burst - offset % burst);
@@ -112,7 +114,7 @@ impl Session {
                 header.stat_sn = self.next_stat_sn();
                 (header.overflow, header.underflow, header.residual) = residual_bits(residual);
             }
-            out.push(&header.to_bytes(), first);
+            out.push_part(&header.to_bytes(), first, if is_last { buffer_bytes } else { 0 });
             data_sn += 1;
             if is_last {
                 return data_sn;

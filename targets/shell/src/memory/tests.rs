@@ -185,6 +185,58 @@ fn one_command_larger_than_a_first_window_may_be_beyond_the_shared_half() {
 }
 
 #[test]
+fn the_only_large_command_may_be_admitted_again_and_leaves_its_place_at_the_next_check() {
+    let core = core();
+    let mut holders: Vec<MemoryShare> = (0..9).map(|_| share(&core, 100)).collect();
+    holders.iter_mut().for_each(|share| assert!(share.try_add(11)));
+    let (mut one, mut other) = (share(&core, 100), share(&core, 100));
+    assert!(one.admits(1000));
+    // The pool had no buffers for it, or there is another one after it in the same second.
+    for _ in 0..3 {
+        assert!(one.try_add(1000));
+        one.remove(1000);
+    }
+    one.checked(true, false, true);
+    assert!(other.try_add(1000), "the place is free");
+}
+
+/// Connections that have moved data, and then take as much as they may and give nothing back.
+fn sleepers(peer: &Rc<PeerMemory>, count: usize) -> Vec<MemoryShare> {
+    let mut shares: Vec<_> = (0..count).map(|_| MemoryShare::new(peer.clone(), 100)).collect();
+    shares.iter_mut().for_each(|share| share.earn());
+    shares
+}
+
+#[test]
+fn a_peer_leaves_half_of_the_reserve_to_others_even_if_all_its_connections_moved_data() {
+    let core = core();
+    let peer = |max| Rc::new(PeerMemory::new(core.clone(), max));
+    let (mut honest, mut third) = (share(&core, 100), share(&core, 100));
+    honest.earn();
+    third.earn();
+    let hostile = peer(usize::MAX);
+    let mut asleep = sleepers(&hostile, 60);
+    asleep.iter_mut().for_each(|share| _ = share.fill(4));
+    let reserve = LIMITS.all - LIMITS.unproven;
+    assert!(core.held() <= LIMITS.unproven + reserve / 2, "{}", core.held());
+    assert_eq!(honest.fill(4), 4, "its first window");
+    // The same from one address under other names.
+    let named = peer(usize::MAX);
+    let mut renamed: Vec<_> = sleepers(&named, 10);
+    for share in renamed.drain(..) {
+        assert!(!share.with_source(hostile.clone()).admits(4));
+    }
+    assert!(third.admits(4) && core.refusals() > 0);
+    // What comes back to the reserve is there for its peer again.
+    let held = core.held();
+    drop(asleep);
+    assert!(core.held() < held);
+    assert_eq!((hostile.reserved.get(), core.reserved.get()), (0, honest.held()));
+    drop(honest);
+    assert_eq!(core.reserved.get(), 0);
+}
+
+#[test]
 fn data_that_comes_at_once_has_no_window_while_there_is_enough_and_then_the_first() {
     let arena = Arena::new(ArenaConfig { limit_bytes: 8 << 20, hugepages: false, shared: false });
     let pool = Pool::new(&arena);

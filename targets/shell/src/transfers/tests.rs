@@ -135,3 +135,15 @@ impl TransferCheck {
         TransferCheck { waiting: self.waiting.clone(), ..*self }
     }
 }
+
+#[test]
+fn what_waits_for_less_than_a_check_proves_nothing() {
+    let mut state = TransferCheck::default();
+    // 50 bytes have come back, which the network alone may have taken.
+    assert!(!check(&mut state, &[(1, 100, 0)], 50, true).makes_progress);
+    assert!(!check(&mut state, &[(1, 100, 0)], 50, true).makes_progress);
+    // It reads, and all of it.
+    assert!(check(&mut state, &[(2, 100, 0)], 150, true).makes_progress);
+    let mut state = TransferCheck::default();
+    assert!(check(&mut state, &[], 50, true).makes_progress, "nothing waits");
+}

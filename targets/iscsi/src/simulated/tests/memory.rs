@@ -30,12 +30,12 @@ fn is_served(initiator: &mut Initiator, target: &mut SimulatedTarget) -> bool {
 }
 
 #[test]
-fn initiators_that_announce_data_and_send_none_do_not_stop_others() {
+fn initiators_that_announce_data_and_send_none_or_never_read_do_not_stop_others() {
     const HOSTILE: u8 = 120;
     let unasked: &[(&str, &str)] = &[("InitialR2T", "No"), ("FirstBurstLength", "65536")];
     let asked: &[(&str, &str)] = &[("ImmediateData", "No")];
-    // What they announce comes unasked, or is asked for by R2Ts.
-    for (kind, keys) in [unasked, asked].into_iter().enumerate() {
+    // What they announce comes unasked, or is asked for by R2Ts. The last read, and take no answers.
+    for (kind, keys) in [unasked, asked, &[]].into_iter().enumerate() {
         let mut target = SimulatedTarget::with_memory(16 << 20);
         let mut other = begin_as(&mut target, "10.0.0.7:1", 1, &[]);
         let mut same = begin_as(&mut target, "10.0.0.1:1", 200, &[]);
@@ -48,15 +48,9 @@ fn initiators_that_announce_data_and_send_none_do_not_stop_others() {
         for initiator in &mut hostile {
             for _ in 0..8 {
                 let length = u32::from(BLOCKS) * BLOCK_BYTES as u32;
-                let is_final = kind != 0;
-                initiator.command(
-                    &mut target,
-                    transfer(WRITE, 0, BLOCKS),
-                    length,
-                    (false, true),
-                    &[],
-                    is_final,
-                );
+                let (is_final, is_read) = (kind != 0, kind == 2);
+                let cdb = transfer(if is_read { READ } else { WRITE }, 0, BLOCKS);
+                initiator.command(&mut target, cdb, length, (is_read, !is_read), &[], is_final);
             }
             assert!(is_served(&mut other, &mut target) && is_served(&mut same, &mut target), "kind {kind}");
         }
@@ -126,4 +120,37 @@ fn without_memory_for_unasked_data_a_command_ends_with_task_set_full_if_others_w
     assert!(statuses.iter().all(|status| *status == 0 || *status == ScsiStatus::TaskSetFull as u8));
     // The session continues.
     assert_eq!(initiator.read_blocks(&mut target, 0, BLOCKS, BYTES as u32), [5; BYTES]);
+}
+
+#[test]
+fn what_answers_have_on_the_heap_is_bounded_for_who_does_not_read() {
+    let mut target = plain_target();
+    let mut initiator = begin_as(&mut target, "10.0.0.7:1", 1, &[("MaxRecvDataSegmentLength", "65536")]);
+    let ping = NopOut {
+        immediate: true,
+        initiator_task_tag: 3,
+        target_transfer_tag: RESERVED_TAG,
+        cmd_sn: initiator.cmd_sn,
+        ..NopOut::default()
+    };
+    const PINGS: usize = 256;
+    let sent = pdu(&ping.to_bytes(), &[7; 64 << 10]).repeat(PINGS);
+    let (mut rest, mut idle) = (&sent[..], 0);
+    while idle < 100 {
+        match target.send(initiator.id, rest) {
+            TransferResult::Bytes(count) => (rest, idle) = (&rest[count..], 0),
+            _ => idle += 1,
+        }
+        target.poll();
+    }
+    let accepted = sent.len() - rest.len();
+    assert!(accepted < 1 << 20, "{accepted} bytes of pings whose answers nobody reads");
+    // It goes on when they are read.
+    for _ in 0..PINGS {
+        if let TransferResult::Bytes(count) = target.send(initiator.id, rest) {
+            rest = &rest[count..];
+        }
+        assert_eq!(initiator.read(&mut target).data, [7; 64 << 10]);
+    }
+    assert!(rest.is_empty());
 }
