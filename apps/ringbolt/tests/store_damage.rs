@@ -30,8 +30,9 @@ impl Device {
     fn partition_of(&self, group: u32) -> u32 {
         let owner = |partition: u32| {
             let first = self.superblock.log_start(partition);
-            let headers = (0..2)
-                .filter_map(|slot| LogHeader::decode(&sector(&self.path, first + u64::from(slot)), slot).ok());
+            let headers = (0..2).filter_map(|slot| {
+                LogHeader::decode(&sector(&self.path, first + u64::from(slot)), slot).ok()
+            });
             headers.max_by_key(|header| header.generation).map(|header| header.group)
         };
         (0..self.superblock.partitions).find(|partition| owner(*partition) == Some(group)).unwrap()

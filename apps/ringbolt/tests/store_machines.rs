@@ -140,7 +140,8 @@ fn status_has_what_the_nodes_of_other_machines_report_without_etcd_too() {
     all.iter().for_each(|node| signal(*node, Signal::STOP));
     let waits = |status: &Value, node: usize| {
         let replicas = status["nodes"][node]["report"]["replicas"].as_array().cloned().unwrap_or_default();
-        let silent = ["a replica", "the primary"].map(|who| format!("{who} is silent, and the map has not answered"));
+        let silent =
+            ["a replica", "the primary"].map(|who| format!("{who} is silent, and the map has not answered"));
         replicas.iter().any(|it| silent.iter().any(|why| it["waits_for"] == why.as_str()))
     };
     let status = machines.clusters[0].wait_for("waiting for the map", |status| {

@@ -471,7 +471,9 @@ impl HolderProcess {
                 (watch.resized)(entry.bytes);
             } else if !is_older && self.is_removed(&watch)? {
                 if watch.state.end(AttachStatus::Fenced) {
-                    log::error!("image {pool}/{image} was removed, or the map that counts lacks it: its requests fail");
+                    log::error!(
+                        "image {pool}/{image} was removed, or the map that counts lacks it: its requests fail"
+                    );
                 }
             } else {
                 is_doubtful |= watch.state.status() == AttachStatus::Live;

@@ -137,8 +137,7 @@ fn a_damaged_partition_that_may_be_the_only_copy_is_kept() {
             cluster.crash(other, false);
         }
         for config in cluster.network.lock().unwrap().map.values_mut() {
-            *config =
-                Arc::new(GroupConfig { epoch: config.epoch + 1, primary: alone, in_sync: vec![alone] });
+            *config = Arc::new(GroupConfig { epoch: config.epoch + 1, primary: alone, in_sync: vec![alone] });
         }
         let failed = damage(&mut cluster, node, what);
         check_failed(&failed, what);

@@ -10,17 +10,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use bdev::{BlockDevice, Descriptor, DeviceEvent, Registry, ReservationLease};
 use reactor::ReactorHandle;
 use scsi::TargetPort;
-use target_shell::{
-    ConnectionLimits, DeviceKeys, LazyCores, PeerConnections, ProtocolConnection, Publisher,
-};
+use target_shell::{ConnectionLimits, DeviceKeys, LazyCores, PeerConnections, ProtocolConnection, Publisher};
 
 use crate::chap::{AuthGroup, AuthPolicy};
 use crate::config::{InitiatorGroup, IscsiConfig, IscsiOptions, NodeUnit, PortalGroup, TargetNode};
 use crate::core::IscsiCore;
 use crate::failure::IscsiTargetError;
 use crate::limits::{
-    CONNECTIONS_DEFAULT, CONNECTIONS_MAX, FIRST_BURST_BYTES_MAX, PORTALS_MAX, QUEUE_DEPTH_MAX, SESSION_CONNECTIONS_MAX,
-    SESSIONS_MAX, TIME2WAIT_MAX_S,
+    CONNECTIONS_DEFAULT, CONNECTIONS_MAX, FIRST_BURST_BYTES_MAX, PORTALS_MAX, QUEUE_DEPTH_MAX,
+    SESSION_CONNECTIONS_MAX, SESSIONS_MAX, TIME2WAIT_MAX_S,
 };
 use crate::sessions::Sessions;
 use crate::settings::{ConnectionCounts, ConnectionInfo};

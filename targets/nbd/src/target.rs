@@ -398,7 +398,9 @@ mod tests {
         let limits = |max: u32| ConnectionLimits { per_object_max: Some(max), ..ConnectionLimits::new(50) };
         assert_eq!((target.limits(), target.peers()), (ConnectionLimits::new(CONNECTIONS_DEFAULT), vec![]));
         target.set_limits(limits(7)).unwrap();
-        assert!(target.set_limits(limits(0)).is_err() && target.set_limits(limits(CONNECTIONS_MAX + 1)).is_err());
+        assert!(
+            target.set_limits(limits(0)).is_err() && target.set_limits(limits(CONNECTIONS_MAX + 1)).is_err()
+        );
         let (bdev_name, name, description) = ("Malloc0".into(), "disk".into(), String::new());
         let address = "127.0.0.1:0".parse().unwrap();
         target.create(ExportConfig { bdev_name, name, description, read_only: false, address }).unwrap();

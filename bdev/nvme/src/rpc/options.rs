@@ -81,11 +81,7 @@ impl NvmeOptions {
         fast_fail: &mut Option<u32>,
     ) -> LossTimeouts {
         let default = self.loss_timeouts;
-        (
-            *loss.get_or_insert(default.0),
-            *delay.get_or_insert(default.1),
-            *fast_fail.get_or_insert(default.2),
-        )
+        (*loss.get_or_insert(default.0), *delay.get_or_insert(default.1), *fast_fail.get_or_insert(default.2))
     }
 
     pub(super) fn retries_max(&self) -> u16 {
@@ -328,9 +324,7 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
     Ok(true)
 }
 
-pub(super) fn reconnect_policy(
-    (loss, delay, fast_fail): LossTimeouts,
-) -> Result<ReconnectPolicy, RpcError> {
+pub(super) fn reconnect_policy((loss, delay, fast_fail): LossTimeouts) -> Result<ReconnectPolicy, RpcError> {
     let policy = ReconnectPolicy::from_seconds(loss, delay, fast_fail);
     policy.map_err(|error| RpcError::new(RpcError::EINVAL, error))
 }

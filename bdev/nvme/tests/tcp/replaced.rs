@@ -204,7 +204,8 @@ async fn drive(
 ) -> Result<(), Option<nvme::ControllerFailure>> {
     let uri = format!("nvme+tcp://127.0.0.1:{port}/{NQN}").parse().unwrap();
     let options = nvme::Options::default();
-    let mut namespace = nvme::Namespace::open_reconnecting(&core, &uri, &options, outage_ns_max).await.unwrap();
+    let mut namespace =
+        nvme::Namespace::open_reconnecting(&core, &uri, &options, outage_ns_max).await.unwrap();
     while !stop.load(Ordering::Relaxed) {
         let step = steps.load(Ordering::Relaxed);
         let mut buffer = core.pool().take(512).unwrap();

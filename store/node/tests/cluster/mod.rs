@@ -1,5 +1,6 @@
 //! Nodes with replicas, each a core in virtual time; messages take time and get lost; the map is in memory. Clients write,
 //! zero and read sectors, never the same at once, and repeat a request until it is answered.
+#![allow(dead_code)]
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -22,11 +22,7 @@ pub(super) struct SlowPeers {
 
 impl SlowPeers {
     pub(super) fn new(timeout_ns: u64) -> SlowPeers {
-        SlowPeers {
-            times: CheckTimes::new(timeout_ns),
-            lacks: (0, 0),
-            report: TransferReport::default(),
-        }
+        SlowPeers { times: CheckTimes::new(timeout_ns), lacks: (0, 0), report: TransferReport::default() }
     }
 }
 
