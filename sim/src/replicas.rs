@@ -15,6 +15,7 @@ use replica::{PlantedReplicaFault, ReplicaId, ReplicaSettings};
 use crate::scenario::{RunFailure, RunReport};
 use clients::Clients;
 use cluster::{Happening, ReplicaCluster};
+use disk::Blocks;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -345,8 +346,20 @@ impl Run {
     fn compare_replicas(&self) -> Result<(), String> {
         let first = &self.cluster.nodes[0];
         for (index, node) in self.cluster.nodes.iter().enumerate() {
-            if node.disk.blocks() != first.disk.blocks() {
-                return Err(format!("the blocks of replica {index} differ from those of replica 0"));
+            let (blocks, of_first) = (node.disk.blocks(), first.disk.blocks());
+            if let Some(key) =
+                blocks.keys().chain(of_first.keys()).find(|key| blocks.get(key) != of_first.get(key))
+            {
+                let value = |blocks: &Blocks| {
+                    blocks.get(key).map_or("nothing".to_string(), |value| format!("{value:#x}"))
+                };
+                return Err(format!(
+                    "block {} of object {}: {} at replica {index}, {} at replica 0",
+                    key.1 / clients::VALUE_BYTES,
+                    key.0.index,
+                    value(blocks),
+                    value(of_first)
+                ));
             }
             let applied = node.replica.as_ref().map(|replica| replica.applied());
             if applied != first.replica.as_ref().map(|replica| replica.applied()) {

@@ -20,6 +20,8 @@ pub(crate) type BlockId = (ObjectId, u32);
 
 /// Most clients of a run, those that are gone included.
 const CLIENTS_MAX: usize = 60;
+/// Most that a run begins with.
+const CLIENTS_FIRST_MAX: u64 = 4;
 /// The volume of all objects.
 const VOLUME: u64 = 1;
 /// Bytes of a block here: a value.
@@ -117,7 +119,7 @@ impl Clients {
             read: HashSet::new(),
         });
         let random = &mut cluster.random;
-        let count = 1 + random.index(4);
+        let count = 1 + random.below(CLIENTS_FIRST_MAX);
         let objects = 1 + random.below(5) as u32;
         let offsets = 1 + random.below(3) as u32;
         let object = |index| ObjectId { group: GROUP, volume: VOLUME, index, suffix: 0 };
@@ -167,7 +169,9 @@ impl Clients {
         if self.clients[client].is_gone {
             return;
         }
-        let wait_ns = cluster.random.below(2 * self.think_ns);
+        // However many come, together they do as much as a few.
+        let live = self.clients.iter().filter(|client| !client.is_gone).count() as u64;
+        let wait_ns = cluster.random.below(2 * self.think_ns) * (live / CLIENTS_FIRST_MAX).max(1);
         cluster.schedule(wait_ns, Happening::Client { client, attempt: None });
         if self.sessions.is_some() && self.act_in_session(cluster, client) {
             return;

@@ -504,13 +504,15 @@ impl<F: Plants> Replica<F> {
         None
     }
 
-    /// Appends an entry with the next name.
+    /// Appends an entry with the next name. While logs are compared nothing is: an entry of this epoch would make
+    /// this log the newest one.
     pub(crate) fn append_as_primary(
         &mut self,
         header: EntryHeader,
         data: Arc<[u8]>,
         actions: &mut Vec<ReplicaAction>,
     ) {
+        debug_assert!(!self.is_comparing(), "entries are appended after the comparison");
         let (sequence, epoch, commit_point) = (self.log.end() + 1, self.config.epoch, self.commit_point);
         self.primary().uncommitted.insert((header.client, header.client_number));
         let now_ns = self.now_ns;

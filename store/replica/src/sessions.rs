@@ -146,6 +146,10 @@ impl<F: Plants> Replica<F> {
         let (now_ns, timeout_ns) = (self.now_ns, self.settings.session_timeout_ns);
         let sessions = &mut primary.sessions;
         sessions.check_ns = now_ns + (timeout_ns / CHECKS_PER_TIMEOUT).max(1);
+        if primary.is_comparing {
+            // An entry of this epoch would make this log the newest one.
+            return;
+        }
         let (since_ns, applied) = (sessions.since_ns, &self.applied);
         // Before the first request says it, no client needs the place.
         let Some(group) = sessions.group else { return };

@@ -364,3 +364,51 @@ fn replicas_of_an_earlier_release_are_asked_and_need_not_say_where_their_logs_en
     group.write(6..=6);
     group.assert_all_have(&[1, 2, 3, 4, 5, 6]);
 }
+
+#[test]
+fn a_restarted_primary_ends_no_session_before_it_has_compared() {
+    let settings =
+        ReplicaSettings { in_sync_min: 1, session_timeout_ns: 100 * MS, ..ReplicaSettings::default() };
+    let opened = |client, sequence| {
+        let header = SessionChange::Open { volume: 1, attach_epoch: 1 }.header(0);
+        EntryHeader { client, client_number: 1, sequence, epoch: 1, ..header }
+    };
+    // A session that is open, and one of the log.
+    let mut applied = AppliedRequests::default();
+    applied.apply(&opened(7, 1));
+    let base = EntryId { sequence: 1, epoch: 1 };
+    let entry = ReplicatedEntry { header: opened(8, 2), data: Arc::default() };
+    let recovered = RecoveredReplica {
+        checkpoint: ReplicaCheckpoint { through: base, applied, complete: true },
+        base,
+        entries: vec![Arc::new(entry)],
+        ..RecoveredReplica::default()
+    };
+    let mut replica = Replica::new(ReplicaId(1), 1, settings, recovered, 0);
+    let in_sync = vec![ReplicaId(1), ReplicaId(2)];
+    let (mut actions, mut now_ns) = (Vec::new(), 0);
+    for epoch in 1..=2 {
+        let map = GroupConfig { epoch, primary: ReplicaId(1), in_sync: in_sync.clone() };
+        replica.handle(ReplicaEvent::Map(map.into()), now_ns, &mut actions);
+    }
+    let mut timers = 0;
+    while let Some(at_ns) = replica.deadline().filter(|at_ns| *at_ns <= 350 * MS) {
+        (now_ns, timers) = (at_ns, timers + 1);
+        replica.handle(ReplicaEvent::Timer, now_ns, &mut actions);
+    }
+    assert_eq!(replica.status().blocked, Some(GroupBlocked::Comparing));
+    assert!(!actions.iter().any(|action| matches!(action, ReplicaAction::Append { .. })), "{actions:?}");
+    assert!((5..100).contains(&timers), "{timers}");
+    // The other member has an entry more, and takes over.
+    let last = EntryId { sequence: 3, epoch: 1 };
+    let body = MessageBody::LogEnd { sent_ns: now_ns, last, committed: 3 };
+    let config = Arc::new(replica.config().clone());
+    let message = ReplicaMessage { from: ReplicaId(2), config, body };
+    actions.clear();
+    replica.handle(ReplicaEvent::Message(message), now_ns, &mut actions);
+    let proposed = actions.iter().find_map(|action| match action {
+        ReplicaAction::Propose(config) => Some(config.primary),
+        _ => None,
+    });
+    assert_eq!(proposed, Some(ReplicaId(2)));
+}
