@@ -227,6 +227,11 @@ impl ReplicaDisk {
         self.durable.checkpoint.complete
     }
 
+    /// Whether it has what was committed in a block: it can be read, and no lost entry was written over it.
+    pub(crate) fn has(&self, block: &BlockKey) -> bool {
+        self.is_complete() && !self.damaged.contains(block) && !self.placed.is_unsettled(block)
+    }
+
     pub(crate) fn blocks(&self) -> &Blocks {
         &self.blocks
     }

@@ -150,6 +150,11 @@ impl PlacedBlocks {
         *self = PlacedBlocks { is_complete: false, ..PlacedBlocks::new(self.is_enabled) };
     }
 
+    /// Whether a block has what an entry wrote that the log lost.
+    pub(super) fn is_unsettled(&self, key: &BlockKey) -> bool {
+        self.unsettled.iter().any(|entry| key_of(&entry.header) == *key)
+    }
+
     /// A block is settled. Returns whether it was not.
     pub(super) fn settle(&mut self, key: BlockKey) -> bool {
         let before = self.unsettled.len();

@@ -116,11 +116,12 @@ impl<F: Plants> Replica<F> {
         let next = members.iter().find(|member| repair.member.is_none_or(|last| **member > last));
         let Some(member) = next.or(members.first()).copied() else {
             let repair = primary.repairs.remove(&number).expect("it was there");
-            if let Some((through, entry)) = &repair.unsettled {
-                self.settle_by_entry(*through, entry, actions);
-                return repair.refuse(ClientReply::Busy, actions);
-            }
-            return repair.refuse(ClientReply::Failed, actions);
+            let settles = repair
+                .unsettled
+                .as_ref()
+                .is_some_and(|(through, entry)| self.settle_by_entry(*through, entry, actions));
+            let reply = if settles { ClientReply::Busy } else { ClientReply::Failed };
+            return repair.refuse(reply, actions);
         };
         if repair.attempts >= ATTEMPTS_MAX {
             let repair = primary.repairs.remove(&number).expect("it was there");

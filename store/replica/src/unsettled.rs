@@ -3,7 +3,8 @@
 //! Such an entry was written in place, which cannot be undone. Its request is not answered, so that it may take effect later
 //! or never: a new primary appends it again, under the client's number, and each replica gets it as any entry. A follower gets
 //! what its primary has in the block. Until then a storage applies no entry to a part of the block, and nothing is read there.
-//! A committed entry that replaces the whole block settles it as well.
+//! A committed entry that replaces the whole block settles it as well. If no replica can read the block, what a follower has
+//! there counts, but not after the session of its client has ended.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -225,25 +226,31 @@ impl<F: Plants> Replica<F> {
     }
 
     /// No replica can read a block: the primary settles it by what a follower has there. That has the committed entries up to
-    /// `through`, if it is a repair.
+    /// `through`, if it is a repair. Returns whether the block can be read soon: not if the session of the entry's
+    /// client has ended. What others read since then must not change any more, so that the block is lost.
     pub(crate) fn settle_by_entry(
         &mut self,
         through: u64,
         entry: &ReplicatedEntry,
         actions: &mut Vec<ReplicaAction>,
-    ) {
+    ) -> bool {
         let EntryHeader { client, client_number, object, offset, length, .. } = entry.header;
-        let Role::Primary(primary) = &self.role else { return };
+        let Role::Primary(primary) = &self.role else { return true };
         let is_in_log = client != 0 && primary.uncommitted.contains(&(client, client_number));
         // A follower that does not know it yet gets the entry, which replaces the block.
         let is_applied = self.applied.seen(client, client_number) == RequestSeen::Applied;
         let through = if client == 0 { through.min(self.commit_point) } else { self.commit_point };
         let is_replaced = self.is_changed_after(through, (object, offset, length));
         let is_full = self.log.len() >= self.settings.entries_max;
-        if self.reads_blocked(primary).is_none() && !is_in_log && !is_applied && !is_replaced && !is_full {
+        if self.reads_blocked(primary).is_some() || is_in_log || is_applied || is_replaced || is_full {
+            return true;
+        }
+        let is_lost = self.applied.has_ended(client, object.volume);
+        if !is_lost {
             self.append_again(entry, actions);
             self.repaired += 1;
         }
+        !is_lost
     }
 
     /// A follower asks its primary for what the blocks have there.

@@ -158,6 +158,32 @@ fn a_block_that_no_replica_can_read_gets_what_followers_have() {
 }
 
 #[test]
+fn a_lost_entry_of_a_client_whose_session_has_ended_never_takes_effect() {
+    // Others may have read what was in the block, since another one attached the image.
+    let mut applied = AppliedRequests::default();
+    for (sequence, client, attach_epoch) in [(1, 5, 1), (2, 6, 2)] {
+        let header = SessionChange::Open { volume: 1, attach_epoch }.header(1);
+        applied.apply(&EntryHeader { client, client_number: 1, sequence, epoch: 1, ..header });
+    }
+    let with = |unsettled| {
+        let base = EntryId { sequence: 2, epoch: 1 };
+        let checkpoint = ReplicaCheckpoint { through: base, applied: applied.clone(), complete: true };
+        RecoveredReplica { checkpoint, base, unsettled, ..RecoveredReplica::default() }
+    };
+    let mut group = Group::new(vec![(None, with(vec![])), (Some(7), with(unsettled(5, 1, 7)))]);
+    assert_eq!(group.read(), Some(ClientReply::Failed));
+    let (header, bytes) = write(6, 2, 0, &[8; BLOCK_BYTES]);
+    let header = EntryHeader { epoch: 2, sequence: 2, ..header };
+    group.handle(0, ReplicaEvent::Request(ClientRequest::Write { header, data: bytes }));
+    group.run(200 * MS);
+    assert_eq!(group.read(), data(8));
+    assert_eq!(group.blocks(), [Some(8); 2]);
+    // That of a client which may still repeat its request does.
+    let mut group = Group::new(vec![(None, with(vec![])), (Some(9), with(unsettled(6, 2, 9)))]);
+    assert_eq!(group.read(), data(9));
+}
+
+#[test]
 fn what_was_committed_counts_while_one_replica_has_it() {
     let mut group =
         Group::new(vec![(None, disk(vec![])), (Some(7), disk(unsettled(5, 1, 7))), (Some(3), disk(vec![]))]);

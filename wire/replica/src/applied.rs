@@ -221,6 +221,13 @@ impl AppliedRequests {
         self.clients.iter().filter_map(|(client, known)| Some((*client, known.session?)))
     }
 
+    /// Whether the session in which a client wrote a volume has ended, as far as known: what it wrote and was
+    /// not committed before must not take effect any more.
+    pub fn has_ended(&self, client: u64, volume: u64) -> bool {
+        let is_open = self.session(client).is_some_and(|session| session.volume == volume);
+        client != 0 && !is_open && self.volumes.contains_key(&volume)
+    }
+
     /// How many clients have sessions.
     pub fn session_count(&self) -> usize {
         self.sessions
