@@ -130,7 +130,7 @@ impl Run {
         // What was wrong before it stood still is the better answer.
         let unanswered = self.clients.pending();
         self.clients.check()?;
-        if unanswered > 0 && self.has_lost_block() {
+        if (unanswered > 0 || !self.is_back()) && self.has_lost_block() {
             return Ok(());
         }
         if self.cluster.turns >= TURNS_MAX {

@@ -28,6 +28,10 @@ pub(crate) struct Follower {
     pub(crate) copy_ended: bool,
     /// It had all that the primary had, at some time in this stream.
     pub(crate) is_caught_up: bool,
+    /// The number of its question where the primary's log ends, and when it was sent.
+    pub(crate) asked_log_end: Option<(u64, u64)>,
+    /// Where the primary's log ended, at some time after this replica asked.
+    pub(crate) primary_log_end: Option<u64>,
     /// Reads for the primary of this epoch, by number: its number, and the commit point before.
     pub(crate) fetches: BTreeMap<u64, (u64, u64)>,
 }
@@ -59,6 +63,8 @@ impl Follower {
             copy: Copy::None,
             copy_ended: false,
             is_caught_up: false,
+            asked_log_end: None,
+            primary_log_end: None,
             fetches: BTreeMap::new(),
         }
     }
@@ -67,6 +73,7 @@ impl Follower {
     pub(crate) fn epoch_began(&mut self, commit_point: u64) {
         self.matched = commit_point;
         self.fenced = false;
+        (self.asked_log_end, self.primary_log_end) = (None, None);
         self.fetches.clear();
         // The primary may have restarted with another clock.
         self.sent_ns = None;
@@ -116,7 +123,12 @@ impl<F: Plants> Replica<F> {
         }
     }
 
-    fn follower(&mut self) -> &mut Follower {
+    /// Whether it has all entries of the primary up to a sequence.
+    pub(crate) fn has_matched(&self, through: u64) -> bool {
+        matches!(&self.role, Role::Follower(follower) if follower.matched >= through)
+    }
+
+    pub(crate) fn follower(&mut self) -> &mut Follower {
         match &mut self.role {
             Role::Follower(follower) => follower,
             _ => unreachable!("it is a follower"),
@@ -221,15 +233,13 @@ impl<F: Plants> Replica<F> {
         if self.log.id(after).is_some_and(|id| id.epoch < self.config.epoch) {
             self.truncate(after, actions);
         }
-        let end = self.log.end();
+        let (end, in_sync) = (self.log.end(), self.is_in_sync());
         let follower = self.follower();
         let matched = follower.matched.max(sequence + count).min(end);
         follower.matched = matched;
         follower.commit_point = follower.commit_point.max(append.commit_point);
-        if matched >= log_end {
-            follower.is_caught_up = true;
-            self.is_compared |= self.is_in_sync();
-        }
+        follower.is_caught_up |= !in_sync && matched >= log_end;
+        self.compare_with_primary();
         self.commit_durable(actions);
         if count == 0 || self.log.durable() >= matched {
             self.answer(from, AppendOutcome::Durable(matched.min(self.log.durable())), actions);
@@ -252,6 +262,10 @@ impl<F: Plants> Replica<F> {
 
     fn answer(&mut self, to: ReplicaId, outcome: AppendOutcome, actions: &mut Vec<ReplicaAction>) {
         let in_sync = self.is_in_sync();
+        let outcome = match outcome {
+            AppendOutcome::Durable(through) => AppendOutcome::Durable(through.min(self.settled_through())),
+            mismatch => mismatch,
+        };
         let follower = self.follower();
         if let Some(sent_ns) = follower.sent_ns {
             let session = if in_sync { 0 } else { follower.session };

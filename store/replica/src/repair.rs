@@ -15,7 +15,8 @@ use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
 use crate::primary::{ClientRead, FetchOfFollower};
 use crate::replica::{Replica, Role};
 use crate::{
-    ClientReply, MessageBody, PlantedReplicaFault, Plants, ReplicaAction, ReplicaId, ReplicatedEntry,
+    ClientReply, LOG_END_OBJECT, MessageBody, PlantedReplicaFault, Plants, ReplicaAction, ReplicaId,
+    ReplicatedEntry,
 };
 
 /// Repairs at a time, and reads for the primary; further reads are refused as busy, or asked again.
@@ -153,6 +154,9 @@ impl<F: Plants> Replica<F> {
         let may_answer = self.is_sound_member() && from == self.config.primary;
         let (read, through) = (self.reads + 1, self.commit_point);
         let range = offset..offset.saturating_add(length);
+        if object == LOG_END_OBJECT {
+            return self.answer_log_end(from, number, actions);
+        }
         if self.unsettled.has(object, range.clone()) {
             // A primary's is in its log again; it is asked for again.
             if may_answer {
@@ -204,7 +208,10 @@ impl<F: Plants> Replica<F> {
         actions: &mut Vec<ReplicaAction>,
     ) {
         let Role::Primary(primary) = &mut self.role else {
-            return self.on_settling_data(from, number, through, data, actions);
+            if !self.on_primary_log_end(from, number, through) {
+                self.on_settling_data(from, number, through, data, actions);
+            }
+            return;
         };
         let Some(repair) = primary.repairs.get_mut(&number).filter(|repair| repair.member == Some(from))
         else {

@@ -309,6 +309,7 @@ impl<F: Plants> Replica<F> {
             Role::Follower(_) => {
                 self.run_follower(actions);
                 self.settle_blocks(actions);
+                self.ask_primary_log_end(actions);
             }
             Role::Primary(_) => self.run_primary(actions),
         }
@@ -337,8 +338,14 @@ impl<F: Plants> Replica<F> {
             ReplicaEvent::ReadDone { read, data } => self.on_read_done(read, data, actions),
             ReplicaEvent::ResetDone { session } => self.on_reset_done(session, actions),
             ReplicaEvent::ObjectRead { read, part } => self.on_object_read(read, part, actions),
-            ReplicaEvent::Truncated { truncation, in_place } => self.unsettled.confirm(truncation, &in_place),
-            ReplicaEvent::Settled { number } => self.unsettled.settled(number),
+            ReplicaEvent::Truncated { truncation, in_place } => {
+                self.unsettled.confirm(truncation, &in_place);
+                self.answer_durable(actions);
+            }
+            ReplicaEvent::Settled { number } => {
+                self.unsettled.settled(number);
+                self.answer_durable(actions);
+            }
             ReplicaEvent::ObjectWritten { session, part } => self.on_object_written(session, part, actions),
         }
     }
@@ -348,8 +355,8 @@ impl<F: Plants> Replica<F> {
         let role = match &self.role {
             Role::Starting => None,
             Role::Follower(follower) => {
-                let settle = self.settle_deadline(follower);
-                self.follower_deadline(follower).into_iter().chain(settle).min()
+                let others = [self.settle_deadline(follower), self.log_end_deadline(follower)];
+                self.follower_deadline(follower).into_iter().chain(others.into_iter().flatten()).min()
             }
             Role::Primary(primary) => Some(self.primary_deadline(primary)),
         };

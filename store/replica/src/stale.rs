@@ -11,14 +11,16 @@
 //!   appends and serves nothing before all have answered ([`MessageBody::LogEnd`]), or have left the in-sync
 //!   set. The one whose last entry has the highest epoch, and of these the highest sequence, has every
 //!   committed entry: the primary hands over to it.
-//! - A follower was compared once it has all that a primary has which was compared. So a takeover from a
-//!   primary that fails asks no other member.
+//! - A follower was compared once it has all that a primary has which was compared, as that answers a question
+//!   of this run: a message that was sent before the follower's start may say less than it had acknowledged. So
+//!   a takeover from a primary that fails asks no other member.
 //! - A member that hears of a commit point after the end of its log is stale. Nothing that is known to be
 //!   committed is truncated: a replica that has more of it than the primary stays as it is, for a person to
 //!   decide.
 
+use crate::follower::Follower;
 use crate::replica::{GroupBlocked, Replica, Role};
-use crate::{EntryId, MessageBody, PlantedReplicaFault, Plants, ReplicaAction, ReplicaId};
+use crate::{EntryId, LOG_END_OBJECT, MessageBody, PlantedReplicaFault, Plants, ReplicaAction, ReplicaId};
 
 /// What is known of a replica and its group from elsewhere than its device, at its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -199,6 +201,60 @@ impl<F: Plants> Replica<F> {
             peer.log_end = Some((last, committed));
             peer.is_compared = true;
         }
+    }
+
+    /// A follower that was not compared since its start asks where the primary's log ends.
+    pub(crate) fn ask_primary_log_end(&mut self, actions: &mut Vec<ReplicaAction>) {
+        let (now_ns, number) = (self.now_ns, self.sessions + 1);
+        let Role::Follower(follower) = &self.role else { return };
+        let is_due = self.asks_log_end(follower)
+            && follower.asked_log_end.is_none_or(|(_, sent_ns)| now_ns >= sent_ns + self.settings.resend_ns);
+        if is_due {
+            // Unlike reads, sessions differ from those before a restart in the same epoch.
+            self.sessions = number;
+            self.follower().asked_log_end = Some((number, now_ns));
+            let fetch = MessageBody::Fetch { number, object: LOG_END_OBJECT, offset: 0, length: 1 };
+            self.send(self.config.primary, fetch, actions);
+        }
+    }
+
+    fn asks_log_end(&self, follower: &Follower) -> bool {
+        let is_behind = !self.is_compared && follower.primary_log_end.is_none();
+        is_behind && self.is_sound_member() && !follower.fenced && self.config.primary != self.id
+    }
+
+    /// When it asks next.
+    pub(crate) fn log_end_deadline(&self, follower: &Follower) -> Option<u64> {
+        let (_, sent_ns) = follower.asked_log_end.filter(|_| self.asks_log_end(follower))?;
+        Some(sent_ns + self.settings.resend_ns)
+    }
+
+    /// A member asks where this primary's log ends.
+    pub(crate) fn answer_log_end(&mut self, from: ReplicaId, number: u64, actions: &mut Vec<ReplicaAction>) {
+        let through = self.log.end();
+        if matches!(self.role, Role::Primary(_)) && !self.is_comparing() && self.stale.is_none() {
+            let data = Some([0].into());
+            self.send(from, MessageBody::Fetched { number, through, data }, actions);
+        }
+    }
+
+    /// The primary may have answered where its log ends. Returns whether it has.
+    pub(crate) fn on_primary_log_end(&mut self, from: ReplicaId, number: u64, through: u64) -> bool {
+        let primary = self.config.primary;
+        let Role::Follower(follower) = &mut self.role else { return false };
+        if from != primary || !follower.asked_log_end.is_some_and(|(asked, _)| asked == number) {
+            return false;
+        }
+        follower.primary_log_end = Some(through);
+        self.compare_with_primary();
+        true
+    }
+
+    /// The follower was compared if it has all that the primary had since it asked.
+    pub(crate) fn compare_with_primary(&mut self) {
+        let Role::Follower(follower) = &self.role else { return };
+        let has_all = follower.primary_log_end.is_some_and(|end| self.has_matched(end));
+        self.is_compared |= has_all && self.is_sound_member();
     }
 
     /// Ends the comparison when all have answered, or hands over to a member that has more.

@@ -332,6 +332,44 @@ fn a_takeover_by_replicas_that_ran_on_compares_nothing() {
 }
 
 #[test]
+fn a_message_from_before_its_start_tells_a_follower_nothing() {
+    let mut group = Group::new(3);
+    group.write(1..=5);
+    let previous = EntryId { sequence: 4, epoch: group.map.epoch };
+    let append = Append {
+        sent_ns: group.now_ns,
+        session: 0,
+        previous,
+        entries: Vec::new(),
+        commit_point: 4,
+        log_end: Some(4),
+    };
+    group.stop(1);
+    group.cut(2, 4);
+    group.start(2);
+    let config = group.map.clone();
+    let late = ReplicaMessage { from: ReplicaId(1), config, body: MessageBody::Append(append) };
+    group.handle(ReplicaId(2), ReplicaEvent::Message(late));
+    assert!(!group.node(2).replica.as_ref().unwrap().is_compared());
+    group.handle(ReplicaId(3), ReplicaEvent::Timer);
+    group.run_for(2000 * MS);
+    group.start(1);
+    group.run_for(2000 * MS);
+    group.assert_all_have(&[1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn a_follower_that_restarted_was_compared_once_its_primary_has_answered() {
+    let mut group = Group::new(3);
+    group.write(1..=5);
+    group.stop(3);
+    group.start(3);
+    group.run_for(300 * MS);
+    assert!(group.node(3).replica.as_ref().unwrap().is_compared());
+    assert_eq!(group.map.primary, ReplicaId(1));
+}
+
+#[test]
 fn a_restarted_primary_appends_nothing_before_it_has_compared() {
     let mut group = Group::new(3);
     group.write(1..=5);
