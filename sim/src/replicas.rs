@@ -74,6 +74,7 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
     let mut random = WyRand::new(seed);
     let nodes = 2 + random.index(3);
     let settings = ReplicaSettings {
+        group: cluster::GROUP,
         in_sync_min: 1 + random.index(nodes - 1),
         checkpoint_entries: 1 + random.below(16),
         retained_entries: random.below(40),

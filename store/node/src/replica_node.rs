@@ -286,7 +286,7 @@ impl ReplicaNode {
     ) -> Result<ReplicaHandle, StoreError> {
         let (of_core, superblock) = (self.descriptors()?, self.superblock.clone());
         let (id, pacer, outbox) = (self.id, self.pacer.clone(), self.outbox.clone());
-        let settings = ReplicaSettings { in_sync_min: pool.in_sync_min, ..self.settings.clone() };
+        let settings = ReplicaSettings { group, in_sync_min: pool.in_sync_min, ..self.settings.clone() };
         let (class, boot) = (pool.class, self.boot);
         let run = move |core: Core| async move {
             start(&core, &of_core, &superblock, index, |group| ReplicaOptions {

@@ -85,6 +85,6 @@ pub use replica::{GroupBlocked, Replica, ReplicaSettings, ReplicaStatus};
 pub use stale::{GroupMemory, StaleReason};
 pub use wire_replica::{
     Append, AppendOutcome, AppliedRequests, CLIENT_WINDOW, ClientReply, ClientRequest, ClientSession,
-    EntryId, GroupConfig, LOG_END_OBJECT, Listing, MessageBody, ObjectPart, ReplicaId, ReplicaMessage,
-    ReplicatedEntry, RequestSeen, SESSIONS_MAX, SessionChange,
+    EntryId, GroupConfig, Listing, MessageBody, ObjectPart, ReplicaId, ReplicaMessage, ReplicatedEntry,
+    RequestSeen, SESSIONS_MAX, SessionChange, log_end_object,
 };

@@ -15,8 +15,8 @@ use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
 use crate::primary::{ClientRead, FetchOfFollower};
 use crate::replica::{Replica, Role};
 use crate::{
-    ClientReply, LOG_END_OBJECT, MessageBody, PlantedReplicaFault, Plants, ReplicaAction, ReplicaId,
-    ReplicatedEntry,
+    ClientReply, MessageBody, PlantedReplicaFault, Plants, ReplicaAction, ReplicaId, ReplicatedEntry,
+    log_end_object,
 };
 
 /// Repairs at a time, and reads for the primary; further reads are refused as busy, or asked again.
@@ -154,7 +154,7 @@ impl<F: Plants> Replica<F> {
         let may_answer = self.is_sound_member() && from == self.config.primary;
         let (read, through) = (self.reads + 1, self.commit_point);
         let range = offset..offset.saturating_add(length);
-        if object == LOG_END_OBJECT {
+        if object == log_end_object(self.settings.group) {
             return self.answer_log_end(from, number, actions);
         }
         if self.unsettled.has(object, range.clone()) {

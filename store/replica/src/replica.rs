@@ -16,6 +16,8 @@ use crate::{
 /// Times and limits. All replicas of a group have the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaSettings {
+    /// The logical group.
+    pub group: u32,
     /// Writes are acknowledged only with this many replicas in sync.
     pub in_sync_min: usize,
     /// How long a member's answer lets the primary read, from sending what it answers.
@@ -59,6 +61,7 @@ impl Default for ReplicaSettings {
     fn default() -> ReplicaSettings {
         const MS: u64 = 1_000_000;
         ReplicaSettings {
+            group: 1,
             in_sync_min: 2,
             lease_ns: 400 * MS,
             grace_ns: 450 * MS,

@@ -33,8 +33,6 @@ pub(crate) struct PrimarySessions {
     /// When this began to listen.
     since_ns: u64,
     check_ns: u64,
-    /// The logical group, as far as an entry or a request has said so.
-    group: Option<u32>,
 }
 
 impl PrimarySessions {
@@ -43,7 +41,6 @@ impl PrimarySessions {
         let change =
             |header: &EntryHeader| Some((header.sequence, header.client, SessionChange::of(header)?));
         PrimarySessions {
-            group: log.get(log.end()).map(|entry| entry.header.object.group),
             pending: uncommitted.filter_map(|entry| change(&entry.header)).collect(),
             heard: HashMap::default(),
             since_ns: now_ns,
@@ -108,7 +105,6 @@ impl<F: Plants> Replica<F> {
         let is_unfenced = change.is_none() && self.has_fault(PlantedReplicaFault::AttachUnfenced);
         let sessions = &mut self.primary().sessions;
         if change.is_some() {
-            sessions.group = Some(header.object.group);
             sessions.heard.insert(header.client, now_ns);
         }
         match seen {
@@ -151,8 +147,6 @@ impl<F: Plants> Replica<F> {
             return;
         }
         let (since_ns, applied) = (sessions.since_ns, &self.applied);
-        // Before the first request says it, no client needs the place.
-        let Some(group) = sessions.group else { return };
         sessions.heard.retain(|client, _| applied.session(*client).is_some());
         let is_silent = |client: u64| {
             let heard_ns = sessions.heard.get(&client).copied().unwrap_or(0).max(since_ns);
@@ -163,7 +157,7 @@ impl<F: Plants> Replica<F> {
             if self.log.len() >= self.settings.entries_max {
                 return;
             }
-            let header = SessionChange::End { volume: session.volume }.header(group);
+            let header = SessionChange::End { volume: session.volume }.header(self.settings.group);
             let header = EntryHeader { client, client_number: TIMEOUT_NUMBER, ..header };
             self.append_as_primary(header, [].into(), actions);
         }

@@ -20,7 +20,7 @@
 
 use crate::follower::Follower;
 use crate::replica::{GroupBlocked, Replica, Role};
-use crate::{EntryId, LOG_END_OBJECT, MessageBody, PlantedReplicaFault, Plants, ReplicaAction, ReplicaId};
+use crate::{EntryId, MessageBody, PlantedReplicaFault, Plants, ReplicaAction, ReplicaId, log_end_object};
 
 /// What is known of a replica and its group from elsewhere than its device, at its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -213,7 +213,8 @@ impl<F: Plants> Replica<F> {
             // Unlike reads, sessions differ from those before a restart in the same epoch.
             self.sessions = number;
             self.follower().asked_log_end = Some((number, now_ns));
-            let fetch = MessageBody::Fetch { number, object: LOG_END_OBJECT, offset: 0, length: 1 };
+            let object = log_end_object(self.settings.group);
+            let fetch = MessageBody::Fetch { number, object, offset: 0, length: 1 };
             self.send(self.config.primary, fetch, actions);
         }
     }

@@ -22,8 +22,12 @@ struct Primary {
 
 impl Primary {
     fn new(recovered: RecoveredReplica) -> Primary {
-        let settings =
-            ReplicaSettings { in_sync_min: 1, session_timeout_ns: 1000 * MS, ..ReplicaSettings::default() };
+        let settings = ReplicaSettings {
+            group: GROUP,
+            in_sync_min: 1,
+            session_timeout_ns: 1000 * MS,
+            ..ReplicaSettings::default()
+        };
         let mut primary = Primary {
             replica: Replica::new(ReplicaId(1), 1, settings, recovered, 0),
             now_ns: 0,

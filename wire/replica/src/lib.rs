@@ -39,8 +39,8 @@ pub use frame::{EncodedFrame, Frame, FrameHeader, FrameKind};
 pub use greeting::{Greeting, GreetingKind, KeyName};
 pub use listing::{ListItem, ListedVolume, Listing, decode_list, encode_list};
 pub use message::{
-    Append, AppendOutcome, ClientReply, ClientRequest, EntryId, GroupConfig, LOG_END_OBJECT, MessageBody,
-    ObjectPart, ReplicaId, ReplicaMessage, ReplicatedEntry,
+    Append, AppendOutcome, ClientReply, ClientRequest, EntryId, GroupConfig, MessageBody, ObjectPart,
+    ReplicaId, ReplicaMessage, ReplicatedEntry, log_end_object,
 };
 pub use session::{SessionChange, is_data_object};
 pub use spare::{recycle, recycle_head, share_data, share_entry};

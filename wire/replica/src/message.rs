@@ -75,11 +75,12 @@ pub struct ReplicaMessage {
     pub body: MessageBody,
 }
 
-/// Who fetches the first byte of this object from a primary asks where its log ends, which
-/// [`MessageBody::Fetched`] has as `through`. It does not exist: a primary of a release that does not know it reads a
-/// zero, and says what it has committed.
-pub const LOG_END_OBJECT: ObjectId =
-    ObjectId { group: 0, volume: 0, index: 0, suffix: 0x6c6f_6765_0000_0000 };
+/// A fetch of the first byte of this object asks a primary where its log ends, which
+/// [`MessageBody::Fetched`] has as `through`. It does not exist: a primary of a release that does not know it reads
+/// a zero, and says what it has committed.
+pub fn log_end_object(group: u32) -> ObjectId {
+    ObjectId { group, volume: 0, index: 0, suffix: 0x6c6f_6765_0000_0000 }
+}
 
 /// The content of a [`ReplicaMessage`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,7 +148,7 @@ pub enum MessageBody {
         session: u64,
     },
     /// From the primary, whose device cannot read a range: it asks a member for it. Or to the primary, from a
-    /// follower: for what it has in an unsettled block, or where its log ends ([`LOG_END_OBJECT`]).
+    /// follower: for what it has in an unsettled block, or where its log ends ([`log_end_object`]).
     Fetch {
         /// Names the request in the epoch.
         number: u64,
