@@ -216,12 +216,8 @@ impl<F: Plants> Replica<F> {
                 return self.contradict(actions);
             }
             if entry.header.withheld && self.is_in_sync() {
-                // A member has all entries that its primary may skip.
-                return self.answer(
-                    from,
-                    AppendOutcome::Mismatch { commit_point: self.commit_point },
-                    actions,
-                );
+                // A member had all entries that its primary may skip.
+                return self.become_stale(StaleReason::BehindOthers);
             }
             if known.is_some() {
                 self.truncate(sequence, actions);
@@ -263,8 +259,11 @@ impl<F: Plants> Replica<F> {
     fn answer(&mut self, to: ReplicaId, outcome: AppendOutcome, actions: &mut Vec<ReplicaAction>) {
         let in_sync = self.is_in_sync();
         let outcome = match outcome {
-            AppendOutcome::Durable(through) => AppendOutcome::Durable(through.min(self.settled_through())),
-            mismatch => mismatch,
+            // One that lacks what is committed becomes no member.
+            AppendOutcome::Durable(through) if !in_sync && self.is_of_past_session() => {
+                AppendOutcome::Durable(through.min(self.commit_point.saturating_sub(1)))
+            }
+            outcome => outcome,
         };
         let follower = self.follower();
         if let Some(sent_ns) = follower.sent_ns {

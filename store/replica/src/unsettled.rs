@@ -14,10 +14,7 @@ use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
 use crate::follower::Follower;
 use crate::repair::REPAIR_NUMBER;
 use crate::replica::{Replica, Role};
-use crate::{
-    AppliedRequests, MessageBody, Plants, ReplicaAction, ReplicaId, ReplicatedEntry, RequestSeen,
-    SessionChange,
-};
+use crate::{AppliedRequests, MessageBody, Plants, ReplicaAction, ReplicaId, ReplicatedEntry, RequestSeen};
 
 /// Blocks that a follower asks for at a time.
 const REQUESTS_MAX: usize = 32;
@@ -256,24 +253,12 @@ impl<F: Plants> Replica<F> {
         !is_lost
     }
 
-    /// Entries after this one are not acknowledged by a follower with unsettled blocks: what ends the session of a
-    /// client commits once no member may still append what the client wrote, and a learner whose block has what a
-    /// client wrote that is gone becomes no member.
-    pub(crate) fn settled_through(&self) -> u64 {
-        if self.unsettled.is_empty() {
-            return u64::MAX;
-        }
-        let is_gone = |block: &UnsettledBlock| {
+    /// Whether a block has what a client wrote that is gone since: as a primary the replica would append it.
+    pub(crate) fn is_of_past_session(&self) -> bool {
+        self.unsettled.blocks.iter().any(|block| {
             let header = &block.entry.header;
             self.applied.has_ended(header.client, header.object.volume)
-        };
-        if self.unsettled.blocks.iter().any(is_gone) {
-            return self.commit_point.saturating_sub(1);
-        }
-        let uncommitted = self.commit_point + 1..=self.log.end();
-        let entries = uncommitted.filter_map(|sequence| self.log.get(sequence));
-        let mut changes = entries.filter(|entry| SessionChange::of(&entry.header).is_some());
-        changes.next().map_or(u64::MAX, |entry| entry.header.sequence - 1)
+        })
     }
 
     /// A follower asks its primary for what the blocks have there.
