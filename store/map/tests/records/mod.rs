@@ -271,6 +271,16 @@ pub(crate) fn a_backup_brings_back_what_was_there(map: &impl ClusterMap, empty: 
     map.propose_groups(&records).unwrap();
     map.propose_group(GroupId(1), &record(2, 2, &[2, 3])).unwrap();
     map.renew_lease(NodeId(1), &holder(1, "a"), 60).unwrap();
+    // The image has another size than at first, and was attached.
+    let (pool_name, image) = map.images().unwrap().into_keys().next().unwrap();
+    let small = map.images().unwrap().into_values().next().unwrap();
+    let large = ImageEntry { bytes: 8192, ..small.clone() };
+    assert!(map.change_image(&pool_name, &image, &small, &large).unwrap());
+    let lock = |attach_epoch| ImageLock { attach_epoch, holders: Vec::new() };
+    assert!(map.change_image_lock("p", large.volume, None, &lock(3)).unwrap());
+    let memory =
+        |incarnation| NodeMemory { device: Uuid::from_u128(9), incarnation, groups: Default::default() };
+    map.put_node_memory(NodeId(1), &memory(4)).unwrap();
     let backup = map.backup().unwrap();
     assert_eq!((backup.cluster, backup.revision), (map.cluster().unwrap(), map.position().unwrap().revision));
 
@@ -297,10 +307,16 @@ pub(crate) fn a_backup_brings_back_what_was_there(map: &impl ClusterMap, empty: 
     map.set_out(NodeId(1), Some(OutReason::Operator)).unwrap();
     map.propose_group(GroupId(1), &record(3, 3, &[3])).unwrap();
     map.propose_group(GroupId(2), &record(1, 3, &[3])).unwrap();
+    assert!(map.change_image("p", &image, &large, &ImageEntry { bytes: 16384, ..large.clone() }).unwrap());
+    assert!(map.change_image_lock("p", large.volume, Some(&lock(3)), &lock(5)).unwrap());
+    map.put_node_memory(NodeId(1), &memory(6)).unwrap();
     let known = map.position().unwrap().revision + 100;
     let position = map.restore(&backup, known).unwrap();
     assert!(position.revision > known && !position.is_older());
     assert_eq!(all(map), before);
+    // Attach epochs and what nodes have seen only go on: what was given since is not given again.
+    assert_eq!(map.image_lock("p", large.volume).unwrap(), Some(lock(5)));
+    assert_eq!(map.node_memories().unwrap(), [(NodeId(1), memory(6))].into());
     let groups = map.groups(0..8).unwrap();
     assert_eq!(groups, [(GroupId(0), record(1, 1, &[1])), (GroupId(1), record(3, 3, &[3]))].into());
     assert_eq!(map.nodes_up().unwrap(), [NodeId(1)].into());
