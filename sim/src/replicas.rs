@@ -130,7 +130,7 @@ impl Run {
         }
         // What was wrong before it stood still is the better answer.
         let unanswered = self.clients.pending();
-        self.clients.check()?;
+        self.clients.check(self.cluster.has_revived)?;
         if (unanswered > 0 || !self.is_back()) && self.has_lost_block() {
             return Ok(());
         }

@@ -384,12 +384,13 @@ impl Clients {
         }
     }
 
-    /// Writes whose outcome is unknown happened before the image was attached again, if at all.
-    fn record_unknown(&mut self) -> Result<(), String> {
+    /// Writes whose outcome is unknown happened before the image was attached again, if at all; and at any time, if
+    /// a replica had nothing else than such a write.
+    fn record_unknown(&mut self, has_revived: bool) -> Result<(), String> {
         let Some(sessions) = &mut self.sessions else { return Ok(()) };
         for UnknownWrite { block, value, invoked_ns, attach_epoch } in std::mem::take(&mut sessions.unknown) {
             let attached = sessions.opened_ns.range(attach_epoch + 1..).map(|(_, at_ns)| *at_ns).min();
-            let happened = attached.filter(|_| sessions.read.contains(&value));
+            let happened = attached.filter(|_| !has_revived && sessions.read.contains(&value));
             if happened.is_some_and(|attached_ns| attached_ns < invoked_ns) {
                 return Err(format!("{value:#x} was written after another client had attached the image"));
             }
@@ -400,13 +401,13 @@ impl Clients {
     }
 
     /// Says what is wrong, if what the clients saw of a block is not linearizable.
-    pub(crate) fn check(&mut self) -> Result<(), String> {
+    pub(crate) fn check(&mut self, has_revived: bool) -> Result<(), String> {
         for client in 0..self.clients.len() {
             for (_, request) in std::mem::take(&mut self.clients[client].pending) {
                 self.record(request, None, NEVER);
             }
         }
-        self.record_unknown()?;
+        self.record_unknown(has_revived)?;
         for ((object, offset), history) in &self.history {
             history
                 .check()

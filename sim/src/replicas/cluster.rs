@@ -170,6 +170,9 @@ pub(crate) struct ReplicaCluster {
     /// A replica whose log had lost its end was alone, and nothing outside of its disk showed that:
     /// acknowledged data may be lost.
     pub(crate) may_have_lost: bool,
+    /// A replica became primary with a block in place of what was committed there, of a client whose session had
+    /// ended: that write took effect late.
+    pub(crate) has_revived: bool,
     /// Disks that were put back, and logs that lost their ends.
     pub(crate) aged: u64,
     /// How many times a primary proposed another one, and the map took it.
@@ -257,6 +260,7 @@ impl ReplicaCluster {
             ages,
             random_age,
             may_have_lost: false,
+            has_revived: false,
             aged: 0,
             transfers: 0,
             settings,
@@ -641,6 +645,7 @@ impl ReplicaCluster {
         let Some(replica) = &mut self.nodes[node].replica else { return };
         replica.handle_batch(held, now_ns, &mut actions);
         let deadline = replica.deadline();
+        self.has_revived |= replica.status().revived > 0;
         for action in actions.drain(..) {
             self.act(node, action);
             self.complete_reads(node);

@@ -129,6 +129,9 @@ pub struct ReplicaStatus {
     pub complete: bool,
     /// Ranges that it could not read, and wrote again with what another replica has, since its start.
     pub repaired: u64,
+    /// Blocks with what a client had written in place whose session ended before it was committed, and that this
+    /// replica appended when it became primary, as it has overwritten what was there. Since its start.
+    pub revived: u64,
     /// Blocks that have the data of entries which the log lost, and wait for what the primary has.
     pub unsettled: usize,
     /// Why it is not believed, until it is in sync again; `None` if it is.
@@ -180,6 +183,7 @@ pub struct Replica<F = NoFaults> {
     pub(crate) log_low: bool,
     pub(crate) reads: u64,
     pub(crate) repaired: u64,
+    pub(crate) revived: u64,
     /// When the next part of a copy is read.
     pub(crate) pacer: Arc<CopyPacer>,
     pub(crate) unsettled: UnsettledBlocks,
@@ -268,6 +272,7 @@ impl<F: Plants> Replica<F> {
             log_low: false,
             reads: 0,
             repaired: 0,
+            revived: 0,
             pacer: Arc::default(),
             unsettled: UnsettledBlocks::new(unsettled, end + 1),
             learners: None,
@@ -385,6 +390,7 @@ impl<F: Plants> Replica<F> {
             commit_point: self.commit_point,
             complete: self.complete,
             repaired: self.repaired,
+            revived: self.revived,
             unsettled: self.unsettled.len(),
             stale: self.stale,
             contradicts: self.contradicts,

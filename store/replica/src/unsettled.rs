@@ -35,6 +35,14 @@ struct UnsettledBlock {
     from: u64,
 }
 
+impl UnsettledBlock {
+    /// Whether the session in which its client wrote it has ended.
+    fn is_of_past_session(&self, applied: &AppliedRequests) -> bool {
+        let EntryHeader { client, object, sequence, .. } = self.entry.header;
+        applied.has_ended(client, object.volume, sequence.min(self.from))
+    }
+}
+
 enum SettleStep {
     /// The primary was not asked.
     Unasked,
@@ -139,7 +147,15 @@ impl<F: Plants> Replica<F> {
     /// A new primary appends the entries of its unsettled blocks again. Reads wait until these are committed.
     pub(crate) fn append_unsettled(&mut self, actions: &mut Vec<ReplicaAction>) {
         self.unsettled.forget_applied(&self.applied);
+        let mut applied = self.applied.clone();
+        if !self.unsettled.is_empty() {
+            let uncommitted = self.commit_point + 1..=self.log.end();
+            uncommitted
+                .filter_map(|sequence| self.log.get(sequence))
+                .for_each(|entry| applied.apply(&entry.header));
+        }
         for index in 0..self.unsettled.blocks.len() {
+            self.revived += u64::from(self.unsettled.blocks[index].is_of_past_session(&applied));
             let entry = self.unsettled.blocks[index].entry.clone();
             let EntryHeader { client, client_number, .. } = entry.header;
             if client != 0 && self.primary().uncommitted.contains(&(client, client_number)) {
@@ -245,7 +261,7 @@ impl<F: Plants> Replica<F> {
         if self.reads_blocked(primary).is_some() || is_in_log || is_applied || is_replaced || is_full {
             return true;
         }
-        let is_lost = self.applied.has_ended(client, object.volume);
+        let is_lost = self.applied.has_ended(client, object.volume, entry.header.sequence);
         if !is_lost {
             self.append_again(entry, actions);
             self.repaired += 1;
@@ -255,10 +271,7 @@ impl<F: Plants> Replica<F> {
 
     /// Whether a block has what a client wrote that is gone since: as a primary the replica would append it.
     pub(crate) fn is_of_past_session(&self) -> bool {
-        self.unsettled.blocks.iter().any(|block| {
-            let header = &block.entry.header;
-            self.applied.has_ended(header.client, header.object.volume)
-        })
+        self.unsettled.blocks.iter().any(|block| block.is_of_past_session(&self.applied))
     }
 
     /// A follower asks its primary for what the blocks have there.

@@ -165,8 +165,9 @@ fn a_lost_entry_of_a_client_whose_session_has_ended_never_takes_effect() {
         let header = SessionChange::Open { volume: 1, attach_epoch }.header(1);
         applied.apply(&EntryHeader { client, client_number: 1, sequence, epoch: 1, ..header });
     }
-    let with = |unsettled| {
+    let with = |mut unsettled: Vec<Arc<ReplicatedEntry>>| {
         let base = EntryId { sequence: 2, epoch: 1 };
+        unsettled.iter_mut().for_each(|entry| Arc::make_mut(entry).header.sequence = 3);
         let checkpoint = ReplicaCheckpoint { through: base, applied: applied.clone(), complete: true };
         RecoveredReplica { checkpoint, base, unsettled, ..RecoveredReplica::default() }
     };

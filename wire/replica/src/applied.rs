@@ -222,9 +222,11 @@ impl AppliedRequests {
     }
 
     /// Whether the session in which a client wrote a volume has ended, as far as known: what it wrote and was
-    /// not committed before must not take effect any more.
-    pub fn has_ended(&self, client: u64, volume: u64) -> bool {
-        let is_open = self.session(client).is_some_and(|session| session.volume == volume);
+    /// not committed before must not take effect any more. The write was to be the entry with this sequence.
+    pub fn has_ended(&self, client: u64, volume: u64, sequence: u64) -> bool {
+        let is_open = self.clients.get(&client).is_some_and(|known| {
+            known.sequence < sequence && known.session.is_some_and(|session| session.volume == volume)
+        });
         client != 0 && !is_open && self.volumes.contains_key(&volume)
     }
 

@@ -57,7 +57,7 @@ fn here(shared: bool) -> ImageHolder {
 fn a_second_holder_is_refused_with_the_name_of_the_first() {
     let (_directory, map, volume) = MapDirectory::new("second");
     let (first, second) = (here(false), elsewhere(false));
-    assert_eq!(attach(&map, ("p", "vol"), volume, &first, EXCLUSIVE).unwrap(), 1);
+    let first_epoch = attach(&map, ("p", "vol"), volume, &first, EXCLUSIVE).unwrap();
     for options in [EXCLUSIVE, SHARED] {
         let holder = ImageHolder { shared: options.shared, ..second.clone() };
         let refused = attach(&map, ("p", "vol"), volume, &holder, options).unwrap_err().to_string();
@@ -65,26 +65,27 @@ fn a_second_holder_is_refused_with_the_name_of_the_first() {
         assert!(refused.contains("10.0.0.7") && refused.contains("--force"), "{refused}");
     }
     // By force, what the first one has in flight is refused from then on.
-    assert_eq!(attach(&map, ("p", "vol"), volume, &second, FORCED).unwrap(), 2);
+    let second_epoch = attach(&map, ("p", "vol"), volume, &second, FORCED).unwrap();
+    assert!(second_epoch > first_epoch);
     assert_eq!(map.image_lock("p", volume).unwrap().unwrap().holders, std::slice::from_ref(&second));
     // The first one detaches nothing but itself.
     detach(&map, "p", volume, first.id).unwrap();
     assert_eq!(map.image_lock("p", volume).unwrap().unwrap().holders.len(), 1);
     detach(&map, "p", volume, second.id).unwrap();
-    assert_eq!(attach(&map, ("p", "vol"), volume, &first, EXCLUSIVE).unwrap(), 3);
+    assert!(attach(&map, ("p", "vol"), volume, &first, EXCLUSIVE).unwrap() > second_epoch);
 }
 
 #[test]
 fn those_that_share_an_image_have_one_attach_epoch() {
     let (_directory, map, volume) = MapDirectory::new("shared");
     let (first, second) = (here(true), ImageHolder { id: Uuid::new_v4(), ..here(true) });
-    assert_eq!(attach(&map, ("p", "vol"), volume, &first, SHARED).unwrap(), 1);
-    assert_eq!(attach(&map, ("p", "vol"), volume, &second, SHARED).unwrap(), 1);
+    let epoch = attach(&map, ("p", "vol"), volume, &first, SHARED).unwrap();
+    assert_eq!(attach(&map, ("p", "vol"), volume, &second, SHARED).unwrap(), epoch);
     assert!(attach(&map, ("p", "vol"), volume, &elsewhere(false), EXCLUSIVE).is_err());
     detach(&map, "p", volume, first.id).unwrap();
     assert!(attach(&map, ("p", "vol"), volume, &elsewhere(false), EXCLUSIVE).is_err());
     detach(&map, "p", volume, second.id).unwrap();
-    assert_eq!(attach(&map, ("p", "vol"), volume, &elsewhere(false), EXCLUSIVE).unwrap(), 2);
+    assert!(attach(&map, ("p", "vol"), volume, &elsewhere(false), EXCLUSIVE).unwrap() > epoch);
 }
 
 #[test]
@@ -96,10 +97,12 @@ fn a_holder_that_is_gone_is_taken_over() {
     child.wait().unwrap();
     let reused = ImageHolder { started: 1, ..here(false) };
     // One of another machine whose lease has ended.
-    for (epoch, gone) in (1..).zip([ended, reused, elsewhere(false)]) {
-        assert_eq!(attach(&map, ("p", "vol"), volume, &gone, EXCLUSIVE).unwrap(), epoch);
+    let mut last = 0;
+    for holder in [ended, reused, elsewhere(false), here(false)] {
+        let epoch = attach(&map, ("p", "vol"), volume, &holder, EXCLUSIVE).unwrap();
+        assert!(epoch > last);
+        last = epoch;
     }
-    assert_eq!(attach(&map, ("p", "vol"), volume, &here(false), EXCLUSIVE).unwrap(), 4);
 }
 
 #[test]
@@ -107,7 +110,7 @@ fn a_holder_of_another_machine_that_renews_its_lease_is_no_suspect_for_long() {
     let (directory, map, volume) = MapDirectory::new("lease");
     let holder = elsewhere(false);
     map.renew_holder(holder.lease, 60).unwrap();
-    assert_eq!(attach(&map, ("p", "vol"), volume, &holder, EXCLUSIVE).unwrap(), 1);
+    attach(&map, ("p", "vol"), volume, &holder, EXCLUSIVE).unwrap();
     let lease = std::fs::File::options()
         .write(true)
         .open(directory.0.join("image-holders").join(holder.lease.to_string()));
@@ -132,4 +135,28 @@ fn an_attachment_ends_once_and_groups_are_known_one_by_one() {
     assert_eq!(state.status(), AttachStatus::Live);
     assert!(state.end(AttachStatus::Fenced) && !state.end(AttachStatus::Closed));
     assert_eq!(state.status(), AttachStatus::Fenced);
+}
+
+#[test]
+fn a_holder_that_an_older_map_has_forgotten_is_put_back() {
+    let (_directory, map, volume) = MapDirectory::new("forgotten");
+    let holders = || map.image_lock("p", volume).unwrap().unwrap().holders;
+    let forget = |attach_epoch| {
+        let known = map.image_lock("p", volume).unwrap();
+        let older = ImageLock { attach_epoch, holders: Vec::new() };
+        assert!(map.change_image_lock("p", volume, known.as_ref(), &older).unwrap());
+    };
+    let (first, second) = (here(false), here(false));
+    let epoch = attach(&map, ("p", "vol"), volume, &first, EXCLUSIVE).unwrap();
+    forget(epoch - 1);
+    put_back(&map, "p", volume, &first, epoch).unwrap();
+    put_back(&map, "p", volume, &first, epoch).unwrap();
+    assert_eq!(holders(), std::slice::from_ref(&first));
+    assert!(attach(&map, ("p", "vol"), volume, &second, EXCLUSIVE).is_err());
+    // Where another one came first, its attach epoch is not one that the first has had.
+    forget(1);
+    let other = attach(&map, ("p", "vol"), volume, &second, EXCLUSIVE).unwrap();
+    assert!(other >= epoch, "{other} and {epoch}");
+    put_back(&map, "p", volume, &first, other - 1).unwrap();
+    assert_eq!(holders(), [second]);
 }

@@ -174,6 +174,7 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
         "checksum_misses": status.stats.checksum_misses,
         "damaged_blocks": status.stats.damaged_blocks,
         "repaired_ranges": replica.status.repaired,
+        "revived_blocks": replica.status.revived,
     }))
 }
 
