@@ -243,7 +243,7 @@ impl<F: Plants> Replica<F> {
     pub(crate) fn on_primary_log_end(&mut self, from: ReplicaId, number: u64, through: u64) -> bool {
         let primary = self.config.primary;
         let Role::Follower(follower) = &mut self.role else { return false };
-        if from != primary || !follower.asked_log_end.is_some_and(|(asked, _)| asked == number) {
+        if from != primary || follower.asked_log_end.is_none_or(|(asked, _)| asked != number) {
             return false;
         }
         follower.primary_log_end = Some(through);

@@ -187,7 +187,7 @@ def report_on_pmem(guest):
     return json.loads(guest.check(f"ringbolt store status {CLUSTER} --json"))["nodes"][0]["report"]
 
 
-@case("store-pmem", on=("ringbolt",), seconds=60)
+@case("store-pmem", on=("ringbolt",), seconds=90)
 def store_pmem(bench):
     """The logs of a node are on persistent memory: what is acknowledged is there after a kill and after a loss of power."""
     with boot_with_pmem(bench, "first") as guest:
