@@ -16,7 +16,7 @@ fn what_clients_see_of_a_block_is_linearizable() {
         unchecked += u64::from(report.may_have_lost);
     }
     // Disks are older than they were, and what that may cost by the guarantees is uncommon.
-    assert!(aged > 300 && unchecked < 15, "{aged} {unchecked}");
+    assert!(aged > 300 && unchecked < 25, "{aged} {unchecked}");
     // Primaries hand over to the preferred one in most seeds.
     assert!(with_transfers > 150, "{with_transfers}");
     assert!(requests > 30_000 && faults > 3_000, "{requests} {faults}");

@@ -86,8 +86,8 @@ pub(crate) async fn is_lost(
 ) -> Result<bool, StoreError> {
     let owner = read_owner(device, superblock, index).await?;
     let newest = newest_record(device, superblock, index, &owner).await?;
-    // Records that are damaged say nothing of the boot.
-    Ok(newest.is_some_and(|record| record.boot != [0; 16] && record.boot != boot))
+    // A machine that loses its power may leave no record.
+    Ok(newest.is_none_or(|record| record.boot != [0; 16] && record.boot != boot))
 }
 
 /// A generation for the first checkpoint record of a replica that is not new. Its sessions begin there: they are later than
