@@ -16,14 +16,19 @@ mod calls;
 
 use std::collections::{HashMap, HashSet};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::config::{ConfigFile, ConfigStep};
 use crate::{ControlPlane, MethodInfo, MethodKind, RpcError};
 use calls::{CanonicalCall, ReverseCall, RunningCalls, without_identity};
 
-/// Lists of parts of an object, with the methods that add one to it.
-const PARTS: [(&str, &str, &str); 1] = [("iscsi_create_target_node", "luns", "iscsi_target_node_add_lun")];
+/// Lists of parts of an object, with the methods that add to it.
+const PARTS: [(&str, &str, &str); 2] = [
+    ("iscsi_create_target_node", "luns", "iscsi_target_node_add_lun"),
+    ("iscsi_create_target_node", "pg_ig_maps", "iscsi_target_node_add_pg_ig_maps"),
+];
+/// Parameters that are not to be read in a log.
+const SECRETS: [&str; 4] = ["secret", "msecret", "psk", "password"];
 
 impl ConfigFile {
     /// Applies the difference between this configuration, which was applied before, and `new`. Returns what is in force
@@ -62,6 +67,8 @@ struct WantedCall<'a> {
     call: CanonicalCall,
     /// The call that runs for it, as it was before the reload.
     running: Option<usize>,
+    /// The call that runs for the object that it adds to, if that has this part.
+    part_of: Option<usize>,
     state: State,
 }
 
@@ -96,7 +103,7 @@ impl<'a> WantedCall<'a> {
         let call = CanonicalCall::new(plane, &step.method, step.params()).map_err(|error| {
             RpcError::new(error.code, format!("{}: {}: {}", step.position, step.method, error.message))
         })?;
-        Ok(WantedCall { step, call, running: None, state: State::Changed })
+        Ok(WantedCall { step, call, running: None, part_of: None, state: State::Changed })
     }
 
     /// Of a file that was accepted.
@@ -116,6 +123,7 @@ impl<'a> Reload<'a> {
         for calls in [&mut old, &mut wanted] {
             let running = before.find(calls.iter().map(|one| &one.call), plane.catalog());
             calls.iter_mut().zip(running).for_each(|(one, running)| one.running = running);
+            find_with_parts(plane, &before, calls);
         }
         let mut same: HashMap<String, Vec<usize>> = HashMap::new();
         for (index, one) in old.iter().enumerate().rev() {
@@ -126,7 +134,9 @@ impl<'a> Reload<'a> {
                 old[index].state = State::InForce;
                 one.running = one.running.or(old[index].running);
                 one.state = State::InForce;
-            } else if one.running.is_some() || plane.catalog().get(one.call.method).is_some_and(is_idle) {
+            } else if one.running.or(one.part_of).is_some()
+                || plane.catalog().get(one.call.method).is_some_and(is_idle)
+            {
                 one.state = State::InForce;
             }
         }
@@ -134,7 +144,7 @@ impl<'a> Reload<'a> {
         let in_use: HashSet<usize> = wanted.iter().filter_map(|one| one.running).collect();
         for one in &mut old {
             let has_effect = plane.catalog().get(one.call.method).is_some_and(has_effect);
-            if !has_effect || one.running.is_some_and(|running| in_use.contains(&running)) {
+            if !has_effect || one.running.or(one.part_of).is_some_and(|running| in_use.contains(&running)) {
                 one.state = State::InForce;
             }
         }
@@ -288,7 +298,7 @@ impl<'a> Reload<'a> {
         let Some(object) = ran.object(catalog) else { return Err(error) };
         let exists = now.of_object(&object).map(|index| &now.calls[index]);
         match PARTS.iter().find(|(method, ..)| *method == call.method).zip(exists) {
-            Some(((_, list, add), exists)) => self.restore_parts(&params, exists, list, add)?,
+            Some((_, exists)) => self.restore_parts(call.method, &params, exists)?,
             None if error.code == RpcError::EEXIST => {
                 self.plane.invoke(object.method, Value::Object(object.params))?;
                 self.plane.invoke(call.method, params)?;
@@ -298,22 +308,76 @@ impl<'a> Reload<'a> {
         Ok(true)
     }
 
-    /// Adds the parts of a list that an object lacks.
-    fn restore_parts(
-        &self,
-        params: &Value,
-        exists: &CanonicalCall,
-        list: &str,
-        add: &str,
-    ) -> Result<(), RpcError> {
-        let present = exists.params[list].as_array().map_or(&[][..], Vec::as_slice);
-        let wanted = params[list].as_array().into_iter().flatten();
-        for part in wanted.filter(|part| !present.contains(part)) {
-            let mut call = part.clone();
-            call["name"] = params["name"].clone();
-            self.plane.invoke(add, call)?;
+    /// Adds the parts that an object lacks.
+    fn restore_parts(&self, method: &str, params: &Value, exists: &CanonicalCall) -> Result<(), RpcError> {
+        for (_, list, add) in PARTS.iter().filter(|(creates, ..)| *creates == method) {
+            let present = exists.params[*list].as_array().map_or(&[][..], Vec::as_slice);
+            let wanted = params[*list].as_array().into_iter().flatten();
+            for part in wanted.filter(|part| !present.contains(part)) {
+                let is_list = self.plane.catalog().get(add).is_some_and(|info| has_parameter(info, list));
+                let mut call = if is_list { json!({ *list: [part] }) } else { part.clone() };
+                call["name"] = params["name"].clone();
+                self.plane.invoke(add, call)?;
+            }
         }
         Ok(())
+    }
+}
+
+fn has_parameter(info: &MethodInfo, name: &str) -> bool {
+    info.parameters().iter().any(|parameter| parameter.name == name)
+}
+
+/// Finds what runs for calls that create an object, together with those after them that add parts to it:
+/// `save_config` writes one call for all.
+fn find_with_parts(plane: &ControlPlane, before: &RunningCalls, calls: &mut [WantedCall<'_>]) {
+    for index in 0..calls.len() {
+        let method = calls[index].call.method;
+        if calls[index].running.is_some() || !PARTS.iter().any(|(creates, ..)| *creates == method) {
+            continue;
+        }
+        let (mut params, mut parts) = (calls[index].step.params(), Vec::new());
+        for (later, one) in calls.iter().enumerate().skip(index + 1) {
+            let adds = PARTS.iter().find(|(creates, _, add)| *creates == method && *add == one.step.method);
+            let Some((_, list, _)) = adds else { continue };
+            let mut part = one.step.params();
+            let mut named = calls[index].step.params();
+            named["name"] = part["name"].take();
+            let is_same = CanonicalCall::new(plane, method, named)
+                .is_ok_and(|named| named.params["name"] == calls[index].call.params["name"]);
+            if is_same {
+                add_part(&mut params, list, part);
+                parts.push(later);
+            }
+        }
+        let whole = if parts.is_empty() { None } else { CanonicalCall::new(plane, method, params).ok() };
+        if let Some(running) = whole.and_then(|whole| before.find([&whole].into_iter(), plane.catalog())[0]) {
+            calls[index].running = Some(running);
+            parts.into_iter().for_each(|part| calls[part].part_of = Some(running));
+        }
+    }
+}
+
+/// Adds what a call adds to a list of the call that creates the object.
+fn add_part(params: &mut Value, list: &str, mut part: Value) {
+    if let Value::Object(part) = &mut part {
+        part.shift_remove("name");
+    }
+    if !params[list].is_array() {
+        params[list] = Value::Array(Vec::new());
+    }
+    let Some(present) = params[list].as_array_mut() else { return };
+    match part.get_mut(list).map(Value::take) {
+        Some(Value::Array(parts)) => present.extend(parts),
+        _ => {
+            if list == "luns" && part["lun_id"].is_null() {
+                // As the method does it.
+                let is_free =
+                    |lun: &u64| present.iter().all(|one| one["lun_id"].as_u64().unwrap_or(0) != *lun);
+                part["lun_id"] = (0..).find(is_free).into();
+            }
+            present.push(part);
+        }
     }
 }
 
@@ -333,11 +397,27 @@ impl std::fmt::Display for ConfigStep {
         formatter.write_str(&self.method)?;
         for (name, value) in self.params().as_object().into_iter().flatten() {
             match value {
+                _ if SECRETS.contains(&name.as_str()) => write!(formatter, " {name}=…")?,
                 Value::String(text) => write!(formatter, " {name}={text}")?,
-                value => write!(formatter, " {name}={value}")?,
+                value => write!(formatter, " {name}={}", without_secrets(value))?,
             }
         }
         Ok(())
+    }
+}
+
+/// A value as a log may have it.
+fn without_secrets(value: &Value) -> Value {
+    match value {
+        Value::Array(list) => list.iter().map(without_secrets).collect(),
+        Value::Object(members) => {
+            let shown = |(name, value): (&String, &Value)| {
+                let is_secret = SECRETS.contains(&name.as_str()) && !value.is_null();
+                (name.clone(), if is_secret { "…".into() } else { without_secrets(value) })
+            };
+            members.iter().map(shown).collect()
+        }
+        value => value.clone(),
     }
 }
 

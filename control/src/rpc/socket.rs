@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,8 @@ const BACKLOG: i32 = 4096;
 pub struct ListenSocket {
     pub(crate) listener: UnixListener,
     path: PathBuf,
+    /// The device and inode of its file.
+    identity: (u64, u64),
     lock_path: PathBuf,
     /// Holds the file lock as long as the socket exists.
     _lock: File,
@@ -63,7 +65,8 @@ impl ListenSocket {
         let _ = fs::remove_file(&temporary);
         let _ = fs::remove_dir(&private_dir);
         let listener = listener.map_err(failed)?;
-        Ok(ListenSocket { listener, path: path.to_path_buf(), lock_path, _lock: lock })
+        let identity = identity(path).map_err(failed)?;
+        Ok(ListenSocket { listener, path: path.to_path_buf(), identity, lock_path, _lock: lock })
     }
 
     /// Where it is in the file system.
@@ -74,9 +77,17 @@ impl ListenSocket {
 
 impl Drop for ListenSocket {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-        let _ = fs::remove_file(&self.lock_path);
+        // If its directory was moved, another process may have the path.
+        if identity(&self.path).is_ok_and(|found| found == self.identity) {
+            let _ = fs::remove_file(&self.path);
+            let _ = fs::remove_file(&self.lock_path);
+        }
     }
+}
+
+/// The device and inode of a file.
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// Opens the lock file with O_NOFOLLOW, against a symbolic link that another user may have made.
@@ -123,6 +134,24 @@ mod tests {
         assert!(UnixStream::connect(&path).is_ok());
         drop(socket);
         assert!(!path.exists() && !with_suffix(&path, ".lock").exists());
+    }
+
+    #[test]
+    fn the_socket_of_another_process_at_the_same_path_stays() {
+        let directory = std::env::temp_dir().join(format!("ringbolt-moved-{}", std::process::id()));
+        let moved = directory.with_extension("old");
+        fs::create_dir(&directory).unwrap();
+        let path = directory.join("rpc.sock");
+        let first = ListenSocket::bind(&path).unwrap();
+        fs::rename(&directory, &moved).unwrap();
+        fs::create_dir(&directory).unwrap();
+        let second = ListenSocket::bind(&path).unwrap();
+        drop(first);
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(second);
+        assert!(!path.exists());
+        fs::remove_dir_all(directory).unwrap();
+        fs::remove_dir_all(moved).unwrap();
     }
 
     #[test]

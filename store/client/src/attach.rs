@@ -202,13 +202,18 @@ impl HeldLock {
         }
     }
 
-    /// Puts it back into a map that has forgotten it.
+    /// Puts it back into a map that has forgotten it. If another one has the image now, this one has it no more.
     fn put_back(&self) -> Result<(), MapError> {
         let is_detached = sync::lock(&self.is_detached);
         if *is_detached || self.state.status() != AttachStatus::Live {
             return Ok(());
         }
-        put_back(self.process.map.as_ref(), &self.pool, self.volume, &self.holder, self.state.epoch)
+        let map = self.process.map.as_ref();
+        let has_it = put_back(map, &self.pool, self.volume, &self.holder, self.state.epoch)?;
+        if !has_it && self.state.end(AttachStatus::Fenced) {
+            log::error!("an image of pool {} was attached elsewhere: its requests fail here", self.pool);
+        }
+        Ok(())
     }
 }
 
@@ -320,29 +325,35 @@ fn detach(map: &dyn ClusterMap, pool: &str, volume: u64, id: Uuid) -> Result<(),
 }
 
 /// Puts a holder that lives back into the lock of its image, if the map is an older copy of itself that has
-/// forgotten it: another one is refused again, with its name.
+/// forgotten it: another one is refused again, with its name. Returns whether it has the image still.
 fn put_back(
     map: &dyn ClusterMap,
     pool: &str,
     volume: u64,
     own: &ImageHolder,
     attach_epoch: u32,
-) -> Result<(), MapError> {
+) -> Result<bool, MapError> {
     let known = map.image_lock(pool, volume)?;
     let lock = known.clone().unwrap_or_default();
-    let is_there = lock.holders.iter().any(|holder| holder.id == own.id);
-    // At a higher attach epoch another one has it. Those of a lower one are fenced by this one.
+    if lock.holders.iter().any(|holder| holder.id == own.id) {
+        return Ok(true);
+    }
+    // At a higher attach epoch another one has it. Those of a lower one are fenced by this one. At the same one
+    // came who attached it in the same second as this one, when the map had forgotten it.
     let mut holders = match lock.attach_epoch {
-        newer if newer > attach_epoch || is_there => return Ok(()),
+        newer if newer > attach_epoch => return Ok(false),
         same if same == attach_epoch => lock.holders,
         _ => Vec::new(),
     };
+    if !holders.is_empty() && !(own.shared && holders.iter().all(|holder| holder.shared)) {
+        return Ok(false);
+    }
     if holders.len() < ImageLock::HOLDERS_MAX {
         holders.push(own.clone());
         // If others change it at the same time, it is looked at again.
         map.change_image_lock(pool, volume, known.as_ref(), &ImageLock { attach_epoch, holders })?;
     }
-    Ok(())
+    Ok(true)
 }
 
 fn in_use(pool: &str, image: &str, holder: &ImageHolder) -> ClientError {

@@ -2,6 +2,7 @@
 //! nothing.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use bdev::Registry;
 use control::{ConfigFile, ControlPlane, ManagedReactor, MethodKind};
@@ -353,6 +354,75 @@ fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
+fn start(directory: &Path) -> (Reactors, App) {
+    let reactors = Reactors::start(&ReactorConfig::default()).unwrap();
+    let managed =
+        reactors.handles().iter().map(|handle| ManagedReactor { handle: handle.clone(), thread_id: 0 });
+    let options = StartOptions { vhost_socket_dir: directory.to_path_buf(), ..StartOptions::default() };
+    let app = App::start(Registry::new(), managed.collect(), options).unwrap();
+    (reactors, app)
+}
+
+#[test]
+fn a_target_node_is_the_same_with_its_parts_in_one_call_or_in_several() {
+    let _turn = sync::lock(&crate::sock::OPTIONS_OF_PROCESS);
+    let (reactors, app) = start(&std::env::temp_dir());
+    let plane = &app.control;
+    let null = |name: &str| ("bdev_null_create", json!({ "name": name, "num_blocks": 8, "block_size": 512 }));
+    let groups = [
+        null("A"),
+        null("B"),
+        null("C"),
+        (
+            "iscsi_create_portal_group",
+            json!({ "tag": 1, "portals": [{ "host": "127.0.0.1", "port": free_port() }] }),
+        ),
+        ("iscsi_create_initiator_group", json!({ "tag": 1, "initiators": ["ANY"], "netmasks": ["ANY"] })),
+    ];
+    let node = |luns: Value, maps: Value| {
+        let params = json!({ "name": "disk1", "pg_ig_maps": maps, "luns": luns, "disable_chap": true });
+        ("iscsi_create_target_node", params)
+    };
+    let with = |calls: &[(&'static str, Value)]| file(&[&groups[..], calls].concat());
+    let (lun_a, lun_b) = (json!({ "bdev_name": "A", "lun_id": 0 }), json!({ "bdev_name": "B", "lun_id": 1 }));
+    let maps = json!([{ "pg_tag": 1, "ig_tag": 1 }]);
+    let add_lun = |bdev: &str| ("iscsi_target_node_add_lun", json!({ "name": "disk1", "bdev_name": bdev }));
+    let add_maps = ("iscsi_target_node_add_pg_ig_maps", json!({ "name": "disk1", "pg_ig_maps": maps }));
+    let whole = with(&[node(json!([lun_a, lun_b]), maps.clone())]);
+    let in_parts = with(&[node(json!([lun_a]), json!([])), add_lun("B"), add_maps]);
+    in_parts.apply(plane).unwrap();
+    let saved = plane.save();
+    let mut in_force = in_parts.clone();
+    for new in [&whole, &in_parts, &whole, &whole, &in_parts] {
+        let (now, lines) = in_force.reload(new, plane);
+        assert_eq!((lines, plane.save()), (vec!["nothing has changed".to_string()], saved.clone()));
+        in_force = now;
+    }
+    // One more part is added.
+    let more = with(&[node(json!([lun_a]), maps.clone()), add_lun("B"), add_lun("C")]);
+    let (in_force, lines) = in_force.reload(&more, plane);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("applied: iscsi_target_node_add_lun"), "{lines:?}");
+    assert_eq!(in_force.reload(&more, plane).1, ["nothing has changed"]);
+
+    // A log has no secret.
+    let secret = json!({ "tag": 7, "secrets": [{ "user": "a", "secret": "not to be read", "muser": "b",
+        "msecret": "neither is this" }] });
+    let with_secret = with(&[
+        node(json!([lun_a]), maps),
+        add_lun("B"),
+        add_lun("C"),
+        ("iscsi_create_auth_group", secret),
+        ("iscsi_auth_group_add_secret", json!({ "tag": 7, "user": "c", "secret": "not to be read, too" })),
+    ]);
+    let lines = in_force.reload(&with_secret, plane).1.concat();
+    assert!(lines.contains("user=c") && !lines.contains("read") && !lines.contains("neither"), "{lines}");
+
+    plane.drain();
+    reactors.stop();
+    plane.stop();
+}
+
 #[test]
 fn a_saved_configuration_and_other_spellings_change_nothing_for_every_method() {
     let _turn = sync::lock(&crate::sock::OPTIONS_OF_PROCESS);
@@ -361,11 +431,7 @@ fn a_saved_configuration_and_other_spellings_change_nothing_for_every_method() {
     for name in ["a", "u"] {
         std::fs::File::create(directory.join(name)).unwrap().set_len(8 << 20).unwrap();
     }
-    let reactors = Reactors::start(&ReactorConfig::default()).unwrap();
-    let managed =
-        reactors.handles().iter().map(|handle| ManagedReactor { handle: handle.clone(), thread_id: 0 });
-    let options = StartOptions { vhost_socket_dir: directory.clone(), ..StartOptions::default() };
-    let app = App::start(Registry::new(), managed.collect(), options).unwrap();
+    let (reactors, app) = start(&directory);
     let plane = &app.control;
 
     let calls = configuration(directory.to_str().unwrap(), free_port());

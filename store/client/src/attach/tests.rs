@@ -149,14 +149,16 @@ fn a_holder_that_an_older_map_has_forgotten_is_put_back() {
     let (first, second) = (here(false), here(false));
     let epoch = attach(&map, ("p", "vol"), volume, &first, EXCLUSIVE).unwrap();
     forget(epoch - 1);
-    put_back(&map, "p", volume, &first, epoch).unwrap();
-    put_back(&map, "p", volume, &first, epoch).unwrap();
+    assert!(put_back(&map, "p", volume, &first, epoch).unwrap());
+    assert!(put_back(&map, "p", volume, &first, epoch).unwrap());
     assert_eq!(holders(), std::slice::from_ref(&first));
     assert!(attach(&map, ("p", "vol"), volume, &second, EXCLUSIVE).is_err());
     // Where another one came first, its attach epoch is not one that the first has had.
     forget(1);
     let other = attach(&map, ("p", "vol"), volume, &second, EXCLUSIVE).unwrap();
     assert!(other >= epoch, "{other} and {epoch}");
-    put_back(&map, "p", volume, &first, other - 1).unwrap();
+    for epoch in [other - 1, other] {
+        assert!(!put_back(&map, "p", volume, &first, epoch).unwrap());
+    }
     assert_eq!(holders(), [second]);
 }

@@ -556,7 +556,8 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
     let count = |state: &str| groups.iter().filter(|group| group["state"] == state).count();
     let healthy = count("healthy");
     let older = map.as_ref().map(|map| map.position).filter(MapPosition::is_older);
-    let is_healthy = healthy == groups.len() && map_error.is_none() && older.is_none();
+    let forgotten = if map.is_some() && groups.is_empty() { known_groups(&answers).len() } else { 0 };
+    let is_healthy = healthy == groups.len() && map_error.is_none() && older.is_none() && forgotten == 0;
     let mut summary = if healthy == groups.len() {
         format!("healthy: all {healthy} groups are served, all their replicas are in sync")
     } else {
@@ -565,6 +566,12 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
         let others: Vec<_> = others.map(|(state, count)| format!("{count} {state}")).collect();
         format!("not healthy: of {} groups {healthy} healthy, {}", groups.len(), others.join(", "))
     };
+    if forgotten > 0 {
+        summary = format!(
+            "not healthy: the map has no groups, and the nodes have replicas of {forgotten}: put the map back, as with \
+             `ringbolt store map restore FILE`"
+        );
+    }
     let moving = views.iter().filter(|view| view.is_moving).count();
     if moving > 0 {
         summary = format!("{summary}; {moving} move to other nodes");
