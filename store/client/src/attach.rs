@@ -345,7 +345,7 @@ fn put_back(
         same if same == attach_epoch => lock.holders,
         _ => Vec::new(),
     };
-    if !holders.is_empty() && !(own.shared && holders.iter().all(|holder| holder.shared)) {
+    if !(own.shared || holders.is_empty()) || holders.iter().any(|holder| !holder.shared) {
         return Ok(false);
     }
     if holders.len() < ImageLock::HOLDERS_MAX {
