@@ -125,6 +125,7 @@ impl<'a> Reload<'a> {
             calls.iter_mut().zip(running).for_each(|(one, running)| one.running = running);
             find_with_parts(plane, &before, calls);
         }
+        let described: HashSet<usize> = wanted.iter().filter_map(|one| one.running).collect();
         let mut same: HashMap<String, Vec<usize>> = HashMap::new();
         for (index, one) in old.iter().enumerate().rev() {
             same.entry(one.call.text()).or_default().push(index);
@@ -144,7 +145,9 @@ impl<'a> Reload<'a> {
         let in_use: HashSet<usize> = wanted.iter().filter_map(|one| one.running).collect();
         for one in &mut old {
             let has_effect = plane.catalog().get(one.call.method).is_some_and(has_effect);
-            if !has_effect || one.running.or(one.part_of).is_some_and(|running| in_use.contains(&running)) {
+            let is_in_use = one.running.is_some_and(|running| in_use.contains(&running));
+            let is_part = one.part_of.is_some_and(|running| described.contains(&running));
+            if !has_effect || is_in_use || is_part {
                 one.state = State::InForce;
             }
         }
@@ -178,7 +181,8 @@ impl<'a> Reload<'a> {
         // With what the method has assigned.
         let call = one.running.map_or(&one.call, |running| &self.before.calls[running]);
         let reverse = call.reverse(catalog);
-        if one.running.is_none() && (self.is_complete || self.is_superseded(&one.call, reverse.as_ref())) {
+        let is_unknown = one.running.or(one.part_of).is_none();
+        if is_unknown && (self.is_complete || self.is_superseded(&one.call, reverse.as_ref())) {
             return;
         }
         let Some(reverse) = reverse else {
@@ -328,15 +332,15 @@ fn has_parameter(info: &MethodInfo, name: &str) -> bool {
     info.parameters().iter().any(|parameter| parameter.name == name)
 }
 
-/// Finds what runs for calls that create an object, together with those after them that add parts to it:
-/// `save_config` writes one call for all.
+/// Finds what runs for calls that create an object, together with those after them that add parts to it, all or
+/// the first of them: `save_config` writes one call for all.
 fn find_with_parts(plane: &ControlPlane, before: &RunningCalls, calls: &mut [WantedCall<'_>]) {
     for index in 0..calls.len() {
         let method = calls[index].call.method;
         if calls[index].running.is_some() || !PARTS.iter().any(|(creates, ..)| *creates == method) {
             continue;
         }
-        let (mut params, mut parts) = (calls[index].step.params(), Vec::new());
+        let mut parts = Vec::new();
         for (later, one) in calls.iter().enumerate().skip(index + 1) {
             let adds = PARTS.iter().find(|(creates, _, add)| *creates == method && *add == one.step.method);
             let Some((_, list, _)) = adds else { continue };
@@ -346,14 +350,19 @@ fn find_with_parts(plane: &ControlPlane, before: &RunningCalls, calls: &mut [Wan
             let is_same = CanonicalCall::new(plane, method, named)
                 .is_ok_and(|named| named.params["name"] == calls[index].call.params["name"]);
             if is_same {
-                add_part(&mut params, list, part);
-                parts.push(later);
+                parts.push((later, *list, part));
             }
         }
-        let whole = if parts.is_empty() { None } else { CanonicalCall::new(plane, method, params).ok() };
-        if let Some(running) = whole.and_then(|whole| before.find([&whole].into_iter(), plane.catalog())[0]) {
-            calls[index].running = Some(running);
-            parts.into_iter().for_each(|part| calls[part].part_of = Some(running));
+        for count in (1..=parts.len()).rev() {
+            let mut params = calls[index].step.params();
+            parts[..count].iter().for_each(|(_, list, part)| add_part(&mut params, list, part.clone()));
+            let whole = CanonicalCall::new(plane, method, params).ok();
+            let running = whole.and_then(|whole| before.find([&whole].into_iter(), plane.catalog())[0]);
+            if running.is_some() {
+                calls[index].running = running;
+                parts[..count].iter().for_each(|(part, ..)| calls[*part].part_of = running);
+                break;
+            }
         }
     }
 }

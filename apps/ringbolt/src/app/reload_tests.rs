@@ -404,6 +404,11 @@ fn a_target_node_is_the_same_with_its_parts_in_one_call_or_in_several() {
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].starts_with("applied: iscsi_target_node_add_lun"), "{lines:?}");
     assert_eq!(in_force.reload(&more, plane).1, ["nothing has changed"]);
+    // What the file lacks is not forgotten.
+    let fewer = with(&[node(json!([lun_a]), maps.clone()), add_lun("C")]);
+    let lines = in_force.reload(&fewer, plane).1;
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("refused: iscsi_target_node_add_lun name=disk1 bdev_name=B"), "{lines:?}");
 
     // A log has no secret.
     let secret = json!({ "tag": 7, "secrets": [{ "user": "a", "secret": "not to be read", "muser": "b",
