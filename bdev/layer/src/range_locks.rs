@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Locks of one device at a time, granted or requested.
-const LOCKS_MAX: usize = 64;
+const LOCKS_MAX: usize = 256;
 
 /// The number of writes that a channel has in flight, as other cores see it.
 #[derive(Default)]

@@ -26,7 +26,7 @@ use crate::handshake::Handshake;
 use crate::limits::{COMMANDS_MAX, PAYLOAD_MAX, PIECES_MAX, REPLIES_MAX, SKIPPED_PAYLOAD_MAX};
 use crate::status::error_of;
 
-use edge::Edge;
+use edge::{Edge, EdgeTurns};
 use issue::Issuing;
 use scan::Scan;
 
@@ -51,6 +51,7 @@ pub(crate) struct Session {
     skip: u64,
     rejected: Option<(RequestHeader, NbdError)>,
     retries: VecDeque<(Slot, Retry)>,
+    edge_turns: EdgeTurns,
     /// Requests to the device in flight.
     outstanding: u32,
     memory: MemoryShare,
@@ -149,6 +150,7 @@ impl Session {
             skip: 0,
             rejected: None,
             retries: VecDeque::new(),
+            edge_turns: EdgeTurns::default(),
             outstanding: 0,
             memory,
             pieces_begun: 0,
@@ -204,7 +206,7 @@ impl Session {
 
     /// Nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
-        self.outstanding == 0 && self.retries.is_empty()
+        self.outstanding == 0 && self.retries.is_empty() && !self.edge_turns.are_waiting()
     }
 
     /// Drops what was not submitted: the connection drains.

@@ -2,7 +2,10 @@
 //!
 //! The block is read, the part is put into it, and the result is written by a fused compare-and-write: the block layer
 //! locks the range, compares the block with what was read, and writes only if it is the same. If another client was
-//! first, it begins again. So no byte of another write is lost, on whichever connection and core it was.
+//! first, it begins again. So no byte of another write is lost, on whichever connection and core it was. Those of one
+//! connection take turns at a block: they would only have each other begin again.
+
+use std::collections::VecDeque;
 
 use block_io::{RequestFlags, Status};
 use dma::{Buffer, Data};
@@ -30,13 +33,31 @@ pub(super) struct Edge {
     /// Another write was first.
     conflict: bool,
     is_written: bool,
+    /// It is its connection's turn at the block.
+    has_turn: bool,
+}
+
+/// The blocks of which a connection writes parts.
+#[derive(Default)]
+pub(super) struct EdgeTurns {
+    /// Those where one has its turn.
+    taken: Vec<u64>,
+    /// Those that wait for theirs: the block, and the part.
+    waiting: VecDeque<(u64, Slot, usize)>,
+}
+
+impl EdgeTurns {
+    pub(super) fn are_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
 }
 
 impl Edge {
     pub(super) fn new(lba: u64, within: usize, count: usize, flags: RequestFlags, new: Buffer) -> Edge {
         let new = Some(new);
-        let (old, attempts, in_flight, conflict, is_written) = (None, 0, 0, false, false);
-        Edge { lba, within, count, flags, new, old, attempts, in_flight, conflict, is_written }
+        let (old, attempts, in_flight) = (None, 0, 0);
+        let (conflict, is_written, has_turn) = (false, false, false);
+        Edge { lba, within, count, flags, new, old, attempts, in_flight, conflict, is_written, has_turn }
     }
 }
 
@@ -75,6 +96,9 @@ impl Session {
                 Ok(())
             }
             Some(false) => {
+                if !self.takes_turn(slot, index) {
+                    return Ok(());
+                }
                 let old = self.take_block(context)?;
                 let lba = self.commands.get_mut(slot).and_then(|command| Some(command.edge(index)?.lba));
                 let read = bdev::Request::read(Role::EdgeRead(index).tag(slot), lba.unwrap_or(0), 1, old);
@@ -83,6 +107,32 @@ impl Session {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// Whether a part has its turn at the block. If not, it waits for it.
+    fn takes_turn(&mut self, slot: Slot, index: usize) -> bool {
+        let Some(edge) = self.commands.get_mut(slot).and_then(|command| command.edge(index)) else {
+            return false;
+        };
+        if !edge.has_turn {
+            if self.edge_turns.taken.contains(&edge.lba) {
+                self.edge_turns.waiting.push_back((edge.lba, slot, index));
+                return false;
+            }
+            edge.has_turn = true;
+            self.edge_turns.taken.push(edge.lba);
+        }
+        true
+    }
+
+    /// The next one has its turn at a block.
+    fn end_turn(&mut self, lba: u64) {
+        let EdgeTurns { taken, waiting } = &mut self.edge_turns;
+        taken.retain(|other| *other != lba);
+        let next = waiting.iter().position(|(other, ..)| *other == lba);
+        if let Some((_, slot, index)) = next.and_then(|next| waiting.remove(next)) {
+            self.retries.push_back((slot, Retry::Edge(index)));
         }
     }
 
@@ -235,6 +285,9 @@ impl Session {
         if let Some(edge) = edge {
             let bytes = [edge.new, edge.old].iter().flatten().map(Buffer::len).sum::<usize>();
             self.memory.remove(bytes);
+            if edge.has_turn {
+                self.end_turn(edge.lba);
+            }
         }
         self.end_piece(slot, out);
     }

@@ -303,6 +303,28 @@ fn a_reservation_of_another_host_refuses_writes_or_all_io_until_it_is_released()
     }
 }
 
+#[test]
+fn parts_of_a_block_that_one_connection_writes_take_turns() {
+    const PARTS: usize = 40;
+    const BYTES: usize = 7;
+    let mut target = SimulatedTarget::new(1, NetworkFaults::default());
+    let mut client = Client::begin(&mut target);
+    let before = target.reads();
+    for part in 0..PARTS {
+        client.request(&mut target, Command::Write, part * BYTES, &[part as u8 + 1; BYTES], BYTES);
+    }
+    for _ in 0..PARTS {
+        assert_eq!(client.reply(&mut target).error, 0);
+    }
+    // None began again.
+    assert_eq!(target.reads() - before, PARTS as u64);
+    client.request(&mut target, Command::Read, 0, &[], BLOCK_BYTES);
+    assert_eq!(client.reply(&mut target).error, 0);
+    let block = client.read(&mut target, BLOCK_BYTES);
+    let expected: Vec<u8> = (0..PARTS).flat_map(|part| [part as u8 + 1; BYTES]).collect();
+    assert_eq!(block[..PARTS * BYTES], expected);
+}
+
 /// Whether a read and a write of 64 KiB are answered within a millisecond.
 fn is_served(client: &mut Client, target: &mut SimulatedTarget) -> bool {
     const BYTES: usize = 64 << 10;
