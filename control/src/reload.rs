@@ -190,10 +190,12 @@ impl<'a> Reload<'a> {
             // already.
             let initial = RunningCalls::from_saved(self.plane, self.plane.initial());
             let is_default = one.running.is_some() && initial.contains(call);
-            let is_replaced = self
-                .wanted
-                .iter()
-                .any(|other| other.call.sets_same(&one.call) && other.state != State::Refused);
+            // A further part is not another value.
+            let is_replaced = one.part_of.is_none()
+                && self
+                    .wanted
+                    .iter()
+                    .any(|other| other.call.sets_same(&one.call) && other.state != State::Refused);
             if !is_replaced && !is_default {
                 self.postpone(index, "it cannot be undone while the program runs");
             }
