@@ -144,7 +144,7 @@ fn what_answers_have_on_the_heap_is_bounded_for_who_does_not_read() {
         target.poll();
     }
     let accepted = sent.len() - rest.len();
-    assert!(accepted < 1 << 20, "{accepted} bytes of pings whose answers nobody reads");
+    assert!(accepted < 1 << 20, "{accepted} bytes of pings whose answers are not read");
     // It goes on when they are read.
     for _ in 0..PINGS {
         if let TransferResult::Bytes(count) = target.send(initiator.id, rest) {
