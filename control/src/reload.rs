@@ -334,8 +334,8 @@ fn has_parameter(info: &MethodInfo, name: &str) -> bool {
     info.parameters().iter().any(|parameter| parameter.name == name)
 }
 
-/// Finds what runs for calls that create an object, together with those after them that add parts to it, all or
-/// the first of them: `save_config` writes one call for all.
+/// Finds what runs for calls that create an object, together with those after them that add parts to it, all
+/// or the first of them: `save_config` writes one call for all.
 fn find_with_parts(plane: &ControlPlane, before: &RunningCalls, calls: &mut [WantedCall<'_>]) {
     for index in 0..calls.len() {
         let method = calls[index].call.method;

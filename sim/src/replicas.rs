@@ -347,8 +347,8 @@ impl Run {
         ends[0].is_some() && ends.iter().all(|end| *end == ends[0])
     }
 
-    /// Whether no replica has what was committed in a block: the only one that had it has lost it, and the others
-    /// have an entry there whose client is gone.
+    /// Whether no replica has what was committed in a block: the only one that had it has lost it, and the
+    /// others have an entry there whose client is gone.
     fn has_lost_block(&self) -> bool {
         let is_lost = |block| self.cluster.nodes.iter().all(|node| !node.disk.has(block));
         self.clients.blocks().iter().any(is_lost)

@@ -80,7 +80,7 @@ fn damaged_partitions_end_no_node_and_their_replicas_get_copies() {
     load(&cluster, &["--rw=write", "--do_verify=0"]);
     cluster.wait_until_healthy();
     cluster.end();
-    // An onode, and what says of which group a partition is: those are primaries or followers.
+    // An onode, and the headers that name the group of a partition: primaries or followers have them.
     let (first, second) = (Device::of(&path, 1), Device::of(&path, 2));
     let (of_onode, of_headers) = (first.partition_of(0), second.partition_of(1));
     first.damage_onode(of_onode);

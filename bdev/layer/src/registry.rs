@@ -237,8 +237,8 @@ impl Registry {
     }
 
     /// As [`open`](Self::open), for a target that checks the device's [reservations](Self::open_reservations)
-    /// itself, for each of its registrants. What all other users submit is checked by the layer: it fails with
-    /// a reservation conflict where a reservation denies it to those that are not registered.
+    /// itself, for each of its registrants. What all other users submit is checked by the layer: it fails
+    /// with a reservation conflict where a reservation denies it to those that are not registered.
     ///
     /// # Errors
     /// As [`open`](Self::open).

@@ -202,8 +202,8 @@ pub fn local_time_text(unix_seconds: u64) -> String {
         // The year does not fit its field.
         return format!("{unix_seconds} s since 1970");
     }
-    // SAFETY: all fields are integers and a pointer, for which zeroes are valid too, and `localtime_r` has set
-    // them.
+    // SAFETY: all fields are integers and a pointer, for which zeroes are valid too, and `localtime_r` has
+    // set them.
     let parts = unsafe { parts.assume_init() };
     let name = |names: &'static [&'static str], index: i32| {
         usize::try_from(index).ok().and_then(|index| names.get(index)).copied().unwrap_or("???")

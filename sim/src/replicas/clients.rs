@@ -384,8 +384,8 @@ impl Clients {
         }
     }
 
-    /// Writes whose outcome is unknown happened before the image was attached again, if at all; and at any time, if
-    /// a replica had nothing else than such a write.
+    /// Writes whose outcome is unknown happened before the image was attached again, if at all; and at any
+    /// time, if a replica had nothing else than such a write.
     fn record_unknown(&mut self, has_revived: bool) -> Result<(), String> {
         let Some(sessions) = &mut self.sessions else { return Ok(()) };
         for UnknownWrite { block, value, invoked_ns, attach_epoch } in std::mem::take(&mut sessions.unknown) {

@@ -170,8 +170,8 @@ pub(crate) struct ReplicaCluster {
     /// A replica whose log had lost its end was alone, and nothing outside of its disk showed that:
     /// acknowledged data may be lost.
     pub(crate) may_have_lost: bool,
-    /// A replica became primary with a block in place of what was committed there, of a client whose session had
-    /// ended: that write took effect late.
+    /// A replica became primary with a block in place of what was committed there, of a client whose session
+    /// had ended: that write took effect late.
     pub(crate) has_revived: bool,
     /// Disks that were put back, and logs that lost their ends.
     pub(crate) aged: u64,

@@ -27,8 +27,8 @@ const ASK_AGAIN: Duration = Duration::from_millis(300);
 const AGE_PRECISION: Duration = Duration::from_millis(1500);
 /// Attempts to change a lock that others change at the same time.
 const ATTEMPTS_MAX: usize = 32;
-/// An image that the map does not have counts as removed after this time, or if the map says so. A map that was
-/// put back from an older copy does not have it either, and nodes say within this time that it is older.
+/// An image that the map does not have counts as removed after this time, or if the map says so. A map that
+/// was put back from an older copy does not have it either, and nodes say within this time that it is older.
 const MISSING_MAX: Duration = Duration::from_secs(4);
 
 /// How an image is attached.
@@ -202,7 +202,8 @@ impl HeldLock {
         }
     }
 
-    /// Puts it back into a map that has forgotten it. If another one has the image now, this one has it no more.
+    /// Puts it back into a map that has forgotten it. If another one has the image now, this one has it no
+    /// more.
     fn put_back(&self) -> Result<(), MapError> {
         let is_detached = sync::lock(&self.is_detached);
         if *is_detached || self.state.status() != AttachStatus::Live {
@@ -243,8 +244,8 @@ fn liveness(map: &dyn ClusterMap, holder: &ImageHolder) -> Result<Liveness, MapE
     })
 }
 
-/// The attach epoch after one. A map that is an older copy of itself has forgotten some that groups have seen,
-/// and that a holder which lives may have: the seconds since 1970 are higher than these.
+/// The attach epoch after one. A map that is an older copy of itself has forgotten some that groups have
+/// seen, and that a holder which lives may have: the seconds since 1970 are higher than these.
 fn next_epoch(known: u32, seconds: u64) -> u32 {
     known.saturating_add(1).max(u32::try_from(seconds).unwrap_or(0))
 }
@@ -338,8 +339,8 @@ fn put_back(
     if lock.holders.iter().any(|holder| holder.id == own.id) {
         return Ok(true);
     }
-    // At a higher attach epoch another one has it. Those of a lower one are fenced by this one. At the same one
-    // came who attached it in the same second as this one, when the map had forgotten it.
+    // At a higher attach epoch another one has it. Those of a lower one are fenced by this one. At the same
+    // one came who attached it in the same second as this one, when the map had forgotten it.
     let mut holders = match lock.attach_epoch {
         newer if newer > attach_epoch => return Ok(false),
         same if same == attach_epoch => lock.holders,

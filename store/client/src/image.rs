@@ -111,8 +111,8 @@ impl<N: CoreNetwork> ClusterImage<N> {
         })
     }
 
-    /// Follows the image in the map: `resized` is called when it is larger, on a thread of its own. What cuts it
-    /// off fences this one; a smaller size is otherwise that of a map that is an older copy of itself.
+    /// Follows the image in the map: `resized` is called when it is larger, on a thread of its own. What cuts
+    /// it off fences this one; a smaller size is otherwise that of a map that is an older copy of itself.
     pub fn follow(&self, resized: impl Fn() + Send + Sync + 'static) {
         let bytes = self.bytes.clone();
         let watch = ImageWatch {

@@ -309,8 +309,8 @@ impl ReplicaNode {
     /// opened with.
     ///
     /// # Errors
-    /// [`StoreError::NoSpare`] if all partitions are in use, [`StoreError::Damaged`] if the group has one that
-    /// failed; what the device reports.
+    /// [`StoreError::NoSpare`] if all partitions are in use, [`StoreError::Damaged`] if the group has one
+    /// that failed; what the device reports.
     pub async fn add_group(
         &self,
         cores: &StoreCores<'_>,

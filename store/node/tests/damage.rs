@@ -1,5 +1,5 @@
-//! A partition that is damaged, or whose log or records are, ends one replica and no node: the group goes on without it, and
-//! the replica gets a copy. What may be the only copy is kept.
+//! A partition that is damaged, or whose log or records are, ends one replica and no node: the group goes on
+//! without it, and the replica gets a copy. What may be the only copy is kept.
 #![allow(clippy::unwrap_used)]
 
 mod cluster;
@@ -75,7 +75,8 @@ fn loaded(seed: u64) -> Cluster {
     cluster
 }
 
-/// Damages a partition of a node that loses its power, and starts the node at once. Returns what has failed then.
+/// Damages a partition of a node that loses its power, and starts the node at once. Returns what has failed
+/// then.
 fn damage(cluster: &mut Cluster, node: usize, what: Damage) -> Vec<FailedPartition> {
     let superblock = cluster.nodes[node].node.as_ref().unwrap().superblock().clone();
     cluster.crash(node, false);

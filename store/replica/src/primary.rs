@@ -504,8 +504,8 @@ impl<F: Plants> Replica<F> {
         None
     }
 
-    /// Appends an entry with the next name. While logs are compared nothing is: an entry of this epoch would make
-    /// this log the newest one.
+    /// Appends an entry with the next name. While logs are compared nothing is: an entry of this epoch would
+    /// make this log the newest one.
     pub(crate) fn append_as_primary(
         &mut self,
         header: EntryHeader,

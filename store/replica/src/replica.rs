@@ -129,8 +129,8 @@ pub struct ReplicaStatus {
     pub complete: bool,
     /// Ranges that it could not read, and wrote again with what another replica has, since its start.
     pub repaired: u64,
-    /// Blocks with what a client had written in place whose session ended before it was committed, and that this
-    /// replica appended when it became primary, as it has overwritten what was there. Since its start.
+    /// Blocks with what a client had written in place whose session ended before it was committed, and that
+    /// this replica appended when it became primary, as it has overwritten what was there. Since its start.
     pub revived: u64,
     /// Blocks that have the data of entries which the log lost, and wait for what the primary has.
     pub unsettled: usize,

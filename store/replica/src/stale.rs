@@ -11,9 +11,9 @@
 //!   appends and serves nothing before all have answered ([`MessageBody::LogEnd`]), or have left the in-sync
 //!   set. The one whose last entry has the highest epoch, and of these the highest sequence, has every
 //!   committed entry: the primary hands over to it.
-//! - A follower was compared once it has all that a primary has which was compared, as that answers a question
-//!   of this run: a message that was sent before the follower's start may say less than it had acknowledged. So
-//!   a takeover from a primary that fails asks no other member.
+//! - A follower was compared once it has all that a primary has which was compared, as that answers a
+//!   question of this run: a message that was sent before the follower's start may say less than it had
+//!   acknowledged. So a takeover from a primary that fails asks no other member.
 //! - A member that hears of a commit point after the end of its log is stale. Nothing that is known to be
 //!   committed is truncated: a replica that has more of it than the primary stays as it is, for a person to
 //!   decide.

@@ -3,8 +3,8 @@
 //! Such an entry was written in place, which cannot be undone. Its request is not answered, so that it may take effect later
 //! or never: a new primary appends it again, under the client's number, and each replica gets it as any entry. A follower gets
 //! what its primary has in the block. Until then a storage applies no entry to a part of the block, and nothing is read there.
-//! A committed entry that replaces the whole block settles it as well. If no replica can read the block, what a follower has
-//! there counts, but not after the session of its client has ended.
+//! A committed entry that replaces the whole block settles it as well. If no replica can read the block, what
+//! a follower has there counts, but not after the session of its client has ended.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -147,15 +147,15 @@ impl<F: Plants> Replica<F> {
     /// A new primary appends the entries of its unsettled blocks again. Reads wait until these are committed.
     pub(crate) fn append_unsettled(&mut self, actions: &mut Vec<ReplicaAction>) {
         self.unsettled.forget_applied(&self.applied);
-        let mut applied = self.applied.clone();
         if !self.unsettled.is_empty() {
+            let mut applied = self.applied.clone();
             let uncommitted = self.commit_point + 1..=self.log.end();
-            uncommitted
-                .filter_map(|sequence| self.log.get(sequence))
-                .for_each(|entry| applied.apply(&entry.header));
+            let entries = uncommitted.filter_map(|sequence| self.log.get(sequence));
+            entries.for_each(|entry| applied.apply(&entry.header));
+            let revived = self.unsettled.blocks.iter().filter(|block| block.is_of_past_session(&applied));
+            self.revived += revived.count() as u64;
         }
         for index in 0..self.unsettled.blocks.len() {
-            self.revived += u64::from(self.unsettled.blocks[index].is_of_past_session(&applied));
             let entry = self.unsettled.blocks[index].entry.clone();
             let EntryHeader { client, client_number, .. } = entry.header;
             if client != 0 && self.primary().uncommitted.contains(&(client, client_number)) {
@@ -242,8 +242,9 @@ impl<F: Plants> Replica<F> {
     }
 
     /// No replica can read a block: the primary settles it by what a follower has there. That has the committed entries up to
-    /// `through`, if it is a repair. Returns whether the block can be read soon: not if the session of the entry's
-    /// client has ended. What others read since then must not change any more, so that the block is lost.
+    /// `through`, if it is a repair. Returns whether the block can be read soon: not if the session of the
+    /// entry's client has ended. What others read since then must not change any more, so that the block is
+    /// lost.
     pub(crate) fn settle_by_entry(
         &mut self,
         through: u64,

@@ -213,8 +213,8 @@ impl<L: Default> IoQueue<L> {
     }
 
     /// Reports the commands that hold memory until the host has acted: those whose data is being sent, and
-    /// those whose data is missing, for which `arrived` says how much has arrived. For checks now and then: it
-    /// visits every command.
+    /// those whose data is missing, for which `arrived` says how much has arrived. For checks now and then:
+    /// it visits every command.
     pub fn transfers(&self, arrived: impl Fn(Slot, &L) -> Option<usize>, report: &mut TransferReport) {
         for (slot, command) in self.commands.iter() {
             let moved = match command.state {

@@ -17,8 +17,8 @@
 //!   larger than a first window waits for the half that is shared, or is the only one of the core beyond it.
 //!
 //! Nothing here is shared between cores, locks or allocates: a command costs three additions and a comparison
-//! where it takes buffers, four and one where it gives them back. Who holds buffers for too long is found by the
-//! [check of transfers](crate::TransferReport).
+//! where it takes buffers, four and one where it gives them back. Who holds buffers for too long is found by
+//! the [check of transfers](crate::TransferReport).
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

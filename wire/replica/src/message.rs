@@ -76,8 +76,8 @@ pub struct ReplicaMessage {
 }
 
 /// A fetch of the first byte of this object asks a primary where its log ends, which
-/// [`MessageBody::Fetched`] has as `through`. It does not exist: a primary of a release that does not know it reads
-/// a zero, and says what it has committed.
+/// [`MessageBody::Fetched`] has as `through`. It does not exist: a primary of a release that does not know it
+/// reads a zero, and says what it has committed.
 pub fn log_end_object(group: u32) -> ObjectId {
     ObjectId { group, volume: 0, index: 0, suffix: 0x6c6f_6765_0000_0000 }
 }

@@ -275,17 +275,22 @@ fn silent_initiators_are_pinged_and_those_that_owe_data_are_disconnected() {
     assert!((30..=40).contains(&seconds), "{seconds}");
 }
 
-#[test]
-fn pings_are_answered_and_unknown_pdus_rejected() {
-    let mut target = plain_target();
-    let mut initiator = Initiator::begin(&mut target, &[]);
-    let ping = NopOut {
+/// A ping that is to be answered.
+fn ping(initiator: &Initiator) -> NopOut {
+    NopOut {
         immediate: true,
         initiator_task_tag: 3,
         target_transfer_tag: RESERVED_TAG,
         cmd_sn: initiator.cmd_sn,
         ..NopOut::default()
-    };
+    }
+}
+
+#[test]
+fn pings_are_answered_and_unknown_pdus_rejected() {
+    let mut target = plain_target();
+    let mut initiator = Initiator::begin(&mut target, &[]);
+    let ping = ping(&initiator);
     initiator.send_pdu(&mut target, &ping.to_bytes(), b"echo");
     let answer = initiator.read(&mut target);
     assert_eq!((answer.opcode(), answer.data.as_slice()), (Opcode::NopIn, b"echo".as_slice()));

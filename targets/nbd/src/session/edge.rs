@@ -2,8 +2,8 @@
 //!
 //! The block is read, the part is put into it, and the result is written by a fused compare-and-write: the block layer
 //! locks the range, compares the block with what was read, and writes only if it is the same. If another client was
-//! first, it begins again. So no byte of another write is lost, on whichever connection and core it was. Those of one
-//! connection take turns at a block: they would only have each other begin again.
+//! first, it begins again. So no byte of another write is lost, on whichever connection and core it was.
+//! Those of one connection take turns at a block: they would only have each other begin again.
 
 use std::collections::VecDeque;
 

@@ -349,7 +349,8 @@ fn damaged(view: &GroupView, answers: &NodeAnswers) -> Option<(u32, String)> {
     let (node, partition, why) = found?;
     let decide = if view.in_sync == [node] {
         format!(
-            "no other replica in sync has what it had, so it is kept: put the device of node {node} in order, \
+            "no other replica in sync has what it had, so it is kept: put the device of node \
+             {node} in order, \
              or an older copy of it in its place, and start that node again (`ringbolt store accept-loss \
              {group}` says then what the copy lacks); without one, the data of this group is lost"
         )
@@ -568,8 +569,8 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
     };
     if forgotten > 0 {
         summary = format!(
-            "not healthy: the map has no groups, and the nodes have replicas of {forgotten}: put the map back, as with \
-             `ringbolt store map restore FILE`"
+            "not healthy: the map has no groups, and the nodes have replicas of {forgotten}: put the map back, \
+             as with `ringbolt store map restore FILE`"
         );
     }
     let moving = views.iter().filter(|view| view.is_moving).count();

@@ -120,8 +120,9 @@ impl Watcher {
         });
     }
 
-    /// A partition that failed is kept while what it has may be the only copy. If others are in sync, and this
-    /// node is not, it is made spare, once in a run of the node: the group's replica here gets a copy then.
+    /// A partition that failed is kept while what it has may be the only copy. If others are in sync, and
+    /// this node is not, it is made spare, once in a run of the node: the group's replica here gets a copy
+    /// then.
     fn review_failed(&mut self, host: &Sender<HostRequest>) {
         let failed = self.config.replicas.failed_partitions();
         let named: BTreeSet<u32> = failed.iter().filter_map(|it| it.group).collect();

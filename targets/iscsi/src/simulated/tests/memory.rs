@@ -126,13 +126,7 @@ fn without_memory_for_unasked_data_a_command_ends_with_task_set_full_if_others_w
 fn what_answers_have_on_the_heap_is_bounded_for_who_does_not_read() {
     let mut target = plain_target();
     let mut initiator = begin_as(&mut target, "10.0.0.7:1", 1, &[("MaxRecvDataSegmentLength", "65536")]);
-    let ping = NopOut {
-        immediate: true,
-        initiator_task_tag: 3,
-        target_transfer_tag: RESERVED_TAG,
-        cmd_sn: initiator.cmd_sn,
-        ..NopOut::default()
-    };
+    let ping = ping(&initiator);
     const PINGS: usize = 256;
     let sent = pdu(&ping.to_bytes(), &[7; 64 << 10]).repeat(PINGS);
     let (mut rest, mut idle) = (&sent[..], 0);

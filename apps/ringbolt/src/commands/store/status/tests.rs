@@ -77,7 +77,10 @@ fn a_replica_that_failed_says_why() {
 #[test]
 fn a_damaged_partition_is_named_with_what_a_person_can_decide() {
     let refused = json!([{ "group": 5, "partition": 2, "why": "block 9: it is damaged" }]);
-    let failed = json!([{ "partition": 2, "group": 5, "why": "block 9" }, { "partition": 4, "group": null, "why": "log 4" }]);
+    let failed = json!([
+        { "partition": 2, "group": 5, "why": "block 9" },
+        { "partition": 4, "group": null, "why": "log 4" },
+    ]);
     let without =
         || NodeReply::Report(json!({ "replicas": [], "refused": refused, "failed_partitions": failed }));
     let learns = GroupView { in_sync: vec![1, 2], ..view() };
