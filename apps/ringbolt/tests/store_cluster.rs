@@ -8,11 +8,12 @@ mod store;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rig::{ServerProcess, ringbolt, scratch, text};
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use store::{Cluster, is_running, signal};
 
 const SMALL: [&str; 5] = ["--size=200m", "--groups=4", "--log-size=2m", "--nodes=3", "--replicas=3"];
@@ -179,6 +180,65 @@ fn an_image_in_use_is_not_taken_away(cluster: &Cluster, directory: &Path) {
     let kept = cluster.perf(&["--rw=read", "--size=6m", "--iodepth=16"]).output().unwrap();
     assert!(kept.status.success(), "{}{}", text(&kept.stdout), text(&kept.stderr));
     refused(cluster.perf(&["--rw=read", "--offset=6m", "--size=4k"]).output().unwrap(), "");
+}
+
+/// All nodes hang under load through an export, which is removed then.
+#[test]
+fn removing_an_export_aborts_what_hangs_and_the_bdev_serves_again() {
+    let directory = scratch("store-export");
+    let cluster = Cluster::start(&directory, small());
+    cluster.ok(&["image", "create", "vol", "64m"]);
+    cluster.wait_until_healthy();
+    let nqn = "nqn.2026-11.io.ringbolt:export";
+    let call = |method: &str, params: Value| json!({ "method": method, "params": params });
+    let image = json!({ "name": "v", "cluster": cluster.path(), "pool": "pool", "image": "vol" });
+    let address = json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": "0" });
+    let nvmf = [
+        call("nvmf_create_transport", json!({ "trtype": "TCP" })),
+        call("nvmf_create_subsystem", json!({ "nqn": nqn, "allow_any_host": true })),
+        call("nvmf_subsystem_add_ns", json!({ "nqn": nqn, "namespace": { "bdev_name": "v", "nsid": 1 } })),
+        call("nvmf_subsystem_add_listener", json!({ "nqn": nqn, "listen_address": address })),
+    ];
+    let config = json!({ "subsystems": [
+        { "subsystem": "bdev", "config": [call("bdev_store_create", image)] },
+        { "subsystem": "nvmf", "config": nvmf },
+    ] });
+    let server = ServerProcess::configured(&directory, "server", &config);
+    let filename = format!("--filename=nvme+tcp://127.0.0.1:{}/{nqn}?ns=1", server.port());
+    let perf = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
+        command.args(["perf", &filename, "--name=t", "--bs=4k", "--rw=randwrite", "--iodepth=4"]);
+        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let mut load = perf(&["--time_based", "--runtime=60"]).spawn().unwrap();
+    let written = || server.ok(&["bdev_get_iostat", "name=v"])["bdevs"][0]["num_write_ops"].as_u64().unwrap();
+    let wait_for = |what: &str, is_so: &mut dyn FnMut() -> bool| {
+        let end = Instant::now() + Duration::from_secs(30);
+        while !is_so() {
+            assert!(Instant::now() < end, "{what}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    };
+    wait_for("the load does not begin", &mut || written() > 100);
+    cluster.nodes().into_iter().for_each(|node| signal(node, Signal::STOP));
+    let mut before = 0;
+    wait_for("the load does not hang", &mut || std::mem::replace(&mut before, written()) == written());
+
+    let began = Instant::now();
+    let subsystem = format!("nqn={nqn}");
+    server.ok(&["nvmf_subsystem_remove_ns", &subsystem, "nsid=1"]);
+    println!("the export is removed after {:?}", began.elapsed());
+    load.kill().unwrap();
+    load.wait().unwrap();
+    cluster.nodes().into_iter().for_each(|node| signal(node, Signal::CONT));
+    cluster.wait_until_healthy();
+    server.ok(&["nvmf_subsystem_add_ns", &subsystem, r#"namespace={"bdev_name":"v","nsid":1}"#]);
+    let again = perf(&["--size=1m", "--verify=crc32c"]).output().unwrap();
+    assert!(again.status.success(), "{}{}", text(&again.stdout), text(&again.stderr));
+    assert_eq!(server.stop(), Some(0));
+    cluster.end();
+    std::fs::remove_dir_all(&directory).unwrap();
 }
 
 #[test]

@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 
 use crate::{BlockDevice, Descriptor};
 
-/// How long a removal waits for I/O in flight: longer than the three seconds for which targets drain
-/// connections.
+/// How long a removal waits for I/O in flight.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// When I/O in flight of an open that ends is [aborted](crate::Bdev::abort_in_flight): later than the three seconds
+/// for which targets drain connections.
+const ABORT_AFTER: Duration = Duration::from_millis(3500);
 
 /// Devices that are being closed: opens of a target that ends them, or devices that were removed.
 ///
@@ -48,12 +50,22 @@ impl Closing {
         Closing(devices.into_iter().map(|device| ClosingDevice { device, open: None }).collect())
     }
 
-    /// Blocks until all are closed, for [`CLOSE_TIMEOUT`] at most. Must not be called on a reactor.
+    /// Blocks until all are closed, for [`CLOSE_TIMEOUT`] at most. Must not be called on a reactor. I/O that has not
+    /// completed after most of this time is aborted where the module can.
     ///
     /// # Errors
     /// The first that is in use still.
     pub fn wait(self) -> Result<(), StillOpen> {
-        self.wait_for(CLOSE_TIMEOUT)
+        let end = Instant::now() + CLOSE_TIMEOUT;
+        let Err(_) = self.wait_until(end - (CLOSE_TIMEOUT - ABORT_AFTER)) else { return Ok(()) };
+        for ClosingDevice { device, open } in &self.0 {
+            if let Some(number) = open
+                && !device.wait_open_ended(*number, Duration::ZERO)
+            {
+                device.bdev().abort_in_flight();
+            }
+        }
+        self.wait_until(end)
     }
 
     /// [`wait`](Self::wait), for `timeout` at most.
@@ -61,11 +73,14 @@ impl Closing {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub fn wait_for(self, timeout: Duration) -> Result<(), StillOpen> {
-        let end = Instant::now() + timeout;
-        for ClosingDevice { device, open } in self.0 {
+        self.wait_until(Instant::now() + timeout)
+    }
+
+    fn wait_until(&self, end: Instant) -> Result<(), StillOpen> {
+        for ClosingDevice { device, open } in &self.0 {
             let left = end.saturating_duration_since(Instant::now());
             let is_closed = match open {
-                Some(number) => device.wait_open_ended(number, left),
+                Some(number) => device.wait_open_ended(*number, left),
                 None => device.wait_closed(left),
             };
             if !is_closed {

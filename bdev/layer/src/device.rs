@@ -217,6 +217,11 @@ pub trait Bdev: Any + Send + Sync {
         None
     }
 
+    /// Fails what is in flight on all channels as soon as it can, and makes sure that none of it takes effect after a
+    /// later request: a user of the device has been removed, and its I/O does not complete. Called by a thread that may
+    /// wait for some seconds. Without it, the removal waits for the I/O in vain.
+    fn abort_in_flight(&self) {}
+
     /// Called once, at removal: resumes I/O that the module holds back, as it cannot be resumed later.
     fn on_removed(&self) {}
 

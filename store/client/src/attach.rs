@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -60,21 +60,43 @@ pub(crate) enum AttachStatus {
 /// What the channels of an attached image share.
 pub(crate) struct AttachState {
     /// 0 for one that only reads.
-    pub(crate) epoch: u32,
+    epoch: AtomicU32,
+    /// The highest epoch that this attachment has asked the map for.
+    claimed_epoch: AtomicU32,
+    /// Counts how often requests in flight were aborted.
+    aborts: AtomicU32,
     status: AtomicU8,
     first_group: u32,
-    /// Groups that know the epoch.
-    known: Box<[AtomicBool]>,
+    /// The epoch that each group has heard of from this attachment; 0 for none.
+    known: Box<[AtomicU32]>,
 }
 
 impl AttachState {
     pub(crate) fn new(epoch: u32, groups: std::ops::Range<u32>) -> AttachState {
         AttachState {
-            epoch,
+            epoch: AtomicU32::new(epoch),
+            claimed_epoch: AtomicU32::new(epoch),
+            aborts: AtomicU32::new(0),
             status: AtomicU8::new(AttachStatus::Live as u8),
             first_group: groups.start,
-            known: groups.map(|_| AtomicBool::new(false)).collect(),
+            known: groups.map(|_| AtomicU32::new(0)).collect(),
         }
+    }
+
+    /// The attach epoch of requests from now on.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// How often [`abort`](Self::abort) was called. A channel that has seen fewer fails what it has in flight.
+    pub(crate) fn aborts(&self) -> u32 {
+        self.aborts.load(Ordering::Acquire)
+    }
+
+    /// Requests that are in flight now fail, and are never sent again. Later ones have this attach epoch.
+    fn abort(&self, epoch: u32) {
+        self.epoch.store(epoch, Ordering::Release);
+        self.aborts.fetch_add(1, Ordering::AcqRel);
     }
 
     pub(crate) fn status(&self) -> AttachStatus {
@@ -91,18 +113,18 @@ impl AttachState {
         self.status.compare_exchange(live, status as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    fn group(&self, group: u32) -> Option<&AtomicBool> {
+    fn group(&self, group: u32) -> Option<&AtomicU32> {
         self.known.get(group.checked_sub(self.first_group)? as usize)
     }
 
-    /// Whether a group refuses earlier attach epochs.
-    pub(crate) fn is_known_in(&self, group: u32) -> bool {
-        self.group(group).is_some_and(|known| known.load(Ordering::Acquire))
+    /// Whether a group refuses attach epochs before `epoch`.
+    pub(crate) fn is_known_in(&self, group: u32, epoch: u32) -> bool {
+        self.group(group).is_some_and(|known| known.load(Ordering::Acquire) >= epoch)
     }
 
-    pub(crate) fn set_known_in(&self, group: u32) {
+    pub(crate) fn set_known_in(&self, group: u32, epoch: u32) {
         if let Some(known) = self.group(group) {
-            known.store(true, Ordering::Release);
+            known.fetch_max(epoch, Ordering::AcqRel);
         }
     }
 }
@@ -183,6 +205,21 @@ impl Attachment {
         }
     }
 
+    /// Fails what is in flight, which is never sent again, and fences what was sent: groups refuse it once they
+    /// hear of a later request. Waits for the map.
+    ///
+    /// # Errors
+    /// The map cannot be changed: the requests fail, and what was sent may still be written.
+    pub(crate) fn abort_in_flight(&self) -> Result<(), MapError> {
+        match &self.lock {
+            Some(lock) => lock.abort_in_flight(),
+            None => {
+                self.state.abort(0);
+                Ok(())
+            }
+        }
+    }
+
     /// Others may attach the image. Waits for the map.
     pub(crate) fn detach(&self) {
         if let Some(lock) = &self.lock {
@@ -192,6 +229,39 @@ impl Attachment {
 }
 
 impl HeldLock {
+    /// Raises the attach epoch, which only others do otherwise. Those that share an image have one epoch: it
+    /// stays, so that theirs is not fenced.
+    fn abort_in_flight(&self) -> Result<(), MapError> {
+        let is_detached = sync::lock(&self.is_detached);
+        let known = self.state.epoch();
+        let raised = match self.holder.shared || *is_detached {
+            true => Ok(known),
+            false => self.raise_epoch(),
+        };
+        self.state.abort(*raised.as_ref().unwrap_or(&known));
+        raised.map(drop)
+    }
+
+    fn raise_epoch(&self) -> Result<u32, MapError> {
+        let map = self.process.map.as_ref();
+        for _ in 0..ATTEMPTS_MAX {
+            let known = map.image_lock(&self.pool, self.volume)?;
+            let lock = known.clone().unwrap_or_default();
+            let own = self.state.epoch();
+            if lock.attach_epoch > own || !lock.holders.iter().any(|holder| holder.id == self.holder.id) {
+                // Another one has attached it, or the map has forgotten it and it is put back.
+                return Ok(own);
+            }
+            let to = ImageLock { attach_epoch: own.saturating_add(1), ..lock };
+            self.state.claimed_epoch.fetch_max(to.attach_epoch, Ordering::AcqRel);
+            if map.change_image_lock(&self.pool, self.volume, known.as_ref(), &to)? {
+                return Ok(to.attach_epoch);
+            }
+        }
+        let what = format!("of volume {} of pool {}", self.volume, self.pool);
+        Err(MapError::Storage { what, reason: "others change its lock all the time".to_string() })
+    }
+
     fn detach(&self) {
         let mut is_detached = sync::lock(&self.is_detached);
         if !std::mem::replace(&mut *is_detached, true)
@@ -210,7 +280,7 @@ impl HeldLock {
             return Ok(());
         }
         let map = self.process.map.as_ref();
-        let has_it = put_back(map, &self.pool, self.volume, &self.holder, self.state.epoch)?;
+        let has_it = put_back(map, &self.pool, self.volume, &self.holder, self.state.epoch())?;
         if !has_it && self.state.end(AttachStatus::Fenced) {
             log::error!("an image of pool {} was attached elsewhere: its requests fail here", self.pool);
         }
@@ -472,7 +542,7 @@ impl HolderProcess {
         for watch in watched {
             let (pool, image) = (&watch.pool, &watch.image);
             let lock = self.map.image_lock(pool, watch.volume)?;
-            if lock.is_some_and(|lock| lock.attach_epoch > watch.state.epoch)
+            if lock.is_some_and(|lock| lock.attach_epoch > watch.state.claimed_epoch.load(Ordering::Acquire))
                 && watch.state.end(AttachStatus::Fenced)
             {
                 log::error!("image {pool}/{image} was attached elsewhere by force: its requests fail here");

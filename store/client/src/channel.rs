@@ -82,6 +82,9 @@ pub(crate) struct ImageChannel<N: CoreNetwork> {
     refresh_ns: u64,
     placement: Placement,
     attach: Arc<AttachState>,
+    /// The attach epoch of what is in flight, and the aborts before it.
+    epoch: u32,
+    aborts: u32,
     block_bytes: u32,
     connections: Connections<N>,
     /// The client of reads. Each session has one of its own.
@@ -120,6 +123,9 @@ impl<N: CoreNetwork> ImageChannel<N> {
             connections: Connections::new(core, view.identity.clone(), &view.nodes),
             client: crate::sessions::new_client(),
             sessions: GroupSessions::new(placement.first_group, placement.groups),
+            // In this order: with a newer epoch than the count of aborts has, there is one more to come.
+            aborts: attach.aborts(),
+            epoch: attach.epoch(),
             attach,
             block_bytes,
             next_number: 1,
@@ -186,6 +192,7 @@ impl<N: CoreNetwork> ImageChannel<N> {
 
     /// Accepts a request; gives it back if too many are in flight.
     fn accept(&mut self, request: Request) -> Result<(), Request> {
+        self.follow_aborts();
         let attached = self.attach.status();
         if attached != AttachStatus::Live {
             self.done.push(request.complete(status_of_end(attached)));
@@ -261,12 +268,12 @@ impl<N: CoreNetwork> ImageChannel<N> {
 
     /// Whether a group may get an operation: it has a session, or needs none.
     fn may_send(&self, group: u32, request: &ClientRequest) -> bool {
-        if self.attach.epoch == 0 {
+        if self.epoch == 0 {
             return true;
         }
         match self.sessions.of(group).map(|session| session.state) {
             Some(SessionState::Open { .. } | SessionState::Denied) => true,
-            _ => matches!(request, ClientRequest::Read { .. }) && self.attach.is_known_in(group),
+            _ => matches!(request, ClientRequest::Read { .. }) && self.attach.is_known_in(group, self.epoch),
         }
     }
 
@@ -284,7 +291,7 @@ impl<N: CoreNetwork> ImageChannel<N> {
     /// Opens or renews a session.
     fn send_session_change(&mut self, group: u32, number: u64) {
         let Some(GroupSession { client, .. }) = self.sessions.of(group).copied() else { return };
-        let (volume, attach_epoch) = (self.placement.volume, self.attach.epoch);
+        let (volume, attach_epoch) = (self.placement.volume, self.epoch);
         let header = SessionChange::Open { volume, attach_epoch }.header(group);
         let header = EntryHeader { client, client_number: number, ..header };
         self.begin(Owner::Session, group, ClientRequest::Write { header, data: [].into() });
@@ -311,7 +318,7 @@ impl<N: CoreNetwork> ImageChannel<N> {
         }
         self.sessions.count_open();
         if state != SessionState::Denied {
-            self.attach.set_known_in(group);
+            self.attach.set_known_in(group, self.epoch);
         }
         for number in self.waiting_for(group) {
             if let Some(operation) = self.operations.get_mut(&number) {
@@ -359,7 +366,7 @@ impl<N: CoreNetwork> ImageChannel<N> {
             && let Some(SessionState::Open { token }) = self.sessions.of(operation.group).map(|it| it.state)
         {
             // A repetition is of the same session.
-            (header.epoch, header.sequence) = (self.attach.epoch, token.into());
+            (header.epoch, header.sequence) = (self.epoch, token.into());
         }
         let frame = || Frame::Request(operation.request.clone()).encode(operation.group);
         operation.is_sent = self.connections.send(operation.target, frame, now_ns);
@@ -552,6 +559,34 @@ impl<N: CoreNetwork> ImageChannel<N> {
         self.fail_all(AttachStatus::Fenced);
     }
 
+    /// Fails what was in flight when requests of the image were aborted. Its sessions may be of an epoch that is
+    /// fenced: the next requests open others.
+    fn follow_aborts(&mut self) {
+        let aborts = self.attach.aborts();
+        if aborts == self.aborts {
+            return;
+        }
+        self.fail_all(AttachStatus::Closed);
+        self.end_sessions();
+        (self.aborts, self.epoch) = (aborts, self.attach.epoch());
+        self.client = crate::sessions::new_client();
+        self.sessions = GroupSessions::new(self.placement.first_group, self.placement.groups);
+    }
+
+    /// Ends the sessions, so that groups need not wait for their time-out. What does not get there is ended by that.
+    fn end_sessions(&mut self) {
+        let now_ns = self.core.now_ns();
+        for (group, client) in self.sessions.open() {
+            let number = self.next_number;
+            self.next_number += 1;
+            let header = SessionChange::End { volume: self.placement.volume }.header(group);
+            let header = EntryHeader { client, client_number: number, ..header };
+            let request = ClientRequest::Write { header, data: [].into() };
+            let target = self.primaries.get(&group).copied().unwrap_or(ReplicaId(0));
+            self.connections.send(target, || Frame::Request(request).encode(group), now_ns);
+        }
+    }
+
     /// Nothing in flight is sent again.
     fn fail_all(&mut self, end: AttachStatus) {
         let status = status_of_end(end);
@@ -641,6 +676,7 @@ impl<N: CoreNetwork> Channel for ImageChannel<N> {
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
         let now_ns = self.core.now_ns();
+        self.follow_aborts();
         let attached = self.attach.status();
         if attached != AttachStatus::Live && !(self.operations.is_empty() && self.ranges.is_empty()) {
             self.fail_all(attached);
@@ -697,19 +733,8 @@ fn status_of_end(end: AttachStatus) -> Status {
 }
 
 impl<N: CoreNetwork> Drop for ImageChannel<N> {
-    /// Ends its sessions, so that groups need not wait for their time-out. What does not get there is ended
-    /// by that.
     fn drop(&mut self) {
-        let now_ns = self.core.now_ns();
-        for (group, client) in self.sessions.open() {
-            let number = self.next_number;
-            self.next_number += 1;
-            let header = SessionChange::End { volume: self.placement.volume }.header(group);
-            let header = EntryHeader { client, client_number: number, ..header };
-            let request = ClientRequest::Write { header, data: [].into() };
-            let target = self.primaries.get(&group).copied().unwrap_or(ReplicaId(0));
-            self.connections.send(target, || Frame::Request(request).encode(group), now_ns);
-        }
-        self.connections.poll(now_ns, |_, _| {}, |_| {});
+        self.end_sessions();
+        self.connections.poll(self.core.now_ns(), |_, _| {}, |_| {});
     }
 }

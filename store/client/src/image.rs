@@ -184,7 +184,7 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
 
     /// As its attachment.
     fn read_only(&self) -> bool {
-        self.attachment.state.epoch == 0
+        self.attachment.state.epoch() == 0
     }
 
     /// The pool's class, as far as the devices of its replicas keep it.
@@ -215,6 +215,17 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
 
     fn depth(&self) -> u32 {
         DEPTH
+    }
+
+    fn abort_in_flight(&self) {
+        if let Err(error) = self.attachment.abort_in_flight() {
+            log::error!(
+                "image {}/{}: requests in flight fail, but what was sent may still be written until the image is attached again: \
+                 {error}",
+                self.pool,
+                self.image
+            );
+        }
     }
 }
 

@@ -129,9 +129,16 @@ fn a_holder_of_another_machine_that_renews_its_lease_is_no_suspect_for_long() {
 #[test]
 fn an_attachment_ends_once_and_groups_are_known_one_by_one() {
     let state = AttachState::new(3, 8..12);
-    assert!(!state.is_known_in(9));
-    state.set_known_in(9);
-    assert!(state.is_known_in(9) && !state.is_known_in(8) && !state.is_known_in(7) && !state.is_known_in(12));
+    let known = |epoch| (7..13).filter(|group| state.is_known_in(*group, epoch)).collect::<Vec<_>>();
+    assert_eq!(known(3), Vec::<u32>::new());
+    state.set_known_in(9, 3);
+    assert_eq!(known(3), [9]);
+    // Once requests are aborted, groups have to hear of the epoch that fences them.
+    state.abort(4);
+    state.set_known_in(8, 3);
+    assert_eq!((state.epoch(), state.aborts(), known(4)), (4, 1, Vec::new()));
+    state.set_known_in(8, 4);
+    assert_eq!((known(4), known(3)), (vec![8], vec![8, 9]));
     assert_eq!(state.status(), AttachStatus::Live);
     assert!(state.end(AttachStatus::Fenced) && !state.end(AttachStatus::Closed));
     assert_eq!(state.status(), AttachStatus::Fenced);
@@ -161,4 +168,50 @@ fn a_holder_that_an_older_map_has_forgotten_is_put_back() {
         assert!(!put_back(&map, "p", volume, &first, epoch).unwrap());
     }
     assert_eq!(holders(), [second]);
+}
+
+#[test]
+fn aborted_requests_are_fenced_and_the_image_stays_attached() {
+    let (_directory, map, volume) = MapDirectory::new("aborted");
+    let map: Arc<dyn ClusterMap> = Arc::new(map);
+    let process = Arc::new(HolderProcess {
+        lease: Uuid::new_v4(),
+        map: map.clone(),
+        watched: Mutex::default(),
+        held: Mutex::default(),
+        revision: AtomicU64::new(0),
+    });
+    let attached = |holder: ImageHolder, options| {
+        let epoch = attach(map.as_ref(), ("p", "vol"), volume, &holder, options).unwrap();
+        let (state, process) = (Arc::new(AttachState::new(epoch, 0..4)), process.clone());
+        let is_detached = Mutex::new(false);
+        let lock = HeldLock { pool: "p".into(), volume, holder, state: state.clone(), process, is_detached };
+        (Attachment { state, lock: Some(Arc::new(lock)) }, epoch)
+    };
+    let epoch_in_map = || map.image_lock("p", volume).unwrap().unwrap().attach_epoch;
+    let (first, epoch) = attached(here(false), EXCLUSIVE);
+    let watch = Arc::new(ImageWatch {
+        pool: "p".into(),
+        image: "vol".into(),
+        volume,
+        state: first.state.clone(),
+        missing_since: Mutex::default(),
+        resized: Box::new(|_| {}),
+    });
+    first.watch(&watch);
+    first.abort_in_flight().unwrap();
+    assert_eq!((first.state.epoch(), epoch_in_map(), first.state.aborts()), (epoch + 1, epoch + 1, 1));
+    process.refresh().unwrap();
+    assert_eq!(first.state.status(), AttachStatus::Live, "it fences itself");
+    // One that was taken over fails its requests, and does not take the image back.
+    let (shared, taken) = attached(here(true), AttachOptions { shared: true, ..FORCED });
+    first.abort_in_flight().unwrap();
+    assert_eq!((first.state.epoch(), epoch_in_map(), first.state.aborts()), (epoch + 1, taken, 2));
+    // Those that share it are not fenced by one of them.
+    let (other, joined) = attached(here(true), SHARED);
+    assert_eq!(joined, taken);
+    shared.abort_in_flight().unwrap();
+    assert_eq!((shared.state.epoch(), epoch_in_map(), shared.state.aborts()), (taken, taken, 1));
+    other.detach();
+    shared.detach();
 }
