@@ -13,20 +13,17 @@
 //! one line, and tried again at the next reload.
 
 mod calls;
+mod parts;
 
 use std::collections::{HashMap, HashSet};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::config::{ConfigFile, ConfigStep};
 use crate::{ControlPlane, MethodInfo, MethodKind, RpcError};
 use calls::{CanonicalCall, ReverseCall, RunningCalls, without_identity};
+use parts::{find_with_parts, has_lists, refuse_parts, restore_lists};
 
-/// Lists of parts of an object, with the methods that add to it.
-const PARTS: [(&str, &str, &str); 2] = [
-    ("iscsi_create_target_node", "luns", "iscsi_target_node_add_lun"),
-    ("iscsi_create_target_node", "pg_ig_maps", "iscsi_target_node_add_pg_ig_maps"),
-];
 /// Parameters that are not to be read in a log.
 const SECRETS: [&str; 4] = ["secret", "msecret", "psk", "password"];
 
@@ -201,16 +198,20 @@ impl<'a> Reload<'a> {
             }
             return;
         };
-        let changed = self.wanted.iter_mut().find(|other| {
+        let changed = self.wanted.iter().position(|other| {
             other.state == State::Changed
                 && !other.call.replaces(call)
                 && other.call.object(catalog).as_ref() == Some(&reverse)
         });
         if let Some(changed) = changed {
-            changed.state = State::Refused;
+            self.wanted[changed].state = State::Refused;
             let reason = "it exists with other parameters, and is in use; delete it first";
             self.lines.push(format!("refused: {}: {reason}", one.step));
             self.refused.push(one.step);
+            for part in refuse_parts(self.plane, &mut self.wanted, changed) {
+                let reason = "what it changes exists with other parameters, and is in use";
+                self.lines.push(format!("refused: {}: {reason}", self.wanted[part].step));
+            }
             return;
         }
         match self.plane.invoke(reverse.method, Value::Object(reverse.params.clone())) {
@@ -303,8 +304,8 @@ impl<'a> Reload<'a> {
         }
         let Some(object) = ran.object(catalog) else { return Err(error) };
         let exists = now.of_object(&object).map(|index| &now.calls[index]);
-        match PARTS.iter().find(|(method, ..)| *method == call.method).zip(exists) {
-            Some((_, exists)) => self.restore_parts(call.method, &params, exists)?,
+        match exists.filter(|_| has_lists(call.method)) {
+            Some(exists) => restore_lists(self.plane, call.method, &params, exists)?,
             None if error.code == RpcError::EEXIST => {
                 self.plane.invoke(object.method, Value::Object(object.params))?;
                 self.plane.invoke(call.method, params)?;
@@ -312,83 +313,6 @@ impl<'a> Reload<'a> {
             None => return Err(error),
         }
         Ok(true)
-    }
-
-    /// Adds the parts that an object lacks.
-    fn restore_parts(&self, method: &str, params: &Value, exists: &CanonicalCall) -> Result<(), RpcError> {
-        for (_, list, add) in PARTS.iter().filter(|(creates, ..)| *creates == method) {
-            let present = exists.params[*list].as_array().map_or(&[][..], Vec::as_slice);
-            let wanted = params[*list].as_array().into_iter().flatten();
-            for part in wanted.filter(|part| !present.contains(part)) {
-                let is_list = self.plane.catalog().get(add).is_some_and(|info| has_parameter(info, list));
-                let mut call = if is_list { json!({ *list: [part] }) } else { part.clone() };
-                call["name"] = params["name"].clone();
-                self.plane.invoke(add, call)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn has_parameter(info: &MethodInfo, name: &str) -> bool {
-    info.parameters().iter().any(|parameter| parameter.name == name)
-}
-
-/// Finds what runs for calls that create an object, together with those after them that add parts to it, all
-/// or the first of them: `save_config` writes one call for all.
-fn find_with_parts(plane: &ControlPlane, before: &RunningCalls, calls: &mut [WantedCall<'_>]) {
-    for index in 0..calls.len() {
-        let method = calls[index].call.method;
-        if calls[index].running.is_some() || !PARTS.iter().any(|(creates, ..)| *creates == method) {
-            continue;
-        }
-        let mut parts = Vec::new();
-        for (later, one) in calls.iter().enumerate().skip(index + 1) {
-            let adds = PARTS.iter().find(|(creates, _, add)| *creates == method && *add == one.step.method);
-            let Some((_, list, _)) = adds else { continue };
-            let mut part = one.step.params();
-            let mut named = calls[index].step.params();
-            named["name"] = part["name"].take();
-            let is_same = CanonicalCall::new(plane, method, named)
-                .is_ok_and(|named| named.params["name"] == calls[index].call.params["name"]);
-            if is_same {
-                parts.push((later, *list, part));
-            }
-        }
-        for count in (1..=parts.len()).rev() {
-            let mut params = calls[index].step.params();
-            parts[..count].iter().for_each(|(_, list, part)| add_part(&mut params, list, part.clone()));
-            let whole = CanonicalCall::new(plane, method, params).ok();
-            let running = whole.and_then(|whole| before.find([&whole].into_iter(), plane.catalog())[0]);
-            if running.is_some() {
-                calls[index].running = running;
-                parts[..count].iter().for_each(|(part, ..)| calls[*part].part_of = running);
-                break;
-            }
-        }
-    }
-}
-
-/// Adds what a call adds to a list of the call that creates the object.
-fn add_part(params: &mut Value, list: &str, mut part: Value) {
-    if let Value::Object(part) = &mut part {
-        part.shift_remove("name");
-    }
-    if !params[list].is_array() {
-        params[list] = Value::Array(Vec::new());
-    }
-    let Some(present) = params[list].as_array_mut() else { return };
-    match part.get_mut(list).map(Value::take) {
-        Some(Value::Array(parts)) => present.extend(parts),
-        _ => {
-            if list == "luns" && part["lun_id"].is_null() {
-                // As the method does it.
-                let is_free =
-                    |lun: &u64| present.iter().all(|one| one["lun_id"].as_u64().unwrap_or(0) != *lun);
-                part["lun_id"] = (0..).find(is_free).into();
-            }
-            present.push(part);
-        }
     }
 }
 

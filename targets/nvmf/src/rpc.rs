@@ -316,9 +316,9 @@ fn canonical_ns(module: &NvmfModule, params: &mut AddNs) -> Result<(), RpcError>
     namespace.bdev_name = module.target.bdev_name(&namespace.bdev_name);
     namespace.ptpl_file = namespace.ptpl_file.take().filter(|file| !file.is_empty());
     namespace.eui64 = namespace.eui64.take().filter(|id| id.0 != [0; 8]);
-    // The default is the group of the NSID's number.
-    if namespace.anagrpid == namespace.nsid {
-        namespace.anagrpid = 0;
+    // The default is the group of the NSID's number. An NSID that is left to the method is not known here.
+    if namespace.anagrpid == 0 {
+        namespace.anagrpid = namespace.nsid;
     }
     Ok(())
 }
