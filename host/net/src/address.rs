@@ -29,12 +29,14 @@ impl StreamAddress {
     }
 }
 
-/// An IP address as people write it: in brackets, as before a port, or without.
+/// An IP address as people write it: in brackets, as before a port, or without. An IPv4 address that is written as
+/// one of IPv6 (`::ffff:10.0.0.7`) is the IPv4 address.
 ///
 /// # Errors
 /// It is no address.
 pub fn parse_ip(text: &str) -> Result<IpAddr, AddrParseError> {
-    text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text).parse()
+    let address = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    Ok(address.parse::<IpAddr>()?.to_canonical())
 }
 
 impl From<SocketAddr> for StreamAddress {
@@ -72,7 +74,9 @@ mod tests {
         for text in ["::1", "[::1]", "[0:0::1]"] {
             assert_eq!(parse_ip(text).unwrap().to_string(), "::1", "{text}");
         }
-        assert_eq!(parse_ip("10.0.0.7").unwrap(), parse_ip("[10.0.0.7]").unwrap());
+        for text in ["10.0.0.7", "[10.0.0.7]", "::ffff:10.0.0.7", "[::ffff:a00:7]"] {
+            assert_eq!(parse_ip(text).unwrap().to_string(), "10.0.0.7", "{text}");
+        }
         for text in ["", "[]", "[::1", "::1]", "[[::1]]", "localhost"] {
             assert!(parse_ip(text).is_err(), "{text}");
         }

@@ -415,7 +415,7 @@ impl ClusterMap for EtcdMap {
         }
         match self.client.get(&key)? {
             Some(known) if known.mod_revision == found.mod_revision => {
-                Err(MapError::Invalid(format!("pool {name} has images")))
+                Err(MapError::Invalid(format!("pool {name} has images: remove them first")))
             }
             // It is gone: the answer of an attempt was lost.
             _ => Ok(()),

@@ -433,7 +433,7 @@ impl ClusterMap for LocalMap {
     fn remove_pool(&self, name: &str) -> Result<(), MapError> {
         let pool = self.pools()?.remove(name).ok_or_else(|| MapError::Missing(format!("pool {name}")))?;
         if self.images()?.keys().any(|(of, _)| of == name) {
-            return Err(MapError::Invalid(format!("pool {name} has images")));
+            return Err(MapError::Invalid(format!("pool {name} has images: remove them first")));
         }
         self.remove(&Path::new("pools").join(file_name(name)))?;
         // What says that their replicas are superfluous: a map that knows nothing of a group removes none.

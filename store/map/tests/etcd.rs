@@ -111,7 +111,7 @@ fn records_change_as_in_a_directory() {
     // By the record, not by the name.
     assert!(!map.change_image("p", "vol", &image, &ImageEntry { bytes: 512, ..image.clone() }).unwrap());
     assert_eq!(map.images().unwrap()[&("p".to_string(), "vol".to_string())], larger);
-    assert_eq!(map.remove_pool("p").unwrap_err().to_string(), "pool p has images");
+    assert_eq!(map.remove_pool("p").unwrap_err().to_string(), "pool p has images: remove them first");
     let removed = map.remove_image("p", "vol").unwrap();
     assert_eq!((removed.image.clone(), map.images().unwrap().len()), (larger, 0));
     assert_eq!(

@@ -125,7 +125,10 @@ pub enum StoreError {
         source: std::io::Error,
     },
     /// The device belongs to another cluster or another node.
-    #[error("the device {device} belongs to another {what}: a node has its own")]
+    #[error(
+        "the device {device} belongs to another {what}, and is not changed: start this node with the device that it had, or \
+         replace the node to begin with an empty one"
+    )]
     Foreign {
         /// The block device.
         device: String,

@@ -1,7 +1,7 @@
 //! The module of the target for the control plane: the methods `nbd_export_*` and those of disks.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use bdev::rpc::{STILL_OPEN, conclude};
@@ -303,7 +303,8 @@ control::parameters! {
 impl Create {
     fn listen_address(&self) -> Result<StreamAddress, RpcError> {
         match (&self.path, &self.address, self.port) {
-            (Some(path), None, None) => Ok(StreamAddress::Unix(PathBuf::from(path))),
+            // Without `//` and `/./`.
+            (Some(path), None, None) => Ok(StreamAddress::Unix(Path::new(path).components().collect())),
             (Some(_), ..) => Err(RpcError::invalid_params("path: it excludes address and port")),
             (None, address, port) => {
                 let address = address.as_deref().unwrap_or("127.0.0.1");
@@ -317,8 +318,11 @@ impl Create {
 }
 
 fn canonical_export(module: &NbdModule, params: &mut Create) -> Result<(), RpcError> {
-    if let StreamAddress::Tcp(address) = params.listen_address()? {
-        (params.address, params.port) = (Some(address.ip().to_string()), Some(address.port()));
+    match params.listen_address()? {
+        StreamAddress::Tcp(address) => {
+            (params.address, params.port) = (Some(address.ip().to_string()), Some(address.port()));
+        }
+        StreamAddress::Unix(path) => params.path = Some(path.to_string_lossy().into_owned()),
     }
     params.name.get_or_insert_with(|| params.bdev_name.clone());
     params.bdev_name = module.target.bdev_name(&params.bdev_name);

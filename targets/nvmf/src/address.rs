@@ -80,7 +80,8 @@ impl ListenAddress {
         if !self.adrfam.is_empty() && !self.adrfam.eq_ignore_ascii_case(family) {
             return Err(NvmfTargetError::Address(format!("{} as {}", self.traddr, self.adrfam)));
         }
-        Ok(SocketAddr::new(address, self.trsvcid.parse().map_err(|_| invalid())?))
+        // One of IPv4 in the form of IPv6 is that of IPv4.
+        Ok(SocketAddr::new(address.to_canonical(), self.trsvcid.parse().map_err(|_| invalid())?))
     }
 
     /// A TCP address from a socket address.
@@ -115,6 +116,8 @@ mod tests {
             let socket = address.socket().unwrap();
             assert_eq!(ListenAddress::from_socket(socket).socket().unwrap(), socket);
         }
+        let mapped = ListenAddress { adrfam: "IPv6".into(), ..ListenAddress::tcp("::ffff:127.0.0.1", "1") };
+        assert_eq!(mapped.normalized().unwrap(), ListenAddress::tcp("127.0.0.1", "1").normalized().unwrap());
         let is_rejected = |address: ListenAddress| address.socket().is_err();
         assert!(is_rejected(ListenAddress::tcp("localhost", "4420")));
         assert!(is_rejected(ListenAddress::tcp("127.0.0.1", "http")));

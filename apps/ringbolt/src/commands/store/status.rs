@@ -340,17 +340,18 @@ fn serving(
 /// had is kept if no other one in sync has that.
 fn damaged(view: &GroupView, answers: &NodeAnswers) -> Option<(u32, String)> {
     let group = view.group;
-    let found = view.replicas.iter().find_map(|node| {
+    let damage_of = |node: &u32| {
         let refused = answers.get(node)?.report()?["refused"].as_array()?;
         let of_group = |each: &&Value| each["group"] == group && each["partition"].is_u64();
         let refusal = refused.iter().find(of_group)?;
         Some((*node, &refusal["partition"], refusal["why"].as_str()?))
-    });
-    let (node, partition, why) = found?;
-    let decide = if view.in_sync == [node] {
+    };
+    let (node, partition, why) = view.replicas.iter().find_map(damage_of)?;
+    let are_all_damaged = view.in_sync.iter().all(|node| damage_of(node).is_some());
+    let decide = if view.in_sync.contains(&node) && are_all_damaged {
+        let nodes = view.in_sync.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         format!(
-            "no other replica in sync has what it had, so it is kept: put the device of node \
-             {node} in order, \
+            "no other replica in sync has what it had, so it is kept: put the device of node {nodes} in order, \
              or an older copy of it in its place, and start that node again (`ringbolt store accept-loss \
              {group}` says then what the copy lacks); without one, the data of this group is lost"
         )

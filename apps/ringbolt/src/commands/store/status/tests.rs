@@ -95,6 +95,10 @@ fn a_damaged_partition_is_named_with_what_a_person_can_decide() {
     assert_eq!(of_only["state"], "down");
     let why = of_only["why"].as_str().unwrap();
     assert!(why.contains("no other replica in sync has what it had, so it is kept"), "{why}");
+    let all = GroupView { in_sync: vec![1, 2, 3], ..view() };
+    let of_all = describe(&all, &answers([without(), without(), without()]), Some(&map(&[1, 2, 3])));
+    let why = of_all["why"].as_str().unwrap();
+    assert!(why.contains("so it is kept: put the device of node 1, 2, 3 in order"), "{why}");
     let of_node = answers([without()]);
     let named = failed_partitions(of_node[&1].report().unwrap());
     assert_eq!(named, "; damaged partitions: 2 (group 5), 4 (group not known)");
