@@ -266,14 +266,21 @@ impl<'a> Reload<'a> {
     fn add_new(&mut self, after: Option<&RunningCalls>) {
         let now =
             after.map(|after| after.find(self.wanted.iter().map(|one| &one.call), self.plane.catalog()));
-        let is_lost = |index: usize| now.as_ref().is_some_and(|now| now[index].is_none());
+        // What runs for a call and for others that change the same object is not equal to the call.
+        let is_lost: Vec<bool> = (self.wanted.iter().enumerate())
+            .map(|(index, one)| {
+                let ran = one.running.map(|running| &self.before.calls[running]);
+                let runs = ran.is_some_and(|ran| after.is_some_and(|after| after.contains(ran)));
+                now.as_ref().is_some_and(|now| now[index].is_none()) && !runs
+            })
+            .collect();
         for index in 0..self.wanted.len() {
             let one = &self.wanted[index];
             let (what, made) = match (one.state, one.running) {
                 (State::Changed, _) => {
                     ("applied", self.plane.invoke(&one.step.method, one.step.params()).map(|_| true))
                 }
-                (State::InForce, Some(running)) if is_lost(index) => {
+                (State::InForce, Some(running)) if is_lost[index] => {
                     ("restored", self.restore(&one.call, &self.before.calls[running]))
                 }
                 _ => continue,

@@ -53,6 +53,9 @@ impl Module for IscsiModule {
                     "first_burst_length",
                     "immediate_data",
                     "max_connections_per_session",
+                    "max_connections",
+                    "max_connections_per_peer",
+                    "max_connections_per_node",
                     "max_sessions",
                     "max_queue_depth",
                     "default_time2wait",
@@ -62,6 +65,14 @@ impl Module for IscsiModule {
                     "immediate_data_pool_size",
                     "data_out_pool_size",
                 ])
+                // What is set without any of them is the default of these.
+                .canonical(|_: &IscsiModule, params: &mut SetOptions| {
+                    for switch in [&mut params.disable_chap, &mut params.require_chap, &mut params.mutual_chap] {
+                        *switch = switch.filter(|is_on| *is_on);
+                    }
+                    params.chap_group = params.chap_group.filter(|tag| *tag != 0);
+                    Ok(())
+                })
                 .errors(&[INVALID, UNRESPONSIVE]),
             Method::query("iscsi_get_options", |module: &IscsiModule, _: NoParameters| {
                 let mut options = describe_options(&module.target.options());
