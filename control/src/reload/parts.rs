@@ -32,7 +32,12 @@ const AUTH: PartKind = PartKind::Set(&["disable_chap", "require_chap", "mutual_c
 
 const PARTS: [Part; 8] = [
     Part::new("iscsi_create_target_node", "iscsi_target_node_add_lun", "name", PartKind::Add("luns")),
-    Part::new("iscsi_create_target_node", "iscsi_target_node_add_pg_ig_maps", "name", PartKind::Add("pg_ig_maps")),
+    Part::new(
+        "iscsi_create_target_node",
+        "iscsi_target_node_add_pg_ig_maps",
+        "name",
+        PartKind::Add("pg_ig_maps"),
+    ),
     Part::new(
         "iscsi_create_target_node",
         "iscsi_target_node_remove_pg_ig_maps",
@@ -86,8 +91,9 @@ impl Part {
                     _ => {
                         if list == "luns" && change["lun_id"].is_null() {
                             // As the method does it.
-                            let is_free =
-                                |lun: &u64| present.iter().all(|one| one["lun_id"].as_u64().unwrap_or(0) != *lun);
+                            let is_free = |lun: &u64| {
+                                present.iter().all(|one| one["lun_id"].as_u64().unwrap_or(0) != *lun)
+                            };
                             change["lun_id"] = (0..).find(is_free).into();
                         }
                         present.push(change);

@@ -207,9 +207,10 @@ fn a_slow_etcd_is_asked_once_when_it_is_known_to_be_slow() {
 #[test]
 fn a_request_to_remove_a_pool_that_is_carried_out_late_removes_no_other_pool() {
     // The transaction fails, and the pool is another one from then on, or still the same.
-    for (later, expected) in
-        [(POOLS.replace("\"5\"", "\"9\""), Ok(())), (POOLS.into(), Err("pool p has images: remove them first"))]
-    {
+    for (later, expected) in [
+        (POOLS.replace("\"5\"", "\"9\""), Ok(())),
+        (POOLS.into(), Err("pool p has images: remove them first")),
+    ] {
         let has_failed = AtomicUsize::new(0);
         let fake = FakeEtcd::answering(move |stream, request| {
             let answer = match request.contains("/v3/kv/txn") {
