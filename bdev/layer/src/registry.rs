@@ -13,7 +13,7 @@ use crate::device_reservations::{
 };
 use crate::memory_budget::MemoryBudget;
 use crate::trace::{Trace, TraceEvent};
-use crate::{Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory};
+use crate::{Access, Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory};
 
 /// The registry of block devices. Cheap to clone; usable from any thread; not used on the I/O path.
 #[derive(Clone, Default)]
@@ -59,20 +59,6 @@ pub enum DeviceEvent {
 /// Identifies a subscription; see [`Registry::unsubscribe`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubscriptionId(u64);
-
-/// How a device is opened: which I/O is allowed, and which other opens are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access<'a> {
-    /// Reads only; writes are rejected. Compatible with every other open.
-    ReadOnly,
-    /// Reads and writes; other writers are allowed.
-    ReadWrite,
-    /// Reads and writes with an exclusive-write claim: no other writer while this is open.
-    Exclusive {
-        /// The holder, named in the error that other writers get.
-        by: &'a str,
-    },
-}
 
 /// An open device (SPDK's `spdk_bdev_desc`). It may be sent to the core that opens channels. The device is closed,
 /// and its claim released, when the descriptor and all its channels are dropped.
@@ -258,11 +244,7 @@ impl Registry {
 
     fn open_handle(&self, name: &str, access: Access<'_>) -> Result<OpenHandle, BdevError> {
         let device = self.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
-        match access {
-            Access::ReadOnly => device.open(false, None),
-            Access::ReadWrite => device.open(true, None),
-            Access::Exclusive { by } => device.open(true, Some(by)),
-        }
+        device.open(access)
     }
 
     /// The enabled trace points: bit [`TracePoint`](crate::TracePoint)` as u8` of each.
@@ -287,10 +269,13 @@ impl Registry {
         self.0.trace.events(core, max)
     }
 
-    /// All exclusive claims: device and holder.
+    /// All claims: device and holder.
     pub fn claims(&self) -> Vec<(String, String)> {
-        let claim = |device: Arc<BlockDevice>| Some((device.name().to_string(), device.claimed_by()?));
-        self.list().into_iter().filter_map(claim).collect()
+        let claims = |device: Arc<BlockDevice>| {
+            let holders = device.claim().map_or(Vec::new(), |(_, holders)| holders);
+            holders.into_iter().map(move |by| (device.name().to_string(), by))
+        };
+        self.list().into_iter().flat_map(claims).collect()
     }
 
     /// Calls `subscriber` for every later event, on the thread that caused it and outside the registry's lock. It

@@ -225,7 +225,7 @@ impl Module for BdevModule {
 
     fn report(&self) -> Value {
         let devices = self.registry.list();
-        let claimed = devices.iter().filter(|device| device.claimed_by().is_some()).count();
+        let claimed = devices.iter().filter(|device| device.claim().is_some()).count();
         json!({ "bdevs": devices.len(), "claimed": claimed })
     }
 }
