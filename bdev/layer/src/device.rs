@@ -14,9 +14,10 @@ use wire_nvme::protection::MetadataFormat;
 use crate::claims::DeviceClaims;
 use crate::qos::{DeviceQos, RateLimits};
 use crate::range_locks::RangeLocks;
+use crate::stacking::UpperOutcome;
 use crate::stats::{StatsReset, StatsTable};
 use crate::trace::Trace;
-use crate::{Access, BdevError, BoxedChannel, ChannelStats, ClaimType, DeviceStats, Durability};
+use crate::{Access, BdevError, BoxedChannel, ChannelStats, ClaimType, DeviceStats, Durability, Registry};
 
 /// Size, block size and alignment of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,6 +217,29 @@ pub trait Bdev: Any + Send + Sync {
     /// another device has the same.
     fn backing_id(&self) -> Option<(u64, u64)> {
         None
+    }
+
+    /// A base of the device was removed, on the thread that removed it. May be called twice for one removal.
+    /// By default the device goes with it; a module that does without closes the base, so that it can go.
+    ///
+    /// What stands on what is known from [`Registry::stack`](crate::Registry::stack).
+    fn on_base_removed(&self, _base: &BlockDevice) -> UpperOutcome {
+        UpperOutcome::Removed
+    }
+
+    /// A base has another number of blocks. By default the device's is asked for again.
+    fn on_base_resized(&self, _base: &BlockDevice) -> UpperOutcome {
+        UpperOutcome::Resized
+    }
+
+    /// A device that the call which created this device names as a base has appeared, or is examined again.
+    /// By default nothing. A module that did without it opens and [stacks](crate::Registry::stack) it; one
+    /// that has it already does nothing. Must not block.
+    ///
+    /// # Errors
+    /// Why it is not used; that is logged.
+    fn on_base_returned(&self, _registry: &Registry, _base: &Arc<BlockDevice>) -> Result<(), BdevError> {
+        Ok(())
     }
 
     /// Called once, at removal: resumes I/O that the module holds back, as it cannot be resumed later.

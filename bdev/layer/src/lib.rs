@@ -1,11 +1,12 @@
 //! The block-device layer: device registration, claims, I/O channels, statistics, and the basic modules.
 //!
-//! A [`Registry`] maps names to [`BlockDevice`]s, keeps claims and returns [`Descriptor`]s. A descriptor opens one
-//! [`BdevChannel`] a core, which validates each request, limits the queue depth, shares the device fairly between
-//! flows, and keeps statistics. The layer itself implements compare and [fused](block_io::RequestFlags::FUSED)
-//! compare-and-write, which is atomic with respect to writes from every core. Modules ([`malloc`], [`null`],
-//! [`uring`], [`pmem`], [`error`], [`delay`]) implement [`Bdev`]. [`AsyncChannel`] is the `async` interface of a channel, for
-//! control code.
+//! A [`Registry`] maps names to [`BlockDevice`]s, keeps claims and returns [`Descriptor`]s. A descriptor
+//! opens one [`BdevChannel`] a core, which validates each request, limits the queue depth, shares the device
+//! fairly between flows, and keeps statistics. The layer itself implements compare and
+//! [fused](block_io::RequestFlags::FUSED) compare-and-write, which is atomic with respect to writes from
+//! every core. Modules ([`malloc`], [`null`], [`uring`], [`pmem`], [`error`], [`delay`]) implement [`Bdev`];
+//! [`stacking`] is for those that stand on others. [`AsyncChannel`] is the `async` interface of a channel,
+//! for control code.
 //!
 //! ```
 //! use bdev::{Access, AsyncChannel, Registry, malloc};
@@ -46,6 +47,7 @@ mod qos;
 mod range_locks;
 mod registry;
 pub mod rpc;
+pub mod stacking;
 mod stats;
 pub mod testing;
 mod trace;

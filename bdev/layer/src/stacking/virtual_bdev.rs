@@ -1,19 +1,24 @@
-//! The half that virtual devices share: whatever a [`VirtualBdev`] does not define itself is that of its base, and a
+//! Devices on one base: whatever a [`VirtualBdev`] does not define itself is that of its base, and a
 //! [`BaseChannel`] forwards its requests.
 
-use block_io::{Channel as _, Op};
+use std::sync::Arc;
 
-use super::base::BaseBdev;
+use block_io::{Channel as _, Op};
+use uuid::Uuid;
+
+use super::BaseBdev;
 use crate::{
-    Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Completion, Durability, InfoValue, IoLimits,
-    Request,
+    Bdev, BdevChannel, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, Durability, InfoValue,
+    IoLimits, Registry, Request,
 };
 
-/// A module on top of one base bdev, which it claims. Its [`Bdev`] supports the operations of the base, and resets.
-pub(super) trait VirtualBdev: Send + Sync + 'static {
+/// A device on one base, which it claims, and with which it goes. Its [`Bdev`] supports the operations of the
+/// base, and resets.
+pub trait VirtualBdev: Send + Sync + 'static {
     /// See [`Bdev::product_name`].
     const PRODUCT_NAME: &'static str;
 
+    /// The base.
     fn base(&self) -> &BaseBdev;
 
     /// Opens the module's channel on top of one of the base.
@@ -86,48 +91,84 @@ impl<T: VirtualBdev> Bdev for T {
     }
 }
 
-/// A channel of the base with the requests that wait for room in it. Requests are pushed, and reach the base in the
-/// next [`submit`](Self::submit) or [`poll`](Self::poll).
-pub(super) struct BaseChannel {
+/// Creates a device of the kind of bdevs `kind` on a base, which it claims. `make` returns its UUID and the
+/// module's object.
+///
+/// # Errors
+/// [`BdevError::NotFound`] with `base` as it is given; [`BdevError::Claimed`]; [`BdevError::Exists`] if the
+/// name or the UUID is in use.
+pub fn create_on<T: VirtualBdev>(
+    registry: &Registry,
+    kind: &str,
+    base: &str,
+    name: &str,
+    make: impl FnOnce(BaseBdev) -> (Uuid, T),
+) -> Result<Arc<BlockDevice>, BdevError> {
+    let base = BaseBdev::claim(registry, base, &format!("{kind} bdev {name}"))?;
+    let below = base.device().clone();
+    let (uuid, module) = make(base);
+    let device = registry.register(name, Some(uuid), &[], Arc::new(module))?;
+    registry.stack(&below, &device);
+    Ok(device)
+}
+
+/// A channel of a base with the requests that wait for room in it. Requests are pushed, and reach the base in
+/// the next [`submit`](Self::submit) or [`poll`](Self::poll).
+pub struct BaseChannel {
     channel: BdevChannel,
     requests: Vec<Request>,
-    /// Scratch of [`poll`](Self::poll); empty between calls.
+    in_flight: usize,
+    /// Empty between calls of [`poll`](Self::poll).
     completions: Vec<Completion>,
 }
 
 impl BaseChannel {
-    pub(super) fn new(channel: BdevChannel) -> BaseChannel {
-        BaseChannel { channel, requests: Vec::new(), completions: Vec::new() }
+    /// The channel of a base for one user, which polls it alone.
+    pub fn new(channel: BdevChannel) -> BaseChannel {
+        BaseChannel { channel, requests: Vec::new(), in_flight: 0, completions: Vec::new() }
     }
 
     /// The channel alone, for a module that changes no request.
-    pub(super) fn into_channel(self) -> BdevChannel {
+    ///
+    /// # Panics
+    /// If requests were pushed.
+    pub fn into_channel(self) -> BdevChannel {
+        assert!(self.is_idle(), "{} requests have no owner any more", self.requests.len() + self.in_flight);
         self.channel
     }
 
-    pub(super) fn push(&mut self, request: Request) {
+    /// Adds a request. Its tag comes back with the completion.
+    pub fn push(&mut self, request: Request) {
         self.requests.push(request);
     }
 
-    pub(super) fn append(&mut self, batch: &mut Vec<Request>) {
+    /// Adds all requests of a batch.
+    pub fn append(&mut self, batch: &mut Vec<Request>) {
         self.requests.append(batch);
     }
 
     /// Submits what the base has room for.
-    pub(super) fn submit(&mut self) {
+    pub fn submit(&mut self) {
+        let before = self.requests.len();
         self.channel.submit(&mut self.requests);
+        self.in_flight += before - self.requests.len();
     }
 
     /// Submits waiting requests, and returns the completions of the base.
-    pub(super) fn poll(&mut self) -> std::vec::Drain<'_, Completion> {
+    pub fn poll(&mut self) -> std::vec::Drain<'_, Completion> {
         self.submit();
-        self.channel.poll(&mut self.completions);
+        self.in_flight -= self.channel.poll(&mut self.completions);
         self.completions.drain(..)
     }
 
+    /// Whether every request that was pushed has completed.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight == 0 && self.requests.is_empty()
+    }
+
     /// The base's deadline; now, if requests wait and no completion of the base will make room for them.
-    pub(super) fn deadline(&self) -> Option<u64> {
-        if !self.requests.is_empty() && self.channel.outstanding() == 0 {
+    pub fn deadline(&self) -> Option<u64> {
+        if !self.requests.is_empty() && self.in_flight == 0 {
             return Some(0);
         }
         self.channel.deadline()
