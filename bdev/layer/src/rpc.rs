@@ -200,7 +200,7 @@ impl Module for BdevModule {
         Ok(())
     }
 
-    fn examine(&self, bdev: &str) {
+    fn examine_config(&self, bdev: &str) {
         self.create_pending(bdev);
     }
 

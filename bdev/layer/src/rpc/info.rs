@@ -84,7 +84,7 @@ control::parameters! {
 fn examine(bdevs: &BdevModule, params: Examine) -> Result<bool, RpcError> {
     let device = bdevs.find(&params.name)?;
     bdevs.examiner.appeared(device.name());
-    bdevs.examiner.wait();
+    bdevs.examiner.wait_for(device.name());
     Ok(true)
 }
 

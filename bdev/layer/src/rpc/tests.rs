@@ -257,7 +257,7 @@ impl Module for Partitions {
         Vec::new()
     }
 
-    fn examine(&self, bdev: &str) {
+    fn examine_config(&self, bdev: &str) {
         self.examined.fetch_add(1, Ordering::Relaxed);
         if !bdev.ends_with("p1") {
             let config = crate::null::NullConfig::new(&format!("{bdev}p1"), 8, 512);
