@@ -44,7 +44,7 @@ mod saved_calls;
 
 pub use config::{ConfigError, ConfigFile};
 pub use error::RpcError;
-pub use examine::Examiner;
+pub use examine::{Examination, Examiner};
 pub use framework::{thread_name, tick_rate};
 pub use jobs::{JobHandle, Jobs};
 pub use method::{Catalog, Method, MethodInfo, MethodKind, StartupStage, spdk_methods};

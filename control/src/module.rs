@@ -3,14 +3,16 @@
 use serde_json::Value;
 
 use crate::RpcError;
+use crate::examine::Examination;
 use crate::method::Method;
 
 /// A part of the program that is managed by methods: block devices, a target, a service.
 ///
-/// The control plane owns modules in [`Arc`](std::sync::Arc)s and calls them from its own threads, never from a
-/// reactor. Order: [`start`](Self::start) of all modules, each after those that it depends on; then methods,
-/// [`save`](Self::save), [`examine`](Self::examine) and [`report`](Self::report) in any order and concurrently;
-/// at the end [`drain`](Self::drain) of all, the stop of the reactors, and [`stop`](Self::stop) of all, both in
+/// The control plane owns modules in [`Arc`](std::sync::Arc)s and calls them from its own threads, never from
+/// a reactor. Order: [`start`](Self::start) of all modules, each after those that it depends on; then
+/// methods, [`save`](Self::save), [`examine_config`](Self::examine_config),
+/// [`examine_disk`](Self::examine_disk) and [`report`](Self::report) in any order and concurrently; at the
+/// end [`drain`](Self::drain) of all, the stop of the reactors, and [`stop`](Self::stop) of all, both in
 /// reverse order.
 pub trait Module: Send + Sync + Sized + 'static {
     /// Name in errors and in the reference.
@@ -41,9 +43,16 @@ pub trait Module: Send + Sync + Sized + 'static {
         Vec::new()
     }
 
-    /// Looks at a block device that has appeared, by name, and claims it or creates others from it. Devices are
-    /// examined one after the other; `bdev_wait_for_examine` waits for all.
-    fn examine(&self, _bdev: &str) {}
+    /// Looks at a block device that has appeared, by name, and claims it or creates others from it as it is
+    /// configured, without I/O. Devices are examined one after the other, as updates; `bdev_wait_for_examine`
+    /// waits for all.
+    fn examine_config(&self, _bdev: &str) {}
+
+    /// Begins to look at what is stored on a block device that has appeared, after all modules have looked at
+    /// their configuration. It must not block: it has the device read, and what was found is applied by
+    /// [`Examination::finish`]. Dropping the examination ends it, which is the default. Claims of other
+    /// modules are to be respected; methods do not wait for it, but `bdev_wait_for_examine` does.
+    fn examine_disk(&self, _bdev: &str, _examination: Examination) {}
 
     /// Its state in short, for `framework_get_modules`; null if it has nothing to report.
     fn report(&self) -> Value {
@@ -60,7 +69,8 @@ pub(crate) trait DynModule: Send + Sync {
     fn drain(&self);
     fn stop(&self);
     fn save(&self) -> Vec<Value>;
-    fn examine(&self, bdev: &str);
+    fn examine_config(&self, bdev: &str);
+    fn examine_disk(&self, bdev: &str, examination: Examination);
     fn report(&self) -> Value;
 }
 
@@ -93,8 +103,12 @@ impl<M: Module> DynModule for M {
         Module::save(self)
     }
 
-    fn examine(&self, bdev: &str) {
-        Module::examine(self, bdev);
+    fn examine_config(&self, bdev: &str) {
+        Module::examine_config(self, bdev);
+    }
+
+    fn examine_disk(&self, bdev: &str, examination: Examination) {
+        Module::examine_disk(self, bdev, examination);
     }
 
     fn report(&self) -> Value {

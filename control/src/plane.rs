@@ -220,10 +220,11 @@ impl ControlPlane {
         UpdateGuard { _lock: sync::lock(&self.update_lock), _turn: turn }
     }
 
-    /// Waits until the devices of earlier updates are examined: a saved configuration names a virtual bdev right after the
-    /// base with which it appears.
+    /// Waits until the devices of earlier updates are examined by configuration: a saved configuration names
+    /// a virtual bdev right after the base with which it appears. A disk may take for ever to be read, and
+    /// keeps no update waiting.
     pub(crate) fn wait_for_examinations(&self) {
-        self.examiner.wait();
+        self.examiner.wait_configured();
     }
 
     /// The registered methods.

@@ -11,11 +11,13 @@ use reservations::{ReservedDevice, access};
 use uuid::Uuid;
 use wire_nvme::protection::MetadataFormat;
 
+use crate::claims::DeviceClaims;
 use crate::qos::{DeviceQos, RateLimits};
 use crate::range_locks::RangeLocks;
+use crate::stacking::UpperOutcome;
 use crate::stats::{StatsReset, StatsTable};
 use crate::trace::Trace;
-use crate::{BdevError, BoxedChannel, ChannelStats, DeviceStats, Durability};
+use crate::{Access, BdevError, BoxedChannel, ChannelStats, ClaimType, DeviceStats, Durability, Registry};
 
 /// Size, block size and alignment of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,6 +224,29 @@ pub trait Bdev: Any + Send + Sync {
     /// wait for some seconds. Without it, the removal waits for the I/O in vain.
     fn abort_in_flight(&self) {}
 
+    /// A base of the device was removed, on the thread that removed it. May be called twice for one removal.
+    /// By default the device goes with it; a module that does without closes the base, so that it can go.
+    ///
+    /// What stands on what is known from [`Registry::stack`](crate::Registry::stack).
+    fn on_base_removed(&self, _base: &BlockDevice) -> UpperOutcome {
+        UpperOutcome::Removed
+    }
+
+    /// A base has another number of blocks. By default the device's is asked for again.
+    fn on_base_resized(&self, _base: &BlockDevice) -> UpperOutcome {
+        UpperOutcome::Resized
+    }
+
+    /// A device that the call which created this device names as a base has appeared, or is examined again.
+    /// By default nothing. A module that did without it opens and [stacks](crate::Registry::stack) it; one
+    /// that has it already does nothing. Must not block.
+    ///
+    /// # Errors
+    /// Why it is not used; that is logged.
+    fn on_base_returned(&self, _registry: &Registry, _base: &Arc<BlockDevice>) -> Result<(), BdevError> {
+        Ok(())
+    }
+
     /// Called once, at removal: resumes I/O that the module holds back, as it cannot be resumed later.
     fn on_removed(&self) {}
 
@@ -273,8 +298,7 @@ struct OpenState {
     /// The opens at present, by number.
     opens: Vec<u64>,
     last_open: u64,
-    writers: u32,
-    claim: Option<String>,
+    claims: DeviceClaims,
     /// It is removed, and closed by all users.
     closed: bool,
     /// The module has released what it has.
@@ -285,7 +309,6 @@ struct OpenState {
 pub(crate) struct OpenHandle {
     pub(crate) device: Arc<BlockDevice>,
     pub(crate) writes: bool,
-    claims: bool,
     /// Its user checks reservations itself, for each of its registrants.
     pub(crate) checks_reservations: bool,
     number: u64,
@@ -382,9 +405,10 @@ impl BlockDevice {
         }
     }
 
-    /// The holder of the exclusive claim, if there is one.
-    pub fn claimed_by(&self) -> Option<String> {
-        self.lock().claim.clone()
+    /// Type and holders of its claims, if there are any. Several holders are possible where they do not write, or share a
+    /// key.
+    pub fn claim(&self) -> Option<(ClaimType, Vec<String>)> {
+        self.lock().claims.current()
     }
 
     /// Number of open descriptors; one whose channels are still open counts.
@@ -459,28 +483,17 @@ impl BlockDevice {
         self.stats.in_flight()
     }
 
-    /// Opens it; `claim` names the holder of an exclusive claim.
-    pub(crate) fn open(self: &Arc<Self>, writes: bool, claim: Option<&str>) -> Result<OpenHandle, BdevError> {
+    pub(crate) fn open(self: &Arc<Self>, access: Access<'_>) -> Result<OpenHandle, BdevError> {
         let mut state = self.lock();
         if self.is_removed() {
             return Err(BdevError::Removed { name: self.name.clone() });
         }
-        if writes && let Some(by) = &state.claim {
-            return Err(BdevError::Claimed { name: self.name.clone(), by: by.clone() });
-        }
-        if claim.is_some() && state.writers > 0 {
-            let by = format!("{} other writer(s)", state.writers);
-            return Err(BdevError::Claimed { name: self.name.clone(), by });
-        }
+        state.claims.check(&self.name, access)?;
         state.last_open += 1;
         let number = state.last_open;
         state.opens.push(number);
-        state.writers += u32::from(writes);
-        if let Some(by) = claim {
-            state.claim = Some(by.to_string());
-        }
-        let claims = claim.is_some();
-        Ok(OpenHandle { device: self.clone(), writes, claims, checks_reservations: false, number })
+        state.claims.add(number, access);
+        Ok(OpenHandle { device: self.clone(), writes: access.writes(), checks_reservations: false, number })
     }
 
     /// Marks it removed: every new I/O fails.
@@ -505,10 +518,7 @@ impl BlockDevice {
     fn close(&self, open: &OpenHandle) {
         let mut state = self.lock();
         state.opens.retain(|number| *number != open.number);
-        state.writers -= u32::from(open.writes);
-        if open.claims {
-            state.claim = None;
-        }
+        state.claims.remove(open.number, open.writes);
         let is_last = state.opens.is_empty() && self.is_removed() && !state.closed;
         state.closed |= is_last;
         drop(state);

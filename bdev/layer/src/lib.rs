@@ -1,11 +1,12 @@
 //! The block-device layer: device registration, claims, I/O channels, statistics, and the basic modules.
 //!
-//! A [`Registry`] maps names to [`BlockDevice`]s, keeps claims and returns [`Descriptor`]s. A descriptor opens one
-//! [`BdevChannel`] a core, which validates each request, limits the queue depth, shares the device fairly between
-//! flows, and keeps statistics. The layer itself implements compare and [fused](block_io::RequestFlags::FUSED)
-//! compare-and-write, which is atomic with respect to writes from every core. Modules ([`malloc`], [`null`],
-//! [`uring`], [`pmem`], [`error`], [`delay`]) implement [`Bdev`]. [`AsyncChannel`] is the `async` interface of a channel, for
-//! control code.
+//! A [`Registry`] maps names to [`BlockDevice`]s, keeps claims and returns [`Descriptor`]s. A descriptor
+//! opens one [`BdevChannel`] a core, which validates each request, limits the queue depth, shares the device
+//! fairly between flows, and keeps statistics. The layer itself implements compare and
+//! [fused](block_io::RequestFlags::FUSED) compare-and-write, which is atomic with respect to writes from
+//! every core. Modules ([`malloc`], [`null`], [`uring`], [`pmem`], [`error`], [`delay`]) implement [`Bdev`];
+//! [`stacking`] is for those that stand on others. [`AsyncChannel`] is the `async` interface of a channel,
+//! for control code.
 //!
 //! ```
 //! use bdev::{Access, AsyncChannel, Registry, malloc};
@@ -30,10 +31,12 @@
 mod async_channel;
 mod bad_blocks;
 mod channel;
+mod claims;
 mod closing;
 mod compare;
 mod device;
 mod device_reservations;
+mod disk_reader;
 mod durability;
 mod failure;
 mod fair_queue;
@@ -46,6 +49,7 @@ mod qos;
 mod range_locks;
 mod registry;
 pub mod rpc;
+pub mod stacking;
 mod stats;
 pub mod testing;
 mod trace;
@@ -53,16 +57,18 @@ mod trace;
 pub use async_channel::AsyncChannel;
 pub use bad_blocks::{BadBlocks, TooManyRanges};
 pub use channel::BdevChannel;
+pub use claims::{Access, ClaimType};
 pub use closing::{CLOSE_TIMEOUT, Closing, StillOpen};
 pub use device::{Bdev, BdevGeometry, BlockDevice, DEPTH_DEFAULT, InfoValue, IoLimits};
 pub use device_reservations::{OpenReservationsError, PreparedReservations, ReservationLease};
+pub use disk_reader::{DiskReadError, DiskReader};
 pub use durability::Durability;
 pub use failure::BdevError;
 pub use memory_budget::DeviceMemory;
 pub use modules::{MetadataConfig, delay, error, malloc, null, passthru, pmem, split, uring};
 pub use plan_runner::{PlanRunner, PlannedAction, PlannedData, PlannedIo, PlannedOutcome, Planner, run_plan};
 pub use qos::RateLimits;
-pub use registry::{Access, Descriptor, DeviceEvent, Registry, SubscriptionId};
+pub use registry::{Descriptor, DeviceEvent, Registry, SubscriptionId};
 pub use stats::{BdevHistogram, ChannelStats, DeviceStats, OpCounters, OpStats, StatsReset};
 pub use trace::{TraceEvent, TracePoint, TracedIo};
 pub use uuid::Uuid;

@@ -1,6 +1,5 @@
 //! The block device modules of this crate.
 
-mod base;
 pub mod delay;
 pub mod error;
 pub mod malloc;
@@ -10,7 +9,6 @@ pub mod pmem;
 pub(crate) mod protected;
 pub mod split;
 pub mod uring;
-mod virtual_bdev;
 mod written_pages;
 mod zeroing;
 

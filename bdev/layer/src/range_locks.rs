@@ -9,6 +9,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::BlockDevice;
+
 /// Locks of one device at a time, granted or requested.
 const LOCKS_MAX: usize = 256;
 
@@ -111,6 +113,41 @@ impl LockTable {
     /// Whether a write of the range must wait.
     pub(crate) fn must_wait(&self, range: &Range<u64>) -> bool {
         self.locks.iter().any(|lock| !lock.draining.is_empty() || overlap(&lock.range, range))
+    }
+}
+
+/// A range of a device that its users cannot write: their writes wait until it is dropped (SPDK's
+/// `spdk_bdev_quiesce_range`). A module that rebuilds a base copies range by range under it.
+///
+/// It is for one thread: who waits asks [`is_granted`](Self::is_granted) now and then, as no event says so.
+pub struct LockedRange {
+    device: Arc<BlockDevice>,
+    id: u64,
+}
+
+impl LockedRange {
+    /// Whether no write of the range is in flight any more. Until then all new writes of the device wait, not
+    /// only those of the range.
+    pub fn is_granted(&self) -> bool {
+        self.device.range_locks.is_granted(self.id)
+    }
+}
+
+impl Drop for LockedRange {
+    fn drop(&mut self) {
+        self.device.range_locks.release(self.id);
+    }
+}
+
+impl BlockDevice {
+    /// Requests that no user of the device writes a range of blocks. `None` while another lock overlaps it,
+    /// there are too many, or the machine has no locks ([`supports_fused`](crate::supports_fused)).
+    pub fn lock_range(self: &Arc<Self>, range: Range<u64>) -> Option<LockedRange> {
+        if !crate::supports_fused() {
+            return None;
+        }
+        let id = self.range_locks.request(range)?;
+        Some(LockedRange { device: self.clone(), id })
     }
 }
 

@@ -12,8 +12,9 @@ use crate::device_reservations::{
     OpenReservationsError, PreparedReservations, ReservationLease, ReservationTable,
 };
 use crate::memory_budget::MemoryBudget;
+use crate::stacking::UpperOutcome;
 use crate::trace::{Trace, TraceEvent};
-use crate::{Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory};
+use crate::{Access, Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory};
 
 /// The registry of block devices. Cheap to clone; usable from any thread; not used on the I/O path.
 #[derive(Clone, Default)]
@@ -38,9 +39,10 @@ struct RegistryTable {
     by_alias: HashMap<String, String>,
     by_uuid: HashMap<Uuid, String>,
     by_backing: HashMap<(u64, u64), String>,
-    /// The devices on top of a device, and the device below each of them, by UUIDs.
+    /// The devices on top of a device, and the devices below each of them, by UUIDs. A base that is gone is
+    /// neither; the entry of its upper stays, be it empty.
     uppers: HashMap<Uuid, Vec<Weak<BlockDevice>>>,
-    bases: HashMap<Uuid, Uuid>,
+    bases: HashMap<Uuid, Vec<Uuid>>,
     subscribers: Vec<(u64, Subscriber)>,
     last_subscription: u64,
 }
@@ -59,20 +61,6 @@ pub enum DeviceEvent {
 /// Identifies a subscription; see [`Registry::unsubscribe`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubscriptionId(u64);
-
-/// How a device is opened: which I/O is allowed, and which other opens are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access<'a> {
-    /// Reads only; writes are rejected. Compatible with every other open.
-    ReadOnly,
-    /// Reads and writes; other writers are allowed.
-    ReadWrite,
-    /// Reads and writes with an exclusive-write claim: no other writer while this is open.
-    Exclusive {
-        /// The holder, named in the error that other writers get.
-        by: &'a str,
-    },
-}
 
 /// An open device (SPDK's `spdk_bdev_desc`). It may be sent to the core that opens channels. The device is closed,
 /// and its claim released, when the descriptor and all its channels are dropped.
@@ -160,10 +148,13 @@ impl Registry {
         let mut table = self.lock();
         let found = table.find(name).map(|device| device.name().to_string());
         let device = found.and_then(|name| table.remove(&name));
-        drop(table);
         let device = device.ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
+        // Now, as a device with its UUID may be registered and stacked on at once.
+        let uppers = table.unstack_removed(&device);
+        drop(table);
         device.remove();
         self.notify(&DeviceEvent::Removed(device.clone()));
+        uppers.iter().for_each(|upper| self.lose_base(&device, upper));
         Ok(device)
     }
 
@@ -258,11 +249,7 @@ impl Registry {
 
     fn open_handle(&self, name: &str, access: Access<'_>) -> Result<OpenHandle, BdevError> {
         let device = self.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
-        match access {
-            Access::ReadOnly => device.open(false, None),
-            Access::ReadWrite => device.open(true, None),
-            Access::Exclusive { by } => device.open(true, Some(by)),
-        }
+        device.open(access)
     }
 
     /// The enabled trace points: bit [`TracePoint`](crate::TracePoint)` as u8` of each.
@@ -287,10 +274,13 @@ impl Registry {
         self.0.trace.events(core, max)
     }
 
-    /// All exclusive claims: device and holder.
+    /// All claims: device and holder.
     pub fn claims(&self) -> Vec<(String, String)> {
-        let claim = |device: Arc<BlockDevice>| Some((device.name().to_string(), device.claimed_by()?));
-        self.list().into_iter().filter_map(claim).collect()
+        let claims = |device: Arc<BlockDevice>| {
+            let holders = device.claim().map_or(Vec::new(), |(_, holders)| holders);
+            holders.into_iter().map(move |by| (device.name().to_string(), by))
+        };
+        self.list().into_iter().flat_map(claims).collect()
     }
 
     /// Calls `subscriber` for every later event, on the thread that caused it and outside the registry's lock. It
@@ -314,27 +304,78 @@ impl Registry {
         let device = self.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
         let blocks = device.bdev().geometry().blocks;
         if device.blocks.swap(blocks, Ordering::Relaxed) != blocks {
-            self.notify(&DeviceEvent::Resized(device));
+            self.notify(&DeviceEvent::Resized(device.clone()));
+            for upper in self.uppers(&device) {
+                self.apply(&upper, upper.bdev().on_base_resized(&device));
+            }
         }
         Ok(())
     }
 
-    /// Removes `upper` when `base` is removed, and resizes it when `base` is resized. Costs the events of other devices
-    /// nothing, however many such pairs there are.
-    pub(crate) fn stack(&self, base: &BlockDevice, upper: &Arc<BlockDevice>) {
+    /// Says that `upper` stands on `base`, so that its module decides what becomes of it when the base is
+    /// removed or resized ([`Bdev::on_base_removed`]): at once, if the base was removed meanwhile. A device
+    /// may stand on several, and several on one. Costs the events of other devices nothing, however many such
+    /// pairs there are.
+    pub fn stack(&self, base: &BlockDevice, upper: &Arc<BlockDevice>) {
         let mut table = self.lock();
-        table.uppers.entry(base.uuid()).or_default().push(Arc::downgrade(upper));
-        table.bases.insert(upper.uuid(), base.uuid());
+        if !table.has(upper) {
+            return;
+        }
+        if table.has(base) {
+            table.uppers.entry(base.uuid()).or_default().push(Arc::downgrade(upper));
+            table.bases.entry(upper.uuid()).or_default().push(base.uuid());
+            return;
+        }
+        table.bases.entry(upper.uuid()).or_default();
         drop(table);
-        if base.is_removed() {
-            // Another thread may be removing it as well.
-            let _ = self.unregister(upper.name());
+        self.lose_base(base, upper);
+    }
+
+    /// Ends what [`stack`](Self::stack) said: a module does without a base that is still there.
+    pub fn unstack(&self, base: &BlockDevice, upper: &BlockDevice) {
+        let mut table = self.lock();
+        table.remove_upper(base.uuid(), upper);
+        if let Some(bases) = table.bases.get_mut(&upper.uuid()) {
+            bases.retain(|uuid| *uuid != base.uuid());
         }
     }
 
-    /// Whether the device stands on another one.
+    /// The devices that stand on a device.
+    pub fn uppers(&self, base: &BlockDevice) -> Vec<Arc<BlockDevice>> {
+        self.lock().uppers.get(&base.uuid()).into_iter().flatten().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Whether the device stands on other ones, or did.
     pub(crate) fn is_stacked(&self, upper: &BlockDevice) -> bool {
         self.lock().bases.contains_key(&upper.uuid())
+    }
+
+    /// Unregisters a device after all that stands on it.
+    pub(crate) fn unregister_stack(&self, name: &str) {
+        let mut stack = vec![name.to_string()];
+        while let Some(top) = stack.last() {
+            let uppers = self.find(top).map_or(Vec::new(), |device| self.uppers(&device));
+            if uppers.is_empty() {
+                // An error means that it is gone already.
+                let _ = self.unregister(top);
+                stack.pop();
+            } else {
+                stack.extend(uppers.iter().map(|upper| upper.name().to_string()));
+            }
+        }
+    }
+
+    fn lose_base(&self, base: &BlockDevice, upper: &Arc<BlockDevice>) {
+        self.apply(upper, upper.bdev().on_base_removed(base));
+    }
+
+    fn apply(&self, upper: &BlockDevice, outcome: UpperOutcome) {
+        // It may have been removed meanwhile.
+        let _ = match outcome {
+            UpperOutcome::Stays => Ok(()),
+            UpperOutcome::Resized => self.notify_resized(upper.name()),
+            UpperOutcome::Removed => self.unregister(upper.name()).map(drop),
+        };
     }
 
     /// Name of the device that uses a backing file.
@@ -343,19 +384,9 @@ impl Registry {
     }
 
     fn notify(&self, event: &DeviceEvent) {
-        let mut table = self.lock();
-        let subscribers = table.subscribers.clone();
-        let uppers = table.uppers_of(event);
-        drop(table);
+        let subscribers = self.lock().subscribers.clone();
         for (_, subscriber) in subscribers {
             subscriber(event);
-        }
-        for upper in uppers.into_iter().filter_map(|upper| upper.upgrade()) {
-            // It may have been removed meanwhile.
-            let _ = match event {
-                DeviceEvent::Removed(_) => self.unregister(upper.name()).map(drop),
-                _ => self.notify_resized(upper.name()),
-            };
         }
     }
 
@@ -392,23 +423,32 @@ impl RegistryTable {
         Some(device)
     }
 
-    /// The devices on top of the device of an event that concerns them. A removed device is not above or below others
-    /// any more.
-    fn uppers_of(&mut self, event: &DeviceEvent) -> Vec<Weak<BlockDevice>> {
-        let uuid = event.device().uuid();
-        match event {
-            DeviceEvent::Registered(_) => Vec::new(),
-            DeviceEvent::Resized(_) => self.uppers.get(&uuid).cloned().unwrap_or_default(),
-            DeviceEvent::Removed(device) => {
-                if let Some(base) = self.bases.remove(&uuid)
-                    && let Some(uppers) = self.uppers.get_mut(&base)
-                {
-                    uppers.retain(|upper| !std::ptr::eq(upper.as_ptr(), Arc::as_ptr(device)));
-                    if uppers.is_empty() {
-                        self.uppers.remove(&base);
-                    }
-                }
-                self.uppers.remove(&uuid).unwrap_or_default()
+    /// Whether it is this device that is registered by its name.
+    fn has(&self, device: &BlockDevice) -> bool {
+        let registered = self.devices.get(device.name());
+        registered.is_some_and(|registered| std::ptr::eq(Arc::as_ptr(registered), device))
+    }
+
+    /// The devices on top of a device that was removed, which is not above or below others any more.
+    fn unstack_removed(&mut self, device: &BlockDevice) -> Vec<Arc<BlockDevice>> {
+        for base in self.bases.remove(&device.uuid()).unwrap_or_default() {
+            self.remove_upper(base, device);
+        }
+        let uppers = self.uppers.remove(&device.uuid()).unwrap_or_default();
+        let uppers: Vec<Arc<BlockDevice>> = uppers.iter().filter_map(Weak::upgrade).collect();
+        for upper in &uppers {
+            if let Some(bases) = self.bases.get_mut(&upper.uuid()) {
+                bases.retain(|uuid| *uuid != device.uuid());
+            }
+        }
+        uppers
+    }
+
+    fn remove_upper(&mut self, base: Uuid, device: &BlockDevice) {
+        if let Some(uppers) = self.uppers.get_mut(&base) {
+            uppers.retain(|upper| !std::ptr::eq(upper.as_ptr(), device));
+            if uppers.is_empty() {
+                self.uppers.remove(&base);
             }
         }
     }

@@ -114,6 +114,11 @@ impl BdevModule {
         Ok(Closing::removed([removed]))
     }
 
+    /// Sets a parameter of the recorded call of a bdev that was changed.
+    pub fn set_recorded(&self, name: &str, parameter: &str, value: impl Into<Value>) {
+        self.created.set_parameter(name, parameter, value);
+    }
+
     /// Forgets what is kept for a bdev that is gone.
     pub fn forget(&self, name: &str) {
         self.created.remove(name);
@@ -195,16 +200,17 @@ impl Module for BdevModule {
         Ok(())
     }
 
-    fn examine(&self, bdev: &str) {
+    fn examine_config(&self, bdev: &str) {
         self.create_pending(bdev);
     }
 
-    /// Removes every bdev that a method created, in reverse order. I/O in flight completes.
+    /// Removes every bdev that a method created, in reverse order and upper before base. I/O in flight
+    /// completes.
     fn stop(&self) {
         *self.virtual_bdevs() = VirtualBdevs::default();
         for name in self.created.names().iter().rev() {
-            // An error means that it is gone already, with the bdev that it was based on.
-            let _ = self.registry.unregister(name);
+            // A base that went and returned is younger than what stands on it.
+            self.registry.unregister_stack(name);
         }
     }
 
@@ -225,7 +231,7 @@ impl Module for BdevModule {
 
     fn report(&self) -> Value {
         let devices = self.registry.list();
-        let claimed = devices.iter().filter(|device| device.claimed_by().is_some()).count();
+        let claimed = devices.iter().filter(|device| device.claim().is_some()).count();
         json!({ "bdevs": devices.len(), "claimed": claimed })
     }
 }

@@ -46,7 +46,7 @@ macro_rules! recorder {
                 vec![json!({ "method": $name })]
             }
 
-            fn examine(&self, bdev: &str) {
+            fn examine_config(&self, bdev: &str) {
                 self.0.note(bdev);
             }
 
@@ -70,6 +70,31 @@ recorder!(Target, "target", &["paths", "disks"], true, Vec::new());
 /// What was noted last, when the method was prepared.
 fn last_note(disks: &Disks, _: NoParameters) -> Result<Option<String>, RpcError> {
     Ok(disks.0.log.lock().unwrap().last().cloned())
+}
+
+/// A module that panics when it examines.
+struct Panicking;
+
+impl Module for Panicking {
+    const NAME: &'static str = "panicking";
+
+    fn methods() -> Vec<Method<Panicking>> {
+        vec![Method::update("still_works", |_: &Panicking, _: NoParameters| Ok(true))]
+    }
+
+    fn examine_config(&self, bdev: &str) {
+        panic!("{bdev} is not examined");
+    }
+}
+
+#[test]
+fn a_module_that_panics_when_it_examines_keeps_no_method_waiting() {
+    let builder = ControlPlane::builder(Vec::new()).module(&Arc::new(Panicking));
+    let examiner = builder.examiner();
+    let plane = builder.start(None).unwrap();
+    examiner.appeared("M");
+    examiner.wait();
+    assert_eq!(plane.invoke("still_works", Value::Null).unwrap(), json!(true));
 }
 
 #[test]

@@ -656,3 +656,21 @@ fn each_start_in_the_trace_has_an_end_even_if_queues_are_full() {
     assert!(open.is_empty() && returned > 0, "{counts:?}");
     assert_eq!((ended, created, destroyed, started), (count, 0, 0, count + returned));
 }
+
+/// The layer knows its own requests by a flag and bits of the tag, and an error bdev gives requests tags of
+/// its own.
+#[test]
+fn an_error_bdev_sends_no_request_as_one_of_the_layer() {
+    let mut harness = ChannelHarness::new(Scripted::new(64), Access::ReadOnly);
+    crate::error::create(&harness.registry, crate::error::ErrorConfig::new("dev")).unwrap();
+    let above = harness.registry.open("EE_dev", Access::ReadOnly).unwrap();
+    harness.channel = above.channel(&harness.core).unwrap();
+    (harness.submitted, harness.completed) = (SUBMITTED.take().unwrap(), COMPLETED.take().unwrap());
+    let mut request = harness.read(77, 0);
+    request.flags = RequestFlags::INTERNAL;
+    harness.channel.submit(&mut vec![request]);
+    assert_eq!(harness.submitted.borrow()[0].flags, RequestFlags::NONE);
+    harness.complete(1);
+    let done = harness.poll().pop().unwrap().into_request();
+    assert_eq!((done.tag, done.flags), (Tag(77), RequestFlags::INTERNAL));
+}

@@ -8,8 +8,7 @@ use block_io::Op;
 use random::WyRand;
 use uuid::Uuid;
 
-use super::base::BaseBdev;
-use super::virtual_bdev::{BaseChannel, VirtualBdev};
+use crate::stacking::{BaseBdev, BaseChannel, VirtualBdev, create_on};
 use crate::{BdevError, BlockDevice, BoxedChannel, Completion, InfoValue, Registry, Request};
 
 /// Configuration of a delay device. Latencies are added to those of the base.
@@ -87,14 +86,12 @@ pub fn create(registry: &Registry, config: DelayConfig) -> Result<Arc<BlockDevic
         config.p99_write_latency_us,
     ];
     check(latencies_us)?;
-    let base = BaseBdev::claim(registry, &config.base, &format!("delay bdev {}", config.name))?;
-    let below = base.device().clone();
     let latencies_ns = Arc::new(latencies_us.map(|us| AtomicU64::new(us * 1000)));
-    let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&UUID_NAMESPACE, below.uuid().as_bytes()));
-    let module = DelayBdev { name: config.name.clone(), uuid, base, latencies_ns, seed: config.seed };
-    let device = registry.register(&config.name, Some(uuid), &[], Arc::new(module))?;
-    registry.stack(&below, &device);
-    Ok(device)
+    create_on(registry, "delay", &config.base, &config.name, |base| {
+        let derived = || Uuid::new_v5(&UUID_NAMESPACE, base.device().uuid().as_bytes());
+        let uuid = config.uuid.unwrap_or_else(derived);
+        (uuid, DelayBdev { name: config.name.clone(), uuid, base, latencies_ns, seed: config.seed })
+    })
 }
 
 /// Changes one latency, for I/Os that the base completes from now on.

@@ -4,14 +4,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use block_io::{Op, Payload, Status, Tag};
+use block_io::{Op, Payload, RequestFlags, Status, Tag};
 use dma::Data;
 use random::WyRand;
 use slots::{Slab, Slot};
 use uuid::Uuid;
 
-use super::base::BaseBdev;
-use super::virtual_bdev::{BaseChannel, VirtualBdev};
+use crate::stacking::{BaseBdev, BaseChannel, VirtualBdev, create_on};
 use crate::{Bdev as _, BdevError, BlockDevice, BoxedChannel, Completion, InfoValue, Registry, Request};
 
 /// Configuration of an error device.
@@ -114,19 +113,16 @@ const RESUME_CHECK_NS: u64 = 10_000_000;
 /// Creates an error device on a base, which it claims. It has no rules at first.
 pub fn create(registry: &Registry, config: ErrorConfig) -> Result<Arc<BlockDevice>, BdevError> {
     let name = config.name.unwrap_or_else(|| format!("EE_{}", config.base));
-    let base = BaseBdev::claim(registry, &config.base, &format!("error bdev {name}"))?;
-    let below = base.device().clone();
     let rules = FaultRules { list: Vec::new(), rng: WyRand::new(config.seed) };
     let faults = Arc::new(SharedRules {
         any: AtomicBool::new(false),
         resumes: AtomicU64::new(0),
         rules: Mutex::new(rules),
     });
-    let module = ErrorBdev { name: name.clone(), base, faults };
-    let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&below.uuid(), name.as_bytes()));
-    let device = registry.register(&name, Some(uuid), &[], Arc::new(module))?;
-    registry.stack(&below, &device);
-    Ok(device)
+    create_on(registry, "error", &config.base, &name, |base| {
+        let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&base.device().uuid(), name.as_bytes()));
+        (uuid, ErrorBdev { name: name.clone(), base, faults })
+    })
 }
 
 /// Adds a rule to an error device. The first rule that hits an I/O applies.
@@ -285,7 +281,7 @@ struct ErrorChannel {
     clock: os::clock::Clock,
     faults: Arc<SharedRules>,
     resumes_applied: u64,
-    /// Requests at the base: the caller's tag, and the corruption of the data.
+    /// Requests at the base: the caller's tag and flags, and the corruption of the data.
     table: Slab<ForwardedRequest>,
     /// Each with the number of resumes before it.
     pending: Vec<(u64, Request)>,
@@ -294,6 +290,7 @@ struct ErrorChannel {
 
 struct ForwardedRequest {
     tag: Tag,
+    flags: RequestFlags,
     corrupt: Option<(usize, u8)>,
 }
 
@@ -328,7 +325,9 @@ impl ErrorChannel {
         if request.op == Op::Write {
             corrupt_data(&mut request, corrupt);
         }
-        let forwarded = ForwardedRequest { tag: request.tag, corrupt };
+        let forwarded = ForwardedRequest { tag: request.tag, flags: request.flags, corrupt };
+        // With its new tag the base would take it for a request of its own layer.
+        request.flags -= RequestFlags::INTERNAL;
         match self.table.insert(forwarded) {
             Ok(slot) => {
                 request.tag = Tag(slot.to_bits());
@@ -350,7 +349,7 @@ fn restore(table: &mut Slab<ForwardedRequest>, completion: Completion) -> Comple
     // A read's data is corrupted after the base completed it. A write's was corrupted before; this undoes it,
     // so that the caller gets its buffer back unchanged.
     corrupt_data(&mut request, forwarded.corrupt);
-    request.tag = forwarded.tag;
+    (request.tag, request.flags) = (forwarded.tag, forwarded.flags);
     request.complete(status)
 }
 

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::base::BaseBdev;
-use super::virtual_bdev::{BaseChannel, VirtualBdev};
+use crate::stacking::{BaseBdev, BaseChannel, VirtualBdev, create_on};
 use crate::{BdevError, BlockDevice, BoxedChannel, InfoValue, Registry};
 
 /// Configuration of a passthru device.
@@ -33,13 +32,11 @@ const UUID_NAMESPACE: Uuid = Uuid::from_u128(0x7e25_812e_c8c0_4d3f_8599_16d7_905
 
 /// Creates a passthru device on a base, which it claims.
 pub fn create(registry: &Registry, config: PassthruConfig) -> Result<Arc<BlockDevice>, BdevError> {
-    let base = BaseBdev::claim(registry, &config.base, &format!("passthru bdev {}", config.name))?;
-    let below = base.device().clone();
-    let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&UUID_NAMESPACE, below.uuid().as_bytes()));
-    let module = PassthruBdev { name: config.name.clone(), base };
-    let device = registry.register(&config.name, Some(uuid), &[], Arc::new(module))?;
-    registry.stack(&below, &device);
-    Ok(device)
+    create_on(registry, "passthru", &config.base, &config.name, |base| {
+        let derived = || Uuid::new_v5(&UUID_NAMESPACE, base.device().uuid().as_bytes());
+        let uuid = config.uuid.unwrap_or_else(derived);
+        (uuid, PassthruBdev { name: config.name.clone(), base })
+    })
 }
 
 impl VirtualBdev for PassthruBdev {

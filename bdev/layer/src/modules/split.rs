@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex};
 use block_io::{Op, Payload};
 use uuid::Uuid;
 
-use super::base::BaseBdev;
-use super::virtual_bdev::BaseChannel;
+use crate::stacking::{BaseBdev, BaseChannel};
 use crate::{
     Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, Durability, InfoValue, IoLimits,
     Registry, Request,

@@ -84,7 +84,7 @@ control::parameters! {
 fn examine(bdevs: &BdevModule, params: Examine) -> Result<bool, RpcError> {
     let device = bdevs.find(&params.name)?;
     bdevs.examiner.appeared(device.name());
-    bdevs.examiner.wait();
+    bdevs.examiner.wait_for(device.name());
     Ok(true)
 }
 
@@ -199,7 +199,7 @@ fn describe(device: &Arc<BlockDevice>) -> Value {
     let geometry = device.geometry();
     let supports = |op: Option<Op>| op.is_some_and(|op| device.supports(op));
     let io_types = IO_TYPES.iter().map(|(name, op)| (name.to_string(), Value::Bool(supports(*op))));
-    let claim = device.claimed_by();
+    let claim = device.claim();
     let mut description = json!({
         "name": device.name(),
         "aliases": std::iter::once(device.uuid().to_string()).chain(device.aliases().iter().cloned()).collect::<Vec<_>>(),
@@ -225,9 +225,10 @@ fn describe(device: &Arc<BlockDevice>) -> Value {
         "driver_specific": object(&device.bdev().driver_specific()),
     });
     describe_metadata(&geometry.metadata, &mut description);
-    if let Some(holder) = claim {
-        description["claim_type"] = json!("exclusive_write");
-        description["claimed_by"] = json!(holder);
+    if let Some((kind, holders)) = claim {
+        description["claim_type"] = json!(kind.name());
+        // Not SPDK's.
+        description["claimed_by"] = json!(holders.join(", "));
     }
     description
 }

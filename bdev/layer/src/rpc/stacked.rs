@@ -1,7 +1,7 @@
 //! RPC methods of virtual bdevs: delay, error, passthru and split, each on a base bdev.
 //!
 //! Their base may appear later, as SPDK allows and its `save_config` relies on: see
-//! [`create_on_base`](BdevModule::create_on_base).
+//! [`create_on_bases`](BdevModule::create_on_bases).
 
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ control::parameters! {
 
 fn error_create(bdevs: &BdevModule, params: ErrorCreate) -> Result<bool, RpcError> {
     let (base, name) = (params.base_name.clone(), format!("EE_{}", params.base_name));
-    bdevs.create_on_base(&base, &name, "bdev_error_create", params, |registry, params| {
+    bdevs.create_on_bases(&[&base], &name, "bdev_error_create", params, |registry, params| {
         let mut config = error::ErrorConfig::new(&params.base_name);
         config.uuid = params.uuid;
         let device = error::create(registry, config)?;
@@ -206,7 +206,7 @@ control::parameters! {
 
 fn delay_create(bdevs: &BdevModule, params: DelayCreate) -> Result<String, RpcError> {
     let (base, name) = (params.base_bdev_name.clone(), params.name.clone());
-    bdevs.create_on_base(&base, &name, "bdev_delay_create", params, |registry, params| {
+    bdevs.create_on_bases(&[&base], &name, "bdev_delay_create", params, |registry, params| {
         let mut config = delay::DelayConfig::new(&params.base_bdev_name, &params.name, 0);
         config.uuid = params.uuid;
         config.avg_read_latency_us = params.avg_read_latency;
@@ -266,7 +266,7 @@ control::parameters! {
 
 fn passthru_create(bdevs: &BdevModule, params: PassthruCreate) -> Result<String, RpcError> {
     let (base, name) = (params.base_bdev_name.clone(), params.name.clone());
-    bdevs.create_on_base(&base, &name, "bdev_passthru_create", params, |registry, params| {
+    bdevs.create_on_bases(&[&base], &name, "bdev_passthru_create", params, |registry, params| {
         let config = passthru::PassthruConfig {
             base: params.base_bdev_name.clone(),
             name: params.name.clone(),
@@ -308,21 +308,27 @@ fn split_create(bdevs: &BdevModule, params: SplitCreate) -> Result<Vec<String>, 
         let message = "split_size_bytes is in place of split_size_mb; give one of them";
         return Err(RpcError::new(RpcError::EINVAL, message));
     }
-    bdevs.create_on_base(&base, &split_name(&base), "bdev_split_create", params, |registry, params| {
-        let part_size = match (params.split_size_bytes, params.split_size_mb) {
-            (Some(bytes), _) => split::PartSize::Bytes(bytes),
-            (None, 0) => split::PartSize::Even,
-            (None, mib) => split::PartSize::Mib(mib),
-        };
-        let config =
-            split::SplitConfig { base: params.base_bdev.clone(), count: params.split_count, part_size };
-        let parts = split::create(registry, &config)?;
-        if part_size == split::PartSize::Even {
-            // All have the same. The base may have another size when they are created again.
-            params.split_size_bytes = parts.first().map(|part| part.geometry().bytes());
-        }
-        Ok(())
-    })?;
+    bdevs.create_on_bases(
+        &[&base],
+        &split_name(&base),
+        "bdev_split_create",
+        params,
+        |registry, params| {
+            let part_size = match (params.split_size_bytes, params.split_size_mb) {
+                (Some(bytes), _) => split::PartSize::Bytes(bytes),
+                (None, 0) => split::PartSize::Even,
+                (None, mib) => split::PartSize::Mib(mib),
+            };
+            let config =
+                split::SplitConfig { base: params.base_bdev.clone(), count: params.split_count, part_size };
+            let parts = split::create(registry, &config)?;
+            if part_size == split::PartSize::Even {
+                // All have the same. The base may have another size when they are created again.
+                params.split_size_bytes = parts.first().map(|part| part.geometry().bytes());
+            }
+            Ok(())
+        },
+    )?;
     Ok(split::part_names(&base, count))
 }
 

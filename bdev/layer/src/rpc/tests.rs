@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use control::{Catalog, ConfigFile, ControlPlane};
 
 use super::*;
+use crate::Access;
 
 fn plane() -> Arc<ControlPlane> {
     start(None)
@@ -220,6 +221,28 @@ fn bdev_get_bdevs_has_spdks_fields() {
     assert_eq!((&histogram["granularity"], histogram["histogram"].is_string()), (&json!(7), true));
 }
 
+#[test]
+fn claims_are_shown_as_spdk_shows_them() {
+    let builder = ControlPlane::builder(Vec::new());
+    let registry = Registry::new();
+    let plane = builder.module(&BdevModule::new(registry.clone(), Arc::default())).start(None).unwrap();
+    null(&plane, "N");
+    for (access, expected) in [
+        (Access::ReadWrite, [json!(false), Value::Null, Value::Null]),
+        (Access::Exclusive { by: "x" }, [json!(true), json!("exclusive_write"), json!("x")]),
+        (Access::ReadManyWriteOne { by: "x" }, [json!(true), json!("read_many_write_one"), json!("x")]),
+        (Access::ReadManyWriteNone { by: "x" }, [json!(true), json!("read_many_write_none"), json!("x")]),
+        (
+            Access::ReadManyWriteShared { by: "x", key: 1 },
+            [json!(true), json!("read_many_write_shared"), json!("x")],
+        ),
+    ] {
+        let _open = registry.open("N", access).unwrap();
+        let shown = ok(&plane, "bdev_get_bdevs", json!({ "name": "N" }));
+        assert_eq!(["claimed", "claim_type", "claimed_by"].map(|key| shown[0][key].clone()), expected);
+    }
+}
+
 /// Creates a null bdev on each device that appears, as a module of partitions would.
 struct Partitions {
     registry: Registry,
@@ -234,7 +257,7 @@ impl Module for Partitions {
         Vec::new()
     }
 
-    fn examine(&self, bdev: &str) {
+    fn examine_config(&self, bdev: &str) {
         self.examined.fetch_add(1, Ordering::Relaxed);
         if !bdev.ends_with("p1") {
             let config = crate::null::NullConfig::new(&format!("{bdev}p1"), 8, 512);

@@ -1,0 +1,55 @@
+//! An open base.
+
+use std::sync::{Arc, Mutex};
+
+use crate::{Access, BdevChannel, BdevError, BlockDevice, Descriptor, Registry};
+
+/// A base bdev, open for the device on top of it.
+///
+/// It is closed, and its claim released, by [`release`](Self::release) or its drop, once the channels are
+/// closed too.
+pub struct BaseBdev {
+    device: Arc<BlockDevice>,
+    descriptor: Mutex<Option<Descriptor>>,
+}
+
+impl BaseBdev {
+    /// Opens the base `name`, as [`Registry::open`].
+    ///
+    /// # Errors
+    /// [`BdevError::NotFound`] with `name` as it is given; [`BdevError::Claimed`]; [`BdevError::Removed`].
+    pub fn open(registry: &Registry, name: &str, access: Access<'_>) -> Result<BaseBdev, BdevError> {
+        let descriptor = registry.open(name, access)?;
+        Ok(BaseBdev { device: descriptor.device().clone(), descriptor: Mutex::new(Some(descriptor)) })
+    }
+
+    /// [Opens](Self::open) `name` with an exclusive claim of `by`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn claim(registry: &Registry, name: &str, by: &str) -> Result<BaseBdev, BdevError> {
+        BaseBdev::open(registry, name, Access::Exclusive { by })
+    }
+
+    /// The base.
+    pub fn device(&self) -> &Arc<BlockDevice> {
+        &self.device
+    }
+
+    /// Opens a channel to it on this core.
+    ///
+    /// # Errors
+    /// [`BdevError::Removed`] if it was removed or released; an error of its module.
+    pub fn channel(&self, core: &reactor::Core) -> Result<BdevChannel, BdevError> {
+        match &*sync::lock(&self.descriptor) {
+            Some(descriptor) => descriptor.channel(core),
+            None => Err(BdevError::Removed { name: self.device.name().to_string() }),
+        }
+    }
+
+    /// Opens no more channels. The base is closed with the last one that is open.
+    pub fn release(&self) {
+        let descriptor = sync::lock(&self.descriptor).take();
+        drop(descriptor);
+    }
+}

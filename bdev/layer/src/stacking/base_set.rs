@@ -1,0 +1,257 @@
+//! The bases of a device that has several, which come and go while it lives.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use block_io::Status;
+use reactor::Core;
+
+use super::{BaseBdev, BaseChannel};
+use crate::{BdevError, BlockDevice, Completion, Request};
+
+/// Most places of a set: they are bits of a word.
+pub const PLACES_MAX: usize = 64;
+
+/// The bases of one device, in numbered places, some of which may be empty.
+///
+/// The control plane [puts](Self::insert) bases in and [takes](Self::remove) them out. [Channels](Self::open)
+/// on every core follow at their next submit or poll, for which their cores are woken: they open the new base
+/// and close the old one once its I/O in flight has completed. Where nothing has changed that costs them a
+/// load.
+pub struct BaseSet {
+    /// Changes with each base that comes or goes; changed with the lock of the table.
+    version: AtomicU64,
+    table: Mutex<BaseTable>,
+}
+
+struct BaseTable {
+    bases: Vec<Option<Arc<BaseBdev>>>,
+    /// What wakes the cores of open channels, by the channel's number.
+    wakers: Vec<(u64, os::Waker)>,
+    last_channel: u64,
+}
+
+impl BaseSet {
+    /// A set of empty places, [`PLACES_MAX`] at most.
+    ///
+    /// # Panics
+    /// If there are more, or none.
+    pub fn new(places: usize) -> Arc<BaseSet> {
+        assert!((1..=PLACES_MAX).contains(&places), "a set has 1 to {PLACES_MAX} places, not {places}");
+        let bases = (0..places).map(|_| None).collect();
+        let table = BaseTable { bases, wakers: Vec::new(), last_channel: 0 };
+        Arc::new(BaseSet { version: AtomicU64::new(1), table: Mutex::new(table) })
+    }
+
+    /// Fills an empty place.
+    ///
+    /// # Errors
+    /// Returns the base if the place has one.
+    pub fn insert(&self, place: usize, base: BaseBdev) -> Result<Arc<BaseBdev>, BaseBdev> {
+        let mut table = self.lock();
+        if table.bases[place].is_some() {
+            return Err(base);
+        }
+        let base = Arc::new(base);
+        table.bases[place] = Some(base.clone());
+        self.publish(&table);
+        Ok(base)
+    }
+
+    /// Empties a place. Its base is closed when no channel has I/O in flight to it.
+    pub fn remove(&self, place: usize) -> Option<Arc<BaseBdev>> {
+        let mut table = self.lock();
+        let base = table.bases[place].take()?;
+        self.publish(&table);
+        drop(table);
+        base.release();
+        Some(base)
+    }
+
+    /// Releases all bases: when the device is closed ([`Bdev::on_closed`](crate::Bdev::on_closed)).
+    pub fn release(&self) {
+        for place in 0..self.places() {
+            self.remove(place);
+        }
+    }
+
+    /// Number of places, empty ones included.
+    pub fn places(&self) -> usize {
+        self.lock().bases.len()
+    }
+
+    /// The base in a place.
+    pub fn base(&self, place: usize) -> Option<Arc<BaseBdev>> {
+        self.lock().bases[place].clone()
+    }
+
+    /// The bases that are there.
+    pub fn bases(&self) -> Vec<Arc<BaseBdev>> {
+        self.lock().bases.iter().flatten().cloned().collect()
+    }
+
+    /// The place of a device, which is another one than a later device of the same name.
+    pub fn place_of(&self, device: &BlockDevice) -> Option<usize> {
+        let is_device = |base: &Option<Arc<BaseBdev>>| {
+            base.as_ref().is_some_and(|base| std::ptr::eq(Arc::as_ptr(base.device()), device))
+        };
+        self.lock().bases.iter().position(is_device)
+    }
+
+    /// Opens channels to all bases on this core.
+    ///
+    /// # Errors
+    /// No base can be opened; that of the first.
+    pub fn open(self: &Arc<Self>, core: &Core) -> Result<BaseChannels, BdevError> {
+        let mut table = self.lock();
+        table.last_channel += 1;
+        let id = table.last_channel;
+        table.wakers.push((id, core.event_loop().waker()));
+        drop(table);
+        let mut channels = BaseChannels {
+            open: (0..self.places()).map(|_| OpenPlace::default()).collect(),
+            set: self.clone(),
+            id,
+            core: core.clone(),
+            version: 0,
+            present: 0,
+            closing: Vec::new(),
+            refused: Vec::new(),
+        };
+        match channels.follow() {
+            Some(error) if channels.open.iter().all(|place| place.channel.is_none()) => Err(error),
+            _ => Ok(channels),
+        }
+    }
+
+    fn publish(&self, table: &BaseTable) {
+        self.version.fetch_add(1, Ordering::Release);
+        table.wakers.iter().for_each(|(_, waker)| waker.wake());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BaseTable> {
+        // Each change is whole before anything can panic.
+        sync::lock(&self.table)
+    }
+}
+
+/// The channels of a [`BaseSet`] on one core.
+///
+/// Requests are [pushed](Self::push) to a place, and reach its base in the next [`submit`](Self::submit) or
+/// [`poll`](Self::poll).
+pub struct BaseChannels {
+    set: Arc<BaseSet>,
+    id: u64,
+    core: Core,
+    /// The version of the set that is applied.
+    version: u64,
+    /// Bits of the places that have a base.
+    present: u64,
+    open: Vec<OpenPlace>,
+    /// Of bases that have left with I/O in flight.
+    closing: Vec<BaseChannel>,
+    /// Of requests to places without a channel.
+    refused: Vec<Completion>,
+}
+
+#[derive(Default)]
+struct OpenPlace {
+    base: Option<Arc<BaseBdev>>,
+    /// `None` if it cannot be opened, too.
+    channel: Option<BaseChannel>,
+}
+
+impl BaseChannels {
+    /// Applies what has changed in the set, as [`submit`](Self::submit) and [`poll`](Self::poll) do: before
+    /// [`present`](Self::present).
+    #[inline]
+    pub fn sync(&mut self) {
+        if self.set.version.load(Ordering::Acquire) != self.version {
+            self.follow();
+        }
+    }
+
+    /// Returns the first error of opening a base. It is logged, as the module learns of it by failed I/O
+    /// only.
+    #[cold]
+    fn follow(&mut self) -> Option<BdevError> {
+        let table = self.set.lock();
+        self.version = self.set.version.load(Ordering::Acquire);
+        let bases = table.bases.clone();
+        drop(table);
+        let mut first_error = None;
+        self.present = 0;
+        for (place, (open, base)) in self.open.iter_mut().zip(bases).enumerate() {
+            self.present |= u64::from(base.is_some()) << place;
+            if open.base.as_ref().map(Arc::as_ptr) == base.as_ref().map(Arc::as_ptr) {
+                continue;
+            }
+            self.closing.extend(open.channel.take().filter(|channel| !channel.is_idle()));
+            open.base = base;
+            match open.base.as_ref().map(|base| base.channel(&self.core)) {
+                None => {}
+                Some(Ok(channel)) => open.channel = Some(BaseChannel::new(channel)),
+                Some(Err(error)) => {
+                    let core = self.core.index();
+                    log::warn!(target: "bdev", "core {core} has no channel to a base: {error}");
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        first_error
+    }
+
+    /// The places that have a base, as bits, whether or not a channel could be opened.
+    pub fn present(&self) -> u64 {
+        self.present
+    }
+
+    /// Adds a request for the base in a place. Without a channel there it completes with
+    /// [`Status::INTERNAL_PATH_ERROR`].
+    pub fn push(&mut self, place: usize, request: Request) {
+        if self.open[place].channel.is_none() {
+            self.sync();
+        }
+        match &mut self.open[place].channel {
+            Some(channel) => channel.push(request),
+            None => self.refused.push(request.complete(Status::INTERNAL_PATH_ERROR)),
+        }
+    }
+
+    /// Submits what the bases have room for.
+    pub fn submit(&mut self) {
+        self.sync();
+        self.open.iter_mut().filter_map(|place| place.channel.as_mut()).for_each(BaseChannel::submit);
+    }
+
+    /// Submits waiting requests, and appends the completions of all bases.
+    pub fn poll(&mut self, sink: &mut Vec<Completion>) {
+        self.sync();
+        sink.append(&mut self.refused);
+        for channel in
+            self.open.iter_mut().filter_map(|place| place.channel.as_mut()).chain(&mut self.closing)
+        {
+            sink.extend(channel.poll());
+        }
+        if !self.closing.is_empty() {
+            self.closing.retain(|channel| !channel.is_idle());
+        }
+    }
+
+    /// When [`poll`](Self::poll) must be called next; see [`Channel::deadline`](block_io::Channel::deadline).
+    /// Now, if the set has changed.
+    pub fn deadline(&self) -> Option<u64> {
+        let has_changed = self.set.version.load(Ordering::Acquire) != self.version;
+        if has_changed || !self.refused.is_empty() {
+            return Some(0);
+        }
+        let open = self.open.iter().filter_map(|place| place.channel.as_ref());
+        open.chain(&self.closing).filter_map(BaseChannel::deadline).min()
+    }
+}
+
+impl Drop for BaseChannels {
+    fn drop(&mut self) {
+        self.set.lock().wakers.retain(|(id, _)| *id != self.id);
+    }
+}
