@@ -3,7 +3,7 @@
 //! A [`Module`] declares its methods, what it depends on, how it starts, saves, examines and stops. A
 //! [`ControlPlane`] runs the modules in order and calls their methods, one update at a time. An [`RpcServer`] offers
 //! them as JSON-RPC 2.0 on a UNIX socket, with SPDK's names, shapes and error codes; a [`ConfigFile`] is a list of
-//! calls in SPDK's format. Parameters are declared with [`parameters!`].
+//! calls in SPDK's format. Parameters are declared with [`parameters!`]. A [`Keyring`] has the secrets that methods name.
 //!
 //! ```
 //! use control::{ByName, ControlPlane, Method, Module, RpcError};
@@ -31,6 +31,7 @@ pub mod files;
 mod framework;
 mod jobs;
 mod json_positions;
+mod keyring;
 pub mod logging;
 mod method;
 mod module;
@@ -47,6 +48,7 @@ pub use error::RpcError;
 pub use examine::{Examination, Examiner};
 pub use framework::{thread_name, tick_rate};
 pub use jobs::{JobHandle, Jobs};
+pub use keyring::{KEY_BYTES_MAX, Key, KeyError, Keyring, KeyringModule};
 pub use method::{Catalog, Method, MethodInfo, MethodKind, StartupStage, spdk_methods};
 pub use module::Module;
 pub use parameters::{

@@ -3,6 +3,7 @@
 //! The declaration is the only place: decoding and its errors, the rejection of what is unknown or not supported,
 //! the reference (docs/RPC.md) and what `save_config` writes follow from it.
 
+use secret::Secret;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
@@ -504,6 +505,25 @@ impl<T: ParameterType> ParameterType for Vec<T> {
 
     fn members() -> Vec<Parameter> {
         T::members()
+    }
+}
+
+/// A secret by value. `save_config` writes it, and nothing else does.
+impl ParameterType for Secret {
+    fn kind() -> String {
+        String::kind()
+    }
+
+    fn decode(value: Value, _log: &mut DecodeLog) -> Result<Self, ParameterError> {
+        match value {
+            Value::String(text) => Ok(Secret::new(text)),
+            // Not with the value: it may be the secret.
+            _ => Err(ParameterError::new("expected a string")),
+        }
+    }
+
+    fn encode(&self) -> Value {
+        String::from_utf8_lossy(self.reveal()).into_owned().into()
     }
 }
 

@@ -21,7 +21,7 @@ const OUTSIDE: [&str; 2] = ["sim", "tests"];
 const ORDER_WITHIN: [(&str, &[&str]); 9] = [
     ("base", &["units", "ring", "slots"]),
     ("wire", &["store", "replica"]),
-    ("host", &["file-lock", "memory", "sys", "pci", "reactor", "net"]),
+    ("host", &["file-lock", "secret", "memory", "sys", "pci", "reactor", "net"]),
     ("drivers", &["nvme-tcp", "vfio-user", "nvme"]),
     ("bdev", &["reservations", "layer", "*"]),
     ("services", &["blobstore", "blobfs"]),

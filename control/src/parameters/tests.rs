@@ -103,3 +103,14 @@ fn the_declaration_describes_every_parameter() {
         (&Presence::Only(vec![json!(0), json!(4096)]), &Presence::Ignored("there is one pool"))
     );
 }
+
+#[test]
+fn a_secret_by_value_is_saved_and_no_error_has_it() {
+    let mut log = DecodeLog::default();
+    let secret = Secret::decode(json!("swordfish"), &mut log).unwrap();
+    assert_eq!((secret.encode(), Secret::kind().as_str()), (json!("swordfish"), "string"));
+    for other in [json!(7355608), json!(["swordfish"]), json!({ "a": "swordfish" }), Value::Null] {
+        let error = RpcError::from(Secret::decode(other, &mut log).unwrap_err());
+        assert_eq!(error.message, "Invalid parameters: expected a string");
+    }
+}

@@ -5,7 +5,8 @@
 //! otherwise. [`clock`] converts the time-stamp counter to nanoseconds; [`CpuSet`] is a set of cores.
 //!
 //! A thread without a reactor does I/O through [`AioQueue`], [`UringQueue`] or [`ThreadQueue`], which own the requests
-//! in flight. [`PerfEvent`] is a performance counter, [`ThreadUsage`] the resource usage of a thread.
+//! in flight. [`PerfEvent`] is a performance counter, [`ThreadUsage`] the resource usage of a thread, [`KernelKey`] a
+//! secret that the kernel keeps.
 //!
 //! ```
 //! let event_loop = os::EventLoop::new(&os::EventLoopConfig::default()).expect("io_uring or epoll");
@@ -26,6 +27,7 @@ mod drain;
 mod event_loop;
 mod event_signaler;
 mod file;
+mod kernel_key;
 mod perf;
 mod priorities;
 mod process;
@@ -49,6 +51,7 @@ pub use event_loop::{
 };
 pub use event_signaler::{EventSignaler, is_eventfd};
 pub use file::replace_file;
+pub use kernel_key::KernelKey;
 pub use perf::{InstructionCounter, PerfConfig, PerfCount, PerfEvent, PerfKind, PerfTarget, SampleRing};
 pub use priorities::RequestPriorities;
 pub use process::{descriptor_limit, inherited_files, kill_with_parent, raise_descriptor_limit};

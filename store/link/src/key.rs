@@ -1,27 +1,28 @@
 //! The key of a cluster, and those of clients, which follow from it.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fmt::Write;
+use std::io;
 use std::path::Path;
 
 use hmac::{Hmac, KeyInit, Mac};
+use secret::Secret;
 use sha2::Sha256;
 use wire_replica::KeyName;
 
 /// Most bytes of a key's file.
-const FILE_BYTES_MAX: u64 = 128;
+const FILE_BYTES_MAX: usize = 128;
+/// Bytes of a key.
+const KEY_BYTES: usize = 32;
 
-/// What all nodes of a cluster know, and clients with all rights: 32 random bytes. It is never printed.
-#[derive(Clone)]
-pub struct ClusterKey([u8; 32]);
+/// What all nodes of a cluster know, and clients with all rights: 32 random bytes.
+#[derive(Clone, Debug)]
+pub struct ClusterKey(Secret);
 
 impl ClusterKey {
     /// A key of these bytes.
-    pub fn from_bytes(bytes: [u8; 32]) -> ClusterKey {
-        ClusterKey(bytes)
+    pub fn from_bytes(bytes: [u8; KEY_BYTES]) -> ClusterKey {
+        ClusterKey(Secret::new(bytes))
     }
 
     /// Makes a key, and writes it to a new file that only its owner can read.
@@ -29,20 +30,22 @@ impl ClusterKey {
     /// # Errors
     /// `AlreadyExists`, and what the system reports.
     pub fn create(path: &Path) -> io::Result<ClusterKey> {
-        let mut bytes = [0; 32];
+        let mut bytes = vec![0; KEY_BYTES];
         getrandom::fill(&mut bytes).map_err(|_| io::Error::other("the system has no random numbers"))?;
-        write_private(path, &digits(&bytes))?;
-        Ok(ClusterKey(bytes))
+        let key = Secret::new(bytes);
+        line("", &key).write_new(path)?;
+        Ok(ClusterKey(key))
     }
 
     /// Reads the key in a file: 64 hexadecimal digits.
     ///
     /// # Errors
-    /// `InvalidData` if it is something else, `PermissionDenied` if others than its owner may use the file, and what the
-    /// system reports.
+    /// `InvalidData` if it is something else, `PermissionDenied` if others than its owner may use the file or it is another
+    /// user's, and what the system reports.
     pub fn load(path: &Path) -> io::Result<ClusterKey> {
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, "a key is 64 hexadecimal digits");
-        let text = read_private(path)?.ok_or_else(invalid)?;
+        let file = Secret::read(path, FILE_BYTES_MAX)?;
+        let text = file.reveal_text().ok_or_else(invalid)?;
         if let Some((name, _)) = text.split_once(':') {
             let name = KeyName::new(name.trim()).ok_or_else(invalid)?;
             return Err(io::Error::new(
@@ -50,27 +53,27 @@ impl ClusterKey {
                 format!("it is the key {name} of a client, and the cluster's key is needed"),
             ));
         }
-        parse_digits(&text).map(ClusterKey).ok_or_else(invalid)
+        parse_digits(text).map(ClusterKey).ok_or_else(invalid)
     }
 
     /// The key of a client. Nodes compute it again for each connection from what is known of it, so that no secret needs to be
     /// stored: `context` is all that gives it its rights, and another context is another key.
     pub fn client_key(&self, name: KeyName, context: &[u8]) -> ClientKey {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.0.reveal()).expect("HMAC takes keys of any length");
         // Apart from the labels of proofs.
         mac.update(b"client key\0");
         mac.update(name.as_str().as_bytes());
         mac.update(b"\0");
         mac.update(context);
-        ClientKey { name, secret: mac.finalize().into_bytes().into() }
+        ClientKey { name, secret: Secret::new(mac.finalize().into_bytes().to_vec()) }
     }
 }
 
-/// What a client with some rights knows. It is never printed.
-#[derive(Clone)]
+/// What a client with some rights knows.
+#[derive(Clone, Debug)]
 pub struct ClientKey {
     name: KeyName,
-    secret: [u8; 32],
+    secret: Secret,
 }
 
 impl ClientKey {
@@ -84,12 +87,12 @@ impl ClientKey {
     /// # Errors
     /// `AlreadyExists`, and what the system reports.
     pub fn save(&self, path: &Path) -> io::Result<()> {
-        write_private(path, &format!("{}:{}", self.name, digits(&self.secret)))
+        line(&format!("{}:", self.name), &self.secret).write_new(path)
     }
 }
 
 /// What an end of a connection proves that it knows.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub enum LinkKey {
     /// The cluster's key: of nodes, and of clients with all rights.
     Cluster(ClusterKey),
@@ -107,9 +110,10 @@ impl LinkKey {
             let reason = "a key is 64 hexadecimal digits, after its name and a colon if it is a client's";
             io::Error::new(io::ErrorKind::InvalidData, reason)
         };
-        let text = read_private(path)?.ok_or_else(invalid)?;
+        let file = Secret::read(path, FILE_BYTES_MAX)?;
+        let text = file.reveal_text().ok_or_else(invalid)?;
         let Some((name, secret)) = text.split_once(':') else {
-            return parse_digits(&text).map(ClusterKey).map(LinkKey::Cluster).ok_or_else(invalid);
+            return parse_digits(text).map(ClusterKey).map(LinkKey::Cluster).ok_or_else(invalid);
         };
         let key = KeyName::new(name.trim()).zip(parse_digits(secret));
         key.map(|(name, secret)| LinkKey::Client(ClientKey { name, secret })).ok_or_else(invalid)
@@ -123,7 +127,7 @@ impl LinkKey {
         }
     }
 
-    pub(crate) fn secret(&self) -> &[u8; 32] {
+    pub(crate) fn secret(&self) -> &Secret {
         match self {
             LinkKey::Cluster(key) => &key.0,
             LinkKey::Client(key) => &key.secret,
@@ -144,12 +148,12 @@ impl From<ClientKey> for LinkKey {
 }
 
 /// The keys of clients that a node takes.
-#[derive(Clone, Default)]
-pub struct ClientKeys(BTreeMap<KeyName, [u8; 32]>);
+#[derive(Clone, Debug, Default)]
+pub struct ClientKeys(BTreeMap<KeyName, Secret>);
 
 impl ClientKeys {
-    pub(crate) fn secret(&self, name: KeyName) -> Option<[u8; 32]> {
-        self.0.get(&name).copied()
+    pub(crate) fn secret(&self, name: KeyName) -> Option<&Secret> {
+        self.0.get(&name)
     }
 }
 
@@ -159,56 +163,34 @@ impl FromIterator<ClientKey> for ClientKeys {
     }
 }
 
-// Secrets are not printed.
-impl fmt::Debug for ClientKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
+/// The line of a file: the key in hexadecimal digits.
+fn line(prefix: &str, key: &Secret) -> Secret {
+    // With its whole capacity: a string that grows leaves a part of it in memory.
+    let mut text = String::with_capacity(prefix.len() + 2 * KEY_BYTES + 1);
+    text.push_str(prefix);
+    for byte in key.reveal() {
+        write!(text, "{byte:02x}").expect("a string takes all that is written");
     }
-}
-
-fn digits(bytes: &[u8; 32]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    text.push('\n');
+    Secret::new(text)
 }
 
 /// The bytes of 64 hexadecimal digits.
-fn parse_digits(text: &str) -> Option<[u8; 32]> {
+fn parse_digits(text: &str) -> Option<Secret> {
     let digits = text.trim().as_bytes();
-    let mut bytes = [0; 32];
-    if digits.len() != 2 * bytes.len() || !digits.iter().all(u8::is_ascii_hexdigit) {
+    if digits.len() != 2 * KEY_BYTES || !digits.iter().all(u8::is_ascii_hexdigit) {
         return None;
     }
-    for (byte, digits) in bytes.iter_mut().zip(digits.chunks(2)) {
-        *byte = u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?;
+    let mut bytes = Vec::with_capacity(KEY_BYTES);
+    for digits in digits.chunks(2) {
+        bytes.push(u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?);
     }
-    Some(bytes)
-}
-
-/// Writes a line to a new file that its owner alone can use.
-fn write_private(path: &Path, line: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(format!("{line}\n").as_bytes())?;
-    file.sync_all()
-}
-
-/// The text of a file that its owner alone can use; `None` if it is too long or no text.
-fn read_private(path: &Path) -> io::Result<Option<String>> {
-    // Looked at before it is opened: opening a FIFO would wait for a writer.
-    if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file"));
-    }
-    let file = File::open(path)?;
-    let mode = file.metadata()?.mode();
-    if mode & 0o077 != 0 {
-        let reason = format!("others than its owner may use it, mode {:03o}: chmod 600", mode & 0o777);
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
-    }
-    let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8(bytes).ok().filter(|text| text.len() as u64 <= FILE_BYTES_MAX))
+    Some(Secret::new(bytes))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -229,7 +211,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         // What is no file has no end, perhaps.
         let error = ClusterKey::load(Path::new("/dev/zero")).map(drop).unwrap_err().to_string();
-        assert_eq!(error, "it is not a regular file");
+        assert!(error.contains("not a regular file"), "{error}");
     }
 
     #[test]
@@ -245,6 +227,10 @@ mod tests {
         ] {
             assert_ne!(key.secret, another.secret);
         }
+        // What is logged of keys has none.
+        let keys: ClientKeys = [key.clone()].into_iter().collect();
+        let printed = format!("{:?} {keys:?}", LinkKey::from(cluster));
+        assert_eq!(printed, "Cluster(ClusterKey(…)) ClientKeys({\"a\": …})");
         let path = std::env::temp_dir().join(format!("ringbolt-client-key-{}", std::process::id()));
         let _ = fs::remove_file(&path);
         key.save(&path).unwrap();

@@ -44,6 +44,7 @@ use std::sync::Arc;
 
 use codec::DecodeError;
 use hmac::{Hmac, KeyInit, Mac};
+use secret::Secret;
 use sha2::Sha256;
 use sockets::ByteStream;
 use wire_replica::{EncodedFrame, Frame, Greeting, GreetingKind, KeyName, ReplicaId};
@@ -134,7 +135,7 @@ enum HandshakeState {
     /// It accepted, and waits for the Hello.
     Accepting,
     /// It waits for the Proof.
-    Challenged { hello: Greeting, challenge: Greeting, secret: [u8; 32] },
+    Challenged { hello: Greeting, challenge: Greeting, secret: Secret },
     /// It connected, and waits for the Challenge.
     Connecting { hello: Greeting },
     /// Messages follow.
@@ -279,10 +280,13 @@ impl Link {
                     key: None,
                 };
                 let secret = match greeting.key {
-                    None => *key.secret(),
+                    None => key.secret().clone(),
                     // The proof for an unknown key is one that no client can check, so that its peer ends the connection with
                     // a named error, as for another secret.
-                    Some(name) => self.keys.secret(name).map_or_else(random, Ok)?,
+                    Some(name) => match self.keys.secret(name) {
+                        Some(secret) => secret.clone(),
+                        None => Secret::new(random()?),
+                    },
                 };
                 challenge.proof =
                     proof(&secret, b"acceptor", &greeting, &challenge).finalize().into_bytes().into();
@@ -323,8 +327,8 @@ fn wrong_key(hello: &Greeting) -> LinkError {
 }
 
 /// The proof of one end. Verifying takes the same time whatever differs.
-fn proof(secret: &[u8; 32], label: &[u8], hello: &Greeting, challenge: &Greeting) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("HMAC takes keys of any length");
+fn proof(secret: &Secret, label: &[u8], hello: &Greeting, challenge: &Greeting) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret.reveal()).expect("HMAC takes keys of any length");
     mac.update(label);
     mac.update(&hello.encode());
     mac.update(&Greeting { proof: [0; 32], ..challenge.clone() }.encode());

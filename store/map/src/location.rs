@@ -127,8 +127,8 @@ impl MapLocation {
         for (named, path) in files.named() {
             let copy = cluster.join(named.file);
             if let Some(path) = path.filter(|path| **path != copy) {
-                let bytes = EtcdFiles::read(named, path)?;
-                replace_file(&copy, &bytes).map_err(|error| failed(&copy, &error))?;
+                let content = EtcdFiles::read(named, path)?;
+                replace_file(&copy, content.reveal()).map_err(|error| failed(&copy, &error))?;
             }
         }
         let path = cluster.join(URLS_FILE);

@@ -184,7 +184,8 @@ fn files_that_are_missing_or_damaged_are_errors_with_their_names() {
     damaged("ca.pem", nothing, "a certificate of it cannot be used");
     damaged("ca.pem", &"x".repeat((1 << 20) + 1), "more than 1048576 bytes");
     let key = "-----BEGIN PRIVATE KEY-----\n";
-    for text in ["", "S3CRET", &format!("{key}S3CRET\n-----BEGIN S3CRET"), &format!("{key}S3CRET!\n")] {
+    damaged("key.pem", "", "key.pem: it is empty");
+    for text in ["S3CRET", &format!("{key}S3CRET\n-----BEGIN S3CRET"), &format!("{key}S3CRET!\n")] {
         // And nothing of what was found.
         damaged("key.pem", text, "key.pem: it has no private key in PEM, without a passphrase");
     }

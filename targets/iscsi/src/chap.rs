@@ -1,8 +1,7 @@
 //! CHAP: an initiator proves that it knows a secret, and the target too if it is asked (RFC 7143, section 12.1.3).
 
-use std::fmt;
-
 use md5::Md5;
+use secret::Secret;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use sha3::Sha3_256;
@@ -16,28 +15,6 @@ const CHALLENGE_BYTES: usize = 16;
 const CHALLENGE_BYTES_MAX: usize = 1024;
 /// Longest response.
 const RESPONSE_BYTES_MAX: usize = 32;
-
-/// A secret, which is not printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// A secret of this text.
-    pub fn new(text: String) -> Secret {
-        Secret(text)
-    }
-
-    /// The text.
-    pub fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("…")
-    }
-}
 
 /// What an initiator and the target know of each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,7 +61,7 @@ impl Algorithm {
 
     /// The response to a challenge: the hash of identifier, secret and challenge.
     fn respond(self, identifier: u8, secret: &Secret, challenge: &[u8]) -> Vec<u8> {
-        let parts = [&[identifier], secret.0.as_bytes(), challenge];
+        let parts = [&[identifier], secret.reveal(), challenge];
         fn hash<D: Digest>(parts: [&[u8]; 3]) -> Vec<u8> {
             let mut digest = D::new();
             parts.iter().for_each(|part| digest.update(part));
@@ -211,9 +188,8 @@ mod tests {
     use super::*;
 
     fn credentials() -> Vec<ChapCredentials> {
-        let secret = |text: &str| Secret::new(text.to_string());
-        let mutual = Some(("target".to_string(), secret("fedcba9876543210")));
-        vec![ChapCredentials { user: "host".to_string(), secret: secret("0123456789abcdef"), mutual }]
+        let mutual = Some(("target".to_string(), Secret::new("fedcba9876543210")));
+        vec![ChapCredentials { user: "host".to_string(), secret: Secret::new("0123456789abcdef"), mutual }]
     }
 
     /// The value of a key of an answer.
@@ -261,7 +237,7 @@ mod tests {
                 ("other", "0123456789abcdef", false),
             ] {
                 let (mut exchange, identifier, challenge) = challenged(false, algorithms);
-                let secret = Secret::new(secret.to_string());
+                let secret = Secret::new(secret);
                 let response = to_hex(&algorithm.respond(identifier, &secret, &challenge));
                 let keys = ChapKeys { name: Some(user), response: Some(&response), ..ChapKeys::default() };
                 let mut answers = TextWriter::default();
@@ -304,7 +280,7 @@ mod tests {
             let mut answers = TextWriter::default();
             assert_eq!(exchange.advance(&keys, &mut answers).is_ok(), accepted);
             if accepted {
-                let mutual = Secret::new("fedcba9876543210".to_string());
+                let mutual = Secret::new("fedcba9876543210");
                 let expected = to_hex(&Algorithm::Sha256.respond(3, &mutual, &own));
                 assert_eq!(value(&answers, "CHAP_R"), Some(expected));
                 assert_eq!(value(&answers, "CHAP_N").as_deref(), Some("target"));

@@ -43,7 +43,7 @@ mod settings;
 pub mod simulated;
 mod target;
 
-pub use chap::{AuthPolicy, ChapCredentials, Secret};
+pub use chap::{AuthPolicy, ChapCredentials};
 pub use config::{InvalidNetmask, IscsiOptions, IscsiPoolOptions, Netmask};
 pub use failure::{IscsiTargetError, IscsiViolation};
 pub use histogram::HistogramCounts;

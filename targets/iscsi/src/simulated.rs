@@ -12,11 +12,12 @@ use bdev::{Access, Registry};
 use dma::{Arena, ArenaConfig};
 use reactor::{Reactor, ReactorConfig};
 use scsi::{LogicalUnit, UnitConfig};
+use secret::Secret;
 use sockets::{ConnectionId, Network, NetworkFaults, SimulatedNetwork, StreamAddress, TransferResult};
 use target_shell::{ConnectionGroup, DeviceMap, GroupLimits, PollGroup};
 use wire_iscsi::{HEADER_BYTES, LoginRequest, LoginStage, TextWriter, padded};
 
-use crate::chap::{AuthGroup, AuthPolicy, ChapCredentials, Secret};
+use crate::chap::{AuthGroup, AuthPolicy, ChapCredentials};
 use crate::config::{
     ANY, InitiatorGroup, IscsiConfig, IscsiOptions, Netmask, NodeUnit, Portal, PortalGroup, TargetNode,
 };
@@ -280,10 +281,9 @@ fn any_login(bytes: &[u8]) -> Vec<u8> {
 /// The configuration with a node, and discovery, for which initiators may have to authenticate.
 fn config_with_chap(required: bool) -> IscsiConfig {
     let mut config = config(DigestPolicy::default());
-    let secret = |text: &str| Secret::new(text.to_string());
-    let mutual = Some(("target".to_string(), secret("fedcba9876543210")));
-    let credentials =
-        vec![ChapCredentials { user: "h".to_string(), secret: secret("0123456789abcdef"), mutual }];
+    let mutual = Some(("target".to_string(), Secret::new("fedcba9876543210")));
+    let secret = Secret::new("0123456789abcdef");
+    let credentials = vec![ChapCredentials { user: "h".to_string(), secret, mutual }];
     config.auth_groups = vec![Arc::new(AuthGroup { tag: 1, credentials })];
     config.discovery_auth = AuthPolicy { required, group: 1, ..AuthPolicy::default() };
     let node = TargetNode { auth: config.discovery_auth, ..TargetNode::clone(&config.nodes[0]) };

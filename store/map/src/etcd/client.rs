@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use secret::Secret;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -193,9 +194,9 @@ impl EtcdClient {
             TokenSource::Known(token) => return Ok(token),
             TokenSource::Authenticate(user) => user,
         };
-        let request = json!({ "name": user.name, "password": user.password });
-        let body = request.to_string().into_bytes();
-        let request = Post { path: "/v3/auth/authenticate", token: None, body: &body };
+        let body = json!({ "name": user.name, "password": user.password.reveal_text() });
+        let body = Secret::new(body.to_string());
+        let request = Post { path: "/v3/auth/authenticate", token: None, body: body.reveal() };
         let answer: AuthenticateAnswer = match self.ask_any(current, request) {
             Ok(answer) => answer,
             Err(error) if error.refusal == Refusal::NotEnabled => {
@@ -327,7 +328,7 @@ impl EtcdClient {
         limit: Duration,
     ) -> Result<(u16, Vec<u8>), HttpError> {
         let Post { path, token, body } = request;
-        let authorization = token.map(|token| token.text.as_str());
+        let authorization = token.map(Token::authorization);
         if let Some(mut connection) = current.connection.take() {
             // The server may have closed it since the last answer: then a new one is tried.
             let answer = connection

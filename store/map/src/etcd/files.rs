@@ -2,13 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use secret::Secret;
 
 use crate::MapError;
 
 /// Most bytes of a file: many certificates.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+const FILE_BYTES_MAX: usize = 1 << 20;
 
 /// Files with what etcd asks of its clients. None of them is needed of a server without users and TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,11 +74,13 @@ impl EtcdFiles {
         [(&USER, user), (&CA, ca), (&CERTIFICATE, certificate), (&KEY, key)]
     }
 
-    pub(crate) fn read(named: &NamedFile, path: &Path) -> Result<Vec<u8>, FileError> {
-        match named.is_private {
-            true => read_private(path, FILE_BYTES_MAX),
-            false => read(path, open(path)?, FILE_BYTES_MAX),
-        }
+    /// Reads one of the files. All are treated as secrets, also those that are none.
+    pub(crate) fn read(named: &NamedFile, path: &Path) -> Result<Secret, FileError> {
+        let read = match named.is_private {
+            true => return read_private(path, FILE_BYTES_MAX),
+            false => read_public(path),
+        };
+        read.map(Secret::new).map_err(|reason| FileError::new(path, reason))
     }
 }
 
@@ -101,33 +104,25 @@ impl From<FileError> for MapError {
     }
 }
 
-/// Reads a regular file of at most this many bytes that its owner alone can read.
+/// Reads a file of at most this many bytes that its owner alone can use.
 ///
 /// # Errors
 /// [`FileError`] names it.
-pub(super) fn read_private(path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileError> {
-    let file = open(path)?;
-    let mode = file.metadata().map_err(|error| FileError::new(path, error))?.mode();
-    if mode & 0o077 != 0 {
-        let reason = format!("others than its owner may use it, mode {:03o}: chmod 600", mode & 0o777);
-        return Err(FileError::new(path, reason));
-    }
-    read(path, file, bytes_max)
+pub(super) fn read_private(path: &Path, bytes_max: usize) -> Result<Secret, FileError> {
+    Secret::read(path, bytes_max).map_err(|error| FileError::new(path, error))
 }
 
-fn open(path: &Path) -> Result<File, FileError> {
+/// Reads certificates, which others may read and which may be behind a symbolic link.
+fn read_public(path: &Path) -> Result<Vec<u8>, String> {
     // Looked at before it is opened: opening a FIFO would wait for a writer.
-    match fs::metadata(path).map_err(|error| FileError::new(path, error))?.is_file() {
-        true => File::open(path).map_err(|error| FileError::new(path, error)),
-        false => Err(FileError::new(path, "it is not a regular file")),
+    if !fs::metadata(path).map_err(|error| error.to_string())?.is_file() {
+        return Err("it is not a regular file".to_string());
     }
-}
-
-fn read(path: &Path, file: File, bytes_max: u64) -> Result<Vec<u8>, FileError> {
     let mut bytes = Vec::new();
-    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(|error| FileError::new(path, error))?;
-    match bytes.len() as u64 > bytes_max {
-        true => Err(FileError::new(path, format!("it has more than {bytes_max} bytes"))),
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    match bytes.len() > FILE_BYTES_MAX {
+        true => Err(format!("it has more than {FILE_BYTES_MAX} bytes")),
         false => Ok(bytes),
     }
 }

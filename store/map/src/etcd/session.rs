@@ -1,16 +1,17 @@
 //! The user that requests are made as: its name and password in a file, and the token that etcd gives for them.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use secret::Secret;
 
 use super::files::{FileError, read_private};
 use super::messages::Refusal;
 use crate::MapError;
 
 /// Most bytes of the file.
-const USER_BYTES_MAX: u64 = 4096;
+const USER_BYTES_MAX: usize = 4096;
 /// Most bytes of a token: a signed one (JWT) has about 1 KiB.
 const TOKEN_BYTES_MAX: usize = 8 << 10;
 /// A name and password that etcd refused are not sent again for this time: each attempt costs etcd a hash that is slow on
@@ -23,17 +24,11 @@ const TOKEN_TIME_MIN: Duration = Duration::from_secs(1);
 const TOKEN_TIME_DOUBTED: Duration = Duration::from_secs(5);
 
 /// A user of etcd.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct EtcdUser {
     pub(super) name: String,
-    pub(super) password: String,
-}
-
-impl fmt::Debug for EtcdUser {
-    /// The name alone.
-    fn fmt(&self, to: &mut fmt::Formatter) -> fmt::Result {
-        to.debug_struct("EtcdUser").field("name", &self.name).finish_non_exhaustive()
-    }
+    /// Text.
+    pub(super) password: Secret,
 }
 
 impl EtcdUser {
@@ -46,7 +41,7 @@ impl EtcdUser {
                 if line.contains('\n') {
                     return Err("it has more than one line");
                 }
-                Ok(EtcdUser { name: name.to_string(), password: password.to_string() })
+                Ok(EtcdUser { name: name.to_string(), password: Secret::new(password) })
             }
             _ => Err("its only line is NAME:PASSWORD"),
         }
@@ -58,15 +53,15 @@ impl EtcdUser {
     /// [`FileError`].
     pub(super) fn load(path: &Path) -> Result<EtcdUser, FileError> {
         let text = read_private(path, USER_BYTES_MAX)?;
-        EtcdUser::parse(&text).map_err(|reason| FileError::new(path, reason))
+        EtcdUser::parse(text.reveal()).map_err(|reason| FileError::new(path, reason))
     }
 }
 
 /// What etcd gave for a name and a password.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Token {
-    /// The value of the field `Authorization`.
-    pub(super) text: String,
+    /// The value of the field `Authorization`: text.
+    text: Secret,
     obtained: Instant,
 }
 
@@ -75,7 +70,12 @@ impl Token {
     pub(super) fn new(text: String, now: Instant) -> Option<Token> {
         let is_one = (1..=TOKEN_BYTES_MAX).contains(&text.len())
             && text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
-        is_one.then_some(Token { text, obtained: now })
+        is_one.then(|| Token { text: Secret::new(text), obtained: now })
+    }
+
+    /// The value of the field `Authorization`.
+    pub(super) fn authorization(&self) -> &str {
+        self.text.reveal_text().expect("it was made of text")
     }
 }
 

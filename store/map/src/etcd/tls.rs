@@ -11,6 +11,7 @@ use std::time::Instant;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{AlertDescription, CertificateError, ClientConfig, ClientConnection, Error, RootCertStore};
+use secret::Secret;
 
 use super::connection::{HttpError, time_left};
 use super::files::{EtcdFiles, FileError};
@@ -22,10 +23,12 @@ pub(super) struct TlsSettings {
     known: Mutex<Option<Known>>,
 }
 
+/// Contents of the files: the CA's, of the certificate and of its key.
+type FileContents = [Option<Secret>; 3];
+
 /// With its sessions, which make the next handshake cheaper.
 struct Known {
-    /// Contents of the files.
-    contents: [Vec<u8>; 3],
+    contents: FileContents,
     config: Arc<ClientConfig>,
 }
 
@@ -44,10 +47,10 @@ impl TlsSettings {
 
     /// What a connection needs. The files are read for each one: certificates are replaced while a process runs.
     fn config(&self) -> Result<Arc<ClientConfig>, FileError> {
-        let mut contents: [Vec<u8>; 3] = Default::default();
+        let mut contents = FileContents::default();
         for (content, (named, path)) in contents.iter_mut().zip(self.files.of_tls()) {
             if let Some(path) = path {
-                *content = EtcdFiles::read(named, path)?;
+                *content = Some(EtcdFiles::read(named, path)?);
             }
         }
         let mut known = sync::lock(&self.known);
@@ -59,7 +62,9 @@ impl TlsSettings {
         Ok(config)
     }
 
-    fn build(&self, [ca, certificate, key]: &[Vec<u8>; 3]) -> Result<Arc<ClientConfig>, FileError> {
+    fn build(&self, contents: &FileContents) -> Result<Arc<ClientConfig>, FileError> {
+        let [ca, certificate, key] =
+            contents.each_ref().map(|file| file.as_ref().map_or(&[][..], Secret::reveal));
         let (Some(ca_path), certificate_path, key_path) =
             (&self.files.ca, &self.files.certificate, &self.files.key)
         else {

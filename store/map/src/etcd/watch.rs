@@ -63,7 +63,7 @@ impl EtcdChanges {
             "range_end": base64(end_of_prefix(&location.prefix)),
             "start_revision": self.next_revision.to_string(),
         } });
-        let authorization = token.as_ref().map(|token| token.text.as_str());
+        let authorization = token.as_ref().map(Token::authorization);
         connection.send("/v3/watch", authorization, request.to_string().as_bytes(), ANSWER_TIME)?;
         Ok(Stream { connection, token, opened: Instant::now() })
     }

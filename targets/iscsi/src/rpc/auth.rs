@@ -1,10 +1,11 @@
 //! Authentication groups, and who has to authenticate.
 
 use control::json::{Value, json};
-use control::{Method, NoParameters, RpcError};
+use control::{Method, NoParameters, ParameterType, RpcError};
+use secret::Secret;
 
 use super::{INVALID, IscsiModule, UNRESPONSIVE};
-use crate::{AuthPolicy, ChapCredentials, IscsiTargetError, Secret};
+use crate::{AuthPolicy, ChapCredentials, IscsiTargetError};
 
 const NO_GROUP: (i64, &str) = (RpcError::ENODEV, "there is no such group");
 
@@ -58,11 +59,11 @@ control::parameters! {
         /// User name of the initiator
         user: String,
         /// Its secret
-        secret: String,
+        secret: Secret,
         /// User name of the target, for initiators that ask it to authenticate itself
         muser: Option<String>,
         /// Its secret
-        msecret: Option<String>,
+        msecret: Option<Secret>,
     }
 }
 
@@ -89,11 +90,11 @@ control::parameters! {
         /// User name of the initiator
         user: String,
         /// Its secret
-        secret: String,
+        secret: Secret,
         /// User name of the target, for initiators that ask it to authenticate itself
         muser: Option<String>,
         /// Its secret
-        msecret: Option<String>,
+        msecret: Option<Secret>,
     }
 }
 
@@ -155,11 +156,11 @@ impl TryFrom<SecretParameters> for ChapCredentials {
     fn try_from(params: SecretParameters) -> Result<ChapCredentials, IscsiTargetError> {
         let SecretParameters { user, secret, muser, msecret } = params;
         let mutual = match (muser, msecret) {
-            (Some(user), Some(secret)) => Some((user, Secret::new(secret))),
+            (Some(user), Some(secret)) => Some((user, secret)),
             (None, None) => None,
             _ => return Err(IscsiTargetError::Invalid("muser and msecret belong together".into())),
         };
-        Ok(ChapCredentials { user, secret: Secret::new(secret), mutual })
+        Ok(ChapCredentials { user, secret, mutual })
     }
 }
 
@@ -232,12 +233,12 @@ fn describe(tag: u32, users: &[ChapCredentials], with_secrets: bool) -> Value {
     let describe_user = |one: &ChapCredentials| {
         let mut value = json!({ "user": one.user });
         if with_secrets {
-            value["secret"] = json!(one.secret.reveal());
+            value["secret"] = one.secret.encode();
         }
         if let Some((user, secret)) = &one.mutual {
             value["muser"] = json!(user);
             if with_secrets {
-                value["msecret"] = json!(secret.reveal());
+                value["msecret"] = secret.encode();
             }
         }
         value

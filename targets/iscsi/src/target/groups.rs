@@ -316,8 +316,9 @@ fn check_credentials(credentials: &[ChapCredentials]) -> Result<(), IscsiTargetE
         if credentials[..index].iter().any(|other| other.user == one.user) {
             return Err(IscsiTargetError::Exists(format!("user {}", one.user)));
         }
-        let mutual = one.mutual.iter().flat_map(|(user, secret)| [user.as_str(), secret.reveal()]);
-        if ![&one.user, one.secret.reveal()].into_iter().chain(mutual).all(is_text) {
+        let mutual = one.mutual.iter().flat_map(|(user, secret)| [Some(user.as_str()), secret.reveal_text()]);
+        let mut texts = [Some(one.user.as_str()), one.secret.reveal_text()].into_iter().chain(mutual);
+        if !texts.all(|text| text.is_some_and(is_text)) {
             return invalid(format!("secrets: names and secrets have 1 to {SECRET_BYTES_MAX} characters"));
         }
         if one.mutual.as_ref().is_some_and(|(_, secret)| *secret == one.secret) {

@@ -28,7 +28,7 @@ fn error(reason: &str) -> MapError {
 #[test]
 fn a_user_is_one_line_with_a_name_and_a_password() {
     let user =
-        |name: &str, password: &str| Ok(EtcdUser { name: name.to_string(), password: password.to_string() });
+        |name: &str, password: &str| Ok(EtcdUser { name: name.to_string(), password: Secret::new(password) });
     let cases: [(&[u8], _); 10] = [
         (b"a:b", user("a", "b")),
         (b"a:b\n", user("a", "b")),
@@ -44,8 +44,13 @@ fn a_user_is_one_line_with_a_name_and_a_password() {
     for (text, expected) in cases {
         assert_eq!(EtcdUser::parse(text), expected, "{}", text.escape_ascii());
     }
-    // What is logged of a user has no password.
-    assert!(!format!("{:?}", EtcdUser::parse(b"a:secret")).contains("secret"));
+    // What is logged of a user or a token has no secret.
+    let printed = format!(
+        "{:?} {:?}",
+        EtcdUser::parse(b"a:swordfish"),
+        Token::new("swordfish".to_string(), Instant::now())
+    );
+    assert!(printed.contains("password: …") && !printed.contains("swordfish"), "{printed}");
 }
 
 #[test]
@@ -68,7 +73,9 @@ fn a_file_with_a_user_is_small_and_for_its_owner_alone() {
 
 #[test]
 fn a_token_is_what_a_header_field_can_have() {
-    let token = |text: &str| Token::new(text.to_string(), Instant::now()).map(|token| token.text);
+    let token = |text: &str| {
+        Token::new(text.to_string(), Instant::now()).map(|token| token.authorization().to_string())
+    };
     assert_eq!(token("rACTmEuXfWCMoJXY.15").as_deref(), Some("rACTmEuXfWCMoJXY.15"));
     assert_eq!(token("Bearer a.b.c").as_deref(), Some("Bearer a.b.c"));
     for other in ["", "a\r\nHost: b", "a\n", "a\0", "ä", &"a".repeat(TOKEN_BYTES_MAX + 1)] {
@@ -105,7 +112,7 @@ fn the_answer_to_an_authentication_of_any_shape_gives_a_token_or_none() {
         let Some(token) = parsed.ok().and_then(|parsed| Token::new(parsed.token, Instant::now())) else {
             continue;
         };
-        assert!(["a.1", "token"].contains(&&*token.text), "{answer}");
+        assert!(["a.1", "token"].contains(&token.authorization()), "{answer}");
         tokens += 1;
     }
     assert!(tokens > 10, "{tokens}");
@@ -127,7 +134,7 @@ fn a_user_that_is_refused_is_not_tried_again_at_once_unless_its_file_changes() {
     assert!(user(&session, soon).unwrap_err().contains("wrong password"));
     assert_eq!(user(&session, begin + REFUSED_TIME), Ok(wrong));
     std::fs::write(&file.0, "a:right").unwrap();
-    assert_eq!(user(&session, soon).unwrap().password, "right");
+    assert_eq!(user(&session, soon).unwrap().password, Secret::new("right"));
 }
 
 #[test]
@@ -135,7 +142,7 @@ fn a_token_is_replaced_when_it_is_old_and_once() {
     let file = UserFile::new("stale", "a:b");
     let session = EtcdSession::new(Some(file.0.clone()));
     let begin = Instant::now();
-    let is_known = |session: &EtcdSession| matches!(session.next(begin), Ok(TokenSource::Known(Some(token))) if token.text == "1");
+    let is_known = |session: &EtcdSession| matches!(session.next(begin), Ok(TokenSource::Known(Some(token))) if token.authorization() == "1");
     let first = Token::new("1".to_string(), begin).unwrap();
     let is_stale = |refusal, is_watch, age| session.is_stale(Some(&first), refusal, is_watch, begin + age);
     let (short, long) = (TOKEN_TIME_MIN, TOKEN_TIME_DOUBTED);
@@ -158,7 +165,9 @@ fn a_token_is_replaced_when_it_is_old_and_once() {
     // Another thread has a new one already: that is used.
     session.authenticated(Token::new("2".to_string(), begin));
     assert!(is_stale(Refusal::Token, false, short));
-    assert!(matches!(session.next(begin), Ok(TokenSource::Known(Some(token))) if token.text == "2"));
+    assert!(
+        matches!(session.next(begin), Ok(TokenSource::Known(Some(token))) if token.authorization() == "2")
+    );
     // Users were disabled, and are enabled now.
     for refusal in [Refusal::Token, Refusal::Permission] {
         session.authenticated(None);
