@@ -189,6 +189,10 @@ impl Bdev for SplitBdev {
         self.below.bdev().depth()
     }
 
+    fn abort_in_flight(&self) {
+        self.below.bdev().abort_in_flight();
+    }
+
     fn on_closed(&self) {
         let base = sync::lock(&self.base).take();
         drop(base);
