@@ -1,4 +1,4 @@
-//! Descriptors: what a metadata page says of its blob.
+//! Descriptors: the content of metadata pages.
 
 use codec::DecodeError;
 
@@ -83,7 +83,7 @@ pub struct Xattr {
 
 /// Consecutive clusters of a blob that are consecutive on the device, or all unallocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClusterRun {
+pub struct BlobClusterRun {
     /// The first cluster on the device; 0 if they are unallocated.
     pub cluster: u32,
     /// Number of clusters.
@@ -121,7 +121,7 @@ pub struct ExtentPage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Descriptor {
     /// Clusters of the blob, after those of earlier descriptors.
-    ExtentRuns(Vec<ClusterRun>),
+    ExtentRuns(Vec<BlobClusterRun>),
     /// An attribute of the blob's owner.
     Xattr(Xattr),
     /// Flags.
@@ -178,10 +178,10 @@ impl Descriptor {
                 if length == 0 || !length.is_multiple_of(RUN_BYTES) {
                     return wrong_length("the length of the extents");
                 }
-                let run = |(cluster, length)| ClusterRun { cluster, length };
-                let runs: Vec<ClusterRun> = pairs(content).map(run).collect();
+                let run = |(cluster, length)| BlobClusterRun { cluster, length };
+                let runs: Vec<BlobClusterRun> = pairs(content).map(run).collect();
                 let too_long =
-                    |run: &ClusterRun| run.cluster != 0 && run.cluster.checked_add(run.length).is_none();
+                    |run: &BlobClusterRun| run.cluster != 0 && run.cluster.checked_add(run.length).is_none();
                 match runs.iter().position(|run| run.length == 0 || too_long(run)) {
                     Some(index) => {
                         let at = (at + index * RUN_BYTES + 4) as u32;

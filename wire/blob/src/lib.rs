@@ -30,7 +30,7 @@ mod page;
 mod super_block;
 
 pub use codec::DecodeError;
-pub use descriptor::{BlobFlags, ClusterRun, Descriptor, ExtentPage, ExtentTable, ExtentTableRun, Xattr};
+pub use descriptor::{BlobClusterRun, BlobFlags, Descriptor, ExtentPage, ExtentTable, ExtentTableRun, Xattr};
 pub use mask::{BitMask, MaskKind};
 pub use page::{MetadataPage, PageError, PageHeader, has_valid_crc};
 pub use super_block::{PageRange, STORE_TYPE_BYTES, SuperBlock};

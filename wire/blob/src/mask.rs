@@ -89,7 +89,7 @@ impl BitMask {
         self.length
     }
 
-    /// Removes the bits from `length` on, if there are so many.
+    /// Removes the bits from `length` on, if there are more.
     pub fn truncate(&mut self, length: u32) {
         self.length = self.length.min(length);
         self.bytes.truncate(self.length.div_ceil(8) as usize);

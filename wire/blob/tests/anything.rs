@@ -28,7 +28,8 @@ fn xattr() -> impl Strategy<Value = Xattr> {
 
 fn descriptor() -> impl Strategy<Value = Descriptor> {
     let runs = vec((1..1000u32, 1..1000u32), 1..20);
-    let runs = runs.prop_map(|runs| runs.into_iter().map(|(cluster, length)| ClusterRun { cluster, length }));
+    let runs =
+        runs.prop_map(|runs| runs.into_iter().map(|(cluster, length)| BlobClusterRun { cluster, length }));
     let pages = vec(prop_oneof![(1..u32::MAX, Just(1)), (Just(0), 1..u32::MAX)], 0..20);
     let pages = pages.prop_map(|runs| runs.into_iter().map(|(page, length)| ExtentTableRun { page, length }));
     prop_oneof![

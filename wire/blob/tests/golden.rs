@@ -193,7 +193,8 @@ fn runs_of_extents_are_pairs_of_32_bits() {
     let mut bytes = page(&[(0, &[3, 0, 0, 0, 1]), (4088, &[5])]);
     bytes[16..37].copy_from_slice(b"\x01\x10\0\0\0\x40\0\0\0\x03\0\0\0\0\0\0\0\xff\xff\xff\xff");
     let decoded = MetadataPage::decode(&sealed(bytes), 3).unwrap();
-    let runs = vec![ClusterRun { cluster: 64, length: 3 }, ClusterRun { cluster: 0, length: u32::MAX }];
+    let runs =
+        vec![BlobClusterRun { cluster: 64, length: 3 }, BlobClusterRun { cluster: 0, length: u32::MAX }];
     assert_eq!(decoded.descriptors, [Descriptor::ExtentRuns(runs)]);
     assert_eq!(decoded.next, Some(5));
     assert_eq!(decoded.encode(), Some(sealed(bytes)));
