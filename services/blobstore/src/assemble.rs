@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use wire_blob::{
-    BitMask, BlobClusterRun, BlobId, CLUSTERS_PER_EXTENT_PAGE, Descriptor, ExtentTable, MaskKind,
-    MetadataPage, PageError, PageHeader, XATTR_EXTERNAL_SNAPSHOT, XATTR_SNAPSHOT, has_valid_crc,
+    BitMask, BlobClusterRun, BlobId, CLUSTERS_PER_EXTENT_PAGE, Descriptor, ExtentPage, ExtentTable, MaskKind,
+    MetadataPage, PAGE_BYTES, PageError, PageHeader, XATTR_EXTERNAL_SNAPSHOT, XATTR_SNAPSHOT, has_valid_crc,
 };
 
 use crate::blob::{Blob, BlobDamage, BlobParent};
@@ -18,21 +18,26 @@ enum PageEntry {
     Undecodable(PageHeader, PageError),
 }
 
-/// The metadata pages that were read. Of pages without a right CRC it knows only that they were.
+/// The metadata pages that were read. Of pages without a right CRC it knows only whether they are empty.
 pub(crate) struct PageSet {
     read: BitMask,
+    invalid: BitMask,
     pages: BTreeMap<u32, PageEntry>,
 }
 
 impl PageSet {
     pub(crate) fn new(pages: u32) -> PageSet {
-        PageSet { read: BitMask::new(MaskKind::Pages, pages), pages: BTreeMap::new() }
+        let none = || BitMask::new(MaskKind::Pages, pages);
+        PageSet { read: none(), invalid: none(), pages: BTreeMap::new() }
     }
 
     /// Adds the content of a page.
     pub(crate) fn add(&mut self, page: u32, content: &[u8]) {
         self.read.set(page);
         if !has_valid_crc(content) {
+            if content.iter().take(PAGE_BYTES).any(|byte| *byte != 0) {
+                self.invalid.set(page);
+            }
             return;
         }
         let entry = match (MetadataPage::decode(content, page), PageHeader::decode(content)) {
@@ -45,6 +50,11 @@ impl PageSet {
 
     pub(crate) fn has_read(&self, page: u32) -> bool {
         self.read.get(page)
+    }
+
+    /// The pages that are neither empty nor have a right CRC, ascending.
+    pub(crate) fn invalid(&self) -> impl Iterator<Item = u32> + '_ {
+        self.invalid.ones()
     }
 
     fn header(&self, page: u32) -> Option<PageHeader> {
@@ -67,7 +77,8 @@ impl PageSet {
         }
     }
 
-    /// Whether a page is the first one of a blob. An extent page names a blob too, but is not where that blob's first is.
+    /// Whether a page is the first one of a blob. An extent page names a blob too, but is not where that
+    /// blob's first is.
     pub(crate) fn is_first(&self, page: u32) -> bool {
         let header = self.header(page);
         header.is_some_and(|header| header.sequence == 0 && header.id == BlobId::from_page(page))
@@ -78,7 +89,8 @@ impl PageSet {
         self.pages.keys().copied().filter(|page| self.is_first(*page))
     }
 
-    /// The pages that the blobs with these first pages have, as far as those that were read say it, and that were not read.
+    /// The pages that the blobs with these first pages have, as far as those that were read say it, and that
+    /// were not read.
     pub(crate) fn missing(&self, first_pages: impl Iterator<Item = u32>) -> Vec<u32> {
         let mut seen = BitMask::new(MaskKind::Pages, self.read.length());
         let mut stack: Vec<u32> = first_pages.collect();
@@ -178,7 +190,8 @@ impl Assembly<'_> {
         }
     }
 
-    /// Adds a page of the chain; the one that follows. A chain ends, because each page has another place in it.
+    /// Adds a page of the chain; the one that follows. A chain ends, because each page has another place in
+    /// it.
     fn chain_page(&mut self, page: u32) -> Result<Option<u32>, BlobDamage> {
         let pages = self.pages;
         let decoded = pages.get(page)?;
@@ -250,9 +263,9 @@ impl Assembly<'_> {
         }
     }
 
-    /// Reads the extent pages. A resize writes the last of them before the table: if it was cut in two, the page has
-    /// other clusters than the table says. What the page lacks cannot be found any more, so that the blob ends there; what
-    /// it has too many was not in use yet.
+    /// Reads the extent pages. A resize writes the last of them before the table: if it was cut in two, the
+    /// page has other clusters than the table says. What the page lacks cannot be found any more, so that the
+    /// blob ends there; what it has too many was not in use yet.
     fn extent_pages(&mut self, table: &ExtentTable) -> Result<(), BlobDamage> {
         let clusters = u32::try_from(table.clusters);
         let clusters = clusters.map_err(|_| BlobDamage::Size { clusters: table.clusters })?;
@@ -281,7 +294,10 @@ impl Assembly<'_> {
     fn extent_page(&mut self, first: u32, page: u32, clusters: u32) -> bool {
         let pages = self.pages;
         let extents = pages.get(page).and_then(|decoded| {
-            let extents = decoded.extent_page().filter(|extents| extents.first == first);
+            let is_valid = |extents: &&ExtentPage| {
+                extents.first == first && extents.clusters.len() <= CLUSTERS_PER_EXTENT_PAGE as usize
+            };
+            let extents = decoded.extent_page().filter(is_valid);
             extents.ok_or(BlobDamage::ExtentPage { page, first })
         });
         if page < self.layout.pages {

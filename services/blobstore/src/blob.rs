@@ -103,7 +103,8 @@ impl Blob {
         &self.pages
     }
 
-    /// The allocated extent pages: their index in the blob, and their metadata page. None in a blob without extent table.
+    /// The allocated extent pages: their index in the blob, and their metadata page. None in a blob without
+    /// extent table.
     pub fn extent_pages(&self) -> &[(u32, u32)] {
         &self.extent_pages
     }

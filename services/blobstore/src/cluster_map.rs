@@ -10,9 +10,9 @@ const UNALLOCATED: u32 = 0;
 
 /// The clusters of a blob, by their index in it.
 ///
-/// Clusters are in chunks as large as an extent page. A chunk without an allocated cluster takes no memory, however large
-/// the blob is, and a clone of the map shares chunks until one of them is changed: a snapshot costs a reference for each
-/// chunk. A look-up in a blob whose chunks are all there takes no search.
+/// Clusters are in chunks as large as an extent page. A chunk without an allocated cluster takes no memory,
+/// however large the blob is, and a clone of the map shares chunks until one of them is changed: a snapshot
+/// costs a reference for each chunk. A look-up in a blob whose chunks are all there takes no search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlobClusterMap {
     length: u32,

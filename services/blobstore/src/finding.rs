@@ -159,6 +159,11 @@ pub enum StoreFinding {
         /// Which.
         numbers: NumberRanges,
     },
+    /// Metadata pages are neither empty nor have a right CRC. A free page is empty.
+    InvalidPages {
+        /// Which.
+        numbers: NumberRanges,
+    },
     /// The metadata has a blob that the mask of blob ids lacks.
     Unlisted {
         /// The blob.
@@ -187,6 +192,7 @@ impl StoreFinding {
             | NoSuperBlob { .. }
             | Shared { .. }
             | Unmarked { .. }
+            | InvalidPages { .. }
             | Unlisted { .. }
             | More { .. } => StoreSeverity::Damage,
         }
@@ -259,6 +265,10 @@ impl fmt::Display for StoreFinding {
                 (count, (_, what)) => {
                     write!(f, "{count} {what} have an owner, but are not marked as used: {numbers}")
                 }
+            },
+            InvalidPages { numbers } => match numbers.count() {
+                1 => write!(f, "1 metadata page is neither empty nor valid: {numbers}"),
+                count => write!(f, "{count} metadata pages are neither empty nor valid: {numbers}"),
             },
             Unlisted { blob } => write!(f, "the mask of blob ids lacks blob {blob}, which the metadata has"),
             More { count } => write!(f, "{count} more findings are not listed"),

@@ -116,12 +116,12 @@ enum Phase {
 
 /// Loads a store, sans-IO.
 ///
-/// It plans reads: [`next_read`](Self::next_read) returns one after the other, as many as may be in flight. Each is
-/// completed with its bytes in any order by [`complete`](Self::complete), after which there may be more.
-/// [`outcome`](Self::outcome) returns the store when nothing is left to read, or the first error.
+/// It plans reads: [`next_read`](Self::next_read) returns one after the other, as many as may be in flight.
+/// Each is completed with its bytes in any order by [`complete`](Self::complete), after which there may be
+/// more. [`outcome`](Self::outcome) returns the store when nothing is left to read, or the first error.
 ///
-/// A store that was unloaded costs reads of its masks and of the used pages. Any other, and one of version 1 or 2, costs one
-/// pass over the metadata region in reads of 1 MiB.
+/// A store that was unloaded costs reads of its masks and of the used pages. Any other, and one of version 1
+/// or 2, costs one pass over the metadata region in reads of 1 MiB.
 pub struct BlobStoreLoader {
     device_bytes: u64,
     options: LoadOptions,

@@ -103,8 +103,8 @@ impl<'a> ReadPlan<'a> {
         }
     }
 
-    /// The piece at an offset, as long as the blob's and its ancestors' maps allow. The cost is a look-up for each
-    /// ancestor down to the owner of the cluster.
+    /// The piece at an offset, as long as the blob's and its ancestors' maps allow. The cost is a look-up for
+    /// each ancestor down to the owner of the cluster.
     fn piece(&self, offset: u64) -> Result<BlobSegment, BlobReadError> {
         let cluster_bytes = u64::from(self.store.layout().cluster_bytes);
         // The blob has at most 2^32 clusters.

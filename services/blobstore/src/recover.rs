@@ -1,11 +1,12 @@
 //! Operations on snapshots that a power failure or the end of the program cut in two.
 //!
-//! A snapshot is made in three writes: a new blob with the internal xattr `SNAPTMP`, which names the original; the original's
-//! clusters as the new blob's; the original as a thin clone of the new blob, without clusters. Then `SNAPTMP` is removed. A
-//! snapshot with one clone is deleted in three: the xattr `SNAPRM`, which names the clone; the snapshot's clusters as the
-//! clone's where this has none, and the snapshot's parent as the clone's; the end of the snapshot. Between the second and
-//! third write of each, both blobs have the same clusters, and the clone says which of them is valid: while it names the
-//! snapshot as its parent, the snapshot is; afterwards the clone is, and the snapshot does not exist.
+//! A snapshot is made in three writes: a new blob with the internal xattr `SNAPTMP`, which names the
+//! original; the original's clusters as the new blob's; the original as a thin clone of the new blob, without
+//! clusters. Then `SNAPTMP` is removed. A snapshot with one clone is deleted in three: the xattr `SNAPRM`,
+//! which names the clone; the snapshot's clusters as the clone's where this has none, and the snapshot's
+//! parent as the clone's; the end of the snapshot. Between the second and third write of each, both blobs
+//! have the same clusters, and the clone says which of them is valid: while it names the snapshot as its
+//! parent, the snapshot is; afterwards the clone is, and the snapshot does not exist.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -94,8 +95,8 @@ fn mark(blob: &Blob) -> Option<(BlobId, SnapshotOperation, Option<BlobId>)> {
     Some((blob.id, operation, clone.filter(|clone| *clone != blob.id)))
 }
 
-/// Makes the snapshot an ordinary one. A deletion may have written clusters into the clone's extent page, which are those of
-/// the snapshot.
+/// Makes the snapshot an ordinary one. A deletion may have written clusters into the clone's extent page,
+/// which are those of the snapshot.
 fn restore(blobs: &mut BTreeMap<BlobId, Blob>, snapshot: BlobId, clone: BlobId) {
     let Some(restored) = blobs.get_mut(&snapshot) else { return };
     let marks = [XATTR_SNAPSHOT_PENDING_REMOVAL, XATTR_SNAPSHOT_IN_PROGRESS];

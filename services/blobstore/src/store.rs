@@ -23,7 +23,8 @@ pub(crate) struct StoreMasks {
 
 /// A loaded store: its blobs, what they use, and what is wrong with it.
 ///
-/// The state is that after recovery: operations that were cut in two are finished or undone in it, though not on the device.
+/// The state is that after recovery: operations that were cut in two are finished or undone in it, though not
+/// on the device.
 #[derive(Clone, Debug)]
 pub struct BlobStore {
     super_block: SuperBlock,
@@ -82,7 +83,8 @@ impl BlobStore {
         self.layout.clusters - self.used_clusters.count_ones()
     }
 
-    /// The clusters that are used: by blobs, by the metadata, and those that the masks of an unloaded store say besides.
+    /// The clusters that are used: by blobs, by the metadata, and those that the masks of an unloaded store
+    /// say besides.
     pub fn used_clusters(&self) -> &BitMask {
         &self.used_clusters
     }
@@ -92,7 +94,8 @@ impl BlobStore {
         &self.used_pages
     }
 
-    /// What is not as in a store that was unloaded properly, in the order: notes of loading, blobs, owners, masks.
+    /// What is not as in a store that was unloaded properly, in the order: notes of loading, blobs, owners,
+    /// masks.
     pub fn findings(&self) -> &[StoreFinding] {
         &self.findings
     }
@@ -138,6 +141,10 @@ pub(crate) fn build(
     let all = || blobs.values().chain(unusable.values().map(UnusableBlob::partial));
     all().for_each(|blob| claims.add(blob));
     claims.name_owners(all(), &mut findings);
+    let numbers: NumberRanges = pages.invalid().collect();
+    if scanned && numbers.count() > 0 {
+        findings.push(StoreFinding::InvalidPages { numbers });
+    }
     let Claims { pages: mut used_pages, clusters: mut used_clusters, .. } = claims;
     if let Some(masks) = &masks {
         compare(&used_pages, &masks.pages, &mut findings);

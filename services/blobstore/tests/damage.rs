@@ -248,6 +248,11 @@ fn damaged_extents() -> Vec<DamagedStore> {
     let new = MadeStore::new;
     let runs = |cluster, length| Descriptor::ExtentRuns(vec![BlobClusterRun { cluster, length }]);
     vec![
+        (
+            new().blob(0, vec![flags(THIN), table(2, &[1])]).extents(1, 0, &[0; 513]),
+            "metadata page 1 is not the extent page of its clusters from 0 on",
+            60,
+        ),
         (new().blob(0, vec![flags(0), table(2, &[1])]), "metadata page 1 has a wrong CRC", 60),
         (
             new().blob(0, vec![flags(0), table(2, &[0])]),
@@ -320,6 +325,16 @@ fn a_damaged_blob_is_explained_and_its_clusters_are_not_free() {
 }
 
 #[test]
+fn a_torn_page_is_free_but_found() {
+    let mut store = MadeStore::new().blob(0, vec![flags(0), table(1, &[1])]).extents(1, 0, &[9]);
+    store.device.write(MadeStore::offset(0) + 60, &[1]);
+    store.device.write(MadeStore::offset(7), &[1]);
+    let (loaded, words) = scanned(&store);
+    assert_eq!(words, ["2 metadata pages are neither empty nor valid: 0, 7"]);
+    assert_eq!((loaded.blobs().len(), loaded.free_clusters()), (0, 60));
+}
+
+#[test]
 fn a_missing_snapshot_is_an_error_where_the_clone_needs_it() {
     let mut store = MadeStore::new()
         .blob(0, vec![flags(THIN), internal(XATTR_SNAPSHOT, id(7).0), table(2, &[1])])
@@ -379,8 +394,8 @@ fn a_huge_thin_blob_is_one_piece_of_zeroes() {
     assert_eq!(pieces, [BlobSegment::Zeroes { length: clusters * CLUSTER - 5 }]);
 }
 
-/// A snapshot (page 2) of a blob (page 0) that is being made or deleted. Both have the extents of the other's page if the
-/// blob is not a clone of it yet, or not any more.
+/// A snapshot (page 2) of a blob (page 0) that is being made or deleted. Both have the extents of the other's
+/// page if the blob is not a clone of it yet, or not any more.
 fn cut(mark: &[u8], clone_is_child: bool) -> MadeStore {
     let marked = vec![flags(THIN), internal(mark, id(0).0), table(2, &[1])];
     let child = vec![flags(THIN), internal(XATTR_SNAPSHOT, id(2).0), table(2, &[0])];

@@ -132,7 +132,8 @@ pub enum Descriptor {
     ExtentTable(ExtentTable),
     /// Clusters of an extent page.
     ExtentPage(ExtentPage),
-    /// A descriptor that the format does not define. A blob that must not be opened without it has a flag that says so.
+    /// A descriptor that the format does not define. A blob that must not be opened without it has a flag
+    /// that says so.
     Unknown {
         /// The type.
         kind: u8,

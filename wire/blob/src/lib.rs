@@ -1,10 +1,11 @@
 //! The on-disk format of SPDK's blobstore, version 3: [`SuperBlock`], [`BitMask`]s and [`MetadataPage`]s.
 //!
-//! A store begins with a super block of 4 KiB. It says where three masks are (used metadata pages, clusters and blob
-//! ids) and where the metadata region begins, in metadata pages of 4 KiB or more from the start of the device. A blob
-//! is a chain of metadata pages, each with [`Descriptor`]s; the first page is at the index that the [`BlobId`] has.
-//! Super block and pages end with a CRC32C of what is before it. Integers are little-endian and not aligned.
-//! Versions 1 and 2 lack the mask of blob ids, and have zeroes in fields that came later.
+//! A store begins with a super block of 4 KiB. It says where three masks are (used metadata pages, clusters
+//! and blob ids) and where the metadata region begins, in metadata pages of 4 KiB or more from the start of
+//! the device. A blob is a chain of metadata pages, each with [`Descriptor`]s; the first page is at the index
+//! that the [`BlobId`] has. Super block and pages end with a CRC32C of what is before it. Integers are
+//! little-endian and not aligned. Versions 1 and 2 lack the mask of blob ids, and have zeroes in fields that
+//! came later.
 //!
 //! The crate decodes and encodes; `blobstore` knows what the structures mean together.
 //!

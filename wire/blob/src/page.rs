@@ -34,7 +34,8 @@ pub struct PageHeader {
 }
 
 impl PageHeader {
-    /// Decodes the header of a page whose descriptors may be damaged; `None` if `from` is shorter than a page.
+    /// Decodes the header of a page whose descriptors may be damaged; `None` if `from` is shorter than a
+    /// page.
     pub fn decode(from: &[u8]) -> Option<PageHeader> {
         let from = from.first_chunk::<PAGE_BYTES>()?;
         Some(PageHeader {
@@ -90,7 +91,8 @@ impl MetadataPage {
         Some(out)
     }
 
-    /// The clusters of an extent page; `None` if the page is none, which has one descriptor, sequence 0 and no next page.
+    /// The clusters of an extent page; `None` if the page is none, which has one descriptor, sequence 0 and
+    /// no next page.
     pub fn extent_page(&self) -> Option<&ExtentPage> {
         match (&self.descriptors[..], self.sequence, self.next) {
             ([Descriptor::ExtentPage(extents)], 0, None) => Some(extents),
@@ -99,7 +101,8 @@ impl MetadataPage {
     }
 }
 
-/// Whether the CRC32C of a metadata page is that of its content. A page of zeroes, which no blob uses, has none.
+/// Whether the CRC32C of a metadata page is that of its content. A page of zeroes, which no blob uses, has
+/// none.
 pub fn has_valid_crc(page: &[u8]) -> bool {
     page.first_chunk::<PAGE_BYTES>().is_some_and(crc_is_valid)
 }

@@ -81,7 +81,8 @@ pub struct SuperBlock {
 }
 
 impl SuperBlock {
-    /// Decodes the first [`PAGE_BYTES`] of a device. Whether the parts are within the device is the caller's to check.
+    /// Decodes the first [`PAGE_BYTES`] of a device. Whether the parts are within the device is the caller's
+    /// to check.
     ///
     /// # Errors
     /// The first field that no super block of versions 1 to 3 has.

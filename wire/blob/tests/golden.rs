@@ -187,7 +187,8 @@ fn an_extent_page_of_spdk_is_decoded_and_encoded_to_the_same_bytes() {
     assert_eq!(decoded.encode(), Some(bytes));
 }
 
-/// The offsets are those of the descriptor's structures in SPDK's format: type, length, then (first cluster, number).
+/// The offsets are those of the descriptor's structures in SPDK's format: type, length, then (first cluster,
+/// number).
 #[test]
 fn runs_of_extents_are_pairs_of_32_bits() {
     let mut bytes = page(&[(0, &[3, 0, 0, 0, 1]), (4088, &[5])]);

@@ -14,7 +14,8 @@ pub(crate) const PAGES: u32 = 24;
 /// The first cluster for data: 4 pages and the metadata region are before it.
 pub(crate) const FIRST: u32 = 4;
 
-/// A store of 64 clusters with 24 metadata pages, whose masks are those of its pages unless a test changes them.
+/// A store of 64 clusters with 24 metadata pages, whose masks are those of its pages unless a test changes
+/// them.
 #[derive(Clone)]
 pub(crate) struct MadeStore {
     pub(crate) device: Device,
