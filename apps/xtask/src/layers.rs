@@ -19,19 +19,19 @@ const OUTSIDE: [&str; 2] = ["sim", "tests"];
 
 /// The order of crates within a layer: a crate may use those listed before it. `*` is any other crate.
 const ORDER_WITHIN: [(&str, &[&str]); 9] = [
-    ("base", &["units", "ring", "slots"]),
+    ("base", &["ring", "slots"]),
     ("wire", &["store", "replica"]),
     ("host", &["file-lock", "secret", "memory", "sys", "pci", "reactor", "net"]),
     ("drivers", &["nvme-tcp", "vfio-user", "nvme"]),
     ("bdev", &["reservations", "layer", "*"]),
-    ("services", &["blobstore", "blobfs"]),
+    ("services", &["blobstore", "lvol"]),
     ("targets", &["shell", "controller", "scsi", "*"]),
     ("store", &["map", "oplog", "objects", "replica", "link", "image", "node", "client"]),
     ("lab", &["counters", "model", "engines", "workload", "experiments", "report"]),
 ];
 
 /// Layers that may use `unsafe` and so need no `#![forbid(unsafe_code)]`.
-const UNSAFE_ALLOWED: [&str; 3] = ["host", "drivers", "tests"];
+const UNSAFE_ALLOWED: [&str; 2] = ["host", "tests"];
 
 /// Folders without a data path, where an asynchronous runtime is allowed.
 const CONTROL_ONLY: [&str; 4] = ["lab", "apps", "sim", "tests"];
