@@ -168,7 +168,7 @@ crate::parameters! {
 }
 
 /// SPDK's subsystems that have nothing to configure here, and so no module. A configuration may name them.
-const EMPTY_SUBSYSTEMS: [&str; 4] = ["keyring", "scsi", "vfio_user_target", "vmd"];
+const EMPTY_SUBSYSTEMS: [&str; 3] = ["scsi", "vfio_user_target", "vmd"];
 
 fn get_config(plane: &ControlPlane, params: GetConfig) -> Result<Vec<Value>, RpcError> {
     match plane.save_subsystem(&params.name) {

@@ -1,9 +1,10 @@
-//! The keyring: secrets by name, as SPDK's. What needs a secret takes the name of a key, so that configurations and requests
-//! have none.
+//! The keyring: secrets by name, as SPDK's. What needs a secret takes the name of a key, so that
+//! configurations and requests have none.
 //!
-//! A key is a file ([`Keyring::add_file`]), or one of the kernel's keyring where that is enabled: then its name is looked for
-//! there if no file has it. The keyring keeps no secret: a key is read whenever its secret is needed, so that a file
-//! with new contents is in force from then on, and what has read a [`Secret`] keeps the one that it has.
+//! A key is a file ([`Keyring::add_file`]), or one of the kernel's keyring where that is enabled: then its
+//! name is looked for there if no file has it. The keyring keeps no secret: a key is read whenever its secret
+//! is needed, so that a file with new contents is in force from then on, and what has read a [`Secret`] keeps
+//! the one that it has.
 
 mod module;
 
@@ -29,9 +30,10 @@ const NAME_BYTES_MAX: usize = 255;
 
 /// The keys of this process. Clones are the same keyring.
 ///
-/// [`key`](Self::key) gives a reference for as long as something is to use the key, [`get`](Self::get) its secret at once.
-/// References are counted. A key that is removed can not be found any more, nor read by what has a reference; it is
-/// listed until the last of these is dropped. Methods wait for files and take a lock: they are called on control threads.
+/// [`key`](Self::key) gives a reference for as long as something is to use the key, [`get`](Self::get) its
+/// secret at once. References are counted. A key that is removed cannot be found any more, nor read by what
+/// has a reference; it is listed until the last of these is dropped. Methods wait for files and take a lock:
+/// they are called on control threads.
 #[derive(Clone, Default)]
 pub struct Keyring(Arc<Mutex<KeyringState>>);
 
@@ -137,11 +139,12 @@ struct CheckedFile {
 }
 
 impl Keyring {
-    /// Adds a file as a key. It is read once, to know that it can be, and again whenever the secret is needed.
+    /// Adds a file as a key. It is read once, to know that it can be, and again whenever the secret is
+    /// needed.
     ///
     /// # Errors
-    /// [`KeyError`]: the name is used, or of another keyring than the global one; the path is relative; the file is refused
-    /// ([`Secret::read`]) or cannot be read.
+    /// [`KeyError`]: the name is used, or of another keyring than the global one; the path is relative; the
+    /// file is refused ([`Secret::read`]) or cannot be read.
     pub fn add_file(&self, name: &str, path: &Path) -> Result<(), KeyError> {
         self.add_checked(self.check_file(name, path)?)
     }
@@ -164,14 +167,15 @@ impl Keyring {
         }
     }
 
-    /// Removes a file from the keyring; the file itself stays. What has a reference to the key reads it no more.
+    /// Removes a file from the keyring; the file itself stays. What has a reference to the key reads it no
+    /// more.
     ///
     /// # Errors
     /// [`KeyError::NotFound`]; [`KeyError::OfKernel`].
     pub fn remove_file(&self, name: &str) -> Result<(), KeyError> {
         let users = self.lock().remove_file(name)?;
         if users > 0 {
-            log::warn!(target: "keyring", "the key {name} is removed while {users} users have it: they read it no more");
+            log::warn!(target: "keyring", "the key {name} is removed: its {users} users read it no more");
         }
         Ok(())
     }
@@ -208,7 +212,8 @@ impl Keyring {
         self.key(name)?.read()
     }
 
-    /// Whether names that no file has are looked for in the kernel's keyring. Keys that were found there before stay.
+    /// Whether names that no file has are looked for in the kernel's keyring. Keys that were found there
+    /// before stay.
     pub fn set_kernel_keys(&self, enabled: bool) {
         self.lock().has_kernel_keys = enabled;
     }
@@ -334,7 +339,8 @@ impl Key {
     /// Reads the secret: all bytes of the file, with a line end if there is one.
     ///
     /// # Errors
-    /// [`KeyError::Removed`]; [`KeyError::File`] if the file is gone, or is not what [`Keyring::add_file`] accepts any more.
+    /// [`KeyError::Removed`]; [`KeyError::File`] if the file is gone, or is not what [`Keyring::add_file`]
+    /// accepts any more.
     pub fn read(&self) -> Result<Secret, KeyError> {
         let mut state = self.keyring.lock();
         let entry = state.entry(self.number);
@@ -380,7 +386,8 @@ fn read_file(path: &Path) -> Result<Secret, KeyError> {
     Secret::read(path, KEY_BYTES_MAX).map_err(|error| KeyError::File { path: path.to_path_buf(), error })
 }
 
-/// The name within the global keyring: `:key0` is `key0`. There is no other keyring, which `name:key0` would be in.
+/// The name within the global keyring: `:key0` is `key0`. There is no other keyring, which `name:key0` would
+/// be in.
 fn bare_name(name: &str) -> Result<&str, KeyError> {
     let bare = name.strip_prefix(':').unwrap_or(name);
     let reason = match bare {

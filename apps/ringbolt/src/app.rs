@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bdev::Registry;
 use bdev::rpc::BdevModule;
 use bdev_nvme::rpc::NvmeModule;
-use control::{Catalog, ConfigFile, ControlPlane, ManagedReactor, RpcError};
+use control::{Catalog, ConfigFile, ControlPlane, Keyring, KeyringModule, ManagedReactor, RpcError};
 use device_model::rpc::ModelModule;
 use iscsi::IscsiTarget;
 use iscsi::rpc::IscsiModule;
@@ -57,6 +57,7 @@ pub(crate) fn catalog() -> Catalog {
         .with::<FixedSubsystem<SchedulerName>>()
         .with::<SocketModule>()
         .with::<FixedSubsystem<IobufOptions>>()
+        .with::<KeyringModule>()
         .with::<FixedSubsystem<FsdevOptions>>()
         .with::<FixedSubsystem<AccelOptions>>()
         .with::<BdevModule>()
@@ -96,6 +97,8 @@ impl App {
             // Before whatever opens connections.
             .module(&Arc::new(SocketModule::new()))
             .module(&Arc::new(FixedSubsystem::<IobufOptions>::new()))
+            // Before whatever uses a key.
+            .module(&Arc::new(KeyringModule::new(Keyring::default())))
             .module(&Arc::new(FixedSubsystem::<FsdevOptions>::new()))
             .module(&Arc::new(FixedSubsystem::<AccelOptions>::new()))
             .module(&bdevs)
@@ -250,6 +253,7 @@ mod tests {
             { "subsystem": "scheduler", "depends_on": [] },
             { "subsystem": "sock", "depends_on": [] },
             { "subsystem": "iobuf", "depends_on": [] },
+            { "subsystem": "keyring", "depends_on": [] },
             { "subsystem": "fsdev", "depends_on": [] },
             { "subsystem": "accel", "depends_on": [] },
             { "subsystem": "bdev", "depends_on": [] },

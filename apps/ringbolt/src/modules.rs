@@ -23,7 +23,6 @@ impl Module for Compatibility {
             Method::default_only::<Hotplug>("bdev_virtio_blk_set_hotplug", "there is no virtio initiator"),
             Method::default_only::<NoParameters>("framework_disable_cpumask_locks", no_locks),
             Method::default_only::<NoParameters>("framework_enable_cpumask_locks", no_locks),
-            Method::default_only::<Enable>("keyring_linux_set_options", "there are no keys yet"),
             Method::default_only::<NvmfConfig>("nvmf_set_config", "the target has none of these options"),
             Method::default_only::<RetryDelays>("nvmf_set_crdt", "commands are not delayed on retry"),
             Method::default_only::<SchedulerOptions>("scheduler_set_options", fixed_cores),
@@ -46,11 +45,6 @@ control::parameters! {
 control::parameters! {
     struct RaidOptions {}
     ignored("there is no RAID module") { process_window_size_kb, process_max_bandwidth_mb_sec }
-}
-
-control::parameters! {
-    struct Enable {}
-    only { enable: bool = false }
 }
 
 control::parameters! {

@@ -5,7 +5,7 @@ mod rig;
 
 use std::process::{Child, Command, Stdio};
 
-use rig::{ServerProcess, scratch};
+use rig::{ServerProcess, scratch, text};
 use serde_json::{Value, json};
 
 fn call(method: &str, params: Value) -> Value {
@@ -352,5 +352,59 @@ fn hup_restores_what_stands_on_a_bdev_that_is_made_again() {
     assert_eq!(target.reload(&with_port(&ports[1])), ["reload: nothing has changed", "reload: done"]);
     assert_eq!(target.server.stop(), Some(0));
     assert_eq!(backend.stop(), Some(0));
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// With a log of everything: keys in files, and a secret by value.
+#[test]
+fn secrets_of_the_keyring_are_in_no_configuration_answer_or_log() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = scratch("keyring");
+    let (path, log) = (directory.join("key"), directory.join("log"));
+    std::fs::write(&path, "swordfish").unwrap();
+    let stderr = std::fs::File::create(&log).unwrap();
+    let mut server =
+        ServerProcess::start_with(&directory, "first", &[], |command| _ = command.stderr(stderr));
+    for method in ["log_set_level", "log_set_print_level"] {
+        server.ok(&[method, "level=DEBUG"]);
+    }
+    let path_parameter = format!("path={}", path.display());
+    let add = ["keyring_file_add_key", "name=key0", &path_parameter];
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let refused = text(&server.rpc(&add).stderr);
+    assert!(refused.contains("mode 640: chmod 600 (code -1)") && !refused.contains("fish"), "{refused}");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(server.ok(&add), json!(true));
+    server.ok(&[
+        "iscsi_create_auth_group",
+        "tag=1",
+        r#"secrets=[{"user":"u","secret":"a marlin by value"}]"#,
+    ]);
+    let keys = json!([{ "name": "key0", "module": "keyring_file", "removed": false, "probed": false,
+        "refcnt": 1, "path": path }]);
+    assert_eq!(server.ok(&["keyring_get_keys"]), keys);
+
+    let saved = server.ok(&["save_config"]);
+    assert_eq!(
+        server.ok(&["framework_get_config", "name=keyring"]),
+        json!([{ "method": "keyring_file_add_key", "params": { "name": "key0", "path": path } }])
+    );
+    // As SPDK's: what came by value is written by value.
+    let shown = saved.to_string();
+    assert!(!shown.contains("fish") && shown.contains("a marlin by value"), "{shown}");
+    assert_eq!(server.ok(&["keyring_file_remove_key", "name=key0"]), json!(true));
+    assert_eq!(server.ok(&["keyring_get_keys"]), json!([]));
+    let gone = text(&server.rpc(&["keyring_file_remove_key", "name=key0"]).stderr);
+    assert!(gone.contains("no key is called key0 (code -126)"), "{gone}");
+    let printed = server.signal("SIGUSR1", "state: {");
+    server.kill();
+
+    let mut server = ServerProcess::configured(&directory, "second", &saved);
+    assert_eq!((server.ok(&["save_config"]), server.ok(&["keyring_get_keys"])), (saved, keys));
+    let reloaded = server.signal("SIGHUP", "reload: done");
+    assert_eq!(reloaded, ["reload: nothing has changed", "reload: done"]);
+    server.kill();
+    let logged = std::fs::read_to_string(&log).unwrap() + &printed.concat();
+    assert!(!logged.contains("fish") && !logged.contains("marlin"), "{logged}");
     std::fs::remove_dir_all(directory).unwrap();
 }

@@ -35,9 +35,10 @@ impl Module for KeyringModule {
                     Ok(())
                 })
                 .text(
-                    "Adds a file as a key. It is read once to see that it can be, and again whenever its secret is \
-                     needed: new contents are in force from then on. Group and others have no right on the file, it \
-                     belongs to the server's user or to root, and it is not a symbolic link.",
+                    "Adds a file as a key. It is read once to see that it can be, and again whenever its \
+                     secret is needed: new contents are in force from then on. Group and others have no \
+                     right on the file, it belongs to the server's user or to root, and it is not a symbolic \
+                     link.",
                     "true",
                 )
                 .errors(&[
@@ -57,8 +58,8 @@ impl Module for KeyringModule {
                 Ok(())
             })
             .text(
-                "Removes a key; its file stays. What uses the key reads it no more, and the key is listed as removed \
-                 until nothing does.",
+                "Removes a key; its file stays. What uses the key reads it no more, and the key is listed as \
+                 removed until nothing does.",
                 "true",
             )
             .errors(&[(NO_KEY, "no key has this name"), (RpcError::EINVAL, "the key is not a file")]),
@@ -67,8 +68,8 @@ impl Module for KeyringModule {
             })
             .text(
                 "Lists the keys, not their secrets: those that are removed and in use are last.",
-                "array of keys with `name`, `module` (`keyring_file` or `linux`), `removed`, `probed`, `refcnt`, and \
-                 `path` of a file or `sn`, the kernel's number, unless they are removed",
+                "array of keys with `name`, `module` (`keyring_file` or `linux`), `removed`, `probed`, \
+                 `refcnt`, and `path` of a file or `sn`, the kernel's number, unless they are removed",
             ),
             Method::update("keyring_linux_set_options", |module: &KeyringModule, params: LinuxOptions| {
                 module.keyring.set_kernel_keys(params.enable);
@@ -76,9 +77,9 @@ impl Module for KeyringModule {
             })
             .at_any_stage()
             .text(
-                "Sets whether the name of a key that is not a file is looked for in the kernel's keyring: among the \
-                 keys of the type `user` in the session keyring of this process. Unlike SPDK's it can be called at any \
-                 time.",
+                "Sets whether the name of a key that is not a file is looked for in the kernel's keyring: \
+                 among the keys of the type `user` in the session keyring of this process. Unlike SPDK's it \
+                 can be called at any time.",
                 "true",
             ),
         ]

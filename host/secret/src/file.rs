@@ -52,9 +52,9 @@ impl From<SecretFileError> for io::Error {
 }
 
 impl Secret {
-    /// Reads a regular file of 1 to `bytes_max` bytes, with its line end if it has one. It belongs to the effective user
-    /// of this process or to root, and group and others have no right on it. To be called without a lock: a file system
-    /// may be slow.
+    /// Reads a regular file of 1 to `bytes_max` bytes, with its line end if it has one. It belongs to the
+    /// effective user of this process or to root, and group and others have no right on it. To be called
+    /// without a lock: a file system may be slow.
     ///
     /// # Errors
     /// [`SecretFileError`], whose text does not name the file.

@@ -1,4 +1,5 @@
-//! Secrets: bytes that are never printed, compare in constant time, and are wiped when their last owner drops them.
+//! Secrets: bytes that are never printed, compare in constant time, and are wiped when their last owner drops
+//! them.
 //!
 //! A [`Secret`] is made of a value, or read from a file that its owner alone can use ([`Secret::read`]). A
 //! [`SecretFileError`] says why a file is refused and what to do. Clones share the bytes.
@@ -27,10 +28,11 @@ use zeroize::Zeroizing;
 
 pub use file::SecretFileError;
 
-/// Bytes that only [`reveal`](Self::reveal) shows. It has no `Serialize`: what writes one does so in its own words.
+/// Bytes that only [`reveal`](Self::reveal) shows. It has no `Serialize`: what writes one does so in its own
+/// words.
 ///
-/// Equality takes the same time whatever differs, but not for different lengths, which are no secret. Wiped is the memory
-/// of this value alone: a request from which it came, or a copy that its user makes, is not.
+/// Equality takes the same time whatever differs, but not for different lengths, which are no secret. Wiped
+/// is the memory of this value alone: a request from which it came, or a copy that its user makes, is not.
 #[derive(Clone)]
 pub struct Secret(Arc<Zeroizing<Vec<u8>>>);
 
@@ -40,8 +42,8 @@ impl Secret {
         Secret(Arc::new(Zeroizing::new(bytes.into())))
     }
 
-    /// A secret that `read` writes to a buffer, of which it returns the number of bytes; `None` if there are more than
-    /// `bytes_max`. The buffer has one byte more and is wiped.
+    /// A secret that `read` writes to a buffer, of which it returns the number of bytes; `None` if there are
+    /// more than `bytes_max`. The buffer has one byte more and is wiped.
     ///
     /// # Errors
     /// Those of `read`.

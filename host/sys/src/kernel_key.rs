@@ -5,15 +5,16 @@ use std::io;
 
 /// The type of keys whose payload a program can read.
 const USER_KEY: &std::ffi::CStr = c"user";
-/// `KEY_SPEC_SESSION_KEYRING` of `linux/keyctl.h`; the user's session keyring for a process that has none of its own.
+/// `KEY_SPEC_SESSION_KEYRING` of `linux/keyctl.h`; the user's session keyring for a process that has none of
+/// its own.
 const SESSION_KEYRING: libc::c_long = -3;
 /// `KEYCTL_*` of the same file.
 const UNLINK: libc::c_long = 9;
 const SEARCH: libc::c_long = 10;
 const READ: libc::c_long = 11;
 
-/// A key of the type `user` in this process's session keyring, or in a keyring that is linked to it. The kernel's `user` keys
-/// have at most 32767 bytes.
+/// A key of the type `user` in this process's session keyring, or in a keyring that is linked to it. The
+/// kernel's `user` keys have at most 32767 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelKey(libc::c_long);
 
@@ -21,11 +22,13 @@ impl KernelKey {
     /// Finds the key with this description. No program is asked to make one.
     ///
     /// # Errors
-    /// `ENOKEY` if there is none, `EKEYEXPIRED` and `EKEYREVOKED`, `EACCES` without the right to search, `ENOSYS` of a
-    /// kernel without keyrings, `EPERM` where a sandbox refuses the call; `InvalidInput` for a name with a NUL.
+    /// `ENOKEY` if there is none, `EKEYEXPIRED` and `EKEYREVOKED`, `EACCES` without the right to search,
+    /// `ENOSYS` of a kernel without keyrings, `EPERM` where a sandbox refuses the call; `InvalidInput` for a
+    /// name with a NUL.
     pub fn find(description: &str) -> io::Result<KernelKey> {
         let description = CString::new(description)?;
-        // SAFETY: both texts end with a NUL and live until the call returns; the other arguments are integers.
+        // SAFETY: both texts end with a NUL and live until the call returns; the other arguments are
+        // integers.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_keyctl,
@@ -42,12 +45,12 @@ impl KernelKey {
     /// Adds a key to the session keyring, or changes the one of this description.
     ///
     /// # Errors
-    /// `EDQUOT` at the user's limit, `EINVAL` without a byte or with more than 32767, `ENOSYS`, `EPERM`; `InvalidInput` for
-    /// a name with a NUL.
+    /// `EDQUOT` at the user's limit, `EINVAL` without a byte or with more than 32767, `ENOSYS`, `EPERM`;
+    /// `InvalidInput` for a name with a NUL.
     pub fn add(description: &str, payload: &[u8]) -> io::Result<KernelKey> {
         let description = CString::new(description)?;
-        // SAFETY: both texts end with a NUL, the kernel reads as many bytes as `payload` has, and all live until the call
-        // returns.
+        // SAFETY: both texts end with a NUL, the kernel reads as many bytes as `payload` has, and all live
+        // until the call returns.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_add_key,
@@ -61,12 +64,14 @@ impl KernelKey {
         checked(result).map(KernelKey)
     }
 
-    /// Reads the payload. Returns its length; what is longer than the buffer is not written to it, or in part.
+    /// Reads the payload. Returns its length; what is longer than the buffer is not written to it, or in
+    /// part.
     ///
     /// # Errors
     /// As [`find`](Self::find) if the key has ended since; `EACCES` without the right to read it.
     pub fn read(self, buffer: &mut [u8]) -> io::Result<usize> {
-        // SAFETY: the kernel writes at most as many bytes as the buffer has, which is borrowed until the call returns.
+        // SAFETY: the kernel writes at most as many bytes as the buffer has, which is borrowed until the call
+        // returns.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_keyctl,

@@ -5,8 +5,8 @@
 //! otherwise. [`clock`] converts the time-stamp counter to nanoseconds; [`CpuSet`] is a set of cores.
 //!
 //! A thread without a reactor does I/O through [`AioQueue`], [`UringQueue`] or [`ThreadQueue`], which own the requests
-//! in flight. [`PerfEvent`] is a performance counter, [`ThreadUsage`] the resource usage of a thread, [`KernelKey`] a
-//! secret that the kernel keeps.
+//! in flight. [`PerfEvent`] is a performance counter, [`ThreadUsage`] the resource usage of a thread,
+//! [`KernelKey`] a secret that the kernel keeps.
 //!
 //! ```
 //! let event_loop = os::EventLoop::new(&os::EventLoopConfig::default()).expect("io_uring or epoll");

@@ -40,8 +40,8 @@ impl ClusterKey {
     /// Reads the key in a file: 64 hexadecimal digits.
     ///
     /// # Errors
-    /// `InvalidData` if it is something else, `PermissionDenied` if others than its owner may use the file or it is another
-    /// user's, and what the system reports.
+    /// `InvalidData` if it is something else, `PermissionDenied` if others than its owner may use the file or
+    /// it is another user's, and what the system reports.
     pub fn load(path: &Path) -> io::Result<ClusterKey> {
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, "a key is 64 hexadecimal digits");
         let file = Secret::read(path, FILE_BYTES_MAX)?;

@@ -34,6 +34,7 @@ const UNDO: &[&str] = &[
     "iscsi_delete_target_node",
     "iscsi_initiator_group_remove_initiators",
     "iscsi_target_node_remove_pg_ig_maps",
+    "keyring_file_remove_key",
     "nbd_export_delete",
     "nbd_stop_disk",
     "nvmf_delete_subsystem",
@@ -123,12 +124,22 @@ const M0: &str = "0A000000-0000-0000-0000-000000000000";
 /// Calls as a person writes them: with defaults left out, bdevs by other names, addresses in other spellings.
 /// Each method that is saved is in it, and those of which the effect is saved with another call.
 fn configuration(directory: &str, port: u16) -> Vec<(&'static str, Value)> {
-    [options(), bdevs(directory), nvmf(directory, port), initiator(port), exports(directory), iscsi()]
-        .concat()
+    [
+        options(directory),
+        bdevs(directory),
+        nvmf(directory, port),
+        initiator(port),
+        exports(directory),
+        iscsi(),
+    ]
+    .concat()
 }
 
-fn options() -> Vec<(&'static str, Value)> {
+fn options(directory: &str) -> Vec<(&'static str, Value)> {
     vec![
+        ("keyring_linux_set_options", json!({ "enable": true })),
+        ("keyring_file_add_key", json!({ "name": ":key0", "path": format!("{directory}/key") })),
+        ("keyring_file_add_key", json!({ "name": "key1", "path": format!("{directory}/key") })),
         ("framework_set_scheduler", json!({ "name": "static" })),
         ("sock_impl_set_options", json!({ "enable_zerocopy_send_server": false })),
         ("iobuf_set_options", json!({ "small_pool_count": 10_000 })),
@@ -436,6 +447,7 @@ fn a_saved_configuration_and_other_spellings_change_nothing_for_every_method() {
     for name in ["a", "u"] {
         std::fs::File::create(directory.join(name)).unwrap().set_len(8 << 20).unwrap();
     }
+    secret::Secret::new("swordfish").write_new(&directory.join("key")).unwrap();
     let (reactors, app) = start(&directory);
     let plane = &app.control;
 

@@ -142,7 +142,11 @@ fn a_token_is_replaced_when_it_is_old_and_once() {
     let file = UserFile::new("stale", "a:b");
     let session = EtcdSession::new(Some(file.0.clone()));
     let begin = Instant::now();
-    let is_known = |session: &EtcdSession| matches!(session.next(begin), Ok(TokenSource::Known(Some(token))) if token.authorization() == "1");
+    let known = |session: &EtcdSession| match session.next(begin) {
+        Ok(TokenSource::Known(Some(token))) => Some(token.authorization().to_string()),
+        _ => None,
+    };
+    let is_known = |session: &EtcdSession| known(session).as_deref() == Some("1");
     let first = Token::new("1".to_string(), begin).unwrap();
     let is_stale = |refusal, is_watch, age| session.is_stale(Some(&first), refusal, is_watch, begin + age);
     let (short, long) = (TOKEN_TIME_MIN, TOKEN_TIME_DOUBTED);
@@ -165,9 +169,7 @@ fn a_token_is_replaced_when_it_is_old_and_once() {
     // Another thread has a new one already: that is used.
     session.authenticated(Token::new("2".to_string(), begin));
     assert!(is_stale(Refusal::Token, false, short));
-    assert!(
-        matches!(session.next(begin), Ok(TokenSource::Known(Some(token))) if token.authorization() == "2")
-    );
+    assert_eq!(known(&session).as_deref(), Some("2"));
     // Users were disabled, and are enabled now.
     for refusal in [Refusal::Token, Refusal::Permission] {
         session.authenticated(None);
