@@ -37,8 +37,7 @@ impl Module for KeyringModule {
                 .text(
                     "Adds a file as a key. It is read once to see that it can be, and again whenever its \
                      secret is needed: new contents are in force from then on. Group and others have no \
-                     right on the file, it belongs to the server's user or to root, and it is not a symbolic \
-                     link.",
+                     right on the file, and it belongs to the server's user or to root.",
                     "true",
                 )
                 .errors(&[

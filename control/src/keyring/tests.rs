@@ -50,7 +50,7 @@ fn calls_that_fail_have_spdks_codes_and_change_nothing() {
     let plane = plane(&keyring);
     let open = directory.file("open", "swordfish");
     fs::set_permissions(&open, fs::Permissions::from_mode(0o640)).unwrap();
-    std::os::unix::fs::symlink(&good, directory.0.join("link")).unwrap();
+    std::os::unix::fs::symlink(&open, directory.0.join("link")).unwrap();
     let large = directory.file("large", &"swordfish".repeat(KEY_BYTES_MAX));
     plane.invoke("keyring_file_add_key", json!({ "name": "key0", "path": good })).unwrap();
     let add = |name: &str, path: &Path| ("keyring_file_add_key", json!({ "name": name, "path": path }));
@@ -59,7 +59,7 @@ fn calls_that_fail_have_spdks_codes_and_change_nothing() {
         (add("key1", Path::new("good")), -1, "good: the path of a key is absolute"),
         (add("key1", &open), -1, "others than its owner may use it, mode 640: chmod 600"),
         (add("key1", &directory.0), -1, "not a regular file, but a directory"),
-        (add("key1", &directory.0.join("link")), -1, "it is a symbolic link: name the file itself"),
+        (add("key1", &directory.0.join("link")), -1, "others than its owner may use it, mode 640"),
         (add("key1", &directory.0.join("gone")), -2, "gone: No such file"),
         (add("key1", &large), -105, "it has more than 32767 bytes"),
         (add("key1", &directory.file("empty", "")), -1, "it is empty"),

@@ -3,7 +3,7 @@
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::OFlags;
 
@@ -15,9 +15,6 @@ pub enum SecretFileError {
     /// The system does not read it.
     #[error("{0}")]
     System(#[from] io::Error),
-    /// It could point to another file tomorrow.
-    #[error("it is a symbolic link: name the file itself, {}", .0.display())]
-    SymbolicLink(PathBuf),
     /// It is of this kind.
     #[error("it is not a regular file, but a {0}: name a file that has only the secret")]
     NotRegular(&'static str),
@@ -59,14 +56,11 @@ impl Secret {
     /// # Errors
     /// [`SecretFileError`], whose text does not name the file.
     pub fn read(path: &Path, bytes_max: usize) -> Result<Secret, SecretFileError> {
-        // Looked at before it is opened, which has effects on some devices.
-        let kind = fs::symlink_metadata(path)?.file_type();
-        if kind.is_symlink() {
-            return Err(SecretFileError::SymbolicLink(fs::read_link(path)?));
-        }
-        check_kind(kind)?;
+        // Looked at before it is opened, which has effects on some devices. A link is followed, as secrets that are
+        // replaced as a whole are mounted behind one: what it points to is what is checked.
+        check_kind(fs::metadata(path)?.file_type())?;
         // And again, because it may be another one now. NONBLOCK: opening a FIFO must not wait for a writer.
-        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
         let metadata = file.metadata()?;
         check_kind(metadata.file_type())?;
