@@ -23,6 +23,12 @@ use crate::reactor_runtime::ReactorRuntime;
 
 const NQN: &str = "nqn.2025-01.io.ringbolt:demo";
 const DEVICE_BYTES: u64 = 1 << 30;
+/// Of a program that was built to be there soon.
+const BUILD_NOTE: &str = match option_env!("RINGBOLT_BUILD_NOTE") {
+    Some(note) => note,
+    None => "",
+};
+
 /// The NVMe/TCP port registered with IANA, and those tried next when it is in use.
 const PORTS: std::ops::RangeInclusive<u16> = 4420..=4519;
 /// The part of the device under load. Random writes all over a sparse file make an extent of each write, and
@@ -206,7 +212,7 @@ fn table(result: &JobResult, target_ns: u64, runtime: &ReactorRuntime) -> String
     }
     let per_io = |ns: u64| format_ns(ns as f64 / result.total_ios().max(1) as f64);
     format!(
-        "{table}\nCPU per I/O: target {}, initiator {} (verification included)\nverified: {} blocks, {} wrong; memory: {} MiB of buffers, {} MiB of the process",
+        "{table}\nCPU per I/O: target {}, initiator {} (verification included{BUILD_NOTE})\nverified: {} blocks, {} wrong; memory: {} MiB of buffers, {} MiB of the process",
         per_io(target_ns),
         per_io(result.usage.cpu_ns),
         result.checked_blocks,
