@@ -185,12 +185,14 @@ fn a_chunk_that_is_not_aligned_for_the_device_is_never_used() {
 #[test]
 fn buffers_of_another_arena_are_not_taken_for_those_of_the_cores_own() {
     let (device, pool, mut addresses) = one_core(1);
-    let (own, foreign) = (pool.take(4096).unwrap(), Pool::new(&arena(1)).take(4096).unwrap());
-    assert_eq!(own.chunk_index(), foreign.chunk_index());
-    for _ in 0..2 {
-        assert_eq!(addresses.translate(&foreign), None);
-        assert_eq!(addresses.address(&foreign), Err(DmaError::NotPoolMemory));
-        assert_eq!(addresses.locate(&foreign), Ok(None));
+    let (own, other) = (pool.take(4096).unwrap(), Pool::new(&arena(2)));
+    // The second is in a chunk with an index that the core's arena does not have.
+    let foreign = [4096, CHUNK_BYTES / 2].map(|bytes| other.take(bytes).unwrap());
+    assert_eq!((foreign[0].chunk_index(), foreign[1].chunk_index()), (own.chunk_index(), Some(1)));
+    for buffer in foreign.iter().chain(&foreign) {
+        assert_eq!(addresses.translate(buffer), None);
+        assert_eq!(addresses.address(buffer), Err(DmaError::NotPoolMemory));
+        assert_eq!(addresses.locate(buffer), Ok(None));
         assert_eq!(addresses.locate(&own), Ok(Some(device_address(&own))));
     }
     assert_eq!(device.state().chunks.len(), 1);
