@@ -81,7 +81,7 @@ impl Controller {
         };
         let device = crate::transport::open(uri, core, options)?;
         let controller = owner::attach(core, device, options).await?;
-        let _ = controller.0.shared.key.set(claim.key().to_string());
+        controller.0.shared.mappings().retain(Box::new(claim.attached_key()));
         claim.attached(Arc::downgrade(&controller.0));
         Ok(controller)
     }

@@ -1,13 +1,13 @@
-//! The interface between the driver and a memory-based transport: registers, doorbells and DMA mappings.
+//! The interface between the driver and a memory-based transport: registers, doorbells and DMA.
 //!
-//! [`Registers`] and [`Dma`] abstract a PCI Express function, another process behind vfio-user and the simulated
-//! controller of the tests. Registers are for control and may be slow; doorbells are mapped memory, because every
+//! [`NvmeDevice`], made of [`Registers`] and [`dma::Dma`], abstracts a PCI Express function, another process behind
+//! vfio-user and the simulated controller of the tests. Registers are for control and may be slow; doorbells are mapped memory, because every
 //! batch writes one.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use dma::{ChunkMemory, RegionMapping, SharedRegion};
+use dma::{Dma, DmaError, SharedRegion};
 
 /// Errors of device access.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,6 +29,15 @@ pub enum DeviceError {
     /// Any other error; the text says what failed and what to do.
     #[error("{0}")]
     Other(String),
+}
+
+impl From<DmaError> for DeviceError {
+    fn from(error: DmaError) -> DeviceError {
+        match error {
+            DmaError::Gone => DeviceError::Gone,
+            error => DeviceError::Memory(error.to_string()),
+        }
+    }
 }
 
 /// The mapped doorbell registers: BAR0 from offset 1000h.
@@ -63,39 +72,17 @@ pub trait Registers: Send + Sync {
     fn doorbells(&self, bytes: u64) -> Result<DoorbellRegion, DeviceError>;
 }
 
-/// DMA mappings of a device.
-pub trait Dma: Send + Sync {
-    /// Maps a chunk for the device and returns the device address of its first byte.
-    ///
-    /// Called once per chunk and controller. The chunk stays mapped until the device is dropped.
-    fn map(&self, chunk: &ChunkMemory) -> Result<u64, DeviceError>;
-
-    /// Maps memory that a peer lends, and returns the device address of its first byte and what undoes it when it is
-    /// dropped. It takes long, since all of the memory is pinned, and is called on a thread that may wait. Fails if
-    /// less than `reserve_bytes` of the memory that the process may pin would be left.
-    ///
-    /// Only commands in flight access lent memory: none are between [`disable_dma`](Self::disable_dma) and
-    /// [`enable_dma`](Self::enable_dma), but the mapping is there afterwards.
-    fn map_region(
-        &self,
-        _region: &Arc<RegionMapping>,
-        _reserve_bytes: u64,
-    ) -> Result<(u64, Box<dyn Send>), DeviceError> {
-        Err(DeviceError::Memory("the transport cannot map memory of others".into()))
-    }
+/// The device of a memory-based controller.
+pub trait NvmeDevice: Registers + Dma {
+    /// Name for messages, as in the URI.
+    fn name(&self) -> String;
 
     /// Enables the device's DMA: bus mastering for PCI Express, the mappings for vfio-user.
     fn enable_dma(&self) -> Result<(), DeviceError>;
 
     /// Disables the device's DMA: after success the device writes no memory, whatever its state, until
-    /// [`enable_dma`](Self::enable_dma).
+    /// [`enable_dma`](Self::enable_dma). What is mapped is there afterwards.
     fn disable_dma(&self) -> Result<(), DeviceError>;
-}
-
-/// The device of a memory-based controller.
-pub trait NvmeDevice: Registers + Dma {
-    /// Name for messages, as in the URI.
-    fn name(&self) -> String;
 
     /// Whether the device responds and its orderly removal is not requested.
     fn is_present(&self) -> bool;

@@ -45,13 +45,12 @@
 mod any_controller;
 mod command;
 mod controller;
+mod descriptors;
 mod device;
-mod dma;
 mod error;
 mod inject;
 mod interrupt;
 mod io_queue;
-mod lent_memory;
 mod namespace;
 mod namespace_info;
 mod options;
@@ -71,11 +70,11 @@ mod transport;
 mod uri;
 mod wait;
 
-pub use crate::dma::SLICES_MAX as DATA_SLICES_MAX;
 pub use any_controller::{AnyController, IoQueues, Opening};
 pub use command::{Command, CommandCompletion};
 pub use controller::Controller;
-pub use device::{DeviceError, Dma, DoorbellRegion, NvmeDevice, Registers};
+pub use descriptors::SLICES_MAX as DATA_SLICES_MAX;
+pub use device::{DeviceError, DoorbellRegion, NvmeDevice, Registers};
 pub use error::{AdminError, BadCompletion, ControllerFailure, NvmeOpenError};
 pub use inject::{CompletionFault, CompletionInjection};
 pub use io_queue::IoQueue;

@@ -12,7 +12,7 @@ use wire_nvme::{cqe, sqe};
 
 use crate::command::{Command, CommandCompletion};
 use crate::controller::ControllerHandle;
-use crate::dma::Translator;
+use crate::descriptors::DescriptorBuilder;
 use crate::error::{ControllerFailure, NvmeOpenError};
 use crate::inject::CompletionInjection;
 use crate::interrupt::QpairInterrupt;
@@ -105,7 +105,6 @@ impl QueuePair {
         options: &Options,
     ) -> Result<QueuePair, NvmeOpenError> {
         let shared = &handle.shared;
-        shared.retain_arena(core.pool().arena());
         let params = shared.params();
         if !(1..=DEPTH_MAX).contains(&options.queue_depth) {
             return Err(NvmeOpenError::InvalidArgument("the queue depth must be 1 to 1023"));
@@ -117,14 +116,14 @@ impl QueuePair {
         let sq = take(entries as usize * sqe::SIZE)?;
         let cq = take(entries as usize * cqe::SIZE)?;
         let ranges = take(depth as usize * wire_nvme::io::DSM_RANGE_SIZE)?;
-        let mut translator = Translator::new(shared, core.pool(), params.page_log2);
-        translator.use_sgls(params.identity.sgls);
+        let mut descriptors = DescriptorBuilder::new(shared, core.pool(), params.page_log2);
+        descriptors.use_sgls(params.identity.sgls);
         let qid = shared.alloc_qid().ok_or(NvmeOpenError::NoFreeQueue(params.queues_max.into()))?;
         let stride = params.capabilities.doorbell_stride_log2;
         let (sq, cq) = (DeviceBuffer::new(sq), DeviceBuffer::new(cq));
         let mut rings = Rings::new(sq, cq, entries, qid, params.doorbells.clone(), stride);
         rings.set_shadow(params.shadow.as_ref().and_then(|pages| pages.for_queue(qid, stride)));
-        let created = MemoryQueue::new(rings, translator, depth, core.pool(), ranges)
+        let created = MemoryQueue::new(rings, descriptors, depth, core.pool(), ranges)
             .and_then(|mut queue| Ok((queue.ring_addresses()?, queue)));
         let (addresses, queue) = match created {
             Ok(created) => created,
@@ -259,7 +258,7 @@ impl QueuePair {
 
     /// Whether the device reaches data in place: see [`IoQueue::can_access`](crate::IoQueue::can_access).
     pub(crate) fn can_access(&mut self, data: &Data) -> bool {
-        self.queue_mut().translator.can_access(data.slices())
+        self.queue_mut().descriptors.can_access(data.slices())
     }
 
     /// Submits requests from the front of the batch; requests without a free slot stay in it.

@@ -18,8 +18,8 @@ use wire_nvme::sqe::Fuse;
 use wire_nvme::{DataPointer, Sqe};
 
 use crate::command::{Command, CommandCompletion};
+use crate::descriptors::{DataDescriptor, DescriptorBuilder, DescriptorList};
 use crate::device::DeviceError;
-use crate::dma::{DataDescriptor, DescriptorList, Translator};
 use crate::inject::CompletionInjections;
 use crate::namespace_info::NamespaceLayout;
 use crate::rings::Rings;
@@ -37,7 +37,7 @@ pub(crate) const DEPTH_MAX: u32 = 1023;
 /// (`push_run`, `reap_successes`); everything else takes the cold path.
 pub(crate) struct MemoryQueue {
     pub(crate) rings: Rings,
-    pub(crate) translator: Translator,
+    pub(crate) descriptors: DescriptorBuilder,
     slots: Box<[CommandSlot]>,
     /// The request of each slot.
     requests: Box<[SlotRequest]>,
@@ -143,20 +143,20 @@ impl MemoryQueue {
     /// Creates a queue of `depth` commands over new rings, which must have more entries than `depth`.
     pub(crate) fn new(
         rings: Rings,
-        mut translator: Translator,
+        mut descriptors: DescriptorBuilder,
         depth: u32,
         pool: &Pool,
         ranges: Buffer,
     ) -> Result<MemoryQueue, DeviceError> {
         assert!((1..=DEPTH_MAX).contains(&depth) && depth <= rings.mask(), "invalid queue depth {depth}");
-        let ranges_address = translator.address(&ranges)?;
+        let ranges_address = descriptors.address(&ranges)?;
         assert!(
             ranges.len() >= depth as usize * DSM_RANGE_SIZE,
             "the range buffer is too small for {depth} commands"
         );
         Ok(MemoryQueue {
             rings,
-            translator,
+            descriptors,
             slots: (0..depth as u16)
                 .map(|index| CommandSlot { stamp: 0, cid: index, kind: SlotKind::Free })
                 .collect(),
@@ -178,7 +178,7 @@ impl MemoryQueue {
     /// Device addresses of the submission and completion queue.
     pub(crate) fn ring_addresses(&mut self) -> Result<(u64, u64), DeviceError> {
         let (sq, cq) = self.rings.buffers();
-        Ok((self.translator.address(sq)?, self.translator.address(cq)?))
+        Ok((self.descriptors.address(sq)?, self.descriptors.address(cq)?))
     }
 
     /// Most commands in flight.
@@ -207,8 +207,8 @@ impl MemoryQueue {
             + self.commands.capacity() * size_of::<Option<Command>>()
             + self.bounce_buffers.capacity() * size_of::<Option<Buffer>>()
             + self.lists.capacity() * size_of::<Option<DescriptorList>>();
-        let lists = self.lists.iter().flatten().count() * crate::dma::LIST_BYTES;
-        (own, lists + self.rings.bytes() + self.ranges.buffer().capacity() + self.translator.list_bytes())
+        let lists = self.lists.iter().flatten().count() * crate::descriptors::LIST_BYTES;
+        (own, lists + self.rings.bytes() + self.ranges.buffer().capacity() + self.descriptors.list_bytes())
     }
 
     /// Submits requests from the front of the batch while slots are free. An invalid request completes with an error
@@ -230,8 +230,8 @@ impl MemoryQueue {
         let mut requests = batch.drain(..count);
         loop {
             // Fast paths first: runs of reads and writes within one page, then within mapped chunks.
-            self.push_run(layout, &mut requests, stamp, Translator::describe_single_page);
-            self.push_run(layout, &mut requests, stamp, Translator::describe_mapped);
+            self.push_run(layout, &mut requests, stamp, DescriptorBuilder::describe_single_page);
+            self.push_run(layout, &mut requests, stamp, DescriptorBuilder::describe_mapped);
             let Some(request) = requests.next() else { break };
             let index = self.free[self.room - 1];
             match self.push_uncommon(layout, &request, index) {
@@ -258,9 +258,9 @@ impl MemoryQueue {
         layout: &NamespaceLayout,
         batch: &mut Drain<'_, Request<Data>>,
         stamp: u32,
-        describe: impl Fn(&Translator, &Buffer, u32) -> Option<DataDescriptor>,
+        describe: impl Fn(&DescriptorBuilder, &Buffer, u32) -> Option<DataDescriptor>,
     ) {
-        let MemoryQueue { rings, translator, slots, requests, free, room, .. } = self;
+        let MemoryQueue { rings, descriptors, slots, requests, free, room, .. } = self;
         let slots = &mut slots[..];
         let requests = &mut requests[..slots.len()];
         let mut indices = free[..*room].iter().rev();
@@ -269,7 +269,7 @@ impl MemoryQueue {
             let index = usize::from(*indices.next()?);
             let (slot, place) = (&mut slots[index], &mut requests[index]);
             let buffer = read_write_buffer(layout, request)?;
-            let described = describe(translator, buffer, buffer.len() as u32)?;
+            let described = describe(descriptors, buffer, buffer.len() as u32)?;
             let sqe = read_write(layout, request, slot.cid, described);
             (slot.stamp, slot.kind) = (stamp, SlotKind::Io);
             place.take_next_from(batch);
@@ -299,7 +299,7 @@ impl MemoryQueue {
             return Ok(SlotKind::Io);
         }
         let copy = self.bounce_buffer(request, data)?;
-        let described = self.translator.describe(&copy, copy.len() as u32);
+        let described = self.descriptors.describe(&copy, copy.len() as u32);
         let described = described.map_err(|_| Status::COMMAND_INTERRUPTED)?;
         self.rings.push(&read_write(layout, request, cid, described));
         if self.bounce_buffers.is_empty() {
@@ -312,14 +312,14 @@ impl MemoryQueue {
     /// Describes the data of the command in slot `index` where it lies; `None` if the device cannot access it there.
     fn describe_in_place(&mut self, data: &Data, index: u16) -> Result<Option<DataDescriptor>, DeviceError> {
         match data {
-            Data::One(buffer) if !buffer.is_adopted() => {
-                self.translator.describe(buffer, buffer.len() as u32).map(Some)
+            Data::One(buffer) if !buffer.is_adopted() && self.descriptors.is_own(buffer) => {
+                self.descriptors.describe(buffer, buffer.len() as u32).map(Some)
             }
             _ => {
                 if self.lists.is_empty() {
                     self.lists.resize_with(self.slots.len(), || None);
                 }
-                self.translator.describe_slices(data.slices(), &mut self.lists[usize::from(index)])
+                self.descriptors.describe_slices(data.slices(), &mut self.lists[usize::from(index)])
             }
         }
     }
@@ -434,17 +434,21 @@ impl MemoryQueue {
 
     fn describe_command(&mut self, command: &Command) -> Result<(DataDescriptor, u64), Status> {
         let described = match &command.data {
-            Some(buffer) if buffer.is_external() => return Err(Status::INVALID_FIELD.do_not_retry()),
+            Some(buffer) if !self.descriptors.is_own(buffer) => {
+                return Err(Status::INVALID_FIELD.do_not_retry());
+            }
             Some(buffer) => self
-                .translator
+                .descriptors
                 .describe(buffer, buffer.len() as u32)
                 .map_err(|_| Status::COMMAND_INTERRUPTED)?,
             None if command.has_data_pointer => DataDescriptor { data: command.sqe.data, flags: 0 },
             None => DataDescriptor::NONE,
         };
         let metadata = match &command.metadata {
-            Some(buffer) if buffer.is_external() => return Err(Status::INVALID_FIELD.do_not_retry()),
-            Some(buffer) => self.translator.address(buffer).map_err(|_| Status::COMMAND_INTERRUPTED)?,
+            Some(buffer) if !self.descriptors.is_own(buffer) => {
+                return Err(Status::INVALID_FIELD.do_not_retry());
+            }
+            Some(buffer) => self.descriptors.address(buffer).map_err(|_| Status::COMMAND_INTERRUPTED)?,
             None => 0,
         };
         Ok((described, metadata))

@@ -46,19 +46,28 @@ pub(crate) fn find(key: &str) -> AttachLookup {
     }
 }
 
-/// Removes a controller whose device was dropped.
-pub(crate) fn remove(key: &str) {
+/// The key of an attached controller. Dropped after the device, it lets others attach the controller.
+pub(crate) struct AttachedKey(String);
+
+impl Drop for AttachedKey {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
+fn remove(key: &str) {
     if let Some(attached) = sync::lock(&ATTACHED).as_mut() {
         attached.remove(key);
     }
 }
 
 impl AttachClaim {
-    pub(crate) fn key(&self) -> &str {
-        &self.key
+    /// What removes the controller's entry; it is dropped after the controller's device.
+    pub(crate) fn attached_key(&self) -> AttachedKey {
+        AttachedKey(self.key.clone())
     }
 
-    /// Registers the attached controller. Dropping the controller's device will [`remove`] the entry.
+    /// Registers the attached controller, until its [`AttachedKey`] is dropped.
     pub(crate) fn attached(mut self, handle: Weak<ControllerHandle>) {
         self.used = true;
         if let Some(attached) = sync::lock(&ATTACHED).as_mut() {

@@ -4,22 +4,21 @@
 //! They detect resets and failures through one atomic word, [`StateWord`], that a queue pair compares on every
 //! poll.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Poll, Waker};
 
-use dma::{Arena, Buffer, ChunkMemory, Pool};
+use dma::{Buffer, DeviceMappings, MappingConfig, Pool};
 use wire_nvme::Sqe;
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::identify::{IdentifyController, NvmController};
 use wire_nvme::registers::{ControllerCapabilities, NvmeVersion};
 
-use crate::device::{DeviceError, DoorbellRegion, NvmeDevice};
+use crate::device::{DoorbellRegion, NvmeDevice};
 use crate::error::{AdminError, ControllerFailure};
-use crate::lent_memory::LentRegions;
 use crate::namespace_info::NamespaceInfo;
 use crate::options::Options;
 use crate::shadow::ShadowDoorbellPages;
@@ -88,29 +87,18 @@ const EVENTS_MAX: usize = 64;
 
 /// State of one controller, shared by its owner core and by every core with a queue pair.
 ///
-/// It owns the device, and the memory that the device may access: arenas and shadow doorbells are retained until
-/// the device is dropped, because their mappings refer to them. The mutexes guard control paths only; the I/O path
-/// reads nothing but [`state_word`](Self::state_word).
+/// Its [`DeviceMappings`] own the device, and retain until the device is dropped the memory that it may access, and
+/// its key in the registry. The mutexes guard control paths only; the I/O path reads nothing but
+/// [`state_word`](Self::state_word).
 pub(crate) struct SharedController {
-    /// `None` only while `self` is dropped.
-    device: Option<Box<dyn NvmeDevice>>,
+    mappings: Arc<DeviceMappings<dyn NvmeDevice>>,
     pub(crate) options: Options,
-    /// Key in the process-wide registry of attached controllers.
-    pub(crate) key: OnceLock<String>,
     state_word: AtomicU64,
     failure: Mutex<Option<ControllerFailure>>,
     pub(crate) params: OnceLock<ControllerParams>,
     /// Namespaces that were opened; `None` for one that is inactive now and may become active again.
     namespaces: Mutex<HashMap<u32, Option<NamespaceInfo>>>,
     unsupported: Mutex<HashMap<u32, &'static str>>,
-    /// Device addresses of mapped chunks, by host start address.
-    chunks: Mutex<BTreeMap<usize, u64>>,
-    /// Arenas with chunks that are mapped for the device: they must outlive the mappings.
-    arenas: Mutex<Vec<Arc<Arena>>>,
-    /// Lent memory that is mapped for the device.
-    lent_regions: Arc<LentRegions>,
-    /// Shadow doorbells that are mapped for the device; they must outlive the mapping too.
-    pages: Mutex<Option<Arc<ShadowDoorbellPages>>>,
     records: Mutex<Vec<Weak<QpairRecord>>>,
     free_qids: Mutex<Vec<u16>>,
     events: Mutex<VecDeque<NvmeEvent>>,
@@ -316,19 +304,16 @@ impl SharedController {
         options: Options,
         requests: reactor::MailboxSender<OwnerRequest>,
     ) -> Arc<SharedController> {
+        let map_lent_memory = options.map_lent_memory;
+        let config = MappingConfig { name: device.name(), log_target: "nvme", map_lent_memory };
         Arc::new(SharedController {
-            device: Some(device),
+            mappings: DeviceMappings::new(device, config),
             options,
-            key: OnceLock::new(),
             state_word: AtomicU64::new(StateWord::new(RunState::Stopped, 0, 0).0),
             failure: Mutex::default(),
             params: OnceLock::new(),
             namespaces: Mutex::default(),
             unsupported: Mutex::default(),
-            chunks: Mutex::default(),
-            arenas: Mutex::default(),
-            lent_regions: Arc::default(),
-            pages: Mutex::default(),
             records: Mutex::default(),
             free_qids: Mutex::default(),
             events: Mutex::default(),
@@ -341,7 +326,12 @@ impl SharedController {
     }
 
     pub(crate) fn device(&self) -> &dyn NvmeDevice {
-        &**self.device.as_ref().expect("the device lives until this is dropped")
+        self.mappings.device()
+    }
+
+    /// The device, and the memory that is mapped for it.
+    pub(crate) fn mappings(&self) -> &Arc<DeviceMappings<dyn NvmeDevice>> {
+        &self.mappings
     }
 
     pub(crate) fn params(&self) -> &ControllerParams {
@@ -384,40 +374,6 @@ impl SharedController {
 
     pub(crate) fn failure(&self) -> Option<ControllerFailure> {
         *sync::lock(&self.failure)
-    }
-
-    /// Returns the device address of a chunk and maps the chunk on first use.
-    pub(crate) fn map(&self, chunk: &ChunkMemory) -> Result<u64, DeviceError> {
-        let mut chunks = sync::lock(&self.chunks);
-        let start = chunk.start.addr();
-        if let Some(&device) = chunks.get(&start) {
-            return Ok(device);
-        }
-        let device = self.device().map(chunk)?;
-        chunks.insert(start, device);
-        Ok(device)
-    }
-
-    pub(crate) fn lent_regions(&self) -> &Arc<LentRegions> {
-        &self.lent_regions
-    }
-
-    /// Retains an arena for as long as its chunks may be mapped for the device.
-    pub(crate) fn retain_arena(&self, arena: &Arc<Arena>) {
-        let mut arenas = sync::lock(&self.arenas);
-        if !arenas.iter().any(|kept| Arc::ptr_eq(kept, arena)) {
-            arenas.push(arena.clone());
-        }
-    }
-
-    /// Most bytes of the arenas whose chunks may be mapped for the device.
-    pub(crate) fn arena_bytes_max(&self) -> u64 {
-        sync::lock(&self.arenas).iter().map(|arena| arena.limit_bytes() as u64).sum()
-    }
-
-    /// Retains shadow doorbells for as long as they may be mapped for the device.
-    pub(crate) fn retain_shadow_doorbells(&self, pages: &Arc<ShadowDoorbellPages>) {
-        *sync::lock(&self.pages) = Some(pages.clone());
     }
 
     pub(crate) fn namespace(&self, nsid: u32) -> Option<NamespaceInfo> {
@@ -489,16 +445,6 @@ impl SharedController {
 
     pub(crate) fn pop_event(&self) -> Option<NvmeEvent> {
         sync::lock(&self.events).pop_front()
-    }
-}
-
-impl Drop for SharedController {
-    fn drop(&mut self) {
-        // Drop the device before its key leaves the registry: another thread may open it as soon as the key is free.
-        self.device = None;
-        if let Some(key) = self.key.get() {
-            crate::registry::remove(key);
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Memory that is not the core's own: lent by a peer, or adopted from another core.
+//! Memory that is not the core's own: lent by a peer, adopted from another core, or of another arena.
 #![allow(clippy::unwrap_used)]
 
 mod rig;
@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::mpsc::channel;
 
 use block_io::{Request, Status, Tag};
-use dma::{Data, ExternalMemory, Pool, SharedRegion};
+use dma::{Arena, ArenaConfig, Buffer, Data, ExternalMemory, Pool, SharedRegion};
 use nvme::simulated::{SimulatedConfig, SimulatedController};
 use nvme::{Namespace, Options};
 use reactor::Core;
@@ -166,5 +166,50 @@ fn data_of_another_core_is_accessed_in_place() {
         }
         // Two half pages fit neither two PRPs nor, on this device, an SGL.
         assert_eq!(bounced(&namespace), 1);
+    });
+}
+
+/// The chunks of two arenas have the same indices.
+#[test]
+fn buffers_of_another_arena_are_copied() {
+    on_device(SimulatedConfig::new(4096, 512), async move |core, device| {
+        let mut namespace = open(&core, &device, &options()).await;
+        let config = ArenaConfig { limit_bytes: 2 << 20, hugepages: false, shared: true };
+        let foreign = Pool::new(&Arena::new(config));
+        for (round, lengths) in [&[4096][..], &[4096, 4096], &[65536]].into_iter().enumerate() {
+            let bytes: usize = lengths.iter().sum();
+            let content = pattern(round, bytes);
+            for (pool, copied) in [(&foreign, 1), (core.pool(), 0)] {
+                let buffers = lengths.iter().map(|bytes| pool.take(*bytes).unwrap()).collect();
+                let mut data = Data::gather(buffers).unwrap();
+                data.copy_from(0, &content);
+                let before = bounced(&namespace);
+                let write = Request::write(Tag(0), 8, bytes as u32 / 512, data);
+                assert_eq!(status(&core, &mut namespace, write).await, Status::SUCCESS, "{lengths:?}");
+                assert!(device.namespace_data(1)[4096..][..bytes] == content, "{lengths:?}");
+                assert_eq!(bounced(&namespace) - before, copied, "{lengths:?}");
+            }
+        }
+    });
+}
+
+/// Data of several slices has a PRP list of its own, a long buffer needs that of its chunk.
+#[test]
+fn a_chunk_that_was_first_used_by_slices_gets_its_prp_list() {
+    on_device(SimulatedConfig::new(4096, 512), async move |core, device| {
+        let mut namespace = open(&core, &device, &options()).await;
+        let mut chunks = Vec::new();
+        for (round, count) in [2, 1, 2].into_iter().enumerate() {
+            let buffers: Vec<_> = (0..count).map(|_| core.pool().take(131_072).unwrap()).collect();
+            chunks.extend(buffers.iter().map(Buffer::chunk_index));
+            let mut data = Data::gather(buffers).unwrap();
+            let content = pattern(round, data.len());
+            data.copy_from(0, &content);
+            let write = Request::write(Tag(0), 8, content.len() as u32 / 512, data);
+            assert_eq!(status(&core, &mut namespace, write).await, Status::SUCCESS);
+            assert!(device.namespace_data(1)[4096..][..content.len()] == content);
+        }
+        assert!(chunks.iter().all(|chunk| *chunk == chunks[0]), "{chunks:?}");
+        assert_eq!(bounced(&namespace), 0);
     });
 }

@@ -6,7 +6,9 @@
 //! and shared without copying; a [`Parcel`] takes data to another core, and returns it when it is dropped there.
 //! [`SharedRegion`] is memory that several cores, a device or another process access concurrently; an
 //! [`ExternalMemory`] makes buffers of parts of it without a copy. [`DeviceBuffer`] is a buffer that a device
-//! accesses concurrently, and [`EntryRing`] is a queue in such a buffer. [`PersistentRegion`] is a file on persistent memory.
+//! accesses concurrently, and [`EntryRing`] is a queue in such a buffer. [`DeviceMappings`] is a device with
+//! the memory that is mapped for it, and [`DeviceAddresses`] has the device addresses of one core's buffers;
+//! a driver implements [`Dma`] for its transport. [`PersistentRegion`] is a file on persistent memory.
 //!
 //! ```
 //! let arena = dma::Arena::new(dma::ArenaConfig { limit_bytes: 4 << 20, ..Default::default() });
@@ -21,6 +23,7 @@ mod arena;
 mod buffer;
 mod cache_flush;
 mod data;
+mod device;
 mod entry_ring;
 mod external;
 mod parcel;
@@ -32,6 +35,7 @@ mod sigbus;
 pub use arena::{Arena, ArenaConfig, Backing, CHUNK_BYTES, ChunkMemory};
 pub use buffer::{Buffer, DeviceBuffer};
 pub use data::{Data, Slices};
+pub use device::{ChunkAddress, DeviceAddresses, DeviceMappings, Dma, DmaError, MappingConfig};
 pub use entry_ring::{EntryRing, EntryRingView};
 pub use external::ExternalMemory;
 pub use parcel::Parcel;

@@ -18,8 +18,8 @@ use wire_nvme::{Sqe, cqe, sqe};
 
 use super::{ADMIN_DEPTH, ADMIN_ENTRIES, ControllerOwner, OWNER_REQUESTS_MAX, OwnerPoller};
 use crate::controller::Controller;
+use crate::descriptors::DescriptorBuilder;
 use crate::device::{DeviceError, DoorbellRegion, NvmeDevice};
-use crate::dma::Translator;
 use crate::error::{AdminError, ControllerFailure, NvmeOpenError};
 use crate::namespace_info::NamespaceInfo;
 use crate::options::{InterruptMode, Options};
@@ -41,7 +41,6 @@ pub(crate) async fn attach(
 ) -> Result<Controller, NvmeOpenError> {
     let (sender, requests) = core.mailbox(OWNER_REQUESTS_MAX);
     let shared = SharedController::new(device, options.clone(), sender);
-    shared.retain_arena(core.pool().arena());
     let name = shared.device().name();
     let owner = ControllerOwner::new(core, &shared, requests);
     core.add_poller(Box::new(OwnerPoller { owner: owner.clone(), name: name.clone() }), Period::EveryTurn);
@@ -126,9 +125,9 @@ impl ControllerOwner {
         let sq = take(ADMIN_ENTRIES as usize * sqe::SIZE)?;
         let cq = take(ADMIN_ENTRIES as usize * cqe::SIZE)?;
         let name = self.shared.device().name();
-        let mut translator = Translator::new(&self.shared, pool, page_log2);
+        let mut descriptors = DescriptorBuilder::new(&self.shared, pool, page_log2);
         // Fails here if the arena cannot be mapped for the device.
-        translator.address(&sq).map_err(|error| NvmeOpenError::Device(name.clone(), error))?;
+        descriptors.address(&sq).map_err(|error| NvmeOpenError::Device(name.clone(), error))?;
         let ranges = take(dma::BUFFER_BYTES_MIN)?;
         let rings = Rings::new(
             DeviceBuffer::new(sq),
@@ -138,7 +137,7 @@ impl ControllerOwner {
             doorbells.clone(),
             capabilities.doorbell_stride_log2,
         );
-        let queue = MemoryQueue::new(rings, translator, ADMIN_DEPTH, pool, ranges)
+        let queue = MemoryQueue::new(rings, descriptors, ADMIN_DEPTH, pool, ranges)
             .map_err(|error| NvmeOpenError::Device(name, error))?;
         *self.queue.borrow_mut() = Some(queue);
         Ok(())
@@ -258,10 +257,10 @@ impl ControllerOwner {
         }
         // Shadow doorbells are an optimization: without the pages or their mapping, every doorbell is written.
         let Ok(pages) = ShadowDoorbellMemory::new(1 << page_log2) else { return Ok(None) };
-        let Ok(address) = self.shared.map(pages.memory()) else { return Ok(None) };
+        let Ok(address) = self.shared.mappings().map(pages.memory()) else { return Ok(None) };
         // They stay mapped from here on, even if the command fails: retain them with the device.
         let pages = Arc::new(pages.into_doorbells());
-        self.shared.retain_shadow_doorbells(&pages);
+        self.shared.mappings().retain(Box::new(pages.clone()));
         let sqe = DoorbellBuffer { shadow: address, events: address + (1 << page_log2) }.to_sqe();
         match self.execute_raw(sqe).await {
             Ok(_) => {

@@ -2,9 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use dma::{ChunkMemory, SharedRegion};
-
-use crate::device::DeviceError;
+use dma::{ChunkMemory, DmaError, SharedRegion};
 
 /// First device address: far from any host address, so that mixing them up fails.
 const BASE: u64 = 0x10_0000_0000;
@@ -16,14 +14,12 @@ const STEP: u64 = 4 << 20;
 pub(super) struct MemoryMap(Vec<Option<SharedRegion>>);
 
 impl MemoryMap {
-    pub(super) fn add(&mut self, chunk: &ChunkMemory) -> Result<u64, DeviceError> {
+    pub(super) fn add(&mut self, chunk: &ChunkMemory) -> Result<u64, DmaError> {
         let Some(file) = &chunk.file else {
-            return Err(DeviceError::Memory(
-                "the simulated device needs an arena with `shared: true`".into(),
-            ));
+            return Err(DmaError::Refused("the simulated device needs an arena with `shared: true`".into()));
         };
         let region = SharedRegion::map(file.as_fd(), 0, chunk.bytes as u64, true)
-            .map_err(|error| DeviceError::Memory(error.to_string()))?;
+            .map_err(|error| DmaError::Refused(error.to_string()))?;
         Ok(self.add_region(region).1)
     }
 

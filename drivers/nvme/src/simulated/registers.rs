@@ -3,14 +3,14 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 
-use ::dma::{ChunkMemory, RegionMapping};
+use dma::{ChunkMemory, Dma, DmaError, RegionMapping};
 use wire_nvme::doorbell::AdminQueueAttributes;
 use wire_nvme::registers::{
     ControllerConfiguration, ControllerStatus, ShutdownNotification, ShutdownStatus, offset,
 };
 
 use super::{CompletionRing, SimulatedController, SimulatedState, SubmissionRing};
-use crate::device::{DeviceError, Dma, DoorbellRegion, NvmeDevice, Registers};
+use crate::device::{DeviceError, DoorbellRegion, NvmeDevice, Registers};
 
 impl SimulatedState {
     fn configure(&mut self, value: u32) {
@@ -131,7 +131,7 @@ impl Registers for SimulatedController {
 }
 
 impl Dma for SimulatedController {
-    fn map(&self, chunk: &ChunkMemory) -> Result<u64, DeviceError> {
+    fn map(&self, chunk: &ChunkMemory) -> Result<u64, DmaError> {
         self.lock().memory.add(chunk)
     }
 
@@ -139,24 +139,14 @@ impl Dma for SimulatedController {
         &self,
         region: &Arc<RegionMapping>,
         _reserve_bytes: u64,
-    ) -> Result<(u64, Box<dyn Send>), DeviceError> {
+    ) -> Result<(u64, Box<dyn Send>), DmaError> {
         let mut state = self.lock();
         let Some(memory) = state.lendable.remove(&region.start()) else {
-            return Err(DeviceError::Memory("the simulated device does not know it".into()));
+            return Err(DmaError::Refused("the simulated device does not know it".into()));
         };
         let (index, address) = state.memory.add_region(memory);
         state.lent_mapped += 1;
         Ok((address, Box::new(LentMapping { state: Arc::downgrade(&self.state), index })))
-    }
-
-    fn enable_dma(&self) -> Result<(), DeviceError> {
-        self.lock().started = true;
-        Ok(())
-    }
-
-    fn disable_dma(&self) -> Result<(), DeviceError> {
-        self.lock().started = false;
-        Ok(())
     }
 }
 
@@ -179,6 +169,16 @@ impl Drop for LentMapping {
 impl NvmeDevice for SimulatedController {
     fn name(&self) -> String {
         "simulated".into()
+    }
+
+    fn enable_dma(&self) -> Result<(), DeviceError> {
+        self.lock().started = true;
+        Ok(())
+    }
+
+    fn disable_dma(&self) -> Result<(), DeviceError> {
+        self.lock().started = false;
+        Ok(())
     }
 
     fn is_present(&self) -> bool {

@@ -3,12 +3,12 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
-use dma::{ChunkMemory, RegionMapping, SharedRegion};
+use dma::{ChunkMemory, Dma, DmaError, RegionMapping, SharedRegion};
 use pci::{PciError, PciFunction, Sysfs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wire_nvme::doorbell::DOORBELLS_OFFSET;
 
-use crate::device::{DeviceError, Dma, DoorbellRegion, NvmeDevice, Registers};
+use crate::device::{DeviceError, DoorbellRegion, NvmeDevice, Registers};
 use crate::error::NvmeOpenError;
 use crate::uri::PcieUri;
 
@@ -87,19 +87,25 @@ impl Registers for PcieDevice {
 }
 
 impl Dma for PcieDevice {
-    fn map(&self, chunk: &ChunkMemory) -> Result<u64, DeviceError> {
-        self.function.map_dma(chunk).map_err(|error| DeviceError::Memory(error.to_string()))
+    fn map(&self, chunk: &ChunkMemory) -> Result<u64, DmaError> {
+        self.function.map_dma(chunk).map_err(|error| DmaError::Refused(error.to_string()))
     }
 
     fn map_region(
         &self,
         region: &Arc<RegionMapping>,
         reserve_bytes: u64,
-    ) -> Result<(u64, Box<dyn Send>), DeviceError> {
+    ) -> Result<(u64, Box<dyn Send>), DmaError> {
         let address = self.function.map_region(region, reserve_bytes);
-        let address = address.map_err(|error| DeviceError::Memory(error.to_string()))?;
+        let address = address.map_err(|error| DmaError::Refused(error.to_string()))?;
         let mapping = MappedRegion { function: Arc::downgrade(&self.function), start: region.start() };
         Ok((address, Box::new(mapping)))
+    }
+}
+
+impl NvmeDevice for PcieDevice {
+    fn name(&self) -> String {
+        self.name.clone()
     }
 
     fn enable_dma(&self) -> Result<(), DeviceError> {
@@ -110,12 +116,6 @@ impl Dma for PcieDevice {
         // A memory transaction in flight when bus mastering is disabled arrives before the completion of the write to
         // configuration space.
         self.function.disable_bus_master().map_err(|error| other(&error))
-    }
-}
-
-impl NvmeDevice for PcieDevice {
-    fn name(&self) -> String {
-        self.name.clone()
     }
 
     fn is_present(&self) -> bool {

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ::vfio_user::{BAR0, ClientConfig, ClientError, VfioUserClient};
-use dma::ChunkMemory;
+use dma::{ChunkMemory, Dma, DmaError};
 use reactor::Core;
 use rustix::event::{EventfdFlags, eventfd};
 use wire_nvme::doorbell::DOORBELLS_OFFSET;
 
-use crate::device::{DeviceError, Dma, DoorbellRegion, NvmeDevice, Registers};
+use crate::device::{DeviceError, DoorbellRegion, NvmeDevice, Registers};
 use crate::error::NvmeOpenError;
 use crate::options::Options;
 use crate::uri::VfioUserUri;
@@ -22,7 +22,7 @@ struct VfioUserDevice {
     mapped: Mutex<Mapped>,
 }
 
-/// DMA mappings as (address, bytes, file), kept to restore them after [`Dma::disable_dma`].
+/// DMA mappings as (address, bytes, file), kept to restore them after [`NvmeDevice::disable_dma`].
 #[derive(Default)]
 struct Mapped {
     chunks: Vec<(u64, u64, Arc<OwnedFd>)>,
@@ -91,21 +91,27 @@ impl Registers for VfioUserDevice {
 }
 
 impl Dma for VfioUserDevice {
-    fn map(&self, chunk: &ChunkMemory) -> Result<u64, DeviceError> {
+    fn map(&self, chunk: &ChunkMemory) -> Result<u64, DmaError> {
         let Some(file) = chunk.file.clone() else {
-            return Err(DeviceError::Memory(
+            return Err(DmaError::Refused(
                 "it is private to this process: create the arena with `shared: true`".into(),
             ));
         };
         let (address, bytes) = (chunk.start.addr() as u64, chunk.bytes as u64);
         let mut mapped = sync::lock(&self.mapped);
         if !mapped.stopped {
-            self.client
-                .dma_map_file(address, file.as_fd(), 0, bytes, true)
-                .map_err(|error| self.failed(&error))?;
+            self.client.dma_map_file(address, file.as_fd(), 0, bytes, true).map_err(|error| {
+                if self.client.is_present() { DmaError::Refused(error.to_string()) } else { DmaError::Gone }
+            })?;
         }
         mapped.chunks.push((address, bytes, file));
         Ok(address)
+    }
+}
+
+impl NvmeDevice for VfioUserDevice {
+    fn name(&self) -> String {
+        self.name.clone()
     }
 
     fn enable_dma(&self) -> Result<(), DeviceError> {
@@ -128,12 +134,6 @@ impl Dma for VfioUserDevice {
             }
         }
         Ok(())
-    }
-}
-
-impl NvmeDevice for VfioUserDevice {
-    fn name(&self) -> String {
-        self.name.clone()
     }
 
     fn is_present(&self) -> bool {

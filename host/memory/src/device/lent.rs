@@ -1,30 +1,31 @@
-//! Memory that is lent to the user of the driver, a guest's for example, mapped for the device where it lies.
+//! Memory that a peer lends, a guest's for example, mapped for a device where it lies.
 //!
-//! A region is mapped as a whole when a command first names a part of it. Since that pins every page, a thread does it,
-//! and the queue pairs copy meanwhile. They copy for good what is not mapped: regions that are small or read-only, those
-//! beyond [`REGIONS_MAX`], and those that the transport cannot map.
+//! A region is mapped as a whole when a transfer first names a part of it. Since that pins every page, a
+//! thread does it, and the users of the device copy meanwhile. They copy for good what is not mapped: regions
+//! that are small or read-only, those beyond [`REGIONS_MAX`], and those that the transport cannot map.
 //!
 //! ```text
-//! command ──► RegionCache ──► LentRegions ──► mapper thread ──► Dma::map_region
-//!             (a queue pair)  (a controller)                    │
-//!                                    region is unmapped ◄───────┘ undone by RegionMapping's drop
+//! transfer ──► RegionCache ──► LentRegions ──► mapper thread ──► Dma::map_region
+//!              (a core)        (a device)                        │
+//!                                    region is unmapped ◄────────┘ undone by RegionMapping's drop
 //! ```
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
 
-use dma::{Buffer, RegionMapping};
+use super::{DeviceMappings, Dma};
+use crate::buffer::Buffer;
+use crate::region::RegionMapping;
 
-use crate::shared::SharedController;
+/// Smallest region that is mapped, in bytes. A peer that lends many small ones would use up the IOMMU's
+/// mappings.
+pub(super) const REGION_BYTES_MIN: u64 = 1 << 20;
+/// Most regions that are mapped for a device at a time; a guest's memory is a few.
+pub(super) const REGIONS_MAX: usize = 256;
 
-/// Smallest region that is mapped, in bytes. A peer that lends many small ones would use up the IOMMU's mappings.
-pub(crate) const REGION_BYTES_MIN: u64 = 1 << 20;
-/// Most regions that are mapped for a controller at a time; a guest's memory is a few.
-const REGIONS_MAX: usize = 256;
-
-/// The regions that are mapped for one controller, or are about to be. Shared by its queue pairs.
+/// The regions that are mapped for one device, or are about to be. Shared by the cores that use it.
 #[derive(Default)]
-pub(crate) struct LentRegions(Mutex<LentState>);
+pub(super) struct LentRegions(Mutex<LentState>);
 
 #[derive(Default)]
 struct LentState {
@@ -50,7 +51,7 @@ enum RegionState {
 struct LentGuard {
     regions: Weak<LentRegions>,
     id: u64,
-    /// Of the transport; dropped after the region is forgotten, so that no queue pair finds it.
+    /// Of the transport; dropped after the region is forgotten, so that no core finds it.
     _mapping: Option<Box<dyn Send>>,
 }
 
@@ -64,12 +65,16 @@ impl Drop for LentGuard {
 
 impl LentRegions {
     /// The state of a region, which is mapped from now on if it can be.
-    fn state(&self, region: &Arc<RegionMapping>, shared: &Arc<SharedController>) -> RegionState {
+    fn state<D: Dma + ?Sized + 'static>(
+        &self,
+        region: &Arc<RegionMapping>,
+        mappings: &Arc<DeviceMappings<D>>,
+    ) -> RegionState {
         let mut state = sync::lock(&self.0);
         if let Some(known) = state.regions.get(&region.id()) {
             return *known;
         }
-        let is_eligible = shared.options.map_lent_memory
+        let is_eligible = mappings.config().map_lent_memory
             && region.is_writable()
             && region.len() >= REGION_BYTES_MIN
             && state.regions.len() < REGIONS_MAX;
@@ -77,9 +82,9 @@ impl LentRegions {
             return RegionState::Unmapped;
         }
         if !state.has_mapper {
-            let shared = shared.clone();
-            let mapper = std::thread::Builder::new().name("nvme-map".to_string());
-            if mapper.spawn(move || map_queued(&shared)).is_err() {
+            let mapper = std::thread::Builder::new().name(format!("{}-map", mappings.config().log_target));
+            let mappings = mappings.clone();
+            if mapper.spawn(move || map_queued(&mappings)).is_err() {
                 return RegionState::Unmapped;
             }
             state.has_mapper = true;
@@ -98,19 +103,20 @@ impl LentRegions {
     }
 }
 
-/// Maps the regions that queue pairs have asked for: a thread that ends when there are no more.
-fn map_queued(shared: &Arc<SharedController>) {
-    let regions = shared.lent_regions();
+/// Maps the regions that cores have asked for: a thread that ends when there are no more.
+fn map_queued<D: Dma + ?Sized>(mappings: &DeviceMappings<D>) {
+    let regions = mappings.lent();
+    let target = mappings.config().log_target;
+    let name = &mappings.config().name;
     while let Some(region) = regions.next() {
-        let name = shared.device().name();
         // The buffers of the pools come first.
-        let (state, mapping) = match shared.device().map_region(&region, shared.arena_bytes_max()) {
+        let (state, mapping) = match mappings.device().map_region(&region, mappings.arena_bytes_max()) {
             Ok((address, mapping)) => {
-                log::info!(target: "nvme", "{name} accesses {} bytes of lent memory in place", region.len());
+                log::info!(target: target, "{name} accesses {} bytes of lent memory in place", region.len());
                 (RegionState::Mapped(address), Some(mapping))
             }
             Err(error) => {
-                log::info!(target: "nvme", "{name}: {} bytes of lent memory are copied: {error}", region.len());
+                log::info!(target: target, "{name}: {} bytes of lent memory are copied: {error}", region.len());
                 (RegionState::Unmapped, None)
             }
         };
@@ -120,9 +126,9 @@ fn map_queued(shared: &Arc<SharedController>) {
     }
 }
 
-/// What a queue pair knows of lent regions, by the index of their entries in its core's pool.
+/// What a core knows of lent regions, by the index of their entries in its core's pool.
 #[derive(Default)]
-pub(crate) struct RegionCache(Vec<Option<CachedRegion>>);
+pub(super) struct RegionCache(Vec<Option<CachedRegion>>);
 
 #[derive(Clone, Copy)]
 struct CachedRegion {
@@ -134,13 +140,17 @@ struct CachedRegion {
 
 impl RegionCache {
     /// Device address of the first byte of lent memory; `None` if it has to be copied.
-    pub(crate) fn address(&mut self, buffer: &Buffer, shared: &Arc<SharedController>) -> Option<u64> {
+    pub(super) fn address<D: Dma + ?Sized + 'static>(
+        &mut self,
+        buffer: &Buffer,
+        mappings: &Arc<DeviceMappings<D>>,
+    ) -> Option<u64> {
         let index = buffer.backing_index() as usize;
         let known = self.0.get(index).copied().flatten();
         let cached = buffer.with_region(|region| match known {
             Some(known) if known.id == region.id() && known.state != RegionState::Pending => known,
             _ => {
-                let state = shared.lent_regions().state(region, shared);
+                let state = mappings.lent().state(region, mappings);
                 CachedRegion { id: region.id(), start: region.start(), state }
             }
         })?;
@@ -155,7 +165,7 @@ impl RegionCache {
     }
 
     /// Bytes of memory.
-    pub(crate) fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.0.capacity() * size_of::<Option<CachedRegion>>()
     }
 }

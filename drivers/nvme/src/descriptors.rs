@@ -1,53 +1,41 @@
-//! Translation of host buffers to device addresses, PRPs and SGLs.
+//! PRPs and SGLs of buffers.
 //!
-//! For each arena chunk a queue pair caches its device address and a PRP list of all its pages, written when the
-//! chunk is first used. Every buffer of the core's pool lies within one chunk, so that its PRP list is a part of that
-//! list: no I/O of one such buffer writes a PRP list. Other data has a list of its own, in the memory of its command's
-//! slot: that of several slices, of other cores' pools, and [lent memory](crate::lent_memory).
+//! Where the device sees a buffer is [`DeviceAddresses`]' matter. For each arena chunk a queue pair has a PRP
+//! list of all its pages, written when the chunk is first used. Every buffer of the core's pool lies within
+//! one chunk, so that its PRP list is a part of that list: no I/O of one such buffer writes a PRP list. Other
+//! data has a list of its own, in the memory of its command's slot: that of several slices, of other cores'
+//! pools, and lent memory.
 
 use std::sync::Arc;
 
-use dma::{Buffer, CHUNK_BYTES, ChunkMemory, DeviceBuffer, Pool};
+use dma::{Buffer, CHUNK_BYTES, ChunkAddress, DeviceAddresses, DeviceBuffer, Pool};
 use wire_nvme::DataPointer;
 use wire_nvme::sqe::Sgl;
 
-use crate::device::DeviceError;
-use crate::lent_memory::RegionCache;
+use crate::device::{DeviceError, NvmeDevice};
 use crate::shared::SharedController;
 
-/// Address translation cache of one queue pair, per arena chunk.
+/// Describes the data of one queue pair's commands.
 ///
-/// [`describe_single_page`](Self::describe_single_page) and [`describe_mapped`](Self::describe_mapped) are the fast
-/// paths for chunks that are mapped already; [`describe`](Self::describe) maps a chunk on first use.
-pub(crate) struct Translator {
-    chunks: Vec<MappedChunk>,
-    shared: Arc<SharedController>,
+/// [`describe_single_page`](Self::describe_single_page) and [`describe_mapped`](Self::describe_mapped) are
+/// the fast paths for chunks that are mapped already; [`describe`](Self::describe) maps a chunk on first use.
+pub(crate) struct DescriptorBuilder {
+    addresses: DeviceAddresses<dyn NvmeDevice>,
     pool: Pool,
     page_log2: u32,
     /// Device page size in bytes and its mask, both stored so that the hot path computes neither.
     page_bytes: u64,
     page_mask: u64,
-    /// Alignment in bytes of SGL data blocks, 1 or 4, if the controller supports SGLs: then one descriptor is used
-    /// instead of a PRP list.
+    /// Alignment in bytes of SGL data blocks, 1 or 4, if the controller supports SGLs: then one descriptor is
+    /// used instead of a PRP list.
     sgl_alignment: Option<u64>,
-    /// PRP lists, kept for as long as the device may read them.
-    lists: Vec<DeviceBuffer>,
-    regions: RegionCache,
+    /// The PRP list of each chunk's pages, by index of the chunk; kept for as long as the device may read
+    /// them. A chunk of which only lists and several slices were used has none.
+    lists: Vec<Option<DescriptorList>>,
     /// Device addresses and lengths of the slices that are being described.
     ranges: Vec<(u64, u64)>,
 }
 
-#[derive(Clone, Copy)]
-struct MappedChunk {
-    /// Host address of the first byte; 0 if the chunk is not mapped yet.
-    start: usize,
-    /// Device address of the first byte.
-    device: u64,
-    /// Device address of the PRP list of the chunk's pages.
-    list: u64,
-}
-
-const UNMAPPED: MappedChunk = MappedChunk { start: 0, device: 0, list: 0 };
 /// A PRP list fits one page of 4 KiB, so that it never crosses a device page.
 pub(crate) const LIST_BYTES: usize = CHUNK_BYTES / 4096 * 8;
 
@@ -56,7 +44,7 @@ const SGL_BYTES: u64 = 16;
 /// Most slices of a command's data that are transferred in place: SGL descriptors in one list.
 pub const SLICES_MAX: u32 = (LIST_BYTES as u64 / SGL_BYTES) as u32;
 
-/// The PRP list or SGL segment of a command whose data is not one buffer of the core's pool.
+/// A PRP list or SGL segment: of a chunk, or of a command whose data is not one buffer of the core's pool.
 pub(crate) struct DescriptorList {
     memory: DeviceBuffer,
     address: u64,
@@ -77,18 +65,17 @@ impl DataDescriptor {
 /// PSDT bits for an SGL data pointer.
 const FLAGS_SGL: u8 = wire_nvme::Sqe::FLAGS_SGL;
 
-impl Translator {
-    pub(crate) fn new(shared: &Arc<SharedController>, pool: &Pool, page_log2: u32) -> Translator {
-        Translator {
-            chunks: Vec::new(),
-            shared: shared.clone(),
+impl DescriptorBuilder {
+    pub(crate) fn new(shared: &SharedController, pool: &Pool, page_log2: u32) -> DescriptorBuilder {
+        let page_bytes = 1 << page_log2;
+        DescriptorBuilder {
+            addresses: DeviceAddresses::new(shared.mappings(), pool.arena(), page_bytes),
             pool: pool.clone(),
             page_log2,
-            page_bytes: 1 << page_log2,
-            page_mask: (1 << page_log2) - 1,
+            page_bytes,
+            page_mask: page_bytes - 1,
             sgl_alignment: None,
             lists: Vec::new(),
-            regions: RegionCache::default(),
             ranges: Vec::new(),
         }
     }
@@ -102,36 +89,29 @@ impl Translator {
         };
     }
 
-    /// Device address of a buffer; `None` if its chunk is not mapped yet, or if the buffer is not of this core's pool.
-    #[inline(always)]
-    fn translate(&self, buffer: &Buffer) -> Option<(u64, &MappedChunk)> {
-        // For memory of others this is not a chunk index, and the offset check below fails.
-        let chunk = self.chunks.get(buffer.backing_index() as usize)?;
-        let offset = buffer.as_ptr().addr().wrapping_sub(chunk.start);
-        if offset >= CHUNK_BYTES {
-            return None;
-        }
-        Some((chunk.device + offset as u64, chunk))
-    }
-
-    /// Describes the first `length` bytes of a buffer, if they lie within one page of a mapped chunk. The buffer must
-    /// have at least `length` bytes.
+    /// Describes the first `length` bytes of a buffer, if they lie within one page of a mapped chunk. The
+    /// buffer must have at least `length` bytes.
     #[inline(always)]
     pub(crate) fn describe_single_page(&self, buffer: &Buffer, length: u32) -> Option<DataDescriptor> {
-        let (address, _) = self.translate(buffer)?;
+        let ChunkAddress { address, .. } = self.addresses.translate(buffer)?;
         self.is_one_page(address, length)
             .then_some(DataDescriptor { data: DataPointer::prp(address, 0), flags: 0 })
     }
 
-    /// Describes the first `length` bytes of a buffer over any number of pages; `None` if its chunk is not mapped yet,
-    /// or if the buffer is external memory.
+    /// Describes the first `length` bytes of a buffer over any number of pages; `None` if its chunk is not
+    /// mapped yet or has no PRP list yet, or if the buffer is external memory.
     #[inline(always)]
     pub(crate) fn describe_mapped(&self, buffer: &Buffer, length: u32) -> Option<DataDescriptor> {
-        let (address, chunk) = self.translate(buffer)?;
+        self.describe_part(self.addresses.translate(buffer)?, length)
+    }
+
+    #[inline(always)]
+    fn describe_part(&self, found: ChunkAddress, length: u32) -> Option<DataDescriptor> {
+        let address = found.address;
         if self.is_one_page(address, length) {
             return Some(DataDescriptor { data: DataPointer::prp(address, 0), flags: 0 });
         }
-        Some(self.describe_multi_page(address, length, chunk))
+        self.describe_multi_page(found, length)
     }
 
     #[inline(always)]
@@ -139,34 +119,40 @@ impl Translator {
         (address & self.page_mask) + u64::from(length) <= self.page_bytes
     }
 
-    /// Describes the first `length` bytes of a buffer of this core's pool; maps its chunk on first use.
-    pub(crate) fn describe(&mut self, buffer: &Buffer, length: u32) -> Result<DataDescriptor, DeviceError> {
-        if self.translate(buffer).is_none() {
-            self.map_chunk(buffer)?;
-        }
-        self.describe_mapped(buffer, length).ok_or_else(not_pool_memory)
+    /// Whether a buffer lies in a chunk of the core's arena: [`describe`](Self::describe) takes no other.
+    pub(crate) fn is_own(&self, buffer: &Buffer) -> bool {
+        !buffer.is_external() && Arc::ptr_eq(buffer.arena(), self.pool.arena())
     }
 
-    /// Describes a range that crosses a page boundary: two PRPs, an SGL descriptor or a PRP list.
+    /// Describes the first `length` bytes of a buffer in a chunk; maps the chunk and writes its PRP list on
+    /// first use.
+    pub(crate) fn describe(&mut self, buffer: &Buffer, length: u32) -> Result<DataDescriptor, DeviceError> {
+        let found = self.prepare(buffer)?;
+        Ok(self.describe_part(found, length).expect("the chunk's PRP list is written"))
+    }
+
+    /// Describes a range that crosses a page boundary: two PRPs, an SGL descriptor or a PRP list. `None` if
+    /// the list is not written yet.
     #[inline]
-    fn describe_multi_page(&self, address: u64, length: u32, chunk: &MappedChunk) -> DataDescriptor {
-        let page = self.page_bytes;
+    fn describe_multi_page(&self, found: ChunkAddress, length: u32) -> Option<DataDescriptor> {
+        let (address, page) = (found.address, self.page_bytes);
         let first = page - (address & self.page_mask);
         if u64::from(length) <= first + page {
-            return DataDescriptor { data: DataPointer::prp(address, address + first), flags: 0 };
+            return Some(DataDescriptor { data: DataPointer::prp(address, address + first), flags: 0 });
         }
         if self.sgl_alignment.is_some() {
             let data = Sgl::DataBlock { address, length }.into();
-            return DataDescriptor { data, flags: FLAGS_SGL };
+            return Some(DataDescriptor { data, flags: FLAGS_SGL });
         }
-        let index = ((address - chunk.device) >> self.page_log2) + 1;
-        DataDescriptor { data: DataPointer::prp(address, chunk.list + 8 * index), flags: 0 }
+        let list = self.lists.get(found.chunk as usize)?.as_ref()?.address;
+        let index = (found.offset >> self.page_log2) as u64 + 1;
+        Some(DataDescriptor { data: DataPointer::prp(address, list + 8 * index), flags: 0 })
     }
 
-    /// Describes data of one slice or several, in whatever memory: two PRPs or a PRP list where each slice but the first
-    /// begins, and each but the last ends, at a page boundary, otherwise an SGL. Lists are written to `list`, which must
-    /// not change before the command has completed; it is allocated on first use. `None` if the data has to be copied:
-    /// neither is possible, or the device cannot reach the memory.
+    /// Describes data of one slice or several, in whatever memory: two PRPs or a PRP list where each slice
+    /// but the first begins, and each but the last ends, at a page boundary, otherwise an SGL. Lists are
+    /// written to `list`, which must not change before the command has completed; it is allocated on first
+    /// use. `None` if the data has to be copied: neither is possible, or the device cannot reach the memory.
     #[cold]
     pub(crate) fn describe_slices(
         &mut self,
@@ -186,7 +172,7 @@ impl Translator {
 
     /// Whether the device reaches all of the slices.
     pub(crate) fn can_access(&mut self, slices: &[Buffer]) -> bool {
-        slices.iter().all(|slice| matches!(self.locate(slice), Ok(Some(_))))
+        slices.iter().all(|slice| matches!(self.addresses.locate(slice), Ok(Some(_))))
     }
 
     fn describe_ranges(
@@ -234,86 +220,60 @@ impl Translator {
         Ok(Some(DataDescriptor { data: segment.into(), flags: FLAGS_SGL }))
     }
 
-    /// Appends the device addresses and lengths of slices. Returns `false` if the device cannot reach one of them.
+    /// Appends the device addresses and lengths of slices. Returns `false` if the device cannot reach one of
+    /// them.
     fn locate_all(&mut self, slices: &[Buffer], ranges: &mut Vec<(u64, u64)>) -> Result<bool, DeviceError> {
         for slice in slices {
-            let Some(address) = self.locate(slice)? else { return Ok(false) };
+            let Some(address) = self.addresses.locate(slice)? else { return Ok(false) };
             ranges.push((address, slice.len() as u64));
         }
         Ok(true)
     }
 
-    /// Device address of a buffer's first byte, in whatever memory; `None` if the device cannot reach it. Maps its chunk
-    /// on first use; lent memory is mapped in the background.
-    fn locate(&mut self, buffer: &Buffer) -> Result<Option<u64>, DeviceError> {
-        if let Some((address, _)) = self.translate(buffer) {
-            return Ok(Some(address));
-        }
-        let Some(index) = buffer.chunk_index() else {
-            return Ok(self.regions.address(buffer, &self.shared));
-        };
-        // A chunk of the arena, of this core's pool or of another's.
-        let index = index as usize;
-        if self.chunks.get(index).is_none_or(|chunk| chunk.start == 0) {
-            self.map_chunk(buffer)?;
-        }
-        let chunk = self.chunks[index];
-        Ok(Some(chunk.device + (buffer.as_ptr().addr() - chunk.start) as u64))
-    }
-
+    /// Takes memory for a list, which is zero.
     fn allocate_list(&mut self) -> Result<DescriptorList, DeviceError> {
         let memory =
             self.pool.take(LIST_BYTES).ok_or_else(|| DeviceError::Memory("no buffer is left".into()))?;
-        let address = self.address(&memory)?;
+        let address = self.addresses.address(&memory)?.address;
         Ok(DescriptorList { memory: DeviceBuffer::new(memory), address })
     }
 
-    /// Device address of the first byte of a buffer of this core's pool; maps its chunk on first use.
+    /// Device address of the first byte of a buffer in a chunk; maps the chunk and writes its PRP list on
+    /// first use.
     pub(crate) fn address(&mut self, buffer: &Buffer) -> Result<u64, DeviceError> {
-        if self.translate(buffer).is_none() {
-            self.map_chunk(buffer)?;
-        }
-        self.translate(buffer).map(|(address, _)| address).ok_or_else(not_pool_memory)
+        Ok(self.prepare(buffer)?.address)
     }
 
-    /// Maps the chunk of a buffer and writes its PRP list.
+    /// Finds a buffer, whose chunk is mapped and has a PRP list from now on.
+    fn prepare(&mut self, buffer: &Buffer) -> Result<ChunkAddress, DeviceError> {
+        let found = self.addresses.address(buffer)?;
+        if self.lists.get(found.chunk as usize).is_none_or(Option::is_none) {
+            self.write_chunk_list(found)?;
+        }
+        Ok(found)
+    }
+
+    /// Writes the PRP list of the chunk in which `found` lies.
     #[cold]
-    fn map_chunk(&mut self, buffer: &Buffer) -> Result<(), DeviceError> {
-        let chunk = buffer.chunk().ok_or_else(not_pool_memory)?;
-        let device = self.map(&chunk)?;
-        let list =
-            self.pool.take(LIST_BYTES).ok_or_else(|| DeviceError::Memory("no buffer is left".into()))?;
-        let home = list.chunk().ok_or_else(not_pool_memory)?;
-        let list_address = self.map(&home)? + (list.as_ptr().addr() - home.start.addr()) as u64;
-        let list = DeviceBuffer::new(list);
+    fn write_chunk_list(&mut self, found: ChunkAddress) -> Result<(), DeviceError> {
+        let list = self.allocate_list()?;
+        let device = found.address - found.offset as u64;
         for index in 0..(CHUNK_BYTES >> self.page_log2) as u64 {
-            list.store_u64(8 * index, device + (index << self.page_log2));
+            list.memory.store_u64(8 * index, device + (index << self.page_log2));
         }
-        self.lists.push(list);
-        let index = chunk.index as usize;
-        if self.chunks.len() <= index {
-            self.chunks.resize(index + 1, UNMAPPED);
+        let chunk = found.chunk as usize;
+        if self.lists.len() <= chunk {
+            self.lists.resize_with(chunk + 1, || None);
         }
-        self.chunks[index] = MappedChunk { start: chunk.start.addr(), device, list: list_address };
+        self.lists[chunk] = Some(list);
         Ok(())
     }
 
-    fn map(&self, chunk: &ChunkMemory) -> Result<u64, DeviceError> {
-        let device = self.shared.map(chunk)?;
-        if device.is_multiple_of(1 << self.page_log2) {
-            return Ok(device);
-        }
-        let page = 1u64 << self.page_log2;
-        Err(DeviceError::Memory(format!(
-            "device address {device:#x} is not aligned to its page size of {page} bytes"
-        )))
-    }
-
-    /// Bytes used by PRP lists and the chunk table.
+    /// Bytes used by PRP lists and the tables of chunks and regions.
     pub(crate) fn list_bytes(&self) -> usize {
-        self.lists.len() * LIST_BYTES
-            + self.chunks.capacity() * size_of::<MappedChunk>()
-            + self.regions.bytes()
+        self.lists.iter().flatten().count() * LIST_BYTES
+            + self.lists.capacity() * size_of::<Option<DescriptorList>>()
+            + self.addresses.bytes()
     }
 }
 
@@ -343,8 +303,4 @@ fn prp_entries(ranges: &[(u64, u64)], page_log2: u32) -> impl Iterator<Item = u6
         // Only the very first entry may have an offset.
         std::iter::once(address).chain((first + 1..=last).map(move |page| page << page_log2))
     })
-}
-
-fn not_pool_memory() -> DeviceError {
-    DeviceError::Memory("the buffer is not of the core's pool".into())
 }
