@@ -274,13 +274,13 @@ impl<'a> Reload<'a> {
                 now.as_ref().is_some_and(|now| now[index].is_none()) && !runs
             })
             .collect();
-        for index in 0..self.wanted.len() {
+        for (index, is_lost) in is_lost.into_iter().enumerate() {
             let one = &self.wanted[index];
             let (what, made) = match (one.state, one.running) {
                 (State::Changed, _) => {
                     ("applied", self.plane.invoke(&one.step.method, one.step.params()).map(|_| true))
                 }
-                (State::InForce, Some(running)) if is_lost[index] => {
+                (State::InForce, Some(running)) if is_lost => {
                     ("restored", self.restore(&one.call, &self.before.calls[running]))
                 }
                 _ => continue,

@@ -337,9 +337,8 @@ fn places_of(mut places: u64) -> impl Iterator<Item = usize> {
 /// Whether several children can have the payload, and it is afterwards as it was.
 fn can_share(request: &Request) -> bool {
     let recovers = |data: &Data| {
-        let slices = data.slices().iter();
-        slices
-            .fold(true, |all, slice| all && (slice.is_whole() || slice.is_external() || !slice.is_writable()))
+        let is_free = |slice: &Buffer| slice.is_whole() || slice.is_external() || !slice.is_writable();
+        data.slices().iter().all(is_free)
     };
     match &request.payload {
         Payload::None | Payload::Registered(_) => true,
