@@ -77,6 +77,15 @@ pub(crate) enum CliCommand {
         #[command(subcommand)]
         command: crate::commands::objects::ObjectsCommand,
     },
+    /// List, print and check the blobstores of SPDK, with their logical volumes, without changing them
+    #[command(
+        after_help = "Examples:\n  ringbolt blob list disk.img\n  ringbolt blob check /dev/nvme0n1\n  \
+        ringbolt blob dump --json disk.img\n\nNo program may have the file or device open for writing."
+    )]
+    Blob {
+        #[command(subcommand)]
+        command: crate::commands::blob::BlobCommand,
+    },
     /// Print the reference of all JSON-RPC methods, docs/RPC.md
     #[command(hide = true)]
     RpcReference,

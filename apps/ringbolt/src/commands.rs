@@ -1,5 +1,6 @@
 //! The subcommands.
 
+pub(crate) mod blob;
 mod demo;
 pub(crate) mod image;
 pub(crate) mod lab;
@@ -26,6 +27,7 @@ pub(crate) fn run(command: CliCommand) -> Result<(), CommandError> {
         CliCommand::Demo(options) => demo::run(&options),
         CliCommand::Lab { command } => lab::run(command),
         CliCommand::Model { command } => model::run(command),
+        CliCommand::Blob { command } => blob::run(command),
         CliCommand::Objects { command } => objects::run(command),
         CliCommand::Image { command } => image::run(command),
         CliCommand::Store { command } => store::run(command),

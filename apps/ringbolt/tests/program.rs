@@ -19,7 +19,7 @@ fn failure(arguments: &[&str]) -> (i32, String) {
 
 #[test]
 fn every_help_text_has_examples() {
-    for command in ["serve", "rpc", "perf", "demo", "objects", "image", "trace", "completions"] {
+    for command in ["serve", "rpc", "perf", "demo", "objects", "blob", "image", "trace", "completions"] {
         let output = ringbolt(&[command, "--help"]);
         let help = text(&output.stdout);
         assert!(output.status.success(), "{command}");

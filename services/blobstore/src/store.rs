@@ -202,9 +202,9 @@ fn relations(
         }
         if is_endless {
             findings.push(StoreFinding::ParentCycle { blob: start.id });
-            endless.append(&mut path);
+            endless.extend(path);
         } else {
-            ending.append(&mut path);
+            ending.extend(path);
         }
     }
     clones
