@@ -24,7 +24,7 @@ const ORDER_WITHIN: [(&str, &[&str]); 9] = [
     ("host", &["file-lock", "secret", "memory", "sys", "pci", "reactor", "net"]),
     ("drivers", &["nvme-tcp", "vfio-user", "nvme"]),
     ("bdev", &["reservations", "layer", "*"]),
-    ("services", &["blobstore", "blobfs"]),
+    ("services", &["blobstore", "blobfs", "lvol"]),
     ("targets", &["shell", "controller", "scsi", "*"]),
     ("store", &["map", "oplog", "objects", "replica", "link", "image", "node", "client"]),
     ("lab", &["counters", "model", "engines", "workload", "experiments", "report"]),
