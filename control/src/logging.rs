@@ -80,10 +80,11 @@ impl LogLevel {
 }
 
 /// The flags of the program: the targets of its log lines.
-const FLAGS: [&str; 13] = [
+const FLAGS: [&str; 14] = [
     "bdev",
     "bdev_nvme",
     "iscsi",
+    "lvol",
     "nbd",
     "nvme",
     "nvmf",

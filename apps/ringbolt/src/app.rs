@@ -10,6 +10,7 @@ use control::{Catalog, ConfigFile, ControlPlane, Keyring, KeyringModule, Managed
 use device_model::rpc::ModelModule;
 use iscsi::IscsiTarget;
 use iscsi::rpc::IscsiModule;
+use lvol::LvolModule;
 use nbd::NbdTarget;
 use nbd::rpc::NbdModule;
 use nvmf::NvmfTarget;
@@ -63,6 +64,7 @@ pub(crate) fn catalog() -> Catalog {
         .with::<BdevModule>()
         .with::<NvmeModule>()
         .with::<ModelModule>()
+        .with::<LvolModule>()
         .with::<StoreModule>()
         .with::<NodeModule>()
         .with::<ClusterImageModule>()
@@ -104,6 +106,7 @@ impl App {
             .module(&bdevs)
             .module(&NvmeModule::new(&bdevs, &handles))
             .module(&ModelModule::new(bdevs.clone()))
+            .module(&LvolModule::new(registry.clone(), &handles))
             .module(&StoreModule::new(registry.clone(), &handles))
             .module(&NodeModule::new(registry.clone(), &handles))
             .module(&ClusterImageModule::new(registry.clone()))

@@ -195,6 +195,12 @@ const IO_TYPES: [(&str, Option<Op>); 22] = [
     ("write_uncorrectable", Some(Op::WriteUncorrectable)),
 ];
 
+/// The UUID, unless it is the name already, and the aliases.
+fn aliases(device: &BlockDevice) -> Vec<String> {
+    let uuid = Some(device.uuid().to_string()).filter(|uuid| uuid != device.name());
+    uuid.into_iter().chain(device.aliases().iter().cloned()).collect()
+}
+
 fn describe(device: &Arc<BlockDevice>) -> Value {
     let geometry = device.geometry();
     let supports = |op: Option<Op>| op.is_some_and(|op| device.supports(op));
@@ -202,7 +208,7 @@ fn describe(device: &Arc<BlockDevice>) -> Value {
     let claim = device.claim();
     let mut description = json!({
         "name": device.name(),
-        "aliases": std::iter::once(device.uuid().to_string()).chain(device.aliases().iter().cloned()).collect::<Vec<_>>(),
+        "aliases": aliases(device),
         "product_name": device.bdev().product_name(),
         "block_size": geometry.block_size,
         "num_blocks": geometry.blocks,

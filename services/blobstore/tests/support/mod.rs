@@ -109,7 +109,8 @@ impl Device {
 }
 
 fn path(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+    // Also for tests of other crates of this folder.
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../blobstore/tests/golden").join(name)
 }
 
 /// What SPDK returned about an image.

@@ -1,0 +1,168 @@
+//! Reads of the stores' metadata: on a thread of their own, which decodes what the examining core has read.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, Weak};
+
+use bdev::stacking::BaseBdev;
+use bdev::{Access, DiskReadError, DiskReader, Registry};
+use blobstore::{BlobStore, BlobStoreLoader, LoadOptions};
+use control::Examination;
+
+/// Stores that are loaded at a time. Each has up to 32 reads of 1 MiB in flight; others wait.
+const LOADS_MAX: usize = 4;
+
+/// Who claims the device of a store.
+const CLAIM_HOLDER: &str = "logical volume store";
+
+/// What was loaded: the device with its claim, and the store.
+pub(crate) struct LoadedStore {
+    pub(crate) base: Arc<BaseBdev>,
+    pub(crate) blobs: BlobStore,
+}
+
+/// What is done with a store when it is loaded, within the examination.
+type Adopt = Box<dyn Fn(LoadedStore, Examination) + Send>;
+
+/// Loads stores, some at a time.
+pub(crate) struct StoreLoads {
+    sender: Arc<Sender<LoadMessage>>,
+    /// Until the start.
+    receiver: Mutex<Option<Receiver<LoadMessage>>>,
+}
+
+enum LoadMessage {
+    Begin(Examination),
+    Read { load: u64, read: u64, length: usize, result: Result<Vec<u8>, DiskReadError> },
+}
+
+impl StoreLoads {
+    pub(crate) fn new() -> StoreLoads {
+        let (sender, receiver) = channel();
+        StoreLoads { sender: Arc::new(sender), receiver: Mutex::new(Some(receiver)) }
+    }
+
+    /// Starts the thread; it ends when this is dropped. No effect if it has started.
+    pub(crate) fn start(&self, registry: Registry, reader: DiskReader, adopt: Adopt) -> io::Result<()> {
+        let Some(receiver) = sync::lock(&self.receiver).take() else { return Ok(()) };
+        let mut worker = LoadWorker {
+            registry,
+            reader,
+            adopt,
+            sender: Arc::downgrade(&self.sender),
+            loads: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            last_load: 0,
+        };
+        reactor::blocking::spawn_worker("lvol", receiver, move |message| worker.handle(message))
+    }
+
+    /// A handle for a core, which has found stores.
+    pub(crate) fn queue(&self) -> LoadQueue {
+        LoadQueue(self.sender.clone())
+    }
+}
+
+/// The stores that wait to be loaded: as many as devices are examined at most.
+pub(crate) struct LoadQueue(Arc<Sender<LoadMessage>>);
+
+impl LoadQueue {
+    /// Loads the store on the device of an examination.
+    pub(crate) fn push(&self, examination: Examination) {
+        // Without the thread the examination ends here.
+        _ = self.0.send(LoadMessage::Begin(examination));
+    }
+}
+
+struct LoadWorker {
+    registry: Registry,
+    reader: DiskReader,
+    adopt: Adopt,
+    /// Weak, as the thread ends with the last sender.
+    sender: Weak<Sender<LoadMessage>>,
+    loads: BTreeMap<u64, Load>,
+    waiting: VecDeque<Examination>,
+    last_load: u64,
+}
+
+struct Load {
+    examination: Examination,
+    base: Arc<BaseBdev>,
+    loader: BlobStoreLoader,
+    /// Bytes of a block of the device.
+    block_bytes: u64,
+    /// Why a read has failed.
+    error: Option<DiskReadError>,
+}
+
+impl LoadWorker {
+    fn handle(&mut self, message: LoadMessage) {
+        match message {
+            LoadMessage::Begin(examination) => self.waiting.push_back(examination),
+            LoadMessage::Read { load: id, read, length, result } => {
+                // A load that has failed does not wait for its other reads.
+                let Some(load) = self.loads.get_mut(&id) else { return };
+                match result {
+                    Ok(content) if content.len() == length => load.loader.complete(read, Some(&content)),
+                    // Another device has its name now.
+                    Ok(_) => load.loader.complete(read, None),
+                    Err(error) => {
+                        load.error.get_or_insert(error);
+                        load.loader.complete(read, None);
+                    }
+                }
+                self.advance(id);
+            }
+        }
+        while self.loads.len() < LOADS_MAX
+            && let Some(examination) = self.waiting.pop_front()
+        {
+            self.begin(examination);
+        }
+    }
+
+    fn begin(&mut self, examination: Examination) {
+        let name = examination.bdev();
+        // Before it is read: nothing changes it any more.
+        let base = match BaseBdev::open(&self.registry, name, Access::ReadManyWriteNone { by: CLAIM_HOLDER })
+        {
+            Ok(base) => Arc::new(base),
+            Err(error) => {
+                log::warn!(target: "lvol", "the logical volume store on {name} is not used: {error}");
+                return;
+            }
+        };
+        let geometry = base.device().geometry();
+        let loader = BlobStoreLoader::new(geometry.bytes(), LoadOptions::default());
+        let block_bytes = geometry.block_size.into();
+        self.last_load += 1;
+        let load = Load { examination, base, loader, block_bytes, error: None };
+        self.loads.insert(self.last_load, load);
+        self.advance(self.last_load);
+    }
+
+    /// Begins the reads that the loader wants, and ends a load that is complete.
+    fn advance(&mut self, id: u64) {
+        let Some(load) = self.loads.get_mut(&id) else { return };
+        while let Some(read) = load.loader.next_read() {
+            // Without the module, what is loaded has no user.
+            let Some(sender) = self.sender.upgrade() else { return };
+            let (lba, blocks) = (read.offset / load.block_bytes, read.length as u64 / load.block_bytes);
+            self.reader.read(load.examination.bdev(), lba, blocks as u32, move |result| {
+                // An error means that the thread has ended.
+                _ = sender.send(LoadMessage::Read { load: id, read: read.id, length: read.length, result });
+            });
+        }
+        let Some(outcome) = load.loader.outcome() else { return };
+        let Some(Load { examination, base, error, .. }) = self.loads.remove(&id) else { return };
+        let name = base.device().name();
+        match outcome {
+            Ok(blobs) => (self.adopt)(LoadedStore { base, blobs }, examination),
+            Err(failure) => {
+                let cause = error.map_or(String::new(), |error| format!(": {error}"));
+                log::warn!(target: "lvol", "the logical volume store on {name} is not used: {failure}{cause}");
+            }
+        }
+    }
+}
