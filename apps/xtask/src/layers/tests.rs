@@ -143,7 +143,8 @@ fn a_crate_root_starts_with_documentation_and_forbids_unsafe_code() {
         ("targets/nvmf", "//! Doc.\n", 1),
         ("apps/ringbolt", "fn main() {}\n", 2),
         ("host/sys", "//! Doc.\n", 0),
-        ("drivers/nvme", "mod x;\n", 1),
+        ("host/pci", "mod x;\n", 1),
+        ("drivers/nvme", "//! Doc.\n", 1),
         ("lab/engines", "//! Doc.\n", 1),
     ] {
         let found = check(&workspace(&[folder], &[], &[]), |_| Ok(text.to_owned()));
