@@ -1,5 +1,5 @@
-//! The metadata of a blobstore: every decoder of `wire/blob`, and a store of which all pages and masks are the
-//! input's.
+//! The metadata of a blobstore: every decoder of `wire/blob`, and a store of which all pages and masks are
+//! the input's.
 #![no_main]
 
 use blobstore::{BlobSegment, BlobStore, LoadError, LoadOptions, load_with};

@@ -1,7 +1,7 @@
 //! Claims: which opens of a device exclude which others, as SPDK's `spdk_bdev_module_claim_bdev_desc`.
 //!
-//! Reads are always allowed. A claim says who may write: the holder alone, no one, or all that share a key. The rules
-//! are one function, [`DeviceClaims::check`], and one table in `tests/claims.rs`.
+//! Reads are always allowed. A claim says who may write: the holder alone, no one, or all that share a key.
+//! The rules are one function, [`DeviceClaims::check`], and one table in `tests/claims.rs`.
 
 use crate::BdevError;
 
@@ -12,12 +12,14 @@ pub enum Access<'a> {
     ReadOnly,
     /// Reads and writes; other writers are allowed. Refused while there is a claim.
     ReadWrite,
-    /// Reads and writes with an exclusive-write claim: no other writer, and no other claim, while this is open.
+    /// Reads and writes with an exclusive-write claim: no other writer, and no other claim, while this is
+    /// open.
     Exclusive {
         /// The holder, named in the error that other writers get.
         by: &'a str,
     },
-    /// Reads and writes with a claim that says that readers are expected: no other writer, and no other claim.
+    /// Reads and writes with a claim that says that readers are expected: no other writer, and no other
+    /// claim.
     ReadManyWriteOne {
         /// The holder.
         by: &'a str,

@@ -7,8 +7,8 @@ use crate::{BlockDevice, Descriptor};
 
 /// How long a removal waits for I/O in flight.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// When I/O in flight of an open that ends is [aborted](crate::Bdev::abort_in_flight): later than the three seconds
-/// for which targets drain connections.
+/// When I/O in flight of an open that ends is [aborted](crate::Bdev::abort_in_flight): later than the three
+/// seconds for which targets drain connections.
 const ABORT_AFTER: Duration = Duration::from_millis(3500);
 
 /// Devices that are being closed: opens of a target that ends them, or devices that were removed.
@@ -50,8 +50,8 @@ impl Closing {
         Closing(devices.into_iter().map(|device| ClosingDevice { device, open: None }).collect())
     }
 
-    /// Blocks until all are closed, for [`CLOSE_TIMEOUT`] at most. Must not be called on a reactor. I/O that has not
-    /// completed after most of this time is aborted where the module can.
+    /// Blocks until all are closed, for [`CLOSE_TIMEOUT`] at most. Must not be called on a reactor. I/O that
+    /// has not completed after most of this time is aborted where the module can.
     ///
     /// # Errors
     /// The first that is in use still.

@@ -219,9 +219,9 @@ pub trait Bdev: Any + Send + Sync {
         None
     }
 
-    /// Fails what is in flight on all channels as soon as it can, and makes sure that none of it takes effect after a
-    /// later request: a user of the device has been removed, and its I/O does not complete. Called by a thread that may
-    /// wait for some seconds. Without it, the removal waits for the I/O in vain.
+    /// Fails what is in flight on all channels as soon as it can, and makes sure that none of it takes effect
+    /// after a later request: a user of the device has been removed, and its I/O does not complete. Called by
+    /// a thread that may wait for some seconds. Without it, the removal waits for the I/O in vain.
     fn abort_in_flight(&self) {}
 
     /// A base of the device was removed, on the thread that removed it. May be called twice for one removal.
@@ -405,8 +405,8 @@ impl BlockDevice {
         }
     }
 
-    /// Type and holders of its claims, if there are any. Several holders are possible where they do not write, or share a
-    /// key.
+    /// Type and holders of its claims, if there are any. Several holders are possible where they do not
+    /// write, or share a key.
     pub fn claim(&self) -> Option<(ClaimType, Vec<String>)> {
         self.lock().claims.current()
     }

@@ -1,9 +1,10 @@
-//! Runs the I/O of a planner: code without I/O of its own, which says what to read and write and is given what came of it.
+//! Runs the I/O of a planner: code without I/O of its own, which says what to read and write and is given
+//! what came of it.
 //!
-//! A [`Planner`] is deterministic: the same code runs here, under a simulator and over a disk image in memory. The
-//! [`PlanRunner`] has what every such user needs beside a channel: a table of I/Os in flight, waiting for memory, barriers
-//! and retries. It takes turns with other work on its core: [`PlanRunner::turn`] is called by a poller, or
-//! [`run_plan`] does so until the planner is done.
+//! A [`Planner`] is deterministic: the same code runs here, under a simulator and over a disk image in
+//! memory. The [`PlanRunner`] has what every such user needs beside a channel: a table of I/Os in flight,
+//! waiting for memory, barriers and retries. It takes turns with other work on its core: [`PlanRunner::turn`]
+//! is called by a poller, or [`run_plan`] does so until the planner is done.
 //!
 //! ```
 //! use bdev::{Access, PlannedAction, PlannedIo, PlannedOutcome, Planner, Registry, malloc, run_plan};
@@ -88,14 +89,16 @@ pub enum PlannedAction {
         /// Bytes.
         bytes: u64,
     },
-    /// Gives the space back; what it reads as then is the device's matter. Does nothing where the device cannot.
+    /// Gives the space back; what it reads as then is the device's matter. Does nothing where the device
+    /// cannot.
     Deallocate {
         /// Where on the device.
         offset: u64,
         /// Bytes.
         bytes: u64,
     },
-    /// A barrier: begins when all I/O before it has completed, makes it durable, and holds what follows until then.
+    /// A barrier: begins when all I/O before it has completed, makes it durable, and holds what follows until
+    /// then.
     Flush,
 }
 
@@ -213,7 +216,8 @@ impl PlanRunner {
         self.in_flight.is_empty() && self.waiting.is_none()
     }
 
-    /// Hands completions to the planner, and begins what it wants and there is room for. Returns how many I/Os have ended.
+    /// Hands completions to the planner, and begins what it wants and there is room for. Returns how many
+    /// I/Os have ended.
     pub fn turn(&mut self, planner: &mut dyn Planner) -> usize {
         let now_ns = self.core.now_ns();
         self.repeat(now_ns);
@@ -235,7 +239,8 @@ impl PlanRunner {
         ended
     }
 
-    /// When [`turn`](Self::turn) is to be called next at the latest; `None` if only a completion changes anything.
+    /// When [`turn`](Self::turn) is to be called next at the latest; `None` if only a completion changes
+    /// anything.
     pub fn deadline(&self) -> Option<u64> {
         if !self.requests.is_empty() && self.channel.outstanding() == 0 {
             return Some(0);

@@ -13,7 +13,8 @@ const OPENS: [(&str, Access<'static>); 7] = [
     ("shared 2", Access::ReadManyWriteShared { by: "s2", key: 2 }),
 ];
 
-/// Rows are what is open, columns what is opened then: `+`, or the holder in the error; `w` is a writer without a claim.
+/// Rows are what is open, columns what is opened then: `+`, or the holder in the error; `w` is a writer
+/// without a claim.
 const TABLE: [[&str; 7]; 7] = [
     // RO   RW    excl  one   none  key 1 key 2
     ["+", "+", "+", "+", "+", "+", "+"],

@@ -1,4 +1,5 @@
-//! Calls that change an object which an earlier call has created: `save_config` writes one call for all of them.
+//! Calls that change an object which an earlier call has created: `save_config` writes one call for all of
+//! them.
 
 use serde_json::{Value, json};
 

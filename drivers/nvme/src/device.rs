@@ -1,8 +1,8 @@
 //! The interface between the driver and a memory-based transport: registers, doorbells and DMA.
 //!
-//! [`NvmeDevice`], made of [`Registers`] and [`dma::Dma`], abstracts a PCI Express function, another process behind
-//! vfio-user and the simulated controller of the tests. Registers are for control and may be slow; doorbells are mapped memory, because every
-//! batch writes one.
+//! [`NvmeDevice`], made of [`Registers`] and [`dma::Dma`], abstracts a PCI Express function, another process
+//! behind vfio-user and the simulated controller of the tests. Registers are for control and may be slow;
+//! doorbells are mapped memory, because every batch writes one.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -87,8 +87,8 @@ const EVENTS_MAX: usize = 64;
 
 /// State of one controller, shared by its owner core and by every core with a queue pair.
 ///
-/// Its [`DeviceMappings`] own the device, and retain until the device is dropped the memory that it may access, and
-/// its key in the registry. The mutexes guard control paths only; the I/O path reads nothing but
+/// Its [`DeviceMappings`] own the device, and retain until the device is dropped the memory that it may
+/// access, and its key in the registry. The mutexes guard control paths only; the I/O path reads nothing but
 /// [`state_word`](Self::state_word).
 pub(crate) struct SharedController {
     mappings: Arc<DeviceMappings<dyn NvmeDevice>>,

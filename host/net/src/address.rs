@@ -29,8 +29,8 @@ impl StreamAddress {
     }
 }
 
-/// An IP address as people write it: in brackets, as before a port, or without. An IPv4 address that is written as
-/// one of IPv6 (`::ffff:10.0.0.7`) is the IPv4 address.
+/// An IP address as people write it: in brackets, as before a port, or without. An IPv4 address that is
+/// written as one of IPv6 (`::ffff:10.0.0.7`) is the IPv4 address.
 ///
 /// # Errors
 /// It is no address.

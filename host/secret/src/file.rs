@@ -56,8 +56,8 @@ impl Secret {
     /// # Errors
     /// [`SecretFileError`], whose text does not name the file.
     pub fn read(path: &Path, bytes_max: usize) -> Result<Secret, SecretFileError> {
-        // Looked at before it is opened, which has effects on some devices. A link is followed, as secrets that are
-        // replaced as a whole are mounted behind one: what it points to is what is checked.
+        // Looked at before it is opened, which has effects on some devices. A link is followed, as secrets
+        // that are replaced as a whole are mounted behind one: what it points to is what is checked.
         check_kind(fs::metadata(path)?.file_type())?;
         // And again, because it may be another one now. NONBLOCK: opening a FIFO must not wait for a writer.
         let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;

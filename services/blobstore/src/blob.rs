@@ -239,7 +239,7 @@ pub enum BlobDamage {
         /// The cluster of the store.
         cluster: u32,
     },
-    /// A clone of an external snapshot that does not say of which.
+    /// A clone of an external snapshot without the name of that.
     #[error("it is a clone of an external snapshot, but does not name it")]
     NoExternalSnapshot,
     /// A snapshot's id of a wrong length.

@@ -59,8 +59,9 @@
 //! - Making and deleting a snapshot: `recover.rs` has the rules. The clone says whether the snapshot exists.
 //! - Resizing: the last extent page is written before the table. If it has more clusters than the table says,
 //!   the blob has the size of the table; if it has fewer, the blob ends there.
-//! - Creating and deleting a blob: it exists while its first page does, which is written last. SPDK zeroes the
-//!   pages of a deleted one together: if the first is left alone, the blob is unusable, its chain being broken.
+//! - Creating and deleting a blob: it exists while its first page does, which is written last. SPDK zeroes
+//!   the pages of a deleted one together: if the first is left alone, the blob is unusable, its chain being
+//!   broken.
 //!
 //! SPDK 26.09 refuses a store in which a blob is damaged. Here such a blob is listed as unusable, its pages
 //! and clusters are not free, and the others can be used.

@@ -88,7 +88,8 @@ impl AttachState {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// How often [`abort`](Self::abort) was called. A channel that has seen fewer fails what it has in flight.
+    /// How often [`abort`](Self::abort) was called. A channel that has seen fewer fails what it has in
+    /// flight.
     pub(crate) fn aborts(&self) -> u32 {
         self.aborts.load(Ordering::Acquire)
     }
@@ -205,8 +206,8 @@ impl Attachment {
         }
     }
 
-    /// Fails what is in flight, which is never sent again, and fences what was sent: groups refuse it once they
-    /// hear of a later request. Waits for the map.
+    /// Fails what is in flight, which is never sent again, and fences what was sent: groups refuse it once
+    /// they hear of a later request. Waits for the map.
     ///
     /// # Errors
     /// The map cannot be changed: the requests fail, and what was sent may still be written.

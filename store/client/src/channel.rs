@@ -559,8 +559,8 @@ impl<N: CoreNetwork> ImageChannel<N> {
         self.fail_all(AttachStatus::Fenced);
     }
 
-    /// Fails what was in flight when requests of the image were aborted. Its sessions may be of an epoch that is
-    /// fenced: the next requests open others.
+    /// Fails what was in flight when requests of the image were aborted. Its sessions may be of an epoch that
+    /// is fenced: the next requests open others.
     fn follow_aborts(&mut self) {
         let aborts = self.attach.aborts();
         if aborts == self.aborts {
@@ -573,7 +573,8 @@ impl<N: CoreNetwork> ImageChannel<N> {
         self.sessions = GroupSessions::new(self.placement.first_group, self.placement.groups);
     }
 
-    /// Ends the sessions, so that groups need not wait for their time-out. What does not get there is ended by that.
+    /// Ends the sessions, so that groups need not wait for their time-out. What does not get there is ended
+    /// by that.
     fn end_sessions(&mut self) {
         let now_ns = self.core.now_ns();
         for (group, client) in self.sessions.open() {

@@ -473,8 +473,8 @@ fn a_saved_configuration_and_other_spellings_change_nothing_for_every_method() {
         assert_eq!(plane.save(), saved, "{what}");
         in_force = now;
     }
-    // Back from one call for each object to those that made it step by step: some are made again, and nothing goes
-    // but a listener whose port was assigned, and whose ANA state is saved in a call of its own.
+    // Back from one call for each object to those that made it step by step: some are made again, and nothing
+    // goes but a listener whose port was assigned, and whose ANA state is saved in a call of its own.
     let (_, lines) = in_force.reload(&file(&calls), plane);
     let is_kept = |line: &String| !(line.starts_with("removed: ") || line.starts_with("restored: "));
     let gone: Vec<&String> = lines.iter().filter(|line| !is_kept(line)).collect();
