@@ -192,10 +192,18 @@ impl Data {
         Data::of(tail).expect("the tail is not empty")
     }
 
-    /// This data and then `next`, as one. Nothing is copied; slices that were one become one again.
+    /// This data and then `next`, as one. Nothing is copied; slices that were one become one again, two that are
+    /// all of the data without an allocation.
     #[must_use]
     pub fn join(self, next: Data) -> Data {
-        let mut buffers = self.into_slices();
+        let (first, next) = match (self, next) {
+            (Data::One(first), Data::One(next)) => match first.join(next) {
+                Ok(joined) => return Data::One(joined),
+                Err((first, next)) => (Data::One(first), Data::One(next)),
+            },
+            data => data,
+        };
+        let mut buffers = first.into_slices();
         for buffer in next.into_slices() {
             push(&mut buffers, buffer);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bdev::stacking::BaseChannel;
 use bdev::{BlockDevice, Completion, Request};
 use block_io::{Op, Payload, Request as BlockRequest, Status, Tag};
-use dma::{Buffer, Data};
+use dma::Data;
 use slots::{Slab, Slot};
 
 use crate::volume_map::{PieceSource, ReadPiece, VolumeMap};
@@ -238,10 +238,10 @@ impl LvolChannel {
         else {
             unreachable!("slot {slot:?} is a read that was divided")
         };
-        let (mut next, mut whole) = (first, None);
+        let (mut next, mut whole) = (first, None::<Data>);
         while let Some(Entry::Piece(piece)) = next.and_then(|slot| self.entries.remove(slot)) {
             whole = match (whole, piece.data) {
-                (Some(whole), Some(data)) => Some(join(whole, data)),
+                (Some(whole), Some(data)) => Some(whole.join(data)),
                 (one, other) => one.or(other),
             };
             next = piece.next;
@@ -330,16 +330,5 @@ impl block_io::Channel for LvolChannel {
         }
         let external = self.external.as_ref().and_then(|external| external.channel.deadline());
         [self.base.channel.deadline(), external].into_iter().flatten().min()
-    }
-}
-
-/// Neighbours of one allocation become one again without a list.
-fn join(first: Data, next: Data) -> Data {
-    match (first, next) {
-        (Data::One(first), Data::One(next)) => match Buffer::join(first, next) {
-            Ok(joined) => Data::One(joined),
-            Err((first, next)) => Data::One(first).join(Data::One(next)),
-        },
-        (first, next) => first.join(next),
     }
 }

@@ -240,10 +240,10 @@ impl FanOut {
         if parent.is_shared {
             make_writable(&mut parent.request.payload);
         }
-        let (mut next, mut whole) = (parent.first_piece, None);
+        let (mut next, mut whole) = (parent.first_piece, None::<Data>);
         while let Some(child) = next.and_then(|slot| self.children.remove(slot)) {
             whole = match (whole, child.data) {
-                (Some(whole), Some(data)) => Some(join(whole, data)),
+                (Some(whole), Some(data)) => Some(whole.join(data)),
                 (one, other) => one.or(other),
             };
             next = child.next;
@@ -376,17 +376,6 @@ fn make_writable(payload: &mut Payload<Data>) {
             protected.metadata.as_mut().map(Data::make_writable);
         }
         _ => {}
-    }
-}
-
-/// Neighbours of one allocation become one again without a list.
-fn join(first: Data, next: Data) -> Data {
-    match (first, next) {
-        (Data::One(first), Data::One(next)) => match Buffer::join(first, next) {
-            Ok(joined) => Data::One(joined),
-            Err((first, next)) => Data::One(first).join(Data::One(next)),
-        },
-        (first, next) => first.join(next),
     }
 }
 
