@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bdev::Registry;
 use bdev::rpc::BdevModule;
+use bdev_gpt::GptModule;
 use bdev_nvme::rpc::NvmeModule;
 use control::{Catalog, ConfigFile, ControlPlane, Keyring, KeyringModule, ManagedReactor, RpcError};
 use device_model::rpc::ModelModule;
@@ -62,6 +63,7 @@ pub(crate) fn catalog() -> Catalog {
         .with::<FixedSubsystem<FsdevOptions>>()
         .with::<FixedSubsystem<AccelOptions>>()
         .with::<BdevModule>()
+        .with::<GptModule>()
         .with::<NvmeModule>()
         .with::<ModelModule>()
         .with::<LvolModule>()
@@ -104,6 +106,7 @@ impl App {
             .module(&Arc::new(FixedSubsystem::<FsdevOptions>::new()))
             .module(&Arc::new(FixedSubsystem::<AccelOptions>::new()))
             .module(&bdevs)
+            .module(&GptModule::new(&bdevs, &handles))
             .module(&NvmeModule::new(&bdevs, &handles))
             .module(&ModelModule::new(bdevs.clone()))
             .module(&LvolModule::new(registry.clone(), &handles))
@@ -181,7 +184,7 @@ mod tests {
         for info in catalog().iter() {
             let name = info.name;
             // SPDK 23.01 has `bdev_pmem_*`, newer versions lack them.
-            let prefixes = ["bdev_model_", "bdev_pmem_", "bdev_store_", "nbd_export_", "store_"];
+            let prefixes = ["bdev_gpt_", "bdev_model_", "bdev_pmem_", "bdev_store_", "nbd_export_", "store_"];
             let is_extension =
                 extensions.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix));
             assert!(spdk_methods().any(|known| known == name) || is_extension, "{name}");

@@ -18,6 +18,6 @@ mod checksum;
 mod error;
 mod fields;
 
-pub use checksum::{CRC32C_SIZE, Crc32c, crc32c};
+pub use checksum::{CRC32C_SIZE, Crc32c, crc32, crc32c};
 pub use error::DecodeError;
 pub use fields::{next_field, put_field};

@@ -17,6 +17,7 @@ const UNDO: &[&str] = &[
     "bdev_aio_delete",
     "bdev_delay_delete",
     "bdev_error_delete",
+    "bdev_gpt_delete",
     "bdev_malloc_delete",
     "bdev_model_delete",
     "bdev_null_delete",
@@ -187,6 +188,7 @@ fn bdevs(directory: &str) -> Vec<(&'static str, Value)> {
         ("bdev_passthru_create", json!({ "name": "P", "base_bdev_name": M0 })),
         ("bdev_split_create", json!({ "base_bdev": "U", "split_count": 3 })),
         ("bdev_passthru_create", json!({ "name": "waits", "base_bdev_name": "not there" })),
+        ("bdev_gpt_create", json!({ "base_bdev_name": "not there", "part_type": "Linux" })),
         ("bdev_set_qos_limit", json!({ "name": M0, "rw_ios_per_sec": 100_000 })),
         ("bdev_enable_histogram", json!({ "name": "P", "enable": true, "opc": "" })),
     ]

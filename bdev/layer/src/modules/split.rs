@@ -2,16 +2,12 @@
 //!
 //! The parts of a base share one claim on it, which ends with the last of them.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use block_io::{Op, Payload};
 use uuid::Uuid;
 
-use crate::stacking::{BaseBdev, BaseChannel};
-use crate::{
-    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, Durability, InfoValue, IoLimits,
-    Registry, Request,
-};
+use crate::stacking::{BaseBdev, PartBdev, PartKind};
+use crate::{BdevError, BdevGeometry, BlockDevice, InfoValue, Registry};
 
 /// Configuration of the parts of one base.
 #[derive(Clone, Debug)]
@@ -45,18 +41,17 @@ pub const PARTS_MAX: u32 = 4096;
 const UUID_NAMESPACE: Uuid = Uuid::from_u128(0x976b_899e_3e1e_4d71_ab69_c2b0_8e9d_f8b8);
 
 /// The module's object of one part.
-pub struct SplitBdev {
-    /// `None` once the part is closed. The last part to close releases the claim.
-    base: Mutex<Option<Arc<BaseBdev>>>,
-    below: Arc<BlockDevice>,
-    first_lba: u64,
-    geometry: BdevGeometry,
-}
+pub type SplitBdev = PartBdev<SplitPart>;
 
-impl SplitBdev {
-    /// Name of the device that it is a part of.
-    pub fn base_name(&self) -> &str {
-        self.below.name()
+/// A part that a split device is.
+pub struct SplitPart;
+
+impl PartKind for SplitPart {
+    const PRODUCT_NAME: &'static str = "Split Disk";
+
+    fn describe(&self, base_name: &str, first_lba: u64) -> Vec<(&'static str, InfoValue)> {
+        let object = vec![("base_bdev", base_name.into()), ("offset_blocks", InfoValue::Number(first_lba))];
+        vec![("split", InfoValue::Object(object))]
     }
 }
 
@@ -78,25 +73,16 @@ pub fn create(registry: &Registry, config: &SplitConfig) -> Result<Vec<Arc<Block
     let base = Arc::new(BaseBdev::claim(registry, &config.base, &format!("split bdevs of {}", config.base))?);
     let below = base.device().clone();
     let geometry = below.geometry();
-    if geometry.metadata.protection.is_some() {
-        let reason =
-            format!("{} has protection information, which names its own block addresses", config.base);
-        return Err(BdevError::invalid("base_bdev", reason));
-    }
     let blocks = part_blocks(&geometry, config)?;
     let mut parts: Vec<Arc<BlockDevice>> = Vec::new();
     for (index, name) in part_names(&config.base, config.count).into_iter().enumerate() {
         let first_lba = blocks * index as u64;
-        let module = SplitBdev {
-            base: Mutex::new(Some(base.clone())),
-            below: below.clone(),
-            first_lba,
-            geometry: BdevGeometry { blocks, ..geometry.at(first_lba) },
-        };
         let name_of_part =
             [&below.uuid().as_bytes()[..], &first_lba.to_le_bytes(), &blocks.to_le_bytes()].concat();
         let uuid = Uuid::new_v5(&UUID_NAMESPACE, &name_of_part);
-        match registry.register(&name, Some(uuid), &[], Arc::new(module)) {
+        let registered = PartBdev::new(base.clone(), first_lba, blocks, SplitPart)
+            .and_then(|module| registry.register(&name, Some(uuid), &[], Arc::new(module)));
+        match registered {
             Ok(part) => parts.push(part),
             Err(error) => {
                 parts.iter().for_each(|part| drop(registry.unregister(part.name())));
@@ -129,109 +115,4 @@ fn part_blocks(base: &BdevGeometry, config: &SplitConfig) -> Result<u64, BdevErr
         return Err(BdevError::invalid(field, reason));
     }
     Ok(blocks)
-}
-
-impl Bdev for SplitBdev {
-    fn product_name(&self) -> &'static str {
-        "Split Disk"
-    }
-
-    fn geometry(&self) -> BdevGeometry {
-        self.geometry
-    }
-
-    fn durability(&self) -> Durability {
-        self.below.durability()
-    }
-
-    fn supports(&self, op: Op) -> bool {
-        // A reset only drains the part, which the layer does: it must not abort the I/O of other parts.
-        let moves = matches!(
-            op,
-            Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable
-        );
-        (moves || matches!(op, Op::SeekData | Op::SeekHole)) && self.below.bdev().supports(op)
-    }
-
-    fn io_limits(&self) -> IoLimits {
-        // The base's channel divides what its module does not take.
-        IoLimits::NONE
-    }
-
-    fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        let base = sync::lock(&self.base);
-        let removed = || BdevError::Removed { name: self.below.name().to_string() };
-        let base = base.as_ref().ok_or_else(removed)?.channel(core)?;
-        Ok(Box::new(SplitChannel { base: BaseChannel::new(base), first_lba: self.first_lba }))
-    }
-
-    fn registered_page_alignment(&self) -> Option<u32> {
-        self.below.bdev().registered_page_alignment()
-    }
-
-    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
-        let object = vec![
-            ("base_bdev", self.below.name().into()),
-            ("offset_blocks", InfoValue::Number(self.first_lba)),
-        ];
-        vec![("split", InfoValue::Object(object))]
-    }
-
-    fn reads_undefined(&self) -> bool {
-        self.below.bdev().reads_undefined()
-    }
-
-    fn read_only(&self) -> bool {
-        self.below.bdev().read_only()
-    }
-
-    fn depth(&self) -> u32 {
-        self.below.bdev().depth()
-    }
-
-    fn abort_in_flight(&self) {
-        self.below.bdev().abort_in_flight();
-    }
-
-    fn on_closed(&self) {
-        let base = sync::lock(&self.base).take();
-        drop(base);
-    }
-}
-
-struct SplitChannel {
-    base: BaseChannel,
-    first_lba: u64,
-}
-
-impl block_io::Channel for SplitChannel {
-    type Request = Request;
-    type Completion = Completion;
-
-    fn submit(&mut self, batch: &mut Vec<Request>) {
-        for mut request in batch.drain(..) {
-            // Not used by a flush, whose value may be anything.
-            request.lba = request.lba.wrapping_add(self.first_lba);
-            self.base.push(request);
-        }
-        self.base.submit();
-    }
-
-    fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
-        let before = sink.len();
-        for completion in self.base.poll() {
-            let status = completion.status();
-            let mut request = completion.into_request();
-            request.lba = request.lba.wrapping_sub(self.first_lba);
-            if let Payload::Found(Some(lba)) = &mut request.payload {
-                *lba = lba.wrapping_sub(self.first_lba);
-            }
-            sink.push(request.complete(status));
-        }
-        sink.len() - before
-    }
-
-    fn deadline(&self) -> Option<u64> {
-        self.base.deadline()
-    }
 }

@@ -344,7 +344,7 @@ fn split_delete(bdevs: &BdevModule, params: SplitDelete) -> Result<Closing, RpcE
     // First: otherwise it would be split again.
     let is_known = bdevs.forget_virtual(&split_name(&base));
     let of_base = |device: &Arc<BlockDevice>| {
-        device.module::<split::SplitBdev>().is_some_and(|part| part.base_name() == base)
+        device.module::<split::SplitBdev>().is_some_and(|part| part.base().name() == base)
     };
     let parts: Vec<Arc<BlockDevice>> = bdevs.registry.list().into_iter().filter(of_base).collect();
     if parts.is_empty() && !is_known {
