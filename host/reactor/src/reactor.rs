@@ -231,13 +231,18 @@ impl Reactor {
 
     /// Runs turns until `future` completes; it runs as a task of this core.
     pub fn block_on<R: 'static>(mut self, future: impl Future<Output = R> + 'static) -> R {
+        self.wait_for(future)
+    }
+
+    /// As [`block_on`](Self::block_on), for a thread that goes on to turn the reactor.
+    pub fn wait_for<R: 'static>(&mut self, future: impl Future<Output = R> + 'static) -> R {
         let result = Rc::new(RefCell::new(None));
         let out = result.clone();
         let spawned = self.core.spawn(async move {
             let value = future.await;
             *out.borrow_mut() = Some(value);
         });
-        assert!(spawned, "a new reactor has room for its first task");
+        assert!(spawned, "a reactor has room for one more task");
         loop {
             self.turn();
             if let Some(value) = result.borrow_mut().take() {

@@ -63,7 +63,7 @@ pub use priorities::{CommandPriorities, PriorityShare};
 pub(crate) use random::WyRand;
 pub use result::{DepthCounts, Direction, DirectionResult, IoFailure, JobResult, KernelThreads, Samples};
 pub use run::{RunError, RunningJob, run, start};
-pub use source::{Source, SourceError};
+pub use source::{PreparedSource, Source, SourceError};
 pub use spec::{
     BlockSizes, BufferContent, ErrorPolicy, FileService, FioVerify, JobSpec, LatencyTarget, OffsetSequence,
     RateMinima, ReducibleContent, StridedZones, ThinkTime, Verify, Workload,

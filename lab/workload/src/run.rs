@@ -247,7 +247,7 @@ impl JobSetup {
             JobFile::Bdev(device) => Some(device),
             JobFile::Remote(_) => None,
         });
-        devices.map(|device| open_device(core, device)).collect()
+        devices.map(|device| Ok(source::open_device(core, device)?)).collect()
     }
 
     /// Opens all files; connects to namespaces with a queue depth equal to the job's I/O depth.
@@ -257,7 +257,7 @@ impl JobSetup {
         for file in &self.files {
             let uri = match file {
                 JobFile::Bdev(device) => {
-                    opened.push(open_device(core, device)?);
+                    opened.push(source::open_device(core, device)?);
                     continue;
                 }
                 JobFile::Remote(uri) => uri,
@@ -297,13 +297,6 @@ impl JobSetup {
         core.add_poller(Box::new(poller), Period::EveryTurn);
         Ok(())
     }
-}
-
-fn open_device(core: &Core, device: &bdev::Descriptor) -> Result<(Geometry, Box<DynChannel>), RunError> {
-    let geometry = device.device().geometry();
-    let geometry = Geometry { block_bytes: geometry.block_size, blocks: geometry.blocks };
-    let channel = device.channel(core).map_err(SourceError::from)?;
-    Ok((geometry, Box::new(channel)))
 }
 
 #[cfg(test)]

@@ -5,8 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bdev::{Access, BdevError, Descriptor, Registry, malloc, null, uring};
 use device_model::{DeviceProfile, MediaState, disk};
+use reactor::Core;
 use store_client::{AttachOptions, Cluster, ClusterImage, EtcdOptions};
 
+use crate::access_pattern::Geometry;
+use crate::poller::DynChannel;
 use crate::spec::JobSpec;
 use crate::units::parse_bytes;
 
@@ -110,11 +113,17 @@ pub enum SourceError {
 
 /// A source whose device exists, so that channels can be opened.
 #[derive(Clone, Debug)]
-pub(crate) enum PreparedSource {
+pub enum PreparedSource {
     /// A bdev in the registry.
-    Bdev { name: String },
+    Bdev {
+        /// Its name.
+        name: String,
+    },
     /// A namespace that the NVMe driver connects to.
-    Nvme { uri: nvme::Uri },
+    Nvme {
+        /// URI of the namespace.
+        uri: nvme::Uri,
+    },
 }
 
 const BLOCK_BYTES_DEFAULT: u32 = 512;
@@ -171,7 +180,10 @@ impl Source {
     }
 
     /// Creates the device if the URI asks for one. A file or block device is opened for writing only if `writes`.
-    pub(crate) fn prepare(&self, registry: &Registry, writes: bool) -> Result<PreparedSource, SourceError> {
+    ///
+    /// # Errors
+    /// The device cannot be created.
+    pub fn prepare(&self, registry: &Registry, writes: bool) -> Result<PreparedSource, SourceError> {
         let name = match self {
             Source::Null { bytes, block_bytes } => {
                 let blocks = bytes / u64::from((*block_bytes).max(1));
@@ -193,6 +205,47 @@ impl Source {
         };
         Ok(PreparedSource::Bdev { name })
     }
+}
+
+impl PreparedSource {
+    /// Opens a channel on this core, for writing where the device allows it. A connection has this queue depth.
+    ///
+    /// # Errors
+    /// The device cannot be opened or reached.
+    pub async fn open(
+        &self,
+        core: &Core,
+        registry: &Registry,
+        queue_depth: u32,
+    ) -> Result<(Geometry, Box<DynChannel>), SourceError> {
+        match self {
+            PreparedSource::Bdev { name } => {
+                let opened = registry.open(name, Access::ReadWrite);
+                let device =
+                    opened.or_else(|error| registry.open(name, Access::ReadOnly).map_err(|_| error))?;
+                open_device(core, &device)
+            }
+            PreparedSource::Nvme { uri } => {
+                let options = nvme::Options { queue_depth, ..nvme::Options::default() };
+                let connected = nvme::Namespace::open(core, uri, &options).await;
+                let failed =
+                    |source| SourceError::Fabric { uri: Box::new(uri.clone()), source: Box::new(source) };
+                let namespace = connected.map_err(failed)?;
+                let geometry = Geometry { block_bytes: namespace.block_size(), blocks: namespace.blocks() };
+                Ok((geometry, Box::new(namespace)))
+            }
+        }
+    }
+}
+
+/// Opens a channel of a bdev on this core.
+pub(crate) fn open_device(
+    core: &Core,
+    device: &Descriptor,
+) -> Result<(Geometry, Box<DynChannel>), SourceError> {
+    let geometry = device.device().geometry();
+    let geometry = Geometry { block_bytes: geometry.block_size, blocks: geometry.blocks };
+    Ok((geometry, Box::new(device.channel(core)?)))
 }
 
 fn parse_store(body: &str, query: &str) -> Option<Source> {

@@ -1,0 +1,77 @@
+//! What an engine is.
+
+use std::ffi::{CStr, c_void};
+use std::time::Duration;
+
+use crate::table;
+use crate::unit::{FinishedUnit, IoUnit};
+
+/// The I/O of one job of fio, on its thread. Errors are printed for the user.
+pub trait FioEngine {
+    /// Opens a file of the job.
+    ///
+    /// # Errors
+    /// Why it cannot be opened.
+    fn open(&mut self, name: &str) -> Result<(), String>;
+
+    /// Closes a file; none of its I/O is in flight.
+    fn close(&mut self, name: &str);
+
+    /// Begins an I/O, or collects it until [`commit`](Self::commit).
+    fn queue(&mut self, unit: IoUnit) -> Queued;
+
+    /// Begins what was collected.
+    fn commit(&mut self);
+
+    /// Adds finished I/Os to `to`, `max` at most. It returns when there are `min`, or after `limit`.
+    fn reap(&mut self, min: usize, max: usize, limit: Option<Duration>, to: &mut Vec<FinishedUnit>);
+}
+
+/// What became of an I/O that fio has queued.
+#[derive(Debug)]
+pub enum Queued {
+    /// It is in flight.
+    InFlight,
+    /// It has ended.
+    Completed(FinishedUnit),
+    /// There is no room: fio reaps others, and queues it again.
+    Busy(IoUnit),
+}
+
+/// A library's engine.
+pub struct EngineDefinition {
+    /// Its name.
+    pub name: &'static CStr,
+    /// Name of its option, which has a text.
+    pub option: &'static CStr,
+    /// What the option does.
+    pub option_help: &'static CStr,
+    /// Sets the option, before anything else. All jobs of a process have the same.
+    pub set_option: fn(&str) -> Result<(), String>,
+    /// How large a file is, in bytes. Called in the process that starts the jobs, which may be another than theirs:
+    /// it must leave no thread behind.
+    pub file_bytes: fn(&str) -> Result<u64, String>,
+    /// Starts the engine of a job, on its thread.
+    pub start: fn() -> Result<Box<dyn FioEngine>, String>,
+}
+
+impl EngineDefinition {
+    /// The library's `get_ioengine`: sets `ops` to the table of this engine for the fio that loads it, or to null
+    /// with a line on standard error that says why there is none.
+    ///
+    /// # Safety
+    /// `ops` is where fio takes a pointer from.
+    pub unsafe fn get_ioengine(&'static self, ops: *mut *mut c_void) {
+        let table = table::make(self).unwrap_or_else(|reason| {
+            print_line(self.name, &reason);
+            std::ptr::null_mut()
+        });
+        // SAFETY: the caller's promise.
+        unsafe { ops.write(table) };
+    }
+}
+
+/// Prints a line for the user. fio's own output may be a machine's, on standard output.
+pub(crate) fn print_line(engine: &CStr, line: &str) {
+    eprintln!("fio: {}: {line}", engine.to_string_lossy());
+}

@@ -1,0 +1,212 @@
+//! The I/O of one job.
+
+use std::time::{Duration, Instant};
+
+use block_io::{Completion, Op, Request, Tag};
+use dma::Data;
+use fio_abi::{FinishedUnit, FioEngine, IoUnit, Queued, UnitKind};
+use reactor::Reactor;
+use slots::{Slab, Slot};
+use workload::{DynChannel, Geometry};
+
+use crate::devices;
+
+/// I/Os in flight of one job. fio's depth is its own matter; what does not fit is queued again.
+const IN_FLIGHT_MAX: u32 = 1 << 16;
+/// Bytes of the largest I/O, as large as a pool's data.
+const IO_BYTES_MAX: u64 = dma::BUFFER_BYTES_MAX as u64;
+/// Rounds of polling between turns of the reactor, which costs more and has timers and connections.
+const POLLS_PER_TURN: u32 = 32;
+/// `EINVAL` and `EOPNOTSUPP`.
+const INVALID: i32 = 22;
+const NOT_SUPPORTED: i32 = 95;
+
+/// Starts the engine of a job; devices are opened later.
+pub(crate) fn start() -> Result<Box<dyn FioEngine>, String> {
+    Ok(Box::new(JobEngine {
+        files: Vec::new(),
+        in_flight: Slab::with_capacity(IN_FLIGHT_MAX),
+        completions: Vec::new(),
+        ready: Vec::new(),
+        polls: 0,
+        reactor: None,
+    }))
+}
+
+struct JobEngine {
+    /// Before the reactor, so that channels end before their core does.
+    files: Vec<OpenFile>,
+    in_flight: Slab<IoUnit>,
+    /// Empty between calls.
+    completions: Vec<Completion<Data>>,
+    /// What has ended and was not reaped yet.
+    ready: Vec<FinishedUnit>,
+    polls: u32,
+    /// Since the first device was opened.
+    reactor: Option<Reactor>,
+}
+
+/// A device that the job has open.
+struct OpenFile {
+    name: String,
+    /// fio's identity of the file; 0 until its first I/O.
+    file: usize,
+    geometry: Geometry,
+    channel: Box<DynChannel>,
+    requests: Vec<Request<Data>>,
+}
+
+/// A unit that cannot be begun.
+enum Refused {
+    /// It never can.
+    Invalid(i32),
+    /// There is no memory now.
+    NoMemory,
+}
+
+impl FioEngine for JobEngine {
+    fn open(&mut self, name: &str) -> Result<(), String> {
+        let mut reactor = match self.reactor.take() {
+            Some(reactor) => reactor,
+            None => devices::reactor(name)?,
+        };
+        let opened = devices::open(&mut reactor, name);
+        self.reactor = Some(reactor);
+        let (geometry, channel) = opened?;
+        self.files.push(OpenFile {
+            name: name.to_string(),
+            file: 0,
+            geometry,
+            channel,
+            requests: Vec::new(),
+        });
+        Ok(())
+    }
+
+    fn close(&mut self, name: &str) {
+        if let Some(at) = self.files.iter().position(|file| file.name == name) {
+            self.files.remove(at);
+        }
+    }
+
+    fn queue(&mut self, unit: IoUnit) -> Queued {
+        if self.in_flight.is_full() {
+            return Queued::Busy(unit);
+        }
+        let Some(at) = self.file_of(&unit) else {
+            return Queued::Completed(unit.finish(Err(INVALID)));
+        };
+        match self.request(&unit, at) {
+            Ok(mut request) => match self.in_flight.insert(unit) {
+                Ok(slot) => {
+                    request.tag = Tag(slot.to_bits());
+                    self.files[at].requests.push(request);
+                    Queued::InFlight
+                }
+                Err(unit) => Queued::Busy(unit),
+            },
+            // Memory returns with what is in flight.
+            Err(Refused::NoMemory) => Queued::Busy(unit),
+            Err(Refused::Invalid(errno)) => Queued::Completed(unit.finish(Err(errno))),
+        }
+    }
+
+    fn commit(&mut self) {
+        for file in &mut self.files {
+            if !file.requests.is_empty() {
+                file.channel.submit(&mut file.requests);
+            }
+        }
+    }
+
+    fn reap(&mut self, min: usize, max: usize, limit: Option<Duration>, to: &mut Vec<FinishedUnit>) {
+        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+        loop {
+            self.poll();
+            let room = (max - to.len()).min(self.ready.len());
+            to.extend(self.ready.drain(..room));
+            let is_over = || end.is_some_and(|end| Instant::now() >= end);
+            // fio waits for no more than it has queued.
+            if to.len() >= min || self.in_flight.is_empty() || is_over() {
+                return;
+            }
+            self.commit();
+        }
+    }
+}
+
+impl JobEngine {
+    /// The open file of a unit.
+    fn file_of(&mut self, unit: &IoUnit) -> Option<usize> {
+        let file = unit.file();
+        if let Some(at) = self.files.iter().position(|open| open.file == file) {
+            return Some(at);
+        }
+        let name = unit.file_name()?;
+        let at = self.files.iter().position(|open| open.name == name)?;
+        self.files[at].file = file;
+        Some(at)
+    }
+
+    fn request(&self, unit: &IoUnit, at: usize) -> Result<Request<Data>, Refused> {
+        let op = match unit.kind() {
+            UnitKind::Read => Op::Read,
+            UnitKind::Write => Op::Write,
+            UnitKind::Trim => Op::Unmap,
+            UnitKind::Sync => return Ok(Request::new(Tag(0), Op::Flush, 0, 0)),
+            UnitKind::Other => return Err(Refused::Invalid(NOT_SUPPORTED)),
+        };
+        let block_bytes = u64::from(self.files[at].geometry.block_bytes);
+        let (offset, length) = (unit.offset(), unit.length());
+        let is_whole = offset.is_multiple_of(block_bytes) && length.is_multiple_of(block_bytes);
+        let blocks = u32::try_from(length / block_bytes).ok().filter(|blocks| is_whole && *blocks > 0);
+        let blocks = blocks.ok_or(Refused::Invalid(INVALID))?;
+        let mut request = Request::new(Tag(0), op, offset / block_bytes, blocks);
+        if op == Op::Unmap {
+            return Ok(request);
+        }
+        if length > IO_BYTES_MAX {
+            return Err(Refused::Invalid(INVALID));
+        }
+        let pool = self.reactor.as_ref().map(|reactor| reactor.core().pool().take_data(length as usize));
+        let mut data = pool.flatten().ok_or(Refused::NoMemory)?;
+        if op == Op::Write {
+            data.copy_from(0, unit.data());
+        }
+        request.set_data(Some(data));
+        Ok(request)
+    }
+
+    /// Takes completions. The reactor has a turn where there are none, and once in a while.
+    fn poll(&mut self) {
+        let mut completions = std::mem::take(&mut self.completions);
+        for file in &mut self.files {
+            file.channel.poll(&mut completions);
+        }
+        self.polls += 1;
+        if (completions.is_empty() || self.polls >= POLLS_PER_TURN)
+            && let Some(reactor) = &mut self.reactor
+        {
+            reactor.turn();
+            self.polls = 0;
+        }
+        for completion in completions.drain(..) {
+            let (slot, status) = (Slot::from_bits(completion.tag().0), completion.status());
+            // What is not in the table was never begun here.
+            let Some(mut unit) = self.in_flight.remove(slot) else { continue };
+            let is_read = unit.kind() == UnitKind::Read;
+            if is_read
+                && status.is_success()
+                && let Some(data) = completion.into_data()
+            {
+                data.copy_to(0, unit.data_mut());
+            }
+            let outcome = if status.is_success() { Ok(()) } else { Err(status.to_errno().0) };
+            self.ready.push(unit.finish(outcome));
+        }
+        self.completions = completions;
+    }
+}
+
+#[cfg(test)]
+mod tests;
