@@ -282,7 +282,12 @@ mod tests {
         let without_effect = control::reference::without_effect(&catalog());
         for (file, written, generated, option) in [
             ("docs/RPC.md", include_str!("../../../docs/RPC.md"), methods, ""),
-            ("docs/PARAMETERS.md", include_str!("../../../docs/PARAMETERS.md"), without_effect, " --without-effect"),
+            (
+                "docs/PARAMETERS.md",
+                include_str!("../../../docs/PARAMETERS.md"),
+                without_effect,
+                " --without-effect",
+            ),
         ] {
             let differs = written.lines().zip(generated.lines()).find(|(old, new)| old != new);
             assert!(

@@ -52,7 +52,8 @@ fn run(name: &str, document: &str, ports: &[&str], run_min: usize) -> String {
     // Servers end with the shell, however that ends.
     let mut script = "set -eu\ntrap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n".to_string();
     script.push_str(&blocks.concat());
-    let listeners: Vec<TcpListener> = ports.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let listeners: Vec<TcpListener> =
+        ports.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     // By way of names, because a new port may contain the digits of another one.
     for (index, port) in ports.iter().enumerate() {
         assert!(script.contains(port), "{name}: no block has the port {port}");
@@ -80,7 +81,8 @@ fn run(name: &str, document: &str, ports: &[&str], run_min: usize) -> String {
 fn the_readme_runs_from_top_to_bottom_in_one_shell() {
     let readme = include_str!("../../../../README.md");
     let printed = run("readme", readme, &["4420", "4421"], 4);
-    for part in ["10240 blocks checked, 0 wrong", "\"Malloc1\"", "burst: rw=randwrite", "steady: rw=randread"] {
+    for part in ["10240 blocks checked, 0 wrong", "\"Malloc1\"", "burst: rw=randwrite", "steady: rw=randread"]
+    {
         assert!(printed.contains(part), "{part}: {printed}");
     }
     assert_eq!(printed.lines().filter(|line| *line == "ready").count(), 2, "{printed}");

@@ -76,9 +76,13 @@ fn paragraphs_are_counted_by_item_and_across_lines() {
 
 #[test]
 fn a_crate_without_a_row_and_a_row_without_a_crate_are_findings() {
-    let list = [document("docs/architecture/crates.md", "| folder |\n| `base/a` | x |\n| `base/c` | `base/b` |\n")];
+    let list =
+        [document("docs/architecture/crates.md", "| folder |\n| `base/a` | x |\n| `base/c` | `base/b` |\n")];
     let folders = ["base/a".to_string(), "base/b".to_string()];
     let found = unlisted_crates(&list, &folders);
     assert_eq!(found.len(), 2, "{found:#?}");
-    assert!(found[0].ends_with("no row for base/b") && found[1].ends_with("base/c is no crate"), "{found:#?}");
+    assert!(
+        found[0].ends_with("no row for base/b") && found[1].ends_with("base/c is no crate"),
+        "{found:#?}"
+    );
 }

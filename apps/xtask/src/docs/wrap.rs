@@ -118,9 +118,7 @@ pub(crate) fn wrapped(text: &str) -> String {
         let paragraph = &lines[index..end];
         // Two spaces or a backslash at the end of a line break it.
         let is_broken = paragraph.iter().any(|(_, line)| line.ends_with("  ") || line.ends_with('\\'));
-        if is_paragraph
-            && !is_broken
-            && paragraph.iter().any(|(_, line)| line.chars().count() > COLUMNS_MAX)
+        if is_paragraph && !is_broken && paragraph.iter().any(|(_, line)| line.chars().count() > COLUMNS_MAX)
         {
             let width = line.len() - line.trim_start().len();
             let (first, hanging) = match kind {
