@@ -297,6 +297,26 @@ mod tests {
     }
 
     #[test]
+    fn help_names_every_front_end_by_methods_that_exist() {
+        let mut command = Cli::command();
+        let all = command.render_long_help().to_string();
+        let serve = command.find_subcommand_mut("serve").map(|serve| serve.render_long_help().to_string());
+        let serve = serve.unwrap_or_default();
+        for front_end in ["NVMe", "TCP", "vfio-user", "iSCSI", "vhost-user", "SCSI", "NBD", "ublk"] {
+            assert!(all.contains(front_end) && serve.contains(front_end), "{front_end}: {all}\n{serve}");
+        }
+        let catalog = crate::app::catalog();
+        let mut methods = 0;
+        for word in serve.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_') {
+            if ["nvmf_", "iscsi_", "vhost_", "nbd_", "ublk_"].iter().any(|start| word.starts_with(start)) {
+                assert!(catalog.get(word).is_some(), "{word} is no method");
+                methods += 1;
+            }
+        }
+        assert!(methods >= 12, "{methods} methods: {serve}");
+    }
+
+    #[test]
     fn the_index_of_documents_names_every_visible_command() {
         let index = include_str!("../../../docs/README.md");
         let command = Cli::command();
