@@ -117,10 +117,10 @@ fn normalized(path: &Path) -> Option<PathBuf> {
     let mut result = PathBuf::new();
     for component in path.components() {
         match component {
-            Component::ParentDir => _ = result.pop().then_some(())?,
+            Component::ParentDir if result.pop() => {}
             Component::Normal(name) => result.push(name),
             Component::CurDir => {}
-            Component::RootDir | Component::Prefix(_) => return None,
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return None,
         }
     }
     Some(result)

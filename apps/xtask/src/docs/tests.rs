@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used)]
+
 use super::wrap::prose;
 use super::*;
 use crate::metadata::CargoMetadata;
