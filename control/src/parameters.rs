@@ -1,7 +1,7 @@
 //! Parameters, each declared once with [`parameters!`](crate::parameters): name, type, unit, default and text.
 //!
 //! The declaration is the only place: decoding and its errors, the rejection of what is unknown or not supported,
-//! the reference (docs/RPC.md) and what `save_config` writes follow from it.
+//! the references (docs/RPC.md, docs/PARAMETERS.md) and what `save_config` writes follow from it.
 
 use secret::Secret;
 use serde_json::{Map, Value};

@@ -1,9 +1,14 @@
-//! The reference of all methods (docs/RPC.md), generated from their declarations.
+//! The references of all methods (docs/RPC.md) and of what has no effect (docs/PARAMETERS.md), generated from
+//! their declarations.
 
 use std::fmt::Write;
 
 use crate::parameters::{Parameter, Presence};
 use crate::{Catalog, MethodInfo, MethodKind, StartupStage, spdk_methods};
+
+mod fixed;
+
+pub use fixed::without_effect;
 
 const HEAD: &str = "\
 # JSON-RPC methods

@@ -277,14 +277,24 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_is_current() {
-        let written = include_str!("../../../docs/RPC.md");
-        let generated = control::reference::markdown(&catalog());
-        let differs = written.lines().zip(generated.lines()).find(|(old, new)| old != new);
-        assert!(
-            written == generated,
-            "docs/RPC.md differs, first at {differs:?}; run `cargo run -p ringbolt -- rpc-reference > docs/RPC.md`"
-        );
+    fn the_references_are_current() {
+        let methods = control::reference::markdown(&catalog());
+        let without_effect = control::reference::without_effect(&catalog());
+        for (file, written, generated, option) in [
+            ("docs/RPC.md", include_str!("../../../docs/RPC.md"), methods, ""),
+            (
+                "docs/PARAMETERS.md",
+                include_str!("../../../docs/PARAMETERS.md"),
+                without_effect,
+                " --without-effect",
+            ),
+        ] {
+            let differs = written.lines().zip(generated.lines()).find(|(old, new)| old != new);
+            assert!(
+                written == generated,
+                "{file} differs, first at {differs:?}; run `cargo run -p ringbolt -- rpc-reference{option} > {file}`"
+            );
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// User-space block storage: a target for NVMe/TCP and vfio-user, its JSON-RPC client, a load generator, NVMe
-/// tools, device models and a lab.
+/// User-space block storage: a target for NVMe (TCP, vfio-user), iSCSI, vhost-user (block, SCSI), NBD and ublk, its
+/// JSON-RPC client, a replicated store, a load generator, NVMe tools, device models and a lab.
 #[derive(Parser)]
 #[command(
     name = "ringbolt",
@@ -26,7 +26,8 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 pub(crate) enum CliCommand {
-    /// Serve devices over NVMe/TCP, vfio-user, iSCSI, NBD and vhost-user, configured by a file and by JSON-RPC
+    /// Serve block devices over NVMe (TCP, vfio-user), iSCSI, vhost-user (block, SCSI), NBD and ublk, configured by a
+    /// file and by JSON-RPC
     Serve(Serve),
     /// Call a JSON-RPC method of a running server
     Rpc(Rpc),
@@ -88,7 +89,11 @@ pub(crate) enum CliCommand {
     },
     /// Print the reference of all JSON-RPC methods, docs/RPC.md
     #[command(hide = true)]
-    RpcReference,
+    RpcReference {
+        /// Print the parameters without effect instead, docs/PARAMETERS.md
+        #[arg(long)]
+        without_effect: bool,
+    },
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  ringbolt completions bash > /etc/bash_completion.d/ringbolt")]
     Completions {
@@ -137,8 +142,15 @@ pub(crate) enum Idle {
     ringbolt serve -c target.json\n  \
     ringbolt serve --cores 2-3 --idle spin\n  \
     ringbolt serve -r /var/tmp/spdk.sock      # the default socket of SPDK's rpc.py\n  \
-    ringbolt rpc nbd_export_create bdev_name=Malloc0 path=/run/nbd.sock\n  \
-    nbdinfo nbd+unix:///?socket=/run/nbd.sock     # after that\n\n\
+    ringbolt serve -S /run/vhost              # vhost-user sockets in this directory\n\n\
+    Front ends, and the methods of `ringbolt rpc` that start them:\n  \
+    NVMe over TCP       nvmf_create_transport trtype=TCP, nvmf_subsystem_add_listener\n  \
+    NVMe, vfio-user     nvmf_create_transport trtype=VFIOUSER, nvmf_subsystem_add_listener\n  \
+    iSCSI               iscsi_create_portal_group, iscsi_create_target_node\n  \
+    vhost-user block    vhost_create_blk_controller\n  \
+    vhost-user SCSI     vhost_create_scsi_controller, vhost_scsi_controller_add_target\n  \
+    NBD                 nbd_export_create; nbd_start_disk for /dev/nbdN of this machine\n  \
+    ublk                ublk_create_target, ublk_start_disk: /dev/ublkbN of this machine\n\n\
     The file has SPDK's format: {\"subsystems\":[{\"subsystem\":\"bdev\",\"config\":[{\"method\":…,\"params\":…}]}]}. \
     `ringbolt rpc save_config` writes one. On SIGINT and SIGTERM the server completes I/O in flight and exits.")]
 pub(crate) struct Serve {
@@ -285,12 +297,32 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_names_every_visible_command() {
-        let readme = include_str!("../../../README.md");
+    fn help_names_every_front_end_by_methods_that_exist() {
+        let mut command = Cli::command();
+        let all = command.render_long_help().to_string();
+        let serve = command.find_subcommand_mut("serve").map(|serve| serve.render_long_help().to_string());
+        let serve = serve.unwrap_or_default();
+        for front_end in ["NVMe", "TCP", "vfio-user", "iSCSI", "vhost-user", "SCSI", "NBD", "ublk"] {
+            assert!(all.contains(front_end) && serve.contains(front_end), "{front_end}: {all}\n{serve}");
+        }
+        let catalog = crate::app::catalog();
+        let mut methods = 0;
+        for word in serve.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_') {
+            if ["nvmf_", "iscsi_", "vhost_", "nbd_", "ublk_"].iter().any(|start| word.starts_with(start)) {
+                assert!(catalog.get(word).is_some(), "{word} is no method");
+                methods += 1;
+            }
+        }
+        assert!(methods >= 12, "{methods} methods: {serve}");
+    }
+
+    #[test]
+    fn the_index_of_documents_names_every_visible_command() {
+        let index = include_str!("../../../docs/README.md");
         let command = Cli::command();
         for command in command.get_subcommands().filter(|command| !command.is_hide_set()) {
             let row = format!("\n| `ringbolt {}` |", command.get_name());
-            assert!(readme.contains(&row), "README.md has no row for `ringbolt {}`", command.get_name());
+            assert!(index.contains(&row), "docs/README.md has no row for `ringbolt {}`", command.get_name());
         }
     }
 

@@ -33,8 +33,13 @@ pub(crate) fn run(command: CliCommand) -> Result<(), CommandError> {
         CliCommand::Store { command } => store::run(command),
         CliCommand::Nvme { command } => nvme::run(command),
         CliCommand::Trace(options) => trace::run(options),
-        CliCommand::RpcReference => {
-            print!("{}", control::reference::markdown(&crate::app::catalog()));
+        CliCommand::RpcReference { without_effect } => {
+            let catalog = crate::app::catalog();
+            let page = match without_effect {
+                true => control::reference::without_effect(&catalog),
+                false => control::reference::markdown(&catalog),
+            };
+            print!("{page}");
             Ok(())
         }
         CliCommand::Completions { shell } => {

@@ -1,6 +1,8 @@
 //! The program's command line: help, exit statuses, server life cycle, load generator, demonstration.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "program/documents.rs"]
+mod documents;
 mod rig;
 
 use std::io::{Read, Write};

@@ -5,10 +5,12 @@
 //! cargo run -p ringbolt-xtask -- bench --list
 //! cargo run -p ringbolt-xtask -- layers
 //! cargo run -p ringbolt-xtask -- lines
+//! cargo run -p ringbolt-xtask -- docs
 //! ```
 #![forbid(unsafe_code)]
 
 mod bench;
+mod docs;
 mod layers;
 mod lines;
 mod metadata;
@@ -40,6 +42,12 @@ enum XtaskCommand {
     /// Counts the code of each crate: lines of src/ without comments, blank lines and tests. sim/, control/ and
     /// targets/shell are summed apart.
     Lines,
+    /// Checks the documents: links, columns, paragraphs of the architecture, the list of crates.
+    Docs {
+        /// Wrap paragraphs and list items with lines that are too wide first.
+        #[arg(long)]
+        wrap: bool,
+    },
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -50,6 +58,19 @@ fn main() -> anyhow::Result<ExitCode> {
             let metadata = metadata::CargoMetadata::of_this_workspace()?;
             println!("{}", lines::render(&lines::count(&metadata)?));
             Ok(ExitCode::SUCCESS)
+        }
+        XtaskCommand::Docs { wrap } => {
+            let metadata = metadata::CargoMetadata::of_this_workspace()?;
+            if wrap {
+                for path in docs::wrap_all(metadata.root(), &docs::read_all(metadata.root())?)? {
+                    println!("{}: wrapped", path.display());
+                }
+            }
+            let documents = docs::read_all(metadata.root())?;
+            let findings = docs::check(metadata.root(), &documents, &metadata.folders());
+            findings.iter().for_each(|finding| eprintln!("{finding}"));
+            println!("{} documents, {} findings", documents.len(), findings.len());
+            Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         XtaskCommand::Layers => {
             let metadata = metadata::CargoMetadata::of_this_workspace()?;

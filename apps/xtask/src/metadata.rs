@@ -87,6 +87,11 @@ impl CargoMetadata {
         folder.strip_prefix(&self.workspace_root).unwrap_or(folder)
     }
 
+    /// The directories of all members, as [`folder`](Self::folder).
+    pub(crate) fn folders(&self) -> Vec<String> {
+        self.members().map(|package| self.folder(package).display().to_string()).collect()
+    }
+
     /// The normal and build dependencies of each package; not the development dependencies.
     pub(crate) fn dependencies(&self) -> BTreeMap<&str, Vec<&Package>> {
         let by_id: BTreeMap<&str, &Package> =

@@ -1,4 +1,4 @@
-//! `ringbolt serve`: the NVMe-oF, NBD and vhost-user targets.
+//! `ringbolt serve`: the NVMe, iSCSI, vhost-user, NBD and ublk targets.
 
 use std::path::PathBuf;
 use std::sync::Arc;
