@@ -7,6 +7,7 @@ use bdev::Registry;
 use bdev::rpc::BdevModule;
 use bdev_gpt::GptModule;
 use bdev_nvme::rpc::NvmeModule;
+use bdev_raid::RaidModule;
 use control::{Catalog, ConfigFile, ControlPlane, Keyring, KeyringModule, ManagedReactor, RpcError};
 use device_model::rpc::ModelModule;
 use iscsi::IscsiTarget;
@@ -64,6 +65,7 @@ pub(crate) fn catalog() -> Catalog {
         .with::<FixedSubsystem<AccelOptions>>()
         .with::<BdevModule>()
         .with::<GptModule>()
+        .with::<RaidModule>()
         .with::<NvmeModule>()
         .with::<ModelModule>()
         .with::<LvolModule>()
@@ -107,6 +109,7 @@ impl App {
             .module(&Arc::new(FixedSubsystem::<AccelOptions>::new()))
             .module(&bdevs)
             .module(&GptModule::new(&bdevs, &handles))
+            .module(&RaidModule::new(&bdevs, &handles))
             .module(&NvmeModule::new(&bdevs, &handles))
             .module(&ModelModule::new(bdevs.clone()))
             .module(&LvolModule::new(registry.clone(), &handles))

@@ -16,6 +16,8 @@ pub const INTENT_REGIONS_MAX: u32 = (INTENT_PAGE_BYTES - BITS_AT) as u32 * 8;
 const MAGIC: [u8; 8] = *b"RBINTENT";
 const VERSION: u16 = 1;
 const FLAG_CLEAN: u16 = 1;
+/// So that there is a newer one than any that is valid.
+const GENERATION_END: u64 = 1 << 62;
 
 const VERSION_AT: usize = 8;
 const FLAGS_AT: usize = 10;
@@ -44,7 +46,7 @@ pub struct IntentPage {
     /// What a member lacks whose superblock has this sequence number or a higher one is in the regions whose
     /// bit is set.
     pub complete_since: u64,
-    /// Grows with each page.
+    /// Grows with each page; less than 2^62, which no counting reaches.
     pub generation: u64,
     /// The array was closed; no bit is set.
     pub is_clean: bool,
@@ -101,6 +103,10 @@ impl IntentPage {
         if regions > INTENT_REGIONS_MAX {
             return wrong("the number of regions", REGIONS_AT, regions.into());
         }
+        let generation = u64_at(page, GENERATION_AT);
+        if generation >= GENERATION_END {
+            return wrong("the generation of the bitmap", GENERATION_AT, generation);
+        }
         if let Some(at) = (HEADER_END..BITS_AT).find(|at| page[*at] != 0) {
             return wrong("a reserved byte of the bitmap", at, page[at].into());
         }
@@ -121,7 +127,7 @@ impl IntentPage {
             array: uuid_at(page, ARRAY_AT),
             sequence: u64_at(page, SEQUENCE_AT),
             complete_since: u64_at(page, COMPLETE_SINCE_AT),
-            generation: u64_at(page, GENERATION_AT),
+            generation,
             is_clean,
             region_shift,
             regions,

@@ -54,12 +54,8 @@ pub enum RaidLevel {
 }
 
 impl RaidLevel {
-    const CODES: [(RaidLevel, u32); 4] = [
-        (RaidLevel::Raid0, 0),
-        (RaidLevel::Raid1, 1),
-        (RaidLevel::Raid5f, 0x5f),
-        (RaidLevel::Concat, 99),
-    ];
+    const CODES: [(RaidLevel, u32); 4] =
+        [(RaidLevel::Raid0, 0), (RaidLevel::Raid1, 1), (RaidLevel::Raid5f, 0x5f), (RaidLevel::Concat, 99)];
 
     fn of(code: u32) -> Option<RaidLevel> {
         RaidLevel::CODES.iter().find(|(_, other)| *other == code).map(|(level, _)| *level)
@@ -200,7 +196,11 @@ impl RaidSuperblock {
             let at = SUPERBLOCK_HEADER_BYTES + index * MEMBER_BYTES;
             let member = decode_member(entry, at, slots)?;
             if members.iter().any(|other| other.slot == member.slot) {
-                return wrong("the slot of a member, which another has", at + MEMBER_SLOT_AT, member.slot.into());
+                return wrong(
+                    "the slot of a member, which another has",
+                    at + MEMBER_SLOT_AT,
+                    member.slot.into(),
+                );
             }
             let is_twice = |other: &RaidMember| other.uuid == member.uuid && !member.uuid.is_nil();
             if members.iter().any(is_twice) {
@@ -242,7 +242,9 @@ impl RaidSuperblock {
         put(&mut out, STRIP_BLOCKS_AT, &self.strip_blocks.to_le_bytes());
         put(&mut out, SEQUENCE_AT, &self.sequence.to_le_bytes());
         (out[SLOTS_AT], out[MEMBER_COUNT_AT]) = (self.slots, count as u8);
-        for (member, entry) in self.members.iter().zip(out[SUPERBLOCK_HEADER_BYTES..].chunks_mut(MEMBER_BYTES)) {
+        for (member, entry) in
+            self.members.iter().zip(out[SUPERBLOCK_HEADER_BYTES..].chunks_mut(MEMBER_BYTES))
+        {
             put(entry, 0, member.uuid.as_bytes());
             put(entry, MEMBER_DATA_OFFSET_AT, &member.data_offset.to_le_bytes());
             put(entry, MEMBER_DATA_BLOCKS_AT, &member.data_blocks.to_le_bytes());

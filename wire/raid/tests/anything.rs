@@ -10,8 +10,7 @@ fn level() -> impl Strategy<Value = RaidLevel> {
 }
 
 fn state() -> impl Strategy<Value = MemberState> {
-    let states =
-        vec![MemberState::Missing, MemberState::Configured, MemberState::Failed, MemberState::Spare];
+    let states = vec![MemberState::Missing, MemberState::Configured, MemberState::Failed, MemberState::Spare];
     prop::sample::select(states)
 }
 
@@ -48,7 +47,7 @@ fn page() -> impl Strategy<Value = IntentPage> {
             array: Uuid::from_u128(array),
             sequence,
             complete_since,
-            generation,
+            generation: generation >> 2,
             is_clean: bits.iter().all(|word| *word == 0),
             region_shift,
             regions: set.len() as u32,

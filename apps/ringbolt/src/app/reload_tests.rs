@@ -25,6 +25,7 @@ const UNDO: &[&str] = &[
     "bdev_nvme_stop_discovery",
     "bdev_passthru_delete",
     "bdev_pmem_delete",
+    "bdev_raid_delete",
     "bdev_split_delete",
     "bdev_store_delete",
     "bdev_uring_delete",
@@ -66,6 +67,8 @@ const ACTIONS: &[&str] = &[
     "bdev_nvme_reset_controller",
     "bdev_nvme_set_multipath_policy",
     "bdev_nvme_set_preferred_path",
+    "bdev_raid_add_base_bdev",
+    "bdev_raid_remove_base_bdev",
     "bdev_reset_iostat",
     "bdev_set_qd_sampling_period",
     "bdev_uring_rescan",
@@ -189,6 +192,11 @@ fn bdevs(directory: &str) -> Vec<(&'static str, Value)> {
         ("bdev_split_create", json!({ "base_bdev": "U", "split_count": 3 })),
         ("bdev_passthru_create", json!({ "name": "waits", "base_bdev_name": "not there" })),
         ("bdev_gpt_create", json!({ "base_bdev_name": "not there", "part_type": "Linux" })),
+        ("bdev_raid_set_options", json!({ "process_max_bandwidth_mb_sec": 100 })),
+        (
+            "bdev_raid_create",
+            json!({ "name": "R", "raid_level": "0", "strip_size_kb": 4, "base_bdevs": ["Up1", "Up2"] }),
+        ),
         ("bdev_set_qos_limit", json!({ "name": M0, "rw_ios_per_sec": 100_000 })),
         ("bdev_enable_histogram", json!({ "name": "P", "enable": true, "opc": "" })),
     ]

@@ -10,6 +10,7 @@ use crate::{Access, BdevChannel, BdevError, BlockDevice, Descriptor, Registry};
 /// closed too.
 pub struct BaseBdev {
     device: Arc<BlockDevice>,
+    first_lba: u64,
     descriptor: Mutex<Option<Descriptor>>,
 }
 
@@ -20,7 +21,19 @@ impl BaseBdev {
     /// [`BdevError::NotFound`] with `name` as it is given; [`BdevError::Claimed`]; [`BdevError::Removed`].
     pub fn open(registry: &Registry, name: &str, access: Access<'_>) -> Result<BaseBdev, BdevError> {
         let descriptor = registry.open(name, access)?;
-        Ok(BaseBdev { device: descriptor.device().clone(), descriptor: Mutex::new(Some(descriptor)) })
+        let device = descriptor.device().clone();
+        Ok(BaseBdev { device, first_lba: 0, descriptor: Mutex::new(Some(descriptor)) })
+    }
+
+    /// The same with data from a block on: [`BaseChannels`](super::BaseChannels) add it to the block of each
+    /// request.
+    pub fn with_first_lba(self, first_lba: u64) -> BaseBdev {
+        BaseBdev { first_lba, ..self }
+    }
+
+    /// The block at which the data of the device on top begins: 0, unless it was set.
+    pub fn first_lba(&self) -> u64 {
+        self.first_lba
     }
 
     /// [Opens](Self::open) `name` with an exclusive claim of `by`.
