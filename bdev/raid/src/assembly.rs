@@ -141,7 +141,55 @@ impl Arrays {
     /// The members do not fit each other or the superblock, cannot be written, or the name is in use. The array
     /// stays as it is, without its members.
     pub(crate) fn start(&self, array: &Arc<RaidArray>) -> Result<(), RaidError> {
-        let result = self.try_start(array);
+        let known = array.lock().superblock.clone();
+        self.start_with(array, known.as_ref())
+    }
+
+    /// Starts a mirror without the members that are missing, which is recorded first.
+    ///
+    /// # Errors
+    /// It is no mirror that waits for members, or has none; as [`start`](Self::start).
+    pub(crate) fn start_degraded(&self, array: &Arc<RaidArray>) -> Result<(), RaidError> {
+        let refuse = |reason: &str| {
+            let reason = format!("{} {reason}", array.name);
+            Err(BdevError::Invalid { field: "name", reason }.into())
+        };
+        let mut state = array.lock();
+        if array.level != RaidLevel::Raid1 || state.phase == ArrayPhase::Online {
+            drop(state);
+            return refuse("is no mirror that waits for members");
+        }
+        if state.slots.iter().all(|slot| !slot.is_configured) {
+            drop(state);
+            return refuse("has no member yet");
+        }
+        let known = state.superblock.clone();
+        let missing: Vec<usize> = {
+            let places = array.expected_places(&state);
+            places.into_iter().filter(|place| !state.slots[*place].is_configured).collect()
+        };
+        if let Some(known) = &known {
+            let mut next = known.clone();
+            next.sequence += 1;
+            for member in &mut next.members {
+                if missing.contains(&member.slot.into()) {
+                    member.state = MemberState::Missing;
+                }
+            }
+            state.superblock = Some(next);
+        }
+        missing.iter().for_each(|place| state.slots[*place].clear());
+        drop(state);
+        let started = self.start_with(array, known.as_ref());
+        if started.is_err() {
+            array.lock().superblock = known;
+        }
+        started
+    }
+
+    /// Starts an array, of which `found` is the superblock that its members have.
+    fn start_with(&self, array: &Arc<RaidArray>, found: Option<&RaidSuperblock>) -> Result<(), RaidError> {
+        let result = self.try_start(array, found);
         if result.is_err() {
             let mut state = array.lock();
             state.slots.iter_mut().for_each(|slot| slot.is_configured = false);
@@ -152,7 +200,11 @@ impl Arrays {
         result
     }
 
-    fn try_start(&self, array: &Arc<RaidArray>) -> Result<(), RaidError> {
+    fn try_start(
+        &self,
+        array: &Arc<RaidArray>,
+        on_members: Option<&RaidSuperblock>,
+    ) -> Result<(), RaidError> {
         let handle = self.reactors.get(array.uuid.as_u128() as usize % self.reactors.len().max(1));
         let handle = handle.ok_or(RaidError::Unavailable)?.clone();
         let Some(block_bytes) = array.block_bytes() else { return Err(RaidError::Unavailable) };
@@ -173,7 +225,7 @@ impl Arrays {
         let devices: Vec<Arc<BlockDevice>> = bases.bases().iter().map(|base| base.device().clone()).collect();
         let limits = MemberLimits::of(&devices, shape.blocks);
         let is_new = known.is_none();
-        let mut pages = in_sync_pages(&candidates, known.as_ref());
+        let mut pages = in_sync_pages(&candidates, on_members);
         let found = candidates.iter().filter_map(|candidate| candidate.on_disk.page.as_ref());
         let generation = found.map(|page| page.generation).max().unwrap_or(1);
         if array.has_superblock && is_new {
@@ -192,6 +244,15 @@ impl Arrays {
             array.lock().superblock = Some(superblock);
             pages = page.into_iter().collect();
         }
+        let is_changed = known.as_ref() != on_members;
+        if let Some(known) = known.as_ref().filter(|_| is_changed) {
+            let writes = vec![superblock_write(known)];
+            let members = bases.bases().into_iter().map(|base| (base, writes.clone())).collect();
+            if let Err(error) = write_members_now(&handle, members) {
+                bases.release();
+                return Err(error);
+            }
+        }
         let kind = kind_of(shape, array.level, || {
             Mirror::new(MirrorSetup {
                 array: array.clone(),
@@ -204,6 +265,7 @@ impl Arrays {
                 pages,
                 generation,
                 is_new,
+                is_page_due: is_changed,
             })
         });
         let mirror = match &kind {

@@ -7,7 +7,7 @@ use bdev::rpc::STILL_OPEN;
 use bdev::stacking::BaseBdev;
 use bdev::{BdevError, BlockDevice, Closing, InfoValue, Uuid};
 use control::json::{Map, Value, json};
-use control::{Method, RpcError};
+use control::{ByName, Method, RpcError};
 use wire_raid::{MemberState, NAME_BYTES_MAX, RaidLevel, RaidSuperblock};
 
 use crate::array::{ArrayPhase, ArraySlot, Candidate, RaidArray};
@@ -77,6 +77,18 @@ pub(crate) fn methods() -> Vec<Method<RaidModule>> {
                 (RpcError::ENODEV, "it is no member of an array"),
                 (RpcError::EINPROGRESS, "it is removed, and the superblocks of the others do not say so yet"),
             ]),
+        Method::update("bdev_raid_start_degraded", |module: &RaidModule, params: ByName| {
+            let not_found = || RaidError::NotFound { name: params.name.clone() };
+            let array = module.arrays.find(&params.name).ok_or_else(not_found)?;
+            module.arrays.start_degraded(&array)?;
+            record_members(module, &array);
+            Ok(true)
+        })
+        .text(
+            "Starts a mirror that waits for members without them: after a restart with a broken disk. They are recorded as missing, and are copied to when they return. Not in SPDK.",
+            "true",
+        )
+        .errors(&[MISSING, (RpcError::EINVAL, "it is no mirror that waits for members, or has none yet"), UNREAD]),
         Method::update("bdev_raid_set_options", set_options)
             .text("Sets options of arrays that start later. What is left out stays as it is.", "true")
             .canonical(|_: &RaidModule, params: &mut SetOptions| {

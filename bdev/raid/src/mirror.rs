@@ -126,6 +126,8 @@ pub(crate) struct MirrorSetup {
     pub(crate) generation: u64,
     /// It was made just now.
     pub(crate) is_new: bool,
+    /// The bitmap is to get the sequence number of the superblock, which is newer.
+    pub(crate) is_page_due: bool,
 }
 
 impl Mirror {
@@ -163,7 +165,7 @@ impl Mirror {
         } else {
             pages.iter().for_each(|page| regions.set_stale(&page.bits, differ));
         }
-        let is_page_due = is_persistent && !regions.to_copy().is_empty();
+        let is_page_due = is_persistent && (is_page_due || !regions.to_copy().is_empty());
         let meta = MetaState {
             run: TaskRun::Idle,
             lost: Vec::new(),

@@ -406,3 +406,31 @@ fn a_member_that_was_used_without_the_others_does_not_return() {
     assert_eq!(code, -22);
     assert!(message.starts_with("m1 was used without the present members of the array r"), "{message}");
 }
+
+#[test]
+fn a_mirror_starts_without_a_member_that_does_not_return_on_request() {
+    let images = {
+        let program = created(true);
+        let piece = vec![1; 64 << 10];
+        (0..BLOCKS).step_by(128).for_each(|lba| program.write("r", lba, &piece).unwrap());
+        program.plane.drain();
+        ["m0", "m1"].map(|name| program.contents(name))
+    };
+    let program = Program::start();
+    let start = json!({ "name": "r" });
+    assert_eq!(program.failure("bdev_raid_start_degraded", start.clone()).0, -19);
+    program.disk("m1", &images[1], 1);
+    assert_eq!(program.raid("r")["state"], "configuring");
+    assert_eq!(program.call("bdev_raid_start_degraded", start.clone()), json!(true));
+    assert_eq!(program.members("r"), ["m1"]);
+    assert_eq!(program.failure("bdev_raid_start_degraded", start).0, -22);
+    program.write("r", 300, &[2; BLOCK]).unwrap();
+    // It does return, later: with what it lacks.
+    program.disk("m0", &images[0], 0);
+    program.until_in_sync("r");
+    are_alike(&program, OFFSET);
+    let written = bytes_written(&program, "m0");
+    assert!((BLOCK as u64..512 << 10).contains(&written), "{written} bytes");
+    let superblock = wire_raid::RaidSuperblock::decode(&program.read("m0", 0, 1024).unwrap()).unwrap();
+    assert!(superblock.members.iter().all(|member| member.state == wire_raid::MemberState::Configured));
+}

@@ -69,6 +69,7 @@ const ACTIONS: &[&str] = &[
     "bdev_nvme_set_preferred_path",
     "bdev_raid_add_base_bdev",
     "bdev_raid_remove_base_bdev",
+    "bdev_raid_start_degraded",
     "bdev_reset_iostat",
     "bdev_set_qd_sampling_period",
     "bdev_uring_rescan",
