@@ -380,17 +380,13 @@ impl Arrays {
     }
 
     /// Takes a device with a superblock to its array, which it makes if it is the first.
-    pub(crate) fn assemble(&self, device: &Arc<BlockDevice>, on_disk: MemberOnDisk) {
+    ///
+    /// # Errors
+    /// Why the superblock is not used.
+    pub(crate) fn assemble(&self, device: &Arc<BlockDevice>, on_disk: MemberOnDisk) -> Result<(), RaidError> {
         if device.is_removed() {
-            return;
+            return Err(BdevError::Removed { name: device.name().to_string() }.into());
         }
-        if let Err(error) = self.try_assemble(device, on_disk) {
-            let name = device.name();
-            log::warn!(target: "bdev_raid", "the RAID superblock of {name} is not used: {error}");
-        }
-    }
-
-    fn try_assemble(&self, device: &Arc<BlockDevice>, on_disk: MemberOnDisk) -> Result<(), RaidError> {
         let superblock = &on_disk.superblock;
         check_superblock(superblock, device)?;
         let candidate = Candidate { device: device.clone(), on_disk: on_disk.clone() };

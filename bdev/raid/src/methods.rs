@@ -12,7 +12,7 @@ use wire_raid::{MemberState, NAME_BYTES_MAX, RaidLevel, RaidSuperblock};
 
 use crate::array::{ArrayPhase, ArraySlot, Candidate, RaidArray};
 use crate::level::{check_level, parse_level};
-use crate::module::{RaidError, RaidModule, RaidOptions};
+use crate::module::{EPERM, RaidError, RaidModule, RaidOptions};
 use crate::on_disk::{
     MemberOnDisk, NoSuperblock, can_have_superblock, is_unavailable, read_member_now, wipe_writes,
 };
@@ -75,7 +75,10 @@ pub(crate) fn methods() -> Vec<Method<RaidModule>> {
             )
             .errors(&[
                 (RpcError::ENODEV, "it is no member of an array"),
-                (RpcError::EINPROGRESS, "it is removed, and the superblocks of the others do not say so yet"),
+                (
+                    RpcError::EINPROGRESS,
+                    "it is removed, and the superblocks of the others do not say so yet, or I/O in flight uses it still",
+                ),
             ]),
         Method::update("bdev_raid_start_degraded", |module: &RaidModule, params: ByName| {
             let not_found = || RaidError::NotFound { name: params.name.clone() };
@@ -100,9 +103,6 @@ pub(crate) fn methods() -> Vec<Method<RaidModule>> {
             .at_any_stage(),
     ]
 }
-
-/// SPDK's code while an array copies.
-const EPERM: i64 = -1;
 
 control::choices! {
     /// What is copied when a mirror starts.
@@ -430,7 +430,7 @@ fn add(module: &RaidModule, prepared: PreparedAdd) -> Result<bool, RpcError> {
         if array.phase() == ArrayPhase::Online {
             module.arrays.return_member(&array, &Candidate { device, on_disk })?;
         } else {
-            module.arrays.assemble(&device, on_disk);
+            module.arrays.assemble(&device, on_disk)?;
         }
         return Ok(true);
     }
@@ -472,7 +472,7 @@ enum RemovedMember {
     /// The array has not started, or has gone.
     Closing(Closing),
     /// A mirror does without it.
-    Recording { array: Arc<RaidArray>, place: usize },
+    Recording { array: Arc<RaidArray>, place: usize, closing: Closing },
 }
 
 fn remove(module: &RaidModule, params: RemoveMember) -> Result<RemovedMember, RpcError> {
@@ -484,11 +484,11 @@ fn remove(module: &RaidModule, params: RemoveMember) -> Result<RemovedMember, Rp
         module.arrays.forget_member(&array, place);
         return Ok(RemovedMember::Closing(Closing::default()));
     }
-    if let Some(mirror) = mirror
-        && mirror.lose(place, MemberState::Missing)
-    {
-        record_members(module, &array);
-        return Ok(RemovedMember::Recording { array, place });
+    if let Some(mirror) = mirror {
+        let closing = mirror.closing(place);
+        if mirror.lose(place, MemberState::Missing) {
+            return Ok(RemovedMember::Recording { array, place, closing });
+        }
     }
     array.lock().is_stopped = true;
     let removed = module.arrays.registry.unregister(&array.name)?;
@@ -498,7 +498,7 @@ fn remove(module: &RaidModule, params: RemoveMember) -> Result<RemovedMember, Rp
 fn conclude_remove(module: &RaidModule, removed: RemovedMember) -> Result<bool, RpcError> {
     match removed {
         RemovedMember::Closing(closing) => closing.wait()?,
-        RemovedMember::Recording { array, place } => {
+        RemovedMember::Recording { array, place, closing } => {
             let mirror = array.lock().mirror.clone();
             if let Some(mirror) = mirror
                 && !mirror.wait_removed(place, RECORD_TIMEOUT)
@@ -506,6 +506,7 @@ fn conclude_remove(module: &RaidModule, removed: RemovedMember) -> Result<bool, 
                 return Err(RaidError::NotRecorded.into());
             }
             record_members(module, &array);
+            closing.wait()?;
         }
     }
     Ok(true)

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use bdev::stacking::{BaseBdev, BaseChannels, BaseSet};
-use bdev::{BdevGeometry, BlockDevice, BoxedChannel, InfoValue, Registry, Uuid};
+use bdev::{BdevGeometry, BlockDevice, BoxedChannel, Closing, InfoValue, Registry, Uuid};
 use block_io::Op;
 use reactor::ReactorHandle;
 use wire_raid::{IntentPage, MemberState, RaidSuperblock};
@@ -356,6 +356,11 @@ impl Mirror {
         self.schedule();
         self.restart_copies();
         Ok(())
+    }
+
+    /// The end of the use of a place's member, which is to be lost.
+    pub(crate) fn closing(&self, place: usize) -> Closing {
+        self.bases.base(place).map_or_else(Closing::default, |base| base.closing())
     }
 
     /// Blocks until a place has no member; `false` after `timeout`. Not for reactors.

@@ -102,7 +102,7 @@ impl From<RaidError> for RpcError {
 }
 
 /// SPDK's code while an array copies.
-const EPERM: i64 = -1;
+pub(crate) const EPERM: i64 = -1;
 
 impl RaidModule {
     /// Makes arrays of the devices of `bdevs`; the reactors read and write superblocks, and copy.
@@ -178,7 +178,12 @@ impl Module for RaidModule {
         }
         let arrays = arrays.clone();
         read_member(reader, &device.clone(), move |found| match found {
-            Ok(on_disk) => examination.finish(move || arrays.assemble(&device, on_disk)),
+            Ok(on_disk) => examination.finish(move || {
+                if let Err(error) = arrays.assemble(&device, on_disk) {
+                    let name = device.name();
+                    log::warn!(target: "bdev_raid", "the RAID superblock of {name} is not used: {error}");
+                }
+            }),
             Err(error) => {
                 let name = device.name();
                 if error.is_absent() {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Access, BdevChannel, BdevError, BlockDevice, Descriptor, Registry};
+use crate::{Access, BdevChannel, BdevError, BlockDevice, Closing, Descriptor, Registry};
 
 /// A base bdev, open for the device on top of it.
 ///
@@ -58,6 +58,12 @@ impl BaseBdev {
             Some(descriptor) => descriptor.channel(core),
             None => Err(BdevError::Removed { name: self.device.name().to_string() }),
         }
+    }
+
+    /// What ends with the last channel after its release: a method waits for it, so that others can use the base
+    /// then. Before [`release`](Self::release).
+    pub fn closing(&self) -> Closing {
+        Closing::of(sync::lock(&self.descriptor).as_ref())
     }
 
     /// Opens no more channels. The base is closed with the last one that is open.
