@@ -80,9 +80,10 @@ impl LogLevel {
 }
 
 /// The flags of the program: the targets of its log lines.
-const FLAGS: [&str; 14] = [
+const FLAGS: [&str; 15] = [
     "bdev",
     "bdev_nvme",
+    "bdev_raid",
     "iscsi",
     "lvol",
     "nbd",

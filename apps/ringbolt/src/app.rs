@@ -7,6 +7,7 @@ use bdev::Registry;
 use bdev::rpc::BdevModule;
 use bdev_gpt::GptModule;
 use bdev_nvme::rpc::NvmeModule;
+use bdev_raid::RaidModule;
 use control::{Catalog, ConfigFile, ControlPlane, Keyring, KeyringModule, ManagedReactor, RpcError};
 use device_model::rpc::ModelModule;
 use iscsi::IscsiTarget;
@@ -64,6 +65,7 @@ pub(crate) fn catalog() -> Catalog {
         .with::<FixedSubsystem<AccelOptions>>()
         .with::<BdevModule>()
         .with::<GptModule>()
+        .with::<RaidModule>()
         .with::<NvmeModule>()
         .with::<ModelModule>()
         .with::<LvolModule>()
@@ -107,6 +109,7 @@ impl App {
             .module(&Arc::new(FixedSubsystem::<AccelOptions>::new()))
             .module(&bdevs)
             .module(&GptModule::new(&bdevs, &handles))
+            .module(&RaidModule::new(&bdevs, &handles))
             .module(&NvmeModule::new(&bdevs, &handles))
             .module(&ModelModule::new(bdevs.clone()))
             .module(&LvolModule::new(registry.clone(), &handles))
@@ -166,6 +169,7 @@ mod tests {
     #[test]
     fn every_method_is_spdks_or_a_known_extension_and_says_what_it_does() {
         let extensions = [
+            "bdev_raid_start_degraded",
             "framework_get_modules",
             "iscsi_target_node_set_access_state",
             "job_cancel",

@@ -19,7 +19,6 @@ impl Module for Compatibility {
                 "there is no iSCSI initiator",
             ),
             Method::default_only::<Hotplug>("bdev_nvme_set_hotplug", "PCIe devices are attached by name"),
-            Method::default_only::<RaidOptions>("bdev_raid_set_options", "there is no RAID module"),
             Method::default_only::<Hotplug>("bdev_virtio_blk_set_hotplug", "there is no virtio initiator"),
             Method::default_only::<NoParameters>("framework_disable_cpumask_locks", no_locks),
             Method::default_only::<NoParameters>("framework_enable_cpumask_locks", no_locks),
@@ -40,11 +39,6 @@ control::parameters! {
     struct Hotplug {}
     only { enable: bool = false }
     ignored("devices are not looked for") { period_us }
-}
-
-control::parameters! {
-    struct RaidOptions {}
-    ignored("there is no RAID module") { process_window_size_kb, process_max_bandwidth_mb_sec }
 }
 
 control::parameters! {

@@ -132,6 +132,8 @@ impl IoLimits {
 /// A value in a module's [`driver_specific`](Bdev::driver_specific) information, shaped like JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InfoValue {
+    /// JSON's null.
+    Null,
     /// A JSON boolean.
     Bool(bool),
     /// A JSON number.

@@ -266,6 +266,7 @@ fn object(details: &[(&'static str, InfoValue)]) -> Value {
 
 fn value(detail: &InfoValue) -> Value {
     match detail {
+        InfoValue::Null => Value::Null,
         InfoValue::Bool(yes) => json!(yes),
         InfoValue::Number(number) => json!(number),
         InfoValue::Text(text) => json!(text),

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Access, BdevChannel, BdevError, BlockDevice, Descriptor, Registry};
+use crate::{Access, BdevChannel, BdevError, BlockDevice, Closing, Descriptor, Registry};
 
 /// A base bdev, open for the device on top of it.
 ///
@@ -10,6 +10,7 @@ use crate::{Access, BdevChannel, BdevError, BlockDevice, Descriptor, Registry};
 /// closed too.
 pub struct BaseBdev {
     device: Arc<BlockDevice>,
+    first_lba: u64,
     descriptor: Mutex<Option<Descriptor>>,
 }
 
@@ -20,7 +21,19 @@ impl BaseBdev {
     /// [`BdevError::NotFound`] with `name` as it is given; [`BdevError::Claimed`]; [`BdevError::Removed`].
     pub fn open(registry: &Registry, name: &str, access: Access<'_>) -> Result<BaseBdev, BdevError> {
         let descriptor = registry.open(name, access)?;
-        Ok(BaseBdev { device: descriptor.device().clone(), descriptor: Mutex::new(Some(descriptor)) })
+        let device = descriptor.device().clone();
+        Ok(BaseBdev { device, first_lba: 0, descriptor: Mutex::new(Some(descriptor)) })
+    }
+
+    /// The same with data from a block on: [`BaseChannels`](super::BaseChannels) add it to the block of each
+    /// request.
+    pub fn with_first_lba(self, first_lba: u64) -> BaseBdev {
+        BaseBdev { first_lba, ..self }
+    }
+
+    /// The block at which the data of the device on top begins: 0, unless it was set.
+    pub fn first_lba(&self) -> u64 {
+        self.first_lba
     }
 
     /// [Opens](Self::open) `name` with an exclusive claim of `by`.
@@ -45,6 +58,12 @@ impl BaseBdev {
             Some(descriptor) => descriptor.channel(core),
             None => Err(BdevError::Removed { name: self.device.name().to_string() }),
         }
+    }
+
+    /// What ends with the last channel after its release: a method waits for it, so that others can use the base
+    /// then. Before [`release`](Self::release).
+    pub fn closing(&self) -> Closing {
+        Closing::of(sync::lock(&self.descriptor).as_ref())
     }
 
     /// Opens no more channels. The base is closed with the last one that is open.

@@ -75,6 +75,12 @@ impl BaseSet {
         }
     }
 
+    /// Wakes the cores of all channels, which are polled then: for a module that has changed what theirs wait
+    /// for.
+    pub fn notify(&self) {
+        self.publish(&self.lock());
+    }
+
     /// Number of places, empty ones included.
     pub fn places(&self) -> usize {
         self.lock().bases.len()
@@ -157,6 +163,8 @@ pub struct BaseChannels {
 #[derive(Default)]
 struct OpenPlace {
     base: Option<Arc<BaseBdev>>,
+    /// That of the base.
+    first_lba: u64,
     /// `None` if it cannot be opened, too.
     channel: Option<BaseChannel>,
 }
@@ -187,6 +195,7 @@ impl BaseChannels {
                 continue;
             }
             self.closing.extend(open.channel.take().filter(|channel| !channel.is_idle()));
+            open.first_lba = base.as_ref().map_or(0, |base| base.first_lba());
             open.base = base;
             match open.base.as_ref().map(|base| base.channel(&self.core)) {
                 None => {}
@@ -206,14 +215,21 @@ impl BaseChannels {
         self.present
     }
 
-    /// Adds a request for the base in a place. Without a channel there it completes with
+    /// Adds a request for the base in a place, whose block counts from the
+    /// [first](BaseBdev::first_lba) of its data. Without a channel there it completes with
     /// [`Status::INTERNAL_PATH_ERROR`].
-    pub fn push(&mut self, place: usize, request: Request) {
+    #[inline]
+    pub fn push(&mut self, place: usize, mut request: Request) {
         if self.open[place].channel.is_none() {
             self.sync();
         }
-        match &mut self.open[place].channel {
-            Some(channel) => channel.push(request),
+        let open = &mut self.open[place];
+        match &mut open.channel {
+            Some(channel) => {
+                // Not used by a flush, whose value may be anything.
+                request.lba = request.lba.wrapping_add(open.first_lba);
+                channel.push(request);
+            }
             None => self.refused.push(request.complete(Status::INTERNAL_PATH_ERROR)),
         }
     }

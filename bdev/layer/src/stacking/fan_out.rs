@@ -11,7 +11,7 @@ use crate::{Completion, Request};
 /// The requests of one channel that were made into several, for the channels of its bases.
 ///
 /// [`copy_to`](Self::copy_to) sends a request to one place or several, [`divide`](Self::divide) pieces of its
-/// range to places. [`complete`](Self::complete) takes the completions of these children, in any order, and
+/// range to places, and [`forward`](Self::forward) all of it to one place, at the least cost. [`complete`](Self::complete) takes the completions of these children, in any order, and
 /// returns the request with its data once the last is there. Which errors matter is the caller's decision:
 /// [`FanOutResult::complete`] takes the first, [`retry`](Self::retry) sends the request elsewhere.
 ///
@@ -24,6 +24,8 @@ pub struct FanOut {
     parents: Slab<Parent>,
     children: Slab<Child>,
     children_max: usize,
+    /// Entries of the children that are forwarded requests.
+    forwarded: usize,
 }
 
 /// A part of a request's range, on one place: [`FanOut::divide`].
@@ -64,7 +66,18 @@ struct Parent {
     first_piece: Option<Slot>,
 }
 
-struct Child {
+enum Child {
+    Part(ChildPart),
+    /// The caller's request itself, which has another block and tag meanwhile.
+    Forwarded {
+        tag: Tag,
+        lba: u64,
+        flags: RequestFlags,
+        place: u32,
+    },
+}
+
+struct ChildPart {
     parent: Slot,
     place: usize,
     /// A piece of the parent: it stays until all have completed, and their data is joined.
@@ -88,17 +101,18 @@ impl FanOut {
             parents: Slab::with_capacity(parents as u32),
             children: Slab::with_capacity(children),
             children_max,
+            forwarded: 0,
         }
     }
 
     /// Number of requests that have not completed.
     pub fn len(&self) -> usize {
-        self.parents.len()
+        self.parents.len() + self.forwarded
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.parents.is_empty()
+        self.len() == 0
     }
 
     /// Sends a request to the `places`, given as bits.
@@ -107,6 +121,24 @@ impl FanOut {
     /// If there are no places, or more than the table was made for.
     pub fn copy_to(&mut self, request: Request, places: u64, channels: &mut BaseChannels) {
         self.send(request, (0, 0), places, channels);
+    }
+
+    /// Sends a request to one place as it is, at block `lba` there. It costs an entry of the table of children;
+    /// the request and its data are not copied.
+    #[inline]
+    pub fn forward(&mut self, mut request: Request, place: usize, lba: u64, channels: &mut BaseChannels) {
+        let child = Child::Forwarded {
+            tag: request.tag,
+            lba: request.lba,
+            flags: request.flags,
+            place: place as u32,
+        };
+        let slot = self.insert_child(child);
+        self.forwarded += 1;
+        (request.tag, request.lba) = (Tag(slot.to_bits()), lba);
+        // The base would take it for a request of its own layer.
+        request.flags -= RequestFlags::INTERNAL;
+        channels.push(place, request);
     }
 
     /// Sends a request to other places than before. The bits of earlier places stay in its result.
@@ -176,11 +208,11 @@ impl FanOut {
             {
                 rest = Some(data.split_off(piece.blocks as usize * block_bytes));
             }
-            let child = Child { parent, place: piece.place, is_piece: true, data: None, next: None };
-            let slot = self.insert_child(child);
+            let child = ChildPart { parent, place: piece.place, is_piece: true, data: None, next: None };
+            let slot = self.insert_child(Child::Part(child));
             match last.and_then(|last| self.children.get_mut(last)) {
-                Some(last) => last.next = Some(slot),
-                None => self.parent(parent).first_piece = Some(slot),
+                Some(Child::Part(last)) => last.next = Some(slot),
+                _ => self.parent(parent).first_piece = Some(slot),
             }
             last = Some(slot);
             let payload = Payload::from_data(head);
@@ -193,11 +225,13 @@ impl FanOut {
     /// Takes the completion of a child. Returns the request if it was the last.
     pub fn complete(&mut self, completion: Completion, channels: &mut BaseChannels) -> Option<FanOutResult> {
         let slot = Slot::from_bits(completion.tag().0);
+        let child = match self.children.get_mut(slot) {
+            Some(Child::Part(child)) => child,
+            Some(Child::Forwarded { .. }) => return self.complete_forwarded(slot, completion),
+            None => unreachable!("slot {slot:?} was completed by a base and is not in the table"),
+        };
         let status = completion.status();
         let payload = completion.into_request().payload;
-        let Some(child) = self.children.get_mut(slot) else {
-            unreachable!("slot {slot:?} was completed by a base and is not in the table")
-        };
         let (parent_slot, place) = (child.parent, child.place);
         let mut returned = None;
         if child.is_piece {
@@ -235,13 +269,27 @@ impl FanOut {
         self.finish(parent_slot)
     }
 
+    #[inline]
+    fn complete_forwarded(&mut self, slot: Slot, completion: Completion) -> Option<FanOutResult> {
+        let Some(Child::Forwarded { tag, lba, flags, place }) = self.children.remove(slot) else {
+            unreachable!("slot {slot:?} was there")
+        };
+        self.forwarded -= 1;
+        let status = completion.status();
+        let mut request = completion.into_request();
+        (request.tag, request.lba, request.flags) = (tag, lba, flags);
+        let (place, succeeded) = (1 << place, status.is_success());
+        let (succeeded, failed) = if succeeded { (place, 0) } else { (0, place) };
+        Some(FanOutResult { request, status, succeeded, failed })
+    }
+
     fn finish(&mut self, slot: Slot) -> Option<FanOutResult> {
         let mut parent = self.parents.remove(slot)?;
         if parent.is_shared {
             make_writable(&mut parent.request.payload);
         }
         let (mut next, mut whole) = (parent.first_piece, None::<Data>);
-        while let Some(child) = next.and_then(|slot| self.children.remove(slot)) {
+        while let Some(Child::Part(child)) = next.and_then(|slot| self.children.remove(slot)) {
             whole = match (whole, child.data) {
                 (Some(whole), Some(data)) => Some(whole.join(data)),
                 (one, other) => one.or(other),
@@ -288,7 +336,8 @@ impl FanOut {
 
     /// Sends the whole range of a request to a place.
     fn start(&mut self, parent: Slot, place: usize, payload: Payload<Data>, channels: &mut BaseChannels) {
-        let slot = self.insert_child(Child { parent, place, is_piece: false, data: None, next: None });
+        let child = ChildPart { parent, place, is_piece: false, data: None, next: None };
+        let slot = self.insert_child(Child::Part(child));
         let request = &self.parent(parent).request;
         let range = (request.lba, request.blocks);
         let request = self.child_request(parent, slot, payload, range);

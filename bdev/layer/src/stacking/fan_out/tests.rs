@@ -41,6 +41,12 @@ impl Bases {
         buffer.into()
     }
 
+    /// Polls until bases that were removed are closed.
+    fn result_of_nothing(&mut self) {
+        self.channels.poll(&mut Vec::new());
+        self.reactor.turn();
+    }
+
     /// Polls until a request is whole.
     fn result(&mut self) -> FanOutResult {
         let mut sink = Vec::new();
@@ -172,4 +178,33 @@ fn a_base_that_leaves_is_closed_after_its_last_io_and_one_that_comes_is_opened()
     assert!(matches!(base(), Err(BdevError::Claimed { .. })));
     assert_eq!(bases.read(0, 1), [0]);
     assert_eq!(bases.channels.present(), 0b11);
+}
+
+#[test]
+fn a_forwarded_request_returns_as_it_was_from_its_block_of_the_place_and_can_be_retried() {
+    let mut bases = Bases::new();
+    let base = bases.set.remove(1).unwrap();
+    let name = base.device().name().to_string();
+    bases.result_of_nothing();
+    let base = BaseBdev::claim(&bases.registry, &name, "test").unwrap().with_first_lba(16);
+    assert!(bases.set.insert(1, base).is_ok());
+    let fault = FaultInjection::once(Some(Op::Write), FaultAction::Fail(Status::WRITE_FAULT));
+    error::inject(&bases.registry, &name, fault).unwrap();
+    let mut request = Request::write(Tag(77), 40, 2, bases.data(2));
+    request.flags = RequestFlags::FUA;
+    bases.fan_out.forward(request, 1, 4, &mut bases.channels);
+    assert_eq!(bases.fan_out.len(), 1);
+    let result = bases.result();
+    assert_eq!((result.status, result.succeeded, result.failed), (Status::WRITE_FAULT, 0, 2));
+    assert_eq!((result.request.tag, result.request.lba), (Tag(77), 40));
+    assert_eq!(result.request.flags, RequestFlags::FUA);
+    bases.fan_out.forward(result.request, 1, 4, &mut bases.channels);
+    let result = bases.result();
+    assert!(result.status.is_success());
+    // Another reader of the base sees where it was written.
+    let mut read = Request::read(Tag(1), 20, 2, bases.data(2));
+    read.data_mut().unwrap().clear();
+    bases.fan_out.copy_to(Request { lba: 4, ..read }, 2, &mut bases.channels);
+    let read = bases.result();
+    assert_eq!(read.request.data().unwrap().single().unwrap().as_slice()[512], 2);
 }
