@@ -3,7 +3,7 @@
 //! A [`Uri`] names a namespace, and [`Namespace::open`] opens it on a core. A [`Namespace`] is a
 //! [`block_io::Channel`] of reads, writes, flushes, unmaps and write zeroes over every transport: PCI Express
 //! (VFIO or UIO), vfio-user and TCP. [`Controller`] is the admin interface of a controller with a memory-based
-//! transport, and [`AnyController`] one for every transport. A [`QueuePair`] takes every other [`Command`].
+//! transport, and [`AnyController`] one for every transport. [`fabrics`] is what transports of connections share. A [`QueuePair`] takes every other [`Command`].
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,14 +43,18 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod any_controller;
+mod attached;
 mod command;
 mod controller;
 mod descriptors;
 mod device;
 mod error;
+pub mod fabrics;
+mod handle;
 mod inject;
 mod interrupt;
 mod io_queue;
+mod memory_based;
 mod namespace;
 mod namespace_info;
 mod options;
@@ -70,7 +74,8 @@ mod transport;
 mod uri;
 mod wait;
 
-pub use any_controller::{AnyController, IoQueues, Opening};
+pub use any_controller::AnyController;
+pub use attached::{Answer, AttachedController, IoQueues, Opening};
 pub use command::{Command, CommandCompletion};
 pub use controller::Controller;
 pub use descriptors::SLICES_MAX as DATA_SLICES_MAX;
@@ -86,6 +91,6 @@ pub use qpair::QueuePair;
 pub use queue::opcode_of;
 pub use shared::{AdminData, AdminOutput, NvmeEvent};
 pub use stats::{Costs, QueueStats};
-pub use tcp::{AssociationHandle, TcpAssociation, TcpIoQueue};
+pub use tcp::{TcpAssociation, TcpConnection, TcpIoQueue, TcpRemote};
 pub use uri::{PcieUri, TcpUri, Uri, UriError, VfioUserUri};
 pub use wire_nvme::protection::{self, MetadataFormat, Protection, ProtectionType};
