@@ -126,8 +126,8 @@ pub trait Parameters: Sized {
     /// The parameters as an object that decodes to the same: what `save_config` writes.
     fn to_object(&self) -> Map<String, Value>;
 
-    /// Takes the declared parameters out of an object, in which others stay: for a method whose parameters are declared
-    /// in several places.
+    /// Takes the declared parameters out of an object, in which others stay: for a method whose parameters
+    /// are declared in several places.
     fn take_from(object: &mut Map<String, Value>, log: &mut DecodeLog) -> Result<Self, ParameterError> {
         let declared = Self::declaration();
         let own = declared.iter().filter_map(|parameter| object.remove_entry(parameter.name)).collect();

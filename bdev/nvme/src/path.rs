@@ -91,7 +91,8 @@ pub struct PathConfig {
 }
 
 impl PathConfig {
-    /// Defaults: the driver's default options, 1024 I/O queues, one reconnection attempt after a loss, no I/O counters.
+    /// Defaults: the driver's default options, 1024 I/O queues, one reconnection attempt after a loss, no I/O
+    /// counters.
     pub fn new(id: TransportId) -> PathConfig {
         PathConfig {
             id,

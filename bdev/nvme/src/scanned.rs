@@ -58,8 +58,8 @@ pub(crate) struct ScannedNamespace {
     pub(crate) write_uncorrectable: bool,
 }
 
-/// Writes that are atomic at a power failure, and against reads: the unit for the former is never larger than that for the
-/// latter (NVM 1.0, section 2.1.4).
+/// Writes that are atomic at a power failure, and against reads: the unit for the former is never larger than
+/// that for the latter (NVM 1.0, section 2.1.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AtomicUnit {
     /// Most blocks; 0 for none.

@@ -16,10 +16,11 @@ use crate::uri::Uri;
 
 /// A controller over any transport, attached by one core.
 ///
-/// [`attach`](Self::attach) returns it ready for I/O. Its user executes [`admin`](AttachedController::admin) commands,
-/// waits for [events](AttachedController::wait_event), watches [`failure`](AttachedController::failure), and hands
-/// [`io_queues`](AttachedController::io_queues) to the cores that do I/O. Dropping it detaches the controller: over TCP
-/// at once, and a memory-based one with the last of its I/O queues.
+/// [`attach`](Self::attach) returns it ready for I/O. Its user executes [`admin`](AttachedController::admin)
+/// commands, waits for [events](AttachedController::wait_event), watches
+/// [`failure`](AttachedController::failure), and hands [`io_queues`](AttachedController::io_queues) to the
+/// cores that do I/O. Dropping it detaches the controller: over TCP at once, and a memory-based one with the
+/// last of its I/O queues.
 pub struct AnyController(Box<dyn AttachedController>);
 
 impl AnyController {

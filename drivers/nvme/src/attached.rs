@@ -25,8 +25,8 @@ pub type Opening<'a, T> = Answer<'a, Result<T, NvmeOpenError>>;
 /// This is its control path, and costs an allocation a call. I/O goes through the queues that
 /// [`io_queues`](Self::io_queues) opens. What has a default is what only one kind of transport does.
 pub trait AttachedController {
-    /// Whether its queues are connections. A fabrics controller is reset by attaching it again, and its user reads the
-    /// log page of each event; for memory-based controllers the driver does both.
+    /// Whether its queues are connections. A fabrics controller is reset by attaching it again, and its user
+    /// reads the log page of each event; for memory-based controllers the driver does both.
     fn is_fabrics(&self) -> bool;
 
     /// The Identify Controller data structure.
@@ -38,7 +38,8 @@ pub trait AttachedController {
     /// Why the controller can no longer be used, if it has failed.
     fn failure(&self) -> Option<ControllerFailure>;
 
-    /// Executes an admin command. The driver sets the command identifier and the data pointer; data is copied.
+    /// Executes an admin command. The driver sets the command identifier and the data pointer; data is
+    /// copied.
     fn admin(&mut self, sqe: Sqe, data: AdminData) -> Answer<'_, Result<AdminOutput, AdminError>>;
 
     /// Takes the oldest pending event.
@@ -86,8 +87,9 @@ pub trait IoQueues: Send + Sync {
 
     /// Executes one I/O command on a temporary queue and waits at most `timeout_ns` for its completion.
     ///
-    /// The driver sets command identifier, data pointer and metadata pointer only. The command must not transfer more
-    /// than `data` and `metadata` hold, 1 MiB each at most. A fused command is rejected, and so is metadata over TCP.
+    /// The driver sets command identifier, data pointer and metadata pointer only. The command must not
+    /// transfer more than `data` and `metadata` hold, 1 MiB each at most. A fused command is rejected, and so
+    /// is metadata over TCP.
     fn execute<'a>(
         &'a self,
         core: &'a Core,

@@ -1,7 +1,7 @@
 //! NVMe over Fabrics, apart from any transport: associations and their I/O queues.
 //!
-//! A transport implements [`FabricsQueue`]: one queue pair over one connection. All else is generic over it and calls it
-//! statically, so that the I/O path is the transport's own:
+//! A transport implements [`FabricsQueue`]: one queue pair over one connection. All else is generic over it
+//! and calls it statically, so that the I/O path is the transport's own:
 //!
 //! - [`Association`]: the admin queue, with Connect, keep alive, identification and events, on one core;
 //! - [`FabricsIoQueue`]: an I/O queue of an association, on any core;

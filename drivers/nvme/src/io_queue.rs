@@ -8,8 +8,8 @@ use dma::Data;
 use crate::error::ControllerFailure;
 use crate::stats::QueueStats;
 
-/// An I/O queue to one namespace, whatever its transport. It is called through the vtable, once a batch. What only one
-/// transport has is a method of its own type.
+/// An I/O queue to one namespace, whatever its transport. It is called through the vtable, once a batch. What
+/// only one transport has is a method of its own type.
 pub trait IoQueue: Channel<Request = Request<Data>, Completion = Completion<Data>> + Any {
     /// Logical block size in bytes.
     fn block_size(&self) -> u32;

@@ -77,7 +77,8 @@ impl Controller {
 }
 
 impl<R> AssociationHandle<R> {
-    /// [`Controller::execute_io`] over fabrics, on a temporary I/O queue of the association, without metadata.
+    /// [`Controller::execute_io`] over fabrics, on a temporary I/O queue of the association, without
+    /// metadata.
     pub async fn execute_io<Q: FabricsQueue<Remote = R>>(
         &self,
         core: &Core,

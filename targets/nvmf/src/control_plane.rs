@@ -21,7 +21,7 @@ use block_io::Op;
 use nvme_controller::reservation::NamespaceReservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
 use reactor::ReactorHandle;
-use sockets::{CoreNetwork, Sockets};
+use sockets::{ServerNetwork, Sockets};
 use target_shell::Publisher;
 use wire_nvme::fabrics::Nqn;
 
@@ -50,9 +50,9 @@ const CLAIM: &str = "NVMe-oF Target";
 /// Calls block, so a reactor's thread must not make them. Order: [`create_transport`](Self::create_transport)
 /// for each, subsystems, namespaces and hosts, then listeners;
 /// [`shutdown`](Self::shutdown) before the reactors stop. Cheap to clone. `N` is the network of the TCP transport.
-pub struct NvmfTarget<N: CoreNetwork = Sockets>(Arc<TargetInner<N>>);
+pub struct NvmfTarget<N: ServerNetwork = Sockets>(Arc<TargetInner<N>>);
 
-struct TargetInner<N: CoreNetwork> {
+struct TargetInner<N: ServerNetwork> {
     registry: Registry,
     remotes: Vec<ReactorHandle>,
     directory: Arc<ControllerDirectory>,
@@ -182,7 +182,7 @@ impl NamespaceConfig {
     }
 }
 
-impl<N: CoreNetwork> Clone for NvmfTarget<N> {
+impl<N: ServerNetwork> Clone for NvmfTarget<N> {
     fn clone(&self) -> Self {
         NvmfTarget(self.0.clone())
     }
@@ -195,7 +195,7 @@ impl NvmfTarget {
     }
 }
 
-impl<N: CoreNetwork> NvmfTarget<N> {
+impl<N: ServerNetwork> NvmfTarget<N> {
     /// As [`new`](NvmfTarget::new), over another network than kernel sockets, such as a simulation's.
     pub fn with_network(registry: Registry, reactors: &[ReactorHandle]) -> NvmfTarget<N> {
         let inner = Arc::new(TargetInner {

@@ -1,10 +1,10 @@
 //! The NVMe over Fabrics target, over TCP and vfio-user.
 //!
-//! An [`NvmfTarget`] is the control plane: it configures subsystems, namespaces, listeners and hosts,
-//! and is called from any thread except a reactor's. Each reactor runs one poll group per transport. A
-//! connection stays in one poll group for its lifetime, and so does every I/O on it, from the socket to
-//! the block device and back. A transport is a folder, and a line in the list of transports. Poll groups read the configuration from an immutable snapshot; every
-//! change publishes a new one.
+//! An [`NvmfTarget`] is the control plane: it configures subsystems, namespaces, listeners and hosts, and is
+//! called from any thread except a reactor's. Each reactor runs one poll group per transport. A connection
+//! stays in one poll group for its lifetime, and so does every I/O on it, from the socket to the block device
+//! and back. A transport is a folder, and a line in the list of transports. Poll groups read the
+//! configuration from an immutable snapshot; every change publishes a new one.
 //!
 //! ```
 //! use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};

@@ -1,7 +1,7 @@
 //! The NVMe/TCP transport.
 //!
-//! The shell drives the connections ([`protocol`], [`connection`]). Received PDUs go through [`handler`] to the queue,
-//! whose answers [`link`] sends; [`admin`] is Connect and what follows on an admin queue.
+//! The shell drives the connections ([`protocol`], [`connection`]). Received PDUs go through [`handler`] to
+//! the queue, whose answers [`link`] sends; [`admin`] is Connect and what follows on an admin queue.
 
 mod address;
 mod admin;
@@ -18,7 +18,7 @@ pub mod simulated;
 use control::json::{Map, Value};
 use control::{DecodeLog, ParameterError};
 use reactor::{Core, ReactorHandle};
-use sockets::CoreNetwork;
+use sockets::ServerNetwork;
 use target_shell::{GroupWaker, ShellError, TargetCores};
 use wire_nvme::log::TransportAddress;
 
@@ -76,7 +76,7 @@ impl TransportKind for Tcp {
     }
 }
 
-impl<N: CoreNetwork> TransportConfig<N> for TcpTransportConfig {
+impl<N: ServerNetwork> TransportConfig<N> for TcpTransportConfig {
     fn kind(&self) -> &'static dyn TransportKind {
         &Tcp
     }
@@ -105,12 +105,12 @@ impl<N: CoreNetwork> TransportConfig<N> for TcpTransportConfig {
 }
 
 /// The transport with its groups on all cores.
-struct TcpCores<N: CoreNetwork> {
+struct TcpCores<N: ServerNetwork> {
     config: TcpTransportConfig,
     cores: TargetCores<TcpProtocol, N>,
 }
 
-impl<N: CoreNetwork> Transport for TcpCores<N> {
+impl<N: ServerNetwork> Transport for TcpCores<N> {
     fn options(&self) -> Map<String, Value> {
         parameters::to_object(&self.config)
     }
@@ -125,8 +125,8 @@ impl<N: CoreNetwork> Transport for TcpCores<N> {
         self.cores.unlisten(Some(portid))
     }
 
-    /// Each port is free when this returns. Without it, the kernel releases what io_uring holds of an exited process
-    /// only some time later.
+    /// Each port is free when this returns. Without it, the kernel releases what io_uring holds of an exited
+    /// process only some time later.
     fn shutdown(&self) -> Result<(), ShellError> {
         self.cores.unlisten(None)
     }

@@ -1,7 +1,7 @@
 //! A transport for tests: its clients connect to a UNIX socket and are sent the NQN of the subsystem there.
 //!
-//! It is what a new transport has to bring, and nothing else of the crate names it but its `mod` and its line in the
-//! list of transports.
+//! It is what a new transport has to bring, and nothing else of the crate names it but its `mod` and its line
+//! in the list of transports.
 
 use std::convert::Infallible;
 use std::io::{IoSlice, IoSliceMut};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use control::json::{Map, Value};
 use control::{DecodeLog, ParameterError, Parameters};
-use sockets::{ByteStream, CoreNetwork, StreamAddress};
+use sockets::{ByteStream, ServerNetwork, StreamAddress};
 use target_shell::{
     Accepted, CloseReason, GroupLimits, IoContext, MoreToRead, Protocol, ProtocolConnection, ShellError,
     TargetCores,
@@ -88,7 +88,7 @@ impl TransportKind for TestTransport {
     }
 }
 
-impl<N: CoreNetwork> TransportConfig<N> for TestConfig {
+impl<N: ServerNetwork> TransportConfig<N> for TestConfig {
     fn kind(&self) -> &'static dyn TransportKind {
         &TestTransport
     }

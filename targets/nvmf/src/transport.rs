@@ -1,15 +1,15 @@
 //! What the target asks of a transport.
 //!
-//! A transport is a folder of this crate and a line in
-//! [`TRANSPORTS`](crate::transports::TRANSPORTS); nothing else names it. It has three parts:
+//! A transport is a folder of this crate and a line in [`TRANSPORTS`](crate::transports::TRANSPORTS); nothing
+//! else names it. It has three parts:
 //!
-//! 1. A [`TransportKind`], which is there before the transport is created: its name, its addresses, the declaration of
-//!    its parameters, its own RPC methods.
+//! 1. A [`TransportKind`], which is there before the transport is created: its name, its addresses, the
+//!    declaration of its parameters, its own RPC methods.
 //! 2. A [`TransportConfig`]: its options, decoded and checked, which create it.
 //! 3. A [`Transport`], which listens and reports. It has a group of connections on every core
-//!    ([`TargetCores`](target_shell::TargetCores)). How these accept, where they are placed, how they are polled and
-//!    drained is its [`Protocol`](target_shell::Protocol); there the calls are static, so that no I/O pays for the
-//!    traits of this file.
+//!    ([`TargetCores`](target_shell::TargetCores)). How these accept, where they are placed, how they are
+//!    polled and drained is its [`Protocol`](target_shell::Protocol); there the calls are static, so that no
+//!    I/O pays for the traits of this file.
 //!
 //! The groups, with what they allocated, end with their reactors.
 
@@ -21,7 +21,7 @@ use control::json::{Map, Value};
 use control::{DecodeLog, Method, Parameter, ParameterError};
 use nvme_controller::ControllerDirectory;
 use reactor::ReactorHandle;
-use sockets::{CoreNetwork, Sockets};
+use sockets::{ServerNetwork, Sockets};
 use target_shell::{Publisher, ShellError};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::TransportAddress;
@@ -52,8 +52,8 @@ pub trait TransportKind: Sync {
     /// It is no address of this transport to listen on.
     fn normalize(&self, address: &ListenAddress) -> Result<ListenAddress, NvmfTargetError>;
 
-    /// The fields of an address in an entry of the discovery log. `None` if hosts do not connect through it by
-    /// discovery.
+    /// The fields of an address in an entry of the discovery log. `None` if hosts do not connect through it
+    /// by discovery.
     fn discovery_address(&self, address: &ListenAddress) -> Option<TransportAddress>;
 
     /// The declaration of its parameters of `nvmf_create_transport`.
@@ -92,11 +92,11 @@ pub struct AddressText {
 /// How addresses of a transport are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listening {
-    /// Several subsystems may listen on one, and the discovery service answers there. The address is known when it is
-    /// open.
+    /// Several subsystems may listen on one, and the discovery service answers there. The address is known
+    /// when it is open.
     Shared,
-    /// Each belongs to one subsystem, whose controller a client gets without Connect. It is opened when every core
-    /// knows the subsystem.
+    /// Each belongs to one subsystem, whose controller a client gets without Connect. It is opened when every
+    /// core knows the subsystem.
     Exclusive,
 }
 
@@ -110,7 +110,7 @@ pub struct TransportParameters {
 }
 
 /// The options of a transport, which create it. `N` is the network of the transports that use one.
-pub trait TransportConfig<N: CoreNetwork = Sockets>: fmt::Debug + Send + Sync + 'static {
+pub trait TransportConfig<N: ServerNetwork = Sockets>: fmt::Debug + Send + Sync + 'static {
     /// The type of the transport.
     fn kind(&self) -> &'static dyn TransportKind;
 
@@ -146,8 +146,8 @@ pub trait Transport: Any + Send {
     /// The options that it was created with, as parameters.
     fn options(&self) -> Map<String, Value>;
 
-    /// Listens on an address in its canonical form. Connections carry `portid`. Returns the address as it is open:
-    /// with what was left to the machine.
+    /// Listens on an address in its canonical form. Connections carry `portid`. Returns the address as it is
+    /// open: with what was left to the machine.
     ///
     /// # Errors
     /// The address cannot be used, or the core that listens does not answer; nothing listens then.
@@ -159,8 +159,8 @@ pub trait Transport: Any + Send {
     /// The core that listens does not answer. It stops when it runs again.
     fn stop_listening(&self, portid: u16) -> Result<(), ShellError>;
 
-    /// The target stops: frees addresses that others may want at once. Connections stay; they are drained when the
-    /// reactors stop. By default nothing is freed before.
+    /// The target stops: frees addresses that others may want at once. Connections stay; they are drained
+    /// when the reactors stop. By default nothing is freed before.
     ///
     /// # Errors
     /// As [`stop_listening`](Self::stop_listening).
@@ -174,8 +174,8 @@ pub trait Transport: Any + Send {
     /// The first core that does not answer.
     fn queues(&self) -> Result<Vec<CoreQueues>, ShellError>;
 
-    /// What only this transport counts, for each reactor. Sets the fields of `stats` that are this transport's. By
-    /// default it counts nothing.
+    /// What only this transport counts, for each reactor. Sets the fields of `stats` that are this
+    /// transport's. By default it counts nothing.
     ///
     /// # Errors
     /// As [`queues`](Self::queues).

@@ -27,7 +27,7 @@ mod socket;
 use control::json::{Map, Value};
 use control::{DecodeLog, Method, ParameterError};
 use reactor::{Core, ReactorHandle};
-use sockets::CoreNetwork;
+use sockets::ServerNetwork;
 use target_shell::{ConnectionLimits, GroupLimits, GroupWaker, Protocol, ShellError, TargetCores};
 use uuid::Uuid;
 use wire_nvme::fabrics::Nqn;
@@ -107,7 +107,7 @@ impl TransportKind for VfioUser {
     }
 }
 
-impl<N: CoreNetwork> TransportConfig<N> for VfioUserConfig {
+impl<N: ServerNetwork> TransportConfig<N> for VfioUserConfig {
     fn kind(&self) -> &'static dyn TransportKind {
         &VfioUser
     }
@@ -219,7 +219,7 @@ impl ListenAddress {
     }
 }
 
-impl<N: CoreNetwork> NvmfTarget<N> {
+impl<N: ServerNetwork> NvmfTarget<N> {
     /// Creates the vfio-user transport, with a poll group on every reactor.
     ///
     /// # Errors

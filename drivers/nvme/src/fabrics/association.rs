@@ -1,7 +1,8 @@
 //! The admin queue of a fabrics controller: an association, to which any core can add I/O queues.
 //!
 //! An [`Association`] lives on one core, sends Keep Alive commands and receives asynchronous events. Its
-//! [`AssociationHandle`] may be sent to any core, where a [`FabricsIoQueue`](super::FabricsIoQueue) is connected.
+//! [`AssociationHandle`] may be sent to any core, where a [`FabricsIoQueue`](super::FabricsIoQueue) is
+//! connected.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -43,9 +44,10 @@ const EVENTS_MAX: usize = 16;
 
 /// An association of this host with one controller, with its admin queue over the transport `Q`.
 ///
-/// [`open_over`](Self::open_over) connects, enables and identifies the controller. A poller on the association's core receives
-/// responses and events and sends Keep Alive commands. Admin commands execute one at a time: each method borrows
-/// the association until its command completes. Dropping the association closes its admin connection.
+/// [`open_over`](Self::open_over) connects, enables and identifies the controller. A poller on the
+/// association's core receives responses and events and sends Keep Alive commands. Admin commands execute one
+/// at a time: each method borrows the association until its command completes. Dropping the association
+/// closes its admin connection.
 pub struct Association<Q: FabricsQueue> {
     inner: Rc<RefCell<AssociationInner<Q>>>,
     core: Core,

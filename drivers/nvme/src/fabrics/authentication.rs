@@ -4,10 +4,11 @@ use wire_nvme::fabrics::ConnectResponse;
 
 use crate::error::NvmeOpenError;
 
-/// Authenticates the host on a queue whose Connect has succeeded, before any other command (Base 2.0, section 8.13).
+/// Authenticates the host on a queue whose Connect has succeeded, before any other command (Base 2.0, section
+/// 8.13).
 ///
-/// No authentication protocol is implemented. A controller that requires one rejects the commands that follow, with a
-/// status that says so, which is the error that the user gets.
+/// No authentication protocol is implemented. A controller that requires one rejects the commands that
+/// follow, with a status that says so, which is the error that the user gets.
 ///
 /// # Errors
 /// The controller does not accept the host. None at present.

@@ -13,8 +13,8 @@ const ENTRIES_MAX: u64 = 1024;
 /// Attempts to read a log page that changes while it is read.
 const READS_MAX: u32 = 8;
 
-/// Reads the discovery log page consistently: all entries of one generation counter, at most 1024. Entries of unknown
-/// types are skipped.
+/// Reads the discovery log page consistently: all entries of one generation counter, at most 1024. Entries of
+/// unknown types are skipped.
 ///
 /// # Errors
 /// A command fails, an answer is invalid, or the page changes during each attempt; the text says so.

@@ -24,11 +24,11 @@ use crate::wait::{next_turn, race};
 /// Interval at which the connection is polled without an event.
 const POLL_INTERVAL_NS: u64 = 10_000_000;
 
-/// A channel to one namespace through an I/O queue of an [`Association`](super::Association), which may live on
-/// another core.
+/// A channel to one namespace through an I/O queue of an [`Association`](super::Association), which may live
+/// on another core.
 ///
-/// It owns the connection of its queue. Its user calls [`fail`](Self::fail) when the association fails; requests then
-/// complete with [`Status::HOST_PATHING_ERROR`].
+/// It owns the connection of its queue. Its user calls [`fail`](Self::fail) when the association fails;
+/// requests then complete with [`Status::HOST_PATHING_ERROR`].
 pub struct FabricsIoQueue<Q: FabricsQueue> {
     connection: ConnectedQueue<Q>,
     info: FabricsNamespaceInfo,
@@ -168,7 +168,7 @@ impl<Q: FabricsQueue> FabricsIoQueue<Q> {
 
     /// Requests that can be submitted now; 0 after a failure.
     pub fn room(&self) -> usize {
-        if self.connection.queue.failure().is_some() { 0 } else { self.connection.queue.room() }
+        if self.connection.queue.failure().is_some() { 0 } else { self.connection.queue.free_slots() }
     }
 
     /// Fails the queue: requests in flight complete with [`Status::HOST_PATHING_ERROR`].
@@ -224,7 +224,7 @@ impl<Q: FabricsQueue> Channel for FabricsIoQueue<Q> {
             self.refused.extend(refused);
             return;
         }
-        let count = batch.len().min(self.connection.queue.room());
+        let count = batch.len().min(self.connection.queue.free_slots());
         self.stats.full += u64::from(count < batch.len());
         self.stats.batches += u64::from(count > 0);
         self.stats.submitted += count as u64;

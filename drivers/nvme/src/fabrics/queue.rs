@@ -63,8 +63,8 @@ impl CommandData {
 /// One queue pair of an association over one connection of a transport, on one core.
 ///
 /// [`connect`](Self::connect) begins the transport's own handshake, whatever it consists of; from when it
-/// [`is_ready`](Self::is_ready), commands may be submitted, the first of which is Connect. The user then repeats
-/// [`submit`](Self::submit), [`flush`](Self::flush), [`receive`](Self::receive) and takes the
+/// [`is_ready`](Self::is_ready), commands may be submitted, the first of which is Connect. The user then
+/// repeats [`submit`](Self::submit), [`flush`](Self::flush), [`receive`](Self::receive) and takes the
 /// [`completions`](Self::completions). After a failure all commands complete with
 /// [`Status::HOST_PATHING_ERROR`](block_io::Status::HOST_PATHING_ERROR).
 pub trait FabricsQueue: Sized + 'static {
@@ -107,19 +107,20 @@ pub trait FabricsQueue: Sized + 'static {
     /// Why the queue can no longer be used, if it has failed.
     fn failure(&self) -> Option<ControllerFailure>;
 
-    /// Fails the queue, unless it has failed before.
+    /// Fails the queue. The first reason stays.
     fn fail(&mut self, failure: ControllerFailure);
 
     /// Whether no command can be submitted now.
     fn is_full(&self) -> bool;
 
     /// Commands that can be submitted now.
-    fn room(&self) -> usize;
+    fn free_slots(&self) -> usize;
 
     /// Sets the most bytes of data that a command capsule may carry, once the controller has said so.
     fn set_in_capsule_max(&mut self, bytes: u32);
 
-    /// Queues a command for `request`; `inline_data` is in-capsule data without a buffer. The queue must not be full.
+    /// Queues a command for `request`; `inline_data` is in-capsule data without a buffer. The queue must not
+    /// be full.
     fn submit(&mut self, sqe: Sqe, request: Request<Data>, data: CommandData, inline_data: &[u8]);
 
     /// Sends what is queued, as far as the transport takes it.

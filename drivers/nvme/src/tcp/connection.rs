@@ -18,8 +18,8 @@ use crate::uri::TcpUri;
 
 /// Receive buffer size of an admin queue: its data is small, and long log pages are read in several commands.
 const ADMIN_SCRATCH_BYTES: usize = 8 << 10;
-/// Receive buffer size for data that is not received directly into place: eleven responses of 4 KiB, which are still
-/// in the L2 cache when they are copied.
+/// Receive buffer size for data that is not received directly into place: eleven responses of 4 KiB, which
+/// are still in the L2 cache when they are copied.
 const IO_SCRATCH_BYTES: usize = 48 << 10;
 
 /// Where a controller is, and what is requested of connections to it.
@@ -89,7 +89,8 @@ impl<N: CoreNetwork> FabricsQueue for TcpConnection<N> {
             network.add(stream)
         });
         let id = id.map_err(|error| NvmeOpenError::Connect(remote.address, error))?;
-        // One entry of a queue always stays empty (Base 2.0, section 3.3.1.5), to distinguish full from empty.
+        // One entry of a queue always stays empty (Base 2.0, section 3.3.1.5), to distinguish full from
+        // empty.
         let mut queue = TcpQueue::new(id, entries - 1, remote.header_digest, remote.data_digest);
         let scratch_bytes = match purpose {
             QueuePurpose::Admin => ADMIN_SCRATCH_BYTES,
@@ -124,7 +125,7 @@ impl<N: CoreNetwork> FabricsQueue for TcpConnection<N> {
     }
 
     #[inline]
-    fn room(&self) -> usize {
+    fn free_slots(&self) -> usize {
         self.queue.room()
     }
 

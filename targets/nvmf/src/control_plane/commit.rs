@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nvme_controller::{AllowedHosts, DiscoveryLog, DiscoveryRecord, Subsystem, SubsystemListener};
-use sockets::CoreNetwork;
+use sockets::ServerNetwork;
 use target_shell::{CORE_TIMEOUT, NotApplied};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::SubsystemType;
@@ -22,7 +22,7 @@ pub(super) struct Checkpoint {
     referrals: Arc<Vec<Referral>>,
 }
 
-impl<N: CoreNetwork> NvmfTarget<N> {
+impl<N: ServerNetwork> NvmfTarget<N> {
     /// Publishes the changed configuration and waits until every core has applied it. Otherwise the configuration
     /// is as it was at the checkpoint again, on the cores too.
     pub(super) fn commit(&self, state: &mut TargetState, before: Checkpoint) -> Result<(), NvmfTargetError> {
@@ -149,8 +149,8 @@ impl TargetState {
     }
 }
 
-/// The discovery log: one record for each listener of each subsystem that hosts find by discovery, and of the discovery service itself; then
-/// the referrals.
+/// The discovery log: one record for each listener of each subsystem that hosts find by discovery, and of the
+/// discovery service itself; then the referrals.
 fn discovery_records(
     ports: &[ListenPort],
     subsystems: &SubsystemMap,

@@ -1,6 +1,6 @@
 //! Read-only queries for the management interface (RPC).
 
-use sockets::{CoreNetwork, SendStats};
+use sockets::{SendStats, ServerNetwork};
 
 use super::{ListenAddress, NvmfTarget, Uuid};
 use crate::queue_totals::QueueTotalsSnapshot;
@@ -151,7 +151,7 @@ impl PollGroupTotals {
     }
 }
 
-impl<N: CoreNetwork> NvmfTarget<N> {
+impl<N: ServerNetwork> NvmfTarget<N> {
     /// Number of subsystems, the discovery subsystem not counted.
     pub fn subsystem_count(&self) -> usize {
         self.lock_any().subsystems.len()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nvme_controller::SubsystemListener;
-use sockets::CoreNetwork;
+use sockets::ServerNetwork;
 use wire_nvme::fabrics::Nqn;
 
 use super::{ConfiguredSubsystem, ListenPort, NvmfTarget, TargetState, no_subsystem, parse_nqn};
@@ -11,7 +11,7 @@ use crate::address::ListenAddress;
 use crate::failure::NvmfTargetError;
 use crate::transport::{Listening, TransportKind};
 
-impl<N: CoreNetwork> NvmfTarget<N> {
+impl<N: ServerNetwork> NvmfTarget<N> {
     /// Adds a listener to a subsystem; opens the address if no other subsystem listens on it. Returns the
     /// address, with the port that the kernel assigned for port 0.
     pub fn add_listener(&self, nqn: &str, address: ListenAddress) -> Result<ListenAddress, NvmfTargetError> {
@@ -24,8 +24,8 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         }
     }
 
-    /// Adds a listener at an address that several subsystems may share: it is opened first, since only then it is
-    /// known.
+    /// Adds a listener at an address that several subsystems may share: it is opened first, since only then
+    /// it is known.
     fn add_shared_listener(
         &self,
         nqn: Nqn,
@@ -131,8 +131,8 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         close_ports(&state, &unused)
     }
 
-    /// Closes the listeners of transports whose addresses others may want at once, such as TCP ports; existing
-    /// connections stay. Each address is free when this returns.
+    /// Closes the listeners of transports whose addresses others may want at once, such as TCP ports;
+    /// existing connections stay. Each address is free when this returns.
     pub fn stop_listening(&self) -> Result<(), NvmfTargetError> {
         let state = self.lock()?;
         Ok(state.transports.values().try_for_each(|transport| transport.shutdown())?)

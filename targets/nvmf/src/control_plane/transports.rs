@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use sockets::CoreNetwork;
+use sockets::ServerNetwork;
 
 use super::{NvmfTarget, TargetState};
 use crate::address::ListenAddress;
@@ -10,9 +10,9 @@ use crate::failure::NvmfTargetError;
 use crate::transport::{Transport, TransportConfig, TransportKind, TransportParts};
 use crate::transports;
 
-impl<N: CoreNetwork> NvmfTarget<N> {
-    /// Creates a transport, such as [`TcpTransportConfig`](crate::TcpTransportConfig)'s, with a poll group on every
-    /// reactor.
+impl<N: ServerNetwork> NvmfTarget<N> {
+    /// Creates a transport, such as [`TcpTransportConfig`](crate::TcpTransportConfig)'s, with a poll group on
+    /// every reactor.
     ///
     /// # Errors
     /// An option is out of range, or the transport exists.
@@ -46,7 +46,8 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         self.lock_any().transport_of().map(run)
     }
 
-    /// Runs `run` with the transport of a type and the identifier of a port, if a subsystem listens at the address.
+    /// Runs `run` with the transport of a type and the identifier of a port, if a subsystem listens at the
+    /// address.
     ///
     /// # Errors
     /// The target is stopping.

@@ -33,15 +33,15 @@ control::parameters! {
         max_connections_per_peer: Option<u32>,
         /// Of these, to one subsystem; three quarters of what others leave, but at least 16, if not given
         max_connections_per_subsystem: Option<u32>,
-        /// Connections of hosts that have not logged in at most, never more than a quarter of the file descriptors; beyond,
-        /// the oldest is closed
+        /// Connections of hosts that have not logged in at most, never more than a quarter of the file
+        /// descriptors; beyond, the oldest is closed
         max_pending_logins: Option<u32>,
         /// Of these, from one IP address (IPv6: from one /64 network)
         max_pending_logins_per_peer: Option<u32>,
         /// Buffers that one connection holds at most
         connection_bytes_max: Option<u32> ["bytes"],
-        /// Buffers that all connections of one host hold on one reactor at most; half of the reactor's share of the memory
-        /// if not given
+        /// Buffers that all connections of one host hold on one reactor at most; half of the reactor's share
+        /// of the memory if not given
         host_bytes_max: Option<u32> ["bytes"],
         /// Time for a host to send requested data or to read an answer
         transfer_timeout_ms: Option<u32> ["ms"],

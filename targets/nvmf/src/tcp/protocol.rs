@@ -25,8 +25,8 @@ pub(crate) type TcpContext<'a> = IoContext<'a, TcpProtocol>;
 
 /// The state that the connections of a core share.
 ///
-/// The shell drives the connections. This decides who is accepted, applies configurations, and handles what concerns
-/// several connections: reservation changes, and I/O queues whose controller is gone.
+/// The shell drives the connections. This decides who is accepted, applies configurations, and handles what
+/// concerns several connections: reservation changes, and I/O queues whose controller is gone.
 pub(crate) struct TcpProtocol {
     pub(crate) limits: TcpLimits,
     pub(crate) directory: Arc<ControllerDirectory>,
@@ -108,7 +108,8 @@ impl TcpProtocol {
             }
             Some(_) => {}
             None => {
-                // Its backend keys may soon be reused for other devices: commands not yet submitted are rejected.
+                // Its backend keys may soon be reused for other devices: commands not yet submitted are
+                // rejected.
                 state.queue.set_namespaces(Rc::default());
                 state.begin_drain();
             }

@@ -17,7 +17,8 @@ pub(crate) enum ConnectionRole {
     Admin(Box<Controller>),
     /// An I/O queue.
     Io(TargetIoQueue),
-    /// An admin queue that was closed: its controller is gone, and it waits only for outstanding device requests.
+    /// An admin queue that was closed: its controller is gone, and it waits only for outstanding device
+    /// requests.
     Closed,
 }
 

@@ -1,13 +1,13 @@
 //! Faults that are injected into the controllers of clients: the call, and its RPC method.
 
 use control::{Method, RpcError};
-use sockets::CoreNetwork;
+use sockets::ServerNetwork;
 
 use super::{VfioUserCores, protocol};
 use crate::module::{NvmfModule, SUBSYSTEM};
 use crate::{ListenAddress, NvmfTarget, NvmfTargetError, VfioUserFault};
 
-impl<N: CoreNetwork> NvmfTarget<N> {
+impl<N: ServerNetwork> NvmfTarget<N> {
     /// Injects a fault into the controller of the client at a vfio-user listener.
     ///
     /// # Errors
