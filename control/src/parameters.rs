@@ -125,6 +125,14 @@ pub trait Parameters: Sized {
 
     /// The parameters as an object that decodes to the same: what `save_config` writes.
     fn to_object(&self) -> Map<String, Value>;
+
+    /// Takes the declared parameters out of an object, in which others stay: for a method whose parameters
+    /// are declared in several places.
+    fn take_from(object: &mut Map<String, Value>, log: &mut DecodeLog) -> Result<Self, ParameterError> {
+        let declared = Self::declaration();
+        let own = declared.iter().filter_map(|parameter| object.remove_entry(parameter.name)).collect();
+        Self::from_object(own, log)
+    }
 }
 
 /// What a call set without effect.
@@ -134,6 +142,11 @@ pub struct DecodeLog {
 }
 
 impl DecodeLog {
+    /// Notes a parameter that is set and has no effect, for `reason`.
+    pub fn ignored(&mut self, name: &'static str, reason: &'static str) {
+        self.ignored.push((name, reason));
+    }
+
     /// Logs one line for each reason, as `METHOD: a, b ignored: REASON`.
     pub(crate) fn write(&self, method: &str) {
         let mut reasons: Vec<&str> = self.ignored.iter().map(|(_, reason)| *reason).collect();
@@ -201,7 +214,7 @@ impl<'a> Decoder<'a> {
         let unset =
             |value: &Value| matches!(value, Value::Null | Value::Bool(false)) || value == &Value::from(0);
         if self.object.remove(name).is_some_and(|value| !unset(&value)) {
-            self.log.ignored.push((name, reason));
+            self.log.ignored(name, reason);
         }
     }
 

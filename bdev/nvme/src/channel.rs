@@ -17,7 +17,8 @@ use crate::counts::LinkCounts;
 use crate::inject::QueueInjections;
 use crate::multipath::{IoWait, Multipath, PathView};
 use crate::path::ChangedNamespaces;
-use crate::shared_namespace::{ChannelStatus, LinkStatus, NamespacePath, PathId, SharedNamespace};
+use crate::path_id::PathId;
+use crate::shared_namespace::{ChannelStatus, LinkStatus, NamespacePath, SharedNamespace};
 use crate::transport_stats::LiveQueueStats;
 
 /// Queue depth of a channel; of each split request one fragment is in flight at a time.

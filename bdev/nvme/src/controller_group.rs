@@ -16,13 +16,15 @@ use reactor::{ReactorHandle, blocking};
 use uuid::Uuid;
 use wire_nvme::log::AnaState;
 
-use crate::initiator::Attach;
+use crate::attach::Attach;
 use crate::multipath::{IoWait, Policy};
-use crate::namespace::{AtomicUnit, NvmeBdev, ScannedNamespace};
+use crate::namespace::NvmeBdev;
 use crate::path::{
     AnaGroups, ChangedNamespaces, ControllerPath, NamespaceScan, PathStatus, ana_state_of, send_reply,
 };
-use crate::shared_namespace::{NamespacePath, PathConnection, PathId, SharedNamespace};
+use crate::path_id::PathId;
+use crate::scanned::{AtomicUnit, ScannedNamespace};
+use crate::shared_namespace::{NamespacePath, PathConnection, SharedNamespace};
 use crate::suspension::Suspension;
 use crate::transport_stats::TransportTotals;
 

@@ -9,116 +9,27 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel}
 use std::time::Duration;
 
 use control::JobHandle;
-use nvme::{AdminData, Options, TcpAssociation, TcpUri, Uri};
+use nvme::fabrics::discovery::read_log;
+use nvme::{Options, TcpAssociation, TcpUri, Uri};
 use reactor::Core;
-use wire_nvme::Sqe;
-use wire_nvme::admin::GetLogPage;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::feature::AsyncEventConfiguration;
-use wire_nvme::log::{AddressFamily, DiscoveryEntry, DiscoveryHeader, LogId, SubsystemType, TransportType};
+use wire_nvme::log::{AddressFamily, DiscoveryEntry, SubsystemType, TransportType};
 
-use crate::initiator::{Attach, Initiator, InitiatorError};
+use crate::attach::Attach;
+use crate::discovery_service::{
+    DiscoveryConfig, DiscoveryInfo, DiscoveryService, DiscoveryState, DiscoveryUpdate,
+};
+use crate::initiator::{Initiator, InitiatorError};
 use crate::path::{
     ControllerPath, OnLossTimeout, PathConfig, PathInput, PathNotice, PathSession, ResultSender, TransportId,
     run,
 };
 
-/// Maximum number of entries that are read from one discovery controller.
-const ENTRIES_MAX: u64 = 1024;
 /// Maximum number of discovery services, and of discovery controllers of one service, referrals included.
 const SERVICES_MAX: usize = 16;
-/// Attempts to read a log page that changes while it is read.
-const READS_MAX: u32 = 8;
 /// Interval between attempts to attach a controller.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Configuration of a discovery service.
-#[derive(Clone, Debug)]
-pub struct DiscoveryConfig {
-    /// Name of the service; the subsystems that it finds are named NAME0, NAME1 and so on.
-    pub name: String,
-    /// Address of the discovery controller, and configuration of the paths that are attached.
-    pub path: PathConfig,
-    /// Maximum retries of an I/O for errors that are not path related.
-    pub retries_max: u16,
-    /// Path selection policy of the discovered subsystems.
-    pub policy: crate::multipath::Policy,
-}
-
-/// Information about a discovery service.
-#[derive(Clone, Debug)]
-pub struct DiscoveryInfo {
-    /// Name of the service.
-    pub name: String,
-    /// Address of the discovery controller.
-    pub id: TransportId,
-    /// The subsystems of the latest log page, referrals followed.
-    pub entries: Vec<TransportId>,
-    /// The last error, if the log page could not be read.
-    pub failure: Option<String>,
-}
-
-/// A message from the discovery task, or the stop request, to the service's thread.
-pub(crate) enum DiscoveryUpdate {
-    Entries(Vec<TransportId>),
-    Failed(String),
-    Stop,
-}
-
-/// A running discovery service.
-pub(crate) struct DiscoveryService {
-    pub(crate) discovery: DiscoveryConfig,
-    pub(crate) path: Arc<ControllerPath>,
-    pub(crate) updates: Sender<DiscoveryUpdate>,
-    pub(crate) state: Arc<std::sync::Mutex<DiscoveryState>>,
-    pub(crate) thread: std::thread::JoinHandle<Vec<(String, TransportId)>>,
-}
-
-#[derive(Default)]
-pub(crate) struct DiscoveryState {
-    pub(crate) entries: Vec<TransportId>,
-    pub(crate) failure: Option<String>,
-}
-
-/// Reads the discovery log page consistently: all entries of one generation counter.
-pub(crate) async fn read(association: &mut TcpAssociation) -> Result<Vec<DiscoveryEntry>, String> {
-    let page = |offset, length| GetLogPage {
-        lid: LogId::Discovery.to_wire(),
-        offset,
-        length_bytes: length,
-        ..GetLogPage::default()
-    };
-    for _ in 0..READS_MAX {
-        let header = page(0, DiscoveryHeader::SIZE as u64).to_sqe(0);
-        let header = header_of(&read_part(association, header, DiscoveryHeader::SIZE).await?)?;
-        let count = header.numrec.min(ENTRIES_MAX);
-        let mut entries = Vec::new();
-        for index in 0..count {
-            let offset = DiscoveryHeader::SIZE as u64 + index * DiscoveryEntry::SIZE as u64;
-            let sqe = page(offset, DiscoveryEntry::SIZE as u64).to_sqe(0);
-            let data = read_part(association, sqe, DiscoveryEntry::SIZE).await?;
-            let bytes: &[u8; DiscoveryEntry::SIZE] = data.first_chunk().expect("an entry was requested");
-            // Entries of unknown types are skipped.
-            entries.extend(DiscoveryEntry::decode(bytes));
-        }
-        let recheck = page(0, DiscoveryHeader::SIZE as u64).to_sqe(0);
-        let recheck = read_part(association, recheck, DiscoveryHeader::SIZE).await?;
-        if header_of(&recheck)?.genctr == header.genctr {
-            return Ok(entries);
-        }
-    }
-    Err("the discovery log page changed during each attempt to read it".into())
-}
-
-async fn read_part(association: &mut TcpAssociation, sqe: Sqe, length: usize) -> Result<Vec<u8>, String> {
-    let answer = association.admin(sqe, AdminData::In(length)).await;
-    answer.map(|answer| answer.data).map_err(|error| format!("the discovery log page: {error}"))
-}
-
-fn header_of(data: &[u8]) -> Result<DiscoveryHeader, String> {
-    let bytes: &[u8; DiscoveryHeader::SIZE] = data.first_chunk().expect("a header was requested");
-    DiscoveryHeader::decode(bytes).map_err(|error| format!("invalid discovery log page: {error}"))
-}
 
 /// The address in an entry; `None` if it is not TCP over IPv4 or IPv6.
 pub(crate) fn uri_of(entry: &DiscoveryEntry) -> Option<TcpUri> {
@@ -141,7 +52,7 @@ pub(crate) fn uri_of(entry: &DiscoveryEntry) -> Option<TcpUri> {
 pub async fn discover(core: &Core, uri: &TcpUri, options: &Options) -> Result<Vec<DiscoveryEntry>, String> {
     let mut association =
         TcpAssociation::open(core, uri, options, 0).await.map_err(|error| error.to_string())?;
-    read(&mut association).await
+    read_log(&mut association).await
 }
 
 /// Follows the referrals of a discovery controller, at most [`SERVICES_MAX`] and each once; returns the subsystems.
@@ -196,7 +107,7 @@ impl PathSession for DiscoverySession {
         let DiscoverySession { core, path, uri, updates } = self;
         loop {
             let page = path.unless_stopped(async {
-                let entries = read(association).await?;
+                let entries = read_log(association).await?;
                 Ok::<_, String>(follow_referrals(core, entries, uri, path.driver_options()).await)
             });
             match page.await {

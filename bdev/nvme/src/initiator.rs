@@ -12,16 +12,17 @@ use sockets::{CoreNetwork, Sockets};
 use wire_nvme::identify::IdentifyController;
 use wire_nvme::log::AnaState;
 
-use crate::controller_group;
-pub(crate) use crate::controller_group::{ControllerGroup, GroupEvent, PathEvent};
+use crate::attach::{Attach, MultipathMode};
+use crate::controller_group::{self, ControllerGroup, GroupEvent, PathEvent};
 use crate::counts::PathStats;
-use crate::discovery::DiscoveryService;
+use crate::discovery_service::DiscoveryService;
 use crate::inject::ErrorInjection;
 use crate::multipath::Policy;
 use crate::path::{
-    ControllerPath, OperationError, PathCommand, PathConfig, PathStatus, StartPath, TransportId,
+    ControllerOperation, ControllerPath, OperationError, PathCommand, PathConfig, PathStatus, TransportId,
 };
-use crate::shared_namespace::PathId;
+use crate::path_id::PathId;
+use crate::session::StartPath;
 use crate::transport_stats::{TransportStats, TransportTotals};
 
 /// Maximum number of paths of one subsystem.
@@ -67,17 +68,6 @@ pub enum InitiatorError {
     Cancelled,
 }
 
-/// An operation on a controller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ControllerOperation {
-    /// Reset it: over TCP, reconnect.
-    Reset,
-    /// Disconnect it, and keep it configured.
-    Disable,
-    /// Connect it after a disable.
-    Enable,
-}
-
 /// A kind of queue of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueKind {
@@ -85,35 +75,6 @@ pub enum QueueKind {
     Admin,
     /// I/O queues.
     Io,
-}
-
-/// What happens when a controller is attached under a name that is in use (SPDK's `multipath` parameter).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MultipathMode {
-    /// It is rejected.
-    Disable,
-    /// It becomes a path for failover, with the policy active-passive.
-    Failover,
-    /// It becomes a path, used according to the policy.
-    #[default]
-    Multipath,
-}
-
-/// Parameters of [`Initiator::attach`].
-#[derive(Clone, Debug)]
-pub struct Attach {
-    /// Name of the controller; namespace 1 becomes the bdev `NAMEn1`.
-    pub name: String,
-    /// Address and configuration of the path.
-    pub path: PathConfig,
-    /// What to do if the name is in use.
-    pub multipath: MultipathMode,
-    /// Path selection policy; applied with the first path of a name.
-    pub policy: Policy,
-    /// Maximum retries of an I/O for errors that are not path related.
-    pub retries_max: u16,
-    /// Whether a discovery service attaches it.
-    pub discovered: bool,
 }
 
 /// Information about a path.
@@ -198,7 +159,7 @@ impl Initiator {
             events: Mutex::default(),
             services: Mutex::default(),
             totals: Arc::default(),
-            start_path: crate::path::start::<N>,
+            start_path: crate::session::start::<N>,
         }))
     }
 

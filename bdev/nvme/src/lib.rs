@@ -21,34 +21,38 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod attach;
 mod channel;
 mod controller_group;
 mod counts;
 mod discovery;
+mod discovery_service;
 mod initiator;
 mod inject;
 mod multipath;
 mod namespace;
 mod passthrough;
 mod path;
+mod path_id;
 mod reconnect;
 pub mod rpc;
+mod scanned;
+mod session;
 mod shared_namespace;
 mod suspension;
 mod transport_stats;
 
+pub use attach::{Attach, MultipathMode};
 pub use counts::PathStats;
-pub use discovery::{DiscoveryConfig, DiscoveryInfo, discover};
-pub use initiator::{
-    Attach, ControllerGroupInfo, ControllerOperation, Initiator, InitiatorError, IoPath, MultipathMode,
-    PATHS_MAX, PathInfo, QueueKind,
-};
+pub use discovery::discover;
+pub use discovery_service::{DiscoveryConfig, DiscoveryInfo};
+pub use initiator::{ControllerGroupInfo, Initiator, InitiatorError, IoPath, PATHS_MAX, PathInfo, QueueKind};
 pub use inject::ErrorInjection;
 pub use multipath::{IoWait, Multipath, PathCounts, PathView, Policy, Selector};
 pub use passthrough::{PassthroughCommand, PassthroughReply};
-pub use path::{PathConfig, PathStatus, TransportId};
+pub use path::{ControllerOperation, PathConfig, PathStatus, TransportId};
+pub use path_id::PathId;
 pub use reconnect::ReconnectPolicy;
-pub use shared_namespace::PathId;
 pub use transport_stats::TransportStats;
 
 use wire_nvme::log::AnaState;
@@ -72,32 +76,5 @@ pub fn policy_names(policy: Policy) -> (&'static str, Option<&'static str>, Opti
             ("active_active", Some("round_robin"), Some(min_io))
         }
         Policy::ActiveActive(Selector::QueueDepth) => ("active_active", Some("queue_depth"), None),
-    }
-}
-
-impl PathConfig {
-    /// Defaults: the driver's default options, 1024 I/O queues, one reconnection attempt after a loss, no I/O counters.
-    pub fn new(id: TransportId) -> PathConfig {
-        PathConfig {
-            id,
-            options: nvme::Options::default(),
-            reconnect: ReconnectPolicy { loss_timeout_ns: Some(0), delay_ns: 0, fast_fail_ns: None },
-            num_io_queues: 1024,
-            count_io: false,
-        }
-    }
-}
-
-impl Attach {
-    /// Defaults: multipath, active-passive, 3 retries.
-    pub fn new(name: &str, path: PathConfig) -> Attach {
-        Attach {
-            name: name.to_string(),
-            path,
-            multipath: MultipathMode::default(),
-            policy: Policy::ActivePassive,
-            retries_max: 3,
-            discovered: false,
-        }
     }
 }

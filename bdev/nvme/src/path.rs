@@ -13,19 +13,19 @@ use reactor::Core;
 use wire_nvme::Sqe;
 use wire_nvme::identify::IdentifyController;
 
-use crate::initiator::ControllerOperation;
 use crate::inject::{ActiveInjections, ErrorInjection, Injections};
+use crate::path_id::PathId;
 use crate::reconnect::ReconnectPolicy;
-use crate::shared_namespace::PathId;
 
 mod machine;
 mod scan;
-mod session;
 mod task;
 
+pub use machine::ControllerOperation;
 pub(crate) use machine::{OnLossTimeout, PathInput, PathNotice};
-pub(crate) use scan::{AnaGroups, ChangedNamespaces, NamespaceScan, ana_state_of};
-pub(crate) use session::{StartPath, start};
+pub(crate) use scan::{
+    AdminExecutor, AnaGroups, ChangedNamespaces, NamespaceScan, ana_state_of, is_unsupported,
+};
 pub(crate) use task::{PathSession, run};
 
 /// Commands that are queued for a path's task.
@@ -90,6 +90,20 @@ pub struct PathConfig {
     pub count_io: bool,
 }
 
+impl PathConfig {
+    /// Defaults: the driver's default options, 1024 I/O queues, one reconnection attempt after a loss, no I/O
+    /// counters.
+    pub fn new(id: TransportId) -> PathConfig {
+        PathConfig {
+            id,
+            options: Options::default(),
+            reconnect: ReconnectPolicy { loss_timeout_ns: Some(0), delay_ns: 0, fast_fail_ns: None },
+            num_io_queues: 1024,
+            count_io: false,
+        }
+    }
+}
+
 /// State of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathStatus {
@@ -140,7 +154,7 @@ pub(crate) enum OperationError {
 }
 
 impl OperationError {
-    fn failed(why: impl std::fmt::Display) -> OperationError {
+    pub(crate) fn failed(why: impl std::fmt::Display) -> OperationError {
         OperationError::Failed(why.to_string())
     }
 }

@@ -11,11 +11,8 @@ use wire_nvme::log::AnaState;
 use crate::counts::{LinkCounts, PathStats};
 use crate::multipath::{IoWait, Policy};
 use crate::path::ControllerPath;
+use crate::path_id::PathId;
 use crate::transport_stats::TransportTotals;
-
-/// Identifies a path; unique in the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PathId(pub u64);
 
 /// A namespace's state, shared by the control plane and its channels.
 ///

@@ -5,8 +5,8 @@ use std::io::{IoSlice, IoSliceMut};
 
 use proptest::prelude::*;
 use sockets::{
-    ByteStream, ConnectionId, Network, NetworkEvent, NetworkFaults, RejectedSend, SendPart, SimulatedNetwork,
-    StreamAddress, TransferResult,
+    ByteStream, ConnectionId, Listen, Network, NetworkEvent, NetworkFaults, RejectedSend, SendPart,
+    SimulatedNetwork, StreamAddress, TransferResult,
 };
 use wire_nvme::digest::crc32c;
 use wire_nvme::tcp::{C2hData, FatalError, FatalStatus, Framing, PduLayout, PduType, SHORT_SIZE};

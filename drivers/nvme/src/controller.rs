@@ -14,6 +14,7 @@ use wire_nvme::{NSID_ALL, Sqe};
 
 use crate::device::NvmeDevice;
 use crate::error::{AdminError, ControllerFailure, NvmeOpenError};
+use crate::handle::ControllerHandle;
 use crate::namespace_info::NamespaceInfo;
 use crate::options::Options;
 use crate::owner;
@@ -33,29 +34,12 @@ use crate::uri::Uri;
 #[derive(Clone)]
 pub struct Controller(Arc<ControllerHandle>);
 
-/// Keeps a controller attached: its drop requests the shutdown.
-pub(crate) struct ControllerHandle {
-    pub(crate) shared: Arc<SharedController>,
-}
-
-impl Drop for ControllerHandle {
-    fn drop(&mut self) {
-        self.shared.detach.store(true, Ordering::Release);
-        // The flag covers a full mailbox: the owner checks it every turn.
-        let _ = self.shared.requests.send(OwnerRequest::Detach);
-    }
-}
-
 /// Interval at which a core checks whether another core has finished attaching the controller.
 const ATTACH_POLL_NS: u64 = 1_000_000;
 
 impl Controller {
-    pub(crate) fn new(shared: Arc<SharedController>) -> Controller {
+    fn new(shared: Arc<SharedController>) -> Controller {
         Controller(Arc::new(ControllerHandle { shared }))
-    }
-
-    pub(crate) fn from_handle(handle: Arc<ControllerHandle>) -> Controller {
-        Controller(handle)
     }
 
     pub(crate) fn handle(&self) -> &Arc<ControllerHandle> {
@@ -71,7 +55,7 @@ impl Controller {
         let deadline_ns = core.now_ns() + options.timeout_ns;
         let claim = loop {
             match registry::find(&key) {
-                AttachLookup::Attached(controller) => return Ok(controller),
+                AttachLookup::Attached(handle) => return Ok(Controller(handle)),
                 AttachLookup::Vacant(claim) => break claim,
                 AttachLookup::Busy if core.now_ns() > deadline_ns => {
                     return Err(NvmeOpenError::Timeout("attaching on another core"));
@@ -80,7 +64,7 @@ impl Controller {
             }
         };
         let device = crate::transport::open(uri, core, options)?;
-        let controller = owner::attach(core, device, options).await?;
+        let controller = Controller::new(owner::attach(core, device, options).await?);
         controller.0.shared.mappings().retain(Box::new(claim.attached_key()));
         claim.attached(Arc::downgrade(&controller.0));
         Ok(controller)
@@ -92,7 +76,7 @@ impl Controller {
         device: Box<dyn NvmeDevice>,
         options: &Options,
     ) -> Result<Controller, NvmeOpenError> {
-        owner::attach(core, device, options).await
+        Ok(Controller::new(owner::attach(core, device, options).await?))
     }
 
     /// Creates an I/O queue pair for this core, which need not be the owner.

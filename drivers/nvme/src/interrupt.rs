@@ -6,7 +6,7 @@ use std::sync::Arc;
 use os::{EventClient, EventCompletion, Interest, WatchId};
 use reactor::Core;
 
-use crate::controller::ControllerHandle;
+use crate::handle::ControllerHandle;
 
 /// The eventfd of an interrupt vector, watched by the core. Its only effect is to wake the core, which then polls.
 pub(crate) struct QpairInterrupt {

@@ -1,16 +1,16 @@
 //! An I/O queue to one namespace, whatever its transport.
 
+use std::any::Any;
+
 use block_io::{Channel, Completion, Request};
 use dma::Data;
 
-use crate::controller::Controller;
 use crate::error::ControllerFailure;
-use crate::namespace_info::NamespaceInfo;
-use crate::qpair::QueuePair;
 use crate::stats::QueueStats;
 
-/// An I/O queue to one namespace, whatever its transport. It is called through the vtable, once a batch.
-pub trait IoQueue: Channel<Request = Request<Data>, Completion = Completion<Data>> {
+/// An I/O queue to one namespace, whatever its transport. It is called through the vtable, once a batch. What
+/// only one transport has is a method of its own type.
+pub trait IoQueue: Channel<Request = Request<Data>, Completion = Completion<Data>> + Any {
     /// Logical block size in bytes.
     fn block_size(&self) -> u32;
 
@@ -42,19 +42,4 @@ pub trait IoQueue: Channel<Request = Request<Data>, Completion = Completion<Data
 
     /// Ends the commands in flight if the transport can: memory-based ones wait for the driver's reset or detach.
     fn detach(&mut self) {}
-
-    /// Properties of the namespace; `None` over TCP.
-    fn info(&self) -> Option<&NamespaceInfo> {
-        None
-    }
-
-    /// The queue pair, for typed commands and counters; `None` over TCP.
-    fn queue_pair(&mut self) -> Option<&mut QueuePair> {
-        None
-    }
-
-    /// The controller; `None` over TCP.
-    fn controller(&self) -> Option<&Controller> {
-        None
-    }
 }

@@ -2,8 +2,9 @@
 //!
 //! A [`Uri`] names a namespace, and [`Namespace::open`] opens it on a core. A [`Namespace`] is a
 //! [`block_io::Channel`] of reads, writes, flushes, unmaps and write zeroes over every transport: PCI Express
-//! (VFIO or UIO), vfio-user and TCP. [`Controller`] is the admin interface of a controller with a memory-based
-//! transport, and [`AnyController`] one for every transport. A [`QueuePair`] takes every other [`Command`].
+//! (VFIO or UIO), vfio-user and TCP. [`Controller`] is the admin interface of a controller with a
+//! memory-based transport, and [`AnyController`] one for every transport. [`fabrics`] is what transports of
+//! connections share. A [`QueuePair`] takes every other [`Command`].
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -22,8 +23,8 @@
 //! # }
 //! ```
 //!
-//! The functions in table 1 of "SPDK: A development kit to build high performance storage applications"
-//! (Yang et al., 2017), and their counterparts:
+//! The functions in table 1 of "SPDK: A development kit to build high performance storage applications" (Yang
+//! et al., 2017), and their counterparts:
 //!
 //! | SPDK | this crate |
 //! | --- | --- |
@@ -37,20 +38,24 @@
 //! | raw admin command | [`Controller::admin`] |
 //! | process admin completions | the owner core's reactor polls the admin queue; there is no call |
 //!
-//! A queue pair belongs to the core that created it; using it from two threads does not compile. `docs/NVME.md`
-//! documents errors, counters and memory use.
+//! A queue pair belongs to the core that created it; using it from two threads does not compile.
+//! `docs/NVME.md` documents errors, counters and memory use.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod any_controller;
+mod attached;
 mod command;
 mod controller;
 mod descriptors;
 mod device;
 mod error;
+pub mod fabrics;
+mod handle;
 mod inject;
 mod interrupt;
 mod io_queue;
+mod memory_based;
 mod namespace;
 mod namespace_info;
 mod options;
@@ -70,7 +75,8 @@ mod transport;
 mod uri;
 mod wait;
 
-pub use any_controller::{AnyController, IoQueues, Opening};
+pub use any_controller::AnyController;
+pub use attached::{Answer, AttachedController, IoQueues, Opening};
 pub use command::{Command, CommandCompletion};
 pub use controller::Controller;
 pub use descriptors::SLICES_MAX as DATA_SLICES_MAX;
@@ -86,6 +92,6 @@ pub use qpair::QueuePair;
 pub use queue::opcode_of;
 pub use shared::{AdminData, AdminOutput, NvmeEvent};
 pub use stats::{Costs, QueueStats};
-pub use tcp::{AssociationHandle, TcpAssociation, TcpIoQueue};
+pub use tcp::{TcpAssociation, TcpConnection, TcpIoQueue, TcpRemote};
 pub use uri::{PcieUri, TcpUri, Uri, UriError, VfioUserUri};
 pub use wire_nvme::protection::{self, MetadataFormat, Protection, ProtectionType};

@@ -2,18 +2,21 @@
 
 mod memory_based;
 
+use std::any::Any;
+
 use block_io::{Channel, Completion, Request};
 use dma::Data;
 use reactor::Core;
 
 use crate::controller::Controller;
 use crate::error::{ControllerFailure, NvmeOpenError};
+use crate::fabrics::{FabricsNamespace, ReconnectingNamespace};
 use crate::io_queue::IoQueue;
 use crate::namespace_info::NamespaceInfo;
 use crate::options::Options;
 use crate::qpair::QueuePair;
 use crate::stats::QueueStats;
-use crate::tcp::{ReconnectingNamespace, TcpNamespace};
+use crate::tcp::TcpConnection;
 use crate::uri::Uri;
 use crate::wait::{next_turn, race};
 
@@ -37,7 +40,10 @@ impl Namespace {
     /// namespaces owns the controller, and must run for as long as any namespace is open.
     pub async fn open(core: &Core, uri: &Uri, options: &Options) -> Result<Namespace, NvmeOpenError> {
         if let Uri::Tcp(uri) = uri {
-            return Ok(Namespace::new(TcpNamespace::open(core, uri, options).await?, core));
+            return Ok(Namespace::new(
+                FabricsNamespace::<TcpConnection>::open(core, uri, options).await?,
+                core,
+            ));
         }
         let controller = Controller::attach(core, uri, options).await?;
         Namespace::of(&controller, core, uri.nsid(), options).await
@@ -55,7 +61,8 @@ impl Namespace {
     ) -> Result<Namespace, NvmeOpenError> {
         match uri {
             Uri::Tcp(uri) => {
-                let queue = ReconnectingNamespace::open(core, uri, options, outage_ns_max).await?;
+                let queue =
+                    ReconnectingNamespace::<TcpConnection>::open(core, uri, options, outage_ns_max).await?;
                 Ok(Namespace::new(queue, core))
             }
             _ => Namespace::open(core, uri, options).await,
@@ -72,7 +79,7 @@ impl Namespace {
         Ok(Namespace::new(MemoryNamespace::open(controller, core, nsid, options).await?, core))
     }
 
-    fn new(queue: impl IoQueue + 'static, core: &Core) -> Namespace {
+    fn new(queue: impl IoQueue, core: &Core) -> Namespace {
         Namespace { queue: Box::new(queue), core: core.clone(), unreturned: Vec::new() }
     }
 
@@ -125,12 +132,13 @@ impl Namespace {
 
     /// Properties of the namespace; `None` over TCP.
     pub fn info(&self) -> Option<&NamespaceInfo> {
-        self.queue.info()
+        self.memory_based().map(MemoryNamespace::info)
     }
 
     /// The queue pair, for typed commands and counters; `None` over TCP.
     pub fn queue_pair(&mut self) -> Option<&mut QueuePair> {
-        self.queue.queue_pair()
+        let queue: &mut dyn Any = &mut *self.queue;
+        queue.downcast_mut().map(MemoryNamespace::queue_pair)
     }
 
     /// Counters of the queue pair.
@@ -140,7 +148,12 @@ impl Namespace {
 
     /// The controller; `None` over TCP.
     pub fn controller(&self) -> Option<&Controller> {
-        self.queue.controller()
+        self.memory_based().map(MemoryNamespace::controller)
+    }
+
+    fn memory_based(&self) -> Option<&MemoryNamespace> {
+        let queue: &dyn Any = &*self.queue;
+        queue.downcast_ref()
     }
 }
 

@@ -3,16 +3,15 @@
 use block_io::{Op, Request, Status, Tag};
 use dma::{Buffer, Data};
 use reactor::Core;
-use sockets::CoreNetwork;
 use wire_nvme::Sqe;
 use wire_nvme::sqe::Fuse;
 
 use crate::command::Command;
 use crate::controller::Controller;
 use crate::error::NvmeOpenError;
+use crate::fabrics::{AssociationHandle, FabricsQueue};
 use crate::options::Options;
 use crate::shared::AdminData;
-use crate::tcp::AssociationHandle;
 use crate::wait::race;
 
 /// Result of a passthrough I/O command.
@@ -77,9 +76,10 @@ impl Controller {
     }
 }
 
-impl AssociationHandle {
-    /// [`Controller::execute_io`] over TCP, on a temporary I/O queue of the association, without metadata.
-    pub async fn execute_io<N: CoreNetwork>(
+impl<R> AssociationHandle<R> {
+    /// [`Controller::execute_io`] over fabrics, on a temporary I/O queue of the association, without
+    /// metadata.
+    pub async fn execute_io<Q: FabricsQueue<Remote = R>>(
         &self,
         core: &Core,
         sqe: Sqe,
@@ -91,7 +91,7 @@ impl AssociationHandle {
         request.set_data(take_buffer(core, data)?);
         // Fabrics support SGLs only.
         let sqe = Sqe { flags: Sqe::FLAGS_SGL, ..unfused(sqe)? };
-        let completed = self.execute_one::<N>(core, WHAT, sqe, request, data, deadline_ns).await?;
+        let completed = self.execute_one::<Q>(core, WHAT, sqe, request, data, deadline_ns).await?;
         Ok(PassthroughOutput {
             status: completed.cqe.status,
             result: completed.cqe.result,

@@ -11,9 +11,9 @@ use reactor::{Core, Period};
 use wire_nvme::{cqe, sqe};
 
 use crate::command::{Command, CommandCompletion};
-use crate::controller::ControllerHandle;
 use crate::descriptors::DescriptorBuilder;
 use crate::error::{ControllerFailure, NvmeOpenError};
+use crate::handle::ControllerHandle;
 use crate::inject::CompletionInjection;
 use crate::interrupt::QpairInterrupt;
 use crate::namespace_info::NamespaceLayout;

@@ -1,9 +1,9 @@
 //! Process-wide registry of attached controllers, so that every core shares one attachment.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use crate::controller::{Controller, ControllerHandle};
+use crate::handle::ControllerHandle;
 
 static ATTACHED: Mutex<Option<HashMap<String, AttachState>>> = Mutex::new(None);
 
@@ -17,7 +17,7 @@ enum AttachState {
 /// Result of looking up a controller.
 pub(crate) enum AttachLookup {
     /// The controller is attached.
-    Attached(Controller),
+    Attached(Arc<ControllerHandle>),
     /// The controller is being attached or shut down: retry.
     Busy,
     /// The controller is not attached: the caller attaches it and holds the claim meanwhile.
@@ -36,7 +36,7 @@ pub(crate) fn find(key: &str) -> AttachLookup {
     match attached.get(key) {
         Some(AttachState::Attaching) => AttachLookup::Busy,
         Some(AttachState::Attached(handle)) => match handle.upgrade() {
-            Some(handle) => AttachLookup::Attached(Controller::from_handle(handle)),
+            Some(handle) => AttachLookup::Attached(handle),
             None => AttachLookup::Busy,
         },
         None => {

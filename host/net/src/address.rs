@@ -1,30 +1,44 @@
-//! Addresses of stream sockets.
+//! Addresses of connections and listeners.
 
 use std::fmt;
 use std::net::{AddrParseError, IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
-/// The address of a stream socket.
+/// Where peers connect to: the address of a stream socket, or of another transport.
 ///
-/// Its text form, which [`FromStr`] takes back, is `127.0.0.1:4420`, `[::1]:4420` or `unix:/run/target.sock`.
+/// The text form of a socket's, which [`FromStr`] takes back, is `127.0.0.1:4420`, `[::1]:4420` or
+/// `unix:/run/target.sock`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StreamAddress {
     /// TCP over IPv4 or IPv6.
     Tcp(SocketAddr),
     /// A UNIX socket by the path of its file; empty for an unnamed socket, as a client's usually is.
     Unix(PathBuf),
+    /// What only the network of its transport understands.
+    Other(OtherAddress),
+}
+
+/// An address of a transport that is not a stream socket of the kernel. Two are equal if their texts are: the
+/// transport writes them in one way.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OtherAddress {
+    /// The transport, such as `rdma`.
+    pub transport: &'static str,
+    /// The address, as the transport writes it.
+    pub text: Arc<str>,
 }
 
 /// Prefix of the text form of a UNIX socket's address.
 const UNIX_PREFIX: &str = "unix:";
 
 impl StreamAddress {
-    /// The IP address and port; `None` for a UNIX socket.
+    /// The IP address and port of TCP; `None` for the others.
     pub fn tcp(&self) -> Option<SocketAddr> {
         match self {
             StreamAddress::Tcp(address) => Some(*address),
-            StreamAddress::Unix(_) => None,
+            StreamAddress::Unix(_) | StreamAddress::Other(_) => None,
         }
     }
 }
@@ -61,6 +75,7 @@ impl fmt::Display for StreamAddress {
         match self {
             StreamAddress::Tcp(address) => address.fmt(formatter),
             StreamAddress::Unix(path) => write!(formatter, "{UNIX_PREFIX}{}", path.display()),
+            StreamAddress::Other(OtherAddress { transport, text }) => write!(formatter, "{transport}:{text}"),
         }
     }
 }

@@ -20,8 +20,7 @@ pub enum FlushStatus {
 ///
 /// A protocol is generic over it and borrows one for each call: a [`PlainStream`] is a network and a connection, and
 /// costs nothing. TLS in user space is another implementation, which borrows its session (keys, a partial record,
-/// plaintext that was not read yet) and the stream below it; it lives beside the connection's protocol state. TLS in
-/// the kernel is a `PlainStream` after the handshake.
+/// plaintext that was not read yet), a [`StreamLayer`](crate::StreamLayer), and the stream below it.
 ///
 /// An implementation that keeps bytes of its own must obey two rules. A read that returns fewer bytes than requested
 /// means that no more can be read until the connection is ready again, which includes bytes that arrived earlier; a
@@ -125,5 +124,49 @@ impl<N: Network> ByteStream for PlainStream<'_, N> {
         descriptors: &[BorrowedFd<'_>],
     ) -> TransferResult {
         self.network.send_with_descriptors(self.connection, parts, descriptors)
+    }
+}
+
+impl<S: ByteStream> ByteStream for &mut S {
+    #[inline]
+    fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
+        (**self).receive(parts)
+    }
+
+    #[inline]
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult {
+        (**self).send(parts)
+    }
+
+    #[inline]
+    fn receive_with_descriptors(
+        &mut self,
+        parts: &mut [IoSliceMut<'_>],
+        descriptors: &mut ReceivedDescriptors,
+    ) -> TransferResult {
+        (**self).receive_with_descriptors(parts, descriptors)
+    }
+
+    #[inline]
+    fn send_with_descriptors(
+        &mut self,
+        parts: &[IoSlice<'_>],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> TransferResult {
+        (**self).send_with_descriptors(parts, descriptors)
+    }
+
+    #[inline]
+    fn zero_copy_min_bytes(&self) -> Option<usize> {
+        (**self).zero_copy_min_bytes()
+    }
+
+    fn send_owned(&mut self, parts: Vec<SendPart>, tag: u64) -> Result<(), RejectedSend> {
+        (**self).send_owned(parts, tag)
+    }
+
+    #[inline]
+    fn flush(&mut self) -> FlushStatus {
+        (**self).flush()
     }
 }

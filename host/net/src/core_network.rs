@@ -5,7 +5,7 @@ use std::io;
 use reactor::Core;
 use rustix::net::sockopt;
 
-use crate::{Network, SocketStream, Sockets, StreamAddress, ZERO_COPY_SEND};
+use crate::{Listen, Network, SocketStream, Sockets, StreamAddress, ZERO_COPY_SEND};
 
 /// A [`Network`] that exists on every core: kernel sockets, or a simulation's links.
 ///
@@ -32,6 +32,11 @@ pub trait CoreNetwork: Network + Sized + 'static {
         Ok(())
     }
 }
+
+/// A [`CoreNetwork`] that listens too: for targets and servers.
+pub trait ServerNetwork: CoreNetwork + Listen {}
+
+impl<N: CoreNetwork + Listen> ServerNetwork for N {}
 
 impl CoreNetwork for Sockets {
     /// Busy connections are polled without readiness events if the core spins. [`ZERO_COPY_SEND`] applies.

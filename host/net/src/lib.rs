@@ -1,20 +1,21 @@
 //! Non-blocking stream sockets for a polled core.
 //!
-//! [`Network`] is the interface for protocols: batches of readiness events, then vectored reads and
-//! writes that never block. [`Sockets`] implements it with kernel TCP and UNIX sockets and gets readiness from
-//! the core's event loop (io_uring, or epoll where io_uring is not allowed). [`SimulatedNetwork`] is a
-//! pair of in-memory networks for tests that shortens, delays and breaks streams, reproducibly by seed.
+//! [`Network`] is the interface for protocols: batches of readiness events, then vectored reads and writes
+//! that never block; [`Listen`] is that of servers. [`Sockets`] implements both with kernel TCP and UNIX
+//! sockets and gets readiness from the core's event loop (io_uring, or epoll where io_uring is not allowed).
+//! [`SimulatedNetwork`] is a pair of in-memory networks for tests that shortens, delays and breaks streams,
+//! reproducibly by seed.
 //!
-//! A protocol reads and writes a [`ByteStream`], the place of TLS; [`PlainStream`] is a connection as it is. UNIX sockets
-//! and their simulation carry file descriptors with the bytes. With [`OwnedTransfers`], which not every network has, the
-//! network owns memory until the kernel no longer uses it (zero-copy sends, receives into buffers that the kernel
-//! selects).
+//! A protocol reads and writes a [`ByteStream`]; [`PlainStream`] is a connection as it is, and a
+//! [`StreamLayer`], as TLS, one with a handshake before. UNIX sockets and their simulation carry file
+//! descriptors with the bytes. With [`OwnedTransfers`], which not every network has, the network owns memory
+//! until the kernel no longer uses it (zero-copy sends, receives into buffers that the kernel selects).
 //!
 //! Reads are zero-copy into the payload: the caller passes the rest of the payload's buffer first and a
 //! scratch area after it, and one call fills both. Idle connections use no buffers.
 //!
 //! ```
-//! use sockets::{Network, Sockets};
+//! use sockets::{Listen, Sockets};
 //! let event_loop = os::EventLoop::new(&os::EventLoopConfig::default())?;
 //! let mut sockets = Sockets::new(&event_loop);
 //! let listener = sockets.listen(&"127.0.0.1:0".parse().expect("an address"))?;
@@ -28,6 +29,8 @@ mod address;
 mod byte_stream;
 mod core_network;
 mod descriptors;
+mod layer;
+mod listen;
 mod simulation;
 mod sockets;
 mod stream;
@@ -38,13 +41,15 @@ mod zero_copy;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 
-pub use address::{StreamAddress, parse_ip};
+pub use address::{OtherAddress, StreamAddress, parse_ip};
 pub use byte_stream::{ByteStream, FlushStatus, PlainStream};
-pub use core_network::CoreNetwork;
+pub use core_network::{CoreNetwork, ServerNetwork};
 pub use descriptors::{
     DESCRIPTORS_PER_MESSAGE_MAX, MessageQueue, ReceivedDescriptors, RejectedMessage, Wait,
     receive_with_descriptors, send_with_descriptors,
 };
+pub use layer::{HandshakeStatus, NoLayer, StreamLayer};
+pub use listen::Listen;
 pub use os::{PeerCredentials, RejectedSend, SendPart, SocketCapabilities};
 pub use simulation::{NetworkFaults, SimulatedNetwork, SimulatedStream};
 pub use sockets::{CONNECTIONS_MAX, Sockets};
@@ -119,23 +124,13 @@ impl TransferResult {
     }
 }
 
-/// The listeners and stream connections of one core. No method blocks.
+/// The stream connections of one core. No method blocks. [`Listen`] adds those that peers open.
 ///
 /// The caller repeats [`poll`](Self::poll) and serves the connections that it reports. A `Network` owns its
 /// connections; [`close`](Self::close) releases one.
 pub trait Network {
     /// A connection that belongs to no network, for transfer between cores.
     type Stream: Send;
-
-    /// Starts listening. Port 0 selects a free port; see [`local_address`](Self::local_address). The file of a UNIX
-    /// socket has mode 0600 and is removed when the listener is closed.
-    fn listen(&mut self, address: &StreamAddress) -> io::Result<ListenerId>;
-
-    /// Closes a listener; accepted connections stay open.
-    fn close_listener(&mut self, listener: ListenerId);
-
-    /// The address that a listener is bound to.
-    fn local_address(&self, listener: ListenerId) -> Option<StreamAddress>;
 
     /// The local address of a connection that belongs to no network, if known.
     fn local_address_of(stream: &Self::Stream) -> Option<StreamAddress>;

@@ -11,7 +11,8 @@ use random::WyRand;
 use slots::{Slab, Slot};
 
 use crate::{
-    ConnectionId, ListenerId, Network, NetworkEvent, ReceivedDescriptors, StreamAddress, TransferResult,
+    ConnectionId, Listen, ListenerId, Network, NetworkEvent, ReceivedDescriptors, StreamAddress,
+    TransferResult,
 };
 
 /// Faults of simulated streams, each as a rate in calls per mille.
@@ -202,9 +203,7 @@ fn lock(pipe: &Mutex<Pipe>) -> MutexGuard<'_, Pipe> {
     sync::lock(pipe)
 }
 
-impl Network for SimulatedNetwork {
-    type Stream = SimulatedStream;
-
+impl Listen for SimulatedNetwork {
     fn listen(&mut self, address: &StreamAddress) -> io::Result<ListenerId> {
         self.listeners
             .insert(address.clone())
@@ -219,6 +218,10 @@ impl Network for SimulatedNetwork {
     fn local_address(&self, listener: ListenerId) -> Option<StreamAddress> {
         self.listeners.get(listener.0).cloned()
     }
+}
+
+impl Network for SimulatedNetwork {
+    type Stream = SimulatedStream;
 
     fn local_address_of(_stream: &SimulatedStream) -> Option<StreamAddress> {
         None

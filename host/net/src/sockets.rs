@@ -13,8 +13,8 @@ use self::listeners::{Listeners, RETRY_TAG};
 use self::owned::{ConnectionTransfers, Transfers, ZeroCopySource};
 use crate::descriptors::{self, ReceivedDescriptors, Wait};
 use crate::{
-    ConnectionId, ListenerId, Network, NetworkEvent, OwnedTransfers, RejectedSend, SendPart, SendStats,
-    SentEvent, SocketStream, StreamAddress, TransferResult,
+    ConnectionId, Listen, ListenerId, Network, NetworkEvent, OwnedTransfers, RejectedSend, SendPart,
+    SendStats, SentEvent, SocketStream, StreamAddress, TransferResult,
 };
 
 mod listeners;
@@ -215,13 +215,12 @@ impl Sockets {
     }
 }
 
-impl Network for Sockets {
-    type Stream = SocketStream;
-
+impl Listen for Sockets {
     fn listen(&mut self, address: &StreamAddress) -> io::Result<ListenerId> {
         match address {
             StreamAddress::Tcp(address) => self.listeners.listen_tcp(&self.client, *address),
             StreamAddress::Unix(path) => self.listen_unix(path, UNIX_MODE),
+            StreamAddress::Other(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
@@ -232,6 +231,10 @@ impl Network for Sockets {
     fn local_address(&self, listener: ListenerId) -> Option<StreamAddress> {
         self.listeners.local_address(listener)
     }
+}
+
+impl Network for Sockets {
+    type Stream = SocketStream;
 
     fn local_address_of(stream: &SocketStream) -> Option<StreamAddress> {
         stream.local_address()

@@ -69,13 +69,15 @@ impl AsFd for SocketStream {
 /// [`TransferResult::Blocked`](crate::TransferResult::Blocked); if it fails, so does I/O.
 ///
 /// # Errors
-/// For a UNIX socket every failure is reported here: `ConnectionRefused` without a listener, `WouldBlock` if the
-/// listener's accept queue is full, which a later attempt may not meet.
+/// `Unsupported` for an address of another transport. For a UNIX socket every failure is reported here:
+/// `ConnectionRefused` without a listener, `WouldBlock` if the listener's accept queue is full, which a later
+/// attempt may not meet.
 pub fn connect(address: &StreamAddress) -> io::Result<SocketStream> {
     let socket = open(address)?;
     let connected = match address {
         StreamAddress::Tcp(address) => rustix::net::connect(&socket, address),
         StreamAddress::Unix(path) => rustix::net::connect(&socket, &SocketAddrUnix::new(path.as_path())?),
+        StreamAddress::Other(_) => return Err(io::ErrorKind::Unsupported.into()),
     };
     match connected {
         Ok(()) | Err(Errno::INPROGRESS) => {
@@ -92,6 +94,7 @@ pub(crate) fn open(address: &StreamAddress) -> io::Result<OwnedFd> {
         StreamAddress::Tcp(SocketAddr::V4(_)) => AddressFamily::INET,
         StreamAddress::Tcp(SocketAddr::V6(_)) => AddressFamily::INET6,
         StreamAddress::Unix(_) => AddressFamily::UNIX,
+        StreamAddress::Other(_) => return Err(io::ErrorKind::Unsupported.into()),
     };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use reactor::Core;
 use slots::{Slab, Slot};
-use sockets::{ConnectionId, CoreNetwork, ListenerId, Network, NetworkEvent, StreamAddress, TransferResult};
+use sockets::{
+    ConnectionId, CoreNetwork, Listen, ListenerId, Network, NetworkEvent, StreamAddress, TransferResult,
+};
 
 use super::{Component, ConnectionEvent, CoreId, Fabric, Listening};
 
@@ -75,9 +77,7 @@ impl CoreNetwork for SimulatedLinks {
     }
 }
 
-impl Network for SimulatedLinks {
-    type Stream = LinkStream;
-
+impl Listen for SimulatedLinks {
     fn listen(&mut self, address: &StreamAddress) -> io::Result<ListenerId> {
         let address = address.tcp().ok_or(io::ErrorKind::Unsupported)?;
         if sync::lock(&self.place.fabric).listeners.contains_key(&address) {
@@ -99,6 +99,10 @@ impl Network for SimulatedLinks {
     fn local_address(&self, listener: ListenerId) -> Option<StreamAddress> {
         self.listeners.get(listener.0).copied().map(StreamAddress::Tcp)
     }
+}
+
+impl Network for SimulatedLinks {
+    type Stream = LinkStream;
 
     fn local_address_of(stream: &LinkStream) -> Option<StreamAddress> {
         let fabric = sync::lock(&stream.fabric);

@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
-use sockets::{ConnectionId, CoreNetwork, Network, NetworkEvent, StreamAddress};
+use sockets::{ConnectionId, CoreNetwork, Listen, Network, NetworkEvent, StreamAddress};
 
 use super::*;
 use crate::World;

@@ -6,7 +6,7 @@
 //! sent: a peer that reads nothing loses its connection.
 //!
 //! ```
-//! use sockets::{Network, NetworkFaults, SimulatedNetwork};
+//! use sockets::{Listen, Network, NetworkFaults, SimulatedNetwork};
 //! use store_link::{ClusterKey, Identity, Link, LinkEvent};
 //! use wire_replica::{ClientReply, Frame, ReplicaId};
 //! let (mut network, _) = SimulatedNetwork::pair(1, NetworkFaults::default());

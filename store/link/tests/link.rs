@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use random::WyRand;
-use sockets::{ConnectionId, Network, NetworkEvent, NetworkFaults, SimulatedNetwork};
+use sockets::{ConnectionId, Listen, Network, NetworkEvent, NetworkFaults, SimulatedNetwork};
 use store_link::{ClientKey, ClusterKey, Identity, Link, LinkError, LinkEvent};
 use wire_replica::{ClientReply, EncodedFrame, Frame, Greeting, GreetingKind, KeyName, ReplicaId};
 

@@ -26,7 +26,7 @@ use control::JobHandle;
 use control::json::Value;
 use reactor::{Core, MailboxSender};
 use replica::{ClientReply, GroupConfig, ReplicaMessage, ReplicaSettings};
-use sockets::{CoreNetwork, StreamAddress};
+use sockets::{ServerNetwork, StreamAddress};
 use store_link::Identity;
 
 use crate::disks::class_of;
@@ -182,7 +182,7 @@ impl NodeServer {
     /// # Errors
     /// [`StoreError`]: of the device, [`StoreError::Listen`], [`StoreError::Foreign`] if the device is
     /// another node's, [`StoreError::AnotherProcess`] if another process is the node.
-    pub async fn start<N: CoreNetwork>(
+    pub async fn start<N: ServerNetwork>(
         registry: &Registry,
         cores: &StoreCores<'_>,
         mut config: NodeServerConfig,

@@ -323,6 +323,7 @@ fn canonical_export(module: &NbdModule, params: &mut Create) -> Result<(), RpcEr
             (params.address, params.port) = (Some(address.ip().to_string()), Some(address.port()));
         }
         StreamAddress::Unix(path) => params.path = Some(path.to_string_lossy().into_owned()),
+        StreamAddress::Other(_) => {}
     }
     params.name.get_or_insert_with(|| params.bdev_name.clone());
     params.bdev_name = module.target.bdev_name(&params.bdev_name);
@@ -377,6 +378,7 @@ fn params(config: &ExportConfig) -> Value {
             params["port"] = json!(address.port());
         }
         StreamAddress::Unix(path) => params["path"] = json!(path.to_string_lossy()),
+        StreamAddress::Other(_) => {}
     }
     params
 }

@@ -60,6 +60,8 @@ impl ExportInfo {
                 let path = percent_encode(&path.to_string_lossy()).replace("%2F", "/");
                 format!("nbd+unix:///{name}?socket={path}")
             }
+            // No export has one.
+            StreamAddress::Other(address) => format!("{}:{}/{name}", address.transport, address.text),
         }
     }
 }
@@ -367,6 +369,7 @@ fn check_names(config: &ExportConfig) -> Result<(), NbdTargetError> {
     }
     match &config.address {
         StreamAddress::Unix(path) if *path == PathBuf::new() => invalid("path: it is empty".into()),
+        StreamAddress::Other(address) => invalid(format!("NBD has no transport {}", address.transport)),
         _ => Ok(()),
     }
 }

@@ -9,6 +9,7 @@ mod transports;
 mod visibility;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -20,22 +21,20 @@ use block_io::Op;
 use nvme_controller::reservation::NamespaceReservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
 use reactor::ReactorHandle;
-use sockets::{CoreNetwork, Sockets};
-use target_shell::{Publisher, TargetCores};
+use sockets::{ServerNetwork, Sockets};
+use target_shell::Publisher;
 use wire_nvme::fabrics::Nqn;
 
 use crate::address::ListenAddress;
 use crate::failure::NvmfTargetError;
-use crate::limits::TcpTransportConfig;
 use crate::snapshot::ConfigSnapshot;
-use crate::tcp::TcpProtocol;
-use crate::vfio_user::{VfioUserConfig, VfioUserProtocol};
+use crate::transport::{Transport, TransportKind};
 
 pub use referrals::Referral;
 
 pub use info::{
     PollCounts, PollGroupTotals, QpairInfo, SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo,
-    TargetStats,
+    TargetStats, TransportStats,
 };
 
 /// Name under which the target claims its block devices.
@@ -49,22 +48,24 @@ const CLAIM: &str = "NVMe-oF Target";
 /// undone is answered with [`NvmfTargetError::Pending`]. I/O never takes the lock.
 ///
 /// Calls block, so a reactor's thread must not make them. Order: [`create_transport`](Self::create_transport)
-/// or [`create_vfio_user`](Self::create_vfio_user), subsystems, namespaces and hosts, then listeners;
+/// for each, subsystems, namespaces and hosts, then listeners;
 /// [`shutdown`](Self::shutdown) before the reactors stop. Cheap to clone. `N` is the network of the TCP transport.
-pub struct NvmfTarget<N: CoreNetwork = Sockets>(Arc<TargetInner<N>>);
+pub struct NvmfTarget<N: ServerNetwork = Sockets>(Arc<TargetInner<N>>);
 
-struct TargetInner<N: CoreNetwork> {
+struct TargetInner<N: ServerNetwork> {
     registry: Registry,
     remotes: Vec<ReactorHandle>,
     directory: Arc<ControllerDirectory>,
     publisher: Publisher<ConfigSnapshot>,
-    state: Mutex<TargetState<N>>,
+    state: Mutex<TargetState>,
     subscription: Mutex<Option<bdev::SubscriptionId>>,
+    /// The network of transports that use one.
+    network: PhantomData<fn() -> N>,
 }
 
-struct TargetState<N: CoreNetwork> {
-    transport: Option<TcpTransport<N>>,
-    vfio_user: Option<VfioUserTransport>,
+struct TargetState {
+    /// Those that are created, by their place in [`TRANSPORTS`](crate::transports::TRANSPORTS).
+    transports: BTreeMap<usize, Box<dyn Transport>>,
     subsystems: BTreeMap<Nqn, ConfiguredSubsystem>,
     /// Shared with snapshots and checkpoints, until it changes.
     ports: Arc<Vec<ListenPort>>,
@@ -89,16 +90,6 @@ struct TargetState<N: CoreNetwork> {
     stopping: bool,
 }
 
-struct TcpTransport<N: CoreNetwork> {
-    config: TcpTransportConfig,
-    cores: TargetCores<TcpProtocol, N>,
-}
-
-struct VfioUserTransport {
-    config: VfioUserConfig,
-    cores: TargetCores<VfioUserProtocol>,
-}
-
 /// A subsystem and its configuration.
 #[derive(Clone)]
 struct ConfiguredSubsystem {
@@ -116,6 +107,7 @@ struct ConfiguredSubsystem {
 struct ListenPort {
     portid: u16,
     address: ListenAddress,
+    kind: &'static dyn TransportKind,
 }
 
 /// Options of a new subsystem.
@@ -190,7 +182,7 @@ impl NamespaceConfig {
     }
 }
 
-impl<N: CoreNetwork> Clone for NvmfTarget<N> {
+impl<N: ServerNetwork> Clone for NvmfTarget<N> {
     fn clone(&self) -> Self {
         NvmfTarget(self.0.clone())
     }
@@ -203,7 +195,7 @@ impl NvmfTarget {
     }
 }
 
-impl<N: CoreNetwork> NvmfTarget<N> {
+impl<N: ServerNetwork> NvmfTarget<N> {
     /// As [`new`](NvmfTarget::new), over another network than kernel sockets, such as a simulation's.
     pub fn with_network(registry: Registry, reactors: &[ReactorHandle]) -> NvmfTarget<N> {
         let inner = Arc::new(TargetInner {
@@ -213,6 +205,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             publisher: Publisher::default(),
             state: Mutex::new(TargetState::new()),
             subscription: Mutex::new(None),
+            network: PhantomData,
         });
         let weak: Weak<TargetInner<N>> = Arc::downgrade(&inner);
         let id = inner.registry.subscribe(Box::new(move |event| {
@@ -487,12 +480,12 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         }
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, TargetState<N>>, NvmfTargetError> {
+    fn lock(&self) -> Result<MutexGuard<'_, TargetState>, NvmfTargetError> {
         let state = self.lock_any();
         if state.stopping { Err(NvmfTargetError::Stopping) } else { Ok(state) }
     }
 
-    fn lock_any(&self) -> MutexGuard<'_, TargetState<N>> {
+    fn lock_any(&self) -> MutexGuard<'_, TargetState> {
         sync::lock(&self.0.state)
     }
 }
@@ -506,11 +499,10 @@ impl ConfiguredSubsystem {
     }
 }
 
-impl<N: CoreNetwork> TargetState<N> {
-    fn new() -> TargetState<N> {
+impl TargetState {
+    fn new() -> TargetState {
         TargetState {
-            transport: None,
-            vfio_user: None,
+            transports: BTreeMap::new(),
             subsystems: BTreeMap::new(),
             ports: Arc::default(),
             port_users: HashMap::new(),

@@ -36,7 +36,7 @@ pub enum NvmfTargetError {
     #[error("transport {0} exists")]
     TransportExists(&'static str),
     /// Not a supported transport type.
-    #[error("transport '{0}' is not supported; TCP and VFIOUSER are")]
+    #[error("transport '{0}' is not supported; {names} are", names = crate::transports::names("and"))]
     Transport(String),
     /// Not a valid listening address.
     #[error("'{0}' is not an address to listen on")]

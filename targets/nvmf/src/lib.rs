@@ -1,10 +1,10 @@
 //! The NVMe over Fabrics target, over TCP and vfio-user.
 //!
-//! An [`NvmfTarget`] is the control plane: it configures subsystems, namespaces, listeners and hosts,
-//! and is called from any thread except a reactor's. Each reactor runs one poll group per transport. A
-//! connection stays in one poll group for its lifetime, and so does every I/O on it, from the socket to
-//! the block device and back. Poll groups read the configuration from an immutable snapshot; every
-//! change publishes a new one.
+//! An [`NvmfTarget`] is the control plane: it configures subsystems, namespaces, listeners and hosts, and is
+//! called from any thread except a reactor's. Each reactor runs one poll group per transport. A connection
+//! stays in one poll group for its lifetime, and so does every I/O on it, from the socket to the block device
+//! and back. A transport is a folder, and a line in the list of transports. Poll groups read the
+//! configuration from an immutable snapshot; every change publishes a new one.
 //!
 //! ```
 //! use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
@@ -25,27 +25,31 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod address;
-mod admin;
-mod connection;
 mod control_plane;
 mod failure;
-mod handler;
-mod limits;
-mod link;
-mod queue;
+mod module;
+mod queue_totals;
 mod reservation_watch;
 pub mod rpc;
 mod snapshot;
 mod tcp;
+#[cfg(test)]
+mod test_transport;
+mod transport;
+mod transports;
 mod vfio_user;
 
 pub use address::ListenAddress;
 pub use control_plane::{
     NamespaceConfig, NvmfTarget, PollCounts, PollGroupTotals, QpairInfo, Referral, SubsystemConfig,
-    SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats,
+    SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats, TransportStats,
 };
 pub use failure::NvmfTargetError;
-pub use limits::TcpTransportConfig;
+pub use tcp::TcpTransportConfig;
 #[cfg(any(test, fuzzing))]
 pub use tcp::simulated;
+pub use transport::{
+    AddressText, CoreQueues, Counters, Listening, Transport, TransportConfig, TransportKind,
+    TransportParameters, TransportParts,
+};
 pub use vfio_user::{VfioUserConfig, VfioUserFault};

@@ -1,15 +1,15 @@
 //! The module of the target for the control plane: SPDK's `nvmf_*` methods.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use bdev::rpc::conclude;
-use bdev::{Closing, Registry, Uuid};
+use bdev::{Closing, Uuid};
 use control::json::{Value, json};
 use control::{Method, Module, Parameters, RpcError};
-use reactor::ReactorHandle;
 
-use crate::{NamespaceConfig, NvmfTarget, NvmfTargetError, SubsystemConfig};
+use crate::module::{PENDING, SUBSYSTEM, UNRESPONSIVE};
+use crate::transports::TRANSPORTS;
+use crate::{NamespaceConfig, NvmfTargetError, SubsystemConfig};
 
 mod info;
 mod listeners;
@@ -18,43 +18,9 @@ mod referrals;
 mod transports;
 mod visibility;
 
+pub use crate::module::NvmfModule;
+
 use parameters::{Identifier, TargetName};
-
-/// The NVMe-oF target as a [`Module`].
-pub struct NvmfModule {
-    target: NvmfTarget,
-    /// Most subsystems, the discovery subsystem not counted; 0 is no limit.
-    subsystems_max: AtomicU32,
-}
-
-impl NvmfModule {
-    /// A target without subsystems on `reactors`, for the devices of `registry`.
-    pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<NvmfModule> {
-        Arc::new(NvmfModule {
-            target: NvmfTarget::new(registry, reactors),
-            subsystems_max: AtomicU32::new(0),
-        })
-    }
-
-    /// The target.
-    pub fn target(&self) -> &NvmfTarget {
-        &self.target
-    }
-}
-
-/// Errors of methods that change a subsystem.
-const SUBSYSTEM: &[(i64, &str)] = &[
-    (RpcError::INVALID_PARAMS, "there is no such subsystem, or it does not have what is named"),
-    (RpcError::INTERNAL, "the target is stopping"),
-    UNRESPONSIVE,
-    PENDING,
-];
-/// Errors of every method that needs all reactors.
-const UNRESPONSIVE: (i64, &str) = (RpcError::ETIMEDOUT, "a reactor does not respond; nothing was changed");
-const PENDING: (i64, &str) = (
-    RpcError::EINPROGRESS,
-    "the change is made, but a reactor that does not respond applies it later, or I/O in flight uses a bdev still",
-);
 
 impl Module for NvmfModule {
     const NAME: &'static str = "nvmf";
@@ -70,7 +36,6 @@ impl Module for NvmfModule {
                 .errors(&[(RpcError::EBUSY, "there are more subsystems already")]),
             Method::update("nvmf_create_transport", transports::create_transport)
                 .text("Makes a transport available to listeners.", "true")
-                .canonical(transports::canonical_transport)
                 .errors(&[(RpcError::INTERNAL, "it exists"), UNRESPONSIVE, PENDING]),
             Method::update("nvmf_create_subsystem", create_subsystem)
                 .text("Creates a subsystem.", "true")
@@ -127,14 +92,11 @@ impl Module for NvmfModule {
                 Method::update("nvmf_subsystem_allow_any_host", allow_any_host),
                 "Allows any host to connect, or only those that were added.",
             ),
-            change(
-                Method::update("nvmf_vfio_user_inject", transports::inject),
-                "Injects a fault into the controller of a vfio-user listener. Not an SPDK method.",
-            ),
         ];
         methods.extend(visibility::methods());
         methods.extend(referrals::methods());
         methods.extend(info::methods());
+        methods.extend(TRANSPORTS.iter().flat_map(|kind| kind.methods()));
         methods
     }
 

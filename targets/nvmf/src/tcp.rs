@@ -1,225 +1,178 @@
-//! The NVMe/TCP transport over the target shell: what the connections of a core share.
+//! The NVMe/TCP transport.
+//!
+//! The shell drives the connections ([`protocol`], [`connection`]). Received PDUs go through [`handler`] to
+//! the queue, whose answers [`link`] sends; [`admin`] is Connect and what follows on an admin queue.
 
+mod address;
+mod admin;
+mod connection;
+mod handler;
+mod limits;
+mod link;
+mod parameters;
+mod protocol;
+mod queue;
 #[cfg(any(test, fuzzing))]
 pub mod simulated;
 
-use std::fmt;
-use std::net::SocketAddr;
-use std::rc::Rc;
-use std::sync::Arc;
-
-use nvme_controller::reservation::ReservationNotifier;
-use nvme_controller::{ControllerDirectory, ControllerEvent, NamespaceTable, SubsystemPort};
-use target_shell::{Accepted, Connections, IoContext, Protocol};
-use wire_nvme::fabrics::Nqn;
+use control::json::{Map, Value};
+use control::{DecodeLog, ParameterError};
+use reactor::{Core, ReactorHandle};
+use sockets::ServerNetwork;
+use target_shell::{GroupWaker, ShellError, TargetCores};
 use wire_nvme::log::TransportAddress;
-use wire_nvme::tcp::FatalError;
 
-use crate::connection::{ConnectionState, NvmfConnection};
-use crate::limits::TcpLimits;
-use crate::link::QueueCounters;
-use crate::queue::{ConnectionRole, QueueTotals, TargetIoQueue};
-use crate::reservation_watch::ReservationWatch;
-use crate::snapshot::ConfigSnapshot;
+pub use limits::TcpTransportConfig;
+use protocol::{ConnectionReport, TcpProtocol};
 
-/// What the group lends to a connection.
-pub(crate) type TcpContext<'a> = IoContext<'a, TcpProtocol>;
+use crate::transport::{
+    AddressText, CoreQueues, Counters, Listening, QueueReport, Transport, TransportConfig, TransportKind,
+    TransportParameters, TransportParts,
+};
+use crate::{ListenAddress, NvmfTargetError, TargetStats};
 
-/// The state that the connections of a core share.
-///
-/// The shell drives the connections. This decides who is accepted, applies configurations, and handles what concerns
-/// several connections: reservation changes, and I/O queues whose controller is gone.
-pub(crate) struct TcpProtocol {
-    pub(crate) limits: TcpLimits,
-    pub(crate) directory: Arc<ControllerDirectory>,
-    reservations: ReservationWatch,
-    pub(crate) totals: Rc<QueueTotals>,
-}
+pub(crate) use address::transport_address;
 
-/// Why the target closes a connection, for the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TcpError {
-    /// The host violated the protocol.
-    Violation(FatalError),
-    /// ICReq or Connect did not arrive in time.
-    HandshakeTimeout,
-    /// The keep alive timer of the queue's controller has expired.
-    KeepAliveExpired,
-}
+/// NVMe/TCP, as a type of transport.
+pub(crate) struct Tcp;
 
-impl fmt::Display for TcpError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TcpError::Violation(fatal) => {
-                write!(formatter, "violated the protocol: {:?} at {:#x}", fatal.status, fatal.information)
-            }
-            TcpError::KeepAliveExpired => formatter.write_str("sent no Keep Alive in time"),
-            TcpError::HandshakeTimeout => formatter.write_str("the handshake timed out"),
-        }
+impl TransportKind for Tcp {
+    fn name(&self) -> &'static str {
+        address::NAME
+    }
+
+    fn address_text(&self) -> AddressText {
+        AddressText { traddr: "IP address", trsvcid: Some("TCP port; 0 is any that is free") }
+    }
+
+    fn listening(&self) -> Listening {
+        Listening::Shared
+    }
+
+    fn normalize(&self, address: &ListenAddress) -> Result<ListenAddress, NvmfTargetError> {
+        Ok(ListenAddress::from_socket(address.socket()?))
+    }
+
+    fn discovery_address(&self, address: &ListenAddress) -> Option<TransportAddress> {
+        address.socket().ok().map(transport_address)
+    }
+
+    fn parameters(&self) -> TransportParameters {
+        parameters::declaration()
+    }
+
+    fn decode(
+        &self,
+        object: &mut Map<String, Value>,
+        log: &mut DecodeLog,
+    ) -> Result<Box<dyn TransportConfig>, ParameterError> {
+        Ok(Box::new(parameters::decode(object, log)?))
+    }
+
+    fn counters_text(&self) -> &'static str {
+        " Over TCP, `zerocopy_sends` counts sends of data without a copy, `zerocopy_sends_copied` those that the \
+         kernel copied nevertheless, and `zerocopy_connections_off` the connections that stopped trying for that \
+         reason."
     }
 }
 
-/// A connection as reported to the control plane.
-#[derive(Clone, Debug)]
-pub(crate) struct ConnectionReport {
-    pub(crate) subnqn: Option<Nqn>,
-    pub(crate) cntlid: u16,
-    /// `None` before Connect.
-    pub(crate) qid: Option<u16>,
-    pub(crate) peer: SocketAddr,
-    pub(crate) local: TransportAddress,
-    pub(crate) entries: u32,
-    pub(crate) counters: QueueCounters,
-    /// Commands that have completed.
-    pub(crate) completed: u64,
-}
-
-impl TcpProtocol {
-    pub(crate) fn new(
-        limits: TcpLimits,
-        directory: Arc<ControllerDirectory>,
-        notifier: Option<Arc<ReservationNotifier>>,
-    ) -> TcpProtocol {
-        TcpProtocol {
-            limits,
-            directory,
-            reservations: ReservationWatch::new(notifier),
-            totals: Rc::default(),
-        }
+impl<N: ServerNetwork> TransportConfig<N> for TcpTransportConfig {
+    fn kind(&self) -> &'static dyn TransportKind {
+        &Tcp
     }
 
-    /// Applies a new configuration to an I/O queue.
-    fn apply_to_queue(&self, state: &mut ConnectionState, config: &ConfigSnapshot) {
-        let ConnectionRole::Io(queue) = &mut state.role else { return };
-        let queue: &mut TargetIoQueue = queue;
-        match config.subsystem(&queue.subsystem.nqn) {
-            Some(subsystem) if !Arc::ptr_eq(&subsystem, &queue.subsystem) => {
-                state.queue.set_namespaces(Rc::new(NamespaceTable::for_controller(
-                    &subsystem,
-                    state.port.portid,
-                    &self.limits.controller,
-                    &self.directory,
-                    queue.lease.association(),
-                )));
-                queue.subsystem = subsystem;
-                // The controller makes the same check, possibly on another core and later.
-                let host = queue.lease.association().hostnqn();
-                if !queue.subsystem.listens_on(state.port.portid) || !queue.subsystem.allows(host) {
-                    state.begin_drain();
-                }
-            }
-            Some(_) => {}
-            None => {
-                // Its backend keys may soon be reused for other devices: commands not yet submitted are rejected.
-                state.queue.set_namespaces(Rc::default());
-                state.begin_drain();
-            }
-        }
-    }
-}
-
-/// Applies a new configuration to a controller.
-fn apply_to_controller(state: &mut ConnectionState, config: &ConfigSnapshot, now_ns: u64) {
-    let ConnectionRole::Admin(controller) = &state.role else { return };
-    let current = controller.subsystem().clone();
-    match config.subsystem(&current.nqn) {
-        Some(subsystem) if !Arc::ptr_eq(&subsystem, &current) => {
-            state.controller_event(ControllerEvent::SubsystemChanged(subsystem), now_ns);
-        }
-        Some(_) => {}
-        None => state.controller_event(ControllerEvent::SubsystemRemoved, now_ns),
-    }
-    state.controller_event(ControllerEvent::DiscoveryChanged(config.discovery.clone()), now_ns);
-}
-
-impl Protocol for TcpProtocol {
-    const NAME: &'static str = "nvmf_tcp";
-    const LOG_TARGET: &'static str = "nvmf";
-    type Config = ConfigSnapshot;
-    type Connection = NvmfConnection;
-    type Error = TcpError;
-
-    fn accept(
-        &mut self,
-        accepted: Accepted,
-        _config: &Arc<ConfigSnapshot>,
-        now_ns: u64,
-    ) -> Option<NvmfConnection> {
-        // The target listens on IP addresses only.
-        let (local, peer) = (accepted.local.tcp()?, accepted.peer.tcp()?);
-        let address = crate::address::transport_address(local);
-        let port = SubsystemPort { portid: accepted.portid, address };
-        let deadline_ns = now_ns.saturating_add(self.limits.ic_timeout_ns);
-        Some(NvmfConnection::new(port, peer, accepted.flow, deadline_ns))
+    fn check(&self) -> Result<(), NvmfTargetError> {
+        self.limits().map(drop)
     }
 
-    fn apply(
-        &mut self,
-        config: &Arc<ConfigSnapshot>,
-        connections: &mut Connections<NvmfConnection>,
-        now_ns: u64,
-    ) {
-        connections.update(|_, entry| {
-            if entry.is_closed() {
-                return false;
-            }
-            let state = &mut entry.connection.state;
-            match &state.role {
-                ConnectionRole::Io(_) => self.apply_to_queue(state, config),
-                ConnectionRole::Admin(_) => apply_to_controller(state, config, now_ns),
-                _ => return false,
-            }
-            true
-        });
+    fn to_object(&self) -> Map<String, Value> {
+        parameters::to_object(self)
     }
 
-    #[inline]
-    fn begin_poll(&mut self, connections: &mut Connections<NvmfConnection>, now_ns: u64) -> usize {
-        self.reservations.poll(connections, now_ns)
-    }
-
-    fn deadline_ns(&self) -> u64 {
-        self.reservations.deadline_ns()
-    }
-
-    #[inline]
-    fn after_completions(&mut self, connections: &mut Connections<NvmfConnection>) {
-        self.reservations.release(connections);
-    }
-
-    /// Drains I/O queues whose controller is gone.
-    fn recheck(&mut self, connections: &mut Connections<NvmfConnection>, _now_ns: u64) {
-        connections.update(|_, entry| {
-            let state = &mut entry.connection.state;
-            let is_orphaned = matches!(&state.role, ConnectionRole::Io(queue) if !queue.lease.is_valid());
-            if is_orphaned && !entry.is_closed() {
-                entry.connection.state.begin_drain();
-                return true;
-            }
-            false
-        });
-    }
-}
-
-/// Every open connection of a core.
-pub(crate) fn report(connections: &Connections<NvmfConnection>) -> Vec<ConnectionReport> {
-    let report = |connection: &NvmfConnection| {
-        let state = &connection.state;
-        let association = match &state.role {
-            ConnectionRole::Admin(controller) => Some((controller.association(), 0)),
-            ConnectionRole::Io(queue) => Some((queue.lease.association(), queue.lease.qid())),
-            _ => None,
+    fn start(&self, parts: &TransportParts<'_>) -> Result<Box<dyn Transport>, NvmfTargetError> {
+        let limits = self.limits()?;
+        let group_limits = limits.connections.clone();
+        let directory = parts.directory.clone();
+        let protocol = move |_: &Core, waker: &GroupWaker| {
+            let waker = waker.clone();
+            let notifier = directory.add_notifier(Box::new(move || waker.wake()));
+            TcpProtocol::new(limits.clone(), directory.clone(), Some(notifier))
         };
-        ConnectionReport {
-            subnqn: association.map(|(association, _)| association.subnqn().clone()),
-            cntlid: association.map_or(0xffff, |(association, _)| association.cntlid()),
-            qid: association.map(|(_, qid)| qid),
-            peer: state.peer,
-            local: state.port.address.clone(),
-            entries: state.link.sq_entries,
-            counters: state.link.stats,
-            completed: state.completed_commands(),
+        let cores: TargetCores<TcpProtocol, N> =
+            TargetCores::start(parts.reactors, parts.publisher, group_limits, protocol)?;
+        Ok(Box::new(TcpCores { config: self.clone(), cores }))
+    }
+}
+
+/// The transport with its groups on all cores.
+struct TcpCores<N: ServerNetwork> {
+    config: TcpTransportConfig,
+    cores: TargetCores<TcpProtocol, N>,
+}
+
+impl<N: ServerNetwork> Transport for TcpCores<N> {
+    fn options(&self) -> Map<String, Value> {
+        parameters::to_object(&self.config)
+    }
+
+    fn listen(&self, address: &ListenAddress, portid: u16) -> Result<ListenAddress, NvmfTargetError> {
+        let socket = address.socket()?;
+        let bound = self.cores.listen(&socket.into(), portid)?.tcp().unwrap_or(socket);
+        Ok(ListenAddress::from_socket(bound))
+    }
+
+    fn stop_listening(&self, portid: u16) -> Result<(), ShellError> {
+        self.cores.unlisten(Some(portid))
+    }
+
+    /// Each port is free when this returns. Without it, the kernel releases what io_uring holds of an exited
+    /// process only some time later.
+    fn shutdown(&self) -> Result<(), ShellError> {
+        self.cores.unlisten(None)
+    }
+
+    fn queues(&self) -> Result<Vec<CoreQueues>, ShellError> {
+        let reports = self
+            .cores
+            .query(|protocol, connections| (protocol.totals.snapshot(), protocol::report(connections)))?;
+        let queues = |(totals, reports): (_, Vec<ConnectionReport>)| CoreQueues {
+            totals,
+            open: reports.into_iter().map(QueueReport::from).collect(),
+        };
+        Ok(reports.into_iter().map(queues).collect())
+    }
+
+    fn counters(
+        &self,
+        _reactors: &[ReactorHandle],
+        stats: &mut TargetStats,
+    ) -> Result<Vec<Counters>, ShellError> {
+        stats.tcp_sends = self.cores.send_stats()?;
+        let counters = stats.tcp_sends.iter().map(|sends| {
+            vec![
+                ("zerocopy_sends", sends.zero_copied),
+                ("zerocopy_sends_copied", sends.copied),
+                ("zerocopy_connections_off", sends.turned_off),
+            ]
+        });
+        Ok(counters.collect())
+    }
+}
+
+impl From<ConnectionReport> for QueueReport {
+    fn from(report: ConnectionReport) -> QueueReport {
+        let peer = ListenAddress::from_socket(report.peer);
+        let TransportAddress { traddr, trsvcid, .. } = report.local;
+        QueueReport {
+            subnqn: report.subnqn,
+            cntlid: report.cntlid,
+            qid: report.qid,
+            local: ListenAddress { traddr, trsvcid, ..peer.clone() },
+            peer,
+            entries: report.entries,
+            commands: report.counters.commands,
+            errors: report.counters.errors,
+            completed: report.completed,
         }
-    };
-    connections.open().map(report).collect()
+    }
 }

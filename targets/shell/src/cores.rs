@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use reactor::{Core, ReactorHandle};
-use sockets::{CoreNetwork, Network, SendStats, Sockets, StreamAddress};
+use sockets::{Network, SendStats, ServerNetwork, Sockets, StreamAddress};
 
 use crate::admissions::{Admissions, ConnectionLimits, PeerConnections};
 use crate::connections::Connections;
@@ -44,24 +44,24 @@ impl<P: Protocol, S: Send> GroupMail for GroupMessage<P, S> {
 /// The first core owns the listeners; a connection goes to the core with the fewest, and stays there. Calls block for
 /// up to [`CORE_TIMEOUT`](crate::CORE_TIMEOUT), so a reactor's thread must not make them. The groups end with their reactors: each drains its
 /// connections first. Configuration goes through the [`Publisher`] that the target was started with. Cheap to clone.
-pub struct TargetCores<P: Protocol, N: CoreNetwork = Sockets> {
+pub struct TargetCores<P: Protocol, N: ServerNetwork = Sockets> {
     mailboxes: CoreMailboxes<GroupMessage<P, <N as Network>::Stream>>,
     admissions: Arc<Admissions>,
 }
 
-impl<P: Protocol, N: CoreNetwork> Clone for TargetCores<P, N> {
+impl<P: Protocol, N: ServerNetwork> Clone for TargetCores<P, N> {
     fn clone(&self) -> Self {
         TargetCores { mailboxes: self.mailboxes.clone(), admissions: self.admissions.clone() }
     }
 }
 
-impl<P: Protocol, N: CoreNetwork> fmt::Debug for TargetCores<P, N> {
+impl<P: Protocol, N: ServerNetwork> fmt::Debug for TargetCores<P, N> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_tuple("TargetCores").field(&P::NAME).finish()
     }
 }
 
-impl<P: Protocol, N: CoreNetwork> TargetCores<P, N> {
+impl<P: Protocol, N: ServerNetwork> TargetCores<P, N> {
     /// Starts a group on every reactor; `protocol` makes the state of each, on its core. Waits for the reactors.
     ///
     /// # Errors

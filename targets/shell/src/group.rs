@@ -17,7 +17,7 @@ use block_io::Payload;
 use dma::{Data, Pool};
 use reactor::{Core, Shutdown};
 use slots::Slot;
-use sockets::{ListenerId, Network, NetworkEvent, SentEvent, StreamAddress};
+use sockets::{Listen, ListenerId, Network, NetworkEvent, SentEvent, StreamAddress};
 
 use active::{CoreGroups, LastActive};
 pub(crate) use admission::GroupShared;
@@ -117,7 +117,7 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     stopping: bool,
 }
 
-impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
+impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
     pub(crate) fn new(
         core: &Core,
         network: N,
@@ -521,7 +521,7 @@ fn discard(completions: &mut Drain<'_, bdev::Completion>, count: usize) {
     }
 }
 
-impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
+impl<P: Protocol, N: Listen> PollGroup for ConnectionGroup<P, N> {
     const NAME: &'static str = P::NAME;
 
     fn poll(&mut self, core: &Core, now_ns: u64) -> usize {

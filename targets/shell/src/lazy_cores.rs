@@ -1,6 +1,6 @@
 //! The cores of a target that start with its first listener.
 
-use sockets::{CoreNetwork, Sockets};
+use sockets::{ServerNetwork, Sockets};
 
 use crate::admissions::{ConnectionLimits, PeerConnections};
 use crate::cores::TargetCores;
@@ -12,12 +12,12 @@ use crate::protocol::Protocol;
 /// It also has the limits on connections, which may be set before there are cores, and those of
 /// [`TargetCores`] that are about nothing until then.
 #[derive(Debug)]
-pub struct LazyCores<P: Protocol, N: CoreNetwork = Sockets> {
+pub struct LazyCores<P: Protocol, N: ServerNetwork = Sockets> {
     cores: Option<TargetCores<P, N>>,
     limits: ConnectionLimits,
 }
 
-impl<P: Protocol, N: CoreNetwork> LazyCores<P, N> {
+impl<P: Protocol, N: ServerNetwork> LazyCores<P, N> {
     /// No cores yet; those that start have these limits.
     pub fn new(limits: ConnectionLimits) -> LazyCores<P, N> {
         LazyCores { cores: None, limits }

@@ -87,11 +87,14 @@ pub trait Protocol: Sized + 'static {
 
 /// A connection of a [`Protocol`], sans-IO but for the byte stream that it is lent.
 ///
-/// [`receive`](Self::receive) and [`flush`](Self::flush) are required. The others have defaults for a protocol without
-/// device requests, timers or waiting; each is a few instructions at most and is called after the connection had work.
+/// A protocol over a byte stream implements [`receive`](Self::receive) and [`flush`](Self::flush). One
+/// without, as a connection that was attached by [`Connections::attach`], works in [`poll`](Self::poll) and
+/// [`resume`](Self::resume), and its events arrive in [`Protocol::begin_poll`]. The other functions have
+/// defaults for a protocol without device requests, timers or waiting; each is a few instructions at most and
+/// is called after the connection had work.
 pub trait ProtocolConnection<P: Protocol>: 'static {
     /// Reads what has arrived, until the stream is blocked or for as long as is fair to others. `scratch` is the core's,
-    /// and its content is lost afterwards.
+    /// and its content is lost afterwards. By default, for a connection without a stream, nothing.
     ///
     /// # Errors
     /// The connection is closed for this reason; what [`flush`](Self::flush) can send at once is sent first.
@@ -100,7 +103,10 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         stream: &mut S,
         scratch: &mut [u8],
         context: &mut IoContext<'_, P>,
-    ) -> Result<MoreToRead, CloseReason<P::Error>>;
+    ) -> Result<MoreToRead, CloseReason<P::Error>> {
+        let _ = (stream, scratch, context);
+        Ok(MoreToRead::Unchanged)
+    }
 
     /// Continues what [`wants_resume`](Self::wants_resume) or [`is_waiting`](Self::is_waiting) announced.
     ///
@@ -128,11 +134,14 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
     }
 
     /// Sends what is queued, as far as the stream takes it. A ready stream leads to [`receive`](Self::receive) and
-    /// then to this.
+    /// then to this. By default, for a connection without a stream, nothing.
     ///
     /// # Errors
     /// The connection is closed for this reason.
-    fn flush<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), CloseReason<P::Error>>;
+    fn flush<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), CloseReason<P::Error>> {
+        let _ = stream;
+        Ok(())
+    }
 
     /// A send that [`flush`](Self::flush) made by [`ByteStream::send_owned`] has ended. The connection is flushed in the
     /// same poll. By default nothing happens: for protocols that make no such sends.

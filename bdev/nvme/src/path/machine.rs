@@ -3,10 +3,20 @@
 //! Sans-IO: an input and the time go in, actions and a deadline come out. Every transport uses it, and so do discovery
 //! services.
 
-use crate::initiator::ControllerOperation;
 use crate::multipath::IoWait;
 use crate::path::{OperationError, PathStatus};
 use crate::reconnect::{Reconnect, ReconnectAction, ReconnectPolicy};
+
+/// An operation on a controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ControllerOperation {
+    /// Reset it: over TCP, reconnect.
+    Reset,
+    /// Disconnect it, and keep it configured.
+    Disable,
+    /// Connect it after a disable.
+    Enable,
+}
 
 /// Delay before attempts start again after a loss timeout, for [`OnLossTimeout::Restart`].
 const RESTART_NS: u64 = 1_000_000_000;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use block_io::Status;
 use nvme::{AdminData, AdminError, AdminOutput, AnyController};
 use reactor::Core;
-use sockets::CoreNetwork;
 use uuid::Uuid;
 use wire_nvme::Sqe;
 use wire_nvme::admin::{GetLogPage, Identify};
@@ -17,7 +16,7 @@ use wire_nvme::identify::{
 use wire_nvme::log::{AnaLog, AnaState, LogId};
 
 use super::{AdminReply, ControllerPath};
-use crate::namespace::{AtomicUnit, NamespaceIds, ScannedNamespace};
+use crate::scanned::{AtomicUnit, NamespaceIds, ScannedNamespace};
 
 /// Maximum number of namespaces of one controller.
 const NAMESPACES_MAX: usize = 4096;
@@ -77,15 +76,15 @@ impl ChangedNamespaces {
 }
 
 /// Executes the admin commands of a path, with error injections applied.
-pub(super) struct AdminExecutor<'a, N: CoreNetwork> {
-    pub(super) controller: &'a mut AnyController<N>,
-    pub(super) path: &'a ControllerPath,
-    pub(super) core: &'a Core,
+pub(crate) struct AdminExecutor<'a> {
+    pub(crate) controller: &'a mut AnyController,
+    pub(crate) path: &'a ControllerPath,
+    pub(crate) core: &'a Core,
 }
 
-impl<N: CoreNetwork> AdminExecutor<'_, N> {
+impl AdminExecutor<'_> {
     /// Executes an admin command and returns its result and data.
-    pub(super) async fn execute(&mut self, sqe: Sqe, data: AdminData) -> AdminReply {
+    pub(crate) async fn execute(&mut self, sqe: Sqe, data: AdminData) -> AdminReply {
         let length = if let AdminData::In(length) = data { length } else { 0 };
         if let Some(injected) = self.path.take_admin_injection(sqe.opcode, false) {
             self.path.unless_stopped(self.core.sleep_ns(injected.delay_ns)).await;
@@ -109,7 +108,7 @@ impl<N: CoreNetwork> AdminExecutor<'_, N> {
 
     /// The active namespaces whose format is supported. Those that are `known` and not listed in `changed`
     /// are not identified again.
-    pub(super) async fn namespaces(
+    pub(crate) async fn namespaces(
         &mut self,
         controller: &IdentifyController,
         known: &BTreeSet<u32>,
@@ -203,7 +202,7 @@ impl<N: CoreNetwork> AdminExecutor<'_, N> {
     }
 
     /// Reads the ANA log page; `None` if the controller does not report ANA.
-    pub(super) async fn ana(&mut self, controller: &IdentifyController) -> Result<AnaGroups, AdminError> {
+    pub(crate) async fn ana(&mut self, controller: &IdentifyController) -> Result<AnaGroups, AdminError> {
         if controller.cmic & identify::cmic::ANA == 0 {
             return Ok(None);
         }
@@ -223,7 +222,7 @@ impl<N: CoreNetwork> AdminExecutor<'_, N> {
     }
 
     /// Reads the Changed Namespace List, which re-enables its asynchronous event.
-    pub(super) async fn changed_namespaces(&mut self) -> Result<ChangedNamespaces, AdminError> {
+    pub(crate) async fn changed_namespaces(&mut self) -> Result<ChangedNamespaces, AdminError> {
         let lid = LogId::ChangedNamespaces.to_wire();
         let view = GetLogPage { lid, length_bytes: identify::SIZE as u64, ..GetLogPage::default() };
         match self.read(view.to_sqe(wire_nvme::NSID_ALL), identify::SIZE).await {
@@ -234,7 +233,7 @@ impl<N: CoreNetwork> AdminExecutor<'_, N> {
     }
 
     /// Reads a log page, which re-enables its asynchronous event.
-    pub(super) async fn acknowledge(&mut self, lid: u8, length: u64) -> Result<(), AdminError> {
+    pub(crate) async fn acknowledge(&mut self, lid: u8, length: u64) -> Result<(), AdminError> {
         let view = GetLogPage { lid, length_bytes: length, ..GetLogPage::default() };
         match self.read(view.to_sqe(wire_nvme::NSID_ALL), length as usize).await {
             // If the page cannot be read, the event stays masked, which is harmless.
@@ -258,7 +257,7 @@ pub(crate) fn ana_state_of(groups: Option<&[(u32, AnaState)]>, anagrpid: u32) ->
 }
 
 /// Whether the status means that the controller does not support the command.
-pub(super) fn is_unsupported(status: Status) -> bool {
+pub(crate) fn is_unsupported(status: Status) -> bool {
     status.same_code(Status::INVALID_OPCODE) || status.same_code(Status::INVALID_FIELD)
 }
 

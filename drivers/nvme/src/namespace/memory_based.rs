@@ -43,6 +43,20 @@ impl MemoryNamespace {
         })
     }
 
+    /// Properties of the namespace.
+    pub(super) fn info(&self) -> &NamespaceInfo {
+        &self.info
+    }
+
+    /// The queue pair, for typed commands and counters.
+    pub(super) fn queue_pair(&mut self) -> &mut QueuePair {
+        &mut self.pair
+    }
+
+    pub(super) fn controller(&self) -> &Controller {
+        &self.controller
+    }
+
     /// Applies a change of the namespace. Its capacity may change; a new block size makes it unavailable, because
     /// addresses that the user has computed are no longer valid, and so do other identifiers: the data is not
     /// the user's.
@@ -84,18 +98,6 @@ impl IoQueue for MemoryNamespace {
 
     fn failure(&self) -> Option<ControllerFailure> {
         self.pair.failure()
-    }
-
-    fn info(&self) -> Option<&NamespaceInfo> {
-        Some(&self.info)
-    }
-
-    fn queue_pair(&mut self) -> Option<&mut QueuePair> {
-        Some(&mut self.pair)
-    }
-
-    fn controller(&self) -> Option<&Controller> {
-        Some(&self.controller)
     }
 }
 

@@ -17,7 +17,6 @@ use wire_nvme::registers::{
 use wire_nvme::{Sqe, cqe, sqe};
 
 use super::{ADMIN_DEPTH, ADMIN_ENTRIES, ControllerOwner, OWNER_REQUESTS_MAX, OwnerPoller};
-use crate::controller::Controller;
 use crate::descriptors::DescriptorBuilder;
 use crate::device::{DeviceError, DoorbellRegion, NvmeDevice};
 use crate::error::{AdminError, ControllerFailure, NvmeOpenError};
@@ -38,14 +37,14 @@ pub(crate) async fn attach(
     core: &Core,
     device: Box<dyn NvmeDevice>,
     options: &Options,
-) -> Result<Controller, NvmeOpenError> {
+) -> Result<Arc<SharedController>, NvmeOpenError> {
     let (sender, requests) = core.mailbox(OWNER_REQUESTS_MAX);
     let shared = SharedController::new(device, options.clone(), sender);
     let name = shared.device().name();
     let owner = ControllerOwner::new(core, &shared, requests);
     core.add_poller(Box::new(OwnerPoller { owner: owner.clone(), name: name.clone() }), Period::EveryTurn);
     match owner.bring_up(&name).await {
-        Ok(()) => Ok(Controller::new(shared)),
+        Ok(()) => Ok(shared),
         Err(error) => {
             shared.set_failure(shared.failure().unwrap_or(ControllerFailure::Detached));
             owner.force_stop();

@@ -7,7 +7,7 @@ use os::clock::Clock;
 use reactor::{Core, PollResult, Poller, Shutdown};
 
 use super::STATE_CHECK_NS;
-use crate::controller::ControllerHandle;
+use crate::handle::ControllerHandle;
 use crate::interrupt::QpairInterrupt;
 use crate::queue::MemoryQueue;
 use crate::shared::{OwnerRequest, QpairRecord, QpairState, RunState};

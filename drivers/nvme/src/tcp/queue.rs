@@ -23,35 +23,11 @@ use wire_nvme::tcp::{
 use wire_nvme::{Cqe, DataPointer, Sqe};
 
 use crate::error::ControllerFailure;
-use crate::shared::AdminData;
+use crate::fabrics::{CommandData, FabricsCompletion};
 
 /// Most commands on a queue: 10 bits of slot index.
 pub(crate) const DEPTH_MAX: u32 = 1024;
 const INDEX_BITS: u32 = DEPTH_MAX.ilog2();
-
-/// A request with the completion of its command.
-pub(crate) struct TcpCompletion {
-    pub(crate) request: Request<Data>,
-    pub(crate) cqe: Cqe,
-}
-
-/// Data transfer of a command: direction and length in bytes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum TcpCommandData {
-    None,
-    In(u32),
-    Out(u32),
-}
-
-impl TcpCommandData {
-    pub(crate) fn of(data: &AdminData) -> TcpCommandData {
-        match data {
-            AdminData::None => TcpCommandData::None,
-            AdminData::In(length) => TcpCommandData::In(*length as u32),
-            AdminData::Out(bytes) => TcpCommandData::Out(bytes.len() as u32),
-        }
-    }
-}
 
 /// A queue pair over one TCP connection: protocol state without the socket, which callers pass as a [`Network`].
 ///
@@ -72,7 +48,7 @@ pub(crate) struct TcpQueue {
 struct QueueProtocol {
     table: InFlightTable,
     sender: PduSender,
-    completions: Vec<TcpCompletion>,
+    completions: Vec<FabricsCompletion>,
     state: HandshakeState,
     /// PDU framing per direction, as negotiated by ICReq and ICResp.
     outgoing: Framing,
@@ -102,7 +78,7 @@ struct InFlightTable(Slab<InFlightCommand>);
 
 struct InFlightCommand {
     request: Request<Data>,
-    data: TcpCommandData,
+    data: CommandData,
     /// Bytes received of a read, or requested by R2T of a write.
     transferred: u32,
     /// Data segments still queued for sending, which refer to the buffer.
@@ -233,7 +209,7 @@ impl TcpQueue {
         &mut self,
         mut sqe: Sqe,
         request: Request<Data>,
-        data: TcpCommandData,
+        data: CommandData,
         inline_data: &[u8],
     ) {
         let protocol = &mut self.protocol;
@@ -252,15 +228,13 @@ impl TcpQueue {
         sqe.cid = cid_of(slot);
         let mut in_capsule = inline_data.len() as u32;
         match data {
-            TcpCommandData::Out(length) if length <= self.in_capsule_max => {
+            CommandData::Out(length) if length <= self.in_capsule_max => {
                 in_capsule = length;
                 sqe.data = DataPointer::capsule(0, length);
             }
-            TcpCommandData::In(length) | TcpCommandData::Out(length) => {
-                sqe.data = DataPointer::transport(length)
-            }
-            TcpCommandData::None if in_capsule > 0 => sqe.data = DataPointer::capsule(0, in_capsule),
-            TcpCommandData::None => sqe.data = DataPointer::transport(0),
+            CommandData::In(length) | CommandData::Out(length) => sqe.data = DataPointer::transport(length),
+            CommandData::None if in_capsule > 0 => sqe.data = DataPointer::capsule(0, in_capsule),
+            CommandData::None => sqe.data = DataPointer::transport(0),
         }
         let mut header = [0; wire_nvme::tcp::CAPSULE_CMD_SIZE];
         let layout = CapsuleCmd { sqe, data_length: in_capsule }.encode(&protocol.outgoing, &mut header);
@@ -346,7 +320,7 @@ impl TcpQueue {
 
     /// Completed requests, for the caller to drain.
     #[inline]
-    pub(crate) fn completions(&mut self) -> &mut Vec<TcpCompletion> {
+    pub(crate) fn completions(&mut self) -> &mut Vec<FabricsCompletion> {
         &mut self.protocol.completions
     }
 
@@ -377,7 +351,7 @@ impl TcpQueue {
             } else if let Some(entry) = table.0.remove(slot) {
                 // The kernel has no reference to the buffer: the socket has copied what was sent.
                 *early_responses -= u32::from(entry.response.is_some());
-                completions.push(TcpCompletion { request: entry.request, cqe });
+                completions.push(FabricsCompletion { request: entry.request, cqe });
             }
         }
     }
@@ -427,7 +401,7 @@ impl QueueProtocol {
     fn on_r2t(&mut self, r2t: &R2t) -> Result<(), FatalError> {
         let slot = self.table.find(r2t.cccid).ok_or(FatalError::field(8))?;
         let entry = self.table.0.get_mut(slot).ok_or(FatalError::field(8))?;
-        let TcpCommandData::Out(total) = entry.data else {
+        let CommandData::Out(total) = entry.data else {
             return Err(FatalError::from_status(FatalStatus::SequenceError));
         };
         let end = r2t.offset.checked_add(r2t.length).filter(|end| *end <= total && r2t.length > 0);
@@ -455,7 +429,7 @@ impl QueueProtocol {
     fn on_c2h_data(&mut self, pdu: &C2hData, layout: &PduLayout) -> Result<DataPlacement, FatalError> {
         let slot = self.table.find(pdu.cccid).ok_or(FatalError::field(8))?;
         let entry = self.table.0.get_mut(slot).ok_or(FatalError::field(8))?;
-        let TcpCommandData::In(total) = entry.data else {
+        let CommandData::In(total) = entry.data else {
             return Err(FatalError::from_status(FatalStatus::SequenceError));
         };
         if pdu.length != layout.data_length {
@@ -479,7 +453,7 @@ impl QueueProtocol {
             }
             return;
         }
-        let short = matches!(entry.data, TcpCommandData::In(total) if entry.transferred < total);
+        let short = matches!(entry.data, CommandData::In(total) if entry.transferred < total);
         let status = match cqe.status {
             status if !status.is_success() => status,
             _ if entry.corrupt => Status::TRANSIENT_TRANSPORT_ERROR,
@@ -487,7 +461,7 @@ impl QueueProtocol {
             status => status,
         };
         if let Some(entry) = self.table.0.remove(slot) {
-            self.completions.push(TcpCompletion { request: entry.request, cqe: Cqe { status, ..cqe } });
+            self.completions.push(FabricsCompletion { request: entry.request, cqe: Cqe { status, ..cqe } });
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 
-use sockets::{ListenerId, NetworkFaults, SimulatedNetwork, SimulatedStream, TransferResult};
+use sockets::{Listen, NetworkFaults, SimulatedNetwork, SimulatedStream, TransferResult};
 use store_link::ClusterKey;
 use wire_replica::ClientReply;
 
@@ -20,18 +20,6 @@ struct CountedNetwork {
 
 impl Network for CountedNetwork {
     type Stream = SimulatedStream;
-
-    fn listen(&mut self, address: &StreamAddress) -> io::Result<ListenerId> {
-        self.network.listen(address)
-    }
-
-    fn close_listener(&mut self, listener: ListenerId) {
-        self.network.close_listener(listener);
-    }
-
-    fn local_address(&self, listener: ListenerId) -> Option<StreamAddress> {
-        self.network.local_address(listener)
-    }
 
     fn local_address_of(stream: &SimulatedStream) -> Option<StreamAddress> {
         SimulatedNetwork::local_address_of(stream)

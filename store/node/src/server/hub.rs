@@ -8,7 +8,7 @@ use foldhash::HashMap;
 use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown};
 use replica::{ClientReply, MessageBody, ReplicaId, ReplicaMessage};
 use slots::{Slab, Slot};
-use sockets::{ConnectionId, CoreNetwork, ListenerId, Network, NetworkEvent, StreamAddress};
+use sockets::{ConnectionId, ListenerId, Network, NetworkEvent, ServerNetwork, StreamAddress};
 use store_link::{Identity, Link, LinkError, LinkEvent};
 use wire_replica::{Frame, KeyName};
 
@@ -149,7 +149,7 @@ pub(super) struct Hub<N: Network> {
     now_ns: u64,
 }
 
-impl<N: CoreNetwork> Hub<N> {
+impl<N: ServerNetwork> Hub<N> {
     /// Listens on this core.
     pub(super) fn start(
         core: &Core,
@@ -455,7 +455,7 @@ impl<N: CoreNetwork> Hub<N> {
     }
 }
 
-impl<N: CoreNetwork> Poller for Hub<N> {
+impl<N: ServerNetwork> Poller for Hub<N> {
     fn name(&self) -> &str {
         "store connections"
     }
@@ -515,7 +515,7 @@ impl<N: CoreNetwork> Poller for Hub<N> {
 #[cfg(test)]
 mod tests {
     use replica::{ClientRequest, GroupConfig};
-    use sockets::Sockets;
+    use sockets::{CoreNetwork, Sockets};
     use store_link::ClusterKey;
 
     use super::*;

@@ -1,12 +1,12 @@
 //! Asymmetric Namespace Access (ANA): the state of each ANA group at each listener.
 
-use sockets::CoreNetwork;
+use sockets::ServerNetwork;
 use wire_nvme::log::AnaState;
 
 use super::{NvmfTarget, no_subsystem, parse_nqn};
 use crate::{ListenAddress, NvmfTargetError};
 
-impl<N: CoreNetwork> NvmfTarget<N> {
+impl<N: ServerNetwork> NvmfTarget<N> {
     /// Sets the ANA state of one group (or of all groups) at a listener. Hosts get an ANA Change event.
     ///
     /// The subsystem must report ANA. `Change` is set like every other state and stays until the next call.

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use nvme_controller::{AllowedHosts, DiscoveryLog, DiscoveryRecord, Subsystem, SubsystemListener};
-use sockets::CoreNetwork;
+use sockets::ServerNetwork;
 use target_shell::{CORE_TIMEOUT, NotApplied};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::SubsystemType;
 
 use super::{ConfiguredSubsystem, ListenPort, NvmfTarget, Referral, TargetState};
 use crate::NvmfTargetError;
-use crate::address::transport_address;
 use crate::snapshot::{ConfigSnapshot, SubsystemMap};
 
 /// What a change of a subsystem alters, as it was before.
@@ -23,14 +22,10 @@ pub(super) struct Checkpoint {
     referrals: Arc<Vec<Referral>>,
 }
 
-impl<N: CoreNetwork> NvmfTarget<N> {
+impl<N: ServerNetwork> NvmfTarget<N> {
     /// Publishes the changed configuration and waits until every core has applied it. Otherwise the configuration
     /// is as it was at the checkpoint again, on the cores too.
-    pub(super) fn commit(
-        &self,
-        state: &mut TargetState<N>,
-        before: Checkpoint,
-    ) -> Result<(), NvmfTargetError> {
+    pub(super) fn commit(&self, state: &mut TargetState, before: Checkpoint) -> Result<(), NvmfTargetError> {
         let nqn = before.nqn.clone();
         let config = state.snapshot(&nqn);
         let published = self.0.publisher.change_with(config, CORE_TIMEOUT, || {
@@ -50,7 +45,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
     /// A core has not applied it in time, and does when it runs again.
     pub(super) fn commit_always(
         &self,
-        state: &mut TargetState<N>,
+        state: &mut TargetState,
         changed: &Nqn,
     ) -> Result<(), NvmfTargetError> {
         let generation = self.0.publisher.publish(state.snapshot(changed));
@@ -70,7 +65,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
     }
 
     /// Assigns a key to a block device.
-    pub(super) fn allocate_backend(&self, state: &mut TargetState<N>) -> u32 {
+    pub(super) fn allocate_backend(&self, state: &mut TargetState) -> u32 {
         let applied = self.0.publisher.applied_by_all();
         let free = state.retired_backends.iter().position(|(generation, _)| *generation <= applied);
         if let Some(index) = free {
@@ -82,12 +77,12 @@ impl<N: CoreNetwork> NvmfTarget<N> {
 
     /// Returns the key of a block device that the latest snapshot does not contain. It is assigned again when every
     /// core has applied that snapshot: until then one may have a channel to the device.
-    pub(super) fn retire_backend(&self, state: &mut TargetState<N>, backend: u32) {
+    pub(super) fn retire_backend(&self, state: &mut TargetState, backend: u32) {
         state.retired_backends.push((self.0.publisher.generation(), backend));
     }
 }
 
-impl<N: CoreNetwork> TargetState<N> {
+impl TargetState {
     /// The state to return to if a change of a subsystem fails.
     pub(super) fn checkpoint(&self, nqn: &Nqn) -> Checkpoint {
         let subsystem = self.subsystems.get(nqn).cloned();
@@ -154,8 +149,8 @@ impl<N: CoreNetwork> TargetState<N> {
     }
 }
 
-/// The discovery log: one record for each TCP listener of each subsystem, and of the discovery service itself; then
-/// the referrals.
+/// The discovery log: one record for each listener of each subsystem that hosts find by discovery, and of the
+/// discovery service itself; then the referrals.
 fn discovery_records(
     ports: &[ListenPort],
     subsystems: &SubsystemMap,
@@ -176,8 +171,7 @@ fn discovery_records(
         ports.iter().map(|port| (Nqn::discovery(), SubsystemType::CurrentDiscovery, port, AllowedHosts::Any));
     let mut records = Vec::new();
     for (subnqn, subtype, port, hosts) in service.chain(nvm) {
-        let Ok(socket) = port.address.socket() else { continue };
-        let address = transport_address(socket);
+        let Some(address) = port.kind.discovery_address(&port.address) else { continue };
         records.push(DiscoveryRecord {
             subnqn,
             subtype,

@@ -1,12 +1,11 @@
 //! Read-only queries for the management interface (RPC).
 
-use sockets::{CoreNetwork, SendStats};
-use target_shell::{Protocol, ShellError};
+use sockets::{SendStats, ServerNetwork};
 
 use super::{ListenAddress, NvmfTarget, Uuid};
-use crate::queue::QueueTotalsSnapshot;
-use crate::tcp::{self, ConnectionReport};
-use crate::vfio_user::{self, VfioUserProtocol};
+use crate::queue_totals::QueueTotalsSnapshot;
+use crate::transport::{CoreQueues, Counters, Listening, QueueReport};
+use crate::transports;
 
 /// A subsystem as it is configured.
 #[derive(Clone, Debug)]
@@ -96,6 +95,15 @@ pub struct QpairInfo {
     pub errors: u64,
 }
 
+/// What a transport counts.
+#[derive(Clone, Debug)]
+pub struct TransportStats {
+    /// Its `trtype`.
+    pub trtype: &'static str,
+    /// For each reactor: counters that only this transport has, by name.
+    pub reactors: Vec<Counters>,
+}
+
 /// Distribution of connections over the reactors.
 #[derive(Clone, Debug, Default)]
 pub struct TargetStats {
@@ -103,6 +111,8 @@ pub struct TargetStats {
     pub groups: Vec<(usize, usize, usize)>,
     /// For each reactor: what its queues have done, those that have closed included.
     pub totals: Vec<PollGroupTotals>,
+    /// For each transport: its own counters.
+    pub transports: Vec<TransportStats>,
     /// For each reactor: how often it polled vfio-user's clients; empty without that transport.
     pub vfio_user_polls: Vec<PollCounts>,
     /// For each reactor: how data was sent by those connections of NVMe/TCP that may send without a copy; empty without
@@ -141,10 +151,7 @@ impl PollGroupTotals {
     }
 }
 
-/// What the queues of a core have done, and those that are open.
-type CoreReport<T> = (QueueTotalsSnapshot, Vec<T>);
-
-impl<N: CoreNetwork> NvmfTarget<N> {
+impl<N: ServerNetwork> NvmfTarget<N> {
     /// Number of subsystems, the discovery subsystem not counted.
     pub fn subsystem_count(&self) -> usize {
         self.lock_any().subsystems.len()
@@ -163,7 +170,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             listeners: state
                 .ports
                 .iter()
-                .filter(|port| !port.address.is_vfio_user())
+                .filter(|port| port.kind.listening() == Listening::Shared)
                 .map(|port| port.address.clone())
                 .collect(),
             namespaces: Vec::new(),
@@ -241,13 +248,11 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             return Err(super::no_subsystem(&nqn));
         }
         let mut qpairs = Vec::new();
-        for (core, (_, reports)) in self.tcp_cores()?.iter().enumerate() {
-            let in_subsystem = reports.iter().filter(|report| report.subnqn.as_ref() == Some(&nqn));
-            qpairs.extend(in_subsystem.filter_map(|report| connection_qpair(core, report)));
-        }
-        for (core, (_, clients)) in self.vfio_user_cores()?.iter().enumerate() {
-            for client in clients.iter().filter(|client| client.subnqn == nqn) {
-                qpairs.extend(client.queues.iter().map(|queue| client_qpair(core, client, queue)));
+        let state = self.lock()?;
+        for transport in state.transports.values() {
+            for (core, queues) in transport.queues()?.into_iter().enumerate() {
+                let ours = queues.open.into_iter().filter(|queue| queue.subnqn.as_ref() == Some(&nqn));
+                qpairs.extend(ours.filter_map(|queue| QpairInfo::new(core, queue)));
             }
         }
         Ok(qpairs)
@@ -255,114 +260,55 @@ impl<N: CoreNetwork> NvmfTarget<N> {
 
     /// Distribution of connections over the reactors. Asks every poll group.
     pub fn stats(&self) -> Result<TargetStats, crate::NvmfTargetError> {
-        let cores = self.0.remotes.len();
-        let (mut groups, mut totals) = (vec![(0, 0, 0); cores], vec![PollGroupTotals::default(); cores]);
-        let counted = groups.iter_mut().zip(&mut totals);
-        for ((group, total), (queues, reports)) in counted.zip(self.tcp_cores()?) {
-            total.add(&queues);
-            for report in reports {
-                match report.qid {
-                    Some(0) => group.0 += 1,
-                    Some(_) => {
-                        group.1 += 1;
-                        total.completed_commands += report.completed;
-                    }
-                    None => group.2 += 1,
-                }
+        let reactors = &self.0.remotes;
+        let mut stats = TargetStats {
+            groups: vec![(0, 0, 0); reactors.len()],
+            totals: vec![PollGroupTotals::default(); reactors.len()],
+            ..TargetStats::default()
+        };
+        let state = self.lock()?;
+        for transport in state.transports.values() {
+            let groups = stats.groups.iter_mut().zip(&mut stats.totals);
+            for ((group, totals), queues) in groups.zip(transport.queues()?) {
+                count(group, totals, &queues);
             }
         }
-        let counted = groups.iter_mut().zip(&mut totals);
-        for ((group, total), (queues, clients)) in counted.zip(self.vfio_user_cores()?) {
-            total.add(&queues);
-            for queue in clients.iter().flat_map(|client| &client.queues) {
-                if queue.qid == 0 {
-                    group.0 += 1;
-                } else {
-                    group.1 += 1;
-                    total.completed_commands += queue.completed;
-                }
-            }
+        for (position, created) in &state.transports {
+            let reactors = created.counters(reactors, &mut stats)?;
+            let trtype = transports::TRANSPORTS.get(*position).map_or("", |kind| kind.name());
+            stats.transports.push(TransportStats { trtype, reactors });
         }
-        let (vfio_user_polls, tcp_sends) = (self.vfio_user_polls()?, self.tcp_sends()?);
-        Ok(TargetStats { groups, totals, vfio_user_polls, tcp_sends })
-    }
-
-    fn tcp_sends(&self) -> Result<Vec<SendStats>, crate::NvmfTargetError> {
-        let state = self.lock()?;
-        let Some(transport) = &state.transport else { return Ok(Vec::new()) };
-        Ok(transport.cores.send_stats()?)
-    }
-
-    fn vfio_user_polls(&self) -> Result<Vec<PollCounts>, crate::NvmfTargetError> {
-        if self.lock()?.vfio_user.is_none() {
-            return Ok(Vec::new());
-        }
-        let mut counts = Vec::new();
-        for (index, reactor) in self.0.remotes.iter().enumerate() {
-            let stats = reactor.stats().map_err(|_| ShellError::Stopped(index))?;
-            let ours = stats.pollers.iter().find(|poller| poller.name == VfioUserProtocol::NAME);
-            counts.push(
-                ours.map(|poller| PollCounts { polls: poller.runs, busy: poller.busy_runs })
-                    .unwrap_or_default(),
-            );
-        }
-        Ok(counts)
-    }
-
-    /// The vfio-user clients of each core.
-    fn vfio_user_cores(&self) -> Result<Vec<CoreReport<vfio_user::ClientReport>>, crate::NvmfTargetError> {
-        let state = self.lock()?;
-        let Some(transport) = &state.vfio_user else { return Ok(Vec::new()) };
-        Ok(transport
-            .cores
-            .query(|protocol, connections| (protocol.totals.snapshot(), vfio_user::report(connections)))?)
-    }
-
-    /// The TCP connections of each core.
-    fn tcp_cores(&self) -> Result<Vec<CoreReport<ConnectionReport>>, crate::NvmfTargetError> {
-        let state = self.lock()?;
-        let Some(transport) = &state.transport else { return Ok(Vec::new()) };
-        let report = transport
-            .cores
-            .query(|protocol, connections| (protocol.totals.snapshot(), tcp::report(connections)));
-        Ok(report?)
+        Ok(stats)
     }
 }
 
-fn client_qpair(
-    core: usize,
-    client: &vfio_user::ClientReport,
-    queue: &vfio_user::ClientQueueReport,
-) -> QpairInfo {
-    let vfio_user::ClientQueueReport { qid, entries: queue_depth, commands, errors, .. } = *queue;
-    let local = ListenAddress::vfio_user(&client.directory);
-    QpairInfo {
-        cntlid: client.cntlid,
-        qid,
-        reactor: core,
-        peer: local.clone(),
-        local,
-        queue_depth,
-        commands,
-        errors,
+/// Counts a transport's queues of a core.
+fn count(group: &mut (usize, usize, usize), totals: &mut PollGroupTotals, queues: &CoreQueues) {
+    totals.add(&queues.totals);
+    for queue in &queues.open {
+        match queue.qid {
+            Some(0) => group.0 += 1,
+            Some(_) => {
+                group.1 += 1;
+                totals.completed_commands += queue.completed;
+            }
+            None => group.2 += 1,
+        }
     }
 }
 
-fn connection_qpair(core: usize, report: &ConnectionReport) -> Option<QpairInfo> {
-    let local = ListenAddress {
-        trtype: "TCP".into(),
-        adrfam: if report.peer.is_ipv4() { "IPv4" } else { "IPv6" }.into(),
-        traddr: report.local.traddr.clone(),
-        trsvcid: report.local.trsvcid.clone(),
-    };
-    Some(QpairInfo {
-        cntlid: report.cntlid,
-        qid: report.qid?,
-        reactor: core,
-        peer: ListenAddress::from_socket(report.peer),
-        local,
-        queue_depth: report.entries,
-        commands: report.counters.commands,
-        errors: report.counters.errors,
-    })
+impl QpairInfo {
+    /// `None` for a connection that is no queue yet.
+    fn new(reactor: usize, queue: QueueReport) -> Option<QpairInfo> {
+        Some(QpairInfo {
+            cntlid: queue.cntlid,
+            qid: queue.qid?,
+            reactor,
+            peer: queue.peer,
+            local: queue.local,
+            queue_depth: queue.entries,
+            commands: queue.commands,
+            errors: queue.errors,
+        })
+    }
 }

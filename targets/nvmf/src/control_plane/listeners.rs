@@ -3,25 +3,35 @@
 use std::sync::Arc;
 
 use nvme_controller::SubsystemListener;
-use sockets::CoreNetwork;
-use target_shell::ShellError;
+use sockets::ServerNetwork;
 use wire_nvme::fabrics::Nqn;
 
 use super::{ConfiguredSubsystem, ListenPort, NvmfTarget, TargetState, no_subsystem, parse_nqn};
 use crate::address::ListenAddress;
 use crate::failure::NvmfTargetError;
-use crate::vfio_user;
+use crate::transport::{Listening, TransportKind};
 
-impl<N: CoreNetwork> NvmfTarget<N> {
+impl<N: ServerNetwork> NvmfTarget<N> {
     /// Adds a listener to a subsystem; opens the address if no other subsystem listens on it. Returns the
     /// address, with the port that the kernel assigned for port 0.
     pub fn add_listener(&self, nqn: &str, address: ListenAddress) -> Result<ListenAddress, NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
-        let normalized = address.normalized()?;
-        if normalized.is_vfio_user() {
-            return self.add_endpoint(nqn, normalized);
+        let kind = address.kind()?;
+        let normalized = kind.normalize(&address)?;
+        match kind.listening() {
+            Listening::Shared => self.add_shared_listener(nqn, kind, normalized),
+            Listening::Exclusive => self.add_endpoint(nqn, kind, normalized),
         }
-        let socket = address.socket()?;
+    }
+
+    /// Adds a listener at an address that several subsystems may share: it is opened first, since only then
+    /// it is known.
+    fn add_shared_listener(
+        &self,
+        nqn: Nqn,
+        kind: &'static dyn TransportKind,
+        normalized: ListenAddress,
+    ) -> Result<ListenAddress, NvmfTargetError> {
         let mut state = self.lock()?;
         if !nqn.is_discovery() && !state.subsystems.contains_key(&nqn) {
             return Err(no_subsystem(&nqn));
@@ -35,19 +45,17 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             Some(portid) => portid,
             None => {
                 let portid = state.last_portid.wrapping_add(1).max(1);
-                let transport = state.transport.as_ref().ok_or(NvmfTargetError::NoTransport("TCP"))?;
-                let bound = transport.cores.listen(&socket.into(), portid)?.tcp().unwrap_or(socket);
+                let address = state.transport(kind)?.listen(&normalized, portid)?;
                 state.last_portid = portid;
-                let address = ListenAddress::from_socket(bound);
-                Arc::make_mut(&mut state.ports).push(ListenPort { portid, address });
+                Arc::make_mut(&mut state.ports).push(ListenPort { portid, address, kind });
                 portid
             }
         };
         let port = state.ports.iter().find(|port| port.portid == portid);
-        let bound = port.map_or(normalized, |port| port.address.clone());
+        let bound = port.map_or_else(|| normalized.clone(), |port| port.address.clone());
         if let Some(configured) = state.subsystems.get_mut(&nqn) {
             if configured.listeners.contains(&bound) {
-                return Err(NvmfTargetError::ListenerExists(nqn.as_str().into(), socket.to_string()));
+                return Err(NvmfTargetError::ListenerExists(nqn.as_str().into(), normalized.text()));
             }
             configured.listeners.push(bound.clone());
             configured
@@ -56,18 +64,23 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         }
         if let Err(error) = self.commit(&mut state, before) {
             if existing.is_none()
-                && let Some(transport) = &state.transport
+                && let Ok(transport) = state.transport(kind)
             {
                 // A core that does not respond closes it when it runs again.
-                _ = transport.cores.unlisten(Some(portid));
+                _ = transport.stop_listening(portid);
             }
             return Err(error);
         }
         Ok(bound)
     }
 
-    /// Adds a vfio-user endpoint: a directory with one socket, one subsystem, and one client at a time.
-    fn add_endpoint(&self, nqn: Nqn, address: ListenAddress) -> Result<ListenAddress, NvmfTargetError> {
+    /// Adds a listener at an address that belongs to one subsystem.
+    fn add_endpoint(
+        &self,
+        nqn: Nqn,
+        kind: &'static dyn TransportKind,
+        address: ListenAddress,
+    ) -> Result<ListenAddress, NvmfTargetError> {
         let mut state = self.lock()?;
         if !state.subsystems.contains_key(&nqn) {
             return Err(no_subsystem(&nqn));
@@ -76,13 +89,11 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             return Err(NvmfTargetError::ListenerExists("there".into(), address.traddr));
         }
         let portid = state.last_portid.wrapping_add(1).max(1);
-        if state.vfio_user.is_none() {
-            return Err(NvmfTargetError::NoTransport("VFIOUSER"));
-        }
+        state.transport(kind)?;
         // The subsystem must list the port before the first client connects.
         let before = state.checkpoint(&nqn);
         state.last_portid = portid;
-        Arc::make_mut(&mut state.ports).push(ListenPort { portid, address: address.clone() });
+        Arc::make_mut(&mut state.ports).push(ListenPort { portid, address: address.clone(), kind });
         if let Some(configured) = state.subsystems.get_mut(&nqn) {
             configured.listeners.push(address.clone());
             configured
@@ -90,13 +101,14 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             *state.port_users.entry(portid).or_default() += 1;
         }
         self.commit(&mut state, before.clone())?;
-        let transport = state.vfio_user.as_ref().ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
-        let socket = vfio_user::endpoint_address(&address.traddr);
-        let Err(error) = transport.cores.listen(&socket, portid) else { return Ok(address) };
+        let error = match state.transport(kind)?.listen(&address, portid) {
+            Ok(bound) => return Ok(bound),
+            Err(error) => error,
+        };
         state.restore(before);
         // The answer is the first error. A core that does not respond applies this when it runs again.
         _ = self.commit_always(&mut state, &nqn);
-        Err(error.into())
+        Err(error)
     }
 
     /// Removes a listener from a subsystem. Hosts connected through it are disconnected after their commands
@@ -119,16 +131,15 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         close_ports(&state, &unused)
     }
 
-    /// Closes all TCP listeners; existing connections stay. Each port is free when this returns. Without this
-    /// call, the kernel releases what io_uring holds of an exited process only some time later.
+    /// Closes the listeners of transports whose addresses others may want at once, such as TCP ports;
+    /// existing connections stay. Each address is free when this returns.
     pub fn stop_listening(&self) -> Result<(), NvmfTargetError> {
         let state = self.lock()?;
-        let mut ports = state.ports.iter().filter(|port| !port.address.is_vfio_user());
-        Ok(ports.try_for_each(|port| close_port(&state, port))?)
+        Ok(state.transports.values().try_for_each(|transport| transport.shutdown())?)
     }
 }
 
-impl<N: CoreNetwork> TargetState<N> {
+impl TargetState {
     /// Removes those of the addresses that no subsystem listens on any longer.
     pub(super) fn take_unused_ports(&mut self, addresses: &[ListenAddress]) -> Vec<ListenPort> {
         let users = &self.port_users;
@@ -193,23 +204,12 @@ fn no_listener(nqn: &Nqn, address: &ListenAddress) -> NvmfTargetError {
 ///
 /// # Errors
 /// A core does not respond, and closes its sockets when it runs again.
-pub(super) fn close_ports<N: CoreNetwork>(
-    state: &TargetState<N>,
-    ports: &[ListenPort],
-) -> Result<(), NvmfTargetError> {
+pub(super) fn close_ports(state: &TargetState, ports: &[ListenPort]) -> Result<(), NvmfTargetError> {
     let mut result = Ok(());
     for port in ports {
         // Only the first core listens.
-        result = close_port(state, port).map_err(|_| NvmfTargetError::Pending(0)).and(result);
+        let Ok(transport) = state.transport(port.kind) else { continue };
+        result = transport.stop_listening(port.portid).map_err(|_| NvmfTargetError::Pending(0)).and(result);
     }
     result
-}
-
-fn close_port<N: CoreNetwork>(state: &TargetState<N>, port: &ListenPort) -> Result<(), ShellError> {
-    let portid = Some(port.portid);
-    match (&state.transport, &state.vfio_user) {
-        (_, Some(transport)) if port.address.is_vfio_user() => transport.cores.unlisten(portid),
-        (Some(transport), _) => transport.cores.unlisten(portid),
-        _ => Ok(()),
-    }
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use nvme_controller::{AllowedHosts, DiscoveryRecord};
-use sockets::CoreNetwork;
+use sockets::ServerNetwork;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::{AddressFamily, SubsystemType, TransportAddress, TransportType};
 
@@ -78,7 +78,7 @@ impl Referral {
     }
 }
 
-impl<N: CoreNetwork> NvmfTarget<N> {
+impl<N: ServerNetwork> NvmfTarget<N> {
     /// Adds a referral to the discovery log; hosts that asked for it get an event. Without effect if it is there already, as
     /// with SPDK.
     pub fn add_referral(&self, referral: Referral) -> Result<(), NvmfTargetError> {

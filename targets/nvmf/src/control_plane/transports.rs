@@ -1,99 +1,91 @@
-//! The transports: their groups on all reactors, and faults that are injected.
+//! The transports that are created.
 
-use reactor::Core;
-use sockets::CoreNetwork;
-use target_shell::{ConnectionLimits, GroupLimits, GroupWaker, TargetCores};
+use std::any::Any;
 
-use super::{NvmfTarget, TcpTransport, VfioUserTransport};
+use sockets::ServerNetwork;
+
+use super::{NvmfTarget, TargetState};
 use crate::address::ListenAddress;
 use crate::failure::NvmfTargetError;
-use crate::limits::{DRAIN_TIMEOUT_NS, TcpTransportConfig};
-use crate::tcp::TcpProtocol;
-use crate::vfio_user::{self, Seats, VfioUserConfig, VfioUserFault, VfioUserProtocol};
+use crate::transport::{Transport, TransportConfig, TransportKind, TransportParts};
+use crate::transports;
 
-/// Clients of the vfio-user transport: as many as sockets to listen on.
-const VFIO_USER_CLIENTS_MAX: u32 = 1024;
-/// Clients that wait for others to leave their endpoints, on all cores together.
-const VFIO_USER_WAITING_MAX: u32 = 256;
-
-impl<N: CoreNetwork> NvmfTarget<N> {
-    /// Creates the TCP transport, with a poll group on every reactor.
+impl<N: ServerNetwork> NvmfTarget<N> {
+    /// Creates a transport, such as [`TcpTransportConfig`](crate::TcpTransportConfig)'s, with a poll group on
+    /// every reactor.
     ///
     /// # Errors
     /// An option is out of range, or the transport exists.
-    pub fn create_transport(&self, config: TcpTransportConfig) -> Result<(), NvmfTargetError> {
-        let limits = config.limits()?;
+    pub fn create_transport(&self, config: impl TransportConfig<N>) -> Result<(), NvmfTargetError> {
+        self.create_transport_with(&config)
+    }
+
+    pub(crate) fn create_transport_with(
+        &self,
+        config: &dyn TransportConfig<N>,
+    ) -> Result<(), NvmfTargetError> {
+        config.check()?;
+        let kind = config.kind();
         let mut state = self.lock()?;
-        if state.transport.is_some() {
-            return Err(NvmfTargetError::TransportExists("TCP"));
+        let position = transports::position(kind);
+        if state.transports.contains_key(&position) {
+            return Err(NvmfTargetError::TransportExists(kind.name()));
         }
-        let group_limits = limits.connections.clone();
-        let directory = self.0.directory.clone();
-        let protocol = move |_: &Core, waker: &GroupWaker| {
-            let waker = waker.clone();
-            let notifier = directory.add_notifier(Box::new(move || waker.wake()));
-            TcpProtocol::new(limits.clone(), directory.clone(), Some(notifier))
+        let parts = TransportParts {
+            reactors: &self.0.remotes,
+            publisher: &self.0.publisher,
+            directory: &self.0.directory,
         };
-        let cores = TargetCores::start(&self.0.remotes, &self.0.publisher, group_limits, protocol)?;
-        state.transport = Some(TcpTransport { config, cores });
+        state.transports.insert(position, config.start(&parts)?);
         // Each core has just answered; the groups read the latest snapshot in their first poll.
         self.wait_applied(self.0.publisher.generation())
     }
 
-    /// Creates the vfio-user transport, with a poll group on every reactor.
-    ///
-    /// # Errors
-    /// An option is out of range, or the transport exists.
-    pub fn create_vfio_user(&self, config: VfioUserConfig) -> Result<(), NvmfTargetError> {
-        let limits = config.limits()?;
-        let mut state = self.lock()?;
-        if state.vfio_user.is_some() {
-            return Err(NvmfTargetError::TransportExists("VFIOUSER"));
-        }
-        let group_limits = GroupLimits {
-            connections: ConnectionLimits::new(VFIO_USER_CLIENTS_MAX),
-            // Clients that wait until others have gone.
-            logins_max: VFIO_USER_WAITING_MAX,
-            drain_timeout_ns: DRAIN_TIMEOUT_NS,
-            ..GroupLimits::default()
-        };
-        let (directory, seats) = (self.0.directory.clone(), Seats::default());
-        let protocol = move |_: &Core, waker: &GroupWaker| {
-            let woken = waker.clone();
-            let notifier = directory.add_notifier(Box::new(move || woken.wake()));
-            let (limits, directory) = (limits.clone(), directory.clone());
-            VfioUserProtocol::new(limits, directory, notifier, waker.clone(), seats.clone())
-        };
-        let cores = TargetCores::start(&self.0.remotes, &self.0.publisher, group_limits, protocol)?;
-        state.vfio_user = Some(VfioUserTransport { config, cores });
-        self.wait_applied(self.0.publisher.generation())
+    /// Runs `run` with the transport of a type, if it is created.
+    pub(crate) fn with_transport<T: Transport, R>(&self, run: impl FnOnce(&T) -> R) -> Option<R> {
+        self.lock_any().transport_of().map(run)
     }
 
-    /// Options of the vfio-user transport; `None` before it is created.
-    pub fn vfio_user_config(&self) -> Option<VfioUserConfig> {
-        self.lock_any().vfio_user.as_ref().map(|transport| transport.config.clone())
-    }
-
-    /// Injects a fault into the controller of the client at a vfio-user listener.
+    /// Runs `run` with the transport of a type and the identifier of a port, if a subsystem listens at the
+    /// address.
     ///
     /// # Errors
-    /// No client is connected at the address.
-    pub fn inject(&self, traddr: &str, fault: VfioUserFault) -> Result<(), NvmfTargetError> {
-        let address = ListenAddress::vfio_user(traddr).normalized()?;
+    /// The target is stopping.
+    pub(crate) fn at_listener<T: Transport, R>(
+        &self,
+        address: &ListenAddress,
+        run: impl FnOnce(&T, u16) -> R,
+    ) -> Result<Option<R>, NvmfTargetError> {
         let state = self.lock()?;
-        let not_connected =
-            || NvmfTargetError::Parameter(format!("no client is connected at {}", address.traddr));
-        let port = state.ports.iter().find(|port| port.address == address).ok_or_else(not_connected)?;
-        let transport = state.vfio_user.as_ref().ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
-        let portid = port.portid;
-        let injected =
-            transport.cores.query(move |_, connections| vfio_user::inject(connections, portid, fault))?;
-        if injected.contains(&true) { Ok(()) } else { Err(not_connected()) }
+        let port = state.ports.iter().find(|port| port.address == *address);
+        Ok(port.zip(state.transport_of()).map(|(port, transport)| run(transport, port.portid)))
     }
 
-    /// Options of the TCP transport; empty before it is created.
-    pub fn transports(&self) -> Vec<TcpTransportConfig> {
+    /// The parameters of the transports that are created, each with its `trtype`.
+    pub(crate) fn transports(&self) -> Vec<control::json::Value> {
         let state = self.lock_any();
-        state.transport.iter().map(|transport| transport.config.clone()).collect()
+        let options = state.transports.iter().filter_map(|(position, transport)| {
+            let mut options = transport.options();
+            options.insert("trtype".to_string(), transports::TRANSPORTS.get(*position)?.name().into());
+            Some(options.into())
+        });
+        options.collect()
+    }
+}
+
+impl TargetState {
+    /// The transport of a type, if it is created.
+    fn transport_of<T: Transport>(&self) -> Option<&T> {
+        let mut created = self.transports.values().map(|transport| &**transport as &dyn Any);
+        created.find_map(|transport| transport.downcast_ref())
+    }
+
+    /// The transport of a kind.
+    ///
+    /// # Errors
+    /// It is not created.
+    pub(super) fn transport(&self, kind: &dyn TransportKind) -> Result<&dyn Transport, NvmfTargetError> {
+        let created = self.transports.get(&transports::position(kind));
+        created.map(|transport| &**transport).ok_or(NvmfTargetError::NoTransport(kind.name()))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use sockets::CoreNetwork;
+use sockets::ServerNetwork;
 use wire_nvme::fabrics::Nqn;
 
 use super::{NvmfTarget, parse_nqn};
@@ -11,7 +11,7 @@ use crate::NvmfTargetError;
 /// Most hosts that see one namespace: snapshots are compared and copied with them at every change of the subsystem.
 const HOSTS_MAX: usize = 4096;
 
-impl<N: CoreNetwork> NvmfTarget<N> {
+impl<N: ServerNetwork> NvmfTarget<N> {
     /// Lets a host see a namespace that was added with `no_auto_visible`; it need not be connected. Its controllers report a
     /// changed namespace. Without effect if it sees it already.
     pub fn add_namespace_host(&self, nqn: &str, nsid: u32, host: &str) -> Result<(), NvmfTargetError> {

@@ -1,5 +1,7 @@
 //! RPC methods that report the target's configuration and state, and the calls that recreate it.
 
+use std::sync::LazyLock;
+
 use bdev::Uuid;
 use control::json::{Value, json};
 use control::{Method, NoParameters, RpcError, thread_name, tick_rate};
@@ -7,10 +9,8 @@ use wire_nvme::log::AnaState;
 
 use super::parameters::{AnaStateName, TargetName};
 use super::{ByNqn, NvmfModule, SUBSYSTEM};
-use crate::{
-    ListenAddress, NvmfTarget, PollCounts, QpairInfo, SubsystemInfo, TargetControllerInfo,
-    TcpTransportConfig, VfioUserConfig,
-};
+use crate::transports::TRANSPORTS;
+use crate::{ListenAddress, NvmfTarget, QpairInfo, SubsystemInfo, TargetControllerInfo, TransportStats};
 
 pub(super) fn methods() -> Vec<Method<NvmfModule>> {
     const MISSING: &[(i64, &str)] = &[(RpcError::ENODEV, "there is no such subsystem")];
@@ -39,23 +39,24 @@ pub(super) fn methods() -> Vec<Method<NvmfModule>> {
             .text("Describes the listeners of a subsystem.", "array of `address`, `ana_state`, `ana_states`")
             .errors(MISSING),
         Method::query("nvmf_get_stats", get_stats)
-            .text(
-                "Queue pairs of each reactor: at present, and since the start. `pending_bdev_io` counts how often a \
-                 command waited for a buffer. Over vfio-user, `polls` counts how often a reactor looked for commands, and \
-                 `polls_spurious` how often there were none. Over TCP, `zerocopy_sends` counts sends of data without a copy, \
-                 `zerocopy_sends_copied` those that the kernel copied nevertheless, and `zerocopy_connections_off` the \
-                 connections that stopped trying for that reason.",
-                "`tick_rate`, `poll_groups`",
-            )
+            .text(&STATS_TEXT, "`tick_rate`, `poll_groups`")
             .errors(SUBSYSTEM),
     ]
 }
+
+static STATS_TEXT: LazyLock<String> = LazyLock::new(|| {
+    // The newest transport first.
+    let counters = TRANSPORTS.iter().rev().map(|kind| kind.counters_text());
+    let text = "Queue pairs of each reactor: at present, and since the start. `pending_bdev_io` counts how often a \
+                command waited for a buffer.";
+    [text].into_iter().chain(counters).collect()
+});
 
 /// The calls that recreate the target's present configuration, for `save_config`.
 pub(super) fn calls(target: &NvmfTarget) -> Vec<Value> {
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
     let mut calls: Vec<Value> =
-        transports(target).into_iter().map(|config| call("nvmf_create_transport", config)).collect();
+        target.transports().into_iter().map(|config| call("nvmf_create_transport", config)).collect();
     let referrals = target.referrals();
     calls.extend(
         referrals.iter().map(|one| call("nvmf_discovery_add_referral", super::referrals::describe(one))),
@@ -93,51 +94,6 @@ pub(super) fn calls(target: &NvmfTarget) -> Vec<Value> {
         }
     }
     calls
-}
-
-fn transport(config: &TcpTransportConfig) -> Value {
-    let mut value = json!({
-        "trtype": "TCP",
-        "max_queue_depth": config.max_queue_depth,
-        "max_io_qpairs_per_ctrlr": config.max_io_qpairs_per_ctrlr,
-        "in_capsule_data_size": config.in_capsule_data_size,
-        "max_io_size": config.max_io_size,
-        "max_aq_depth": config.max_aq_depth,
-        "c2h_success": config.c2h_success,
-        "max_pending_logins": config.max_pending_logins,
-        "max_pending_logins_per_peer": config.max_pending_logins_per_peer,
-        "connection_bytes_max": config.connection_bytes_max,
-        "transfer_timeout_ms": config.transfer_timeout_ms,
-    });
-    for (name, limit) in [
-        ("max_connections", config.max_connections),
-        ("max_connections_per_peer", config.max_connections_per_peer),
-        ("max_connections_per_subsystem", config.max_connections_per_subsystem),
-    ] {
-        if let Some(limit) = limit {
-            value[name] = limit.into();
-        }
-    }
-    if let Some(bytes) = config.host_bytes_max {
-        value["host_bytes_max"] = bytes.into();
-    }
-    value
-}
-
-fn vfio_user(config: &VfioUserConfig) -> Value {
-    json!({
-        "trtype": "VFIOUSER",
-        "max_queue_depth": config.max_queue_depth,
-        "max_io_qpairs_per_ctrlr": config.max_io_qpairs_per_ctrlr,
-        "max_io_size": config.max_io_size,
-        "disable_mappable_bar0": config.disable_mappable_bar0,
-    })
-}
-
-/// The parameters of every transport.
-fn transports(target: &NvmfTarget) -> Vec<Value> {
-    let tcp = target.transports();
-    tcp.iter().map(transport).chain(target.vfio_user_config().iter().map(vfio_user)).collect()
 }
 
 fn subsystem_params(subsystem: &SubsystemInfo) -> Value {
@@ -204,7 +160,7 @@ control::parameters! {
 }
 
 fn get_transports(module: &NvmfModule, params: GetTransports) -> Result<Vec<Value>, RpcError> {
-    let mut all = transports(&module.target);
+    let mut all = module.target.transports();
     for one in &mut all {
         if let (Value::Object(one), Value::Object(fixed)) = (one, fixed_options()) {
             one.extend(fixed);
@@ -347,23 +303,10 @@ control::parameters! {
 
 fn get_stats(module: &NvmfModule, _params: GetStats) -> Result<Value, RpcError> {
     let stats = module.target.stats()?;
-    let types: Vec<Value> = transports(&module.target).iter().map(|one| one["trtype"].clone()).collect();
-    let transport = |index: usize, trtype: &Value| {
-        let mut described = json!({ "trtype": trtype });
-        match stats.vfio_user_polls.get(index) {
-            Some(PollCounts { polls, busy }) if trtype == "VFIOUSER" => {
-                described["polls"] = json!(polls);
-                described["polls_spurious"] = json!(polls.saturating_sub(*busy));
-            }
-            _ => {}
-        }
-        match stats.tcp_sends.get(index) {
-            Some(sends) if trtype == "TCP" => {
-                described["zerocopy_sends"] = json!(sends.zero_copied);
-                described["zerocopy_sends_copied"] = json!(sends.copied);
-                described["zerocopy_connections_off"] = json!(sends.turned_off);
-            }
-            _ => {}
+    let transport = |index: usize, transport: &TransportStats| {
+        let mut described = json!({ "trtype": transport.trtype });
+        for (name, count) in transport.reactors.get(index).into_iter().flatten() {
+            described[*name] = json!(count);
         }
         described
     };
@@ -378,7 +321,7 @@ fn get_stats(module: &NvmfModule, _params: GetStats) -> Result<Value, RpcError> 
             "current_unassociated_qpairs": unassociated,
             "pending_bdev_io": totals.buffer_waits,
             "completed_nvme_io": totals.completed_commands,
-            "transports": types.iter().map(|trtype| transport(index, trtype)).collect::<Vec<_>>(),
+            "transports": stats.transports.iter().map(|one| transport(index, one)).collect::<Vec<_>>(),
         })
     });
     Ok(json!({ "tick_rate": tick_rate(), "poll_groups": groups.collect::<Vec<_>>() }))

@@ -1,21 +1,57 @@
 //! RPC methods of listeners.
 
-use control::{RpcError, TextOrNumber};
+use control::json::Value;
+use control::{DecodeLog, Parameter, ParameterError, ParameterType, RpcError, TextOrNumber};
 
 use super::NvmfModule;
 use super::parameters::{AnaStateName, TargetName};
 use crate::ListenAddress;
+use crate::transports::{self, TRANSPORTS};
 
 control::parameters! {
-    pub(super) struct ListenAddressParameters {
-        /// Transport: TCP or VFIOUSER for listeners
+    /// Transports say what `traddr` and `trsvcid` are.
+    struct AddressFields {
+        /// Transport
         trtype: String,
         /// IPv4 or IPv6
         adrfam: Option<String>,
-        /// IP address, or directory of the vfio-user socket
+        /// Address
         traddr: String,
-        /// TCP port; 0 is any that is free
+        /// Service
         trsvcid: Option<TextOrNumber>,
+    }
+}
+
+/// An address of any transport.
+pub(super) struct ListenAddressParameters(AddressFields);
+
+impl ParameterType for ListenAddressParameters {
+    fn kind() -> String {
+        AddressFields::kind()
+    }
+
+    fn decode(value: Value, log: &mut DecodeLog) -> Result<Self, ParameterError> {
+        AddressFields::decode(value, log).map(ListenAddressParameters)
+    }
+
+    fn encode(&self) -> Value {
+        self.0.encode()
+    }
+
+    fn members() -> Vec<Parameter> {
+        let texts = || TRANSPORTS.iter().map(|kind| kind.address_text());
+        let mut members = AddressFields::members();
+        for member in &mut members {
+            match member.name {
+                "trtype" => member.text = format!("Transport: {} for listeners", transports::names("or")),
+                "traddr" => member.text = texts().map(|text| text.traddr).collect::<Vec<_>>().join(", or "),
+                "trsvcid" => {
+                    member.text = texts().filter_map(|text| text.trsvcid).collect::<Vec<_>>().join(", or ");
+                }
+                _ => {}
+            }
+        }
+        members
     }
 }
 
@@ -29,15 +65,15 @@ impl ListenAddressParameters {
     /// The address as the target stores it.
     pub(super) fn set_canonical(&mut self, address: ListenAddress) {
         let ListenAddress { trtype, adrfam, traddr, trsvcid } = address;
-        (self.trtype, self.traddr) = (trtype, traddr);
-        self.adrfam = Some(adrfam).filter(|adrfam| !adrfam.is_empty());
-        self.trsvcid = Some(TextOrNumber(trsvcid));
+        let adrfam = Some(adrfam).filter(|adrfam| !adrfam.is_empty());
+        self.0 = AddressFields { trtype, adrfam, traddr, trsvcid: Some(TextOrNumber(trsvcid)) };
     }
 
     pub(super) fn address(&self) -> ListenAddress {
-        let trsvcid = self.trsvcid.as_ref().map_or_else(String::new, |port| port.0.clone());
-        let adrfam = self.adrfam.clone().unwrap_or_default();
-        ListenAddress { trtype: self.trtype.clone(), adrfam, traddr: self.traddr.clone(), trsvcid }
+        let AddressFields { trtype, adrfam, traddr, trsvcid } = &self.0;
+        let trsvcid = trsvcid.as_ref().map_or_else(String::new, |port| port.0.clone());
+        let adrfam = adrfam.clone().unwrap_or_default();
+        ListenAddress { trtype: trtype.clone(), adrfam, traddr: traddr.clone(), trsvcid }
     }
 }
 

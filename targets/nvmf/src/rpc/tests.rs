@@ -1,5 +1,8 @@
 //! The target, configured through RPC methods.
 
+use std::sync::Arc;
+
+use bdev::Registry;
 use bdev::rpc::BdevModule;
 use control::json::json;
 use control::{ConfigFile, ControlPlane, DecodeLog, ParameterType};

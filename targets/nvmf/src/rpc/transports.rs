@@ -1,51 +1,27 @@
-//! RPC methods of transports, and of faults that are injected into one.
+//! The RPC method that creates transports. Its parameters are those of all transports together.
 
-use control::RpcError;
+use control::json::{Map, Value};
+use control::{DecodeLog, Decoder, Parameter, ParameterError, Parameters, RpcError};
 
 use super::NvmfModule;
 use super::parameters::TargetName;
-use crate::{TcpTransportConfig, VfioUserConfig, VfioUserFault};
+use crate::transport::{TransportConfig, TransportParameters};
+use crate::transports::{self, TRANSPORTS};
+
+/// Parameters of `nvmf_create_transport`: which transport, and its options.
+pub(super) struct CreateTransport(Box<dyn TransportConfig>);
 
 control::parameters! {
-    pub(super) struct CreateTransport {
-        /// TCP or VFIOUSER
+    struct WhichTransport {
+        /// One of the transports
         trtype: String,
         tgt_name: TargetName,
-        /// Entries of an I/O queue at most
-        max_queue_depth: Option<u32>,
-        /// I/O queues of a controller at most
-        max_io_qpairs_per_ctrlr: Option<u16>,
-        /// Data in a command capsule at most; TCP only
-        in_capsule_data_size: Option<u32> ["bytes"],
-        /// Data of a command at most
-        max_io_size: Option<u32> ["bytes"],
-        /// Entries of an admin queue at most; TCP only
-        max_aq_depth: Option<u32>,
-        /// Leave out the response capsule of a successful read; TCP only
-        c2h_success: Option<bool>,
-        /// Trap accesses to doorbells; VFIOUSER only
-        disable_mappable_bar0: bool = false,
-        /// Connections of hosts that have logged in at most; as many as file descriptors allow if not given; TCP only
-        max_connections: Option<u32>,
-        /// Of these, from one IP address (IPv6: from one /64 network); half of what others leave, but at
-        /// least 16, if not given; TCP only
-        max_connections_per_peer: Option<u32>,
-        /// Of these, to one subsystem; three quarters of what others leave, but at least 16, if not given;
-        /// TCP only
-        max_connections_per_subsystem: Option<u32>,
-        /// Connections of hosts that have not logged in at most, never more than a quarter of the file descriptors; beyond,
-        /// the oldest is closed; TCP only
-        max_pending_logins: Option<u32>,
-        /// Of these, from one IP address (IPv6: from one /64 network); TCP only
-        max_pending_logins_per_peer: Option<u32>,
-        /// Buffers that one connection holds at most; TCP only
-        connection_bytes_max: Option<u32> ["bytes"],
-        /// Buffers that all connections of one host hold on one reactor at most; half of the reactor's share of the memory
-        /// if not given; TCP only
-        host_bytes_max: Option<u32> ["bytes"],
-        /// Time for a host to send requested data or to read an answer; TCP only
-        transfer_timeout_ms: Option<u32> ["ms"],
     }
+}
+
+control::parameters! {
+    /// Options of SPDK in which there is no choice, unless a transport declares one of them.
+    struct FixedOptions {}
     only {
         dif_insert_or_strip: bool = false,
         disable_compare: bool = false,
@@ -82,177 +58,71 @@ control::parameters! {
     }
 }
 
-impl CreateTransport {
-    /// Removes the options that only TCP has.
-    fn remove_tcp(&mut self) {
-        // Without `..`: an option that is new has to be named here.
-        let CreateTransport {
-            trtype: _,
-            tgt_name: _,
-            max_queue_depth: _,
-            max_io_qpairs_per_ctrlr: _,
-            max_io_size: _,
-            disable_mappable_bar0: _,
-            in_capsule_data_size,
-            max_aq_depth,
-            c2h_success,
-            max_connections,
-            max_connections_per_peer,
-            max_connections_per_subsystem,
-            max_pending_logins,
-            max_pending_logins_per_peer,
-            connection_bytes_max,
-            host_bytes_max,
-            transfer_timeout_ms,
-        } = self;
-        *c2h_success = None;
-        for option in [
-            in_capsule_data_size,
-            max_aq_depth,
-            max_connections,
-            max_connections_per_peer,
-            max_connections_per_subsystem,
-            max_pending_logins,
-            max_pending_logins_per_peer,
-            connection_bytes_max,
-            host_bytes_max,
-            transfer_timeout_ms,
-        ] {
-            *option = None;
+impl Parameters for CreateTransport {
+    fn declaration() -> Vec<Parameter> {
+        let of_kinds: Vec<(&str, TransportParameters)> =
+            TRANSPORTS.iter().map(|kind| (kind.name(), kind.parameters())).collect();
+        let mut all = WhichTransport::declaration();
+        for parameter in all.iter_mut().filter(|parameter| parameter.name == "trtype") {
+            parameter.text = transports::names("or");
         }
+        all.extend(merged(of_kinds.iter().map(|(name, parameters)| (*name, &parameters.shared[..]))));
+        all.extend(merged(of_kinds.iter().map(|(name, parameters)| (*name, &parameters.own[..]))));
+        let mut fixed = FixedOptions::declaration();
+        fixed.retain(|parameter| all.iter().all(|declared| declared.name != parameter.name));
+        all.extend(fixed);
+        all
     }
-}
 
-/// The options of a transport as it uses them.
-enum TransportConfig {
-    Tcp(TcpTransportConfig),
-    VfioUser(VfioUserConfig),
-}
-
-impl TransportConfig {
-    fn of(params: &CreateTransport) -> Result<TransportConfig, RpcError> {
-        match params.trtype.to_ascii_uppercase().as_str() {
-            "TCP" => Ok(TransportConfig::Tcp(tcp(params))),
-            "VFIOUSER" => Ok(TransportConfig::VfioUser(vfio_user(params))),
-            _ => {
-                let message =
-                    format!("transport {} is not supported; expected TCP or VFIOUSER", params.trtype);
-                Err(RpcError::invalid_params(message))
+    fn from_object(mut object: Map<String, Value>, log: &mut DecodeLog) -> Result<Self, ParameterError> {
+        let WhichTransport { trtype, .. } = WhichTransport::take_from(&mut object, log)?;
+        let kind = transports::by_name(&trtype);
+        let config = kind.map(|kind| kind.decode(&mut object, log)).transpose()?;
+        // What belongs to other transports has no effect, but has to be of the right type.
+        for other in TRANSPORTS {
+            other.decode(&mut object, &mut DecodeLog::default())?;
+        }
+        FixedOptions::take_from(&mut object, log)?;
+        let declared: Vec<&str> = Self::declaration().iter().map(|parameter| parameter.name).collect();
+        Decoder::new(object, log).finish(&declared)?;
+        match config {
+            Some(config) => Ok(CreateTransport(config)),
+            None => {
+                let expected = transports::names("or");
+                let message = format!("transport {trtype} is not supported; expected {expected}");
+                Err(ParameterError::new(message))
             }
         }
     }
+
+    /// All options that the transport has.
+    fn to_object(&self) -> Map<String, Value> {
+        let mut object = self.0.to_object();
+        object.insert("trtype".to_string(), self.0.kind().name().into());
+        object
+    }
+}
+
+/// The parameters of all transports, each once; those that some do not have say which do.
+fn merged<'a>(of_kinds: impl Iterator<Item = (&'a str, &'a [Parameter])> + Clone) -> Vec<Parameter> {
+    let mut all: Vec<Parameter> = Vec::new();
+    for parameter in of_kinds.clone().flat_map(|(_, parameters)| parameters) {
+        if all.iter().any(|known| known.name == parameter.name) {
+            continue;
+        }
+        let has = |parameters: &[Parameter]| parameters.iter().any(|other| other.name == parameter.name);
+        let with: Vec<&str> =
+            of_kinds.clone().filter(|(_, parameters)| has(parameters)).map(|(name, _)| name).collect();
+        let mut parameter = parameter.clone();
+        if with.len() < TRANSPORTS.len() {
+            parameter.text = format!("{}; {} only", parameter.text, with.join(" and "));
+        }
+        all.push(parameter);
+    }
+    all
 }
 
 pub(super) fn create_transport(module: &NvmfModule, params: CreateTransport) -> Result<bool, RpcError> {
-    match TransportConfig::of(&params)? {
-        TransportConfig::Tcp(config) => module.target.create_transport(config)?,
-        TransportConfig::VfioUser(config) => {
-            if params.in_capsule_data_size.is_some() || params.max_aq_depth.is_some() {
-                log::warn!(
-                    target: "nvmf",
-                    "nvmf_create_transport: in_capsule_data_size, max_aq_depth ignored: queues are in the client's memory"
-                );
-            }
-            module.target.create_vfio_user(config)?;
-        }
-    }
-    Ok(true)
-}
-
-/// With all options that the transport has, and without those of the other one.
-pub(super) fn canonical_transport(_: &NvmfModule, params: &mut CreateTransport) -> Result<(), RpcError> {
-    let config = TransportConfig::of(params)?;
-    params.trtype.make_ascii_uppercase();
-    match config {
-        TransportConfig::Tcp(config) => {
-            params.max_queue_depth = Some(config.max_queue_depth);
-            params.max_io_qpairs_per_ctrlr = Some(config.max_io_qpairs_per_ctrlr);
-            params.in_capsule_data_size = Some(config.in_capsule_data_size);
-            params.max_io_size = Some(config.max_io_size);
-            params.max_aq_depth = Some(config.max_aq_depth);
-            params.c2h_success = Some(config.c2h_success);
-            params.max_pending_logins = Some(config.max_pending_logins);
-            params.max_pending_logins_per_peer = Some(config.max_pending_logins_per_peer);
-            params.connection_bytes_max = Some(config.connection_bytes_max);
-            params.transfer_timeout_ms = Some(config.transfer_timeout_ms);
-            params.disable_mappable_bar0 = false;
-        }
-        TransportConfig::VfioUser(config) => {
-            params.max_queue_depth = Some(config.max_queue_depth);
-            params.max_io_qpairs_per_ctrlr = Some(config.max_io_qpairs_per_ctrlr);
-            params.max_io_size = Some(config.max_io_size);
-            params.remove_tcp();
-        }
-    }
-    Ok(())
-}
-
-fn tcp(params: &CreateTransport) -> TcpTransportConfig {
-    let mut config = TcpTransportConfig::default();
-    config.max_queue_depth = params.max_queue_depth.unwrap_or(config.max_queue_depth);
-    config.max_io_qpairs_per_ctrlr = params.max_io_qpairs_per_ctrlr.unwrap_or(config.max_io_qpairs_per_ctrlr);
-    config.in_capsule_data_size = params.in_capsule_data_size.unwrap_or(config.in_capsule_data_size);
-    config.max_io_size = params.max_io_size.unwrap_or(config.max_io_size);
-    config.max_aq_depth = params.max_aq_depth.unwrap_or(config.max_aq_depth);
-    config.c2h_success = params.c2h_success.unwrap_or(config.c2h_success);
-    config.max_connections = params.max_connections;
-    config.max_connections_per_peer = params.max_connections_per_peer;
-    config.max_connections_per_subsystem = params.max_connections_per_subsystem;
-    config.max_pending_logins = params.max_pending_logins.unwrap_or(config.max_pending_logins);
-    config.max_pending_logins_per_peer =
-        params.max_pending_logins_per_peer.unwrap_or(config.max_pending_logins_per_peer);
-    config.host_bytes_max = params.host_bytes_max;
-    config.connection_bytes_max = params.connection_bytes_max.unwrap_or(config.connection_bytes_max);
-    config.transfer_timeout_ms = params.transfer_timeout_ms.unwrap_or(config.transfer_timeout_ms);
-    config
-}
-
-fn vfio_user(params: &CreateTransport) -> VfioUserConfig {
-    let mut config = VfioUserConfig::default();
-    config.max_queue_depth = params.max_queue_depth.unwrap_or(config.max_queue_depth);
-    config.max_io_qpairs_per_ctrlr = params.max_io_qpairs_per_ctrlr.unwrap_or(config.max_io_qpairs_per_ctrlr);
-    config.max_io_size = params.max_io_size.unwrap_or(config.max_io_size);
-    config.disable_mappable_bar0 = params.disable_mappable_bar0;
-    config
-}
-
-control::choices! {
-    enum FaultName {
-        None = "none",
-        Fatal = "fatal",
-        Gone = "gone",
-        Disconnect = "disconnect",
-        DropCompletions = "drop_completions",
-        Stall = "stall",
-    }
-}
-
-control::parameters! {
-    pub(super) struct InjectVfioUserFault {
-        /// Directory of the listener
-        traddr: String,
-        /// What fails
-        fault: FaultName,
-        /// How many completions drop_completions drops; without, 1
-        count: Option<u32>,
-        /// Which queue stalls
-        qid: Option<u16>,
-    }
-}
-
-pub(super) fn inject(module: &NvmfModule, params: InjectVfioUserFault) -> Result<bool, RpcError> {
-    let fault = match (params.fault, params.count, params.qid) {
-        (FaultName::None, None, None) => VfioUserFault::None,
-        (FaultName::Fatal, None, None) => VfioUserFault::Fatal,
-        (FaultName::Gone, None, None) => VfioUserFault::SurpriseRemoval,
-        (FaultName::Disconnect, None, None) => VfioUserFault::Disconnect,
-        (FaultName::DropCompletions, count, None) => VfioUserFault::DropCompletions(count.unwrap_or(1)),
-        (FaultName::Stall, None, Some(qid)) => VfioUserFault::Stall(qid),
-        _ => {
-            let message = "count belongs to the fault drop_completions, and qid to stall, which needs it";
-            return Err(RpcError::invalid_params(message));
-        }
-    };
-    module.target.inject(&params.traddr, fault)?;
+    module.target.create_transport_with(&*params.0)?;
     Ok(true)
 }

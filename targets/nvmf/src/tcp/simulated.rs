@@ -3,13 +3,17 @@
 #[cfg(test)]
 mod tests;
 
+use std::net::SocketAddr;
+use std::sync::Arc;
+
 use bdev::malloc::MallocConfig;
 use bdev::{Access, Descriptor, Registry};
-use nvme_controller::{Subsystem, SubsystemListener, SubsystemNamespace};
+use nvme_controller::{ControllerDirectory, Subsystem, SubsystemListener, SubsystemNamespace};
 use reactor::Reactor;
 use sockets::{ConnectionId, Network, NetworkFaults, SimulatedNetwork};
 use target_shell::{ConnectionGroup, PollGroup};
 use wire_nvme::digest::crc32c;
+use wire_nvme::fabrics::Nqn;
 use wire_nvme::fabrics::{CNTLID_DYNAMIC, CONNECT_DATA_SIZE, Connect, ConnectAttributes, ConnectData};
 use wire_nvme::fabrics::{ConnectResponse, PropertySet};
 use wire_nvme::registers::offset;
@@ -19,8 +23,9 @@ use wire_nvme::tcp::{
 };
 use wire_nvme::{DataPointer, Sqe};
 
-use super::*;
+use super::protocol::TcpProtocol;
 use crate::TcpTransportConfig;
+use crate::snapshot::ConfigSnapshot;
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:6d5c7a3e-0a52-4d5f-9d0b-7d3a1f7d2c11";

@@ -17,7 +17,7 @@ use super::protocol::{ClientReport, VfioUserContext, VfioUserProtocol};
 use super::seats::SeatTicket;
 use super::session::ClientSession;
 use super::socket::DisconnectReason;
-use crate::queue::QueueTotals;
+use crate::queue_totals::QueueTotals;
 use crate::reservation_watch::ReservedConnection;
 use crate::snapshot::ConfigSnapshot;
 

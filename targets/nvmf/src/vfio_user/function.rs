@@ -31,7 +31,7 @@ use super::memory::{ClientMemory, UnmappedRanges};
 use super::pci::PciConfigSpace;
 use super::protocol::ClientQueueReport;
 use super::queue::{CompletionQueue, QueueMemory, SubmissionQueue, SubmissionQueueState, SubmissionRing};
-use crate::queue::QueueTotals;
+use crate::queue_totals::QueueTotals;
 use crate::snapshot::ConfigSnapshot;
 
 pub(super) use link::SegmentList;

@@ -14,7 +14,7 @@ use super::function::InjectedFaults;
 use super::limits::VfioUserLimits;
 use super::seats::Seats;
 use super::socket::DisconnectReason;
-use crate::queue::QueueTotals;
+use crate::queue_totals::QueueTotals;
 use crate::reservation_watch::ReservationWatch;
 use crate::snapshot::ConfigSnapshot;
 

@@ -10,7 +10,7 @@ use wire_nvme::{cqe, sqe};
 use super::doorbells::ControllerDoorbells;
 use super::function::SegmentList;
 use super::memory::ClientMemory;
-use crate::queue::QueueTotals;
+use crate::queue_totals::QueueTotals;
 
 /// The mapped memory of a queue, while its DMA range is mapped.
 pub(super) struct QueueMemory {

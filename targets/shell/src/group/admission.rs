@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use slots::Slot;
-use sockets::{ListenerId, Network, StreamAddress};
+use sockets::{Listen, ListenerId, StreamAddress};
 
 use super::ConnectionGroup;
 use super::polled::add_polled;
@@ -56,7 +56,7 @@ impl<P: Protocol, S> GroupShared<P, S> {
     }
 }
 
-impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
+impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
     /// Assigns an accepted connection to the group with the fewest connections, of those that the protocol allows.
     pub(super) fn assign_connection(
         &mut self,

@@ -3,14 +3,14 @@
 use std::sync::atomic::Ordering;
 
 use slots::Slot;
-use sockets::Network;
+use sockets::Listen;
 
 use super::{ConnectionGroup, RELEASE_DELAY_NS};
 use crate::connections::NO_STREAM;
 use crate::cores::GroupMessage;
 use crate::protocol::{CloseReason, Protocol, ProtocolConnection};
 
-impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
+impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
     /// Closes connections that are drained, and those whose drain timed out.
     pub(super) fn close_drained(&mut self, now_ns: u64) {
         let mut closing = std::mem::take(&mut self.closing);

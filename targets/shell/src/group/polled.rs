@@ -1,7 +1,7 @@
 //! Connections whose work arrives through memory.
 
 use slots::Slot;
-use sockets::Network;
+use sockets::Listen;
 
 use super::ConnectionGroup;
 use crate::connections::ConnectionEntry;
@@ -23,7 +23,7 @@ pub(super) fn add_polled<P: Protocol>(
     }
 }
 
-impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
+impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
     /// Polls connections whose work arrives through memory. Returns the number of commands found.
     #[inline]
     pub(super) fn poll_connections(&mut self, now_ns: u64) -> usize {

@@ -1,7 +1,7 @@
 //! The check of transfers: which connections keep buffers for peers that do not move their data.
 
 use slots::Slot;
-use sockets::Network;
+use sockets::Listen;
 
 use super::ConnectionGroup;
 use crate::protocol::{CloseReason, Protocol, ProtocolConnection};
@@ -26,7 +26,7 @@ impl SlowPeers {
     }
 }
 
-impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
+impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
     #[cold]
     pub(super) fn arm_check(&mut self, now_ns: u64) {
         self.timers.arm_check(now_ns.saturating_add(self.slow_peers.times.interval_ns));

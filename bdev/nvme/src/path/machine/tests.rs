@@ -1,7 +1,7 @@
 use PathInput::{ConnectFailed, Connected, Lost, Operate, Stop, Timeout};
 
 use super::*;
-use crate::initiator::ControllerOperation::{Disable, Enable, Reset};
+use crate::path::ControllerOperation::{Disable, Enable, Reset};
 
 const SECOND: u64 = 1_000_000_000;
 

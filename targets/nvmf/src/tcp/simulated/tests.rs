@@ -555,7 +555,7 @@ fn a_draining_queue_closes_after_the_timeout_when_a_host_withholds_h2c_data() {
             world.poll();
         }
         assert_eq!(world.group.connections().len(), 2, "the data may still arrive");
-        world.now_ns += crate::limits::DRAIN_TIMEOUT_NS;
+        world.now_ns += crate::transport::DRAIN_TIMEOUT_NS;
         for _ in 0..3 {
             world.poll();
         }

@@ -15,9 +15,9 @@ use wire_nvme::fabrics::fabrics_type;
 use wire_nvme::log::LogId;
 use wire_nvme::opcode::{AdminOpcode, FABRICS, FabricsType};
 
-use crate::connection::ConnectionState;
-use crate::handler::{BEFORE_CONNECT_BYTES_MAX, PduHandler};
-use crate::queue::{ConnectionRole, TargetIoQueue};
+use super::connection::ConnectionState;
+use super::handler::{BEFORE_CONNECT_BYTES_MAX, PduHandler};
+use super::queue::{ConnectionRole, TargetIoQueue};
 
 impl PduHandler<'_, '_> {
     /// Accepts an admin or Fabrics command, which is executed when all its data has been received.

@@ -17,10 +17,10 @@ use wire_nvme::tcp::{
     SHORT_SIZE,
 };
 
-use crate::connection::{ConnectionState, IncomingPdu};
-use crate::link::{TcpLocation, TcpTransport};
-use crate::queue::ConnectionRole;
-use crate::tcp::TcpContext;
+use super::connection::{ConnectionState, IncomingPdu};
+use super::link::{TcpLocation, TcpTransport};
+use super::protocol::TcpContext;
+use super::queue::ConnectionRole;
 
 /// A connection while received data is processed, with the resources that its poll group lends it.
 pub(crate) struct PduHandler<'a, 'b> {

@@ -18,11 +18,11 @@ use target_shell::{
 };
 use wire_nvme::tcp::{FatalError, Framing, PduType, TERM_MAX, TermReq};
 
-use crate::handler::PduHandler;
-use crate::link::{SendingData, TcpLink, TcpLocation};
-use crate::queue::ConnectionRole;
+use super::handler::PduHandler;
+use super::link::{SendingData, TcpLink, TcpLocation};
+use super::protocol::{TcpContext, TcpError, TcpProtocol};
+use super::queue::ConnectionRole;
 use crate::reservation_watch::ReservedConnection;
-use crate::tcp::{TcpContext, TcpError, TcpProtocol};
 
 /// In the identifiers of transfers: what is being sent, and no command.
 const SENDING: u64 = 1 << 63;
@@ -360,7 +360,7 @@ impl ConnectionState {
     }
 
     /// Starts to drain: accepts no more commands, and closes when those in flight have completed or after
-    /// [`DRAIN_TIMEOUT_NS`](crate::limits::DRAIN_TIMEOUT_NS).
+    /// [`DRAIN_TIMEOUT_NS`](crate::transport::DRAIN_TIMEOUT_NS).
     pub(crate) fn begin_drain(&mut self) {
         self.draining = true;
     }

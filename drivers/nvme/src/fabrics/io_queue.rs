@@ -6,34 +6,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use block_io::{Channel, Completion, FabricsStatus, Op, Request, Status, Tag};
 use dma::Data;
 use reactor::Core;
-use sockets::{CoreNetwork, NetworkEvent, SentEvent, Sockets};
 use wire_nvme::Sqe;
+use wire_nvme::fabrics::ConnectResponse;
 use wire_nvme::identify::IdentifyNamespace;
 
 use super::association::{AssociationHandle, FreeQids};
-use super::connect::{connect, connect_command};
-use super::namespace_info::TcpNamespaceInfo;
-use super::queue::{self, TcpCommandData, TcpCompletion, TcpQueue};
+use super::authentication::authenticate;
+use super::connect::connect_command;
+use super::namespace_info::FabricsNamespaceInfo;
+use super::queue::{CommandData, FabricsCompletion, FabricsQueue, QueuePurpose};
 use crate::error::{ControllerFailure, NvmeOpenError};
 use crate::io_queue::IoQueue;
 use crate::shared::AdminData;
 use crate::stats::QueueStats;
 use crate::wait::{next_turn, race};
 
-/// Receive buffer size for data that is not received directly into place: eleven responses of 4 KiB, which are still
-/// in the L2 cache when they are copied.
-const SCRATCH_BYTES: usize = 48 << 10;
 /// Interval at which the connection is polled without an event.
 const POLL_INTERVAL_NS: u64 = 10_000_000;
 
-/// A channel to one namespace through an I/O queue of a [`TcpAssociation`](super::TcpAssociation), which may live on
-/// another core.
+/// A channel to one namespace through an I/O queue of an [`Association`](super::Association), which may live
+/// on another core.
 ///
-/// It owns the connection of its queue. Its user calls [`fail`](Self::fail) when the association fails; requests then
-/// complete with [`Status::HOST_PATHING_ERROR`].
-pub struct TcpIoQueue<N: CoreNetwork = Sockets> {
-    connection: ConnectedQueue<N>,
-    info: TcpNamespaceInfo,
+/// It owns the connection of its queue. Its user calls [`fail`](Self::fail) when the association fails;
+/// requests then complete with [`Status::HOST_PATHING_ERROR`].
+pub struct FabricsIoQueue<Q: FabricsQueue> {
+    connection: ConnectedQueue<Q>,
+    info: FabricsNamespaceInfo,
     nsid: u32,
     /// Requests completed without a command.
     refused: Vec<Completion<Data>>,
@@ -43,14 +41,8 @@ pub struct TcpIoQueue<N: CoreNetwork = Sockets> {
 }
 
 /// A connected I/O queue, not bound to a namespace.
-pub(super) struct ConnectedQueue<N: CoreNetwork> {
-    network: N,
-    scratch: Vec<u8>,
-    received: Vec<NetworkEvent<N::Stream>>,
-    sent: Vec<SentEvent>,
-    /// The connection was closed after a failure, because it still used data of commands.
-    closed: bool,
-    pub(super) queue: TcpQueue,
+pub(super) struct ConnectedQueue<Q: FabricsQueue> {
+    pub(super) queue: Q,
     _qid: QidGuard,
 }
 
@@ -66,47 +58,39 @@ impl Drop for QidGuard {
     }
 }
 
-impl<N: CoreNetwork> ConnectedQueue<N> {
+impl<Q: FabricsQueue> ConnectedQueue<Q> {
     /// Connects an I/O queue with the depth in the association's options, limited to what the controller supports.
     pub(super) async fn open(
         core: &Core,
-        association: &AssociationHandle,
-    ) -> Result<ConnectedQueue<N>, NvmeOpenError> {
+        association: &AssociationHandle<Q::Remote>,
+    ) -> Result<ConnectedQueue<Q>, NvmeOpenError> {
         let qid = association.free_qids.alloc().ok_or(NvmeOpenError::NoFreeQueue(0))?;
         let qid = QidGuard { qid, qids: association.free_qids.clone() };
-        let mut network = N::of_core(core);
-        let depth_max = association.entries_max.saturating_sub(1).clamp(1, queue::DEPTH_MAX - 1);
+        let depth_max = association.entries_max.saturating_sub(1).clamp(1, Q::DEPTH_MAX - 1);
         let depth = association.options.queue_depth.clamp(1, depth_max);
-        let (uri, options) = (&association.uri, &association.options);
-        let mut queue = connect(&mut network, association.address, depth + 1, uri, options)?;
-        queue.enable_owned_sends();
-        let (sqe, data) = connect_command(association, qid.qid, depth + 1, association.cntlid);
-        let mut connection = ConnectedQueue {
-            network,
-            scratch: vec![0; SCRATCH_BYTES],
-            received: Vec::new(),
-            sent: Vec::new(),
-            closed: false,
-            queue,
-            _qid: qid,
-        };
+        let AssociationHandle { remote, subnqn, options, cntlid, .. } = association;
+        let queue = Q::connect(core, remote, depth + 1, QueuePurpose::Io, options)?;
+        let (sqe, data) = connect_command(options, subnqn, qid.qid, depth + 1, *cntlid);
+        let qid_number = qid.qid;
+        let mut connection = ConnectedQueue { queue, _qid: qid };
         let deadline_ns = core.now_ns() + association.options.timeout_ns;
         while !connection.queue.is_ready() {
-            connection.receive();
-            if let Some(failure) = connection.queue.failure {
-                return Err(failure.while_connecting(association.address));
+            connection.queue.receive();
+            if let Some(failure) = connection.queue.failure() {
+                return Err(Q::connect_error(remote, failure));
             }
             if !connection.queue.is_ready() {
-                connection.wait(core, "ICReq", deadline_ns).await?;
+                connection.wait(core, Q::HANDSHAKE, deadline_ns).await?;
             }
         }
         let request = Request::new(Tag(0), Op::Flush, 0, 0);
         let completed = connection
-            .execute(core, "Connect", sqe, request, (TcpCommandData::None, &data), deadline_ns)
+            .execute(core, "Connect", sqe, request, (CommandData::None, &data), deadline_ns)
             .await?;
         if !completed.cqe.status.is_success() {
             return Err(NvmeOpenError::ConnectRejected(FabricsStatus(completed.cqe.status)));
         }
+        authenticate(qid_number, &ConnectResponse::from_result(completed.cqe.result)).await?;
         connection.queue.set_in_capsule_max(association.capsule_bytes);
         Ok(connection)
     }
@@ -118,28 +102,28 @@ impl<N: CoreNetwork> ConnectedQueue<N> {
         what: &'static str,
         sqe: Sqe,
         request: Request<Data>,
-        (data, inline_data): (TcpCommandData, &[u8]),
+        (data, inline_data): (CommandData, &[u8]),
         deadline_ns: u64,
-    ) -> Result<TcpCompletion, NvmeOpenError> {
+    ) -> Result<FabricsCompletion, NvmeOpenError> {
         self.queue.submit(sqe, request, data, inline_data);
-        self.queue.flush(&mut self.network);
+        self.queue.flush();
         let completed = loop {
-            self.receive();
+            self.queue.receive();
             if let Some(completed) = self.queue.completions().pop() {
                 break completed;
             }
             self.wait(core, what, deadline_ns).await?;
         };
-        self.queue.failure.map_or(Ok(completed), |failure| Err(failure.into()))
+        self.queue.failure().map_or(Ok(completed), |failure| Err(failure.into()))
     }
 
-    /// Waits for a network event or the poll interval.
+    /// Waits for an event of the core or the poll interval.
     async fn wait(&self, core: &Core, what: &'static str, deadline_ns: u64) -> Result<(), NvmeOpenError> {
         let now_ns = core.now_ns();
         if now_ns >= deadline_ns {
             return Err(NvmeOpenError::Timeout(what));
         }
-        if self.network.is_pending() {
+        if self.queue.is_pending() {
             next_turn().await;
             return Ok(());
         }
@@ -149,45 +133,11 @@ impl<N: CoreNetwork> ConnectedQueue<N> {
         race(event, timeout).await;
         Ok(())
     }
-
-    /// Processes received PDUs; returns the number of readiness events.
-    #[inline]
-    fn receive(&mut self) -> u64 {
-        let mut arrivals = 0;
-        self.network.poll(&mut self.received);
-        if self.network.reap_sent(&mut self.sent) {
-            self.process_sent();
-        }
-        for event in self.received.drain(..) {
-            if matches!(event, NetworkEvent::Ready(id) if id == self.queue.connection()) {
-                arrivals += 1;
-                while self.queue.receive(&mut self.network, &mut self.scratch) {}
-            }
-        }
-        arrivals
-    }
 }
 
-impl<N: CoreNetwork> ConnectedQueue<N> {
-    /// Passes on the ends of owned sends, and has them end soon after a failure.
-    #[cold]
-    fn process_sent(&mut self) {
-        for SentEvent { connection, tag, result } in self.sent.drain(..) {
-            if connection == self.queue.connection() {
-                self.queue.owned_sent(tag, result);
-                self.queue.flush(&mut self.network);
-            }
-        }
-        if self.queue.failure.is_some() && self.queue.has_owned_sends() && !self.closed {
-            self.closed = true;
-            self.network.close(self.queue.connection());
-        }
-    }
-}
-
-impl AssociationHandle {
+impl<R> AssociationHandle<R> {
     /// Connects a temporary I/O queue, executes one command on it and closes it.
-    pub(crate) async fn execute_one<N: CoreNetwork>(
+    pub(crate) async fn execute_one<Q: FabricsQueue<Remote = R>>(
         &self,
         core: &Core,
         what: &'static str,
@@ -195,53 +145,41 @@ impl AssociationHandle {
         request: Request<Data>,
         data: &AdminData,
         deadline_ns: u64,
-    ) -> Result<TcpCompletion, NvmeOpenError> {
-        let mut connection = ConnectedQueue::<N>::open(core, self).await?;
-        connection.execute(core, what, sqe, request, (TcpCommandData::of(data), &[]), deadline_ns).await
+    ) -> Result<FabricsCompletion, NvmeOpenError> {
+        let mut connection = ConnectedQueue::<Q>::open(core, self).await?;
+        connection.execute(core, what, sqe, request, (CommandData::of(data), &[]), deadline_ns).await
     }
 }
 
-impl TcpIoQueue {
+impl<Q: FabricsQueue> FabricsIoQueue<Q> {
     /// Connects an I/O queue for namespace `nsid`, whose Identify Namespace data is `identify`.
-    pub async fn open(
-        core: &Core,
-        association: &AssociationHandle,
-        nsid: u32,
-        identify: &IdentifyNamespace,
-    ) -> Result<TcpIoQueue, NvmeOpenError> {
-        TcpIoQueue::open_over(core, association, nsid, identify).await
-    }
-}
-
-impl<N: CoreNetwork> TcpIoQueue<N> {
-    /// As [`open`](TcpIoQueue::open), over any network.
     pub async fn open_over(
         core: &Core,
-        association: &AssociationHandle,
+        association: &AssociationHandle<Q::Remote>,
         nsid: u32,
         identify: &IdentifyNamespace,
-    ) -> Result<TcpIoQueue<N>, NvmeOpenError> {
-        let info = TcpNamespaceInfo::new(nsid, identify, association.mdts, association.oncs)?;
+    ) -> Result<FabricsIoQueue<Q>, NvmeOpenError> {
+        let info = FabricsNamespaceInfo::new(nsid, identify, association.mdts, association.oncs)?;
         let connection = ConnectedQueue::open(core, association).await?;
         let quiesced_ns = association.quiesced_ns.clone();
         let stats = QueueStats::default();
-        Ok(TcpIoQueue { connection, info, nsid, refused: Vec::new(), stats, quiesced_ns })
+        Ok(FabricsIoQueue { connection, info, nsid, refused: Vec::new(), stats, quiesced_ns })
     }
 
     /// Requests that can be submitted now; 0 after a failure.
     pub fn room(&self) -> usize {
-        if self.connection.queue.failure.is_some() { 0 } else { self.connection.queue.room() }
+        if self.connection.queue.failure().is_some() { 0 } else { self.connection.queue.free_slots() }
     }
 
     /// Fails the queue: requests in flight complete with [`Status::HOST_PATHING_ERROR`].
     pub fn fail(&mut self, failure: ControllerFailure) {
-        if self.connection.queue.failure.is_none() {
+        if self.connection.queue.failure().is_none() {
             self.connection.queue.fail(failure);
         }
     }
 }
 
-impl<N: CoreNetwork> IoQueue for TcpIoQueue<N> {
+impl<Q: FabricsQueue> IoQueue for FabricsIoQueue<Q> {
     fn block_size(&self) -> u32 {
         self.info.block_size
     }
@@ -260,12 +198,12 @@ impl<N: CoreNetwork> IoQueue for TcpIoQueue<N> {
     }
 
     fn failure(&self) -> Option<ControllerFailure> {
-        self.connection.queue.failure
+        self.connection.queue.failure()
     }
 
     /// A controller that closed the connection has stopped.
     fn quiesced_ns(&self) -> u64 {
-        match self.connection.queue.failure {
+        match self.connection.queue.failure() {
             Some(ControllerFailure::Detached) => self.quiesced_ns.load(Ordering::Acquire),
             _ => 0,
         }
@@ -276,17 +214,17 @@ impl<N: CoreNetwork> IoQueue for TcpIoQueue<N> {
     }
 }
 
-impl<N: CoreNetwork> Channel for TcpIoQueue<N> {
+impl<Q: FabricsQueue> Channel for FabricsIoQueue<Q> {
     type Request = Request<Data>;
     type Completion = Completion<Data>;
 
     fn submit(&mut self, batch: &mut Vec<Self::Request>) {
-        if self.connection.queue.failure.is_some() {
+        if self.connection.queue.failure().is_some() {
             let refused = batch.drain(..).map(|request| request.complete(Status::HOST_PATHING_ERROR));
             self.refused.extend(refused);
             return;
         }
-        let count = batch.len().min(self.connection.queue.room());
+        let count = batch.len().min(self.connection.queue.free_slots());
         self.stats.full += u64::from(count < batch.len());
         self.stats.batches += u64::from(count > 0);
         self.stats.submitted += count as u64;
@@ -299,12 +237,12 @@ impl<N: CoreNetwork> Channel for TcpIoQueue<N> {
                 Err(status) => self.refused.push(request.complete(status)),
             }
         }
-        self.connection.queue.flush(&mut self.connection.network);
+        self.connection.queue.flush();
     }
 
     fn poll(&mut self, sink: &mut Vec<Self::Completion>) -> usize {
         let before = sink.len();
-        self.stats.arrivals += self.connection.receive();
+        self.stats.arrivals += self.connection.queue.receive();
         let completions = self.connection.queue.completions();
         if !completions.is_empty() {
             sink.extend(
@@ -320,6 +258,6 @@ impl<N: CoreNetwork> Channel for TcpIoQueue<N> {
     }
 
     fn deadline(&self) -> Option<u64> {
-        (!self.refused.is_empty() || self.connection.network.is_pending()).then_some(0)
+        (!self.refused.is_empty() || self.connection.queue.is_pending()).then_some(0)
     }
 }

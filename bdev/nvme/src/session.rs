@@ -9,13 +9,12 @@ use sockets::CoreNetwork;
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::feature::AsyncEventConfiguration;
 
-use super::machine::{OnLossTimeout, PathInput, PathNotice};
-use super::scan::{AdminExecutor, is_unsupported};
-use super::task::{PathSession, run};
-use super::{
-    ChangedNamespaces, ControllerPath, OperationError, PathCommand, PathStatus, ResultSender, send_reply,
+use crate::controller_group::{ControllerGroup, PathEvent};
+use crate::path::{
+    AdminExecutor, ChangedNamespaces, ControllerOperation, ControllerPath, OnLossTimeout, OperationError,
+    PathCommand, PathInput, PathNotice, PathSession, PathStatus, ResultSender, is_unsupported, run,
+    send_reply,
 };
-use crate::initiator::{ControllerGroup, ControllerOperation, PathEvent};
 use crate::suspension::Suspension;
 
 /// Asynchronous events that a path enables.
@@ -65,12 +64,13 @@ struct ControllerSession<N> {
 }
 
 impl<N: CoreNetwork> PathSession for ControllerSession<N> {
-    type Connection = AnyController<N>;
+    type Connection = AnyController;
 
-    async fn connect(&mut self, epoch: u64) -> Result<AnyController<N>, String> {
+    async fn connect(&mut self, epoch: u64) -> Result<AnyController, String> {
         let config = &self.path.config;
         let attached =
-            AnyController::attach(&self.core, &config.id.0, &config.options, config.num_io_queues).await;
+            AnyController::attach_over::<N>(&self.core, &config.id.0, &config.options, config.num_io_queues)
+                .await;
         let mut controller = attached.map_err(|error| error.to_string())?;
         self.path.set_identity(controller.identity(), controller.cntlid());
         self.resets = controller.resets();
@@ -85,7 +85,7 @@ impl<N: CoreNetwork> PathSession for ControllerSession<N> {
         Ok(controller)
     }
 
-    async fn serve(&mut self, controller: &mut AnyController<N>, epoch: u64) -> PathInput<ResultSender> {
+    async fn serve(&mut self, controller: &mut AnyController, epoch: u64) -> PathInput<ResultSender> {
         let (path, is_fabrics) = (self.path.clone(), controller.is_fabrics());
         loop {
             if path.is_stopping() {
@@ -167,7 +167,7 @@ impl<N: CoreNetwork> PathSession for ControllerSession<N> {
 }
 
 impl<N: CoreNetwork> ControllerSession<N> {
-    fn admin<'a>(&'a self, controller: &'a mut AnyController<N>) -> AdminExecutor<'a, N> {
+    fn admin<'a>(&'a self, controller: &'a mut AnyController) -> AdminExecutor<'a> {
         AdminExecutor { controller, path: &self.path, core: &self.core }
     }
 
@@ -176,7 +176,7 @@ impl<N: CoreNetwork> ControllerSession<N> {
     /// a new namespace before it was identified.
     async fn rescan(
         &self,
-        controller: &mut AnyController<N>,
+        controller: &mut AnyController,
         epoch: u64,
         changed: ChangedNamespaces,
     ) -> Result<(), AdminError> {
@@ -198,7 +198,7 @@ impl<N: CoreNetwork> ControllerSession<N> {
     /// Scans the namespaces and publishes them; fails with the name of the step.
     async fn scan(
         &self,
-        controller: &mut AnyController<N>,
+        controller: &mut AnyController,
         epoch: u64,
         changed: &ChangedNamespaces,
     ) -> Result<(), (&'static str, AdminError)> {
@@ -224,7 +224,7 @@ impl<N: CoreNetwork> ControllerSession<N> {
 
     async fn handle_event(
         &self,
-        controller: &mut AnyController<N>,
+        controller: &mut AnyController,
         epoch: u64,
         event: AsyncEvent,
     ) -> Result<(), AdminError> {
@@ -246,7 +246,7 @@ impl<N: CoreNetwork> ControllerSession<N> {
         Ok(())
     }
 
-    async fn refresh_ana(&self, controller: &mut AnyController<N>) -> Result<(), AdminError> {
+    async fn refresh_ana(&self, controller: &mut AnyController) -> Result<(), AdminError> {
         let identity = controller.identity().clone();
         let groups = self.admin(controller).ana(&identity).await?;
         self.group.send_event(PathEvent::AnaChanged { path: self.path.clone(), groups });

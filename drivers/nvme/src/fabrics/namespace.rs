@@ -1,4 +1,4 @@
-//! A namespace over TCP on one core, with an association of its own.
+//! A namespace over fabrics on one core, with an association of its own.
 
 use std::sync::atomic::Ordering;
 
@@ -6,13 +6,13 @@ use block_io::{Channel, Completion, Request};
 use dma::Data;
 use reactor::Core;
 
-use super::association::TcpAssociation;
-use super::io_queue::TcpIoQueue;
+use super::association::Association;
+use super::io_queue::FabricsIoQueue;
+use super::queue::{FabricsQueue, FabricsUri};
 use crate::error::{ControllerFailure, NvmeOpenError};
 use crate::io_queue::IoQueue;
 use crate::options::Options;
 use crate::stats::QueueStats;
-use crate::uri::TcpUri;
 
 /// The identifiers of a namespace; zeroes and `None` for those that it does not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,27 +22,28 @@ pub(super) struct NamespaceIdentifiers {
     uuid: Option<[u8; 16]>,
 }
 
-/// A namespace over TCP with an association and one I/O queue of its own, both on one core.
-pub(crate) struct TcpNamespace {
+/// A namespace over fabrics with an association and one I/O queue of its own, both on one core.
+pub(crate) struct FabricsNamespace<Q: FabricsQueue> {
     nsid: u32,
     nguid: [u8; 16],
     eui64: [u8; 8],
     // Fields drop in order: the I/O connection closes before the admin connection.
-    io: TcpIoQueue,
-    association: TcpAssociation,
+    io: FabricsIoQueue<Q>,
+    association: Association<Q>,
 }
 
-impl TcpNamespace {
+impl<Q: FabricsQueue> FabricsNamespace<Q> {
     /// Connects to the controller and opens the namespace on the core that will use it.
     pub(crate) async fn open(
         core: &Core,
-        uri: &TcpUri,
+        uri: &Q::Uri,
         options: &Options,
-    ) -> Result<TcpNamespace, NvmeOpenError> {
-        let mut association = TcpAssociation::open(core, uri, options, 1).await?;
-        let identify = association.identify_namespace(uri.nsid).await?;
-        let io = TcpIoQueue::open(core, association.handle(), uri.nsid, &identify).await?;
-        Ok(TcpNamespace { nsid: uri.nsid, nguid: identify.nguid, eui64: identify.eui64, io, association })
+    ) -> Result<FabricsNamespace<Q>, NvmeOpenError> {
+        let nsid = uri.nsid();
+        let mut association = Association::open_over(core, uri, options, 1).await?;
+        let identify = association.identify_namespace(nsid).await?;
+        let io = FabricsIoQueue::open_over(core, association.handle(), nsid, &identify).await?;
+        Ok(FabricsNamespace { nsid, nguid: identify.nguid, eui64: identify.eui64, io, association })
     }
 
     /// Reads the identifiers of the namespace.
@@ -52,7 +53,7 @@ impl TcpNamespace {
     }
 }
 
-impl IoQueue for TcpNamespace {
+impl<Q: FabricsQueue> IoQueue for FabricsNamespace<Q> {
     fn block_size(&self) -> u32 {
         self.io.block_size()
     }
@@ -78,7 +79,7 @@ impl IoQueue for TcpNamespace {
     }
 }
 
-impl Channel for TcpNamespace {
+impl<Q: FabricsQueue> Channel for FabricsNamespace<Q> {
     type Request = Request<Data>;
     type Completion = Completion<Data>;
 

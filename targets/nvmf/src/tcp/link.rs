@@ -14,8 +14,8 @@ use wire_nvme::digest::{Crc32c, crc32c};
 use wire_nvme::tcp::{C2hData, CapsuleResp, Framing, R2t, SHORT_SIZE};
 use wire_nvme::{Cqe, Sqe};
 
-use crate::connection::IncomingPdu;
-use crate::tcp::TcpContext;
+use super::connection::IncomingPdu;
+use super::protocol::TcpContext;
 
 /// Where the host has a command's data: in the capsule, or to be requested by R2T.
 #[derive(Debug, Default)]

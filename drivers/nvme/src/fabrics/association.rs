@@ -1,12 +1,11 @@
-//! The admin queue of a controller over TCP: an association, to which any core can add I/O queues.
+//! The admin queue of a fabrics controller: an association, to which any core can add I/O queues.
 //!
-//! A [`TcpAssociation`] lives on one core, sends Keep Alive commands and receives asynchronous events. Its
-//! [`AssociationHandle`] may be sent to any core, where [`TcpIoQueue::open`](super::TcpIoQueue::open) connects an
-//! I/O queue of the association.
+//! An [`Association`] lives on one core, sends Keep Alive commands and receives asynchronous events. Its
+//! [`AssociationHandle`] may be sent to any core, where a [`FabricsIoQueue`](super::FabricsIoQueue) is
+//! connected.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -15,10 +14,9 @@ use std::task::{Poll, Waker};
 use block_io::{FabricsStatus, Op, Request, Tag};
 use dma::{Buffer, Data};
 use reactor::{Core, Period, PollResult, Poller};
-use sockets::{CoreNetwork, NetworkEvent, Sockets};
 use wire_nvme::admin::{Identify, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
-use wire_nvme::fabrics::{CNTLID_DYNAMIC, ConnectResponse, PropertyGet, PropertySet};
+use wire_nvme::fabrics::{CNTLID_DYNAMIC, ConnectResponse, Nqn, PropertyGet, PropertySet};
 use wire_nvme::feature::{AsyncEventConfiguration, FeatureId, NumberOfQueues};
 use wire_nvme::identify::{
     self, Cns, ControllerType, IdentifyController, IdentifyNamespace, NamespaceDescriptor,
@@ -27,14 +25,14 @@ use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::registers::{ControllerCapabilities, ControllerConfiguration, ControllerStatus, offset};
 use wire_nvme::{Cqe, Sqe};
 
-use super::connect::{connect, connect_command};
+use super::authentication::authenticate;
+use super::connect::connect_command;
 use super::keep_alive::{KeepAliveAction, KeepAliveTimer};
-use super::queue::{TcpCommandData, TcpQueue};
+use super::queue::{CommandData, FabricsQueue, FabricsUri, QueuePurpose};
 use crate::error::{AdminError, ControllerFailure, NvmeOpenError};
 use crate::options::Options;
 use crate::owner::identify_page;
 use crate::shared::{AdminData, AdminOutput};
-use crate::uri::TcpUri;
 
 /// Entries of the admin queue, as in Linux.
 const ADMIN_DEPTH: u32 = 32;
@@ -43,28 +41,24 @@ const TAG_KEEP_ALIVE: Tag = Tag(u64::MAX - 1);
 /// Most pending events. The controller sends no second event of a type before its log page is read, so that there
 /// are at most as many as types.
 const EVENTS_MAX: usize = 16;
-/// Receive buffer size: admin data is small, and long log pages are read in several commands.
-const SCRATCH_BYTES: usize = 8 << 10;
 
-/// An association of this host with one controller over TCP, with its admin queue.
+/// An association of this host with one controller, with its admin queue over the transport `Q`.
 ///
-/// [`open`](Self::open) connects, enables and identifies the controller. A poller on the association's core receives
-/// responses and events and sends Keep Alive commands. Admin commands execute one at a time: each method borrows
-/// the association until its command completes. Dropping the association closes its admin connection.
-pub struct TcpAssociation<N: CoreNetwork = Sockets> {
-    inner: Rc<RefCell<AssociationInner<N>>>,
+/// [`open_over`](Self::open_over) connects, enables and identifies the controller. A poller on the
+/// association's core receives responses and events and sends Keep Alive commands. Admin commands execute one
+/// at a time: each method borrows the association until its command completes. Dropping the association
+/// closes its admin connection.
+pub struct Association<Q: FabricsQueue> {
+    inner: Rc<RefCell<AssociationInner<Q>>>,
     core: Core,
     timeout_ns: u64,
     identity: IdentifyController,
-    handle: AssociationHandle,
+    handle: AssociationHandle<Q::Remote>,
 }
 
 /// State that the association and its poller share.
-struct AssociationInner<N: CoreNetwork> {
-    network: N,
-    scratch: Vec<u8>,
-    received: Vec<NetworkEvent<N::Stream>>,
-    queue: TcpQueue,
+struct AssociationInner<Q: FabricsQueue> {
+    queue: Q,
     keep_alive: KeepAliveTimer,
     events: VecDeque<AsyncEvent>,
     /// When to submit the next Asynchronous Event Request; `None` while one is outstanding, before events are enabled, and
@@ -81,16 +75,16 @@ struct AssociationInner<N: CoreNetwork> {
     closed: bool,
 }
 
-struct AssociationPoller<N: CoreNetwork> {
-    inner: Rc<RefCell<AssociationInner<N>>>,
+struct AssociationPoller<Q: FabricsQueue> {
+    inner: Rc<RefCell<AssociationInner<Q>>>,
     name: String,
 }
 
-/// A handle to an association, with which any core can connect I/O queues.
+/// A handle to an association, with which any core can connect I/O queues. `R` is where the controller is.
 #[derive(Clone)]
-pub struct AssociationHandle {
-    pub(super) uri: TcpUri,
-    pub(super) address: SocketAddr,
+pub struct AssociationHandle<R> {
+    pub(super) remote: R,
+    pub(super) subnqn: Nqn,
     pub(super) options: Options,
     pub(super) cntlid: u16,
     pub(super) entries_max: u32,
@@ -121,15 +115,15 @@ impl FreeQids {
     }
 }
 
-impl AssociationHandle {
+impl<R> AssociationHandle<R> {
     /// Controller identifier (CNTLID).
     pub fn cntlid(&self) -> u16 {
         self.cntlid
     }
 
-    /// The controller's address.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// Where the controller is.
+    pub fn remote(&self) -> &R {
+        &self.remote
     }
 
     /// Number of I/O queues that can still be opened.
@@ -138,37 +132,21 @@ impl AssociationHandle {
     }
 }
 
-impl TcpAssociation {
+impl<Q: FabricsQueue> Association<Q> {
     /// Connects to the controller, enables it and identifies it. The namespace of `uri` is ignored.
     ///
     /// `io_queues` is the number of I/O queues requested; discovery controllers have none.
-    pub async fn open(
-        core: &Core,
-        uri: &TcpUri,
-        options: &Options,
-        io_queues: u16,
-    ) -> Result<TcpAssociation, NvmeOpenError> {
-        TcpAssociation::open_over(core, uri, options, io_queues).await
-    }
-}
-
-impl<N: CoreNetwork> TcpAssociation<N> {
-    /// As [`open`](TcpAssociation::open), over any network.
     pub async fn open_over(
         core: &Core,
-        uri: &TcpUri,
+        uri: &Q::Uri,
         options: &Options,
         io_queues: u16,
-    ) -> Result<TcpAssociation<N>, NvmeOpenError> {
-        let address = uri.resolve()?;
-        let mut network = N::of_core(core);
-        let queue = connect(&mut network, address, ADMIN_DEPTH, uri, options)?;
+    ) -> Result<Association<Q>, NvmeOpenError> {
+        let remote = Q::resolve(uri)?;
+        let queue = Q::connect(core, &remote, ADMIN_DEPTH, QueuePurpose::Admin, options)?;
         let keep_alive = KeepAliveTimer::new(u64::from(options.keep_alive_ms) * 1_000_000);
         let quiesced_ns = keep_alive.quiesced_ns().clone();
         let inner = Rc::new(RefCell::new(AssociationInner {
-            network,
-            scratch: vec![0; SCRATCH_BYTES],
-            received: Vec::new(),
             queue,
             keep_alive,
             events: VecDeque::new(),
@@ -180,16 +158,16 @@ impl<N: CoreNetwork> TcpAssociation<N> {
             waker: None,
             closed: false,
         }));
-        let name = format!("nvme admin {address}");
+        let name = format!("nvme admin {remote}");
         core.add_poller(Box::new(AssociationPoller { inner: inner.clone(), name }), Period::EveryTurn);
-        let mut association = TcpAssociation {
+        let mut association = Association {
             inner,
             core: core.clone(),
             timeout_ns: options.timeout_ns,
             identity: IdentifyController::default(),
             handle: AssociationHandle {
-                uri: uri.clone(),
-                address,
+                remote,
+                subnqn: uri.subnqn().clone(),
                 options: options.clone(),
                 cntlid: 0,
                 entries_max: 2,
@@ -206,14 +184,17 @@ impl<N: CoreNetwork> TcpAssociation<N> {
     }
 
     async fn establish(&mut self, io_queues: u16) -> Result<(), NvmeOpenError> {
-        let (sqe, data) = connect_command(&self.handle, 0, ADMIN_DEPTH, CNTLID_DYNAMIC);
-        let connected = match self.execute(sqe, None, TcpCommandData::None, &data).await {
+        let (sqe, data) =
+            connect_command(&self.handle.options, &self.handle.subnqn, 0, ADMIN_DEPTH, CNTLID_DYNAMIC);
+        let connected = match self.execute(sqe, None, CommandData::None, &data).await {
             Err(AdminError::Status(status)) => {
                 return Err(NvmeOpenError::ConnectRejected(FabricsStatus(status)));
             }
             connected => connected.map_err(|error| error.while_opening("Connect"))?.1.result,
         };
-        self.handle.cntlid = ConnectResponse::from_result(connected).cntlid;
+        let connected = ConnectResponse::from_result(connected);
+        authenticate(0, &connected).await?;
+        self.handle.cntlid = connected.cntlid;
         self.handle.entries_max = self.enable().await?;
         let data = self.identify(Cns::Controller, 0, "Identify Controller").await?;
         self.identity = IdentifyController::decode(&data)
@@ -279,13 +260,13 @@ impl<N: CoreNetwork> TcpAssociation<N> {
     }
 
     /// The handle with which other cores connect I/O queues.
-    pub fn handle(&self) -> &AssociationHandle {
+    pub fn handle(&self) -> &AssociationHandle<Q::Remote> {
         &self.handle
     }
 
     /// Why the association has failed, if it has.
     pub fn failure(&self) -> Option<ControllerFailure> {
-        self.inner.borrow().queue.failure
+        self.inner.borrow().queue.failure()
     }
 
     /// Executes an admin command; bytes that the controller does not send are zero.
@@ -293,14 +274,14 @@ impl<N: CoreNetwork> TcpAssociation<N> {
         let buffer = data.take_buffer(self.core.pool())?;
         // Fabrics support SGLs only.
         let sqe = Sqe { flags: Sqe::FLAGS_SGL, ..sqe };
-        let (request, cqe) = self.execute(sqe, buffer, TcpCommandData::of(&data), &[]).await?;
+        let (request, cqe) = self.execute(sqe, buffer, CommandData::of(&data), &[]).await?;
         let data = data.read_back(request.data().and_then(Data::single));
         Ok(AdminOutput { result: cqe.result, data })
     }
 
     /// Executes a command without data.
     async fn command(&mut self, sqe: Sqe) -> Result<u64, AdminError> {
-        Ok(self.execute(sqe, None, TcpCommandData::None, &[]).await?.1.result)
+        Ok(self.execute(sqe, None, CommandData::None, &[]).await?.1.result)
     }
 
     /// Sets a feature; returns dword 0 of the completion.
@@ -333,7 +314,7 @@ impl<N: CoreNetwork> TcpAssociation<N> {
     pub async fn wait_event(&self) {
         std::future::poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();
-            if !inner.events.is_empty() || inner.queue.failure.is_some() {
+            if !inner.events.is_empty() || inner.queue.failure().is_some() {
                 return Poll::Ready(());
             }
             inner.waker = Some(context.waker().clone());
@@ -347,12 +328,12 @@ impl<N: CoreNetwork> TcpAssociation<N> {
         &mut self,
         sqe: Sqe,
         buffer: Option<Buffer>,
-        data: TcpCommandData,
+        data: CommandData,
         inline_data: &[u8],
     ) -> Result<(Request<Data>, Cqe), AdminError> {
         {
             let mut inner = self.inner.borrow_mut();
-            if let Some(failure) = inner.queue.failure {
+            if let Some(failure) = inner.queue.failure() {
                 return Err(AdminError::Failure(failure));
             }
             if inner.queue.is_full() {
@@ -372,14 +353,14 @@ impl<N: CoreNetwork> TcpAssociation<N> {
                 let response =
                     if status.is_success() { Ok((request, cqe)) } else { Err(AdminError::Status(status)) };
                 return Poll::Ready(
-                    inner.queue.failure.map_or(response, |failure| Err(AdminError::Failure(failure))),
+                    inner.queue.failure().map_or(response, |failure| Err(AdminError::Failure(failure))),
                 );
             }
-            if inner.queue.failure.is_none() && is_due(inner.response_deadline_ns, self.core.now_ns()) {
+            if inner.queue.failure().is_none() && is_due(inner.response_deadline_ns, self.core.now_ns()) {
                 // Fail the association: a late response would have no requester.
                 inner.fell_silent();
             }
-            if let Some(failure) = inner.queue.failure {
+            if let Some(failure) = inner.queue.failure() {
                 inner.response_deadline_ns = None;
                 return Poll::Ready(Err(AdminError::Failure(failure)));
             }
@@ -389,20 +370,20 @@ impl<N: CoreNetwork> TcpAssociation<N> {
         .await
     }
 
-    /// Waits for ICResp.
+    /// Waits until the transport is ready for commands.
     async fn initialize(&mut self) -> Result<(), NvmeOpenError> {
         self.inner.borrow_mut().response_deadline_ns = Some(self.core.now_ns() + self.timeout_ns);
         std::future::poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();
-            if let Some(failure) = inner.queue.failure {
-                return Poll::Ready(Err(failure.while_connecting(self.handle.address)));
+            if let Some(failure) = inner.queue.failure() {
+                return Poll::Ready(Err(Q::connect_error(&self.handle.remote, failure)));
             }
             if inner.queue.is_ready() {
                 inner.response_deadline_ns = None;
                 return Poll::Ready(Ok(()));
             }
             if is_due(inner.response_deadline_ns, self.core.now_ns()) {
-                return Poll::Ready(Err(NvmeOpenError::Timeout("ICReq")));
+                return Poll::Ready(Err(NvmeOpenError::Timeout(Q::HANDSHAKE)));
             }
             inner.waker = Some(context.waker().clone());
             Poll::Pending
@@ -449,10 +430,10 @@ impl<N: CoreNetwork> TcpAssociation<N> {
     }
 }
 
-impl<N: CoreNetwork> Drop for TcpAssociation<N> {
+impl<Q: FabricsQueue> Drop for Association<Q> {
     fn drop(&mut self) {
         let mut inner = self.inner.borrow_mut();
-        if inner.queue.failure.is_none() {
+        if inner.queue.failure().is_none() {
             let is_silent = inner.keep_alive.is_unanswered();
             inner.keep_alive.stop(is_silent);
         }
@@ -460,7 +441,7 @@ impl<N: CoreNetwork> Drop for TcpAssociation<N> {
     }
 }
 
-impl<N: CoreNetwork> Poller for AssociationPoller<N> {
+impl<Q: FabricsQueue> Poller for AssociationPoller<Q> {
     fn name(&self) -> &str {
         &self.name
     }
@@ -484,17 +465,12 @@ fn is_due(at_ns: Option<u64>, now_ns: u64) -> bool {
     at_ns.is_some_and(|at_ns| now_ns >= at_ns)
 }
 
-impl<N: CoreNetwork> AssociationInner<N> {
-    /// Processes received PDUs and sends Keep Alive when it is due.
+impl<Q: FabricsQueue> AssociationInner<Q> {
+    /// Processes what was received and sends Keep Alive when it is due.
     fn poll(&mut self, now_ns: u64) {
         let was_ready = self.queue.is_ready();
-        self.network.poll(&mut self.received);
-        for event in self.received.drain(..) {
-            if matches!(event, NetworkEvent::Ready(id) if id == self.queue.connection()) {
-                while self.queue.receive(&mut self.network, &mut self.scratch) {}
-            }
-        }
-        let has_failed = self.queue.failure.is_some();
+        self.queue.receive();
+        let has_failed = self.queue.failure().is_some();
         for completed in self.queue.completions().drain(..) {
             match completed.request.tag {
                 TAG_ASYNC_EVENT if completed.cqe.status.is_success() => {
@@ -518,7 +494,7 @@ impl<N: CoreNetwork> AssociationInner<N> {
         self.keep_alive(now_ns);
         let wake = self.response.is_some()
             || !self.events.is_empty()
-            || self.queue.failure.is_some()
+            || self.queue.failure().is_some()
             || is_due(self.response_deadline_ns, now_ns)
             || !was_ready && self.queue.is_ready();
         if wake && let Some(waker) = self.waker.take() {
@@ -527,7 +503,7 @@ impl<N: CoreNetwork> AssociationInner<N> {
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        if self.network.is_pending() {
+        if self.queue.is_pending() {
             return Some(0);
         }
         let deadlines = [
@@ -541,7 +517,7 @@ impl<N: CoreNetwork> AssociationInner<N> {
     }
 
     fn keep_alive(&mut self, now_ns: u64) {
-        if self.queue.failure.is_some() {
+        if self.queue.failure().is_some() {
             self.keep_alive.stop(false);
             return;
         }
@@ -552,7 +528,7 @@ impl<N: CoreNetwork> AssociationInner<N> {
             KeepAliveAction::Send => {
                 self.keep_alive.sent(now_ns);
                 let sqe = Sqe::new(AdminOpcode::KeepAlive.to_wire());
-                self.send(TAG_KEEP_ALIVE, sqe, None, TcpCommandData::None, &[]);
+                self.send(TAG_KEEP_ALIVE, sqe, None, CommandData::None, &[]);
             }
         }
     }
@@ -566,7 +542,7 @@ impl<N: CoreNetwork> AssociationInner<N> {
 
     /// Submits an Asynchronous Event Request if one is due and there is room for its event.
     fn request_event(&mut self, now_ns: u64) {
-        if self.queue.failure.is_some() {
+        if self.queue.failure().is_some() {
             self.event_request_due_ns = None;
         }
         if is_due(self.event_request_due_ns, now_ns)
@@ -575,14 +551,14 @@ impl<N: CoreNetwork> AssociationInner<N> {
         {
             self.event_request_due_ns = None;
             let sqe = Sqe::new(AdminOpcode::AsyncEventRequest.to_wire());
-            self.send(TAG_ASYNC_EVENT, sqe, None, TcpCommandData::None, &[]);
+            self.send(TAG_ASYNC_EVENT, sqe, None, CommandData::None, &[]);
         }
     }
 
-    fn send(&mut self, tag: Tag, sqe: Sqe, buffer: Option<Buffer>, data: TcpCommandData, inline_data: &[u8]) {
+    fn send(&mut self, tag: Tag, sqe: Sqe, buffer: Option<Buffer>, data: CommandData, inline_data: &[u8]) {
         let mut request = Request::new(tag, Op::Flush, 0, 0);
         request.set_data(buffer);
         self.queue.submit(sqe, request, data, inline_data);
-        self.queue.flush(&mut self.network);
+        self.queue.flush();
     }
 }

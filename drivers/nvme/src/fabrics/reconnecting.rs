@@ -1,4 +1,4 @@
-//! A namespace over TCP that outlives its connections.
+//! A namespace over fabrics that outlives its connections.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -7,34 +7,34 @@ use block_io::{Channel, Completion, Request, Status};
 use dma::Data;
 use reactor::Core;
 
-use super::namespace::{NamespaceIdentifiers, TcpNamespace};
+use super::namespace::{FabricsNamespace, NamespaceIdentifiers};
+use super::queue::FabricsQueue;
 use crate::error::{ControllerFailure, NvmeOpenError};
 use crate::io_queue::IoQueue;
 use crate::options::Options;
 use crate::stats::QueueStats;
-use crate::uri::TcpUri;
 
 /// Delay between attempts to connect.
 const RETRY_NS: u64 = 100_000_000;
 /// How often the outcome of an attempt is looked at.
 const ATTEMPT_POLL_NS: u64 = 5_000_000;
 
-type Opened = Result<(TcpNamespace, NamespaceIdentifiers), NvmeOpenError>;
-type Attempt = Rc<RefCell<Option<Opened>>>;
+type Opened<Q> = Result<(FabricsNamespace<Q>, NamespaceIdentifiers), NvmeOpenError>;
+type Attempt<Q> = Rc<RefCell<Option<Opened<Q>>>>;
 
-/// A namespace over TCP that is connected again when its connection is lost.
+/// A namespace over fabrics that is connected again when its connection is lost.
 ///
 /// Requests in flight at the loss are sent again: reads, writes, deallocations and flushes may be repeated,
 /// and there are no others. New ones stay with the caller meanwhile. It gives up when an outage lasts too
 /// long, and when what answers is another namespace; then every request fails. A request costs a comparison
-/// more than with [`TcpNamespace`].
-pub(crate) struct ReconnectingNamespace {
+/// more than with [`FabricsNamespace`].
+pub(crate) struct ReconnectingNamespace<Q: FabricsQueue> {
     core: Core,
-    uri: TcpUri,
+    uri: Q::Uri,
     options: Options,
     /// Longest outage.
     outage_ns_max: u64,
-    link: Link,
+    link: Link<Q>,
     /// Why the connection was lost last.
     lost_by: Option<ControllerFailure>,
     /// Requests that the present connection has and has not returned.
@@ -49,23 +49,23 @@ pub(crate) struct ReconnectingNamespace {
     stats: QueueStats,
 }
 
-enum Link {
+enum Link<Q: FabricsQueue> {
     /// Connected; or the connection has failed, and has not returned all requests.
-    Up(Box<TcpNamespace>),
+    Up(Box<FabricsNamespace<Q>>),
     /// The next attempt is due at the first time; the connection failed at the second.
     Waiting(u64, u64),
-    Connecting(Attempt, u64),
+    Connecting(Attempt<Q>, u64),
     GivenUp(ControllerFailure),
 }
 
-impl ReconnectingNamespace {
+impl<Q: FabricsQueue> ReconnectingNamespace<Q> {
     pub(crate) async fn open(
         core: &Core,
-        uri: &TcpUri,
+        uri: &Q::Uri,
         options: &Options,
         outage_ns_max: u64,
-    ) -> Result<ReconnectingNamespace, NvmeOpenError> {
-        let (namespace, identity) = open(core, uri, options).await?;
+    ) -> Result<ReconnectingNamespace<Q>, NvmeOpenError> {
+        let (namespace, identity) = open::<Q>(core, uri, options).await?;
         Ok(ReconnectingNamespace {
             core: core.clone(),
             uri: uri.clone(),
@@ -113,11 +113,11 @@ impl ReconnectingNamespace {
                 self.give_up(self.lost_by.unwrap_or(ControllerFailure::Closed));
             }
             Link::Waiting(due_ns, lost_ns) if now_ns >= *due_ns => {
-                let (attempt, lost_ns) = (Attempt::default(), *lost_ns);
+                let (attempt, lost_ns) = (Attempt::<Q>::default(), *lost_ns);
                 let (core, uri, options, result) =
                     (self.core.clone(), self.uri.clone(), self.options.clone(), attempt.clone());
                 let spawned = self.core.spawn(async move {
-                    let opened = open(&core, &uri, &options).await;
+                    let opened = open::<Q>(&core, &uri, &options).await;
                     *result.borrow_mut() = Some(opened);
                 });
                 self.link = match spawned {
@@ -146,7 +146,7 @@ impl ReconnectingNamespace {
         }
     }
 
-    fn is_same(&self, namespace: &TcpNamespace, identity: &NamespaceIdentifiers) -> bool {
+    fn is_same(&self, namespace: &FabricsNamespace<Q>, identity: &NamespaceIdentifiers) -> bool {
         *identity == self.identity
             && namespace.block_size() == self.block_size
             && namespace.blocks() >= self.blocks
@@ -157,13 +157,13 @@ impl ReconnectingNamespace {
     }
 }
 
-async fn open(core: &Core, uri: &TcpUri, options: &Options) -> Opened {
-    let mut namespace = TcpNamespace::open(core, uri, options).await?;
+async fn open<Q: FabricsQueue>(core: &Core, uri: &Q::Uri, options: &Options) -> Opened<Q> {
+    let mut namespace = FabricsNamespace::open(core, uri, options).await?;
     let identity = namespace.identify().await?;
     Ok((namespace, identity))
 }
 
-impl IoQueue for ReconnectingNamespace {
+impl<Q: FabricsQueue> IoQueue for ReconnectingNamespace<Q> {
     fn block_size(&self) -> u32 {
         self.block_size
     }
@@ -192,7 +192,7 @@ impl IoQueue for ReconnectingNamespace {
     }
 }
 
-impl Channel for ReconnectingNamespace {
+impl<Q: FabricsQueue> Channel for ReconnectingNamespace<Q> {
     type Request = Request<Data>;
     type Completion = Completion<Data>;
 

@@ -1,4 +1,4 @@
-//! Properties of a namespace over TCP, and how its requests become commands.
+//! Properties of a namespace over fabrics, and how its requests become commands.
 
 use block_io::{Op, Request, RequestFlags, Status};
 use dma::Data;
@@ -9,15 +9,15 @@ use wire_nvme::io::{
 };
 use wire_nvme::opcode::NvmOpcode;
 
-use super::queue::TcpCommandData;
+use super::queue::CommandData;
 use crate::error::NvmeOpenError;
 use crate::namespace_info::inserted_protection;
 
 /// Most blocks of one Write Zeroes or Write Uncorrectable: NLB has 16 bits and is 0's based.
 const NLB_MAX: u32 = 65536;
 
-/// Properties of a namespace over TCP, from Identify.
-pub(super) struct TcpNamespaceInfo {
+/// Properties of a namespace over fabrics, from Identify.
+pub(super) struct FabricsNamespaceInfo {
     pub(super) blocks: u64,
     pub(super) block_size: u32,
     pub(super) transfer_max_bytes: u32,
@@ -28,13 +28,13 @@ pub(super) struct TcpNamespaceInfo {
     pub(super) unmap: bool,
 }
 
-impl TcpNamespaceInfo {
+impl FabricsNamespaceInfo {
     pub(super) fn new(
         nsid: u32,
         namespace: &IdentifyNamespace,
         mdts: u8,
         oncs: u16,
-    ) -> Result<TcpNamespaceInfo, NvmeOpenError> {
+    ) -> Result<FabricsNamespaceInfo, NvmeOpenError> {
         if namespace.nsze == 0 {
             return Err(NvmeOpenError::NoNamespace(nsid));
         }
@@ -56,7 +56,7 @@ impl TcpNamespaceInfo {
             0 => dma::BUFFER_BYTES_MAX as u32,
             mdts => 4096u32.checked_shl(mdts.into()).unwrap_or(u32::MAX).min(dma::BUFFER_BYTES_MAX as u32),
         };
-        Ok(TcpNamespaceInfo {
+        Ok(FabricsNamespaceInfo {
             blocks: namespace.nsze,
             block_size: 1 << format.data_log2,
             transfer_max_bytes,
@@ -76,7 +76,7 @@ impl TcpNamespaceInfo {
         &self,
         nsid: u32,
         request: &Request<Data>,
-    ) -> Result<(Sqe, TcpCommandData, Option<[u8; DSM_RANGE_SIZE]>), Status> {
+    ) -> Result<(Sqe, CommandData, Option<[u8; DSM_RANGE_SIZE]>), Status> {
         let bytes = u64::from(request.blocks) * u64::from(self.block_size);
         let fua = request.flags.contains(RequestFlags::FUA);
         let (lba, blocks) = (request.lba, request.blocks);
@@ -95,18 +95,18 @@ impl TcpNamespaceInfo {
         let read_write =
             ReadWrite { lba, blocks, fua, prinfo: self.prinfo, reference_tag, ..ReadWrite::default() };
         let (mut sqe, data, inline_data) = match request.op {
-            Op::Read => (read_write.to_sqe(NvmOpcode::Read), TcpCommandData::In(bytes as u32), None),
-            Op::Write => (read_write.to_sqe(NvmOpcode::Write), TcpCommandData::Out(bytes as u32), None),
-            Op::Flush => (Sqe::new(NvmOpcode::Flush.to_wire()), TcpCommandData::None, None),
+            Op::Read => (read_write.to_sqe(NvmOpcode::Read), CommandData::In(bytes as u32), None),
+            Op::Write => (read_write.to_sqe(NvmOpcode::Write), CommandData::Out(bytes as u32), None),
+            Op::Flush => (Sqe::new(NvmOpcode::Flush.to_wire()), CommandData::None, None),
             Op::Unmap | Op::WriteZeroes if blocks == 0 => return Err(Status::INVALID_FIELD.do_not_retry()),
             Op::WriteZeroes if self.write_zeroes && blocks <= NLB_MAX => {
                 let deallocate = request.flags.contains(RequestFlags::DEALLOCATE);
                 let zeroes =
                     WriteZeroes { lba, blocks, fua, deallocate, prinfo: self.prinfo & Prinfo::ACTION };
-                (zeroes.to_sqe(), TcpCommandData::None, None)
+                (zeroes.to_sqe(), CommandData::None, None)
             }
             Op::WriteUncorrectable if self.write_uncorrectable && (1..=NLB_MAX).contains(&blocks) => {
-                (WriteUncorrectable { lba, blocks }.to_sqe(), TcpCommandData::None, None)
+                (WriteUncorrectable { lba, blocks }.to_sqe(), CommandData::None, None)
             }
             Op::Unmap if self.unmap => {
                 let mut range = [0; DSM_RANGE_SIZE];
@@ -117,7 +117,7 @@ impl TcpNamespaceInfo {
                     integral_write: false,
                     deallocate: true,
                 };
-                (dsm.to_sqe(), TcpCommandData::None, Some(range))
+                (dsm.to_sqe(), CommandData::None, Some(range))
             }
             Op::WriteZeroes if self.write_zeroes => return Err(Status::INVALID_FIELD.do_not_retry()),
             Op::WriteUncorrectable if self.write_uncorrectable => {
@@ -136,7 +136,7 @@ mod tests {
     use block_io::Tag;
 
     fn status(supported: bool, op: Op, blocks: u32) -> Option<Status> {
-        let info = TcpNamespaceInfo {
+        let info = FabricsNamespaceInfo {
             blocks: 1 << 20,
             block_size: 512,
             transfer_max_bytes: 1 << 20,

@@ -3,10 +3,8 @@
 use target_shell::{ConnectionLimits, GroupLimits};
 
 use crate::failure::NvmfTargetError;
+use crate::transport::DRAIN_TIMEOUT_NS;
 
-/// Maximum time to drain the commands in flight before a queue is closed. Far below the time that hosts wait
-/// for a controller to become ready (CAP.TO).
-pub(crate) const DRAIN_TIMEOUT_NS: u64 = 3_000_000_000;
 /// Most connections of a target: the range of a core's slots.
 const CONNECTIONS_MAX: u32 = 16_384;
 /// File descriptors for everything but connections: block devices, event loops, JSON-RPC clients, pending logins.

@@ -1,0 +1,188 @@
+//! A queue pair with its TCP connection and the network that it belongs to.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use block_io::Request;
+use dma::Data;
+use reactor::Core;
+use sockets::{CoreNetwork, NetworkEvent, SentEvent, Sockets};
+use wire_nvme::Sqe;
+use wire_nvme::fabrics::Nqn;
+
+use super::queue::{self, TcpQueue};
+use crate::error::{ControllerFailure, NvmeOpenError};
+use crate::fabrics::{CommandData, FabricsCompletion, FabricsQueue, FabricsUri, QueuePurpose};
+use crate::options::Options;
+use crate::uri::TcpUri;
+
+/// Receive buffer size of an admin queue: its data is small, and long log pages are read in several commands.
+const ADMIN_SCRATCH_BYTES: usize = 8 << 10;
+/// Receive buffer size for data that is not received directly into place: eleven responses of 4 KiB, which
+/// are still in the L2 cache when they are copied.
+const IO_SCRATCH_BYTES: usize = 48 << 10;
+
+/// Where a controller is, and what is requested of connections to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TcpRemote {
+    /// Its address.
+    pub address: SocketAddr,
+    /// Request header digests.
+    pub header_digest: bool,
+    /// Request data digests.
+    pub data_digest: bool,
+}
+
+impl fmt::Display for TcpRemote {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(formatter)
+    }
+}
+
+impl FabricsUri for TcpUri {
+    fn subnqn(&self) -> &Nqn {
+        &self.subnqn
+    }
+
+    fn nsid(&self) -> u32 {
+        self.nsid
+    }
+}
+
+/// A queue pair over one TCP connection, through the network `N` of its core.
+pub struct TcpConnection<N: CoreNetwork = Sockets> {
+    network: N,
+    scratch: Vec<u8>,
+    received: Vec<NetworkEvent<N::Stream>>,
+    sent: Vec<SentEvent>,
+    /// The connection was closed after a failure, because it still used data of commands.
+    closed: bool,
+    queue: TcpQueue,
+}
+
+impl<N: CoreNetwork> FabricsQueue for TcpConnection<N> {
+    type Uri = TcpUri;
+    type Remote = TcpRemote;
+
+    const HANDSHAKE: &'static str = "ICReq";
+    const DEPTH_MAX: u32 = queue::DEPTH_MAX;
+    const NO_METADATA: &'static str = "metadata is not supported over TCP";
+
+    fn resolve(uri: &TcpUri) -> Result<TcpRemote, NvmeOpenError> {
+        let TcpUri { header_digest, data_digest, .. } = *uri;
+        Ok(TcpRemote { address: uri.resolve()?, header_digest, data_digest })
+    }
+
+    fn connect(
+        core: &Core,
+        remote: &TcpRemote,
+        entries: u32,
+        purpose: QueuePurpose,
+        options: &Options,
+    ) -> Result<TcpConnection<N>, NvmeOpenError> {
+        let mut network = N::of_core(core);
+        let stream = network.connect(&remote.address.into());
+        let id = stream.and_then(|stream| {
+            if options.ack_timeout_ms > 0 {
+                network.set_ack_timeout(&stream, options.ack_timeout_ms)?;
+            }
+            network.add(stream)
+        });
+        let id = id.map_err(|error| NvmeOpenError::Connect(remote.address, error))?;
+        // One entry of a queue always stays empty (Base 2.0, section 3.3.1.5), to distinguish full from
+        // empty.
+        let mut queue = TcpQueue::new(id, entries - 1, remote.header_digest, remote.data_digest);
+        let scratch_bytes = match purpose {
+            QueuePurpose::Admin => ADMIN_SCRATCH_BYTES,
+            QueuePurpose::Io => {
+                queue.enable_owned_sends();
+                IO_SCRATCH_BYTES
+            }
+        };
+        let (scratch, received, sent) = (vec![0; scratch_bytes], Vec::new(), Vec::new());
+        Ok(TcpConnection { network, scratch, received, sent, closed: false, queue })
+    }
+
+    fn connect_error(remote: &TcpRemote, failure: ControllerFailure) -> NvmeOpenError {
+        failure.while_connecting(remote.address)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.queue.is_ready()
+    }
+
+    #[inline]
+    fn failure(&self) -> Option<ControllerFailure> {
+        self.queue.failure
+    }
+
+    fn fail(&mut self, failure: ControllerFailure) {
+        self.queue.fail(failure);
+    }
+
+    fn is_full(&self) -> bool {
+        self.queue.is_full()
+    }
+
+    #[inline]
+    fn free_slots(&self) -> usize {
+        self.queue.room()
+    }
+
+    fn set_in_capsule_max(&mut self, bytes: u32) {
+        self.queue.set_in_capsule_max(bytes);
+    }
+
+    #[inline]
+    fn submit(&mut self, sqe: Sqe, request: Request<Data>, data: CommandData, inline_data: &[u8]) {
+        self.queue.submit(sqe, request, data, inline_data);
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        self.queue.flush(&mut self.network);
+    }
+
+    #[inline]
+    fn receive(&mut self) -> u64 {
+        let mut arrivals = 0;
+        self.network.poll(&mut self.received);
+        if self.network.reap_sent(&mut self.sent) {
+            self.process_sent();
+        }
+        for event in self.received.drain(..) {
+            if matches!(event, NetworkEvent::Ready(id) if id == self.queue.connection()) {
+                arrivals += 1;
+                while self.queue.receive(&mut self.network, &mut self.scratch) {}
+            }
+        }
+        arrivals
+    }
+
+    #[inline]
+    fn completions(&mut self) -> &mut Vec<FabricsCompletion> {
+        self.queue.completions()
+    }
+
+    #[inline]
+    fn is_pending(&self) -> bool {
+        self.network.is_pending()
+    }
+}
+
+impl<N: CoreNetwork> TcpConnection<N> {
+    /// Passes on the ends of owned sends, and has them end soon after a failure.
+    #[cold]
+    fn process_sent(&mut self) {
+        for SentEvent { connection, tag, result } in self.sent.drain(..) {
+            if connection == self.queue.connection() {
+                self.queue.owned_sent(tag, result);
+                self.queue.flush(&mut self.network);
+            }
+        }
+        if self.queue.failure.is_some() && self.queue.has_owned_sends() && !self.closed {
+            self.closed = true;
+            self.network.close(self.queue.connection());
+        }
+    }
+}

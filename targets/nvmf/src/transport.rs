@@ -1,0 +1,219 @@
+//! What the target asks of a transport.
+//!
+//! A transport is a folder of this crate and a line in [`TRANSPORTS`](crate::transports::TRANSPORTS); nothing
+//! else names it. It has three parts:
+//!
+//! 1. A [`TransportKind`], which is there before the transport is created: its name, its addresses, the
+//!    declaration of its parameters, its own RPC methods.
+//! 2. A [`TransportConfig`]: its options, decoded and checked, which create it.
+//! 3. A [`Transport`], which listens and reports. It has a group of connections on every core
+//!    ([`TargetCores`](target_shell::TargetCores)). How these accept, where they are placed, how they are
+//!    polled and drained is its [`Protocol`](target_shell::Protocol); there the calls are static, so that no
+//!    I/O pays for the traits of this file.
+//!
+//! The groups, with what they allocated, end with their reactors.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use control::json::{Map, Value};
+use control::{DecodeLog, Method, Parameter, ParameterError};
+use nvme_controller::ControllerDirectory;
+use reactor::ReactorHandle;
+use sockets::{ServerNetwork, Sockets};
+use target_shell::{Publisher, ShellError};
+use wire_nvme::fabrics::Nqn;
+use wire_nvme::log::TransportAddress;
+
+use crate::module::NvmfModule;
+use crate::queue_totals::QueueTotalsSnapshot;
+use crate::snapshot::ConfigSnapshot;
+use crate::{ListenAddress, NvmfTargetError, TargetStats};
+
+/// Maximum time to drain the commands in flight before a queue is closed. Far below the time that hosts wait
+/// for a controller to become ready (CAP.TO).
+pub(crate) const DRAIN_TIMEOUT_NS: u64 = 3_000_000_000;
+
+/// A type of transport, whether it is created or not.
+pub trait TransportKind: Sync {
+    /// `trtype`, in upper case.
+    fn name(&self) -> &'static str;
+
+    /// What its addresses are, for the reference.
+    fn address_text(&self) -> AddressText;
+
+    /// How its addresses are used.
+    fn listening(&self) -> Listening;
+
+    /// The canonical form of an address, which is stored and compared.
+    ///
+    /// # Errors
+    /// It is no address of this transport to listen on.
+    fn normalize(&self, address: &ListenAddress) -> Result<ListenAddress, NvmfTargetError>;
+
+    /// The fields of an address in an entry of the discovery log. `None` if hosts do not connect through it
+    /// by discovery.
+    fn discovery_address(&self, address: &ListenAddress) -> Option<TransportAddress>;
+
+    /// The declaration of its parameters of `nvmf_create_transport`.
+    fn parameters(&self) -> TransportParameters;
+
+    /// Takes its parameters out of an object, in which those of others stay.
+    ///
+    /// # Errors
+    /// A parameter has the wrong type. Ranges are checked by [`TransportConfig::check`].
+    fn decode(
+        &self,
+        object: &mut Map<String, Value>,
+        log: &mut DecodeLog,
+    ) -> Result<Box<dyn TransportConfig>, ParameterError>;
+
+    /// RPC methods that only it has.
+    fn methods(&self) -> Vec<Method<NvmfModule>> {
+        Vec::new()
+    }
+
+    /// What its counters in `nvmf_get_stats` mean: sentences for the reference, each with a space before it.
+    fn counters_text(&self) -> &'static str {
+        ""
+    }
+}
+
+/// Texts of the reference about a transport's addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct AddressText {
+    /// What `traddr` is.
+    pub traddr: &'static str,
+    /// What `trsvcid` is, if it is used.
+    pub trsvcid: Option<&'static str>,
+}
+
+/// How addresses of a transport are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listening {
+    /// Several subsystems may listen on one, and the discovery service answers there. The address is known
+    /// when it is open.
+    Shared,
+    /// Each belongs to one subsystem, whose controller a client gets without Connect. It is opened when every
+    /// core knows the subsystem.
+    Exclusive,
+}
+
+/// Parameters of `nvmf_create_transport`.
+#[derive(Debug, Default)]
+pub struct TransportParameters {
+    /// Those that SPDK has too.
+    pub shared: Vec<Parameter>,
+    /// Those that only Ringbolt has.
+    pub own: Vec<Parameter>,
+}
+
+/// The options of a transport, which create it. `N` is the network of the transports that use one.
+pub trait TransportConfig<N: ServerNetwork = Sockets>: fmt::Debug + Send + Sync + 'static {
+    /// The type of the transport.
+    fn kind(&self) -> &'static dyn TransportKind;
+
+    /// Checks the options.
+    ///
+    /// # Errors
+    /// One is out of range.
+    fn check(&self) -> Result<(), NvmfTargetError>;
+
+    /// All options as parameters that decode to the same.
+    fn to_object(&self) -> Map<String, Value>;
+
+    /// Starts a group of connections on every reactor, and waits for them.
+    ///
+    /// # Errors
+    /// An option is out of range, or a reactor does not respond.
+    fn start(&self, parts: &TransportParts<'_>) -> Result<Box<dyn Transport>, NvmfTargetError>;
+}
+
+/// What a target gives its transports.
+#[derive(Clone, Copy)]
+pub struct TransportParts<'a> {
+    /// Reactors, each of which gets a group.
+    pub(crate) reactors: &'a [ReactorHandle],
+    /// The configuration.
+    pub(crate) publisher: &'a Publisher<ConfigSnapshot>,
+    /// The controllers of all transports.
+    pub(crate) directory: &'a Arc<ControllerDirectory>,
+}
+
+/// A transport that was created. Its calls are made on control threads, with the target's lock.
+pub trait Transport: Any + Send {
+    /// The options that it was created with, as parameters.
+    fn options(&self) -> Map<String, Value>;
+
+    /// Listens on an address in its canonical form. Connections carry `portid`. Returns the address as it is
+    /// open: with what was left to the machine.
+    ///
+    /// # Errors
+    /// The address cannot be used, or the core that listens does not answer; nothing listens then.
+    fn listen(&self, address: &ListenAddress, portid: u16) -> Result<ListenAddress, NvmfTargetError>;
+
+    /// Stops listening on a port; connections stay.
+    ///
+    /// # Errors
+    /// The core that listens does not answer. It stops when it runs again.
+    fn stop_listening(&self, portid: u16) -> Result<(), ShellError>;
+
+    /// The target stops: frees addresses that others may want at once. Connections stay; they are drained
+    /// when the reactors stop. By default nothing is freed before.
+    ///
+    /// # Errors
+    /// As [`stop_listening`](Self::stop_listening).
+    fn shutdown(&self) -> Result<(), ShellError> {
+        Ok(())
+    }
+
+    /// The queues of each reactor.
+    ///
+    /// # Errors
+    /// The first core that does not answer.
+    fn queues(&self) -> Result<Vec<CoreQueues>, ShellError>;
+
+    /// What only this transport counts, for each reactor. Sets the fields of `stats` that are this
+    /// transport's. By default it counts nothing.
+    ///
+    /// # Errors
+    /// As [`queues`](Self::queues).
+    fn counters(
+        &self,
+        reactors: &[ReactorHandle],
+        stats: &mut TargetStats,
+    ) -> Result<Vec<Counters>, ShellError> {
+        _ = stats;
+        Ok(vec![Counters::new(); reactors.len()])
+    }
+}
+
+/// Counters by name, as `nvmf_get_stats` reports them.
+pub type Counters = Vec<(&'static str, u64)>;
+
+/// The queues of a transport on one core.
+#[derive(Debug, Default)]
+pub struct CoreQueues {
+    /// What they have done, those included that are closed.
+    pub(crate) totals: QueueTotalsSnapshot,
+    /// Those that are open.
+    pub(crate) open: Vec<QueueReport>,
+}
+
+/// An open queue, or a connection that is none yet.
+#[derive(Clone, Debug)]
+pub(crate) struct QueueReport {
+    /// `None` before Connect.
+    pub(crate) subnqn: Option<Nqn>,
+    pub(crate) cntlid: u16,
+    /// `None` before Connect.
+    pub(crate) qid: Option<u16>,
+    pub(crate) peer: ListenAddress,
+    pub(crate) local: ListenAddress,
+    pub(crate) entries: u32,
+    pub(crate) commands: u64,
+    pub(crate) errors: u64,
+    /// Commands that have completed.
+    pub(crate) completed: u64,
+}
