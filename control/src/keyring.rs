@@ -6,6 +6,7 @@
 //! is needed, so that a file with new contents is in force from then on, and what has read a [`Secret`] keeps
 //! the one that it has.
 
+mod folder;
 mod module;
 
 use std::collections::{BTreeMap, HashMap};
@@ -45,6 +46,8 @@ struct KeyringState {
     numbers: HashMap<String, u64>,
     last: u64,
     has_kernel_keys: bool,
+    /// Where secrets that calls pass by value are stored.
+    folder: Option<PathBuf>,
 }
 
 struct KeyEntry {
@@ -103,6 +106,17 @@ pub enum KeyError {
     /// It has more than [`KEY_BYTES_MAX`].
     #[error("the key {0} has more than {KEY_BYTES_MAX} bytes")]
     TooLarge(String),
+    /// The folder of keys has a file for this key, with another secret.
+    #[error("{} has another secret: move it away, or give the key another name", .0.display())]
+    OtherSecret(PathBuf),
+    /// The folder of keys does not take it.
+    #[error("{}: {error}", .path.display())]
+    Store {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        error: io::Error,
+    },
     /// There are as many keys as there can be.
     #[error("there are {KEYS_MAX} keys already")]
     TooMany,
@@ -116,12 +130,12 @@ impl From<KeyError> for RpcError {
             |error: &io::Error| error.raw_os_error().map_or(RpcError::EIO, |errno| -i64::from(errno));
         let code = match &error {
             KeyError::NotFound(_) | KeyError::Removed(_) => errno(Errno::NOKEY),
-            KeyError::Exists(_) => RpcError::EEXIST,
+            KeyError::Exists(_) | KeyError::OtherSecret(_) => RpcError::EEXIST,
             KeyError::Name(..) | KeyError::OfKernel(_) => RpcError::EINVAL,
             KeyError::RelativePath(_) => RpcError::EPERM,
-            KeyError::File { error: SecretFileError::System(error), .. } | KeyError::Kernel { error, .. } => {
-                of_system(error)
-            }
+            KeyError::File { error: SecretFileError::System(error), .. }
+            | KeyError::Kernel { error, .. }
+            | KeyError::Store { error, .. } => of_system(error),
             KeyError::File { error: SecretFileError::TooLarge(_), .. } | KeyError::TooLarge(_) => {
                 errno(Errno::NOBUFS)
             }

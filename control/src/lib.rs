@@ -54,7 +54,7 @@ pub use method::{Catalog, Method, MethodInfo, MethodKind, StartupStage, spdk_met
 pub use module::Module;
 pub use parameters::{
     ByName, DecodeLog, Decoder, NoParameters, Parameter, ParameterError, ParameterType, Parameters, Presence,
-    TextOrNumber,
+    TextOrNumber, field_name,
 };
 pub use plane::{ControlPlane, ControlPlaneBuilder, ManagedReactor};
 pub use rpc::client;

@@ -230,6 +230,15 @@ impl<'a> Decoder<'a> {
     }
 }
 
+/// The name of a parameter whose field is a raw identifier, such as `r#type`. For [`parameters!`](crate::parameters).
+#[doc(hidden)]
+pub const fn field_name(field: &'static str) -> &'static str {
+    match field.as_bytes() {
+        [b'r', b'#', ..] => field.split_at(2).1,
+        _ => field,
+    }
+}
+
 /// Declares the parameters of a method, or of an object within them, as a struct.
 ///
 /// A field is `name: Type [unit] = default`; unit and default may be missing, and `Option<T>` may be absent. Its
@@ -279,7 +288,7 @@ macro_rules! parameters {
             fn declaration() -> Vec<$crate::Parameter> {
                 #[allow(unused_mut)]
                 let mut all: Vec<$crate::Parameter> = vec![$( $crate::Parameter {
-                    name: stringify!($field),
+                    name: $crate::field_name(stringify!($field)),
                     kind: <$type as $crate::ParameterType>::kind(),
                     unit: $crate::parameters!(@unit $($unit)?),
                     presence: $crate::parameters!(@presence $type $(, $default)?),
@@ -313,7 +322,7 @@ macro_rules! parameters {
                 $($( decoder.only::<$one_of_type>(stringify!($one_of), &[$( $one_of_value ),*])?; )*)?
                 $($( decoder.ignored(stringify!($ignored), $reason); )*)*
                 decoder.finish(&[
-                    $( stringify!($field), )*
+                    $( $crate::field_name(stringify!($field)), )*
                     $($( stringify!($only), )*)?
                     $($( stringify!($one_of), )*)?
                     $($( stringify!($ignored), )*)*
@@ -327,7 +336,7 @@ macro_rules! parameters {
                 $(
                     let value = $crate::ParameterType::encode(&self.$field);
                     if !value.is_null() {
-                        object.insert(stringify!($field).to_string(), value);
+                        object.insert($crate::field_name(stringify!($field)).to_string(), value);
                     }
                 )*
                 object
@@ -373,10 +382,10 @@ macro_rules! parameters {
         $crate::Presence::Default($crate::ParameterType::encode(&$crate::parameters!(@typed $type, $default)))
     };
     (@take $decoder:ident, $field:ident, $type:ty) => {
-        $decoder.take::<$type>(stringify!($field))?
+        $decoder.take::<$type>($crate::field_name(stringify!($field)))?
     };
     (@take $decoder:ident, $field:ident, $type:ty, $default:expr) => {
-        $decoder.take_or::<$type>(stringify!($field), || $default)?
+        $decoder.take_or::<$type>($crate::field_name(stringify!($field)), || $default)?
     };
 }
 

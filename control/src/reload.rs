@@ -25,7 +25,7 @@ use calls::{CanonicalCall, ReverseCall, RunningCalls, without_identity};
 use parts::{find_with_parts, has_lists, refuse_parts, restore_lists};
 
 /// Parameters that are not to be read in a log.
-const SECRETS: [&str; 4] = ["secret", "msecret", "psk", "password"];
+const SECRETS: [&str; 6] = ["secret", "msecret", "psk", "password", "key", "key2"];
 
 impl ConfigFile {
     /// Applies the difference between this configuration, which was applied before, and `new`. Returns what is in force

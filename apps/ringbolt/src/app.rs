@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use accel::AccelModule;
 use bdev::Registry;
 use bdev::rpc::BdevModule;
+use bdev_crypto::CryptoModule;
 use bdev_gpt::GptModule;
 use bdev_nvme::rpc::NvmeModule;
 use bdev_raid::RaidModule;
@@ -25,7 +27,7 @@ use ublk::rpc::UblkModule;
 use vhost::VhostTarget;
 use vhost::rpc::{VhostModule, VhostScsiModule};
 
-use crate::fixed_options::{AccelOptions, FixedSubsystem, FsdevOptions, IobufOptions, SchedulerName};
+use crate::fixed_options::{FixedSubsystem, FsdevOptions, IobufOptions, SchedulerName};
 use crate::machine::MachineModule;
 use crate::modules::Compatibility;
 use crate::scsi_devices::ScsiDeviceModule;
@@ -52,6 +54,8 @@ pub(crate) struct StartOptions {
     pub(crate) pending: Option<ConfigFile>,
     /// Where the sockets of vhost controllers are; empty for the current directory.
     pub(crate) vhost_socket_dir: PathBuf,
+    /// The secrets that methods name.
+    pub(crate) keyring: Keyring,
 }
 
 /// The methods of every module.
@@ -62,8 +66,9 @@ pub(crate) fn catalog() -> Catalog {
         .with::<FixedSubsystem<IobufOptions>>()
         .with::<KeyringModule>()
         .with::<FixedSubsystem<FsdevOptions>>()
-        .with::<FixedSubsystem<AccelOptions>>()
+        .with::<AccelModule>()
         .with::<BdevModule>()
+        .with::<CryptoModule>()
         .with::<GptModule>()
         .with::<RaidModule>()
         .with::<NvmeModule>()
@@ -90,10 +95,11 @@ impl App {
         reactors: Vec<ManagedReactor>,
         options: StartOptions,
     ) -> Result<App, RpcError> {
-        let StartOptions { pending, vhost_socket_dir } = options;
+        let StartOptions { pending, vhost_socket_dir, keyring } = options;
         let handles: Vec<ReactorHandle> = reactors.iter().map(|reactor| reactor.handle.clone()).collect();
         let builder = ControlPlane::builder(reactors);
         let bdevs = BdevModule::new(registry.clone(), builder.examiner());
+        let accel = AccelModule::new(registry.accel().clone(), keyring.clone());
         let nvmf = NvmfModule::new(registry.clone(), &handles);
         let iscsi = IscsiModule::new(registry.clone(), &handles);
         let nbd = NbdModule::new(registry.clone(), &handles);
@@ -104,10 +110,11 @@ impl App {
             .module(&Arc::new(SocketModule::new()))
             .module(&Arc::new(FixedSubsystem::<IobufOptions>::new()))
             // Before whatever uses a key.
-            .module(&Arc::new(KeyringModule::new(Keyring::default())))
+            .module(&Arc::new(KeyringModule::new(keyring)))
             .module(&Arc::new(FixedSubsystem::<FsdevOptions>::new()))
-            .module(&Arc::new(FixedSubsystem::<AccelOptions>::new()))
+            .module(&accel)
             .module(&bdevs)
+            .module(&CryptoModule::new(&bdevs, &accel))
             .module(&GptModule::new(&bdevs, &handles))
             .module(&RaidModule::new(&bdevs, &handles))
             .module(&NvmeModule::new(&bdevs, &handles))
@@ -195,8 +202,11 @@ mod tests {
             let is_described = !info.text.is_empty() && !info.result.is_empty();
             assert!(is_described || info.default_only.is_some(), "{name}");
         }
-        assert!(Catalog::not_found("bdev_crypto_create").message.contains("is an SPDK method"));
-        assert_eq!(Catalog::not_found("bdev_cryptocreate").message, "no method is called bdev_cryptocreate");
+        assert!(Catalog::not_found("bdev_compress_create").message.contains("is an SPDK method"));
+        assert_eq!(
+            Catalog::not_found("bdev_compresscreate").message,
+            "no method is called bdev_compresscreate"
+        );
     }
 
     #[test]

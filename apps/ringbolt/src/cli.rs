@@ -169,6 +169,9 @@ pub(crate) struct Serve {
     /// Directory of the sockets of vhost controllers [default: the current one]
     #[arg(short = 'S', long, value_name = "DIR")]
     pub(crate) vhost_socket_dir: Option<PathBuf>,
+    /// Absolute path of a folder for keys that calls pass by value: a file each, which saved configurations name
+    #[arg(long, value_name = "DIR")]
+    pub(crate) key_folder: Option<PathBuf>,
     /// End when standard input does: with the process that has the other end of the pipe
     #[arg(long, hide = true)]
     pub(crate) until_stdin_closes: bool,

@@ -59,21 +59,6 @@ impl<P: FixedOptions> Module for FixedSubsystem<P> {
 }
 
 control::parameters! {
-    pub(crate) struct AccelOptions {
-        /// Small buffers in the cache of each thread
-        small_cache_size: u32 = 128,
-        /// Large buffers in the cache of each thread
-        large_cache_size: u32 = 16,
-        /// Tasks of each thread
-        task_count: u32 = 2048,
-        /// Sequences of each thread
-        sequence_count: u32 = 2048,
-        /// Buffers of each thread
-        buf_count: u32 = 2048,
-    }
-}
-
-control::parameters! {
     pub(crate) struct FsdevOptions {
         /// Requests of all threads
         fsdev_io_pool_size: u32 = 65_535,
@@ -110,12 +95,6 @@ control::parameters! {
         /// Percent of a core from which on it is busy
         core_busy: Option<u8>,
     }
-}
-
-impl FixedOptions for AccelOptions {
-    const SUBSYSTEM: &'static str = "accel";
-    const METHOD: &'static str = "accel_set_options";
-    const REASON: &'static str = "there is no acceleration framework, so that the options are only stored";
 }
 
 impl FixedOptions for FsdevOptions {

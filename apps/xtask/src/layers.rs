@@ -24,7 +24,7 @@ const ORDER_WITHIN: [(&str, &[&str]); 9] = [
     ("wire", &["store", "replica"]),
     ("host", &["fio-abi", "file-lock", "secret", "memory", "sys", "pci", "reactor", "net"]),
     ("drivers", &["nvme-tcp", "vfio-user", "nvme"]),
-    ("bdev", &["reservations", "layer", "*"]),
+    ("bdev", &["reservations", "accel", "layer", "*"]),
     ("services", &["blobstore", "lvol"]),
     ("targets", &["shell", "controller", "scsi", "*"]),
     ("store", &["map", "oplog", "objects", "replica", "link", "image", "node", "client"]),

@@ -108,7 +108,8 @@ pub enum BdevError {
 }
 
 impl BdevError {
-    pub(crate) fn invalid(field: &'static str, reason: impl Into<String>) -> BdevError {
+    /// [`Invalid`](Self::Invalid).
+    pub fn invalid(field: &'static str, reason: impl Into<String>) -> BdevError {
         BdevError::Invalid { field, reason: reason.into() }
     }
 }

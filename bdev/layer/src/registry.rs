@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
+use accel::Accel;
 use uuid::Uuid;
 
 use crate::device::OpenHandle;
@@ -28,6 +29,7 @@ struct RegistryInner {
     no_file_io: OnceLock<String>,
     memory: MemoryBudget,
     trace: Arc<Trace>,
+    accel: Accel,
 }
 
 type Subscriber = Arc<dyn Fn(&DeviceEvent) + Send + Sync>;
@@ -94,6 +96,11 @@ impl Registry {
             Some(reason) => Err(BdevError::NoFileIo { reason: reason.clone() }),
             None => Ok(()),
         }
+    }
+
+    /// The acceleration framework that modules copy and encrypt with.
+    pub fn accel(&self) -> &Accel {
+        &self.0.accel
     }
 
     /// Limits the memory of all devices in memory together. Without a call there is no limit.

@@ -14,7 +14,8 @@ use crate::parameters::{Parameter, Presence};
 use crate::{Catalog, ControlPlane, MethodInfo, RpcError};
 
 /// Parts of names of methods that create, and of those that undo them.
-const REVERSES: [(&str, &str); 10] = [
+const REVERSES: [(&str, &str); 11] = [
+    ("accel_crypto_key_create", "accel_crypto_key_destroy"),
     // `vhost_delete_controller` deletes those of every kind.
     ("_create_blk_controller", "_delete_controller"),
     ("_create_scsi_controller", "_delete_controller"),
@@ -128,6 +129,7 @@ impl CanonicalCall {
                 ("nvmf_subsystem_add_ns", "nsid") => &own["namespace"]["nsid"],
                 // An error bdev is named after its base.
                 ("bdev_error_create", "name") => &own["base_name"],
+                ("accel_crypto_key_create", "key_name") => &own["name"],
                 (_, name) => &own[name],
             };
             let prefix = if self.method == "bdev_error_create" { "EE_" } else { "" };

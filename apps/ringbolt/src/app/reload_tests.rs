@@ -14,7 +14,9 @@ use super::{App, StartOptions, catalog};
 /// Methods that change something and are not saved by their name. A method that is in neither list, nor in
 /// [`configuration`] or [`elsewhere`], fails the test: its author says what a reload makes of it.
 const UNDO: &[&str] = &[
+    "accel_crypto_key_destroy",
     "bdev_aio_delete",
+    "bdev_crypto_delete",
     "bdev_delay_delete",
     "bdev_error_delete",
     "bdev_gpt_delete",
@@ -55,6 +57,8 @@ const UNDO: &[&str] = &[
 
 /// What is done once, is about data or faults, or is a choice of the moment: it is no configuration.
 const ACTIONS: &[&str] = &[
+    "accel_error_inject_error",
+    "accel_set_driver",
     "bdev_aio_rescan",
     "bdev_error_inject_error",
     "bdev_error_resume_pending",
@@ -150,6 +154,16 @@ fn options(directory: &str) -> Vec<(&'static str, Value)> {
         ("iobuf_set_options", json!({ "small_pool_count": 10_000 })),
         ("fsdev_set_opts", json!({ "fsdev_io_cache_size": 8 })),
         ("accel_set_options", json!({ "task_count": 100 })),
+        ("accel_assign_opc", json!({ "opname": "crc32c", "module": "error" })),
+        (
+            "accel_crypto_key_create",
+            json!({ "cipher": "AES_XTS", "key": "000102030405060708090a0b0c0d0e0f",
+            "key2": "6465666768696a6b6c6d6e6f70717273", "name": "by value" }),
+        ),
+        (
+            "accel_crypto_key_create",
+            json!({ "cipher": "AES_XTS", "keyring_key": "xts", "name": "of the keyring" }),
+        ),
         ("bdev_set_options", json!({ "bdev_auto_examine": false, "bdev_io_pool_size": 65_535 })),
         (
             "bdev_nvme_set_options",
@@ -169,6 +183,7 @@ fn bdevs(directory: &str) -> Vec<(&'static str, Value)> {
         ),
         ("bdev_malloc_create", json!({ "num_blocks": 64, "block_size": 4096 })),
         ("bdev_malloc_create", bdev("M1")),
+        ("bdev_malloc_create", bdev("M2")),
         ("bdev_malloc_create", json!({ "name": "S", "num_blocks": 65_536, "block_size": 4096 })),
         ("bdev_null_create", bdev("N")),
         ("bdev_null_resize", json!({ "name": "N", "new_size": 8 })),
@@ -198,6 +213,7 @@ fn bdevs(directory: &str) -> Vec<(&'static str, Value)> {
             "bdev_raid_create",
             json!({ "name": "R", "raid_level": "0", "strip_size_kb": 4, "base_bdevs": ["Up1", "Up2"] }),
         ),
+        ("bdev_crypto_create", json!({ "name": "C", "base_bdev_name": "M2", "key_name": "by value" })),
         ("bdev_set_qos_limit", json!({ "name": M0, "rw_ios_per_sec": 100_000 })),
         ("bdev_enable_histogram", json!({ "name": "P", "enable": true, "opc": "" })),
     ]
@@ -381,6 +397,7 @@ fn start(directory: &Path) -> (Reactors, App) {
     let managed =
         reactors.handles().iter().map(|handle| ManagedReactor { handle: handle.clone(), thread_id: 0 });
     let options = StartOptions { vhost_socket_dir: directory.to_path_buf(), ..StartOptions::default() };
+    options.keyring.set_folder(&directory.join("keys")).unwrap();
     let app = App::start(Registry::new(), managed.collect(), options).unwrap();
     (reactors, app)
 }
@@ -459,6 +476,7 @@ fn a_saved_configuration_and_other_spellings_change_nothing_for_every_method() {
         std::fs::File::create(directory.join(name)).unwrap().set_len(8 << 20).unwrap();
     }
     secret::Secret::new("swordfish").write_new(&directory.join("key")).unwrap();
+    secret::Secret::new(format!("{:064}", 1)).write_new(&directory.join("xts")).unwrap();
     let (reactors, app) = start(&directory);
     let plane = &app.control;
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use control::{ConfigFile, ControlPlane, ListenSocket, RpcServer};
+use control::{ConfigFile, ControlPlane, Keyring, ListenSocket, RpcServer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use vhost::VhostControllerInfo;
@@ -36,7 +36,12 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
     let socket = ListenSocket::bind(&options.rpc_socket).map_err(CommandError::environment)?;
 
     let pending = options.wait_for_rpc.then(|| config.clone().unwrap_or_default());
-    let start = StartOptions { pending, vhost_socket_dir: options.vhost_socket_dir.unwrap_or_default() };
+    let keyring = Keyring::default();
+    if let Some(folder) = &options.key_folder {
+        keyring.set_folder(folder).map_err(CommandError::environment)?;
+    }
+    let vhost_socket_dir = options.vhost_socket_dir.unwrap_or_default();
+    let start = StartOptions { pending, vhost_socket_dir, keyring };
     let registry = runtime.registry();
     if let Some(reason) = runtime.no_io_uring()? {
         registry.refuse_files(reason);

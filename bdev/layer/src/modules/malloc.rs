@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use accel::{Accel, AccelChannel, AccelOp, Effect};
 use block_io::{Op, Payload, Status};
 use uuid::Uuid;
 
@@ -53,6 +54,7 @@ pub struct MallocBdev {
     region: Arc<DeviceMemory>,
     written: Arc<WrittenPages>,
     bad_blocks: Arc<BadBlocks>,
+    accel: Accel,
 }
 
 struct MallocChannel {
@@ -62,6 +64,7 @@ struct MallocChannel {
     /// Bytes of a stored block, metadata included.
     block_size: u32,
     protected: Option<ProtectedBlocks>,
+    accel: AccelChannel,
     completed: Vec<Completion>,
     /// Unmaps and writes of zeroes that are too long for one poll.
     zeroing: ZeroingQueue,
@@ -78,7 +81,8 @@ pub fn create(registry: &Registry, config: MallocConfig) -> Result<Arc<BlockDevi
     let bytes = geometry.blocks * u64::from(protected::stored_bytes(&geometry));
     let region = registry.allocate_memory(&config.name, bytes)?;
     let written = Arc::new(WrittenPages::new(bytes));
-    let module = MallocBdev { geometry, region, written, bad_blocks: Arc::default() };
+    let module =
+        MallocBdev { geometry, region, written, bad_blocks: Arc::default(), accel: registry.accel().clone() };
     registry.register(&config.name, config.uuid, &[], Arc::new(module))
 }
 
@@ -104,7 +108,7 @@ impl Bdev for MallocBdev {
         IoLimits::NONE
     }
 
-    fn open(&self, _core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
+    fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
         let block_size = protected::stored_bytes(&self.geometry);
         Ok(Box::new(MallocChannel {
             protected: ProtectedBlocks::new(&self.geometry),
@@ -112,6 +116,7 @@ impl Bdev for MallocBdev {
             written: self.written.clone(),
             bad_blocks: self.bad_blocks.clone(),
             block_size,
+            accel: self.accel.channel(core.index()),
             completed: Vec::new(),
             zeroing: ZeroingQueue::default(),
         }))
@@ -131,23 +136,36 @@ impl MallocChannel {
             (Op::Read | Op::Write, _) if self.protected.is_some() => {
                 self.execute_protected(&mut request, offset)
             }
-            (Op::Read, Payload::Data(data)) => {
-                let mut offset = offset;
-                for slice in data.slices_mut() {
-                    self.region.read_into(offset, slice);
-                    offset += slice.len() as u64;
+            (Op::Read, Payload::Data(data)) => match self.accel.begin(AccelOp::Copy, bytes) {
+                Ok(effect) => {
+                    let mut offset = offset;
+                    for slice in data.slices_mut() {
+                        self.region.read_into(offset, slice);
+                        offset += slice.len() as u64;
+                    }
+                    if effect != Effect::None {
+                        corrupt_data(data);
+                    }
+                    Status::SUCCESS
                 }
-                Status::SUCCESS
-            }
-            (Op::Write, Payload::Data(data)) => {
-                let mut at = offset;
-                for slice in data.slices() {
-                    self.region.write_from(at, slice);
-                    at += slice.len() as u64;
+                Err(_) => Status::INTERNAL_ERROR,
+            },
+            (Op::Write, Payload::Data(data)) => match self.accel.begin(AccelOp::Copy, bytes) {
+                Ok(effect) => {
+                    let mut at = offset;
+                    for slice in data.slices() {
+                        self.region.write_from(at, slice);
+                        at += slice.len() as u64;
+                    }
+                    self.written.mark(offset, bytes);
+                    if effect != Effect::None {
+                        corrupt_region(&self.region, offset);
+                    }
+                    Status::SUCCESS
                 }
-                self.written.mark(offset, bytes);
-                Status::SUCCESS
-            }
+                // Nothing was written.
+                Err(_) => Status::INTERNAL_ERROR,
+            },
             (Op::Unmap | Op::WriteZeroes, _) if bytes > zeroing::PIECE_BYTES => {
                 self.zeroing.push(request, offset, bytes);
                 return;
@@ -186,6 +204,21 @@ impl MallocChannel {
             }
         }
     }
+}
+
+/// A fault of the engine that copied: one bit of the data is wrong.
+#[cold]
+fn corrupt_data(data: &mut dma::Data) {
+    let mut byte = [0];
+    data.copy_to(0, &mut byte);
+    data.copy_from(0, &[byte[0] ^ 1]);
+}
+
+#[cold]
+fn corrupt_region(region: &DeviceMemory, offset: u64) {
+    let mut byte = [0];
+    region.read(offset, &mut byte);
+    region.write(offset, &[byte[0] ^ 1]);
 }
 
 #[cold]

@@ -12,8 +12,7 @@ use crate::{
     IoLimits, Registry, Request,
 };
 
-/// A device on one base, which it claims, and with which it goes. Its [`Bdev`] supports the operations of the
-/// base, and resets.
+/// A device on one base, which it claims, and with which it goes.
 pub trait VirtualBdev: Send + Sync + 'static {
     /// See [`Bdev::product_name`].
     const PRODUCT_NAME: &'static str;
@@ -27,6 +26,11 @@ pub trait VirtualBdev: Send + Sync + 'static {
     /// See [`Bdev::driver_specific`].
     fn describe(&self) -> Vec<(&'static str, InfoValue)>;
 
+    /// See [`Bdev::supports`]; by default the operations of the base, and resets.
+    fn supports(&self, op: Op) -> bool {
+        op == Op::Reset || self.base().device().bdev().supports(op)
+    }
+
     /// See [`Bdev::registered_page_alignment`]; `None` for a module that looks at data.
     fn registered_page_alignment(&self) -> Option<u32> {
         self.base().device().bdev().registered_page_alignment()
@@ -34,6 +38,9 @@ pub trait VirtualBdev: Send + Sync + 'static {
 
     /// See [`Bdev::on_removed`].
     fn removed(&self) {}
+
+    /// See [`Bdev::on_closed`]: no channel is open or will be. The base is released after it.
+    fn closed(&self) {}
 }
 
 impl<T: VirtualBdev> Bdev for T {
@@ -50,7 +57,7 @@ impl<T: VirtualBdev> Bdev for T {
     }
 
     fn supports(&self, op: Op) -> bool {
-        op == Op::Reset || self.base().device().bdev().supports(op)
+        VirtualBdev::supports(self, op)
     }
 
     fn io_limits(&self) -> IoLimits {
@@ -91,6 +98,7 @@ impl<T: VirtualBdev> Bdev for T {
     }
 
     fn on_closed(&self) {
+        self.closed();
         self.base().release();
     }
 }

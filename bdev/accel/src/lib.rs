@@ -1,0 +1,42 @@
+//! The acceleration framework: operations on memory that an engine executes, as SPDK's `accel`.
+//!
+//! [`Accel`] says which engine executes an operation, and has the keys of encryption ([`CryptoKeys`]), the errors
+//! that are injected and the statistics of all cores. An [`AccelChannel`] is a core's side of it: its calls execute an
+//! operation at once, inline, on the CPU. [`AccelModule`] has the methods `accel_*`.
+//!
+//! ```
+//! use accel::{Accel, AccelOp};
+//! let accel = Accel::default();
+//! let channel = accel.channel(0);
+//! let (mut to, from) = ([0; 4096], [7; 4096]);
+//! let checksum = channel.copy_crc32c(&mut to, &from)?;
+//! assert_eq!((to, checksum), (from, channel.crc32c(&from)?));
+//! assert_eq!(accel.stats()[AccelOp::Crc32c.index()].bytes, 4096);
+//! # Ok::<(), accel::AccelFailure>(())
+//! ```
+//!
+//! There are two engines: `software`, the CPU's own instructions, chosen at run time where there are wider ones, and
+//! `error`, which is `software` with the faults of `accel_error_inject_error`.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod channel;
+mod engine;
+mod inject;
+mod key;
+mod keys;
+mod op;
+mod rpc;
+mod software;
+mod stats;
+mod xts;
+
+pub use channel::{AccelChannel, AccelFailure, Effect};
+pub use engine::{Accel, Engine};
+pub use inject::{InjectType, Injection};
+pub use key::{Cipher, CryptoKey, CryptoKeyError, TweakMode};
+pub use keys::CryptoKeys;
+pub use op::AccelOp;
+pub use rpc::{AccelModule, NewCryptoKey, PreparedKey};
+pub use stats::OpStats;
+pub use xts::{XTS_BLOCK_BYTES, XtsKey};
