@@ -14,7 +14,7 @@ use crate::device_reservations::{
 use crate::memory_budget::MemoryBudget;
 use crate::stacking::UpperOutcome;
 use crate::trace::{Trace, TraceEvent};
-use crate::{Access, Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory};
+use crate::{Access, Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory, Tenants};
 
 /// The registry of block devices. Cheap to clone; usable from any thread; not used on the I/O path.
 #[derive(Clone, Default)]
@@ -28,6 +28,7 @@ struct RegistryInner {
     no_file_io: OnceLock<String>,
     memory: MemoryBudget,
     trace: Arc<Trace>,
+    tenants: Tenants,
 }
 
 type Subscriber = Arc<dyn Fn(&DeviceEvent) + Send + Sync>;
@@ -109,6 +110,11 @@ impl Registry {
         self.0.memory.allocate(name, bytes).map(Arc::new)
     }
 
+    /// For whom the requests of all devices are.
+    pub fn tenants(&self) -> &Tenants {
+        &self.0.tenants
+    }
+
     /// Registers a device. Fails if its name, an alias, its UUID or its backing file is in use.
     pub fn register(
         &self,
@@ -119,7 +125,7 @@ impl Registry {
     ) -> Result<Arc<BlockDevice>, BdevError> {
         check_name(name)?;
         check_geometry(&*bdev)?;
-        let device = Arc::new(BlockDevice::new(name, uuid, aliases, bdev, &self.0.trace));
+        let device = Arc::new(BlockDevice::new(name, uuid, aliases, bdev, &self.0.trace, &self.0.tenants));
         let mut table = self.lock();
         let uuid_text = device.uuid().to_string();
         let names = std::iter::once(name).chain(aliases.iter().map(String::as_str));

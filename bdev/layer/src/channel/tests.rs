@@ -16,6 +16,8 @@ use crate::{
     Durability, Registry, Request, ReservationLease,
 };
 
+mod scheduling;
+
 thread_local! {
     /// The requests of the scripted channel that was opened last.
     static SUBMITTED: RefCell<Option<Rc<RefCell<VecDeque<Request>>>>> = const { RefCell::new(None) };
