@@ -89,6 +89,9 @@ pub(crate) enum CliCommand {
     /// Print the reference of all JSON-RPC methods, docs/RPC.md
     #[command(hide = true)]
     RpcReference,
+    /// Print the reference of all metrics, docs/METRICS.md
+    #[command(hide = true)]
+    MetricsReference,
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  ringbolt completions bash > /etc/bash_completion.d/ringbolt")]
     Completions {

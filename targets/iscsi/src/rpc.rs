@@ -10,6 +10,7 @@ use bdev::Registry;
 use control::json::{Value, json};
 use control::{Method, Module, NoParameters, RpcError, thread_name};
 use reactor::ReactorHandle;
+use scsi::{ScsiDeviceOwner, ScsiDeviceSource};
 use wire_iscsi::LoginStage;
 
 use crate::config::IscsiOptions;
@@ -35,6 +36,16 @@ impl IscsiModule {
 pub(super) const UNRESPONSIVE: (i64, &str) =
     (RpcError::ETIMEDOUT, "a reactor does not respond; nothing was changed");
 pub(super) const INVALID: (i64, &str) = (RpcError::INVALID_PARAMS, "a parameter is invalid");
+
+impl IscsiModule {
+    /// The target nodes, as SCSI devices.
+    pub fn scsi_devices(&self) -> ScsiDeviceSource {
+        let target = self.target.clone();
+        Box::new(move || {
+            target.nodes().into_iter().map(|node| ScsiDeviceOwner::TargetNode(node.name)).collect()
+        })
+    }
+}
 
 impl Module for IscsiModule {
     const NAME: &'static str = "iscsi";
