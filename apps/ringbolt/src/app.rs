@@ -321,6 +321,7 @@ mod tests {
         for line in [
             "# TYPE ringbolt_bdev_size_bytes gauge",
             "ringbolt_bdev_size_bytes{bdev=\"N\"} 4096",
+            "ringbolt_target_accepted_total{target=\"nbd\"} 0",
             "ringbolt_tenant_flows{tenant=\"ringbolt\"} 1",
         ] {
             assert!(text.lines().any(|other| other == line), "{line} in {text}");

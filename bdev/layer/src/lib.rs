@@ -74,7 +74,7 @@ pub use registry::{Descriptor, DeviceEvent, Registry, SubscriptionId};
 pub use scheduler::{Scheduler, SchedulerContext, SchedulerPolicy};
 pub use stats::{BdevHistogram, ChannelStats, DeviceStats, OpCounters, OpStats, StatsReset};
 pub use tenants::{Flow, TenantId, TenantInfo, Tenants};
-pub use trace::{TraceEvent, TracePoint, TracedIo};
+pub use trace::{TargetTrace, TraceEvent, TraceGroup, TracePoint, TracedConnection, TracedIo};
 pub use uuid::Uuid;
 pub use wire_nvme::protection::{MetadataFormat, Protection, ProtectionType};
 

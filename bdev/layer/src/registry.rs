@@ -13,7 +13,7 @@ use crate::device_reservations::{
 };
 use crate::memory_budget::MemoryBudget;
 use crate::stacking::UpperOutcome;
-use crate::trace::{Trace, TraceEvent};
+use crate::trace::{TargetTrace, Trace, TraceEvent, TraceGroup};
 use crate::{Access, Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory, Tenants};
 
 /// The registry of block devices. Cheap to clone; usable from any thread; not used on the I/O path.
@@ -75,6 +75,12 @@ impl DeviceEvent {
                 device
             }
         }
+    }
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("Registry").field(&self.lock().devices.len()).finish()
     }
 }
 
@@ -258,16 +264,21 @@ impl Registry {
         device.open(access)
     }
 
-    /// The enabled trace points: bit [`TracePoint`](crate::TracePoint)` as u8` of each.
-    pub fn trace_mask(&self) -> u64 {
-        self.0.trace.mask()
+    /// The enabled trace points of a group: bit [`TracePoint::number`](crate::TracePoint::number) of each.
+    pub fn trace_mask(&self, group: TraceGroup) -> u64 {
+        self.0.trace.mask(group)
     }
 
-    /// Enables and disables trace points on all devices, and on those that come later.
-    pub fn set_trace_mask(&self, mask: u64) {
+    /// Enables and disables trace points of a group, on all devices and targets and on those that come later.
+    pub fn set_trace_mask(&self, group: TraceGroup, mask: u64) {
         let table = self.lock();
-        self.0.trace.set_mask(mask);
+        self.0.trace.set_mask(group, mask);
         table.devices.values().for_each(|device| device.sync_traced());
+    }
+
+    /// Where a target records the events of its connections on a core.
+    pub fn target_trace(&self, core: usize, target: &'static str) -> TargetTrace {
+        self.0.trace.of_target(core, target)
     }
 
     /// Forgets the trace events so far.

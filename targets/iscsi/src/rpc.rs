@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bdev::Registry;
 use control::json::{Value, json};
-use control::{Method, Module, NoParameters, RpcError, thread_name};
+use control::{Method, Metric, MetricSamples, Module, NoParameters, RpcError, thread_name};
 use reactor::ReactorHandle;
 use scsi::{ScsiDeviceOwner, ScsiDeviceSource};
 use wire_iscsi::LoginStage;
@@ -150,6 +150,14 @@ impl Module for IscsiModule {
         calls.extend(groups::save(self));
         calls.extend(nodes::save(self));
         calls
+    }
+
+    fn metrics() -> Vec<&'static Metric> {
+        target_shell::connection_metrics()
+    }
+
+    fn collect(&self, samples: &mut MetricSamples) {
+        target_shell::collect_connections("iscsi", self.target.connection_totals(), samples);
     }
 
     fn report(&self) -> Value {

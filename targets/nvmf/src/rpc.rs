@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use bdev::rpc::conclude;
 use bdev::{Closing, Registry, Uuid};
 use control::json::{Value, json};
-use control::{Method, Module, Parameters, RpcError};
+use control::{Method, Metric, MetricSamples, Module, Parameters, RpcError};
 use reactor::ReactorHandle;
 
 use crate::{NamespaceConfig, NvmfTarget, NvmfTargetError, SubsystemConfig};
@@ -153,6 +153,16 @@ impl Module for NvmfModule {
             json!({ "method": "nvmf_set_max_subsystems", "params": params })
         });
         limit.into_iter().chain(info::calls(&self.target)).collect()
+    }
+
+    fn metrics() -> Vec<&'static Metric> {
+        target_shell::connection_metrics()
+    }
+
+    fn collect(&self, samples: &mut MetricSamples) {
+        for (transport, totals) in self.target.connection_totals() {
+            target_shell::collect_connections(transport, totals, samples);
+        }
     }
 
     fn report(&self) -> Value {

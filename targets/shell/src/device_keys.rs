@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// until then a core may use the device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceKeys {
-    used: BTreeSet<u32>,
+    /// The smallest key that was never assigned.
+    next: u32,
+    free: BTreeSet<u32>,
     /// Keys with the generation of the configuration that lacks them.
     retired: BTreeMap<u32, u64>,
 }
@@ -20,13 +22,14 @@ impl DeviceKeys {
         self.retired.retain(|key, generation| {
             let is_free = *generation <= applied_by_all;
             if is_free {
-                self.used.remove(key);
+                self.free.insert(*key);
             }
             !is_free
         });
-        let key = (0..u32::MAX).find(|key| !self.used.contains(key)).unwrap_or(u32::MAX);
-        self.used.insert(key);
-        key
+        self.free.pop_first().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        })
     }
 
     /// Gives a key back; the configuration of this generation lacks its device. A later call for the same key replaces

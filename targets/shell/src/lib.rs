@@ -35,6 +35,7 @@
 
 mod admissions;
 mod connections;
+mod control;
 mod cores;
 mod cpu_mask;
 mod device_keys;
@@ -45,6 +46,7 @@ mod lazy_cores;
 mod logins;
 mod mailboxes;
 mod memory;
+mod metrics;
 mod peers;
 mod poller;
 mod protocol;
@@ -57,16 +59,18 @@ mod transfers;
 
 pub use admissions::{ConnectionLimits, PeerConnections};
 pub use connections::{ConnectionEntry, Connections};
+pub use control::{ControlledTarget, TargetControl, TargetStopping, WeakTargetControl};
 pub use cores::TargetCores;
 pub use cpu_mask::{CpuMaskError, canonical_mask, mask_of_reactors, reactors_of_mask};
 pub use device_keys::DeviceKeys;
 pub use device_map::DeviceMap;
 pub use devices::CoreDevices;
-pub use group::ConnectionGroup;
+pub use group::{ConnectionGroup, ConnectionTotals};
 pub use lazy_cores::LazyCores;
 pub use logins::GroupLimits;
 pub use mailboxes::{CoreMailboxes, GroupMail, GroupWaker, Inbox, ShellError};
 pub use memory::{CoreMemory, MemoryLimits, MemoryOwner, MemoryShare, NoMemory, PeerMemory};
+pub use metrics::{collect_connections, connection_metrics};
 pub use peers::PeerKey;
 pub use poller::{GroupPoller, PollGroup};
 pub use protocol::{

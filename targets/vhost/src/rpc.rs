@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bdev::rpc::{STILL_OPEN, conclude};
 use bdev::{Closing, PreparedReservations, Registry};
 use control::json::{Value, json};
-use control::{Method, Module, NoParameters, RpcError};
+use control::{Method, Metric, MetricSamples, Module, NoParameters, RpcError};
 use reactor::ReactorHandle;
 use scsi::{ScsiDeviceOwner, ScsiDeviceSource};
 use target_shell::{ConnectionLimits, canonical_mask};
@@ -157,6 +157,14 @@ impl Module for VhostModule {
         let options = (limits != ConnectionLimits::new(CONNECTIONS_MAX))
             .then(|| json!({ "method": "vhost_set_options", "params": limits.named("controller") }));
         options.into_iter().chain(self.target.configured().into_iter().flat_map(calls)).collect()
+    }
+
+    fn metrics() -> Vec<&'static Metric> {
+        target_shell::connection_metrics()
+    }
+
+    fn collect(&self, samples: &mut MetricSamples) {
+        target_shell::collect_connections("vhost", self.target.connection_totals(), samples);
     }
 
     fn report(&self) -> Value {

@@ -219,7 +219,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         if !nqn.is_discovery() && !self.lock_any().subsystems.contains_key(&nqn) {
             return Err(super::no_subsystem(&nqn));
         }
-        let controllers = self.0.directory.controllers(&nqn);
+        let controllers = self.0.shared().controllers(&nqn);
         Ok(controllers
             .iter()
             .map(|association| TargetControllerInfo {
@@ -255,7 +255,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
 
     /// Distribution of connections over the reactors. Asks every poll group.
     pub fn stats(&self) -> Result<TargetStats, crate::NvmfTargetError> {
-        let cores = self.0.remotes.len();
+        let cores = self.0.reactors().len();
         let (mut groups, mut totals) = (vec![(0, 0, 0); cores], vec![PollGroupTotals::default(); cores]);
         let counted = groups.iter_mut().zip(&mut totals);
         for ((group, total), (queues, reports)) in counted.zip(self.tcp_cores()?) {
@@ -298,7 +298,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             return Ok(Vec::new());
         }
         let mut counts = Vec::new();
-        for (index, reactor) in self.0.remotes.iter().enumerate() {
+        for (index, reactor) in self.0.reactors().iter().enumerate() {
             let stats = reactor.stats().map_err(|_| ShellError::Stopped(index))?;
             let ours = stats.pollers.iter().find(|poller| poller.name == VfioUserProtocol::NAME);
             counts.push(

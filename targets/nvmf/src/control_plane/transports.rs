@@ -27,17 +27,18 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         if state.transport.is_some() {
             return Err(NvmfTargetError::TransportExists("TCP"));
         }
-        let group_limits = limits.connections.clone();
-        let directory = self.0.directory.clone();
+        let registry = Some(self.0.registry().clone());
+        let group_limits = GroupLimits { registry, ..limits.connections.clone() };
+        let directory = self.0.shared().clone();
         let protocol = move |_: &Core, waker: &GroupWaker| {
             let waker = waker.clone();
             let notifier = directory.add_notifier(Box::new(move || waker.wake()));
             TcpProtocol::new(limits.clone(), directory.clone(), Some(notifier))
         };
-        let cores = TargetCores::start(&self.0.remotes, &self.0.publisher, group_limits, protocol)?;
+        let cores = TargetCores::start(self.0.reactors(), self.0.publisher(), group_limits, protocol)?;
         state.transport = Some(TcpTransport { config, cores });
         // Each core has just answered; the groups read the latest snapshot in their first poll.
-        self.wait_applied(self.0.publisher.generation())
+        self.wait_applied(self.0.publisher().generation())
     }
 
     /// Creates the vfio-user transport, with a poll group on every reactor.
@@ -55,18 +56,19 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             // Clients that wait until others have gone.
             logins_max: VFIO_USER_WAITING_MAX,
             drain_timeout_ns: DRAIN_TIMEOUT_NS,
+            registry: Some(self.0.registry().clone()),
             ..GroupLimits::default()
         };
-        let (directory, seats) = (self.0.directory.clone(), Seats::default());
+        let (directory, seats) = (self.0.shared().clone(), Seats::default());
         let protocol = move |_: &Core, waker: &GroupWaker| {
             let woken = waker.clone();
             let notifier = directory.add_notifier(Box::new(move || woken.wake()));
             let (limits, directory) = (limits.clone(), directory.clone());
             VfioUserProtocol::new(limits, directory, notifier, waker.clone(), seats.clone())
         };
-        let cores = TargetCores::start(&self.0.remotes, &self.0.publisher, group_limits, protocol)?;
+        let cores = TargetCores::start(self.0.reactors(), self.0.publisher(), group_limits, protocol)?;
         state.vfio_user = Some(VfioUserTransport { config, cores });
-        self.wait_applied(self.0.publisher.generation())
+        self.wait_applied(self.0.publisher().generation())
     }
 
     /// Options of the vfio-user transport; `None` before it is created.
