@@ -18,6 +18,9 @@
 //!    protocol and the network: the calls between them are static, and no I/O costs a lock, an allocation or an
 //!    indirect call here. Tests run a group on a simulated network.
 //!
+//! Beside them is [`TargetControl`]: the state of a target under its lock, the block devices that it follows, and its
+//! end. [`collect_connections`] reports its connections as metrics.
+//!
 //! One poll of a group: messages and configuration; [`Protocol::begin_poll`]; [`ProtocolConnection::receive`] on each
 //! ready connection, which fills the batches of block devices; [`ProtocolConnection::poll`] on those whose peers share
 //! memory with the target; one submission and one poll per device with work, and
@@ -62,7 +65,6 @@ pub use connections::{ConnectionEntry, Connections};
 pub use control::{ControlledTarget, TargetControl, TargetStopping, WeakTargetControl};
 pub use cores::TargetCores;
 pub use cpu_mask::{CpuMaskError, canonical_mask, mask_of_reactors, reactors_of_mask};
-pub use device_keys::DeviceKeys;
 pub use device_map::DeviceMap;
 pub use devices::CoreDevices;
 pub use group::{ConnectionGroup, ConnectionTotals};
