@@ -5,6 +5,7 @@ use signal_hook::consts::signal;
 
 use crate::config::ConfigFile;
 use crate::logging;
+use crate::metrics::{Metric, MetricSamples};
 use crate::parameters::NoParameters;
 use crate::{ControlPlane, Method, Module, RpcError, processor};
 
@@ -55,6 +56,13 @@ impl Module for Framework {
                 .at_any_stage()
                 .text("Names the scheduler: reactors stay on their cores.",
                     "`scheduler_name`, `scheduler_period`, `isolated_core_mask`, `scheduling_core`"),
+            Method::of_plane("metrics_get", get_metrics)
+                .text("The present values of the metrics that docs/METRICS.md lists. Not an SPDK method.",
+                    "array of `name`, `kind`, `unit`, `help` and `samples`: `labels` with `value`, or, of a histogram, \
+                        `buckets` (`le`, `count`), `count` and `sum`")
+                .errors(&[(RpcError::INVALID_PARAMS, "there is no such metric")]),
+            Method::of_plane("metrics_get_openmetrics", get_openmetrics)
+                .text("The same as OpenMetrics 1.0.0 text. Not an SPDK method.", "the text"),
             Method::of_plane("save_config", save_config)
                 .text("The running configuration, as a file that recreates it.", "`subsystems`"),
             Method::of_plane("load_config", load_config)
@@ -74,6 +82,56 @@ impl Module for Framework {
         methods.extend(logging::methods());
         methods
     }
+
+    fn metrics() -> Vec<&'static Metric> {
+        REACTOR_METRICS.to_vec()
+    }
+}
+
+crate::metrics! {
+    /// Of the reactors.
+    static REACTOR_METRICS {
+        /// Time in which a reactor did work
+        BUSY = "ringbolt_reactor_busy_seconds": counter ("seconds") [reactor];
+        /// Time in which a reactor looked for work and found none
+        IDLE = "ringbolt_reactor_idle_seconds": counter ("seconds") [reactor];
+        /// Time in which a reactor slept
+        SLEPT = "ringbolt_reactor_slept_seconds": counter ("seconds") [reactor];
+        /// Turns of a reactor that took so long that the log has a line about them
+        STALLS = "ringbolt_reactor_stalls": counter [reactor];
+    }
+}
+
+/// The values of the reactors' metrics; those of a reactor that does not answer are missing.
+pub(crate) fn collect_reactors(plane: &ControlPlane, samples: &mut MetricSamples) {
+    for reactor in plane.reactors() {
+        let Ok(stats) = reactor.handle.stats() else { continue };
+        let index = reactor.handle.index().to_string();
+        for (metric, ns) in [(&BUSY, stats.busy_ns), (&IDLE, stats.idle_ns), (&SLEPT, stats.sleep_ns)] {
+            samples.add(metric, &[&index], ns as f64 / 1e9);
+        }
+        samples.add(&STALLS, &[&index], stats.stalls);
+    }
+}
+
+crate::parameters! {
+    struct GetMetrics {
+        /// One metric; all without
+        name: Option<String>,
+    }
+}
+
+fn get_metrics(plane: &ControlPlane, params: GetMetrics) -> Result<Vec<Value>, RpcError> {
+    if let Some(name) = &params.name
+        && !plane.catalog().metrics().any(|metric| metric.name == name)
+    {
+        return Err(RpcError::invalid_params(format!("name: no metric is called {name}")));
+    }
+    Ok(plane.metrics().to_json(params.name.as_deref()))
+}
+
+fn get_openmetrics(plane: &ControlPlane, _params: NoParameters) -> Result<String, RpcError> {
+    Ok(plane.metrics().openmetrics())
 }
 
 crate::parameters! {

@@ -25,16 +25,19 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod compatibility;
 mod config;
 mod error;
 mod examine;
 pub mod files;
+mod fixed_options;
 mod framework;
 mod jobs;
 mod json_positions;
 mod keyring;
 pub mod logging;
 mod method;
+pub mod metrics;
 mod module;
 mod parameters;
 mod plane;
@@ -43,14 +46,20 @@ pub mod reference;
 mod reload;
 mod rpc;
 mod saved_calls;
+mod sock;
 
+pub use compatibility::Compatibility;
 pub use config::{ConfigError, ConfigFile};
 pub use error::RpcError;
 pub use examine::{Examination, Examiner};
+pub use fixed_options::{
+    FixedOptions, FixedSubsystem, FsdevOptions, IobufOptions, SchedulerName,
+};
 pub use framework::{thread_name, tick_rate};
 pub use jobs::{JobHandle, Jobs};
 pub use keyring::{KEY_BYTES_MAX, Key, KeyError, Keyring, KeyringModule};
 pub use method::{Catalog, Method, MethodInfo, MethodKind, StartupStage, spdk_methods};
+pub use metrics::{HistogramSample, Metric, MetricKind, MetricSamples, MetricValue};
 pub use module::Module;
 pub use parameters::{
     ByName, DecodeLog, Decoder, NoParameters, Parameter, ParameterError, ParameterType, Parameters, Presence,
@@ -63,3 +72,4 @@ pub use rpc::server::RpcServer;
 pub use rpc::socket::{ListenSocket, SocketError};
 pub use saved_calls::{CallPlace, CallRecorder, SavedCalls};
 pub use serde_json as json;
+pub use sock::SocketModule;

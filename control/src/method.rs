@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::jobs::JobHandle;
+use crate::metrics::Metric;
 use crate::parameters::{DecodeLog, Parameter, Parameters, Presence, decode};
 use crate::{ControlPlane, Module, RpcError};
 
@@ -304,9 +305,12 @@ impl MethodInfo {
     }
 }
 
-/// The methods of modules, by name; what they are can be asked before any module is started.
+/// The methods and metrics of modules, by name; what they are can be asked before any module is started.
 #[derive(Clone, Debug, Default)]
-pub struct Catalog(BTreeMap<&'static str, MethodInfo>);
+pub struct Catalog {
+    methods: BTreeMap<&'static str, MethodInfo>,
+    metrics: BTreeMap<&'static str, &'static Metric>,
+}
 
 /// SPDK's methods, one a line: an error distinguishes an unsupported method from an unknown one.
 const SPDK_METHODS: &str = include_str!("spdk-26.09.txt");
@@ -322,23 +326,32 @@ impl Catalog {
         Catalog::default().with::<crate::framework::Framework>()
     }
 
-    /// Adds the methods of a module.
+    /// Adds the methods and metrics of a module.
     pub fn with<M: Module>(mut self) -> Catalog {
         for method in M::methods() {
-            let previous = self.0.insert(method.info.name, method.info);
+            let previous = self.methods.insert(method.info.name, method.info);
             assert!(previous.is_none(), "two methods are called {}", previous.map_or("", |info| info.name));
+        }
+        for metric in M::metrics() {
+            let known = self.metrics.entry(metric.name).or_insert(metric);
+            assert!(std::ptr::eq(*known, metric), "two metrics are called {}", metric.name);
         }
         self
     }
 
     /// A method.
     pub fn get(&self, name: &str) -> Option<&MethodInfo> {
-        self.0.get(name)
+        self.methods.get(name)
     }
 
     /// All methods, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = &MethodInfo> {
-        self.0.values()
+        self.methods.values()
+    }
+
+    /// All metrics, sorted by name.
+    pub fn metrics(&self) -> impl Iterator<Item = &'static Metric> {
+        self.metrics.values().copied()
     }
 
     /// Names of the methods that may be called in `stage`; of all methods without one.

@@ -5,6 +5,7 @@ use serde_json::Value;
 use crate::RpcError;
 use crate::examine::Examination;
 use crate::method::Method;
+use crate::metrics::{Metric, MetricSamples};
 
 /// A part of the program that is managed by methods: block devices, a target, a service.
 ///
@@ -54,6 +55,15 @@ pub trait Module: Send + Sync + Sized + 'static {
     /// modules are to be respected; methods do not wait for it, but `bdev_wait_for_examine` does.
     fn examine_disk(&self, _bdev: &str, _examination: Examination) {}
 
+    /// The metrics that it declares with [`metrics!`](crate::metrics!). Several modules may have one in
+    /// common.
+    fn metrics() -> Vec<&'static Metric> {
+        Vec::new()
+    }
+
+    /// Adds the present values of its metrics. A query: it neither changes anything nor waits for long.
+    fn collect(&self, _samples: &mut MetricSamples) {}
+
     /// Its state in short, for `framework_get_modules`; null if it has nothing to report.
     fn report(&self) -> Value {
         Value::Null
@@ -71,6 +81,7 @@ pub(crate) trait DynModule: Send + Sync {
     fn save(&self) -> Vec<Value>;
     fn examine_config(&self, bdev: &str);
     fn examine_disk(&self, bdev: &str, examination: Examination);
+    fn collect(&self, samples: &mut MetricSamples);
     fn report(&self) -> Value;
 }
 
@@ -109,6 +120,10 @@ impl<M: Module> DynModule for M {
 
     fn examine_disk(&self, bdev: &str, examination: Examination) {
         Module::examine_disk(self, bdev, examination);
+    }
+
+    fn collect(&self, samples: &mut MetricSamples) {
+        Module::collect(self, samples);
     }
 
     fn report(&self) -> Value {

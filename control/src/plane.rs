@@ -9,9 +9,10 @@ use serde_json::{Map, Value, json};
 use crate::RpcError;
 use crate::config::ConfigFile;
 use crate::examine::Examiner;
-use crate::framework::Framework;
+use crate::framework::{Framework, collect_reactors};
 use crate::jobs::Jobs;
 use crate::method::{BoundMethod, Catalog, StartupStage};
+use crate::metrics::MetricSamples;
 use crate::module::{DynModule, Module};
 
 /// A reactor, and the kernel's ID of its thread.
@@ -290,6 +291,14 @@ impl ControlPlane {
 
     pub(crate) fn modules(&self) -> &[Arc<dyn DynModule>] {
         &self.modules
+    }
+
+    /// The present values of all metrics.
+    pub fn metrics(&self) -> MetricSamples {
+        let mut samples = MetricSamples::default();
+        collect_reactors(self, &mut samples);
+        self.modules.iter().for_each(|module| module.collect(&mut samples));
+        samples
     }
 
     /// Stops accepting work from outside: cancels jobs and drains modules in reverse order. The reactors must

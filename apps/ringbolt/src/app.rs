@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use accel::AccelModule;
 use bdev::Registry;
-use bdev::rpc::BdevModule;
+use bdev::rpc::{BdevModule, MachineModule};
 use bdev_crypto::CryptoModule;
 use bdev_gpt::GptModule;
 use bdev_nvme::rpc::NvmeModule;
 use bdev_raid::RaidModule;
-use control::{Catalog, ConfigFile, ControlPlane, Keyring, KeyringModule, ManagedReactor, RpcError};
+use control::{
+    Catalog, Compatibility, ConfigFile, ControlPlane, ControlPlaneBuilder, FixedSubsystem, FsdevOptions,
+    IobufOptions, Keyring, KeyringModule, ManagedReactor, RpcError, SchedulerName, SocketModule,
+};
 use device_model::rpc::ModelModule;
 use iscsi::IscsiTarget;
 use iscsi::rpc::IscsiModule;
@@ -20,18 +23,13 @@ use nbd::rpc::NbdModule;
 use nvmf::NvmfTarget;
 use nvmf::rpc::NvmfModule;
 use reactor::ReactorHandle;
+use scsi::ScsiDeviceModule;
 use store_client::rpc::ClusterImageModule;
 use store_node::node_rpc::NodeModule;
 use store_node::rpc::StoreModule;
 use ublk::rpc::UblkModule;
 use vhost::VhostTarget;
 use vhost::rpc::{VhostModule, VhostScsiModule};
-
-use crate::fixed_options::{FixedSubsystem, FsdevOptions, IobufOptions, SchedulerName};
-use crate::machine::MachineModule;
-use crate::modules::Compatibility;
-use crate::scsi_devices::ScsiDeviceModule;
-use crate::sock::SocketModule;
 
 /// A running program: the control plane, and the modules that commands use directly.
 ///
@@ -58,35 +56,69 @@ pub(crate) struct StartOptions {
     pub(crate) keyring: Keyring,
 }
 
-/// The methods of every module.
-pub(crate) fn catalog() -> Catalog {
-    Catalog::new()
-        .with::<FixedSubsystem<SchedulerName>>()
-        .with::<SocketModule>()
-        .with::<FixedSubsystem<IobufOptions>>()
-        .with::<KeyringModule>()
-        .with::<FixedSubsystem<FsdevOptions>>()
-        .with::<AccelModule>()
-        .with::<BdevModule>()
-        .with::<CryptoModule>()
-        .with::<GptModule>()
-        .with::<RaidModule>()
-        .with::<NvmeModule>()
-        .with::<ModelModule>()
-        .with::<LvolModule>()
-        .with::<StoreModule>()
-        .with::<NodeModule>()
-        .with::<ClusterImageModule>()
-        .with::<NvmfModule>()
-        .with::<NbdModule>()
-        .with::<IscsiModule>()
-        .with::<VhostModule>()
-        .with::<VhostScsiModule>()
-        .with::<ScsiDeviceModule>()
-        .with::<UblkModule>()
-        .with::<MachineModule>()
-        .with::<Compatibility>()
+/// What modules are made from.
+struct ModuleParts {
+    registry: Registry,
+    reactors: Vec<ReactorHandle>,
+    keyring: Keyring,
+    accel: Arc<AccelModule>,
+    bdevs: Arc<BdevModule>,
+    nvmf: Arc<NvmfModule>,
+    nbd: Arc<NbdModule>,
+    iscsi: Arc<IscsiModule>,
+    vhost: Arc<VhostModule>,
 }
+
+/// Names every module once, with how it is made from its parts: the catalog and the program follow from the
+/// list.
+macro_rules! modules {
+    (|$parts:ident| { $($module:ty => $make:expr,)+ }) => {
+        /// The methods and metrics of every module.
+        pub(crate) fn catalog() -> Catalog {
+            Catalog::new()$(.with::<$module>())+
+        }
+
+        /// Registers every module.
+        fn register(builder: ControlPlaneBuilder, $parts: &ModuleParts) -> ControlPlaneBuilder {
+            builder$(.module::<$module>(&$make))+
+        }
+    };
+}
+
+// In the order of their start, as far as they do not depend on each other.
+modules! { |parts| {
+    FixedSubsystem<SchedulerName> => Arc::new(FixedSubsystem::new()),
+    // Before whatever opens connections.
+    SocketModule => Arc::new(SocketModule::new()),
+    FixedSubsystem<IobufOptions> => Arc::new(FixedSubsystem::new()),
+    // Before whatever uses a key.
+    KeyringModule => Arc::new(KeyringModule::new(parts.keyring.clone())),
+    FixedSubsystem<FsdevOptions> => Arc::new(FixedSubsystem::new()),
+    AccelModule => parts.accel,
+    BdevModule => parts.bdevs,
+    CryptoModule => CryptoModule::new(&parts.bdevs, &parts.accel),
+    GptModule => GptModule::new(&parts.bdevs, &parts.reactors),
+    RaidModule => RaidModule::new(&parts.bdevs, &parts.reactors),
+    NvmeModule => NvmeModule::new(&parts.bdevs, &parts.reactors),
+    ModelModule => ModelModule::new(parts.bdevs.clone()),
+    LvolModule => LvolModule::new(parts.registry.clone(), &parts.reactors),
+    StoreModule => StoreModule::new(parts.registry.clone(), &parts.reactors),
+    NodeModule => NodeModule::new(parts.registry.clone(), &parts.reactors),
+    ClusterImageModule => ClusterImageModule::new(parts.registry.clone()),
+    // What keeps reservations is before what obeys them: those that persist are in force again first.
+    NvmfModule => parts.nvmf,
+    IscsiModule => parts.iscsi,
+    VhostScsiModule => VhostScsiModule::new(&parts.vhost),
+    NbdModule => parts.nbd,
+    VhostModule => parts.vhost,
+    ScsiDeviceModule => Arc::new(ScsiDeviceModule::new(vec![
+        parts.iscsi.scsi_devices(),
+        parts.vhost.scsi_devices(),
+    ])),
+    UblkModule => UblkModule::new(parts.registry.clone(), &parts.reactors),
+    MachineModule => Arc::new(MachineModule::new(parts.registry.clone(), parts.reactors.clone())),
+    Compatibility => Arc::new(Compatibility),
+} }
 
 impl App {
     /// Starts the modules, without bdevs.
@@ -98,42 +130,19 @@ impl App {
         let StartOptions { pending, vhost_socket_dir, keyring } = options;
         let handles: Vec<ReactorHandle> = reactors.iter().map(|reactor| reactor.handle.clone()).collect();
         let builder = ControlPlane::builder(reactors);
-        let bdevs = BdevModule::new(registry.clone(), builder.examiner());
-        let accel = AccelModule::new(registry.accel().clone(), keyring.clone());
-        let nvmf = NvmfModule::new(registry.clone(), &handles);
-        let iscsi = IscsiModule::new(registry.clone(), &handles);
-        let nbd = NbdModule::new(registry.clone(), &handles);
-        let vhost = VhostModule::new(registry.clone(), &handles, vhost_socket_dir);
-        let control = builder
-            .module(&Arc::new(FixedSubsystem::<SchedulerName>::new()))
-            // Before whatever opens connections.
-            .module(&Arc::new(SocketModule::new()))
-            .module(&Arc::new(FixedSubsystem::<IobufOptions>::new()))
-            // Before whatever uses a key.
-            .module(&Arc::new(KeyringModule::new(keyring)))
-            .module(&Arc::new(FixedSubsystem::<FsdevOptions>::new()))
-            .module(&accel)
-            .module(&bdevs)
-            .module(&CryptoModule::new(&bdevs, &accel))
-            .module(&GptModule::new(&bdevs, &handles))
-            .module(&RaidModule::new(&bdevs, &handles))
-            .module(&NvmeModule::new(&bdevs, &handles))
-            .module(&ModelModule::new(bdevs.clone()))
-            .module(&LvolModule::new(registry.clone(), &handles))
-            .module(&StoreModule::new(registry.clone(), &handles))
-            .module(&NodeModule::new(registry.clone(), &handles))
-            .module(&ClusterImageModule::new(registry.clone()))
-            // What keeps reservations is before what obeys them: those that persist are in force again first.
-            .module(&nvmf)
-            .module(&iscsi)
-            .module(&VhostScsiModule::new(&vhost))
-            .module(&nbd)
-            .module(&vhost)
-            .module(&Arc::new(ScsiDeviceModule::new(iscsi.clone(), vhost.clone())))
-            .module(&UblkModule::new(registry.clone(), &handles))
-            .module(&Arc::new(MachineModule::new(registry.clone(), handles)))
-            .module(&Arc::new(Compatibility))
-            .start(pending)?;
+        let parts = ModuleParts {
+            accel: AccelModule::new(registry.accel().clone(), keyring.clone()),
+            keyring,
+            bdevs: BdevModule::new(registry.clone(), builder.examiner()),
+            nvmf: NvmfModule::new(registry.clone(), &handles),
+            iscsi: IscsiModule::new(registry.clone(), &handles),
+            nbd: NbdModule::new(registry.clone(), &handles),
+            vhost: VhostModule::new(registry.clone(), &handles, vhost_socket_dir),
+            reactors: handles,
+            registry,
+        };
+        let control = register(builder, &parts).start(pending)?;
+        let ModuleParts { registry, nvmf, nbd, iscsi, vhost, .. } = parts;
         Ok(App { control, registry, nvmf, nbd, iscsi, vhost })
     }
 
@@ -182,6 +191,8 @@ mod tests {
             "job_cancel",
             "job_get",
             "load_config",
+            "metrics_get",
+            "metrics_get_openmetrics",
             "nbd_get_options",
             "nbd_get_peers",
             "nbd_set_options",
@@ -294,23 +305,64 @@ mod tests {
     fn the_references_are_current() {
         let methods = control::reference::markdown(&catalog());
         let without_effect = control::reference::without_effect(&catalog());
-        for (file, written, generated, option) in [
-            ("docs/RPC.md", include_str!("../../../docs/RPC.md"), methods, ""),
+        let metrics = control::metrics::markdown(&catalog());
+        for (file, written, generated, command) in [
+            ("docs/RPC.md", include_str!("../../../docs/RPC.md"), methods, "rpc-reference"),
             (
                 "docs/PARAMETERS.md",
                 include_str!("../../../docs/PARAMETERS.md"),
                 without_effect,
-                " --without-effect",
+                "rpc-reference --without-effect",
             ),
+            ("docs/METRICS.md", include_str!("../../../docs/METRICS.md"), metrics, "metrics-reference"),
         ] {
             let differs = written.lines().zip(generated.lines()).find(|(old, new)| old != new);
             assert!(
                 written == generated,
-                "{file} differs, first at {differs:?}; run `cargo run -p ringbolt -- rpc-reference{option} > {file}`"
+                "{file} differs, first at {differs:?}; run `cargo run -p ringbolt -- {command} > {file}`"
             );
         }
     }
+
+    #[test]
+    fn openmetrics_text_has_the_metrics_of_every_module() {
+        let app = App::start(Registry::new(), Vec::new(), StartOptions::default()).unwrap();
+        let null = json!({ "name": "N", "num_blocks": 8, "block_size": 512 });
+        app.control.invoke("bdev_null_create", null).unwrap();
+        let text = app.control.invoke("metrics_get_openmetrics", Value::Null).unwrap();
+        let text = text.as_str().unwrap();
+        for line in [
+            "# TYPE ringbolt_bdev_size_bytes gauge",
+            "ringbolt_bdev_size_bytes{bdev=\"N\"} 4096",
+            "ringbolt_target_accepted_total{target=\"nbd\"} 0",
+            "ringbolt_tenant_flows{tenant=\"ringbolt\"} 1",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} in {text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+        let declared: Vec<&str> = catalog().metrics().map(|metric| metric.name).collect();
+        for family in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+            let name = family.split(' ').next().unwrap();
+            assert!(declared.contains(&name), "{name} is not declared");
+        }
+        let one = app.control.invoke("metrics_get", json!({ "name": "ringbolt_bdev_size_bytes" })).unwrap();
+        assert_eq!(one[0]["samples"], json!([{ "labels": { "bdev": "N" }, "value": 4096 }]));
+        let unknown = app.control.invoke("metrics_get", json!({ "name": "ringbolt_nothing" })).unwrap_err();
+        assert_eq!(unknown.code, RpcError::INVALID_PARAMS);
+    }
 }
 
+/// Options of sockets are of the process: tests that set or save them take turns.
+#[cfg(test)]
+static OPTIONS_OF_PROCESS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+#[cfg(test)]
+mod fixed_options_tests;
+#[cfg(test)]
+mod machine_tests;
 #[cfg(test)]
 mod reload_tests;
+#[cfg(test)]
+mod scsi_device_tests;
+#[cfg(test)]
+mod sock_tests;

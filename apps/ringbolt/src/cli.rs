@@ -94,6 +94,9 @@ pub(crate) enum CliCommand {
         #[arg(long)]
         without_effect: bool,
     },
+    /// Print the reference of all metrics, docs/METRICS.md
+    #[command(hide = true)]
+    MetricsReference,
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  ringbolt completions bash > /etc/bash_completion.d/ringbolt")]
     Completions {

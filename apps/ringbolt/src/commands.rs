@@ -42,6 +42,10 @@ pub(crate) fn run(command: CliCommand) -> Result<(), CommandError> {
             print!("{page}");
             Ok(())
         }
+        CliCommand::MetricsReference => {
+            print!("{}", control::metrics::markdown(&crate::app::catalog()));
+            Ok(())
+        }
         CliCommand::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "ringbolt", &mut std::io::stdout());
             Ok(())

@@ -17,13 +17,8 @@ mod cli;
 mod command_error;
 mod commands;
 mod console;
-mod fixed_options;
-mod machine;
 mod machine_memory;
-mod modules;
 mod reactor_runtime;
-mod scsi_devices;
-mod sock;
 
 use std::process::ExitCode;
 

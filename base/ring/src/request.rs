@@ -196,7 +196,8 @@ pub struct Request<D> {
     pub issued_ticks: u64,
     /// Number of logical blocks.
     pub blocks: u32,
-    /// The flow for fair queueing among the consumers that share a channel; flows are served round-robin.
+    /// The connection or other consumer that it is from, by a number of its own in the process; 0 is the
+    /// process itself. The block layer knows the tenant of each flow, and schedules by it.
     pub flow: u16,
     /// The operation.
     pub op: Op,

@@ -5,7 +5,7 @@
 //! differs much between machines. With `TRACE` in the environment, all trace points are enabled. To count instructions:
 //! `valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*submit_and_poll*' …`
 
-use bdev::{Access, BdevChannel, Completion, Registry, Request, null};
+use bdev::{Access, BdevChannel, Completion, Registry, Request, TraceGroup, null};
 use block_io::{Channel as _, Tag};
 
 /// The measured part: the layer and the module, without the caller's reuse of the buffers.
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let core = reactor.core();
     let mut channel = registry.open("Null0", Access::ReadWrite)?.channel(&core)?;
     if std::env::var_os("TRACE").is_some() {
-        registry.set_trace_mask(u64::MAX);
+        registry.set_trace_mask(TraceGroup::Bdev, u64::MAX);
     }
     let batches = arguments.first().map_or(vec![1, 128], |batch| vec![*batch]);
     let start = std::time::Instant::now();

@@ -10,10 +10,9 @@ use crate::compare::CompareQueue;
 use crate::device::{
     IoLimits, LIMITED, OpenHandle, READS_RESERVED, REMOVED, SAMPLED, TRACED, WRITES_RESERVED,
 };
-use crate::fair_queue::FairQueue;
 use crate::parts::PartQueue;
-use crate::qos::ChannelQos;
 use crate::range_locks::InflightWrites;
+use crate::scheduler::Scheduler;
 use crate::stats::{ChannelCounters, CompletionRun};
 use crate::trace::{TracePoint, TraceRing};
 use crate::{BdevError, BlockDevice, BoxedChannel, Completion, Request};
@@ -26,8 +25,6 @@ use validate::RequestLimits;
 
 /// Interval at which a range that another core has locked is checked again; its release sends no event.
 const RECHECK_NS: u64 = 20_000;
-/// Interval at which a channel that reached a rate limit looks for another limit; a change sends no event.
-const RATE_CHECK_NS: u64 = 10_000_000;
 
 const RESERVED: u8 = READS_RESERVED | WRITES_RESERVED;
 /// What a reservation denies with reads: bits as in `allowed_ops`. The layer divides the others into these
@@ -54,7 +51,8 @@ const fn bits_of(ops: &[Op]) -> u16 {
 /// compare its status with [`Status::same_code`], as Do Not Retry is set.
 ///
 /// A valid request goes to the module at once while fewer than [`Bdev::depth`](crate::Bdev::depth) are in flight.
-/// Beyond that it is queued in a bounded FIFO of its flow, and the flows take turns by deficit round robin.
+/// Beyond that it is queued by the channel's [`Scheduler`]: by default in a bounded FIFO of its flow. The
+/// [tenants](crate::Tenants) take turns by deficit round robin, and the flows of a tenant within its turns.
 /// Requests of a flow whose FIFO is full stay in the caller's batch, in order; other flows are not affected.
 ///
 /// A request that the module cannot take as it is ([`Bdev::io_limits`](crate::Bdev::io_limits)) is divided here, with
@@ -92,8 +90,11 @@ pub struct BdevChannel {
     parts: PartQueue,
     /// Time of the last poll that returned completions, in ticks.
     last_poll_ticks: u64,
-    queued: FairQueue,
-    qos: ChannelQos,
+    scheduler: Box<dyn Scheduler>,
+    /// Requests that it has queued.
+    queued: usize,
+    /// Every request goes through it, and it learns of every completion.
+    decides_all: bool,
     /// Dequeued, and not accepted by the module yet.
     selected: Vec<Request>,
     resets: Vec<Request>,
@@ -125,6 +126,7 @@ impl BdevChannel {
         let geometry = device.geometry();
         let module = bdev.open(core)?;
         let trace = device.trace.ring(core.index());
+        let (scheduler, decides_all) = device.scheduler(core.index());
         trace.record_channel(TracePoint::ChannelCreate, device.trace_id());
         Ok(BdevChannel {
             module,
@@ -146,13 +148,14 @@ impl BdevChannel {
             compares: CompareQueue::new(core.pool().clone(), geometry),
             parts: PartQueue::new(bdev.io_limits(), geometry, core.pool().clone()),
             last_poll_ticks: 0,
-            queued: FairQueue::new(geometry.block_size),
-            qos: ChannelQos::default(),
+            scheduler,
+            queued: 0,
+            decides_all,
             selected: Vec::new(),
             resets: Vec::new(),
             resets_outstanding: 0,
             finished: Vec::new(),
-            is_idle: true,
+            is_idle: !decides_all,
             returned: Vec::new(),
             clock: core.clock().clone(),
             open,
@@ -187,8 +190,7 @@ impl BdevChannel {
     pub fn outstanding(&self) -> usize {
         // Internal requests are counted with the request that they belong to.
         (self.in_flight - self.internal_in_flight) as usize
-            + self.queued.len()
-            + self.qos.held.len()
+            + self.queued
             + self.selected.len()
             + self.resets.len()
             + self.finished.len()
@@ -222,12 +224,11 @@ impl BdevChannel {
 
     /// Called after whatever may queue or dequeue a request.
     fn update_idle(&mut self) {
-        self.is_idle = self.finished.is_empty() && self.nothing_queued();
+        self.is_idle = self.finished.is_empty() && self.nothing_queued() && !self.decides_all;
     }
 
     fn nothing_queued(&self) -> bool {
-        self.queued.is_empty()
-            && self.qos.held.is_empty()
+        self.queued == 0
             && self.selected.is_empty()
             && self.resets.is_empty()
             && self.blocked.is_empty()
@@ -267,9 +268,7 @@ impl BdevChannel {
             self.trace.record_requests(TracePoint::IoStart, device.trace_id(), batch);
         }
         let is_limited = state & LIMITED != 0;
-        fast_path
-            && (!is_limited
-                || self.qos.admit_batch(&device.qos, &self.clock, batch, same_shape, self.block_size))
+        fast_path && (!is_limited || self.scheduler.admits(batch, same_shape, &self.clock))
     }
 
     /// Moves requests that the module cannot take as they are from the batch to the queue that divides them.
@@ -421,7 +420,7 @@ impl block_io::Channel for BdevChannel {
             }
         }
         if !self.is_idle {
-            self.poll_queued(sink);
+            self.poll_queued(sink, start);
             self.update_idle();
         }
         let count = sink.len() - start;
@@ -439,8 +438,8 @@ impl block_io::Channel for BdevChannel {
     }
 
     fn deadline(&self) -> Option<u64> {
-        let rate_reached = !self.qos.held.is_empty();
-        let nothing_to_submit = (rate_reached || self.queued.is_empty())
+        let scheduled = if self.queued > 0 { self.scheduler.deadline(&self.clock) } else { None };
+        let nothing_to_submit = scheduled != Some(0)
             && self.selected.is_empty()
             && self.resets.is_empty()
             && self.parts.internal.is_empty();
@@ -449,12 +448,8 @@ impl block_io::Channel for BdevChannel {
             return Some(0);
         }
         let module = self.module.deadline().filter(|at| self.in_flight > 0 || *at == 0);
-        let module = match rate_reached {
-            true => Some(
-                module.unwrap_or(u64::MAX).min(self.qos.retry_at_ns).min(self.clock.now_ns() + RATE_CHECK_NS),
-            ),
-            false => module,
-        };
+        // What could go at once awaits the module's space, which comes with its completions.
+        let module = [module, scheduled.filter(|at| *at > 0)].into_iter().flatten().min();
         if self.blocked.is_empty() && self.compares.is_empty() && self.parts.is_empty() {
             return module;
         }

@@ -12,12 +12,16 @@ use uuid::Uuid;
 use wire_nvme::protection::MetadataFormat;
 
 use crate::claims::DeviceClaims;
+use crate::fair_queue::FairQueue;
 use crate::qos::{DeviceQos, RateLimits};
 use crate::range_locks::RangeLocks;
+use crate::scheduler::{RateLimited, Scheduler, SchedulerContext, SchedulerPolicy};
 use crate::stacking::UpperOutcome;
 use crate::stats::{StatsReset, StatsTable};
 use crate::trace::Trace;
-use crate::{Access, BdevError, BoxedChannel, ChannelStats, ClaimType, DeviceStats, Durability, Registry};
+use crate::{
+    Access, BdevError, BoxedChannel, ChannelStats, ClaimType, DeviceStats, Durability, Registry, Tenants,
+};
 
 /// Size, block size and alignment of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,6 +277,9 @@ pub struct BlockDevice {
     /// each submit.
     pub(crate) state: AtomicU8,
     pub(crate) qos: DeviceQos,
+    tenants: Tenants,
+    /// Of channels that are opened from now on; `None` is the layer's own.
+    scheduler_policy: Mutex<Option<Arc<dyn SchedulerPolicy>>>,
     pub(crate) stats: StatsTable,
     pub(crate) trace: Arc<Trace>,
     trace_id: u32,
@@ -323,6 +330,7 @@ impl BlockDevice {
         aliases: &[String],
         bdev: Arc<dyn Bdev>,
         trace: &Arc<Trace>,
+        tenants: &Tenants,
     ) -> BlockDevice {
         BlockDevice {
             name: name.to_string(),
@@ -332,6 +340,8 @@ impl BlockDevice {
             bdev,
             state: AtomicU8::new(0),
             qos: DeviceQos::default(),
+            tenants: tenants.clone(),
+            scheduler_policy: Mutex::new(None),
             stats: StatsTable::default(),
             trace_id: trace.next_device(),
             trace: trace.clone(),
@@ -405,6 +415,31 @@ impl BlockDevice {
         } else {
             self.state.fetch_or(LIMITED, Ordering::Relaxed);
         }
+    }
+
+    /// For whom requests are, by their flows.
+    pub fn tenants(&self) -> &Tenants {
+        &self.tenants
+    }
+
+    /// Has channels that are opened from now on schedule requests as the policy says, or, without one, fairly
+    /// between tenants. Rate limits are in force with any.
+    pub fn set_scheduler_policy(&self, policy: Option<Arc<dyn SchedulerPolicy>>) {
+        *sync::lock(&self.scheduler_policy) = policy;
+    }
+
+    /// The scheduler of a new channel, and whether it decides about all requests.
+    pub(crate) fn scheduler(self: &Arc<Self>, core: usize) -> (Box<dyn Scheduler>, bool) {
+        let block_size = self.bdev.geometry().block_size;
+        let policy = sync::lock(&self.scheduler_policy).clone();
+        let Some(policy) = policy else {
+            let fair = FairQueue::new(block_size, &self.tenants);
+            return (Box::new(RateLimited::new(fair, self, block_size)), false);
+        };
+        let context = SchedulerContext { core, block_size, depth: self.bdev.depth(), tenants: &self.tenants };
+        log::debug!(target: "bdev", "{}: scheduled by {} on core {core}", self.name, policy.name());
+        let limited = RateLimited::new(policy.scheduler(&context), self, block_size);
+        (Box::new(limited), policy.decides_all())
     }
 
     /// Type and holders of its claims, if there are any. Several holders are possible where they do not

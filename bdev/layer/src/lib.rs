@@ -2,11 +2,11 @@
 //!
 //! A [`Registry`] maps names to [`BlockDevice`]s, keeps claims and returns [`Descriptor`]s. A descriptor
 //! opens one [`BdevChannel`] a core, which validates each request, limits the queue depth, shares the device
-//! fairly between flows, and keeps statistics. The layer itself implements compare and
-//! [fused](block_io::RequestFlags::FUSED) compare-and-write, which is atomic with respect to writes from
-//! every core. Modules ([`malloc`], [`null`], [`uring`], [`pmem`], [`error`], [`delay`]) implement [`Bdev`];
-//! [`stacking`] is for those that stand on others. [`AsyncChannel`] is the `async` interface of a channel,
-//! for control code.
+//! fairly between [`Tenants`] and their flows, and keeps statistics; another [`Scheduler`] takes a policy's
+//! place. The layer itself implements compare and [fused](block_io::RequestFlags::FUSED) compare-and-write,
+//! which is atomic with respect to writes from every core. Modules ([`malloc`], [`null`], [`uring`],
+//! [`pmem`], [`error`], [`delay`]) implement [`Bdev`]; [`stacking`] is for those that stand on others.
+//! [`AsyncChannel`] is the `async` interface of a channel, for control code.
 //!
 //! ```
 //! use bdev::{Access, AsyncChannel, Registry, malloc};
@@ -49,8 +49,10 @@ mod qos;
 mod range_locks;
 mod registry;
 pub mod rpc;
+mod scheduler;
 pub mod stacking;
 mod stats;
+mod tenants;
 pub mod testing;
 mod trace;
 
@@ -69,8 +71,10 @@ pub use modules::{MetadataConfig, delay, error, malloc, null, passthru, pmem, sp
 pub use plan_runner::{PlanRunner, PlannedAction, PlannedData, PlannedIo, PlannedOutcome, Planner, run_plan};
 pub use qos::RateLimits;
 pub use registry::{Descriptor, DeviceEvent, Registry, SubscriptionId};
+pub use scheduler::{Scheduler, SchedulerContext, SchedulerPolicy};
 pub use stats::{BdevHistogram, ChannelStats, DeviceStats, OpCounters, OpStats, StatsReset};
-pub use trace::{TraceEvent, TracePoint, TracedIo};
+pub use tenants::{Flow, TenantId, TenantInfo, Tenants};
+pub use trace::{TargetTrace, TraceEvent, TraceGroup, TracePoint, TracedConnection, TracedIo};
 pub use uuid::Uuid;
 pub use wire_nvme::protection::{MetadataFormat, Protection, ProtectionType};
 

@@ -56,9 +56,7 @@ struct TokenBucket {
 pub(crate) struct ChannelQos {
     tokens: Tokens,
     generation: u32,
-    /// The request at the front of the queue that awaits tokens; empty or one.
-    pub(crate) held: Vec<Request>,
-    /// When tokens can be borrowed for it.
+    /// When tokens can be borrowed for the request that did not get them.
     pub(crate) retry_at_ns: u64,
 }
 
@@ -150,11 +148,16 @@ impl ChannelQos {
         self.take(device, clock, tokens_of(request, block_size), true)
     }
 
-    fn take(&mut self, device: &DeviceQos, clock: &Clock, needed: Tokens, may_exceed_lot: bool) -> bool {
+    /// Drops the tokens if the limits have changed.
+    pub(crate) fn exchange(&mut self, device: &DeviceQos) {
         let generation = device.generation.load(Ordering::Relaxed);
         if self.generation != generation {
             (self.generation, self.tokens) = (generation, Tokens::default());
         }
+    }
+
+    fn take(&mut self, device: &DeviceQos, clock: &Clock, needed: Tokens, may_exceed_lot: bool) -> bool {
+        self.exchange(device);
         let rates = device.limits().rates();
         let mut now_ns = 0;
         for (index, bucket) in device.buckets.iter().enumerate() {

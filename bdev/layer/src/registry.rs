@@ -14,8 +14,8 @@ use crate::device_reservations::{
 };
 use crate::memory_budget::MemoryBudget;
 use crate::stacking::UpperOutcome;
-use crate::trace::{Trace, TraceEvent};
-use crate::{Access, Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory};
+use crate::trace::{TargetTrace, Trace, TraceEvent, TraceGroup};
+use crate::{Access, Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory, Tenants};
 
 /// The registry of block devices. Cheap to clone; usable from any thread; not used on the I/O path.
 #[derive(Clone, Default)]
@@ -30,6 +30,7 @@ struct RegistryInner {
     memory: MemoryBudget,
     trace: Arc<Trace>,
     accel: Accel,
+    tenants: Tenants,
 }
 
 type Subscriber = Arc<dyn Fn(&DeviceEvent) + Send + Sync>;
@@ -79,6 +80,12 @@ impl DeviceEvent {
     }
 }
 
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("Registry").field(&self.lock().devices.len()).finish()
+    }
+}
+
 impl Registry {
     /// A registry without devices.
     pub fn new() -> Registry {
@@ -116,6 +123,11 @@ impl Registry {
         self.0.memory.allocate(name, bytes).map(Arc::new)
     }
 
+    /// For whom the requests of all devices are.
+    pub fn tenants(&self) -> &Tenants {
+        &self.0.tenants
+    }
+
     /// Registers a device. Fails if its name, an alias, its UUID or its backing file is in use.
     pub fn register(
         &self,
@@ -126,7 +138,7 @@ impl Registry {
     ) -> Result<Arc<BlockDevice>, BdevError> {
         check_name(name)?;
         check_geometry(&*bdev)?;
-        let device = Arc::new(BlockDevice::new(name, uuid, aliases, bdev, &self.0.trace));
+        let device = Arc::new(BlockDevice::new(name, uuid, aliases, bdev, &self.0.trace, &self.0.tenants));
         let mut table = self.lock();
         let uuid_text = device.uuid().to_string();
         let names = std::iter::once(name).chain(aliases.iter().map(String::as_str));
@@ -259,16 +271,21 @@ impl Registry {
         device.open(access)
     }
 
-    /// The enabled trace points: bit [`TracePoint`](crate::TracePoint)` as u8` of each.
-    pub fn trace_mask(&self) -> u64 {
-        self.0.trace.mask()
+    /// The enabled trace points of a group: bit [`TracePoint::number`](crate::TracePoint::number) of each.
+    pub fn trace_mask(&self, group: TraceGroup) -> u64 {
+        self.0.trace.mask(group)
     }
 
-    /// Enables and disables trace points on all devices, and on those that come later.
-    pub fn set_trace_mask(&self, mask: u64) {
+    /// Enables and disables trace points of a group, on all devices and targets and on those that come later.
+    pub fn set_trace_mask(&self, group: TraceGroup, mask: u64) {
         let table = self.lock();
-        self.0.trace.set_mask(mask);
+        self.0.trace.set_mask(group, mask);
         table.devices.values().for_each(|device| device.sync_traced());
+    }
+
+    /// Where a target records the events of its connections on a core.
+    pub fn target_trace(&self, core: usize, target: &'static str) -> TargetTrace {
+        self.0.trace.of_target(core, target)
     }
 
     /// Forgets the trace events so far.

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use control::json::{Value, json};
-use control::{ByName, CallRecorder, Examiner, Method, Module, Parameters, RpcError, SavedCalls};
+use control::{
+    ByName, CallRecorder, Examiner, Method, Metric, MetricSamples, Module, Parameters, RpcError, SavedCalls,
+};
 
 use crate::failure::article;
 use crate::{BdevError, BlockDevice, Closing, DeviceEvent, Registry, StillOpen};
@@ -15,6 +17,8 @@ mod devices;
 mod histogram;
 mod info;
 mod iostat;
+mod machine;
+mod metrics;
 mod notifications;
 mod queue_depth;
 mod stacked;
@@ -22,6 +26,7 @@ mod trace;
 mod virtual_bdevs;
 
 pub use iostat::counts_of;
+pub use machine::MachineModule;
 
 use backing_files::BackingFileWatch;
 use histogram::HistogramBaseline;
@@ -173,6 +178,14 @@ impl Module for BdevModule {
         methods.extend(histogram::methods());
         methods.extend(trace::methods());
         methods
+    }
+
+    fn metrics() -> Vec<&'static Metric> {
+        metrics::declared()
+    }
+
+    fn collect(&self, samples: &mut MetricSamples) {
+        metrics::collect(&self.registry, samples);
     }
 
     fn start(&self) -> Result<(), RpcError> {

@@ -313,6 +313,9 @@ impl ControllerAssociation {
             return Err(LeaseError::InUse);
         }
         drop(queues);
+        // A static probe point, as that of the end: one NOP until a tracer attaches.
+        let host = self.hostnqn.as_str();
+        probe::probe!(ringbolt, nvme_queue_created, self.cntlid, qid, host.as_ptr(), host.len());
         Ok(QueueLease { association: self.clone(), qid })
     }
 }
@@ -348,5 +351,6 @@ impl Drop for QueueLease {
     fn drop(&mut self) {
         let was_leased = sync::lock(&self.association.queues).in_use.remove(&self.qid);
         assert!(was_leased, "queue {} was leased once and released twice", self.qid);
+        probe::probe!(ringbolt, nvme_queue_deleted, self.association.cntlid, self.qid);
     }
 }

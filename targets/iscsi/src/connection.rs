@@ -487,6 +487,10 @@ impl ProtocolConnection<IscsiCore> for IscsiConnection {
         Some(self.session()?.identity().node.as_ref()?.id)
     }
 
+    fn tenant(&self) -> Option<String> {
+        Some(self.session()?.identity().initiator.clone())
+    }
+
     fn transfers(&self, report: &mut TransferReport) {
         // The login has a time-out of its own.
         let Phase::Session(session) = &self.phase else { return };

@@ -35,6 +35,12 @@ pub enum IscsiTargetError {
     Stopping,
 }
 
+impl From<target_shell::TargetStopping> for IscsiTargetError {
+    fn from(_: target_shell::TargetStopping) -> IscsiTargetError {
+        IscsiTargetError::Stopping
+    }
+}
+
 /// Why a connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IscsiViolation {

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use bdev::Registry;
 use control::json::{Value, json};
-use control::{Method, Module, NoParameters, RpcError, thread_name};
+use control::{Method, Metric, MetricSamples, Module, NoParameters, RpcError, thread_name};
 use reactor::ReactorHandle;
+use scsi::{ScsiDeviceOwner, ScsiDeviceSource};
 use wire_iscsi::LoginStage;
 
 use crate::config::IscsiOptions;
@@ -35,6 +36,16 @@ impl IscsiModule {
 pub(super) const UNRESPONSIVE: (i64, &str) =
     (RpcError::ETIMEDOUT, "a reactor does not respond; nothing was changed");
 pub(super) const INVALID: (i64, &str) = (RpcError::INVALID_PARAMS, "a parameter is invalid");
+
+impl IscsiModule {
+    /// The target nodes, as SCSI devices.
+    pub fn scsi_devices(&self) -> ScsiDeviceSource {
+        let target = self.target.clone();
+        Box::new(move || {
+            target.nodes().into_iter().map(|node| ScsiDeviceOwner::TargetNode(node.name)).collect()
+        })
+    }
+}
 
 impl Module for IscsiModule {
     const NAME: &'static str = "iscsi";
@@ -139,6 +150,14 @@ impl Module for IscsiModule {
         calls.extend(groups::save(self));
         calls.extend(nodes::save(self));
         calls
+    }
+
+    fn metrics() -> Vec<&'static Metric> {
+        target_shell::connection_metrics()
+    }
+
+    fn collect(&self, samples: &mut MetricSamples) {
+        target_shell::collect_connections("iscsi", self.target.connection_totals(), samples);
     }
 
     fn report(&self) -> Value {

@@ -5,12 +5,15 @@ mod nodes;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 
 use bdev::{BlockDevice, Descriptor, DeviceEvent, Registry, ReservationLease};
 use reactor::ReactorHandle;
 use scsi::TargetPort;
-use target_shell::{ConnectionLimits, DeviceKeys, LazyCores, PeerConnections, ProtocolConnection, Publisher};
+use target_shell::{
+    ConnectionLimits, ConnectionTotals, ControlledTarget, LazyCores, PeerConnections, ProtocolConnection,
+    TargetControl,
+};
 
 use crate::chap::{AuthGroup, AuthPolicy};
 use crate::config::{InitiatorGroup, IscsiConfig, IscsiOptions, NodeUnit, PortalGroup, TargetNode};
@@ -28,23 +31,13 @@ use crate::settings::{ConnectionCounts, ConnectionInfo};
 /// Calls block for up to [`CORE_TIMEOUT`](target_shell::CORE_TIMEOUT) and must not be made on a reactor. The groups of
 /// connections start with the first portal group, so that a program without iSCSI does not pay for them.
 #[derive(Clone)]
-pub struct IscsiTarget(Arc<TargetShared>);
-
-struct TargetShared {
-    registry: Registry,
-    reactors: Vec<ReactorHandle>,
-    publisher: Publisher<IscsiConfig>,
-    sessions: Arc<Sessions>,
-    state: Mutex<TargetState>,
-}
+pub struct IscsiTarget(TargetControl<TargetState>);
 
 struct TargetState {
     cores: LazyCores<IscsiCore>,
     model: Model,
-    keys: DeviceKeys,
     last_portid: u16,
     last_id: u64,
-    stopping: bool,
 }
 
 /// What is configured. A change works on a copy, which replaces it when all cores have applied it.
@@ -77,20 +70,7 @@ struct UnitDevice {
 impl IscsiTarget {
     /// A target without portals.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> IscsiTarget {
-        let shared = Arc::new(TargetShared {
-            registry: registry.clone(),
-            reactors: reactors.to_vec(),
-            publisher: Publisher::default(),
-            sessions: Arc::default(),
-            state: Mutex::new(TargetState::new()),
-        });
-        let target = Arc::downgrade(&shared);
-        registry.subscribe(Box::new(move |event| {
-            if let Some(shared) = target.upgrade() {
-                IscsiTarget(shared).device_event(event);
-            }
-        }));
-        IscsiTarget(shared)
+        IscsiTarget(TargetControl::new(registry, reactors, Arc::default(), TargetState::new()))
     }
 
     /// The options.
@@ -163,7 +143,7 @@ impl IscsiTarget {
             found
         })?;
         let of_core = |(core, found): (usize, Vec<ConnectionInfo>)| {
-            let cpu = self.0.reactors.get(core).map_or(0, ReactorHandle::cpu);
+            let cpu = self.0.reactors().get(core).map_or(0, ReactorHandle::cpu);
             found.into_iter().map(move |one| ConnectionInfo { core, cpu, ..one })
         };
         Ok(by_core.into_iter().enumerate().flat_map(of_core).collect())
@@ -209,21 +189,18 @@ impl IscsiTarget {
 
     /// Closes the listeners and rejects changes. Initiators are disconnected when the reactors stop.
     pub fn shutdown(&self) {
-        let mut state = self.lock_any();
-        state.stopping = true;
-        state.cores.unlisten(None);
+        self.0.stop().cores.unlisten(None);
     }
 
     /// Closes the devices. The reactors have stopped.
     pub fn close(&self) {
         self.lock_any().model = Model::default();
-        self.0.publisher.publish(Arc::default());
+        self.0.publisher().publish(Arc::default());
     }
 
     /// The latest configuration lacks these units.
-    fn retire_units(&self, state: &mut TargetState, units: &[UnitDevice]) {
-        let generation = self.0.publisher.generation();
-        units.iter().for_each(|one| state.keys.retire(one.unit.key, generation));
+    fn retire_units(&self, units: &[UnitDevice]) {
+        self.0.retire_keys(units.iter().map(|one| one.unit.key));
     }
 
     /// Makes a change on all cores, or none.
@@ -245,7 +222,7 @@ impl IscsiTarget {
         // Before sessions can use them.
         model.set_ports(&state.model);
         let config = Arc::new(model.config());
-        if let Err(error) = self.0.publisher.change(config) {
+        if let Err(error) = self.0.publisher().change(config) {
             state.model.set_ports(&model);
             return Err(IscsiTargetError::NotApplied(error));
         }
@@ -253,12 +230,39 @@ impl IscsiTarget {
         Ok(())
     }
 
+    /// The name of the block device that `name` finds.
+    pub(crate) fn bdev_name(&self, name: &str) -> String {
+        self.0.registry().name_of(name)
+    }
+
+    /// The name of a target node as initiators use it.
+    pub(crate) fn full_name(&self, name: &str) -> String {
+        self.lock_any().model.full_name(name)
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, TargetState>, IscsiTargetError> {
+        Ok(self.0.lock()?)
+    }
+
+    fn lock_any(&self) -> MutexGuard<'_, TargetState> {
+        self.0.lock_any()
+    }
+
+    /// Connections of initiators, for metrics.
+    pub(crate) fn connection_totals(&self) -> ConnectionTotals {
+        self.lock_any().cores.totals()
+    }
+}
+
+impl ControlledTarget for TargetState {
+    type Config = IscsiConfig;
+    type Shared = Arc<Sessions>;
+
     /// A device was removed, and its units with it, or resized.
-    fn device_event(&self, event: &DeviceEvent) {
-        let mut state = self.lock_any();
+    fn device_event(control: &TargetControl<TargetState>, event: &DeviceEvent) {
+        let Ok(mut state) = control.lock() else { return };
         let is_of = |one: &UnitDevice| Arc::ptr_eq(one.device(), event.device());
-        let is_used = state.model.nodes.values().any(|node| node.units.iter().any(is_of));
-        if state.stopping || !is_used {
+        if !state.model.nodes.values().any(|node| node.units.iter().any(is_of)) {
             return;
         }
         match event {
@@ -270,33 +274,14 @@ impl IscsiTarget {
                     *node = node.clone().updated();
                 }
                 log::info!(target: "iscsi", "{}: removed with its {} LUN(s)", device.name(), removed.len());
-                self.0.publisher.publish(Arc::new(state.model.config()));
-                self.retire_units(&mut state, &removed);
+                control.publisher().publish(Arc::new(state.model.config()));
+                control.retire_keys(removed.iter().map(|one| one.unit.key));
             }
             DeviceEvent::Resized(device) => {
                 let units = state.model.nodes.values().flat_map(|node| &node.units);
                 units.filter(|one| is_of(one)).for_each(|one| one.unit.unit.resize(device.geometry().blocks));
             }
         }
-    }
-
-    /// The name of the block device that `name` finds.
-    pub(crate) fn bdev_name(&self, name: &str) -> String {
-        self.0.registry.name_of(name)
-    }
-
-    /// The name of a target node as initiators use it.
-    pub(crate) fn full_name(&self, name: &str) -> String {
-        self.lock_any().model.full_name(name)
-    }
-
-    fn lock(&self) -> Result<MutexGuard<'_, TargetState>, IscsiTargetError> {
-        let state = self.lock_any();
-        if state.stopping { Err(IscsiTargetError::Stopping) } else { Ok(state) }
-    }
-
-    fn lock_any(&self) -> MutexGuard<'_, TargetState> {
-        sync::lock(&self.0.state)
     }
 }
 
@@ -305,10 +290,8 @@ impl TargetState {
         TargetState {
             cores: LazyCores::new(ConnectionLimits::new(CONNECTIONS_DEFAULT)),
             model: Model::default(),
-            keys: DeviceKeys::default(),
             last_portid: 0,
             last_id: 0,
-            stopping: false,
         }
     }
 

@@ -32,6 +32,12 @@ pub enum NbdTargetError {
     Stopping,
 }
 
+impl From<target_shell::TargetStopping> for NbdTargetError {
+    fn from(_: target_shell::TargetStopping) -> NbdTargetError {
+        NbdTargetError::Stopping
+    }
+}
+
 /// Why a connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NbdViolation {

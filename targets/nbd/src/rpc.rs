@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bdev::rpc::{STILL_OPEN, conclude};
 use bdev::{Closing, Registry};
 use control::json::{Value, json};
-use control::{ByName, Method, Module, NoParameters, RpcError};
+use control::{ByName, Method, Metric, MetricSamples, Module, NoParameters, RpcError};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
 use target_shell::ConnectionLimits;
@@ -153,6 +153,14 @@ impl Module for NbdModule {
         let options = (limits != ConnectionLimits::new(CONNECTIONS_DEFAULT))
             .then(|| json!({ "method": "nbd_set_options", "params": limits.named("export") }));
         options.into_iter().chain(exports).chain(self.disks.list().into_iter().map(is_disk)).collect()
+    }
+
+    fn metrics() -> Vec<&'static Metric> {
+        target_shell::connection_metrics()
+    }
+
+    fn collect(&self, samples: &mut MetricSamples) {
+        target_shell::collect_connections("nbd", self.target.connection_totals(), samples);
     }
 
     fn report(&self) -> Value {

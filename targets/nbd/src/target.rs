@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 
 use bdev::{Access, Closing, Descriptor, DeviceEvent, Registry};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
 use target_shell::{
-    ConnectionLimits, DeviceKeys, GroupLimits, LazyCores, PeerConnections, Publisher, TargetCores,
+    ConnectionLimits, ConnectionTotals, ControlledTarget, LazyCores, PeerConnections, TargetControl,
+    TargetCores,
 };
 
 use crate::connection::NbdCore;
@@ -71,14 +72,7 @@ impl ExportInfo {
 /// Calls block for up to [`CORE_TIMEOUT`](target_shell::CORE_TIMEOUT) and must not be made on a reactor. The groups of
 /// connections start with the first export, so that a program without exports does not pay for them.
 #[derive(Clone)]
-pub struct NbdTarget(Arc<TargetShared>);
-
-struct TargetShared {
-    registry: Registry,
-    reactors: Vec<ReactorHandle>,
-    publisher: Publisher<NbdConfig>,
-    state: Mutex<TargetState>,
-}
+pub struct NbdTarget(TargetControl<TargetState>);
 
 struct TargetState {
     cores: LazyCores<NbdCore>,
@@ -86,8 +80,6 @@ struct TargetState {
     ports: Vec<ListenPort>,
     last_portid: u16,
     last_id: u64,
-    keys: DeviceKeys,
-    stopping: bool,
 }
 
 #[derive(Clone)]
@@ -106,24 +98,12 @@ struct ListenPort {
 impl NbdTarget {
     /// A target without exports.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> NbdTarget {
-        let shared = Arc::new(TargetShared {
-            registry: registry.clone(),
-            reactors: reactors.to_vec(),
-            publisher: Publisher::default(),
-            state: Mutex::new(TargetState::new()),
-        });
-        let target = Arc::downgrade(&shared);
-        registry.subscribe(Box::new(move |event| {
-            if let Some(shared) = target.upgrade() {
-                NbdTarget(shared).device_event(event);
-            }
-        }));
-        NbdTarget(shared)
+        NbdTarget(TargetControl::new(registry, reactors, (), TargetState::new()))
     }
 
     /// The name of the block device that `name` finds.
     pub(crate) fn bdev_name(&self, name: &str) -> String {
-        self.0.registry.name_of(name)
+        self.0.registry().name_of(name)
     }
 
     /// Exports a block device.
@@ -141,10 +121,10 @@ impl NbdTarget {
             return Err(NbdTargetError::TooMany(EXPORTS_MAX));
         }
         let access = if config.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let descriptor = self.0.registry.open(&config.bdev_name, access)?;
+        let descriptor = self.0.registry().open(&config.bdev_name, access)?;
         let (portid, is_new) = self.port(&mut state, &config.address)?;
         let address = state.ports.iter().find(|port| port.portid == portid).map(|port| port.address.clone());
-        let key = state.keys.assign(self.0.publisher.applied_by_all());
+        let key = self.0.assign_key();
         state.last_id += 1;
         let names = ExportNames {
             name: config.name.clone(),
@@ -160,9 +140,9 @@ impl NbdTarget {
         };
         let info = exported.info(0, 0);
         state.exports.insert(config.name.clone(), exported);
-        if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
+        if let Err(error) = self.0.publisher().change(Arc::new(state.config())) {
             state.exports.remove(&config.name);
-            state.keys.retire(key, self.0.publisher.generation());
+            self.0.retire_keys([key]);
             if is_new {
                 state.close_port(portid);
             }
@@ -179,11 +159,11 @@ impl NbdTarget {
     pub fn delete(&self, name: &str) -> Result<Closing, NbdTargetError> {
         let mut state = self.lock()?;
         let exported = state.exports.remove(name).ok_or_else(|| NbdTargetError::NotFound(name.into()))?;
-        if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
+        if let Err(error) = self.0.publisher().change(Arc::new(state.config())) {
             state.exports.insert(name.into(), exported);
             return Err(NbdTargetError::NotApplied(error));
         }
-        state.keys.retire(exported.export.key, self.0.publisher.generation());
+        self.0.retire_keys([exported.export.key]);
         state.close_unused_ports();
         Ok(Closing::of([&*exported.descriptor]))
     }
@@ -233,20 +213,18 @@ impl NbdTarget {
 
     /// Cores that serve connections.
     pub(crate) fn core_count(&self) -> usize {
-        self.0.reactors.len()
+        self.0.reactors().len()
     }
 
     /// Closes the listeners and rejects changes. Clients are disconnected when the reactors stop.
     pub fn shutdown(&self) {
-        let mut state = self.lock_any();
-        state.stopping = true;
-        state.cores.unlisten(None);
+        self.0.stop().cores.unlisten(None);
     }
 
     /// Closes the devices. The reactors have stopped.
     pub fn close(&self) {
         self.lock_any().exports.clear();
-        self.0.publisher.publish(Arc::default());
+        self.0.publisher().publish(Arc::default());
     }
 
     /// The listener of an address, and whether it is new.
@@ -256,8 +234,8 @@ impl NbdTarget {
         }
         let portid = state.last_portid.wrapping_add(1).max(1);
         let cores = state.cores.get_or_start(|connections| {
-            let limits = GroupLimits { connections, ..GroupLimits::default() };
-            TargetCores::start(&self.0.reactors, &self.0.publisher, limits, |_, _| NbdCore)
+            let limits = self.0.group_limits(connections);
+            TargetCores::start(self.0.reactors(), self.0.publisher(), limits, |_, _| NbdCore)
         })?;
         let bound = cores.listen(address, portid)?;
         state.last_portid = portid;
@@ -265,11 +243,29 @@ impl NbdTarget {
         Ok((portid, true))
     }
 
+    fn lock(&self) -> Result<MutexGuard<'_, TargetState>, NbdTargetError> {
+        Ok(self.0.lock()?)
+    }
+
+    fn lock_any(&self) -> MutexGuard<'_, TargetState> {
+        self.0.lock_any()
+    }
+
+    /// Connections of clients, for metrics.
+    pub(crate) fn connection_totals(&self) -> ConnectionTotals {
+        self.lock_any().cores.totals()
+    }
+}
+
+impl ControlledTarget for TargetState {
+    type Config = NbdConfig;
+    type Shared = ();
+
     /// A device was removed, and its exports with it, or resized: new clients see the new size.
-    fn device_event(&self, event: &DeviceEvent) {
-        let mut state = self.lock_any();
+    fn device_event(control: &TargetControl<TargetState>, event: &DeviceEvent) {
+        let Ok(mut state) = control.lock() else { return };
         let is_of = |exported: &Exported| Arc::ptr_eq(exported.descriptor.device(), event.device());
-        if state.stopping || !state.exports.values().any(is_of) {
+        if !state.exports.values().any(is_of) {
             return;
         }
         match event {
@@ -281,8 +277,8 @@ impl NbdTarget {
                     .map(|(_, one)| one.export.key)
                     .collect();
                 log::info!(target: "nbd", "{}: removed with its {} export(s)", device.name(), keys.len());
-                let generation = self.0.publisher.publish(Arc::new(state.config()));
-                keys.into_iter().for_each(|key| state.keys.retire(key, generation));
+                control.publisher().publish(Arc::new(state.config()));
+                control.retire_keys(keys);
                 state.close_unused_ports();
             }
             DeviceEvent::Resized(device) => {
@@ -290,18 +286,9 @@ impl NbdTarget {
                     let size = device.geometry().bytes();
                     exported.export = Arc::new(Export { size, ..(*exported.export).clone() });
                 }
-                self.0.publisher.publish(Arc::new(state.config()));
+                control.publisher().publish(Arc::new(state.config()));
             }
         }
-    }
-
-    fn lock(&self) -> Result<MutexGuard<'_, TargetState>, NbdTargetError> {
-        let state = self.lock_any();
-        if state.stopping { Err(NbdTargetError::Stopping) } else { Ok(state) }
-    }
-
-    fn lock_any(&self) -> MutexGuard<'_, TargetState> {
-        sync::lock(&self.0.state)
     }
 }
 
@@ -313,8 +300,6 @@ impl TargetState {
             ports: Vec::new(),
             last_portid: 0,
             last_id: 0,
-            keys: DeviceKeys::default(),
-            stopping: false,
         }
     }
 

@@ -11,7 +11,7 @@ mod visibility;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::marker::PhantomData;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, MutexGuard};
 
 use bdev::{
     Access, BlockDevice, Closing, Descriptor, DeviceEvent, PreparedReservations, Registry, ReservationLease,
@@ -22,7 +22,7 @@ use nvme_controller::reservation::NamespaceReservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
 use reactor::ReactorHandle;
 use sockets::{ServerNetwork, Sockets};
-use target_shell::Publisher;
+use target_shell::{ConnectionTotals, ControlledTarget, TargetControl};
 use wire_nvme::fabrics::Nqn;
 
 use crate::address::ListenAddress;
@@ -49,19 +49,8 @@ const CLAIM: &str = "NVMe-oF Target";
 ///
 /// Calls block, so a reactor's thread must not make them. Order: [`create_transport`](Self::create_transport)
 /// for each, subsystems, namespaces and hosts, then listeners;
-/// [`shutdown`](Self::shutdown) before the reactors stop. Cheap to clone. `N` is the network of the TCP transport.
-pub struct NvmfTarget<N: ServerNetwork = Sockets>(Arc<TargetInner<N>>);
-
-struct TargetInner<N: ServerNetwork> {
-    registry: Registry,
-    remotes: Vec<ReactorHandle>,
-    directory: Arc<ControllerDirectory>,
-    publisher: Publisher<ConfigSnapshot>,
-    state: Mutex<TargetState>,
-    subscription: Mutex<Option<bdev::SubscriptionId>>,
-    /// The network of transports that use one.
-    network: PhantomData<fn() -> N>,
-}
+/// [`shutdown`](Self::shutdown) before the reactors stop. Cheap to clone. `N` is the network of the transports that use one.
+pub struct NvmfTarget<N: ServerNetwork = Sockets>(TargetControl<TargetState>, PhantomData<fn() -> N>);
 
 struct TargetState {
     /// Those that are created, by their place in [`TRANSPORTS`](crate::transports::TRANSPORTS).
@@ -78,16 +67,12 @@ struct TargetState {
     /// Those in the latest snapshot.
     published_referrals: Arc<Vec<Referral>>,
     last_portid: u16,
-    backends_allocated: u32,
-    /// Keys of block devices that were removed, with the snapshot from which on each is unused.
-    retired_backends: Vec<(u64, u32)>,
     /// Of the discovery log.
     generation: u64,
     /// The latest snapshot, of which the next one shares what does not change.
     published: Arc<ConfigSnapshot>,
     /// The ports in it; `None` before the first.
     published_ports: Option<Arc<Vec<ListenPort>>>,
-    stopping: bool,
 }
 
 /// A subsystem and its configuration.
@@ -184,7 +169,7 @@ impl NamespaceConfig {
 
 impl<N: ServerNetwork> Clone for NvmfTarget<N> {
     fn clone(&self) -> Self {
-        NvmfTarget(self.0.clone())
+        NvmfTarget(self.0.clone(), PhantomData)
     }
 }
 
@@ -198,28 +183,14 @@ impl NvmfTarget {
 impl<N: ServerNetwork> NvmfTarget<N> {
     /// As [`new`](NvmfTarget::new), over another network than kernel sockets, such as a simulation's.
     pub fn with_network(registry: Registry, reactors: &[ReactorHandle]) -> NvmfTarget<N> {
-        let inner = Arc::new(TargetInner {
-            registry,
-            remotes: reactors.to_vec(),
-            directory: Arc::new(ControllerDirectory::new()),
-            publisher: Publisher::default(),
-            state: Mutex::new(TargetState::new()),
-            subscription: Mutex::new(None),
-            network: PhantomData,
-        });
-        let weak: Weak<TargetInner<N>> = Arc::downgrade(&inner);
-        let id = inner.registry.subscribe(Box::new(move |event| {
-            if let Some(inner) = weak.upgrade() {
-                NvmfTarget(inner).device_event(event);
-            }
-        }));
-        *sync::lock(&inner.subscription) = Some(id);
-        NvmfTarget(inner)
+        let directory = Arc::new(ControllerDirectory::new());
+        let control = TargetControl::new(registry, reactors, directory, TargetState::new());
+        NvmfTarget(control, PhantomData)
     }
 
     /// The name of the block device that `name` finds.
     pub(crate) fn bdev_name(&self, name: &str) -> String {
-        self.0.registry.name_of(name)
+        self.0.registry().name_of(name)
     }
 
     /// Creates a subsystem. The discovery subsystem always exists.
@@ -277,9 +248,9 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         state.release_ports(&removed);
         let unused = state.take_unused_ports(&removed.listeners);
         self.commit(&mut state, before)?;
-        self.0.directory.remove_subsystem(&nqn);
+        self.0.shared().remove_subsystem(&nqn);
         for namespace in &removed.subsystem.namespaces {
-            self.retire_backend(&mut state, namespace.backend);
+            self.0.retire_keys([namespace.backend]);
         }
         for descriptor in removed.descriptors.values() {
             state.namespaces_by_device.remove(&descriptor.device().uuid());
@@ -304,8 +275,8 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     ) -> Result<PreparedReservations, NvmfTargetError> {
         let Some(file) = &config.ptpl_file else { return Ok(PreparedReservations::default()) };
         let exists = self.lock()?.subsystems.contains_key(&parse_nqn(nqn)?);
-        let device = self.0.registry.find(&config.bdev_name).filter(|_| exists);
-        Ok(self.0.registry.prepare_reservations(device.as_deref(), Some(Path::new(file)))?)
+        let device = self.0.registry().find(&config.bdev_name).filter(|_| exists);
+        Ok(self.0.registry().prepare_reservations(device.as_deref(), Some(Path::new(file)))?)
     }
 
     /// The second part of adding a namespace, with the reservations that the first one opened.
@@ -335,7 +306,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             ana::check_group(group, subsystem.namespaces_max)?;
         }
         let descriptor = Arc::new(
-            self.0.registry.open_with_reservations(&config.bdev_name, Access::Exclusive { by: CLAIM })?,
+            self.0.registry().open_with_reservations(&config.bdev_name, Access::Exclusive { by: CLAIM })?,
         );
         let geometry = descriptor.device().geometry();
         let block_size = geometry.data_block_size();
@@ -345,10 +316,10 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         if geometry.metadata.bytes > 0 && !geometry.metadata.extended {
             return reject(nsid, "its metadata is separate; create the bdev with md_interleave");
         }
-        let lease = self.0.registry.finish_reservations(reservations, descriptor.device())?;
+        let lease = self.0.registry().finish_reservations(reservations, descriptor.device())?;
         // Or the subsystem was created since the first part.
         let Some(lease) = lease else { return reject(nsid, "it was changed meanwhile") };
-        let key = self.allocate_backend(&mut state);
+        let key = self.0.assign_key();
         let before = state.checkpoint(&nqn);
         let reservations = Arc::new(NamespaceReservations::new(lease.reservations().clone()));
         let namespace = SubsystemNamespace { reservations, ..namespace_of(&descriptor, nsid, key, &config) };
@@ -362,7 +333,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             subsystem.namespaces.insert(at, namespace);
         });
         if let Err(error) = self.commit(&mut state, before) {
-            self.retire_backend(&mut state, key);
+            self.0.retire_keys([key]);
             return Err(error);
         }
         state.namespaces_by_device.insert(device, (nqn, nsid));
@@ -377,7 +348,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         let before = state.checkpoint(&nqn);
         let (backend, descriptor) = state.take_namespace(&nqn, nsid)?;
         self.commit(&mut state, before)?;
-        self.retire_backend(&mut state, backend);
+        self.0.retire_keys([backend]);
         if let Some(descriptor) = &descriptor {
             state.namespaces_by_device.remove(&descriptor.device().uuid());
         }
@@ -421,11 +392,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     /// Rejects further calls with [`NvmfTargetError::Stopping`]. Hosts are disconnected when the reactors stop,
     /// each after its commands in flight complete.
     pub fn shutdown(&self) {
-        self.lock_any().stopping = true;
-        let subscription = sync::lock(&self.0.subscription).take();
-        if let Some(id) = subscription {
-            self.0.registry.unsubscribe(id);
-        }
+        drop(self.0.stop());
     }
 
     fn change(
@@ -444,9 +411,6 @@ impl<N: ServerNetwork> NvmfTarget<N> {
 
     /// Handles the resize or removal of a block device.
     fn device_event(&self, event: &DeviceEvent) {
-        if let DeviceEvent::Registered(_) = event {
-            return;
-        }
         let Ok(mut state) = self.lock() else { return };
         let name = event.device().name().to_string();
         let Some((nqn, nsid)) = state.namespace_on(event.device()) else { return };
@@ -456,7 +420,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
                 Ok((backend, _)) => {
                     state.namespaces_by_device.remove(&device.uuid());
                     let result = self.commit_always(&mut state, &nqn);
-                    self.retire_backend(&mut state, backend);
+                    self.0.retire_keys([backend]);
                     result
                 }
                 Err(error) => Err(error),
@@ -481,12 +445,26 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, TargetState>, NvmfTargetError> {
-        let state = self.lock_any();
-        if state.stopping { Err(NvmfTargetError::Stopping) } else { Ok(state) }
+        Ok(self.0.lock()?)
     }
 
     fn lock_any(&self) -> MutexGuard<'_, TargetState> {
-        sync::lock(&self.0.state)
+        self.0.lock_any()
+    }
+
+    /// Connections of hosts by transport, for metrics.
+    pub(crate) fn connection_totals(&self) -> Vec<(&'static str, ConnectionTotals)> {
+        self.lock_any().transports.values().map(|transport| transport.connections()).collect()
+    }
+}
+
+impl ControlledTarget for TargetState {
+    type Config = ConfigSnapshot;
+    type Shared = Arc<ControllerDirectory>;
+
+    fn device_event(control: &TargetControl<TargetState>, event: &DeviceEvent) {
+        // Devices have nothing to do with a network.
+        NvmfTarget::<Sockets>(control.clone(), PhantomData).device_event(event);
     }
 }
 
@@ -510,12 +488,9 @@ impl TargetState {
             referrals: Arc::default(),
             published_referrals: Arc::default(),
             last_portid: 0,
-            backends_allocated: 0,
-            retired_backends: Vec::new(),
             generation: 0,
             published: Arc::default(),
             published_ports: None,
-            stopping: false,
         }
     }
 

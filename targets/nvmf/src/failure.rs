@@ -73,6 +73,12 @@ pub enum NvmfTargetError {
     Pending(usize),
 }
 
+impl From<target_shell::TargetStopping> for NvmfTargetError {
+    fn from(_: target_shell::TargetStopping) -> NvmfTargetError {
+        NvmfTargetError::Stopping
+    }
+}
+
 impl From<ShellError> for NvmfTargetError {
     fn from(error: ShellError) -> NvmfTargetError {
         match error {

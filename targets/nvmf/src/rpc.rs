@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use bdev::rpc::conclude;
 use bdev::{Closing, Uuid};
 use control::json::{Value, json};
-use control::{Method, Module, Parameters, RpcError};
+use control::{Method, Metric, MetricSamples, Module, Parameters, RpcError};
 
 use crate::module::{PENDING, SUBSYSTEM, UNRESPONSIVE};
 use crate::transports::TRANSPORTS;
@@ -115,6 +115,16 @@ impl Module for NvmfModule {
             json!({ "method": "nvmf_set_max_subsystems", "params": params })
         });
         limit.into_iter().chain(info::calls(&self.target)).collect()
+    }
+
+    fn metrics() -> Vec<&'static Metric> {
+        target_shell::connection_metrics()
+    }
+
+    fn collect(&self, samples: &mut MetricSamples) {
+        for (transport, totals) in self.target.connection_totals() {
+            target_shell::collect_connections(transport, totals, samples);
+        }
     }
 
     fn report(&self) -> Value {

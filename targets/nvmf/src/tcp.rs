@@ -19,7 +19,7 @@ use control::json::{Map, Value};
 use control::{DecodeLog, ParameterError};
 use reactor::{Core, ReactorHandle};
 use sockets::ServerNetwork;
-use target_shell::{GroupWaker, ShellError, TargetCores};
+use target_shell::{ConnectionTotals, GroupLimits, GroupWaker, Protocol as _, ShellError, TargetCores};
 use wire_nvme::log::TransportAddress;
 
 pub use limits::TcpTransportConfig;
@@ -91,7 +91,8 @@ impl<N: ServerNetwork> TransportConfig<N> for TcpTransportConfig {
 
     fn start(&self, parts: &TransportParts<'_>) -> Result<Box<dyn Transport>, NvmfTargetError> {
         let limits = self.limits()?;
-        let group_limits = limits.connections.clone();
+        let registry = Some(parts.registry.clone());
+        let group_limits = GroupLimits { registry, ..limits.connections.clone() };
         let directory = parts.directory.clone();
         let protocol = move |_: &Core, waker: &GroupWaker| {
             let waker = waker.clone();
@@ -129,6 +130,10 @@ impl<N: ServerNetwork> Transport for TcpCores<N> {
     /// process only some time later.
     fn shutdown(&self) -> Result<(), ShellError> {
         self.cores.unlisten(None)
+    }
+
+    fn connections(&self) -> (&'static str, ConnectionTotals) {
+        (TcpProtocol::NAME, self.cores.totals())
     }
 
     fn queues(&self) -> Result<Vec<CoreQueues>, ShellError> {

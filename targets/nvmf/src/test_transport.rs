@@ -11,7 +11,7 @@ use control::json::{Map, Value};
 use control::{DecodeLog, ParameterError, Parameters};
 use sockets::{ByteStream, ServerNetwork, StreamAddress};
 use target_shell::{
-    Accepted, CloseReason, GroupLimits, IoContext, MoreToRead, Protocol, ProtocolConnection, ShellError,
+    Accepted, CloseReason, ConnectionTotals, GroupLimits, IoContext, MoreToRead, Protocol, ProtocolConnection, ShellError,
     TargetCores,
 };
 use wire_nvme::log::TransportAddress;
@@ -121,6 +121,10 @@ impl Transport for TestCores {
 
     fn stop_listening(&self, portid: u16) -> Result<(), ShellError> {
         self.cores.unlisten(Some(portid))
+    }
+
+    fn connections(&self) -> (&'static str, ConnectionTotals) {
+        (TestProtocol::NAME, self.cores.totals())
     }
 
     fn queues(&self) -> Result<Vec<CoreQueues>, ShellError> {

@@ -17,12 +17,13 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use bdev::Registry;
 use control::json::{Map, Value};
 use control::{DecodeLog, Method, Parameter, ParameterError};
 use nvme_controller::ControllerDirectory;
 use reactor::ReactorHandle;
 use sockets::{ServerNetwork, Sockets};
-use target_shell::{Publisher, ShellError};
+use target_shell::{ConnectionTotals, Publisher, ShellError};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::TransportAddress;
 
@@ -133,6 +134,8 @@ pub trait TransportConfig<N: ServerNetwork = Sockets>: fmt::Debug + Send + Sync 
 /// What a target gives its transports.
 #[derive(Clone, Copy)]
 pub struct TransportParts<'a> {
+    /// The block devices, to which connections name their tenants.
+    pub(crate) registry: &'a Registry,
     /// Reactors, each of which gets a group.
     pub(crate) reactors: &'a [ReactorHandle],
     /// The configuration.
@@ -167,6 +170,9 @@ pub trait Transport: Any + Send {
     fn shutdown(&self) -> Result<(), ShellError> {
         Ok(())
     }
+
+    /// The name of its connections in metrics, and what is counted of them.
+    fn connections(&self) -> (&'static str, ConnectionTotals);
 
     /// The queues of each reactor.
     ///

@@ -28,7 +28,9 @@ use control::json::{Map, Value};
 use control::{DecodeLog, Method, ParameterError};
 use reactor::{Core, ReactorHandle};
 use sockets::ServerNetwork;
-use target_shell::{ConnectionLimits, GroupLimits, GroupWaker, Protocol, ShellError, TargetCores};
+use target_shell::{
+    ConnectionLimits, ConnectionTotals, GroupLimits, GroupWaker, Protocol, ShellError, TargetCores,
+};
 use uuid::Uuid;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::TransportAddress;
@@ -127,6 +129,7 @@ impl<N: ServerNetwork> TransportConfig<N> for VfioUserConfig {
             // Clients that wait until others have gone.
             logins_max: WAITING_MAX,
             drain_timeout_ns: DRAIN_TIMEOUT_NS,
+            registry: Some(parts.registry.clone()),
             ..GroupLimits::default()
         };
         let (directory, seats) = (parts.directory.clone(), Seats::default());
@@ -159,6 +162,10 @@ impl Transport for VfioUserCores {
 
     fn stop_listening(&self, portid: u16) -> Result<(), ShellError> {
         self.cores.unlisten(Some(portid))
+    }
+
+    fn connections(&self) -> (&'static str, ConnectionTotals) {
+        (VfioUserProtocol::NAME, self.cores.totals())
     }
 
     fn queues(&self) -> Result<Vec<CoreQueues>, ShellError> {

@@ -55,6 +55,7 @@ mod access;
 mod any_bytes;
 mod blocks;
 mod copy;
+mod devices;
 mod events;
 mod functions;
 mod identity;
@@ -78,6 +79,7 @@ mod unit;
 pub use absent::absent_unit;
 #[cfg(any(test, fuzzing))]
 pub use any_bytes::any_bytes;
+pub use devices::{ScsiDeviceModule, ScsiDeviceOwner, ScsiDeviceSource};
 pub use events::{CoreEvents, TaskManagement};
 pub use functions::{ManagedTasks, TaskQuery, UnitFunction, UnitSubscriber};
 pub use limits::{ATTENTIONS_MAX, NEXUSES_MAX, TRANSFER_BYTES_MAX};

@@ -44,6 +44,8 @@ pub struct ConnectionEntry<C> {
     /// The peer's address; that of the listener if the peer is unnamed.
     pub(crate) peer: StreamAddress,
     pub(crate) peer_key: PeerKey,
+    /// Whose requests it submits; `None` for a share of a connection of another core, which has that one's.
+    pub(crate) flow: Option<bdev::Flow>,
     /// Whose connections it counts among since its login.
     pub(crate) admitted: Option<Admitted>,
     pub(crate) requests: ConnectionRequests,
@@ -156,6 +158,7 @@ impl<C> Connections<C> {
             return count;
         };
         entry.requests.outstanding -= count as u32;
+        probe::probe!(ringbolt, connection_completed, slot.index(), count);
         if entry.closed {
             if entry.requests.outstanding == 0 {
                 self.slab.remove(slot);
@@ -213,6 +216,7 @@ impl<C> Connections<C> {
             id,
             peer,
             peer_key: PeerKey::Unknown,
+            flow: None,
             admitted: None,
             requests: ConnectionRequests::default(),
             transfers: TransferCheck::default(),

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use reactor::{Core, ReactorHandle};
 use sockets::{Network, SendStats, ServerNetwork, Sockets, StreamAddress};
 
-use crate::admissions::{Admissions, ConnectionLimits, PeerConnections};
+use crate::admissions::{ConnectionLimits, PeerConnections};
 use crate::connections::Connections;
-use crate::group::{ConnectionGroup, GroupShared};
+use crate::group::{ConnectionGroup, ConnectionTotals, GroupShared};
 use crate::logins::GroupLimits;
 use crate::mailboxes::{CoreMailboxes, GroupMail, GroupWaker, ShellError};
 use crate::protocol::{Accepted, Protocol};
@@ -46,12 +46,12 @@ impl<P: Protocol, S: Send> GroupMail for GroupMessage<P, S> {
 /// connections first. Configuration goes through the [`Publisher`] that the target was started with. Cheap to clone.
 pub struct TargetCores<P: Protocol, N: ServerNetwork = Sockets> {
     mailboxes: CoreMailboxes<GroupMessage<P, <N as Network>::Stream>>,
-    admissions: Arc<Admissions>,
+    shared: Arc<GroupShared<P, <N as Network>::Stream>>,
 }
 
 impl<P: Protocol, N: ServerNetwork> Clone for TargetCores<P, N> {
     fn clone(&self) -> Self {
-        TargetCores { mailboxes: self.mailboxes.clone(), admissions: self.admissions.clone() }
+        TargetCores { mailboxes: self.mailboxes.clone(), shared: self.shared.clone() }
     }
 }
 
@@ -74,28 +74,33 @@ impl<P: Protocol, N: ServerNetwork> TargetCores<P, N> {
     ) -> Result<TargetCores<P, N>, ShellError> {
         let mailboxes = CoreMailboxes::default();
         let shared = Arc::new(GroupShared::new(limits, reactors.len(), mailboxes.clone()));
-        let admissions = shared.admissions().clone();
+        let of_groups = shared.clone();
         mailboxes.start(reactors, publisher, move |core, inbox, waker| {
             let network = N::of_core(core);
-            ConnectionGroup::new(core, network, protocol(core, waker), shared.clone(), Some(inbox))
+            ConnectionGroup::new(core, network, protocol(core, waker), of_groups.clone(), Some(inbox))
         })?;
-        Ok(TargetCores { mailboxes, admissions })
+        Ok(TargetCores { mailboxes, shared })
     }
 
     /// Changes how many connections there may be, for those that log in from now on.
     pub fn set_limits(&self, limits: ConnectionLimits) {
-        self.admissions.set_limits(limits);
+        self.shared.admissions().set_limits(limits);
     }
 
     /// The peers that have logged in, those with the most connections first.
     pub fn peers(&self) -> Vec<PeerConnections> {
-        self.admissions.peers()
+        self.shared.admissions().peers()
     }
 
     /// How many connections an object may have at present
     /// ([`ProtocolConnection::object`](crate::ProtocolConnection::object)).
     pub fn object_connections_max(&self, object: u64) -> u32 {
-        self.admissions.object_max(object)
+        self.shared.admissions().object_max(object)
+    }
+
+    /// The connections on all cores. Neither waits for a core nor disturbs one.
+    pub fn totals(&self) -> ConnectionTotals {
+        self.shared.totals()
     }
 
     /// Listens on an address. Connections carry `portid`. Returns the address with the port that the kernel assigned

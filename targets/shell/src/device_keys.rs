@@ -7,8 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A key that is [retired](Self::retire) is free when every core has applied the configuration that lacks its device:
 /// until then a core may use the device.
 #[derive(Clone, Debug, Default)]
-pub struct DeviceKeys {
-    used: BTreeSet<u32>,
+pub(crate) struct DeviceKeys {
+    /// The smallest key that was never assigned.
+    next: u32,
+    free: BTreeSet<u32>,
     /// Keys with the generation of the configuration that lacks them.
     retired: BTreeMap<u32, u64>,
 }
@@ -16,22 +18,23 @@ pub struct DeviceKeys {
 impl DeviceKeys {
     /// Assigns a key. `applied_by_all` is the generation that all cores have applied
     /// ([`Publisher::applied_by_all`](crate::Publisher::applied_by_all)).
-    pub fn assign(&mut self, applied_by_all: u64) -> u32 {
+    pub(crate) fn assign(&mut self, applied_by_all: u64) -> u32 {
         self.retired.retain(|key, generation| {
             let is_free = *generation <= applied_by_all;
             if is_free {
-                self.used.remove(key);
+                self.free.insert(*key);
             }
             !is_free
         });
-        let key = (0..u32::MAX).find(|key| !self.used.contains(key)).unwrap_or(u32::MAX);
-        self.used.insert(key);
-        key
+        self.free.pop_first().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        })
     }
 
     /// Gives a key back; the configuration of this generation lacks its device. A later call for the same key replaces
     /// an earlier one.
-    pub fn retire(&mut self, key: u32, generation: u64) {
+    pub(crate) fn retire(&mut self, key: u32, generation: u64) {
         self.retired.insert(key, generation);
     }
 }

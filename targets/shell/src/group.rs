@@ -20,6 +20,7 @@ use slots::Slot;
 use sockets::{Listen, ListenerId, Network, NetworkEvent, SentEvent, StreamAddress};
 
 use active::{CoreGroups, LastActive};
+pub use admission::ConnectionTotals;
 pub(crate) use admission::GroupShared;
 use polled::add_polled;
 use slow_peers::SlowPeers;
@@ -113,7 +114,8 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     memory: Rc<CoreMemory>,
     slow_peers: SlowPeers,
     timers: Timers,
-    flows: u16,
+    /// The events of its connections.
+    trace: bdev::TargetTrace,
     stopping: bool,
 }
 
@@ -129,6 +131,7 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         let key = core_groups.add();
         let memory = core.local::<CoreMemory>();
         memory.set_limits(MemoryLimits::of_core(core.pool().arena().limit_bytes(), shared.statuses.len()));
+        let trace = shared.registry.target_trace(core.index(), P::NAME);
         let slow_peers = SlowPeers::new(shared.limits.transfer_timeout_ns);
         let logins = PendingLogins::new(&shared.limits, shared.statuses.len(), os::descriptor_limit());
         ConnectionGroup {
@@ -164,7 +167,7 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
             memory,
             slow_peers,
             timers: Timers::default(),
-            flows: 0,
+            trace,
             stopping: false,
         }
     }
@@ -314,6 +317,8 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         };
         let stream = self.network.stream(entry.id);
         let result = process(&mut entry.connection, stream, &mut self.scratch, &mut context);
+        // With its requests in flight, those that it has just begun included.
+        probe::probe!(ringbolt, connection_received, self.index, slot.index(), entry.requests.outstanding);
         self.after_receive(slot, result, now_ns);
     }
 

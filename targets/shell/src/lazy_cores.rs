@@ -4,6 +4,7 @@ use sockets::{ServerNetwork, Sockets};
 
 use crate::admissions::{ConnectionLimits, PeerConnections};
 use crate::cores::TargetCores;
+use crate::group::ConnectionTotals;
 use crate::protocol::Protocol;
 
 /// The [cores](TargetCores) of a target, once it has something to serve: a target without listeners does not pay
@@ -59,6 +60,11 @@ impl<P: Protocol, N: ServerNetwork> LazyCores<P, N> {
     /// See [`TargetCores::peers`].
     pub fn peers(&self) -> Vec<PeerConnections> {
         self.cores.as_ref().map(TargetCores::peers).unwrap_or_default()
+    }
+
+    /// See [`TargetCores::totals`].
+    pub fn totals(&self) -> ConnectionTotals {
+        self.cores.as_ref().map(TargetCores::totals).unwrap_or_default()
     }
 
     /// See [`TargetCores::object_connections_max`]; 0 before there are cores.

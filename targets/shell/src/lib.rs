@@ -18,6 +18,9 @@
 //!    protocol and the network: the calls between them are static, and no I/O costs a lock, an allocation or an
 //!    indirect call here. Tests run a group on a simulated network.
 //!
+//! Beside them is [`TargetControl`]: the state of a target under its lock, the block devices that it follows, and its
+//! end. [`collect_connections`] reports its connections as metrics.
+//!
 //! One poll of a group: messages and configuration; [`Protocol::begin_poll`]; [`ProtocolConnection::receive`] on each
 //! ready connection, which fills the batches of block devices; [`ProtocolConnection::poll`] on those whose peers share
 //! memory with the target; one submission and one poll per device with work, and
@@ -35,6 +38,7 @@
 
 mod admissions;
 mod connections;
+mod control;
 mod cores;
 mod cpu_mask;
 mod device_keys;
@@ -46,6 +50,7 @@ mod lazy_cores;
 mod logins;
 mod mailboxes;
 mod memory;
+mod metrics;
 mod peers;
 mod poller;
 mod protocol;
@@ -58,17 +63,18 @@ mod transfers;
 
 pub use admissions::{ConnectionLimits, PeerConnections};
 pub use connections::{ConnectionEntry, Connections};
+pub use control::{ControlledTarget, TargetControl, TargetStopping, WeakTargetControl};
 pub use cores::TargetCores;
 pub use cpu_mask::{CpuMaskError, canonical_mask, mask_of_reactors, reactors_of_mask};
-pub use device_keys::DeviceKeys;
 pub use device_map::DeviceMap;
 pub use devices::CoreDevices;
-pub use group::ConnectionGroup;
+pub use group::{ConnectionGroup, ConnectionTotals};
 pub use layered::Layered;
 pub use lazy_cores::LazyCores;
 pub use logins::GroupLimits;
 pub use mailboxes::{CoreMailboxes, GroupMail, GroupWaker, Inbox, ShellError};
 pub use memory::{CoreMemory, MemoryLimits, MemoryOwner, MemoryShare, NoMemory, PeerMemory};
+pub use metrics::{collect_connections, connection_metrics};
 pub use peers::PeerKey;
 pub use poller::{GroupPoller, PollGroup};
 pub use protocol::{

@@ -28,6 +28,9 @@ pub struct GroupLimits {
     /// arrives, or an answer that is read. While memory lacks, progress is measured, and the time is 10 s at
     /// most.
     pub transfer_timeout_ns: u64,
+    /// The registry whose devices connections use: it names them as tenants, and has the trace of their
+    /// events. `None` for one of the target's own, as in simulations.
+    pub registry: Option<bdev::Registry>,
 }
 
 impl Default for GroupLimits {
@@ -39,6 +42,7 @@ impl Default for GroupLimits {
             logins_per_peer_max: 256,
             drain_timeout_ns: 3_000_000_000,
             transfer_timeout_ns: 30_000_000_000,
+            registry: None,
         }
     }
 }

@@ -241,6 +241,13 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         None
     }
 
+    /// The tenant that its requests are for, by a name that is the same for all connections of one client, on
+    /// whatever core: what the peer has logged in as. Asked once, after the login, or after
+    /// [`Protocol::accept`] where there is none. By default the peer by its address or process.
+    fn tenant(&self) -> Option<String> {
+        None
+    }
+
     /// Whether the peer has still to log in. Asked once, after [`Protocol::accept`]; [`Notice::logged_in`] ends it. The
     /// target keeps few such connections ([`GroupLimits`](crate::GroupLimits)).
     fn awaits_login(&self) -> bool {
@@ -294,7 +301,8 @@ pub struct Accepted {
     pub peer: StreamAddress,
     /// The peer, as far as connections and memory are counted.
     pub peer_key: PeerKey,
-    /// Flow identifier for fair queueing between connections in the block device layer.
+    /// For the connection's device requests ([`block_io::Request::flow`]): no other connection of the process
+    /// has it, and the block layer knows by it for whom they are ([`bdev::Tenants`]).
     pub flow: u16,
 }
 

@@ -26,6 +26,7 @@ const LIMITS: GroupLimits = GroupLimits {
     logins_per_peer_max: 2,
     drain_timeout_ns: 1000,
     transfer_timeout_ns: 4_000_000_000,
+    registry: None,
 };
 /// Bytes of a bulk answer: as many as the simulated network takes.
 const BULK_BYTES: usize = 256 << 10;
@@ -287,6 +288,10 @@ impl ProtocolConnection<Script> for ScriptConnection {
 
     fn object(&self) -> Option<u64> {
         Some(self.number)
+    }
+
+    fn tenant(&self) -> Option<String> {
+        (self.number > 0).then(|| format!("host {}", self.number))
     }
 }
 
@@ -829,4 +834,34 @@ fn an_object_is_not_all_that_a_target_has_connections_for() {
     assert_eq!(admitted, 30, "three quarters");
     assert!(login(50, b"2Le"));
     assert!(!login(51, b"1Le"));
+}
+
+#[test]
+fn connections_are_one_tenant_by_their_peer_and_then_by_their_login() {
+    let registry = bdev::Registry::new();
+    let tenants = registry.tenants();
+    let limits = GroupLimits {
+        connections: ConnectionLimits::new(40),
+        logins_max: 40,
+        logins_per_peer_max: 40,
+        registry: Some(registry.clone()),
+        ..LIMITS
+    };
+    let mut world = World::with_limits(limits);
+    let listed = || -> Vec<String> {
+        tenants.list()[1..].iter().map(|one| format!("{} x{}", one.name, one.flows)).collect()
+    };
+    let peers = ["10.0.0.1:7", "10.0.0.1:8", "10.0.0.2:7"].map(|peer| world.connect_from(peer, None));
+    for id in peers {
+        assert_eq!(world.run(id, b"e").unwrap(), "e");
+    }
+    assert_eq!(listed(), ["peer 10.0.0.1 x2", "peer 10.0.0.2 x1"]);
+    // From two addresses, as one host.
+    for id in [peers[0], peers[2]] {
+        assert_eq!(world.run(id, b"5Le").unwrap(), "e");
+    }
+    assert_eq!(listed(), ["peer 10.0.0.1 x1", "host 53 x2"]);
+    world.peers.close(peers[0]);
+    world.poll();
+    assert_eq!(listed(), ["peer 10.0.0.1 x1", "host 53 x1"]);
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bdev::{BdevChannel, Descriptor};
+use bdev::{BdevChannel, Descriptor, Flow};
 use block_io::Channel;
 use dma::{Data, Pool};
 use os::{
@@ -37,6 +37,8 @@ pub(crate) struct QueueStart {
     /// The character device of the disk, with the descriptors of the queue's requests.
     pub(crate) file: UblkQueueFile,
     pub(crate) descriptor: Arc<Descriptor>,
+    /// Of the disk's tenant.
+    pub(crate) flow: Flow,
 }
 
 /// What a queue is lent for a call.
@@ -61,6 +63,7 @@ pub(crate) struct CoreQueue {
     /// Tags of its events: this and the tag of the request.
     events_base: u64,
     requests: DiskQueue,
+    flow: Flow,
     uses_pages: bool,
     depth: u16,
     file: FileId,
@@ -78,7 +81,7 @@ impl CoreQueue {
     /// # Errors
     /// The core has no io_uring, or the device cannot be opened on it.
     pub(crate) fn new(core: &Core, client: &EventClient, start: QueueStart) -> Result<CoreQueue, UblkError> {
-        let QueueStart { disk, index, depth, shape, path, uses_pages, file, descriptor } = start;
+        let QueueStart { disk, index, depth, shape, path, uses_pages, file, descriptor, flow } = start;
         let channel = descriptor.channel(core)?;
         let file = client.add_ublk_queue(file).map_err(kernel("the reactor's io_uring"))?;
         Ok(CoreQueue {
@@ -86,6 +89,7 @@ impl CoreQueue {
             index,
             events_base: 0,
             requests: DiskQueue::new(depth, shape, path),
+            flow,
             uses_pages,
             depth,
             file,
@@ -197,7 +201,8 @@ impl CoreQueue {
     fn perform(&mut self, context: &mut QueueContext<'_>) {
         for action in context.actions.drain(..) {
             let rejected = match action {
-                QueueAction::Submit(request) => {
+                QueueAction::Submit(mut request) => {
+                    request.flow = self.flow.id();
                     self.batch.push(request);
                     continue;
                 }

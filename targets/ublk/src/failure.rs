@@ -53,6 +53,12 @@ pub enum UblkError {
     Stopping,
 }
 
+impl From<target_shell::TargetStopping> for UblkError {
+    fn from(_: target_shell::TargetStopping) -> UblkError {
+        UblkError::Stopping
+    }
+}
+
 /// The error of a kernel that refuses to do something.
 pub(crate) fn kernel(doing: &'static str) -> impl Fn(io::Error) -> UblkError {
     move |source| UblkError::Kernel { doing, source }

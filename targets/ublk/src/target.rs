@@ -4,12 +4,14 @@ mod driver;
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, Registry};
 use os::UblkDevice;
 use reactor::{ReactorHandle, blocking};
-use target_shell::{CoreMailboxes, Publisher, reactors_of_mask};
+use target_shell::{
+    ControlledTarget, CoreMailboxes, Publisher, TargetControl, WeakTargetControl, reactors_of_mask,
+};
 use wire_ublk::{DeviceInfo, DeviceState};
 
 use self::driver::{Driver, Found};
@@ -55,23 +57,21 @@ impl UblkDisk {
 /// [`create`](Self::create) comes first. Calls block while the kernel works, up to a minute, and must not be made on a
 /// reactor. A program without the target pays nothing for it.
 #[derive(Clone)]
-pub struct UblkTarget(Arc<TargetShared>);
+pub struct UblkTarget(TargetControl<TargetState>);
 
+/// What device events need while the state is locked.
+#[derive(Default)]
 struct TargetShared {
-    registry: Registry,
-    reactors: Vec<ReactorHandle>,
-    /// Locked while the driver executes a command.
-    state: Mutex<TargetState>,
     /// Never locked for long: device events need it.
     disks: Mutex<BTreeMap<u32, ServedDisk>>,
     events: Mutex<Option<SyncSender<DeviceEvent>>>,
 }
 
+/// Locked while the driver executes a command.
 #[derive(Default)]
 struct TargetState {
     created: Option<Created>,
     mailboxes: Option<CoreMailboxes<UblkMessage>>,
-    stopping: bool,
 }
 
 struct Created {
@@ -92,20 +92,8 @@ struct ServedDisk {
 impl UblkTarget {
     /// A target that is not created.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> UblkTarget {
-        let shared = Arc::new(TargetShared {
-            registry: registry.clone(),
-            reactors: reactors.to_vec(),
-            state: Mutex::default(),
-            disks: Mutex::default(),
-            events: Mutex::default(),
-        });
-        let target = Arc::downgrade(&shared);
-        registry.subscribe(Box::new(move |event| {
-            if let Some(shared) = target.upgrade() {
-                shared.device_event(event);
-            }
-        }));
-        UblkTarget(shared)
+        let (shared, state) = (TargetShared::default(), TargetState::default());
+        UblkTarget(TargetControl::new(registry, reactors, shared, state))
     }
 
     /// Creates the target: opens the driver. Queues are served by the reactors of `cpumask`, SPDK's format of a set of
@@ -118,12 +106,12 @@ impl UblkTarget {
         if state.created.is_some() {
             return Err(UblkError::Created);
         }
-        let cores = reactors_of_mask(&self.0.reactors, cpumask)?;
+        let cores = reactors_of_mask(self.0.reactors(), cpumask)?;
         let driver = Driver::open()?;
         if state.mailboxes.is_none() {
             self.start_worker()?;
             let mailboxes = CoreMailboxes::default();
-            mailboxes.start(&self.0.reactors, &Publisher::default(), |core, inbox, _| {
+            mailboxes.start(self.0.reactors(), &Publisher::default(), |core, inbox, _| {
                 UblkGroup::new(core, inbox)
             })?;
             state.mailboxes = Some(mailboxes);
@@ -227,17 +215,17 @@ impl UblkTarget {
 
     /// The name of the block device that `name` finds.
     pub(crate) fn bdev_name(&self, name: &str) -> String {
-        self.0.registry.name_of(name)
+        self.0.registry().name_of(name)
     }
 
     /// The disks, by number.
     pub fn disks(&self) -> Vec<UblkDisk> {
-        sync::lock(&self.0.disks).values().map(|served| served.disk.clone()).collect()
+        sync::lock(&self.0.shared().disks).values().map(|served| served.disk.clone()).collect()
     }
 
     /// Whether reads and writes of a disk are operations on the kernel's own pages, without a copy.
     pub fn uses_pages(&self, number: u32) -> bool {
-        sync::lock(&self.0.disks).get(&number).is_some_and(|served| served.uses_pages)
+        sync::lock(&self.0.shared().disks).get(&number).is_some_and(|served| served.uses_pages)
     }
 
     /// The CPU mask that the target was created with, if it was created.
@@ -247,19 +235,18 @@ impl UblkTarget {
 
     /// Stops all disks, at the end of the program.
     pub fn shutdown(&self) {
-        let mut state = self.lock_any();
-        state.stopping = true;
+        let mut state = self.0.stop();
         if state.created.is_some()
             && let Err(error) = self.stop_all(&mut state)
         {
             log::warn!(target: "ublk", "{error}");
         }
-        *sync::lock(&self.0.events) = None;
+        *sync::lock(&self.0.shared().events) = None;
     }
 
     /// The device of a disk that is served.
     fn device(&self, number: u32) -> Result<UblkDevice, UblkError> {
-        let disks = sync::lock(&self.0.disks);
+        let disks = sync::lock(&self.0.shared().disks);
         disks.get(&number).map(|served| served.disk.kernel_device()).ok_or(UblkError::NotFound(number))
     }
 
@@ -276,14 +263,14 @@ impl UblkTarget {
     ) -> Result<(), UblkError> {
         state.remove(mailboxes, device)?;
         // The descriptor closes the device, which calls its module.
-        let served = sync::lock(&self.0.disks).remove(&device.number);
+        let served = sync::lock(&self.0.shared().disks).remove(&device.number);
         drop(served);
         Ok(())
     }
 
     /// Opens the block device of a disk that is not there.
     fn open(&self, number: u32, bdev_name: &str) -> Result<(Arc<Descriptor>, DiskShape), UblkError> {
-        let disks = sync::lock(&self.0.disks);
+        let disks = sync::lock(&self.0.shared().disks);
         if disks.contains_key(&number) {
             return Err(UblkError::Busy(number));
         }
@@ -291,10 +278,10 @@ impl UblkTarget {
             return Err(UblkError::TooMany(format!("there are {DISKS_MAX} disks already")));
         }
         drop(disks);
-        let device = self.0.registry.find(bdev_name);
+        let device = self.0.registry().find(bdev_name);
         let read_only = device.is_some_and(|device| device.bdev().read_only());
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let descriptor = self.0.registry.open(bdev_name, access)?;
+        let descriptor = self.0.registry().open(bdev_name, access)?;
         let shape = DiskShape::of(descriptor.device())?;
         Ok((Arc::new(descriptor), shape))
     }
@@ -309,13 +296,13 @@ impl UblkTarget {
         };
         let device = descriptor.device().clone();
         let removed = {
-            let mut disks = sync::lock(&self.0.disks);
+            let mut disks = sync::lock(&self.0.shared().disks);
             disks.insert(info.device, ServedDisk { disk, descriptor, uses_pages: shape.uses_pages(info) });
             device.is_removed()
         };
         if removed {
             // Its event may have come before the disk was known.
-            self.0.device_event(&DeviceEvent::Removed(device));
+            TargetState::device_event(&self.0, &DeviceEvent::Removed(device));
         }
         info.device
     }
@@ -323,20 +310,19 @@ impl UblkTarget {
     /// Starts the thread that handles changes of devices: their reporter must not be blocked.
     fn start_worker(&self) -> Result<(), UblkError> {
         let (sender, receiver) = sync_channel(EVENTS_MAX);
-        let target = Arc::downgrade(&self.0);
+        let target = self.0.downgrade();
         blocking::spawn_worker("ublk", receiver, move |event| handle_event(&target, &event))
             .map_err(crate::failure::kernel("a thread cannot be created"))?;
-        *sync::lock(&self.0.events) = Some(sender);
+        *sync::lock(&self.0.shared().events) = Some(sender);
         Ok(())
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, TargetState>, UblkError> {
-        let state = self.lock_any();
-        if state.stopping { Err(UblkError::Stopping) } else { Ok(state) }
+        Ok(self.0.lock()?)
     }
 
     fn lock_any(&self) -> MutexGuard<'_, TargetState> {
-        sync::lock(&self.0.state)
+        self.0.lock_any()
     }
 }
 
@@ -383,15 +369,17 @@ impl Created {
     }
 }
 
-impl TargetShared {
+impl ControlledTarget for TargetState {
+    type Config = ();
+    type Shared = TargetShared;
+
     /// Sends a change of a device that has disks to the worker.
-    fn device_event(&self, event: &DeviceEvent) {
-        let has_disk = !matches!(event, DeviceEvent::Registered(_))
-            && sync::lock(&self.disks).values().any(|served| served.is_of(event.device()));
-        if !has_disk {
+    fn device_event(control: &TargetControl<TargetState>, event: &DeviceEvent) {
+        let TargetShared { disks, events } = control.shared();
+        if !sync::lock(disks).values().any(|served| served.is_of(event.device())) {
             return;
         }
-        let sent = sync::lock(&self.events).as_ref().map(|events| events.try_send(event.clone()));
+        let sent = sync::lock(events).as_ref().map(|events| events.try_send(event.clone()));
         if let Some(Err(_)) = sent {
             log::error!(target: "ublk", "{}: too many changes at once; its disks are not changed", event.device().name());
         }
@@ -405,11 +393,11 @@ impl ServedDisk {
 }
 
 /// Follows a change of a device, on the worker's thread.
-fn handle_event(target: &Weak<TargetShared>, event: &DeviceEvent) {
-    let Some(shared) = target.upgrade() else { return };
-    let target = UblkTarget(shared);
+fn handle_event(target: &WeakTargetControl<TargetState>, event: &DeviceEvent) {
+    let Some(control) = target.upgrade() else { return };
+    let target = UblkTarget(control);
     let numbers: Vec<u32> = {
-        let disks = sync::lock(&target.0.disks);
+        let disks = sync::lock(&target.0.shared().disks);
         let of = disks.values().filter(|served| served.is_of(event.device()));
         of.map(|served| served.disk.number).collect()
     };

@@ -298,6 +298,11 @@ impl ProtocolConnection<VhostCore> for VhostConnection {
         Some(self.device.controller.id)
     }
 
+    /// The virtual machine, by its controller.
+    fn tenant(&self) -> Option<String> {
+        Some(format!("vhost {}", self.device.controller.name))
+    }
+
     fn awaits_login(&self) -> bool {
         matches!(&self.role, Role::Session(session) if session.awaits_login)
     }

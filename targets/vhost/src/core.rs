@@ -210,8 +210,7 @@ impl VhostCore {
             events: &self.tasks,
             nexuses: start.nexuses,
             token: self.last_token,
-            // Flows are told apart on a core; that of another kind of connection may be the same.
-            flow: self.last_token as u16,
+            flow: start.flow,
             now_ns,
         };
         let mut worker = Worker::new(start.exchange, self.links.clone());

@@ -68,7 +68,7 @@ pub(crate) struct VhostDevice {
     /// A signal of a driver is delayed: it is polled until that is sent.
     has_delayed_signals: bool,
     chain: Chain,
-    flow: u16,
+    pub(crate) flow: u16,
     /// The drivers' notifications are enabled.
     is_armed: bool,
     /// When a request was last found.

@@ -56,6 +56,12 @@ pub enum VhostTargetError {
     Stopping,
 }
 
+impl From<target_shell::TargetStopping> for VhostTargetError {
+    fn from(_: target_shell::TargetStopping) -> VhostTargetError {
+        VhostTargetError::Stopping
+    }
+}
+
 /// Why a connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VhostViolation {

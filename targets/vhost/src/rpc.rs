@@ -6,8 +6,9 @@ use std::sync::Arc;
 use bdev::rpc::{STILL_OPEN, conclude};
 use bdev::{Closing, PreparedReservations, Registry};
 use control::json::{Value, json};
-use control::{Method, Module, NoParameters, RpcError};
+use control::{Method, Metric, MetricSamples, Module, NoParameters, RpcError};
 use reactor::ReactorHandle;
+use scsi::{ScsiDeviceOwner, ScsiDeviceSource};
 use target_shell::{ConnectionLimits, canonical_mask};
 
 use crate::limits::CONNECTIONS_MAX;
@@ -38,6 +39,20 @@ impl VhostModule {
 
 const UNRESPONSIVE: (i64, &str) = (RpcError::ETIMEDOUT, "a reactor does not respond; nothing was changed");
 const NOT_FOUND: (i64, &str) = (RpcError::ENODEV, "there is no such controller");
+
+impl VhostModule {
+    /// The targets of SCSI hosts, as SCSI devices.
+    pub fn scsi_devices(&self) -> ScsiDeviceSource {
+        let target = self.target.clone();
+        Box::new(move || target.configured().into_iter().flat_map(scsi_targets).collect())
+    }
+}
+
+fn scsi_targets(controller: VhostControllerInfo) -> Vec<ScsiDeviceOwner> {
+    let VhostBackendInfo::Scsi { targets, .. } = controller.backend else { return Vec::new() };
+    let owner = |number| ScsiDeviceOwner::VhostTarget { controller: controller.name.clone(), number };
+    targets.iter().map(|target| owner(target.number)).collect()
+}
 
 impl Module for VhostModule {
     const NAME: &'static str = "vhost_blk";
@@ -142,6 +157,14 @@ impl Module for VhostModule {
         let options = (limits != ConnectionLimits::new(CONNECTIONS_MAX))
             .then(|| json!({ "method": "vhost_set_options", "params": limits.named("controller") }));
         options.into_iter().chain(self.target.configured().into_iter().flat_map(calls)).collect()
+    }
+
+    fn metrics() -> Vec<&'static Metric> {
+        target_shell::connection_metrics()
+    }
+
+    fn collect(&self, samples: &mut MetricSamples) {
+        target_shell::collect_connections("vhost", self.target.connection_totals(), samples);
     }
 
     fn report(&self) -> Value {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 
 use bdev::{
     Access, BlockDevice, Closing, Descriptor, DeviceEvent, PreparedReservations, Registry, ReservationLease,
@@ -11,8 +11,8 @@ use reactor::ReactorHandle;
 use scsi::{LogicalUnit, ReactorSanitizer, UnitConfig};
 use sockets::StreamAddress;
 use target_shell::{
-    ConnectionLimits, DeviceKeys, GroupLimits, LazyCores, PeerConnections, Publisher, TargetCores,
-    mask_of_reactors, reactors_of_mask,
+    ConnectionLimits, ConnectionTotals, ControlledTarget, GroupLimits, LazyCores, PeerConnections,
+    TargetControl, TargetCores, mask_of_reactors, reactors_of_mask,
 };
 use wire_virtio::blk::SECTOR_BYTES;
 
@@ -33,22 +33,12 @@ use crate::links::CoreLinks;
 /// Calls block for up to [`CORE_TIMEOUT`](target_shell::CORE_TIMEOUT) and must not be made on a reactor. The groups of
 /// connections start with the first controller, so that a program without controllers does not pay for them.
 #[derive(Clone)]
-pub struct VhostTarget(Arc<TargetShared>);
-
-struct TargetShared {
-    registry: Registry,
-    reactors: Vec<ReactorHandle>,
-    publisher: Publisher<VhostConfig>,
-    directory: PathBuf,
-    state: Mutex<TargetState>,
-}
+pub struct VhostTarget(TargetControl<TargetState>);
 
 struct TargetState {
     cores: LazyCores<VhostCore>,
     controllers: BTreeMap<String, Created>,
     last_id: u64,
-    keys: DeviceKeys,
-    stopping: bool,
 }
 
 #[derive(Clone)]
@@ -83,20 +73,7 @@ struct TargetDevice {
 impl VhostTarget {
     /// A target without controllers, whose sockets are in `directory`.
     pub fn new(registry: Registry, reactors: &[ReactorHandle], directory: PathBuf) -> VhostTarget {
-        let shared = Arc::new(TargetShared {
-            registry: registry.clone(),
-            reactors: reactors.to_vec(),
-            publisher: Publisher::default(),
-            directory,
-            state: Mutex::new(TargetState::new()),
-        });
-        let target = Arc::downgrade(&shared);
-        registry.subscribe(Box::new(move |event| {
-            if let Some(shared) = target.upgrade() {
-                VhostTarget(shared).device_event(event);
-            }
-        }));
-        VhostTarget(shared)
+        VhostTarget(TargetControl::new(registry, reactors, directory, TargetState::new()))
     }
 
     /// Creates a controller for a block device.
@@ -107,16 +84,16 @@ impl VhostTarget {
     pub fn create(&self, config: VhostBlkConfig) -> Result<VhostControllerInfo, VhostTargetError> {
         let mut state = self.begin_create(&config.name)?;
         let access = if config.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let descriptor = self.0.registry.open(&config.bdev_name, access)?;
+        let descriptor = self.0.registry().open(&config.bdev_name, access)?;
         check_geometry("dev_name", descriptor.device())?;
-        let key = state.keys.assign(self.0.publisher.applied_by_all());
+        let key = self.0.assign_key();
         let backend = BlkBackend::new(key, config.read_only, config.packed_ring, descriptor.device());
         let (name, cpumask) = (config.name.clone(), config.cpumask.clone());
         let config = VhostBlkConfig { bdev_name: descriptor.device().name().into(), ..config };
         let devices = CreatedDevices::Blk { descriptor: Some(Arc::new(descriptor)), config };
         let result = self.insert(&mut state, &name, Backend::Blk(backend), devices, cpumask);
         if result.is_err() {
-            state.keys.retire(key, self.0.publisher.generation());
+            self.0.retire_keys([key]);
             return result;
         }
         let result = self.listen(&mut state, &name).and(result);
@@ -185,8 +162,8 @@ impl VhostTarget {
         bdev_name: &str,
         ptpl_file: Option<&Path>,
     ) -> Result<PreparedReservations, VhostTargetError> {
-        let device = self.0.registry.find(bdev_name);
-        Ok(self.0.registry.prepare_reservations(device.as_deref(), ptpl_file)?)
+        let device = self.0.registry().find(bdev_name);
+        Ok(self.0.registry().prepare_reservations(device.as_deref(), ptpl_file)?)
     }
 
     /// The second part, with what the first one prepared.
@@ -209,31 +186,31 @@ impl VhostTarget {
         if targets.contains_key(&number) {
             return Err(VhostTargetError::TargetExists(number));
         }
-        let read_only = self.0.registry.find(bdev_name).is_some_and(|device| device.bdev().read_only());
+        let read_only = self.0.registry().find(bdev_name).is_some_and(|device| device.bdev().read_only());
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let descriptor = self.0.registry.open_with_reservations(bdev_name, access)?;
+        let descriptor = self.0.registry().open_with_reservations(bdev_name, access)?;
         let device = descriptor.device();
         check_geometry("bdev_name", device)?;
-        let lease = self.0.registry.finish_reservations(reservations, device)?;
+        let lease = self.0.registry().finish_reservations(reservations, device)?;
         let lease = lease.ok_or_else(|| bdev::BdevError::NotFound { name: bdev_name.to_string() })?;
         let unit = LogicalUnit::new(UnitConfig::of_device(device, read_only), lease.reservations().clone());
         state.last_id += 1;
         let id = state.last_id;
-        let key = state.keys.assign(self.0.publisher.applied_by_all());
+        let key = self.0.assign_key();
         let descriptor = Arc::new(descriptor);
-        if let Some(sanitizer) = ReactorSanitizer::new(&self.0.reactors, id, &descriptor) {
+        if let Some(sanitizer) = ReactorSanitizer::new(self.0.reactors(), id, &descriptor) {
             unit.set_sanitizer(sanitizer);
         }
         let unit = ScsiUnit { id, key, blocks: unit.blocks(), is_announced: false, unit };
         let device = TargetDevice { descriptor, ptpl_file, _reservations: Arc::new(lease) };
         state.set_target(name, number, Some((unit, device)));
-        if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
+        if let Err(error) = self.0.publisher().change(Arc::new(state.config())) {
             state.set_target(name, number, None);
-            state.keys.retire(key, self.0.publisher.generation());
+            self.0.retire_keys([key]);
             return Err(VhostTargetError::NotApplied(error));
         }
         state.announce_target(name, number);
-        self.0.publisher.publish(Arc::new(state.config()));
+        self.0.publisher().publish(Arc::new(state.config()));
         Ok(number)
     }
 
@@ -250,11 +227,11 @@ impl VhostTarget {
             return Err(VhostTargetError::NoTarget(number));
         };
         let (key, closing) = (unit.key, Closing::of([&*device.descriptor]));
-        if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
+        if let Err(error) = self.0.publisher().change(Arc::new(state.config())) {
             state.set_target(name, number, Some((unit, device)));
             return Err(VhostTargetError::NotApplied(error));
         }
-        state.keys.retire(key, self.0.publisher.generation());
+        self.0.retire_keys([key]);
         Ok(closing)
     }
 
@@ -280,15 +257,15 @@ impl VhostTarget {
         devices: CreatedDevices,
         cpumask: Option<String>,
     ) -> Result<VhostControllerInfo, VhostTargetError> {
-        let reactors = reactors_of_mask(&self.0.reactors, cpumask.as_deref())?;
+        let reactors = reactors_of_mask(self.0.reactors(), cpumask.as_deref())?;
         self.start(state)?;
         state.last_id += 1;
         let controller = Controller::new(state.last_id, state.free_port(), name, backend, reactors.into());
-        let socket = self.0.directory.join(name);
+        let socket = self.0.shared().join(name);
         let created = Created { controller: Arc::new(controller), devices, socket, cpumask };
-        let info = created.info(&self.0.reactors, Vec::new());
+        let info = created.info(self.0.reactors(), Vec::new());
         state.controllers.insert(name.into(), created);
-        if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
+        if let Err(error) = self.0.publisher().change(Arc::new(state.config())) {
             state.controllers.remove(name);
             return Err(VhostTargetError::NotApplied(error));
         }
@@ -311,8 +288,8 @@ impl VhostTarget {
     /// Removes a controller that could not listen.
     fn withdraw(&self, state: &mut TargetState, name: &str) {
         if let Some(created) = state.controllers.remove(name) {
-            let generation = self.0.publisher.publish(Arc::new(state.config()));
-            created.keys().for_each(|key| state.keys.retire(key, generation));
+            self.0.publisher().publish(Arc::new(state.config()));
+            self.0.retire_keys(created.keys());
         }
     }
 
@@ -324,17 +301,16 @@ impl VhostTarget {
         let mut state = self.lock()?;
         let not_found = || VhostTargetError::NotFound(name.into());
         let controller = state.controllers.get(name).ok_or_else(not_found)?.controller.clone();
-        if state.sessions(&self.0.reactors)?.iter().any(|(id, _)| *id == controller.id) {
+        if state.sessions(self.0.reactors())?.iter().any(|(id, _)| *id == controller.id) {
             return Err(VhostTargetError::Busy(name.into()));
         }
         let Some(created) = state.controllers.remove(name) else { return Err(not_found()) };
         let keys: Vec<u32> = created.keys().collect();
-        if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
+        if let Err(error) = self.0.publisher().change(Arc::new(state.config())) {
             state.controllers.insert(name.into(), created);
             return Err(VhostTargetError::NotApplied(error));
         }
-        let generation = self.0.publisher.generation();
-        keys.into_iter().for_each(|key| state.keys.retire(key, generation));
+        self.0.retire_keys(keys);
         state.cores.unlisten(Some(controller.portid));
         Ok(Closing::of(created.open_devices().iter().map(|(_, descriptor)| &**descriptor)))
     }
@@ -353,7 +329,7 @@ impl VhostTarget {
             state.controllers.get_mut(name).ok_or_else(|| VhostTargetError::NotFound(name.into()))?;
         let controller = Controller { coalescing, ..(*created.controller).clone() };
         let previous = std::mem::replace(&mut created.controller, Arc::new(controller));
-        if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
+        if let Err(error) = self.0.publisher().change(Arc::new(state.config())) {
             if let Some(created) = state.controllers.get_mut(name) {
                 created.controller = previous;
             }
@@ -368,17 +344,17 @@ impl VhostTarget {
     /// A reactor does not respond.
     pub fn controllers(&self) -> Result<Vec<VhostControllerInfo>, VhostTargetError> {
         let state = self.lock_any();
-        let sessions = state.sessions(&self.0.reactors)?;
+        let sessions = state.sessions(self.0.reactors())?;
         let info = |one: &Created| {
             let own = sessions.iter().filter(|(id, _)| *id == one.controller.id);
-            one.info(&self.0.reactors, own.map(|(_, session)| session.clone()).collect())
+            one.info(self.0.reactors(), own.map(|(_, session)| session.clone()).collect())
         };
         Ok(state.controllers.values().map(info).collect())
     }
 
     /// The controllers by name, without their connections.
     pub fn configured(&self) -> Vec<VhostControllerInfo> {
-        let info = |one: &Created| one.info(&self.0.reactors, Vec::new());
+        let info = |one: &Created| one.info(self.0.reactors(), Vec::new());
         self.lock_any().controllers.values().map(info).collect()
     }
 
@@ -404,42 +380,56 @@ impl VhostTarget {
 
     /// Closes the listeners and rejects changes. Clients are disconnected when the reactors stop.
     pub fn shutdown(&self) {
-        let mut state = self.lock_any();
-        state.stopping = true;
-        state.cores.unlisten(None);
+        self.0.stop().cores.unlisten(None);
     }
 
     /// The name of the block device that `name` finds.
     pub(crate) fn bdev_name(&self, name: &str) -> String {
-        self.0.registry.name_of(name)
+        self.0.registry().name_of(name)
     }
 
     /// Closes the devices. The reactors have stopped.
     pub fn close(&self) {
         self.lock_any().controllers.clear();
-        self.0.publisher.publish(Arc::default());
+        self.0.publisher().publish(Arc::default());
     }
 
     /// Starts the cores, unless they have started.
     fn start(&self, state: &mut TargetState) -> Result<(), VhostTargetError> {
         state.cores.get_or_start(|connections| {
-            let limits = GroupLimits { connections, logins_max: LOGINS_MAX, ..GroupLimits::default() };
-            let links = CoreLinks::new(self.0.reactors.len());
+            let limits = GroupLimits { logins_max: LOGINS_MAX, ..self.0.group_limits(connections) };
+            let links = CoreLinks::new(self.0.reactors().len());
             let make = move |core: &reactor::Core, waker: &target_shell::GroupWaker| {
                 VhostCore::new(core, Some(waker), links.clone())
             };
-            TargetCores::start(&self.0.reactors, &self.0.publisher, limits, make)
+            TargetCores::start(self.0.reactors(), self.0.publisher(), limits, make)
         })?;
         Ok(())
     }
 
+    fn lock(&self) -> Result<MutexGuard<'_, TargetState>, VhostTargetError> {
+        Ok(self.0.lock()?)
+    }
+
+    fn lock_any(&self) -> MutexGuard<'_, TargetState> {
+        self.0.lock_any()
+    }
+
+    /// Connections of front-ends, for metrics.
+    pub(crate) fn connection_totals(&self) -> ConnectionTotals {
+        self.lock_any().cores.totals()
+    }
+}
+
+impl ControlledTarget for TargetState {
+    type Config = VhostConfig;
+    /// The directory of the sockets.
+    type Shared = PathBuf;
+
     /// A device was removed: requests of its controllers fail from now on, and its SCSI targets are removed. Or it was
     /// resized.
-    fn device_event(&self, event: &DeviceEvent) {
-        let mut state = self.lock_any();
-        if state.stopping || matches!(event, DeviceEvent::Registered(_)) {
-            return;
-        }
+    fn device_event(control: &TargetControl<TargetState>, event: &DeviceEvent) {
+        let Ok(mut state) = control.lock() else { return };
         let device = event.device();
         let is_removed = matches!(event, DeviceEvent::Removed(_));
         let mut has_changed = false;
@@ -483,18 +473,9 @@ impl VhostTarget {
             has_changed = true;
         }
         if has_changed {
-            let generation = self.0.publisher.publish(Arc::new(state.config()));
-            keys.into_iter().for_each(|key| state.keys.retire(key, generation));
+            control.publisher().publish(Arc::new(state.config()));
+            control.retire_keys(keys);
         }
-    }
-
-    fn lock(&self) -> Result<MutexGuard<'_, TargetState>, VhostTargetError> {
-        let state = self.lock_any();
-        if state.stopping { Err(VhostTargetError::Stopping) } else { Ok(state) }
-    }
-
-    fn lock_any(&self) -> MutexGuard<'_, TargetState> {
-        sync::lock(&self.0.state)
     }
 }
 
@@ -504,8 +485,6 @@ impl TargetState {
             cores: LazyCores::new(ConnectionLimits::new(CONNECTIONS_MAX)),
             controllers: BTreeMap::new(),
             last_id: 0,
-            keys: DeviceKeys::default(),
-            stopping: false,
         }
     }
 

@@ -59,6 +59,8 @@ pub(crate) struct WorkerStart {
     pub(crate) controller_id: u64,
     pub(crate) exchange: Arc<WorkerExchange>,
     pub(crate) nexuses: Arc<SessionNexuses>,
+    /// The connection's: its requests are for one tenant on all cores.
+    pub(crate) flow: u16,
 }
 
 impl WorkerExchange {

@@ -99,7 +99,7 @@ impl Workers {
     fn start(&mut self, core: usize, device: &VhostDevice) -> usize {
         let exchange = WorkerExchange::new(self.place, core);
         let (controller_id, nexuses) = (self.controller_id, self.nexuses.clone());
-        let start = WorkerStart { controller_id, exchange: exchange.clone(), nexuses };
+        let start = WorkerStart { controller_id, exchange: exchange.clone(), nexuses, flow: device.flow };
         self.workers.push(WorkerLink { exchange, outstanding: 0 });
         let index = self.workers.len() - 1;
         self.push(index, WorkerRequest::State(device.share_state()));

@@ -404,7 +404,7 @@ fn start(directory: &Path) -> (Reactors, App) {
 
 #[test]
 fn a_target_node_is_the_same_with_its_parts_in_one_call_or_in_several() {
-    let _turn = sync::lock(&crate::sock::OPTIONS_OF_PROCESS);
+    let _turn = sync::lock(&super::OPTIONS_OF_PROCESS);
     let (reactors, app) = start(&std::env::temp_dir());
     let plane = &app.control;
     let null = |name: &str| ("bdev_null_create", json!({ "name": name, "num_blocks": 8, "block_size": 512 }));
@@ -469,7 +469,7 @@ fn a_target_node_is_the_same_with_its_parts_in_one_call_or_in_several() {
 
 #[test]
 fn a_saved_configuration_and_other_spellings_change_nothing_for_every_method() {
-    let _turn = sync::lock(&crate::sock::OPTIONS_OF_PROCESS);
+    let _turn = sync::lock(&super::OPTIONS_OF_PROCESS);
     let directory = std::env::temp_dir().join(format!("ringbolt-reload-all-{}", std::process::id()));
     std::fs::create_dir_all(directory.join("vfio")).unwrap();
     for name in ["a", "u"] {

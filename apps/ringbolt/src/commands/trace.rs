@@ -105,8 +105,15 @@ fn table(events: &Value, tick_rate: f64) -> Table {
             _ => None,
         };
         let mut cells = vec![micros(first, ticks(event))];
-        let name =
-            if event["bdev"].is_null() { format!("#{}", event["bdev_id"]) } else { text(&event["bdev"]) };
+        // What is gone has its number; an event of a connection has its target and tenant.
+        let name_of = |name: &str, id: &str| match &event[name] {
+            Value::Null => format!("#{}", event[id]),
+            name => text(name),
+        };
+        let name = match event["target"].as_str() {
+            Some(target) => format!("{target}: {}", name_of("tenant", "tenant_id")),
+            None => name_of("bdev", "bdev_id"),
+        };
         cells.extend([text(&event["core"]), text(&event["tpoint"]), name]);
         cells.extend(["tag", "op", "lba", "blocks", "status"].map(|key| text(&event[key])));
         cells.push(took.unwrap_or_default());
@@ -118,6 +125,16 @@ fn table(events: &Value, tick_rate: f64) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn events_of_connections_have_target_and_tenant() {
+        let event = |tenant: Value| {
+            json!({ "tsc": 1000, "core": 0, "tpoint": "TARGET_CONN_LOGIN", "target": "nbd", "flow": 3,
+                "tenant": tenant, "tenant_id": 7 })
+        };
+        let text = table(&json!([event(json!("peer 10.0.0.7")), event(Value::Null)]), 1e9).to_string();
+        assert!(text.contains("nbd: peer 10.0.0.7") && text.contains("nbd: #7"), "{text}");
+    }
 
     #[test]
     fn an_io_takes_the_time_from_its_start_to_its_end_on_its_core_and_device() {

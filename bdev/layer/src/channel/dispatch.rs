@@ -6,7 +6,7 @@ use block_io::{Op, Payload, RequestFlags, Status, Tag};
 
 use super::validate::RequestLimits;
 use super::{BdevChannel, count_writes, submit_to_module};
-use crate::device::{LIMITED, TRACED};
+use crate::device::TRACED;
 use crate::parts::seek_without_module;
 use crate::trace::TracePoint;
 use crate::{Completion, Request};
@@ -53,7 +53,13 @@ impl BdevChannel {
                     self.finished.push(request.complete(Status::SUCCESS));
                     None
                 }
-                None => self.queued.push(request).err(),
+                None => match self.scheduler.enqueue(request, &self.clock) {
+                    Ok(()) => {
+                        self.queued += 1;
+                        None
+                    }
+                    Err(request) => Some(request),
+                },
             };
             self.returned.extend(rejected);
         }
@@ -77,11 +83,12 @@ impl BdevChannel {
             let found = list.iter().position(|request| request.tag == target && request.flow == flow)?;
             Some(list.remove(found))
         };
-        let found = (self.queued.remove(target, flow))
-            .or_else(|| take(&mut self.qos.held))
-            .or_else(|| take(&mut self.selected))
-            .or_else(|| take(&mut self.blocked));
-        self.finished.extend(found.map(|request| request.complete(Status::ABORT_REQUESTED)));
+        if let Some(request) = self.scheduler.remove(target, flow) {
+            self.queued -= 1;
+            self.finished.push(request.complete(Status::ABORT_REQUESTED));
+        } else if let Some(request) = take(&mut self.selected).or_else(|| take(&mut self.blocked)) {
+            self.finish_selected([request.complete(Status::ABORT_REQUESTED)]);
+        }
         self.finished.push(abort.complete(Status::SUCCESS));
     }
 
@@ -137,10 +144,11 @@ impl BdevChannel {
         let free = self.depth.saturating_sub(self.in_flight) as usize;
         let selected = self.selected.len() + self.blocked.len();
         let room = free.saturating_sub(selected);
-        if self.qos.held.is_empty() && self.open.device.state.load(Ordering::Relaxed) & LIMITED == 0 {
-            self.queued.dequeue(room, &mut self.selected);
-        } else {
-            self.dequeue_limited(room);
+        if self.queued > 0 {
+            let before = self.selected.len();
+            self.scheduler.exchange(&self.clock);
+            self.scheduler.next(room, &self.clock, &mut self.selected);
+            self.queued -= self.selected.len() - before;
         }
         if free > 0 && !(self.selected.is_empty() && self.blocked.is_empty()) {
             let all_fit = self.blocked.is_empty() && self.selected.len() <= free;
@@ -161,18 +169,13 @@ impl BdevChannel {
         }
     }
 
-    /// Dequeues as the rate limits allow. What they do not allow yet keeps its place at the front.
+    /// Ends requests that the scheduler had let go, and that do not end in the module.
     #[cold]
-    fn dequeue_limited(&mut self, room: usize) {
-        for _ in 0..room {
-            if self.qos.held.is_empty() {
-                self.queued.dequeue(1, &mut self.qos.held);
-            }
-            let Some(request) = self.qos.held.pop() else { return };
-            if !self.qos.admit(&self.open.device.qos, &self.clock, &request, self.block_size) {
-                return self.qos.held.push(request);
-            }
-            self.selected.push(request);
+    fn finish_selected(&mut self, completions: impl IntoIterator<Item = Completion>) {
+        let before = self.finished.len();
+        self.finished.extend(completions);
+        if self.decides_all {
+            self.scheduler.completed(&self.finished[before..], &self.clock);
         }
     }
 
@@ -252,10 +255,13 @@ impl BdevChannel {
     /// Fails everything that is queued, as the module of a removed device gets no new requests.
     #[cold]
     fn fail_queued(&mut self) {
-        self.selected.append(&mut self.qos.held);
-        self.queued.dequeue(usize::MAX, &mut self.selected);
         let removed = Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
-        let failed = self.selected.drain(..).chain(self.blocked.drain(..)).chain(self.resets.drain(..));
+        let selected: Vec<Request> = self.selected.drain(..).chain(self.blocked.drain(..)).collect();
+        self.finish_selected(selected.into_iter().map(|request| request.complete(removed)));
+        let mut queued = Vec::new();
+        self.scheduler.drain(&mut queued);
+        self.queued = 0;
+        let failed = queued.into_iter().chain(self.resets.drain(..));
         self.finished.extend(failed.map(|request| request.complete(removed)));
         let mut divided = Vec::new();
         self.parts.fail_idle(removed, &mut divided);
@@ -268,16 +274,31 @@ impl BdevChannel {
             if completion.request().op.is_write() {
                 self.retract_writes(1);
             }
-            self.finished.push(completion);
+            self.finish_selected([completion]);
         }
         self.compares.fail_idle(removed, &self.open.device.range_locks, &mut self.finished);
     }
 
     #[cold]
-    pub(super) fn poll_queued(&mut self, sink: &mut Vec<Completion>) {
+    pub(super) fn poll_queued(&mut self, sink: &mut Vec<Completion>, start: usize) {
+        if self.decides_all {
+            self.report_completed(&sink[start..]);
+        }
         if !self.nothing_queued() {
             self.dispatch();
         }
         sink.append(&mut self.finished);
+    }
+
+    /// Reports to the scheduler what the module has completed. A reset goes past it.
+    fn report_completed(&mut self, mut completions: &[Completion]) {
+        let is_reset = |one: &Completion| one.request().op == Op::Reset;
+        while !completions.is_empty() {
+            let count = completions.iter().position(is_reset).unwrap_or(completions.len());
+            if count > 0 {
+                self.scheduler.completed(&completions[..count], &self.clock);
+            }
+            completions = &completions[(count + 1).min(completions.len())..];
+        }
     }
 }

@@ -16,6 +16,8 @@ use crate::{
     Durability, Registry, Request, ReservationLease,
 };
 
+mod scheduling;
+
 thread_local! {
     /// The requests of the scripted channel that was opened last.
     static SUBMITTED: RefCell<Option<Rc<RefCell<VecDeque<Request>>>>> = const { RefCell::new(None) };
@@ -632,7 +634,7 @@ fn resets_in_flight_are_bounded() {
 #[test]
 fn each_start_in_the_trace_has_an_end_even_if_queues_are_full() {
     let mut harness = ChannelHarness::new(Scripted::new(1), Access::ReadWrite);
-    harness.registry.set_trace_mask(u64::MAX);
+    harness.registry.set_trace_mask(crate::TraceGroup::Bdev, u64::MAX);
     let count = FLOW_QUEUED_MAX as u64 + 5;
     let mut batch: Vec<Request> = (0..count).map(|tag| harness.read(tag, 0)).collect();
     let mut done = 0;

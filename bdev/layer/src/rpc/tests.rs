@@ -840,7 +840,8 @@ fn the_trace_has_what_channels_did_while_its_points_were_enabled() {
     ok(&plane, "trace_set_tpoint_mask", json!({ "name": "bdev", "tpoint_mask": 0xf }));
     ok(&plane, "trace_clear_tpoint_mask", json!({ "name": "bdev", "tpoint_mask": 8 }));
     let info = json!({ "tpoint_shm_path": "", "tpoint_group_mask": "0x8",
-        "bdev": { "mask": "0x8", "tpoint_mask": "0x7" } });
+        "bdev": { "mask": "0x8", "tpoint_mask": "0x7" },
+        "target": { "mask": "0x100000000", "tpoint_mask": "0x0" } });
     assert_eq!(ok(&plane, "trace_get_info", Value::Null), info);
     create("after");
     // Half of this batch is invalid; an invalid request is traced too.
@@ -896,6 +897,23 @@ fn the_trace_has_what_channels_did_while_its_points_were_enabled() {
     let point = json!({ "name": "BDEV_IO_DONE", "tpoint_id": 1, "enabled": false });
     assert_eq!((&group["tpoint_mask"], &group["tpoints"][1]), (&json!("0xfffffffffffffffd"), &point));
     assert_eq!((&group["enabled"], &group["tpoints"][0]["enabled"]), (&json!(true), &json!(true)));
+    // The other group has a mask of its own.
+    ok(&plane, "trace_clear", Value::Null);
+    ok(&plane, "trace_set_tpoint_mask", json!({ "name": "target", "tpoint_mask": 1 }));
+    ok(&plane, "trace_disable_tpoint_group", json!({ "name": "bdev" }));
+    let masks = ok(&plane, "trace_get_tpoint_group_mask", Value::Null);
+    assert_eq!(
+        (&masks["tpoint_group_mask"], &masks["bdev"]["enabled"]),
+        (&json!("0x100000000"), &json!(false))
+    );
+    let flow = registry.tenants().connect("nqn.host");
+    registry.target_trace(2, "echo").record(crate::TracePoint::ConnectionAccept, &flow);
+    let event = ok(&plane, "trace_get_events", json!({ "core": 2 }))["events"][0].clone();
+    let expected = json!({ "tsc": event["tsc"], "core": 2, "tpoint": "TARGET_CONN_ACCEPT", "target": "echo",
+        "flow": flow.id(), "tenant": "nqn.host", "tenant_id": flow.tenant().index() });
+    assert_eq!(event, expected);
+    drop(flow);
+    assert_eq!(ok(&plane, "trace_get_events", Value::Null)["events"][0]["tenant"], Value::Null);
     for (method, params) in [
         ("trace_enable_tpoint_group", json!({ "name": "scsi" })),
         ("trace_set_tpoint_mask", json!({ "name": "all", "tpoint_mask": 1 })),

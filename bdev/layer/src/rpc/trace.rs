@@ -6,11 +6,8 @@ use control::json::{Value, json};
 use control::{Method, NoParameters, RpcError, tick_rate};
 
 use super::BdevModule;
-use crate::{TraceEvent, TracePoint};
+use crate::{TenantId, TraceEvent, TraceGroup, TracePoint};
 
-/// The only group of trace points, and its bit among SPDK's.
-const GROUP: &str = "bdev";
-const GROUP_BIT: u64 = 1 << 3;
 /// Names all groups.
 const ALL: &str = "all";
 /// Most events in a result: about 2 MiB of JSON.
@@ -20,29 +17,25 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
     const UNKNOWN: &[(i64, &str)] = &[(RpcError::INVALID_PARAMS, "there is no such group")];
     vec![
         Method::update("trace_enable_tpoint_group", |bdevs: &BdevModule, params: Group| {
-            params.check(true)?;
-            set_mask(bdevs, |_| u64::MAX)
+            set_masks(bdevs, &params.selected(true)?, |_| u64::MAX)
         })
         .at_any_stage()
         .text("Enables all trace points of a group.", "true")
         .errors(UNKNOWN),
         Method::update("trace_disable_tpoint_group", |bdevs: &BdevModule, params: Group| {
-            params.check(true)?;
-            set_mask(bdevs, |_| 0)
+            set_masks(bdevs, &params.selected(true)?, |_| 0)
         })
         .at_any_stage()
         .text("Disables all trace points of a group. What they recorded is kept.", "true")
         .errors(UNKNOWN),
         Method::update("trace_set_tpoint_mask", |bdevs: &BdevModule, params: Points| {
-            params.group().check(false)?;
-            set_mask(bdevs, |mask| mask | params.tpoint_mask)
+            set_masks(bdevs, &params.group().selected(false)?, |mask| mask | params.tpoint_mask)
         })
         .at_any_stage()
         .text("Enables trace points of a group.", "true")
         .errors(UNKNOWN),
         Method::update("trace_clear_tpoint_mask", |bdevs: &BdevModule, params: Points| {
-            params.group().check(false)?;
-            set_mask(bdevs, |mask| mask & !params.tpoint_mask)
+            set_masks(bdevs, &params.group().selected(false)?, |mask| mask & !params.tpoint_mask)
         })
         .at_any_stage()
         .text("Disables trace points of a group.", "true")
@@ -65,24 +58,27 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
         Method::query("trace_get_events", get_events).at_any_stage().text(
             "The last events of enabled trace points, the oldest first. Each core keeps 8,191.",
             "`tick_rate`, `events`: array of `tsc`, `core`, `tpoint`, `bdev` (null if it was deleted), `bdev_id`; of I/O \
-                also `tag`, `op`, `lba`, `blocks`; at `BDEV_IO_DONE` also `status`",
+                also `tag`, `op`, `lba`, `blocks`; at `BDEV_IO_DONE` also `status`. Of connections `tsc`, `core`, `tpoint`, \
+                `target`, `flow`, `tenant` (null if it has no connections any more), `tenant_id`",
         ),
     ]
 }
 
 control::parameters! {
     struct Group {
-        /// `bdev`, or `all` for all groups
+        /// `bdev`, `target`, or `all` for all groups
         name: String,
     }
 }
 
 control::parameters! {
     struct Points {
-        /// `bdev`
+        /// `bdev` or `target`
         name: String,
-        /// A bit for each: 1 `BDEV_IO_START`, 2 `BDEV_IO_DONE`, 4 `BDEV_IOCH_CREATE`, 8 `BDEV_IOCH_DESTROY`,
-        /// 16 `BDEV_IO_RETURNED` (it stays with its sender, whose queue is full); others have no effect
+        /// A bit for each. Of `bdev`: 1 `BDEV_IO_START`, 2 `BDEV_IO_DONE`, 4 `BDEV_IOCH_CREATE`, 8
+        /// `BDEV_IOCH_DESTROY`, 16 `BDEV_IO_RETURNED` (it stays with its sender, whose queue is full). Of
+        /// `target`: 1 `TARGET_CONN_ACCEPT`, 2 `TARGET_CONN_LOGIN`, 4 `TARGET_CONN_CLOSE`. Others have no
+        /// effect
         tpoint_mask: u64,
     }
 }
@@ -97,11 +93,17 @@ control::parameters! {
 }
 
 impl Group {
-    fn check(&self, all: bool) -> Result<(), RpcError> {
-        if self.name == GROUP || (all && self.name == ALL) {
-            return Ok(());
+    fn selected(&self, all: bool) -> Result<Vec<TraceGroup>, RpcError> {
+        let is_named = |group: &TraceGroup| self.name == group.name() || (all && self.name == ALL);
+        let groups: Vec<TraceGroup> = TraceGroup::ALL.into_iter().filter(is_named).collect();
+        if groups.is_empty() {
+            let known = TraceGroup::ALL.map(TraceGroup::name).join(" and ");
+            return Err(RpcError::invalid_params(format!(
+                "name: there is no group {}; there are {known}",
+                self.name
+            )));
         }
-        Err(RpcError::invalid_params(format!("name: there is no group {}; there is {GROUP}", self.name)))
+        Ok(groups)
     }
 }
 
@@ -111,8 +113,14 @@ impl Points {
     }
 }
 
-fn set_mask(bdevs: &BdevModule, change: impl FnOnce(u64) -> u64) -> Result<bool, RpcError> {
-    bdevs.registry.set_trace_mask(change(bdevs.registry.trace_mask()));
+fn set_masks(
+    bdevs: &BdevModule,
+    groups: &[TraceGroup],
+    change: impl Fn(u64) -> u64,
+) -> Result<bool, RpcError> {
+    for group in groups {
+        bdevs.registry.set_trace_mask(*group, change(bdevs.registry.trace_mask(*group)));
+    }
     Ok(true)
 }
 
@@ -121,31 +129,35 @@ fn hex(value: u64) -> String {
 }
 
 fn enabled_groups(bdevs: &BdevModule) -> u64 {
-    if bdevs.registry.trace_mask() == 0 { 0 } else { GROUP_BIT }
+    let enabled = TraceGroup::ALL.into_iter().filter(|group| bdevs.registry.trace_mask(*group) != 0);
+    enabled.fold(0, |bits, group| bits | group.bit())
 }
 
 fn get_group_mask(bdevs: &BdevModule, _: NoParameters) -> Result<Value, RpcError> {
-    let enabled = enabled_groups(bdevs);
-    let mask = bdevs.registry.trace_mask();
-    let points = TracePoint::ALL.map(|point| {
-        let id = point as u32;
-        json!({ "name": point.name(), "tpoint_id": id, "enabled": (mask >> id) & 1 != 0 })
-    });
-    let group = json!({
-        "enabled": enabled != 0,
-        "mask": hex(GROUP_BIT),
-        "tpoint_mask": hex(mask),
-        "tpoints": points,
-    });
-    Ok(json!({ "tpoint_group_mask": hex(enabled), GROUP: group }))
+    let mut masks = json!({ "tpoint_group_mask": hex(enabled_groups(bdevs)) });
+    for group in TraceGroup::ALL {
+        let mask = bdevs.registry.trace_mask(group);
+        let points = group.points().map(|point| {
+            let id = point.number();
+            json!({ "name": point.name(), "tpoint_id": id, "enabled": (mask >> id) & 1 != 0 })
+        });
+        masks[group.name()] = json!({
+            "enabled": mask != 0,
+            "mask": hex(group.bit()),
+            "tpoint_mask": hex(mask),
+            "tpoints": points.collect::<Vec<_>>(),
+        });
+    }
+    Ok(masks)
 }
 
 fn get_info(bdevs: &BdevModule, _: NoParameters) -> Result<Value, RpcError> {
-    Ok(json!({
-        "tpoint_shm_path": "",
-        "tpoint_group_mask": hex(enabled_groups(bdevs)),
-        GROUP: { "mask": hex(GROUP_BIT), "tpoint_mask": hex(bdevs.registry.trace_mask()) },
-    }))
+    let mut info = json!({ "tpoint_shm_path": "", "tpoint_group_mask": hex(enabled_groups(bdevs)) });
+    for group in TraceGroup::ALL {
+        let mask = bdevs.registry.trace_mask(group);
+        info[group.name()] = json!({ "mask": hex(group.bit()), "tpoint_mask": hex(mask) });
+    }
+    Ok(info)
 }
 
 fn get_events(bdevs: &BdevModule, params: GetEvents) -> Result<Value, RpcError> {
@@ -154,7 +166,21 @@ fn get_events(bdevs: &BdevModule, params: GetEvents) -> Result<Value, RpcError> 
     let devices = bdevs.registry.list();
     let names = devices.iter().map(|device| (device.trace_id(), device.name()));
     let names: HashMap<u32, &str> = names.collect();
-    let events: Vec<Value> = events.iter().map(|event| describe(event, &names)).collect();
+    let tenants = bdevs.registry.tenants().list().into_iter();
+    let tenants: HashMap<TenantId, String> = tenants.map(|tenant| (tenant.id, tenant.name)).collect();
+    let describe = |event: &TraceEvent| match &event.connection {
+        Some(connection) => json!({
+            "tsc": event.ticks,
+            "core": event.core,
+            "tpoint": event.point.name(),
+            "target": connection.target,
+            "flow": connection.flow,
+            "tenant": tenants.get(&connection.tenant),
+            "tenant_id": connection.tenant.index(),
+        }),
+        None => describe(event, &names),
+    };
+    let events: Vec<Value> = events.iter().map(describe).collect();
     Ok(json!({ "tick_rate": tick_rate(), "events": events }))
 }
 

@@ -53,7 +53,10 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, disks: StoreDisks) {
                 }
             }
         });
-        let result = match work.await {
+        let work = work.await;
+        // A static probe point: one NOP until a tracer attaches. The address tells shards apart.
+        probe::probe!(ringbolt, store_work_begin, Rc::as_ptr(&shard), work as usize);
+        let result = match work {
             BackgroundWork::Flush => flush(&shard, &disks.data).await,
             BackgroundWork::Checkpoint => checkpoint(&shard, &disks).await,
             BackgroundWork::Settle => replication::settle(&shard, &disks).await,
@@ -61,6 +64,7 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, disks: StoreDisks) {
             BackgroundWork::Reset => replication::reset(&shard, &disks).await,
             BackgroundWork::End => return shard.borrow_mut().ended(),
         };
+        probe::probe!(ringbolt, store_work_end, Rc::as_ptr(&shard), work as usize, result.is_err());
         if let Err(error) = result {
             shard.borrow_mut().fail(&error);
         }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use sockets::StreamAddress;
-use target_shell::{GroupLimits, TargetCores};
+use target_shell::TargetCores;
 
 use super::{IscsiTarget, TargetState, check_count};
 use crate::chap::{AuthGroup, AuthPolicy, ChapCredentials};
@@ -266,12 +266,12 @@ impl IscsiTarget {
     ) -> Result<(), IscsiTargetError> {
         let TargetState { cores, last_portid, .. } = state;
         let cores = cores.get_or_start(|connections| {
-            let limits = GroupLimits { connections, ..GroupLimits::default() };
-            let sessions = self.0.sessions.clone();
+            let limits = self.0.group_limits(connections);
+            let sessions = self.0.shared().clone();
             let core = move |_: &reactor::Core, waker: &target_shell::GroupWaker| {
                 IscsiCore::new(sessions.clone(), Some(waker.clone()))
             };
-            TargetCores::start(&self.0.reactors, &self.0.publisher, limits, core)
+            TargetCores::start(self.0.reactors(), self.0.publisher(), limits, core)
         })?;
         for address in addresses {
             let portid = last_portid.wrapping_add(1).max(1);

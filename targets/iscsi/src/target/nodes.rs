@@ -33,7 +33,7 @@ impl IscsiTarget {
         &self,
         luns: &[LunConfig],
     ) -> Result<Vec<PreparedReservations>, IscsiTargetError> {
-        let registry = &self.0.registry;
+        let registry = self.0.registry();
         let prepare = |lun: &LunConfig| {
             let device = registry.find(&lun.bdev_name);
             registry.prepare_reservations(device.as_deref(), lun.ptpl_file.as_deref())
@@ -68,7 +68,7 @@ impl IscsiTarget {
             match self.open_unit(&mut state, lun, reservations) {
                 Ok(unit) => units.push(unit),
                 Err(error) => {
-                    self.retire_units(&mut state, &units);
+                    self.retire_units(&units);
                     return Err(error);
                 }
             }
@@ -96,7 +96,7 @@ impl IscsiTarget {
             Ok(())
         });
         if created.is_err() {
-            self.retire_units(&mut state, &units);
+            self.retire_units(&units);
         }
         created.map(|()| name)
     }
@@ -114,7 +114,7 @@ impl IscsiTarget {
             units = model.nodes.remove(&name).ok_or_else(|| no_node(&name))?.units;
             Ok(())
         })?;
-        self.retire_units(&mut state, &units);
+        self.retire_units(&units);
         Ok(Closing::of(units.iter().map(|unit| &*unit.descriptor)))
     }
 
@@ -157,7 +157,7 @@ impl IscsiTarget {
             model.change_node(&name, |node| node.units.push(unit.clone()))
         });
         if added.is_err() {
-            self.retire_units(&mut state, &[unit]);
+            self.retire_units(&[unit]);
         }
         added.map(|()| lun)
     }
@@ -351,20 +351,20 @@ impl IscsiTarget {
         reservations: PreparedReservations,
     ) -> Result<UnitDevice, IscsiTargetError> {
         let LunConfig { bdev_name: name, lun, ptpl_file } = config;
-        let read_only = self.0.registry.find(name).is_some_and(|device| device.bdev().read_only());
+        let read_only = self.0.registry().find(name).is_some_and(|device| device.bdev().read_only());
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let descriptor = self.0.registry.open_with_reservations(name, access)?;
+        let descriptor = self.0.registry().open_with_reservations(name, access)?;
         let device = descriptor.device();
-        let lease = self.0.registry.finish_reservations(reservations, device)?;
+        let lease = self.0.registry().finish_reservations(reservations, device)?;
         let lease =
             lease.ok_or_else(|| IscsiTargetError::Invalid(format!("{name} was changed meanwhile")))?;
         let unit = LogicalUnit::new(UnitConfig::of_device(device, read_only), lease.reservations().clone());
         state.last_id += 1;
         let descriptor = Arc::new(descriptor);
-        if let Some(sanitizer) = ReactorSanitizer::new(&self.0.reactors, state.last_id, &descriptor) {
+        if let Some(sanitizer) = ReactorSanitizer::new(self.0.reactors(), state.last_id, &descriptor) {
             unit.set_sanitizer(sanitizer);
         }
-        let key = state.keys.assign(self.0.publisher.applied_by_all());
+        let key = self.0.assign_key();
         Ok(UnitDevice {
             unit: NodeUnit { id: state.last_id, lun: *lun, key, unit },
             descriptor,

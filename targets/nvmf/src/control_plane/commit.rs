@@ -28,7 +28,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     pub(super) fn commit(&self, state: &mut TargetState, before: Checkpoint) -> Result<(), NvmfTargetError> {
         let nqn = before.nqn.clone();
         let config = state.snapshot(&nqn);
-        let published = self.0.publisher.change_with(config, CORE_TIMEOUT, || {
+        let published = self.0.publisher().change_with(config, CORE_TIMEOUT, || {
             state.restore(before);
             state.snapshot(&nqn)
         });
@@ -48,7 +48,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         state: &mut TargetState,
         changed: &Nqn,
     ) -> Result<(), NvmfTargetError> {
-        let generation = self.0.publisher.publish(state.snapshot(changed));
+        let generation = self.0.publisher().publish(state.snapshot(changed));
         self.wait_applied(generation)
     }
 
@@ -57,28 +57,11 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     /// # Errors
     /// As [`commit_always`](Self::commit_always).
     pub(super) fn wait_applied(&self, generation: u64) -> Result<(), NvmfTargetError> {
-        match self.0.publisher.wait_applied(generation, CORE_TIMEOUT) {
+        match self.0.publisher().wait_applied(generation, CORE_TIMEOUT) {
             Err(NotApplied { core, stopped: false }) => Err(NvmfTargetError::Pending(core)),
             // A core that has stopped has no connections and has nothing to apply.
             Ok(()) | Err(_) => Ok(()),
         }
-    }
-
-    /// Assigns a key to a block device.
-    pub(super) fn allocate_backend(&self, state: &mut TargetState) -> u32 {
-        let applied = self.0.publisher.applied_by_all();
-        let free = state.retired_backends.iter().position(|(generation, _)| *generation <= applied);
-        if let Some(index) = free {
-            return state.retired_backends.swap_remove(index).1;
-        }
-        state.backends_allocated += 1;
-        state.backends_allocated - 1
-    }
-
-    /// Returns the key of a block device that the latest snapshot does not contain. It is assigned again when every
-    /// core has applied that snapshot: until then one may have a channel to the device.
-    pub(super) fn retire_backend(&self, state: &mut TargetState, backend: u32) {
-        state.retired_backends.push((self.0.publisher.generation(), backend));
     }
 }
 

@@ -226,7 +226,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         if !nqn.is_discovery() && !self.lock_any().subsystems.contains_key(&nqn) {
             return Err(super::no_subsystem(&nqn));
         }
-        let controllers = self.0.directory.controllers(&nqn);
+        let controllers = self.0.shared().controllers(&nqn);
         Ok(controllers
             .iter()
             .map(|association| TargetControllerInfo {
@@ -260,7 +260,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
 
     /// Distribution of connections over the reactors. Asks every poll group.
     pub fn stats(&self) -> Result<TargetStats, crate::NvmfTargetError> {
-        let reactors = &self.0.remotes;
+        let reactors = self.0.reactors();
         let mut stats = TargetStats {
             groups: vec![(0, 0, 0); reactors.len()],
             totals: vec![PollGroupTotals::default(); reactors.len()],

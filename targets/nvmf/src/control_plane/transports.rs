@@ -32,13 +32,14 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             return Err(NvmfTargetError::TransportExists(kind.name()));
         }
         let parts = TransportParts {
-            reactors: &self.0.remotes,
-            publisher: &self.0.publisher,
-            directory: &self.0.directory,
+            registry: self.0.registry(),
+            reactors: self.0.reactors(),
+            publisher: self.0.publisher(),
+            directory: self.0.shared(),
         };
         state.transports.insert(position, config.start(&parts)?);
         // Each core has just answered; the groups read the latest snapshot in their first poll.
-        self.wait_applied(self.0.publisher.generation())
+        self.wait_applied(self.0.publisher().generation())
     }
 
     /// Runs `run` with the transport of a type, if it is created.

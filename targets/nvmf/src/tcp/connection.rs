@@ -220,6 +220,15 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         Some(hasher.finish())
     }
 
+    fn tenant(&self) -> Option<String> {
+        let association = match &self.state.role {
+            ConnectionRole::Admin(controller) => controller.association(),
+            ConnectionRole::Io(queue) => queue.lease.association(),
+            _ => return None,
+        };
+        Some(association.hostnqn().to_string())
+    }
+
     fn transfers(&self, report: &mut TransferReport) {
         let state = &self.state;
         let in_capsule = match state.incoming_pdu {

@@ -168,6 +168,7 @@ impl TcpTransportConfig {
                 logins_per_peer_max: self.max_pending_logins_per_peer,
                 drain_timeout_ns: DRAIN_TIMEOUT_NS,
                 transfer_timeout_ns: u64::from(self.transfer_timeout_ms) * 1_000_000,
+                registry: None,
             },
             connection_bytes_max: self.connection_bytes_max as usize,
             host_bytes_max: self.host_bytes_max.map(|bytes| bytes as usize),

@@ -235,6 +235,11 @@ impl ProtocolConnection<VfioUserProtocol> for VfioUserConnection {
         self.draining || self.function().is_some_and(VfioUserFunction::is_draining)
     }
 
+    /// The virtual machine, by its endpoint.
+    fn tenant(&self) -> Option<String> {
+        Some(format!("vfio-user {}", self.endpoint.directory))
+    }
+
     fn begin_drain(&mut self) {
         self.draining = true;
         if let Some(function) = self.function_mut() {

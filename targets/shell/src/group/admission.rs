@@ -3,8 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use bdev::TracePoint;
 use slots::Slot;
 use sockets::{Listen, ListenerId, StreamAddress};
 
@@ -22,6 +23,7 @@ use crate::protocol::{Accepted, CloseReason, Notice, Protocol, ProtocolConnectio
 pub(crate) struct GroupShared<P: Protocol, S> {
     pub(super) limits: GroupLimits,
     pub(super) admissions: Arc<Admissions>,
+    pub(super) registry: bdev::Registry,
     pub(super) statuses: Box<[GroupStatus]>,
     pub(super) peers: CoreMailboxes<GroupMessage<P, S>>,
 }
@@ -33,6 +35,38 @@ pub(super) struct GroupStatus {
     pub(super) connections: AtomicU32,
     pub(super) pending_logins: AtomicU32,
     pub(super) recheck: AtomicBool,
+    pub(super) counts: GroupCounts,
+}
+
+/// What has happened to the connections of a group since the target has started. Its core alone writes.
+#[derive(Default)]
+pub(super) struct GroupCounts {
+    pub(super) accepted: AtomicU64,
+    pub(super) logins: AtomicU64,
+    pub(super) refused: AtomicU64,
+    pub(super) closed: AtomicU64,
+}
+
+/// The connections of a target, on all its cores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionTotals {
+    /// Open ones.
+    pub open: u64,
+    /// Those of them whose peers have not logged in.
+    pub pending_logins: u64,
+    /// Accepted since the target has started.
+    pub accepted: u64,
+    /// Whose peers have logged in; of targets without a login all that were accepted.
+    pub logins: u64,
+    /// Refused or closed by a limit on connections.
+    pub refused: u64,
+    /// Closed.
+    pub closed: u64,
+}
+
+/// Counts one more; only the group's core calls it.
+pub(super) fn count(counter: &AtomicU64) {
+    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
 
 impl<P: Protocol, S> GroupShared<P, S> {
@@ -42,12 +76,27 @@ impl<P: Protocol, S> GroupShared<P, S> {
         peers: CoreMailboxes<GroupMessage<P, S>>,
     ) -> GroupShared<P, S> {
         let admissions = Arc::new(Admissions::new(limits.connections.clone()));
+        let registry = limits.registry.clone().unwrap_or_default();
         GroupShared {
             limits,
             admissions,
+            registry,
             statuses: (0..cores).map(|_| GroupStatus::default()).collect(),
             peers,
         }
+    }
+
+    /// The connections of all groups.
+    pub(crate) fn totals(&self) -> ConnectionTotals {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        self.statuses.iter().fold(ConnectionTotals::default(), |sum, status| ConnectionTotals {
+            open: sum.open + u64::from(status.connections.load(Ordering::Relaxed)),
+            pending_logins: sum.pending_logins + u64::from(status.pending_logins.load(Ordering::Relaxed)),
+            accepted: sum.accepted + load(&status.counts.accepted),
+            logins: sum.logins + load(&status.counts.logins),
+            refused: sum.refused + load(&status.counts.refused),
+            closed: sum.closed + load(&status.counts.closed),
+        })
     }
 
     /// How many connections each peer has and may have.
@@ -72,6 +121,7 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         }
         let peer_key = PeerKey::of(&peer, N::peer_credentials_of(&stream));
         if let Err(limit) = self.shared.admissions.check(peer_key) {
+            count(&self.shared.statuses[self.index].counts.refused);
             // Dropping the stream closes it. The peer may retry when others have disconnected.
             let local = self.network.local_address(listener);
             return log_refused::<P>(local.as_ref().unwrap_or(&peer), limit);
@@ -107,8 +157,9 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
     }
 
     pub(super) fn add_connection(&mut self, stream: N::Stream, accepted: Accepted, now_ns: u64) {
-        self.flows = self.flows.wrapping_add(1);
-        let accepted = Accepted { flow: self.flows, ..accepted };
+        // What its peer logs in as is not known yet.
+        let flow = self.shared.registry.tenants().connect(&format!("peer {}", accepted.peer_key));
+        let accepted = Accepted { flow: flow.id(), ..accepted };
         let (peer, peer_key) = (accepted.peer.clone(), accepted.peer_key);
         // A client's UNIX socket usually has no name; log lines have the listener's.
         let name = if peer == StreamAddress::Unix(PathBuf::new()) { &accepted.local } else { &peer }.clone();
@@ -125,11 +176,16 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
             return;
         };
         let awaits_login = connection.awaits_login();
+        count(&status.counts.accepted);
+        // A static probe point, as all of these: one NOP until a tracer attaches.
+        probe::probe!(ringbolt, connection_accepted, self.index, flow.id(), P::NAME.as_ptr(), P::NAME.len());
         log::debug!(target: P::LOG_TARGET, "{name}: connected, on core {}", self.index);
         let slot = self.connections.insert(connection, id, name);
         if let Some(entry) = self.connections.slab.get_mut(slot) {
             entry.awaits_login = awaits_login;
             entry.peer_key = peer_key;
+            self.trace.record(TracePoint::ConnectionAccept, &flow);
+            entry.flow = Some(flow);
             let peer_max = self.memory.limits().of_peer();
             entry.requests.peer = Some(self.memory.peer(MemoryOwner::Peer(peer_key), peer_max));
             self.timers.arm(slot, entry.connection.deadline_ns(), &mut entry.timer_ns);
@@ -161,16 +217,35 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         }
     }
 
-    /// Counts a connection among those of its peer, and of what it has logged in to. Closes it if there are
-    /// too many.
+    /// Names the tenant of a connection. Counts it among those of its peer, and of what it has logged in to,
+    /// and closes it if there are too many.
     fn admit(&mut self, slot: Slot, now_ns: u64) {
         let Some(entry) = self.connections.slab.get_mut(slot) else { return };
         if entry.closed || entry.admitted.is_some() {
             return;
         }
+        if let (Some(flow), Some(tenant)) = (&entry.flow, entry.connection.tenant()) {
+            flow.set_tenant(&tenant);
+        }
+        let counts = &self.shared.statuses[self.index].counts;
+        if let Some(flow) = &entry.flow {
+            let (name, tenant) = (P::NAME, flow.tenant().index());
+            probe::probe!(
+                ringbolt,
+                connection_login,
+                self.index,
+                flow.id(),
+                tenant,
+                name.as_ptr(),
+                name.len()
+            );
+            self.trace.record(TracePoint::ConnectionLogin, flow);
+            count(&counts.logins);
+        }
         match self.shared.admissions.add(entry.peer_key, entry.connection.object()) {
             Ok(admitted) => entry.admitted = Some(admitted),
             Err(limit) => {
+                count(&counts.refused);
                 log_refused::<P>(&entry.peer, limit);
                 self.close(slot, CloseReason::Limit, now_ns);
             }

@@ -2,9 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
+use bdev::TracePoint;
 use slots::Slot;
 use sockets::Listen;
 
+use super::admission::count;
 use super::{ConnectionGroup, RELEASE_DELAY_NS};
 use crate::connections::NO_STREAM;
 use crate::cores::GroupMessage;
@@ -60,6 +62,12 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         self.timers.arm_group(now_ns.saturating_add(RELEASE_DELAY_NS));
         self.end_pending_login(slot);
         let Some(entry) = self.connections.slab.get_mut(slot) else { return };
+        if let Some(flow) = &entry.flow {
+            let name = P::NAME;
+            probe::probe!(ringbolt, connection_closed, self.index, flow.id(), name.as_ptr(), name.len());
+            self.trace.record(TracePoint::ConnectionClose, flow);
+            count(&self.shared.statuses[self.index].counts.closed);
+        }
         if entry.id != NO_STREAM {
             self.shared.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
         }

@@ -319,6 +319,7 @@ pub(super) fn map_queues(
             uses_pages: shape.uses_pages(info),
             file: queue.map_err(kernel("the descriptors of a queue cannot be mapped"))?,
             descriptor: descriptor.clone(),
+            flow: descriptor.device().tenants().connect(&format!("ublk {}", info.device)),
         })
     };
     (0..info.queues).map(queue).collect()

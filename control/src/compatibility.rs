@@ -1,10 +1,10 @@
 //! SPDK's methods that set options of subsystems that Ringbolt lacks, or in which it has no choice. SPDK's
 //! configuration files contain many of them: what is so anyway is accepted, other values are rejected by name.
 
-use control::{Method, Module, NoParameters};
+use crate::{Method, Module, NoParameters};
 
 /// SPDK's methods that accept defaults only.
-pub(crate) struct Compatibility;
+pub struct Compatibility;
 
 impl Module for Compatibility {
     const NAME: &'static str = "compatibility";
@@ -30,18 +30,18 @@ impl Module for Compatibility {
     }
 }
 
-control::parameters! {
+crate::parameters! {
     struct IscsiInitiatorOptions {}
     ignored("there is no iSCSI initiator") { timeout_sec }
 }
 
-control::parameters! {
+crate::parameters! {
     struct Hotplug {}
     only { enable: bool = false }
     ignored("devices are not looked for") { period_us }
 }
 
-control::parameters! {
+crate::parameters! {
     /// Admin commands that SPDK may pass to an NVMe device below.
     struct AdminPassthrough {}
     only {
@@ -57,7 +57,7 @@ control::parameters! {
     }
 }
 
-control::parameters! {
+crate::parameters! {
     struct NvmfConfig {
         /// Nothing is passed through
         admin_cmd_passthru: Option<AdminPassthrough>,
@@ -76,18 +76,18 @@ fn names(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| name.to_string()).collect()
 }
 
-control::parameters! {
+crate::parameters! {
     struct RetryDelays {}
     only { crdt1: u32 = 0, crdt2: u32 = 0, crdt3: u32 = 0 }
 }
 
-control::parameters! {
+crate::parameters! {
     struct SchedulerOptions {}
     only { isolated_core_mask: String = String::new() }
     ignored("the control plane has threads of its own") { scheduling_core }
 }
 
-control::parameters! {
+crate::parameters! {
     struct SocketImplementation {}
     one_of { impl_name: String = ["posix".to_string(), "uring".to_string()] }
 }

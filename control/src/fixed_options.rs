@@ -4,11 +4,11 @@
 use std::marker::PhantomData;
 use std::sync::Mutex;
 
-use control::json::{Map, Value, json};
-use control::{DecodeLog, Method, Module, Parameters, RpcError};
+use crate::{DecodeLog, Method, Module, Parameters, RpcError};
+use serde_json::{Map, Value, json};
 
 /// The options of such a subsystem. All have defaults, and none has an effect.
-pub(crate) trait FixedOptions: Parameters + Send + Sync + 'static {
+pub trait FixedOptions: Parameters + Send + Sync + 'static {
     /// Name of the subsystem.
     const SUBSYSTEM: &'static str;
     /// The method that sets the options.
@@ -23,16 +23,23 @@ pub(crate) trait FixedOptions: Parameters + Send + Sync + 'static {
 }
 
 /// A subsystem that stores its options. Options that a call leaves out have their defaults after it.
-pub(crate) struct FixedSubsystem<P> {
+pub struct FixedSubsystem<P> {
     options: Mutex<Map<String, Value>>,
     parameters: PhantomData<P>,
 }
 
 impl<P: FixedOptions> FixedSubsystem<P> {
-    pub(crate) fn new() -> FixedSubsystem<P> {
+    /// With the defaults.
+    pub fn new() -> FixedSubsystem<P> {
         let defaults = P::from_object(Map::new(), &mut DecodeLog::default());
         let defaults = defaults.expect("every option has a default").to_object();
         FixedSubsystem { options: Mutex::new(defaults), parameters: PhantomData }
+    }
+}
+
+impl<P: FixedOptions> Default for FixedSubsystem<P> {
+    fn default() -> Self {
+        FixedSubsystem::new()
     }
 }
 
@@ -58,8 +65,9 @@ impl<P: FixedOptions> Module for FixedSubsystem<P> {
     }
 }
 
-control::parameters! {
-    pub(crate) struct FsdevOptions {
+crate::parameters! {
+    /// SPDK's subsystem `fsdev`: requests of file systems.
+    pub struct FsdevOptions {
         /// Requests of all threads
         fsdev_io_pool_size: u32 = 65_535,
         /// Requests in the cache of each thread
@@ -67,8 +75,9 @@ control::parameters! {
     }
 }
 
-control::parameters! {
-    pub(crate) struct IobufOptions {
+crate::parameters! {
+    /// SPDK's subsystem `iobuf`: pools of buffers.
+    pub struct IobufOptions {
         /// Small buffers
         small_pool_count: u64 = 8192,
         /// Large buffers
@@ -82,8 +91,9 @@ control::parameters! {
     }
 }
 
-control::parameters! {
-    pub(crate) struct SchedulerName {
+crate::parameters! {
+    /// SPDK's subsystem `scheduler`: which cores threads move to.
+    pub struct SchedulerName {
         /// Only `static` is there
         name: String = "static".to_string(),
         /// Microseconds between decisions
@@ -123,64 +133,5 @@ impl FixedOptions for SchedulerName {
             "name: {:?} is not supported; there is only \"static\"",
             self.name
         )))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use bdev::Registry;
-    use control::ConfigFile;
-
-    use super::*;
-    use crate::app::{App, StartOptions, catalog};
-
-    fn app() -> App {
-        App::start(Registry::new(), Vec::new(), StartOptions::default()).unwrap()
-    }
-
-    fn config(app: &App, subsystem: &str) -> Value {
-        app.control.invoke("framework_get_config", json!({ "name": subsystem })).unwrap()
-    }
-
-    #[test]
-    fn defaults_are_those_that_spdk_saves() {
-        let text = include_str!("../tests/data/spdk_26_09_save_config.json");
-        let spdk: Value = control::json::from_str(text).unwrap();
-        let app = app();
-        for name in ["accel", "fsdev", "iobuf", "scheduler"] {
-            let sections = spdk["subsystems"].as_array().unwrap();
-            let section = sections.iter().find(|section| section["subsystem"] == name).unwrap();
-            assert_eq!(config(&app, name), section["config"], "{name}");
-        }
-    }
-
-    #[test]
-    fn what_is_set_is_saved_and_loads_again() {
-        let _turn = sync::lock(&crate::sock::OPTIONS_OF_PROCESS);
-        let first = app();
-        for (method, params) in [
-            ("accel_set_options", json!({ "task_count": 4096 })),
-            ("fsdev_set_opts", json!({ "fsdev_io_cache_size": 64 })),
-            ("iobuf_set_options", json!({ "small_pool_count": 65_536, "enable_numa": true })),
-            ("framework_set_scheduler", json!({ "name": "static", "period": 500 })),
-        ] {
-            first.control.invoke(method, params).unwrap();
-        }
-        let saved = first.control.invoke("save_config", Value::Null).unwrap();
-        let second = app();
-        let file = ConfigFile::parse("saved", saved.to_string().as_bytes(), &catalog()).unwrap();
-        file.apply(&second.control).unwrap();
-        for (name, option, value) in [
-            ("accel", "task_count", 4096),
-            ("fsdev", "fsdev_io_cache_size", 64),
-            ("iobuf", "small_pool_count", 65_536),
-            ("scheduler", "period", 500),
-        ] {
-            assert_eq!(config(&second, name)[0]["params"][option], value, "{name}");
-        }
-        assert_eq!(second.control.invoke("save_config", Value::Null).unwrap(), saved);
-        // An option that a call leaves out has its default again.
-        second.control.invoke("accel_set_options", json!({ "buf_count": 1 })).unwrap();
-        assert_eq!(config(&second, "accel")[0]["params"]["task_count"], 2048);
     }
 }

@@ -1,17 +1,24 @@
 //! SPDK's methods about sockets. There is one implementation: the kernel's.
 
-use control::json::{Map, Value, json};
-use control::{DecodeLog, Method, Module, NoParameters, Parameter, ParameterError, Parameters, RpcError};
+use crate::{DecodeLog, Method, Module, NoParameters, Parameter, ParameterError, Parameters, RpcError};
+use serde_json::{Map, Value, json};
 use sockets::{ZERO_COPY_SEND, ZeroCopySwitch};
 
 /// The options of this process's sockets.
-pub(crate) struct SocketModule {
+pub struct SocketModule {
     switch: &'static ZeroCopySwitch,
 }
 
 impl SocketModule {
-    pub(crate) fn new() -> SocketModule {
+    /// Of this process.
+    pub fn new() -> SocketModule {
         SocketModule { switch: &ZERO_COPY_SEND }
+    }
+}
+
+impl Default for SocketModule {
+    fn default() -> Self {
+        SocketModule::new()
     }
 }
 
@@ -60,7 +67,7 @@ impl Module for SocketModule {
     }
 }
 
-control::parameters! {
+crate::parameters! {
     struct SocketImplementationName {
         /// posix or uring: the kernel's sockets
         impl_name: String,
@@ -91,7 +98,7 @@ fn buffer_bytes_max(name: &str) -> u64 {
     text.split_ascii_whitespace().nth(2).and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-control::parameters! {
+crate::parameters! {
     struct SocketOptions {
         /// Send large data of accepted connections without a copy, with `posix`; by default as it is
         enable_zerocopy_send_server: Option<bool>,
@@ -169,55 +176,4 @@ fn set_socket_options(module: &SocketModule, params: CheckedSocketOptions) -> Re
         }
     }
     Ok(true)
-}
-
-/// The options are of the process: tests that set or save them take turns.
-#[cfg(test)]
-pub(crate) static OPTIONS_OF_PROCESS: std::sync::Mutex<()> = std::sync::Mutex::new(());
-
-#[cfg(test)]
-mod tests {
-    use bdev::Registry;
-
-    use super::*;
-    use crate::app::{App, StartOptions};
-
-    #[test]
-    fn socket_options_are_those_of_the_kernels_sockets() {
-        let app = App::start(Registry::new(), Vec::new(), StartOptions::default()).unwrap();
-        let ask = |name: &str| app.control.invoke("sock_impl_get_options", json!({ "impl_name": name }));
-        let options = ask("posix").unwrap();
-        assert!(options["recv_buf_size"].as_u64().unwrap() > 4096, "{options}");
-        assert_eq!(options["enable_ktls"], false);
-        assert_eq!(ask("ssl").unwrap_err().code, RpcError::INVALID_PARAMS);
-    }
-
-    #[test]
-    fn zero_copy_is_set_by_side_reported_and_saved() {
-        let _turn = sync::lock(&OPTIONS_OF_PROCESS);
-        let app = App::start(Registry::new(), Vec::new(), StartOptions::default()).unwrap();
-        let set = |params: Value| app.control.invoke("sock_impl_set_options", params).unwrap();
-        let state = || {
-            let options =
-                app.control.invoke("sock_impl_get_options", json!({ "impl_name": "posix" })).unwrap();
-            let config = app.control.invoke("framework_get_config", json!({ "name": "sock" })).unwrap();
-            let [server, client] = ["enable_zerocopy_send_server", "enable_zerocopy_send_client"]
-                .map(|name| options[name].as_bool().unwrap());
-            (server, client, config)
-        };
-        assert_eq!((state().0, state().1), (false, false));
-        // SPDK's default of an implementation that is not there.
-        set(json!({ "impl_name": "ssl", "enable_zerocopy_send_server": true }));
-        assert_eq!((state().0, state().1), (false, false));
-        set(json!({ "impl_name": "posix", "enable_zerocopy_send_server": true }));
-        let (server, client, saved) = state();
-        assert_eq!((server, client), (true, false));
-        set(json!({ "impl_name": "posix", "enable_zerocopy_send_client": true }));
-        assert_eq!((state().0, state().1), (true, true));
-        // The saved call restores what it was saved with.
-        app.control.invoke("sock_impl_set_options", saved[1]["params"].clone()).unwrap();
-        assert_eq!(state(), (true, false, saved));
-        set(json!({ "impl_name": "posix", "enable_zerocopy_send_server": false }));
-        assert_eq!((state().0, state().1), (false, false));
-    }
 }
