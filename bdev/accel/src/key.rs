@@ -21,15 +21,16 @@ control::choices! {
 }
 
 control::choices! {
-    /// How the tweak of a data unit is made, as SPDK's.
+    /// How the tweak of a data unit is made, as SPDK's. Its 16 bytes are two words, each little-endian: SPDK's
+    /// software has the LBA in the second, which its header writes as the lower. The others are read in the same way.
     pub enum TweakMode {
-        /// The LBA. A block is one data unit, as in all but the two last.
+        /// 0, and the LBA. A block is one data unit, as in all but the two last.
         SimpleLba = "SIMPLE_LBA",
-        /// The LBA, and its complement in the upper 63 bits.
+        /// The complement of the LBA in 63 bits, and the LBA.
         JoinNegLbaWithLba = "JOIN_NEG_LBA_WITH_LBA",
-        /// The number of 512 bytes, which are a data unit, from the device's start.
+        /// 0, and the number of 512 bytes, which are a data unit, from the device's start.
         Incr512FullLba = "INCR_512_FULL_LBA",
-        /// The same in the upper 64 bits.
+        /// That number, and 0: where the standard has the number of a data unit.
         Incr512UpperLba = "INCR_512_UPPER_LBA",
     }
 }
@@ -43,13 +44,13 @@ impl TweakMode {
         }
     }
 
-    /// The tweak of data unit `unit`, counted from the device's start.
+    /// The tweak of data unit `unit`, counted from the device's start, as a little-endian number.
     pub fn tweak(self, unit: u64) -> u128 {
-        let lba = u128::from(unit);
+        let words = |first: u64, second: u64| u128::from(second) << 64 | u128::from(first);
         match self {
-            TweakMode::SimpleLba | TweakMode::Incr512FullLba => lba,
-            TweakMode::JoinNegLbaWithLba => lba | u128::from(!unit & (u64::MAX >> 1)) << 64,
-            TweakMode::Incr512UpperLba => lba << 64,
+            TweakMode::SimpleLba | TweakMode::Incr512FullLba => words(0, unit),
+            TweakMode::JoinNegLbaWithLba => words(!unit & (u64::MAX >> 1), unit),
+            TweakMode::Incr512UpperLba => words(unit, 0),
         }
     }
 }

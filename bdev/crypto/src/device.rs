@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use accel::{Accel, CryptoKey};
 use bdev::stacking::{BaseBdev, BaseChannel, VirtualBdev, create_on};
-use bdev::{Bdev as _, BdevError, BlockDevice, BoxedChannel, InfoValue, Registry, Uuid};
+use bdev::{BdevError, BlockDevice, BoxedChannel, InfoValue, Registry, Uuid};
 use block_io::Op;
 
 use crate::channel::CryptoChannel;

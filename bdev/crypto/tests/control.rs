@@ -132,8 +132,8 @@ fn a_saved_configuration_makes_the_same_volumes() {
     file.apply(&second.plane).unwrap();
     assert_eq!(second.plane.save(), config);
     assert_eq!(second.show("c")["uuid"], program.show("c")["uuid"]);
-    second.write("base", 3, &stored);
-    assert_eq!(second.read("c", 3, 1024), [5; 1024]);
+    second.write("c", 3, &[5; 1024]);
+    assert_eq!(second.read("base", 3, 1024), stored);
     let (in_force, lines) = file.reload(&file, &second.plane);
     assert_eq!(lines, ["nothing has changed"]);
     // Without the bdevs and the key.

@@ -44,11 +44,12 @@ fn execute_all(channel: &AccelChannel) -> Vec<(AccelOp, Result<u64, AccelFailure
         AccelOp::DifGenerateCopy,
         channel.dif_generate_copy(&FORMAT, 512, &mut blocks, &from, &tags).map(|()| first(&blocks)),
     );
-    protection::generate_extended(&FORMAT, 512, &mut blocks, &tags);
+    software::insert_metadata(&mut blocks, &from, 512, 8);
     add(
         AccelOp::DifGenerate,
         channel.dif_generate(&FORMAT, 512, &mut blocks, &tags).map(|()| first(&blocks)),
     );
+    software::insert_metadata(&mut blocks, &from, 512, 8);
     protection::generate_extended(&FORMAT, 512, &mut blocks, &tags);
     add(AccelOp::DifVerify, channel.dif_verify(&FORMAT, 512, &blocks, &tags).map(|()| 0));
     add(

@@ -61,16 +61,18 @@ fn a_secret_has_both_keys_one_after_the_other() {
 
 #[test]
 fn tweaks_are_those_of_spdks_modes() {
-    let tweaks = |mode: TweakMode| [0, 1, 5, u64::MAX].map(|unit| mode.tweak(unit));
-    let high = |upper: u64, lower: u64| u128::from(upper) << 64 | u128::from(lower);
+    let bytes = |mode: TweakMode, unit| {
+        let tweak: [u8; 16] = mode.tweak(unit).to_le_bytes();
+        let (words, _) = tweak.as_chunks::<8>();
+        (u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1]))
+    };
     let max = u64::MAX;
-    assert_eq!(tweaks(TweakMode::SimpleLba), [0, 1, 5, high(0, max)]);
-    assert_eq!(tweaks(TweakMode::Incr512FullLba), [0, 1, 5, high(0, max)]);
-    assert_eq!(tweaks(TweakMode::Incr512UpperLba), [0, high(1, 0), high(5, 0), high(max, 0)]);
-    assert_eq!(
-        tweaks(TweakMode::JoinNegLbaWithLba),
-        [high(max >> 1, 0), high((max >> 1) - 1, 1), high((max >> 1) - 5, 5), high(0, max)]
-    );
+    for (unit, complement) in [(0, max >> 1), (1, (max >> 1) - 1), (5, (max >> 1) - 5), (max, 0)] {
+        assert_eq!(bytes(TweakMode::SimpleLba, unit), (0, unit));
+        assert_eq!(bytes(TweakMode::Incr512FullLba, unit), (0, unit));
+        assert_eq!(bytes(TweakMode::Incr512UpperLba, unit), (unit, 0));
+        assert_eq!(bytes(TweakMode::JoinNegLbaWithLba, unit), (complement, unit));
+    }
 }
 
 #[test]

@@ -41,7 +41,7 @@ pub fn image(name: &str) -> Vec<u8> {
 
 impl Program {
     pub fn start() -> Program {
-        let config = ArenaConfig { limit_bytes: 64 << 20, hugepages: false, ..ArenaConfig::default() };
+        let config = ArenaConfig { limit_bytes: 256 << 20, hugepages: false, ..ArenaConfig::default() };
         let config = ReactorConfig { arena: Arena::new(config), ..ReactorConfig::default() };
         let reactors = Reactors::start(&config).unwrap();
         let (registry, keyring) = (Registry::new(), Keyring::default());
@@ -122,7 +122,16 @@ impl Program {
         name: &str,
         run: impl FnOnce(Core, AsyncChannel) -> F + Send + 'static,
     ) -> R {
-        let descriptor = self.registry.open(name, Access::ReadWrite).unwrap();
+        self.with_access(name, Access::ReadWrite, run)
+    }
+
+    fn with_access<R: Send + 'static, F: Future<Output = R> + 'static>(
+        &self,
+        name: &str,
+        access: Access<'_>,
+        run: impl FnOnce(Core, AsyncChannel) -> F + Send + 'static,
+    ) -> R {
+        let descriptor = self.registry.open(name, access).unwrap();
         self.on_core(move |core| async move {
             let io = AsyncChannel::new(&core, descriptor.channel(&core).unwrap());
             run(core, io).await
@@ -153,7 +162,8 @@ impl Program {
     }
 
     pub fn try_read(&self, name: &str, lba: u64, bytes: usize) -> Result<Vec<u8>, Status> {
-        self.with_channel(name, move |core, io| async move {
+        // The base of a volume too, which that has claimed.
+        self.with_access(name, Access::ReadOnly, move |core, io| async move {
             let buffer = core.pool().take(bytes).unwrap();
             let read = io.read(lba, buffer).await;
             read.map(|buffer| buffer.as_slice().to_vec()).map_err(|(status, _)| status)
