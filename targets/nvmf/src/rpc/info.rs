@@ -137,7 +137,12 @@ fn vfio_user(config: &VfioUserConfig) -> Value {
 /// The parameters of every transport.
 fn transports(target: &NvmfTarget) -> Vec<Value> {
     let tcp = target.transports();
-    tcp.iter().map(transport).chain(target.vfio_user_config().iter().map(vfio_user)).collect()
+    let mut all: Vec<Value> =
+        tcp.iter().map(transport).chain(target.vfio_user_config().iter().map(vfio_user)).collect();
+    for one in &mut all {
+        one["dif_insert_or_strip"] = json!(target.hides_metadata());
+    }
+    all
 }
 
 fn subsystem_params(subsystem: &SubsystemInfo) -> Value {
@@ -173,6 +178,9 @@ fn namespaces(subsystem: &SubsystemInfo) -> impl Iterator<Item = Value> + '_ {
         }
         if namespace.visible_hosts.is_some() {
             params["no_auto_visible"] = json!(true);
+        }
+        if namespace.hide_metadata {
+            params["hide_metadata"] = json!(true);
         }
         params
     })
@@ -224,7 +232,6 @@ fn fixed_options() -> Value {
     json!({
         "iobuf_small_cache_size": 0,
         "iobuf_large_cache_size": 0,
-        "dif_insert_or_strip": false,
         "zcopy": false,
         "sock_priority": 0,
         "abort_timeout_sec": 0,

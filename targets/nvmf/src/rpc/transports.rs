@@ -45,9 +45,11 @@ control::parameters! {
         host_bytes_max: Option<u32> ["bytes"],
         /// Time for a host to send requested data or to read an answer; TCP only
         transfer_timeout_ms: Option<u32> ["ms"],
+        /// Namespaces that are added later hide the protection information of their bdevs, as with `hide_metadata`; the same
+        /// for all transports
+        dif_insert_or_strip: bool = false,
     }
     only {
-        dif_insert_or_strip: bool = false,
         disable_compare: bool = false,
         masked_oncs: Vec<String> = Vec::new(),
         masked_fuses: Vec<String> = Vec::new(),
@@ -93,6 +95,7 @@ impl CreateTransport {
             max_io_qpairs_per_ctrlr: _,
             max_io_size: _,
             disable_mappable_bar0: _,
+            dif_insert_or_strip: _,
             in_capsule_data_size,
             max_aq_depth,
             c2h_success,
@@ -144,7 +147,9 @@ impl TransportConfig {
 }
 
 pub(super) fn create_transport(module: &NvmfModule, params: CreateTransport) -> Result<bool, RpcError> {
-    match TransportConfig::of(&params)? {
+    let config = TransportConfig::of(&params)?;
+    module.target.check_hides_metadata(params.dif_insert_or_strip)?;
+    match config {
         TransportConfig::Tcp(config) => module.target.create_transport(config)?,
         TransportConfig::VfioUser(config) => {
             if params.in_capsule_data_size.is_some() || params.max_aq_depth.is_some() {
@@ -156,6 +161,7 @@ pub(super) fn create_transport(module: &NvmfModule, params: CreateTransport) -> 
             module.target.create_vfio_user(config)?;
         }
     }
+    module.target.set_hides_metadata(params.dif_insert_or_strip);
     Ok(true)
 }
 
