@@ -37,6 +37,9 @@ def run(*command, **options):
 class Server:
     """A `ringbolt serve` with the exports of one case."""
 
+    # Called in the child before it is executed.
+    preexec = None
+
     def __init__(self, folder, cores="0-1"):
         self.folder = folder
         self.rpc_socket = f"{folder}/rpc.sock"
@@ -44,8 +47,11 @@ class Server:
         command = [RINGBOLT, "serve", "-r", self.rpc_socket]
         command += ["--cores", cores] if os.cpu_count() > 1 else []
         self.log = open(f"{folder}/serve.log", "a")
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        streams = {"stdout": subprocess.PIPE, "stderr": self.log}
+        self.process = subprocess.Popen(command, **streams, text=True, preexec_fn=self.preexec)
+        self.head = ""
         for line in self.process.stdout:
+            self.head += line
             if line.strip() == "ready":
                 break
         else:

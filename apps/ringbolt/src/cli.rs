@@ -227,7 +227,7 @@ pub(crate) struct Rpc {
     ringbolt perf job.fio --output-format=json\n\n\
     Options, job files, units and JSON are fio's; an unsupported option is an error that names it. \
     Targets: files and devices through psync, pvsync2, libaio, io_uring (iou, iou-c, iou-s) or \
-    io_uring_cmd, each job a process unless --thread; null:SIZE, malloc:SIZE, uring:PATH, \
+    io_uring_cmd, each job a process unless --thread; null:SIZE, malloc:SIZE, uring:PATH, aio:PATH, \
     model:PROFILE, nvme+tcp://HOST:PORT/NQN?ns=N and bdevs of -c FILE through ioengine=bdev, each job \
     on a reactor.")]
 pub(crate) struct Perf {

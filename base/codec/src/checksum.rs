@@ -3,7 +3,7 @@
 //! The parameters of RFC 3720: an initial value of all ones and a final inversion. Measured on current x86-64, crc-fast
 //! takes 85 ns for 4 KiB and the crate crc32c 302 ns, which therefore serves as the tests' second implementation only.
 
-use crc_fast::CrcAlgorithm::Crc32Iscsi;
+use crc_fast::CrcAlgorithm::{Crc32Iscsi, Crc64Nvme};
 
 /// Size in bytes of a CRC32C.
 pub const CRC32C_SIZE: usize = 4;
@@ -67,6 +67,43 @@ impl Crc32c {
 impl Default for Crc32c {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// An incremental CRC of 64 bits, as NVMe has it (CRC-64/NVME, also known as Rocksoft), with eight bytes of state.
+///
+/// ```
+/// use codec::Crc64;
+/// let mut checksum = Crc64::new();
+/// checksum.update(b"1234");
+/// checksum.update(b"56789");
+/// assert_eq!(checksum.value(), 0xae8b_1486_0a79_9888);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Crc64 {
+    // The CRC of all data so far, including the final inversion.
+    value: u64,
+}
+
+impl Crc64 {
+    /// The CRC of an empty message.
+    #[inline]
+    pub const fn new() -> Self {
+        Crc64 { value: 0 }
+    }
+
+    /// Appends `piece` to the message.
+    #[inline]
+    pub fn update(&mut self, piece: &[u8]) {
+        let mut checksum = crc_fast::Digest::new_with_init_state(Crc64Nvme, !self.value);
+        checksum.update(piece);
+        self.value = checksum.finalize();
+    }
+
+    /// The CRC of all data so far.
+    #[inline]
+    pub const fn value(&self) -> u64 {
+        self.value
     }
 }
 

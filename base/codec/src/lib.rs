@@ -1,5 +1,5 @@
 //! What encodings share: [`DecodeError`], structures of little-endian [`fields!`], and the checksum CRC32C
-//! ([`crc32c`], [`Crc32c`]).
+//! ([`crc32c`], [`Crc32c`], [`Crc64`]).
 //!
 //! Every crate in `wire/` returns this error, so that callers of several formats handle one type.
 //!
@@ -18,6 +18,6 @@ mod checksum;
 mod error;
 mod fields;
 
-pub use checksum::{CRC32C_SIZE, Crc32c, crc32, crc32c};
+pub use checksum::{CRC32C_SIZE, Crc32c, Crc64, crc32, crc32c};
 pub use error::DecodeError;
 pub use fields::{next_field, put_field};

@@ -85,6 +85,12 @@ pub enum BdevError {
         /// Why not, and what to do about it.
         reason: String,
     },
+    /// Linux AIO, which an AIO device needs, cannot be used.
+    #[error("Linux AIO cannot be used: {reason}")]
+    NoAio {
+        /// Why not, and what to do about it.
+        reason: String,
+    },
     /// A block device has another user: it is mounted, used as swap, part of another device, or open exclusively.
     #[error(
         "{by}; end that first, or set `force` to use {name} nevertheless, which destroys what its user stores there"

@@ -259,7 +259,7 @@ impl From<BdevError> for RpcError {
             BdevError::Claimed { .. } | BdevError::InUse { .. } => RpcError::EBUSY,
             BdevError::Invalid { .. } => RpcError::EINVAL,
             BdevError::Memory(_) | BdevError::NoMemoryLeft { .. } => RpcError::ENOMEM,
-            BdevError::NoFileIo { .. } => RpcError::ENOTSUP,
+            BdevError::NoFileIo { .. } | BdevError::NoAio { .. } => RpcError::ENOTSUP,
             BdevError::File { source, .. } => {
                 source.raw_os_error().map_or(RpcError::EIO, |errno| -i64::from(errno))
             }

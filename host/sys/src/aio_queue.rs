@@ -2,7 +2,9 @@
 
 use std::io;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use block_io::{Completion, Op, Request, Status};
@@ -17,34 +19,35 @@ mod tick;
 
 use tick::{TICK, Tick};
 
-const PREAD: u16 = 0;
-const PWRITE: u16 = 1;
+pub(crate) const PREAD: u16 = 0;
+pub(crate) const PWRITE: u16 = 1;
 const FSYNC: u16 = 2;
-const FDSYNC: u16 = 3;
-const PREADV: u16 = 7;
-const PWRITEV: u16 = 8;
+pub(crate) const FDSYNC: u16 = 3;
+pub(crate) const PREADV: u16 = 7;
+pub(crate) const PWRITEV: u16 = 8;
 
 /// `struct iocb` of the kernel's `aio_abi.h`, little-endian.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Iocb {
-    data: u64,
-    key: u32,
-    rw_flags: i32,
-    opcode: u16,
-    reqprio: i16,
-    fd: u32,
-    address: u64,
-    bytes: u64,
-    offset: i64,
-    reserved: u64,
-    flags: u32,
+    pub(crate) data: u64,
+    pub(crate) key: u32,
+    /// `RWF_*`, since Linux 4.13.
+    pub(crate) rw_flags: i32,
+    pub(crate) opcode: u16,
+    pub(crate) reqprio: i16,
+    pub(crate) fd: u32,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) offset: i64,
+    pub(crate) reserved: u64,
+    pub(crate) flags: u32,
     pub(crate) eventfd: u32,
 }
 const _: () = assert!(size_of::<Iocb>() == 64);
 
 /// `IOCB_FLAG_RESFD`: completion signals `eventfd`.
-const SIGNAL_EVENTFD: u32 = 1;
+pub(crate) const SIGNAL_EVENTFD: u32 = 1;
 /// `IOCB_FLAG_IOPRIO`: `reqprio` is valid.
 const HAS_PRIORITY: u32 = 2;
 
@@ -59,9 +62,9 @@ impl Iocb {
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct IoEvent {
-    data: u64,
+    pub(crate) data: u64,
     iocb: u64,
-    result: i64,
+    pub(crate) result: i64,
     result2: i64,
 }
 const EVENT_BYTES: usize = 32;
@@ -279,11 +282,12 @@ pub(crate) struct AioContext {
     header_bytes: usize,
 }
 
-/// Offsets of `struct aio_ring`: `nr`, `head`, `tail`, `magic` and `header_length`, four bytes each.
+/// Offsets of `struct aio_ring`: `nr`, `head`, `tail`, `magic`, `incompat_features` and `header_length`, four bytes each.
 const EVENTS: usize = 4;
 const HEAD: usize = 8;
 const TAIL: usize = 12;
 const MAGIC_AT: usize = 16;
+const INCOMPATIBLE: usize = 24;
 const HEADER: usize = 28;
 const MAGIC: u32 = 0xa10a_10a1;
 
@@ -299,7 +303,8 @@ impl AioContext {
         let ring = ring.ok_or_else(|| io::Error::other("io_setup returned a context at address 0"))?;
         let mut context = AioContext { ring, readable: false, events: 0, header_bytes: 0 };
         let word = |at| context.word(at).load(Ordering::Relaxed);
-        let (readable, events, header_bytes) = (word(MAGIC_AT) == MAGIC, word(EVENTS), word(HEADER));
+        let readable = word(MAGIC_AT) == MAGIC && word(INCOMPATIBLE) == 0;
+        let (events, header_bytes) = (word(EVENTS), word(HEADER));
         (context.readable, context.events, context.header_bytes) = (readable, events, header_bytes as usize);
         Ok(context)
     }
@@ -321,7 +326,7 @@ impl AioContext {
 
     /// Whether the event ring is known to be empty; without a system call.
     #[inline]
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.readable && self.word(HEAD).load(Ordering::Relaxed) == self.word(TAIL).load(Ordering::Acquire)
     }
 
@@ -372,6 +377,35 @@ impl AioContext {
         }
         self.word(HEAD).store(head, Ordering::Release);
         count
+    }
+}
+
+impl AioContext {
+    /// Destroys the context on another thread. The kernel takes tens of milliseconds for it, because it waits until no
+    /// processor can use the context any more (RCU), which a reactor must not wait for.
+    pub(crate) fn destroy_later(self) {
+        let address = self.ring.as_ptr().expose_provenance();
+        std::mem::forget(self);
+        let sender = DESTROYER.get_or_init(|| {
+            let (sender, receiver) = channel::<usize>();
+            let thread = std::thread::Builder::new().name("aio-destroy".to_string());
+            let destroy = move || receiver.into_iter().for_each(destroy);
+            thread.spawn(destroy).is_ok().then_some(sender)
+        });
+        if sender.as_ref().is_none_or(|sender| sender.send(address).is_err()) {
+            destroy(address);
+        }
+    }
+}
+
+/// To the thread that destroys contexts, which lives as long as the process; `None` if there can be no thread. It has at
+/// most the contexts of one process, which `fs.aio-max-nr` limits.
+static DESTROYER: OnceLock<Option<Sender<usize>>> = OnceLock::new();
+
+/// Destroys the context at an address that [`AioContext::destroy_later`] has exposed.
+fn destroy(address: usize) {
+    if let Some(ring) = NonNull::new(std::ptr::with_exposed_provenance_mut(address)) {
+        drop(AioContext { ring, readable: false, events: 0, header_bytes: 0 });
     }
 }
 

@@ -4,6 +4,7 @@
 //! readiness of descriptors, wake-ups from other cores, and sleep. It uses io_uring where that is allowed and epoll
 //! otherwise. [`clock`] converts the time-stamp counter to nanoseconds; [`CpuSet`] is a set of cores.
 //!
+//! [`AioFile`] carries the operations of one file where io_uring is forbidden, and signals an event loop of either kind.
 //! A thread without a reactor does I/O through [`AioQueue`], [`UringQueue`] or [`ThreadQueue`], which own the requests
 //! in flight. [`PerfEvent`] is a performance counter, [`ThreadUsage`] the resource usage of a thread,
 //! [`KernelKey`] a secret that the kernel keeps.
@@ -16,6 +17,7 @@
 //! ```
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod aio_file;
 mod aio_queue;
 pub mod barrier;
 pub mod clock;
@@ -40,6 +42,7 @@ mod ublk_queue;
 mod uring_queue;
 mod vectors;
 
+pub use aio_file::AioFile;
 pub use aio_queue::AioQueue;
 pub use cpu::{CpuSet, CpuSetError, pin_thread_to, thread_cpu_ns};
 pub use credentials::{PeerCredentials, peer_credentials};

@@ -30,12 +30,15 @@ pub enum Source {
         /// Bytes of a logical block.
         block_bytes: u32,
     },
-    /// `uring:PATH[?bs=BYTES]`: a file or block device through io_uring.
+    /// `uring:PATH[?bs=BYTES]`: a file or block device through io_uring; `aio:PATH[?bs=BYTES]` is the same through Linux
+    /// AIO.
     Uring {
         /// Path of the file or block device.
         path: String,
         /// Bytes of a logical block; 0 for the file's preferred size.
         block_bytes: u32,
+        /// Whether Linux AIO carries its I/O.
+        aio: bool,
     },
     /// `model:PROFILE[?size=BYTES&bs=BYTES&state=fresh|steady&seed=N&store=none|memory]`: a simulated device
     /// with modelled latencies.
@@ -171,11 +174,17 @@ impl Source {
             "malloc" => {
                 Ok(Source::Malloc { bytes: size()?, block_bytes: block_bytes.unwrap_or(BLOCK_BYTES_DEFAULT) })
             }
-            "uring" if body.is_empty() => Err(syntax("names no file; for example uring:/tmp/disk.img")),
-            "uring" => Ok(Source::Uring { path: body.to_string(), block_bytes: block_bytes.unwrap_or(0) }),
-            _ => {
-                Err(syntax("is none of null:, malloc:, uring:, model:, store:, nvme+tcp:// or a bdev's name"))
+            "uring" | "aio" if body.is_empty() => {
+                Err(syntax("names no file; for example uring:/tmp/disk.img"))
             }
+            "uring" | "aio" => Ok(Source::Uring {
+                path: body.to_string(),
+                block_bytes: block_bytes.unwrap_or(0),
+                aio: scheme == "aio",
+            }),
+            _ => Err(syntax(
+                "is none of null:, malloc:, uring:, aio:, model:, store:, nvme+tcp:// or a bdev's name",
+            )),
         }
     }
 
@@ -195,7 +204,9 @@ impl Source {
                 let config = malloc::MallocConfig::new(&unique_name("malloc"), blocks, *block_bytes);
                 malloc::create(registry, config)?.name().to_string()
             }
-            Source::Uring { path, block_bytes } => create_uring(registry, path, *block_bytes, writes)?,
+            Source::Uring { path, block_bytes, aio } => {
+                create_uring(registry, path, *block_bytes, *aio, writes)?
+            }
             Source::Model { .. } => self.create_model(registry)?,
             Source::Store { pool, image, cluster, etcd } => {
                 create_store(registry, pool, image, cluster, etcd, writes)?
@@ -336,14 +347,16 @@ pub(crate) fn open(registry: &Registry, name: &str, spec: &JobSpec) -> Result<De
     Ok(registry.open(name, access)?)
 }
 
-/// Creates a uring bdev on an existing file; the file is neither created nor extended.
+/// Creates a uring or AIO bdev on an existing file; the file is neither created nor extended.
 fn create_uring(
     registry: &Registry,
     path: &str,
     block_bytes: u32,
+    aio: bool,
     writes: bool,
 ) -> Result<String, SourceError> {
-    let mut config = uring::UringConfig::new(&unique_name("uring"), path);
+    let mut config = uring::UringConfig::new(&unique_name(if aio { "aio" } else { "uring" }), path);
+    config.aio = aio.then(uring::AioConfig::default);
     config.readonly = !writes;
     config.block_size = (block_bytes != 0).then_some(block_bytes);
     Ok(uring::create(registry, config)?.name().to_string())
@@ -373,7 +386,14 @@ mod tests {
                 },
             ),
             ("malloc:64m?bs=4k", Source::Malloc { bytes: 64 << 20, block_bytes: 4096 }),
-            ("uring:/tmp/a.img", Source::Uring { path: "/tmp/a.img".to_string(), block_bytes: 0 }),
+            (
+                "uring:/tmp/a.img",
+                Source::Uring { path: "/tmp/a.img".to_string(), block_bytes: 0, aio: false },
+            ),
+            (
+                "aio:/tmp/a.img?bs=4k",
+                Source::Uring { path: "/tmp/a.img".to_string(), block_bytes: 4096, aio: true },
+            ),
             (
                 "model:intel-900p?size=1g&state=fresh&seed=7&bs=4k&store=memory",
                 Source::Model {
@@ -412,6 +432,7 @@ mod tests {
             ("malloc:1g?size=4", "?bs=BYTES"),
             ("malloc:1g?bs=x", "?bs=4k"),
             ("uring:", "uring:/tmp/disk.img"),
+            ("aio:", "uring:/tmp/disk.img"),
             ("model:", "samsung-980-pro"),
             ("model:ideal?state=old", "?state=fresh"),
             ("model:ideal?colour=red", "none of size, bs"),

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use block_io::ProtectionFlags;
 use uuid::Uuid;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::identify::NamespaceDescriptor;
@@ -84,6 +85,9 @@ pub struct SubsystemNamespace {
     pub block_size: u32,
     /// Metadata of a block, interleaved with its data.
     pub metadata: MetadataFormat,
+    /// What the block device checks of protection information that it generates and strips, and hosts do not see; empty
+    /// for none. A namespace with it has no `metadata`.
+    pub hidden_protection: ProtectionFlags,
     /// NGUID (globally unique identifier); zero for none.
     pub nguid: [u8; 16],
     /// EUI-64 (extended unique identifier); zero for none.
@@ -219,6 +223,8 @@ impl Subsystem {
             assert!(block_size.is_power_of_two() && block_size >= 512, "blocks of {block_size} bytes");
             let format = namespace.metadata;
             assert!(format.extended == (format.bytes > 0), "separate metadata in namespace {nsid}");
+            let hides = !namespace.hidden_protection.is_empty();
+            assert!(!hides || format.bytes == 0, "hidden metadata in namespace {nsid}");
             assert!(
                 (1..=self.namespaces_max).contains(&anagrpid),
                 "namespace {nsid} is in ANA group {anagrpid} of {}",
@@ -239,6 +245,7 @@ impl SubsystemNamespace {
             blocks,
             block_size: 512,
             metadata: MetadataFormat::NONE,
+            hidden_protection: ProtectionFlags::empty(),
             nguid: [0; 16],
             eui64: [0; 8],
             uuid: Uuid::nil(),

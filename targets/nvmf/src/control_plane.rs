@@ -2,6 +2,7 @@
 
 mod ana;
 mod commit;
+mod hidden_metadata;
 mod info;
 mod listeners;
 mod referrals;
@@ -17,14 +18,16 @@ use bdev::{
     Access, BlockDevice, Closing, Descriptor, DeviceEvent, PreparedReservations, Registry, ReservationLease,
     Uuid,
 };
-use block_io::Op;
+use block_io::{Op, ProtectionFlags};
 use nvme_controller::reservation::NamespaceReservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
 use reactor::ReactorHandle;
 use sockets::{ServerNetwork, Sockets};
 use target_shell::{ConnectionTotals, ControlledTarget, TargetControl};
 use wire_nvme::fabrics::Nqn;
+use wire_nvme::protection::MetadataFormat;
 
+use self::hidden_metadata::hidden_protection;
 use crate::address::ListenAddress;
 use crate::failure::NvmfTargetError;
 use crate::snapshot::ConfigSnapshot;
@@ -55,6 +58,8 @@ pub struct NvmfTarget<N: ServerNetwork = Sockets>(TargetControl<TargetState>, Ph
 struct TargetState {
     /// Those that are created, by their place in [`TRANSPORTS`](crate::transports::TRANSPORTS).
     transports: BTreeMap<usize, Box<dyn Transport>>,
+    /// New namespaces hide the metadata of their devices.
+    hides_metadata: bool,
     subsystems: BTreeMap<Nqn, ConfiguredSubsystem>,
     /// Shared with snapshots and checkpoints, until it changes.
     ports: Arc<Vec<ListenPort>>,
@@ -148,6 +153,8 @@ pub struct NamespaceConfig {
     pub ptpl_file: Option<String>,
     /// Only hosts that [`NvmfTarget::add_namespace_host`] names see it, not all that may connect.
     pub no_auto_visible: bool,
+    /// Hosts do not see the protection information of the block device, which generates, checks and strips it.
+    pub hide_metadata: bool,
 }
 
 impl NamespaceConfig {
@@ -163,6 +170,7 @@ impl NamespaceConfig {
             anagrpid: None,
             ptpl_file: None,
             no_auto_visible: false,
+            hide_metadata: false,
         }
     }
 }
@@ -283,7 +291,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     pub(crate) fn add_namespace_with(
         &self,
         nqn: &str,
-        config: NamespaceConfig,
+        mut config: NamespaceConfig,
         reservations: PreparedReservations,
     ) -> Result<u32, NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
@@ -313,9 +321,17 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         if !block_size.is_power_of_two() || block_size < 512 {
             return reject(nsid, "the block size is not a power of 2 of at least 512");
         }
-        if geometry.metadata.bytes > 0 && !geometry.metadata.extended {
-            return reject(nsid, "its metadata is separate; create the bdev with md_interleave");
+        let hides = config.hide_metadata || state.hides_metadata;
+        if hides && geometry.metadata.bytes > 0 && hidden_protection(&geometry).is_empty() {
+            return reject(nsid, "only metadata of 8 bytes that are protection information can be hidden");
         }
+        if !hides && geometry.metadata.bytes > 0 && !geometry.metadata.extended {
+            return reject(
+                nsid,
+                "its metadata is separate; create the bdev with md_interleave, or set hide_metadata",
+            );
+        }
+        config.hide_metadata = hides;
         let lease = self.0.registry().finish_reservations(reservations, descriptor.device())?;
         // Or the subsystem was created since the first part.
         let Some(lease) = lease else { return reject(nsid, "it was changed meanwhile") };
@@ -481,6 +497,7 @@ impl TargetState {
     fn new() -> TargetState {
         TargetState {
             transports: BTreeMap::new(),
+            hides_metadata: false,
             subsystems: BTreeMap::new(),
             ports: Arc::default(),
             port_users: HashMap::new(),
@@ -528,11 +545,16 @@ fn namespace_of(
     let device = descriptor.device();
     let geometry = device.geometry();
     let uuid = config.uuid.unwrap_or_else(|| device.uuid());
+    let (metadata, hidden_protection) = match config.hide_metadata {
+        true => (MetadataFormat::NONE, hidden_protection(&geometry)),
+        false => (geometry.metadata, ProtectionFlags::empty()),
+    };
     SubsystemNamespace {
         bdev: device.name().to_string(),
         backend,
         block_size: geometry.data_block_size(),
-        metadata: geometry.metadata,
+        metadata,
+        hidden_protection,
         nguid: config.nguid.unwrap_or(*uuid.as_bytes()),
         eui64: config.eui64.unwrap_or([0; 8]),
         uuid,

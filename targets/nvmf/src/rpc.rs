@@ -279,8 +279,10 @@ control::parameters! {
         anagrpid: u32 = 0,
         /// Hosts see it only after `nvmf_ns_add_host`
         no_auto_visible: bool = false,
+        /// Hosts do not see the protection information of the bdev, which generates, checks and strips it: 8 bytes that are
+        /// all of the metadata
+        hide_metadata: bool = false,
     }
-    only { hide_metadata: bool = false }
 }
 
 fn canonical_ns(module: &NvmfModule, params: &mut AddNs) -> Result<(), RpcError> {
@@ -288,6 +290,7 @@ fn canonical_ns(module: &NvmfModule, params: &mut AddNs) -> Result<(), RpcError>
     namespace.bdev_name = module.target.bdev_name(&namespace.bdev_name);
     namespace.ptpl_file = namespace.ptpl_file.take().filter(|file| !file.is_empty());
     namespace.eui64 = namespace.eui64.take().filter(|id| id.0 != [0; 8]);
+    namespace.hide_metadata = module.target.hides_metadata_of(&namespace.bdev_name, namespace.hide_metadata);
     // The default is the group of the NSID's number. An NSID that is left to the method is not known here.
     if namespace.anagrpid == 0 {
         namespace.anagrpid = namespace.nsid;
@@ -307,6 +310,7 @@ fn prepare_ns(module: &NvmfModule, params: AddNs) -> Result<PreparedNamespace, R
         anagrpid: Some(namespace.anagrpid).filter(|group| *group != 0),
         ptpl_file: namespace.ptpl_file.filter(|file| !file.is_empty()),
         no_auto_visible: namespace.no_auto_visible,
+        hide_metadata: namespace.hide_metadata,
     };
     let reservations = module.target.prepare_namespace(&params.nqn, &config)?;
     Ok((params.nqn, config, reservations))

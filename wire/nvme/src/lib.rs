@@ -61,6 +61,7 @@ pub mod aer;
 pub mod cqe;
 pub mod digest;
 pub mod doorbell;
+pub mod extended_protection;
 pub mod fabrics;
 pub mod feature;
 pub mod identify;

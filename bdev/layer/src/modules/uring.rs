@@ -1,5 +1,5 @@
-//! The uring device: a file or kernel block device, accessed through the core's io_uring. It also stands for SPDK's
-//! AIO device, which differs in its name only.
+//! The uring device: a file or kernel block device, accessed through the core's io_uring. With [`UringConfig::aio`] it is
+//! SPDK's AIO device, whose I/O Linux AIO carries: a core needs no io_uring for it.
 //!
 //! It uses direct I/O where the file allows it, and reports the reason where not. A write is durable with FUA
 //! (`RWF_DSYNC`) or after a flush (`fdatasync`): durability class `disk`, or `memory` where [`medium`] finds that. Unmap
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block_io::Op;
-use os::{FileIo, NvmePassthrough, UringPolling};
+use os::{AioFile, FileIo, NvmePassthrough, UringPolling};
 use uuid::Uuid;
 
 use self::own_ring::{OwnRingChannel, RingFile};
@@ -22,6 +22,7 @@ use crate::{
     Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Durability, InfoValue, IoLimits, Registry,
 };
 
+mod aio_port;
 mod channel;
 mod claim;
 mod file;
@@ -29,10 +30,15 @@ mod identity;
 mod medium;
 mod own_ring;
 mod plan;
+mod port;
 mod seek;
+mod worker;
 
+use aio_port::{AIO_DEPTH, AioPort};
+use channel::FileIoChannel;
 use identity::DeviceIdentity;
-use seek::FileSeeker;
+use port::UringPort;
+use worker::FileWorker;
 
 pub(crate) use file::lock as lock_file;
 pub(crate) use identity::{IdentitySource, identify};
@@ -59,19 +65,28 @@ pub struct UringConfig {
     pub direct: bool,
     /// Polled completions, or a submission thread of the kernel; both off by default.
     pub polling: UringPolling,
-    /// As which of SPDK's modules it is shown and managed.
-    pub shown_as: FileModule,
+    /// Linux AIO carries its I/O, and it is a device of SPDK's AIO module. `polling` has no effect then.
+    pub aio: Option<AioConfig>,
     /// Use a block device although it is mounted, used as swap, part of another device, or open exclusively.
     pub force: bool,
 }
 
-/// SPDK's modules for files, both served by io_uring here.
+/// What only an AIO device has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AioConfig {
+    /// Unmap deallocates and write zeroes uses `fallocate`. Otherwise there is no unmap, and zeroes are written as data.
+    pub fallocate: bool,
+    /// Reads and writes of a block device never wait within the system call (`RWF_NOWAIT`): what the device has no
+    /// resources for is retried.
+    pub nowait: bool,
+}
+
+/// SPDK's modules for files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileModule {
-    /// `bdev_uring_*`.
-    #[default]
+    /// `bdev_uring_*`: io_uring.
     Uring,
-    /// `bdev_aio_*`.
+    /// `bdev_aio_*`: Linux AIO.
     Aio,
 }
 
@@ -97,9 +112,19 @@ impl UringConfig {
             create_bytes: None,
             direct: true,
             polling: UringPolling::default(),
-            shown_as: FileModule::Uring,
+            aio: None,
             force: false,
         }
+    }
+
+    /// The module that it is a device of.
+    pub fn module(&self) -> FileModule {
+        if self.aio.is_some() { FileModule::Aio } else { FileModule::Uring }
+    }
+
+    /// Whether it may deallocate and zero ranges of the file.
+    fn fallocates(&self) -> bool {
+        !self.readonly && self.aio.is_none_or(|aio| aio.fallocate)
     }
 }
 
@@ -141,21 +166,25 @@ struct UringShared {
     has_holes: bool,
     /// Most blocks of a request with `RequestFlags::ATOMIC`, of which the kernel writes all or none; 0 without this promise.
     atomic_blocks_max: u32,
-    seeker: FileSeeker,
+    worker: FileWorker,
 }
 
 /// Opens a file and registers a device for it.
 ///
 /// # Errors
-/// [`BdevError::NoFileIo`] without io_uring; [`BdevError::File`] if a system call fails; [`BdevError::Invalid`] for
+/// [`BdevError::NoFileIo`] without io_uring, or [`BdevError::NoAio`] without AIO; [`BdevError::File`] if a system call fails; [`BdevError::Invalid`] for
 /// anything but a file or block device, for an invalid block size, and for a file smaller than a block;
 /// [`BdevError::Claimed`] if another device or process uses the file; [`BdevError::InUse`] if the block device has another
 /// user; [`BdevError::SameIdentity`] if another device has
 /// its UUID, as an image of the same file system has.
 pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevice>, BdevError> {
-    registry.check_file_io()?;
-    let probe = os::EventLoopConfig { backend: Some(os::EventBackend::Uring), operations_max: 8 };
-    os::EventLoop::new(&probe).map_err(|error| BdevError::NoFileIo { reason: ring_refusal(&error) })?;
+    if config.aio.is_some() {
+        AioFile::probe().map_err(|error| BdevError::NoAio { reason: aio_refusal(&error) })?;
+    } else {
+        registry.check_file_io()?;
+        let probe = os::EventLoopConfig { backend: Some(os::EventBackend::Uring), operations_max: 8 };
+        os::EventLoop::new(&probe).map_err(|error| BdevError::NoFileIo { reason: ring_refusal(&error) })?;
+    }
     if registry.find(&config.name).is_some() {
         // Checked before a file is created.
         return Err(BdevError::Exists { name: config.name });
@@ -176,13 +205,13 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
     let shared = UringShared {
         blocks: AtomicU64::new(opened.geometry.blocks),
         unused_bytes: AtomicU64::new(opened.unused_bytes),
-        no_punch: AtomicBool::new(false),
-        no_zero: AtomicBool::new(false),
+        no_punch: AtomicBool::new(!config.fallocates()),
+        no_zero: AtomicBool::new(!config.fallocates()),
         flush_failed: AtomicBool::new(false),
         direct: opened.direct.is_ok(),
         has_holes: opened.is_regular,
         atomic_blocks_max: opened.geometry.atomic_write_blocks,
-        seeker: FileSeeker::new(opened.file),
+        worker: FileWorker::new(opened.file),
     };
     let module = UringBdev {
         geometry: opened.geometry,
@@ -221,10 +250,25 @@ pub fn ring_refusal(error: &std::io::Error) -> String {
     }
 }
 
+/// Why the kernel refuses a context of AIO, from the error of `io_setup`, and what to do about it.
+pub fn aio_refusal(error: &std::io::Error) -> String {
+    use rustix::io::Errno;
+    match Errno::from_io_error(error) {
+        Some(Errno::AGAIN) => {
+            "the contexts of all processes exceed the limit; raise it with sysctl fs.aio-max-nr".to_string()
+        }
+        Some(Errno::PERM | Errno::ACCESS) => {
+            "it is forbidden, as by a seccomp filter of a container".to_string()
+        }
+        Some(Errno::NOSYS) => "the kernel is built without it, or a sandbox has none".to_string(),
+        _ => error.to_string(),
+    }
+}
+
 /// Checks that the file can be used by rings of their own, if the device's channels will have such.
 fn probe_ring(config: &UringConfig, opened: &file::OpenedFile) -> Result<(), BdevError> {
     let UringPolling { iopoll, sqpoll, .. } = config.polling;
-    if opened.generic.is_none() && !iopoll && !sqpoll {
+    if config.aio.is_some() || (opened.generic.is_none() && !iopoll && !sqpoll) {
         return Ok(());
     }
     let field = if iopoll {
@@ -250,15 +294,14 @@ fn probe_ring(config: &UringConfig, opened: &file::OpenedFile) -> Result<(), Bde
 }
 
 /// Rereads the file's size, and notifies channels and subscribers if it changed.
-pub fn rescan(registry: &Registry, name: &str, shown_as: FileModule) -> Result<(), BdevError> {
+pub fn rescan(registry: &Registry, name: &str, of: FileModule) -> Result<(), BdevError> {
     let device = registry.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
-    let Some(module) = device.module::<UringBdev>().filter(|module| module.config.shown_as == shown_as)
-    else {
-        return Err(BdevError::WrongKind { name: name.to_string(), expected: shown_as.product_name() });
+    let Some(module) = device.module::<UringBdev>().filter(|module| module.config.module() == of) else {
+        return Err(BdevError::WrongKind { name: name.to_string(), expected: of.product_name() });
     };
     {
         let file =
-            &module.shared.seeker.file().ok_or_else(|| BdevError::Removed { name: name.to_string() })?;
+            &module.shared.worker.file().ok_or_else(|| BdevError::Removed { name: name.to_string() })?;
         let (path, block_size) = (&module.config.filename, module.geometry.block_size);
         let (blocks, unused) = match &module.passthrough {
             Some(device) => (file::identify(file, path, device.namespace_id)?.nsze, 0),
@@ -273,7 +316,7 @@ pub fn rescan(registry: &Registry, name: &str, shown_as: FileModule) -> Result<(
 impl UringBdev {
     /// The file, if it is a regular one and the device is not closed.
     pub(crate) fn regular_file(&self) -> Option<Arc<File>> {
-        self.shared.has_holes.then(|| self.shared.seeker.file()).flatten()
+        self.shared.has_holes.then(|| self.shared.worker.file()).flatten()
     }
 
     /// Whether the file has no name any more: its contents are lost when the device is closed.
@@ -285,7 +328,7 @@ impl UringBdev {
 
 impl Bdev for UringBdev {
     fn product_name(&self) -> &'static str {
-        self.config.shown_as.product_name()
+        self.config.module().product_name()
     }
 
     fn geometry(&self) -> BdevGeometry {
@@ -301,7 +344,8 @@ impl Bdev for UringBdev {
             Op::Read | Op::Flush => true,
             Op::Write => !self.config.readonly,
             // The commands that are passed through have none of these yet.
-            Op::Unmap | Op::WriteZeroes => !self.config.readonly && self.passthrough.is_none(),
+            Op::Unmap => self.config.fallocates() && self.passthrough.is_none(),
+            Op::WriteZeroes => !self.config.readonly && self.passthrough.is_none(),
             Op::SeekData | Op::SeekHole => self.shared.has_holes,
             // A reset of a file only drains its I/O, which the layer does, and files have no uncorrectable blocks.
             _ => false,
@@ -328,15 +372,16 @@ impl Bdev for UringBdev {
         }
     }
 
-    /// A ring of its own does not have the buffers of the core's.
+    /// Neither AIO nor a ring of its own has the buffers of the core's ring.
     fn registered_page_alignment(&self) -> Option<u32> {
         let UringPolling { iopoll, sqpoll, .. } = self.config.polling;
-        (self.passthrough.is_none() && !iopoll && !sqpoll).then(|| self.io_limits().alignment)
+        (self.passthrough.is_none() && self.config.aio.is_none() && !iopoll && !sqpoll)
+            .then(|| self.io_limits().alignment)
     }
 
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
         let file =
-            self.shared.seeker.file().ok_or_else(|| BdevError::Removed { name: self.config.name.clone() })?;
+            self.shared.worker.file().ok_or_else(|| BdevError::Removed { name: self.config.name.clone() })?;
         let failed = |doing| {
             let path = self.config.filename.clone();
             move |source| BdevError::File { path, doing, source }
@@ -344,6 +389,11 @@ impl Bdev for UringBdev {
         // A channel duplicates the file descriptor, so that it may outlive the device.
         let own = file.try_clone().map_err(failed("cannot be duplicated"))?;
         let (block_size, polling) = (self.geometry.block_size, self.config.polling);
+        if let Some(aio) = self.config.aio {
+            let no_context = failed("cannot have a context of AIO (see fs.aio-max-nr)");
+            let port = AioPort::new(core, own.into(), aio.nowait, self.shared.clone()).map_err(no_context)?;
+            return Ok(Box::new(FileIoChannel::new(core.clone(), port, block_size, self.shared.clone())));
+        }
         let no_ring = failed("cannot have a ring of its own");
         if let Some(device) = &self.passthrough {
             let file = RingFile { file: own.into(), block_size, namespace_id: device.namespace_id };
@@ -357,7 +407,8 @@ impl Bdev for UringBdev {
         let polled = (polling.iopoll || polling.sqpoll).then(|| own.try_clone()).transpose();
         let polled = polled.map_err(failed("cannot be duplicated"))?;
         let id = client.add_file(own.into()).map_err(failed("cannot be added to the core's ring"))?;
-        let channel = channel::UringChannel::new(core.clone(), client, id, block_size, self.shared.clone());
+        let port = UringPort::new(client, id);
+        let channel = FileIoChannel::new(core.clone(), port, block_size, self.shared.clone());
         let Some(polled) = polled else { return Ok(Box::new(channel)) };
         let file = RingFile { file: polled.into(), block_size, namespace_id: 0 };
         let channel = OwnRingChannel::<FileIo>::new(file, polling, Some(channel)).map_err(no_ring)?;
@@ -393,14 +444,11 @@ impl Bdev for UringBdev {
         if unused > 0 {
             object.push(("unused_bytes", InfoValue::Number(unused)));
         }
-        match self.config.shown_as {
-            FileModule::Uring => vec![("uring", InfoValue::Object(object))],
-            FileModule::Aio => {
-                object.push(("block_size_override", InfoValue::Bool(self.config.block_size.is_some())));
-                object.push(("fallocate", InfoValue::Bool(!self.config.readonly)));
-                vec![("aio", InfoValue::Object(object))]
-            }
-        }
+        let Some(aio) = self.config.aio else { return vec![("uring", InfoValue::Object(object))] };
+        object.push(("block_size_override", InfoValue::Bool(self.config.block_size.is_some())));
+        object.push(("fallocate", InfoValue::Bool(aio.fallocate)));
+        object.push(("nowait", InfoValue::Bool(aio.nowait)));
+        vec![("aio", InfoValue::Object(object))]
     }
 
     fn read_only(&self) -> bool {
@@ -408,7 +456,7 @@ impl Bdev for UringBdev {
     }
 
     fn depth(&self) -> u32 {
-        DEPTH
+        if self.config.aio.is_some() { AIO_DEPTH } else { DEPTH }
     }
 
     fn backing_id(&self) -> Option<(u64, u64)> {
@@ -417,6 +465,6 @@ impl Bdev for UringBdev {
 
     fn on_closed(&self) {
         *sync::lock(&self.claim) = None;
-        self.shared.seeker.close();
+        self.shared.worker.close();
     }
 }

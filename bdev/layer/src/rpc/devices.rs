@@ -26,6 +26,16 @@ const FILE: &[(i64, &str)] = &[
     (-2, "and any other errno of opening the file"),
 ];
 
+const AIO_FILE: &[(i64, &str)] = &[
+    TAKEN,
+    (
+        RpcError::EBUSY,
+        "another bdev or process uses the file, or the block device is mounted or otherwise in use",
+    ),
+    (RpcError::ENOTSUP, "there is no AIO, or `nowait` is set for a file; the message says why"),
+    (-2, "and any other errno of opening the file"),
+];
+
 const PMEM_FILE: &[(i64, &str)] = &[
     TAKEN,
     (RpcError::EBUSY, "another bdev or process uses the file"),
@@ -76,11 +86,10 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             .errors(&[MISSING]),
         create(
             Method::update("bdev_aio_create", aio_create),
-            "Creates a bdev on a file or a block device. It is a bdev of the uring module by SPDK's other name: io_uring, \
-             not libaio, carries its I/O.",
+            "Creates a bdev on a file or a block device, through Linux AIO. Reactors need no io_uring for it.",
         )
         .assigns(&["uuid", "block_size"])
-        .errors(FILE),
+        .errors(AIO_FILE),
         delete("bdev_aio_delete", FileModule::Aio.product_name()),
         create(
             Method::update("bdev_pmem_create", pmem_create),
@@ -291,14 +300,18 @@ control::parameters! {
         block_size: u32 ["bytes"] = 0,
         /// Open the file read-only
         readonly: bool = false,
+        /// Unmap deallocates and write zeroes uses `fallocate`, on a thread of the device; without, unmap is not supported
+        /// and zeroes are written as data
+        fallocate: bool = false,
+        /// Reads and writes of a block device never wait within the system call (`RWF_NOWAIT`): they are retried when the
+        /// device has resources for them
+        nowait: bool = false,
         /// UUID; without, that of the file or disk, which is the same each time
         uuid: Option<Uuid>,
         /// Use a block device although it is mounted, used as swap, part of another device, or open exclusively; not in
         /// SPDK
         force: bool = false,
     }
-    // io_uring waits on a thread of the kernel, never on the reactor, so `nowait` has nothing to change.
-    one_of { fallocate: bool = [false, true], nowait: bool = [false, true] }
 }
 
 fn aio_create(bdevs: &BdevModule, mut params: AioCreate) -> Result<String, RpcError> {
@@ -306,7 +319,7 @@ fn aio_create(bdevs: &BdevModule, mut params: AioCreate) -> Result<String, RpcEr
     config.block_size = Some(params.block_size).filter(|bytes| *bytes != 0);
     config.readonly = params.readonly;
     config.uuid = params.uuid;
-    config.shown_as = FileModule::Aio;
+    config.aio = Some(uring::AioConfig { fallocate: params.fallocate, nowait: params.nowait });
     config.force = params.force;
     let device = uring::create(&bdevs.registry, config)?;
     params.block_size = device.geometry().block_size;
@@ -336,7 +349,7 @@ fn pmem_create(bdevs: &BdevModule, mut params: PmemCreate) -> Result<String, Rpc
     Ok(bdevs.record(&device, "bdev_pmem_create", &params))
 }
 
-fn rescan(bdevs: &BdevModule, params: &ByName, shown_as: FileModule) -> Result<bool, RpcError> {
-    uring::rescan(&bdevs.registry, &params.name, shown_as)?;
+fn rescan(bdevs: &BdevModule, params: &ByName, of: FileModule) -> Result<bool, RpcError> {
+    uring::rescan(&bdevs.registry, &params.name, of)?;
     Ok(true)
 }

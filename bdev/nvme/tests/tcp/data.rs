@@ -53,6 +53,94 @@ fn a_namespace_is_a_bdev_and_long_requests_are_split() {
     wait_for("the target's controller to end", || side.target.controllers(NQN).unwrap().is_empty());
 }
 
+/// A medium with protection information of type 1, interleaved or separate.
+fn protected_medium(md_interleave: bool) -> Registry {
+    let registry = Registry::new();
+    let mut config = bdev::malloc::MallocConfig::new("Malloc0", 4096, 512);
+    config.metadata =
+        bdev::MetadataConfig { md_size: 8, md_interleave, dif_type: 1, dif_is_head_of_md: false };
+    bdev::malloc::create(&registry, config).unwrap();
+    registry
+}
+
+#[test]
+fn hosts_do_not_see_hidden_protection_and_the_target_checks_it() {
+    for md_interleave in [true, false] {
+        let medium = protected_medium(md_interleave);
+        let side = TargetSide::hiding(&medium, &["0".into()]);
+        let host = HostSide::start();
+        host.attach(&side.ports()[0]);
+        let geometry = host.registry.find("Nvme0n1").unwrap().geometry();
+        assert_eq!((geometry.block_size, geometry.metadata.bytes), (512, 0));
+        let done = host.with_io(|core, io| async move {
+            let fill = |bytes: usize, fill: u8| {
+                let mut buffer = core.pool().take(bytes).unwrap();
+                buffer.as_mut_slice().fill(fill);
+                buffer
+            };
+            io.write(8, fill(8192, 7)).await.map_err(|(status, _)| status)?;
+            io.write_zeroes(16, 4).await?;
+            let buffer = io.read(8, fill(8192, 1)).await.map_err(|(status, _)| status)?;
+            let expected: Vec<u8> =
+                (0..16).flat_map(|block| [if (8..12).contains(&block) { 0 } else { 7 }; 512]).collect();
+            assert!(buffer.as_slice() == expected);
+            // Never written: nothing is checked.
+            io.read(100, fill(512, 1)).await.map_err(|(status, _)| status)?;
+            Ok::<(), Status>(())
+        });
+        done.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
+        if !md_interleave {
+            continue;
+        }
+        // The medium has it: blocks of 520 bytes with valid guards and reference tags. One is damaged behind the target.
+        side.target.remove_namespace(NQN, 1).unwrap();
+        wait_for("the end of the bdev", || host.registry.find("Nvme0n1").is_none());
+        let done = host.with_device(&medium, "Malloc0", bdev::Access::ReadWrite, |core, io| async move {
+            let read = core.pool().take(520 * 8).unwrap();
+            let mut blocks = io.read(8, read).await.map_err(|(status, _)| status)?;
+            let format = io.device().geometry().metadata;
+            let tags = wire_nvme::protection::Tags { reference: 8, ..Default::default() };
+            let valid = wire_nvme::protection::check_extended(&format, 512, blocks.as_slice(), &tags);
+            assert_eq!(valid, Ok(()));
+            blocks.as_mut_slice()[520 * 3 + 5] ^= 1;
+            io.write(8, blocks).await.map_err(|(status, _)| status)?;
+            Ok::<(), Status>(())
+        });
+        done.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
+        side.target.add_namespace(NQN, TargetSide::hidden("Malloc0")).unwrap();
+        wait_for("the namespace", || host.registry.find("Nvme0n1").is_some());
+        let done = host.with_io(|core, io| async move {
+            let status = |lba| {
+                let buffer = core.pool().take(512).unwrap();
+                let read = io.read(lba, buffer);
+                async move { read.await.map_or_else(|(status, _)| status, |_| Status::SUCCESS) }
+            };
+            (status(10).await, status(11).await)
+        });
+        let (whole, damaged) = done.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert_eq!(whole, Status::SUCCESS);
+        assert!(damaged.same_code(Status::GUARD_CHECK_ERROR), "{damaged:?}");
+    }
+}
+
+#[test]
+fn only_protection_that_is_all_of_the_metadata_can_be_hidden() {
+    let registry = Registry::new();
+    for (name, md_size, dif_type) in [("Wide", 16, 1), ("Plain", 8, 0), ("None", 0, 0)] {
+        let mut config = bdev::malloc::MallocConfig::new(name, 4096, 512);
+        config.metadata =
+            bdev::MetadataConfig { md_size, md_interleave: true, dif_type, dif_is_head_of_md: false };
+        bdev::malloc::create(&registry, config).unwrap();
+    }
+    let side = TargetSide::exporting(&registry, "None", &[]);
+    for name in ["Wide", "Plain"] {
+        let error = side.target.add_namespace(NQN, TargetSide::hidden(name)).unwrap_err().to_string();
+        assert!(error.contains("only metadata of 8 bytes"), "{name}: {error}");
+    }
+    side.target.remove_namespace(NQN, 1).unwrap();
+    side.target.add_namespace(NQN, TargetSide::hidden("None")).unwrap();
+}
+
 #[test]
 fn data_of_several_slices_is_sent_and_received_in_place() {
     for digests in [false, true] {

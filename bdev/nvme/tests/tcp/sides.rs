@@ -30,13 +30,26 @@ impl TargetSide {
         TargetSide::exporting(registry, "Malloc0", ports)
     }
 
+    /// With the protection information of the medium hidden.
+    pub(crate) fn hiding(registry: &Registry, ports: &[String]) -> TargetSide {
+        TargetSide::with_namespace(registry, TargetSide::hidden("Malloc0"), ports)
+    }
+
+    pub(crate) fn hidden(device: &str) -> NamespaceConfig {
+        NamespaceConfig { hide_metadata: true, ..NamespaceConfig::new(device) }
+    }
+
     pub(crate) fn exporting(registry: &Registry, device: &str, ports: &[String]) -> TargetSide {
+        TargetSide::with_namespace(registry, NamespaceConfig::new(device), ports)
+    }
+
+    fn with_namespace(registry: &Registry, namespace: NamespaceConfig, ports: &[String]) -> TargetSide {
         let reactors = reactors();
         let target = NvmfTarget::new(registry.clone(), reactors.handles());
         target.create_transport(TcpTransportConfig::default()).unwrap();
         let any = SubsystemConfig { allow_any_host: true, ana_reporting: true, ..SubsystemConfig::default() };
         target.create_subsystem(NQN, any).unwrap();
-        target.add_namespace(NQN, NamespaceConfig::new(device)).unwrap();
+        target.add_namespace(NQN, namespace).unwrap();
         let listen = |port: &String| target.add_listener(NQN, ListenAddress::tcp("127.0.0.1", port)).unwrap();
         let addresses = ports.iter().map(listen).collect();
         TargetSide { target, addresses, reactors: Some(reactors) }

@@ -266,7 +266,7 @@ impl Default for PerfJob {
 }
 
 /// URI schemes of the block layer.
-const SCHEMES: [&str; 6] = ["null", "malloc", "uring", "model", "store", "nvme+"];
+const SCHEMES: [&str; 7] = ["null", "malloc", "uring", "aio", "model", "store", "nvme+"];
 
 impl PerfJob {
     /// Derives the job from all options and checks combinations of options.

@@ -31,6 +31,10 @@ pub(crate) fn copy_range_blocks_max(block_log2: u8) -> u16 {
 /// Plans a Copy. The plan's `blocks` is the number of ranges in the host's data.
 pub(super) fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
     let (namespace, entry) = table.find(sqe.nsid)?;
+    if !entry.hidden_protection.is_empty() {
+        // Reference tags count from the LBA, and the block layer copies whole blocks.
+        return Err(Status::INVALID_OPCODE.do_not_retry());
+    }
     // Only source ranges of format 0 (OCFS).
     let command = CopyCommand::from_sqe(sqe).ok_or(INVALID_FIELD)?;
     if sqe.cdw12 & (PROTECTION | SOURCE_PROTECTION) != 0 {

@@ -52,10 +52,12 @@ pub struct NamespaceEntry {
     pub block_log2: u8,
     /// Metadata of a block, interleaved with its data.
     pub metadata: MetadataFormat,
+    /// What the device checks of protection information that hosts do not see.
+    pub(super) hidden_protection: ProtectionFlags,
     /// Required alignment of buffer addresses in bytes.
     pub buffer_alignment: u32,
     pub(super) exists: bool,
-    // Exists, accepts commands, and has no metadata.
+    // Exists, accepts commands, and has no metadata, not even hidden.
     pub(super) is_plain: bool,
     pub(super) read_only: bool,
     pub(super) can_unmap: bool,
@@ -75,6 +77,7 @@ impl NamespaceEntry {
             backend: 0,
             block_log2: 9,
             metadata: MetadataFormat::NONE,
+            hidden_protection: ProtectionFlags::empty(),
             buffer_alignment: 4096,
             exists: false,
             is_plain: false,
@@ -133,7 +136,8 @@ impl NamespaceTable {
                 AnaState::PersistentLoss => Status::ANA_PERSISTENT_LOSS,
                 AnaState::Change => Status::ANA_TRANSITION,
             };
-            let is_plain = ana.is_success() && namespace.metadata.bytes == 0;
+            let is_plain =
+                ana.is_success() && namespace.metadata.bytes == 0 && namespace.hidden_protection.is_empty();
             let identity = namespace.identity();
             let is_another =
                 |requester: &Requester| requester.association.takes_for_another(namespace.nsid, &identity);
@@ -147,6 +151,7 @@ impl NamespaceTable {
                 backend: namespace.backend,
                 block_log2: namespace.block_size.trailing_zeros() as u8,
                 metadata: namespace.metadata,
+                hidden_protection: namespace.hidden_protection,
                 is_plain: is_plain && !is_replaced,
                 buffer_alignment: namespace.buffer_alignment,
                 exists: true,

@@ -2,7 +2,8 @@
 //!
 //! Metadata is interleaved with the data, as fabrics require. The block device checks, generates and strips protection
 //! information; here is decided what it is asked for. A command without PRINFO transfers whole blocks and is planned as
-//! any other.
+//! any other. Of a namespace that hides its protection information, the device generates, checks and strips it for
+//! every command, and hosts transfer data only.
 
 use block_io::{ProtectedData, ProtectionFlags, ProtectionTags, Status};
 use dma::Data;
@@ -10,12 +11,17 @@ use wire_nvme::Sqe;
 use wire_nvme::io::ReadWrite;
 use wire_nvme::protection::ProtectionType;
 
-use super::{DIRECTIVE, IoOp, IoPlan, NamespaceEntry, NamespaceTable, STORAGE_TAG, block_range, plan_range};
+use super::{
+    DIRECTIVE, IoOp, IoPlan, NamespaceEntry, NamespaceTable, PROTECTION, STORAGE_TAG, block_range, plan_range,
+};
 
 /// Plans a Read, Write, Compare or Verify of a namespace with metadata.
 #[cold]
 pub(super) fn read_write(sqe: &Sqe, table: &NamespaceTable, op: IoOp) -> Result<IoPlan, Status> {
     let (namespace, entry) = table.find(sqe.nsid)?;
+    if !entry.hidden_protection.is_empty() {
+        return of_hidden(sqe, table, op, (namespace, entry));
+    }
     let (lba, blocks) = block_range(sqe, entry, STORAGE_TAG | DIRECTIVE)?;
     let command = ReadWrite::from_sqe(sqe);
     let flags = command.prinfo;
@@ -29,6 +35,27 @@ pub(super) fn read_write(sqe: &Sqe, table: &NamespaceTable, op: IoOp) -> Result<
     };
     let (application_tag, application_mask) = (command.application_tag, command.application_tag_mask);
     Ok(IoPlan { op, protection: flags, application_tag, application_mask, ..plan })
+}
+
+/// Plans a command of a namespace that hides its protection information.
+fn of_hidden(
+    sqe: &Sqe,
+    table: &NamespaceTable,
+    op: IoOp,
+    (namespace, entry): (u32, &NamespaceEntry),
+) -> Result<IoPlan, Status> {
+    let protected = match op {
+        IoOp::Read => IoOp::ProtectedRead,
+        IoOp::Write => IoOp::ProtectedWrite,
+        IoOp::Verify => IoOp::Verify,
+        // The block layer compares whole blocks, which hosts do not have.
+        _ => return Err(Status::INVALID_OPCODE.do_not_retry()),
+    };
+    let (lba, blocks) = block_range(sqe, entry, PROTECTION | DIRECTIVE)?;
+    let bytes = u64::from(blocks) << entry.block_log2;
+    let plan = plan_range(sqe, table, op, (namespace, entry), (lba, blocks), bytes)?;
+    let protection = entry.hidden_protection | ProtectionFlags::ACTION;
+    Ok(IoPlan { op: protected, protection, ..plan })
 }
 
 fn check_flags(entry: &NamespaceEntry, op: IoOp, lba: u64, command: &ReadWrite) -> Result<(), Status> {

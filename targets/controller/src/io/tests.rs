@@ -452,6 +452,40 @@ fn protected_table(bytes: u16, kind: Option<ProtectionType>) -> NamespaceTable {
 }
 
 #[test]
+fn hidden_protection_is_the_devices_for_every_command() {
+    use NvmOpcode::{Compare, Read, Verify, Write};
+    let mut subsystem = subsystem();
+    let checks = Prinfo::CHECK_GUARD | Prinfo::CHECK_REFERENCE_TAG;
+    subsystem.namespaces =
+        vec![SubsystemNamespace { hidden_protection: checks, ..SubsystemNamespace::new(1, 64) }];
+    let table = NamespaceTable::new(&subsystem, 1, &ControllerLimits::default());
+    let invalid = DNR(Status::INVALID_PROTECTION_INFORMATION);
+    for (opcode, prinfo, length, expected) in [
+        (Read, Prinfo::empty(), 1024, Ok(IoOp::ProtectedRead)),
+        (Write, Prinfo::empty(), 1024, Ok(IoOp::ProtectedWrite)),
+        (Verify, Prinfo::empty(), 0, Ok(IoOp::Verify)),
+        (Write, Prinfo::empty(), 1040, Err(DNR(Status::DATA_SGL_LENGTH_INVALID))),
+        (Compare, Prinfo::empty(), 1024, Err(DNR(Status::INVALID_OPCODE))),
+        // Hosts see no protection information.
+        (Read, Prinfo::CHECK_GUARD, 1024, Err(invalid)),
+        (Write, Prinfo::ACTION, 1024, Err(invalid)),
+    ] {
+        let command = ReadWrite { lba: 7, blocks: 2, prinfo, ..ReadWrite::default() };
+        let sqe = Sqe { nsid: 1, data: DataPointer::transport(length), ..command.to_sqe(opcode) };
+        let planned = plan(&sqe, &table);
+        let ops = planned.map(|plan| plan.op);
+        assert_eq!(ops, expected, "{opcode:?} {prinfo:?}");
+        if let Ok(plan) = planned {
+            assert_eq!(plan.protection, checks | Prinfo::ACTION, "{opcode:?}");
+            assert_eq!(table.entry(&plan).block_bytes(plan.protection), 512);
+        }
+    }
+    let out = rw(Read, 1, 63, 2, 1024);
+    assert_eq!(plan(&out, &table), Err(DNR(Status::LBA_OUT_OF_RANGE)));
+    assert!(super::plain_transfer(&rw(Read, 1, 7, 2, 1024), Op::Read, &table).is_none());
+}
+
+#[test]
 fn commands_of_namespaces_with_metadata_transfer_it_unless_it_is_stripped() {
     use NvmOpcode::{Compare, Read, Verify, Write};
     let (action, guard, reference) = (Prinfo::ACTION, Prinfo::CHECK_GUARD, Prinfo::CHECK_REFERENCE_TAG);

@@ -53,6 +53,8 @@ pub struct TargetNamespaceInfo {
     pub anagrpid: u32,
     /// File that persists reservations through power loss.
     pub ptpl_file: Option<String>,
+    /// Hosts do not see the protection information of the device.
+    pub hide_metadata: bool,
     /// The hosts that see it; `None` for all that may connect.
     pub visible_hosts: Option<Vec<String>>,
     /// Size in blocks.
@@ -200,6 +202,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
                         uuid: namespace.uuid,
                         anagrpid: namespace.anagrpid,
                         ptpl_file: configured.ptpl_files.get(&namespace.nsid).cloned(),
+                        hide_metadata: !namespace.hidden_protection.is_empty(),
                         visible_hosts: namespace
                             .visible_hosts
                             .as_ref()

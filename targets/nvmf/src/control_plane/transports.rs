@@ -68,6 +68,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         let options = state.transports.iter().filter_map(|(position, transport)| {
             let mut options = transport.options();
             options.insert("trtype".to_string(), transports::TRANSPORTS.get(*position)?.name().into());
+            options.insert("dif_insert_or_strip".to_string(), state.hides_metadata.into());
             Some(options.into())
         });
         options.collect()

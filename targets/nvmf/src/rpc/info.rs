@@ -130,6 +130,9 @@ fn namespaces(subsystem: &SubsystemInfo) -> impl Iterator<Item = Value> + '_ {
         if namespace.visible_hosts.is_some() {
             params["no_auto_visible"] = json!(true);
         }
+        if namespace.hide_metadata {
+            params["hide_metadata"] = json!(true);
+        }
         params
     })
 }
@@ -180,7 +183,6 @@ fn fixed_options() -> Value {
     json!({
         "iobuf_small_cache_size": 0,
         "iobuf_large_cache_size": 0,
-        "dif_insert_or_strip": false,
         "zcopy": false,
         "sock_priority": 0,
         "abort_timeout_sec": 0,

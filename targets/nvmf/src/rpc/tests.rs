@@ -157,6 +157,46 @@ fn a_saved_configuration_names_the_hosts_of_a_namespace_and_the_referrals() {
 }
 
 #[test]
+fn transports_that_strip_protection_hide_metadata_of_namespaces() {
+    let protected = |name: &str, md_interleave: bool| {
+        json!({ "name": name, "num_blocks": 64, "block_size": 512, "md_size": 8, "dif_type": 1,
+            "md_interleave": md_interleave })
+    };
+    let add = |bdev: &str, more: Value| {
+        let mut namespace = json!({ "bdev_name": bdev });
+        namespace.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({ "nqn": NQN, "namespace": namespace })
+    };
+    let machine = machine();
+    let saved = |method: &str, place: &str| -> Vec<Value> {
+        let calls = machine.ok("framework_get_config", json!({ "name": "nvmf" }));
+        let all = calls.as_array().unwrap().iter().filter(|call| call["method"] == method);
+        all.map(|call| call["params"].pointer(place).cloned().unwrap_or_default()).collect()
+    };
+    for (name, md_interleave) in [("A", true), ("B", false), ("C", true)] {
+        machine.ok("bdev_malloc_create", protected(name, md_interleave));
+    }
+    machine.ok("bdev_malloc_create", json!({ "name": "D", "num_blocks": 64, "block_size": 512 }));
+    machine.ok("nvmf_create_subsystem", json!({ "nqn": NQN }));
+    machine.ok("nvmf_subsystem_add_ns", add("A", json!({})));
+    let strips = json!({ "trtype": "TCP", "dif_insert_or_strip": true });
+    assert_eq!(machine.code("nvmf_create_transport", strips.clone()), -32602, "A shows its metadata");
+    machine.ok("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
+    assert_eq!(machine.code("nvmf_subsystem_add_ns", add("B", json!({}))), -32602, "it is separate");
+    machine.ok("nvmf_create_transport", strips);
+    let shows = json!({ "trtype": "VFIOUSER" });
+    assert_eq!(machine.code("nvmf_create_transport", shows), -32602, "transports differ");
+    for bdev in ["A", "B", "D"] {
+        machine.ok("nvmf_subsystem_add_ns", add(bdev, json!({})));
+    }
+    machine.ok("nvmf_subsystem_add_ns", add("C", json!({ "hide_metadata": true })));
+    assert_eq!(machine.ok("nvmf_get_transports", json!({}))[0]["dif_insert_or_strip"], true);
+    assert_eq!(saved("nvmf_create_transport", "/dif_insert_or_strip"), [json!(true)]);
+    let hidden = saved("nvmf_subsystem_add_ns", "/namespace/hide_metadata");
+    assert_eq!(hidden, [json!(true), json!(true), Value::Null, json!(true)], "D has no metadata");
+}
+
+#[test]
 fn errors_have_spdks_codes() {
     let machine = machine();
     let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
@@ -169,7 +209,7 @@ fn errors_have_spdks_codes() {
         ("nvmf_get_transports", json!({ "trtype": "TCP" }), -19),
         ("nvmf_create_transport", json!({ "trtype": "RDMA" }), -32602),
         ("nvmf_create_transport", json!({ "trtype": "TCP", "max_io_size": 5000 }), -32602),
-        ("nvmf_create_transport", json!({ "trtype": "TCP", "dif_insert_or_strip": true }), -32602),
+        ("nvmf_create_transport", json!({ "trtype": "TCP", "disable_compare": true }), -32602),
         ("nvmf_create_subsystem", json!({ "nqn": NQN }), -32603),
         ("nvmf_create_subsystem", json!({ "nqn": "a" }), -32602),
         ("nvmf_create_subsystem", json!({ "nqn": NQN, "tgt_name": "other" }), -32603),

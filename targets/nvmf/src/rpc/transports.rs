@@ -8,8 +8,8 @@ use super::parameters::TargetName;
 use crate::transport::{TransportConfig, TransportParameters};
 use crate::transports::{self, TRANSPORTS};
 
-/// Parameters of `nvmf_create_transport`: which transport, and its options.
-pub(super) struct CreateTransport(Box<dyn TransportConfig>);
+/// Parameters of `nvmf_create_transport`: which transport, its options, and what all transports have in common.
+pub(super) struct CreateTransport(Box<dyn TransportConfig>, CommonOptions);
 
 control::parameters! {
     struct WhichTransport {
@@ -20,10 +20,17 @@ control::parameters! {
 }
 
 control::parameters! {
+    struct CommonOptions {
+        /// Namespaces that are added later hide the protection information of their bdevs, as with
+        /// `hide_metadata`; the same for all transports
+        dif_insert_or_strip: bool = false,
+    }
+}
+
+control::parameters! {
     /// Options of SPDK in which there is no choice, unless a transport declares one of them.
     struct FixedOptions {}
     only {
-        dif_insert_or_strip: bool = false,
         disable_compare: bool = false,
         masked_oncs: Vec<String> = Vec::new(),
         masked_fuses: Vec<String> = Vec::new(),
@@ -68,6 +75,7 @@ impl Parameters for CreateTransport {
         }
         all.extend(merged(of_kinds.iter().map(|(name, parameters)| (*name, &parameters.shared[..]))));
         all.extend(merged(of_kinds.iter().map(|(name, parameters)| (*name, &parameters.own[..]))));
+        all.extend(CommonOptions::declaration());
         let mut fixed = FixedOptions::declaration();
         fixed.retain(|parameter| all.iter().all(|declared| declared.name != parameter.name));
         all.extend(fixed);
@@ -82,11 +90,12 @@ impl Parameters for CreateTransport {
         for other in TRANSPORTS {
             other.decode(&mut object, &mut DecodeLog::default())?;
         }
+        let common = CommonOptions::take_from(&mut object, log)?;
         FixedOptions::take_from(&mut object, log)?;
         let declared: Vec<&str> = Self::declaration().iter().map(|parameter| parameter.name).collect();
         Decoder::new(object, log).finish(&declared)?;
         match config {
-            Some(config) => Ok(CreateTransport(config)),
+            Some(config) => Ok(CreateTransport(config, common)),
             None => {
                 let expected = transports::names("or");
                 let message = format!("transport {trtype} is not supported; expected {expected}");
@@ -98,6 +107,7 @@ impl Parameters for CreateTransport {
     /// All options that the transport has.
     fn to_object(&self) -> Map<String, Value> {
         let mut object = self.0.to_object();
+        object.extend(self.1.to_object());
         object.insert("trtype".to_string(), self.0.kind().name().into());
         object
     }
@@ -123,6 +133,9 @@ fn merged<'a>(of_kinds: impl Iterator<Item = (&'a str, &'a [Parameter])> + Clone
 }
 
 pub(super) fn create_transport(module: &NvmfModule, params: CreateTransport) -> Result<bool, RpcError> {
-    module.target.create_transport_with(&*params.0)?;
+    let CreateTransport(config, CommonOptions { dif_insert_or_strip }) = params;
+    module.target.check_hides_metadata(dif_insert_or_strip)?;
+    module.target.create_transport_with(&*config)?;
+    module.target.set_hides_metadata(dif_insert_or_strip);
     Ok(true)
 }

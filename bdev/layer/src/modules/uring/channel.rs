@@ -1,5 +1,5 @@
-//! A core's channel to the file: maps requests to io_uring operations, continues short transfers, and maps errors
-//! to statuses.
+//! A core's channel to the file: maps requests to file operations, which a [`FilePort`] carries, continues short
+//! transfers, and maps errors to statuses.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 
 use block_io::{Errno, Op, Payload, RequestFlags, Status};
 use dma::Data;
-use os::{EventClient, EventCompletion, FileId, FileOperation, WriteMode};
-use reactor::{Period, PollResult, Poller, Shutdown};
+use os::{EventCompletion, FileOperation, WriteMode};
 use slots::{Slab, Slot};
 
 use super::plan::{FileStep, fallback, plan, status_of};
+use super::port::FilePort;
 use super::seek::ChannelSeeks;
 use super::{DEPTH, UringShared};
 use crate::modules::bytes_of;
@@ -19,6 +19,10 @@ use crate::{Completion, Request};
 
 /// Attempts of an operation that fails with EINTR or EAGAIN.
 const TRIES_MAX: u32 = 100;
+/// How long a request that the device has no resources for is deferred, unless another one ends before.
+const DEFERRED_NS: u64 = 1_000_000;
+/// Times that this passes before the request fails: half a minute without a single completion.
+const DEFERRALS_MAX: u32 = 30_000;
 /// Bytes of zeroes in one write, where the file cannot zero a range itself.
 const ZEROES_BYTES: usize = 256 << 10;
 
@@ -27,16 +31,19 @@ const EIO: i32 = 5;
 const EAGAIN: i32 = 11;
 const EOPNOTSUPP: i32 = 95;
 
-pub(super) struct UringChannel {
+pub(super) struct FileIoChannel<P: FilePort> {
     core: reactor::Core,
     /// `None` only in `drop`.
-    client: Option<EventClient>,
-    file: FileId,
+    port: Option<P>,
     block_size: u32,
     shared: Arc<UringShared>,
-    active: Slab<UringRequest>,
-    /// Requests to be submitted again: the core's ring was full, or the operation is retried.
+    active: Slab<FileRequest>,
+    /// Requests to be submitted again: the port was full, or the operation is retried.
     retry_queue: VecDeque<Slot>,
+    /// Requests for which the device had no resources, in order. They are retried when another completes, or at
+    /// `deferred_until_ns`.
+    deferred: VecDeque<Slot>,
+    deferred_until_ns: u64,
     finished: Vec<Completion>,
     /// Since the first seek.
     seeks: Option<Box<ChannelSeeks>>,
@@ -46,7 +53,7 @@ pub(super) struct UringChannel {
 
 /// A request in progress. Its data is with the kernel while an operation is in flight.
 #[derive(Debug)]
-struct UringRequest {
+struct FileRequest {
     request: Request,
     step: FileStep,
     then: Option<FileStep>,
@@ -59,22 +66,22 @@ struct UringRequest {
     own: Option<Data>,
 }
 
-impl UringChannel {
+impl<P: FilePort> FileIoChannel<P> {
     pub(super) fn new(
         core: reactor::Core,
-        client: EventClient,
-        file: FileId,
+        port: P,
         block_size: u32,
         shared: Arc<UringShared>,
-    ) -> UringChannel {
-        UringChannel {
+    ) -> FileIoChannel<P> {
+        FileIoChannel {
             core,
-            client: Some(client),
-            file,
+            port: Some(port),
             block_size,
             shared,
             active: Slab::with_capacity(DEPTH),
             retry_queue: VecDeque::new(),
+            deferred: VecDeque::new(),
+            deferred_until_ns: 0,
             finished: Vec::new(),
             seeks: None,
             done: Vec::new(),
@@ -92,7 +99,7 @@ impl UringChannel {
         while self.is_unsupported(step) {
             step = fallback(step).expect("an unsupported step has a fallback");
         }
-        let mut active = UringRequest {
+        let mut active = FileRequest {
             request,
             step,
             then: plan.then,
@@ -115,7 +122,7 @@ impl UringChannel {
     /// Copies an atomic write of several slices to one, as the kernel wants it. Returns the error if it is too long, or if
     /// there is no memory.
     #[cold]
-    fn join_slices(&self, active: &mut UringRequest) -> Option<Status> {
+    fn join_slices(&self, active: &mut FileRequest) -> Option<Status> {
         if active.request.blocks > self.shared.atomic_blocks_max {
             return Some(Status::INVALID_FIELD.do_not_retry());
         }
@@ -133,12 +140,12 @@ impl UringChannel {
         None
     }
 
-    /// Accepts a request that is no operation of the ring.
+    /// Accepts a request that is no operation of a port.
     #[cold]
     fn accept_uncommon(&mut self, request: Request) {
         let done = if matches!(request.op, Op::SeekData | Op::SeekHole) {
             let seeks = self.seeks.get_or_insert_with(|| Box::new(ChannelSeeks::new(&self.core)));
-            seeks.start(request, self.block_size, &self.shared.seeker)
+            seeks.start(request, self.block_size, &self.shared.worker)
         } else {
             Some(request.complete(Status::INVALID_OPCODE))
         };
@@ -189,13 +196,13 @@ impl UringChannel {
             FileStep::Sync => left = 0,
             FileStep::Punch | FileStep::Zero | FileStep::WriteZeroes => {}
         }
-        let client = self.client.as_ref().expect("only a dropped channel has no client");
+        let port = self.port.as_mut().expect("only a dropped channel has no port");
         let submitted = match active.request.payload {
             Payload::Registered(pages) if !active.writes_own => {
                 let start = active.progress as u32;
-                client.submit_registered(self.file, operation, offset, left, (pages, start), slot.to_bits())
+                port.start_registered(operation, offset, left, (pages, start), slot.to_bits())
             }
-            _ => client.submit_operation(self.file, operation, offset, left, data, slot.to_bits()),
+            _ => port.start(operation, offset, left, data, slot.to_bits()),
         };
         let Err(refused) = submitted else { return };
         return_data(active, refused.data);
@@ -244,6 +251,15 @@ impl UringChannel {
         let Some(active) = self.active.get_mut(slot) else {
             unreachable!("failed {slot:?} is not in the table")
         };
+        if errno.0 == EAGAIN
+            && active.tries < DEFERRALS_MAX
+            && self.port.as_ref().is_some_and(FilePort::defers)
+        {
+            if self.deferred.is_empty() {
+                self.deferred_until_ns = self.core.now_ns() + DEFERRED_NS;
+            }
+            return self.deferred.push_back(slot);
+        }
         if matches!(errno.0, EINTR | EAGAIN) && active.tries < TRIES_MAX {
             active.tries += 1;
             self.retry_queue.push_back(slot);
@@ -273,6 +289,32 @@ impl UringChannel {
         self.finish(slot, status);
     }
 
+    /// Retries deferred requests when others have ended, which free what these lack, or when the time has come.
+    fn retry_deferred(&mut self, have_others_ended: bool) {
+        if self.deferred.is_empty() {
+            return;
+        }
+        if !have_others_ended {
+            if self.core.now_ns() < self.deferred_until_ns {
+                return;
+            }
+            for slot in &self.deferred {
+                if let Some(active) = self.active.get_mut(*slot) {
+                    active.tries += 1;
+                }
+            }
+        }
+        self.retry_queue.append(&mut self.deferred);
+    }
+
+    /// Passes to the kernel what was started.
+    #[inline]
+    fn submit_started(&mut self) {
+        if let Some(port) = &mut self.port {
+            port.submit();
+        }
+    }
+
     fn finish(&mut self, slot: Slot, status: Status) {
         let Some(active) = self.active.remove(slot) else {
             unreachable!("finished {slot:?} is not in the table")
@@ -286,7 +328,7 @@ const fn is_atomic(step: FileStep) -> bool {
 }
 
 /// Returns the data of an operation to the request, or to the channel.
-fn return_data(active: &mut UringRequest, data: Option<Data>) {
+fn return_data(active: &mut FileRequest, data: Option<Data>) {
     if active.writes_own {
         active.own = data;
     } else if data.is_some() {
@@ -300,7 +342,7 @@ fn zeroes(core: &reactor::Core, bytes: u64) -> Option<Data> {
     Some(buffer.into())
 }
 
-impl block_io::Channel for UringChannel {
+impl<P: FilePort> block_io::Channel for FileIoChannel<P> {
     type Request = Request;
     type Completion = Completion;
 
@@ -308,17 +350,20 @@ impl block_io::Channel for UringChannel {
         for request in batch.drain(..) {
             self.accept(request);
         }
+        self.submit_started();
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
+        self.retry_deferred(false);
         for _ in 0..self.retry_queue.len() {
             let Some(slot) = self.retry_queue.pop_front() else { break };
             self.start(slot);
         }
         let mut done = std::mem::take(&mut self.done);
-        if let Some(client) = &self.client {
-            client.reap(&mut done);
+        if let Some(port) = &mut self.port {
+            port.submit();
+            port.reap(&mut done);
         }
         for one in done.drain(..) {
             self.step_done(one);
@@ -327,56 +372,27 @@ impl block_io::Channel for UringChannel {
         if let Some(seeks) = &mut self.seeks {
             seeks.poll(sink);
         }
+        self.retry_deferred(!self.finished.is_empty());
+        self.submit_started();
         sink.append(&mut self.finished);
         sink.len() - before
     }
 
     fn deadline(&self) -> Option<u64> {
         let have_seeks_ended = self.seeks.as_ref().is_some_and(|seeks| seeks.have_ended());
-        let has_work = !self.finished.is_empty() || !self.retry_queue.is_empty() || have_seeks_ended;
-        has_work.then_some(0)
+        let must_poll = self.port.as_ref().is_some_and(FilePort::must_poll);
+        if !self.finished.is_empty() || !self.retry_queue.is_empty() || have_seeks_ended || must_poll {
+            return Some(0);
+        }
+        (!self.deferred.is_empty()).then_some(self.deferred_until_ns)
     }
 }
 
-impl Drop for UringChannel {
-    /// The file stays registered with the core's ring until the kernel has completed all operations: its index must
-    /// not be reused while queued operations refer to it. The ring owns the buffers.
+impl<P: FilePort> Drop for FileIoChannel<P> {
     fn drop(&mut self) {
-        let Some(client) = self.client.take() else { return };
-        let in_flight = self.active.len() - self.retry_queue.len();
-        if in_flight == 0 {
-            return client.remove_file(self.file);
+        if let Some(port) = self.port.take() {
+            port.close(&self.core, self.active.len() - self.retry_queue.len() - self.deferred.len());
         }
-        let drain = UringDrain { client, file: self.file, in_flight, done: Vec::new() };
-        self.core.add_poller(Box::new(drain), Period::EveryTurn);
-    }
-}
-
-/// Unregisters the file of a dropped channel once its operations have completed.
-struct UringDrain {
-    client: EventClient,
-    file: FileId,
-    in_flight: usize,
-    done: Vec<EventCompletion>,
-}
-
-impl Poller for UringDrain {
-    fn name(&self) -> &str {
-        "uring bdev drain"
-    }
-
-    fn poll(&mut self, _now_ns: u64) -> PollResult {
-        self.in_flight -= self.client.reap(&mut self.done);
-        self.done.clear();
-        if self.in_flight > 0 {
-            return PollResult::Idle;
-        }
-        self.client.remove_file(self.file);
-        PollResult::Finished
-    }
-
-    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
-        if self.in_flight == 0 { Shutdown::Done } else { Shutdown::Draining }
     }
 }
 

@@ -50,16 +50,22 @@ pub(super) fn open(
     };
     let metadata = std::fs::metadata(path).map_err(failed("cannot be opened"))?;
     let kind = metadata.file_type();
-    if kind.is_char_device() {
+    if kind.is_char_device() && config.aio.is_none() {
         return open_generic(config, metadata.rdev(), holder);
     }
     if !kind.is_file() && !kind.is_block_device() {
         let what = if kind.is_dir() {
             "a directory"
+        } else if config.aio.is_some() {
+            "neither a file nor a block device"
         } else {
             "neither a file, a block device nor an NVMe generic device"
         };
         return Err(BdevError::invalid("filename", format!("{} is {what}", path.display())));
+    }
+    if config.aio.is_some_and(|aio| aio.nowait) && !kind.is_block_device() {
+        let unsupported = io::Error::from(rustix::io::Errno::OPNOTSUPP);
+        return Err(failed("is no block device, which nowait needs")(unsupported));
     }
     // A block device has several nodes, hence its device number; no file has the inode number `u64::MAX`.
     let medium = if kind.is_file() { (metadata.dev(), metadata.ino()) } else { (metadata.rdev(), u64::MAX) };

@@ -10,8 +10,9 @@ use block_io::{Channel, Errno, Op, RequestFlags, Status, Tag};
 use os::{BlockFile, FileIo, NvmePassthrough, SqeFormat, UringPolling, UringQueue, UringQueueConfig};
 
 use super::DEPTH;
-use super::channel::UringChannel;
+use super::channel::FileIoChannel;
 use super::plan::status_of;
+use super::port::UringPort;
 use crate::{Completion, Request};
 
 /// The file of a ring.
@@ -76,7 +77,7 @@ impl RingFormat for NvmePassthrough {
 pub(super) struct OwnRingChannel<D: RingFormat> {
     ring: UringQueue<RingFile, D>,
     /// The core's ring; `None` for passthrough, which does everything.
-    core_ring: Option<UringChannel>,
+    core_ring: Option<FileIoChannel<UringPort>>,
     /// Tag and flow of the requests in flight, by the tag that they have in the ring.
     callers: Box<[(Tag, u16)]>,
     free: Vec<u16>,
@@ -96,7 +97,7 @@ impl<D: RingFormat> OwnRingChannel<D> {
     pub(super) fn new(
         file: RingFile,
         polling: UringPolling,
-        core_ring: Option<UringChannel>,
+        core_ring: Option<FileIoChannel<UringPort>>,
     ) -> std::io::Result<OwnRingChannel<D>> {
         let mut ring = UringQueue::new(&config(polling, DEPTH), vec![file])?;
         // Without it the kernel looks the file up for each request; at the limit of locked memory it does.

@@ -1,25 +1,25 @@
-//! Seeks for data and holes of a file. `lseek` may read the file's metadata and has no form for io_uring, so that a
-//! thread of the device executes it.
+//! Seeks for data and holes of a file. `lseek` may read the file's metadata and has no form for io_uring or AIO, so that
+//! the [thread](super::worker) of the device executes it.
 
 use std::fs::File;
 use std::io;
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use block_io::{Op, Payload, Status};
-use reactor::{Core, MailboxReceiver, MailboxSender, blocking};
+use reactor::{Core, MailboxReceiver, MailboxSender};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use slots::{Slab, Slot};
 
 use super::DEPTH;
+use super::worker::{FileJob, FileWorker};
 use crate::{Completion, Request};
 
 /// Seeks of a file system for one of a device whose blocks are larger than the file's extents.
 const SEEKS_MAX: u32 = 1000;
 
 /// A range in which a thread seeks.
-struct SeekJob {
+pub(super) struct SeekJob {
     file: Arc<File>,
     op: Op,
     lba: u64,
@@ -32,45 +32,7 @@ struct SeekJob {
 /// The block that was found, if any.
 type SeekResult = (Slot, Option<u64>);
 
-/// The file of a device, and the thread that seeks in it. The thread starts with the first seek, and ends with the device
-/// and its channels.
-pub(super) struct FileSeeker {
-    /// `None` once the device is closed.
-    file: Mutex<Option<Arc<File>>>,
-    /// Every message is a request that a channel admitted, which bounds their number.
-    jobs: Mutex<Option<Sender<SeekJob>>>,
-}
-
-impl FileSeeker {
-    pub(super) fn new(file: File) -> FileSeeker {
-        FileSeeker { file: Mutex::new(Some(Arc::new(file))), jobs: Mutex::new(None) }
-    }
-
-    /// The file; `None` once the device is closed.
-    pub(super) fn file(&self) -> Option<Arc<File>> {
-        sync::lock(&self.file).clone()
-    }
-
-    pub(super) fn close(&self) {
-        let file = sync::lock(&self.file).take();
-        drop(file);
-    }
-
-    /// Passes a job to the thread. Returns whether there is one.
-    fn send(&self, job: SeekJob) -> bool {
-        let mut jobs = sync::lock(&self.jobs);
-        if jobs.is_none() {
-            let (sender, receiver) = channel();
-            if blocking::spawn_worker("uring-seek", receiver, execute).is_err() {
-                return false;
-            }
-            *jobs = Some(sender);
-        }
-        jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok())
-    }
-}
-
-fn execute(job: SeekJob) {
+pub(super) fn execute(job: SeekJob) {
     let seek = |op, offset| {
         let from = if op == Op::SeekData { SeekFrom::Data(offset) } else { SeekFrom::Hole(offset) };
         match rustix::fs::seek(&job.file, from) {
@@ -137,9 +99,9 @@ impl ChannelSeeks {
         &mut self,
         request: Request,
         block_size: u32,
-        seeker: &FileSeeker,
+        worker: &FileWorker,
     ) -> Option<Completion> {
-        let Some(file) = seeker.file() else {
+        let Some(file) = worker.file() else {
             return Some(request.complete(Status::INVALID_NAMESPACE_OR_FORMAT));
         };
         let (op, lba, blocks) = (request.op, request.lba, request.blocks);
@@ -147,7 +109,7 @@ impl ChannelSeeks {
             unreachable!("the layer admits no more than {DEPTH} requests")
         };
         let job = SeekJob { file, op, lba, blocks, block_size, slot, reply: self.sender.clone() };
-        if seeker.send(job) {
+        if worker.send(FileJob::Seek(job)) {
             return None;
         }
         self.requests.remove(slot).map(|request| request.complete(Status::COMMAND_INTERRUPTED))

@@ -1,19 +1,22 @@
 //! Results that a healthy kernel does not return, injected by the test; the I/O that follows them is real.
 
+use std::cell::RefCell;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use block_io::{Channel as _, Op, RequestFlags, Tag};
 use dma::Buffer;
 use reactor::{IdlePolicy, Reactor, ReactorConfig};
 
+use super::super::port::UringPort;
 use super::*;
 
 const BYTES: usize = 1 << 20;
 
 struct UringHarness {
     reactor: Reactor,
-    channel: UringChannel,
+    channel: FileIoChannel<UringPort>,
     reader: std::fs::File,
 }
 
@@ -43,9 +46,9 @@ fn harness(direct: bool) -> Option<UringHarness> {
         direct,
         has_holes: true,
         atomic_blocks_max: 0,
-        seeker: super::super::FileSeeker::new(reader.try_clone().unwrap()),
+        worker: super::super::FileWorker::new(reader.try_clone().unwrap()),
     };
-    let channel = UringChannel::new(core, client, id, 512, Arc::new(shared));
+    let channel = FileIoChannel::new(core, UringPort::new(client, id), 512, Arc::new(shared));
     Some(UringHarness { reactor, channel, reader })
 }
 
@@ -53,7 +56,7 @@ impl UringHarness {
     /// Adds a request as if its first operation were in flight.
     fn start_simulated(&mut self, request: Request) -> Slot {
         let plan = plan(request.op, request.flags).unwrap();
-        let job = UringRequest {
+        let job = FileRequest {
             request,
             step: plan.first,
             then: plan.then,
@@ -218,6 +221,99 @@ fn interrupted_operations_are_retried_a_bounded_number_of_times() {
     harness.channel.active.get_mut(flush).unwrap().tries = TRIES_MAX;
     harness.complete_simulated(flush, -EAGAIN);
     assert_eq!(harness.wait().status(), Status::COMMAND_INTERRUPTED);
+}
+
+/// A device that takes two operations at a time, which the test completes.
+struct BusyPort {
+    started: Rc<RefCell<Vec<EventCompletion>>>,
+    ended: Rc<RefCell<Vec<EventCompletion>>>,
+}
+
+impl FilePort for BusyPort {
+    fn start(
+        &mut self,
+        _: FileOperation,
+        _: u64,
+        bytes: u64,
+        data: Option<(Data, usize)>,
+        tag: u64,
+    ) -> Result<(), os::RejectedOperation> {
+        let is_full = self.started.borrow().len() == 2;
+        let data = data.map(|(data, _)| data);
+        let one = EventCompletion { tag, result: if is_full { -EAGAIN } else { bytes as i32 }, data };
+        if is_full { &self.ended } else { &self.started }.borrow_mut().push(one);
+        Ok(())
+    }
+
+    fn start_registered(
+        &mut self,
+        _: FileOperation,
+        _: u64,
+        _: u64,
+        _: (block_io::RegisteredPages, u32),
+        _: u64,
+    ) -> Result<(), os::RejectedOperation> {
+        unreachable!("no request has pages")
+    }
+
+    fn reap(&mut self, done: &mut Vec<EventCompletion>) {
+        done.append(&mut self.ended.borrow_mut());
+    }
+
+    fn defers(&self) -> bool {
+        true
+    }
+
+    fn close(self, _: &reactor::Core, _: usize) {}
+}
+
+#[test]
+fn what_a_busy_device_has_no_resources_for_is_retried_when_it_has() {
+    let reactor =
+        Reactor::new(&ReactorConfig { idle: IdlePolicy::Spin, ..ReactorConfig::default() }).unwrap();
+    let core = reactor.core();
+    let shared = UringShared {
+        blocks: AtomicU64::new(1 << 20),
+        unused_bytes: AtomicU64::new(0),
+        no_punch: AtomicBool::new(true),
+        no_zero: AtomicBool::new(true),
+        flush_failed: AtomicBool::new(false),
+        direct: true,
+        has_holes: false,
+        atomic_blocks_max: 0,
+        worker: super::super::FileWorker::new(std::fs::File::open("/dev/null").unwrap()),
+    };
+    let (started, ended): (Rc<RefCell<Vec<EventCompletion>>>, Rc<RefCell<Vec<EventCompletion>>>) =
+        Default::default();
+    let port = BusyPort { started: started.clone(), ended: ended.clone() };
+    let mut channel = FileIoChannel::new(core.clone(), port, 512, Arc::new(shared));
+    let read = |tag| Request::read(Tag(tag), 0, 1, core.pool().take(512).unwrap());
+    channel.submit(&mut (0..4).map(read).collect());
+    let mut sink = Vec::new();
+    for _ in 0..200 {
+        channel.poll(&mut sink);
+    }
+    assert!(sink.is_empty(), "nothing fails: {sink:?}");
+    assert_eq!((started.borrow().len(), channel.deferred.len()), (2, 2));
+    assert_eq!(channel.deadline(), Some(channel.deferred_until_ns), "it sleeps meanwhile");
+    // One ends: both are retried at once, in order, and one of them finds resources.
+    let one = started.borrow_mut().remove(0);
+    ended.borrow_mut().push(one);
+    for _ in 0..4 {
+        channel.poll(&mut sink);
+    }
+    assert_eq!((sink.len(), started.borrow().len(), channel.deferred.len()), (1, 2, 1));
+    assert_eq!(channel.active.get(Slot::from_bits(started.borrow()[1].tag)).unwrap().request.tag, Tag(2));
+    // Without a completion it is retried when the time has come, and fails in the end.
+    let last = channel.deferred[0];
+    channel.active.get_mut(last).unwrap().tries = DEFERRALS_MAX - 1;
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while sink.len() < 2 {
+        assert!(std::time::Instant::now() < end, "it is not retried");
+        channel.poll(&mut sink);
+    }
+    assert_eq!((sink[1].tag(), sink[1].status()), (Tag(3), Status::COMMAND_INTERRUPTED));
+    assert!(sink[1].request().data().is_some());
 }
 
 #[test]
