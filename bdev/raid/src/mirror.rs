@@ -148,8 +148,8 @@ impl Mirror {
     }
 
     pub(crate) fn new(setup: MirrorSetup) -> Arc<Mirror> {
-        let MirrorSetup { array, bases, handle, geometry, ops, options, present, pages, generation, is_new } =
-            setup;
+        let MirrorSetup { array, bases, handle, geometry, ops, options, present, pages, .. } = setup;
+        let MirrorSetup { generation, is_new, is_page_due, .. } = setup;
         let (blocks, block_bytes) = (geometry.blocks, geometry.block_size);
         let (shift, count) = IntentPage::regions_of(blocks, block_bytes, REGION_BYTES_MIN);
         let superblock = array.lock().superblock.clone();
