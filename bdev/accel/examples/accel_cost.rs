@@ -1,5 +1,6 @@
-//! The cost of the framework and of AES-XTS on this core: `accel_cost [ROUNDS]` prints the best and the median of
-//! rounds of 1 MiB each, 400 without an argument. Compare with `openssl speed -evp aes-256-xts -bytes 4096`.
+//! The cost of the framework and of AES-XTS on this core: `accel_cost [ROUNDS]` prints the best and the
+//! median of rounds of 1 MiB each, 400 without an argument. Compare with `openssl speed -evp aes-256-xts
+//! -bytes 4096`.
 
 use std::hint::black_box;
 use std::time::Instant;
