@@ -87,7 +87,7 @@ impl AccelChannel {
             Some(injection) if injection.kind == InjectType::Failure => {
                 self.counts.failed(op);
                 let errno = if injection.errno == 0 { EIO } else { injection.errno };
-                return Err(AccelFailure::Failed { errno });
+                Err(AccelFailure::Failed { errno })
             }
             hit => {
                 self.counts.executed(op, bytes);

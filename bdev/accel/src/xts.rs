@@ -147,7 +147,7 @@ struct Tweaks<'a> {
 
 #[inline(always)]
 fn double(tweak: u128) -> u128 {
-    tweak << 1 ^ (tweak >> 127) * FEEDBACK
+    (tweak << 1) ^ ((tweak >> 127) * FEEDBACK)
 }
 
 /// The tweak eight blocks on. The carry of eight bits times the feedback, as shifts.
