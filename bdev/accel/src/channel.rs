@@ -12,9 +12,9 @@ const EIO: i32 = 5;
 
 /// Executes operations on one core.
 ///
-/// Each call is inline: it returns when the result is there. On the engine `software` it costs two counts more than the
-/// operation. What works on memory that is not a slice, such as that of a peer, asks with [`begin`](Self::begin) and
-/// does the work itself.
+/// Each call is inline: it returns when the result is there. On the engine `software` it costs two counts
+/// more than the operation. What works on memory that is not a slice, such as that of a peer, asks with
+/// [`begin`](Self::begin) and does the work itself.
 pub struct AccelChannel {
     inner: Arc<AccelInner>,
     core: usize,
@@ -66,8 +66,8 @@ impl AccelChannel {
         AccelChannel { inner, core, counts }
     }
 
-    /// Counts an operation on `bytes` bytes that the caller executes now, on the CPU, and says what is to be done with
-    /// its result.
+    /// Counts an operation on `bytes` bytes that the caller executes now, on the CPU, and says what is to be
+    /// done with its result.
     ///
     /// # Errors
     /// The engine has it fail: the caller does not execute it.
@@ -87,7 +87,7 @@ impl AccelChannel {
             Some(injection) if injection.kind == InjectType::Failure => {
                 self.counts.failed(op);
                 let errno = if injection.errno == 0 { EIO } else { injection.errno };
-                return Err(AccelFailure::Failed { errno });
+                Err(AccelFailure::Failed { errno })
             }
             hit => {
                 self.counts.executed(op, bytes);
@@ -215,8 +215,8 @@ impl AccelChannel {
         Ok(())
     }
 
-    /// Generates the protection information of blocks that have their metadata interleaved. `data_bytes` is that of a
-    /// block, without metadata, here and below.
+    /// Generates the protection information of blocks that have their metadata interleaved. `data_bytes` is
+    /// that of a block, without metadata, here and below.
     ///
     /// # Errors
     /// See [`copy`](Self::copy).

@@ -94,8 +94,8 @@ impl Accel {
         engine.supports(op)
     }
 
-    /// Has operations fail or give wrong results, as far as they are [assigned](Self::assign) to [`Engine::Error`].
-    /// Replaces what was set for the operation before, and counts from 0.
+    /// Has operations fail or give wrong results, as far as they are [assigned](Self::assign) to
+    /// [`Engine::Error`]. Replaces what was set for the operation before, and counts from 0.
     pub fn inject(&self, op: AccelOp, injection: Injection) {
         sync::lock(&self.0.injections).set(op, injection);
     }

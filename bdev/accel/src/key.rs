@@ -21,8 +21,9 @@ control::choices! {
 }
 
 control::choices! {
-    /// How the tweak of a data unit is made, as SPDK's. Its 16 bytes are two words, each little-endian: SPDK's
-    /// software has the LBA in the second, which its header writes as the lower. The others are read in the same way.
+    /// How the tweak of a data unit is made, as SPDK's. Its 16 bytes are two words, each little-endian:
+    /// SPDK's software has the LBA in the second, which its header writes as the lower. The others are read
+    /// in the same way.
     pub enum TweakMode {
         /// 0, and the LBA. A block is one data unit, as in all but the two last.
         SimpleLba = "SIMPLE_LBA",
@@ -109,8 +110,8 @@ impl CryptoKey {
     /// A key of two halves as hexadecimal digits: 32 each for AES-128, 64 for AES-256.
     ///
     /// # Errors
-    /// [`CryptoKeyError::Invalid`]: no hexadecimal digits, other lengths, equal halves (which are not secure), or a
-    /// cipher that no engine has.
+    /// [`CryptoKeyError::Invalid`]: no hexadecimal digits, other lengths, equal halves (which are not
+    /// secure), or a cipher that no engine has.
     pub fn from_hex(
         name: &str,
         cipher: Cipher,
@@ -148,8 +149,8 @@ impl CryptoKey {
         })
     }
 
-    /// A key of a secret with both halves, one after the other, as 64 or 128 hexadecimal digits. White space does not
-    /// count.
+    /// A key of a secret with both halves, one after the other, as 64 or 128 hexadecimal digits. White space
+    /// does not count.
     ///
     /// # Errors
     /// As [`from_hex`](Self::from_hex).

@@ -1,8 +1,8 @@
 //! The acceleration framework: operations on memory that an engine executes, as SPDK's `accel`.
 //!
-//! [`Accel`] says which engine executes an operation, and has the keys of encryption ([`CryptoKeys`]), the errors
-//! that are injected and the statistics of all cores. An [`AccelChannel`] is a core's side of it: its calls execute an
-//! operation at once, inline, on the CPU. [`AccelModule`] has the methods `accel_*`.
+//! [`Accel`] says which engine executes an operation, and has the keys of encryption ([`CryptoKeys`]), the
+//! errors that are injected and the statistics of all cores. An [`AccelChannel`] is a core's side of it: its
+//! calls execute an operation at once, inline, on the CPU. [`AccelModule`] has the methods `accel_*`.
 //!
 //! ```
 //! use accel::{Accel, AccelOp};
@@ -15,8 +15,8 @@
 //! # Ok::<(), accel::AccelFailure>(())
 //! ```
 //!
-//! There are two engines: `software`, the CPU's own instructions, chosen at run time where there are wider ones, and
-//! `error`, which is `software` with the faults of `accel_error_inject_error`.
+//! There are two engines: `software`, the CPU's own instructions, chosen at run time where there are wider
+//! ones, and `error`, which is `software` with the faults of `accel_error_inject_error`.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -74,29 +74,32 @@ impl Module for AccelModule {
             Method::update("accel_assign_opc", assign)
                 .at_any_stage()
                 .text(
-                    "Has an engine execute an operation. Unlike SPDK's it can be called at any time, and is in force at once.",
+                    "Has an engine execute an operation. Unlike SPDK's it can be called at any time, and is in \
+                     force at once.",
                     "true",
                 )
-                .errors(&[(RpcError::INVALID_PARAMS, "there is no such operation, or no engine of that name executes it")]),
+                .errors(&[(RpcError::INVALID_PARAMS, "no such operation, or no engine of that name executes it")]),
             Method::update("accel_set_driver", set_driver)
                 .at_any_stage()
-                .text("Selects a driver of chains of operations, of which there is none: only no driver is accepted.", "true")
+                .text("Selects a driver of chains of operations: only no driver is accepted.", "true")
                 .errors(&[(RpcError::ENODEV, "there is no such driver")]),
             Method::update("accel_set_options", |module: &AccelModule, params: AccelOptions| {
                 module.state().options = params.to_object();
                 Ok(true)
             })
             .at_any_stage()
-            .without_effect("operations are executed inline, without tasks or buffers, so that the options are only stored"),
+            .without_effect("operations are executed inline, so that the options are only stored"),
             Method::query("accel_get_stats", stats).text(
                 "Reports how often operations were executed, and with how many bytes. What never was is left out.",
-                "object with `operations`, an array of `opcode`, `module_name`, `executed`, `failed` and `num_bytes`; the \
-                 members of sequences and retries are 0. With `per_core` `cores` has the operations of each core",
+                "object with `operations`, an array of `opcode`, `module_name`, `executed`, `failed` and \
+                 `num_bytes`; the members of sequences and retries are 0. With `per_core` `cores` has the \
+                 operations of each core",
             ),
             Method::update("accel_error_inject_error", inject)
                 .text(
-                    "Has operations fail or give wrong results, as far as they are assigned to the engine `error`. Replaces what \
-                     was injected into the operation before. Unlike SPDK's it is for every operation, and is not saved.",
+                    "Has operations fail or give wrong results, as far as they are assigned to the engine `error`. \
+                     Replaces what was injected into the operation before. Unlike SPDK's it is for every \
+                     operation, and is not saved.",
                     "true",
                 )
                 .errors(&[(RpcError::EINVAL, "no engine executes the operation")]),

@@ -1,9 +1,9 @@
-//! AES-XTS (IEEE 1619-2018) of whole 16-byte blocks, over the crate `aes`, which selects the processor's widest
-//! instructions at run time.
+//! AES-XTS (IEEE 1619-2018) of whole 16-byte blocks, over the crate `aes`, which selects the processor's
+//! widest instructions at run time.
 //!
-//! The data of a call is a run of *data units*, each with a tweak of its own. All units of a call go through one
-//! pass, so that the cipher always has many independent blocks to work on, and its key schedule is loaded once.
-//! There is no ciphertext stealing: units are multiples of 16 bytes.
+//! The data of a call is a run of *data units*, each with a tweak of its own. All units of a call go through
+//! one pass, so that the cipher always has many independent blocks to work on, and its key schedule is loaded
+//! once. There is no ciphertext stealing: units are multiples of 16 bytes.
 
 use aes::cipher::array::Array;
 use aes::cipher::consts::U16;
@@ -35,8 +35,8 @@ enum Schedules {
 }
 
 impl XtsKey {
-    /// A key of two halves of 16 bytes each (AES-128) or 32 (AES-256): for the data, and for the tweaks. `None`
-    /// for other lengths.
+    /// A key of two halves of 16 bytes each (AES-128) or 32 (AES-256): for the data, and for the tweaks.
+    /// `None` for other lengths.
     pub fn new(data: &[u8], tweak: &[u8]) -> Option<XtsKey> {
         Some(XtsKey(match (data.len(), tweak.len()) {
             (16, 16) => Schedules::Aes128 {
@@ -51,8 +51,8 @@ impl XtsKey {
         }))
     }
 
-    /// Encrypts data units of `unit_bytes` each, in place. `tweak_of` gives the tweak of a unit by its number, from
-    /// 0.
+    /// Encrypts data units of `unit_bytes` each, in place. `tweak_of` gives the tweak of a unit by its
+    /// number, from 0.
     ///
     /// # Panics
     /// If `data` is not a multiple of `unit_bytes`, or that not one of 16 bytes.
@@ -147,7 +147,7 @@ struct Tweaks<'a> {
 
 #[inline(always)]
 fn double(tweak: u128) -> u128 {
-    tweak << 1 ^ (tweak >> 127) * FEEDBACK
+    (tweak << 1) ^ ((tweak >> 127) * FEEDBACK)
 }
 
 /// The tweak eight blocks on. The carry of eight bits times the feedback, as shifts.
@@ -207,8 +207,8 @@ fn xor(block: &Block, tweak: u128) -> Block {
 }
 
 impl Pass<'_> {
-    /// Calls `many` for groups of exactly `width` blocks and `one` for the blocks of a small rest, between the two
-    /// additions of the tweaks.
+    /// Calls `many` for groups of exactly `width` blocks and `one` for the blocks of a small rest, between
+    /// the two additions of the tweaks.
     #[inline(always)]
     fn run(mut self, width: usize, mut many: impl FnMut(&mut [Block]), mut one: impl FnMut(&mut Block)) {
         let mut tweaks = [0; GROUP];

@@ -20,8 +20,9 @@ const RESERVE_BYTES: usize = 16 << 10;
 /// When a channel that found no memory for its reserve looks again.
 const RETRY_NS: u64 = 1_000_000;
 
-/// Requests reach the base as they are, but writes, whose data is replaced by an encrypted copy. Zeroes to be written,
-/// and writes for which there is no memory, wait for their turn and go piece by piece through one buffer.
+/// Requests reach the base as they are, but writes, whose data is replaced by an encrypted copy. Zeroes to be
+/// written, and writes for which there is no memory, wait for their turn and go piece by piece through one
+/// buffer.
 ///
 /// Writes have tags of their own at the base; others keep the caller's.
 pub(crate) struct CryptoChannel {

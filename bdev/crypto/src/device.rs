@@ -12,7 +12,8 @@ use crate::channel::CryptoChannel;
 /// Largest block: a block is in one buffer, of which each channel keeps one.
 pub const BLOCK_BYTES_MAX: u32 = 64 << 10;
 
-/// Namespace of the UUIDs, which are made of the base's: SPDK's, so that a volume that moves here keeps its UUID.
+/// Namespace of the UUIDs, which are made of the base's: SPDK's, so that a volume that moves here keeps its
+/// UUID.
 const UUID_NAMESPACE: Uuid = Uuid::from_u128(0x078e_3cf7_f4b4_4545_b2c3_d400_45a6_4ae2);
 
 /// The module's object of an encrypted device.
@@ -28,8 +29,8 @@ pub struct CryptoBdev {
 /// Creates an encrypted device on a base, which it claims.
 ///
 /// # Errors
-/// As [`create_on`]; [`BdevError::Invalid`] for a base with metadata, or with blocks that are no whole data units of the
-/// key or larger than [`BLOCK_BYTES_MAX`].
+/// As [`create_on`]; [`BdevError::Invalid`] for a base with metadata, or with blocks that are no whole data
+/// units of the key or larger than [`BLOCK_BYTES_MAX`].
 pub fn create(
     registry: &Registry,
     base: &str,

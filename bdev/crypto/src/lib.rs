@@ -1,12 +1,12 @@
 //! Encrypted bdevs, as SPDK's module `crypto`: [`CryptoModule`] has the methods, [`create`] makes a device.
 //!
-//! A device has the blocks of its base, encrypted with AES-XTS by the acceleration framework ([`accel`]); the tweak of
-//! a block comes from its LBA. Nothing is stored but the blocks: a volume that SPDK has written opens, and the reverse.
-//! There is no header, so that another key opens the device as well, and reads noise.
+//! A device has the blocks of its base, encrypted with AES-XTS by the acceleration framework ([`accel`]); the
+//! tweak of a block comes from its LBA. Nothing is stored but the blocks: a volume that SPDK has written
+//! opens, and the reverse. There is no header, so that another key opens the device as well, and reads noise.
 //!
-//! A write is encrypted into memory of the module's own, never in the caller's buffer; a read is decrypted in place.
-//! Zeroes are written as encrypted zeroes. A block that the base has as zeroes was never written or was unmapped, as no
-//! data encrypts to zeroes, and reads as zeroes. [`CryptoBdev`] is the module's object.
+//! A write is encrypted into memory of the module's own, never in the caller's buffer; a read is decrypted in
+//! place. Zeroes are written as encrypted zeroes. A block that the base has as zeroes was never written or
+//! was unmapped, as no data encrypts to zeroes, and reads as zeroes. [`CryptoBdev`] is the module's object.
 //!
 //! ```
 //! use accel::{Cipher, CryptoKey, TweakMode};

@@ -44,9 +44,9 @@ impl Module for CryptoModule {
                     Ok(())
                 })
                 .text(
-                    "Creates a bdev that encrypts the blocks of its base, at once or when the base appears, and again when it \
-                     returns. The key is one of `accel_crypto_key_create`, which then cannot be destroyed; a wrong one is not \
-                     noticed, and reads noise.",
+                    "Creates a bdev that encrypts the blocks of its base, at once or when the base appears, and \
+                     again when it returns. The key is one of `accel_crypto_key_create`, which then cannot be \
+                     destroyed; a wrong one is not noticed, and reads noise.",
                     "name of the bdev",
                 )
                 .errors(&[

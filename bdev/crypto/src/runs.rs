@@ -5,9 +5,9 @@ use dma::Data;
 /// Bytes of memory of a peer that are copied, changed and copied back at a time, if a block is not larger.
 const STEP_BYTES: usize = 4096;
 
-/// Calls `run` with runs of whole blocks that together are all of `data`, in order, each with the number of its first
-/// block. Blocks that are in several slices, or in memory that a peer may write, are copied to `scratch` for the call
-/// and copied back.
+/// Calls `run` with runs of whole blocks that together are all of `data`, in order, each with the number of
+/// its first block. Blocks that are in several slices, or in memory that a peer may write, are copied to
+/// `scratch` for the call and copied back.
 ///
 /// # Panics
 /// If the data is not whole blocks, or a slice is read-only.

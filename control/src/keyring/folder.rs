@@ -15,10 +15,12 @@ const FILE_NAME_BYTES_MAX: usize = 255;
 const ENDING: &str = ".key";
 
 impl Keyring {
-    /// Has [`store`](Self::store) write to this folder, which is created for its owner alone if it is not there.
+    /// Has [`store`](Self::store) write to this folder, which is created for its owner alone if it is not
+    /// there.
     ///
     /// # Errors
-    /// The path is relative, not UTF-8 or no folder, or others than its owner may write to it; what the system reports.
+    /// The path is relative, not UTF-8 or no folder, or others than its owner may write to it; what the
+    /// system reports.
     pub fn set_folder(&self, folder: &Path) -> io::Result<()> {
         let refused = |reason: &str| {
             io::Error::new(
@@ -47,8 +49,8 @@ impl Keyring {
         Ok(())
     }
 
-    /// Writes a secret to a new file of the folder, with mode 0600, and returns its path; `None` without a folder. A
-    /// file of that name that has this secret already stays.
+    /// Writes a secret to a new file of the folder, with mode 0600, and returns its path; `None` without a
+    /// folder. A file of that name that has this secret already stays.
     ///
     /// # Errors
     /// [`KeyError::OtherSecret`]: the file has another secret, which is not overwritten. [`KeyError::Store`];

@@ -19,7 +19,8 @@ const FORMAT: MetadataFormat = MetadataFormat {
     protection: Some(Protection { kind: ProtectionType::Type1, first: false }),
 };
 
-/// Executes every operation that an engine has. Returns what each gave, in short: the first byte or a checksum.
+/// Executes every operation that an engine has. Returns what each gave, in short: the first byte or a
+/// checksum.
 fn execute_all(channel: &AccelChannel) -> Vec<(AccelOp, Result<u64, AccelFailure>)> {
     let from: Vec<u8> = (0..1024).map(|at: u32| (at * 3 + 1) as u8).collect();
     let other = vec![0xf0; 1024];

@@ -1,7 +1,7 @@
 //! Keys of encryption: methods, and where their secrets are.
 //!
-//! A key is made of a key of the keyring, or of a value. A value is stored in the keyring's folder, so that the
-//! saved configuration names a file; without a folder it is in memory alone.
+//! A key is made of a key of the keyring, or of a value. A value is stored in the keyring's folder, so that
+//! the saved configuration names a file; without a folder it is in memory alone.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,15 +24,16 @@ pub(super) fn methods() -> Vec<Method<AccelModule>> {
                 Ok(())
             })
             .text(
-                "Creates a key of encryption: of a key of the keyring, of a file, or of a value. A value is written to a file of the \
-                 key folder (`ringbolt serve --key-folder`), with mode 0600, and the saved configuration names that; \
-                 without the folder the key is not saved.",
+                "Creates a key of encryption: of a key of the keyring, of a file, or of a value. A value is \
+                 written to a file of the key folder (`ringbolt serve --key-folder`), with mode 0600, and the \
+                 saved configuration names that; without the folder the key is not saved.",
                 "true",
             )
             .errors(&[
                 (
                     RpcError::INVALID_PARAMS,
-                    "a key has this name, the keys are no hexadecimal digits, of another length or equal, or no engine has the cipher",
+                    "a key has this name, the keys are no hexadecimal digits, of another length or equal, or no \
+                     engine has the cipher",
                 ),
                 (-126, "the keyring has no such key"),
                 (RpcError::EEXIST, "the key folder has another secret for this name"),
@@ -43,15 +44,16 @@ pub(super) fn methods() -> Vec<Method<AccelModule>> {
             Ok(true)
         })
         .text(
-            "Destroys a key, and the file that it is stored in if it was passed by value. Unlike SPDK's it refuses a key \
-             that a bdev uses.",
+            "Destroys a key, and the file that it is stored in if it was passed by value. Unlike SPDK's it \
+             refuses a key that a bdev uses.",
             "true",
         )
         .errors(&[(RpcError::INVALID_PARAMS, "there is no such key"), (RpcError::EBUSY, "a bdev uses the key")]),
         Method::query("accel_crypto_keys_get", list)
             .text(
                 "Lists the keys. Asterisks stand for the digits of secrets, which are never shown.",
-                "array of keys with `name`, `cipher`, `key`, `key2` and `tweak_mode`; and where the secret is, but in memory: `keyring_key` or `key_file`",
+                "array of keys with `name`, `cipher`, `key`, `key2` and `tweak_mode`; and where the secret \
+                 is, but in memory: `keyring_key` or `key_file`",
             )
             .errors(&[(RpcError::INVALID_PARAMS, "there is no such key")]),
     ]
@@ -65,10 +67,11 @@ control::parameters! {
         key: Option<Secret>,
         /// Key of the tweaks by value: as many digits
         key2: Option<Secret>,
-        /// Name of a key of the keyring instead: its secret is both keys, one after the other, as 64 or 128 hexadecimal
-        /// digits; not in SPDK
+        /// Name of a key of the keyring instead: its secret is both keys, one after the other, as 64 or 128
+        /// hexadecimal digits; not in SPDK
         keyring_key: Option<String>,
-        /// Absolute path of a file with the same instead: `save_config` names that of the key folder; not in SPDK
+        /// Absolute path of a file with the same instead: `save_config` names that of the key folder; not in
+        /// SPDK
         key_file: Option<String>,
         /// How the tweaks are made
         tweak_mode: TweakMode = TweakMode::SimpleLba,
@@ -247,8 +250,8 @@ impl AccelModule {
                 }
                 None => log::warn!(
                     target: "accel",
-                    "the key {} was passed by value and is in memory alone: it is not saved, and bdevs with it are lost \
-                     with this process unless the key is kept elsewhere (ringbolt serve --key-folder stores such keys)",
+                    "the key {} was passed by value and is in memory alone: it is not saved, and bdevs with it are \
+                     lost with this process unless you have the key (ringbolt serve --key-folder stores them)",
                     key.name()
                 ),
             }
