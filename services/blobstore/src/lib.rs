@@ -81,6 +81,7 @@ mod load;
 mod read;
 mod recover;
 mod store;
+mod write;
 
 pub use blob::{Blob, BlobDamage, BlobParent, UnusableBlob};
 pub use cluster_map::{BlobClusterMap, MappedRun};
@@ -91,3 +92,7 @@ pub use read::{BlobReadError, BlobSegment, ReadPlan};
 pub use recover::{RecoveredOperation, SnapshotOperation};
 pub use store::BlobStore;
 pub use wire_blob::{BlobFlags, BlobId, MaskKind, Xattr};
+pub use write::{
+    BlobChange, BlobStoreDevice, BlobStoreFormat, ChangeError, ChangeId, ChangeOutcome, ChangeProgress,
+    ClearMethod, OpenBlobStore, StoreAction, StoreEvent, StoreIo, StoreIoFailed,
+};
