@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use bdev::stacking::BaseChannel;
+use bdev::stacking::{BaseChannel, BaseChannels, BaseSet};
 use bdev::{BlockDevice, Completion, Request};
+use blobstore::ChangeId;
 use block_io::{Op, Payload, Request as BlockRequest, RequestFlags, Status, Tag};
 use dma::Data;
 use reactor::MailboxReceiver;
@@ -35,11 +36,15 @@ pub(crate) struct LvolChannel {
     volume: Arc<VolumeShared>,
     seat: Arc<ChannelSeat>,
     messages: MailboxReceiver<ChannelMessage>,
+    /// Empty between calls.
+    received: Vec<ChannelMessage>,
     pictures: PictureUse,
     /// Bytes of a block of the volume.
     block_bytes: u64,
     base: OpenSource,
-    external: Option<OpenSource>,
+    /// Of the external snapshot, if data is there.
+    external: BaseChannels,
+    external_set: Arc<BaseSet>,
     entries: Slab<Entry>,
     /// Requests that wait for places in the table; at most the depth.
     waiting: VecDeque<Request>,
@@ -55,6 +60,8 @@ pub(crate) struct LvolChannel {
     allocations: BTreeMap<u32, Allocation>,
     /// Pieces that wait for a place among the allocations.
     deferred: VecDeque<Slot>,
+    /// No write may begin in the present call.
+    is_paused: bool,
     /// Writes and pieces of them that wait while the volume is paused.
     paused: VecDeque<Request>,
     paused_pieces: VecDeque<Slot>,
@@ -62,25 +69,28 @@ pub(crate) struct LvolChannel {
     unsent: VecDeque<OwnerMessage>,
 }
 
-/// A device that has data of the volume.
+/// The device that has data of the volume.
 pub(crate) struct OpenSource {
     channel: BaseChannel,
-    device: Arc<BlockDevice>,
     block_bytes: u64,
 }
 
 impl OpenSource {
-    pub(crate) fn new(channel: BaseChannel, device: Arc<BlockDevice>) -> OpenSource {
-        let block_bytes = device.geometry().block_size.into();
-        OpenSource { channel, device, block_bytes }
+    pub(crate) fn new(channel: BaseChannel, device: &BlockDevice) -> OpenSource {
+        OpenSource { channel, block_bytes: device.geometry().block_size.into() }
     }
 
-    /// The first block and the number of blocks of a piece: a whole number, as the blocks of the device
-    /// divide those of the volume.
+    /// The first block and the number of blocks of a piece.
     fn range(&self, offset: u64, length: u64) -> (u64, u32) {
-        // The volume's limit of a request has fewer bytes than 2^32.
-        (offset / self.block_bytes, (length / self.block_bytes) as u32)
+        range(self.block_bytes, offset, length)
     }
+}
+
+/// The first block and the number of blocks of a piece: a whole number, as the blocks of a device divide
+/// those of the volume.
+fn range(block_bytes: u64, offset: u64, length: u64) -> (u64, u32) {
+    // The volume's limit of a request has fewer bytes than 2^32.
+    (offset / block_bytes, (length / block_bytes) as u32)
 }
 
 /// A first write to a cluster, or the release of one.
@@ -128,6 +138,8 @@ struct PieceOfRequest {
     epoch: Option<u64>,
     /// It is in flight to a new cluster.
     fills_cluster: bool,
+    /// The owner's change for that cluster.
+    change: Option<ChangeId>,
 }
 
 /// What a channel is opened with.
@@ -140,20 +152,24 @@ pub(crate) struct LvolChannelParts {
     /// The volume's [depth](bdev::Bdev::depth).
     pub(crate) depth: u32,
     pub(crate) base: OpenSource,
-    pub(crate) external: Option<OpenSource>,
+    /// Of the external snapshot, in place 0 of the set.
+    pub(crate) external: BaseChannels,
+    pub(crate) external_set: Arc<BaseSet>,
 }
 
 impl LvolChannel {
     pub(crate) fn new(parts: LvolChannelParts) -> LvolChannel {
-        let LvolChannelParts { volume, seat, messages, block_bytes, depth, base, external } = parts;
+        let LvolChannelParts { volume, seat, messages, block_bytes, depth, base, external, external_set } = parts;
         LvolChannel {
             pictures: PictureUse::new(&volume.store),
             volume,
             seat,
             messages,
+            received: Vec::new(),
             block_bytes: block_bytes.into(),
             base,
             external,
+            external_set,
             entries: Slab::with_capacity(depth.saturating_add(PIECES_MAX).min(u32::MAX - 1)),
             waiting: VecDeque::new(),
             finished: Vec::new(),
@@ -163,6 +179,7 @@ impl LvolChannel {
             writes_in_flight: 0,
             allocations: BTreeMap::new(),
             deferred: VecDeque::new(),
+            is_paused: false,
             paused: VecDeque::new(),
             paused_pieces: VecDeque::new(),
             unsent: VecDeque::new(),
@@ -194,7 +211,8 @@ impl LvolChannel {
         }
         let mut pieces = std::mem::take(&mut self.pieces);
         pieces.clear();
-        let external_bytes = self.external.as_ref().map_or(0, |source| source.device.geometry().bytes());
+        let external = &self.external_set;
+        let external_bytes = || external.base(0).map_or(u64::MAX, |base| base.device().geometry().bytes());
         let readable = self.map().pieces(offset, length, external_bytes, &mut pieces);
         let places = if pieces.len() == 1 { 1 } else { pieces.len() + 1 };
         let returned = if let Err(why) = readable {
@@ -227,12 +245,27 @@ impl LvolChannel {
         let epoch = self.pictures.begin();
         let BlockRequest { tag, lba, blocks, .. } = request;
         let slot = self.insert(Entry::Whole { tag, lba, blocks, epoch });
-        let Some(source) = self.source(piece.source) else {
-            unreachable!("only a volume with an external snapshot has pieces there")
-        };
         request.tag = Tag(slot.to_bits());
-        (request.lba, request.blocks) = source.range(piece.offset, piece.length);
-        source.channel.push(request);
+        self.push_to(piece, request);
+    }
+
+    /// Sends a read of a piece to where its data is.
+    fn push_to(&mut self, piece: &ReadPiece, mut request: Request) {
+        match piece.source {
+            PieceSource::External => {
+                let base = self.external_set.base(0);
+                let block_bytes = base.map_or(self.block_bytes, |base| {
+                    u64::from(base.device().geometry().block_size)
+                });
+                (request.lba, request.blocks) = range(block_bytes, piece.offset, piece.length);
+                // Without a device it fails.
+                self.external.push(0, request);
+            }
+            PieceSource::Base | PieceSource::Zeroes => {
+                (request.lba, request.blocks) = self.base.range(piece.offset, piece.length);
+                self.base.channel.push(request);
+            }
+        }
     }
 
     fn divide(&mut self, mut request: Request, pieces: &[ReadPiece]) {
@@ -266,15 +299,17 @@ impl LvolChannel {
                 length: piece.length,
                 epoch,
                 fills_cluster: false,
+                change: None,
             }));
             offset += piece.length;
             self.link(read, last.replace(slot), slot);
-            let Some(source) = self.source(piece.source) else { continue };
-            let (lba, blocks) = source.range(piece.offset, piece.length);
+            if is_zero {
+                continue;
+            }
             let payload = Payload::from_data(data);
-            let mut child = BlockRequest::with_payload(Tag(slot.to_bits()), Op::Read, lba, blocks, payload);
+            let mut child = BlockRequest::with_payload(Tag(slot.to_bits()), Op::Read, 0, 0, payload);
             (child.flow, child.issued_ticks) = (flow, issued_ticks);
-            source.channel.push(child);
+            self.push_to(piece, child);
             self.divided(read).pending += 1;
         }
         if self.divided(read).pending == 0 {
@@ -366,14 +401,6 @@ impl LvolChannel {
         self.finished.push(request.complete(status));
     }
 
-    fn source(&mut self, source: PieceSource) -> Option<&mut OpenSource> {
-        match source {
-            PieceSource::Base => Some(&mut self.base),
-            PieceSource::External => self.external.as_mut(),
-            PieceSource::Zeroes => None,
-        }
-    }
-
     fn insert(&mut self, entry: Entry) -> Slot {
         match self.entries.insert(entry) {
             Ok(slot) => slot,
@@ -397,15 +424,13 @@ impl LvolChannel {
 
     fn submit_pushed(&mut self) {
         self.base.channel.submit();
-        if let Some(external) = &mut self.external {
-            external.channel.submit();
-        }
+        self.external.submit();
     }
 
     /// Before anything begins: I/O that begins is by the newest picture.
     fn enter(&mut self) {
         // One more than there are: one may begin.
-        self.pictures.enter(&self.volume.store, &self.seat, self.writes_in_flight + 1);
+        self.is_paused = self.pictures.enter(&self.volume, &self.seat, self.writes_in_flight + 1);
     }
 
     /// After what could begin has begun.
@@ -429,9 +454,8 @@ impl block_io::Channel for LvolChannel {
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
         self.enter();
-        let is_paused = self.volume.is_paused();
         for request in batch.drain(..) {
-            if is_paused && request.op.is_write() {
+            if self.is_paused && request.op.is_write() {
                 self.paused.push_back(request);
                 continue;
             }
@@ -447,14 +471,13 @@ impl block_io::Channel for LvolChannel {
         let before = sink.len();
         let mut completions = std::mem::take(&mut self.completions);
         completions.extend(self.base.channel.poll());
-        if let Some(external) = &mut self.external {
-            completions.extend(external.channel.poll());
+        self.external.poll(&mut completions);
+        // Before it follows to the newest picture, which has what they are about.
+        while let Some(message) = self.messages.receive() {
+            self.received.push(message);
         }
-        let is_plain = self.is_plain();
-        if !is_plain || !completions.is_empty() {
-            if !is_plain {
-                self.enter();
-            }
+        if !completions.is_empty() || !self.is_plain() {
+            self.enter();
             for completion in completions.drain(..) {
                 self.complete(completion);
             }
@@ -480,19 +503,16 @@ impl block_io::Channel for LvolChannel {
         {
             return Some(0);
         }
-        let external = self.external.as_ref().and_then(|external| external.channel.deadline());
-        [self.base.channel.deadline(), external].into_iter().flatten().min()
+        [self.base.channel.deadline(), self.external.deadline()].into_iter().flatten().min()
     }
 }
 
 impl Drop for LvolChannel {
     fn drop(&mut self) {
-        for index in self.allocations.keys() {
-            let message = OwnerMessage::Written { seat: self.seat.clone(), index: *index, is_written: false };
-            // Without an owner there is no allocation any more; with a full mailbox, it waits for the drop of
-            // the seat.
-            _ = self.volume.store.send(message);
-        }
         self.volume.remove_seat(&self.seat);
+        if !self.allocations.is_empty() {
+            // A full mailbox has woken the owner, and without an owner there are no allocations.
+            _ = self.volume.store.send(OwnerMessage::Look);
+        }
     }
 }

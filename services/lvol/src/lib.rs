@@ -34,9 +34,14 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod channel;
+mod describe;
 mod load;
 mod methods;
 mod module;
+mod owner;
+mod plan;
+mod shallow_copy;
+mod shared;
 mod store;
 mod volume;
 mod volume_map;

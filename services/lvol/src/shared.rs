@@ -10,13 +10,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use bdev::stacking::BaseBdev;
-use blobstore::{BlobId, BlobStore};
+use blobstore::{BlobId, BlobStore, ChangeId};
 use reactor::MailboxSender;
 
 use crate::owner::OwnerMessage;
+use crate::store::external_text;
 
 /// No I/O in flight.
 const IDLE: u64 = u64::MAX;
@@ -27,7 +28,7 @@ pub(crate) struct StoreShared {
     epoch: AtomicU64,
     picture: Mutex<Arc<BlobStore>>,
     seats: Mutex<Vec<Arc<ChannelSeat>>>,
-    /// The owner waits until channels have left pictures, or until writes have ended.
+    /// The owner waits until writes have ended.
     is_awaited: AtomicBool,
     /// `None` of a store that is only read.
     owner: OnceLock<MailboxSender<OwnerMessage>>,
@@ -36,8 +37,11 @@ pub(crate) struct StoreShared {
     /// Counts changes of cluster maps that were written, and those of them that are durable.
     maps_written: AtomicU64,
     maps_durable: AtomicU64,
-    /// The open external snapshots, by the blob that names each.
-    externals: Mutex<BTreeMap<BlobId, Arc<BaseBdev>>>,
+    /// The open external snapshots, by the name that is stored: of every volume that reads it.
+    externals: Mutex<BTreeMap<String, Vec<Weak<BaseBdev>>>>,
+    volumes: Mutex<BTreeMap<BlobId, Weak<VolumeShared>>>,
+    /// A channel was closed for which the owner prepares clusters.
+    has_abandoned: AtomicBool,
 }
 
 /// What the channels of one volume share.
@@ -56,6 +60,8 @@ pub(crate) struct ChannelSeat {
     writes_in_flight: AtomicU64,
     waker: os::Waker,
     replies: MailboxSender<ChannelMessage>,
+    /// The channel is closed.
+    is_abandoned: AtomicBool,
 }
 
 /// A message of the owner to a channel about a cluster of its volume, by the index in the volume.
@@ -63,9 +69,10 @@ pub(crate) struct ChannelSeat {
 pub(crate) enum ChannelMessage {
     /// The data of the first write is to be written to the new cluster, which begins at this offset of the
     /// store's device. [`OwnerMessage::Written`] follows.
-    Write { index: u32, offset: u64 },
-    /// The cluster map is written, or the change has failed.
-    Done { index: u32, result: Result<(), block_io::Status> },
+    Write { index: u32, change: ChangeId, offset: u64 },
+    /// The cluster map is written, or the change has failed. Otherwise: whether the data was written, or it is
+    /// to be written to a cluster that is there now.
+    Done { index: u32, result: Result<bool, block_io::Status> },
 }
 
 impl StoreShared {
@@ -80,6 +87,8 @@ impl StoreShared {
             maps_written: AtomicU64::new(0),
             maps_durable: AtomicU64::new(0),
             externals: Mutex::default(),
+            volumes: Mutex::default(),
+            has_abandoned: AtomicBool::new(false),
         })
     }
 
@@ -178,29 +187,44 @@ impl StoreShared {
         self.maps_durable.load(Ordering::Acquire) >= self.maps_written()
     }
 
-    /// Sets the device of an external snapshot, or that it is not open any more.
-    pub(crate) fn set_external(&self, clone: BlobId, external: Option<Arc<BaseBdev>>) {
+    /// Adds an open device of the external snapshot with this name.
+    pub(crate) fn add_external(&self, name: &str, external: &Arc<BaseBdev>) {
         let mut externals = sync::lock(&self.externals);
-        match external {
-            Some(external) => _ = externals.insert(clone, external),
-            None => _ = externals.remove(&clone),
-        }
+        let opens = externals.entry(name.to_string()).or_default();
+        opens.retain(|open| open.strong_count() > 0);
+        opens.push(Arc::downgrade(external));
     }
 
-    /// The device of the external snapshot that a blob names, if it is open.
+    /// The device of the external snapshot that a blob names, if it is open: the one that was opened last.
     pub(crate) fn external(&self, clone: BlobId) -> Option<Arc<BaseBdev>> {
-        sync::lock(&self.externals).get(&clone).cloned()
+        let (name, _) = self.picture().blob(clone).and_then(external_text)?;
+        let externals = sync::lock(&self.externals);
+        let mut opens = externals.get(&name)?.iter().rev().filter_map(Weak::upgrade);
+        opens.find(|open| !open.device().is_removed())
+    }
+}
+
+impl Drop for VolumeShared {
+    fn drop(&mut self) {
+        let mut volumes = sync::lock(&self.store.volumes);
+        if volumes.get(&self.blob).is_some_and(|volume| volume.strong_count() == 0) {
+            volumes.remove(&self.blob);
+        }
     }
 }
 
 impl VolumeShared {
+    /// What the channels of the volume with this blob share. A new object takes the place of an earlier one
+    /// that is not used any more.
     pub(crate) fn new(store: &Arc<StoreShared>, blob: BlobId) -> Arc<VolumeShared> {
-        Arc::new(VolumeShared {
+        let volume = Arc::new(VolumeShared {
             blob,
             store: store.clone(),
             is_paused: AtomicBool::new(false),
             seats: Mutex::default(),
-        })
+        });
+        sync::lock(&store.volumes).insert(blob, Arc::downgrade(&volume));
+        volume
     }
 
     /// Adds a channel, whose core is `waker`'s.
@@ -214,14 +238,17 @@ impl VolumeShared {
             writes_in_flight: AtomicU64::new(0),
             waker,
             replies,
+            is_abandoned: AtomicBool::new(false),
         });
         sync::lock(&self.seats).push(seat.clone());
         sync::lock(&self.store.seats).push(seat.clone());
         seat
     }
 
-    /// Removes a channel, which has no I/O in flight.
+    /// Removes a channel, whose I/O has ended as far as it knows.
     pub(crate) fn remove_seat(&self, seat: &Arc<ChannelSeat>) {
+        seat.is_abandoned.store(true, Ordering::Release);
+        self.store.has_abandoned.store(true, Ordering::Release);
         sync::lock(&self.seats).retain(|other| !Arc::ptr_eq(other, seat));
         sync::lock(&self.store.seats).retain(|other| !Arc::ptr_eq(other, seat));
         self.store.wake_owner();
@@ -249,6 +276,16 @@ impl VolumeShared {
 }
 
 impl StoreShared {
+    /// The volume with this blob, if it has a block device.
+    pub(crate) fn volume(&self, blob: BlobId) -> Option<Arc<VolumeShared>> {
+        sync::lock(&self.volumes).get(&blob).and_then(Weak::upgrade)
+    }
+
+    /// Whether a channel was closed since the last call.
+    pub(crate) fn take_abandoned(&self) -> bool {
+        self.has_abandoned.load(Ordering::Relaxed) && self.has_abandoned.swap(false, Ordering::AcqRel)
+    }
+
     /// Wakes the owner if it waits for channels.
     pub(crate) fn wake_owner(&self) {
         // Once: the owner sets it again if it has to wait on.
@@ -265,9 +302,14 @@ impl StoreShared {
 impl ChannelSeat {
     /// Sends a message. It is lost if the channel is closed.
     pub(crate) fn reply(&self, message: ChannelMessage) {
-        if self.replies.send(message).is_err() {
+        if self.replies.send(message).is_err() && !self.is_abandoned() {
             unreachable!("a channel has space for all replies that it waits for");
         }
+    }
+
+    /// Whether the channel is closed.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Ordering::Acquire)
     }
 
     /// Publishes the oldest epoch of I/O in flight.
@@ -312,9 +354,10 @@ impl PictureUse {
     }
 
     /// To be called before I/O begins, with the number of writes that are in flight or may begin: publishes
-    /// both, and follows to the newest picture. [`publish`](Self::publish) is to be called after.
+    /// both, and follows to the newest picture. [`publish`](Self::publish) is to be called after. Returns
+    /// whether writes have to wait.
     #[inline]
-    pub(crate) fn enter(&mut self, store: &StoreShared, seat: &ChannelSeat, writes: u32) {
+    pub(crate) fn enter(&mut self, volume: &VolumeShared, seat: &ChannelSeat, writes: u32) -> bool {
         seat.publish_writes(writes);
         self.published.1 = writes;
         if self.in_flight.is_empty() {
@@ -322,9 +365,12 @@ impl PictureUse {
             self.published.0 = self.epoch;
         }
         ChannelSeat::barrier(self.is_asymmetric);
-        if store.epoch() != self.epoch {
-            self.follow(store, seat);
+        // Before the epoch: writes that begin after a pause are by what was published before its end.
+        let is_paused = volume.is_paused();
+        if volume.store.epoch() != self.epoch {
+            self.follow(&volume.store, seat);
         }
+        is_paused
     }
 
     #[cold]
@@ -380,7 +426,7 @@ impl PictureUse {
         }
         seat.publish_epoch(oldest);
         seat.publish_writes(writes);
-        if oldest != before.0 || writes == 0 {
+        if writes == 0 && before.1 > 0 {
             ChannelSeat::barrier(self.is_asymmetric);
             store.wake_owner();
         }

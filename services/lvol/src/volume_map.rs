@@ -115,7 +115,7 @@ impl VolumeMap<'_> {
         &self,
         offset: u64,
         length: u64,
-        external_bytes: u64,
+        external_bytes: impl Fn() -> u64,
         pieces: &mut Vec<ReadPiece>,
     ) -> Result<(), Unusable> {
         for segment in self.blobs.read(self.blob, offset, length)? {
@@ -124,7 +124,7 @@ impl VolumeMap<'_> {
                 BlobSegment::Device { offset, .. } => push(pieces, PieceSource::Base, offset, length),
                 BlobSegment::Zeroes { .. } => push(pieces, PieceSource::Zeroes, 0, length),
                 BlobSegment::External { offset, .. } => {
-                    let there = external_bytes.saturating_sub(offset).min(length);
+                    let there = external_bytes().saturating_sub(offset).min(length);
                     push(pieces, PieceSource::External, offset, there);
                     push(pieces, PieceSource::Zeroes, 0, length - there);
                 }
