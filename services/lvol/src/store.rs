@@ -255,11 +255,6 @@ impl LvolStore {
         self.lock().volumes.get(&blob).cloned()
     }
 
-    /// The volume of a name.
-    pub(crate) fn volume_of_name(&self, name: &str) -> Option<Arc<Volume>> {
-        self.lock().volumes.values().find(|volume| volume.name == name).cloned()
-    }
-
     /// The name `STORE/VOLUME`.
     pub(crate) fn alias(&self, volume: &Volume) -> String {
         format!("{}/{}", self.lock().name, volume.name)

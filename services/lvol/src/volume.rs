@@ -8,7 +8,6 @@ use bdev::{
     Access, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Durability, InfoValue, IoLimits,
     Registry,
 };
-use blobstore::BlobId;
 use block_io::Op;
 use reactor::Core;
 
@@ -114,10 +113,6 @@ impl LvolBdev {
 
     pub(crate) fn store(&self) -> &Arc<LvolStore> {
         &self.store
-    }
-
-    pub(crate) fn blob(&self) -> BlobId {
-        self.shared.blob
     }
 
     /// The volume, unless it was deleted.

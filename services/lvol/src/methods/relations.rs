@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blobstore::{Blob, BlobChange, BlobParent};
-use control::json::Value;
 use control::{JobHandle, Method, RpcError};
 
 use super::volumes::{made, new_volume};
 use super::{
     Conclusion, EEXIST, EINVAL, ENODEV, NO_VOLUME, NOT_MADE, change_failed, concluded, failed, no_operation,
-    refused, volume,
+    volume,
 };
 use crate::LvolModule;
 use crate::owner;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use bdev::{Access, Closing, Uuid};
-use blobstore::{Blob, BlobChange, BlobParent, ChangeOutcome, ClearMethod};
+use blobstore::{Blob, BlobChange, ChangeOutcome, ClearMethod};
 use control::json::Value;
 use control::{Method, RpcError};
 
 use super::{
-    Conclusion, EBUSY, EEXIST, EINVAL, EIO, ENODEV, ENOMEM, EPERM, FoundVolume, NO_STORE, NO_VOLUME,
+    Conclusion, EBUSY, EEXIST, EINVAL, EIO, ENODEV, EPERM, FoundVolume, NO_STORE, NO_VOLUME,
     NOT_MADE, ONE_STORE, at_once, change_failed, concluded, errno_of, failed, no_operation, one_store,
     refused, selected, volume, why_no_operation,
 };
