@@ -159,7 +159,8 @@ pub(crate) struct LvolChannelParts {
 
 impl LvolChannel {
     pub(crate) fn new(parts: LvolChannelParts) -> LvolChannel {
-        let LvolChannelParts { volume, seat, messages, block_bytes, depth, base, external, external_set } = parts;
+        let LvolChannelParts { volume, seat, messages, block_bytes, depth, base, external, external_set } =
+            parts;
         LvolChannel {
             pictures: PictureUse::new(&volume.store),
             volume,
@@ -254,9 +255,8 @@ impl LvolChannel {
         match piece.source {
             PieceSource::External => {
                 let base = self.external_set.base(0);
-                let block_bytes = base.map_or(self.block_bytes, |base| {
-                    u64::from(base.device().geometry().block_size)
-                });
+                let block_bytes =
+                    base.map_or(self.block_bytes, |base| u64::from(base.device().geometry().block_size));
                 (request.lba, request.blocks) = range(block_bytes, piece.offset, piece.length);
                 // Without a device it fails.
                 self.external.push(0, request);
@@ -383,7 +383,8 @@ impl LvolChannel {
         {
             return self.continue_range(slot, offset, length);
         }
-        let Some(Entry::Divided(DividedRequest { mut request, status, .. })) = self.entries.remove(slot) else {
+        let Some(Entry::Divided(DividedRequest { mut request, status, .. })) = self.entries.remove(slot)
+        else {
             unreachable!("slot {slot:?} is a request that was divided")
         };
         if whole.is_some() {

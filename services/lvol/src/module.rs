@@ -295,10 +295,7 @@ impl LvolStores {
 
     /// Registers a volume, if its data is there. Returns whether it has a block device then.
     pub(crate) fn register(&self, store: &Arc<LvolStore>, volume: &Volume) -> bool {
-        if matches!(
-            chain_end(&store.shared.picture(), volume.blob),
-            ChainEnd::Missing(_) | ChainEnd::Cycle
-        ) {
+        if matches!(chain_end(&store.shared.picture(), volume.blob), ChainEnd::Missing(_) | ChainEnd::Cycle) {
             return false;
         }
         match register(&self.registry, store, volume) {
@@ -416,8 +413,7 @@ impl LvolStores {
                     other.base.device().module::<LvolBdev>().is_some_and(|module| module.is_of(store))
                 })
             };
-            let (below, top): (Vec<_>, Vec<_>) =
-                left.iter().cloned().partition(|store| is_below(store));
+            let (below, top): (Vec<_>, Vec<_>) = left.iter().cloned().partition(|store| is_below(store));
             if top.is_empty() {
                 return;
             }
@@ -437,7 +433,9 @@ impl LvolStores {
                 Some(Err(error)) => {
                     log::warn!(target: "lvol", "the logical volume store {name} is not unloaded: {error}");
                 }
-                None => log::warn!(target: "lvol", "the unloading of the logical volume store {name} takes too long"),
+                None => {
+                    log::warn!(target: "lvol", "the unloading of the logical volume store {name} takes too long")
+                }
             }
         } else if !is_closed {
             log::warn!(target: "lvol", "the logical volume store {name} is not unloaded: volumes are in use");

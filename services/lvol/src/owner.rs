@@ -175,6 +175,7 @@ pub(crate) fn start(
             allocations: BTreeMap::new(),
             pausing: Vec::new(),
             look_at_ns: None,
+            last_look_ns: 0,
             is_pause_due: false,
             is_closing: false,
             is_ended: false,
@@ -204,6 +205,7 @@ struct StoreOwner {
     released: u64,
     has_cache: bool,
     look_at_ns: Option<u64>,
+    last_look_ns: u64,
     /// Writes may have ended.
     is_pause_due: bool,
     is_closing: bool,
@@ -282,7 +284,7 @@ impl StoreOwner {
                 StoreEvent::Published { epoch } => {
                     let picture = self.plan.store.published().clone();
                     self.shared.publish(epoch, picture);
-                    self.look_at_ns.get_or_insert(0);
+                    self.look_at_ns.get_or_insert(self.last_look_ns + LOOK_NS);
                 }
                 StoreEvent::Pause { blob } => match self.shared.volume(blob) {
                     Some(volume) => {
@@ -358,6 +360,7 @@ impl StoreOwner {
         });
         let mut count = before - self.pausing.len();
         if is_due {
+            self.last_look_ns = now_ns;
             let epoch = store.epoch();
             let left = shared.oldest_epoch().min(epoch);
             if left > self.released {

@@ -174,9 +174,11 @@ impl StorePlan {
                 PartSource::External(..) => self.external_reads.push_back((id, part)),
             }
         }
-        if self.copies.get(&id).is_some_and(|copy| {
-            copy.in_progress == 0 && (copy.has_failed || copy.parts.is_empty())
-        }) && let Some(copy) = self.copies.remove(&id)
+        if self
+            .copies
+            .get(&id)
+            .is_some_and(|copy| copy.in_progress == 0 && (copy.has_failed || copy.parts.is_empty()))
+            && let Some(copy) = self.copies.remove(&id)
         {
             self.store.complete(id, if copy.has_failed { Err(StoreIoFailed) } else { Ok(()) });
         }

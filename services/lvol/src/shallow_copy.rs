@@ -147,8 +147,7 @@ impl LvolStores {
             Some(CopyEnd::Complete)
         } else if !blob.is_some_and(|blob| blob.is_read_only()) {
             Some(CopyEnd::NotReadOnly)
-        } else if geometry.bytes() < device.geometry().bytes()
-            || !io_unit.is_multiple_of(geometry.block_size)
+        } else if geometry.bytes() < device.geometry().bytes() || !io_unit.is_multiple_of(geometry.block_size)
         {
             Some(CopyEnd::Invalid)
         } else {

@@ -119,10 +119,7 @@ impl Drop for Operation {
 
 impl Operation {
     /// Runs a change to its end.
-    pub(crate) fn run(
-        &self,
-        change: BlobChange,
-    ) -> Result<blobstore::ChangeOutcome, blobstore::ChangeError> {
+    pub(crate) fn run(&self, change: BlobChange) -> Result<blobstore::ChangeOutcome, blobstore::ChangeError> {
         begin(&self.store.shared, change).wait()
     }
 

@@ -282,7 +282,8 @@ fn a_read_only_volume_refuses_writes_and_can_be_cloned() {
 fn a_store_grows_with_its_device() {
     let program = Program::start();
     let disk = program.add_store("disk", 64, MIB);
-    let grow = || program.try_call("bdev_lvol_grow_lvstore", json!({ "lvs_name": "lvs" })).map_err(|e| e.code);
+    let grow =
+        || program.try_call("bdev_lvol_grow_lvstore", json!({ "lvs_name": "lvs" })).map_err(|e| e.code);
     assert_eq!((grow(), program.free_clusters()), (Ok(json!(true)), 63));
     disk.image.lock().unwrap().bytes = 80 * MIB;
     program.registry.notify_resized("disk").unwrap();

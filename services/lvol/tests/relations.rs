@@ -59,8 +59,14 @@ fn snapshots_and_clones_read_what_they_were_made_of() {
         assert_eq!(clusters(&program, &alias), [content[0], 9, 9, content[3]]);
         assert!(program.write(&format!("lvs/{name}"), 0, vec![1; 512]).is_err());
         let (of, made) = (specific(&program, &alias), specific(&program, &format!("lvs/{name}")));
-        assert_eq!((&of["clone"], &of["snapshot"], &of["base_snapshot"]), (&json!(true), &json!(false), &json!(name)));
-        assert_eq!((&made["clone"], &made["snapshot"], &made["clones"]), (&json!(false), &json!(true), &json!([volume])));
+        assert_eq!(
+            (&of["clone"], &of["snapshot"], &of["base_snapshot"]),
+            (&json!(true), &json!(false), &json!(name))
+        );
+        assert_eq!(
+            (&made["clone"], &made["snapshot"], &made["clones"]),
+            (&json!(false), &json!(true), &json!([volume]))
+        );
         assert_eq!(made["thin_provision"], volume == "thin");
         assert_eq!(of["thin_provision"], true);
     }
@@ -110,14 +116,20 @@ fn inflated_and_decoupled_volumes_keep_their_contents() {
     decouple().unwrap();
     let found = specific(&program, "lvs/v");
     assert_eq!((&found["base_snapshot"], &found["thin_provision"]), (&json!("s1"), &json!(true)));
-    assert_eq!((clusters(&program, "lvs/v"), &found["num_allocated_clusters"]), (content.to_vec(), &json!(2)));
+    assert_eq!(
+        (clusters(&program, "lvs/v"), &found["num_allocated_clusters"]),
+        (content.to_vec(), &json!(2))
+    );
     program.call("bdev_lvol_delete", json!({ "name": "lvs/c" }));
     let lvol = program.lvol("s2");
     assert_eq!((&lvol["is_snapshot"], &lvol["is_clone"]), (&json!(true), &json!(true)), "it had a clone");
     program.call("bdev_lvol_delete", json!({ "name": "lvs/s2" }));
     decouple().unwrap();
     assert_eq!(decouple().unwrap_err().code, -32602);
-    assert_eq!((specific(&program, "lvs/v")["clone"].clone(), clusters(&program, "lvs/v")), (json!(false), content.to_vec()));
+    assert_eq!(
+        (specific(&program, "lvs/v")["clone"].clone(), clusters(&program, "lvs/v")),
+        (json!(false), content.to_vec())
+    );
     let job = program.call("bdev_lvol_inflate", json!({ "name": "lvs/v", "background": true }));
     let end = Instant::now() + Duration::from_secs(30);
     while program.call("job_get", json!({ "job": job["job"] }))[0]["state"] == "running" {
@@ -125,7 +137,10 @@ fn inflated_and_decoupled_volumes_keep_their_contents() {
         std::thread::yield_now();
     }
     assert_eq!(specific(&program, "lvs/v")["thin_provision"], false);
-    assert_eq!((program.lvol("v")["num_allocated_clusters"].clone(), clusters(&program, "lvs/v")), (json!(4), content.to_vec()));
+    assert_eq!(
+        (program.lvol("v")["num_allocated_clusters"].clone(), clusters(&program, "lvs/v")),
+        (json!(4), content.to_vec())
+    );
     program.call("bdev_lvol_inflate", json!({ "name": "lvs/v" }));
     program.call("bdev_lvol_delete", json!({ "name": "lvs/s1" }));
     assert_eq!(program.free_clusters(), 59);
@@ -216,7 +231,9 @@ fn clones_of_devices_outside_read_them_and_never_write_them() {
     // A part of a cluster: the rest is of the device outside.
     program.write("lvs/e", MIB + 4096, vec![8; 512]).unwrap();
     let content = program.read("lvs/e", MIB, MIB);
-    assert!(content.iter().enumerate().all(|(at, byte)| *byte == if (4096..4608).contains(&at) { 8 } else { 4 }));
+    assert!(
+        content.iter().enumerate().all(|(at, byte)| *byte == if (4096..4608).contains(&at) { 8 } else { 4 })
+    );
     let found = specific(&program, "lvs/e");
     assert_eq!((&found["esnap_clone"], &found["external_snapshot_name"]), (&json!(true), &json!(ESNAP_UUID)));
     // A snapshot takes the relation, and gives it back.
@@ -225,7 +242,10 @@ fn clones_of_devices_outside_read_them_and_never_write_them() {
     let found = specific(&program, "lvs/e");
     assert_eq!((&found["esnap_clone"], &found["base_snapshot"]), (&json!(false), &json!("e-s")));
     fill(&program, "lvs/e", &[3], 6);
-    assert_eq!((program.read("lvs/e", 0, 512), program.read("lvs/e-s", 3 * MIB, 512)), (vec![4; 512], vec![4; 512]));
+    assert_eq!(
+        (program.read("lvs/e", 0, 512), program.read("lvs/e-s", 3 * MIB, 512)),
+        (vec![4; 512], vec![4; 512])
+    );
     program.call("bdev_lvol_delete", json!({ "name": "lvs/e-s" }));
     assert_eq!(specific(&program, "lvs/e")["esnap_clone"], true);
     assert_eq!(program.read("lvs/e", 2 * MIB, 512), vec![4; 512]);

@@ -32,9 +32,14 @@ fn thick_and_thin_volumes_return_what_was_written_after_a_kill_too() {
     for (volume, seed) in [("thick", 1), ("thin", 2)] {
         let name = format!("lvs/{volume}");
         // Within a cluster, across two, and over several.
-        for (offset, bytes) in [(512, 1024), (CLUSTER - 512, 1024), (4 * CLUSTER - 4096, 3 * CLUSTER as usize)] {
+        for (offset, bytes) in
+            [(512, 1024), (CLUSTER - 512, 1024), (4 * CLUSTER - 4096, 3 * CLUSTER as usize)]
+        {
             program.write(&name, offset, data(seed + offset, bytes)).unwrap();
-            assert!(program.read(&name, offset, bytes as u64) == data(seed + offset, bytes), "{volume} {offset}");
+            assert!(
+                program.read(&name, offset, bytes as u64) == data(seed + offset, bytes),
+                "{volume} {offset}"
+            );
         }
     }
     assert_eq!(program.lvol("thin")["num_allocated_clusters"], 6);
@@ -137,22 +142,21 @@ fn writes_of_two_cores_to_new_clusters_are_all_there() {
     for core in 0..2u64 {
         // Each writes every second block: all clusters are wanted by both.
         let work = move |core_of: reactor::Core, io: bdev::AsyncChannel, _: u64, _: usize| async move {
-            let done = std::rc::Rc::new(std::cell::Cell::new(0u64));
+            let done = std::rc::Rc::new(std::cell::Cell::new(0));
             let mine: Vec<u64> = (0..blocks).filter(|block| block % 2 == core).step_by(8).collect();
-            for block in &mine {
-                let (io, done) = (io.clone(), done.clone());
-                let mut buffer = core_of.pool().take(512).unwrap();
-                buffer.as_mut_slice().fill(1 + (block % 251) as u8);
-                let lba = *block;
-                core_of.spawn(async move {
-                    io.write(lba, buffer).await.unwrap();
-                    done.set(done.get() + 1);
-                });
-                while mine.len() as u64 > 64 && *block - done.get() * 16 > 16 * 64 {
+            for (begun, lba) in mine.iter().copied().enumerate() {
+                while begun - done.get() >= 64 {
                     core_of.sleep_ns(1000).await;
                 }
+                let (io, counter) = (io.clone(), done.clone());
+                let mut buffer = core_of.pool().take(512).unwrap();
+                buffer.as_mut_slice().fill(1 + (lba % 251) as u8);
+                core_of.spawn(async move {
+                    io.write(lba, buffer).await.unwrap();
+                    counter.set(counter.get() + 1);
+                });
             }
-            while done.get() < mine.len() as u64 {
+            while done.get() < mine.len() {
                 core_of.sleep_ns(1000).await;
             }
         };
@@ -254,8 +258,12 @@ struct Model {
 
 impl Model {
     fn name(&mut self, rng: &mut WyRand, writable: bool) -> Option<String> {
-        let names: Vec<String> =
-            self.volumes.iter().filter(|(_, (_, is))| *is || !writable).map(|(name, _)| name.clone()).collect();
+        let names: Vec<String> = self
+            .volumes
+            .iter()
+            .filter(|(_, (_, is))| *is || !writable)
+            .map(|(name, _)| name.clone())
+            .collect();
         (!names.is_empty()).then(|| names[rng.below(names.len() as u64) as usize].clone())
     }
 
@@ -389,7 +397,10 @@ fn random_operations_and_kills_agree_with_a_model() {
             };
             let found = image.load(true).unwrap();
             let shared = found.findings().iter().filter(|finding| {
-                matches!(finding, blobstore::StoreFinding::Shared { .. } | blobstore::StoreFinding::Unusable { .. })
+                matches!(
+                    finding,
+                    blobstore::StoreFinding::Shared { .. } | blobstore::StoreFinding::Unusable { .. }
+                )
             });
             assert_eq!(shared.count(), 0, "{:?}", found.findings());
             drop(program);
@@ -402,7 +413,9 @@ fn random_operations_and_kills_agree_with_a_model() {
 
 #[test]
 fn recorded_stores_can_be_written_and_keep_what_was_not() {
-    for image in ["lvs-512", "lvs-4k", "lvs-c4m", "lvs-md8k", "lvs-grown", "lvs-dirty", "lvs-race0", "lvs-race3"] {
+    for image in
+        ["lvs-512", "lvs-4k", "lvs-c4m", "lvs-md8k", "lvs-grown", "lvs-dirty", "lvs-race0", "lvs-race3"]
+    {
         let expected = recorded_json(image);
         let block_size = expected["lvstores"][0]["block_size"].as_u64().unwrap() as u32;
         let program = Program::start();
@@ -426,7 +439,9 @@ fn recorded_stores_can_be_written_and_keep_what_was_not() {
                 let data = vec![0x5a; 4096];
                 match program.write(alias, offset as u64, data) {
                     Ok(()) => content[offset..offset + 4096].fill(0x5a),
-                    Err(status) => assert!(status.same_code(Status::CAPACITY_EXCEEDED), "{image} {alias} {status}"),
+                    Err(status) => {
+                        assert!(status.same_code(Status::CAPACITY_EXCEEDED), "{image} {alias} {status}")
+                    }
                 }
             }
         }

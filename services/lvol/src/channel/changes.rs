@@ -80,7 +80,8 @@ impl LvolChannel {
 
     fn divide_change(&mut self, mut request: Request, offset: u64, length: u64, pieces: &[ChangePiece]) {
         let mut rest_of_data = request.take_data();
-        let divided = DividedRequest { request, status: Status::SUCCESS, pending: 1, first: None, rest: None };
+        let divided =
+            DividedRequest { request, status: Status::SUCCESS, pending: 1, first: None, rest: None };
         let parent = self.insert(Entry::Divided(divided));
         let mut data_of = |length: u64| {
             let mut data = rest_of_data.take();

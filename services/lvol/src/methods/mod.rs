@@ -99,7 +99,9 @@ fn why_no_operation(no: NoOperation) -> (Errno, &'static str) {
     match no {
         NoOperation::Removing => (ENODEV, "the store is being removed"),
         NoOperation::Busy => (EBUSY, "another operation on the volume is under way"),
-        NoOperation::ReadOnly => (EPERM, "the store is read-only here, as its device is, or as it is damaged"),
+        NoOperation::ReadOnly => {
+            (EPERM, "the store is read-only here, as its device is, or as it is damaged")
+        }
         NoOperation::NameInUse => (EEXIST, "the store has a volume of that name"),
         NoOperation::Name => (EINVAL, "a name has 1 to 63 bytes"),
     }

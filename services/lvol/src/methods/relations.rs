@@ -342,4 +342,3 @@ fn set_parent_bdev(module: &LvolModule, params: SetParentBdev) -> Result<Conclus
         Ok(true.into())
     }))
 }
-

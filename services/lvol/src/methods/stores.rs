@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bdev::stacking::BaseBdev;
 use bdev::{Access, BdevError, Uuid};
-use blobstore::{BlobChange, BlobId, BlobStoreFormat, ClearMethod, OpenBlobStore};
+use blobstore::{BlobChange, BlobId, BlobStoreFormat, ChangeError, ClearMethod, OpenBlobStore};
 use control::json::Value;
 use control::{Method, RpcError};
 
@@ -99,7 +99,10 @@ fn create(module: &LvolModule, params: CreateLvstore) -> Result<Conclusion, RpcE
     let cluster_bytes = if params.cluster_sz == 0 { 4 * MIB } else { params.cluster_sz };
     if !cluster_bytes.is_multiple_of(geometry.block_size) {
         let block = geometry.block_size;
-        return Err(refused(EINVAL, format!("{cluster_bytes} bytes is no multiple of the block size {block}")));
+        return Err(refused(
+            EINVAL,
+            format!("{cluster_bytes} bytes is no multiple of the block size {block}"),
+        ));
     }
     if geometry.metadata.bytes > 0 {
         return Err(refused(EINVAL, "the bdev has metadata beside its blocks"));
@@ -133,8 +136,7 @@ fn create(module: &LvolModule, params: CreateLvstore) -> Result<Conclusion, RpcE
     let shared = StoreShared::new(open.published().clone());
     let formatted = ChangeHandle::new();
     let first = Some((change, formatted.clone()));
-    let closed = owner::start(reactor, &shared, &base, open, first)
-        .map_err(|error| failed(EIO, error))?;
+    let closed = owner::start(reactor, &shared, &base, open, first).map_err(|error| failed(EIO, error))?;
     Ok(Box::new(move |module| {
         let _reserved = reserved;
         let made = formatted.wait().map_err(change_failed).and_then(|_| {
@@ -284,7 +286,11 @@ fn grow(module: &LvolModule, params: OneLvstore) -> Result<Conclusion, RpcError>
     let change = owner::begin(&store.shared, BlobChange::Grow { device_bytes });
     Ok(Box::new(move |_| {
         let _operation = operation;
-        change.wait().map_err(change_failed)?;
+        change.wait().map_err(|error| match error {
+            // The mask of clusters has no space for more.
+            ChangeError::NoPages => failed(ENOSPC, "the store cannot have as many clusters"),
+            error => change_failed(error),
+        })?;
         Ok(true.into())
     }))
 }

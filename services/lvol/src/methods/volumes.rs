@@ -8,15 +8,13 @@ use control::json::Value;
 use control::{Method, RpcError};
 
 use super::{
-    Conclusion, EBUSY, EEXIST, EINVAL, EIO, ENODEV, EPERM, FoundVolume, NO_STORE, NO_VOLUME,
-    NOT_MADE, ONE_STORE, at_once, change_failed, concluded, errno_of, failed, no_operation, one_store,
-    refused, selected, volume, why_no_operation,
+    Conclusion, EBUSY, EEXIST, EINVAL, EIO, ENODEV, EPERM, FoundVolume, NO_STORE, NO_VOLUME, NOT_MADE,
+    ONE_STORE, at_once, change_failed, concluded, errno_of, failed, no_operation, one_store, refused,
+    selected, volume, why_no_operation,
 };
 use crate::LvolModule;
 use crate::owner;
-use crate::store::{
-    ChainEnd, LvolStore, NoOperation, Operation, Volume, chain_ends, name_xattr, uuid_xattr,
-};
+use crate::store::{ChainEnd, LvolStore, NoOperation, Operation, Volume, chain_ends, name_xattr, uuid_xattr};
 use crate::volume::LvolBdev;
 
 const MIB: u64 = 1 << 20;
