@@ -81,6 +81,7 @@ mod load;
 mod read;
 mod recover;
 mod store;
+mod table;
 mod write;
 
 pub use blob::{Blob, BlobDamage, BlobParent, UnusableBlob};
@@ -91,6 +92,7 @@ pub use load::{BlobStoreLoader, LoadError, LoadOptions, MetadataRead, load_with}
 pub use read::{BlobReadError, BlobSegment, ReadPlan};
 pub use recover::{RecoveredOperation, SnapshotOperation};
 pub use store::BlobStore;
+pub use table::BlobTable;
 pub use wire_blob::{BlobFlags, BlobId, MaskKind, Xattr};
 pub use write::{
     BlobChange, BlobStoreDevice, BlobStoreFormat, ChangeError, ChangeId, ChangeOutcome, ChangeProgress,
