@@ -23,7 +23,7 @@ impl LvolStore {
             "name": self.name(),
             "base_bdev": self.base.device().name(),
             "total_data_clusters": blobs.data_clusters(),
-            "free_clusters": blobs.free_clusters(),
+            "free_clusters": self.shared.free_clusters(),
             "block_size": blobs.super_block().io_unit_bytes,
             "cluster_size": layout.cluster_bytes,
             "max_growable_size": clusters_max.saturating_mul(cluster_bytes),

@@ -161,6 +161,7 @@ pub(crate) fn start(
         let runner = PlanRunner::new(core, base.channel(core)?);
         let flushes = BaseChannel::new(base.channel(core)?);
         let (sender, messages) = core.mailbox(MESSAGES_MAX);
+        shared.set_free_clusters(store.free_clusters());
         shared.set_owner(sender);
         let owner = StoreOwner {
             name: format!("lvol store {}", base.device().name()),
@@ -277,6 +278,8 @@ impl StoreOwner {
 
     fn take_events(&mut self) -> usize {
         let mut count = 0;
+        // Before those are answered who have changed it.
+        self.shared.set_free_clusters(self.plan.store.free_clusters());
         while let Some(event) = self.plan.store.next_event() {
             count += 1;
             match event {

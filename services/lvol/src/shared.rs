@@ -9,7 +9,7 @@
 //! stores first and loads after [`os::barrier::heavy`], so that one of both sees the other.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use bdev::stacking::BaseBdev;
@@ -40,6 +40,9 @@ pub(crate) struct StoreShared {
     /// The open external snapshots, by the name that is stored: of every volume that reads it.
     externals: Mutex<BTreeMap<String, Vec<Weak<BaseBdev>>>>,
     volumes: Mutex<BTreeMap<BlobId, Weak<VolumeShared>>>,
+    /// Of a store that can be changed: free clusters, those included that no picture has and that are not cleared
+    /// yet.
+    free_clusters: AtomicU32,
     /// A channel was closed for which the owner prepares clusters.
     has_abandoned: AtomicBool,
 }
@@ -88,6 +91,7 @@ impl StoreShared {
             maps_durable: AtomicU64::new(0),
             externals: Mutex::default(),
             volumes: Mutex::default(),
+            free_clusters: AtomicU32::new(0),
             has_abandoned: AtomicBool::new(false),
         })
     }
@@ -180,6 +184,19 @@ impl StoreShared {
     /// A flush has ended that began when this many changes were written.
     pub(crate) fn maps_flushed(&self, written: u64) {
         self.maps_durable.fetch_max(written, Ordering::Release);
+    }
+
+    /// Clusters that are not used.
+    pub(crate) fn free_clusters(&self) -> u32 {
+        match self.is_writable() {
+            true => self.free_clusters.load(Ordering::Relaxed),
+            false => self.picture().free_clusters(),
+        }
+    }
+
+    /// Sets what [`free_clusters`](Self::free_clusters) reports of a store that can be changed.
+    pub(crate) fn set_free_clusters(&self, clusters: u32) {
+        self.free_clusters.store(clusters, Ordering::Relaxed);
     }
 
     /// Whether every change of a cluster map that is written is durable.

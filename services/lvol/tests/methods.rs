@@ -238,15 +238,18 @@ fn sizes_change_under_users_unless_a_volume_in_use_is_to_shrink() {
     assert_eq!(resize("lvs/v", 1), Err(-32602), "it is open");
     assert_eq!((user.device().geometry().blocks, program.free_clusters()), (4 * 2048, 59));
     drop(user);
+    program.wait_unused("lvs/v");
     assert_eq!(resize("lvs/v", 1), Ok(()));
     assert_eq!((bdev(&program, "lvs/v")["num_blocks"].clone(), program.free_clusters()), (json!(2048), 62));
     assert!(program.write("lvs/v", MIB, vec![1; 512]).unwrap_err().same_code(Status::LBA_OUT_OF_RANGE));
+    program.wait_unused("lvs/v");
     assert_eq!((resize("lvs/v", 1), resize("lvs/v", 0)), (Ok(()), Ok(())));
     assert_eq!((bdev(&program, "lvs/v")["num_blocks"].clone(), program.free_clusters()), (json!(0), 63));
     // Thin volumes take no clusters.
     program.create("thin", 2, true);
     assert_eq!((resize("lvs/thin", 600), program.free_clusters()), (Ok(()), 63));
     program.write("lvs/thin", 599 * MIB, vec![1; 512]).unwrap();
+    program.wait_unused("lvs/thin");
     assert_eq!((resize("lvs/thin", 2), program.free_clusters()), (Ok(()), 63));
     program.call("bdev_lvol_snapshot", json!({ "lvol_name": "lvs/thin", "snapshot_name": "snap" }));
     assert_eq!(resize("lvs/snap", 4), Err(-32602));

@@ -49,9 +49,9 @@ fn snapshots_and_clones_read_what_they_were_made_of() {
     program.create("thick", 4, false);
     fill(&program, "lvs/thin", &[0, 1], 1);
     fill(&program, "lvs/thick", &[0, 1, 2, 3], 2);
-    let free = program.free_clusters();
     for (volume, content) in [("thin", [1, 1, 0, 0]), ("thick", [2; 4])] {
         let (alias, name) = (format!("lvs/{volume}"), format!("{volume}-s"));
+        let free = program.free_clusters();
         snapshot(&program, &alias, &name);
         assert_eq!(program.free_clusters(), free, "a snapshot takes no clusters");
         fill(&program, &alias, &[1, 2], 9);

@@ -195,9 +195,13 @@ fn delete(module: &LvolModule, params: DeleteLvol) -> Result<Conclusion, RpcErro
     if clones.len() > 1 {
         return Err(internal(EPERM, &format!("the snapshot has {} clones", clones.len())));
     }
-    // An open clone of another store reads it as its external snapshot.
-    let is_read = |upper: &Arc<bdev::BlockDevice>| upper.module::<LvolBdev>().is_some();
-    if device.as_ref().is_some_and(|device| module.stores.registry.uppers(device).iter().any(is_read)) {
+    // An open clone of another store reads it as its external snapshot. A store on it goes with it.
+    let reads = |upper: &Arc<bdev::BlockDevice>, device: &Arc<bdev::BlockDevice>| {
+        let external = upper.module::<LvolBdev>().and_then(LvolBdev::external);
+        external.is_some_and(|external| Arc::ptr_eq(&external, device))
+    };
+    let uppers = |device: &Arc<bdev::BlockDevice>| module.stores.registry.uppers(device);
+    if device.as_ref().is_some_and(|device| uppers(device).iter().any(|upper| reads(upper, device))) {
         return Err(internal(EBUSY, "it is the external snapshot of a volume"));
     }
     let blobs: Vec<_> = [blob].into_iter().chain(clones).collect();

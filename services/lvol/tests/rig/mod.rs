@@ -353,6 +353,16 @@ impl Program {
         data
     }
 
+    /// Waits until the channels of requests that have completed are closed.
+    pub(crate) fn wait_unused(&self, name: &str) {
+        let device = self.registry.find(name).unwrap();
+        let end = std::time::Instant::now() + WAIT;
+        while device.open_count() > 0 {
+            assert!(std::time::Instant::now() < end, "{name} is open");
+            std::thread::yield_now();
+        }
+    }
+
     /// What `bdev_lvol_get_lvols` says of a volume.
     pub(crate) fn lvol(&self, name: &str) -> Value {
         let is_it = |lvol: &Value| lvol["name"] == name;
