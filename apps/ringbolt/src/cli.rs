@@ -78,6 +78,14 @@ pub(crate) enum CliCommand {
         #[command(subcommand)]
         command: crate::commands::objects::ObjectsCommand,
     },
+    /// Create, list, snapshot, clone, resize and remove the logical volumes of a running server
+    #[command(after_help = "Examples:\n  ringbolt lvol create --on nvme0n1 pool\n  \
+        ringbolt lvol create --thin pool/vol 10g\n  ringbolt lvol snapshot pool/vol before-update\n  \
+        ringbolt lvol list\n\nA store has its name, a volume that of its store and its own: STORE/VOLUME.")]
+    Lvol {
+        #[command(subcommand)]
+        command: crate::commands::lvol::LvolCommand,
+    },
     /// List, print and check the blobstores of SPDK, with their logical volumes, without changing them
     #[command(
         after_help = "Examples:\n  ringbolt blob list disk.img\n  ringbolt blob check /dev/nvme0n1\n  \

@@ -4,6 +4,7 @@ pub(crate) mod blob;
 mod demo;
 pub(crate) mod image;
 pub(crate) mod lab;
+pub(crate) mod lvol;
 pub(crate) mod model;
 pub(crate) mod nvme;
 pub(crate) mod objects;
@@ -26,6 +27,7 @@ pub(crate) fn run(command: CliCommand) -> Result<(), CommandError> {
         CliCommand::Perf(options) => perf::run(&options),
         CliCommand::Demo(options) => demo::run(&options),
         CliCommand::Lab { command } => lab::run(command),
+        CliCommand::Lvol { command } => lvol::run(command),
         CliCommand::Model { command } => model::run(command),
         CliCommand::Blob { command } => blob::run(command),
         CliCommand::Objects { command } => objects::run(command),

@@ -268,7 +268,8 @@ pub trait Bdev: Any + Send + Sync {
 /// last descriptor and channel are closed.
 pub struct BlockDevice {
     name: String,
-    aliases: Vec<String>,
+    /// Changed with the registry's lock.
+    aliases: Mutex<Arc<[String]>>,
     uuid: Uuid,
     bdev: Arc<dyn Bdev>,
     /// Read by channels at each submit, written by the control plane.
@@ -334,7 +335,7 @@ impl BlockDevice {
     ) -> BlockDevice {
         BlockDevice {
             name: name.to_string(),
-            aliases: aliases.to_vec(),
+            aliases: Mutex::new(aliases.into()),
             uuid: uuid.unwrap_or_else(Uuid::new_v4),
             blocks: AtomicU64::new(bdev.geometry().blocks),
             bdev,
@@ -356,9 +357,13 @@ impl BlockDevice {
         &self.name
     }
 
-    /// Further names under which it can be found and opened.
-    pub fn aliases(&self) -> &[String] {
-        &self.aliases
+    /// Further names under which it can be found and opened, as they are now.
+    pub fn aliases(&self) -> Arc<[String]> {
+        sync::lock(&self.aliases).clone()
+    }
+
+    pub(crate) fn set_aliases(&self, aliases: &[String]) {
+        *sync::lock(&self.aliases) = aliases.into();
     }
 
     /// UUID; random if none was given at registration.

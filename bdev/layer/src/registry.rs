@@ -177,6 +177,29 @@ impl Registry {
         Ok(device)
     }
 
+    /// Gives a device other aliases, instead of those that it has. No user of the device is affected.
+    ///
+    /// # Errors
+    /// [`BdevError::Exists`] if another device has one of them; [`BdevError::NotFound`]. Nothing has changed.
+    pub fn set_aliases(&self, name: &str, aliases: &[String]) -> Result<(), BdevError> {
+        let mut table = self.lock();
+        let device = table.find(name).cloned();
+        let device = device.ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
+        for alias in aliases {
+            if table.find(alias).is_some_and(|other| !Arc::ptr_eq(other, &device)) {
+                return Err(BdevError::Exists { name: alias.clone() });
+            }
+        }
+        for alias in device.aliases().iter() {
+            table.by_alias.remove(alias);
+        }
+        device.set_aliases(aliases);
+        for alias in aliases {
+            table.by_alias.insert(alias.clone(), device.name().to_string());
+        }
+        Ok(())
+    }
+
     /// Opens the reservations of a device, which all its users share. With a file they can persist through power loss;
     /// it is read, and written, when the first user opens it. Blocks until then, for at most ten seconds: to be called
     /// without a lock.
@@ -423,7 +446,7 @@ impl Registry {
 impl RegistryTable {
     fn insert(&mut self, device: &Arc<BlockDevice>) {
         let name = device.name().to_string();
-        for alias in device.aliases() {
+        for alias in device.aliases().iter() {
             self.by_alias.insert(alias.clone(), name.clone());
         }
         self.by_uuid.insert(device.uuid(), name.clone());
@@ -435,7 +458,7 @@ impl RegistryTable {
 
     fn remove(&mut self, name: &str) -> Option<Arc<BlockDevice>> {
         let device = self.devices.remove(name)?;
-        for alias in device.aliases() {
+        for alias in device.aliases().iter() {
             self.by_alias.remove(alias);
         }
         self.by_uuid.remove(&device.uuid());
@@ -552,6 +575,29 @@ fn check_geometry(bdev: &dyn Bdev) -> Result<(), BdevError> {
 mod tests {
     use super::*;
     use crate::{null, passthru};
+
+    #[test]
+    fn other_aliases_take_the_place_of_those_before_unless_another_device_has_one() {
+        let registry = Registry::new();
+        for name in ["A", "B"] {
+            null::create(&registry, null::NullConfig::new(name, 8, 512)).unwrap();
+        }
+        let set = |name: &str, aliases: &[&str]| {
+            let aliases: Vec<String> = aliases.iter().map(|alias| alias.to_string()).collect();
+            registry.set_aliases(name, &aliases)
+        };
+        let found = |name: &str| registry.find(name).map(|device| device.name().to_string());
+        set("A", &["one", "two"]).unwrap();
+        set("A", &["two", "three"]).unwrap();
+        assert_eq!(["one", "two", "three"].map(&found), [None, Some("A".into()), Some("A".into())]);
+        for taken in ["A", "two"] {
+            assert!(matches!(set("B", &["free", taken]), Err(BdevError::Exists { name }) if name == taken));
+        }
+        assert_eq!(found("free"), None);
+        registry.unregister("A").unwrap();
+        set("B", &["two"]).unwrap();
+        assert_eq!((found("two"), found("three")), (Some("B".into()), None));
+    }
 
     #[test]
     fn what_stands_on_a_device_is_known_while_both_exist_and_goes_with_it() {

@@ -1,10 +1,11 @@
 //! Blobs from the metadata pages of their chains.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use wire_blob::{
-    BitMask, BlobClusterRun, BlobId, CLUSTERS_PER_EXTENT_PAGE, Descriptor, ExtentPage, ExtentTable, MaskKind,
-    MetadataPage, PAGE_BYTES, PageError, PageHeader, XATTR_EXTERNAL_SNAPSHOT, XATTR_SNAPSHOT, has_valid_crc,
+    BitMask, BlobClusterRun, BlobId, CLUSTERS_PER_EXTENT_PAGE, CopyTarget, Descriptor, ExtentPage,
+    ExtentTable, MaskKind, MetadataPage, PAGE_BYTES, PageCopy, PageError, PageHeader,
+    XATTR_EXTERNAL_SNAPSHOT, XATTR_SNAPSHOT, has_valid_crc,
 };
 
 use crate::blob::{Blob, BlobDamage, BlobParent};
@@ -23,17 +24,40 @@ pub(crate) struct PageSet {
     read: BitMask,
     invalid: BitMask,
     pages: BTreeMap<u32, PageEntry>,
+    copies: BTreeMap<u32, PageCopy>,
+    restored: Vec<(u32, Vec<u8>)>,
 }
 
 impl PageSet {
     pub(crate) fn new(pages: u32) -> PageSet {
         let none = || BitMask::new(MaskKind::Pages, pages);
-        PageSet { read: none(), invalid: none(), pages: BTreeMap::new() }
+        let (pages, copies) = (BTreeMap::new(), BTreeMap::new());
+        PageSet { read: none(), invalid: none(), pages, copies, restored: Vec::new() }
+    }
+
+    /// Adds a copy of a page. It has the page's content if the page turns out to be half written.
+    pub(crate) fn add_copy(&mut self, copy: PageCopy) {
+        let CopyTarget::Page(page) = copy.target else { return };
+        let is_newer = self.copies.get(&page).is_none_or(|other| other.number < copy.number);
+        if page < self.read.length() && is_newer && has_valid_crc(&copy.content) {
+            self.copies.insert(page, copy);
+        }
+    }
+
+    /// The pages that are as their copies say, ascending, with their content.
+    pub(crate) fn restored(&self) -> Vec<(u32, Vec<u8>)> {
+        self.restored.clone()
     }
 
     /// Adds the content of a page.
     pub(crate) fn add(&mut self, page: u32, content: &[u8]) {
         self.read.set(page);
+        let is_invalid = || content.iter().take(PAGE_BYTES).any(|byte| *byte != 0) && !has_valid_crc(content);
+        let copy = self.copies.get(&page).filter(|_| is_invalid()).map(|copy| copy.content.clone());
+        if let Some(copy) = &copy {
+            self.restored.push((page, copy.clone()));
+        }
+        let content = copy.as_deref().unwrap_or(content);
         if !has_valid_crc(content) {
             if content.iter().take(PAGE_BYTES).any(|byte| *byte != 0) {
                 self.invalid.set(page);
@@ -123,6 +147,8 @@ pub(crate) struct AssembledBlob {
     pub(crate) damage: Option<BlobDamage>,
     /// A resize that was cut in two.
     pub(crate) resize: Option<StoreFinding>,
+    /// Indexes of the extent pages that have more or fewer clusters than the blob has there.
+    pub(crate) other_size: BTreeSet<u32>,
 }
 
 /// Assembles the blob with this first page.
@@ -134,11 +160,15 @@ pub(crate) fn assemble(pages: &PageSet, layout: &BlobStoreLayout, first: u32) ->
         table: None,
         has_runs: false,
         resize: None,
+        other_size: BTreeSet::new(),
         damage: None,
     };
     assembly.run(first);
-    let Assembly { blob, damage, resize, .. } = assembly;
-    AssembledBlob { blob, resize: resize.filter(|_| damage.is_none()), damage }
+    let Assembly { blob, damage, resize, mut other_size, .. } = assembly;
+    if damage.is_some() {
+        other_size.clear();
+    }
+    AssembledBlob { blob, resize: resize.filter(|_| damage.is_none()), other_size, damage }
 }
 
 struct Assembly<'a> {
@@ -148,6 +178,7 @@ struct Assembly<'a> {
     table: Option<ExtentTable>,
     has_runs: bool,
     resize: Option<StoreFinding>,
+    other_size: BTreeSet<u32>,
     // The first of them: what can be read after it is read too, because it is not free.
     damage: Option<BlobDamage>,
 }
@@ -321,6 +352,7 @@ impl Assembly<'_> {
         if extents.clusters.len() == expected {
             return true;
         }
+        self.other_size.insert(first / CLUSTERS_PER_EXTENT_PAGE);
         let length = if found < expected { first + found as u32 } else { clusters };
         self.blob.clusters.truncate(length);
         let extents = first.saturating_add(extents.clusters.len() as u32);

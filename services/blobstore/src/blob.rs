@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use wire_blob::{BlobFlags, BlobId, PageError, Xattr};
 
 use crate::cluster_map::BlobClusterMap;
+use crate::write::ClearMethod;
 
 /// What a blob reads where it has no cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +113,22 @@ impl Blob {
     /// Whether clusters are in extent pages; otherwise they are in runs in the chain.
     pub fn has_extent_table(&self) -> bool {
         self.has_extent_table
+    }
+
+    /// How clusters are cleared that the blob no longer needs.
+    pub fn clear_method(&self) -> ClearMethod {
+        match self.flags.metadata_read_only & BlobFlags::CLEAR_METHOD {
+            0 => ClearMethod::Default,
+            1 => ClearMethod::None,
+            2 => ClearMethod::Unmap,
+            _ => ClearMethod::WriteZeroes,
+        }
+    }
+
+    /// The extent page with this index in the blob, as its metadata page.
+    pub(crate) fn extent_page(&self, index: u32) -> Option<u32> {
+        let at = self.extent_pages.binary_search_by_key(&index, |(index, _)| *index).ok()?;
+        Some(self.extent_pages[at].1)
     }
 
     pub(crate) fn internal_xattr(&self, name: &[u8]) -> Option<&[u8]> {

@@ -106,6 +106,31 @@ impl BlobClusterMap {
         self.allocated = self.iter().count() as u32;
     }
 
+    /// The entries of the chunk with this index as an extent page has them: 0 for clusters that are not
+    /// allocated, up to the end of the blob. `None` if no cluster is allocated.
+    pub(crate) fn extents(&self, chunk: u32) -> Option<&[u32]> {
+        let entries = &self.chunks[self.find(chunk).ok()?].1[..];
+        let length = (self.length - chunk * CHUNK as u32).min(CHUNK as u32);
+        let entries = &entries[..length as usize];
+        entries.iter().any(|cluster| *cluster != UNALLOCATED).then_some(entries)
+    }
+
+    /// The indexes of the chunks that have, or had, an allocated cluster.
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = u32> + '_ {
+        self.chunks.iter().map(|(chunk, _)| *chunk)
+    }
+
+    /// Whether a chunk is the same as that of another map, without looking at it.
+    pub(crate) fn shares(&self, other: &BlobClusterMap, chunk: u32) -> bool {
+        let end = |map: &BlobClusterMap| map.length.min(chunk.saturating_add(1).saturating_mul(CHUNK as u32));
+        match (self.find(chunk), other.find(chunk)) {
+            (Ok(own), Ok(others)) => {
+                end(self) == end(other) && Arc::ptr_eq(&self.chunks[own].1, &other.chunks[others].1)
+            }
+            _ => false,
+        }
+    }
+
     /// The run that begins at this index, at most to the end of a chunk if it is allocated.
     ///
     /// # Panics

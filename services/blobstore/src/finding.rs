@@ -159,10 +159,22 @@ pub enum StoreFinding {
         /// Which.
         numbers: NumberRanges,
     },
-    /// Metadata pages are neither empty nor have a right CRC. A free page is empty.
+    /// Metadata pages are neither empty nor have a right CRC.
+    ///
+    /// In a store that was not unloaded, a power failure may have left half of a page that no blob had yet.
+    /// Half of a blob's first page, which SPDK replaces without a copy, looks the same.
     InvalidPages {
         /// Which.
         numbers: NumberRanges,
+        /// Whether the store was unloaded.
+        unloaded: bool,
+    },
+    /// Metadata pages, or the super block, were half written, and are as their copies say.
+    Restored {
+        /// The metadata pages.
+        pages: NumberRanges,
+        /// Whether the super block was.
+        super_block: bool,
     },
     /// The metadata has a blob that the mask of blob ids lacks.
     Unlisted {
@@ -181,7 +193,11 @@ impl StoreFinding {
     pub fn severity(&self) -> StoreSeverity {
         use StoreFinding::*;
         match self {
-            NotUnloaded | Recovered(_) | Resize { .. } => StoreSeverity::Note,
+            NotUnloaded
+            | Recovered(_)
+            | Resize { .. }
+            | Restored { .. }
+            | InvalidPages { unloaded: false, .. } => StoreSeverity::Note,
             Leaked { .. } => StoreSeverity::Leak,
             Mask { .. }
             | MaskLength { .. }
@@ -192,7 +208,7 @@ impl StoreFinding {
             | NoSuperBlob { .. }
             | Shared { .. }
             | Unmarked { .. }
-            | InvalidPages { .. }
+            | InvalidPages { unloaded: true, .. }
             | Unlisted { .. }
             | More { .. } => StoreSeverity::Damage,
         }
@@ -266,7 +282,14 @@ impl fmt::Display for StoreFinding {
                     write!(f, "{count} {what} have an owner, but are not marked as used: {numbers}")
                 }
             },
-            InvalidPages { numbers } => match numbers.count() {
+            Restored { pages, super_block: true } if pages.count() == 0 => {
+                write!(f, "the super block was half written, and is as it was before or after")
+            }
+            Restored { pages, super_block } => {
+                let also = if *super_block { "; so was the super block" } else { "" };
+                write!(f, "metadata pages were half written, and are as their copies say: {pages}{also}")
+            }
+            InvalidPages { numbers, .. } => match numbers.count() {
                 1 => write!(f, "1 metadata page is neither empty nor valid: {numbers}"),
                 count => write!(f, "{count} metadata pages are neither empty nor valid: {numbers}"),
             },

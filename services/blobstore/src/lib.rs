@@ -81,6 +81,8 @@ mod load;
 mod read;
 mod recover;
 mod store;
+mod table;
+mod write;
 
 pub use blob::{Blob, BlobDamage, BlobParent, UnusableBlob};
 pub use cluster_map::{BlobClusterMap, MappedRun};
@@ -90,4 +92,9 @@ pub use load::{BlobStoreLoader, LoadError, LoadOptions, MetadataRead, load_with}
 pub use read::{BlobReadError, BlobSegment, ReadPlan};
 pub use recover::{RecoveredOperation, SnapshotOperation};
 pub use store::BlobStore;
+pub use table::BlobTable;
 pub use wire_blob::{BlobFlags, BlobId, MaskKind, Xattr};
+pub use write::{
+    BlobChange, BlobStoreDevice, BlobStoreFormat, ChangeError, ChangeId, ChangeOutcome, ChangeProgress,
+    ClearMethod, OpenBlobStore, StoreAction, StoreEvent, StoreIo, StoreIoFailed,
+};

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use wire_blob::{BitMask, DecodeError, MaskKind, PAGE_BYTES, PageRange, SuperBlock};
+use wire_blob::{
+    BitMask, CopyTarget, DecodeError, MaskKind, PAGE_BYTES, PageCopy, PageGroups, PageRange, SuperBlock,
+};
 
 use crate::assemble::PageSet;
-use crate::finding::StoreFinding;
+use crate::finding::{NumberRanges, StoreFinding};
 use crate::layout::BlobStoreLayout;
 use crate::store::{BlobStore, StoreMasks, build};
 
@@ -93,8 +95,20 @@ pub struct MetadataRead {
 #[derive(Clone, Copy, Debug)]
 enum Purpose {
     SuperBlock,
-    Mask { kind: MaskKind, at: usize },
-    Pages { first: u32, page_bytes: u32 },
+    Mask {
+        kind: MaskKind,
+        at: usize,
+    },
+    /// A page of a mask of a store that is not clean, which has a copy of a page.
+    Copies,
+    /// The same with a part of the groups of pages.
+    Groups {
+        part: u32,
+    },
+    Pages {
+        first: u32,
+        page_bytes: u32,
+    },
 }
 
 /// A range of the device to be read, in one read or in several.
@@ -105,11 +119,15 @@ struct PlannedRange {
     purpose: Purpose,
 }
 
-/// What is read: the super block, the masks, then pages until no blob has one that was not read.
+/// What is read: the super block, the masks or what is in their place, then pages until no blob has one that
+/// was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     SuperBlock,
+    /// The super block was half written: copies of it are looked for where the masks are.
+    TornSuperBlock,
     Masks,
+    Intent,
     Pages,
     Finished,
 }
@@ -128,6 +146,10 @@ pub struct BlobStoreLoader {
     phase: Phase,
     super_block: Option<(SuperBlock, BlobStoreLayout)>,
     masks: [Vec<u8>; 3],
+    copies: Vec<PageCopy>,
+    groups: BTreeMap<u32, PageGroups>,
+    torn: Option<(SuperBlock, DecodeError)>,
+    restored_super_block: bool,
     usable_masks: Option<StoreMasks>,
     pages: PageSet,
     scanned: bool,
@@ -147,6 +169,10 @@ impl BlobStoreLoader {
             phase: Phase::SuperBlock,
             super_block: None,
             masks: Default::default(),
+            copies: Vec::new(),
+            groups: BTreeMap::new(),
+            torn: None,
+            restored_super_block: false,
             usable_masks: None,
             pages: PageSet::new(0),
             scanned: false,
@@ -178,7 +204,7 @@ impl BlobStoreLoader {
             range.offset += read.length;
             range.length -= read.length;
             match &mut range.purpose {
-                Purpose::SuperBlock => {}
+                Purpose::SuperBlock | Purpose::Copies | Purpose::Groups { .. } => {}
                 Purpose::Mask { at, .. } => *at += read.length as usize,
                 // A read is a whole number of pages: both are powers of two.
                 Purpose::Pages { first, page_bytes } => *first += read.length as u32 / *page_bytes,
@@ -214,6 +240,10 @@ impl BlobStoreLoader {
                 }
             }
             Purpose::Mask { kind, at } => self.masks[kind as usize][at..at + length].copy_from_slice(content),
+            Purpose::Copies => self.copies.extend(PageCopy::decode(content)),
+            Purpose::Groups { part } => {
+                self.groups.extend(PageGroups::decode(content, part).map(|groups| (part, groups)));
+            }
             Purpose::Pages { first, page_bytes } => {
                 for (page, content) in (first..).zip(content.chunks_exact(page_bytes as usize)) {
                     self.pages.add(page, content);
@@ -241,7 +271,47 @@ impl BlobStoreLoader {
     }
 
     fn super_block(&mut self, content: &[u8]) -> Result<(), LoadError> {
-        let super_block = SuperBlock::decode(content)?;
+        let error = match SuperBlock::decode(content) {
+            Ok(super_block) => return self.use_super_block(super_block),
+            Err(error) => error,
+        };
+        if let Some(super_block) = SuperBlock::restore(content) {
+            self.restored_super_block = true;
+            return self.use_super_block(super_block);
+        }
+        let Ok(torn) = SuperBlock::decode_torn(content) else { return Err(error.into()) };
+        // Before and after, the masks are at the same place.
+        if BlobStoreLayout::new(&torn, self.device_bytes).is_err() {
+            return Err(error.into());
+        }
+        self.plan_copies(&torn);
+        self.torn = Some((torn, error));
+        self.phase = Phase::TornSuperBlock;
+        Ok(())
+    }
+
+    /// Takes the last copy of a super block that was half written. Its sectors before and after are those of
+    /// the same store.
+    fn copied_super_block(&mut self, torn: &SuperBlock, error: DecodeError) -> Result<(), LoadError> {
+        let copies = self.copies.iter().filter(|copy| copy.target == CopyTarget::SuperBlock);
+        let last =
+            copies.max_by_key(|copy| copy.number).and_then(|copy| SuperBlock::decode(&copy.content).ok());
+        let is_same = |copy: &SuperBlock| {
+            let place = |block: &SuperBlock| {
+                (block.cluster_bytes, block.metadata_page_bytes, block.metadata, block.used_pages.start)
+            };
+            place(copy) == place(torn)
+        };
+        match last.filter(is_same) {
+            Some(super_block) => {
+                self.restored_super_block = true;
+                self.use_super_block(SuperBlock { clean: false, ..super_block })
+            }
+            None => Err(error.into()),
+        }
+    }
+
+    fn use_super_block(&mut self, super_block: SuperBlock) -> Result<(), LoadError> {
         let layout = BlobStoreLayout::new(&super_block, self.device_bytes)?;
         self.pages = PageSet::new(layout.pages);
         self.super_block = Some((super_block, layout));
@@ -250,6 +320,12 @@ impl BlobStoreLoader {
 
     /// Goes on when the reads of a phase are complete.
     fn advance(&mut self) {
+        if let Some((torn, error)) = self.torn.take()
+            && let Err(error) = self.copied_super_block(&torn, error)
+        {
+            self.finish(Err(error));
+            return;
+        }
         let (super_block, layout) = self.super_block.clone().expect("the super block was read");
         match (self.phase, super_block.used_blob_ids) {
             (Phase::SuperBlock, Some(blob_ids)) if super_block.clean => {
@@ -261,8 +337,26 @@ impl BlobStoreLoader {
             }
             (Phase::SuperBlock, _) => {
                 self.findings.push(StoreFinding::NotUnloaded);
+                self.phase = Phase::Intent;
+                self.plan_copies(&super_block);
+                self.plan_groups(&super_block);
+                return;
+            }
+            (Phase::TornSuperBlock, _) => {
+                self.findings.push(StoreFinding::NotUnloaded);
+                self.phase = Phase::Intent;
+                self.plan_groups(&super_block);
+                return;
+            }
+            (Phase::Intent, _) => {
                 self.phase = Phase::Pages;
-                self.plan_scan();
+                for copy in std::mem::take(&mut self.copies) {
+                    self.pages.add_copy(copy);
+                }
+                match PageGroups::parts(layout.pages) as usize == self.groups.len() && !self.options.scan {
+                    true => self.plan_used_groups(&layout),
+                    false => self.plan_scan(),
+                }
             }
             (Phase::Masks, _) => {
                 self.usable_masks = self.decode_masks(&layout);
@@ -283,7 +377,12 @@ impl BlobStoreLoader {
         }
         if self.planned.is_empty() {
             let pages = std::mem::replace(&mut self.pages, PageSet::new(0));
-            let findings = std::mem::take(&mut self.findings);
+            let mut findings = std::mem::take(&mut self.findings);
+            let restored: NumberRanges = pages.restored().iter().map(|(page, _)| *page).collect();
+            if restored.count() > 0 || self.restored_super_block {
+                let super_block = self.restored_super_block;
+                findings.push(StoreFinding::Restored { pages: restored, super_block });
+            }
             let masks = self.usable_masks.take();
             let store = build(super_block, layout, masks, &pages, self.scanned, findings);
             self.finish(Ok(store));
@@ -301,6 +400,46 @@ impl BlobStoreLoader {
             length: bytes,
             purpose: Purpose::Mask { kind, at: 0 },
         });
+    }
+
+    /// Plans reads of the pages where copies of pages may be.
+    fn plan_copies(&mut self, super_block: &SuperBlock) {
+        let places = copy_places(super_block);
+        let ranges =
+            places.map(|offset| PlannedRange { offset, length: PAGE_BYTES as u64, purpose: Purpose::Copies });
+        self.planned.extend(ranges);
+    }
+
+    /// Plans reads of the groups of pages that may be in use.
+    fn plan_groups(&mut self, super_block: &SuperBlock) {
+        for (part, offset) in group_places(super_block) {
+            let purpose = Purpose::Groups { part };
+            self.planned.push_back(PlannedRange { offset, length: PAGE_BYTES as u64, purpose });
+        }
+    }
+
+    /// Plans reads of the groups of pages that may be in use.
+    fn plan_used_groups(&mut self, layout: &BlobStoreLayout) {
+        let groups: Vec<u32> = self
+            .groups
+            .iter()
+            .flat_map(|(part, groups)| {
+                groups.groups.ones().map(move |group| part * PageGroups::GROUPS + group)
+            })
+            .collect();
+        self.scanned = true;
+        let mut groups = groups.into_iter().peekable();
+        while let Some(first) = groups.next() {
+            let mut end = first + 1;
+            while groups.next_if_eq(&end).is_some() {
+                end += 1;
+            }
+            let first = first.saturating_mul(PageGroups::GROUP_PAGES).min(layout.pages);
+            let end = end.saturating_mul(PageGroups::GROUP_PAGES).min(layout.pages);
+            if first < end {
+                self.plan_range(first, end - first);
+            }
+        }
     }
 
     fn decode_masks(&mut self, layout: &BlobStoreLayout) -> Option<StoreMasks> {
@@ -367,6 +506,28 @@ impl BlobStoreLoader {
         };
         self.plan_pages(missing);
     }
+}
+
+/// Copies of pages in each mask. More would allow more changes at once, and cost more reads.
+const COPIES_PER_MASK_MAX: u32 = 8;
+
+/// Where copies of pages are in a store that is not clean: the first pages of the masks of clusters and of
+/// blob ids.
+pub(crate) fn copy_places(super_block: &SuperBlock) -> impl Iterator<Item = u64> + use<> {
+    let page_bytes = u64::from(super_block.metadata_page_bytes);
+    let masks = [Some(super_block.used_clusters), super_block.used_blob_ids];
+    let places = masks.into_iter().flatten();
+    let places =
+        places.flat_map(|mask| (0..mask.pages.min(COPIES_PER_MASK_MAX)).map(move |page| (mask.start, page)));
+    places.map(move |(start, page)| (u64::from(start) + u64::from(page)) * page_bytes)
+}
+
+/// Where the parts of the groups of pages are in a store that is not clean: in the mask of pages.
+pub(crate) fn group_places(super_block: &SuperBlock) -> impl Iterator<Item = (u32, u64)> + use<> {
+    let page_bytes = u64::from(super_block.metadata_page_bytes);
+    let mask = super_block.used_pages;
+    let parts = PageGroups::parts(super_block.metadata.pages).min(mask.pages);
+    (0..parts).map(move |part| (part, (u64::from(mask.start) + u64::from(part)) * page_bytes))
 }
 
 /// Loads a store with a function that reads, one read after the other: for tools and tests.

@@ -8,10 +8,12 @@
 //! have the same clusters, and the clone says which of them is valid: while it names the snapshot as its
 //! parent, the snapshot is; afterwards the clone is, and the snapshot does not exist.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use wire_blob::{BlobFlags, BlobId, XATTR_SNAPSHOT_IN_PROGRESS, XATTR_SNAPSHOT_PENDING_REMOVAL};
+use wire_blob::{
+    BlobFlags, BlobId, CLUSTERS_PER_EXTENT_PAGE, XATTR_SNAPSHOT_IN_PROGRESS, XATTR_SNAPSHOT_PENDING_REMOVAL,
+};
 
 use crate::blob::{Blob, BlobParent};
 use crate::finding::StoreFinding;
@@ -57,8 +59,42 @@ impl fmt::Display for RecoveredOperation {
     }
 }
 
+/// What the device has otherwise than the state that was loaded. It is written before the store is changed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Recovery {
+    /// Pages that were half written, with their content.
+    pub(crate) restored: Vec<(u32, Vec<u8>)>,
+    /// Blobs whose chains are to be written, with the indexes of extent pages that are. A blob's own are
+    /// written before those of its snapshot: the order is that of the list.
+    pub(crate) rewritten: Vec<(BlobId, BTreeSet<u32>)>,
+    /// First pages of blobs that do not exist.
+    pub(crate) removed: Vec<u32>,
+    /// Clusters with several owners, which are never free.
+    pub(crate) shared_clusters: BTreeSet<u32>,
+    /// The same of metadata pages.
+    pub(crate) shared_pages: BTreeSet<u32>,
+}
+
+impl Recovery {
+    /// Adds a blob to be written, if it has extent pages to be.
+    pub(crate) fn rewrite(&mut self, blob: BlobId, extents: impl Iterator<Item = u32>) {
+        let extents: BTreeSet<u32> = extents.collect();
+        if extents.is_empty() {
+            return;
+        }
+        match self.rewritten.iter_mut().find(|(other, _)| *other == blob) {
+            Some((_, others)) => others.extend(extents),
+            None => self.rewritten.push((blob, extents)),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.restored.is_empty() && self.rewritten.is_empty() && self.removed.is_empty()
+    }
+}
+
 /// Finishes or undoes what was cut in two.
-pub(crate) fn recover(blobs: &mut BTreeMap<BlobId, Blob>) -> Vec<StoreFinding> {
+pub(crate) fn recover(blobs: &mut BTreeMap<BlobId, Blob>, recovery: &mut Recovery) -> Vec<StoreFinding> {
     let marked: Vec<(BlobId, SnapshotOperation, Option<BlobId>)> = blobs.values().filter_map(mark).collect();
     let mut findings = Vec::new();
     for (snapshot, operation, clone) in marked {
@@ -73,12 +109,14 @@ pub(crate) fn recover(blobs: &mut BTreeMap<BlobId, Blob>) -> Vec<StoreFinding> {
             continue;
         };
         if is_parent {
-            restore(blobs, snapshot, clone);
+            restore(blobs, snapshot, clone, recovery);
         } else if has_other_clones() {
             findings.push(StoreFinding::Unclear { snapshot, clone: Some(clone) });
             continue;
         } else {
             blobs.remove(&snapshot);
+            recovery.rewritten.retain(|(blob, _)| *blob != snapshot);
+            recovery.removed.extend(snapshot.page());
         }
         let finished = is_parent == (operation == SnapshotOperation::Create);
         findings.push(StoreFinding::Recovered(RecoveredOperation { operation, snapshot, clone, finished }));
@@ -97,16 +135,28 @@ fn mark(blob: &Blob) -> Option<(BlobId, SnapshotOperation, Option<BlobId>)> {
 
 /// Makes the snapshot an ordinary one. A deletion may have written clusters into the clone's extent page,
 /// which are those of the snapshot.
-fn restore(blobs: &mut BTreeMap<BlobId, Blob>, snapshot: BlobId, clone: BlobId) {
+fn restore(blobs: &mut BTreeMap<BlobId, Blob>, snapshot: BlobId, clone: BlobId, recovery: &mut Recovery) {
     let Some(restored) = blobs.get_mut(&snapshot) else { return };
     let marks = [XATTR_SNAPSHOT_PENDING_REMOVAL, XATTR_SNAPSHOT_IN_PROGRESS];
     restored.internal_xattrs.retain(|xattr| !marks.contains(&&xattr.name[..]));
     restored.flags.data_read_only |= BlobFlags::READ_ONLY;
     let clusters = restored.clusters.clone();
-    let Some(clone) = blobs.get_mut(&clone) else { return };
-    for (index, cluster) in clusters.iter() {
-        if clone.clusters.get(index) == Some(cluster) {
-            clone.clusters.set(index, None);
+    if let Some(clone) = blobs.get_mut(&clone) {
+        let mut changed = BTreeSet::new();
+        for (index, cluster) in clusters.iter() {
+            if clone.clusters.get(index) == Some(cluster) {
+                clone.clusters.set(index, None);
+                changed.insert(index / CLUSTERS_PER_EXTENT_PAGE);
+            }
         }
+        recovery.rewrite(clone.id, changed.into_iter());
+    }
+    // After the clone: until then, the snapshot has the mark that says so.
+    match recovery.rewritten.iter().position(|(blob, _)| *blob == snapshot) {
+        Some(at) => {
+            let last = recovery.rewritten.remove(at);
+            recovery.rewritten.push(last);
+        }
+        None => recovery.rewritten.push((snapshot, BTreeSet::new())),
     }
 }

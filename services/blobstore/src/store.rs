@@ -1,6 +1,7 @@
 //! The state of a store.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use wire_blob::{BitMask, BlobId, MaskKind, SuperBlock};
 
@@ -9,7 +10,8 @@ use crate::blob::{Blob, BlobParent, UnusableBlob};
 use crate::finding::{NumberRanges, StoreFinding};
 use crate::layout::BlobStoreLayout;
 use crate::read::{BlobReadError, ReadPlan};
-use crate::recover::recover;
+use crate::recover::{Recovery, recover};
+use crate::table::BlobTable;
 
 /// Findings of one kind that are listed; more are counted.
 const FINDINGS_MAX: usize = 1000;
@@ -21,20 +23,21 @@ pub(crate) struct StoreMasks {
     pub(crate) blob_ids: BitMask,
 }
 
-/// A loaded store: its blobs, what they use, and what is wrong with it.
+/// A state of a store: its blobs, what they use, and what is wrong with it. Copies share what is large.
 ///
-/// The state is that after recovery: operations that were cut in two are finished or undone in it, though not
-/// on the device.
+/// The state that was loaded is that after recovery: operations that were cut in two are finished or undone in
+/// it, though not on the device before the store is open for changes.
 #[derive(Clone, Debug)]
 pub struct BlobStore {
-    super_block: SuperBlock,
-    layout: BlobStoreLayout,
-    blobs: BTreeMap<BlobId, Blob>,
-    unusable: BTreeMap<BlobId, UnusableBlob>,
-    clones: BTreeMap<BlobId, Vec<BlobId>>,
-    used_pages: BitMask,
-    used_clusters: BitMask,
-    findings: Vec<StoreFinding>,
+    pub(crate) super_block: SuperBlock,
+    pub(crate) layout: BlobStoreLayout,
+    pub(crate) blobs: BlobTable,
+    pub(crate) free_clusters: u32,
+    unusable: Arc<BTreeMap<BlobId, UnusableBlob>>,
+    used_pages: Arc<BitMask>,
+    used_clusters: Arc<BitMask>,
+    findings: Arc<Vec<StoreFinding>>,
+    recovery: Arc<Recovery>,
 }
 
 impl BlobStore {
@@ -49,7 +52,7 @@ impl BlobStore {
     }
 
     /// The blobs that can be used.
-    pub fn blobs(&self) -> &BTreeMap<BlobId, Blob> {
+    pub fn blobs(&self) -> &BlobTable {
         &self.blobs
     }
 
@@ -65,7 +68,7 @@ impl BlobStore {
 
     /// The clones of a snapshot, ascending.
     pub fn clones(&self, snapshot: BlobId) -> &[BlobId] {
-        self.clones.get(&snapshot).map_or(&[], |clones| clones)
+        self.blobs.clones(snapshot)
     }
 
     /// Bytes of a blob.
@@ -80,11 +83,11 @@ impl BlobStore {
 
     /// Clusters that are not used.
     pub fn free_clusters(&self) -> u32 {
-        self.layout.clusters - self.used_clusters.count_ones()
+        self.free_clusters
     }
 
-    /// The clusters that are used: by blobs, by the metadata, and those that the masks of an unloaded store
-    /// say besides.
+    /// The clusters that were used when the store was loaded: by blobs, by the metadata, and those that the
+    /// masks of an unloaded store say besides. Changes since are not in it.
     pub fn used_clusters(&self) -> &BitMask {
         &self.used_clusters
     }
@@ -94,7 +97,17 @@ impl BlobStore {
         &self.used_pages
     }
 
-    /// What is not as in a store that was unloaded properly, in the order: notes of loading, blobs, owners,
+    /// What must be written before the store is changed.
+    pub(crate) fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
+    /// The state of a new store without blobs, and with this use.
+    pub(crate) fn empty(super_block: SuperBlock, layout: BlobStoreLayout) -> BlobStore {
+        build(super_block, layout, None, &PageSet::new(0), false, Vec::new())
+    }
+
+    /// What is not as in a store that was unloaded properly when it was loaded, in the order: notes of loading, blobs, owners,
     /// masks.
     pub fn findings(&self) -> &[StoreFinding] {
         &self.findings
@@ -119,6 +132,7 @@ pub(crate) fn build(
     mut findings: Vec<StoreFinding>,
 ) -> BlobStore {
     let (mut blobs, mut unusable) = (BTreeMap::new(), BTreeMap::new());
+    let mut recovery = Recovery { restored: pages.restored(), ..Recovery::default() };
     let first_pages: Vec<u32> = match &masks {
         Some(masks) => masks.blob_ids.ones().collect(),
         None => pages.first_pages().collect(),
@@ -126,6 +140,7 @@ pub(crate) fn build(
     for first in first_pages {
         let assembled = assemble(pages, &layout, first);
         let id = assembled.blob.id;
+        recovery.rewrite(id, assembled.other_size.iter().copied());
         findings.extend(assembled.resize);
         match assembled.damage {
             None => drop(blobs.insert(id, assembled.blob)),
@@ -135,15 +150,17 @@ pub(crate) fn build(
             }
         }
     }
-    findings.extend(recover(&mut blobs));
+    findings.extend(recover(&mut blobs, &mut recovery));
     let clones = relations(&super_block, &blobs, &mut findings);
     let mut claims = Claims::new(&layout);
     let all = || blobs.values().chain(unusable.values().map(UnusableBlob::partial));
     all().for_each(|blob| claims.add(blob));
     claims.name_owners(all(), &mut findings);
+    recovery.shared_clusters = claims.shared_clusters.clone();
+    recovery.shared_pages = claims.shared_pages.clone();
     let numbers: NumberRanges = pages.invalid().collect();
     if scanned && numbers.count() > 0 {
-        findings.push(StoreFinding::InvalidPages { numbers });
+        findings.push(StoreFinding::InvalidPages { numbers, unloaded: super_block.clean });
     }
     let Claims { pages: mut used_pages, clusters: mut used_clusters, .. } = claims;
     if let Some(masks) = &masks {
@@ -157,7 +174,17 @@ pub(crate) fn build(
         used_pages.union(&masks.pages);
         used_clusters.union(&masks.clusters);
     }
-    BlobStore { super_block, layout, blobs, unusable, clones, used_pages, used_clusters, findings }
+    BlobStore {
+        free_clusters: layout.clusters - used_clusters.count_ones(),
+        super_block,
+        layout,
+        blobs: BlobTable::new(blobs, clones),
+        unusable: Arc::new(unusable),
+        used_pages: Arc::new(used_pages),
+        used_clusters: Arc::new(used_clusters),
+        findings: Arc::new(findings),
+        recovery: Arc::new(recovery),
+    }
 }
 
 /// Adds findings up to a limit, and the number of those beyond it.

@@ -1,110 +1,194 @@
 //! The channel of a volume on one core.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use bdev::stacking::BaseChannel;
+use bdev::stacking::{BaseChannel, BaseChannels, BaseSet};
 use bdev::{BlockDevice, Completion, Request};
-use block_io::{Op, Payload, Request as BlockRequest, Status, Tag};
+use blobstore::ChangeId;
+use block_io::{Op, Payload, Request as BlockRequest, RequestFlags, Status, Tag};
 use dma::Data;
+use reactor::MailboxReceiver;
 use slots::{Slab, Slot};
 
-use crate::volume_map::{PieceSource, ReadPiece, VolumeMap};
+use crate::owner::OwnerMessage;
+use crate::shared::{ChannelMessage, ChannelSeat, PictureUse, VolumeShared};
+use crate::volume_map::{ChangePiece, PieceSource, ReadPiece, Unusable, VolumeMap};
 
-/// Clusters of the largest read that the channel gets, so that the pieces of each have a limit.
-pub(crate) const READ_CLUSTERS_MAX: u32 = 256;
-/// Pieces in flight of reads that were divided; more reads wait. Enough for four of the largest: these have a
-/// piece for each cluster, parts of two, and one more where the external snapshot ends.
-const PIECES_MAX: u32 = 4 * (READ_CLUSTERS_MAX + 4);
+mod changes;
 
-/// Divides reads into pieces for the store's device and the external snapshot.
+/// Clusters of the largest request with data that the channel gets, so that the pieces of each have a limit.
+pub(crate) const CLUSTERS_MAX: u32 = 256;
+/// Pieces in flight of requests that were divided; more requests wait. Enough for four of the largest: these
+/// have a piece for each cluster, parts of two, and one more where the external snapshot ends.
+const PIECES_MAX: u32 = 4 * (CLUSTERS_MAX + 4);
+/// First writes to clusters that wait for the owner; more wait for these.
+pub(crate) const ALLOCATIONS_MAX: usize = 64;
+
+/// Divides requests into pieces for the store's device and the external snapshot.
 ///
-/// A read that is one piece is passed on with another address; its place in the table has what it was. The
-/// others have a place for the read, and one for each piece. The tables grow until they are as full as they
-/// ever were, and have limits.
+/// A request of one piece is passed on with another address; its place in the table has what it was. The
+/// others have a place for the request, and one for each piece. The tables grow until they are as full as they
+/// ever were, and have limits. A piece of a write in a cluster that the volume does not have waits until the
+/// owner has prepared one; `changes.rs` has the steps. What flushes and writes with FUA make durable includes
+/// the cluster maps that were written before.
 pub(crate) struct LvolChannel {
-    map: VolumeMap,
+    volume: Arc<VolumeShared>,
+    seat: Arc<ChannelSeat>,
+    messages: MailboxReceiver<ChannelMessage>,
+    /// Empty between calls.
+    received: Vec<ChannelMessage>,
+    pictures: PictureUse,
     /// Bytes of a block of the volume.
     block_bytes: u64,
     base: OpenSource,
-    external: Option<OpenSource>,
+    /// Of the external snapshot, if data is there.
+    external: BaseChannels,
+    external_set: Arc<BaseSet>,
     entries: Slab<Entry>,
-    /// Reads that wait for places in the table; at most the depth.
+    /// Requests that wait for places in the table; at most the depth.
     waiting: VecDeque<Request>,
     /// What completed here, until the next poll.
     finished: Vec<Completion>,
     /// Empty between calls.
     completions: Vec<Completion>,
     pieces: Vec<ReadPiece>,
+    change_pieces: Vec<ChangePiece>,
+    /// With the store's device; they keep a snapshot waiting.
+    writes_in_flight: u32,
+    /// First writes to clusters, by index in the volume.
+    allocations: BTreeMap<u32, Allocation>,
+    /// Pieces that wait for a place among the allocations.
+    deferred: VecDeque<Slot>,
+    /// No write may begin in the present call.
+    is_paused: bool,
+    /// Writes and pieces of them that wait while the volume is paused.
+    paused: VecDeque<Request>,
+    paused_pieces: VecDeque<Slot>,
+    /// Messages for which the owner's mailbox was full.
+    unsent: VecDeque<OwnerMessage>,
 }
 
-/// A device that has data of the volume.
+/// The device that has data of the volume.
 pub(crate) struct OpenSource {
     channel: BaseChannel,
-    device: Arc<BlockDevice>,
     block_bytes: u64,
 }
 
 impl OpenSource {
-    pub(crate) fn new(channel: BaseChannel, device: Arc<BlockDevice>) -> OpenSource {
-        let block_bytes = device.geometry().block_size.into();
-        OpenSource { channel, device, block_bytes }
+    pub(crate) fn new(channel: BaseChannel, device: &BlockDevice) -> OpenSource {
+        OpenSource { channel, block_bytes: device.geometry().block_size.into() }
     }
 
-    /// The first block and the number of blocks of a piece: a whole number, as the blocks of the device
-    /// divide those of the volume.
-    fn range(&self, piece: &ReadPiece) -> (u64, u32) {
-        // The volume's limit of a read has fewer bytes than 2^32.
-        (piece.offset / self.block_bytes, (piece.length / self.block_bytes) as u32)
+    /// The first block and the number of blocks of a piece.
+    fn range(&self, offset: u64, length: u64) -> (u64, u32) {
+        range(self.block_bytes, offset, length)
     }
+}
+
+/// The first block and the number of blocks of a piece: a whole number, as the blocks of a device divide
+/// those of the volume.
+fn range(block_bytes: u64, offset: u64, length: u64) -> (u64, u32) {
+    // The volume's limit of a request has fewer bytes than 2^32.
+    (offset / block_bytes, (length / block_bytes) as u32)
+}
+
+/// A first write to a cluster, or the release of one.
+struct Allocation {
+    /// The piece of which the owner knows.
+    first: Slot,
+    /// Pieces that wait for its end.
+    waiters: Vec<Slot>,
 }
 
 enum Entry {
-    /// A read of one piece, as it was submitted.
-    Whole { tag: Tag, lba: u64, blocks: u32 },
-    /// A read of several.
-    Divided(DividedRead),
+    /// A request of one piece, as it was submitted.
+    Whole { tag: Tag, lba: u64, blocks: u32, epoch: u64 },
+    /// A flush, as it was submitted, and the number of cluster maps that it makes durable.
+    Flush { tag: Tag, lba: u64, blocks: u32, maps: u64 },
+    /// A write with FUA that is done but for a flush of cluster maps.
+    Durable { request: Request, maps: u64 },
+    /// A request of several.
+    Divided(DividedRequest),
     /// One of its pieces.
-    Piece(PieceOfRead),
+    Piece(PieceOfRequest),
 }
 
-struct DividedRead {
+struct DividedRequest {
     /// Without its data, which the pieces have.
     request: Request,
     /// The first error, or success.
     status: Status,
-    in_flight: u32,
+    pending: u32,
     /// The first of the pieces, which are a list.
     first: Option<Slot>,
+    /// Bytes of a range that have no pieces yet: it begins at the offset in the volume.
+    rest: Option<(u64, u64)>,
 }
 
-struct PieceOfRead {
-    read: Slot,
+struct PieceOfRequest {
+    parent: Slot,
     /// `None` while it is in flight.
     data: Option<Data>,
     next: Option<Slot>,
+    /// Where it is in the volume, in bytes.
+    offset: u64,
+    length: u64,
+    /// That of its I/O in flight.
+    epoch: Option<u64>,
+    /// It is in flight to a new cluster.
+    fills_cluster: bool,
+    /// The owner's change for that cluster.
+    change: Option<ChangeId>,
+}
+
+/// What a channel is opened with.
+pub(crate) struct LvolChannelParts {
+    pub(crate) volume: Arc<VolumeShared>,
+    pub(crate) seat: Arc<ChannelSeat>,
+    pub(crate) messages: MailboxReceiver<ChannelMessage>,
+    /// Bytes of a block of the volume.
+    pub(crate) block_bytes: u32,
+    /// The volume's [depth](bdev::Bdev::depth).
+    pub(crate) depth: u32,
+    pub(crate) base: OpenSource,
+    /// Of the external snapshot, in place 0 of the set.
+    pub(crate) external: BaseChannels,
+    pub(crate) external_set: Arc<BaseSet>,
 }
 
 impl LvolChannel {
-    /// For a volume with blocks of `block_bytes` and this [depth](bdev::Bdev::depth).
-    pub(crate) fn new(
-        map: VolumeMap,
-        block_bytes: u32,
-        depth: u32,
-        base: OpenSource,
-        external: Option<OpenSource>,
-    ) -> LvolChannel {
+    pub(crate) fn new(parts: LvolChannelParts) -> LvolChannel {
+        let LvolChannelParts { volume, seat, messages, block_bytes, depth, base, external, external_set } =
+            parts;
         LvolChannel {
-            map,
+            pictures: PictureUse::new(&volume.store),
+            volume,
+            seat,
+            messages,
+            received: Vec::new(),
             block_bytes: block_bytes.into(),
             base,
             external,
+            external_set,
             entries: Slab::with_capacity(depth.saturating_add(PIECES_MAX).min(u32::MAX - 1)),
             waiting: VecDeque::new(),
             finished: Vec::new(),
             completions: Vec::new(),
             pieces: Vec::new(),
+            change_pieces: Vec::new(),
+            writes_in_flight: 0,
+            allocations: BTreeMap::new(),
+            deferred: VecDeque::new(),
+            is_paused: false,
+            paused: VecDeque::new(),
+            paused_pieces: VecDeque::new(),
+            unsent: VecDeque::new(),
         }
+    }
+
+    fn map(&self) -> VolumeMap<'_> {
+        VolumeMap { blobs: &self.pictures.picture, blob: self.volume.blob }
     }
 
     /// Starts a request; returns one for which the table has no places.
@@ -113,8 +197,10 @@ impl LvolChannel {
         let length = u64::from(request.blocks) * self.block_bytes;
         match request.op {
             Op::Read => {}
+            Op::Write | Op::WriteZeroes | Op::Unmap => return self.start_change(request, offset, length),
+            Op::Flush => return self.start_flush(request),
             Op::SeekData | Op::SeekHole => {
-                let found = self.map.seek(request.op, offset, length);
+                let found = self.map().seek(request.op, offset, length);
                 request.payload = Payload::Found(found.map(|at| at / self.block_bytes));
                 self.finished.push(request.complete(Status::SUCCESS));
                 return None;
@@ -126,11 +212,12 @@ impl LvolChannel {
         }
         let mut pieces = std::mem::take(&mut self.pieces);
         pieces.clear();
-        let external_bytes = self.external.as_ref().map_or(0, |source| source.device.geometry().bytes());
-        let is_readable = self.map.pieces(offset, length, external_bytes, &mut pieces).is_ok();
+        let external = &self.external_set;
+        let external_bytes = || external.base(0).map_or(u64::MAX, |base| base.device().geometry().bytes());
+        let readable = self.map().pieces(offset, length, external_bytes, &mut pieces);
         let places = if pieces.len() == 1 { 1 } else { pieces.len() + 1 };
-        let returned = if !is_readable {
-            self.finished.push(request.complete(Status::INTERNAL_ERROR));
+        let returned = if let Err(why) = readable {
+            self.finished.push(request.complete(status_of(why)));
             None
         } else if self.entries.capacity() - self.entries.len() < places {
             Some(request)
@@ -156,14 +243,29 @@ impl LvolChannel {
             };
             return self.finished.push(request.complete(status));
         }
+        let epoch = self.pictures.begin();
         let BlockRequest { tag, lba, blocks, .. } = request;
-        let slot = self.insert(Entry::Whole { tag, lba, blocks });
-        let Some(source) = self.source(piece.source) else {
-            unreachable!("only a volume with an external snapshot has pieces there")
-        };
+        let slot = self.insert(Entry::Whole { tag, lba, blocks, epoch });
         request.tag = Tag(slot.to_bits());
-        (request.lba, request.blocks) = source.range(piece);
-        source.channel.push(request);
+        self.push_to(piece, request);
+    }
+
+    /// Sends a read of a piece to where its data is.
+    fn push_to(&mut self, piece: &ReadPiece, mut request: Request) {
+        match piece.source {
+            PieceSource::External => {
+                let base = self.external_set.base(0);
+                let block_bytes =
+                    base.map_or(self.block_bytes, |base| u64::from(base.device().geometry().block_size));
+                (request.lba, request.blocks) = range(block_bytes, piece.offset, piece.length);
+                // Without a device it fails.
+                self.external.push(0, request);
+            }
+            PieceSource::Base | PieceSource::Zeroes => {
+                (request.lba, request.blocks) = self.base.range(piece.offset, piece.length);
+                self.base.channel.push(request);
+            }
+        }
     }
 
     fn divide(&mut self, mut request: Request, pieces: &[ReadPiece]) {
@@ -171,8 +273,9 @@ impl LvolChannel {
             return self.finished.push(request.complete(Status::INVALID_FIELD));
         };
         let (flow, issued_ticks) = (request.flow, request.issued_ticks);
+        let mut offset = request.lba * self.block_bytes;
         let mut rest = request.take_data();
-        let read = DividedRead { request, status: Status::SUCCESS, in_flight: 0, first: None };
+        let read = DividedRequest { request, status: Status::SUCCESS, pending: 0, first: None, rest: None };
         let read = self.insert(Entry::Divided(read));
         let mut last: Option<Slot> = None;
         for piece in pieces {
@@ -187,58 +290,86 @@ impl LvolChannel {
                 data.clear();
             }
             let stored = if is_zero { data.take() } else { None };
-            let slot = self.insert(Entry::Piece(PieceOfRead { read, data: stored, next: None }));
-            match last {
-                Some(last) => self.piece(last).next = Some(slot),
-                None => self.read(read).first = Some(slot),
+            let epoch = (!is_zero).then(|| self.pictures.begin());
+            let slot = self.insert(Entry::Piece(PieceOfRequest {
+                parent: read,
+                data: stored,
+                next: None,
+                offset,
+                length: piece.length,
+                epoch,
+                fills_cluster: false,
+                change: None,
+            }));
+            offset += piece.length;
+            self.link(read, last.replace(slot), slot);
+            if is_zero {
+                continue;
             }
-            last = Some(slot);
-            let Some(source) = self.source(piece.source) else { continue };
-            let (lba, blocks) = source.range(piece);
             let payload = Payload::from_data(data);
-            let mut child = BlockRequest::with_payload(Tag(slot.to_bits()), Op::Read, lba, blocks, payload);
+            let mut child = BlockRequest::with_payload(Tag(slot.to_bits()), Op::Read, 0, 0, payload);
             (child.flow, child.issued_ticks) = (flow, issued_ticks);
-            source.channel.push(child);
-            self.read(read).in_flight += 1;
+            self.push_to(piece, child);
+            self.divided(read).pending += 1;
         }
-        if self.read(read).in_flight == 0 {
-            let completion = self.finish(read);
-            self.finished.push(completion);
+        if self.divided(read).pending == 0 {
+            self.finish(read);
         }
     }
 
-    fn complete(&mut self, completion: Completion, sink: &mut Vec<Completion>) {
+    /// Adds a piece to the list of a request, after `last`.
+    fn link(&mut self, parent: Slot, last: Option<Slot>, slot: Slot) {
+        match last {
+            Some(last) => self.piece(last).next = Some(slot),
+            None => self.divided(parent).first = Some(slot),
+        }
+    }
+
+    fn complete(&mut self, completion: Completion) {
         let (slot, status) = (Slot::from_bits(completion.tag().0), completion.status());
         let mut request = completion.into_request();
         match self.entries.get_mut(slot) {
-            Some(Entry::Whole { tag, lba, blocks }) => {
+            Some(Entry::Whole { tag, lba, blocks, epoch }) => {
                 (request.tag, request.lba, request.blocks) = (*tag, *lba, *blocks);
+                let epoch = *epoch;
                 self.entries.remove(slot);
-                sink.push(request.complete(status));
+                self.pictures.end(epoch);
+                self.writes_in_flight -= u32::from(request.op.is_write());
+                self.finish_request(request, status);
             }
             Some(Entry::Piece(piece)) => {
                 piece.data = request.take_data();
-                let slot = piece.read;
-                let read = self.read(slot);
-                read.in_flight -= 1;
-                if read.status.is_success() {
-                    read.status = status;
-                }
-                if read.in_flight == 0 {
-                    sink.push(self.finish(slot));
+                if let Some(epoch) = piece.epoch.take() {
+                    let (parent, fills_cluster) = (piece.parent, piece.fills_cluster);
+                    self.pictures.end(epoch);
+                    self.writes_in_flight -= u32::from(request.op.is_write());
+                    match fills_cluster {
+                        true => self.cluster_filled(slot, status),
+                        false => self.piece_ended(parent, status),
+                    }
                 }
             }
+            Some(Entry::Flush { .. } | Entry::Durable { .. }) => self.flushed(slot, request, status),
             _ => unreachable!("slot {slot:?} was completed by a device and is not in the table"),
         }
     }
 
-    /// The read with the data of its pieces, as one again.
-    fn finish(&mut self, slot: Slot) -> Completion {
-        let Some(Entry::Divided(DividedRead { mut request, status, first, .. })) = self.entries.remove(slot)
-        else {
-            unreachable!("slot {slot:?} is a read that was divided")
-        };
-        let (mut next, mut whole) = (first, None::<Data>);
+    /// A piece of a request needs no more.
+    fn piece_ended(&mut self, parent: Slot, status: Status) {
+        let divided = self.divided(parent);
+        divided.pending -= 1;
+        if divided.status.is_success() {
+            divided.status = status;
+        }
+        if divided.pending == 0 {
+            self.finish(parent);
+        }
+    }
+
+    /// Completes a request with the data of its pieces, as one again, or begins the rest of its range.
+    fn finish(&mut self, slot: Slot) {
+        let mut next = self.divided(slot).first.take();
+        let mut whole = None::<Data>;
         while let Some(Entry::Piece(piece)) = next.and_then(|slot| self.entries.remove(slot)) {
             whole = match (whole, piece.data) {
                 (Some(whole), Some(data)) => Some(whole.join(data)),
@@ -246,16 +377,29 @@ impl LvolChannel {
             };
             next = piece.next;
         }
-        request.set_data(whole);
-        request.complete(status)
+        let divided = self.divided(slot);
+        if divided.status.is_success()
+            && let Some((offset, length)) = divided.rest.take()
+        {
+            return self.continue_range(slot, offset, length);
+        }
+        let Some(Entry::Divided(DividedRequest { mut request, status, .. })) = self.entries.remove(slot)
+        else {
+            unreachable!("slot {slot:?} is a request that was divided")
+        };
+        if whole.is_some() {
+            request.set_data(whole);
+        }
+        self.finish_request(request, status);
     }
 
-    fn source(&mut self, source: PieceSource) -> Option<&mut OpenSource> {
-        match source {
-            PieceSource::Base => Some(&mut self.base),
-            PieceSource::External => self.external.as_mut(),
-            PieceSource::Zeroes => None,
+    /// The request is done, but for a flush if it wants to be durable.
+    fn finish_request(&mut self, request: Request, status: Status) {
+        let is_durable = request.op.is_write() && request.flags.contains(RequestFlags::FUA);
+        if is_durable && status.is_success() && !self.volume.store.are_maps_durable() {
+            return self.flush_maps(request);
         }
+        self.finished.push(request.complete(status));
     }
 
     fn insert(&mut self, entry: Entry) -> Slot {
@@ -265,25 +409,43 @@ impl LvolChannel {
         }
     }
 
-    fn read(&mut self, slot: Slot) -> &mut DividedRead {
+    fn divided(&mut self, slot: Slot) -> &mut DividedRequest {
         match self.entries.get_mut(slot) {
-            Some(Entry::Divided(read)) => read,
-            _ => unreachable!("slot {slot:?} is a read that was divided"),
+            Some(Entry::Divided(divided)) => divided,
+            _ => unreachable!("slot {slot:?} is a request that was divided"),
         }
     }
 
-    fn piece(&mut self, slot: Slot) -> &mut PieceOfRead {
+    fn piece(&mut self, slot: Slot) -> &mut PieceOfRequest {
         match self.entries.get_mut(slot) {
             Some(Entry::Piece(piece)) => piece,
-            _ => unreachable!("slot {slot:?} is a piece of a read"),
+            _ => unreachable!("slot {slot:?} is a piece of a request"),
         }
     }
 
     fn submit_pushed(&mut self) {
         self.base.channel.submit();
-        if let Some(external) = &mut self.external {
-            external.channel.submit();
-        }
+        self.external.submit();
+    }
+
+    /// Before anything begins: I/O that begins is by the newest picture.
+    fn enter(&mut self) {
+        // One more than there are: one may begin.
+        self.is_paused = self.pictures.enter(&self.volume, &self.seat, self.writes_in_flight + 1);
+    }
+
+    /// After what could begin has begun.
+    fn publish(&mut self) {
+        self.pictures.publish(&self.volume.store, &self.seat, self.writes_in_flight);
+    }
+}
+
+/// The status of a request whose range cannot be used.
+fn status_of(why: Unusable) -> Status {
+    match why {
+        Unusable::Missing => Status::INTERNAL_ERROR,
+        Unusable::BeyondEnd => Status::LBA_OUT_OF_RANGE.do_not_retry(),
+        Unusable::ReadOnly => Status::NAMESPACE_WRITE_PROTECTED.do_not_retry(),
     }
 }
 
@@ -292,43 +454,66 @@ impl block_io::Channel for LvolChannel {
     type Completion = Completion;
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
+        self.enter();
         for request in batch.drain(..) {
-            // In order: a large read must not wait for ever.
+            if self.is_paused && request.op.is_write() {
+                self.paused.push_back(request);
+                continue;
+            }
+            // In order: a large request must not wait for ever.
             let returned = if self.waiting.is_empty() { self.start(request) } else { Some(request) };
             self.waiting.extend(returned);
         }
         self.submit_pushed();
+        self.publish();
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
         let mut completions = std::mem::take(&mut self.completions);
         completions.extend(self.base.channel.poll());
-        if let Some(external) = &mut self.external {
-            completions.extend(external.channel.poll());
+        self.external.poll(&mut completions);
+        // Before it follows to the newest picture, which has what they are about.
+        while let Some(message) = self.messages.receive() {
+            self.received.push(message);
         }
-        for completion in completions.drain(..) {
-            self.complete(completion, sink);
-        }
-        self.completions = completions;
-        if !self.waiting.is_empty() {
-            while let Some(request) = self.waiting.pop_front() {
-                if let Some(returned) = self.start(request) {
-                    self.waiting.push_front(returned);
-                    break;
-                }
+        if !completions.is_empty() || !self.is_plain() {
+            self.enter();
+            for completion in completions.drain(..) {
+                self.complete(completion);
+            }
+            if !self.is_plain() {
+                self.advance();
             }
             self.submit_pushed();
+            self.publish();
         }
+        self.completions = completions;
         sink.append(&mut self.finished);
         sink.len() - before
     }
 
     fn deadline(&self) -> Option<u64> {
-        if !self.finished.is_empty() || (!self.waiting.is_empty() && self.entries.is_empty()) {
+        let is_resumed =
+            !(self.paused.is_empty() && self.paused_pieces.is_empty()) && !self.volume.is_paused();
+        if !self.finished.is_empty()
+            || !self.messages.is_empty()
+            || !self.unsent.is_empty()
+            || is_resumed
+            || (!self.waiting.is_empty() && self.entries.is_empty())
+        {
             return Some(0);
         }
-        let external = self.external.as_ref().and_then(|external| external.channel.deadline());
-        [self.base.channel.deadline(), external].into_iter().flatten().min()
+        [self.base.channel.deadline(), self.external.deadline()].into_iter().flatten().min()
+    }
+}
+
+impl Drop for LvolChannel {
+    fn drop(&mut self) {
+        self.volume.remove_seat(&self.seat);
+        if !self.allocations.is_empty() {
+            // A full mailbox has woken the owner, and without an owner there are no allocations.
+            _ = self.volume.store.send(OwnerMessage::Look);
+        }
     }
 }

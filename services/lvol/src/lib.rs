@@ -1,5 +1,5 @@
-//! Logical volumes: the stores that SPDK's `bdev_lvol_*` methods wrote are found on block devices, and their
-//! volumes are block devices that can be read. Nothing is written yet.
+//! Logical volumes: stores in SPDK's format are created on block devices or found there, and their volumes are
+//! block devices. The methods are SPDK's `bdev_lvol_*`.
 //!
 //! [`LvolModule`] examines each device that appears. A device with a store is claimed, its metadata is loaded
 //! by [`blobstore`], and each volume is registered: by its UUID, with the alias `STORE/VOLUME`. A volume of
@@ -20,23 +20,33 @@
 //! ```
 //!
 //! # State
-//! A loaded store is immutable: [`blobstore::BlobStore`] in an `Arc`, shared by the module and the channels
-//! of all volumes. A read is divided by it: pieces go to the store's device and to the external snapshot, and
-//! what has no data is filled with zeroes. A read of one piece is passed on with another address, and
-//! allocates nothing.
+//! A store that can be changed has an owner: a poller on one core with the [`blobstore::OpenBlobStore`], which
+//! does all I/O of the metadata. What it publishes, an immutable [`blobstore::BlobStore`], is shared by the module
+//! and the channels of all volumes, on all cores: these look for a newer one before each batch. A request is
+//! divided by it: pieces go to the store's device and to the external snapshot, and what has no data is filled
+//! with zeroes. A request of one piece is passed on with another address, and allocates nothing. A first write to
+//! a cluster asks the owner by mailbox.
+//!
+//! Methods begin changes under the update lock, wait for them without it, and then register, rename or resize
+//! block devices. What operates on a volume reserves it: others get EBUSY.
 //!
 //! # Claims
-//! The store's device gets a claim of the type read many write none, before its metadata is read: what was
-//! read then stays true, as nothing writes the device. Other readers, such as a copy of the whole device, are
-//! not excluded, since this is a reader too. External snapshots get the same claim. A device that is open for
-//! writing, or has another claim, is left alone.
+//! The store's device gets a claim of the type read many write one, before its metadata is read. If it is
+//! read-only or is kept as it is by other readers, the claim is read many write none, and the volumes are
+//! read-only; so they are if a cluster has two owners. External snapshots get a claim of the type read many write
+//! none. A device that is open for writing, or has another claim, is left alone.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod channel;
+mod describe;
 mod load;
 mod methods;
 mod module;
+mod owner;
+mod plan;
+mod shallow_copy;
+mod shared;
 mod store;
 mod volume;
 mod volume_map;

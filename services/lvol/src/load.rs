@@ -6,19 +6,22 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 
 use bdev::stacking::BaseBdev;
-use bdev::{Access, DiskReadError, DiskReader, Registry};
+use bdev::{Access, BdevError, ClaimType, DiskReadError, DiskReader, Registry};
 use blobstore::{BlobStore, BlobStoreLoader, LoadOptions};
+use block_io::Op;
 use control::Examination;
 
 /// Stores that are loaded at a time. Each has up to 32 reads of 1 MiB in flight; others wait.
 const LOADS_MAX: usize = 4;
 
 /// Who claims the device of a store.
-const CLAIM_HOLDER: &str = "logical volume store";
+pub(crate) const CLAIM_HOLDER: &str = "logical volume store";
 
 /// What was loaded: the device with its claim, and the store.
 pub(crate) struct LoadedStore {
     pub(crate) base: Arc<BaseBdev>,
+    /// Whether the claim allows writes.
+    pub(crate) is_writable: bool,
     pub(crate) blobs: BlobStore,
 }
 
@@ -75,6 +78,19 @@ impl LoadQueue {
     }
 }
 
+/// Claims the device of a store: for writing, unless it is read-only, or has readers that want it to stay as it
+/// is.
+fn claim(registry: &Registry, name: &str) -> Result<(BaseBdev, bool), BdevError> {
+    let device = registry.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
+    let is_kept = device.claim().is_some_and(|(kind, _)| kind == ClaimType::ReadManyWriteNone);
+    let is_writable = !device.bdev().read_only() && device.supports(Op::Write) && !is_kept;
+    let access = match is_writable {
+        true => Access::ReadManyWriteOne { by: CLAIM_HOLDER },
+        false => Access::ReadManyWriteNone { by: CLAIM_HOLDER },
+    };
+    Ok((BaseBdev::open(registry, name, access)?, is_writable))
+}
+
 struct LoadWorker {
     registry: Registry,
     reader: DiskReader,
@@ -89,6 +105,7 @@ struct LoadWorker {
 struct Load {
     examination: Examination,
     base: Arc<BaseBdev>,
+    is_writable: bool,
     loader: BlobStoreLoader,
     /// Bytes of a block of the device.
     block_bytes: u64,
@@ -124,10 +141,9 @@ impl LoadWorker {
 
     fn begin(&mut self, examination: Examination) {
         let name = examination.bdev();
-        // Before it is read: nothing changes it any more.
-        let base = match BaseBdev::open(&self.registry, name, Access::ReadManyWriteNone { by: CLAIM_HOLDER })
-        {
-            Ok(base) => Arc::new(base),
+        // Before it is read: nothing else changes it any more.
+        let (base, is_writable) = match claim(&self.registry, name) {
+            Ok((base, is_writable)) => (Arc::new(base), is_writable),
             Err(error) => {
                 log::warn!(target: "lvol", "the logical volume store on {name} is not used: {error}");
                 return;
@@ -137,7 +153,7 @@ impl LoadWorker {
         let loader = BlobStoreLoader::new(geometry.bytes(), LoadOptions::default());
         let block_bytes = geometry.block_size.into();
         self.last_load += 1;
-        let load = Load { examination, base, loader, block_bytes, error: None };
+        let load = Load { examination, base, is_writable, loader, block_bytes, error: None };
         self.loads.insert(self.last_load, load);
         self.advance(self.last_load);
     }
@@ -155,10 +171,10 @@ impl LoadWorker {
             });
         }
         let Some(outcome) = load.loader.outcome() else { return };
-        let Some(Load { examination, base, error, .. }) = self.loads.remove(&id) else { return };
+        let Some(Load { examination, base, is_writable, error, .. }) = self.loads.remove(&id) else { return };
         let name = base.device().name();
         match outcome {
-            Ok(blobs) => (self.adopt)(LoadedStore { base, blobs }, examination),
+            Ok(blobs) => (self.adopt)(LoadedStore { base, is_writable, blobs }, examination),
             Err(failure) => {
                 let cause = error.map_or(String::new(), |error| format!(": {error}"));
                 log::warn!(target: "lvol", "the logical volume store on {name} is not used: {failure}{cause}");

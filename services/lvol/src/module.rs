@@ -1,26 +1,32 @@
 //! The module: which devices have stores, and which volumes are there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-use bdev::stacking::BaseBdev;
-use bdev::{BdevError, BlockDevice, ClaimType, DeviceEvent, DiskReader, Registry, Uuid};
-use blobstore::StoreSeverity;
+use bdev::{BdevError, BlockDevice, ClaimType, Closing, DeviceEvent, DiskReader, Registry, Uuid};
+use blobstore::{BlobChange, OpenBlobStore, StoreFinding, StoreSeverity};
 use control::json::{Value, json};
 use control::{Examination, Method, Module, RpcError};
 use reactor::ReactorHandle;
 use wire_blob::{PAGE_BYTES, SuperBlock};
 
 use crate::load::{LoadedStore, StoreLoads};
-use crate::store::{ChainEnd, LvolStore, STORE_TYPE, Volume};
+use crate::owner::{self, device_of};
+use crate::shallow_copy::ShallowCopies;
+use crate::shared::StoreShared;
+use crate::store::{ChainEnd, LvolStore, STORE_TYPE, Volume, chain_end, chain_ends, external_of};
 use crate::volume::{LvolBdev, VolumeError, register};
 
 /// The first bytes of every blobstore.
 const SIGNATURE: &[u8] = b"SPDKBLOB";
 /// Lines of the log about one store; more are counted.
 const PROBLEMS_LOGGED_MAX: usize = 20;
+/// How long the end of the program waits for a store.
+const UNLOAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Logical volumes as a [`Module`]: stores are found on devices that appear, and their volumes can be read.
+/// Logical volumes as a [`Module`]: stores are found on devices that appear, or created on them.
 pub struct LvolModule {
     reader: Option<DiskReader>,
     loads: StoreLoads,
@@ -29,23 +35,29 @@ pub struct LvolModule {
 
 /// The stores that are used.
 pub(crate) struct LvolStores {
-    registry: Registry,
+    pub(crate) registry: Registry,
     /// Not locked during calls of the registry, whose events lock it.
-    by_uuid: Mutex<BTreeMap<Uuid, UsedStore>>,
-}
-
-/// A store and its device.
-#[derive(Clone)]
-pub(crate) struct UsedStore {
-    pub(crate) store: Arc<LvolStore>,
-    pub(crate) base: Arc<BaseBdev>,
+    by_uuid: Mutex<BTreeMap<Uuid, Arc<LvolStore>>>,
+    /// Names of stores that are being created or renamed.
+    reserved: Mutex<BTreeSet<String>>,
+    /// Where the owners of stores run, in turn.
+    reactors: Vec<ReactorHandle>,
+    next_reactor: AtomicUsize,
+    pub(crate) copies: ShallowCopies,
 }
 
 impl LvolModule {
     /// Finds stores on devices of `registry`, which are read on the first of the reactors.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<LvolModule> {
         let reader = reactors.first().map(|reactor| DiskReader::new(registry.clone(), reactor.clone()));
-        let stores = Arc::new(LvolStores { registry, by_uuid: Mutex::default() });
+        let stores = Arc::new(LvolStores {
+            registry,
+            by_uuid: Mutex::default(),
+            reserved: Mutex::default(),
+            reactors: reactors.to_vec(),
+            next_reactor: AtomicUsize::new(0),
+            copies: ShallowCopies::default(),
+        });
         Arc::new(LvolModule { reader, loads: StoreLoads::new(), stores })
     }
 }
@@ -76,15 +88,21 @@ impl Module for LvolModule {
         self.loads.start(registry, reader, Box::new(adopt)).map_err(RpcError::internal)
     }
 
+    /// Unloads the stores, so that they are clean on their devices.
+    fn drain(&self) {
+        self.stores.unload_all();
+    }
+
     /// The volumes go before the devices that they are on.
     fn stop(&self) {
-        for used in self.stores.all() {
-            for volume in &used.store.volumes {
-                if self.stores.device(&used, volume).is_some() {
+        for store in self.stores.all() {
+            for volume in store.volumes() {
+                if self.stores.device(&store, &volume).is_some() {
                     // An error means that it is gone already.
                     _ = self.stores.registry.unregister(&volume.bdev_name);
                 }
             }
+            store.base.release();
         }
         let all = std::mem::take(&mut *self.stores.lock());
         drop(all);
@@ -110,12 +128,14 @@ impl Module for LvolModule {
 
     fn report(&self) -> Value {
         let stores = self.stores.all();
-        let volumes: usize = stores.iter().map(|used| used.store.volumes.len()).sum();
-        let is_there = |used: &UsedStore| {
-            used.store.volumes.iter().filter(|volume| self.stores.device(used, volume).is_some()).count()
-        };
-        let bdevs: usize = stores.iter().map(is_there).sum();
-        json!({ "stores": stores.len(), "volumes": volumes, "bdevs": bdevs, "access": "read-only" })
+        let (mut volumes, mut bdevs) = (0, 0);
+        for store in &stores {
+            let all = store.volumes();
+            volumes += all.len();
+            bdevs += all.iter().filter(|volume| self.stores.device(store, volume).is_some()).count();
+        }
+        let read_only = stores.iter().filter(|store| !store.shared.is_writable()).count();
+        json!({ "stores": stores.len(), "volumes": volumes, "bdevs": bdevs, "read_only_stores": read_only })
     }
 }
 
@@ -135,21 +155,21 @@ fn has_lvol_store(page: &[u8], bdev: &str) -> bool {
 
 impl LvolStores {
     /// All stores, by UUID.
-    pub(crate) fn all(&self) -> Vec<UsedStore> {
+    pub(crate) fn all(&self) -> Vec<Arc<LvolStore>> {
         self.lock().values().cloned().collect()
     }
 
     /// The block device of a volume, if it has one.
-    pub(crate) fn device(&self, used: &UsedStore, volume: &Volume) -> Option<Arc<BlockDevice>> {
+    pub(crate) fn device(&self, store: &Arc<LvolStore>, volume: &Volume) -> Option<Arc<BlockDevice>> {
         let device = self.registry.find(&volume.bdev_name)?;
-        device.module::<LvolBdev>().is_some_and(|module| module.is_of(&used.store)).then_some(device)
+        device.module::<LvolBdev>().is_some_and(|module| module.is_of(store)).then_some(device)
     }
 
-    /// Whether data of the volume is missing.
-    pub(crate) fn is_degraded(&self, used: &UsedStore, volume: &Volume) -> bool {
-        match volume.end {
+    /// Whether data of the volume, whose chain ends so, is missing.
+    pub(crate) fn is_degraded(&self, store: &Arc<LvolStore>, volume: &Volume, end: ChainEnd) -> bool {
+        match end {
             ChainEnd::Zeroes => false,
-            ChainEnd::External(_) => self.device(used, volume).is_none(),
+            ChainEnd::External(_) => self.device(store, volume).is_none(),
             ChainEnd::Missing(_) | ChainEnd::Cycle => true,
         }
     }
@@ -159,7 +179,7 @@ impl LvolStores {
     fn is_examined(&self, device: &Arc<BlockDevice>) -> bool {
         let geometry = device.geometry();
         let is_owned = device.claim().is_some_and(|(kind, _)| kind != ClaimType::ReadManyWriteNone);
-        let is_used = self.lock().values().any(|used| Arc::ptr_eq(used.base.device(), device));
+        let is_used = self.lock().values().any(|store| Arc::ptr_eq(store.base.device(), device));
         geometry.metadata.bytes == 0
             && (PAGE_BYTES as u32).is_multiple_of(geometry.block_size)
             && geometry.bytes() >= PAGE_BYTES as u64
@@ -167,9 +187,15 @@ impl LvolStores {
             && !is_used
     }
 
+    /// The core for the owner of the next store.
+    pub(crate) fn next_reactor(&self) -> Option<&ReactorHandle> {
+        let count = self.reactors.len().max(1);
+        self.reactors.get(self.next_reactor.fetch_add(1, Ordering::Relaxed) % count)
+    }
+
     /// Uses a store that was loaded, unless it is there already.
     fn adopt(&self, loaded: LoadedStore) {
-        let LoadedStore { base, blobs } = loaded;
+        let LoadedStore { base, is_writable, blobs } = loaded;
         let device = base.device().clone();
         if device.is_removed() {
             return;
@@ -184,23 +210,45 @@ impl LvolStores {
         }
         let findings: Vec<(StoreSeverity, String)> =
             blobs.findings().iter().map(|finding| (finding.severity(), finding.to_string())).collect();
+        // A write to a cluster with two owners would change both.
+        let is_shared = blobs.findings().iter().any(|finding| matches!(finding, StoreFinding::Shared { .. }));
+        let reactor = self.next_reactor().filter(|_| is_writable && !is_shared);
+        let (open, shared) = match reactor {
+            Some(reactor) => {
+                let open = OpenBlobStore::open(blobs, device_of(&base));
+                let shared = StoreShared::new(open.published().clone());
+                (Some((open, reactor)), shared)
+            }
+            None => (None, StoreShared::new(Arc::new(blobs))),
+        };
         let mut problems = Vec::new();
-        let store = match LvolStore::new(blobs, &mut problems) {
+        let store = match LvolStore::new(shared, base, &mut problems) {
             Ok(store) => Arc::new(store),
             Err(error) => return refuse(&error),
         };
-        let used = UsedStore { store: store.clone(), base };
-        if let Err(reason) = self.insert(&used) {
+        if let Err(reason) = self.insert(&store) {
             if let Some(reason) = reason {
                 refuse(&reason);
             }
             return;
         }
-        let title = format!("the logical volume store {} on {name}", store.name);
-        log::info!(target: "lvol", "{title} has {} volumes, which are read-only here", store.volumes.len());
+        let is_writable = open.is_some();
+        if let Some((open, reactor)) = open {
+            match owner::start(reactor, &store.shared, &store.base, open, None) {
+                Ok(closed) => store.set_closed(closed),
+                Err(error) => {
+                    self.lock().remove(&store.uuid);
+                    return refuse(&error);
+                }
+            }
+        }
+        let title = format!("the logical volume store {} on {name}", store.name());
+        let volumes = store.volumes();
+        let access = if is_writable { "" } else { ", which are read-only here" };
+        log::info!(target: "lvol", "{title} has {} volumes{access}", volumes.len());
         log_findings(&title, &findings, &problems);
-        for index in 0..store.volumes.len() {
-            self.register(&used, index);
+        for volume in &volumes {
+            self.register(&store, volume);
         }
         // Its removal was reported before it was there.
         if device.is_removed() {
@@ -208,9 +256,20 @@ impl LvolStores {
         }
     }
 
+    /// Reserves a name for a store; `None` if another store has it.
+    pub(crate) fn reserve_name(self: &Arc<Self>, name: &str) -> Option<ReservedName> {
+        let mut reserved = sync::lock(&self.reserved);
+        let is_used = self.all().iter().any(|store| store.name() == name);
+        if is_used || !reserved.insert(name.to_string()) {
+            return None;
+        }
+        Some(ReservedName { stores: self.clone(), name: name.to_string() })
+    }
+
     /// Adds a store; fails with the reason if it is another's, or without if its device has it already.
-    fn insert(&self, used: &UsedStore) -> Result<(), Option<String>> {
-        let (store, device) = (&used.store, used.base.device());
+    pub(crate) fn insert(&self, store: &Arc<LvolStore>) -> Result<(), Option<String>> {
+        let device = store.base.device();
+        let name = store.name();
         let mut stores = self.lock();
         if let Some(present) = stores.get(&store.uuid) {
             let other = present.base.device();
@@ -221,64 +280,184 @@ impl LvolStores {
             );
             return Err((!Arc::ptr_eq(other, device)).then_some(reason));
         }
-        if let Some(present) = stores.values().find(|present| present.store.name == store.name) {
+        if let Some(present) = stores.values().find(|present| present.name() == name) {
             let other = present.base.device().name();
-            return Err(Some(format!("{other} has another store of the same name, {}", store.name)));
+            return Err(Some(format!("{other} has another store of the same name, {name}")));
         }
-        stores.insert(store.uuid, used.clone());
+        stores.insert(store.uuid, store.clone());
         Ok(())
     }
 
-    /// Registers a volume, if its data is there.
-    fn register(&self, used: &UsedStore, index: usize) {
-        let (store, volume) = (&used.store, &used.store.volumes[index]);
-        if matches!(volume.end, ChainEnd::Missing(_) | ChainEnd::Cycle) {
-            return;
+    /// Forgets a store that is removed.
+    pub(crate) fn remove(&self, store: &Arc<LvolStore>) {
+        self.lock().remove(&store.uuid);
+    }
+
+    /// Registers a volume, if its data is there. Returns whether it has a block device then.
+    pub(crate) fn register(&self, store: &Arc<LvolStore>, volume: &Volume) -> bool {
+        if matches!(chain_end(&store.shared.picture(), volume.blob), ChainEnd::Missing(_) | ChainEnd::Cycle) {
+            return false;
         }
-        match register(&self.registry, store, index, &used.base) {
-            Ok(()) => {}
+        match register(&self.registry, store, volume) {
+            Ok(()) => return true,
             Err(VolumeError::NoExternal(name)) => {
                 let alias = store.alias(volume);
                 log::info!(target: "lvol", "the logical volume {alias} waits for its external snapshot {name}");
             }
             // That is reported of the store.
-            Err(VolumeError::Bdev(BdevError::Removed { .. })) if used.base.device().is_removed() => {}
+            Err(VolumeError::Bdev(BdevError::Removed { .. })) if store.base.device().is_removed() => {}
             Err(error) => {
                 let alias = store.alias(volume);
                 log::warn!(target: "lvol", "the logical volume {alias} has no bdev: {error}");
             }
         }
+        false
     }
 
     /// Registers the volumes that wait for a device which has appeared.
     fn appeared(&self, bdev: &str) {
         let Some(device) = self.registry.find(bdev) else { return };
-        for used in self.all() {
-            for (index, volume) in used.store.volumes.iter().enumerate() {
-                let Some(external) = used.store.external_name(volume) else { continue };
+        for store in self.all() {
+            let blobs = store.shared.picture();
+            let ends = chain_ends(&blobs);
+            for volume in store.volumes() {
+                let Some(end) = ends.get(&volume.blob) else { continue };
+                let Some(external) = external_of(&blobs, *end) else { continue };
                 let is_this = self.registry.find(&external).is_some_and(|found| Arc::ptr_eq(&found, &device));
-                if is_this && self.device(&used, volume).is_none() {
-                    self.register(&used, index);
+                if is_this && self.device(&store, &volume).is_none() {
+                    self.register(&store, &volume);
                 }
             }
         }
     }
 
-    /// Forgets the store of a device that was removed. The volumes go with the device.
-    fn forget_base(&self, device: &Arc<BlockDevice>) {
-        let mut stores = self.lock();
-        let gone = stores.extract_if(.., |_, used| Arc::ptr_eq(used.base.device(), device));
-        let gone: Vec<(Uuid, UsedStore)> = gone.collect();
-        drop(stores);
-        for (uuid, used) in gone {
-            let (name, base) = (&used.store.name, device.name());
-            log::info!(target: "lvol", "the logical volume store {name} ({uuid}) has gone with {base}");
+    /// Opens and closes external snapshots as the chains of volumes end now, and gives volumes block devices
+    /// that have none yet: after a change of parents.
+    pub(crate) fn follow_chains(&self, store: &Arc<LvolStore>) {
+        let blobs = store.shared.picture();
+        let ends = chain_ends(&blobs);
+        for volume in store.volumes() {
+            let end = ends.get(&volume.blob).copied().unwrap_or(ChainEnd::Zeroes);
+            let external = external_of(&blobs, end);
+            let Some(device) = self.device(store, &volume) else {
+                self.register(store, &volume);
+                continue;
+            };
+            let Some(module) = device.module::<LvolBdev>() else { continue };
+            let wanted = external.as_ref().and_then(|name| self.registry.find(name));
+            let present = module.external();
+            if let Some(present) = &present
+                && !wanted.as_ref().is_some_and(|wanted| Arc::ptr_eq(wanted, present))
+            {
+                self.registry.unstack(present, &device);
+                drop(module.close_external());
+            }
+            let Some(name) = external else { continue };
+            match module.open_external(&self.registry, &name) {
+                Ok(external) if present.is_none_or(|before| !Arc::ptr_eq(&before, external.device())) => {
+                    self.registry.stack(external.device(), &device);
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    let alias = store.alias(&volume);
+                    log::warn!(target: "lvol", "the logical volume {alias} has lost its external snapshot: {error}");
+                    _ = self.registry.unregister(&volume.bdev_name);
+                }
+            }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, UsedStore>> {
+    /// Gives the block device of a volume the alias that it should have now.
+    pub(crate) fn set_alias(&self, store: &LvolStore, volume: &Volume) {
+        let alias = store.alias(volume);
+        if let Err(error) = self.registry.set_aliases(&volume.bdev_name, &[alias]) {
+            log::warn!(target: "lvol", "a renamed logical volume has no alias: {error}");
+        }
+    }
+
+    /// Forgets the store of a device that was removed. The volumes go with the device.
+    pub(crate) fn forget_base(&self, device: &Arc<BlockDevice>) {
+        let mut stores = self.lock();
+        let gone = stores.extract_if(.., |_, store| Arc::ptr_eq(store.base.device(), device));
+        let gone: Vec<(Uuid, Arc<LvolStore>)> = gone.collect();
+        drop(stores);
+        for (uuid, store) in gone {
+            let (name, base) = (store.name(), device.name());
+            log::info!(target: "lvol", "the logical volume store {name} ({uuid}) has gone with {base}");
+            store.begin_removal();
+            owner::begin_close(&store.shared);
+            store.base.release();
+        }
+    }
+
+    /// Unregisters all volumes of a store, and waits until their users have closed them. Returns whether they
+    /// have in time.
+    pub(crate) fn close_volumes(&self, store: &Arc<LvolStore>) -> bool {
+        let mut removed = Vec::new();
+        for volume in store.volumes() {
+            if self.device(store, &volume).is_some()
+                && let Ok(device) = self.registry.unregister(&volume.bdev_name)
+            {
+                removed.push(device);
+            }
+        }
+        Closing::removed(removed).wait().is_ok()
+    }
+
+    /// Unloads all stores, those on volumes of others first.
+    fn unload_all(&self) {
+        let mut left = self.all();
+        while !left.is_empty() {
+            let is_below = |store: &Arc<LvolStore>| {
+                left.iter().any(|other| {
+                    other.base.device().module::<LvolBdev>().is_some_and(|module| module.is_of(store))
+                })
+            };
+            let (below, top): (Vec<_>, Vec<_>) = left.iter().cloned().partition(|store| is_below(store));
+            if top.is_empty() {
+                return;
+            }
+            top.iter().for_each(|store| self.unload(store));
+            left = below;
+        }
+    }
+
+    fn unload(&self, store: &Arc<LvolStore>) {
+        store.begin_removal();
+        let is_closed = self.close_volumes(store);
+        let name = store.name();
+        if is_closed && store.shared.is_writable() {
+            let unload = owner::begin(&store.shared, BlobChange::Unload);
+            match unload.wait_for(UNLOAD_TIMEOUT) {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => {
+                    log::warn!(target: "lvol", "the logical volume store {name} is not unloaded: {error}");
+                }
+                None => {
+                    log::warn!(target: "lvol", "the unloading of the logical volume store {name} takes too long")
+                }
+            }
+        } else if !is_closed {
+            log::warn!(target: "lvol", "the logical volume store {name} is not unloaded: volumes are in use");
+        }
+        store.close(UNLOAD_TIMEOUT);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Arc<LvolStore>>> {
         // Each change is one call.
         sync::lock(&self.by_uuid)
+    }
+}
+
+/// The name of a store that is being created or renamed; free again with its drop, unless a store has it.
+pub(crate) struct ReservedName {
+    stores: Arc<LvolStores>,
+    name: String,
+}
+
+impl Drop for ReservedName {
+    fn drop(&mut self) {
+        sync::lock(&self.stores.reserved).remove(&self.name);
     }
 }
 

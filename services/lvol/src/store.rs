@@ -1,27 +1,53 @@
-//! A logical volume store, as the attributes of its blobs describe it.
+//! A logical volume store: its volumes, and operations on them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
-use bdev::{InfoValue, Uuid};
-use blobstore::{Blob, BlobId, BlobParent, BlobStore};
-use control::json::{Value, json};
+use bdev::Uuid;
+use bdev::stacking::BaseBdev;
+use blobstore::{Blob, BlobChange, BlobId, BlobParent, BlobStore, Xattr};
+use reactor::blocking;
+
+use crate::owner::{self, ChangeHandle, begin};
+use crate::shared::StoreShared;
 
 /// The type in the super block of a store of logical volumes.
 pub(crate) const STORE_TYPE: &str = "LVOLSTORE";
-/// Bytes of length, type and bit count before the bits of a mask.
-const MASK_HEADER_BYTES: u64 = 5;
+/// Longest name of a store or volume that is accepted, in bytes: it is stored in 64 with a terminator.
+pub(crate) const NAME_BYTES_MAX: usize = 63;
+/// How long the removal of a store waits for operations on its volumes. These have ends of their own.
+const OPERATIONS_WAIT: Duration = Duration::from_secs(3600);
 
-/// A loaded store and its volumes.
+/// A store that is used, and its volumes.
 pub(crate) struct LvolStore {
     pub(crate) uuid: Uuid,
-    pub(crate) name: String,
-    pub(crate) blobs: Arc<BlobStore>,
+    pub(crate) base: Arc<BaseBdev>,
+    pub(crate) shared: Arc<StoreShared>,
+    state: Mutex<StoreState>,
+    /// An operation has ended.
+    changed: Condvar,
+    /// Ends when the owner has closed the device; of a store that can be changed.
+    closed: OnceLock<Arc<ChangeHandle>>,
+}
+
+struct StoreState {
+    name: String,
     /// Ascending by blob.
-    pub(crate) volumes: Vec<Volume>,
+    volumes: BTreeMap<BlobId, Arc<Volume>>,
+    /// Names of volumes, those included that are being created.
+    names: BTreeSet<String>,
+    /// Blobs that have clones, or had some.
+    snapshots: BTreeSet<BlobId>,
+    /// Volumes with an operation under way.
+    busy: BTreeSet<BlobId>,
+    /// Operations under way, those without a volume included.
+    operations: usize,
+    is_removing: bool,
 }
 
 /// A volume.
+#[derive(Clone)]
 pub(crate) struct Volume {
     pub(crate) blob: BlobId,
     pub(crate) name: String,
@@ -29,7 +55,6 @@ pub(crate) struct Volume {
     pub(crate) stored_uuid: Uuid,
     /// Name of its block device: the UUID, or that of the store and the blob's id.
     pub(crate) bdev_name: String,
-    pub(crate) end: ChainEnd,
 }
 
 /// What the chain of snapshots from a blob on ends with.
@@ -56,9 +81,91 @@ pub(crate) enum NoLvolStore {
     Name,
 }
 
+/// Why an operation cannot begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoOperation {
+    /// The store is being removed, or was.
+    Removing,
+    /// Another operation on one of the volumes is under way.
+    Busy,
+    /// The store is read-only here.
+    ReadOnly,
+    /// A volume has that name, or is being created with it.
+    NameInUse,
+    /// The name is empty or too long.
+    Name,
+}
+
+/// An operation on volumes of a store: no other operates on them, and the store is not removed, while it is
+/// there. A name that it has reserved is free again with its drop, unless a volume has it.
+pub(crate) struct Operation {
+    pub(crate) store: Arc<LvolStore>,
+    blobs: Vec<BlobId>,
+    name: Option<String>,
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        let mut state = self.store.lock();
+        self.blobs.iter().for_each(|blob| _ = state.busy.remove(blob));
+        if let Some(name) = &self.name {
+            state.names.remove(name);
+        }
+        state.operations -= 1;
+        drop(state);
+        self.store.changed.notify_all();
+    }
+}
+
+impl Operation {
+    /// Runs a change to its end.
+    pub(crate) fn run(&self, change: BlobChange) -> Result<blobstore::ChangeOutcome, blobstore::ChangeError> {
+        begin(&self.store.shared, change).wait()
+    }
+
+    /// The new volume of this blob has the reserved name.
+    pub(crate) fn created(&mut self, blob: BlobId, uuid: Uuid) -> Arc<Volume> {
+        let name = self.name.take().unwrap_or_default();
+        let bdev_name = uuid.to_string();
+        let volume = Arc::new(Volume { blob, name, stored_uuid: uuid, bdev_name });
+        self.store.lock().volumes.insert(blob, volume.clone());
+        volume
+    }
+
+    /// The volume has the reserved name now.
+    pub(crate) fn renamed(&mut self, blob: BlobId) -> Option<Arc<Volume>> {
+        let name = self.name.take()?;
+        let mut state = self.store.lock();
+        let before = state.volumes.get(&blob)?.clone();
+        state.names.remove(&before.name);
+        let volume = Arc::new(Volume { name, ..(*before).clone() });
+        state.volumes.insert(blob, volume.clone());
+        Some(volume)
+    }
+
+    /// The volume is deleted.
+    pub(crate) fn deleted(&self, blob: BlobId) {
+        let mut state = self.store.lock();
+        if let Some(volume) = state.volumes.remove(&blob) {
+            state.names.remove(&volume.name);
+        }
+        state.snapshots.remove(&blob);
+    }
+
+    /// The blob has a clone now.
+    pub(crate) fn has_clone(&self, blob: BlobId) {
+        self.store.lock().snapshots.insert(blob);
+    }
+}
+
 impl LvolStore {
     /// The store of loaded blobs. What is wrong with single volumes is in `problems`, one sentence each.
-    pub(crate) fn new(blobs: BlobStore, problems: &mut Vec<String>) -> Result<LvolStore, NoLvolStore> {
+    pub(crate) fn new(
+        shared: Arc<StoreShared>,
+        base: Arc<BaseBdev>,
+        problems: &mut Vec<String>,
+    ) -> Result<LvolStore, NoLvolStore> {
+        let blobs = shared.picture();
         let super_blob = blobs.super_block().super_blob.and_then(|id| blobs.blob(id));
         let super_blob = super_blob.ok_or(NoLvolStore::SuperBlob)?;
         let uuid = uuid_of(super_blob).ok_or(NoLvolStore::Uuid)?;
@@ -68,34 +175,86 @@ impl LvolStore {
             problems.push(format!("the volume {name}, blob {id}, cannot be used: {}", unusable.damage()));
         }
         let ends = chain_ends(&blobs);
-        let mut volumes = Vec::new();
+        let (mut volumes, mut names) = (BTreeMap::new(), BTreeSet::new());
         for blob in blobs.blobs().values().filter(|blob| blob.id() != super_blob.id()) {
             let id = blob.id();
             let Some(name) = name_of(blob) else {
                 problems.push(format!("blob {id} cannot be used: the name of the volume is missing"));
                 continue;
             };
-            let end = ends.get(&id).copied().unwrap_or(ChainEnd::Zeroes);
-            match end {
-                ChainEnd::Missing(snapshot) => problems.push(format!(
+            match ends.get(&id) {
+                Some(ChainEnd::Missing(snapshot)) => problems.push(format!(
                     "the volume {name} cannot be used: its snapshot, blob {snapshot}, is not there or damaged"
                 )),
-                ChainEnd::Cycle => problems.push(format!(
+                Some(ChainEnd::Cycle) => problems.push(format!(
                     "the volume {name} cannot be used: its snapshots are clones of each other in a circle"
                 )),
-                ChainEnd::Zeroes | ChainEnd::External(_) => {}
+                _ => {}
             }
             let stored_uuid = uuid_of(blob).unwrap_or(Uuid::nil());
             let bdev_name =
                 if stored_uuid.is_nil() { format!("{uuid}_{}", id.0) } else { stored_uuid.to_string() };
-            volumes.push(Volume { blob: id, name, stored_uuid, bdev_name, end });
+            names.insert(name.clone());
+            volumes.insert(id, Arc::new(Volume { blob: id, name, stored_uuid, bdev_name }));
         }
-        Ok(LvolStore { uuid, name, blobs: Arc::new(blobs), volumes })
+        let is_snapshot = |id: &BlobId| !blobs.clones(*id).is_empty();
+        let snapshots = volumes.keys().copied().filter(is_snapshot).collect();
+        let state = StoreState {
+            name,
+            volumes,
+            names,
+            snapshots,
+            busy: BTreeSet::new(),
+            operations: 0,
+            is_removing: false,
+        };
+        Ok(LvolStore {
+            uuid,
+            base,
+            shared,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            closed: OnceLock::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, StoreState> {
+        // Each change is whole before anything can panic.
+        sync::lock(&self.state)
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> String {
+        self.lock().name.clone()
+    }
+
+    /// Sets what ends with the owner; once.
+    pub(crate) fn set_closed(&self, closed: Arc<ChangeHandle>) {
+        // A store has one owner.
+        _ = self.closed.set(closed);
+    }
+
+    /// Ends the owner, when all changes are done, and waits until it has closed the device. Returns whether it
+    /// has in time.
+    pub(crate) fn close(&self, timeout: Duration) -> bool {
+        let is_closed = self.closed.get().is_none_or(|closed| owner::close(&self.shared, closed, timeout));
+        self.base.release();
+        is_closed
+    }
+
+    /// The volumes, in the order of their blobs.
+    pub(crate) fn volumes(&self) -> Vec<Arc<Volume>> {
+        self.lock().volumes.values().cloned().collect()
+    }
+
+    /// The volume of a blob.
+    pub(crate) fn volume(&self, blob: BlobId) -> Option<Arc<Volume>> {
+        self.lock().volumes.get(&blob).cloned()
     }
 
     /// The name `STORE/VOLUME`.
     pub(crate) fn alias(&self, volume: &Volume) -> String {
-        format!("{}/{}", self.name, volume.name)
+        format!("{}/{}", self.lock().name, volume.name)
     }
 
     /// The UUID of the volume's block device: its own, or one that is made of the store's and the blob's id.
@@ -106,96 +265,96 @@ impl LvolStore {
         }
     }
 
-    /// The name, alias or UUID of the external snapshot of which the volume or an ancestor is a clone.
-    pub(crate) fn external_name(&self, volume: &Volume) -> Option<String> {
-        match volume.end {
-            ChainEnd::External(clone) => self.blobs.blob(clone).and_then(external_text).map(|(name, _)| name),
-            _ => None,
-        }
+    /// Whether the blob has clones, or had some since the store was loaded.
+    pub(crate) fn was_snapshot(&self, blob: BlobId) -> bool {
+        self.lock().snapshots.contains(&blob)
     }
 
-    /// The object of `bdev_lvol_get_lvstores`.
-    pub(crate) fn to_json(&self, base: &str) -> Value {
-        let (layout, blobs) = (self.blobs.layout(), &self.blobs);
-        let (page_bytes, cluster_bytes) = (u64::from(layout.page_bytes), u64::from(layout.cluster_bytes));
-        // The mask of clusters, rounded up to whole pages, limits their number.
-        let mask_bytes = MASK_HEADER_BYTES + u64::from(layout.pages).div_ceil(8);
-        let clusters_max = (mask_bytes.next_multiple_of(page_bytes) - MASK_HEADER_BYTES) * 8;
-        json!({
-            "uuid": self.uuid.to_string(),
-            "name": self.name,
-            "base_bdev": base,
-            "total_data_clusters": blobs.data_clusters(),
-            "free_clusters": blobs.free_clusters(),
-            "block_size": blobs.super_block().io_unit_bytes,
-            "cluster_size": layout.cluster_bytes,
-            "max_growable_size": clusters_max.saturating_mul(cluster_bytes),
-        })
+    /// Whether the store is being removed.
+    pub(crate) fn is_removing(&self) -> bool {
+        self.lock().is_removing
     }
 
-    /// The object of `bdev_lvol_get_lvols`.
-    pub(crate) fn volume_to_json(&self, volume: &Volume, is_degraded: bool) -> Value {
-        let relations = self.relations(volume);
-        json!({
-            "alias": self.alias(volume),
-            "uuid": volume.stored_uuid.to_string(),
-            "name": volume.name,
-            "is_thin_provisioned": relations.is_thin,
-            "is_snapshot": !relations.clones.is_empty(),
-            "is_clone": relations.snapshot.is_some(),
-            "is_esnap_clone": relations.external.is_some(),
-            "is_degraded": is_degraded,
-            "num_allocated_clusters": relations.allocated_clusters,
-            "lvs": { "name": self.name, "uuid": self.uuid.to_string() },
-        })
+    /// Begins an operation on volumes. `name` is reserved for a new volume, or for one that gets it.
+    pub(crate) fn operate(
+        self: &Arc<Self>,
+        blobs: &[BlobId],
+        name: Option<&str>,
+    ) -> Result<Operation, NoOperation> {
+        if !self.shared.is_writable() {
+            return Err(NoOperation::ReadOnly);
+        }
+        let mut state = self.lock();
+        if state.is_removing || self.shared.is_closed() {
+            return Err(NoOperation::Removing);
+        }
+        if let Some(name) = name {
+            if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains('\0') {
+                return Err(NoOperation::Name);
+            }
+            if state.names.contains(name) {
+                return Err(NoOperation::NameInUse);
+            }
+        }
+        if blobs.iter().any(|blob| state.busy.contains(blob)) {
+            return Err(NoOperation::Busy);
+        }
+        state.busy.extend(blobs);
+        state.names.extend(name.map(str::to_string));
+        state.operations += 1;
+        drop(state);
+        Ok(Operation { store: self.clone(), blobs: blobs.to_vec(), name: name.map(str::to_string) })
     }
 
-    /// The members of `driver_specific` in `bdev_get_bdevs`.
-    pub(crate) fn driver_specific(&self, volume: &Volume, base: &str) -> Vec<(&'static str, InfoValue)> {
-        let relations = self.relations(volume);
-        let mut object = vec![
-            ("lvol_store_uuid", InfoValue::Text(self.uuid.to_string())),
-            ("base_bdev", base.into()),
-            ("thin_provision", InfoValue::Bool(relations.is_thin)),
-            ("num_allocated_clusters", InfoValue::Number(relations.allocated_clusters.into())),
-            ("snapshot", InfoValue::Bool(!relations.clones.is_empty())),
-            ("clone", InfoValue::Bool(relations.snapshot.is_some())),
-        ];
-        let name_of = |id: &BlobId| self.blobs.blob(*id).and_then(name_of).map(InfoValue::Text);
-        object.extend(relations.snapshot.as_ref().and_then(name_of).map(|name| ("base_snapshot", name)));
-        if !relations.clones.is_empty() {
-            let names = relations.clones.iter().filter_map(name_of).collect();
-            object.push(("clones", InfoValue::List(names)));
-        }
-        object.push(("esnap_clone", InfoValue::Bool(relations.external.is_some())));
-        if let Some((name, true)) = relations.external {
-            object.push(("external_snapshot_name", InfoValue::Text(name)));
-        }
-        vec![("lvol", InfoValue::Object(object))]
+    /// Lets no operation begin any more. `false` if that is so already.
+    pub(crate) fn begin_removal(&self) -> bool {
+        !std::mem::replace(&mut self.lock().is_removing, true)
     }
 
-    fn relations(&self, volume: &Volume) -> Relations<'_> {
-        let blob = self.blobs.blob(volume.blob);
-        Relations {
-            is_thin: blob.is_some_and(Blob::is_thin),
-            allocated_clusters: blob.map_or(0, |blob| blob.clusters().allocated()),
-            clones: self.blobs.clones(volume.blob),
-            snapshot: match blob.map(Blob::parent) {
-                Some(BlobParent::Snapshot(parent)) => Some(*parent),
-                _ => None,
-            },
-            external: blob.and_then(external_text),
-        }
+    /// The removal has failed.
+    pub(crate) fn undo_removal(&self) {
+        self.lock().is_removing = false;
+    }
+
+    /// Waits until no operation is under way.
+    pub(crate) fn wait_operations(&self) -> bool {
+        let is_done = |state: &mut StoreState| (state.operations == 0).then_some(());
+        blocking::wait_until(&self.state, &self.changed, OPERATIONS_WAIT, is_done).is_ok()
+    }
+
+    /// A volume was deleted with its store.
+    pub(crate) fn forget_volume(&self, blob: BlobId) {
+        self.lock().volumes.remove(&blob);
+    }
+
+    /// Another name; returns all volumes, whose aliases change with it.
+    pub(crate) fn rename(&self, name: &str) -> Vec<Arc<Volume>> {
+        let mut state = self.lock();
+        state.name = name.to_string();
+        state.volumes.values().cloned().collect()
     }
 }
 
-/// What methods report of a volume.
-struct Relations<'a> {
-    is_thin: bool,
-    allocated_clusters: u32,
-    clones: &'a [BlobId],
-    snapshot: Option<BlobId>,
-    external: Option<(String, bool)>,
+/// The attribute `name` of a volume or store: a C string in 64 bytes.
+pub(crate) fn name_xattr(name: &str) -> Xattr {
+    let mut value = name.as_bytes().to_vec();
+    value.resize(NAME_BYTES_MAX + 1, 0);
+    Xattr { name: b"name".to_vec(), value }
+}
+
+/// The attribute `uuid`: a C string.
+pub(crate) fn uuid_xattr(uuid: Uuid) -> Xattr {
+    let mut value = uuid.to_string().into_bytes();
+    value.push(0);
+    Xattr { name: b"uuid".to_vec(), value }
+}
+
+/// The name, alias or UUID of the external snapshot of which the blob or an ancestor is a clone.
+pub(crate) fn external_of(blobs: &BlobStore, end: ChainEnd) -> Option<String> {
+    match end {
+        ChainEnd::External(clone) => blobs.blob(clone).and_then(external_text).map(|(name, _)| name),
+        _ => None,
+    }
 }
 
 /// The text of an attribute, unless it is empty.
@@ -203,7 +362,7 @@ fn text_of(blob: &Blob, attribute: &[u8]) -> Option<String> {
     blob.xattr_text(attribute).map(|text| text.into_owned()).filter(|text| !text.is_empty())
 }
 
-fn name_of(blob: &Blob) -> Option<String> {
+pub(crate) fn name_of(blob: &Blob) -> Option<String> {
     text_of(blob, b"name")
 }
 
@@ -213,14 +372,30 @@ fn uuid_of(blob: &Blob) -> Option<Uuid> {
 }
 
 /// The name of a blob's external snapshot, and whether it is all that the attribute has besides a terminator.
-fn external_text(blob: &Blob) -> Option<(String, bool)> {
+pub(crate) fn external_text(blob: &Blob) -> Option<(String, bool)> {
     let BlobParent::External(name) = blob.parent() else { return None };
     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
     Some((String::from_utf8_lossy(&name[..end]).into_owned(), end + 1 == name.len()))
 }
 
+/// What the chain of one blob ends with.
+pub(crate) fn chain_end(blobs: &BlobStore, blob: BlobId) -> ChainEnd {
+    let Some(mut blob) = blobs.blob(blob) else { return ChainEnd::Missing(blob) };
+    for _ in 0..=blobs.blobs().len() {
+        match blob.parent() {
+            BlobParent::None => return ChainEnd::Zeroes,
+            BlobParent::External(_) => return ChainEnd::External(blob.id()),
+            BlobParent::Snapshot(parent) => match blobs.blob(*parent) {
+                Some(snapshot) => blob = snapshot,
+                None => return ChainEnd::Missing(*parent),
+            },
+        }
+    }
+    ChainEnd::Cycle
+}
+
 /// What the chain of each blob ends with. Each blob is visited once.
-fn chain_ends(blobs: &BlobStore) -> BTreeMap<BlobId, ChainEnd> {
+pub(crate) fn chain_ends(blobs: &BlobStore) -> BTreeMap<BlobId, ChainEnd> {
     let mut ends: BTreeMap<BlobId, ChainEnd> = BTreeMap::new();
     for start in blobs.blobs().values() {
         let mut path = BTreeSet::new();

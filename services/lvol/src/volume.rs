@@ -1,8 +1,9 @@
 //! The block device of a volume.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use bdev::stacking::{BaseBdev, BaseChannel, UpperOutcome};
+use bdev::stacking::{BaseBdev, BaseChannel, BaseSet, UpperOutcome};
 use bdev::{
     Access, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Durability, InfoValue, IoLimits,
     Registry,
@@ -10,25 +11,25 @@ use bdev::{
 use block_io::Op;
 use reactor::Core;
 
-use crate::channel::{LvolChannel, OpenSource, READ_CLUSTERS_MAX};
-use crate::store::{LvolStore, Volume};
-use crate::volume_map::VolumeMap;
+use crate::channel::{ALLOCATIONS_MAX, CLUSTERS_MAX, LvolChannel, LvolChannelParts, OpenSource};
+use crate::shared::VolumeShared;
+use crate::store::{LvolStore, Volume, chain_end, external_of};
 
-/// The module's object of a volume that can be read.
+/// The place of the external snapshot in its set.
+const EXTERNAL: usize = 0;
+
+/// The module's object of a volume.
 pub(crate) struct LvolBdev {
     store: Arc<LvolStore>,
-    /// Index of the volume in the store.
-    index: usize,
+    bdev_name: String,
+    shared: Arc<VolumeShared>,
     below: Arc<BlockDevice>,
-    external: Option<Arc<BlockDevice>>,
     /// `None` once it is closed. The store's claim ends with its last holder.
-    bases: Mutex<Option<VolumeBases>>,
+    base: Mutex<Option<Arc<BaseBdev>>>,
+    /// Empty if no data is on an external snapshot.
+    external: Arc<BaseSet>,
     geometry: BdevGeometry,
-}
-
-struct VolumeBases {
-    base: Arc<BaseBdev>,
-    external: Option<BaseBdev>,
+    blocks: AtomicU64,
 }
 
 /// Why a volume has no block device.
@@ -45,48 +46,47 @@ pub(crate) enum VolumeError {
     Bdev(#[from] BdevError),
 }
 
-/// Registers the volume of this index on `base`. A volume whose data is on an external snapshot takes that
-/// device, if it is there.
+/// Registers a volume. One whose data is on an external snapshot takes that device, if it is there.
 pub(crate) fn register(
     registry: &Registry,
     store: &Arc<LvolStore>,
-    index: usize,
-    base: &Arc<BaseBdev>,
+    volume: &Volume,
 ) -> Result<(), VolumeError> {
-    let volume = &store.volumes[index];
-    let (blobs, below) = (&store.blobs, base.device().clone());
+    let (blobs, below) = (store.shared.picture(), store.base.device().clone());
     let block_size = blobs.super_block().io_unit_bytes;
-    let external = match store.external_name(volume) {
-        Some(name) => Some(open_external(registry, &name, block_size, &store.alias(volume))?),
-        None => None,
-    };
-    let external_device = external.as_ref().map(|external| external.device().clone());
     let bytes = blobs.blob(volume.blob).map_or(0, |blob| blobs.blob_bytes(blob));
-    let geometries =
-        || [Some(&below), external_device.as_ref()].into_iter().flatten().map(|at| at.geometry());
-    let module = LvolBdev {
+    let geometry = below.geometry();
+    let module = Arc::new(LvolBdev {
         geometry: BdevGeometry {
-            physical_block_size: below.geometry().physical_block_size.max(block_size),
+            physical_block_size: geometry.physical_block_size.max(block_size),
             optimal_io_boundary_blocks: blobs.layout().cluster_bytes / block_size,
-            buffer_alignment: geometries().map(|geometry| geometry.buffer_alignment).max().unwrap_or(1),
+            buffer_alignment: geometry.buffer_alignment,
+            write_cache: geometry.write_cache,
             ..BdevGeometry::new(block_size, bytes / u64::from(block_size))
         },
+        blocks: AtomicU64::new(bytes / u64::from(block_size)),
         store: store.clone(),
-        index,
+        bdev_name: volume.bdev_name.clone(),
+        shared: VolumeShared::new(&store.shared, volume.blob),
         below: below.clone(),
-        external: external_device.clone(),
-        bases: Mutex::new(Some(VolumeBases { base: base.clone(), external })),
+        base: Mutex::new(Some(store.base.clone())),
+        external: BaseSet::new(1),
+    });
+    let external = match external_of(&blobs, chain_end(&blobs, volume.blob)) {
+        Some(name) => Some(module.open_external(registry, &name)?),
+        None => None,
     };
     let (uuid, alias) = (store.bdev_uuid(volume), store.alias(volume));
-    let device = registry.register(&volume.bdev_name, Some(uuid), &[alias], Arc::new(module))?;
+    let device = registry.register(&volume.bdev_name, Some(uuid), &[alias], module)?;
     registry.stack(&below, &device);
-    if let Some(external) = &external_device {
-        registry.stack(external, &device);
+    if let Some(external) = &external {
+        registry.stack(external.device(), &device);
     }
     Ok(())
 }
 
-fn open_external(
+/// Opens a device as external snapshot of a volume with blocks of `block_size`.
+pub(crate) fn open_external(
     registry: &Registry,
     name: &str,
     block_size: u32,
@@ -111,12 +111,61 @@ impl LvolBdev {
         Arc::ptr_eq(&self.store, store)
     }
 
-    fn volume(&self) -> &Volume {
-        &self.store.volumes[self.index]
+    pub(crate) fn store(&self) -> &Arc<LvolStore> {
+        &self.store
     }
 
-    fn sources(&self) -> impl Iterator<Item = &Arc<BlockDevice>> {
-        [Some(&self.below), self.external.as_ref()].into_iter().flatten()
+    /// The volume, unless it was deleted.
+    pub(crate) fn volume(&self) -> Option<Arc<Volume>> {
+        self.store.volume(self.shared.blob)
+    }
+
+    /// The device of the external snapshot that is open.
+    pub(crate) fn external(&self) -> Option<Arc<BlockDevice>> {
+        self.external.base(EXTERNAL).map(|base| base.device().clone())
+    }
+
+    /// Opens the external snapshot `name`, unless one is open. The registry is to be notified of what stands on
+    /// it.
+    pub(crate) fn open_external(
+        &self,
+        registry: &Registry,
+        name: &str,
+    ) -> Result<Arc<BaseBdev>, VolumeError> {
+        let alias = self.volume().map_or_else(|| self.bdev_name.clone(), |volume| self.store.alias(&volume));
+        let external = open_external(registry, name, self.geometry.block_size, &alias)?;
+        let external = match self.external.insert(EXTERNAL, external) {
+            Ok(external) => external,
+            Err(_) => match self.external.base(EXTERNAL) {
+                Some(external) => external,
+                None => return Err(VolumeError::NoExternal(name.to_string())),
+            },
+        };
+        self.store.shared.add_external(name, &external);
+        Ok(external)
+    }
+
+    /// Closes the external snapshot, when no read of it is in flight.
+    pub(crate) fn close_external(&self) -> Option<Arc<BlockDevice>> {
+        self.external.remove(EXTERNAL).map(|base| base.device().clone())
+    }
+
+    /// Sets the number of blocks to that of the blob; the registry is to be notified.
+    pub(crate) fn resize(&self) {
+        let blobs = self.store.shared.picture();
+        if let Some(blob) = blobs.blob(self.shared.blob) {
+            let blocks = blobs.blob_bytes(blob) / u64::from(self.geometry.block_size);
+            self.blocks.store(blocks, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets a smaller number of blocks, before the blob becomes smaller.
+    pub(crate) fn set_bytes(&self, bytes: u64) {
+        self.blocks.store(bytes / u64::from(self.geometry.block_size), Ordering::Relaxed);
+    }
+
+    fn sources(&self) -> impl Iterator<Item = Arc<BlockDevice>> {
+        [Some(self.below.clone()), self.external()].into_iter().flatten()
     }
 }
 
@@ -126,7 +175,7 @@ impl Bdev for LvolBdev {
     }
 
     fn geometry(&self) -> BdevGeometry {
-        self.geometry
+        BdevGeometry { blocks: self.blocks.load(Ordering::Relaxed), ..self.geometry }
     }
 
     fn durability(&self) -> Durability {
@@ -134,33 +183,44 @@ impl Bdev for LvolBdev {
     }
 
     fn supports(&self, op: Op) -> bool {
-        matches!(op, Op::Read | Op::SeekData | Op::SeekHole)
+        match op {
+            Op::Read | Op::SeekData | Op::SeekHole => true,
+            Op::Write | Op::WriteZeroes | Op::Unmap => !self.read_only() && self.below.bdev().supports(op),
+            Op::Flush => self.store.shared.is_writable() && self.below.bdev().supports(op),
+            _ => false,
+        }
     }
 
     fn open(&self, core: &Core) -> Result<BoxedChannel, BdevError> {
-        let bases = sync::lock(&self.bases);
-        let removed = || BdevError::Removed { name: self.volume().bdev_name.clone() };
-        let bases = bases.as_ref().ok_or_else(removed)?;
-        let open = |base: &BaseBdev| {
-            Ok::<_, BdevError>(OpenSource::new(BaseChannel::new(base.channel(core)?), base.device().clone()))
-        };
-        let base = open(&bases.base)?;
-        let external = bases.external.as_ref().map(open).transpose()?;
-        let map = VolumeMap { blobs: self.store.blobs.clone(), blob: self.volume().blob };
-        Ok(Box::new(LvolChannel::new(map, self.geometry.block_size, self.depth(), base, external)))
+        let base = sync::lock(&self.base).clone();
+        let base = base.ok_or_else(|| BdevError::Removed { name: self.bdev_name.clone() })?;
+        let base = OpenSource::new(BaseChannel::new(base.channel(core)?), base.device());
+        let external = self.external.open(core)?;
+        let (replies, messages) = core.mailbox(4 * ALLOCATIONS_MAX);
+        let seat = self.shared.add_seat(core.event_loop().waker(), replies);
+        Ok(Box::new(LvolChannel::new(LvolChannelParts {
+            volume: self.shared.clone(),
+            seat,
+            messages,
+            block_bytes: self.geometry.block_size,
+            depth: self.depth(),
+            base,
+            external,
+            external_set: self.external.clone(),
+        })))
     }
 
     fn io_limits(&self) -> IoLimits {
         // The channels of the devices below divide what these do not take.
-        let cluster_bytes = self.store.blobs.layout().cluster_bytes;
-        let bytes = cluster_bytes.saturating_mul(READ_CLUSTERS_MAX);
+        let cluster_bytes = self.store.shared.picture().layout().cluster_bytes;
+        let bytes = cluster_bytes.saturating_mul(CLUSTERS_MAX);
         // A whole number of blocks, also where that is the largest number.
         let bytes = bytes / self.geometry.block_size * self.geometry.block_size;
         IoLimits { transfer_bytes_max: bytes, ..IoLimits::NONE }
     }
 
     fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
-        self.store.driver_specific(self.volume(), self.below.name())
+        self.volume().map_or(Vec::new(), |volume| self.store.driver_specific(&volume))
     }
 
     fn reads_undefined(&self) -> bool {
@@ -168,7 +228,9 @@ impl Bdev for LvolBdev {
     }
 
     fn read_only(&self) -> bool {
-        true
+        let is_writable = |blob: &blobstore::Blob| !blob.is_read_only();
+        !self.store.shared.is_writable()
+            || !self.store.shared.picture().blob(self.shared.blob).is_some_and(is_writable)
     }
 
     fn depth(&self) -> u32 {
@@ -185,7 +247,8 @@ impl Bdev for LvolBdev {
     }
 
     fn on_closed(&self) {
-        let bases = sync::lock(&self.bases).take();
-        drop(bases);
+        let base = sync::lock(&self.base).take();
+        drop(base);
+        self.external.release();
     }
 }

@@ -1,17 +1,15 @@
 //! Where the blocks of a volume are.
 
-use std::sync::Arc;
-
-use blobstore::{BlobId, BlobSegment, BlobStore};
+use blobstore::{BlobId, BlobParent, BlobReadError, BlobSegment, BlobStore};
 use block_io::Op;
 
 /// Segments that a seek looks at: it runs on a core, and a blob may have as many as clusters.
 const SEEK_SEGMENTS_MAX: usize = 4096;
 
-/// The map of one volume: its store, which does not change, and its blob. Cheap to clone.
-#[derive(Clone)]
-pub(crate) struct VolumeMap {
-    pub(crate) blobs: Arc<BlobStore>,
+/// The map of one volume: its blob in a picture of the store.
+#[derive(Clone, Copy)]
+pub(crate) struct VolumeMap<'a> {
+    pub(crate) blobs: &'a BlobStore,
     pub(crate) blob: BlobId,
 }
 
@@ -36,33 +34,159 @@ pub(crate) struct ReadPiece {
     pub(crate) length: u64,
 }
 
-/// The range has no data that can be read: a snapshot is missing.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Unreadable;
+/// A piece of a write, or of another operation that changes a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChangePiece {
+    /// On the store's device, in clusters that the volume has.
+    Device {
+        /// Byte offset there.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// In a cluster that the volume does not have yet; within one.
+    Allocate {
+        /// Index of the cluster in the volume.
+        index: u32,
+        /// Bytes.
+        length: u64,
+    },
+    /// A whole cluster that the volume has and does not need any more.
+    Release {
+        /// Index of the cluster in the volume.
+        index: u32,
+        /// Bytes.
+        length: u64,
+    },
+    /// It is zero, and is to be.
+    Nothing {
+        /// Bytes.
+        length: u64,
+    },
+}
 
-impl VolumeMap {
+impl ChangePiece {
+    /// Bytes.
+    pub(crate) fn length(&self) -> u64 {
+        match self {
+            ChangePiece::Device { length, .. }
+            | ChangePiece::Allocate { length, .. }
+            | ChangePiece::Release { length, .. }
+            | ChangePiece::Nothing { length } => *length,
+        }
+    }
+}
+
+/// How an operation changes a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChangeKind {
+    /// It has data, or wants space.
+    Data,
+    /// It makes zeroes.
+    Zeroes,
+    /// It makes zeroes, and gives space back.
+    Deallocate,
+}
+
+/// Why a range of a volume cannot be read or changed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Unusable {
+    /// A snapshot is missing, or the volume.
+    Missing,
+    /// It is beyond the end, as the volume has become smaller.
+    BeyondEnd,
+    /// The volume is read-only.
+    ReadOnly,
+}
+
+impl From<BlobReadError> for Unusable {
+    fn from(error: BlobReadError) -> Unusable {
+        match error {
+            BlobReadError::Range { .. } => Unusable::BeyondEnd,
+            _ => Unusable::Missing,
+        }
+    }
+}
+
+impl VolumeMap<'_> {
     /// Appends the pieces of a range of bytes, as few as possible. The external snapshot has
     /// `external_bytes`, and zeroes beyond them.
     pub(crate) fn pieces(
         &self,
         offset: u64,
         length: u64,
-        external_bytes: u64,
+        external_bytes: impl Fn() -> u64,
         pieces: &mut Vec<ReadPiece>,
-    ) -> Result<(), Unreadable> {
-        for segment in self.blobs.read(self.blob, offset, length).map_err(|_| Unreadable)? {
+    ) -> Result<(), Unusable> {
+        for segment in self.blobs.read(self.blob, offset, length)? {
             let length = segment.as_ref().map_or(0, BlobSegment::length);
-            match segment.map_err(|_| Unreadable)? {
+            match segment? {
                 BlobSegment::Device { offset, .. } => push(pieces, PieceSource::Base, offset, length),
                 BlobSegment::Zeroes { .. } => push(pieces, PieceSource::Zeroes, 0, length),
                 BlobSegment::External { offset, .. } => {
-                    let there = external_bytes.saturating_sub(offset).min(length);
+                    let there = external_bytes().saturating_sub(offset).min(length);
                     push(pieces, PieceSource::External, offset, there);
                     push(pieces, PieceSource::Zeroes, 0, length - there);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Appends the pieces of a range of bytes that is changed, as few as possible and `max` at most. Returns
+    /// how many bytes they have.
+    pub(crate) fn change_pieces(
+        &self,
+        kind: ChangeKind,
+        offset: u64,
+        length: u64,
+        max: usize,
+        pieces: &mut Vec<ChangePiece>,
+    ) -> Result<u64, Unusable> {
+        let blob = self.blobs.blob(self.blob).ok_or(Unusable::Missing)?;
+        if blob.is_read_only() {
+            return Err(Unusable::ReadOnly);
+        }
+        let (layout, clusters) = (self.blobs.layout(), blob.clusters());
+        let cluster_bytes = u64::from(layout.cluster_bytes);
+        let end = offset.checked_add(length).filter(|end| *end <= self.blobs.blob_bytes(blob));
+        let end = end.ok_or(Unusable::BeyondEnd)?;
+        let releases = kind == ChangeKind::Deallocate && blob.is_thin() && *blob.parent() == BlobParent::None;
+        let mut at = offset;
+        while at < end && pieces.len() < max {
+            // The blob has at most 2^32 clusters.
+            let (index, within) = ((at / cluster_bytes) as u32, at % cluster_bytes);
+            let left_in_cluster = (cluster_bytes - within).min(end - at);
+            let run = clusters.run(index);
+            let piece = match run.cluster {
+                Some(_) if releases && left_in_cluster == cluster_bytes => {
+                    ChangePiece::Release { index, length: cluster_bytes }
+                }
+                Some(cluster) => {
+                    let whole = u64::from(run.length) * cluster_bytes - within;
+                    let length = if releases { left_in_cluster } else { whole.min(end - at) };
+                    ChangePiece::Device { offset: layout.cluster_offset(cluster) + within, length }
+                }
+                None if kind == ChangeKind::Data => ChangePiece::Allocate { index, length: left_in_cluster },
+                None => match self.blobs.read(self.blob, at, end - at)?.next() {
+                    Some(Ok(BlobSegment::Zeroes { length })) => ChangePiece::Nothing { length },
+                    Some(Ok(_)) | None => ChangePiece::Allocate { index, length: left_in_cluster },
+                    Some(Err(error)) => return Err(error.into()),
+                },
+            };
+            at += piece.length();
+            match (pieces.last_mut(), piece) {
+                (
+                    Some(ChangePiece::Device { offset: first, length }),
+                    ChangePiece::Device { offset, length: more },
+                ) if *first + *length == offset => *length += more,
+                (Some(ChangePiece::Nothing { length }), ChangePiece::Nothing { length: more }) => {
+                    *length += more;
+                }
+                _ => pieces.push(piece),
+            }
+        }
+        Ok(at - offset)
     }
 
     /// The byte offset of the first data (`op` [`Op::SeekData`]) or hole ([`Op::SeekHole`]) in a range. What

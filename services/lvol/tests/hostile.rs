@@ -175,7 +175,7 @@ fn volumes_without_uuid_are_named_by_store_and_blob() {
     let name = format!("{}_{}", uuid(0), id(3).0);
     let first = program.registry.find(&name).unwrap();
     assert_eq!(program.lvols()[0]["uuid"], "00000000-0000-0000-0000-000000000000");
-    assert_eq!(first.aliases(), ["made/old"]);
+    assert_eq!(first.aliases()[..], ["made/old"]);
     program.remove("disk");
     program.add("disk", old.device, 512);
     assert_eq!(program.registry.find(&name).unwrap().uuid(), first.uuid(), "it keeps its UUID");

@@ -28,7 +28,7 @@ fn by_alias(objects: &[Value], alias: &Value) -> Value {
 fn compare(image: &str) {
     let (program, expected) = (Program::start(), recorded_json(image));
     program.add_esnap();
-    program.add("disk", Device::recorded(image), block_size(image));
+    program.add_read_only("disk", Device::recorded(image), block_size(image));
     assert_eq!(json!(program.stores()), expected["lvstores"], "{image}");
     let (lvols, recorded) = (program.lvols(), expected["lvols"].as_array().unwrap());
     assert_eq!(lvols.len(), recorded.len(), "{image}");
@@ -300,7 +300,7 @@ fn reads_of_any_range_in_flight_together_return_the_data_of_their_blocks() {
 #[test]
 fn more_pieces_than_the_table_has_places_for_wait_for_their_turn() {
     let program = Program::start();
-    let answers = program.add_with_depth("disk", None, Device::recorded("lvs-512"), 512, 1024);
+    let answers = program.add_with("disk", None, Device::recorded("lvs-512"), 512, 1024, false).answers;
     answers.store(false, Ordering::Release);
     let expected = reference("lvs-512", "thin", u64::MAX);
     // One block on each side of a boundary of clusters where the data changes its place: three places each.
@@ -346,9 +346,9 @@ fn more_pieces_than_the_table_has_places_for_wait_for_their_turn() {
 }
 
 #[test]
-fn requests_come_back_as_they_were_submitted_and_writes_are_refused() {
+fn requests_come_back_as_they_were_submitted_and_writes_are_refused_on_a_read_only_device() {
     let program = Program::start();
-    program.add("disk", Device::recorded("lvs-512"), 512);
+    program.add_read_only("disk", Device::recorded("lvs-512"), 512);
     program.with_channel("lvs/thin", |core, io, _, _| async move {
         for (lba, blocks) in [(1, 8), (2040, 16)] {
             let mut request =

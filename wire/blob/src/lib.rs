@@ -7,6 +7,9 @@
 //! little-endian and not aligned. Versions 1 and 2 lack the mask of blob ids, and have zeroes in fields that
 //! came later.
 //!
+//! While a store is not clean, the pages of its masks are not read. Two structures of our own are there then:
+//! [`PageCopy`] and [`PageGroups`].
+//!
 //! The crate decodes and encodes; `blobstore` knows what the structures mean together.
 //!
 //! ```
@@ -26,12 +29,14 @@
 
 mod descriptor;
 mod fields;
+mod intent;
 mod mask;
 mod page;
 mod super_block;
 
 pub use codec::DecodeError;
 pub use descriptor::{BlobClusterRun, BlobFlags, Descriptor, ExtentPage, ExtentTable, ExtentTableRun, Xattr};
+pub use intent::{CopyTarget, PageCopy, PageGroups};
 pub use mask::{BitMask, MaskKind};
 pub use page::{MetadataPage, PageError, PageHeader, has_valid_crc};
 pub use super_block::{PageRange, STORE_TYPE_BYTES, SuperBlock};

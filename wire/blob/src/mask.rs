@@ -116,6 +116,40 @@ impl BitMask {
         before == *byte
     }
 
+    /// Clears a bit; whether it was set before.
+    ///
+    /// # Panics
+    /// If there is no such bit.
+    pub fn clear(&mut self, index: u32) -> bool {
+        assert!(index < self.length, "bit {index} of a mask of {}", self.length);
+        let byte = &mut self.bytes[(index / 8) as usize];
+        let before = *byte;
+        *byte &= !(1 << (index % 8));
+        before != *byte
+    }
+
+    /// Appends bits that are not set, up to `length`, if there are fewer.
+    pub fn extend(&mut self, length: u32) {
+        self.length = self.length.max(length);
+        self.bytes.resize(self.length.div_ceil(8) as usize, 0);
+    }
+
+    /// The first bit from `from` on that is not set.
+    pub fn next_zero(&self, from: u32) -> Option<u32> {
+        let mut index = from;
+        while index < self.length {
+            let byte = self.bytes[(index / 8) as usize];
+            if byte == u8::MAX {
+                index = (index / 8 + 1).saturating_mul(8);
+            } else if byte >> (index % 8) & 1 == 0 {
+                return Some(index);
+            } else {
+                index += 1;
+            }
+        }
+        None
+    }
+
     /// Number of bits that are set.
     pub fn count_ones(&self) -> u32 {
         self.bytes.iter().map(|byte| byte.count_ones()).sum()

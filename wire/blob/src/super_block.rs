@@ -127,6 +127,32 @@ impl SuperBlock {
         Ok(super_block)
     }
 
+    /// Decodes a super block that a power failure left half written: parts of the one before, and parts of the
+    /// one after. They differ in few fields, all of the first 512 bytes, and in the CRC; this tries the values
+    /// of `clean`. The result is not clean in any case. `None` if none of them has the CRC.
+    pub fn restore(from: &[u8]) -> Option<SuperBlock> {
+        let page = from.first_chunk::<PAGE_BYTES>()?;
+        let mut candidates = [*page, *page];
+        put(&mut candidates[0], CLEAN_AT, &0u32.to_le_bytes());
+        put(&mut candidates[1], CLEAN_AT, &1u32.to_le_bytes());
+        let found = candidates.iter().find_map(|candidate| SuperBlock::decode(candidate).ok())?;
+        Some(SuperBlock { clean: false, ..found })
+    }
+
+    /// Decodes a super block whatever its CRC is: where its masks are, before and after a write that a power
+    /// failure cut in two.
+    ///
+    /// # Errors
+    /// The first field that no super block of versions 1 to 3 has.
+    pub fn decode_torn(from: &[u8]) -> Result<SuperBlock, DecodeError> {
+        let Some(page) = from.first_chunk::<PAGE_BYTES>() else {
+            return SuperBlock::decode(from);
+        };
+        let mut sealed = *page;
+        seal(&mut sealed);
+        SuperBlock::decode(&sealed)
+    }
+
     /// Checks sizes, and that masks and metadata region do not overlap.
     fn check(&self) -> Result<(), DecodeError> {
         let wrong = |what, at: usize, value: u32| Err(DecodeError::value(what, at as u32, value.into()));

@@ -212,7 +212,8 @@ impl VirtualBdevs {
     fn on_device(&self, registry: &Registry, name: &str) -> BTreeSet<String> {
         let Some(device) = registry.find(name) else { return BTreeSet::from([name.to_string()]) };
         let uuid = device.uuid().to_string();
-        let bases = [device.name(), &uuid].into_iter().chain(device.aliases().iter().map(String::as_str));
+        let aliases = device.aliases();
+        let bases = [device.name(), &uuid].into_iter().chain(aliases.iter().map(String::as_str));
         bases.filter_map(|base| self.on_base.get(base)).flatten().cloned().collect()
     }
 }

@@ -59,10 +59,14 @@ impl Device {
     }
 
     pub(crate) fn write(&mut self, offset: u64, content: &[u8]) {
-        for (at, byte) in content.iter().enumerate() {
-            let at = offset as usize + at;
-            let block = self.blocks.entry((at / BLOCK) as u64);
-            block.or_insert_with(|| Box::new([0; BLOCK]))[at % BLOCK] = *byte;
+        let (mut offset, mut content) = (offset, content);
+        while !content.is_empty() {
+            let within = offset as usize % BLOCK;
+            let (now, rest) = content.split_at((BLOCK - within).min(content.len()));
+            let block = self.blocks.entry(offset / BLOCK as u64).or_insert_with(|| Box::new([0; BLOCK]));
+            block[within..within + now.len()].copy_from_slice(now);
+            offset += now.len() as u64;
+            content = rest;
         }
     }
 

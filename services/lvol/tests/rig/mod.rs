@@ -1,8 +1,8 @@
 //! A program with logical volumes, and devices with images of stores.
 #![allow(dead_code)]
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use bdev::{
     Access, AsyncChannel, Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, Durability, IoLimits,
     Registry, Request, Uuid,
 };
-use block_io::{Channel, Op, Status};
+use block_io::{Channel, Op, RequestFlags, Status, Tag};
 use control::json::{Value, json};
 use control::{ControlPlane, RpcError};
 use lvol::LvolModule;
@@ -24,13 +24,62 @@ use crate::support::Device;
 pub(crate) const ESNAP_UUID: &str = "e5e5e5e5-0000-4000-8000-000000000001";
 const WAIT: Duration = Duration::from_secs(60);
 
-/// A disk with the blocks of an image, which is only read.
+/// A disk with the blocks of an image.
 struct ImageDisk {
-    image: Arc<Mutex<Device>>,
+    disk: Disk,
     block_size: u32,
     depth: u32,
+    read_only: bool,
+}
+
+/// What a test sees of a disk, and changes on it.
+#[derive(Clone)]
+pub(crate) struct Disk {
+    pub(crate) image: Arc<Mutex<Device>>,
     /// Without, requests stay in flight.
-    answers: Arc<AtomicBool>,
+    pub(crate) answers: Arc<AtomicBool>,
+    /// Writes of all kinds fail.
+    pub(crate) fails: Arc<AtomicBool>,
+    /// Flushes so far.
+    pub(crate) flushes: Arc<AtomicU64>,
+}
+
+impl Disk {
+    fn new(image: Device) -> Disk {
+        Disk {
+            image: Arc::new(Mutex::new(image)),
+            answers: Arc::new(AtomicBool::new(true)),
+            fails: Arc::default(),
+            flushes: Arc::default(),
+        }
+    }
+
+    /// The content now, as a power failure would leave it.
+    pub(crate) fn image(&self) -> Device {
+        self.image.lock().unwrap().clone()
+    }
+
+    fn run(&self, request: &mut Request, block_size: u64) -> Status {
+        let offset = request.lba.wrapping_mul(block_size);
+        let mut bytes = vec![0; (u64::from(request.blocks) * block_size) as usize];
+        if request.op.is_write() && self.fails.load(Ordering::Acquire) {
+            return Status::WRITE_FAULT;
+        }
+        match request.op {
+            Op::Read => {
+                self.image.lock().unwrap().read(offset, &mut bytes);
+                request.data_mut().unwrap().copy_from(0, &bytes);
+            }
+            Op::Write => {
+                request.data().unwrap().copy_to(0, &mut bytes);
+                self.image.lock().unwrap().write(offset, &bytes);
+            }
+            Op::WriteZeroes | Op::Unmap => self.image.lock().unwrap().write(offset, &bytes),
+            Op::Flush => _ = self.flushes.fetch_add(1, Ordering::AcqRel),
+            _ => return Status::INVALID_OPCODE,
+        }
+        Status::SUCCESS
+    }
 }
 
 impl Bdev for ImageDisk {
@@ -39,8 +88,9 @@ impl Bdev for ImageDisk {
     }
 
     fn geometry(&self) -> BdevGeometry {
-        let bytes = self.image.lock().unwrap().bytes;
-        BdevGeometry::new(self.block_size, bytes / u64::from(self.block_size))
+        let bytes = self.disk.image.lock().unwrap().bytes;
+        let blocks = bytes / u64::from(self.block_size);
+        BdevGeometry { write_cache: true, ..BdevGeometry::new(self.block_size, blocks) }
     }
 
     fn durability(&self) -> Durability {
@@ -48,17 +98,12 @@ impl Bdev for ImageDisk {
     }
 
     fn supports(&self, op: Op) -> bool {
-        matches!(op, Op::Read | Op::Write)
+        matches!(op, Op::Read | Op::Write | Op::WriteZeroes | Op::Unmap | Op::Flush)
     }
 
     fn open(&self, _core: &Core) -> Result<BoxedChannel, BdevError> {
-        let (image, answers) = (self.image.clone(), self.answers.clone());
-        Ok(Box::new(ImageChannel {
-            image,
-            answers,
-            block_size: self.block_size.into(),
-            requests: Vec::new(),
-        }))
+        let disk = self.disk.clone();
+        Ok(Box::new(ImageChannel { disk, block_size: self.block_size.into(), requests: Vec::new() }))
     }
 
     fn io_limits(&self) -> IoLimits {
@@ -69,11 +114,14 @@ impl Bdev for ImageDisk {
     fn depth(&self) -> u32 {
         self.depth
     }
+
+    fn read_only(&self) -> bool {
+        self.read_only
+    }
 }
 
 struct ImageChannel {
-    image: Arc<Mutex<Device>>,
-    answers: Arc<AtomicBool>,
+    disk: Disk,
     block_size: u64,
     requests: Vec<Request>,
 }
@@ -89,14 +137,12 @@ impl Channel for ImageChannel {
     /// The last one first.
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
-        if !self.answers.load(Ordering::Acquire) {
+        if !self.disk.answers.load(Ordering::Acquire) {
             return 0;
         }
         for mut request in self.requests.drain(..).rev() {
-            let mut bytes = vec![0; (u64::from(request.blocks) * self.block_size) as usize];
-            self.image.lock().unwrap().read(request.lba * self.block_size, &mut bytes);
-            request.data_mut().unwrap().copy_from(0, &bytes);
-            sink.push(request.complete(Status::SUCCESS));
+            let status = self.disk.run(&mut request, self.block_size);
+            sink.push(request.complete(status));
         }
         sink.len() - before
     }
@@ -115,7 +161,14 @@ pub(crate) struct Program {
 
 impl Program {
     pub(crate) fn start() -> Program {
-        let reactors = Reactors::start(&reactor::ReactorConfig::default()).unwrap();
+        Program::start_on(1)
+    }
+
+    /// With this many cores.
+    pub(crate) fn start_on(cores: u32) -> Program {
+        let cpus = os::CpuSet::new((0..cores).collect()).unwrap();
+        let config = reactor::ReactorConfig { cpus, pin: false, ..reactor::ReactorConfig::default() };
+        let reactors = Reactors::start(&config).unwrap();
         let registry = Registry::new();
         let builder = ControlPlane::builder(Vec::new());
         let bdevs = BdevModule::new(registry.clone(), builder.examiner());
@@ -125,35 +178,51 @@ impl Program {
     }
 
     /// Adds a device and has it examined.
-    pub(crate) fn add(&self, name: &str, image: Device, block_size: u32) {
-        self.add_as(name, None, image, block_size);
+    pub(crate) fn add(&self, name: &str, image: Device, block_size: u32) -> Disk {
+        self.add_as(name, None, image, block_size)
     }
 
-    pub(crate) fn add_as(&self, name: &str, uuid: Option<&str>, image: Device, block_size: u32) {
+    pub(crate) fn add_as(&self, name: &str, uuid: Option<&str>, image: Device, block_size: u32) -> Disk {
         // Less than there are pieces of reads.
-        self.add_with_depth(name, uuid, image, block_size, 4);
+        self.add_with(name, uuid, image, block_size, 4, false)
     }
 
-    /// The device answers requests while the flag that it returns is set, as it is at first.
-    pub(crate) fn add_with_depth(
+    pub(crate) fn add_read_only(&self, name: &str, image: Device, block_size: u32) -> Disk {
+        self.add_with(name, None, image, block_size, 4, true)
+    }
+
+    pub(crate) fn add_with(
         &self,
         name: &str,
         uuid: Option<&str>,
         image: Device,
         block_size: u32,
         depth: u32,
-    ) -> Arc<AtomicBool> {
+        read_only: bool,
+    ) -> Disk {
         let uuid = uuid.map(|uuid| Uuid::try_parse(uuid).unwrap());
-        let answers = Arc::new(AtomicBool::new(true));
-        let image = Arc::new(Mutex::new(image));
-        let disk = ImageDisk { image, block_size, depth, answers: answers.clone() };
-        self.registry.register(name, uuid, &[], Arc::new(disk)).unwrap();
+        let disk = Disk::new(image);
+        let bdev = ImageDisk { disk: disk.clone(), block_size, depth, read_only };
+        self.registry.register(name, uuid, &[], Arc::new(bdev)).unwrap();
         self.wait();
-        answers
+        disk
+    }
+
+    /// Adds an empty disk with a store named `lvs` in clusters of `cluster_bytes`.
+    pub(crate) fn add_store(&self, name: &str, mib: u64, cluster_bytes: u64) -> Disk {
+        let disk = self.add_with(name, None, Device::new(mib << 20), 512, 64, false);
+        let params = json!({ "bdev_name": name, "lvs_name": "lvs", "cluster_sz": cluster_bytes });
+        self.call("bdev_lvol_create_lvstore", params);
+        disk
     }
 
     pub(crate) fn add_esnap(&self) {
         self.add_as("esnap", Some(ESNAP_UUID), Device::recorded("esnap"), 512);
+    }
+
+    /// Ends as at a signal: stores are unloaded.
+    pub(crate) fn end(self) {
+        self.plane.drain();
     }
 
     pub(crate) fn remove(&self, name: &str) {
@@ -185,13 +254,32 @@ impl Program {
         self.call("bdev_lvol_get_lvstores", json!({})).as_array().unwrap().clone()
     }
 
-    /// Runs `work` with a channel of a device, on the core, to its end.
+    /// The code of the error of a call.
+    pub(crate) fn code(&self, method: &str, params: Value) -> i64 {
+        match self.try_call(method, params.clone()) {
+            Ok(result) => panic!("{method} {params}: {result}"),
+            Err(error) => error.code,
+        }
+    }
+
+    /// Runs `work` with a channel of a device, on the first core, to its end.
     pub(crate) fn with_channel<R: Send + 'static, F: Future<Output = R> + 'static>(
         &self,
         name: &str,
         work: impl FnOnce(Core, AsyncChannel, u64, usize) -> F + Send + 'static,
     ) -> R {
-        let descriptor = self.registry.open(name, Access::ReadOnly).unwrap();
+        self.begin_on(0, name, Access::ReadOnly, work).recv_timeout(WAIT).unwrap()
+    }
+
+    /// Starts `work` with a channel of a device on a core, and returns where its result comes.
+    pub(crate) fn begin_on<R: Send + 'static, F: Future<Output = R> + 'static>(
+        &self,
+        core: usize,
+        name: &str,
+        access: Access<'_>,
+        work: impl FnOnce(Core, AsyncChannel, u64, usize) -> F + Send + 'static,
+    ) -> Receiver<R> {
+        let descriptor = self.registry.open(name, access).unwrap();
         let (sender, result) = channel();
         let start = move |core: &Core| {
             let core = core.clone();
@@ -199,11 +287,97 @@ impl Program {
                 let channel = descriptor.channel(&core).unwrap();
                 let (blocks, block_size) = (channel.blocks(), channel.block_size() as usize);
                 let io = AsyncChannel::new(&core, channel);
-                sender.send(work(core, io, blocks, block_size).await).unwrap();
+                let outcome = work(core, io, blocks, block_size).await;
+                // The device is closed when the test sees the outcome, or soon after.
+                drop(descriptor);
+                _ = sender.send(outcome);
             });
         };
-        self.reactors.handles()[0].post(start).unwrap();
-        result.recv_timeout(WAIT).unwrap()
+        self.reactors.handles()[core].post(start).unwrap();
+        result
+    }
+
+    /// Runs one request on a core.
+    pub(crate) fn request_on(
+        &self,
+        core: usize,
+        name: &str,
+        op: Op,
+        offset: u64,
+        data: Result<Vec<u8>, u64>,
+        flags: RequestFlags,
+    ) -> (Status, Vec<u8>) {
+        let work = move |core: Core, io: AsyncChannel, _: u64, block_size: usize| async move {
+            let bytes = data.as_ref().map_or_else(|bytes| *bytes, |data| data.len() as u64);
+            let block = block_size as u64;
+            let mut request = Request::new(Tag(0), op, offset / block, (bytes / block) as u32);
+            request.flags = flags;
+            if op.has_data() {
+                let mut buffer = core.pool().take_data(bytes as usize).unwrap();
+                match &data {
+                    Ok(data) => buffer.copy_from(0, data),
+                    Err(_) => buffer.copy_from(0, &vec![0xa5; bytes as usize]),
+                }
+                request.set_data(Some(buffer));
+            }
+            let completion = io.submit(request).await;
+            let status = completion.status();
+            let mut content = Vec::new();
+            if let Some(data) = completion.into_data() {
+                content.resize(data.len(), 0);
+                data.copy_to(0, &mut content);
+            }
+            (status, content)
+        };
+        let access = if op.is_write() { Access::ReadWrite } else { Access::ReadOnly };
+        self.begin_on(core, name, access, work).recv_timeout(WAIT).unwrap()
+    }
+
+    pub(crate) fn write(&self, name: &str, offset: u64, data: Vec<u8>) -> Result<(), Status> {
+        match self.request_on(0, name, Op::Write, offset, Ok(data), RequestFlags::NONE) {
+            (status, _) if status.is_success() => Ok(()),
+            (status, _) => Err(status),
+        }
+    }
+
+    pub(crate) fn range(&self, name: &str, op: Op, offset: u64, bytes: u64) -> Result<(), Status> {
+        match self.request_on(0, name, op, offset, Err(bytes), RequestFlags::NONE) {
+            (status, _) if status.is_success() => Ok(()),
+            (status, _) => Err(status),
+        }
+    }
+
+    pub(crate) fn read(&self, name: &str, offset: u64, bytes: u64) -> Vec<u8> {
+        let (status, data) = self.request_on(0, name, Op::Read, offset, Err(bytes), RequestFlags::NONE);
+        assert!(status.is_success(), "{name}: {status}");
+        data
+    }
+
+    /// Waits until the channels of requests that have completed are closed.
+    pub(crate) fn wait_unused(&self, name: &str) {
+        let device = self.registry.find(name).unwrap();
+        let end = std::time::Instant::now() + WAIT;
+        while device.open_count() > 0 {
+            assert!(std::time::Instant::now() < end, "{name} is open");
+            std::thread::yield_now();
+        }
+    }
+
+    /// What `bdev_lvol_get_lvols` says of a volume.
+    pub(crate) fn lvol(&self, name: &str) -> Value {
+        let is_it = |lvol: &Value| lvol["name"] == name;
+        self.lvols().into_iter().find(is_it).unwrap_or_else(|| panic!("no volume {name}"))
+    }
+
+    pub(crate) fn free_clusters(&self) -> u64 {
+        self.stores()[0]["free_clusters"].as_u64().unwrap()
+    }
+
+    /// Creates a volume in the store `lvs`.
+    pub(crate) fn create(&self, name: &str, mib: u64, thin: bool) -> String {
+        let params =
+            json!({ "lvol_name": name, "size_in_mib": mib, "thin_provision": thin, "lvs_name": "lvs" });
+        self.call("bdev_lvol_create", params).as_str().unwrap().to_string()
     }
 
     /// The contents of a device, read in pieces that are no multiple of a cluster.

@@ -1,0 +1,310 @@
+//! Methods of stores.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdev::stacking::BaseBdev;
+use bdev::{Access, BdevError, Uuid};
+use blobstore::{BlobChange, BlobId, BlobStoreFormat, ChangeError, ClearMethod, OpenBlobStore};
+use control::json::Value;
+use control::{Method, RpcError};
+
+use super::{
+    Conclusion, EBUSY, EEXIST, EINVAL, EIO, ENODEV, ENOSPC, EPERM, NO_STORE, NOT_MADE, ONE_STORE, at_once,
+    change_failed, concluded, failed, no_operation, one_store, refused, selected,
+};
+use crate::LvolModule;
+use crate::load::CLAIM_HOLDER;
+use crate::owner::{self, ChangeHandle, device_of};
+use crate::shared::StoreShared;
+use crate::store::{LvolStore, NAME_BYTES_MAX, name_xattr, uuid_xattr};
+
+/// How long the owner of a store has to close the device.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
+const MIB: u32 = 1 << 20;
+
+pub(super) fn methods() -> Vec<Method<LvolModule>> {
+    vec![
+        concluded("bdev_lvol_create_lvstore", create)
+            .text(
+                "Creates a store of logical volumes on a bdev, whose data is lost. The store claims the bdev.",
+                "UUID of the store",
+            )
+            .errors(&[
+                (RpcError::ENODEV, "there is no such bdev"),
+                (RpcError::EPERM, "the bdev is claimed, or open for writing"),
+                (RpcError::EEXIST, "a store has that name"),
+                (RpcError::EINVAL, "a name or size is invalid"),
+                NOT_MADE,
+            ]),
+        concluded("bdev_lvol_delete_lvstore", delete)
+            .text("Deletes a store with all its volumes, those in use included.", "true")
+            .errors(&[NO_STORE, ONE_STORE, NOT_MADE]),
+        concluded("bdev_lvol_rename_lvstore", rename)
+            .text("Renames a store. The aliases of all its volumes change.", "true")
+            .errors(&[(-2, "there is no such store"), NOT_MADE]),
+        concluded("bdev_lvol_grow_lvstore", grow)
+            .text("Extends a store to the present size of its bdev.", "true")
+            .errors(&[NO_STORE, ONE_STORE, NOT_MADE]),
+        Method::query("bdev_lvol_get_lvstores", get)
+            .text(
+                "Describes the stores of logical volumes: one of them, or all.",
+                "array of stores, sorted by UUID",
+            )
+            .errors(&[NO_STORE, (RpcError::EINVAL, "both UUID and name are given")]),
+    ]
+}
+
+control::choices! {
+    /// What becomes of the old content of the clusters for data.
+    enum StoreClearMethod {
+        Unmap = "unmap",
+        WriteZeroes = "write_zeroes",
+        None = "none",
+    }
+}
+
+control::parameters! {
+    struct CreateLvstore {
+        /// Name, alias or UUID of the bdev
+        bdev_name: String,
+        /// Name of the store, 1 to 63 bytes
+        lvs_name: String,
+        /// Bytes of a cluster, a multiple of 4096: the unit of allocation
+        cluster_sz: u32 ["bytes"] = 4 * MIB,
+        /// What becomes of the old content of the bdev
+        clear_method: StoreClearMethod = StoreClearMethod::Unmap,
+        /// Metadata pages for each hundred clusters: a limit of volumes, and of later growth
+        num_md_pages_per_cluster_ratio: u32 = 100,
+        /// Bytes of a metadata page, a power of two from 4096 to 65536; 0 is the larger of 4096 and the bdev's
+        /// physical block
+        md_page_size: u32 ["bytes"] = 0,
+    }
+}
+
+fn create(module: &LvolModule, params: CreateLvstore) -> Result<Conclusion, RpcError> {
+    let stores = &module.stores;
+    let device = stores.registry.find(&params.bdev_name);
+    let device = device.ok_or_else(|| refused(ENODEV, format!("no bdev is called {}", params.bdev_name)))?;
+    let name = params.lvs_name;
+    check_name(&name).map_err(|why| refused(EINVAL, why))?;
+    let reserved = stores.reserve_name(&name);
+    let reserved = reserved.ok_or_else(|| refused(EEXIST, format!("a store is called {name} already")))?;
+    let geometry = device.geometry();
+    let page_bytes = match params.md_page_size {
+        0 => geometry.physical_block_size.clamp(4096, 65536).next_power_of_two(),
+        bytes if bytes.is_power_of_two() && (4096..=65536).contains(&bytes) => bytes,
+        bytes => return Err(refused(EINVAL, format!("a metadata page cannot have {bytes} bytes"))),
+    };
+    let cluster_bytes = if params.cluster_sz == 0 { 4 * MIB } else { params.cluster_sz };
+    if !cluster_bytes.is_multiple_of(geometry.block_size) {
+        let block = geometry.block_size;
+        return Err(refused(
+            EINVAL,
+            format!("{cluster_bytes} bytes is no multiple of the block size {block}"),
+        ));
+    }
+    if geometry.metadata.bytes > 0 {
+        return Err(refused(EINVAL, "the bdev has metadata beside its blocks"));
+    }
+    let access = Access::ReadManyWriteOne { by: CLAIM_HOLDER };
+    let base = BaseBdev::open(&stores.registry, &params.bdev_name, access).map_err(|error| match error {
+        BdevError::Claimed { .. } => refused(EPERM, error),
+        _ => refused(ENODEV, error),
+    })?;
+    if device.bdev().read_only() {
+        return Err(refused(EPERM, "the bdev is read-only"));
+    }
+    let (base, uuid) = (Arc::new(base), Uuid::new_v4());
+    let format = BlobStoreFormat {
+        cluster_bytes,
+        metadata_page_bytes: page_bytes,
+        metadata_pages_percent: match params.num_md_pages_per_cluster_ratio {
+            0 => 100,
+            percent => percent,
+        },
+        clear: match params.clear_method {
+            StoreClearMethod::Unmap => ClearMethod::Unmap,
+            StoreClearMethod::WriteZeroes => ClearMethod::WriteZeroes,
+            StoreClearMethod::None => ClearMethod::None,
+        },
+        super_blob: Some(vec![uuid_xattr(uuid), name_xattr(&name)]),
+        ..BlobStoreFormat::default()
+    };
+    let (open, change) = OpenBlobStore::format(&format, device_of(&base)).map_err(change_failed)?;
+    let reactor = stores.next_reactor().ok_or_else(|| refused(EIO, "there is no reactor"))?;
+    let shared = StoreShared::new(open.published().clone());
+    let formatted = ChangeHandle::new();
+    let first = Some((change, formatted.clone()));
+    let closed = owner::start(reactor, &shared, &base, open, first).map_err(|error| failed(EIO, error))?;
+    Ok(Box::new(move |module| {
+        let _reserved = reserved;
+        let made = formatted.wait().map_err(change_failed).and_then(|_| {
+            let store = LvolStore::new(shared.clone(), base.clone(), &mut Vec::new());
+            let store = Arc::new(store.map_err(|error| failed(EIO, error))?);
+            store.set_closed(closed.clone());
+            module.stores.insert(&store).map_err(|why| failed(EEXIST, why.unwrap_or_default()))?;
+            Ok(store)
+        });
+        match made {
+            Ok(store) => {
+                // Its removal was reported before the store was there.
+                if store.base.device().is_removed() {
+                    module.stores.forget_base(store.base.device());
+                }
+                Ok(uuid.to_string().into())
+            }
+            Err(error) => {
+                owner::close(&shared, &closed, CLOSE_TIMEOUT);
+                base.release();
+                Err(error)
+            }
+        }
+    }))
+}
+
+/// Why a name cannot be that of a store.
+fn check_name(name: &str) -> Result<(), &'static str> {
+    match name.len() {
+        1..=NAME_BYTES_MAX if !name.contains('\0') => Ok(()),
+        _ => Err("a name has 1 to 63 bytes"),
+    }
+}
+
+control::parameters! {
+    struct OneLvstore {
+        /// UUID of a store
+        uuid: Option<String>,
+        /// Or its name
+        lvs_name: Option<String>,
+    }
+}
+
+fn delete(module: &LvolModule, params: OneLvstore) -> Result<Conclusion, RpcError> {
+    let store = one_store(module, params.uuid, params.lvs_name)?;
+    if !store.shared.is_writable() {
+        return Err(failed(EPERM, "the store is read-only here"));
+    }
+    if !store.begin_removal() {
+        return Err(refused(ENODEV, "the store is being removed"));
+    }
+    Ok(Box::new(move |module| {
+        let removed = remove(module, &store);
+        if removed.is_err() {
+            store.undo_removal();
+            // What was closed and not deleted is there again.
+            store.volumes().iter().for_each(|volume| _ = module.stores.register(&store, volume));
+        }
+        removed
+    }))
+}
+
+/// Deletes all volumes of a store, and the store.
+fn remove(module: &LvolModule, store: &Arc<LvolStore>) -> Result<Value, RpcError> {
+    store.wait_operations();
+    if !module.stores.close_volumes(store) {
+        return Err(failed(EBUSY, "I/O in flight uses volumes of the store still"));
+    }
+    loop {
+        let picture = store.shared.picture();
+        let leaves: Vec<BlobId> = (store.volumes().iter().map(|volume| volume.blob))
+            .filter(|blob| picture.clones(*blob).is_empty())
+            .collect();
+        if leaves.is_empty() {
+            break;
+        }
+        // All at once; those that have them as clones follow.
+        let changes: Vec<(BlobId, Arc<ChangeHandle>)> = leaves
+            .into_iter()
+            .map(|blob| (blob, owner::begin(&store.shared, BlobChange::Delete { blob })))
+            .collect();
+        for (blob, change) in changes {
+            change.wait().map_err(change_failed)?;
+            store.forget_volume(blob);
+        }
+    }
+    owner::begin(&store.shared, BlobChange::Destroy).wait().map_err(change_failed)?;
+    module.stores.remove(store);
+    store.close(CLOSE_TIMEOUT);
+    Ok(true.into())
+}
+
+control::parameters! {
+    struct RenameLvstore {
+        /// Name of the store
+        old_name: String,
+        /// Its new name, 1 to 63 bytes
+        new_name: String,
+    }
+}
+
+fn rename(module: &LvolModule, params: RenameLvstore) -> Result<Conclusion, RpcError> {
+    let RenameLvstore { old_name, new_name } = params;
+    let is_it = |store: &Arc<LvolStore>| store.name() == old_name;
+    let store = module.stores.all().into_iter().find(is_it);
+    let store = store.ok_or_else(|| RpcError::new(-2, format!("Lvol store {old_name} not found")))?;
+    if new_name == old_name {
+        return at_once(true);
+    }
+    check_name(&new_name).map_err(|why| failed(EINVAL, why))?;
+    let in_use = || failed(EEXIST, format!("{new_name} is in use"));
+    let reserved = module.stores.reserve_name(&new_name).ok_or_else(in_use)?;
+    let picture = store.shared.picture();
+    let blob = picture.super_block().super_blob.ok_or_else(|| failed(EIO, "the store has no super blob"))?;
+    let operation = store.operate(&[blob], None).map_err(no_operation)?;
+    let alias = |volume: &str| format!("{new_name}/{volume}");
+    let is_taken = |volume: &str| module.stores.registry.find(&alias(volume)).is_some();
+    if let Some(volume) = store.volumes().iter().find(|volume| is_taken(&volume.name)) {
+        return Err(failed(EEXIST, format!("a bdev is called {}", alias(&volume.name))));
+    }
+    let set = vec![name_xattr(&new_name)];
+    let change = owner::begin(&store.shared, BlobChange::SetXattrs { blob, set, remove: Vec::new() });
+    Ok(Box::new(move |module| {
+        let (_reserved, _operation) = (reserved, operation);
+        change.wait().map_err(change_failed)?;
+        for volume in store.rename(&new_name) {
+            if module.stores.device(&store, &volume).is_some() {
+                module.stores.set_alias(&store, &volume);
+            }
+        }
+        Ok(true.into())
+    }))
+}
+
+fn grow(module: &LvolModule, params: OneLvstore) -> Result<Conclusion, RpcError> {
+    let store = one_store(module, params.uuid, params.lvs_name)?;
+    let (device_bytes, picture) = (store.base.device().geometry().bytes(), store.shared.picture());
+    match picture.super_block().size_bytes {
+        Some(store_bytes) if store_bytes == device_bytes => return at_once(true),
+        Some(store_bytes) if store_bytes > device_bytes => {
+            let text = format!("the bdev has {device_bytes} bytes, and the store {store_bytes}");
+            return Err(failed(ENOSPC, text));
+        }
+        _ => {}
+    }
+    let operation = store.operate(&[], None).map_err(no_operation)?;
+    let change = owner::begin(&store.shared, BlobChange::Grow { device_bytes });
+    Ok(Box::new(move |_| {
+        let _operation = operation;
+        change.wait().map_err(|error| match error {
+            // The mask of clusters has no space for more.
+            ChangeError::NoPages => failed(ENOSPC, "the store cannot have as many clusters"),
+            error => change_failed(error),
+        })?;
+        Ok(true.into())
+    }))
+}
+
+control::parameters! {
+    struct GetLvstores {
+        /// UUID of a store
+        uuid: Option<String>,
+        /// Or its name
+        lvs_name: Option<String>,
+    }
+}
+
+fn get(module: &LvolModule, params: GetLvstores) -> Result<Vec<Value>, RpcError> {
+    let stores = selected(module, "uuid", params.uuid, params.lvs_name)?;
+    Ok(stores.iter().map(|store| store.to_json()).collect())
+}
