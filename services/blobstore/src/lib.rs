@@ -75,6 +75,8 @@
 mod assemble;
 mod blob;
 mod cluster_map;
+#[cfg(test)]
+mod crash;
 mod finding;
 mod layout;
 mod load;

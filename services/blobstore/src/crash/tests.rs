@@ -1,0 +1,65 @@
+//! The seeds that are run, and the faults that they find.
+
+use std::time::{Duration, Instant};
+
+use super::runner::{RunOptions, run_seed};
+use crate::write::Fault;
+
+fn number(variable: &str, otherwise: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
+}
+
+fn run(seeds: std::ops::Range<u64>, options: RunOptions, time: Duration) -> u64 {
+    let began = Instant::now();
+    for seed in seeds.clone() {
+        if let Err(problem) = run_seed(seed, options) {
+            panic!("seed {seed} with {options:?}:\n{problem}");
+        }
+        if began.elapsed() > time {
+            return seed - seeds.start + 1;
+        }
+    }
+    seeds.end - seeds.start
+}
+
+/// Runs a second or so, or as many seeds as the environment says.
+#[test]
+fn seeds_of_crashes_leave_what_was_acknowledged() {
+    let (first, seeds) = (number("BLOBSTORE_FIRST_SEED", 0), number("BLOBSTORE_SEEDS", 0));
+    let time = if seeds > 0 { Duration::MAX } else { Duration::from_secs(10) };
+    let seeds = if seeds > 0 { seeds } else { 3000 };
+    let ran = run(first..first + seeds, RunOptions::default(), time);
+    println!("{ran} seeds");
+}
+
+#[test]
+fn a_crash_after_each_step_leaves_what_was_acknowledged() {
+    let began = Instant::now();
+    for seed in 0..u64::MAX {
+        for steps in 0..150 {
+            let options = RunOptions { steps: Some(steps), ..RunOptions::default() };
+            run(seed..seed + 1, options, Duration::MAX);
+        }
+        if began.elapsed() > Duration::from_secs(4) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn failed_io_leaves_a_store_that_loads() {
+    let options = RunOptions { failing: 2, ..RunOptions::default() };
+    run(0..3000, options, Duration::from_secs(4));
+}
+
+#[test]
+fn each_planted_fault_is_found() {
+    for fault in Fault::ALL {
+        let options = RunOptions { fault: Some(fault), ..RunOptions::default() };
+        let found = (0..20_000).find(|seed| {
+            std::panic::catch_unwind(|| run_seed(*seed, options)).map_or(true, |result| result.is_err())
+        });
+        assert!(found.is_some(), "{fault:?} was not found");
+        println!("{fault:?} was found by seed {found:?}");
+    }
+}
