@@ -14,13 +14,15 @@ pub(super) enum Content {
     Any,
     /// One of these, sector by sector. Those before the last may be there until a flush.
     Tags(Vec<u64>),
+    /// One of these in each sector, for good: a power failure cut a write in two.
+    Mixed(Vec<u64>),
 }
 
 impl Content {
     fn has(&self, tag: u64) -> bool {
         match self {
             Content::Any => true,
-            Content::Tags(tags) => tags.contains(&tag),
+            Content::Tags(tags) | Content::Mixed(tags) => tags.contains(&tag),
         }
     }
 
@@ -38,6 +40,10 @@ impl Content {
             _ if is_durable => *self = Content::Tags(vec![tag]),
             Content::Any => {}
             Content::Tags(tags) => tags.push(tag),
+            Content::Mixed(tags) => {
+                tags.push(tag);
+                *self = Content::Tags(std::mem::take(tags));
+            }
         }
     }
 
@@ -137,7 +143,8 @@ impl Model {
     /// What a cluster has that the blob may not have itself.
     pub(super) fn cluster(&self, name: &str, index: u32) -> Cluster {
         let mut blob = &self.blobs[name];
-        loop {
+        // What would be a circle is tried too, as a change that may have been made.
+        for _ in 0..100 {
             if index >= blob.clusters {
                 return vec![Content::Tags(vec![0]); UNITS];
             }
@@ -153,6 +160,7 @@ impl Model {
                 Parent::Blob(parent) => blob = &self.blobs[parent],
             }
         }
+        vec![Content::Any; UNITS]
     }
 
     pub(super) fn flushed(&mut self) {
@@ -324,7 +332,8 @@ impl Model {
         let mut indexes: BTreeSet<u32> = blob.clusters().iter().map(|(index, _)| index).collect();
         indexes.extend([0, 1, 2, 511, 512, 513, 1024]);
         let mut next = Some(name.to_string());
-        while let Some(blob) = next.and_then(|name| self.blobs.get(&name)) {
+        for _ in 0..100 {
+            let Some(blob) = next.take().and_then(|name| self.blobs.get(&name)) else { break };
             indexes.extend(blob.own.keys());
             next = match &blob.parent {
                 Parent::Blob(parent) => Some(parent.clone()),
@@ -349,7 +358,7 @@ impl Model {
                         (None, _) | (_, Some(Content::Any)) => Content::Any,
                         (Some(mut tags), _) => {
                             tags.dedup();
-                            Content::Tags(tags)
+                            if tags.len() > 1 { Content::Mixed(tags) } else { Content::Tags(tags) }
                         }
                     }
                 });

@@ -29,6 +29,8 @@ pub(super) struct RunOptions {
     pub(super) steps: Option<usize>,
     /// I/O of a hundred that fail.
     pub(super) failing: usize,
+    /// Ends with the last power failure, and without unloading the store.
+    pub(super) dirty: bool,
 }
 
 /// A write of data, by a channel.
@@ -66,8 +68,9 @@ fn xattrs(name: &str) -> Vec<Xattr> {
     vec![Xattr { name: b"name".to_vec(), value: name.as_bytes().to_vec() }]
 }
 
-/// Runs a seed: several power failures, one after another.
-pub(super) fn run_seed(seed: u64, options: RunOptions) -> Result<(), String> {
+/// Runs a seed: several power failures, one after another. Then the store is unloaded, and returned as a
+/// device. `None` if there is none: the power failed before it was made.
+pub(super) fn run_seed(seed: u64, options: RunOptions) -> Result<Option<Vec<u8>>, String> {
     let mut dice = Dice(seed);
     let device = BlobStoreDevice {
         bytes: CLUSTERS * CLUSTER as u64,
@@ -79,6 +82,7 @@ pub(super) fn run_seed(seed: u64, options: RunOptions) -> Result<(), String> {
         cluster_bytes: CLUSTER as u32,
         metadata_pages_percent: 70,
         clear: [ClearMethod::None, ClearMethod::Unmap][dice.below(2)],
+        store_type: *b"crashes\0\0\0\0\0\0\0\0\0",
         super_blob: Some(xattrs("store")),
         ..BlobStoreFormat::default()
     };
@@ -109,10 +113,11 @@ pub(super) fn run_seed(seed: u64, options: RunOptions) -> Result<(), String> {
             None => [30, 200, 1200][run.dice.below(3)] * (1 + run.dice.below(100)) / 100,
         };
         if !run.round(steps)? {
-            return Ok(());
+            return Ok(None);
         }
     }
-    run.finish()
+    run.finish()?;
+    Ok(Some(run.disk.image()))
 }
 
 impl Run {
@@ -126,6 +131,12 @@ impl Run {
     fn round(&mut self, steps: usize) -> Result<bool, String> {
         for _ in 0..steps {
             self.step(true)?;
+        }
+        if self.formatting.is_none() && self.dice.percent(15) {
+            self.unloading = Some(self.open.begin(BlobChange::Unload));
+            for _ in 0..self.dice.below(100) {
+                self.step(false)?;
+            }
         }
         let left = self.disk.crash(&mut self.dice);
         let store = match left.load(false) {
@@ -187,6 +198,9 @@ impl Run {
     /// Ends what is in flight, unloads the store, and loads it.
     fn finish(&mut self) -> Result<(), String> {
         self.drain()?;
+        if self.options.dirty {
+            return Ok(());
+        }
         if self.open.is_closed() {
             return Ok(());
         }
@@ -209,7 +223,7 @@ impl Run {
     pub(super) fn drain(&mut self) -> Result<(), String> {
         for _ in 0..100_000 {
             let is_idle = self.open.is_idle() && self.writes.is_empty() && self.disk.in_flight().is_empty();
-            if is_idle && self.changes.is_empty() {
+            if is_idle && (self.changes.is_empty() || self.open.is_closed()) {
                 return Ok(());
             }
             self.step(false)?;
@@ -255,7 +269,7 @@ impl Run {
             self.open.complete(id, result);
         } else if let Some(write) = self.writes.remove(&id) {
             self.data_written(write, is_ok);
-        } else if self.flushes.remove(&id) && is_ok {
+        } else if self.flushes.remove(&id) && is_ok && self.options.failing == 0 {
             self.model.flushed();
         }
         self.take_events()
@@ -273,6 +287,11 @@ impl Run {
 
     /// A write was acknowledged, or may have been done.
     fn wrote(&mut self, write: &DataWrite, is_durable: bool) {
+        // Writes by a state from before the blob was deleted or made smaller have no effect.
+        let is_there = self.model.blobs.get(&write.name).is_some_and(|blob| write.index < blob.clusters);
+        if !is_there {
+            return;
+        }
         let below = self.model.cluster(&write.name, write.index);
         let Some(blob) = self.model.blobs.get_mut(&write.name) else { return };
         let own = blob.own.entry(write.index).or_insert(below);
@@ -394,7 +413,11 @@ impl Run {
         }
         let is_write = |write: &DataWrite| names.contains(&write.name);
         let writes = self.writes.values().chain(self.firsts.values()).any(is_write);
-        let may_have_writes = matches!(change, Change::Snapshot { .. } | Change::Inflate { .. });
+        let may_have_writes = match &change {
+            Change::Snapshot { .. } | Change::Inflate { .. } | Change::Resize { .. } => true,
+            Change::Delete { name } => self.model.clones(name).is_empty(),
+            _ => false,
+        };
         if writes && !may_have_writes {
             return;
         }

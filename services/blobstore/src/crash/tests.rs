@@ -63,3 +63,29 @@ fn each_planted_fault_is_found() {
         println!("{fault:?} was found by seed {found:?}");
     }
 }
+
+/// Passes stores to the reader of `tests/blob`, which shares no code with this crate: unloaded ones, and some
+/// that were not.
+#[test]
+fn another_reader_finds_nothing_wrong_with_what_is_written() {
+    let reader = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/blob/read_store.py");
+    let python =
+        |arguments: &[&std::ffi::OsStr]| std::process::Command::new("python3").args(arguments).output();
+    if python(&["--version".as_ref()]).is_err() {
+        println!("SKIPPED: there is no python3");
+        return;
+    }
+    let mut checked = 0;
+    for seed in 0..24 {
+        let options = RunOptions { dirty: seed % 3 == 0, steps: Some(600), ..RunOptions::default() };
+        let Some(image) = run_seed(seed, options).unwrap() else { continue };
+        let path = std::env::temp_dir().join(format!("blobstore-{}-{seed}.img", std::process::id()));
+        std::fs::write(&path, image).unwrap();
+        let output = python(&["-B".as_ref(), reader.as_ref(), "check".as_ref(), path.as_ref()]).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "seed {seed}: {text}{}", String::from_utf8_lossy(&output.stderr));
+        checked += 1;
+    }
+    assert!(checked > 5, "{checked} stores were checked");
+}

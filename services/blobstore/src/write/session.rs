@@ -231,7 +231,7 @@ impl OpenBlobStore {
         let mut blob_ids = BitMask::new(MaskKind::BlobIds, self.published.layout.pages);
         let ids = self.published.blobs.values().map(Blob::id);
         let ids = ids.chain(self.published.unusable().keys().copied());
-        ids.filter_map(BlobId::page).for_each(|page| drop(blob_ids.set(page)));
+        ids.filter_map(BlobId::page).for_each(|page| _ = blob_ids.set(page));
         let mut masks = vec![
             (old.used_pages, self.pages.used().encode()),
             (old.used_clusters, self.clusters.used().encode()),
