@@ -140,7 +140,8 @@ impl OpenBlobStore {
     ) -> Result<(), ChangeError> {
         let first = self.plan_pages(plan, &mut new, &[old], &BTreeSet::new())?;
         plan.add(first.copy());
-        plan.add(Step::Barrier);
+        // Cluster maps of first writes are acknowledged before they are durable, and are named by this page too.
+        plan.add(Step::Flush);
         plan.extend(first.replace());
         let pages = freed_pages(&[old], &[&new]);
         plan.publish([Update::Set(Arc::new(new))]);
