@@ -1,8 +1,9 @@
-//! SPDK's blobstore: a store of blobs on one block device, sans-IO. Stores that SPDK wrote are loaded, read
-//! and checked; nothing is written yet.
+//! SPDK's blobstore: a store of blobs on one block device, sans-IO. Stores that SPDK wrote are loaded, checked
+//! and changed, and SPDK loads what is written here.
 //!
 //! [`BlobStoreLoader`] says what to read, and makes a [`BlobStore`]: its [`Blob`]s, what they use, and the
 //! [`StoreFinding`]s that say what is wrong. [`BlobStore::read`] says where the data of a blob is.
+//! [`OpenBlobStore`] changes a store.
 //!
 //! ```
 //! use blobstore::{BlobStoreLoader, LoadOptions};
@@ -53,12 +54,14 @@
 //! blobs; what their chains name is used, and all else is free. A page that is neither empty nor has a right
 //! CRC was torn: it is free too, and a finding.
 //!
-//! Writes are ordered so that a store can be loaded after each of them, if a page is replaced as a whole or
-//! not at all: extent pages before the chain's later pages, these before its first. What is left in two
-//! states is decided so:
+//! Writes are ordered so that a store can be loaded after each of them: extent pages and the chain's later
+//! pages before its first. SPDK relies on a device that replaces a page as a whole or not at all; here a copy
+//! of the page is written before, in place of the masks (`wire_blob::PageCopy`). What is left in two states is
+//! decided so:
 //! - Making and deleting a snapshot: `recover.rs` has the rules. The clone says whether the snapshot exists.
-//! - Resizing: the last extent page is written before the table. If it has more clusters than the table says,
-//!   the blob has the size of the table; if it has fewer, the blob ends there.
+//! - Resizing: SPDK writes the last extent page before the table. If it has more clusters than the table says,
+//!   the blob has the size of the table; if it has fewer, the blob ends there. What is written here has a new
+//!   extent page then, so that the first page alone decides.
 //! - Creating and deleting a blob: it exists while its first page does, which is written last. SPDK zeroes
 //!   the pages of a deleted one together: if the first is left alone, the blob is unusable, its chain being
 //!   broken.
@@ -67,14 +70,17 @@
 //! and clusters are not free, and the others can be used.
 //!
 //! # State
-//! Cluster maps share their chunks with copies ([`BlobClusterMap`]), so that a changed map and the one on the
-//! device can exist at once. [`BlobStore`] has no other state than the metadata's: what is used is derived.
+//! A [`BlobStore`] does not change. Its copies share cluster maps ([`BlobClusterMap`]) and blobs
+//! ([`BlobTable`]), so that a change publishes another one at little cost, and channels on other cores read and
+//! write by the one that they have.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod assemble;
 mod blob;
 mod cluster_map;
+#[cfg(test)]
+mod crash;
 mod finding;
 mod layout;
 mod load;

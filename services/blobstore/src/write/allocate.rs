@@ -8,6 +8,7 @@ use wire_blob::{BlobId, CLUSTERS_PER_EXTENT_PAGE};
 
 use super::change::{BlobChange, ChangeError, ChangeId, ChangeOutcome, ChangeProgress, StoreEvent};
 use super::device::{StoreAction, StoreIoFailed};
+use super::fault::Fault;
 use super::plan::{Plan, Step, Update};
 use super::rewrite::freed_pages;
 use super::task::{Locks, Task, Waiter};
@@ -140,6 +141,9 @@ impl OpenBlobStore {
         let cluster = self.clusters.take().ok_or(ChangeError::NoClusters { need: 1, free })?;
         self.note_space();
         let cluster_offset = self.published.layout.cluster_offset(cluster);
+        if self.has_fault(Fault::RestNotFilled) {
+            fills.clear();
+        }
         let in_flight = fills.len();
         for (range, from) in fills {
             let offset = cluster_offset + u64::from(range.start);

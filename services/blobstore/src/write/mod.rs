@@ -9,6 +9,7 @@ mod blobs;
 mod change;
 mod device;
 mod encode;
+mod fault;
 mod plan;
 mod rewrite;
 mod session;
@@ -27,6 +28,8 @@ pub use change::{
     StoreEvent,
 };
 pub use device::{BlobStoreDevice, StoreAction, StoreIo, StoreIoFailed};
+#[cfg(test)]
+pub(crate) use fault::Fault;
 
 use crate::layout::BlobStoreLayout;
 use crate::store::BlobStore;
@@ -97,6 +100,8 @@ pub struct OpenBlobStore {
     next_io: u64,
     low_space: u32,
     is_low: bool,
+    #[cfg(test)]
+    fault: Option<fault::Fault>,
 }
 
 impl OpenBlobStore {
@@ -162,6 +167,8 @@ impl OpenBlobStore {
             next_io: 0,
             low_space: 0,
             is_low: false,
+            #[cfg(test)]
+            fault: None,
         }
     }
 
@@ -313,7 +320,8 @@ impl OpenBlobStore {
         self.next_io += 1;
     }
 
-    fn add_task(&mut self, task: Task) {
+    fn add_task(&mut self, mut task: Task) {
+        task.steps = self.with_fault(task.steps);
         self.tasks.insert(self.next_task, task);
         self.next_task += 1;
     }
@@ -378,6 +386,9 @@ impl OpenBlobStore {
             Session::Unchanged if !self.queue.is_empty() || !self.lanes.is_empty() => {
                 self.start();
                 return true;
+            }
+            Session::Recovering if self.has_fault(fault::Fault::RecoveryLeftOut) => {
+                self.session = Session::Started;
             }
             Session::Recovering if self.tasks.is_empty() => {
                 let mut plan = Plan::default();

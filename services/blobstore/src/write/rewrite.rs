@@ -7,6 +7,7 @@ use wire_blob::{BlobId, CopyTarget, Xattr};
 
 use super::change::{ChangeError, ClearMethod};
 use super::device::StoreAction;
+use super::fault::Fault;
 use super::plan::{Plan, Step, Update};
 use super::{OpenBlobStore, encode};
 use crate::blob::Blob;
@@ -95,6 +96,9 @@ impl OpenBlobStore {
             }
         }
         let first = blob.id.page().ok_or(ChangeError::NoBlob(blob.id))?;
+        if self.has_fault(Fault::ExternalNameLost) {
+            remove_xattr(&mut blob.internal_xattrs, wire_blob::XATTR_EXTERNAL_SNAPSHOT);
+        }
         let chain = encode::chain(blob)?;
         blob.pages = vec![first];
         for _ in 1..chain.len() {
@@ -136,7 +140,8 @@ impl OpenBlobStore {
     ) -> Result<(), ChangeError> {
         let first = self.plan_pages(plan, &mut new, &[old], &BTreeSet::new())?;
         plan.add(first.copy());
-        plan.add(Step::Barrier);
+        // Cluster maps of first writes are acknowledged before they are durable, and are named by this page too.
+        plan.add(Step::Flush);
         plan.extend(first.replace());
         let pages = freed_pages(&[old], &[&new]);
         plan.publish([Update::Set(Arc::new(new))]);

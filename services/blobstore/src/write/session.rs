@@ -8,6 +8,7 @@ use wire_blob::{BitMask, BlobId, CopyTarget, FORMAT_VERSION, MaskKind, PAGE_BYTE
 use super::OpenBlobStore;
 use super::change::{BlobStoreFormat, ChangeError, ClearMethod};
 use super::device::{BlobStoreDevice, StoreAction};
+use super::fault::Fault;
 use super::plan::{Plan, Step, Update};
 use super::rewrite::freed_pages;
 use crate::blob::Blob;
@@ -137,7 +138,7 @@ impl OpenBlobStore {
         let mut super_block = self.published.super_block.clone();
         plan.add(Step::Commit);
         // Also where it was not clean: it may have been half written.
-        super_block.clean = false;
+        super_block.clean = self.has_fault(Fault::LeftClean);
         let data = super_block.encode().to_vec();
         plan.extend([Step::Io(vec![StoreAction::Write { offset: 0, data }]), Step::Flush]);
         let recovery = self.published.recovery().clone();
@@ -230,7 +231,7 @@ impl OpenBlobStore {
         let mut blob_ids = BitMask::new(MaskKind::BlobIds, self.published.layout.pages);
         let ids = self.published.blobs.values().map(Blob::id);
         let ids = ids.chain(self.published.unusable().keys().copied());
-        ids.filter_map(BlobId::page).for_each(|page| drop(blob_ids.set(page)));
+        ids.filter_map(BlobId::page).for_each(|page| _ = blob_ids.set(page));
         let mut masks = vec![
             (old.used_pages, self.pages.used().encode()),
             (old.used_clusters, self.clusters.used().encode()),

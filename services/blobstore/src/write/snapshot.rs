@@ -10,6 +10,7 @@ use wire_blob::{
 
 use super::OpenBlobStore;
 use super::change::{ChangeError, ChangeOutcome};
+use super::fault::Fault;
 use super::plan::{Plan, Step, Update};
 use super::rewrite::{freed_pages, remove_xattr, set_xattr};
 use crate::blob::{Blob, BlobParent};
@@ -91,7 +92,9 @@ impl OpenBlobStore {
         plan.outcome = Some(ChangeOutcome::Blob(id));
         let mut snapshot = Blob { id, xattrs, ..old.clone() };
         let mark = XATTR_SNAPSHOT_IN_PROGRESS;
-        set_xattr(&mut snapshot.internal_xattrs, mark, &old.id.0.to_le_bytes());
+        if !self.has_fault(Fault::SnapshotNotMarked) {
+            set_xattr(&mut snapshot.internal_xattrs, mark, &old.id.0.to_le_bytes());
+        }
         let first = self.plan_pages(plan, &mut snapshot, &[&old], &BTreeSet::new())?;
         plan.add(first.copy());
         plan.add(Step::Barrier);
@@ -131,7 +134,9 @@ impl OpenBlobStore {
         check_end(&old_clone, &old)?;
         let mut marked = old.clone();
         let mark = XATTR_SNAPSHOT_PENDING_REMOVAL;
-        set_xattr(&mut marked.internal_xattrs, mark, &clone.0.to_le_bytes());
+        if !self.has_fault(Fault::RemovalNotMarked) {
+            set_xattr(&mut marked.internal_xattrs, mark, &clone.0.to_le_bytes());
+        }
         let first = self.plan_pages(plan, &mut marked, &[&old], &BTreeSet::new())?;
         plan.extend([first.copy(), Step::Barrier]);
         plan.extend(first.replace());

@@ -7,6 +7,7 @@ use wire_blob::{BitMask, BlobId, CopyTarget, PAGE_BYTES, PageGroups};
 
 use super::change::{ChangeError, ChangeId, ChangeOutcome, ClearMethod, StoreEvent};
 use super::device::StoreAction;
+use super::fault::Fault;
 use super::plan::{Plan, Step, Update};
 use super::{IoOwner, OpenBlobStore, Session};
 use crate::blob::{Blob, BlobParent};
@@ -282,7 +283,7 @@ impl OpenBlobStore {
                 Progress::Next
             }
             Step::Barrier => self.barrier(task, false),
-            Step::Flush => self.barrier(task, true),
+            Step::Flush => self.barrier(task, !self.has_fault(Fault::DataFlushLeftOut)),
             Step::Commit => {
                 task.committed = true;
                 Progress::Next
@@ -316,6 +317,7 @@ impl OpenBlobStore {
                 task.epoch = self.epoch;
                 Progress::Next
             }
+            Step::Pause(_) if self.has_fault(Fault::NotPaused) => Progress::Next,
             Step::Pause(blob) => match task.paused {
                 Some((_, true)) => {
                     task.paused = None;
@@ -332,7 +334,7 @@ impl OpenBlobStore {
                 self.events.push_back(StoreEvent::Resume { blob: *blob });
                 Progress::Next
             }
-            Step::Release => match self.released >= task.epoch {
+            Step::Release => match self.released >= task.epoch || self.has_fault(Fault::NotReleased) {
                 true => Progress::Next,
                 false => Progress::Wait,
             },
@@ -383,7 +385,7 @@ impl OpenBlobStore {
 
     /// Whether the device replaces a page as a whole or not at all.
     fn replaces_whole_pages(&self) -> bool {
-        self.device.atomic_write_bytes as usize >= PAGE_BYTES
+        self.device.atomic_write_bytes as usize >= PAGE_BYTES || self.has_fault(Fault::CopyLeftOut)
     }
 
     fn page_written(&mut self, target: CopyTarget) {
@@ -398,7 +400,8 @@ impl OpenBlobStore {
         if task.in_flight > 0 {
             return Progress::Wait;
         }
-        if !self.device.has_volatile_cache || !task.is_dirty && !always {
+        let needs_flush = self.device.has_volatile_cache && !self.has_fault(Fault::FlushLeftOut);
+        if !needs_flush || !task.is_dirty && !always {
             task.is_dirty = false;
             return Progress::Next;
         }
