@@ -3,7 +3,7 @@
 //! An [`Initiator`] attaches controllers over PCI Express, TCP and vfio-user and registers a bdev for each
 //! namespace. Controllers of one subsystem under one name are paths: [`Multipath`] selects a path by ANA state and
 //! [`Policy`], and retries I/O that failed on one path on another. A lost controller is reconnected according to
-//! its [`ReconnectPolicy`], while I/O waits.
+//! its [`ReconnectPolicy`], while I/O waits. [`Hotplug`] attaches what is inserted, and detaches what is removed.
 //!
 //! ```no_run
 //! use bdev_nvme::{Attach, Initiator, PathConfig, Policy, TransportId};
@@ -25,6 +25,7 @@ mod channel;
 mod controller_group;
 mod counts;
 mod discovery;
+mod hotplug;
 mod initiator;
 mod inject;
 mod multipath;
@@ -39,6 +40,9 @@ mod transport_stats;
 
 pub use counts::PathStats;
 pub use discovery::{DiscoveryConfig, DiscoveryInfo, discover};
+pub use hotplug::{
+    AttachInserted, HOTPLUG_PERIOD_DEFAULT, HOTPLUG_PERIOD_MAX, Hotplug, HotplugBus, HotplugFunction, PciBus,
+};
 pub use initiator::{
     Attach, ControllerGroupInfo, ControllerOperation, Initiator, InitiatorError, IoPath, MultipathMode,
     PATHS_MAX, PathInfo, QueueKind,
