@@ -254,6 +254,8 @@ impl HotplugState {
                 drain(wake);
                 continue;
             };
+            // Drivers notice a removal too.
+            self.initiator.drop_empty();
             // First: what is attached afterwards may be younger than the list.
             let attached = self.attached(&bus);
             match bus.functions() {

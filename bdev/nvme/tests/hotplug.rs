@@ -128,6 +128,14 @@ impl HotplugRig {
         }
     }
 
+    fn expect_no_controllers(&self) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !self.initiator.controllers().is_empty() {
+            assert!(Instant::now() < end, "{:?}", self.initiator.controllers());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn end(self, hotplug: Hotplug) {
         hotplug.stop();
         self.initiator.shutdown();
@@ -179,12 +187,15 @@ fn a_controller_that_is_inserted_is_attached_and_its_removal_ends_io() {
     rig.set_present(&[], &[]);
     assert!(outcome.recv_timeout(Duration::from_secs(60)).unwrap() >= 100);
     rig.expect(&[]);
+    rig.expect_no_controllers();
 
     // What is inserted in its place is another one, with another name.
     rig.set_present(&["one"], &[]);
     rig.expect(&["HotInNvme1n1"]);
+    // Its driver notices that it is gone, before it is missing from the bus.
     rig.target.remove_listener(NQN, address).unwrap();
     rig.expect(&[]);
+    rig.expect_no_controllers();
     rig.end(hotplug);
 }
 
