@@ -18,7 +18,6 @@ impl Module for Compatibility {
                 "bdev_iscsi_set_options",
                 "there is no iSCSI initiator",
             ),
-            Method::default_only::<Hotplug>("bdev_nvme_set_hotplug", "PCIe devices are attached by name"),
             Method::default_only::<Hotplug>("bdev_virtio_blk_set_hotplug", "there is no virtio initiator"),
             Method::default_only::<NoParameters>("framework_disable_cpumask_locks", no_locks),
             Method::default_only::<NoParameters>("framework_enable_cpumask_locks", no_locks),

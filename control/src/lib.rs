@@ -52,9 +52,7 @@ pub use compatibility::Compatibility;
 pub use config::{ConfigError, ConfigFile};
 pub use error::RpcError;
 pub use examine::{Examination, Examiner};
-pub use fixed_options::{
-    FixedOptions, FixedSubsystem, FsdevOptions, IobufOptions, SchedulerName,
-};
+pub use fixed_options::{FixedOptions, FixedSubsystem, FsdevOptions, IobufOptions, SchedulerName};
 pub use framework::{thread_name, tick_rate};
 pub use jobs::{JobHandle, Jobs};
 pub use keyring::{KEY_BYTES_MAX, Key, KeyError, Keyring, KeyringModule};

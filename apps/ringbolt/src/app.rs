@@ -265,7 +265,7 @@ mod tests {
                 Some("admin_cmd_passthru.sanitize: true"),
             ),
             ("accel_set_options", json!({ "whatever": 1 }), Some("whatever: unknown parameter")),
-            ("bdev_nvme_set_hotplug", json!({ "enable": true, "period_us": 0 }), Some("enable: true")),
+            ("bdev_virtio_blk_set_hotplug", json!({ "enable": true, "period_us": 0 }), Some("enable: true")),
         ] {
             let message = app.control.invoke(method, params.clone()).err().map(|error| error.message);
             match (&message, rejected) {

@@ -118,7 +118,10 @@ impl ReactorRuntime {
             (EventBackend::Uring, _) => "engine: io_uring (files and sockets)".to_string(),
             (EventBackend::Virtual, _) => "engine: virtual".to_string(),
             (EventBackend::Epoll, reason) => {
-                format!("engine: epoll; bdevs on files by AIO only, without io_uring: {}", reason.unwrap_or_default())
+                format!(
+                    "engine: epoll; bdevs on files by AIO only, without io_uring: {}",
+                    reason.unwrap_or_default()
+                )
             }
         };
         Ok(vec![self.arena.describe(), engine, format!("cores: {}", self.cores)])

@@ -286,6 +286,11 @@ impl Initiator {
         }
     }
 
+    /// Drops names of which the last path has ended by itself.
+    pub(crate) fn drop_empty(&self) {
+        sync::lock(&self.0.groups).retain(|_, group| !group.paths().is_empty());
+    }
+
     pub(crate) fn group(&self, name: &str) -> Result<Arc<ControllerGroup>, InitiatorError> {
         let group = sync::lock(&self.0.groups).get(name).cloned();
         group.ok_or_else(|| InitiatorError::NotFound(name.to_string()))

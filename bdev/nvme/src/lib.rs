@@ -3,7 +3,7 @@
 //! An [`Initiator`] attaches controllers over PCI Express, TCP and vfio-user and registers a bdev for each
 //! namespace. Controllers of one subsystem under one name are paths: [`Multipath`] selects a path by ANA state and
 //! [`Policy`], and retries I/O that failed on one path on another. A lost controller is reconnected according to
-//! its [`ReconnectPolicy`], while I/O waits.
+//! its [`ReconnectPolicy`], while I/O waits. [`Hotplug`] attaches what is inserted, and detaches what is removed.
 //!
 //! ```no_run
 //! use bdev_nvme::{Attach, Initiator, PathConfig, Policy, TransportId};
@@ -27,6 +27,7 @@ mod controller_group;
 mod counts;
 mod discovery;
 mod discovery_service;
+mod hotplug;
 mod initiator;
 mod inject;
 mod multipath;
@@ -46,6 +47,9 @@ pub use attach::{Attach, MultipathMode};
 pub use counts::PathStats;
 pub use discovery::discover;
 pub use discovery_service::{DiscoveryConfig, DiscoveryInfo};
+pub use hotplug::{
+    AttachInserted, HOTPLUG_PERIOD_DEFAULT, HOTPLUG_PERIOD_MAX, Hotplug, HotplugBus, HotplugFunction, PciBus,
+};
 pub use initiator::{ControllerGroupInfo, Initiator, InitiatorError, IoPath, PATHS_MAX, PathInfo, QueueKind};
 pub use inject::ErrorInjection;
 pub use multipath::{IoWait, Multipath, PathCounts, PathView, Policy, Selector};

@@ -6,20 +6,22 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use bdev::rpc::{BdevModule, counts_of};
 use control::json::{Map, Value, json};
 use control::{ByName, CallRecorder, JobHandle, Method, Module, RpcError, TextOrNumber, thread_name};
-use nvme::AdminData;
+use nvme::{AdminData, Uri};
 use reactor::ReactorHandle;
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::log::{AnaState, HealthLog, LogId};
 
 use crate::{
-    ControllerGroupInfo, Initiator, InitiatorError, IoPath, PassthroughCommand, PassthroughReply, PathInfo,
-    PathStats, QueueKind, TransportId,
+    ControllerGroupInfo, Hotplug, Initiator, InitiatorError, IoPath, PassthroughCommand, PassthroughReply,
+    PathInfo, PathStats, QueueKind, TransportId,
 };
 
 mod attach;
+mod hotplug;
 mod options;
 mod tools;
 
+use hotplug::SetHotplug;
 use options::{NvmeOptions, PolicyName, SelectorName};
 
 /// NVMe controllers as a [`Module`]: methods to attach, inspect and control them.
@@ -27,7 +29,10 @@ pub struct NvmeModule {
     initiator: Initiator,
     reactors: usize,
     /// Defaults for controllers attached from now on.
-    options: Mutex<NvmeOptions>,
+    options: Arc<Mutex<NvmeOptions>>,
+    hotplug: Hotplug,
+    /// The last call that set it.
+    hotplug_call: Mutex<Option<Arc<SetHotplug>>>,
     saved: SavedKinds,
 }
 
@@ -55,7 +60,15 @@ impl NvmeModule {
                 of_discoveries.discoveries().iter().any(|discovery| discovery.name == name)
             }),
         };
-        Arc::new(NvmeModule { initiator, reactors: reactors.len(), options: Mutex::default(), saved })
+        let hotplug = Hotplug::new(initiator.clone());
+        Arc::new(NvmeModule {
+            initiator,
+            reactors: reactors.len(),
+            options: Arc::default(),
+            hotplug,
+            hotplug_call: Mutex::default(),
+            saved,
+        })
     }
 
     /// The initiator.
@@ -108,11 +121,13 @@ impl Module for NvmeModule {
         ];
         methods.extend(options::methods());
         methods.extend(attach::methods());
+        methods.extend(hotplug::methods());
         methods.extend(tools::methods());
         methods
     }
 
     fn stop(&self) {
+        self.hotplug.stop();
         self.initiator.stop_all();
     }
 
@@ -197,6 +212,14 @@ fn detach(module: &NvmeModule, params: DetachController, job: &JobHandle) -> Res
             && same(params.trsvcid.as_ref().map(|port| port.0.as_str()), &trsvcid)
             && same(params.subnqn.as_deref(), id.subnqn().unwrap_or(""))
     };
+    for controller in module.initiator.controllers() {
+        let is_named = controller.name == params.name;
+        let paths = controller.paths.iter().map(|path| &path.config.id);
+        // Before they are detached: hot plug must not attach them again.
+        for id in paths.filter(|id| is_named && matches!(id.0, Uri::Pcie(_)) && matches(id)) {
+            module.hotplug.plan().detached(id);
+        }
+    }
     module.initiator.detach(&params.name, matches, job)?;
     Ok(true)
 }

@@ -11,8 +11,8 @@ use control::json::{Map, Value};
 use control::{DecodeLog, ParameterError, Parameters};
 use sockets::{ByteStream, ServerNetwork, StreamAddress};
 use target_shell::{
-    Accepted, CloseReason, ConnectionTotals, GroupLimits, IoContext, MoreToRead, Protocol, ProtocolConnection, ShellError,
-    TargetCores,
+    Accepted, CloseReason, ConnectionTotals, GroupLimits, IoContext, MoreToRead, Protocol,
+    ProtocolConnection, ShellError, TargetCores,
 };
 use wire_nvme::log::TransportAddress;
 

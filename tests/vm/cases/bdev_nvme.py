@@ -60,6 +60,43 @@ def bdev_nvme_pcie(bench):
     function_of(guest, serial(2))
 
 
+@case("bdev-nvme-hotplug", on=("ringbolt",), machine=IOMMU, provokes=r"nvme|pcieport|pciehp|vfio|DMAR", seconds=20)
+def bdev_nvme_hotplug(bench):
+    """A controller that is plugged in and bound becomes a bdev by itself, and goes when it is unplugged."""
+    guest = bench.guest
+    address = function_of(guest, serial(2))
+    serve = guest.spawn("ringbolt serve -r /tmp/rpc 2>&1")
+    guest.until("[ -S /tmp/rpc ]", 60)
+    assert rpc(guest, "bdev_nvme_set_hotplug", "enable=true", "period_us=50000") is True
+    bdevs = "ringbolt rpc -r /tmp/rpc bdev_get_bdevs"
+    for name in ("HotInNvme0n1", "HotInNvme1n1"):
+        assert rpc(guest, "bdev_get_bdevs") == [], "it belongs to the kernel's driver"
+        guest.check(f"ringbolt nvme bind {address}", 60)
+        guest.until(f"{bdevs} | grep -q '\"{name}\"'", 60)
+        controllers = rpc(guest, "bdev_nvme_get_controllers")
+        assert controllers[0]["ctrlrs"][0]["trid"]["traddr"] == address, controllers
+        unplug(guest, 2)
+        guest.wait(lambda: is_removed(guest, 2), 90, "end of nvme2", poll=0.1)
+        guest.until(f"[ \"$({bdevs})\" = '[]' ]", 60)
+        guest.until("[ \"$(ringbolt rpc -r /tmp/rpc bdev_nvme_get_controllers)\" = '[]' ]", 60)
+        plug(guest, 2)
+        address = function_of(guest, serial(2))
+    # One that was detached by request is left alone, and one that was attached by request goes when it is unplugged.
+    guest.check(f"ringbolt nvme bind {address}", 60)
+    guest.until(f"{bdevs} | grep -q '\"HotInNvme2n1\"'", 60)
+    rpc(guest, "bdev_nvme_detach_controller", "name=HotInNvme2")
+    names = rpc(guest, "bdev_nvme_attach_controller", "name=Nvme0", "trtype=PCIe", f"traddr={address}")
+    assert names == ["Nvme0n1"], names
+    unplug(guest, 2)
+    guest.wait(lambda: is_removed(guest, 2), 90, "end of nvme2", poll=0.1)
+    guest.until(f"[ \"$({bdevs})\" = '[]' ]", 60)
+    guest.check("killall -TERM ringbolt")
+    ended = serve.wait(60)
+    assert ended.rc == 0, ended
+    plug(guest, 2)
+    function_of(guest, serial(2))
+
+
 @case("bdev-nvme-lent-memory", on=("ringbolt",), machine=IOMMU, provokes=r"nvme|vfio|DMAR", seconds=20)
 def bdev_nvme_lent_memory(bench):
     """The memory of a vfio-user client reaches a PCI Express controller behind an IOMMU without a copy."""

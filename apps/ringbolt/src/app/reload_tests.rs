@@ -187,6 +187,8 @@ fn options(directory: &str) -> Vec<(&'static str, Value)> {
             json!({ "bdev_retry_count": -1, "timeout_us": 1000, "action_on_timeout": "abort",
             "ctrlr_loss_timeout_sec": -1, "reconnect_delay_sec": 1, "multipath_opts": { "policy": "active_active" } }),
         ),
+        // Off: the controllers of the machine are none of the test's.
+        ("bdev_nvme_set_hotplug", json!({ "enable": false, "period_us": 0 })),
     ]
 }
 

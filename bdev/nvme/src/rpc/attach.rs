@@ -146,14 +146,14 @@ control::parameters! {
         priority: String = String::new(),
         hostaddr: String = String::new(),
         hostsvcid: String = String::new(),
-        prchk_reftag: bool = false,
-        prchk_guard: bool = false,
         // Authentication is not supported: rejected rather than connecting without.
         psk: String = String::new(),
         dhchap_key: String = String::new(),
         dhchap_ctrlr_key: String = String::new(),
         allow_unrecognized_csi: bool = false,
     }
+    // Controllers always check what protection information they have.
+    one_of { prchk_reftag: bool = [false, true], prchk_guard: bool = [false, true] }
 }
 
 fn invalid(message: impl Into<String>) -> ParameterError {
@@ -272,7 +272,13 @@ fn attach(
     let place = module.saved.paths.reserve();
     let names = module.initiator.attach(attach)?;
     let key = path_key(&params.name, &id);
-    job.update(|| module.saved.paths.record_at(place, &key, "bdev_nvme_attach_controller", &params));
+    if matches!(id.0, Uri::Pcie(_)) {
+        module.hotplug.plan().attached(&id);
+    }
+    job.update(|| {
+        module.saved.paths.record_at(place, &key, "bdev_nvme_attach_controller", &params);
+        module.record_hotplug();
+    });
     Ok(names)
 }
 

@@ -47,7 +47,7 @@ pub(super) struct NvmeOptions {
     io_queue_requests: u32,
     /// log2 of milliseconds; 0 is none.
     transport_ack_timeout: u8,
-    loss_timeouts: LossTimeouts,
+    pub(super) loss_timeouts: LossTimeouts,
     pub(super) policy: Policy,
     pub(super) io_path_stat: bool,
     quiesce_wait: bool,

@@ -45,6 +45,9 @@ fn errors_have_spdks_codes() {
         (attach, json!({ "name": "N", "trtype": "PCIe", "traddr": "zz" }), RpcError::EINVAL),
         // Valid, but this test has no reactor.
         (attach, tcp(json!({ "hdgst": true, "multipath": "failover" })), RpcError::INTERNAL),
+        (attach, tcp(json!({ "prchk_reftag": true, "prchk_guard": true })), RpcError::INTERNAL),
+        ("bdev_nvme_set_hotplug", json!({}), RpcError::INVALID_PARAMS),
+        ("bdev_nvme_set_hotplug", json!({ "enable": true, "period_us": -1 }), RpcError::INVALID_PARAMS),
         ("bdev_nvme_detach_controller", json!({ "name": "N" }), RpcError::ENODEV),
         ("bdev_nvme_reset_controller", json!({ "name": "N" }), RpcError::ENODEV),
         ("bdev_nvme_disable_controller", json!({ "name": "N", "cntlid": 1 }), RpcError::ENODEV),
@@ -183,4 +186,24 @@ fn attaching_to_a_silent_peer_keeps_nothing_waiting_and_is_cancelled() {
     app.drain();
     drop(reactors);
     app.stop();
+}
+
+#[test]
+fn hotplug_is_saved_after_the_controllers() {
+    let builder = ControlPlane::builder(Vec::new());
+    let bdevs = BdevModule::new(bdev::Registry::new(), builder.examiner());
+    let controllers = NvmeModule::new(&bdevs, &[]);
+    let app = builder.module(&bdevs).module(&controllers).start(None).unwrap();
+    let saved = || app.save()["subsystems"][0]["config"].as_array().unwrap().clone();
+    for (asked, period_us) in [(0, 100_000), (7, 7), (u64::MAX, 10_000_000)] {
+        let params = json!({ "enable": false, "period_us": asked });
+        assert_eq!(app.invoke("bdev_nvme_set_hotplug", params).unwrap(), true);
+        let expected = json!({ "enable": false, "period_us": period_us });
+        assert_eq!(saved(), [json!({ "method": "bdev_nvme_set_hotplug", "params": expected })]);
+    }
+    app.invoke("bdev_nvme_set_options", json!({ "timeout_us": 5 })).unwrap();
+    assert_eq!(saved()[0]["method"], "bdev_nvme_set_hotplug");
+    // As after each attachment by name: at a start, hot plug must not attach it under another name first.
+    controllers.record_hotplug();
+    assert_eq!(saved()[1]["method"], "bdev_nvme_set_hotplug");
 }
