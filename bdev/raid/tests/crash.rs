@@ -103,11 +103,12 @@ impl Workload {
             core.spawn(async move {
                 while *running.borrow() > 0 {
                     let cut = [disks[0].log_len(), disks[1].log_len()];
-                    let mut history = shared.borrow_mut();
-                    if history.cuts.last() != Some(&cut) {
-                        history.cuts.push(cut);
+                    {
+                        let mut history = shared.borrow_mut();
+                        if history.cuts.last() != Some(&cut) {
+                            history.cuts.push(cut);
+                        }
                     }
-                    drop(history);
                     // Longer than it takes to ask for it, so that others run.
                     core_of_task.sleep_ns(2000).await;
                 }
