@@ -148,8 +148,19 @@ impl Mirror {
     }
 
     pub(crate) fn new(setup: MirrorSetup) -> Arc<Mirror> {
-        let MirrorSetup { array, bases, handle, geometry, ops, options, present, pages, .. } = setup;
-        let MirrorSetup { generation, is_new, is_page_due, .. } = setup;
+        let MirrorSetup {
+            array,
+            bases,
+            handle,
+            geometry,
+            ops,
+            options,
+            present,
+            pages,
+            generation,
+            is_new,
+            is_page_due,
+        } = setup;
         let (blocks, block_bytes) = (geometry.blocks, geometry.block_size);
         let (shift, count) = IntentPage::regions_of(blocks, block_bytes, REGION_BYTES_MIN);
         let superblock = array.lock().superblock.clone();
@@ -413,7 +424,7 @@ impl Mirror {
         let target = state.slots.get(targets.trailing_zeros() as usize);
         let target = target.and_then(|slot| slot.name.clone());
         let kind = if meta.targets != 0 { "rebuild" } else { "resync" };
-        let percent = (progress.done * 100).checked_div(progress.total).unwrap_or(100);
+        let percent = (progress.done * 100).checked_div(progress.total).unwrap_or(0);
         vec![(
             "process",
             InfoValue::Object(vec![

@@ -118,7 +118,8 @@ fn an_array_waits_for_its_members_is_saved_and_returns_with_them() {
     program.call("bdev_malloc_delete", json!({ "name": "m0" }));
     program.wait();
     assert_eq!(program.raids("offline").len(), 1);
-    assert!(program.registry.find("r").is_none() && program.registry.claims().is_empty());
+    assert!(program.registry.find("r").is_none());
+    program.until("the other member is free", || program.registry.claims().is_empty());
     program.malloc("m0", 64, 1);
     program.until("the array returns", || {
         program.wait();

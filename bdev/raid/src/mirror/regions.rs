@@ -68,9 +68,11 @@ impl RegionMap {
         if !self.is_persistent {
             return true;
         }
-        let begin = |word: &AtomicU64| word.fetch_add(WRITE + 1, Ordering::SeqCst) & STORED != 0;
-        // All of them, also after the first that is not.
-        self.of(lba, blocks).iter().fold(true, |all, word| begin(word) && all)
+        let mut is_stored = true;
+        for word in self.of(lba, blocks) {
+            is_stored &= word.fetch_add(WRITE + 1, Ordering::SeqCst) & STORED != 0;
+        }
+        is_stored
     }
 
     /// A write that has begun ends.

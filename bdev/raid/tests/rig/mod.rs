@@ -170,13 +170,10 @@ impl Program {
         });
     }
 
-    pub fn on_core<R: Send + 'static, F: Future<Output = R>>(
+    pub fn on_core<R: Send + 'static, F: Future<Output = R> + 'static>(
         &self,
         run: impl FnOnce(Core) -> F + Send + 'static,
-    ) -> R
-    where
-        F: 'static,
-    {
+    ) -> R {
         let (sender, receiver) = mpsc::channel();
         let start = move |core: &Core| {
             let run = run(core.clone());
