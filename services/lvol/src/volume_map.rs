@@ -6,7 +6,7 @@ use block_io::Op;
 /// Segments that a seek looks at: it runs on a core, and a blob may have as many as clusters.
 const SEEK_SEGMENTS_MAX: usize = 4096;
 
-/// The map of one volume: its blob in a picture of the store.
+/// The map of one volume: its blob in the store as it is published.
 #[derive(Clone, Copy)]
 pub(crate) struct VolumeMap<'a> {
     pub(crate) blobs: &'a BlobStore,
