@@ -157,7 +157,9 @@ impl VolumeMap<'_> {
             // The blob has at most 2^32 clusters.
             let (index, within) = ((at / cluster_bytes) as u32, at % cluster_bytes);
             let left_in_cluster = (cluster_bytes - within).min(end - at);
-            let run = clusters.run(index);
+            // At most all clusters of the blob.
+            let wanted = (within + (end - at)).div_ceil(cluster_bytes) as u32;
+            let run = clusters.run_within(index, wanted);
             let piece = match run.cluster {
                 Some(_) if releases && left_in_cluster == cluster_bytes => {
                     ChangePiece::Release { index, length: cluster_bytes }
