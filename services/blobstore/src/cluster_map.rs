@@ -136,6 +136,15 @@ impl BlobClusterMap {
     /// # Panics
     /// If the index is beyond the end.
     pub fn run(&self, index: u32) -> MappedRun {
+        self.run_within(index, u32::MAX)
+    }
+
+    /// As [`run`](Self::run), at most `max` clusters, at least 1, of which the cost depends.
+    ///
+    /// # Panics
+    /// If the index is beyond the end.
+    #[inline]
+    pub fn run_within(&self, index: u32, max: u32) -> MappedRun {
         assert!(index < self.length, "cluster {index} of a blob of {}", self.length);
         let (chunk, within) = (index / CHUNK as u32, index as usize % CHUNK);
         let end_of = |next: Option<&(u32, _)>| match next {
@@ -144,9 +153,13 @@ impl BlobClusterMap {
         };
         let at = match self.find(chunk) {
             Ok(at) => at,
-            Err(next) => return MappedRun { cluster: None, length: end_of(self.chunks.get(next)) - index },
+            Err(next) => {
+                let length = end_of(self.chunks.get(next)) - index;
+                return MappedRun { cluster: None, length: length.min(max.max(1)) };
+            }
         };
         let entries = &self.chunks[at].1[within..];
+        let entries = &entries[..entries.len().min(max.max(1) as usize)];
         let left = (self.length - index) as usize;
         if entries[0] == UNALLOCATED {
             let length = entries.iter().take_while(|cluster| **cluster == UNALLOCATED).count();
@@ -227,6 +240,13 @@ mod tests {
                 index += run.length;
             }
             prop_assert_eq!(index, length);
+            for index in 0..length {
+                let run = map.run(index);
+                for max in [1, 2, 700] {
+                    let shorter = map.run_within(index, max);
+                    prop_assert_eq!((shorter.cluster, shorter.length), (run.cluster, run.length.min(max)));
+                }
+            }
         }
     }
 }

@@ -109,6 +109,8 @@ impl<'a> ReadPlan<'a> {
         let cluster_bytes = u64::from(self.store.layout().cluster_bytes);
         // The blob has at most 2^32 clusters.
         let (index, within) = ((offset / cluster_bytes) as u32, offset % cluster_bytes);
+        // No more than the piece can have: the map is searched for that.
+        let wanted = (within + (self.end - offset)).div_ceil(cluster_bytes) as u32;
         let mut clusters = u32::MAX;
         let mut owner = self.blob;
         let length_of = |clusters: u32| (u64::from(clusters) * cluster_bytes - within).min(self.end - offset);
@@ -116,7 +118,7 @@ impl<'a> ReadPlan<'a> {
             if index >= owner.clusters().length() {
                 return Ok(BlobSegment::Zeroes { length: length_of(clusters) });
             }
-            let run = owner.clusters().run(index);
+            let run = owner.clusters().run_within(index, wanted);
             clusters = clusters.min(run.length);
             let length = length_of(clusters);
             owner = match (run.cluster, owner.parent()) {

@@ -12,7 +12,7 @@ use reactor::MailboxReceiver;
 use slots::{Slab, Slot};
 
 use crate::owner::OwnerMessage;
-use crate::shared::{ChannelMessage, ChannelSeat, PictureUse, VolumeShared};
+use crate::shared::{ChannelMessage, ChannelSeat, PublishedUse, VolumeShared};
 use crate::volume_map::{ChangePiece, PieceSource, ReadPiece, Unusable, VolumeMap};
 
 mod changes;
@@ -38,7 +38,7 @@ pub(crate) struct LvolChannel {
     messages: MailboxReceiver<ChannelMessage>,
     /// Empty between calls.
     received: Vec<ChannelMessage>,
-    pictures: PictureUse,
+    in_use: PublishedUse,
     /// Bytes of a block of the volume.
     block_bytes: u64,
     base: OpenSource,
@@ -162,7 +162,7 @@ impl LvolChannel {
         let LvolChannelParts { volume, seat, messages, block_bytes, depth, base, external, external_set } =
             parts;
         LvolChannel {
-            pictures: PictureUse::new(&volume.store),
+            in_use: PublishedUse::new(&volume.store),
             volume,
             seat,
             messages,
@@ -188,7 +188,7 @@ impl LvolChannel {
     }
 
     fn map(&self) -> VolumeMap<'_> {
-        VolumeMap { blobs: &self.pictures.picture, blob: self.volume.blob }
+        VolumeMap { blobs: &self.in_use.published, blob: self.volume.blob }
     }
 
     /// Starts a request; returns one for which the table has no places.
@@ -243,7 +243,7 @@ impl LvolChannel {
             };
             return self.finished.push(request.complete(status));
         }
-        let epoch = self.pictures.begin();
+        let epoch = self.in_use.begin();
         let BlockRequest { tag, lba, blocks, .. } = request;
         let slot = self.insert(Entry::Whole { tag, lba, blocks, epoch });
         request.tag = Tag(slot.to_bits());
@@ -290,7 +290,7 @@ impl LvolChannel {
                 data.clear();
             }
             let stored = if is_zero { data.take() } else { None };
-            let epoch = (!is_zero).then(|| self.pictures.begin());
+            let epoch = (!is_zero).then(|| self.in_use.begin());
             let slot = self.insert(Entry::Piece(PieceOfRequest {
                 parent: read,
                 data: stored,
@@ -333,7 +333,7 @@ impl LvolChannel {
                 (request.tag, request.lba, request.blocks) = (*tag, *lba, *blocks);
                 let epoch = *epoch;
                 self.entries.remove(slot);
-                self.pictures.end(epoch);
+                self.in_use.end(epoch);
                 self.writes_in_flight -= u32::from(request.op.is_write());
                 self.finish_request(request, status);
             }
@@ -341,7 +341,7 @@ impl LvolChannel {
                 piece.data = request.take_data();
                 if let Some(epoch) = piece.epoch.take() {
                     let (parent, fills_cluster) = (piece.parent, piece.fills_cluster);
-                    self.pictures.end(epoch);
+                    self.in_use.end(epoch);
                     self.writes_in_flight -= u32::from(request.op.is_write());
                     match fills_cluster {
                         true => self.cluster_filled(slot, status),
@@ -428,15 +428,15 @@ impl LvolChannel {
         self.external.submit();
     }
 
-    /// Before anything begins: I/O that begins is by the newest picture.
+    /// Before anything begins: I/O that begins is by the newest metadata.
     fn enter(&mut self) {
         // One more than there are: one may begin.
-        self.is_paused = self.pictures.enter(&self.volume, &self.seat, self.writes_in_flight + 1);
+        self.is_paused = self.in_use.enter(&self.volume, &self.seat, self.writes_in_flight + 1);
     }
 
     /// After what could begin has begun.
     fn publish(&mut self) {
-        self.pictures.publish(&self.volume.store, &self.seat, self.writes_in_flight);
+        self.in_use.publish(&self.volume.store, &self.seat, self.writes_in_flight);
     }
 }
 
@@ -473,7 +473,7 @@ impl block_io::Channel for LvolChannel {
         let mut completions = std::mem::take(&mut self.completions);
         completions.extend(self.base.channel.poll());
         self.external.poll(&mut completions);
-        // Before it follows to the newest picture, which has what they are about.
+        // Before it follows to the newest metadata, which has what they are about.
         while let Some(message) = self.messages.receive() {
             self.received.push(message);
         }
@@ -494,8 +494,8 @@ impl block_io::Channel for LvolChannel {
     }
 
     fn deadline(&self) -> Option<u64> {
-        let is_resumed =
-            !(self.paused.is_empty() && self.paused_pieces.is_empty()) && !self.volume.is_paused();
+        let is_waiting = !self.paused.is_empty() || !self.paused_pieces.is_empty();
+        let is_resumed = is_waiting && !self.volume.is_paused();
         if !self.finished.is_empty()
             || !self.messages.is_empty()
             || !self.unsent.is_empty()

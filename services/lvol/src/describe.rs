@@ -12,7 +12,7 @@ const MASK_HEADER_BYTES: u64 = 5;
 impl LvolStore {
     /// The object of `bdev_lvol_get_lvstores`.
     pub(crate) fn to_json(&self) -> Value {
-        let blobs = self.shared.picture();
+        let blobs = self.shared.published();
         let layout = blobs.layout();
         let (page_bytes, cluster_bytes) = (u64::from(layout.page_bytes), u64::from(layout.cluster_bytes));
         // The mask of clusters, rounded up to whole pages, limits their number.
@@ -32,7 +32,7 @@ impl LvolStore {
 
     /// The object of `bdev_lvol_get_lvols`.
     pub(crate) fn volume_to_json(&self, volume: &Volume, is_degraded: bool) -> Value {
-        let blobs = self.shared.picture();
+        let blobs = self.shared.published();
         let relations = Relations::of(&blobs, volume.blob);
         json!({
             "alias": self.alias(volume),
@@ -50,7 +50,7 @@ impl LvolStore {
 
     /// The members of `driver_specific` in `bdev_get_bdevs`.
     pub(crate) fn driver_specific(&self, volume: &Volume) -> Vec<(&'static str, InfoValue)> {
-        let blobs = self.shared.picture();
+        let blobs = self.shared.published();
         let relations = Relations::of(&blobs, volume.blob);
         let is_snapshot = !relations.clones.is_empty() || self.was_snapshot(volume.blob);
         let mut object = vec![

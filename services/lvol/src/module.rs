@@ -295,7 +295,8 @@ impl LvolStores {
 
     /// Registers a volume, if its data is there. Returns whether it has a block device then.
     pub(crate) fn register(&self, store: &Arc<LvolStore>, volume: &Volume) -> bool {
-        if matches!(chain_end(&store.shared.picture(), volume.blob), ChainEnd::Missing(_) | ChainEnd::Cycle) {
+        if matches!(chain_end(&store.shared.published(), volume.blob), ChainEnd::Missing(_) | ChainEnd::Cycle)
+        {
             return false;
         }
         match register(&self.registry, store, volume) {
@@ -318,7 +319,7 @@ impl LvolStores {
     fn appeared(&self, bdev: &str) {
         let Some(device) = self.registry.find(bdev) else { return };
         for store in self.all() {
-            let blobs = store.shared.picture();
+            let blobs = store.shared.published();
             let ends = chain_ends(&blobs);
             for volume in store.volumes() {
                 let Some(end) = ends.get(&volume.blob) else { continue };
@@ -334,7 +335,7 @@ impl LvolStores {
     /// Opens and closes external snapshots as the chains of volumes end now, and gives volumes block devices
     /// that have none yet: after a change of parents.
     pub(crate) fn follow_chains(&self, store: &Arc<LvolStore>) {
-        let blobs = store.shared.picture();
+        let blobs = store.shared.published();
         let ends = chain_ends(&blobs);
         for volume in store.volumes() {
             let end = ends.get(&volume.blob).copied().unwrap_or(ChainEnd::Zeroes);

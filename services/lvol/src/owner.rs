@@ -26,7 +26,7 @@ use crate::shared::{ChannelMessage, ChannelSeat, StoreShared, VolumeShared};
 const MESSAGES_MAX: usize = 4096;
 /// Messages that are taken in one turn.
 const MESSAGES_A_TURN: usize = 256;
-/// How often it is looked whether channels have left pictures: a look interrupts all cores, and what waits
+/// How often it is looked whether channels use older metadata: a look interrupts all cores, and what waits
 /// for it is only space that was freed.
 const LOOK_NS: u64 = 500_000;
 
@@ -36,7 +36,7 @@ pub(crate) enum OwnerMessage {
     Begin { change: BlobChange, handle: Arc<ChangeHandle> },
     /// Prepare a cluster for a first write.
     Allocate { seat: Arc<ChannelSeat>, blob: BlobId, index: u32, written: Range<u32> },
-    /// Give a cluster back.
+    /// Free a cluster.
     Release { seat: Arc<ChannelSeat>, blob: BlobId, index: u32 },
     /// The data of a first write is in its cluster, or could not be written.
     Written { change: ChangeId, is_written: bool },
@@ -285,8 +285,8 @@ impl StoreOwner {
             match event {
                 StoreEvent::Done { change, result } => self.change_ended(change, result),
                 StoreEvent::Published { epoch } => {
-                    let picture = self.plan.store.published().clone();
-                    self.shared.publish(epoch, picture);
+                    let published = self.plan.store.published().clone();
+                    self.shared.publish(epoch, published);
                     self.look_at_ns.get_or_insert(self.last_look_ns + LOOK_NS);
                 }
                 StoreEvent::Pause { blob } => match self.shared.volume(blob) {
@@ -343,7 +343,7 @@ impl StoreOwner {
         }
     }
 
-    /// Looks which channels have writes in flight, or I/O by older pictures.
+    /// Looks which channels have writes in flight, or I/O by older metadata.
     fn look(&mut self, now_ns: u64) -> usize {
         let is_due = self.look_at_ns.is_some_and(|at_ns| at_ns <= now_ns);
         let is_pause_due = std::mem::take(&mut self.is_pause_due) && !self.pausing.is_empty();

@@ -136,13 +136,13 @@ impl LvolStores {
                 return Err(refused);
             }
         };
-        let picture = store.shared.picture();
-        let blob = picture.blob(volume.blob);
+        let published = store.shared.published();
+        let blob = published.blob(volume.blob);
         let clusters: Vec<u32> =
             blob.map_or(Vec::new(), |blob| blob.clusters().iter().map(|(index, _)| index).collect());
         let (id, copy) = self.copies.add(clusters.len() as u32);
         let geometry = destination.device().geometry();
-        let io_unit = picture.super_block().io_unit_bytes;
+        let io_unit = published.super_block().io_unit_bytes;
         let end = if clusters.is_empty() {
             Some(CopyEnd::Complete)
         } else if !blob.is_some_and(|blob| blob.is_read_only()) {
@@ -166,7 +166,7 @@ impl LvolStores {
             source,
             destination,
             clusters,
-            cluster_bytes: picture.layout().cluster_bytes.into(),
+            cluster_bytes: published.layout().cluster_bytes.into(),
             _operation: operation,
         };
         let reactor = self.next_reactor().ok_or(CopyRefused::NoReactor)?;

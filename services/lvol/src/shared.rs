@@ -1,9 +1,9 @@
-//! What the channels of a store, on any core, share with its owner: the picture of the metadata, and who uses
-//! it still.
+//! What the channels of a store, on any core, share with its owner: the metadata that it has published, and which
+//! of them use older metadata.
 //!
-//! A picture is an immutable [`BlobStore`] with a number, its epoch. A channel looks for a newer one before
-//! each batch, which costs a load while there is none. A cluster that is free in a picture is used again when
-//! no channel has I/O in flight by an older one: each channel publishes the oldest epoch of its I/O
+//! What is published is an immutable [`BlobStore`] with a number, its epoch. A channel looks for a newer one
+//! before each batch, which costs a load while there is none. A cluster that is free in it is used again when no
+//! channel has I/O in flight by an older one: each channel publishes the oldest epoch of its I/O
 //! ([`ChannelSeat`]). Before a snapshot is made of a volume, its writes pause: each channel publishes how many
 //! it has in flight. Both are a store before I/O begins and a load of what the owner has published; the owner
 //! stores first and loads after [`os::barrier::heavy`], so that one of both sees the other.
@@ -24,9 +24,9 @@ const IDLE: u64 = u64::MAX;
 
 /// What the channels of all volumes of a store share.
 pub(crate) struct StoreShared {
-    /// Of the picture.
+    /// Number of what is published.
     epoch: AtomicU64,
-    picture: Mutex<Arc<BlobStore>>,
+    published: Mutex<Arc<BlobStore>>,
     seats: Mutex<Vec<Arc<ChannelSeat>>>,
     /// The owner waits until writes have ended.
     is_awaited: AtomicBool,
@@ -40,8 +40,7 @@ pub(crate) struct StoreShared {
     /// The open external snapshots, by the name that is stored: of every volume that reads it.
     externals: Mutex<BTreeMap<String, Vec<Weak<BaseBdev>>>>,
     volumes: Mutex<BTreeMap<BlobId, Weak<VolumeShared>>>,
-    /// Of a store that can be changed: free clusters, those included that no picture has and that are not cleared
-    /// yet.
+    /// Of a store that can be changed: free clusters, those included that are not cleared yet.
     free_clusters: AtomicU32,
     /// A channel was closed for which the owner prepares clusters.
     has_abandoned: AtomicBool,
@@ -79,10 +78,10 @@ pub(crate) enum ChannelMessage {
 }
 
 impl StoreShared {
-    pub(crate) fn new(picture: Arc<BlobStore>) -> Arc<StoreShared> {
+    pub(crate) fn new(published: Arc<BlobStore>) -> Arc<StoreShared> {
         Arc::new(StoreShared {
             epoch: AtomicU64::new(0),
-            picture: Mutex::new(picture),
+            published: Mutex::new(published),
             seats: Mutex::default(),
             is_awaited: AtomicBool::new(false),
             owner: OnceLock::new(),
@@ -96,27 +95,27 @@ impl StoreShared {
         })
     }
 
-    /// The newest picture.
-    pub(crate) fn picture(&self) -> Arc<BlobStore> {
-        sync::lock(&self.picture).clone()
+    /// The newest metadata.
+    pub(crate) fn published(&self) -> Arc<BlobStore> {
+        sync::lock(&self.published).clone()
     }
 
-    /// The epoch of the newest picture.
+    /// The epoch of the newest metadata.
     #[inline]
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// The newest picture, and its epoch.
+    /// The newest metadata, and its epoch.
     pub(crate) fn newest(&self) -> (u64, Arc<BlobStore>) {
-        let picture = sync::lock(&self.picture);
-        (self.epoch.load(Ordering::Acquire), picture.clone())
+        let published = sync::lock(&self.published);
+        (self.epoch.load(Ordering::Acquire), published.clone())
     }
 
-    /// Publishes a picture to all channels.
+    /// Publishes metadata to all channels.
     pub(crate) fn publish(&self, epoch: u64, new: Arc<BlobStore>) {
-        let mut picture = sync::lock(&self.picture);
-        *picture = new;
+        let mut published = sync::lock(&self.published);
+        *published = new;
         self.epoch.store(epoch, Ordering::Release);
     }
 
@@ -190,7 +189,7 @@ impl StoreShared {
     pub(crate) fn free_clusters(&self) -> u32 {
         match self.is_writable() {
             true => self.free_clusters.load(Ordering::Relaxed),
-            false => self.picture().free_clusters(),
+            false => self.published().free_clusters(),
         }
     }
 
@@ -214,7 +213,7 @@ impl StoreShared {
 
     /// The device of the external snapshot that a blob names, if it is open: the one that was opened last.
     pub(crate) fn external(&self, clone: BlobId) -> Option<Arc<BaseBdev>> {
-        let (name, _) = self.picture().blob(clone).and_then(external_text)?;
+        let (name, _) = self.published().blob(clone).and_then(external_text)?;
         let externals = sync::lock(&self.externals);
         let mut opens = externals.get(&name)?.iter().rev().filter_map(Weak::upgrade);
         opens.find(|open| !open.device().is_removed())
@@ -352,34 +351,34 @@ impl ChannelSeat {
     }
 }
 
-/// The picture that a channel uses, and the epochs of its I/O in flight.
-pub(crate) struct PictureUse {
-    pub(crate) picture: Arc<BlobStore>,
+/// The metadata that a channel uses, and the epochs of its I/O in flight.
+pub(crate) struct PublishedUse {
+    pub(crate) published: Arc<BlobStore>,
     epoch: u64,
     /// I/O in flight by epoch, ascending; the newest has no entry before its first I/O.
     in_flight: VecDeque<(u64, u32)>,
     is_asymmetric: bool,
-    /// What is published: the oldest epoch, and writes.
-    published: (u64, u32),
+    /// What other cores see: the oldest epoch, and writes.
+    announced: (u64, u32),
 }
 
-impl PictureUse {
-    pub(crate) fn new(store: &StoreShared) -> PictureUse {
-        let (epoch, picture) = store.newest();
+impl PublishedUse {
+    pub(crate) fn new(store: &StoreShared) -> PublishedUse {
+        let (epoch, published) = store.newest();
         let is_asymmetric = os::barrier::is_supported();
-        PictureUse { picture, epoch, in_flight: VecDeque::new(), is_asymmetric, published: (IDLE, 0) }
+        PublishedUse { published, epoch, in_flight: VecDeque::new(), is_asymmetric, announced: (IDLE, 0) }
     }
 
     /// To be called before I/O begins, with the number of writes that are in flight or may begin: publishes
-    /// both, and follows to the newest picture. [`publish`](Self::publish) is to be called after. Returns
+    /// both, and follows to the newest metadata. [`publish`](Self::publish) is to be called after. Returns
     /// whether writes have to wait.
     #[inline]
     pub(crate) fn enter(&mut self, volume: &VolumeShared, seat: &ChannelSeat, writes: u32) -> bool {
         seat.publish_writes(writes);
-        self.published.1 = writes;
+        self.announced.1 = writes;
         if self.in_flight.is_empty() {
             seat.publish_epoch(self.epoch);
-            self.published.0 = self.epoch;
+            self.announced.0 = self.epoch;
         }
         ChannelSeat::barrier(self.is_asymmetric);
         // Before the epoch: writes that begin after a pause are by what was published before its end.
@@ -393,13 +392,13 @@ impl PictureUse {
     #[cold]
     fn follow(&mut self, store: &StoreShared, seat: &ChannelSeat) {
         loop {
-            (self.epoch, self.picture) = store.newest();
+            (self.epoch, self.published) = store.newest();
             if !self.in_flight.is_empty() {
                 // Older than the newest, so that it is published right.
                 return;
             }
             seat.publish_epoch(self.epoch);
-            self.published.0 = self.epoch;
+            self.announced.0 = self.epoch;
             ChannelSeat::barrier(self.is_asymmetric);
             if store.epoch() == self.epoch {
                 return;
@@ -407,7 +406,7 @@ impl PictureUse {
         }
     }
 
-    /// Counts an I/O that begins by the present picture, and returns its epoch.
+    /// Counts an I/O that begins by the present metadata, and returns its epoch.
     #[inline]
     pub(crate) fn begin(&mut self) -> u64 {
         match self.in_flight.back_mut() {
@@ -430,15 +429,15 @@ impl PictureUse {
         }
     }
 
-    /// To be called after I/O has begun or ended: publishes which pictures are used.
+    /// To be called after I/O has begun or ended: publishes which metadata is used.
     #[inline]
     pub(crate) fn publish(&mut self, store: &StoreShared, seat: &ChannelSeat, writes: u32) {
         while self.in_flight.front().is_some_and(|(_, count)| *count == 0) {
             self.in_flight.pop_front();
         }
         let oldest = self.in_flight.front().map_or(IDLE, |(epoch, _)| *epoch);
-        let before = std::mem::replace(&mut self.published, (oldest, writes));
-        if before == self.published {
+        let before = std::mem::replace(&mut self.announced, (oldest, writes));
+        if before == self.announced {
             return;
         }
         seat.publish_epoch(oldest);

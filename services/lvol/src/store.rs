@@ -165,7 +165,7 @@ impl LvolStore {
         base: Arc<BaseBdev>,
         problems: &mut Vec<String>,
     ) -> Result<LvolStore, NoLvolStore> {
-        let blobs = shared.picture();
+        let blobs = shared.published();
         let super_blob = blobs.super_block().super_blob.and_then(|id| blobs.blob(id));
         let super_blob = super_blob.ok_or(NoLvolStore::SuperBlob)?;
         let uuid = uuid_of(super_blob).ok_or(NoLvolStore::Uuid)?;

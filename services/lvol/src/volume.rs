@@ -52,7 +52,7 @@ pub(crate) fn register(
     store: &Arc<LvolStore>,
     volume: &Volume,
 ) -> Result<(), VolumeError> {
-    let (blobs, below) = (store.shared.picture(), store.base.device().clone());
+    let (blobs, below) = (store.shared.published(), store.base.device().clone());
     let block_size = blobs.super_block().io_unit_bytes;
     let bytes = blobs.blob(volume.blob).map_or(0, |blob| blobs.blob_bytes(blob));
     let geometry = below.geometry();
@@ -152,7 +152,7 @@ impl LvolBdev {
 
     /// Sets the number of blocks to that of the blob; the registry is to be notified.
     pub(crate) fn resize(&self) {
-        let blobs = self.store.shared.picture();
+        let blobs = self.store.shared.published();
         if let Some(blob) = blobs.blob(self.shared.blob) {
             let blocks = blobs.blob_bytes(blob) / u64::from(self.geometry.block_size);
             self.blocks.store(blocks, Ordering::Relaxed);
@@ -212,7 +212,7 @@ impl Bdev for LvolBdev {
 
     fn io_limits(&self) -> IoLimits {
         // The channels of the devices below divide what these do not take.
-        let cluster_bytes = self.store.shared.picture().layout().cluster_bytes;
+        let cluster_bytes = self.store.shared.published().layout().cluster_bytes;
         let bytes = cluster_bytes.saturating_mul(CLUSTERS_MAX);
         // A whole number of blocks, also where that is the largest number.
         let bytes = bytes / self.geometry.block_size * self.geometry.block_size;
@@ -230,7 +230,7 @@ impl Bdev for LvolBdev {
     fn read_only(&self) -> bool {
         let is_writable = |blob: &blobstore::Blob| !blob.is_read_only();
         !self.store.shared.is_writable()
-            || !self.store.shared.picture().blob(self.shared.blob).is_some_and(is_writable)
+            || !self.store.shared.published().blob(self.shared.blob).is_some_and(is_writable)
     }
 
     fn depth(&self) -> u32 {

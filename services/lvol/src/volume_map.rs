@@ -6,7 +6,7 @@ use block_io::Op;
 /// Segments that a seek looks at: it runs on a core, and a blob may have as many as clusters.
 const SEEK_SEGMENTS_MAX: usize = 4096;
 
-/// The map of one volume: its blob in a picture of the store.
+/// The map of one volume: its blob in the store as it is published.
 #[derive(Clone, Copy)]
 pub(crate) struct VolumeMap<'a> {
     pub(crate) blobs: &'a BlobStore,
@@ -157,7 +157,9 @@ impl VolumeMap<'_> {
             // The blob has at most 2^32 clusters.
             let (index, within) = ((at / cluster_bytes) as u32, at % cluster_bytes);
             let left_in_cluster = (cluster_bytes - within).min(end - at);
-            let run = clusters.run(index);
+            // At most all clusters of the blob.
+            let wanted = (within + (end - at)).div_ceil(cluster_bytes) as u32;
+            let run = clusters.run_within(index, wanted);
             let piece = match run.cluster {
                 Some(_) if releases && left_in_cluster == cluster_bytes => {
                     ChangePiece::Release { index, length: cluster_bytes }

@@ -93,7 +93,7 @@ fn clusters_of_thin_volumes_are_counted_and_given_back() {
         program.request_on(0, "lvs/v", Op::WriteZeroes, 8 * CLUSTER, Err(CLUSTER), RequestFlags::ALLOCATE);
     assert!(status.is_success());
     assert_eq!(allocated(), 4, "space was asked for");
-    // Parts of a cluster are zeroed, whole ones are given back.
+    // Parts of a cluster are zeroed, whole ones are free again.
     program.range("lvs/v", Op::Unmap, CLUSTER / 2, 3 * CLUSTER).unwrap();
     assert_eq!(allocated(), 2);
     let content = program.content("lvs/v").unwrap();
@@ -348,10 +348,8 @@ fn random_step(program: &Program, model: &mut Model, rng: &mut WyRand, step: u64
                 model.volumes.insert(new, (content, true));
             }
         }
-        78..86 => {
-            if program.try_call("bdev_lvol_delete", json!({ "name": alias })).is_ok() {
-                model.volumes.remove(&name);
-            }
+        78..86 if program.try_call("bdev_lvol_delete", json!({ "name": alias })).is_ok() => {
+            model.volumes.remove(&name);
         }
         86..92 if model.volumes[&name].1 => {
             let mib = rng.below(12);

@@ -69,7 +69,7 @@ impl LvolChannel {
 
     /// Passes a request on that is in one place of the store's device.
     fn pass_change_on(&mut self, mut request: Request, at: u64, length: u64) {
-        let epoch = self.pictures.begin();
+        let epoch = self.in_use.begin();
         let BlockRequest { tag, lba, blocks, .. } = request;
         let slot = self.insert(Entry::Whole { tag, lba, blocks, epoch });
         request.tag = Tag(slot.to_bits());
@@ -138,7 +138,7 @@ impl LvolChannel {
         self.look_up(slot);
     }
 
-    /// Begins a piece by the present picture: as much of it as is in one place; the rest follows.
+    /// Begins a piece by the present metadata: as much of it as is in one place; the rest follows.
     fn look_up(&mut self, slot: Slot) {
         if self.is_paused {
             return self.paused_pieces.push_back(slot);
@@ -174,7 +174,7 @@ impl LvolChannel {
 
     /// Sends a piece to an offset of the store's device.
     fn push_piece(&mut self, slot: Slot, at: u64) {
-        let epoch = self.pictures.begin();
+        let epoch = self.in_use.begin();
         let piece = self.piece(slot);
         piece.epoch = Some(epoch);
         let (parent, data, length) = (piece.parent, piece.data.take(), piece.length);
@@ -202,7 +202,7 @@ impl LvolChannel {
             return self.deferred.push_back(slot);
         }
         self.allocations.insert(index, Allocation { first: slot, waiters: Vec::new() });
-        let cluster_bytes = u64::from(self.pictures.picture.layout().cluster_bytes);
+        let cluster_bytes = u64::from(self.in_use.published.layout().cluster_bytes);
         let PieceOfRequest { offset, length, .. } = *self.piece(slot);
         // Within a cluster, which has fewer bytes than 2^32.
         let start = (offset % cluster_bytes) as u32;
@@ -266,7 +266,7 @@ impl LvolChannel {
             ChannelMessage::Write { index, change, offset } => {
                 let Some(allocation) = self.allocations.get(&index) else { return };
                 let slot = allocation.first;
-                let cluster_bytes = u64::from(self.pictures.picture.layout().cluster_bytes);
+                let cluster_bytes = u64::from(self.in_use.published.layout().cluster_bytes);
                 let piece = self.piece(slot);
                 (piece.fills_cluster, piece.change) = (true, Some(change));
                 let at = offset + piece.offset % cluster_bytes;

@@ -121,11 +121,11 @@ struct FoundVolume {
 }
 
 impl FoundVolume {
-    /// What `of` says of the blob.
+    /// What `of` returns for the blob.
     fn blob<R>(&self, of: impl FnOnce(&Blob) -> R) -> Result<R, RpcError> {
-        let picture = self.store.shared.picture();
+        let published = self.store.shared.published();
         let gone = || refused(ENODEV, format!("the logical volume {} is gone", self.volume.name));
-        picture.blob(self.volume.blob).map(of).ok_or_else(gone)
+        published.blob(self.volume.blob).map(of).ok_or_else(gone)
     }
 }
 

@@ -121,7 +121,7 @@ control::parameters! {
 }
 
 /// A bdev that is to be an external snapshot in a store: as it is named there, its clusters, and the open device,
-/// which is to be held until volumes have opened it.
+/// which stays open until volumes have opened it.
 struct External {
     name: Vec<u8>,
     clusters: u32,
@@ -134,14 +134,14 @@ fn external(
     device: &Arc<bdev::BlockDevice>,
     alias: &str,
 ) -> Result<External, RpcError> {
-    let picture = store.shared.picture();
-    let cluster_bytes = u64::from(picture.layout().cluster_bytes);
+    let published = store.shared.published();
+    let cluster_bytes = u64::from(published.layout().cluster_bytes);
     let bytes = device.geometry().bytes();
     let clusters = u32::try_from(bytes / cluster_bytes).ok().filter(|_| bytes.is_multiple_of(cluster_bytes));
     let text = || format!("its {bytes} bytes are no multiple of the cluster size, {cluster_bytes}");
     let clusters = clusters.ok_or_else(|| failed(EINVAL, text()))?;
     let uuid = device.uuid().to_string();
-    let base = open_external(&module.stores.registry, &uuid, picture.super_block().io_unit_bytes, alias);
+    let base = open_external(&module.stores.registry, &uuid, published.super_block().io_unit_bytes, alias);
     let base = Arc::new(base.map_err(|error| match error {
         VolumeError::NoExternal(_) => failed(ENODEV, error),
         VolumeError::ExternalBlocks { .. } => failed(EINVAL, error),
@@ -263,10 +263,10 @@ fn set_parent(module: &LvolModule, params: SetParent) -> Result<Conclusion, RpcE
     if found.blob(length)? != above.blob(length)? {
         return Err(failed(EINVAL, "the snapshot has another size"));
     }
-    let picture = store.shared.picture();
+    let published = store.shared.published();
     let mut ancestor = parent;
-    for _ in 0..picture.blobs().len() {
-        match picture.blob(ancestor).map(Blob::parent) {
+    for _ in 0..published.blobs().len() {
+        match published.blob(ancestor).map(Blob::parent) {
             Some(BlobParent::Snapshot(next)) if *next == blob => {
                 return Err(failed(EINVAL, "the snapshot is a clone of the volume"));
             }

@@ -206,9 +206,9 @@ fn remove(module: &LvolModule, store: &Arc<LvolStore>) -> Result<Value, RpcError
         return Err(failed(EBUSY, "I/O in flight uses volumes of the store still"));
     }
     loop {
-        let picture = store.shared.picture();
+        let published = store.shared.published();
         let leaves: Vec<BlobId> = (store.volumes().iter().map(|volume| volume.blob))
-            .filter(|blob| picture.clones(*blob).is_empty())
+            .filter(|blob| published.clones(*blob).is_empty())
             .collect();
         if leaves.is_empty() {
             break;
@@ -249,8 +249,9 @@ fn rename(module: &LvolModule, params: RenameLvstore) -> Result<Conclusion, RpcE
     check_name(&new_name).map_err(|why| failed(EINVAL, why))?;
     let in_use = || failed(EEXIST, format!("{new_name} is in use"));
     let reserved = module.stores.reserve_name(&new_name).ok_or_else(in_use)?;
-    let picture = store.shared.picture();
-    let blob = picture.super_block().super_blob.ok_or_else(|| failed(EIO, "the store has no super blob"))?;
+    let published = store.shared.published();
+    let blob =
+        published.super_block().super_blob.ok_or_else(|| failed(EIO, "the store has no super blob"))?;
     let operation = store.operate(&[blob], None).map_err(no_operation)?;
     let alias = |volume: &str| format!("{new_name}/{volume}");
     let is_taken = |volume: &str| module.stores.registry.find(&alias(volume)).is_some();
@@ -273,8 +274,8 @@ fn rename(module: &LvolModule, params: RenameLvstore) -> Result<Conclusion, RpcE
 
 fn grow(module: &LvolModule, params: OneLvstore) -> Result<Conclusion, RpcError> {
     let store = one_store(module, params.uuid, params.lvs_name)?;
-    let (device_bytes, picture) = (store.base.device().geometry().bytes(), store.shared.picture());
-    match picture.super_block().size_bytes {
+    let (device_bytes, published) = (store.base.device().geometry().bytes(), store.shared.published());
+    match published.super_block().size_bytes {
         Some(store_bytes) if store_bytes == device_bytes => return at_once(true),
         Some(store_bytes) if store_bytes > device_bytes => {
             let text = format!("the bdev has {device_bytes} bytes, and the store {store_bytes}");

@@ -91,7 +91,7 @@ control::parameters! {
 
 /// Clusters of a size.
 fn clusters_of(store: &LvolStore, size_in_mib: u64) -> Result<u32, RpcError> {
-    let cluster_bytes = u64::from(store.shared.picture().layout().cluster_bytes);
+    let cluster_bytes = u64::from(store.shared.published().layout().cluster_bytes);
     let bytes = size_in_mib.checked_mul(MIB);
     let clusters = bytes.and_then(|bytes| u32::try_from(bytes.div_ceil(cluster_bytes)).ok());
     clusters.ok_or_else(|| failed(EINVAL, format!("a volume cannot have {size_in_mib} MiB")))
@@ -190,8 +190,8 @@ fn delete(module: &LvolModule, params: DeleteLvol) -> Result<Conclusion, RpcErro
     if store.is_removing() {
         return Err(internal(ENODEV, "the store is being removed"));
     }
-    let picture = store.shared.picture();
-    let clones = picture.clones(blob).to_vec();
+    let published = store.shared.published();
+    let clones = published.clones(blob).to_vec();
     if clones.len() > 1 {
         return Err(internal(EPERM, &format!("the snapshot has {} clones", clones.len())));
     }
@@ -299,7 +299,7 @@ fn resize(module: &LvolModule, params: ResizeLvol) -> Result<Conclusion, RpcErro
             return Err(failed(EBUSY, "the volume is open, and cannot become smaller"));
         }
         alone = Some(claim);
-        let bytes = u64::from(clusters) * u64::from(found.store.shared.picture().layout().cluster_bytes);
+        let bytes = u64::from(clusters) * u64::from(found.store.shared.published().layout().cluster_bytes);
         lvol(&found.device, &|lvol| lvol.set_bytes(bytes));
         registry.notify_resized(found.device.name())?;
     }
@@ -350,7 +350,7 @@ control::parameters! {
 fn get(module: &LvolModule, params: GetLvols) -> Result<Vec<Value>, RpcError> {
     let mut lvols = Vec::new();
     for store in selected(module, "lvs_uuid", params.lvs_uuid, params.lvs_name)? {
-        let ends = chain_ends(&store.shared.picture());
+        let ends = chain_ends(&store.shared.published());
         for volume in store.volumes() {
             let end = ends.get(&volume.blob).copied().unwrap_or(ChainEnd::Zeroes);
             let is_degraded = module.stores.is_degraded(&store, &volume, end);

@@ -363,7 +363,7 @@ impl Program {
         }
     }
 
-    /// What `bdev_lvol_get_lvols` says of a volume.
+    /// The object of `bdev_lvol_get_lvols` for a volume.
     pub(crate) fn lvol(&self, name: &str) -> Value {
         let is_it = |lvol: &Value| lvol["name"] == name;
         self.lvols().into_iter().find(is_it).unwrap_or_else(|| panic!("no volume {name}"))
