@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod circles;
 mod docs;
 mod layers;
 mod lines;
@@ -37,7 +38,8 @@ enum XtaskCommand {
         /// nvme+tcp://HOST:PORT/NQN?ns=N
         uri: String,
     },
-    /// Checks that crates depend only on lower layers, are documented and forbid unsafe code.
+    /// Checks that crates depend only on lower layers, are documented and forbid unsafe code, and that no more of
+    /// their files import each other in circles than did.
     Layers,
     /// Counts the code of each crate: lines of src/ without comments, blank lines and tests. sim/, control/ and
     /// targets/shell are summed apart.
@@ -74,7 +76,8 @@ fn main() -> anyhow::Result<ExitCode> {
         }
         XtaskCommand::Layers => {
             let metadata = metadata::CargoMetadata::of_this_workspace()?;
-            let findings = layers::check(&metadata, |path| std::fs::read_to_string(path));
+            let mut findings = layers::check(&metadata, |path| std::fs::read_to_string(path));
+            findings.extend(circles::check(&metadata)?);
             for finding in &findings {
                 eprintln!("{finding}");
             }
@@ -82,7 +85,10 @@ fn main() -> anyhow::Result<ExitCode> {
                 println!("{} crates obey the layering rules", metadata.members().count());
                 return Ok(ExitCode::SUCCESS);
             }
-            eprintln!("{} findings; the rules are in apps/xtask/src/layers.rs", findings.len());
+            eprintln!(
+                "{} findings; the rules are in apps/xtask/src/layers.rs and circles.rs",
+                findings.len()
+            );
             Ok(ExitCode::FAILURE)
         }
     }

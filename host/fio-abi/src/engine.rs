@@ -1,9 +1,8 @@
 //! What an engine is.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::time::Duration;
 
-use crate::table;
 use crate::unit::{FinishedUnit, IoUnit};
 
 /// The I/O of one job of fio, on its thread. Errors are printed for the user.
@@ -53,22 +52,6 @@ pub struct EngineDefinition {
     pub file_bytes: fn(&str) -> Result<u64, String>,
     /// Starts the engine of a job, on its thread.
     pub start: fn() -> Result<Box<dyn FioEngine>, String>,
-}
-
-impl EngineDefinition {
-    /// The library's `get_ioengine`: sets `ops` to the table of this engine for the fio that loads it, or to null
-    /// with a line on standard error that says why there is none.
-    ///
-    /// # Safety
-    /// `ops` is where fio takes a pointer from.
-    pub unsafe fn get_ioengine(&'static self, ops: *mut *mut c_void) {
-        let table = table::make(self).unwrap_or_else(|reason| {
-            print_line(self.name, &reason);
-            std::ptr::null_mut()
-        });
-        // SAFETY: the caller's promise.
-        unsafe { ops.write(table) };
-    }
 }
 
 /// Prints a line for the user. fio's own output may be a machine's, on standard output.

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use crate::engine::{FioEngine, Queued, print_line};
-use crate::table::{LoadedEngine, loaded};
+use crate::loaded::{LoadedEngine, loaded};
 use crate::unit::{self, FinishedUnit, IoUnit};
 
 /// fio's `fio_q_status`.

@@ -42,6 +42,7 @@
 
 mod engine;
 mod functions;
+mod loaded;
 mod table;
 mod unit;
 mod version;

@@ -1,11 +1,10 @@
 //! The table of functions, `ioengine_ops`, and the engine's option.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::OnceLock;
 
-use crate::engine::EngineDefinition;
-use crate::functions;
+use crate::engine::{EngineDefinition, print_line};
 use crate::version::FioVersion;
+use crate::{functions, loaded, unit};
 
 /// Bytes of the largest table.
 const TABLE_BYTES: usize = 288 + 16;
@@ -77,17 +76,20 @@ const OPTION_BYTES: c_int = 16;
 const OPTION_TEXT_AT: c_uint = 8;
 const OPTION_LENGTH_MAX: c_uint = 4096;
 
-/// The definition of this library, and the version of the fio that has loaded it.
-pub(crate) struct LoadedEngine {
-    pub(crate) definition: &'static EngineDefinition,
-    pub(crate) version: FioVersion,
-}
-
-static LOADED: OnceLock<LoadedEngine> = OnceLock::new();
-
-/// The engine, once fio has loaded it.
-pub(crate) fn loaded() -> Option<&'static LoadedEngine> {
-    LOADED.get()
+impl EngineDefinition {
+    /// The library's `get_ioengine`: sets `ops` to the table of this engine for the fio that loads it, or to null
+    /// with a line on standard error that says why there is none.
+    ///
+    /// # Safety
+    /// `ops` is where fio takes a pointer from.
+    pub unsafe fn get_ioengine(&'static self, ops: *mut *mut c_void) {
+        let table = make(self).unwrap_or_else(|reason| {
+            print_line(self.name, &reason);
+            std::ptr::null_mut()
+        });
+        // SAFETY: the caller's promise.
+        unsafe { ops.write(table) };
+    }
 }
 
 /// Makes the table for the fio that this process is. It lives as long as the process.
@@ -96,13 +98,28 @@ pub(crate) fn make(definition: &'static EngineDefinition) -> Result<*mut c_void,
         return Err("this library was built to abort on a panic; build it with ./x plugin fio".to_string());
     }
     let version = FioVersion::of_process()?;
-    let loaded = LOADED.get_or_init(|| LoadedEngine { definition, version });
+    let loaded = loaded::load(definition, version);
     let table = Box::leak(Box::new(fill(loaded.definition, &loaded.version)));
     Ok(std::ptr::from_mut(table).cast())
 }
 
+impl FioVersion {
+    /// The offsets and numbers that an engine uses, by their names in fio's headers, for comparison with them.
+    pub fn layouts(&self) -> Vec<(&'static str, i64)> {
+        let mut layouts = vec![
+            ("FIO_IOOPS_VERSION", self.ioops.into()),
+            ("FIO_NO_OFFLOAD", self.no_offload.into()),
+            ("ioengine_ops.option_struct_size", self.options_at as i64),
+            ("ioengine_ops.options", self.options_at as i64 + 8),
+        ];
+        layouts.extend(offsets(self).map(|(field, at)| (field, at as i64)));
+        layouts.extend(unit::offsets(self.unit_offset_at).map(|(field, at)| (field, at as i64)));
+        layouts
+    }
+}
+
 /// Where the table of a version has what it has.
-pub(crate) fn offsets(version: &FioVersion) -> impl Iterator<Item = (&'static str, usize)> {
+fn offsets(version: &FioVersion) -> impl Iterator<Item = (&'static str, usize)> {
     let cleanup = cleanup_at(version);
     [
         ("ioengine_ops.name", NAME_AT),

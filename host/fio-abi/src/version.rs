@@ -2,8 +2,6 @@
 
 use std::ffi::{CStr, c_char};
 
-use crate::{table, unit};
-
 /// What differs between versions of fio. Offsets are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FioVersion {
@@ -103,19 +101,6 @@ impl FioVersion {
             Some(layouts) if minor <= MINOR_MAX => Ok(*layouts),
             _ => Err(format!("this is fio 3.{minor}, and {}", known())),
         }
-    }
-
-    /// The offsets and numbers that an engine uses, by their names in fio's headers, for comparison with them.
-    pub fn layouts(&self) -> Vec<(&'static str, i64)> {
-        let mut layouts = vec![
-            ("FIO_IOOPS_VERSION", self.ioops.into()),
-            ("FIO_NO_OFFLOAD", self.no_offload.into()),
-            ("ioengine_ops.option_struct_size", self.options_at as i64),
-            ("ioengine_ops.options", self.options_at as i64 + 8),
-        ];
-        layouts.extend(table::offsets(self).map(|(field, at)| (field, at as i64)));
-        layouts.extend(unit::offsets(self.unit_offset_at).map(|(field, at)| (field, at as i64)));
-        layouts
     }
 
     /// The layouts of the fio that this process is.
