@@ -62,6 +62,7 @@ pub(super) struct Run {
     formatting: Option<ChangeId>,
     unloading: Option<ChangeId>,
     names: usize,
+    trace: bool,
 }
 
 fn xattrs(name: &str) -> Vec<Xattr> {
@@ -103,6 +104,7 @@ pub(super) fn run_seed(seed: u64, options: RunOptions) -> Result<Option<Vec<u8>>
         formatting: Some(change),
         unloading: None,
         names: 0,
+        trace: std::env::var_os("BLOBSTORE_TRACE").is_some(),
         dice,
     };
     run.plant();
@@ -121,6 +123,13 @@ pub(super) fn run_seed(seed: u64, options: RunOptions) -> Result<Option<Vec<u8>>
 }
 
 impl Run {
+    /// Prints what happens, if the environment says so.
+    fn trace(&self, line: impl Fn() -> String) {
+        if self.trace {
+            println!("{}", line());
+        }
+    }
+
     fn plant(&mut self) {
         if let Some(fault) = self.options.fault {
             self.open.plant(fault);
@@ -138,6 +147,7 @@ impl Run {
                 self.step(false)?;
             }
         }
+        self.trace(|| format!("power failure on {:?}", self.disk.device));
         let left = self.disk.crash(&mut self.dice);
         let store = match left.load(false) {
             Ok(store) => store,
@@ -234,6 +244,7 @@ impl Run {
     fn step(&mut self, may_begin: bool) -> Result<(), String> {
         self.take_events()?;
         while let Some(io) = self.open.next_io() {
+            self.trace(|| format!("begin {} {}", io.id, brief(&io.action)));
             self.disk.begin(io.id, io.action);
         }
         match self.dice.below(10) {
@@ -263,6 +274,7 @@ impl Run {
     fn complete(&mut self) -> Result<(), String> {
         let Some(id) = self.dice.pick(&self.disk.in_flight()) else { return Ok(()) };
         let is_ok = !self.dice.percent(self.options.failing);
+        self.trace(|| format!("complete {id} {is_ok}"));
         self.disk.complete(id, is_ok);
         let result = if is_ok { Ok(()) } else { Err(StoreIoFailed) };
         if id < OWN {
@@ -300,6 +312,7 @@ impl Run {
 
     fn take_events(&mut self) -> Result<(), String> {
         while let Some(event) = self.open.next_event() {
+            self.trace(|| format!("{event:?}"));
             match event {
                 StoreEvent::Done { change, result } => self.done(change, result)?,
                 StoreEvent::Published { .. } | StoreEvent::LowSpace { .. } => {}
@@ -312,8 +325,10 @@ impl Run {
                     self.resumed(blob);
                 }
                 StoreEvent::WriteCluster { change, offset } => {
-                    let write = self.firsts[&change].clone();
-                    self.write_data(DataWrite { first: Some(change), ..write }, offset);
+                    let write = self.firsts.get_mut(&change).ok_or("a write that nothing asked for")?;
+                    write.first = Some(change);
+                    let write = write.clone();
+                    self.write_data(write, offset);
                 }
             }
         }
@@ -357,6 +372,11 @@ impl Run {
         }
         if let Some(write) = self.firsts.remove(&id) {
             match result {
+                // Another allocation was first: the write goes where any other does.
+                Ok(ChangeOutcome::Cluster(cluster)) if write.first.is_none() => {
+                    let write = DataWrite { epoch: self.open.epoch(), ..write };
+                    self.write_data(write, u64::from(cluster) * CLUSTER as u64);
+                }
                 Ok(_) => self.wrote(&write, !self.disk.device.has_volatile_cache),
                 Err(ChangeError::Io | ChangeError::Broken) => self.wrote(&write, false),
                 Err(_) => {}
@@ -461,6 +481,7 @@ impl Run {
             }
         };
         let id = self.open.begin(begun);
+        self.trace(|| format!("change {id:?} {change:?}"));
         self.changes.insert(id, change);
     }
 
@@ -546,6 +567,7 @@ impl Run {
             None => {
                 let written = (write.units.start * UNIT) as u32..(write.units.end * UNIT) as u32;
                 let change = self.open.begin(BlobChange::AllocateCluster { blob: id, index, written });
+                self.trace(|| format!("first write {change:?} {write:x?}"));
                 self.firsts.insert(change, write);
             }
         }
@@ -556,6 +578,7 @@ impl Run {
         data.chunks_mut(SECTOR).for_each(|sector| fill(sector, write.tag));
         let offset = cluster_offset + (write.units.start * UNIT) as u64;
         self.next += 1;
+        self.trace(|| format!("data {} at {} {write:x?}", self.next, offset / CLUSTER as u64));
         self.disk.begin(self.next, StoreAction::Write { offset, data });
         self.writes.insert(self.next, write);
     }
@@ -578,5 +601,18 @@ impl BlobStore {
     fn clones_of_named(&self, change: &Change) -> bool {
         let names = change.names();
         named(self).is_ok_and(|named| names.iter().all(|name| named.contains_key(*name)))
+    }
+}
+
+/// An action in a line: metadata by page, data by cluster.
+fn brief(action: &StoreAction) -> String {
+    let place =
+        |offset: &u64| format!("cluster {} page {}", offset / CLUSTER as u64, *offset as i64 / 4096 - 4);
+    match action {
+        StoreAction::Write { offset, .. } => format!("write {}", place(offset)),
+        StoreAction::WriteZeroes { offset, bytes } => format!("zero {} {bytes}", place(offset)),
+        StoreAction::Deallocate { offset, bytes } => format!("deallocate {} {bytes}", place(offset)),
+        StoreAction::Copy { from, offset } => format!("copy {} from {from:?}", place(offset)),
+        StoreAction::Flush => "flush".to_string(),
     }
 }
