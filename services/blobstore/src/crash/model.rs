@@ -168,7 +168,18 @@ impl Model {
         all.flatten().for_each(Content::flushed);
     }
 
+    /// Applies a change, if its blobs are there: all that may have been made are tried.
     pub(super) fn apply(&mut self, change: &Change) {
+        let is_there = |name: &&String| self.blobs.contains_key(*name);
+        let is_possible = match change {
+            Change::Create { .. } | Change::CloneExternal { .. } | Change::Grow => true,
+            Change::Clone { of, .. } => is_there(&of),
+            Change::Snapshot { name, .. } => is_there(&name),
+            other => other.names().iter().all(is_there),
+        };
+        if !is_possible {
+            return;
+        }
         let mut blobs = std::mem::take(&mut self.blobs);
         match change.clone() {
             Change::Create { name, thin, clusters } => {
