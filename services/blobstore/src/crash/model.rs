@@ -157,7 +157,11 @@ impl Model {
                     let at = |unit: usize| u64::from(index) * CLUSTER as u64 + (unit * UNIT) as u64;
                     return (0..UNITS).map(|unit| Content::Tags(vec![external_tag(at(unit))])).collect();
                 }
-                Parent::Blob(parent) => blob = &self.blobs[parent],
+                // A state in which it is not there is not the right one.
+                Parent::Blob(parent) => match self.blobs.get(parent) {
+                    Some(parent) => blob = parent,
+                    None => break,
+                },
             }
         }
         vec![Content::Any; UNITS]
@@ -236,7 +240,7 @@ impl Model {
                 let is_inflate = matches!(change, Change::Inflate { .. });
                 let (needed, parent) = match &blob.parent {
                     Parent::Blob(parent) if !is_inflate => {
-                        let parent = &self.blobs[parent];
+                        let Some(parent) = self.blobs.get(parent) else { return };
                         (parent.own.keys().copied().collect::<Vec<u32>>(), parent.parent.clone())
                     }
                     Parent::None if !blob.thin => (Vec::new(), Parent::None),
