@@ -31,6 +31,7 @@ pub use device::{BlobStoreDevice, StoreAction, StoreIo, StoreIoFailed};
 #[cfg(test)]
 pub(crate) use fault::Fault;
 
+use crate::blob::BlobParent;
 use crate::layout::BlobStoreLayout;
 use crate::store::BlobStore;
 use allocate::{Job, Lane, WaitingWrite};
@@ -434,15 +435,38 @@ impl OpenBlobStore {
             | SetReadOnly { blob }
             | Snapshot { blob, .. }
             | Inflate { blob }
-            | Decouple { blob }
             | ReleaseClusters { blob, .. }
             | AllocateCluster { blob, .. }
-            | Clone { of: blob, .. }
-            | SetParentExternal { blob, .. } => Locks::of([*blob]),
-            // One after another, or two could make a circle. No blob has this id.
-            SetParent { blob, parent } => Locks::of([*blob, *parent, BlobId(0)]),
+            | Clone { of: blob, .. } => Locks::of([*blob]),
+            // The parent's parent becomes the blob's.
+            Decouple { blob } => {
+                let parent = self.published.blob(*blob).map(|blob| blob.parent().clone());
+                let parent = match parent {
+                    Some(BlobParent::Snapshot(parent)) => Some(parent),
+                    _ => None,
+                };
+                Locks::of([*blob].into_iter().chain(parent))
+            }
+            // What all descendants read changes, also for first writes that copy it. One after another, or two
+            // changes could make a circle: no blob has this id.
+            SetParent { blob, parent } => {
+                Locks::of(self.with_descendants(*blob).into_iter().chain([*parent, BlobId(0)]))
+            }
+            SetParentExternal { blob, .. } => Locks::of(self.with_descendants(*blob)),
             Grow { .. } | SetSuperBlob { .. } | Unload | Destroy => Locks::all(),
         }
+    }
+
+    /// A blob and all clones of it, and of these.
+    fn with_descendants(&self, blob: BlobId) -> BTreeSet<BlobId> {
+        let mut all = BTreeSet::new();
+        let mut next = vec![blob];
+        while let Some(blob) = next.pop() {
+            if all.insert(blob) {
+                next.extend(self.published.clones(blob));
+            }
+        }
+        all
     }
 
     /// Whether something else has what a change needs, or waits for it.
@@ -524,10 +548,10 @@ impl OpenBlobStore {
                 }
             }
             SetParent { blob, parent } => {
-                self.plan_set_parent(plan, blob, crate::blob::BlobParent::Snapshot(parent))?;
+                self.plan_set_parent(plan, blob, BlobParent::Snapshot(parent))?;
             }
             SetParentExternal { blob, name } => {
-                self.plan_set_parent(plan, blob, crate::blob::BlobParent::External(name))?;
+                self.plan_set_parent(plan, blob, BlobParent::External(name))?;
             }
             Grow { device_bytes } => self.plan_grow(plan, device_bytes)?,
             SetSuperBlob { blob } => self.plan_super_blob(plan, blob)?,
