@@ -61,6 +61,7 @@ pub(super) struct Run {
     next: u64,
     formatting: Option<ChangeId>,
     unloading: Option<ChangeId>,
+    unloaded: bool,
     names: usize,
     trace: bool,
 }
@@ -103,6 +104,7 @@ pub(super) fn run_seed(seed: u64, options: RunOptions) -> Result<Option<Vec<u8>>
         next: OWN,
         formatting: Some(change),
         unloading: None,
+        unloaded: false,
         names: 0,
         trace: std::env::var_os("BLOBSTORE_TRACE").is_some(),
         dice,
@@ -221,6 +223,9 @@ impl Run {
         }
         self.unloading = Some(self.open.begin(BlobChange::Unload));
         self.drain()?;
+        if !self.unloaded {
+            return Ok(());
+        }
         self.disk = self.disk.crash(&mut self.dice);
         let store = self.disk.load(true).map_err(|error| error.to_string())?;
         if !store.super_block().clean || !store.findings().is_empty() {
@@ -272,7 +277,12 @@ impl Run {
     }
 
     fn complete(&mut self) -> Result<(), String> {
-        let Some(id) = self.dice.pick(&self.disk.in_flight()) else { return Ok(()) };
+        let mut in_flight = self.disk.in_flight();
+        // Some data writes take long, so that the store changes around them.
+        if self.dice.percent(50) && in_flight.iter().any(|id| *id < OWN) {
+            in_flight.retain(|id| *id < OWN);
+        }
+        let Some(id) = self.dice.pick(&in_flight) else { return Ok(()) };
         let is_ok = !self.dice.percent(self.options.failing);
         self.trace(|| format!("complete {id} {is_ok}"));
         self.disk.complete(id, is_ok);
@@ -368,6 +378,7 @@ impl Run {
             return Ok(());
         }
         if self.unloading == Some(id) {
+            self.unloaded = result.is_ok();
             return Ok(());
         }
         if let Some(write) = self.firsts.remove(&id) {
@@ -401,12 +412,30 @@ impl Run {
                 Ok(())
             }
             Err(ChangeError::NoBlob(blob)) => Err(format!("{change:?}: there is no blob {blob}")),
+            Err(ChangeError::NoClusters { .. } | ChangeError::Cancelled)
+                if matches!(change, Change::Inflate { .. } | Change::Decouple { .. }) =>
+            {
+                self.copied(&change);
+                Ok(())
+            }
             // What is on the device is not known.
             Err(ChangeError::Io | ChangeError::Broken) => {
                 self.changes.insert(id, change);
                 Ok(())
             }
             Err(_) => Ok(()),
+        }
+    }
+
+    /// What an inflation has copied before it failed stays.
+    fn copied(&mut self, change: &Change) {
+        let Some(name) = change.names().first().map(|name| (*name).clone()) else { return };
+        let published = self.open.published().clone();
+        let Some(blob) = self.ids.get(&name).and_then(|id| published.blob(*id)) else { return };
+        for (index, _) in blob.clusters().iter() {
+            let cluster = self.model.cluster(&name, index);
+            let own = self.model.blobs.get_mut(&name).map(|blob| &mut blob.own);
+            own.into_iter().for_each(|own| _ = own.entry(index).or_insert(cluster.clone()));
         }
     }
 
