@@ -353,7 +353,7 @@ impl BlobStoreLoader {
                 for copy in std::mem::take(&mut self.copies) {
                     self.pages.add_copy(copy);
                 }
-                match PageGroups::parts(layout.pages) as usize == self.groups.len() && !self.options.scan {
+                match self.has_groups() && !self.options.scan {
                     true => self.plan_used_groups(&layout),
                     false => self.plan_scan(),
                 }
@@ -384,7 +384,8 @@ impl BlobStoreLoader {
                 findings.push(StoreFinding::Restored { pages: restored, super_block });
             }
             let masks = self.usable_masks.take();
-            let store = build(super_block, layout, masks, &pages, self.scanned, findings);
+            let has_copies = self.has_groups();
+            let store = build(super_block, layout, masks, &pages, self.scanned, has_copies, findings);
             self.finish(Ok(store));
         }
     }
@@ -400,6 +401,12 @@ impl BlobStoreLoader {
             length: bytes,
             purpose: Purpose::Mask { kind, at: 0 },
         });
+    }
+
+    /// Whether the store says which pages may be in use: it was not SPDK that changed it last.
+    fn has_groups(&self) -> bool {
+        let parts = PageGroups::parts(self.layout().pages) as usize;
+        self.groups.len() == parts
     }
 
     /// Plans reads of the pages where copies of pages may be.

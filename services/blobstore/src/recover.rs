@@ -69,6 +69,8 @@ pub(crate) struct Recovery {
     pub(crate) rewritten: Vec<(BlobId, BTreeSet<u32>)>,
     /// First pages of blobs that do not exist.
     pub(crate) removed: Vec<u32>,
+    /// Pages that were half written before a blob had them.
+    pub(crate) torn: Vec<u32>,
     /// Clusters with several owners, which are never free.
     pub(crate) shared_clusters: BTreeSet<u32>,
     /// The same of metadata pages.
@@ -89,7 +91,8 @@ impl Recovery {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.restored.is_empty() && self.rewritten.is_empty() && self.removed.is_empty()
+        let is_right = self.restored.is_empty() && self.rewritten.is_empty();
+        is_right && self.removed.is_empty() && self.torn.is_empty()
     }
 }
 

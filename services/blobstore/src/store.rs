@@ -104,7 +104,7 @@ impl BlobStore {
 
     /// The state of a new store without blobs, and with this use.
     pub(crate) fn empty(super_block: SuperBlock, layout: BlobStoreLayout) -> BlobStore {
-        build(super_block, layout, None, &PageSet::new(0), false, Vec::new())
+        build(super_block, layout, None, &PageSet::new(0), false, false, Vec::new())
     }
 
     /// What is not as in a store that was unloaded properly when it was loaded, in the order: notes of loading, blobs, owners,
@@ -122,13 +122,15 @@ impl BlobStore {
     }
 }
 
-/// Makes the state from all that was read. `scanned` says that it is all pages.
+/// Makes the state from all that was read. `scanned` says that it is all pages; `has_copies`, that pages are not
+/// replaced without one.
 pub(crate) fn build(
     super_block: SuperBlock,
     layout: BlobStoreLayout,
     masks: Option<StoreMasks>,
     pages: &PageSet,
     scanned: bool,
+    has_copies: bool,
     mut findings: Vec<StoreFinding>,
 ) -> BlobStore {
     let (mut blobs, mut unusable) = (BTreeMap::new(), BTreeMap::new());
@@ -158,6 +160,9 @@ pub(crate) fn build(
     claims.name_owners(all(), &mut findings);
     recovery.shared_clusters = claims.shared_clusters.clone();
     recovery.shared_pages = claims.shared_pages.clone();
+    if has_copies && unusable.is_empty() {
+        recovery.torn = pages.invalid().filter(|page| !claims.pages.get(*page)).collect();
+    }
     let numbers: NumberRanges = pages.invalid().collect();
     if scanned && numbers.count() > 0 {
         findings.push(StoreFinding::InvalidPages { numbers, unloaded: super_block.clean });

@@ -157,7 +157,11 @@ impl Model {
                     let at = |unit: usize| u64::from(index) * CLUSTER as u64 + (unit * UNIT) as u64;
                     return (0..UNITS).map(|unit| Content::Tags(vec![external_tag(at(unit))])).collect();
                 }
-                Parent::Blob(parent) => blob = &self.blobs[parent],
+                // A state in which it is not there is not the right one.
+                Parent::Blob(parent) => match self.blobs.get(parent) {
+                    Some(parent) => blob = parent,
+                    None => break,
+                },
             }
         }
         vec![Content::Any; UNITS]
@@ -168,7 +172,18 @@ impl Model {
         all.flatten().for_each(Content::flushed);
     }
 
+    /// Applies a change, if its blobs are there: all that may have been made are tried.
     pub(super) fn apply(&mut self, change: &Change) {
+        let is_there = |name: &&String| self.blobs.contains_key(*name);
+        let is_possible = match change {
+            Change::Create { .. } | Change::CloneExternal { .. } | Change::Grow => true,
+            Change::Clone { of, .. } => is_there(&of),
+            Change::Snapshot { name, .. } => is_there(&name),
+            other => other.names().iter().all(is_there),
+        };
+        if !is_possible {
+            return;
+        }
         let mut blobs = std::mem::take(&mut self.blobs);
         match change.clone() {
             Change::Create { name, thin, clusters } => {
@@ -225,7 +240,7 @@ impl Model {
                 let is_inflate = matches!(change, Change::Inflate { .. });
                 let (needed, parent) = match &blob.parent {
                     Parent::Blob(parent) if !is_inflate => {
-                        let parent = &self.blobs[parent];
+                        let Some(parent) = self.blobs.get(parent) else { return };
                         (parent.own.keys().copied().collect::<Vec<u32>>(), parent.parent.clone())
                     }
                     Parent::None if !blob.thin => (Vec::new(), Parent::None),

@@ -61,7 +61,9 @@ pub(super) struct Run {
     next: u64,
     formatting: Option<ChangeId>,
     unloading: Option<ChangeId>,
+    unloaded: bool,
     names: usize,
+    trace: bool,
 }
 
 fn xattrs(name: &str) -> Vec<Xattr> {
@@ -102,7 +104,9 @@ pub(super) fn run_seed(seed: u64, options: RunOptions) -> Result<Option<Vec<u8>>
         next: OWN,
         formatting: Some(change),
         unloading: None,
+        unloaded: false,
         names: 0,
+        trace: std::env::var_os("BLOBSTORE_TRACE").is_some(),
         dice,
     };
     run.plant();
@@ -121,6 +125,13 @@ pub(super) fn run_seed(seed: u64, options: RunOptions) -> Result<Option<Vec<u8>>
 }
 
 impl Run {
+    /// Prints what happens, if the environment says so.
+    fn trace(&self, line: impl Fn() -> String) {
+        if self.trace {
+            println!("{}", line());
+        }
+    }
+
     fn plant(&mut self) {
         if let Some(fault) = self.options.fault {
             self.open.plant(fault);
@@ -138,6 +149,7 @@ impl Run {
                 self.step(false)?;
             }
         }
+        self.trace(|| format!("power failure on {:?}", self.disk.device));
         let left = self.disk.crash(&mut self.dice);
         let store = match left.load(false) {
             Ok(store) => store,
@@ -211,6 +223,9 @@ impl Run {
         }
         self.unloading = Some(self.open.begin(BlobChange::Unload));
         self.drain()?;
+        if !self.unloaded {
+            return Ok(());
+        }
         self.disk = self.disk.crash(&mut self.dice);
         let store = self.disk.load(true).map_err(|error| error.to_string())?;
         if !store.super_block().clean || !store.findings().is_empty() {
@@ -234,6 +249,7 @@ impl Run {
     fn step(&mut self, may_begin: bool) -> Result<(), String> {
         self.take_events()?;
         while let Some(io) = self.open.next_io() {
+            self.trace(|| format!("begin {} {}", io.id, brief(&io.action)));
             self.disk.begin(io.id, io.action);
         }
         match self.dice.below(10) {
@@ -261,8 +277,14 @@ impl Run {
     }
 
     fn complete(&mut self) -> Result<(), String> {
-        let Some(id) = self.dice.pick(&self.disk.in_flight()) else { return Ok(()) };
+        let mut in_flight = self.disk.in_flight();
+        // Some data writes take long, so that the store changes around them.
+        if self.dice.percent(50) && in_flight.iter().any(|id| *id < OWN) {
+            in_flight.retain(|id| *id < OWN);
+        }
+        let Some(id) = self.dice.pick(&in_flight) else { return Ok(()) };
         let is_ok = !self.dice.percent(self.options.failing);
+        self.trace(|| format!("complete {id} {is_ok}"));
         self.disk.complete(id, is_ok);
         let result = if is_ok { Ok(()) } else { Err(StoreIoFailed) };
         if id < OWN {
@@ -300,6 +322,7 @@ impl Run {
 
     fn take_events(&mut self) -> Result<(), String> {
         while let Some(event) = self.open.next_event() {
+            self.trace(|| format!("{event:?}"));
             match event {
                 StoreEvent::Done { change, result } => self.done(change, result)?,
                 StoreEvent::Published { .. } | StoreEvent::LowSpace { .. } => {}
@@ -312,8 +335,10 @@ impl Run {
                     self.resumed(blob);
                 }
                 StoreEvent::WriteCluster { change, offset } => {
-                    let write = self.firsts[&change].clone();
-                    self.write_data(DataWrite { first: Some(change), ..write }, offset);
+                    let write = self.firsts.get_mut(&change).ok_or("a write that nothing asked for")?;
+                    write.first = Some(change);
+                    let write = write.clone();
+                    self.write_data(write, offset);
                 }
             }
         }
@@ -353,10 +378,16 @@ impl Run {
             return Ok(());
         }
         if self.unloading == Some(id) {
+            self.unloaded = result.is_ok();
             return Ok(());
         }
         if let Some(write) = self.firsts.remove(&id) {
             match result {
+                // Another allocation was first: the write goes where any other does.
+                Ok(ChangeOutcome::Cluster(cluster)) if write.first.is_none() => {
+                    let write = DataWrite { epoch: self.open.epoch(), ..write };
+                    self.write_data(write, u64::from(cluster) * CLUSTER as u64);
+                }
                 Ok(_) => self.wrote(&write, !self.disk.device.has_volatile_cache),
                 Err(ChangeError::Io | ChangeError::Broken) => self.wrote(&write, false),
                 Err(_) => {}
@@ -381,12 +412,30 @@ impl Run {
                 Ok(())
             }
             Err(ChangeError::NoBlob(blob)) => Err(format!("{change:?}: there is no blob {blob}")),
+            Err(ChangeError::NoClusters { .. } | ChangeError::Cancelled)
+                if matches!(change, Change::Inflate { .. } | Change::Decouple { .. }) =>
+            {
+                self.copied(&change);
+                Ok(())
+            }
             // What is on the device is not known.
             Err(ChangeError::Io | ChangeError::Broken) => {
                 self.changes.insert(id, change);
                 Ok(())
             }
             Err(_) => Ok(()),
+        }
+    }
+
+    /// What an inflation has copied before it failed stays.
+    fn copied(&mut self, change: &Change) {
+        let Some(name) = change.names().first().map(|name| (*name).clone()) else { return };
+        let published = self.open.published().clone();
+        let Some(blob) = self.ids.get(&name).and_then(|id| published.blob(*id)) else { return };
+        for (index, _) in blob.clusters().iter() {
+            let cluster = self.model.cluster(&name, index);
+            let own = self.model.blobs.get_mut(&name).map(|blob| &mut blob.own);
+            own.into_iter().for_each(|own| _ = own.entry(index).or_insert(cluster.clone()));
         }
     }
 
@@ -461,6 +510,7 @@ impl Run {
             }
         };
         let id = self.open.begin(begun);
+        self.trace(|| format!("change {id:?} {change:?}"));
         self.changes.insert(id, change);
     }
 
@@ -546,6 +596,7 @@ impl Run {
             None => {
                 let written = (write.units.start * UNIT) as u32..(write.units.end * UNIT) as u32;
                 let change = self.open.begin(BlobChange::AllocateCluster { blob: id, index, written });
+                self.trace(|| format!("first write {change:?} {write:x?}"));
                 self.firsts.insert(change, write);
             }
         }
@@ -556,6 +607,7 @@ impl Run {
         data.chunks_mut(SECTOR).for_each(|sector| fill(sector, write.tag));
         let offset = cluster_offset + (write.units.start * UNIT) as u64;
         self.next += 1;
+        self.trace(|| format!("data {} at {} {write:x?}", self.next, offset / CLUSTER as u64));
         self.disk.begin(self.next, StoreAction::Write { offset, data });
         self.writes.insert(self.next, write);
     }
@@ -578,5 +630,18 @@ impl BlobStore {
     fn clones_of_named(&self, change: &Change) -> bool {
         let names = change.names();
         named(self).is_ok_and(|named| names.iter().all(|name| named.contains_key(*name)))
+    }
+}
+
+/// An action in a line: metadata by page, data by cluster.
+fn brief(action: &StoreAction) -> String {
+    let place =
+        |offset: &u64| format!("cluster {} page {}", offset / CLUSTER as u64, *offset as i64 / 4096 - 4);
+    match action {
+        StoreAction::Write { offset, .. } => format!("write {}", place(offset)),
+        StoreAction::WriteZeroes { offset, bytes } => format!("zero {} {bytes}", place(offset)),
+        StoreAction::Deallocate { offset, bytes } => format!("deallocate {} {bytes}", place(offset)),
+        StoreAction::Copy { from, offset } => format!("copy {} from {from:?}", place(offset)),
+        StoreAction::Flush => "flush".to_string(),
     }
 }

@@ -76,7 +76,7 @@ fn another_reader_finds_nothing_wrong_with_what_is_written() {
         return;
     }
     let mut checked = 0;
-    for seed in 0..24 {
+    for seed in 0..10 {
         let options = RunOptions { dirty: seed % 3 == 0, steps: Some(600), ..RunOptions::default() };
         let Some(image) = run_seed(seed, options).unwrap() else { continue };
         let path = std::env::temp_dir().join(format!("blobstore-{}-{seed}.img", std::process::id()));
@@ -87,5 +87,5 @@ fn another_reader_finds_nothing_wrong_with_what_is_written() {
         assert!(output.status.success(), "seed {seed}: {text}{}", String::from_utf8_lossy(&output.stderr));
         checked += 1;
     }
-    assert!(checked > 5, "{checked} stores were checked");
+    assert!(checked > 3, "{checked} stores were checked");
 }

@@ -49,6 +49,11 @@ impl Lane {
         !self.filling.is_empty() || !self.committing.is_empty()
     }
 
+    /// Whether a first write waits that began before a change.
+    pub(super) fn waits_before(&self, change: ChangeId) -> bool {
+        self.waiting.iter().any(|write| write.change < change)
+    }
+
     fn is_empty(&self) -> bool {
         !self.is_active() && self.waiting.is_empty()
     }
@@ -73,9 +78,11 @@ impl OpenBlobStore {
         let mut has_changed = false;
         for blob in blobs {
             let Some(mut lane) = self.lanes.remove(&blob) else { continue };
-            if self.is_closed() || !self.is_locked(blob) {
-                has_changed |= self.fill(blob, &mut lane);
-            }
+            let before = match self.locked_from(blob) {
+                Some(change) if !self.is_closed() => change,
+                _ => ChangeId(u64::MAX),
+            };
+            has_changed |= self.fill(blob, &mut lane, before);
             has_changed |= self.commit(blob, &mut lane);
             if !lane.is_empty() {
                 self.lanes.insert(blob, lane);
@@ -84,13 +91,14 @@ impl OpenBlobStore {
         has_changed
     }
 
-    fn fill(&mut self, blob: BlobId, lane: &mut Lane) -> bool {
+    /// Begins to fill the clusters of first writes that began before a change.
+    fn fill(&mut self, blob: BlobId, lane: &mut Lane, before: ChangeId) -> bool {
         let mut has_changed = false;
         let mut left = VecDeque::new();
         while let Some(write) = lane.waiting.pop_front() {
             let is_busy = lane.committing.contains(&write.index)
                 || lane.filling.values().any(|other| other.index == write.index);
-            if is_busy && !self.is_closed() {
+            if write.change >= before || is_busy && !self.is_closed() {
                 left.push_back(write);
                 continue;
             }

@@ -198,7 +198,8 @@ pub enum ChangeOutcome {
     Cluster(u32),
 }
 
-/// Why a change failed. Except for [`Io`](Self::Io), nothing has changed.
+/// Why a change failed. Except for [`Io`](Self::Io), nothing has changed; but what an inflation has copied
+/// before it fails stays allocated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
     /// There is no such blob, or it cannot be used. `ENOENT`.

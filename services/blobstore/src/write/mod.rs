@@ -31,6 +31,7 @@ pub use device::{BlobStoreDevice, StoreAction, StoreIo, StoreIoFailed};
 #[cfg(test)]
 pub(crate) use fault::Fault;
 
+use crate::blob::BlobParent;
 use crate::layout::BlobStoreLayout;
 use crate::store::BlobStore;
 use allocate::{Job, Lane, WaitingWrite};
@@ -409,7 +410,7 @@ impl OpenBlobStore {
         let waiting = std::mem::take(&mut self.queue);
         for (id, change) in waiting {
             let locks = self.locks(&change);
-            if self.conflicts(&locks, &blocked, self.finishing.contains(&id)) {
+            if self.conflicts(id, &locks, &blocked) {
                 blocked.blobs.extend(locks.blobs);
                 blocked.all |= locks.all;
                 self.queue.push_back((id, change));
@@ -434,27 +435,52 @@ impl OpenBlobStore {
             | SetReadOnly { blob }
             | Snapshot { blob, .. }
             | Inflate { blob }
-            | Decouple { blob }
             | ReleaseClusters { blob, .. }
             | AllocateCluster { blob, .. }
-            | Clone { of: blob, .. }
-            | SetParentExternal { blob, .. } => Locks::of([*blob]),
-            // One after another, or two could make a circle. No blob has this id.
-            SetParent { blob, parent } => Locks::of([*blob, *parent, BlobId(0)]),
+            | Clone { of: blob, .. } => Locks::of([*blob]),
+            // The parent's parent becomes the blob's.
+            Decouple { blob } => {
+                let parent = self.published.blob(*blob).map(|blob| blob.parent().clone());
+                let parent = match parent {
+                    Some(BlobParent::Snapshot(parent)) => Some(parent),
+                    _ => None,
+                };
+                Locks::of([*blob].into_iter().chain(parent))
+            }
+            // What all descendants read changes, also for first writes that copy it. One after another, or two
+            // changes could make a circle: no blob has this id.
+            SetParent { blob, parent } => {
+                Locks::of(self.with_descendants(*blob).into_iter().chain([*parent, BlobId(0)]))
+            }
+            SetParentExternal { blob, .. } => Locks::of(self.with_descendants(*blob)),
             Grow { .. } | SetSuperBlob { .. } | Unload | Destroy => Locks::all(),
         }
     }
 
+    /// A blob and all clones of it, and of these.
+    fn with_descendants(&self, blob: BlobId) -> BTreeSet<BlobId> {
+        let mut all = BTreeSet::new();
+        let mut next = vec![blob];
+        while let Some(blob) = next.pop() {
+            if all.insert(blob) {
+                next.extend(self.published.clones(blob));
+            }
+        }
+        all
+    }
+
     /// Whether something else has what a change needs, or waits for it.
-    fn conflicts(&self, locks: &Locks, blocked: &Locks, ends_job: bool) -> bool {
+    fn conflicts(&self, id: ChangeId, locks: &Locks, blocked: &Locks) -> bool {
+        let ends_job = self.finishing.contains(&id);
+        let is_used = |lane: &Lane| lane.is_active() || lane.waits_before(id);
         let is_busy = |blob: &BlobId| {
             blocked.blobs.contains(blob)
                 || self.tasks.values().any(|task| task.locks.blobs.contains(blob))
-                || self.lanes.get(blob).is_some_and(Lane::is_active)
+                || self.lanes.get(blob).is_some_and(is_used)
                 || !ends_job && self.jobs.iter().any(|job| job.blob == *blob)
         };
         let has_others = || {
-            let is_active = self.lanes.values().any(Lane::is_active);
+            let is_active = self.lanes.values().any(is_used);
             !self.tasks.is_empty() || is_active || !self.jobs.is_empty() || !blocked.blobs.is_empty()
         };
         blocked.all
@@ -463,15 +489,18 @@ impl OpenBlobStore {
             || locks.blobs.iter().any(is_busy)
     }
 
-    /// Whether a change has a blob, or waits for it: first writes wait then. A job is made of them.
-    fn is_locked(&self, blob: BlobId) -> bool {
-        let waits = |(_, change): &(ChangeId, BlobChange)| {
-            let locks = self.locks(change);
-            locks.all || locks.blobs.contains(&blob)
-        };
-        let is_job = self.jobs.iter().any(|job| job.blob == blob);
-        self.tasks.values().any(|task| task.locks.all || task.locks.blobs.contains(&blob))
-            || !is_job && self.queue.iter().any(waits)
+    /// The change that has a blob, or the first that waits for it: first writes that began after it wait too. A
+    /// job is made of first writes, which do not wait for what comes after the job.
+    fn locked_from(&self, blob: BlobId) -> Option<ChangeId> {
+        let has_it = |locks: &Locks| locks.all || locks.blobs.contains(&blob);
+        if self.tasks.values().any(|task| has_it(&task.locks)) {
+            return Some(ChangeId(0));
+        }
+        if self.jobs.iter().any(|job| job.blob == blob) {
+            return None;
+        }
+        let mut waiting = self.queue.iter().filter(|(_, change)| has_it(&self.locks(change)));
+        waiting.next().map(|(id, _)| *id)
     }
 
     fn start_change(&mut self, id: ChangeId, change: BlobChange, mut locks: Locks) {
@@ -519,10 +548,10 @@ impl OpenBlobStore {
                 }
             }
             SetParent { blob, parent } => {
-                self.plan_set_parent(plan, blob, crate::blob::BlobParent::Snapshot(parent))?;
+                self.plan_set_parent(plan, blob, BlobParent::Snapshot(parent))?;
             }
             SetParentExternal { blob, name } => {
-                self.plan_set_parent(plan, blob, crate::blob::BlobParent::External(name))?;
+                self.plan_set_parent(plan, blob, BlobParent::External(name))?;
             }
             Grow { device_bytes } => self.plan_grow(plan, device_bytes)?,
             SetSuperBlob { blob } => self.plan_super_blob(plan, blob)?,

@@ -142,7 +142,7 @@ impl OpenBlobStore {
         let data = super_block.encode().to_vec();
         plan.extend([Step::Io(vec![StoreAction::Write { offset: 0, data }]), Step::Flush]);
         let recovery = self.published.recovery().clone();
-        let removed = recovery.removed.iter().copied();
+        let removed = recovery.removed.iter().chain(&recovery.torn).copied();
         let used: Vec<u32> = self.pages.used().ones().chain(removed).collect();
         used.iter().for_each(|page| self.groups.mark(*page));
         // A page that was half written is restored while its copy is there.
@@ -161,6 +161,7 @@ impl OpenBlobStore {
     /// Plans the writes that recovery decided. Each is one that may be repeated.
     pub(super) fn plan_recovery(&mut self, plan: &mut Plan) -> Result<(), ChangeError> {
         let recovery = self.published.recovery().clone();
+        plan.add(Step::Erase(recovery.torn.clone()));
         for page in &recovery.removed {
             let target = CopyTarget::Page(*page);
             plan.extend([Step::InPlace(target, vec![0; PAGE_BYTES]), Step::Barrier]);
