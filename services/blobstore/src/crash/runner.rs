@@ -374,7 +374,8 @@ impl Run {
             return Err(format!("{:?} failed with {result:?}", self.changes.get(&id)));
         }
         if self.formatting == Some(id) {
-            self.formatting = None;
+            // After a failure, there may be a store or not.
+            self.formatting = self.formatting.filter(|_| result.is_err());
             return Ok(());
         }
         if self.unloading == Some(id) {
