@@ -218,7 +218,7 @@ impl Run {
         }
         let own: usize = self.model.blobs.values().map(|blob| blob.own.len()).sum();
         let free = self.open.published().data_clusters() as usize - own;
-        if self.open.free_clusters() as usize != free {
+        if self.options.failing == 0 && self.open.free_clusters() as usize != free {
             return Err(format!("{} clusters are free, expected {free}", self.open.free_clusters()));
         }
         self.unloading = Some(self.open.begin(BlobChange::Unload));
@@ -374,7 +374,8 @@ impl Run {
             return Err(format!("{:?} failed with {result:?}", self.changes.get(&id)));
         }
         if self.formatting == Some(id) {
-            self.formatting = None;
+            // After a failure, there may be a store or not.
+            self.formatting = self.formatting.filter(|_| result.is_err());
             return Ok(());
         }
         if self.unloading == Some(id) {
@@ -389,7 +390,10 @@ impl Run {
                     self.write_data(write, u64::from(cluster) * CLUSTER as u64);
                 }
                 Ok(_) => self.wrote(&write, !self.disk.device.has_volatile_cache),
-                Err(ChangeError::Io | ChangeError::Broken) => self.wrote(&write, false),
+                // The cluster map may have been written.
+                Err(ChangeError::Io | ChangeError::Broken) if self.open.is_closed() => {
+                    self.wrote(&write, false)
+                }
                 Err(_) => {}
             }
             return Ok(());

@@ -135,8 +135,8 @@ impl OpenBlobStore {
             return Ok(Err(cluster));
         }
         let rest = match written.is_empty() {
-            true => vec![0..cluster_bytes],
-            false => vec![0..written.start, written.end..cluster_bytes],
+            true => [0..cluster_bytes, 0..0],
+            false => [0..written.start, written.end..cluster_bytes],
         };
         let mut fills = Vec::new();
         for range in rest.into_iter().filter(|range| !range.is_empty()) {

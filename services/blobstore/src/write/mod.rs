@@ -80,6 +80,8 @@ pub struct OpenBlobStore {
     released: u64,
     pages: Space,
     clusters: Space,
+    /// Clusters that no blob has, and whose old content could not be cleared.
+    uncleared: Vec<u32>,
     session: Session,
     is_broken: bool,
     is_closed: bool,
@@ -147,6 +149,7 @@ impl OpenBlobStore {
             clusters: Space::new(store.used_clusters().clone(), recovery.shared_clusters.clone()),
             slots: CopySlots::new(Self::copy_places(&store.super_block)),
             groups: UsedGroups::new(store.layout.pages),
+            uncleared: Vec::new(),
             device,
             published: Arc::new(store),
             epoch: 0,

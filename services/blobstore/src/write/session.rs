@@ -233,10 +233,10 @@ impl OpenBlobStore {
         let ids = self.published.blobs.values().map(Blob::id);
         let ids = ids.chain(self.published.unusable().keys().copied());
         ids.filter_map(BlobId::page).for_each(|page| _ = blob_ids.set(page));
-        let mut masks = vec![
-            (old.used_pages, self.pages.used().encode()),
-            (old.used_clusters, self.clusters.used().encode()),
-        ];
+        let mut clusters = self.clusters.used().clone();
+        self.uncleared.iter().for_each(|cluster| _ = clusters.clear(*cluster));
+        let mut masks =
+            vec![(old.used_pages, self.pages.used().encode()), (old.used_clusters, clusters.encode())];
         masks.extend(old.used_blob_ids.map(|place| (place, blob_ids.encode())));
         // What others wrote in place may still be only in the device's cache, and has copies in the masks.
         plan.add(Step::Flush);

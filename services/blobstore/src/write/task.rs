@@ -182,7 +182,7 @@ impl Task {
     pub(super) fn completed(&mut self, is_ok: bool) {
         self.in_flight -= 1;
         match self.steps.front() {
-            // Nothing depends on it, but the clusters are not given out again.
+            // Nothing depends on it, but the clusters are not given out again before the store is loaded.
             Some(Step::Clear(..)) => self.has_uncleared |= !is_ok,
             _ => self.failed |= !is_ok,
         }
@@ -267,50 +267,14 @@ impl OpenBlobStore {
                 }
                 progress
             }
-            Step::Copy(target, content) => {
-                if self.replaces_whole_pages() {
-                    return Progress::Next;
-                }
-                let target = *target;
-                let Some((offset, data)) = self.slots.take(target, content) else {
-                    if self.slots.needs_flush() && self.device.has_volatile_cache {
-                        self.flushes.want();
-                    }
-                    return Progress::Wait;
-                };
-                task.copies.push(target);
-                self.io(id, task, StoreAction::Write { offset, data });
-                Progress::Next
-            }
+            Step::Copy(..) => self.copy(id, task),
             Step::Barrier => self.barrier(task, false),
             Step::Flush => self.barrier(task, !self.has_fault(Fault::DataFlushLeftOut)),
             Step::Commit => {
                 task.committed = true;
                 Progress::Next
             }
-            Step::InPlace(target, content) => {
-                let (target, data) = (*target, std::mem::take(content));
-                if task.in_place.is_none() {
-                    if task.in_flight > 0 {
-                        task.steps[0] = Step::InPlace(target, data);
-                        return Progress::Wait;
-                    }
-                    task.in_place = Some(target);
-                    let offset = match target {
-                        CopyTarget::SuperBlock => 0,
-                        CopyTarget::Page(page) => self.published.layout.page_offset(page),
-                    };
-                    self.io(id, task, StoreAction::Write { offset, data });
-                    return Progress::Wait;
-                }
-                if task.in_flight > 0 {
-                    return Progress::Wait;
-                }
-                self.page_written(target);
-                task.in_place = None;
-                task.copies.retain(|copy| *copy != target);
-                Progress::Next
-            }
+            Step::InPlace(..) => self.in_place(id, task),
             Step::Publish(updates) => {
                 let updates = std::mem::take(updates);
                 self.publish(updates);
@@ -341,20 +305,7 @@ impl OpenBlobStore {
             Step::Clear(..) => self.clear(id, task),
             Step::Erase(pages) => {
                 let pages = std::mem::take(pages);
-                let page_bytes = u64::from(self.published.layout.page_bytes);
-                for (first, length) in super::plan::runs(&pages) {
-                    let offset = self.published.layout.page_offset(first);
-                    let bytes = u64::from(length) * page_bytes;
-                    self.io(id, task, StoreAction::WriteZeroes { offset, bytes });
-                }
-                let copies = self.slots.forget(&pages);
-                for offset in &copies {
-                    let (offset, bytes) = (*offset, PAGE_BYTES as u64);
-                    self.io(id, task, StoreAction::WriteZeroes { offset, bytes });
-                }
-                task.steps[0] = Step::Erased(copies);
-                task.steps.push_front(Step::Barrier);
-                Progress::Again
+                self.erase(id, task, &pages)
             }
             Step::Erased(copies) => {
                 self.slots.erased(copies);
@@ -362,8 +313,9 @@ impl OpenBlobStore {
             }
             Step::Free { pages, clusters } => {
                 self.pages.release(std::mem::take(pages));
-                if !task.has_uncleared {
-                    self.clusters.release(std::mem::take(clusters));
+                match task.has_uncleared {
+                    false => self.clusters.release(std::mem::take(clusters)),
+                    true => self.uncleared.extend_from_slice(clusters),
                 }
                 Arc::make_mut(&mut self.published).free_clusters = self.clusters.free();
                 self.note_space();
@@ -381,6 +333,60 @@ impl OpenBlobStore {
                 Progress::Next
             }
         }
+    }
+
+    fn copy(&mut self, id: u64, task: &mut Task) -> Progress {
+        let Some(Step::Copy(target, content)) = task.steps.front() else { return Progress::Wait };
+        if self.replaces_whole_pages() {
+            return Progress::Next;
+        }
+        let Some((offset, data)) = self.slots.take(*target, content) else {
+            if self.slots.needs_flush() && self.device.has_volatile_cache {
+                self.flushes.want();
+            }
+            return Progress::Wait;
+        };
+        task.copies.push(*target);
+        self.io(id, task, StoreAction::Write { offset, data });
+        Progress::Next
+    }
+
+    /// Writes a page in place when all I/O before has completed, and waits for that.
+    fn in_place(&mut self, id: u64, task: &mut Task) -> Progress {
+        if task.in_flight > 0 {
+            return Progress::Wait;
+        }
+        if let Some(target) = task.in_place.take() {
+            self.page_written(target);
+            task.copies.retain(|copy| *copy != target);
+            return Progress::Next;
+        }
+        let Some(Step::InPlace(target, content)) = task.steps.front_mut() else { return Progress::Wait };
+        let (target, data) = (*target, std::mem::take(content));
+        let offset = match target {
+            CopyTarget::SuperBlock => 0,
+            CopyTarget::Page(page) => self.published.layout.page_offset(page),
+        };
+        task.in_place = Some(target);
+        self.io(id, task, StoreAction::Write { offset, data });
+        Progress::Wait
+    }
+
+    /// Zeroes pages and the copies of them.
+    fn erase(&mut self, id: u64, task: &mut Task, pages: &[u32]) -> Progress {
+        let page_bytes = u64::from(self.published.layout.page_bytes);
+        for (first, length) in super::plan::runs(pages) {
+            let offset = self.published.layout.page_offset(first);
+            let bytes = u64::from(length) * page_bytes;
+            self.io(id, task, StoreAction::WriteZeroes { offset, bytes });
+        }
+        let copies = self.slots.forget(pages);
+        for offset in copies.iter().copied() {
+            self.io(id, task, StoreAction::WriteZeroes { offset, bytes: PAGE_BYTES as u64 });
+        }
+        task.steps[0] = Step::Erased(copies);
+        task.steps.push_front(Step::Barrier);
+        Progress::Again
     }
 
     /// Whether the device replaces a page as a whole or not at all.

@@ -70,6 +70,14 @@ impl Device {
         }
     }
 
+    /// Writes zeroes, which take no memory where nothing was written.
+    pub(crate) fn clear(&mut self, offset: u64, zeroes: &[u8]) {
+        let blocks = offset / BLOCK as u64..(offset + zeroes.len() as u64).div_ceil(BLOCK as u64);
+        if self.blocks.range(blocks).next().is_some() {
+            self.write(offset, zeroes);
+        }
+    }
+
     /// Loads the store. Reads complete in the order in which a device might: the last one first.
     pub(crate) fn load(&self, scan: bool) -> Result<BlobStore, LoadError> {
         let mut loader = BlobStoreLoader::new(self.bytes, LoadOptions { scan });
