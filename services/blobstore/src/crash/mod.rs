@@ -3,7 +3,7 @@
 //! A run makes a store, changes it with many I/O in flight, and cuts the power: writes that were not durable
 //! are lost, torn at what the disk writes as a whole, or reordered. What is left is loaded, checked and
 //! compared with a model: what was acknowledged is there, and each change that was in flight is there as a
-//! whole or not at all. The run goes on with what was loaded.
+//! whole or not at all. The run continues with what was loaded.
 //!
 //! `BLOBSTORE_SEEDS=1000000 BLOBSTORE_FIRST_SEED=0 cargo test -p ringbolt-blobstore --lib seeds` runs as many;
 //! a failure names its seed.

@@ -340,7 +340,7 @@ impl OpenBlobStore {
             match job.error {
                 Some(error) => self.end_change(job.change, Err(error)),
                 None => {
-                    // It goes on as the change that it is, before those that wait for it.
+                    // The rest of it is a change like others, before those that wait for it.
                     self.finishing.insert(job.change);
                     let change = match job.inflate {
                         true => BlobChange::Inflate { blob: job.blob },

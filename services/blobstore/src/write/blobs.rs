@@ -123,7 +123,7 @@ impl OpenBlobStore {
         Ok(())
     }
 
-    /// Gives clusters of a thin blob back. Extent pages are replaced in place, one after another: each is as
+    /// Frees clusters of a thin blob. Extent pages are replaced in place, one after another: each is as
     /// it was or as it is to be, which is all that unmap promises.
     pub(super) fn plan_release(
         &mut self,

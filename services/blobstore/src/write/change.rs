@@ -173,7 +173,7 @@ pub enum BlobChange {
         /// The bytes of the cluster that the write covers, in multiples of a block.
         written: Range<u32>,
     },
-    /// Gives clusters of a thin blob without parent back to the store, as unmap does: they read as zeroes.
+    /// Frees clusters of a thin blob without parent, as unmap does: they read as zeroes.
     ReleaseClusters {
         /// The thin blob.
         blob: BlobId,

@@ -592,7 +592,7 @@ impl OpenBlobStore {
     }
 }
 
-/// How a change goes on.
+/// How a change continues.
 enum Planned {
     /// As the steps of its plan; without one, it is done.
     Steps,

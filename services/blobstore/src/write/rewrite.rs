@@ -65,7 +65,7 @@ impl OpenBlobStore {
     }
 
     /// Plans all pages of a blob but its first. Those after it in the chain are always new ones. An extent page
-    /// of `sources` is kept if it is what the blob needs; those of `forced` are not.
+    /// of `sources` is used again if it is what the blob needs, except those of `forced`.
     pub(super) fn plan_pages(
         &mut self,
         plan: &mut Plan,
@@ -78,13 +78,13 @@ impl OpenBlobStore {
         if blob.has_extent_table {
             for index in blob.clusters.chunks() {
                 let Some(entries) = blob.clusters.extents(index) else { continue };
-                let kept = sources.iter().filter(|_| !forced.contains(&index)).find_map(|source| {
+                let existing = sources.iter().filter(|_| !forced.contains(&index)).find_map(|source| {
                     let page = source.extent_page(index)?;
                     let is_same = source.clusters.shares(&blob.clusters, index)
                         || source.clusters.extents(index) == Some(entries);
                     is_same.then_some(page)
                 });
-                let page = match kept {
+                let page = match existing {
                     Some(page) => page,
                     None => {
                         let page = self.take_page(plan)?;
@@ -140,7 +140,7 @@ impl OpenBlobStore {
     ) -> Result<(), ChangeError> {
         let first = self.plan_pages(plan, &mut new, &[old], &BTreeSet::new())?;
         plan.add(first.copy());
-        // Cluster maps of first writes are acknowledged before they are durable, and are named by this page too.
+        // This page names cluster maps of first writes, which may be acknowledged and not durable yet.
         plan.add(Step::Flush);
         plan.extend(first.replace());
         let pages = freed_pages(&[old], &[&new]);
@@ -157,9 +157,9 @@ impl OpenBlobStore {
 
 /// The pages that blobs had and do not have any more.
 pub(super) fn freed_pages(before: &[&Blob], after: &[&Blob]) -> Vec<u32> {
-    let kept: BTreeSet<u32> = after.iter().flat_map(|blob| blob.all_pages()).collect();
+    let used: BTreeSet<u32> = after.iter().flat_map(|blob| blob.all_pages()).collect();
     let freed: BTreeSet<u32> = before.iter().flat_map(|blob| blob.all_pages()).collect();
-    freed.difference(&kept).copied().collect()
+    freed.difference(&used).copied().collect()
 }
 
 /// Sets an attribute, or replaces it where it is.

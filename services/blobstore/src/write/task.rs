@@ -17,7 +17,7 @@ use crate::layout::BlobStoreLayout;
 const CLEAR_BYTES_MAX: u64 = 256 << 20;
 /// I/O of clearing in flight, of each change.
 const CLEARS_MAX: usize = 4;
-/// Groups of pages that are marked as used together, so that this is written seldom.
+/// Groups of pages that are marked as used together, so that this is rarely written.
 const GROUPS_AHEAD: u32 = 16;
 
 /// What a plan has for itself while it runs.
