@@ -213,10 +213,10 @@ mod tests {
             let is_described = !info.text.is_empty() && !info.result.is_empty();
             assert!(is_described || info.default_only.is_some(), "{name}");
         }
-        assert!(Catalog::not_found("bdev_compress_create").message.contains("is an SPDK method"));
+        assert!(Catalog::not_found("bdev_ftl_create").message.contains("is an SPDK method"));
         assert_eq!(
-            Catalog::not_found("bdev_compresscreate").message,
-            "no method is called bdev_compresscreate"
+            Catalog::not_found("bdev_ftlcreate").message,
+            "no method is called bdev_ftlcreate"
         );
     }
 

@@ -12,7 +12,45 @@ use crate::metadata::CargoMetadata;
 
 /// The files in circles that crates have, by folder. A crate that is not listed has none. The numbers only fall;
 /// one that has fallen is lowered here.
-const KNOWN: &[(&str, usize)] = &[];
+const KNOWN: &[(&str, usize)] = &[
+    ("apps/ringbolt", 34),
+    ("apps/xtask", 25),
+    ("bdev/accel", 4),
+    ("bdev/layer", 27),
+    ("bdev/nvme", 5),
+    ("bdev/raid", 9),
+    ("control", 11),
+    ("drivers/nvme", 4),
+    ("host/memory", 10),
+    ("host/net", 5),
+    ("host/pci", 5),
+    ("host/reactor", 2),
+    ("host/sys", 9),
+    ("lab/engines", 11),
+    ("lab/experiments", 6),
+    ("lab/model", 5),
+    ("lab/report", 10),
+    ("lab/workload", 49),
+    ("services/blobstore", 13),
+    ("services/lvol", 11),
+    ("sim", 8),
+    ("store/client", 3),
+    ("store/link", 3),
+    ("store/map", 10),
+    ("store/node", 23),
+    ("store/objects", 2),
+    ("store/replica", 10),
+    ("targets/controller", 18),
+    ("targets/iscsi", 11),
+    ("targets/nbd", 5),
+    ("targets/nvmf", 34),
+    ("targets/scsi", 28),
+    ("targets/shell", 7),
+    ("targets/vhost", 19),
+    ("wire/gpt", 2),
+    ("wire/nbd", 3),
+    ("wire/replica", 5),
+];
 
 /// A module's path within its crate; empty is the root.
 type ModulePath = Vec<String>;

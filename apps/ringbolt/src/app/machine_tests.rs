@@ -19,7 +19,9 @@ fn io_channels_are_those_that_are_open() {
         let answer = app.control.invoke("thread_get_io_channels", Value::Null).unwrap();
         answer["threads"][0].clone()
     };
-    assert_eq!(channels(), json!({ "name": "reactor_0", "io_channels": [] }));
+    // The examinations of a new bdev have channels too.
+    let none = json!({ "name": "reactor_0", "io_channels": [] });
+    while channels() != none {}
     let (registry, control) = (app.registry.clone(), app.control.clone());
     let with_two = reactors.handles()[0].call(move |core| {
         let device = registry.open("N", Access::ReadOnly).unwrap();
@@ -28,7 +30,7 @@ fn io_channels_are_those_that_are_open() {
     });
     let expected = json!([{ "name": "bdev_N", "ref": 2 }]);
     assert_eq!(with_two.unwrap()["threads"][0]["io_channels"], expected);
-    assert_eq!(channels()["io_channels"], json!([]));
+    while channels() != none {}
 }
 
 #[test]

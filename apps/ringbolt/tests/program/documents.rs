@@ -39,6 +39,7 @@ fn run(name: &str, document: &str, ports: &[&str], run_min: usize) -> String {
         "#!/bin/sh\ncase $1 in\n\
          image) exec '{program}' \"$@\" -r '{socket}' ;;\n\
          serve|rpc|trace) command=$1; shift; exec '{program}' $command -r '{socket}' \"$@\" ;;\n\
+         lvol) command=$2; shift 2; exec '{program}' lvol $command -r '{socket}' \"$@\" ;;\n\
          esac\nexec '{program}' \"$@\"\n",
         socket = socket.display()
     );

@@ -95,6 +95,8 @@ fn hosts_do_not_see_hidden_protection_and_the_target_checks_it() {
         // The medium has it: blocks of 520 bytes with valid guards and reference tags. One is damaged behind the target.
         side.target.remove_namespace(NQN, 1).unwrap();
         wait_for("the end of the bdev", || host.registry.find("Nvme0n1").is_none());
+        // A core may have a channel for a moment longer.
+        wait_for("the end of the claim", || medium.open("Malloc0", bdev::Access::ReadWrite).is_ok());
         let done = host.with_device(&medium, "Malloc0", bdev::Access::ReadWrite, |core, io| async move {
             let read = core.pool().take(520 * 8).unwrap();
             let mut blocks = io.read(8, read).await.map_err(|(status, _)| status)?;
