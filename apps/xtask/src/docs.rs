@@ -22,7 +22,7 @@ pub(crate) const COLUMNS_MAX: usize = 110;
 const PARAGRAPH_WORDS_MAX: usize = 120;
 
 /// Documents that programs write, whose lines are as long as they come out.
-const GENERATED: [&str; 3] = ["docs/RPC.md", "docs/PARAMETERS.md", "docs/FINDINGS.md"];
+const GENERATED: [&str; 4] = ["docs/RPC.md", "docs/PARAMETERS.md", "docs/METRICS.md", "docs/FINDINGS.md"];
 
 /// Folders without documents of this repository: build outputs, and what others keep beside it.
 const NOT_SEARCHED: [&str; 4] = ["target", "shared", "corpus", "artifacts"];
