@@ -214,10 +214,7 @@ mod tests {
             assert!(is_described || info.default_only.is_some(), "{name}");
         }
         assert!(Catalog::not_found("bdev_ftl_create").message.contains("is an SPDK method"));
-        assert_eq!(
-            Catalog::not_found("bdev_ftlcreate").message,
-            "no method is called bdev_ftlcreate"
-        );
+        assert_eq!(Catalog::not_found("bdev_ftlcreate").message, "no method is called bdev_ftlcreate");
     }
 
     #[test]
