@@ -239,11 +239,10 @@ fn paths_of(text: &str) -> Vec<NamedPath> {
 
 /// Whether the tokens before a path are those of `pub use`, also `pub(crate) use`.
 fn is_export(before: &[&str]) -> bool {
-    match before {
-        [.., "pub", "use"] => true,
-        [.., "pub", "(", _, ")", "use"] | [.., "pub", "(", "in", _, ")", "use"] => true,
-        _ => false,
-    }
+    matches!(
+        before,
+        [.., "pub", "use"] | [.., "pub", "(", _, ")", "use"] | [.., "pub", "(", "in", _, ")", "use"]
+    )
 }
 
 /// Reads a path or group of paths from `at`; returns where it ends.

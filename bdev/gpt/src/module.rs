@@ -245,12 +245,15 @@ fn parse_types(text: &str) -> Result<PartTypes, RpcError> {
     })
 }
 
+/// The table that a device has, or why it has none.
+type SearchResult = Result<Arc<GptTable>, NoTableRead>;
+
 /// A call for which the table was read.
 struct PreparedCreate {
     params: GptParams,
     types: PartTypes,
     /// The device with its table; `None` if it is not there.
-    found: Option<(Arc<BlockDevice>, Result<Arc<GptTable>, NoTableRead>)>,
+    found: Option<(Arc<BlockDevice>, SearchResult)>,
 }
 
 fn prepare_create(module: &GptModule, params: GptParams) -> Result<PreparedCreate, RpcError> {

@@ -74,7 +74,7 @@ impl IoUnit {
 
     fn field<T: Copy>(&self, at: usize) -> T {
         // SAFETY: the layouts of the version have a `T` at this offset, aligned in the structure.
-        unsafe { self.unit.as_ptr().byte_add(at).cast::<T>().read() }
+        unsafe { self.unit.as_ptr().wrapping_byte_add(at).cast::<T>().read() }
     }
 
     /// What it does.
@@ -152,7 +152,7 @@ impl IoUnit {
 /// `file` is a `fio_file` with a name.
 pub(crate) unsafe fn file_name(file: NonNull<c_void>) -> Option<String> {
     // SAFETY: a `fio_file` has the pointer at this offset.
-    let name = unsafe { file.as_ptr().byte_add(FILE_NAME_AT).cast::<*const c_char>().read() };
+    let name = unsafe { file.as_ptr().wrapping_byte_add(FILE_NAME_AT).cast::<*const c_char>().read() };
     if name.is_null() {
         return None;
     }
