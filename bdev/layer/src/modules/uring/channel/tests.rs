@@ -283,8 +283,8 @@ fn what_a_busy_device_has_no_resources_for_is_retried_when_it_has() {
         atomic_blocks_max: 0,
         worker: super::super::FileWorker::new(std::fs::File::open("/dev/null").unwrap()),
     };
-    let (started, ended): (Rc<RefCell<Vec<EventCompletion>>>, Rc<RefCell<Vec<EventCompletion>>>) =
-        Default::default();
+    let started = Rc::new(RefCell::new(Vec::<EventCompletion>::new()));
+    let ended = Rc::new(RefCell::new(Vec::<EventCompletion>::new()));
     let port = BusyPort { started: started.clone(), ended: ended.clone() };
     let mut channel = FileIoChannel::new(core.clone(), port, 512, Arc::new(shared));
     let read = |tag| Request::read(Tag(tag), 0, 1, core.pool().take(512).unwrap());
