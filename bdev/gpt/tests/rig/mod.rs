@@ -38,7 +38,7 @@ impl Program {
         let registry = Registry::new();
         let builder = ControlPlane::builder(Vec::new());
         let bdevs = BdevModule::new(registry.clone(), builder.examiner());
-        let gpt = GptModule::new(&bdevs, &reactors.handles());
+        let gpt = GptModule::new(&bdevs, reactors.handles());
         let plane = builder.module(&bdevs).module(&gpt).start(None).unwrap();
         Program { plane, registry, reactors }
     }
@@ -110,13 +110,10 @@ impl Program {
         self.call("framework_get_config", json!({ "name": "bdev" })).as_array().unwrap().clone()
     }
 
-    fn on_core<R: Send + 'static, F: Future<Output = R>>(
+    fn on_core<R: Send + 'static, F: Future<Output = R> + 'static>(
         &self,
         run: impl FnOnce(reactor::Core) -> F + Send + 'static,
-    ) -> R
-    where
-        F: 'static,
-    {
+    ) -> R {
         let (sender, receiver) = mpsc::channel();
         let start = move |core: &reactor::Core| {
             let run = run(core.clone());
