@@ -34,9 +34,6 @@ const ORDER_WITHIN: [(&str, &[&str]); 9] = [
 /// Layers that may use `unsafe` and so need no `#![forbid(unsafe_code)]`.
 const UNSAFE_ALLOWED: [&str; 2] = ["host", "tests"];
 
-/// Layers whose crates have one module with `unsafe`, which allows it by name: what a library exports.
-const UNSAFE_DENIED: [&str; 1] = ["plugins"];
-
 /// Folders without a data path, where an asynchronous runtime is allowed.
 const CONTROL_ONLY: [&str; 4] = ["lab", "apps", "sim", "tests"];
 
@@ -151,11 +148,9 @@ fn check_root(
         if !text.trim_start().starts_with("//!") {
             findings.push(format!("{}: {file} does not start with its documentation (//!)", package.name));
         }
-        let level = if UNSAFE_DENIED.contains(&place.layer) { "deny" } else { "forbid" };
-        let start = format!("#![{level}(");
-        let has_level = |line: &str| line.trim().starts_with(&start) && line.contains("unsafe_code");
-        if !UNSAFE_ALLOWED.contains(&place.layer) && !text.lines().any(has_level) {
-            findings.push(format!("{}: {file} lacks #![{level}(unsafe_code)]", package.name));
+        let forbids = |line: &str| line.trim().starts_with("#![forbid(") && line.contains("unsafe_code");
+        if !UNSAFE_ALLOWED.contains(&place.layer) && !text.lines().any(forbids) {
+            findings.push(format!("{}: {file} lacks #![forbid(unsafe_code)]", package.name));
         }
     }
     findings

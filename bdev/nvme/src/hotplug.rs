@@ -73,7 +73,7 @@ enum Presence {
     Retry { at: Instant, interval: Duration },
 }
 
-/// Decides what is attached and detached. It is told of requests even while hot plug is off.
+/// Decides what is attached and detached. Requests reach it even while hot plug is off.
 #[derive(Debug, Default)]
 pub(crate) struct HotplugPlan {
     present: BTreeMap<String, (TransportId, Presence)>,

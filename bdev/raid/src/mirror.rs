@@ -29,7 +29,7 @@ const REGION_BYTES_MIN: u64 = 64 << 10;
 /// Repairs of read errors at a time; others are left for the next read.
 const REPAIRS_MAX: u64 = 16;
 
-/// The members of a raid1 array: which have all data, what the superblocks say of that, and which regions may
+/// The members of a raid1 array: which have all data, which of them the superblocks list so, and which regions may
 /// differ.
 ///
 /// Cores read the sets of members for each request, and change them when a member fails. One task at a time, on

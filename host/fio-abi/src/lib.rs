@@ -5,8 +5,8 @@
 //! [`FioVersion`] knows their layouts from 3.30 to 3.42, so that one library serves all. fio refuses any other
 //! table as "bad ioops version"; here a line says which versions are known instead.
 //!
-//! A library implements [`FioEngine`], describes it in an [`EngineDefinition`], and exports
-//! [`get_ioengine`](EngineDefinition::get_ioengine):
+//! A library implements [`FioEngine`], describes it in an [`EngineDefinition`], and exports it with
+//! [`export_engine!`]. All `unsafe` code is here:
 //!
 //! ```
 //! use std::time::Duration;
@@ -46,6 +46,23 @@ mod loaded;
 mod table;
 mod unit;
 mod version;
+
+/// Exports the library's engine, an [`EngineDefinition`] that is a `static`, as fio looks for it: the function
+/// `get_ioengine`.
+#[macro_export]
+macro_rules! export_engine {
+    ($definition:path) => {
+        /// fio's entry: returns the table of functions.
+        ///
+        /// # Safety
+        /// `ops` is where fio takes the address from.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn get_ioengine(ops: *mut *mut ::core::ffi::c_void) {
+            // SAFETY: the caller's promise.
+            unsafe { $definition.get_ioengine(ops) };
+        }
+    };
+}
 
 pub use engine::{EngineDefinition, FioEngine, Queued};
 pub use unit::{FinishedUnit, IoUnit, UnitKind};

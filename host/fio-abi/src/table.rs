@@ -77,7 +77,7 @@ const OPTION_TEXT_AT: c_uint = 8;
 const OPTION_LENGTH_MAX: c_uint = 4096;
 
 impl EngineDefinition {
-    /// The library's `get_ioengine`: sets `ops` to the table of this engine for the fio that loads it, or to null
+    /// The library's `get_ioengine`, which [`export_engine!`](crate::export_engine) exports: sets `ops` to the table of this engine for the fio that loads it, or to null
     /// with a line on standard error that says why there is none.
     ///
     /// # Safety

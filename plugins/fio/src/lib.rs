@@ -5,12 +5,11 @@
 //!
 //! fio is licensed under the GPL, version 2 only, and this engine under the Apache License: it is built by its
 //! user and is in no package. It contains nothing of fio's headers; `fio_abi` declares the layouts.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod devices;
 mod engine;
-pub mod exports;
 
 use fio_abi::EngineDefinition;
 
@@ -23,3 +22,5 @@ pub static DEFINITION: EngineDefinition = EngineDefinition {
     file_bytes: devices::bytes_of,
     start: engine::start,
 };
+
+fio_abi::export_engine!(DEFINITION);

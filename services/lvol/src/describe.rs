@@ -1,4 +1,4 @@
-//! What methods say of stores and volumes.
+//! How methods describe stores and volumes.
 
 use bdev::InfoValue;
 use blobstore::{Blob, BlobId, BlobParent, BlobStore};

@@ -66,7 +66,7 @@ impl Mirror {
         self.meta().copies.is_running
     }
 
-    /// Copies what there is to copy, from the beginning of what is left.
+    /// Copies all stale regions, from the first that is left.
     pub(super) fn restart_copies(self: &Arc<Self>) {
         let round = {
             let mut meta = self.meta();

@@ -19,7 +19,7 @@ const IDLE_NS: u64 = 5_000_000_000;
 struct NoMemberLeft;
 
 impl Mirror {
-    /// Has the task look what there is to do.
+    /// Wakes the task, which looks for work.
     pub(super) fn schedule(self: &Arc<Self>) {
         {
             let mut meta = self.meta();
@@ -74,7 +74,7 @@ impl Mirror {
         }
     }
 
-    /// Does what there is to do at this moment.
+    /// Does the work that is due now.
     async fn pass(self: &Arc<Self>, core: &Core) -> Result<(), NoMemberLeft> {
         if self.bases.bases().is_empty() {
             // It is closed.
@@ -295,7 +295,7 @@ struct MemberChange {
 }
 
 impl MemberChange {
-    /// Takes what there is; lost members stay listed until that is recorded.
+    /// Takes the work that is due; lost members stay listed until their loss is recorded.
     fn take(meta: &mut MetaState) -> MemberChange {
         MemberChange {
             lost: meta.lost.clone(),
