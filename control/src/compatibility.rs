@@ -1,5 +1,6 @@
 //! SPDK's methods that set options of subsystems that Ringbolt lacks, or in which it has no choice. SPDK's
-//! configuration files contain many of them: what is so anyway is accepted, other values are rejected by name.
+//! configuration files contain many of them: what is so anyway is accepted, other values are rejected by
+//! name.
 
 use crate::{Method, Module, NoParameters};
 

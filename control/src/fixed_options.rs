@@ -1,5 +1,5 @@
-//! SPDK's subsystems that have options and no counterpart here. As SPDK's, they repeat their options in a saved
-//! configuration: the defaults, and what was set.
+//! SPDK's subsystems that have options and no counterpart here. As SPDK's, they repeat their options in a
+//! saved configuration: the defaults, and what was set.
 
 use std::marker::PhantomData;
 use std::sync::Mutex;

@@ -230,7 +230,8 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// The name of a parameter whose field is a raw identifier, such as `r#type`. For [`parameters!`](crate::parameters).
+/// The name of a parameter whose field is a raw identifier, such as `r#type`. For
+/// [`parameters!`](crate::parameters).
 #[doc(hidden)]
 pub const fn field_name(field: &'static str) -> &'static str {
     match field.as_bytes() {

@@ -1,5 +1,5 @@
-//! Superblocks and write-intent bitmaps of RAID members: every decoder of `wire/raid`, of any bytes and of such
-//! with valid CRCs.
+//! Superblocks and write-intent bitmaps of RAID members: every decoder of `wire/raid`, of any bytes and of
+//! such with valid CRCs.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// User-space block storage: a target for NVMe (TCP, vfio-user), iSCSI, vhost-user (block, SCSI), NBD and ublk, its
-/// JSON-RPC client, a replicated store, a load generator, NVMe tools, device models and a lab.
+/// User-space block storage: a target for NVMe (TCP, vfio-user), iSCSI, vhost-user (block, SCSI), NBD and
+/// ublk, its JSON-RPC client, a replicated store, a load generator, NVMe tools, device models and a lab.
 #[derive(Parser)]
 #[command(
     name = "ringbolt",
@@ -26,8 +26,8 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 pub(crate) enum CliCommand {
-    /// Serve block devices over NVMe (TCP, vfio-user), iSCSI, vhost-user (block, SCSI), NBD and ublk, configured by a
-    /// file and by JSON-RPC
+    /// Serve block devices over NVMe (TCP, vfio-user), iSCSI, vhost-user (block, SCSI), NBD and ublk,
+    /// configured by a file and by JSON-RPC
     Serve(Serve),
     /// Call a JSON-RPC method of a running server
     Rpc(Rpc),
@@ -180,7 +180,8 @@ pub(crate) struct Serve {
     /// Directory of the sockets of vhost controllers [default: the current one]
     #[arg(short = 'S', long, value_name = "DIR")]
     pub(crate) vhost_socket_dir: Option<PathBuf>,
-    /// Absolute path of a folder for keys that calls pass by value: a file each, which saved configurations name
+    /// Absolute path of a folder for keys that calls pass by value: a file each, which saved configurations
+    /// name
     #[arg(long, value_name = "DIR")]
     pub(crate) key_folder: Option<PathBuf>,
     /// End when standard input does: with the process that has the other end of the pipe

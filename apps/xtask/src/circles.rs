@@ -1,8 +1,8 @@
 //! Circles of files: files of a crate that import each other, so that none of them can be read first.
 //!
-//! A path in a file (`crate::a::B`, `super::B`, `child::B`) is an edge to the file that defines what it names; names
-//! that a file re-exports (`pub use`) are followed to theirs. A re-export itself is no edge, nor are tests'.
-//! A circle is a largest set of files that all reach each other.
+//! A path in a file (`crate::a::B`, `super::B`, `child::B`) is an edge to the file that defines what it
+//! names; names that a file re-exports (`pub use`) are followed to theirs. A re-export itself is no edge, nor
+//! are tests'. A circle is a largest set of files that all reach each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use crate::metadata::CargoMetadata;
 
-/// The files in circles that crates have, by folder. A crate that is not listed has none. The numbers only fall;
-/// one that has fallen is lowered here.
+/// The files in circles that crates have, by folder. A crate that is not listed has none. The numbers only
+/// fall; one that has fallen is lowered here.
 const KNOWN: &[(&str, usize)] = &[
     ("apps/ringbolt", 34),
     ("apps/xtask", 25),

@@ -1,5 +1,6 @@
-//! Checks of the Markdown documents, which tests run over the whole repository: relative links lead to files and
-//! headings that exist, prose fits 110 columns, paragraphs of the architecture are short, and every crate is listed.
+//! Checks of the Markdown documents, which tests run over the whole repository: relative links lead to files
+//! and headings that exist, prose fits 110 columns, paragraphs of the architecture are short, and every crate
+//! is listed.
 //!
 //! ```text
 //! cargo run -p ringbolt-xtask -- docs            # what is wrong

@@ -14,8 +14,8 @@ use crate::metadata::{CargoMetadata, Package};
 const LAYERS: [&str; 11] =
     ["base", "wire", "host", "drivers", "control", "bdev", "services", "targets", "store", "lab", "apps"];
 
-/// Folders that may use every layer and that no layer may use. Plugins are shared libraries that programs of others
-/// load.
+/// Folders that may use every layer and that no layer may use. Plugins are shared libraries that programs of
+/// others load.
 const OUTSIDE: [&str; 3] = ["plugins", "sim", "tests"];
 
 /// The order of crates within a layer: a crate may use those listed before it. `*` is any other crate.

@@ -38,8 +38,8 @@ enum XtaskCommand {
         /// nvme+tcp://HOST:PORT/NQN?ns=N
         uri: String,
     },
-    /// Checks that crates depend only on lower layers, are documented and forbid unsafe code, and that no more of
-    /// their files import each other in circles than did.
+    /// Checks that crates depend only on lower layers, are documented and forbid unsafe code, and that no
+    /// more of their files import each other in circles than did.
     Layers,
     /// Counts the code of each crate: lines of src/ without comments, blank lines and tests. sim/, control/ and
     /// targets/shell are summed apart.

@@ -70,7 +70,8 @@ impl Default for Crc32c {
     }
 }
 
-/// An incremental CRC of 64 bits, as NVMe has it (CRC-64/NVME, also known as Rocksoft), with eight bytes of state.
+/// An incremental CRC of 64 bits, as NVMe has it (CRC-64/NVME, also known as Rocksoft), with eight bytes of
+/// state.
 ///
 /// ```
 /// use codec::Crc64;

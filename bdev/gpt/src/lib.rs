@@ -1,10 +1,11 @@
-//! Partitions of a GUID partition table as bdevs `BASEp1`, `BASEp2`, …, as SPDK's module `gpt`: [`GptModule`].
+//! Partitions of a GUID partition table as bdevs `BASEp1`, `BASEp2`, …, as SPDK's module `gpt`:
+//! [`GptModule`].
 //!
 //! Each bdev that appears is examined. [`TableSearch`] finds its table; the partitions of SPDK's types become
-//! bdevs ([`GptPart`]), others if a method asks for them. All partitions of a base share one claim on it, which
-//! they take when the first appears. From then on the table is that which was read: one that changes on the
-//! disk counts when all partitions are gone and the base is examined again, so that no partition moves under
-//! its users.
+//! bdevs ([`GptPart`]), others if a method asks for them. All partitions of a base share one claim on it,
+//! which they take when the first appears. From then on the table is that which was read: one that changes on
+//! the disk counts when all partitions are gone and the base is examined again, so that no partition moves
+//! under its users.
 //!
 //! ```
 //! use bdev_gpt::{SearchStep, TableSearch};

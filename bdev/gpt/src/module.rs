@@ -229,8 +229,8 @@ control::parameters! {
     struct GptParams {
         /// Device with the partition table
         base_bdev_name: String,
-        /// GUID of the partitions' type, or one of the names spdk, spdk-old, efi, bios-boot, linux, swap, lvm,
-        /// raid, linux-home, microsoft-basic, microsoft-reserved and freebsd-zfs; or `all`
+        /// GUID of the partitions' type, or one of the names spdk, spdk-old, efi, bios-boot, linux, swap,
+        /// lvm, raid, linux-home, microsoft-basic, microsoft-reserved and freebsd-zfs; or `all`
         part_type: String,
     }
 }

@@ -115,8 +115,8 @@ impl ClaimedBases {
         Some((base, claimed.table.clone()))
     }
 
-    /// Creates the partitions of a device that `is_wanted` selects and that are not there. A table that counts
-    /// already goes before `table`.
+    /// Creates the partitions of a device that `is_wanted` selects and that are not there. A table that
+    /// counts already goes before `table`.
     ///
     /// # Errors
     /// [`BdevError::Claimed`]; [`BdevError::Removed`]; [`BdevError::Invalid`] for a device with protection

@@ -8,10 +8,11 @@ const WINDOW_BYTES: u32 = 32 << 10;
 const BLOCK_BYTES_MAX: u32 = 512 << 10;
 const _: () = assert!(ENTRIES_BYTES_MAX <= BLOCK_BYTES_MAX);
 
-/// Finds the table of a device by reads of at most 1 MiB, one after the other and four at most: the start with
-/// the MBR and the primary table, and the end with the backup table if the primary one is not whole.
+/// Finds the table of a device by reads of at most 1 MiB, one after the other and four at most: the start
+/// with the MBR and the primary table, and the end with the backup table if the primary one is not whole.
 ///
-/// [`new`](Self::new) has the first step; [`read`](Self::read) takes what a step asked for and has the next one.
+/// [`new`](Self::new) has the first step; [`read`](Self::read) takes what a step asked for and has the next
+/// one.
 #[derive(Debug)]
 pub struct TableSearch {
     blocks: u64,

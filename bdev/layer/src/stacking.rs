@@ -1,10 +1,11 @@
 //! The stacking kit: what a module needs to stand on other bdevs, in this crate or another.
 //!
 //! A device on one base that passes most of it on is a [`VirtualBdev`], made by [`create_on`]; passthru is
-//! the shortest example. Devices that are ranges of one base share it: each is a [`PartBdev`], as those of split
-//! and of partition tables; its [`OffsetChannel`] is for other devices too. A device on several bases has a [`BaseSet`], whose places are filled and emptied while it
-//! lives, and implements [`Bdev`](crate::Bdev) itself. What the loss, the return or another size of a base
-//! means is the module's decision: [`on_base_removed`](crate::Bdev::on_base_removed),
+//! the shortest example. Devices that are ranges of one base share it: each is a [`PartBdev`], as those of
+//! split and of partition tables; its [`OffsetChannel`] is for other devices too. A device on several bases
+//! has a [`BaseSet`], whose places are filled and emptied while it lives, and implements
+//! [`Bdev`](crate::Bdev) itself. What the loss, the return or another size of a base means is the module's
+//! decision: [`on_base_removed`](crate::Bdev::on_base_removed),
 //! [`on_base_returned`](crate::Bdev::on_base_returned) and [`on_base_resized`](crate::Bdev::on_base_resized).
 //! [`Registry::stack`](crate::Registry::stack) says what stands on what.
 //!

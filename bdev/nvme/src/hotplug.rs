@@ -1,8 +1,8 @@
 //! Hot plug: controllers that are inserted are attached, and those that are removed are detached.
 //!
-//! [`HotplugPlan`] decides, sans-IO. One thread looks at the [`HotplugBus`], for [`PciBus`] when the kernel reports a
-//! change and in intervals, and performs what was decided, one after the other: an attachment blocks until the
-//! namespaces of the controller are scanned.
+//! [`HotplugPlan`] decides, sans-IO. One thread looks at the [`HotplugBus`], for [`PciBus`] when the kernel
+//! reports a change and in intervals, and performs what was decided, one after the other: an attachment
+//! blocks until the namespaces of the controller are scanned.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -42,7 +42,8 @@ pub struct HotplugFunction {
 
 /// Where controllers come and go.
 pub trait HotplugBus: Send + 'static {
-    /// The NVMe controllers that are present; `None` if it is known that nothing has changed since the last call.
+    /// The NVMe controllers that are present; `None` if it is known that nothing has changed since the last
+    /// call.
     ///
     /// # Errors
     /// Why they cannot be listed. What is attached stays as it is.
@@ -67,7 +68,8 @@ pub(crate) enum HotplugAction {
 enum Presence {
     /// It is attached, or is being attached.
     Attached,
-    /// It was detached by request, or is being ejected: it is left alone until it is removed or attached by request.
+    /// It was detached by request, or is being ejected: it is left alone until it is removed or attached by
+    /// request.
     Detached,
     /// It could not be attached; the next attempt, and the interval to the one after it.
     Retry { at: Instant, interval: Duration },
@@ -103,8 +105,8 @@ impl HotplugPlan {
         is_first
     }
 
-    /// Decides, from the controllers that are present, `None` if these are the same as before, and those of the bus
-    /// that are attached.
+    /// Decides, from the controllers that are present, `None` if these are the same as before, and those of
+    /// the bus that are attached.
     fn update(
         &mut self,
         listed: Option<Vec<HotplugFunction>>,
@@ -136,7 +138,8 @@ impl HotplugPlan {
                 Some(Presence::Retry { at, .. }) if at <= now => {
                     actions.push(HotplugAction::Attach(id.clone()));
                 }
-                // Not by an action: by request, by its driver, which has to release it, or because it has failed.
+                // Not by an action: by request, by its driver, which has to release it, or because it has
+                // failed.
                 Some(Presence::Attached) => _ = self.present.insert(key, (id.clone(), Presence::Detached)),
                 Some(Presence::Retry { .. } | Presence::Detached) => {}
             }
@@ -188,8 +191,8 @@ impl Hotplug {
         }))
     }
 
-    /// Looks at a bus in intervals of `period` from now on, or at none. `open_bus` and `attach` are used when it is
-    /// enabled first. What is attached stays attached when it is disabled.
+    /// Looks at a bus in intervals of `period` from now on, or at none. `open_bus` and `attach` are used when
+    /// it is enabled first. What is attached stays attached when it is disabled.
     ///
     /// # Errors
     /// There can be no thread or descriptor, or no bus.
@@ -349,7 +352,8 @@ pub struct PciBus {
     devices: PathBuf,
     /// `None` where the kernel reports no events.
     events: Option<HotplugMonitor>,
-    /// The names of all functions and the drivers of those that are NVMe controllers, when they were last listed.
+    /// The names of all functions and the drivers of those that are NVMe controllers, when they were last
+    /// listed.
     names: Vec<String>,
     controllers: Vec<PciFunctionInfo>,
     has_events: bool,

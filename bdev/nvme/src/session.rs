@@ -1,4 +1,5 @@
-//! What a path does with its controller, over any transport: scans it, handles its events, and executes commands.
+//! What a path does with its controller, over any transport: scans it, handles its events, and executes
+//! commands.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -146,7 +147,8 @@ impl<N: CoreNetwork> PathSession for ControllerSession<N> {
                 Some(PathCommand::RefreshAna) | None => {}
             }
             match handled {
-                // A lost connection is detected at the start of the loop. The driver recovers memory-based controllers.
+                // A lost connection is detected at the start of the loop. The driver recovers memory-based
+                // controllers.
                 Err(error) if is_fabrics && !matches!(error, AdminError::Failure(_)) => {
                     return PathInput::Lost(format!("an event could not be handled: {error}"));
                 }

@@ -1,4 +1,5 @@
-//! Hot plug of controllers of our own target, over vfio-user: a bus of directories stands for that of the machine.
+//! Hot plug of controllers of our own target, over vfio-user: a bus of directories stands for that of the
+//! machine.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::io;

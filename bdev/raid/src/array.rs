@@ -51,8 +51,8 @@ impl ArrayPhase {
 pub(crate) struct ArrayState {
     pub(crate) phase: ArrayPhase,
     pub(crate) slots: Vec<ArraySlot>,
-    /// The newest that is known: read from members, or written last. `None` without superblocks, and before the
-    /// first is written.
+    /// The newest that is known: read from members, or written last. `None` without superblocks, and before
+    /// the first is written.
     pub(crate) superblock: Option<RaidSuperblock>,
     /// Members with a superblock of the array that were found before it started.
     pub(crate) candidates: Vec<Candidate>,

@@ -138,8 +138,8 @@ impl Arrays {
     /// Starts an array that has its members: writes the first superblock, or takes the one that was found.
     ///
     /// # Errors
-    /// The members do not fit each other or the superblock, cannot be written, or the name is in use. The array
-    /// stays as it is, without its members.
+    /// The members do not fit each other or the superblock, cannot be written, or the name is in use. The
+    /// array stays as it is, without its members.
     pub(crate) fn start(&self, array: &Arc<RaidArray>) -> Result<(), RaidError> {
         let known = array.lock().superblock.clone();
         self.start_with(array, known.as_ref())
@@ -451,8 +451,8 @@ impl Arrays {
         Ok(renewed)
     }
 
-    /// Claims what was found of an array, as far as its superblock says that it has the data, and starts it when
-    /// that is all.
+    /// Claims what was found of an array, as far as its superblock says that it has the data, and starts it
+    /// when that is all.
     fn claim_candidates(&self, array: &Arc<RaidArray>) {
         let candidates: Vec<Candidate> = array.lock().candidates.clone();
         for candidate in candidates {
@@ -596,8 +596,8 @@ impl Arrays {
     }
 }
 
-/// The pages of the members that have the data, which are to be believed: of the array, with the sequence number
-/// of its newest superblock.
+/// The pages of the members that have the data, which are to be believed: of the array, with the sequence
+/// number of its newest superblock.
 fn in_sync_pages(candidates: &[Candidate], known: Option<&RaidSuperblock>) -> Vec<IntentPage> {
     let Some(known) = known else { return Vec::new() };
     let has_data = |candidate: &&Candidate| {

@@ -1,9 +1,9 @@
 //! RAID arrays of bdevs, as SPDK's module `raid`: raid0, concat and raid1, made by [`RaidModule`].
 //!
-//! An array is made by a method, or from superblocks that its members have: each bdev that appears is examined.
-//! While members are missing it is configuring; then it is a bdev. raid0 and concat divide requests by a
-//! [`StripeLayout`]. raid1 ([`Mirror`]) writes to all members and reads from the least busy; it survives the
-//! loss of members, and copies to those that return or replace others. Mirrors with a superblock keep a
+//! An array is made by a method, or from superblocks that its members have: each bdev that appears is
+//! examined. While members are missing it is configuring; then it is a bdev. raid0 and concat divide requests
+//! by a [`StripeLayout`]. raid1 ([`Mirror`]) writes to all members and reads from the least busy; it survives
+//! the loss of members, and copies to those that return or replace others. Mirrors with a superblock keep a
 //! write-intent bitmap: after a crash, or when a member returns, they copy what may differ instead of all.
 //!
 //! ```

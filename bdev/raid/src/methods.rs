@@ -126,7 +126,8 @@ control::parameters! {
         uuid: Option<Uuid>,
         /// Whether each member gets a superblock, from which the array is made again
         superblock: bool = false,
-        /// `full` copies the first member of a mirror to the others; `bitmap` takes them to be equal. Not in SPDK
+        /// `full` copies the first member of a mirror to the others; `bitmap` takes them to be equal. Not in
+        /// SPDK
         resync: ResyncMode = ResyncMode::Bitmap,
     }
 }
@@ -518,7 +519,8 @@ control::parameters! {
         process_window_size_kb: Option<u32> ["KiB"],
         /// Most that a rebuild copies; 0 for no limit
         process_max_bandwidth_mb_sec: Option<u32> ["MiB/s"],
-        /// `full` copies all of a mirror that is found by its superblock, `bitmap` what its bitmap says. Not in SPDK
+        /// `full` copies all of a mirror that is found by its superblock, `bitmap` what its bitmap says. Not
+        /// in SPDK
         resync: Option<ResyncMode>,
     }
 }

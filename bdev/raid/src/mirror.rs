@@ -29,13 +29,13 @@ const REGION_BYTES_MIN: u64 = 64 << 10;
 /// Repairs of read errors at a time; others are left for the next read.
 const REPAIRS_MAX: u64 = 16;
 
-/// The members of a raid1 array: which have all data, which of them the superblocks list so, and which regions may
-/// differ.
+/// The members of a raid1 array: which have all data, which of them the superblocks list so, and which
+/// regions may differ.
 ///
-/// Cores read the sets of members for each request, and change them when a member fails. One task at a time, on
-/// one core, writes superblocks and the bitmap; another copies. Both are started when there is something to do.
-/// A member is *in sync* if it has all data, a *target* while it is copied to. Requests go to both, reads to
-/// members that are in sync only.
+/// Cores read the sets of members for each request, and change them when a member fails. One task at a time,
+/// on one core, writes superblocks and the bitmap; another copies. Both are started when there is something
+/// to do. A member is *in sync* if it has all data, a *target* while it is copied to. Requests go to both,
+/// reads to members that are in sync only.
 pub struct Mirror {
     array: Arc<RaidArray>,
     bases: Arc<BaseSet>,
@@ -46,8 +46,8 @@ pub struct Mirror {
     options: RaidOptions,
     /// Bits of members that have all data.
     in_sync: AtomicU64,
-    /// Bits of members of which the superblocks say so, or may say so in a moment: a write is acknowledged when
-    /// all of them have it.
+    /// Bits of members of which the superblocks say so, or may say so in a moment: a write is acknowledged
+    /// when all of them have it.
     recorded: AtomicU64,
     regions: RegionMap,
     /// Grows when superblocks or bitmap cannot be written: what waits for them fails.
@@ -312,8 +312,8 @@ impl Mirror {
         self.ops.iter().copied().find(|op| !device.bdev().supports(*op))
     }
 
-    /// Takes a member, which gets writes from now on and is copied to: what it lacks, if it returns and that is
-    /// known.
+    /// Takes a member, which gets writes from now on and is copied to: what it lacks, if it returns and that
+    /// is known.
     ///
     /// # Errors
     /// The place has a member.
@@ -383,8 +383,8 @@ impl Mirror {
         reactor::blocking::wait_until(&self.meta, &self.changed, timeout, is_removed).is_ok()
     }
 
-    /// Marks the members clean, as far as no writes are in flight; blocks until then, for `timeout` at most. Not
-    /// for reactors.
+    /// Marks the members clean, as far as no writes are in flight; blocks until then, for `timeout` at most.
+    /// Not for reactors.
     pub(crate) fn clean_now(self: &Arc<Self>, timeout: Duration) {
         if !self.regions.is_persistent() {
             return;

@@ -61,7 +61,8 @@ pub(crate) fn has_bitmap(block_bytes: u32) -> bool {
     (INTENT_PAGE_BYTES as u32).is_multiple_of(block_bytes)
 }
 
-/// Reads the superblock of a device, and the bitmap of a mirror's, and calls `then` on the core of the reader.
+/// Reads the superblock of a device, and the bitmap of a mirror's, and calls `then` on the core of the
+/// reader.
 pub(crate) fn read_member(
     reader: &DiskReader,
     device: &Arc<BlockDevice>,
@@ -206,8 +207,8 @@ async fn write_member(core: &Core, base: &BaseBdev, writes: &[MetadataWrite]) ->
     })
 }
 
-/// Whether the superblock of a member excludes every present member of the array: then it was used without them,
-/// and has a history of its own.
+/// Whether the superblock of a member excludes every present member of the array: then it was used without
+/// them, and has a history of its own.
 pub(crate) fn excludes_all(superblock: &RaidSuperblock, present: &[wire_raid::Uuid]) -> bool {
     let mut listed = present.iter().filter_map(|uuid| superblock.member(*uuid)).peekable();
     listed.peek().is_some() && listed.all(|member| member.state != MemberState::Configured)

@@ -30,7 +30,8 @@ struct History {
 }
 
 impl History {
-    /// The values that a block may have after a crash at a cut: the last one that was durable, or a later one.
+    /// The values that a block may have after a crash at a cut: the last one that was durable, or a later
+    /// one.
     fn allowed(&self, lba: u64, cut: u64) -> Vec<u64> {
         let issued = self.writes.iter().filter(|write| write.0 == lba && write.2 <= cut);
         let mut allowed = vec![0];

@@ -1,5 +1,5 @@
-//! Superblocks and bitmaps that are valid by themselves and say anything: an array that fits its members, or a
-//! line of the log.
+//! Superblocks and bitmaps that are valid by themselves and say anything: an array that fits its members, or
+//! a line of the log.
 #![allow(clippy::unwrap_used)]
 
 mod rig;

@@ -1,4 +1,5 @@
-//! Associations and I/O queues over a transport that is none of the driver's: a controller in this process's memory.
+//! Associations and I/O queues over a transport that is none of the driver's: a controller in this process's
+//! memory.
 #![allow(clippy::unwrap_used)]
 
 mod rig;

@@ -47,8 +47,8 @@ pub struct EngineDefinition {
     pub option_help: &'static CStr,
     /// Sets the option, before anything else. All jobs of a process have the same.
     pub set_option: fn(&str) -> Result<(), String>,
-    /// How large a file is, in bytes. Called in the process that starts the jobs, which may be another than theirs:
-    /// it must leave no thread behind.
+    /// How large a file is, in bytes. Called in the process that starts the jobs, which may be another than
+    /// theirs: it must leave no thread behind.
     pub file_bytes: fn(&str) -> Result<u64, String>,
     /// Starts the engine of a job, on its thread.
     pub start: fn() -> Result<Box<dyn FioEngine>, String>,

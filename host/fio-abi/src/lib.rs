@@ -1,9 +1,9 @@
 //! fio's interface for external I/O engines, as a safe trait.
 //!
-//! fio opens a shared library and calls its `get_ioengine`, which returns a table of functions. The table, and
-//! the two structures that an engine shares with fio (`io_u` and `fio_file`), change between versions of fio:
-//! [`FioVersion`] knows their layouts from 3.30 to 3.42, so that one library serves all. fio refuses any other
-//! table as "bad ioops version"; here a line says which versions are known instead.
+//! fio opens a shared library and calls its `get_ioengine`, which returns a table of functions. The table,
+//! and the two structures that an engine shares with fio (`io_u` and `fio_file`), change between versions of
+//! fio: [`FioVersion`] knows their layouts from 3.30 to 3.42, so that one library serves all. fio refuses any
+//! other table as "bad ioops version"; here a line says which versions are known instead.
 //!
 //! A library implements [`FioEngine`], describes it in an [`EngineDefinition`], and exports it with
 //! [`export_engine!`]. All `unsafe` code is here:
@@ -36,8 +36,8 @@
 //! `panic = "unwind"`; one that is not is refused when fio loads it.
 //!
 //! # Sources
-//! The layouts are facts of fio's `ioengines.h`, `io_u.h`, `file.h` and `parse.h`; a test compares them with the
-//! headers of a source tree.
+//! The layouts are facts of fio's `ioengines.h`, `io_u.h`, `file.h` and `parse.h`; a test compares them with
+//! the headers of a source tree.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod engine;
@@ -47,8 +47,8 @@ mod table;
 mod unit;
 mod version;
 
-/// Exports the library's engine, an [`EngineDefinition`] that is a `static`, as fio looks for it: the function
-/// `get_ioengine`.
+/// Exports the library's engine, an [`EngineDefinition`] that is a `static`, as fio looks for it: the
+/// function `get_ioengine`.
 #[macro_export]
 macro_rules! export_engine {
     ($definition:path) => {

@@ -25,8 +25,8 @@ const CLOSE_FILE_AFTER: usize = 16;
 const INVALIDATE_AFTER: usize = 24;
 const GET_FILE_SIZE_AFTER: usize = 40;
 
-/// `FIO_RAWIO`, `FIO_DISKLESSIO`, `FIO_NOEXTEND`, `FIO_NODISKUTIL`: there is no file that fio could make, extend
-/// or find statistics of.
+/// `FIO_RAWIO`, `FIO_DISKLESSIO`, `FIO_NOEXTEND`, `FIO_NODISKUTIL`: there is no file that fio could make,
+/// extend or find statistics of.
 const FLAGS: c_int = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4;
 
 /// `fio_option`, the same in all versions. An array of them ends with one without a name.
@@ -77,8 +77,9 @@ const OPTION_TEXT_AT: c_uint = 8;
 const OPTION_LENGTH_MAX: c_uint = 4096;
 
 impl EngineDefinition {
-    /// The library's `get_ioengine`, which [`export_engine!`](crate::export_engine) exports: sets `ops` to the table of this engine for the fio that loads it, or to null
-    /// with a line on standard error that says why there is none.
+    /// The library's `get_ioengine`, which [`export_engine!`](crate::export_engine) exports: sets `ops` to
+    /// the table of this engine for the fio that loads it, or to null with a line on standard error that says
+    /// why there is none.
     ///
     /// # Safety
     /// `ops` is where fio takes a pointer from.
@@ -104,7 +105,8 @@ pub(crate) fn make(definition: &'static EngineDefinition) -> Result<*mut c_void,
 }
 
 impl FioVersion {
-    /// The offsets and numbers that an engine uses, by their names in fio's headers, for comparison with them.
+    /// The offsets and numbers that an engine uses, by their names in fio's headers, for comparison with
+    /// them.
     pub fn layouts(&self) -> Vec<(&'static str, i64)> {
         let mut layouts = vec![
             ("FIO_IOOPS_VERSION", self.ioops.into()),

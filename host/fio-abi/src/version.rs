@@ -82,8 +82,8 @@ const KNOWN: [FioVersion; 7] = [
 const MINOR_MAX: u32 = 42;
 
 impl FioVersion {
-    /// The layouts of a version as fio names itself: `fio-3.33`, or `fio-3.39-12-gabcdef` for one that was built
-    /// from a repository.
+    /// The layouts of a version as fio names itself: `fio-3.33`, or `fio-3.39-12-gabcdef` for one that was
+    /// built from a repository.
     ///
     /// # Errors
     /// Why the version cannot be served.

@@ -20,14 +20,15 @@ const INLINE_SUBMISSIONS: u32 = 64;
 
 /// A file whose operations are those of a Linux AIO context, the kernel's side of libaio.
 ///
-/// [`start`](Self::start) queues an operation, which owns its data from then on, [`submit`](Self::submit) passes all queued
-/// ones to the kernel in one system call, and [`reap`](Self::reap) returns them. Completions are read from memory that
-/// the kernel shares, without a system call. An operation that completes later makes [`event`](Self::event) readable,
-/// unless it [must be polled](Self::must_poll): where operations complete within the submission, as those of the page
-/// cache do, the signal would cost a third of the time and say nothing new, so that it is left out while that lasts.
+/// [`start`](Self::start) queues an operation, which owns its data from then on, [`submit`](Self::submit)
+/// passes all queued ones to the kernel in one system call, and [`reap`](Self::reap) returns them.
+/// Completions are read from memory that the kernel shares, without a system call. An operation that
+/// completes later makes [`event`](Self::event) readable, unless it [must be polled](Self::must_poll): where
+/// operations complete within the submission, as those of the page cache do, the signal would cost a third of
+/// the time and say nothing new, so that it is left out while that lasts.
 ///
-/// Drop waits for operations in flight for a limited time, and leaks the memory of those that remain. It costs no time
-/// otherwise: the context is destroyed on another thread.
+/// Drop waits for operations in flight for a limited time, and leaks the memory of those that remain. It
+/// costs no time otherwise: the context is destroyed on another thread.
 pub struct AioFile {
     file: OwnedFd,
     /// `None` only in `drop`.
@@ -70,8 +71,8 @@ impl AioFile {
     /// Creates a context for at most `depth` operations of `file`.
     ///
     /// # Errors
-    /// Those of `io_setup`: `EAGAIN` if the contexts of all processes exceed `fs.aio-max-nr`, `EPERM` or `ENOSYS` where it
-    /// is forbidden or missing; and those of `eventfd`.
+    /// Those of `io_setup`: `EAGAIN` if the contexts of all processes exceed `fs.aio-max-nr`, `EPERM` or
+    /// `ENOSYS` where it is forbidden or missing; and those of `eventfd`.
     ///
     /// # Panics
     /// If `depth` is 0 or exceeds 32,768.
@@ -111,7 +112,8 @@ impl AioFile {
         self.nowait = nowait;
     }
 
-    /// Becomes readable, again with each completion of an operation that signals. Nothing reads it: watch it edge-triggered.
+    /// Becomes readable, again with each completion of an operation that signals. Nothing reads it: watch it
+    /// edge-triggered.
     pub fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
@@ -121,14 +123,14 @@ impl AioFile {
         self.slots.len() - self.free.len()
     }
 
-    /// Whether [`event`](Self::event) does not become readable with every completion: call [`submit`](Self::submit) and
-    /// [`reap`](Self::reap) soon.
+    /// Whether [`event`](Self::event) does not become readable with every completion: call
+    /// [`submit`](Self::submit) and [`reap`](Self::reap) soon.
     pub fn must_poll(&self) -> bool {
         self.silent > 0 || !self.refused.is_empty() || !self.queue.is_empty()
     }
 
-    /// Queues an operation on `length` bytes at `offset` of the file, from or to the data's bytes at `start`. The
-    /// [`EventCompletion`] with `tag` returns the data.
+    /// Queues an operation on `length` bytes at `offset` of the file, from or to the data's bytes at `start`.
+    /// The [`EventCompletion`] with `tag` returns the data.
     ///
     /// # Errors
     /// `WouldBlock` if as many operations as the context takes are in flight; `Unsupported` for
@@ -284,8 +286,8 @@ impl AioFile {
 }
 
 impl Drop for AioFile {
-    /// Waits for operations in flight, because the kernel may still write into their buffers, and leaks the memory of
-    /// those that do not complete.
+    /// Waits for operations in flight, because the kernel may still write into their buffers, and leaks the
+    /// memory of those that do not complete.
     fn drop(&mut self) {
         let Some(mut context) = self.context.take() else { return };
         let mut left = self.in_kernel;

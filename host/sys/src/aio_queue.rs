@@ -282,7 +282,8 @@ pub(crate) struct AioContext {
     header_bytes: usize,
 }
 
-/// Offsets of `struct aio_ring`: `nr`, `head`, `tail`, `magic`, `incompat_features` and `header_length`, four bytes each.
+/// Offsets of `struct aio_ring`: `nr`, `head`, `tail`, `magic`, `incompat_features` and `header_length`, four
+/// bytes each.
 const EVENTS: usize = 4;
 const HEAD: usize = 8;
 const TAIL: usize = 12;
@@ -381,8 +382,8 @@ impl AioContext {
 }
 
 impl AioContext {
-    /// Destroys the context on another thread. The kernel takes tens of milliseconds for it, because it waits until no
-    /// processor can use the context any more (RCU), which a reactor must not wait for.
+    /// Destroys the context on another thread. The kernel takes tens of milliseconds for it, because it waits
+    /// until no processor can use the context any more (RCU), which a reactor must not wait for.
     pub(crate) fn destroy_later(self) {
         let address = self.ring.as_ptr().expose_provenance();
         std::mem::forget(self);
@@ -398,8 +399,8 @@ impl AioContext {
     }
 }
 
-/// To the thread that destroys contexts, which lives as long as the process; `None` if there can be no thread. It has at
-/// most the contexts of one process, which `fs.aio-max-nr` limits.
+/// To the thread that destroys contexts, which lives as long as the process; `None` if there can be no
+/// thread. It has at most the contexts of one process, which `fs.aio-max-nr` limits.
 static DESTROYER: OnceLock<Option<Sender<usize>>> = OnceLock::new();
 
 /// Destroys the context at an address that [`AioContext::destroy_later`] has exposed.

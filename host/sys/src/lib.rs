@@ -4,10 +4,10 @@
 //! readiness of descriptors, wake-ups from other cores, and sleep. It uses io_uring where that is allowed and epoll
 //! otherwise. [`clock`] converts the time-stamp counter to nanoseconds; [`CpuSet`] is a set of cores.
 //!
-//! [`AioFile`] carries the operations of one file where io_uring is forbidden, and signals an event loop of either kind.
-//! A thread without a reactor does I/O through [`AioQueue`], [`UringQueue`] or [`ThreadQueue`], which own the requests
-//! in flight. [`PerfEvent`] is a performance counter, [`ThreadUsage`] the resource usage of a thread,
-//! [`KernelKey`] a secret that the kernel keeps.
+//! [`AioFile`] carries the operations of one file where io_uring is forbidden, and signals an event loop of
+//! either kind. A thread without a reactor does I/O through [`AioQueue`], [`UringQueue`] or [`ThreadQueue`],
+//! which own the requests in flight. [`PerfEvent`] is a performance counter, [`ThreadUsage`] the resource
+//! usage of a thread, [`KernelKey`] a secret that the kernel keeps.
 //!
 //! ```
 //! let event_loop = os::EventLoop::new(&os::EventLoopConfig::default()).expect("io_uring or epoll");

@@ -30,8 +30,8 @@ pub enum Source {
         /// Bytes of a logical block.
         block_bytes: u32,
     },
-    /// `uring:PATH[?bs=BYTES]`: a file or block device through io_uring; `aio:PATH[?bs=BYTES]` is the same through Linux
-    /// AIO.
+    /// `uring:PATH[?bs=BYTES]`: a file or block device through io_uring; `aio:PATH[?bs=BYTES]` is the same
+    /// through Linux AIO.
     Uring {
         /// Path of the file or block device.
         path: String,
@@ -219,7 +219,8 @@ impl Source {
 }
 
 impl PreparedSource {
-    /// Opens a channel on this core, for writing where the device allows it. A connection has this queue depth.
+    /// Opens a channel on this core, for writing where the device allows it. A connection has this queue
+    /// depth.
     ///
     /// # Errors
     /// The device cannot be opened or reached.

@@ -1,5 +1,5 @@
-//! SPDK's blobstore: a store of blobs on one block device, sans-IO. Stores that SPDK wrote are loaded, checked
-//! and changed, and SPDK loads what is written here.
+//! SPDK's blobstore: a store of blobs on one block device, sans-IO. Stores that SPDK wrote are loaded,
+//! checked and changed, and SPDK loads what is written here.
 //!
 //! [`BlobStoreLoader`] says what to read, and makes a [`BlobStore`]: its [`Blob`]s, what they use, and the
 //! [`StoreFinding`]s that say what is wrong. [`BlobStore::read`] says where the data of a blob is.
@@ -56,12 +56,12 @@
 //!
 //! Writes are ordered so that a store can be loaded after each of them: extent pages and the chain's later
 //! pages before its first. SPDK relies on a device that replaces a page as a whole or not at all; here a copy
-//! of the page is written before, in place of the masks (`wire_blob::PageCopy`). What is left in two states is
-//! decided so:
+//! of the page is written before, in place of the masks (`wire_blob::PageCopy`). What is left in two states
+//! is decided so:
 //! - Making and deleting a snapshot: `recover.rs` has the rules. The clone says whether the snapshot exists.
-//! - Resizing: SPDK writes the last extent page before the table. If it has more clusters than the table says,
-//!   the blob has the size of the table; if it has fewer, the blob ends there. What is written here has a new
-//!   extent page then, so that the first page alone decides.
+//! - Resizing: SPDK writes the last extent page before the table. If it has more clusters than the table
+//!   says, the blob has the size of the table; if it has fewer, the blob ends there. What is written here has
+//!   a new extent page then, so that the first page alone decides.
 //! - Creating and deleting a blob: it exists while its first page does, which is written last. SPDK zeroes
 //!   the pages of a deleted one together: if the first is left alone, the blob is unusable, its chain being
 //!   broken.
@@ -71,8 +71,8 @@
 //!
 //! # State
 //! A [`BlobStore`] does not change. Its copies share cluster maps ([`BlobClusterMap`]) and blobs
-//! ([`BlobTable`]), so that a change publishes another one at little cost, and channels on other cores read and
-//! write by the one that they have.
+//! ([`BlobTable`]), so that a change publishes another one at little cost, and channels on other cores read
+//! and write by the one that they have.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

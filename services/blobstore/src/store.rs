@@ -25,8 +25,8 @@ pub(crate) struct StoreMasks {
 
 /// A state of a store: its blobs, what they use, and what is wrong with it. Copies share what is large.
 ///
-/// The state that was loaded is that after recovery: operations that were cut in two are finished or undone in
-/// it, though not on the device before the store is open for changes.
+/// The state that was loaded is that after recovery: operations that were cut in two are finished or undone
+/// in it, though not on the device before the store is open for changes.
 #[derive(Clone, Debug)]
 pub struct BlobStore {
     pub(crate) super_block: SuperBlock,
@@ -107,8 +107,8 @@ impl BlobStore {
         build(super_block, layout, None, &PageSet::new(0), false, false, Vec::new())
     }
 
-    /// What is not as in a store that was unloaded properly when it was loaded, in the order: notes of loading, blobs, owners,
-    /// masks.
+    /// What is not as in a store that was unloaded properly when it was loaded, in the order: notes of
+    /// loading, blobs, owners, masks.
     pub fn findings(&self) -> &[StoreFinding] {
         &self.findings
     }
@@ -122,8 +122,8 @@ impl BlobStore {
     }
 }
 
-/// Makes the state from all that was read. `scanned` says that it is all pages; `has_copies`, that pages are not
-/// replaced without one.
+/// Makes the state from all that was read. `scanned` says that it is all pages; `has_copies`, that pages are
+/// not replaced without one.
 pub(crate) fn build(
     super_block: SuperBlock,
     layout: BlobStoreLayout,

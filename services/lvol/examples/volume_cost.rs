@@ -1,7 +1,7 @@
 //! The cost of a logical volume: random 4 KiB I/Os on a device in memory, and on volumes of a store there.
 //!
-//! `volume_cost [MIB]` prints nanoseconds an I/O at queue depth 32, the median of 15 runs, and the ratio to the
-//! device alone: for a thick volume, and for one that reads through ten snapshots.
+//! `volume_cost [MIB]` prints nanoseconds an I/O at queue depth 32, the median of 15 runs, and the ratio to
+//! the device alone: for a thick volume, and for one that reads through ten snapshots.
 
 use bdev::rpc::BdevModule;
 use bdev::{Access, Registry, Request};

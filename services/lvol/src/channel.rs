@@ -28,10 +28,10 @@ pub(crate) const ALLOCATIONS_MAX: usize = 64;
 /// Divides requests into pieces for the store's device and the external snapshot.
 ///
 /// A request of one piece is passed on with another address; its place in the table has what it was. The
-/// others have a place for the request, and one for each piece. The tables grow until they are as full as they
-/// ever were, and have limits. A piece of a write in a cluster that the volume does not have waits until the
-/// owner has prepared one; `changes.rs` has the steps. What flushes and writes with FUA make durable includes
-/// the cluster maps that were written before.
+/// others have a place for the request, and one for each piece. The tables grow until they are as full as
+/// they ever were, and have limits. A piece of a write in a cluster that the volume does not have waits until
+/// the owner has prepared one; `changes.rs` has the steps. What flushes and writes with FUA make durable
+/// includes the cluster maps that were written before.
 pub(crate) struct LvolChannel {
     volume: Arc<VolumeShared>,
     seat: Arc<ChannelSeat>,

@@ -1,5 +1,5 @@
-//! Logical volumes: stores in SPDK's format are created on block devices or found there, and their volumes are
-//! block devices. The methods are SPDK's `bdev_lvol_*`.
+//! Logical volumes: stores in SPDK's format are created on block devices or found there, and their volumes
+//! are block devices. The methods are SPDK's `bdev_lvol_*`.
 //!
 //! [`LvolModule`] examines each device that appears. A device with a store is claimed, its metadata is loaded
 //! by [`blobstore`], and each volume is registered: by its UUID, with the alias `STORE/VOLUME`. A volume of
@@ -20,12 +20,12 @@
 //! ```
 //!
 //! # State
-//! A store that can be changed has an owner: a poller on one core with the [`blobstore::OpenBlobStore`], which
-//! does all I/O of the metadata. What it publishes, an immutable [`blobstore::BlobStore`], is shared by the module
-//! and the channels of all volumes, on all cores: these look for a newer one before each batch. A request is
-//! divided by it: pieces go to the store's device and to the external snapshot, and what has no data is filled
-//! with zeroes. A request of one piece is passed on with another address, and allocates nothing. A first write to
-//! a cluster asks the owner by mailbox.
+//! A store that can be changed has an owner: a poller on one core with the [`blobstore::OpenBlobStore`],
+//! which does all I/O of the metadata. What it publishes, an immutable [`blobstore::BlobStore`], is shared by
+//! the module and the channels of all volumes, on all cores: these look for a newer one before each batch. A
+//! request is divided by it: pieces go to the store's device and to the external snapshot, and what has no
+//! data is filled with zeroes. A request of one piece is passed on with another address, and allocates
+//! nothing. A first write to a cluster asks the owner by mailbox.
 //!
 //! Methods begin changes under the update lock, wait for them without it, and then register, rename or resize
 //! block devices. What operates on a volume reserves it: others get EBUSY.
@@ -33,8 +33,8 @@
 //! # Claims
 //! The store's device gets a claim of the type read many write one, before its metadata is read. If it is
 //! read-only or is kept as it is by other readers, the claim is read many write none, and the volumes are
-//! read-only; so they are if a cluster has two owners. External snapshots get a claim of the type read many write
-//! none. A device that is open for writing, or has another claim, is left alone.
+//! read-only; so they are if a cluster has two owners. External snapshots get a claim of the type read many
+//! write none. A device that is open for writing, or has another claim, is left alone.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

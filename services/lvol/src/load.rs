@@ -78,8 +78,8 @@ impl LoadQueue {
     }
 }
 
-/// Claims the device of a store: for writing, unless it is read-only, or has readers that want it to stay as it
-/// is.
+/// Claims the device of a store: for writing, unless it is read-only, or has readers that want it to stay as
+/// it is.
 fn claim(registry: &Registry, name: &str) -> Result<(BaseBdev, bool), BdevError> {
     let device = registry.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
     let is_kept = device.claim().is_some_and(|(kind, _)| kind == ClaimType::ReadManyWriteNone);

@@ -1,8 +1,8 @@
 //! The I/O of an open store, for a [`PlanRunner`](bdev::PlanRunner) on its device.
 //!
-//! A copy is divided into parts of up to 1 MiB, each a read and a write of the same memory. What is read of an
-//! external snapshot goes through a channel of that device. A flush goes through a channel of its own: it is
-//! no barrier, and a store waits itself for what has to be before and after.
+//! A copy is divided into parts of up to 1 MiB, each a read and a write of the same memory. What is read of
+//! an external snapshot goes through a channel of that device. A flush goes through a channel of its own: it
+//! is no barrier, and a store waits itself for what has to be before and after.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

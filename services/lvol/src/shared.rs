@@ -1,12 +1,12 @@
-//! What the channels of a store, on any core, share with its owner: the metadata that it has published, and which
-//! of them use older metadata.
+//! What the channels of a store, on any core, share with its owner: the metadata that it has published, and
+//! which of them use older metadata.
 //!
 //! What is published is an immutable [`BlobStore`] with a number, its epoch. A channel looks for a newer one
-//! before each batch, which costs a load while there is none. A cluster that is free in it is used again when no
-//! channel has I/O in flight by an older one: each channel publishes the oldest epoch of its I/O
-//! ([`ChannelSeat`]). Before a snapshot is made of a volume, its writes pause: each channel publishes how many
-//! it has in flight. Both are a store before I/O begins and a load of what the owner has published; the owner
-//! stores first and loads after [`os::barrier::heavy`], so that one of both sees the other.
+//! before each batch, which costs a load while there is none. A cluster that is free in it is used again when
+//! no channel has I/O in flight by an older one: each channel publishes the oldest epoch of its I/O
+//! ([`ChannelSeat`]). Before a snapshot is made of a volume, its writes pause: each channel publishes how
+//! many it has in flight. Both are a store before I/O begins and a load of what the owner has published; the
+//! owner stores first and loads after [`os::barrier::heavy`], so that one of both sees the other.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -72,8 +72,8 @@ pub(crate) enum ChannelMessage {
     /// The data of the first write is to be written to the new cluster, which begins at this offset of the
     /// store's device. [`OwnerMessage::Written`] follows.
     Write { index: u32, change: ChangeId, offset: u64 },
-    /// The cluster map is written, or the change has failed. Otherwise: whether the data was written, or it is
-    /// to be written to a cluster that is there now.
+    /// The cluster map is written, or the change has failed. Otherwise: whether the data was written, or it
+    /// is to be written to a cluster that is there now.
     Done { index: u32, result: Result<bool, block_io::Status> },
 }
 
@@ -125,8 +125,8 @@ impl StoreShared {
         _ = self.owner.set(owner);
     }
 
-    /// Sends a message to the owner; returns it if the owner's mailbox is full, and `Ok(false)` if there is no
-    /// owner any more.
+    /// Sends a message to the owner; returns it if the owner's mailbox is full, and `Ok(false)` if there is
+    /// no owner any more.
     pub(crate) fn send(&self, message: OwnerMessage) -> Result<bool, OwnerMessage> {
         let Some(owner) = self.owner.get().filter(|_| !self.is_closed()) else { return Ok(false) };
         owner.send(message)?;

@@ -234,8 +234,8 @@ impl LvolStore {
         _ = self.closed.set(closed);
     }
 
-    /// Ends the owner, when all changes are done, and waits until it has closed the device. Returns whether it
-    /// has in time.
+    /// Ends the owner, when all changes are done, and waits until it has closed the device. Returns whether
+    /// it has in time.
     pub(crate) fn close(&self, timeout: Duration) -> bool {
         let is_closed = self.closed.get().is_none_or(|closed| owner::close(&self.shared, closed, timeout));
         self.base.release();

@@ -125,8 +125,8 @@ impl LvolBdev {
         self.external.base(EXTERNAL).map(|base| base.device().clone())
     }
 
-    /// Opens the external snapshot `name`, unless one is open. The registry is to be notified of what stands on
-    /// it.
+    /// Opens the external snapshot `name`, unless one is open. The registry is to be notified of what stands
+    /// on it.
     pub(crate) fn open_external(
         &self,
         registry: &Registry,

@@ -85,8 +85,8 @@ pub struct SubsystemNamespace {
     pub block_size: u32,
     /// Metadata of a block, interleaved with its data.
     pub metadata: MetadataFormat,
-    /// What the block device checks of protection information that it generates and strips, and hosts do not see; empty
-    /// for none. A namespace with it has no `metadata`.
+    /// What the block device checks of protection information that it generates and strips, and hosts do not
+    /// see; empty for none. A namespace with it has no `metadata`.
     pub hidden_protection: ProtectionFlags,
     /// NGUID (globally unique identifier); zero for none.
     pub nguid: [u8; 16],

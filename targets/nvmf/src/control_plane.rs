@@ -52,7 +52,8 @@ const CLAIM: &str = "NVMe-oF Target";
 ///
 /// Calls block, so a reactor's thread must not make them. Order: [`create_transport`](Self::create_transport)
 /// for each, subsystems, namespaces and hosts, then listeners;
-/// [`shutdown`](Self::shutdown) before the reactors stop. Cheap to clone. `N` is the network of the transports that use one.
+/// [`shutdown`](Self::shutdown) before the reactors stop. Cheap to clone. `N` is the network of the
+/// transports that use one.
 pub struct NvmfTarget<N: ServerNetwork = Sockets>(TargetControl<TargetState>, PhantomData<fn() -> N>);
 
 struct TargetState {
@@ -153,7 +154,8 @@ pub struct NamespaceConfig {
     pub ptpl_file: Option<String>,
     /// Only hosts that [`NvmfTarget::add_namespace_host`] names see it, not all that may connect.
     pub no_auto_visible: bool,
-    /// Hosts do not see the protection information of the block device, which generates, checks and strips it.
+    /// Hosts do not see the protection information of the block device, which generates, checks and strips
+    /// it.
     pub hide_metadata: bool,
 }
 

@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 
-/// What the queues of a core have done, for `nvmf_get_stats`. Counted when a queue opens or closes and when memory is
-/// short, never for each command: those of an open queue are its own.
+/// What the queues of a core have done, for `nvmf_get_stats`. Counted when a queue opens or closes and when
+/// memory is short, never for each command: those of an open queue are its own.
 #[derive(Debug, Default)]
 pub(crate) struct QueueTotals {
     admin_queues: Cell<u64>,

@@ -18,8 +18,8 @@
 //!    protocol and the network: the calls between them are static, and no I/O costs a lock, an allocation or an
 //!    indirect call here. Tests run a group on a simulated network.
 //!
-//! Beside them is [`TargetControl`]: the state of a target under its lock, the block devices that it follows, and its
-//! end. [`collect_connections`] reports its connections as metrics.
+//! Beside them is [`TargetControl`]: the state of a target under its lock, the block devices that it follows,
+//! and its end. [`collect_connections`] reports its connections as metrics.
 //!
 //! One poll of a group: messages and configuration; [`Protocol::begin_poll`]; [`ProtocolConnection::receive`] on each
 //! ready connection, which fills the batches of block devices; [`ProtocolConnection::poll`] on those whose peers share

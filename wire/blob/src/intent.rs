@@ -44,8 +44,8 @@ impl PageCopy {
     /// Bytes that a page may have before its zeroes and its last 8 bytes, if a copy is to be possible.
     pub const CONTENT_BYTES_MAX: usize = PAGE_BYTES - CONTENT_AT;
 
-    /// Encodes the copy; `None` if the content is not a page, or too long. It is no valid mask, super block or
-    /// metadata page.
+    /// Encodes the copy; `None` if the content is not a page, or too long. It is no valid mask, super block
+    /// or metadata page.
     pub fn encode(&self) -> Option<[u8; PAGE_BYTES]> {
         let content = self.content.first_chunk::<PAGE_BYTES>()?;
         let (body, tail) = content.split_at(PAGE_BYTES - COPY_TAIL_BYTES);

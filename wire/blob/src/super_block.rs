@@ -127,9 +127,9 @@ impl SuperBlock {
         Ok(super_block)
     }
 
-    /// Decodes a super block that a power failure left half written: parts of the one before, and parts of the
-    /// one after. They differ in few fields, all of the first 512 bytes, and in the CRC; this tries the values
-    /// of `clean`. The result is not clean in any case. `None` if none of them has the CRC.
+    /// Decodes a super block that a power failure left half written: parts of the one before, and parts of
+    /// the one after. They differ in few fields, all of the first 512 bytes, and in the CRC; this tries the
+    /// values of `clean`. The result is not clean in any case. `None` if none of them has the CRC.
     pub fn restore(from: &[u8]) -> Option<SuperBlock> {
         let page = from.first_chunk::<PAGE_BYTES>()?;
         let mut candidates = [*page, *page];

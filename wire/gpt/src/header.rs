@@ -98,8 +98,8 @@ impl GptHeader {
         Ok(decoded)
     }
 
-    /// Checks that it is the header in block `lba` of a device of `device_blocks` blocks of `block_bytes`: the
-    /// array is within the device, and neither it nor the header is where partitions may be.
+    /// Checks that it is the header in block `lba` of a device of `device_blocks` blocks of `block_bytes`:
+    /// the array is within the device, and neither it nor the header is where partitions may be.
     ///
     /// # Errors
     /// The first field that is not so.

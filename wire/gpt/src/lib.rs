@@ -1,10 +1,10 @@
 //! The GUID partition table of a disk, as in the UEFI specification: [`ProtectiveMbr`], [`GptHeader`] and
 //! [`GptTable`].
 //!
-//! Block 0 has the protective MBR, which keeps older software away. Block 1 has the primary header, which says
-//! where the array of partition entries is; the last block has the backup header, with an array of its own.
-//! Headers and arrays have CRC32s. Integers are little-endian, and so are the first three fields of a GUID.
-//! Blocks are those of the disk, of 512 bytes or a multiple.
+//! Block 0 has the protective MBR, which keeps older software away. Block 1 has the primary header, which
+//! says where the array of partition entries is; the last block has the backup header, with an array of its
+//! own. Headers and arrays have CRC32s. Integers are little-endian, and so are the first three fields of a
+//! GUID. Blocks are those of the disk, of 512 bytes or a multiple.
 //!
 //! The crate decodes and encodes. Which of the two tables counts is known to `bdev_gpt::TableSearch`.
 //!

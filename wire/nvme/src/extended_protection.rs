@@ -1,7 +1,8 @@
-//! Protection information of every format of the NVM Command Set (NVM 1.0, section 5.2.1): guards of 16, 32 and 64 bits,
-//! with a storage tag. Generated and verified in software, one block at a time.
+//! Protection information of every format of the NVM Command Set (NVM 1.0, section 5.2.1): guards of 16, 32
+//! and 64 bits, with a storage tag. Generated and verified in software, one block at a time.
 //!
-//! [`protection`](crate::protection) is the format with a 16-bit guard and no storage tag, which block devices here have.
+//! [`protection`](crate::protection) is the format with a 16-bit guard and no storage tag, which block
+//! devices here have.
 //!
 //! ```
 //! use wire_nvme::extended_protection::{ExtendedFormat, ExtendedTags, GuardFormat, TagChecks};
@@ -62,7 +63,8 @@ impl GuardFormat {
         }
     }
 
-    /// Bytes of the protection information: guard, application tag, and the space of storage and reference tags.
+    /// Bytes of the protection information: guard, application tag, and the space of storage and reference
+    /// tags.
     pub const fn bytes(self) -> usize {
         match self {
             GuardFormat::Crc16 => 8,
@@ -138,8 +140,8 @@ pub struct ExtendedFormat {
     at: usize,
 }
 
-/// The tags of a range of blocks: generated, or expected where they are checked. Bits beyond those that a tag has in a
-/// format are ignored.
+/// The tags of a range of blocks: generated, or expected where they are checked. Bits beyond those that a tag
+/// has in a format are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExtendedTags {
     /// Reference tag of the first block; for type 1 the low bits of its LBA.
@@ -191,8 +193,8 @@ const fn ones(count: u32) -> u64 {
 }
 
 impl ExtendedFormat {
-    /// A format with `metadata_bytes` of metadata a block, in whose first bytes, or else in the last, the protection
-    /// information is, with a storage tag of `storage_bits` bits.
+    /// A format with `metadata_bytes` of metadata a block, in whose first bytes, or else in the last, the
+    /// protection information is, with a storage tag of `storage_bits` bits.
     ///
     /// # Errors
     /// The values contradict each other.
@@ -409,7 +411,8 @@ mod tests {
     }
 
     proptest! {
-        /// Each bit of data and metadata is in one field, and its corruption fails the check of that field only.
+        /// Each bit of data and metadata is in one field, and its corruption fails the check of that field
+        /// only.
         #[test]
         fn each_corruption_fails_its_own_check(
             pif in 0u8..3,

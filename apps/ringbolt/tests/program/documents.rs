@@ -27,8 +27,8 @@ fn blocks(document: &str) -> Vec<String> {
     all
 }
 
-/// Runs a document with ports of this test, and with an RPC socket of its own in the place of the default. Returns
-/// what it printed.
+/// Runs a document with ports of this test, and with an RPC socket of its own in the place of the default.
+/// Returns what it printed.
 fn run(name: &str, document: &str, ports: &[&str], run_min: usize) -> String {
     let directory = scratch(name);
     let bin = directory.join("bin");

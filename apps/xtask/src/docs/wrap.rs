@@ -105,8 +105,8 @@ pub(crate) fn paragraphs(text: &str) -> Vec<(usize, String)> {
     all
 }
 
-/// The document with each paragraph that has a line beyond [`COLUMNS_MAX`] filled anew. Code, tables, headings and
-/// paragraphs that fit stay as they are.
+/// The document with each paragraph that has a line beyond [`COLUMNS_MAX`] filled anew. Code, tables,
+/// headings and paragraphs that fit stay as they are.
 pub(crate) fn wrapped(text: &str) -> String {
     let lines = kinds(text);
     let mut result = String::new();

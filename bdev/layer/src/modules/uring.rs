@@ -1,5 +1,6 @@
-//! The uring device: a file or kernel block device, accessed through the core's io_uring. With [`UringConfig::aio`] it is
-//! SPDK's AIO device, whose I/O Linux AIO carries: a core needs no io_uring for it.
+//! The uring device: a file or kernel block device, accessed through the core's io_uring. With
+//! [`UringConfig::aio`] it is SPDK's AIO device, whose I/O Linux AIO carries: a core needs no io_uring for
+//! it.
 //!
 //! It uses direct I/O where the file allows it, and reports the reason where not. A write is durable with FUA
 //! (`RWF_DSYNC`) or after a flush (`fdatasync`): durability class `disk`, or `memory` where [`medium`] finds that. Unmap
@@ -74,10 +75,11 @@ pub struct UringConfig {
 /// What only an AIO device has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AioConfig {
-    /// Unmap deallocates and write zeroes uses `fallocate`. Otherwise there is no unmap, and zeroes are written as data.
+    /// Unmap deallocates and write zeroes uses `fallocate`. Otherwise there is no unmap, and zeroes are
+    /// written as data.
     pub fallocate: bool,
-    /// Reads and writes of a block device never wait within the system call (`RWF_NOWAIT`): what the device has no
-    /// resources for is retried.
+    /// Reads and writes of a block device never wait within the system call (`RWF_NOWAIT`): what the device
+    /// has no resources for is retried.
     pub nowait: bool,
 }
 
@@ -172,11 +174,11 @@ struct UringShared {
 /// Opens a file and registers a device for it.
 ///
 /// # Errors
-/// [`BdevError::NoFileIo`] without io_uring, or [`BdevError::NoAio`] without AIO; [`BdevError::File`] if a system call fails; [`BdevError::Invalid`] for
-/// anything but a file or block device, for an invalid block size, and for a file smaller than a block;
-/// [`BdevError::Claimed`] if another device or process uses the file; [`BdevError::InUse`] if the block device has another
-/// user; [`BdevError::SameIdentity`] if another device has
-/// its UUID, as an image of the same file system has.
+/// [`BdevError::NoFileIo`] without io_uring, or [`BdevError::NoAio`] without AIO; [`BdevError::File`] if a
+/// system call fails; [`BdevError::Invalid`] for anything but a file or block device, for an invalid block
+/// size, and for a file smaller than a block; [`BdevError::Claimed`] if another device or process uses the
+/// file; [`BdevError::InUse`] if the block device has another user; [`BdevError::SameIdentity`] if another
+/// device has its UUID, as an image of the same file system has.
 pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevice>, BdevError> {
     if config.aio.is_some() {
         AioFile::probe().map_err(|error| BdevError::NoAio { reason: aio_refusal(&error) })?;

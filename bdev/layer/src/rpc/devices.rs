@@ -300,11 +300,11 @@ control::parameters! {
         block_size: u32 ["bytes"] = 0,
         /// Open the file read-only
         readonly: bool = false,
-        /// Unmap deallocates and write zeroes uses `fallocate`, on a thread of the device; without, unmap is not supported
-        /// and zeroes are written as data
+        /// Unmap deallocates and write zeroes uses `fallocate`, on a thread of the device; without, unmap is
+        /// not supported and zeroes are written as data
         fallocate: bool = false,
-        /// Reads and writes of a block device never wait within the system call (`RWF_NOWAIT`): they are retried when the
-        /// device has resources for them
+        /// Reads and writes of a block device never wait within the system call (`RWF_NOWAIT`): they are
+        /// retried when the device has resources for them
         nowait: bool = false,
         /// UUID; without, that of the file or disk, which is the same each time
         uuid: Option<Uuid>,

@@ -1,4 +1,5 @@
-//! SPDK's methods about what the server runs on: PCI functions, and the I/O channels and buffers of each reactor.
+//! SPDK's methods about what the server runs on: PCI functions, and the I/O channels and buffers of each
+//! reactor.
 
 use std::collections::BTreeMap;
 

@@ -60,8 +60,8 @@ impl BaseBdev {
         }
     }
 
-    /// What ends with the last channel after its release: a method waits for it, so that others can use the base
-    /// then. Before [`release`](Self::release).
+    /// What ends with the last channel after its release: a method waits for it, so that others can use the
+    /// base then. Before [`release`](Self::release).
     pub fn closing(&self) -> Closing {
         Closing::of(sync::lock(&self.descriptor).as_ref())
     }

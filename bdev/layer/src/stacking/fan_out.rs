@@ -11,8 +11,9 @@ use crate::{Completion, Request};
 /// The requests of one channel that were made into several, for the channels of its bases.
 ///
 /// [`copy_to`](Self::copy_to) sends a request to one place or several, [`divide`](Self::divide) pieces of its
-/// range to places, and [`forward`](Self::forward) all of it to one place, at the least cost. [`complete`](Self::complete) takes the completions of these children, in any order, and
-/// returns the request with its data once the last is there. Which errors matter is the caller's decision:
+/// range to places, and [`forward`](Self::forward) all of it to one place, at the least cost.
+/// [`complete`](Self::complete) takes the completions of these children, in any order, and returns the
+/// request with its data once the last is there. Which errors matter is the caller's decision:
 /// [`FanOutResult::complete`] takes the first, [`retry`](Self::retry) sends the request elsewhere.
 ///
 /// Children have tags of their own, and none of the layer's flags. Copies of a write share its data, which
@@ -123,8 +124,8 @@ impl FanOut {
         self.send(request, (0, 0), places, channels);
     }
 
-    /// Sends a request to one place as it is, at block `lba` there. It costs an entry of the table of children;
-    /// the request and its data are not copied.
+    /// Sends a request to one place as it is, at block `lba` there. It costs an entry of the table of
+    /// children; the request and its data are not copied.
     #[inline]
     pub fn forward(&mut self, mut request: Request, place: usize, lba: u64, channels: &mut BaseChannels) {
         let child = Child::Forwarded {

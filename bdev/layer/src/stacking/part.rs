@@ -19,9 +19,9 @@ pub trait PartKind: Send + Sync + 'static {
     fn describe(&self, base_name: &str, first_lba: u64) -> Vec<(&'static str, InfoValue)>;
 }
 
-/// The module's object of a part of a base, with the blocks from `first_lba` on. Parts share the open base: its
-/// claim ends when the last of them is closed. A reset only drains the part, which the layer does, as it must
-/// not abort the I/O of the others.
+/// The module's object of a part of a base, with the blocks from `first_lba` on. Parts share the open base:
+/// its claim ends when the last of them is closed. A reset only drains the part, which the layer does, as it
+/// must not abort the I/O of the others.
 pub struct PartBdev<K> {
     /// `None` once the part is closed.
     base: Mutex<Option<Arc<BaseBdev>>>,

@@ -1,4 +1,5 @@
-//! `bdev_nvme_set_hotplug`: attaches PCI Express controllers that are inserted, and detaches those that are removed.
+//! `bdev_nvme_set_hotplug`: attaches PCI Express controllers that are inserted, and detaches those that are
+//! removed.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -92,7 +92,8 @@ fn hosts_do_not_see_hidden_protection_and_the_target_checks_it() {
         if !md_interleave {
             continue;
         }
-        // The medium has it: blocks of 520 bytes with valid guards and reference tags. One is damaged behind the target.
+        // The medium has it: blocks of 520 bytes with valid guards and reference tags. One is damaged behind
+        // the target.
         side.target.remove_namespace(NQN, 1).unwrap();
         wait_for("the end of the bdev", || host.registry.find("Nvme0n1").is_none());
         // A core may have a channel for a moment longer.

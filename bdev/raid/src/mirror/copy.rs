@@ -1,5 +1,5 @@
-//! Copies between members: to those that have returned or replace others, after a crash, and of what could not
-//! be read.
+//! Copies between members: to those that have returned or replace others, after a crash, and of what could
+//! not be read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -215,8 +215,8 @@ impl Mirror {
         meta.lost.is_empty() && present.count_ones() as usize == self.places()
     }
 
-    /// Waits until every write of before the members came has ended. What the bitmap has then is what they may
-    /// lack.
+    /// Waits until every write of before the members came has ended. What the bitmap has then is what they
+    /// may lack.
     async fn settle(&self, core: &Core, device: &Arc<BlockDevice>, round: u64) -> Result<(), CopyEnd> {
         let unsettled = self.meta().unsettled;
         if unsettled == 0 {

@@ -1,5 +1,5 @@
-//! What is written beside the data: superblocks when the members change, the bitmap when regions are written or
-//! have become idle.
+//! What is written beside the data: superblocks when the members change, the bitmap when regions are written
+//! or have become idle.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,5 @@
-//! The regions of a mirror: which are written, which the bitmap on the members has, and which are to be copied.
+//! The regions of a mirror: which are written, which the bitmap on the members has, and which are to be
+//! copied.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -122,7 +123,8 @@ impl RegionMap {
         self.for_marked(marks, |word| _ = word.fetch_or(STORED, Ordering::SeqCst));
     }
 
-    /// These regions are not on all members; with `differ`, not even those with all data are known to be alike.
+    /// These regions are not on all members; with `differ`, not even those with all data are known to be
+    /// alike.
     pub(crate) fn set_stale(&self, marks: &[u64], differ: bool) {
         self.for_marked(marks, |word| {
             let flags = STALE | if differ { COPY } else { 0 };

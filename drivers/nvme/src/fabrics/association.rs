@@ -38,8 +38,8 @@ use crate::shared::{AdminData, AdminOutput};
 const ADMIN_DEPTH: u32 = 32;
 const TAG_ASYNC_EVENT: Tag = Tag(u64::MAX);
 const TAG_KEEP_ALIVE: Tag = Tag(u64::MAX - 1);
-/// Most pending events. The controller sends no second event of a type before its log page is read, so that there
-/// are at most as many as types.
+/// Most pending events. The controller sends no second event of a type before its log page is read, so that
+/// there are at most as many as types.
 const EVENTS_MAX: usize = 16;
 
 /// An association of this host with one controller, with its admin queue over the transport `Q`.
@@ -61,8 +61,8 @@ struct AssociationInner<Q: FabricsQueue> {
     queue: Q,
     keep_alive: KeepAliveTimer,
     events: VecDeque<AsyncEvent>,
-    /// When to submit the next Asynchronous Event Request; `None` while one is outstanding, before events are enabled, and
-    /// after the controller has refused one for good. It waits for room in `events`.
+    /// When to submit the next Asynchronous Event Request; `None` while one is outstanding, before events are
+    /// enabled, and after the controller has refused one for good. It waits for room in `events`.
     event_request_due_ns: Option<u64>,
     event_retry_ns: u64,
     /// Response to the command in flight.
@@ -290,8 +290,8 @@ impl<Q: FabricsQueue> Association<Q> {
         self.command(set.to_sqe(0)).await
     }
 
-    /// Enables the asynchronous events in `mask` that the controller supports, and submits an Asynchronous Event
-    /// Request.
+    /// Enables the asynchronous events in `mask` that the controller supports, and submits an Asynchronous
+    /// Event Request.
     pub async fn enable_events(&mut self, mask: AsyncEventConfiguration) -> Result<(), AdminError> {
         let notices = AsyncEventConfiguration::from_bits_retain(self.identity.oaes);
         let offered = mask & (notices | AsyncEventConfiguration::HEALTH);
@@ -533,8 +533,8 @@ impl<Q: FabricsQueue> AssociationInner<Q> {
         }
     }
 
-    /// Fails the association of a controller that does not answer. It may have received commands all the same, and
-    /// executes them until its keep alive timer expires.
+    /// Fails the association of a controller that does not answer. It may have received commands all the
+    /// same, and executes them until its keep alive timer expires.
     fn fell_silent(&mut self) {
         self.keep_alive.stop(true);
         self.queue.fail(ControllerFailure::AdminTimeout);

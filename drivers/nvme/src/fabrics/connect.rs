@@ -27,8 +27,8 @@ pub(super) fn connect_command(
         record_format: 0,
         qid,
         queue_entries: entries,
-        // The driver does not use SQHD, because slots bound the queue. Without flow control the controller may
-        // omit response capsules after C2HData with SUCCESS.
+        // The driver does not use SQHD, because slots bound the queue. Without flow control the controller
+        // may omit response capsules after C2HData with SUCCESS.
         attributes: ConnectAttributes::DISABLE_SQ_FLOW_CONTROL,
         kato_ms: if qid == 0 { options.keep_alive_ms } else { 0 },
     };

@@ -59,7 +59,8 @@ impl Drop for QidGuard {
 }
 
 impl<Q: FabricsQueue> ConnectedQueue<Q> {
-    /// Connects an I/O queue with the depth in the association's options, limited to what the controller supports.
+    /// Connects an I/O queue with the depth in the association's options, limited to what the controller
+    /// supports.
     pub(super) async fn open(
         core: &Core,
         association: &AssociationHandle<Q::Remote>,
@@ -128,7 +129,8 @@ impl<Q: FabricsQueue> ConnectedQueue<Q> {
             return Ok(());
         }
         let event = std::pin::pin!(core.next_event());
-        // Bounded, because a dropped timer stays registered until it expires, and a busy core has thousands of events.
+        // Bounded, because a dropped timer stays registered until it expires, and a busy core has thousands
+        // of events.
         let timeout = std::pin::pin!(core.sleep_ns((deadline_ns - now_ns).min(POLL_INTERVAL_NS)));
         race(event, timeout).await;
         Ok(())

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use wire_nvme::identify::{IdentifyController, ctratt};
 
-/// When to send Keep Alive, when an unanswered one means that the controller fell silent (Base 2.0, section 3.9.4), and
-/// how long a silent controller may still execute what it has received.
+/// When to send Keep Alive, when an unanswered one means that the controller fell silent (Base 2.0, section
+/// 3.9.4), and how long a silent controller may still execute what it has received.
 ///
-/// [`start`](Self::start) once the controller is enabled; then [`due`](Self::due) at [`deadline_ns`](Self::deadline_ns).
+/// [`start`](Self::start) once the controller is enabled; then [`due`](Self::due) at
+/// [`deadline_ns`](Self::deadline_ns).
 #[derive(Debug, Default)]
 pub(super) struct KeepAliveTimer {
     /// 0 is off.
@@ -77,7 +78,8 @@ impl KeepAliveTimer {
         self.since_ns.is_some()
     }
 
-    /// Ends the timer. `is_silent` if the controller does not answer; one that closed the connection has stopped.
+    /// Ends the timer. `is_silent` if the controller does not answer; one that closed the connection has
+    /// stopped.
     pub(super) fn stop(&mut self, is_silent: bool) {
         if is_silent && self.quiesce_ns > 0 {
             let quiesced_ns = self.answered_ns.saturating_add(self.quiesce_ns);
@@ -98,9 +100,10 @@ impl KeepAliveTimer {
     }
 }
 
-/// Time from the last answered Keep Alive until a controller that answers no more has stopped (NVM Express TP 4129): the
-/// one that was sent afterwards may have restarted its timer once, and with traffic based keep alive other commands once
-/// more. An eighth is added for clocks of different rates and for what the controller is just submitting.
+/// Time from the last answered Keep Alive until a controller that answers no more has stopped (NVM Express TP
+/// 4129): the one that was sent afterwards may have restarted its timer once, and with traffic based keep
+/// alive other commands once more. An eighth is added for clocks of different rates and for what the
+/// controller is just submitting.
 fn quiesce_ns(timeout_ns: u64, identity: &IdentifyController) -> u64 {
     let granularity_ns = u64::from(identity.kas_100ms.max(1)) * 100_000_000;
     let timeout_ns = timeout_ns.next_multiple_of(granularity_ns);

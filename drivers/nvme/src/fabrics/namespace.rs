@@ -88,7 +88,8 @@ impl<Q: FabricsQueue> Channel for FabricsNamespace<Q> {
     }
 
     fn poll(&mut self, sink: &mut Vec<Self::Completion>) -> usize {
-        // An association ends with its admin queue: the controller processes no more I/O (Base 2.0, section 3.6.1).
+        // An association ends with its admin queue: the controller processes no more I/O (Base 2.0, section
+        // 3.6.1).
         if let Some(failure) = self.association.failure() {
             self.io.fail(failure);
         }

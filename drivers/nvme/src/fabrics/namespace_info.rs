@@ -83,7 +83,8 @@ impl FabricsNamespaceInfo {
         if request.op.has_data() {
             let data = request.data().filter(|data| request.op != Op::Read || data.is_writable());
             let data_bytes = data.map_or(0, Data::len) as u64;
-            // It cannot be borrowed for the socket. Users copy it; one whose path was of another transport tries again.
+            // It cannot be borrowed for the socket. Users copy it; one whose path was of another transport
+            // tries again.
             if data.is_some_and(Data::is_external) {
                 return Err(Status::COMMAND_INTERRUPTED);
             }

@@ -5,8 +5,8 @@
 //! compared with a model: what was acknowledged is there, and each change that was in flight is there as a
 //! whole or not at all. The run continues with what was loaded.
 //!
-//! `BLOBSTORE_SEEDS=1000000 BLOBSTORE_FIRST_SEED=0 cargo test -p ringbolt-blobstore --lib seeds` runs as many;
-//! a failure names its seed.
+//! `BLOBSTORE_SEEDS=1000000 BLOBSTORE_FIRST_SEED=0 cargo test -p ringbolt-blobstore --lib seeds` runs as
+//! many; a failure names its seed.
 
 mod disk;
 mod model;

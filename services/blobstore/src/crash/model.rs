@@ -284,8 +284,8 @@ impl Model {
         self.blobs.get_mut(name).unwrap().own = changed;
     }
 
-    /// Compares a loaded store with the model; what is different, if anything is. `writing` are tags of writes
-    /// in flight.
+    /// Compares a loaded store with the model; what is different, if anything is. `writing` are tags of
+    /// writes in flight.
     pub(super) fn compare(
         &self,
         disk: &Disk,
@@ -342,7 +342,8 @@ impl Model {
         Ok(())
     }
 
-    /// The indexes at which a blob or an ancestor has a cluster, by the model or by the store, and a few more.
+    /// The indexes at which a blob or an ancestor has a cluster, by the model or by the store, and a few
+    /// more.
     fn interesting(&self, name: &str, blob: &Blob) -> BTreeSet<u32> {
         let mut indexes: BTreeSet<u32> = blob.clusters().iter().map(|(index, _)| index).collect();
         indexes.extend([0, 1, 2, 511, 512, 513, 1024]);

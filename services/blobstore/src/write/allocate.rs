@@ -71,8 +71,8 @@ pub(super) struct Job {
 }
 
 impl OpenBlobStore {
-    /// Starts first writes to blobs that nothing else changes, and writes the cluster maps of those whose data
-    /// is there. Whether it did anything.
+    /// Starts first writes to blobs that nothing else changes, and writes the cluster maps of those whose
+    /// data is there. Whether it did anything.
     pub(super) fn start_allocations(&mut self) -> bool {
         let blobs: Vec<BlobId> = self.lanes.keys().copied().collect();
         let mut has_changed = false;

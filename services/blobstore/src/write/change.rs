@@ -251,9 +251,9 @@ pub enum StoreEvent {
         /// How.
         result: Result<ChangeOutcome, ChangeError>,
     },
-    /// [`published`](super::OpenBlobStore::published) is another state: channels must use it from now on. When
-    /// all do, and no I/O is in flight by an older one, [`release`](super::OpenBlobStore::release) is due:
-    /// clusters that were freed wait for it.
+    /// [`published`](super::OpenBlobStore::published) is another state: channels must use it from now on.
+    /// When all do, and no I/O is in flight by an older one, [`release`](super::OpenBlobStore::release) is
+    /// due: clusters that were freed wait for it.
     Published {
         /// Number of the state. They ascend.
         epoch: u64,

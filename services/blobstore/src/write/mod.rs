@@ -108,8 +108,8 @@ pub struct OpenBlobStore {
 }
 
 impl OpenBlobStore {
-    /// Opens a loaded store for changes. What loading decided about operations that were cut in two is written
-    /// before any change. Opening alone writes nothing to a store that was unloaded.
+    /// Opens a loaded store for changes. What loading decided about operations that were cut in two is
+    /// written before any change. Opening alone writes nothing to a store that was unloaded.
     pub fn open(store: BlobStore, device: BlobStoreDevice) -> OpenBlobStore {
         let needs_start = !store.super_block.clean || !store.recovery().is_empty();
         let mut open = OpenBlobStore::new(store, device);
@@ -192,8 +192,8 @@ impl OpenBlobStore {
     }
 
     /// Ends a change early, if that is safe: before it started, or between two clusters of
-    /// [`BlobChange::Inflate`] and [`BlobChange::Decouple`]. Its event follows, with [`ChangeError::Cancelled`]
-    /// if it was in time.
+    /// [`BlobChange::Inflate`] and [`BlobChange::Decouple`]. Its event follows, with
+    /// [`ChangeError::Cancelled`] if it was in time.
     pub fn cancel(&mut self, change: ChangeId) {
         let is_queued = |(id, _): &(ChangeId, BlobChange)| *id == change;
         let mut was_waiting = false;
@@ -450,8 +450,8 @@ impl OpenBlobStore {
                 };
                 Locks::of([*blob].into_iter().chain(parent))
             }
-            // What all descendants read changes, also for first writes that copy it. One after another, or two
-            // changes could make a circle: no blob has this id.
+            // What all descendants read changes, also for first writes that copy it. One after another, or
+            // two changes could make a circle: no blob has this id.
             SetParent { blob, parent } => {
                 Locks::of(self.with_descendants(*blob).into_iter().chain([*parent, BlobId(0)]))
             }
@@ -492,8 +492,8 @@ impl OpenBlobStore {
             || locks.blobs.iter().any(is_busy)
     }
 
-    /// The change that has a blob, or the first that waits for it: first writes that began after it wait too. A
-    /// job is made of first writes, which do not wait for what comes after the job.
+    /// The change that has a blob, or the first that waits for it: first writes that began after it wait too.
+    /// A job is made of first writes, which do not wait for what comes after the job.
     fn locked_from(&self, blob: BlobId) -> Option<ChangeId> {
         let has_it = |locks: &Locks| locks.all || locks.blobs.contains(&blob);
         if self.tasks.values().any(|task| has_it(&task.locks)) {

@@ -64,8 +64,8 @@ impl OpenBlobStore {
         StoreAction::Write { offset: self.published.layout.page_offset(page), data }
     }
 
-    /// Plans all pages of a blob but its first. Those after it in the chain are always new ones. An extent page
-    /// of `sources` is used again if it is what the blob needs, except those of `forced`.
+    /// Plans all pages of a blob but its first. Those after it in the chain are always new ones. An extent
+    /// page of `sources` is used again if it is what the blob needs, except those of `forced`.
     pub(super) fn plan_pages(
         &mut self,
         plan: &mut Plan,

@@ -76,8 +76,8 @@ impl OpenBlobStore {
         self.plan_new(plan, clone_of(id, clusters, 0, xattrs, BlobParent::External(name)))
     }
 
-    /// The snapshot gets the clusters of the original, and says that it is not valid yet. The original becomes
-    /// its clone: from then on it is. Writes wait for that write alone.
+    /// The snapshot gets the clusters of the original, and says that it is not valid yet. The original
+    /// becomes its clone: from then on it is. Writes wait for that write alone.
     pub(super) fn plan_snapshot(
         &mut self,
         plan: &mut Plan,

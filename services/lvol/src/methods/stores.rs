@@ -76,8 +76,8 @@ control::parameters! {
         clear_method: StoreClearMethod = StoreClearMethod::Unmap,
         /// Metadata pages for each hundred clusters: a limit of volumes, and of later growth
         num_md_pages_per_cluster_ratio: u32 = 100,
-        /// Bytes of a metadata page, a power of two from 4096 to 65536; 0 is the larger of 4096 and the bdev's
-        /// physical block
+        /// Bytes of a metadata page, a power of two from 4096 to 65536; 0 is the larger of 4096 and the
+        /// bdev's physical block
         md_page_size: u32 ["bytes"] = 0,
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Metadata is interleaved with the data, as fabrics require. The block device checks, generates and strips protection
 //! information; here is decided what it is asked for. A command without PRINFO transfers whole blocks and is planned as
-//! any other. Of a namespace that hides its protection information, the device generates, checks and strips it for
-//! every command, and hosts transfer data only.
+//! any other. Of a namespace that hides its protection information, the device generates, checks and strips
+//! it for every command, and hosts transfer data only.
 
 use block_io::{ProtectedData, ProtectionFlags, ProtectionTags, Status};
 use dma::Data;

@@ -8,8 +8,8 @@ use sockets::ServerNetwork;
 use super::NvmfTarget;
 use crate::failure::NvmfTargetError;
 
-/// The checks of the protection information that a device can generate, check and strip for hosts that do not see it: what
-/// is all of the metadata (PRACT, NVM 1.0, section 5.2.2). Empty for others.
+/// The checks of the protection information that a device can generate, check and strip for hosts that do not
+/// see it: what is all of the metadata (PRACT, NVM 1.0, section 5.2.2). Empty for others.
 pub(super) fn hidden_protection(geometry: &BdevGeometry) -> ProtectionFlags {
     let format = geometry.metadata;
     match format.strips(ProtectionFlags::ACTION) {

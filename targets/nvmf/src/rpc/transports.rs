@@ -8,7 +8,8 @@ use super::parameters::TargetName;
 use crate::transport::{TransportConfig, TransportParameters};
 use crate::transports::{self, TRANSPORTS};
 
-/// Parameters of `nvmf_create_transport`: which transport, its options, and what all transports have in common.
+/// Parameters of `nvmf_create_transport`: which transport, its options, and what all transports have in
+/// common.
 pub(super) struct CreateTransport(Box<dyn TransportConfig>, CommonOptions);
 
 control::parameters! {

@@ -31,9 +31,10 @@ const SENDING: u64 = 1 << 63;
 ///
 /// It owns the PDU parser and, in [`ConnectionState`], the [`IoQueue`] with the commands in flight and the
 /// [`TcpLink`] with the PDUs to send. The shell calls [`receive`](Self::receive) when data arrives,
-/// [`resume`](Self::resume) when commands wait for buffers, [`complete`](Self::complete) for each completed device
-/// request, and [`flush`](Self::flush) once per poll. The parser and the rest are separate structs because the parser
-/// calls back into the state. A read or write allocates nothing unless no buffer is available.
+/// [`resume`](Self::resume) when commands wait for buffers, [`complete`](Self::complete) for each completed
+/// device request, and [`flush`](Self::flush) once per poll. The parser and the rest are separate structs
+/// because the parser calls back into the state. A read or write allocates nothing unless no buffer is
+/// available.
 pub(crate) struct NvmfConnection {
     pub(crate) receiver: PduReceiver,
     pub(crate) state: ConnectionState,
@@ -60,8 +61,8 @@ pub(crate) struct ConnectionState {
     pub(crate) drain_guards: DrainGuards,
     /// The connection drains: it accepts no commands, and closes when those in flight have completed.
     pub(crate) draining: bool,
-    /// The host sent H2CTermReq. The role stays until the connection closes: an I/O queue identifier is in use
-    /// while device requests are outstanding, and an admin queue closes its I/O queues.
+    /// The host sent H2CTermReq. The role stays until the connection closes: an I/O queue identifier is in
+    /// use while device requests are outstanding, and an admin queue closes its I/O queues.
     pub(crate) terminated: bool,
     /// A capsule was not accepted because others have their turn first.
     pub(crate) turn_is_over: bool,
@@ -267,8 +268,8 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         std::mem::take(&mut self.state.notice)
     }
 
-    /// A controller ends with its admin queue, and its I/O queues end with the controller. An I/O queue keeps its
-    /// identifier until outstanding device requests complete.
+    /// A controller ends with its admin queue, and its I/O queues end with the controller. An I/O queue keeps
+    /// its identifier until outstanding device requests complete.
     fn on_close(&mut self) -> bool {
         if let ConnectionRole::Io(queue) = &self.state.role {
             queue.totals.closed(self.state.completed_commands());

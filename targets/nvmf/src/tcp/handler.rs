@@ -109,7 +109,8 @@ impl<'a, 'b> PduHandler<'a, 'b> {
 }
 
 impl<'b> PduHandler<'_, 'b> {
-    /// The command whose data is being received, and where in its memory the byte at `offset` of the PDU's data goes.
+    /// The command whose data is being received, and where in its memory the byte at `offset` of the PDU's
+    /// data goes.
     #[inline]
     fn receiving_at(&self, offset: usize) -> Option<(Slot, usize)> {
         match self.state.incoming_pdu {
@@ -196,7 +197,8 @@ impl<'b> PduHandler<'_, 'b> {
             return Ok(DataPlacement::Wait);
         }
         if self.state.link.sender.owned_sends() > 0 {
-            // The host has received data whose slot the kernel's notification frees, whatever follows in the stream.
+            // The host has received data whose slot the kernel's notification frees, whatever follows in the
+            // stream.
             return Ok(DataPlacement::Wait);
         }
         // A slot is freed before the host learns of it, so this host has sent more commands than its queue
@@ -258,7 +260,8 @@ impl<'b> PduHandler<'_, 'b> {
     /// All data of a command has been received, from byte `offset` of its memory.
     #[inline]
     fn data_received(&mut self, slot: Slot, offset: usize, digest_ok: bool) {
-        // A data digest error fails only the command (TCP 1.0, section 3.3.1.2), with a status that allows a retry.
+        // A data digest error fails only the command (TCP 1.0, section 3.3.1.2), with a status that allows a
+        // retry.
         let received = if digest_ok { Ok(offset) } else { Err(Status::TRANSIENT_TRANSPORT_ERROR) };
         let (queue, mut transport) = self.io(0);
         let ready = queue.data_received(slot, received, &mut transport);

@@ -7,7 +7,8 @@ use crate::transport::DRAIN_TIMEOUT_NS;
 
 /// Most connections of a target: the range of a core's slots.
 const CONNECTIONS_MAX: u32 = 16_384;
-/// File descriptors for everything but connections: block devices, event loops, JSON-RPC clients, pending logins.
+/// File descriptors for everything but connections: block devices, event loops, JSON-RPC clients, pending
+/// logins.
 const OTHER_DESCRIPTORS: u64 = 1024;
 
 /// As many connections as there are file descriptors for, after those of everything else.
@@ -37,8 +38,8 @@ pub struct TcpTransportConfig {
     pub header_digest: bool,
     /// Enable data digests for hosts that request them.
     pub data_digest: bool,
-    /// Maximum connections of the target after Connect, 2 to 16384. `None` is as many as the process's file descriptors
-    /// allow, with 16384 at most.
+    /// Maximum connections of the target after Connect, 2 to 16384. `None` is as many as the process's file
+    /// descriptors allow, with 16384 at most.
     pub max_connections: Option<u32>,
     /// Of these, connections from one IP address, or from one /64 network of IPv6, 2 to 16384. `None` is half
     /// of what others leave.
@@ -52,14 +53,15 @@ pub struct TcpTransportConfig {
     /// Maximum bytes of data buffers that one connection holds at a time; above it, commands are deferred
     /// until others complete. One command always fits. A connection starts with less and earns the rest.
     pub connection_bytes_max: u32,
-    /// Maximum bytes of data buffers that all connections of one host, by its NQN, hold at a time on one reactor. One
-    /// command always fits. `None` is half of the reactor's share of the memory.
+    /// Maximum bytes of data buffers that all connections of one host, by its NQN, hold at a time on one
+    /// reactor. One command always fits. `None` is half of the reactor's share of the memory.
     pub host_bytes_max: Option<u32>,
     /// Timeout for ICReq on a new connection, in milliseconds, 1 to 600000.
     pub ic_timeout_ms: u32,
     /// Timeout for a successful Connect after ICReq, in milliseconds, 1 to 600000.
     pub connect_timeout_ms: u32,
-    /// Time that a host has to send the data that an R2T requests, or to read an answer, in milliseconds, 100 to
+    /// Time that a host has to send the data that an R2T requests, or to read an answer, in milliseconds, 100
+    /// to
     /// 600000. While memory lacks, it is shorter, two checks of at most a second.
     pub transfer_timeout_ms: u32,
 }

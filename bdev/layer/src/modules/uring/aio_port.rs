@@ -1,7 +1,7 @@
 //! A context of Linux AIO, for which a core needs no io_uring.
 //!
-//! Reads, writes and flushes are the context's; ranges are deallocated and zeroed by the [thread](super::worker) of the
-//! device, because `fallocate` waits for the disk.
+//! Reads, writes and flushes are the context's; ranges are deallocated and zeroed by the
+//! [thread](super::worker) of the device, because `fallocate` waits for the disk.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,8 @@ use super::UringShared;
 use super::port::FilePort;
 use super::worker::{AllocationJob, AllocationResult, FileJob};
 
-/// Requests in flight on one channel. `fs.aio-max-nr` (65,536 by default) is enough for 512 channels of this depth.
+/// Requests in flight on one channel. `fs.aio-max-nr` (65,536 by default) is enough for 512 channels of this
+/// depth.
 pub(super) const AIO_DEPTH: u32 = 128;
 
 pub(super) struct AioPort {

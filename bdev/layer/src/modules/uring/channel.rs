@@ -1,5 +1,5 @@
-//! A core's channel to the file: maps requests to file operations, which a [`FilePort`] carries, continues short
-//! transfers, and maps errors to statuses.
+//! A core's channel to the file: maps requests to file operations, which a [`FilePort`] carries, continues
+//! short transfers, and maps errors to statuses.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,8 +40,8 @@ pub(super) struct FileIoChannel<P: FilePort> {
     active: Slab<FileRequest>,
     /// Requests to be submitted again: the port was full, or the operation is retried.
     retry_queue: VecDeque<Slot>,
-    /// Requests for which the device had no resources, in order. They are retried when another completes, or at
-    /// `deferred_until_ns`.
+    /// Requests for which the device had no resources, in order. They are retried when another completes, or
+    /// at `deferred_until_ns`.
     deferred: VecDeque<Slot>,
     deferred_until_ns: u64,
     finished: Vec<Completion>,
@@ -289,7 +289,8 @@ impl<P: FilePort> FileIoChannel<P> {
         self.finish(slot, status);
     }
 
-    /// Retries deferred requests when others have ended, which free what these lack, or when the time has come.
+    /// Retries deferred requests when others have ended, which free what these lack, or when the time has
+    /// come.
     fn retry_deferred(&mut self, have_others_ended: bool) {
         if self.deferred.is_empty() {
             return;

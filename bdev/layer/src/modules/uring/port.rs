@@ -86,8 +86,8 @@ impl FilePort for UringPort {
         self.client.reap(done);
     }
 
-    /// The file stays registered with the core's ring until the kernel has completed all operations: its index must
-    /// not be reused while queued operations refer to it. The ring owns the buffers.
+    /// The file stays registered with the core's ring until the kernel has completed all operations: its
+    /// index must not be reused while queued operations refer to it. The ring owns the buffers.
     fn close(self, core: &Core, in_flight: usize) {
         if in_flight == 0 {
             return self.client.remove_file(self.file);

@@ -1,5 +1,5 @@
-//! Seeks for data and holes of a file. `lseek` may read the file's metadata and has no form for io_uring or AIO, so that
-//! the [thread](super::worker) of the device executes it.
+//! Seeks for data and holes of a file. `lseek` may read the file's metadata and has no form for io_uring or
+//! AIO, so that the [thread](super::worker) of the device executes it.
 
 use std::fs::File;
 use std::io;

@@ -1,5 +1,5 @@
-//! The thread of a device, for what may wait for the file's metadata and has no form for the core's ring or context:
-//! seeks, and with AIO the allocation of ranges.
+//! The thread of a device, for what may wait for the file's metadata and has no form for the core's ring or
+//! context: seeks, and with AIO the allocation of ranges.
 
 use std::fs::File;
 use std::sync::mpsc::{Sender, channel};
@@ -32,7 +32,8 @@ pub(super) enum FileJob {
     Allocate(AllocationJob),
 }
 
-/// The file of a device, and its thread, which starts with the first job, and ends with the device and its channels.
+/// The file of a device, and its thread, which starts with the first job, and ends with the device and its
+/// channels.
 pub(super) struct FileWorker {
     /// `None` once the device is closed.
     file: Mutex<Option<Arc<File>>>,
@@ -79,7 +80,8 @@ fn execute(job: FileJob) {
             };
             let result = fallocate(&job.file, how, job.offset, job.bytes);
             let result = result.map_or_else(|error: Errno| -error.raw_os_error(), |()| 0);
-            // A channel that is gone needs no answer, and the mailbox of another has space for each of its requests.
+            // A channel that is gone needs no answer, and the mailbox of another has space for each of its
+            // requests.
             let _ = job.reply.send((job.tag, result));
         }
     }
