@@ -10,7 +10,7 @@ use std::sync::Arc;
 use block_io::RegisteredPages;
 use dma::Data;
 use os::{AioFile, EventClient, EventCompletion, FileOperation, Interest, RejectedOperation};
-use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown};
+use reactor::{Core, MailboxReceiver, MailboxSender};
 
 use super::UringShared;
 use super::port::FilePort;
@@ -104,41 +104,5 @@ impl FilePort for AioPort {
 
     fn defers(&self) -> bool {
         self.nowait
-    }
-
-    fn close(self, core: &Core, in_flight: usize) {
-        if in_flight > 0 {
-            let drain = AioDrain { port: self, in_flight, done: Vec::new() };
-            core.add_poller(Box::new(drain), Period::EveryTurn);
-        }
-    }
-}
-
-/// Closes the context of a dropped channel once its operations have completed.
-struct AioDrain {
-    port: AioPort,
-    in_flight: usize,
-    done: Vec<EventCompletion>,
-}
-
-impl Poller for AioDrain {
-    fn name(&self) -> &str {
-        "aio bdev drain"
-    }
-
-    fn poll(&mut self, _now_ns: u64) -> PollResult {
-        self.port.submit();
-        self.port.reap(&mut self.done);
-        self.in_flight -= self.done.len();
-        self.done.clear();
-        if self.in_flight > 0 { PollResult::Idle } else { PollResult::Finished }
-    }
-
-    fn deadline(&self) -> Option<u64> {
-        self.port.must_poll().then_some(0)
-    }
-
-    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
-        if self.in_flight == 0 { Shutdown::Done } else { Shutdown::Draining }
     }
 }

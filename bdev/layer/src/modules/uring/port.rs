@@ -43,8 +43,49 @@ pub(super) trait FilePort: Sized + 'static {
         false
     }
 
+    /// Gives the file up, of which no operation is in flight.
+    fn end(&mut self) {}
+
     /// Ends the use of the file, once the operations in flight have ended.
-    fn close(self, core: &Core, in_flight: usize);
+    fn close(mut self, core: &Core, in_flight: usize) {
+        if in_flight == 0 {
+            return self.end();
+        }
+        core.add_poller(Box::new(PortDrain { port: self, in_flight, done: Vec::new() }), Period::EveryTurn);
+    }
+}
+
+/// Ends the use of a dropped channel's file once its operations have completed.
+struct PortDrain<P> {
+    port: P,
+    in_flight: usize,
+    done: Vec<EventCompletion>,
+}
+
+impl<P: FilePort> Poller for PortDrain<P> {
+    fn name(&self) -> &str {
+        "file bdev drain"
+    }
+
+    fn poll(&mut self, _now_ns: u64) -> PollResult {
+        self.port.submit();
+        self.port.reap(&mut self.done);
+        self.in_flight -= self.done.len();
+        self.done.clear();
+        if self.in_flight > 0 {
+            return PollResult::Idle;
+        }
+        self.port.end();
+        PollResult::Finished
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        self.port.must_poll().then_some(0)
+    }
+
+    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
+        if self.in_flight == 0 { Shutdown::Done } else { Shutdown::Draining }
+    }
 }
 
 /// The core's io_uring.
@@ -88,38 +129,7 @@ impl FilePort for UringPort {
 
     /// The file stays registered with the core's ring until the kernel has completed all operations: its
     /// index must not be reused while queued operations refer to it. The ring owns the buffers.
-    fn close(self, core: &Core, in_flight: usize) {
-        if in_flight == 0 {
-            return self.client.remove_file(self.file);
-        }
-        let drain = UringDrain { port: self, in_flight, done: Vec::new() };
-        core.add_poller(Box::new(drain), Period::EveryTurn);
-    }
-}
-
-/// Unregisters the file of a dropped channel once its operations have completed.
-struct UringDrain {
-    port: UringPort,
-    in_flight: usize,
-    done: Vec<EventCompletion>,
-}
-
-impl Poller for UringDrain {
-    fn name(&self) -> &str {
-        "uring bdev drain"
-    }
-
-    fn poll(&mut self, _now_ns: u64) -> PollResult {
-        self.in_flight -= self.port.client.reap(&mut self.done);
-        self.done.clear();
-        if self.in_flight > 0 {
-            return PollResult::Idle;
-        }
-        self.port.client.remove_file(self.port.file);
-        PollResult::Finished
-    }
-
-    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
-        if self.in_flight == 0 { Shutdown::Done } else { Shutdown::Draining }
+    fn end(&mut self) {
+        self.client.remove_file(self.file);
     }
 }
