@@ -55,7 +55,7 @@ fn io_reaches_the_blocks_of_its_partition_and_no_other() {
             CrashDisk::create(&program.registry, "disk", (bytes.len() / block) as u64, block as u32, 1)
                 .unwrap();
         program.wait();
-        program.write_image("disk", &bytes, block);
+        program.write_image("disk", &bytes);
         program.examine("disk");
         let first_text = program.read(name, 0, block).unwrap();
         assert!(first_text.starts_with(b"FIRST block of "), "{file}");
@@ -132,7 +132,7 @@ fn a_table_that_changes_under_its_partitions_moves_nothing_until_all_are_gone() 
     let bytes = image("gpt512.img");
     let disk = CrashDisk::create(&program.registry, "disk", 131_072, 512, 1).unwrap();
     program.wait();
-    program.write_image("disk", &bytes, 512);
+    program.write_image("disk", &bytes);
     program.examine("disk");
     let before = program.show("diskp1");
     // MBR and both tables.

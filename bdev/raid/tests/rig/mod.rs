@@ -1,40 +1,31 @@
 //! A program of the block layer and this module, with one reactor, and disks in memory.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
-use std::io::Read;
+#[path = "../../../layer/tests/rig/program.rs"]
+mod program;
+
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use bdev::rpc::BdevModule;
-use bdev::{Access, AsyncChannel, Registry};
 use bdev_raid::RaidModule;
 use block_io::Status;
 use control::json::{Value, json};
-use control::{ControlPlane, RpcError};
-use reactor::{Core, ReactorConfig, ReactorHandle, Reactors};
+use program::TestProgram;
+use reactor::ReactorConfig;
 
 pub const BLOCK: usize = 512;
 /// Blocks before the data of members with a superblock.
 pub const OFFSET: u64 = (1 << 20) / BLOCK as u64;
 
-pub struct Program {
-    pub plane: Arc<ControlPlane>,
-    pub registry: Registry,
-    /// Last, as the plane's modules use it.
-    reactors: Reactors,
-}
+pub struct Program(TestProgram);
 
 pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../wire/raid/tests/golden").join(name)
 }
 
 pub fn image(name: &str) -> Vec<u8> {
-    let file = std::fs::File::open(golden(&format!("{name}.img.zst"))).unwrap();
-    let mut image = ruzstd::decoding::StreamingDecoder::new(std::io::BufReader::new(file)).unwrap();
-    let mut bytes = Vec::new();
-    image.read_to_end(&mut bytes).unwrap();
-    bytes
+    program::decompress(&golden(&format!("{name}.img.zst")))
 }
 
 /// The UUID of a member of tests.
@@ -42,34 +33,19 @@ pub fn uuid(index: u64) -> String {
     format!("bbbb0000-0000-4000-8000-{index:012x}")
 }
 
+impl Deref for Program {
+    type Target = TestProgram;
+
+    fn deref(&self) -> &TestProgram {
+        &self.0
+    }
+}
+
 impl Program {
     pub fn start() -> Program {
-        let reactors = Reactors::start(&ReactorConfig::default()).unwrap();
-        let registry = Registry::new();
-        let builder = ControlPlane::builder(Vec::new());
-        let bdevs = BdevModule::new(registry.clone(), builder.examiner());
-        let raid = RaidModule::new(&bdevs, reactors.handles());
-        let plane = builder.module(&bdevs).module(&raid).start(None).unwrap();
-        Program { plane, registry, reactors }
-    }
-
-    pub fn handle(&self) -> ReactorHandle {
-        self.reactors.handles()[0].clone()
-    }
-
-    pub fn try_call(&self, method: &str, params: Value) -> Result<Value, RpcError> {
-        self.plane.invoke(method, params)
-    }
-
-    pub fn call(&self, method: &str, params: Value) -> Value {
-        self.try_call(method, params.clone()).unwrap_or_else(|error| panic!("{method} {params}: {error}"))
-    }
-
-    pub fn failure(&self, method: &str, params: Value) -> (i64, String) {
-        match self.try_call(method, params.clone()) {
-            Err(error) => (error.code, error.message),
-            Ok(result) => panic!("{method} {params}: {result}"),
-        }
+        Program(TestProgram::start(&ReactorConfig::default(), |builder, bdevs, _, reactors| {
+            builder.module(bdevs).module(&RaidModule::new(bdevs, reactors))
+        }))
     }
 
     /// A disk in memory, with the UUID of an index.
@@ -113,18 +89,6 @@ impl Program {
         self.insert(name, index);
     }
 
-    pub fn write_image(&self, name: &str, image: &[u8]) {
-        for (index, piece) in image.chunks(64 << 10).enumerate() {
-            if piece.iter().any(|byte| *byte != 0) {
-                self.write(name, (index * (64 << 10) / BLOCK) as u64, piece).unwrap();
-            }
-        }
-    }
-
-    pub fn wait(&self) {
-        self.call("bdev_wait_for_examine", json!({}));
-    }
-
     pub fn raids(&self, category: &str) -> Vec<Value> {
         self.call("bdev_raid_get_bdevs", json!({ "category": category })).as_array().unwrap().clone()
     }
@@ -145,12 +109,8 @@ impl Program {
         present.map(|member| member["name"].as_str().unwrap().to_string()).collect()
     }
 
-    pub fn show(&self, name: &str) -> Value {
-        self.call("bdev_get_bdevs", json!({ "name": name }))[0].clone()
-    }
-
     pub fn saved(&self) -> Vec<Value> {
-        self.call("framework_get_config", json!({ "name": "bdev" })).as_array().unwrap().clone()
+        self.config("bdev")
     }
 
     /// Waits until something holds.
@@ -170,38 +130,12 @@ impl Program {
         });
     }
 
-    pub fn on_core<R: Send + 'static, F: Future<Output = R> + 'static>(
-        &self,
-        run: impl FnOnce(Core) -> F + Send + 'static,
-    ) -> R {
-        let (sender, receiver) = mpsc::channel();
-        let start = move |core: &Core| {
-            let run = run(core.clone());
-            core.spawn(async move { sender.send(run.await).unwrap() });
-        };
-        self.handle().post(start).unwrap();
-        receiver.recv_timeout(Duration::from_secs(30)).unwrap()
-    }
-
     pub fn write(&self, name: &str, lba: u64, data: &[u8]) -> Result<(), Status> {
-        let descriptor = self.registry.open(name, Access::ReadWrite).unwrap();
-        let data = data.to_vec();
-        self.on_core(move |core| async move {
-            let io = AsyncChannel::new(&core, descriptor.channel(&core).unwrap());
-            let mut buffer = core.pool().take(data.len()).unwrap();
-            buffer.as_mut_slice().copy_from_slice(&data);
-            io.write(lba, buffer).await.map(drop).map_err(|(status, _)| status)
-        })
+        self.try_write(name, lba, data).map(drop)
     }
 
     pub fn read(&self, name: &str, lba: u64, bytes: usize) -> Result<Vec<u8>, Status> {
-        let descriptor = self.registry.open(name, Access::ReadOnly).unwrap();
-        self.on_core(move |core| async move {
-            let io = AsyncChannel::new(&core, descriptor.channel(&core).unwrap());
-            let buffer = core.pool().take(bytes).unwrap();
-            let read = io.read(lba, buffer).await;
-            read.map(|buffer| buffer.as_slice().to_vec()).map_err(|(status, _)| status)
-        })
+        self.try_read(name, lba, bytes)
     }
 
     /// Changes a block of a device behind those that have claimed it, as a medium that loses data.
@@ -229,11 +163,5 @@ impl Program {
             contents.extend(self.read(name, lba, blocks as usize * BLOCK).unwrap());
         }
         contents
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        self.plane.stop();
     }
 }
