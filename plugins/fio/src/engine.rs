@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use block_io::{Completion, Op, Request, Tag};
 use dma::Data;
 use fio_abi::{FinishedUnit, FioEngine, IoUnit, Queued, UnitKind};
-use reactor::Reactor;
+use reactor::{Core, Reactor};
 use slots::{Slab, Slot};
 use workload::{DynChannel, Geometry};
 
@@ -29,6 +29,7 @@ pub(crate) fn start() -> Result<Box<dyn FioEngine>, String> {
         completions: Vec::new(),
         ready: Vec::new(),
         polls: 0,
+        core: None,
         reactor: None,
     }))
 }
@@ -42,7 +43,8 @@ struct JobEngine {
     /// What has ended and was not reaped yet.
     ready: Vec<FinishedUnit>,
     polls: u32,
-    /// Since the first device was opened.
+    /// The pool of the reactor's core, and the reactor, since the first device was opened.
+    core: Option<Core>,
     reactor: Option<Reactor>,
 }
 
@@ -71,6 +73,7 @@ impl FioEngine for JobEngine {
             None => devices::reactor(name)?,
         };
         let opened = devices::open(&mut reactor, name);
+        self.core = Some(reactor.core());
         self.reactor = Some(reactor);
         let (geometry, channel) = opened?;
         self.files.push(OpenFile {
@@ -168,8 +171,8 @@ impl JobEngine {
         if length > IO_BYTES_MAX {
             return Err(Refused::Invalid(INVALID));
         }
-        let pool = self.reactor.as_ref().map(|reactor| reactor.core().pool().take_data(length as usize));
-        let mut data = pool.flatten().ok_or(Refused::NoMemory)?;
+        let data = self.core.as_ref().and_then(|core| core.pool().take_data(length as usize));
+        let mut data = data.ok_or(Refused::NoMemory)?;
         if op == Op::Write {
             data.copy_from(0, unit.data());
         }

@@ -160,7 +160,15 @@ fn volumes_are_created_with_uuid_and_alias_and_refused_with_the_codes_of_spdk() 
     program.create("a/b", 1, true);
     assert_eq!(bdev(&program, "lvs/empty")["num_blocks"], 0);
     assert_eq!(bdev(&program, "lvs/a/b")["num_blocks"], 2048);
-    for name in ["v", "whole", "large", "empty", "a/b"] {
+    let open = program.registry.open("lvs/v", bdev::Access::ReadOnly).unwrap();
+    let only_unused = json!({ "name": "lvs/v", "only_unused": true });
+    assert_eq!(program.code("bdev_lvol_delete", only_unused.clone()), -32603);
+    let store = json!({ "lvs_name": "lvs", "only_unused": true });
+    assert_eq!(program.code("bdev_lvol_delete_lvstore", store), -32602);
+    assert_eq!(program.lvols().len(), 5);
+    drop(open);
+    program.call("bdev_lvol_delete", only_unused);
+    for name in ["whole", "large", "empty", "a/b"] {
         program.call("bdev_lvol_delete", json!({ "name": format!("lvs/{name}") }));
     }
     assert_eq!(program.code("bdev_lvol_delete", json!({ "name": "lvs/v" })), -19);

@@ -89,14 +89,20 @@ pub(crate) enum LvolCommand {
         #[command(flatten)]
         server: LvolServer,
     },
-    /// Remove a volume or a snapshot with its data, or a store with all its volumes
-    #[command(after_help = "Examples:\n  ringbolt lvol remove pool/vol\n  ringbolt lvol remove --all pool")]
+    /// Remove a volume or a snapshot with its data, or a store with all its volumes; what is served is refused
+    #[command(
+        after_help = "Examples:\n  ringbolt lvol remove pool/vol\n  ringbolt lvol remove --all pool\n  \
+        ringbolt lvol remove --force pool/vol"
+    )]
     Remove {
         /// STORE/VOLUME, or STORE
         name: String,
         /// Remove a store with all its volumes
         #[arg(long)]
         all: bool,
+        /// Also if a volume is open, as when it is served: its users get errors
+        #[arg(long)]
+        force: bool,
         #[command(flatten)]
         server: LvolServer,
     },
@@ -194,10 +200,14 @@ pub(crate) fn run(command: LvolCommand) -> Result<(), CommandError> {
                 Err(CommandError::usage("a store has the size of its bdev; leave the size out"))
             }
         },
-        LvolCommand::Remove { name, all, server } => match split(&name) {
-            (_, Some(_)) => server.call("bdev_lvol_delete", json!({ "name": name })).map(drop),
+        LvolCommand::Remove { name, all, force, server } => match split(&name) {
+            (_, Some(_)) => {
+                let params = json!({ "name": name, "only_unused": !force });
+                server.call("bdev_lvol_delete", params).map(drop)
+            }
             (store, None) if all => {
-                server.call("bdev_lvol_delete_lvstore", json!({ "lvs_name": store })).map(drop)
+                let params = json!({ "lvs_name": store, "only_unused": !force });
+                server.call("bdev_lvol_delete_lvstore", params).map(drop)
             }
             _ => Err(CommandError::usage(
                 "a volume is STORE/VOLUME; --all removes a store with all its volumes",

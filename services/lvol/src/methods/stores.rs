@@ -17,7 +17,7 @@ use crate::LvolModule;
 use crate::load::CLAIM_HOLDER;
 use crate::owner::{self, ChangeHandle, device_of};
 use crate::shared::StoreShared;
-use crate::store::{LvolStore, NAME_BYTES_MAX, name_xattr, uuid_xattr};
+use crate::store::{LvolStore, NAME_BYTES_MAX, Volume, name_xattr, uuid_xattr};
 
 /// How long the owner of a store has to close the device.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -180,8 +180,26 @@ control::parameters! {
     }
 }
 
-fn delete(module: &LvolModule, params: OneLvstore) -> Result<Conclusion, RpcError> {
+control::parameters! {
+    struct DeleteLvstore {
+        /// UUID of a store
+        uuid: Option<String>,
+        /// Or its name
+        lvs_name: Option<String>,
+        /// Fail if a volume of the store is open, as when it is served
+        only_unused: bool = false,
+    }
+}
+
+fn delete(module: &LvolModule, params: DeleteLvstore) -> Result<Conclusion, RpcError> {
     let store = one_store(module, params.uuid, params.lvs_name)?;
+    let is_open = |volume: &Arc<Volume>| {
+        module.stores.device(&store, volume).is_some_and(|device| device.open_count() > 0)
+    };
+    if let Some(open) = store.volumes().iter().find(|volume| params.only_unused && is_open(volume)) {
+        let alias = store.alias(open);
+        return Err(failed(EBUSY, format!("the volume {alias} is open; end its exports first")));
+    }
     if !store.shared.is_writable() {
         return Err(failed(EPERM, "the store is read-only here"));
     }

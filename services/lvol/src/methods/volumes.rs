@@ -158,6 +158,8 @@ control::parameters! {
     struct DeleteLvol {
         /// Name, alias or UUID of the volume
         name: String,
+        /// Fail if the volume is open, as when it is served
+        only_unused: bool = false,
     }
 }
 
@@ -203,6 +205,9 @@ fn delete(module: &LvolModule, params: DeleteLvol) -> Result<Conclusion, RpcErro
     let uppers = |device: &Arc<bdev::BlockDevice>| module.stores.registry.uppers(device);
     if device.as_ref().is_some_and(|device| uppers(device).iter().any(|upper| reads(upper, device))) {
         return Err(internal(EBUSY, "it is the external snapshot of a volume"));
+    }
+    if params.only_unused && device.as_ref().is_some_and(|device| device.open_count() > 0) {
+        return Err(internal(EBUSY, "the volume is open; end its exports first"));
     }
     let blobs: Vec<_> = [blob].into_iter().chain(clones).collect();
     let operation = store.operate(&blobs, None).map_err(|no| {
