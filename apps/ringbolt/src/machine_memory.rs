@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use crate::cli;
 use crate::command_error::CommandError;
+use crate::options;
 
 /// Bytes of memory that this process can have: the machine's, or the limit of its control group if that is lower.
 /// `u64::MAX` where `/proc` is not mounted.
@@ -15,7 +15,7 @@ pub(crate) fn total_bytes() -> u64 {
 pub(crate) fn buffer_bytes(option: Option<&str>, total_bytes: u64) -> Result<u64, CommandError> {
     let Some(text) = option else { return Ok(DEFAULT_BYTES.min(total_bytes / 2)) };
     let bytes =
-        cli::parse_size(text).map_err(|hint| CommandError::usage(format!("--memory={text}: {hint}")))?;
+        options::parse_size(text).map_err(|hint| CommandError::usage(format!("--memory={text}: {hint}")))?;
     if bytes > total_bytes {
         let total_mib = total_bytes >> 20;
         let message =

@@ -18,6 +18,7 @@ mod command_error;
 mod commands;
 mod console;
 mod machine_memory;
+mod options;
 mod reactor_runtime;
 
 use std::process::ExitCode;
@@ -31,7 +32,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    match commands::run(cli.command) {
+    match cli::run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             stderr_line!("ringbolt: {failure}");

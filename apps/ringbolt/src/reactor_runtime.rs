@@ -9,9 +9,9 @@ use dma::Arena;
 use os::{CpuSet, EventBackend};
 use reactor::{IdlePolicy, ReactorHandle, Reactors};
 
-use crate::cli::{self, EngineChoice, Idle};
 use crate::command_error::CommandError;
 use crate::machine_memory;
+use crate::options::{EngineChoice, Idle, ReactorOptions};
 
 /// Running reactors and the buffer arena that they share.
 pub(crate) struct ReactorRuntime {
@@ -25,7 +25,7 @@ pub(crate) struct ReactorRuntime {
 impl ReactorRuntime {
     /// Starts a pinned reactor on each core of `cores`, or without `cores`, `count` reactors that are not pinned.
     pub(crate) fn start(
-        options: &cli::ReactorOptions,
+        options: &ReactorOptions,
         cores: Option<&str>,
         count: usize,
     ) -> Result<ReactorRuntime, CommandError> {
@@ -34,7 +34,7 @@ impl ReactorRuntime {
 
     /// As [`start`](Self::start); with `shared`, buffers are in memory that other processes can map.
     pub(crate) fn start_with(
-        options: &cli::ReactorOptions,
+        options: &ReactorOptions,
         cores: Option<&str>,
         count: usize,
         shared: bool,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bdev::{Registry, malloc, uring};
+use clap::Args;
 use comfy_table::{Table, presets};
 use nvmf::{ListenAddress, NamespaceConfig, NvmfTargetError, SubsystemConfig, TcpTransportConfig};
 use os::{EventBackend, clock};
@@ -16,10 +17,26 @@ use workload::units::{format_count, format_ns, format_rate};
 use workload::{Direction, JobResult, JobSpec, Source, Verify, Workload};
 
 use crate::app::{App, StartOptions};
-use crate::cli::{self, Demo, Idle};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
+use crate::options::{EngineChoice, Idle, ReactorOptions, parse_time};
 use crate::reactor_runtime::ReactorRuntime;
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt demo            # serves until Ctrl-C, and prints how to connect a Linux host\n  \
+    ringbolt demo --once     # exits after a few seconds")]
+pub(crate) struct Demo {
+    /// Exit when the measurement is done
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Address to listen on; other machines reach any but a loopback address, without authentication
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) address: std::net::IpAddr,
+    /// Duration of the load
+    #[arg(long, default_value = "3s", value_parser = parse_time)]
+    pub(crate) runtime: u64,
+}
 
 const NQN: &str = "nqn.2025-01.io.ringbolt:demo";
 const DEVICE_BYTES: u64 = 1 << 30;
@@ -42,11 +59,8 @@ pub(super) struct TemporaryDirectory(pub(super) PathBuf);
 pub(crate) fn run(options: &Demo) -> Result<(), CommandError> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandError::environment)?;
     let scratch = TemporaryDirectory::new().map_err(CommandError::environment)?;
-    let reactor_options = cli::ReactorOptions {
-        idle: Idle::Adaptive,
-        memory: Some("256m".to_string()),
-        engine: cli::EngineChoice::Auto,
-    };
+    let reactor_options =
+        ReactorOptions { idle: Idle::Adaptive, memory: Some("256m".to_string()), engine: EngineChoice::Auto };
     // One reactor for the target, one for the initiator.
     let runtime = ReactorRuntime::start(&reactor_options, None, 2)?;
     runtime.describe()?.iter().for_each(|line| stdout_line!("{line}"));

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use super::rpc;
 use super::store::{EtcdArgs, POOL};
-use crate::cli::{DEFAULT_SOCKET, parse_size};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
+use crate::options::{DEFAULT_SOCKET, parse_size};
 
 /// How long a call may take: a server removes the objects of an image of its store one by one.
 const TIMEOUT: Duration = Duration::from_secs(600);

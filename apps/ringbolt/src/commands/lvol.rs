@@ -8,9 +8,9 @@ use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
 use super::rpc;
-use crate::cli::{DEFAULT_SOCKET, parse_size};
 use crate::command_error::CommandError;
 use crate::console::{stderr_line, stdout_line};
+use crate::options::{DEFAULT_SOCKET, parse_size};
 
 /// How long a call may take: metadata of a large store is written first.
 const TIMEOUT: Duration = Duration::from_secs(600);

@@ -20,9 +20,9 @@ use wire_store::{
     BLOCK_BYTES, BLOCKS_PER_EXTENT, EntryHeader, ImageRecord, Onode, OnodeContent, Operation, Superblock,
 };
 
-use crate::cli::parse_size;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
+use crate::options::parse_size;
 
 /// The subcommands of `ringbolt objects`.
 #[derive(Subcommand)]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime};
 
+use clap::Args;
 use control::ConfigFile;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use workload::devices::{self, Disk, DiskStats};
@@ -17,12 +18,35 @@ use workload::jobfile::{EngineName, JobPlan, Lookup, PerfJob};
 use workload::{BdevReactors, FinishedJob, JobResult, JobRunner, RunError};
 
 use crate::app::{self, App, StartOptions};
-use crate::cli::{self, Perf};
 use crate::command_error::CommandError;
 use crate::console::stderr_line;
+use crate::options::{EngineChoice, Idle, ReactorOptions};
 use crate::reactor_runtime::ReactorRuntime;
 
 use options::{PerfOutputFormat, ProgressReporter, RunOptions};
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt perf --filename=null:1g --rw=randread --bs=4k --iodepth=128 --time_based --runtime=5s\n  \
+    ringbolt perf --filename=malloc:64m --rw=randwrite --verify --iodepth=16\n  \
+    ringbolt perf --filename=uring:/tmp/disk.img --rw=randrw --rwmixread=70 --runtime=10s --time_based\n  \
+    ringbolt perf --filename='nvme+tcp://127.0.0.1:4420/nqn.2025-01.io.ringbolt:a?ns=1' --rw=randread\n  \
+    ringbolt perf -c bdevs.json --filename=Malloc0 --rw=read --output-format=json --output=out.json\n  \
+    ringbolt perf --filename=/dev/nvme0n1 --ioengine=iou-s --direct=1 --rw=randread --iodepth=128 \\\n      \
+        --fixedbufs --registerfiles --time_based --runtime=10s --norandommap\n  \
+    ringbolt perf --filename=/dev/nvme0n1 --ioengine=libaio --rw=randread --rate_iops=50k \\\n      \
+        --rate_process=poisson --time_based --runtime=10s\n  \
+    ringbolt perf job.fio --output-format=json\n\n\
+    Options, job files, units and JSON are fio's; an unsupported option is an error that names it. \
+    Targets: files and devices through psync, pvsync2, libaio, io_uring (iou, iou-c, iou-s) or \
+    io_uring_cmd, each job a process unless --thread; null:SIZE, malloc:SIZE, uring:PATH, aio:PATH, \
+    model:PROFILE, nvme+tcp://HOST:PORT/NQN?ns=N and bdevs of -c FILE through ioengine=bdev, each job \
+    on a reactor.")]
+pub(crate) struct Perf {
+    /// fio options, as --rw=randread, and job files; --cmdhelp lists the options
+    #[arg(value_name = "OPTION|JOBFILE", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) arguments: Vec<String>,
+}
 
 /// Resolves job files and environment variables on this machine.
 struct SystemLookup {
@@ -333,10 +357,6 @@ fn check_results(finished: &[FinishedJob]) -> Result<(), CommandError> {
 }
 
 /// Reactor options from `perf`'s own options.
-fn machine_options(
-    idle: cli::Idle,
-    memory: Option<String>,
-    engine: cli::EngineChoice,
-) -> cli::ReactorOptions {
-    cli::ReactorOptions { idle, memory, engine }
+fn machine_options(idle: Idle, memory: Option<String>, engine: EngineChoice) -> ReactorOptions {
+    ReactorOptions { idle, memory, engine }
 }

@@ -1,13 +1,43 @@
 //! `ringbolt rpc`: the JSON-RPC client.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::Args;
 use control::client::{self, CallError};
 use serde_json::{Map, Value};
 
-use crate::cli::Rpc;
 use crate::command_error::{CommandError, ExitStatus};
+use crate::options::DEFAULT_SOCKET;
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt rpc --list\n  \
+    ringbolt rpc bdev_malloc_create name=Malloc0 num_blocks=131072 block_size=512\n  \
+    ringbolt rpc nvmf_subsystem_add_listener nqn=nqn.2025-01.io.ringbolt:a \\\n      \
+        listen_address.trtype=TCP listen_address.traddr=127.0.0.1 listen_address.trsvcid=4420\n  \
+    ringbolt rpc bdev_get_iostat --json '{\"names\":[\"Malloc0\"]}'\n\n\
+    A value that parses as JSON (5, true, [1,2]) is JSON; any other is a string. Dots make nested objects.")]
+pub(crate) struct Rpc {
+    /// Method name
+    #[arg(required_unless_present = "list")]
+    pub(crate) method: Option<String>,
+    /// Parameters
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) parameters: Vec<String>,
+    /// Parameters as one JSON object; KEY=VALUE overrides its members
+    #[arg(long, value_name = "OBJECT")]
+    pub(crate) json: Option<String>,
+    /// List the methods of the server
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// UNIX socket of the server
+    #[arg(short, long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    pub(crate) rpc_socket: PathBuf,
+    /// Seconds to wait for the response
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub(crate) timeout: u64,
+}
 
 pub(crate) fn run(options: Rpc) -> Result<(), CommandError> {
     let timeout = Duration::from_secs(options.timeout.max(1));

@@ -4,16 +4,60 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
+use clap::Args;
 use control::{ConfigFile, ControlPlane, Keyring, ListenSocket, RpcServer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use vhost::VhostControllerInfo;
 
 use crate::app::{self, App, StartOptions};
-use crate::cli::Serve;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
+use crate::options::{DEFAULT_SOCKET, ReactorOptions};
 use crate::reactor_runtime::ReactorRuntime;
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt serve -c target.json\n  \
+    ringbolt serve --cores 2-3 --idle spin\n  \
+    ringbolt serve -r /var/tmp/spdk.sock      # the default socket of SPDK's rpc.py\n  \
+    ringbolt serve -S /run/vhost              # vhost-user sockets in this directory\n\n\
+    Front ends, and the methods of `ringbolt rpc` that start them:\n  \
+    NVMe over TCP       nvmf_create_transport trtype=TCP, nvmf_subsystem_add_listener\n  \
+    NVMe, vfio-user     nvmf_create_transport trtype=VFIOUSER, nvmf_subsystem_add_listener\n  \
+    iSCSI               iscsi_create_portal_group, iscsi_create_target_node\n  \
+    vhost-user block    vhost_create_blk_controller\n  \
+    vhost-user SCSI     vhost_create_scsi_controller, vhost_scsi_controller_add_target\n  \
+    NBD                 nbd_export_create; nbd_start_disk for /dev/nbdN of this machine\n  \
+    ublk                ublk_create_target, ublk_start_disk: /dev/ublkbN of this machine\n\n\
+    The file has SPDK's format: {\"subsystems\":[{\"subsystem\":\"bdev\",\"config\":[{\"method\":…,\"params\":…}]}]}. \
+    `ringbolt rpc save_config` writes one. On SIGINT and SIGTERM the server completes I/O in flight and exits.")]
+pub(crate) struct Serve {
+    /// SPDK JSON configuration file
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// UNIX socket of the JSON-RPC server
+    #[arg(short, long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    pub(crate) rpc_socket: PathBuf,
+    /// Cores to run on, one pinned reactor each, as 0-3,5 or 0x2f [default: one reactor, not pinned]
+    #[arg(long, short = 'm', value_name = "LIST")]
+    pub(crate) cores: Option<String>,
+    /// Apply the file only when framework_start_init is called
+    #[arg(long)]
+    pub(crate) wait_for_rpc: bool,
+    /// Directory of the sockets of vhost controllers [default: the current one]
+    #[arg(short = 'S', long, value_name = "DIR")]
+    pub(crate) vhost_socket_dir: Option<PathBuf>,
+    /// Absolute path of a folder for keys that calls pass by value: a file each, which saved configurations
+    /// name
+    #[arg(long, value_name = "DIR")]
+    pub(crate) key_folder: Option<PathBuf>,
+    /// End when standard input does: with the process that has the other end of the pipe
+    #[arg(long, hide = true)]
+    pub(crate) until_stdin_closes: bool,
+    #[command(flatten)]
+    pub(crate) reactor_options: ReactorOptions,
+}
 
 pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
     // The configuration is checked before anything is started.

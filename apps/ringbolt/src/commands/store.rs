@@ -24,9 +24,9 @@ use rustix::io::Errno;
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::cli::{Idle, parse_ms, parse_size, parse_time};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
+use crate::options::{Idle, parse_ms, parse_size, parse_time};
 use accept_loss::AcceptLossArgs;
 use key::KeyCommand;
 use layout::ClusterLayout;

@@ -9,9 +9,9 @@ use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
 use super::rpc;
-use crate::cli::DEFAULT_SOCKET;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
+use crate::options::DEFAULT_SOCKET;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 

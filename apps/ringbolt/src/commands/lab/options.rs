@@ -12,9 +12,9 @@ use lab_experiments::journal::{self, Journal};
 use lab_experiments::plan::{self, TimeOverrides};
 use lab_experiments::{ExperimentCatalog, ExperimentDefinition, GeneratorInfo, PlannedExperiment, Scale};
 
-use crate::cli;
 use crate::command_error::CommandError;
 use crate::console::stderr_line;
+use crate::options::{parse_size, parse_time};
 
 /// Options that select experiments, devices, durations and the generator.
 #[derive(Args)]
@@ -38,10 +38,10 @@ pub(crate) struct ExperimentArgs {
     #[arg(long)]
     pub(crate) paper: bool,
     /// Duration of each measurement, instead of the scale's
-    #[arg(long, value_parser = cli::parse_time)]
+    #[arg(long, value_parser = parse_time)]
     pub(crate) runtime: Option<u64>,
     /// Warm-up before it, instead of the scale's
-    #[arg(long, value_parser = cli::parse_time)]
+    #[arg(long, value_parser = parse_time)]
     pub(crate) ramp: Option<u64>,
     /// Measurements of each cell, instead of the scale's
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -53,7 +53,7 @@ pub(crate) struct ExperimentArgs {
     #[arg(long, value_name = "LIST")]
     pub(crate) cores: Option<String>,
     /// Size of each loop device's file
-    #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = cli::parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = parse_size)]
     pub(crate) disk_size: u64,
     /// Directory of these files; by default in the run directory
     #[arg(long, value_name = "DIR")]

@@ -12,9 +12,9 @@ use workload::jobfile::{JobPlan, OPTIONS, OptionInfo, Support, engine_names, eng
 use workload::units::format_count;
 
 use super::machine_options;
-use crate::cli::{self, EngineChoice, Idle};
 use crate::command_error::CommandError;
 use crate::console::stderr_line;
+use crate::options::{EngineChoice, Idle, ReactorOptions};
 
 /// The values of `--output-format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(super) struct RunOptions {
     pub(super) terse_version: u8,
     pub(super) output: Option<PathBuf>,
     pub(super) config: Option<PathBuf>,
-    pub(super) reactor_options: cli::ReactorOptions,
+    pub(super) reactor_options: ReactorOptions,
     /// The text of `--cmdhelp`, `--enghelp` or `--version`, instead of a run.
     pub(super) help: Option<String>,
     pub(super) showcmd: bool,

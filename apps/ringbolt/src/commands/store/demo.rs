@@ -14,10 +14,10 @@ use super::layout::ClusterLayout;
 use super::nodes::RunningNodes;
 use super::status::status;
 use super::{DemoArgs, NewCluster, NodeOptions, POOL};
-use crate::cli::{EngineChoice, Idle, ReactorOptions};
 use crate::command_error::CommandError;
 use crate::commands::demo::{TemporaryDirectory, check};
 use crate::console::stdout_line;
+use crate::options::{EngineChoice, Idle, ReactorOptions};
 use crate::reactor_runtime::ReactorRuntime;
 
 const IMAGE: &str = "vol";

@@ -17,9 +17,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::SIGCHLD;
 
 use super::layout::ClusterLayout;
-use crate::cli::Idle;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
+use crate::options::Idle;
 
 /// Memory of a node for I/O.
 const NODE_MEMORY: &str = "128m";
