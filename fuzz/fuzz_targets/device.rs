@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use dma::Arena;
-use nvme::simulated::{DeviceFault, SimulatedConfig, SimulatedController};
+use nvme::testing::{DeviceFault, SimulatedConfig, SimulatedController};
 use nvme::{Controller, Namespace, Options};
 use reactor::{IdlePolicy, Period, Reactor};
 use block_io::{Channel, Request, Status, Tag};

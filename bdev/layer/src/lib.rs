@@ -53,6 +53,7 @@ mod scheduler;
 pub mod stacking;
 mod stats;
 mod tenants;
+#[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod testing;
 mod trace;
 

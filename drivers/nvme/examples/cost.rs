@@ -6,7 +6,7 @@
 
 use block_io::{Channel, Completion, Request, Tag};
 use dma::Data;
-use nvme::simulated::{SimulatedConfig, SimulatedController};
+use nvme::testing::{SimulatedConfig, SimulatedController};
 use nvme::{Controller, InterruptMode, Namespace, Options};
 
 #[inline(never)]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use block_io::{Channel, Completion, Request, Tag};
 use dma::Data;
-use nvme::simulated::{SimulatedConfig, SimulatedController};
+use nvme::testing::{SimulatedConfig, SimulatedController};
 use nvme::{Controller, InterruptMode, Namespace, Options};
 use reactor::{Core, IdlePolicy, Period, PollResult, Poller, Reactors, Shutdown};
 

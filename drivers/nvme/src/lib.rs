@@ -68,9 +68,10 @@ mod registry;
 mod rings;
 mod shadow;
 mod shared;
-pub mod simulated;
 mod stats;
 mod tcp;
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub mod testing;
 mod transport;
 mod uri;
 mod wait;

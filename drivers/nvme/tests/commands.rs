@@ -5,7 +5,7 @@ mod rig;
 
 use block_io::{Request, Status, Tag};
 use nvme::protection::{self, Tags};
-use nvme::simulated::SimulatedConfig;
+use nvme::testing::SimulatedConfig;
 use nvme::{Command, CommandCompletion, Namespace};
 use reactor::Core;
 use rig::{attach, buffer, execute, on_device, open, options, status};
@@ -117,7 +117,7 @@ fn with_metadata(bytes: u16, extended: bool, dps: u8) -> SimulatedConfig {
 
 async fn info_and_pair(
     core: &Core,
-    device: &nvme::simulated::SimulatedController,
+    device: &nvme::testing::SimulatedController,
 ) -> (nvme::NamespaceInfo, nvme::QueuePair) {
     let controller = attach(core, device).await;
     let info = controller.namespace(1).await.unwrap();

@@ -9,7 +9,7 @@ use std::sync::mpsc::channel;
 
 use block_io::{Request, Status, Tag};
 use dma::{Arena, ArenaConfig, Buffer, Data, ExternalMemory, Pool, SharedRegion};
-use nvme::simulated::{SimulatedConfig, SimulatedController};
+use nvme::testing::{SimulatedConfig, SimulatedController};
 use nvme::{Namespace, Options};
 use reactor::Core;
 use rig::{on_device, open, options, status, until};

@@ -5,7 +5,7 @@ mod rig;
 
 use block_io::{Channel, Completion, Request, Status, Tag};
 use dma::Data;
-use nvme::simulated::{DeviceFault, SimulatedConfig, SimulatedController};
+use nvme::testing::{DeviceFault, SimulatedConfig, SimulatedController};
 use nvme::{
     AdminData, AdminError, BadCompletion, CompletionFault, CompletionInjection, Controller,
     ControllerFailure, Namespace, NvmeOpenError, Options,

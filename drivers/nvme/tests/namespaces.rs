@@ -8,7 +8,7 @@ mod rig;
 
 use block_io::{Request, Status, Tag};
 use dma::Data;
-use nvme::simulated::SimulatedConfig;
+use nvme::testing::SimulatedConfig;
 use nvme::{AdminError, Controller, Namespace};
 use rig::{attach, buffer, finish, on_device, options, status};
 use wire_nvme::NSID_ALL;

@@ -6,7 +6,7 @@ mod rig;
 
 use block_io::{Request, Status, Tag};
 use nvme::Namespace;
-use nvme::simulated::SimulatedConfig;
+use nvme::testing::SimulatedConfig;
 use rig::{attach, buffer, on_device, options, status};
 use wire_nvme::identify::oacs;
 

@@ -5,7 +5,7 @@ mod rig;
 
 use block_io::{Channel, Op, Request, RequestFlags, Status, Tag};
 use dma::Data;
-use nvme::simulated::SimulatedConfig;
+use nvme::testing::SimulatedConfig;
 use nvme::{
     AdminData, CompletionFault, CompletionInjection, Controller, InterruptMode, Namespace, NvmeOpenError,
     Options,
@@ -320,7 +320,7 @@ fn a_reused_queue_identifier_starts_with_an_empty_queue() {
 
 #[test]
 fn queue_pairs_on_several_cores_share_a_controller() {
-    let device = nvme::simulated::SimulatedController::new(SimulatedConfig::new(1 << 16, 512));
+    let device = nvme::testing::SimulatedController::new(SimulatedConfig::new(1 << 16, 512));
     let cpu = os::CpuSet::allowed().cpus()[0];
     let cpus = os::CpuSet::new(vec![cpu, cpu + 1, cpu + 2]).unwrap();
     let config = reactor::ReactorConfig { cpus, ..rig::reactor_config(IdlePolicy::default()) };
@@ -376,7 +376,7 @@ fn queue_pairs_on_several_cores_share_a_controller() {
 fn an_interrupt_wakes_a_sleeping_core() {
     let reactor = reactor::Reactor::new(&rig::reactor_config(IdlePolicy::Sleep)).unwrap();
     let core = reactor.core();
-    let device = nvme::simulated::SimulatedController::new(SimulatedConfig::new(1024, 512));
+    let device = nvme::testing::SimulatedController::new(SimulatedConfig::new(1024, 512));
     // The device runs on a thread of its own, because a sleeping core cannot step it.
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let (stepped, until) = (device.clone(), stop.clone());

@@ -40,8 +40,9 @@ pub mod rpc;
 mod session;
 mod sessions;
 mod settings;
-pub mod simulated;
 mod target;
+#[cfg(any(test, fuzzing))]
+pub mod testing;
 
 pub use chap::{AuthPolicy, ChapCredentials};
 pub use config::{InvalidNetmask, IscsiOptions, IscsiPoolOptions, Netmask};

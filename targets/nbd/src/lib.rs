@@ -35,9 +35,10 @@ mod kernel;
 mod limits;
 pub mod rpc;
 mod session;
-pub mod simulated;
 mod status;
 mod target;
+#[cfg(any(test, fuzzing))]
+pub mod testing;
 
 pub use failure::{NbdTargetError, NbdViolation};
 pub use kernel::{KernelDisk, KernelDiskError};

@@ -47,7 +47,7 @@ pub use control_plane::{
 pub use failure::NvmfTargetError;
 pub use tcp::TcpTransportConfig;
 #[cfg(any(test, fuzzing))]
-pub use tcp::simulated;
+pub use tcp::testing;
 pub use transport::{
     AddressText, CoreQueues, Counters, Listening, Transport, TransportConfig, TransportKind,
     TransportParameters, TransportParts,

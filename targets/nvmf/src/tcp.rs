@@ -13,7 +13,7 @@ mod parameters;
 mod protocol;
 mod queue;
 #[cfg(any(test, fuzzing))]
-pub mod simulated;
+pub mod testing;
 
 use control::json::{Map, Value};
 use control::{DecodeLog, ParameterError};

@@ -24,7 +24,9 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+#[cfg(any(test, fuzzing))]
 mod any_frontend;
+#[cfg(any(test, fuzzing))]
 mod any_ring;
 mod backend;
 mod blk;
@@ -57,7 +59,9 @@ mod vring;
 mod worker;
 mod workers;
 
+#[cfg(any(test, fuzzing))]
 pub use any_frontend::any_frontend;
+#[cfg(any(test, fuzzing))]
 pub use any_ring::any_ring;
 pub use coalescing::Coalescing;
 pub use failure::{RequestError, VhostTargetError, VhostViolation};

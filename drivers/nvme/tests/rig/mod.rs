@@ -8,7 +8,7 @@ use std::future::Future;
 
 use block_io::{Channel, Completion, Request, Status};
 use dma::{Arena, Buffer, Data};
-use nvme::simulated::{SimulatedConfig, SimulatedController};
+use nvme::testing::{SimulatedConfig, SimulatedController};
 use nvme::{CommandCompletion, Controller, Namespace, Options};
 use reactor::{Core, IdlePolicy, Period, Reactor};
 
