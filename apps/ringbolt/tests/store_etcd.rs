@@ -1,7 +1,7 @@
 //! A cluster of the store whose map is in etcd, which is killed and restarted under verified load.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../store/map/tests/rig/mod.rs"]
+#[path = "../../../store/cluster-map/tests/rig/mod.rs"]
 mod etcd;
 mod rig;
 #[path = "rig/store.rs"]

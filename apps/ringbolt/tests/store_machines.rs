@@ -2,7 +2,7 @@
 //! are cut one way and both ways, a stopped leader of etcd and a rolling restart, under verified load.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../store/map/tests/rig/mod.rs"]
+#[path = "../../../store/cluster-map/tests/rig/mod.rs"]
 mod etcd;
 #[path = "rig/machines.rs"]
 mod machines;

@@ -1,7 +1,7 @@
 //! A cluster of the store that changes: nodes are added, taken out, lost and replaced, and pools come and go.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../store/map/tests/rig/mod.rs"]
+#[path = "../../../store/cluster-map/tests/rig/mod.rs"]
 mod etcd;
 mod rig;
 #[path = "rig/store.rs"]

@@ -3,7 +3,7 @@
 //! what is done when, not how the processes take turns: `sim` has failures that can be repeated.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../store/map/tests/rig/mod.rs"]
+#[path = "../../../store/cluster-map/tests/rig/mod.rs"]
 mod etcd;
 #[path = "rig/machines.rs"]
 mod machines;

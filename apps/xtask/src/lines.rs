@@ -22,7 +22,7 @@ const APART: [&str; 3] = ["sim", "control", "targets/shell"];
 /// The count of one crate.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CrateLines {
-    /// Relative to the workspace root, such as `host/net`.
+    /// Relative to the workspace root, such as `host/sockets`.
     pub(crate) folder: String,
     pub(crate) files: usize,
     pub(crate) code: usize,

@@ -81,7 +81,7 @@ impl CargoMetadata {
         &self.workspace_root
     }
 
-    /// A package's directory relative to the workspace root, such as `host/net`.
+    /// A package's directory relative to the workspace root, such as `host/sockets`.
     pub(crate) fn folder<'a>(&self, package: &'a Package) -> &'a Path {
         let folder = package.manifest_path.parent().unwrap_or(Path::new(""));
         folder.strip_prefix(&self.workspace_root).unwrap_or(folder)

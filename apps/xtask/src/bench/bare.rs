@@ -14,7 +14,7 @@ use super::server::TargetTransport;
 use super::{Measurement, RunContext, RunOutcome, placement};
 
 /// Requests and responses of NVMe/TCP's sizes, with both ends spinning.
-pub(super) const ECHO: Example = Example { package: "ringbolt-net", name: "echo" };
+pub(super) const ECHO: Example = Example { package: "ringbolt-sockets", name: "echo" };
 
 const RUN_MAX: Duration = Duration::from_secs(30);
 

@@ -12,7 +12,7 @@ use super::process::{ChildProcess, describe};
 use super::{Measurement, RunContext, RunOutcome};
 
 /// Generates the synthetic run.
-pub(super) const SYNTHETIC: Example = Example { package: "ringbolt-report", name: "synthetic" };
+pub(super) const SYNTHETIC: Example = Example { package: "ringbolt-lab-report", name: "synthetic" };
 
 const CELLS: &str = "10000";
 const RUN_MAX: Duration = Duration::from_secs(120);

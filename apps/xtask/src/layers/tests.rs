@@ -49,12 +49,12 @@ fn findings(from: &str, to: &str, kind: &str) -> Vec<String> {
 #[test]
 fn dependencies_on_lower_layers_are_allowed() {
     for (from, to) in [
-        ("apps/ringbolt", "base/ring"),
+        ("apps/ringbolt", "base/block-io"),
         ("targets/nvmf", "bdev/layer"),
         ("lab/workload", "drivers/nvme"),
         ("bdev/layer", "control"),
         ("control", "host/reactor"),
-        ("host/net", "wire/nvme"),
+        ("host/sockets", "wire/nvme"),
         ("tests/interop", "apps/ringbolt"),
         ("sim/sim", "targets/nvmf"),
     ] {
@@ -65,13 +65,13 @@ fn dependencies_on_lower_layers_are_allowed() {
 #[test]
 fn dependencies_on_higher_layers_are_reported() {
     for (from, to) in [
-        ("base/ring", "wire/nvme"),
+        ("base/block-io", "wire/nvme"),
         ("drivers/nvme", "bdev/layer"),
         ("drivers/nvme", "control"),
         ("control", "bdev/layer"),
         ("bdev/layer", "targets/nvmf"),
         ("lab/workload", "apps/ringbolt"),
-        ("host/net", "tests/interop"),
+        ("host/sockets", "tests/interop"),
         ("apps/ringbolt", "sim/sim"),
     ] {
         let found = findings(from, to, "normal");
@@ -83,22 +83,22 @@ fn dependencies_on_higher_layers_are_reported() {
 
 #[test]
 fn development_dependencies_are_not_checked() {
-    assert_eq!(findings("drivers/nvme", "targets/controller", "dev"), [""; 0]);
+    assert_eq!(findings("drivers/nvme", "targets/nvme-controller", "dev"), [""; 0]);
 }
 
 #[test]
 fn dependencies_within_a_layer_follow_the_listed_order() {
     for (from, to, allowed) in [
-        ("host/net", "host/reactor", true),
-        ("host/reactor", "host/memory", true),
-        ("host/memory", "host/reactor", false),
+        ("host/sockets", "host/reactor", true),
+        ("host/reactor", "host/dma", true),
+        ("host/dma", "host/reactor", false),
         ("drivers/nvme", "drivers/nvme-tcp", true),
         ("drivers/nvme-tcp", "drivers/nvme", false),
-        ("host/net", "host/other", false),
-        ("base/slots", "base/ring", true),
-        ("base/ring", "base/slots", false),
-        ("targets/nvmf", "targets/controller", true),
-        ("targets/controller", "targets/nvmf", false),
+        ("host/sockets", "host/other", false),
+        ("base/slots", "base/block-io", true),
+        ("base/block-io", "base/slots", false),
+        ("targets/nvmf", "targets/nvme-controller", true),
+        ("targets/nvme-controller", "targets/nvmf", false),
         ("targets/nvmf", "targets/vhost", false),
         ("bdev/gpt", "bdev/layer", true),
         ("bdev/layer", "bdev/gpt", false),
@@ -136,16 +136,16 @@ fn a_runtime_is_allowed_outside_the_data_path() {
 #[test]
 fn a_crate_root_starts_with_documentation_and_forbids_unsafe_code() {
     for (folder, text, expected) in [
-        ("base/ring", GOOD, 0),
-        ("base/ring", "//! Doc.\n#![forbid(missing_docs, unsafe_code)]\n", 0),
-        ("base/ring", "//! Doc.\n// #![forbid(unsafe_code)]\n", 1),
-        ("base/ring", "#![forbid(unsafe_code)]\n//! Doc.\n", 1),
+        ("base/block-io", GOOD, 0),
+        ("base/block-io", "//! Doc.\n#![forbid(missing_docs, unsafe_code)]\n", 0),
+        ("base/block-io", "//! Doc.\n// #![forbid(unsafe_code)]\n", 1),
+        ("base/block-io", "#![forbid(unsafe_code)]\n//! Doc.\n", 1),
         ("targets/nvmf", "//! Doc.\n", 1),
         ("apps/ringbolt", "fn main() {}\n", 2),
-        ("host/sys", "//! Doc.\n", 0),
+        ("host/os", "//! Doc.\n", 0),
         ("host/pci", "mod x;\n", 1),
         ("drivers/nvme", "//! Doc.\n", 1),
-        ("lab/engines", "//! Doc.\n", 1),
+        ("lab/io-engines", "//! Doc.\n", 1),
         ("plugins/fio", "//! Doc.\n", 1),
         ("plugins/fio", GOOD, 0),
     ] {
@@ -156,7 +156,7 @@ fn a_crate_root_starts_with_documentation_and_forbids_unsafe_code() {
 
 #[test]
 fn an_unreadable_crate_root_is_reported() {
-    let found = check(&workspace(&["base/ring"], &[], &[]), |_| Err(io::ErrorKind::NotFound.into()));
+    let found = check(&workspace(&["base/block-io"], &[], &[]), |_| Err(io::ErrorKind::NotFound.into()));
     assert_eq!(found.len(), 1);
     assert!(found[0].contains("cannot be read"), "{found:?}");
 }

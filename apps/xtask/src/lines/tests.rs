@@ -91,7 +91,7 @@ fn files_of_test_modules_are_not_code() {
 fn simulator_control_plane_and_shell_are_summed_apart() {
     let lines = |folder: &str, code| CrateLines { folder: folder.into(), files: 1, code };
     let crates = [
-        lines("base/ring", 100),
+        lines("base/block-io", 100),
         lines("control", 20),
         lines("sim", 3),
         lines("targets/nvmf", 50),

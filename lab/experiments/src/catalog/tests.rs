@@ -214,7 +214,7 @@ fn the_documented_table_of_checks_is_that_of_the_program() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/FINDINGS.md");
     let head = "# Findings and checks\n\
         What each check claims, what it computes, and where the paper says it. Written by\n\
-        `UPDATE_DOCS=1 cargo test -p ringbolt-experiments table_of_checks` from the files in `lab/experiments`.\n\n\
+        `UPDATE_DOCS=1 cargo test -p ringbolt-lab-experiments table_of_checks` from the files in `lab/experiments`.\n\n\
         A computation is a metric of an experiment's cells with the parameters in brackets; `max`, `min`, `knee` and so on\n\
         are those of [LAB.md](LAB.md). Bounds are looser than the published numbers: they ask for the shape of a result, on\n\
         other hardware. The first part has the findings under the names of their papers, the second the figures and tables.\n";

@@ -1,5 +1,5 @@
 //! How large the map of a large cluster is, how long placement takes, and what a lost rack moves:
-//! `cargo run --release -p ringbolt-map --example scale [NODES DEVICES GROUPS]`.
+//! `cargo run --release -p ringbolt-cluster-map --example scale [NODES DEVICES GROUPS]`.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

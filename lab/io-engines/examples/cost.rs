@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! truncate -s 16M /dev/shm/data
-//! cargo run --release -p ringbolt-engines --example cost -- io_uring 32 1000000 /dev/shm/data
+//! cargo run --release -p ringbolt-io-engines --example cost -- io_uring 32 1000000 /dev/shm/data
 //! valgrind --tool=callgrind target/release/examples/cost io_uring 32 20000 /dev/shm/data
 //! ```
 //!

@@ -1,7 +1,7 @@
 //! Accuracy of the models: latency of 4 KiB random reads in real time (through a bdev on a busy-polling
 //! reactor) and in virtual time, compared with the analytic latency of the profile.
 //!
-//! `cargo run --release -p ringbolt-model --example accuracy -- [PROFILE|FILE|all [DEPTH [DEVICES [SECONDS]]]]`
+//! `cargo run --release -p ringbolt-device-model --example accuracy -- [PROFILE|FILE|all [DEPTH [DEVICES [SECONDS]]]]`
 //!
 //! At depth 1 all three are compared. At other depths commands queue, for which there is no analytic
 //! latency: real time is compared with virtual time. A second line excludes completions after the thread

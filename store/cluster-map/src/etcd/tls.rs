@@ -1,6 +1,6 @@
 //! TLS to etcd (rustls, sans-IO): whom this process trusts, who it is, and a connection with a time limit.
 //!
-//! Here and not in `host/net`: these are sockets of control threads, and nothing else of Ringbolt's has certificates.
+//! Here and not in `host/sockets`: these are sockets of control threads, and nothing else of Ringbolt's has certificates.
 //! NVMe/TCP's pre-shared keys are no part of rustls.
 
 use std::io::{self, Read, Write};

@@ -1,6 +1,6 @@
 //! Fits values of a profile to its targets by coordinate descent.
 //!
-//! `cargo run --release -p ringbolt-model --example tune -- FILE KEY…`, where a key is a path such
+//! `cargo run --release -p ringbolt-device-model --example tune -- FILE KEY…`, where a key is a path such
 //! as `read.path_us.0.us` or `media.dies`. Prints each improvement, and the final values.
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! CPU cost of a modelled command: closed loops of 4 KiB random reads on several devices, through the bdev
 //! layer, on one core.
 //!
-//! `cargo run --release -p ringbolt-model --example cost -- PROFILE DEVICES DEPTH COMMANDS`. Under
+//! `cargo run --release -p ringbolt-device-model --example cost -- PROFILE DEVICES DEPTH COMMANDS`. Under
 //! callgrind, the difference between runs of COMMANDS and 2 x COMMANDS, divided by COMMANDS, is the
 //! instructions per command.
 #![forbid(unsafe_code)]

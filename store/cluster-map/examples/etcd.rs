@@ -1,5 +1,5 @@
 //! What etcd does for a map: proposals a second, by groups of a request, lease renewals a second, and how long a lost rack's
-//! records take at these rates: `cargo run --release -p ringbolt-map --example etcd -- http://HOST:PORT/PREFIX [SECONDS]`.
+//! records take at these rates: `cargo run --release -p ringbolt-cluster-map --example etcd -- http://HOST:PORT/PREFIX [SECONDS]`.
 //! It writes below the prefix, and removes that when it ends.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
