@@ -188,7 +188,7 @@ fn write_partition(path: &Path) -> anyhow::Result<()> {
     let mut file = std::fs::File::create(path)?;
     // Written, not a hole: reads of holes are of one page.
     let zeroes = vec![0; 1 << 20];
-    for _ in 0..FILE_BLOCKS * u64::from(BLOCK_BYTES) >> 20 {
+    for _ in 0..(FILE_BLOCKS * u64::from(BLOCK_BYTES)) >> 20 {
         file.write_all(&zeroes)?;
     }
     let mut put = |lba: u64, bytes: &[u8]| {
