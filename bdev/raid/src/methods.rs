@@ -11,7 +11,7 @@ use control::{ByName, Method, RpcError};
 use wire_raid::{MemberState, NAME_BYTES_MAX, RaidSuperblock};
 
 use crate::array::{ArrayPhase, ArraySlot, Candidate, RaidArray};
-use crate::level::{check_level, is_redundant, parse_level};
+use crate::level::{check_level, is_redundant, members_min, parse_level};
 use crate::module::{EPERM, RaidError, RaidModule, RaidOptions};
 use crate::on_disk::{
     MemberOnDisk, NoSuperblock, can_have_superblock, is_unavailable, read_member_now, wipe_writes,
@@ -198,6 +198,11 @@ fn create(module: &RaidModule, prepared: PreparedCreate) -> Result<bool, RpcErro
     let slots: Vec<ArraySlot> = params.base_bdevs.iter().enumerate().map(slot).collect();
     if slots.iter().all(|slot| slot.name.is_none()) {
         return Err(invalid("base_bdevs", "all members are removed ones".to_string()).into());
+    }
+    let named = slots.iter().filter(|slot| slot.name.is_some()).count();
+    if named < members_min(level, slots.len()) {
+        let reason = format!("{named} of {} members are none of an array", slots.len());
+        return Err(invalid("base_bdevs", reason).into());
     }
     let resyncs_all = params.resync == ResyncMode::Full;
     let kind = (level, params.strip_size_kb);

@@ -1,5 +1,5 @@
-//! raid1 and raid5f: members with the same data, or with a parity of the others', some of which may be missing,
-//! stale or failing.
+//! raid1 and raid5f: members with the same data, or with a parity of the others', some of which may be
+//! missing, stale or failing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
@@ -45,9 +45,9 @@ const REPAIRS_MAX: u64 = 16;
 /// to do. A member is *in sync* if it has all data, a *target* while it is copied to. Requests go to both,
 /// reads to members that are in sync only.
 ///
-/// Regions, copies and offsets of members are counted in *rows*, blocks of a member's data. Those of raid1 are
-/// the blocks of the array; in raid5f a row of all members is a block of each strip of a stripe, and any of
-/// them is the exclusive or of the others. So a member is copied to from all others, and what may differ after
+/// Regions, copies and offsets of members are counted in *rows*, blocks of a member's data. Those of raid1
+/// are the blocks of the array; in raid5f a row of all members is a block of each strip of a stripe, and any
+/// of them is the exclusive or of the others. So a member is copied to from all others, and what may differ after
 /// a crash is the parity.
 pub struct Mirror {
     array: Arc<RaidArray>,

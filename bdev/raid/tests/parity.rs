@@ -3,9 +3,13 @@
 
 mod rig;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
 use accel::{AccelOp, Engine, InjectType, Injection};
 use bdev::error;
 use bdev::error::{FaultAction, FaultInjection};
+use bdev::{Access, AsyncChannel};
 use bdev_raid::ParityLayout;
 use block_io::{Op, Status};
 use control::json::{Value, json};
@@ -281,6 +285,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 struct Modelled {
     program: Program,
     members: usize,
+    superblock: bool,
     model: Vec<u8>,
     /// The place of the member that is gone, and the name of its device if that is there.
     gone: Option<(usize, Option<String>)>,
@@ -290,13 +295,13 @@ struct Modelled {
 }
 
 impl Modelled {
-    fn new(members: usize) -> Modelled {
+    fn new(members: usize, superblock: bool) -> Modelled {
         let program = Program::start();
-        let mut modelled =
-            Modelled { program, members, model: Vec::new(), gone: None, names: Vec::new(), made: 0 };
+        let (model, names) = (Vec::new(), Vec::new());
+        let mut modelled = Modelled { program, members, superblock, model, gone: None, names, made: 0 };
         modelled.names = (0..members).map(|_| modelled.device()).collect();
         let bases: Vec<String> = modelled.names.iter().map(|name| format!("EE_{name}")).collect();
-        let mut params = params(members, true);
+        let mut params = params(members, superblock);
         params["base_bdevs"] = json!(bases);
         modelled.program.call("bdev_raid_create", params);
         let blocks = modelled.program.show("r")["num_blocks"].as_u64().unwrap();
@@ -382,10 +387,9 @@ impl Modelled {
             self.join(place, &name);
         }
         let names = self.names.clone();
-        let rows: Vec<Vec<u8>> = names
-            .iter()
-            .map(|name| self.program.contents(name)[OFFSET as usize * BLOCK..].to_vec())
-            .collect();
+        let first = if self.superblock { OFFSET } else { 0 };
+        let rows: Vec<Vec<u8>> =
+            names.iter().map(|name| self.program.contents(name)[first as usize * BLOCK..].to_vec()).collect();
         assert!(has_parity(&rows), "the exclusive or of all members is zero");
         for place in 0..self.members {
             let name = format!("EE_{}", self.names[place]);
@@ -403,9 +407,10 @@ proptest! {
     #[test]
     fn the_array_is_its_model_whatever_member_goes_returns_or_is_replaced(
         members in 3..5usize,
+        superblock: bool,
         steps in steps(),
     ) {
-        let mut modelled = Modelled::new(members);
+        let mut modelled = Modelled::new(members, superblock);
         for step in &steps {
             modelled.step(step);
         }
@@ -418,7 +423,7 @@ fn each_member_goes_after_each_step() {
     let stripe = 2 * STRIP;
     for place in 0..3 {
         for at in 0..4 {
-            let mut modelled = Modelled::new(3);
+            let mut modelled = Modelled::new(3, true);
             for round in 0..4u64 {
                 modelled.step(&Step::Write { stripe: round * 3, count: 3, seed: round });
                 if round == at {
@@ -428,5 +433,224 @@ fn each_member_goes_after_each_step() {
             }
             modelled.check();
         }
+    }
+}
+
+#[test]
+fn an_array_without_superblocks_is_saved_without_the_member_that_was_removed() {
+    let program = created(3, false);
+    program.write("r", 0, &pattern(1, 8 * STRIP)).unwrap();
+    program.call("bdev_raid_remove_base_bdev", json!({ "name": "m1" }));
+    let saved = program.saved();
+    let call = saved.iter().find(|call| call["method"] == "bdev_raid_create").unwrap();
+    assert_eq!(call["params"]["base_bdevs"], json!(["m0", "removed_base_bdev_1", "m2"]));
+    let mut params = call["params"].clone();
+    program.call("bdev_raid_delete", json!({ "name": "r" }));
+    program.call("bdev_raid_create", params.clone());
+    assert_eq!(program.read("r", 0, 8 * STRIP as usize * BLOCK).unwrap(), pattern(1, 8 * STRIP));
+    program.call("bdev_raid_delete", json!({ "name": "r" }));
+    params["base_bdevs"] = json!(["m0", "removed_base_bdev_1", "removed_base_bdev_2"]);
+    let (code, message) = program.failure("bdev_raid_create", params);
+    assert_eq!((code, message.as_str()), (-22, "base_bdevs: 1 of 3 members are none of an array"));
+}
+
+/// A disk in memory that executes what is in flight in any order, as disks may.
+struct ShuffledDisk {
+    contents: Arc<Mutex<Vec<u8>>>,
+    /// Of the next channel: no two have the same order.
+    seed: AtomicU64,
+}
+
+struct ShuffledChannel {
+    contents: Arc<Mutex<Vec<u8>>>,
+    pending: Vec<bdev::Request>,
+    rng: random::WyRand,
+}
+
+impl bdev::Bdev for ShuffledDisk {
+    fn product_name(&self) -> &'static str {
+        "Shuffled disk"
+    }
+
+    fn geometry(&self) -> bdev::BdevGeometry {
+        bdev::BdevGeometry::new(BLOCK as u32, ROWS)
+    }
+
+    fn durability(&self) -> bdev::Durability {
+        bdev::Durability::None
+    }
+
+    fn supports(&self, op: Op) -> bool {
+        matches!(op, Op::Read | Op::Write)
+    }
+
+    fn open(&self, _core: &reactor::Core) -> Result<bdev::BoxedChannel, bdev::BdevError> {
+        let rng = random::WyRand::new(self.seed.fetch_add(1, Ordering::SeqCst));
+        Ok(Box::new(ShuffledChannel { contents: self.contents.clone(), pending: Vec::new(), rng }))
+    }
+}
+
+impl block_io::Channel for ShuffledChannel {
+    type Request = bdev::Request;
+    type Completion = bdev::Completion;
+
+    fn submit(&mut self, batch: &mut Vec<bdev::Request>) {
+        self.pending.append(batch);
+    }
+
+    fn poll(&mut self, sink: &mut Vec<bdev::Completion>) -> usize {
+        if self.pending.is_empty() || self.rng.below(2) == 0 {
+            return 0;
+        }
+        let index = self.rng.below(self.pending.len() as u64) as usize;
+        let mut request = self.pending.swap_remove(index);
+        let mut contents = self.contents.lock().unwrap();
+        let at = request.lba as usize * BLOCK;
+        let range = at..at + request.blocks as usize * BLOCK;
+        if let block_io::Payload::Data(data) = &mut request.payload {
+            match request.op {
+                Op::Write => data.copy_to(0, &mut contents[range]),
+                _ => data.copy_from(0, &contents[range]),
+            }
+        }
+        sink.push(request.complete(Status::SUCCESS));
+        1
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        (!self.pending.is_empty()).then_some(0)
+    }
+}
+
+/// Writers of the same stripes at the same time, and a member that has to be made of the others: the parity is
+/// that of the last write of each, and no read has blocks that were never written.
+#[test]
+fn writes_of_one_stripe_at_the_same_time_take_turns() {
+    let program = Program::start();
+    let contents = [0, 1, 2].map(|seed| {
+        let contents = Arc::new(Mutex::new(vec![0; ROWS as usize * BLOCK]));
+        let disk = ShuffledDisk { contents: contents.clone(), seed: AtomicU64::new(seed * 1000) };
+        program.registry.register(&format!("d{seed}"), None, &[], Arc::new(disk)).unwrap();
+        program.wait();
+        contents
+    });
+    let mut params = params(3, false);
+    params["base_bdevs"] = json!(["d0", "d1", "d2"]);
+    program.call("bdev_raid_create", params);
+    program.write("r", 0, &pattern(0, 4 * STRIP)).unwrap();
+    for is_degraded in [false, true] {
+        if is_degraded {
+            program.call("bdev_raid_remove_base_bdev", json!({ "name": "d0" }));
+        }
+        let running = Arc::new(AtomicU64::new(8));
+        for writer in 0..8u64 {
+            let descriptor = program.registry.open("r", Access::ReadWrite).unwrap();
+            let running = running.clone();
+            let run = move |core: &reactor::Core| {
+                let core = core.clone();
+                core.clone().spawn(async move {
+                    let io = AsyncChannel::new(&core, descriptor.channel(&core).unwrap());
+                    let mut buffer = core.pool().take(2 * STRIP as usize * BLOCK).unwrap();
+                    for round in 0..100u64 {
+                        let lba = round % 2 * 2 * STRIP;
+                        let value = [writer as u8 + 1, round as u8];
+                        buffer.as_mut_slice().chunks_mut(2).for_each(|at| at.copy_from_slice(&value));
+                        let written = io.write(lba, buffer).await;
+                        buffer = written.unwrap_or_else(|(status, _)| panic!("{status}"));
+                        let read = io.read(lba, buffer).await;
+                        buffer = read.unwrap_or_else(|(status, _)| panic!("{status}"));
+                        let is_written = |block: &[u8]| {
+                            let value = [block[0], block[1]];
+                            (1..9).contains(&value[0])
+                                && value[1] < 100
+                                && block.chunks(2).all(|at| at == value)
+                        };
+                        let mut blocks = buffer.as_slice().chunks(BLOCK);
+                        assert!(blocks.all(is_written), "a block was never written");
+                    }
+                    running.fetch_sub(1, Ordering::SeqCst);
+                });
+            };
+            program.handle().post(run).unwrap();
+        }
+        program.until("the writers end", || running.load(Ordering::SeqCst) == 0);
+        if !is_degraded {
+            let rows: Vec<Vec<u8>> = contents.iter().map(|one| one.lock().unwrap().clone()).collect();
+            assert!(has_parity(&rows));
+        }
+    }
+}
+
+/// Writers of stripes of their own, which check what they read while members go, return and are replaced.
+#[test]
+fn members_go_and_return_under_load() {
+    for superblock in [true, false] {
+        let program = created(4, superblock);
+        let stripe = 3 * STRIP;
+        let stripes = program.show("r")["num_blocks"].as_u64().unwrap() / stripe;
+        let (stop, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let writers = 4;
+        let running = Arc::new(AtomicU64::new(writers));
+        for writer in 0..writers {
+            let descriptor = program.registry.open("r", Access::ReadWrite).unwrap();
+            let (stop, done, running) = (stop.clone(), done.clone(), running.clone());
+            let run = move |core: &reactor::Core| {
+                let core = core.clone();
+                core.clone().spawn(async move {
+                    let io = AsyncChannel::new(&core, descriptor.channel(&core).unwrap());
+                    let mut rng = random::WyRand::new(writer);
+                    let mut model = vec![None; (stripes / writers) as usize];
+                    let mut buffer = core.pool().take(stripe as usize * BLOCK).unwrap();
+                    for round in 1u64.. {
+                        if stop.load(Ordering::SeqCst) > 0 {
+                            break;
+                        }
+                        let at = rng.below(stripes / writers);
+                        let data = pattern(writer << 32 | round, stripe);
+                        buffer.as_mut_slice().copy_from_slice(&data);
+                        let lba = (at * writers + writer) * stripe;
+                        let written = io.write(lba, buffer).await;
+                        buffer = written.unwrap_or_else(|(status, _)| panic!("write {lba}: {status}"));
+                        model[at as usize] = Some(round);
+                        let at = rng.below(stripes / writers);
+                        let lba = (at * writers + writer) * stripe;
+                        let read = io.read(lba, buffer).await;
+                        buffer = read.unwrap_or_else(|(status, _)| panic!("read {lba}: {status}"));
+                        if let Some(round) = model[at as usize] {
+                            let expected = pattern(writer << 32 | round, stripe);
+                            assert!(buffer.as_slice() == expected, "stripe {at} of writer {writer}");
+                        }
+                        done.fetch_add(1, Ordering::SeqCst);
+                    }
+                    running.fetch_sub(1, Ordering::SeqCst);
+                });
+            };
+            program.handle().post(run).unwrap();
+        }
+        let proceeds = || {
+            let before = done.load(Ordering::SeqCst);
+            program.until("writers proceed", || done.load(Ordering::SeqCst) > before + 100);
+        };
+        for index in 0..4 {
+            let name = format!("m{index}");
+            proceeds();
+            if index % 2 == 0 {
+                program.pull(&name);
+                proceeds();
+                program.insert(&name, index);
+            } else {
+                program.call("bdev_raid_remove_base_bdev", json!({ "name": name }));
+                proceeds();
+            }
+            if !superblock || index % 2 == 1 {
+                let params = json!({ "raid_bdev": "r", "base_bdev": name });
+                program.call("bdev_raid_add_base_bdev", params);
+            }
+            program.until_in_sync("r");
+        }
+        stop.store(1, Ordering::SeqCst);
+        program.until("writers end", || running.load(Ordering::SeqCst) == 0);
+        let first = if superblock { OFFSET } else { 0 };
+        assert!(has_parity(&rows(&program, 4, first)));
     }
 }
