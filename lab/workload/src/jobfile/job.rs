@@ -273,7 +273,8 @@ impl PerfJob {
     /// Derives the job from all options and checks combinations of options.
     pub(super) fn finalize(&mut self) -> Result<(), String> {
         // An operation of the acceleration framework is an I/O of its size.
-        let of_operation = self.filename.as_deref().and_then(AccelSource::io_bytes_of);
+        let names = split_names(self.filename.as_deref().unwrap_or_default());
+        let of_operation = names.iter().find_map(|name| AccelSource::io_bytes_of(name));
         let default_size = BlockSizes::Fixed(of_operation.unwrap_or(4096));
         let sizes = self.sizes.clone().map(|size| size.unwrap_or_else(|| default_size.clone()));
         let used = self.spec.workload.directions(self.spec.read_percent);
