@@ -201,11 +201,7 @@ fn what_is_no_array_is_rejected_by_name() {
         invalid,
         "raid_level: raid6 is none of raid0, raid1, raid5f and concat",
     );
-    refused(
-        json!({ "raid_level": "5f" }),
-        invalid,
-        "base_bdevs: raid5f has 3 to 64 members, not 2",
-    );
+    refused(json!({ "raid_level": "5f" }), invalid, "base_bdevs: raid5f has 3 to 64 members, not 2");
     refused(
         json!({ "strip_size_kb": 3 }),
         invalid,

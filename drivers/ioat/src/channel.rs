@@ -19,7 +19,7 @@ const RECHECK_NS: u64 = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It was told to stop, at this time.
+    /// It has the command to stop, since this time.
     Suspending(u64),
     Resetting(u64),
     /// It has the first descriptor.

@@ -7,7 +7,7 @@ pub enum ChannelState {
     Active,
     /// It has executed all.
     Idle,
-    /// It was told to stop.
+    /// It was suspended.
     Suspended,
     /// It has stopped with an error.
     Halted,

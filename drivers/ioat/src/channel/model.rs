@@ -100,7 +100,7 @@ impl Model {
         }
     }
 
-    /// Takes the next step of commands, and executes so many descriptors at most.
+    /// Takes the next step of commands, and executes `descriptors` at most.
     pub(super) fn step(&mut self, descriptors: u32) {
         if self.command & COMMAND_RESET != 0 {
             if !self.ignores_reset {
