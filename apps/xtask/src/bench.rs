@@ -26,6 +26,7 @@ mod scale;
 mod scaling;
 mod server;
 mod spdk;
+mod stacked;
 mod store;
 mod ublk;
 mod vhost;

@@ -36,6 +36,8 @@ pub struct BdevGeometry {
     pub physical_block_size: u32,
     /// I/O that crosses a multiple of this many blocks is slower; 0 for no boundary.
     pub optimal_io_boundary_blocks: u32,
+    /// Writes are whole multiples of this many blocks, at multiples of them, and fail otherwise; 1 for any.
+    pub write_unit_blocks: u32,
     /// Whether the device has a volatile write cache: a completed write without FUA may be lost at a power failure
     /// until a flush completes.
     pub write_cache: bool,
@@ -61,6 +63,7 @@ impl BdevGeometry {
             metadata: MetadataFormat::NONE,
             physical_block_size: block_size,
             optimal_io_boundary_blocks: 0,
+            write_unit_blocks: 1,
             write_cache: false,
             buffer_alignment: 4096,
             atomic_write_blocks: 0,

@@ -8,9 +8,10 @@ use uuid::Uuid;
 use wire_raid::{DATA_OFFSET_BYTES_MIN, MemberState, RaidLevel, RaidMember, RaidSuperblock};
 
 use crate::layout::StripeLayout;
-use crate::level::level_name;
+use crate::level::{is_redundant, level_name};
 use crate::mirror::Mirror;
 use crate::on_disk::MemberOnDisk;
+use crate::parity_layout::ParityLayout;
 
 /// An array, which lives from the call or the superblock that made it to its deletion.
 pub(crate) struct RaidArray {
@@ -60,7 +61,7 @@ pub(crate) struct ArrayState {
     pub(crate) is_stopped: bool,
     /// While it is online.
     pub(crate) device: Option<Arc<BlockDevice>>,
-    /// While it is online, and a mirror.
+    /// While it is online, and redundant.
     pub(crate) mirror: Option<Arc<Mirror>>,
 }
 
@@ -111,9 +112,14 @@ impl ArraySlot {
 /// The blocks of an array that starts, and where they are.
 pub(crate) struct ArrayShape {
     pub(crate) blocks: u64,
-    /// `None` of a mirror.
+    /// `None` if it is redundant.
     pub(crate) layout: Option<StripeLayout>,
+    /// Of raid5f.
+    pub(crate) parity: Option<ParityLayout>,
 }
+
+/// Largest stripe of raid5f: a write has all of it in memory.
+const STRIPE_BYTES_MAX: u64 = 256 << 20;
 
 impl RaidArray {
     pub(crate) fn new(
@@ -187,7 +193,7 @@ impl RaidArray {
                 let member = superblock.members.iter().find(of_place);
                 member.is_some_and(|member| member.state == MemberState::Configured)
             }
-            None => self.level != RaidLevel::Raid1 || state.slots[place].name.is_some(),
+            None => !is_redundant(self.level) || state.slots[place].name.is_some(),
         }
     }
 
@@ -274,22 +280,33 @@ impl RaidArray {
         let in_strips = |blocks: u64| blocks - blocks % u64::from(strip_blocks.max(1));
         let least = places.iter().map(|place| state.slots[*place].data_blocks).min().unwrap_or(0);
         let data_blocks = match self.level {
-            RaidLevel::Raid0 => Some(in_strips(least)),
+            RaidLevel::Raid0 | RaidLevel::Raid5f => Some(in_strips(least)),
             RaidLevel::Concat => None,
-            RaidLevel::Raid1 | RaidLevel::Raid5f => Some(least),
+            RaidLevel::Raid1 => Some(least),
         };
         for slot in &mut state.slots {
             slot.data_blocks = data_blocks.unwrap_or_else(|| in_strips(slot.data_blocks));
         }
         let all = || state.slots.iter().map(|slot| slot.data_blocks);
         let shape = match self.level {
-            RaidLevel::Raid1 | RaidLevel::Raid5f => ArrayShape { blocks: least, layout: None },
+            RaidLevel::Raid1 => ArrayShape { blocks: least, layout: None, parity: None },
+            RaidLevel::Raid5f => {
+                let layout = ParityLayout::new(state.slots.len(), strip_blocks);
+                let stripe_bytes = layout.stripe_blocks().saturating_mul(block_bytes.into());
+                if stripe_bytes > STRIPE_BYTES_MAX {
+                    let reason = format!("a stripe has {stripe_bytes} bytes, more than {STRIPE_BYTES_MAX}");
+                    return invalid("strip_size_kb", reason);
+                }
+                let blocks = in_strips(least) / layout.strip_blocks() * layout.stripe_blocks();
+                ArrayShape { blocks, layout: None, parity: Some(layout) }
+            }
             RaidLevel::Raid0 => {
                 let layout = StripeLayout::raid0(state.slots.len(), strip_blocks);
-                ArrayShape { blocks: all().sum(), layout: Some(layout) }
+                ArrayShape { blocks: all().sum(), layout: Some(layout), parity: None }
             }
             RaidLevel::Concat => {
-                ArrayShape { blocks: all().sum(), layout: Some(StripeLayout::concat(all())) }
+                let layout = StripeLayout::concat(all());
+                ArrayShape { blocks: all().sum(), layout: Some(layout), parity: None }
             }
         };
         if all().any(|blocks| blocks == 0) {

@@ -11,7 +11,7 @@ use wire_raid::{IntentPage, MemberState, RaidLevel, RaidMember, RaidSuperblock};
 
 use crate::array::{ArrayPhase, ArraySlot, Candidate, RaidArray};
 use crate::bdev_of_array::{MemberLimits, RaidBdev, kind_of, raid_of, stack_all};
-use crate::level::check_level;
+use crate::level::{check_level, is_redundant, members_min};
 use crate::mirror::{Mirror, MirrorSetup, NewMember};
 use crate::module::{RaidError, RaidOptions};
 use crate::on_disk::{
@@ -145,23 +145,28 @@ impl Arrays {
         self.start_with(array, known.as_ref())
     }
 
-    /// Starts a mirror without the members that are missing, which is recorded first.
+    /// Starts a redundant array without the members that are missing, which is recorded first.
     ///
     /// # Errors
-    /// It is no mirror that waits for members, or has none; as [`start`](Self::start).
+    /// It is none that waits for members, or has too few; as [`start`](Self::start).
     pub(crate) fn start_degraded(&self, array: &Arc<RaidArray>) -> Result<(), RaidError> {
         let refuse = |reason: &str| {
             let reason = format!("{} {reason}", array.name);
             Err(BdevError::Invalid { field: "name", reason }.into())
         };
         let mut state = array.lock();
-        if array.level != RaidLevel::Raid1 || state.phase == ArrayPhase::Online {
+        if !is_redundant(array.level) || state.phase == ArrayPhase::Online {
             drop(state);
-            return refuse("is no mirror that waits for members");
+            return refuse("is no redundant array that waits for members");
         }
         if state.slots.iter().all(|slot| !slot.is_configured) {
             drop(state);
             return refuse("has no member yet");
+        }
+        let present = state.slots.iter().filter(|slot| slot.is_configured).count();
+        if present < members_min(array.level, state.slots.len()) {
+            drop(state);
+            return refuse("lacks two members, without which there is no array");
         }
         let known = state.superblock.clone();
         let missing: Vec<usize> = {
@@ -253,10 +258,13 @@ impl Arrays {
                 return Err(error);
             }
         }
-        let kind = kind_of(shape, array.level, || {
+        let parity = shape.parity;
+        let kind = kind_of(shape, || {
             Mirror::new(MirrorSetup {
                 array: array.clone(),
                 bases: bases.clone(),
+                parity,
+                accel: self.registry.accel().clone(),
                 handle,
                 geometry: limits.geometry,
                 ops: limits.ops.clone(),
@@ -505,7 +513,8 @@ impl Arrays {
         if differs || excludes_all(&found.superblock, &in_sync) {
             return Err(RaidError::Diverged { bdev: device.name().to_string(), name: array.name.clone() });
         }
-        let range = (member.data_offset, known.blocks);
+        let blocks = if array.level == RaidLevel::Raid1 { known.blocks } else { member.data_blocks };
+        let range = (member.data_offset, blocks);
         self.join(array, &mirror, device, place, range, Some(found))
     }
 
@@ -520,7 +529,10 @@ impl Arrays {
             let state = array.lock();
             let mirror = state.mirror.clone().ok_or_else(no_slot)?;
             let place = state.slots.iter().position(|slot| !slot.is_configured).ok_or_else(no_slot)?;
-            let blocks = state.device.as_ref().map_or(0, |device| device.geometry().blocks);
+            let blocks = match array.level {
+                RaidLevel::Raid1 => state.device.as_ref().map_or(0, |device| device.geometry().blocks),
+                _ => state.slots[place].data_blocks,
+            };
             (mirror, place, blocks)
         };
         if mirror.is_copying() {
@@ -629,10 +641,13 @@ fn check_superblock(superblock: &RaidSuperblock, device: &BlockDevice) -> Result
     }
     let strip_bytes = u64::from(superblock.strip_blocks) * u64::from(block_size);
     let strip_kb = u32::try_from(strip_bytes / 1024).unwrap_or(u32::MAX);
+    if u64::from(strip_kb) * 1024 != strip_bytes {
+        return invalid(format!("strips of {strip_bytes} bytes are no whole KiB"));
+    }
     check_level(superblock.level, strip_kb, superblock.slots.into())?;
     let has_data = |member: &&RaidMember| member.state == MemberState::Configured;
     let members = superblock.members.iter().filter(has_data).count();
-    if members == 0 || (superblock.level != RaidLevel::Raid1 && members < superblock.slots.into()) {
+    if members < members_min(superblock.level, superblock.slots.into()) {
         let slots = superblock.slots;
         return invalid(format!("{members} of {slots} members have data, without which there is no array"));
     }

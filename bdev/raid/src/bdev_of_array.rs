@@ -9,7 +9,7 @@ use bdev::{
 };
 use block_io::Op;
 use reactor::Core;
-use wire_raid::{MemberState, RaidLevel};
+use wire_raid::MemberState;
 
 use crate::array::{ArrayPhase, ArrayShape, RaidArray};
 use crate::layout::StripeLayout;
@@ -18,6 +18,8 @@ use crate::striped::{PIECES_MAX, StripedChannel};
 
 /// SPDK's name of the kind.
 pub(crate) const PRODUCT_NAME: &str = "Raid Volume";
+/// What raid5f passes on: others would need to change parts of stripes.
+const PARITY_OPS: [Op; 3] = [Op::Read, Op::Write, Op::Flush];
 /// What an array passes on if all members support it.
 const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Unmap, Op::WriteZeroes];
 
@@ -81,6 +83,15 @@ impl RaidBdev {
         {
             geometry.optimal_io_boundary_blocks = 1u32 << *shift;
         }
+        let mut ops = limits.ops;
+        if let RaidKind::Mirrored(mirror) = &kind
+            && let Some(layout) = mirror.parity()
+        {
+            // A stripe has 256 MiB at most.
+            geometry.optimal_io_boundary_blocks = layout.strip_blocks() as u32;
+            geometry.write_unit_blocks = layout.stripe_blocks() as u32;
+            ops.retain(|op| PARITY_OPS.contains(op));
+        }
         RaidBdev {
             array: array.clone(),
             bases: bases.clone(),
@@ -89,7 +100,7 @@ impl RaidBdev {
             geometry,
             durability: limits.durability,
             depth: limits.depth,
-            ops: limits.ops,
+            ops,
         }
     }
 
@@ -125,13 +136,23 @@ impl Bdev for RaidBdev {
         let channels = self.bases.open(core)?;
         Ok(match &self.kind {
             RaidKind::Striped(layout) => Box::new(StripedChannel::new(layout.clone(), channels, self.depth)),
-            RaidKind::Mirrored(mirror) => mirror.open(channels, self.depth),
+            RaidKind::Mirrored(mirror) => mirror.open(core, channels, self.depth),
         })
     }
 
     fn io_limits(&self) -> IoLimits {
         // The channels of the members divide what their modules do not take.
-        let RaidKind::Striped(layout) = &self.kind else { return IoLimits::NONE };
+        let layout = match &self.kind {
+            RaidKind::Striped(layout) => layout,
+            // A write is a stripe, and a read within one.
+            RaidKind::Mirrored(_) => {
+                let boundary_blocks = match self.geometry.write_unit_blocks {
+                    0 | 1 => 0,
+                    stripe_blocks => stripe_blocks,
+                };
+                return IoLimits { boundary_blocks, ..IoLimits::NONE };
+            }
+        };
         let StripeLayout::Raid0 { members: 2.., shift } = &**layout else { return IoLimits::NONE };
         // One piece more than whole strips, where the range begins inside a strip.
         let strip_bytes = u64::from(self.geometry.block_size) << *shift;
@@ -180,6 +201,7 @@ impl Bdev for RaidBdev {
                 self.array.lock().slots.iter_mut().for_each(|slot| slot.data_blocks = data_blocks);
                 self.blocks.store(data_blocks * strip, Ordering::Relaxed);
             }
+            RaidKind::Mirrored(mirror) if mirror.parity().is_some() => return UpperOutcome::Stays,
             RaidKind::Mirrored(_) => _ = self.blocks.fetch_min(least, Ordering::Relaxed),
             RaidKind::Striped(_) => return UpperOutcome::Stays,
         }
@@ -203,11 +225,11 @@ impl Bdev for RaidBdev {
     }
 }
 
-/// The kind of a shape; a mirror is made by `mirror`.
-pub(crate) fn kind_of(shape: ArrayShape, level: RaidLevel, mirror: impl FnOnce() -> Arc<Mirror>) -> RaidKind {
-    match (shape.layout, level) {
-        (Some(layout), _) => RaidKind::Striped(Arc::new(layout)),
-        (None, _) => RaidKind::Mirrored(mirror()),
+/// The kind of a shape; what is redundant is made by `mirror`.
+pub(crate) fn kind_of(shape: ArrayShape, mirror: impl FnOnce() -> Arc<Mirror>) -> RaidKind {
+    match shape.layout {
+        Some(layout) => RaidKind::Striped(Arc::new(layout)),
+        None => RaidKind::Mirrored(mirror()),
     }
 }
 

@@ -30,6 +30,20 @@ pub(crate) fn level_name(level: RaidLevel) -> &'static str {
     }
 }
 
+/// Whether arrays of a level do without a member: they have a superblock that records it, and a bitmap.
+pub(crate) fn is_redundant(level: RaidLevel) -> bool {
+    matches!(level, RaidLevel::Raid1 | RaidLevel::Raid5f)
+}
+
+/// Least members with data that make an array of `members`.
+pub(crate) fn members_min(level: RaidLevel, members: usize) -> usize {
+    match level {
+        RaidLevel::Raid0 | RaidLevel::Concat => members,
+        RaidLevel::Raid1 => 1,
+        RaidLevel::Raid5f => members.saturating_sub(1),
+    }
+}
+
 /// Checks what an array is to be: SPDK's rules, and what is supported here.
 ///
 /// # Errors
@@ -39,10 +53,7 @@ pub(crate) fn check_level(level: RaidLevel, strip_size_kb: u32, members: usize) 
     let least = match level {
         RaidLevel::Raid0 | RaidLevel::Concat => 1,
         RaidLevel::Raid1 => 2,
-        RaidLevel::Raid5f => {
-            let reason = "raid5f is not supported; raid0, concat and raid1 are".to_string();
-            return invalid("raid_level", reason);
-        }
+        RaidLevel::Raid5f => 3,
     };
     if level == RaidLevel::Raid1 {
         if strip_size_kb != 0 {

@@ -8,10 +8,10 @@ use bdev::stacking::BaseBdev;
 use bdev::{BdevError, BlockDevice, Closing, InfoValue, Uuid};
 use control::json::{Map, Value, json};
 use control::{ByName, Method, RpcError};
-use wire_raid::{MemberState, NAME_BYTES_MAX, RaidLevel, RaidSuperblock};
+use wire_raid::{MemberState, NAME_BYTES_MAX, RaidSuperblock};
 
 use crate::array::{ArrayPhase, ArraySlot, Candidate, RaidArray};
-use crate::level::{check_level, parse_level};
+use crate::level::{check_level, is_redundant, members_min, parse_level};
 use crate::module::{EPERM, RaidError, RaidModule, RaidOptions};
 use crate::on_disk::{
     MemberOnDisk, NoSuperblock, can_have_superblock, is_unavailable, read_member_now, wipe_writes,
@@ -88,10 +88,10 @@ pub(crate) fn methods() -> Vec<Method<RaidModule>> {
             Ok(true)
         })
         .text(
-            "Starts a mirror that waits for members without them: after a restart with a broken disk. They are recorded as missing, and are copied to when they return. Not in SPDK.",
+            "Starts a raid1 or raid5f that waits for members without them: after a restart with a broken disk. They are recorded as missing, and are copied to when they return. Not in SPDK.",
             "true",
         )
-        .errors(&[MISSING, (RpcError::EINVAL, "it is no mirror that waits for members, or has none yet"), UNREAD]),
+        .errors(&[MISSING, (RpcError::EINVAL, "it is no redundant array that waits for members, or has too few"), UNREAD]),
         Method::update("bdev_raid_set_options", set_options)
             .text("Sets options of arrays that start later. What is left out stays as it is.", "true")
             .canonical(|_: &RaidModule, params: &mut SetOptions| {
@@ -116,9 +116,9 @@ control::parameters! {
     struct RaidCreate {
         /// Name, of 63 bytes at most
         name: String,
-        /// Size of a strip, a power of two; for raid0 and concat
+        /// Size of a strip, a power of two; for all but raid1
         strip_size_kb: u32 ["KiB"] = 0,
-        /// raid0, raid1 or concat; also 0 and 1
+        /// raid0, raid1, raid5f or concat; also 0, 1 and 5f
         raid_level: String,
         /// The members
         base_bdevs: Vec<String>,
@@ -126,8 +126,8 @@ control::parameters! {
         uuid: Option<Uuid>,
         /// Whether each member gets a superblock, from which the array is made again
         superblock: bool = false,
-        /// `full` copies the first member of a mirror to the others; `bitmap` takes them to be equal. Not in
-        /// SPDK
+        /// `full` copies the first member of a mirror to the others, or makes the parity of raid5f; `bitmap`
+        /// takes them to be right. Not in SPDK
         resync: ResyncMode = ResyncMode::Bitmap,
     }
 }
@@ -172,7 +172,7 @@ fn create(module: &RaidModule, prepared: PreparedCreate) -> Result<bool, RpcErro
     let PreparedCreate { mut params, found } = prepared;
     let invalid = |field, reason: String| BdevError::Invalid { field, reason };
     let Some(level) = parse_level(&params.raid_level) else {
-        let reason = format!("{} is none of raid0, raid1 and concat", params.raid_level);
+        let reason = format!("{} is none of raid0, raid1, raid5f and concat", params.raid_level);
         return Err(invalid("raid_level", reason).into());
     };
     if params.name.is_empty() || params.name.len() > NAME_BYTES_MAX {
@@ -192,12 +192,17 @@ fn create(module: &RaidModule, prepared: PreparedCreate) -> Result<bool, RpcErro
     params.uuid = Some(uuid);
     let slot = |(place, name): (usize, &String)| {
         // As a mirror that does without a member is saved.
-        let is_removed = level == RaidLevel::Raid1 && *name == removed_name(place);
+        let is_removed = is_redundant(level) && *name == removed_name(place);
         ArraySlot { name: (!is_removed).then(|| name.clone()), ..ArraySlot::default() }
     };
     let slots: Vec<ArraySlot> = params.base_bdevs.iter().enumerate().map(slot).collect();
     if slots.iter().all(|slot| slot.name.is_none()) {
         return Err(invalid("base_bdevs", "all members are removed ones".to_string()).into());
+    }
+    let named = slots.iter().filter(|slot| slot.name.is_some()).count();
+    if named < members_min(level, slots.len()) {
+        let reason = format!("{named} of {} members are none of an array", slots.len());
+        return Err(invalid("base_bdevs", reason).into());
     }
     let resyncs_all = params.resync == ResyncMode::Full;
     let kind = (level, params.strip_size_kb);
@@ -519,7 +524,7 @@ control::parameters! {
         process_window_size_kb: Option<u32> ["KiB"],
         /// Most that a rebuild copies; 0 for no limit
         process_max_bandwidth_mb_sec: Option<u32> ["MiB/s"],
-        /// `full` copies all of a mirror that is found by its superblock, `bitmap` what its bitmap says. Not
+        /// `full` copies all of an array that is found by its superblock, `bitmap` what its bitmap says. Not
         /// in SPDK
         resync: Option<ResyncMode>,
     }

@@ -1,27 +1,35 @@
-//! raid1: members with the same data, some of which may be missing, stale or failing.
+//! raid1 and raid5f: members with the same data, or with a parity of the others', some of which may be
+//! missing, stale or failing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
+use accel::Accel;
 use bdev::stacking::{BaseBdev, BaseChannels, BaseSet};
 use bdev::{BdevGeometry, BlockDevice, BoxedChannel, Closing, InfoValue, Registry, Uuid};
 use block_io::Op;
-use reactor::ReactorHandle;
-use wire_raid::{IntentPage, MemberState, RaidSuperblock};
+use reactor::{Core, ReactorHandle};
+use wire_raid::{IntentPage, MemberState, RaidLevel, RaidSuperblock};
 
 use crate::array::{ArraySlot, ArrayState, RaidArray};
 use crate::assembly::has_room_for_bitmap;
 use crate::module::{RaidError, RaidOptions};
 use crate::on_disk::MemberOnDisk;
+use crate::parity_layout::ParityLayout;
 
+mod busy;
 mod channel;
 mod copy;
 mod metadata;
+mod parity;
 mod regions;
+mod xor;
 
+use busy::BusyStripes;
 use channel::MirrorChannel;
 use copy::CopyProgress;
+use parity::ParityChannel;
 use regions::RegionMap;
 
 /// Least bytes of a region of the bitmap.
@@ -29,18 +37,29 @@ const REGION_BYTES_MIN: u64 = 64 << 10;
 /// Repairs of read errors at a time; others are left for the next read.
 const REPAIRS_MAX: u64 = 16;
 
-/// The members of a raid1 array: which have all data, which of them the superblocks list so, and which
+/// The members of a redundant array: which have all data, which of them the superblocks list so, and which
 /// regions may differ.
 ///
 /// Cores read the sets of members for each request, and change them when a member fails. One task at a time,
 /// on one core, writes superblocks and the bitmap; another copies. Both are started when there is something
 /// to do. A member is *in sync* if it has all data, a *target* while it is copied to. Requests go to both,
 /// reads to members that are in sync only.
+///
+/// Regions, copies and offsets of members are counted in *rows*, blocks of a member's data. Those of raid1
+/// are the blocks of the array; in raid5f a row of all members is a block of each strip of a stripe, and any
+/// of them is the exclusive or of the others. So a member is copied to from all others, and what may differ after
+/// a crash is the parity.
 pub struct Mirror {
     array: Arc<RaidArray>,
+    /// `None` of raid1.
+    parity: Option<ParityLayout>,
+    accel: Accel,
+    /// Of raid5f.
+    busy: BusyStripes,
     bases: Arc<BaseSet>,
     handle: ReactorHandle,
     block_bytes: u32,
+    /// Rows of the array.
     blocks: u64,
     ops: Vec<Op>,
     options: RaidOptions,
@@ -114,6 +133,8 @@ pub(crate) struct NewMember {
 pub(crate) struct MirrorSetup {
     pub(crate) array: Arc<RaidArray>,
     pub(crate) bases: Arc<BaseSet>,
+    pub(crate) parity: Option<ParityLayout>,
+    pub(crate) accel: Accel,
     pub(crate) handle: ReactorHandle,
     pub(crate) geometry: BdevGeometry,
     pub(crate) ops: Vec<Op>,
@@ -134,7 +155,7 @@ impl Mirror {
     /// The first page of a bitmap, which has no bit set; `None` if the array has no room for one.
     pub(crate) fn first_page(superblock: &RaidSuperblock) -> Option<IntentPage> {
         let (region_shift, regions) =
-            IntentPage::regions_of(superblock.blocks, superblock.block_bytes, REGION_BYTES_MIN);
+            regions_of(parity_of(superblock), superblock.blocks, superblock.block_bytes);
         has_room_for_bitmap(superblock).then(|| IntentPage {
             array: superblock.uuid,
             sequence: superblock.sequence,
@@ -151,6 +172,8 @@ impl Mirror {
         let MirrorSetup {
             array,
             bases,
+            parity,
+            accel,
             handle,
             geometry,
             ops,
@@ -161,8 +184,9 @@ impl Mirror {
             is_new,
             is_page_due,
         } = setup;
-        let (blocks, block_bytes) = (geometry.blocks, geometry.block_size);
-        let (shift, count) = IntentPage::regions_of(blocks, block_bytes, REGION_BYTES_MIN);
+        let block_bytes = geometry.block_size;
+        let (shift, count) = regions_of(parity, geometry.blocks, block_bytes);
+        let blocks = rows_of(parity, geometry.blocks);
         let superblock = array.lock().superblock.clone();
         let is_persistent = superblock.as_ref().is_some_and(has_room_for_bitmap);
         let regions = RegionMap::new(shift, count, is_persistent);
@@ -170,7 +194,11 @@ impl Mirror {
         let pages: Vec<&IntentPage> = pages.iter().filter(is_of_regions).collect();
         let sequence = superblock.map_or(0, |superblock| superblock.sequence);
         let since = pages.iter().map(|page| page.complete_since).max().unwrap_or(sequence);
-        let differ = present.count_ones() > 1;
+        // A parity is made of all data, and is all that is left of a member that is missing.
+        let differ = match parity {
+            None => present.count_ones() > 1,
+            Some(layout) => present.count_ones() as usize == layout.members(),
+        };
         if array.resyncs_all || (array.has_superblock && !is_new && pages.is_empty()) {
             regions.set_stale(&regions.all(), differ);
         } else {
@@ -195,6 +223,9 @@ impl Mirror {
         };
         Arc::new(Mirror {
             array,
+            parity,
+            accel,
+            busy: BusyStripes::new(),
             bases,
             handle,
             block_bytes,
@@ -223,8 +254,26 @@ impl Mirror {
         self.restart_copies();
     }
 
-    pub(crate) fn open(self: &Arc<Self>, channels: BaseChannels, depth: u32) -> BoxedChannel {
-        Box::new(MirrorChannel::new(self.clone(), channels, depth))
+    pub(crate) fn open(self: &Arc<Self>, core: &Core, channels: BaseChannels, depth: u32) -> BoxedChannel {
+        match self.parity {
+            None => Box::new(MirrorChannel::new(self.clone(), channels, depth)),
+            Some(layout) => Box::new(ParityChannel::new(self.clone(), layout, channels, core, depth)),
+        }
+    }
+
+    pub(crate) fn parity(&self) -> Option<ParityLayout> {
+        self.parity
+    }
+
+    /// Least members with all data.
+    fn members_min(&self) -> u32 {
+        self.parity.map_or(1, |layout| layout.members() as u32 - 1)
+    }
+
+    /// Bits of all places.
+    fn all_places(&self) -> u64 {
+        let places = self.places();
+        if places == 64 { u64::MAX } else { (1 << places) - 1 }
     }
 
     pub(crate) fn places(&self) -> usize {
@@ -265,14 +314,14 @@ impl Mirror {
         }
     }
 
-    /// A member has failed or gone. `false` if it is the last with all data, which stays so.
+    /// A member has failed or gone. `false` if there is no array without it: then it stays one with all data.
     pub(crate) fn lose(self: &Arc<Self>, place: usize, state: MemberState) -> bool {
         let bit = 1 << place;
         let mut meta = self.meta();
         let in_sync = self.in_sync();
         if in_sync & bit != 0 {
             let rest = in_sync & !bit;
-            if rest == 0 {
+            if rest.count_ones() < self.members_min() {
                 return false;
             }
             self.in_sync.store(rest, Ordering::Release);
@@ -286,7 +335,7 @@ impl Mirror {
         meta.lost.push((place, state));
         drop(meta);
         let name = self.array.name.as_str();
-        log::warn!(target: "bdev_raid", "the mirror {name} does without its member in slot {place}");
+        log::warn!(target: "bdev_raid", "the array {name} does without its member in slot {place}");
         self.schedule();
         self.restart_copies();
         true
@@ -346,7 +395,7 @@ impl Mirror {
         }
         let all = if known.is_some() { "what it lacks" } else { "all data" };
         let (name, own) = (device.name().to_string(), &self.array.name);
-        log::info!(target: "bdev_raid", "{name} joins the mirror {own} in slot {place}: {all} is copied to it");
+        log::info!(target: "bdev_raid", "{name} joins the array {own} in slot {place}: {all} is copied to it");
         {
             let mut state = self.array.lock();
             let slot = &mut state.slots[place];
@@ -401,7 +450,7 @@ impl Mirror {
             |meta: &mut MetaState| (meta.passes >= enough && meta.clean_due.is_none()).then_some(());
         if reactor::blocking::wait_until(&self.meta, &self.changed, timeout, is_done).is_err() {
             let name = self.array.name.as_str();
-            log::warn!(target: "bdev_raid", "the mirror {name} could not be marked clean in time");
+            log::warn!(target: "bdev_raid", "the array {name} could not be marked clean in time");
         }
     }
 
@@ -440,4 +489,21 @@ impl Mirror {
             ]),
         )]
     }
+}
+
+/// Where the blocks of an array are, if it has a parity and members enough.
+fn parity_of(superblock: &RaidSuperblock) -> Option<ParityLayout> {
+    let is_parity = superblock.level == RaidLevel::Raid5f;
+    is_parity.then(|| ParityLayout::new(superblock.slots.into(), superblock.strip_blocks))
+}
+
+/// Rows of an array of `blocks`.
+fn rows_of(parity: Option<ParityLayout>, blocks: u64) -> u64 {
+    parity.map_or(blocks, |layout| blocks / layout.stripe_blocks() * layout.strip_blocks())
+}
+
+/// The binary logarithm of the rows of a region, which are whole stripes, and the number of regions.
+fn regions_of(parity: Option<ParityLayout>, blocks: u64, block_bytes: u32) -> (u32, u32) {
+    let strip_bytes = parity.map_or(0, |layout| layout.strip_blocks() * u64::from(block_bytes));
+    IntentPage::regions_of(rows_of(parity, blocks), block_bytes, REGION_BYTES_MIN.max(strip_bytes))
 }

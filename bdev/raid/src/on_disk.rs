@@ -8,10 +8,11 @@ use bdev::{AsyncChannel, BdevError, BlockDevice, DiskReadError, DiskReader};
 use block_io::Status;
 use reactor::{Core, ReactorHandle};
 use wire_raid::{
-    DecodeError, INTENT_OFFSETS, INTENT_PAGE_BYTES, IntentPage, MemberState, RaidLevel, RaidSuperblock,
+    DecodeError, INTENT_OFFSETS, INTENT_PAGE_BYTES, IntentPage, MemberState, RaidSuperblock,
     SUPERBLOCK_BYTES_MAX,
 };
 
+use crate::level::is_redundant;
 use crate::module::RaidError;
 
 /// How long a method waits for superblocks to be written.
@@ -82,7 +83,7 @@ pub(crate) fn read_member(
             Ok(superblock) => superblock,
             Err(error) => return then(Err(error)),
         };
-        if superblock.level != RaidLevel::Raid1 || !has_bitmap(block_bytes) {
+        if !is_redundant(superblock.level) || !has_bitmap(block_bytes) {
             return then(Ok(MemberOnDisk { superblock, page: None }));
         }
         let (lba, blocks) = (INTENT_OFFSETS[0] / u64::from(block_bytes), PAGES_BYTES as u32 / block_bytes);
@@ -136,7 +137,7 @@ pub(crate) fn wipe_writes(superblock: &RaidSuperblock) -> Vec<MetadataWrite> {
     let zeroes = |write: MetadataWrite| MetadataWrite { bytes: vec![0; write.bytes.len()], ..write };
     let mut writes = vec![zeroes(superblock_write(superblock))];
     let block_bytes = superblock.block_bytes;
-    if superblock.level == RaidLevel::Raid1 && has_bitmap(block_bytes) {
+    if is_redundant(superblock.level) && has_bitmap(block_bytes) {
         writes.push(wipe_pages(block_bytes));
     }
     writes

@@ -199,13 +199,9 @@ fn what_is_no_array_is_rejected_by_name() {
     refused(
         json!({ "raid_level": "raid6" }),
         invalid,
-        "raid_level: raid6 is none of raid0, raid1 and concat",
+        "raid_level: raid6 is none of raid0, raid1, raid5f and concat",
     );
-    refused(
-        json!({ "raid_level": "5f" }),
-        invalid,
-        "raid_level: raid5f is not supported; raid0, concat and raid1 are",
-    );
+    refused(json!({ "raid_level": "5f" }), invalid, "base_bdevs: raid5f has 3 to 64 members, not 2");
     refused(
         json!({ "strip_size_kb": 3 }),
         invalid,

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod accel_device;
 mod access_pattern;
 mod arrivals;
 mod batches;
@@ -48,6 +49,7 @@ mod verify;
 mod work;
 mod zoned;
 
+pub use accel_device::AccelSource;
 pub use access_pattern::{Geometry, SetupError};
 pub use arrivals::{ArrivalProcess, Rates};
 pub use distribution::{Distribution, Zone, ZoneSize};

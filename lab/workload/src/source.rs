@@ -8,6 +8,7 @@ use device_model::{DeviceProfile, MediaState, disk};
 use reactor::Core;
 use store_client::{AttachOptions, Cluster, ClusterImage, EtcdOptions};
 
+use crate::accel_device::AccelSource;
 use crate::access_pattern::Geometry;
 use crate::poller::DynChannel;
 use crate::spec::JobSpec;
@@ -72,6 +73,8 @@ pub enum Source {
         /// What is not in files there.
         etcd: EtcdOptions,
     },
+    /// `accel:OPERATION[?size=BYTES&block=BYTES&sources=N]`: an operation of the acceleration framework.
+    Accel(AccelSource),
     /// A name without a scheme: a bdev of the configuration.
     Bdev {
         /// Name of the bdev.
@@ -152,6 +155,9 @@ impl Source {
         if scheme == "model" {
             return parse_model(body, query).map_err(|reason| syntax(&reason));
         }
+        if scheme == "accel" {
+            return AccelSource::parse(body, query).map(Source::Accel).map_err(|reason| syntax(&reason));
+        }
         if scheme == "store" {
             return parse_store(body, query).ok_or_else(|| {
                 syntax("is not store:POOL/IMAGE, or store:POOL/IMAGE?cluster=DIR&etcd=URL[,URL]")
@@ -183,7 +189,7 @@ impl Source {
                 aio: scheme == "aio",
             }),
             _ => Err(syntax(
-                "is none of null:, malloc:, uring:, aio:, model:, store:, nvme+tcp:// or a bdev's name",
+                "is none of null:, malloc:, uring:, aio:, model:, store:, accel:, nvme+tcp:// or a bdev's name",
             )),
         }
     }
@@ -210,6 +216,11 @@ impl Source {
             Source::Model { .. } => self.create_model(registry)?,
             Source::Store { pool, image, cluster, etcd } => {
                 create_store(registry, pool, image, cluster, etcd, writes)?
+            }
+            Source::Accel(source) => {
+                let name = unique_name("accel");
+                source.create(registry, &name)?;
+                name
             }
             Source::Nvme { uri } => return Ok(PreparedSource::Nvme { uri: uri.clone() }),
             Source::Bdev { name } => name.clone(),
@@ -435,6 +446,8 @@ mod tests {
             ("uring:", "uring:/tmp/disk.img"),
             ("aio:", "uring:/tmp/disk.img"),
             ("model:", "samsung-980-pro"),
+            ("accel:sort", "dif_generate_copy"),
+            ("accel:copy?size=4", "no multiple of 8"),
             ("model:ideal?state=old", "?state=fresh"),
             ("model:ideal?colour=red", "none of size, bs"),
             ("file:/tmp/x", "uring:"),

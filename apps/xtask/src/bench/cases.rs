@@ -7,10 +7,11 @@ use super::fio::FioTarget;
 use super::instructions::CountedExample;
 use super::load::{self, BenchDevice, IoPattern, RemoteLoad};
 use super::server::TargetTransport;
+use super::stacked::StackedLayer;
 use super::store::{LoopCache, StoreFault};
 use super::{
-    RunContext, RunOutcome, attack, bare, fio, idle, instructions, iscsi, nbd, page, scale, scaling, store,
-    ublk, vhost,
+    RunContext, RunOutcome, attack, bare, fio, idle, instructions, iscsi, nbd, page, scale, scaling, stacked,
+    store, ublk, vhost,
 };
 
 /// A benchmark: its name, a description for `--list`, and what it runs.
@@ -23,6 +24,8 @@ pub(super) struct Benchmark {
 enum BenchmarkKind {
     /// The load generator alone, on one core.
     Local(BenchDevice, IoPattern),
+    /// A layer beside what is below it, on one core.
+    Stacked(StackedLayer, IoPattern),
     /// The target on one core with an idle policy, the load generator on another.
     Remote(TargetTransport, BenchDevice, IoPattern, &'static str),
     /// The same over TCP with a null device, compared with an echo over bare sockets; with data digests if true.
@@ -89,7 +92,7 @@ const fn pattern_4k(rw: &'static str, depth: u32) -> IoPattern {
 const LARGE: IoPattern = IoPattern { rw: "randread", block: "128k", depth: 16 };
 
 use BenchDevice::{Malloc, Null};
-use BenchmarkKind::{Bare, Instructions, InstructionsOf, InstructionsTarget, Local};
+use BenchmarkKind::{Bare, Instructions, InstructionsOf, InstructionsTarget, Local, Stacked};
 
 const fn tcp(device: BenchDevice, pattern: IoPattern, idle: &'static str) -> BenchmarkKind {
     BenchmarkKind::Remote(TargetTransport::Tcp, device, pattern, idle)
@@ -136,6 +139,46 @@ pub(super) const ALL: &[Benchmark] = &[
         Local(Malloc, pattern_4k("randread", 128)),
     ),
     case("malloc-write", "4 KiB writes to the same device", Local(Malloc, pattern_4k("randwrite", 128))),
+    case(
+        "accel-copy",
+        "copies of 4 KiB by the acceleration framework, beside copies without it, one core",
+        Stacked(StackedLayer::AccelCopy, pattern_4k("read", 32)),
+    ),
+    case(
+        "stacked-crypto-read",
+        "4 KiB reads of a crypto bdev on a null device, QD 32, beside AES-256-XTS alone",
+        Stacked(StackedLayer::Crypto, pattern_4k("randread", 32)),
+    ),
+    case(
+        "stacked-crypto-write",
+        "the same with writes, which encrypt a copy",
+        Stacked(StackedLayer::Crypto, pattern_4k("randwrite", 32)),
+    ),
+    case(
+        "stacked-raid0",
+        "4 KiB reads of a raid0 of two devices limited to 200 k IOPS, QD 128, beside both alone",
+        Stacked(StackedLayer::Raid0, pattern_4k("randread", 128)),
+    ),
+    case(
+        "stacked-concat",
+        "the same of a concat",
+        Stacked(StackedLayer::Concat, pattern_4k("randread", 128)),
+    ),
+    case(
+        "stacked-raid1-read",
+        "the same of a raid1, which reads from both",
+        Stacked(StackedLayer::Raid1, pattern_4k("randread", 128)),
+    ),
+    case(
+        "stacked-split",
+        "4 KiB reads of a part of a memory device, QD 32, beside the device",
+        Stacked(StackedLayer::Split, pattern_4k("randread", 32)),
+    ),
+    case(
+        "stacked-gpt",
+        "4 KiB reads of a partition of a file in memory, QD 32, beside the file",
+        Stacked(StackedLayer::Gpt, pattern_4k("randread", 32)),
+    ),
     case(
         "tcp-null-read-qd1",
         "4 KiB reads over TCP, null device, QD 1",
@@ -491,6 +534,7 @@ impl Benchmark {
     pub(super) fn run(&self, context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
         match &self.kind {
             Local(device, pattern) => load::local(context, *device, pattern),
+            Stacked(layer, pattern) => stacked::compare(context, *layer, pattern),
             BenchmarkKind::Remote(transport, device, pattern, idle) => {
                 let (transport, device) = (*transport, *device);
                 load::remote(context, &RemoteLoad { transport, device, pattern, idle, query: "" })

@@ -117,7 +117,7 @@ pub(super) fn skipped_one_core() -> RunOutcome {
 }
 
 /// The core of the load generator: not the first, where most interrupts arrive.
-fn second_core(context: &RunContext<'_>) -> u32 {
+pub(super) fn second_core(context: &RunContext<'_>) -> u32 {
     context.cores.get(1).or(context.cores.first()).copied().unwrap_or(0)
 }
 

@@ -108,6 +108,10 @@ pub(super) enum BenchMetric {
     CephRatio,
     /// CPU time of the nodes per I/O as a multiple of that of Ceph's OSDs.
     CephCpuRatio,
+    /// IOPS of what is below a layer: of all members together, or of the operation alone.
+    BaseIops,
+    /// IOPS as a multiple of those.
+    BaseRatio,
     /// IOPS at the end of a long load as a multiple of those at its beginning.
     ChurnRatio,
     /// 99th percentile at the end of a long load as a multiple of that at its beginning.
@@ -169,6 +173,8 @@ impl BenchMetric {
             BenchMetric::CephCpuNs => "ceph_cpu_ns_per_io",
             BenchMetric::CephRatio => "iops_of_ceph",
             BenchMetric::CephCpuRatio => "cpu_of_ceph",
+            BenchMetric::BaseIops => "base_iops",
+            BenchMetric::BaseRatio => "iops_of_base",
             BenchMetric::ChurnRatio => "iops_of_first",
             BenchMetric::ChurnP99Ratio => "latency_p99_of_first",
         }
@@ -227,6 +233,8 @@ impl BenchMetric {
             BenchMetric::CephCpuNs => "Ceph's CPU",
             BenchMetric::CephRatio => "IOPS / Ceph's",
             BenchMetric::CephCpuRatio => "CPU / Ceph's",
+            BenchMetric::BaseIops => "base",
+            BenchMetric::BaseRatio => "IOPS / base's",
             BenchMetric::ChurnRatio => "IOPS / at first",
             BenchMetric::ChurnP99Ratio => "p99 / at first",
         }
@@ -234,9 +242,9 @@ impl BenchMetric {
 
     pub(super) fn more_is_better(self) -> bool {
         use BenchMetric::{
-            AttackRatio, BareDeviceIops, BareDeviceRatio, BareIops, BareQemuRatio, BareRatio, CephIops,
-            CephRatio, ChurnRatio, FioRatio, Gibps, Iops, LeastPairBareRatio, LeastPairRatio,
-            OneSessionRatio, QemuExportIops, QemuExportRatio, QemuNbdRatio, SpdkRatio,
+            AttackRatio, BareDeviceIops, BareDeviceRatio, BareIops, BareQemuRatio, BareRatio, BaseIops,
+            BaseRatio, CephIops, CephRatio, ChurnRatio, FioRatio, Gibps, Iops, LeastPairBareRatio,
+            LeastPairRatio, OneSessionRatio, QemuExportIops, QemuExportRatio, QemuNbdRatio, SpdkRatio,
         };
         matches!(
             self,
@@ -257,6 +265,8 @@ impl BenchMetric {
                 | OneSessionRatio
                 | CephIops
                 | CephRatio
+                | BaseIops
+                | BaseRatio
                 | ChurnRatio
         )
     }
@@ -268,6 +278,7 @@ impl BenchMetric {
             | BenchMetric::BareIops
             | BenchMetric::QemuExportIops
             | BenchMetric::BareDeviceIops
+            | BenchMetric::BaseIops
             | BenchMetric::CephIops => match value {
                 1e6.. => format!("{:.2} M", value / 1e6),
                 _ => format!("{:.1} k", value / 1e3),
@@ -315,6 +326,7 @@ impl BenchMetric {
             | BenchMetric::AttackRatio
             | BenchMetric::CopyP99Ratio
             | BenchMetric::CephRatio
+            | BenchMetric::BaseRatio
             | BenchMetric::CephCpuRatio
             | BenchMetric::ChurnRatio
             | BenchMetric::OneSessionRatio

@@ -14,7 +14,7 @@ use super::{BenchRun, BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 51] = [
+const ROWS: [BenchMetric; 53] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -35,6 +35,8 @@ const ROWS: [BenchMetric; 51] = [
     BenchMetric::QemuExportRatio,
     BenchMetric::BareDeviceIops,
     BenchMetric::BareDeviceRatio,
+    BenchMetric::BaseIops,
+    BenchMetric::BaseRatio,
     BenchMetric::BareQemuRatio,
     BenchMetric::SpdkRatio,
     BenchMetric::OneSessionRatio,

@@ -230,6 +230,14 @@ fn describe(device: &Arc<BlockDevice>) -> Value {
         "supported_io_types": io_types.collect::<Map<_, _>>(),
         "driver_specific": object(&device.bdev().driver_specific()),
     });
+    if geometry.write_unit_blocks > 1 {
+        let unit = json!(geometry.write_unit_blocks);
+        description["preferred_write_alignment"] = unit.clone();
+        description["preferred_write_granularity"] = unit.clone();
+        description["optimal_write_size"] = unit.clone();
+        // Not SPDK's: other writes fail.
+        description["write_unit_size"] = unit;
+    }
     describe_metadata(&geometry.metadata, &mut description);
     if let Some((kind, holders)) = claim {
         description["claim_type"] = json!(kind.name());

@@ -12,8 +12,10 @@ use dma::Data;
 use reactor::Core;
 use wire_raid::MemberState;
 
+use super::xor::XorEngine;
 use super::{Mirror, REPAIRS_MAX};
 use crate::on_disk::BUFFER_RECHECK_NS;
+use crate::parity_layout::ParityLayout;
 
 /// Interval of the checks for a range lock, which no event announces.
 const LOCK_RECHECK_NS: u64 = 20_000;
@@ -113,7 +115,7 @@ impl Mirror {
             Ok(()) => {
                 meta.promoted |= targets;
                 drop(meta);
-                log::info!(target: "bdev_raid", "all members of the mirror {name} that are there have all data");
+                log::info!(target: "bdev_raid", "all members of the array {name} that are there have all data");
                 self.schedule();
             }
             Err(CopyEnd::Superseded) => {}
@@ -137,7 +139,10 @@ impl Mirror {
         let total = runs.iter().map(|run| self.blocks_of(run).end - self.blocks_of(run).start).sum();
         self.meta().copies.total = total;
         let window_bytes = u64::from(self.options.process_window_size_kb) * 1024;
-        let window = window_bytes.min(WINDOW_BYTES_MAX).div_ceil(self.block_bytes.into()).max(1);
+        // With a parity, of all members together.
+        let sources = if self.parity.is_some() { self.places() as u64 } else { 1 };
+        let window_bytes = window_bytes.min(WINDOW_BYTES_MAX) / sources;
+        let window = window_bytes.div_ceil(self.block_bytes.into()).max(1);
         let mut pace = CopyPace::new(self.options.process_max_bandwidth_mb_sec, core.now_ns());
         let mut channels = MemberChannels::new(self, core);
         for run in runs {
@@ -150,11 +155,19 @@ impl Mirror {
                 let bytes = blocks * u64::from(self.block_bytes);
                 self.wait_turn(core, pace.wait_ns(core.now_ns(), bytes), round).await?;
                 let locked = self.lock(core, &device, lba..lba + blocks, round).await?;
-                let sources = self.in_sync();
-                let source = sources & sources.wrapping_neg();
-                let others = if differs { sources & !source } else { 0 };
-                let targets = self.meta().targets | others;
-                self.copy_range(core, &mut channels, lba, blocks as u32, (sources, targets)).await?;
+                match self.parity {
+                    None => {
+                        let sources = self.in_sync();
+                        let source = sources & sources.wrapping_neg();
+                        let others = if differs { sources & !source } else { 0 };
+                        let sides = (sources, self.meta().targets | others);
+                        self.copy_range(core, &mut channels, lba, blocks as u32, sides).await?;
+                    }
+                    Some(layout) => {
+                        let rows = lba..lba + blocks;
+                        self.copy_rows(core, &mut channels, layout, rows, differs).await?;
+                    }
+                }
                 if !self.runs(round) {
                     return Err(CopyEnd::Superseded);
                 }
@@ -202,10 +215,13 @@ impl Mirror {
         Ok(())
     }
 
-    /// The blocks of a run of regions.
+    /// The rows of a run of regions.
     fn blocks_of(&self, run: &Range<usize>) -> Range<u64> {
-        // It may have shrunk.
-        let blocks = self.device().map_or(self.blocks, |device| device.geometry().blocks.min(self.blocks));
+        let blocks = match self.parity {
+            // It may have shrunk.
+            None => self.device().map_or(self.blocks, |device| device.geometry().blocks.min(self.blocks)),
+            Some(_) => self.blocks,
+        };
         self.regions.blocks_of(run.start, blocks).start..self.regions.blocks_of(run.end - 1, blocks).end
     }
 
@@ -232,13 +248,15 @@ impl Mirror {
         Ok(())
     }
 
+    /// Keeps writes from some rows, of which there is one at least.
     async fn lock(
         &self,
         core: &Core,
         device: &Arc<BlockDevice>,
-        range: Range<u64>,
+        rows: Range<u64>,
         round: u64,
     ) -> Result<LockedRange, CopyEnd> {
+        let range = self.parity.map_or(rows.clone(), |layout| layout.blocks_of_rows(&rows));
         if !bdev::supports_fused() {
             return Err(CopyEnd::NoLocks);
         }
@@ -297,7 +315,76 @@ impl Mirror {
         Ok(())
     }
 
-    /// Writes what was read from another member to members that have failed to read it.
+    /// Makes some rows of members that are copied to, and their parity anew where it may be of other data.
+    async fn copy_rows(
+        self: &Arc<Self>,
+        core: &Core,
+        channels: &mut MemberChannels<'_>,
+        layout: ParityLayout,
+        rows: Range<u64>,
+        differs: bool,
+    ) -> Result<(), CopyEnd> {
+        let targets = self.meta().targets;
+        for place in (0..self.places()).filter(|place| targets >> place & 1 != 0) {
+            self.make_rows(core, channels, rows.clone(), place).await?;
+        }
+        let mut next = rows.start;
+        while differs && targets == 0 && next < rows.end && self.in_sync() == self.all_places() {
+            let stripe = layout.stripe_of_row(next);
+            let end = layout.rows_of(stripe).end.min(rows.end);
+            self.make_rows(core, channels, next..end, layout.parity_place(stripe)).await?;
+            next = end;
+        }
+        Ok(())
+    }
+
+    /// Writes the exclusive or of all other members to one. If it cannot be written, it is lost.
+    async fn make_rows(
+        self: &Arc<Self>,
+        core: &Core,
+        channels: &mut MemberChannels<'_>,
+        rows: Range<u64>,
+        target: usize,
+    ) -> Result<(), CopyEnd> {
+        let sources = self.in_sync() & !(1 << target);
+        if sources != self.all_places() & !(1 << target) {
+            return Err(CopyEnd::Unreadable(Status::INTERNAL_PATH_ERROR));
+        }
+        let blocks = (rows.end - rows.start) as u32;
+        let bytes = blocks as usize * self.block_bytes as usize;
+        let count = self.places();
+        let mut memory: Vec<Data> = loop {
+            // All or none: what others wait for is not kept.
+            let taken: Vec<Data> = (0..count).map_while(|_| core.pool().take_data(bytes)).collect();
+            if taken.len() == count {
+                break taken;
+            }
+            drop(taken);
+            core.sleep_ns(BUFFER_RECHECK_NS).await;
+        };
+        let Some(mut result) = memory.pop() else { return Err(CopyEnd::Superseded) };
+        let mut read = Vec::with_capacity(count);
+        for (place, data) in (0..self.places()).filter(|place| *place != target).zip(memory) {
+            let request = Request::read(Tag(0), rows.start, blocks, data);
+            let (status, returned) = channels.submit(place, request).await;
+            if !status.is_success() {
+                return Err(CopyEnd::Unreadable(status));
+            }
+            read.extend(returned);
+        }
+        let mut engine = XorEngine::new(self.accel.channel(core.index()));
+        if engine.xor(&mut result, read.iter()).is_err() {
+            return Err(CopyEnd::Unreadable(Status::INTERNAL_ERROR));
+        }
+        let request = Request::write(Tag(0), rows.start, blocks, result);
+        let (status, _) = channels.submit(target, request).await;
+        if !status.is_success() {
+            self.lose(target, MemberState::Failed);
+        }
+        Ok(())
+    }
+
+    /// Writes what was read from other members to members that have failed to read it.
     #[cold]
     pub(super) fn repair(self: &Arc<Self>, lba: u64, blocks: u32, failed: u64) {
         if self.repairs.fetch_add(1, Ordering::AcqRel) >= REPAIRS_MAX {
@@ -326,7 +413,15 @@ impl Mirror {
         let sides = (in_sync & !failed, in_sync & failed);
         let name = self.array.name.as_str();
         let mut channels = MemberChannels::new(self, core);
-        match self.copy_range(core, &mut channels, lba, blocks, sides).await {
+        let repaired = match self.parity {
+            None => self.copy_range(core, &mut channels, lba, blocks, sides).await,
+            Some(_) if sides.1 == 0 => Ok(()),
+            Some(_) => {
+                let rows = lba..lba + u64::from(blocks);
+                self.make_rows(core, &mut channels, rows, sides.1.trailing_zeros() as usize).await
+            }
+        };
+        match repaired {
             Ok(()) => {
                 log::warn!(target: "bdev_raid", "{blocks} blocks at {lba} of {name} are written again to the member that could not read them")
             }

@@ -59,7 +59,7 @@ impl Mirror {
         loop {
             if self.pass(core).await.is_err() {
                 let name = self.array.name.as_str();
-                log::error!(target: "bdev_raid", "no member of the mirror {name} takes its superblock or bitmap");
+                log::error!(target: "bdev_raid", "no member of the array {name} takes its superblock or bitmap");
                 self.report_failure();
             }
             let mut meta = self.meta();
@@ -198,7 +198,7 @@ impl Mirror {
 
     /// Takes regions out of the bitmap that have been idle, once all members have them durably.
     async fn take_idle(self: &Arc<Self>, core: &Core, at_once: bool) -> Vec<usize> {
-        let all = if self.places() == 64 { u64::MAX } else { (1 << self.places()) - 1 };
+        let all = self.all_places();
         let taken = {
             let mut meta = self.meta();
             // What a missing member lacks is to stay.

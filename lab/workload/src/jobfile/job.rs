@@ -8,6 +8,7 @@ use os::MemoryPolicy;
 
 use super::transport_id;
 use crate::PriorityShare;
+use crate::accel_device::AccelSource;
 use crate::spec::{BlockSizes, JobSpec, ReducibleContent, Verify, gcd};
 use crate::steady::SteadyCriterion;
 use crate::work::{WorkKind, WorkOptions};
@@ -266,12 +267,15 @@ impl Default for PerfJob {
 }
 
 /// URI schemes of the block layer.
-const SCHEMES: [&str; 7] = ["null", "malloc", "uring", "aio", "model", "store", "nvme+"];
+const SCHEMES: [&str; 8] = ["null", "malloc", "uring", "aio", "model", "store", "accel", "nvme+"];
 
 impl PerfJob {
     /// Derives the job from all options and checks combinations of options.
     pub(super) fn finalize(&mut self) -> Result<(), String> {
-        let default_size = BlockSizes::Fixed(4096);
+        // An operation of the acceleration framework is an I/O of its size.
+        let names = split_names(self.filename.as_deref().unwrap_or_default());
+        let of_operation = names.iter().find_map(|name| AccelSource::io_bytes_of(name));
+        let default_size = BlockSizes::Fixed(of_operation.unwrap_or(4096));
         let sizes = self.sizes.clone().map(|size| size.unwrap_or_else(|| default_size.clone()));
         let used = self.spec.workload.directions(self.spec.read_percent);
         let of_used = |index: &usize| used[*index];

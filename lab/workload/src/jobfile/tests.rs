@@ -162,6 +162,21 @@ fn numbers_of_the_machine_are_replaced_in_job_files() {
 }
 
 #[test]
+fn an_io_on_an_operation_has_its_size_unless_there_is_a_block_size() {
+    let job = |line: &str| plan(&words(line), &TestFiles::default()).unwrap().jobs.remove(0);
+    for (line, name, bytes) in [
+        ("--filename=accel:copy?size=64k --rw=read", "accel:copy?size=64k", 65_536),
+        ("--filename=accel\\:xor?size=8k --rw=write", "accel:xor?size=8k", 8192),
+        ("--filename=accel:copy?size=8k --bs=64k --rw=read", "accel:copy?size=8k", 65_536),
+        ("--filename=accel:crc32c --rw=read", "accel:crc32c", 4096),
+    ] {
+        let job = job(line);
+        assert_eq!((job.spec.block_bytes, job.filenames), (bytes, vec![name.to_string()]), "{line}");
+        assert_eq!(job.engine, Some(EngineName::Bdev));
+    }
+}
+
+#[test]
 fn options_have_one_dash_or_two() {
     let parse = |line: &str| plan(&words(line), &TestFiles::default());
     let long = parse("--filename=x --direct=1 --iodepth=8 --thread --ioengine=libaio --rw=randread --name=a")
