@@ -144,16 +144,6 @@ impl FileIndex {
         }
         Ok((directory, name.to_vec()))
     }
-
-    /// The path of a place, from the root and without a slash at the front.
-    pub(crate) fn path(&self, place: &IndexPlace) -> Vec<u8> {
-        let (mut directory, mut path) = place.clone();
-        while let Some((parent, name)) = self.directory_place(directory) {
-            path = [&name[..], b"/", &path].concat();
-            directory = *parent;
-        }
-        path
-    }
 }
 
 /// Whether a directory has no blob: it is a part of names.
@@ -181,7 +171,6 @@ mod tests {
         assert_eq!(index.find(b"db/none"), Err(BlobFsError::NotFound));
         let Ok(IndexEntry::Directory(db)) = index.find(b"/db") else { panic!("db is no directory") };
         assert!(is_implied(db) && !index.is_empty(db) && index.is_within(db, ROOT));
-        assert_eq!(index.path(&place), b"db/000012.sst");
     }
 
     #[test]

@@ -375,7 +375,7 @@ fn files_do_what_a_map_of_vectors_does() {
                 7 => {
                     let to = format!("f{}", random.below(6));
                     let result = files.rename(name.as_bytes(), to.as_bytes());
-                    assert_eq!(result.is_ok(), model.contains_key(&name), "{context}");
+                    assert_eq!(result.is_ok(), model.contains_key(&name), "{context} to {to}: {result:?}");
                     if let Some(content) = model.remove(&name) {
                         model.insert(to.clone(), content);
                         if name != to {
