@@ -95,6 +95,16 @@ pub(crate) enum CliCommand {
         #[command(subcommand)]
         command: crate::commands::blob::BlobCommand,
     },
+    /// Format, list, read, write and check files on a blobstore, also those of SPDK's blobfs
+    #[command(
+        after_help = "Examples:\n  ringbolt blobfs format --size=10g files.img\n  \
+        ringbolt blobfs cp files.img notes.txt :/notes.txt\n  ringbolt blobfs ls files.img\n  \
+        ringbolt blobfs cat files.img /notes.txt\n\nNo other program may have the file or device open."
+    )]
+    Blobfs {
+        #[command(subcommand)]
+        command: crate::commands::blobfs::BlobFsCommand,
+    },
     /// Print the reference of all JSON-RPC methods, docs/RPC.md
     #[command(hide = true)]
     RpcReference {

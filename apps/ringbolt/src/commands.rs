@@ -1,6 +1,7 @@
 //! The subcommands.
 
 pub(crate) mod blob;
+pub(crate) mod blobfs;
 mod demo;
 pub(crate) mod image;
 pub(crate) mod lab;
@@ -30,6 +31,7 @@ pub(crate) fn run(command: CliCommand) -> Result<(), CommandError> {
         CliCommand::Lvol { command } => lvol::run(command),
         CliCommand::Model { command } => model::run(command),
         CliCommand::Blob { command } => blob::run(command),
+        CliCommand::Blobfs { command } => blobfs::run(command),
         CliCommand::Objects { command } => objects::run(command),
         CliCommand::Image { command } => image::run(command),
         CliCommand::Store { command } => store::run(command),

@@ -204,7 +204,12 @@ impl Run {
             0..3 if length < 150_000 => Op::Append { data: data(&mut self.random), name },
             3..5 => {
                 let offset = self.random.index(length + 2000);
-                Op::Write { name, offset, data: data(&mut self.random) }
+                let mut data = data(&mut self.random);
+                // Half of them leave the size as it is.
+                if offset < length && self.random.happens(500) {
+                    data.truncate(length - offset);
+                }
+                Op::Write { name, offset, data }
             }
             5 => Op::Truncate { name, size: self.random.index(length + 3000) },
             6..9 => Op::Sync { name },

@@ -108,7 +108,9 @@ impl BlobFs {
             Step::SetSize { file, size } => {
                 let node = self.node_mut(file)?;
                 let before = std::mem::replace(&mut node.size, size);
-                self.cache.invalidate(file, before.min(size)..u64::MAX);
+                if before != size {
+                    self.cache.invalidate(file, before.min(size)..u64::MAX);
+                }
                 Ok(())
             }
             Step::Flush { files } => {
