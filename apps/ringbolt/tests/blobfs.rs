@@ -49,7 +49,7 @@ fn files_are_copied_in_listed_printed_and_removed() {
     assert!(done(&["ls", &image, "db"]).lines().nth(1).unwrap().contains("3000001"));
     assert_eq!(
         done(&["check", &image]).lines().last(),
-        Some("3 files and directories, 53 MiB free, 0 problems")
+        Some("3 files and directories, 57 MiB free, 0 problems")
     );
     let (status, _, error) = blobfs(&["rm", &image, "db"]);
     assert!(status == 1 && error.contains("the directory is not empty"), "{error}");

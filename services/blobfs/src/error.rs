@@ -88,7 +88,7 @@ impl From<ChangeError> for BlobFsError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoBlobFs {
     /// The type in the super block is another.
-    #[error("the store is of type {found}, not {expected}", expected = crate::STORE_TYPE_TEXT)]
+    #[error("the store is of type {found}, not {expected}", expected = crate::record::STORE_TYPE_TEXT)]
     OtherType {
         /// The type.
         found: String,

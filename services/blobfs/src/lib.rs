@@ -1,8 +1,8 @@
 //! Files and directories on SPDK's blobstore, sans-IO, for databases such as RocksDB.
 //!
 //! [`BlobFs`] takes requests ([`BlobFsRequest`]) and asks for I/O; [`BlockingBlobFs`] runs it over a
-//! [`BlockingDevice`] for threads that wait. A file is a blob with its name and length in xattrs, as in SPDK's
-//! blobfs, whose stores open here.
+//! [`BlockingDevice`] for threads that wait. A file is a blob with its name and length in xattrs, as in
+//! SPDK's blobfs, whose stores open here.
 //!
 //! ```
 //! use blobfs::{BlobFsOptions, BlockingBlobFs, MemoryDevice, OpenHow};
@@ -56,9 +56,9 @@ mod request;
 pub use blocking::{BlobFsOpenError, BlockingBlobFs, BlockingDevice, MemoryDevice};
 pub use error::{BlobFsError, NoBlobFs};
 pub use fs::{BlobFs, BlobFsOptions, REQUEST_BYTES_MAX, REQUESTS_MAX, format_options};
-pub use load::{FileFinding, STORE_TYPE, STORE_TYPE_TEXT};
+pub use load::FileFinding;
 pub use path::NAME_BYTES_MAX;
-pub use record::NoRecord;
+pub use record::{NoRecord, STORE_TYPE, STORE_TYPE_TEXT};
 pub use request::{
     BlobFsAction, BlobFsIo, BlobFsReply, BlobFsRequest, BlobFsRequestId, DirectoryItem, FileStatus, OpenHow,
     OpenNumber,

@@ -13,12 +13,8 @@ use crate::file::FileNode;
 use crate::index::{
     DirectoryNumber, FileIndex, FileNumber, IndexEntry, IndexPlace, ROOT, is_directory_number, is_implied,
 };
-use crate::record::{FileRecord, NoRecord};
+use crate::record::{FileRecord, NoRecord, STORE_TYPE};
 
-/// The type in the super block, padded with zeroes.
-pub const STORE_TYPE: [u8; 16] = *b"BLOBFS\0\0\0\0\0\0\0\0\0\0";
-/// The type as text.
-pub const STORE_TYPE_TEXT: &str = "BLOBFS";
 /// The directory of files that cannot be where their names say.
 const LOST: &[u8] = b"lost+found";
 /// Findings that are listed at most; a store has as many blobs at most as metadata pages.

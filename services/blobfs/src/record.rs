@@ -13,6 +13,11 @@
 
 use blobstore::{Blob, Xattr};
 
+/// The type in the super block, padded with zeroes.
+pub const STORE_TYPE: [u8; 16] = *b"BLOBFS\0\0\0\0\0\0\0\0\0\0";
+/// The type as text.
+pub const STORE_TYPE_TEXT: &str = "BLOBFS";
+
 pub(crate) const NAME: &[u8] = b"name";
 pub(crate) const LENGTH: &[u8] = b"length";
 pub(crate) const IS_DELETED: &[u8] = b"is_deleted";

@@ -21,7 +21,8 @@ use crate::cache::ReadCache;
 use crate::error::{BlobFsError, NoBlobFs};
 use crate::file::FileNode;
 use crate::index::{DirectoryNumber, FileIndex, FileNumber, IndexEntry};
-use crate::load::{FileFinding, LoadedFiles, STORE_TYPE, load_files};
+use crate::load::{FileFinding, LoadedFiles, load_files};
+use crate::record::STORE_TYPE;
 use crate::request::{
     BlobFsIo, BlobFsReply, BlobFsRequest, BlobFsRequestId, DirectoryItem, FileStatus, OpenNumber,
 };
