@@ -3,7 +3,9 @@
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::command_error::CommandError;
-use crate::commands::{blob, demo, image, lab, lvol, model, nvme, objects, perf, rpc, serve, store, trace};
+use crate::commands::{
+    blob, blobfs, demo, image, lab, lvol, model, nvme, objects, perf, rpc, serve, store, trace,
+};
 
 /// User-space block storage: a target for NVMe (TCP, vfio-user), iSCSI, vhost-user (block, SCSI), NBD and
 /// ublk, its JSON-RPC client, a replicated store, a load generator, NVMe tools, device models and a lab.
@@ -96,6 +98,14 @@ pub(crate) enum CliCommand {
         #[command(subcommand)]
         command: blob::BlobCommand,
     },
+    /// Format, list, read, write and check files on a blobstore, also those of SPDK's blobfs
+    #[command(after_help = "Examples:\n  ringbolt blobfs format --size=10g files.img\n  \
+        ringbolt blobfs cp files.img notes.txt :/notes.txt\n  ringbolt blobfs ls files.img\n  \
+        ringbolt blobfs cat files.img /notes.txt\n\nNo other program may have the file or device open.")]
+    Blobfs {
+        #[command(subcommand)]
+        command: blobfs::BlobFsCommand,
+    },
     /// Print the reference of all JSON-RPC methods, docs/RPC.md
     #[command(hide = true)]
     RpcReference {
@@ -125,6 +135,7 @@ pub(crate) fn run(command: CliCommand) -> Result<(), CommandError> {
         CliCommand::Lvol { command } => lvol::run(command),
         CliCommand::Model { command } => model::run(command),
         CliCommand::Blob { command } => blob::run(command),
+        CliCommand::Blobfs { command } => blobfs::run(command),
         CliCommand::Objects { command } => objects::run(command),
         CliCommand::Image { command } => image::run(command),
         CliCommand::Store { command } => store::run(command),

@@ -1,6 +1,7 @@
 //! The subcommands.
 
 pub(crate) mod blob;
+pub(crate) mod blobfs;
 pub(crate) mod demo;
 pub(crate) mod image;
 pub(crate) mod lab;

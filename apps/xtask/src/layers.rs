@@ -25,7 +25,7 @@ const ORDER_WITHIN: [(&str, &[&str]); 9] = [
     ("host", &["fio-abi", "file-lock", "secret", "memory", "sys", "pci", "reactor", "net"]),
     ("drivers", &["nvme-tcp", "vfio-user", "ioat", "nvme"]),
     ("bdev", &["reservations", "accel", "layer", "*"]),
-    ("services", &["blobstore", "lvol"]),
+    ("services", &["blobstore", "lvol", "blobfs"]),
     ("targets", &["shell", "controller", "scsi", "*"]),
     ("store", &["map", "oplog", "objects", "replica", "link", "image", "node", "client"]),
     ("lab", &["counters", "model", "engines", "workload", "experiments", "report"]),

@@ -220,6 +220,29 @@ fn a_new_store_has_the_layout_of_spdks() {
     }
 }
 
+/// An extent table has 0 where a blob has no extent page.
+#[test]
+fn page_0_is_no_extent_page_of_a_store_without_super_blob() {
+    let options = BlobStoreFormat { cluster_bytes: 1 << 20, super_blob: None, ..BlobStoreFormat::default() };
+    let mut driver = Driver::format(64 << 20, &options);
+    let create = |clusters| BlobChange::Create {
+        thin: false,
+        clusters,
+        clear: ClearMethod::Default,
+        xattrs: Vec::new(),
+    };
+    let first = driver.blob(create(0));
+    let blob = driver.blob(create(0));
+    assert_eq!(first, BlobId::from_page(0));
+    driver.change(BlobChange::Delete { blob: first }).unwrap();
+    driver.change(BlobChange::Resize { blob, clusters: 3 }).unwrap();
+    // It is free for a first page.
+    assert_eq!(driver.blob(create(0)), first);
+    let (_, store) = driver.reload();
+    assert_eq!(store.blob(blob).map(|blob| blob.clusters().allocated()), Some(3));
+    assert!(store.findings().is_empty(), "{:?}", store.findings());
+}
+
 #[test]
 fn sizes_that_no_store_can_have_are_refused() {
     let device = promises(&Device::new(96 << 20));

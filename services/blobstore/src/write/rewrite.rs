@@ -40,8 +40,14 @@ impl FirstPage {
 }
 
 impl OpenBlobStore {
+    /// Takes a page that is not the first of a blob. An extent table has 0 where there is no page, so that
+    /// page 0 is only a first one; it is free in stores without a super blob.
     pub(super) fn take_page(&mut self, plan: &mut Plan) -> Result<u32, ChangeError> {
-        let page = self.pages.take().ok_or(ChangeError::NoPages)?;
+        self.take_page_from(plan, 1)
+    }
+
+    fn take_page_from(&mut self, plan: &mut Plan, first: u32) -> Result<u32, ChangeError> {
+        let page = self.pages.take_from(first).ok_or(ChangeError::NoPages)?;
         plan.pages.push(page);
         Ok(page)
     }
@@ -151,7 +157,7 @@ impl OpenBlobStore {
 
     /// The first page of a new blob, and its id.
     pub(super) fn take_id(&mut self, plan: &mut Plan) -> Result<BlobId, ChangeError> {
-        self.take_page(plan).map(BlobId::from_page)
+        self.take_page_from(plan, 0).map(BlobId::from_page)
     }
 }
 

@@ -28,9 +28,17 @@ impl Space {
     }
 
     pub(super) fn take(&mut self) -> Option<u32> {
-        let number = self.used.next_zero(self.next)?;
+        self.take_from(0)
+    }
+
+    /// Takes a number that is not below `first`.
+    pub(super) fn take_from(&mut self, first: u32) -> Option<u32> {
+        let number = self.used.next_zero(self.next.max(first))?;
         self.used.set(number);
-        self.next = number + 1;
+        // Otherwise some below `first` may be free.
+        if self.next >= first {
+            self.next = number + 1;
+        }
         self.free -= 1;
         Some(number)
     }

@@ -1,0 +1,475 @@
+//! `ringbolt blobfs`: files on a blobstore, on a file or block device that no other program uses.
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use blobfs::{
+    BlobFsError, BlobFsOpenError, BlobFsOptions, BlockingBlobFs, BlockingDevice, DirectoryItem, OpenHow,
+    format_options,
+};
+use blobstore::{BlobStoreDevice, LoadOptions, StoreSeverity};
+use clap::{Args, Subcommand};
+use comfy_table::{CellAlignment, Table};
+use file_lock::LockMode;
+use rustix::fs::{FallocateFlags, OFlags};
+use serde_json::{Value, json};
+
+use crate::command_error::CommandError;
+use crate::console::stdout_line;
+use crate::options::parse_size;
+
+/// Bytes that are copied at once.
+const COPY_BYTES: usize = 4 << 20;
+/// Bytes of zeroes that are written at once where a device cannot make them itself.
+const ZERO_BYTES: u64 = 1 << 20;
+/// Bytes at the front that have to be zero where a store is made without force: partition tables, super
+/// blocks of file systems and of stores are in them.
+const FOREIGN_BYTES: usize = 64 << 10;
+
+/// The subcommands of `ringbolt blobfs`.
+#[derive(Subcommand)]
+pub(crate) enum BlobFsCommand {
+    /// Make an empty store of files; what is on the device is lost
+    #[command(after_help = "Examples:\n  ringbolt blobfs format --size=10g files.img\n  \
+        ringbolt blobfs format --cluster=4m /dev/nvme0n1\n  ringbolt blobfs format --force old.img")]
+    Format(FormatArgs),
+    /// List a directory
+    #[command(after_help = "Examples:\n  ringbolt blobfs ls files.img\n  \
+        ringbolt blobfs ls --json /dev/nvme0n1 /db")]
+    Ls {
+        #[command(flatten)]
+        image: ImageArgs,
+        /// Directory in the store
+        #[arg(default_value = "/")]
+        path: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a file to standard output
+    #[command(after_help = "Example:\n  ringbolt blobfs cat files.img /db/CURRENT")]
+    Cat {
+        #[command(flatten)]
+        image: ImageArgs,
+        /// File in the store
+        path: PathBuf,
+    },
+    /// Copy a file into the store, out of it, or within it: paths in the store begin with a colon
+    #[command(after_help = "Examples:\n  ringbolt blobfs cp files.img notes.txt :/notes.txt\n  \
+        ringbolt blobfs cp files.img :/db/LOG /tmp/LOG\n  ringbolt blobfs cp files.img :/a :/b\n\n\
+        A file of the new name is replaced at once.")]
+    Cp {
+        #[command(flatten)]
+        image: ImageArgs,
+        /// What to copy
+        from: PathBuf,
+        /// Where to
+        to: PathBuf,
+    },
+    /// Make a directory
+    #[command(after_help = "Example:\n  ringbolt blobfs mkdir files.img /db")]
+    Mkdir {
+        #[command(flatten)]
+        image: ImageArgs,
+        /// Directory in the store
+        path: PathBuf,
+    },
+    /// Remove a file, or a directory
+    #[command(after_help = "Examples:\n  ringbolt blobfs rm files.img /notes.txt\n  \
+        ringbolt blobfs rm --recursive files.img /db")]
+    Rm {
+        #[command(flatten)]
+        image: ImageArgs,
+        /// File or directory in the store
+        path: PathBuf,
+        /// Remove a directory with all in it
+        #[arg(short, long)]
+        recursive: bool,
+    },
+    /// Read all metadata and say what is wrong; exit status 1 if something is
+    #[command(after_help = "Example:\n  ringbolt blobfs check files.img")]
+    Check {
+        #[command(flatten)]
+        image: ImageArgs,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// The store.
+#[derive(Args)]
+pub(crate) struct ImageArgs {
+    /// File or block device that has the store from its first byte
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+}
+
+/// Arguments of `ringbolt blobfs format`.
+#[derive(Args)]
+pub(crate) struct FormatArgs {
+    /// File or block device
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// Size of a file, which is made if there is none
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u64>,
+    /// Bytes of a cluster, the unit of allocation
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1m")]
+    cluster: u64,
+    /// Also if something is on the device
+    #[arg(long)]
+    force: bool,
+}
+
+/// Runs a subcommand of `ringbolt blobfs`.
+pub(crate) fn run(command: BlobFsCommand) -> Result<(), CommandError> {
+    match command {
+        BlobFsCommand::Format(options) => format(&options),
+        BlobFsCommand::Ls { image, path, json } => image.ls(&path, json),
+        BlobFsCommand::Cat { image, path } => image.cat(&path),
+        BlobFsCommand::Cp { image, from, to } => image.cp(&from, &to),
+        BlobFsCommand::Mkdir { image, path } => {
+            image.change(|files| files.make_directory(bytes(&path)).map_err(|error| at(&path, &error)))
+        }
+        BlobFsCommand::Rm { image, path, recursive } => {
+            image.change(|files| remove(files, bytes(&path), recursive))
+        }
+        BlobFsCommand::Check { image, json } => image.check(json),
+    }
+}
+
+type Files = BlockingBlobFs<ImageDevice>;
+
+fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+fn at(path: &Path, what: &dyn std::fmt::Display) -> CommandError {
+    CommandError::operation(format!("{}: {what}", path.display()))
+}
+
+/// A file or block device, through the page cache.
+struct ImageDevice {
+    file: File,
+    bytes: u64,
+}
+
+impl ImageDevice {
+    /// Opens a device, and locks it against other programs.
+    fn open(path: &Path, mode: LockMode) -> Result<ImageDevice, CommandError> {
+        let failed =
+            |what: &dyn std::fmt::Display| CommandError::environment(format!("{}: {what}", path.display()));
+        // Opening a pipe would wait for its other end.
+        let kind = std::fs::metadata(path).map_err(|error| failed(&error))?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(failed(&"neither a file nor a block device"));
+        }
+        let mut options = File::options();
+        options.read(true).write(mode == LockMode::Exclusive);
+        if kind.is_block_device() && mode == LockMode::Exclusive {
+            // The kernel refuses what is mounted.
+            options.custom_flags(OFlags::EXCL.bits() as i32);
+        }
+        let opened = options.open(path).and_then(|mut file| Ok((file.seek(SeekFrom::End(0))?, file)));
+        let (bytes, file) = opened.map_err(|error| failed(&error))?;
+        if let Err(holder) = file_lock::lock(&file, mode, Duration::ZERO) {
+            return Err(failed(&format!("{holder} has it open; end that first")));
+        }
+        Ok(ImageDevice { file, bytes })
+    }
+}
+
+impl BlockingDevice for ImageDevice {
+    fn properties(&self) -> BlobStoreDevice {
+        BlobStoreDevice {
+            bytes: self.bytes,
+            block_bytes: 4096,
+            has_volatile_cache: true,
+            atomic_write_bytes: 512,
+        }
+    }
+
+    fn read(&mut self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(out, offset)
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(data, offset)
+    }
+
+    fn write_zeroes(&mut self, offset: u64, bytes: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if rustix::fs::fallocate(&self.file, flags, offset, bytes).is_ok() {
+            return Ok(());
+        }
+        let zeroes = vec![0; ZERO_BYTES.min(bytes) as usize];
+        let mut at = offset;
+        while at < offset + bytes {
+            let length = ZERO_BYTES.min(offset + bytes - at);
+            self.file.write_all_at(&zeroes[..length as usize], at)?;
+            at += length;
+        }
+        Ok(())
+    }
+
+    fn deallocate(&mut self, offset: u64, bytes: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // Nothing is promised of it.
+        let _ = rustix::fs::fallocate(&self.file, flags, offset, bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+/// What to do about a store that cannot be opened.
+fn advice(error: &BlobFsOpenError) -> &'static str {
+    match error {
+        BlobFsOpenError::Load(_) => {
+            "; `ringbolt blobfs format` makes a store, `ringbolt blob check` looks at one"
+        }
+        BlobFsOpenError::NoFiles(_) => "; `ringbolt blob list` shows what it has",
+        BlobFsOpenError::Device { .. } => "; the kernel's log says why",
+        BlobFsOpenError::Format(_) | BlobFsOpenError::Request(_) => "",
+    }
+}
+
+fn format(options: &FormatArgs) -> Result<(), CommandError> {
+    let path = &options.image;
+    let failed = |error: &dyn std::fmt::Display| at(path, error);
+    if let Some(size) = options.size {
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|error| CommandError::environment(format!("{}: {error}", path.display())))?;
+        let metadata = file.metadata().map_err(|error| failed(&error))?;
+        if !metadata.is_file() {
+            return Err(CommandError::usage("--size is for files; a block device has its own"));
+        }
+        if metadata.len() > size {
+            return Err(CommandError::usage(format!(
+                "{} has {} bytes already; leave --size out, or remove it",
+                path.display(),
+                metadata.len()
+            )));
+        }
+        file.set_len(size).map_err(|error| failed(&error))?;
+    }
+    let mut device = ImageDevice::open(path, LockMode::Exclusive)?;
+    let mut front = vec![0; FOREIGN_BYTES.min(device.bytes as usize)];
+    device.read(0, &mut front).map_err(|error| failed(&error))?;
+    if !options.force && front.iter().any(|byte| *byte != 0) {
+        return Err(failed(&"there is something on it; --force overwrites it"));
+    }
+    let cluster_bytes =
+        u32::try_from(options.cluster).map_err(|_| CommandError::usage("a cluster has less than 4 GiB"))?;
+    let store = blobstore::BlobStoreFormat { cluster_bytes, ..format_options() };
+    let files =
+        BlockingBlobFs::format(&store, device, BlobFsOptions::default()).map_err(|error| failed(&error))?;
+    let free = files.inspect(|fs| fs.free_bytes());
+    files.unload().map_err(|error| failed(&error))?;
+    stdout_line!(
+        "{}: {} MiB for files in clusters of {} KiB",
+        path.display(),
+        free >> 20,
+        cluster_bytes >> 10
+    );
+    Ok(())
+}
+
+impl ImageArgs {
+    fn read(&self, load: LoadOptions) -> Result<Files, CommandError> {
+        let device = ImageDevice::open(&self.image, LockMode::Shared)?;
+        let files = BlockingBlobFs::load_read_only(device, BlobFsOptions::default(), load);
+        files.map_err(|error| at(&self.image, &format!("{error}{}", advice(&error))))
+    }
+
+    /// Opens the store, changes it, and closes it.
+    fn change(&self, with: impl FnOnce(&Files) -> Result<(), CommandError>) -> Result<(), CommandError> {
+        let device = ImageDevice::open(&self.image, LockMode::Exclusive)?;
+        let files = BlockingBlobFs::load(device, BlobFsOptions::default());
+        let files = files.map_err(|error| at(&self.image, &format!("{error}{}", advice(&error))))?;
+        let result = with(&files);
+        let unloaded = files.unload().map_err(|error| at(&self.image, &error));
+        result.and(unloaded)
+    }
+
+    fn ls(&self, path: &Path, as_json: bool) -> Result<(), CommandError> {
+        let files = self.read(LoadOptions::default())?;
+        let items = files.list(bytes(path)).map_err(|error| at(path, &error))?;
+        if as_json {
+            stdout_line!("{:#}", items.iter().map(item_json).collect::<Value>());
+            return Ok(());
+        }
+        let mut table = Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        table.set_header(["name", "bytes", "allocated"]);
+        for index in [1, 2] {
+            if let Some(column) = table.column_mut(index) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        items.iter().for_each(|item| _ = table.add_row(item_row(item)));
+        stdout_line!("{table}");
+        Ok(())
+    }
+
+    fn cat(&self, path: &Path) -> Result<(), CommandError> {
+        let files = self.read(LoadOptions::default())?;
+        let mut out = io::stdout().lock();
+        copy_out(&files, path, |data| match out.write_all(data) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+            result => result.map(|()| true),
+        })
+    }
+
+    fn cp(&self, from: &Path, to: &Path) -> Result<(), CommandError> {
+        let inside = |path: &Path| {
+            bytes(path).strip_prefix(b":").map(|path| PathBuf::from(std::ffi::OsStr::from_bytes(path)))
+        };
+        match (inside(from), inside(to)) {
+            (None, None) => Err(CommandError::usage("paths in the store begin with a colon, as :/notes.txt")),
+            (Some(path), None) => {
+                let files = self.read(LoadOptions::default())?;
+                let mut file = File::create(to).map_err(|error| at(to, &error))?;
+                copy_out(&files, &path, |data| file.write_all(data).map(|()| true))
+            }
+            (None, Some(path)) => {
+                let mut file = File::open(from).map_err(|error| at(from, &error))?;
+                let mut data = vec![0; COPY_BYTES];
+                self.change(|files| {
+                    copy_in(files, &path, |_| {
+                        let length = file.read(&mut data).map_err(|error| at(from, &error))?;
+                        Ok(data[..length].to_vec())
+                    })
+                })
+            }
+            (Some(source), Some(path)) => self.change(|files| {
+                let failed = |error: BlobFsError| at(&source, &error);
+                let reader = files.open(bytes(&source), OpenHow::READ).map_err(failed)?;
+                let result =
+                    copy_in(files, &path, |offset| files.read(reader, offset, COPY_BYTES).map_err(failed));
+                result.and(files.close(reader).map_err(failed))
+            }),
+        }
+    }
+
+    fn check(&self, as_json: bool) -> Result<(), CommandError> {
+        let files = self.read(LoadOptions { scan: true })?;
+        let found: Vec<(bool, String)> = files.inspect(|fs| {
+            let blobs = fs.blobs().findings().iter();
+            let blobs = blobs.map(|found| (found.severity() > StoreSeverity::Note, found.to_string()));
+            let names = fs.findings().iter().map(|found| (found.is_damage(), found.to_string()));
+            blobs.chain(names).collect()
+        });
+        let problems = found.iter().filter(|(is_problem, _)| *is_problem).count();
+        let (blobs, free) = files.inspect(|fs| (fs.blobs().blobs().len(), fs.free_bytes()));
+        if as_json {
+            let list: Value = found.iter().map(|(is, text)| json!({ "problem": is, "text": text })).collect();
+            stdout_line!(
+                "{:#}",
+                json!({ "blobs": blobs, "free_bytes": free, "problems": problems, "findings": list })
+            );
+        } else {
+            found.iter().for_each(|(_, text)| stdout_line!("{text}"));
+            stdout_line!("{blobs} files and directories, {} MiB free, {problems} problems", free >> 20);
+        }
+        match problems {
+            0 => Ok(()),
+            count => Err(at(&self.image, &format!("{count} problems"))),
+        }
+    }
+}
+
+fn item_json(item: &DirectoryItem) -> Value {
+    json!({
+        "name": String::from_utf8_lossy(&item.name),
+        "directory": item.status.is_directory,
+        "bytes": item.status.size,
+        "allocated_bytes": item.status.allocated_bytes,
+    })
+}
+
+fn item_row(item: &DirectoryItem) -> [String; 3] {
+    let name = String::from_utf8_lossy(&item.name).replace(char::is_control, "?");
+    match item.status.is_directory {
+        true => [format!("{name}/"), String::new(), String::new()],
+        false => [name, item.status.size.to_string(), item.status.allocated_bytes.to_string()],
+    }
+}
+
+/// Reads a file in order, until `write` returns false.
+fn copy_out(
+    files: &Files,
+    path: &Path,
+    mut write: impl FnMut(&[u8]) -> io::Result<bool>,
+) -> Result<(), CommandError> {
+    let failed = |error: BlobFsError| at(path, &error);
+    let file = files.open(bytes(path), OpenHow::READ).map_err(failed)?;
+    let mut offset = 0;
+    loop {
+        let data = files.read(file, offset, COPY_BYTES).map_err(failed)?;
+        if data.is_empty() || !write(&data).map_err(|error| at(path, &error))? {
+            return Ok(());
+        }
+        offset += data.len() as u64;
+    }
+}
+
+/// Writes a file under another name, and then renames it: a failure leaves what was there.
+fn copy_in(
+    files: &Files,
+    path: &Path,
+    mut read: impl FnMut(u64) -> Result<Vec<u8>, CommandError>,
+) -> Result<(), CommandError> {
+    let failed = |error: BlobFsError| at(path, &error);
+    let temporary = [bytes(path), b".part"].concat();
+    let file = files.open(&temporary, OpenHow::REPLACE).map_err(failed)?;
+    let mut offset = 0;
+    let copied = loop {
+        let data = match read(offset) {
+            Ok(data) if data.is_empty() => break Ok(()),
+            Ok(data) => data,
+            Err(error) => break Err(error),
+        };
+        offset += data.len() as u64;
+        if let Err(error) = files.append(file, data) {
+            break Err(failed(error));
+        }
+    };
+    let closed = files.close(file).map_err(failed);
+    let renamed = copied.and(closed).and_then(|()| files.rename(&temporary, bytes(path)).map_err(failed));
+    if renamed.is_err() {
+        // What failed first is reported.
+        let _ = files.unlink(&temporary);
+    }
+    renamed
+}
+
+fn remove(files: &Files, path: &[u8], recursive: bool) -> Result<(), CommandError> {
+    let failed = |path: &[u8], error: BlobFsError| at(Path::new(std::ffi::OsStr::from_bytes(path)), &error);
+    let status = files.status(path).map_err(|error| failed(path, error))?;
+    if !status.is_directory {
+        return files.unlink(path).map_err(|error| failed(path, error));
+    }
+    // Directories are removed after what is in them.
+    let mut found = vec![path.to_vec()];
+    let mut at = 0;
+    while recursive && at < found.len() {
+        let directory = found[at].clone();
+        for item in files.list(&directory).map_err(|error| failed(&directory, error))? {
+            let below = [&directory[..], b"/", &item.name].concat();
+            match item.status.is_directory {
+                true => found.push(below),
+                false => files.unlink(&below).map_err(|error| failed(&below, error))?,
+            }
+        }
+        at += 1;
+    }
+    found.iter().rev().try_for_each(|path| files.remove_directory(path).map_err(|error| failed(path, error)))
+}
