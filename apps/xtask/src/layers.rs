@@ -23,7 +23,7 @@ const ORDER_WITHIN: [(&str, &[&str]); 9] = [
     ("base", &["ring", "slots"]),
     ("wire", &["store", "replica"]),
     ("host", &["fio-abi", "file-lock", "secret", "memory", "sys", "pci", "reactor", "net"]),
-    ("drivers", &["nvme-tcp", "vfio-user", "nvme"]),
+    ("drivers", &["nvme-auth", "nvme-tcp", "vfio-user", "nvme"]),
     ("bdev", &["reservations", "accel", "layer", "*"]),
     ("services", &["blobstore", "lvol"]),
     ("targets", &["shell", "controller", "scsi", "*"]),
