@@ -22,7 +22,6 @@ impl Module for Compatibility {
             Method::default_only::<Hotplug>("bdev_virtio_blk_set_hotplug", "there is no virtio initiator"),
             Method::default_only::<NoParameters>("framework_disable_cpumask_locks", no_locks),
             Method::default_only::<NoParameters>("framework_enable_cpumask_locks", no_locks),
-            Method::default_only::<NvmfConfig>("nvmf_set_config", "the target has none of these options"),
             Method::default_only::<RetryDelays>("nvmf_set_crdt", "commands are not delayed on retry"),
             Method::default_only::<SchedulerOptions>("scheduler_set_options", fixed_cores),
             Method::default_only::<SocketImplementation>("sock_set_default_impl", kernel_sockets),
@@ -39,41 +38,6 @@ crate::parameters! {
     struct Hotplug {}
     only { enable: bool = false }
     ignored("devices are not looked for") { period_us }
-}
-
-crate::parameters! {
-    /// Admin commands that SPDK may pass to an NVMe device below.
-    struct AdminPassthrough {}
-    only {
-        identify_ctrlr: bool = false,
-        identify_uuid_list: bool = false,
-        get_log_page: bool = false,
-        get_set_features: bool = false,
-        sanitize: bool = false,
-        security_send_recv: bool = false,
-        fw_update: bool = false,
-        nvme_mi: bool = false,
-        vendor_specific: bool = false,
-    }
-}
-
-crate::parameters! {
-    struct NvmfConfig {
-        /// Nothing is passed through
-        admin_cmd_passthru: Option<AdminPassthrough>,
-    }
-    only {
-        discovery_filters: Vec<String> = vec![],
-        dhchap_digests: Vec<String> = names(&["sha256", "sha384", "sha512"]),
-        dhchap_dhgroups: Vec<String> =
-            names(&["null", "ffdhe2048", "ffdhe3072", "ffdhe4096", "ffdhe6144", "ffdhe8192"]),
-        dup_host_policy: String = "allow".to_string(),
-    }
-    one_of { discovery_filter: String = ["match_any".to_string()], poll_groups_mask: String = [String::new()] }
-}
-
-fn names(names: &[&str]) -> Vec<String> {
-    names.iter().map(|name| name.to_string()).collect()
 }
 
 crate::parameters! {

@@ -99,7 +99,7 @@ modules! { |parts| {
     CryptoModule => CryptoModule::new(&parts.bdevs, &parts.accel),
     GptModule => GptModule::new(&parts.bdevs, &parts.reactors),
     RaidModule => RaidModule::new(&parts.bdevs, &parts.reactors),
-    NvmeModule => NvmeModule::new(&parts.bdevs, &parts.reactors),
+    NvmeModule => NvmeModule::new(&parts.bdevs, &parts.reactors, parts.keyring.clone()),
     ModelModule => ModelModule::new(parts.bdevs.clone()),
     LvolModule => LvolModule::new(parts.registry.clone(), &parts.reactors),
     StoreModule => StoreModule::new(parts.registry.clone(), &parts.reactors),
@@ -132,12 +132,12 @@ impl App {
         let builder = ControlPlane::builder(reactors);
         let parts = ModuleParts {
             accel: AccelModule::new(registry.accel().clone(), keyring.clone()),
-            keyring,
             bdevs: BdevModule::new(registry.clone(), builder.examiner()),
-            nvmf: NvmfModule::new(registry.clone(), &handles),
+            nvmf: NvmfModule::new(registry.clone(), &handles, keyring.clone()),
             iscsi: IscsiModule::new(registry.clone(), &handles),
             nbd: NbdModule::new(registry.clone(), &handles),
             vhost: VhostModule::new(registry.clone(), &handles, vhost_socket_dir),
+            keyring,
             reactors: handles,
             registry,
         };

@@ -20,15 +20,15 @@ const OUTSIDE: [&str; 3] = ["plugins", "sim", "tests"];
 
 /// The order of crates within a layer: a crate may use those listed before it. `*` is any other crate.
 const ORDER_WITHIN: [(&str, &[&str]); 9] = [
-    ("base", &["ring", "slots"]),
+    ("base", &["block-io", "slots"]),
     ("wire", &["store", "replica"]),
-    ("host", &["fio-abi", "file-lock", "secret", "memory", "sys", "pci", "reactor", "net"]),
-    ("drivers", &["nvme-tcp", "vfio-user", "ioat", "nvme"]),
+    ("host", &["fio-abi", "file-lock", "secret", "dma", "os", "pci", "reactor", "sockets"]),
+    ("drivers", &["nvme-auth", "nvme-tcp", "vfio-user", "ioat", "nvme"]),
     ("bdev", &["reservations", "accel", "layer", "*"]),
     ("services", &["blobstore", "lvol", "blobfs"]),
-    ("targets", &["shell", "controller", "scsi", "*"]),
-    ("store", &["map", "oplog", "objects", "replica", "link", "image", "node", "client"]),
-    ("lab", &["counters", "model", "engines", "workload", "experiments", "report"]),
+    ("targets", &["shell", "nvme-controller", "scsi", "*"]),
+    ("store", &["cluster-map", "oplog", "objects", "replica", "link", "image", "node", "client"]),
+    ("lab", &["perf-counters", "device-model", "io-engines", "workload", "experiments", "report"]),
 ];
 
 /// Layers that may use `unsafe` and so need no `#![forbid(unsafe_code)]`.

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bdev::rpc::{BdevModule, counts_of};
 use control::json::{Map, Value, json};
-use control::{ByName, CallRecorder, JobHandle, Method, Module, RpcError, TextOrNumber, thread_name};
+use control::{
+    ByName, CallRecorder, JobHandle, Keyring, Method, Module, RpcError, TextOrNumber, thread_name,
+};
 use nvme::{AdminData, Uri};
 use reactor::ReactorHandle;
 use wire_nvme::admin::GetLogPage;
@@ -17,6 +19,7 @@ use crate::{
 };
 
 mod attach;
+mod authentication;
 mod hotplug;
 mod options;
 mod tools;
@@ -34,6 +37,8 @@ pub struct NvmeModule {
     /// The last call that set it.
     hotplug_call: Mutex<Option<Arc<SetHotplug>>>,
     saved: SavedKinds,
+    /// Where the keys of hosts and controllers are.
+    keyring: Keyring,
 }
 
 /// Recorders of the calls that `save_config` writes, in the subsystem `bdev`.
@@ -44,8 +49,9 @@ struct SavedKinds {
 }
 
 impl NvmeModule {
-    /// Attaches controllers on `reactors`, and registers their namespaces with the devices of `bdevs`.
-    pub fn new(bdevs: &BdevModule, reactors: &[ReactorHandle]) -> Arc<NvmeModule> {
+    /// Attaches controllers on `reactors`, with keys from this keyring, and registers their namespaces with the devices
+    /// of `bdevs`.
+    pub fn new(bdevs: &BdevModule, reactors: &[ReactorHandle], keyring: Keyring) -> Arc<NvmeModule> {
         let initiator = Initiator::new(bdevs.registry().clone(), reactors);
         let (of_paths, of_discoveries) = (initiator.clone(), initiator.clone());
         let saved = SavedKinds {
@@ -68,6 +74,7 @@ impl NvmeModule {
             hotplug,
             hotplug_call: Mutex::default(),
             saved,
+            keyring,
         })
     }
 
@@ -121,6 +128,7 @@ impl Module for NvmeModule {
         ];
         methods.extend(options::methods());
         methods.extend(attach::methods());
+        methods.extend(authentication::methods());
         methods.extend(hotplug::methods());
         methods.extend(tools::methods());
         methods

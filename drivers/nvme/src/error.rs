@@ -111,6 +111,15 @@ pub enum NvmeOpenError {
     /// The controller rejected a Connect command.
     #[error("Connect failed: {0}")]
     ConnectRejected(FabricsStatus),
+    /// The controller demands authentication, and the host has no key.
+    #[error("the controller demands authentication: a dhchap_key is needed")]
+    KeyRequired,
+    /// Authentication on the queue with this identifier failed.
+    #[error("authentication on queue {0} failed: {1}")]
+    Authentication(u16, nvme_auth::HostAuthError),
+    /// The system has no random numbers, without which a host cannot authenticate.
+    #[error("the system has no random numbers")]
+    NoRandomness,
     /// The response to a command could not be decoded.
     #[error("the controller returned an invalid response to {0}: {1}")]
     InvalidResponse(&'static str, DecodeError),

@@ -83,6 +83,7 @@ pub use controller::Controller;
 pub use descriptors::SLICES_MAX as DATA_SLICES_MAX;
 pub use device::{DeviceError, DoorbellRegion, NvmeDevice, Registers};
 pub use error::{AdminError, BadCompletion, ControllerFailure, NvmeOpenError};
+pub use fabrics::HostCredentials;
 pub use inject::{CompletionFault, CompletionInjection};
 pub use io_queue::IoQueue;
 pub use namespace::Namespace;

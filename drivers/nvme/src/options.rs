@@ -2,6 +2,8 @@
 
 use wire_nvme::fabrics::Nqn;
 
+use crate::fabrics::HostCredentials;
+
 /// Options for opening a controller, queue pair or namespace.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -9,6 +11,9 @@ pub struct Options {
     pub hostnqn: Option<Nqn>,
     /// Host identifier (128 bits).
     pub host_id: [u8; 16],
+    /// How the host authenticates, if the controller demands it; and that the controller has to, if they have its key.
+    /// Fabrics only.
+    pub authentication: Option<HostCredentials>,
     /// Commands in flight on the I/O queue, 1 to 1023.
     pub queue_depth: u32,
     /// Keep alive timeout in milliseconds; 0 is off. Fabrics only.
@@ -57,6 +62,7 @@ impl Default for Options {
         Options {
             hostnqn: None,
             host_id,
+            authentication: None,
             queue_depth: 128,
             keep_alive_ms: 15_000,
             timeout_ns: 10_000_000_000,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use block_io::Status;
+use nvme_auth::AuthKeys;
 use wire_nvme::fabrics::{
     CNTLID_DYNAMIC, CONNECT_DATA_SIZE, Connect, ConnectAttributes, ConnectData, InvalidParameter, Nqn,
 };
@@ -91,9 +92,18 @@ impl ConnectOk {
     pub fn cqe(&self, cid: u16) -> Cqe {
         let connected = wire_nvme::fabrics::ConnectResponse {
             cntlid: self.association().cntlid(),
-            authentication_required: false,
+            authentication_required: self.keys().is_some(),
         };
         Cqe::new(cid, Status::SUCCESS).with_result(connected.to_result())
+    }
+
+    /// The keys with which the host has to authenticate before any other command on the queue; `None` if it need not.
+    pub fn keys(&self) -> Option<&AuthKeys> {
+        let subsystem = match self {
+            ConnectOk::Admin(admin) => &admin.subsystem,
+            ConnectOk::Io(io) => &io.subsystem,
+        };
+        subsystem.host_keys.get(self.association().hostnqn())
     }
 
     /// The association of the queue's controller.
@@ -197,6 +207,11 @@ pub fn connect(
         subsystem(&data.subnqn).ok_or(ConnectError::invalid_parameter(true, ConnectData::SUBNQN_AT))?;
     subsystem.check();
     if !subsystem.allows(&data.hostnqn) || !subsystem.listens_on(context.port.portid) {
+        let result = InvalidParameter { in_data: true, offset: ConnectData::HOSTNQN_AT }.to_result();
+        return Err(ConnectError { status: Status::CONNECT_INVALID_HOST, result });
+    }
+    // A memory-based transport has no commands to authenticate with.
+    if context.limits.memory_based && subsystem.host_keys.contains_key(&data.hostnqn) {
         let result = InvalidParameter { in_data: true, offset: ConnectData::HOSTNQN_AT }.to_result();
         return Err(ConnectError { status: Status::CONNECT_INVALID_HOST, result });
     }

@@ -1,9 +1,10 @@
 //! Immutable snapshots of a subsystem's configuration.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use block_io::ProtectionFlags;
+use nvme_auth::AuthKeys;
 use uuid::Uuid;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::identify::NamespaceDescriptor;
@@ -37,6 +38,8 @@ pub struct Subsystem {
     pub allow_any_host: bool,
     /// The hosts that are allowed to connect.
     pub hosts: BTreeSet<Nqn>,
+    /// The keys of hosts that have to authenticate on every queue.
+    pub host_keys: BTreeMap<Nqn, AuthKeys>,
     /// Smallest controller identifier, 1 at least.
     pub cntlid_min: u16,
     /// Largest controller identifier, FFEFh at most.
@@ -127,6 +130,7 @@ impl Subsystem {
             model: "Ringbolt bdev".to_owned(),
             allow_any_host: false,
             hosts: BTreeSet::new(),
+            host_keys: BTreeMap::new(),
             cntlid_min: 1,
             cntlid_max: 0xffef,
             namespaces_max: 32,

@@ -1,6 +1,7 @@
 //! The control plane: it holds the configuration and publishes snapshots of it to the poll groups.
 
 mod ana;
+mod authentication;
 mod commit;
 mod hidden_metadata;
 mod info;
@@ -33,6 +34,7 @@ use crate::failure::NvmfTargetError;
 use crate::snapshot::ConfigSnapshot;
 use crate::transport::{Transport, TransportKind};
 
+pub use authentication::{HostKeyNames, HostKeys};
 pub use referrals::Referral;
 
 pub use info::{
@@ -89,6 +91,8 @@ struct ConfiguredSubsystem {
     descriptors: BTreeMap<u32, Arc<Descriptor>>,
     /// The reservations of the block devices, by NSID.
     reservations: BTreeMap<u32, Arc<ReservationLease>>,
+    /// The keys of hosts that have to authenticate.
+    host_keys: BTreeMap<Nqn, HostKeys>,
     /// The files that persist reservations through power loss, by NSID.
     ptpl_files: BTreeMap<u32, String>,
 }
@@ -238,6 +242,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             listeners: Vec::new(),
             descriptors: BTreeMap::new(),
             reservations: BTreeMap::new(),
+            host_keys: BTreeMap::new(),
             ptpl_files: BTreeMap::new(),
         };
         let before = state.checkpoint(&nqn);
@@ -388,13 +393,18 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     /// Removes a host from the list of allowed hosts and disconnects it after its commands in flight complete.
     pub fn remove_host(&self, nqn: &str, host: &str) -> Result<(), NvmfTargetError> {
         let (nqn, host) = (parse_nqn(nqn)?, parse_nqn(host)?);
-        self.change(&nqn, |subsystem| {
-            if subsystem.hosts.remove(&host) {
-                Ok(())
-            } else {
-                Err(NvmfTargetError::NoHost(host.as_str().into(), nqn.as_str().into()))
-            }
-        })
+        let mut state = self.lock()?;
+        let before = state.checkpoint(&nqn);
+        let configured = state.subsystems.get_mut(&nqn).ok_or_else(|| no_subsystem(&nqn))?;
+        if !configured.subsystem.hosts.contains(&host) {
+            return Err(NvmfTargetError::NoHost(host.as_str().into(), nqn.as_str().into()));
+        }
+        configured.change(|subsystem| {
+            subsystem.hosts.remove(&host);
+            subsystem.host_keys.remove(&host);
+        });
+        configured.host_keys.remove(&host);
+        self.commit(&mut state, before)
     }
 
     /// Allows any host, or only those on the list; hosts that are no longer allowed are disconnected as by

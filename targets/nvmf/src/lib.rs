@@ -41,8 +41,8 @@ mod vfio_user;
 
 pub use address::ListenAddress;
 pub use control_plane::{
-    NamespaceConfig, NvmfTarget, PollCounts, PollGroupTotals, QpairInfo, Referral, SubsystemConfig,
-    SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats, TransportStats,
+    HostKeyNames, HostKeys, NamespaceConfig, NvmfTarget, PollCounts, PollGroupTotals, QpairInfo, Referral,
+    SubsystemConfig, SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats, TransportStats,
 };
 pub use failure::NvmfTargetError;
 pub use tcp::TcpTransportConfig;

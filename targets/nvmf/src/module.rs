@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use bdev::Registry;
-use control::RpcError;
+use control::{Keyring, RpcError};
 use reactor::ReactorHandle;
 
 use crate::NvmfTarget;
@@ -14,14 +14,17 @@ pub struct NvmfModule {
     pub(crate) target: NvmfTarget,
     /// Most subsystems, the discovery subsystem not counted; 0 is no limit.
     pub(crate) subsystems_max: AtomicU32,
+    /// Where the keys of hosts are.
+    pub(crate) keyring: Keyring,
 }
 
 impl NvmfModule {
-    /// A target without subsystems on `reactors`, for the devices of `registry`.
-    pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<NvmfModule> {
+    /// A target without subsystems on `reactors`, for the devices of `registry`, with keys from this keyring.
+    pub fn new(registry: Registry, reactors: &[ReactorHandle], keyring: Keyring) -> Arc<NvmfModule> {
         Arc::new(NvmfModule {
             target: NvmfTarget::new(registry, reactors),
             subsystems_max: AtomicU32::new(0),
+            keyring,
         })
     }
 

@@ -11,6 +11,7 @@ use crate::module::{PENDING, SUBSYSTEM, UNRESPONSIVE};
 use crate::transports::TRANSPORTS;
 use crate::{NamespaceConfig, NvmfTargetError, SubsystemConfig};
 
+mod authentication;
 mod info;
 mod listeners;
 mod parameters;
@@ -83,7 +84,6 @@ impl Module for NvmfModule {
                 Method::update("nvmf_subsystem_set_ns_ana_group", listeners::set_ns_ana_group),
                 "Moves a namespace to another ANA group of a subsystem that reports ANA.",
             ),
-            change(Method::update("nvmf_subsystem_add_host", add_host), "Allows a host to connect."),
             change(
                 Method::update("nvmf_subsystem_remove_host", remove_host),
                 "Disallows a host, and disconnects it.",
@@ -93,6 +93,7 @@ impl Module for NvmfModule {
                 "Allows any host to connect, or only those that were added.",
             ),
         ];
+        methods.extend(authentication::methods());
         methods.extend(visibility::methods());
         methods.extend(referrals::methods());
         methods.extend(info::methods());
@@ -114,7 +115,11 @@ impl Module for NvmfModule {
             let params = MaxSubsystems { max_subsystems }.to_object();
             json!({ "method": "nvmf_set_max_subsystems", "params": params })
         });
-        limit.into_iter().chain(info::calls(&self.target)).collect()
+        limit
+            .into_iter()
+            .chain(authentication::calls(&self.target))
+            .chain(info::calls(&self.target))
+            .collect()
     }
 
     fn metrics() -> Vec<&'static Metric> {
@@ -332,23 +337,6 @@ control::parameters! {
 
 fn remove_ns(module: &NvmfModule, params: RemoveNs) -> Result<Closing, RpcError> {
     Ok(module.target.remove_namespace(&params.nqn, params.nsid)?)
-}
-
-control::parameters! {
-    struct AddHost {
-        /// Subsystem
-        nqn: String,
-        tgt_name: TargetName,
-        /// Host's NQN
-        host: String,
-    }
-    // Authentication is not supported: a host that must authenticate is rejected rather than let in without.
-    only { psk: String = String::new(), dhchap_key: String = String::new(), dhchap_ctrlr_key: String = String::new() }
-}
-
-fn add_host(module: &NvmfModule, params: AddHost) -> Result<bool, RpcError> {
-    module.target.add_host(&params.nqn, &params.host)?;
-    Ok(true)
 }
 
 control::parameters! {

@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use block_io::Op;
+use nvme_auth::AuthOptions;
 use nvme_controller::{DiscoveryLog, HealthCounters, Subsystem};
 use target_shell::{DeviceMap, TargetConfig};
 use wire_nvme::fabrics::Nqn;
@@ -17,6 +18,8 @@ pub(crate) struct ConfigSnapshot {
     /// The block devices of namespaces, by `Namespace::backend`.
     pub(crate) devices: DeviceMap,
     pub(crate) discovery: Arc<DiscoveryLog>,
+    /// The hash functions and groups that hosts may authenticate with.
+    pub(crate) auth_options: Arc<AuthOptions>,
 }
 
 /// Shards of a [`SubsystemMap`]: a change copies one, and the list of shards.

@@ -5,6 +5,7 @@
 
 mod address;
 mod admin;
+mod authentication;
 mod connection;
 mod handler;
 mod limits;

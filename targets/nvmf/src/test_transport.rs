@@ -205,7 +205,7 @@ mod tests {
         let reactors = reactor::Reactors::start(&reactor::ReactorConfig::default()).unwrap();
         let builder = ControlPlane::builder(Vec::new());
         let bdevs = BdevModule::new(Registry::new(), builder.examiner());
-        let module = NvmfModule::new(bdevs.registry().clone(), reactors.handles());
+        let module = NvmfModule::new(bdevs.registry().clone(), reactors.handles(), Default::default());
         let app = builder.module(&module).module(&bdevs).start(None).unwrap();
         let ok = |method: &str, params: control::json::Value| {
             app.invoke(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))

@@ -4,6 +4,8 @@
 //! reports the error, closes at most that host's connections, and other hosts are not affected.
 #![allow(clippy::unwrap_used)]
 
+#[path = "hostile/authentication.rs"]
+mod authentication;
 #[path = "hostile/commands.rs"]
 mod commands;
 #[path = "hostile/connects.rs"]

@@ -20,7 +20,7 @@ impl TestPlane {
         let reactors = reactor::Reactors::start(&reactor::ReactorConfig::default()).unwrap();
         let builder = ControlPlane::builder(Vec::new());
         let bdevs = BdevModule::new(Registry::new(), builder.examiner());
-        let target = NvmfModule::new(bdevs.registry().clone(), reactors.handles());
+        let target = NvmfModule::new(bdevs.registry().clone(), reactors.handles(), Default::default());
         let plane = builder.module(&target).module(&bdevs).start(None).unwrap();
         TestPlane { _reactors: reactors, plane }
     }

@@ -58,6 +58,7 @@ macro_rules! wire_enum {
 
 pub mod admin;
 pub mod aer;
+pub mod auth;
 pub mod cqe;
 pub mod digest;
 pub mod doorbell;

@@ -86,6 +86,7 @@ const ACTIONS: &[&str] = &[
     "bdev_nvme_enable_controller",
     "bdev_nvme_remove_error_injection",
     "bdev_nvme_reset_controller",
+    "bdev_nvme_set_keys",
     "bdev_nvme_set_multipath_policy",
     "bdev_nvme_set_preferred_path",
     "bdev_raid_add_base_bdev",
@@ -95,6 +96,7 @@ const ACTIONS: &[&str] = &[
     "bdev_set_qd_sampling_period",
     "bdev_uring_rescan",
     "iscsi_target_node_request_logout",
+    "nvmf_subsystem_set_keys",
     "nvmf_vfio_user_inject",
     "store_format",
     "store_image_create",
@@ -246,6 +248,7 @@ fn nvmf(directory: &str, port: u16) -> Vec<(&'static str, Value)> {
     let address = |trtype: &str, adrfam: &str, traddr: &str| json!({ "trtype": trtype, "adrfam": adrfam, "traddr": traddr, "trsvcid": port });
     vec![
         ("nvmf_set_max_subsystems", json!({ "max_subsystems": 100 })),
+        ("nvmf_set_config", json!({ "dhchap_digests": ["sha512", "sha256"] })),
         ("nvmf_create_transport", json!({ "trtype": "tcp", "zcopy": false })),
         (
             "nvmf_create_transport",

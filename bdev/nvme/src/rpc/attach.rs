@@ -141,15 +141,17 @@ control::parameters! {
         multipath_opts: Option<MultipathOpts>,
         /// Accepted: command slots bound the queue in either case
         disable_sq_flow_control: Option<bool>,
+        /// Key of the keyring with which the host authenticates, if the controller demands it
+        dhchap_key: Option<String>,
+        /// Key of the keyring with which the controller has to authenticate; needs `dhchap_key`
+        dhchap_ctrlr_key: Option<String>,
     }
     only {
         priority: String = String::new(),
         hostaddr: String = String::new(),
         hostsvcid: String = String::new(),
-        // Authentication is not supported: rejected rather than connecting without.
+        // There is no TLS: rejected rather than connecting without.
         psk: String = String::new(),
-        dhchap_key: String = String::new(),
-        dhchap_ctrlr_key: String = String::new(),
         allow_unrecognized_csi: bool = false,
     }
     // Controllers always check what protection information they have.
@@ -230,6 +232,8 @@ impl AttachController {
         self.multipath_opts = Some(MultipathOpts::of(policy));
         self.fabrics_connect_timeout_us = self.fabrics_connect_timeout_us.filter(|us| *us != 0);
         (self.max_bdevs, self.disable_sq_flow_control) = (None, None);
+        self.dhchap_key = self.dhchap_key.take().filter(|key| !key.is_empty());
+        self.dhchap_ctrlr_key = self.dhchap_ctrlr_key.take().filter(|key| !key.is_empty());
         Ok((id, loss_timeouts))
     }
 
@@ -253,6 +257,14 @@ fn attach(
         path.options.timeout_ns = us.saturating_mul(1000);
     }
     path.options.hostnqn = params.hostnqn.as_ref().and_then(HostNqn::nqn);
+    let keys = module.keys(params.dhchap_key.as_deref(), params.dhchap_ctrlr_key.as_deref())?;
+    if keys.is_some() && !matches!(id.0, Uri::Tcp(_)) {
+        return Err(RpcError::new(
+            RpcError::EINVAL,
+            "dhchap_key: only controllers over fabrics authenticate",
+        ));
+    }
+    path.options.authentication = Some(options.credentials(keys));
     path.num_io_queues = u16::try_from(params.num_io_queues.0).unwrap_or(u16::MAX);
     path.reconnect = reconnect_policy(loss_timeouts)?;
     let policy = params.multipath_opts.as_ref().map_or(Ok(options.policy), MultipathOpts::policy)?;

@@ -2,6 +2,8 @@
 
 use control::{Method, RpcError};
 
+use nvme_auth::{AuthKeys, AuthOptions};
+
 use super::NvmeModule;
 use crate::{Policy, ReconnectPolicy, Selector};
 
@@ -52,6 +54,8 @@ pub(super) struct NvmeOptions {
     pub(super) io_path_stat: bool,
     quiesce_wait: bool,
     map_lent_memory: bool,
+    /// What hosts authenticate with.
+    authentication: AuthOptions,
 }
 
 impl Default for NvmeOptions {
@@ -68,6 +72,7 @@ impl Default for NvmeOptions {
             io_path_stat: false,
             quiesce_wait: true,
             map_lent_memory: true,
+            authentication: AuthOptions::default(),
         }
     }
 }
@@ -87,6 +92,11 @@ impl NvmeOptions {
     pub(super) fn retries_max(&self) -> u16 {
         // -1 means unlimited in SPDK; here the number of retries is bounded.
         u16::try_from(self.bdev_retry_count).unwrap_or(u16::MAX)
+    }
+
+    /// How a host with these keys authenticates.
+    pub(super) fn credentials(&self, keys: Option<AuthKeys>) -> nvme::HostCredentials {
+        nvme::HostCredentials::new(keys, self.authentication.clone())
     }
 
     pub(super) fn driver_options(&self) -> nvme::Options {
@@ -226,6 +236,10 @@ control::parameters! {
         /// Whether a guest's memory is mapped for PCIe devices as a whole, which pins it, instead of copying its data;
         /// without, true. Not an option of SPDK, which maps
         map_lent_memory: Option<bool>,
+        /// Digests to authenticate with: sha256, sha384, sha512; all before
+        dhchap_digests: Option<Vec<String>>,
+        /// Groups to authenticate with: null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144, ffdhe8192; all before
+        dhchap_dhgroups: Option<Vec<String>>,
     }
     only {
         arbitration_burst: u32 = 0,
@@ -248,8 +262,6 @@ control::parameters! {
         rdma_srq_size,
         rdma_max_cq_size,
         rdma_cm_event_timeout_ms,
-        dhchap_digests,
-        dhchap_dhgroups,
     }
 }
 
@@ -264,6 +276,9 @@ fn canonical_options(_: &NvmeModule, params: &mut SetOptions) -> Result<(), RpcE
     }
     params.quiesce_wait = params.quiesce_wait.filter(|is_on| !is_on);
     params.map_lent_memory = params.map_lent_memory.filter(|is_on| !is_on);
+    let mut options = AuthOptions::default();
+    set_authentication(&mut options, params)?;
+    (params.dhchap_digests, params.dhchap_dhgroups) = saved_authentication(&options);
     Ok(())
 }
 
@@ -273,6 +288,7 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
         return Err(RpcError::new(-1, message));
     }
     let mut options = module.options().clone();
+    set_authentication(&mut options.authentication, &params)?;
     options.keep_alive_timeout_ms = params.keep_alive_timeout_ms.unwrap_or(options.keep_alive_timeout_ms);
     options.timeout_us = params.timeout_us.unwrap_or(options.timeout_us);
     if params.action_on_timeout == Some(TimeoutAction::None) {
@@ -299,7 +315,10 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
     if let Some(multipath) = params.multipath_opts {
         options.policy = multipath.policy()?;
     }
+    let (dhchap_digests, dhchap_dhgroups) = saved_authentication(&options.authentication);
     let saved = SetOptions {
+        dhchap_digests,
+        dhchap_dhgroups,
         action_on_timeout: Some(if options.timeout_us == 0 {
             TimeoutAction::None
         } else {
@@ -322,6 +341,29 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
     *module.options() = options;
     module.saved.options.record("options", "bdev_nvme_set_options", &saved);
     Ok(true)
+}
+
+/// Takes the digests and groups of a call.
+fn set_authentication(options: &mut AuthOptions, params: &SetOptions) -> Result<(), RpcError> {
+    let invalid = |name, error| RpcError::invalid_params(format!("{name}: {error}"));
+    if let Some(names) = &params.dhchap_digests {
+        options.hashes =
+            AuthOptions::parse_hashes(names).map_err(|error| invalid("dhchap_digests", error))?;
+    }
+    if let Some(names) = &params.dhchap_dhgroups {
+        options.groups =
+            AuthOptions::parse_groups(names).map_err(|error| invalid("dhchap_dhgroups", error))?;
+    }
+    Ok(())
+}
+
+/// Digests and groups as they are saved: `None` for all.
+fn saved_authentication(options: &AuthOptions) -> (Option<Vec<String>>, Option<Vec<String>>) {
+    let default = AuthOptions::default();
+    (
+        (options.hashes != default.hashes).then(|| options.hash_names()),
+        (options.groups != default.groups).then(|| options.group_names()),
+    )
 }
 
 pub(super) fn reconnect_policy((loss, delay, fast_fail): LossTimeouts) -> Result<ReconnectPolicy, RpcError> {

@@ -5,7 +5,7 @@ use super::*;
 fn app() -> Arc<ControlPlane> {
     let builder = ControlPlane::builder(Vec::new());
     let bdevs = BdevModule::new(bdev::Registry::new(), builder.examiner());
-    let controllers = NvmeModule::new(&bdevs, &[]);
+    let controllers = NvmeModule::new(&bdevs, &[], Default::default());
     builder.module(&bdevs).module(&controllers).start(None).unwrap()
 }
 
@@ -109,7 +109,7 @@ fn options_are_saved_with_their_set_values() {
 fn the_ack_timeout_is_a_power_of_two_of_milliseconds() {
     let builder = ControlPlane::builder(Vec::new());
     let bdevs = BdevModule::new(bdev::Registry::new(), builder.examiner());
-    let controllers = NvmeModule::new(&bdevs, &[]);
+    let controllers = NvmeModule::new(&bdevs, &[], Default::default());
     let app = builder.module(&bdevs).module(&controllers).start(None).unwrap();
     let timeout_ms = || controllers.options().driver_options().ack_timeout_ms;
     assert_eq!(timeout_ms(), 0);
@@ -131,7 +131,7 @@ fn an_ipv6_address_is_taken_in_brackets_and_in_any_spelling() {
     let reactors = reactor::Reactors::start(&reactor::ReactorConfig::default()).unwrap();
     let builder = ControlPlane::builder(Vec::new());
     let bdevs = BdevModule::new(bdev::Registry::new(), builder.examiner());
-    let controllers = NvmeModule::new(&bdevs, reactors.handles());
+    let controllers = NvmeModule::new(&bdevs, reactors.handles(), Default::default());
     let app = builder.module(&bdevs).module(&controllers).start(None).unwrap();
     // Nothing listens there; a machine may have no IPv6.
     let attach = |traddr: &str| {
@@ -157,7 +157,7 @@ fn attaching_to_a_silent_peer_keeps_nothing_waiting_and_is_cancelled() {
     let reactors = reactor::Reactors::start(&reactor::ReactorConfig::default()).unwrap();
     let builder = ControlPlane::builder(Vec::new());
     let bdevs = BdevModule::new(bdev::Registry::new(), builder.examiner());
-    let controllers = NvmeModule::new(&bdevs, reactors.handles());
+    let controllers = NvmeModule::new(&bdevs, reactors.handles(), Default::default());
     let app = builder.module(&bdevs).module(&controllers).start(None).unwrap();
     // The kernel accepts connections, and no process answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -192,7 +192,7 @@ fn attaching_to_a_silent_peer_keeps_nothing_waiting_and_is_cancelled() {
 fn hotplug_is_saved_after_the_controllers() {
     let builder = ControlPlane::builder(Vec::new());
     let bdevs = BdevModule::new(bdev::Registry::new(), builder.examiner());
-    let controllers = NvmeModule::new(&bdevs, &[]);
+    let controllers = NvmeModule::new(&bdevs, &[], Default::default());
     let app = builder.module(&bdevs).module(&controllers).start(None).unwrap();
     let saved = || app.save()["subsystems"][0]["config"].as_array().unwrap().clone();
     for (asked, period_us) in [(0, 100_000), (7, 7), (u64::MAX, 10_000_000)] {

@@ -25,7 +25,7 @@ use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::registers::{ControllerCapabilities, ControllerConfiguration, ControllerStatus, offset};
 use wire_nvme::{Cqe, Sqe};
 
-use super::authentication::authenticate;
+use super::authentication::{AuthQueue, authenticate};
 use super::connect::connect_command;
 use super::keep_alive::{KeepAliveAction, KeepAliveTimer};
 use super::queue::{CommandData, FabricsQueue, FabricsUri, QueuePurpose};
@@ -193,7 +193,8 @@ impl<Q: FabricsQueue> Association<Q> {
             connected => connected.map_err(|error| error.while_opening("Connect"))?.1.result,
         };
         let connected = ConnectResponse::from_result(connected);
-        authenticate(0, &connected).await?;
+        let (options, subnqn) = (self.handle.options.clone(), self.handle.subnqn.clone());
+        authenticate(self, 0, &connected, &options, &subnqn).await?;
         self.handle.cntlid = connected.cntlid;
         self.handle.entries_max = self.enable().await?;
         let data = self.identify(Cns::Controller, 0, "Identify Controller").await?;
@@ -427,6 +428,18 @@ impl<Q: FabricsQueue> Association<Q> {
             // CSTS must be polled; the specification defines no event for it.
             self.core.sleep_ns(1_000_000).await;
         }
+    }
+}
+
+impl<Q: FabricsQueue> AuthQueue for Association<Q> {
+    async fn send(&mut self, sqe: Sqe, message: &[u8]) -> Result<(), NvmeOpenError> {
+        let sent = self.execute(sqe, None, CommandData::None, message).await;
+        sent.map(drop).map_err(|error| error.while_opening("Authentication Send"))
+    }
+
+    async fn receive(&mut self, sqe: Sqe, bytes: usize) -> Result<Vec<u8>, NvmeOpenError> {
+        let received = self.admin(sqe, AdminData::In(bytes)).await;
+        received.map(|answer| answer.data).map_err(|error| error.while_opening("Authentication Receive"))
     }
 }
 

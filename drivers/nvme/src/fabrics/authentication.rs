@@ -1,20 +1,104 @@
-//! In-band authentication: the place of it in the life of a queue.
+//! In-band authentication: the exchange on a queue whose Connect has succeeded, before any other command (Base
+//! 2.0, section 8.13).
 
-use wire_nvme::fabrics::ConnectResponse;
+use std::fmt;
+use std::sync::{Arc, Mutex};
 
+use nvme_auth::{AuthKeys, AuthOptions, AuthParties, HostAction, HostAuth, Nonces, SystemNonces};
+use wire_nvme::Sqe;
+use wire_nvme::auth::{AUTH_MESSAGE_MAX, AuthCommand};
+use wire_nvme::fabrics::{ConnectResponse, Nqn};
+
+use super::connect::hostnqn;
 use crate::error::NvmeOpenError;
+use crate::options::Options;
 
-/// Authenticates the host on a queue whose Connect has succeeded, before any other command (Base 2.0, section
-/// 8.13).
-///
-/// No authentication protocol is implemented. A controller that requires one rejects the commands that
-/// follow, with a status that says so, which is the error that the user gets.
+/// How a host authenticates with DH-HMAC-CHAP, and what it accepts of a controller. Clones share the keys: new ones
+/// ([`set_keys`](Self::set_keys)) are used by every queue that is connected from then on.
+#[derive(Clone)]
+pub struct HostCredentials {
+    keys: Arc<Mutex<Option<AuthKeys>>>,
+    options: Arc<AuthOptions>,
+}
+
+impl HostCredentials {
+    /// With these keys, or none for now, and the hash functions and groups of `options`.
+    pub fn new(keys: Option<AuthKeys>, options: AuthOptions) -> HostCredentials {
+        HostCredentials { keys: Arc::new(Mutex::new(keys)), options: Arc::new(options) }
+    }
+
+    /// Replaces the keys, of all clones.
+    pub fn set_keys(&self, keys: Option<AuthKeys>) {
+        *sync::lock(&self.keys) = keys;
+    }
+
+    fn keys(&self) -> Option<AuthKeys> {
+        sync::lock(&self.keys).clone()
+    }
+}
+
+impl fmt::Debug for HostCredentials {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("HostCredentials")
+    }
+}
+
+/// A queue that carries the messages of an exchange.
+pub(super) trait AuthQueue {
+    /// Executes a command with in-capsule data.
+    async fn send(&mut self, sqe: Sqe, message: &[u8]) -> Result<(), NvmeOpenError>;
+
+    /// Executes a command that returns this many bytes.
+    async fn receive(&mut self, sqe: Sqe, bytes: usize) -> Result<Vec<u8>, NvmeOpenError>;
+}
+
+/// Authenticates the host on a queue if the controller demands it, or if the host wants the controller to prove its
+/// identity.
 ///
 /// # Errors
-/// The controller does not accept the host. None at present.
-pub(super) async fn authenticate(qid: u16, connected: &ConnectResponse) -> Result<(), NvmeOpenError> {
-    if connected.authentication_required {
-        log::warn!(target: "nvme", "the controller requires authentication on queue {qid}, which is not supported");
+/// The host has no keys, or one of the ends does not accept the other.
+pub(super) async fn authenticate(
+    queue: &mut impl AuthQueue,
+    qid: u16,
+    connected: &ConnectResponse,
+    options: &Options,
+    subnqn: &Nqn,
+) -> Result<(), NvmeOpenError> {
+    let credentials = options.authentication.as_ref();
+    let credentials = credentials.and_then(|one| Some((one.keys()?, &*one.options)));
+    let Some((keys, accepted)) = credentials else {
+        return match connected.authentication_required {
+            true => Err(NvmeOpenError::KeyRequired),
+            false => Ok(()),
+        };
+    };
+    if !connected.authentication_required && keys.controller.is_none() {
+        return Ok(());
     }
-    Ok(())
+    let nonces = &mut SystemNonces;
+    let transaction = nonces.sequence().map_err(|_| NvmeOpenError::NoRandomness)? as u16;
+    let parties = AuthParties::new(hostnqn(options).as_str(), subnqn.as_str());
+    let (mut host, mut message) = HostAuth::new(keys, parties, accepted, transaction);
+    loop {
+        send(queue, &message).await?;
+        let command = AuthCommand::new(AUTH_MESSAGE_MAX as u32);
+        let answer = queue.receive(command.to_receive(), AUTH_MESSAGE_MAX).await?;
+        match host.receive(&answer, nonces) {
+            HostAction::Send(next) => message = next,
+            HostAction::SendLast(last) => return send(queue, &last).await,
+            HostAction::Authenticated => return Ok(()),
+            HostAction::Failed(error, last) => {
+                if let Some(last) = last {
+                    // The queue is closed in either case.
+                    let _ = send(queue, &last).await;
+                }
+                log::warn!(target: "nvme", "{subnqn}: authentication on queue {qid} failed: {error}");
+                return Err(NvmeOpenError::Authentication(qid, error));
+            }
+        }
+    }
+}
+
+async fn send(queue: &mut impl AuthQueue, message: &[u8]) -> Result<(), NvmeOpenError> {
+    queue.send(AuthCommand::new(message.len() as u32).to_send(), message).await
 }

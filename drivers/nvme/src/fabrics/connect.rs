@@ -12,6 +12,11 @@ fn host_nqn(id: &[u8; 16]) -> Nqn {
     Nqn::new(&format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}")).expect("the UUID form is an NQN")
 }
 
+/// NQN of the host.
+pub(super) fn hostnqn(options: &Options) -> Nqn {
+    options.hostnqn.clone().unwrap_or_else(|| host_nqn(&options.host_id))
+}
+
 /// Builds the Connect command for a queue, and its data.
 pub(super) fn connect_command(
     options: &Options,
@@ -20,7 +25,7 @@ pub(super) fn connect_command(
     entries: u32,
     cntlid: u16,
 ) -> (Sqe, [u8; CONNECT_DATA_SIZE]) {
-    let hostnqn = options.hostnqn.clone().unwrap_or_else(|| host_nqn(&options.host_id));
+    let hostnqn = hostnqn(options);
     let mut data = [0; CONNECT_DATA_SIZE];
     ConnectData { host_id: options.host_id, cntlid, subnqn: subnqn.clone(), hostnqn }.encode(&mut data);
     let connect = Connect {

@@ -11,7 +11,7 @@ use wire_nvme::fabrics::ConnectResponse;
 use wire_nvme::identify::IdentifyNamespace;
 
 use super::association::{AssociationHandle, FreeQids};
-use super::authentication::authenticate;
+use super::authentication::{AuthQueue, authenticate};
 use super::connect::connect_command;
 use super::namespace_info::FabricsNamespaceInfo;
 use super::queue::{CommandData, FabricsCompletion, FabricsQueue, QueuePurpose};
@@ -91,7 +91,10 @@ impl<Q: FabricsQueue> ConnectedQueue<Q> {
         if !completed.cqe.status.is_success() {
             return Err(NvmeOpenError::ConnectRejected(FabricsStatus(completed.cqe.status)));
         }
-        authenticate(qid_number, &ConnectResponse::from_result(completed.cqe.result)).await?;
+        let connected = ConnectResponse::from_result(completed.cqe.result);
+        let mut messages =
+            QueueMessages { connection: &mut connection, core, timeout_ns: options.timeout_ns };
+        authenticate(&mut messages, qid_number, &connected, options, subnqn).await?;
         connection.queue.set_in_capsule_max(association.capsule_bytes);
         Ok(connection)
     }
@@ -134,6 +137,46 @@ impl<Q: FabricsQueue> ConnectedQueue<Q> {
         let timeout = std::pin::pin!(core.sleep_ns((deadline_ns - now_ns).min(POLL_INTERVAL_NS)));
         race(event, timeout).await;
         Ok(())
+    }
+}
+
+/// A connected queue as the carrier of an exchange, with the timeout of each command.
+struct QueueMessages<'a, Q: FabricsQueue> {
+    connection: &'a mut ConnectedQueue<Q>,
+    core: &'a Core,
+    timeout_ns: u64,
+}
+
+impl<Q: FabricsQueue> QueueMessages<'_, Q> {
+    async fn execute(
+        &mut self,
+        what: &'static str,
+        sqe: Sqe,
+        request: Request<Data>,
+        data: (CommandData, &[u8]),
+    ) -> Result<Request<Data>, NvmeOpenError> {
+        let deadline_ns = self.core.now_ns() + self.timeout_ns;
+        let completed = self.connection.execute(self.core, what, sqe, request, data, deadline_ns).await?;
+        match completed.cqe.status {
+            status if status.is_success() => Ok(completed.request),
+            status => Err(NvmeOpenError::Command(what, status)),
+        }
+    }
+}
+
+impl<Q: FabricsQueue> AuthQueue for QueueMessages<'_, Q> {
+    async fn send(&mut self, sqe: Sqe, message: &[u8]) -> Result<(), NvmeOpenError> {
+        let request = Request::new(Tag(0), Op::Flush, 0, 0);
+        self.execute("Authentication Send", sqe, request, (CommandData::None, message)).await.map(drop)
+    }
+
+    async fn receive(&mut self, sqe: Sqe, bytes: usize) -> Result<Vec<u8>, NvmeOpenError> {
+        const WHAT: &str = "Authentication Receive";
+        let data = AdminData::In(bytes);
+        let mut request = Request::new(Tag(0), Op::Flush, 0, 0);
+        request.set_data(data.take_buffer(self.core.pool()).map_err(|error| error.while_opening(WHAT))?);
+        let request = self.execute(WHAT, sqe, request, (CommandData::of(&data), &[])).await?;
+        Ok(data.read_back(request.data().and_then(Data::single)))
     }
 }
 

@@ -1,8 +1,10 @@
 //! Read-only queries for the management interface (RPC).
 
+use std::collections::BTreeMap;
+
 use sockets::{SendStats, ServerNetwork};
 
-use super::{ListenAddress, NvmfTarget, Uuid};
+use super::{HostKeyNames, ListenAddress, NvmfTarget, Uuid};
 use crate::queue_totals::QueueTotalsSnapshot;
 use crate::transport::{CoreQueues, Counters, Listening, QueueReport};
 use crate::transports;
@@ -22,6 +24,8 @@ pub struct SubsystemInfo {
     pub allow_any_host: bool,
     /// Hosts that may connect.
     pub hosts: Vec<String>,
+    /// The names of the keys of those that have to authenticate, by their NQN.
+    pub host_keys: BTreeMap<String, HostKeyNames>,
     /// Addresses of its listeners.
     pub listeners: Vec<ListenAddress>,
     /// Namespaces in ascending order of NSID.
@@ -169,6 +173,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             model_number: String::new(),
             allow_any_host: true,
             hosts: Vec::new(),
+            host_keys: BTreeMap::new(),
             listeners: state
                 .ports
                 .iter()
@@ -190,6 +195,11 @@ impl<N: ServerNetwork> NvmfTarget<N> {
                 model_number: subsystem.model.clone(),
                 allow_any_host: subsystem.allow_any_host,
                 hosts: subsystem.hosts.iter().map(|host| host.as_str().into()).collect(),
+                host_keys: configured
+                    .host_keys
+                    .iter()
+                    .map(|(host, keys)| (host.as_str().into(), keys.names()))
+                    .collect(),
                 listeners: configured.listeners.clone(),
                 namespaces: subsystem
                     .namespaces

@@ -7,6 +7,7 @@ use control::json::{Value, json};
 use control::{Method, NoParameters, RpcError, thread_name, tick_rate};
 use wire_nvme::log::AnaState;
 
+use super::authentication::describe_host;
 use super::parameters::{AnaStateName, TargetName};
 use super::{ByNqn, NvmfModule, SUBSYSTEM};
 use crate::transports::TRANSPORTS;
@@ -72,7 +73,9 @@ pub(super) fn calls(target: &NvmfTarget) -> Vec<Value> {
             calls.push(call("nvmf_create_subsystem", subsystem_params(one)));
         }
         for host in &one.hosts {
-            calls.push(call("nvmf_subsystem_add_host", json!({ "nqn": nqn, "host": host })));
+            let mut params = describe_host("host", host, one.host_keys.get(host));
+            params["nqn"] = json!(nqn);
+            calls.push(call("nvmf_subsystem_add_host", params));
         }
         for (namespace, info) in namespaces(one).zip(&one.namespaces) {
             calls.push(call("nvmf_subsystem_add_ns", json!({ "nqn": nqn, "namespace": namespace })));
@@ -215,7 +218,7 @@ fn find(module: &NvmfModule, nqn: &str) -> Result<SubsystemInfo, RpcError> {
 }
 
 fn describe(subsystem: &SubsystemInfo) -> Value {
-    let hosts = subsystem.hosts.iter().map(|nqn| json!({ "nqn": nqn }));
+    let hosts = subsystem.hosts.iter().map(|nqn| describe_host("nqn", nqn, subsystem.host_keys.get(nqn)));
     let mut described = json!({
         "nqn": subsystem.nqn,
         "subtype": if subsystem.discovery { "Discovery" } else { "NVMe" },

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bdev::Registry;
 use bdev::rpc::BdevModule;
 use control::json::json;
-use control::{ConfigFile, ControlPlane, DecodeLog, ParameterType};
+use control::{ConfigFile, ControlPlane, DecodeLog, Keyring, KeyringModule, ParameterType};
 
 use super::*;
 
@@ -20,8 +20,10 @@ fn machine() -> TestApp {
     let reactors = reactor::Reactors::start(&reactor::ReactorConfig::default()).unwrap();
     let builder = ControlPlane::builder(Vec::new());
     let bdevs = BdevModule::new(Registry::new(), builder.examiner());
-    let target = NvmfModule::new(bdevs.registry().clone(), reactors.handles());
-    let app = builder.module(&target).module(&bdevs).start(None).unwrap();
+    let keyring = Keyring::default();
+    let keys = Arc::new(KeyringModule::new(keyring.clone()));
+    let target = NvmfModule::new(bdevs.registry().clone(), reactors.handles(), keyring);
+    let app = builder.module(&keys).module(&target).module(&bdevs).start(None).unwrap();
     TestApp { _reactors: reactors, app }
 }
 
@@ -289,4 +291,108 @@ fn a_namespace_moves_between_ana_groups_that_exist() {
     machine.ok("nvmf_create_subsystem", json!({ "nqn": plain }));
     let of_plain = json!({ "nqn": plain, "nsid": 1, "anagrpid": 1 });
     assert_eq!(machine.code("nvmf_subsystem_set_ns_ana_group", of_plain), -32602);
+}
+
+/// Two keys of the keyring, in files of a directory that is removed on drop.
+struct KeyFiles(std::path::PathBuf);
+
+impl Drop for KeyFiles {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const SECRET: &str = "ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n";
+
+fn key_files(machine: &TestApp, test: &str) -> KeyFiles {
+    let files = KeyFiles(std::env::temp_dir().join(format!("nvmf-keys-{test}-{}", std::process::id())));
+    std::fs::create_dir_all(&files.0).unwrap();
+    for (name, text) in [
+        ("host", format!("DHHC-1:00:{SECRET}:")),
+        ("ctrlr", format!("DHHC-1:00:{SECRET}:\n")),
+        ("bad", "x".into()),
+    ] {
+        let path = files.0.join(name);
+        secret::Secret::new(text).write_new(&path).unwrap();
+        machine.ok("keyring_file_add_key", json!({ "name": name, "path": path.to_str().unwrap() }));
+    }
+    files
+}
+
+#[test]
+fn keys_of_hosts_are_saved_and_described_by_name_only() {
+    let machine = machine();
+    let _files = key_files(&machine, "saved");
+    machine.ok("nvmf_create_subsystem", json!({ "nqn": NQN }));
+    let host = |name: &str| format!("nqn.2014-08.org.nvmexpress:{name}");
+    let keyed = json!({ "nqn": NQN, "host": host("a"), "dhchap_key": "host", "dhchap_ctrlr_key": "ctrlr" });
+    machine.ok("nvmf_subsystem_add_host", keyed.clone());
+    machine.ok("nvmf_subsystem_add_host", json!({ "nqn": NQN, "host": host("b"), "dhchap_key": "" }));
+    let hosts = || machine.ok("nvmf_get_subsystems", json!({ "nqn": NQN }))[0]["hosts"].clone();
+    let of_a = json!({ "nqn": host("a"), "dhchap_key": "host", "dhchap_ctrlr_key": "ctrlr" });
+    assert_eq!(hosts(), json!([of_a, { "nqn": host("b") }]));
+    let saved = || machine.app.save().to_string();
+    assert!(!saved().contains(SECRET) && !hosts().to_string().contains(SECRET));
+    assert!(saved().contains(r#""dhchap_key":"host","dhchap_ctrlr_key":"ctrlr""#), "{}", saved());
+    machine.ok("nvmf_subsystem_set_keys", json!({ "nqn": NQN, "host": host("a"), "dhchap_key": "ctrlr" }));
+    machine.ok("nvmf_subsystem_set_keys", json!({ "nqn": NQN, "host": host("b"), "dhchap_key": "host" }));
+    let expected =
+        json!([{ "nqn": host("a"), "dhchap_key": "ctrlr" }, { "nqn": host("b"), "dhchap_key": "host" }]);
+    assert_eq!(hosts(), expected);
+    machine.ok("nvmf_subsystem_set_keys", json!({ "nqn": NQN, "host": host("a") }));
+    assert_eq!(hosts()[0], json!({ "nqn": host("a") }));
+    // Removed with their host.
+    machine.ok("nvmf_subsystem_remove_host", json!({ "nqn": NQN, "host": host("b") }));
+    machine.ok("nvmf_subsystem_add_host", json!({ "nqn": NQN, "host": host("b") }));
+    assert_eq!(hosts()[1], json!({ "nqn": host("b") }));
+}
+
+#[test]
+fn what_is_no_key_is_refused_without_its_contents() {
+    let machine = machine();
+    let _files = key_files(&machine, "refused");
+    machine.ok("nvmf_create_subsystem", json!({ "nqn": NQN }));
+    let host = "nqn.2014-08.org.nvmexpress:h";
+    machine.ok("keyring_file_remove_key", json!({ "name": "ctrlr" }));
+    for (keys, reason) in [
+        (json!({ "dhchap_key": "bad" }), "bad: a key has the form"),
+        (json!({ "dhchap_key": "ctrlr" }), "no key is called ctrlr"),
+        (json!({ "dhchap_key": "host", "dhchap_ctrlr_key": "bad" }), "bad: a key has the form"),
+        (json!({ "dhchap_ctrlr_key": "host" }), "dhchap_ctrlr_key needs a dhchap_key"),
+    ] {
+        let mut params = json!({ "nqn": NQN, "host": host });
+        params.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let error = machine.app.invoke("nvmf_subsystem_add_host", params).unwrap_err();
+        assert!(error.code == -32602 && error.message.contains(reason), "{error}");
+    }
+    assert_eq!(
+        machine.code("nvmf_subsystem_set_keys", json!({ "nqn": NQN, "host": host, "dhchap_key": "host" })),
+        -32602
+    );
+}
+
+#[test]
+fn digests_and_groups_of_authentication_are_set_and_saved() {
+    let machine = machine();
+    machine.ok("nvmf_set_config", json!({ "dhchap_digests": ["sha256", "sha384", "sha512"] }));
+    assert!(!machine.app.save().to_string().contains("nvmf_set_config"), "the default is not saved");
+    machine.ok(
+        "nvmf_set_config",
+        json!({ "dhchap_digests": ["sha512"], "dhchap_dhgroups": ["ffdhe3072", "null"] }),
+    );
+    machine.ok("nvmf_set_config", json!({}));
+    // Other changes keep it.
+    machine.ok("nvmf_create_subsystem", json!({ "nqn": NQN }));
+    let saved = machine.app.save().to_string();
+    let expected = r#"{"dhchap_digests":["sha512"],"dhchap_dhgroups":["null","ffdhe3072"]}"#;
+    assert!(saved.contains(expected), "{saved}");
+    for params in [
+        json!({ "dhchap_digests": ["md5"] }),
+        json!({ "dhchap_digests": [] }),
+        json!({ "dhchap_dhgroups": ["null", "ffdhe1024"] }),
+        json!({ "dup_host_policy": "deny" }),
+        json!({ "admin_cmd_passthru": { "sanitize": true } }),
+    ] {
+        assert_eq!(machine.code("nvmf_set_config", params.clone()), -32602, "{params}");
+    }
 }

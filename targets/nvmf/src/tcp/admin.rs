@@ -15,6 +15,7 @@ use wire_nvme::fabrics::fabrics_type;
 use wire_nvme::log::LogId;
 use wire_nvme::opcode::{AdminOpcode, FABRICS, FabricsType};
 
+use super::authentication::is_authentication;
 use super::connection::ConnectionState;
 use super::handler::{BEFORE_CONNECT_BYTES_MAX, PduHandler};
 use super::queue::{ConnectionRole, TargetIoQueue};
@@ -30,6 +31,12 @@ impl PduHandler<'_, '_> {
                 let status = Status::COMMAND_SEQUENCE_ERROR.do_not_retry();
                 return self.state.link.respond(token.answered(), status, 0);
             }
+            _ if self.state.authentication.is_some() && is_authentication(sqe) => {
+                match self.authentication_bytes(sqe) {
+                    Ok(bytes) => bytes,
+                    Err(status) => return self.state.link.respond(token.answered(), status, 0),
+                }
+            }
             _ => nvme_controller::data_from_host(sqe),
         };
         let (queue, mut transport) = self.io(capsule_bytes);
@@ -42,6 +49,9 @@ impl PduHandler<'_, '_> {
         let Some(command) = ready else { return };
         match self.state.role {
             ConnectionRole::AwaitingConnect => self.connect(&command),
+            _ if self.state.authentication.is_some() && is_authentication(&command.sqe) => {
+                self.authenticate(&command)
+            }
             _ => self.admin(&command),
         }
     }
@@ -90,8 +100,7 @@ impl PduHandler<'_, '_> {
                     ),
                 };
                 self.state.queue = IoQueue::new(entries, memory, Rc::new(namespaces));
-                self.state.handshake_deadline_ns = target_shell::NEVER_NS;
-                self.state.notice.logged_in = true;
+                self.state.begin_authentication(&connected, config, self.context.now_ns, shared);
                 self.state.role = match connected {
                     ConnectOk::Admin(admin) => {
                         let limits = Arc::new(shared.limits.controller.clone());

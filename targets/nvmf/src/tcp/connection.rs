@@ -18,6 +18,7 @@ use target_shell::{
 };
 use wire_nvme::tcp::{FatalError, Framing, PduType, TERM_MAX, TermReq};
 
+use super::authentication::QueueAuthentication;
 use super::handler::PduHandler;
 use super::link::{SendingData, TcpLink, TcpLocation};
 use super::protocol::{TcpContext, TcpError, TcpProtocol};
@@ -54,7 +55,9 @@ pub(crate) struct ConnectionState {
     pub(crate) port: nvme_controller::SubsystemPort,
     /// The host's address.
     pub(crate) peer: std::net::SocketAddr,
-    /// Deadline of ICReq, then of Connect.
+    /// The authentication of the host on this queue; `None` if it has no keys.
+    pub(crate) authentication: Option<Box<QueueAuthentication>>,
+    /// Deadline of ICReq, then of Connect, then of the authentication.
     pub(crate) handshake_deadline_ns: u64,
     /// Reservation commands of other hosts wait for the outstanding device requests of this connection. No
     /// commands are accepted until those complete.
@@ -179,13 +182,18 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         may_close && link.sender.is_empty() && !queue.has_pending(waits_for_host)
     }
 
-    /// The timeout of the handshake or of Keep Alive. An I/O queue has its controller's: the controller's
+    /// The timeout of the handshake, of the authentication or of Keep Alive. An I/O queue has its controller's: the controller's
     /// core may notice the expiry later than this core resumes.
     #[inline]
     fn deadline_ns(&self) -> u64 {
         match &self.state.role {
-            ConnectionRole::Io(queue) => queue.lease.association().keep_alive_deadline_ns(),
-            ConnectionRole::Admin(controller) => controller.deadline().unwrap_or(NEVER_NS),
+            ConnectionRole::Io(queue) => {
+                let keep_alive_ns = queue.lease.association().keep_alive_deadline_ns();
+                keep_alive_ns.min(self.state.handshake_deadline_ns)
+            }
+            ConnectionRole::Admin(controller) => {
+                controller.deadline().unwrap_or(NEVER_NS).min(self.state.handshake_deadline_ns)
+            }
             ConnectionRole::AwaitingIcReq | ConnectionRole::AwaitingConnect => {
                 self.state.handshake_deadline_ns
             }
@@ -195,6 +203,11 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
 
     fn on_deadline(&mut self, _: &mut TcpProtocol, now_ns: u64) -> Result<(), CloseReason<TcpError>> {
         match self.state.role {
+            ConnectionRole::Admin(_) | ConnectionRole::Io(_)
+                if self.state.handshake_deadline_ns <= now_ns =>
+            {
+                return Err(CloseReason::Protocol(TcpError::AuthenticationTimeout));
+            }
             ConnectionRole::Admin(_) => self.state.controller_event(ControllerEvent::Tick, now_ns),
             ConnectionRole::AwaitingIcReq | ConnectionRole::AwaitingConnect
                 if self.state.handshake_deadline_ns <= now_ns =>
@@ -321,6 +334,7 @@ impl NvmfConnection {
             flow,
             port,
             peer,
+            authentication: None,
             handshake_deadline_ns,
             drain_guards: DrainGuards::default(),
             draining: false,

@@ -168,8 +168,17 @@ impl<'b> PduHandler<'_, 'b> {
         if u64::from(sqe.data.length()) > TURN_COMMAND_BYTES {
             self.count_data(sqe.data.length());
         }
+        if self.state.authentication.is_some()
+            && !self.state.is_authenticated()
+            && !self.state.queue.is_idle()
+        {
+            return Ok(DataPlacement::Wait);
+        }
         self.state.link.consume_sq_entry();
+        let is_taken =
+            self.state.authentication.is_some() && self.before_authenticated(&sqe, layout.data_length);
         match &self.state.role {
+            _ if is_taken => {}
             ConnectionRole::Io(_) => {
                 let (queue, mut transport) = self.io(layout.data_length);
                 queue.command(CommandToken::new(sqe.cid), &sqe, &mut transport);
@@ -213,6 +222,13 @@ impl<'b> PduHandler<'_, 'b> {
             ConnectionRole::AwaitingConnect => BEFORE_CONNECT_BYTES_MAX,
             // Hosts may assume 8192 for the admin queue (TCP 1.0, section 3.3.2.2).
             ConnectionRole::Admin(_) => 8192,
+            _ if self.state.authentication.is_some() => self
+                .context
+                .protocol
+                .limits
+                .controller
+                .in_capsule_bytes
+                .max(wire_nvme::auth::AUTH_MESSAGE_MAX as u32),
             _ => self.context.protocol.limits.controller.in_capsule_bytes.max(BEFORE_CONNECT_BYTES_MAX),
         }
     }

@@ -41,6 +41,8 @@ pub(crate) enum TcpError {
     Violation(FatalError),
     /// ICReq or Connect did not arrive in time.
     HandshakeTimeout,
+    /// The host did not authenticate in time.
+    AuthenticationTimeout,
     /// The keep alive timer of the queue's controller has expired.
     KeepAliveExpired,
 }
@@ -52,6 +54,7 @@ impl fmt::Display for TcpError {
                 write!(formatter, "violated the protocol: {:?} at {:#x}", fatal.status, fatal.information)
             }
             TcpError::KeepAliveExpired => formatter.write_str("sent no Keep Alive in time"),
+            TcpError::AuthenticationTimeout => formatter.write_str("the authentication timed out"),
             TcpError::HandshakeTimeout => formatter.write_str("the handshake timed out"),
         }
     }
@@ -163,6 +166,7 @@ impl Protocol for TcpProtocol {
                 return false;
             }
             let state = &mut entry.connection.state;
+            state.apply_keys(config);
             match &state.role {
                 ConnectionRole::Io(_) => self.apply_to_queue(state, config),
                 ConnectionRole::Admin(_) => apply_to_controller(state, config, now_ns),

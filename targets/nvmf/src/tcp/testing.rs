@@ -8,10 +8,12 @@ use std::sync::Arc;
 
 use bdev::malloc::MallocConfig;
 use bdev::{Access, Descriptor, Registry};
+use nvme_auth::{AuthKey, AuthKeys, AuthOptions, AuthParties, DhGroup, HostAuth};
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemListener, SubsystemNamespace};
 use reactor::Reactor;
 use sockets::{ConnectionId, Network, NetworkFaults, SimulatedNetwork};
 use target_shell::{ConnectionGroup, PollGroup};
+use wire_nvme::auth::AuthCommand;
 use wire_nvme::digest::crc32c;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::fabrics::{CNTLID_DYNAMIC, CONNECT_DATA_SIZE, Connect, ConnectAttributes, ConnectData};
@@ -35,6 +37,8 @@ const BLOCKS: usize = 512;
 const NAMESPACES: u32 = 3;
 /// Port identifier of the listener.
 const PORT: u16 = 1;
+/// Configuration bit: the host has to authenticate.
+const KEYED: u32 = 1 << 5;
 /// Configuration bit: the subsystem is on another port only.
 const OTHER_PORT: u32 = 1 << 6;
 /// Configuration bit: the subsystem does not exist.
@@ -54,6 +58,11 @@ struct SimulatedTarget {
     devices: Vec<Arc<Descriptor>>,
     // Dropped last: the fields above use its buffers.
     reactor: Reactor,
+}
+
+/// The keys of the host.
+fn keys() -> AuthKeys {
+    AuthKeys { host: AuthKey::new(None, &[1; 32]).expect("32 bytes are a key"), controller: None }
 }
 
 fn address() -> SocketAddr {
@@ -110,6 +119,9 @@ impl SimulatedTarget {
                 ..namespace
             });
             snapshot.devices.insert(key, self.devices[key as usize].clone());
+        }
+        if present & KEYED != 0 {
+            subsystem.host_keys.insert(HOST.parse().expect("a name"), keys());
         }
         let portid = if present & OTHER_PORT == 0 { PORT } else { PORT + 1 };
         subsystem.listeners.push(SubsystemListener { portid, ana: Vec::new() });
@@ -281,6 +293,9 @@ fn run_input(world: &mut SimulatedTarget, source: &mut FuzzInput<'_>) {
     };
     // Bit 2 is that of DISABLE_SQ_FLOW_CONTROL.
     let attributes = ConnectAttributes::from_bits_retain(digests & 4);
+    if stage & 0x80 != 0 {
+        world.configure(((1 << NAMESPACES) - 1) | KEYED);
+    }
     let (id, received) = (world.connect(), Vec::new());
     // The fixed handshake is not segmented.
     let mut host = FuzzHost { world, id, framing: Framing::PLAIN, segment_bytes: 1 << 20, received };
@@ -340,13 +355,38 @@ fn run_step(host: &mut FuzzHost<'_>, source: &mut FuzzInput<'_>) {
             let layout = pdu.encode(&host.framing, &mut header);
             host.pdu(&header, &layout, &data);
         }
-        _ => match source.byte() % 4 {
+        _ => match source.byte() % 5 {
             0 => host.world.now_ns += u64::from(source.byte()) * 50_000_000,
             1 => host.world.configure(source.byte().into()),
             2 => host.world.poll(),
+            3 => authenticate(host, source),
             _ => host.segment_bytes = 1 + usize::from(source.byte()),
         },
     }
+}
+
+/// Authentication Receive, or Authentication Send of the host's first message or of another.
+fn authenticate(host: &mut FuzzHost<'_>, source: &mut FuzzInput<'_>) {
+    let shape = source.byte();
+    if shape & 1 != 0 {
+        let length = if shape & 2 != 0 { 4096 } else { source.short().into() };
+        let sqe = AuthCommand::new(length).to_receive();
+        return host.capsule(Sqe { data: DataPointer::transport(length), ..sqe }, &[]);
+    }
+    let message = match shape & 2 {
+        0 => {
+            let options = AuthOptions { groups: vec![DhGroup::Null], ..AuthOptions::default() };
+            HostAuth::new(keys(), AuthParties::new(HOST, NQN), &options, 1).1
+        }
+        _ => source.take(shape.into()).to_vec(),
+    };
+    let length = message.len() as u32;
+    let pointer = match shape & 4 {
+        0 => DataPointer::capsule(0, length),
+        _ => DataPointer::transport(length),
+    };
+    let data = if shape & 4 == 0 { &message[..] } else { &[] };
+    host.capsule(Sqe { data: pointer, ..AuthCommand::new(length).to_send() }, data);
 }
 
 /// A command that is likely to be accepted, with or without in-capsule data.

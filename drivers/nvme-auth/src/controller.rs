@@ -1,0 +1,252 @@
+//! The exchange on one queue, as a controller sees it.
+
+use wire_nvme::auth::{
+    AuthBody, AuthChallenge, AuthFailure, AuthHash, AuthMessage, AuthMessageKind, AuthNegotiate, AuthReply,
+    DHCHAP, DhGroup, transaction_of,
+};
+
+use crate::group::DhSecret;
+use crate::key::AuthKeys;
+use crate::nonces::{NoRandomness, Nonces};
+use crate::options::AuthOptions;
+use crate::response::{AuthParties, Challenge, Responder, is_equal};
+
+/// Where an exchange is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuthStatus {
+    /// It has not begun, or goes on.
+    Pending,
+    /// The host is authenticated, and has accepted the controller if it challenged it.
+    Authenticated,
+    /// It has failed for good: the connection is closed. The step is the kind of the message that was wrong, or that
+    /// reported the failure.
+    Failed(AuthMessageKind, AuthFailure),
+}
+
+/// The answer to an Authentication Receive command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// A message for the host. The command's data is longer; zeroes follow.
+    Message(Vec<u8>),
+    /// No message is due now.
+    NotExpected,
+    /// The message is longer than the host takes; it stays due.
+    TooShort,
+}
+
+/// The exchange of a controller with a host on one queue (Base 2.0, section 8.13.5).
+///
+/// The transport passes the data of each Authentication Send command to [`sent`](Self::sent) and answers each
+/// Authentication Receive command by [`receive`](Self::receive). A message that is wrong is answered with AUTH_Failure1
+/// by the next [`receive`](Self::receive), and then the exchange [has failed](AuthStatus::Failed). A host may begin anew
+/// when it is authenticated; it stays so until that exchange fails. An exchange takes at most 3 KiB, and two
+/// exponentiations in the selected group, which block: 1 ms in ffdhe2048, some 20 ms in ffdhe8192.
+pub struct ControllerAuth {
+    keys: AuthKeys,
+    parties: AuthParties,
+    options: AuthOptions,
+    transaction: u16,
+    state: State,
+    status: AuthStatus,
+}
+
+enum State {
+    /// AUTH_Negotiate is the next message.
+    Idle,
+    /// The challenge is due.
+    Challenge(Box<Pending>, Vec<u8>),
+    /// The challenge was sent.
+    Reply(Box<Pending>),
+    /// The reply was right: Success1 is due. The host has challenged the controller, or not.
+    Success1(Vec<u8>, bool),
+    /// The host verifies the controller's response.
+    Success2,
+    /// AUTH_Failure1 is due.
+    Failure1(AuthMessageKind, AuthFailure),
+    Failed,
+}
+
+/// What a challenge is verified with.
+struct Pending {
+    hash: AuthHash,
+    challenge: Vec<u8>,
+    sequence: u32,
+    dh: DhSecret,
+}
+
+impl From<NoRandomness> for AuthFailure {
+    fn from(_: NoRandomness) -> AuthFailure {
+        AuthFailure::Failed
+    }
+}
+
+impl ControllerAuth {
+    /// An exchange that the host has not begun.
+    pub fn new(keys: AuthKeys, parties: AuthParties, options: AuthOptions) -> ControllerAuth {
+        let (state, status) = (State::Idle, AuthStatus::Pending);
+        ControllerAuth { keys, parties, options, transaction: 0, state, status }
+    }
+
+    /// Where it is.
+    pub fn status(&self) -> AuthStatus {
+        self.status
+    }
+
+    /// Takes other keys and options for the next exchange. One that goes on keeps what was computed already.
+    pub fn set_keys(&mut self, keys: AuthKeys, options: AuthOptions) {
+        (self.keys, self.options) = (keys, options);
+    }
+
+    /// Takes a message of the host. One that is wrong is answered by [`receive`](Self::receive).
+    pub fn sent(&mut self, message: &[u8], nonces: &mut dyn Nonces) {
+        let state = std::mem::replace(&mut self.state, State::Failed);
+        if matches!(state, State::Failed) {
+            return;
+        }
+        let kind = AuthMessageKind::of(message);
+        self.state = match (kind, state) {
+            // A host that has begun an exchange may begin another only when the first has ended.
+            (Some(AuthMessageKind::Negotiate), State::Idle) => {
+                self.transaction = transaction_of(message);
+                match self.negotiate(message, nonces) {
+                    Ok(state) => state,
+                    Err(reason) => State::Failure1(AuthMessageKind::Negotiate, reason),
+                }
+            }
+            (Some(AuthMessageKind::Reply), State::Reply(pending)) => match self.reply(message, *pending) {
+                Ok(state) => state,
+                Err(reason) => State::Failure1(AuthMessageKind::Reply, reason),
+            },
+            (Some(AuthMessageKind::Success2), State::Success2) => match self.decode(message) {
+                Ok(AuthBody::Success2) => {
+                    self.status = AuthStatus::Authenticated;
+                    State::Idle
+                }
+                Ok(_) => State::Failure1(AuthMessageKind::Success2, AuthFailure::IncorrectMessage),
+                Err(reason) => State::Failure1(AuthMessageKind::Success2, reason),
+            },
+            (Some(AuthMessageKind::Failure2), _) => {
+                let reason = match AuthMessage::decode(message).map(|message| message.body) {
+                    Ok(AuthBody::Failure2(reason)) => reason,
+                    _ => AuthFailure::IncorrectPayload,
+                };
+                self.status = AuthStatus::Failed(AuthMessageKind::Failure2, reason);
+                State::Failed
+            }
+            (kind, State::Idle) => {
+                self.transaction = transaction_of(message);
+                unexpected(kind)
+            }
+            (kind, _) => unexpected(kind),
+        };
+    }
+
+    /// The message for a host that takes `bytes_max` bytes.
+    pub fn receive(&mut self, bytes_max: usize) -> Received {
+        let length = match &self.state {
+            State::Challenge(_, message) | State::Success1(message, _) => message.len(),
+            State::Failure1(..) => 8,
+            _ => return Received::NotExpected,
+        };
+        if length > bytes_max {
+            return Received::TooShort;
+        }
+        let (message, state) = match std::mem::replace(&mut self.state, State::Failed) {
+            State::Challenge(pending, message) => (message, State::Reply(pending)),
+            State::Success1(message, true) => (message, State::Success2),
+            State::Success1(message, false) => {
+                self.status = AuthStatus::Authenticated;
+                (message, State::Idle)
+            }
+            State::Failure1(step, reason) => {
+                self.status = AuthStatus::Failed(step, reason);
+                let body = AuthBody::Failure1(reason);
+                (AuthMessage { transaction: self.transaction, body }.encode(), State::Failed)
+            }
+            _ => return Received::NotExpected,
+        };
+        self.state = state;
+        Received::Message(message)
+    }
+
+    /// Decodes a message of this exchange.
+    fn decode<'a>(&self, message: &'a [u8]) -> Result<AuthBody<'a>, AuthFailure> {
+        let message = AuthMessage::decode(message).map_err(|_| AuthFailure::IncorrectPayload)?;
+        match message.transaction == self.transaction {
+            true => Ok(message.body),
+            false => Err(AuthFailure::IncorrectPayload),
+        }
+    }
+
+    fn negotiate(&mut self, message: &[u8], nonces: &mut dyn Nonces) -> Result<State, AuthFailure> {
+        let AuthBody::Negotiate(AuthNegotiate { concatenation, protocols }) = self.decode(message)? else {
+            return Err(AuthFailure::IncorrectMessage);
+        };
+        if concatenation != 0 {
+            return Err(AuthFailure::ConcatenationMismatch);
+        }
+        let protocol = protocols.iter().find(|protocol| protocol.id == DHCHAP);
+        let protocol = protocol.ok_or(AuthFailure::ProtocolNotUsable)?;
+        let hash = self.options.select_hash(&protocol.hashes).ok_or(AuthFailure::HashNotUsable)?;
+        let group = self.options.select_group(&protocol.groups).ok_or(AuthFailure::GroupNotUsable)?;
+        self.challenge(hash, group, nonces)
+    }
+
+    fn challenge(
+        &self,
+        hash: AuthHash,
+        group: DhGroup,
+        nonces: &mut dyn Nonces,
+    ) -> Result<State, AuthFailure> {
+        let mut challenge = vec![0; hash.bytes()];
+        nonces.fill(&mut challenge)?;
+        let sequence = nonces.sequence()?;
+        let dh = DhSecret::new(group, nonces)?;
+        let body = AuthBody::Challenge(AuthChallenge {
+            hash,
+            group,
+            sequence,
+            challenge: &challenge,
+            dh_value: &dh.public,
+        });
+        let message = AuthMessage { transaction: self.transaction, body }.encode();
+        Ok(State::Challenge(Box::new(Pending { hash, challenge, sequence, dh }), message))
+    }
+
+    fn reply(&mut self, message: &[u8], pending: Pending) -> Result<State, AuthFailure> {
+        let AuthBody::Reply(AuthReply { sequence, response, challenge, dh_value }) = self.decode(message)?
+        else {
+            return Err(AuthFailure::IncorrectMessage);
+        };
+        let Pending { hash, challenge: own, sequence: own_sequence, dh } = pending;
+        if response.len() != hash.bytes() {
+            return Err(AuthFailure::IncorrectPayload);
+        }
+        let shared = dh.shared(dh_value).map_err(|_| AuthFailure::IncorrectPayload)?;
+        let shared = shared.as_ref().map(|shared| shared.as_slice());
+        let transaction = self.transaction;
+        let c1 = Challenge { hash, value: &own, sequence: own_sequence, transaction, shared };
+        if !is_equal(response, &c1.response(Responder::Host, &self.keys.host, &self.parties)) {
+            return Err(AuthFailure::Failed);
+        }
+        let Some(value) = challenge else {
+            let body = AuthBody::Success1(hash.bytes() as u8, None);
+            return Ok(State::Success1(AuthMessage { transaction, body }.encode(), false));
+        };
+        // Without a key the controller cannot prove anything. A challenge that is this controller's own is reflected,
+        // and sequence number 0 belongs to none.
+        let key = self.keys.controller.as_ref().ok_or(AuthFailure::Failed)?;
+        if is_equal(value, &own) || sequence == 0 {
+            return Err(AuthFailure::Failed);
+        }
+        let c2 = Challenge { hash, value, sequence, transaction, shared };
+        let response = c2.response(Responder::Controller, key, &self.parties);
+        let body = AuthBody::Success1(hash.bytes() as u8, Some(&response));
+        Ok(State::Success1(AuthMessage { transaction, body }.encode(), true))
+    }
+}
+
+/// A message of a kind that cannot come now, or of none.
+fn unexpected(kind: Option<AuthMessageKind>) -> State {
+    State::Failure1(kind.unwrap_or(AuthMessageKind::Negotiate), AuthFailure::IncorrectMessage)
+}

@@ -1,0 +1,178 @@
+//! The exchange on one queue, as a host sees it.
+
+use wire_nvme::auth::{
+    AuthBody, AuthChallenge, AuthFailure, AuthHash, AuthMessage, AuthMessageKind, AuthNegotiate,
+    AuthProtocol, AuthReply, DHCHAP,
+};
+
+use crate::group::DhSecret;
+use crate::hash::HashValue;
+use crate::key::AuthKeys;
+use crate::nonces::Nonces;
+use crate::options::AuthOptions;
+use crate::response::{AuthParties, Challenge, Responder, is_equal};
+
+/// Why a host is not authenticated, or does not accept the controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostAuthError {
+    /// The controller has sent AUTH_Failure1.
+    #[error("the controller rejects the host: {}", explain(*.0))]
+    Rejected(AuthFailure),
+    /// The host has found a message of the controller wrong.
+    #[error("{} of the controller: {}", .0.name(), explain(*.1))]
+    Refused(AuthMessageKind, AuthFailure),
+    /// The controller's response does not prove that it has its key.
+    #[error("the controller has not proved that it has its key")]
+    ControllerNotProven,
+}
+
+/// A failure as it is said to users.
+pub fn explain(reason: AuthFailure) -> &'static str {
+    match reason {
+        AuthFailure::Failed => "the keys do not match",
+        AuthFailure::ProtocolNotUsable => "DH-HMAC-CHAP is not offered",
+        AuthFailure::ConcatenationMismatch => "secure channel concatenation is not possible",
+        AuthFailure::HashNotUsable => "no digest is accepted by both",
+        AuthFailure::GroupNotUsable => "no group is accepted by both",
+        AuthFailure::IncorrectPayload => "a message has wrong contents",
+        AuthFailure::IncorrectMessage => "a message came at the wrong time",
+    }
+}
+
+/// What a host does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostAction {
+    /// Send this message, and then receive the controller's.
+    Send(Vec<u8>),
+    /// Send this message; then the exchange has ended well.
+    SendLast(Vec<u8>),
+    /// The exchange has ended well.
+    Authenticated,
+    /// The exchange has failed. The message is sent first, if there is one, and then the queue is closed.
+    Failed(HostAuthError, Option<Vec<u8>>),
+}
+
+/// The exchange of a host with a controller on one queue (Base 2.0, section 8.13.5).
+///
+/// [`new`](Self::new) makes the first message. After each one that it sends, the host receives one and passes it to
+/// [`receive`](Self::receive), which says what follows.
+pub struct HostAuth {
+    keys: AuthKeys,
+    parties: AuthParties,
+    options: AuthOptions,
+    transaction: u16,
+    state: State,
+}
+
+enum State {
+    Challenge,
+    /// The function's length, and the response that the controller has to give.
+    Success1(AuthHash, Option<HashValue>),
+    Ended,
+}
+
+impl HostAuth {
+    /// Begins an exchange. `transaction` is another number for each exchange of an association. Returns it with its
+    /// first message.
+    pub fn new(
+        keys: AuthKeys,
+        parties: AuthParties,
+        options: &AuthOptions,
+        transaction: u16,
+    ) -> (HostAuth, Vec<u8>) {
+        let protocol = AuthProtocol {
+            id: DHCHAP,
+            hashes: options.hashes.iter().map(|hash| hash.to_wire()).collect(),
+            groups: options.groups.iter().map(|group| group.to_wire()).collect(),
+        };
+        let body = AuthBody::Negotiate(AuthNegotiate { concatenation: 0, protocols: vec![protocol] });
+        let message = AuthMessage { transaction, body }.encode();
+        let host = HostAuth { keys, parties, options: options.clone(), transaction, state: State::Challenge };
+        (host, message)
+    }
+
+    /// Takes a message of the controller.
+    pub fn receive(&mut self, message: &[u8], nonces: &mut dyn Nonces) -> HostAction {
+        let state = std::mem::replace(&mut self.state, State::Ended);
+        let kind = AuthMessageKind::of(message);
+        let decoded = AuthMessage::decode(message).ok();
+        let decoded = decoded.filter(|message| message.transaction == self.transaction);
+        let handled = match (kind, state) {
+            (Some(AuthMessageKind::Failure1), _) => {
+                let reason = match decoded.map(|message| message.body) {
+                    Some(AuthBody::Failure1(reason)) => reason,
+                    _ => AuthFailure::IncorrectPayload,
+                };
+                return HostAction::Failed(HostAuthError::Rejected(reason), None);
+            }
+            (Some(AuthMessageKind::Challenge), State::Challenge) => match decoded.map(|one| one.body) {
+                Some(AuthBody::Challenge(challenge)) => self.challenge(&challenge, nonces),
+                _ => Err(AuthFailure::IncorrectPayload),
+            },
+            (Some(AuthMessageKind::Success1), State::Success1(hash, expected)) => {
+                match decoded.map(|one| one.body) {
+                    Some(AuthBody::Success1(length, response)) if usize::from(length) == hash.bytes() => {
+                        return self.success(response, expected);
+                    }
+                    _ => Err(AuthFailure::IncorrectPayload),
+                }
+            }
+            _ => Err(AuthFailure::IncorrectMessage),
+        };
+        handled.unwrap_or_else(|reason| {
+            let kind = kind.unwrap_or(AuthMessageKind::Challenge);
+            self.fail(HostAuthError::Refused(kind, reason), reason)
+        })
+    }
+
+    fn fail(&self, error: HostAuthError, reason: AuthFailure) -> HostAction {
+        let body = AuthBody::Failure2(reason);
+        HostAction::Failed(error, Some(AuthMessage { transaction: self.transaction, body }.encode()))
+    }
+
+    fn challenge(
+        &mut self,
+        message: &AuthChallenge<'_>,
+        nonces: &mut dyn Nonces,
+    ) -> Result<HostAction, AuthFailure> {
+        let AuthChallenge { hash, group, sequence, challenge, dh_value } = *message;
+        if !self.options.hashes.contains(&hash) {
+            return Err(AuthFailure::HashNotUsable);
+        }
+        if !self.options.groups.contains(&group) {
+            return Err(AuthFailure::GroupNotUsable);
+        }
+        let dh = DhSecret::new(group, nonces)?;
+        let shared = dh.shared(dh_value).map_err(|_| AuthFailure::IncorrectPayload)?;
+        let shared = shared.as_ref().map(|shared| shared.as_slice());
+        let transaction = self.transaction;
+        let c1 = Challenge { hash, value: challenge, sequence, transaction, shared };
+        let response = c1.response(Responder::Host, &self.keys.host, &self.parties);
+        let (mut own, mut own_sequence, mut expected) = (None, 0, None);
+        if let Some(key) = &self.keys.controller {
+            let mut value = vec![0; hash.bytes()];
+            nonces.fill(&mut value)?;
+            own_sequence = nonces.sequence()?;
+            let c2 = Challenge { hash, value: &value, sequence: own_sequence, transaction, shared };
+            expected = Some(c2.response(Responder::Controller, key, &self.parties));
+            own = Some(value);
+        }
+        self.state = State::Success1(hash, expected);
+        let body = AuthBody::Reply(AuthReply {
+            sequence: own_sequence,
+            response: &response,
+            challenge: own.as_deref(),
+            dh_value: &dh.public,
+        });
+        Ok(HostAction::Send(AuthMessage { transaction, body }.encode()))
+    }
+
+    fn success(&self, response: Option<&[u8]>, expected: Option<HashValue>) -> HostAction {
+        let Some(expected) = expected else { return HostAction::Authenticated };
+        if !response.is_some_and(|response| is_equal(response, &expected)) {
+            return self.fail(HostAuthError::ControllerNotProven, AuthFailure::Failed);
+        }
+        let message = AuthMessage { transaction: self.transaction, body: AuthBody::Success2 };
+        HostAction::SendLast(message.encode())
+    }
+}

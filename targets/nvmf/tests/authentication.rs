@@ -1,0 +1,217 @@
+//! Hosts that authenticate to the target: Ringbolt's own initiator, over the loopback interface.
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+
+use bdev::Registry;
+use block_io::{Channel, Op, Request, Tag};
+use control::Keyring;
+use nvme::{HostCredentials, Namespace, NvmeOpenError, Options};
+use nvme_auth::{
+    AuthFailure, AuthHash, AuthKey, AuthKeys, AuthMessageKind, AuthOptions, DhGroup, HostAuthError,
+};
+use nvmf::{HostKeys, ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
+use reactor::{Core, IdlePolicy, Reactor, ReactorConfig, Reactors};
+
+const NQN: &str = "nqn.2026-11.io.ringbolt:a";
+const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555";
+
+struct Rig {
+    target: NvmfTarget,
+    port: String,
+    keyring: Keyring,
+    directory: PathBuf,
+    reactors: Option<Reactors>,
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.target.shutdown();
+        drop(self.reactors.take());
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// A target whose subsystem has a namespace and no hosts.
+fn rig(test: &str) -> Rig {
+    let registry = Registry::new();
+    bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", 2048, 512)).unwrap();
+    let config = ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() };
+    let reactors = Reactors::start(&config).unwrap();
+    let target = NvmfTarget::new(registry, reactors.handles());
+    target.create_transport(TcpTransportConfig::default()).unwrap();
+    target.create_subsystem(NQN, SubsystemConfig::default()).unwrap();
+    target.add_namespace(NQN, NamespaceConfig::new("Malloc0")).unwrap();
+    let port = target.add_listener(NQN, ListenAddress::tcp("127.0.0.1", "0")).unwrap().trsvcid;
+    let directory = std::env::temp_dir().join(format!("nvmf-authentication-{test}-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    Rig { target, port, keyring: Keyring::default(), directory, reactors: Some(reactors) }
+}
+
+fn key(byte: u8) -> AuthKey {
+    AuthKey::new(Some(AuthHash::Sha256), &[byte; 32]).unwrap()
+}
+
+fn keys(host: u8, controller: Option<u8>) -> AuthKeys {
+    AuthKeys { host: key(host), controller: controller.map(key) }
+}
+
+fn only(hash: AuthHash, group: DhGroup) -> AuthOptions {
+    AuthOptions { hashes: vec![hash], groups: vec![group] }
+}
+
+fn quick() -> AuthOptions {
+    only(AuthHash::Sha256, DhGroup::Null)
+}
+
+impl Rig {
+    /// These keys as the target has them: of files in the keyring.
+    fn host_keys(&self, keys: &AuthKeys) -> HostKeys {
+        let of = |key: &AuthKey| {
+            let name = format!("key{}", self.keyring.describe().len());
+            let path = self.directory.join(&name);
+            key.to_text().write_new(&path).unwrap();
+            self.keyring.add_file(&name, &path).unwrap();
+            (self.keyring.key(&name).unwrap(), key.clone())
+        };
+        HostKeys { host: of(&keys.host), controller: keys.controller.as_ref().map(of) }
+    }
+
+    fn allow(&self, keys: &AuthKeys) {
+        self.target.add_host_with_keys(NQN, HOST, self.host_keys(keys)).unwrap();
+    }
+
+    /// Opens the namespace and executes a command on it.
+    fn open(&self, keys: Option<AuthKeys>, options: AuthOptions) -> Result<(), NvmeOpenError> {
+        let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", self.port).parse().unwrap();
+        let options = options_of(keys, options);
+        on_host(|core| async move {
+            let mut namespace = Namespace::open(&core, &uri, &options).await?;
+            assert!(namespace.run(Request::new(Tag(0), Op::Flush, 0, 0)).await.status().is_success());
+            Ok(())
+        })
+    }
+}
+
+fn options_of(keys: Option<AuthKeys>, options: AuthOptions) -> Options {
+    Options {
+        hostnqn: Some(HOST.parse().unwrap()),
+        authentication: keys.map(|keys| HostCredentials::new(Some(keys), options)),
+        ..Options::default()
+    }
+}
+
+fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -> F) -> R {
+    let reactor =
+        Reactor::new(&ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() }).unwrap();
+    let core = reactor.core();
+    reactor.block_on(job(core))
+}
+
+#[test]
+fn a_host_authenticates_with_each_hash_and_group_one_way_and_mutually() {
+    for mutual in [None, Some(2)] {
+        let rig = rig(&format!("each-{}", mutual.is_some()));
+        rig.allow(&keys(1, mutual));
+        for hash in AuthHash::ALL {
+            rig.open(Some(keys(1, mutual)), only(*hash, DhGroup::Null)).unwrap();
+        }
+        for group in &DhGroup::ALL[1..] {
+            rig.open(Some(keys(1, mutual)), only(AuthHash::Sha384, *group)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_host_without_the_right_key_reaches_nothing() {
+    let rig = rig("wrong");
+    rig.allow(&keys(1, None));
+    assert!(matches!(rig.open(None, quick()), Err(NvmeOpenError::KeyRequired)));
+    let rejected = |result| match result {
+        Err(NvmeOpenError::Authentication(0, HostAuthError::Rejected(reason))) => reason,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(rejected(rig.open(Some(keys(2, None)), quick())), AuthFailure::Failed);
+    // The target has no key of its own to prove.
+    assert_eq!(rejected(rig.open(Some(keys(1, Some(2))), quick())), AuthFailure::Failed);
+    // It serves others all the same.
+    rig.open(Some(keys(1, None)), quick()).unwrap();
+}
+
+#[test]
+fn a_host_does_not_accept_a_target_without_its_key() {
+    let rig = rig("mutual");
+    rig.allow(&keys(1, Some(2)));
+    let result = rig.open(Some(keys(1, Some(3))), quick());
+    let expected = HostAuthError::ControllerNotProven;
+    assert!(
+        matches!(result, Err(NvmeOpenError::Authentication(0, error)) if error == expected),
+        "{result:?}"
+    );
+    rig.open(Some(keys(1, Some(2))), quick()).unwrap();
+    // Nor one that does not want the host to authenticate.
+    rig.target.set_host_keys(NQN, HOST, None).unwrap();
+    assert!(rig.open(Some(keys(1, Some(2))), quick()).is_err());
+    rig.open(Some(keys(1, None)), quick()).unwrap();
+    rig.open(None, quick()).unwrap();
+}
+
+#[test]
+fn digests_and_groups_are_those_that_the_target_accepts() {
+    let rig = rig("options");
+    rig.allow(&keys(1, None));
+    rig.target.set_auth_options(only(AuthHash::Sha512, DhGroup::Ffdhe2048)).unwrap();
+    let rejected = |options| match rig.open(Some(keys(1, None)), options) {
+        Err(NvmeOpenError::Authentication(0, HostAuthError::Rejected(reason))) => reason,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(rejected(quick()), AuthFailure::HashNotUsable);
+    assert_eq!(rejected(only(AuthHash::Sha512, DhGroup::Null)), AuthFailure::GroupNotUsable);
+    rig.open(Some(keys(1, None)), AuthOptions::default()).unwrap();
+}
+
+#[test]
+fn a_connected_host_stays_when_its_keys_change_and_needs_the_new_ones_to_connect() {
+    let rig = rig("changed");
+    rig.allow(&keys(1, None));
+    let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.port).parse().unwrap();
+    let (target, new) = (rig.target.clone(), rig.host_keys(&keys(2, None)));
+    on_host(|core| async move {
+        let options = options_of(Some(keys(1, None)), quick());
+        let mut namespace = Namespace::open(&core, &uri, &options).await.unwrap();
+        target.set_host_keys(NQN, HOST, Some(new)).unwrap();
+        assert!(namespace.run(Request::new(Tag(0), Op::Flush, 0, 0)).await.status().is_success());
+        let again = Namespace::open(&core, &uri, &options).await.map(drop);
+        assert!(matches!(again, Err(NvmeOpenError::Authentication(0, _))), "{again:?}");
+        // The clones share the keys.
+        options.authentication.as_ref().unwrap().clone().set_keys(Some(keys(2, None)));
+        Namespace::open(&core, &uri, &options).await.unwrap();
+    });
+}
+
+#[test]
+fn a_host_that_is_connected_without_is_disconnected_when_it_gets_a_key() {
+    let rig = rig("demanded");
+    rig.target.add_host(NQN, HOST).unwrap();
+    let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.port).parse().unwrap();
+    let (target, new) = (rig.target.clone(), rig.host_keys(&keys(1, None)));
+    on_host(|core| async move {
+        let options = options_of(None, quick());
+        let mut namespace = Namespace::open(&core, &uri, &options).await.unwrap();
+        assert!(namespace.run(Request::new(Tag(0), Op::Flush, 0, 0)).await.status().is_success());
+        target.set_host_keys(NQN, HOST, Some(new)).unwrap();
+        let deadline_ns = core.now_ns() + 10_000_000_000;
+        while namespace.failure().is_none() {
+            assert!(core.now_ns() < deadline_ns, "the host is still connected");
+            namespace.poll(&mut Vec::new());
+            core.sleep_ns(1_000_000).await;
+        }
+    });
+}
+
+#[test]
+fn a_secret_is_not_printed_with_what_has_it() {
+    let options = options_of(Some(keys(0x41, Some(0x42))), quick());
+    let printed = format!("{options:?} {:?}", AuthMessageKind::Reply);
+    assert!(!printed.contains("65, 65") && !printed.contains("AAAA"), "{printed}");
+}

@@ -1,0 +1,121 @@
+"""In-band authentication (DH-HMAC-CHAP): the kernel's host with our target, our initiator with the kernel's target."""
+
+import base64
+import os
+import uuid
+import zlib
+
+from harness.case import case
+from harness.targets import MIB, Namespace, Subsystem
+
+from .machines import IOMMUFD
+
+REJECTED = r"[Ff]ailed|not allowed|invalid|Invalid|denied|auth|qid"
+
+
+def secret(kind=1):
+    """A new key, as nvme gen-dhchap-key makes it."""
+    key = os.urandom([32, 32, 48, 64][kind])
+    return f"DHHC-1:{kind:02}:{base64.b64encode(key + zlib.crc32(key).to_bytes(4, 'little')).decode()}:"
+
+
+def need_authentication(bench):
+    """Skips the case where the guest's kernel lacks it."""
+    if bench.guest.run("test -e /sys/module/nvme_auth").rc != 0:
+        bench.skip("the guest's kernel has no in-band authentication")
+
+
+def add_key(bench, name, text):
+    """A key of the target's keyring."""
+    path = f"{bench.folder}/{name}"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    bench.target.rpc("keyring_file_add_key", name=name, path=path)
+
+
+@case("authentication", on=("ringbolt",), machine=IOMMUFD, provokes=REJECTED, seconds=20)
+def authentication(bench):
+    """The kernel's host authenticates, also mutually; a wrong key and none are rejected, and changed keys are used."""
+    need_authentication(bench)
+    subsystem = Subsystem("secret", [Namespace(mib=16)], hosts=[])
+    target = bench.serve(subsystem)
+    host = f"nqn.2014-08.org.nvmexpress:uuid:{uuid.uuid4()}"
+    identity = f"--hostnqn={host} --hostid={uuid.uuid4()} --nr-io-queues=2"
+    keys = {"host": secret(1), "controller": secret(3), "other": secret(2), "plain": secret(0)}
+    for name, text in keys.items():
+        add_key(bench, name, text)
+    target.rpc(
+        "nvmf_subsystem_add_host", nqn=subsystem.nqn, host=host, dhchap_key="host", dhchap_ctrlr_key="controller"
+    )
+
+    def is_rejected(options):
+        connected = bench.guest.run(f"nvme connect {target.address()} -n {subsystem.nqn} {identity} {options}", 60)
+        assert connected.rc != 0, f"accepted with {options}"
+
+    def connects(options):
+        bench.connect(subsystem, f"{identity} {options}")
+        device = bench.block(subsystem)
+        bench.write_random(device, "data", 0, MIB, "64k")
+        bench.compare(device, "data", 0, MIB, "64k")
+        bench.disconnect(subsystem)
+
+    is_rejected("")
+    is_rejected(f"--dhchap-secret={keys['other']}")
+    is_rejected(f"--dhchap-secret={keys['host']} --dhchap-ctrl-secret={keys['other']}")
+    for digest, group in (("sha256", "null"), ("sha384", "ffdhe2048"), ("sha512", "ffdhe3072")):
+        target.rpc("nvmf_set_config", dhchap_digests=[digest], dhchap_dhgroups=[group])
+        connects(f"--dhchap-secret={keys['host']}")
+        connects(f"--dhchap-secret={keys['host']} --dhchap-ctrl-secret={keys['controller']}")
+    target.rpc("nvmf_subsystem_set_keys", nqn=subsystem.nqn, host=host, dhchap_key="plain")
+    is_rejected(f"--dhchap-secret={keys['host']}")
+    connects(f"--dhchap-secret={keys['plain']}")
+    target.rpc("nvmf_subsystem_set_keys", nqn=subsystem.nqn, host=host)
+    connects("")
+
+
+@case("authentication-initiator", on=("nvmet",), machine=IOMMUFD, provokes=REJECTED, seconds=20)
+def authentication_initiator(bench):
+    """Our initiator authenticates to the kernel's target, one way and mutually; wrong keys are rejected."""
+    need_authentication(bench)
+    guest = bench.guest
+    guest.check("ifconfig lo up")
+    host = f"nqn.2014-08.org.nvmexpress:uuid:{uuid.uuid4()}"
+    subsystem = Subsystem("secret", [Namespace(mib=16)], hosts=[host])
+    target = bench.serve(subsystem)
+    keys = {"host": secret(1), "controller": secret(3), "other": secret(2)}
+    folder = f"{target.ROOT}/hosts/{host}"
+    if guest.run(f"test -e {folder}/dhchap_key").rc != 0:
+        bench.skip("the guest's nvmet has no in-band authentication")
+    guest.check(f"cd {folder} && echo '{keys['host']}' > dhchap_key && echo '{keys['controller']}' > dhchap_ctrl_key")
+    guest.check("(umask 077; mkdir -p /tmp/keys)")
+    for name, text in keys.items():
+        guest.check(f"(umask 077; echo '{text}' > /tmp/keys/{name})")
+    serve = guest.spawn("ringbolt serve --rpc-socket /tmp/rpc")
+    guest.until("ringbolt rpc --rpc-socket /tmp/rpc rpc_get_methods > /dev/null", 60)
+
+    def rpc(method, params):
+        return guest.run(f"ringbolt rpc --rpc-socket /tmp/rpc {method} --json '{params}'", 60)
+
+    def attach(key, controller_key):
+        keyed = "".join(
+            f', "{name}": "{value}"' for name, value in (("dhchap_key", key), ("dhchap_ctrlr_key", controller_key)) if value
+        )
+        params = (
+            f'{{"name": "n", "trtype": "TCP", "traddr": "127.0.0.1", "adrfam": "ipv4", "trsvcid": "{target.port}", '
+            f'"subnqn": "{subsystem.nqn}", "hostnqn": "{host}"{keyed}}}'
+        )
+        return rpc("bdev_nvme_attach_controller", params)
+
+    for name in keys:
+        assert rpc("keyring_file_add_key", f'{{"name": "{name}", "path": "/tmp/keys/{name}"}}').rc == 0
+    for key, controller_key in ((None, None), ("other", None), ("host", "other")):
+        assert attach(key, controller_key).rc != 0, f"attached with {key} and {controller_key}"
+    for digest in ("sha256", "sha384", "sha512"):
+        for group in ("null", "ffdhe2048"):
+            guest.check(f"cd {folder} && echo 'hmac({digest})' > dhchap_hash && echo {group} > dhchap_dhgroup")
+            for controller_key in (None, "controller"):
+                attached = attach("host", controller_key)
+                assert attached.rc == 0 and "nn1" in attached.out, f"{digest} {group} {controller_key}: {attached.out}"
+                assert rpc("bdev_nvme_detach_controller", '{"name": "n"}').rc == 0
+    guest.check("killall ringbolt")
+    serve.wait(timeout=30)
