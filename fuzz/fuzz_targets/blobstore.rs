@@ -107,7 +107,7 @@ fuzz_target!(|bytes: &[u8]| {
     decoders(bytes);
     let device = device(bytes);
     for scan in [false, true] {
-        let store = load_with(DEVICE_BYTES, LoadOptions { scan }, |offset, out| {
+        let store = load_with(DEVICE_BYTES, LoadOptions { scan, ..LoadOptions::default() }, |offset, out| {
             out.copy_from_slice(&device[offset as usize..][..out.len()]);
             Ok::<(), LoadError>(())
         });

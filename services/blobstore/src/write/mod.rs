@@ -142,6 +142,26 @@ impl OpenBlobStore {
         Ok((open, change))
     }
 
+    /// Opens a store, writes all that loading decided, and unloads it, also if that changes nothing.
+    pub(crate) fn open_and_unload(store: BlobStore, device: BlobStoreDevice) -> (OpenBlobStore, ChangeId) {
+        let mut open = OpenBlobStore::new(store, device);
+        open.start();
+        let change = open.begin(BlobChange::Unload);
+        (open, change)
+    }
+
+    /// Opens a store that was unloaded, and writes the masks of pages and clusters of what is used over those
+    /// that it has. The store is as unloaded as it was at any time: a bit is as before or as after.
+    pub(crate) fn open_and_mark(store: BlobStore, device: BlobStoreDevice) -> (OpenBlobStore, ChangeId) {
+        let mut open = OpenBlobStore::new(store, device);
+        let mut plan = Plan::default();
+        open.plan_mark(&mut plan);
+        let change = open.next_id();
+        open.add_task(Task::new(plan, Waiter::Change(change), Locks::all()));
+        open.run();
+        (open, change)
+    }
+
     fn new(store: BlobStore, device: BlobStoreDevice) -> OpenBlobStore {
         let recovery = store.recovery();
         OpenBlobStore {
