@@ -82,32 +82,34 @@ impl StoreRepair {
         repair
     }
 
-    /// All that was found by the state without masks.
+    /// All that was found, by the state without masks. In a store that was unloaded, that has no damage: what
+    /// the metadata seems to lack are blobs that the mask lacks.
     fn of_store(found: &BlobStore, rebuilt: &BlobStore) -> StoreRepair {
+        use StoreFinding::*;
         let (mut steps, mut left) = (Vec::new(), Vec::new());
-        let torn = &rebuilt.recovery().torn;
-        let is_new = |finding: &&StoreFinding| !found.findings().contains(finding);
-        let more = rebuilt.findings().iter().filter(is_new);
-        for finding in found.findings().iter().chain(more) {
-            use StoreFinding::*;
+        let (is_clean, torn) = (found.super_block().clean, &rebuilt.recovery().torn);
+        for finding in found.findings() {
             match finding {
-                NotUnloaded if found.super_block().clean => {}
-                NotUnloaded | Mask { .. } | MaskLength { .. } | Recovered(_) | Resize { .. } => {
+                NotUnloaded if is_clean => {}
+                NotUnloaded | Mask { .. } | MaskLength { .. } | Leaked { .. } | Unmarked { .. } => {
                     steps.push(finding.clone());
                 }
-                Restored { .. } | Leaked { .. } | Unmarked { .. } | Unlisted { .. } => {
-                    steps.push(finding.clone())
-                }
+                Unlisted { .. } => steps.push(finding.clone()),
+                Recovered(_) | Resize { .. } | Restored { .. } | InvalidPages { .. } => {}
+                Unusable { .. } if is_clean => steps.push(finding.clone()),
+                _ if is_clean => {}
+                _ => left.push(finding.clone()),
+            }
+        }
+        for finding in rebuilt.findings() {
+            match finding {
+                Recovered(_) | Resize { .. } | Restored { .. } => steps.push(finding.clone()),
                 InvalidPages { .. } if torn.is_empty() => left.push(finding.clone()),
                 InvalidPages { unloaded, .. } => {
                     let numbers = torn.iter().copied().collect();
                     steps.push(InvalidPages { numbers, unloaded: *unloaded });
                 }
-                // The metadata has no damage: its first page is another blob's, which the mask lacked.
-                Unusable { .. } if found.super_block().clean => steps.push(finding.clone()),
-                // What is missing is one of the blobs that the mask lacked, and more of these are not listed.
-                NoParent { .. } | NoSuperBlob { .. } | More { .. } if found.super_block().clean => {}
-                _ => left.push(finding.clone()),
+                _ => {}
             }
         }
         StoreRepair::new(found, steps, left)

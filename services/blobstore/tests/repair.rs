@@ -1,6 +1,8 @@
 //! Repairs: what can be proved is repaired, and nothing else is touched.
 #![allow(clippy::unwrap_used)]
 
+#[path = "support/any.rs"]
+mod any;
 mod support;
 
 use blobstore::{
@@ -284,4 +286,71 @@ fn a_mask_is_not_rebuilt_without_a_blob_whose_first_page_is_lost() {
     store.device.write(3 * 4096, &BitMask::new(MaskKind::BlobIds, 1).encode());
     let (steps, _) = left(&store);
     assert_eq!(steps, [""; 0]);
+}
+
+mod any_metadata {
+    use super::*;
+    use blobstore::StoreSeverity;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(600))]
+        /// Bits of masks and bytes of pages are changed after the store was made, which has then what is
+        /// right, what is wrong and can be repaired, and what cannot.
+        #[test]
+        fn is_repaired_to_what_is_left_and_no_blob_is_lost(
+            store in any::store(), mask_bits in vec((0..3u32, 0..PAGES, any::<bool>()), 0..4),
+            bytes in vec((0..4 * PAGES, any::<u8>()), 0..2),
+        ) {
+            let mut store = store;
+            for (mask, bit, is_set) in mask_bits {
+                let mask = match mask {
+                    0 => &mut store.pages,
+                    1 => &mut store.clusters,
+                    _ => &mut store.blob_ids,
+                };
+                _ = if is_set { mask.set(bit) } else { mask.clear(bit) };
+            }
+            let mut device = store.sealed().device;
+            for (part, byte) in bytes {
+                device.write(MadeStore::offset(0) + u64::from(part) * 1024 + 8, &[byte]);
+            }
+            let has_unlisted = plan(&device).steps().iter().any(|step| step.to_string().starts_with("add blob "));
+            // With blobs that the mask lacked, others have their parents.
+            let before = load(&device, has_unlisted);
+            let planned = plan(&device);
+            let (steps, left) = repair(&mut device);
+            let after = load(&device, false);
+            let again = plan(&device);
+            let bad = |store: &BlobStore| {
+                store.findings().iter().filter(|finding| finding.severity() > StoreSeverity::Note).count()
+            };
+            if steps.is_empty() {
+                prop_assert_eq!(after.findings(), before.findings());
+            } else if left.is_empty() {
+                prop_assert!(after.super_block().clean);
+                prop_assert_eq!(after.findings(), []);
+            }
+            prop_assert!(again.steps().is_empty(), "{:?} after {:?}", again.steps(), planned);
+            prop_assert!(bad(&before) > 0 || before.super_block().clean || planned.steps().len() + left.len() > 0);
+            for (id, old) in before.blobs().values().map(|blob| (blob.id(), blob)) {
+                let Some(new) = after.blob(id) else {
+                    prop_assert!(false, "blob {id} is lost by {planned:?}");
+                    continue;
+                };
+                prop_assert_eq!((old.clusters(), old.parent()), (new.clusters(), new.parent()));
+            }
+            for id in before.unusable().keys() {
+                let is_there = after.unusable().contains_key(id) || after.blob(*id).is_some();
+                let is_step = steps.iter().any(|step| step.starts_with(&format!("remove blob {id} ")));
+                prop_assert!(is_there || is_step, "{id} is lost by {planned:?}");
+            }
+            // Nothing that a blob has is free, and nothing is that was used by a store with a damaged blob.
+            for cluster in before.used_clusters().ones() {
+                let is_leak = steps.iter().any(|step| step.starts_with("free clusters"));
+                prop_assert!(after.used_clusters().get(cluster) || is_leak);
+            }
+        }
+    }
 }

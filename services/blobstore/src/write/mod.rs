@@ -306,9 +306,11 @@ impl OpenBlobStore {
         self.clusters.free()
     }
 
-    /// Sets the limit of [`StoreEvent::LowSpace`], in clusters; 0, the default, for none.
+    /// Sets the limit of [`StoreEvent::LowSpace`], in clusters; 0, the default, for none. The event follows at
+    /// once if there are fewer free clusters now.
     pub fn set_low_space(&mut self, clusters: u32) {
         self.low_space = clusters;
+        self.is_low = false;
         self.note_space();
     }
 
@@ -364,11 +366,15 @@ impl OpenBlobStore {
 
     fn note_space(&mut self) {
         let free = self.clusters.free();
-        let is_low = free < self.low_space;
-        if is_low && !self.is_low {
-            self.events.push_back(StoreEvent::LowSpace { free });
+        if free < self.low_space {
+            if !std::mem::replace(&mut self.is_low, true) {
+                self.events.push_back(StoreEvent::LowSpace { free });
+            }
+            return;
         }
-        self.is_low = is_low;
+        // A quarter above the limit, so that a store about there does not repeat itself; all if there are fewer.
+        let enough = self.low_space.saturating_add((self.low_space / 4).max(1));
+        self.is_low &= free < enough.min(self.published.data_clusters());
     }
 
     fn start(&mut self) {
