@@ -565,7 +565,7 @@ mod any_metadata {
         #![proptest_config(ProptestConfig::with_cases(400))]
         #[test]
         fn is_loaded_and_read_within_the_store(store in any::store(), scan: bool) {
-            let loaded = store.device.load(scan).unwrap();
+            let loaded = store.make().device.load(scan).unwrap();
             for blob in loaded.blobs().values() {
                 let (mut done, bytes) = (0, loaded.blob_bytes(blob).min(1 << 26));
                 for piece in loaded.read(blob.id(), 0, bytes).unwrap() {

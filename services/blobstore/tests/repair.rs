@@ -303,7 +303,7 @@ mod any_metadata {
             store in any::store(), mask_bits in vec((0..3u32, 0..PAGES, any::<bool>()), 0..4),
             bytes in vec((0..4 * PAGES, any::<u8>()), 0..2),
         ) {
-            let mut store = store;
+            let mut store = store.make();
             for (mask, bit, is_set) in mask_bits {
                 let mask = match mask {
                     0 => &mut store.pages,

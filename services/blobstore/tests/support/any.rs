@@ -37,18 +37,31 @@ fn any_page() -> impl Strategy<Value = AnyPage> {
     (0..PAGES, 0..PAGES, 0..2u32, next, vec(descriptor(), 0..5))
 }
 
-/// A store, whose mask of blob ids names also what is none.
-pub(crate) fn store() -> impl Strategy<Value = MadeStore> {
-    (vec(any_page(), 0..12), any::<bool>(), vec(0..PAGES, 0..8)).prop_map(|(pages, clean, marked)| {
+/// A store that is to be made.
+#[derive(Clone, Debug)]
+pub(crate) struct AnyStore {
+    pages: Vec<AnyPage>,
+    clean: bool,
+    /// Pages that the mask of blob ids names besides.
+    marked: Vec<u32>,
+}
+
+pub(crate) fn store() -> impl Strategy<Value = AnyStore> {
+    let parts = (vec(any_page(), 0..12), any::<bool>(), vec(0..PAGES, 0..8));
+    parts.prop_map(|(pages, clean, marked)| AnyStore { pages, clean, marked })
+}
+
+impl AnyStore {
+    pub(crate) fn make(self) -> MadeStore {
         let mut store = MadeStore::new();
-        for (index, (page, other, sequence, next, descriptors)) in pages.into_iter().enumerate() {
+        for (index, (page, other, sequence, next, descriptors)) in self.pages.into_iter().enumerate() {
             let blob = if index % 3 == 0 { other } else { page };
             store = store.page(page, blob, sequence, next, descriptors);
         }
-        for page in marked {
+        for page in self.marked {
             store.blob_ids.set(page);
         }
-        store.super_block.clean = clean;
+        store.super_block.clean = self.clean;
         store.sealed()
-    })
+    }
 }
