@@ -182,7 +182,8 @@ fn load(device: &[u8], options: LoadOptions) -> Result<BlobStore, LoadError> {
 /// Repairs the store. If nothing is left, there are no findings, and otherwise the same is left.
 fn repair(device: &mut [u8]) {
     let plan = |device: &[u8]| {
-        let load = |ignore_masks| load(device, LoadOptions { scan: true, ignore_masks }).expect("it was loaded");
+        let load =
+            |ignore_masks| load(device, LoadOptions { scan: true, ignore_masks }).expect("it was loaded");
         StoreRepair::plan(load(false), load(true))
     };
     let planned = plan(device);
