@@ -89,10 +89,11 @@ pub(crate) enum CliCommand {
         #[command(subcommand)]
         command: lvol::LvolCommand,
     },
-    /// List, print and check the blobstores of SPDK, with their logical volumes, without changing them
+    /// List, print, check and repair the blobstores of SPDK, with their logical volumes
     #[command(
         after_help = "Examples:\n  ringbolt blob list disk.img\n  ringbolt blob check /dev/nvme0n1\n  \
-        ringbolt blob dump --json disk.img\n\nNo program may have the file or device open for writing."
+        ringbolt blob dump --json disk.img\n  ringbolt blob repair --apply disk.img\n\n\
+        No program may have the file or device open for writing."
     )]
     Blob {
         #[command(subcommand)]

@@ -130,3 +130,84 @@ fn what_is_no_store_or_is_in_use_is_refused_with_what_to_do() {
     assert!(status == 4 && error.contains("neither a file nor a block device"), "{error}");
     std::fs::remove_dir_all(directory).unwrap();
 }
+
+/// The content of each blob, as the store says where it is.
+fn contents(path: &Path) -> Value {
+    let json: Value = serde_json::from_str(&blob("dump", path, &["--json"]).1).unwrap();
+    let cluster_bytes = json["cluster_bytes"].as_u64().unwrap();
+    let file = File::open(path).unwrap();
+    let mut blobs = json["blobs"].clone();
+    for blob in blobs.as_array_mut().unwrap() {
+        let mut sum = 0_u64;
+        for run in blob["runs"].as_array().unwrap() {
+            let [cluster, length] = ["cluster", "length"].map(|key| run[key].as_u64().unwrap());
+            let mut data = vec![0; (length * cluster_bytes) as usize];
+            file.read_exact_at(&mut data, cluster * cluster_bytes).unwrap();
+            sum = data.iter().fold(sum, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+        }
+        // Metadata may be written elsewhere.
+        ["pages", "extent_pages"].iter().for_each(|key| drop(blob.as_object_mut().unwrap().remove(*key)));
+        blob["sum"] = sum.into();
+    }
+    blobs
+}
+
+#[test]
+fn a_repair_is_printed_first_and_made_when_it_is_asked_for() {
+    let directory = scratch("blob-repair");
+    let path = image(&directory, "lvs-race1");
+    let before = (contents(&path), std::fs::read(&path).unwrap());
+    let (status, printed, _) = blob("repair", &path, &[]);
+    assert_eq!(status, 0);
+    assert!(printed.contains("to do: write the masks, and unload the store\n"), "{printed}");
+    assert!(printed.ends_with(" repairs to make with --apply, 0 problems left then\n"), "{printed}");
+    assert_eq!(std::fs::read(&path).unwrap(), before.1, "nothing was asked for");
+    let (status, printed, error) = blob("repair", &path, &["--apply"]);
+    assert_eq!((status, &error[..]), (0, ""));
+    assert!(printed.contains("done: write the masks, and unload the store\n"), "{printed}");
+    assert!(printed.ends_with(" repairs made, 0 problems left\n"), "{printed}");
+    assert_eq!(contents(&path), before.0);
+    let checked: Value = serde_json::from_str(&blob("check", &path, &["--json"]).1).unwrap();
+    assert_eq!((&checked["clean"], &checked["findings"]), (&true.into(), &serde_json::json!([])));
+    let json: Value = serde_json::from_str(&blob("repair", &path, &["--apply", "--json"]).1).unwrap();
+    assert_eq!(
+        (&json["applied"], &json["repairs"], &json["problems"]),
+        (&true.into(), &serde_json::json!([]), &0.into())
+    );
+    // The mask of clusters, which begins at page 2, loses a cluster that has an owner and gets one without.
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let mut mask = [0; 17];
+    file.read_exact_at(&mut mask, 2 * 4096).unwrap();
+    let (owned, free) = (mask[6].trailing_zeros(), mask[5..].iter().rposition(|byte| *byte == 0).unwrap());
+    mask[6] &= !(1 << owned);
+    mask[5 + free] |= 1;
+    file.write_all_at(&mask, 2 * 4096).unwrap();
+    drop(file);
+    assert_eq!(blob("check", &path, &[]).0, 1);
+    let (status, printed, _) = blob("repair", &path, &["--apply"]);
+    assert!(status == 0 && printed.ends_with("2 repairs made, 0 problems left\n"), "{printed}");
+    assert_eq!(contents(&path), before.0);
+    assert_eq!(blob("check", &path, &[]).0, 0);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn what_cannot_be_proved_is_left_and_a_store_in_use_is_refused() {
+    let directory = scratch("blob-repair-left");
+    let path = image(&directory, "lvs-512");
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    // The first page of the volume `thick`.
+    file.write_all_at(b"x", 5 * 4096 + 100).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    let (status, printed, error) = blob("repair", &path, &["--apply"]);
+    assert_eq!(status, 1, "{printed}");
+    assert!(error.contains("problems cannot be repaired; copy what can be read to another store"), "{error}");
+    let unusable = "left: blob 0x100000001 cannot be used: metadata page 1, its first one, is not the first page of a blob";
+    assert!(printed.lines().any(|line| line == unusable), "{printed}");
+    assert_eq!(std::fs::read(&path).unwrap(), before, "its clusters stay used");
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared).unwrap();
+    assert_eq!(blob("repair", &path, &[]).0, 1, "readers are no hindrance to a reader");
+    let (status, _, error) = blob("repair", &path, &["--apply"]);
+    assert!(status == 4 && error.contains("has it open; end that first, or repair a copy"), "{error}");
+    std::fs::remove_dir_all(directory).unwrap();
+}

@@ -19,10 +19,21 @@ enum PageEntry {
     Undecodable(PageHeader, PageError),
 }
 
+/// Pages of a scanned store that are neither empty nor have a right CRC.
+#[derive(Debug, Default)]
+pub(crate) struct TornPages {
+    /// Those that no blob has, unless the chain of one names them.
+    pub(crate) free: Vec<u32>,
+    /// Those that may be half of the first page of a blob. What the blob has is not known.
+    pub(crate) doubtful: Vec<u32>,
+}
+
 /// The metadata pages that were read. Of pages without a right CRC it knows only whether they are empty.
 pub(crate) struct PageSet {
     read: BitMask,
     invalid: BitMask,
+    /// Invalid pages that begin like the first page of the blob that would be there.
+    halves: BitMask,
     pages: BTreeMap<u32, PageEntry>,
     copies: BTreeMap<u32, PageCopy>,
     restored: Vec<(u32, Vec<u8>)>,
@@ -32,7 +43,7 @@ impl PageSet {
     pub(crate) fn new(pages: u32) -> PageSet {
         let none = || BitMask::new(MaskKind::Pages, pages);
         let (pages, copies) = (BTreeMap::new(), BTreeMap::new());
-        PageSet { read: none(), invalid: none(), pages, copies, restored: Vec::new() }
+        PageSet { read: none(), invalid: none(), halves: none(), pages, copies, restored: Vec::new() }
     }
 
     /// Adds a copy of a page. It has the page's content if the page turns out to be half written.
@@ -61,6 +72,11 @@ impl PageSet {
         if !has_valid_crc(content) {
             if content.iter().take(PAGE_BYTES).any(|byte| *byte != 0) {
                 self.invalid.set(page);
+                // The header is in the first sector, which is whole, and the same before and after.
+                let header = PageHeader::decode(content);
+                if header.is_some_and(|header| header.sequence == 0 && header.id == BlobId::from_page(page)) {
+                    self.halves.set(page);
+                }
             }
             return;
         }
@@ -79,6 +95,20 @@ impl PageSet {
     /// The pages that are neither empty nor have a right CRC, ascending.
     pub(crate) fn invalid(&self) -> impl Iterator<Item = u32> + '_ {
         self.invalid.ones()
+    }
+
+    /// What the invalid pages are if all were read. Where pages have copies before they are replaced, none is
+    /// half of a page that a blob has. Otherwise a page is free if it does not begin like a first page, as
+    /// long as none does: what a blob has whose first page is damaged is not known.
+    pub(crate) fn torn(&self, has_copies: bool) -> TornPages {
+        let doubtful: Vec<u32> = self.halves.ones().filter(|_| !has_copies).collect();
+        let is_clear = doubtful.is_empty();
+        TornPages { free: self.invalid().filter(|_| is_clear).collect(), doubtful }
+    }
+
+    /// The pages that are not empty.
+    pub(crate) fn written(&self) -> impl Iterator<Item = u32> + '_ {
+        self.pages.keys().copied().chain(self.invalid())
     }
 
     fn header(&self, page: u32) -> Option<PageHeader> {

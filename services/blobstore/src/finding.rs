@@ -169,6 +169,12 @@ pub enum StoreFinding {
         /// Whether the store was unloaded.
         unloaded: bool,
     },
+    /// Metadata pages that may be half of the first page of a blob, whose pages and clusters are not known. Only
+    /// a repair says so: see [`StoreRepair::left`](crate::StoreRepair::left).
+    Doubtful {
+        /// Which.
+        numbers: NumberRanges,
+    },
     /// Metadata pages, or the super block, were half written, and are as their copies say.
     Restored {
         /// The metadata pages.
@@ -209,6 +215,7 @@ impl StoreFinding {
             | Shared { .. }
             | Unmarked { .. }
             | InvalidPages { unloaded: true, .. }
+            | Doubtful { .. }
             | Unlisted { .. }
             | More { .. } => StoreSeverity::Damage,
         }
@@ -216,7 +223,7 @@ impl StoreFinding {
 }
 
 /// What a mask is of: one, and several.
-fn names(kind: MaskKind) -> (&'static str, &'static str) {
+pub(crate) fn names(kind: MaskKind) -> (&'static str, &'static str) {
     match kind {
         MaskKind::Pages => ("metadata page", "metadata pages"),
         MaskKind::Clusters => ("cluster", "clusters"),
@@ -292,6 +299,10 @@ impl fmt::Display for StoreFinding {
             InvalidPages { numbers, .. } => match numbers.count() {
                 1 => write!(f, "1 metadata page is neither empty nor valid: {numbers}"),
                 count => write!(f, "{count} metadata pages are neither empty nor valid: {numbers}"),
+            },
+            Doubtful { numbers } => match numbers.count() {
+                1 => write!(f, "metadata page {numbers} may be half of the first page of a blob"),
+                _ => write!(f, "metadata pages {numbers} may be halves of first pages of blobs"),
             },
             Unlisted { blob } => write!(f, "the mask of blob ids lacks blob {blob}, which the metadata has"),
             More { count } => write!(f, "{count} more findings are not listed"),

@@ -3,7 +3,7 @@
 //!
 //! [`BlobStoreLoader`] says what to read, and makes a [`BlobStore`]: its [`Blob`]s, what they use, and the
 //! [`StoreFinding`]s that say what is wrong. [`BlobStore::read`] says where the data of a blob is.
-//! [`OpenBlobStore`] changes a store.
+//! [`OpenBlobStore`] changes a store, and [`StoreRepair`] repairs one.
 //!
 //! ```
 //! use blobstore::{BlobStoreLoader, LoadOptions};
@@ -86,6 +86,7 @@ mod layout;
 mod load;
 mod read;
 mod recover;
+mod repair;
 mod store;
 mod table;
 mod write;
@@ -97,6 +98,7 @@ pub use layout::BlobStoreLayout;
 pub use load::{BlobStoreLoader, LoadError, LoadOptions, MetadataRead, load_with};
 pub use read::{BlobReadError, BlobSegment, ReadPlan};
 pub use recover::{RecoveredOperation, SnapshotOperation};
+pub use repair::{RepairStep, StoreRepair};
 pub use store::BlobStore;
 pub use table::BlobTable;
 pub use wire_blob::{BlobFlags, BlobId, MaskKind, Xattr};

@@ -6,7 +6,7 @@ use wire_blob::{
     BitMask, CopyTarget, DecodeError, MaskKind, PAGE_BYTES, PageCopy, PageGroups, PageRange, SuperBlock,
 };
 
-use crate::assemble::PageSet;
+use crate::assemble::{PageSet, TornPages};
 use crate::finding::{NumberRanges, StoreFinding};
 use crate::layout::BlobStoreLayout;
 use crate::store::{BlobStore, StoreMasks, build};
@@ -23,6 +23,9 @@ const GAP_PAGES_MAX: u32 = 16;
 pub struct LoadOptions {
     /// Read all metadata of a store that was unloaded too, and compare its masks with it.
     pub scan: bool,
+    /// Do so, and find what is used by the metadata alone, whether the masks can be used or not. This is the
+    /// state that a program would find if the store had not been unloaded.
+    pub ignore_masks: bool,
 }
 
 /// Why a store cannot be loaded.
@@ -328,7 +331,7 @@ impl BlobStoreLoader {
         }
         let (super_block, layout) = self.super_block.clone().expect("the super block was read");
         match (self.phase, super_block.used_blob_ids) {
-            (Phase::SuperBlock, Some(blob_ids)) if super_block.clean => {
+            (Phase::SuperBlock, Some(blob_ids)) if super_block.clean && !self.options.ignore_masks => {
                 self.phase = Phase::Masks;
                 self.plan_mask(MaskKind::Pages, super_block.used_pages, layout.pages);
                 self.plan_mask(MaskKind::Clusters, super_block.used_clusters, layout.clusters);
@@ -336,7 +339,9 @@ impl BlobStoreLoader {
                 return;
             }
             (Phase::SuperBlock, _) => {
-                self.findings.push(StoreFinding::NotUnloaded);
+                if !(super_block.clean && self.options.ignore_masks) {
+                    self.findings.push(StoreFinding::NotUnloaded);
+                }
                 self.phase = Phase::Intent;
                 self.plan_copies(&super_block);
                 self.plan_groups(&super_block);
@@ -384,8 +389,10 @@ impl BlobStoreLoader {
                 findings.push(StoreFinding::Restored { pages: restored, super_block });
             }
             let masks = self.usable_masks.take();
-            let has_copies = self.has_groups();
-            let store = build(super_block, layout, masks, &pages, self.scanned, has_copies, findings);
+            // Masks say besides which pages are free, and what is not free is not zeroed.
+            let by_pages = masks.is_none() && (!super_block.clean || self.options.ignore_masks);
+            let torn = if by_pages { pages.torn(self.has_groups()) } else { TornPages::default() };
+            let store = build(super_block, layout, masks, &pages, self.scanned, torn, findings);
             self.finish(Ok(store));
         }
     }

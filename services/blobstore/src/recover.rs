@@ -71,6 +71,8 @@ pub(crate) struct Recovery {
     pub(crate) removed: Vec<u32>,
     /// Pages that were half written before a blob had them.
     pub(crate) torn: Vec<u32>,
+    /// Pages that may be half of the first page of a blob, and are left as they are.
+    pub(crate) doubtful: Vec<u32>,
     /// Clusters with several owners, which are never free.
     pub(crate) shared_clusters: BTreeSet<u32>,
     /// The same of metadata pages.

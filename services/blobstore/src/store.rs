@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use wire_blob::{BitMask, BlobId, MaskKind, SuperBlock};
 
-use crate::assemble::{PageSet, assemble};
+use crate::assemble::{PageSet, TornPages, assemble};
 use crate::blob::{Blob, BlobParent, UnusableBlob};
 use crate::finding::{NumberRanges, StoreFinding};
 use crate::layout::BlobStoreLayout;
@@ -104,7 +104,8 @@ impl BlobStore {
 
     /// The state of a new store without blobs, and with this use.
     pub(crate) fn empty(super_block: SuperBlock, layout: BlobStoreLayout) -> BlobStore {
-        build(super_block, layout, None, &PageSet::new(0), false, false, Vec::new())
+        let (pages, torn) = (PageSet::new(0), TornPages::default());
+        build(super_block, layout, None, &pages, false, torn, Vec::new())
     }
 
     /// What is not as in a store that was unloaded properly when it was loaded, in the order: notes of
@@ -122,15 +123,14 @@ impl BlobStore {
     }
 }
 
-/// Makes the state from all that was read. `scanned` says that it is all pages; `has_copies`, that pages are
-/// not replaced without one.
+/// Makes the state from all that was read. `scanned` says that it is all pages.
 pub(crate) fn build(
     super_block: SuperBlock,
     layout: BlobStoreLayout,
     masks: Option<StoreMasks>,
     pages: &PageSet,
     scanned: bool,
-    has_copies: bool,
+    torn: TornPages,
     mut findings: Vec<StoreFinding>,
 ) -> BlobStore {
     let (mut blobs, mut unusable) = (BTreeMap::new(), BTreeMap::new());
@@ -160,14 +160,19 @@ pub(crate) fn build(
     claims.name_owners(all(), &mut findings);
     recovery.shared_clusters = claims.shared_clusters.clone();
     recovery.shared_pages = claims.shared_pages.clone();
-    if has_copies && unusable.is_empty() {
-        recovery.torn = pages.invalid().filter(|page| !claims.pages.get(*page)).collect();
+    if unusable.is_empty() {
+        recovery.torn = torn.free.into_iter().filter(|page| !claims.pages.get(*page)).collect();
     }
+    recovery.doubtful = torn.doubtful.into_iter().filter(|page| !claims.pages.get(*page)).collect();
     let numbers: NumberRanges = pages.invalid().collect();
     if scanned && numbers.count() > 0 {
         findings.push(StoreFinding::InvalidPages { numbers, unloaded: super_block.clean });
     }
     let Claims { pages: mut used_pages, clusters: mut used_clusters, .. } = claims;
+    if masks.is_none() && !unusable.is_empty() {
+        // Which of them the damaged blobs have is not known.
+        pages.written().for_each(|page| _ = used_pages.set(page));
+    }
     if let Some(masks) = &masks {
         compare(&used_pages, &masks.pages, &mut findings);
         compare(&used_clusters, &masks.clusters, &mut findings);

@@ -554,53 +554,18 @@ fn a_scan_reads_metadata_in_large_pieces_and_an_unloaded_store_only_what_is_used
     assert_eq!(used[1..], [(4096, 4096), (8192, 4096), (12_288, 4096), page(0), page(16_000)]);
 }
 
+#[path = "support/any.rs"]
+mod any;
+
 mod any_metadata {
     use super::*;
-    use proptest::collection::vec;
     use proptest::prelude::*;
-
-    /// Small numbers, so that pages, clusters and blobs often name each other.
-    fn descriptor() -> impl Strategy<Value = Descriptor> {
-        let number = || prop_oneof![Just(0u32), 0..30u32, 0..70u32, any::<u32>()];
-        let run = (number(), 1..5u32).prop_map(|(cluster, length)| BlobClusterRun {
-            cluster,
-            length: length.min(u32::MAX - cluster).max(1),
-        });
-        let run = run.prop_filter("runs end", |run| run.cluster.checked_add(run.length).is_some());
-        let name = prop_oneof![Just("SNAP"), Just("SNAPTMP"), Just("SNAPRM"), Just("EXTSNAP")];
-        prop_oneof![
-            (0..16u64, 0..2u64).prop_map(|(invalid, data_read_only)| Descriptor::Flags(BlobFlags {
-                invalid,
-                data_read_only,
-                metadata_read_only: 0
-            })),
-            vec(run, 1..4).prop_map(Descriptor::ExtentRuns),
-            (prop_oneof![0..600u64, any::<u64>()], vec(number(), 0..3))
-                .prop_map(|(clusters, pages)| table(clusters, &pages)),
-            (prop_oneof![Just(0u32), Just(512), any::<u32>()], vec(number(), 0..6)).prop_map(
-                |(first, clusters)| Descriptor::ExtentPage(wire_blob::ExtentPage { first, clusters })
-            ),
-            (name, 0..24u64).prop_map(|(name, page)| internal(name.as_bytes(), (1 << 32) + page)),
-        ]
-    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
         #[test]
-        fn is_loaded_and_read_within_the_store(
-            pages in vec((0..PAGES, 0..PAGES, 0..2u32, proptest::option::of(0..30u32), vec(descriptor(), 0..5)), 0..12),
-            clean: bool, scan: bool, marked in vec(0..PAGES, 0..8),
-        ) {
-            let mut store = MadeStore::new();
-            for (index, (page, other, sequence, next, descriptors)) in pages.into_iter().enumerate() {
-                let blob = if index % 3 == 0 { other } else { page };
-                store = store.page(page, blob, sequence, next, descriptors);
-            }
-            for page in marked {
-                store.blob_ids.set(page);
-            }
-            store.super_block.clean = clean;
-            let loaded = store.sealed().device.load(scan).unwrap();
+        fn is_loaded_and_read_within_the_store(store in any::store(), scan: bool) {
+            let loaded = store.make().device.load(scan).unwrap();
             for blob in loaded.blobs().values() {
                 let (mut done, bytes) = (0, loaded.blob_bytes(blob).min(1 << 26));
                 for piece in loaded.read(blob.id(), 0, bytes).unwrap() {

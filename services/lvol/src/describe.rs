@@ -4,7 +4,7 @@ use bdev::InfoValue;
 use blobstore::{Blob, BlobId, BlobParent, BlobStore};
 use control::json::{Value, json};
 
-use crate::store::{LvolStore, Volume, external_text, name_of};
+use crate::store::{LvolStore, Volume, external_text, low_space_clusters, name_of};
 
 /// Bytes of length, type and bit count before the bits of a mask.
 const MASK_HEADER_BYTES: u64 = 5;
@@ -18,15 +18,18 @@ impl LvolStore {
         // The mask of clusters, rounded up to whole pages, limits their number.
         let mask_bytes = MASK_HEADER_BYTES + u64::from(layout.pages).div_ceil(8);
         let clusters_max = (mask_bytes.next_multiple_of(page_bytes) - MASK_HEADER_BYTES) * 8;
+        let (free, percent) = (self.shared.free_clusters(), self.shared.low_space_percent());
         json!({
             "uuid": self.uuid.to_string(),
             "name": self.name(),
             "base_bdev": self.base.device().name(),
             "total_data_clusters": blobs.data_clusters(),
-            "free_clusters": self.shared.free_clusters(),
+            "free_clusters": free,
             "block_size": blobs.super_block().io_unit_bytes,
             "cluster_size": layout.cluster_bytes,
             "max_growable_size": clusters_max.saturating_mul(cluster_bytes),
+            "low_space_percent": percent,
+            "is_low_on_space": free < low_space_clusters(percent, blobs.data_clusters()),
         })
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bdev::{BdevError, BlockDevice, ClaimType, Closing, DeviceEvent, DiskReader, Registry, Uuid};
 use blobstore::{BlobChange, OpenBlobStore, StoreFinding, StoreSeverity};
 use control::json::{Value, json};
-use control::{Examination, Method, Module, RpcError};
+use control::{Examination, Method, Metric, MetricSamples, Module, RpcError};
 use reactor::ReactorHandle;
 use wire_blob::{PAGE_BYTES, SuperBlock};
 
@@ -59,6 +59,16 @@ impl LvolModule {
             copies: ShallowCopies::default(),
         });
         Arc::new(LvolModule { reader, loads: StoreLoads::new(), stores })
+    }
+}
+
+control::metrics! {
+    /// Of stores of logical volumes.
+    static LVOL_METRICS {
+        /// Clusters of a store of logical volumes that no volume has
+        FREE_CLUSTERS = "ringbolt_lvol_free_clusters": gauge [lvstore];
+        /// Clusters of a store of logical volumes for data
+        TOTAL_CLUSTERS = "ringbolt_lvol_total_clusters": gauge [lvstore];
     }
 }
 
@@ -124,6 +134,18 @@ impl Module for LvolModule {
             Ok(_) => {}
             Err(error) => log::debug!(target: "lvol", "{} is not examined: {error}", examination.bdev()),
         });
+    }
+
+    fn metrics() -> Vec<&'static Metric> {
+        LVOL_METRICS.to_vec()
+    }
+
+    fn collect(&self, samples: &mut MetricSamples) {
+        for store in self.stores.all() {
+            let name = store.name();
+            samples.add(&FREE_CLUSTERS, &[&name], store.shared.free_clusters());
+            samples.add(&TOTAL_CLUSTERS, &[&name], store.shared.published().data_clusters());
+        }
     }
 
     fn report(&self) -> Value {

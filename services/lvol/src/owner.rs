@@ -21,6 +21,7 @@ use reactor::{Core, MailboxReceiver, Period, PollResult, Poller, ReactorHandle, 
 
 use crate::plan::StorePlan;
 use crate::shared::{ChannelMessage, ChannelSeat, StoreShared, VolumeShared};
+use crate::store::{low_space_clusters, name_of};
 
 /// Messages that wait for the owner; senders keep more.
 const MESSAGES_MAX: usize = 4096;
@@ -163,10 +164,11 @@ pub(crate) fn start(
         let (sender, messages) = core.mailbox(MESSAGES_MAX);
         shared.set_free_clusters(store.free_clusters());
         shared.set_owner(sender);
-        let owner = StoreOwner {
+        let mut owner = StoreOwner {
             name: format!("lvol store {}", base.device().name()),
             device: base.device().clone(),
             released: store.epoch(),
+            limit: None,
             has_cache: device_of(&base).has_volatile_cache,
             plan: StorePlan::new(store, shared.clone(), core, flushes),
             runner,
@@ -181,6 +183,7 @@ pub(crate) fn start(
             is_closing: false,
             is_ended: false,
         };
+        owner.follow_limit();
         core.add_poller(Box::new(OwnerPoller { owner: Some(owner), closed }), Period::EveryTurn);
         Ok(())
     };
@@ -204,6 +207,8 @@ struct StoreOwner {
     pausing: Vec<Arc<VolumeShared>>,
     /// States before this one are released.
     released: u64,
+    /// The limit of free clusters, in percent, and of how many it is.
+    limit: Option<(u32, u32)>,
     has_cache: bool,
     look_at_ns: Option<u64>,
     last_look_ns: u64,
@@ -271,7 +276,7 @@ impl StoreOwner {
                     store.cluster_written(change, if is_written { Ok(()) } else { Err(StoreIoFailed) });
                 }
             }
-            OwnerMessage::Look => {}
+            OwnerMessage::Look => self.follow_limit(),
             OwnerMessage::Close => self.is_closing = true,
         }
     }
@@ -287,6 +292,7 @@ impl StoreOwner {
                 StoreEvent::Published { epoch } => {
                     let published = self.plan.store.published().clone();
                     self.shared.publish(epoch, published);
+                    self.follow_limit();
                     self.look_at_ns.get_or_insert(self.last_look_ns + LOOK_NS);
                 }
                 StoreEvent::Pause { blob } => match self.shared.volume(blob) {
@@ -311,12 +317,34 @@ impl StoreOwner {
                         self.abandon();
                     }
                 }
-                StoreEvent::LowSpace { free } => {
-                    log::warn!(target: "lvol", "{}: only {free} clusters are free", self.name);
-                }
+                StoreEvent::LowSpace { free } => self.warn_of_space(free),
             }
         }
         count
+    }
+
+    /// Sets the limit of free clusters if it is another one, or the store has another size.
+    fn follow_limit(&mut self) {
+        let total = self.plan.store.published().data_clusters();
+        let percent = self.shared.low_space_percent();
+        if self.limit.replace((percent, total)) != Some((percent, total)) {
+            self.plan.store.set_low_space(low_space_clusters(percent, total));
+        }
+    }
+
+    fn warn_of_space(&self, free: u32) {
+        let Some((percent, total)) = self.limit else { return };
+        let published = self.plan.store.published();
+        let super_blob = published.super_block().super_blob.and_then(|id| published.blob(id));
+        let name = super_blob.and_then(name_of).unwrap_or_default();
+        let mib = (u64::from(free) * u64::from(published.layout().cluster_bytes)) >> 20;
+        log::warn!(
+            target: "lvol",
+            "the logical volume store {name} on {} has {free} of {total} clusters free, {mib} MiB, less than its \
+             limit of {percent} %; without one, writes to thin volumes fail: delete volumes or snapshots, or \
+             extend the device and call bdev_lvol_grow_lvstore",
+            self.device.name()
+        );
     }
 
     fn change_ended(&mut self, change: ChangeId, result: Result<ChangeOutcome, ChangeError>) {

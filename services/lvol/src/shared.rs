@@ -42,6 +42,8 @@ pub(crate) struct StoreShared {
     volumes: Mutex<BTreeMap<BlobId, Weak<VolumeShared>>>,
     /// Of a store that can be changed: free clusters, those included that are not cleared yet.
     free_clusters: AtomicU32,
+    /// Percent of all clusters: with fewer free ones, the log has a warning. 0 for none.
+    low_space_percent: AtomicU32,
     /// A channel was closed for which the owner prepares clusters.
     has_abandoned: AtomicBool,
 }
@@ -91,6 +93,7 @@ impl StoreShared {
             externals: Mutex::default(),
             volumes: Mutex::default(),
             free_clusters: AtomicU32::new(0),
+            low_space_percent: AtomicU32::new(0),
             has_abandoned: AtomicBool::new(false),
         })
     }
@@ -191,6 +194,17 @@ impl StoreShared {
             true => self.free_clusters.load(Ordering::Relaxed),
             false => self.published().free_clusters(),
         }
+    }
+
+    /// Percent of all clusters below which free ones are few; 0 for no limit.
+    pub(crate) fn low_space_percent(&self) -> u32 {
+        self.low_space_percent.load(Ordering::Relaxed)
+    }
+
+    /// Sets the limit of free clusters, of which the owner is to be notified by
+    /// [`OwnerMessage::Look`].
+    pub(crate) fn set_low_space_percent(&self, percent: u32) {
+        self.low_space_percent.store(percent, Ordering::Relaxed);
     }
 
     /// Sets what [`free_clusters`](Self::free_clusters) reports of a store that can be changed.

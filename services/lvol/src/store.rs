@@ -16,6 +16,10 @@ use crate::shared::StoreShared;
 pub(crate) const STORE_TYPE: &str = "LVOLSTORE";
 /// Longest name of a store or volume that is accepted, in bytes: it is stored in 64 with a terminator.
 pub(crate) const NAME_BYTES_MAX: usize = 63;
+/// The limit of free clusters of a store that has none of its own, in percent of all.
+pub(crate) const LOW_SPACE_PERCENT: u32 = 10;
+/// The attribute of a store with its limit of free clusters: a C string with the percent.
+const LOW_SPACE_XATTR: &[u8] = b"low_space_percent";
 /// How long the removal of a store waits for operations on its volumes. These have ends of their own.
 const OPERATIONS_WAIT: Duration = Duration::from_secs(3600);
 
@@ -170,6 +174,7 @@ impl LvolStore {
         let super_blob = super_blob.ok_or(NoLvolStore::SuperBlob)?;
         let uuid = uuid_of(super_blob).ok_or(NoLvolStore::Uuid)?;
         let name = name_of(super_blob).ok_or(NoLvolStore::Name)?;
+        shared.set_low_space_percent(low_space_of(super_blob).unwrap_or(LOW_SPACE_PERCENT));
         for (id, unusable) in blobs.unusable() {
             let name = name_of(unusable.partial()).unwrap_or_else(|| "without a name".to_string());
             problems.push(format!("the volume {name}, blob {id}, cannot be used: {}", unusable.damage()));
@@ -347,6 +352,21 @@ pub(crate) fn uuid_xattr(uuid: Uuid) -> Xattr {
     let mut value = uuid.to_string().into_bytes();
     value.push(0);
     Xattr { name: b"uuid".to_vec(), value }
+}
+
+/// The attribute with the limit of free clusters, in percent.
+pub(crate) fn low_space_xattr(percent: u32) -> Xattr {
+    Xattr { name: LOW_SPACE_XATTR.to_vec(), value: format!("{percent}\0").into_bytes() }
+}
+
+fn low_space_of(super_blob: &Blob) -> Option<u32> {
+    text_of(super_blob, LOW_SPACE_XATTR)?.parse().ok().filter(|percent| *percent <= 100)
+}
+
+/// Free clusters below which a store with this limit has few of them.
+pub(crate) fn low_space_clusters(percent: u32, total: u32) -> u32 {
+    // At most 100 percent of 32 bits.
+    (u64::from(total) * u64::from(percent)).div_ceil(100) as u32
 }
 
 /// The name, alias or UUID of the external snapshot of which the blob or an ancestor is a clone.

@@ -22,6 +22,15 @@ fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
+/// A page with the magic and the CRC of what is in place of the masks.
+fn intent(mut bytes: Vec<u8>, magic: &[u8; 8]) -> Vec<u8> {
+    bytes[..8].copy_from_slice(magic);
+    bytes[8..12].fill(0);
+    let crc = codec::crc32c(&bytes[..PAGE_BYTES]);
+    bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
 fn xattr() -> impl Strategy<Value = Xattr> {
     (vec(any::<u8>(), 0..20), vec(any::<u8>(), 0..200)).prop_map(|(name, value)| Xattr { name, value })
 }
@@ -111,5 +120,52 @@ proptest! {
         if bytes.len() >= PAGE_BYTES {
             let _ = MetadataPage::decode(&sealed(bytes[..PAGE_BYTES].to_vec()), 0);
         }
+    }
+
+    #[test]
+    fn copies_round_trip_if_the_page_leaves_what_they_need(
+        bytes in sparse(), number: u64, page in proptest::option::of(any::<u32>()),
+    ) {
+        let target = page.map_or(CopyTarget::SuperBlock, CopyTarget::Page);
+        let copy = PageCopy { target, number, content: bytes };
+        match copy.encode() {
+            Some(encoded) => prop_assert_eq!(PageCopy::decode(&encoded), Some(copy)),
+            None => {
+                let body = &copy.content[PageCopy::CONTENT_BYTES_MAX..PAGE_BYTES - 8];
+                prop_assert!(body.iter().any(|byte| *byte != 0));
+            }
+        }
+    }
+
+    /// What is decoded has the size of a page, whatever its fields say.
+    #[test]
+    fn copies_and_groups_of_any_bytes_are_bounded_and_round_trip(
+        bytes in sparse(), length: u16, target in prop_oneof![0..100u64, any::<u64>(), Just(u64::MAX)], part in 0..4u32,
+    ) {
+        let mut bytes = bytes;
+        bytes[28..30].copy_from_slice(&length.to_le_bytes());
+        bytes[20..28].copy_from_slice(&target.to_le_bytes());
+        let copied = PageCopy::decode(&intent(bytes.clone(), b"\xb1RbCopy1"));
+        let may_be = usize::from(length) <= PageCopy::CONTENT_BYTES_MAX
+            && (target <= u64::from(u32::MAX) || target == u64::MAX);
+        prop_assert_eq!(copied.is_some(), may_be);
+        if let Some(copy) = copied {
+            prop_assert_eq!(copy.content.len(), PAGE_BYTES);
+            let encoded = copy.encode().expect("no larger than it was");
+            prop_assert_eq!(PageCopy::decode(&encoded), Some(copy));
+        }
+        bytes[12..16].copy_from_slice(&part.to_le_bytes());
+        let page = intent(bytes, b"\xb1RbPage1");
+        let groups = PageGroups::decode(&page, part).expect("all bits may be set");
+        prop_assert_eq!(groups.groups.length(), PageGroups::GROUPS);
+        prop_assert_eq!(PageGroups::decode(&page, part + 1), None);
+        prop_assert_eq!(PageGroups::decode(&groups.encode(), part), Some(groups));
+    }
+
+    #[test]
+    fn arbitrary_bytes_are_no_copies_or_groups_but_with_a_crc(bytes in vec(any::<u8>(), 0..5000), part: u32) {
+        prop_assert_eq!((PageCopy::decode(&bytes), PageGroups::decode(&bytes, part)), (None, None));
+        let short = &intent(vec![0; PAGE_BYTES], b"\xb1RbCopy1")[..bytes.len().min(PAGE_BYTES - 1)];
+        prop_assert_eq!(PageCopy::decode(short), None);
     }
 }

@@ -74,6 +74,7 @@ const ACTIONS: &[&str] = &[
     "bdev_lvol_rename",
     "bdev_lvol_rename_lvstore",
     "bdev_lvol_resize",
+    "bdev_lvol_set_low_space",
     "bdev_lvol_set_parent",
     "bdev_lvol_set_parent_bdev",
     "bdev_lvol_set_read_only",

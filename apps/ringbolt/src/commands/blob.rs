@@ -1,8 +1,10 @@
-//! `ringbolt blob`: lists, prints and checks SPDK's blobstores, read-only.
+//! `ringbolt blob`: lists, prints and checks SPDK's blobstores, read-only, and repairs them.
+
+mod repair;
 
 use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,6 +31,11 @@ pub(crate) enum BlobCommand {
     /// Read all metadata and say what is wrong; exit status 1 if something is
     #[command(after_help = "Example:\n  ringbolt blob check disk.img")]
     Check(BlobArgs),
+    /// Print what can be repaired, or repair it with --apply; exit status 1 if something is left
+    #[command(
+        after_help = "Example:\n  ringbolt blob repair disk.img\n  ringbolt blob repair --apply disk.img"
+    )]
+    Repair(repair::RepairArgs),
 }
 
 /// Arguments of `ringbolt blob`.
@@ -48,6 +55,7 @@ pub(crate) fn run(command: BlobCommand) -> Result<(), CommandError> {
         BlobCommand::List(options) => list(&options),
         BlobCommand::Dump(options) => dump(&options),
         BlobCommand::Check(options) => check(&options),
+        BlobCommand::Repair(options) => repair::run(&options),
     }
 }
 
@@ -72,27 +80,63 @@ fn advice(error: &LoadError) -> &'static str {
 }
 
 fn load(path: &Path, scan: bool) -> Result<BlobStore, CommandError> {
-    let failed = |what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
-    // Opening a pipe would wait for its other end.
-    let kind =
-        std::fs::metadata(path).map_err(|error| CommandError::environment(failed(&error)))?.file_type();
-    if !kind.is_file() && !kind.is_block_device() {
-        return Err(CommandError::environment(failed(&"neither a file nor a block device")));
+    Image::open(path, false)?.load(LoadOptions { scan, ..LoadOptions::default() })
+}
+
+/// The file or device of a store, locked while it is open.
+struct Image<'a> {
+    path: &'a Path,
+    file: File,
+    bytes: u64,
+}
+
+impl Image<'_> {
+    /// Opens it to read with other readers, or to write alone.
+    fn open(path: &Path, write: bool) -> Result<Image<'_>, CommandError> {
+        let failed =
+            |what: &dyn std::fmt::Display| CommandError::environment(format!("{}: {what}", path.display()));
+        // Opening a pipe would wait for its other end.
+        let kind = std::fs::metadata(path).map_err(|error| failed(&error))?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(failed(&"neither a file nor a block device"));
+        }
+        let mut options = File::options();
+        options.read(true).write(write);
+        if write && kind.is_block_device() {
+            // The kernel refuses what is mounted, or a part of another device.
+            options.custom_flags(rustix::fs::OFlags::EXCL.bits().cast_signed());
+        }
+        let opened = options.open(path).and_then(|mut file| Ok((file.seek(SeekFrom::End(0))?, file)));
+        let (bytes, file) = opened.map_err(|error| match error.kind() {
+            io::ErrorKind::ResourceBusy => {
+                failed(&"the kernel uses the device; unmount it, and remove it from what is made of it")
+            }
+            _ => failed(&error),
+        })?;
+        let (mode, what) = match write {
+            false => (LockMode::Shared, "has it open for writing; end that first, or check a copy"),
+            true => (LockMode::Exclusive, "has it open; end that first, or repair a copy"),
+        };
+        if let Err(holder) = file_lock::lock(&file, mode, Duration::ZERO) {
+            return Err(failed(&format!("{holder} {what}")));
+        }
+        Ok(Image { path, file, bytes })
     }
-    let opened = File::open(path).and_then(|mut file| Ok((file.seek(SeekFrom::End(0))?, file)));
-    let (bytes, file) = opened.map_err(|error| CommandError::environment(failed(&error)))?;
-    if let Err(holder) = file_lock::lock(&file, LockMode::Shared, Duration::ZERO) {
-        let what = format!("{holder} has it open for writing; end that first, or check a copy");
-        return Err(CommandError::environment(failed(&what)));
+
+    fn load(&self, options: LoadOptions) -> Result<BlobStore, CommandError> {
+        let failed = |what: &dyn std::fmt::Display| {
+            CommandError::operation(format!("{}: {what}", self.path.display()))
+        };
+        let store = load_with(self.bytes, options, |offset, out| {
+            let length = out.len();
+            let read = self.file.read_exact_at(out, offset);
+            read.map_err(|source| OpenError::Read { offset, length, source })
+        });
+        store.map_err(|error| match &error {
+            OpenError::Load(load) => failed(&format!("{error}; {}", advice(load))),
+            OpenError::Read { .. } => failed(&error),
+        })
     }
-    let store = load_with(bytes, LoadOptions { scan }, |offset, out| {
-        let length = out.len();
-        file.read_exact_at(out, offset).map_err(|source| OpenError::Read { offset, length, source })
-    });
-    store.map_err(|error| match &error {
-        OpenError::Load(load) => CommandError::operation(failed(&format!("{error}; {}", advice(load)))),
-        OpenError::Read { .. } => CommandError::operation(failed(&error)),
-    })
 }
 
 /// The name of the whole, if the store has one: that of a volume store is an attribute of the super blob.
@@ -245,13 +289,16 @@ fn runs(blob: &Blob) -> Vec<(u32, u32, u32)> {
 }
 
 fn findings_json(store: &BlobStore) -> Value {
-    let severity = |finding: &StoreFinding| match finding.severity() {
+    store.findings().iter().map(finding_json).collect()
+}
+
+fn finding_json(finding: &StoreFinding) -> Value {
+    let severity = match finding.severity() {
         StoreSeverity::Note => "note",
         StoreSeverity::Leak => "leak",
         StoreSeverity::Damage => "damage",
     };
-    let findings = store.findings().iter();
-    findings.map(|finding| json!({"severity": severity(finding), "text": finding.to_string()})).collect()
+    json!({"severity": severity, "text": finding.to_string()})
 }
 
 fn store_json(store: &BlobStore, details: bool) -> Value {

@@ -57,6 +57,11 @@ impl Disk {
         Disk { device, durable, cached: Vec::new(), in_flight: BTreeMap::new(), next: 0 }
     }
 
+    /// A disk with this content.
+    pub(super) fn with(device: BlobStoreDevice, durable: Vec<u8>) -> Disk {
+        Disk { durable, ..Disk::new(device) }
+    }
+
     pub(super) fn grow(&mut self, bytes: u64) {
         self.device.bytes = bytes;
         self.durable.resize(bytes as usize, 0xdd);
@@ -170,7 +175,11 @@ impl Disk {
     }
 
     pub(super) fn load(&self, scan: bool) -> Result<BlobStore, LoadError> {
-        let mut loader = BlobStoreLoader::new(self.device.bytes, LoadOptions { scan });
+        self.load_with(LoadOptions { scan, ..LoadOptions::default() })
+    }
+
+    pub(super) fn load_with(&self, options: LoadOptions) -> Result<BlobStore, LoadError> {
+        let mut loader = BlobStoreLoader::new(self.device.bytes, options);
         loop {
             while let Some(read) = loader.next_read() {
                 let mut content = vec![0; read.length];

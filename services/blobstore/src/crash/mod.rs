@@ -10,6 +10,7 @@
 
 mod disk;
 mod model;
+mod repair;
 mod runner;
 mod tests;
 

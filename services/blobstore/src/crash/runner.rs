@@ -31,6 +31,8 @@ pub(super) struct RunOptions {
     pub(super) failing: usize,
     /// Ends with the last power failure, and without unloading the store.
     pub(super) dirty: bool,
+    /// Ends with a power failure, while changes are in flight.
+    pub(super) cut: bool,
 }
 
 /// A write of data, by a channel.
@@ -209,6 +211,13 @@ impl Run {
 
     /// Ends what is in flight, unloads the store, and loads it.
     fn finish(&mut self) -> Result<(), String> {
+        if self.options.cut {
+            for _ in 0..self.dice.below(300) {
+                self.step(true)?;
+            }
+            self.disk = self.disk.crash(&mut self.dice);
+            return Ok(());
+        }
         self.drain()?;
         if self.options.dirty {
             return Ok(());

@@ -276,7 +276,7 @@ pub enum StoreEvent {
         /// Where the cluster begins on the device.
         offset: u64,
     },
-    /// There are fewer free clusters than the limit; once, until there are more again.
+    /// There are fewer free clusters than the limit; once, until there were a quarter more than that again.
     LowSpace {
         /// Free clusters.
         free: u32,

@@ -142,6 +142,26 @@ impl OpenBlobStore {
         Ok((open, change))
     }
 
+    /// Opens a store, writes all that loading decided, and unloads it, also if that changes nothing.
+    pub(crate) fn open_and_unload(store: BlobStore, device: BlobStoreDevice) -> (OpenBlobStore, ChangeId) {
+        let mut open = OpenBlobStore::new(store, device);
+        open.start();
+        let change = open.begin(BlobChange::Unload);
+        (open, change)
+    }
+
+    /// Opens a store that was unloaded, and writes the masks of pages and clusters of what is used over those
+    /// that it has. The store is as unloaded as it was at any time: a bit is as before or as after.
+    pub(crate) fn open_and_mark(store: BlobStore, device: BlobStoreDevice) -> (OpenBlobStore, ChangeId) {
+        let mut open = OpenBlobStore::new(store, device);
+        let mut plan = Plan::default();
+        open.plan_mark(&mut plan);
+        let change = open.next_id();
+        open.add_task(Task::new(plan, Waiter::Change(change), Locks::all()));
+        open.run();
+        (open, change)
+    }
+
     fn new(store: BlobStore, device: BlobStoreDevice) -> OpenBlobStore {
         let recovery = store.recovery();
         OpenBlobStore {
@@ -286,9 +306,11 @@ impl OpenBlobStore {
         self.clusters.free()
     }
 
-    /// Sets the limit of [`StoreEvent::LowSpace`], in clusters; 0, the default, for none.
+    /// Sets the limit of [`StoreEvent::LowSpace`], in clusters; 0, the default, for none. The event follows at
+    /// once if there are fewer free clusters now.
     pub fn set_low_space(&mut self, clusters: u32) {
         self.low_space = clusters;
+        self.is_low = false;
         self.note_space();
     }
 
@@ -344,11 +366,15 @@ impl OpenBlobStore {
 
     fn note_space(&mut self) {
         let free = self.clusters.free();
-        let is_low = free < self.low_space;
-        if is_low && !self.is_low {
-            self.events.push_back(StoreEvent::LowSpace { free });
+        if free < self.low_space {
+            if !std::mem::replace(&mut self.is_low, true) {
+                self.events.push_back(StoreEvent::LowSpace { free });
+            }
+            return;
         }
-        self.is_low = is_low;
+        // A quarter above the limit, so that a store about there does not repeat itself; all if there are fewer.
+        let enough = self.low_space.saturating_add((self.low_space / 4).max(1));
+        self.is_low &= free < enough.min(self.published.data_clusters());
     }
 
     fn start(&mut self) {

@@ -241,17 +241,31 @@ impl OpenBlobStore {
         // What others wrote in place may still be only in the device's cache, and has copies in the masks.
         plan.add(Step::Flush);
         plan.add(Step::Commit);
-        let layout = &self.published.layout;
-        let writes = masks.into_iter().map(|(place, mut data)| {
-            data.resize((u64::from(place.pages) * u64::from(layout.page_bytes)) as usize, 0);
-            StoreAction::Write { offset: layout.range_offset(place), data }
-        });
-        plan.extend([Step::Io(writes.collect()), Step::Barrier]);
+        plan.extend([self.mask_writes(masks), Step::Barrier]);
         let super_block = SuperBlock { clean: true, ..old.clone() };
         let data = super_block.encode().to_vec();
         plan.extend([Step::Io(vec![StoreAction::Write { offset: 0, data }]), Step::Barrier]);
         plan.publish([Update::SuperBlock(super_block)]);
         plan.add(Step::Closed);
+    }
+
+    /// Plans the masks of pages and clusters of a store that was unloaded.
+    pub(super) fn plan_mark(&mut self, plan: &mut Plan) {
+        let old = &self.published.super_block;
+        let masks = vec![
+            (old.used_pages, self.pages.used().encode()),
+            (old.used_clusters, self.clusters.used().encode()),
+        ];
+        plan.extend([Step::Commit, self.mask_writes(masks), Step::Barrier, Step::Closed]);
+    }
+
+    fn mask_writes(&self, masks: Vec<(PageRange, Vec<u8>)>) -> Step {
+        let layout = &self.published.layout;
+        let writes = masks.into_iter().map(|(place, mut data)| {
+            data.resize((u64::from(place.pages) * u64::from(layout.page_bytes)) as usize, 0);
+            StoreAction::Write { offset: layout.range_offset(place), data }
+        });
+        Step::Io(writes.collect())
     }
 
     pub(super) fn plan_destroy(&mut self, plan: &mut Plan) {

@@ -80,7 +80,7 @@ impl Device {
 
     /// Loads the store. Reads complete in the order in which a device might: the last one first.
     pub(crate) fn load(&self, scan: bool) -> Result<BlobStore, LoadError> {
-        let mut loader = BlobStoreLoader::new(self.bytes, LoadOptions { scan });
+        let mut loader = BlobStoreLoader::new(self.bytes, LoadOptions { scan, ..LoadOptions::default() });
         loop {
             let mut reads = Vec::new();
             while let Some(read) = loader.next_read() {

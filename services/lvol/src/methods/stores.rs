@@ -15,9 +15,11 @@ use super::{
 };
 use crate::LvolModule;
 use crate::load::CLAIM_HOLDER;
-use crate::owner::{self, ChangeHandle, device_of};
+use crate::owner::{self, ChangeHandle, OwnerMessage, device_of};
 use crate::shared::StoreShared;
-use crate::store::{LvolStore, NAME_BYTES_MAX, Volume, name_xattr, uuid_xattr};
+use crate::store::{
+    LOW_SPACE_PERCENT, LvolStore, NAME_BYTES_MAX, Volume, low_space_xattr, name_xattr, uuid_xattr,
+};
 
 /// How long the owner of a store has to close the device.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -46,6 +48,16 @@ pub(super) fn methods() -> Vec<Method<LvolModule>> {
         concluded("bdev_lvol_grow_lvstore", grow)
             .text("Extends a store to the present size of its bdev.", "true")
             .errors(&[NO_STORE, ONE_STORE, NOT_MADE]),
+        concluded("bdev_lvol_set_low_space", set_low_space)
+            .text(
+                "Sets the limit of free clusters of a store, below which the log has a warning. Ringbolt's own.",
+                "true",
+            )
+            .errors(&[
+                (RpcError::ENODEV, "there is no such store"),
+                (RpcError::EINVAL, "both UUID and name are given, or none, or the limit is above 100"),
+                NOT_MADE,
+            ]),
         Method::query("bdev_lvol_get_lvstores", get)
             .text(
                 "Describes the stores of logical volumes: one of them, or all.",
@@ -79,6 +91,9 @@ control::parameters! {
         /// Bytes of a metadata page, a power of two from 4096 to 65536; 0 is the larger of 4096 and the
         /// bdev's physical block
         md_page_size: u32 ["bytes"] = 0,
+        /// Ringbolt's own: percent of all clusters, 0 to 100; with fewer free ones the log has a warning. 0 for
+        /// none. It is stored in the store
+        low_space_percent: u32 = LOW_SPACE_PERCENT,
     }
 }
 
@@ -90,6 +105,8 @@ fn create(module: &LvolModule, params: CreateLvstore) -> Result<Conclusion, RpcE
     check_name(&name).map_err(|why| refused(EINVAL, why))?;
     let reserved = stores.reserve_name(&name);
     let reserved = reserved.ok_or_else(|| refused(EEXIST, format!("a store is called {name} already")))?;
+    let percent = params.low_space_percent;
+    check_percent(percent)?;
     let geometry = device.geometry();
     let page_bytes = match params.md_page_size {
         0 => geometry.physical_block_size.clamp(4096, 65536).next_power_of_two(),
@@ -116,6 +133,7 @@ fn create(module: &LvolModule, params: CreateLvstore) -> Result<Conclusion, RpcE
         return Err(refused(EPERM, "the bdev is read-only"));
     }
     let (base, uuid) = (Arc::new(base), Uuid::new_v4());
+    let limit = if percent == LOW_SPACE_PERCENT { Vec::new() } else { vec![low_space_xattr(percent)] };
     let format = BlobStoreFormat {
         cluster_bytes,
         metadata_page_bytes: page_bytes,
@@ -128,12 +146,13 @@ fn create(module: &LvolModule, params: CreateLvstore) -> Result<Conclusion, RpcE
             StoreClearMethod::WriteZeroes => ClearMethod::WriteZeroes,
             StoreClearMethod::None => ClearMethod::None,
         },
-        super_blob: Some(vec![uuid_xattr(uuid), name_xattr(&name)]),
+        super_blob: Some([vec![uuid_xattr(uuid), name_xattr(&name)], limit].concat()),
         ..BlobStoreFormat::default()
     };
     let (open, change) = OpenBlobStore::format(&format, device_of(&base)).map_err(change_failed)?;
     let reactor = stores.next_reactor().ok_or_else(|| refused(EIO, "there is no reactor"))?;
     let shared = StoreShared::new(open.published().clone());
+    shared.set_low_space_percent(percent);
     let formatted = ChangeHandle::new();
     let first = Some((change, formatted.clone()));
     let closed = owner::start(reactor, &shared, &base, open, first).map_err(|error| failed(EIO, error))?;
@@ -161,6 +180,13 @@ fn create(module: &LvolModule, params: CreateLvstore) -> Result<Conclusion, RpcE
             }
         }
     }))
+}
+
+fn check_percent(percent: u32) -> Result<(), RpcError> {
+    match percent {
+        0..=100 => Ok(()),
+        _ => Err(refused(EINVAL, format!("a limit of free clusters has 0 to 100 percent, not {percent}"))),
+    }
 }
 
 /// Why a name cannot be that of a store.
@@ -310,6 +336,36 @@ fn grow(module: &LvolModule, params: OneLvstore) -> Result<Conclusion, RpcError>
             ChangeError::NoPages => failed(ENOSPC, "the store cannot have as many clusters"),
             error => change_failed(error),
         })?;
+        Ok(true.into())
+    }))
+}
+
+control::parameters! {
+    struct SetLowSpace {
+        /// UUID of a store
+        uuid: Option<String>,
+        /// Or its name
+        lvs_name: Option<String>,
+        /// Percent of all clusters, 0 to 100; 0 for no limit
+        low_space_percent: u32,
+    }
+}
+
+fn set_low_space(module: &LvolModule, params: SetLowSpace) -> Result<Conclusion, RpcError> {
+    let percent = params.low_space_percent;
+    check_percent(percent)?;
+    let store = one_store(module, params.uuid, params.lvs_name)?;
+    let super_blob = store.shared.published().super_block().super_blob;
+    let blob = super_blob.ok_or_else(|| failed(EIO, "the store has no super blob"))?;
+    let operation = store.operate(&[blob], None).map_err(no_operation)?;
+    let set = vec![low_space_xattr(percent)];
+    let change = owner::begin(&store.shared, BlobChange::SetXattrs { blob, set, remove: Vec::new() });
+    Ok(Box::new(move |_| {
+        let _operation = operation;
+        change.wait().map_err(change_failed)?;
+        store.shared.set_low_space_percent(percent);
+        // An owner whose mailbox is full looks with its next change.
+        _ = store.shared.send(OwnerMessage::Look);
         Ok(true.into())
     }))
 }
