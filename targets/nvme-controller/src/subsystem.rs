@@ -199,9 +199,11 @@ impl Subsystem {
         self.namespaces.iter().map(|namespace| namespace.anagrpid).collect()
     }
 
-    /// Whether any namespace has a volatile write cache.
+    /// Whether controllers report a volatile write cache. Hosts read that once, when they connect, and Linux
+    /// sends no flush to a controller without one: not either to a namespace with a cache that is added later.
+    /// A namespace without a cache says so in its own data.
     pub fn has_volatile_cache(&self) -> bool {
-        self.namespaces.iter().any(|namespace| namespace.volatile_cache)
+        self.kind == SubsystemKind::Nvm
     }
 
     /// Asserts the invariants that this crate relies on. Called for every new snapshot.

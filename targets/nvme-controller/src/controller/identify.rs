@@ -223,7 +223,8 @@ impl Controller {
         let namespaces = &self.view.namespaces;
         let mut optional =
             oncs::COMPARE | oncs::COPY | oncs::SAVE_AND_SELECT | oncs::VERIFY | oncs::RESERVATIONS;
-        if namespaces.iter().any(|namespace| namespace.can_unmap) {
+        // Hosts read this once: one that connects before the first namespace is added can deallocate, too.
+        if namespaces.is_empty() || namespaces.iter().any(|namespace| namespace.can_unmap) {
             optional |= oncs::DATASET_MANAGEMENT;
         }
         // A host uses Write Zeroes, and Write Uncorrectable, on every namespace.

@@ -11,6 +11,22 @@ fn identify_inactive_namespace_returns_zeroes() {
     }
 }
 
+/// Linux keeps what it read of the controller when it connected, for namespaces that are added later.
+#[test]
+fn hosts_that_connect_before_the_first_namespace_flush_and_deallocate() {
+    let (mut empty, mut without_cache) = (subsystem(), subsystem());
+    empty.namespaces.clear();
+    without_cache.namespaces.iter_mut().for_each(|namespace| namespace.volatile_cache = false);
+    for subsystem in [empty, without_cache] {
+        let mut harness = Harness::with_subsystem(subsystem, 0);
+        harness.enable();
+        let identified = page(&mut harness, identify(Cns::Controller, 0));
+        let controller = IdentifyController::decode(&identified).unwrap();
+        assert!(controller.vwc & vwc::PRESENT != 0, "no flush would be sent");
+        assert!(controller.oncs & oncs::DATASET_MANAGEMENT != 0, "no discard would be sent");
+    }
+}
+
 #[test]
 fn namespace_lists_start_above_the_given_nsid() {
     let mut harness = Harness::enabled(SubsystemKind::Nvm);
