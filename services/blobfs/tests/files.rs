@@ -332,6 +332,26 @@ fn files_that_cannot_be_where_their_names_say_are_found() {
     assert_eq!(content(&files, "saved").len(), 2);
 }
 
+#[test]
+fn threads_share_a_store() {
+    let files = format(200);
+    std::thread::scope(|scope| {
+        for thread in 0..4u8 {
+            let files = &files;
+            scope.spawn(move || {
+                let path = format!("f{thread}");
+                for _ in 0..20 {
+                    let file = write(files, &path, &[thread; 3000]);
+                    files.sync(file).unwrap();
+                    files.close(file).unwrap();
+                    assert_eq!(content(files, &path), [thread; 3000]);
+                }
+            });
+        }
+    });
+    assert_eq!(names(&files, ""), ["f0", "f1", "f2", "f3"]);
+}
+
 /// Random requests do what they do to a map of vectors, also after the store was closed and opened.
 #[test]
 fn files_do_what_a_map_of_vectors_does() {
