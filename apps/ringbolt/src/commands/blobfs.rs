@@ -360,7 +360,7 @@ impl ImageArgs {
     }
 
     fn check(&self, as_json: bool) -> Result<(), CommandError> {
-        let files = self.read(LoadOptions { scan: true })?;
+        let files = self.read(LoadOptions { scan: true, ..LoadOptions::default() })?;
         let found: Vec<(bool, String)> = files.inspect(|fs| {
             let blobs = fs.blobs().findings().iter();
             let blobs = blobs.map(|found| (found.severity() > StoreSeverity::Note, found.to_string()));
