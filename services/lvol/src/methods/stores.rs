@@ -17,7 +17,7 @@ use crate::LvolModule;
 use crate::load::CLAIM_HOLDER;
 use crate::owner::{self, ChangeHandle, device_of};
 use crate::shared::StoreShared;
-use crate::store::{LvolStore, NAME_BYTES_MAX, Volume, name_xattr, uuid_xattr};
+use crate::store::{LvolStore, Volume, is_name, name_xattr, uuid_xattr};
 
 /// How long the owner of a store has to close the device.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -165,9 +165,9 @@ fn create(module: &LvolModule, params: CreateLvstore) -> Result<Conclusion, RpcE
 
 /// Why a name cannot be that of a store.
 fn check_name(name: &str) -> Result<(), &'static str> {
-    match name.len() {
-        1..=NAME_BYTES_MAX if !name.contains('\0') => Ok(()),
-        _ => Err("a name has 1 to 63 bytes"),
+    match is_name(name) {
+        true => Ok(()),
+        false => Err("a name has 1 to 63 bytes, and no control characters"),
     }
 }
 
