@@ -73,10 +73,11 @@ impl ConfigFile {
         self.steps.iter().map(|step| (step.method.as_str(), step.params()))
     }
 
-    /// Makes the calls in order. Stops at the first that fails; those before it stay in effect.
+    /// Makes the calls in order. Stops at the first that fails; those before it stay in effect. Before a call
+    /// fails, what disks have is found.
     pub fn apply(&self, plane: &ControlPlane) -> Result<(), RpcError> {
         for step in &self.steps {
-            plane.invoke(&step.method, step.params()).map_err(|error| {
+            plane.invoke_configured(&step.method, step.params()).map_err(|error| {
                 let ConfigStep { position, method, .. } = step;
                 RpcError::new(error.code, format!("{}: {position}: {method}: {error}", self.origin))
             })?;

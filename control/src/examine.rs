@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use crate::module::DynModule;
 
@@ -110,7 +111,26 @@ impl Examiner {
 
     /// Blocks until every device that was reported is examined, also by those that read it. Not for updates.
     pub fn wait(&self) {
-        self.wait_until(|state| state.is_idle() && state.reading.is_empty());
+        self.wait_until(|state| !state.is_examining());
+    }
+
+    /// [`wait`](Self::wait), for `timeout` at most. Whether all are examined.
+    pub(crate) fn wait_within(&self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
+        let mut state = self.lock();
+        while !state.is_stopped && state.is_examining() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = sync::wait_timeout(&self.changed, state, left);
+        }
+        true
+    }
+
+    /// Whether a device that was reported is not examined yet.
+    pub(crate) fn is_examining(&self) -> bool {
+        self.lock().is_examining()
     }
 
     /// Blocks until a device is examined, also by those that read it, whatever is read of others. Not for
@@ -206,5 +226,9 @@ impl Examiner {
 impl ExamineState {
     fn is_idle(&self) -> bool {
         self.busy.is_none() && self.waiting.is_empty() && self.findings.is_empty()
+    }
+
+    fn is_examining(&self) -> bool {
+        !self.is_idle() || !self.reading.is_empty()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 use reactor::ReactorHandle;
 use serde_json::{Map, Value, json};
@@ -14,6 +15,10 @@ use crate::jobs::Jobs;
 use crate::method::{BoundMethod, Catalog, StartupStage};
 use crate::metrics::MetricSamples;
 use crate::module::{DynModule, Module};
+
+/// How long a call of a configuration waits for what is found on disks: a large store takes a minute to read,
+/// and a disk may not answer at all.
+const FOUND_WAIT_MAX: Duration = Duration::from_secs(300);
 
 /// A reactor, and the kernel's ID of its thread.
 #[derive(Clone)]
@@ -204,6 +209,23 @@ impl ControlPlane {
             return Err(RpcError::new(RpcError::INVALID_STATE, message));
         }
         (method.call)(self, params)
+    }
+
+    /// [`invoke`](Self::invoke) for a call of a configuration. It may name a device that is found on a disk,
+    /// such as a logical volume, which the calls before it do not wait for: a call that fails while disks are
+    /// read is made once more when they have been.
+    pub(crate) fn invoke_configured(&self, name: &str, params: Value) -> Result<Value, RpcError> {
+        let is_examining = self.examiner.is_examining();
+        match self.invoke(name, params.clone()) {
+            Err(error) if is_examining => {
+                log::info!(target: "config", "{name} is called again when disks have been read: {error}");
+                if !self.examiner.wait_within(FOUND_WAIT_MAX) {
+                    log::warn!(target: "config", "disks take longer than {FOUND_WAIT_MAX:?} to be read");
+                }
+                self.invoke(name, params)
+            }
+            result => result,
+        }
     }
 
     /// The parameters of a call in their canonical form: equal for calls that ask for the same, however they

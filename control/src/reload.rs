@@ -277,9 +277,10 @@ impl<'a> Reload<'a> {
         for (index, is_lost) in is_lost.into_iter().enumerate() {
             let one = &self.wanted[index];
             let (what, made) = match (one.state, one.running) {
-                (State::Changed, _) => {
-                    ("applied", self.plane.invoke(&one.step.method, one.step.params()).map(|_| true))
-                }
+                (State::Changed, _) => (
+                    "applied",
+                    self.plane.invoke_configured(&one.step.method, one.step.params()).map(|_| true),
+                ),
                 (State::InForce, Some(running)) if is_lost => {
                     ("restored", self.restore(&one.call, &self.before.calls[running]))
                 }

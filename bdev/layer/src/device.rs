@@ -467,6 +467,11 @@ impl BlockDevice {
         self.wait(timeout, |state| state.released)
     }
 
+    /// Blocks until no descriptor is open; `false` after `timeout`. Must not be called on a reactor.
+    pub fn wait_unused(&self, timeout: Duration) -> bool {
+        self.wait(timeout, |state| state.opens.is_empty())
+    }
+
     /// Blocks until an open has ended, with its claim; `false` after `timeout`.
     pub(crate) fn wait_open_ended(&self, number: u64, timeout: Duration) -> bool {
         self.wait(timeout, |state| !state.opens.contains(&number))

@@ -1,8 +1,9 @@
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use super::*;
-use crate::{ByName, JobHandle, Method, NoParameters};
+use crate::{ByName, ConfigFile, Examination, JobHandle, Method, NoParameters};
 
 /// Records the calls of its life cycle.
 struct Recorder {
@@ -376,4 +377,70 @@ fn log_levels_and_flags_are_set() {
         let flags = call("log_get_flags", Value::Null).unwrap();
         assert_eq!((&flags["nvmf"], &flags["rpc"]), (&json!(nvmf), &json!(rpc)), "{method} {flag}");
     }
+}
+
+/// A module whose disk has a volume, which is found when the disk was read.
+struct Found {
+    examiner: Arc<Examiner>,
+    refused: Sender<()>,
+    refusals: Mutex<Option<Receiver<()>>>,
+    is_found: Arc<AtomicBool>,
+}
+
+impl Module for Found {
+    const NAME: &'static str = "found";
+
+    fn methods() -> Vec<Method<Found>> {
+        vec![
+            Method::update("disk_create", |found: &Found, _: NoParameters| {
+                found.examiner.appeared("disk");
+                Ok(true)
+            }),
+            Method::update("volume_export", |found: &Found, _: NoParameters| {
+                if found.is_found.load(Ordering::SeqCst) {
+                    return Ok(true);
+                }
+                found.refused.send(()).unwrap();
+                Err(RpcError::new(RpcError::ENODEV, "no volume is there"))
+            }),
+        ]
+    }
+
+    /// Reads until a call was refused.
+    fn examine_disk(&self, _: &str, examination: Examination) {
+        let (refusals, is_found) = (self.refusals.lock().unwrap().take().unwrap(), self.is_found.clone());
+        std::thread::spawn(move || {
+            refusals.recv().unwrap();
+            examination.finish(move || is_found.store(true, Ordering::SeqCst));
+        });
+    }
+}
+
+#[test]
+fn a_configuration_may_name_what_is_found_on_a_disk_that_takes_long_to_read() {
+    let builder = ControlPlane::builder(Vec::new());
+    let (refused, refusals) = channel();
+    let found = Found {
+        examiner: builder.examiner(),
+        refused,
+        refusals: Mutex::new(Some(refusals)),
+        is_found: Arc::default(),
+    };
+    let plane = builder.module(&Arc::new(found)).start(None).unwrap();
+    let call = |method: &str| format!(r#"{{"method":"{method}"}}"#);
+    let section = |calls: String| format!(r#"{{"subsystems":[{{"subsystem":"bdev","config":[{calls}]}}]}}"#);
+    let config =
+        |calls: String| ConfigFile::parse("a.json", section(calls).as_bytes(), plane.catalog()).unwrap();
+    config(format!("{},{}", call("disk_create"), call("volume_export"))).apply(&plane).unwrap();
+}
+
+#[test]
+fn a_call_that_fails_when_all_disks_were_read_is_made_once() {
+    let builder = ControlPlane::builder(Vec::new());
+    let (refused, refusals) = channel();
+    let found =
+        Found { examiner: builder.examiner(), refused, refusals: Mutex::new(None), is_found: Arc::default() };
+    let plane = builder.module(&Arc::new(found)).start(None).unwrap();
+    let error = plane.invoke_configured("volume_export", Value::Null).unwrap_err();
+    assert_eq!((error.code, refusals.try_iter().count()), (RpcError::ENODEV, 1));
 }

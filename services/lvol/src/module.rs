@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bdev::{BdevError, BlockDevice, ClaimType, Closing, DeviceEvent, DiskReader, Registry, Uuid};
 use blobstore::{BlobChange, OpenBlobStore, StoreFinding, StoreSeverity};
@@ -25,6 +25,8 @@ const SIGNATURE: &[u8] = b"SPDKBLOB";
 const PROBLEMS_LOGGED_MAX: usize = 20;
 /// How long the end of the program waits for a store.
 const UNLOAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long it waits in all for volumes that are being closed. Those that are served are open for longer.
+const UNUSED_WAIT: Duration = Duration::from_millis(500);
 
 /// Logical volumes as a [`Module`]: stores are found on devices that appear, or created on them.
 pub struct LvolModule {
@@ -317,9 +319,14 @@ impl LvolStores {
 
     /// Registers a volume, if its data is there. Returns whether it has a block device then.
     pub(crate) fn register(&self, store: &Arc<LvolStore>, volume: &Volume) -> bool {
-        if matches!(chain_end(&store.shared.published(), volume.blob), ChainEnd::Missing(_) | ChainEnd::Cycle)
-        {
+        let blobs = store.shared.published();
+        let end = chain_end(&blobs, volume.blob);
+        if matches!(end, ChainEnd::Missing(_) | ChainEnd::Cycle) {
             return false;
+        }
+        // Before it is looked for: the device may appear at the same time.
+        if let Some(external) = external_of(&blobs, end) {
+            store.set_on_external(volume.blob, &external);
         }
         match register(&self.registry, store, volume) {
             Ok(()) => return true,
@@ -340,28 +347,37 @@ impl LvolStores {
     /// Registers the volumes that wait for a device which has appeared.
     fn appeared(&self, bdev: &str) {
         let Some(device) = self.registry.find(bdev) else { return };
+        let is_this = |name: &str| self.registry.find(name).is_some_and(|found| Arc::ptr_eq(&found, &device));
         for store in self.all() {
-            let blobs = store.shared.published();
-            let ends = chain_ends(&blobs);
-            for volume in store.volumes() {
-                let Some(end) = ends.get(&volume.blob) else { continue };
-                let Some(external) = external_of(&blobs, *end) else { continue };
-                let is_this = self.registry.find(&external).is_some_and(|found| Arc::ptr_eq(&found, &device));
-                if is_this && self.device(&store, &volume).is_none() {
-                    self.register(&store, &volume);
+            for external in store.externals().iter().filter(|name| is_this(name)) {
+                let blobs = store.shared.published();
+                for volume in store.volumes_on(external) {
+                    let end = chain_end(&blobs, volume.blob);
+                    if external_of(&blobs, end).as_ref() == Some(external)
+                        && self.device(&store, &volume).is_none()
+                    {
+                        self.register(&store, &volume);
+                    }
                 }
             }
         }
     }
 
     /// Opens and closes external snapshots as the chains of volumes end now, and gives volumes block devices
-    /// that have none yet: after a change of parents.
+    /// that have none yet: after a change of parents. It looks at all volumes, unless none was ever on an
+    /// external snapshot.
     pub(crate) fn follow_chains(&self, store: &Arc<LvolStore>) {
+        if store.has_no_externals() {
+            return;
+        }
         let blobs = store.shared.published();
         let ends = chain_ends(&blobs);
         for volume in store.volumes() {
             let end = ends.get(&volume.blob).copied().unwrap_or(ChainEnd::Zeroes);
             let external = external_of(&blobs, end);
+            if let Some(external) = &external {
+                store.set_on_external(volume.blob, external);
+            }
             let Some(device) = self.device(store, &volume) else {
                 self.register(store, &volume);
                 continue;
@@ -427,22 +443,36 @@ impl LvolStores {
         Closing::removed(removed).wait().is_ok()
     }
 
-    /// Unloads all stores, those on volumes of others first.
+    /// Unloads all stores, those on volumes of others first, but none of which a volume is open: its hosts are
+    /// connected until the reactors stop, and would get errors for what they write until then.
     fn unload_all(&self) {
+        let end = Instant::now() + UNUSED_WAIT;
         let mut left = self.all();
         while !left.is_empty() {
-            let is_below = |store: &Arc<LvolStore>| {
-                left.iter().any(|other| {
-                    other.base.device().module::<LvolBdev>().is_some_and(|module| module.is_of(store))
-                })
-            };
-            let (below, top): (Vec<_>, Vec<_>) = left.iter().cloned().partition(|store| is_below(store));
-            if top.is_empty() {
-                return;
+            let (used, unused): (Vec<_>, Vec<_>) =
+                left.into_iter().partition(|store| self.open_volume(store).is_some());
+            unused.iter().for_each(|store| self.unload(store));
+            left = used;
+            let wait = end.saturating_duration_since(Instant::now());
+            if unused.is_empty() {
+                let Some(device) = left.first().and_then(|store| self.open_volume(store)) else { continue };
+                if wait.is_zero() {
+                    break;
+                }
+                device.wait_unused(wait);
             }
-            top.iter().for_each(|store| self.unload(store));
-            left = below;
         }
+        for store in left {
+            let name = store.name();
+            log::info!(target: "lvol", "the logical volume store {name} is not unloaded, as volumes of it are open");
+        }
+    }
+
+    /// A volume of a store that is open, as when it is served.
+    fn open_volume(&self, store: &Arc<LvolStore>) -> Option<Arc<BlockDevice>> {
+        let volumes = store.volumes();
+        let mut devices = volumes.iter().filter_map(|volume| self.device(store, volume));
+        devices.find(|device| device.open_count() > 0)
     }
 
     fn unload(&self, store: &Arc<LvolStore>) {

@@ -15,7 +15,7 @@ use crate::shared::StoreShared;
 /// The type in the super block of a store of logical volumes.
 pub(crate) const STORE_TYPE: &str = "LVOLSTORE";
 /// Longest name of a store or volume that is accepted, in bytes: it is stored in 64 with a terminator.
-pub(crate) const NAME_BYTES_MAX: usize = 63;
+const NAME_BYTES_MAX: usize = 63;
 /// The limit of free clusters of a store that has none of its own, in percent of all.
 pub(crate) const LOW_SPACE_PERCENT: u32 = 10;
 /// The attribute of a store with its limit of free clusters: a C string with the percent.
@@ -43,6 +43,9 @@ struct StoreState {
     names: BTreeSet<String>,
     /// Blobs that have clones, or had some.
     snapshots: BTreeSet<BlobId>,
+    /// Names of external snapshots, and the volumes whose chain ends with each, or did: so that a device that
+    /// appears costs a look at these names, and not at all volumes.
+    externals: BTreeMap<String, BTreeSet<BlobId>>,
     /// Volumes with an operation under way.
     busy: BTreeSet<BlobId>,
     /// Operations under way, those without a volume included.
@@ -96,7 +99,7 @@ pub(crate) enum NoOperation {
     ReadOnly,
     /// A volume has that name, or is being created with it.
     NameInUse,
-    /// The name is empty or too long.
+    /// The name is empty or too long, or has control characters.
     Name,
 }
 
@@ -154,6 +157,10 @@ impl Operation {
             state.names.remove(&volume.name);
         }
         state.snapshots.remove(&blob);
+        state.externals.retain(|_, volumes| {
+            volumes.remove(&blob);
+            !volumes.is_empty()
+        });
     }
 
     /// The blob has a clone now.
@@ -209,6 +216,7 @@ impl LvolStore {
             volumes,
             names,
             snapshots,
+            externals: BTreeMap::new(),
             busy: BTreeSet::new(),
             operations: 0,
             is_removing: false,
@@ -275,6 +283,32 @@ impl LvolStore {
         self.lock().snapshots.contains(&blob)
     }
 
+    /// Notes that the chain of a volume ends with the external snapshot of this name.
+    pub(crate) fn set_on_external(&self, blob: BlobId, name: &str) {
+        let mut state = self.lock();
+        match state.externals.get_mut(name) {
+            Some(volumes) => _ = volumes.insert(blob),
+            None => _ = state.externals.insert(name.to_string(), BTreeSet::from([blob])),
+        }
+    }
+
+    /// The external snapshots on which volumes are, or were since the store was loaded.
+    pub(crate) fn externals(&self) -> Vec<String> {
+        self.lock().externals.keys().cloned().collect()
+    }
+
+    /// Whether no volume is on an external snapshot, or was.
+    pub(crate) fn has_no_externals(&self) -> bool {
+        self.lock().externals.is_empty()
+    }
+
+    /// The volumes on an external snapshot, or that were, in the order of their blobs.
+    pub(crate) fn volumes_on(&self, external: &str) -> Vec<Arc<Volume>> {
+        let state = self.lock();
+        let blobs = state.externals.get(external).into_iter().flatten();
+        blobs.filter_map(|blob| state.volumes.get(blob).cloned()).collect()
+    }
+
     /// Whether the store is being removed.
     pub(crate) fn is_removing(&self) -> bool {
         self.lock().is_removing
@@ -294,7 +328,7 @@ impl LvolStore {
             return Err(NoOperation::Removing);
         }
         if let Some(name) = name {
-            if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains('\0') {
+            if !is_name(name) {
                 return Err(NoOperation::Name);
             }
             if state.names.contains(name) {
@@ -338,6 +372,11 @@ impl LvolStore {
         state.name = name.to_string();
         state.volumes.values().cloned().collect()
     }
+}
+
+/// Whether a new store or volume can have a name: it is stored as a C string, and printed in lines.
+pub(crate) fn is_name(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.contains(char::is_control)
 }
 
 /// The attribute `name` of a volume or store: a C string in 64 bytes.

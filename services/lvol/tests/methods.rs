@@ -5,6 +5,7 @@ mod rig;
 #[path = "../../blobstore/tests/support/mod.rs"]
 mod support;
 
+use bdev::Access;
 use block_io::{Op, Status};
 use control::json::{Value, json};
 use rig::{ESNAP_UUID, Program};
@@ -65,6 +66,7 @@ fn stores_that_cannot_be_made_are_refused_with_the_codes_of_spdk() {
         (json!({ "bdev_name": "none" }), -19),
         (json!({ "lvs_name": "" }), -22),
         (json!({ "lvs_name": "n".repeat(64) }), -22),
+        (json!({ "lvs_name": "two\nlines" }), -22),
         (json!({ "md_page_size": 2048 }), -22),
         (json!({ "md_page_size": 5000 }), -22),
         (json!({ "md_page_size": 131072 }), -22),
@@ -139,6 +141,7 @@ fn volumes_are_created_with_uuid_and_alias_and_refused_with_the_codes_of_spdk() 
     for (changes, code) in [
         (json!({ "lvol_name": "" }), -22),
         (json!({ "lvol_name": "n".repeat(64) }), -22),
+        (json!({ "lvol_name": "\u{1b}[2Jcleared" }), -22),
         (json!({ "lvol_name": "v" }), -17),
         (json!({ "size_in_mib": free + 1 }), -32602),
         (json!({ "size_in_mib": u64::MAX / 1024 }), -32602),
@@ -189,6 +192,7 @@ fn names_change_with_their_aliases_or_nothing_changes() {
         ("lvs/one", "one", -32602),
         ("lvs/one", "", -32602),
         ("lvs/one", &"n".repeat(64), -32602),
+        ("lvs/one", "two\nlines", -32602),
     ] {
         assert_eq!(program.code(rename, json!({ "old_name": old, "new_name": new })), code, "{old} {new}");
         assert_eq!(bdev(&program, &one)["aliases"], json!(["lvs/one"]));
@@ -325,6 +329,24 @@ fn a_store_on_a_volume_of_another_is_unloaded_first() {
     program.call("bdev_lvol_delete", json!({ "name": "lvs/base" }));
     assert_eq!(program.stores().len(), 1);
     program.call("bdev_lvol_delete_lvstore", json!({ "lvs_name": "lvs" }));
+}
+
+/// Hosts are connected until the reactors stop, which is after the modules were drained.
+#[test]
+fn a_volume_that_is_served_at_the_end_is_written_until_it_is_closed() {
+    let program = Program::start();
+    let disk = program.add_store("disk", 64, MIB);
+    program.create("served", 4, true);
+    let served = program.registry.open("lvs/served", Access::ReadOnly).unwrap();
+    program.plane.drain();
+    // A first write to a cluster, which the owner of the store has a part in.
+    program.write("lvs/served", MIB, vec![7; 4096]).unwrap();
+    drop(served);
+    let image = disk.image();
+    assert!(!image.load(false).unwrap().super_block().clean);
+    let program = Program::start();
+    program.add("disk", image, 512);
+    assert_eq!(program.read("lvs/served", MIB, 4096), vec![7; 4096]);
 }
 
 #[test]

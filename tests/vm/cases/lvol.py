@@ -1,5 +1,6 @@
 """Logical volumes under the kernel's initiator: snapshots of a mounted file system, trim, and a pool that is full."""
 
+import json
 import os
 import subprocess
 
@@ -152,3 +153,34 @@ def full(bench, target, pool, work):
     assert repaired.rc in (0, 1), repaired
     guest.check(f"fsck.ext4 -fn {work}", 60)
     assert os.stat(pool.path).st_size == 192 * MIB
+
+
+@case("lvol-stops", on=("ringbolt",), provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed|Retrying", seconds=60)
+def lvol_stops(bench):
+    """The target is stopped with SIGTERM and started again four times under ext4 on a thin volume: no I/O fails."""
+    guest, subsystem = bench.guest, Subsystem("lvol", [])
+    target = bench.serve(subsystem)
+    pool = Pool(bench, target, subsystem, 96)
+    pool.thin("work", VOLUME_MIB)
+    target.rpc("nvmf_subsystem_add_ns", nqn=subsystem.nqn, namespace={"bdev_name": "pool/work", "nsid": 1})
+    # It names the volume, which is found when the pool has been read.
+    with open(target.config, "w", encoding="utf-8") as file:
+        json.dump(target.rpc("save_config"), file)
+    bench.connect(subsystem, "--ctrl-loss-tmo=120 --reconnect-delay=1")
+    device = bench.block(subsystem)
+    guest.check(f"mkfs.ext4 -q {device} && mount -t ext4 -o errors=remount-ro {device} /mnt", 60)
+    write = ("dd if=/dev/urandom of=/mnt/$((i % 90)) bs=16k count=16 conv=fsync status=none &&"
+             " sha256sum /mnt/$((i % 90)) > /tmp/sum.$((i % 90))")
+    writer = guest.spawn(f"i=0; while [ ! -e /tmp/stop ]; do {write} || exit 1; echo synced $i; i=$((i + 1)); done; echo done")
+    for _ in range(4):
+        writer.expect(f"^synced {len(writer.out.splitlines()) + 3}$", 60)
+        target.stop()
+        target.launch()
+    writer.expect(f"^synced {len(writer.out.splitlines()) + 3}$", 60)
+    guest.check("touch /tmp/stop")
+    writer.expect("^done$", 60)
+    writer.check(30)
+    # What a path cannot do is done by the next one, and no error gets to the file system.
+    guest.check("! dmesg | grep 'Buffer I/O error\\|EXT4-fs error'")
+    guest.check("echo 3 > /proc/sys/vm/drop_caches; cat /tmp/sum.* > /tmp/sums; sha256sum -c -s /tmp/sums", 60)
+    guest.check(f"grep ' /mnt ext4 rw' /proc/mounts && umount /mnt && fsck.ext4 -fn {device}", 60)

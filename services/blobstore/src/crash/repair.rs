@@ -134,8 +134,7 @@ fn repair(seed: u64) -> Result<bool, String> {
 
 #[test]
 fn a_repair_that_is_cut_in_two_leaves_a_store_that_is_repaired_by_the_next() {
-    let seeds: u64 =
-        std::env::var("BLOBSTORE_REPAIRS").ok().and_then(|text| text.parse().ok()).unwrap_or(80);
+    let seeds: u64 = std::env::var("BLOBSTORE_REPAIRS").ok().and_then(|text| text.parse().ok()).unwrap_or(80);
     let mut repaired = 0;
     for seed in 0..seeds {
         match repair(seed) {

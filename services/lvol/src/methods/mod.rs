@@ -102,8 +102,8 @@ fn why_no_operation(no: NoOperation) -> (Errno, &'static str) {
         NoOperation::ReadOnly => {
             (EPERM, "the store is read-only here, as its device is, or as it is damaged")
         }
-        NoOperation::NameInUse => (EEXIST, "the store has a volume of that name"),
-        NoOperation::Name => (EINVAL, "a name has 1 to 63 bytes"),
+        NoOperation::NameInUse => (EEXIST, "the store has a volume of that name, or a bdev has it"),
+        NoOperation::Name => (EINVAL, "a name has 1 to 63 bytes, and no control characters"),
     }
 }
 

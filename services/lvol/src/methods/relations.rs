@@ -332,6 +332,7 @@ fn set_parent_bdev(module: &LvolModule, params: SetParentBdev) -> Result<Conclus
     }
     let operation = store.operate(&[blob], None).map_err(no_operation)?;
     let External { name, base, .. } = external(module, &store, &device, &store.alias(&found.volume))?;
+    store.set_on_external(blob, &device.uuid().to_string());
     open_before(module, &found, Some(device));
     let change = owner::begin(&store.shared, BlobChange::SetParentExternal { blob, name });
     Ok(Box::new(move |module| {

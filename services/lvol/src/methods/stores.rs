@@ -17,9 +17,7 @@ use crate::LvolModule;
 use crate::load::CLAIM_HOLDER;
 use crate::owner::{self, ChangeHandle, OwnerMessage, device_of};
 use crate::shared::StoreShared;
-use crate::store::{
-    LOW_SPACE_PERCENT, LvolStore, NAME_BYTES_MAX, Volume, low_space_xattr, name_xattr, uuid_xattr,
-};
+use crate::store::{LOW_SPACE_PERCENT, LvolStore, Volume, is_name, low_space_xattr, name_xattr, uuid_xattr};
 
 /// How long the owner of a store has to close the device.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -191,9 +189,9 @@ fn check_percent(percent: u32) -> Result<(), RpcError> {
 
 /// Why a name cannot be that of a store.
 fn check_name(name: &str) -> Result<(), &'static str> {
-    match name.len() {
-        1..=NAME_BYTES_MAX if !name.contains('\0') => Ok(()),
-        _ => Err("a name has 1 to 63 bytes"),
+    match is_name(name) {
+        true => Ok(()),
+        false => Err("a name has 1 to 63 bytes, and no control characters"),
     }
 }
 

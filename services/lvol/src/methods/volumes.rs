@@ -14,7 +14,9 @@ use super::{
 };
 use crate::LvolModule;
 use crate::owner;
-use crate::store::{ChainEnd, LvolStore, NoOperation, Operation, Volume, chain_ends, name_xattr, uuid_xattr};
+use crate::store::{
+    ChainEnd, LvolStore, NoOperation, Operation, Volume, chain_end, chain_ends, name_xattr, uuid_xattr,
+};
 use crate::volume::LvolBdev;
 
 const MIB: u64 = 1 << 20;
@@ -193,6 +195,7 @@ fn delete(module: &LvolModule, params: DeleteLvol) -> Result<Conclusion, RpcErro
         return Err(internal(ENODEV, "the store is being removed"));
     }
     let published = store.shared.published();
+    let is_on_external = matches!(chain_end(&published, blob), ChainEnd::External(_));
     let clones = published.clones(blob).to_vec();
     if clones.len() > 1 {
         return Err(internal(EPERM, &format!("the snapshot has {} clones", clones.len())));
@@ -228,7 +231,9 @@ fn delete(module: &LvolModule, params: DeleteLvol) -> Result<Conclusion, RpcErro
         match deleted {
             Ok(_) => {
                 operation.deleted(blob);
-                module.stores.follow_chains(&store);
+                if is_on_external {
+                    module.stores.follow_chains(&store);
+                }
                 Ok(true.into())
             }
             Err(error) => {
