@@ -13,6 +13,7 @@ mod idle;
 mod instructions;
 mod iscsi;
 mod load;
+mod lvol;
 mod machine_info;
 mod metric;
 mod nbd;

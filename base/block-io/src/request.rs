@@ -317,6 +317,12 @@ impl<D> Completion<D> {
         &self.request
     }
 
+    /// The completed request, for a layer that gives it the caller's tag and range again.
+    #[inline]
+    pub const fn request_mut(&mut self) -> &mut Request<D> {
+        &mut self.request
+    }
+
     /// Returns the data that the request carried, protected or not.
     #[inline]
     pub fn into_data(self) -> Option<D> {

@@ -134,8 +134,18 @@ impl<T> Slab<T> {
     /// what `read` took from it.
     #[inline]
     pub fn drop_value<R>(&mut self, slot: Slot, read: impl FnOnce(&mut T) -> R) -> Option<R> {
-        self.get(slot)?;
-        self.drop_value_at(slot.index, read)
+        let next = self.free_head;
+        let (generation, entry) = self.entries.get_mut(slot.index as usize)?;
+        if *generation != slot.generation {
+            return None;
+        }
+        let SlabEntry::Occupied(value) = entry else { return None };
+        let taken = read(value);
+        *entry = SlabEntry::Vacant { next };
+        *generation = generation.wrapping_add(1);
+        self.free_head = slot.index;
+        self.len -= 1;
+        Some(taken)
     }
 
     /// As [`drop_value`](Self::drop_value), for the value at `index`.

@@ -73,6 +73,7 @@ impl Blob {
     }
 
     /// The clusters.
+    #[inline]
     pub fn clusters(&self) -> &BlobClusterMap {
         &self.clusters
     }

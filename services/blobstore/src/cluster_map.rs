@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use wire_blob::CLUSTERS_PER_EXTENT_PAGE;
 
-const CHUNK: usize = CLUSTERS_PER_EXTENT_PAGE as usize;
+pub(crate) const CHUNK: usize = CLUSTERS_PER_EXTENT_PAGE as usize;
 /// An entry of a cluster that is not allocated. Cluster 0 is the super block's.
-const UNALLOCATED: u32 = 0;
+pub(crate) const UNALLOCATED: u32 = 0;
+/// The clusters of an extent page.
+pub(crate) type ClusterChunk = [u32; CHUNK];
 
 /// The clusters of a blob, by their index in it.
 ///
@@ -18,7 +20,7 @@ pub struct BlobClusterMap {
     length: u32,
     allocated: u32,
     // Ascending by the index of the chunk.
-    chunks: Vec<(u32, Arc<[u32; CHUNK]>)>,
+    chunks: Vec<(u32, Arc<ClusterChunk>)>,
 }
 
 /// Consecutive clusters of a blob that are consecutive on the device, or all unallocated.
@@ -46,6 +48,7 @@ impl BlobClusterMap {
         self.allocated
     }
 
+    #[inline]
     fn find(&self, chunk: u32) -> Result<usize, usize> {
         match self.chunks.get(chunk as usize) {
             Some((index, _)) if *index == chunk => Ok(chunk as usize),
@@ -53,7 +56,13 @@ impl BlobClusterMap {
         }
     }
 
+    /// A chunk, if it has memory.
+    pub(crate) fn chunk(&self, chunk: u32) -> Option<&Arc<ClusterChunk>> {
+        Some(&self.chunks[self.find(chunk).ok()?].1)
+    }
+
     /// The cluster on the device; `None` if it is not allocated or beyond the blob's end.
+    #[inline]
     pub fn get(&self, index: u32) -> Option<u32> {
         let at = self.find(index / CHUNK as u32).ok()?;
         Some(self.chunks[at].1[index as usize % CHUNK]).filter(|cluster| *cluster != UNALLOCATED)

@@ -78,6 +78,7 @@
 
 mod assemble;
 mod blob;
+mod chain;
 mod cluster_map;
 #[cfg(test)]
 mod crash;
@@ -92,6 +93,7 @@ mod table;
 mod write;
 
 pub use blob::{Blob, BlobDamage, BlobParent, UnusableBlob};
+pub use chain::{ChainCluster, SnapshotChain};
 pub use cluster_map::{BlobClusterMap, MappedRun};
 pub use finding::{NumberRanges, StoreFinding, StoreSeverity};
 pub use layout::BlobStoreLayout;

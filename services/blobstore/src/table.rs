@@ -21,12 +21,22 @@ struct BlobEntry {
 ///
 /// Copies share what is not changed: a copy costs a reference for each 128 metadata pages that have a blob's
 /// first, and a change copies the references of one such chunk.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct BlobTable {
     // Ascending by the index of the chunk; none is empty.
     chunks: Vec<(u32, Arc<BTreeMap<BlobId, BlobEntry>>)>,
     length: usize,
+    chains: u64,
 }
+
+impl PartialEq for BlobTable {
+    /// Whether the blobs are the same, by whatever changes they became so.
+    fn eq(&self, other: &BlobTable) -> bool {
+        self.length == other.length && self.chunks == other.chunks
+    }
+}
+
+impl Eq for BlobTable {}
 
 fn chunk_of(id: BlobId) -> u32 {
     id.page().map_or(u32::MAX, |page| page / CHUNK_PAGES)
@@ -35,7 +45,7 @@ fn chunk_of(id: BlobId) -> u32 {
 impl BlobTable {
     /// A table of blobs that were loaded.
     pub(crate) fn new(blobs: BTreeMap<BlobId, Blob>, mut clones: BTreeMap<BlobId, Vec<BlobId>>) -> BlobTable {
-        let mut table = BlobTable { chunks: Vec::new(), length: blobs.len() };
+        let mut table = BlobTable { chunks: Vec::new(), length: blobs.len(), chains: 0 };
         let mut chunk = BTreeMap::new();
         let mut blobs = blobs.into_iter().peekable();
         while let Some((id, blob)) = blobs.next() {
@@ -59,6 +69,17 @@ impl BlobTable {
     /// A blob.
     pub fn get(&self, id: &BlobId) -> Option<&Blob> {
         self.entry(*id).map(|entry| &*entry.blob)
+    }
+
+    /// A blob, to be kept beyond this state of the store.
+    pub fn shared(&self, id: BlobId) -> Option<&Arc<Blob>> {
+        self.entry(id).map(|entry| &entry.blob)
+    }
+
+    /// Counts the changes of what blobs read of others: of parents, and of blobs that are read-only. Two
+    /// states of one store with the same number have the same chains of snapshots.
+    pub fn chains(&self) -> u64 {
+        self.chains
     }
 
     /// Whether there is such a blob.
@@ -98,8 +119,13 @@ impl BlobTable {
         };
         let chunk = Arc::make_mut(&mut self.chunks[at].1);
         match chunk.get_mut(&id) {
-            Some(entry) => entry.blob = blob,
+            Some(entry) => {
+                let is_writable = !entry.blob.is_read_only() && !blob.is_read_only();
+                self.chains += u64::from(!is_writable || entry.blob.parent() != blob.parent());
+                entry.blob = blob;
+            }
             None => {
+                self.chains += 1;
                 chunk.insert(id, BlobEntry { blob, clones: Vec::new() });
                 self.length += 1;
             }
@@ -110,6 +136,7 @@ impl BlobTable {
         let Ok(at) = self.find(chunk_of(id)) else { return };
         let chunk = Arc::make_mut(&mut self.chunks[at].1);
         self.length -= usize::from(chunk.remove(&id).is_some());
+        self.chains += 1;
         if chunk.is_empty() {
             self.chunks.remove(at);
         }

@@ -14,8 +14,12 @@ use slots::{Slab, Slot};
 use crate::owner::OwnerMessage;
 use crate::shared::{ChannelMessage, ChannelSeat, PublishedUse, VolumeShared};
 use crate::volume_map::{ChangePiece, PieceSource, ReadPiece, Unusable, VolumeMap};
+use crate::volume_view::{RangePlace, VolumeView};
 
 mod changes;
+mod in_place;
+
+use in_place::{SLOTS_MAX, WholeRequest};
 
 /// Clusters of the largest request with data that the channel gets, so that the pieces of each have a limit.
 pub(crate) const CLUSTERS_MAX: u32 = 256;
@@ -27,9 +31,9 @@ pub(crate) const ALLOCATIONS_MAX: usize = 64;
 
 /// Divides requests into pieces for the store's device and the external snapshot.
 ///
-/// A request of one piece is passed on with another address; its place in the table has what it was. The
-/// others have a place for the request, and one for each piece. The tables grow until they are as full as
-/// they ever were, and have limits. A piece of a write in a cluster that the volume does not have waits until
+/// A request of one piece is passed on with another address, in the caller's batch; `in_place.rs` has that. Its
+/// place in a table has what it was. The others have a place for the request, and one for each piece, in another.
+/// The tables grow until they are as full as they ever were, and have limits. A piece of a write in a cluster that the volume does not have waits until
 /// the owner has prepared one; `changes.rs` has the steps. What flushes and writes with FUA make durable
 /// includes the cluster maps that were written before.
 pub(crate) struct LvolChannel {
@@ -39,13 +43,19 @@ pub(crate) struct LvolChannel {
     /// Empty between calls.
     received: Vec<ChannelMessage>,
     in_use: PublishedUse,
+    /// Of the metadata of `view_epoch`.
+    view: VolumeView,
+    view_epoch: u64,
     /// Bytes of a block of the volume.
     block_bytes: u64,
     base: OpenSource,
     /// Of the external snapshot, if data is there.
     external: BaseChannels,
     external_set: Arc<BaseSet>,
+    whole: Slab<WholeRequest>,
     entries: Slab<Entry>,
+    /// Places of `entries` for flushes that follow writes with FUA: one for each of `whole`.
+    flush_places: usize,
     /// Requests that wait for places in the table; at most the depth.
     waiting: VecDeque<Request>,
     /// What completed here, until the next poll.
@@ -73,11 +83,15 @@ pub(crate) struct LvolChannel {
 pub(crate) struct OpenSource {
     channel: BaseChannel,
     block_bytes: u64,
+    /// The logarithm of a block's bytes, where these are a power of two.
+    block_shift: Option<u32>,
 }
 
 impl OpenSource {
     pub(crate) fn new(channel: BaseChannel, device: &BlockDevice) -> OpenSource {
-        OpenSource { channel, block_bytes: device.geometry().block_size.into() }
+        let block_size = device.geometry().block_size;
+        let block_shift = block_size.is_power_of_two().then_some(block_size.trailing_zeros());
+        OpenSource { channel, block_bytes: block_size.into(), block_shift }
     }
 
     /// The first block and the number of blocks of a piece.
@@ -102,8 +116,6 @@ struct Allocation {
 }
 
 enum Entry {
-    /// A request of one piece, as it was submitted.
-    Whole { tag: Tag, lba: u64, blocks: u32, epoch: u64 },
     /// A flush, as it was submitted, and the number of cluster maps that it makes durable.
     Flush { tag: Tag, lba: u64, blocks: u32, maps: u64 },
     /// A write with FUA that is done but for a flush of cluster maps.
@@ -163,6 +175,9 @@ impl LvolChannel {
             parts;
         LvolChannel {
             in_use: PublishedUse::new(&volume.store),
+            view: VolumeView::new(),
+            // Not that of any metadata.
+            view_epoch: u64::MAX,
             volume,
             seat,
             messages,
@@ -171,7 +186,9 @@ impl LvolChannel {
             base,
             external,
             external_set,
-            entries: Slab::with_capacity(depth.saturating_add(PIECES_MAX).min(u32::MAX - 1)),
+            whole: Slab::with_capacity(depth.min(SLOTS_MAX)),
+            entries: Slab::with_capacity((2 * depth.min(SLOTS_MAX / 4)).saturating_add(PIECES_MAX)),
+            flush_places: depth.min(SLOTS_MAX / 4) as usize,
             waiting: VecDeque::new(),
             finished: Vec::new(),
             completions: Vec::new(),
@@ -191,7 +208,13 @@ impl LvolChannel {
         VolumeMap { blobs: &self.in_use.published, blob: self.volume.blob }
     }
 
-    /// Starts a request; returns one for which the table has no places.
+    /// Places of the table for requests that begin, and their pieces.
+    fn free_places(&self) -> usize {
+        (self.entries.capacity() - self.flush_places).saturating_sub(self.entries.len())
+    }
+
+    /// Starts a request that is not in one place of the store's device; returns one for which the table has no
+    /// places.
     fn start(&mut self, mut request: Request) -> Option<Request> {
         let offset = request.lba.wrapping_mul(self.block_bytes);
         let length = u64::from(request.blocks) * self.block_bytes;
@@ -210,16 +233,20 @@ impl LvolChannel {
                 return None;
             }
         }
+        if self.view.read_at(offset, length) == RangePlace::Zeroes {
+            self.read_zeroes(request);
+            return None;
+        }
         let mut pieces = std::mem::take(&mut self.pieces);
         pieces.clear();
         let external = &self.external_set;
         let external_bytes = || external.base(0).map_or(u64::MAX, |base| base.device().geometry().bytes());
         let readable = self.map().pieces(offset, length, external_bytes, &mut pieces);
-        let places = if pieces.len() == 1 { 1 } else { pieces.len() + 1 };
+        let is_single = pieces.len() == 1;
         let returned = if let Err(why) = readable {
             self.finished.push(request.complete(status_of(why)));
             None
-        } else if self.entries.capacity() - self.entries.len() < places {
+        } else if is_single && self.whole.is_full() || !is_single && self.free_places() <= pieces.len() {
             Some(request)
         } else if let [piece] = &pieces[..] {
             self.pass_on(request, piece);
@@ -234,20 +261,21 @@ impl LvolChannel {
 
     fn pass_on(&mut self, mut request: Request, piece: &ReadPiece) {
         if piece.source == PieceSource::Zeroes {
-            let status = match request.data_mut() {
-                Some(data) => {
-                    data.clear();
-                    Status::SUCCESS
-                }
-                None => Status::INVALID_FIELD,
-            };
-            return self.finished.push(request.complete(status));
+            return self.read_zeroes(request);
         }
-        let epoch = self.in_use.begin();
-        let BlockRequest { tag, lba, blocks, .. } = request;
-        let slot = self.insert(Entry::Whole { tag, lba, blocks, epoch });
-        request.tag = Tag(slot.to_bits());
+        self.insert_whole(&mut request);
         self.push_to(piece, request);
+    }
+
+    fn read_zeroes(&mut self, mut request: Request) {
+        let status = match request.data_mut() {
+            Some(data) => {
+                data.clear();
+                Status::SUCCESS
+            }
+            None => Status::INVALID_FIELD,
+        };
+        self.finished.push(request.complete(status));
     }
 
     /// Sends a read of a piece to where its data is.
@@ -329,14 +357,6 @@ impl LvolChannel {
         let (slot, status) = (Slot::from_bits(completion.tag().0), completion.status());
         let mut request = completion.into_request();
         match self.entries.get_mut(slot) {
-            Some(Entry::Whole { tag, lba, blocks, epoch }) => {
-                (request.tag, request.lba, request.blocks) = (*tag, *lba, *blocks);
-                let epoch = *epoch;
-                self.entries.remove(slot);
-                self.in_use.end(epoch);
-                self.writes_in_flight -= u32::from(request.op.is_write());
-                self.finish_request(request, status);
-            }
             Some(Entry::Piece(piece)) => {
                 piece.data = request.take_data();
                 if let Some(epoch) = piece.epoch.take() {
@@ -432,6 +452,10 @@ impl LvolChannel {
     fn enter(&mut self) {
         // One more than there are: one may begin.
         self.is_paused = self.in_use.enter(&self.volume, &self.seat, self.writes_in_flight + 1);
+        if self.in_use.epoch() != self.view_epoch {
+            self.view_epoch = self.in_use.epoch();
+            self.view.follow(&self.in_use.published, self.volume.blob);
+        }
     }
 
     /// After what could begin has begun.
@@ -455,7 +479,18 @@ impl block_io::Channel for LvolChannel {
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
         self.enter();
-        for request in batch.drain(..) {
+        let translated = if self.waiting.is_empty() { self.translate(batch) } else { 0 };
+        if translated == batch.len() {
+            self.base.channel.submit_batch(batch);
+            return self.publish();
+        }
+        let mut requests = batch.drain(..);
+        requests.by_ref().take(translated).for_each(|request| self.base.channel.push(request));
+        for mut request in requests {
+            if self.waiting.is_empty() && self.translate(std::slice::from_mut(&mut request)) == 1 {
+                self.base.channel.push(request);
+                continue;
+            }
             if self.is_paused && request.op.is_write() {
                 self.paused.push_back(request);
                 continue;
@@ -470,25 +505,30 @@ impl block_io::Channel for LvolChannel {
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
-        let mut completions = std::mem::take(&mut self.completions);
-        completions.extend(self.base.channel.poll());
-        self.external.poll(&mut completions);
+        self.base.channel.poll_into(sink);
+        let mut has_more = self.restore(sink, before);
+        let count = sink.len();
+        self.external.poll(sink);
+        has_more |= self.restore(sink, count);
         // Before it follows to the newest metadata, which has what they are about.
         while let Some(message) = self.messages.receive() {
             self.received.push(message);
         }
-        if !completions.is_empty() || !self.is_plain() {
+        if has_more || !self.is_plain() {
             self.enter();
+            let mut completions = std::mem::take(&mut self.completions);
             for completion in completions.drain(..) {
                 self.complete(completion);
             }
             if !self.is_plain() {
                 self.advance();
             }
+            self.completions = completions;
             self.submit_pushed();
             self.publish();
+        } else if sink.len() > before {
+            self.publish();
         }
-        self.completions = completions;
         sink.append(&mut self.finished);
         sink.len() - before
     }
@@ -500,7 +540,7 @@ impl block_io::Channel for LvolChannel {
             || !self.messages.is_empty()
             || !self.unsent.is_empty()
             || is_resumed
-            || (!self.waiting.is_empty() && self.entries.is_empty())
+            || (!self.waiting.is_empty() && self.entries.is_empty() && self.whole.is_empty())
         {
             return Some(0);
         }

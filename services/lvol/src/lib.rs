@@ -50,5 +50,6 @@ mod shared;
 mod store;
 mod volume;
 mod volume_map;
+mod volume_view;
 
 pub use module::LvolModule;

@@ -420,26 +420,50 @@ impl PublishedUse {
         }
     }
 
+    /// The epoch of the present metadata.
+    #[inline]
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// Counts an I/O that begins by the present metadata, and returns its epoch.
     #[inline]
     pub(crate) fn begin(&mut self) -> u64 {
-        match self.in_flight.back_mut() {
-            Some((epoch, count)) if *epoch == self.epoch => *count += 1,
-            _ => self.in_flight.push_back((self.epoch, 1)),
-        }
+        self.begin_many(1);
         self.epoch
+    }
+
+    /// Counts I/Os that begin by the present metadata.
+    #[inline]
+    pub(crate) fn begin_many(&mut self, ios: u32) {
+        if ios == 0 {
+            return;
+        }
+        match self.in_flight.back_mut() {
+            Some((epoch, count)) if *epoch == self.epoch => *count += ios,
+            _ => self.in_flight.push_back((self.epoch, ios)),
+        }
     }
 
     /// An I/O of this epoch has ended.
     #[inline]
     pub(crate) fn end(&mut self, epoch: u64) {
+        self.end_many(epoch, 1);
+    }
+
+    /// I/Os of this epoch have ended.
+    #[inline]
+    pub(crate) fn end_many(&mut self, epoch: u64, ios: u32) {
+        if ios == 0 {
+            return;
+        }
         let index = match self.in_flight.front() {
             Some((first, _)) if *first == epoch => 0,
             _ => self.in_flight.partition_point(|(other, _)| *other < epoch),
         };
         match self.in_flight.get_mut(index) {
-            Some((other, count)) if *other == epoch && *count > 0 => *count -= 1,
-            _ => unreachable!("no I/O of epoch {epoch} is in flight"),
+            Some((other, count)) if *other == epoch && *count >= ios => *count -= ios,
+            _ => unreachable!("fewer than {ios} I/Os of epoch {epoch} are in flight"),
         }
     }
 

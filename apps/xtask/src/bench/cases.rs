@@ -10,8 +10,8 @@ use super::server::TargetTransport;
 use super::stacked::StackedLayer;
 use super::store::{LoopCache, StoreFault};
 use super::{
-    RunContext, RunOutcome, attack, bare, fio, idle, instructions, iscsi, nbd, page, scale, scaling, stacked,
-    store, ublk, vhost,
+    RunContext, RunOutcome, attack, bare, fio, idle, instructions, iscsi, lvol, nbd, page, scale, scaling,
+    stacked, store, ublk, vhost,
 };
 
 /// A benchmark: its name, a description for `--list`, and what it runs.
@@ -79,6 +79,10 @@ enum BenchmarkKind {
     StoreLarge,
     /// Generation and loading of a lab report.
     Page,
+    /// Reads or writes of a logical volume at a queue depth, beside its device.
+    Lvol(&'static str, &'static str, u32),
+    LvolFirstWrite(&'static str),
+    LvolLoad(lvol::StoreState),
 }
 
 const fn case(name: &'static str, about: &'static str, kind: BenchmarkKind) -> Benchmark {
@@ -480,6 +484,54 @@ pub(super) const ALL: &[Benchmark] = &[
         "an HTML report of 10,000 cells: time to generate, and to load in a browser",
         BenchmarkKind::Page,
     ),
+    case(
+        "lvol-thick-read-qd1",
+        "4 KiB random reads of a thick logical volume in memory, in turn with its device, QD 1",
+        BenchmarkKind::Lvol("thick", "Read", 1),
+    ),
+    case("lvol-thick-read-qd32", "the same at QD 32", BenchmarkKind::Lvol("thick", "Read", 32)),
+    case("lvol-thick-read-qd128", "the same at QD 128", BenchmarkKind::Lvol("thick", "Read", 128)),
+    case("lvol-thick-write-qd32", "writes at QD 32", BenchmarkKind::Lvol("thick", "Write", 32)),
+    case(
+        "lvol-thin-read-qd32",
+        "reads of a thin volume that has all clusters, QD 32",
+        BenchmarkKind::Lvol("thin", "Read", 32),
+    ),
+    case(
+        "lvol-chain-read-qd32",
+        "reads through ten snapshots, of which each has a tenth of the clusters, QD 32",
+        BenchmarkKind::Lvol("chain", "Read", 32),
+    ),
+    case(
+        "lvol-first-write-cluster",
+        "first writes of whole clusters of 64 KiB on a device of 100 µs, beside later ones",
+        BenchmarkKind::LvolFirstWrite("a whole cluster"),
+    ),
+    case(
+        "lvol-first-write-4k",
+        "the same of 4 KiB in new clusters",
+        BenchmarkKind::LvolFirstWrite("4 KiB in a new cluster"),
+    ),
+    case(
+        "lvol-first-write-snapshot-4k",
+        "the same of 4 KiB in clusters of a snapshot, which are copied",
+        BenchmarkKind::LvolFirstWrite("4 KiB in a snapshot's cluster"),
+    ),
+    case(
+        "lvol-load",
+        "the load of an unloaded store of 16 TiB with 1,000 volumes, in a sparse file in memory",
+        BenchmarkKind::LvolLoad(lvol::StoreState::Clean),
+    ),
+    case(
+        "lvol-load-killed",
+        "the same of one whose program has ended without unloading it",
+        BenchmarkKind::LvolLoad(lvol::StoreState::Killed),
+    ),
+    case(
+        "lvol-load-foreign",
+        "the same of one that another program wrote, beside the time to read its metadata in order",
+        BenchmarkKind::LvolLoad(lvol::StoreState::Foreign),
+    ),
     case("instructions-null-qd1", "instructions per I/O of null-qd1", Instructions(1, &[])),
     case("instructions-null-qd128", "instructions per I/O of null-qd128", Instructions(128, &[])),
     case(
@@ -519,6 +571,16 @@ pub(super) const ALL: &[Benchmark] = &[
         "instructions-vhost",
         "instructions of a vhost-user target per 4 KiB read of a null device, QD 128",
         InstructionsOf(instructions::VHOST),
+    ),
+    case(
+        "instructions-lvol-thick-read",
+        "instructions of a 4 KiB read of a thick logical volume in memory, its device and the copy included, QD 128",
+        InstructionsOf(instructions::LVOL_THICK),
+    ),
+    case(
+        "instructions-lvol-chain-read",
+        "the same through ten snapshots",
+        InstructionsOf(instructions::LVOL_CHAIN),
     ),
     case(
         "instructions-target",
@@ -562,6 +624,9 @@ impl Benchmark {
             InstructionsTarget => instructions::target(context),
             InstructionsOf(counted) => instructions::example(context, counted),
             BenchmarkKind::Scaling(pairs) => scaling::driver(context, *pairs),
+            BenchmarkKind::Lvol(volume, op, depth) => lvol::volume(context, volume, op, *depth),
+            BenchmarkKind::LvolFirstWrite(kind) => lvol::first_write(context, kind),
+            BenchmarkKind::LvolLoad(state) => lvol::load(context, *state),
             BenchmarkKind::Fio(job) => fio::compare(context, job),
             BenchmarkKind::Processes => fio::processes(context),
             BenchmarkKind::Store(pattern, cache, groups) => store::compare(context, pattern, *cache, *groups),
@@ -579,6 +644,9 @@ impl Benchmark {
         match &self.kind {
             InstructionsOf(counted) => std::slice::from_ref(&counted.example),
             BenchmarkKind::Scaling(_) => &[scaling::DRIVER],
+            BenchmarkKind::Lvol(..) => &[lvol::COST],
+            BenchmarkKind::LvolFirstWrite(_) => &[lvol::FIRST_WRITE],
+            BenchmarkKind::LvolLoad(_) => &[lvol::STORE],
             BenchmarkKind::Page => &[page::SYNTHETIC],
             Bare(..) => &[bare::ECHO],
             BenchmarkKind::Attack(_) => &[attack::STALLED],
@@ -602,7 +670,14 @@ impl Benchmark {
 
     /// Whether it measures the program `ringbolt`, rather than an example of this checkout.
     pub(super) fn measures_ringbolt(&self) -> bool {
-        !matches!(self.kind, InstructionsOf(_) | BenchmarkKind::Scaling(_))
+        !matches!(
+            self.kind,
+            InstructionsOf(_)
+                | BenchmarkKind::Scaling(_)
+                | BenchmarkKind::Lvol(..)
+                | BenchmarkKind::LvolFirstWrite(_)
+                | BenchmarkKind::LvolLoad(_)
+        )
     }
 
     /// Number of runs when `runs` are requested.

@@ -61,6 +61,19 @@ pub(super) const VHOST: CountedExample = CountedExample {
     arguments: &["count", "128"],
 };
 
+const LVOL_COLLECT: &[&str] = &["--collect-atstart=no", "--toggle-collect=*submit_and_poll*"];
+
+/// A thick volume with its device in memory.
+pub(super) const LVOL_THICK: CountedExample = CountedExample {
+    example: Example { package: "ringbolt-lvol", name: "volume_cost" },
+    collect: LVOL_COLLECT,
+    arguments: &["count", "thick", "read", "128"],
+};
+
+/// A volume that reads through ten snapshots.
+pub(super) const LVOL_CHAIN: CountedExample =
+    CountedExample { arguments: &["count", "chain", "read", "128"], ..LVOL_THICK };
+
 /// Instructions of the bdev layer and the load generator, on the null device.
 pub(super) fn null(context: &RunContext<'_>, depth: u32, options: &[&str]) -> anyhow::Result<RunOutcome> {
     null_device(context, "null:1g", depth, options)

@@ -116,6 +116,14 @@ pub(super) enum BenchMetric {
     ChurnRatio,
     /// 99th percentile at the end of a long load as a multiple of that at its beginning.
     ChurnP99Ratio,
+    /// Time of a first write to a cluster as a multiple of that of a later one.
+    FirstWriteRatio,
+    /// Milliseconds until a store is loaded and its volumes are there.
+    StoreLoadMs,
+    /// Milliseconds to read all metadata of a store in order.
+    MetadataReadMs,
+    /// Time of the load as a multiple of that.
+    MetadataReadRatio,
 }
 
 impl BenchMetric {
@@ -177,6 +185,10 @@ impl BenchMetric {
             BenchMetric::BaseRatio => "iops_of_base",
             BenchMetric::ChurnRatio => "iops_of_first",
             BenchMetric::ChurnP99Ratio => "latency_p99_of_first",
+            BenchMetric::FirstWriteRatio => "latency_of_later_writes",
+            BenchMetric::StoreLoadMs => "store_load_ms",
+            BenchMetric::MetadataReadMs => "metadata_read_ms",
+            BenchMetric::MetadataReadRatio => "load_of_metadata_read",
         }
     }
 
@@ -237,6 +249,10 @@ impl BenchMetric {
             BenchMetric::BaseRatio => "IOPS / base's",
             BenchMetric::ChurnRatio => "IOPS / at first",
             BenchMetric::ChurnP99Ratio => "p99 / at first",
+            BenchMetric::FirstWriteRatio => "first / later write",
+            BenchMetric::StoreLoadMs => "loaded",
+            BenchMetric::MetadataReadMs => "read in order",
+            BenchMetric::MetadataReadRatio => "loaded / read in order",
         }
     }
 
@@ -301,6 +317,7 @@ impl BenchMetric {
             BenchMetric::CpuPercent => format!("{value:.2} %"),
             BenchMetric::RssMib => format!("{value:.1} MiB"),
             BenchMetric::StartMs | BenchMetric::RenderMs | BenchMetric::LoadMs => format!("{value:.1} ms"),
+            BenchMetric::StoreLoadMs | BenchMetric::MetadataReadMs => format!("{value:.0} ms"),
             BenchMetric::StallMs | BenchMetric::RecoveryMs | BenchMetric::MovedMs => {
                 format!("{value:.0} ms")
             }
@@ -330,6 +347,8 @@ impl BenchMetric {
             | BenchMetric::CephCpuRatio
             | BenchMetric::ChurnRatio
             | BenchMetric::OneSessionRatio
+            | BenchMetric::FirstWriteRatio
+            | BenchMetric::MetadataReadRatio
             | BenchMetric::ChurnP99Ratio => format!("{value:.2}"),
         }
     }

@@ -185,6 +185,18 @@ const ALL: &[ReferenceFigure] = &[
     goal("processes-256", BenchMetric::StartMs, BenchGoal::AtMost(1000.0)),
     goal("report-10k", BenchMetric::RenderMs, BenchGoal::AtMost(10_000.0)),
     goal("report-10k", BenchMetric::LoadMs, BenchGoal::AtMost(3000.0)),
+    goal("lvol-thick-read-qd1", BenchMetric::BareDeviceRatio, BenchGoal::AtLeast(0.95)),
+    goal("lvol-thick-read-qd32", BenchMetric::BareDeviceRatio, BenchGoal::AtLeast(0.95)),
+    goal("lvol-thick-read-qd128", BenchMetric::BareDeviceRatio, BenchGoal::AtLeast(0.95)),
+    goal("lvol-thick-write-qd32", BenchMetric::BareDeviceRatio, BenchGoal::AtLeast(0.95)),
+    goal("lvol-chain-read-qd32", BenchMetric::BareDeviceRatio, BenchGoal::AtLeast(0.9)),
+    goal("lvol-first-write-cluster", BenchMetric::FirstWriteRatio, BenchGoal::AtMost(2.2)),
+    goal("lvol-first-write-4k", BenchMetric::FirstWriteRatio, BenchGoal::AtMost(3.2)),
+    goal("lvol-load", BenchMetric::StoreLoadMs, BenchGoal::AtMost(1000.0)),
+    goal("lvol-load-killed", BenchMetric::StoreLoadMs, BenchGoal::AtMost(5000.0)),
+    goal("lvol-load-foreign", BenchMetric::MetadataReadRatio, BenchGoal::AtMost(1.5)),
+    goal("instructions-lvol-thick-read", BenchMetric::Instructions, BenchGoal::AtMost(900.0)),
+    goal("instructions-lvol-chain-read", BenchMetric::Instructions, BenchGoal::AtMost(950.0)),
 ];
 
 /// The reference for a metric of a benchmark, if there is one.

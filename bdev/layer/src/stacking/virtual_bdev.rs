@@ -159,6 +159,20 @@ impl BaseChannel {
         self.requests.append(batch);
     }
 
+    /// Submits all requests of a batch after those that wait. Unlike [`append`](Self::append), it moves them
+    /// only if they have to wait.
+    #[inline]
+    pub fn submit_batch(&mut self, batch: &mut Vec<Request>) {
+        if !self.requests.is_empty() {
+            self.append(batch);
+            return self.submit();
+        }
+        let before = batch.len();
+        self.channel.submit(batch);
+        self.in_flight += before - batch.len();
+        self.requests.append(batch);
+    }
+
     /// Submits what the base has room for.
     pub fn submit(&mut self) {
         let before = self.requests.len();
@@ -171,6 +185,17 @@ impl BaseChannel {
         self.submit();
         self.in_flight -= self.channel.poll(&mut self.completions);
         self.completions.drain(..)
+    }
+
+    /// As [`poll`](Self::poll), but appends the completions to a sink. Returns their number.
+    #[inline]
+    pub fn poll_into(&mut self, sink: &mut Vec<Completion>) -> usize {
+        if !self.requests.is_empty() {
+            self.submit();
+        }
+        let count = self.channel.poll(sink);
+        self.in_flight -= count;
+        count
     }
 
     /// Whether every request that was pushed has completed.

@@ -52,7 +52,7 @@ impl LvolChannel {
                 self.finished.push(request.complete(status_of(why)));
                 None
             }
-            Ok(_) if self.entries.capacity() - self.entries.len() < pieces.len() + 1 => Some(request),
+            Ok(_) if self.free_places() <= pieces.len() || self.whole.is_full() => Some(request),
             Ok(bytes) => {
                 match pieces[..] {
                     [ChangePiece::Device { offset: at, .. }] if bytes == length => {
@@ -69,10 +69,7 @@ impl LvolChannel {
 
     /// Passes a request on that is in one place of the store's device.
     fn pass_change_on(&mut self, mut request: Request, at: u64, length: u64) {
-        let epoch = self.in_use.begin();
-        let BlockRequest { tag, lba, blocks, .. } = request;
-        let slot = self.insert(Entry::Whole { tag, lba, blocks, epoch });
-        request.tag = Tag(slot.to_bits());
+        self.insert_whole(&mut request);
         (request.lba, request.blocks) = self.base.range(at, length);
         self.writes_in_flight += 1;
         self.base.channel.push(request);
@@ -347,7 +344,7 @@ impl LvolChannel {
     /// A flush makes what completed before durable: data, and cluster maps, which are written before the
     /// writes complete that need them.
     pub(super) fn start_flush(&mut self, mut request: Request) -> Option<Request> {
-        if self.entries.is_full() {
+        if self.free_places() == 0 {
             return Some(request);
         }
         let BlockRequest { tag, lba, blocks, .. } = request;
