@@ -154,6 +154,14 @@ fn split(name: &str) -> (&str, Option<&str>) {
     }
 }
 
+/// The name of a volume that is made in the store of another, which may be written with that store, too.
+fn within<'a>(of: &str, name: &'a str) -> &'a str {
+    match split(name) {
+        (store, Some(volume)) if store == split(of).0 => volume,
+        _ => name,
+    }
+}
+
 /// Runs a subcommand of `ringbolt lvol`.
 pub(crate) fn run(command: LvolCommand) -> Result<(), CommandError> {
     match command {
@@ -173,18 +181,20 @@ pub(crate) fn run(command: LvolCommand) -> Result<(), CommandError> {
         },
         LvolCommand::List { json, server } => list(&server, json),
         LvolCommand::Snapshot { volume, name, server } => {
+            let name = within(&volume, &name);
             let params = json!({ "lvol_name": volume, "snapshot_name": name });
             let uuid = server.call("bdev_lvol_snapshot", params)?;
-            print_made(split(&volume).0, &name, &uuid);
+            print_made(split(&volume).0, name, &uuid);
             Ok(())
         }
         LvolCommand::Clone { snapshot, name, whole, server } => {
+            let name = within(&snapshot, &name);
             let params = json!({ "snapshot_name": snapshot, "clone_name": name });
             let uuid = server.call("bdev_lvol_clone", params)?;
             if whole {
                 server.run_job("bdev_lvol_inflate", json!({ "name": uuid }))?;
             }
-            print_made(split(&snapshot).0, &name, &uuid);
+            print_made(split(&snapshot).0, name, &uuid);
             Ok(())
         }
         LvolCommand::Resize { name, size, server } => match (split(&name), size) {
@@ -317,6 +327,14 @@ mod tests {
         assert_eq!(split("pool/vol"), ("pool", Some("vol")));
         assert_eq!(split("pool/a/b"), ("pool", Some("a/b")));
         assert_eq!(split("pool"), ("pool", None));
+    }
+
+    #[test]
+    fn a_snapshot_may_be_named_with_its_store() {
+        assert_eq!(within("pool/vol", "pool/before"), "before");
+        assert_eq!(within("pool/vol", "before"), "before");
+        // Another store is not meant: the name is used as it is.
+        assert_eq!(within("pool/vol", "other/before"), "other/before");
     }
 
     #[test]
