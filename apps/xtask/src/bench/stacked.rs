@@ -215,6 +215,7 @@ impl Drop for RemovedFile<'_> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

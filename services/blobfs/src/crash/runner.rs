@@ -128,7 +128,7 @@ impl Run {
 
     fn step(&mut self) -> Result<(), String> {
         let in_flight = self.disk.in_flight();
-        if !in_flight.is_empty() && !(self.requests.len() < REQUESTS_MAX && self.random.happens(150)) {
+        if !in_flight.is_empty() && (self.requests.len() >= REQUESTS_MAX || !self.random.happens(150)) {
             let id = in_flight[self.random.index(in_flight.len())];
             return self.complete(id);
         }
@@ -190,7 +190,7 @@ impl Run {
         let name = NAMES[self.random.index(NAMES.len())].to_string();
         let size = SIZES[self.random.index(SIZES.len())];
         let byte = self.random.next_bits() as u8 | 1;
-        let data = |random: &mut WyRand| vec![byte, random.next_bits() as u8 | 1].repeat(size.div_ceil(2));
+        let data = |random: &mut WyRand| [byte, random.next_bits() as u8 | 1].repeat(size.div_ceil(2));
         let file = self.model.files.get(&name);
         let length = file.map_or(0, |file| file.current.len());
         if !self.open.contains_key(&name) && self.random.happens(400) {

@@ -173,19 +173,7 @@ impl BlobFs {
                 }
             }
             Step::RenameFile { file, place } => self.rename_file(id, task, file, place),
-            Step::FileRenamed { file, place, length } => {
-                let before = self.node(file)?.place.clone();
-                if let Some(IndexEntry::File(replaced)) = self.index.get(&place)
-                    && let Some(replaced) = self.files.get_mut(&replaced)
-                {
-                    replaced.is_unlinked = true;
-                }
-                self.index.remove(&before);
-                self.index.insert(place.clone(), IndexEntry::File(file));
-                let node = self.node_mut(file)?;
-                (node.place, node.durable, node.is_published) = (place, length, true);
-                Ok(())
-            }
+            Step::FileRenamed { file, place, length } => self.file_renamed(file, place, length),
             Step::RenameDirectory { number, place } => {
                 let blob = *self.directories.get(&number).ok_or(BlobFsError::NotFound)?;
                 let (set, remove) = self.name_xattrs(&place);
@@ -460,6 +448,21 @@ impl BlobFs {
             None => vec![PARENT.to_vec()],
         };
         (set, remove)
+    }
+
+    /// Gives a file the name that it has on the device now. The file that had the name has none.
+    fn file_renamed(&mut self, file: FileNumber, place: IndexPlace, length: u64) -> Result<(), BlobFsError> {
+        let before = self.node(file)?.place.clone();
+        if let Some(IndexEntry::File(replaced)) = self.index.get(&place)
+            && let Some(replaced) = self.files.get_mut(&replaced)
+        {
+            replaced.is_unlinked = true;
+        }
+        self.index.remove(&before);
+        self.index.insert(place.clone(), IndexEntry::File(file));
+        let node = self.node_mut(file)?;
+        (node.place, node.durable, node.is_published) = (place, length, true);
+        Ok(())
     }
 
     fn rename_file(
