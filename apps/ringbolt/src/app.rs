@@ -185,6 +185,7 @@ mod tests {
     #[test]
     fn every_method_is_spdks_or_a_known_extension_and_says_what_it_does() {
         let extensions = [
+            "bdev_lvol_set_low_space",
             "bdev_raid_start_degraded",
             "framework_get_modules",
             "iscsi_target_node_set_access_state",

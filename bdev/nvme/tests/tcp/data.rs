@@ -97,8 +97,7 @@ fn hosts_do_not_see_hidden_protection_and_the_target_checks_it() {
         side.target.remove_namespace(NQN, 1).unwrap();
         wait_for("the end of the bdev", || host.registry.find("Nvme0n1").is_none());
         // A core may have a channel for a moment longer, here and below.
-        let is_free = || medium.open("Malloc0", bdev::Access::ReadWrite).is_ok();
-        wait_for("the end of the claim", is_free);
+        wait_for("the end of the claim", || medium.open("Malloc0", bdev::Access::ReadWrite).is_ok());
         let done = host.with_device(&medium, "Malloc0", bdev::Access::ReadWrite, |core, io| async move {
             let read = core.pool().take(520 * 8).unwrap();
             let mut blocks = io.read(8, read).await.map_err(|(status, _)| status)?;
@@ -111,8 +110,9 @@ fn hosts_do_not_see_hidden_protection_and_the_target_checks_it() {
             Ok::<(), Status>(())
         });
         done.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
-        wait_for("the end of the writer", is_free);
-        side.target.add_namespace(NQN, TargetSide::hidden("Malloc0")).unwrap();
+        wait_for("the end of the writer", || {
+            side.target.add_namespace(NQN, TargetSide::hidden("Malloc0")).is_ok()
+        });
         wait_for("the namespace", || host.registry.find("Nvme0n1").is_some());
         let done = host.with_io(|core, io| async move {
             let status = |lba| {
