@@ -95,7 +95,7 @@ fn measure(
         let config = context.directory.file("stacked.json");
         let document = json!({ "subsystems": [{ "subsystem": "bdev", "config": loaded.calls }] });
         std::fs::write(&config, document.to_string())?;
-        command.arg(format!("-c={}", config.display()));
+        command.arg(format!("--config={}", config.display()));
     }
     let result = perf(context, &mut command)?;
     Ok((values(&result)?, describe(&command)))
