@@ -28,6 +28,13 @@ pub(crate) struct TornPages {
     pub(crate) doubtful: Vec<u32>,
 }
 
+/// Whether a page is empty. Most of a store's pages are, and all of them are read where nothing says which.
+fn is_zero(page: &[u8]) -> bool {
+    let chunks = page.chunks_exact(64);
+    let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all | byte) == 0;
+    is_zero(chunks.remainder()) && chunks.clone().all(is_zero)
+}
+
 /// The metadata pages that were read. Of pages without a right CRC it knows only whether they are empty.
 pub(crate) struct PageSet {
     read: BitMask,
@@ -63,20 +70,21 @@ impl PageSet {
     /// Adds the content of a page.
     pub(crate) fn add(&mut self, page: u32, content: &[u8]) {
         self.read.set(page);
-        let is_invalid = || content.iter().take(PAGE_BYTES).any(|byte| *byte != 0) && !has_valid_crc(content);
-        let copy = self.copies.get(&page).filter(|_| is_invalid()).map(|copy| copy.content.clone());
+        if is_zero(&content[..PAGE_BYTES.min(content.len())]) {
+            return;
+        }
+        let copy =
+            self.copies.get(&page).filter(|_| !has_valid_crc(content)).map(|copy| copy.content.clone());
         if let Some(copy) = &copy {
             self.restored.push((page, copy.clone()));
         }
         let content = copy.as_deref().unwrap_or(content);
         if !has_valid_crc(content) {
-            if content.iter().take(PAGE_BYTES).any(|byte| *byte != 0) {
-                self.invalid.set(page);
-                // The header is in the first sector, which is whole, and the same before and after.
-                let header = PageHeader::decode(content);
-                if header.is_some_and(|header| header.sequence == 0 && header.id == BlobId::from_page(page)) {
-                    self.halves.set(page);
-                }
+            self.invalid.set(page);
+            // The header is in the first sector, which is whole, and the same before and after.
+            let header = PageHeader::decode(content);
+            if header.is_some_and(|header| header.sequence == 0 && header.id == BlobId::from_page(page)) {
+                self.halves.set(page);
             }
             return;
         }

@@ -400,7 +400,9 @@ impl Run {
                 }
                 Ok(_) => self.wrote(&write, !self.disk.device.has_volatile_cache),
                 // The cluster map may have been written.
-                Err(ChangeError::Io | ChangeError::Broken) if self.open.is_closed() => {
+                Err(ChangeError::Io | ChangeError::Broken)
+                    if self.open.is_closed() && write.first.is_some() =>
+                {
                     self.wrote(&write, false)
                 }
                 Err(_) => {}

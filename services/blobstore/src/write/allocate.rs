@@ -11,7 +11,7 @@ use super::device::{StoreAction, StoreIoFailed};
 use super::fault::Fault;
 use super::plan::{Plan, Step, Update};
 use super::rewrite::freed_pages;
-use super::task::{Locks, Task, Waiter};
+use super::task::{Locks, Progress, Task, Waiter};
 use super::{IoOwner, OpenBlobStore};
 use crate::blob::Blob;
 use crate::read::BlobSegment;
@@ -33,6 +33,14 @@ struct Filling {
     in_flight: usize,
     is_written: bool,
     failed: bool,
+    /// Whether it is a copy of an inflation, which takes long.
+    is_job: bool,
+}
+
+impl Filling {
+    fn is_ready(&self) -> bool {
+        self.in_flight == 0 && self.is_written
+    }
 }
 
 /// The first writes to one blob.
@@ -40,13 +48,15 @@ struct Filling {
 pub(super) struct Lane {
     pub(super) waiting: VecDeque<WaitingWrite>,
     filling: BTreeMap<ChangeId, Filling>,
-    /// Indexes whose cluster map is being written.
-    committing: BTreeSet<u32>,
+    /// Whether the cluster map is being written, or a copy of it.
+    is_committing: bool,
+    /// The first writes whose clusters it has.
+    committing: BTreeMap<ChangeId, Filling>,
 }
 
 impl Lane {
     pub(super) fn is_active(&self) -> bool {
-        !self.filling.is_empty() || !self.committing.is_empty()
+        !self.filling.is_empty() || self.is_committing
     }
 
     /// Whether a first write waits that began before a change.
@@ -57,6 +67,19 @@ impl Lane {
     fn is_empty(&self) -> bool {
         !self.is_active() && self.waiting.is_empty()
     }
+
+    fn all(&self) -> impl Iterator<Item = &Filling> {
+        self.filling.values().chain(self.committing.values())
+    }
+
+    fn find(&mut self, change: ChangeId) -> Option<&mut Filling> {
+        self.filling.get_mut(&change).or_else(|| self.committing.get_mut(&change))
+    }
+}
+
+/// The extent pages with the clusters of first writes, by their place in the map.
+fn extent_pages_of(members: &BTreeMap<ChangeId, Filling>) -> BTreeSet<u32> {
+    members.values().map(|filling| filling.index / CLUSTERS_PER_EXTENT_PAGE).collect()
 }
 
 /// An inflation, or a decoupling.
@@ -96,8 +119,7 @@ impl OpenBlobStore {
         let mut has_changed = false;
         let mut left = VecDeque::new();
         while let Some(write) = lane.waiting.pop_front() {
-            let is_busy = lane.committing.contains(&write.index)
-                || lane.filling.values().any(|other| other.index == write.index);
+            let is_busy = lane.all().any(|other| other.index == write.index);
             if write.change >= before || is_busy && !self.is_closed() {
                 left.push_back(write);
                 continue;
@@ -166,94 +188,159 @@ impl OpenBlobStore {
         if !is_written {
             self.events.push_back(StoreEvent::WriteCluster { change, offset: cluster_offset });
         }
-        Ok(Ok(Filling { index, cluster, in_flight, is_written, failed: false }))
+        Ok(Ok(Filling { index, cluster, in_flight, is_written, failed: false, is_job }))
     }
 
     pub(super) fn fill_completed(&mut self, blob: BlobId, change: ChangeId, is_ok: bool) {
-        if let Some(filling) = self.lanes.get_mut(&blob).and_then(|lane| lane.filling.get_mut(&change)) {
+        if let Some(filling) = self.lanes.get_mut(&blob).and_then(|lane| lane.find(change)) {
             filling.in_flight -= 1;
             filling.failed |= !is_ok;
         }
     }
 
     pub(super) fn data_written(&mut self, change: ChangeId, result: Result<(), StoreIoFailed>) {
-        let filling = self.lanes.values_mut().find_map(|lane| lane.filling.get_mut(&change));
+        let filling = self.lanes.values_mut().find_map(|lane| lane.find(change));
         if let Some(filling) = filling {
             filling.is_written = true;
             filling.failed |= result.is_err();
         }
     }
 
-    /// Writes the cluster map with all clusters that are filled, if it is not being written.
+    /// Ends a first write that failed. In a store that is broken a copy may name its cluster.
+    fn fill_failed(&mut self, change: ChangeId, cluster: u32) {
+        if !self.is_broken {
+            self.clusters.release([cluster]);
+        }
+        self.end_change(change, Err(ChangeError::Io));
+    }
+
+    /// Writes the cluster map with all clusters that are filled, if it is not being written. Where a page of it
+    /// is replaced in place, its copy is written while they are filled.
     fn commit(&mut self, id: BlobId, lane: &mut Lane) -> bool {
-        let is_ready = |filling: &Filling| filling.in_flight == 0 && filling.is_written;
         let mut has_changed = false;
-        let failed = |filling: &Filling| is_ready(filling) && filling.failed;
+        let failed = |filling: &Filling| filling.is_ready() && filling.failed;
         while let Some(change) = lane.filling.iter().find(|(_, filling)| failed(filling)).map(|(id, _)| *id) {
             let Some(filling) = lane.filling.remove(&change) else { break };
-            self.clusters.release([filling.cluster]);
-            self.end_change(change, Err(ChangeError::Io));
+            self.fill_failed(change, filling.cluster);
             has_changed = true;
         }
-        if !lane.committing.is_empty() || !lane.filling.values().any(is_ready) {
+        if lane.is_committing {
             return has_changed;
         }
-        let ready: Vec<ChangeId> =
-            lane.filling.iter().filter(|(_, filling)| is_ready(filling)).map(|(id, _)| *id).collect();
-        let ready: Vec<(ChangeId, Filling)> =
-            ready.into_iter().filter_map(|change| Some((change, lane.filling.remove(&change)?))).collect();
-        let mut plan = Plan { clusters: ready.iter().map(|(_, at)| at.cluster).collect(), ..Plan::default() };
-        let planned = match self.is_broken {
-            true => Err(ChangeError::Broken),
-            false => self.plan_commit(&mut plan, id, ready.iter().map(|(_, at)| (at.index, at.cluster))),
-        };
-        match planned {
-            Ok(()) => {
-                lane.committing = ready.iter().map(|(_, at)| at.index).collect();
-                let members = ready.iter().map(|(change, at)| (*change, at.cluster)).collect();
-                self.add_task(Task::new(plan, Waiter::Allocations(id, members), Locks::default()));
+        let taken = self.to_commit(id, lane);
+        if taken.is_empty() {
+            return has_changed;
+        }
+        let members = taken.into_iter().filter_map(|change| Some((change, lane.filling.remove(&change)?)));
+        lane.committing = members.collect();
+        match self.plan_commit(id, &lane.committing, extent_pages_of(&lane.committing)) {
+            Ok(plan) => {
+                lane.is_committing = true;
+                self.add_task(Task::new(plan, Waiter::Allocations(id), Locks::default()));
             }
-            Err(error) => {
-                self.abandon(plan);
-                ready.iter().for_each(|(change, _)| self.end_change(*change, Err(error.clone())));
-            }
+            Err(error) => self.end_committing(lane, &Err(error)),
         }
         true
     }
 
+    /// The first writes whose cluster map can be written now, or a copy of it.
+    fn to_commit(&self, id: BlobId, lane: &Lane) -> Vec<ChangeId> {
+        let blob = self.published.blob(id).filter(|blob| blob.has_extent_table);
+        let has_page = |filling: &Filling| {
+            blob.is_some_and(|blob| blob.extent_page(filling.index / CLUSTERS_PER_EXTENT_PAGE).is_some())
+        };
+        // New pages are written when what they name is there.
+        let may_be_early = !self.is_closed()
+            && !self.replaces_whole_pages()
+            && self.slots.has_many_free()
+            && lane.filling.values().all(|filling| !filling.is_ready() || has_page(filling));
+        let is_taken = |filling: &Filling| {
+            filling.is_ready() || may_be_early && !filling.failed && !filling.is_job && has_page(filling)
+        };
+        lane.filling.iter().filter(|(_, filling)| is_taken(filling)).map(|(change, _)| *change).collect()
+    }
+
+    /// Plans to write a cluster map with the clusters of first writes: at least these pages of it.
     fn plan_commit(
+        &mut self,
+        id: BlobId,
+        members: &BTreeMap<ChangeId, Filling>,
+        pages: BTreeSet<u32>,
+    ) -> Result<Plan, ChangeError> {
+        if self.is_broken {
+            return Err(ChangeError::Broken);
+        }
+        let mut plan = Plan::default();
+        match self.plan_clusters(&mut plan, id, members, pages) {
+            Ok(()) => Ok(plan),
+            Err(error) => {
+                self.abandon(plan);
+                Err(error)
+            }
+        }
+    }
+
+    fn plan_clusters(
         &mut self,
         plan: &mut Plan,
         id: BlobId,
-        clusters: impl Iterator<Item = (u32, u32)>,
+        members: &BTreeMap<ChangeId, Filling>,
+        pages: BTreeSet<u32>,
     ) -> Result<(), ChangeError> {
         let old = self.find(id)?;
         let mut new = old.clone();
-        let mut pages = BTreeSet::new();
-        for (index, cluster) in clusters {
-            new.clusters.set(index, Some(cluster));
-            pages.insert(index / CLUSTERS_PER_EXTENT_PAGE);
+        for filling in members.values() {
+            new.clusters.set(filling.index, Some(filling.cluster));
         }
         let places: Option<Vec<(u32, u32)>> =
             pages.into_iter().map(|index| Some((index, old.extent_page(index)?))).collect();
         let Some(places) = places.filter(|_| old.has_extent_table) else {
             return self.plan_commit_first_page(plan, &old, new);
         };
-        // The data is durable before the map has its cluster.
-        let mut barrier = Step::Flush;
+        // The data is durable before the map has its cluster. A copy names it earlier, but nothing reads that
+        // before the page is being replaced.
+        let mut barrier = vec![Step::Filled(id), Step::Flush];
         for (index, page) in places {
-            self.plan_extent_in_place(
-                plan,
-                &new,
-                index,
-                page,
-                std::mem::replace(&mut barrier, Step::Barrier),
-            )?;
+            let barrier = std::mem::replace(&mut barrier, vec![Step::Barrier]);
+            self.plan_extent_in_place(plan, &new, index, page, barrier)?;
         }
         plan.publish([Update::Set(Arc::new(new))]);
         Ok(())
     }
 
+    /// Waits for the data of first writes whose cluster map is to be written. Without those that failed, the
+    /// plan begins again.
+    pub(super) fn filled(&mut self, id: BlobId, task: &mut Task) -> Progress {
+        let Some(lane) = self.lanes.get_mut(&id) else { return Progress::Next };
+        if !lane.committing.values().all(Filling::is_ready) {
+            return Progress::Wait;
+        }
+        if !lane.committing.values().any(|filling| filling.failed) {
+            return Progress::Next;
+        }
+        if task.is_writing() {
+            return Progress::Wait;
+        }
+        let all = std::mem::take(&mut lane.committing);
+        // The copies that name the clusters of those that failed are replaced.
+        let pages = extent_pages_of(&all);
+        let (failed, members): (BTreeMap<_, _>, _) = all.into_iter().partition(|(_, at)| at.failed);
+        let planned = self.plan_commit(id, &members, pages);
+        if let Some(lane) = self.lanes.get_mut(&id) {
+            lane.committing = members;
+        }
+        failed.into_iter().for_each(|(change, filling)| self.fill_failed(change, filling.cluster));
+        match planned {
+            Ok(plan) => {
+                task.steps = self.with_fault(plan.steps);
+                Progress::Again
+            }
+            Err(_) => {
+                task.failed = true;
+                Progress::Wait
+            }
+        }
+    }
     fn plan_commit_first_page(
         &mut self,
         plan: &mut Plan,
@@ -269,18 +356,29 @@ impl OpenBlobStore {
         Ok(())
     }
 
-    pub(super) fn allocations_ended(
-        &mut self,
-        blob: BlobId,
-        members: Vec<(ChangeId, u32)>,
-        result: Result<ChangeOutcome, ChangeError>,
-    ) {
-        if let Some(lane) = self.lanes.get_mut(&blob) {
-            lane.committing.clear();
+    pub(super) fn allocations_ended(&mut self, blob: BlobId, result: &Result<ChangeOutcome, ChangeError>) {
+        if let Some(mut lane) = self.lanes.remove(&blob) {
+            self.end_committing(&mut lane, result);
+            self.lanes.insert(blob, lane);
         }
-        for (change, cluster) in members {
-            let result = result.clone().map(|_| ChangeOutcome::Cluster(cluster));
-            self.end_change(change, result);
+    }
+
+    /// Ends first writes whose cluster map is written, or cannot be. What is in flight is waited for.
+    fn end_committing(&mut self, lane: &mut Lane, result: &Result<ChangeOutcome, ChangeError>) {
+        lane.is_committing = false;
+        for (change, filling) in std::mem::take(&mut lane.committing) {
+            match result {
+                Ok(_) => self.end_change(change, Ok(ChangeOutcome::Cluster(filling.cluster))),
+                Err(_) if !filling.is_ready() => {
+                    lane.filling.insert(change, Filling { failed: true, ..filling });
+                }
+                Err(error) => {
+                    if !self.is_broken {
+                        self.clusters.release([filling.cluster]);
+                    }
+                    self.end_change(change, Err(error.clone()));
+                }
+            }
         }
     }
 

@@ -153,7 +153,7 @@ impl OpenBlobStore {
         }
         for (index, page) in old.extent_pages.iter().copied() {
             if old.clusters.extents(index) != new.clusters.extents(index) {
-                self.plan_extent_in_place(plan, &new, index, page, Step::Barrier)?;
+                self.plan_extent_in_place(plan, &new, index, page, [Step::Barrier])?;
             }
         }
         plan.add(Step::Barrier);
@@ -162,25 +162,23 @@ impl OpenBlobStore {
         Ok(())
     }
 
-    /// Plans to replace an extent page in place, when what was written before is durable by `barrier`.
+    /// Plans to replace an extent page in place, when its copy and what was written before are durable by
+    /// `barrier`.
     pub(super) fn plan_extent_in_place(
         &mut self,
         plan: &mut Plan,
         blob: &Blob,
         index: u32,
         page: u32,
-        barrier: Step,
+        barrier: impl IntoIterator<Item = Step>,
     ) -> Result<(), ChangeError> {
         let left = blob.clusters.length() - index * CLUSTERS_PER_EXTENT_PAGE;
         let empty = vec![0; left.min(CLUSTERS_PER_EXTENT_PAGE) as usize];
         let entries = blob.clusters.extents(index).unwrap_or(&empty);
         let (target, content) = (CopyTarget::Page(page), encode::extent_page(blob.id, index, entries)?);
-        plan.extend([
-            Step::Copy(target, content.clone()),
-            barrier,
-            Step::Commit,
-            Step::InPlace(target, content),
-        ]);
+        plan.add(Step::Copy(target, content.clone()));
+        plan.extend(barrier);
+        plan.extend([Step::Commit, Step::InPlace(target, content)]);
         Ok(())
     }
 }

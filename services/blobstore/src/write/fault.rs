@@ -13,6 +13,8 @@ pub(crate) enum Fault {
     FlushLeftOut,
     /// It is not flushed between the data of a first write and the cluster map.
     DataFlushLeftOut,
+    /// The cluster map is written while the data of a first write is.
+    DataNotAwaited,
     /// A first page is written before the pages that it names.
     FirstPageBeforeOthers,
     /// Pages are replaced without a copy.
@@ -41,9 +43,10 @@ pub(crate) enum Fault {
 
 impl Fault {
     #[cfg(test)]
-    pub(crate) const ALL: [Fault; 14] = [
+    pub(crate) const ALL: [Fault; 15] = [
         Fault::FlushLeftOut,
         Fault::DataFlushLeftOut,
+        Fault::DataNotAwaited,
         Fault::FirstPageBeforeOthers,
         Fault::CopyLeftOut,
         Fault::FreedEarly,

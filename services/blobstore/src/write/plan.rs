@@ -29,6 +29,8 @@ pub(super) enum Step {
     Groups(Vec<u32>),
     /// Begins to write a copy of a page that is to be replaced in place.
     Copy(CopyTarget, Vec<u8>),
+    /// Waits for the data of the first writes to a blob whose cluster map this plan writes.
+    Filled(BlobId),
     /// Waits for the I/O of the plan, and makes durable what it wrote.
     Barrier,
     /// The same, and makes durable what others wrote before.

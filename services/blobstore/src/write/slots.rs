@@ -37,13 +37,25 @@ impl CopySlots {
         self.slots.iter().map(|slot| slot.offset)
     }
 
-    /// Takes a slot for a copy: where to write what. `None` if all are in use, or the target's is.
-    pub(super) fn take(&mut self, target: CopyTarget, content: &[u8]) -> Option<(u64, Vec<u8>)> {
+    /// Whether more than half of the slots are free: enough that a few may be taken for long.
+    pub(super) fn has_many_free(&self) -> bool {
+        let free = self.slots.iter().filter(|slot| slot.state == SlotState::Free).count();
+        free > self.slots.len() / 2
+    }
+
+    /// Takes a slot for a copy: where to write what. `None` if all are in use, or the target's is, unless the
+    /// caller has that, and no write to it is in flight.
+    pub(super) fn take(
+        &mut self,
+        target: CopyTarget,
+        content: &[u8],
+        is_again: bool,
+    ) -> Option<(u64, Vec<u8>)> {
         let same = self.slots.iter().position(|slot| slot.target == Some(target));
         let count = self.slots.len();
         let is_free = |at: &usize| self.slots[*at].state == SlotState::Free;
         let at = match same {
-            Some(at) => Some(at).filter(is_free)?,
+            Some(at) => Some(at).filter(|at| is_again || is_free(at))?,
             None => (0..count).map(|step| (self.next + step) % count).find(is_free)?,
         };
         self.number += 1;

@@ -45,8 +45,8 @@ pub(super) enum Waiter {
     None,
     /// A change.
     Change(ChangeId),
-    /// First writes, each with its cluster.
-    Allocations(BlobId, Vec<(ChangeId, u32)>),
+    /// The first writes to a blob whose cluster map is written.
+    Allocations(BlobId),
 }
 
 /// A plan that runs.
@@ -63,7 +63,7 @@ pub(super) struct Task {
     /// The flush that a barrier waits for.
     flush: Option<u64>,
     committed: bool,
-    failed: bool,
+    pub(super) failed: bool,
     /// Targets whose copies are written, while they themselves are not.
     copies: Vec<CopyTarget>,
     /// A page that is being replaced in place.
@@ -79,7 +79,7 @@ pub(super) struct Task {
 
 /// Whether a step is done.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Progress {
+pub(super) enum Progress {
     Next,
     /// The first step is another one now.
     Again,
@@ -188,6 +188,11 @@ impl Task {
         }
     }
 
+    /// Whether I/O of the plan is in flight.
+    pub(super) fn is_writing(&self) -> bool {
+        self.in_flight > 0
+    }
+
     pub(super) fn set_paused(&mut self, blob: BlobId) {
         if let Some((paused, is_paused)) = &mut self.paused {
             *is_paused |= *paused == blob;
@@ -268,6 +273,11 @@ impl OpenBlobStore {
                 progress
             }
             Step::Copy(..) => self.copy(id, task),
+            Step::Filled(_) if self.has_fault(Fault::DataNotAwaited) => Progress::Next,
+            Step::Filled(blob) => {
+                let blob = *blob;
+                self.filled(blob, task)
+            }
             Step::Barrier => self.barrier(task, false),
             Step::Flush => self.barrier(task, !self.has_fault(Fault::DataFlushLeftOut)),
             Step::Commit => {
@@ -340,13 +350,16 @@ impl OpenBlobStore {
         if self.replaces_whole_pages() {
             return Progress::Next;
         }
-        let Some((offset, data)) = self.slots.take(*target, content) else {
+        let is_again = task.copies.contains(target);
+        let Some((offset, data)) = self.slots.take(*target, content, is_again) else {
             if self.slots.needs_flush() && self.device.has_volatile_cache {
                 self.flushes.want();
             }
             return Progress::Wait;
         };
-        task.copies.push(*target);
+        if !is_again {
+            task.copies.push(*target);
+        }
         self.io(id, task, StoreAction::Write { offset, data });
         Progress::Next
     }
@@ -390,7 +403,7 @@ impl OpenBlobStore {
     }
 
     /// Whether the device replaces a page as a whole or not at all.
-    fn replaces_whole_pages(&self) -> bool {
+    pub(super) fn replaces_whole_pages(&self) -> bool {
         self.device.atomic_write_bytes as usize >= PAGE_BYTES || self.has_fault(Fault::CopyLeftOut)
     }
 
@@ -549,7 +562,7 @@ impl OpenBlobStore {
         match waiter {
             Waiter::None => self.is_broken |= failed,
             Waiter::Change(change) => self.end_change(change, result),
-            Waiter::Allocations(blob, members) => self.allocations_ended(blob, members, result),
+            Waiter::Allocations(blob) => self.allocations_ended(blob, &result),
         }
     }
 }
