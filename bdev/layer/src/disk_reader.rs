@@ -1,8 +1,10 @@
 //! Reads of devices that modules examine.
 
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::rc::{Rc, Weak};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::Duration;
@@ -194,19 +196,44 @@ impl ReadTurn {
     }
 }
 
+thread_local! {
+    /// The devices that reads of this core have open, by name. Many reads of a device are in flight at a time, and
+    /// a channel of each would take more from the kernel than it has: contexts of AIO are few, and end late.
+    static OPEN: RefCell<BTreeMap<String, Weak<AsyncChannel>>> = RefCell::default();
+}
+
+/// The channel of a device, which all reads share that are in flight.
+fn channel_of(registry: &Registry, core: &Core, bdev: &str) -> Result<Rc<AsyncChannel>, DiskReadError> {
+    let open = OPEN.with_borrow(|open| open.get(bdev).and_then(Weak::upgrade));
+    // Another device may have the name now, and another registry too.
+    let is_same = |channel: &Rc<AsyncChannel>| {
+        registry.find(bdev).is_some_and(|device| Arc::ptr_eq(&device, &channel.device()))
+    };
+    if let Some(channel) = open.filter(is_same) {
+        return Ok(channel);
+    }
+    let channel = registry.open(bdev, Access::ReadOnly)?.channel(core)?;
+    let channel = Rc::new(AsyncChannel::new(core, channel));
+    OPEN.with_borrow_mut(|open| {
+        open.retain(|_, other| other.strong_count() > 0);
+        open.insert(bdev.to_string(), Rc::downgrade(&channel));
+    });
+    Ok(channel)
+}
+
 async fn read_blocks(registry: &Registry, core: &Core, read: &DiskRead) -> Result<Vec<u8>, DiskReadError> {
     let DiskRead { bdev, lba, blocks, .. } = read;
-    let descriptor = registry.open(bdev, Access::ReadOnly)?;
-    let channel = descriptor.channel(core)?;
-    let bytes = u64::from(*blocks) * u64::from(channel.block_size());
-    let is_inside = lba.checked_add((*blocks).into()).is_some_and(|end| end <= channel.blocks());
+    let channel = channel_of(registry, core, bdev)?;
+    let geometry = channel.device().geometry();
+    let bytes = u64::from(*blocks) * u64::from(geometry.block_size);
+    let is_inside = lba.checked_add((*blocks).into()).is_some_and(|end| end <= geometry.blocks);
     if *blocks == 0 || bytes > BUFFER_BYTES_MAX as u64 || !is_inside {
         return Err(DiskReadError::Range { bdev: bdev.clone(), lba: *lba, blocks: *blocks });
     }
     let mut buffer = core.pool().take(bytes as usize).ok_or(DiskReadError::Unavailable)?;
     // A device whose reads do not fill it has no metadata.
     buffer.clear();
-    match AsyncChannel::new(core, channel).read(*lba, buffer).await {
+    match channel.read(*lba, buffer).await {
         Ok(buffer) => Ok(buffer.as_slice().to_vec()),
         Err((status, _)) => Err(DiskReadError::Failed { bdev: bdev.clone(), status }),
     }

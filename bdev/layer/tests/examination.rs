@@ -1,7 +1,7 @@
 //! Examination by modules that read: a device that does not answer keeps no other, and no method, waiting.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,6 +22,15 @@ const LABEL: &[u8] = b"LABEL";
 struct Disk {
     /// `None` for one that answers at once.
     answers: Option<Arc<AtomicBool>>,
+    /// Told of each request, with the number of channels that were opened.
+    told: Option<Mutex<Sender<usize>>>,
+    opened: AtomicUsize,
+}
+
+impl Disk {
+    fn new(answers: Option<Arc<AtomicBool>>) -> Disk {
+        Disk { answers, told: None, opened: AtomicUsize::new(0) }
+    }
 }
 
 impl Bdev for Disk {
@@ -42,13 +51,16 @@ impl Bdev for Disk {
     }
 
     fn open(&self, _core: &Core) -> Result<BoxedChannel, BdevError> {
-        Ok(Box::new(DiskChannel { answers: self.answers.clone(), requests: Vec::new() }))
+        let channels = self.opened.fetch_add(1, Ordering::Relaxed) + 1;
+        let told = self.told.as_ref().map(|told| (told.lock().unwrap().clone(), channels));
+        Ok(Box::new(DiskChannel { answers: self.answers.clone(), requests: Vec::new(), told }))
     }
 }
 
 struct DiskChannel {
     answers: Option<Arc<AtomicBool>>,
     requests: Vec<Request>,
+    told: Option<(Sender<usize>, usize)>,
 }
 
 impl Channel for DiskChannel {
@@ -56,6 +68,9 @@ impl Channel for DiskChannel {
     type Completion = Completion;
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
+        if let Some((sender, channels)) = &self.told {
+            batch.iter().for_each(|_| sender.send(*channels).unwrap());
+        }
         self.requests.append(batch);
     }
 
@@ -127,7 +142,7 @@ impl Program {
     }
 
     fn disk(&self, name: &str, answers: Option<Arc<AtomicBool>>) {
-        self.registry.register(name, None, &[], Arc::new(Disk { answers })).unwrap();
+        self.registry.register(name, None, &[], Arc::new(Disk::new(answers))).unwrap();
     }
 
     fn has(&self, name: &str) -> bool {
@@ -214,12 +229,39 @@ fn what_cannot_be_read_is_reported_and_examined() {
     program.plane.stop();
 }
 
+/// A store that is scanned has hundreds of reads, and the kernel has few contexts of AIO, which end late.
+#[test]
+fn reads_of_a_device_in_flight_share_a_channel() {
+    let program = Program::start(Duration::from_secs(600));
+    let answers = Arc::new(AtomicBool::new(false));
+    let (told, requests) = channel();
+    let told = Some(Mutex::new(told));
+    let disk = Disk { told, ..Disk::new(Some(answers.clone())) };
+    program.registry.register("disk", None, &[], Arc::new(disk)).unwrap();
+    // The examination's own read.
+    assert_eq!(requests.recv_timeout(Duration::from_secs(30)).unwrap(), 1);
+    let reader = DiskReader::new(program.registry.clone(), program.reactors.handles()[0].clone());
+    let (sender, results) = channel();
+    for _ in 0..40 {
+        let sender = sender.clone();
+        reader.read("disk", 0, 1, move |read| sender.send(read.unwrap().starts_with(LABEL)).unwrap());
+    }
+    for _ in 0..40 {
+        assert_eq!(requests.recv_timeout(Duration::from_secs(30)).unwrap(), 1);
+    }
+    answers.store(true, Ordering::Release);
+    for _ in 0..40 {
+        assert!(results.recv_timeout(Duration::from_secs(30)).unwrap());
+    }
+    program.plane.stop();
+}
+
 #[test]
 fn reads_are_answered_when_the_core_stops() {
     let reactors = Reactors::start(&reactor::ReactorConfig::default()).unwrap();
     let core = reactors.handles()[0].clone();
     let (registry, answers) = (Registry::new(), Arc::new(AtomicBool::new(false)));
-    registry.register("hangs", None, &[], Arc::new(Disk { answers: Some(answers.clone()) })).unwrap();
+    registry.register("hangs", None, &[], Arc::new(Disk::new(Some(answers.clone())))).unwrap();
     let reader = DiskReader::new(registry, core.clone());
     let (sender, results) = channel();
     let read = || {

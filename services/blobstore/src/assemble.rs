@@ -317,6 +317,19 @@ impl Assembly<'_> {
         Ok(())
     }
 
+    /// Sets the clusters of an extent page, 0 for those that are not allocated.
+    fn set_all(&mut self, first: u32, entries: &[u32]) {
+        let (store, allocated) = (self.layout.clusters, self.blob.clusters.allocated());
+        let is_right = |cluster: &u32| *cluster == 0 || self.layout.is_data_cluster(*cluster);
+        if entries.len() <= (store - allocated) as usize && entries.iter().all(is_right) {
+            return self.blob.clusters.set_chunk(first / CLUSTERS_PER_EXTENT_PAGE, entries);
+        }
+        for (step, cluster) in entries.iter().enumerate().filter(|(_, cluster)| **cluster != 0) {
+            let set = self.set(first + step as u32, *cluster);
+            self.note(set);
+        }
+    }
+
     fn table_part(&mut self, page: u32, part: &ExtentTable) -> Result<(), BlobDamage> {
         match &mut self.table {
             _ if self.has_runs => Err(BlobDamage::Extents { page }),
@@ -381,12 +394,7 @@ impl Assembly<'_> {
         };
         let expected = (clusters - first).min(CLUSTERS_PER_EXTENT_PAGE) as usize;
         let found = extents.clusters.len().min(expected);
-        for (step, cluster) in extents.clusters[..found].iter().enumerate() {
-            if *cluster != 0 {
-                let set = self.set(first + step as u32, *cluster);
-                self.note(set);
-            }
-        }
+        self.set_all(first, &extents.clusters[..found]);
         if extents.clusters.len() == expected {
             return true;
         }

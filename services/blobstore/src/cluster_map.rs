@@ -92,6 +92,24 @@ impl BlobClusterMap {
         before
     }
 
+    /// Sets the clusters of a chunk that has none, as an extent page has them: 0 for those that are not allocated.
+    ///
+    /// # Panics
+    /// If they are beyond the end.
+    pub(crate) fn set_chunk(&mut self, chunk: u32, entries: &[u32]) {
+        let end = u64::from(chunk) * CHUNK as u64 + entries.len() as u64;
+        assert!(end <= u64::from(self.length), "clusters up to {end} of a blob of {}", self.length);
+        let allocated = entries.iter().filter(|cluster| **cluster != UNALLOCATED).count();
+        if let Err(at) = self.find(chunk)
+            && allocated > 0
+        {
+            let mut all = [UNALLOCATED; CHUNK];
+            all[..entries.len()].copy_from_slice(entries);
+            self.chunks.insert(at, (chunk, Arc::new(all)));
+            self.allocated += allocated as u32;
+        }
+    }
+
     /// Appends clusters that are not allocated; `None` if there would be more than a blob can have.
     pub fn extend(&mut self, clusters: u32) -> Option<()> {
         self.length = self.length.checked_add(clusters)?;
@@ -213,6 +231,21 @@ mod tests {
         changed.set(3, Some(9));
         assert_eq!((original.get(3), changed.get(3)), (Some(7), Some(9)));
         assert!(Arc::ptr_eq(&original.chunks[1].1, &changed.chunks[1].1));
+    }
+
+    #[test]
+    fn a_chunk_is_set_as_its_clusters_are() {
+        let entries: Vec<u32> = (0..300).map(|at| if at % 3 == 0 { 0 } else { at + 9 }).collect();
+        let (mut whole, mut each) = (BlobClusterMap::new(2000), BlobClusterMap::new(2000));
+        whole.set_chunk(2, &entries);
+        // It has clusters already.
+        whole.set_chunk(2, &[1; 300]);
+        whole.set_chunk(1, &[0; 300]);
+        for (at, cluster) in entries.iter().enumerate().filter(|(_, cluster)| **cluster != 0) {
+            each.set(2 * CHUNK as u32 + at as u32, Some(*cluster));
+        }
+        assert_eq!(whole, each);
+        assert_eq!(whole.allocated(), 200);
     }
 
     proptest! {

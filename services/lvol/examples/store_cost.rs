@@ -34,6 +34,9 @@ fn list(plane: &ControlPlane) -> Result<(), Box<dyn std::error::Error>> {
         let start = Instant::now();
         let found = plane.invoke(method, json!({}))?;
         println!("{method}: {} in {:.3} s", length(&found), start.elapsed().as_secs_f64());
+        if length(&found) == 0 {
+            return Err("no store was loaded".into());
+        }
     }
     println!("resident: {} MiB", resident_mib());
     Ok(())
