@@ -83,3 +83,71 @@ fn what_is_no_store_or_is_in_use_is_refused_with_what_to_do() {
     assert_eq!(blobfs(&["check", &image]).0, 1);
     std::fs::remove_dir_all(directory).unwrap();
 }
+
+/// Unmounts when a test ends, however it does.
+struct Mounted(std::process::Child);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_mounted_store_is_read_by_ordinary_programs() {
+    if File::options().read(true).write(true).open("/dev/fuse").is_err() {
+        println!("SKIPPED: /dev/fuse cannot be opened");
+        return;
+    }
+    let directory = scratch("blobfs-mount");
+    let image = made(&directory);
+    let (source, mounted) = (directory.join("source"), directory.join("mounted"));
+    let content: Vec<u8> = (0..3_000_001u32).map(|at| (at * 7 / 3) as u8).collect();
+    std::fs::write(&source, &content).unwrap();
+    std::fs::create_dir(&mounted).unwrap();
+    done(&["mkdir", &image, "/db"]);
+    done(&["cp", &image, source.to_str().unwrap(), ":/db/f"]);
+    for name in ["/db/d0", "/db/d1"] {
+        done(&["mkdir", &image, name]);
+    }
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_ringbolt"))
+        .args(["blobfs", "mount", &image, mounted.to_str().unwrap()])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
+        .unwrap();
+    if line.is_empty() {
+        let error = text(&child.wait_with_output().unwrap().stderr);
+        assert!(error.contains("not permitted"), "{error}");
+        println!("SKIPPED: {error}");
+        return;
+    }
+    let mut child = Mounted(child);
+    assert!(line.contains("read-only"), "{line}");
+    assert!(std::fs::read(mounted.join("db/f")).unwrap() == content);
+    let mut names: Vec<String> = std::fs::read_dir(mounted.join("db"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["d0", "d1", "f"]);
+    let metadata = std::fs::metadata(mounted.join("db/f")).unwrap();
+    assert!(metadata.is_file() && metadata.len() == 3_000_001);
+    assert_eq!(std::fs::read(mounted.join("db/g")).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+    let refused = std::fs::write(mounted.join("db/g"), b"x").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    // The store is in use.
+    let (status, _, error) = blobfs(&["rm", &image, "/db/f"]);
+    assert!(status != 0 && error.contains("has it open"), "{error}");
+    let pid = rustix::process::Pid::from_child(&child.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(child.0.wait().unwrap().success());
+    assert_eq!(std::fs::read_dir(&mounted).unwrap().count(), 0);
+    done(&["rm", &image, "/db/f"]);
+    std::fs::remove_dir_all(directory).unwrap();
+}

@@ -1,5 +1,7 @@
 //! `ringbolt blobfs`: files on a blobstore, on a file or block device that no other program uses.
 
+mod mount;
+
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
@@ -90,6 +92,18 @@ pub(crate) enum BlobFsCommand {
         #[arg(short, long)]
         recursive: bool,
     },
+    /// Mount the files on a directory, read-only, until they are unmounted
+    #[command(after_help = "Examples:\n  ringbolt blobfs mount files.img /mnt &\n  ls -lR /mnt\n  \
+        sst_dump --file=/mnt/db --command=check\n  umount /mnt\n\n\
+        It needs FUSE in the kernel (/dev/fuse) and, without root, fusermount3. Nothing may write to the store \
+        meanwhile.")]
+    Mount {
+        #[command(flatten)]
+        image: ImageArgs,
+        /// Directory to mount on
+        #[arg(value_name = "DIRECTORY")]
+        directory: PathBuf,
+    },
     /// Read all metadata and say what is wrong; exit status 1 if something is
     #[command(after_help = "Example:\n  ringbolt blobfs check files.img")]
     Check {
@@ -138,6 +152,9 @@ pub(crate) fn run(command: BlobFsCommand) -> Result<(), CommandError> {
         }
         BlobFsCommand::Rm { image, path, recursive } => {
             image.change(|files| remove(files, bytes(&path), recursive))
+        }
+        BlobFsCommand::Mount { image, directory } => {
+            mount::mount(image.read(LoadOptions::default())?, &image.image, &directory)
         }
         BlobFsCommand::Check { image, json } => image.check(json),
     }

@@ -1,0 +1,313 @@
+//! `ringbolt blobfs mount`: a store's files for ordinary programs, read-only, by FUSE.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, UNIX_EPOCH};
+
+use blobfs::{
+    BlobFsError, BlockingBlobFs, BlockingDevice, DirectoryItem, FileStatus, NAME_BYTES_MAX, OpenHow,
+    OpenNumber,
+};
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
+    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyStatfs, Request, Session,
+};
+use rustix::process::{getgid, getuid};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::command_error::CommandError;
+use crate::console::stdout_line;
+
+/// How long the kernel may remember what it was told: nothing of a store changes that is mounted.
+const REMEMBERED: Duration = Duration::from_secs(3600);
+const BLOCK_BYTES: u32 = 4096;
+
+/// Mounts files on a directory until they are unmounted, or this process is told to end.
+///
+/// # Errors
+/// The kernel has no FUSE, the user may not mount, or there is no such directory.
+pub(super) fn mount<D: BlockingDevice + 'static>(
+    files: BlockingBlobFs<D>,
+    image: &Path,
+    directory: &Path,
+) -> Result<(), CommandError> {
+    let failed = |error: std::io::Error| {
+        let advice = match error.kind() {
+            std::io::ErrorKind::NotFound if directory.is_dir() => {
+                "; is there a /dev/fuse? `modprobe fuse` makes it, and fusermount3 is in the package fuse3"
+            }
+            std::io::ErrorKind::PermissionDenied => {
+                "; a user has to own the directory, and needs fusermount3"
+            }
+            _ => "",
+        };
+        CommandError::environment(format!("cannot mount on {}: {error}{advice}", directory.display()))
+    };
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandError::environment)?;
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::RO,
+        MountOption::NoDev,
+        MountOption::NoSuid,
+        MountOption::FSName(image.display().to_string()),
+        MountOption::Subtype("blobfs".to_string()),
+    ];
+    let mut session = Session::new(MountedFiles::new(files), directory, &config).map_err(failed)?;
+    let mut unmounter = session.unmount_callable();
+    let ended = signals.handle();
+    let waiter = std::thread::spawn(move || match signals.forever().next() {
+        Some(_) => unmounter.unmount(),
+        None => Ok(()),
+    });
+    stdout_line!(
+        "{} is on {}, read-only, until `umount {1}` or Ctrl-C",
+        image.display(),
+        directory.display()
+    );
+    let result = session.run();
+    ended.close();
+    let unmounted = waiter.join().unwrap_or(Ok(()));
+    result
+        .and(unmounted)
+        .map_err(|error| CommandError::operation(format!("{}: {error}", directory.display())))
+}
+
+/// Paths by their inode numbers, which are given out as paths are looked up.
+struct Inodes {
+    paths: Vec<Arc<[u8]>>,
+    numbers: HashMap<Arc<[u8]>, u64>,
+}
+
+impl Inodes {
+    fn new() -> Inodes {
+        // The root is 1.
+        let root: Arc<[u8]> = Arc::from(&b"/"[..]);
+        Inodes { paths: vec![root.clone()], numbers: HashMap::from([(root, 1)]) }
+    }
+
+    fn path(&self, inode: INodeNo) -> Option<Arc<[u8]>> {
+        let at = usize::try_from(inode.0.checked_sub(1)?).ok()?;
+        self.paths.get(at).cloned()
+    }
+
+    fn number(&mut self, path: &[u8]) -> INodeNo {
+        if let Some(number) = self.numbers.get(path) {
+            return INodeNo(*number);
+        }
+        let path: Arc<[u8]> = path.into();
+        self.paths.push(path.clone());
+        self.numbers.insert(path, self.paths.len() as u64);
+        INodeNo(self.paths.len() as u64)
+    }
+}
+
+struct MountedFiles<D> {
+    files: BlockingBlobFs<D>,
+    inodes: Mutex<Inodes>,
+    /// What an open directory had when it was opened.
+    directories: Mutex<BTreeMap<u64, Arc<Vec<DirectoryItem>>>>,
+    opened_directories: AtomicU64,
+    owner: (u32, u32),
+}
+
+fn errno(error: &BlobFsError) -> Errno {
+    Errno::from_i32(error.errno())
+}
+
+fn child(parent: &[u8], name: &[u8]) -> Vec<u8> {
+    let separator: &[u8] = if parent.ends_with(b"/") { b"" } else { b"/" };
+    [parent, separator, name].concat()
+}
+
+impl<D: BlockingDevice> MountedFiles<D> {
+    fn new(files: BlockingBlobFs<D>) -> MountedFiles<D> {
+        MountedFiles {
+            files,
+            inodes: Mutex::new(Inodes::new()),
+            directories: Mutex::default(),
+            opened_directories: AtomicU64::new(0),
+            owner: (getuid().as_raw(), getgid().as_raw()),
+        }
+    }
+
+    fn path(&self, inode: INodeNo) -> Result<Arc<[u8]>, Errno> {
+        sync::lock(&self.inodes).path(inode).ok_or(Errno::ENOENT)
+    }
+
+    /// The attributes of what is at a path. A store has no times and no owners.
+    fn attributes(&self, inode: INodeNo, status: &FileStatus) -> FileAttr {
+        let (kind, perm, nlink) = match status.is_directory {
+            true => (FileType::Directory, 0o555, 2),
+            false => (FileType::RegularFile, 0o444, 1),
+        };
+        FileAttr {
+            ino: inode,
+            size: status.size,
+            blocks: status.allocated_bytes / 512,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind,
+            perm,
+            nlink,
+            uid: self.owner.0,
+            gid: self.owner.1,
+            rdev: 0,
+            blksize: BLOCK_BYTES,
+            flags: 0,
+        }
+    }
+
+    fn find(&self, path: &[u8]) -> Result<FileAttr, Errno> {
+        let status = self.files.status(path).map_err(|error| errno(&error))?;
+        let inode = sync::lock(&self.inodes).number(path);
+        Ok(self.attributes(inode, &status))
+    }
+
+    fn open_file(&self, inode: INodeNo) -> Result<OpenNumber, Errno> {
+        self.files.open(&self.path(inode)?, OpenHow::READ).map_err(|error| errno(&error))
+    }
+
+    fn open_directory(&self, inode: INodeNo) -> Result<u64, Errno> {
+        let items = self.files.list(&self.path(inode)?).map_err(|error| errno(&error))?;
+        let number = self.opened_directories.fetch_add(1, Ordering::Relaxed) + 1;
+        sync::lock(&self.directories).insert(number, Arc::new(items));
+        Ok(number)
+    }
+
+    /// Adds the entries from `offset` on, as many as the reply has space for.
+    fn fill(
+        &self,
+        inode: INodeNo,
+        directory: u64,
+        offset: u64,
+        reply: &mut ReplyDirectory,
+    ) -> Result<(), Errno> {
+        let path = self.path(inode)?;
+        let items = sync::lock(&self.directories).get(&directory).cloned().ok_or(Errno::EBADF)?;
+        let parent = match path.iter().rposition(|byte| *byte == b'/') {
+            Some(at) if at > 0 => &path[..at],
+            _ => b"/",
+        };
+        let mut inodes = sync::lock(&self.inodes);
+        for at in offset..items.len() as u64 + 2 {
+            let (number, kind, name) = match at {
+                0 => (inode, FileType::Directory, &b"."[..]),
+                1 => (inodes.number(parent), FileType::Directory, &b".."[..]),
+                _ => {
+                    let item = &items[at as usize - 2];
+                    let kind = match item.status.is_directory {
+                        true => FileType::Directory,
+                        false => FileType::RegularFile,
+                    };
+                    (inodes.number(&child(&path, &item.name)), kind, &item.name[..])
+                }
+            };
+            if reply.add(number, at + 1, kind, OsStr::from_bytes(name)) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<D: BlockingDevice + 'static> Filesystem for MountedFiles<D> {
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let path = self.path(parent).map(|parent| child(&parent, name.as_bytes()));
+        match path.and_then(|path| self.find(&path)) {
+            Ok(attributes) => reply.entry(&REMEMBERED, &attributes, Generation(0)),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.path(inode).and_then(|path| self.find(&path)) {
+            Ok(attributes) => reply.attr(&REMEMBERED, &attributes),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn open(&self, _: &Request, inode: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        match self.open_file(inode) {
+            Ok(open) => reply.opened(FileHandle(open.0), FopenFlags::FOPEN_KEEP_CACHE),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        open: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match self.files.read(OpenNumber(open.0), offset, size as usize) {
+            Ok(data) => reply.data(&data),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        open: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        match self.files.close(OpenNumber(open.0)) {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn opendir(&self, _: &Request, inode: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        match self.open_directory(inode) {
+            Ok(number) => reply.opened(FileHandle(number), FopenFlags::empty()),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        directory: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        match self.fill(inode, directory.0, offset, &mut reply) {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, directory: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        sync::lock(&self.directories).remove(&directory.0);
+        reply.ok();
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        let (all, free, files) = self.files.inspect(|fs| {
+            let store = fs.blobs();
+            let all = u64::from(store.data_clusters()) * u64::from(store.layout().cluster_bytes);
+            (all, fs.free_bytes(), store.blobs().len() as u64)
+        });
+        let blocks = |bytes: u64| bytes / u64::from(BLOCK_BYTES);
+        let name = NAME_BYTES_MAX as u32;
+        reply.statfs(blocks(all), blocks(free), blocks(free), files, 0, BLOCK_BYTES, name, BLOCK_BYTES);
+    }
+}
