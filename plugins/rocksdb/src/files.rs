@@ -82,7 +82,8 @@ impl RocksFiles for Files {
             FileOpen::Create | FileOpen::Reopen | FileOpen::Reuse => {
                 let size = if how == FileOpen::Create { 0 } else { file.size() };
                 let offset = if how == FileOpen::Reopen { size } else { 0 };
-                let tail = Arc::new(Tail::new(self.store.clone(), open, offset, size));
+                let is_log = how != FileOpen::Reuse && path.ends_with(b".log");
+                let tail = Arc::new(Tail::new(self.store.clone(), open, offset, size, is_log));
                 sync::lock(&self.tails).insert(plain(path), Arc::downgrade(&tail));
                 file = file.with_tail(Some(tail), true);
             }

@@ -18,6 +18,8 @@ const TAIL_BYTES_MAX: usize = 1 << 20;
 pub(crate) struct Tail {
     store: Arc<Store>,
     open: OpenNumber,
+    /// A log of RocksDB, which skips zeroes at the end of one: a sync needs one flush.
+    is_log: bool,
     state: Mutex<TailState>,
     /// Bytes that are collected, for readers that would else take the lock.
     collected: AtomicUsize,
@@ -36,10 +38,10 @@ struct TailState {
 
 impl Tail {
     /// The end of a file of `size` bytes, written from `offset` on.
-    pub(crate) fn new(store: Arc<Store>, open: OpenNumber, offset: u64, size: u64) -> Tail {
+    pub(crate) fn new(store: Arc<Store>, open: OpenNumber, offset: u64, size: u64, is_log: bool) -> Tail {
         let state =
             TailState { data: Vec::new(), offset, size, in_flight: None, error: None, is_closed: false };
-        Tail { store, open, state: Mutex::new(state), collected: AtomicUsize::new(0) }
+        Tail { store, open, is_log, state: Mutex::new(state), collected: AtomicUsize::new(0) }
     }
 
     /// Bytes of the file.
@@ -112,7 +114,10 @@ impl Tail {
     pub(crate) fn sync(&self) -> Result<(), BlobFsError> {
         let mut state = self.usable()?;
         self.send(&mut state)?;
-        let syncing = self.store.begin(BlobFsRequest::Sync { open: self.open });
+        let syncing = self.store.begin(match self.is_log {
+            true => BlobFsRequest::SyncLog { open: self.open },
+            false => BlobFsRequest::Sync { open: self.open },
+        });
         // One wait for both: the request that was begun first has ended then.
         let synced = self.store.wait(syncing).map(drop);
         self.settle(&mut state)?;
