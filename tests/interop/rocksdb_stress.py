@@ -81,7 +81,8 @@ def build(tree):
             running.append(subprocess.Popen([*compiler, "-c", source, "-o", f"{CACHE}/{os.path.basename(source)}.o"]))
         assert running.pop(0).wait() == 0, "db_stress does not compile"
     objects = [f"{CACHE}/{os.path.basename(source)}.o" for source in files]
-    run("c++", *objects, "-lrocksdb", "-lgflags", "-lpthread", "-ldl", "-o", f"{program}.new")
+    # With the libraries for compression that RocksDB's needs: its headers call them too.
+    run("c++", "-Wl,--copy-dt-needed-entries", *objects, "-lrocksdb", "-lgflags", "-lpthread", "-ldl", "-o", f"{program}.new")
     os.rename(f"{program}.new", program)
     return program
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::error::{ErrorKind, ErrorText, FileError};
 use crate::files::{FileOpen, FileRead, FilesDefinition, RocksFile, RocksFiles};
-use crate::table::{Bytes, FileHandle, ListCallback, ReadOfShim, StoreHandle};
+use crate::raw::{Bytes, FileHandle, ListCallback, ReadOfShim, StoreHandle};
 
 /// Runs a call; `None` if it fails, and the error is set then.
 fn guarded<R>(error: &mut ErrorText, call: impl FnOnce() -> Result<R, FileError>) -> Option<R> {

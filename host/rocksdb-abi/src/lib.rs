@@ -25,6 +25,7 @@
 mod error;
 mod files;
 mod functions;
+mod raw;
 mod table;
 
 /// Exports the library's files, a [`FilesDefinition`] that is a `static`, as the shim looks for them: the
