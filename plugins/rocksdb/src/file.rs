@@ -9,6 +9,9 @@ use rocksdb_abi::{ErrorKind, FileError, FileRead, RocksFile};
 use crate::store::Store;
 use crate::tail::Tail;
 
+/// Reads of one call in flight, a part of what the files take.
+const READS_MAX: usize = 256;
+
 /// An error of the files as RocksDB acts on it.
 pub(crate) fn file_error(error: BlobFsError) -> FileError {
     let kind = match &error {
@@ -107,9 +110,11 @@ impl RocksFile for OpenFile {
             let (offset, length) = (read.offset, read.out.len());
             self.store.begin(BlobFsRequest::Read { open: self.open, offset, length })
         };
-        let calls: Vec<_> = reads.iter().map(begin).collect();
-        for (read, call) in reads.iter_mut().zip(calls) {
-            read.result = copy(self.store.wait(call), read.out);
+        for part in reads.chunks_mut(READS_MAX) {
+            let calls: Vec<_> = part.iter().map(begin).collect();
+            for (read, call) in part.iter_mut().zip(calls) {
+                read.result = copy(self.store.wait(call), read.out);
+            }
         }
     }
 

@@ -19,6 +19,8 @@ const PART_BYTES_MAX: usize = 1 << 20;
 pub(crate) struct FsPlan {
     pub(crate) fs: BlobFs,
     flushes: BaseChannel,
+    /// The bdev is told of space that was freed. A file below it would get holes, and allocate again.
+    discards: bool,
     ready: VecDeque<PlannedIo>,
     /// By the number that the runner knows: an I/O of the files, and where the part is in its data.
     parts: HashMap<u64, (u64, usize)>,
@@ -35,10 +37,11 @@ struct DividedIo {
 }
 
 impl FsPlan {
-    pub(crate) fn new(fs: BlobFs, flushes: BaseChannel) -> FsPlan {
+    pub(crate) fn new(fs: BlobFs, flushes: BaseChannel, discards: bool) -> FsPlan {
         FsPlan {
             fs,
             flushes,
+            discards,
             ready: VecDeque::new(),
             parts: HashMap::new(),
             ios: HashMap::new(),
@@ -104,6 +107,10 @@ impl FsPlan {
             }
             BlobFsAction::WriteZeroes { offset, bytes } => {
                 self.push(io.id, 0, PlannedAction::WriteZeroes { offset, bytes });
+            }
+            BlobFsAction::Deallocate { .. } if !self.discards => {
+                self.fs.complete(io.id, Ok(Vec::new()));
+                return true;
             }
             BlobFsAction::Deallocate { offset, bytes } => {
                 self.push(io.id, 0, PlannedAction::Deallocate { offset, bytes });

@@ -112,11 +112,12 @@ impl Store {
         let is_over = Arc::new(AtomicBool::new(false));
         let (opened, reply) = std::sync::mpsc::sync_channel(1);
         let (of_core, over, create) = (base.clone(), is_over.clone(), uri.create);
+        let discards = uri.discard;
         let start = move |core: &Core| {
             let of_task = core.clone();
             let opening = async move {
                 let result = open_files(&of_task, &of_core, create).await;
-                let result = result.and_then(|fs| start_poller(&of_task, &of_core, fs, over));
+                let result = result.and_then(|fs| start_poller(&of_task, &of_core, fs, over, discards));
                 // The opener has gone only if its thread was killed.
                 _ = opened.send(result);
             };
@@ -207,12 +208,13 @@ fn start_poller(
     base: &Arc<BaseBdev>,
     fs: BlobFs,
     is_over: Arc<AtomicBool>,
+    discards: bool,
 ) -> Result<MailboxSender<StoreMessage>, FileError> {
     let failed = |error: bdev::BdevError| FileError::new(ErrorKind::Io, error.to_string());
     let runner = PlanRunner::new(core, base.channel(core).map_err(failed)?);
     let flushes = BaseChannel::new(base.channel(core).map_err(failed)?);
     let (sender, messages) = core.mailbox(MESSAGES_MAX);
-    let plan = FsPlan::new(fs, flushes);
+    let plan = FsPlan::new(fs, flushes, discards);
     let end = PollerEnd { is_over, reply: None };
     let poller = StorePoller {
         plan,

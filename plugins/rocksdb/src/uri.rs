@@ -15,6 +15,8 @@ pub(crate) struct StoreUri {
     pub(crate) bdev: String,
     /// An empty bdev gets a new store.
     pub(crate) create: bool,
+    /// The bdev is told of space that was freed.
+    pub(crate) discard: bool,
 }
 
 impl StoreUri {
@@ -28,17 +30,23 @@ impl StoreUri {
         if config.is_empty() {
             return Err(invalid("the configuration file is missing".to_string()));
         }
-        let (mut bdev, mut create) = (None, false);
+        let (mut bdev, mut create, mut discard) = (None, false, false);
         for option in options.split('&').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("bdev", name)) if !name.is_empty() && bdev.is_none() => bdev = Some(name.to_string()),
                 Some(("create", "1")) => create = true,
                 Some(("create", "0")) => create = false,
-                _ => return Err(invalid(format!("{option} is no option: there are bdev=NAME and create=1"))),
+                Some(("discard", "1")) => discard = true,
+                Some(("discard", "0")) => discard = false,
+                _ => {
+                    return Err(invalid(format!(
+                        "{option} is no option: there are bdev=NAME, create=1 and discard=1"
+                    )));
+                }
             }
         }
         let bdev = bdev.ok_or_else(|| invalid("bdev=NAME is missing".to_string()))?;
-        Ok(StoreUri { config: config.into(), bdev, create })
+        Ok(StoreUri { config: config.into(), bdev, create, discard })
     }
 }
 
@@ -50,7 +58,7 @@ mod tests {
     fn a_uri_has_a_file_and_a_bdev() {
         let uri = StoreUri::parse("ringbolt:///etc/db.json?bdev=Nvme0n1&create=1").unwrap();
         let config = PathBuf::from("/etc/db.json");
-        assert_eq!(uri, StoreUri { config, bdev: "Nvme0n1".to_string(), create: true });
+        assert_eq!(uri, StoreUri { config, bdev: "Nvme0n1".to_string(), create: true, discard: false });
         assert!(!StoreUri::parse("ringbolt://db.json?bdev=A").unwrap().create);
     }
 

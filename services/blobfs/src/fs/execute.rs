@@ -149,20 +149,7 @@ impl BlobFs {
                 let length = number_xattr(LENGTH, length);
                 self.set_xattrs(id, task, file, vec![length], vec![IS_DELETED.to_vec()])
             }
-            Step::ZeroAhead { file, end } => {
-                let start = self.node(file)?.size.next_multiple_of(self.block);
-                if self.has_fault(FileFault::LogNotZeroed) || end <= start {
-                    return Ok(());
-                }
-                self.node_mut(file)?.needs_flush = true;
-                // Zeroes as data: blocks that were deallocated would cost more with each write.
-                self.write_blocks(id, task, file, start, vec![0; (end - start) as usize])
-            }
-            Step::WriteAhead { file, length } => {
-                task.steps.push_front(Step::LengthWritten { file, length });
-                let length = number_xattr(LENGTH, length);
-                self.set_xattrs(id, task, file, vec![length], vec![IS_DELETED.to_vec()])
-            }
+            Step::ZeroAhead { .. } | Step::WriteAhead { .. } => self.execute_ahead(id, task, step),
             Step::LengthWritten { file, length } => {
                 let node = self.node_mut(file)?;
                 (node.durable, node.is_published) = (length, true);
@@ -241,6 +228,27 @@ impl BlobFs {
                 Ok(())
             }
             step => self.execute_new(id, task, step),
+        }
+    }
+
+    /// The steps of logs, whose length is ahead.
+    fn execute_ahead(&mut self, id: u64, task: &mut Task, step: Step) -> Result<(), BlobFsError> {
+        match step {
+            Step::ZeroAhead { file, end } => {
+                let start = self.node(file)?.size.next_multiple_of(self.block);
+                if self.has_fault(FileFault::LogNotZeroed) || end <= start {
+                    return Ok(());
+                }
+                self.node_mut(file)?.needs_flush = true;
+                // Zeroes as data: blocks that were deallocated would cost more with each write.
+                self.write_blocks(id, task, file, start, vec![0; (end - start) as usize])
+            }
+            Step::WriteAhead { file, length } => {
+                task.steps.push_front(Step::LengthWritten { file, length });
+                let length = number_xattr(LENGTH, length);
+                self.set_xattrs(id, task, file, vec![length], vec![IS_DELETED.to_vec()])
+            }
+            _ => Ok(()),
         }
     }
 
