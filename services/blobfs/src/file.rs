@@ -30,6 +30,9 @@ pub(crate) struct FileNode {
     pub(crate) size: u64,
     /// Bytes that the blob says.
     pub(crate) durable: u64,
+    /// Bytes from the front that a flush has made durable, for logs: [`durable`](Self::durable) is ahead of
+    /// the size there.
+    pub(crate) flushed: u64,
     /// The name survives a power failure.
     pub(crate) is_published: bool,
     pub(crate) is_unlinked: bool,
@@ -49,6 +52,7 @@ impl FileNode {
             place,
             size: 0,
             durable: 0,
+            flushed: 0,
             is_published: false,
             is_unlinked: false,
             is_read_only: false,
@@ -61,6 +65,11 @@ impl FileNode {
 
     pub(crate) fn is_dirty(&self) -> bool {
         self.buffer.as_ref().is_some_and(AppendBuffer::is_dirty)
+    }
+
+    /// Whether the length on the device is that of a log, ahead of what is written.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.is_published && self.durable > self.size
     }
 
     /// Whether a sync would write something.

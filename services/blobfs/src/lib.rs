@@ -22,6 +22,8 @@
 //! # What survives a power failure
 //! - A sync writes the data, flushes it, and then writes the length and that the name is valid, both in one
 //!   page that is replaced as a whole. A new file exists from its first sync on, or that of its directory.
+//! - A sync of a log ([`BlobFsRequest::SyncLog`]) writes the data and flushes it: the length is ahead, over
+//!   zeroes.
 //! - A rename writes the data and the new name in the same way. A file that has the name already is deleted
 //!   afterwards. If power fails between, there are two files of one name: the one with the larger sequence
 //!   is the file, and the other is deleted when the store is opened.
@@ -55,7 +57,9 @@ mod request;
 
 pub use blocking::{BlobFsOpenError, BlockingBlobFs, BlockingDevice, MemoryDevice};
 pub use error::{BlobFsError, NoBlobFs};
-pub use fs::{BlobFs, BlobFsOptions, REQUEST_BYTES_MAX, REQUESTS_MAX, format_options};
+pub use fs::{
+    BlobFs, BlobFsOptions, LOG_AHEAD_BYTES, LOG_BLOCK_BYTES, REQUEST_BYTES_MAX, REQUESTS_MAX, format_options,
+};
 pub use load::FileFinding;
 pub use path::NAME_BYTES_MAX;
 pub use record::{NoRecord, STORE_TYPE, STORE_TYPE_TEXT};

@@ -283,7 +283,7 @@ impl LoadedFiles {
                 self.find(FileFinding::Excess { blob: blob.id(), clusters: has - needs });
             }
             let mut node = FileNode::new(blob.id(), place.clone());
-            (node.size, node.durable) = (size, size);
+            (node.size, node.durable, node.flushed) = (size, size, size);
             (node.is_published, node.is_read_only) = (true, is_read_only);
             sequences.insert(number, (record.sequence, record.parent, record.name));
             self.index.insert(place, IndexEntry::File(number));

@@ -91,6 +91,16 @@ pub enum BlobFsRequest {
         /// The opener.
         open: OpenNumber,
     },
+    /// Makes the data of a log durable, with one flush and mostly no metadata: the length on the device is
+    /// up to [`LOG_AHEAD_BYTES`](crate::LOG_AHEAD_BYTES) ahead, over zeroes. A power failure leaves what was
+    /// synced, and then zeroes; before them may be what was appended since, but never behind a gap: what is
+    /// beyond the next multiple of [`LOG_BLOCK_BYTES`](crate::LOG_BLOCK_BYTES) is there only with all before
+    /// it. The length is right again with the next [`Sync`](Self::Sync), when the file is closed, and when
+    /// the store is.
+    SyncLog {
+        /// The opener, which appends.
+        open: OpenNumber,
+    },
     /// Renames a file, with its data, or a directory. A file of the new name is replaced at once: after a
     /// power failure there is the old one or the new one, as a whole.
     Rename {
@@ -132,7 +142,9 @@ impl BlobFsRequest {
         match self {
             Open { .. } | Lock { .. } | Close { .. } | Rename { .. } | Unlink { .. } => true,
             MakeDirectory { .. } | RemoveDirectory { .. } | SyncDirectory { .. } | SyncAll | Unload => true,
-            Read { .. } | Write { .. } | Append { .. } | Truncate { .. } | Sync { .. } => false,
+            Read { .. } | Write { .. } | Append { .. } | Truncate { .. } | Sync { .. } | SyncLog { .. } => {
+                false
+            }
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::fs::LOG_BLOCK_BYTES;
+
 /// A file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ModelFile {
@@ -11,12 +13,29 @@ pub(super) struct ModelFile {
     pub(super) durable: Option<Vec<u8>>,
     /// What was written since, and may be there instead.
     pub(super) overwrites: Vec<(usize, Vec<u8>)>,
+    /// It was synced as a log: the length may be ahead, over zeroes and what was appended since.
+    pub(super) is_log: bool,
 }
 
 impl ModelFile {
     fn synced(&mut self) {
         self.durable = Some(self.current.clone());
         self.overwrites.clear();
+        self.is_log = false;
+    }
+}
+
+impl ModelFile {
+    /// What a log may have behind what was synced: what was appended, without gaps between its blocks, or zero.
+    fn check_ahead(&self, name: &str, durable: usize, content: &[u8]) -> Result<(), String> {
+        let same = content.iter().zip(&self.current).take_while(|(found, written)| found == written).count();
+        for at in (durable..content.len()).filter(|at| content[*at] != 0) {
+            let block = at / LOG_BLOCK_BYTES as usize * LOG_BLOCK_BYTES as usize;
+            if self.current.get(at) != Some(&content[at]) || block > same.max(durable) {
+                return Err(format!("the log {name} has {} at {at}, synced {durable}", content[at]));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -28,6 +47,7 @@ pub(super) enum Op {
     Write { name: String, offset: usize, data: Vec<u8> },
     Truncate { name: String, size: usize },
     Sync { name: String },
+    SyncLog { name: String },
     Read { name: String, offset: usize, length: usize },
     Close { name: String },
     Rename { from: String, to: String },
@@ -44,6 +64,7 @@ impl Op {
             | Op::Write { name, .. }
             | Op::Truncate { name, .. }
             | Op::Sync { name }
+            | Op::SyncLog { name }
             | Op::Read { name, .. }
             | Op::Close { name }
             | Op::Unlink { name } => vec![name],
@@ -97,6 +118,12 @@ impl Model {
                     file.synced();
                 }
             }
+            Op::SyncLog { name } => {
+                if let Some(file) = self.files.get_mut(name) {
+                    file.synced();
+                    file.is_log = true;
+                }
+            }
             Op::Rename { from, to } => {
                 if let Some(mut file) = self.files.remove(from) {
                     file.synced();
@@ -112,7 +139,12 @@ impl Model {
                     self.files.insert(format!("{to}/{}", &name[prefix.len()..]), file);
                 }
             }
-            Op::Read { .. } | Op::Close { .. } => {}
+            Op::Close { name } => {
+                if let Some(file) = self.files.get_mut(name) {
+                    file.is_log = false;
+                }
+            }
+            Op::Read { .. } => {}
         }
     }
 
@@ -126,7 +158,9 @@ impl Model {
         for (name, file) in &self.files {
             let Some(durable) = &file.durable else { continue };
             let Some(content) = found.get(name) else { return Err(format!("{name} is not there")) };
-            if content.len() != durable.len() {
+            if file.is_log && content.len() > durable.len() {
+                file.check_ahead(name, durable.len(), content)?;
+            } else if content.len() != durable.len() {
                 return Err(format!("{name} has {} bytes instead of {}", content.len(), durable.len()));
             }
             let is_written = |at: usize, byte: u8| {
@@ -134,7 +168,7 @@ impl Model {
                 writes.any(|(offset, data)| at >= *offset && data.get(at - offset) == Some(&byte))
             };
             let wrong =
-                (0..content.len()).find(|at| content[*at] != durable[*at] && !is_written(*at, content[*at]));
+                (0..durable.len()).find(|at| content[*at] != durable[*at] && !is_written(*at, content[*at]));
             if let Some(at) = wrong {
                 return Err(format!("{name} has {} at {at} instead of {}", content[at], durable[at]));
             }

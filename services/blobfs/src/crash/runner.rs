@@ -167,6 +167,10 @@ impl Run {
                 let Some(open) = opener(name) else { return Ok(()) };
                 BlobFsRequest::Sync { open }
             }
+            Op::SyncLog { name } => {
+                let Some(open) = opener(name) else { return Ok(()) };
+                BlobFsRequest::SyncLog { open }
+            }
             Op::Read { name, offset, length } => {
                 let Some(open) = opener(name) else { return Ok(()) };
                 BlobFsRequest::Read { open, offset: *offset as u64, length: *length }
@@ -200,6 +204,15 @@ impl Run {
             }
             return Some(Op::Create { name });
         }
+        // A log goes on being one for a while.
+        if let Some(file) = file.filter(|file| file.is_log && self.open.contains_key(&name))
+            && self.random.happens(500)
+        {
+            return Some(match file.durable.as_ref() == Some(&file.current) {
+                true => Op::Append { data: data(&mut self.random), name },
+                false => Op::SyncLog { name },
+            });
+        }
         Some(match self.random.below(15) {
             0..3 if length < 150_000 => Op::Append { data: data(&mut self.random), name },
             3..5 => {
@@ -212,7 +225,8 @@ impl Run {
                 Op::Write { name, offset, data }
             }
             5 => Op::Truncate { name, size: self.random.index(length + 3000) },
-            6..9 => Op::Sync { name },
+            6..8 => Op::Sync { name },
+            8 => Op::SyncLog { name },
             9..11 => {
                 Op::Read { name, offset: if self.random.happens(500) { 0 } else { length / 2 }, length: size }
             }
@@ -378,7 +392,7 @@ impl Run {
             .into_iter()
             .map(|(name, content)| {
                 let durable = Some(content.clone());
-                (name, ModelFile { current: content, durable, overwrites: Vec::new() })
+                (name, ModelFile { current: content, durable, ..ModelFile::default() })
             })
             .collect();
         Ok(())

@@ -61,7 +61,8 @@ impl BlobFs {
                 Ok(())
             }
             Step::AddEnd { file, data } => self.add_end(file, &data),
-            Step::WriteOut { file, above } => self.write_out(id, task, file, above),
+            Step::WriteOut { file, above } => self.write_out(id, task, file, above, u64::MAX),
+            Step::WriteOutTo { file, end } => self.write_out(id, task, file, 0, end),
             Step::WrittenOut { file, end } => {
                 let block = self.block as usize;
                 if let Some(buffer) = &mut self.node_mut(file)?.buffer {
@@ -108,6 +109,7 @@ impl BlobFs {
             Step::SetSize { file, size } => {
                 let node = self.node_mut(file)?;
                 let before = std::mem::replace(&mut node.size, size);
+                node.flushed = node.flushed.min(size);
                 if before != size {
                     self.cache.invalidate(file, before.min(size)..u64::MAX);
                 }
@@ -123,7 +125,10 @@ impl BlobFs {
             }
             Step::Flushed { files } => {
                 for file in files {
-                    self.node_mut(file)?.needs_flush = false;
+                    let node = self.node_mut(file)?;
+                    node.needs_flush = false;
+                    let written = |buffer: &AppendBuffer| buffer.start + buffer.written as u64;
+                    node.flushed = node.buffer.as_ref().map_or(node.size, written);
                 }
                 Ok(())
             }
@@ -144,6 +149,7 @@ impl BlobFs {
                 let length = number_xattr(LENGTH, length);
                 self.set_xattrs(id, task, file, vec![length], vec![IS_DELETED.to_vec()])
             }
+            Step::ZeroAhead { .. } | Step::WriteAhead { .. } => self.execute_ahead(id, task, step),
             Step::LengthWritten { file, length } => {
                 let node = self.node_mut(file)?;
                 (node.durable, node.is_published) = (length, true);
@@ -222,6 +228,27 @@ impl BlobFs {
                 Ok(())
             }
             step => self.execute_new(id, task, step),
+        }
+    }
+
+    /// The steps of logs, whose length is ahead.
+    fn execute_ahead(&mut self, id: u64, task: &mut Task, step: Step) -> Result<(), BlobFsError> {
+        match step {
+            Step::ZeroAhead { file, end } => {
+                let start = self.node(file)?.size.next_multiple_of(self.block);
+                if self.has_fault(FileFault::LogNotZeroed) || end <= start {
+                    return Ok(());
+                }
+                self.node_mut(file)?.needs_flush = true;
+                // Zeroes as data: blocks that were deallocated would cost more with each write.
+                self.write_blocks(id, task, file, start, vec![0; (end - start) as usize])
+            }
+            Step::WriteAhead { file, length } => {
+                task.steps.push_front(Step::LengthWritten { file, length });
+                let length = number_xattr(LENGTH, length);
+                self.set_xattrs(id, task, file, vec![length], vec![IS_DELETED.to_vec()])
+            }
+            _ => Ok(()),
         }
     }
 
@@ -335,6 +362,7 @@ impl BlobFs {
         task: &mut Task,
         file: FileNumber,
         above: usize,
+        until: u64,
     ) -> Result<(), BlobFsError> {
         let block = self.block as usize;
         let node = self.node_mut(file)?;
@@ -343,6 +371,7 @@ impl BlobFs {
             return Ok(());
         }
         let end = if above > 0 { buffer.data.len() / block * block } else { buffer.data.len() };
+        let end = end.min(usize::try_from(until.saturating_sub(buffer.start)).unwrap_or(usize::MAX));
         let from = buffer.written / block * block;
         if end <= buffer.written {
             return Ok(());

@@ -28,11 +28,17 @@ pub(crate) enum FileFault {
     PatchWithoutRest,
     /// What was read ahead is not forgotten when it is written.
     CacheNotInvalidated,
+    /// What is ahead of a log is not zero.
+    LogNotZeroed,
+    /// Blocks of a log are written in any order.
+    LogBlocksUnordered,
+    /// A log that is closed keeps its length ahead.
+    LogNotShortened,
 }
 
 impl FileFault {
     #[cfg(test)]
-    pub(crate) const ALL: [FileFault; 12] = [
+    pub(crate) const ALL: [FileFault; 15] = [
         FileFault::LengthBeforeData,
         FileFault::FlushLeftOut,
         FileFault::LengthLeftOut,
@@ -45,5 +51,8 @@ impl FileFault {
         FileFault::TrimmedNotShortened,
         FileFault::PatchWithoutRest,
         FileFault::CacheNotInvalidated,
+        FileFault::LogNotZeroed,
+        FileFault::LogBlocksUnordered,
+        FileFault::LogNotShortened,
     ];
 }

@@ -34,6 +34,10 @@ use task::{Step, Task, TaskIo, TaskLocks};
 pub const REQUESTS_MAX: usize = 4096;
 /// Bytes of one read or write, at most.
 pub const REQUEST_BYTES_MAX: usize = 1 << 30;
+/// Bytes that the length of a log on the device is ahead at most ([`BlobFsRequest::SyncLog`]).
+pub const LOG_AHEAD_BYTES: u64 = 1 << 20;
+/// Bytes of a block of a log: whose reader skips the rest of one after a zero, as RocksDB's does.
+pub const LOG_BLOCK_BYTES: u64 = 32 << 10;
 /// Bytes that a file keeps in memory while it is appended to, before they are written.
 const BUFFER_BYTES_MAX: usize = 256 << 10;
 

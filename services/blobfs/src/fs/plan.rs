@@ -2,7 +2,7 @@
 
 use super::fault::FileFault;
 use super::task::{Step, TaskLocks};
-use super::{BUFFER_BYTES_MAX, BlobFs, FileOpener, REQUEST_BYTES_MAX};
+use super::{BUFFER_BYTES_MAX, BlobFs, FileOpener, LOG_AHEAD_BYTES, LOG_BLOCK_BYTES, REQUEST_BYTES_MAX};
 use crate::cache::CHUNK_BYTES;
 use crate::error::BlobFsError;
 use crate::file::FileNode;
@@ -52,7 +52,7 @@ impl BlobFs {
             Write { open, .. } | Append { open, .. } | Truncate { open, .. } => {
                 TaskLocks::file(self.writer(*open)?.file, true)
             }
-            Sync { open } => TaskLocks::file(self.opener(*open)?.file, true),
+            Sync { open } | SyncLog { open } => TaskLocks::file(self.opener(*open)?.file, true),
             Rename { from, to } => {
                 let files = [from, to].map(|path| self.file_at(path).ok());
                 TaskLocks::names(files.into_iter().flatten())
@@ -79,7 +79,9 @@ impl BlobFs {
             Open { how, .. } => *how == OpenHow::READ,
             Read { .. } | Close { .. } => true,
             // There is nothing to sync.
-            Sync { .. } | SyncAll | SyncDirectory { .. } | Unload if self.store.is_none() => {
+            Sync { .. } | SyncLog { .. } | SyncAll | SyncDirectory { .. } | Unload
+                if self.store.is_none() =>
+            {
                 return Ok(Vec::new());
             }
             _ => false,
@@ -104,6 +106,10 @@ impl BlobFs {
             Sync { open } => {
                 let file = self.opener(open)?.file;
                 Ok(self.sync_steps(vec![file]))
+            }
+            SyncLog { open } => {
+                let file = self.writer(open)?.file;
+                self.plan_sync_log(file)
             }
             Rename { from, to } => self.plan_rename(&from, &to),
             Unlink { path } => {
@@ -186,7 +192,15 @@ impl BlobFs {
             return Ok(if node.opens == 0 { delete } else { Vec::new() });
         }
         Ok(match can_write {
-            true => vec![Step::WriteOut { file, above: 0 }, Step::DropBuffer { file }, Step::Trim { file }],
+            true => {
+                let mut steps = self.shorten_log(file);
+                steps.extend([
+                    Step::WriteOut { file, above: 0 },
+                    Step::DropBuffer { file },
+                    Step::Trim { file },
+                ]);
+                steps
+            }
             false => Vec::new(),
         })
     }
@@ -245,7 +259,11 @@ impl BlobFs {
     fn plan_append(&mut self, file: FileNumber, data: Vec<u8>) -> Result<Vec<Step>, BlobFsError> {
         let node = self.node(file)?;
         let end = Self::check_length(node.size, data.len())?;
-        let mut steps = Vec::new();
+        let buffered = node.buffer.as_ref().map_or(0, |buffer| buffer.data.len());
+        // What is written before its sync may be there behind a gap.
+        let is_early = buffered + data.len() >= BUFFER_BYTES_MAX;
+        let mut steps = if is_early { self.shorten_log(file) } else { Vec::new() };
+        let node = self.node(file)?;
         if node.buffer.is_none() && node.size % self.block != 0 {
             steps.extend([Step::LoadEnd { file }, Step::EndLoaded { file }]);
         }
@@ -267,11 +285,12 @@ impl BlobFs {
         if offset == size {
             return self.plan_append(file, data);
         }
-        let mut steps = vec![
+        let mut steps = self.shorten_log(file);
+        steps.extend([
             Step::WriteOut { file, above: 0 },
             Step::DropBuffer { file },
             Step::Grow { file, end, exact: false },
-        ];
+        ]);
         if offset > size && !self.has_fault(FileFault::HoleNotZeroed) {
             steps.push(Step::Fill { file, end: offset });
         }
@@ -284,7 +303,7 @@ impl BlobFs {
     fn plan_truncate(&mut self, file: FileNumber, size: u64) -> Result<Vec<Step>, BlobFsError> {
         let before = self.node(file)?.size;
         Self::check_length(size, 0)?;
-        let mut steps = Vec::new();
+        let mut steps = self.shorten_log(file);
         if size > 0 {
             steps.push(Step::WriteOut { file, above: 0 });
         }
@@ -303,9 +322,9 @@ impl BlobFs {
 
     /// Data, then a flush for all, then lengths and names.
     fn sync_steps(&self, files: Vec<FileNumber>) -> Vec<Step> {
+        let mut steps: Vec<Step> = files.iter().flat_map(|file| self.shorten_log(*file)).collect();
         let data = files.iter().map(|file| Step::WriteOut { file: *file, above: 0 });
         let lengths = files.iter().map(|file| Step::WriteLength { file: *file });
-        let mut steps: Vec<Step> = Vec::new();
         if self.has_fault(FileFault::LengthBeforeData) {
             steps.extend(lengths.clone());
         }
@@ -318,6 +337,48 @@ impl BlobFs {
             steps.extend(lengths);
         }
         steps
+    }
+
+    /// Gives a log the length that was flushed, before something is written that would be there behind a gap.
+    fn shorten_log(&self, file: FileNumber) -> Vec<Step> {
+        match self.files.get(&file) {
+            Some(node) if node.is_ahead() && !self.has_fault(FileFault::LogNotShortened) => {
+                let size = node.flushed;
+                vec![Step::ShortenLength { file, size }, Step::Shortened { file, size }]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Block by block if the length is ahead, each flushed before the next is written; else a sync that also
+    /// writes zeroes, and a length that is ahead.
+    fn plan_sync_log(&self, file: FileNumber) -> Result<Vec<Step>, BlobFsError> {
+        let node = self.node(file)?;
+        let files = vec![file];
+        let flush = || [Step::Flush { files: files.clone() }, Step::Flushed { files: files.clone() }];
+        let write_out = Step::WriteOut { file, above: 0 };
+        let dirty = node.flushed / LOG_BLOCK_BYTES..node.size.div_ceil(LOG_BLOCK_BYTES);
+        if node.is_published && node.durable >= node.size && dirty.end - dirty.start.min(dirty.end) <= 2 {
+            let mut steps = Vec::new();
+            if dirty.end > dirty.start + 1 && !self.has_fault(FileFault::LogBlocksUnordered) {
+                steps.push(Step::WriteOutTo { file, end: (dirty.start + 1) * LOG_BLOCK_BYTES });
+                steps.extend(flush());
+            }
+            steps.push(write_out);
+            steps.extend(flush());
+            return Ok(steps);
+        }
+        let allocated = u64::from(self.clusters_of(node)) * self.cluster_bytes();
+        let ahead = allocated.min(node.size + LOG_AHEAD_BYTES) / self.block * self.block;
+        // The last block has zeroes behind the end only if it is written now.
+        if node.is_unlinked || !node.is_dirty() || ahead < node.size + LOG_BLOCK_BYTES {
+            return Ok(self.sync_steps(files));
+        }
+        let mut steps = self.shorten_log(file);
+        steps.extend([write_out, Step::ZeroAhead { file, end: ahead }]);
+        steps.extend(flush());
+        steps.push(Step::WriteAhead { file, length: ahead });
+        Ok(steps)
     }
 
     fn unsynced(&self) -> Vec<FileNumber> {

@@ -80,6 +80,11 @@ pub(super) enum Step {
         file: FileNumber,
         above: usize,
     },
+    /// Writes the buffer up to a place in the file, a multiple of a block.
+    WriteOutTo {
+        file: FileNumber,
+        end: u64,
+    },
     /// The buffer was written.
     WrittenOut {
         file: FileNumber,
@@ -134,6 +139,16 @@ pub(super) enum Step {
         file: FileNumber,
     },
     LengthWritten {
+        file: FileNumber,
+        length: u64,
+    },
+    /// Makes zero what is behind the end of a log, up to a place.
+    ZeroAhead {
+        file: FileNumber,
+        end: u64,
+    },
+    /// Writes a length that is ahead.
+    WriteAhead {
         file: FileNumber,
         length: u64,
     },

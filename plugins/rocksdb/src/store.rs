@@ -1,0 +1,328 @@
+//! A store of files on the reactor: a poller that takes requests of any thread, and runs them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bdev::stacking::{BaseBdev, BaseChannel};
+use bdev::{Access, PlanRunner};
+use blobfs::{
+    BlobFs, BlobFsError, BlobFsOptions, BlobFsReply, BlobFsRequest, BlobFsRequestId, format_options,
+};
+use blobstore::BlobStoreDevice;
+use block_io::Op;
+use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown, blocking};
+use rocksdb_abi::{ErrorKind, FileError};
+
+use crate::call::{Call, CallReply, call};
+use crate::load;
+use crate::machine::Machine;
+use crate::plan::FsPlan;
+use crate::uri::StoreUri;
+
+/// Messages that wait for the reactor; a thread waits while there are so many.
+const MESSAGES_MAX: usize = 4096;
+/// Messages that are taken in one turn.
+const MESSAGES_A_TURN: usize = 256;
+/// Who claims the bdev.
+const HOLDER: &str = "RocksDB's files";
+
+/// Looks at the files between requests.
+type Inspect = Box<dyn FnOnce(&BlobFs) + Send>;
+
+enum StoreMessage {
+    Request(BlobFsRequest, CallReply<BlobFsReply>),
+    /// Look at the files when nothing is in flight.
+    InspectIdle(Inspect),
+    Inspect(Inspect),
+    /// End, when nothing is in flight.
+    End(CallReply<()>),
+}
+
+/// An open store, for any thread.
+pub(crate) struct Store {
+    sender: MailboxSender<StoreMessage>,
+    is_over: Arc<AtomicBool>,
+    base: Arc<BaseBdev>,
+    /// It outlives the store's channels.
+    machine: Mutex<Option<Arc<Machine>>>,
+    is_closed: AtomicBool,
+}
+
+/// What the device of a store promises.
+fn device_of(base: &BaseBdev) -> BlobStoreDevice {
+    let device = base.device();
+    let geometry = device.geometry();
+    let atomic =
+        [4096, 8192, 16384, 32768, 65536].into_iter().filter(|bytes| geometry.is_atomic(*bytes)).max();
+    BlobStoreDevice {
+        bytes: geometry.bytes(),
+        block_bytes: geometry.block_size,
+        has_volatile_cache: geometry.write_cache && device.supports(Op::Flush),
+        atomic_write_bytes: atomic.unwrap_or(0),
+    }
+}
+
+/// Loads the files of a bdev, or makes them.
+async fn open_files(core: &Core, base: &BaseBdev, create: bool) -> Result<BlobFs, FileError> {
+    let corrupt = |text: String| FileError::new(ErrorKind::Corruption, text);
+    let name = base.device().name().to_string();
+    let device = device_of(base);
+    match load::load(core, base).await {
+        Ok(store) => BlobFs::open(store, device, BlobFsOptions::default())
+            .map_err(|error| corrupt(format!("{name}: {error}; `ringbolt blob list` shows what it has"))),
+        Err(error) => {
+            let is_empty = load::is_empty(core, base).await;
+            let is_empty =
+                is_empty.map_err(|error| FileError::new(ErrorKind::Io, format!("{name}: {error}")))?;
+            match (is_empty, create) {
+                (true, true) => BlobFs::format(&format_options(), device, BlobFsOptions::default())
+                    .map_err(|error| FileError::new(ErrorKind::Invalid, format!("{name}: {error}"))),
+                (true, false) => Err(FileError::new(
+                    ErrorKind::Invalid,
+                    format!(
+                        "{name} is empty: create=1 in the URI makes a store of files, or `ringbolt blobfs format`"
+                    ),
+                )),
+                (false, _) => Err(corrupt(format!(
+                    "{name}: {error}; there is something else on it, `ringbolt blobfs format --force` overwrites it"
+                ))),
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Opens the store of a URI.
+    ///
+    /// # Errors
+    /// There is no such bdev, another holds it, or there is no store of files on it.
+    pub(crate) fn open(machine: Arc<Machine>, uri: &StoreUri) -> Result<Store, FileError> {
+        let io = |text: String| FileError::new(ErrorKind::Io, text);
+        let registry = &machine.registry;
+        if registry.find(&uri.bdev).is_none() {
+            let names: Vec<String> = registry.list().iter().map(|device| device.name().to_string()).collect();
+            let there = if names.is_empty() { "no bdevs".to_string() } else { names.join(", ") };
+            let text = format!("{} makes no bdev {}; it makes {there}", uri.config.display(), uri.bdev);
+            return Err(FileError::new(ErrorKind::Invalid, text));
+        }
+        let access = Access::Exclusive { by: HOLDER };
+        let base = BaseBdev::open(registry, &uri.bdev, access).map_err(|error| io(error.to_string()))?;
+        let base = Arc::new(base);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (opened, reply) = std::sync::mpsc::sync_channel(1);
+        let (of_core, over, create) = (base.clone(), is_over.clone(), uri.create);
+        let discards = uri.discard;
+        let start = move |core: &Core| {
+            let of_task = core.clone();
+            let opening = async move {
+                let result = open_files(&of_task, &of_core, create).await;
+                let result = result.and_then(|fs| start_poller(&of_task, &of_core, fs, over, discards));
+                // The opener has gone only if its thread was killed.
+                _ = opened.send(result);
+            };
+            core.spawn(opening)
+        };
+        let is_started = machine.reactor.call(start).map_err(|error| io(error.to_string()))?;
+        if !is_started {
+            return Err(io("the reactor has no room for another task".to_string()));
+        }
+        let sender = blocking::receive(&reply).map_err(|_| io("the reactor has ended".to_string()))??;
+        let machine = Mutex::new(Some(machine));
+        let store = Store { sender, is_over, base, machine, is_closed: AtomicBool::new(false) };
+        // What a power failure has cut in two is finished first, and a new store is written.
+        let (waiting, reply) = call();
+        store.send(StoreMessage::InspectIdle(Box::new(move |fs| reply.end(Ok(fs.is_broken())))));
+        if store.wait(waiting).map_err(|error| io(error.to_string()))? {
+            return Err(io(format!("{}: its metadata cannot be written", uri.bdev)));
+        }
+        Ok(store)
+    }
+
+    fn send(&self, mut message: StoreMessage) {
+        while let Err(returned) = self.sender.send(message) {
+            message = returned;
+            if self.is_over() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Begins a request. Those of one thread begin in order.
+    pub(crate) fn begin(&self, request: BlobFsRequest) -> Call<BlobFsReply> {
+        let (waiting, reply) = call();
+        self.send(StoreMessage::Request(request, reply));
+        waiting
+    }
+
+    /// Waits for what was begun.
+    pub(crate) fn wait<T>(&self, call: Call<T>) -> Result<T, BlobFsError> {
+        call.wait(|| self.is_over())
+    }
+
+    /// Runs a request.
+    pub(crate) fn request(&self, request: BlobFsRequest) -> Result<BlobFsReply, BlobFsError> {
+        self.wait(self.begin(request))
+    }
+
+    /// Runs a function on the files between requests.
+    pub(crate) fn inspect<T: Send + 'static>(
+        &self,
+        with: impl FnOnce(&BlobFs) -> T + Send + 'static,
+    ) -> Result<T, BlobFsError> {
+        let (waiting, reply) = call();
+        self.send(StoreMessage::Inspect(Box::new(move |fs| reply.end(Ok(with(fs))))));
+        self.wait(waiting)
+    }
+
+    /// Syncs all files and closes the store; requests fail from then on. It does nothing if it was closed.
+    pub(crate) fn close(&self) {
+        if self.is_closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Err(error) = self.request(BlobFsRequest::Unload) {
+            log::warn!(target: "rocksdb", "{} is not closed properly: {error}", self.base.device().name());
+        }
+        let (waiting, reply) = call();
+        self.send(StoreMessage::End(reply));
+        // Without a reactor it has ended.
+        _ = self.wait(waiting);
+        self.base.release();
+        drop(sync::lock(&self.machine).take());
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn start_poller(
+    core: &Core,
+    base: &Arc<BaseBdev>,
+    fs: BlobFs,
+    is_over: Arc<AtomicBool>,
+    discards: bool,
+) -> Result<MailboxSender<StoreMessage>, FileError> {
+    let failed = |error: bdev::BdevError| FileError::new(ErrorKind::Io, error.to_string());
+    let runner = PlanRunner::new(core, base.channel(core).map_err(failed)?);
+    let flushes = BaseChannel::new(base.channel(core).map_err(failed)?);
+    let (sender, messages) = core.mailbox(MESSAGES_MAX);
+    let plan = FsPlan::new(fs, flushes, discards);
+    let end = PollerEnd { is_over, reply: None };
+    let poller = StorePoller {
+        plan,
+        runner,
+        messages,
+        calls: HashMap::new(),
+        inspections: Vec::new(),
+        inspections_idle: Vec::new(),
+        end,
+    };
+    core.add_poller(Box::new(poller), Period::EveryTurn);
+    Ok(sender)
+}
+
+/// Dropped last, it says that no request is answered any more, and that the channels are closed.
+struct PollerEnd {
+    is_over: Arc<AtomicBool>,
+    reply: Option<CallReply<()>>,
+}
+
+impl Drop for PollerEnd {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+        if let Some(reply) = self.reply.take() {
+            reply.end(Ok(()));
+        }
+    }
+}
+
+struct StorePoller {
+    plan: FsPlan,
+    runner: PlanRunner,
+    messages: MailboxReceiver<StoreMessage>,
+    calls: HashMap<BlobFsRequestId, CallReply<BlobFsReply>>,
+    inspections: Vec<Inspect>,
+    inspections_idle: Vec<Inspect>,
+    /// After the channels.
+    end: PollerEnd,
+}
+
+impl StorePoller {
+    fn take_messages(&mut self) -> usize {
+        let mut count = 0;
+        while count < MESSAGES_A_TURN
+            && let Some(message) = self.messages.receive()
+        {
+            count += 1;
+            match message {
+                StoreMessage::Request(request, reply) => {
+                    let id = self.plan.fs.begin(request);
+                    self.calls.insert(id, reply);
+                }
+                StoreMessage::Inspect(inspect) => self.inspections.push(inspect),
+                StoreMessage::InspectIdle(inspect) => self.inspections_idle.push(inspect),
+                StoreMessage::End(reply) => self.end.reply = Some(reply),
+            }
+        }
+        count
+    }
+
+    fn reply(&mut self) -> usize {
+        let mut count = 0;
+        while let Some((id, result)) = self.plan.fs.next_reply() {
+            count += 1;
+            if let Some(reply) = self.calls.remove(&id) {
+                reply.end(result);
+            }
+        }
+        count
+    }
+}
+
+impl Poller for StorePoller {
+    fn name(&self) -> &str {
+        "rocksdb files"
+    }
+
+    fn poll(&mut self, _now_ns: u64) -> PollResult {
+        let mut count = self.take_messages();
+        count += self.plan.turn();
+        count += self.runner.turn(&mut self.plan);
+        count += self.reply();
+        for inspect in self.inspections.drain(..) {
+            inspect(&self.plan.fs);
+        }
+        let is_idle = !(self.inspections_idle.is_empty() && self.end.reply.is_none())
+            && self.plan.is_idle()
+            && self.runner.is_idle();
+        if is_idle {
+            self.inspections_idle.drain(..).for_each(|inspect| inspect(&self.plan.fs));
+            if self.end.reply.is_some() {
+                return PollResult::Finished;
+            }
+        }
+        PollResult::from_count(count)
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        if !self.messages.is_empty() {
+            return Some(0);
+        }
+        [self.runner.deadline(), self.plan.deadline()].into_iter().flatten().min()
+    }
+
+    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
+        match self.plan.is_idle() && self.runner.is_idle() {
+            true => Shutdown::Done,
+            false => Shutdown::Draining,
+        }
+    }
+}

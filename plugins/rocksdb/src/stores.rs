@@ -1,0 +1,125 @@
+//! The stores that this process has open, each once.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use rocksdb_abi::{FileError, FileOpen, ListedName, PathStatus, RocksFile, RocksFiles};
+
+use crate::files::Files;
+use crate::machine::Machine;
+use crate::store::Store;
+use crate::uri::StoreUri;
+
+/// Names a store: the configuration file, and the bdev.
+type StoreKey = (PathBuf, String);
+
+#[derive(Default)]
+struct OpenStores {
+    machines: HashMap<PathBuf, Weak<Machine>>,
+    /// With the number of those who have it open.
+    stores: HashMap<StoreKey, (Arc<Files>, usize)>,
+}
+
+fn stores() -> &'static Mutex<OpenStores> {
+    static STORES: OnceLock<Mutex<OpenStores>> = OnceLock::new();
+    STORES.get_or_init(Mutex::default)
+}
+
+/// Opens the store of a URI, or returns the one that is open.
+///
+/// # Errors
+/// Those of [`StoreUri::parse`], [`Machine::start`] and [`Store::open`].
+pub(crate) fn open(text: &str) -> Result<Arc<dyn RocksFiles>, FileError> {
+    let uri = StoreUri::parse(text)?;
+    let mut stores = sync::lock(stores());
+    // One file has one machine, however its path is written. A file that is not there is named by its start.
+    let path = uri.config.canonicalize().unwrap_or_else(|_| uri.config.clone());
+    let key = (path.clone(), uri.bdev.clone());
+    let files = match stores.stores.get_mut(&key) {
+        Some((files, users)) => {
+            *users += 1;
+            files.clone()
+        }
+        None => {
+            let machine = match stores.machines.get(&path).and_then(Weak::upgrade) {
+                Some(machine) => machine,
+                None => Arc::new(Machine::start(&uri.config)?),
+            };
+            stores.machines.insert(path, Arc::downgrade(&machine));
+            let files = Arc::new(Files::new(Store::open(machine, &uri)?));
+            stores.stores.insert(key.clone(), (files.clone(), 1));
+            files
+        }
+    };
+    Ok(Arc::new(StoreUser { files, key }))
+}
+
+/// Closes all stores: the process exits.
+pub(crate) fn close_all() {
+    let closing = std::mem::take(&mut sync::lock(stores()).stores);
+    closing.values().for_each(|(files, _)| files.close());
+}
+
+/// One who has a store open. The last one closes it.
+struct StoreUser {
+    files: Arc<Files>,
+    key: StoreKey,
+}
+
+impl Drop for StoreUser {
+    fn drop(&mut self) {
+        // The lock is kept until the store is closed, so that nobody opens it meanwhile.
+        let mut stores = sync::lock(stores());
+        // It is not there if all were closed.
+        let Some((_, users)) = stores.stores.get_mut(&self.key) else { return };
+        *users -= 1;
+        if *users == 0
+            && let Some((files, _)) = stores.stores.remove(&self.key)
+        {
+            files.close();
+        }
+    }
+}
+
+impl RocksFiles for StoreUser {
+    fn open(&self, path: &[u8], how: FileOpen) -> Result<Box<dyn RocksFile>, FileError> {
+        self.files.open(path, how)
+    }
+
+    fn lock(&self, path: &[u8]) -> Result<Box<dyn RocksFile>, FileError> {
+        self.files.lock(path)
+    }
+
+    fn status(&self, path: &[u8]) -> Result<PathStatus, FileError> {
+        self.files.status(path)
+    }
+
+    fn list(&self, path: &[u8]) -> Result<Vec<ListedName>, FileError> {
+        self.files.list(path)
+    }
+
+    fn unlink(&self, path: &[u8]) -> Result<(), FileError> {
+        self.files.unlink(path)
+    }
+
+    fn make_directory(&self, path: &[u8]) -> Result<(), FileError> {
+        self.files.make_directory(path)
+    }
+
+    fn remove_directory(&self, path: &[u8]) -> Result<(), FileError> {
+        self.files.remove_directory(path)
+    }
+
+    fn rename(&self, from: &[u8], to: &[u8]) -> Result<(), FileError> {
+        self.files.rename(from, to)
+    }
+
+    fn sync_directory(&self, path: &[u8]) -> Result<(), FileError> {
+        self.files.sync_directory(path)
+    }
+
+    fn free_bytes(&self) -> Result<u64, FileError> {
+        self.files.free_bytes()
+    }
+}

@@ -1,0 +1,150 @@
+//! The end of a file that is written: data in memory of the process, until there is enough for a request.
+//!
+//! One request of a file is in flight while the next is collected. After one that failed the file takes no
+//! data any more: what follows would leave a gap.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use blobfs::{BlobFsError, BlobFsReply, BlobFsRequest, OpenNumber};
+
+use crate::call::Call;
+use crate::store::Store;
+
+/// Bytes that are collected.
+const TAIL_BYTES_MAX: usize = 1 << 20;
+
+/// The end of a file.
+pub(crate) struct Tail {
+    store: Arc<Store>,
+    open: OpenNumber,
+    /// A log of RocksDB, which skips zeroes at the end of one: a sync needs one flush.
+    is_log: bool,
+    state: Mutex<TailState>,
+    /// Bytes that are collected, for readers that would else take the lock.
+    collected: AtomicUsize,
+}
+
+struct TailState {
+    data: Vec<u8>,
+    /// Where it begins in the file.
+    offset: u64,
+    /// Bytes of the file.
+    size: u64,
+    in_flight: Option<Call<BlobFsReply>>,
+    error: Option<BlobFsError>,
+    is_closed: bool,
+}
+
+impl Tail {
+    /// The end of a file of `size` bytes, written from `offset` on.
+    pub(crate) fn new(store: Arc<Store>, open: OpenNumber, offset: u64, size: u64, is_log: bool) -> Tail {
+        let state =
+            TailState { data: Vec::new(), offset, size, in_flight: None, error: None, is_closed: false };
+        Tail { store, open, is_log, state: Mutex::new(state), collected: AtomicUsize::new(0) }
+    }
+
+    /// Bytes of the file.
+    pub(crate) fn size(&self) -> u64 {
+        sync::lock(&self.state).size
+    }
+
+    /// Adds data.
+    pub(crate) fn append(&self, mut data: &[u8]) -> Result<(), BlobFsError> {
+        let mut state = self.usable()?;
+        while !data.is_empty() {
+            let (part, rest) = data.split_at(data.len().min(TAIL_BYTES_MAX - state.data.len()));
+            if state.data.capacity() == 0 {
+                state.data.reserve(TAIL_BYTES_MAX.min(part.len().max(4096)));
+            }
+            state.data.extend_from_slice(part);
+            state.size = state.size.max(state.offset + state.data.len() as u64);
+            self.collected.store(state.data.len(), Ordering::Release);
+            data = rest;
+            if state.data.len() == TAIL_BYTES_MAX {
+                self.send(&mut state)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn usable(&self) -> Result<MutexGuard<'_, TailState>, BlobFsError> {
+        let state = sync::lock(&self.state);
+        match &state.error {
+            Some(error) => Err(error.clone()),
+            None if state.is_closed => Err(BlobFsError::NotOpen),
+            None => Ok(state),
+        }
+    }
+
+    /// Waits for the request in flight.
+    fn settle(&self, state: &mut TailState) -> Result<(), BlobFsError> {
+        let Some(call) = state.in_flight.take() else { return Ok(()) };
+        let result = self.store.wait(call).map(drop);
+        if let Err(error) = &result {
+            state.error = Some(error.clone());
+        }
+        result
+    }
+
+    /// Begins a request with what is collected.
+    fn send(&self, state: &mut TailState) -> Result<(), BlobFsError> {
+        self.settle(state)?;
+        if !state.data.is_empty() {
+            let data = std::mem::take(&mut state.data);
+            let offset = state.offset;
+            state.offset += data.len() as u64;
+            self.collected.store(0, Ordering::Release);
+            let request = BlobFsRequest::Write { open: self.open, offset, data };
+            state.in_flight = Some(self.store.begin(request));
+        }
+        Ok(())
+    }
+
+    /// Begins to write what is collected. A read that begins afterwards finds it.
+    pub(crate) fn write_out(&self) -> Result<(), BlobFsError> {
+        if self.collected.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        let mut state = self.usable()?;
+        self.send(&mut state)
+    }
+
+    /// Makes all durable.
+    pub(crate) fn sync(&self) -> Result<(), BlobFsError> {
+        let mut state = self.usable()?;
+        self.send(&mut state)?;
+        let syncing = self.store.begin(match self.is_log {
+            true => BlobFsRequest::SyncLog { open: self.open },
+            false => BlobFsRequest::Sync { open: self.open },
+        });
+        // One wait for both: the request that was begun first has ended then.
+        let synced = self.store.wait(syncing).map(drop);
+        self.settle(&mut state)?;
+        synced
+    }
+
+    /// Sets the size; what follows is written there.
+    pub(crate) fn truncate(&self, size: u64) -> Result<(), BlobFsError> {
+        let mut state = self.usable()?;
+        self.send(&mut state)?;
+        self.settle(&mut state)?;
+        self.store.request(BlobFsRequest::Truncate { open: self.open, size })?;
+        (state.offset, state.size) = (size, size);
+        Ok(())
+    }
+
+    /// Writes what is collected and closes the file. Closed again, it does nothing.
+    pub(crate) fn close(&self) -> Result<(), BlobFsError> {
+        let mut state = sync::lock(&self.state);
+        if std::mem::replace(&mut state.is_closed, true) {
+            return Ok(());
+        }
+        let written = match state.error.clone() {
+            Some(error) => Err(error),
+            None => self.send(&mut state).and_then(|()| self.settle(&mut state)),
+        };
+        let closed = self.store.request(BlobFsRequest::Close { open: self.open }).map(drop);
+        written.and(closed)
+    }
+}
