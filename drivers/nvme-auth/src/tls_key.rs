@@ -46,7 +46,7 @@ pub enum TlsDerivation {
     /// As the specification says: HKDF-Expand-Label of RFC 8446, section 7.1.
     #[default]
     Specified,
-    /// As libnvme did until version 1.14: the length is in little-endian, and label and context have no byte of
+    /// As libnvme did until July 2025: the length is in little-endian, and label and context have no byte of
     /// their length before them. Hosts with nvme-cli 2.13 and older derive so.
     Libnvme,
 }

@@ -136,13 +136,12 @@ pub(crate) unsafe extern "C" fn use_session(
     // SAFETY: OpenSSL calls it with the session that it processes.
     let Some(psk) = (unsafe { choice_of(ssl) }).and_then(|choice| choice.psk.as_ref()) else { return 0 };
     let session = session_of(ssl, psk);
-    // SAFETY: OpenSSL passes places for the three results. It copies the identity, which the choice keeps, and owns
-    // the session afterwards.
-    unsafe {
-        *identity = psk.identity().as_ptr();
-        *length = psk.identity().len();
-        *out = session;
-    }
+    // SAFETY: OpenSSL passes a place for the result. It copies the identity, which the choice keeps.
+    unsafe { *identity = psk.identity().as_ptr() };
+    // SAFETY: as above.
+    unsafe { *length = psk.identity().len() };
+    // SAFETY: as above; it owns the session afterwards.
+    unsafe { *out = session };
     c_int::from(!session.is_null())
 }
 

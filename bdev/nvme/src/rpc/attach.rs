@@ -155,7 +155,7 @@ control::parameters! {
         dhchap_ctrlr_key: Option<String>,
         /// Key of the keyring with which connections use TLS 1.3; only over TCP, and with a `hostnqn`
         psk: Option<String>,
-        /// How the key is derived: as the specification says, or as libnvme before version 1.15 did
+        /// How the key is derived: as the specification says, or as libnvme did until July 2025
         psk_derivation: Option<PskDerivation>,
     }
     only {

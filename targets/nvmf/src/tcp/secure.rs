@@ -89,7 +89,7 @@ impl NvmfConnection {
                 target: "nvmf",
                 "TLS with {} is established: {identity}{}", state.peer,
                 match derivation {
-                    Some(TlsDerivation::Libnvme) => " (derived as libnvme before 1.15 does)",
+                    Some(TlsDerivation::Libnvme) => " (derived as libnvme did until July 2025)",
                     _ => "",
                 },
             );
