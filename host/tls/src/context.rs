@@ -64,9 +64,11 @@ impl Context {
         unsafe { openssl::SSL_CTX_set_options(pointer, openssl::SSL_OP_NO_TICKET as _) };
         // SAFETY: the context was just created.
         unsafe { ffi::SSL_CTX_set_num_tickets(pointer, 0) };
-        // No certificate is accepted: there is no authority that could have signed it.
-        // SAFETY: the context was just created.
-        unsafe { openssl::SSL_CTX_set_verify(pointer, openssl::SSL_VERIFY_PEER, None) };
+        if side == Side::Client {
+            // No certificate is accepted: there is no authority that could have signed it.
+            // SAFETY: the context was just created.
+            unsafe { openssl::SSL_CTX_set_verify(pointer, openssl::SSL_VERIFY_PEER, None) };
+        }
         // SAFETY: the names are terminated.
         let suites = unsafe { openssl::SSL_CTX_set_ciphersuites(pointer, SUITES.as_ptr()) };
         match side {
