@@ -7,7 +7,7 @@ use std::cell::Cell;
 use libfuzzer_sys::fuzz_target;
 use nvme_auth::{
     AuthHash, AuthKey, AuthKeys, AuthOptions, AuthParties, AuthStatus, ControllerAuth, DhGroup, HostAction,
-    HostAuth, NoRandomness, Nonces,
+    HostAuth, NoRandomness, Nonces, TlsKey,
 };
 use wire_nvme::auth::AuthMessage;
 
@@ -60,4 +60,7 @@ fuzz_target!(|input: &[u8]| {
         assert_ne!(controller.status(), AuthStatus::Authenticated);
     }
     let _ = std::str::from_utf8(input).map(AuthKey::parse);
+    if let Ok(Ok(key)) = std::str::from_utf8(input).map(TlsKey::parse) {
+        assert_eq!(TlsKey::of_secret(&key.to_text()), Ok(key));
+    }
 });

@@ -4,7 +4,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::command_error::CommandError;
 use crate::commands::{
-    blob, blobfs, demo, image, lab, lvol, model, nvme, objects, perf, rpc, serve, store, trace,
+    blob, blobfs, demo, image, lab, lvol, model, nvme, nvmf, objects, perf, rpc, serve, store, trace,
 };
 
 /// User-space block storage: a target for NVMe (TCP, vfio-user), iSCSI, vhost-user (block, SCSI), NBD and
@@ -51,6 +51,11 @@ pub(crate) enum CliCommand {
     Nvme {
         #[command(subcommand)]
         command: nvme::NvmeCommand,
+    },
+    /// Set up a running NVMe target
+    Nvmf {
+        #[command(subcommand)]
+        command: nvmf::NvmfCommand,
     },
     /// NVMe device models: list profiles, and compare them with published measurements
     #[command(after_help = "Examples:\n  ringbolt model list\n  ringbolt model fit samsung-980-pro\n  \
@@ -141,6 +146,7 @@ pub(crate) fn run(command: CliCommand) -> Result<(), CommandError> {
         CliCommand::Image { command } => image::run(command),
         CliCommand::Store { command } => store::run(command),
         CliCommand::Nvme { command } => nvme::run(command),
+        CliCommand::Nvmf { command } => nvmf::run(command),
         CliCommand::Trace(options) => trace::run(options),
         CliCommand::RpcReference { without_effect } => {
             let catalog = crate::app::catalog();

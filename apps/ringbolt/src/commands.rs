@@ -8,6 +8,7 @@ pub(crate) mod lab;
 pub(crate) mod lvol;
 pub(crate) mod model;
 pub(crate) mod nvme;
+pub(crate) mod nvmf;
 pub(crate) mod objects;
 pub(crate) mod perf;
 pub(crate) mod rpc;

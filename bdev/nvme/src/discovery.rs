@@ -41,10 +41,7 @@ pub(crate) fn uri_of(entry: &DiscoveryEntry) -> Option<TcpUri> {
     Some(TcpUri {
         host: TcpUri::host_of(address.traddr.trim())?,
         port: address.trsvcid.trim().parse().ok()?,
-        subnqn: entry.subnqn.clone(),
-        nsid: 1,
-        header_digest: false,
-        data_digest: false,
+        ..TcpUri::new(entry.subnqn.clone())
     })
 }
 

@@ -2,7 +2,8 @@
 //!
 //! An [`AuthKey`] is a secret of a host or a controller. [`HostAuth`] is the exchange of a host on one queue,
 //! [`ControllerAuth`] that of a controller: each takes the messages of the other and makes those that answer.
-//! Randomness comes from a [`Nonces`], time and queues are the caller's.
+//! Randomness comes from a [`Nonces`], time and queues are the caller's. A [`TlsKey`] is a pre-shared key of TLS, and
+//! makes the [`TlsPsk`] of a host and a subsystem.
 //!
 //! ```
 //! use nvme_auth::{AuthKey, AuthKeys, AuthOptions, AuthParties, ControllerAuth, HostAction, HostAuth, SystemNonces};
@@ -40,6 +41,7 @@ mod key;
 mod nonces;
 mod options;
 mod response;
+mod tls_key;
 
 #[cfg(test)]
 mod tests;
@@ -50,4 +52,5 @@ pub use key::{AuthKey, AuthKeyError, AuthKeys};
 pub use nonces::{NoRandomness, Nonces, SystemNonces};
 pub use options::{AuthOptions, AuthOptionsError};
 pub use response::AuthParties;
+pub use tls_key::{TlsDerivation, TlsIdentityVersion, TlsKey, TlsKeyError, TlsPsk};
 pub use wire_nvme::auth::{AuthFailure, AuthHash, AuthMessageKind, DhGroup};

@@ -43,7 +43,10 @@ impl AnyController {
         io_queues: u16,
     ) -> Result<AnyController, NvmeOpenError> {
         Ok(AnyController(match uri {
-            Uri::Tcp(uri) => Box::new(TcpAssociation::<N>::open_over(core, uri, options, io_queues).await?),
+            Uri::Tcp(uri) => {
+                let options = uri.options(options)?;
+                Box::new(TcpAssociation::<N>::open_over(core, uri, &options, io_queues).await?)
+            }
             Uri::Pcie(_) | Uri::VfioUser(_) => {
                 let controller = Controller::attach(core, uri, options).await?;
                 Box::new(MemoryController::new(controller, options))

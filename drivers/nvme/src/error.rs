@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 
 use block_io::{FabricsStatus, Status};
+use tls::TlsFailure;
 use wire_nvme::DecodeError;
 use wire_nvme::tcp::{FatalError, PduType};
 
@@ -18,6 +19,12 @@ pub enum ControllerFailure {
     /// A socket error.
     #[error("the connection failed: {0}")]
     Network(ErrorKind),
+    /// A step of TLS failed, or a record was not authentic.
+    #[error("TLS failed: {0}")]
+    Tls(TlsFailure),
+    /// The controller closed the connection during the handshake of TLS.
+    #[error("the controller closed the connection during the TLS handshake: it may be a port without TLS")]
+    TlsClosed,
     /// The controller sent an invalid PDU.
     #[error("the controller violated the protocol: {0}")]
     Protocol(FatalError),
@@ -114,6 +121,9 @@ pub enum NvmeOpenError {
     /// The controller demands authentication, and the host has no key.
     #[error("the controller demands authentication: a dhchap_key is needed")]
     KeyRequired,
+    /// The key of TLS is not usable.
+    #[error("psk {0}")]
+    Psk(String),
     /// Authentication on the queue with this identifier failed.
     #[error("authentication on queue {0} failed: {1}")]
     Authentication(u16, nvme_auth::HostAuthError),

@@ -22,6 +22,7 @@ mod reconnecting;
 
 pub use association::{Association, AssociationHandle};
 pub use authentication::HostCredentials;
+pub(crate) use connect::hostnqn;
 pub use io_queue::FabricsIoQueue;
 pub(crate) use namespace::FabricsNamespace;
 pub use queue::{CommandData, FabricsCompletion, FabricsQueue, FabricsUri, QueuePurpose};

@@ -88,7 +88,7 @@ pub use inject::{CompletionFault, CompletionInjection};
 pub use io_queue::IoQueue;
 pub use namespace::Namespace;
 pub use namespace_info::NamespaceInfo;
-pub use options::{InterruptMode, Options};
+pub use options::{HostTls, InterruptMode, Options};
 pub use passthrough::PassthroughOutput;
 pub use qpair::QueuePair;
 pub use queue::opcode_of;

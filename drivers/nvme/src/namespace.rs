@@ -40,8 +40,9 @@ impl Namespace {
     /// namespaces owns the controller, and must run for as long as any namespace is open.
     pub async fn open(core: &Core, uri: &Uri, options: &Options) -> Result<Namespace, NvmeOpenError> {
         if let Uri::Tcp(uri) = uri {
+            let options = uri.options(options)?;
             return Ok(Namespace::new(
-                FabricsNamespace::<TcpConnection>::open(core, uri, options).await?,
+                FabricsNamespace::<TcpConnection>::open(core, uri, &options).await?,
                 core,
             ));
         }
@@ -61,8 +62,9 @@ impl Namespace {
     ) -> Result<Namespace, NvmeOpenError> {
         match uri {
             Uri::Tcp(uri) => {
+                let options = uri.options(options)?;
                 let queue =
-                    ReconnectingNamespace::<TcpConnection>::open(core, uri, options, outage_ns_max).await?;
+                    ReconnectingNamespace::<TcpConnection>::open(core, uri, &options, outage_ns_max).await?;
                 Ok(Namespace::new(queue, core))
             }
             _ => Namespace::open(core, uri, options).await,

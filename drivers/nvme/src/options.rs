@@ -1,5 +1,6 @@
 //! Options for opening controllers, queue pairs and namespaces.
 
+use nvme_auth::{TlsDerivation, TlsKey};
 use wire_nvme::fabrics::Nqn;
 
 use crate::fabrics::HostCredentials;
@@ -14,6 +15,8 @@ pub struct Options {
     /// How the host authenticates, if the controller demands it; and that the controller has to, if they have its key.
     /// Fabrics only.
     pub authentication: Option<HostCredentials>,
+    /// The key with which connections use TLS; `None` for none. Only over TCP.
+    pub tls: Option<HostTls>,
     /// Commands in flight on the I/O queue, 1 to 1023.
     pub queue_depth: u32,
     /// Keep alive timeout in milliseconds; 0 is off. Fabrics only.
@@ -42,6 +45,15 @@ pub struct Options {
     pub count_costs: bool,
 }
 
+/// The key with which a host uses TLS, and how it is derived for the host and a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostTls {
+    /// The configured PSK.
+    pub key: TlsKey,
+    /// As the specification says, or as libnvme did before it was mended.
+    pub derivation: TlsDerivation,
+}
+
 /// Whether completions raise interrupts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InterruptMode {
@@ -63,6 +75,7 @@ impl Default for Options {
             hostnqn: None,
             host_id,
             authentication: None,
+            tls: None,
             queue_depth: 128,
             keep_alive_ms: 15_000,
             timeout_ns: 10_000_000_000,

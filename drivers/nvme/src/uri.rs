@@ -1,16 +1,23 @@
 //! URIs of namespaces.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use nvme_auth::{TlsDerivation, TlsKey};
+use secret::Secret;
 use wire_nvme::fabrics::Nqn;
+
+use crate::error::NvmeOpenError;
+use crate::options::{HostTls, Options};
 
 /// The URI of a namespace, by transport.
 ///
-/// - `nvme+tcp://HOST:PORT/SUBNQN?ns=N[&hdgst=1][&ddgst=1]`: HOST is a name, an IPv4 address or an IPv6
-///   address in brackets; PORT defaults to 4420;
+/// - `nvme+tcp://HOST:PORT/SUBNQN?ns=N[&hdgst=1][&ddgst=1][&hostnqn=NQN][&psk=FILE[&psk_derivation=libnvme]]`: HOST is a
+///   name, an IPv4 address or an IPv6 address in brackets; PORT defaults to 4420; with the key in FILE the
+///   connections use TLS;
 /// - `nvme+pcie://DOMAIN:BUS:DEVICE.FUNCTION?ns=N`: a PCI Express function of this machine;
 /// - `nvme+vfio-user:DIR?ns=N`: a controller of another process with its socket at `DIR/cntrl`.
 ///
@@ -40,6 +47,12 @@ pub struct TcpUri {
     pub header_digest: bool,
     /// Request data digests.
     pub data_digest: bool,
+    /// NQN of the host, instead of that in the options.
+    pub hostnqn: Option<Nqn>,
+    /// File with the key of TLS, instead of that in the options.
+    pub psk: Option<PathBuf>,
+    /// How that key is derived.
+    pub psk_derivation: TlsDerivation,
 }
 
 /// A namespace of a PCI Express function.
@@ -91,7 +104,10 @@ pub enum UriError {
     #[error("'{0}' names no directory; write nvme+vfio-user:/run/controller?ns=1")]
     NoDirectory(String),
     /// Unknown or invalid option.
-    #[error("'{0}' is not a valid option; valid are ns=N, and for nvme+tcp hdgst=0|1 and ddgst=0|1")]
+    #[error(
+        "'{0}' is not a valid option; valid are ns=N, and for nvme+tcp hdgst=0|1, ddgst=0|1, hostnqn=NQN, psk=FILE and \
+             psk_derivation=specified|libnvme"
+    )]
     Option(String),
     /// The host name could not be resolved.
     #[error("'{0}' has no address: {1}")]
@@ -102,6 +118,8 @@ const TCP: &str = "nvme+tcp://";
 const PCIE: &str = "nvme+pcie://";
 const VFIO_USER: &str = "nvme+vfio-user:";
 const PORT_DEFAULT: u16 = 4420;
+/// Most bytes of a file with a key of TLS, line end included.
+const PSK_FILE_MAX: usize = 256;
 
 impl Uri {
     /// Namespace identifier, from 1.
@@ -121,6 +139,36 @@ impl Uri {
 }
 
 impl TcpUri {
+    /// Namespace 1 of a subsystem, without a host, at the port of NVMe/TCP.
+    pub fn new(subnqn: Nqn) -> TcpUri {
+        TcpUri {
+            host: String::new(),
+            port: PORT_DEFAULT,
+            subnqn,
+            nsid: 1,
+            header_digest: false,
+            data_digest: false,
+            hostnqn: None,
+            psk: None,
+            psk_derivation: TlsDerivation::Specified,
+        }
+    }
+
+    /// The options with those that this names. Reads the file of the key.
+    pub(crate) fn options<'a>(&self, options: &'a Options) -> Result<Cow<'a, Options>, NvmeOpenError> {
+        let mut options = Cow::Borrowed(options);
+        if let Some(hostnqn) = &self.hostnqn {
+            options.to_mut().hostnqn = Some(hostnqn.clone());
+        }
+        if let Some(file) = &self.psk {
+            let failed = |reason: String| NvmeOpenError::Psk(format!("{}: {reason}", file.display()));
+            let secret = Secret::read(file, PSK_FILE_MAX).map_err(|error| failed(error.to_string()))?;
+            let key = TlsKey::of_secret(&secret).map_err(|error| failed(error.to_string()))?;
+            options.to_mut().tls = Some(HostTls { key, derivation: self.psk_derivation });
+        }
+        Ok(options)
+    }
+
     /// A host as [`host`](Self::host) has it, of a name or an address, with or without brackets: equal
     /// addresses are equal texts. `None` if it is neither.
     pub fn host_of(text: &str) -> Option<String> {
@@ -172,13 +220,17 @@ fn parse_tcp(text: &str, rest: &str) -> Result<TcpUri, UriError> {
     }
     let (host, port) = split_authority(authority)?;
     let subnqn = Nqn::new(subnqn).map_err(|_| UriError::Nqn(subnqn.into()))?;
-    let mut uri = TcpUri { host, port, subnqn, nsid: 1, header_digest: false, data_digest: false };
+    let mut uri = TcpUri { host, port, ..TcpUri::new(subnqn) };
     for option in options(query) {
         let bad = || UriError::Option(option.into());
         match option.split_once('=').ok_or_else(bad)? {
             ("ns", value) => uri.nsid = namespace(value).ok_or_else(bad)?,
             ("hdgst", value) => uri.header_digest = flag(value).ok_or_else(bad)?,
             ("ddgst", value) => uri.data_digest = flag(value).ok_or_else(bad)?,
+            ("hostnqn", value) => uri.hostnqn = Some(Nqn::new(value).map_err(|_| bad())?),
+            ("psk", value) if !value.is_empty() => uri.psk = Some(value.into()),
+            ("psk_derivation", "specified") => uri.psk_derivation = TlsDerivation::Specified,
+            ("psk_derivation", "libnvme") => uri.psk_derivation = TlsDerivation::Libnvme,
             _ => return Err(bad()),
         }
     }
@@ -279,6 +331,15 @@ impl fmt::Display for TcpUri {
                 write!(f, "&{name}=1")?;
             }
         }
+        if let Some(hostnqn) = &self.hostnqn {
+            write!(f, "&hostnqn={hostnqn}")?;
+        }
+        if let Some(file) = &self.psk {
+            write!(f, "&psk={}", file.display())?;
+        }
+        if self.psk_derivation == TlsDerivation::Libnvme {
+            f.write_str("&psk_derivation=libnvme")?;
+        }
         Ok(())
     }
 }
@@ -292,6 +353,7 @@ mod tests {
         for text in [
             "nvme+tcp://127.0.0.1:4420/nqn.2016-06.io.spdk:cnode1?ns=1",
             "nvme+tcp://[::1]:8009/nqn.2016-06.io.spdk:cnode1?ns=7&hdgst=1&ddgst=1",
+            "nvme+tcp://a:1/nqn.2016-06.io.spdk:a?ns=1&hostnqn=nqn.2016-06.io.spdk:h&psk=/k&psk_derivation=libnvme",
             "nvme+pcie://0000:03:00.0?ns=1",
             "nvme+pcie://10000:ff:1f.7?ns=4294967295",
             "nvme+vfio-user:/run/a b?ns=2",
@@ -341,7 +403,9 @@ mod tests {
             let text = format!("nvme+pcie://{address}");
             assert_eq!(error(&text), UriError::Address(address.into()));
         }
-        for option in ["ns=0", "ns=x", "hdgst=yes", "color=red", "ns"] {
+        for option in
+            ["ns=0", "ns=x", "hdgst=yes", "color=red", "ns", "psk=", "hostnqn=h", "psk_derivation=x"]
+        {
             for base in ["nvme+tcp://a/nqn.2016-06.io.spdk:a", "nvme+pcie://3:0.0", "nvme+vfio-user:/a"] {
                 assert_eq!(error(&format!("{base}?{option}")), UriError::Option(option.into()));
             }

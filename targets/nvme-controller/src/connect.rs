@@ -48,6 +48,34 @@ pub struct ConnectContext<'a> {
     pub limits: &'a ControllerLimits,
     /// The port through which the host connects.
     pub port: SubsystemPort,
+    /// Whose key the connection's TLS was established with; `None` without TLS.
+    pub secure: Option<&'a SecureChannel>,
+}
+
+/// The two ends of a connection's TLS, as the identity of its key names them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecureChannel {
+    /// The host.
+    pub hostnqn: Nqn,
+    /// The subsystem.
+    pub subnqn: Nqn,
+}
+
+impl SecureChannel {
+    /// Of an identity: `NVMe1R01 HOSTNQN SUBNQN DIGEST`, or `NVMe0R01 HOSTNQN SUBNQN` (TCP 1.0, section 3.6.1.3).
+    pub fn of_identity(identity: &str) -> Option<SecureChannel> {
+        let mut fields = identity.split(' ');
+        fields.next().filter(|version| version.starts_with("NVMe"))?;
+        let mut nqn = || fields.next()?.parse().ok();
+        Some(SecureChannel { hostnqn: nqn()?, subnqn: nqn()? })
+    }
+
+    /// Whether a host may connect to a subsystem through it: the one that its key is for, which still has a key of the
+    /// host, or the discovery service.
+    fn permits(&self, host: &Nqn, subsystem: &Subsystem) -> bool {
+        let is_subsystem = self.subnqn == subsystem.nqn && subsystem.tls_hosts.contains_key(host);
+        self.hostnqn == *host && (is_subsystem || subsystem.kind == SubsystemKind::Discovery)
+    }
 }
 
 /// A newly connected queue.
@@ -212,6 +240,14 @@ pub fn connect(
     }
     // A memory-based transport has no commands to authenticate with.
     if context.limits.memory_based && subsystem.host_keys.contains_key(&data.hostnqn) {
+        let result = InvalidParameter { in_data: true, offset: ConnectData::HOSTNQN_AT }.to_result();
+        return Err(ConnectError { status: Status::CONNECT_INVALID_HOST, result });
+    }
+    let is_permitted = match context.secure {
+        Some(channel) => channel.permits(&data.hostnqn, &subsystem),
+        None => !subsystem.tls_hosts.contains_key(&data.hostnqn),
+    };
+    if !is_permitted {
         let result = InvalidParameter { in_data: true, offset: ConnectData::HOSTNQN_AT }.to_result();
         return Err(ConnectError { status: Status::CONNECT_INVALID_HOST, result });
     }

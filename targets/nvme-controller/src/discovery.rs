@@ -45,6 +45,9 @@ pub struct DiscoveryRecord {
     pub hosts: AllowedHosts,
 }
 
+/// TSAS of a TCP port with TLS 1.3 (TCP 1.0, section 3.5.1: SECTYPE).
+const TCP_SECURITY_TLS_1_3: u8 = 2;
+
 /// A snapshot of the discovery log. Shared as `Arc<DiscoveryLog>`; the target creates a new one, with the
 /// next generation, for every change.
 ///
@@ -149,7 +152,7 @@ impl DiscoveryRecord {
             admin_queue_entries_max,
             eflags,
             subnqn: self.subnqn.clone(),
-            tcp_security: 0,
+            tcp_security: if self.secure_channel { TCP_SECURITY_TLS_1_3 } else { 0 },
         }
     }
 }

@@ -143,6 +143,7 @@ impl Harness {
             trsvcid: "4420".to_owned(),
         };
         let context = ConnectContext {
+            secure: None,
             directory: &directory,
             limits: &limits,
             port: SubsystemPort { portid: 1, address },

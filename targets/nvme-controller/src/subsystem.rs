@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use block_io::ProtectionFlags;
-use nvme_auth::AuthKeys;
+use nvme_auth::{AuthKeys, TlsPsk};
 use uuid::Uuid;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::identify::NamespaceDescriptor;
@@ -40,6 +40,8 @@ pub struct Subsystem {
     pub hosts: BTreeSet<Nqn>,
     /// The keys of hosts that have to authenticate on every queue.
     pub host_keys: BTreeMap<Nqn, AuthKeys>,
+    /// The hosts that have to connect through TLS, with the keys that they may use.
+    pub tls_hosts: BTreeMap<Nqn, Arc<[TlsPsk]>>,
     /// Smallest controller identifier, 1 at least.
     pub cntlid_min: u16,
     /// Largest controller identifier, FFEFh at most.
@@ -131,6 +133,7 @@ impl Subsystem {
             allow_any_host: false,
             hosts: BTreeSet::new(),
             host_keys: BTreeMap::new(),
+            tls_hosts: BTreeMap::new(),
             cntlid_min: 1,
             cntlid_max: 0xffef,
             namespaces_max: 32,

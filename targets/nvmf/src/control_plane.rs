@@ -20,6 +20,7 @@ use bdev::{
     Uuid,
 };
 use block_io::{Op, ProtectionFlags};
+use control::Key;
 use nvme_controller::reservation::NamespaceReservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
 use reactor::ReactorHandle;
@@ -34,7 +35,7 @@ use crate::failure::NvmfTargetError;
 use crate::snapshot::ConfigSnapshot;
 use crate::transport::{Transport, TransportKind};
 
-pub use authentication::{HostKeyNames, HostKeys};
+pub use authentication::{HostKeyNames, HostKeys, HostPsk};
 pub use referrals::Referral;
 
 pub use info::{
@@ -93,6 +94,8 @@ struct ConfiguredSubsystem {
     reservations: BTreeMap<u32, Arc<ReservationLease>>,
     /// The keys of hosts that have to authenticate.
     host_keys: BTreeMap<Nqn, HostKeys>,
+    /// The keys of hosts that have to use TLS, as the keyring has them.
+    host_psks: BTreeMap<Nqn, Key>,
     /// The files that persist reservations through power loss, by NSID.
     ptpl_files: BTreeMap<u32, String>,
 }
@@ -103,6 +106,8 @@ struct ListenPort {
     portid: u16,
     address: ListenAddress,
     kind: &'static dyn TransportKind,
+    /// Connections begin with TLS.
+    secure: bool,
 }
 
 /// Options of a new subsystem.
@@ -243,6 +248,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             descriptors: BTreeMap::new(),
             reservations: BTreeMap::new(),
             host_keys: BTreeMap::new(),
+            host_psks: BTreeMap::new(),
             ptpl_files: BTreeMap::new(),
         };
         let before = state.checkpoint(&nqn);
@@ -402,8 +408,10 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         configured.change(|subsystem| {
             subsystem.hosts.remove(&host);
             subsystem.host_keys.remove(&host);
+            subsystem.tls_hosts.remove(&host);
         });
         configured.host_keys.remove(&host);
+        configured.host_psks.remove(&host);
         self.commit(&mut state, before)
     }
 

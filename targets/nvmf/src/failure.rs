@@ -44,6 +44,12 @@ pub enum NvmfTargetError {
     /// The subsystem already has this listener.
     #[error("subsystem {0} listens on {1} already")]
     ListenerExists(String, String),
+    /// The transport has no TLS.
+    #[error("transport {0} has no secure channel")]
+    NoSecureChannel(String),
+    /// Others listen on the address, and differ in whether they use TLS.
+    #[error("other subsystems listen on {0} {without} a secure channel", without = if *.1 { "with" } else { "without" })]
+    OtherSecurity(String, bool),
     /// The subsystem does not have this listener.
     #[error("subsystem {0} does not listen on {1}")]
     NoListener(String, String),

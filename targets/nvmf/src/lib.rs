@@ -41,8 +41,9 @@ mod vfio_user;
 
 pub use address::ListenAddress;
 pub use control_plane::{
-    HostKeyNames, HostKeys, NamespaceConfig, NvmfTarget, PollCounts, PollGroupTotals, QpairInfo, Referral,
-    SubsystemConfig, SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats, TransportStats,
+    HostKeyNames, HostKeys, HostPsk, NamespaceConfig, NvmfTarget, PollCounts, PollGroupTotals, QpairInfo,
+    Referral, SubsystemConfig, SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats,
+    TransportStats,
 };
 pub use failure::NvmfTargetError;
 pub use tcp::TcpTransportConfig;

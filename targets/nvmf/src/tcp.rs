@@ -13,6 +13,7 @@ mod link;
 mod parameters;
 mod protocol;
 mod queue;
+mod secure;
 #[cfg(any(test, fuzzing))]
 pub mod testing;
 
@@ -25,6 +26,7 @@ use wire_nvme::log::TransportAddress;
 
 pub use limits::TcpTransportConfig;
 use protocol::{ConnectionReport, TcpProtocol};
+use secure::SecurePorts;
 
 use crate::transport::{
     AddressText, CoreQueues, Counters, Listening, QueueReport, Transport, TransportConfig, TransportKind,
@@ -95,14 +97,17 @@ impl<N: ServerNetwork> TransportConfig<N> for TcpTransportConfig {
         let registry = Some(parts.registry.clone());
         let group_limits = GroupLimits { registry, ..limits.connections.clone() };
         let directory = parts.directory.clone();
+        let secure_ports = SecurePorts::default();
+        let ports = secure_ports.clone();
         let protocol = move |_: &Core, waker: &GroupWaker| {
             let waker = waker.clone();
             let notifier = directory.add_notifier(Box::new(move || waker.wake()));
             TcpProtocol::new(limits.clone(), directory.clone(), Some(notifier))
+                .with_secure_ports(ports.clone())
         };
         let cores: TargetCores<TcpProtocol, N> =
             TargetCores::start(parts.reactors, parts.publisher, group_limits, protocol)?;
-        Ok(Box::new(TcpCores { config: self.clone(), cores }))
+        Ok(Box::new(TcpCores { config: self.clone(), cores, secure_ports }))
     }
 }
 
@@ -110,6 +115,7 @@ impl<N: ServerNetwork> TransportConfig<N> for TcpTransportConfig {
 struct TcpCores<N: ServerNetwork> {
     config: TcpTransportConfig,
     cores: TargetCores<TcpProtocol, N>,
+    secure_ports: SecurePorts,
 }
 
 impl<N: ServerNetwork> Transport for TcpCores<N> {
@@ -117,8 +123,15 @@ impl<N: ServerNetwork> Transport for TcpCores<N> {
         parameters::to_object(&self.config)
     }
 
-    fn listen(&self, address: &ListenAddress, portid: u16) -> Result<ListenAddress, NvmfTargetError> {
+    fn listen(
+        &self,
+        address: &ListenAddress,
+        portid: u16,
+        secure: bool,
+    ) -> Result<ListenAddress, NvmfTargetError> {
         let socket = address.socket()?;
+        // Before the first connection is accepted.
+        self.secure_ports.set(portid, secure);
         let bound = self.cores.listen(&socket.into(), portid)?.tcp().unwrap_or(socket);
         Ok(ListenAddress::from_socket(bound))
     }

@@ -114,7 +114,15 @@ impl Transport for TestCores {
         TransportConfig::<sockets::Sockets>::to_object(&self.config)
     }
 
-    fn listen(&self, address: &ListenAddress, portid: u16) -> Result<ListenAddress, NvmfTargetError> {
+    fn listen(
+        &self,
+        address: &ListenAddress,
+        portid: u16,
+        secure: bool,
+    ) -> Result<ListenAddress, NvmfTargetError> {
+        if secure {
+            return Err(NvmfTargetError::NoSecureChannel(address.trtype.clone()));
+        }
         self.cores.listen(&StreamAddress::Unix(address.traddr.clone().into()), portid)?;
         Ok(address.clone())
     }

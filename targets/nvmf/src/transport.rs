@@ -150,11 +150,17 @@ pub trait Transport: Any + Send {
     fn options(&self) -> Map<String, Value>;
 
     /// Listens on an address in its canonical form. Connections carry `portid`. Returns the address as it is
-    /// open: with what was left to the machine.
+    /// open: with what was left to the machine. With `secure`, each connection begins with TLS.
     ///
     /// # Errors
-    /// The address cannot be used, or the core that listens does not answer; nothing listens then.
-    fn listen(&self, address: &ListenAddress, portid: u16) -> Result<ListenAddress, NvmfTargetError>;
+    /// The address cannot be used, or the core that listens does not answer; nothing listens then. The
+    /// transport has no TLS.
+    fn listen(
+        &self,
+        address: &ListenAddress,
+        portid: u16,
+        secure: bool,
+    ) -> Result<ListenAddress, NvmfTargetError>;
 
     /// Stops listening on a port; connections stay.
     ///

@@ -155,7 +155,15 @@ impl Transport for VfioUserCores {
         parameters::to_object(&self.config)
     }
 
-    fn listen(&self, address: &ListenAddress, portid: u16) -> Result<ListenAddress, NvmfTargetError> {
+    fn listen(
+        &self,
+        address: &ListenAddress,
+        portid: u16,
+        secure: bool,
+    ) -> Result<ListenAddress, NvmfTargetError> {
+        if secure {
+            return Err(NvmfTargetError::NoSecureChannel(address.trtype.clone()));
+        }
         self.cores.listen(&socket::endpoint_address(&address.traddr), portid)?;
         Ok(address.clone())
     }

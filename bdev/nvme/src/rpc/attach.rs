@@ -7,6 +7,7 @@ use control::{
     ByName, DecodeLog, JobHandle, Method, NoParameters, ParameterError, ParameterType, RpcError, TextOrNumber,
 };
 use nvme::Uri;
+use nvme_auth::{TlsDerivation, TlsKey};
 use wire_nvme::fabrics::Nqn;
 
 use super::options::{LossTimeouts, MultipathOpts, NvmeOptions, reconnect_policy};
@@ -76,7 +77,7 @@ fn transport_id(
                 ))
             })?;
             let (header_digest, data_digest) = digests;
-            Uri::Tcp(nvme::TcpUri { host, port, subnqn, nsid: 1, header_digest, data_digest })
+            Uri::Tcp(nvme::TcpUri { host, port, header_digest, data_digest, ..nvme::TcpUri::new(subnqn) })
         }
         "PCIE" => format!("nvme+pcie://{traddr}")
             .parse()
@@ -93,6 +94,13 @@ fn transport_id(
 fn saved_address(id: &TransportId) -> (String, String, Option<String>, Option<TextOrNumber>) {
     let (adrfam, port) = id.service().unzip();
     (id.trtype().to_string(), id.traddr(), adrfam.map(str::to_string), port.map(TextOrNumber))
+}
+
+control::choices! {
+    enum PskDerivation {
+        Specified = "specified",
+        Libnvme = "libnvme",
+    }
 }
 
 control::choices! {
@@ -145,13 +153,15 @@ control::parameters! {
         dhchap_key: Option<String>,
         /// Key of the keyring with which the controller has to authenticate; needs `dhchap_key`
         dhchap_ctrlr_key: Option<String>,
+        /// Key of the keyring with which connections use TLS 1.3; only over TCP, and with a `hostnqn`
+        psk: Option<String>,
+        /// How the key is derived: as the specification says, or as libnvme did until July 2025
+        psk_derivation: Option<PskDerivation>,
     }
     only {
         priority: String = String::new(),
         hostaddr: String = String::new(),
         hostsvcid: String = String::new(),
-        // There is no TLS: rejected rather than connecting without.
-        psk: String = String::new(),
         allow_unrecognized_csi: bool = false,
     }
     // Controllers always check what protection information they have.
@@ -234,7 +244,24 @@ impl AttachController {
         (self.max_bdevs, self.disable_sq_flow_control) = (None, None);
         self.dhchap_key = self.dhchap_key.take().filter(|key| !key.is_empty());
         self.dhchap_ctrlr_key = self.dhchap_ctrlr_key.take().filter(|key| !key.is_empty());
+        self.psk = self.psk.take().filter(|key| !key.is_empty());
+        self.psk_derivation = self.psk_derivation.filter(|way| *way != PskDerivation::Specified);
         Ok((id, loss_timeouts))
+    }
+
+    /// The key of TLS, if there is one.
+    fn tls(&self, module: &NvmeModule, id: &TransportId) -> Result<Option<nvme::HostTls>, RpcError> {
+        let Some(name) = &self.psk else { return Ok(None) };
+        if !matches!(id.0, Uri::Tcp(_)) {
+            return Err(RpcError::new(RpcError::EINVAL, "psk: only controllers over TCP have TLS"));
+        }
+        let key = TlsKey::of_secret(&module.keyring.get(name)?)
+            .map_err(|error| RpcError::new(RpcError::EINVAL, format!("{name}: {error}")))?;
+        let derivation = match self.psk_derivation {
+            Some(PskDerivation::Libnvme) => TlsDerivation::Libnvme,
+            Some(PskDerivation::Specified) | None => TlsDerivation::Specified,
+        };
+        Ok(Some(nvme::HostTls { key, derivation }))
     }
 
     fn set_canonical(&mut self, options: &NvmeOptions) -> Result<(), RpcError> {
@@ -265,6 +292,7 @@ fn attach(
         ));
     }
     path.options.authentication = Some(options.credentials(keys));
+    path.options.tls = params.tls(module, &id)?;
     path.num_io_queues = u16::try_from(params.num_io_queues.0).unwrap_or(u16::MAX);
     path.reconnect = reconnect_policy(loss_timeouts)?;
     let policy = params.multipath_opts.as_ref().map_or(Ok(options.policy), MultipathOpts::policy)?;

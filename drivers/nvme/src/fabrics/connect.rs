@@ -13,7 +13,7 @@ fn host_nqn(id: &[u8; 16]) -> Nqn {
 }
 
 /// NQN of the host.
-pub(super) fn hostnqn(options: &Options) -> Nqn {
+pub(crate) fn hostnqn(options: &Options) -> Nqn {
     options.hostnqn.clone().unwrap_or_else(|| host_nqn(&options.host_id))
 }
 

@@ -5,15 +5,18 @@ use std::net::SocketAddr;
 
 use block_io::Request;
 use dma::Data;
+use nvme_auth::{AuthHash, TlsIdentityVersion};
 use reactor::Core;
 use sockets::{CoreNetwork, NetworkEvent, SentEvent, Sockets};
+use tls::{Psk, PskHash, TlsLayer};
 use wire_nvme::Sqe;
 use wire_nvme::fabrics::Nqn;
 
 use super::queue::{self, TcpQueue};
 use crate::error::{ControllerFailure, NvmeOpenError};
+use crate::fabrics::hostnqn;
 use crate::fabrics::{CommandData, FabricsCompletion, FabricsQueue, FabricsUri, QueuePurpose};
-use crate::options::Options;
+use crate::options::{HostTls, Options};
 use crate::uri::TcpUri;
 
 /// Receive buffer size of an admin queue: its data is small, and long log pages are read in several commands.
@@ -31,6 +34,8 @@ pub struct TcpRemote {
     pub header_digest: bool,
     /// Request data digests.
     pub data_digest: bool,
+    /// The subsystem, for which a key of TLS is derived.
+    pub subnqn: Nqn,
 }
 
 impl fmt::Display for TcpRemote {
@@ -47,6 +52,22 @@ impl FabricsUri for TcpUri {
     fn nsid(&self) -> u32 {
         self.nsid
     }
+}
+
+/// The layer of a connection with a key.
+fn tls_layer(tls: &HostTls, remote: &TcpRemote, options: &Options) -> Result<TlsLayer, NvmeOpenError> {
+    let (host, version) = (hostnqn(options), TlsIdentityVersion::One);
+    let psk = tls.key.psk(host.as_str(), remote.subnqn.as_str(), version, tls.derivation);
+    let psk = psk.and_then(|psk| {
+        let hash = match psk.hash {
+            AuthHash::Sha256 => PskHash::Sha256,
+            AuthHash::Sha384 => PskHash::Sha384,
+            AuthHash::Sha512 => return None,
+        };
+        Psk::new(psk.identity, psk.key, hash)
+    });
+    let psk = psk.ok_or_else(|| NvmeOpenError::Psk("has no identity for these names".into()))?;
+    Ok(TlsLayer::client(psk))
 }
 
 /// A queue pair over one TCP connection, through the network `N` of its core.
@@ -69,8 +90,8 @@ impl<N: CoreNetwork> FabricsQueue for TcpConnection<N> {
     const NO_METADATA: &'static str = "metadata is not supported over TCP";
 
     fn resolve(uri: &TcpUri) -> Result<TcpRemote, NvmeOpenError> {
-        let TcpUri { header_digest, data_digest, .. } = *uri;
-        Ok(TcpRemote { address: uri.resolve()?, header_digest, data_digest })
+        let (header_digest, data_digest) = (uri.header_digest, uri.data_digest);
+        Ok(TcpRemote { address: uri.resolve()?, header_digest, data_digest, subnqn: uri.subnqn.clone() })
     }
 
     fn connect(
@@ -80,6 +101,7 @@ impl<N: CoreNetwork> FabricsQueue for TcpConnection<N> {
         purpose: QueuePurpose,
         options: &Options,
     ) -> Result<TcpConnection<N>, NvmeOpenError> {
+        let layer = options.tls.as_ref().map(|tls| tls_layer(tls, remote, options)).transpose()?;
         let mut network = N::of_core(core);
         let stream = network.connect(&remote.address.into());
         let id = stream.and_then(|stream| {
@@ -99,6 +121,9 @@ impl<N: CoreNetwork> FabricsQueue for TcpConnection<N> {
                 IO_SCRATCH_BYTES
             }
         };
+        if let Some(layer) = layer {
+            queue.secure(layer);
+        }
         let (scratch, received, sent) = (vec![0; scratch_bytes], Vec::new(), Vec::new());
         Ok(TcpConnection { network, scratch, received, sent, closed: false, queue })
     }

@@ -14,7 +14,8 @@ use nvme_tcp::{
     receive_pdus,
 };
 use slots::{Slab, Slot};
-use sockets::{ConnectionId, Network, SendPart};
+use sockets::{ByteStream, ConnectionId, HandshakeStatus, Network, SendPart, StreamLayer};
+use tls::TlsLayer;
 use wire_nvme::digest::{Crc32c, crc32c};
 use wire_nvme::tcp::{
     C2hData, CapsuleCmd, CapsuleResp, FatalError, FatalStatus, Framing, H2cData, IC_SIZE, IcReq, IcResp,
@@ -37,6 +38,8 @@ const INDEX_BITS: u32 = DEPTH_MAX.ilog2();
 /// [`Status::HOST_PATHING_ERROR`] and `failure` is set.
 pub(crate) struct TcpQueue {
     connection: ConnectionId,
+    /// The layer below, with a key of TLS.
+    tls: Option<Box<TlsLayer>>,
     receiver: PduReceiver,
     protocol: QueueProtocol,
     /// Most bytes of in-capsule data.
@@ -161,6 +164,7 @@ impl TcpQueue {
         sender.push_bytes(&request);
         TcpQueue {
             connection,
+            tls: None,
             receiver: PduReceiver::default(),
             protocol: QueueProtocol {
                 table: InFlightTable(Slab::with_capacity(depth.min(DEPTH_MAX))),
@@ -179,6 +183,11 @@ impl TcpQueue {
             in_capsule_max: 8192,
             failure: None,
         }
+    }
+
+    /// Puts TLS between the connection and the queue, before anything is sent.
+    pub(crate) fn secure(&mut self, layer: TlsLayer) {
+        self.tls = Some(Box::new(layer));
     }
 
     pub(crate) fn connection(&self) -> ConnectionId {
@@ -255,7 +264,13 @@ impl TcpQueue {
     /// Sends queued PDUs until the socket blocks.
     #[inline]
     pub(crate) fn flush<N: Network>(&mut self, network: &mut N) {
-        if self.failure.is_some() || self.protocol.sender.is_empty() {
+        if self.failure.is_some() {
+            return;
+        }
+        if self.tls.is_some() {
+            return self.flush_secure(network);
+        }
+        if self.protocol.sender.is_empty() {
             return;
         }
         match self.protocol.sender.flush(&mut network.stream(self.connection), &mut self.protocol.table) {
@@ -269,13 +284,17 @@ impl TcpQueue {
         if self.failure.is_some() {
             return false;
         }
+        if self.awaits_tls() && !self.handshake(network, scratch) {
+            return false;
+        }
         self.flush(network);
-        let pumped = receive_pdus(
-            &mut self.receiver,
-            &mut self.protocol,
-            &mut network.stream(self.connection),
-            scratch,
-        );
+        let stream = &mut network.stream(self.connection);
+        let pumped = match &mut self.tls {
+            None => receive_pdus(&mut self.receiver, &mut self.protocol, stream, scratch),
+            Some(tls) => {
+                receive_pdus(&mut self.receiver, &mut self.protocol, &mut tls.stream(stream), scratch)
+            }
+        };
         if pumped == Ok(ReceiveStatus::Empty) {
             return false;
         }
@@ -287,7 +306,7 @@ impl TcpQueue {
             Ok(ReceiveStatus::Empty | ReceiveStatus::Drained | ReceiveStatus::Waiting) => return false,
             Ok(ReceiveStatus::More) => return true,
             Ok(ReceiveStatus::Closed) => self.fail(ControllerFailure::Closed),
-            Ok(ReceiveStatus::Failed(kind)) => self.fail(ControllerFailure::Network(kind)),
+            Ok(ReceiveStatus::Failed(kind)) => self.fail(self.stream_failure(kind)),
             Err(fatal) => {
                 self.terminate(network, fatal);
                 self.fail(ControllerFailure::Protocol(fatal));
@@ -330,7 +349,48 @@ impl TcpQueue {
         let term = TermReq { kind: PduType::H2cTermReq, fatal };
         let length = term.encode(self.receiver.failed_header(), &mut pdu);
         self.protocol.sender.push_bytes(&pdu[..length]);
-        let _ = self.protocol.sender.flush(&mut network.stream(self.connection), &mut self.protocol.table);
+        self.flush(network);
+    }
+
+    fn awaits_tls(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| !tls.is_established())
+    }
+
+    /// Continues the handshake of TLS; returns whether it is done.
+    #[cold]
+    fn handshake<N: Network>(&mut self, network: &mut N, scratch: &mut [u8]) -> bool {
+        let Some(tls) = &mut self.tls else { return true };
+        match tls.handshake(&mut network.stream(self.connection), scratch) {
+            HandshakeStatus::Done => return true,
+            HandshakeStatus::Pending => {}
+            HandshakeStatus::Closed => self.fail(ControllerFailure::TlsClosed),
+            HandshakeStatus::Failed(kind) => self.fail(self.stream_failure(kind)),
+        }
+        false
+    }
+
+    /// Sends queued PDUs, and records that the socket has not taken yet, once the handshake is done.
+    #[cold]
+    fn flush_secure<N: Network>(&mut self, network: &mut N) {
+        let Some(tls) = self.tls.as_mut().filter(|tls| tls.is_established()) else { return };
+        let mut below = network.stream(self.connection);
+        let mut plain = tls.stream(&mut below);
+        let sent = match self.protocol.sender.is_empty() {
+            true => FlushStatus::Empty,
+            false => self.protocol.sender.flush(&mut plain, &mut self.protocol.table),
+        };
+        match (sent, plain.flush()) {
+            (FlushStatus::Failed(kind), _) | (_, sockets::FlushStatus::Failed(kind)) => {
+                self.fail(self.stream_failure(kind));
+            }
+            _ => self.protocol.complete_early(),
+        }
+    }
+
+    /// Why the stream has failed.
+    fn stream_failure(&self, kind: ErrorKind) -> ControllerFailure {
+        let failure = self.tls.as_ref().and_then(|tls| tls.failure());
+        failure.map_or(ControllerFailure::Network(kind), ControllerFailure::Tls)
     }
 
     /// Fails the queue: commands in flight complete with [`Status::HOST_PATHING_ERROR`], those whose data an owned send

@@ -22,6 +22,7 @@ impl ConnectFixture {
 
     fn connect(&self, sqe: &Sqe, data: &[u8]) -> Result<ConnectOk, ConnectError> {
         let context = ConnectContext {
+            secure: None,
             directory: &self.directory,
             limits: &self.limits,
             port: SubsystemPort::default(),

@@ -46,7 +46,7 @@ fn test_host(directory: &Arc<ControllerDirectory>, subsystem: &Arc<Subsystem>, h
     let limits = ControllerLimits::default();
     let mut data = connect_data(subnqn(), CNTLID_DYNAMIC);
     data[..16].copy_from_slice(&host);
-    let place = ConnectContext { directory, limits: &limits, port: SubsystemPort::default() };
+    let place = ConnectContext { directory, limits: &limits, port: SubsystemPort::default(), secure: None };
     let connected = connect(&connect_sqe(0, 32, 0), &data, &place, |_| Some(subsystem.clone()));
     let Ok(ConnectOk::Admin(admin)) = connected else { panic!("refused: {connected:?}") };
     let table =

@@ -1,13 +1,14 @@
 //! Keys of hosts, and what they may authenticate with.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use control::Key;
-use nvme_auth::{AuthKey, AuthKeys, AuthOptions};
+use nvme_auth::{AuthKey, AuthKeys, AuthOptions, TlsKey};
 use sockets::ServerNetwork;
 use wire_nvme::fabrics::Nqn;
 
-use super::{NvmfTarget, no_subsystem, parse_nqn};
+use super::{ConfiguredSubsystem, NvmfTarget, no_subsystem, parse_nqn};
 use crate::NvmfTargetError;
 
 /// The keys of a host, which has to authenticate on every queue: each as the keyring has it, and its secret, which was
@@ -27,6 +28,17 @@ pub struct HostKeyNames {
     pub host: Option<String>,
     /// Of the subsystem's key.
     pub controller: Option<String>,
+    /// Of the key of TLS.
+    pub psk: Option<String>,
+}
+
+/// The key with which a host has to use TLS: as the keyring has it, and its secret, which was read when the host got it.
+#[derive(Clone, Debug)]
+pub struct HostPsk {
+    /// The key of the keyring.
+    pub key: Key,
+    /// The configured PSK.
+    pub configured: TlsKey,
 }
 
 impl HostKeys {
@@ -38,7 +50,7 @@ impl HostKeys {
     /// The names of the keys.
     pub(super) fn names(&self) -> HostKeyNames {
         let controller = self.controller.as_ref().map(|(key, _)| key.name().to_string());
-        HostKeyNames { host: Some(self.host.0.name().to_string()), controller }
+        HostKeyNames { host: Some(self.host.0.name().to_string()), controller, psk: None }
     }
 }
 
@@ -49,7 +61,23 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     /// As [`add_host`](Self::add_host).
     pub fn add_host_with_keys(&self, nqn: &str, host: &str, keys: HostKeys) -> Result<(), NvmfTargetError> {
         let (nqn, host) = (parse_nqn(nqn)?, parse_nqn(host)?);
-        self.change_keys(&nqn, &host, Some(keys), false)
+        self.change_keys(&nqn, &host, Some(keys), None, false)
+    }
+
+    /// Allows a host to connect to a subsystem through TLS with this key, and then only so; and if it authenticates with
+    /// other keys, if there are any.
+    ///
+    /// # Errors
+    /// As [`add_host`](Self::add_host).
+    pub fn add_host_with_psk(
+        &self,
+        nqn: &str,
+        host: &str,
+        psk: HostPsk,
+        keys: Option<HostKeys>,
+    ) -> Result<(), NvmfTargetError> {
+        let (nqn, host) = (parse_nqn(nqn)?, parse_nqn(host)?);
+        self.change_keys(&nqn, &host, keys, Some(psk), false)
     }
 
     /// Replaces the keys of a host, or removes them with `None`. A host that is connected stays so, and uses the new ones
@@ -64,7 +92,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         keys: Option<HostKeys>,
     ) -> Result<(), NvmfTargetError> {
         let (nqn, host) = (parse_nqn(nqn)?, parse_nqn(host)?);
-        self.change_keys(&nqn, &host, keys, true)
+        self.change_keys(&nqn, &host, keys, None, true)
     }
 
     fn change_keys(
@@ -72,6 +100,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         nqn: &Nqn,
         host: &Nqn,
         keys: Option<HostKeys>,
+        psk: Option<HostPsk>,
         exists: bool,
     ) -> Result<(), NvmfTargetError> {
         let mut state = self.lock()?;
@@ -89,7 +118,14 @@ impl<N: ServerNetwork> NvmfTarget<N> {
                 Some(keys) => subsystem.host_keys.insert(host.clone(), keys.secrets()),
                 None => subsystem.host_keys.remove(host),
             };
+            if let Some(psk) = &psk {
+                let psks = psk.configured.psks(host.as_str(), nqn.as_str());
+                subsystem.tls_hosts.insert(host.clone(), psks.into());
+            }
         });
+        if let Some(psk) = psk {
+            configured.host_psks.insert(host.clone(), psk.key);
+        }
         match keys {
             Some(keys) => configured.host_keys.insert(host.clone(), keys),
             None => configured.host_keys.remove(host),
@@ -113,5 +149,17 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     /// The hash functions and groups that hosts may authenticate with.
     pub fn auth_options(&self) -> AuthOptions {
         (*self.lock_any().published.auth_options).clone()
+    }
+}
+
+impl ConfiguredSubsystem {
+    /// The names of the keys of hosts, by their NQN.
+    pub(super) fn key_names(&self) -> BTreeMap<String, HostKeyNames> {
+        let keys = self.host_keys.iter().map(|(host, keys)| (host.as_str().to_string(), keys.names()));
+        let mut names: BTreeMap<String, HostKeyNames> = keys.collect();
+        for (host, key) in &self.host_psks {
+            names.entry(host.as_str().to_string()).or_default().psk = Some(key.name().to_string());
+        }
+        names
     }
 }

@@ -160,7 +160,7 @@ fn discovery_records(
             subtype,
             address,
             portid: port.portid,
-            secure_channel: false,
+            secure_channel: port.secure,
             hosts,
         });
     }

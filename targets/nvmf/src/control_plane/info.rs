@@ -28,6 +28,8 @@ pub struct SubsystemInfo {
     pub host_keys: BTreeMap<String, HostKeyNames>,
     /// Addresses of its listeners.
     pub listeners: Vec<ListenAddress>,
+    /// Those of them that have TLS.
+    pub secure_listeners: Vec<ListenAddress>,
     /// Namespaces in ascending order of NSID.
     pub namespaces: Vec<TargetNamespaceInfo>,
     /// Maximum number of namespaces.
@@ -166,6 +168,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     /// All subsystems, the discovery subsystem first.
     pub fn subsystems(&self) -> Vec<SubsystemInfo> {
         let state = self.lock_any();
+        let secure: Vec<_> = state.ports.iter().filter(|port| port.secure).collect();
         let mut all = vec![SubsystemInfo {
             nqn: wire_nvme::fabrics::DISCOVERY_NQN.into(),
             discovery: true,
@@ -180,6 +183,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
                 .filter(|port| port.kind.listening() == Listening::Shared)
                 .map(|port| port.address.clone())
                 .collect(),
+            secure_listeners: secure.iter().map(|port| port.address.clone()).collect(),
             namespaces: Vec::new(),
             max_namespaces: 0,
             min_cntlid: 1,
@@ -195,12 +199,13 @@ impl<N: ServerNetwork> NvmfTarget<N> {
                 model_number: subsystem.model.clone(),
                 allow_any_host: subsystem.allow_any_host,
                 hosts: subsystem.hosts.iter().map(|host| host.as_str().into()).collect(),
-                host_keys: configured
-                    .host_keys
-                    .iter()
-                    .map(|(host, keys)| (host.as_str().into(), keys.names()))
-                    .collect(),
+                host_keys: configured.key_names(),
                 listeners: configured.listeners.clone(),
+                secure_listeners: secure
+                    .iter()
+                    .filter(|port| configured.listeners.contains(&port.address))
+                    .map(|port| port.address.clone())
+                    .collect(),
                 namespaces: subsystem
                     .namespaces
                     .iter()

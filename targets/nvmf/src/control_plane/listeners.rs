@@ -15,11 +15,34 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     /// Adds a listener to a subsystem; opens the address if no other subsystem listens on it. Returns the
     /// address, with the port that the kernel assigned for port 0.
     pub fn add_listener(&self, nqn: &str, address: ListenAddress) -> Result<ListenAddress, NvmfTargetError> {
+        self.add_listener_with(nqn, address, false)
+    }
+
+    /// As [`add_listener`](Self::add_listener), with TLS: through this address only hosts with a key connect
+    /// ([`HostPsk`](crate::HostPsk)).
+    ///
+    /// # Errors
+    /// The transport has no TLS, or another subsystem listens on the address without.
+    pub fn add_secure_listener(
+        &self,
+        nqn: &str,
+        address: ListenAddress,
+    ) -> Result<ListenAddress, NvmfTargetError> {
+        self.add_listener_with(nqn, address, true)
+    }
+
+    fn add_listener_with(
+        &self,
+        nqn: &str,
+        address: ListenAddress,
+        secure: bool,
+    ) -> Result<ListenAddress, NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
         let kind = address.kind()?;
         let normalized = kind.normalize(&address)?;
         match kind.listening() {
-            Listening::Shared => self.add_shared_listener(nqn, kind, normalized),
+            Listening::Shared => self.add_shared_listener(nqn, kind, normalized, secure),
+            Listening::Exclusive if secure => Err(NvmfTargetError::NoSecureChannel(kind.name().into())),
             Listening::Exclusive => self.add_endpoint(nqn, kind, normalized),
         }
     }
@@ -31,12 +54,19 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         nqn: Nqn,
         kind: &'static dyn TransportKind,
         normalized: ListenAddress,
+        secure: bool,
     ) -> Result<ListenAddress, NvmfTargetError> {
         let mut state = self.lock()?;
         if !nqn.is_discovery() && !state.subsystems.contains_key(&nqn) {
             return Err(no_subsystem(&nqn));
         }
-        let existing = state.ports.iter().find(|port| port.address == normalized).map(|port| port.portid);
+        let existing = state.ports.iter().find(|port| port.address == normalized);
+        if let Some(port) = existing
+            && port.secure != secure
+        {
+            return Err(NvmfTargetError::OtherSecurity(normalized.text(), port.secure));
+        }
+        let existing = existing.map(|port| port.portid);
         if existing.is_some() && nqn.is_discovery() {
             return Ok(normalized);
         }
@@ -45,9 +75,9 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             Some(portid) => portid,
             None => {
                 let portid = state.last_portid.wrapping_add(1).max(1);
-                let address = state.transport(kind)?.listen(&normalized, portid)?;
+                let address = state.transport(kind)?.listen(&normalized, portid, secure)?;
                 state.last_portid = portid;
-                Arc::make_mut(&mut state.ports).push(ListenPort { portid, address, kind });
+                Arc::make_mut(&mut state.ports).push(ListenPort { portid, address, kind, secure });
                 portid
             }
         };
@@ -93,7 +123,12 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         // The subsystem must list the port before the first client connects.
         let before = state.checkpoint(&nqn);
         state.last_portid = portid;
-        Arc::make_mut(&mut state.ports).push(ListenPort { portid, address: address.clone(), kind });
+        Arc::make_mut(&mut state.ports).push(ListenPort {
+            portid,
+            address: address.clone(),
+            kind,
+            secure: false,
+        });
         if let Some(configured) = state.subsystems.get_mut(&nqn) {
             configured.listeners.push(address.clone());
             configured
@@ -101,7 +136,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             *state.port_users.entry(portid).or_default() += 1;
         }
         self.commit(&mut state, before.clone())?;
-        let error = match state.transport(kind)?.listen(&address, portid) {
+        let error = match state.transport(kind)?.listen(&address, portid, false) {
             Ok(bound) => return Ok(bound),
             Err(error) => error,
         };

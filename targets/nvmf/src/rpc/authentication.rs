@@ -2,11 +2,11 @@
 
 use control::json::{Value, json};
 use control::{Method, RpcError};
-use nvme_auth::{AuthKey, AuthOptions, AuthOptionsError};
+use nvme_auth::{AuthKey, AuthOptions, AuthOptionsError, TlsKey};
 
 use super::parameters::TargetName;
 use super::{NvmfModule, SUBSYSTEM};
-use crate::{HostKeys, NvmfTarget};
+use crate::{HostKeys, HostPsk, NvmfTarget};
 
 pub(super) fn methods() -> Vec<Method<NvmfModule>> {
     vec![
@@ -14,11 +14,13 @@ pub(super) fn methods() -> Vec<Method<NvmfModule>> {
             .canonical(|_, params: &mut AddHost| {
                 params.dhchap_key = without_empty(params.dhchap_key.take());
                 params.dhchap_ctrlr_key = without_empty(params.dhchap_ctrlr_key.take());
+                params.psk = without_empty(params.psk.take());
                 Ok(())
             })
             .text(
                 "Allows a host to connect. With a key it has to authenticate on every queue (DH-HMAC-CHAP). The \
-                 secret is read now: `nvmf_subsystem_set_keys` reads it anew.",
+                 secret is read now: `nvmf_subsystem_set_keys` reads it anew. With a `psk` the host has to connect \
+                 through a listener with `secure_channel`, with TLS 1.3 and this key.",
                 "true",
             )
             .errors(SUBSYSTEM),
@@ -51,9 +53,9 @@ control::parameters! {
         dhchap_key: Option<String>,
         /// Key of the keyring with which the subsystem authenticates to the host, if the host asks for it
         dhchap_ctrlr_key: Option<String>,
+        /// Key of the keyring with which the host has to use TLS, in the form NVMeTLSkey-1:HH:BASE64:
+        psk: Option<String>,
     }
-    // There is no TLS: a host that must use it is rejected rather than let in without.
-    only { psk: String = String::new() }
 }
 
 control::parameters! {
@@ -101,14 +103,29 @@ fn keys_of(
 /// The names of a change, and the keys.
 type PreparedKeys = (String, String, Option<HostKeys>);
 
-fn prepare_add(module: &NvmfModule, params: AddHost) -> Result<PreparedKeys, RpcError> {
-    Ok((params.nqn, params.host, keys_of(module, params.dhchap_key, params.dhchap_ctrlr_key)?))
+fn prepare_add(module: &NvmfModule, params: AddHost) -> Result<(PreparedKeys, Option<HostPsk>), RpcError> {
+    let psk = without_empty(params.psk).map(|name| psk_of(module, &name)).transpose()?;
+    let keys = keys_of(module, params.dhchap_key, params.dhchap_ctrlr_key)?;
+    Ok(((params.nqn, params.host, keys), psk))
 }
 
-fn add_host(module: &NvmfModule, (nqn, host, keys): PreparedKeys) -> Result<bool, RpcError> {
-    match keys {
-        Some(keys) => module.target.add_host_with_keys(&nqn, &host, keys)?,
-        None => module.target.add_host(&nqn, &host)?,
+/// Reads the key of a host for TLS.
+fn psk_of(module: &NvmfModule, name: &str) -> Result<HostPsk, RpcError> {
+    let refused = |error: &dyn std::fmt::Display| RpcError::invalid_params(format!("{name}: {error}"));
+    let key = module.keyring.key(name).map_err(|error| refused(&error))?;
+    let secret = key.read().map_err(|error| refused(&error))?;
+    let configured = TlsKey::of_secret(&secret).map_err(|error| refused(&error))?;
+    Ok(HostPsk { key, configured })
+}
+
+fn add_host(
+    module: &NvmfModule,
+    ((nqn, host, keys), psk): (PreparedKeys, Option<HostPsk>),
+) -> Result<bool, RpcError> {
+    match (keys, psk) {
+        (keys, Some(psk)) => module.target.add_host_with_psk(&nqn, &host, psk, keys)?,
+        (Some(keys), None) => module.target.add_host_with_keys(&nqn, &host, keys)?,
+        (None, None) => module.target.add_host(&nqn, &host)?,
     }
     Ok(true)
 }
@@ -203,6 +220,9 @@ pub(super) fn describe_host(name: &str, host: &str, keys: Option<&crate::HostKey
     }
     if let Some(key) = keys.and_then(|keys| keys.controller.as_ref()) {
         described["dhchap_ctrlr_key"] = json!(key);
+    }
+    if let Some(key) = keys.and_then(|keys| keys.psk.as_ref()) {
+        described["psk"] = json!(key);
     }
     described
 }

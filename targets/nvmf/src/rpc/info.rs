@@ -85,7 +85,8 @@ pub(super) fn calls(target: &NvmfTarget) -> Vec<Value> {
             }
         }
         for listener in one.listeners.iter().filter(own) {
-            let params = json!({ "nqn": nqn, "listen_address": address(listener), "secure_channel": false });
+            let params = json!({ "nqn": nqn, "listen_address": address(listener),
+                "secure_channel": one.secure_listeners.contains(listener) });
             calls.push(call("nvmf_subsystem_add_listener", params));
             for (group, state) in target.ana_states(nqn, listener).unwrap_or_default() {
                 if state != AnaState::Optimized {

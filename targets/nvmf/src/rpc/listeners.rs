@@ -99,13 +99,19 @@ control::parameters! {
         listen_address: ListenAddressParameters,
         /// ANA state; without, optimized
         ana_state: Option<AnaStateName>,
+        /// Hosts have to use TLS 1.3, each with the `psk` that it was added with
+        secure_channel: bool = false,
     }
-    only { secure_channel: bool = false, numa_id: i32 = -1 }
+    only { numa_id: i32 = -1 }
     ignored("sockets are the kernel's") { sock_impl }
 }
 
 pub(super) fn add_listener(module: &NvmfModule, params: AddListener) -> Result<bool, RpcError> {
-    let bound = module.target.add_listener(&params.nqn, params.listen_address.into())?;
+    let address = params.listen_address.into();
+    let bound = match params.secure_channel {
+        true => module.target.add_secure_listener(&params.nqn, address)?,
+        false => module.target.add_listener(&params.nqn, address)?,
+    };
     if let Some(ana) = params.ana_state.filter(|ana| *ana != AnaStateName::Optimized) {
         let set = module.target.set_ana_state(&params.nqn, bound.clone(), None, ana.into());
         if let Err(error) = set {

@@ -398,3 +398,30 @@ fn digests_and_groups_of_authentication_are_set_and_saved() {
         assert_eq!(machine.code("nvmf_set_config", params.clone()), -32602, "{params}");
     }
 }
+
+#[test]
+fn tls_of_hosts_and_listeners_is_saved_by_the_names_of_keys() {
+    const PSK: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR";
+    let machine = machine();
+    let files = key_files(&machine, "tls");
+    let path = files.0.join("tls");
+    secret::Secret::new(format!("NVMeTLSkey-1:01:{PSK}:")).write_new(&path).unwrap();
+    machine.ok("keyring_file_add_key", json!({ "name": "tls", "path": path.to_str().unwrap() }));
+    machine.ok("nvmf_create_subsystem", json!({ "nqn": NQN }));
+    let host = "nqn.2014-08.org.nvmexpress:h";
+    let keyed = |psk: &str| json!({ "nqn": NQN, "host": host, "psk": psk });
+    let refused = machine.app.invoke("nvmf_subsystem_add_host", keyed("host")).unwrap_err();
+    assert!(refused.message.contains("host: a key has the form NVMeTLSkey-1"), "{refused}");
+    machine.ok("nvmf_subsystem_add_host", keyed("tls"));
+    let hosts = || machine.ok("nvmf_get_subsystems", json!({ "nqn": NQN }))[0]["hosts"].clone();
+    assert_eq!(hosts(), json!([{ "nqn": host, "psk": "tls" }]));
+    machine.ok("nvmf_subsystem_set_keys", json!({ "nqn": NQN, "host": host, "dhchap_key": "host" }));
+    assert_eq!(hosts(), json!([{ "nqn": host, "dhchap_key": "host", "psk": "tls" }]));
+    machine.ok("nvmf_create_transport", json!({ "trtype": "TCP" }));
+    let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
+    let listen = |secure: bool| json!({ "nqn": NQN, "listen_address": address, "secure_channel": secure });
+    machine.ok("nvmf_subsystem_add_listener", listen(true));
+    let saved = machine.app.save().to_string();
+    assert!(saved.contains(r#""secure_channel":true"#), "{saved}");
+    assert!(saved.contains(r#""psk":"tls""#) && !saved.contains(PSK), "{saved}");
+}

@@ -64,6 +64,7 @@ impl PduHandler<'_, '_> {
             directory: &shared.directory,
             limits: &shared.limits.controller,
             port: self.state.port.clone(),
+            secure: self.state.secure.as_deref(),
         };
         let connected = nvme_controller::connect(sqe, data, &context, |nqn| config.subsystem(nqn));
         match connected {

@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use block_io::{Completion, Status, Tag};
 use nvme_controller::reservation::DrainGuards;
-use nvme_controller::{ControllerAssociation, ControllerEvent, IoQueue};
+use nvme_controller::{ControllerAssociation, ControllerEvent, IoQueue, SecureChannel};
 use nvme_tcp::{FlushStatus, PduReceiver, ReceiveProgress, ReceiveStatus, receive_pdus};
 use slots::Slot;
 use sockets::ByteStream;
 use target_shell::{
     CloseReason, MemoryShare, MoreToRead, NEVER_NS, Notice, ProtocolConnection, TransferReport,
 };
+use tls::TlsLayer;
 use wire_nvme::tcp::{FatalError, Framing, PduType, TERM_MAX, TermReq};
 
 use super::authentication::QueueAuthentication;
@@ -39,6 +40,8 @@ const SENDING: u64 = 1 << 63;
 pub(crate) struct NvmfConnection {
     pub(crate) receiver: PduReceiver,
     pub(crate) state: ConnectionState,
+    /// The layer below, on a port with TLS.
+    pub(crate) tls: Option<Box<TlsLayer>>,
 }
 
 /// A connection without its PDU receiver, which calls into this.
@@ -55,6 +58,8 @@ pub(crate) struct ConnectionState {
     pub(crate) port: nvme_controller::SubsystemPort,
     /// The host's address.
     pub(crate) peer: std::net::SocketAddr,
+    /// Whose key TLS was established with; `None` without TLS.
+    pub(crate) secure: Option<Box<SecureChannel>>,
     /// The authentication of the host on this queue; `None` if it has no keys.
     pub(crate) authentication: Option<Box<QueueAuthentication>>,
     /// Deadline of ICReq, then of Connect, then of the authentication.
@@ -99,7 +104,10 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         scratch: &mut [u8],
         context: &mut TcpContext<'_>,
     ) -> Result<MoreToRead, CloseReason<TcpError>> {
-        let NvmfConnection { receiver, state } = self;
+        if self.tls.is_some() {
+            return self.receive_secure(stream, scratch, context);
+        }
+        let NvmfConnection { receiver, state, .. } = self;
         let pumped = receive_pdus(receiver, &mut PduHandler::new(state, context), stream, scratch);
         if pumped == Ok(ReceiveStatus::Empty) && self.state.link.sender.is_empty() {
             return Ok(MoreToRead::Unchanged);
@@ -109,7 +117,7 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
 
     /// Retries ready Copy commands, deferred commands and a capsule that was not accepted.
     fn resume(&mut self, context: &mut TcpContext<'_>) -> Result<MoreToRead, CloseReason<TcpError>> {
-        let NvmfConnection { receiver, state } = self;
+        let NvmfConnection { receiver, state, .. } = self;
         // It is received from in the next turn.
         let turn_is_over = state.turn_is_over;
         let mut handler = PduHandler::new(state, context);
@@ -134,6 +142,9 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
     /// Sends queued PDUs until the socket's buffer is full.
     #[inline]
     fn flush<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), CloseReason<TcpError>> {
+        if self.tls.is_some() {
+            return self.flush_secure(stream);
+        }
         match self.state.link.sender.flush(stream, &mut SendingData(&mut self.state.queue)) {
             FlushStatus::Empty | FlushStatus::Blocked => Ok(()),
             FlushStatus::Failed(kind) => Err(CloseReason::Network(kind)),
@@ -179,7 +190,10 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         // H2CData that was requested by R2T cannot arrive behind a capsule that is not accepted.
         let stream_blocked = self.receiver.is_waiting();
         let waits_for_host = |location: &TcpLocation| stream_blocked && location.waits_for_host();
-        may_close && link.sender.is_empty() && !queue.has_pending(waits_for_host)
+        may_close
+            && link.sender.is_empty()
+            && !self.has_unsent_records()
+            && !queue.has_pending(waits_for_host)
     }
 
     /// The timeout of the handshake, of the authentication or of Keep Alive. An I/O queue has its controller's: the controller's
@@ -212,7 +226,9 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
             ConnectionRole::AwaitingIcReq | ConnectionRole::AwaitingConnect
                 if self.state.handshake_deadline_ns <= now_ns =>
             {
-                return Err(CloseReason::Protocol(TcpError::HandshakeTimeout));
+                let timeout =
+                    if self.awaits_tls() { TcpError::TlsTimeout } else { TcpError::HandshakeTimeout };
+                return Err(CloseReason::Protocol(timeout));
             }
             ConnectionRole::Io(ref queue) if queue.lease.association().keep_alive_deadline_ns() <= now_ns => {
                 return Err(CloseReason::Protocol(TcpError::KeepAliveExpired));
@@ -334,6 +350,7 @@ impl NvmfConnection {
             flow,
             port,
             peer,
+            secure: None,
             authentication: None,
             handshake_deadline_ns,
             drain_guards: DrainGuards::default(),
@@ -342,10 +359,10 @@ impl NvmfConnection {
             turn_is_over: false,
             notice: Notice::default(),
         };
-        NvmfConnection { receiver: PduReceiver::default(), state }
+        NvmfConnection { receiver: PduReceiver::default(), state, tls: None }
     }
 
-    fn after(
+    pub(super) fn after(
         &mut self,
         pumped: Result<ReceiveStatus, FatalError>,
     ) -> Result<MoreToRead, CloseReason<TcpError>> {

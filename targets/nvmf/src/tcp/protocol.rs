@@ -8,6 +8,7 @@ use std::sync::Arc;
 use nvme_controller::reservation::ReservationNotifier;
 use nvme_controller::{ControllerDirectory, ControllerEvent, NamespaceTable, SubsystemPort};
 use target_shell::{Accepted, Connections, IoContext, Protocol};
+use tls::TlsFailure;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::TransportAddress;
 use wire_nvme::tcp::FatalError;
@@ -16,6 +17,7 @@ use super::connection::{ConnectionState, NvmfConnection};
 use super::limits::TcpLimits;
 use super::link::QueueCounters;
 use super::queue::{ConnectionRole, TargetIoQueue};
+use super::secure::SecurePorts;
 use crate::queue_totals::QueueTotals;
 use crate::reservation_watch::ReservationWatch;
 use crate::snapshot::ConfigSnapshot;
@@ -32,6 +34,7 @@ pub(crate) struct TcpProtocol {
     pub(crate) directory: Arc<ControllerDirectory>,
     reservations: ReservationWatch,
     pub(crate) totals: Rc<QueueTotals>,
+    secure_ports: SecurePorts,
 }
 
 /// Why the target closes a connection, for the log.
@@ -43,6 +46,12 @@ pub(crate) enum TcpError {
     HandshakeTimeout,
     /// The host did not authenticate in time.
     AuthenticationTimeout,
+    /// A step of TLS failed, or a record was not authentic.
+    Tls(TlsFailure),
+    /// The host closed the connection during the handshake of TLS.
+    TlsClosed,
+    /// The handshake of TLS did not end in time.
+    TlsTimeout,
     /// The keep alive timer of the queue's controller has expired.
     KeepAliveExpired,
 }
@@ -53,6 +62,9 @@ impl fmt::Display for TcpError {
             TcpError::Violation(fatal) => {
                 write!(formatter, "violated the protocol: {:?} at {:#x}", fatal.status, fatal.information)
             }
+            TcpError::Tls(failure) => write!(formatter, "failed in TLS: {failure}"),
+            TcpError::TlsClosed => formatter.write_str("closed the connection during the TLS handshake"),
+            TcpError::TlsTimeout => formatter.write_str("did not complete the TLS handshake in time"),
             TcpError::KeepAliveExpired => formatter.write_str("sent no Keep Alive in time"),
             TcpError::AuthenticationTimeout => formatter.write_str("the authentication timed out"),
             TcpError::HandshakeTimeout => formatter.write_str("the handshake timed out"),
@@ -86,7 +98,13 @@ impl TcpProtocol {
             directory,
             reservations: ReservationWatch::new(notifier),
             totals: Rc::default(),
+            secure_ports: SecurePorts::default(),
         }
+    }
+
+    /// With ports whose connections begin with TLS.
+    pub(crate) fn with_secure_ports(self, secure_ports: SecurePorts) -> TcpProtocol {
+        TcpProtocol { secure_ports, ..self }
     }
 
     /// Applies a new configuration to an I/O queue.
@@ -144,7 +162,7 @@ impl Protocol for TcpProtocol {
     fn accept(
         &mut self,
         accepted: Accepted,
-        _config: &Arc<ConfigSnapshot>,
+        config: &Arc<ConfigSnapshot>,
         now_ns: u64,
     ) -> Option<NvmfConnection> {
         // The target listens on IP addresses only.
@@ -152,7 +170,11 @@ impl Protocol for TcpProtocol {
         let address = super::transport_address(local);
         let port = SubsystemPort { portid: accepted.portid, address };
         let deadline_ns = now_ns.saturating_add(self.limits.ic_timeout_ns);
-        Some(NvmfConnection::new(port, peer, accepted.flow, deadline_ns))
+        let connection = NvmfConnection::new(port, peer, accepted.flow, deadline_ns);
+        Some(match self.secure_ports.contains(accepted.portid) {
+            true => connection.secured(config.clone()),
+            false => connection,
+        })
     }
 
     fn apply(

@@ -328,6 +328,7 @@ fn create_function(
         trsvcid: "0".to_owned(),
     };
     let connect_context = nvme_controller::ConnectContext {
+        secure: None,
         directory,
         limits: &limits.controller,
         port: nvme_controller::SubsystemPort { portid: endpoint.portid, address },

@@ -199,6 +199,7 @@ fn a_memory_based_controller_reports_a_keep_alive_timer_of_zero() {
     let directory = Arc::new(crate::ControllerDirectory::new());
     let limits = Arc::new(ControllerLimits { memory_based: true, ..ControllerLimits::default() });
     let place = crate::ConnectContext {
+        secure: None,
         directory: &directory,
         limits: &limits,
         port: crate::SubsystemPort::default(),

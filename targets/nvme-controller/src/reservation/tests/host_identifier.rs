@@ -17,7 +17,12 @@ fn memory_based_host_sets_its_identifier() {
     let connect_host = |generated: u8| {
         let mut data = connect_data(subnqn(), CNTLID_DYNAMIC);
         data[..16].fill(generated);
-        let place = ConnectContext { directory: &directory, limits: &limits, port: SubsystemPort::default() };
+        let place = ConnectContext {
+            directory: &directory,
+            limits: &limits,
+            port: SubsystemPort::default(),
+            secure: None,
+        };
         let connected = connect(&connect_sqe(0, 32, 0), &data, &place, |_| Some(subsystem.clone()));
         let Ok(ConnectOk::Admin(admin)) = connected else { panic!("refused: {connected:?}") };
         let mut controller = crate::Controller::new(admin, limits.clone(), Arc::default(), 0);
