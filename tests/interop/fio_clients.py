@@ -68,6 +68,27 @@ def file_of_the_kernel(server):
         "--verify_state_save=0", *verify)
 
 
+def bdevs_of_a_configuration(server):
+    """Bdevs that a configuration file makes: parts of a file."""
+    path, config = f"{server.folder}/parts", f"{server.folder}/parts.json"
+    with open(path, "wb") as disk:
+        disk.truncate(32 * MIB)
+    methods = [("bdev_uring_create", {"name": "disk", "filename": path, "block_size": 4096}),
+               ("bdev_split_create", {"base_bdev": "disk", "split_count": 2})]
+    bdevs = [{"method": method, "params": params} for method, params in methods]
+    with open(config, "w", encoding="ascii") as file:
+        json.dump({"subsystems": [{"subsystem": "bdev", "config": bdevs}]}, file)
+    verify = ["--size=16m", "--verify=crc32c", "--verify_fatal=1"]
+    job = fio(f"--ringbolt_config={config}", "--filename=diskp1", "--rw=randwrite", "--iodepth=16", *verify)
+    assert job["error"] == 0 and job["write"]["total_ios"] == 4096, job["write"]
+    with open(path, "rb") as disk:
+        parts = [disk.read(16 * MIB) for _ in range(2)]
+    assert not any(parts[0]) and parts[1].count(0) < MIB, "it was written elsewhere"
+    fio(f"--ringbolt_config={config}", "--filename=diskp0", "--rw=randrw", "--iodepth=16", "--thread", "--numjobs=2", "--size=8m")
+    output = fails(f"--ringbolt_config={config}", "--filename=diskp2", "--rw=read")
+    assert "makes no bdev diskp2" in output, output
+
+
 def trim(_server):
     job = fio("--filename=malloc\\:16m", "--rw=randtrim", "--iodepth=8")
     assert job["trim"]["total_ios"] == 16 * MIB // 4096, job["trim"]
@@ -189,6 +210,7 @@ CASES = {
     "trim": trim,
     "nvme_tcp": nvme_tcp,
     "killed_target": killed_target,
+    "bdevs_of_a_configuration": bdevs_of_a_configuration,
     "clumsy": clumsy,
     "layouts_of_debian_12": lambda server: layouts(server, "bookworm"),
     "layouts_of_debian_13": lambda server: layouts(server, "trixie"),

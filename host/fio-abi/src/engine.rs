@@ -37,16 +37,25 @@ pub enum Queued {
     Busy(IoUnit),
 }
 
+/// How many options an engine can have.
+pub const OPTIONS_MAX: usize = 2;
+
+/// An option of an engine, which has a text.
+pub struct EngineOption {
+    /// Its name.
+    pub name: &'static CStr,
+    /// What it does.
+    pub help: &'static CStr,
+    /// Sets it, before anything else. All jobs of a process have the same.
+    pub set: fn(&str) -> Result<(), String>,
+}
+
 /// A library's engine.
 pub struct EngineDefinition {
     /// Its name.
     pub name: &'static CStr,
-    /// Name of its option, which has a text.
-    pub option: &'static CStr,
-    /// What the option does.
-    pub option_help: &'static CStr,
-    /// Sets the option, before anything else. All jobs of a process have the same.
-    pub set_option: fn(&str) -> Result<(), String>,
+    /// Its options, at most [`OPTIONS_MAX`].
+    pub options: &'static [EngineOption],
     /// How large a file is, in bytes. Called in the process that starts the jobs, which may be another than
     /// theirs: it must leave no thread behind.
     pub file_bytes: fn(&str) -> Result<u64, String>,

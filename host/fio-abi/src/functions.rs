@@ -67,14 +67,18 @@ fn status(ok: Option<()>) -> c_int {
     if ok.is_some() { 0 } else { 1 }
 }
 
-pub(crate) extern "C" fn set_option(_options: *mut c_void, text: *const c_char) -> c_int {
+/// Sets the option with this index: fio does not say which one it calls for.
+pub(crate) extern "C" fn set_option<const INDEX: usize>(_options: *mut c_void, text: *const c_char) -> c_int {
     status(guarded(|loaded| {
         if text.is_null() {
             return Ok(());
         }
         // SAFETY: fio's texts have a terminator.
         let text = unsafe { CStr::from_ptr(text) };
-        (loaded.definition.set_option)(&text.to_string_lossy())
+        match loaded.definition.options.get(INDEX) {
+            Some(option) => (option.set)(&text.to_string_lossy()),
+            None => Ok(()),
+        }
     }))
 }
 

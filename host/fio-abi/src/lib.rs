@@ -22,9 +22,7 @@
 //! }
 //! static NOTHING: EngineDefinition = EngineDefinition {
 //!     name: c"nothing",
-//!     option: c"nothing_config",
-//!     option_help: c"Unused",
-//!     set_option: |_| Ok(()),
+//!     options: &[],
 //!     file_bytes: |_| Ok(1 << 30),
 //!     start: || Ok(Box::new(Nothing)),
 //! };
@@ -64,6 +62,6 @@ macro_rules! export_engine {
     };
 }
 
-pub use engine::{EngineDefinition, FioEngine, Queued};
+pub use engine::{EngineDefinition, EngineOption, FioEngine, OPTIONS_MAX, Queued};
 pub use unit::{FinishedUnit, IoUnit, UnitKind};
 pub use version::FioVersion;

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use crate::engine::{EngineDefinition, print_line};
+use crate::engine::{EngineDefinition, OPTIONS_MAX, print_line};
 use crate::version::FioVersion;
 use crate::{functions, loaded, unit};
 
@@ -71,8 +71,8 @@ const _: () = {
 const OPTION_TEXT: c_uint = 6;
 /// `FIO_OPT_C_ENGINE`, and no group.
 const OPTION_CATEGORY: u64 = 1 << 6;
-/// Of the memory that fio has for options: a pointer that it uses, and the text.
-const OPTION_BYTES: c_int = 16;
+/// Of the memory that fio has for options: a pointer that it uses, and the texts.
+const OPTION_BYTES: c_int = 8 + 8 * OPTIONS_MAX as c_int;
 const OPTION_TEXT_AT: c_uint = 8;
 const OPTION_LENGTH_MAX: c_uint = 4096;
 
@@ -181,28 +181,34 @@ fn fill(definition: &'static EngineDefinition, version: &FioVersion) -> [u64; TA
 
 fn options(definition: &'static EngineDefinition) -> *mut FioOption {
     // SAFETY: null pointers and zeroes are valid values of every field.
-    let mut options: Box<[FioOption; 2]> = Box::new(unsafe { std::mem::zeroed() });
-    let option = &mut options[0];
-    option.name = definition.option.as_ptr();
-    option.long_name = option.name;
-    option.help = definition.option_help.as_ptr();
-    option.kind = OPTION_TEXT;
-    option.offsets[0] = OPTION_TEXT_AT;
-    option.length_max = OPTION_LENGTH_MAX;
-    option.callback = functions::set_option as *const c_void;
-    option.category = OPTION_CATEGORY;
+    let mut options: Box<[FioOption; OPTIONS_MAX + 1]> = Box::new(unsafe { std::mem::zeroed() });
+    let callbacks: [*const c_void; OPTIONS_MAX] =
+        [functions::set_option::<0> as *const c_void, functions::set_option::<1> as *const c_void];
+    for (at, (option, callback)) in definition.options.iter().zip(callbacks).enumerate() {
+        let entry = &mut options[at];
+        entry.name = option.name.as_ptr();
+        entry.long_name = entry.name;
+        entry.help = option.help.as_ptr();
+        entry.kind = OPTION_TEXT;
+        entry.offsets[0] = OPTION_TEXT_AT + 8 * at as c_uint;
+        entry.length_max = OPTION_LENGTH_MAX;
+        entry.callback = callback;
+        entry.category = OPTION_CATEGORY;
+    }
     Box::leak(options).as_mut_ptr()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::EngineOption;
 
     static DEFINITION: EngineDefinition = EngineDefinition {
         name: c"test",
-        option: c"test_config",
-        option_help: c"help",
-        set_option: |_| Ok(()),
+        options: &[
+            EngineOption { name: c"test_config", help: c"help", set: |_| Ok(()) },
+            EngineOption { name: c"test_cluster", help: c"help", set: |_| Ok(()) },
+        ],
         file_bytes: |_| Ok(0),
         start: || Err("no".to_string()),
     };
@@ -217,7 +223,7 @@ mod tests {
             assert_eq!(word(72), functions::queue as *const c_void as u64, "{name}");
             assert_eq!(word(cleanup), functions::cleanup as *const c_void as u64, "{name}");
             assert_eq!(word(cleanup + 40), functions::get_file_size as *const c_void as u64, "{name}");
-            assert_eq!(word(options_at), 16, "{name}");
+            assert_eq!(word(options_at), 24, "{name}");
             assert_ne!(word(options_at + 8), 0, "{name}");
             // setup, post_init, prep, errdetails: fio's own.
             assert_eq!([word(40), word(56), word(64), word(104)], [0; 4], "{name}");

@@ -1,10 +1,12 @@
 //! The devices of a process, by the names that jobs give them.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
 use bdev::Registry;
 use dma::{Arena, ArenaConfig};
+use plugin_bdevs::ConfiguredBdevs;
 use reactor::{IdlePolicy, Reactor, ReactorConfig};
 use workload::{DynChannel, Geometry, PreparedSource, Source};
 
@@ -17,6 +19,9 @@ const QUEUE_DEPTH: u32 = 1023;
 #[derive(Default)]
 struct SharedDevices {
     registry: Registry,
+    /// The bdevs of the configuration file. They end with the last job.
+    configured: Option<ConfiguredBdevs>,
+    users: usize,
     prepared: HashMap<String, PreparedSource>,
 }
 
@@ -26,19 +31,63 @@ fn shared() -> &'static Mutex<SharedDevices> {
 }
 
 static CLUSTER: Mutex<Option<String>> = Mutex::new(None);
+static CONFIG: Mutex<Option<String>> = Mutex::new(None);
 
-/// The option: the directory of a store's cluster.
-pub(crate) fn set_cluster(folder: &str) -> Result<(), String> {
-    let mut cluster = sync::lock(&CLUSTER);
-    match &*cluster {
-        Some(other) if other != folder => Err(format!(
-            "ringbolt_cluster is {other} for one job and {folder} for another; name it in the URIs"
-        )),
+/// Sets an option that all jobs have in common; or `otherwise` says what to do.
+fn set(option: &Mutex<Option<String>>, value: &str, name: &str, otherwise: &str) -> Result<(), String> {
+    let mut option = sync::lock(option);
+    match &*option {
+        Some(other) if other != value => {
+            Err(format!("{name} is {other} for one job and {value} for another; {otherwise}"))
+        }
         _ => {
-            *cluster = Some(folder.to_string());
+            *option = Some(value.to_string());
             Ok(())
         }
     }
+}
+
+/// The option: the directory of a store's cluster.
+pub(crate) fn set_cluster(folder: &str) -> Result<(), String> {
+    set(&CLUSTER, folder, "ringbolt_cluster", "name it in the URIs")
+}
+
+/// The option: a configuration file.
+pub(crate) fn set_config(file: &str) -> Result<(), String> {
+    set(&CONFIG, file, "ringbolt_config", "put the bdevs of both in one file")
+}
+
+fn config() -> Option<String> {
+    sync::lock(&CONFIG).clone()
+}
+
+/// A job of this process. The last one ends the bdevs of the configuration, so that stores on them are closed.
+pub(crate) struct User(());
+
+impl User {
+    pub(crate) fn new() -> User {
+        sync::lock(shared()).users += 1;
+        User(())
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        let mut shared = sync::lock(shared());
+        shared.users -= 1;
+        if shared.users > 0 || shared.configured.is_none() {
+            return;
+        }
+        // Opened devices are of their registry.
+        shared.prepared.clear();
+        let configured = shared.configured.take();
+        drop(shared);
+        drop(configured);
+    }
+}
+
+fn configured(file: &str) -> Result<ConfiguredBdevs, String> {
+    ConfiguredBdevs::start(Path::new(file)).map_err(|error| error.to_string())
 }
 
 fn parse(name: &str) -> Result<Source, String> {
@@ -49,10 +98,10 @@ fn parse(name: &str) -> Result<Source, String> {
                 cluster.clone_from(folder);
             }
         }
-        Source::Bdev { .. } => {
+        Source::Bdev { .. } if config().is_none() => {
             return Err(format!(
                 "--filename={name} is no URI: give null:1g, malloc:64m, uring:/path, nvme+tcp://…, with a backslash \
-                 before each colon"
+                 before each colon, or a bdev of --ringbolt_config=FILE"
             ));
         }
         _ => {}
@@ -63,7 +112,7 @@ fn parse(name: &str) -> Result<Source, String> {
 /// A reactor on this thread. `name` is what it is for.
 pub(crate) fn reactor(name: &str) -> Result<Reactor, String> {
     // A vfio-user device, in another process, maps the I/O buffers.
-    let is_shared = name.starts_with("nvme+vfio-user");
+    let is_shared = name.starts_with("nvme+vfio-user") || config().is_some();
     let arena =
         Arena::new(ArenaConfig { limit_bytes: POOL_BYTES_MAX, shared: is_shared, ..ArenaConfig::default() });
     // The job polls; a core that sleeps would not see what a device writes to memory.
@@ -76,7 +125,13 @@ pub(crate) fn open(reactor: &mut Reactor, name: &str) -> Result<(Geometry, Box<D
     let source = parse(name)?;
     let (registry, prepared) = {
         let mut shared = sync::lock(shared());
-        let registry = shared.registry.clone();
+        if let (Source::Bdev { .. }, None, Some(file)) = (&source, &shared.configured, config()) {
+            shared.configured = Some(configured(&file)?);
+        }
+        let registry = match (&source, &shared.configured) {
+            (Source::Bdev { .. }, Some(configured)) => configured.registry().clone(),
+            _ => shared.registry.clone(),
+        };
         let prepared = match shared.prepared.get(name) {
             Some(prepared) => prepared.clone(),
             None => {
@@ -115,6 +170,12 @@ pub(crate) fn bytes_of(name: &str) -> Result<u64, String> {
     let source = parse(name)?;
     let name = name.to_string();
     let look = move || {
+        if let (Source::Bdev { name }, Some(file)) = (&source, config()) {
+            let configured = configured(&file)?;
+            let found = configured.registry().find(name);
+            let device = found.ok_or_else(|| format!("{file} makes no bdev {name}"))?;
+            return Ok(device.geometry().bytes());
+        }
         let registry = Registry::new();
         let mut reactor = reactor(&name)?;
         let prepared = prepare(&source, &registry)?;

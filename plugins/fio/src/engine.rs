@@ -31,6 +31,7 @@ pub(crate) fn start() -> Result<Box<dyn FioEngine>, String> {
         polls: 0,
         core: None,
         reactor: None,
+        _user: devices::User::new(),
     }))
 }
 
@@ -46,6 +47,8 @@ struct JobEngine {
     /// The pool of the reactor's core, and the reactor, since the first device was opened.
     core: Option<Core>,
     reactor: Option<Reactor>,
+    /// Last: its drop may end the bdevs of the configuration.
+    _user: devices::User,
 }
 
 /// A device that the job has open.

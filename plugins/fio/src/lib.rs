@@ -12,14 +12,23 @@
 mod devices;
 mod engine;
 
-use fio_abi::EngineDefinition;
+use fio_abi::{EngineDefinition, EngineOption};
 
 /// The engine as fio sees it.
 pub static DEFINITION: EngineDefinition = EngineDefinition {
     name: c"ringbolt",
-    option: c"ringbolt_cluster",
-    option_help: c"Directory of the cluster of store:POOL/IMAGE, where the URI names none",
-    set_option: devices::set_cluster,
+    options: &[
+        EngineOption {
+            name: c"ringbolt_cluster",
+            help: c"Directory of the cluster of store:POOL/IMAGE, where the URI names none",
+            set: devices::set_cluster,
+        },
+        EngineOption {
+            name: c"ringbolt_config",
+            help: c"Configuration file whose bdevs filename may name",
+            set: devices::set_config,
+        },
+    ],
     file_bytes: devices::bytes_of,
     start: engine::start,
 };

@@ -11,7 +11,6 @@ mod call;
 mod file;
 mod files;
 mod load;
-mod machine;
 mod plan;
 mod store;
 mod stores;

@@ -11,12 +11,12 @@ use blobfs::{
 };
 use blobstore::BlobStoreDevice;
 use block_io::Op;
+use plugin_bdevs::ConfiguredBdevs;
 use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown, blocking};
 use rocksdb_abi::{ErrorKind, FileError};
 
 use crate::call::{Call, CallReply, call};
 use crate::load;
-use crate::machine::Machine;
 use crate::plan::FsPlan;
 use crate::uri::StoreUri;
 
@@ -45,7 +45,7 @@ pub(crate) struct Store {
     is_over: Arc<AtomicBool>,
     base: Arc<BaseBdev>,
     /// It outlives the store's channels.
-    machine: Mutex<Option<Arc<Machine>>>,
+    configured: Mutex<Option<Arc<ConfiguredBdevs>>>,
     is_closed: AtomicBool,
 }
 
@@ -97,9 +97,9 @@ impl Store {
     ///
     /// # Errors
     /// There is no such bdev, another holds it, or there is no store of files on it.
-    pub(crate) fn open(machine: Arc<Machine>, uri: &StoreUri) -> Result<Store, FileError> {
+    pub(crate) fn open(configured: Arc<ConfiguredBdevs>, uri: &StoreUri) -> Result<Store, FileError> {
         let io = |text: String| FileError::new(ErrorKind::Io, text);
-        let registry = &machine.registry;
+        let registry = configured.registry();
         if registry.find(&uri.bdev).is_none() {
             let names: Vec<String> = registry.list().iter().map(|device| device.name().to_string()).collect();
             let there = if names.is_empty() { "no bdevs".to_string() } else { names.join(", ") };
@@ -123,13 +123,13 @@ impl Store {
             };
             core.spawn(opening)
         };
-        let is_started = machine.reactor.call(start).map_err(|error| io(error.to_string()))?;
+        let is_started = configured.reactor().call(start).map_err(|error| io(error.to_string()))?;
         if !is_started {
             return Err(io("the reactor has no room for another task".to_string()));
         }
         let sender = blocking::receive(&reply).map_err(|_| io("the reactor has ended".to_string()))??;
-        let machine = Mutex::new(Some(machine));
-        let store = Store { sender, is_over, base, machine, is_closed: AtomicBool::new(false) };
+        let configured = Mutex::new(Some(configured));
+        let store = Store { sender, is_over, base, configured, is_closed: AtomicBool::new(false) };
         // What a power failure has cut in two is finished first, and a new store is written.
         let (waiting, reply) = call();
         store.send(StoreMessage::InspectIdle(Box::new(move |fs| reply.end(Ok(fs.is_broken())))));
@@ -193,7 +193,7 @@ impl Store {
         // Without a reactor it has ended.
         _ = self.wait(waiting);
         self.base.release();
-        drop(sync::lock(&self.machine).take());
+        drop(sync::lock(&self.configured).take());
     }
 }
 

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use rocksdb_abi::{FileError, FileOpen, ListedName, PathStatus, RocksFile, RocksFiles};
+use plugin_bdevs::{ConfiguredBdevs, ConfiguredBdevsError};
+use rocksdb_abi::{ErrorKind, FileError, FileOpen, ListedName, PathStatus, RocksFile, RocksFiles};
 
 use crate::files::Files;
-use crate::machine::Machine;
 use crate::store::Store;
 use crate::uri::StoreUri;
 
@@ -16,7 +16,7 @@ type StoreKey = (PathBuf, String);
 
 #[derive(Default)]
 struct OpenStores {
-    machines: HashMap<PathBuf, Weak<Machine>>,
+    configured: HashMap<PathBuf, Weak<ConfiguredBdevs>>,
     /// With the number of those who have it open.
     stores: HashMap<StoreKey, (Arc<Files>, usize)>,
 }
@@ -26,14 +26,22 @@ fn stores() -> &'static Mutex<OpenStores> {
     STORES.get_or_init(Mutex::default)
 }
 
+fn refused(error: ConfiguredBdevsError) -> FileError {
+    let kind = match &error {
+        ConfiguredBdevsError::Invalid(_) => ErrorKind::Invalid,
+        ConfiguredBdevsError::Failed(_) => ErrorKind::Io,
+    };
+    FileError::new(kind, error.to_string())
+}
+
 /// Opens the store of a URI, or returns the one that is open.
 ///
 /// # Errors
-/// Those of [`StoreUri::parse`], [`Machine::start`] and [`Store::open`].
+/// Those of [`StoreUri::parse`], [`ConfiguredBdevs::start`] and [`Store::open`].
 pub(crate) fn open(text: &str) -> Result<Arc<dyn RocksFiles>, FileError> {
     let uri = StoreUri::parse(text)?;
     let mut stores = sync::lock(stores());
-    // One file has one machine, however its path is written. A file that is not there is named by its start.
+    // One file is opened once, however its path is written. A file that is not there is named by its start.
     let path = uri.config.canonicalize().unwrap_or_else(|_| uri.config.clone());
     let key = (path.clone(), uri.bdev.clone());
     let files = match stores.stores.get_mut(&key) {
@@ -42,12 +50,12 @@ pub(crate) fn open(text: &str) -> Result<Arc<dyn RocksFiles>, FileError> {
             files.clone()
         }
         None => {
-            let machine = match stores.machines.get(&path).and_then(Weak::upgrade) {
-                Some(machine) => machine,
-                None => Arc::new(Machine::start(&uri.config)?),
+            let configured = match stores.configured.get(&path).and_then(Weak::upgrade) {
+                Some(configured) => configured,
+                None => Arc::new(ConfiguredBdevs::start(&uri.config).map_err(refused)?),
             };
-            stores.machines.insert(path, Arc::downgrade(&machine));
-            let files = Arc::new(Files::new(Store::open(machine, &uri)?));
+            stores.configured.insert(path, Arc::downgrade(&configured));
+            let files = Arc::new(Files::new(Store::open(configured, &uri)?));
             stores.stores.insert(key.clone(), (files.clone(), 1));
             files
         }

@@ -1,4 +1,5 @@
-//! The reactor and the bdevs of a configuration file, inside the process that loads the library.
+//! The bdevs of a configuration file, and the reactor that they need, inside a process that loads a plugin.
+#![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -19,7 +20,6 @@ use dma::{Arena, ArenaConfig};
 use lvol::LvolModule;
 use os::{CpuSet, EventBackend};
 use reactor::{ReactorConfig, ReactorHandle, Reactors};
-use rocksdb_abi::{ErrorKind, FileError};
 use store_client::rpc::ClusterImageModule;
 use store_node::rpc::StoreModule;
 
@@ -27,15 +27,26 @@ use store_node::rpc::StoreModule;
 const BUFFER_BYTES_MAX: usize = 512 << 20;
 
 /// A running reactor with the bdevs of a file. They end when it is dropped.
-pub(crate) struct Machine {
-    pub(crate) registry: Registry,
-    pub(crate) reactor: ReactorHandle,
+pub struct ConfiguredBdevs {
+    registry: Registry,
+    reactor: ReactorHandle,
     control: Arc<ControlPlane>,
     reactors: Mutex<Option<Reactors>>,
 }
 
-fn failed(error: impl std::fmt::Display) -> FileError {
-    FileError::new(ErrorKind::Io, error.to_string())
+/// Why there are no bdevs of a file.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfiguredBdevsError {
+    /// The file cannot be read, or is no configuration of bdevs.
+    #[error("{0}")]
+    Invalid(String),
+    /// What it says cannot be done: a device cannot be opened, or another program has it.
+    #[error("{0}")]
+    Failed(String),
+}
+
+fn failed(error: impl std::fmt::Display) -> ConfiguredBdevsError {
+    ConfiguredBdevsError::Failed(error.to_string())
 }
 
 /// The methods of a configuration: those of bdevs. Targets are another program's.
@@ -84,14 +95,14 @@ fn start_plane(registry: &Registry, reactor: &ReactorHandle) -> Result<Arc<Contr
         .start(None)
 }
 
-impl Machine {
+impl ConfiguredBdevs {
     /// Starts a reactor, and makes the bdevs of a configuration file.
     ///
     /// # Errors
     /// The file cannot be read or names what is not there; a device cannot be opened, or another program has
     /// it.
-    pub(crate) fn start(config: &Path) -> Result<Machine, FileError> {
-        let invalid = |error: control::ConfigError| FileError::new(ErrorKind::Invalid, error.to_string());
+    pub fn start(config: &Path) -> Result<ConfiguredBdevs, ConfiguredBdevsError> {
+        let invalid = |error: control::ConfigError| ConfiguredBdevsError::Invalid(error.to_string());
         let config = ConfigFile::read(config, &catalog()).map_err(invalid)?;
         os::raise_descriptor_limit();
         let cpu = CpuSet::allowed().cpus().first().copied().unwrap_or(0);
@@ -108,17 +119,27 @@ impl Machine {
         }
         let control = start_plane(&registry, &reactor).map_err(failed)?;
         // From here on its drop stops what was started.
-        let machine = Machine { registry, reactor, control, reactors: Mutex::new(Some(reactors)) };
-        config.apply(&machine.control).map_err(|error| failed(error.message))?;
-        machine
+        let configured = ConfiguredBdevs { registry, reactor, control, reactors: Mutex::new(Some(reactors)) };
+        config.apply(&configured.control).map_err(|error| failed(error.message))?;
+        configured
             .control
             .invoke("bdev_wait_for_examine", Value::Null)
             .map_err(|error| failed(error.message))?;
-        Ok(machine)
+        Ok(configured)
+    }
+
+    /// The bdevs.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// The reactor, which does what the bdevs do by themselves.
+    pub fn reactor(&self) -> &ReactorHandle {
+        &self.reactor
     }
 }
 
-impl Drop for Machine {
+impl Drop for ConfiguredBdevs {
     fn drop(&mut self) {
         self.control.drain();
         if let Some(reactors) = sync::lock(&self.reactors).take() {
