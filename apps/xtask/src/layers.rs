@@ -22,7 +22,7 @@ const OUTSIDE: [&str; 3] = ["plugins", "sim", "tests"];
 const ORDER_WITHIN: [(&str, &[&str]); 9] = [
     ("base", &["block-io", "slots"]),
     ("wire", &["store", "replica"]),
-    ("host", &["fio-abi", "file-lock", "secret", "dma", "os", "pci", "reactor", "sockets"]),
+    ("host", &["fio-abi", "file-lock", "secret", "dma", "os", "pci", "reactor", "sockets", "rbd"]),
     ("drivers", &["nvme-auth", "nvme-tcp", "vfio-user", "ioat", "nvme"]),
     ("bdev", &["reservations", "accel", "layer", "*"]),
     ("services", &["blobstore", "lvol", "blobfs"]),
