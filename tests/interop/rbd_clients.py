@@ -193,12 +193,13 @@ def case_written_data(server):
     uri = server.export("Rbd0")
     run(nbdcopy, "--flush", "--connections=4", source, uri)
     assert export(image, server.folder) == data
-    # FUA, zeroes, a discard of whole objects, and an unaligned write.
-    run(qemu_io, "-f", "raw", "-c", "write -f -P 7 1M 64k", "-c", "write -z 2M 128k", "-c", "discard 8M 8M",
+    # FUA, zeroes, discards of whole objects and of a block, and an unaligned write.
+    run(qemu_io, "-f", "raw", "-c", "write -f -P 7 1M 64k", "-c", "write -z 2M 128k", "-c", "discard 8M 8M", "-c", "discard 20M 4k",
         "-c", "write -P 9 5000 12345", "-c", "flush", uri)
     data[MIB:MIB + (64 << 10)] = b"\7" * (64 << 10)
     data[2 * MIB:2 * MIB + (128 << 10)] = bytes(128 << 10)
     data[8 * MIB:16 * MIB] = bytes(8 * MIB)
+    data[20 * MIB:20 * MIB + 4096] = bytes(4096)
     data[5000:5000 + 12345] = b"\x09" * 12345
     assert export(image, server.folder) == data
 

@@ -75,7 +75,8 @@ fn operation(op: Op, flags: RequestFlags) -> Option<ImageOperation> {
         Op::Write if is_durable => Some(ImageOperation::WriteDurable),
         Op::Write => Some(ImageOperation::Write),
         Op::Flush => Some(ImageOperation::Flush),
-        Op::Unmap => Some(ImageOperation::Discard),
+        // A discard may keep what is smaller than its granularity, but reads have to return zeroes.
+        Op::Unmap => Some(ImageOperation::WriteZeroes { allocates: false, is_durable: false }),
         Op::WriteZeroes => {
             let allocates = flags.contains(RequestFlags::ALLOCATE);
             Some(ImageOperation::WriteZeroes { allocates, is_durable })
@@ -182,6 +183,8 @@ mod tests {
         assert_eq!(operation(Op::Write, RequestFlags::FUA), Some(ImageOperation::WriteDurable));
         let allocate = operation(Op::WriteZeroes, RequestFlags::ALLOCATE);
         assert_eq!(allocate, Some(ImageOperation::WriteZeroes { allocates: true, is_durable: false }));
+        let unmap = Some(ImageOperation::WriteZeroes { allocates: false, is_durable: false });
+        assert_eq!(operation(Op::Unmap, RequestFlags::NONE), unmap);
         assert_eq!(operation(Op::Reset, RequestFlags::NONE), None);
     }
 }

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::channel::RbdChannel;
 
 /// The product name of the devices, as in SPDK.
-pub const PRODUCT_NAME: &str = "Ceph Rbd Disk";
+pub(crate) const PRODUCT_NAME: &str = "Ceph Rbd Disk";
 
 /// Requests in flight on one channel.
 pub(crate) const DEPTH: u32 = 256;
@@ -23,17 +23,17 @@ const TRANSFER_BYTES_MAX: u32 = 32 << 20;
 
 /// What a device is made of.
 #[derive(Clone, Debug)]
-pub struct RbdConfig {
+pub(crate) struct RbdConfig {
     /// Name of the device.
-    pub name: String,
+    pub(crate) name: String,
     /// UUID; `None` for a random one.
-    pub uuid: Option<Uuid>,
+    pub(crate) uuid: Option<Uuid>,
     /// Size of a block in bytes.
-    pub block_size: u32,
+    pub(crate) block_size: u32,
     /// The members of `driver_specific.rbd`.
-    pub info: Vec<(&'static str, InfoValue)>,
+    pub(crate) info: Vec<(&'static str, InfoValue)>,
     /// The registered cluster, if the device is on one.
-    pub cluster_name: Option<String>,
+    pub(crate) cluster_name: Option<String>,
 }
 
 /// The module's object of a device.
@@ -65,7 +65,7 @@ impl ImageState {
 pub(crate) type ChangeSender = std::sync::mpsc::Sender<Weak<ImageState>>;
 
 /// An image that is open and watched, for [`create`].
-pub struct WatchedImage {
+pub(crate) struct WatchedImage {
     state: Arc<ImageState>,
     closed: Arc<ImageClosed>,
     object_bytes: u64,
@@ -117,7 +117,7 @@ pub(crate) fn refresh(registry: &Registry, state: &ImageState) {
 /// # Errors
 /// [`BdevError::Invalid`] for a block size that is no multiple of 512, and for an image that is smaller than a
 /// block; [`BdevError::Exists`].
-pub fn create(
+pub(crate) fn create(
     registry: &Registry,
     config: RbdConfig,
     image: WatchedImage,

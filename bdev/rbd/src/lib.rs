@@ -3,7 +3,7 @@
 //! librbd and librados execute the requests and are loaded when the first cluster connects. Requests that a
 //! cluster does not answer wait, or fail after the time that its options give (`rados_osd_op_timeout`); no
 //! core waits with them. The size of an image is that which the cluster has: other clients may change it.
-//! [`RbdBdev`] is the module's object, [`create`] makes a device of an open image.
+//! [`RbdBdev`] is the object of a device.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -12,5 +12,5 @@ mod device;
 mod methods;
 mod options;
 
-pub use device::{RbdBdev, RbdConfig, create};
+pub use device::RbdBdev;
 pub use methods::RbdModule;

@@ -31,9 +31,7 @@ pub enum ImageOperation {
     WriteDurable,
     /// Waits until all writes that have completed are on the OSDs' disks. It has no range.
     Flush,
-    /// Deallocates whole objects of it, and zeroes or keeps the rest (`rbd_discard_granularity_bytes`).
-    Discard,
-    /// Reads return zeroes afterwards.
+    /// Reads return zeroes afterwards. Whole objects are removed, unless it `allocates`.
     WriteZeroes {
         /// It has space of its own.
         allocates: bool,
@@ -190,10 +188,6 @@ impl ImageQueue {
             ImageOperation::Flush => {
                 // SAFETY: the image is open.
                 unsafe { (rbd.rbd_aio_flush)(image, completion) }
-            }
-            ImageOperation::Discard => {
-                // SAFETY: the image is open.
-                unsafe { (rbd.rbd_aio_discard)(image, offset, bytes, completion) }
             }
             ImageOperation::WriteZeroes { allocates, .. } => {
                 let flags = if allocates { ZEROES_THICK } else { 0 };
