@@ -34,3 +34,23 @@ impl CephOptions {
         self.0.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use control::RpcError;
+    use control::json::json;
+
+    use super::*;
+
+    #[test]
+    fn options_are_strings_and_an_error_does_not_show_the_value() {
+        let mut log = DecodeLog::default();
+        let given = json!({ "mon_host": "h", "key": "k" });
+        let options = CephOptions::decode(given.clone(), &mut log).unwrap();
+        assert_eq!(options.encode(), given);
+        let error = CephOptions::decode(json!({ "key": 12345 }), &mut log).unwrap_err();
+        let message = RpcError::from(error).message;
+        assert!(message.contains("key: expected a string") && !message.contains("12345"), "{message}");
+        assert!(CephOptions::decode(json!([]), &mut log).is_err());
+    }
+}
