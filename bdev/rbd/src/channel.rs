@@ -10,7 +10,7 @@ use rbd::{ImageCompletion, ImageOperation, ImageQueue};
 use reactor::{Core, Period, PollResult, Poller, Shutdown};
 use slots::{Slab, Slot};
 
-use crate::device::{DEPTH, ImageState};
+use crate::image::{DEPTH, ImageState};
 
 pub(crate) struct RbdChannel {
     core: Core,

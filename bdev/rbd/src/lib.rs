@@ -9,6 +9,7 @@
 
 mod channel;
 mod device;
+mod image;
 mod methods;
 mod options;
 

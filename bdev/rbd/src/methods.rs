@@ -13,7 +13,8 @@ use control::{ByName, CallRecorder, Method, Module, Parameters, RpcError};
 use rbd::{Cluster, ClusterOptions, Image, ImageClosed, ImageName, RbdError};
 use reactor::blocking;
 
-use crate::device::{self, ImageState, PRODUCT_NAME, RbdBdev, RbdConfig, WatchedImage};
+use crate::device::{self, PRODUCT_NAME, RbdBdev, RbdConfig};
+use crate::image::{self, ImageState, WatchedImage};
 use crate::options::CephOptions;
 
 /// How long a removal, and the end of the program, waits for the cluster to close an image.
@@ -58,7 +59,7 @@ impl RbdModule {
             let registry = self.bdevs.registry().clone();
             let read = move |changed: Weak<ImageState>| {
                 if let Some(state) = changed.upgrade() {
-                    device::refresh(&registry, &state);
+                    image::refresh(&registry, &state);
                 }
             };
             blocking::spawn_worker("rbd-sizes", receiver, read).map_err(RpcError::internal)?;
@@ -229,7 +230,7 @@ fn prepare_create(module: &RbdModule, params: RbdCreate) -> Result<PreparedCreat
     };
     let changes = module.changes()?;
     let image = Image::open(&cluster, name, false)
-        .and_then(|image| device::watch(image, params.block_size, changes))
+        .and_then(|image| image::watch(image, params.block_size, changes))
         .map_err(|error| failed(&error))?;
     Ok(PreparedCreate { params, image })
 }
@@ -349,7 +350,7 @@ fn prepare_resize(module: &RbdModule, params: RbdResize) -> Result<Arc<ImageStat
 }
 
 fn resize(module: &RbdModule, state: Arc<ImageState>) -> Result<bool, RpcError> {
-    device::refresh(module.bdevs.registry(), &state);
+    image::refresh(module.bdevs.registry(), &state);
     Ok(true)
 }
 
