@@ -10,6 +10,7 @@ use bdev_crypto::CryptoModule;
 use bdev_gpt::GptModule;
 use bdev_nvme::rpc::NvmeModule;
 use bdev_raid::RaidModule;
+use bdev_rbd::RbdModule;
 use control::{
     Catalog, Compatibility, ConfigFile, ControlPlane, ControlPlaneBuilder, FixedSubsystem, FsdevOptions,
     IobufOptions, Keyring, KeyringModule, ManagedReactor, RpcError, SchedulerName, SocketModule,
@@ -100,6 +101,7 @@ modules! { |parts| {
     GptModule => GptModule::new(&parts.bdevs, &parts.reactors),
     RaidModule => RaidModule::new(&parts.bdevs, &parts.reactors),
     NvmeModule => NvmeModule::new(&parts.bdevs, &parts.reactors, parts.keyring.clone()),
+    RbdModule => RbdModule::new(&parts.bdevs),
     ModelModule => ModelModule::new(parts.bdevs.clone()),
     LvolModule => LvolModule::new(parts.registry.clone(), &parts.reactors),
     StoreModule => StoreModule::new(parts.registry.clone(), &parts.reactors),

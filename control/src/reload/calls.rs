@@ -14,7 +14,7 @@ use crate::parameters::{Parameter, Presence};
 use crate::{Catalog, ControlPlane, MethodInfo, RpcError};
 
 /// Parts of names of methods that create, and of those that undo them.
-const REVERSES: [(&str, &str); 11] = [
+const REVERSES: [(&str, &str); 12] = [
     ("accel_crypto_key_create", "accel_crypto_key_destroy"),
     // `vhost_delete_controller` deletes those of every kind.
     ("_create_blk_controller", "_delete_controller"),
@@ -22,6 +22,7 @@ const REVERSES: [(&str, &str); 11] = [
     ("ublk_create_target", "ublk_destroy_target"),
     ("_create_", "_delete_"),
     ("_create", "_delete"),
+    ("_register_", "_unregister_"),
     ("_add_", "_remove_"),
     ("_attach_", "_detach_"),
     ("_start_", "_stop_"),
