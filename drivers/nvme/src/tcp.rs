@@ -3,13 +3,17 @@
 mod connection;
 mod queue;
 
+use std::borrow::Cow;
+
+use nvme_auth::TlsKey;
 use reactor::Core;
+use secret::Secret;
 use sockets::Sockets;
 use wire_nvme::identify::IdentifyNamespace;
 
 use crate::error::NvmeOpenError;
 use crate::fabrics::{Association, AssociationHandle, FabricsIoQueue};
-use crate::options::Options;
+use crate::options::{HostTls, Options};
 use crate::uri::TcpUri;
 
 pub use connection::{TcpConnection, TcpRemote};
@@ -47,5 +51,25 @@ impl FabricsIoQueue<TcpConnection> {
         identify: &IdentifyNamespace,
     ) -> Result<TcpIoQueue, NvmeOpenError> {
         TcpIoQueue::open_over(core, association, nsid, identify).await
+    }
+}
+
+/// Most bytes of a file with a key of TLS, line end included.
+const PSK_FILE_MAX: usize = 256;
+
+impl TcpUri {
+    /// The options with those that this names. Reads the file of the key.
+    pub(crate) fn options<'a>(&self, options: &'a Options) -> Result<Cow<'a, Options>, NvmeOpenError> {
+        let mut options = Cow::Borrowed(options);
+        if let Some(hostnqn) = &self.hostnqn {
+            options.to_mut().hostnqn = Some(hostnqn.clone());
+        }
+        if let Some(file) = &self.psk {
+            let failed = |reason: String| NvmeOpenError::Psk(format!("{}: {reason}", file.display()));
+            let secret = Secret::read(file, PSK_FILE_MAX).map_err(|error| failed(error.to_string()))?;
+            let key = TlsKey::of_secret(&secret).map_err(|error| failed(error.to_string()))?;
+            options.to_mut().tls = Some(HostTls { key, derivation: self.psk_derivation });
+        }
+        Ok(options)
     }
 }

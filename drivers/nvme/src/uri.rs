@@ -1,17 +1,12 @@
 //! URIs of namespaces.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use nvme_auth::{TlsDerivation, TlsKey};
-use secret::Secret;
+use nvme_auth::TlsDerivation;
 use wire_nvme::fabrics::Nqn;
-
-use crate::error::NvmeOpenError;
-use crate::options::{HostTls, Options};
 
 /// The URI of a namespace, by transport.
 ///
@@ -118,8 +113,6 @@ const TCP: &str = "nvme+tcp://";
 const PCIE: &str = "nvme+pcie://";
 const VFIO_USER: &str = "nvme+vfio-user:";
 const PORT_DEFAULT: u16 = 4420;
-/// Most bytes of a file with a key of TLS, line end included.
-const PSK_FILE_MAX: usize = 256;
 
 impl Uri {
     /// Namespace identifier, from 1.
@@ -152,21 +145,6 @@ impl TcpUri {
             psk: None,
             psk_derivation: TlsDerivation::Specified,
         }
-    }
-
-    /// The options with those that this names. Reads the file of the key.
-    pub(crate) fn options<'a>(&self, options: &'a Options) -> Result<Cow<'a, Options>, NvmeOpenError> {
-        let mut options = Cow::Borrowed(options);
-        if let Some(hostnqn) = &self.hostnqn {
-            options.to_mut().hostnqn = Some(hostnqn.clone());
-        }
-        if let Some(file) = &self.psk {
-            let failed = |reason: String| NvmeOpenError::Psk(format!("{}: {reason}", file.display()));
-            let secret = Secret::read(file, PSK_FILE_MAX).map_err(|error| failed(error.to_string()))?;
-            let key = TlsKey::of_secret(&secret).map_err(|error| failed(error.to_string()))?;
-            options.to_mut().tls = Some(HostTls { key, derivation: self.psk_derivation });
-        }
-        Ok(options)
     }
 
     /// A host as [`host`](Self::host) has it, of a name or an address, with or without brackets: equal

@@ -6,7 +6,7 @@
 //!
 //! Only what NVMe/TCP needs is possible: version 1.3, keys that both ends were given (no certificates, no tickets, no
 //! early data), each connection with an ephemeral key exchange, and the suites of [`PskHash`]. The server selects the
-//! suite of the key that the client offers. A session costs its handshake about 100 microseconds of a core.
+//! suite of the key that the client offers.
 //!
 //! ```
 //! use secret::Secret;

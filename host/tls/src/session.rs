@@ -43,8 +43,7 @@ pub enum PlainRead {
 /// Order: [`handshake`](Self::handshake) until it is done, with [`put_records`](Self::put_records) and
 /// [`take_records`](Self::take_records) between; then [`read`](Self::read) and [`write`](Self::write) with the same
 /// between. After an error only [`take_records`](Self::take_records) is useful: for the alert that tells the peer. Records
-/// that were put and not consumed are bounded by what the caller puts. About 12 KiB, and up to 34 KiB more while
-/// records are processed.
+/// that were put and not consumed are bounded by what the caller puts.
 pub struct TlsSession {
     ssl: NonNull<openssl::SSL>,
     /// What the callbacks use: not touched while OpenSSL runs.
