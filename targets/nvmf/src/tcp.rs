@@ -14,6 +14,7 @@ mod parameters;
 mod protocol;
 mod queue;
 mod secure;
+mod secure_ports;
 #[cfg(any(test, fuzzing))]
 pub mod testing;
 
@@ -26,7 +27,7 @@ use wire_nvme::log::TransportAddress;
 
 pub use limits::TcpTransportConfig;
 use protocol::{ConnectionReport, TcpProtocol};
-use secure::SecurePorts;
+use secure_ports::SecurePorts;
 
 use crate::transport::{
     AddressText, CoreQueues, Counters, Listening, QueueReport, Transport, TransportConfig, TransportKind,

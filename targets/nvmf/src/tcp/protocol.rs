@@ -17,7 +17,7 @@ use super::connection::{ConnectionState, NvmfConnection};
 use super::limits::TcpLimits;
 use super::link::QueueCounters;
 use super::queue::{ConnectionRole, TargetIoQueue};
-use super::secure::SecurePorts;
+use super::secure_ports::SecurePorts;
 use crate::queue_totals::QueueTotals;
 use crate::reservation_watch::ReservationWatch;
 use crate::snapshot::ConfigSnapshot;

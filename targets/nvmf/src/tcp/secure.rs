@@ -1,7 +1,6 @@
-//! TLS of connections: which ports have it, the keys, and the handshake before the first PDU.
+//! TLS of connections: the keys, and the handshake before the first PDU.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use nvme_auth::{AuthHash, TlsDerivation, TlsPsk};
 use nvme_controller::SecureChannel;
@@ -15,25 +14,6 @@ use super::handler::PduHandler;
 use super::link::SendingData;
 use super::protocol::{TcpContext, TcpError};
 use crate::snapshot::ConfigSnapshot;
-
-/// The ports whose connections begin with TLS, for all cores. Asked once for each connection.
-#[derive(Clone, Default)]
-pub(crate) struct SecurePorts(Arc<Mutex<BTreeSet<u16>>>);
-
-impl SecurePorts {
-    /// Notes whether a port, which is opened after this, is one.
-    pub(crate) fn set(&self, portid: u16, secure: bool) {
-        let mut ports = sync::lock(&self.0);
-        match secure {
-            true => ports.insert(portid),
-            false => ports.remove(&portid),
-        };
-    }
-
-    pub(crate) fn contains(&self, portid: u16) -> bool {
-        sync::lock(&self.0).contains(&portid)
-    }
-}
 
 /// The keys of a configuration: those of a connection's handshake, as the hosts were when it was accepted. Connect asks
 /// whether the host still has one.
