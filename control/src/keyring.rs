@@ -66,11 +66,17 @@ enum KeySource {
     Kernel(KernelKey),
 }
 
+/// The name of a key, for a text. A secret in its place is not shown.
+fn shown(name: &str) -> &str {
+    let is_secret = ["DHHC-1:", "NVMeTLSkey-1:"].iter().any(|prefix| name.starts_with(prefix));
+    if is_secret { "what was given, which is a secret: give the name of a key of the keyring" } else { name }
+}
+
 /// Why there is no key, or no secret in it. No text has a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// There is no such key.
-    #[error("no key is called {0}")]
+    #[error("no key is called {}", shown(.0))]
     NotFound(String),
     /// It was removed while something has a reference to it.
     #[error("the key {0} was removed")]

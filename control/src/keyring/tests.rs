@@ -71,6 +71,11 @@ fn calls_that_fail_have_spdks_codes_and_change_nothing() {
         (add(&"k".repeat(256), &good), -22, "more than 255 bytes"),
         (add("a\0b", &good), -22, "a NUL"),
         (remove("key1"), -126, "no key is called key1"),
+        (
+            remove("DHHC-1:00:c2VjcmV0:"),
+            -126,
+            "no key is called what was given, which is a secret: give the name of a key of the keyring",
+        ),
         (remove("other:key0"), -126, "no key is called other:key0"),
         (remove(""), -126, "no key is called "),
         (("keyring_file_add_key", json!({ "name": "key1" })), -32602, "path: required"),

@@ -97,6 +97,32 @@ impl ControllerAuth {
         (self.keys, self.options) = (keys, options);
     }
 
+    /// Whether [`sent`](Self::sent) with this message computes an exponentiation.
+    pub fn computes(&self, message: &[u8]) -> bool {
+        let group = match (AuthMessageKind::of(message), &self.state) {
+            (Some(AuthMessageKind::Reply), State::Reply(pending)) => Some(pending.dh.group()),
+            (Some(AuthMessageKind::Negotiate), State::Idle) => match AuthMessage::decode(message) {
+                Ok(AuthMessage { body: AuthBody::Negotiate(negotiate), .. }) => {
+                    let protocol = negotiate.protocols.iter().find(|protocol| protocol.id == DHCHAP);
+                    protocol.and_then(|protocol| self.options.select_group(&protocol.groups))
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        group.is_some_and(|group| group != DhGroup::Null)
+    }
+
+    /// Whether an exchange has begun and not ended.
+    pub fn is_in_progress(&self) -> bool {
+        !matches!(self.state, State::Idle | State::Failed)
+    }
+
+    /// Whether a message was wrong, which the host has not been told yet.
+    pub fn is_failing(&self) -> bool {
+        matches!(self.state, State::Failure1(..))
+    }
+
     /// Takes a message of the host. One that is wrong is answered by [`receive`](Self::receive).
     pub fn sent(&mut self, message: &[u8], nonces: &mut dyn Nonces) {
         let state = std::mem::replace(&mut self.state, State::Failed);
@@ -125,6 +151,10 @@ impl ControllerAuth {
                 Ok(_) => State::Failure1(AuthMessageKind::Success2, AuthFailure::IncorrectMessage),
                 Err(reason) => State::Failure1(AuthMessageKind::Success2, reason),
             },
+            // Some hosts send it though they have challenged nothing. They know what it would say already.
+            (Some(AuthMessageKind::Success2), State::Idle) if self.status == AuthStatus::Authenticated => {
+                State::Idle
+            }
             (Some(AuthMessageKind::Failure2), _) => {
                 let reason = match AuthMessage::decode(message).map(|message| message.body) {
                     Ok(AuthBody::Failure2(reason)) => reason,

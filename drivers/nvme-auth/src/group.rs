@@ -53,6 +53,10 @@ impl DhSecret {
         Ok(secret)
     }
 
+    pub(crate) fn group(&self) -> DhGroup {
+        self.group
+    }
+
     /// The value that both ends have, big-endian and as long as the prime; `None` in the null group.
     pub(crate) fn shared(&self, of_peer: &[u8]) -> Result<Option<Zeroizing<Vec<u8>>>, BadValue> {
         let Some(params) = params(self.group) else {

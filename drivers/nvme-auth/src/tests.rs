@@ -110,6 +110,41 @@ fn a_host_need_not_challenge_a_controller_that_has_a_key() {
 }
 
 #[test]
+fn a_host_that_confirms_what_it_did_not_challenge_stays_authenticated() {
+    let mut pair = Pair::new([one_key(), one_key()], [&null_group(); 2]);
+    let reply = pair.until_reply();
+    pair.controller.sent(&reply, &mut SystemNonces);
+    assert!(pair.controller.is_in_progress());
+    received(&mut pair.controller);
+    let success = AuthMessage { transaction: 7, body: AuthBody::Success2 }.encode();
+    pair.controller.sent(&success, &mut SystemNonces);
+    assert_eq!(pair.controller.status(), AuthStatus::Authenticated);
+    assert!(!pair.controller.is_in_progress() && !pair.controller.is_failing());
+}
+
+#[test]
+fn a_failure_is_known_before_the_host_fetches_it() {
+    let mut pair = Pair::new([one_key(), one_key()], [&null_group(); 2]);
+    let mut reply = pair.until_reply();
+    reply[20] ^= 1;
+    pair.controller.sent(&reply, &mut SystemNonces);
+    assert!(pair.controller.is_failing() && pair.controller.is_in_progress());
+}
+
+#[test]
+fn messages_with_exponentiations_are_known() {
+    let large = AuthOptions { groups: vec![DhGroup::Ffdhe2048], ..AuthOptions::default() };
+    for (options, computes) in [(null_group(), false), (large, true)] {
+        let mut pair = Pair::new([one_key(), one_key()], [&options; 2]);
+        assert_eq!(pair.controller.computes(&pair.negotiate), computes);
+        let reply = pair.until_reply();
+        assert_eq!(pair.controller.computes(&reply), computes);
+        // It is not due any more.
+        assert!(!pair.controller.computes(&pair.negotiate) && !pair.controller.computes(&[]));
+    }
+}
+
+#[test]
 fn wrong_keys_fail_at_the_end_that_verifies_them() {
     let (failed, reject) = (AuthFailure::Failed, HostAuthError::Rejected(AuthFailure::Failed));
     let by_reply = AuthStatus::Failed(AuthMessageKind::Reply, failed);

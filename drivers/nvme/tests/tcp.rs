@@ -20,7 +20,8 @@ use wire_nvme::identify::{self, ControllerType, IdentifyController, oaes};
 use wire_nvme::opcode::{AdminOpcode, FABRICS, FabricsType};
 use wire_nvme::registers::{NvmeVersion, offset};
 use wire_nvme::tcp::{
-    C2hData, CAPSULE_CMD_SIZE, COMMON_SIZE, CapsuleCmd, CapsuleResp, Framing, IC_SIZE, IcResp, SHORT_SIZE,
+    C2hData, CAPSULE_CMD_SIZE, COMMON_SIZE, CapsuleCmd, CapsuleResp, FatalError, Framing, IC_SIZE, IcResp,
+    PduType, SHORT_SIZE, TERM_MAX, TermReq,
 };
 use wire_nvme::{Cqe, Sqe};
 
@@ -38,11 +39,13 @@ struct Script {
     csts: u32,
     /// The completion of each Asynchronous Event Request; further ones stay outstanding.
     events: VecDeque<(Status, u64)>,
+    /// It answers Set Features with C2HTermReq, and keeps the connection open.
+    terminates: bool,
 }
 
 impl Default for Script {
     fn default() -> Self {
-        Script { connect: Status::SUCCESS, csts: READY, events: VecDeque::new() }
+        Script { connect: Status::SUCCESS, csts: READY, events: VecDeque::new(), terminates: false }
     }
 }
 
@@ -119,6 +122,12 @@ impl Script {
                 send_identify(stream, sqe.cid);
                 (Status::SUCCESS, 0)
             }
+            Some(AdminOpcode::SetFeatures) if self.terminates => {
+                let mut pdu = [0; TERM_MAX];
+                let fatal = FatalError::field(8);
+                let length = TermReq { kind: PduType::C2hTermReq, fatal }.encode(&[], &mut pdu);
+                return stream.write_all(&pdu[..length]).unwrap();
+            }
             Some(AdminOpcode::AsyncEventRequest) => match self.events.pop_front() {
                 Some(event) => event,
                 None => return,
@@ -180,6 +189,18 @@ fn a_fatal_status_while_enabling_is_a_controller_failure() {
         let controller = ScriptedController::start(Script { csts: FATAL, ..Script::default() });
         let error = controller.open(&core).await.err().unwrap();
         assert!(matches!(error, NvmeOpenError::Failure(ControllerFailure::Fatal)), "{error}");
+    });
+}
+
+/// The controller does not close the connection, and answers nothing more.
+#[test]
+fn a_terminated_connection_fails_at_once() {
+    on_core(async |core| {
+        let controller = ScriptedController::start(Script { terminates: true, ..Script::default() });
+        let mut association = controller.open(&core).await.unwrap();
+        association.set_feature(FeatureId::TemperatureThreshold, 0).await.unwrap_err();
+        let failure = association.failure();
+        assert!(matches!(failure, Some(ControllerFailure::Terminated(_))), "{failure:?}");
     });
 }
 

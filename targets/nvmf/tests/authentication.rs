@@ -122,6 +122,19 @@ fn a_host_authenticates_with_each_hash_and_group_one_way_and_mutually() {
     }
 }
 
+/// Their exponentiations wait for one another.
+#[test]
+fn hosts_that_come_together_authenticate_one_after_the_other() {
+    let rig = rig("together");
+    rig.allow(&keys(1, Some(2)));
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            let large = only(AuthHash::Sha256, DhGroup::Ffdhe3072);
+            scope.spawn(|| rig.open(Some(keys(1, Some(2))), large).unwrap());
+        }
+    });
+}
+
 #[test]
 fn a_host_without_the_right_key_reaches_nothing() {
     let rig = rig("wrong");

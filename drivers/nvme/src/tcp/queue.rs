@@ -302,6 +302,11 @@ impl TcpQueue {
             self.receiver.set_framing(self.protocol.incoming);
         }
         self.flush(network);
+        // A controller that has terminated the connection answers nothing more, whether it closes or not.
+        if let (Ok(_), Some(failure)) = (&pumped, self.protocol.terminated) {
+            self.fail(failure);
+            return false;
+        }
         match pumped {
             Ok(ReceiveStatus::Empty | ReceiveStatus::Drained | ReceiveStatus::Waiting) => return false,
             Ok(ReceiveStatus::More) => return true,

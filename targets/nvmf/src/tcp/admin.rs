@@ -50,7 +50,8 @@ impl PduHandler<'_, '_> {
         match self.state.role {
             ConnectionRole::AwaitingConnect => self.connect(&command),
             _ if self.state.authentication.is_some() && is_authentication(&command.sqe) => {
-                self.authenticate(&command)
+                let now_ns = self.context.now_ns;
+                self.state.authenticate(command, self.context.protocol, now_ns);
             }
             _ => self.admin(&command),
         }

@@ -24,11 +24,16 @@ const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 ///
 /// Until it has succeeded once, the queue executes Authentication Send and Receive alone, one at a time, so that a host
 /// without a key costs 4 KiB and the exchange; the connection counts as one that has not logged in, and is closed after
-/// `connect_timeout_ms`. Later the host may authenticate anew. A failure closes the connection.
+/// `connect_timeout_ms`. Later the host may authenticate anew, within the same time. A failure closes the connection: no
+/// other command is executed from then on. Exponentiations block; a poll computes one, and the others wait.
 pub(crate) struct QueueAuthentication {
     exchange: ControllerAuth,
     /// It has succeeded.
     is_done: bool,
+    /// A message that waits for its turn to be computed, and until when.
+    waiting: Option<(AdminCommand, u64)>,
+    /// Within which time an exchange of a host has to end that is authenticated already.
+    timeout_ns: u64,
 }
 
 /// Whether a command is Authentication Send or Receive.
@@ -73,31 +78,6 @@ impl PduHandler<'_, '_> {
             false => Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry()),
         }
     }
-
-    /// Executes Authentication Send or Receive.
-    pub(crate) fn authenticate(&mut self, command: &AdminCommand) {
-        let AdminCommand { slot, sqe, data } = command;
-        let Some(authentication) = &mut self.state.authentication else { return };
-        let exchange = &mut authentication.exchange;
-        if is_send(sqe) {
-            exchange.sent(data, &mut SystemNonces);
-            self.state.answer(*slot, Status::SUCCESS, 0);
-        } else {
-            let length = AuthCommand::from_sqe(sqe).length_bytes as usize;
-            match exchange.receive(length) {
-                Received::Message(mut message) => {
-                    message.resize(length, 0);
-                    self.state.queue.answer_with_data(*slot, message, 0, &mut self.state.link);
-                }
-                Received::NotExpected => {
-                    let status = Status::COMMAND_SEQUENCE_ERROR.do_not_retry();
-                    self.state.answer(*slot, status, 0);
-                }
-                Received::TooShort => self.state.answer(*slot, INVALID_FIELD, 0),
-            }
-        }
-        self.state.after_authentication();
-    }
 }
 
 impl ConnectionState {
@@ -119,12 +99,60 @@ impl ConnectionState {
             let parties = AuthParties::new(association.hostnqn().as_str(), association.subnqn().as_str());
             let options = (*config.auth_options).clone();
             let exchange = ControllerAuth::new(keys.clone(), parties, options);
-            Box::new(QueueAuthentication { exchange, is_done: false })
+            let timeout_ns = protocol.limits.connect_timeout_ns;
+            Box::new(QueueAuthentication { exchange, is_done: false, waiting: None, timeout_ns })
         });
         match self.authentication {
             Some(_) => self.handshake_deadline_ns = now_ns.saturating_add(protocol.limits.connect_timeout_ns),
             None => self.logged_in(),
         }
+    }
+
+    /// Executes Authentication Send or Receive, or has it wait for a poll that computes it.
+    pub(crate) fn authenticate(&mut self, command: AdminCommand, protocol: &mut TcpProtocol, now_ns: u64) {
+        let Some(authentication) = &mut self.authentication else { return };
+        let AdminCommand { slot, sqe, data } = &command;
+        let exchange = &mut authentication.exchange;
+        if authentication.waiting.is_some() {
+            let status = Status::COMMAND_SEQUENCE_ERROR.do_not_retry();
+            return self.answer(*slot, status, 0);
+        }
+        if is_send(sqe) {
+            if exchange.computes(data) && !protocol.take_exponentiation(now_ns) {
+                authentication.waiting = Some((command, self.handshake_deadline_ns));
+                // The next poll.
+                self.handshake_deadline_ns = now_ns + 1;
+                return;
+            }
+            exchange.sent(data, &mut SystemNonces);
+            self.answer(*slot, Status::SUCCESS, 0);
+        } else {
+            let length = AuthCommand::from_sqe(sqe).length_bytes as usize;
+            match exchange.receive(length) {
+                Received::Message(mut message) => {
+                    message.resize(length, 0);
+                    self.queue.answer_with_data(*slot, message, 0, &mut self.link);
+                }
+                Received::NotExpected => {
+                    let status = Status::COMMAND_SEQUENCE_ERROR.do_not_retry();
+                    self.answer(*slot, status, 0);
+                }
+                Received::TooShort => self.answer(*slot, INVALID_FIELD, 0),
+            }
+        }
+        self.after_authentication(now_ns);
+    }
+
+    /// Executes a message that waited, if there is one and it is in time. Whether there was.
+    pub(crate) fn resume_authentication(&mut self, protocol: &mut TcpProtocol, now_ns: u64) -> bool {
+        let waiting = self.authentication.as_mut().and_then(|one| one.waiting.take());
+        let Some((command, deadline_ns)) = waiting else { return false };
+        self.handshake_deadline_ns = deadline_ns;
+        if deadline_ns <= now_ns {
+            return false;
+        }
+        self.authenticate(command, protocol, now_ns);
+        true
     }
 
     fn logged_in(&mut self) {
@@ -133,10 +161,23 @@ impl ConnectionState {
     }
 
     /// Acts on the status of the exchange.
-    fn after_authentication(&mut self) {
+    fn after_authentication(&mut self, now_ns: u64) {
         let Some(authentication) = &mut self.authentication else { return };
+        let exchange = &authentication.exchange;
+        if authentication.is_done {
+            // An exchange of a host that is authenticated has a time too, and one that fails ends what it may do.
+            let has_deadline = self.handshake_deadline_ns != target_shell::NEVER_NS;
+            match exchange.is_in_progress() {
+                true if !has_deadline => {
+                    self.handshake_deadline_ns = now_ns.saturating_add(authentication.timeout_ns);
+                }
+                true => {}
+                false => self.handshake_deadline_ns = target_shell::NEVER_NS,
+            }
+            authentication.is_done = !exchange.is_failing();
+        }
         match authentication.exchange.status() {
-            AuthStatus::Authenticated if !authentication.is_done => {
+            AuthStatus::Authenticated if !authentication.is_done && !authentication.exchange.is_failing() => {
                 authentication.is_done = true;
                 self.logged_in();
             }

@@ -215,7 +215,10 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         }
     }
 
-    fn on_deadline(&mut self, _: &mut TcpProtocol, now_ns: u64) -> Result<(), CloseReason<TcpError>> {
+    fn on_deadline(&mut self, protocol: &mut TcpProtocol, now_ns: u64) -> Result<(), CloseReason<TcpError>> {
+        if self.state.handshake_deadline_ns <= now_ns && self.state.resume_authentication(protocol, now_ns) {
+            return Ok(());
+        }
         match self.state.role {
             ConnectionRole::Admin(_) | ConnectionRole::Io(_)
                 if self.state.handshake_deadline_ns <= now_ns =>

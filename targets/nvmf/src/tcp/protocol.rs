@@ -35,6 +35,8 @@ pub(crate) struct TcpProtocol {
     reservations: ReservationWatch,
     pub(crate) totals: Rc<QueueTotals>,
     secure_ports: SecurePorts,
+    /// The poll in which a host's exponentiation was computed last.
+    exponentiation_ns: Option<u64>,
 }
 
 /// Why the target closes a connection, for the log.
@@ -99,7 +101,14 @@ impl TcpProtocol {
             reservations: ReservationWatch::new(notifier),
             totals: Rc::default(),
             secure_ports: SecurePorts::default(),
+            exponentiation_ns: None,
         }
+    }
+
+    /// Whether an exponentiation may be computed in the poll at `now_ns`: one in each, so that hosts without a key, who
+    /// can ask for any number of them, do not keep others waiting for longer.
+    pub(crate) fn take_exponentiation(&mut self, now_ns: u64) -> bool {
+        self.exponentiation_ns.replace(now_ns) != Some(now_ns)
     }
 
     /// With ports whose connections begin with TLS.
