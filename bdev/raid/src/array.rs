@@ -70,6 +70,14 @@ pub(crate) struct ArrayState {
 pub(crate) struct Candidate {
     pub(crate) device: Arc<BlockDevice>,
     pub(crate) on_disk: MemberOnDisk,
+    /// Its data is older than that of the others: all is copied to it.
+    pub(crate) is_stale: bool,
+}
+
+impl Candidate {
+    pub(crate) fn new(device: &Arc<BlockDevice>, on_disk: MemberOnDisk) -> Candidate {
+        Candidate { device: device.clone(), on_disk, is_stale: false }
+    }
 }
 
 /// A member's place.

@@ -9,9 +9,10 @@ use reactor::ReactorHandle;
 use uuid::Uuid;
 use wire_raid::{IntentPage, MemberState, RaidLevel, RaidMember, RaidSuperblock};
 
-use crate::array::{ArrayPhase, ArraySlot, Candidate, RaidArray};
+use crate::array::{ArrayPhase, ArraySlot, ArrayState, Candidate, RaidArray};
 use crate::bdev_of_array::{MemberLimits, RaidBdev, kind_of, raid_of, stack_all};
 use crate::level::{check_level, is_redundant, members_min};
+use crate::member_age::MemberAges;
 use crate::mirror::{Mirror, MirrorSetup, NewMember};
 use crate::module::{RaidError, RaidOptions};
 use crate::on_disk::{
@@ -141,8 +142,35 @@ impl Arrays {
     /// The members do not fit each other or the superblock, cannot be written, or the name is in use. The
     /// array stays as it is, without its members.
     pub(crate) fn start(&self, array: &Arc<RaidArray>) -> Result<(), RaidError> {
-        let known = array.lock().superblock.clone();
-        self.start_with(array, known.as_ref())
+        let stale = self.stale_places(array);
+        if stale.is_empty() {
+            let known = array.lock().superblock.clone();
+            return self.start_with(array, known.as_ref());
+        }
+        let present = array.lock().slots.iter().filter(|slot| slot.is_configured).count();
+        if present - stale.len() < members_min(array.level, array.lock().slots.len()) {
+            return Err(RaidError::OnlyStale { name: array.name.clone() });
+        }
+        self.start_without(array, &stale)
+    }
+
+    /// The places of members whose data is older than that of others, which is logged.
+    fn stale_places(&self, array: &RaidArray) -> Vec<usize> {
+        let state = array.lock();
+        let Some(known) = state.superblock.as_ref().filter(|_| is_redundant(array.level)) else {
+            return Vec::new();
+        };
+        let ages = ages_of(known, &state.candidates);
+        let mut stale = Vec::new();
+        for (place, reason) in ages.stale {
+            let slot = &state.slots[place];
+            if slot.is_configured {
+                let (bdev, name) = (slot.name.as_deref().unwrap_or_default(), &array.name);
+                log::warn!(target: "bdev_raid", "{bdev} has older data than the array {name}, as a copy that was put back: {reason}");
+                stale.push(place);
+            }
+        }
+        stale
     }
 
     /// Starts a redundant array without the members that are missing, which is recorded first.
@@ -154,7 +182,7 @@ impl Arrays {
             let reason = format!("{} {reason}", array.name);
             Err(BdevError::Invalid { field: "name", reason }.into())
         };
-        let mut state = array.lock();
+        let state = array.lock();
         if !is_redundant(array.level) || state.phase == ArrayPhase::Online {
             drop(state);
             return refuse("is no redundant array that waits for members");
@@ -168,11 +196,26 @@ impl Arrays {
             drop(state);
             return refuse("lacks two members, without which there is no array");
         }
-        let known = state.superblock.clone();
-        let missing: Vec<usize> = {
+        let mut missing: Vec<usize> = {
             let places = array.expected_places(&state);
             places.into_iter().filter(|place| !state.slots[*place].is_configured).collect()
         };
+        let least = members_min(array.level, state.slots.len());
+        drop(state);
+        let stale = self.stale_places(array);
+        if present - stale.len() >= least {
+            missing.extend(stale);
+        } else {
+            log::warn!(target: "bdev_raid", "the array {} starts with older data, as there is no other", array.name);
+        }
+        self.start_without(array, &missing)
+    }
+
+    /// Starts a redundant array without some members, which is recorded first. Those that are there with
+    /// older data are copied to.
+    fn start_without(&self, array: &Arc<RaidArray>, missing: &[usize]) -> Result<(), RaidError> {
+        let mut state = array.lock();
+        let known = state.superblock.clone();
         if let Some(known) = &known {
             let mut next = known.clone();
             next.sequence += 1;
@@ -183,8 +226,17 @@ impl Arrays {
             }
             state.superblock = Some(next);
         }
-        missing.iter().for_each(|place| state.slots[*place].clear());
+        let ArrayState { slots, candidates, .. } = &mut *state;
+        let mut bases: Vec<BaseBdev> = Vec::new();
+        for place in missing {
+            let uuid = slots[*place].uuid;
+            let is_it = |candidate: &&mut Candidate| candidate.device.uuid() == uuid;
+            candidates.iter_mut().filter(is_it).for_each(|candidate| candidate.is_stale = true);
+            bases.extend(slots[*place].base.take());
+            slots[*place].clear();
+        }
         drop(state);
+        drop(bases);
         let started = self.start_with(array, known.as_ref());
         if started.is_err() {
             array.lock().superblock = known;
@@ -229,34 +281,28 @@ impl Arrays {
         drop(state);
         let devices: Vec<Arc<BlockDevice>> = bases.bases().iter().map(|base| base.device().clone()).collect();
         let limits = MemberLimits::of(&devices, shape.blocks);
-        let is_new = known.is_none();
-        let mut pages = in_sync_pages(&candidates, on_members);
+        let mut used = candidates.clone();
+        used.retain(|candidate| bases.place_of(&candidate.device).is_some());
+        let pages = in_sync_pages(&used, on_members);
+        let ages = on_members.map(|known| ages_of(known, &used)).unwrap_or_default();
         let found = candidates.iter().filter_map(|candidate| candidate.on_disk.page.as_ref());
         let generation = found.map(|page| page.generation).max().unwrap_or(1);
-        if array.has_superblock && is_new {
-            let superblock = array.first_superblock(shape.blocks, block_bytes);
-            let page = Mirror::first_page(&superblock);
-            let mut writes = vec![superblock_write(&superblock)];
-            if let Some(page) = &page {
-                writes.extend([wipe_pages(block_bytes), page_write(page, block_bytes)]);
-            }
-            let members = bases.bases().into_iter().map(|base| (base, writes.clone())).collect();
-            let written = write_members_now(&handle, members);
-            if let Err(error) = written {
-                bases.release();
-                return Err(error);
-            }
-            array.lock().superblock = Some(superblock);
-            pages = page.into_iter().collect();
-        }
+        let first = (array.has_superblock && known.is_none())
+            .then(|| array.first_superblock(shape.blocks, block_bytes));
+        let first_page = first.as_ref().and_then(Mirror::first_page);
+        let pages = if first.is_some() { first_page.iter().cloned().collect() } else { pages };
         let is_changed = known.as_ref() != on_members;
-        if let Some(known) = known.as_ref().filter(|_| is_changed) {
-            let writes = vec![superblock_write(known)];
+        let due = known.as_ref().filter(|_| is_changed || ages.lacks_superblock);
+        if let Some(superblock) = first.as_ref().or(due) {
+            let writes = writes_at_start(superblock, first_page.as_ref());
             let members = bases.bases().into_iter().map(|base| (base, writes.clone())).collect();
             if let Err(error) = write_members_now(&handle, members) {
                 bases.release();
                 return Err(error);
             }
+        }
+        if first.is_some() {
+            array.lock().superblock = first;
         }
         let parity = shape.parity;
         let kind = kind_of(shape, || {
@@ -272,7 +318,9 @@ impl Arrays {
                 present,
                 pages,
                 generation,
-                is_new,
+                newest: ages.newest,
+                behind: ages.behind,
+                is_new: known.is_none(),
                 is_page_due: is_changed,
             })
         });
@@ -397,7 +445,7 @@ impl Arrays {
         }
         let superblock = &on_disk.superblock;
         check_superblock(superblock, device)?;
-        let candidate = Candidate { device: device.clone(), on_disk: on_disk.clone() };
+        let candidate = Candidate::new(device, on_disk.clone());
         let Some(array) = self.by_uuid(superblock.uuid) else {
             if superblock.member(device.uuid()).is_none() {
                 return Err(not_listed(device, superblock));
@@ -449,8 +497,8 @@ impl Arrays {
             let has_data = |member: &&RaidMember| member.state == MemberState::Configured;
             let members = newest.members.iter().filter(has_data);
             let devices = members.filter_map(|member| self.registry.find(&member.uuid.to_string()));
-            let on_disk = MemberOnDisk { superblock: newest.clone(), page: None };
-            candidates.extend(devices.map(|device| Candidate { device, on_disk: on_disk.clone() }));
+            let on_disk = MemberOnDisk::without_page(newest.clone());
+            candidates.extend(devices.map(|device| Candidate::new(&device, on_disk.clone())));
         }
         self.remove(array);
         let renewed = RaidArray::of_superblock(newest, self.options().resyncs_all);
@@ -510,12 +558,14 @@ impl Arrays {
         let found = &candidate.on_disk;
         let in_sync = mirror.in_sync_uuids();
         let differs = found.superblock.sequence == known.sequence && found.superblock != known;
-        if differs || excludes_all(&found.superblock, &in_sync) {
+        // What is older than the data of members that list it has no other history.
+        let is_other = differs || excludes_all(&found.superblock, &in_sync);
+        if is_other && !candidate.is_stale {
             return Err(RaidError::Diverged { bdev: device.name().to_string(), name: array.name.clone() });
         }
         let blocks = if array.level == RaidLevel::Raid1 { known.blocks } else { member.data_blocks };
         let range = (member.data_offset, blocks);
-        self.join(array, &mirror, device, place, range, Some(found))
+        self.join(array, &mirror, device, place, range, Some(found).filter(|_| !candidate.is_stale))
     }
 
     /// Adds a member to a free place of an online mirror: it is copied to.
@@ -606,6 +656,24 @@ impl Arrays {
             }
         }
     }
+}
+
+/// The superblock of an array that starts, and the first page of a bitmap.
+fn writes_at_start(superblock: &RaidSuperblock, first_page: Option<&IntentPage>) -> Vec<MetadataWrite> {
+    let mut writes = vec![superblock_write(superblock)];
+    if let Some(page) = first_page {
+        writes.extend([wipe_pages(superblock.block_bytes), page_write(page, superblock.block_bytes)]);
+    }
+    writes
+}
+
+/// What the members that were found of an array say of each other.
+fn ages_of(known: &RaidSuperblock, candidates: &[Candidate]) -> MemberAges {
+    let with_place = candidates.iter().filter_map(|candidate| {
+        let member = known.member(candidate.device.uuid())?;
+        Some((usize::from(member.slot), &candidate.on_disk))
+    });
+    MemberAges::of(known, &with_place.collect::<Vec<(usize, &MemberOnDisk)>>())
 }
 
 /// The pages of the members that have the data, which are to be believed: of the array, with the sequence

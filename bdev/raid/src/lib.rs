@@ -22,6 +22,7 @@ mod assembly;
 mod bdev_of_array;
 mod layout;
 mod level;
+mod member_age;
 mod methods;
 mod mirror;
 mod module;

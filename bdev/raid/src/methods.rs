@@ -434,7 +434,7 @@ fn add(module: &RaidModule, prepared: PreparedAdd) -> Result<bool, RpcError> {
             return Err(RaidError::ForeignSuperblock { bdev: device.name().to_string(), name, uuid }.into());
         }
         if array.phase() == ArrayPhase::Online {
-            module.arrays.return_member(&array, &Candidate { device, on_disk })?;
+            module.arrays.return_member(&array, &Candidate::new(&device, on_disk))?;
         } else {
             module.arrays.assemble(&device, on_disk)?;
         }

@@ -14,6 +14,7 @@ use wire_raid::{IntentPage, MemberState, RaidLevel, RaidSuperblock};
 
 use crate::array::{ArraySlot, ArrayState, RaidArray};
 use crate::assembly::has_room_for_bitmap;
+use crate::member_age::is_same_era;
 use crate::module::{RaidError, RaidOptions};
 use crate::on_disk::MemberOnDisk;
 use crate::parity_layout::ParityLayout;
@@ -63,6 +64,9 @@ pub struct Mirror {
     blocks: u64,
     ops: Vec<Op>,
     options: RaidOptions,
+    /// The bit of the member with the newest bitmap at the start, whose version of what may differ counts; 0 for
+    /// any.
+    newest: u64,
     /// Bits of members that have all data.
     in_sync: AtomicU64,
     /// Bits of members of which the superblocks say so, or may say so in a moment: a write is acknowledged
@@ -101,6 +105,10 @@ struct MetaState {
     /// Number of passes that have ended.
     passes: u64,
     generation: u64,
+    /// The regions of the last page.
+    marked: Vec<u64>,
+    /// Bits of members that lack the last page of before the start, and get that first.
+    behind: u64,
     complete_since: u64,
     copies: CopyProgress,
 }
@@ -145,6 +153,10 @@ pub(crate) struct MirrorSetup {
     pub(crate) pages: Vec<IntentPage>,
     /// The highest generation of any bitmap of the array that was found.
     pub(crate) generation: u64,
+    /// The bit of the member with the newest superblock and bitmap; 0 for any.
+    pub(crate) newest: u64,
+    /// Bits of members without the page of that generation.
+    pub(crate) behind: u64,
     /// It was made just now.
     pub(crate) is_new: bool,
     /// The bitmap is to get the sequence number of the superblock, which is newer.
@@ -181,6 +193,8 @@ impl Mirror {
             present,
             pages,
             generation,
+            newest,
+            behind,
             is_new,
             is_page_due,
         } = setup;
@@ -204,7 +218,7 @@ impl Mirror {
         } else {
             pages.iter().for_each(|page| regions.set_stale(&page.bits, differ));
         }
-        let is_page_due = is_persistent && (is_page_due || !regions.to_copy().is_empty());
+        let is_page_due = is_persistent && (is_page_due || behind != 0 || !regions.to_copy().is_empty());
         let meta = MetaState {
             run: TaskRun::Idle,
             lost: Vec::new(),
@@ -218,6 +232,8 @@ impl Mirror {
             seen: Vec::new(),
             passes: 0,
             generation,
+            marked: regions.marks(),
+            behind,
             complete_since: since,
             copies: CopyProgress::default(),
         };
@@ -232,6 +248,7 @@ impl Mirror {
             blocks,
             ops,
             options,
+            newest,
             in_sync: AtomicU64::new(present),
             recorded: AtomicU64::new(present),
             regions,
@@ -288,6 +305,15 @@ impl Mirror {
     #[inline]
     pub(crate) fn recorded(&self) -> u64 {
         self.recorded.load(Ordering::Acquire)
+    }
+
+    /// The bit of the one of some members from which regions are read and copied that may differ; 0 of none.
+    #[inline]
+    fn first_of(&self, members: u64) -> u64 {
+        match members & self.newest {
+            0 => members & members.wrapping_neg(),
+            newest => newest,
+        }
     }
 
     #[inline]
@@ -378,11 +404,14 @@ impl Mirror {
             return Err(no_slot());
         }
         let device = base.device().clone();
-        let since = self.meta().complete_since;
+        let (since, generation) = {
+            let meta = self.meta();
+            (meta.complete_since, meta.generation)
+        };
         let known = found.and_then(|found| {
             let page = found.page.as_ref()?;
             let is_ours = page.array == self.array.uuid && page.sequence == found.superblock.sequence;
-            let is_complete = found.superblock.sequence >= since;
+            let is_complete = found.superblock.sequence >= since && is_same_era(page.generation, generation);
             let fits =
                 page.region_shift == self.regions.shift() && page.bits.len() == self.regions.all().len();
             (self.regions.is_persistent() && is_ours && is_complete && fits && !self.array.resyncs_all)
@@ -469,7 +498,8 @@ impl Mirror {
     pub(crate) fn describe(&self, state: &ArrayState) -> Vec<(&'static str, InfoValue)> {
         let meta = self.meta();
         let Some(progress) = meta.copies.progress() else { return Vec::new() };
-        let targets = if meta.targets != 0 { meta.targets } else { self.in_sync() & (self.in_sync() - 1) };
+        let targets =
+            if meta.targets != 0 { meta.targets } else { self.in_sync() & !self.first_of(self.in_sync()) };
         let target = state.slots.get(targets.trailing_zeros() as usize);
         let target = target.and_then(|slot| slot.name.clone());
         let kind = if meta.targets != 0 { "rebuild" } else { "resync" };

@@ -75,6 +75,10 @@ pub(crate) enum RaidError {
         "{bdev} was used without the present members of the array {name}, so that both have data which the other lacks; wipe one of both"
     )]
     Diverged { bdev: String, name: String },
+    #[error(
+        "too few of its members have its newest data; bdev_raid_start_degraded takes the older data all the same"
+    )]
+    OnlyStale { name: String },
     #[error("writing the superblock to {bdev} failed: {status}")]
     Write { bdev: String, status: Status },
     #[error("there is no reactor that could read and write members in time")]
@@ -94,6 +98,7 @@ impl From<RaidError> for RpcError {
                 RpcError::EINVAL
             }
             RaidError::Newer { .. } => RpcError::EBUSY,
+            RaidError::OnlyStale { .. } => RpcError::EINVAL,
             RaidError::NotRecorded => RpcError::EINPROGRESS,
             RaidError::Unread { .. } | RaidError::Write { .. } | RaidError::Unavailable => RpcError::EIO,
         };

@@ -26,6 +26,17 @@ pub(crate) struct MemberOnDisk {
     pub(crate) superblock: RaidSuperblock,
     /// The newest valid page of the bitmap, whatever array it is of.
     pub(crate) page: Option<IntentPage>,
+    /// The generation of the other page, if that is of the same array.
+    pub(crate) generation_before: Option<u64>,
+    /// The bitmap was read: without a page, there is none.
+    pub(crate) is_page_read: bool,
+}
+
+impl MemberOnDisk {
+    /// A member of which only the superblock is known.
+    pub(crate) fn without_page(superblock: RaidSuperblock) -> MemberOnDisk {
+        MemberOnDisk { superblock, page: None, generation_before: None, is_page_read: false }
+    }
 }
 
 /// Why nothing was found.
@@ -84,22 +95,29 @@ pub(crate) fn read_member(
             Err(error) => return then(Err(error)),
         };
         if !is_redundant(superblock.level) || !has_bitmap(block_bytes) {
-            return then(Ok(MemberOnDisk { superblock, page: None }));
+            return then(Ok(MemberOnDisk::without_page(superblock)));
         }
         let (lba, blocks) = (INTENT_OFFSETS[0] / u64::from(block_bytes), PAGES_BYTES as u32 / block_bytes);
         next.read(&name, lba, blocks, move |read| {
             // Without it, all is copied.
-            let page = read.ok().and_then(|pages| newest_page(&pages));
-            then(Ok(MemberOnDisk { superblock, page }));
+            then(Ok(match read {
+                Ok(pages) => with_pages(superblock, &pages),
+                Err(_) => MemberOnDisk::without_page(superblock),
+            }));
         });
     });
 }
 
-/// The newest valid page of the two.
-fn newest_page(pages: &[u8]) -> Option<IntentPage> {
+/// A member with the newest valid page of the two.
+fn with_pages(superblock: RaidSuperblock, pages: &[u8]) -> MemberOnDisk {
     let pages = INTENT_OFFSETS.iter().zip(pages.chunks(INTENT_PAGE_BYTES));
     let valid = pages.filter_map(|(offset, page)| IntentPage::decode(page, *offset).ok());
-    valid.max_by_key(|page| page.generation)
+    let mut valid: Vec<IntentPage> = valid.collect();
+    valid.sort_by_key(|page| page.generation);
+    let page = valid.pop();
+    let other = valid.pop().filter(|other| page.as_ref().is_some_and(|page| page.array == other.array));
+    let generation_before = other.map(|other| other.generation);
+    MemberOnDisk { superblock, page, generation_before, is_page_read: true }
 }
 
 /// [`read_member`] for a method, which waits: each read ends in time.

@@ -60,7 +60,7 @@ impl MirrorChannel {
         let (lba, blocks) = (request.lba, request.blocks);
         let place = if self.mirror.regions().may_differ(lba, blocks) {
             // Always the same, so that no other version is seen later.
-            (candidates != 0).then(|| candidates.trailing_zeros() as usize)
+            (candidates != 0).then(|| self.mirror.first_of(candidates).trailing_zeros() as usize)
         } else {
             self.least_busy(candidates)
         };

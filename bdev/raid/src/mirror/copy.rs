@@ -158,7 +158,7 @@ impl Mirror {
                 match self.parity {
                     None => {
                         let sources = self.in_sync();
-                        let source = sources & sources.wrapping_neg();
+                        let source = self.first_of(sources);
                         let others = if differs { sources & !source } else { 0 };
                         let sides = (sources, self.meta().targets | others);
                         self.copy_range(core, &mut channels, lba, blocks as u32, sides).await?;
@@ -294,7 +294,10 @@ impl Mirror {
             }
         };
         let mut result = Err(Status::INTERNAL_PATH_ERROR);
-        for place in (0..self.places()).filter(|place| sources >> place & 1 != 0) {
+        let first = self.first_of(sources);
+        let places = (0..self.places()).filter(|place| (sources & !first) >> place & 1 != 0);
+        let first = (first != 0).then(|| first.trailing_zeros() as usize);
+        for place in first.into_iter().chain(places) {
             let (status, returned) = channels.submit(place, Request::read(Tag(0), lba, blocks, data)).await;
             let Some(returned) = returned else { return Err(CopyEnd::Superseded) };
             data = returned;

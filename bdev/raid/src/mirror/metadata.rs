@@ -10,6 +10,7 @@ use reactor::Core;
 use wire_raid::{IntentPage, MemberState, RaidMember, RaidSuperblock};
 
 use super::{JoinedMember, MetaState, Mirror, TaskRun};
+use crate::member_age::next_generation;
 use crate::on_disk::{MetadataWrite, page_write, superblock_write, wipe_pages, write_durably};
 
 /// After this time without writes, a region leaves the bitmap; at most twice that.
@@ -248,21 +249,34 @@ impl Mirror {
             return Ok(());
         };
         let marks = self.regions.marks();
-        let page = {
-            let mut meta = self.meta();
-            meta.generation += 1;
-            IntentPage {
+        let (page, behind) = {
+            let meta = self.meta();
+            let drops = meta.marked.iter().zip(&marks).any(|(before, now)| before & !now != 0);
+            let page = IntentPage {
                 array: self.array.uuid,
                 sequence,
                 complete_since: meta.complete_since,
-                generation: meta.generation,
+                generation: next_generation(meta.generation, drops),
                 is_clean: marks.iter().all(|word| *word == 0),
                 region_shift: self.regions.shift(),
                 regions: self.regions.len() as u32,
                 bits: marks.clone(),
-            }
+            };
+            let (generation, bits) = (meta.generation, meta.marked.clone());
+            let is_clean = bits.iter().all(|word| *word == 0);
+            let behind = IntentPage { generation, bits, is_clean, ..page.clone() };
+            (page, behind)
         };
+        let places_behind = std::mem::take(&mut self.meta().behind) & self.in_sync();
+        if places_behind != 0 {
+            // The next one would leave them two behind if a crash cuts it, too.
+            self.write_to(core, places_behind, &[page_write(&behind, self.block_bytes)]).await?;
+        }
         self.write_to(core, u64::MAX, &[page_write(&page, self.block_bytes)]).await?;
+        {
+            let mut meta = self.meta();
+            (meta.generation, meta.marked) = (page.generation, page.bits);
+        }
         self.regions.set_stored(&marks);
         self.bases.notify();
         Ok(())
