@@ -12,3 +12,5 @@ IOMMUFD = Machine(nvme=(Nvme(), Nvme()), iommu=True, hugepages=16, vfio=True)
 # With the newest kernel.
 NEWEST = Machine(nvme=(Nvme(),), newest=True)
 NO_IOMMU = Machine(nvme=(Nvme(),), hugepages=16, vfio=True)
+# With tlshd, keyctl and an nvme-cli for TLS.
+TLS = Machine(tls=True)

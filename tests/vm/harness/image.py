@@ -18,7 +18,7 @@ import subprocess
 import zlib
 
 from . import Unavailable, elf, modules
-from .apt import Archive
+from .apt import NEXT_RELEASES, Archive, os_release
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 GUEST = os.path.join(os.path.dirname(HERE), "guest")
@@ -71,6 +71,10 @@ OPTIONAL_MODULES += ["scsi_debug"]
 OPTIONAL_MODULES += ["e1000e"]
 # For persistent memory: a range of RAM that the kernel's command line names.
 OPTIONAL_MODULES += ["nd_pmem", "nd_e820"]
+# For TLS: the daemon of the handshakes, keys, and what the kernel requests for AES-GCM.
+TLS_PACKAGES = ["ktls-utils", "keyutils"]
+TLS_PROGRAMS = {"tlshd": "tlshd", "keyctl": "keyctl"}
+TLS_MODULES = ["tls", "gcm", "ctr", "ghash-generic", "aesni-intel", "ghash-clmulni-intel"]
 PARAMETERS = {
     "null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1",
     "nbd": "nbds_max=4",
@@ -251,14 +255,20 @@ def load_order(wanted, paths, builtin, info_of):
 
 class Image:
     """A kernel and an initramfs, built once and cached; with `vfio`, a kernel with rebuilt VFIO modules (see
-    `modules`), with `newest`, that of the backports to the next release."""
+    `modules`), with `newest`, that of the backports to the next release. With `tls`, kernel and programs are those of
+    the next release, the first that has what TLS requires."""
 
-    def __init__(self, cache, release=None, refresh=False, vfio=False, newest=False):
-        recipe = hashlib.sha256(repr([PACKAGES, PROGRAMS, FILES, MODULES, OPTIONAL_MODULES, PARAMETERS]).encode())
+    def __init__(self, cache, release=None, refresh=False, vfio=False, newest=False, tls=False):
+        self.names = PACKAGES + TLS_PACKAGES * tls
+        self.sources = {**PROGRAMS, **(TLS_PROGRAMS if tls else {})}
+        self.optional = OPTIONAL_MODULES + TLS_MODULES * tls
+        if tls and release is None:
+            release = NEXT_RELEASES.get(os_release()[0])
+        recipe = hashlib.sha256(repr([self.names, self.sources, FILES, MODULES, self.optional, PARAMETERS]).encode())
         for path in sorted(glob.glob(GUEST + "/*")) + [f"{HERE}/{name}.py" for name in ("image", "elf", "modules")]:
             recipe.update(read(path))
         self.vfio, self.newest = vfio, newest
-        self.folder = f"{cache}/{release or 'own'}{'-vfio' * vfio}{'-newest' * newest}"
+        self.folder = f"{cache}/{release or 'own'}{'-vfio' * vfio}{'-newest' * newest}{'-tls' * tls}"
         os.makedirs(self.folder, exist_ok=True)
         with open(f"{self.folder}/lock", "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -268,7 +278,7 @@ class Image:
         """Downloads and builds what is not cached."""
         self.kernel = f"{self.folder}/vmlinuz"
         self.initramfs = f"{self.folder}/initramfs"
-        self.programs = f"{self.folder}/programs-{hashlib.sha256(repr(PACKAGES).encode()).hexdigest()[:8]}"
+        self.programs = f"{self.folder}/programs-{hashlib.sha256(repr(self.names).encode()).hexdigest()[:8]}"
         made = f"{self.folder}/made.json"
         if refresh:
             for path in [made, f"{self.folder}/kernel", *glob.glob(f"{self.folder}/programs-*")]:
@@ -294,7 +304,7 @@ class Image:
         if not os.path.exists(programs):
             for older in glob.glob(f"{self.folder}/programs-*"):
                 remove(older)
-            self.packages.unpack(self.packages.closure(PACKAGES), programs)
+            self.packages.unpack(self.packages.closure(self.names), programs)
         if not os.path.exists(kernel):
             packages = Archive.backports(f"{self.folder}/apt-kernel") if self.newest else self.packages
             if self.newest:
@@ -320,7 +330,7 @@ class Image:
             raise Unavailable("this release's kernel package contains no kernel")
         with open(self.kernel, "wb") as file:
             file.write(bootable(read(images[0])))
-        programs = {name: find(tree, source) for name, source in PROGRAMS.items()}
+        programs = {name: find(tree, source) for name, source in self.sources.items()}
         interpreter, libraries = closure(tree, programs.values(), LIBRARIES)
         with open(self.initramfs + ".new", "wb") as file:
             archive = Cpio(file)
@@ -362,8 +372,7 @@ class Image:
             self.packages.unpack(modules.packages(version), tree)
         return modules.build(tree, version, f"{self.folder}/rebuilt-{version}")
 
-    @staticmethod
-    def _modules(archive, folder, rebuilt):
+    def _modules(self, archive, folder, rebuilt):
         paths = {}
         for path in glob.glob(f"{folder}/kernel/**/*.ko*", recursive=True):
             paths[canonical_name(path)] = path
@@ -376,7 +385,7 @@ class Image:
             data[name] = decompressed(read(paths[name]))
             return elf.module_info(data[name])
 
-        wanted = [(n, False) for n in OPTIONAL_MODULES] + [(n, True) for n in MODULES]
+        wanted = [(n, False) for n in self.optional] + [(n, True) for n in MODULES]
         order = load_order(wanted, paths, builtin, info_of)
         for name in order:
             archive.add(f"modules/{name}.ko", data[name])

@@ -56,6 +56,7 @@ class Machine:
     hugepages: int = 0  # number of 2 MiB pages
     pmem_mib: int = 0  # of the memory, from `PMEM_AT_MIB` on, as persistent memory: /dev/pmem0
     counted: bool = False  # enables `Guest.counted`, the count of executed instructions
+    tls: bool = False  # kernel and programs of the next release, with those that TLS requires
     newest: bool = False  # the newest kernel that the distribution's packages have, in the backports to its next release
     nic: str = "virtio-net-pci"  # QEMU's device of the network card
     vfio: bool = False  # a kernel whose VFIO has iommufd and the no-IOMMU mode: see `modules`
