@@ -95,6 +95,36 @@ fn stores_that_cannot_be_made_are_refused_with_the_codes_of_spdk() {
 }
 
 #[test]
+fn a_store_for_blank_devices_alone_overwrites_nothing() {
+    let program = Program::start();
+    for (name, at, is_refused) in [
+        ("front", 0, true),
+        ("mbr", 510, true),
+        ("ext4", 1080, true),
+        ("end", 65_535, true),
+        ("data", 65_536, false),
+    ] {
+        let mut image = Device::new(64 * MIB);
+        image.write(at, &[1]);
+        let disk = program.add(name, image, 4096);
+        let params = json!({ "bdev_name": name, "lvs_name": name, "cluster_sz": MIB, "only_blank": true });
+        let created = program.try_call("bdev_lvol_create_lvstore", params.clone());
+        assert_eq!(created.is_err(), is_refused, "{name}");
+        let Err(error) = created else { continue };
+        let text = format!("Device or resource busy: there is something on {name}, at byte {at};");
+        assert!(error.code == -16 && error.to_string().contains(&text), "{error}");
+        let mut byte = [0];
+        disk.image().read(at, &mut byte);
+        assert_eq!(byte, [1], "{name} is as it was");
+        // The device is free, and SPDK's call overwrites it.
+        assert_eq!(program.registry.find(name).unwrap().claim(), None);
+        let params = json!({ "bdev_name": name, "lvs_name": name, "cluster_sz": MIB });
+        program.call("bdev_lvol_create_lvstore", params);
+    }
+    assert_eq!(program.stores().len(), 5);
+}
+
+#[test]
 fn a_deleted_store_leaves_its_device_free_and_does_not_come_back() {
     let program = Program::start();
     let disk = program.add_store("disk", 64, MIB);

@@ -319,8 +319,24 @@ fn a_volume_that_is_an_external_snapshot_elsewhere_is_not_deleted() {
     let params = json!({ "bdev": "lvs/v", "lvs_name": "second", "clone_name": "e" });
     program.call("bdev_lvol_clone_bdev", params);
     assert_eq!(program.code("bdev_lvol_delete", json!({ "name": "lvs/v" })), -32603);
+    // Nor with its store.
+    for only_unused in [true, false] {
+        let params = json!({ "lvs_name": "lvs", "only_unused": only_unused });
+        let refused = program.try_call("bdev_lvol_delete_lvstore", params).unwrap_err();
+        let text = "Device or resource busy: the volume lvs/v is the external snapshot of second/e;";
+        assert!(refused.code == -32602 && refused.to_string().contains(text), "{refused}");
+    }
+    assert_eq!(program.lvol("e")["is_degraded"], false);
+    program.read("second/e", 0, 512);
     program.call("bdev_lvol_delete", json!({ "name": "second/e" }));
     program.call("bdev_lvol_delete", json!({ "name": "lvs/v" }));
+    program.create("w", 2, false);
+    let params = json!({ "bdev": "lvs/w", "lvs_name": "second", "clone_name": "f" });
+    program.call("bdev_lvol_clone_bdev", params);
+    // A store goes with all that reads its own volumes, and one on which no other depends at once.
+    program.call("bdev_lvol_delete_lvstore", json!({ "lvs_name": "second" }));
+    program.call("bdev_lvol_delete_lvstore", json!({ "lvs_name": "lvs" }));
+    assert!(program.stores().is_empty());
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! Methods of stores.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use bdev::stacking::BaseBdev;
-use bdev::{Access, BdevError, Uuid};
+use bdev::{Access, BdevError, DiskReader, Uuid};
 use blobstore::{BlobChange, BlobId, BlobStoreFormat, ChangeError, ClearMethod, OpenBlobStore};
 use control::json::Value;
 use control::{Method, RpcError};
+use reactor::blocking;
 
 use super::{
     Conclusion, EBUSY, EEXIST, EINVAL, EIO, ENODEV, ENOSPC, EPERM, NO_STORE, NOT_MADE, ONE_STORE, at_once,
@@ -18,9 +20,13 @@ use crate::load::CLAIM_HOLDER;
 use crate::owner::{self, ChangeHandle, OwnerMessage, device_of};
 use crate::shared::StoreShared;
 use crate::store::{LOW_SPACE_PERCENT, LvolStore, Volume, is_name, low_space_xattr, name_xattr, uuid_xattr};
+use crate::volume::LvolBdev;
 
 /// How long the owner of a store has to close the device.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bytes at the front that are zero where nothing is: partition tables, super blocks of file systems, of stores and of
+/// members of arrays are in them.
+const FOREIGN_BYTES: u32 = 64 << 10;
 const MIB: u32 = 1 << 20;
 
 pub(super) fn methods() -> Vec<Method<LvolModule>> {
@@ -35,6 +41,7 @@ pub(super) fn methods() -> Vec<Method<LvolModule>> {
                 (RpcError::EPERM, "the bdev is claimed, or open for writing"),
                 (RpcError::EEXIST, "a store has that name"),
                 (RpcError::EINVAL, "a name or size is invalid"),
+                (RpcError::EBUSY, "something is on the bdev, with `only_blank`"),
                 NOT_MADE,
             ]),
         concluded("bdev_lvol_delete_lvstore", delete)
@@ -92,6 +99,9 @@ control::parameters! {
         /// Ringbolt's own: percent of all clusters, 0 to 100; with fewer free ones the log has a warning. 0 for
         /// none. It is stored in the store
         low_space_percent: u32 = LOW_SPACE_PERCENT,
+        /// Ringbolt's own: fail if there is a byte other than zero in the first 64 KiB of the bdev, where partition
+        /// tables, file systems and stores begin
+        only_blank: bool = false,
     }
 }
 
@@ -147,37 +157,66 @@ fn create(module: &LvolModule, params: CreateLvstore) -> Result<Conclusion, RpcE
         super_blob: Some([vec![uuid_xattr(uuid), name_xattr(&name)], limit].concat()),
         ..BlobStoreFormat::default()
     };
-    let (open, change) = OpenBlobStore::format(&format, device_of(&base)).map_err(change_failed)?;
-    let reactor = stores.next_reactor().ok_or_else(|| refused(EIO, "there is no reactor"))?;
+    Ok(Box::new(move |module| {
+        let _reserved = reserved;
+        // The claim keeps others from writing meanwhile.
+        let blank = if params.only_blank { check_blank(module, &base) } else { Ok(()) };
+        let made = blank.and_then(|()| make(module, &base, &format, percent));
+        if made.is_err() {
+            base.release();
+        }
+        made.map(|()| uuid.to_string().into())
+    }))
+}
+
+/// Writes a store on a bdev and uses it.
+fn make(
+    module: &LvolModule,
+    base: &Arc<BaseBdev>,
+    format: &BlobStoreFormat,
+    percent: u32,
+) -> Result<(), RpcError> {
+    let (open, change) = OpenBlobStore::format(format, device_of(base)).map_err(change_failed)?;
+    let reactor = module.stores.next_reactor().ok_or_else(|| refused(EIO, "there is no reactor"))?;
     let shared = StoreShared::new(open.published().clone());
     shared.set_low_space_percent(percent);
     let formatted = ChangeHandle::new();
     let first = Some((change, formatted.clone()));
-    let closed = owner::start(reactor, &shared, &base, open, first).map_err(|error| failed(EIO, error))?;
-    Ok(Box::new(move |module| {
-        let _reserved = reserved;
-        let made = formatted.wait().map_err(change_failed).and_then(|_| {
-            let store = LvolStore::new(shared.clone(), base.clone(), &mut Vec::new());
-            let store = Arc::new(store.map_err(|error| failed(EIO, error))?);
-            store.set_closed(closed.clone());
-            module.stores.insert(&store).map_err(|why| failed(EEXIST, why.unwrap_or_default()))?;
-            Ok(store)
-        });
-        match made {
-            Ok(store) => {
-                // Its removal was reported before the store was there.
-                if store.base.device().is_removed() {
-                    module.stores.forget_base(store.base.device());
-                }
-                Ok(uuid.to_string().into())
-            }
-            Err(error) => {
-                owner::close(&shared, &closed, CLOSE_TIMEOUT);
-                base.release();
-                Err(error)
-            }
+    let closed = owner::start(reactor, &shared, base, open, first).map_err(|error| failed(EIO, error))?;
+    let made = formatted.wait().map_err(change_failed).and_then(|_| {
+        let store = LvolStore::new(shared.clone(), base.clone(), &mut Vec::new());
+        let store = Arc::new(store.map_err(|error| failed(EIO, error))?);
+        store.set_closed(closed.clone());
+        module.stores.insert(&store).map_err(|why| failed(EEXIST, why.unwrap_or_default()))?;
+        Ok(store)
+    });
+    let store = made.inspect_err(|_| _ = owner::close(&shared, &closed, CLOSE_TIMEOUT))?;
+    // Its removal was reported before the store was there.
+    if store.base.device().is_removed() {
+        module.stores.forget_base(store.base.device());
+    }
+    Ok(())
+}
+
+/// Fails if something is at the front of a bdev.
+fn check_blank(module: &LvolModule, base: &BaseBdev) -> Result<(), RpcError> {
+    let (name, geometry) = (base.device().name(), base.device().geometry());
+    let blocks = (FOREIGN_BYTES / geometry.block_size).max(1).into();
+    let blocks = geometry.blocks.min(blocks) as u32;
+    let (sender, result) = channel();
+    let reactor = module.stores.next_reactor().ok_or_else(|| refused(EIO, "there is no reactor"))?;
+    let reader = DiskReader::new(module.stores.registry.clone(), reactor.clone());
+    // Without a receiver nobody waits any more.
+    reader.read(name, 0, blocks, move |read| _ = sender.send(read));
+    let front = blocking::receive(&result);
+    let front = front.map_err(|error| refused(EIO, error))?.map_err(|error| refused(EIO, error))?;
+    match front.iter().position(|byte| *byte != 0) {
+        None => Ok(()),
+        Some(at) => {
+            let how = "without only_blank it is overwritten, as by `ringbolt lvol create --force`";
+            Err(refused(EBUSY, format!("there is something on {name}, at byte {at}; {how}")))
         }
-    }))
+    }
 }
 
 fn check_percent(percent: u32) -> Result<(), RpcError> {
@@ -217,6 +256,12 @@ control::parameters! {
 
 fn delete(module: &LvolModule, params: DeleteLvstore) -> Result<Conclusion, RpcError> {
     let store = one_store(module, params.uuid, params.lvs_name)?;
+    if let Some((volume, reader)) = external_snapshot_in(module, &store) {
+        let alias = store.alias(&volume);
+        let what = format!("the volume {alias} is the external snapshot of {reader}");
+        let text = format!("{what}; remove or inflate that first");
+        return Err(failed(EBUSY, text));
+    }
     let is_open = |volume: &Arc<Volume>| {
         module.stores.device(&store, volume).is_some_and(|device| device.open_count() > 0)
     };
@@ -239,6 +284,20 @@ fn delete(module: &LvolModule, params: DeleteLvstore) -> Result<Conclusion, RpcE
         }
         removed
     }))
+}
+
+/// A volume of the store that a clone of another one reads, with the name of that.
+fn external_snapshot_in(module: &LvolModule, store: &Arc<LvolStore>) -> Option<(Arc<Volume>, String)> {
+    store.volumes().into_iter().find_map(|volume| {
+        let device = module.stores.device(store, &volume)?;
+        let upper = module.stores.registry.uppers(&device).into_iter().find(|upper| {
+            let external = upper.module::<LvolBdev>().and_then(LvolBdev::external);
+            external.is_some_and(|external| Arc::ptr_eq(&external, &device))
+        })?;
+        let alias = |lvol: &LvolBdev| lvol.volume().map(|clone| lvol.store().alias(&clone));
+        let reader = upper.module::<LvolBdev>().and_then(alias);
+        Some((volume, reader.unwrap_or_else(|| upper.name().to_string())))
+    })
 }
 
 /// Deletes all volumes of a store, and the store.
