@@ -17,6 +17,7 @@
 mod base;
 mod base_set;
 mod fan_out;
+mod idle_channels;
 mod part;
 mod virtual_bdev;
 

@@ -434,3 +434,45 @@ fn a_mirror_starts_without_a_member_that_does_not_return_on_request() {
     let superblock = wire_raid::RaidSuperblock::decode(&program.read("m0", 0, 1024).unwrap()).unwrap();
     assert!(superblock.members.iter().all(|member| member.state == wire_raid::MemberState::Configured));
 }
+
+#[test]
+fn a_member_that_is_removed_from_an_idle_mirror_is_free_at_once() {
+    let program = created(true);
+    let descriptor = program.registry.open("r", Access::ReadWrite).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let (opened, ends) = (Arc::new(AtomicBool::new(false)), stop.clone());
+    let is_open = opened.clone();
+    let user = move |core: &reactor::Core| {
+        let core = core.clone();
+        core.clone().spawn(async move {
+            // It is there, and is used once: then nobody polls it.
+            let mut channel = descriptor.channel(&core).unwrap();
+            let buffer = core.pool().take(BLOCK).unwrap();
+            block_io::Channel::submit(
+                &mut channel,
+                &mut vec![block_io::Request::write(block_io::Tag(0), 0, 1, buffer)],
+            );
+            let mut sink = Vec::new();
+            while block_io::Channel::poll(&mut channel, &mut sink) == 0 {
+                core.sleep_ns(1000).await;
+            }
+            is_open.store(true, Ordering::SeqCst);
+            while !ends.load(Ordering::SeqCst) {
+                core.sleep_ns(100_000).await;
+            }
+            drop(channel);
+        });
+    };
+    program.handle().post(user).unwrap();
+    program.until("the user has a channel", || opened.load(Ordering::SeqCst));
+    let remove = json!({ "name": "m0" });
+    assert_eq!(program.call("bdev_raid_remove_base_bdev", remove.clone()), json!(true));
+    assert_eq!(program.show("m0")["claimed"], false);
+    let add = json!({ "raid_bdev": "r", "base_bdev": "m0" });
+    assert_eq!(program.call("bdev_raid_add_base_bdev", add), json!(true));
+    program.until_in_sync("r");
+    // So does the deletion of its bdev, and the medium below is free.
+    program.call("bdev_passthru_delete", json!({ "name": "m1" }));
+    assert_eq!(program.show("m1-medium")["claimed"], false);
+    stop.store(true, Ordering::SeqCst);
+}

@@ -1,11 +1,14 @@
 //! The bases of a device that has several, which come and go while it lives.
 
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block_io::Status;
 use reactor::Core;
 
+use super::idle_channels::{IdleChannels, ReleaseIdle, ReleaseSignal};
 use super::{BaseBdev, BaseChannel};
 use crate::{BdevError, BlockDevice, Completion, Request};
 
@@ -16,8 +19,8 @@ pub const PLACES_MAX: usize = 64;
 ///
 /// The control plane [puts](Self::insert) bases in and [takes](Self::remove) them out. [Channels](Self::open)
 /// on every core follow at their next submit or poll, for which their cores are woken: they open the new base
-/// and close the old one once its I/O in flight has completed. Where nothing has changed that costs them a
-/// load.
+/// and close the old one once its I/O in flight has completed. A channel that is idle, whose user may not poll
+/// it, closes the old base all the same. Where nothing has changed that costs them a load.
 pub struct BaseSet {
     /// Changes with each base that comes or goes; changed with the lock of the table.
     version: AtomicU64,
@@ -26,8 +29,8 @@ pub struct BaseSet {
 
 struct BaseTable {
     bases: Vec<Option<Arc<BaseBdev>>>,
-    /// What wakes the cores of open channels, by the channel's number.
-    wakers: Vec<(u64, os::Waker)>,
+    /// What wakes the cores of open channels, and their tasks for idle ones, by the channel's number.
+    wakers: Vec<(u64, os::Waker, Arc<ReleaseSignal>)>,
     last_channel: u64,
 }
 
@@ -63,6 +66,7 @@ impl BaseSet {
         let mut table = self.lock();
         let base = table.bases[place].take()?;
         self.publish(&table);
+        table.wakers.iter().for_each(|(.., signal)| signal.wake());
         drop(table);
         base.release();
         Some(base)
@@ -109,13 +113,17 @@ impl BaseSet {
     /// # Errors
     /// No base can be opened; that of the first.
     pub fn open(self: &Arc<Self>, core: &Core) -> Result<BaseChannels, BdevError> {
+        let open = (0..self.places()).map(|_| OpenPlace::default()).collect();
+        let open = Rc::new(RefCell::new(OpenPlaces { set: self.clone(), places: open }));
+        let weak = Rc::downgrade(&open);
+        let signal = IdleChannels::add(core, weak as Weak<RefCell<dyn ReleaseIdle>>);
         let mut table = self.lock();
         table.last_channel += 1;
         let id = table.last_channel;
-        table.wakers.push((id, core.event_loop().waker()));
+        table.wakers.push((id, core.event_loop().waker(), signal));
         drop(table);
         let mut channels = BaseChannels {
-            open: (0..self.places()).map(|_| OpenPlace::default()).collect(),
+            open,
             set: self.clone(),
             id,
             core: core.clone(),
@@ -125,14 +133,16 @@ impl BaseSet {
             refused: Vec::new(),
         };
         match channels.follow() {
-            Some(error) if channels.open.iter().all(|place| place.channel.is_none()) => Err(error),
+            Some(error) if channels.open.borrow().places.iter().all(|place| place.channel.is_none()) => {
+                Err(error)
+            }
             _ => Ok(channels),
         }
     }
 
     fn publish(&self, table: &BaseTable) {
         self.version.fetch_add(1, Ordering::Release);
-        table.wakers.iter().for_each(|(_, waker)| waker.wake());
+        table.wakers.iter().for_each(|(_, waker, _)| waker.wake());
     }
 
     fn lock(&self) -> MutexGuard<'_, BaseTable> {
@@ -153,11 +163,29 @@ pub struct BaseChannels {
     version: u64,
     /// Bits of the places that have a base.
     present: u64,
-    open: Vec<OpenPlace>,
+    open: Rc<RefCell<OpenPlaces>>,
     /// Of bases that have left with I/O in flight.
     closing: Vec<BaseChannel>,
     /// Of requests to places without a channel.
     refused: Vec<Completion>,
+}
+
+struct OpenPlaces {
+    set: Arc<BaseSet>,
+    places: Vec<OpenPlace>,
+}
+
+impl ReleaseIdle for OpenPlaces {
+    /// The rest of the change is for the next submit or poll, which have it to do still.
+    fn release_idle(&mut self) {
+        let bases = self.set.lock().bases.clone();
+        for (open, base) in self.places.iter_mut().zip(bases) {
+            let has_left = open.base.as_ref().map(Arc::as_ptr) != base.as_ref().map(Arc::as_ptr);
+            if has_left && open.channel.as_ref().is_some_and(BaseChannel::is_idle) {
+                (open.channel, open.base) = (None, None);
+            }
+        }
+    }
 }
 
 #[derive(Default)]
@@ -189,7 +217,8 @@ impl BaseChannels {
         drop(table);
         let mut first_error = None;
         self.present = 0;
-        for (place, (open, base)) in self.open.iter_mut().zip(bases).enumerate() {
+        let mut open = self.open.borrow_mut();
+        for (place, (open, base)) in open.places.iter_mut().zip(bases).enumerate() {
             self.present |= u64::from(base.is_some()) << place;
             if open.base.as_ref().map(Arc::as_ptr) == base.as_ref().map(Arc::as_ptr) {
                 continue;
@@ -220,10 +249,10 @@ impl BaseChannels {
     /// [`Status::INTERNAL_PATH_ERROR`].
     #[inline]
     pub fn push(&mut self, place: usize, mut request: Request) {
-        if self.open[place].channel.is_none() {
+        if self.open.borrow().places[place].channel.is_none() {
             self.sync();
         }
-        let open = &mut self.open[place];
+        let open = &mut self.open.borrow_mut().places[place];
         match &mut open.channel {
             Some(channel) => {
                 // Not used by a flush, whose value may be anything.
@@ -237,16 +266,17 @@ impl BaseChannels {
     /// Submits what the bases have room for.
     pub fn submit(&mut self) {
         self.sync();
-        self.open.iter_mut().filter_map(|place| place.channel.as_mut()).for_each(BaseChannel::submit);
+        let places = &mut self.open.borrow_mut().places;
+        places.iter_mut().filter_map(|place| place.channel.as_mut()).for_each(BaseChannel::submit);
     }
 
     /// Submits waiting requests, and appends the completions of all bases.
     pub fn poll(&mut self, sink: &mut Vec<Completion>) {
         self.sync();
         sink.append(&mut self.refused);
-        for channel in
-            self.open.iter_mut().filter_map(|place| place.channel.as_mut()).chain(&mut self.closing)
-        {
+        let places = &mut self.open.borrow_mut().places;
+        let open = places.iter_mut().filter_map(|place| place.channel.as_mut());
+        for channel in open.chain(&mut self.closing) {
             sink.extend(channel.poll());
         }
         if !self.closing.is_empty() {
@@ -261,13 +291,14 @@ impl BaseChannels {
         if has_changed || !self.refused.is_empty() {
             return Some(0);
         }
-        let open = self.open.iter().filter_map(|place| place.channel.as_ref());
+        let places = &self.open.borrow().places;
+        let open = places.iter().filter_map(|place| place.channel.as_ref());
         open.chain(&self.closing).filter_map(BaseChannel::deadline).min()
     }
 }
 
 impl Drop for BaseChannels {
     fn drop(&mut self) {
-        self.set.lock().wakers.retain(|(id, _)| *id != self.id);
+        self.set.lock().wakers.retain(|(id, ..)| *id != self.id);
     }
 }
