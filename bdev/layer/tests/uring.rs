@@ -507,6 +507,29 @@ fn a_block_device_in_use_is_refused_and_one_of_ours_is_not_mounted() {
 }
 
 #[test]
+fn a_loop_device_and_the_file_behind_it_have_one_user() {
+    let Some(disk) = LoopDevice::new("loop-file") else { return };
+    let rig = Rig::new();
+    let file = disk.directory.0.join("disk");
+    let other = std::fs::File::options().read(true).write(true).open(&file).unwrap();
+    let locked = || file_lock::lock(&other, file_lock::LockMode::Exclusive, std::time::Duration::ZERO);
+    locked().unwrap();
+    match uring::create(&rig.registry, UringConfig::new("A", &disk.node)).err() {
+        Some(error @ BdevError::NoFileIo { .. }) => return println!("SKIPPED loop-file: {error}"),
+        Some(BdevError::Claimed { by, .. }) => {
+            assert!(by.contains(&format!("on its file {}", file.display())), "{by}");
+        }
+        other => panic!("{other:?}"),
+    }
+    rustix::fs::flock(&other, rustix::fs::FlockOperation::Unlock).unwrap();
+    uring::create(&rig.registry, UringConfig::new("A", &disk.node)).unwrap();
+    assert!(locked().is_err(), "the loop device is in use");
+    let removed = rig.registry.unregister("A").unwrap();
+    assert!(removed.wait_closed(std::time::Duration::from_secs(60)));
+    locked().unwrap();
+}
+
+#[test]
 fn without_io_uring_devices_on_files_are_refused_with_the_reason() {
     let (rig, directory) = (Rig::new(), TestDirectory::new("no-io-uring"));
     rig.registry.refuse_files("locked memory is limited");

@@ -87,6 +87,8 @@ fn load(path: &Path, scan: bool) -> Result<BlobStore, CommandError> {
 struct Image<'a> {
     path: &'a Path,
     file: File,
+    /// The file behind a loop device, which is locked too.
+    _backing: Option<File>,
     bytes: u64,
 }
 
@@ -117,10 +119,9 @@ impl Image<'_> {
             false => (LockMode::Shared, "has it open for writing; end that first, or check a copy"),
             true => (LockMode::Exclusive, "has it open; end that first, or repair a copy"),
         };
-        if let Err(holder) = file_lock::lock(&file, mode, Duration::ZERO) {
-            return Err(failed(&format!("{holder} {what}")));
-        }
-        Ok(Image { path, file, bytes })
+        let locked = file_lock::lock_device(&file, mode, Duration::ZERO);
+        let backing = locked.map_err(|holder| failed(&format!("{holder} {what}")))?;
+        Ok(Image { path, file, _backing: backing, bytes })
     }
 
     fn load(&self, options: LoadOptions) -> Result<BlobStore, CommandError> {

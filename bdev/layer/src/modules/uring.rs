@@ -146,8 +146,9 @@ pub struct UringBdev {
     passthrough: Option<file::GenericDevice>,
     identity: IdentitySource,
     durability: Durability,
-    /// Keeps others from using the block device; dropped when the last user has closed it.
-    claim: Mutex<Option<File>>,
+    /// What keeps others from using the block device and the file behind it; dropped when the last user has
+    /// closed it.
+    claims: Mutex<Vec<File>>,
     shared: Arc<UringShared>,
 }
 
@@ -222,7 +223,7 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
         passthrough: opened.generic,
         identity: identity.source,
         durability: opened.durability,
-        claim: Mutex::new(opened.claim),
+        claims: Mutex::new(opened.claim.into_iter().chain(opened.backing).collect()),
         shared: Arc::new(shared),
         config: config.clone(),
     };
@@ -466,7 +467,7 @@ impl Bdev for UringBdev {
     }
 
     fn on_closed(&self) {
-        *sync::lock(&self.claim) = None;
+        sync::lock(&self.claims).clear();
         self.shared.worker.close();
     }
 }

@@ -26,6 +26,8 @@ pub(super) struct OpenedFile {
     pub(super) generic: Option<GenericDevice>,
     /// The claim on the block device.
     pub(super) claim: Option<File>,
+    /// The file behind a loop device, whose lock ends with it.
+    pub(super) backing: Option<File>,
     pub(super) durability: Durability,
 }
 
@@ -75,7 +77,7 @@ pub(super) fn open(
     // Linux before 6.13 writes a block device atomically only if it was opened for direct I/O.
     let early = if config.direct && kind.is_block_device() { OFlags::DIRECT } else { OFlags::empty() };
     let file = open_file(path, config.readonly, early).map_err(failed("cannot be opened"))?;
-    lock(&file, path, config.readonly)?;
+    let backing = lock(&file, path, config.readonly)?;
     let claim = kind.is_block_device().then(|| claim::claim(path, config)).transpose()?.flatten();
     let block_size = match config.block_size {
         Some(size) => size,
@@ -118,6 +120,7 @@ pub(super) fn open(
         is_regular: kind.is_file(),
         generic: None,
         claim,
+        backing,
     })
 }
 
@@ -198,6 +201,7 @@ fn open_generic(
         is_regular: false,
         generic: Some(generic),
         claim,
+        backing: None,
     })
 }
 
@@ -264,10 +268,11 @@ fn open_file(path: &Path, readonly: bool, extra_flags: OFlags) -> io::Result<Fil
     Ok(descriptor.into())
 }
 
-/// Takes the advisory lock of the file: shared if it is only read, so that readers share it and no writer gets it.
-pub(crate) fn lock(file: &File, path: &Path, readonly: bool) -> Result<(), BdevError> {
+/// Takes the advisory lock of the file: shared if it is only read, so that readers share it and no writer gets
+/// it. What is returned is the file behind a loop device, which is locked too until it is dropped.
+pub(crate) fn lock(file: &File, path: &Path, readonly: bool) -> Result<Option<File>, BdevError> {
     let mode = if readonly { LockMode::Shared } else { LockMode::Exclusive };
-    file_lock::lock(file, mode, LOCK_TIMEOUT).map_err(|holder| BdevError::Claimed {
+    file_lock::lock_device(file, mode, LOCK_TIMEOUT).map_err(|holder| BdevError::Claimed {
         name: path.display().to_string(),
         by: format!("{holder} (flock)"),
     })
